@@ -1,0 +1,23 @@
+"""Orthogonal random attention and its rivals: definitions, fast forms, exact costs."""
+
+from ortho import attention, cost, orthogonal, projections
+from ortho.attention import MECHANISMS
+from ortho.layers import FeedForward, MultiheadAttention, TransformerBlock, to_standard
+from ortho.models import LanguageModel
+from ortho.projections import PROJECTIONS
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "MECHANISMS",
+    "PROJECTIONS",
+    "FeedForward",
+    "LanguageModel",
+    "MultiheadAttention",
+    "TransformerBlock",
+    "attention",
+    "cost",
+    "orthogonal",
+    "projections",
+    "to_standard",
+]

@@ -1,0 +1,122 @@
+"""Checks of what a caller hands in: every error names the argument, what came, and what was expected."""
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_values_checked: ContextVar[bool] = ContextVar("values_checked", default=True)
+
+
+@contextmanager
+def unchecked_values() -> Iterator[None]:
+    """Leave out the checks that read a tensor's values (finiteness); shapes and types are still checked.
+
+    For code that counts operations, or that runs under a transform which cannot read values (`torch.func.vmap`).
+    """
+    token = _values_checked.set(False)
+    try:
+        yield
+    finally:
+        _values_checked.reset(token)
+
+
+def describe(value: Any) -> str:
+    """How a value is named in an error: a tensor by its dtype and shape, anything else by its type and itself."""
+    if isinstance(value, Tensor):
+        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
+    return f"{type(value).__name__} {value!r}"
+
+
+def positive_int(name: str, value: Any) -> int:
+    """`value` if it is an integer of at least 1, else TypeError or ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}: expected an integer of at least 1, got {describe(value)}")
+    if value < 1:
+        raise ValueError(f"{name}: expected an integer of at least 1, got {value}")
+    return value
+
+
+def one_of(name: str, value: Any, known: Collection[str]) -> str:
+    """`value` if it is one of the known names, else ValueError that lists them."""
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"{name}: expected one of {', '.join(map(repr, known))}, got {value!r}")
+    return value
+
+
+def float_tensor(name: str, value: Any) -> Tensor:
+    """`value` if it is a tensor of floating-point numbers, else TypeError."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        raise TypeError(f"{name}: expected a floating-point tensor, got {describe(value)}")
+    return value
+
+
+def _reads_values(value: Tensor) -> bool:
+    """Whether reading a value is cheap: not on an accelerator, whose queue it would stall, nor while compiling."""
+    return value.device.type == "cpu" and _values_checked.get() and not torch.compiler.is_compiling()
+
+
+def indices(name: str, value: Tensor, count: int) -> None:
+    """ValueError if an integer tensor holds a number outside 0..count-1; like `finite`, on the CPU only."""
+    if _reads_values(value):
+        low, high = (int(x) for x in value.aminmax())
+        if low < 0 or high >= count:
+            raise ValueError(f"{name}: expected indices in 0..{count - 1}, got {low}..{high}")
+
+
+def finite(name: str, value: Tensor) -> None:
+    """ValueError if a tensor holds NaN or infinity; checked on the CPU only, where reading a value stalls nothing."""
+    if not _reads_values(value):
+        return
+    low, high = value.detach().aminmax()  # one pass; NaN propagates
+    if not (low.isfinite() and high.isfinite()):
+        bad = int((~value.isfinite()).sum())
+        raise ValueError(f"{name}: expected finite numbers, got {bad} NaN or infinite of {value.numel()}")
+
+
+def sequence(name: str, value: Any, width: int) -> Tensor:
+    """`value` if it is a finite float tensor (B, N, `width`) with N >= 1."""
+    float_tensor(name, value)
+    if value.dim() != 3 or value.shape[-1] != width or 0 in value.shape:
+        raise ValueError(f"{name}: expected shape (B, N, {width}) with B, N >= 1, got {tuple(value.shape)}")
+    finite(name, value)
+    return value
+
+
+def qkv(q: Any, k: Any, v: Any, attn_mask: Any, is_causal: bool, past: int = 0) -> None:
+    """Raise unless q (..., N, K), k (..., M, K), v (..., M, V) and the mask fit together.
+
+    `past` is the number of cached keys before k: a mask spans them too, and a causal call may have them.
+    """
+    for name, value in (("q", q), ("k", k), ("v", v)):
+        float_tensor(name, value)
+        if value.dim() < 2 or 0 in value.shape:
+            raise ValueError(f"{name}: expected shape (..., N, width) without empty axes, got {tuple(value.shape)}")
+        if value.dtype != q.dtype or value.device != q.device:
+            raise TypeError(f"{name}: expected {q.dtype} on {q.device} like q, got {value.dtype} on {value.device}")
+        if value.shape[:-2] != q.shape[:-2]:
+            raise ValueError(f"{name}: expected leading axes {tuple(q.shape[:-2])} like q, got {tuple(value.shape)}")
+        finite(name, value)
+    if k.shape[-1] != q.shape[-1]:
+        raise ValueError(f"k: expected width {q.shape[-1]} like q, got shape {tuple(k.shape)}")
+    if v.shape[-2] != k.shape[-2]:
+        raise ValueError(f"v: expected length {k.shape[-2]} like k, got shape {tuple(v.shape)}")
+    if is_causal and q.shape[-2] != k.shape[-2]:
+        raise ValueError(f"is_causal: expected as many queries as keys, got {q.shape[-2]} and {k.shape[-2]}")
+    if attn_mask is not None:
+        mask(attn_mask, (*q.shape[:-1], past + k.shape[-2]))
+
+
+def mask(value: Any, shape: tuple[int, ...]) -> None:
+    """Raise unless `value` is a boolean tensor that broadcasts to `shape`."""
+    if not isinstance(value, Tensor) or value.dtype != torch.bool:
+        raise TypeError(f"attn_mask: expected a boolean tensor (True = may attend), got {describe(value)}")
+    try:
+        fits = torch.broadcast_shapes(value.shape, shape) == torch.Size(shape)
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(f"attn_mask: expected a shape that broadcasts to {shape}, got {tuple(value.shape)}")

@@ -1,0 +1,81 @@
+"""What an attention mechanism is: a definition, a fast form, and what each costs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ortho._checks import one_of
+from ortho._typing import State
+
+# Scalar operations per element that a composite kernel is counted as, by its textbook definition.
+SOFTMAX_FORWARD = 5  # maximum, subtract, exp, sum, divide
+SOFTMAX_BACKWARD = 4  # multiply by the weights, sum, subtract, multiply
+# A fused backward kernel, a score: scale, subtract the log-sum-exp, exp; subtract the row's term, multiply, scale.
+FUSED_BACKWARD = 6
+
+FORMS = ("reference", "fast")
+
+
+def causal_pairs(N: Any) -> Any:
+    """The number of (query, key) pairs with key <= query, N (N + 1) / 2, exact for integers and symbols alike."""
+    return N * (N + 1) // 2 if isinstance(N, int) else N * (N + 1) / 2
+
+
+class AttentionFunction(Protocol):
+    """The one signature of every mechanism: q (..., N, K), k (..., M, K), v (..., M, V) -> o (..., N, V)."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        is_causal: bool = False,
+        attn_mask: Tensor | None = None,
+        scale: float | None = None,
+        initial_state: State | None = None,
+        return_state: bool = False,
+    ) -> Any: ...
+
+
+@dataclass(frozen=True)
+class AttentionCost:
+    """What one call of an attention function costs. Integers for integer sizes, formulas for symbols.
+
+    forward, backward: FLOPs of matrix products, 2 a multiply-add. elementwise_…: scalar operations outside them.
+    saved_bytes: what autograd keeps of q, k, v and the function's own tensors; the output is not included, because
+    the layer keeps it as the input of W_O. decode: FLOPs of one more query against N keys, itself included.
+    state_bytes: what is carried from one decode step to the next.
+    """
+
+    forward: Any
+    backward: Any
+    elementwise_forward: Any
+    elementwise_backward: Any
+    saved_bytes: Any
+    decode: Any
+    state_bytes: Any
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """An entry of `MECHANISMS`.
+
+    `cost(B, N, H, K, V, *, form, causal, qk_grad, itemsize)` is the closed form of one call on (B, H, N, ·) operands;
+    `qk_grad` says whether autograd must reach q and k, or v alone.
+    """
+
+    name: str
+    family: str
+    source: str
+    reference: AttentionFunction
+    fast: AttentionFunction
+    causal: bool  # whether is_causal=True is served
+    exact: bool  # whether the result is softmax attention itself, not an approximation or another function
+    cost: Callable[..., AttentionCost]
+
+    def form(self, name: str) -> AttentionFunction:
+        """The function of that form, 'reference' or 'fast'."""
+        return self.reference if one_of("form", name, FORMS) == "reference" else self.fast

@@ -1,0 +1,161 @@
+r"""Softmax attention, $o_i = \sum_j \mathrm{softmax}_j(q_i^T k_j / \sqrt{K})\, v_j$ (Vaswani et al. 2017, equation 1)."""
+
+from math import sqrt
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from ortho import _checks
+from ortho._typing import Bool, Float, State, Tensor
+from ortho.attention.mechanism import FUSED_BACKWARD, SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost, Mechanism, causal_pairs
+
+
+def softmax_attention_reference(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
+    *,
+    is_causal: bool = False,
+    attn_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+    r"""Softmax attention as its formula reads, with the N x M matrix of weights materialised.
+
+    `attn_mask` broadcasts to (..., N, M), True = may attend; a row with nothing to attend to gives zeros. `is_causal`
+    lets query i attend to keys 0..i. `scale` defaults to $1/\sqrt{K}$. `initial_state` holds earlier keys and values,
+    which every query may attend to (the mask then spans them too); with `return_state` the result is (o, state).
+
+    Raises TypeError or ValueError, naming the argument, for operands that do not fit together or are not finite.
+    """
+    k, v = _with_past(q, k, v, is_causal, attn_mask, initial_state)
+    blocked = _blocked(q, k, is_causal, attn_mask)
+    scores = q @ k.mT * (1 / sqrt(q.shape[-1]) if scale is None else scale)  # (..., N, M)
+    if blocked is not None:
+        # The lowest finite number in place of -inf: its weight is exactly 0 beside any other, and a row of nothing
+        # but blocked entries has no NaN in it or in its gradient.
+        scores = scores.masked_fill(blocked, torch.finfo(scores.dtype).min)
+    weights = scores.softmax(-1)
+    if attn_mask is not None:  # only a mask can block a whole row
+        weights = weights.masked_fill(blocked, 0)
+    o = weights @ v
+    return (o, (k, v)) if return_state else o
+
+
+def softmax_attention(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
+    *,
+    is_causal: bool = False,
+    attn_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+    """`softmax_attention_reference` through PyTorch's fused kernels; no N x M matrix is kept.
+
+    Takes and returns the same. The fused kernels need values as wide as keys: V != K raises ValueError, and a device
+    without a fused kernel for the dtype (float64 on CUDA) raises PyTorch's RuntimeError rather than falling back.
+    """
+    if isinstance(v, Tensor) and isinstance(q, Tensor) and v.shape[-1:] != q.shape[-1:]:
+        raise ValueError(f"v: the fused kernel needs width {q.shape[-1]} like q, got shape {tuple(v.shape)}")
+    in_kernel = is_causal and attn_mask is None and initial_state is None
+    k, v = _with_past(q, k, v, is_causal, attn_mask, initial_state)
+    blocked = None if in_kernel else _blocked(q, k, is_causal, attn_mask)
+    o = _fused(q, k, v, None if blocked is None else ~blocked, in_kernel, scale)
+    return (o, (k, v)) if return_state else o
+
+
+def _with_past(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, attn_mask: Tensor | None, initial_state: State | None
+) -> tuple[Tensor, Tensor]:
+    """The checked keys and values, behind those that the state holds."""
+    if initial_state is None:
+        _checks.qkv(q, k, v, attn_mask, is_causal)
+        return k, v
+    if len(initial_state) != 2:
+        raise ValueError(f"initial_state: expected (keys, values), got {len(initial_state)} tensors")
+    past_k, past_v = initial_state
+    _checks.qkv(q, k, v, attn_mask, is_causal, past=past_k.shape[-2])
+    for name, past, new in (("keys", past_k, k), ("values", past_v, v)):
+        if past.shape[:-2] != new.shape[:-2] or past.shape[-1] != new.shape[-1] or past.dtype != new.dtype:
+            expected = f"{new.dtype} of shape {(*new.shape[:-2], '...', new.shape[-1])}"
+            raise ValueError(f"initial_state: expected {name} {expected}, got {_checks.describe(past)}")
+    return torch.cat([past_k, k], -2), torch.cat([past_v, v], -2)
+
+
+def _blocked(q: Tensor, k: Tensor, is_causal: bool, attn_mask: Tensor | None) -> Tensor | None:
+    """True where a query may not attend to a key, or None where all may. The last query stands at the last key."""
+    blocked = None if attn_mask is None else ~attn_mask
+    queries, keys = q.shape[-2], k.shape[-2]
+    if is_causal and queries > 1:  # a lone query is the last: it has no future
+        future = torch.ones(queries, keys, dtype=torch.bool, device=q.device).triu(1 + keys - queries)
+        blocked = future if blocked is None else blocked | future
+    return blocked
+
+
+def _fused(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
+) -> Float[Tensor, "*batch N V"]:
+    """`scaled_dot_product_attention` on any number of leading axes, barred from its materialised fallback."""
+    lead = q.shape[:-2]
+    if mask is not None and q.dim() != 4:
+        mask = mask.expand(*lead, *mask.shape[-2:]).reshape(1, -1, *mask.shape[-2:])
+    if q.dim() != 4:
+        q, k, v = (x.reshape(1, -1, *x.shape[-2:]) for x in (q, k, v))
+    with sdpa_kernel(_KERNELS):
+        o = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale)
+    return o.reshape(*lead, *o.shape[-2:])
+
+
+_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
+
+
+def softmax_cost(
+    B, N, H, K, V, *, form: str = "fast", causal: bool = False, qk_grad: bool = True, itemsize: int = 4
+) -> AttentionCost:
+    """Closed form of one self-attention call, in either form.
+
+    The reference does every one of the N^2 scores and keeps them; a causal call merely blocks half of them. The fused
+    kernel does the causal half alone, keeps q, k, v and one log-sum-exp a row, and recomputes the scores backward; it
+    returns dq and dk whether or not they are asked for (Dao et al. 2022, algorithms 1 and 4).
+    """
+    rows = B * H * N
+    if form == "reference":
+        pairs = rows * N
+        kept = pairs + (rows * (2 * K + V) if qk_grad else 0)
+        return AttentionCost(
+            forward=2 * pairs * (K + V),
+            backward=2 * pairs * (2 * (K + V) if qk_grad else V),
+            # scale and softmax; a causal call fills the blocked entries, and zeroes their gradient
+            elementwise_forward=pairs * (1 + SOFTMAX_FORWARD + causal),
+            elementwise_backward=pairs * (1 + SOFTMAX_BACKWARD + causal) if qk_grad else 0,
+            saved_bytes=itemsize * kept + (N * N if causal and qk_grad else 0),  # the blocked entries, a byte each
+            decode=2 * B * H * N * (K + V),
+            state_bytes=itemsize * rows * (K + V),
+        )
+    pairs = B * H * causal_pairs(N) if causal else rows * N
+    return AttentionCost(
+        forward=2 * pairs * (K + V),
+        backward=2 * pairs * (3 * K + 2 * V),  # scores again, dP, dV, dQ, dK
+        elementwise_forward=pairs * (1 + SOFTMAX_FORWARD),
+        elementwise_backward=FUSED_BACKWARD * pairs + 2 * rows * V,  # and the row's term, sum_v do * o
+        saved_bytes=itemsize * rows * (2 * K + V) + max(itemsize, 4) * rows,
+        decode=2 * B * H * N * (K + V),
+        state_bytes=itemsize * rows * (K + V),
+    )
+
+
+MECHANISM = Mechanism(
+    name="softmax",
+    family="softmax",
+    source="Vaswani et al. 2017, arXiv:1706.03762; fused: Dao et al. 2022, arXiv:2205.14135",
+    reference=softmax_attention_reference,
+    fast=softmax_attention,
+    causal=True,
+    exact=True,
+    cost=softmax_cost,
+)

@@ -1,0 +1,171 @@
+"""Closed forms of the layer, the block and the model, with all their constants."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ortho._checks import one_of
+from ortho.attention import FORMS, MECHANISMS
+from ortho.cost.counting import LAYER_NORM_BACKWARD, LAYER_NORM_FORWARD
+from ortho.projections import PROJECTIONS
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one training step or one decode step costs. Integers for integer sizes, formulas for symbols.
+
+    forward, backward: FLOPs of matrix products, 2 a multiply-add. elementwise_forward, elementwise_backward: scalar
+    operations outside them. recompute: further FLOPs if nothing but the input is kept and the forward pass is run again.
+    saved_bytes: kept by autograd from forward to backward. decode: FLOPs of one generated token at context N, itself
+    included; state_bytes: carried between decode steps. trained, frozen: parameters. optimiser_bytes: AdamW's moments.
+    """
+
+    forward: Any
+    backward: Any
+    elementwise_forward: Any
+    elementwise_backward: Any
+    saved_bytes: Any
+    decode: Any
+    state_bytes: Any
+    trained: Any
+    frozen: Any
+    itemsize: Any = 4
+
+    @property
+    def step(self) -> Any:
+        """FLOPs of matrix products in one training step, forward and backward."""
+        return self.forward + self.backward
+
+    @property
+    def recompute(self) -> Any:
+        """FLOPs added by recomputing the forward pass from its input."""
+        return self.forward
+
+    @property
+    def optimiser_bytes(self) -> Any:
+        """AdamW's two moments of every trained parameter (Loshchilov & Hutter 2019, arXiv:1711.05101)."""
+        return 2 * self.itemsize * self.trained
+
+
+def layer(
+    B,
+    N,
+    d,
+    H,
+    *,
+    projection: str = "learned",
+    attention: str = "softmax",
+    form: str = "fast",
+    causal: bool = False,
+    input_grad: bool = True,
+    itemsize: int = 4,
+) -> Cost:
+    """`MultiheadAttention(d, H)` on x (B, N, d).
+
+    `input_grad` says whether x needs a gradient: always, but for a first layer over frozen embeddings. Without it, q
+    and k of a frozen projection depend on nothing that is trained, and autograd leaves their path out.
+    """
+    one_of("projection", projection, PROJECTIONS)
+    one_of("form", form, FORMS)
+    mechanism = MECHANISMS[one_of("attention", attention, MECHANISMS)]
+    learned = projection == "learned"
+    qk_grad = learned or (projection == "frozen" and input_grad)
+    K = d // H if isinstance(d, int) else d / H
+    core = mechanism.cost(B, N, H, K, K, form=form, causal=causal, qk_grad=qk_grad, itemsize=itemsize)
+    product = 2 * B * N * d * d  # FLOPs of one (B N, d) x (d, d) product
+    weight_gradients = 4 if learned else 2
+    # dO always; into x through v, and through q and k where autograd goes there.
+    input_gradients = 1 + (1 + 2 * qk_grad if input_grad else 0)
+    return Cost(
+        forward=4 * product + core.forward,
+        backward=(weight_gradients + input_gradients) * product + core.backward,
+        elementwise_forward=core.elementwise_forward,
+        elementwise_backward=core.elementwise_backward + (2 * B * N * d if input_grad and qk_grad else 0),  # sum of dx
+        saved_bytes=2 * itemsize * B * N * d + core.saved_bytes,  # x and the merged heads
+        decode=8 * B * d * d + core.decode,
+        state_bytes=core.state_bytes,
+        trained=(4 if learned else 2) * d * d,
+        frozen=(0 if learned else 2) * d * d,
+        itemsize=itemsize,
+    )
+
+
+def feed_forward(B, N, d, d_ff=None, *, itemsize: int = 4) -> Cost:
+    """`FeedForward(d, d_ff)` on x (B, N, d) that needs a gradient."""
+    d_ff = 4 * d if d_ff is None else d_ff
+    product = 2 * B * N * d * d_ff
+    return Cost(
+        forward=2 * product,
+        backward=4 * product,
+        elementwise_forward=B * N * d_ff,
+        elementwise_backward=B * N * d_ff,
+        saved_bytes=itemsize * B * N * (d + 2 * d_ff),  # x, and what goes into and comes out of the GELU
+        decode=4 * B * d * d_ff,
+        state_bytes=0,
+        trained=2 * d * d_ff,
+        frozen=0,
+        itemsize=itemsize,
+    )
+
+
+def _layer_norm(B, N, d, itemsize) -> Cost:
+    size = B * N * d
+    return Cost(
+        forward=0,
+        backward=0,
+        elementwise_forward=LAYER_NORM_FORWARD * size,
+        elementwise_backward=LAYER_NORM_BACKWARD * size,
+        saved_bytes=itemsize * size + 2 * max(itemsize, 4) * B * N,  # x, and each row's mean and 1/std
+        decode=0,
+        state_bytes=0,
+        trained=d,
+        frozen=0,
+        itemsize=itemsize,
+    )
+
+
+def _sum(*costs: Cost) -> Cost:
+    """The costs one after the other."""
+    names = [name for name in Cost.__dataclass_fields__ if name != "itemsize"]
+    return Cost(**{name: sum(getattr(c, name) for c in costs) for name in names}, itemsize=costs[0].itemsize)
+
+
+def block(B, N, d, H, *, d_ff=None, itemsize: int = 4, **kwargs: Any) -> Cost:
+    """`TransformerBlock(d, H, d_ff=d_ff)` on x (B, N, d) that needs a gradient; `kwargs` are `layer`'s.
+
+    The norm before the attention has a trained gain, so the attention's own input always needs a gradient.
+    """
+    attention = layer(B, N, d, H, itemsize=itemsize, **kwargs)
+    norm = _layer_norm(B, N, d, itemsize)
+    total = _sum(norm, attention, norm, feed_forward(B, N, d, d_ff, itemsize=itemsize))
+    residuals = 2 * B * N * d  # two sums forward; backward, the two gradients of each branch point are added
+    return replace(
+        total,
+        elementwise_forward=total.elementwise_forward + residuals,
+        elementwise_backward=total.elementwise_backward + residuals,
+    )
+
+
+def model(B, N, d, H, L, *, vocab_size, max_length, d_ff=None, itemsize: int = 4, **kwargs: Any) -> Cost:
+    """`LanguageModel(vocab_size, d, H, L, max_length=max_length)` on tokens (B, N); `kwargs` are `layer`'s.
+
+    The loss is not included: `saved_bytes` and the counts end at the logits.
+    """
+    one = block(B, N, d, H, d_ff=d_ff, itemsize=itemsize, **{"causal": True, **kwargs})
+    blocks = Cost(
+        **{name: L * getattr(one, name) for name in Cost.__dataclass_fields__ if name != "itemsize"}, itemsize=itemsize
+    )
+    product = 2 * B * N * d * vocab_size
+    ends = Cost(
+        forward=product,
+        backward=2 * product,
+        elementwise_forward=B * N * d,  # token + position
+        # positions' gradient summed over the batch, tokens' scattered; the tied matrix's two gradients added
+        elementwise_backward=2 * B * N * d + vocab_size * d,
+        saved_bytes=itemsize * B * N * d + 8 * B * N,  # the read-out's input; the token indices
+        decode=2 * B * d * vocab_size,
+        state_bytes=0,
+        trained=(vocab_size + max_length) * d,
+        frozen=0,
+        itemsize=itemsize,
+    )
+    return _sum(blocks, _layer_norm(B, N, d, itemsize), ends)

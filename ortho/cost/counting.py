@@ -1,0 +1,206 @@
+"""Costs counted from running code: every operation that PyTorch dispatches, every byte that autograd keeps.
+
+PyTorch's own FlopCounterMode counts nothing for the fused attention kernel of the CPU and nothing outside matrix
+products. Counts here depend on the shapes and on what autograd executes, not on the machine or its speed.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ortho._checks import unchecked_values
+from ortho.attention.mechanism import FUSED_BACKWARD, SOFTMAX_BACKWARD, SOFTMAX_FORWARD, causal_pairs
+
+__all__ = ["Counts", "OperationCounter", "count_forward", "count_step", "optimiser_bytes", "saved_bytes"]
+
+aten = torch.ops.aten
+
+LAYER_NORM_FORWARD = 8  # sum, divide; subtract, square, sum, divide; multiply by 1/std; multiply by the gain
+LAYER_NORM_BACKWARD = 9  # gain: multiply, sum; input: multiply by the gain, two products summed, two terms, scale
+
+# Matrix products: FLOPs from the shapes of the operands, 2 a multiply-add.
+_MATMUL = {
+    aten.mm: lambda a, b: 2 * a.shape[0] * a.shape[1] * b.shape[1],
+    aten.addmm: lambda _, a, b: 2 * a.shape[0] * a.shape[1] * b.shape[1],
+    aten.bmm: lambda a, b: 2 * prod(a.shape) * b.shape[2],
+    aten.baddbmm: lambda _, a, b: 2 * prod(a.shape) * b.shape[2],
+}
+# Composite kernels: scalar operations per element of their first operand.
+_COMPOSITE = {
+    aten._softmax: SOFTMAX_FORWARD,
+    aten._safe_softmax: SOFTMAX_FORWARD,
+    aten._softmax_backward_data: SOFTMAX_BACKWARD,
+    aten.native_layer_norm: LAYER_NORM_FORWARD,
+    aten.native_layer_norm_backward: LAYER_NORM_BACKWARD,
+    aten.embedding_dense_backward: 1,
+    aten.sum: 1,
+    aten.mean: 1,
+    aten.amax: 1,
+    aten.cumsum: 1,
+}
+# They move, allocate or look up, and compute nothing (some are tagged pointwise by PyTorch).
+_FREE = {
+    aten.clone,
+    aten.copy_,
+    aten._to_copy,
+    aten.fill_,
+    aten.zero_,
+    aten.cat,
+    aten.embedding,
+    aten.triu,
+    aten.tril,
+    aten.slice_backward,
+    aten.select_backward,
+    aten.ones_like,
+    aten.zeros_like,
+    aten.empty_like,
+    aten.new_empty_strided,
+    aten.new_zeros,
+    aten._unsafe_view,
+}
+
+
+def _argument(func: Any, args: tuple, kwargs: dict, name: str) -> Any:
+    """The value that an operator call gives to its argument `name`, by the operator's schema."""
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.name == name:
+            return args[position] if position < len(args) else kwargs.get(name, argument.default_value)
+    raise TypeError(f"name: expected an argument of {func}, got {name!r}")
+
+
+def _fused_attention(func: Any, args: tuple, kwargs: dict) -> tuple[int, int]:
+    """(FLOPs, scalar operations) of a fused softmax attention kernel, forward or backward.
+
+    Forward: two products a score (scores, output). Backward: five (scores again, dP, dV, dQ, dK); the kernel has no
+    form that leaves out dQ and dK. The scores it computes are the causal half, where it knows that the call is causal.
+    """
+    q, k, v = (_argument(func, args, kwargs, name) for name in ("query", "key", "value"))
+    rows, width, values = prod(q.shape[:-1]), q.shape[-1], v.shape[-1]
+    causal = _argument(func, args, kwargs, "is_causal")
+    pairs = prod(q.shape[:-2]) * causal_pairs(q.shape[-2]) if causal else rows * k.shape[-2]
+    if "backward" in func.name():
+        return 2 * pairs * (3 * width + 2 * values), FUSED_BACKWARD * pairs + 2 * rows * values
+    return 2 * pairs * (width + values), pairs * (1 + SOFTMAX_FORWARD)
+
+
+def _is_view(func: Any) -> bool:
+    """Whether an operator only re-describes memory: its result aliases an argument that it does not write."""
+    return any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
+
+
+class OperationCounter(TorchDispatchMode):
+    """Counts what runs inside `with OperationCounter() as counter:`, forward or backward.
+
+    `flops` and `elementwise` are counters by operator name; their sums are the totals. An operator that it has no rule
+    for raises RuntimeError: a silent zero would look like a saving.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops: Counter[str] = Counter()
+        self.elementwise: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        packet = func.overloadpacket
+        name = packet.__name__
+        if packet in _MATMUL:
+            self.flops[name] += _MATMUL[packet](*args)
+        elif name.startswith("_scaled_dot_product"):
+            flops, elementwise = _fused_attention(func, args, kwargs)
+            self.flops[name] += flops
+            self.elementwise[name] += elementwise
+        elif packet in _COMPOSITE:
+            self.elementwise[name] += _COMPOSITE[packet] * args[0].numel()
+        elif packet in _FREE or _is_view(func) or not any(isinstance(a, Tensor) for a in tree_leaves((args, kwargs))):
+            pass
+        elif torch.Tag.pointwise in func.tags:
+            self.elementwise[name] += sum(t.numel() for t in tree_leaves(out) if isinstance(t, Tensor))
+        else:
+            raise RuntimeError(f"OperationCounter has no rule for {func}")
+        return out
+
+
+@contextmanager
+def saved_bytes(exclude: Iterable[Tensor] = ()) -> Iterator[Callable[[], int]]:
+    """Count the bytes that autograd keeps for the backward pass: `with saved_bytes(params) as total: ...; total()`.
+
+    Each storage counts once and whole, however many views of it are kept; storages of `exclude` (parameters and
+    buffers, which exist anyway) do not count.
+    """
+    known = {t.untyped_storage().data_ptr() for t in exclude}
+    kept: dict[int, Tensor] = {}  # holding the tensor keeps its address from being used again
+
+    def pack(tensor: Tensor) -> Tensor:
+        address = tensor.untyped_storage().data_ptr()
+        if address not in known:
+            kept[address] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield lambda: sum(t.untyped_storage().nbytes() for t in kept.values())
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What one forward and one backward pass executed; the names are those of `ortho.cost.Cost`."""
+
+    forward: int
+    backward: int
+    elementwise_forward: int
+    elementwise_backward: int
+    saved_bytes: int
+    trained: int
+    frozen: int
+    by_operation: dict[str, dict[str, int]] = field(repr=False, compare=False)
+
+
+def count_step(module: nn.Module, *inputs: Tensor, **kwargs: Any) -> Counts:
+    """Run `module(*inputs, **kwargs)` forward and backward once and count.
+
+    Gradients are taken for every parameter and input that requires one, with a given gradient of the output, so that
+    no loss is counted.
+    """
+    trained = [p for p in module.parameters() if p.requires_grad]
+    stored = [*module.parameters(), *module.buffers()]
+    wanted = [*trained, *(x for x in inputs if x.requires_grad)]
+    with unchecked_values():
+        with OperationCounter() as ahead, saved_bytes(stored) as kept:
+            y = module(*inputs, **kwargs)
+        gradient = torch.ones_like(y)
+        with OperationCounter() as back:
+            torch.autograd.grad(y, wanted, gradient)
+    passes = {"forward": ahead, "backward": back}
+    n_trained = sum(p.numel() for p in trained)
+    return Counts(
+        forward=ahead.flops.total(),
+        backward=back.flops.total(),
+        elementwise_forward=ahead.elementwise.total(),
+        elementwise_backward=back.elementwise.total(),
+        saved_bytes=kept(),
+        trained=n_trained,
+        frozen=sum(t.numel() for t in stored) - n_trained,
+        by_operation={name: dict(c.flops + c.elementwise) for name, c in passes.items()},
+    )
+
+
+def count_forward(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[int, int]:
+    """(FLOPs, scalar operations) of one call."""
+    with unchecked_values(), torch.no_grad(), OperationCounter() as counter:
+        function(*args, **kwargs)
+    return counter.flops.total(), counter.elementwise.total()
+
+
+def optimiser_bytes(optimiser: torch.optim.Optimizer) -> int:
+    """Bytes of an optimiser's state after a step, without its scalar step counts."""
+    tensors = (t for state in optimiser.state.values() for t in state.values() if isinstance(t, Tensor))
+    return sum(t.numel() * t.element_size() for t in tensors if t.dim() > 0)

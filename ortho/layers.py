@@ -1,0 +1,211 @@
+"""Layers: multi-head attention as projection x attention, the feed-forward network, the pre-norm block."""
+
+import copy
+from typing import TypeVar
+
+import torch
+from torch import nn
+from torch.nn.functional import gelu, linear
+
+from ortho import _checks
+from ortho._typing import Bool, Float, State, Tensor
+from ortho.attention import FORMS, MECHANISMS
+from ortho.projections import PROJECTIONS, LearnedProjection, Projection, split_heads
+
+__all__ = ["FeedForward", "MultiheadAttention", "TransformerBlock", "to_standard"]
+
+
+class MultiheadAttention(nn.Module):
+    r"""Multi-head attention, $Y = \mathrm{concat}_j\, A(q_j, k_j, v_j)\, W_O$, without biases.
+
+    `projection` names how q and k are made ('learned', 'frozen', 'stopped', or a `Projection` module) and `attention`
+    a mechanism of `ortho.MECHANISMS`; the standard layer is learned x softmax (Vaswani et al. 2017, section 3.2.2),
+    orthogonal random attention is frozen x softmax. `form` chooses the mechanism's 'reference' or 'fast' form.
+    W_V and W_O (`weight_v`, `weight_o`, stored as in `torch.nn.Linear`) are always trained.
+
+    Raises TypeError or ValueError, naming the argument, for unknown names and for d_model not divisible by num_heads.
+    """
+
+    weight_v: Tensor
+    weight_o: Tensor
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        projection: str | Projection = "learned",
+        attention: str = "softmax",
+        form: str = "fast",
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(projection, Projection):
+            make = PROJECTIONS[_checks.one_of("projection", projection, PROJECTIONS)]
+            projection = make(d_model, num_heads, generator=generator, dtype=dtype, device=device)
+        elif (projection.d_model, projection.num_heads) != (d_model, num_heads):
+            got = (projection.d_model, projection.num_heads)
+            raise ValueError(f"projection: expected (d_model, num_heads) = {(d_model, num_heads)}, got {got}")
+        self.d_model, self.num_heads = d_model, num_heads
+        self.attention = _checks.one_of("attention", attention, MECHANISMS)
+        self.form = _checks.one_of("form", form, FORMS)
+        self.projection = projection
+        for name in ("weight_v", "weight_o"):
+            weight = torch.empty(d_model, d_model, dtype=dtype, device=device)
+            self.register_parameter(name, nn.Parameter(nn.init.xavier_uniform_(weight, generator=generator)))
+
+    def forward(
+        self,
+        x: Float[Tensor, "B N d"],
+        context: Float[Tensor, "B M d"] | None = None,
+        *,
+        attn_mask: Bool[Tensor, "..."] | None = None,
+        is_causal: bool = False,
+        initial_state: State | None = None,
+        return_state: bool = False,
+    ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], State]:
+        """x (B, N, d) -> (B, N, d); queries come from x, keys and values from `context` (B, M, d), by default x.
+
+        `attn_mask` broadcasts to (B, H, N, M), True = may attend. `initial_state` and `return_state` cut a causal
+        sequence anywhere: the state that one call returns is what the next one starts from.
+        """
+        _checks.sequence("x", x, self.d_model)
+        source = x
+        if context is not None:
+            source = _checks.sequence("context", context, self.d_model)
+            if len(context) != len(x):
+                raise ValueError(f"context: expected batch {len(x)} like x, got shape {tuple(context.shape)}")
+        if x.dtype != self.weight_v.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise TypeError(f"x: expected {self.weight_v.dtype} like the weights, got {x.dtype}")
+        q, k = self.projection(x, context)  # (B, H, N, K), (B, H, M, K)
+        v = split_heads(linear(source, self.weight_v), self.num_heads)  # (B, H, M, K)
+        o = MECHANISMS[self.attention].form(self.form)(
+            q, k, v, is_causal=is_causal, attn_mask=attn_mask, initial_state=initial_state, return_state=return_state
+        )
+        o, state = o if return_state else (o, None)
+        y = linear(o.transpose(1, 2).flatten(2), self.weight_o)  # heads side by side: (B, N, d)
+        return (y, state) if return_state else y
+
+    def to_torch(self) -> nn.MultiheadAttention:
+        """This layer as PyTorch's own `nn.MultiheadAttention` (batch first, no biases), with identical outputs.
+
+        Raises ValueError for an attention other than softmax, which that layer does not know.
+        """
+        if self.attention != "softmax":
+            raise ValueError(f"attention: expected 'softmax', got {self.attention!r}")
+        w = self.weight_o
+        layer = nn.MultiheadAttention(
+            self.d_model, self.num_heads, bias=False, batch_first=True, dtype=w.dtype, device=w.device
+        )
+        with torch.no_grad():
+            layer.in_proj_weight.copy_(torch.cat([self.projection.weight_q, self.projection.weight_k, self.weight_v]))
+            layer.out_proj.weight.copy_(self.weight_o)
+        return layer.train(self.training)
+
+    def extra_repr(self) -> str:
+        return f"attention={self.attention!r}, form={self.form!r}"
+
+
+class FeedForward(nn.Module):
+    r"""$\mathrm{GELU}(x W_1)\, W_2$ with hidden width `d_ff` (4 d_model by default), without biases."""
+
+    weight_up: Tensor
+    weight_down: Tensor
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int | None = None,
+        *,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        d_ff = 4 * _checks.positive_int("d_model", d_model) if d_ff is None else _checks.positive_int("d_ff", d_ff)
+        for name, shape in (("weight_up", (d_ff, d_model)), ("weight_down", (d_model, d_ff))):
+            weight = torch.empty(shape, dtype=dtype, device=device)
+            self.register_parameter(name, nn.Parameter(nn.init.xavier_uniform_(weight, generator=generator)))
+
+    def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        """x (..., d) -> (..., d)."""
+        return linear(gelu(linear(x, self.weight_up)), self.weight_down)
+
+
+class TransformerBlock(nn.Module):
+    """Pre-norm block: x + attention(norm(x)), then x + feed-forward(norm(x)) (Xiong et al. 2020, arXiv:2002.04745).
+
+    Takes what `MultiheadAttention` takes, and `d_ff`.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        d_ff: int | None = None,
+        projection: str | Projection = "learned",
+        attention: str = "softmax",
+        form: str = "fast",
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.attention = MultiheadAttention(
+            d_model,
+            num_heads,
+            projection=projection,
+            attention=attention,
+            form=form,
+            generator=generator,
+            dtype=dtype,
+            device=device,
+        )
+        self.feed_forward = FeedForward(d_model, d_ff, generator=generator, dtype=dtype, device=device)
+        self.norm_attention = nn.LayerNorm(d_model, bias=False, dtype=dtype, device=device)
+        self.norm_feed_forward = nn.LayerNorm(d_model, bias=False, dtype=dtype, device=device)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B N d"],
+        *,
+        attn_mask: Bool[Tensor, "..."] | None = None,
+        is_causal: bool = False,
+        initial_state: State | None = None,
+        return_state: bool = False,
+    ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], State]:
+        """x (B, N, d) -> (B, N, d); the arguments are `MultiheadAttention.forward`'s."""
+        _checks.sequence("x", x, self.attention.d_model)
+        y = self.attention(
+            self.norm_attention(x),
+            attn_mask=attn_mask,
+            is_causal=is_causal,
+            initial_state=initial_state,
+            return_state=return_state,
+        )
+        y, state = y if return_state else (y, None)
+        x = x + y
+        x = x + self.feed_forward(self.norm_feed_forward(x))
+        return (x, state) if return_state else x
+
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+def to_standard(module: ModuleT) -> ModuleT:
+    """A copy of any module in which every projection is a learned one with the same weights: same outputs, all trained.
+
+    The copy's layers are what the standard architecture loads and what a trainer may fine-tune in full.
+    """
+    module = copy.deepcopy(module)
+    for layer in [m for m in module.modules() if isinstance(m, MultiheadAttention)]:
+        old = layer.projection
+        new = LearnedProjection(old.d_model, old.num_heads, dtype=old.weight_q.dtype, device=old.weight_q.device)
+        with torch.no_grad():
+            new.weight_q.copy_(old.weight_q)
+            new.weight_k.copy_(old.weight_k)
+        layer.projection = new.train(old.training)
+    return module
