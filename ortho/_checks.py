@@ -56,7 +56,7 @@ def float_tensor(name: str, value: Any) -> Tensor:
 
 def _reads_values(value: Tensor) -> bool:
     """Whether reading a value is cheap: not on an accelerator, whose queue it would stall, nor while compiling."""
-    return value.device.type == "cpu" and _values_checked.get() and not torch.compiler.is_compiling()
+    return not torch.compiler.is_compiling() and value.device.type == "cpu" and _values_checked.get()
 
 
 def indices(name: str, value: Tensor, count: int) -> None:

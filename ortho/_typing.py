@@ -18,5 +18,6 @@ else:
         Bool = Float = Int = _Shaped
 
 State = tuple[Tensor, ...]
+Size = Any  # an integer, or a sympy symbol
 
-__all__ = ["Bool", "Float", "Int", "State", "Tensor"]
+__all__ = ["Bool", "Float", "Int", "Size", "State", "Tensor"]

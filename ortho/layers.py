@@ -84,9 +84,14 @@ class MultiheadAttention(nn.Module):
         o = MECHANISMS[self.attention].form(self.form)(
             q, k, v, is_causal=is_causal, attn_mask=attn_mask, initial_state=initial_state, return_state=return_state
         )
-        o, state = o if return_state else (o, None)
-        y = linear(o.transpose(1, 2).flatten(2), self.weight_o)  # heads side by side: (B, N, d)
-        return (y, state) if return_state else y
+        if not return_state:
+            return self._merge(o)
+        o, state = o
+        return self._merge(o), state
+
+    def _merge(self, o: Float[Tensor, "B H N K"]) -> Float[Tensor, "B N d"]:
+        """Heads side by side, then W_O."""
+        return linear(o.transpose(1, 2).flatten(2), self.weight_o)
 
     def to_torch(self) -> nn.MultiheadAttention:
         """This layer as PyTorch's own `nn.MultiheadAttention` (batch first, no biases), with identical outputs.
@@ -186,10 +191,15 @@ class TransformerBlock(nn.Module):
             initial_state=initial_state,
             return_state=return_state,
         )
-        y, state = y if return_state else (y, None)
+        if not return_state:
+            return self._after(x, y)
+        y, state = y
+        return self._after(x, y), state
+
+    def _after(self, x: Float[Tensor, "B N d"], y: Float[Tensor, "B N d"]) -> Float[Tensor, "B N d"]:
+        """The first residual sum and the feed-forward half."""
         x = x + y
-        x = x + self.feed_forward(self.norm_feed_forward(x))
-        return (x, state) if return_state else x
+        return x + self.feed_forward(self.norm_feed_forward(x))
 
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)

@@ -74,7 +74,7 @@ class LanguageModel(nn.Module):
         that sequence. Raises TypeError or ValueError for tokens that are no indices into the vocabulary and for
         sequences longer than `max_length`.
         """
-        past, states = initial_state or (0, [None] * len(self.blocks))
+        past, states = initial_state or (0, [None] * len(self.blocks))  # type: ignore[list-item]
         self._check(tokens, past)
         x = embedding(tokens, self.embed_tokens) + self.embed_positions[past : past + tokens.shape[1]]  # (B, N, d)
         new_states = []

@@ -2,12 +2,13 @@ r"""Random matrices: orthogonal ones, drawn in four ways, and the Gaussian contr
 
 Every function here draws a `(rows, cols)` matrix. The orthogonal ones have orthonormal columns if `rows >= cols` and
 orthonormal rows otherwise; `haar`, `svd`, `gram_schmidt` and `householder` all follow the Haar (uniform) law on the
-Stiefel manifold and differ in how they get there. All entries have variance $1/\max(\text{rows}, \text{cols})$, which is
-the variance `gaussian` uses, so that the control differs in nothing but orthogonality.
+Stiefel manifold and differ in how they get there. Their entries have variance $1/\max(\text{rows}, \text{cols})$, and
+`gaussian` uses the same, so that the control differs in nothing but orthogonality.
 """
 
 from collections.abc import Callable
 from math import sqrt
+from typing import Any
 
 import torch
 
@@ -17,14 +18,14 @@ from ortho._typing import Float, Tensor
 __all__ = ["DRAWS", "gaussian", "gram_schmidt", "haar", "householder", "orthonormalise", "svd"]
 
 
-def _normal(rows: int, cols: int, generator: torch.Generator | None, dtype: torch.dtype | None, device) -> Tensor:
+def _normal(rows: int, cols: int, generator: torch.Generator | None, dtype: torch.dtype | None, device: Any) -> Tensor:
     """Standard normal entries, computed in float32 at least: factorisations do not exist below."""
     dtype = dtype or torch.get_default_dtype()
     working = dtype if dtype in (torch.float32, torch.float64) else torch.float32
     return torch.randn(rows, cols, generator=generator, dtype=working, device=device)
 
 
-def _tall(draw: Callable[[Tensor], Tensor]):
+def _tall(draw: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     """Turn a map from a tall Gaussian matrix to orthonormal columns into a public draw of any shape."""
 
     def sample(
@@ -132,7 +133,7 @@ def gaussian(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> Float[Tensor, "rows cols"]:
-    r"""Independent normal entries of variance $1/\max(\text{rows}, \text{cols})$: the control, orthogonal only on average.
+    r"""Independent normal entries of variance $1/\max(\text{rows}, \text{cols})$: orthogonal only on average.
 
     Returns (rows, cols); raises TypeError or ValueError for sizes below 1.
     """

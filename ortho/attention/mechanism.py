@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -23,6 +23,7 @@ def causal_pairs(N: Any) -> Any:
     return N * (N + 1) // 2 if isinstance(N, int) else N * (N + 1) / 2
 
 
+@runtime_checkable
 class AttentionFunction(Protocol):
     """The one signature of every mechanism: q (..., N, K), k (..., M, K), v (..., M, V) -> o (..., N, V)."""
 

@@ -1,4 +1,4 @@
-r"""Softmax attention, $o_i = \sum_j \mathrm{softmax}_j(q_i^T k_j / \sqrt{K})\, v_j$ (Vaswani et al. 2017, equation 1)."""
+r"""Softmax attention, $o_i = \sum_j \mathrm{softmax}_j(q_i^T k_j / \sqrt{K})\, v_j$ (Vaswani et al. 2017, eq. 1)."""
 
 from math import sqrt
 
@@ -7,8 +7,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from ortho import _checks
-from ortho._typing import Bool, Float, State, Tensor
-from ortho.attention.mechanism import FUSED_BACKWARD, SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost, Mechanism, causal_pairs
+from ortho._typing import Bool, Float, Size, State, Tensor
+from ortho.attention.mechanism import (
+    FUSED_BACKWARD,
+    SOFTMAX_BACKWARD,
+    SOFTMAX_FORWARD,
+    AttentionCost,
+    Mechanism,
+    causal_pairs,
+)
 
 
 def softmax_attention_reference(
@@ -38,7 +45,7 @@ def softmax_attention_reference(
         # but blocked entries has no NaN in it or in its gradient.
         scores = scores.masked_fill(blocked, torch.finfo(scores.dtype).min)
     weights = scores.softmax(-1)
-    if attn_mask is not None:  # only a mask can block a whole row
+    if blocked is not None and attn_mask is not None:  # only a mask can block a whole row
         weights = weights.masked_fill(blocked, 0)
     o = weights @ v
     return (o, (k, v)) if return_state else o
@@ -62,8 +69,10 @@ def softmax_attention(
     """
     if isinstance(v, Tensor) and isinstance(q, Tensor) and v.shape[-1:] != q.shape[-1:]:
         raise ValueError(f"v: the fused kernel needs width {q.shape[-1]} like q, got shape {tuple(v.shape)}")
-    in_kernel = is_causal and attn_mask is None and initial_state is None
     k, v = _with_past(q, k, v, is_causal, attn_mask, initial_state)
+    if is_causal and q.shape[-2] == 1:  # a lone query is the last: it has no future
+        is_causal = False
+    in_kernel = is_causal and attn_mask is None and initial_state is None
     blocked = None if in_kernel else _blocked(q, k, is_causal, attn_mask)
     o = _fused(q, k, v, None if blocked is None else ~blocked, in_kernel, scale)
     return (o, (k, v)) if return_state else o
@@ -91,7 +100,7 @@ def _blocked(q: Tensor, k: Tensor, is_causal: bool, attn_mask: Tensor | None) ->
     """True where a query may not attend to a key, or None where all may. The last query stands at the last key."""
     blocked = None if attn_mask is None else ~attn_mask
     queries, keys = q.shape[-2], k.shape[-2]
-    if is_causal and queries > 1:  # a lone query is the last: it has no future
+    if is_causal:
         future = torch.ones(queries, keys, dtype=torch.bool, device=q.device).triu(1 + keys - queries)
         blocked = future if blocked is None else blocked | future
     return blocked
@@ -115,7 +124,16 @@ _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacke
 
 
 def softmax_cost(
-    B, N, H, K, V, *, form: str = "fast", causal: bool = False, qk_grad: bool = True, itemsize: int = 4
+    B: Size,
+    N: Size,
+    H: Size,
+    K: Size,
+    V: Size,
+    *,
+    form: str = "fast",
+    causal: bool = False,
+    qk_grad: bool = True,
+    itemsize: int = 4,
 ) -> AttentionCost:
     """Closed form of one self-attention call, in either form.
 

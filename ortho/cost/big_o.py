@@ -14,9 +14,9 @@ B, N, d, H, m = sp.symbols("B N d H m", positive=True)
 __all__ = ["B", "H", "N", "big_o", "constants", "d", "m", "order", "symbolic"]
 
 
-def symbolic(form: Callable[..., Any], *sizes: sp.Symbol, **kwargs: Any) -> Any:
-    """`form(*sizes, **kwargs)`: a closed form called with symbols, by default those of this module for one sequence."""
-    return form(*(sizes or (1, N, d, H)), **kwargs)
+def symbolic(closed_form: Callable[..., Any], /, *sizes: sp.Symbol, **kwargs: Any) -> Any:
+    """`closed_form(*sizes, **kwargs)`, called with symbols, by default those of this module for one sequence."""
+    return closed_form(*(sizes or (1, N, d, H)), **kwargs)
 
 
 def constants(expression: Any, *symbols: sp.Symbol) -> dict[sp.Expr, sp.Expr]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ortho._checks import one_of
+from ortho._typing import Size
 from ortho.attention import FORMS, MECHANISMS
 from ortho.cost.counting import LAYER_NORM_BACKWARD, LAYER_NORM_FORWARD
 from ortho.projections import PROJECTIONS
@@ -14,7 +15,7 @@ class Cost:
     """What one training step or one decode step costs. Integers for integer sizes, formulas for symbols.
 
     forward, backward: FLOPs of matrix products, 2 a multiply-add. elementwise_forward, elementwise_backward: scalar
-    operations outside them. recompute: further FLOPs if nothing but the input is kept and the forward pass is run again.
+    operations outside them. recompute: further FLOPs if only the input is kept and the forward pass is run again.
     saved_bytes: kept by autograd from forward to backward. decode: FLOPs of one generated token at context N, itself
     included; state_bytes: carried between decode steps. trained, frozen: parameters. optimiser_bytes: AdamW's moments.
     """
@@ -47,10 +48,10 @@ class Cost:
 
 
 def layer(
-    B,
-    N,
-    d,
-    H,
+    B: Size,
+    N: Size,
+    d: Size,
+    H: Size,
     *,
     projection: str = "learned",
     attention: str = "softmax",
@@ -89,7 +90,7 @@ def layer(
     )
 
 
-def feed_forward(B, N, d, d_ff=None, *, itemsize: int = 4) -> Cost:
+def feed_forward(B: Size, N: Size, d: Size, d_ff: Size = None, *, itemsize: int = 4) -> Cost:
     """`FeedForward(d, d_ff)` on x (B, N, d) that needs a gradient."""
     d_ff = 4 * d if d_ff is None else d_ff
     product = 2 * B * N * d * d_ff
@@ -107,7 +108,7 @@ def feed_forward(B, N, d, d_ff=None, *, itemsize: int = 4) -> Cost:
     )
 
 
-def _layer_norm(B, N, d, itemsize) -> Cost:
+def _layer_norm(B: Size, N: Size, d: Size, itemsize: int) -> Cost:
     size = B * N * d
     return Cost(
         forward=0,
@@ -129,7 +130,7 @@ def _sum(*costs: Cost) -> Cost:
     return Cost(**{name: sum(getattr(c, name) for c in costs) for name in names}, itemsize=costs[0].itemsize)
 
 
-def block(B, N, d, H, *, d_ff=None, itemsize: int = 4, **kwargs: Any) -> Cost:
+def block(B: Size, N: Size, d: Size, H: Size, *, d_ff: Size = None, itemsize: int = 4, **kwargs: Any) -> Cost:
     """`TransformerBlock(d, H, d_ff=d_ff)` on x (B, N, d) that needs a gradient; `kwargs` are `layer`'s.
 
     The norm before the attention has a trained gain, so the attention's own input always needs a gradient.
@@ -145,7 +146,19 @@ def block(B, N, d, H, *, d_ff=None, itemsize: int = 4, **kwargs: Any) -> Cost:
     )
 
 
-def model(B, N, d, H, L, *, vocab_size, max_length, d_ff=None, itemsize: int = 4, **kwargs: Any) -> Cost:
+def model(
+    B: Size,
+    N: Size,
+    d: Size,
+    H: Size,
+    L: Size,
+    *,
+    vocab_size: Size,
+    max_length: Size,
+    d_ff: Size = None,
+    itemsize: int = 4,
+    **kwargs: Any,
+) -> Cost:
     """`LanguageModel(vocab_size, d, H, L, max_length=max_length)` on tokens (B, N); `kwargs` are `layer`'s.
 
     The loss is not included: `saved_bytes` and the counts end at the logits.

@@ -6,7 +6,7 @@ products. Counts here depend on the shapes and on what autograd executes, not on
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -27,7 +27,7 @@ LAYER_NORM_FORWARD = 8  # sum, divide; subtract, square, sum, divide; multiply b
 LAYER_NORM_BACKWARD = 9  # gain: multiply, sum; input: multiply by the gain, two products summed, two terms, scale
 
 # Matrix products: FLOPs from the shapes of the operands, 2 a multiply-add.
-_MATMUL = {
+_MATMUL: dict[Any, Callable[..., int]] = {
     aten.mm: lambda a, b: 2 * a.shape[0] * a.shape[1] * b.shape[1],
     aten.addmm: lambda _, a, b: 2 * a.shape[0] * a.shape[1] * b.shape[1],
     aten.bmm: lambda a, b: 2 * prod(a.shape) * b.shape[2],
@@ -107,6 +107,16 @@ class OperationCounter(TorchDispatchMode):
         super().__init__()
         self.flops: Counter[str] = Counter()
         self.elementwise: Counter[str] = Counter()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "OperationCounter":
+        self._stack.enter_context(unchecked_values())  # the mechanism is counted, not its guards
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        self._stack.close()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -173,12 +183,11 @@ def count_step(module: nn.Module, *inputs: Tensor, **kwargs: Any) -> Counts:
     trained = [p for p in module.parameters() if p.requires_grad]
     stored = [*module.parameters(), *module.buffers()]
     wanted = [*trained, *(x for x in inputs if x.requires_grad)]
-    with unchecked_values():
-        with OperationCounter() as ahead, saved_bytes(stored) as kept:
-            y = module(*inputs, **kwargs)
-        gradient = torch.ones_like(y)
-        with OperationCounter() as back:
-            torch.autograd.grad(y, wanted, gradient)
+    with OperationCounter() as ahead, saved_bytes(stored) as kept:
+        y = module(*inputs, **kwargs)
+    gradient = torch.ones_like(y)
+    with OperationCounter() as back:
+        torch.autograd.grad(y, wanted, gradient)
     passes = {"forward": ahead, "backward": back}
     n_trained = sum(p.numel() for p in trained)
     return Counts(
@@ -195,7 +204,7 @@ def count_step(module: nn.Module, *inputs: Tensor, **kwargs: Any) -> Counts:
 
 def count_forward(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[int, int]:
     """(FLOPs, scalar operations) of one call."""
-    with unchecked_values(), torch.no_grad(), OperationCounter() as counter:
+    with torch.no_grad(), OperationCounter() as counter:
         function(*args, **kwargs)
     return counter.flops.total(), counter.elementwise.total()
 

@@ -1,0 +1,90 @@
+"""`python -m ortho`: the mechanisms, the ledger of claims, and the experiments, from the command line."""
+
+import argparse
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status: 0, 1 for a damaged ledger, 2 for a name that is not known."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if argv[:1] == ["experiments"]:  # its options are its own
+        from ortho import experiments
+
+        return experiments.main(argv[1:]) or 0
+    parser = argparse.ArgumentParser(prog="python -m ortho", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="{mechanisms,claims,experiments}")
+    mechanisms = commands.add_parser("mechanisms", help="list the attention mechanisms")
+    mechanisms.add_argument("--json", action="store_true", help="as JSON, with the places of the functions")
+    claims = commands.add_parser("claims", help="list the sources' claims with their verdicts")
+    claims.add_argument("--json", action="store_true", help="as JSON, with the evidence in full")
+    claims.add_argument("--document", metavar="S0", help="one document's claims")
+    commands.add_parser("experiments", help="run measurements and write results/", add_help=False)
+    args = parser.parse_args(argv)
+    if args.command == "mechanisms":
+        return _mechanisms(args.json)
+    return _claims(parser, args.json, args.document)
+
+
+def _mechanisms(as_json: bool) -> int:
+    from ortho.attention import MECHANISMS
+
+    if as_json:
+        places = ("reference", "fast", "cost")
+        plain = ("name", "family", "source", "causal", "exact")
+        rows = [
+            {name: getattr(m, name) for name in plain}
+            | {name: f"{getattr(m, name).__module__}.{getattr(m, name).__qualname__}" for name in places}
+            for m in MECHANISMS.values()
+        ]
+        print(json.dumps(rows, indent=2))
+        return 0
+    from ortho.claims.report import table
+
+    print(
+        table(
+            [
+                (m.name, m.family, "yes" if m.causal else "no", "yes" if m.exact else "no", m.source)
+                for m in MECHANISMS.values()
+            ],
+            ("name", "family", "causal", "exact", "source"),
+        )
+    )
+    return 0
+
+
+def _claims(parser: argparse.ArgumentParser, as_json: bool, document: str | None) -> int:
+    from ortho.claims import LedgerError, catalogue, ledger
+
+    try:
+        known = catalogue().documents
+        if document is not None and document not in known:
+            parser.error(f"--document: expected one of {', '.join(known)}, got {document!r}")
+        entries = ledger(document)
+    except LedgerError as error:
+        print(f"python -m ortho: error: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        print(f"python -m ortho: error: {error}; the ledger needs the extra 'ortho[book]'", file=sys.stderr)
+        return 1
+    if as_json:
+        print(json.dumps([asdict(entry) for entry in entries], indent=2))
+        return 0
+    print(*map(repr, entries), sep="\n\n")
+    counts = Counter(entry.verdict for entry in entries)
+    print(f"\n{len(entries)} claims:", ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()))
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough; nothing is left to be flushed at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
+    sys.exit(status)

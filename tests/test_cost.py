@@ -1,0 +1,173 @@
+"""Declared = counted, exactly, over a grid of sizes and all variants; the orders of growth; the counter itself."""
+
+from dataclasses import fields
+from itertools import product
+
+import pytest
+import sympy as sp
+import torch
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+from torch.utils.flop_counter import FlopCounterMode
+
+from ortho import MECHANISMS, PROJECTIONS, LanguageModel, MultiheadAttention, TransformerBlock, cost
+from ortho.cost import big_o as sym
+from ortho.cost.big_o import big_o, constants, order, symbolic
+from ortho.cost.counting import Counts, OperationCounter, count_forward, count_step, optimiser_bytes, saved_bytes
+
+SIZES = [(1, 5, 8, 2), (2, 7, 12, 3), (3, 16, 16, 1), (1, 1, 4, 4), (2, 33, 64, 4)]  # (B, N, d, H)
+VARIANTS = list(product(PROJECTIONS, MECHANISMS, ["reference", "fast"], [False, True]))
+COUNTED = [f.name for f in fields(Counts) if f.compare]
+
+
+def assert_declared(counts, declared):
+    assert {n: getattr(counts, n) for n in COUNTED} == {n: getattr(declared, n) for n in COUNTED}
+
+
+@pytest.mark.parametrize(("projection", "attention", "form", "causal"), VARIANTS)
+@pytest.mark.parametrize("input_grad", [True, False])
+def test_layer(projection, attention, form, causal, input_grad):
+    if causal and not MECHANISMS[attention].causal:
+        return
+    variant = {"projection": projection, "attention": attention, "form": form}
+    for (B, N, d, H), dtype in product(SIZES, [torch.float32, torch.float64]):
+        x = torch.zeros(B, N, d, dtype=dtype, requires_grad=input_grad)
+        counts = count_step(MultiheadAttention(d, H, dtype=dtype, **variant), x, is_causal=causal)
+        itemsize = x.element_size()
+        assert_declared(
+            counts, cost.layer(B, N, d, H, causal=causal, input_grad=input_grad, itemsize=itemsize, **variant)
+        )
+
+
+@pytest.mark.parametrize(("projection", "attention", "form", "causal"), VARIANTS)
+def test_block(projection, attention, form, causal):
+    if causal and not MECHANISMS[attention].causal:
+        return
+    variant = {"projection": projection, "attention": attention, "form": form}
+    for B, N, d, H in SIZES[:3]:
+        x = torch.zeros(B, N, d, requires_grad=True)
+        for d_ff in (None, 3 * d + 1):
+            counts = count_step(TransformerBlock(d, H, d_ff=d_ff, **variant), x, is_causal=causal)
+            assert_declared(counts, cost.block(B, N, d, H, d_ff=d_ff, causal=causal, **variant))
+
+
+@pytest.mark.parametrize("projection", PROJECTIONS)
+@pytest.mark.parametrize("layers", [1, 3])
+def test_model(projection, layers):
+    for B, N, d, H in SIZES[:3]:
+        sizes = {"vocab_size": 11, "max_length": 20}
+        model = LanguageModel(11, d, H, layers, max_length=20, projection=projection)
+        counts = count_step(model, torch.zeros(B, N, dtype=torch.long))
+        assert_declared(counts, cost.model(B, N, d, H, layers, projection=projection, **sizes))
+
+
+@pytest.mark.parametrize(("projection", "attention", "form", "_"), VARIANTS[::2])
+def test_decode(projection, attention, form, _):
+    """One token more: the state's bytes before it, and the FLOPs, at every length."""
+    if not MECHANISMS[attention].causal:
+        return
+    B, d, H = 2, 12, 3
+    layer = MultiheadAttention(d, H, projection=projection, attention=attention, form=form)
+    state = None
+    for length in range(1, 6):
+        x = torch.zeros(B, 1, d)
+        flops, _ = count_forward(layer, x, is_causal=True, initial_state=state)
+        declared = cost.layer(B, length, d, H, projection=projection, attention=attention, form=form, causal=True)
+        assert flops == declared.decode
+        _, state = layer(x, is_causal=True, initial_state=state, return_state=True)
+        assert sum(t.numel() * t.element_size() for t in state) == declared.state_bytes
+
+
+@pytest.mark.parametrize("projection", PROJECTIONS)
+def test_recompute(projection):
+    """Keeping the input alone: the forward pass runs once more, and one input is saved."""
+    B, N, d, H = 2, 9, 16, 4
+    block = TransformerBlock(d, H, projection=projection)
+    x = torch.zeros(B, N, d, requires_grad=True)
+    declared = cost.block(B, N, d, H, projection=projection)
+    # Left to itself PyTorch stops recomputing at the last saved tensor, one product short of the full pass.
+    with set_checkpoint_early_stop(False), OperationCounter() as counter:
+        y = checkpoint(block, x, use_reentrant=False)
+        torch.autograd.grad(y, [x, *block.parameters()], torch.ones_like(y))
+    assert counter.flops.total() == declared.step + declared.recompute
+
+
+@pytest.mark.parametrize("projection", PROJECTIONS)
+def test_optimiser(projection):
+    block = TransformerBlock(16, 4, projection=projection)
+    optimiser = torch.optim.AdamW(block.parameters())
+    block(torch.ones(1, 3, 16)).sum().backward()
+    optimiser.step()
+    assert optimiser_bytes(optimiser) == cost.block(1, 3, 16, 4, projection=projection).optimiser_bytes
+
+
+# FLOPs of the backward pass in (N d^2, N^2 d), by hand: 2 a product of a weight's gradient or of a gradient into x;
+# 8, 8 and 2 are four, four and one products of N^2 d multiply-adds. With the fused kernel there are always five.
+@pytest.mark.parametrize(
+    ("projection", "input_grad", "by_hand"),
+    [
+        ("learned", True, (16, 8)),
+        ("frozen", True, (12, 8)),
+        ("stopped", True, (8, 2)),
+        ("learned", False, (10, 8)),
+        ("frozen", False, (6, 2)),
+        ("stopped", False, (6, 2)),
+    ],
+)
+def test_backward_by_hand(projection, input_grad, by_hand):
+    form = symbolic(cost.layer, projection=projection, input_grad=input_grad, form="reference")
+    assert constants(form.backward) == {sym.N * sym.d**2: by_hand[0], sym.N**2 * sym.d: by_hand[1]}
+    fused = symbolic(cost.layer, projection=projection, input_grad=input_grad, form="fast")
+    assert constants(fused.backward) == {sym.N * sym.d**2: by_hand[0], sym.N**2 * sym.d: 10}
+
+
+def test_pytorch_counter_agrees_on_products():
+    """On the materialised form both counters see the same products; the fused CPU kernel only ours sees."""
+    x = torch.zeros(2, 7, 12, requires_grad=True)
+    for form, seen in (("reference", True), ("fast", False)):
+        layer = MultiheadAttention(12, 3, form=form)
+        ours = count_step(layer, x)
+        with FlopCounterMode(display=False) as theirs:
+            layer(x).sum().backward()
+        assert (theirs.get_total_flops() == ours.forward + ours.backward) is seen
+
+
+def test_formulas_equal_counts():
+    """A closed form with the sizes put in is the closed form called with them."""
+    for kwargs in ({}, {"causal": True}, {"form": "reference", "projection": "stopped"}):
+        formula = symbolic(cost.block, **kwargs)
+        numbers = cost.block(1, 48, 24, 3, **kwargs)
+        for name in ("forward", "backward", "elementwise_backward", "saved_bytes", "decode", "trained"):
+            assert sp.sympify(getattr(formula, name)).subs({sym.N: 48, sym.d: 24, sym.H: 3}) == getattr(
+                numbers, name
+            ), name
+
+
+def test_orders():
+    N, d = sym.N, sym.d
+    assert big_o(8 * N * d**2 + 4 * N**2 * d + 7 * N * d) == "O(N^{2} d + N d^{2})"
+    assert order(N * d * sp.log(d) + N * d + 3 * N) == {N * d * sp.log(d)}
+    assert order(N * d**2 + N * d * sp.log(d)) == {N * d**2}
+    assert order(N**2 + d**2 + N * d) == {N**2, d**2, N * d}
+    assert order(5 * d, N) == {sp.Integer(1)}
+    assert constants(sp.Rational(1, 2) * N * (N + 1)) == {N**2: sp.Rational(1, 2), N: sp.Rational(1, 2)}
+
+
+def test_saved_bytes_counts_a_storage_once():
+    x = torch.zeros(4, 6, requires_grad=True)
+    w = torch.zeros(6, 6, requires_grad=True)
+    with saved_bytes(exclude=[w]) as total:
+        y = x @ w + x[:2].repeat(2, 1) @ w  # x is kept twice, as itself and as a copy of half of it
+        assert y.shape == (4, 6)
+    assert total() == 2 * x.numel() * 4
+
+
+@pytest.mark.bad_input
+def test_errors():
+    with pytest.raises(RuntimeError, match="no rule for aten.sort"), OperationCounter():
+        torch.zeros(3).sort()
+    with pytest.raises(ValueError, match="projection: expected one of"):
+        cost.layer(1, 2, 4, 2, projection="haar")
+    with pytest.raises(ValueError, match="form: expected one of"):
+        cost.layer(1, 2, 4, 2, form="flash")
+    with pytest.raises(ValueError, match="attention: expected one of"):
+        cost.layer(1, 2, 4, 2, attention="flash")

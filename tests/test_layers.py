@@ -1,0 +1,177 @@
+"""Layers, blocks and the language model: what is trained, what is kept, conversion, errors."""
+
+import pytest
+import torch
+from torch import nn
+
+from ortho import LanguageModel, MultiheadAttention, TransformerBlock, to_standard
+from ortho.orthogonal import DRAWS
+from ortho.projections import PROJECTIONS, FrozenProjection
+
+FROZEN = ["frozen", "stopped"]
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def draw(*shape, seed=1, dtype=torch.float32):
+    return torch.randn(*shape, generator=generator(seed), dtype=dtype)
+
+
+def layer(projection, **kwargs):
+    return MultiheadAttention(8, 2, projection=projection, generator=generator(), **kwargs)
+
+
+@pytest.mark.parametrize("projection", FROZEN)
+def test_frozen_weights_are_buffers(projection):
+    ora = layer(projection)
+    assert {n for n, _ in ora.named_parameters()} == {"weight_v", "weight_o"}
+    assert {n for n, _ in ora.named_buffers()} == {"projection.weight_q", "projection.weight_k"}
+    assert set(ora.state_dict()) == set(layer("learned").state_dict())
+    for weight in (ora.projection.weight_q, ora.projection.weight_k):
+        torch.testing.assert_close(weight @ weight.mT, torch.eye(8), atol=1e-6, rtol=0)
+    assert not torch.equal(ora.projection.weight_q, ora.projection.weight_k)
+
+
+def test_training_leaves_frozen_weights_alone():
+    ora = TransformerBlock(8, 2, projection="frozen", generator=generator())
+    before = {n: t.clone() for n, t in ora.state_dict().items()}
+    optimiser = torch.optim.AdamW(ora.parameters(), lr=0.1)
+    ora(draw(2, 5, 8)).square().sum().backward()
+    optimiser.step()
+    same = {n for n, t in ora.state_dict().items() if torch.equal(t, before[n])}
+    assert same == {"attention.projection.weight_q", "attention.projection.weight_k"}
+
+
+def test_gradient_paths():
+    """Frozen passes the gradient through q and k to x, as learned does; stopped passes that of v alone."""
+    x = draw(1, 5, 8, dtype=torch.float64)
+    gradients = {}
+    for name in ("learned", "frozen", "stopped"):
+        one = layer(name, dtype=torch.float64)
+        one.load_state_dict(layer("frozen", dtype=torch.float64).state_dict())
+        leaf = x.clone().requires_grad_()
+        (gradients[name],) = torch.autograd.grad(one(leaf).square().sum(), leaf)
+    torch.testing.assert_close(gradients["frozen"], gradients["learned"], atol=1e-12, rtol=0)
+    assert (gradients["stopped"] - gradients["frozen"]).abs().max() > 1e-2
+
+
+def test_state_dict_restores_outputs():
+    x = draw(2, 5, 8)
+    source, target = layer("frozen"), MultiheadAttention(8, 2, projection="frozen", generator=generator(9))
+    assert not torch.equal(source(x), target(x))
+    target.load_state_dict(source.state_dict())
+    assert torch.equal(source(x), target(x))
+
+
+@pytest.mark.parametrize("projection", list(PROJECTIONS))
+@pytest.mark.parametrize("form", ["reference", "fast"])
+def test_conversion(projection, form):
+    """To the standard layer bit for bit; to PyTorch's own layer, which multiplies in another order, to rounding."""
+    x, mask = draw(2, 6, 8), draw(6, 6) > -1
+    ora = layer(projection, form=form)
+    standard = to_standard(ora)
+    assert {n for n, _ in standard.named_parameters()} == {n for n, _ in layer("learned").named_parameters()}
+    assert torch.equal(standard(x, attn_mask=mask), ora(x, attn_mask=mask))
+    assert standard.weight_v.data_ptr() != ora.weight_v.data_ptr()
+    mask |= torch.eye(6, dtype=torch.bool)  # PyTorch's layer gives NaN for a fully masked row
+    theirs, _ = ora.to_torch()(x, x, x, attn_mask=~mask, need_weights=False)
+    torch.testing.assert_close(theirs, ora(x, attn_mask=mask), atol=1e-5, rtol=1e-5)
+
+
+def test_model_conversion():
+    model = LanguageModel(13, 8, 2, 3, max_length=16, projection="stopped", generator=generator())
+    tokens = torch.randint(13, (2, 9), generator=generator())
+    standard = to_standard(model)
+    assert torch.equal(standard(tokens), model(tokens))
+    assert sum(p.numel() for p in standard.parameters()) == sum(p.numel() for p in model.parameters()) + 3 * 2 * 64
+
+
+def test_cross_attention():
+    one = layer("frozen")
+    x, context = draw(2, 3, 8), draw(2, 7, 8, seed=2)
+    y = one(x, context)
+    assert y.shape == (2, 3, 8)
+    theirs, _ = one.to_torch()(x, context, context, need_weights=False)
+    torch.testing.assert_close(y, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_draws_and_own_projection():
+    for name in DRAWS:
+        module = MultiheadAttention(8, 2, projection=FrozenProjection(8, 2, draw=name, generator=generator()))
+        assert module(draw(1, 4, 8)).shape == (1, 4, 8)
+        assert f"draw={name!r}" in repr(module)
+    assert torch.equal(layer("frozen").projection.weight_q, DRAWS["haar"](8, generator=generator()))
+
+
+def test_model_decodes_as_it_reads():
+    model = LanguageModel(13, 8, 2, 2, max_length=16, dtype=torch.float64, generator=generator())
+    tokens = torch.randint(13, (2, 9), generator=generator())
+    whole = model(tokens)
+    state, pieces = None, []
+    for t in range(9):
+        logits, state = model(tokens[:, t : t + 1], initial_state=state, return_state=True)
+        pieces.append(logits)
+    assert state[0] == 9
+    torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=1e-12, rtol=0)
+
+
+def test_initialisation_scale():
+    """Learned and frozen weights start with the same variance 1/d, so that arms differ in nothing else."""
+    learned = MultiheadAttention(256, 4, generator=generator())
+    # The variance estimate of 65,536 entries has a relative spread below 1 %: five of them.
+    for weight in (learned.projection.weight_q, learned.weight_v, DRAWS["haar"](256, generator=generator())):
+        assert abs(weight.var().item() * 256 - 1) < 0.05
+
+
+BAD = [
+    (lambda: MultiheadAttention(8, 3), ValueError, "num_heads: expected a divisor of d_model = 8, got 3"),
+    (lambda: MultiheadAttention(0, 1), ValueError, "d_model: expected an integer of at least 1, got 0"),
+    (lambda: MultiheadAttention(8, 2.0), TypeError, "num_heads: expected an integer"),
+    (lambda: layer("freezed"), ValueError, "projection: expected one of 'learned', 'frozen', 'stopped', got 'freezed'"),
+    (lambda: layer("learned", attention="flash"), ValueError, "attention: expected one of 'softmax'.*got 'flash'"),
+    (lambda: layer("learned", form="slow"), ValueError, "form: expected one of 'reference', 'fast', got 'slow'"),
+    (lambda: FrozenProjection(8, 2, draw="qr"), ValueError, "draw: expected one of 'haar'"),
+    (lambda: MultiheadAttention(8, 4, projection=FrozenProjection(8, 2)), ValueError, "projection: expected"),
+    (lambda: layer("learned")(draw(2, 5, 7)), ValueError, r"x: expected shape \(B, N, 8\).*got \(2, 5, 7\)"),
+    (lambda: layer("learned")(draw(5, 8)), ValueError, r"x: expected shape \(B, N, 8\)"),
+    (lambda: layer("learned")(draw(2, 0, 8)), ValueError, r"x: expected shape \(B, N, 8\) with B, N >= 1, got"),
+    (lambda: layer("learned")([1.0]), TypeError, "x: expected a floating-point tensor, got list"),
+    (lambda: layer("learned")(draw(2, 5, 8).double()), TypeError, "x: expected torch.float32 like the weights"),
+    (lambda: layer("learned")(draw(2, 5, 8) / 0), ValueError, "x: expected finite numbers"),
+    (lambda: layer("learned")(draw(2, 5, 8), draw(1, 5, 8)), ValueError, "context: expected batch 2 like x"),
+    (lambda: LanguageModel(5, 8, 2, 0, max_length=4), ValueError, "num_layers: expected an integer of at least 1"),
+    (
+        lambda: LanguageModel(5, 8, 2, 1, max_length=4)(torch.tensor([[5]])),
+        ValueError,
+        r"tokens: expected indices in 0..4",
+    ),
+    (
+        lambda: LanguageModel(5, 8, 2, 1, max_length=4)(torch.zeros(1, 5, dtype=torch.long)),
+        ValueError,
+        "tokens: expected at most 4 positions, got 5",
+    ),
+    (lambda: LanguageModel(5, 8, 2, 1, max_length=4)(draw(1, 2)), TypeError, "tokens: expected int32 or int64 indices"),
+]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("call", "error", "message"), BAD)
+def test_errors(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_compiles():
+    """No graph break: the checks that read values step aside while compiling."""
+    one = layer("frozen")
+    x = draw(2, 5, 8)
+    compiled = torch.compile(one, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x, is_causal=True), one(x, is_causal=True))
+
+
+def test_module_is_a_plain_module():
+    one = layer("stopped")
+    assert isinstance(one, nn.Module)
+    assert one.double().weight_v.dtype == one.projection.weight_q.dtype == torch.float64

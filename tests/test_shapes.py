@@ -1,0 +1,35 @@
+"""The shape annotations are true: the tests of the mathematics pass with each checked at run time."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+CHECKED = ["test_softmax.py", "test_properties.py", "test_layers.py", "test_orthogonal.py"]
+
+
+def run(code_or_args, **kwargs):
+    environment = {**os.environ, "ORTHO_CHECK_SHAPES": "1"}
+    return subprocess.run(
+        [sys.executable, *code_or_args],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        **kwargs,
+    )
+
+
+def test_annotations_hold():
+    files = [str(Path("tests") / name) for name in CHECKED]
+    done = run(["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not bad_input", "-k", "not compiles", *files])
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_the_check_can_fail():
+    code = "import tests.conftest, torch, ortho; ortho.attention.softmax_attention(*torch.ones(3, 4))"
+    done = run(["-c", code])
+    assert done.returncode != 0
+    assert "jaxtyping" in done.stderr, done.stderr[-3000:]
