@@ -21,7 +21,7 @@ def test_orthonormal(name, shape, dtype):
     w = DRAWS[name](*shape, generator=generator(), dtype=dtype)
     assert w.shape == shape and w.dtype == dtype and w.is_contiguous()
     gram = w.mT @ w if shape[0] >= shape[1] else w @ w.mT
-    # Each entry of the Gram matrix sums n products of rounded unit vectors; n eps bounds it, 4 covers the factorisation.
+    # An entry of the Gram matrix sums n products of rounded unit vectors: n eps bounds it; 4 covers the factorisation.
     tolerance = 4 * max(shape) * torch.finfo(dtype).eps
     torch.testing.assert_close(gram, torch.eye(min(shape), dtype=dtype), atol=tolerance, rtol=0)
 

@@ -1,0 +1,81 @@
+"""pyproject.toml, constraints.txt, environment.yml and the Makefile describe one environment."""
+
+import importlib.metadata
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+import ortho
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+REQUIREMENTS = [Requirement(text) for text in [*PROJECT["dependencies"], *sum(EXTRAS.values(), [])]]
+CONDA = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+
+
+def pins() -> dict[str, Version]:
+    lines = [line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
+    pairs = [line.split("==") for line in lines if line]
+    assert all(len(pair) == 2 for pair in pairs), "constraints.txt holds exact versions only"
+    assert len({canonicalize_name(name) for name, _ in pairs}) == len(pairs), "a package is pinned once"
+    return {canonicalize_name(name): Version(version) for name, version in pairs}
+
+
+@pytest.mark.parametrize("requirement", [r for r in REQUIREMENTS if r.name != PROJECT["name"]], ids=str)
+def test_each_requirement_is_pinned_within_its_range(requirement):
+    assert pins()[canonicalize_name(requirement.name)] in requirement.specifier
+
+
+def test_constraints_cover_all_that_is_installed_with_the_extras():
+    """The closure over the installed packages' own requirements, so that nothing floats."""
+    pinned, waiting, seen = pins(), [(canonicalize_name(r.name), frozenset(r.extras)) for r in REQUIREMENTS], set()
+    while waiting:
+        name, extras = waiting.pop()
+        if (name, extras) in seen or name == PROJECT["name"]:
+            continue
+        seen.add((name, extras))
+        assert name in pinned, f"{name} is installed with the extras and stands in no line of constraints.txt"
+        for text in importlib.metadata.requires(name) or []:
+            needed = Requirement(text)
+            wanted = needed.marker is None or any(needed.marker.evaluate({"extra": e}) for e in extras | {""})
+            if wanted:
+                waiting.append((canonicalize_name(needed.name), frozenset(needed.extras)))
+    assert {name for name, _ in seen} >= set(pinned) - {"appnope"}, "a pinned package is needed by nothing"
+
+
+def test_no_pin_is_of_one_build_only():
+    assert [name for name, version in pins().items() if version.local] == []
+
+
+def test_conda_and_make_install_the_same():
+    pip = next(entry["pip"] for entry in CONDA if isinstance(entry, dict))
+    assert "-c constraints.txt" in pip
+    editable = next(re.fullmatch(r"-e \.\[(.*)\]", line) for line in pip if line.startswith("-e"))
+    made = re.search(r"^EXTRAS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert editable[1] == made[1]
+    assert set(made[1].split(",")) == set(EXTRAS)
+    assert not [entry for entry in CONDA if isinstance(entry, str) and re.split("[=<>]", entry)[0] not in {"python", "pip"}]
+
+
+def test_python_versions_agree():
+    oldest = PROJECT["requires-python"].removeprefix(">=")
+    conda = next(re.fullmatch(r"python=(.*)", entry)[1] for entry in CONDA if str(entry).startswith("python"))
+    assert conda in SpecifierSet(PROJECT["requires-python"])
+    assert f"({oldest.replace('.', ', ')})" in (ROOT / "Makefile").read_text()
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    assert tools["mypy"]["python_version"] == oldest
+    assert tools["ruff"]["target-version"] == "py" + oldest.replace(".", "")
+
+
+def test_one_version():
+    assert PROJECT["dynamic"] == ["version"]
+    assert importlib.metadata.version(PROJECT["name"]) == ortho.__version__
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == ortho.__version__

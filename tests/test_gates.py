@@ -1,0 +1,212 @@
+"""The gates can close: what must not be published is refused, for each reason, and a failed run changes nothing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat import v4
+
+from tools import notebooks, pages
+
+ROOT = Path(__file__).parent.parent
+MUST_FAIL = ROOT / "tests" / "gates" / "must_fail.ipynb"
+
+
+def printed(text, name="stdout"):
+    return v4.new_output("stream", name=name, text=text)
+
+
+def notebook(*sources, tags=()):
+    """A notebook as `execute` would leave it, its cells having printed nothing."""
+    cells = [v4.new_code_cell(source, id=f"cell-{i}", execution_count=i + 1) for i, source in enumerate(sources)]
+    nb = v4.new_notebook(cells=cells)
+    notebooks.normalise(nb, notebooks.digests(nb))
+    for i in tags:
+        nb.cells[i].metadata["tags"] = [notebooks.TIMING_TAG]
+    return nb
+
+
+def save(nb, path):
+    path.write_text(nbformat.writes(nb) + "\n")
+    return path
+
+
+def pytest_nbval(*arguments):
+    command = [sys.executable, "-m", "pytest", "--nbval", "-q", "-p", "no:cacheprovider", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+# ------------------------------------------------------------------------------------------ the notebook that must fail
+
+
+def test_comparison_fails_on_stale_and_raising_cells_and_is_blind_to_the_unexecuted_one():
+    result = pytest_nbval(MUST_FAIL)
+    assert result.returncode == 1
+    assert "2 failed, 1 passed" in result.stdout
+    assert "Cell outputs differ" in result.stdout
+    assert "Cell execution caused an exception" in result.stdout
+
+
+def test_check_rejects_the_unexecuted_cell():
+    assert notebooks.faults(nbformat.read(MUST_FAIL, as_version=4)) == ["code cell 2 is not executed"]
+    assert notebooks.main(["check", str(MUST_FAIL)]) == 1
+
+
+def test_it_is_run_on_request_only():
+    no_tests = 5
+    assert pytest_nbval("--collect-only", "--ignore-glob=tests/test_*", "tests").returncode == no_tests
+
+
+# ----------------------------------------------------------------------------------------------------------------- check
+
+
+def unexecuted(nb):
+    nb.cells[1].execution_count = None
+
+
+def out_of_order(nb):
+    nb.cells[1].execution_count, nb.cells[2].execution_count = 3, 2
+
+
+def raised(nb):
+    nb.cells[0].outputs = [v4.new_output("error", ename="ValueError", evalue="no", traceback=[])]
+
+
+def warned(nb):
+    nb.cells[0].outputs = [printed("UserWarning: slow\n", "stderr")]
+
+
+def edited(nb):
+    nb.cells[1].source += "  # changed"
+
+
+def extended(nb):
+    nb.cells.append(v4.new_code_cell("pass", execution_count=4))
+
+
+def shortened(nb):
+    del nb.cells[2]
+
+
+def never_executed(nb):
+    del nb.metadata["ortho"]
+
+
+def shows_a_path(nb):
+    nb.cells[0].outputs = [printed("saved to /home/someone/figure.png\n")]
+
+
+def shows_this_checkout(nb):
+    nb.cells[0].outputs = [v4.new_output("execute_result", {"text/plain": f"'{ROOT}/results'"})]
+
+
+def shows_an_address(nb):
+    nb.cells[0].outputs = [v4.new_output("execute_result", {"text/plain": "<object at 0x7f3a5c0d12e0>"})]
+
+
+@pytest.mark.parametrize(
+    ("alter", "reason"),
+    [
+        (unexecuted, "code cell 1 is not executed"),
+        (out_of_order, "code cell 1 is out of order: executed as number 3, expected 2"),
+        (raised, "code cell 0 stores an error: ValueError: no"),
+        (warned, "code cell 0 stores a warning: UserWarning: slow"),
+        (edited, "code cell 1 was edited, added or removed after execution"),
+        (extended, "code cell 3 was edited, added or removed after execution"),
+        (shortened, "code cell 2 was edited, added or removed after execution"),
+        (never_executed, "was never executed by tools/notebooks.py"),
+        (shows_a_path, "code cell 0 shows an absolute path: /home/someone/figure.png"),
+        (shows_this_checkout, "code cell 0 shows an absolute path"),
+        (shows_an_address, "code cell 0 shows a memory address: at 0x7f3a5c0d12e0"),
+    ],
+)
+def test_check_names_the_reason(alter, reason):
+    nb = notebook("x = 2", "x", "assert x == 2")
+    assert notebooks.faults(nb) == []
+    alter(nb)
+    assert any(fault.startswith(reason) for fault in notebooks.faults(nb)), notebooks.faults(nb)
+
+
+@pytest.mark.parametrize("source", ["x = 2", "assert True", "'assert x'", "# assert x", "assert_x = 2", "x ="])
+def test_code_that_checks_nothing(source):
+    assert notebooks.faults(notebook(source)) == ["asserts nothing"]
+
+
+@pytest.mark.parametrize("source", ["assert x == 2", "torch.testing.assert_close(a, b)", "%precision 3\nassert x"])
+def test_code_that_checks_something(source):
+    assert notebooks.faults(notebook(source)) == []
+
+
+def test_check_of_a_damaged_file_says_so_in_one_line(tmp_path, capsys):
+    damaged = tmp_path / "damaged.ipynb"
+    damaged.write_text('{"cells": [')
+    assert notebooks.main(["check", str(damaged), str(tmp_path / "absent.ipynb")]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if "damaged.ipynb cannot be read as a notebook" in line]
+    assert [line for line in lines if "absent.ipynb cannot be read as a notebook" in line]
+    assert len(lines) == 3
+
+
+# --------------------------------------------------------------------------------------------------------------- execute
+
+
+def test_executing_twice_leaves_the_same_bytes(tmp_path):
+    clock = "import time\nprint(time.perf_counter_ns())"
+    nb = notebook("x = 2", clock, "for i in range(3):\n    print(i, flush=True)\nassert x == 2\nx", tags=[1])
+    nb.metadata["language_info"] = {"name": "python", "version": "3.0.0"}
+    nb.cells[0].metadata["execution"] = {"iopub.status.busy": "2026-01-01T00:00:00Z"}
+    path = save(nb, tmp_path / "chapter.ipynb")
+
+    notebooks.execute(path)
+    first = path.read_bytes()
+    notebooks.execute(path)
+    assert path.read_bytes() == first
+    assert [child.name for child in tmp_path.iterdir()] == [path.name]
+
+    nb = nbformat.reads(first.decode(), as_version=4)
+    assert notebooks.faults(nb) == []
+    assert "version" not in nb.metadata["language_info"]
+    assert nb.cells[0].metadata == {}
+    assert [output.get("text") for output in nb.cells[2].outputs] == ["0\n1\n2\n", None]
+
+    notebooks.execute(path, fresh=True)
+    assert path.read_bytes() != first, "a fresh run takes the timing anew"
+
+    second = nbformat.read(path, as_version=4)
+    second.cells[0].source = "x = 2  # changed"
+    notebooks.execute(save(second, path))
+    third = nbformat.read(path, as_version=4)
+    assert third.cells[1].outputs != second.cells[1].outputs, "code before the timing has changed"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("y = 1\nassert x == 3, f'x is {x}'", "AssertionError: x is 2\n    line 2: assert x == 3, f'x is {x}'"),
+        ("import os\nos._exit(1)", "the kernel died"),
+    ],
+)
+def test_a_failing_cell_is_named_and_the_file_stays_as_it_was(tmp_path, source, message):
+    path = save(notebook("x = 2", source), tmp_path / "chapter.ipynb")
+    before = path.read_bytes()
+    with pytest.raises(notebooks.Failure) as failure:
+        notebooks.execute(path)
+    assert str(failure.value).startswith(f"{path}, cell 1 (cell-1): {message}")
+    assert path.read_bytes() == before
+    assert [child.name for child in tmp_path.iterdir()] == [path.name]
+
+
+# ----------------------------------------------------------------------------------------------------------------- pages
+
+
+def test_pages_that_fetch_from_another_host_are_refused(tmp_path, capsys):
+    page = tmp_path / "index.html"
+    page.write_text('<a href="https://example.org">a link to follow</a><img src="figure.png">')
+    assert pages.main(tmp_path) == 0
+    assert page.as_uri() in capsys.readouterr().out
+
+    page.write_text('<script src="https://cdn.example.org/math.js"></script><link rel="stylesheet" href="//a.example/b">')
+    assert pages.main(tmp_path) == 1
+    assert capsys.readouterr().err.count("index.html: <") == 2
