@@ -35,7 +35,7 @@ LABELS = {
     "source": "the source's figure",
 }
 
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "figure.figsize": (7.0, 3.8),
     "figure.dpi": 110,
     "figure.facecolor": "white",  # also on a dark page: the palette is made for white
@@ -46,7 +46,7 @@ _STYLE = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
     "axes.titlesize": 10,
-    "axes.prop_cycle": mpl.cycler(color=[BLACK, BLUE, VERMILION, GREEN, ORANGE, SKY, PURPLE]),
+    "axes.prop_cycle": plt.cycler(color=[BLACK, BLUE, VERMILION, GREEN, ORANGE, SKY, PURPLE]),
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -59,7 +59,7 @@ _STYLE = {
 }
 
 
-def use(format: str = "svg") -> None:
+def use(image: str = "svg") -> None:
     """Set the look; in a notebook, show figures as 'svg' (counts and stored records) or 'png' (computed live).
 
     SVG outputs are compared to the last digit when the notebooks are tested, PNG outputs are not: a figure of live
@@ -73,8 +73,8 @@ def use(format: str = "svg") -> None:
         return
     if get_ipython() is not None:
         # No date and no version: the same figure has the same bytes.
-        metadata: dict[str, Any] = {"Date": None, "Creator": None} if format == "svg" else {"Software": None}
-        set_matplotlib_formats(format, metadata=metadata, bbox_inches=None)
+        metadata: dict[str, Any] = {"Date": None, "Creator": None} if image == "svg" else {"Software": None}
+        set_matplotlib_formats(image, metadata=metadata, bbox_inches=None)
 
 
 def figure(columns: int = 1, *, height: float = 3.8, share_y: bool = False) -> tuple[Figure, Any]:
