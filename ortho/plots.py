@@ -5,6 +5,7 @@ from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -46,7 +47,7 @@ _STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
     "axes.titlesize": 10,
-    "axes.prop_cycle": plt.cycler(color=[BLACK, BLUE, VERMILION, GREEN, ORANGE, SKY, PURPLE]),
+    "axes.prop_cycle": cycler(color=[BLACK, BLUE, VERMILION, GREEN, ORANGE, SKY, PURPLE]),
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,

@@ -1,0 +1,48 @@
+"""What takes a while: measured by `python -m ortho experiments`, stored under `results/`, read by the pages.
+
+Needs torch and numpy alone, and runs from a bare source tree.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ortho.experiments import cli, records
+from ortho.experiments.provenance import default_results, is_stale
+from ortho.experiments.records import Case, Record, RecordError, by_device, latest
+from ortho.experiments.runner import Experiment, Report, measure, run
+from ortho.experiments.summary import memory, speedups
+from ortho.experiments.training_step import TRAINING_STEP
+
+EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in (TRAINING_STEP,)}
+
+__all__ = [
+    "EXPERIMENTS",
+    "Case",
+    "Experiment",
+    "Record",
+    "RecordError",
+    "Report",
+    "by_device",
+    "is_stale",
+    "latest",
+    "load",
+    "main",
+    "measure",
+    "memory",
+    "run",
+    "speedups",
+]
+
+
+def load(experiment: str, results: Path | str | None = None) -> list[Record]:
+    """The stored records of an experiment on every device; none if nothing was measured yet.
+
+    Raises ValueError for an unknown name, and RecordError, naming file and reason, for a damaged file.
+    """
+    cli.find(experiment, EXPERIMENTS)
+    return records.read_all(default_results() if results is None else Path(results), experiment)
+
+
+def main(argv: Sequence[str]) -> int:
+    """`python -m ortho experiments`, with the arguments after that word. Returns the exit status."""
+    return cli.main(argv, EXPERIMENTS)

@@ -1,0 +1,135 @@
+"""Records of experiments: whole or refused, never overwritten when damaged, stale when the code has changed."""
+
+import copy
+import json
+import math
+
+import pytest
+from experiment_fakes import SLUG, fake, go, indices, stored
+
+from ortho import experiments
+from ortho.experiments import RecordError, cli, measure, provenance, records
+
+
+def test_stale_records_are_measured_again(tmp_path):
+    go(fake(), tmp_path)
+    found = records.read(stored(tmp_path))
+    assert not any(map(experiments.is_stale, found))
+    found[1]["provenance"]["digest"] = "0" * 64
+    records.write(stored(tmp_path), found)
+    assert list(map(experiments.is_stale, records.read(stored(tmp_path)))) == [False, True, False]
+    assert go(fake(), tmp_path).done == ["fake: index=1 work=1"]
+    assert not any(map(experiments.is_stale, records.read(stored(tmp_path))))
+    assert indices(tmp_path) == [0, 1, 2]
+
+
+def test_the_digest_is_of_names_and_normalised_bytes(tmp_path):
+    (tmp_path / "a.py").write_bytes(b"x = 1\n")
+    (tmp_path / "b.py").write_bytes(b"x = 1\r\n")
+    one = provenance.digest(["a.py"], tmp_path)
+    assert one != provenance.digest(["b.py"], tmp_path)
+    (tmp_path / "a.py").write_bytes(b"x = 1\r\n")
+    assert one == provenance.digest(["a.py"], tmp_path)
+    (tmp_path / "a.py").write_bytes(b"x = 2\n")
+    assert one != provenance.digest(["a.py"], tmp_path)
+    with pytest.raises(ValueError, match=r"sources: .*'c\.py'"):
+        provenance.digest(["c.py"], tmp_path)
+
+
+def _drop(name):
+    return lambda found: found[1].pop(name)
+
+
+def _put(value, *where):
+    def change(found):
+        inner = found[1]
+        for name in where[:-1]:
+            inner = inner[name]
+        inner[where[-1]] = value
+
+    return change
+
+
+DAMAGES = {
+    "missing key": (_drop("seeds"), "record 1: seeds: missing"),
+    "wrong type": (_put("fast", "elapsed_s"), "elapsed_s: expected int or float, got str"),
+    "other schema": (_put(99, "schema"), "schema: expected 1, got 99"),
+    "no repetitions": (_put([], "repetitions", "arm", "forward_s"), "forward_s: expected a list of at least one"),
+    "no arm": (_put({}, "repetitions"), "repetitions: expected at least one arm"),
+    "text for a number": (_put(["1"], "repetitions", "arm", "forward_s"), "expected numbers, got '1'"),
+    "no unit": (_put([1.0, 1.0], "repetitions", "arm", "time"), "expected a name that ends in its unit"),
+    "ragged": (_put([1.0], "repetitions", "arm", "backward_s"), "expected as many repetitions"),
+    "no digest": (lambda found: found[1]["provenance"].pop("digest"), "provenance.digest: missing"),
+    "of another experiment": (_put("other", "experiment"), "experiment: expected 'fake'"),
+    "of another device": (_put("abacus", "device"), "device: expected"),
+    "twice the same case": (_put({"index": 0, "work": 1}, "configuration"), "the same case as record 0"),
+    "nested configuration": (_put([1], "configuration", "index"), "configuration.index: expected a scalar"),
+    "seed": (_put(0.5, "seeds", "inputs"), "seeds.inputs: expected an integer"),
+}
+RAW = {
+    "half written": (lambda text: text[: len(text) // 2], "damaged"),
+    "empty": (lambda _: "", "damaged"),
+    "not a list": (lambda _: '{"a": 1}', "expected a list of records, got dict"),
+    "not a record": (lambda _: "[1]", "expected a record"),
+    "not a number": (lambda text: text.replace("[1.0,", "[NaN,", 1), "expected finite numbers, got NaN"),
+    "overflow": (lambda text: text.replace("[1.0,", "[1e999,", 1), "expected a finite number, got inf"),
+    "binary": (lambda _: "\udcff\udcfe", "utf-8"),
+}
+
+
+@pytest.mark.parametrize("kind", [*DAMAGES, *RAW])
+def test_a_damaged_file_is_refused_and_left_as_it_is(tmp_path, kind, capsys):
+    go(fake(), tmp_path)
+    file = stored(tmp_path)
+    if kind in DAMAGES:
+        damage, message = DAMAGES[kind]
+        found = json.loads(file.read_text())
+        damage(found)
+        text = json.dumps(found)
+    else:
+        damage, message = RAW[kind]
+        text = damage(file.read_text())
+    file.write_bytes(text.encode("utf-8", "surrogateescape"))
+    before = file.read_bytes()
+    with pytest.raises(RecordError) as caught:
+        records.read(file)
+    assert str(file) in str(caught.value)
+    assert message in str(caught.value)
+    assert "move it away" in str(caught.value)
+
+    both = {"fake": fake(works=(1, 1, 1, 1)), "sound": fake(name="sound")}
+    assert cli.main(["--results", str(tmp_path), "--device", "cpu"], both) == 1
+    assert str(file) in capsys.readouterr().err
+    assert file.read_bytes() == before
+    assert len(records.read(stored(tmp_path, "sound"))) == 3
+
+
+def test_an_ill_formed_record_is_not_written(tmp_path):
+    go(fake(), tmp_path)
+    before = stored(tmp_path).read_bytes()
+    found = records.read(stored(tmp_path))
+    found[0]["repetitions"]["arm"]["forward_s"][0] = math.inf
+    with pytest.raises(RecordError, match="refused to write: record 0: .*finite"):
+        records.write(stored(tmp_path), found)
+    assert stored(tmp_path).read_bytes() == before
+
+
+def test_two_runs_do_not_write_into_one_folder(tmp_path):
+    with records.lock(tmp_path):
+        with pytest.raises(RecordError, match="another run is measuring"):
+            go(fake(), tmp_path)
+        assert cli.main(["--results", str(tmp_path), "--device", "cpu"], {"fake": fake()}) == 1
+    assert len(go(fake(), tmp_path).done) == 3
+
+
+def test_records_by_device(tmp_path):
+    record = measure(fake(), {"index": 0, "work": 1}, "cpu")
+    later = copy.deepcopy(record)
+    later["configuration"]["index"] = 1
+    later["provenance"]["date_utc"] = "9999-01-01T00:00:00+00:00"
+    other = {**copy.deepcopy(record), "device": "abacus"}
+    for device, found in ((SLUG, [record, later]), ("abacus", [other])):
+        records.write(records.path(tmp_path, "fake", device), found)
+    found = records.read_all(tmp_path, "fake")
+    assert {device: len(group) for device, group in experiments.by_device(found).items()} == {"abacus": 1, SLUG: 2}
+    assert experiments.latest(found) == {"abacus": other, SLUG: later}
