@@ -59,7 +59,7 @@ def test_it_is_run_on_request_only():
     assert pytest_nbval("--collect-only", "--ignore-glob=tests/test_*", "tests").returncode == no_tests
 
 
-# ----------------------------------------------------------------------------------------------------------------- check
+# ---------------------------------------------------------------------------------------------------------------- check
 
 
 def unexecuted(nb):
@@ -149,7 +149,7 @@ def test_check_of_a_damaged_file_says_so_in_one_line(tmp_path, capsys):
     assert len(lines) == 3
 
 
-# --------------------------------------------------------------------------------------------------------------- execute
+# -------------------------------------------------------------------------------------------------------------- execute
 
 
 def test_executing_twice_leaves_the_same_bytes(tmp_path):
@@ -186,19 +186,21 @@ def test_executing_twice_leaves_the_same_bytes(tmp_path):
     [
         ("y = 1\nassert x == 3, f'x is {x}'", "AssertionError: x is 2\n    line 2: assert x == 3, f'x is {x}'"),
         ("import os\nos._exit(1)", "the kernel died"),
+        ("import time\ntime.sleep(60)", "still running after 2 s"),
     ],
 )
-def test_a_failing_cell_is_named_and_the_file_stays_as_it_was(tmp_path, source, message):
+def test_a_failing_cell_is_named_and_the_file_stays_as_it_was(tmp_path, monkeypatch, source, message):
+    monkeypatch.setattr(notebooks, "CELL_TIMEOUT", 2)
     path = save(notebook("x = 2", source), tmp_path / "chapter.ipynb")
     before = path.read_bytes()
-    with pytest.raises(notebooks.Failure) as failure:
+    with pytest.raises(notebooks.NotebookError) as failure:
         notebooks.execute(path)
     assert str(failure.value).startswith(f"{path}, cell 1 (cell-1): {message}")
     assert path.read_bytes() == before
     assert [child.name for child in tmp_path.iterdir()] == [path.name]
 
 
-# ----------------------------------------------------------------------------------------------------------------- pages
+# ---------------------------------------------------------------------------------------------------------------- pages
 
 
 def test_pages_that_fetch_from_another_host_are_refused(tmp_path, capsys):
@@ -207,6 +209,6 @@ def test_pages_that_fetch_from_another_host_are_refused(tmp_path, capsys):
     assert pages.main(tmp_path) == 0
     assert page.as_uri() in capsys.readouterr().out
 
-    page.write_text('<script src="https://cdn.example.org/math.js"></script><link rel="stylesheet" href="//a.example/b">')
+    page.write_text('<script src="https://cdn.example.org/math.js"></script><link rel="stylesheet" href="//a.org/b">')
     assert pages.main(tmp_path) == 1
     assert capsys.readouterr().err.count("index.html: <") == 2

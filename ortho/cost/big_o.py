@@ -1,13 +1,16 @@
 r"""Orders of growth, read off the closed forms with sympy.
 
 A cost is a sum of positive terms $c\, N^a d^b \log^e d$. Its order is the set of terms that no other term dominates for
-all sizes at once: $8 N d^2 + 4 N^2 d$ has the order $O(N^2 d + N d^2)$, because neither term bounds the other.
+all sizes at once: $8 N d^2 + 4 N^2 d$ has the order $O(N^2 d + N d^2)$, because neither term bounds the other
+(`ortho.cost.orders` says when one does).
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import sympy as sp
+
+from ortho.cost import orders
 
 B, N, d, H, m = sp.symbols("B N d H m", positive=True)
 
@@ -29,31 +32,17 @@ def constants(expression: Any, *symbols: sp.Symbol) -> dict[sp.Expr, sp.Expr]:
     return found
 
 
-def _exponents(monomial: sp.Expr, symbols: tuple[sp.Symbol, ...]) -> tuple[tuple[Any, Any], ...]:
-    """For each symbol the powers of it and of its logarithm."""
-    powers = monomial.as_powers_dict()
-    return tuple((powers.get(s, 0), powers.get(sp.log(s), 0)) for s in symbols)
-
-
 def order(expression: Any, *symbols: sp.Symbol) -> frozenset[sp.Expr]:
-    """The monomials in `symbols` (default N and d) that no other one dominates, for all sizes at least 1.
+    """The monomials in `symbols` (default N and d) that are not within the order of the others together.
 
-    One monomial dominates another if it has at least the power of every symbol, a logarithm counting less than any
-    power. Other symbols are taken as constants.
+    Other symbols are taken as constants; how monomials are compared is said in `ortho.cost.orders`.
     """
-    symbols = symbols or (N, d)
-    powers = {monomial: _exponents(monomial, symbols) for monomial in constants(expression, *symbols)}
-
-    def dominated(one: sp.Expr) -> bool:
-        return any(
-            other != one and all(a <= b for a, b in zip(powers[one], powers[other], strict=True)) for other in powers
-        )
-
-    return frozenset(monomial for monomial in powers if not dominated(monomial))
+    terms = orders.monomials(sum(constants(expression, *symbols)))
+    return frozenset(one for one in terms if not orders.bounded(terms[one], [terms[o] for o in terms if o != one]))
 
 
 def big_o(expression: Any, *symbols: sp.Symbol) -> str:
     """The order as LaTeX, highest power of the first symbol first: 'O(N^{2} d + N d^{2})'."""
-    symbols = symbols or (N, d)
-    terms = sorted(order(expression, *symbols), key=lambda t: _exponents(t, symbols), reverse=True)
+    first = (symbols or (N, d))[0]
+    terms = sorted(order(expression, *symbols), key=lambda t: (sp.degree(t, first), sp.latex(t)), reverse=True)
     return f"O({' + '.join(sp.latex(t) for t in terms)})"

@@ -1,0 +1,67 @@
+# Orthogonal random attention, measured. `make` lists what can be made.
+#
+# Everything runs in .venv, which is set up once and again only when pyproject.toml or constraints.txt change.
+# PYTHON names the interpreter to set it up with. To use an environment of your own (conda), say `make PY=python ...`.
+
+PYTHON ?= python3
+PY ?= .venv/bin/python
+EXTRAS := book,test,dev
+READY := $(if $(filter .venv/bin/python,$(PY)),.venv/.ready)
+
+HTML := _build/html
+PORT ?= 8000
+NOTEBOOKS ?=
+BUDGET ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help env book html serve execute check test lint experiments clean
+.SUFFIXES:
+
+help: ## list what can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+env: $(READY) ## set up .venv at the versions of constraints.txt
+
+book: execute ## execute every notebook, then build the pages
+	@$(MAKE) --no-print-directory html
+
+html: check ## build the pages from the stored outputs, warnings as errors
+	@rm -rf $(HTML)
+	@$(PY) -c 'from jupyter_book.cli.main import main; main()' build . -W -n --keep-going --all -q >/dev/null
+	@$(PY) tools/pages.py $(HTML)
+
+serve: $(READY) ## serve the built book on this machine (PORT=8000)
+	@test -f $(HTML)/index.html || $(MAKE) --no-print-directory html
+	@echo "The book: http://127.0.0.1:$(PORT)/ (stop with Ctrl-C; if the port is taken: make serve PORT=8001)"
+	@$(PY) -m http.server --bind 127.0.0.1 --directory $(HTML) $(PORT)
+
+execute: $(READY) ## run notebooks in place (NOTEBOOKS="..." for some; FRESH=1 takes live timings anew)
+	@$(PY) tools/notebooks.py execute $(if $(FRESH),--fresh) $(NOTEBOOKS)
+
+check: $(READY) ## reject notebooks that are not fully executed, fail, warn or assert nothing
+	@$(PY) tools/notebooks.py check
+
+test: $(READY) ## unit tests and every notebook, strictly compared
+	$(PY) -m pytest --nbval
+
+lint: check ## style, types, direction of imports
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+	$(PY) -m mypy
+	$(PY) -c 'from importlinter.cli import lint_imports_command; lint_imports_command()'
+
+experiments: $(READY) ## measure what is missing or stale (BUDGET=seconds)
+	$(PY) -m ortho experiments $(if $(BUDGET),--budget $(BUDGET))
+
+clean: ## remove what was built, not .venv
+	rm -rf _build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	find ortho tests tools notebooks book -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.ready: pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON): install Python 3.11 or newer, or name one: make PYTHON=/path/to/python"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$$($(PYTHON) -V 2>&1) is too old: Python 3.11 or newer is needed; name one: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make environments: install its venv module (Debian, Ubuntu: apt install python3-venv)"; exit 1; }
+	@.venv/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv || { echo "$(PYTHON) could not make .venv: check that this folder can be written to"; exit 1; }
+	@echo "Installing into .venv; this takes minutes, once."
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt -e '.[$(EXTRAS)]' || { echo "The installation failed, for the reason above: check the network, or pip's settings, and run make again"; exit 1; }
+	@touch $@

@@ -1,0 +1,35 @@
+"""The ledger of the sources' claims: what each says, what ours is, and the verdict a rule gives.
+
+    from ortho.claims import judge, ledger
+    judge("S0.1.2b").verdict
+
+`rules` holds the criteria, `s0` and its siblings the evidence, `report` the boxes and tables of the book.
+"""
+
+from ortho.claims.catalogue import Catalogue, Claim, LedgerError
+from ortho.claims.ledger import AWAITING, Entry, Ledger, catalogue, evidence, judge, ledger
+from ortho.claims.report import counts_table, ledger_table, rules_table, show, table
+from ortho.claims.rules import PRECEDENCE, RULES, Finding, Verdict, all_of
+
+__all__ = [
+    "AWAITING",
+    "PRECEDENCE",
+    "RULES",
+    "Catalogue",
+    "Claim",
+    "Entry",
+    "Finding",
+    "Ledger",
+    "LedgerError",
+    "Verdict",
+    "all_of",
+    "catalogue",
+    "counts_table",
+    "evidence",
+    "judge",
+    "ledger",
+    "ledger_table",
+    "rules_table",
+    "show",
+    "table",
+]

@@ -1,0 +1,165 @@
+"""Figures: reading printed ones, comparing them, and setting ours as text that is the same on every machine."""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from math import inf, isclose, isfinite, isinf, isnan
+from typing import Any
+
+Number = int | float | Fraction
+Interval = tuple[Number, Number]
+
+# Units that are often taken for another: what is meant, and how many of the unit one of those is.
+SLIPS: dict[str, tuple[str, Fraction]] = {
+    "kB": ("KiB, not kB", Fraction(2**10, 10**3)),
+    "MB": ("MiB, not MB", Fraction(2**20, 10**6)),
+    "GB": ("GiB, not GB", Fraction(2**30, 10**9)),
+    "FLOPs": ("multiply-adds, not FLOPs", Fraction(2)),
+}
+
+_PRINTED = re.compile(r"(~?)(-?)((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.(\d+))?)")
+_NOISE = Fraction(1, 10**9)  # of a unit of the last digit: what rounding in float64 can do to an exact tie
+_SHOWN = 6  # figures listed in full; of a longer list the first are shown
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A printed figure and the weight of its last digit."""
+
+    value: Fraction
+    unit: Fraction
+
+
+def read(text: str) -> Printed:
+    """'15.30' -> 15.3 to 0.01; '2,359,296' -> to 1; '~80' -> to 10. ValueError for anything else."""
+    match = _PRINTED.fullmatch(text.strip())
+    if not match:
+        raise ValueError(f"source: expected a printed figure such as '15.30', '2,359,296' or '~80', got {text!r}")
+    about, sign, digits, decimals = match.groups()
+    digits = digits.replace(",", "")
+    unit = Fraction(1, 10 ** len(decimals)) if decimals else Fraction(1)
+    if about and not decimals:
+        unit = Fraction(10 ** (len(digits) - len(digits.rstrip("0") or digits)))
+    return Printed(Fraction(sign + digits), unit)
+
+
+def exact(label: str, value: Number) -> Fraction:
+    """The figure as a fraction; ValueError, naming the label, if it is not finite."""
+    if not isfinite(value):
+        raise ValueError(f"ours: expected a finite figure at {label}, got {value}")
+    return Fraction(value)
+
+
+def check(source: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """Both sides have the same labels, and no figure is NaN."""
+    if not source or source.keys() != ours.keys():
+        raise ValueError(f"ours: expected the source's labels {list(source)} (at least one), got {list(ours)}")
+    for label, value in [*source.items(), *ours.items()]:
+        if isinstance(value, float) and isnan(value):
+            raise ValueError(f"{label}: expected a number, got {value}")
+
+
+def above(value: Number, limit: Number) -> bool:
+    """Beyond what rounding in float64 can do to two equal figures."""
+    return value > limit and not isclose(value, limit, rel_tol=1e-9, abs_tol=1e-12)
+
+
+def agreement(source: Mapping[str, Printed], ours: Mapping[str, Fraction]) -> str:
+    """How all of ours become the printed figures: 'rounded' or 'cut off', or '' if they do not."""
+    noise = {label: figure.unit * _NOISE for label, figure in source.items()}
+    if all(abs(ours[label] - figure.value) <= figure.unit / 2 + noise[label] for label, figure in source.items()):
+        return "rounded"
+    tails = {
+        label: ours[label] - figure.value if figure.value >= 0 else figure.value - ours[label]
+        for label, figure in source.items()
+    }
+    if all(-noise[label] <= tails[label] < figure.unit for label, figure in source.items()):
+        return "cut off"
+    return ""
+
+
+def deviation(source: Fraction, ours: Fraction) -> float:
+    """Relative to ours; infinite where ours is zero and the source's is not."""
+    if source == ours:
+        return 0.0
+    return float(abs(source - ours) / abs(ours)) if ours else inf
+
+
+def common_factor(source: Mapping[str, Printed], ours: Mapping[str, Fraction]) -> float | None:
+    """The factor from printed figures to ours that agrees with every printed digit, or None; the roundest such factor.
+
+    One figure fits any factor, and so do equal ones: at least two different figures are asked for.
+    """
+    if len({figure.value for figure in source.values()}) < 2:
+        return None
+    low, high = Fraction(0), None
+    for label, figure in source.items():
+        if not (figure.value > figure.unit / 2 and ours[label] > 0):
+            return None
+        low = max(low, ours[label] / (figure.value + figure.unit / 2))
+        above = ours[label] / (figure.value - figure.unit / 2)
+        high = above if high is None else min(high, above)
+    if high is None or low > high:
+        return None
+    middle = float((low + high) / 2)
+    rounder = (float(f"{middle:.{digits}g}") for digits in range(1, 16))
+    return next((factor for factor in rounder if low <= factor <= high), middle)
+
+
+def interval(value: Number | Interval) -> Interval:
+    """(low, high) of a range or of a single figure; ValueError unless low <= high."""
+    low, high = value if isinstance(value, tuple) else (value, value)
+    if not low <= high:
+        raise ValueError(f"range: expected (low, high) with low <= high, got {value}")
+    return low, high
+
+
+def show(value: Any, unit: str = "") -> str:
+    """An integer in full, another number to four digits, a formula as mathematics; then the unit."""
+    if isinstance(value, str) or hasattr(value, "free_symbols"):
+        from ortho.cost import orders
+
+        expr = orders.parse(value)
+        if expr.free_symbols or not expr.is_Rational:
+            return f"${latex(expr)}${unit}"
+        value = Fraction(str(expr))
+    if isinf(value):
+        return f"{'-' if value < 0 else ''}\u221e{unit}"
+    if isinstance(value, int) or (value == int(value) and abs(value) < 1e15):
+        return f"{int(value):,}{unit}"
+    text = f"{float(value):.4g}"
+    mantissa, e, power = text.partition("e")
+    return f"${mantissa}\\times 10^{{{int(power)}}}${unit}" if e else f"{text}{unit}"
+
+
+def latex(formula: Any) -> str:
+    """A formula as LaTeX, with one-character exponents bare, as one writes it by hand."""
+    import sympy
+
+    return re.sub(r"\^\{(\w)\}", r"^\1", sympy.latex(formula))
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.2g} %"
+
+
+def span(ends: Interval, unit: str = "") -> str:
+    """'25 to 30 %', 'at least 2', 'at most 5', or a single figure."""
+    low, high = ends
+    if low == high:
+        return show(low, unit)
+    if high == inf:
+        return f"at least {show(low, unit)}"
+    return f"at most {show(high, unit)}" if low == -inf else f"{show(low)} to {show(high, unit)}"
+
+
+def some(labels: Collection[str]) -> str:
+    """Labels in a row, the first of many."""
+    first = list(labels)[:_SHOWN]
+    return ", ".join(first) + (f" and {len(labels) - len(first)} more" if len(labels) > len(first) else "")
+
+
+def listing(texts: Mapping[str, str]) -> str:
+    """'label: text' in a row, the first of many; a single unlabelled entry (label '') alone."""
+    return some([f"{label}: {text}" if label else text for label, text in texts.items()])

@@ -1,0 +1,135 @@
+"""Tables and verdicts as notebooks show them: Markdown for the page, plain text elsewhere; alike on every machine."""
+
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ortho.claims import figures
+from ortho.claims.ledger import AWAITING, Entry, catalogue, judge, ledger
+from ortho.claims.rules import PRECEDENCE, RULES
+
+_WIDTH = 100
+
+
+@dataclass(frozen=True, repr=False)
+class Shown:
+    """Something to look at, as IPython asks for it."""
+
+    markdown: str
+    text: str
+
+    def _repr_markdown_(self) -> str:
+        return self.markdown
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def table(rows: Iterable[Sequence[Any]], headers: Sequence[str]) -> Shown:
+    """A table. Cells are strings (Markdown, as they are), numbers, formulas (set as mathematics) or None (a dash).
+
+    Integers are written in full, other numbers to four digits: format what needs another precision. Columns without
+    text are set flush right. Raises ValueError for a row that is not as long as the headers.
+    """
+    cells = []
+    numeric = [True] * len(headers)
+    for number, row in enumerate(rows):
+        if len(row) != len(headers):
+            raise ValueError(f"row {number}: expected {len(headers)} cells like the headers, got {len(row)}: {row!r}")
+        numeric = [right and not isinstance(cell, str) for right, cell in zip(numeric, row, strict=True)]
+        cells.append([_cell(cell) for cell in row])
+    lines = [list(headers), ["---:" if right else "---" for right in numeric], *cells]
+    markdown = "\n".join(f"| {' | '.join(_piped(cell) for cell in line)} |" for line in lines)
+    return Shown(markdown, _aligned([list(headers), *cells], numeric))
+
+
+def show(*claim_ids: str) -> Shown:
+    """The entries of some claims, one box each."""
+    entries = [judge(claim_id) for claim_id in claim_ids]
+    return Shown("\n\n".join(map(entry_markdown, entries)), "\n".join(map(entry_text, entries)))
+
+
+def ledger_table(document: str | None = None) -> Shown:
+    """The ledger, or one document's claims, each linked to the cell that derives it."""
+    entries = ledger(document)
+    rows = [
+        (
+            (f"[{entry.id}](#{entry.cell})" if entry.cell else entry.id) + f"<br>**{_status(entry, brief=True)}**",
+            escape(entry.claim) + (f"<br>*{entry.rule}:* {entry.ours}" if entry.ours else ""),
+        )
+        for entry in entries
+    ]
+    text = "\n".join(f"{entry.id:9} {_status(entry)}" for entry in entries)
+    return Shown(table(rows, ("verdict", "what the source says, and what we find")).markdown, text)
+
+
+def counts_table() -> Shown:
+    """How many claims of each document have which verdict."""
+    entries = ledger()
+    documents = [*catalogue().documents, "all"]
+
+    def row(name: str, verdicts: Sequence[str]) -> Sequence[Any]:
+        chosen = [entry.document for entry in entries if entry.verdict in verdicts]
+        return name, *(len(chosen) if document == "all" else chosen.count(document) for document in documents)
+
+    verdicts = [*map(str, reversed(PRECEDENCE)), AWAITING]
+    return table([*(row(verdict, [verdict]) for verdict in verdicts), row("claims", verdicts)], ("", *documents))
+
+
+def rules_table() -> Shown:
+    """The rules by which evidence is judged."""
+    return table(sorted(RULES.items()), ("rule", "what it compares"))
+
+
+def entry_markdown(entry: Entry) -> str:
+    """The box of one claim as Markdown."""
+    lines = [(entry.id, f"*{escape(entry.claim)}*"), ("---", "---"), ("verdict", f"**{_status(entry)}**")]
+    lines += [(name, value) for name in ("source", "ours", "rule") if (value := asdict(entry)[name])]
+    return "\n".join(f"| {name} | {_piped(value)} |" for name, value in lines)
+
+
+def entry_text(entry: Entry) -> str:
+    """The box of one claim as plain text."""
+    lines = [("claim", entry.claim)]
+    lines += [(name, value) for name in ("source", "ours", "rule") if (value := asdict(entry)[name])]
+    body = [
+        textwrap.fill(f"  {name:7} {value}", _WIDTH, subsequent_indent=" " * 10, break_on_hyphens=False)
+        for name, value in lines
+    ]
+    return "\n".join([f"{entry.id} ({entry.kind}): {_status(entry)}", *body])
+
+
+def escape(text: str) -> str:
+    """Plain words as Markdown that shows them as they are."""
+    return re.sub(r"([\\`*_\[\]<>$~^{}])", r"\\\1", text)
+
+
+def _status(entry: Entry, *, brief: bool = False) -> str:
+    """The verdict, or what it awaits; with the part's title unless brief."""
+    if not entry.awaits:
+        return entry.verdict
+    return f"{entry.verdict} part {entry.awaits}" + ("" if brief else f", {catalogue().parts[entry.awaits]}")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "\u2013"
+    return value if isinstance(value, str) else figures.show(value)
+
+
+def _piped(cell: str) -> str:
+    """A cell's text within a row: a pipe would end the cell, a line break the row."""
+    return re.sub(r"(?<!\\)\|", r"\\|", cell).replace("\n", " ")
+
+
+def _aligned(lines: list[list[str]], numeric: list[bool]) -> str:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, widths, numeric, strict=True)
+        ).rstrip()
+        for line in lines
+    )

@@ -1,0 +1,291 @@
+r"""The rules that turn evidence into a verdict.
+
+A verdict comes out of a rule and from nowhere else: evidence functions hand over what the source says and what was
+computed, and the rule decides, by the criterion in its docstring. Strings are Markdown, with formulas between dollars.
+
+Mappings go from a label (a setting, a part of the claim) to a figure; source and ours must have the same labels.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import wraps
+from math import isnan
+from typing import Any, ParamSpec
+
+from ortho.claims import figures
+from ortho.claims.figures import Interval, Number
+from ortho.cost import orders
+from ortho.cost.orders import Formula
+
+P = ParamSpec("P")
+
+
+class Verdict(StrEnum):
+    CONFIRMED = "confirmed"
+    CORRECTED = "corrected"  # right up to a constant, a unit, a missing term; the right one is given
+    REFUTED = "refuted"  # with the counter-example or the bound
+    INCONSISTENT = "inconsistent"  # the source contradicts itself; both sides are quoted
+    CONDITIONAL = "conditional"  # holds in a region, which is given
+    UNTESTABLE = "untestable"  # no quantity is defined that could be compared
+
+
+# A claim of several parts takes the first of these that one of its parts has. A false part makes the whole false, and
+# a contradiction leaves it without a meaning; what cannot be decided leaves the whole undecided; then come the
+# verdicts which say that the claim holds, the weakest first.
+PRECEDENCE = (
+    Verdict.REFUTED,
+    Verdict.INCONSISTENT,
+    Verdict.UNTESTABLE,
+    Verdict.CONDITIONAL,
+    Verdict.CORRECTED,
+    Verdict.CONFIRMED,
+)
+
+# Symbols that configure a model and do not grow with the problem: an order without one lacks a constant, not a term.
+CONFIGURATION = ("B", "H", "L")
+
+RULES: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a rule found: its verdict, the source's figure, ours, and the rule's name."""
+
+    verdict: Verdict
+    source: str
+    ours: str
+    rule: str
+
+    def noting(self, remark: str) -> "Finding":
+        """The same finding with a remark behind our figure."""
+        return replace(self, ours=f"{self.ours}. {remark}")
+
+
+def rule(judge: Callable[P, tuple[Verdict, str, str]]) -> Callable[P, Finding]:
+    """Enter a function that returns (verdict, source, ours) into `RULES`, with its docstring's first line."""
+    RULES[judge.__name__] = (judge.__doc__ or "").partition("\n")[0]
+
+    @wraps(judge)
+    def found(*args: P.args, **kwargs: P.kwargs) -> Finding:
+        return Finding(*judge(*args, **kwargs), rule=judge.__name__)
+
+    return found
+
+
+@rule
+def printed(
+    source: Mapping[str, str], ours: Mapping[str, Number], *, unit: str = "", margin: Number = 0.05
+) -> tuple[Verdict, str, str]:
+    """Printed figures against recomputed ones, to the last printed digit.
+
+    `source` holds the figures as they are printed ('2,359,296', '15.30'; '~80' says that trailing zeros are not
+    digits), `ours` the exact ones in `unit`.
+
+    confirmed: every one of ours, rounded to the last printed digit, gives the printed figure; or every one cut off
+    there does. corrected: they agree so after one common factor: a known slip of `unit` (`figures.SLIPS`: MiB called
+    MB, multiply-adds called FLOPs), or, for two or more different figures, any; or all are within the relative
+    `margin`. refuted: otherwise.
+    """
+    figures.check(source, ours)
+    read = {label: figures.read(text) for label, text in source.items()}
+    exact = {label: figures.exact(label, value) for label, value in ours.items()}
+    said = figures.listing({label: f"{text}{unit}" for label, text in source.items()})
+    have = figures.listing({label: figures.show(value, unit) for label, value in ours.items()})
+
+    if how := figures.agreement(read, exact):
+        return Verdict.CONFIRMED, said, f"{have} ({how})"
+    if unit.strip() in figures.SLIPS:
+        meant, factor = figures.SLIPS[unit.strip()]
+        if figures.agreement(read, {label: value / factor for label, value in exact.items()}):
+            return Verdict.CORRECTED, said, f"{have}: the source's are {meant}"
+    off = {label: figures.deviation(read[label].value, exact[label]) for label in read}
+    worst = max(off, key=lambda label: off[label])
+    if off[worst] <= margin:
+        return Verdict.CORRECTED, said, f"{have}: off by at most {figures.percent(off[worst])}, at {worst}"
+    if (common := figures.common_factor(read, exact)) is not None:
+        return Verdict.CORRECTED, said, f"{have}: {figures.show(common)} times the source's throughout"
+    wrong = sum(not figures.agreement({label: read[label]}, {label: exact[label]}) for label in read)
+    ours_there = f"{source[worst]}{unit} printed, {figures.show(ours[worst], unit)} computed"
+    return Verdict.REFUTED, said, f"{wrong} of {len(read)} figures differ; worst {worst}: {ours_there}"
+
+
+@rule
+def counted(source: Mapping[str, Any], ours: Mapping[str, Any], *, unit: str = "") -> tuple[Verdict, str, str]:
+    """Exact counts or closed forms, compared for equality.
+
+    Values are integers or formulas (sympy's, or strings as in `orders.parse`). confirmed: all equal. corrected: one
+    constant factor makes all equal, and it is that of a known slip of `unit`, or there are at least two different
+    counts or a formula to show it. refuted: otherwise.
+    """
+    import sympy
+
+    figures.check(source, ours)
+    said = figures.listing({label: figures.show(value, unit) for label, value in source.items()})
+    have = figures.listing({label: figures.show(value, unit) for label, value in ours.items()})
+    pairs = {label: (orders.parse(source[label]), orders.parse(ours[label])) for label in source}
+    wrong = [label for label, (a, b) in pairs.items() if sympy.simplify(a - b) != 0]
+    if not wrong:
+        return Verdict.CONFIRMED, said, have
+    ratios = {sympy.simplify(b / a) if a != 0 else sympy.nan for a, b in pairs.values()}
+    ratio = ratios.pop()
+    if not ratios and ratio.is_number and ratio.is_finite and ratio != 0:
+        meant, factor = figures.SLIPS.get(unit.strip(), ("", None))
+        if factor is not None and ratio == sympy.Rational(factor.numerator, factor.denominator):
+            return Verdict.CORRECTED, said, f"{have}: the source's are {meant}"
+        if len({a for a, _ in pairs.values()}) > 1 or any(a.free_symbols for a, _ in pairs.values()):
+            return Verdict.CORRECTED, said, f"{have}: {figures.show(ratio)} times the source's"
+    return Verdict.REFUTED, said, f"{have}; differs: {', '.join(wrong)}"
+
+
+@rule
+def growth(claimed: Formula, exact: Formula, *, held: Collection[str] = ()) -> tuple[Verdict, str, str]:
+    r"""A big-O claim against the exact closed form, all sizes growing independently.
+
+    Terms are compared as in `ortho.cost.orders`; sizes in `held` are constants (to ask what dominates for N >> d,
+    hold d). confirmed: each is within the order of the other. corrected: the claim is an upper bound but not a tight
+    one; or it misses nothing but constants of the configuration (`CONFIGURATION`, such as the number of heads).
+    refuted: the exact form has a term that grows faster than the whole claim, so that the claim is not an upper bound.
+    """
+    said = f"$O({figures.latex(orders.parse(claimed))})$"
+    have = figures.show(exact) + (f" for constant ${', '.join(held)}$" if held else "")
+    missing, loose = _compare(claimed, exact, held)
+    because = []
+    if missing:
+        but_constants, loose = _compare(claimed, exact, (*held, *CONFIGURATION))
+        if but_constants:
+            return Verdict.REFUTED, said, f"{have}: the claim drops {_terms(but_constants)}"
+        left_out = {symbol for term in missing for symbol in term.free_symbols if symbol.name in CONFIGURATION}
+        because = [f"the claim leaves out {_terms(sorted(left_out, key=str))} in {_terms(missing)}"]
+    if loose:
+        because.append(f"nothing grows like {_terms(loose)}")
+    if because:
+        return Verdict.CORRECTED, said, f"{have}: {'; '.join(because)}"
+    return Verdict.CONFIRMED, said, have
+
+
+@rule
+def bound(claimed: Mapping[str, Number], limit: Mapping[str, Number], *, unit: str = "") -> tuple[Verdict, str, str]:
+    """Claimed gains against a proven upper limit.
+
+    confirmed: none is above its limit, so that the limit allows the claim. refuted: all are above. conditional: some
+    are; the settings that are allowed are named.
+    """
+    figures.check(claimed, limit)
+    said = figures.listing({label: figures.show(value, unit) for label, value in claimed.items()})
+    above = [label for label in claimed if figures.above(claimed[label], limit[label])]
+    if not above:
+        limits = figures.listing({label: f"at most {figures.show(limit[label], unit)}" for label in claimed})
+        return Verdict.CONFIRMED, said, limits
+    worst = max(above, key=lambda label: claimed[label] - limit[label])
+    have = (
+        f"{len(above)} of {len(claimed)} above the bound; worst {worst}: "
+        f"{figures.show(claimed[worst], unit)} claimed, at most {figures.show(limit[worst], unit)} possible"
+    )
+    if len(above) == len(claimed):
+        return Verdict.REFUTED, said, have
+    return Verdict.CONDITIONAL, said, f"{have}; allowed at {figures.some(_rest(claimed, above))}"
+
+
+@rule
+def holds(statement: str, error: Number, tolerance: Number, *, at: str = "") -> tuple[Verdict, str, str]:
+    """A property, by the residual that would be zero if it held exactly.
+
+    confirmed: the residual is within the tolerance, which the caller derives (rounding, a stated error rate).
+    refuted: it is above; `at` names the input, which is then the counter-example.
+    """
+    if not tolerance > 0:
+        raise ValueError(f"tolerance: expected a positive number, got {tolerance}")
+    if isnan(error):
+        raise ValueError(f"error: expected a number, got {error}")
+    where = f" at {at}" if at else ""
+    if error <= tolerance:
+        # The residual itself is rounding noise, and differs from one processor to the next.
+        return Verdict.CONFIRMED, statement, f"holds to {figures.show(tolerance)}{where}"
+    off = f"off by {float(error):.2g}, tolerance {figures.show(tolerance)}"
+    return Verdict.REFUTED, statement, f"counter-example{where}: {off}"
+
+
+@rule
+def contradiction(
+    first: tuple[str, Number | Interval], second: tuple[str, Number | Interval], *, unit: str = ""
+) -> tuple[Verdict, str, str]:
+    """Two statements of one source about the same quantity, each a quotation with its value or (low, high).
+
+    confirmed: the two have a value in common. inconsistent: they have none.
+    """
+    quotes = f'"{first[0]}" and "{second[0]}"'
+    (low, high), (other_low, other_high) = figures.interval(first[1]), figures.interval(second[1])
+    sides = f"{figures.span((low, high), unit)} and {figures.span((other_low, other_high), unit)}"
+    if max(low, other_low) <= min(high, other_high):
+        return Verdict.CONFIRMED, quotes, f"{sides} agree"
+    return Verdict.INCONSISTENT, quotes, f"{sides} exclude each other"
+
+
+@rule
+def region(
+    claimed: Interval | Mapping[str, Interval], measured: Mapping[str, Number], *, unit: str = ""
+) -> tuple[Verdict, str, str]:
+    """A range that is claimed, against what was computed or measured on a grid of settings.
+
+    `claimed` is (low, high), ends included, for the whole grid or for each setting. confirmed: inside everywhere.
+    refuted: nowhere. conditional: in part; both regions are named.
+    """
+    ranges = claimed if isinstance(claimed, Mapping) else dict.fromkeys(measured, claimed)
+    figures.check(ranges, measured)
+    texts = {label: figures.span(figures.interval(ends), unit) for label, ends in ranges.items()}
+    said = figures.listing(texts) if isinstance(claimed, Mapping) else next(iter(texts.values()))
+    have = {label: figures.show(value, unit) for label, value in measured.items()}
+    inside = [
+        label
+        for label, (low, high) in ranges.items()
+        if not (figures.above(measured[label], high) or figures.above(low, measured[label]))
+    ]
+    outside = _rest(ranges, inside)
+    if not outside:
+        return Verdict.CONFIRMED, said, figures.listing(have)
+    if not inside:
+        return Verdict.REFUTED, said, f"{figures.listing(have)}: outside everywhere"
+    failing = figures.listing({label: have[label] for label in outside})
+    return Verdict.CONDITIONAL, said, f"holds at {figures.some(inside)}; not at {failing}"
+
+
+@rule
+def untestable(statement: str, needs: Mapping[str, Any]) -> tuple[Verdict, str, str]:
+    """A statement whose test needs quantities that the source does not define.
+
+    `needs` maps each quantity that the test needs to what the source says of it, None where it says nothing. At least
+    one must be None: with all of them defined there is something to test, and ValueError is raised.
+    """
+    missing = [name for name, defined in needs.items() if defined is None]
+    if not missing:
+        raise ValueError(f"needs: expected a quantity that the source does not define, got {dict(needs)}")
+    return Verdict.UNTESTABLE, statement, f"the source does not define {', '.join(missing)}"
+
+
+def all_of(parts: Mapping[str, Finding]) -> Finding:
+    """A claim of several parts, by label: the verdict is the first in `PRECEDENCE` that a part has."""
+    if not parts:
+        raise ValueError("parts: expected at least one finding, got none")
+    verdict = min((finding.verdict for finding in parts.values()), key=PRECEDENCE.index)
+    mixed = any(finding.verdict != verdict for finding in parts.values())
+    source = "; ".join(f"{label}: {finding.source}" for label, finding in parts.items())
+    ours = "; ".join(
+        f"{label}: {finding.ours}" + (f" ({finding.verdict})" if mixed else "") for label, finding in parts.items()
+    )
+    names = dict.fromkeys(name for finding in parts.values() for name in finding.rule.split(", "))
+    return Finding(verdict, source, ours, ", ".join(names))
+
+
+def _compare(claimed: Formula, exact: Formula, held: Collection[str]) -> tuple[list[Formula], list[Formula]]:
+    """Terms of the exact form that outgrow the claim, and terms of the claim that outgrow the exact form."""
+    upper, truth = orders.monomials(claimed, held), orders.monomials(exact, held)
+    return orders.excess(truth, upper), orders.excess(upper, truth)
+
+
+def _rest(labels: Collection[str], taken: Collection[str]) -> list[str]:
+    return [label for label in labels if label not in taken]
+
+
+def _terms(terms: Collection[Formula]) -> str:
+    return f"${', '.join(figures.latex(term) for term in terms)}$"

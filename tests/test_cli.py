@@ -1,0 +1,97 @@
+"""`python -m ortho`, in this process and from a bare source tree."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ortho import claims, experiments
+from ortho.__main__ import main
+from ortho.attention import MECHANISMS
+from ortho.claims import LedgerError, ledger
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_mechanisms(capsys):
+    assert main(["mechanisms", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == list(MECHANISMS)
+    for row in rows:
+        assert set(row) == {"name", "family", "source", "causal", "exact", "reference", "fast", "cost"}
+        module, _, function = row["reference"].rpartition(".")
+        assert getattr(sys.modules[module], function) is MECHANISMS[row["name"]].reference
+    assert main(["mechanisms"]) == 0
+    assert all(name in capsys.readouterr().out for name in MECHANISMS)
+
+
+def test_claims(capsys):
+    assert main(["claims", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["id"], row["verdict"], row["chapter"], row["ours"]) for row in rows] == [
+        (entry.id, entry.verdict, entry.chapter, entry.ours) for entry in ledger()
+    ]
+    assert main(["claims", "--document", "S3"]) == 0
+    out = capsys.readouterr().out
+    assert "S3.3f (property)" in out
+    assert "S0.1.1a" not in out
+    assert out.splitlines()[-1].startswith("11 claims: ")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["claims", "--document", "S9"], "--document: expected one of S0, S1, S2, S3, S4, got 'S9'"),
+        (["claim"], "invalid choice: 'claim'"),
+        (["mechanisms", "--yaml"], "unrecognized arguments: --yaml"),
+        ([], "required"),
+    ],
+)
+def test_unknown_names_exit_with_2(argv, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(argv)
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_damaged_ledger_exits_with_1(monkeypatch, capsys):
+    def damaged():
+        raise LedgerError("claims.toml: claim 3 (S0.1.1c): kind: expected one of ..., got 'x'")
+
+    monkeypatch.setattr(claims, "catalogue", damaged)
+    assert main(["claims"]) == 1
+    assert capsys.readouterr().err == (
+        "python -m ortho: error: claims.toml: claim 3 (S0.1.1c): kind: expected one of ..., got 'x'\n"
+    )
+
+
+def test_experiments_get_their_own_arguments(monkeypatch):
+    given = []
+    monkeypatch.setattr(experiments, "main", lambda argv: given.append(argv) or 7)
+    assert main(["experiments", "--list", "-h", "name"]) == 7
+    assert given == [["--list", "-h", "name"]]
+
+
+def test_from_a_bare_source_tree(tmp_path):
+    """A copy of the package alone runs, is the one that runs, and imports nothing for a list but torch and numpy."""
+    shutil.copytree(ROOT / "ortho", tmp_path / "ortho", ignore=shutil.ignore_patterns("__pycache__"))
+    code = (
+        "import sys, torch; before = set(sys.modules)\n"
+        "import ortho.__main__\n"
+        "print(ortho.__file__); ortho.__main__.main(['mechanisms'])\n"
+        "print(sorted({'sympy', 'scipy', 'matplotlib', 'yaml', 'IPython'} & (set(sys.modules) - before)))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[0] == str(tmp_path / "ortho" / "__init__.py")
+    assert out.splitlines()[-1] == "[]"
+
+
+def test_a_reader_may_stop_early():
+    """`python -m ortho claims | head -1` ends quietly."""
+    command = f'"{sys.executable}" -m ortho claims --json | head -1'
+    ended = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ended.stdout == "[\n"
+    assert "BrokenPipe" not in ended.stderr

@@ -1,0 +1,79 @@
+"""Setting up says in one line what is wrong, and is done once."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# A stand-in for the interpreter: answers the Makefile's questions, makes an environment that holds itself.
+STAND_IN = """#!/bin/sh
+case "$*" in
+    -V) echo 'Python 3.9.1' ;;
+    *version_info*) {version} ;;
+    *ensurepip*) {venv} ;;
+    *'venv --clear .venv') {make} && mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
+    *'pip --version') ;;
+    *'pip install'*) echo installing >> log; {pip} ;;
+esac
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+def set_up(folder, **answers):
+    python = folder / "python"
+    python.write_text(STAND_IN.format(**{"version": "true", "venv": "true", "make": "true", "pip": "true"} | answers))
+    python.chmod(0o755)
+    command = ["make", "--no-print-directory", "env", f"PYTHON={python}"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("answer", "advice"),
+    [
+        ("version", "Python 3.9.1 is too old: Python 3.11 or newer is needed; name one: make PYTHON="),
+        ("venv", "cannot make environments: install its venv module"),
+        ("make", "could not make .venv: check that this folder can be written to"),
+        ("pip", "The installation failed, for the reason above: check the network"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(checkout, answer, advice):
+    result = set_up(checkout, **{answer: "false"})
+    assert result.returncode != 0
+    assert advice in result.stdout.splitlines()[-1]
+    assert not (checkout / ".venv" / ".ready").exists()
+
+
+def test_no_python_at_all(checkout):
+    command = ["make", "env", "PYTHON=no-such-python"]
+    result = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
+    assert result.returncode != 0
+    assert result.stdout.startswith("There is no no-such-python: install Python 3.11 or newer")
+
+
+def test_set_up_once_and_again_when_the_requirements_change(checkout):
+    def installations():
+        return len((checkout / "log").read_text().splitlines())
+
+    assert set_up(checkout).returncode == 0
+    assert set_up(checkout).returncode == 0
+    assert installations() == 1
+    later = (checkout / ".venv" / ".ready").stat().st_mtime + 10
+    os.utime(checkout / "constraints.txt", (later, later))
+    assert set_up(checkout).returncode == 0
+    assert installations() == 2
+
+
+def test_an_environment_of_ones_own_is_left_alone(checkout):
+    command = ["make", "-n", "test", "PY=python"]
+    result = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True)
+    assert result.stdout == "python -m pytest --nbval\n"

@@ -1,0 +1,299 @@
+"""Run the book's notebooks in place, and refuse those whose stored outputs cannot be trusted.
+
+    python tools/notebooks.py execute [--fresh] [NOTEBOOK ...]
+    python tools/notebooks.py check [NOTEBOOK ...]
+
+Without names, all notebooks of `notebooks/` and `book/` are meant. Executing an unchanged notebook leaves its bytes as
+they were: no times are recorded, metadata are the same on every Python 3, and cells tagged `nbval-ignore-output` (live
+timings) keep their outputs as long as their code and all code before it are unchanged; `--fresh` takes new ones.
+One notebook runs at a time, so that timings are not taken beside each other.
+"""
+
+import argparse
+import ast
+import hashlib
+import json
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from ipykernel.kernelspec import get_kernel_dict
+from IPython.core.inputtransformer2 import TransformerManager
+from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbformat import NotebookNode
+
+ROOT = Path(__file__).resolve().parent.parent
+RUN_TIMES = ROOT / "_build" / "run-times.json"
+CELL_TIMEOUT = 600  # seconds
+TIMING_TAG = "nbval-ignore-output"
+
+KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+LANGUAGE = {
+    "codemirror_mode": {"name": "ipython", "version": 3},
+    "file_extension": ".py",
+    "mimetype": "text/x-python",
+    "name": "python",
+    "nbconvert_exporter": "python",
+    "pygments_lexer": "ipython3",
+}
+# What editors and kernels leave behind in a cell and what would make equal runs differ.
+TRANSIENT = ("ExecuteTime", "collapsed", "execution", "jupyter", "scrolled", "vscode")
+
+TOP_FOLDERS = "home|mnt|opt|private|root|srv|tmp|usr|var|Users|Volumes"
+ABSOLUTE_PATH = re.compile(rf"(?<![\w.-])(?:/(?:{TOP_FOLDERS})/|[A-Z]:\\)[^\s'\"<]*")
+ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]{6,}")
+
+
+class NotebookError(Exception):
+    """A notebook that could not be executed; the message names the cell and the error in a few lines."""
+
+
+class ThisPython(KernelSpecManager):
+    """Runs every kernel with the interpreter that runs this file, whatever kernels the user has installed."""
+
+    def get_kernel_spec(self, kernel_name: str) -> KernelSpec:  # noqa: ARG002
+        return KernelSpec(**get_kernel_dict())
+
+
+def every_notebook() -> list[Path]:
+    """The book's notebooks in reading order: chapters, then pages."""
+    return [path for folder in ("notebooks", "book") for path in sorted((ROOT / folder).glob("*.ipynb"))]
+
+
+def title(path: Path) -> str:
+    """The path as shown to people: relative to the repository where it lies inside."""
+    path = path.resolve()
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.as_posix()
+
+
+def code_cells(nb: NotebookNode) -> list[NotebookNode]:
+    return [cell for cell in nb.cells if cell.cell_type == "code"]
+
+
+def digests(nb: NotebookNode) -> list[str]:
+    """One digest for each code cell, of its source and of all code before it."""
+    chain = hashlib.sha256()
+    result = []
+    for cell in code_cells(nb):
+        chain.update(cell.source.encode() + b"\0")
+        result.append(chain.hexdigest()[:12])
+    return result
+
+
+def stored_digests(nb: NotebookNode) -> list[str]:
+    """The digests of the code that made the stored outputs; empty for a notebook that was never executed here."""
+    return list(nb.metadata.get("ortho", {}).get("sources", []))
+
+
+# -------------------------------------------------------------------------------------------------------------- execute
+
+
+def execute(path: Path, *, fresh: bool = False) -> float:
+    """Execute one notebook in place and return the seconds it took.
+
+    The file is replaced only when all cells succeeded and something changed. Raises `NotebookError` otherwise.
+    """
+    before = path.read_text(encoding="utf-8")
+    nb = nbformat.reads(before, as_version=4)
+    old_outputs = [cell.outputs for cell in code_cells(nb)]
+    old_digests = stored_digests(nb)
+
+    start = time.perf_counter()
+    run(nb, path)
+    seconds = time.perf_counter() - start
+
+    new_digests = digests(nb)
+    normalise(nb, new_digests)
+    if not fresh:
+        for cell, outputs, old, new in zip(code_cells(nb), old_outputs, old_digests, new_digests, strict=False):
+            if old == new and TIMING_TAG in cell.metadata.get("tags", []):
+                cell.outputs = outputs
+    after = nbformat.writes(nb) + "\n"
+    if after != before:
+        replace(path, after)
+    return seconds
+
+
+def run(nb: NotebookNode, path: Path) -> None:
+    """Run all cells in a new kernel, in the notebook's own folder, storing outputs in `nb`."""
+    position = -1
+
+    def on_cell_start(cell_index: int, **_: Any) -> None:
+        nonlocal position
+        position = cell_index
+
+    for cell in code_cells(nb):
+        cell.outputs, cell.execution_count = [], None
+    client = NotebookClient(
+        nb,
+        km=AsyncKernelManager(kernel_name=KERNEL["name"], kernel_spec_manager=ThisPython()),
+        resources={"metadata": {"path": str(path.resolve().parent)}},
+        timeout=CELL_TIMEOUT,
+        record_timing=False,
+        coalesce_streams=True,
+        on_cell_start=on_cell_start,
+    )
+    with tempfile.TemporaryFile() as log:  # what the kernel itself says: of interest only if it dies
+        try:
+            client.execute(stderr=log)
+            return
+        except CellExecutionError as error:
+            reason = f"{error.ename}: {error.evalue}{raising_line(nb.cells[position])}"
+        except CellTimeoutError:
+            reason = f"still running after {CELL_TIMEOUT} s"
+        except DeadKernelError:
+            log.seek(0)
+            reason = "\n".join(["the kernel died", *log.read().decode(errors="replace").strip().splitlines()[-3:]])
+    name = nb.cells[position].get("id", "no id")
+    raise NotebookError("\n    ".join(f"{title(path)}, cell {position} ({name}): {reason}".splitlines()))
+
+
+def raising_line(cell: NotebookNode) -> str:
+    """The line of the cell at which it raised, as IPython's traceback marks it."""
+    for output in cell.outputs:
+        if output.output_type == "error":
+            traceback = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(output.traceback))
+            if mark := re.search(r"^-+> ?(\d+) ?(.*)$", traceback, re.MULTILINE):
+                return f"\nline {mark[1]}: {mark[2].strip()}"
+    return ""
+
+
+def normalise(nb: NotebookNode, sources: list[str]) -> None:
+    """Make the stored form depend on code and outputs alone, and record the code that the outputs come from."""
+    kept = {key: value for key, value in nb.metadata.items() if key not in {"widgets", "signature", "vscode"}}
+    nb.metadata = nbformat.from_dict(
+        kept | {"kernelspec": KERNEL, "language_info": LANGUAGE, "ortho": {"sources": sources}}
+    )
+    nb.nbformat_minor = max(nb.nbformat_minor, 5)
+    for cell in nb.cells:
+        for key in TRANSIENT:
+            cell.metadata.pop(key, None)
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file so that a reader, or a kill, finds either the old or the new one."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def record_time(path: Path, seconds: float) -> None:
+    """Keep the run time of a notebook of the book for the summary at the end of a build."""
+    if not path.resolve().is_relative_to(ROOT):
+        return
+    times = json.loads(RUN_TIMES.read_text(encoding="utf-8")) if RUN_TIMES.exists() else {}
+    times[title(path)] = round(seconds, 1)
+    RUN_TIMES.parent.mkdir(exist_ok=True)
+    replace(RUN_TIMES, json.dumps(times, indent=1, sort_keys=True) + "\n")
+
+
+# ---------------------------------------------------------------------------------------------------------------- check
+
+
+def faults(nb: NotebookNode) -> list[str]:
+    """Why a notebook may not be published, one line for each reason; empty when it may."""
+    cells = code_cells(nb)
+    found = [f"code cell {i} {fault}" for i, cell in enumerate(cells) for fault in cell_faults(cell, i)]
+    if not (stored := stored_digests(nb)):
+        found.append("was never executed by tools/notebooks.py")
+    elif stored != (now := digests(nb)):
+        first = next((i for i, (old, new) in enumerate(zip(stored, now, strict=False)) if old != new), len(stored))
+        found.append(f"code cell {min(first, len(now))} was edited, added or removed after execution")
+    if not any(asserts(cell.source) for cell in cells):
+        found.append("asserts nothing")
+    return found
+
+
+def cell_faults(cell: NotebookNode, position: int) -> Iterator[str]:
+    if cell.execution_count is None:
+        yield "is not executed"
+    elif cell.execution_count != position + 1:
+        yield f"is out of order: executed as number {cell.execution_count}, expected {position + 1}"
+    for output in cell.outputs:
+        if output.output_type == "error":
+            yield f"stores an error: {output.ename}: {output.evalue}"
+        if output.get("name") == "stderr":
+            yield f"stores a warning: {output.text.strip().splitlines()[-1] if output.text.strip() else 'stderr'}"
+        for text in texts(output):
+            if path := ABSOLUTE_PATH.search(text) or re.search(re.escape(str(ROOT)), text):
+                yield f"shows an absolute path: {path[0]}"
+            if address := ADDRESS.search(text):
+                yield f"shows a memory address: {address[0]}"
+
+
+def texts(output: dict[str, Any]) -> Iterator[str]:
+    """What a reader would see as words: streams and textual data, no encoded pictures."""
+    if "text" in output:
+        yield output["text"]
+    for kind, content in output.get("data", {}).items():
+        if isinstance(content, str) and "text/" in kind:
+            yield content
+
+
+def asserts(source: str) -> bool:
+    """Whether code checks something that can fail: an `assert` on more than a constant, or an `assert_…` call."""
+    try:
+        tree = ast.parse(TransformerManager().transform_cell(source))
+    except SyntaxError:
+        return False
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert) and not isinstance(node.test, ast.Constant):
+            return True
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if name.startswith("assert_"):
+                return True
+    return False
+
+
+# ----------------------------------------------------------------------------------------------------------------- main
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Run the book's notebooks, or check what they store.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in (("execute", "run in place"), ("check", "reject what may not be published")):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("notebooks", nargs="*", type=Path, metavar="NOTEBOOK")
+    commands.choices["execute"].add_argument("--fresh", action="store_true", help="take live timings anew")
+    options = parser.parse_args(arguments)
+
+    failed = 0
+    paths = options.notebooks or every_notebook()
+    if not paths:
+        print("There are no notebooks in notebooks/ and book/", file=sys.stderr)
+        return 1
+    for path in paths:
+        try:
+            if options.command == "execute":
+                seconds = execute(path, fresh=options.fresh)
+                record_time(path, seconds)
+                print(f"{seconds:6.1f} s  {title(path)}", flush=True)
+            elif found := faults(nbformat.read(path, as_version=4)):
+                raise NotebookError("\n    ".join([f"{title(path)} may not be published:", *found]))
+        except NotebookError as failure:
+            failed += 1
+            print(failure, file=sys.stderr)
+        except (OSError, ValueError, nbformat.ValidationError) as error:
+            failed += 1
+            print(f"{title(path)} cannot be read as a notebook: {str(error).splitlines()[0]}", file=sys.stderr)
+    if failed:
+        print(f"{failed} of {len(paths)} notebooks failed", file=sys.stderr)
+    elif options.command == "check":
+        print(f"{len(paths)} notebooks may be published")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""Look over the built pages, and say where the book is.
+
+    python tools/pages.py [FOLDER]
+
+Fails if a page asks another host for anything: the book must read without a network. Links that a reader may follow are
+not meant. Then prints the address of the first page and how long each chapter ran when it was last executed.
+"""
+
+import json
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RUN_TIMES = ROOT / "_build" / "run-times.json"
+
+# Elements whose address a browser fetches by itself.
+FETCHED = {"audio", "embed", "iframe", "img", "input", "link", "object", "script", "source", "track", "video"}
+NOT_FETCHED = {"alternate", "author", "canonical", "license", "next", "prev", "search"}  # kinds of <link>
+
+
+class Fetches(HTMLParser):
+    """Collects the addresses on other hosts that one page fetches."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attrs}
+        if tag not in FETCHED or (tag == "link" and values.get("rel") in NOT_FETCHED):
+            return
+        for name in ("src", "href", "data", "poster", "srcset"):
+            if values.get(name, "").startswith(("http:", "https:", "//")):
+                self.addresses.append(f"<{tag} {name}={values[name]}>")
+
+
+def foreign(folder: Path) -> list[str]:
+    """What the pages under `folder` fetch from other hosts, one line each with the page that does."""
+    return [
+        f"{page.relative_to(folder)}: {address}"
+        for page in sorted(folder.rglob("*.html"))
+        for address in Fetches(page.read_text(encoding="utf-8")).addresses
+    ]
+
+
+def run_times() -> list[str]:
+    times: dict[str, float] = json.loads(RUN_TIMES.read_text(encoding="utf-8")) if RUN_TIMES.exists() else {}
+    times = {name: seconds for name, seconds in times.items() if (ROOT / name).exists()}
+    if not times:
+        return ["No chapter has run here: the pages show the outputs that came with the notebooks."]
+    rows = [f"{seconds:6.1f} s  {name}" for name, seconds in sorted(times.items())]
+    return ["When last executed here, the chapters ran for:", *rows, f"{sum(times.values()):6.1f} s  in all"]
+
+
+def main(folder: Path) -> int:
+    first = folder / "index.html"
+    if not first.exists():
+        print(f"There is no book at {folder}: run make html", file=sys.stderr)
+        return 1
+    if found := foreign(folder):
+        print("\n    ".join(["The book must read without a network, but its pages fetch:", *found]), file=sys.stderr)
+        return 1
+    print("\n".join([*run_times(), f"The book: {first.resolve().as_uri()}"]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "_build" / "html"))
