@@ -1,0 +1,57 @@
+"""The rules found behind S0's printed tables, and the limits that they are held against."""
+
+import pytest
+
+from ortho.claims.s0 import printed
+from ortho.claims.s0.memory import even_length, memory
+from ortho.claims.s0.printed import SPEED_UPS, limit, needed_share, ratios_that_fit, step_gain, weights_that_fit
+from ortho.cost import block, layer
+
+
+def test_the_search_finds_one_ratio_and_it_is_the_rule():
+    assert ratios_that_fit(60) == [(9, 1, 14, 14)]
+    assert ratios_that_fit(13) == []
+
+
+def test_the_search_finds_a_planted_ratio(monkeypatch):
+    planted = {(n, d): f"{100 * (2 * d + 3 * n) / (7 * d + 5 * n):.1f}" for n, d in SPEED_UPS}
+    monkeypatch.setattr(printed, "SPEED_UPS", planted)
+    assert (2, 3, 7, 5) in ratios_that_fit(12)
+
+
+def test_the_weights_give_the_rule():
+    found = weights_that_fit()
+    assert ("saved", "N d^2", printed.BACKWARD, printed.OPTIMISER, printed.DROPPED) in found
+    assert {(reading, part) for reading, part, *_ in found} == {("saved", "N d^2")}
+    for n, d in SPEED_UPS:
+        gain = step_gain(n / d, printed.BACKWARD, printed.OPTIMISER, printed.DROPPED)
+        assert gain == pytest.approx(printed.table_rule(n, d), rel=1e-12)
+    total = 1 + printed.BACKWARD + printed.OPTIMISER
+    assert printed.OPTIMISER / total == pytest.approx(float(printed.OPTIMISER_SHARE), rel=1e-12)
+
+
+def test_speed_up_and_share_saved_say_the_same():
+    saved, speed_up = (step_gain(1.5, 2, 0.5, 1, reading=reading) / 100 for reading in ("saved", "speed-up"))
+    assert 1 / (1 - saved) == pytest.approx(1 + speed_up, rel=1e-12)
+    assert step_gain(1.0, 0, 0, 2, reading="speed-up") == float("inf")
+
+
+@pytest.mark.parametrize("n", [128, 768, 8192])
+def test_limits_in_closed_form(n):
+    r = n / 768
+    assert limit(n, 768, optimiser=0) == pytest.approx(100 / (5 + 3 * r), rel=1e-12)
+    assert float(limit(n, 768)) == pytest.approx(100 * (6 + r) / (22 + 13 * r), rel=1e-12)
+    assert limit(n, 768, optimiser=0, of=block) == pytest.approx(100 / (17 + 3 * r), rel=1e-12)
+    assert limit(n, 768, optimiser=0, form="fast") < limit(n, 768, optimiser=0) < float(limit(n, 768))
+
+
+def test_the_needed_share_is_just_enough():
+    share = needed_share(30.0, 512, 768)
+    assert limit(512, 768, optimiser=share) == pytest.approx(30.0, rel=1e-12)
+
+
+@pytest.mark.parametrize("form", ["fast", "reference"])
+def test_even_length_is_the_shortest(form):
+    length = even_length(128, form=form)
+    kept = [layer(1, n, 128, 2, form=form, itemsize=2).saved_bytes for n in (length - 1, length)]
+    assert kept[0] < sum(memory(128).values()) <= kept[1]
