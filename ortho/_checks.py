@@ -77,6 +77,15 @@ def finite(name: str, value: Tensor) -> None:
         raise ValueError(f"{name}: expected finite numbers, got {bad} NaN or infinite of {value.numel()}")
 
 
+def within(name: str, what: str, value: Tensor, least: float, most: float) -> None:
+    """ValueError unless a tensor, which is `what`, lies within [least, most]; like `finite`, on the CPU only."""
+    if not _reads_values(value):
+        return
+    low, high = (float(x) for x in value.detach().aminmax())  # NaN propagates, and lies nowhere
+    if not (least <= low and high <= most):
+        raise ValueError(f"{name}: expected {what} within {least:.2g} and {most:.2g}, got {low:.2g} to {high:.2g}")
+
+
 def sequence(name: str, value: Any, width: int) -> Tensor:
     """`value` if it is a finite float tensor (B, N, `width`) with N >= 1."""
     float_tensor(name, value)

@@ -6,7 +6,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-CHECKED = ["test_softmax.py", "test_properties.py", "test_layers.py", "test_orthogonal.py"]
+CHECKED = [
+    *("test_softmax.py", "test_factored.py", "test_linear.py", "test_favor.py", "test_synthesizer.py"),
+    *("test_properties.py", "test_layers.py", "test_orthogonal.py"),
+]
 
 
 def run(code_or_args, **kwargs):

@@ -1,10 +1,10 @@
 """How queries, keys and values become outputs: one file a mechanism, one line here."""
 
-from ortho.attention import softmax
+from ortho.attention import favor, linear, softmax
 from ortho.attention.mechanism import FORMS, AttentionCost, AttentionFunction, Mechanism
 from ortho.attention.softmax import softmax_attention, softmax_attention_reference
 
-MECHANISMS: dict[str, Mechanism] = {m.name: m for m in (softmax.MECHANISM,)}
+MECHANISMS: dict[str, Mechanism] = {m.name: m for m in (softmax.MECHANISM, linear.MECHANISM, favor.MECHANISM)}
 
 __all__ = [
     "FORMS",

@@ -6,7 +6,6 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from ortho import _checks
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.mechanism import (
     FUSED_BACKWARD,
@@ -16,6 +15,9 @@ from ortho.attention.mechanism import (
     Mechanism,
     causal_pairs,
 )
+from ortho.attention.operands import blocked_pairs, with_past
+
+_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
 
 
 def softmax_attention_reference(
@@ -37,8 +39,8 @@ def softmax_attention_reference(
 
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together or are not finite.
     """
-    k, v = _with_past(q, k, v, is_causal, attn_mask, initial_state)
-    blocked = _blocked(q, k, is_causal, attn_mask)
+    k, v = with_past(q, k, v, is_causal, attn_mask, initial_state)
+    blocked = blocked_pairs(q, k, is_causal, attn_mask)
     scores = q @ k.mT * (1 / sqrt(q.shape[-1]) if scale is None else scale)  # (..., N, M)
     if blocked is not None:
         # The lowest finite number in place of -inf: its weight is exactly 0 beside any other, and a row of nothing
@@ -69,41 +71,13 @@ def softmax_attention(
     """
     if isinstance(v, Tensor) and isinstance(q, Tensor) and v.shape[-1:] != q.shape[-1:]:
         raise ValueError(f"v: the fused kernel needs width {q.shape[-1]} like q, got shape {tuple(v.shape)}")
-    k, v = _with_past(q, k, v, is_causal, attn_mask, initial_state)
+    k, v = with_past(q, k, v, is_causal, attn_mask, initial_state)
     if is_causal and q.shape[-2] == 1:  # a lone query is the last: it has no future
         is_causal = False
     in_kernel = is_causal and attn_mask is None and initial_state is None
-    blocked = None if in_kernel else _blocked(q, k, is_causal, attn_mask)
+    blocked = None if in_kernel else blocked_pairs(q, k, is_causal, attn_mask)
     o = _fused(q, k, v, None if blocked is None else ~blocked, in_kernel, scale)
     return (o, (k, v)) if return_state else o
-
-
-def _with_past(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, attn_mask: Tensor | None, initial_state: State | None
-) -> tuple[Tensor, Tensor]:
-    """The checked keys and values, behind those that the state holds."""
-    if initial_state is None:
-        _checks.qkv(q, k, v, attn_mask, is_causal)
-        return k, v
-    if len(initial_state) != 2:
-        raise ValueError(f"initial_state: expected (keys, values), got {len(initial_state)} tensors")
-    past_k, past_v = initial_state
-    _checks.qkv(q, k, v, attn_mask, is_causal, past=past_k.shape[-2])
-    for name, past, new in (("keys", past_k, k), ("values", past_v, v)):
-        if past.shape[:-2] != new.shape[:-2] or past.shape[-1] != new.shape[-1] or past.dtype != new.dtype:
-            expected = f"{new.dtype} of shape {(*new.shape[:-2], '...', new.shape[-1])}"
-            raise ValueError(f"initial_state: expected {name} {expected}, got {_checks.describe(past)}")
-    return torch.cat([past_k, k], -2), torch.cat([past_v, v], -2)
-
-
-def _blocked(q: Tensor, k: Tensor, is_causal: bool, attn_mask: Tensor | None) -> Tensor | None:
-    """True where a query may not attend to a key, or None where all may. The last query stands at the last key."""
-    blocked = None if attn_mask is None else ~attn_mask
-    queries, keys = q.shape[-2], k.shape[-2]
-    if is_causal:
-        future = torch.ones(queries, keys, dtype=torch.bool, device=q.device).triu(1 + keys - queries)
-        blocked = future if blocked is None else blocked | future
-    return blocked
 
 
 def _fused(
@@ -118,9 +92,6 @@ def _fused(
     with sdpa_kernel(_KERNELS):
         o = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale)
     return o.reshape(*lead, *o.shape[-2:])
-
-
-_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
 
 
 def softmax_cost(

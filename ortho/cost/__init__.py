@@ -4,6 +4,6 @@ A closed form is a plain function of sizes. Called with integers it gives an exa
 gives the formula. `ortho.cost.counting` takes the same figures from a run; the tests hold the two equal, exactly.
 """
 
-from ortho.cost.closed_forms import Cost, block, feed_forward, layer, model
+from ortho.cost.closed_forms import Cost, block, feed_forward, layer, model, synthesizer
 
-__all__ = ["Cost", "block", "feed_forward", "layer", "model"]
+__all__ = ["Cost", "block", "feed_forward", "layer", "model", "synthesizer"]

@@ -6,6 +6,7 @@ from typing import Any
 from ortho._checks import one_of
 from ortho._typing import Size
 from ortho.attention import FORMS, MECHANISMS
+from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD
 from ortho.cost.counting import LAYER_NORM_BACKWARD, LAYER_NORM_FORWARD
 from ortho.projections import PROJECTIONS
 
@@ -86,6 +87,40 @@ def layer(
         state_bytes=core.state_bytes,
         trained=(4 if learned else 2) * d * d,
         frozen=(0 if learned else 2) * d * d,
+        itemsize=itemsize,
+    )
+
+
+def synthesizer(
+    B: Size,
+    N: Size,
+    d: Size,
+    H: Size,
+    *,
+    max_length: Size = None,
+    trained: bool = True,
+    causal: bool = False,
+    input_grad: bool = True,
+    itemsize: int = 4,
+) -> Cost:
+    """`SynthesizerAttention(d, H, max_length, trained=trained)` on x (B, N, d); `max_length` is N by default.
+
+    The weights are the same for the whole batch: their softmax is taken, and kept, once.
+    """
+    product, mixing, weights = 2 * B * N * d * d, 2 * B * N * N * d, H * N * N
+    logits = H * (N if max_length is None else max_length) ** 2
+    return Cost(
+        forward=2 * product + mixing,
+        backward=(3 + input_grad) * product + (1 + trained) * mixing,
+        elementwise_forward=weights * (SOFTMAX_FORWARD + causal),
+        elementwise_backward=weights * (SOFTMAX_BACKWARD + causal) if trained else 0,
+        # x, the merged heads, the weights; for the gradient of the logits v, and the blocked entries, a byte each
+        saved_bytes=itemsize * (2 * B * N * d + weights)
+        + (itemsize * B * N * d + (N * N if causal else 0) if trained else 0),
+        decode=4 * B * d * d + 2 * B * N * d,
+        state_bytes=itemsize * B * N * d,
+        trained=2 * d * d + (logits if trained else 0),
+        frozen=0 if trained else logits,
         itemsize=itemsize,
     )
 

@@ -45,6 +45,7 @@ _COMPOSITE = {
     aten.mean: 1,
     aten.amax: 1,
     aten.cumsum: 1,
+    aten.cummax: 1,
 }
 # They move, allocate or look up, and compute nothing (some are tagged pointwise by PyTorch).
 _FREE = {
@@ -54,6 +55,8 @@ _FREE = {
     aten.fill_,
     aten.zero_,
     aten.cat,
+    aten.stack,
+    aten.constant_pad_nd,
     aten.embedding,
     aten.triu,
     aten.tril,

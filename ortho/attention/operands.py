@@ -1,0 +1,34 @@
+"""What every mechanism does with its operands before its own work: check them, prepend the past, combine the masks."""
+
+import torch
+
+from ortho import _checks
+from ortho._typing import State, Tensor
+
+
+def with_past(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, attn_mask: Tensor | None, initial_state: State | None
+) -> tuple[Tensor, Tensor]:
+    """The checked keys and values, behind those that the state holds."""
+    if initial_state is None:
+        _checks.qkv(q, k, v, attn_mask, is_causal)
+        return k, v
+    if len(initial_state) != 2:
+        raise ValueError(f"initial_state: expected (keys, values), got {len(initial_state)} tensors")
+    past_k, past_v = initial_state
+    _checks.qkv(q, k, v, attn_mask, is_causal, past=past_k.shape[-2])
+    for name, past, new in (("keys", past_k, k), ("values", past_v, v)):
+        if past.shape[:-2] != new.shape[:-2] or past.shape[-1] != new.shape[-1] or past.dtype != new.dtype:
+            expected = f"{new.dtype} of shape {(*new.shape[:-2], '...', new.shape[-1])}"
+            raise ValueError(f"initial_state: expected {name} {expected}, got {_checks.describe(past)}")
+    return torch.cat([past_k, k], -2), torch.cat([past_v, v], -2)
+
+
+def blocked_pairs(q: Tensor, k: Tensor, is_causal: bool, attn_mask: Tensor | None) -> Tensor | None:
+    """True where a query may not attend to a key, or None where all may. The last query stands at the last key."""
+    blocked = None if attn_mask is None else ~attn_mask
+    queries, keys = q.shape[-2], k.shape[-2]
+    if is_causal:
+        future = torch.ones(queries, keys, dtype=torch.bool, device=q.device).triu(1 + keys - queries)
+        blocked = future if blocked is None else blocked | future
+    return blocked

@@ -1,0 +1,119 @@
+r"""The random Synthesizer: attention whose weights are parameters, not functions of the input (Tay et al. 2021).
+
+Each head has a matrix of logits $R$ for positions, and $Y = \mathrm{concat}_j\, \mathrm{softmax}(R_j) V_j\, W_O$
+(arXiv:2005.00743). There are no queries and no keys, so it stands beside the projections and mechanisms.
+"""
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from ortho import _checks
+from ortho._typing import Bool, Float, State, Tensor
+from ortho.projections import split_heads
+
+__all__ = ["SynthesizerAttention"]
+
+
+class SynthesizerAttention(nn.Module):
+    """Multi-head random Synthesizer for sequences of at most `max_length` tokens, without biases.
+
+    `logits` (H, max_length, max_length) are drawn from N(0, 1), the variance of scaled dot products of standard normal
+    q and k; they are a parameter if `trained`, else a buffer ("fixed random"). A shorter sequence uses their first
+    rows and columns. W_V and W_O (`weight_v`, `weight_o`, stored as in `torch.nn.Linear`) are always trained.
+
+    Raises TypeError or ValueError, naming the argument, for sizes below 1 and for d_model not divisible by num_heads.
+    """
+
+    logits: Tensor
+    weight_v: Tensor
+    weight_o: Tensor
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        max_length: int,
+        *,
+        trained: bool = True,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.d_model = _checks.positive_int("d_model", d_model)
+        self.num_heads = _checks.positive_int("num_heads", num_heads)
+        self.max_length = _checks.positive_int("max_length", max_length)
+        if d_model % num_heads:
+            raise ValueError(f"num_heads: expected a divisor of d_model = {d_model}, got {num_heads}")
+        shape = (num_heads, max_length, max_length)
+        logits = torch.randn(shape, generator=generator, dtype=dtype, device=device)
+        if trained:
+            self.register_parameter("logits", nn.Parameter(logits))
+        else:
+            self.register_buffer("logits", logits)
+        for name in ("weight_v", "weight_o"):
+            weight = torch.empty(d_model, d_model, dtype=dtype, device=device)
+            self.register_parameter(name, nn.Parameter(nn.init.xavier_uniform_(weight, generator=generator)))
+
+    def forward(
+        self,
+        x: Float[Tensor, "B N d"],
+        *,
+        attn_mask: Bool[Tensor, "..."] | None = None,
+        is_causal: bool = False,
+        initial_state: State | None = None,
+        return_state: bool = False,
+    ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], State]:
+        """x (B, N, d) -> (B, N, d).
+
+        `attn_mask` broadcasts to (B, H, N, N), True = may attend; a row with nothing to attend to gives zeros.
+        `initial_state` holds the values (B, H, P, K) of P earlier tokens, which the mask then spans too; with
+        `return_state` the result is (y, state). Raises TypeError or ValueError for arguments that do not fit, and for
+        more than `max_length` tokens, earlier ones included.
+        """
+        _checks.sequence("x", x, self.d_model)
+        if x.dtype != self.weight_v.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise TypeError(f"x: expected {self.weight_v.dtype} like the weights, got {x.dtype}")
+        v = split_heads(linear(x, self.weight_v), self.num_heads)  # (B, H, N, K)
+        if initial_state is not None:
+            v = self._with_past(v, initial_state)
+        queries, keys = x.shape[1], v.shape[2]
+        if keys > self.max_length:
+            raise ValueError(f"x: expected at most {self.max_length} tokens, got {keys}")
+        if attn_mask is not None:
+            _checks.mask(attn_mask, (*v.shape[:2], queries, keys))
+        weights = self.weights(queries, keys, attn_mask, is_causal)
+        if len(weights) == 1:  # one matrix a head for the whole batch, whose items are columns of one product
+            columns = v.permute(1, 2, 0, 3)  # (H, M, B, K)
+            o = (weights[0] @ columns.flatten(2)).unflatten(2, columns.shape[2:]).permute(2, 1, 0, 3)  # (B, N, H, K)
+        else:
+            o = (weights @ v).transpose(1, 2)
+        y = linear(o.flatten(2), self.weight_o)
+        return (y, (v,)) if return_state else y
+
+    def weights(
+        self, queries: int, keys: int, attn_mask: Bool[Tensor, "..."] | None = None, is_causal: bool = False
+    ) -> Float[Tensor, "b H N M"]:
+        """The attention weights (1 or B, H, queries, keys) of the last `queries` of `keys` positions."""
+        scores = self.logits[None, :, keys - queries : keys, :keys]
+        blocked = None if attn_mask is None else ~attn_mask
+        if is_causal:
+            future = torch.ones(queries, keys, dtype=torch.bool, device=scores.device).triu(1 + keys - queries)
+            blocked = future if blocked is None else blocked | future
+        if blocked is None:
+            return scores.softmax(-1)
+        weights = scores.masked_fill(blocked, torch.finfo(scores.dtype).min).softmax(-1)
+        return weights if attn_mask is None else weights.masked_fill(blocked, 0)  # only a mask can block a whole row
+
+    def _with_past(self, v: Tensor, state: State) -> Tensor:
+        expected = (v.shape[0], self.num_heads, v.shape[3])
+        if len(state) != 1 or state[0].dim() != 4 or (*state[0].shape[:2], state[0].shape[3]) != expected:
+            shape = f"({expected[0]}, {expected[1]}, P, {expected[2]})"
+            got = ", ".join(_checks.describe(x) for x in state)
+            raise ValueError(f"initial_state: expected one tensor of shape {shape}, got {got}")
+        return torch.cat([state[0], v], 2)
+
+    def extra_repr(self) -> str:
+        trained = isinstance(self.logits, nn.Parameter)
+        return f"d_model={self.d_model}, num_heads={self.num_heads}, max_length={self.max_length}, trained={trained}"
