@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ortho.experiments import cli, records
+from ortho.experiments.inference import INFERENCE, gains
 from ortho.experiments.provenance import default_results, is_stale
 from ortho.experiments.records import Case, Record, RecordError, by_device, latest
 from ortho.experiments.runner import Experiment, Report, measure, run
 from ortho.experiments.summary import memory, speedups
 from ortho.experiments.training_step import TRAINING_STEP
 
-EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in (TRAINING_STEP,)}
+EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in (TRAINING_STEP, INFERENCE)}
 
 __all__ = [
     "EXPERIMENTS",
@@ -23,6 +24,7 @@ __all__ = [
     "RecordError",
     "Report",
     "by_device",
+    "gains",
     "is_stale",
     "latest",
     "load",

@@ -261,6 +261,7 @@ TRAINING_STEP = Experiment(
     run=run,
     sources=(
         "attention/mechanism.py",
+        "attention/operands.py",
         "attention/softmax.py",
         "experiments/stopwatch.py",
         "experiments/training_step.py",
