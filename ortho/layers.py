@@ -10,7 +10,7 @@ from torch.nn.functional import gelu, linear
 from ortho import _checks
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention import FORMS, MECHANISMS
-from ortho.projections import PROJECTIONS, LearnedProjection, Projection, split_heads
+from ortho.projections import PROJECTIONS, LearnedProjection, Projection, new_weight, split_heads
 
 __all__ = ["FeedForward", "MultiheadAttention", "TransformerBlock", "to_standard"]
 
@@ -25,9 +25,6 @@ class MultiheadAttention(nn.Module):
 
     Raises TypeError or ValueError, naming the argument, for unknown names and for d_model not divisible by num_heads.
     """
-
-    weight_v: Tensor
-    weight_o: Tensor
 
     def __init__(
         self,
@@ -52,9 +49,8 @@ class MultiheadAttention(nn.Module):
         self.attention = _checks.one_of("attention", attention, MECHANISMS)
         self.form = _checks.one_of("form", form, FORMS)
         self.projection = projection
-        for name in ("weight_v", "weight_o"):
-            weight = torch.empty(d_model, d_model, dtype=dtype, device=device)
-            self.register_parameter(name, nn.Parameter(nn.init.xavier_uniform_(weight, generator=generator)))
+        self.weight_v = new_weight(d_model, d_model, generator=generator, dtype=dtype, device=device)
+        self.weight_o = new_weight(d_model, d_model, generator=generator, dtype=dtype, device=device)
 
     def forward(
         self,
@@ -116,9 +112,6 @@ class MultiheadAttention(nn.Module):
 class FeedForward(nn.Module):
     r"""$\mathrm{GELU}(x W_1)\, W_2$ with hidden width `d_ff` (4 d_model by default), without biases."""
 
-    weight_up: Tensor
-    weight_down: Tensor
-
     def __init__(
         self,
         d_model: int,
@@ -130,9 +123,8 @@ class FeedForward(nn.Module):
     ) -> None:
         super().__init__()
         d_ff = 4 * _checks.positive_int("d_model", d_model) if d_ff is None else _checks.positive_int("d_ff", d_ff)
-        for name, shape in (("weight_up", (d_ff, d_model)), ("weight_down", (d_model, d_ff))):
-            weight = torch.empty(shape, dtype=dtype, device=device)
-            self.register_parameter(name, nn.Parameter(nn.init.xavier_uniform_(weight, generator=generator)))
+        self.weight_up = new_weight(d_ff, d_model, generator=generator, dtype=dtype, device=device)
+        self.weight_down = new_weight(d_model, d_ff, generator=generator, dtype=dtype, device=device)
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         """x (..., d) -> (..., d)."""

@@ -20,9 +20,6 @@ class LanguageModel(nn.Module):
     block; each block draws its own frozen matrices.
     """
 
-    embed_tokens: Tensor
-    embed_positions: Tensor
-
     def __init__(
         self,
         vocab_size: int,
@@ -57,9 +54,9 @@ class LanguageModel(nn.Module):
             for _ in range(_checks.positive_int("num_layers", num_layers))
         )
         self.norm = nn.LayerNorm(d_model, bias=False, dtype=dtype, device=device)
-        for name, rows in (("embed_tokens", vocab_size), ("embed_positions", max_length)):
-            weight = torch.empty(rows, d_model, dtype=dtype, device=device)
-            self.register_parameter(name, nn.Parameter(nn.init.normal_(weight, std=0.02, generator=generator)))
+        tokens, positions = (torch.empty(n, d_model, dtype=dtype, device=device) for n in (vocab_size, max_length))
+        self.embed_tokens = nn.Parameter(nn.init.normal_(tokens, std=0.02, generator=generator))
+        self.embed_positions = nn.Parameter(nn.init.normal_(positions, std=0.02, generator=generator))
 
     def forward(
         self,

@@ -16,12 +16,25 @@ from ortho._checks import one_of, positive_int
 from ortho._typing import Float, Tensor
 from ortho.orthogonal import DRAWS
 
-__all__ = ["PROJECTIONS", "FrozenProjection", "LearnedProjection", "Projection", "split_heads"]
+__all__ = ["PROJECTIONS", "FrozenProjection", "LearnedProjection", "Projection", "new_weight", "split_heads"]
 
 
 def split_heads(x: Float[Tensor, "B N d"], num_heads: int) -> Float[Tensor, "B H N K"]:
     """(B, N, d) -> (B, H, N, d/H): head j takes columns j d/H to (j + 1) d/H."""
     return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+
+def new_weight(
+    rows: int,
+    columns: int,
+    *,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> nn.Parameter:
+    """A trained matrix (rows, columns) with Xavier's uniform initialisation (Glorot & Bengio 2010)."""
+    weight = torch.empty(rows, columns, dtype=dtype, device=device)
+    return nn.Parameter(nn.init.xavier_uniform_(weight, generator=generator))
 
 
 class Projection(nn.Module):
@@ -50,7 +63,7 @@ class Projection(nn.Module):
 
 
 class LearnedProjection(Projection):
-    """The standard layer's W_Q and W_K, trained (Vaswani et al. 2017), with Xavier's uniform initialisation."""
+    """The standard layer's W_Q and W_K, trained (Vaswani et al. 2017)."""
 
     def __init__(
         self,
@@ -63,8 +76,8 @@ class LearnedProjection(Projection):
     ) -> None:
         super().__init__(d_model, num_heads)
         for name in ("weight_q", "weight_k"):
-            weight = torch.empty(d_model, d_model, dtype=dtype, device=device)
-            self.register_parameter(name, nn.Parameter(nn.init.xavier_uniform_(weight, generator=generator)))
+            weight = new_weight(d_model, d_model, generator=generator, dtype=dtype, device=device)
+            self.register_parameter(name, weight)
 
 
 class FrozenProjection(Projection):

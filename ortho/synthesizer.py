@@ -10,7 +10,8 @@ from torch.nn.functional import linear
 
 from ortho import _checks
 from ortho._typing import Bool, Float, State, Tensor
-from ortho.projections import split_heads
+from ortho.attention.operands import blocked_pairs, masked_softmax
+from ortho.projections import new_weight, split_heads
 
 __all__ = ["SynthesizerAttention"]
 
@@ -26,8 +27,6 @@ class SynthesizerAttention(nn.Module):
     """
 
     logits: Tensor
-    weight_v: Tensor
-    weight_o: Tensor
 
     def __init__(
         self,
@@ -52,9 +51,8 @@ class SynthesizerAttention(nn.Module):
             self.register_parameter("logits", nn.Parameter(logits))
         else:
             self.register_buffer("logits", logits)
-        for name in ("weight_v", "weight_o"):
-            weight = torch.empty(d_model, d_model, dtype=dtype, device=device)
-            self.register_parameter(name, nn.Parameter(nn.init.xavier_uniform_(weight, generator=generator)))
+        self.weight_v = new_weight(d_model, d_model, generator=generator, dtype=dtype, device=device)
+        self.weight_o = new_weight(d_model, d_model, generator=generator, dtype=dtype, device=device)
 
     def forward(
         self,
@@ -97,14 +95,8 @@ class SynthesizerAttention(nn.Module):
     ) -> Float[Tensor, "b H N M"]:
         """The attention weights (1 or B, H, queries, keys) of the last `queries` of `keys` positions."""
         scores = self.logits[None, :, keys - queries : keys, :keys]
-        blocked = None if attn_mask is None else ~attn_mask
-        if is_causal:
-            future = torch.ones(queries, keys, dtype=torch.bool, device=scores.device).triu(1 + keys - queries)
-            blocked = future if blocked is None else blocked | future
-        if blocked is None:
-            return scores.softmax(-1)
-        weights = scores.masked_fill(blocked, torch.finfo(scores.dtype).min).softmax(-1)
-        return weights if attn_mask is None else weights.masked_fill(blocked, 0)  # only a mask can block a whole row
+        blocked = blocked_pairs(queries, keys, is_causal, attn_mask, scores.device)
+        return masked_softmax(scores, blocked, empty_rows=attn_mask is not None)
 
     def _with_past(self, v: Tensor, state: State) -> Tensor:
         expected = (v.shape[0], self.num_heads, v.shape[3])

@@ -53,7 +53,7 @@ def feature_attention_reference(
     The arguments and errors are those of `softmax_attention_reference`, and so is the state: earlier keys and values.
     """
     k, v = with_past(q, k, v, is_causal, attn_mask, initial_state)
-    blocked = blocked_pairs(q, k, is_causal, attn_mask)
+    blocked = blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
     with torch.autocast(q.device.type, enabled=False):
         f = feature_map(_working(q), _working(k))
         weights = f.q @ f.k.mT  # (..., N, M)

@@ -24,11 +24,22 @@ def with_past(
     return torch.cat([past_k, k], -2), torch.cat([past_v, v], -2)
 
 
-def blocked_pairs(q: Tensor, k: Tensor, is_causal: bool, attn_mask: Tensor | None) -> Tensor | None:
+def blocked_pairs(
+    queries: int, keys: int, is_causal: bool, attn_mask: Tensor | None, device: torch.device
+) -> Tensor | None:
     """True where a query may not attend to a key, or None where all may. The last query stands at the last key."""
     blocked = None if attn_mask is None else ~attn_mask
-    queries, keys = q.shape[-2], k.shape[-2]
     if is_causal:
-        future = torch.ones(queries, keys, dtype=torch.bool, device=q.device).triu(1 + keys - queries)
+        future = torch.ones(queries, keys, dtype=torch.bool, device=device).triu(1 + keys - queries)
         blocked = future if blocked is None else blocked | future
     return blocked
+
+
+def masked_softmax(scores: Tensor, blocked: Tensor | None, *, empty_rows: bool) -> Tensor:
+    """The softmax of each row's free entries; blocked ones are exactly 0, also, with `empty_rows`, where all are."""
+    if blocked is None:
+        return scores.softmax(-1)
+    # The lowest finite number in place of -inf: its weight is exactly 0 beside any other, and a row of nothing but
+    # blocked entries has no NaN in it or in its gradient.
+    weights = scores.masked_fill(blocked, torch.finfo(scores.dtype).min).softmax(-1)
+    return weights.masked_fill(blocked, 0) if empty_rows else weights

@@ -2,7 +2,6 @@ r"""Softmax attention, $o_i = \sum_j \mathrm{softmax}_j(q_i^T k_j / \sqrt{K})\, 
 
 from math import sqrt
 
-import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -15,7 +14,7 @@ from ortho.attention.mechanism import (
     Mechanism,
     causal_pairs,
 )
-from ortho.attention.operands import blocked_pairs, with_past
+from ortho.attention.operands import blocked_pairs, masked_softmax, with_past
 
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
 
@@ -40,16 +39,9 @@ def softmax_attention_reference(
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together or are not finite.
     """
     k, v = with_past(q, k, v, is_causal, attn_mask, initial_state)
-    blocked = blocked_pairs(q, k, is_causal, attn_mask)
     scores = q @ k.mT * (1 / sqrt(q.shape[-1]) if scale is None else scale)  # (..., N, M)
-    if blocked is not None:
-        # The lowest finite number in place of -inf: its weight is exactly 0 beside any other, and a row of nothing
-        # but blocked entries has no NaN in it or in its gradient.
-        scores = scores.masked_fill(blocked, torch.finfo(scores.dtype).min)
-    weights = scores.softmax(-1)
-    if blocked is not None and attn_mask is not None:  # only a mask can block a whole row
-        weights = weights.masked_fill(blocked, 0)
-    o = weights @ v
+    blocked = blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
+    o = masked_softmax(scores, blocked, empty_rows=attn_mask is not None) @ v  # only a mask can block a whole row
     return (o, (k, v)) if return_state else o
 
 
@@ -75,7 +67,7 @@ def softmax_attention(
     if is_causal and q.shape[-2] == 1:  # a lone query is the last: it has no future
         is_causal = False
     in_kernel = is_causal and attn_mask is None and initial_state is None
-    blocked = None if in_kernel else blocked_pairs(q, k, is_causal, attn_mask)
+    blocked = None if in_kernel else blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
     o = _fused(q, k, v, None if blocked is None else ~blocked, in_kernel, scale)
     return (o, (k, v)) if return_state else o
 
