@@ -37,6 +37,7 @@ serve: $(READY) ## serve the built book on this machine (PORT=8000)
 
 execute: $(READY) ## run notebooks in place (NOTEBOOKS="..." for some; FRESH=1 takes live timings anew)
 	@$(PY) tools/notebooks.py execute $(if $(FRESH),--fresh) $(NOTEBOOKS)
+	@$(PY) tools/readme.py
 
 check: $(READY) ## reject notebooks that are not fully executed, fail, warn or assert nothing
 	@$(PY) tools/notebooks.py check

@@ -25,7 +25,8 @@ def test_mechanisms(capsys):
         module, _, function = row["reference"].rpartition(".")
         assert getattr(sys.modules[module], function) is MECHANISMS[row["name"]].reference
     assert main(["mechanisms"]) == 0
-    assert all(name in capsys.readouterr().out for name in MECHANISMS)
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in MECHANISMS)
 
 
 def test_claims(capsys):

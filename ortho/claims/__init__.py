@@ -9,10 +9,11 @@
 from ortho.claims.catalogue import Catalogue, Claim, LedgerError
 from ortho.claims.ledger import AWAITING, Entry, Ledger, catalogue, evidence, judge, ledger
 from ortho.claims.report import counts_table, ledger_table, rules_table, show, table
-from ortho.claims.rules import PRECEDENCE, RULES, Finding, Verdict, all_of
+from ortho.claims.rules import MEANINGS, PRECEDENCE, RULES, Finding, Verdict, all_of
 
 __all__ = [
     "AWAITING",
+    "MEANINGS",
     "PRECEDENCE",
     "RULES",
     "Catalogue",

@@ -3,12 +3,12 @@
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ortho.claims import figures
 from ortho.claims.ledger import AWAITING, Entry, catalogue, judge, ledger
-from ortho.claims.rules import PRECEDENCE, RULES
+from ortho.claims.rules import MEANINGS, RULES
 
 _WIDTH = 100
 
@@ -52,17 +52,16 @@ def show(*claim_ids: str) -> Shown:
 
 
 def ledger_table(document: str | None = None) -> Shown:
-    """The ledger, or one document's claims, each linked to the cell that derives it."""
+    """The ledger, or one document's claims: a row each, linked to the cell that derives it."""
+
+    def row(entry: Entry) -> tuple[str, str]:
+        name = f"[{entry.id}](#{entry.cell})" if entry.cell else entry.id
+        evidence = [f"*{part}:* {value}" for part, value in _evidence(entry)]
+        return f"{name}<br>**{_status(entry, brief=True)}**", "<br>".join([escape(entry.claim), *evidence])
+
     entries = ledger(document)
-    rows = [
-        (
-            (f"[{entry.id}](#{entry.cell})" if entry.cell else entry.id) + f"<br>**{_status(entry, brief=True)}**",
-            escape(entry.claim) + (f"<br>*{entry.rule}:* {entry.ours}" if entry.ours else ""),
-        )
-        for entry in entries
-    ]
     text = "\n".join(f"{entry.id:9} {_status(entry)}" for entry in entries)
-    return Shown(table(rows, ("verdict", "what the source says, and what we find")).markdown, text)
+    return Shown(table(map(row, entries), ("claim", "evidence")).markdown, text)
 
 
 def counts_table() -> Shown:
@@ -74,7 +73,7 @@ def counts_table() -> Shown:
         chosen = [entry.document for entry in entries if entry.verdict in verdicts]
         return name, *(len(chosen) if document == "all" else chosen.count(document) for document in documents)
 
-    verdicts = [*map(str, reversed(PRECEDENCE)), AWAITING]
+    verdicts = [*map(str, MEANINGS), AWAITING]
     return table([*(row(verdict, [verdict]) for verdict in verdicts), row("claims", verdicts)], ("", *documents))
 
 
@@ -85,25 +84,28 @@ def rules_table() -> Shown:
 
 def entry_markdown(entry: Entry) -> str:
     """The box of one claim as Markdown."""
-    lines = [(entry.id, f"*{escape(entry.claim)}*"), ("---", "---"), ("verdict", f"**{_status(entry)}**")]
-    lines += [(name, value) for name in ("source", "ours", "rule") if (value := asdict(entry)[name])]
+    lines = [(entry.id, _status(entry)), ("---", "---"), ("claim", escape(entry.claim)), *_evidence(entry)]
     return "\n".join(f"| {name} | {_piped(value)} |" for name, value in lines)
 
 
 def entry_text(entry: Entry) -> str:
     """The box of one claim as plain text."""
-    lines = [("claim", entry.claim)]
-    lines += [(name, value) for name in ("source", "ours", "rule") if (value := asdict(entry)[name])]
     body = [
         textwrap.fill(f"  {name:7} {value}", _WIDTH, subsequent_indent=" " * 10, break_on_hyphens=False)
-        for name, value in lines
+        for name, value in (("claim", entry.claim), *_evidence(entry))
     ]
     return "\n".join([f"{entry.id} ({entry.kind}): {_status(entry)}", *body])
 
 
 def escape(text: str) -> str:
-    """Plain words as Markdown that shows them as they are."""
+    """Plain words as Markdown that shows them as they are, but for the commonest exponents, which are raised."""
+    text = re.sub(r"\^([23T])\b", lambda match: "²³ᵀ"["23T".index(match[1])], text)
     return re.sub(r"([\\`*_\[\]<>$~^{}])", r"\\\1", text)
+
+
+def _evidence(entry: Entry) -> list[tuple[str, str]]:
+    """What was compared, and by which rules; nothing while the claim awaits its chapter."""
+    return [(name, value) for name in ("source", "ours", "rule") if (value := getattr(entry, name))]
 
 
 def _status(entry: Entry, *, brief: bool = False) -> str:

@@ -23,24 +23,26 @@ P = ParamSpec("P")
 
 class Verdict(StrEnum):
     CONFIRMED = "confirmed"
-    CORRECTED = "corrected"  # right up to a constant, a unit, a missing term; the right one is given
-    REFUTED = "refuted"  # with the counter-example or the bound
-    INCONSISTENT = "inconsistent"  # the source contradicts itself; both sides are quoted
-    CONDITIONAL = "conditional"  # holds in a region, which is given
-    UNTESTABLE = "untestable"  # no quantity is defined that could be compared
+    CORRECTED = "corrected"
+    CONDITIONAL = "conditional"
+    UNTESTABLE = "untestable"
+    INCONSISTENT = "inconsistent"
+    REFUTED = "refuted"
 
+
+MEANINGS = {
+    Verdict.CONFIRMED: "the claim holds as stated",
+    Verdict.CORRECTED: "right up to a constant, a unit or a missing term; the right one is given",
+    Verdict.CONDITIONAL: "holds in a region, which is given",
+    Verdict.UNTESTABLE: "defines no quantity that could be compared; the reason is given",
+    Verdict.INCONSISTENT: "the source contradicts itself; both sides are quoted",
+    Verdict.REFUTED: "a counter-example or a bound contradicts it",
+}
 
 # A claim of several parts takes the first of these that one of its parts has. A false part makes the whole false, and
 # a contradiction leaves it without a meaning; what cannot be decided leaves the whole undecided; then come the
 # verdicts which say that the claim holds, the weakest first.
-PRECEDENCE = (
-    Verdict.REFUTED,
-    Verdict.INCONSISTENT,
-    Verdict.UNTESTABLE,
-    Verdict.CONDITIONAL,
-    Verdict.CORRECTED,
-    Verdict.CONFIRMED,
-)
+PRECEDENCE = tuple(reversed(MEANINGS))
 
 # Symbols that configure a model and do not grow with the problem: an order without one lacks a constant, not a term.
 CONFIGURATION = ("B", "H", "L")
@@ -139,12 +141,14 @@ def counted(source: Mapping[str, Any], ours: Mapping[str, Any], *, unit: str = "
 
 
 @rule
-def growth(claimed: Formula, exact: Formula, *, held: Collection[str] = ()) -> tuple[Verdict, str, str]:
+def growth(
+    claimed: Formula, exact: Formula, *, held: Collection[str] = (), settings: Collection[str] = CONFIGURATION
+) -> tuple[Verdict, str, str]:
     r"""A big-O claim against the exact closed form, all sizes growing independently.
 
     Terms are compared as in `ortho.cost.orders`; sizes in `held` are constants (to ask what dominates for N >> d,
     hold d). confirmed: each is within the order of the other. corrected: the claim is an upper bound but not a tight
-    one; or it misses nothing but constants of the configuration (`CONFIGURATION`, such as the number of heads).
+    one; or it misses nothing but constants of the configuration (`settings`, such as the number of heads).
     refuted: the exact form has a term that grows faster than the whole claim, so that the claim is not an upper bound.
     """
     said = f"$O({figures.latex(orders.parse(claimed))})$"
@@ -152,10 +156,10 @@ def growth(claimed: Formula, exact: Formula, *, held: Collection[str] = ()) -> t
     missing, loose = _compare(claimed, exact, held)
     because = []
     if missing:
-        but_constants, loose = _compare(claimed, exact, (*held, *CONFIGURATION))
+        but_constants, loose = _compare(claimed, exact, (*held, *settings))
         if but_constants:
             return Verdict.REFUTED, said, f"{have}: the claim drops {_terms(but_constants)}"
-        left_out = {symbol for term in missing for symbol in term.free_symbols if symbol.name in CONFIGURATION}
+        left_out = {symbol for term in missing for symbol in term.free_symbols if symbol.name in settings}
         because = [f"the claim leaves out {_terms(sorted(left_out, key=str))} in {_terms(missing)}"]
     if loose:
         because.append(f"nothing grows like {_terms(loose)}")
@@ -248,6 +252,39 @@ def region(
         return Verdict.REFUTED, said, f"{figures.listing(have)}: outside everywhere"
     failing = figures.listing({label: have[label] for label in outside})
     return Verdict.CONDITIONAL, said, f"holds at {figures.some(inside)}; not at {failing}"
+
+
+@rule
+def effect(
+    claimed: Interval, measured: Mapping[str, Interval], control: Mapping[str, Interval], *, unit: str = ""
+) -> tuple[Verdict, str, str]:
+    """A claimed gain against measured intervals, beside those of a control that compares like with like.
+
+    `claimed` is the range of the gain, `measured` and `control` are confidence intervals by setting. A gain shows where
+    its interval lies wholly above the control's. It is excluded where none shows and the interval lies below the middle
+    of the claimed range, so that most of what is claimed would have shown. confirmed: a gain within the claimed range
+    shows everywhere. conditional: in some settings, which are named. refuted: in none, and everywhere it is excluded or
+    outside the range. untestable: in none, and somewhere the noise could hide it.
+    """
+    figures.check(measured, control)
+    least, most = figures.interval(claimed)
+    within, hidden, have = [], [], {}
+    for label in measured:
+        (low, high), (noise_low, noise) = figures.interval(measured[label]), figures.interval(control[label])
+        have[label] = f"{figures.span((low, high), unit)} (control {figures.span((noise_low, noise), unit)})"
+        if low > noise and low <= most and high >= least:
+            within.append(label)
+        elif low <= noise and high >= (least + most) / 2:
+            hidden.append(label)
+    said, listed = figures.span((least, most), unit), figures.listing(have)
+    if len(within) == len(measured):
+        return Verdict.CONFIRMED, said, listed
+    if within:
+        rest = figures.listing({label: have[label] for label in _rest(measured, within)})
+        return Verdict.CONDITIONAL, said, f"shows at {figures.some(within)}; not at {rest}"
+    if hidden:
+        return Verdict.UNTESTABLE, said, f"{listed}: the noise at {figures.some(hidden)} could hide it"
+    return Verdict.REFUTED, said, f"{listed}: no such gain shows anywhere"
 
 
 @rule

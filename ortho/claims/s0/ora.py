@@ -230,9 +230,10 @@ def halves() -> Finding:
 @evidence("S0.4.1a", chapter=CHAPTER)
 def half_the_gradients() -> Finding:
     share = saved_share("frozen")
+    lengths = {"d/6": "1/6", "d": "1", "16d/3": "16/3"}  # at d = 768: 128, 768, 4096
     backward = {
-        f"the backward pass at $N = {length}$": float(100 * share.subs(r, sympy.Rational(length, 768)))
-        for length in (128, 768, 4096)
+        f"the backward pass at $N = {length}$": float(100 * share.subs(r, sympy.Rational(ratio)))
+        for length, ratio in lengths.items()
     }
     return region((50, 50), {**weights_alone(), **backward}, unit=" %").noting(
         f"Of the backward pass it is {show(100 * sympy.limit(share, r, 0))} % at most"

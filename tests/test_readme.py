@@ -1,0 +1,96 @@
+"""The README says what the landing page says, its code runs, and the pages name only what exists."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ortho.__main__ import main as ortho
+from tools import readme
+
+ROOT = Path(__file__).parent.parent
+PAGES = ("README.md", "CONTRIBUTING.md")
+LANDING = (ROOT / readme.PAGE).read_text(encoding="utf-8")
+
+
+def read(name):
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A tree with the README, and the landing page and picture that it follows."""
+    for name in (readme.README, readme.PAGE, readme.PICTURE):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def test_picture_and_findings_are_current(capsys):
+    assert readme.main(["--check"]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [readme.README, readme.PICTURE])
+def test_a_change_is_noticed_and_mended(copy, name, capsys):
+    page = copy / name
+    before = page.read_text(encoding="utf-8")
+    altered = before.replace("bound", "guess").replace("<svg", "<svg ")
+    page.write_text(altered, encoding="utf-8")
+    assert readme.main(["--check"], copy) == 1
+    assert f"{name} is not what {readme.PAGE} says" in capsys.readouterr().err
+    assert page.read_text(encoding="utf-8") == altered, "a check writes nothing"
+    assert readme.main([], copy) == 0
+    assert page.read_text(encoding="utf-8") == before
+
+
+def test_what_is_missing_is_named(copy, capsys):
+    (copy / readme.README).write_text("# No markers\n", encoding="utf-8")
+    assert readme.main([], copy) == 1
+    assert "README.md: expected the lines" in capsys.readouterr().err
+    page = copy / readme.PAGE
+    page.write_text(page.read_text(encoding="utf-8").replace('"findings"', '"others"'), encoding="utf-8")
+    assert readme.main([], copy) == 1
+    assert "expected a cell 'findings'" in capsys.readouterr().err
+
+
+def test_links_are_made_relative_to_the_readme():
+    text = "[a](../notebooks/01-a.ipynb), [b](ledger.ipynb), [c](https://example.org/d), [e](#f)"
+    assert (
+        readme.moved(text) == "[a](notebooks/01-a.ipynb), [b](book/ledger.ipynb), [c](https://example.org/d), [e](#f)"
+    )
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_relative_links_lead_somewhere(page):
+    links = re.findall(r"\]\(((?![a-z]+:|#)[^)#]+)", read(page))
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+@pytest.mark.parametrize("code", re.findall(r"^```python\n(.*?)^```", read("README.md"), re.MULTILINE | re.DOTALL))
+def test_the_readmes_code_runs(code, capsys):
+    exec(compile(code, "README.md", "exec"), {})
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", [*map(read, PAGES), LANDING], ids=[*PAGES, readme.PAGE])
+def test_commands_exist(text, capsys):
+    """Targets of make, at the start of a line or of code, and the commands and options of `python -m ortho`."""
+    named = set(re.findall(r"(?:^ *\"?|`)make (?:[A-Z]+=\S+ )*([a-z]+)", text, re.MULTILINE))
+    assert {"test", "html"} & named
+    assert named <= set(re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE))
+    for command in set(re.findall(r"python -m ortho ([a-z]+)", text)):
+        with pytest.raises(SystemExit) as stopped:
+            ortho([command, "--help"])
+        assert stopped.value.code == 0
+        offered = capsys.readouterr().out
+        assert all(option in offered for option in re.findall(rf"python -m ortho {command} .*?(--[a-z]+)", text))
+
+
+def test_the_landing_page_leads_to_every_chapter():
+    toc = yaml.safe_load(read("_toc.yml"))
+    chapters = [chapter["file"] for part in toc["parts"] for chapter in part["chapters"] if part.get("numbered")]
+    assert chapters
+    assert [chapter for chapter in chapters if f"(../{chapter}.ipynb)" not in LANDING] == []
