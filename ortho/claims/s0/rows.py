@@ -1,0 +1,71 @@
+r"""S0, section 3.1: the rows of the source's comparison, and the closed form behind each."""
+
+from dataclasses import fields
+from typing import Any
+
+import sympy
+from torch import nn
+
+from ortho.attention.favor import FEATURES, favor_cost
+from ortho.cost import Cost, layer, synthesizer
+from ortho.cost.big_o import H, N, d, m
+from ortho.layers import MultiheadAttention
+from ortho.synthesizer import SynthesizerAttention
+
+
+def performer(features: Any) -> Cost:
+    """`cost.layer` of one sequence with that many features of FAVOR+; the layer itself takes the default."""
+    default, wanted = (favor_cost(1, N, H, d / H, d / H, m=count) for count in (FEATURES, features))
+    whole = layer(1, N, d, H, attention="favor")
+    named = {f.name: getattr(whole, f.name) for f in fields(whole)}
+    core = {f.name: named[f.name] - getattr(default, f.name) + getattr(wanted, f.name) for f in fields(default)}
+    return Cost(**{**named, **core})
+
+
+COSTS = {
+    "learned": layer(1, N, d, H, form="reference"),
+    "synthesizer": synthesizer(1, N, d, H),
+    "favor": performer(m),
+    "linear": layer(1, N, d, H, attention="linear"),
+    "frozen": layer(1, N, d, H, projection="frozen", form="reference"),
+    "stopped": layer(1, N, d, H, projection="stopped", form="reference"),
+}
+NAMES = {
+    "learned": "standard",
+    "synthesizer": "Synthesizer",
+    "favor": "Performer",
+    "linear": "linear attention",
+    "frozen": "ORA (frozen)",
+    "stopped": "frozen, gradient stopped",
+}
+# As the source prints them: time, space, trained parameters, backward. It has no row for the last layer.
+SOURCE = {
+    "learned": ("N^2*d + N*d^2", "N^2 + N*d", "4*d^2", "N^2*d + N*d^2"),
+    "synthesizer": ("N^2*d + N*d^2", "N^2 + N*d", "4*d^2", "N^2*d + N*d^2"),
+    "favor": ("N*d^2 + N*d*log(d)", "N*d", "4*d^2", "N*d^2 + N*d*log(d)"),
+    "linear": ("N*d^2", "N*d", "4*d^2", "N*d^2"),
+    "frozen": ("N^2*d + N*d^2", "N^2 + N*d", "2*d^2", "N*d^2"),
+}
+
+
+def kept(name: str) -> Any:
+    """How many numbers a row's layer keeps from the forward to the backward pass; a byte is a quarter of one."""
+    return sympy.expand(COSTS[name].saved_bytes / COSTS[name].itemsize)
+
+
+def evaluate(formula: Any, length: int, d_model: int, heads: int, features: int = FEATURES) -> int:
+    """A closed form at these sizes, exactly. ValueError if it is no integer there."""
+    sizes = {N: length, d: d_model, H: heads, m: features}
+    value = sympy.sympify(formula).subs(sizes)
+    if not value.is_integer:
+        raise ValueError(f"formula: expected an integer at {sizes}, got {value} of {formula}")
+    return int(value)
+
+
+def build(name: str, N: int, d_model: int, num_heads: int) -> nn.Module:
+    """The layer of a row, to be run on N tokens; the Performer with its default number of features."""
+    if name == "synthesizer":
+        return SynthesizerAttention(d_model, num_heads, N)
+    if name in ("linear", "favor"):
+        return MultiheadAttention(d_model, num_heads, attention=name)
+    return MultiheadAttention(d_model, num_heads, projection=name, form="reference")
