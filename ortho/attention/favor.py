@@ -27,8 +27,8 @@ from ortho.attention.mechanism import AttentionCost, Mechanism
 from ortho.orthogonal import haar
 
 FEATURES = 256  # the default m, that of the authors' code; K ln K, the order of their theorem 4, is 266 at K = 64
-# Of the default features, which are the same in every call: a number that nobody seeds data with, because normal features
-# drawn from the seed of q and k would be aligned with them.
+# Of the default features, the same in every call. A number that nobody seeds data with: features drawn from the seed of
+# q and k would be aligned with them.
 SEED = 2009_14794
 
 
