@@ -29,12 +29,18 @@ def checkout(tmp_path):
     return tmp_path
 
 
+def make(folder, *words):
+    """Run make as if from a shell: these tests may themselves run under a make, which hands its own options down."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    command = ["make", "--no-print-directory", *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
 def set_up(folder, **answers):
     python = folder / "python"
     python.write_text(STAND_IN.format(**{"version": "true", "venv": "true", "make": "true", "pip": "true"} | answers))
     python.chmod(0o755)
-    command = ["make", "--no-print-directory", "env", f"PYTHON={python}"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return make(folder, "env", f"PYTHON={python}")
 
 
 @pytest.mark.parametrize(
@@ -54,8 +60,7 @@ def test_what_is_wrong_is_said_in_one_line(checkout, answer, advice):
 
 
 def test_no_python_at_all(checkout):
-    command = ["make", "env", "PYTHON=no-such-python"]
-    result = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
+    result = make(checkout, "env", "PYTHON=no-such-python")
     assert result.returncode != 0
     assert result.stdout.startswith("There is no no-such-python: install Python 3.11 or newer")
 
@@ -74,6 +79,5 @@ def test_set_up_once_and_again_when_the_requirements_change(checkout):
 
 
 def test_an_environment_of_ones_own_is_left_alone(checkout):
-    command = ["make", "-n", "test", "PY=python"]
-    result = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True)
+    result = make(checkout, "-n", "test", "PY=python")
     assert result.stdout == "python -m pytest --nbval\n"
