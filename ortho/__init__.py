@@ -5,6 +5,7 @@ from ortho.attention import MECHANISMS
 from ortho.layers import FeedForward, MultiheadAttention, TransformerBlock, to_standard
 from ortho.models import LanguageModel
 from ortho.projections import PROJECTIONS
+from ortho.synthesizer import SynthesizerAttention
 
 __version__ = "0.1.0"
 
@@ -14,6 +15,7 @@ __all__ = [
     "FeedForward",
     "LanguageModel",
     "MultiheadAttention",
+    "SynthesizerAttention",
     "TransformerBlock",
     "attention",
     "cost",

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from math import isfinite
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ def unchecked_values() -> Iterator[None]:
 
 def describe(value: Any) -> str:
     """How a value is named in an error: a tensor by its dtype and shape, anything else by its type and itself."""
+    if isinstance(value, tuple | list):
+        return f"{type(value).__name__} of {len(value)}: {', '.join(map(describe, value))}"
     if isinstance(value, Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
     return f"{type(value).__name__} {value!r}"
@@ -86,13 +89,42 @@ def within(name: str, what: str, value: Tensor, least: float, most: float) -> No
         raise ValueError(f"{name}: expected {what} within {least:.2g} and {most:.2g}, got {low:.2g} to {high:.2g}")
 
 
-def sequence(name: str, value: Any, width: int) -> Tensor:
-    """`value` if it is a finite float tensor (B, N, `width`) with N >= 1."""
+def heads(d_model: Any, num_heads: Any) -> tuple[int, int]:
+    """(d_model, num_heads) if they are positive integers and the heads divide the width."""
+    positive_int("d_model", d_model)
+    if d_model % positive_int("num_heads", num_heads):
+        raise ValueError(f"num_heads: expected a divisor of d_model = {d_model}, got {num_heads}")
+    return d_model, num_heads
+
+
+def sequence(name: str, value: Any, weight: Tensor) -> Tensor:
+    """`value` if it is a finite tensor (B, N, d), N >= 1, that a (·, d) `weight` can multiply."""
     float_tensor(name, value)
+    width = weight.shape[-1]
     if value.dim() != 3 or value.shape[-1] != width or 0 in value.shape:
         raise ValueError(f"{name}: expected shape (B, N, {width}) with B, N >= 1, got {tuple(value.shape)}")
+    if value.dtype != weight.dtype and not torch.is_autocast_enabled(value.device.type):
+        raise TypeError(f"{name}: expected {weight.dtype} like the weights, got {value.dtype}")
     finite(name, value)
     return value
+
+
+def state(value: Any, *names: str) -> tuple[Tensor, ...]:
+    """An `initial_state` as the tuple of tensors that it should be; `names` say what they are."""
+    wanted = f"initial_state: expected a tuple of tensors ({', '.join(names)}), got {describe(value)}"
+    if not isinstance(value, tuple | list) or not all(map(torch.is_tensor, value)):
+        raise TypeError(wanted)
+    if len(value) != len(names):
+        raise ValueError(wanted)
+    return tuple(value)
+
+
+def scale_factor(value: Any) -> None:
+    """TypeError or ValueError unless a `scale` is None or a finite number."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise TypeError(f"scale: expected a number, got {describe(value)}")
+    if value is not None and not isfinite(value):
+        raise ValueError(f"scale: expected a finite number, got {value}")
 
 
 def qkv(q: Any, k: Any, v: Any, attn_mask: Any, is_causal: bool, past: int = 0) -> None:
@@ -100,6 +132,8 @@ def qkv(q: Any, k: Any, v: Any, attn_mask: Any, is_causal: bool, past: int = 0) 
 
     `past` is the number of cached keys before k: a mask spans them too, and a causal call may have them.
     """
+    if not isinstance(is_causal, bool):
+        raise TypeError(f"is_causal: expected True or False, got {describe(is_causal)}")
     for name, value in (("q", q), ("k", k), ("v", v)):
         float_tensor(name, value)
         if value.dim() < 2 or 0 in value.shape:

@@ -10,7 +10,7 @@ from torch.nn.functional import gelu, linear
 from ortho import _checks
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention import FORMS, MECHANISMS
-from ortho.projections import PROJECTIONS, LearnedProjection, Projection, new_weight, split_heads
+from ortho.projections import PROJECTIONS, FrozenProjection, LearnedProjection, Projection, new_weight, split_heads
 
 __all__ = ["FeedForward", "MultiheadAttention", "TransformerBlock", "to_standard"]
 
@@ -67,14 +67,12 @@ class MultiheadAttention(nn.Module):
         `attn_mask` broadcasts to (B, H, N, M), True = may attend. `initial_state` and `return_state` cut a causal
         sequence anywhere: the state that one call returns is what the next one starts from.
         """
-        _checks.sequence("x", x, self.d_model)
+        _checks.sequence("x", x, self.weight_v)
         source = x
         if context is not None:
-            source = _checks.sequence("context", context, self.d_model)
+            source = _checks.sequence("context", context, self.weight_v)
             if len(context) != len(x):
                 raise ValueError(f"context: expected batch {len(x)} like x, got shape {tuple(context.shape)}")
-        if x.dtype != self.weight_v.dtype and not torch.is_autocast_enabled(x.device.type):
-            raise TypeError(f"x: expected {self.weight_v.dtype} like the weights, got {x.dtype}")
         q, k = self.projection(x, context)  # (B, H, N, K), (B, H, M, K)
         v = split_heads(linear(source, self.weight_v), self.num_heads)  # (B, H, M, K)
         o = MECHANISMS[self.attention].form(self.form)(
@@ -92,8 +90,10 @@ class MultiheadAttention(nn.Module):
     def to_torch(self) -> nn.MultiheadAttention:
         """This layer as PyTorch's own `nn.MultiheadAttention` (batch first, no biases), with identical outputs.
 
-        Raises ValueError for an attention other than softmax, which that layer does not know.
+        Raises ValueError for an attention other than softmax, which that layer does not know, and TypeError for a
+        projection of one's own, whose weights need not say what it does.
         """
+        _convertible(self.projection)
         if self.attention != "softmax":
             raise ValueError(f"attention: expected 'softmax', got {self.attention!r}")
         w = self.weight_o
@@ -126,8 +126,9 @@ class FeedForward(nn.Module):
         self.weight_up = new_weight(d_ff, d_model, generator=generator, dtype=dtype, device=device)
         self.weight_down = new_weight(d_model, d_ff, generator=generator, dtype=dtype, device=device)
 
-    def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
-        """x (..., d) -> (..., d)."""
+    def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B N d"]:
+        """x (B, N, d) -> (B, N, d)."""
+        _checks.sequence("x", x, self.weight_up)
         return linear(gelu(linear(x, self.weight_up)), self.weight_down)
 
 
@@ -175,7 +176,7 @@ class TransformerBlock(nn.Module):
         return_state: bool = False,
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], State]:
         """x (B, N, d) -> (B, N, d); the arguments are `MultiheadAttention.forward`'s."""
-        _checks.sequence("x", x, self.attention.d_model)
+        _checks.sequence("x", x, self.attention.weight_v)
         y = self.attention(
             self.norm_attention(x),
             attn_mask=attn_mask,
@@ -194,20 +195,25 @@ class TransformerBlock(nn.Module):
         return x + self.feed_forward(self.norm_feed_forward(x))
 
 
+def _convertible(projection: Projection) -> Projection:
+    if type(projection) not in (LearnedProjection, FrozenProjection):
+        raise TypeError(f"projection: expected a learned or frozen one, got {type(projection).__name__}")
+    return projection
+
+
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 def to_standard(module: ModuleT) -> ModuleT:
     """A copy of any module in which every projection is a learned one with the same weights: same outputs, all trained.
 
-    The copy's layers are what the standard architecture loads and what a trainer may fine-tune in full.
+    The copy's layers are what the standard architecture loads and what a trainer may fine-tune in full. Raises
+    TypeError for a projection of one's own, whose weights need not say what it does.
     """
     module = copy.deepcopy(module)
     for layer in [m for m in module.modules() if isinstance(m, MultiheadAttention)]:
-        old = layer.projection
-        new = LearnedProjection(old.d_model, old.num_heads, dtype=old.weight_q.dtype, device=old.weight_q.device)
-        with torch.no_grad():
-            new.weight_q.copy_(old.weight_q)
-            new.weight_k.copy_(old.weight_k)
+        old = _convertible(layer.projection)
+        new = LearnedProjection(old.d_model, old.num_heads, device="meta")  # no draw: its weights are the old ones
+        new.weight_q, new.weight_k = (nn.Parameter(w.detach().clone()) for w in (old.weight_q, old.weight_k))
         layer.projection = new.train(old.training)
     return module

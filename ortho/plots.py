@@ -10,10 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from ortho._checks import one_of
+
 __all__ = ["COLOURS", "DASHES", "LABELS", "MARKERS", "figure", "powers_of_two", "style", "use"]
 
-# Okabe & Ito's palette (2008), told apart with any colour vision; each variant keeps its own everywhere, with a marker
-# and a dash of its own, so that the figures survive a grey printer too.
+# Okabe & Ito's palette (2008), told apart with any colour vision; each variant keeps its own everywhere, and its own
+# marker, so that the figures survive a grey printer too.
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
 )  # fmt: skip
@@ -27,7 +29,16 @@ COLOURS = {
     "favor": ORANGE,
     "synthesizer": SKY,
 }
-MARKERS = {"learned": "o", "frozen": "s", "stopped": "^", "source": "x", "softmax": "o", "linear": "D", "favor": "v"}
+MARKERS = {
+    "learned": "o",
+    "frozen": "s",
+    "stopped": "^",
+    "source": "x",
+    "softmax": "o",  # the standard layer is learned x softmax: one look for both
+    "linear": "D",
+    "favor": "v",
+    "synthesizer": "P",
+}
 DASHES = {"learned": "-", "frozen": "--", "stopped": "-.", "source": ":"}
 LABELS = {
     "learned": "standard (learned)",
@@ -85,10 +96,13 @@ def figure(columns: int = 1, *, height: float = 3.8, share_y: bool = False) -> t
 
 
 def style(name: str) -> dict[str, Any]:
-    """Keyword arguments for `plot` that draw a variant or mechanism as everywhere else in the book."""
+    """Keyword arguments for `plot` that draw a variant or mechanism as everywhere else in the book.
+
+    Raises ValueError for a name that has no look.
+    """
     return {
-        "color": COLOURS[name],
-        "marker": MARKERS.get(name, "o"),
+        "color": COLOURS[one_of("name", name, COLOURS)],
+        "marker": MARKERS[name],
         "linestyle": DASHES.get(name, "-"),
         "label": LABELS.get(name, name),
     }

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from ortho._checks import one_of, positive_int
+from ortho import _checks
 from ortho._typing import Float, Tensor
 from ortho.orthogonal import DRAWS
 
@@ -45,10 +45,7 @@ class Projection(nn.Module):
 
     def __init__(self, d_model: int, num_heads: int) -> None:
         super().__init__()
-        self.d_model = positive_int("d_model", d_model)
-        self.num_heads = positive_int("num_heads", num_heads)
-        if d_model % num_heads:
-            raise ValueError(f"num_heads: expected a divisor of d_model = {d_model}, got {num_heads}")
+        self.d_model, self.num_heads = _checks.heads(d_model, num_heads)
 
     def forward(
         self, x: Float[Tensor, "B N d"], context: Float[Tensor, "B M d"] | None = None
@@ -99,7 +96,7 @@ class FrozenProjection(Projection):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(d_model, num_heads)
-        self.draw = one_of("draw", draw, DRAWS)
+        self.draw = _checks.one_of("draw", draw, DRAWS)
         self.stop_gradient = stop_gradient
         for name in ("weight_q", "weight_k"):
             self.register_buffer(name, DRAWS[draw](d_model, generator=generator, dtype=dtype, device=device))

@@ -40,11 +40,8 @@ class SynthesizerAttention(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        self.d_model = _checks.positive_int("d_model", d_model)
-        self.num_heads = _checks.positive_int("num_heads", num_heads)
+        self.d_model, self.num_heads = _checks.heads(d_model, num_heads)
         self.max_length = _checks.positive_int("max_length", max_length)
-        if d_model % num_heads:
-            raise ValueError(f"num_heads: expected a divisor of d_model = {d_model}, got {num_heads}")
         shape = (num_heads, max_length, max_length)
         logits = torch.randn(shape, generator=generator, dtype=dtype, device=device)
         if trained:
@@ -70,9 +67,7 @@ class SynthesizerAttention(nn.Module):
         `return_state` the result is (y, state). Raises TypeError or ValueError for arguments that do not fit, and for
         more than `max_length` tokens, earlier ones included.
         """
-        _checks.sequence("x", x, self.d_model)
-        if x.dtype != self.weight_v.dtype and not torch.is_autocast_enabled(x.device.type):
-            raise TypeError(f"x: expected {self.weight_v.dtype} like the weights, got {x.dtype}")
+        _checks.sequence("x", x, self.weight_v)
         v = split_heads(linear(x, self.weight_v), self.num_heads)  # (B, H, N, K)
         if initial_state is not None:
             v = self._with_past(v, initial_state)
@@ -99,12 +94,12 @@ class SynthesizerAttention(nn.Module):
         return masked_softmax(scores, blocked, empty_rows=attn_mask is not None)
 
     def _with_past(self, v: Tensor, state: State) -> Tensor:
+        (past,) = _checks.state(state, "values")
         expected = (v.shape[0], self.num_heads, v.shape[3])
-        if len(state) != 1 or state[0].dim() != 4 or (*state[0].shape[:2], state[0].shape[3]) != expected:
+        if past.dim() != 4 or (*past.shape[:2], past.shape[3]) != expected or past.dtype != v.dtype:
             shape = f"({expected[0]}, {expected[1]}, P, {expected[2]})"
-            got = ", ".join(_checks.describe(x) for x in state)
-            raise ValueError(f"initial_state: expected one tensor of shape {shape}, got {got}")
-        return torch.cat([state[0], v], 2)
+            raise ValueError(f"initial_state: expected {v.dtype} values of shape {shape}, got {_checks.describe(past)}")
+        return torch.cat([past, v], 2)
 
     def extra_repr(self) -> str:
         trained = isinstance(self.logits, nn.Parameter)

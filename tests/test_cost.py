@@ -172,3 +172,9 @@ def test_errors():
         cost.layer(1, 2, 4, 2, form="flash")
     with pytest.raises(ValueError, match="attention: expected one of"):
         cost.layer(1, 2, 4, 2, attention="flash")
+    with pytest.raises(ValueError, match="H: expected a divisor of d = 5, got 2"):
+        cost.layer(1, 4, 5, 2)
+    with pytest.raises(ValueError, match="N: expected an integer of at least 1, got 0"):
+        cost.block(1, 0, 4, 2)
+    with pytest.raises(TypeError, match="input_grad: expected in ortho.cost.layer alone"):
+        cost.block(1, 2, 4, 2, input_grad=False)

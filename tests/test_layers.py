@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from ortho import LanguageModel, MultiheadAttention, TransformerBlock, to_standard
+from ortho import FeedForward, LanguageModel, MultiheadAttention, TransformerBlock, to_standard
 from ortho.orthogonal import DRAWS
 from ortho.projections import PROJECTIONS, FrozenProjection
 
@@ -97,6 +97,58 @@ def test_cross_attention():
     torch.testing.assert_close(y, theirs, atol=1e-5, rtol=1e-5)
 
 
+def test_cross_attention_gradients():
+    """Stopped: nothing reaches x, whose part is the queries alone; the context is reached through v alone."""
+    x, context = draw(1, 3, 8).double().requires_grad_(), draw(1, 7, 8, seed=2).double().requires_grad_()
+    one = layer("stopped", dtype=torch.float64)
+    into_x, into_context = torch.autograd.grad(one(x, context).square().sum(), [x, context], allow_unused=True)
+    assert into_x is None
+    q, k = (t.detach() for t in one.projection(x, context))
+    one.projection.forward = lambda x, context: (q, k)
+    (through_v,) = torch.autograd.grad(one(x, context).square().sum(), context)
+    torch.testing.assert_close(into_context, through_v, atol=1e-12, rtol=0)
+
+
+def test_block_by_its_formula():
+    """x + attention(norm(x)), then x + W_down gelu(W_up norm(x)), with the mask handed on."""
+    block = TransformerBlock(8, 2, d_ff=20, generator=generator(), dtype=torch.float64)
+    x, mask = draw(2, 6, 8, dtype=torch.float64), draw(6, 6) > 0
+    with torch.no_grad():
+        block.norm_attention.weight.uniform_(0.5, 2, generator=generator(3))
+        block.norm_feed_forward.weight.uniform_(0.5, 2, generator=generator(4))
+
+    def norm(x, gain):
+        centred = x - x.mean(-1, keepdim=True)
+        return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * gain
+
+    h = x + block.attention(norm(x, block.norm_attention.weight), attn_mask=mask, is_causal=True)
+    up = norm(h, block.norm_feed_forward.weight) @ block.feed_forward.weight_up.T
+    expected = h + up * (1 + torch.erf(up / 2**0.5)) / 2 @ block.feed_forward.weight_down.T
+    torch.testing.assert_close(block(x, attn_mask=mask, is_causal=True), expected, atol=1e-12, rtol=0)
+
+
+def test_only_known_projections_convert():
+    """The weights of a projection of one's own need not say what it does."""
+
+    class Shifted(FrozenProjection):
+        def forward(self, x, context=None):
+            q, k = super().forward(x, context)
+            return q + 1, k
+
+    own = MultiheadAttention(8, 2, projection=Shifted(8, 2))
+    with pytest.raises(TypeError, match="projection: expected a learned or frozen one, got Shifted"):
+        to_standard(own)
+    with pytest.raises(TypeError, match="projection: expected a learned or frozen one"):
+        own.to_torch()
+
+
+def test_conversion_draws_nothing():
+    ora = layer("frozen")
+    before = torch.get_rng_state()
+    to_standard(ora)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_draws_and_own_projection():
     for name in DRAWS:
         module = MultiheadAttention(8, 2, projection=FrozenProjection(8, 2, draw=name, generator=generator()))
@@ -141,6 +193,9 @@ BAD = [
     (lambda: layer("learned")(draw(2, 5, 8).double()), TypeError, "x: expected torch.float32 like the weights"),
     (lambda: layer("learned")(draw(2, 5, 8) / 0), ValueError, "x: expected finite numbers"),
     (lambda: layer("learned")(draw(2, 5, 8), draw(1, 5, 8)), ValueError, "context: expected batch 2 like x"),
+    (lambda: layer("learned")(draw(2, 5, 8), draw(2, 5, 8).double()), TypeError, "context: expected torch.float32"),
+    (lambda: FeedForward(8)(draw(2, 5, 7)), ValueError, r"x: expected shape \(B, N, 8\)"),
+    (lambda: TransformerBlock(8, 2)(draw(2, 5, 8).double()), TypeError, "x: expected torch.float32 like the weights"),
     (lambda: LanguageModel(5, 8, 2, 0, max_length=4), ValueError, "num_layers: expected an integer of at least 1"),
     (
         lambda: LanguageModel(5, 8, 2, 1, max_length=4)(torch.tensor([[5]])),

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
 
 from ortho.attention import softmax_attention, softmax_attention_reference
@@ -15,7 +16,7 @@ TOLERANCE = {"atol": 1e-13, "rtol": 1e-13}
 
 def draw(*shape, seed=0, dtype=torch.float64):
     g = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=g, dtype=dtype)
+    return torch.randn(shape, generator=g, dtype=dtype)
 
 
 def by_loops(q, k, v, allowed, scale):
@@ -73,6 +74,27 @@ def test_cross_attention_and_wide_values():
     torch.testing.assert_close(softmax_attention(q, k, k), softmax_attention_reference(q, k, k), **TOLERANCE)
 
 
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3), (2, 1, 3)])
+@pytest.mark.parametrize("axes", ["scalar", "keys", "queries and keys", "heads", "full"])
+def test_every_mask_that_broadcasts(lead, axes):
+    """Whatever broadcasts to (..., N, M) is served by both forms, alike."""
+    full = (*lead, 5, 7)
+    shape = {"scalar": (), "keys": (7,), "queries and keys": (5, 7), "heads": (*lead[-1:], 1, 7), "full": full}[axes]
+    q, k, v = draw(*lead, 5, 4), draw(*lead, 7, 4, seed=1), draw(*lead, 7, 4, seed=2)
+    mask = draw(*shape, seed=3) > -0.5
+    expected = softmax_attention_reference(q, k, v, attn_mask=mask.expand(full))
+    for attention in FORMS:
+        torch.testing.assert_close(attention(q, k, v, attn_mask=mask), expected, **TOLERANCE)
+
+
+def test_no_silent_fallback(monkeypatch):
+    """Where no fused kernel serves the call, the fast form raises; it does not materialise the weights."""
+    monkeypatch.setattr("ortho.attention.softmax._KERNELS", [SDPBackend.CUDNN_ATTENTION])  # not on a CPU
+    q = draw(1, 2, 5, 4)
+    with pytest.raises(RuntimeError, match="No viable backend"):
+        softmax_attention(q, q, q)
+
+
 @pytest.mark.parametrize("attention", FORMS)
 def test_causal_and_mask_together(attention):
     q, k, v = (draw(2, 6, 4, seed=s) for s in range(3))
@@ -118,7 +140,16 @@ BAD = [
         r"attn_mask: expected a shape that broadcasts to \(2, 5, 5\), got \(4, 5\)",
     ),
     (lambda q, k, v, f: f(q, k / 0, v), ValueError, "k: expected finite numbers, got 40 NaN or infinite of 40"),
-    (lambda q, k, v, f: f(q, k, v, initial_state=(k,)), ValueError, "initial_state: expected"),
+    (lambda q, k, v, f: f(q, k, v, initial_state=(k,)), ValueError, r"initial_state: expected.*\(keys, values\)"),
+    (lambda q, k, v, f: f(q, k, v, initial_state=5), TypeError, "initial_state: expected a tuple of tensors"),
+    (
+        lambda q, k, v, f: f(q, k, v, initial_state=(k, v[:, :3])),
+        ValueError,
+        "initial_state: expected values of length",
+    ),
+    (lambda q, k, v, f: f(q, k, v, scale=float("nan")), ValueError, "scale: expected a finite number, got nan"),
+    (lambda q, k, v, f: f(q, k, v, scale="1"), TypeError, "scale: expected a number, got str"),
+    (lambda q, k, v, f: f(q, k, v, is_causal=torch.ones(2)), TypeError, "is_causal: expected True or False"),
     (lambda q, k, v, f: f(q, k, v, initial_state=(k[:1], v)), ValueError, "initial_state: expected keys"),
 ]
 

@@ -192,6 +192,7 @@ def _memory(state: State | None, f: Features, v: Tensor) -> tuple[Tensor, Tensor
         peak = None if f.log_k is None else torch.full(lead, torch.finfo(v.dtype).min, dtype=v.dtype, device=v.device)
         return v.new_zeros(*lead, m, width + 1), peak
     shapes = [(*lead, m, width), (*lead, m), *([] if f.log_k is None else [tuple(lead)])]
+    state = _checks.state(state, *("S", "z", "peak")[: len(shapes)])
     if [tuple(x.shape) for x in state] != shapes or any(x.dtype != v.dtype for x in state):
         got = ", ".join(_checks.describe(x) for x in state)
         raise ValueError(f"initial_state: expected {v.dtype} tensors of shapes {shapes}, got {got}")

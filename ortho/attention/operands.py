@@ -13,14 +13,16 @@ def with_past(
     if initial_state is None:
         _checks.qkv(q, k, v, attn_mask, is_causal)
         return k, v
-    if len(initial_state) != 2:
-        raise ValueError(f"initial_state: expected (keys, values), got {len(initial_state)} tensors")
-    past_k, past_v = initial_state
+    past_k, past_v = _checks.state(initial_state, "keys", "values")
     _checks.qkv(q, k, v, attn_mask, is_causal, past=past_k.shape[-2])
     for name, past, new in (("keys", past_k, k), ("values", past_v, v)):
         if past.shape[:-2] != new.shape[:-2] or past.shape[-1] != new.shape[-1] or past.dtype != new.dtype:
             expected = f"{new.dtype} of shape {(*new.shape[:-2], '...', new.shape[-1])}"
             raise ValueError(f"initial_state: expected {name} {expected}, got {_checks.describe(past)}")
+    if past_v.shape[-2] != past_k.shape[-2]:
+        raise ValueError(
+            f"initial_state: expected values of length {past_k.shape[-2]} like the keys, got {tuple(past_v.shape)}"
+        )
     return torch.cat([past_k, k], -2), torch.cat([past_v, v], -2)
 
 

@@ -2,9 +2,11 @@ r"""Softmax attention, $o_i = \sum_j \mathrm{softmax}_j(q_i^T k_j / \sqrt{K})\, 
 
 from math import sqrt
 
+import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from ortho import _checks
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.mechanism import (
     FUSED_BACKWARD,
@@ -38,6 +40,7 @@ def softmax_attention_reference(
 
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together or are not finite.
     """
+    _checks.scale_factor(scale)
     k, v = with_past(q, k, v, is_causal, attn_mask, initial_state)
     scores = q @ k.mT * (1 / sqrt(q.shape[-1]) if scale is None else scale)  # (..., N, M)
     blocked = blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
@@ -63,6 +66,7 @@ def softmax_attention(
     """
     if isinstance(v, Tensor) and isinstance(q, Tensor) and v.shape[-1:] != q.shape[-1:]:
         raise ValueError(f"v: the fused kernel needs width {q.shape[-1]} like q, got shape {tuple(v.shape)}")
+    _checks.scale_factor(scale)
     k, v = with_past(q, k, v, is_causal, attn_mask, initial_state)
     if is_causal and q.shape[-2] == 1:  # a lone query is the last: it has no future
         is_causal = False
@@ -77,8 +81,9 @@ def _fused(
 ) -> Float[Tensor, "*batch N V"]:
     """`scaled_dot_product_attention` on any number of leading axes, barred from its materialised fallback."""
     lead = q.shape[:-2]
-    if mask is not None and q.dim() != 4:
-        mask = mask.expand(*lead, *mask.shape[-2:]).reshape(1, -1, *mask.shape[-2:])
+    if mask is not None:  # the kernels broadcast some leading axes and not others
+        mask = mask.expand(torch.broadcast_shapes(mask.shape, (*lead, 1, k.shape[-2])))
+        mask = mask if q.dim() == 4 else mask.reshape(1, -1, *mask.shape[-2:])
     if q.dim() != 4:
         q, k, v = (x.reshape(1, -1, *x.shape[-2:]) for x in (q, k, v))
     with sdpa_kernel(_KERNELS):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ortho._checks import one_of
+from ortho._checks import one_of, positive_int
 from ortho._typing import Size
 from ortho.attention import FORMS, MECHANISMS
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD
@@ -48,6 +48,16 @@ class Cost:
         return 2 * self.itemsize * self.trained
 
 
+def _sizes(**sizes: Size) -> None:
+    """TypeError or ValueError for a number that is no size; symbols pass."""
+    for name, value in sizes.items():
+        if not hasattr(value, "free_symbols"):
+            positive_int(name, value)
+    d, H = sizes.get("d"), sizes.get("H")
+    if isinstance(d, int) and isinstance(H, int) and d % H:
+        raise ValueError(f"H: expected a divisor of d = {d}, got {H}")
+
+
 def layer(
     B: Size,
     N: Size,
@@ -66,6 +76,7 @@ def layer(
     `input_grad` says whether x needs a gradient: always, but for a first layer over frozen embeddings. Without it, q
     and k of a frozen projection depend on nothing that is trained, and autograd leaves their path out.
     """
+    _sizes(B=B, N=N, d=d, H=H)
     one_of("projection", projection, PROJECTIONS)
     one_of("form", form, FORMS)
     mechanism = MECHANISMS[one_of("attention", attention, MECHANISMS)]
@@ -107,6 +118,7 @@ def synthesizer(
 
     The weights are the same for the whole batch: their softmax is taken, and kept, once.
     """
+    _sizes(B=B, N=N, d=d, H=H)
     product, mixing, weights = 2 * B * N * d * d, 2 * B * N * N * d, H * N * N
     logits = H * (N if max_length is None else max_length) ** 2
     return Cost(
@@ -128,6 +140,7 @@ def synthesizer(
 def feed_forward(B: Size, N: Size, d: Size, d_ff: Size = None, *, itemsize: int = 4) -> Cost:
     """`FeedForward(d, d_ff)` on x (B, N, d) that needs a gradient."""
     d_ff = 4 * d if d_ff is None else d_ff
+    _sizes(B=B, N=N, d=d, d_ff=d_ff)
     product = 2 * B * N * d * d_ff
     return Cost(
         forward=2 * product,
@@ -150,7 +163,8 @@ def _layer_norm(B: Size, N: Size, d: Size, itemsize: int) -> Cost:
         backward=0,
         elementwise_forward=LAYER_NORM_FORWARD * size,
         elementwise_backward=LAYER_NORM_BACKWARD * size,
-        saved_bytes=itemsize * size + 2 * max(itemsize, 4) * B * N,  # x, and each row's mean and 1/std
+        # x, and each row's mean and 1/std, in float32 at least as on CUDA (the CPU's kernel has them in half precision)
+        saved_bytes=itemsize * size + 2 * max(itemsize, 4) * B * N,
         decode=0,
         state_bytes=0,
         trained=d,
@@ -168,8 +182,11 @@ def _sum(*costs: Cost) -> Cost:
 def block(B: Size, N: Size, d: Size, H: Size, *, d_ff: Size = None, itemsize: int = 4, **kwargs: Any) -> Cost:
     """`TransformerBlock(d, H, d_ff=d_ff)` on x (B, N, d) that needs a gradient; `kwargs` are `layer`'s.
 
-    The norm before the attention has a trained gain, so the attention's own input always needs a gradient.
+    The norm before the attention has a trained gain, so the attention's own input always needs a gradient, and
+    `input_grad` may not be said. Raises TypeError if it is.
     """
+    if "input_grad" in kwargs:
+        raise TypeError("input_grad: expected in ortho.cost.layer alone; a block's attention always needs the gradient")
     attention = layer(B, N, d, H, itemsize=itemsize, **kwargs)
     norm = _layer_norm(B, N, d, itemsize)
     total = _sum(norm, attention, norm, feed_forward(B, N, d, d_ff, itemsize=itemsize))
@@ -198,6 +215,7 @@ def model(
 
     The loss is not included: `saved_bytes` and the counts end at the logits.
     """
+    _sizes(L=L, vocab_size=vocab_size, max_length=max_length)
     one = block(B, N, d, H, d_ff=d_ff, itemsize=itemsize, **{"causal": True, **kwargs})
     blocks = Cost(
         **{name: L * getattr(one, name) for name in Cost.__dataclass_fields__ if name != "itemsize"}, itemsize=itemsize

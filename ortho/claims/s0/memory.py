@@ -47,12 +47,12 @@ def memory(
     leaves the activations out.
     """
     size = PRECISIONS[precision]
-    cost = of(1, length, width, width // HEAD_WIDTH, projection=projection, form=form, itemsize=size.weight)
+    cost = of(1, max(length, 1), width, width // HEAD_WIDTH, projection=projection, form=form, itemsize=size.weight)
     return {
         "parameters": size.weight * (cost.trained + cost.frozen),
         "gradients": size.gradient * cost.trained,
         "optimiser": size.optimiser * cost.trained,
-        "activations": cost.saved_bytes,
+        "activations": cost.saved_bytes if length else 0,
     }
 
 
