@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0, 1 for a damaged ledger, 2 for a name that is not known."""
+    """Run one command; returns the exit status: 0, 1 for a damaged ledger or record, 2 for a name that is not known."""
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv[:1] == ["experiments"]:  # its options are its own
         from ortho import experiments
@@ -59,13 +59,14 @@ def _mechanisms(as_json: bool) -> int:
 
 def _claims(parser: argparse.ArgumentParser, as_json: bool, document: str | None) -> int:
     from ortho.claims import LedgerError, catalogue, ledger
+    from ortho.experiments import RecordError
 
     try:
         known = catalogue().documents
         if document is not None and document not in known:
             parser.error(f"--document: expected one of {', '.join(known)}, got {document!r}")
         entries = ledger(document)
-    except LedgerError as error:
+    except (LedgerError, RecordError) as error:
         print(f"python -m ortho: error: {error}", file=sys.stderr)
         return 1
     except ModuleNotFoundError as error:

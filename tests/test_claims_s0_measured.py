@@ -5,7 +5,7 @@ import pytest
 from ortho import experiments
 from ortho.claims import Verdict
 from ortho.claims.s0 import measured
-from ortho.experiments import training_step
+from ortho.experiments import summary, training_step
 
 
 def record(device="cpu-a", seconds=(2.0, 1.0), threads=1, **case):
@@ -41,6 +41,7 @@ def test_the_main_setting_is_one_case_a_length():
 def test_phases_are_compared_by_the_process_own_time():
     assert measured.phase_ratio(record(), "frozen", "backward") == (0.5, 0.5, 0.5)
     assert measured.phase_ratio(record(threads=2), "frozen", "backward") == (1, 1, 1)
+    assert measured.seconds is summary.seconds  # the one rule for every page
 
 
 def test_time_saved_beside_the_flops_saved():

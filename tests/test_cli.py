@@ -69,6 +69,18 @@ def test_a_damaged_ledger_exits_with_1(monkeypatch, capsys):
     )
 
 
+def test_a_damaged_file_of_records_exits_with_1(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "inference" / "cpu.json"
+    file.parent.mkdir()
+    file.write_text('[\n{"schema": 1, "exp')
+    monkeypatch.setattr(claims, "ledger", lambda _: experiments.load("inference", tmp_path))  # as evidence does
+    assert main(["claims"]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"python -m ortho: error: {file}: damaged")
+    assert said.err.count("\n") == 1
+
+
 def test_experiments_get_their_own_arguments(monkeypatch):
     given = []
     monkeypatch.setattr(experiments, "main", lambda argv: given.append(argv) or 7)

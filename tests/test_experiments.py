@@ -112,15 +112,29 @@ def test_nothing_starts_after_the_budget(tmp_path):
         return outcome()
 
     report = go(fake(slow), tmp_path, budget=10.0, clock=clock)
-    assert len(report.done) == 1  # nothing was known of it beforehand
+    assert len(report.done) == 1  # of which a second of work was expected
     assert len(report.left) == 2
+
+
+def test_a_case_that_should_not_fit_is_left_though_nothing_was_measured(tmp_path):
+    clock = Clock()
+
+    def one(case):
+        clock.now += case["work"]
+        return outcome()
+
+    report = go(fake(one, works=(12, 3, 12)), tmp_path, budget=3.0, clock=clock)
+    assert indices(tmp_path) == [1]
+    assert report.left == ["fake: index=0 work=12", "fake: index=2 work=12"]
+    assert go(fake(name="other", works=(12, 12)), tmp_path, budget=3.0, clock=Clock()).done == []
+    assert not stored(tmp_path, "other").exists()
 
 
 def test_estimates_come_from_the_nearest_case_and_never_shrink():
     measured = [(1.0, 2.0), (100.0, 50.0)]
     assert estimate(fake(), {"work": 2}, measured) == 4
     assert estimate(fake(), {"work": 80}, measured) == 50
-    assert estimate(fake(), {"work": 1}, []) is None
+    assert estimate(fake(), {"work": 7}, []) == 7
 
 
 def test_a_failing_case_is_reported_and_the_others_run(tmp_path, capsys):
@@ -155,6 +169,18 @@ def test_a_bad_budget_is_refused(budget, capsys):
         experiments.main(["--budget", budget])
     assert caught.value.code == 2
     assert "expected a positive number of seconds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("action", [[], ["--list"], ["--show"]], ids=str)
+def test_results_that_are_no_folder_are_refused(action, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as caught:
+        cli.main([*action, "--device", "cpu", "--results", str(tmp_path / "file")], {"fake": fake()})
+    assert caught.value.code == 2
+    assert "--results: expected a folder, got the file" in capsys.readouterr().err.splitlines()[-1]
+    below = str(tmp_path / "file" / "below")
+    assert cli.main(["--device", "cpu", "--results", below], {"fake": fake()}) == 1
+    assert capsys.readouterr().err == f"error: {below}: expected a folder for the results (Not a directory)\n"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")

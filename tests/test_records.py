@@ -1,8 +1,13 @@
 """Records of experiments: whole or refused, never overwritten when damaged, stale when the code has changed."""
 
 import copy
+import dataclasses
 import json
 import math
+import os
+import re
+import shutil
+import subprocess
 
 import pytest
 from experiment_fakes import SLUG, fake, go, indices, stored
@@ -64,6 +69,7 @@ DAMAGES = {
     "of another device": (_put("abacus", "device"), "device: expected"),
     "twice the same case": (_put({"index": 0, "work": 1}, "configuration"), "the same case as record 0"),
     "nested configuration": (_put([1], "configuration", "index"), "configuration.index: expected a scalar"),
+    "source": (_put([1, 2], "provenance", "sources"), "provenance.sources: expected names of files, got 1"),
     "seed": (_put(0.5, "seeds", "inputs"), "seeds.inputs: expected an integer"),
 }
 RAW = {
@@ -102,6 +108,71 @@ def test_a_damaged_file_is_refused_and_left_as_it_is(tmp_path, kind, capsys):
     assert str(file) in capsys.readouterr().err
     assert file.read_bytes() == before
     assert len(records.read(stored(tmp_path, "sound"))) == 3
+
+
+UNREADABLE = {
+    "no width": (lambda record: record["configuration"].pop("d"), "configuration.d: missing"),
+    "width in words": (
+        lambda record: record["configuration"].update(d="wide"),
+        "configuration.d: expected int, got str",
+    ),
+    "another quantity": (
+        lambda record: record["repetitions"].update(frozen={"x_s": [1.0]}),
+        ".frozen.forward_s: missing",
+    ),
+    "no standard": (lambda record: record["repetitions"].pop("learned"), "repetitions.learned: missing"),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+@pytest.mark.parametrize("name", experiments.EXPERIMENTS)
+def test_a_record_without_what_its_readers_need_is_refused(tmp_path, name, kind, capsys):
+    damage, message = UNREADABLE[kind]
+    experiment = experiments.EXPERIMENTS[name]
+    needs = experiment.needs
+    times = {arm: dict.fromkeys(needs.quantities, [1.0] * 31) for arm in needs.arms}
+    parts = {"seeds": {}, "repetitions": times, "facts": {arm: {} for arm in times}}
+    record = measure(dataclasses.replace(experiment, run=lambda _: parts), experiment.cases("cpu")[0], "cpu")
+    file = records.path(tmp_path, name, SLUG)
+    show = ["--show", name, "--results", str(tmp_path)]
+    records.write(file, [record])
+    assert experiments.main(show) == 0
+    damage(record)
+    records.write(file, [record])
+    assert experiments.main(show) == 1
+    said = capsys.readouterr().err
+    assert str(file) in said and "record 0: " in said and message in said
+    with pytest.raises(RecordError, match=re.escape(message)):
+        experiments.load(name, tmp_path)
+
+
+def _commit(folder):
+    identity = ["-c", "user.name=A", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+    for command in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-q", "-m", "a"]):
+        subprocess.run(["git", *command], cwd=folder, check=True)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, check=True, capture_output=True, text=True)
+    return head.stdout.strip()
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="without git there is no commit to name")
+def test_the_commit_and_whether_the_code_is_as_committed(tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+    code = tmp_path / "ortho" / "a.py"
+    code.parent.mkdir()
+    code.write_text("x = 1\n")
+    monkeypatch.setattr(provenance, "PACKAGE", code.parent)
+    assert provenance._git_state() == (None, None)
+    head = _commit(tmp_path)
+    assert provenance._git_state() == (head, True)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "new.json").touch()  # what a run itself leaves is no change of the code
+    assert provenance._git_state() == (head, True)
+    code.write_text("x = 2\n")
+    assert provenance._git_state() == (head, False)
+    monkeypatch.setattr(provenance, "PACKAGE", code.parent / "vendored" / "ortho")  # inside another's repository
+    provenance.PACKAGE.mkdir(parents=True)
+    assert provenance._git_state() == (None, None)
 
 
 def test_an_ill_formed_record_is_not_written(tmp_path):

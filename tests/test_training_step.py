@@ -1,6 +1,8 @@
 """The experiment training-step: interleaved, checked before it is timed, and read back beside the FLOP bound."""
 
 import copy
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from experiment_fakes import SLUG
 from ortho import cost, experiments
 from ortho.experiments import cli, measure, provenance, records, summary
 from ortho.experiments import training_step as step
-from ortho.experiments.stopwatch import cuda_memory, timed_step
+from ortho.experiments.stopwatch import Arm, cuda_memory, timed_step
 
 TINY = {"N": 24, "d": 32, "H": 2}
 
@@ -118,6 +120,45 @@ def test_on_cuda_time_comes_from_events_and_memory_from_the_allocator(monkeypatc
     steps = [int(slots["step"]) for slots in arm.optimiser.state.values()]
     assert steps == [2, 2]  # the timed step follows an untimed one
     assert cuda_memory(arm, x, upstream) == {"peak_bytes": 80, "activation_bytes": 50}
+
+
+def test_a_timed_step_takes_the_gradients_of_one_step():
+    module = step.build(step.case(**TINY), "learned")
+    arm = Arm("learned", module, module, torch.optim.SGD(module.parameters(), lr=0.0))
+    x, upstream = (torch.randn(1, TINY["N"], TINY["d"]) for _ in range(2))
+    leaves = [x.requires_grad_(), *module.parameters()]
+    expected = torch.autograd.grad(module(x), leaves, upstream)
+    for _ in range(2):
+        timed_step(arm, x, upstream)
+    torch.testing.assert_close([leaf.grad for leaf in leaves], list(expected))
+
+
+def test_the_sources_are_all_that_a_timed_step_runs():
+    module = step.build(step.case("block", **TINY), "stopped")
+    arm = step._arm("stopped", module, module)
+    x, upstream = (torch.randn(1, TINY["N"], TINY["d"]) for _ in range(2))
+    ran = set()
+    sys.setprofile(lambda frame, *_: ran.add(Path(frame.f_code.co_filename)))
+    try:
+        timed_step(arm, x, upstream)
+    finally:
+        sys.setprofile(None)
+    ours = {file.relative_to(provenance.PACKAGE).as_posix() for file in ran if provenance.PACKAGE in file.parents}
+    assert {"_checks.py", "layers.py", "experiments/stopwatch.py"} <= ours <= set(step.TRAINING_STEP.sources)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("name", experiments.EXPERIMENTS)
+def test_a_case_runs_on_cuda(name):
+    case = step.case(**TINY, device="cuda", input_grad=name == "training-step")
+    experiment = experiments.EXPERIMENTS[name]
+    record = measure(experiment, case, "cuda", seconds=0.05)
+    for arm in experiment.needs.arms:
+        assert set(record["repetitions"][arm]) == set(experiment.needs.quantities)
+        assert all(value > 0 for values in record["repetitions"][arm].values() for value in values)
+    if name == "training-step":
+        assert all(record["facts"][arm]["peak_bytes"] > 0 for arm in step.VARIANTS)
+    assert experiment.line(record)
 
 
 @pytest.mark.parametrize("variant", step.VARIANTS)

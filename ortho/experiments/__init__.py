@@ -41,8 +41,8 @@ def load(experiment: str, results: Path | str | None = None) -> list[Record]:
 
     Raises ValueError for an unknown name, and RecordError, naming file and reason, for a damaged file.
     """
-    cli.find(experiment, EXPERIMENTS)
-    return records.read_all(default_results() if results is None else Path(results), experiment)
+    needs = cli.find(experiment, EXPERIMENTS).needs
+    return records.read_all(default_results() if results is None else Path(results), experiment, needs)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -55,7 +55,7 @@ def _parse(argv: Sequence[str], experiments: Mapping[str, Experiment]) -> argpar
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which ones: {', '.join(experiments)} (default: all)")
     parser.add_argument("--budget", type=_seconds, metavar="SECONDS", help="start no case that would end later")
     parser.add_argument("--device", choices=DEVICES, help="default: cuda where there is one, else cpu")
-    parser.add_argument("--results", type=Path, metavar="DIR", help="default: results/ beside the package")
+    parser.add_argument("--results", type=_folder, metavar="DIR", help="default: results/ beside the package")
     parser.add_argument("--rerun", action="store_true", help="measure again what is stored and fresh, too")
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--list", action="store_true", help="say what is stored, stale and missing; run nothing")
@@ -81,6 +81,12 @@ def _seconds(text: str) -> float:
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"expected a positive number of seconds, got {text!r}")
     return value
+
+
+def _folder(text: str) -> Path:
+    if (path := Path(text)).exists() and not path.is_dir():
+        raise argparse.ArgumentTypeError(f"expected a folder, got the file {text!r}")
+    return path
 
 
 def _run(chosen: Sequence[Experiment], arguments: argparse.Namespace) -> int:
@@ -112,7 +118,7 @@ def _is_own_process() -> bool:
 def _list(chosen: Sequence[Experiment], device: str, results: Path) -> int:
     slug = provenance.device_slug(device)
     for experiment in chosen:
-        stored = records.read(records.path(results, experiment.name, slug))
+        stored = records.read(records.path(results, experiment.name, slug), experiment.needs)
         print(f"{experiment.name}: {experiment.title}")
         for word, cases in zip(("fresh", "stale", "missing"), runner.state(experiment, device, stored), strict=True):
             for case in cases:
@@ -122,7 +128,7 @@ def _list(chosen: Sequence[Experiment], device: str, results: Path) -> int:
 
 def _show(chosen: Sequence[Experiment], results: Path) -> int:
     for experiment in chosen:
-        stored = records.read_all(results, experiment.name)
+        stored = records.read_all(results, experiment.name, experiment.needs)
         print(f"{experiment.name}: {experiment.title}")
         if not stored:
             print(f"no records in {results / experiment.name}")

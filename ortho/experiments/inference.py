@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ortho.experiments import training_step
-from ortho.experiments.records import Case, Record, by_device
+from ortho.experiments import summary, training_step
+from ortho.experiments.records import Case, Needs, Record, by_device
 from ortho.experiments.runner import Experiment
 from ortho.experiments.stopwatch import interleaved
 from ortho.layers import to_standard
 
-STANDARD, FROZEN, CONTROL = "learned", "frozen", "learned-again"
+ARMS = STANDARD, FROZEN, CONTROL = "learned", "frozen", "learned-again"
 SEEDS = {"weights": training_step.SEEDS["weights"], "inputs": training_step.SEEDS["inputs"], "order": 3}
 CONFIDENCE = 0.99
 
@@ -107,8 +107,7 @@ def gains(records: Iterable[Record]) -> list[dict[str, Any]]:
     """
     rows = []
     for record in records:
-        own = record["provenance"]["threads"] == 1 and "forward_cpu_s" in record["repetitions"][STANDARD]
-        seconds = {name: q["forward_cpu_s" if own else "forward_s"] for name, q in record["repetitions"].items()}
+        seconds = {arm: summary.seconds(record, arm, "forward") for arm in ARMS}
         row = {**record["configuration"], "device": record["device"], "repetitions": len(seconds[STANDARD])}
         for name, arm in (("frozen", FROZEN), ("control", CONTROL)):
             pairs = zip(seconds[STANDARD], seconds[arm], strict=True)
@@ -157,5 +156,6 @@ INFERENCE = Experiment(
     label=training_step.label,
     line=line,
     show=table,
+    needs=Needs(training_step.TRAINING_STEP.needs.configuration, ARMS, ("forward_s",)),
     quiet=True,
 )

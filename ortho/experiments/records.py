@@ -17,6 +17,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,21 @@ _PROVENANCE: dict[str, type | tuple[type, ...]] = {
 }
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What the readers of an experiment's records rely on, beyond what every record has.
+
+    `configuration`: name -> type; `arms` that are in every record; `quantities` that are in every arm.
+    """
+
+    configuration: Mapping[str, type] = field(default_factory=dict)
+    arms: tuple[str, ...] = ()
+    quantities: tuple[str, ...] = ()
+
+
+NOTHING = Needs()
+
+
 class RecordError(ValueError):
     """A file of records that cannot be trusted, or one that somebody else is writing."""
 
@@ -68,15 +84,15 @@ def path(results: Path, experiment: str, device: str) -> Path:
     return results / experiment / f"{device}.json"
 
 
-def read(file: Path) -> list[Record]:
-    """The checked records of a file; none if there is no such file.
+def read(file: Path, needs: Needs = NOTHING) -> list[Record]:
+    """The checked records of a file, with what their experiment needs; none if there is no such file.
 
     Raises RecordError, naming the file and the reason, if it is damaged. The file is left as it is.
     """
     try:
         text = file.read_text(encoding="utf-8")
         content = json.loads(text, parse_constant=_refuse_constant)
-        return _check_file(content, experiment=file.parent.name, device=file.stem)
+        return _check_file(content, needs, experiment=file.parent.name, device=file.stem)
     except FileNotFoundError:
         return []
     except (ValueError, OSError) as error:  # ValueError covers JSON, encoding and every check below
@@ -86,18 +102,18 @@ def read(file: Path) -> list[Record]:
         ) from error
 
 
-def read_all(results: Path, experiment: str) -> list[Record]:
+def read_all(results: Path, experiment: str, needs: Needs = NOTHING) -> list[Record]:
     """The checked records of an experiment on every device, devices in alphabetical order."""
-    return [record for file in sorted((results / experiment).glob("*.json")) for record in read(file)]
+    return [record for file in sorted((results / experiment).glob("*.json")) for record in read(file, needs)]
 
 
 def write(file: Path, records: Sequence[Record]) -> None:
     """Replace a file of records in one step: a kill at any moment leaves the old file or the new one.
 
-    Raises RecordError if a record does not pass the check that `read` makes.
+    Raises RecordError if a record is ill-formed (see `check`).
     """
     try:
-        _check_file(list(records), experiment=file.parent.name, device=file.stem)
+        _check_file(list(records), NOTHING, experiment=file.parent.name, device=file.stem)
     except ValueError as error:
         raise RecordError(f"{file}: refused to write: {error}") from error
     lines = ",\n".join(json.dumps(record, allow_nan=False, ensure_ascii=False) for record in records)
@@ -119,12 +135,16 @@ def write(file: Path, records: Sequence[Record]) -> None:
 def lock(results: Path) -> Iterator[None]:
     """Hold a results folder for one writer; the kernel lets go of it however the process ends.
 
-    Raises RecordError at once if another process holds it: two runs would also disturb each other's timing.
+    Raises RecordError at once if another process holds it, as two runs would also disturb each other's timing, and if
+    there can be no such folder.
     """
     import fcntl  # not on every system; reading records does not need it
 
-    results.mkdir(parents=True, exist_ok=True)
-    folder = os.open(results, os.O_RDONLY)
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+        folder = os.open(results, os.O_RDONLY)
+    except OSError as error:
+        raise RecordError(f"{results}: expected a folder for the results ({error.strerror})") from error
     try:
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -151,14 +171,14 @@ def latest(records: Sequence[Record]) -> dict[str, Record]:
     }
 
 
-def check(record: Any) -> Record:
+def check(record: Any, needs: Needs = NOTHING) -> Record:
     """`record` if it has every needed key, of the right type, with finite numbers; else ValueError."""
     if not isinstance(record, dict):
         raise ValueError(f"expected a record (a mapping), got {type(record).__name__}")
     _check_fields(record, _FIELDS, "")
     if record["schema"] != SCHEMA:
         raise ValueError(f"schema: expected {SCHEMA}, got {record['schema']}")
-    _check_fields(record["provenance"], _PROVENANCE, "provenance.")
+    _check_provenance(record["provenance"])
     _check_finite(record, "record")
     for name, value in record["configuration"].items():
         if isinstance(value, dict | list):
@@ -173,16 +193,17 @@ def check(record: Any) -> Record:
         raise ValueError("repetitions: expected at least one arm, got none")
     for arm, quantities in record["repetitions"].items():
         _check_repetitions(quantities, f"repetitions.{arm}")
+    _check_needs(record, needs)
     return record
 
 
-def _check_file(content: Any, *, experiment: str, device: str) -> list[Record]:
+def _check_file(content: Any, needs: Needs, *, experiment: str, device: str) -> list[Record]:
     if not isinstance(content, list):
         raise ValueError(f"expected a list of records, got {type(content).__name__}")
     seen: dict[str, int] = {}
     for index, record in enumerate(content):
         try:
-            check(record)
+            check(record, needs)
             for name, expected in (("experiment", experiment), ("device", device)):
                 if record[name] != expected:
                     raise ValueError(f"{name}: expected {expected!r} as in the file's path, got {record[name]!r}")
@@ -193,6 +214,20 @@ def _check_file(content: Any, *, experiment: str, device: str) -> list[Record]:
         except ValueError as error:
             raise ValueError(f"record {index}: {error}") from error
     return content
+
+
+def _check_provenance(origin: Mapping[str, Any]) -> None:
+    _check_fields(origin, _PROVENANCE, "provenance.")
+    for name in origin["sources"]:
+        if not isinstance(name, str):
+            raise ValueError(f"provenance.sources: expected names of files, got {name!r:.60}")
+
+
+def _check_needs(record: Record, needs: Needs) -> None:
+    _check_fields(record["configuration"], needs.configuration, "configuration.")
+    _check_fields(record["repetitions"], dict.fromkeys(needs.arms, dict), "repetitions.")
+    for arm, quantities in record["repetitions"].items():
+        _check_fields(quantities, dict.fromkeys(needs.quantities, list), f"repetitions.{arm}.")
 
 
 def _check_fields(record: Mapping[str, Any], fields: Mapping[str, Any], prefix: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ortho.experiments import records
 from ortho.experiments.provenance import device_slug, digest, now, provenance
-from ortho.experiments.records import Case, Record, RecordError
+from ortho.experiments.records import NOTHING, Case, Needs, Record, RecordError
 
 
 def _equal_work(_: Case) -> float:
@@ -30,9 +30,9 @@ class Experiment:
 
     `run(case)` measures one and returns the parts of a record that are its own: `seeds` and `repetitions`, and where
     there are any, `facts` and `failures` (see `records`). It raises, and nothing is stored, if what it is to measure
-    is not correct. `sources` are the package's files on which the results depend. `work(case)` says how long a case
-    takes relative to others, in any unit. `quiet` marks an experiment whose CPU timings need a process with
-    `provenance.CPU_ENVIRONMENT`.
+    is not correct. `sources` are the package's files on which the results depend. `work(case)` is how many seconds a
+    case should take, roughly; what like cases took corrects it. `needs` is what the readers of its records rely on.
+    `quiet` marks an experiment whose CPU timings need a process with `provenance.CPU_ENVIRONMENT`.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Experiment:
     label: Callable[[Case], str] = _label
     line: Callable[[Record], str] = _line
     show: Callable[[Sequence[Record]], str] | None = None
+    needs: Needs = NOTHING
     quiet: bool = False
 
 
@@ -69,14 +70,14 @@ def state(experiment: Experiment, device: str, stored: Sequence[Record]) -> tupl
     return fresh, stale, missing
 
 
-def estimate(experiment: Experiment, case: Case, measured: Sequence[tuple[float, float]]) -> float | None:
-    """Seconds that a case may take, from (work, elapsed seconds) of others; None if there are none.
+def estimate(experiment: Experiment, case: Case, measured: Sequence[tuple[float, float]]) -> float:
+    """Seconds that a case may take, from (work, elapsed seconds) of others; its own work if there are none.
 
     The case nearest in work is scaled up in proportion, and never down: a small case has costs that do not shrink.
     """
-    if not measured:
-        return None
     work = experiment.work(case)
+    if not measured:
+        return work
     near, elapsed = min(measured, key=lambda pair: abs(math.log(pair[0] / work)))
     return elapsed * max(1.0, work / near)
 
@@ -109,7 +110,8 @@ def measure(
             "failures": outcome.get("failures", {}),
             "elapsed_s": round(clock() - began, 3),
             "provenance": (origin or provenance(device, experiment.sources)) | {"date_utc": now()},
-        }
+        },
+        experiment.needs,
     )
 
 
@@ -154,7 +156,7 @@ def _run_one(
     slug = device_slug(device)
     origin = provenance(device, experiment.sources)
     file = records.path(results, experiment.name, slug)
-    stored = {records.key(record["configuration"]): record for record in records.read(file)}
+    stored = {records.key(record["configuration"]): record for record in records.read(file, experiment.needs)}
     fresh, stale, missing = state(experiment, device, list(stored.values()))
     echo(f"{experiment.name} on {slug}: {len(fresh)} fresh, {len(stale)} stale, {len(missing)} missing")
     cases = experiment.cases(device)
@@ -164,8 +166,7 @@ def _run_one(
     for index, case in enumerate(pending, 1):
         label = experiment.label(case)
         left = end - clock()
-        needed = estimate(experiment, case, measured)
-        if left <= 0 or (needed is not None and needed > left):
+        if left <= 0 or estimate(experiment, case, measured) > left:
             report.left.append(f"{experiment.name}: {label}")
             continue
         try:

@@ -9,6 +9,7 @@ import torch
 from ortho import cost
 from ortho.experiments.provenance import is_stale
 from ortho.experiments.records import Record, by_device
+from ortho.experiments.stopwatch import PHASES
 
 STANDARD = "learned"
 
@@ -35,15 +36,19 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     return low, middle, high
 
 
-def step_seconds(record: Record, arm: str, *, optimiser: bool = False) -> list[float]:
-    """Seconds of forward and backward, and with `optimiser` of its step, per repetition.
+def seconds(record: Record, arm: str, phase: str) -> list[float]:
+    """Seconds of one phase, per repetition.
 
     The process's own time where one thread was timed on a CPU, which other load does not lengthen; else the clock's.
     """
     quantities = record["repetitions"][arm]
-    phases = ("forward", "backward", "optimiser") if optimiser else ("forward", "backward")
-    own = record["provenance"]["threads"] == 1 and "forward_cpu_s" in quantities
-    columns = [quantities[f"{phase}_cpu_s" if own else f"{phase}_s"] for phase in phases]
+    own = record["provenance"]["threads"] == 1 and f"{phase}_cpu_s" in quantities
+    return list(quantities[f"{phase}_cpu_s" if own else f"{phase}_s"])
+
+
+def step_seconds(record: Record, arm: str, *, optimiser: bool = False) -> list[float]:
+    """Seconds of forward and backward, and with `optimiser` of its step, per repetition."""
+    columns = [seconds(record, arm, phase) for phase in (PHASES if optimiser else PHASES[:2])]
     return [sum(row) for row in zip(*columns, strict=True)]
 
 

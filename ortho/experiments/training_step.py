@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from ortho._checks import one_of, positive_int
 from ortho.cost.counting import saved_bytes
 from ortho.experiments import summary
-from ortho.experiments.records import Case
+from ortho.experiments.records import Case, Needs
 from ortho.experiments.runner import Experiment
-from ortho.experiments.stopwatch import Arm, cuda_memory, interleaved, timed_step
+from ortho.experiments.stopwatch import PHASES, Arm, cuda_memory, interleaved, timed_step
 from ortho.layers import MultiheadAttention, TransformerBlock
 
 VARIANTS = ("learned", "frozen", "stopped")
@@ -260,6 +260,7 @@ TRAINING_STEP = Experiment(
     cases=cases,
     run=run,
     sources=(
+        "_checks.py",
         "attention/mechanism.py",
         "attention/operands.py",
         "attention/softmax.py",
@@ -273,5 +274,10 @@ TRAINING_STEP = Experiment(
     label=label,
     line=summary.line,
     show=summary.table,
+    needs=Needs(
+        configuration={name: type(value) for name, value in case().items()},
+        arms=VARIANTS,
+        quantities=tuple(f"{phase}_s" for phase in PHASES),
+    ),
     quiet=True,
 )

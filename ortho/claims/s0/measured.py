@@ -17,7 +17,7 @@ from ortho.claims.rules import Finding, all_of, counted, effect, region, untesta
 from ortho.cost import layer
 from ortho.cost.big_o import H, N, d
 from ortho.experiments import Record
-from ortho.experiments.summary import declared, quartiles
+from ortho.experiments.summary import declared, quartiles, seconds
 
 CHAPTER = "05-the-measured-step"
 
@@ -40,13 +40,6 @@ def main_setting(records: Iterable[Record], scope: str, d_model: int = 768) -> l
         found = [record for record in group if wanted.items() <= record["configuration"].items()]
         chosen += sorted(found, key=lambda record: record["configuration"]["N"])
     return chosen
-
-
-def seconds(record: Record, arm: str, phase: str) -> list[float]:
-    """Seconds of one phase, per repetition: the process's own where one thread was timed on a CPU, else the clock's."""
-    quantities = record["repetitions"][arm]
-    own = record["provenance"]["threads"] == 1 and f"{phase}_cpu_s" in quantities
-    return list(quantities[f"{phase}_cpu_s" if own else f"{phase}_s"])
 
 
 def phase_ratio(record: Record, variant: str, phase: str) -> tuple[float, float, float]:
