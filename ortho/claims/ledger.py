@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pkgutil import iter_modules
 
 from ortho.claims.catalogue import Catalogue, Claim, LedgerError, load
-from ortho.claims.rules import Finding
+from ortho.claims.verdicts import Finding
 
 AWAITING = "awaiting"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ortho.claims import figures
 from ortho.claims.ledger import AWAITING, Entry, catalogue, judge, ledger
-from ortho.claims.rules import MEANINGS, RULES
+from ortho.claims.verdicts import MEANINGS, RULES
 
 _WIDTH = 100
 

@@ -6,73 +6,18 @@ computed, and the rule decides, by the criterion in its docstring. Strings are M
 Mappings go from a label (a setting, a part of the claim) to a figure; source and ours must have the same labels.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from functools import wraps
+from collections.abc import Collection, Mapping
 from math import isnan
-from typing import Any, ParamSpec
+from typing import Any
 
 from ortho.claims import figures
 from ortho.claims.figures import Interval, Number
+from ortho.claims.verdicts import PRECEDENCE, Finding, Verdict, rule
 from ortho.cost import orders
 from ortho.cost.orders import Formula
 
-P = ParamSpec("P")
-
-
-class Verdict(StrEnum):
-    CONFIRMED = "confirmed"
-    CORRECTED = "corrected"
-    CONDITIONAL = "conditional"
-    UNTESTABLE = "untestable"
-    INCONSISTENT = "inconsistent"
-    REFUTED = "refuted"
-
-
-MEANINGS = {
-    Verdict.CONFIRMED: "the claim holds as stated",
-    Verdict.CORRECTED: "right up to a constant, a unit or a missing term; the right one is given",
-    Verdict.CONDITIONAL: "holds in a region, which is given",
-    Verdict.UNTESTABLE: "defines no quantity that could be compared; the reason is given",
-    Verdict.INCONSISTENT: "the source contradicts itself; both sides are quoted",
-    Verdict.REFUTED: "a counter-example or a bound contradicts it",
-}
-
-# A claim of several parts takes the first of these that one of its parts has. A false part makes the whole false, and
-# a contradiction leaves it without a meaning; what cannot be decided leaves the whole undecided; then come the
-# verdicts which say that the claim holds, the weakest first.
-PRECEDENCE = tuple(reversed(MEANINGS))
-
 # Symbols that configure a model and do not grow with the problem: an order without one lacks a constant, not a term.
 CONFIGURATION = ("B", "H", "L")
-
-RULES: dict[str, str] = {}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What a rule found: its verdict, the source's figure, ours, and the rule's name."""
-
-    verdict: Verdict
-    source: str
-    ours: str
-    rule: str
-
-    def noting(self, remark: str) -> "Finding":
-        """The same finding with a remark behind our figure."""
-        return replace(self, ours=f"{self.ours}. {remark}")
-
-
-def rule(judge: Callable[P, tuple[Verdict, str, str]]) -> Callable[P, Finding]:
-    """Enter a function that returns (verdict, source, ours) into `RULES`, with its docstring's first line."""
-    RULES[judge.__name__] = (judge.__doc__ or "").partition("\n")[0]
-
-    @wraps(judge)
-    def found(*args: P.args, **kwargs: P.kwargs) -> Finding:
-        return Finding(*judge(*args, **kwargs), rule=judge.__name__)
-
-    return found
 
 
 @rule

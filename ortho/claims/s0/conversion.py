@@ -16,7 +16,8 @@ from torch.nn.functional import cross_entropy
 
 from ortho import cost
 from ortho.claims.ledger import evidence
-from ortho.claims.rules import Finding, all_of, counted, holds, region
+from ortho.claims.rules import all_of, counted, holds, region
+from ortho.claims.verdicts import Finding
 from ortho.cost.counting import OperationCounter, count_step
 from ortho.layers import MultiheadAttention, to_standard
 from ortho.models import LanguageModel

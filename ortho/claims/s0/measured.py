@@ -13,7 +13,8 @@ import sympy
 
 from ortho import experiments
 from ortho.claims.ledger import evidence
-from ortho.claims.rules import Finding, all_of, counted, effect, region, untestable
+from ortho.claims.rules import all_of, counted, effect, region, untestable
+from ortho.claims.verdicts import Finding
 from ortho.cost import layer
 from ortho.cost.big_o import H, N, d
 from ortho.experiments import Record

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from ortho.claims.ledger import evidence
-from ortho.claims.rules import Finding, all_of, counted, growth, printed
+from ortho.claims.rules import all_of, counted, growth, printed
 from ortho.claims.s0.printed import CHAPTER, HEAD_WIDTH
+from ortho.claims.verdicts import Finding
 from ortho.cost import Cost, block, layer
 from ortho.cost.big_o import H, N, d
 from ortho.cost.counting import count_forward, count_step

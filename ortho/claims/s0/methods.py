@@ -13,10 +13,11 @@ from ortho.attention import softmax_attention_reference
 from ortho.attention.favor import favor_attention, favor_cost, orthogonal_features
 from ortho.claims.figures import show
 from ortho.claims.ledger import evidence
-from ortho.claims.rules import CONFIGURATION, Finding, all_of, counted, growth, holds, region, untestable
+from ortho.claims.rules import CONFIGURATION, all_of, counted, growth, holds, region, untestable
 from ortho.claims.s0 import lookup
 from ortho.claims.s0.ora import LEANEST
 from ortho.claims.s0.rows import COSTS, NAMES, SOURCE, kept
+from ortho.claims.verdicts import Finding
 from ortho.cost import layer, synthesizer
 from ortho.cost.big_o import H, N, d, m
 from ortho.layers import MultiheadAttention

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ortho.claims.figures import percent, show
 from ortho.claims.ledger import evidence
-from ortho.claims.rules import Finding, all_of, contradiction, counted, growth, holds, printed, region
+from ortho.claims.rules import all_of, contradiction, counted, growth, holds, printed, region
 from ortho.claims.s0.products import backward_products
+from ortho.claims.verdicts import Finding
 from ortho.cost import block, layer
 from ortho.cost.big_o import H, N, d
 from ortho.cost.counting import optimiser_bytes

@@ -8,7 +8,8 @@ from typing import Any
 
 from ortho._typing import Size
 from ortho.claims.ledger import evidence
-from ortho.claims.rules import Finding, all_of, bound, contradiction, printed
+from ortho.claims.rules import all_of, bound, contradiction, printed
+from ortho.claims.verdicts import Finding
 from ortho.cost import Cost, layer
 
 CHAPTER = "04-every-printed-number"

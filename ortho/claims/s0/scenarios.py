@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from math import inf
 
 from ortho.claims.ledger import evidence
-from ortho.claims.rules import Finding, all_of, counted, growth, printed, region
+from ortho.claims.rules import all_of, counted, growth, printed, region
 from ortho.claims.s0.memory import SHARE, memory, saved_bytes, saved_share
 from ortho.claims.s0.printed import CHAPTER, HEAD_WIDTH, against_limit, against_table, limit
+from ortho.claims.verdicts import Finding
 from ortho.cost import block, layer, model
 from ortho.cost.big_o import H, N, d
 

@@ -5,7 +5,8 @@ import torch
 from ortho.attention import MECHANISMS
 from ortho.claims.figures import show
 from ortho.claims.ledger import evidence
-from ortho.claims.rules import Finding, all_of, counted, growth, printed
+from ortho.claims.rules import all_of, counted, growth, printed
+from ortho.claims.verdicts import Finding
 from ortho.cost import layer
 from ortho.cost.big_o import H, N, d
 from ortho.layers import MultiheadAttention
