@@ -70,8 +70,9 @@ def layer(
     causal: bool = False,
     input_grad: bool = True,
     itemsize: int = 4,
+    **options: Any,
 ) -> Cost:
-    """`MultiheadAttention(d, H)` on x (B, N, d).
+    """`MultiheadAttention(d, H)` on x (B, N, d); `options` go to the mechanism's closed form (FAVOR+'s `m`).
 
     `input_grad` says whether x needs a gradient: always, but for a first layer over frozen embeddings. Without it, q
     and k of a frozen projection depend on nothing that is trained, and autograd leaves their path out.
@@ -83,7 +84,7 @@ def layer(
     learned = projection == "learned"
     qk_grad = learned or (projection == "frozen" and input_grad)
     K = d // H if isinstance(d, int) else d / H
-    core = mechanism.cost(B, N, H, K, K, form=form, causal=causal, qk_grad=qk_grad, itemsize=itemsize)
+    core = mechanism.cost(B, N, H, K, K, form=form, causal=causal, qk_grad=qk_grad, itemsize=itemsize, **options)
     product = 2 * B * N * d * d  # FLOPs of one (B N, d) x (d, d) product
     weight_gradients = 4 if learned else 2
     # dO always; into x through v, and through q and k where autograd goes there.

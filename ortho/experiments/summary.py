@@ -52,6 +52,12 @@ def step_seconds(record: Record, arm: str, *, optimiser: bool = False) -> list[f
     return [sum(row) for row in zip(*columns, strict=True)]
 
 
+def _counterpart(arm: str) -> tuple[str, str]:
+    """(variant, standard arm to compare with): 'frozen-compiled' -> ('frozen', 'learned-compiled')."""
+    variant, dash, kind = arm.partition("-")
+    return variant, f"{STANDARD}{dash}{kind}"
+
+
 def speedups(records: Iterable[Record]) -> list[dict[str, Any]]:
     """One row per record and arm other than the standard: how many times as fast as the standard arm it is.
 
@@ -64,8 +70,7 @@ def speedups(records: Iterable[Record]) -> list[dict[str, Any]]:
     for record in records:
         case = record["configuration"]
         for arm in record["repetitions"]:
-            variant, _, kind = arm.partition("-")
-            standard = f"{STANDARD}-{kind}" if kind else STANDARD
+            variant, standard = _counterpart(arm)
             if variant == STANDARD or standard not in record["repetitions"]:
                 continue
             measured = {
@@ -100,8 +105,8 @@ def memory(records: Iterable[Record]) -> list[dict[str, Any]]:
     for record in records:
         case = record["configuration"]
         for arm in record["repetitions"]:
-            variant, _, kind = arm.partition("-")
-            facts, standard = record["facts"][arm], record["facts"].get(f"{STANDARD}-{kind}" if kind else STANDARD, {})
+            variant, like = _counterpart(arm)
+            facts, standard = record["facts"][arm], record["facts"].get(like, {})
             measured = {name: value for name, value in facts.items() if name.endswith("_bytes")}
             ratios = {f"{name}_ratio": value / standard[name] for name, value in measured.items() if standard.get(name)}
             rows.append(

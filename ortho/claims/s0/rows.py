@@ -1,31 +1,20 @@
 r"""S0, section 3.1: the rows of the source's comparison, and the closed form behind each."""
 
-from dataclasses import fields
 from typing import Any
 
 import sympy
 from torch import nn
 
-from ortho.attention.favor import FEATURES, favor_cost
-from ortho.cost import Cost, layer, synthesizer
+from ortho.attention.favor import FEATURES
+from ortho.cost import layer, synthesizer
 from ortho.cost.big_o import H, N, d, m
 from ortho.layers import MultiheadAttention
 from ortho.synthesizer import SynthesizerAttention
 
-
-def performer(features: Any) -> Cost:
-    """`cost.layer` of one sequence with that many features of FAVOR+; the layer itself takes the default."""
-    default, wanted = (favor_cost(1, N, H, d / H, d / H, m=count) for count in (FEATURES, features))
-    whole = layer(1, N, d, H, attention="favor")
-    named = {f.name: getattr(whole, f.name) for f in fields(whole)}
-    core = {f.name: named[f.name] - getattr(default, f.name) + getattr(wanted, f.name) for f in fields(default)}
-    return Cost(**{**named, **core})
-
-
 COSTS = {
     "learned": layer(1, N, d, H, form="reference"),
     "synthesizer": synthesizer(1, N, d, H),
-    "favor": performer(m),
+    "favor": layer(1, N, d, H, attention="favor", m=m),
     "linear": layer(1, N, d, H, attention="linear"),
     "frozen": layer(1, N, d, H, projection="frozen", form="reference"),
     "stopped": layer(1, N, d, H, projection="stopped", form="reference"),
