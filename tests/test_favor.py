@@ -7,7 +7,9 @@ import torch
 from scipy import special, stats
 
 from ortho.attention import favor
-from ortho.attention.favor import favor_attention, favor_attention_reference, orthogonal_features, positive_features
+from ortho.attention.favor import favor_attention, favor_attention_reference
+from ortho.attention.feature_draws import orthogonal_features
+from ortho.attention.random_features import positive_features
 from ortho.attention.softmax import softmax_attention_reference
 from ortho.cost.counting import count_forward
 from ortho.orthogonal import haar

@@ -22,36 +22,14 @@ from ortho.attention.factored import (
     feature_attention_reference,
 )
 from ortho.attention.factored_cost import feature_cost
+from ortho.attention.feature_draws import orthogonal_features
 from ortho.attention.linear import root_scale
 from ortho.attention.mechanism import AttentionCost, Mechanism
-from ortho.orthogonal import haar
 
 FEATURES = 256  # the default m, that of the authors' code; K ln K, the order of their theorem 4, is 266 at K = 64
 # Of the default features, the same in every call. A number that nobody seeds data with: features drawn from the seed of
 # q and k would be aligned with them.
 SEED = 2009_14794
-
-
-def orthogonal_features(
-    m: int,
-    K: int,
-    *,
-    generator: torch.Generator | None = None,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-) -> Float[Tensor, "m K"]:
-    r"""m rows, each $N(0, I_K)$, orthogonal to each other within each block of K of them (Choromanski et al. 2021).
-
-    A block is Haar, and its rows are scaled by independent lengths of the law $\chi(K)$, a Gaussian vector's. Rows of a
-    fixed length, or of a QR whose signs are left as they come, make the estimate of the kernel biased.
-
-    Returns (m, K); raises TypeError or ValueError for sizes below 1.
-    """
-    _checks.positive_int("m", m)
-    _checks.positive_int("K", K)
-    blocks = [haar(K, generator=generator, dtype=dtype, device=device) for _ in range(-(-m // K))]
-    lengths = torch.randn(m, K, generator=generator, dtype=dtype, device=device).norm(dim=-1, keepdim=True)
-    return torch.cat(blocks)[:m] * lengths
 
 
 _drawn: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
@@ -73,15 +51,6 @@ def _default_features(K: int, dtype: torch.dtype, device: torch.device) -> Tenso
         with ThreadPoolExecutor(1) as thread:
             _drawn[key] = thread.submit(draw).result()
     return _drawn[key]
-
-
-def positive_features(x: Float[Tensor, "... N K"], features: Float[Tensor, "... m K"]) -> Float[Tensor, "... N m"]:
-    r"""$\phi(x) = m^{-1/2} \exp(\Omega x - |x|^2/2)$, for which $E\, \phi(x)^T \phi(y) = \exp(x^T y)$ (lemma 1).
-
-    Leading axes broadcast. This is the formula as it stands, which in float32 vanishes for $|x|$ above some 13;
-    `favor_attention` scales it.
-    """
-    return (x @ features.mT - x.square().sum(-1, keepdim=True) / 2).exp() / sqrt(features.shape[-2])
 
 
 def _favor_features(features: Tensor | None, scale: float | None) -> FeatureMap:

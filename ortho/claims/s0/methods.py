@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ortho.attention import softmax_attention_reference
-from ortho.attention.favor import favor_attention, favor_cost, orthogonal_features
+from ortho.attention.favor import favor_attention, favor_cost
+from ortho.attention.feature_draws import orthogonal_features
 from ortho.claims.figures import show
 from ortho.claims.ledger import evidence
 from ortho.claims.rules import CONFIGURATION, all_of, counted, growth, holds, region, untestable
