@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,8 +38,7 @@ def _mechanisms(as_json: bool) -> int:
         places = ("reference", "fast", "cost")
         plain = ("name", "family", "source", "causal", "exact")
         rows = [
-            {name: getattr(m, name) for name in plain}
-            | {name: f"{getattr(m, name).__module__}.{getattr(m, name).__qualname__}" for name in places}
+            {name: getattr(m, name) for name in plain} | {name: _place(getattr(m, name)) for name in places}
             for m in MECHANISMS.values()
         ]
         print(json.dumps(rows, indent=2))
@@ -55,6 +55,13 @@ def _mechanisms(as_json: bool) -> int:
         )
     )
     return 0
+
+
+def _place(function: Any) -> str:
+    """Module and name of a function; of a partial one with what it is bound to."""
+    bound = "".join(f"({name}={value!r})" for name, value in getattr(function, "keywords", {}).items())
+    function = getattr(function, "func", function)
+    return f"{function.__module__}.{function.__qualname__}{bound}"
 
 
 def _claims(parser: argparse.ArgumentParser, as_json: bool, document: str | None) -> int:

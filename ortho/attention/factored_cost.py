@@ -1,7 +1,8 @@
-"""Closed forms of `ortho.attention.factored`: what a call costs apart from its feature map."""
+"""Closed forms of `ortho.attention.factored`: what a call costs, its feature map included."""
 
 from ortho._typing import Size
-from ortho.attention.factored import CHUNK, chunks
+from ortho.attention.factored_kernels import CHUNK, chunks
+from ortho.attention.feature_map import FeatureMap
 from ortho.attention.mechanism import AttentionCost
 
 
@@ -9,114 +10,116 @@ def feature_cost(
     B: Size,
     N: Size,
     H: Size,
-    m: Size,
+    K: Size,
     V: Size,
     *,
-    form: str,
-    causal: bool,
-    qk_grad: bool,
-    itemsize: int,
-    log_k: bool = False,
+    feature_map: FeatureMap,
+    form: str = "fast",
+    causal: bool = False,
+    qk_grad: bool = True,
+    itemsize: int = 4,
     chunk: int = CHUNK,
-) -> tuple[AttentionCost, Size]:
-    """What a self-attention call costs without its feature map, and how many queries (and as many keys) that one maps.
+    m: Size = None,
+) -> AttentionCost:
+    """Closed form of one self-attention call, in either form; `m` is the number of features, by default the map's. Half precision costs what float32 does.
 
-    `log_k` says whether the map scales keys. `state_bytes` is the fast form's. Half precision costs what float32 does.
-    With symbols, N is a multiple of `chunk`, and greater.
+    Drawing random features is left out: it is done once. With symbols, N is a multiple of `chunk`, and greater.
     """
-    item, scaled = max(itemsize, 4), int(log_k)
-    sizes = (B * H, N, m, V + 1)
-    if form == "reference":
-        return _materialised(*sizes, int(causal), qk_grad, item, scaled), B * H * N
-    if not causal or N == 1:
-        return _at_once(*sizes, qk_grad, item, scaled), B * H * N
-    if isinstance(N, int):
-        width, behind = chunks(N, chunk)
-        number = (N + behind) // width
+    G, item, scaled = B * H, max(itemsize, 4), int(feature_map.scales_keys)
+    m = feature_map.width(K) if m is None else m
+    fast = form == "fast"
+    if not fast:
+        rest, copied = _materialised(G, N, m, V, int(causal), qk_grad, item, scaled), (False, False)
+    elif not causal or N == 1:
+        rest, copied = _at_once(G, N, m, V, qk_grad, item, scaled), (False, bool(scaled))
     else:
-        width, number = chunk, N / chunk
-    return _in_chunks(*sizes, width, number, qk_grad, item, scaled), B * H * number * width
+        width, behind = chunks(N, chunk) if isinstance(N, int) else (chunk, 0)
+        number = (N + behind) // width if isinstance(N, int) else N / chunk
+        rest, copied = _in_chunks(G, N, m, V, width, number, qk_grad, item, scaled), (bool(behind), bool(behind))
+    mapped = feature_map.cost(G, N, N, K, m)
+    # The features are kept once, unless what the kernel keeps is a copy and the map's own backward reads them too.
+    twice = sum(copied) * G * N * m if mapped.keeps_features else 0
+    recurrent = fast and feature_map.causal  # else the keys are kept, and mapped anew for each query
+    decoded = feature_map.cost(G, 1, 1 if recurrent else N, K, m).forward
+    gathered = 2 * G * m * V * (1 if recurrent else N)
+    state = item * G * (m * (V + 1) + scaled) + 8 * int(feature_map.positional)
+    return AttentionCost(
+        forward=rest.forward + mapped.forward,
+        backward=rest.backward + (mapped.backward if qk_grad else 0),
+        elementwise_forward=rest.elementwise_forward + mapped.elementwise_forward,
+        elementwise_backward=rest.elementwise_backward + (mapped.elementwise_backward if qk_grad else 0),
+        saved_bytes=rest.saved_bytes + (item * (mapped.saved + twice) if qk_grad else 0),
+        decode=decoded + (gathered + 2 * G * m * (V + 1) if fast else 2 * G * N * (m + V)),
+        state_bytes=state if recurrent else itemsize * G * N * (K + V),
+        output_bytes=item * rest.output_bytes,
+    )
 
 
-# Below: G = B H, the sequences; W = V + 1, the values and the column of ones; a flag counts as 0 or 1.
-
-
-def _division(rows: Size, V: Size) -> tuple[Size, Size]:
-    """Scalar operations of numerators / totals, forward and backward, both to the numerators and to the totals."""
-    # A gradient's sum over a broadcast axis is left out by autograd where that axis has length 1.
-    return rows * (V + 2), rows * (5 * V + 1) + (rows * V if V != 1 else 0)
+# Below: G = B H, the sequences; m, the features; item, bytes a number; a flag counts as 0 or 1.
 
 
 def _materialised(
-    G: Size, N: Size, m: Size, W: Size, causal: int, qk_grad: bool, item: int, log_k: int
+    G: Size, N: Size, m: Size, V: Size, causal: int, qk_grad: bool, item: int, scaled: int
 ) -> AttentionCost:
-    rows, pairs, V = G * N, G * N * N, W - 1
-    division, division_backward = _division(rows, V)
+    rows, pairs = G * N, G * N * N
     scales = pairs if causal else rows  # exp(s_j - max): one for all rows, unless they see different keys
+    # A gradient's sum over a broadcast axis is left out by autograd where that axis has length 1.
+    division_backward = rows * (5 * V + 1) + (rows * V if V != 1 else 0)
     return AttentionCost(
         forward=2 * pairs * (m + V),
         backward=2 * pairs * (2 * (m + V) if qk_grad else V),
         elementwise_forward=pairs * (1 + causal)  # row sums; blocked entries
-        + division
-        + log_k * (pairs + (3 + causal) * scales),  # the product with the scales; blocked, maximum, subtract, exp
-        elementwise_backward=pairs * (1 + causal + log_k) + division_backward if qk_grad else rows * V,
+        + rows * (V + 3)  # divisors, quotients
+        + scaled * (pairs + (3 + causal) * scales),  # the product with the scales; blocked, maximum, subtract, exp
+        elementwise_backward=pairs * (1 + causal + scaled) + division_backward if qk_grad else rows * V,
         saved_bytes=item * (pairs + rows)  # weights and totals; if gradients reach them, also all they come from
-        + (item * (rows * (2 * m + 2 * V) + log_k * scales) + rows + causal * N * N if qk_grad else 0),
-        decode=2 * rows * (m + V),
-        state_bytes=item * G * (m * W + log_k),
+        + (item * (rows * (2 * m + 2 * V) + scaled * scales) + rows + causal * N * N if qk_grad else 0),
+        decode=None,
+        state_bytes=None,
     )
 
 
-def _at_once(G: Size, N: Size, m: Size, W: Size, qk_grad: bool, item: int, log_k: int) -> AttentionCost:
-    rows, memory = G * N, G * m * W
-    division, division_backward = _division(rows, W - 1)
+def _at_once(G: Size, N: Size, m: Size, V: Size, qk_grad: bool, item: int, scaled: int) -> AttentionCost:
+    rows, memory = G * N, G * m * (V + 1)
     return AttentionCost(
-        forward=4 * rows * m * W,  # gather, read
-        backward=(8 if qk_grad else 4) * rows * m * W,
-        elementwise_forward=division
+        forward=4 * rows * m * V + 2 * rows * m,  # gather and read S; totals
+        backward=(8 if qk_grad else 4) * rows * m * V + 2 * rows * m,
+        elementwise_forward=rows * (m + 3 + V)  # z; divisors, quotients
         + memory  # added to the initial one
-        + log_k * (rows * (3 + W) + memory + 3 * G),  # maximum, subtract, exp; products with values and memory
-        elementwise_backward=division_backward + log_k * rows * W,
-        saved_bytes=rows
-        + item * rows * (W + 1 + 2 * m + log_k)  # numerators, totals twice; features and scales
-        + (item * (rows * W + memory) if qk_grad else 0),
-        decode=4 * memory,
-        state_bytes=item * G * (m * W + log_k),
+        + scaled * (rows * (3 + m) + memory + 3 * G),  # maximum, subtract, exp; products with features and memory
+        elementwise_backward=rows * (3 * V + 1) + memory + ((2 + scaled) * rows * m if qk_grad else 0),
+        saved_bytes=item * (rows * (2 * m + V + 1) + memory + (scaled * rows if qk_grad else 0)),
+        output_bytes=rows * V,
+        decode=None,
+        state_bytes=None,
     )
 
 
 def _in_chunks(
-    G: Size, N: Size, m: Size, W: Size, width: Size, number: Size, qk_grad: bool, item: int, log_k: int
+    G: Size, N: Size, m: Size, V: Size, width: Size, number: Size, qk_grad: bool, item: int, scaled: int
 ) -> AttentionCost:
-    rows = G * number * width  # with those behind the end
-    pairs, memory = rows * width, G * m * W
-    several = int(number != 1)  # with one chunk, what it gathers is read by none
-    division, division_backward = _division(G * N, W - 1)
-    links = number - 2 if several else 0  # memories, after the first chunk's, that are both read and passed on
+    rows, memory = G * number * width, G * number * m * (V + 1)  # with what is behind the end
+    pairs = rows * width
     return AttentionCost(
-        forward=2 * pairs * (m + W) + 4 * rows * m * W,  # in the chunk: weights, outputs; memories: gather, read
-        backward=4 * pairs * (m + W) + (2 + 6 * several) * rows * m * W
-        if qk_grad
-        else 2 * pairs * W + 4 * several * rows * m * W,
-        elementwise_forward=division
-        + number * memory
-        + rows * W  # sum of both parts
-        # running maximum; subtract and exp for three scales and the fades; blocked, products with weights, values,
-        # what is read, and memories
-        + log_k * (G + rows + 4 * pairs + rows * (4 + 2 * W) + number * (2 * G + memory)),
-        elementwise_backward=division_backward
-        + several * rows * W
-        + links * memory * (1 + log_k)
-        + (rows * m * (1 + several) if qk_grad else 0)
-        + log_k * (2 * several * rows * W + ((pairs + (1 - several) * rows * W) if qk_grad else 0)),
-        saved_bytes=G * N
-        + item * (G * N + rows * W)  # totals; numerators and totals
-        + item * (pairs + rows * m * (1 + several) + log_k * (rows + several * (rows + G * number)))
-        + (
-            item * (rows * (m * (1 - several) + W) + number * memory + log_k * (pairs + rows * (W + 1 - several)))
-            if qk_grad
-            else 0
-        ),
-        decode=4 * memory,
-        state_bytes=item * G * (m * W + log_k),
+        # In the chunk: weights, outputs. Memories: gather and read S, read z; with scales, gather z by a product too.
+        forward=2 * pairs * (m + V) + 4 * rows * m * V + 2 * rows * m * (1 + scaled),
+        backward=2 * pairs * V
+        + 4 * rows * m * V
+        + 2 * rows * m
+        + (2 * pairs * (2 * m + V) + 4 * rows * m * V) * qk_grad,
+        elementwise_forward=(1 - scaled) * rows * m  # z
+        + memory
+        + pairs  # totals within the chunk
+        + rows * (V + 4)  # with those before it; divisors, quotients
+        # Running maximum; subtract and exp for three scales and the fades, blocked; products with the weights, the
+        # values, the memories, and what is read; the peak
+        + scaled * (G + rows + 4 * pairs + rows * (5 + 2 * V) + 2 * G * number + memory + G * N + G),
+        elementwise_backward=rows * (3 * V + 4)
+        + memory
+        + scaled * (memory + rows * (2 * V + 1))
+        + (2 * rows * m + scaled * (pairs + rows * m)) * qk_grad,
+        saved_bytes=item * (rows * (2 * m + V + 1) + pairs + memory + scaled * (pairs + 2 * rows + G * number)),
+        output_bytes=rows * V,
+        decode=None,
+        state_bytes=None,
     )

@@ -1,194 +1,255 @@
-r"""FAVOR+: softmax attention with its kernel estimated by positive random features (Choromanski et al. 2021).
+r"""Softmax attention with its kernel estimated by random features: Performer's FAVOR+, its kin and its successors.
 
-$\exp(x^T y) = E\, \phi(x)^T \phi(y)$ for $\phi(x) = m^{-1/2} \exp(\Omega x - |x|^2/2)$ with $\Omega$'s rows each
-$N(0, I_K)$ (arXiv:2009.14794, lemma 1); with $x = q K^{-1/4}$ and $y = k K^{-1/4}$ this is the softmax kernel. For
-independent rows the relative error has variance $(e^{|x + y|^2} - 1) / m$ (lemma 2), which grows fast with the norms:
-with standard normal q and k of width 16 or more, and m = 256, a plain average of the values is nearer to softmax
-attention than the estimate is.
+$\exp(x^T y) = E\, \phi(x)^T \phi(y)$ with $x = q K^{-1/4}$ and $y = k K^{-1/4}$ is the softmax kernel
+(`random_features` has the maps, `feature_draws` the rows that they project on). The error of the estimate grows fast
+with the norms: with standard normal q and k of width 16 or more, and 256 positive features, a plain average of the
+values is nearer to softmax attention than the estimate is (Choromanski et al. 2021, arXiv:2009.14794, lemma 2).
+
+Every map here divides each token's features by their largest: a query's divisor cancels in the attention, a key's goes
+into `log_k`. Neither looks at another token, so that nothing leaks from the future, and nothing is added that would not
+cancel. Since the result does not depend on the divisors, they are constants to autograd.
 """
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from math import sqrt
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ortho import _checks
-from ortho._typing import Bool, Float, Size, State, Tensor
-from ortho.attention.factored import (
-    CHUNK,
-    FeatureMap,
-    Features,
-    feature_attention,
-    feature_attention_reference,
-)
-from ortho.attention.factored_cost import feature_cost
-from ortho.attention.feature_draws import orthogonal_features
-from ortho.attention.linear import root_scale
-from ortho.attention.mechanism import AttentionCost, Mechanism
+from ortho._typing import Size
+from ortho.attention.factored import kernel_mechanism
+from ortho.attention.feature_draws import mirrored, orthogonal_features
+from ortho.attention.feature_map import FeatureMap, Features, MapCost, root_scale
+from ortho.attention.random_features import DenseParameters, aderf, gerf, saderf, sderf
 
 FEATURES = 256  # the default m, that of the authors' code; K ln K, the order of their theorem 4, is 266 at K = 64
-# Of the default features, the same in every call. A number that nobody seeds data with: features drawn from the seed of
-# q and k would be aligned with them.
+# Of the default rows, the same in every call. A number that nobody seeds data with: rows drawn from the seed of q and k
+# would be aligned with them.
 SEED = 2009_14794
 
+_drawn: dict[tuple[int, int, torch.dtype, torch.device], Tensor] = {}
 
-_drawn: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
-
-def _default_features(K: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The features of a call that brings none, drawn once for each width, dtype and device.
+def default_rows(m: int, K: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The orthogonal rows (m, K) of a map that was given none, drawn once for each size, dtype and device.
 
     A thread of its own draws them: no mode of the caller (inference, a default device, operation counting) may reach
     what outlives the call. `torch.compile` breaks its graph there, unless an earlier call has drawn them.
     """
-    key = (K, dtype, device)
+    key = (m, K, dtype, device)
     if key not in _drawn:
 
         def draw() -> Tensor:
             generator = torch.Generator().manual_seed(SEED)
-            return orthogonal_features(FEATURES, K, generator=generator, dtype=torch.float64).to(device, dtype)
+            return orthogonal_features(m, K, generator=generator, dtype=torch.float64).to(device, dtype)
 
         with ThreadPoolExecutor(1) as thread:
             _drawn[key] = thread.submit(draw).result()
     return _drawn[key]
 
 
-def _favor_features(features: Tensor | None, scale: float | None) -> FeatureMap:
-    """`positive_features`, but each token's divided by its own largest one.
+class RandomFeatureMap(FeatureMap):
+    r"""A map on random rows: `features` (m, K), a draw of `feature_draws`, or by default the same rows in every call.
 
-    A query's divisor cancels in the attention, a key's goes into `log_k`. Neither looks at another token, so nothing
-    leaks from the future, and nothing is added that would not cancel. Since the result does not depend on the divisors,
-    they are constants to autograd.
+    To draw anew, make a new map, or call `RandomFeatureAttention.redraw`. `count` is the number of default rows.
     """
 
-    def feature_map(q: Tensor, k: Tensor) -> Features:
-        K = q.shape[-1]
-        square = 1 / sqrt(K) if scale is None else scale
-        omega = _default_features(K, q.dtype, q.device) if features is None else features.to(q)
-        omega = omega * root_scale(square)
-        q, projected = q @ omega.mT, k @ omega.mT  # (..., N, m), (..., M, m)
+    scales_keys = True
+    of_a_row = 1  # features a row
+
+    def __init__(self, features: Tensor | None = None, *, count: int | None = None) -> None:
+        if features is not None:
+            _checks.float_tensor("features", features)
+            if features.dim() != 2 or 0 in features.shape:
+                raise ValueError(f"features: expected shape (m, K) without empty axes, got {tuple(features.shape)}")
+            if count is not None:
+                raise ValueError(f"count: expected None beside features, got {count}")
+        self.features = features
+        count = FEATURES // self.of_a_row if count is None else _checks.positive_int("count", count)
+        self.count = count if features is None else len(features)
+
+    def rows(self, x: Tensor) -> Tensor:
+        """The rows (m, K) for K-wide x."""
+        if self.features is None:
+            return default_rows(self.count, x.shape[-1], x.dtype, x.device)
+        if self.features.shape[-1] != x.shape[-1]:
+            got = tuple(self.features.shape)
+            raise ValueError(f"features: expected shape (m, {x.shape[-1]}), as wide as q, got {got}")
+        return self.features.to(x)
+
+    def width(self, K: Size) -> Size:
+        return self.of_a_row * self.count
+
+
+class PositiveFeatures(RandomFeatureMap):
+    r"""FAVOR+: $m^{-1/2} \exp(\Omega x - |x|^2/2)$ (Choromanski et al. 2021, arXiv:2009.14794, lemma 1)."""
+
+    def __call__(self, q: Tensor, k: Tensor, *, scale: float | None = None, **_: Any) -> Features:
+        square = 1 / sqrt(q.shape[-1]) if scale is None else scale
+        omega = self.rows(q) * root_scale(square)
         half = (k * k).sum(-1, keepdim=True) * (square / 2)  # |y|^2 / 2
-        top = projected.detach().amax(-1, keepdim=True)
-        lift = half.detach() - half - top  # its value is that of -top, its gradient that of -|y|^2 / 2
-        phi_q = (q - q.detach().amax(-1, keepdim=True)).exp()
-        phi_k = (projected + lift).exp()
-        return Features(phi_q, phi_k, (top - half.detach())[..., 0])
+        return _exponentials(q @ omega.mT, k @ omega.mT, half)
 
-    return feature_map
+    def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> MapCost:
+        products = 2 * G * (N + M) * K * m
+        return MapCost(
+            products,
+            products,
+            # the scaled rows; |k|^2 and its half; per feature the maximum, sum and exp; the lift and log_k
+            m * K + G * M * (2 * K + 1) + 3 * G * (N + M) * m + 3 * G * M,
+            # exp; the lift's sum, its sign, the half; two products with k and two sums of gradients
+            G * (N + M) * m + G * M * (m + 2 + 4 * K),
+            m * K + G * M * K,
+            True,
+        )
 
 
-def favor_attention_reference(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    v: Float[Tensor, "*batch M V"],
-    *,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-    features: Float[Tensor, "m K"] | None = None,
-) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    r"""Attention with the weights $\phi(x_i)^T \phi(y_j)$ divided by their row sums, for x and y the scaled q and k.
+def _exponentials(q: Tensor, k: Tensor, half: Tensor) -> Features:
+    """exp(q) and exp(k - half) for projections q and k, each token's relative to its largest."""
+    top_q, top_k = (x.detach().amax(-1, keepdim=True) for x in (q, k))
+    lift = half.detach() - half - top_k  # its value is that of -top_k, its gradient that of -half
+    return Features(q.sub_(top_q).exp_(), k.add_(lift).exp_(), (top_k - half.detach())[..., 0])
 
-    Arguments and errors as in `softmax_attention_reference`, and `features`, the rows of $\Omega$ (m, K): the same
-    256 in every call by default. On the CPU, norms so large that a row's weights leave the range of the dtype raise
-    ValueError.
+
+class HyperbolicFeatures(PositiveFeatures):
+    r"""$(2m)^{-1/2} \exp(-|x|^2/2)\, [\exp(\Omega x), \exp(-\Omega x)]$ (the same lemma): FAVOR+ on mirrored rows."""
+
+    of_a_row = 2
+
+    def rows(self, x: Tensor) -> Tensor:
+        return mirrored(super().rows(x))
+
+    def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> MapCost:
+        cost = super().cost(G, N, M, K, m)
+        return cost._replace(elementwise_forward=cost.elementwise_forward + m * K / 2)  # the mirrored rows' sign
+
+
+class TrigonometricFeatures(RandomFeatureMap):
+    r"""$m^{-1/2} \exp(|x|^2/2)\, [\sin \Omega x, \cos \Omega x]$ (Rahimi & Recht 2007): weights may be negative."""
+
+    weights = "signed"
+    of_a_row = 2
+
+    def __call__(self, q: Tensor, k: Tensor, *, scale: float | None = None, **_: Any) -> Features:
+        square = 1 / sqrt(q.shape[-1]) if scale is None else scale
+        omega = self.rows(q) * root_scale(square)
+        half = (k * k).sum(-1, keepdim=True) * (square / 2)
+        q, k = q @ omega.mT, k @ omega.mT
+        lift = 1 + half - half.detach()  # 1, with the gradient that log_k does not carry
+        waves_q, waves_k = (torch.cat([x.sin(), x.cos()], -1) for x in (q, k))
+        return Features(waves_q, waves_k * lift, half.detach()[..., 0])
+
+    def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> MapCost:
+        rows = m // 2 if isinstance(m, int) else m / 2
+        products = 2 * G * (N + M) * K * rows
+        return MapCost(
+            products,
+            products,
+            rows * K + G * M * (2 * K + 3) + 2 * G * (N + M) * rows + 2 * G * M * rows,
+            6 * G * (N + M) * rows + G * M * (6 * rows + 1 + 4 * K),
+            rows * K + G * M * (K + 1) + G * (N + M) * rows + 2 * G * M * rows,
+            False,
+        )
+
+
+class Fit(NamedTuple):
+    """How parameters are fitted to queries and keys, and what that costs a sequence.
+
+    products: FLOPs in K^2 for each pair of a query and a key, and in K^3. elementwise: scalar operations in K for each
+    query and key, and in K^2, K and 1. turned: whether the rows are taken in axes of its own.
     """
-    return feature_attention_reference(
-        _favor_features(_checked(features, q), scale),
-        q,
-        k,
-        v,
-        is_causal=is_causal,
-        attn_mask=attn_mask,
-        initial_state=initial_state,
-        return_state=return_state,
-    )
+
+    function: Callable[..., DenseParameters]
+    products: tuple[int, int]
+    elementwise: tuple[int, int, int, int]
+    turned: bool = False
 
 
-def favor_attention(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    v: Float[Tensor, "*batch M V"],
-    *,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-    features: Float[Tensor, "m K"] | None = None,
-    chunk: int = CHUNK,
-) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    """`favor_attention_reference` in time and memory linear in N; a causal call goes in chunks of at most `chunk`.
+FITS = {
+    "gerf": Fit(gerf, (0, 0), (3, 1, 4, 17)),
+    "saderf": Fit(saderf, (0, 0), (6, 3, 12, 17)),
+    "aderf": Fit(aderf, (4, 45), (1, 13, 11, 20)),
+    "sderf": Fit(sderf, (4, 9), (1, 7, 14, 0), turned=True),
+}
 
-    The state is (S (..., m, V), z (..., m), largest s (...)), and holds for the same `features` only. Errors also as in
-    `feature_attention`: a mask can only hide keys.
+
+class DenseExponentialFeatures(RandomFeatureMap):
+    r"""FAVOR++ and FAVOR#: `dense_features` with parameters fitted to the scaled queries and keys of each sequence.
+
+    `fit` is the name of one of `FITS`. A fit looks at the whole sequence: for causal use, and for a sequence
+    in parts, give `parameters`, fitted elsewhere. Whatever they are, the estimate of the kernel is unbiased. Queries are
+    as many as keys in self-attention, and then left out of the fit where the keys are hidden. The parameters are
+    constants to autograd.
     """
-    return feature_attention(
-        _favor_features(_checked(features, q), scale),
-        q,
-        k,
-        v,
-        is_causal=is_causal,
-        attn_mask=attn_mask,
-        initial_state=initial_state,
-        return_state=return_state,
-        chunk=chunk,
-    )
+
+    def __init__(
+        self,
+        fit: str = "gerf",
+        parameters: DenseParameters | None = None,
+        features: Tensor | None = None,
+        *,
+        count: int | None = None,
+    ) -> None:
+        super().__init__(features, count=count)
+        self.fit, self.parameters = _checks.one_of("fit", fit, FITS), parameters
+        self.causal = parameters is not None
+
+    def __call__(
+        self, q: Tensor, k: Tensor, *, scale: float | None = None, hidden: Tensor | None = None, **_: Any
+    ) -> Features:
+        root = root_scale(1 / sqrt(q.shape[-1]) if scale is None else scale)
+        omega = self.rows(q)
+        with torch.no_grad():
+            a, B_q, B_k, axes = self._parameters(q * root, k * root, hidden)
+            if axes is not None:
+                omega = omega @ axes  # (..., m, K)
+            bias = 2 * (omega.square() @ a[..., None]).mT  # (..., 1, m), of both features of a pair
+            rows_q, rows_k = omega @ (B_q * root), omega @ (B_k * root)  # (..., m, K)
+            R = B_k * (root / (1 - 4 * a).sqrt()[..., None])
+        half = (k @ R.mT).square().sum(-1, keepdim=True) / 2
+        return _exponentials(q @ rows_q.mT + bias, k @ rows_k.mT, half)
+
+    def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> MapCost:
+        mapped = 2 * G * (N + M) * K * m + 2 * G * M * K * K  # projections, and the keys' quadratic form
+        given = self.parameters
+        fit = FITS[self.fit] if given is None else Fit(gerf, (0, 0), (0, 0, 0, 0), given.axes is not None)
+        products = fit.products[0] * G * N * K * K + fit.products[1] * G * K**3
+        of_tokens, square, linear, once = fit.elementwise
+        return MapCost(
+            # The rows, turned, for q, and for k; the bias.
+            mapped + (4 + 2 * fit.turned) * G * m * K * K + 2 * G * m * K + products,
+            mapped,
+            # x and y; B_q, B_k and R from their roots; the bias. Per feature of a query the bias, maximum, sum and exp,
+            # of a key all but the bias; its quadratic form, its half, the lift and log_k
+            G * (N + M) * K
+            + G * K * (3 * K + 5)
+            + m * (K * (G if fit.turned else 1) + G)
+            + G * (4 * N + 3 * M) * m
+            + G * M * (2 * K + 4)
+            + of_tokens * G * (N + M) * K
+            + G * (square * K * K + linear * K + once),
+            G * (N + M) * m + G * M * (m + 2 + 4 * K),
+            G * K * K + G * M * K + 2 * G * m * K,
+            True,
+        )
+
+    def _parameters(self, x: Tensor, y: Tensor, hidden: Tensor | None) -> DenseParameters:
+        if self.parameters is not None:
+            return DenseParameters(*(p if p is None else p.to(x) for p in self.parameters))
+        keep = None if hidden is None else ~hidden
+        return FITS[self.fit].function(x, y, keep_x=keep if x.shape[-2] == y.shape[-2] else None, keep_y=keep)
 
 
-def _checked(features: Tensor | None, q: Tensor) -> Tensor | None:
-    if features is not None:
-        _checks.float_tensor("features", features)
-        if isinstance(q, Tensor) and (features.dim() != 2 or features.shape[-1:] != q.shape[-1:]):
-            got = tuple(features.shape)
-            raise ValueError(f"features: expected shape (m, {q.shape[-1]}), as wide as q, got {got}")
-    return features
-
-
-def favor_cost(
-    B: Size,
-    N: Size,
-    H: Size,
-    K: Size,
-    V: Size,
-    *,
-    form: str = "fast",
-    causal: bool = False,
-    qk_grad: bool = True,
-    itemsize: int = 4,
-    m: Size = FEATURES,
-    chunk: int = CHUNK,
-) -> AttentionCost:
-    """Closed form of one self-attention call with m features, in either form; what comes after them is `feature_cost`.
-
-    Drawing the features is left out: it is done once.
-    """
-    rest, rows = feature_cost(
-        B, N, H, m, V, form=form, causal=causal, qk_grad=qk_grad, itemsize=itemsize, chunk=chunk, log_k=True
-    )
-    projections = 4 * rows * K * m
-    fast = form == "fast"
-    return AttentionCost(
-        forward=rest.forward + projections,
-        backward=rest.backward + (projections if qk_grad else 0),
-        # the scaled rows of Omega; |k|^2; per token its half, the lift and log_k; per feature the maximum, sum and exp
-        elementwise_forward=rest.elementwise_forward + m * K + 2 * rows * K + 4 * rows + 6 * rows * m,
-        elementwise_backward=rest.elementwise_backward + (rows * (3 * m + 4 * K + 2) if qk_grad else 0),
-        saved_bytes=rest.saved_bytes + (max(itemsize, 4) * (m * K + rows * K) if qk_grad else 0),
-        decode=rest.decode + 2 * B * H * K * m * (2 if fast else N + 1),
-        state_bytes=rest.state_bytes if fast else itemsize * B * H * N * (K + V),
-    )
-
-
-MECHANISM = Mechanism(
-    name="favor",
-    family="kernel",
-    source="Choromanski et al. 2021, arXiv:2009.14794",
-    reference=favor_attention_reference,
-    fast=favor_attention,
-    causal=True,
-    exact=False,
-    cost=favor_cost,
+MECHANISMS = (
+    kernel_mechanism("trigonometric", TrigonometricFeatures(), "Rahimi & Recht 2007"),
+    kernel_mechanism("favor", PositiveFeatures(), "Choromanski et al. 2021, arXiv:2009.14794"),
+    kernel_mechanism("hyperbolic", HyperbolicFeatures(), "Choromanski et al. 2021, arXiv:2009.14794"),
+    kernel_mechanism("favor++", DenseExponentialFeatures("gerf"), "Likhosherstov et al. 2022, arXiv:2205.15317"),
+    *(
+        kernel_mechanism(fit, DenseExponentialFeatures(fit), "Likhosherstov et al. 2023, arXiv:2302.00787")
+        for fit in ("saderf", "aderf", "sderf")
+    ),
 )

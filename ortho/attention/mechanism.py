@@ -46,8 +46,9 @@ class AttentionCost:
     """What one call of an attention function costs. Integers for integer sizes, formulas for symbols.
 
     forward, backward: FLOPs of matrix products, 2 a multiply-add. elementwise_…: scalar operations outside them.
-    saved_bytes: what autograd keeps of q, k, v and the function's own tensors; the output is not included, because
-    the layer keeps it as the input of W_O. decode: FLOPs of one more query against N keys, itself included.
+    saved_bytes: what autograd keeps of q, k, v and the function's own tensors. The output is not included, because the
+    layer keeps it as the input of W_O; output_bytes is what is kept of it all the same where the layer, which puts
+    heads side by side, has to copy it. decode: FLOPs of one more query against N keys, itself included.
     state_bytes: what is carried from one decode step to the next.
     """
 
@@ -58,6 +59,7 @@ class AttentionCost:
     saved_bytes: Any
     decode: Any
     state_bytes: Any
+    output_bytes: Any = 0
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,9 @@ class Mechanism:
     causal: bool  # whether is_causal=True is served
     exact: bool  # whether the result is softmax attention itself, not an approximation or another function
     cost: Callable[..., AttentionCost]
+    positional: bool = False  # whether the result depends on where a token stands, not only on what it is
+    signed: bool = False  # whether weights may be negative
+    fitted: bool = False  # whether it fits constants to the sequence, through which autograd does not differentiate
 
     def form(self, name: str) -> AttentionFunction:
         """The function of that form, 'reference' or 'fast'."""

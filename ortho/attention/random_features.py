@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from ortho._typing import Float, Tensor
+from ortho._typing import Bool, Float, Tensor
 from ortho.attention.feature_draws import mirrored
 
 __all__ = [
@@ -76,11 +76,16 @@ def _half_square(x: Tensor) -> Tensor:
 
 
 class DenseParameters(NamedTuple):
-    r"""What fits `dense_features` to data: the diagonal of A, and $B_q$, $B_k$ with $B_q^T (I - 4A)^{-1} B_k = I$."""
+    r"""What fits `dense_features` to data: the diagonal of A, and $B_q$, $B_k$ with $B_q^T (I - 4A)^{-1} B_k = I$.
+
+    `axes` (columns) are the coordinates that A is diagonal in, None for those of x. Rows taken in these axes,
+    $\Omega$ times `axes`, have the same law, and give features that do not depend on the axes' signs.
+    """
 
     a: Float[Tensor, "*batch K"]
     B_q: Float[Tensor, "*batch K K"]
     B_k: Float[Tensor, "*batch K K"]
+    axes: Float[Tensor, "*batch K K"] | None = None
 
 
 def optimal_a(moment: Float[Tensor, "*sizes"]) -> Float[Tensor, "*sizes"]:
@@ -92,10 +97,19 @@ def optimal_a(moment: Float[Tensor, "*sizes"]) -> Float[Tensor, "*sizes"]:
     return (1 - 2 * moment - ((2 * moment + 1).square() + 8 * moment).sqrt()) / 16
 
 
-def mean_square_sum(x: Float[Tensor, "*batch N K"], y: Float[Tensor, "*batch M K"]) -> Float[Tensor, "*batch"]:
-    r"""The mean of $|x_i + y_j|^2$ over all pairs, in time linear in N and M."""
-    cross = (x.mean(-2) * y.mean(-2)).sum(-1)
-    return x.square().sum(-1).mean(-1) + y.square().sum(-1).mean(-1) + 2 * cross
+def mean_square_sum(
+    x: Float[Tensor, "*batch N K"],
+    y: Float[Tensor, "*batch M K"],
+    *,
+    keep_x: Bool[Tensor, "*batch N"] | None = None,
+    keep_y: Bool[Tensor, "*batch M"] | None = None,
+) -> Float[Tensor, "*batch"]:
+    r"""The mean of $|x_i + y_j|^2$ over all pairs, in time linear in N and M.
+
+    Here and below, means are over the tokens in `keep_x` and `keep_y`, by default over all.
+    """
+    cross = (_mean(x, keep_x) * _mean(y, keep_y)).sum(-1)
+    return _mean(x.square(), keep_x).sum(-1) + _mean(y.square(), keep_y).sum(-1) + 2 * cross
 
 
 def isotropic(a: Float[Tensor, "*batch"], K: int) -> DenseParameters:
@@ -104,64 +118,110 @@ def isotropic(a: Float[Tensor, "*batch"], K: int) -> DenseParameters:
     return DenseParameters(a[..., None].expand(*a.shape, K), B, B)
 
 
-def gerf(x: Float[Tensor, "*batch N K"], y: Float[Tensor, "*batch M K"]) -> DenseParameters:
+def gerf(
+    x: Float[Tensor, "*batch N K"],
+    y: Float[Tensor, "*batch M K"],
+    *,
+    keep_x: Bool[Tensor, "*batch N"] | None = None,
+    keep_y: Bool[Tensor, "*batch M"] | None = None,
+) -> DenseParameters:
     r"""FAVOR++: `isotropic`, with the a that `optimal_a` gives for these scaled queries x and keys y."""
     K = x.shape[-1]
-    return isotropic(optimal_a(mean_square_sum(x, y) / K), K)
+    return isotropic(optimal_a(mean_square_sum(x, y, keep_x=keep_x, keep_y=keep_y) / K), K)
 
 
-def saderf(x: Float[Tensor, "*batch N K"], y: Float[Tensor, "*batch M K"]) -> DenseParameters:
+def saderf(
+    x: Float[Tensor, "*batch N K"],
+    y: Float[Tensor, "*batch M K"],
+    *,
+    keep_x: Bool[Tensor, "*batch N"] | None = None,
+    keep_y: Bool[Tensor, "*batch M"] | None = None,
+) -> DenseParameters:
     r"""FAVOR#, simplified asymmetric: GERF on $\Psi x$ and $\Psi^{-1} y$, with the diagonal $\Psi$ that equals moments.
 
     (Likhosherstov et al. 2023, arXiv:2302.00787, section 3.) A coordinate that is 0 in all of x or y keeps its scale.
     """
-    of_x, of_y = x.square().mean(-2), y.square().mean(-2)
-    usable = (of_x > 0) & (of_y > 0)
-    psi = (of_y.masked_fill(~usable, 1) / of_x.masked_fill(~usable, 1)).pow(0.25)[..., None, :]  # (..., 1, K)
-    a, B, _ = gerf(x * psi, y / psi)
-    return DenseParameters(a, B * psi, B / psi)
+    of_x, of_y = _mean(x.square(), keep_x), _mean(y.square(), keep_y)
+    unusable = (of_x == 0) | (of_y == 0)
+    # Fourth roots apart: the quotient itself may leave the range of the dtype.
+    root_y, root_x = (of.masked_fill(unusable, 1).pow(0.25) for of in (of_y, of_x))
+    psi = (root_y / root_x)[..., None, :]  # (..., 1, K)
+    fitted = gerf(x * psi, y / psi, keep_x=keep_x, keep_y=keep_y)
+    return DenseParameters(fitted.a, fitted.B_q * psi, fitted.B_k / psi)
 
 
-def aderf(x: Float[Tensor, "*batch N K"], y: Float[Tensor, "*batch M K"]) -> DenseParameters:
+def aderf(
+    x: Float[Tensor, "*batch N K"],
+    y: Float[Tensor, "*batch M K"],
+    *,
+    keep_x: Bool[Tensor, "*batch N"] | None = None,
+    keep_y: Bool[Tensor, "*batch M"] | None = None,
+) -> DenseParameters:
     r"""FAVOR#, asymmetric: $A = a I$ and the best $B_q$ and $B_k$, which differ.
 
-    (Likhosherstov et al. 2023, arXiv:2302.00787, theorem 4.) $R_q$ and $R_k = R_q^{-T}$ bring the second moments of
-    x and y to the same diagonal; then it is GERF.
+    (Likhosherstov et al. 2023, arXiv:2302.00787, section 3.) $R_q$ and $R_k = R_q^{-T}$ bring the second moments of
+    x and y to the same matrix; then it is GERF. Of all such pairs, which differ by a rotation, this is the symmetric
+    one: $R_q^2$ is the geometric mean of $M_x^{-1}$ and $M_y$, and continuous in the data, as a pair from a
+    decomposition, whose signs are arbitrary, would not be.
     """
     K = x.shape[-1]
-    (root_x, inverse_x), (root_y, _) = _roots(_moment(x)), _roots(_moment(y))
-    U, S, _ = torch.linalg.svd(root_x @ root_y.mT)
-    R_q = S[..., None].sqrt() * (U.mT @ inverse_x)
-    R_k = S[..., None].rsqrt() * (U.mT @ root_x)
-    a = optimal_a((2 * S.sum(-1) + 2 * (x.mean(-2) * y.mean(-2)).sum(-1)) / K)
+    root_x, inverse_x = _roots(_lifted(_moment(x, keep_x)))
+    values, axes = torch.linalg.eigh(root_x @ _lifted(_moment(y, keep_y)) @ root_x)
+    S = values.clamp(min=0).sqrt()  # the moments' common singular values
+    R_q, R_k = _roots(inverse_x @ (axes * S[..., None, :]) @ axes.mT @ inverse_x)
+    cross = (_mean(x, keep_x) * _mean(y, keep_y)).sum(-1)
+    a = optimal_a(2 * (S.to(x.dtype).sum(-1) + cross) / K)
     root = (1 - 4 * a)[..., None, None].sqrt()
-    return DenseParameters(a[..., None].expand(*a.shape, K), root * R_q, root * R_k)
+    return DenseParameters(a[..., None].expand(*a.shape, K), root * R_q.to(x.dtype), root * R_k.to(x.dtype))
 
 
-def sderf(x: Float[Tensor, "*batch N K"], y: Float[Tensor, "*batch M K"]) -> DenseParameters:
+def sderf(
+    x: Float[Tensor, "*batch N K"],
+    y: Float[Tensor, "*batch M K"],
+    *,
+    keep_x: Bool[Tensor, "*batch N"] | None = None,
+    keep_y: Bool[Tensor, "*batch M"] | None = None,
+) -> DenseParameters:
     r"""FAVOR#, symmetric: $B_q = B_k$, and A diagonal along the principal axes of x + y.
 
-    (Likhosherstov et al. 2023, arXiv:2302.00787, theorem 3.)
+    (Likhosherstov et al. 2023, arXiv:2302.00787, section 3.)
     """
-    cross = x.mean(-2)[..., None] * y.mean(-2)[..., None, :]
-    moments, axes = torch.linalg.eigh(_moment(x) + _moment(y) + cross + cross.mT)
-    a = optimal_a(moments.clamp(min=0))
+    cross = _mean(x, keep_x)[..., None] * _mean(y, keep_y)[..., None, :]
+    moments, axes = torch.linalg.eigh((_moment(x, keep_x) + _moment(y, keep_y) + cross + cross.mT).double())
+    a = optimal_a(moments.clamp(min=0)).to(x.dtype)
+    axes = axes.to(x.dtype)
     B = (1 - 4 * a)[..., None].sqrt() * axes.mT
-    return DenseParameters(a, B, B)
+    return DenseParameters(a, B, B, axes)
+
+
+def _mean(x: Tensor, keep: Tensor | None) -> Tensor:
+    """The mean token (..., K); 0 where none is kept."""
+    if keep is None:
+        return x.mean(-2)
+    return (x * keep[..., None]).sum(-2) / keep.sum(-1, keepdim=True).clamp(min=1)
+
+
+def _moment(x: Tensor, keep: Tensor | None) -> Tensor:
+    """The mean of x x^T (..., K, K); 0 where no token is kept."""
+    if keep is None:
+        return x.mT @ x / x.shape[-2]
+    return (x * keep[..., None]).mT @ x / keep.sum(-1).clamp(min=1)[..., None, None]
 
 
 # What a second moment is lifted by, relative to its mean eigenvalue: fewer tokens than dimensions leave it singular.
 # Any B_q and B_k that invert each other leave the estimate unbiased, so that this costs a little variance at most.
-RIDGE = 1e-6
+RIDGE = 1e-4
 
 
-def _moment(x: Tensor) -> Tensor:
-    return x.mT @ x / x.shape[-2]
+def _lifted(moment: Tensor) -> Tensor:
+    """A second moment made positive definite, float64: it is inverted, and there are but K x K numbers of it."""
+    moment = moment.double()
+    mean = moment.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=torch.finfo(moment.dtype).tiny ** 0.25)
+    return moment + RIDGE * mean[..., None, None] * torch.eye(moment.shape[-1]).to(moment)
 
 
 def _roots(moment: Tensor) -> tuple[Tensor, Tensor]:
-    r"""$\Lambda^{1/2} Q^T$ and $\Lambda^{-1/2} Q^T$ of a moment $Q \Lambda Q^T$."""
+    """The symmetric root of a positive definite matrix, and its inverse."""
     values, axes = torch.linalg.eigh(moment)
-    mean = values.mean(-1, keepdim=True)
-    root = (values.clamp(min=0) + RIDGE * mean.clamp(min=torch.finfo(mean.dtype).tiny ** 0.5)).sqrt()[..., None]
-    return root * axes.mT, axes.mT / root
+    root = values.clamp(min=torch.finfo(values.dtype).tiny).sqrt()[..., None, :]
+    return (axes * root) @ axes.mT, (axes / root) @ axes.mT

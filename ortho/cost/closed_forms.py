@@ -85,6 +85,7 @@ def layer(
     qk_grad = learned or (projection == "frozen" and input_grad)
     K = d // H if isinstance(d, int) else d / H
     core = mechanism.cost(B, N, H, K, K, form=form, causal=causal, qk_grad=qk_grad, itemsize=itemsize, **options)
+    kept_twice = 0 if 1 in (H, N) else core.output_bytes  # heads, or tokens, lie side by side as they are
     product = 2 * B * N * d * d  # FLOPs of one (B N, d) x (d, d) product
     weight_gradients = 4 if learned else 2
     # dO always; into x through v, and through q and k where autograd goes there.
@@ -94,7 +95,7 @@ def layer(
         backward=(weight_gradients + input_gradients) * product + core.backward,
         elementwise_forward=core.elementwise_forward,
         elementwise_backward=core.elementwise_backward + (2 * B * N * d if input_grad and qk_grad else 0),  # sum of dx
-        saved_bytes=2 * itemsize * B * N * d + core.saved_bytes,  # x and the merged heads
+        saved_bytes=2 * itemsize * B * N * d + core.saved_bytes + kept_twice,  # x and the merged heads
         decode=8 * B * d * d + core.decode,
         state_bytes=core.state_bytes,
         trained=(4 if learned else 2) * d * d,

@@ -33,6 +33,9 @@ _MATMUL: dict[Any, Callable[..., int]] = {
     aten.bmm: lambda a, b: 2 * prod(a.shape) * b.shape[2],
     aten.baddbmm: lambda _, a, b: 2 * prod(a.shape) * b.shape[2],
 }
+# Factorisations of square matrices: FLOPs by Golub & Van Loan 2013, sections 8.3 and 8.6, eigenvectors and both sides'
+# singular vectors included. What LAPACK does depends on the matrix.
+_FACTORISATION = {aten._linalg_eigh: 9, aten._linalg_svd: 22}
 # Composite kernels: scalar operations per element of their first operand.
 _COMPOSITE = {
     aten._softmax: SOFTMAX_FORWARD,
@@ -50,10 +53,10 @@ _COMPOSITE = {
 # They move, allocate or look up, and compute nothing (some are tagged pointwise by PyTorch).
 _FREE = {
     aten.clone,
-    aten.copy_,
+    aten.copy,
     aten._to_copy,
-    aten.fill_,
-    aten.zero_,
+    aten.fill,
+    aten.zero,
     aten.cat,
     aten.stack,
     aten.constant_pad_nd,
@@ -66,6 +69,8 @@ _FREE = {
     aten.zeros_like,
     aten.empty_like,
     aten.new_empty_strided,
+    aten.new_empty,
+    aten.new_full,
     aten.new_zeros,
     aten._unsafe_view,
 }
@@ -92,6 +97,13 @@ def _fused_attention(func: Any, args: tuple, kwargs: dict) -> tuple[int, int]:
     if "backward" in func.name():
         return 2 * pairs * (3 * width + 2 * values), FUSED_BACKWARD * pairs + 2 * rows * values
     return 2 * pairs * (width + values), pairs * (1 + SOFTMAX_FORWARD)
+
+
+def _functional(func: Any) -> Any:
+    """The operator that computes the same as an in-place one, into memory of its own; others as they are."""
+    name = func.overloadpacket.__name__
+    packet = getattr(aten, name[:-1], None) if name.endswith("_") and not name.endswith("__") else None
+    return func if packet is None else getattr(packet, func._overloadname, func)
 
 
 def _is_view(func: Any) -> bool:
@@ -124,10 +136,13 @@ class OperationCounter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
+        func = _functional(func)
         packet = func.overloadpacket
         name = packet.__name__
         if packet in _MATMUL:
             self.flops[name] += _MATMUL[packet](*args)
+        elif packet in _FACTORISATION:
+            self.flops[name] += _FACTORISATION[packet] * args[0].numel() * args[0].shape[-1]
         elif name.startswith("_scaled_dot_product"):
             flops, elementwise = _fused_attention(func, args, kwargs)
             self.flops[name] += flops

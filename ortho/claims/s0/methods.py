@@ -9,8 +9,9 @@ import sympy
 import torch
 from torch import Tensor
 
-from ortho.attention import softmax_attention_reference
-from ortho.attention.favor import favor_attention, favor_cost
+from ortho.attention import MECHANISMS, softmax_attention_reference
+from ortho.attention.factored import feature_attention
+from ortho.attention.favor import PositiveFeatures
 from ortho.attention.feature_draws import orthogonal_features
 from ortho.claims.figures import show
 from ortho.claims.ledger import evidence
@@ -146,7 +147,7 @@ def favor_misplaced(spread: float, count: int) -> Sequence[float]:
     for draw in range(FAVOR_DRAWS):
         g = torch.Generator().manual_seed(1000 + draw)  # not that of q and k, to which the rows would be parallel
         omega = orthogonal_features(count, FAVOR_WIDTH, generator=g, dtype=torch.float64)
-        weights: Any = favor_attention(q, k, values, features=omega)
+        weights: Any = feature_attention(q, k, values, feature_map=PositiveFeatures(omega))
         found.append(misplaced(weights, exact))
     return sorted(found)
 
@@ -154,7 +155,7 @@ def favor_misplaced(spread: float, count: int) -> Sequence[float]:
 @evidence("S0.3.2b", chapter=CHAPTER)
 def performer_properties() -> Finding:
     spread, few, many = 0.25, 64, 1024
-    core = favor_cost(1, N, H, d / H, d / H, m=m)
+    core = MECHANISMS["favor"].cost(1, N, H, d / H, d / H, m=m)
     worst, best = favor_misplaced(spread, many)[-1], favor_misplaced(spread, few)[0]
     at = f"scores of standard deviation {spread:g}, $K = {FAVOR_WIDTH}$"
     return all_of(

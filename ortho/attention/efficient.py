@@ -1,0 +1,128 @@
+r"""Efficient Attention: softmax over features for queries, over positions for keys (Shen et al. 2021, arXiv:1812.01243).
+
+$O = \rho_q(Q)\, (\rho_k(K)^T V)$, in which row i of the implied weights is an average, by the softmax of $q_i$, of K
+distributions over positions, one for each feature. Rows sum to 1 without a division. The softmax over positions looks at
+the whole sequence: the attention is not causal and has no state; `linear-exp` is its causal counterpart.
+"""
+
+import torch
+
+from ortho import _checks
+from ortho._typing import Bool, Float, Size, State, Tensor
+from ortho.attention.feature_map import root_scale
+from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost, Mechanism
+from ortho.attention.operands import masked_softmax
+
+
+def efficient_attention_reference(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
+    *,
+    is_causal: bool = False,
+    attn_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Float[Tensor, "*batch N V"]:
+    r"""The N x M weights $\rho_q(Q) \rho_k(K)^T$, materialised, times v; equation 5 of the paper read from the left.
+
+    Arguments and errors as in `softmax_attention_reference`, but for `scale`: q and k are multiplied by its square root
+    before the softmax, and by default, as published, not at all. A mask must be one row for all queries. Raises
+    ValueError for a causal call and for a state.
+    """
+    q, k, v, dtype = _operands(q, k, v, is_causal, attn_mask, scale, initial_state, return_state)
+    with torch.autocast(q.device.type, enabled=False):
+        return ((q.softmax(-1) @ _over_positions(k, attn_mask).mT) @ v).to(dtype)
+
+
+def efficient_attention(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
+    *,
+    is_causal: bool = False,
+    attn_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Float[Tensor, "*batch N V"]:
+    """`efficient_attention_reference` from the right: in time and memory linear in N."""
+    q, k, v, dtype = _operands(q, k, v, is_causal, attn_mask, scale, initial_state, return_state)
+    with torch.autocast(q.device.type, enabled=False):
+        return (q.softmax(-1) @ (_over_positions(k, attn_mask).mT @ v)).to(dtype)
+
+
+def _operands(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool,
+    attn_mask: Tensor | None,
+    scale: float | None,
+    initial_state: State | None,
+    return_state: bool,
+) -> tuple[Tensor, Tensor, Tensor, torch.dtype]:
+    """q and k scaled, all in float32 at least, and the dtype that they came in; or an error."""
+    _checks.qkv(q, k, v, attn_mask, is_causal)
+    _checks.scale_factor(scale)
+    for name, given in (("is_causal", is_causal), ("initial_state", initial_state), ("return_state", return_state)):
+        if given is not None and given is not False:
+            raise ValueError(f"{name}: expected none, got one: keys are normalised over the whole sequence")
+    if attn_mask is not None and attn_mask.dim() > 1 and attn_mask.shape[-2] != 1:
+        shape = tuple(attn_mask.shape)
+        raise ValueError(f"attn_mask: expected a mask of keys, of shape (..., 1, {k.shape[-2]}), got {shape}")
+    working = torch.promote_types(q.dtype, torch.float32)
+    dtype, (q, k, v) = q.dtype, (x.to(working).contiguous() for x in (q, k, v))
+    if scale is not None:
+        root = root_scale(scale)
+        q, k = q * root, k * root
+    return q, k, v, dtype
+
+
+def _over_positions(k: Tensor, attn_mask: Tensor | None) -> Tensor:
+    """Softmax over positions (..., M, K), 0 for hidden keys."""
+    blocked = None if attn_mask is None else ~attn_mask.expand(*k.shape[:-2], 1, k.shape[-2])
+    return masked_softmax(k.mT, blocked, empty_rows=True).mT
+
+
+def efficient_cost(
+    B: Size,
+    N: Size,
+    H: Size,
+    K: Size,
+    V: Size,
+    *,
+    form: str = "fast",
+    causal: bool = False,
+    qk_grad: bool = True,
+    itemsize: int = 4,
+) -> AttentionCost:
+    """Closed form of one self-attention call, in either form. A new key changes every weight, so that keys are kept."""
+    rows, item = B * H * N, max(itemsize, 4)
+    pairs, memory = rows * N, B * H * K * V
+    fast = form == "fast"
+    forward = 4 * rows * K * V if fast else 2 * pairs * (K + V)
+    return AttentionCost(
+        forward=forward,
+        backward=2 * forward if qk_grad else 2 * rows * K * V * 2 if fast else 2 * pairs * V,
+        elementwise_forward=2 * SOFTMAX_FORWARD * rows * K,
+        elementwise_backward=2 * SOFTMAX_BACKWARD * rows * K if qk_grad else 0,
+        saved_bytes=item * (2 * rows * K + (rows * V + memory if qk_grad else 0))
+        if fast
+        else item * (pairs + (rows * (2 * K + V) if qk_grad else 0)),
+        decode=2 * B * H * K * V * (N + 1) if fast else 2 * rows * (K + V),
+        state_bytes=itemsize * rows * (K + V),
+    )
+
+
+MECHANISM = Mechanism(
+    name="efficient",
+    family="kernel",
+    source="Shen et al. 2021, arXiv:1812.01243",
+    reference=efficient_attention_reference,
+    fast=efficient_attention,
+    causal=False,
+    exact=False,
+    cost=efficient_cost,
+)
