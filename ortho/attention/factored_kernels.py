@@ -10,7 +10,7 @@ own, and the memory after the last key. A row without weight is 0.
 
 from collections.abc import Iterator
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,50 +64,47 @@ class Chunked(Function):
     r"""Query i reads keys 0..i: in its own chunk by weights, in those before by their memory.
 
     `s`, the logarithms of the keys' scales (..., N), and `peak`, that of the memory (...), may be None. Every exponent
-    is relative to the largest s up to the row (or up to the end of the chunk, for what later chunks read), so that it is
-    at most 0 and nothing that a row reads depends on keys after it.
+    is relative to the largest s up to the row (or up to the end of the chunk, for what later chunks read), so that it
+    is at most 0 and nothing that a row reads depends on keys after it.
     """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        S: Tensor,
-        z: Tensor,
-        s: Tensor | None,
-        peak: Tensor | None,
-        width: int,
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, S: Tensor, z: Tensor, s: Tensor | None, peak: Tensor | None, width: int
     ) -> tuple[Tensor, ...]:
         lead = q.shape[:-2]
         q, k, v = (x.reshape(-1, x.shape[-2] // width, width, x.shape[-1]) for x in (q, k, v))  # (G, n, C, ·)
         (G, n, C, m), V = q.shape, v.shape[-1]
-        S, z = S.reshape(G, m, V).clone(), z.reshape(G, m, 1).clone()
         o, totals, weights = v.new_empty(G, n, C, V), v.new_empty(G, n, C, 1), v.new_empty(G, n, C, C)
-        before_S, before_z = v.new_empty(G, n, m, V), v.new_empty(G, n, m, 1)
+        memory_S, memory_z = v.new_empty(G, n, m, V), v.new_empty(G, n, m, 1)
         scales = () if s is None or peak is None else _scales(s.reshape(G, n, C), peak.reshape(G))
         for tile in _tiles(G, n, q.is_cuda):
-            qt, kt, vt, ot, tt, wt, St, zt = _flat(tile, q, k, v, o, totals, weights, before_S, before_z)
-            torch.bmm(qt, kt.mT, out=wt)
+            kt, vt, St, zt = _flat(tile, k, v, memory_S, memory_z)
             if scales:
-                within, from_start, to_end = _flat(tile, *scales[:3])
-                wt.mul_(within)
-                new_S, new_z = kt.mT @ (vt * to_end), kt.mT @ to_end
+                (to_end,) = _flat(tile, scales.to_end)
+                torch.bmm(kt.mT, vt * to_end, out=St)
+                torch.bmm(kt.mT, to_end, out=zt)
             else:
-                wt.tril_()
-                new_S, new_z = kt.mT @ vt, kt.sum(-2)[..., None]
-            fades = scales[3][tile] if scales else None
-            _accumulate(S[tile[0]], new_S, fades, before_S[tile])
-            _accumulate(z[tile[0]], new_z, fades, before_z[tile])
+                torch.bmm(kt.mT, vt, out=St)
+                torch.sum(kt, -2, out=zt[..., 0])
+        # From here on, memory_S and memory_z are what each chunk's queries read: that of the chunks before.
+        S = _accumulate(S.reshape(G, m, V), memory_S, scales)
+        z = _accumulate(z.reshape(G, m, 1), memory_z, scales)
+        for tile in _tiles(G, n, q.is_cuda):
+            qt, kt, vt, ot, tt, wt, St, zt = _flat(tile, q, k, v, o, totals, weights, memory_S, memory_z)
+            torch.bmm(qt, kt.mT, out=wt)
             torch.bmm(qt, St, out=ot)
             torch.bmm(qt, zt, out=tt)
             if scales:
+                within, from_start = _flat(tile, scales.within, scales.from_start)
+                wt.mul_(within)
                 ot.mul_(from_start)
                 tt.mul_(from_start)
+            else:
+                wt.tril_()
             tt.add_(wt.sum(-1, keepdim=True))
             ot.baddbmm_(wt, vt).div_(divisors(tt))
-        ctx.save_for_backward(q, k, v, o, totals, weights, before_S, before_z, *scales)
+        ctx.save_for_backward(q, k, v, o, totals, weights, memory_S, memory_z, *scales)
         ctx.lead = lead
         o, totals = o.view(*lead, n * C, V), totals.view(*lead, n * C, 1)
         ctx.mark_non_differentiable(totals)
@@ -116,31 +113,41 @@ class Chunked(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_o: Tensor, _: Tensor, d_S: Tensor, d_z: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, o, totals, weights, before_S, before_z, *scales = ctx.saved_tensors
+        q, k, v, o, totals, weights, memory_S, memory_z, *saved = ctx.saved_tensors
+        scales = _Scales(*saved) if saved else ()
         (G, n, C, m), V = q.shape, v.shape[-1]
-        d_o = d_o.reshape(G, n, C, V)
-        d_S, d_z = d_S.reshape(G, m, V).clone(), d_z.reshape(G, m, 1).clone()  # of the memory after the tile
+        d_o, d_totals = _through_division(d_o.reshape(G, n, C, V), o, divisors(totals))
+        read, read_totals = (x * scales.from_start if scales else x for x in (d_o, d_totals))  # through the memory
+        d_S_tiles, d_z_tiles = torch.empty_like(memory_S), torch.empty_like(memory_z)
+        for tile in _tiles(G, n, q.is_cuda):
+            qt, rt, rtt, St, zt = _flat(tile, q, read, read_totals, d_S_tiles, d_z_tiles)
+            torch.bmm(qt.mT, rt, out=St)
+            torch.bmm(qt.mT, rtt, out=zt)
+        # From here on, the gradients of the memory after each chunk.
+        d_S = _accumulate_back(d_S.reshape(G, m, V), d_S_tiles, scales)
+        d_z = _accumulate_back(d_z.reshape(G, m, 1), d_z_tiles, scales)
+        d_v = torch.empty_like(v)
         needed = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         d_q, d_k = (torch.empty_like(q), torch.empty_like(k)) if needed else (None, None)
-        d_v = torch.empty_like(v)
-        for tile in reversed(list(_tiles(G, n, q.is_cuda))):
-            qt, kt, vt, ot, tt, wt, gt, dvt = _flat(tile, q, k, v, o, totals, weights, d_o, d_v)
-            gt, d_total = _through_division(gt, ot, divisors(tt))
-            within, from_start, to_end = _flat(tile, *scales[:3]) if scales else (None, None, None)
-            read, read_total = (gt * from_start, d_total * from_start) if scales else (gt, d_total)
-            fades = scales[3][tile] if scales else None
-            after_S = _accumulate_back(d_S[tile[0]], qt.mT @ read, fades)  # of the memory after each chunk
-            after_z = _accumulate_back(d_z[tile[0]], qt.mT @ read_total, fades)
+        for tile in _tiles(G, n, q.is_cuda):
+            kt, vt, wt, gt, after_S, dvt = _flat(tile, k, v, weights, d_o, d_S_tiles, d_v)
             torch.bmm(kt, after_S, out=dvt)
             if scales:
+                (to_end,) = _flat(tile, scales.to_end)
                 dvt.mul_(to_end)
             dvt.baddbmm_(wt.mT, gt)
-            if not needed:
+            if d_q is None or d_k is None:
                 continue
-            St, zt, dqt, dkt = _flat(tile, before_S, before_z, d_q, d_k)
-            d_w = torch.baddbmm(d_total, gt, vt.mT)
-            d_w = d_w.mul_(within) if scales else d_w.tril_()
-            torch.bmm(read, St.mT, out=dqt).addcmul_(read_total, zt.mT).baddbmm_(d_w, kt)
+            qt, gtt, rt, rtt, St, zt, after_z, dqt, dkt = _flat(
+                tile, q, d_totals, read, read_totals, memory_S, memory_z, d_z_tiles, d_q, d_k
+            )
+            d_w = torch.baddbmm(gtt, gt, vt.mT)
+            if scales:
+                (within,) = _flat(tile, scales.within)
+                d_w.mul_(within)
+            else:
+                d_w.tril_()
+            torch.bmm(rt, St.mT, out=dqt).addcmul_(rtt, zt.mT).baddbmm_(d_w, kt)
             torch.bmm(vt, after_S.mT, out=dkt).add_(after_z.mT)
             if scales:
                 dkt.mul_(to_end)
@@ -160,16 +167,24 @@ def _through_division(d_o: Tensor, o: Tensor, divisor: Tensor) -> tuple[Tensor, 
     return d_o, (d_o * o).sum(-1, keepdim=True).neg_()
 
 
-def _scales(s: Tensor, peak: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What multiplies weights within a chunk (G, n, C, C), what a row reads from before it (G, n, C, 1), what a key adds
-    to the memory after it (G, n, C, 1), and a memory from chunk to chunk (G, n, 1, 1)."""
-    G, n, C = s.shape
+class _Scales(NamedTuple):
+    """Products with weights within a chunk, what a row reads from before it, what a key adds to the memory after it, and
+    the memory from chunk to chunk."""
+
+    within: Tensor  # (G, n, C, C), 0 for the future
+    from_start: Tensor  # (G, n, C, 1)
+    to_end: Tensor  # (G, n, C, 1)
+    fades: Tensor  # (G, n, 1, 1)
+
+
+def _scales(s: Tensor, peak: Tensor) -> _Scales:
+    n, C = s.shape[1:]
     peaks = torch.cat([peak[:, None], s.flatten(1)], -1).cummax(-1).values  # (G, 1 + n C)
     start, end, row = peaks[:, :-1:C], peaks[:, C::C], peaks[:, 1:].unflatten(-1, (n, C))
     future = torch.ones(C, C, dtype=torch.bool, device=s.device).triu(1)
     within = (s[..., None, :] - row[..., None]).masked_fill_(future, -inf).exp_()
     from_start, to_end = (start[..., None] - row).exp_(), (s - end[..., None]).exp_()
-    return within, from_start[..., None], to_end[..., None], (start - end).exp_()[..., None, None]
+    return _Scales(within, from_start[..., None], to_end[..., None], (start - end).exp_()[..., None, None])
 
 
 def _tiles(G: int, n: int, whole: bool) -> Iterator[tuple[slice, slice]]:
@@ -190,22 +205,20 @@ def _flat(tile: tuple[slice, slice], *tensors: Tensor) -> list[Tensor]:
     return [x[tile].flatten(0, 1) for x in tensors]
 
 
-def _accumulate(memory: Tensor, new: Tensor, fades: Tensor | None, before: Tensor) -> None:
-    """Add what each chunk brings to the memory (g, ...), in place, and keep what it was `before` each (g, c, ...)."""
-    for i, chunk in enumerate(new.view_as(before).unbind(1)):
-        before[:, i] = memory
-        if fades is not None:
-            memory.mul_(fades[:, i])
-        memory.add_(chunk)
+def _accumulate(memory: Tensor, chunks: Tensor, scales: _Scales | tuple[()]) -> Tensor:
+    """The memory (G, ...) after all chunks; `chunks` (G, n, ...), what each adds, becomes what there is before each."""
+    for i in range(chunks.shape[1]):
+        after = (memory * scales.fades[:, i] if scales else memory) + chunks[:, i]
+        chunks[:, i] = memory
+        memory = after
+    return memory
 
 
-def _accumulate_back(d_memory: Tensor, read: Tensor, fades: Tensor | None) -> Tensor:
-    """The gradients of the memory after each chunk (g c, ...); `d_memory` (g, ...) moves from the last to the first."""
-    read = read.unflatten(0, (len(d_memory), -1))
-    after = torch.empty_like(read)
-    for i in reversed(range(read.shape[1])):
-        after[:, i] = d_memory
-        if fades is not None:
-            d_memory.mul_(fades[:, i])
-        d_memory.add_(read[:, i])
-    return after.flatten(0, 1)
+def _accumulate_back(d_memory: Tensor, chunks: Tensor, scales: _Scales | tuple[()]) -> Tensor:
+    """The gradient of the memory before all chunks, from that after them; `chunks` (G, n, ...), the gradient of what each
+    reads, becomes that of what each adds."""
+    for i in reversed(range(chunks.shape[1])):
+        before = (d_memory * scales.fades[:, i] if scales else d_memory) + chunks[:, i]
+        chunks[:, i] = d_memory
+        d_memory = before
+    return d_memory
