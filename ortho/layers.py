@@ -20,7 +20,8 @@ class MultiheadAttention(nn.Module):
 
     `projection` names how q and k are made ('learned', 'frozen', 'stopped', or a `Projection` module) and `attention`
     a mechanism of `ortho.MECHANISMS`; the standard layer is learned x softmax (Vaswani et al. 2017, section 3.2.2),
-    orthogonal random attention is frozen x softmax. `form` chooses the mechanism's 'reference' or 'fast' form.
+    orthogonal random attention is frozen x softmax. `form` chooses the mechanism's 'reference' or 'fast' form. Instead
+    of a name, `attention` may be a module with the mechanisms' signature, such as `RandomFeatureAttention`.
     W_V and W_O (`weight_v`, `weight_o`, stored as in `torch.nn.Linear`) are always trained.
 
     Raises TypeError or ValueError, naming the argument, for unknown names and for d_model not divisible by num_heads.
@@ -32,7 +33,7 @@ class MultiheadAttention(nn.Module):
         num_heads: int,
         *,
         projection: str | Projection = "learned",
-        attention: str = "softmax",
+        attention: str | nn.Module = "softmax",
         form: str = "fast",
         generator: torch.Generator | None = None,
         dtype: torch.dtype | None = None,
@@ -46,7 +47,8 @@ class MultiheadAttention(nn.Module):
             got = (projection.d_model, projection.num_heads)
             raise ValueError(f"projection: expected (d_model, num_heads) = {(d_model, num_heads)}, got {got}")
         self.d_model, self.num_heads = d_model, num_heads
-        self.attention = _checks.one_of("attention", attention, MECHANISMS)
+        named = not isinstance(attention, nn.Module)
+        self.attention = _checks.one_of("attention", attention, MECHANISMS) if named else attention
         self.form = _checks.one_of("form", form, FORMS)
         self.projection = projection
         self.weight_v = new_weight(d_model, d_model, generator=generator, dtype=dtype, device=device)
@@ -75,7 +77,8 @@ class MultiheadAttention(nn.Module):
                 raise ValueError(f"context: expected batch {len(x)} like x, got shape {tuple(context.shape)}")
         q, k = self.projection(x, context)  # (B, H, N, K), (B, H, M, K)
         v = split_heads(linear(source, self.weight_v), self.num_heads)  # (B, H, M, K)
-        o = MECHANISMS[self.attention].form(self.form)(
+        attend = MECHANISMS[self.attention].form(self.form) if isinstance(self.attention, str) else self.attention
+        o = attend(
             q, k, v, is_causal=is_causal, attn_mask=attn_mask, initial_state=initial_state, return_state=return_state
         )
         if not return_state:
@@ -106,7 +109,7 @@ class MultiheadAttention(nn.Module):
         return layer.train(self.training)
 
     def extra_repr(self) -> str:
-        return f"attention={self.attention!r}, form={self.form!r}"
+        return f"attention={self.attention!r}, form={self.form!r}" if isinstance(self.attention, str) else ""
 
 
 class FeedForward(nn.Module):
@@ -145,7 +148,7 @@ class TransformerBlock(nn.Module):
         *,
         d_ff: int | None = None,
         projection: str | Projection = "learned",
-        attention: str = "softmax",
+        attention: str | nn.Module = "softmax",
         form: str = "fast",
         generator: torch.Generator | None = None,
         dtype: torch.dtype | None = None,

@@ -1,8 +1,9 @@
-r"""Efficient Attention: softmax over features for queries, over positions for keys (Shen et al. 2021, arXiv:1812.01243).
+r"""Efficient Attention: softmax over features for queries, over positions for keys (Shen et al. 2021).
 
-$O = \rho_q(Q)\, (\rho_k(K)^T V)$, in which row i of the implied weights is an average, by the softmax of $q_i$, of K
-distributions over positions, one for each feature. Rows sum to 1 without a division. The softmax over positions looks at
-the whole sequence: the attention is not causal and has no state; `linear-exp` is its causal counterpart.
+$O = \rho_q(Q)\, (\rho_k(K)^T V)$ (arXiv:1812.01243), in which row i of the implied weights is an average, by the softmax
+of $q_i$, of K distributions over positions, one for each feature. Rows sum to 1 without a division. The softmax over
+positions looks at the whole sequence: the attention is not causal and has no state; `linear-exp` is its causal
+counterpart.
 """
 
 import torch

@@ -48,7 +48,7 @@ def kernel_weights(
     scale: float | None = None,
     q_start: int = 0,
 ) -> Float[Tensor, "*batch N M"]:
-    r"""The weights $\kappa(q_i, k_j)$ of all pairs, before they are divided by their row sums; 0 where one may not attend.
+    r"""The weights $\kappa(q_i, k_j)$ of all pairs, not yet divided by their row sums; 0 where one may not attend.
 
     With a `log_k`, up to a factor of each row. `q_start` is the number of keys before the first query's own.
     """
@@ -216,7 +216,7 @@ def _memory(
 
 
 def _in_range(total: Tensor, feature_map: FeatureMap, every_row: bool) -> None:
-    """ValueError if a total has left the range of its dtype, on either side where `every_row` should have some weight."""
+    """ValueError if a total has left the range of its dtype; also to below, where `every_row` should have some weight."""
     limits = torch.finfo(total.dtype)
     what = f"row sums of the {total.dtype} weights"
     if feature_map.weights == "signed":

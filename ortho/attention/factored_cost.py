@@ -21,9 +21,10 @@ def feature_cost(
     chunk: int = CHUNK,
     m: Size = None,
 ) -> AttentionCost:
-    """Closed form of one self-attention call, in either form; `m` is the number of features, by default the map's. Half precision costs what float32 does.
+    """Closed form of one self-attention call, in either form; `m` is the number of features, by default the map's.
 
-    Drawing random features is left out: it is done once. With symbols, N is a multiple of `chunk`, and greater.
+    Half precision costs what float32 does. Drawing random features is left out: it is done once. With symbols, N is a
+    multiple of `chunk`, and greater.
     """
     G, item, scaled = B * H, max(itemsize, 4), int(feature_map.scales_keys)
     m = feature_map.width(K) if m is None else m

@@ -3,9 +3,9 @@ r"""The two kernels of `factored`, with their gradients written out: all keys at
 Autograd on the formulas gives the same gradients at twice the time: its sums of partial gradients, its slices and its
 products with a column of ones pass over the sequence a dozen times more. Neither kernel can be differentiated twice.
 
-Both take features of queries q (..., N, m), of keys k (..., M, m), values v (..., M, V), and the memory of earlier keys,
-S (..., m, V) and z (..., m); both return $o$ (..., N, V), the row totals (..., N, 1), which have no gradient of their
-own, and the memory after the last key. A row without weight is 0.
+Both take features of queries q (..., N, m), of keys k (..., M, m), values v (..., M, V), and the memory of earlier
+keys, S (..., m, V) and z (..., m); both return $o$ (..., N, V), the row totals (..., N, 1), which have no gradient of
+their own, and the memory after the last key. A row without weight is 0.
 """
 
 from collections.abc import Iterator
@@ -70,7 +70,15 @@ class Chunked(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, S: Tensor, z: Tensor, s: Tensor | None, peak: Tensor | None, width: int
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        S: Tensor,
+        z: Tensor,
+        s: Tensor | None,
+        peak: Tensor | None,
+        width: int,
     ) -> tuple[Tensor, ...]:
         lead = q.shape[:-2]
         q, k, v = (x.reshape(-1, x.shape[-2] // width, width, x.shape[-1]) for x in (q, k, v))  # (G, n, C, ·)
@@ -152,8 +160,8 @@ class Chunked(Function):
             if scales:
                 dkt.mul_(to_end)
             dkt.baddbmm_(d_w.mT, qt)
-        d_q, d_k, d_v = (x if x is None else x.view(*ctx.lead, n * C, x.shape[-1]) for x in (d_q, d_k, d_v))
-        return d_q, d_k, d_v, d_S.view(*ctx.lead, m, V), d_z.view(*ctx.lead, m), None, None, None
+        gradients = (x if x is None else x.view(*ctx.lead, n * C, x.shape[-1]) for x in (d_q, d_k, d_v))
+        return *gradients, d_S.view(*ctx.lead, m, V), d_z.view(*ctx.lead, m), None, None, None
 
 
 def divisors(totals: Tensor) -> Tensor:
@@ -168,8 +176,8 @@ def _through_division(d_o: Tensor, o: Tensor, divisor: Tensor) -> tuple[Tensor, 
 
 
 class _Scales(NamedTuple):
-    """Products with weights within a chunk, what a row reads from before it, what a key adds to the memory after it, and
-    the memory from chunk to chunk."""
+    """What multiplies the weights within a chunk, what a row reads from before it, what a key adds to the memory after
+    it, and the memory from chunk to chunk."""
 
     within: Tensor  # (G, n, C, C), 0 for the future
     from_start: Tensor  # (G, n, C, 1)
@@ -215,8 +223,8 @@ def _accumulate(memory: Tensor, chunks: Tensor, scales: _Scales | tuple[()]) -> 
 
 
 def _accumulate_back(d_memory: Tensor, chunks: Tensor, scales: _Scales | tuple[()]) -> Tensor:
-    """The gradient of the memory before all chunks, from that after them; `chunks` (G, n, ...), the gradient of what each
-    reads, becomes that of what each adds."""
+    """The gradient of the memory before all chunks, from that after them; `chunks` (G, n, ...), the gradient of what
+    each reads, becomes that of what each adds."""
     for i in reversed(range(chunks.shape[1])):
         before = (d_memory * scales.fades[:, i] if scales else d_memory) + chunks[:, i]
         chunks[:, i] = d_memory

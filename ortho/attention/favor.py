@@ -179,10 +179,9 @@ FITS = {
 class DenseExponentialFeatures(RandomFeatureMap):
     r"""FAVOR++ and FAVOR#: `dense_features` with parameters fitted to the scaled queries and keys of each sequence.
 
-    `fit` is the name of one of `FITS`. A fit looks at the whole sequence: for causal use, and for a sequence
-    in parts, give `parameters`, fitted elsewhere. Whatever they are, the estimate of the kernel is unbiased. Queries are
-    as many as keys in self-attention, and then left out of the fit where the keys are hidden. The parameters are
-    constants to autograd.
+    `fit` is the name of one of `FITS`. A fit looks at the whole sequence: for causal use, and for a sequence in parts,
+    give `parameters`, fitted elsewhere. Whatever they are, the estimate of the kernel is unbiased. Where queries are as
+    many as keys, those at hidden keys' positions are left out of the fit. The parameters are constants to autograd.
     """
 
     def __init__(
@@ -238,7 +237,8 @@ class DenseExponentialFeatures(RandomFeatureMap):
 
     def _parameters(self, x: Tensor, y: Tensor, hidden: Tensor | None) -> DenseParameters:
         if self.parameters is not None:
-            return DenseParameters(*(p if p is None else p.to(x) for p in self.parameters))
+            a, B_q, B_k, axes = self.parameters
+            return DenseParameters(a.to(x), B_q.to(x), B_k.to(x), None if axes is None else axes.to(x))
         keep = None if hidden is None else ~hidden
         return FITS[self.fit].function(x, y, keep_x=keep if x.shape[-2] == y.shape[-2] else None, keep_y=keep)
 

@@ -63,10 +63,10 @@ def structured_features(
 ) -> Float[Tensor, "m K"]:
     r"""m rows in blocks $H D_3 H D_2 H D_1$ of Hadamard matrices and random signs, with lengths $\chi(K)$.
 
-    (Yu et al. 2016, arXiv:1610.09072, section 4, who leave the lengths at $\sqrt{K}$.) A block is described by 3 K signs
-    and multiplies a vector in 3 K log2 K additions. It is orthogonal but not exactly Haar: the estimate of the kernel
-    is unbiased only in the limit of large K, and with one factor far from it. Where K is no power of two, blocks have
-    the next one's width; the columns beyond K are left out, after which rows are orthogonal only on average.
+    (Yu et al. 2016, arXiv:1610.09072, section 4, who leave the lengths at $\sqrt{K}$.) A block is described by 3 K
+    signs and multiplies a vector in 3 K log2 K additions. It is orthogonal but not exactly Haar: the estimate of the
+    kernel is unbiased only in the limit of large K, and with one factor far from it. Where K is no power of two, blocks
+    have the next one's width; the columns beyond K are left out, after which rows are orthogonal only on average.
 
     Returns (m, K); raises TypeError or ValueError for sizes below 1.
     """

@@ -62,8 +62,8 @@ def dense_features(
     r"""Dense-exponential features, $m^{-1/2} D \exp(w^T A w + w^T B x + x^T C x)$ for each row w of $\Omega$.
 
     $A = \mathrm{diag}(a)$ with a < 1/8, $C = -\frac12 B^T (I - 4A)^{-1} B$ and $D = \det(I - 4A)^{1/4}$
-    (Likhosherstov et al. 2023, arXiv:2302.00787, section 3). With $B_k$ for keys and $B_q$ for queries they are unbiased if
-    $B_q^T (I - 4A)^{-1} B_k = I$. a = 0 and B = I give `positive_features`.
+    (Likhosherstov et al. 2023, arXiv:2302.00787, section 3). With $B_k$ for keys and $B_q$ for queries they are unbiased
+    if $B_q^T (I - 4A)^{-1} B_k = I$. a = 0 and B = I give `positive_features`.
     """
     a, mapped = a[..., None, :], x @ B.mT
     exponents = mapped @ omega.mT + (a * omega.square()).sum(-1)[..., None, :]
