@@ -26,7 +26,18 @@ COLOURS = {
     "source": PURPLE,
     "softmax": BLACK,
     "linear": GREEN,
+    "linear-relu": GREEN,
+    "linear-exp": GREEN,
+    "cosformer": SKY,
+    "taylor": PURPLE,
+    "efficient": BLUE,
+    "trigonometric": VERMILION,
     "favor": ORANGE,
+    "hyperbolic": ORANGE,
+    "favor++": BLUE,
+    "saderf": PURPLE,
+    "aderf": GREEN,
+    "sderf": SKY,
     "synthesizer": SKY,
 }
 MARKERS = {
@@ -36,10 +47,29 @@ MARKERS = {
     "source": "x",
     "softmax": "o",  # the standard layer is learned x softmax: one look for both
     "linear": "D",
+    "linear-relu": "d",
+    "linear-exp": "<",
+    "cosformer": "X",
+    "taylor": "*",
+    "efficient": "s",
+    "trigonometric": "^",
     "favor": "v",
+    "hyperbolic": ">",
+    "favor++": "s",
+    "saderf": "p",
+    "aderf": "h",
+    "sderf": "X",
     "synthesizer": "P",
 }
-DASHES = {"learned": "-", "frozen": "--", "stopped": "-.", "source": ":"}
+DASHES = {
+    "learned": "-",
+    "frozen": "--",
+    "stopped": "-.",
+    "source": ":",
+    "linear-relu": "--",
+    "linear-exp": ":",
+    "hyperbolic": "--",
+}
 LABELS = {
     "learned": "standard (learned)",
     "frozen": "frozen",

@@ -1,9 +1,9 @@
 r"""Efficient Attention: softmax over features for queries, over positions for keys (Shen et al. 2021).
 
-$O = \rho_q(Q)\, (\rho_k(K)^T V)$ (arXiv:1812.01243), in which row i of the implied weights is an average, by the softmax
-of $q_i$, of K distributions over positions, one for each feature. Rows sum to 1 without a division. The softmax over
-positions looks at the whole sequence: the attention is not causal and has no state; `linear-exp` is its causal
-counterpart.
+$O = \rho_q(Q)\, (\rho_k(K)^T V)$ (arXiv:1812.01243), in which row i of the implied weights is an average, by
+the softmax of $q_i$, of K distributions over positions, one for each feature. Rows sum to 1 without a division. The
+softmax over positions looks at the whole sequence: the attention is not causal and has no state; `linear-exp` is its
+causal counterpart.
 """
 
 import torch
@@ -26,7 +26,7 @@ def efficient_attention_reference(
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Float[Tensor, "*batch N V"]:
-    r"""The N x M weights $\rho_q(Q) \rho_k(K)^T$, materialised, times v; equation 5 of the paper read from the left.
+    r"""The N x M weights $\rho_q(Q) \rho_k(K)^T$, materialised, times v.
 
     Arguments and errors as in `softmax_attention_reference`, but for `scale`: q and k are multiplied by its square root
     before the softmax, and by default, as published, not at all. A mask must be one row for all queries. Raises

@@ -145,13 +145,13 @@ def feature_attention(
             o, total = o[..., :length, :], total[..., :length, :]
             peak = None if peak is None or f.log_k is None else torch.maximum(peak, f.log_k.amax(-1))
         else:
-            scaled = f.k
+            scales = None
             if peak is not None and f.log_k is not None:
                 before, peak = peak, torch.maximum(peak, f.log_k.amax(-1))
                 fade = (before - peak).exp()[..., None]
                 S, z = S * fade[..., None], z * fade
-                scaled = f.k * (f.log_k - peak[..., None]).exp()[..., None]
-            o, total, S, z = AllAtOnce.apply(f.q, scaled, v, S, z)
+                scales = (f.log_k - peak[..., None]).exp()[..., None]  # (..., M, 1)
+            o, total, S, z = AllAtOnce.apply(f.q, f.k, v, S, z, scales)
         _in_range(total, feature_map, attn_mask is None)
         o = o.to(dtype)
     if not return_state:
@@ -216,7 +216,7 @@ def _memory(
 
 
 def _in_range(total: Tensor, feature_map: FeatureMap, every_row: bool) -> None:
-    """ValueError if a total has left the range of its dtype; also to below, where `every_row` should have some weight."""
+    """ValueError if a total has left the range of its dtype; or is too small where `every_row` should have weight."""
     limits = torch.finfo(total.dtype)
     what = f"row sums of the {total.dtype} weights"
     if feature_map.weights == "signed":

@@ -30,16 +30,16 @@ def feature_cost(
     m = feature_map.width(K) if m is None else m
     fast = form == "fast"
     if not fast:
-        rest, copied = _materialised(G, N, m, V, int(causal), qk_grad, item, scaled), (False, False)
+        rest, behind = _materialised(G, N, m, V, int(causal), qk_grad, item, scaled), 0
     elif not causal or N == 1:
-        rest, copied = _at_once(G, N, m, V, qk_grad, item, scaled), (False, bool(scaled))
+        rest, behind = _at_once(G, N, m, V, qk_grad, item, scaled), 0
     else:
         width, behind = chunks(N, chunk) if isinstance(N, int) else (chunk, 0)
         number = (N + behind) // width if isinstance(N, int) else N / chunk
-        rest, copied = _in_chunks(G, N, m, V, width, number, qk_grad, item, scaled), (bool(behind), bool(behind))
+        rest = _in_chunks(G, N, m, V, width, number, qk_grad, item, scaled)
     mapped = feature_map.cost(G, N, N, K, m)
-    # The features are kept once, unless what the kernel keeps is a copy and the map's own backward reads them too.
-    twice = sum(copied) * G * N * m if mapped.keeps_features else 0
+    # The features are kept once, unless the kernel keeps a copy, with rows behind the end, and the map its own.
+    twice = 2 * G * N * m if behind and mapped.keeps_features else 0
     recurrent = fast and feature_map.causal  # else the keys are kept, and mapped anew for each query
     decoded = feature_map.cost(G, 1, 1 if recurrent else N, K, m).forward
     gathered = 2 * G * m * V * (1 if recurrent else N)
@@ -83,13 +83,17 @@ def _materialised(
 def _at_once(G: Size, N: Size, m: Size, V: Size, qk_grad: bool, item: int, scaled: int) -> AttentionCost:
     rows, memory = G * N, G * m * (V + 1)
     return AttentionCost(
-        forward=4 * rows * m * V + 2 * rows * m,  # gather and read S; totals
+        forward=4 * rows * m * V + 2 * rows * m * (1 + scaled),  # gather and read S; read z; with scales, gather it
         backward=(8 if qk_grad else 4) * rows * m * V + 2 * rows * m,
-        elementwise_forward=rows * (m + 3 + V)  # z; divisors, quotients
+        elementwise_forward=(1 - scaled) * rows * m  # z
+        + rows * (3 + V)  # divisors, quotients
         + memory  # added to the initial one
-        + scaled * (rows * (3 + m) + memory + 3 * G),  # maximum, subtract, exp; products with features and memory
-        elementwise_backward=rows * (3 * V + 1) + memory + ((2 + scaled) * rows * m if qk_grad else 0),
-        saved_bytes=item * (rows * (2 * m + V + 1) + memory + (scaled * rows if qk_grad else 0)),
+        + scaled * (rows * (3 + V) + memory + 3 * G),  # maximum, subtract, exp; products with values and memory
+        elementwise_backward=rows * (3 * V + 1)
+        + memory
+        + scaled * rows * V
+        + ((2 * m + scaled * V) * rows if qk_grad else 0),
+        saved_bytes=item * (rows * (2 * m + V + 1 + scaled) + memory),
         output_bytes=rows * V,
         decode=None,
         state_bytes=None,
@@ -118,7 +122,7 @@ def _in_chunks(
         elementwise_backward=rows * (3 * V + 4)
         + memory
         + scaled * (memory + rows * (2 * V + 1))
-        + (2 * rows * m + scaled * (pairs + rows * m)) * qk_grad,
+        + (2 * rows * m + scaled * (pairs + rows * V)) * qk_grad,
         saved_bytes=item * (rows * (2 * m + V + 1) + pairs + memory + scaled * (pairs + 2 * rows + G * number)),
         output_bytes=rows * V,
         decode=None,

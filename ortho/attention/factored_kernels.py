@@ -32,23 +32,25 @@ def chunks(length: int, chunk: int) -> tuple[int, int]:
 
 
 class AllAtOnce(Function):
-    r"""$o_i = q_i^T S / q_i^T z$ for the S and z that hold all keys."""
+    r"""$o_i = q_i^T S / q_i^T z$ for the S and z that hold all keys, times their scales (..., M, 1) where given."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, S: Tensor, z: Tensor) -> tuple[Tensor, ...]:
-        S = S + k.mT @ v
-        z = z + k.sum(-2)
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, S: Tensor, z: Tensor, scale: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        S = S + k.mT @ (v if scale is None else v * scale)
+        z = z + (k.sum(-2) if scale is None else (k.mT @ scale)[..., 0])
         total = q @ z[..., None]
         divisor = divisors(total)
         o = (q @ S).div_(divisor)
-        ctx.save_for_backward(q, k, v, S, z, o, divisor)
+        ctx.save_for_backward(q, k, v, S, z, scale, o, divisor)
         ctx.mark_non_differentiable(total)
         return o, total, S, z
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_o: Tensor, _: Tensor, d_S: Tensor, d_z: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, S, z, o, divisor = ctx.saved_tensors
+        q, k, v, S, z, scale, o, divisor = ctx.saved_tensors
         d_o, d_total = _through_division(d_o, o, divisor)
         d_S = d_S + q.mT @ d_o
         d_z = d_z + (q.mT @ d_total)[..., 0]
@@ -56,8 +58,10 @@ class AllAtOnce(Function):
         if ctx.needs_input_grad[0]:
             d_q = (d_o @ S.mT).addcmul_(d_total, z[..., None, :])
         if ctx.needs_input_grad[1]:
-            d_k = (v @ d_S.mT).add_(d_z[..., None, :])
-        return d_q, d_k, k @ d_S, d_S, d_z
+            d_k = (v if scale is None else v * scale) @ d_S.mT
+            d_k = d_k.add_(d_z[..., None, :]) if scale is None else d_k.addcmul_(scale, d_z[..., None, :])
+        d_v = k @ d_S
+        return d_q, d_k, d_v if scale is None else d_v.mul_(scale), d_S, d_z, None
 
 
 class Chunked(Function):
@@ -156,9 +160,10 @@ class Chunked(Function):
             else:
                 d_w.tril_()
             torch.bmm(rt, St.mT, out=dqt).addcmul_(rtt, zt.mT).baddbmm_(d_w, kt)
-            torch.bmm(vt, after_S.mT, out=dkt).add_(after_z.mT)
             if scales:
-                dkt.mul_(to_end)
+                torch.bmm(vt * to_end, after_S.mT, out=dkt).addcmul_(to_end, after_z.mT)
+            else:
+                torch.bmm(vt, after_S.mT, out=dkt).add_(after_z.mT)
             dkt.baddbmm_(d_w.mT, qt)
         gradients = (x if x is None else x.view(*ctx.lead, n * C, x.shape[-1]) for x in (d_q, d_k, d_v))
         return *gradients, d_S.view(*ctx.lead, m, V), d_z.view(*ctx.lead, m), None, None, None

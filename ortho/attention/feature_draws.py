@@ -105,6 +105,6 @@ FEATURE_DRAWS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def mirrored(omega: Float[Tensor, "... m K"]) -> Float[Tensor, "... 2m K"]:
+def mirrored(omega: Float[Tensor, "... m K"]) -> Float[Tensor, "... 2*m K"]:
     """The rows and their opposites, below each other."""
     return torch.cat([omega, -omega], -2)

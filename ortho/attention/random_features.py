@@ -36,7 +36,7 @@ def positive_features(x: Float[Tensor, "... N K"], omega: Float[Tensor, "... m K
     return (x @ omega.mT - _half_square(x)).exp() / sqrt(omega.shape[-2])
 
 
-def hyperbolic_features(x: Float[Tensor, "... N K"], omega: Float[Tensor, "... m K"]) -> Float[Tensor, "... N 2m"]:
+def hyperbolic_features(x: Float[Tensor, "... N K"], omega: Float[Tensor, "... m K"]) -> Float[Tensor, "... N 2*m"]:
     r"""$(2m)^{-1/2} \exp(-|x|^2/2)\, [\exp(\Omega x), \exp(-\Omega x)]$: `positive_features` of the mirrored rows.
 
     (Choromanski et al. 2021, arXiv:2009.14794, lemma 1.)
@@ -44,7 +44,7 @@ def hyperbolic_features(x: Float[Tensor, "... N K"], omega: Float[Tensor, "... m
     return positive_features(x, mirrored(omega))
 
 
-def trigonometric_features(x: Float[Tensor, "... N K"], omega: Float[Tensor, "... m K"]) -> Float[Tensor, "... N 2m"]:
+def trigonometric_features(x: Float[Tensor, "... N K"], omega: Float[Tensor, "... m K"]) -> Float[Tensor, "... N 2*m"]:
     r"""$m^{-1/2} \exp(|x|^2/2)\, [\sin \Omega x, \cos \Omega x]$ (Rahimi & Recht 2007, for the softmax kernel).
 
     Their products estimate a positive kernel and may be negative all the same.
@@ -62,8 +62,8 @@ def dense_features(
     r"""Dense-exponential features, $m^{-1/2} D \exp(w^T A w + w^T B x + x^T C x)$ for each row w of $\Omega$.
 
     $A = \mathrm{diag}(a)$ with a < 1/8, $C = -\frac12 B^T (I - 4A)^{-1} B$ and $D = \det(I - 4A)^{1/4}$
-    (Likhosherstov et al. 2023, arXiv:2302.00787, section 3). With $B_k$ for keys and $B_q$ for queries they are unbiased
-    if $B_q^T (I - 4A)^{-1} B_k = I$. a = 0 and B = I give `positive_features`.
+    (Likhosherstov et al. 2023, arXiv:2302.00787, section 3). With $B_k$ for keys and $B_q$ for queries they are
+    unbiased if $B_q^T (I - 4A)^{-1} B_k = I$. a = 0 and B = I give `positive_features`.
     """
     a, mapped = a[..., None, :], x @ B.mT
     exponents = mapped @ omega.mT + (a * omega.square()).sum(-1)[..., None, :]

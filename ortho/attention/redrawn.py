@@ -27,7 +27,7 @@ MAPS: dict[str, type] = {
 
 
 class RandomFeatureAttention(nn.Module):
-    """`feature_attention` on random rows (m, d_head) that are a buffer: in the state dict, moved and saved with the rest.
+    """`feature_attention` on random rows (m, d_head) that are a buffer: in the state dict, and moved with the rest.
 
     The estimate of the kernel is unbiased over draws, not for one draw. A model trained on one draw adapts to it; to
     train on the kernel itself, `redraw` now and then (the authors of Performer: every 1000 steps), and keep the rows
