@@ -1,0 +1,32 @@
+"""A figure from simulation, with its standard error."""
+
+from math import copysign, inf, sqrt
+from typing import NamedTuple
+
+from ortho import _checks
+from ortho._typing import Float, Tensor
+
+__all__ = ["SIGMAS", "Estimate", "estimate"]
+
+SIGMAS = 4.42  # standard errors: a normal deviation is beyond them, on either side, with probability 1e-5
+
+
+class Estimate(NamedTuple):
+    """A mean over draws and its standard error."""
+
+    value: float
+    standard_error: float
+
+    def deviation(self, expected: float) -> float:
+        """How many standard errors the value lies above `expected`: N(0, 1) over many draws if that is the mean."""
+        off = self.value - expected
+        return off / self.standard_error if self.standard_error else copysign(inf, off) if off else 0.0
+
+
+def estimate(samples: Float[Tensor, "count"]) -> Estimate:
+    """The mean of independent samples (count,), with its standard error; ValueError for fewer than two."""
+    _checks.float_tensor("samples", samples)
+    if samples.dim() != 1 or len(samples) < 2:
+        raise ValueError(f"samples: expected shape (count,) with count of at least 2, got {tuple(samples.shape)}")
+    _checks.finite("samples", samples)
+    return Estimate(float(samples.double().mean()), float(samples.double().std()) / sqrt(len(samples)))

@@ -1,0 +1,206 @@
+r"""How well a random projection keeps the distances between points: laws, bounds, and what points show.
+
+W is a (d, k) draw of `ortho.orthogonal`, k <= d, whose entries have variance 1/d. A vector x keeps the share
+$|W^T x|^2 / |x|^2$ of its squared length, k/d on average; *rescaled* means times d/k, so that the average is one.
+Points are kept to eps if no rescaled squared distance between two of them is off by more than the share eps.
+"""
+
+from math import ceil, log, sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy import stats
+from torch.nn.functional import normalize
+
+from ortho import _checks
+from ortho._typing import Float, Tensor
+from ortho.orthogonal import DRAWS
+
+__all__ = [
+    "FALSE_ALARM", "LawTest", "Moments", "dimension", "distortion", "failure_bound", "law_test", "least_dimension",
+    "measured_dimension", "sample_distortions", "sample_shares", "share_law", "share_moments",
+]  # fmt: skip
+
+FALSE_ALARM = 1e-5  # the chance that a test of a law rejects the right one
+
+
+class Moments(NamedTuple):
+    """A mean and a variance, exact."""
+
+    mean: float
+    variance: float
+
+
+class LawTest(NamedTuple):
+    """A Kolmogorov-Smirnov test: the greatest distance of the distribution functions, and how likely it is by chance.
+
+    The right law is rejected with probability `false_alarm`.
+    """
+
+    distance: float
+    p_value: float
+    false_alarm: float
+
+    @property
+    def rejected(self) -> bool:
+        return self.p_value < self.false_alarm
+
+
+def _sizes(d: int, k: int) -> None:
+    if _checks.positive_int("k", k) > _checks.positive_int("d", d):
+        raise ValueError(f"k: expected at most d = {d}, got {k}")
+
+
+def _eps(eps: float) -> None:
+    if not 0 < eps < 1:
+        raise ValueError(f"eps: expected a number between 0 and 1, got {eps}")
+
+
+def dimension(n: int, eps: float) -> int:
+    r"""The k of Dasgupta & Gupta (2003), theorem 2.1: the least with $k \ge 4 \ln n / (\epsilon^2/2 - \epsilon^3/3)$.
+
+    For any n points some rescaled projection to k dimensions keeps them to eps. Whole spaces are kept, so k may be
+    above d.
+    """
+    _eps(eps)
+    return max(1, ceil(4 * log(_checks.positive_int("n", n)) / (eps**2 / 2 - eps**3 / 3)))
+
+
+def share_law(draw: str, d: int, k: int) -> Any:
+    r"""The law of $|W^T x|^2 / |x|^2$, as a frozen distribution of scipy.
+
+    Beta(k/2, (d-k)/2) for an orthogonal draw, $\chi^2_k / d$ for the Gaussian one. ValueError for an orthogonal square
+    matrix, for which the share is one and has no density.
+    """
+    _checks.one_of("draw", draw, DRAWS)
+    _sizes(d, k)
+    if draw == "gaussian":
+        return stats.chi2(k, scale=1 / d)
+    if k == d:
+        raise ValueError(f"k: expected less than d = {d} (an orthogonal square matrix keeps all of a vector), got {k}")
+    return stats.beta(k / 2, (d - k) / 2)
+
+
+def share_moments(draw: str, d: int, k: int) -> Moments:
+    r"""Mean k/d and variance of the share: $2k(d-k)/(d^2(d+2))$ for an orthogonal draw, $2k/d^2$ for the Gaussian."""
+    _checks.one_of("draw", draw, DRAWS)
+    _sizes(d, k)
+    return Moments(k / d, 2 * k / d**2 * (1.0 if draw == "gaussian" else (d - k) / (d + 2)))
+
+
+def sample_shares(
+    draw: str, d: int, k: int, count: int, *, generator: torch.Generator | None = None
+) -> Float[Tensor, "count"]:
+    """The share (count,) that one random vector keeps under each of `count` fresh draws, float64."""
+    law = DRAWS[_checks.one_of("draw", draw, DRAWS)]
+    _sizes(d, k)
+    x = normalize(torch.randn(d, generator=generator, dtype=torch.float64), dim=0)
+    images = [x @ law(d, k, generator=generator, dtype=torch.float64) for _ in range(count)]
+    return torch.stack(images).square().sum(-1)
+
+
+def law_test(samples: Float[Tensor, "count"], law: Any, *, false_alarm: float = FALSE_ALARM) -> LawTest:
+    """Kolmogorov and Smirnov's test of whether the samples (count,) follow a continuous law (of `share_law`)."""
+    found = stats.kstest(samples.numpy(), law.cdf)
+    return LawTest(float(found.statistic), float(found.pvalue), false_alarm)
+
+
+def _outside(draw: str, d: int, k: Any, eps: float) -> Any:
+    """The probability that a rescaled share is off by more than eps, for k < d or an array of them."""
+    law = stats.chi2(k, scale=1 / d) if draw == "gaussian" else stats.beta(k / 2, (d - k) / 2)
+    return law.cdf((1 - eps) * k / d) + law.sf((1 + eps) * k / d)
+
+
+def failure_bound(n: int, d: int, k: int, eps: float, *, draw: str = "haar") -> float:
+    """An upper bound on the probability that one draw does not keep n points to eps, whatever the points.
+
+    The union bound: n (n - 1) / 2 times the exact probability for one pair; above one it says nothing. The Gaussian
+    draw's does not depend on d, and is the limit of the orthogonal draws' for large d.
+    """
+    _checks.one_of("draw", draw, DRAWS)
+    _checks.positive_int("n", n)
+    _sizes(d, k)
+    _eps(eps)
+    if k == d and draw != "gaussian":
+        return 0.0
+    return n * (n - 1) / 2 * float(_outside(draw, d, k, eps))
+
+
+def least_dimension(n: int, d: int, eps: float, *, failure: float = 1.0, draw: str = "haar") -> int:
+    """The least k from which on `failure_bound` stays below `failure`: a probability of one asks that some draw works.
+
+    At most d for an orthogonal draw, which keeps everything there; d + 1 if even d is too few for the Gaussian one.
+    """
+    _checks.one_of("draw", draw, DRAWS)
+    _checks.positive_int("n", n)
+    _checks.positive_int("d", d)
+    _eps(eps)
+    if not 0 < failure <= 1:
+        raise ValueError(f"failure: expected a probability above 0, got {failure}")
+    k = np.arange(1, d + 1 if draw == "gaussian" else d)
+    short = k[n * (n - 1) / 2 * _outside(draw, d, k, eps) >= failure]
+    return int(short.max(initial=0)) + 1
+
+
+def distortion(points: Float[Tensor, "n d"], images: Float[Tensor, "n k"]) -> float:
+    """By what share a squared distance of the images (n, k) differs from that of the points (n, d), at most.
+
+    ValueError for fewer than two points, or equal ones.
+    """
+    if points.dim() != 2 or images.dim() != 2 or not 1 < len(points) == len(images):
+        shapes = f"{tuple(points.shape)} and {tuple(images.shape)}"
+        raise ValueError(f"images: expected (n, k) for points (n, d) with n of at least 2, got {shapes}")
+    low, high = _change(_squares(points), torch.pdist(images).square())
+    return max(1 - low, high - 1)
+
+
+def sample_distortions(
+    points: Float[Tensor, "n d"],
+    k: int,
+    count: int,
+    *,
+    draw: str = "haar",
+    generator: torch.Generator | None = None,
+) -> Float[Tensor, "count"]:
+    """The `distortion` (count,) of points (n, d) by each of `count` fresh draws, rescaled, float64."""
+    law = DRAWS[_checks.one_of("draw", draw, DRAWS)]
+    _sizes(d := points.shape[-1], k)
+    images = (points @ law(d, k, generator=generator, dtype=points.dtype) for _ in range(count))
+    return torch.tensor([distortion(points, image * sqrt(d / k)) for image in images], dtype=torch.float64)
+
+
+def measured_dimension(
+    points: Float[Tensor, "n d"], eps: float, *, draw: str = "haar", generator: torch.Generator | None = None
+) -> int:
+    """The least k from which on the first k columns of one d x d draw, rescaled, keep these points (n, d) to eps.
+
+    The first k columns of such a draw follow the law of a (d, k) one. d + 1 if even all columns do not keep them.
+    """
+    law = DRAWS[_checks.one_of("draw", draw, DRAWS)]
+    _eps(eps)
+    d = points.shape[-1]
+    images = points @ law(d, generator=generator, dtype=points.dtype)
+    before = _squares(points)
+    after = torch.zeros_like(before)
+    least = 1
+    for k in range(1, d + 1):
+        after += torch.pdist(images[:, k - 1 : k]).square()
+        low, high = _change(before, after)
+        if max(1 - low * d / k, high * d / k - 1) > eps:
+            least = k + 1
+    return least
+
+
+def _squares(points: Tensor) -> Tensor:
+    """The squared distances of all pairs (n (n - 1) / 2,), none of them zero."""
+    squares = torch.pdist(points).square()
+    if not squares.all():
+        raise ValueError("points: expected no two equal points")
+    return squares
+
+
+def _change(before: Tensor, after: Tensor) -> tuple[float, float]:
+    """The least and the greatest factor between squared distances."""
+    low, high = (after / before).aminmax()
+    return float(low), float(high)
