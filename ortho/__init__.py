@@ -1,7 +1,7 @@
 """Orthogonal random attention and its rivals: definitions, fast forms, exact costs."""
 
 from ortho import attention, cost, orthogonal, projections
-from ortho.attention import MECHANISMS
+from ortho.attention import MECHANISMS, RandomFeatureAttention
 from ortho.layers import FeedForward, MultiheadAttention, TransformerBlock, to_standard
 from ortho.models import LanguageModel
 from ortho.projections import PROJECTIONS
@@ -15,6 +15,7 @@ __all__ = [
     "FeedForward",
     "LanguageModel",
     "MultiheadAttention",
+    "RandomFeatureAttention",
     "SynthesizerAttention",
     "TransformerBlock",
     "attention",

@@ -2,6 +2,7 @@
 
 from ortho.attention import efficient, favor, linear, softmax
 from ortho.attention.mechanism import FORMS, AttentionCost, AttentionFunction, Mechanism
+from ortho.attention.redrawn import RandomFeatureAttention
 from ortho.attention.softmax import softmax_attention, softmax_attention_reference
 
 MECHANISMS: dict[str, Mechanism] = {
@@ -14,6 +15,7 @@ __all__ = [
     "AttentionCost",
     "AttentionFunction",
     "Mechanism",
+    "RandomFeatureAttention",
     "softmax_attention",
     "softmax_attention_reference",
 ]
