@@ -1,0 +1,177 @@
+r"""How far attention weights from random features are from softmax's, and how many features an error takes.
+
+The error of a row of weights is the sum of absolute differences to the exact row: at most 2 for weights that are not
+negative, twice the share of them that is misplaced. Trigonometric rows are divided by sums that may be near 0 or below
+it, can be off by any amount, and have no mean error: beyond 2 a row counts as 2. m is the number of features, of which
+a row of $\Omega$ makes two where they are trigonometric or hyperbolic.
+"""
+
+from collections.abc import Iterator
+from math import ceil, erf, log2, sqrt
+
+import torch
+
+from ortho import _checks
+from ortho._typing import Float, Tensor
+from ortho.attention.feature_draws import FEATURE_DRAWS
+from ortho.attention.random_features import optimal_a
+from ortho.theory.estimates import Estimate, estimate
+from ortho.theory.fitted_features import FITS, sample_data
+from ortho.theory.variance import KINDS, dense_pair, moment
+
+__all__ = [
+    "FEATURES",
+    "MOST",
+    "attention_errors",
+    "choose_m",
+    "crossing",
+    "drawn_errors",
+    "kernel_estimates",
+    "row_errors",
+    "typical_square",
+    "uniform_error",
+    "uniform_errors",
+    "weights",
+]
+
+FEATURES = (*KINDS, *FITS)
+TWO_A_ROW = ("trigonometric", "hyperbolic")
+MOST = 2.0  # the error of two rows of weights that have no key in common
+TOKENS, DRAWS = 128, 8
+FEWEST, LIMIT = 4, 2**14  # features between which a crossing is looked for
+
+
+def kernel_estimates(
+    kind: str, x: Float[Tensor, "N K"], y: Float[Tensor, "M K"], omega: Float[Tensor, "rows K"]
+) -> Float[Tensor, "N M"]:
+    r"""Estimates of $\exp(x_i^T y_j)$ with features of a kind of `FEATURES`; what is fitted is fitted to x and y.
+
+    From the maps as they stand, which float64 holds for $|x|^2$ and $|y|^2$ up to some hundreds.
+    """
+    if _checks.one_of("kind", kind, FEATURES) in KINDS:
+        return KINDS[kind](x, omega) @ KINDS[kind](y, omega).mT
+    phi_x, phi_y = dense_pair(x, y, omega, FITS[kind](x, y))
+    return phi_x @ phi_y.mT
+
+
+def weights(kernel: Float[Tensor, "*batch N M"]) -> Float[Tensor, "*batch N M"]:
+    """Rows divided by their sums."""
+    return kernel / kernel.sum(-1, keepdim=True)
+
+
+def row_errors(ours: Float[Tensor, "*batch N M"], exact: Float[Tensor, "*batch N M"]) -> Float[Tensor, "*batch N"]:
+    """The sum of absolute differences of each row."""
+    return (ours - exact).abs().sum(-1)
+
+
+def drawn_errors(
+    kind: str, draw: str, m: int, K: int, spread: float, *, tokens: int = TOKENS, draws: int = DRAWS, seed: int = 0
+) -> Float[Tensor, "draws tokens"]:
+    """The errors of all rows, as they are, for some draws of normal queries and keys and of features.
+
+    `spread` is the standard deviation of the scores. The data of draw i are the same for all features. Raises
+    ValueError for an unknown kind or draw, and for an odd m where features come in pairs.
+    """
+    per_row = 2 if _checks.one_of("kind", kind, FEATURES) in TWO_A_ROW else 1
+    if _checks.positive_int("m", m) % per_row:
+        raise ValueError(f"m: expected an even number of {kind} features, got {m}")
+    rows = FEATURE_DRAWS[_checks.one_of("draw", draw, FEATURE_DRAWS)]
+    found = []
+    for x, y, generator in _data(K, spread, tokens, draws, seed):
+        omega = rows(m // per_row, K, generator=generator, dtype=x.dtype)
+        found.append(row_errors(weights(kernel_estimates(kind, x, y, omega)), torch.softmax(x @ y.mT, -1)))
+    return torch.stack(found)
+
+
+def attention_errors(
+    kind: str, draw: str, m: int, K: int, spread: float, *, tokens: int = TOKENS, draws: int = DRAWS, seed: int = 0
+) -> Estimate:
+    """The mean of `drawn_errors`, each counting as 2 at most, with its standard error over the draws (two or more)."""
+    errors = drawn_errors(kind, draw, m, K, spread, tokens=tokens, draws=draws, seed=seed)
+    return estimate(errors.clamp(max=MOST).mean(-1))
+
+
+def uniform_errors(K: int, spread: float, *, tokens: int = TOKENS, draws: int = DRAWS, seed: int = 0) -> Estimate:
+    """The yardstick: the mean error of equal weights, which need no features, on the same data."""
+    return estimate(_uniform(K, spread, tokens, draws, seed))
+
+
+def uniform_error(spread: float) -> float:
+    r"""The error of equal weights on many keys with scores $N(0, \sigma^2)$: $2 \operatorname{erf}(\sigma / \sqrt 8)$.
+
+    ($E\,|e^{s - \sigma^2/2} - 1|$ is twice the distance in total variation of $N(0, \sigma^2)$ and
+    $N(\sigma^2, \sigma^2)$.)
+    """
+    return 2 * erf(spread / sqrt(8))
+
+
+def crossing(
+    kind: str, draw: str, K: int, spread: float, *, tokens: int = TOKENS, draws: int = DRAWS, seed: int = 0
+) -> Estimate | None:
+    """log2 of the m from which the features are nearer to softmax's weights than equal weights are.
+
+    Where the error of each draw, between powers of two a straight line in logarithms, comes to that of equal weights;
+    with its standard error over draws. None if a draw of them does not get there with 2^14 features.
+    """
+    level = _uniform(K, spread, tokens, draws, seed).log2()
+    found: Tensor = torch.full_like(level, torch.nan)
+    before, m = None, FEWEST
+    while bool(found.isnan().any()):
+        if m > LIMIT:
+            return None
+        errors = drawn_errors(kind, draw, m, K, spread, tokens=tokens, draws=draws, seed=seed)
+        above = errors.clamp(max=MOST).mean(-1).log2() - level
+        step = torch.ones_like(above) if before is None else above / (above - before)  # back from m
+        here = found.isnan() & (above <= 0)
+        found = torch.where(here, log2(m) - (0 if before is None else step), found)
+        before, m = above, 2 * m
+    return estimate(found)
+
+
+def typical_square(K: int, spread: float) -> float:
+    r"""$|x + y|^2$ in the mean over pairs, each counted with its attention weight; queries and keys normal.
+
+    A query's weights turn the law of the keys, $N(0, \tau I)$ with $\tau = \sigma / \sqrt K$, into $N(\tau x, \tau I)$:
+    it is $K \tau ((1 + \tau)^2 + 1)$, a little above the plain mean $2 K \tau = 2 \sigma \sqrt K$.
+    """
+    tau = spread / sqrt(_checks.positive_int("K", K))
+    return K * tau * ((1 + tau) ** 2 + 1)
+
+
+def choose_m(error: float, K: int, spread: float, *, kind: str = "positive") -> int:
+    r"""How many features 'positive' (FAVOR+), 'hyperbolic' or 'gerf' (FAVOR++) attention needs for an error of rows.
+
+    So many that one weight, before its row is normalised, has that relative standard deviation at `typical_square`,
+    where the closed form gives the variance. It assumes independent normal queries and keys, with scores of the
+    standard deviation `spread`, and independent rows of $\Omega$. Not a bound, but sufficient wherever it was measured:
+    the mean error is 0.25 to 1 of what was asked for, since a row's sum takes up the part of the error that its keys
+    have in common, and the mean absolute value of what is left is below its standard deviation. Not for trigonometric
+    features, whose sums may vanish.
+
+    Raises ValueError for another kind, or an error or spread that is not above 0.
+    """
+    if not error > 0:
+        raise ValueError(f"error: expected a positive number, got {error}")
+    if not spread > 0:
+        raise ValueError(f"spread: expected a positive number, got {spread}")
+    square = typical_square(K, spread)
+    if _checks.one_of("kind", kind, ("positive", "hyperbolic", "gerf")) == "hyperbolic":
+        return 2 * ceil((moment("hyperbolic", square) - 1) / error**2)
+    # GERF is fitted to the plain mean over pairs.
+    a = float(optimal_a(torch.tensor(2 * spread / sqrt(K), dtype=torch.float64))) if kind == "gerf" else 0.0
+    return ceil((moment("positive", square, K=K, a=a) - 1) / error**2)
+
+
+def _data(
+    K: int, spread: float, tokens: int, draws: int, seed: int
+) -> Iterator[tuple[Tensor, Tensor, torch.Generator]]:
+    """For each draw x and y, and the generator that they come from, to go on with."""
+    for i in range(draws):
+        generator = torch.Generator().manual_seed(seed + i)
+        x, y = sample_data("isotropic", tokens, K, spread, generator=generator)
+        yield x, y, generator
+
+
+def _uniform(K: int, spread: float, tokens: int, draws: int, seed: int) -> Tensor:
+    exact = torch.stack([torch.softmax(x @ y.mT, -1) for x, y, _ in _data(K, spread, tokens, draws, seed)])
+    return row_errors(torch.full_like(exact, 1 / tokens), exact).mean(-1)
