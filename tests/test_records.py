@@ -111,17 +111,21 @@ def test_a_damaged_file_is_refused_and_left_as_it_is(tmp_path, kind, capsys):
 
 
 UNREADABLE = {
-    "no width": (lambda record: record["configuration"].pop("d"), "configuration.d: missing"),
-    "width in words": (
-        lambda record: record["configuration"].update(d="wide"),
-        "configuration.d: expected int, got str",
+    "no length": (lambda record: record["configuration"].pop("N"), "configuration.N: missing"),
+    "length in words": (
+        lambda record: record["configuration"].update(N="long"),
+        "configuration.N: expected int, got str",
     ),
     "another quantity": (
         lambda record: record["repetitions"].update(frozen={"x_s": [1.0]}),
         ".frozen.forward_s: missing",
     ),
-    "no standard": (lambda record: record["repetitions"].pop("learned"), "repetitions.learned: missing"),
+    "no standard": (lambda record: _rename_the_first(record["repetitions"]), ": missing"),
 }
+
+
+def _rename_the_first(arms):
+    arms["another"] = arms.pop(next(iter(arms)))
 
 
 @pytest.mark.parametrize("kind", UNREADABLE)

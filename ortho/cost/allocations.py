@@ -1,6 +1,6 @@
 """The memory that running code takes, counted from the tensors it makes: the same on every machine.
 
-The resident size of a process would also hold what the allocator keeps for later, and an earlier peak hides a later one.
+A process's resident size holds what the allocator keeps for later as well, and an earlier peak in it hides a later one.
 """
 
 import weakref

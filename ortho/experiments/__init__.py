@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ortho.experiments import cli, records
+from ortho.experiments.attention_speed import ATTENTION_SPEED
 from ortho.experiments.inference import INFERENCE, gains
 from ortho.experiments.provenance import default_results, is_stale
 from ortho.experiments.records import Case, Record, RecordError, by_device, latest
@@ -14,7 +15,9 @@ from ortho.experiments.runner import Experiment, Report, measure, run
 from ortho.experiments.summary import memory, speedups
 from ortho.experiments.training_step import TRAINING_STEP
 
-EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in (TRAINING_STEP, INFERENCE)}
+EXPERIMENTS: dict[str, Experiment] = {
+    experiment.name: experiment for experiment in (TRAINING_STEP, INFERENCE, ATTENTION_SPEED)
+}
 
 __all__ = [
     "EXPERIMENTS",

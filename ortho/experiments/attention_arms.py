@@ -1,0 +1,173 @@
+"""What the experiment attention-speed compares: attention functions by name, what defines them, and what they cost.
+
+An arm's name is a mechanism's, or 'sdpa' for PyTorch's fused softmax attention with nothing around it, and then what is
+special about it: 'linear causal', 'favor causal compiled', 'linear recurrent'.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from ortho.attention import MECHANISMS
+from ortho.attention.linear import EluPlusOne
+from ortho.attention.mechanism import AttentionCost, AttentionFunction, Mechanism
+from ortho.experiments.records import Case
+
+YARDSTICK = "sdpa"
+SETS = {
+    "main": (YARDSTICK, "sdpa causal", "linear", "linear causal", "favor", "favor causal"),
+    "recurrent": (YARDSTICK, "sdpa causal", "linear causal", "linear recurrent"),
+    "family": (YARDSTICK, "sdpa causal"),  # and every other mechanism whose kernel factorises
+}
+SAVED_BYTES = 2**29  # of the family, an arm that keeps more than this for its backward pass is left out
+
+SEED = 0
+CHECKED_LENGTH = 256  # at least; the definitions materialise N x N weights
+# Results that follow one another from q to its gradient, each rounded once: scaled, projected, its exponential, the
+# product with k, with v, the division; and back.
+STAGES = 12
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+Operands = tuple[Tensor, Tensor, Tensor]
+
+
+def arms_of(case: Case) -> tuple[str, ...]:
+    """The arms of a case, without compiled twins: those of its set; causal, too, where a mechanism has such a form."""
+    arms = SETS[case["arms"]]
+    if case["arms"] != "family":
+        return arms
+    others = [m for m in MECHANISMS.values() if m.family == "kernel" and m.name not in SETS["main"]]
+    names = [f"{m.name}{word}" for m in others for word in (("", " causal") if m.causal else ("",))]
+    return *arms, *(name for name in names if declared(case, name).saved_bytes <= SAVED_BYTES)
+
+
+def function(arm: str, chunk: int) -> Attention:
+    """What an arm runs, f(q, k, v); causal mechanisms in chunks of at most `chunk`."""
+    name, causal = _parts(arm)
+    if name == YARDSTICK:
+        return partial(scaled_dot_product_attention, is_causal=causal)
+    if "recurrent" in arm:
+        return recurrent
+    fast: Callable[..., Tensor] = _mechanism(arm).fast
+    return partial(fast, is_causal=True, chunk=chunk) if causal else fast
+
+
+def definition(arm: str) -> AttentionFunction:
+    """What an arm must compute: the mechanism's reference."""
+    return partial(_mechanism(arm).reference, is_causal=alike(arm) != YARDSTICK)
+
+
+def alike(arm: str) -> str:
+    """The fused softmax attention that sees the same keys as an arm does."""
+    return "sdpa causal" if "causal" in arm or "recurrent" in arm else YARDSTICK
+
+
+def declared(case: Case, arm: str) -> AttentionCost:
+    """The closed form of an arm at a case's sizes.
+
+    The recurrence makes the sums of the form that is not causal, one term at a time, and reads them as often.
+    """
+    name, causal = _parts(arm)
+    chunk = {"chunk": case["chunk"]} if causal and name != YARDSTICK else {}
+    sizes = (case[size] for size in ("B", "N", "H", "K", "K"))
+    itemsize = getattr(torch, case["dtype"]).itemsize
+    cost: AttentionCost = _mechanism(arm).cost(*sizes, form="fast", causal=causal, itemsize=itemsize, **chunk)
+    return cost
+
+
+def recurrent(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    r"""Causal linear attention as its recurrence reads (Katharopoulos et al. 2020, arXiv:2006.16236, equations 18-20).
+
+    $S_t = S_{t-1} + \phi(k_t) v_t^T$, $z_t = z_{t-1} + \phi(k_t)$, $o_t = S_t^T \phi(q_t) / z_t^T \phi(q_t)$: one token
+    after the other, q, k (..., N, K), v (..., N, V) -> (..., N, V), in plain tensor operations and autograd's gradient.
+    The tokens are unbound at once: to take each by its index would make the backward pass quadratic. Half precision is
+    summed in float32.
+    """
+    dtype, working = q.dtype, torch.promote_types(q.dtype, torch.float32)
+    q, k, v = (x.to(working) for x in (q, k, v))
+    features = EluPlusOne()(q, k)
+    S = v.new_zeros(*v.shape[:-2], k.shape[-1], v.shape[-1])
+    z = torch.zeros_like(k[..., 0, :])
+    rows = []
+    for query, key, value in zip(*(x.unbind(-2) for x in (features.q, features.k, v)), strict=True):
+        S = S + key[..., :, None] * value[..., None, :]
+        z = z + key
+        total = (query * z).sum(-1, keepdim=True)
+        rows.append((query[..., None, :] @ S)[..., 0, :] / total)
+    return torch.stack(rows, -2).to(dtype)
+
+
+def draw(case: Case) -> tuple[Operands, Tensor]:
+    """(q, k, v) and the gradient of the output, (B, H, N, K) each.
+
+    Queries and keys are such that $q K^{-1/4}$ has a squared norm of 1 on average: kernels that are estimated are then
+    estimated well, and a sum of weights of either sign stays away from 0.
+    """
+    generator = torch.Generator().manual_seed(SEED)
+    shape = [case[name] for name in ("B", "H", "N", "K")]
+    q, k, v, upstream = (torch.randn(shape, generator=generator) for _ in range(4))
+    q, k = (x * case["K"] ** -0.25 for x in (q, k))
+    q, k, v, upstream = (x.to(case["device"], getattr(torch, case["dtype"])) for x in (q, k, v, upstream))
+    return (q.requires_grad_(), k.requires_grad_(), v.requires_grad_()), upstream
+
+
+def check(case: Case, arm: str, call: Attention) -> None:
+    """Raise AssertionError unless a call gives what the definition does, output and all gradients, on a short sequence.
+
+    The definition runs in float32 at least, from the same numbers, and no more precisely: some random features are
+    fitted to the eigenvectors of their input, which another precision may choose otherwise.
+    """
+    small = {**case, "B": 1, "N": min(case["N"], max(CHECKED_LENGTH, 2 * case["chunk"]))}
+    operands, upstream = draw(small)
+    working = torch.promote_types(upstream.dtype, torch.float32)
+    exact = tuple(x.detach().to(working).requires_grad_() for x in operands)
+    want = _results(definition(arm), exact, upstream.to(working))
+    bound = tolerance(small) + tolerance({**small, "dtype": "float32"})
+    _assert_close(arm, _results(call, operands, upstream), want, bound)
+
+
+def check_twin(case: Case, arm: str, call: Attention, operands: Operands, upstream: Tensor) -> None:
+    """Raise AssertionError unless a call gives what the arm does, on the case's own operands."""
+    eager = function(arm, case["chunk"])
+    got, want = (_results(each, operands, upstream) for each in (call, eager))
+    _assert_close(f"{arm} compiled", got, want, 2 * tolerance(case))  # both sides round
+
+
+def tolerance(case: Case) -> float:
+    """The relative error that rounding alone may make in a computation of a case.
+
+    Each of the stages in a row rounds its result once, and a sum of n terms of random sign, accumulated in float32,
+    adds sqrt(n) roundings of that precision; the longest sum is over keys, or over the features of 'taylor'.
+    """
+    terms = max(case["N"], 1 + case["K"] + case["K"] ** 2)
+    rounding = torch.finfo(getattr(torch, case["dtype"])).eps / 2
+    return STAGES * (rounding + sqrt(terms) * torch.finfo(torch.float32).eps / 2)
+
+
+def _parts(arm: str) -> tuple[str, bool]:
+    """(name, whether causal by chunks)."""
+    name, *words = arm.split()
+    return name, "causal" in words
+
+
+def _mechanism(arm: str) -> Mechanism:
+    name = _parts(arm)[0]
+    return MECHANISMS["softmax" if name == YARDSTICK else name]
+
+
+def _results(call: Any, operands: tuple[Tensor, ...], upstream: Tensor) -> list[Tensor]:
+    """The output, and the gradients of q, k and v."""
+    o = call(*operands)
+    return [o.detach(), *torch.autograd.grad(o, operands, upstream)]
+
+
+def _assert_close(arm: str, got: list[Tensor], want: list[Tensor], bound: float) -> None:
+    for what, a, b in zip(("output", *(f"gradient of {x}" for x in "qkv")), got, want, strict=True):
+        error = ((a.double() - b.double()).norm() / b.double().norm()).item()
+        if not error <= bound:  # also where the error is NaN
+            raise AssertionError(f"{arm}, {what}: expected a relative error of at most {bound:.2g}, got {error:.2g}")
