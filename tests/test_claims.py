@@ -25,17 +25,16 @@ INCONSISTENT, CONDITIONAL, UNTESTABLE = Verdict.INCONSISTENT, Verdict.CONDITIONA
 _WAITING = """
 S0.5.1a S0.5.2c S0.5.2d
 
-S1.1.1a S1.1.1b S1.1.1c S1.1.2a S1.1.3a S1.1.3b S1.2.1a S1.2.1b S1.2.1c S1.2.2a S1.2.2b S1.2.3a S1.2.3b S1.2.4a
+S1.1.1a S1.1.1b S1.1.1c S1.1.2a S1.1.3a S1.1.3b S1.2.1a S1.2.1b S1.2.1c S1.2.3a S1.2.3b S1.2.4a
 S1.3.1a S1.3.1b S1.3.2a S1.4.1a S1.4.1b S1.4.2a
 
 S2.1.1a S2.1.1b S2.1.1c S2.1.2a S2.1.2b S2.1.3a S2.1.3b S2.1.3c
-S2.2.1a S2.2.1b S2.2.2a S2.2.2b S2.2.2c S2.2.2d S2.2.3a S2.2.3b S2.2.3c S2.2.3d
-S2.3.1a S2.3.2a S2.3.2b S2.3.2c S2.3.3a S2.3.3b S2.3.3c
-S2.4.1a S2.4.2a S2.4.2b S2.4.2c S2.4.2d S2.4.3a S2.4.3b S2.4.3c S2.4.3d S2.4.4a S2.5.2a S2.5.3a S2.5.3b S2.5.3c
+S2.2.3a S2.2.3b S2.2.3c S2.2.3d S2.3.1a
+S2.4.1a S2.4.2a S2.4.2c S2.4.2d S2.4.3b S2.4.3c S2.4.4a S2.5.2a S2.5.3a S2.5.3b S2.5.3c
 
-S3.1a S3.1b S3.2a S3.2b S3.3a S3.3b S3.3c S3.3d S3.3e S3.3f S3.3g
+S3.3a S3.3b S3.3c S3.3d S3.3e S3.3f S3.3g
 
-S4.1a S4.1b S4.2a S4.2b S4.3a S4.4a S4.4b S4.4c
+S4.1a S4.1b S4.4a S4.4b S4.4c
 """
 WAITING = _WAITING.split()
 

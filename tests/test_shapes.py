@@ -8,7 +8,11 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 CHECKED = [
     *("test_softmax.py", "test_factored.py", "test_linear.py", "test_favor.py", "test_synthesizer.py"),
-    *("test_properties.py", "test_layers.py", "test_orthogonal.py"),
+    *("test_properties.py", "test_layers.py", "test_orthogonal.py", "test_johnson_lindenstrauss.py"),
+    "test_unbiasedness.py",
+    *("test_random_features.py", "test_feature_draws.py", "test_variance.py", "test_fitted_features.py"),
+    "test_approximation.py",
+    *("test_associativity.py", "test_mercer.py", "test_recall.py"),
 ]
 
 

@@ -111,7 +111,7 @@ def _in_chunks(
         backward=2 * pairs * V
         + 4 * rows * m * V
         + 2 * rows * m
-        + (2 * pairs * (2 * m + V) + 4 * rows * m * V) * qk_grad,
+        + (2 * pairs * (2 * m + V) + 4 * rows * m * V if qk_grad else 0),
         elementwise_forward=(1 - scaled) * rows * m  # z
         + memory
         + pairs  # totals within the chunk
@@ -122,7 +122,7 @@ def _in_chunks(
         elementwise_backward=rows * (3 * V + 4)
         + memory
         + scaled * (memory + rows * (2 * V + 1))
-        + (2 * rows * m + scaled * (pairs + rows * V)) * qk_grad,
+        + (2 * rows * m + scaled * (pairs + rows * V) if qk_grad else 0),
         saved_bytes=item * (rows * (2 * m + V + 1) + pairs + memory + scaled * (pairs + 2 * rows + G * number)),
         output_bytes=rows * V,
         decode=None,
