@@ -25,7 +25,9 @@ def attention(**options):
     return RandomFeatureAttention(4, 16, generator=generator(1), dtype=torch.float64, **options)
 
 
-@pytest.mark.parametrize(("form", "function"), [("fast", feature_attention), ("reference", feature_attention_reference)])
+@pytest.mark.parametrize(
+    ("form", "function"), [("fast", feature_attention), ("reference", feature_attention_reference)]
+)
 def test_is_feature_attention_on_its_rows(form, function):
     rows = orthogonal_features(16, 4, generator=generator(1), dtype=torch.float64)
     q, k, v = qkv(2, 3)

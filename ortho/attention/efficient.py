@@ -67,9 +67,15 @@ def _operands(
     """q and k scaled, all in float32 at least, and the dtype that they came in; or an error."""
     _checks.qkv(q, k, v, attn_mask, is_causal)
     _checks.scale_factor(scale)
-    for name, given in (("is_causal", is_causal), ("initial_state", initial_state), ("return_state", return_state)):
-        if given is not None and given is not False:
-            raise ValueError(f"{name}: expected none, got one: keys are normalised over the whole sequence")
+    in_parts = {
+        "is_causal": (is_causal, False),
+        "initial_state": (initial_state, None),
+        "return_state": (return_state, False),
+    }
+    for name, (given, none) in in_parts.items():
+        if given is not none:
+            got = _checks.describe(given)
+            raise ValueError(f"{name}: expected {none}, since keys are normalised over the whole sequence, got {got}")
     if attn_mask is not None and attn_mask.dim() > 1 and attn_mask.shape[-2] != 1:
         shape = tuple(attn_mask.shape)
         raise ValueError(f"attn_mask: expected a mask of keys, of shape (..., 1, {k.shape[-2]}), got {shape}")

@@ -12,7 +12,7 @@ cancel. Since the result does not depend on the divisors, they are constants to 
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from math import sqrt
+from math import inf, sqrt
 from typing import Any, NamedTuple
 
 import torch
@@ -67,9 +67,13 @@ class RandomFeatureMap(FeatureMap):
                 raise ValueError(f"features: expected shape (m, K) without empty axes, got {tuple(features.shape)}")
             if count is not None:
                 raise ValueError(f"count: expected None beside features, got {count}")
+            _checks.finite("features", features)
         self.features = features
         count = FEATURES // self.of_a_row if count is None else _checks.positive_int("count", count)
         self.count = count if features is None else len(features)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(count={self.count})"
 
     def rows(self, x: Tensor) -> Tensor:
         """The rows (m, K) for K-wide x."""
@@ -124,7 +128,8 @@ class HyperbolicFeatures(PositiveFeatures):
 
     def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> MapCost:
         cost = super().cost(G, N, M, K, m)
-        return cost._replace(elementwise_forward=cost.elementwise_forward + m * K / 2)  # the mirrored rows' sign
+        drawn = m // 2 if isinstance(m, int) else m / 2
+        return cost._replace(elementwise_forward=cost.elementwise_forward + drawn * K)  # the mirrored rows' sign
 
 
 class TrigonometricFeatures(RandomFeatureMap):
@@ -138,7 +143,7 @@ class TrigonometricFeatures(RandomFeatureMap):
         omega = self.rows(q) * root_scale(square)
         half = (k * k).sum(-1, keepdim=True) * (square / 2)
         q, k = q @ omega.mT, k @ omega.mT
-        lift = 1 + half - half.detach()  # 1, with the gradient that log_k does not carry
+        lift = (half - half.detach()).exp()  # 1, with the derivatives that log_k does not carry
         waves_q, waves_k = (torch.cat([x.sin(), x.cos()], -1) for x in (q, k))
         return Features(waves_q, waves_k * lift, half.detach()[..., 0])
 
@@ -149,7 +154,7 @@ class TrigonometricFeatures(RandomFeatureMap):
             products,
             products,
             rows * K + G * M * (2 * K + 3) + 2 * G * (N + M) * rows + 2 * G * M * rows,
-            6 * G * (N + M) * rows + G * M * (6 * rows + 1 + 4 * K),
+            6 * G * (N + M) * rows + G * M * (6 * rows + 2 + 4 * K),
             rows * K + G * M * (K + 1) + G * (N + M) * rows + 2 * G * M * rows,
             False,
         )
@@ -195,6 +200,14 @@ class DenseExponentialFeatures(RandomFeatureMap):
         super().__init__(features, count=count)
         self.fit, self.parameters = _checks.one_of("fit", fit, FITS), parameters
         self.causal = parameters is not None
+        if parameters is not None:
+            if not isinstance(parameters, DenseParameters):
+                raise TypeError(f"parameters: expected DenseParameters, got {_checks.describe(parameters)}")
+            _checks.within("parameters", "a", parameters.a, -inf, 1 / 8)
+
+    def __repr__(self) -> str:
+        given = "" if self.parameters is None else "parameters=..., "
+        return f"{type(self).__name__}({self.fit!r}, {given}count={self.count})"
 
     def __call__(
         self, q: Tensor, k: Tensor, *, scale: float | None = None, hidden: Tensor | None = None, **_: Any
@@ -215,29 +228,32 @@ class DenseExponentialFeatures(RandomFeatureMap):
         mapped = 2 * G * (N + M) * K * m + 2 * G * M * K * K  # projections, and the keys' quadratic form
         given = self.parameters
         fit = FITS[self.fit] if given is None else Fit(gerf, (0, 0), (0, 0, 0, 0), given.axes is not None)
+        sets = 1 if given is not None and given.a.dim() == 1 else G  # one for all sequences, or one for each
         products = fit.products[0] * G * N * K * K + fit.products[1] * G * K**3
         of_tokens, square, linear, once = fit.elementwise
         return MapCost(
             # The rows, turned, for q, and for k; the bias.
-            mapped + (4 + 2 * fit.turned) * G * m * K * K + 2 * G * m * K + products,
+            mapped + (4 + 2 * fit.turned) * sets * m * K * K + 2 * sets * m * K + products,
             mapped,
             # x and y; B_q, B_k and R from their roots; the bias. Per feature of a query the bias, maximum, sum and exp,
             # of a key all but the bias; its quadratic form, its half, the lift and log_k
             G * (N + M) * K
-            + G * K * (3 * K + 5)
-            + m * (K * (G if fit.turned else 1) + G)
+            + sets * K * (3 * K + 5)
+            + m * (K * (sets if fit.turned else 1) + sets)
             + G * (4 * N + 3 * M) * m
             + G * M * (2 * K + 4)
             + of_tokens * G * (N + M) * K
             + G * (square * K * K + linear * K + once),
             G * (N + M) * m + G * M * (m + 2 + 4 * K),
-            G * K * K + G * M * K + 2 * G * m * K,
+            sets * K * K + G * M * K + 2 * sets * m * K,
             True,
         )
 
     def _parameters(self, x: Tensor, y: Tensor, hidden: Tensor | None) -> DenseParameters:
         if self.parameters is not None:
             a, B_q, B_k, axes = self.parameters
+            if a.shape[-1] != x.shape[-1]:
+                raise ValueError(f"parameters: expected width {x.shape[-1]} like q, got a of shape {tuple(a.shape)}")
             return DenseParameters(a.to(x), B_q.to(x), B_k.to(x), None if axes is None else axes.to(x))
         keep = None if hidden is None else ~hidden
         return FITS[self.fit].function(x, y, keep_x=keep if x.shape[-2] == y.shape[-2] else None, keep_y=keep)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from ortho import _checks
 from ortho._typing import Size
@@ -58,8 +57,7 @@ class _EluPlusOneFunction(Function):
         return phi
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_phi: Tensor) -> Tensor:
+    def backward(ctx: Any, d_phi: Tensor) -> Tensor:  # of operations that autograd follows, for second derivatives
         (phi,) = ctx.saved_tensors
         return phi.clamp(max=1).mul_(d_phi)
 
@@ -116,6 +114,9 @@ class CosFormer(FeatureMap):
     def __init__(self, horizon: int = HORIZON) -> None:
         self.horizon = _checks.positive_int("horizon", horizon)
 
+    def __repr__(self) -> str:
+        return f"CosFormer(horizon={self.horizon})"
+
     def __call__(
         self,
         q: Tensor,
@@ -133,7 +134,7 @@ class CosFormer(FeatureMap):
 
     def _map(self, x: Tensor, start: int | Tensor) -> Tensor:
         positions = torch.arange(x.shape[-2], dtype=x.dtype, device=x.device)[:, None] + start  # (N, 1)
-        _checks.within("horizon", "positions", positions, 0, self.horizon - 1)
+        _checks.within("horizon", "positions", positions, 0.0, float(self.horizon - 1))
         angles = positions * (pi / 2 / self.horizon)
         x = torch.relu(x)
         return torch.cat([x * angles.cos(), x * angles.sin()], -1)
@@ -157,6 +158,9 @@ class Taylor(FeatureMap):
     def __init__(self, order: int = 2) -> None:
         self.order = _checks.positive_int("order", order)
         self.weights = "signed" if order % 2 else "positive"
+
+    def __repr__(self) -> str:
+        return f"Taylor(order={self.order})"
 
     def __call__(self, q: Tensor, k: Tensor, *, scale: float | None = None, **_: Any) -> Features:
         root = root_scale(1 / sqrt(q.shape[-1]) if scale is None else scale)
@@ -202,6 +206,11 @@ class Powers(_Elementwise):
     def __init__(self, order: int = 2) -> None:
         self.order = _checks.positive_int("order", order)
         self.weights = "signed" if order % 2 else "positive"  # 1 + t + ... + t^p has no real zero for even p
+        # A power each; backward three products and a sum each but the constant's; x.
+        self.operations = (order + 1, 4 * order, 1)
+
+    def __repr__(self) -> str:
+        return f"Powers(order={self.order})"
 
     def function(self, x: Tensor) -> Tensor:
         return torch.cat([x**n for n in range(self.order + 1)], -1)
