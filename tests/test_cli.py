@@ -4,29 +4,46 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ortho import claims, experiments
 from ortho.__main__ import main
-from ortho.attention import MECHANISMS
+from ortho.attention import MECHANISMS, Mechanism
 from ortho.claims import LedgerError, ledger
 
 ROOT = Path(__file__).parents[1]
+PLACES = ("reference", "fast", "cost")
 
 
 def test_mechanisms(capsys):
+    """The JSON says where each function is and what it is bound to, so that no two are alike; the table the rest."""
     assert main(["mechanisms", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in rows] == list(MECHANISMS)
+    plain, places = {f.name for f in fields(Mechanism)} - set(PLACES), set()
     for row in rows:
-        assert set(row) == {"name", "family", "source", "causal", "exact", "reference", "fast", "cost"}
-        module, _, function = row["reference"].rpartition(".")
-        assert getattr(sys.modules[module], function) is MECHANISMS[row["name"]].reference
+        mechanism = MECHANISMS[row["name"]]
+        assert {name: row.pop(name) for name in plain} == {name: getattr(mechanism, name) for name in plain}
+        assert set(row) == set(PLACES)
+        for name, said in row.items():
+            place, _, bound = said.partition("(")
+            module, _, function = place.rpartition(".")
+            expected = getattr(mechanism, name)
+            assert getattr(sys.modules[module], function) is getattr(expected, "func", expected)
+            if isinstance(expected, partial):
+                assert bound == f"feature_map={expected.keywords['feature_map']!r})"
+            places.add(said)
+    assert len(places) == len(PLACES) * len(rows)
     assert main(["mechanisms"]) == 0
-    printed = capsys.readouterr().out
-    assert all(name in printed for name in MECHANISMS)
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["name", "family", "causal", "exact", "positional", "signed", "source"]
+    for line, m in zip(lines, MECHANISMS.values(), strict=True):
+        flags = ["yes" if flag else "no" for flag in (m.causal, m.exact, m.positional, m.signed)]
+        assert line.split() == [m.name, m.family, *flags, *m.source.split()]
 
 
 def test_claims(capsys):

@@ -162,6 +162,62 @@ def test_saved_bytes_counts_a_storage_once():
     assert total() == 2 * x.numel() * 4
 
 
+ELEMENTWISE = {
+    **dict.fromkeys(("add", "sub", "mul", "div"), (torch.full((3, 4), 2.0),)),
+    **dict.fromkeys(("neg", "exp", "relu", "sqrt"), ()),
+    "clamp": (0.0,),
+    "pow": (2,),
+    "masked_fill": (torch.ones(4, dtype=torch.bool), 0.0),
+    "addcmul": (torch.ones(3, 1), torch.ones(4)),
+    "cumsum": (0,),
+}
+
+
+def counted(call):
+    with OperationCounter() as counter:
+        call()
+    return dict(counter.flops), dict(counter.elementwise)
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_in_place_counts_as_what_it_computes(name):
+    """Under the same name: an operation a number, wherever the result is put."""
+    arguments = ELEMENTWISE[name]
+    expected = {}, {name: 12}
+    assert counted(lambda: getattr(torch.ones(3, 4), name)(*arguments)) == expected
+    assert counted(lambda: getattr(torch.ones(3, 4), f"{name}_")(*arguments)) == expected
+
+
+def test_products_in_place():
+    a, b, out = torch.ones(2, 3, 4), torch.ones(2, 4, 5), torch.ones(2, 3, 5)
+    assert counted(lambda: torch.bmm(a, b, out=out)) == counted(lambda: a @ b) == ({"bmm": 240}, {})
+    assert counted(lambda: out.baddbmm_(a, b)) == counted(lambda: out.baddbmm(a, b)) == ({"baddbmm": 240}, {})
+    assert (
+        counted(lambda: out[0].addmm_(a[0], b[0])) == counted(lambda: out[0].addmm(a[0], b[0])) == ({"addmm": 120}, {})
+    )
+    assert counted(lambda: torch.mm(a[0], b[0], out=out[0])) == ({"mm": 120}, {})
+
+
+def test_what_only_writes_is_free():
+    x, other = torch.ones(3, 4), torch.zeros(3, 4)
+    for call in (lambda: x.copy_(other), lambda: x.fill_(2.0), x.zero_, x.tril_, x.triu_):
+        assert counted(call) == ({}, {})
+
+
+def test_in_place_without_a_rule_is_an_error():
+    """Like others: no name is taken for another one's."""
+    with pytest.raises(RuntimeError, match="no rule for aten.index_add"), OperationCounter():
+        torch.ones(3).index_add_(0, torch.tensor([1]), torch.ones(1))
+
+
+@pytest.mark.parametrize(("call", "constant"), [(torch.linalg.eigh, 9), (torch.linalg.svd, 22)])
+def test_factorisations(call, constant):
+    """A constant times n^3 for each matrix of a batch, whatever is in it (Golub & Van Loan 2013)."""
+    for lead, n in (((), 4), ((2, 3), 5)):
+        flops, elementwise = counted(lambda: call(torch.eye(n).expand(*lead, n, n)))  # noqa: B023
+        assert list(flops.values()) == [constant * n**3 * (6 if lead else 1)] and not elementwise
+
+
 @pytest.mark.bad_input
 def test_errors():
     with pytest.raises(RuntimeError, match="no rule for aten.sort"), OperationCounter():

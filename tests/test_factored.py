@@ -1,25 +1,30 @@
-"""Attention from feature maps, elu(x) + 1 and FAVOR+'s alike: the fast form against the definition, across chunks."""
+"""Attention from feature maps, whichever they are: the fast form against the definition, across chunks and tiles."""
 
+from functools import partial
 from itertools import product
 
 import pytest
 import torch
+from kernel_mechanisms import (
+    ALL,
+    CASES,
+    CAUSAL,
+    FACTORED,
+    FITTED,
+    FORMS,
+    HELD,
+    TOLERANCE,
+    WIDTH,
+    draw,
+    feature_map,
+    qkv,
+    tolerance,
+)
 
-from ortho.attention import MECHANISMS
-from ortho.attention.factored import CHUNK, Features, feature_attention, feature_attention_reference
-from ortho.cost.counting import OperationCounter, saved_bytes
-
-NAMES = ["linear", "favor"]
-# Sums of at most 1e3 rounded products (2e-13) of which the largest are some 10; a wrong term would show at 1e-2.
-TOLERANCE = {"atol": 1e-11, "rtol": 1e-11}
-
-
-def draw(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-
-
-def qkv(*lead, length, width=6, values=5, seed=0):
-    return [draw(*lead, length, w, seed=3 * seed + i) for i, w in enumerate((width, width, values))]
+from ortho.attention import MECHANISMS, factored_kernels
+from ortho.attention.factored import feature_attention, feature_attention_reference, kernel_weights
+from ortho.attention.factored_kernels import CHUNK, TILE, chunks
+from ortho.attention.feature_map import FeatureMap, Features
 
 
 def with_gradients(function, operands, **kwargs):
@@ -29,33 +34,47 @@ def with_gradients(function, operands, **kwargs):
     return [o, *torch.autograd.grad(o, leaves, draw(*o.shape, seed=99))]
 
 
-def assert_same(ours, theirs):
+def assert_same(ours, theirs, name):
     for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, **TOLERANCE)
+        torch.testing.assert_close(one, other, **tolerance(name))
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("causal", [False, True])
+def test_what_is_tested():
+    assert len(FACTORED) == len(MECHANISMS) - 2  # all but softmax and efficient attention, which have their own files
+    assert set(FITTED) == {"favor++", "saderf", "aderf", "sderf"} == set(FACTORED) - set(CAUSAL)
+
+
+def test_chunks():
+    """The fewest that cover the sequence, none wider than asked for, nor than it takes."""
+    for length, chunk in product(range(1, 40), range(1, 12)):
+        width, behind = chunks(length, chunk)
+        number = -(-length // chunk)
+        assert width * number == length + behind and (width - 1) * number < length <= width * number
+        assert width <= chunk
+
+
+@pytest.mark.parametrize(("name", "causal"), CASES)
 @pytest.mark.parametrize(("length", "chunk"), [(1, 4), (2, 1), (7, 3), (12, 4), (13, 4), (63, 64), (130, CHUNK)])
-def test_fast_equals_reference(name, causal, length, chunk):
-    m = MECHANISMS[name]
-    operands = qkv(2, 3, length=length)
-    fast = with_gradients(m.fast, operands, is_causal=causal, chunk=chunk)
-    assert_same(fast, with_gradients(m.reference, operands, is_causal=causal))
+def test_fast_equals_reference(name, causal, length, chunk, monkeypatch):
+    """Six sequences of one to three chunks: all in one tile, several sequences a tile, one, or a part of one."""
+    m, operands = ALL[name], qkv(2, 3, length=length)
+    expected = with_gradients(m.reference, operands, is_causal=causal)
+    for tile in (TILE, 7, 5, 2)[: 4 if causal else 1]:
+        monkeypatch.setattr(factored_kernels, "TILE", tile)
+        assert_same(with_gradients(m.fast, operands, is_causal=causal, chunk=chunk), expected, name)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("name", "causal"), CASES)
 @pytest.mark.parametrize("kept", ["right", "left", "scattered", "none"])
-def test_hidden_keys(name, causal, kept):
+def test_hidden_keys(name, causal, kept, monkeypatch):
     """Padding on either side and between: as in the reference, and rows with nothing to attend to give zeros."""
-    m = MECHANISMS[name]
-    operands = qkv(2, 3, length=11)
+    monkeypatch.setattr(factored_kernels, "TILE", 2)
+    m, operands = ALL[name], qkv(2, 3, length=11)
     index = torch.arange(11)
     mask = {"right": index < 7, "left": index > 4, "scattered": index % 3 == 1, "none": index < 0}[kept]
     mask = torch.stack([mask, mask.roll(1)])[:, None, None]  # (B, 1, 1, N)
     fast = with_gradients(m.fast, operands, is_causal=causal, attn_mask=mask, chunk=4)
-    assert_same(fast, with_gradients(m.reference, operands, is_causal=causal, attn_mask=mask))
+    assert_same(fast, with_gradients(m.reference, operands, is_causal=causal, attn_mask=mask), name)
     allowed = mask.expand(2, 1, 11, 11)
     empty = ~(allowed.tril() if causal else allowed).any(-1, keepdim=True)
     assert torch.equal(fast[0].masked_select(empty), torch.zeros(int(empty.sum()) * 15, dtype=torch.float64))
@@ -64,13 +83,14 @@ def test_hidden_keys(name, causal, kept):
     assert not any(gradient.masked_select(~mask.mT).any() for gradient in fast[2:])
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("form", ["reference", "fast"])
+@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("causal", [False, True])
-def test_cut_equals_whole(name, form, causal):
+def test_cut_equals_whole(name, form, causal, monkeypatch):
     """At every cut, with keys whose scale grows from part to part; and all gradients through the state."""
-    function = MECHANISMS[name].form(form)
-    kwargs = {"chunk": 4} if form == "fast" else {}
+    monkeypatch.setattr(factored_kernels, "TILE", 3)
+    function = ALL[name].form(form)
+    kwargs = {"chunk": 3} if form == "fast" else {}
     q, k, v = qkv(2, length=11)
     k = k * torch.linspace(0.2, 4, 11, dtype=k.dtype)[:, None]
 
@@ -82,55 +102,87 @@ def test_cut_equals_whole(name, form, causal):
     whole, state = function(q, k, v, is_causal=causal, return_state=True, **kwargs)
     for cut in range(1, 11):
         tail, final = in_two(q, k, v, cut)
-        assert_same([tail, *final], [whole[:, cut:], *state])
+        assert_same([tail, *final], [whole[:, cut:], *state], name)
         ours = with_gradients(lambda *x, cut=cut: in_two(*x, cut)[0], (q, k, v))
-        assert_same(ours, with_gradients(lambda *x, cut=cut: function(*x, is_causal=causal)[:, cut:], (q, k, v)))
+        theirs = with_gradients(lambda *x, cut=cut: function(*x, is_causal=causal)[:, cut:], (q, k, v))
+        assert_same(ours, theirs, name)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CAUSAL)
 def test_token_by_token(name):
-    m = MECHANISMS[name]
+    m = ALL[name]
     q, k, v = qkv(2, length=9)
     state, rows = None, []
     for i in range(9):
         token = [x[:, i : i + 1] for x in (q, k, v)]
         row, state = m.fast(*token, is_causal=True, initial_state=state, return_state=True)
         rows.append(row)
-    torch.testing.assert_close(torch.cat(rows, 1), m.reference(q, k, v, is_causal=True), **TOLERANCE)
+    torch.testing.assert_close(torch.cat(rows, 1), m.reference(q, k, v, is_causal=True), **tolerance(name))
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("form", ["reference", "fast"])
-def test_the_future_leaves_the_prefix(name, form):
-    """Bit for bit, at cuts inside and between chunks, whether the keys that come are large or vanishing."""
-    function = MECHANISMS[name].form(form)
-    q, k, v = qkv(2, length=150)
+@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize(("form", "tile"), [("reference", TILE), ("fast", TILE), ("fast", 2)])
+def test_the_future_leaves_the_prefix(name, form, tile, monkeypatch):
+    """Bit for bit, at cuts inside and between chunks, whether the tokens that come are large or vanish."""
+    monkeypatch.setattr(factored_kernels, "TILE", tile)
+    function = ALL[name].form(form)
+    q, k, v = qkv(2, length=150)  # three chunks of 50
     before = function(q, k, v, is_causal=True)
-    for cut, size in product((1, 63, 64, 65, 149), (0.0, 30.0)):
+    for cut, size in product((1, 49, 50, 51, 149), (0.0, 10.0)):
         other = [torch.cat([x[:, :cut], size * x[:, cut:]], 1) for x in (q, k, v)]
         assert torch.equal(function(*other, is_causal=True)[:, :cut], before[:, :cut])
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("form", ["reference", "fast"])
-@pytest.mark.parametrize("causal", [False, True])
-def test_items_do_not_see_each_other(name, form, causal):
-    function = MECHANISMS[name].form(form)
+@pytest.mark.parametrize(("name", "causal"), CASES)
+@pytest.mark.parametrize("form", FORMS)
+def test_items_do_not_see_each_other(name, form, causal, monkeypatch):
+    """Nor does it matter how they come to the tiles. And the same call gives the same bits."""
+    monkeypatch.setattr(factored_kernels, "TILE", 5)
+    function = ALL[name].form(form)
     q, k, v = qkv(3, 2, length=70)
-    k[0] *= 10  # a scale taken over the batch would change the others
-    whole = function(q, k, v, is_causal=causal)
+    k[0] *= 5  # a scale, or a fit, over the batch would change the others
+    whole = with_gradients(function, (q, k, v), is_causal=causal)
+    assert all(map(torch.equal, whole, with_gradients(function, (q, k, v), is_causal=causal)))
     for i in range(3):
-        torch.testing.assert_close(function(q[i], k[i], v[i], is_causal=causal), whole[i], **TOLERANCE)
+        torch.testing.assert_close(function(q[i], k[i], v[i], is_causal=causal), whole[0][i], **tolerance(name))
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("form", ["reference", "fast"])
-def test_cross_attention(name, form):
-    """More keys than queries; and equal values come back as they are, since the weights of a row sum to 1."""
-    function = MECHANISMS[name].form(form)
-    q, k, v = draw(2, 3, 6), draw(2, 8, 6, seed=1), draw(2, 8, 5, seed=2)
-    assert function(q, k, v).shape == (2, 3, 5)
-    torch.testing.assert_close(function(q, k, torch.ones_like(v)), torch.ones(2, 3, 5).double(), **TOLERANCE)
+@pytest.mark.parametrize(("name", "causal"), CASES)
+@pytest.mark.parametrize("form", FORMS)
+def test_outputs_are_averages(name, form, causal):
+    """Equal values come back as they are, or 0 from rows without weight; others, where no weight is negative, between
+    the least and the largest that the row sees. With more keys than queries, where not causal."""
+    function, keys = ALL[name].form(form), 20 if causal else 29
+    q, k, v = draw(2, 20, WIDTH), draw(2, keys, WIDTH, seed=1), draw(2, keys, 5, seed=2)
+    weights = kernel_weights(feature_map(name), q, k, is_causal=causal)
+    filled = (weights != 0).any(-1, keepdim=True).double()
+    assert filled.all() or feature_map(name).weights == "non-negative"
+    ones = function(q, k, torch.ones_like(v), is_causal=causal)
+    torch.testing.assert_close(ones, filled.expand(2, 20, 5), **tolerance(name))
+    o = function(q, k, v, is_causal=causal)
+    torch.testing.assert_close(o, ALL[name].reference(q, k, v, is_causal=causal), **tolerance(name))
+    if ALL[name].signed:
+        assert (weights < 0).any()
+        return
+    assert (weights >= 0).all()
+    low, high = (v.cummin(-2)[0], v.cummax(-2)[0]) if causal else (v.amin(-2, True), v.amax(-2, True))
+    assert ((o >= low * filled - 1e-12) & (o <= high * filled + 1e-12)).all()  # sums of 30 products, rounded
+
+
+class Given(FeatureMap):
+    """The operands themselves, the keys scaled by e^s."""
+
+    def __init__(self, s=None):
+        self.s, self.scales_keys = s, s is not None
+
+    def __call__(self, q, k, **_):
+        return Features(q, k, self.s(k) if callable(self.s) else self.s)
+
+    def width(self, K):
+        return K
+
+    def cost(self, G, N, M, K, m):
+        raise NotImplementedError
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -138,11 +190,11 @@ def test_scales_of_keys_are_exact(causal):
     """e^s beside phi(k) is e^s phi(k): over a range of scales that float64 just holds without them."""
     q, k, v = (x.abs() for x in qkv(2, length=40))
     s = 300 * torch.sin(torch.arange(40.0, dtype=torch.float64)).expand(2, 40)
-    plain = feature_attention_reference(lambda q, k: Features(q, k * s.exp()[..., None]), q, k, v, is_causal=causal)
+    plain = feature_attention_reference(q, k * s.exp()[..., None], v, feature_map=Given(), is_causal=causal)
     for function, kwargs in ((feature_attention_reference, {}), (feature_attention, {"chunk": 8})):
-        scaled = function(lambda q, k: Features(q, k, s), q, k, v, is_causal=causal, **kwargs)
+        scaled = function(q, k, v, feature_map=Given(s), is_causal=causal, **kwargs)
         torch.testing.assert_close(scaled, plain, **TOLERANCE)
-        beyond = function(lambda q, k: Features(q, k, 1e4 * s), q, k, v, is_causal=causal, **kwargs)
+        beyond = function(q, k, v, feature_map=Given(1e4 * s), is_causal=causal, **kwargs)
         # So far apart, each row is the value at the largest scale that it sees.
         seen = s[:1].expand(40, 40) + (torch.ones(40, 40).triu(1) * -1e9 if causal else 0)
         torch.testing.assert_close(beyond, v[:, seen.argmax(-1)], **TOLERANCE)
@@ -150,105 +202,38 @@ def test_scales_of_keys_are_exact(causal):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_padding_of_the_last_chunk_is_not_seen(causal):
-    """The state's scale is the largest of the keys there are, although all are far below that of a padded row of 0."""
+    """The state's scale is the largest of the keys there are, although all are far below 0, the scale of no key."""
     q, k, v = (x.abs() for x in qkv(2, length=13))
-    s = -1e4 - k.sum(-1)
+    given = Given(lambda k: -1e4 - k.sum(-1))
+    _, (memory, total, peak) = feature_attention(
+        q, k, v, feature_map=given, is_causal=causal, return_state=True, chunk=4
+    )
+    assert torch.equal(peak, given.s(k).amax(-1))
+    scaled = k * (given.s(k) - peak[:, None]).exp()[..., None]
+    torch.testing.assert_close(memory, scaled.mT @ v, **TOLERANCE)
+    torch.testing.assert_close(total, scaled.sum(-2), **TOLERANCE)
 
-    def feature_map(q, k):
-        return Features(q, k, -1e4 * (k.sum(-1) > 0) - k.sum(-1))
 
-    _, (memory, total, peak) = feature_attention(feature_map, q, k, v, is_causal=causal, return_state=True, chunk=4)
-    assert torch.equal(peak, s.amax(-1))
-    scaled = k * (s - peak[:, None]).exp()[..., None]
-    assert_same((memory, total), (scaled.mT @ v, scaled.sum(-2)))
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", HELD)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision(name, causal, dtype):
-    """Only the operands and the output are rounded to `dtype`, relative 2 eps; exponents of at most 10 magnify it."""
-    m = MECHANISMS[name]
-    operands = [x.to(dtype) for x in qkv(2, length=100)]
-    exact = m.reference(*(x.double() for x in operands), is_causal=causal)
-    for form, autocast in product(("reference", "fast"), (False, True)):
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-            o = m.form(form)(*operands, is_causal=causal)
-        assert o.dtype == dtype
-        assert (o - exact).abs().max() < torch.finfo(dtype).eps * exact.abs().max()
-    _, state = m.fast(*operands, is_causal=causal, return_state=True)
-    assert {x.dtype for x in state} == {torch.float32}
+def test_gradients_by_finite_differences(name, form, causal):
+    """What `test_properties` leaves out, since the gradient of a fitted map is not its derivative: held, it is."""
+    operands = [x.requires_grad_() for x in qkv(length=4, values=2)]
+    assert torch.autograd.gradcheck(lambda *x: ALL[name].form(form)(*x, is_causal=causal), operands)
 
 
-def test_sums_do_not_overflow_float16():
-    ones = torch.ones(1, 70_000, 1, dtype=torch.float16)  # 2 x 70 000 is more than float16 holds
-    assert torch.equal(MECHANISMS["linear"].fast(ones, ones, ones), ones)
+@pytest.mark.parametrize(("name", "causal"), [case for case in CASES if case[0] not in FITTED])
+def test_second_derivatives(name, causal):
+    """The reference has them, by finite differences; the fast form refuses, for whichever operand."""
+    operands = [x.requires_grad_() for x in qkv(length=3, values=2)]
+    reference, fast = (partial(ALL[name].form(form), is_causal=causal) for form in FORMS)
+    assert torch.autograd.gradgradcheck(reference, operands)
 
+    def twice(x):
+        (gradient,) = torch.autograd.grad(fast(*operands).square().sum(), x, create_graph=True)
+        torch.autograd.grad(gradient.square().sum(), operands, allow_unused=True)
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    ("form", "causal", "qk_grad"), list(product(["reference", "fast"], [False, True], [False, True]))
-)
-def test_declared_costs(name, form, causal, qk_grad):
-    """Of the function alone, with values of another width than the keys, and several chunks, padded and not."""
-    m = MECHANISMS[name]
-    for (B, N, H, K, V), chunk in product([(1, 12, 2, 3, 5), (2, 13, 1, 2, 1), (1, 1, 1, 1, 1)], (4, 64)):
-        leaves = [torch.zeros(B, H, N, w) for w in (K, K, V)]
-        wanted = [x.requires_grad_() for x in (leaves if qk_grad else leaves[2:])]
-        kwargs = {"chunk": chunk} if form == "fast" else {}
-        with OperationCounter() as ahead, saved_bytes() as kept:
-            o = m.form(form)(*leaves, is_causal=causal, **kwargs)
-        with OperationCounter() as back:
-            torch.autograd.grad(o, wanted, torch.ones_like(o))
-        declared = m.cost(B, N, H, K, V, form=form, causal=causal, qk_grad=qk_grad, **kwargs)
-        counted = (ahead.flops.total(), back.flops.total(), ahead.elementwise.total(), back.elementwise.total(), kept())
-        assert counted == (
-            declared.forward,
-            declared.backward,
-            declared.elementwise_forward,
-            declared.elementwise_backward,
-            declared.saved_bytes,
-        )
-
-
-BAD = [
-    ({"attn_mask": torch.ones(5, 5, dtype=torch.bool)}, "attn_mask: expected a mask of keys"),
-    ({"attn_mask": torch.ones(2, 5, 1, dtype=torch.bool)}, "attn_mask: expected a mask of keys"),
-    ({"initial_state": (torch.zeros(2, 6, 5), torch.zeros(2, 6))}, "initial_state: expected"),
-    ({"initial_state": (torch.zeros(2, 6, 5).double(),)}, "initial_state: expected"),
-    (
-        {"initial_state": (), "attn_mask": torch.ones(5, dtype=torch.bool)},
-        "attn_mask: expected None beside an initial_state",
-    ),
-    ({"chunk": 0}, "chunk: expected an integer of at least 1, got 0"),
-    ({"scale": -1.0}, "scale: expected a finite number of at least 0, got -1.0"),
-]
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("kwargs", "message"), BAD)
-def test_errors(name, kwargs, message):
-    q, k, v = qkv(2, length=5)
-    with pytest.raises(ValueError, match=message):
-        MECHANISMS[name].fast(q, k, v, **kwargs)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_masks_that_hide_keys_only(name):
-    """Every shape that broadcasts over the queries is served; the reference serves all others too."""
-    m = MECHANISMS[name]
-    q, k, v = qkv(2, 3, length=5)
-    for shape in ((), (5,), (1, 5), (3, 1, 5), (2, 1, 1, 5), (2, 3, 1, 1)):
-        mask = draw(*shape, seed=4) > -0.3
-        torch.testing.assert_close(m.fast(q, k, v, attn_mask=mask), m.reference(q, k, v, attn_mask=mask), **TOLERANCE)
-    lone = m.reference(q, k, v, attn_mask=torch.eye(5, dtype=torch.bool))
-    torch.testing.assert_close(lone, v, **TOLERANCE)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_compiles(name):
-    """In one graph; FAVOR+'s features must have been drawn before."""
-    fast, (q, k, v) = MECHANISMS[name].fast, qkv(2, length=70)
-    expected = fast(q, k, v, is_causal=True)
-    assert torch.equal(torch.compile(fast, backend="eager", fullgraph=True)(q, k, v, is_causal=True), expected)
+    for x in operands:
+        with pytest.raises(RuntimeError, match="twice"):
+            twice(x)

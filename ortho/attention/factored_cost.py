@@ -85,14 +85,10 @@ def _at_once(G: Size, N: Size, m: Size, V: Size, qk_grad: bool, item: int, scale
     return AttentionCost(
         forward=4 * rows * m * V + 2 * rows * m * (1 + scaled),  # gather and read S; read z; with scales, gather it
         backward=(8 if qk_grad else 4) * rows * m * V + 2 * rows * m,
-        elementwise_forward=(1 - scaled) * rows * m  # z
+        elementwise_forward=(1 - scaled) * (rows + G) * m  # z
         + rows * (3 + V)  # divisors, quotients
-        + memory  # added to the initial one
         + scaled * (rows * (3 + V) + memory + 3 * G),  # maximum, subtract, exp; products with values and memory
-        elementwise_backward=rows * (3 * V + 1)
-        + memory
-        + scaled * rows * V
-        + ((2 * m + scaled * V) * rows if qk_grad else 0),
+        elementwise_backward=rows * (3 * V + 4) + scaled * rows * V + ((2 * m + scaled * V) * rows if qk_grad else 0),
         saved_bytes=item * (rows * (2 * m + V + 1 + scaled) + memory),
         output_bytes=rows * V,
         decode=None,
@@ -122,7 +118,7 @@ def _in_chunks(
         elementwise_backward=rows * (3 * V + 4)
         + memory
         + scaled * (memory + rows * (2 * V + 1))
-        + (2 * rows * m + scaled * (pairs + rows * V) if qk_grad else 0),
+        + (2 * rows * m + scaled * (pairs + rows * (2 * V + 1)) if qk_grad else 0),
         saved_bytes=item * (rows * (2 * m + V + 1) + pairs + memory + scaled * (pairs + 2 * rows + G * number)),
         output_bytes=rows * V,
         decode=None,

@@ -38,30 +38,52 @@ class AllAtOnce(Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, S: Tensor, z: Tensor, scale: Tensor | None
     ) -> tuple[Tensor, ...]:
-        S = S + k.mT @ (v if scale is None else v * scale)
-        z = z + (k.sum(-2) if scale is None else (k.mT @ scale)[..., 0])
-        total = q @ z[..., None]
-        divisor = divisors(total)
-        o = (q @ S).div_(divisor)
-        ctx.save_for_backward(q, k, v, S, z, scale, o, divisor)
-        ctx.mark_non_differentiable(total)
-        return o, total, S, z
+        lead, scale = q.shape[:-2], None if scale is None else scale.reshape(-1, *scale.shape[-2:])
+        q, k, v = (x.reshape(-1, *x.shape[-2:]) for x in (q, k, v))  # (G, N or M, ·)
+        (G, N, m), V = q.shape, v.shape[-1]
+        S, z = S.reshape(G, m, V).clone(), z.reshape(G, m, 1).clone()
+        o, totals = v.new_empty(G, N, V), v.new_empty(G, N, 1)
+        for g in _sequences(q, k):
+            if scale is None:
+                S[g].baddbmm_(k[g].mT, v[g])
+                z[g].add_(k[g].sum(-2)[..., None])
+            else:
+                S[g].baddbmm_(k[g].mT, v[g] * scale[g])
+                z[g].baddbmm_(k[g].mT, scale[g])
+            torch.bmm(q[g], z[g], out=totals[g])
+            torch.bmm(q[g], S[g], out=o[g]).div_(divisors(totals[g]))
+        ctx.save_for_backward(q, k, v, S, z, scale, o, totals)
+        ctx.lead = lead
+        o, totals = o.view(*lead, N, V), totals.view(*lead, N, 1)
+        ctx.mark_non_differentiable(totals)
+        return o, totals, S.view(*lead, m, V), z.view(*lead, m)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_o: Tensor, _: Tensor, d_S: Tensor, d_z: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, S, z, scale, o, divisor = ctx.saved_tensors
-        d_o, d_total = _through_division(d_o, o, divisor)
-        d_S = d_S + q.mT @ d_o
-        d_z = d_z + (q.mT @ d_total)[..., 0]
-        d_q = d_k = None
-        if ctx.needs_input_grad[0]:
-            d_q = (d_o @ S.mT).addcmul_(d_total, z[..., None, :])
-        if ctx.needs_input_grad[1]:
-            d_k = (v if scale is None else v * scale) @ d_S.mT
-            d_k = d_k.add_(d_z[..., None, :]) if scale is None else d_k.addcmul_(scale, d_z[..., None, :])
-        d_v = k @ d_S
-        return d_q, d_k, d_v if scale is None else d_v.mul_(scale), d_S, d_z, None
+        q, k, v, S, z, scale, o, totals = ctx.saved_tensors
+        d_o = d_o.reshape(o.shape)
+        d_S, d_z = d_S.reshape(S.shape).clone(), d_z.reshape(z.shape).clone()
+        needed = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        d_q, d_k = (torch.empty_like(q), torch.empty_like(k)) if needed else (None, None)
+        d_v = torch.empty_like(v)
+        for g in _sequences(q, k):
+            d_numerator, d_total = torch.empty_like(o[g]), torch.empty_like(totals[g])
+            _through_division(d_o[g], o[g], totals[g], out=(d_numerator, d_total))
+            d_S[g].baddbmm_(q[g].mT, d_numerator)
+            d_z[g].baddbmm_(q[g].mT, d_total)
+            torch.bmm(k[g], d_S[g], out=d_v[g])
+            if scale is not None:
+                d_v[g].mul_(scale[g])
+            if d_q is None or d_k is None:
+                continue
+            torch.bmm(d_numerator, S[g].mT, out=d_q[g]).addcmul_(d_total, z[g].mT)
+            if scale is None:
+                torch.bmm(v[g], d_S[g].mT, out=d_k[g]).add_(d_z[g].mT)
+            else:
+                torch.bmm(v[g] * scale[g], d_S[g].mT, out=d_k[g]).addcmul_(scale[g], d_z[g].mT)
+        gradients = (x if x is None else x.view(*ctx.lead, *x.shape[-2:]) for x in (d_q, d_k, d_v, d_S))
+        return *gradients, d_z.view(*ctx.lead, -1), None
 
 
 class Chunked(Function):
@@ -128,42 +150,44 @@ class Chunked(Function):
         q, k, v, o, totals, weights, memory_S, memory_z, *saved = ctx.saved_tensors
         scales = _Scales(*saved) if saved else ()
         (G, n, C, m), V = q.shape, v.shape[-1]
-        d_o, d_totals = _through_division(d_o.reshape(G, n, C, V), o, divisors(totals))
-        read, read_totals = (x * scales.from_start if scales else x for x in (d_o, d_totals))  # through the memory
-        d_S_tiles, d_z_tiles = torch.empty_like(memory_S), torch.empty_like(memory_z)
+        d_o, d_numerators, d_totals = d_o.reshape(G, n, C, V), torch.empty_like(o), torch.empty_like(totals)
+        memory_dS, memory_dz = torch.empty_like(memory_S), torch.empty_like(memory_z)
         for tile in _tiles(G, n, q.is_cuda):
-            qt, rt, rtt, St, zt = _flat(tile, q, read, read_totals, d_S_tiles, d_z_tiles)
-            torch.bmm(qt.mT, rt, out=St)
-            torch.bmm(qt.mT, rtt, out=zt)
-        # From here on, the gradients of the memory after each chunk.
-        d_S = _accumulate_back(d_S.reshape(G, m, V), d_S_tiles, scales)
-        d_z = _accumulate_back(d_z.reshape(G, m, 1), d_z_tiles, scales)
+            qt, gt, ot, tt, nt, dt, St, zt = _flat(
+                tile, q, d_o, o, totals, d_numerators, d_totals, memory_dS, memory_dz
+            )
+            _through_division(gt, ot, tt, out=(nt, dt))
+            if scales:
+                (from_start,) = _flat(tile, scales.from_start)
+                nt, dt = nt * from_start, dt * from_start
+            torch.bmm(qt.mT, nt, out=St)
+            torch.bmm(qt.mT, dt, out=zt)
+        # From here on, memory_dS and memory_dz are the gradients of the memory after each chunk.
+        d_S = _accumulate_back(d_S.reshape(G, m, V), memory_dS, scales)
+        d_z = _accumulate_back(d_z.reshape(G, m, 1), memory_dz, scales)
         d_v = torch.empty_like(v)
         needed = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         d_q, d_k = (torch.empty_like(q), torch.empty_like(k)) if needed else (None, None)
         for tile in _tiles(G, n, q.is_cuda):
-            kt, vt, wt, gt, after_S, dvt = _flat(tile, k, v, weights, d_o, d_S_tiles, d_v)
-            torch.bmm(kt, after_S, out=dvt)
+            kt, vt, wt, nt, dSt, dvt = _flat(tile, k, v, weights, d_numerators, memory_dS, d_v)
+            torch.bmm(kt, dSt, out=dvt)
             if scales:
-                (to_end,) = _flat(tile, scales.to_end)
+                within, from_start, to_end = _flat(tile, scales.within, scales.from_start, scales.to_end)
                 dvt.mul_(to_end)
-            dvt.baddbmm_(wt.mT, gt)
+            dvt.baddbmm_(wt.mT, nt)
             if d_q is None or d_k is None:
                 continue
-            qt, gtt, rt, rtt, St, zt, after_z, dqt, dkt = _flat(
-                tile, q, d_totals, read, read_totals, memory_S, memory_z, d_z_tiles, d_q, d_k
-            )
-            d_w = torch.baddbmm(gtt, gt, vt.mT)
+            qt, dt, St, zt, dzt, dqt, dkt = _flat(tile, q, d_totals, memory_S, memory_z, memory_dz, d_q, d_k)
+            d_w = torch.baddbmm(dt, nt, vt.mT)
             if scales:
-                (within,) = _flat(tile, scales.within)
                 d_w.mul_(within)
+                torch.bmm(nt * from_start, St.mT, out=dqt).addcmul_(dt * from_start, zt.mT)
+                torch.bmm(vt * to_end, dSt.mT, out=dkt).addcmul_(to_end, dzt.mT)
             else:
                 d_w.tril_()
-            torch.bmm(rt, St.mT, out=dqt).addcmul_(rtt, zt.mT).baddbmm_(d_w, kt)
-            if scales:
-                torch.bmm(vt * to_end, after_S.mT, out=dkt).addcmul_(to_end, after_z.mT)
-            else:
-                torch.bmm(vt, after_S.mT, out=dkt).add_(after_z.mT)
+                torch.bmm(nt, St.mT, out=dqt).addcmul_(dt, zt.mT)
+                torch.bmm(vt, dSt.mT, out=dkt).add_(dzt.mT)
+            dqt.baddbmm_(d_w, kt)
             dkt.baddbmm_(d_w.mT, qt)
         gradients = (x if x is None else x.view(*ctx.lead, n * C, x.shape[-1]) for x in (d_q, d_k, d_v))
         return *gradients, d_S.view(*ctx.lead, m, V), d_z.view(*ctx.lead, m), None, None, None
@@ -174,10 +198,10 @@ def divisors(totals: Tensor) -> Tensor:
     return totals.masked_fill(totals.detach().abs() < torch.finfo(totals.dtype).tiny, inf)
 
 
-def _through_division(d_o: Tensor, o: Tensor, divisor: Tensor) -> tuple[Tensor, Tensor]:
+def _through_division(d_o: Tensor, o: Tensor, totals: Tensor, out: tuple[Tensor, Tensor]) -> None:
     """The gradients of numerators and totals, from that of their quotient o."""
-    d_o = d_o / divisor
-    return d_o, (d_o * o).sum(-1, keepdim=True).neg_()
+    torch.div(d_o, divisors(totals), out=out[0])
+    torch.sum(out[0] * o, -1, keepdim=True, out=out[1]).neg_()
 
 
 class _Scales(NamedTuple):
@@ -198,6 +222,14 @@ def _scales(s: Tensor, peak: Tensor) -> _Scales:
     within = (s[..., None, :] - row[..., None]).masked_fill_(future, -inf).exp_()
     from_start, to_end = (start[..., None] - row).exp_(), (s - end[..., None]).exp_()
     return _Scales(within, from_start[..., None], to_end[..., None], (start - end).exp_()[..., None, None])
+
+
+def _sequences(q: Tensor, k: Tensor) -> Iterator[slice]:
+    """Sequences of about `TILE` chunks in all, at least one; or all of them."""
+    (G, N, _), M = q.shape, k.shape[1]
+    step = G if q.is_cuda else max(1, TILE * CHUNK // max(N, M))
+    for start in range(0, G, step):
+        yield slice(start, min(G, start + step))
 
 
 def _tiles(G: int, n: int, whole: bool) -> Iterator[tuple[slice, slice]]:

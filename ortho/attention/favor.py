@@ -163,7 +163,7 @@ class TrigonometricFeatures(RandomFeatureMap):
 class Fit(NamedTuple):
     """How parameters are fitted to queries and keys, and what that costs a sequence.
 
-    products: FLOPs in K^2 for each pair of a query and a key, and in K^3. elementwise: scalar operations in K for each
+    products: FLOPs in K^2 for each query and key, and in K^3. elementwise: scalar operations in K for each
     query and key, and in K^2, K and 1. turned: whether the rows are taken in axes of its own.
     """
 
@@ -176,8 +176,8 @@ class Fit(NamedTuple):
 FITS = {
     "gerf": Fit(gerf, (0, 0), (3, 1, 4, 17)),
     "saderf": Fit(saderf, (0, 0), (6, 3, 12, 17)),
-    "aderf": Fit(aderf, (4, 45), (1, 13, 11, 20)),
-    "sderf": Fit(sderf, (4, 9), (1, 7, 14, 0), turned=True),
+    "aderf": Fit(aderf, (2, 45), (1, 13, 11, 20)),
+    "sderf": Fit(sderf, (2, 9), (1, 7, 14, 0), turned=True),
 }
 
 
@@ -229,7 +229,7 @@ class DenseExponentialFeatures(RandomFeatureMap):
         given = self.parameters
         fit = FITS[self.fit] if given is None else Fit(gerf, (0, 0), (0, 0, 0, 0), given.axes is not None)
         sets = 1 if given is not None and given.a.dim() == 1 else G  # one for all sequences, or one for each
-        products = fit.products[0] * G * N * K * K + fit.products[1] * G * K**3
+        products = fit.products[0] * G * (N + M) * K * K + fit.products[1] * G * K**3
         of_tokens, square, linear, once = fit.elementwise
         return MapCost(
             # The rows, turned, for q, and for k; the bias.
