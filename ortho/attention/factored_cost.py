@@ -42,7 +42,7 @@ def feature_cost(
     twice = 2 * G * N * m if behind and mapped.keeps_features else 0
     recurrent = fast and feature_map.causal  # else the keys are kept, and mapped anew for each query
     decoded = feature_map.cost(G, 1, 1 if recurrent else N, K, m).forward
-    gathered = 2 * G * m * V * (1 if recurrent else N)
+    gathered = 2 * G * m * (V + scaled) * (1 if recurrent else N)
     state = item * G * (m * (V + 1) + scaled) + 8 * int(feature_map.positional)
     return AttentionCost(
         forward=rest.forward + mapped.forward,

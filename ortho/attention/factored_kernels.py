@@ -8,14 +8,14 @@ keys, S (..., m, V) and z (..., m); both return $o$ (..., N, V), the row totals 
 their own, and the memory after the last key. A row without weight is 0.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from math import inf
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 # Within a chunk of C the weights are materialised, N C numbers; from chunk to chunk S is carried, N m V / C numbers.
 # The two are equal at C = sqrt(m V), which is 64 for heads of width 64; at m = 256, 64 was the fastest as well.
@@ -29,6 +29,22 @@ def chunks(length: int, chunk: int) -> tuple[int, int]:
     number = -(-length // chunk)
     width = -(-length // number)
     return width, number * width - length
+
+
+def _once(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward pass that refuses to be differentiated. (`once_differentiable` marks its results, and a second pass
+    that reaches the operands by another way as well never meets the mark, and leaves a part out.)"""
+
+    @wraps(backward)
+    def guarded(ctx: Any, *gradients: Tensor) -> Any:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise RuntimeError(
+                "feature_attention: expected create_graph=False: the fast form cannot be differentiated twice; "
+                "its reference form can"
+            )
+        return backward(ctx, *gradients)
+
+    return guarded
 
 
 class AllAtOnce(Function):
@@ -59,7 +75,7 @@ class AllAtOnce(Function):
         return o, totals, S.view(*lead, m, V), z.view(*lead, m)
 
     @staticmethod
-    @once_differentiable
+    @_once
     def backward(ctx: Any, d_o: Tensor, _: Tensor, d_S: Tensor, d_z: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, S, z, scale, o, totals = ctx.saved_tensors
         d_o = d_o.reshape(o.shape)
@@ -145,7 +161,7 @@ class Chunked(Function):
         return o, totals, S.view(*lead, m, V), z.view(*lead, m)
 
     @staticmethod
-    @once_differentiable
+    @_once
     def backward(ctx: Any, d_o: Tensor, _: Tensor, d_S: Tensor, d_z: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, o, totals, weights, memory_S, memory_z, *saved = ctx.saved_tensors
         scales = _Scales(*saved) if saved else ()
