@@ -127,13 +127,13 @@ def test_is_not_its_causal_counterpart():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_half_precision(attention, dtype, autocast):
-    """Computed in float32: only the operands and the output are rounded to `dtype`, the latter by eps / 2."""
+    """Only the operands and the output are rounded to `dtype`, the latter by eps / 2; between, averages in float32."""
     operands = [x.to(dtype) for x in qkv(2, length=100)]
     exact = efficient_attention_reference(*(x.double() for x in operands))
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         o = attention(*operands)
     assert o.dtype == dtype
-    assert (o - exact).abs().max() < torch.finfo(dtype).eps * exact.abs().max()
+    assert ((o - exact).abs() <= torch.finfo(dtype).eps / 2 * exact.abs() + 1e-6).all()
 
 
 @pytest.mark.parametrize("attention", FORMS)

@@ -56,10 +56,13 @@ def test_chunks():
 @pytest.mark.parametrize(("name", "causal"), CASES)
 @pytest.mark.parametrize(("length", "chunk"), [(1, 4), (2, 1), (7, 3), (12, 4), (13, 4), (63, 64), (130, CHUNK)])
 def test_fast_equals_reference(name, causal, length, chunk, monkeypatch):
-    """Six sequences of one to three chunks: all in one tile, several sequences a tile, one, or a part of one."""
+    """Six sequences of one to three chunks: all in one tile, several sequences a tile, one, or a part of one.
+
+    Where not causal, of which a part makes no tile: all, several, or one.
+    """
     m, operands = ALL[name], qkv(2, 3, length=length)
     expected = with_gradients(m.reference, operands, is_causal=causal)
-    for tile in (TILE, 7, 5, 2)[: 4 if causal else 1]:
+    for tile in (TILE, 7, 5, 2):
         monkeypatch.setattr(factored_kernels, "TILE", tile)
         assert_same(with_gradients(m.fast, operands, is_causal=causal, chunk=chunk), expected, name)
 
@@ -81,6 +84,12 @@ def test_hidden_keys(name, causal, kept, monkeypatch):
     # Where a row is empty its query has no gradient; a hidden key and its value have none.
     assert not fast[1].masked_select(empty).any()
     assert not any(gradient.masked_select(~mask.mT).any() for gradient in fast[2:])
+    # Whatever it holds: one whose scale is far from all others' as well.
+    q, k, v = operands
+    for factor in (0.0, 1e3):
+        louder = (q, *(x.where(mask.mT, factor * x) for x in (k, v)))
+        for form in FORMS:
+            assert_same([m.form(form)(*louder, is_causal=causal, attn_mask=mask)], fast[:1], name)
 
 
 @pytest.mark.parametrize("name", CAUSAL)
@@ -194,6 +203,8 @@ def test_scales_of_keys_are_exact(causal):
     for function, kwargs in ((feature_attention_reference, {}), (feature_attention, {"chunk": 8})):
         scaled = function(q, k, v, feature_map=Given(s), is_causal=causal, **kwargs)
         torch.testing.assert_close(scaled, plain, **TOLERANCE)
+        below = function(q, k, v, feature_map=Given(s - 1e4), is_causal=causal, **kwargs)
+        torch.testing.assert_close(below, plain, **TOLERANCE)  # s has lost 1e4 eps
         beyond = function(q, k, v, feature_map=Given(1e4 * s), is_causal=causal, **kwargs)
         # So far apart, each row is the value at the largest scale that it sees.
         seen = s[:1].expand(40, 40) + (torch.ones(40, 40).triu(1) * -1e9 if causal else 0)
