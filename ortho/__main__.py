@@ -36,24 +36,21 @@ def _mechanisms(as_json: bool) -> int:
 
     if as_json:
         places = ("reference", "fast", "cost")
-        plain = ("name", "family", "source", "causal", "exact")
-        rows = [
+        plain = ("name", "family", "source", "causal", "exact", "positional", "signed", "fitted")
+        entries = [
             {name: getattr(m, name) for name in plain} | {name: _place(getattr(m, name)) for name in places}
             for m in MECHANISMS.values()
         ]
-        print(json.dumps(rows, indent=2))
+        print(json.dumps(entries, indent=2))
         return 0
     from ortho.claims.report import table
 
-    print(
-        table(
-            [
-                (m.name, m.family, "yes" if m.causal else "no", "yes" if m.exact else "no", m.source)
-                for m in MECHANISMS.values()
-            ],
-            ("name", "family", "causal", "exact", "source"),
-        )
-    )
+    flags = ("causal", "exact", "positional", "signed")
+    rows = [
+        (m.name, m.family, *("yes" if getattr(m, flag) else "no" for flag in flags), m.source)
+        for m in MECHANISMS.values()
+    ]
+    print(table(rows, ("name", "family", *flags, "source")))
     return 0
 
 

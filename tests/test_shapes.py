@@ -7,7 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 CHECKED = [
-    *("test_softmax.py", "test_factored.py", "test_linear.py", "test_favor.py", "test_synthesizer.py"),
+    *("test_softmax.py", "test_factored.py", "test_factored_limits.py", "test_factored_cost.py"),
+    *("test_linear.py", "test_efficient.py", "test_favor.py", "test_redrawn.py", "test_synthesizer.py"),
     *("test_properties.py", "test_layers.py", "test_orthogonal.py", "test_johnson_lindenstrauss.py"),
     "test_unbiasedness.py",
     *("test_random_features.py", "test_feature_draws.py", "test_variance.py", "test_fitted_features.py"),

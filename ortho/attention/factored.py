@@ -222,5 +222,5 @@ def _in_range(total: Tensor, feature_map: FeatureMap, every_row: bool) -> None:
     if feature_map.weights == "signed":
         _checks.within("q, k", what, total, -limits.max, limits.max)
     elif every_row:
-        least = limits.tiny / limits.eps if feature_map.weights == "positive" else 0
+        least = limits.tiny / limits.eps if feature_map.weights == "positive" else 0.0
         _checks.within("q, k", what, total, least, limits.max)

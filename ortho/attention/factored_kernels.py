@@ -210,8 +210,10 @@ class Chunked(Function):
 
 
 def divisors(totals: Tensor) -> Tensor:
-    """The totals, but infinity for those of rows without weight, which become 0."""
-    return totals.masked_fill(totals.detach().abs() < torch.finfo(totals.dtype).tiny, inf)
+    """The totals, but infinity for those of rows without weight, which become 0; or with so little that a gradient
+    divided by it would leave the range of the dtype."""
+    limits = torch.finfo(totals.dtype)
+    return totals.masked_fill(totals.detach().abs() < limits.tiny / limits.eps, inf)
 
 
 def _through_division(d_o: Tensor, o: Tensor, totals: Tensor, out: tuple[Tensor, Tensor]) -> None:

@@ -176,7 +176,7 @@ class Fit(NamedTuple):
 FITS = {
     "gerf": Fit(gerf, (0, 0), (3, 1, 4, 17)),
     "saderf": Fit(saderf, (0, 0), (6, 3, 12, 17)),
-    "aderf": Fit(aderf, (2, 45), (1, 13, 11, 20)),
+    "aderf": Fit(aderf, (2, 45), (1, 13, 13, 24)),
     "sderf": Fit(sderf, (2, 9), (1, 7, 14, 0), turned=True),
 }
 
@@ -185,8 +185,9 @@ class DenseExponentialFeatures(RandomFeatureMap):
     r"""FAVOR++ and FAVOR#: `dense_features` with parameters fitted to the scaled queries and keys of each sequence.
 
     `fit` is the name of one of `FITS`. A fit looks at the whole sequence: for causal use, and for a sequence in parts,
-    give `parameters`, fitted elsewhere. Whatever they are, the estimate of the kernel is unbiased. Where queries are as
-    many as keys, those at hidden keys' positions are left out of the fit. The parameters are constants to autograd.
+    give `parameters`, fitted elsewhere; the estimate of the kernel is unbiased with any that satisfy their constraint.
+    Where queries are as many as keys, those at hidden keys' positions are left out of the fit. The parameters are
+    constants to autograd.
     """
 
     def __init__(

@@ -165,8 +165,9 @@ def aderf(
     decomposition, whose signs are arbitrary, would not be.
     """
     K = x.shape[-1]
-    root_x, inverse_x = _roots(_lifted(_moment(x, keep_x)))
-    values, axes = torch.linalg.eigh(root_x @ _lifted(_moment(y, keep_y)) @ root_x)
+    of_x, of_y = (_moment(each, keep).double() for each, keep in ((x, keep_x), (y, keep_y)))
+    root_x, inverse_x = _roots(_lifted(of_x, of_y))
+    values, axes = torch.linalg.eigh(root_x @ _lifted(of_y, of_x) @ root_x)
     S = values.clamp(min=0).sqrt()  # the moments' common singular values
     R_q, R_k = _roots(inverse_x @ (axes * S[..., None, :]) @ axes.mT @ inverse_x)
     cross = (_mean(x, keep_x) * _mean(y, keep_y)).sum(-1)
@@ -211,12 +212,16 @@ def _moment(x: Tensor, keep: Tensor | None) -> Tensor:
 # What a second moment is lifted by, relative to its mean eigenvalue: fewer tokens than dimensions leave it singular.
 # Any B_q and B_k that invert each other leave the estimate unbiased, so that this costs a little variance at most.
 RIDGE = 1e-4
+# And its least mean eigenvalue, relative to the other side's: balanced with less, queries of 0 would leave no digits of
+# the keys, and get a gradient of nothing but roundings.
+BALANCE = 1e-12
 
 
-def _lifted(moment: Tensor) -> Tensor:
-    """A second moment made positive definite, float64: it is inverted, and there are but K x K numbers of it."""
-    moment = moment.double()
-    mean = moment.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=torch.finfo(moment.dtype).tiny ** 0.25)
+def _lifted(moment: Tensor, other: Tensor) -> Tensor:
+    """A second moment made positive definite, beside that of the other side; both float64, for it is inverted, and
+    there are but K x K numbers of it."""
+    mean, beside = (each.diagonal(dim1=-2, dim2=-1).mean(-1) for each in (moment, other))
+    mean = torch.maximum(mean, BALANCE * beside).clamp(min=torch.finfo(moment.dtype).tiny ** 0.25)
     return moment + RIDGE * mean[..., None, None] * torch.eye(moment.shape[-1]).to(moment)
 
 

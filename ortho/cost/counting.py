@@ -33,9 +33,9 @@ _MATMUL: dict[Any, Callable[..., int]] = {
     aten.bmm: lambda a, b: 2 * prod(a.shape) * b.shape[2],
     aten.baddbmm: lambda _, a, b: 2 * prod(a.shape) * b.shape[2],
 }
-# Factorisations of square matrices: FLOPs by Golub & Van Loan 2013, sections 8.3 and 8.6, eigenvectors and both sides'
-# singular vectors included. What LAPACK does depends on the matrix.
-_FACTORISATION = {aten._linalg_eigh: 9, aten._linalg_svd: 22}
+# Eigenvalues and eigenvectors of a symmetric matrix, in n^3 FLOPs (Golub & Van Loan 2013, section 8.3). What LAPACK
+# does depends on the matrix.
+EIGEN = 9
 # Composite kernels: scalar operations per element of their first operand.
 _COMPOSITE = {
     aten._softmax: SOFTMAX_FORWARD,
@@ -141,8 +141,8 @@ class OperationCounter(TorchDispatchMode):
         name = packet.__name__
         if packet in _MATMUL:
             self.flops[name] += _MATMUL[packet](*args)
-        elif packet in _FACTORISATION:
-            self.flops[name] += _FACTORISATION[packet] * args[0].numel() * args[0].shape[-1]
+        elif packet is aten._linalg_eigh:
+            self.flops[name] += EIGEN * args[0].numel() * args[0].shape[-1]
         elif name.startswith("_scaled_dot_product"):
             flops, elementwise = _fused_attention(func, args, kwargs)
             self.flops[name] += flops
