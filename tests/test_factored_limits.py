@@ -7,6 +7,8 @@ import torch
 from kernel_mechanisms import ALL, CASES, CAUSAL, FACTORED, FITTED, FORMS, draw, feature_map, qkv, tolerance
 
 from ortho.attention import MECHANISMS
+from ortho.attention.factored import feature_attention
+from ortho.attention.feature_map import FeatureMap, Features
 
 
 @pytest.mark.parametrize(("name", "causal"), CASES)
@@ -244,3 +246,41 @@ def test_compiles(name):
         o = function(*leaves, is_causal=m.causal)
         results.append([o, *torch.autograd.grad(o.sum(), leaves)])
     assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_backward_under_autocast(causal):
+    """A backward pass inside autocast, too, is computed in float32 but for the map's own products with its rows, which
+    autocast rounds to bfloat16, relative 2^-8 a factor."""
+    operands = [torch.randn(2, 9, 4, generator=torch.Generator().manual_seed(i)).requires_grad_() for i in range(3)]
+    fast = MECHANISMS["favor"].fast
+    expected = torch.autograd.grad(fast(*operands, is_causal=causal).sum(), operands)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = torch.autograd.grad(fast(*operands, is_causal=causal).sum(), operands)
+    assert torch.equal(found[2], expected[2])
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).norm() < 2**-6 * other.norm()
+
+
+@pytest.mark.parametrize("form", ["reference", "fast"])
+def test_overflow_beside_a_mask(form):
+    """A mask leaves rows without weight, and no others out of range."""
+    q = torch.full((1, 3, 4), 1e25)
+    with pytest.raises(ValueError, match="q, k: expected row sums of the torch.float32 weights within 0 and"):
+        MECHANISMS["linear"].form(form)(q, q, q, attn_mask=torch.tensor([True, True, False]))
+
+
+def test_maps_keep_to_what_they_declare():
+    class Undeclared(FeatureMap):
+        def __call__(self, q, k, **_):
+            return Features(q.exp(), k.exp(), k[..., 0])
+
+        def width(self, K):
+            return K
+
+        def cost(self, *_):
+            raise NotImplementedError
+
+    q = torch.ones(1, 3, 4)
+    with pytest.raises(TypeError, match="feature_map: expected a log_k if and only if it scales keys"):
+        feature_attention(q, q, q, feature_map=Undeclared())

@@ -48,6 +48,7 @@ def test_redraw(name, draw):
     module.redraw(generator(2))
     after = module(q, k, v)
     assert not torch.equal(after, before)
+    assert module.features.shape == (16 // MAPS[name].of_a_row, 4)  # 16 features in all
     module.redraw(generator(1))
     torch.testing.assert_close(module(q, k, v), before, atol=1e-12, rtol=1e-12)
 
@@ -89,6 +90,10 @@ def test_in_a_layer():
 def test_errors():
     with pytest.raises(ValueError, match="m: expected an integer of at least 1, got 0"):
         RandomFeatureAttention(4, 0)
+    with pytest.raises(
+        ValueError, match="m: expected an even number of features, two for each row of 'hyperbolic', got 5"
+    ):
+        RandomFeatureAttention(4, 5, map="hyperbolic")
     with pytest.raises(ValueError, match="d_head: expected an integer of at least 1, got 0"):
         RandomFeatureAttention(0)
     with pytest.raises(ValueError, match="map: expected one of 'positive', .* got 'cosine'"):

@@ -2,8 +2,8 @@ r"""Efficient Attention: softmax over features for queries, over positions for k
 
 $O = \rho_q(Q)\, (\rho_k(K)^T V)$ (arXiv:1812.01243), in which row i of the implied weights is an average, by
 the softmax of $q_i$, of K distributions over positions, one for each feature. Rows sum to 1 without a division. The
-softmax over positions looks at the whole sequence: the attention is not causal and has no state; `linear-exp` is its
-causal counterpart.
+softmax over positions looks at the whole sequence, so that the attention is not causal, and no state is kept here.
+`linear-exp` has the same features, normalises rows instead, and is causal.
 """
 
 import torch
@@ -105,7 +105,7 @@ def efficient_cost(
     qk_grad: bool = True,
     itemsize: int = 4,
 ) -> AttentionCost:
-    """Closed form of one self-attention call, in either form. A new key changes every weight, so that keys are kept."""
+    """Closed form of one self-attention call, in either form; decoding keeps the keys and goes over all of them."""
     rows, item = B * H * N, max(itemsize, 4)
     pairs, memory = rows * N, B * H * K * V
     fast = form == "fast"

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from ortho import _checks
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.factored_cost import feature_cost
-from ortho.attention.factored_kernels import CHUNK, AllAtOnce, Chunked, chunks, divisors
+from ortho.attention.factored_kernels import AllAtOnce, Chunked, chunks, default_chunk, divisors
 from ortho.attention.feature_map import FeatureMap, Features
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.operands import blocked_pairs, with_past
@@ -113,9 +113,12 @@ def feature_attention(
     scale: float | None = None,
     initial_state: State | None = None,
     return_state: bool = False,
-    chunk: int = CHUNK,
+    chunk: int | None = None,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
     """`feature_attention_reference` in time and memory linear in N; a causal call goes in chunks of at most `chunk`.
+
+    By default these are of 64 tokens, on a GPU of so many that there are 128 of them at most. Nothing is computed in
+    less than float32, half precision included, which on a GPU leaves its fast products of half precision unused.
 
     The state is (S (..., m, V), z (..., m)); of a map that scales keys then the largest scale's logarithm (...), by
     whose exponential S and z are divided; of a positional one then the number of tokens seen (). Half precision is
@@ -128,7 +131,7 @@ def feature_attention(
     """
     _checks.qkv(q, k, v, attn_mask, is_causal)
     _checks.scale_factor(scale)
-    _checks.positive_int("chunk", chunk)
+    chunk = default_chunk(q) if chunk is None else _checks.positive_int("chunk", chunk)
     _in_parts(feature_map, is_causal, initial_state, return_state)
     hidden = _hidden_keys(attn_mask, k, initial_state)  # (..., M)
     length, dtype = q.shape[-2], q.dtype
@@ -136,6 +139,8 @@ def feature_attention(
         q, k, v = (_working(x) for x in (q, k, v))
         S, z, peak, start = _memory(initial_state, feature_map, k, v)
         f = feature_map(q, k, scale=scale, q_start=start, k_start=start, hidden=hidden)
+        if (f.log_k is not None) != feature_map.scales_keys:
+            raise TypeError(f"feature_map: expected a log_k if and only if it scales keys, got {feature_map!r}")
         if hidden is not None:
             f = Features(f.q, f.k.masked_fill(hidden[..., None], 0), _lowest(f.log_k, hidden))
         if is_causal and length > 1:  # a lone query is the last: it has no future
@@ -221,6 +226,6 @@ def _in_range(total: Tensor, feature_map: FeatureMap, every_row: bool) -> None:
     what = f"row sums of the {total.dtype} weights"
     if feature_map.weights == "signed":
         _checks.within("q, k", what, total, -limits.max, limits.max)
-    elif every_row:
-        least = limits.tiny / limits.eps if feature_map.weights == "positive" else 0.0
+    else:
+        least = limits.tiny / limits.eps if every_row and feature_map.weights == "positive" else 0.0
         _checks.within("q, k", what, total, least, limits.max)

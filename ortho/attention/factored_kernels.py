@@ -24,6 +24,11 @@ CHUNK = 64
 TILE = 32
 
 
+def default_chunk(q: Tensor) -> int:
+    """`CHUNK`; on a GPU, where memories are passed on by a launch each, more for more than 128 chunks."""
+    return max(CHUNK, -(-q.shape[-2] // 128)) if q.is_cuda else CHUNK
+
+
 def chunks(length: int, chunk: int) -> tuple[int, int]:
     """The width of the fewest, equally wide chunks of at most `chunk`, and how much longer than `length` they are."""
     number = -(-length // chunk)
@@ -42,7 +47,8 @@ def _once(backward: Callable[..., Any]) -> Callable[..., Any]:
                 "feature_attention: expected create_graph=False: the fast form cannot be differentiated twice; "
                 "its reference form can"
             )
-        return backward(ctx, *gradients)
+        with torch.autocast(gradients[0].device.type, enabled=False):  # the caller's may be on
+            return backward(ctx, *gradients)
 
     return guarded
 

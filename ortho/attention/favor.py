@@ -5,9 +5,10 @@ $\exp(x^T y) = E\, \phi(x)^T \phi(y)$ with $x = q K^{-1/4}$ and $y = k K^{-1/4}$
 with the norms: with standard normal q and k of width 16 or more, and 256 positive features, a plain average of the
 values is nearer to softmax attention than the estimate is (Choromanski et al. 2021, arXiv:2009.14794, lemma 2).
 
-Every map here divides each token's features by their largest: a query's divisor cancels in the attention, a key's goes
-into `log_k`. Neither looks at another token, so that nothing leaks from the future, and nothing is added that would not
-cancel. Since the result does not depend on the divisors, they are constants to autograd.
+Exponential features are divided, each token's by their largest, and trigonometric ones left without their factor
+exp(|x|^2/2): a query's divisor cancels in the attention, a key's goes into `log_k`. Neither looks at another token, so
+that nothing leaks from the future, and nothing is added that would not cancel. Since the result does not depend on the
+divisors, they are constants to autograd.
 """
 
 from collections.abc import Callable

@@ -84,8 +84,9 @@ class Relu(_Elementwise):
 class Exp(_Elementwise):
     """exp(x), each token's relative to its largest.
 
-    Where rows are normalised, softmax(x) for queries is the same: its divisor cancels. So this is also the causal form
-    of Efficient Attention (Shen et al. 2021, arXiv:1812.01243), whose keys are normalised over the sequence.
+    softmax(x) for queries gives the same attention: its divisor cancels. Efficient Attention (Shen et al. 2021,
+    arXiv:1812.01243) starts from these features and divides each by its own sum over positions, where this divides
+    each row by its total; which, unlike that, leaves it causal.
     """
 
     operations = (3, 1, 0)  # maximum, subtract, exp; product
@@ -103,7 +104,7 @@ class Exp(_Elementwise):
 class CosFormer(FeatureMap):
     r"""ReLU(q)^T ReLU(k) cos(pi (i - j) / 2M) for positions i and j (Qin et al. 2022, arXiv:2202.08791, equation 10).
 
-    M is the `horizon`: positions below it have non-negative weights, and others raise ValueError (on the CPU). The
+    M is the `horizon`: positions below it have non-negative weights, and others raise ValueError. The
     authors take the length of the sequence, which in causal use would make the past depend on the future, and padding
     matter. Rows whose ReLUs have nothing in common with those of any key are 0.
     """
@@ -133,6 +134,8 @@ class CosFormer(FeatureMap):
         return Features(self._map(q, q_start), self._map(k, k_start))
 
     def _map(self, x: Tensor, start: int | Tensor) -> Tensor:
+        if isinstance(start, int) and start + x.shape[-2] > self.horizon:  # where nothing need be read from a device
+            raise ValueError(f"horizon: expected at least {start + x.shape[-2]} positions, got {self.horizon}")
         positions = torch.arange(x.shape[-2], dtype=x.dtype, device=x.device)[:, None] + start  # (N, 1)
         _checks.within("horizon", "positions", positions, 0.0, float(self.horizon - 1))
         angles = positions * (pi / 2 / self.horizon)

@@ -13,12 +13,13 @@ from ortho.attention.favor import (
     DenseExponentialFeatures,
     HyperbolicFeatures,
     PositiveFeatures,
+    RandomFeatureMap,
     TrigonometricFeatures,
 )
 from ortho.attention.feature_draws import FEATURE_DRAWS
 from ortho.attention.mechanism import FORMS
 
-MAPS: dict[str, type] = {
+MAPS: dict[str, type[RandomFeatureMap]] = {
     "positive": PositiveFeatures,
     "hyperbolic": HyperbolicFeatures,
     "trigonometric": TrigonometricFeatures,
@@ -27,14 +28,16 @@ MAPS: dict[str, type] = {
 
 
 class RandomFeatureAttention(nn.Module):
-    """`feature_attention` on random rows (m, d_head) that are a buffer: in the state dict, and moved with the rest.
+    """`feature_attention` with m random features on rows that are a buffer: in the state dict, and moved with the rest.
 
     The estimate of the kernel is unbiased over draws, not for one draw. A model trained on one draw adapts to it; to
     train on the kernel itself, `redraw` now and then (the authors of Performer: every 1000 steps), and keep the rows
     at evaluation. Nothing redraws by itself, and a state made before a redraw must not be used after it.
 
     `map` is 'positive', 'hyperbolic', 'trigonometric' or 'dense', `draw` 'orthogonal', 'iid' or 'structured'; `options`
-    go to the map (such as `fit`). Raises TypeError or ValueError for unknown names and sizes below 1.
+    go to the map (such as `fit`; `parameters` stay as they are given, and out of the state dict). Hyperbolic and
+    trigonometric maps make two features of a row. Raises TypeError or ValueError for unknown names and for sizes below
+    1 or that do not fit.
     """
 
     features: Tensor
@@ -58,15 +61,19 @@ class RandomFeatureAttention(nn.Module):
         self.draw = _checks.one_of("draw", draw, FEATURE_DRAWS)
         self.form = _checks.one_of("form", form, FORMS)
         self.options = options
-        rows = FEATURE_DRAWS[draw](m, d_head, generator=generator, dtype=dtype, device=device)
+        rows_of_m, rest = divmod(_checks.positive_int("m", m), MAPS[map].of_a_row)
+        if rest:
+            raise ValueError(f"m: expected an even number of features, two for each row of {map!r}, got {m}")
+        rows = FEATURE_DRAWS[draw](rows_of_m, d_head, generator=generator, dtype=dtype, device=device)
         MAPS[map](features=rows, **options)  # wrong options show now
         self.register_buffer("features", rows)
 
     @torch.no_grad()
     def redraw(self, generator: torch.Generator | None = None) -> None:
         """New rows of the same law, in place."""
-        m, d_head = self.features.shape
-        rows = FEATURE_DRAWS[self.draw](m, d_head, generator=generator, dtype=torch.float64)
+        device = None if generator is None else generator.device
+        count, d_head = self.features.shape
+        rows = FEATURE_DRAWS[self.draw](count, d_head, generator=generator, dtype=torch.float64, device=device)
         self.features.copy_(rows)
 
     def forward(
@@ -96,5 +103,5 @@ class RandomFeatureAttention(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        m, d_head = self.features.shape
-        return f"{d_head}, {m}, map={self.map!r}, draw={self.draw!r}, form={self.form!r}"
+        count, d_head = self.features.shape
+        return f"{d_head}, {count * MAPS[self.map].of_a_row}, map={self.map!r}, draw={self.draw!r}, form={self.form!r}"

@@ -7,7 +7,7 @@ a row of $\Omega$ makes two where they are trigonometric or hyperbolic.
 """
 
 from collections.abc import Iterator
-from math import ceil, erf, log2, sqrt
+from math import ceil, erf, inf, log2, sqrt
 
 import torch
 
@@ -148,7 +148,7 @@ def choose_m(error: float, K: int, spread: float, *, kind: str = "positive") -> 
     have in common, and the mean absolute value of what is left is below its standard deviation. Not for trigonometric
     features, whose sums may vanish.
 
-    Raises ValueError for another kind, or an error or spread that is not above 0.
+    Raises ValueError for another kind, for an error or spread that is not above 0, and for a spread out of range.
     """
     if not error > 0:
         raise ValueError(f"error: expected a positive number, got {error}")
@@ -156,10 +156,18 @@ def choose_m(error: float, K: int, spread: float, *, kind: str = "positive") -> 
         raise ValueError(f"spread: expected a positive number, got {spread}")
     square = typical_square(K, spread)
     if _checks.one_of("kind", kind, ("positive", "hyperbolic", "gerf")) == "hyperbolic":
-        return 2 * ceil((moment("hyperbolic", square) - 1) / error**2)
+        return 2 * _rows((moment("hyperbolic", square) - 1) / error**2, spread)
     # GERF is fitted to the plain mean over pairs.
     a = float(optimal_a(torch.tensor(2 * spread / sqrt(K), dtype=torch.float64))) if kind == "gerf" else 0.0
-    return ceil((moment("positive", square, K=K, a=a) - 1) / error**2)
+    return _rows((moment("positive", square, K=K, a=a) - 1) / error**2, spread)
+
+
+def _rows(wanted: float, spread: float) -> int:
+    if wanted == inf:
+        raise ValueError(
+            f"spread: expected scores whose variance a float can hold, got a standard deviation of {spread}"
+        )
+    return ceil(wanted)
 
 
 def _data(
