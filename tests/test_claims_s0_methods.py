@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from ortho.attention import MECHANISMS
+from ortho.attention.factored import feature_attention_reference
+from ortho.attention.favor import PositiveFeatures
+from ortho.attention.linear import EluPlusOne
 from ortho.claims.s0 import lookup, methods
 from ortho.claims.s0.rows import COSTS, build, evaluate
 from ortho.cost.counting import count_step
@@ -12,7 +14,7 @@ from ortho.synthesizer import SynthesizerAttention
 
 @pytest.mark.parametrize("name", COSTS)
 def test_rows_are_counted(name):
-    for length, d_model, heads in ((6, 4, 1), (9, 12, 3)):
+    for length, d_model, heads in ((6, 4, 2), (9, 12, 3)):  # formulas are for several heads
         counts = count_step(build(name, length, d_model, heads), torch.zeros(1, length, d_model, requires_grad=True))
         for figure in ("forward", "backward", "elementwise_forward", "elementwise_backward", "saved_bytes", "trained"):
             assert getattr(counts, figure) == evaluate(getattr(COSTS[name], figure), length, d_model, heads), figure
@@ -84,10 +86,11 @@ def test_rank_bound(name):
     generator = torch.Generator().manual_seed(3)
     eye = torch.eye(12, dtype=torch.float64)
     width = 3
-    options = {"features": torch.randn(width, width, generator=generator).double()} if name == "favor" else {}
+    rows = torch.randn(width, width, generator=generator).double()
+    feature_map = EluPlusOne() if name == "linear" else PositiveFeatures(rows)
     for size in (0.5, 2.0, 6.0):
         q, k = size * torch.randn(2, 12, width, generator=generator, dtype=torch.float64)
-        weights = MECHANISMS[name].reference(q, k, eye, **options)
+        weights = feature_attention_reference(q, k, eye, feature_map=feature_map)
         assert (weights - eye.roll(1, 1)).square().sum() / 12 >= lookup.low_rank_error(12, width)
     assert lookup.low_rank_error(12, width) == pytest.approx(1 - width / 12)
     assert lookup.low_rank_error(12, 12) == 0

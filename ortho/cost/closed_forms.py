@@ -74,6 +74,7 @@ def layer(
 ) -> Cost:
     """`MultiheadAttention(d, H)` on x (B, N, d); `options` go to the mechanism's closed form (FAVOR+'s `m`).
 
+    Symbols stand for more than one head and token: a single one's output is not copied to be put side by side.
     `input_grad` says whether x needs a gradient: always, but for a first layer over frozen embeddings. Without it, q
     and k of a frozen projection depend on nothing that is trained, and autograd leaves their path out.
     """
