@@ -9,6 +9,7 @@ from math import erfc, exp, sqrt
 
 import numpy as np
 import torch
+from scipy.linalg import hadamard
 from scipy.special import hyp0f1, hyp1f1
 
 from ortho import _checks
@@ -106,22 +107,15 @@ def structured_mean(z: Float[Tensor, "K"], factors: int = 3) -> float:
 
 def _sizes(width: int, signs: np.ndarray, factors: int) -> tuple[np.ndarray, np.ndarray]:
     """The vectors of absolute entries that a row of the unit block takes (n, width), and their probabilities (n,)."""
-    hadamard = _hadamard(width)
-    sizes: np.ndarray = np.abs(hadamard[:1])
+    orthonormal = hadamard(width) / sqrt(width)
+    sizes: np.ndarray = np.abs(orthonormal[:1])
     shares: np.ndarray = np.ones(1)
     for _ in range(factors - 1):
         # A later diagonal makes the signs random again, so that only the absolute entries need be told apart.
-        following = np.abs((signs * sizes[:, None]) @ hadamard).reshape(-1, width).round(12)
+        following = np.abs((signs * sizes[:, None]) @ orthonormal).reshape(-1, width).round(12)
         sizes, which = np.unique(following, axis=0, return_inverse=True)
         shares = np.bincount(which.ravel(), np.repeat(shares / len(signs), len(signs)))
     return sizes, shares
-
-
-def _hadamard(width: int) -> np.ndarray:
-    """The orthonormal Hadamard matrix in Sylvester's order."""
-    bits = np.arange(width)
-    parity = np.array([[bin(a & b).count("1") % 2 for a in bits] for b in bits])
-    return (1 - 2 * parity) / sqrt(width)
 
 
 def structured_fourth_moment(z: Float[Tensor, "K"]) -> float:
