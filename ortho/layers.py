@@ -1,6 +1,7 @@
 """Layers: multi-head attention as projection x attention, the feed-forward network, the pre-norm block."""
 
 import copy
+from collections.abc import Mapping
 from typing import TypeVar
 
 import torch
@@ -9,8 +10,10 @@ from torch.nn.functional import gelu, linear
 
 from ortho import _checks
 from ortho._typing import Bool, Float, State, Tensor
+from ortho._weights import new_weight, split_heads
 from ortho.attention import FORMS, MECHANISMS
-from ortho.projections import PROJECTIONS, FrozenProjection, LearnedProjection, Projection, new_weight, split_heads
+from ortho.gates import Gate
+from ortho.projections import PROJECTIONS, FrozenProjection, LearnedProjection, Projection
 
 __all__ = ["FeedForward", "MultiheadAttention", "TransformerBlock", "to_standard"]
 
@@ -21,10 +24,14 @@ class MultiheadAttention(nn.Module):
     `projection` names how q and k are made ('learned', 'frozen', 'stopped', or a `Projection` module) and `attention`
     a mechanism of `ortho.MECHANISMS`; the standard layer is learned x softmax (Vaswani et al. 2017, section 3.2.2),
     orthogonal random attention is frozen x softmax. `form` chooses the mechanism's 'reference' or 'fast' form. Instead
-    of a name, `attention` may be a module with the mechanisms' signature, such as `RandomFeatureAttention`.
-    W_V and W_O (`weight_v`, `weight_o`, stored as in `torch.nn.Linear`) are always trained.
+    of a name, `attention` may be a module with the mechanisms' signature, such as `RandomFeatureAttention`, whose form
+    is its own. W_V and W_O (`weight_v`, `weight_o`, stored as in `torch.nn.Linear`) are always trained.
 
-    Raises TypeError or ValueError, naming the argument, for unknown names and for d_model not divisible by num_heads.
+    What a mechanism takes besides (`Mechanism.gates`) is made of the keys' tokens by gates, always trained; `gates`
+    puts others in their place: `{"beta": ReflectingWriteStrength}`.
+
+    Raises TypeError or ValueError, naming the argument, for unknown names, for d_model not divisible by num_heads, and
+    for a `form` beside a module.
     """
 
     def __init__(
@@ -35,6 +42,7 @@ class MultiheadAttention(nn.Module):
         projection: str | Projection = "learned",
         attention: str | nn.Module = "softmax",
         form: str = "fast",
+        gates: Mapping[str, type[Gate]] | None = None,
         generator: torch.Generator | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
@@ -47,12 +55,17 @@ class MultiheadAttention(nn.Module):
             got = (projection.d_model, projection.num_heads)
             raise ValueError(f"projection: expected (d_model, num_heads) = {(d_model, num_heads)}, got {got}")
         self.d_model, self.num_heads = d_model, num_heads
-        named = not isinstance(attention, nn.Module)
-        self.attention = _checks.one_of("attention", attention, MECHANISMS) if named else attention
+        self.attention, makers = _attention(attention, form, gates or {})
         self.form = _checks.one_of("form", form, FORMS)
         self.projection = projection
         self.weight_v = new_weight(d_model, d_model, generator=generator, dtype=dtype, device=device)
         self.weight_o = new_weight(d_model, d_model, generator=generator, dtype=dtype, device=device)
+        self.gates = nn.ModuleDict(
+            {
+                name: make(d_model, num_heads, generator=generator, dtype=dtype, device=device)
+                for name, make in makers.items()
+            }
+        )
 
     def forward(
         self,
@@ -79,7 +92,14 @@ class MultiheadAttention(nn.Module):
         v = split_heads(linear(source, self.weight_v), self.num_heads)  # (B, H, M, K)
         attend = MECHANISMS[self.attention].form(self.form) if isinstance(self.attention, str) else self.attention
         o = attend(
-            q, k, v, is_causal=is_causal, attn_mask=attn_mask, initial_state=initial_state, return_state=return_state
+            q,
+            k,
+            v,
+            is_causal=is_causal,
+            attn_mask=attn_mask,
+            initial_state=initial_state,
+            return_state=return_state,
+            **{name: gate(source) for name, gate in self.gates.items()},
         )
         if not return_state:
             return self._merge(o)
@@ -110,6 +130,24 @@ class MultiheadAttention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"attention={self.attention!r}, form={self.form!r}" if isinstance(self.attention, str) else ""
+
+
+def _attention(
+    attention: str | nn.Module, form: str, gates: Mapping[str, type[Gate]]
+) -> tuple[str | nn.Module, dict[str, type[Gate]]]:
+    """The attention as it was given, and what makes its gates, by the argument that each is for."""
+    if isinstance(attention, nn.Module):
+        if form != "fast":
+            raise ValueError(f"form: expected none beside an attention that is a module, got {form!r}")
+        return attention, dict(gates)
+    if not isinstance(attention, str) or attention not in MECHANISMS:
+        known = ", ".join(map(repr, MECHANISMS))
+        raise ValueError(f"attention: expected one of {known}, or an nn.Module, got {attention!r}")
+    makers = dict(MECHANISMS[attention].gates)
+    for name in gates:
+        if name not in makers:
+            raise ValueError(f"gates: expected a part of {list(makers)} with {attention!r}, got {name!r}")
+    return attention, makers | dict(gates)
 
 
 class FeedForward(nn.Module):
@@ -150,6 +188,7 @@ class TransformerBlock(nn.Module):
         projection: str | Projection = "learned",
         attention: str | nn.Module = "softmax",
         form: str = "fast",
+        gates: Mapping[str, type[Gate]] | None = None,
         generator: torch.Generator | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
@@ -161,6 +200,7 @@ class TransformerBlock(nn.Module):
             projection=projection,
             attention=attention,
             form=form,
+            gates=gates,
             generator=generator,
             dtype=dtype,
             device=device,

@@ -14,27 +14,10 @@ from torch.nn.functional import linear
 
 from ortho import _checks
 from ortho._typing import Float, Tensor
+from ortho._weights import new_weight, split_heads
 from ortho.orthogonal import DRAWS
 
-__all__ = ["PROJECTIONS", "FrozenProjection", "LearnedProjection", "Projection", "new_weight", "split_heads"]
-
-
-def split_heads(x: Float[Tensor, "B N d"], num_heads: int) -> Float[Tensor, "B H N K"]:
-    """(B, N, d) -> (B, H, N, d/H): head j takes columns j d/H to (j + 1) d/H."""
-    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
-
-
-def new_weight(
-    rows: int,
-    columns: int,
-    *,
-    generator: torch.Generator | None = None,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-) -> nn.Parameter:
-    """A trained matrix (rows, columns) with Xavier's uniform initialisation (Glorot & Bengio 2010)."""
-    weight = torch.empty(rows, columns, dtype=dtype, device=device)
-    return nn.Parameter(nn.init.xavier_uniform_(weight, generator=generator))
+__all__ = ["PROJECTIONS", "FrozenProjection", "LearnedProjection", "Projection"]
 
 
 class Projection(nn.Module):

@@ -10,8 +10,8 @@ from torch.nn.functional import linear
 
 from ortho import _checks
 from ortho._typing import Bool, Float, State, Tensor
+from ortho._weights import new_weight, split_heads
 from ortho.attention.operands import blocked_pairs, masked_softmax
-from ortho.projections import new_weight, split_heads
 
 __all__ = ["SynthesizerAttention"]
 

@@ -20,6 +20,12 @@ seeds = st.integers(0, 2**32 - 1)
 examples = settings(max_examples=25, deadline=None, derandomize=True)
 
 
+def causality(attention, wanted):
+    """Whether a call is to be causal, if that is wanted: where the mechanism has but one of the two ways, that one."""
+    mechanism = MECHANISMS[attention]
+    return (wanted and mechanism.causal) or not mechanism.bidirectional
+
+
 def pair(projection, attention, width, heads, seed):
     """The same layer in both forms, float64."""
     forms = []
@@ -42,7 +48,7 @@ def inputs(shape, seed):
 def test_fast_equals_reference(projection, attention, shape, seed, causal, padded):
     """Outputs and every gradient; with padded keys too, up to a sequence that is padding altogether."""
     x, width, heads, g = inputs(shape, seed)
-    causal = causal and MECHANISMS[attention].causal
+    causal = causality(attention, causal)
     mask = None
     if padded:
         lengths = torch.randint(0, shape[1] + 1, (shape[0],), generator=g)
@@ -97,8 +103,9 @@ def test_symmetries(form, projection, attention, shape, seed):
     """Items of a batch do not see each other; without causality, permuted tokens give permuted outputs."""
     x, width, heads, g = inputs(shape, seed)
     layer = pair(projection, attention, width, heads, seed)[form == "fast"]
-    y = layer(x)
-    close(torch.cat([layer(item[None]) for item in x]), y)
+    causal = causality(attention, False)
+    y = layer(x, is_causal=causal)
+    close(torch.cat([layer(item[None], is_causal=causal) for item in x]), y)
     if MECHANISMS[attention].positional:
         return
     permutation = torch.randperm(shape[1], generator=g)
@@ -117,9 +124,10 @@ def test_padding_equals_truncation(form, projection, attention, shape, seed, dat
     mask = (torch.arange(shape[1]) < length)[None, None, None]
     x[:, length:] *= 30
     x.requires_grad_()
-    y = layer(x, attn_mask=mask)
+    causal = causality(attention, False)
+    y = layer(x, is_causal=causal, attn_mask=mask)
     if length:
-        close(y[:, :length], layer(x[:, :length]))
+        close(y[:, :length], layer(x[:, :length], is_causal=causal))
     else:
         assert torch.equal(y, torch.zeros_like(y))
     assert torch.autograd.grad(y.sum(), x)[0].isfinite().all()
@@ -135,7 +143,7 @@ def test_gradients_by_finite_differences(form, projection, attention):
     if projection == "stopped":  # its gradient is by design not the derivative: hold q and k where they are
         q, k = layer.projection(x)
         layer.projection.forward = lambda x, context: (q, k)
-    causal = MECHANISMS[attention].causal
+    causal = causality(attention, True)
     assert torch.autograd.gradcheck(lambda x: layer(x, is_causal=causal), x)
 
 
@@ -145,7 +153,7 @@ def test_float32_is_near_float64(form, projection, attention):
     """Rounding the input and the weights to float32 moves a score by its size times eps; 1e-4 is some 800 eps."""
     x = inputs((2, 33, (12, 3)), 5)[0]
     layer = pair(projection, attention, 12, 3, 5)[form == "fast"]
-    causal = MECHANISMS[attention].causal
+    causal = causality(attention, True)
     exact = layer(x, is_causal=causal)
     single = layer.float()(x.float(), is_causal=causal)
     assert single.dtype == torch.float32

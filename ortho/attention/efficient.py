@@ -12,7 +12,7 @@ from ortho import _checks
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.feature_map import root_scale
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost, Mechanism
-from ortho.attention.operands import masked_softmax
+from ortho.attention.operands import hidden_keys, masked_softmax, working
 
 
 def efficient_attention_reference(
@@ -32,9 +32,9 @@ def efficient_attention_reference(
     before the softmax, and by default, as published, not at all. A mask must be one row for all queries. Raises
     ValueError for a causal call and for a state.
     """
-    q, k, v, dtype = _operands(q, k, v, is_causal, attn_mask, scale, initial_state, return_state)
+    q, k, v, hidden, dtype = _operands(q, k, v, is_causal, attn_mask, scale, initial_state, return_state)
     with torch.autocast(q.device.type, enabled=False):
-        return ((q.softmax(-1) @ _over_positions(k, attn_mask).mT) @ v).to(dtype)
+        return ((q.softmax(-1) @ _over_positions(k, hidden).mT) @ v).to(dtype)
 
 
 def efficient_attention(
@@ -49,9 +49,9 @@ def efficient_attention(
     return_state: bool = False,
 ) -> Float[Tensor, "*batch N V"]:
     """`efficient_attention_reference` from the right: in time and memory linear in N."""
-    q, k, v, dtype = _operands(q, k, v, is_causal, attn_mask, scale, initial_state, return_state)
+    q, k, v, hidden, dtype = _operands(q, k, v, is_causal, attn_mask, scale, initial_state, return_state)
     with torch.autocast(q.device.type, enabled=False):
-        return (q.softmax(-1) @ (_over_positions(k, attn_mask).mT @ v)).to(dtype)
+        return (q.softmax(-1) @ (_over_positions(k, hidden).mT @ v)).to(dtype)
 
 
 def _operands(
@@ -63,8 +63,8 @@ def _operands(
     scale: float | None,
     initial_state: State | None,
     return_state: bool,
-) -> tuple[Tensor, Tensor, Tensor, torch.dtype]:
-    """q and k scaled, all in float32 at least, and the dtype that they came in; or an error."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, torch.dtype]:
+    """q and k scaled, all in float32 at least, True where a key is hidden, and the dtype they came in; or an error."""
     _checks.qkv(q, k, v, attn_mask, is_causal)
     _checks.scale_factor(scale)
     in_parts = {
@@ -76,20 +76,17 @@ def _operands(
         if given is not none:
             got = _checks.describe(given)
             raise ValueError(f"{name}: expected {none}, since keys are normalised over the whole sequence, got {got}")
-    if attn_mask is not None and attn_mask.dim() > 1 and attn_mask.shape[-2] != 1:
-        shape = tuple(attn_mask.shape)
-        raise ValueError(f"attn_mask: expected a mask of keys, of shape (..., 1, {k.shape[-2]}), got {shape}")
-    working = torch.promote_types(q.dtype, torch.float32)
-    dtype, (q, k, v) = q.dtype, (x.to(working).contiguous() for x in (q, k, v))
+    hidden = hidden_keys(attn_mask, k, None)
+    dtype, (q, k, v) = q.dtype, (working(x) for x in (q, k, v))
     if scale is not None:
         root = root_scale(scale)
         q, k = q * root, k * root
-    return q, k, v, dtype
+    return q, k, v, hidden, dtype
 
 
-def _over_positions(k: Tensor, attn_mask: Tensor | None) -> Tensor:
+def _over_positions(k: Tensor, hidden: Tensor | None) -> Tensor:
     """Softmax over positions (..., M, K), 0 for hidden keys."""
-    blocked = None if attn_mask is None else ~attn_mask.expand(*k.shape[:-2], 1, k.shape[-2])
+    blocked = None if hidden is None else hidden[..., None, :]
     return masked_softmax(k.mT, blocked, empty_rows=True).mT
 
 

@@ -18,7 +18,7 @@ from ortho.attention.factored_cost import feature_cost
 from ortho.attention.factored_kernels import AllAtOnce, Chunked, chunks, default_chunk, divisors
 from ortho.attention.feature_map import FeatureMap, Features
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.operands import blocked_pairs, with_past
+from ortho.attention.operands import blocked_pairs, hidden_keys, with_past, working
 
 
 def kernel_mechanism(name: str, feature_map: FeatureMap, source: str) -> Mechanism:
@@ -88,8 +88,8 @@ def feature_attention_reference(
     with torch.autocast(q.device.type, enabled=False):
         weights = kernel_weights(
             feature_map,
-            _working(q),
-            _working(k),
+            working(q),
+            working(k),
             is_causal=is_causal,
             attn_mask=attn_mask,
             scale=scale,
@@ -98,7 +98,7 @@ def feature_attention_reference(
         total = weights.sum(-1, keepdim=True)
         _in_range(total, feature_map, attn_mask is None)
         # A quotient, and not the product with 1 / total, whose gradient squares it and may overflow.
-        o = (weights @ _working(v) / divisors(total)).to(q.dtype)
+        o = (weights @ working(v) / divisors(total)).to(q.dtype)
     return (o, (k, v)) if return_state else o
 
 
@@ -133,10 +133,10 @@ def feature_attention(
     _checks.scale_factor(scale)
     chunk = default_chunk(q) if chunk is None else _checks.positive_int("chunk", chunk)
     _in_parts(feature_map, is_causal, initial_state, return_state)
-    hidden = _hidden_keys(attn_mask, k, initial_state)  # (..., M)
+    hidden = hidden_keys(attn_mask, k, initial_state)  # (..., M)
     length, dtype = q.shape[-2], q.dtype
     with torch.autocast(q.device.type, enabled=False):
-        q, k, v = (_working(x) for x in (q, k, v))
+        q, k, v = (working(x) for x in (q, k, v))
         S, z, peak, start = _memory(initial_state, feature_map, k, v)
         f = feature_map(q, k, scale=scale, q_start=start, k_start=start, hidden=hidden)
         if (f.log_k is not None) != feature_map.scales_keys:
@@ -165,11 +165,6 @@ def feature_attention(
     return o, (S, z, *(() if peak is None else (peak,)), *seen)
 
 
-def _working(x: Tensor) -> Tensor:
-    """float32 at least; and contiguous, which a layer's heads are not: else each product would copy its operands."""
-    return x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
-
-
 def _in_parts(feature_map: FeatureMap, is_causal: bool, initial_state: State | None, return_state: bool) -> None:
     """ValueError if a sequence is to be seen in parts by a map that looks at all of it."""
     if not feature_map.causal and (is_causal or return_state or initial_state is not None):
@@ -178,18 +173,6 @@ def _in_parts(feature_map: FeatureMap, is_causal: bool, initial_state: State | N
             f"{name}: expected a feature map that looks at one token at a time, got {type(feature_map).__name__}, "
             "which looks at the whole sequence unless it is given what it would find there"
         )
-
-
-def _hidden_keys(attn_mask: Tensor | None, k: Tensor, initial_state: State | None) -> Tensor | None:
-    """True where no query may attend to a key, (..., M)."""
-    if attn_mask is None:
-        return None
-    if initial_state is not None:
-        raise ValueError("attn_mask: expected None beside an initial_state, whose keys are summed and cannot be masked")
-    if attn_mask.dim() > 1 and attn_mask.shape[-2] != 1:
-        shape = tuple(attn_mask.shape)
-        raise ValueError(f"attn_mask: expected a mask of keys, of shape (..., 1, {k.shape[-2]}), got {shape}")
-    return ~attn_mask.expand(*k.shape[:-2], 1, k.shape[-2])[..., 0, :]
 
 
 def _lowest(log_k: Tensor | None, hidden: Tensor) -> Tensor | None:

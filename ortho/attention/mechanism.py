@@ -1,13 +1,14 @@
 """What an attention mechanism is: a definition, a fast form, and what each costs."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from ortho._checks import one_of
 from ortho._typing import State
+from ortho.gates import Gate
 
 # Scalar operations per element that a composite kernel is counted as, by its textbook definition.
 SOFTMAX_FORWARD = 5  # maximum, subtract, exp, sum, divide
@@ -67,7 +68,9 @@ class Mechanism:
     """An entry of `MECHANISMS`.
 
     `cost(B, N, H, K, V, *, form, causal, qk_grad, itemsize)` is the closed form of one call on (B, H, N, ·) operands;
-    `qk_grad` says whether autograd must reach q and k, or v alone.
+    `qk_grad` says whether autograd must reach q and k, or v alone. What the functions take besides has a default that
+    works; `gates` says what a layer makes of it from its tokens, by the argument's name. The closed form is that of a
+    call with gates, which need a gradient.
     """
 
     name: str
@@ -76,11 +79,13 @@ class Mechanism:
     reference: AttentionFunction
     fast: AttentionFunction
     causal: bool  # whether is_causal=True is served
+    bidirectional: bool = field(default=True, kw_only=True)  # whether is_causal=False is
     exact: bool  # whether the result is softmax attention itself, not an approximation or another function
     cost: Callable[..., AttentionCost]
     positional: bool = False  # whether the result depends on where a token stands, not only on what it is
     signed: bool = False  # whether weights may be negative
     fitted: bool = False  # whether it fits constants to the sequence, through which autograd does not differentiate
+    gates: Mapping[str, type[Gate]] = field(default_factory=dict)
 
     def form(self, name: str) -> AttentionFunction:
         """The function of that form, 'reference' or 'fast'."""

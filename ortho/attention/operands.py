@@ -26,6 +26,23 @@ def with_past(
     return torch.cat([past_k, k], -2), torch.cat([past_v, v], -2)
 
 
+def working(x: Tensor) -> Tensor:
+    """float32 at least; and contiguous, which a layer's heads are not: else each product would copy its operands."""
+    return x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
+
+
+def hidden_keys(attn_mask: Tensor | None, k: Tensor, initial_state: State | None) -> Tensor | None:
+    """True where no query may attend to a key, (..., M), for keys that are summed up and cannot be told apart later."""
+    if attn_mask is None:
+        return None
+    if initial_state is not None:
+        raise ValueError("attn_mask: expected None beside an initial_state, whose keys are summed and cannot be masked")
+    if attn_mask.dim() > 1 and attn_mask.shape[-2] != 1:
+        shape = tuple(attn_mask.shape)
+        raise ValueError(f"attn_mask: expected a mask of keys, of shape (..., 1, {k.shape[-2]}), got {shape}")
+    return ~attn_mask.expand(*k.shape[:-2], 1, k.shape[-2])[..., 0, :]
+
+
 def blocked_pairs(
     queries: int, keys: int, is_causal: bool, attn_mask: Tensor | None, device: torch.device
 ) -> Tensor | None:

@@ -1,5 +1,6 @@
 """Closed forms of the layer, the block and the model, with all their constants."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,6 +9,7 @@ from ortho._typing import Size
 from ortho.attention import FORMS, MECHANISMS
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD
 from ortho.cost.counting import LAYER_NORM_BACKWARD, LAYER_NORM_FORWARD
+from ortho.gates import Gate, GateCost
 from ortho.projections import PROJECTIONS
 
 
@@ -70,6 +72,7 @@ def layer(
     causal: bool = False,
     input_grad: bool = True,
     itemsize: int = 4,
+    gates: Mapping[str, type[Gate]] | None = None,
     **options: Any,
 ) -> Cost:
     """`MultiheadAttention(d, H)` on x (B, N, d); `options` go to the mechanism's closed form (FAVOR+'s `m`).
@@ -91,7 +94,7 @@ def layer(
     weight_gradients = 4 if learned else 2
     # dO always; into x through v, and through q and k where autograd goes there.
     input_gradients = 1 + (1 + 2 * qk_grad if input_grad else 0)
-    return Cost(
+    bare = Cost(
         forward=4 * product + core.forward,
         backward=(weight_gradients + input_gradients) * product + core.backward,
         elementwise_forward=core.elementwise_forward,
@@ -102,6 +105,11 @@ def layer(
         trained=(4 if learned else 2) * d * d,
         frozen=(0 if learned else 2) * d * d,
         itemsize=itemsize,
+    )
+    made = {**mechanism.gates, **(gates or {})}.values()
+    of_gates = [gate.cost(B, N, d, H, input_grad=input_grad, itemsize=itemsize) for gate in made]
+    return replace(
+        bare, **{name: getattr(bare, name) + sum(getattr(g, name) for g in of_gates) for name in GateCost._fields}
     )
 
 
@@ -218,7 +226,8 @@ def model(
 
     The loss is not included: `saved_bytes` and the counts end at the logits.
     """
-    _sizes(L=L, vocab_size=vocab_size, max_length=max_length)
+    places, sums = (0, 0) if max_length is None else (max_length, B * N * d)  # token + position
+    _sizes(L=L, vocab_size=vocab_size, max_length=places or 1)
     one = block(B, N, d, H, d_ff=d_ff, itemsize=itemsize, **{"causal": True, **kwargs})
     blocks = Cost(
         **{name: L * getattr(one, name) for name in Cost.__dataclass_fields__ if name != "itemsize"}, itemsize=itemsize
@@ -227,13 +236,13 @@ def model(
     ends = Cost(
         forward=product,
         backward=2 * product,
-        elementwise_forward=B * N * d,  # token + position
+        elementwise_forward=sums,
         # positions' gradient summed over the batch, tokens' scattered; the tied matrix's two gradients added
-        elementwise_backward=2 * B * N * d + vocab_size * d,
+        elementwise_backward=sums + B * N * d + vocab_size * d,
         saved_bytes=itemsize * B * N * d + 8 * B * N,  # the read-out's input; the token indices
         decode=2 * B * d * vocab_size,
         state_bytes=0,
-        trained=(vocab_size + max_length) * d,
+        trained=(vocab_size + places) * d,
         frozen=0,
         itemsize=itemsize,
     )

@@ -1,0 +1,189 @@
+r"""How a layer makes, from its input, what a mechanism takes beside q, k and v: one number a head and token, or several.
+
+A gate is a module that maps x (B, N, d) to (B, H, N), or to (B, H, N, K). A mechanism says which of its arguments come
+from which gate (`Mechanism.gates`), and `MultiheadAttention` makes and trains them. Gates see their own token alone: a
+gate that looked at the memory would make it impossible to compute a sequence in parallel.
+"""
+
+from abc import ABC, abstractmethod
+from math import log
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.functional import linear, softplus
+
+from ortho._checks import heads
+from ortho._typing import Float, Size, Tensor
+from ortho._weights import new_weight, split_heads
+
+__all__ = ["ChannelDecay", "Decay", "ForgetGate", "Gate", "GateCost", "ReflectingWriteStrength", "WriteStrength"]
+
+
+class GateCost(NamedTuple):
+    """What a gate costs a layer: FLOPs of matrix products, scalar operations, bytes kept beside x, FLOPs of one more
+    token, trained parameters. The sum of x's gradient with those of the layer's other paths is included."""
+
+    forward: Size
+    backward: Size
+    elementwise_forward: Size
+    elementwise_backward: Size
+    saved_bytes: Size
+    decode: Size
+    trained: Size
+
+
+class Gate(nn.Module, ABC):
+    """x (B, N, d) -> (B, H, N), or (B, H, N, K) for one value a channel, with K = d/H."""
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.d_model, self.num_heads = heads(d_model, num_heads)
+        self._make(generator, {"dtype": dtype, "device": device})
+
+    @abstractmethod
+    def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
+        """Draw the parameters."""
+
+    @abstractmethod
+    def forward(self, x: Float[Tensor, "B N d"]) -> Tensor: ...
+
+    @classmethod
+    @abstractmethod
+    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> GateCost:
+        """The closed form, within a layer on x (B, N, d); `input_grad` says whether x needs a gradient."""
+
+    def extra_repr(self) -> str:
+        return f"d_model={self.d_model}, num_heads={self.num_heads}"
+
+
+class _PerHead(Gate):
+    """One product x W^T with W (H, d), and what the subclass makes of each number."""
+
+    def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
+        self.weight = new_weight(self.num_heads, self.d_model, generator=generator, **kind)
+
+    def _numbers(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
+        # Copied to where it is read before anything is made of it, so that autograd keeps one copy.
+        return linear(x, self.weight).mT.contiguous()
+
+    @classmethod
+    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> GateCost:
+        product, numbers = 2 * B * N * d * H, B * N * H
+        own = cls._own_cost(numbers, H, itemsize)
+        return GateCost(
+            forward=product,
+            backward=(1 + input_grad) * product,
+            elementwise_forward=own.elementwise_forward,
+            elementwise_backward=own.elementwise_backward + (B * N * d if input_grad else 0),
+            saved_bytes=own.saved_bytes,
+            decode=2 * B * d * H,
+            trained=d * H + own.trained,
+        )
+
+    @classmethod
+    @abstractmethod
+    def _own_cost(cls, numbers: Size, H: Size, itemsize: int) -> GateCost:
+        """What is done with the numbers."""
+
+
+class WriteStrength(_PerHead):
+    r"""$\beta = \sigma(x W^T)$ in (0, 1): how much of what a key holds is replaced (Yang et al. 2024,
+    arXiv:2406.06484, section 3.1)."""
+
+    maximum: ClassVar[int] = 1
+
+    def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
+        beta = self._numbers(x).sigmoid()
+        return beta if self.maximum == 1 else beta * self.maximum
+
+    @classmethod
+    def _own_cost(cls, numbers: Size, H: Size, itemsize: int) -> GateCost:
+        scaled = cls.maximum != 1
+        return GateCost(0, 0, (1 + scaled) * numbers, (1 + scaled) * numbers, itemsize * numbers, 0, 0)
+
+
+class ReflectingWriteStrength(WriteStrength):
+    r"""$\beta = 2 \sigma(x W^T)$ in (0, 2): above 1, $I - \beta k k^T$ turns what lies along k round (Grazzi et al.
+    2024, arXiv:2411.12537)."""
+
+    maximum: ClassVar[int] = 2
+
+
+class Decay(_PerHead):
+    r"""$\log a = -e^A\, \mathrm{softplus}(x W^T + b)$, at most 0: one decay a head and token (Dao & Gu 2024,
+    arXiv:2405.21060; Yang et al. 2024, arXiv:2412.06464).
+
+    $e^A$ starts uniform in [1, 16] and softplus(b) log-uniform in [0.001, 0.1].
+    """
+
+    def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
+        super()._make(generator, kind)
+        rate, step = (torch.empty(self.num_heads, **kind) for _ in range(2))
+        self.log_rate = nn.Parameter(nn.init.uniform_(rate, 1, 16, generator=generator).log_())
+        step = nn.init.uniform_(step, log(1e-3), log(1e-1), generator=generator).exp_()
+        self.bias = nn.Parameter(step + (-(-step).expm1()).log())  # softplus of it is the step
+
+    def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
+        return -self.log_rate.exp()[:, None] * softplus(self._numbers(x) + self.bias[:, None])
+
+    @classmethod
+    def _own_cost(cls, numbers: Size, H: Size, itemsize: int) -> GateCost:
+        # forward: add, softplus, multiply; the rate's exp and sign. backward: two products, softplus, two sums over
+        # tokens. Kept: what goes into the softplus and comes out, and the rate before and after its sign.
+        return GateCost(0, 0, 3 * numbers + 2 * H, 5 * numbers + 2 * H, itemsize * (2 * numbers + 2 * H), 0, 2 * H)
+
+
+class ForgetGate(_PerHead):
+    r"""$\log f = \log \sigma(x W^T + b)$, at most 0 (Lin et al. 2025, arXiv:2503.02130, equation 5)."""
+
+    def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
+        super()._make(generator, kind)
+        self.bias = nn.Parameter(torch.zeros(self.num_heads, **kind))
+
+    def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
+        return -softplus(-(self._numbers(x) + self.bias[:, None]))
+
+    @classmethod
+    def _own_cost(cls, numbers: Size, H: Size, itemsize: int) -> GateCost:
+        # add, two signs, softplus; backward the same three and the sum of the bias's gradient
+        return GateCost(0, 0, 4 * numbers, 4 * numbers, itemsize * numbers, 0, H)
+
+
+class ChannelDecay(Gate):
+    r"""$\log a = \log \sigma(x W_1^T W_2^T + b) / 16$, at most 0: one decay a channel of the keys, through a
+    bottleneck of 16 numbers (Yang et al. 2023, arXiv:2312.06635, section 4.4)."""
+
+    rank: ClassVar[int] = 16
+    temperature: ClassVar[int] = 16
+
+    def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
+        self.weight_down = new_weight(self.rank, self.d_model, generator=generator, **kind)
+        self.weight_up = new_weight(self.d_model, self.rank, generator=generator, **kind)
+        self.bias = nn.Parameter(torch.zeros(self.num_heads, 1, self.d_model // self.num_heads, **kind))
+
+    def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N K"]:
+        z = split_heads(linear(linear(x, self.weight_down), self.weight_up), self.num_heads).contiguous()
+        return softplus(-(z + self.bias)) * (-1 / self.temperature)
+
+    @classmethod
+    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> GateCost:
+        product, numbers = 2 * B * N * d * cls.rank, B * N * d
+        return GateCost(
+            forward=2 * product,
+            backward=(3 + input_grad) * product,
+            elementwise_forward=4 * numbers,  # add, sign, softplus, multiply
+            # the same three, the sum of the bias's gradient, and the sum of x's
+            elementwise_backward=4 * numbers + (numbers if input_grad else 0),
+            saved_bytes=itemsize * (B * N * cls.rank + numbers),
+            decode=4 * B * d * cls.rank,
+            trained=2 * d * cls.rank + d,
+        )
