@@ -1,4 +1,4 @@
-r"""How a layer makes, from its input, what a mechanism takes beside q, k and v: one number a head and token, or several.
+r"""How a layer makes, from its input, what a mechanism takes beside q, k and v: a number a head and token, or several.
 
 A gate is a module that maps x (B, N, d) to (B, H, N), or to (B, H, N, K). A mechanism says which of its arguments come
 from which gate (`Mechanism.gates`), and `MultiheadAttention` makes and trains them. Gates see their own token alone: a

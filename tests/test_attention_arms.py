@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ortho.attention import MECHANISMS
-from ortho.attention.factored_kernels import CHUNK
+from ortho.attention.chunking import CHUNK
 from ortho.cost.allocations import Allocations
 from ortho.cost.counting import OperationCounter
 from ortho.experiments import attention_arms as arms

@@ -8,7 +8,7 @@ import torch
 from experiment_fakes import SLUG
 
 from ortho import experiments
-from ortho.attention.factored_kernels import CHUNK
+from ortho.attention.chunking import CHUNK
 from ortho.attention.linear import HORIZON
 from ortho.cost.allocations import Allocations
 from ortho.experiments import attention_arms as arms

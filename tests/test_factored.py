@@ -21,9 +21,9 @@ from kernel_mechanisms import (
     tolerance,
 )
 
-from ortho.attention import MECHANISMS, factored_kernels
+from ortho.attention import MECHANISMS, chunking
+from ortho.attention.chunking import CHUNK, TILE, chunks
 from ortho.attention.factored import feature_attention, feature_attention_reference, kernel_weights
-from ortho.attention.factored_kernels import CHUNK, TILE, chunks
 from ortho.attention.feature_map import FeatureMap, Features
 
 
@@ -63,7 +63,7 @@ def test_fast_equals_reference(name, causal, length, chunk, monkeypatch):
     m, operands = ALL[name], qkv(2, 3, length=length)
     expected = with_gradients(m.reference, operands, is_causal=causal)
     for tile in (TILE, 7, 5, 2):
-        monkeypatch.setattr(factored_kernels, "TILE", tile)
+        monkeypatch.setattr(chunking, "TILE", tile)
         assert_same(with_gradients(m.fast, operands, is_causal=causal, chunk=chunk), expected, name)
 
 
@@ -71,7 +71,7 @@ def test_fast_equals_reference(name, causal, length, chunk, monkeypatch):
 @pytest.mark.parametrize("kept", ["right", "left", "scattered", "none"])
 def test_hidden_keys(name, causal, kept, monkeypatch):
     """Padding on either side and between: as in the reference, and rows with nothing to attend to give zeros."""
-    monkeypatch.setattr(factored_kernels, "TILE", 2)
+    monkeypatch.setattr(chunking, "TILE", 2)
     m, operands = ALL[name], qkv(2, 3, length=11)
     index = torch.arange(11)
     mask = {"right": index < 7, "left": index > 4, "scattered": index % 3 == 1, "none": index < 0}[kept]
@@ -97,7 +97,7 @@ def test_hidden_keys(name, causal, kept, monkeypatch):
 @pytest.mark.parametrize("causal", [False, True])
 def test_cut_equals_whole(name, form, causal, monkeypatch):
     """At every cut, with keys whose scale grows from part to part; and all gradients through the state."""
-    monkeypatch.setattr(factored_kernels, "TILE", 3)
+    monkeypatch.setattr(chunking, "TILE", 3)
     function = ALL[name].form(form)
     kwargs = {"chunk": 3} if form == "fast" else {}
     q, k, v = qkv(2, length=11)
@@ -133,7 +133,7 @@ def test_token_by_token(name):
 @pytest.mark.parametrize(("form", "tile"), [("reference", TILE), ("fast", TILE), ("fast", 2)])
 def test_the_future_leaves_the_prefix(name, form, tile, monkeypatch):
     """Bit for bit, at cuts inside and between chunks, whether the tokens that come are large or vanish."""
-    monkeypatch.setattr(factored_kernels, "TILE", tile)
+    monkeypatch.setattr(chunking, "TILE", tile)
     function = ALL[name].form(form)
     q, k, v = qkv(2, length=150)  # three chunks of 50
     before = function(q, k, v, is_causal=True)
@@ -146,7 +146,7 @@ def test_the_future_leaves_the_prefix(name, form, tile, monkeypatch):
 @pytest.mark.parametrize("form", FORMS)
 def test_items_do_not_see_each_other(name, form, causal, monkeypatch):
     """Nor does it matter how they come to the tiles. And the same call gives the same bits."""
-    monkeypatch.setattr(factored_kernels, "TILE", 5)
+    monkeypatch.setattr(chunking, "TILE", 5)
     function = ALL[name].form(form)
     q, k, v = qkv(3, 2, length=70)
     k[0] *= 5  # a scale, or a fit, over the batch would change the others

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from ortho.attention import MECHANISMS, factored_kernels
+from ortho.attention import MECHANISMS, chunking
 from ortho.attention.factored import feature_attention, feature_attention_reference, kernel_weights
 from ortho.attention.linear import HORIZON, CosFormer, Cosine, EluPlusOne, Exp, Powers, Relu, Taylor
 
@@ -127,10 +127,10 @@ def test_any_mask_in_the_reference():
         torch.testing.assert_close(o, by_loops(q, k, v, KERNELS[name][1], mask, None), **TOLERANCE)
 
 
-@pytest.mark.parametrize("tile", [factored_kernels.TILE, 1])
+@pytest.mark.parametrize("tile", [chunking.TILE, 1])
 def test_states_are_sums(tile, monkeypatch):
     """S and z are the sums of features that they are said to be; with the keys' scales, divided by the largest."""
-    monkeypatch.setattr(factored_kernels, "TILE", tile)
+    monkeypatch.setattr(chunking, "TILE", tile)
     q, k, v = draw(2, 70, 3), draw(2, 70, 3, seed=1), draw(2, 70, 4, seed=2)
     maps = [each for each, _ in KERNELS.values() if not each.positional]
     for feature_map, causal in [(each, causal) for each in [*maps, CosFormer()] for causal in (False, True)]:

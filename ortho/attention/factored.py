@@ -14,8 +14,9 @@ from torch.nn.functional import pad
 
 from ortho import _checks
 from ortho._typing import Bool, Float, State, Tensor
+from ortho.attention.chunking import chunks, default_chunk, pad_tokens
 from ortho.attention.factored_cost import feature_cost
-from ortho.attention.factored_kernels import AllAtOnce, Chunked, chunks, default_chunk, divisors
+from ortho.attention.factored_kernels import AllAtOnce, Chunked, divisors
 from ortho.attention.feature_map import FeatureMap, Features
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.operands import blocked_pairs, hidden_keys, with_past, working
@@ -146,7 +147,7 @@ def feature_attention(
         if is_causal and length > 1:  # a lone query is the last: it has no future
             width, behind = chunks(length, chunk)
             s = f.log_k if f.log_k is None or not behind else pad(f.log_k, (0, behind), value=-inf)
-            o, total, S, z = Chunked.apply(*(_pad(x, behind) for x in (f.q, f.k, v)), S, z, s, peak, width)
+            o, total, S, z = Chunked.apply(*(pad_tokens(x, behind) for x in (f.q, f.k, v)), S, z, s, peak, width)
             o, total = o[..., :length, :], total[..., :length, :]
             peak = None if peak is None or f.log_k is None else torch.maximum(peak, f.log_k.amax(-1))
         else:
@@ -178,10 +179,6 @@ def _in_parts(feature_map: FeatureMap, is_causal: bool, initial_state: State | N
 def _lowest(log_k: Tensor | None, hidden: Tensor) -> Tensor | None:
     """The keys' logarithms with those of hidden keys below all others; not -inf, whose difference to itself is NaN."""
     return None if log_k is None else log_k.masked_fill(hidden, torch.finfo(log_k.dtype).min)
-
-
-def _pad(x: Tensor, behind: int) -> Tensor:
-    return pad(x, (0, 0, 0, behind)) if behind else x
 
 
 def _memory(

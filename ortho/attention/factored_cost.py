@@ -1,7 +1,7 @@
 """Closed forms of `ortho.attention.factored`: what a call costs, its feature map included."""
 
 from ortho._typing import Size
-from ortho.attention.factored_kernels import CHUNK, chunks
+from ortho.attention.chunking import CHUNK, chunks
 from ortho.attention.feature_map import FeatureMap
 from ortho.attention.mechanism import AttentionCost
 

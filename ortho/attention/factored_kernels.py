@@ -8,8 +8,6 @@ keys, S (..., m, V) and z (..., m); both return $o$ (..., N, V), the row totals 
 their own, and the memory after the last key. A row without weight is 0.
 """
 
-from collections.abc import Callable, Iterator
-from functools import wraps
 from math import inf
 from typing import Any, NamedTuple
 
@@ -17,40 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-# Within a chunk of C the weights are materialised, N C numbers; from chunk to chunk S is carried, N m V / C numbers.
-# The two are equal at C = sqrt(m V), which is 64 for heads of width 64; at m = 256, 64 was the fastest as well.
-CHUNK = 64
-# Chunks that are worked on together, on a CPU: their operands, some MB, stay in its cache from one product to the next.
-TILE = 32
-
-
-def default_chunk(q: Tensor) -> int:
-    """`CHUNK`; on a GPU, where memories are passed on by a launch each, more for more than 128 chunks."""
-    return max(CHUNK, -(-q.shape[-2] // 128)) if q.is_cuda else CHUNK
-
-
-def chunks(length: int, chunk: int) -> tuple[int, int]:
-    """The width of the fewest, equally wide chunks of at most `chunk`, and how much longer than `length` they are."""
-    number = -(-length // chunk)
-    width = -(-length // number)
-    return width, number * width - length
-
-
-def _once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """A backward pass that refuses to be differentiated. (`once_differentiable` marks its results, and a second pass
-    that reaches the operands by another way as well never meets the mark, and leaves a part out.)"""
-
-    @wraps(backward)
-    def guarded(ctx: Any, *gradients: Tensor) -> Any:
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            raise RuntimeError(
-                "feature_attention: expected create_graph=False: the fast form cannot be differentiated twice; "
-                "its reference form can"
-            )
-        with torch.autocast(gradients[0].device.type, enabled=False):  # the caller's may be on
-            return backward(ctx, *gradients)
-
-    return guarded
+from ortho.attention.chunking import flat, once, sequences, tiles
 
 
 class AllAtOnce(Function):
@@ -65,7 +30,7 @@ class AllAtOnce(Function):
         (G, N, m), V = q.shape, v.shape[-1]
         S, z = S.reshape(G, m, V).clone(), z.reshape(G, m, 1).clone()
         o, totals = v.new_empty(G, N, V), v.new_empty(G, N, 1)
-        for g in _sequences(q, k):
+        for g in sequences(q, k):
             if scale is None:
                 S[g].baddbmm_(k[g].mT, v[g])
                 z[g].add_(k[g].sum(-2)[..., None])
@@ -81,7 +46,7 @@ class AllAtOnce(Function):
         return o, totals, S.view(*lead, m, V), z.view(*lead, m)
 
     @staticmethod
-    @_once
+    @once
     def backward(ctx: Any, d_o: Tensor, _: Tensor, d_S: Tensor, d_z: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, S, z, scale, o, totals = ctx.saved_tensors
         d_o = d_o.reshape(o.shape)
@@ -89,7 +54,7 @@ class AllAtOnce(Function):
         needed = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         d_q, d_k = (torch.empty_like(q), torch.empty_like(k)) if needed else (None, None)
         d_v = torch.empty_like(v)
-        for g in _sequences(q, k):
+        for g in sequences(q, k):
             d_numerator, d_total = torch.empty_like(o[g]), torch.empty_like(totals[g])
             _through_division(d_o[g], o[g], totals[g], out=(d_numerator, d_total))
             d_S[g].baddbmm_(q[g].mT, d_numerator)
@@ -134,10 +99,10 @@ class Chunked(Function):
         o, totals, weights = v.new_empty(G, n, C, V), v.new_empty(G, n, C, 1), v.new_empty(G, n, C, C)
         memory_S, memory_z = v.new_empty(G, n, m, V), v.new_empty(G, n, m, 1)
         scales = () if s is None or peak is None else _scales(s.reshape(G, n, C), peak.reshape(G))
-        for tile in _tiles(G, n, q.is_cuda):
-            kt, vt, St, zt = _flat(tile, k, v, memory_S, memory_z)
+        for tile in tiles(G, n, q.is_cuda):
+            kt, vt, St, zt = flat(tile, k, v, memory_S, memory_z)
             if scales:
-                (to_end,) = _flat(tile, scales.to_end)
+                (to_end,) = flat(tile, scales.to_end)
                 torch.bmm(kt.mT, vt * to_end, out=St)
                 torch.bmm(kt.mT, to_end, out=zt)
             else:
@@ -146,13 +111,13 @@ class Chunked(Function):
         # From here on, memory_S and memory_z are what each chunk's queries read: that of the chunks before.
         S = _accumulate(S.reshape(G, m, V), memory_S, scales)
         z = _accumulate(z.reshape(G, m, 1), memory_z, scales)
-        for tile in _tiles(G, n, q.is_cuda):
-            qt, kt, vt, ot, tt, wt, St, zt = _flat(tile, q, k, v, o, totals, weights, memory_S, memory_z)
+        for tile in tiles(G, n, q.is_cuda):
+            qt, kt, vt, ot, tt, wt, St, zt = flat(tile, q, k, v, o, totals, weights, memory_S, memory_z)
             torch.bmm(qt, kt.mT, out=wt)
             torch.bmm(qt, St, out=ot)
             torch.bmm(qt, zt, out=tt)
             if scales:
-                within, from_start = _flat(tile, scales.within, scales.from_start)
+                within, from_start = flat(tile, scales.within, scales.from_start)
                 wt.mul_(within)
                 ot.mul_(from_start)
                 tt.mul_(from_start)
@@ -167,20 +132,18 @@ class Chunked(Function):
         return o, totals, S.view(*lead, m, V), z.view(*lead, m)
 
     @staticmethod
-    @_once
+    @once
     def backward(ctx: Any, d_o: Tensor, _: Tensor, d_S: Tensor, d_z: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, o, totals, weights, memory_S, memory_z, *saved = ctx.saved_tensors
         scales = _Scales(*saved) if saved else ()
         (G, n, C, m), V = q.shape, v.shape[-1]
         d_o, d_numerators, d_totals = d_o.reshape(G, n, C, V), torch.empty_like(o), torch.empty_like(totals)
         memory_dS, memory_dz = torch.empty_like(memory_S), torch.empty_like(memory_z)
-        for tile in _tiles(G, n, q.is_cuda):
-            qt, gt, ot, tt, nt, dt, St, zt = _flat(
-                tile, q, d_o, o, totals, d_numerators, d_totals, memory_dS, memory_dz
-            )
+        for tile in tiles(G, n, q.is_cuda):
+            qt, gt, ot, tt, nt, dt, St, zt = flat(tile, q, d_o, o, totals, d_numerators, d_totals, memory_dS, memory_dz)
             _through_division(gt, ot, tt, out=(nt, dt))
             if scales:
-                (from_start,) = _flat(tile, scales.from_start)
+                (from_start,) = flat(tile, scales.from_start)
                 nt, dt = nt * from_start, dt * from_start
             torch.bmm(qt.mT, nt, out=St)
             torch.bmm(qt.mT, dt, out=zt)
@@ -190,16 +153,16 @@ class Chunked(Function):
         d_v = torch.empty_like(v)
         needed = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         d_q, d_k = (torch.empty_like(q), torch.empty_like(k)) if needed else (None, None)
-        for tile in _tiles(G, n, q.is_cuda):
-            kt, vt, wt, nt, dSt, dvt = _flat(tile, k, v, weights, d_numerators, memory_dS, d_v)
+        for tile in tiles(G, n, q.is_cuda):
+            kt, vt, wt, nt, dSt, dvt = flat(tile, k, v, weights, d_numerators, memory_dS, d_v)
             torch.bmm(kt, dSt, out=dvt)
             if scales:
-                within, from_start, to_end = _flat(tile, scales.within, scales.from_start, scales.to_end)
+                within, from_start, to_end = flat(tile, scales.within, scales.from_start, scales.to_end)
                 dvt.mul_(to_end)
             dvt.baddbmm_(wt.mT, nt)
             if d_q is None or d_k is None:
                 continue
-            qt, dt, St, zt, dzt, dqt, dkt = _flat(tile, q, d_totals, memory_S, memory_z, memory_dz, d_q, d_k)
+            qt, dt, St, zt, dzt, dqt, dkt = flat(tile, q, d_totals, memory_S, memory_z, memory_dz, d_q, d_k)
             d_w = torch.baddbmm(dt, nt, vt.mT)
             if scales:
                 d_w.mul_(within)
@@ -246,32 +209,6 @@ def _scales(s: Tensor, peak: Tensor) -> _Scales:
     within = (s[..., None, :] - row[..., None]).masked_fill_(future, -inf).exp_()
     from_start, to_end = (start[..., None] - row).exp_(), (s - end[..., None]).exp_()
     return _Scales(within, from_start[..., None], to_end[..., None], (start - end).exp_()[..., None, None])
-
-
-def _sequences(q: Tensor, k: Tensor) -> Iterator[slice]:
-    """Sequences of about `TILE` chunks in all, at least one; or all of them."""
-    (G, N, _), M = q.shape, k.shape[1]
-    step = G if q.is_cuda else max(1, TILE * CHUNK // max(N, M))
-    for start in range(0, G, step):
-        yield slice(start, min(G, start + step))
-
-
-def _tiles(G: int, n: int, whole: bool) -> Iterator[tuple[slice, slice]]:
-    """(sequences, chunks) of about `TILE` chunks each, contiguous in (G, n, ...); or all of them in one."""
-    if whole or G * n <= TILE:
-        yield slice(0, G), slice(0, n)
-    elif n <= TILE:
-        for start in range(0, G, TILE // n):
-            yield slice(start, min(G, start + TILE // n)), slice(0, n)
-    else:
-        for sequence in range(G):
-            for start in range(0, n, TILE):
-                yield slice(sequence, sequence + 1), slice(start, min(n, start + TILE))
-
-
-def _flat(tile: tuple[slice, slice], *tensors: Tensor) -> list[Tensor]:
-    """Views of the tile with sequences and chunks in one axis."""
-    return [x[tile].flatten(0, 1) for x in tensors]
 
 
 def _accumulate(memory: Tensor, chunks: Tensor, scales: _Scales | tuple[()]) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ortho._checks import one_of, positive_int
-from ortho.attention.factored_kernels import CHUNK
+from ortho.attention.chunking import CHUNK
 from ortho.cost.allocations import Allocations
 from ortho.experiments import attention_arms, attention_rows
 from ortho.experiments.attention_arms import SETS, YARDSTICK, Attention, Operands
@@ -238,6 +238,7 @@ ATTENTION_SPEED = Experiment(
     sources=(
         "_checks.py",
         "attention/__init__.py",
+        "attention/chunking.py",
         "attention/efficient.py",
         "attention/factored.py",
         "attention/factored_cost.py",
