@@ -1,0 +1,1 @@
+def delta_cost(*a, **k): raise NotImplementedError

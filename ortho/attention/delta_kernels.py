@@ -1,0 +1,200 @@
+r"""The delta rule in chunks, with its gradients written out: `Write` fills the memory, `Read` answers the queries.
+
+Within a chunk, with $\gamma_i$ the sum of the logarithms of the decays up to token i, $\Gamma_{ij} = e^{\gamma_i -
+\gamma_j}$ for $j \le i$ and S the memory before it, the errors $e_i = v_i - a_i S_{i-1}^T k_i$ solve a triangular system
+
+$$(I + M\,\mathrm{diag}(\beta))\, E = V - \mathrm{diag}(e^{\gamma}) K S, \qquad M = \mathrm{tril}(K K^T, -1) \circ \Gamma,$$
+
+so that with its inverse T (the UT transform of Yang et al. 2024, arXiv:2406.06484, section 3.2; with decays
+arXiv:2412.06464, section 3.3) $E = T V - T\,\mathrm{diag}(e^\gamma) K S$, of which all but the products with S is the
+work of all chunks at once. What is written is $U = \mathrm{diag}(\beta) E$, and then
+$S \leftarrow e^{\gamma_C} S + K^T \mathrm{diag}(e^{\gamma_C - \gamma})\, U$ and
+$O = \mathrm{diag}(e^\gamma) Q S + (\mathrm{tril}(Q K^T) \circ \Gamma)\, U$.
+
+Operands are (G, n, C, ·): G sequences of n chunks of C tokens. Neither kernel can be differentiated twice.
+"""
+
+from math import inf
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from ortho.attention.chunking import flat, once, tiles
+
+
+class Decays(NamedTuple):
+    """What decays do within each chunk. They are made of `log_decay`, and `through_decays` is the gradient of that."""
+
+    within: Tensor  # Gamma, (G, n, C, C), 0 for the future
+    from_start: Tensor  # exp(gamma), (G, n, C, 1)
+    to_end: Tensor  # exp(gamma_C - gamma), (G, n, C, 1)
+
+    @property
+    def fades(self) -> Tensor:
+        """From chunk to chunk, (G, n, 1, 1)."""
+        return self.from_start[..., -1:, :]
+
+
+@torch.no_grad()
+def decays(log_decay: Tensor) -> Decays:
+    """The decays of chunks (G, n, C), from sums of the terms between two tokens alone: differences of two sums from the
+    chunk's start would lose, behind a very strong decay, all digits of those after it."""
+    C = log_decay.shape[-1]
+    ones = torch.ones(C, C, dtype=torch.bool, device=log_decay.device)
+    between = log_decay[..., :, None].expand(*log_decay.shape, C).masked_fill(ones.triu(), 0)  # x_s where s > j
+    within = between.cumsum(-2).masked_fill_(ones.triu(1), -inf).exp_()
+    from_start = log_decay.cumsum(-1).exp_()
+    return Decays(within, from_start[..., None], within[..., -1, :, None].contiguous())
+
+
+def through_decays(d_gamma: Tensor | None) -> Tensor | None:
+    """The gradient of `log_decay` (G, n, C) from that of its sums from the chunk's start (G, n, C, 1)."""
+    return None if d_gamma is None else d_gamma[..., 0].flip(-1).cumsum(-1).flip(-1)
+
+
+class Write(Function):
+    """(U, the memory before each chunk (G, n, K, V), the memory after the last (G, K, V)).
+
+    `beta` is (G, n, C, 1); `log_decay` (G, n, C) and the `Decays` made of it may be None. The gradient of `log_decay`
+    is all that needs that of the products, where no query or key has one.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, k: Tensor, v: Tensor, beta: Tensor, S: Tensor, log_decay: Tensor | None, *decays: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        fading = Decays(*decays) if decays else None
+        (G, n, C, K), V = k.shape, v.shape[-1]
+        identity = torch.eye(C, dtype=k.dtype, device=k.device)
+        products, inverse = k.new_empty(G, n, C, C), k.new_empty(G, n, C, C)
+        erased, errors = torch.empty_like(k), torch.empty_like(v)
+        written, before = torch.empty_like(v), v.new_empty(G, n, K, V)
+        for tile in tiles(G, n, k.is_cuda):
+            kt, vt, bt, Mt, Tt, Wt, et = flat(tile, k, v, beta, products, inverse, erased, errors)
+            torch.bmm(kt, kt.mT, out=Mt).tril_(-1)
+            if fading:
+                Mt.mul_(flat(tile, fading.within)[0])
+                kt = kt * flat(tile, fading.from_start)[0]
+            system = Mt * bt.mT
+            torch.linalg.solve_triangular(system, identity.expand_as(system), upper=False, unitriangular=True, out=Tt)
+            torch.bmm(Tt, kt, out=Wt)
+            torch.bmm(Tt, vt, out=et)
+        to_end = k * fading.to_end if fading else k
+        for i in range(n):
+            before[:, i] = S
+            errors[:, i].baddbmm_(erased[:, i], S, alpha=-1)
+            torch.mul(errors[:, i], beta[:, i], out=written[:, i])
+            S = torch.baddbmm(S * fading.fades[:, i] if fading else S, to_end[:, i].mT, written[:, i])
+        ctx.save_for_backward(k, beta, products, inverse, erased, errors, written, before, *decays)
+        return written, before, S
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, d_written: Tensor, d_before: Tensor, d_S: Tensor) -> tuple[Tensor | None, ...]:
+        k, beta, products, inverse, erased, errors, written, before, *decays = ctx.saved_tensors
+        fading = Decays(*decays) if decays else None
+        G, n, C, _ = k.shape
+        to_end = k * fading.to_end if fading else k
+        d_written, d_errors, d_after = d_written.clone(), torch.empty_like(errors), torch.empty_like(before)
+        for i in reversed(range(n)):
+            d_after[:, i] = d_S
+            d_written[:, i].baddbmm_(to_end[:, i], d_S)
+            torch.mul(d_written[:, i], beta[:, i], out=d_errors[:, i])
+            d_S = d_before[:, i] + (d_S * fading.fades[:, i] if fading else d_S)
+            d_S.baddbmm_(erased[:, i].mT, d_errors[:, i], alpha=-1)
+        d_v, d_beta = torch.empty_like(errors), torch.empty_like(beta)
+        d_k = torch.empty_like(k) if ctx.needs_input_grad[0] else None
+        d_gamma = torch.empty_like(beta) if fading else None
+        for tile in tiles(G, n, k.is_cuda):
+            bt, Mt, Tt, et, ut, d_ut, d_et, d_vt, d_bt = flat(
+                tile, beta, products, inverse, errors, written, d_written, d_errors, d_v, d_beta
+            )
+            torch.bmm(Tt.mT, d_et, out=d_vt)
+            d_M = torch.bmm(d_vt, et.mT).neg_()  # so far of M diag(beta)
+            torch.sum(d_ut * et, -1, keepdim=True, out=d_bt).add_((d_M * Mt).sum(-2)[..., None])
+            if d_k is None and d_gamma is None:
+                continue
+            d_M.mul_(bt.mT)
+            kt, before_t, d_after_t = flat(tile, k, before, d_after)
+            by_erasing = torch.bmm(d_vt, before_t.mT).neg_()
+            by_writing = torch.bmm(ut, d_after_t.mT)
+            if fading and d_gamma is not None:
+                within, from_start, to_end_t = flat(tile, *fading)
+                by_erasing.mul_(from_start)
+                by_writing.mul_(to_end_t)
+                at_end = (kt * by_writing).sum(-1, keepdim=True)
+                kept = (before_t * d_after_t).sum((-1, -2))[..., None] * from_start[:, -1]
+                (d_gamma_t,) = flat(tile, d_gamma)
+                torch.sub(_of_gamma(d_M, Mt) + (kt * by_erasing).sum(-1, keepdim=True), at_end, out=d_gamma_t)
+                d_gamma_t[:, -1].add_(at_end.sum(-2)).add_(kept)
+                d_M.mul_(within)
+            if d_k is not None:
+                (d_kt,) = flat(tile, d_k)
+                d_M.tril_(-1)
+                torch.bmm(d_M + d_M.mT, kt, out=d_kt).add_(by_erasing).add_(by_writing)
+        return d_k, d_v, d_beta, d_S, through_decays(d_gamma), *(None for _ in decays)
+
+
+class Read(Function):
+    """The answers O (G, n, C, V) to the queries, from what `Write` has written and the memory before each chunk."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, written: Tensor, before: Tensor, log_decay: Tensor | None, *decays: Tensor
+    ) -> Tensor:
+        fading = Decays(*decays) if decays else None
+        G, n, C, _ = q.shape
+        weights, o = q.new_empty(G, n, C, C), torch.empty_like(written)
+        for tile in tiles(G, n, q.is_cuda):
+            qt, kt, ut, St, wt, ot = flat(tile, q, k, written, before, weights, o)
+            torch.bmm(qt, kt.mT, out=wt)
+            if fading:
+                within, from_start = flat(tile, fading.within, fading.from_start)
+                wt.mul_(within)
+                qt = qt * from_start
+            else:
+                wt.tril_()
+            torch.bmm(qt, St, out=ot).baddbmm_(wt, ut)
+        ctx.save_for_backward(q, k, written, before, weights, *decays)
+        return o
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, d_o: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, written, before, weights, *decays = ctx.saved_tensors
+        fading = Decays(*decays) if decays else None
+        G, n, _, _ = q.shape
+        d_o = d_o.contiguous()
+        d_written, d_before = torch.empty_like(written), torch.empty_like(before)
+        needed = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        d_q, d_k = (torch.empty_like(q), torch.empty_like(k)) if needed else (None, None)
+        d_gamma = q.new_empty(*q.shape[:-1], 1) if fading else None
+        for tile in tiles(G, n, q.is_cuda):
+            qt, kt, ut, St, wt, gt, d_ut, d_St = flat(tile, q, k, written, before, weights, d_o, d_written, d_before)
+            torch.bmm(wt.mT, gt, out=d_ut)
+            from_start = flat(tile, fading.from_start)[0] if fading else None
+            torch.bmm((qt if from_start is None else qt * from_start).mT, gt, out=d_St)
+            if d_q is None and d_gamma is None:
+                continue
+            d_w = torch.bmm(gt, ut.mT)
+            by_reading = torch.bmm(gt, St.mT)
+            if fading and d_gamma is not None:
+                by_reading.mul_(from_start)
+                (d_gamma_t,) = flat(tile, d_gamma)
+                torch.add(_of_gamma(d_w, wt), (qt * by_reading).sum(-1, keepdim=True), out=d_gamma_t)
+                d_w.mul_(flat(tile, fading.within)[0])
+            else:
+                d_w.tril_()
+            if d_q is not None and d_k is not None:
+                d_qt, d_kt = flat(tile, d_q, d_k)
+                torch.bmm(d_w, kt, out=d_qt).add_(by_reading)
+                torch.bmm(d_w.mT, qt, out=d_kt)
+        return d_q, d_k, d_written, d_before, through_decays(d_gamma), *(None for _ in decays)
+
+
+def _of_gamma(d_weights: Tensor, weights: Tensor) -> Tensor:
+    """The gradient of gamma (G, C, 1) from that of weights with the factor exp(gamma_i - gamma_j)."""
+    by_exponent = d_weights * weights
+    return by_exponent.sum(-1)[..., None] - by_exponent.sum(-2)[..., None]
