@@ -46,7 +46,7 @@ def decays(log_decay: Tensor) -> Decays:
     between = log_decay[..., :, None].expand(*log_decay.shape, C).masked_fill(ones.triu(), 0)  # x_s where s > j
     within = between.cumsum(-2).masked_fill_(ones.triu(1), -inf).exp_()
     from_start = log_decay.cumsum(-1).exp_()
-    return Decays(within, from_start[..., None], within[..., -1, :, None].contiguous())
+    return Decays(within, from_start[..., None], within[..., -1, :, None])
 
 
 def through_decays(d_gamma: Tensor | None) -> Tensor | None:

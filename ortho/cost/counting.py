@@ -26,12 +26,13 @@ aten = torch.ops.aten
 LAYER_NORM_FORWARD = 8  # sum, divide; subtract, square, sum, divide; multiply by 1/std; multiply by the gain
 LAYER_NORM_BACKWARD = 9  # gain: multiply, sum; input: multiply by the gain, two products summed, two terms, scale
 
-# Matrix products: FLOPs from the shapes of the operands, 2 a multiply-add.
+# Matrix products and their inverse: FLOPs from the shapes of the operands, 2 a multiply-add.
 _MATMUL: dict[Any, Callable[..., int]] = {
     aten.mm: lambda a, b: 2 * a.shape[0] * a.shape[1] * b.shape[1],
     aten.addmm: lambda _, a, b: 2 * a.shape[0] * a.shape[1] * b.shape[1],
     aten.bmm: lambda a, b: 2 * prod(a.shape) * b.shape[2],
     aten.baddbmm: lambda _, a, b: 2 * prod(a.shape) * b.shape[2],
+    aten.linalg_solve_triangular: lambda a, b: prod(b.shape) * a.shape[-1],  # a substitution goes over half of a
 }
 # Eigenvalues and eigenvectors of a symmetric matrix, in n^3 FLOPs (Golub & Van Loan 2013, section 8.3). What LAPACK
 # does depends on the matrix.
@@ -44,6 +45,7 @@ _COMPOSITE = {
     aten.native_layer_norm: LAYER_NORM_FORWARD,
     aten.native_layer_norm_backward: LAYER_NORM_BACKWARD,
     aten.embedding_dense_backward: 1,
+    aten.softplus_backward: 1,
     aten.sum: 1,
     aten.mean: 1,
     aten.amax: 1,
@@ -61,6 +63,8 @@ _FREE = {
     aten.stack,
     aten.constant_pad_nd,
     aten.embedding,
+    aten.flip,
+    aten.diag_embed,
     aten.triu,
     aten.tril,
     aten.slice_backward,
