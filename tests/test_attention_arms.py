@@ -24,6 +24,8 @@ def test_the_family_is_every_mechanism_whose_kernel_factorises():
         if mechanism.family == "kernel":
             assert mechanism.name in found
             assert (f"{mechanism.name} causal" in found) == mechanism.causal
+    memories = {*arms.arms_of(SETS["memories"]), *arms.SETS["delta"]}
+    assert {f"{m.name} causal" for m in MECHANISMS.values() if m.family == "memory"} <= memories
     long = arms.arms_of(speed.case(4096, "family"))
     assert "cosformer" in long and "taylor" not in long  # whose 4161 features would keep 1.1 GB
     assert "taylor" in arms.arms_of(speed.case(1024, "family"))

@@ -14,7 +14,7 @@ from ortho.cost.allocations import Allocations
 from ortho.experiments import attention_arms as arms
 from ortho.experiments import attention_rows as rows
 from ortho.experiments import attention_speed as speed
-from ortho.experiments import measure, provenance, records
+from ortho.experiments import measure, memory_speed, provenance, records
 
 TINY = {"H": 2, "K": 8, "chunk": 8}
 SETS = {name: speed.case(24, name, **TINY) for name in arms.SETS}
@@ -81,8 +81,8 @@ def cuda(monkeypatch):
         def elapsed_time(self, other):
             return float(other.at - self.at)
 
-    def draw(case):
-        operands, upstream = drawn({**case, "device": "cpu"})
+    def draw(case, *arm):
+        operands, upstream = drawn({**case, "device": "cpu"}, *arm)
         return tuple(x.detach().as_subclass(OnCuda).requires_grad_() for x in operands), upstream.as_subclass(OnCuda)
 
     drawn = arms.draw
@@ -122,8 +122,8 @@ def test_a_case_on_cuda(cuda):
 @pytest.mark.parametrize("name", arms.SETS)
 @pytest.mark.parametrize("dtype", speed.RATES["cuda"])
 def test_a_case_runs_on_cuda(name, dtype):
-    case = speed.case(256, name, device="cuda", dtype=dtype, compiled=name == "main")
-    record = measure(speed.ATTENTION_SPEED, case, "cuda", seconds=0.05)
+    case = speed.case(256, name, device="cuda", dtype=dtype, compiled=name in ("main", "delta"))
+    record = measure(memory_speed.MEMORY_SPEED, case, "cuda", seconds=0.05)
     assert not record["failures"]
     assert set(arms.arms_of(case)) <= set(record["repetitions"])
     assert all(record["facts"][arm]["peak_bytes"] > 0 for arm in record["repetitions"])
@@ -148,7 +148,7 @@ def _fails_at_full_size(monkeypatch, arm):
     function, check = arms.function, arms.check
 
     def failing(name, chunk):
-        def call(q, k, v):
+        def call(*_):
             raise torch.OutOfMemoryError("CUDA out of memory. See /usr/lib/x.md\nand more")
 
         return call if name == arm else function(name, chunk)
@@ -181,12 +181,14 @@ def test_wrong_arms_are_not_timed(monkeypatch):
         speed.run(SETS["main"], seconds=0.01)
 
 
-def test_the_sources_are_all_that_a_timed_call_runs():
+@pytest.mark.parametrize("experiment", [speed.ATTENTION_SPEED, memory_speed.MEMORY_SPEED])
+def test_the_sources_are_all_that_a_timed_call_runs(experiment):
     ran = set()
     with Allocations():  # the first of its kind imports much of PyTorch, which need not be watched
         torch.zeros(1)
-    for case, arm in ALL:
-        operands, upstream = arms.draw(case)
+    sets = {case["arms"] for case in experiment.cases("cpu")}
+    for case, arm in ((case, arm) for case, arm in ALL if case["arms"] in sets):
+        operands, upstream = arms.draw(case, arm)
         call = arms.function(arm, case["chunk"])
         sys.setprofile(lambda frame, *_: ran.add(frame.f_code.co_filename))
         try:
@@ -196,8 +198,9 @@ def test_the_sources_are_all_that_a_timed_call_runs():
             sys.setprofile(None)
     files = map(Path, ran)
     ours = {file.relative_to(provenance.PACKAGE).as_posix() for file in files if provenance.PACKAGE in file.parents}
-    named = set(speed.ATTENTION_SPEED.sources)
-    assert {"_checks.py", "attention/factored_kernels.py", "experiments/attention_arms.py"} <= ours <= named
+    kernels = {"attention/factored_kernels.py", "attention/delta_kernels.py"}
+    assert {"_checks.py", "experiments/attention_arms.py"} <= ours <= set(experiment.sources)
+    assert len(kernels & ours) == 1
 
 
 def test_cases_on_cuda_have_few_chunks_and_positions_below_the_horizon():
@@ -215,6 +218,38 @@ def test_cases_on_cuda_have_few_chunks_and_positions_below_the_horizon():
 def test_an_impossible_case_is_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         speed.case(**{"N": 8, **wrong})
+
+
+def test_memories_on_cuda_have_few_chunks_and_on_a_cpu_go_far():
+    for case in memory_speed.cases("cuda"):
+        assert case["N"] % case["chunk"] == 0
+        assert case["N"] // case["chunk"] <= (64 if case["compiled"] else 128)
+    assert max(case["N"] for case in memory_speed.cases("cpu") if case["arms"] == "delta alone") == 32768
+
+
+def test_without_a_yardstick_there_is_no_ratio():
+    """And no crossing, but growth."""
+    case = SETS["delta alone"]
+    record = measure(memory_speed.MEMORY_SPEED, case, "cpu", seconds=0.01)
+    found = rows.rows([record])
+    assert [row["arm"] for row in found] == list(arms.SETS["delta alone"])
+    assert all(row["ratio"] is row["ratio_alike"] is row["bytes_ratio"] is None for row in found)
+    longer = [record | {"configuration": {**case, "N": N}} for N in (2048, 4096, 8192)]
+    assert rows.crossovers(longer) == []
+    assert len(rows.growth(longer)) == 2
+    assert "gated-delta causal -" in rows.line(record)
+
+
+def test_gates_are_timed_and_checked_with_the_operands(monkeypatch):
+    """An arm's gradient of a gate that is off is found."""
+    case = SETS["delta"]
+    operands, _ = arms.draw(case, "gated-delta causal")
+    assert [x.shape for x in operands[3:]] == 2 * [operands[0].shape[:-1]]
+    assert all(x.requires_grad for x in operands)
+    assert torch.equal(operands[1], arms.draw(case)[0][1])  # q, k and v are those of the other arms
+    right = arms.function("delta causal", 8)
+    with pytest.raises(AssertionError, match="delta causal, gradient of beta: expected a relative error"):
+        arms.check(case, "delta causal", lambda q, k, v, beta: right(q, k, v, beta.detach() + 1e-9 * beta))
 
 
 def test_the_view_prints_ratios_and_crossovers(measured, tmp_path, capsys):

@@ -1,11 +1,13 @@
 """What the experiment attention-speed compares: attention functions by name, what defines them, and what they cost.
 
 An arm's name is a mechanism's, or 'sdpa' for PyTorch's fused softmax attention with nothing around it, and then what is
-special about it: 'linear causal', 'favor causal compiled', 'linear recurrent'.
+special about it: 'linear causal', 'favor causal compiled', 'linear recurrent'. Gates are operands of an arm like q, k
+and v, and have gradients like them.
 """
 
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from math import sqrt
 from typing import Any
 
@@ -15,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ortho.attention import MECHANISMS
 from ortho.attention.linear import EluPlusOne
-from ortho.attention.mechanism import AttentionCost, AttentionFunction, Mechanism
+from ortho.attention.mechanism import AttentionCost, Mechanism
 from ortho.experiments.records import Case
 
 YARDSTICK = "sdpa"
@@ -23,6 +25,9 @@ SETS = {
     "main": (YARDSTICK, "sdpa causal", "linear", "linear causal", "favor", "favor causal"),
     "recurrent": (YARDSTICK, "sdpa causal", "linear causal", "linear recurrent"),
     "family": (YARDSTICK, "sdpa causal"),  # and every other mechanism whose kernel factorises
+    "delta": (YARDSTICK, "sdpa causal", "delta causal", "gated-delta causal"),
+    "delta alone": ("delta causal", "gated-delta causal"),
+    "memories": (YARDSTICK, "sdpa causal"),  # and every other memory, causal
 }
 SAVED_BYTES = 2**29  # of the family, an arm that keeps more than this for its backward pass is left out
 
@@ -32,13 +37,16 @@ CHECKED_LENGTH = 256  # at least; the definitions materialise N x N weights
 # product with k, with v, the division; and back.
 STAGES = 12
 
-Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
-Operands = tuple[Tensor, Tensor, Tensor]
+Attention = Callable[..., Tensor]
+Operands = tuple[Tensor, ...]  # q, k, v, and the gates of an arm
 
 
 def arms_of(case: Case) -> tuple[str, ...]:
     """The arms of a case, without compiled twins: those of its set; causal, too, where a mechanism has such a form."""
     arms = SETS[case["arms"]]
+    if case["arms"] == "memories":
+        named = {name.split()[0] for name in SETS["delta"]}
+        return *arms, *(f"{m.name} causal" for m in MECHANISMS.values() if m.family == "memory" and m.name not in named)
     if case["arms"] != "family":
         return arms
     others = [m for m in MECHANISMS.values() if m.family == "kernel" and m.name not in SETS["main"]]
@@ -47,19 +55,35 @@ def arms_of(case: Case) -> tuple[str, ...]:
 
 
 def function(arm: str, chunk: int) -> Attention:
-    """What an arm runs, f(q, k, v); causal mechanisms in chunks of at most `chunk`."""
+    """What an arm runs, f(q, k, v, *gates); causal mechanisms that go in chunks in those of at most `chunk`."""
     name, causal = _parts(arm)
     if name == YARDSTICK:
         return partial(scaled_dot_product_attention, is_causal=causal)
     if "recurrent" in arm:
         return recurrent
-    fast: Callable[..., Tensor] = _mechanism(arm).fast
-    return partial(fast, is_causal=True, chunk=chunk) if causal else fast
+    mechanism = _mechanism(arm)
+    return _with_gates(arm, partial(mechanism.fast, is_causal=causal, **_chunk(mechanism, causal, chunk)))
 
 
-def definition(arm: str) -> AttentionFunction:
+def definition(arm: str) -> Attention:
     """What an arm must compute: the mechanism's reference."""
-    return partial(_mechanism(arm).reference, is_causal=alike(arm) != YARDSTICK)
+    return _with_gates(arm, partial(_mechanism(arm).reference, is_causal=alike(arm) != YARDSTICK))
+
+
+def _with_gates(arm: str, call: Callable[..., Tensor]) -> Attention:
+    """The call with its gates behind q, k and v."""
+    names = tuple(_mechanism(arm).gates)
+    return lambda q, k, v, *gates: call(q, k, v, **dict(zip(names, gates, strict=True)))
+
+
+def _chunk(mechanism: Mechanism, causal: bool, chunk: int) -> dict[str, int]:
+    """The chunk as an option, where a mechanism has one."""
+    return {"chunk": chunk} if causal and "chunk" in signature(mechanism.fast).parameters else {}
+
+
+def gated(arm: str) -> bool:
+    """Whether an arm has gates among its operands."""
+    return bool(_mechanism(arm).gates)
 
 
 def alike(arm: str) -> str:
@@ -73,7 +97,7 @@ def declared(case: Case, arm: str) -> AttentionCost:
     The recurrence makes the sums of the form that is not causal, one term at a time, and reads them as often.
     """
     name, causal = _parts(arm)
-    chunk = {"chunk": case["chunk"]} if causal and name != YARDSTICK else {}
+    chunk = {} if name == YARDSTICK else _chunk(_mechanism(arm), causal, case["chunk"])
     sizes = (case[size] for size in ("B", "N", "H", "K", "K"))
     itemsize = getattr(torch, case["dtype"]).itemsize
     cost: AttentionCost = _mechanism(arm).cost(*sizes, form="fast", causal=causal, itemsize=itemsize, **chunk)
@@ -102,8 +126,9 @@ def recurrent(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.stack(rows, -2).to(dtype)
 
 
-def draw(case: Case) -> tuple[Operands, Tensor]:
-    """(q, k, v) and the gradient of the output, (B, H, N, K) each.
+def draw(case: Case, arm: str = YARDSTICK) -> tuple[Operands, Tensor]:
+    """(q, k, v) and the gradient of the output, (B, H, N, K) each; behind v an arm's gates, as a layer would make them
+    of random tokens before it is trained.
 
     Queries and keys are such that $q K^{-1/4}$ has a squared norm of 1 on average: kernels that are estimated are then
     estimated well, and a sum of weights of either sign stays away from 0.
@@ -112,8 +137,12 @@ def draw(case: Case) -> tuple[Operands, Tensor]:
     shape = [case[name] for name in ("B", "H", "N", "K")]
     q, k, v, upstream = (torch.randn(shape, generator=generator) for _ in range(4))
     q, k = (x * case["K"] ** -0.25 for x in (q, k))
-    q, k, v, upstream = (x.to(case["device"], getattr(torch, case["dtype"])) for x in (q, k, v, upstream))
-    return (q.requires_grad_(), k.requires_grad_(), v.requires_grad_()), upstream
+    B, H, N, K = shape
+    tokens = torch.randn(B, N, H * K, generator=generator)
+    with torch.no_grad():
+        gates = [make(H * K, H, generator=generator)(tokens) for make in _mechanism(arm).gates.values()]
+    operands = [x.to(case["device"], getattr(torch, case["dtype"])) for x in (q, k, v, *gates, upstream)]
+    return tuple(x.requires_grad_() for x in operands[:-1]), operands[-1]
 
 
 def check(case: Case, arm: str, call: Attention) -> None:
@@ -123,7 +152,7 @@ def check(case: Case, arm: str, call: Attention) -> None:
     fitted to the eigenvectors of their input, which another precision may choose otherwise.
     """
     small = {**case, "B": 1, "N": min(case["N"], max(CHECKED_LENGTH, 2 * case["chunk"]))}
-    operands, upstream = draw(small)
+    operands, upstream = draw(small, arm)
     working = torch.promote_types(upstream.dtype, torch.float32)
     exact = tuple(x.detach().to(working).requires_grad_() for x in operands)
     want = _results(definition(arm), exact, upstream.to(working))
@@ -161,13 +190,14 @@ def _mechanism(arm: str) -> Mechanism:
 
 
 def _results(call: Any, operands: tuple[Tensor, ...], upstream: Tensor) -> list[Tensor]:
-    """The output, and the gradients of q, k and v."""
+    """The output, and the gradients of all operands."""
     o = call(*operands)
     return [o.detach(), *torch.autograd.grad(o, operands, upstream)]
 
 
 def _assert_close(arm: str, got: list[Tensor], want: list[Tensor], bound: float) -> None:
-    for what, a, b in zip(("output", *(f"gradient of {x}" for x in "qkv")), got, want, strict=True):
+    operands = ("q", "k", "v", *_mechanism(arm).gates)
+    for what, a, b in zip(("output", *(f"gradient of {x}" for x in operands)), got, want, strict=True):
         error = ((a.double() - b.double()).norm() / b.double().norm()).item()
         if not error <= bound:  # also where the error is NaN
             raise AssertionError(f"{arm}, {what}: expected a relative error of at most {bound:.2g}, got {error:.2g}")

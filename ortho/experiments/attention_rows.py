@@ -22,8 +22,9 @@ def rows(records: Iterable[Record]) -> list[Row]:
     """One row per record and arm, the yardstick among them.
 
     `seconds` of forward and backward, `ratio` to the yardstick and `ratio_alike` to the softmax attention that sees the
-    same keys are (q1, median, q3), ratios those within repetitions. `flops_ratio` is what the matrix products let one
-    expect of `ratio`; `peak_bytes` what a call takes at most, and `bytes_ratio` that over the yardstick's.
+    same keys are (q1, median, q3), ratios those within repetitions, and None where there is nothing to compare with.
+    `flops_ratio` is what the matrix products let one expect of `ratio`; `peak_bytes` what a call takes at most, and
+    `bytes_ratio` that over the yardstick's.
     """
     found = []
     for record in records:
@@ -32,8 +33,9 @@ def rows(records: Iterable[Record]) -> list[Row]:
         for arm, seconds in times.items():
             row = {**case, "device": record["device"], "arm": arm, "repetitions": len(seconds)}
             row["seconds"] = quartiles(seconds)
-            row["ratio"] = _ratio(seconds, times[YARDSTICK])
-            row["ratio_alike"] = _ratio(seconds, times[alike(arm)]) if alike(arm) in times else None
+            row["ratio"], row["ratio_alike"] = (
+                _ratio(seconds, times[other]) if other in times else None for other in (YARDSTICK, alike(arm))
+            )
             row["flops_ratio"] = _flops(case, arm) / _flops(case, YARDSTICK)
             row["peak_bytes"], whole = (facts.get(name, {}).get("peak_bytes") for name in (arm, YARDSTICK))
             row["bytes_ratio"] = row["peak_bytes"] / whole if row["peak_bytes"] and whole else None
@@ -123,7 +125,7 @@ def crossovers(records: Iterable[Record]) -> list[Row]:
     """
     found = []
     for key, group in series(rows(records)).items():
-        if len(group) >= FEWEST and not key[-1].startswith(YARDSTICK):
+        if len(group) >= FEWEST and not key[-1].startswith(YARDSTICK) and all(row["ratio"] for row in group):
             like = {row["N"]: row["ratio_alike"][1] for row in group if row["ratio_alike"]}
             crossings = {
                 "yardstick": crossover({row["N"]: row["ratio"][1] for row in group}),
@@ -214,6 +216,8 @@ def _flops(case: Mapping[str, Any], arm: str) -> float:
     return float(cost.forward + cost.backward)
 
 
-def _spread(values: tuple[float, float, float]) -> str:
+def _spread(values: tuple[float, float, float] | None) -> str:
+    if values is None:
+        return "-"
     low, middle, high = values
     return f"{middle:.4f} [{low:.4f}, {high:.4f}]"

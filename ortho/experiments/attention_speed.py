@@ -47,7 +47,7 @@ def case(
     chunk: int = CHUNK,
     compiled: bool = False,
 ) -> Case:
-    """One configuration: operands (B, H, N, K), and which arms: 'main', 'family' or 'recurrent' (`attention_arms`).
+    """One configuration: operands (B, H, N, K), and which arms (`attention_arms.SETS`).
 
     Causal mechanisms go in chunks of at most `chunk`. `compiled` adds to each mechanism its `torch.compile`d twin.
     Raises TypeError or ValueError for sizes below 1 and unknown names.
@@ -94,13 +94,16 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
     output or gradients are off. An arm that runs out of the device's memory, and a compiled twin that fails or is off,
     is recorded as a failure and not timed; the yardstick's failure is the case's.
     """
-    operands, upstream = attention_arms.draw(case)
+    shared, upstream = attention_arms.draw(case)
     arms: dict[str, Callable[[], dict[str, float]]] = {}
     facts: dict[str, Any] = {}
     failures: dict[str, str] = {}
 
+    def operands_of(arm: str) -> Operands:
+        return (*shared, *attention_arms.draw(case, arm)[0][len(shared) :]) if attention_arms.gated(arm) else shared
+
     def enter(name: str, call: Attention) -> None:
-        step = partial(timed, call, operands, upstream)
+        step = partial(timed, call, operands_of(name), upstream)
         facts[name] = _first_steps(case["device"], step)
         arms[name] = partial(step, facts[name]["calls"])
 
@@ -120,7 +123,7 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
             twin = f"{name} compiled"
             try:
                 call = torch.compile(attention_arms.function(name, case["chunk"]), fullgraph=True, dynamic=False)
-                attention_arms.check_twin(case, name, call, operands, upstream)
+                attention_arms.check_twin(case, name, call, operands_of(name), upstream)
                 enter(twin, call)
             except Exception as error:  # whatever a compiler raises is its result here
                 failures[twin] = _reason(error)
@@ -230,15 +233,26 @@ def label(case: Case) -> str:
     return " ".join(words + (["compiled"] if case["compiled"] else []))
 
 
+# What a timed call runs, whatever the mechanism.
+SOURCES = (
+    "_checks.py",
+    "attention/chunking.py",
+    "attention/mechanism.py",
+    "attention/operands.py",
+    "attention/softmax.py",
+    "cost/allocations.py",
+    "experiments/attention_arms.py",
+    "experiments/attention_speed.py",
+    "experiments/stopwatch.py",
+)
+
 ATTENTION_SPEED = Experiment(
     name="attention-speed",
     title="time and memory of attention alone, forward and backward, beside the fused softmax attention",
     cases=cases,
     run=run,
     sources=(
-        "_checks.py",
-        "attention/__init__.py",
-        "attention/chunking.py",
+        *SOURCES,
         "attention/efficient.py",
         "attention/factored.py",
         "attention/factored_cost.py",
@@ -247,14 +261,7 @@ ATTENTION_SPEED = Experiment(
         "attention/feature_draws.py",
         "attention/feature_map.py",
         "attention/linear.py",
-        "attention/mechanism.py",
-        "attention/operands.py",
         "attention/random_features.py",
-        "attention/softmax.py",
-        "cost/allocations.py",
-        "experiments/attention_arms.py",
-        "experiments/attention_speed.py",
-        "experiments/stopwatch.py",
         "orthogonal.py",
     ),
     work=work,
