@@ -1,6 +1,19 @@
 """How queries, keys and values become outputs: one file a mechanism, one line here."""
 
-from ortho.attention import delta, efficient, favor, linear, softmax
+from ortho.attention import (
+    alibi,
+    channel_gates,
+    delta,
+    delta_product,
+    efficient,
+    favor,
+    forgetting,
+    linear,
+    path,
+    position_delta,
+    rotary,
+    softmax,
+)
 from ortho.attention.mechanism import FORMS, AttentionCost, AttentionFunction, Mechanism
 from ortho.attention.redrawn import RandomFeatureAttention
 from ortho.attention.softmax import softmax_attention, softmax_attention_reference
@@ -13,6 +26,13 @@ MECHANISMS: dict[str, Mechanism] = {
         efficient.MECHANISM,
         *favor.MECHANISMS,
         *delta.MECHANISMS,
+        delta_product.MECHANISM,
+        *channel_gates.MECHANISMS,
+        rotary.MECHANISM,
+        alibi.MECHANISM,
+        forgetting.MECHANISM,
+        path.MECHANISM,
+        position_delta.MECHANISM,
     )
 }
 

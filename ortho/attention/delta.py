@@ -81,7 +81,8 @@ def delta_rule(
     """`delta_rule_reference` by matrix products over chunks of at most `chunk` tokens; time and memory linear in N.
 
     By default chunks are of 64 tokens, on a GPU of so many that there are 128 of them at most. Kept for the backward
-    pass are one memory a chunk and a few numbers a token. It cannot be differentiated twice; the reference can.
+    pass are one memory a chunk and some vectors of widths K, V and `chunk` a token. It cannot be differentiated twice;
+    the reference can.
     """
     chunk = default_chunk(k) if chunk is None else _checks.positive_int("chunk", chunk)
     x = memory.operands(
@@ -104,7 +105,7 @@ def delta_rule(
 
 def _in_chunks(x: memory.MemoryOperands, is_causal: bool, chunk: int) -> tuple[Tensor, Tensor]:
     """(o, the memory after the last key)."""
-    *lead, N, K = x.k.shape
+    *lead, N, _ = x.k.shape
     width, behind = chunks(N, chunk)
     beta = torch.ones_like(x.k[..., 0]) if x.beta is None else x.beta
 

@@ -1,4 +1,4 @@
-"""Closed forms of `ortho.attention.delta`: what a call costs, its division of queries and keys by their lengths included."""
+"""Closed forms of `ortho.attention.delta`: what a call costs, the division by lengths included."""
 
 from typing import NamedTuple
 
@@ -23,10 +23,12 @@ def delta_cost(
 ) -> AttentionCost:
     """Closed form of one self-attention call with `beta` given, and if `gated` with `log_decay`, in either form.
 
-    What autograd keeps of `beta` itself is a matter of the gate that made it. Half precision costs what float32 does,
-    and a copy of `beta`. With symbols, N is a multiple of `chunk`, and no width is 1.
+    What autograd keeps of `beta` itself is a matter of the gate that made it; a copy in float32, beside half precision,
+    or one that fills the last chunk is counted. Half precision costs what float32 does. With symbols, N is a multiple
+    of `chunk`, and no width is 1.
     """
     G, item = B * H, max(itemsize, 4)
+    copied = G * N if itemsize < item else 0
     if form == "reference":
         rest, decode = _recurrent(G, N, K, V, int(gated), causal, qk_grad, item), 6 * G * K * V
     else:
@@ -34,8 +36,7 @@ def delta_cost(
         number = (N + behind) // width if isinstance(N, int) else N / chunk
         rest = _in_chunks(G, N, K, V, width, number, int(gated), causal, qk_grad, item)
         decode = _in_chunks(G, 1, K, V, 1, 1, int(gated), True, qk_grad, item).forward
-        if behind:  # a copy, with what is behind the end
-            rest = rest._replace(saved=rest.saved + item * G * number * width)
+        copied = G * number * width if behind else copied  # with what is behind the end
     vectors = 2 * G * N
     return AttentionCost(
         forward=rest.forward,
@@ -44,9 +45,7 @@ def delta_cost(
         # A gradient's sum over a broadcast axis is left out by autograd where that axis has length 1.
         elementwise_backward=rest.elementwise_backward
         + (vectors * (6 * K + 3 + (K if K != 1 else 0)) if qk_grad else 0),
-        saved_bytes=rest.saved
-        + (item * vectors * (K + 1) if qk_grad else 0)
-        + (item * G * N if itemsize < item else 0),
+        saved_bytes=rest.saved + (item * vectors * (K + 1) if qk_grad else 0) + item * copied,
         decode=decode,
         state_bytes=item * G * K * V,
     )

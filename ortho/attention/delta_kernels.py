@@ -1,9 +1,10 @@
 r"""The delta rule in chunks, with its gradients written out: `Write` fills the memory, `Read` answers the queries.
 
 Within a chunk, with $\gamma_i$ the sum of the logarithms of the decays up to token i, $\Gamma_{ij} = e^{\gamma_i -
-\gamma_j}$ for $j \le i$ and S the memory before it, the errors $e_i = v_i - a_i S_{i-1}^T k_i$ solve a triangular system
+\gamma_j}$ for $j \le i$ and S the memory before it, the errors $e_i = v_i - a_i S_{i-1}^T k_i$ solve a triangular
+system
 
-$$(I + M\,\mathrm{diag}(\beta))\, E = V - \mathrm{diag}(e^{\gamma}) K S, \qquad M = \mathrm{tril}(K K^T, -1) \circ \Gamma,$$
+$$(I + M\,\mathrm{diag}(\beta)) E = V - \mathrm{diag}(e^\gamma) K S, \quad M = \mathrm{tril}(K K^T, -1) \circ \Gamma,$$
 
 so that with its inverse T (the UT transform of Yang et al. 2024, arXiv:2406.06484, section 3.2; with decays
 arXiv:2412.06464, section 3.3) $E = T V - T\,\mathrm{diag}(e^\gamma) K S$, of which all but the products with S is the
@@ -63,7 +64,7 @@ class Write(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, k: Tensor, v: Tensor, beta: Tensor, S: Tensor, log_decay: Tensor | None, *decays: Tensor
+        ctx: Any, k: Tensor, v: Tensor, beta: Tensor, S: Tensor, _log_decay: Tensor | None, *decays: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         fading = Decays(*decays) if decays else None
         (G, n, C, K), V = k.shape, v.shape[-1]
@@ -85,7 +86,7 @@ class Write(Function):
         for i in range(n):
             before[:, i] = S
             errors[:, i].baddbmm_(erased[:, i], S, alpha=-1)
-            torch.mul(errors[:, i], beta[:, i], out=written[:, i])
+            written[:, i] = errors[:, i] * beta[:, i]
             S = torch.baddbmm(S * fading.fades[:, i] if fading else S, to_end[:, i].mT, written[:, i])
         ctx.save_for_backward(k, beta, products, inverse, erased, errors, written, before, *decays)
         return written, before, S
@@ -95,13 +96,13 @@ class Write(Function):
     def backward(ctx: Any, d_written: Tensor, d_before: Tensor, d_S: Tensor) -> tuple[Tensor | None, ...]:
         k, beta, products, inverse, erased, errors, written, before, *decays = ctx.saved_tensors
         fading = Decays(*decays) if decays else None
-        G, n, C, _ = k.shape
+        G, n, _, _ = k.shape
         to_end = k * fading.to_end if fading else k
         d_written, d_errors, d_after = d_written.clone(), torch.empty_like(errors), torch.empty_like(before)
         for i in reversed(range(n)):
             d_after[:, i] = d_S
             d_written[:, i].baddbmm_(to_end[:, i], d_S)
-            torch.mul(d_written[:, i], beta[:, i], out=d_errors[:, i])
+            d_errors[:, i] = d_written[:, i] * beta[:, i]
             d_S = d_before[:, i] + (d_S * fading.fades[:, i] if fading else d_S)
             d_S.baddbmm_(erased[:, i].mT, d_errors[:, i], alpha=-1)
         d_v, d_beta = torch.empty_like(errors), torch.empty_like(beta)
@@ -142,7 +143,7 @@ class Read(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, written: Tensor, before: Tensor, log_decay: Tensor | None, *decays: Tensor
+        ctx: Any, q: Tensor, k: Tensor, written: Tensor, before: Tensor, _log_decay: Tensor | None, *decays: Tensor
     ) -> Tensor:
         fading = Decays(*decays) if decays else None
         G, n, C, _ = q.shape
@@ -174,8 +175,11 @@ class Read(Function):
         for tile in tiles(G, n, q.is_cuda):
             qt, kt, ut, St, wt, gt, d_ut, d_St = flat(tile, q, k, written, before, weights, d_o, d_written, d_before)
             torch.bmm(wt.mT, gt, out=d_ut)
-            from_start = flat(tile, fading.from_start)[0] if fading else None
-            torch.bmm((qt if from_start is None else qt * from_start).mT, gt, out=d_St)
+            reader = qt
+            if fading:
+                within, from_start = flat(tile, fading.within, fading.from_start)
+                reader = qt * from_start
+            torch.bmm(reader.mT, gt, out=d_St)
             if d_q is None and d_gamma is None:
                 continue
             d_w = torch.bmm(gt, ut.mT)
@@ -184,7 +188,7 @@ class Read(Function):
                 by_reading.mul_(from_start)
                 (d_gamma_t,) = flat(tile, d_gamma)
                 torch.add(_of_gamma(d_w, wt), (qt * by_reading).sum(-1, keepdim=True), out=d_gamma_t)
-                d_w.mul_(flat(tile, fading.within)[0])
+                d_w.mul_(within)
             else:
                 d_w.tril_()
             if d_q is not None and d_k is not None:

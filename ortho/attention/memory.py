@@ -32,8 +32,13 @@ class MemoryOperands(NamedTuple):
 
 
 def unit(x: Float[Tensor, "*batch N K"]) -> Float[Tensor, "*batch N K"]:
-    """Vectors of length 1, but for very short ones, which become no longer than they were by much: zero stays zero."""
-    return x * (x * x).sum(-1, keepdim=True).add(TINY).rsqrt()
+    """Vectors of length 1, but for very short ones, which become at most `TINY` ** -0.5 times as long: zero stays zero.
+
+    Raises ValueError, on the CPU, where a squared length is beyond the dtype's range: such a vector would become 0.
+    """
+    squares = (x * x).sum(-1, keepdim=True)
+    _checks.within("q, k", "squared lengths", squares, 0.0, torch.finfo(x.dtype).max)
+    return x * squares.add(TINY).rsqrt()
 
 
 def operands(
@@ -61,26 +66,26 @@ def operands(
     _gate("beta", beta, k, k.shape[:-1])
     _gate("log_decay", log_decay, k, k.shape if channels else k.shape[:-1])
     if beta is not None:
-        _checks.within("beta", "write strengths", beta, 0, 2)
+        _checks.within("beta", "write strengths", beta, 0.0, 2.0)
     if log_decay is not None:
-        _checks.within("log_decay", "logarithms of decays", log_decay, torch.finfo(log_decay.dtype).min, 0)
+        _checks.within("log_decay", "logarithms of decays", log_decay, torch.finfo(log_decay.dtype).min, 0.0)
     hidden = hidden_keys(attn_mask, k, initial_state)
     dtype = q.dtype
     q, k, v = (working(x) for x in (q, k, v))
     beta, log_decay = (x if x is None else working(x.to(k.dtype)) for x in (beta, log_decay))
-    if normalise:
-        q, k = unit(q), unit(k)
-    else:
-        squares = (k.detach() ** 2).sum(-1)
-        # Rounding may leave a unit key a little longer.
-        most = 2 + 8 * torch.finfo(k.dtype).eps * k.shape[-1]
-        _checks.within("k", "beta |k|^2", squares if beta is None else beta.detach() * squares, 0, most)
-    if scale is not None:
-        q = q * scale
     if hidden is not None:
         beta = (torch.ones_like(k[..., 0]) if beta is None else beta).masked_fill(hidden, 0)
         if log_decay is not None:
             log_decay = log_decay.masked_fill(hidden[..., None] if channels else hidden, 0)
+    if normalise:
+        q, k = unit(q), unit(k)
+    else:
+        squares = (k.detach() ** 2).sum(-1)
+        # Rounding, of the caller's keys and of this sum, may leave a unit key a little longer.
+        most = 2 + 8 * max(torch.finfo(dtype).eps, torch.finfo(k.dtype).eps * k.shape[-1])
+        _checks.within("k", "beta |k|^2", squares if beta is None else beta.detach() * squares, 0.0, most)
+    if scale is not None:
+        q = q * scale
     return MemoryOperands(q, k, v, beta, log_decay, memory(initial_state, k, v), dtype)
 
 

@@ -226,8 +226,8 @@ def model(
 
     The loss is not included: `saved_bytes` and the counts end at the logits.
     """
+    _sizes(L=L, vocab_size=vocab_size, max_length=1 if max_length is None else max_length)
     places, sums = (0, 0) if max_length is None else (max_length, B * N * d)  # token + position
-    _sizes(L=L, vocab_size=vocab_size, max_length=places or 1)
     one = block(B, N, d, H, d_ff=d_ff, itemsize=itemsize, **{"causal": True, **kwargs})
     blocks = Cost(
         **{name: L * getattr(one, name) for name in Cost.__dataclass_fields__ if name != "itemsize"}, itemsize=itemsize

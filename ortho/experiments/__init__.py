@@ -8,15 +8,20 @@ from pathlib import Path
 
 from ortho.experiments import cli, records
 from ortho.experiments.attention_speed import ATTENTION_SPEED
+from ortho.experiments.flip_flop import FLIP_FLOP
 from ortho.experiments.inference import INFERENCE, gains
+from ortho.experiments.memory_speed import MEMORY_SPEED
 from ortho.experiments.provenance import default_results, is_stale
+from ortho.experiments.recall import RECALL
 from ortho.experiments.records import Case, Record, RecordError, by_device, latest
 from ortho.experiments.runner import Experiment, Report, measure, run
+from ortho.experiments.state_tracking import PARITY, PERMUTATIONS
 from ortho.experiments.summary import memory, speedups
 from ortho.experiments.training_step import TRAINING_STEP
 
 EXPERIMENTS: dict[str, Experiment] = {
-    experiment.name: experiment for experiment in (TRAINING_STEP, INFERENCE, ATTENTION_SPEED)
+    experiment.name: experiment
+    for experiment in (TRAINING_STEP, INFERENCE, ATTENTION_SPEED, MEMORY_SPEED, RECALL, PARITY, PERMUTATIONS, FLIP_FLOP)
 }
 
 __all__ = [

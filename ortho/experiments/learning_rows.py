@@ -1,0 +1,139 @@
+"""What the records of the learning experiments say: accuracies over seeds, the rates chosen, and which arm is better.
+
+A record holds one run, so that all functions take many. The runs of the tuning seed count for the choice of the rates
+alone.
+"""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from ortho.experiments.provenance import is_stale
+from ortho.experiments.records import Record, by_device
+
+Row = dict[str, Any]
+TUNING = 0  # the seed whose runs choose the rates
+TIE = 0.05  # relative difference below which two losses are as good
+
+
+def rows(records: Iterable[Record]) -> list[Row]:
+    """One row per device, arm and test, in the order of the records: `seeds`, `rate`, and of the right answers' share
+    `correct`, one number a seed, with `low`, `median` and `high`; `faultless` the share of sequences without a mistake.
+
+    Raises ValueError if an arm's runs differ in more than their seed.
+    """
+    groups: dict[tuple[str, str, str], list[Record]] = {}
+    for record in records:
+        case = record["configuration"]
+        if case["seed"] != TUNING:
+            for test in record["repetitions"]:
+                groups.setdefault((record["device"], case["arm"], test), []).append(record)
+    found = []
+    for (device, arm, test), group in groups.items():
+        group = sorted(group, key=lambda record: int(record["configuration"]["seed"]))
+        settings = [{k: v for k, v in record["configuration"].items() if k != "seed"} for record in group]
+        if any(other != settings[0] for other in settings):
+            raise ValueError(f"records: expected runs of {arm!r} on {device} that differ in the seed alone")
+        shares = {
+            name: [float(record["repetitions"][test][f"{name}_fraction"][0]) for record in group]
+            for name in ("correct", "faultless")
+        }
+        correct = shares["correct"]
+        found.append(
+            {**settings[0], "device": device, "arm": arm, "test": test}
+            | {"seeds": [record["configuration"]["seed"] for record in group], **shares}
+            | {"low": min(correct), "median": statistics.median(correct), "high": max(correct)}
+        )
+    return found
+
+
+def results(records: Iterable[Record], device: str) -> dict[str, dict[str, Row]]:
+    """Arm -> test -> row, of one device."""
+    found: dict[str, dict[str, Row]] = {}
+    for row in rows(record for record in records if record["device"] == device):
+        found.setdefault(row["arm"], {})[row["test"]] = row
+    return found
+
+
+def curves(records: Iterable[Record], device: str) -> dict[str, list[list[float]]]:
+    """Arm -> the training losses in nats, a curve a seed, each the means of equal parts of the steps."""
+    found: dict[str, list[list[float]]] = {}
+    for record in records:
+        case = record["configuration"]
+        if record["device"] == device and case["seed"] != TUNING:
+            found.setdefault(case["arm"], []).append(list(record["facts"]["loss"]))
+    return found
+
+
+def tuning(records: Iterable[Record], device: str) -> dict[str, dict[float, float]]:
+    """Arm -> rate -> the training loss at the end, in nats, of the tuning seed, by which `chosen` has its rate."""
+    found: dict[str, dict[float, float]] = {}
+    for record in records:
+        case = record["configuration"]
+        if record["device"] == device and case["seed"] == TUNING:
+            found.setdefault(case["arm"], {})[case["rate"]] = float(record["facts"]["loss"][-1])
+    return found
+
+
+def chosen(losses: Mapping[float, float]) -> float:
+    """The rate with the lowest loss; the lowest rate of those whose losses are within `TIE` of it.
+
+    Rounding differs from one processor to another, and must not choose between two rates that are as good.
+    """
+    return min(rate for rate, loss in losses.items() if loss <= (1 + TIE) * min(losses.values()))
+
+
+def better_by_chance(better: Sequence[float], worse: Sequence[float]) -> float:
+    """The probability that one of two like arms ranks as high over the other as `better` does over `worse`, or higher.
+
+    The exact one-sided rank test (Mann & Whitney 1947): if runs are independent and the arms do not differ, each
+    choice of the better arm's runs among all is as likely. Equal values share their ranks. Raises ValueError if either
+    is empty.
+    """
+    if not better or not worse:
+        raise ValueError(f"better, worse: expected at least one value each, got {len(better)} and {len(worse)}")
+    pooled = [*better, *worse]
+    # Twice the midrank, an integer: the values below count twice, the equal ones once.
+    ranks = [sum((other < value) * 2 + (other == value) for other in pooled) for value in pooled]
+    observed = sum(ranks[: len(better)])
+    sums = [sum(chosen) for chosen in combinations(ranks, len(better))]
+    return sum(total >= observed for total in sums) / len(sums)
+
+
+def compare(results: Mapping[str, Mapping[str, Row]], test: str, better: str, worse: str) -> Row:
+    """Two arms in one test: the difference of the medians, and the probability that like arms do as well by chance.
+
+    Raises ValueError for an arm or test that was not measured.
+    """
+    values = []
+    for arm in (better, worse):
+        if arm not in results or test not in results[arm]:
+            raise ValueError(f"results: expected {arm!r} with the test {test!r}, which was not measured")
+        values.append(results[arm][test]["correct"])
+    difference = statistics.median(values[0]) - statistics.median(values[1])
+    return {"difference": difference, "by_chance": better_by_chance(*values)}
+
+
+def line(record: Record) -> str:
+    """One run in a line: the share of right answers in each test."""
+    shares = {test: statistics.median(values["correct_fraction"]) for test, values in record["repetitions"].items()}
+    return ", ".join(f"{test} {share:.3f}" for test, share in shares.items())
+
+
+def table(records: Sequence[Record]) -> str:
+    """The stored accuracies, a table per device: the median over seeds, and the range."""
+    texts = []
+    for device, group in by_device(records).items():
+        texts.append(f"\n{device} ({group[0]['provenance']['device_name']}): right answers, median [lowest, highest]")
+        texts += [
+            f"{row['arm']:20}{row['test']:32}{row['median']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+            f"  {len(row['seeds'])} seeds, rate {row['rate']:g}"
+            for row in rows(group)
+        ]
+        for arm, losses in tuning(group, device).items():
+            each = ", ".join(f"{loss:.4f} at {rate:g}" for rate, loss in sorted(losses.items()))
+            texts.append(f"{arm:20}training loss of the tuning seed: {each}")
+        if stale := sum(map(is_stale, group)):
+            texts.append(f"{stale} of {len(group)} records were measured with an earlier state of the code")
+    return "\n".join(texts)

@@ -1,0 +1,139 @@
+r"""What a loss does to what a memory learns with it: with outliers among the values, and where values are to be told
+apart or replaced.
+
+*Regression*: a stream of unit keys and values $v = S_*^T k$ + noise, of which a share is replaced by vectors of random
+direction and a given length; how far the memory is from $S_*$ at the end. *Retrieval*: pairs of random unit keys and
+values are written once or several times; whether a key's prediction scores its own value highest among all of them.
+Everything is computed for several independent draws at once, and memories are those of `ortho.attention.ttt`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from ortho import _checks
+from ortho._typing import Float, State
+from ortho.attention.ttt import memory_now, ttt_attention
+from ortho.attention.ttt_losses import TokenLoss
+
+__all__ = ["RATES", "Stream", "best_rate", "errors", "moved", "pairs", "replaced", "retrieved", "stream"]
+
+WIDTH, LENGTH, NOISE, DRAWS = 8, 512, 0.1, 32
+RATES = (0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
+
+
+class Stream(NamedTuple):
+    """Keys and values, and the matrix that the values come from."""
+
+    target: Float[Tensor, "R K V"]
+    k: Float[Tensor, "R N K"]
+    v: Float[Tensor, "R N V"]
+
+
+def stream(
+    share: float,
+    size: float,
+    *,
+    generator: torch.Generator,
+    draws: int = DRAWS,
+    length: int = LENGTH,
+    width: int = WIDTH,
+    noise: float = NOISE,
+) -> Stream:
+    """`draws` streams with K = V = `width`, float64, in which each value is an outlier with probability `share`.
+
+    A value without noise has a root mean square length of 1, the noise one of `noise`; an outlier has length `size`.
+    Generators of one seed give the same stream but for the outliers, whatever their share and size. ValueError for a
+    share outside [0, 1].
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share: expected a number within 0 and 1, got {share}")
+    _checks.positive_int("draws", draws)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(draws, *shape, generator=generator, dtype=torch.float64)
+
+    target, k = normal(width, width), normalize(normal(length, width), dim=-1)
+    v = k @ target + noise * normal(length, width)
+    wrong = size * normalize(normal(length, width), dim=-1)
+    chance = torch.rand(draws, length, 1, generator=generator, dtype=torch.float64)
+    return Stream(target / width**0.5, k, torch.where(chance < share, wrong, v / width**0.5))
+
+
+def _written(k: Tensor, v: Tensor, loss: TokenLoss, eta: float, batch: int, state: State | None = None) -> State:
+    """The state after writing the pairs in their order, with steps of size eta."""
+    rates = k.new_full(k.shape[:-1], eta)
+    result: Any = ttt_attention(
+        k[:, :1], k, v, loss=loss, eta=rates, batch=batch, normalise=False, initial_state=state, return_state=True
+    )
+    return result[1]
+
+
+def errors(loss: TokenLoss, eta: float, data: Stream, *, after: Sequence[int] = ()) -> Float[Tensor, "times R"]:
+    r"""$|S_t - S_*| / |S_*|$ (Frobenius) of each draw after so many tokens, by default after all; token by token."""
+    found, state, begun = [], None, 0
+    for end in after or (data.k.shape[1],):
+        if not begun < end <= data.k.shape[1]:
+            raise ValueError(f"after: expected rising numbers up to {data.k.shape[1]}, got {tuple(after)}")
+        state = _written(data.k[:, begun:end], data.v[:, begun:end], loss, eta, 1, state)
+        found.append((memory_now(state) - data.target).flatten(1).norm(dim=1) / data.target.flatten(1).norm(dim=1))
+        begun = end
+    return torch.stack(found)
+
+
+def best_rate(loss: TokenLoss, data: Stream, rates: Sequence[float] = RATES) -> float:
+    """The rate with the least mean error after the last token."""
+    return min(rates, key=lambda eta: float(errors(loss, eta, data).mean()))
+
+
+def moved(loss: TokenLoss, eta: float, sizes: Sequence[float], *, width: int = WIDTH) -> Float[Tensor, "sizes"]:
+    """How far, in Frobenius norm, an empty memory is moved by one unit key with a value of each of these lengths, whose
+    numbers are all equal."""
+    k, v = torch.eye(width, dtype=torch.float64)[:1], torch.full((1, width), width**-0.5, dtype=torch.float64)
+    k, v = (x.expand(len(sizes), 1, width) for x in (k, v))
+    v = torch.tensor(sizes, dtype=torch.float64)[:, None, None] * v
+    return memory_now(_written(k, v, loss, eta, 1)).flatten(1).norm(dim=1)
+
+
+def pairs(count: int, width: int, *, generator: torch.Generator, draws: int = DRAWS) -> tuple[Tensor, Tensor]:
+    """(keys, values), independent random unit vectors (draws, count, width), float64."""
+    shape = (2, draws, _checks.positive_int("count", count), width)
+    k, v = normalize(torch.randn(shape, generator=generator, dtype=torch.float64), dim=-1)
+    return k, v
+
+
+def _found(k: Tensor, v: Tensor, state: State) -> Tensor:
+    """The share of keys, draw by draw, whose prediction scores the key's own value highest."""
+    nearest = (k @ memory_now(state) @ v.mT).argmax(-1)
+    return (nearest == torch.arange(k.shape[1])).double().mean(-1)
+
+
+def retrieved(
+    loss: TokenLoss,
+    eta: float,
+    k: Float[Tensor, "R P K"],
+    v: Float[Tensor, "R P V"],
+    *,
+    batch: int,
+    passes: int,
+    generator: torch.Generator,
+) -> Float[Tensor, "R"]:
+    """The share of P pairs that is found again after `passes` over all of them, each in an order of its own."""
+    state = None
+    for _ in range(_checks.positive_int("passes", passes)):
+        order = torch.randperm(k.shape[1], generator=generator)
+        state = _written(k[:, order], v[:, order], loss, eta, batch, state)
+    assert state is not None
+    return _found(k, v, state)
+
+
+def replaced(
+    loss: TokenLoss, eta: float, k: Float[Tensor, "R P K"], old: Float[Tensor, "R P V"], new: Float[Tensor, "R P V"]
+) -> Float[Tensor, "R"]:
+    """The share of P keys at which, after a pass with the old and one with the new values, the new one is found among
+    all old and new ones. Token by token."""
+    state = _written(k, old, loss, eta, 1)
+    return _found(k, torch.cat([new, old], 1), _written(k, new, loss, eta, 1, state))
