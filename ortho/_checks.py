@@ -80,7 +80,7 @@ def finite(name: str, value: Tensor) -> None:
         raise ValueError(f"{name}: expected finite numbers, got {bad} NaN or infinite of {value.numel()}")
 
 
-def within(name: str, what: str, value: Tensor, least: float, most: float) -> None:
+def within(name: str, what: str, value: Tensor, least: float | int, most: float | int) -> None:
     """ValueError unless a tensor, which is `what`, lies within [least, most]; like `finite`, on the CPU only."""
     if not _reads_values(value):
         return

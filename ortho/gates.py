@@ -22,7 +22,8 @@ __all__ = ["ChannelDecay", "Decay", "ForgetGate", "Gate", "GateCost", "Reflectin
 
 class GateCost(NamedTuple):
     """What a gate costs a layer: FLOPs of matrix products, scalar operations, bytes kept beside x, FLOPs of one more
-    token, trained parameters. The sum of x's gradient with those of the layer's other paths is included."""
+    token, trained parameters. The sum of x's gradient with those of the layer's other paths is included; what it makes is
+    kept by the mechanism, or not at all."""
 
     forward: Size
     backward: Size
@@ -102,13 +103,11 @@ class WriteStrength(_PerHead):
     maximum: ClassVar[int] = 1
 
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
-        beta = self._numbers(x).sigmoid()
-        return beta if self.maximum == 1 else beta * self.maximum
+        return self._numbers(x).sigmoid() * self.maximum
 
     @classmethod
     def _own_cost(cls, numbers: Size, H: Size, itemsize: int) -> GateCost:
-        scaled = cls.maximum != 1
-        return GateCost(0, 0, (1 + scaled) * numbers, (1 + scaled) * numbers, itemsize * numbers, 0, 0)
+        return GateCost(0, 0, 2 * numbers, 2 * numbers, itemsize * numbers, 0, 0)  # sigmoid, product
 
 
 class ReflectingWriteStrength(WriteStrength):

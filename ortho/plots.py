@@ -39,6 +39,11 @@ COLOURS = {
     "aderf": GREEN,
     "sderf": SKY,
     "synthesizer": SKY,
+    "rotary": SKY,
+    "alibi": BLUE,
+    "fox": ORANGE,
+    "path": GREEN,
+    "position-delta": VERMILION,
 }
 MARKERS = {
     "learned": "o",
@@ -60,6 +65,11 @@ MARKERS = {
     "aderf": "h",
     "sderf": "X",
     "synthesizer": "P",
+    "rotary": "<",
+    "alibi": "s",
+    "fox": "v",
+    "path": "D",
+    "position-delta": "^",
 }
 DASHES = {
     "learned": "-",

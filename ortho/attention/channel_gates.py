@@ -156,7 +156,7 @@ def _adding(
     """`memory.operands` for keys of any length that erase nothing, scaled."""
     _checks.qkv(q, k, v, attn_mask, is_causal)
     _checks.scale_factor(scale)
-    memory._gate("log_decay", log_decay, k, k.shape)
+    memory.gate("log_decay", log_decay, k, k.shape)
     hidden = hidden_keys(attn_mask, k, initial_state)
     dtype, scale = q.dtype, q.shape[-1] ** -0.5 if scale is None else scale
     q, k, v = (working(x) for x in (q, k, v))

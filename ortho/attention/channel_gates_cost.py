@@ -25,9 +25,8 @@ def _cost(
 ) -> AttentionCost:
     """Closed form of one self-attention call with its gates given, in either form.
 
-    What autograd keeps of the gates themselves is a matter of the modules that made them. Half precision costs what
-    float32 does, and a copy of `beta`, as does a sequence that does not fill its chunks. With symbols, N is a multiple
-    of `chunk`, a power of two, and greater.
+    What autograd keeps of `log_decay` itself is a matter of the gate that made it. Half precision costs what float32
+    does. With symbols, N is a multiple of `chunk`, a power of two, and greater.
     """
     G, item, wanted = B * H, max(itemsize, 4), int(qk_grad)
     if form == "reference":
@@ -38,7 +37,7 @@ def _cost(
         number, behind = (-(-N // width), -N % width) if isinstance(N, int) else (N / width, 0)
         rest = _in_chunks(G, N, K, V, width, number, erase, int(causal), wanted)
         decode = _in_chunks(G, 1, K, V, 1, 1, erase, 1, wanted).forward
-    copied = erase * G * (N + behind) if behind or itemsize < item else 0  # beta, with what is behind the end
+    strengths = erase * G * (N + behind)
     made = _units(2 * G * N, K, wanted) if erase else _Cost(0, 0, G * N * K, wanted * G * N * K, 0)  # or a scale
     total = _Cost(*map(sum, zip(rest, made, strict=True)))
     return AttentionCost(
@@ -46,7 +45,7 @@ def _cost(
         backward=total.backward,
         elementwise_forward=total.elementwise_forward,
         elementwise_backward=total.elementwise_backward,
-        saved_bytes=item * (total.saved + copied),
+        saved_bytes=item * (total.saved + strengths),
         decode=decode,
         state_bytes=item * G * K * V,
     )

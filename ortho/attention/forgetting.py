@@ -13,7 +13,7 @@ from ortho import _checks
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.distance import distance_attention, distance_attention_reference, distance_cost
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.memory import _gate
+from ortho.attention.memory import gate
 from ortho.attention.operands import with_past
 from ortho.attention.tiles import TILE, absent_keys, carried
 from ortho.gates import ForgetGate
@@ -80,10 +80,10 @@ def _operands(
     keys, values = with_past(q, k, v, is_causal, attn_mask, state if state is None else state[:2])
     if q.shape[-2] != k.shape[-2]:
         raise ValueError(f"q: expected as many queries as keys, {k.shape[-2]}, got {q.shape[-2]}")
-    _gate("log_forget", log_forget, k, k.shape[:-1])
+    gate("log_forget", log_forget, k, k.shape[:-1])
     log_forget = k.new_zeros(k.shape[:-1]) if log_forget is None else log_forget
     limits = torch.finfo(torch.promote_types(log_forget.dtype, torch.float32))
-    _checks.within("log_forget", "logarithms of forget gates", log_forget, limits.min / k.shape[-2], 0)
+    _checks.within("log_forget", "logarithms of forget gates", log_forget, limits.min / k.shape[-2], 0.0)
     absent = absent_keys(attn_mask, k, keys.shape[-2] - k.shape[-2])
     if absent is not None:
         log_forget = log_forget.masked_fill(absent, 0)

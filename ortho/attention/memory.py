@@ -37,7 +37,7 @@ def unit(x: Float[Tensor, "*batch N K"]) -> Float[Tensor, "*batch N K"]:
     Raises ValueError, on the CPU, where a squared length is beyond the dtype's range: such a vector would become 0.
     """
     squares = (x * x).sum(-1, keepdim=True)
-    _checks.within("q, k", "squared lengths", squares, 0.0, torch.finfo(x.dtype).max)
+    _checks.within("q, k", "squared lengths", squares, 0, torch.finfo(x.dtype).max)
     return x * squares.add(TINY).rsqrt()
 
 
@@ -63,12 +63,12 @@ def operands(
     """
     _checks.qkv(q, k, v, attn_mask, is_causal)
     _checks.scale_factor(scale)
-    _gate("beta", beta, k, k.shape[:-1])
-    _gate("log_decay", log_decay, k, k.shape if channels else k.shape[:-1])
+    gate("beta", beta, k, k.shape[:-1])
+    gate("log_decay", log_decay, k, k.shape if channels else k.shape[:-1])
     if beta is not None:
-        _checks.within("beta", "write strengths", beta, 0.0, 2.0)
+        _checks.within("beta", "write strengths", beta, 0, 2)
     if log_decay is not None:
-        _checks.within("log_decay", "logarithms of decays", log_decay, torch.finfo(log_decay.dtype).min, 0.0)
+        _checks.within("log_decay", "logarithms of decays", log_decay, torch.finfo(log_decay.dtype).min, 0)
     hidden = hidden_keys(attn_mask, k, initial_state)
     dtype = q.dtype
     q, k, v = (working(x) for x in (q, k, v))
@@ -83,7 +83,7 @@ def operands(
         squares = (k.detach() ** 2).sum(-1)
         # Rounding, of the caller's keys and of this sum, may leave a unit key a little longer.
         most = 2 + 8 * max(torch.finfo(dtype).eps, torch.finfo(k.dtype).eps * k.shape[-1])
-        _checks.within("k", "beta |k|^2", squares if beta is None else beta.detach() * squares, 0.0, most)
+        _checks.within("k", "beta |k|^2", squares if beta is None else beta.detach() * squares, 0, most)
     if scale is not None:
         q = q * scale
     return MemoryOperands(q, k, v, beta, log_decay, memory(initial_state, k, v), dtype)
@@ -133,7 +133,7 @@ def recurrence(
     return torch.cat(rows, -2) if is_causal else q @ S, S
 
 
-def _gate(name: str, value: Tensor | None, k: Tensor, shape: tuple[int, ...]) -> None:
+def gate(name: str, value: Tensor | None, k: Tensor, shape: tuple[int, ...]) -> None:
     """TypeError or ValueError unless a gate is None or a tensor of that shape, on the device of k.
 
     Its dtype is its own: autocast makes gates in float32 beside keys in half precision.

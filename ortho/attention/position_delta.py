@@ -16,7 +16,7 @@ import torch
 from ortho import _checks
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.memory import _gate
+from ortho.attention.memory import gate
 from ortho.attention.operands import with_past, working
 from ortho.attention.position_gates import BiasVectors
 from ortho.attention.reflections import (
@@ -142,7 +142,7 @@ def _bias_vectors(bias_queries: Tensor | None, bias_keys: Tensor | None, k: Tens
         nothing = k.new_zeros((*k.shape[:-1], 0), dtype=wide)
         return nothing, nothing
     for name, value in (("bias_queries", bias_queries), ("bias_keys", bias_keys)):
-        _gate(name, value, k, (*k.shape[:-1], bias_queries.shape[-1]))
+        gate(name, value, k, (*k.shape[:-1], bias_queries.shape[-1]))
         _checks.finite(name, value)
     return working(bias_queries.to(wide)), working(bias_keys.to(wide))
 

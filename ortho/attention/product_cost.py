@@ -1,20 +1,9 @@
 """Closed forms of `ortho.attention.delta_product`: what a call costs, its division by lengths included."""
 
-from typing import NamedTuple
-
 from ortho._typing import Size
 from ortho.attention.chunking import CHUNK, chunks
+from ortho.attention.delta_cost import Part, division_cost, read_at_end_cost, write_cost
 from ortho.attention.mechanism import AttentionCost
-
-
-class _Rest(NamedTuple):
-    """What comes after the division by lengths; `saved` counts numbers."""
-
-    forward: Size
-    backward: Size
-    elementwise_forward: Size
-    elementwise_backward: Size
-    saved: Size
 
 
 def delta_product_cost(
@@ -37,28 +26,24 @@ def delta_product_cost(
     (`qk_grad`). With symbols, N is a multiple of the tokens in a chunk, and no width is 1.
     """
     G, item = B * H, max(itemsize, 4)
+    keys = G * N * steps
     width = max(1, chunk // steps)  # of a chunk, in tokens
     mask = 0
     if form == "reference":
         rest, decode = _recurrent(G, N, K, V, steps, causal, qk_grad), 2 * G * K * V * (2 * steps + 1)
     else:
-        if isinstance(N, int):
-            width, behind = chunks(N, width)
-            number = (N + behind) // width
-        else:
-            number = N / width
+        width, behind = chunks(N, width) if isinstance(N, int) else (width, 0)
+        number = (N + behind) // width if isinstance(N, int) else N / width
         rest = _in_chunks(G, N, K, V, steps, width, number, causal, qk_grad)
         decode = _in_chunks(G, 1, K, V, steps, 1, 1, True, qk_grad).forward
         mask = width**2 * steps if causal else 0  # the steps that a token does not see, a byte each
-    keys = G * N * steps
-    divided = keys + (G * N if qk_grad else 0)  # vectors that autograd divides by their lengths
+    total = rest + division_cost(keys + G * N, K, keys + (G * N if qk_grad else 0))
     return AttentionCost(
-        forward=rest.forward,
-        backward=rest.backward,
-        elementwise_forward=rest.elementwise_forward + (keys + G * N) * (3 * K + 2),
-        # A gradient's sum over a broadcast axis is left out by autograd where that axis has length 1.
-        elementwise_backward=rest.elementwise_backward + divided * (6 * K + 3 + (K if K != 1 else 0)),
-        saved_bytes=item * (rest.saved + divided * (K + 1)) + mask,
+        forward=total.forward,
+        backward=total.backward,
+        elementwise_forward=total.elementwise_forward,
+        elementwise_backward=total.elementwise_backward,
+        saved_bytes=item * total.saved + mask,
         decode=decode,
         state_bytes=item * G * K * V,
     )
@@ -67,10 +52,10 @@ def delta_product_cost(
 # Below: G = B H, the sequences; a flag counts as 0 or 1.
 
 
-def _recurrent(G: Size, N: Size, K: Size, V: Size, steps: Size, causal: bool, qk_grad: bool) -> _Rest:
+def _recurrent(G: Size, N: Size, K: Size, V: Size, steps: Size, causal: bool, qk_grad: bool) -> Part:
     """A step a row, with a read after each token's last, or after the last of all for every query."""
     rows, reads, memory = G * N * steps, G * N, G * K * V
-    return _Rest(
+    return Part(
         forward=(4 * rows + 2 * reads) * K * V,  # what a key holds, what is written; what is read
         # No gradient reaches the first memory.
         backward=(8 * rows + (4 if qk_grad else 2) * reads) * K * V - 2 * memory,
@@ -87,30 +72,18 @@ def _recurrent(G: Size, N: Size, K: Size, V: Size, steps: Size, causal: bool, qk
 
 def _in_chunks(
     G: Size, N: Size, K: Size, V: Size, steps: Size, width: Size, number: Size, causal: bool, qk_grad: bool
-) -> _Rest:
+) -> Part:
     tokens = G * number * width  # with what is behind the end
-    rows, memory = tokens * steps, G * number * K * V
-    pairs, seen = rows * width * steps, rows * width  # of keys; of tokens and keys
-    write = _Rest(
-        # Products of keys, their inverse system, two products with it; what is erased and written, chunk after chunk.
-        forward=pairs * (4 * K + 2 * V + width * steps) + 4 * rows * K * V,
-        backward=pairs * (2 * K + 4 * V) + 8 * rows * K * V,
-        elementwise_forward=pairs + rows * V,
-        elementwise_backward=5 * pairs + rows * (3 * V + 3 * K + 1) + memory,
-        saved=rows * (2 * K + 2 * V + 1) + 2 * pairs + memory,
+    rows = tokens * steps
+    seen = rows * width  # pairs of a token and a key
+    write = write_cost(G, K, V, width * steps, number)
+    if not causal:
+        return write + read_at_end_cost(G, N, K, V, qk_grad)
+    return write + Part(
+        forward=2 * seen * (K + V) + 2 * tokens * K * V,
+        backward=2 * seen * (K + 2 * V) + 2 * tokens * K * V + (2 * seen * K + 2 * tokens * K * V if qk_grad else 0),
+        elementwise_forward=seen + tokens * V,
+        # blocked; the sums of the gradients of keys and of queries
+        elementwise_backward=seen + rows * K + (tokens * K if qk_grad else 0),
+        saved=tokens * K + seen,
     )
-    if causal:
-        read = _Rest(
-            forward=2 * seen * (K + V) + 2 * tokens * K * V,
-            backward=2 * seen * (K + 2 * V)
-            + 2 * tokens * K * V
-            + (2 * seen * K + 2 * tokens * K * V if qk_grad else 0),
-            elementwise_forward=seen + tokens * V,
-            # blocked; the sums of the gradients of keys and of queries
-            elementwise_backward=seen + rows * K + (tokens * K if qk_grad else 0),
-            saved=tokens * K + seen,
-        )
-    else:
-        product = 2 * G * N * K * V
-        read = _Rest(product, product * (1 + qk_grad), 0, 0, G * N * K + (G * K * V if qk_grad else 0))
-    return _Rest(*(a + b for a, b in zip(write, read, strict=True)))

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from ortho import _checks
 from ortho._typing import Float, Tensor
 from ortho.attention.chunking import chunks, pad_tokens
-from ortho.attention.memory import _gate, unit
+from ortho.attention.memory import gate, unit
 from ortho.attention.operands import blocked_pairs, masked_softmax, working
 from ortho.attention.tiles import Span, tiled_attention
 
@@ -52,8 +52,8 @@ def reflections(
     `beta` without `directions`, and, on the CPU, for directions whose squared lengths are beyond the dtype's range or a
     `beta` outside [0, 2].
     """
-    _gate("directions", directions, k, (*k.shape[:-1], width))
-    _gate("beta", beta, k, k.shape[:-1])
+    gate("directions", directions, k, (*k.shape[:-1], width))
+    gate("beta", beta, k, k.shape[:-1])
     wide = torch.promote_types(k.dtype, torch.float32)
     if directions is None:
         if beta is not None:
@@ -63,7 +63,7 @@ def reflections(
     _checks.within("directions", "numbers", directions, -most, most)
     if beta is None:
         beta = k.new_ones(k.shape[:-1], dtype=wide)
-    _checks.within("beta", "strengths of reflections", beta, 0, 2)
+    _checks.within("beta", "strengths of reflections", beta, 0.0, 2.0)
     beta = working(beta.to(wide))
     return Reflections(unit(working(directions.to(wide))), beta if absent is None else beta.masked_fill(absent, 0))
 

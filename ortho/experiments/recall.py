@@ -92,7 +92,7 @@ TASK = Task(
     tests=TESTS,
     solve=solve,
     arms=ARMS,
-    rates={},
+    rates=dict.fromkeys(("delta, 1 head", "delta, 8 heads", "gated-delta"), 1e-2),
     H=4,
     steps=1200,
 )

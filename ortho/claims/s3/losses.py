@@ -45,7 +45,7 @@ def interval(samples: torch.Tensor) -> Interval:
 @cache
 def rate(loss: TokenLoss) -> float:
     """The step that is best without outliers."""
-    return robustness.best_rate(loss, robustness.stream(0, 0, generator=seeded(0)))
+    return robustness.best_rate(loss, robustness.stream(0.0, 1.0, generator=seeded(0)))
 
 
 @cache
@@ -104,7 +104,7 @@ def losses() -> Finding:
     settings = [(name, loss, *outliers) for name, loss in ROBUST.items() for outliers in OUTLIERS]
     labels = [f"{name}, {100 * share:g} % of length {size:g}" for name, _, share, size in settings]
     gains = {label: saved(*setting[1:]) for label, setting in zip(labels, settings, strict=True)}
-    without = {label: saved(setting[1], 0, 0) for label, setting in zip(labels, settings, strict=True)}
+    without = {label: saved(setting[1], 0.0, 1.0) for label, setting in zip(labels, settings, strict=True)}
     found = {f"{COUNT} pairs, {n} pass{'es' * (n > 1)}": more_found(n) for n in PASSES}
     return all_of(
         {

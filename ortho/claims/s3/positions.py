@@ -115,8 +115,8 @@ def position_delta_net() -> Finding:
             SHARES,
             {
                 "gates made of tokens": changed("tokens"),
-                "of the sum of tokens and position embeddings": changed("sum"),
-                "of position embeddings alone": changed("positions"),
+                "gates made of tokens and position embeddings": changed("sum"),
+                "gates made of position embeddings alone": changed("positions"),
             },
             unit=" %",
         ),
