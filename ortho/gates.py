@@ -100,7 +100,7 @@ class WriteStrength(_PerHead):
     r"""$\beta = \sigma(x W^T)$ in (0, 1): how much of what a key holds is replaced (Yang et al. 2024,
     arXiv:2406.06484, section 3.1)."""
 
-    maximum: ClassVar[int] = 1
+    maximum: ClassVar[float] = 1
 
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
         return self._numbers(x).sigmoid() * self.maximum
@@ -114,7 +114,7 @@ class ReflectingWriteStrength(WriteStrength):
     r"""$\beta = 2 \sigma(x W^T)$ in (0, 2): above 1, $I - \beta k k^T$ turns what lies along k round (Grazzi et al.
     2024, arXiv:2411.12537)."""
 
-    maximum: ClassVar[int] = 2
+    maximum: ClassVar[float] = 2
 
 
 class Decay(_PerHead):

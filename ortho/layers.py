@@ -136,6 +136,9 @@ def _attention(
     attention: str | nn.Module, form: str, gates: Mapping[str, type[Gate]]
 ) -> tuple[str | nn.Module, dict[str, type[Gate]]]:
     """The attention as it was given, and what makes its gates, by the argument that each is for."""
+    for name, make in gates.items():
+        if not (isinstance(make, type) and issubclass(make, Gate)):
+            raise TypeError(f"gates: expected a class of gates for {name!r}, got {_checks.describe(make)}")
     if isinstance(attention, nn.Module):
         if form != "fast":
             raise ValueError(f"form: expected none beside an attention that is a module, got {form!r}")

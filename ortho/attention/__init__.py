@@ -13,6 +13,7 @@ from ortho.attention import (
     position_delta,
     rotary,
     softmax,
+    ttt,
 )
 from ortho.attention.mechanism import FORMS, AttentionCost, AttentionFunction, Mechanism
 from ortho.attention.redrawn import RandomFeatureAttention
@@ -28,6 +29,7 @@ MECHANISMS: dict[str, Mechanism] = {
         *delta.MECHANISMS,
         delta_product.MECHANISM,
         *channel_gates.MECHANISMS,
+        *ttt.MECHANISMS,
         rotary.MECHANISM,
         alibi.MECHANISM,
         forgetting.MECHANISM,

@@ -129,7 +129,7 @@ def kimi_delta_attention(
         q,
         k,
         v,
-        beta=k.new_ones(k.shape[:-1]) if beta is None else beta,
+        beta=beta,
         log_decay=log_decay,
         channels=True,
         normalise=normalise,
@@ -138,6 +138,8 @@ def kimi_delta_attention(
         scale=scale,
         initial_state=initial_state,
     )
+    if x.beta is None:
+        x = x._replace(beta=torch.ones_like(x.k[..., 0]))
     with torch.autocast(q.device.type, enabled=False):
         o, S = _by_chunks(x, is_causal, chunk)
     return _result(o.to(x.dtype), S, return_state)
@@ -161,7 +163,7 @@ def _adding(
     dtype, scale = q.dtype, q.shape[-1] ** -0.5 if scale is None else scale
     q, k, v = (working(x) for x in (q, k, v))
     if log_decay is not None:
-        _checks.within("log_decay", "logarithms of decays", log_decay, torch.finfo(log_decay.dtype).min, 0.0)
+        _checks.within("log_decay", "logarithms of decays", log_decay, torch.finfo(log_decay.dtype).min, 0)
         log_decay = working(log_decay.to(k.dtype))
     if hidden is not None:
         k = k.masked_fill(hidden[..., None], 0)

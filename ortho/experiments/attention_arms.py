@@ -62,7 +62,8 @@ def function(arm: str, chunk: int) -> Attention:
     if "recurrent" in arm:
         return recurrent
     mechanism = _mechanism(arm)
-    return _with_gates(arm, partial(mechanism.fast, is_causal=causal, **_chunk(mechanism, causal, chunk)))
+    options: dict[str, Any] = _chunk(mechanism, causal, chunk)
+    return _with_gates(arm, partial(mechanism.fast, is_causal=causal, **options))
 
 
 def definition(arm: str) -> Attention:

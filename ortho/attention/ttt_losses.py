@@ -1,0 +1,220 @@
+r"""What a memory that learns while it reads minimises: the loss of a prediction $p = S^T k$ of the value v.
+
+Each loss gives its values and its derivative $\psi = \partial \ell / \partial p$; the gradient in S is $k \psi^T$.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ortho import _checks
+from ortho._typing import Bool, Float, Size
+from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD
+
+__all__ = ["Contrastive", "Huber", "HuberNorm", "LossCost", "Squared", "TokenLoss"]
+
+
+class LossCost(NamedTuple):
+    """What psi costs: FLOPs of products, scalar operations, numbers that autograd keeps besides v and psi; and bytes.
+
+    Of `backward`, `into_predictions` is done only where these need a gradient.
+    """
+
+    forward: Size
+    backward: Size
+    into_predictions: Size
+    elementwise_forward: Size
+    elementwise_backward: Size
+    saved: Size
+    saved_bytes: Size
+
+
+class TokenLoss(ABC):
+    """A loss of predictions p (..., n, V) of the last n of the values v (..., m, V), one number a prediction (..., n).
+
+    The values before them, of which there may be none, are the rest of the mini-batch so far; a loss may look at these,
+    and never at those after. `hidden` (..., m) is True for values that count as absent.
+    """
+
+    # The largest eigenvalue of the loss's second derivative in p, None where it depends on the values. A step of size
+    # eta along the gradient does not overshoot by more than it corrects if eta |k|^2 times this is at most 2.
+    curvature: ClassVar[int | None] = 1
+    looks_back: ClassVar[bool] = False  # whether it looks at the values before a prediction's own
+
+    @abstractmethod
+    def __call__(
+        self,
+        p: Float[Tensor, "*batch n V"],
+        v: Float[Tensor, "*batch m V"],
+        hidden: Bool[Tensor, "*batch m"] | None = None,
+    ) -> Float[Tensor, "*batch n"]: ...
+
+    @abstractmethod
+    def gradient(
+        self,
+        p: Float[Tensor, "*batch n V"],
+        v: Float[Tensor, "*batch m V"],
+        hidden: Bool[Tensor, "*batch m"] | None = None,
+    ) -> Float[Tensor, "*batch n V"]:
+        """psi (..., n, V)."""
+
+    @abstractmethod
+    def cost(self, rows: Size, seen: Size, pairs: Size, V: Size) -> LossCost:
+        """The closed form of calls of `gradient`, summed: of n, of m, and of n m."""
+
+
+class _OfResidual(TokenLoss):
+    """A loss of the residual r = p - v."""
+
+    @staticmethod
+    @abstractmethod
+    def operations(V: Size) -> tuple[Size, Size, Size]:
+        """Of `influence`, a prediction: scalar operations, forward and backward, and the numbers kept besides psi."""
+
+    @abstractmethod
+    def of(self, r: Tensor) -> Tensor:
+        """(..., n, V) -> (..., n)."""
+
+    @abstractmethod
+    def influence(self, r: Tensor) -> Tensor:
+        """The derivative of `of`, of the shape of r."""
+
+    def __call__(self, p: Tensor, v: Tensor, hidden: Tensor | None = None) -> Tensor:
+        return self.of(p - v[..., -p.shape[-2] :, :])
+
+    def gradient(self, p: Tensor, v: Tensor, hidden: Tensor | None = None) -> Tensor:
+        return self.influence(p - v[..., -p.shape[-2] :, :])
+
+    def cost(self, rows: Size, seen: Size, pairs: Size, V: Size) -> LossCost:
+        forward, backward, saved = (rows * count for count in self.operations(V))
+        # The residual; backward the sign of v's gradient.
+        return LossCost(0, 0, 0, rows * V + forward, rows * V + backward, saved, 0)
+
+
+@dataclass(frozen=True)
+class Squared(_OfResidual):
+    """|r|^2 / 2, whose derivative is r: a step of gradient descent is the delta rule (Sun et al. 2024,
+    arXiv:2407.04620, section 2.2; Yang et al. 2024, arXiv:2406.06484, section 2.2)."""
+
+    def of(self, r: Tensor) -> Tensor:
+        return r.square().sum(-1) / 2
+
+    def influence(self, r: Tensor) -> Tensor:
+        return r
+
+    @staticmethod
+    def operations(V: Size) -> tuple[Size, Size, Size]:  # noqa: ARG004
+        return 0, 0, 0
+
+
+@dataclass(frozen=True)
+class Huber(_OfResidual):
+    r"""Huber's loss of each number: r^2 / 2 up to `delta`, delta (|r| - delta / 2) beyond (Huber 1964); its derivative
+    is r cut off at $\pm$ delta. In a memory: Yaad (Behrouz et al. 2025, arXiv:2504.13173). ValueError for delta <= 0.
+    """
+
+    delta: float = 1.0
+
+    def __post_init__(self) -> None:
+        _positive("delta", self.delta)
+
+    def of(self, r: Tensor) -> Tensor:
+        inside = r.clamp(-self.delta, self.delta)
+        return (inside * (r - inside / 2)).sum(-1)
+
+    def influence(self, r: Tensor) -> Tensor:
+        return r.clamp(-self.delta, self.delta)
+
+    @staticmethod
+    def operations(V: Size) -> tuple[Size, Size, Size]:
+        return V, 4 * V, V  # clamp; two comparisons, both, choose; r
+
+
+@dataclass(frozen=True)
+class HuberNorm(_OfResidual):
+    """Huber's loss of the residual's norm: its derivative is r, made no longer than `delta`. ValueError for delta <= 0.
+
+    Of all directions none is preferred, where `Huber` leaves residuals along the axes the least.
+    """
+
+    delta: float = 1.0
+
+    def __post_init__(self) -> None:
+        _positive("delta", self.delta)
+
+    def of(self, r: Tensor) -> Tensor:
+        square = r.square().sum(-1)
+        # The clamp under the root: at r = 0 its derivative is 0 and not infinite.
+        beyond = self.delta * (square.clamp(min=self.delta**2).sqrt() - self.delta / 2)
+        return torch.where(square <= self.delta**2, square / 2, beyond)
+
+    def influence(self, r: Tensor) -> Tensor:
+        square = (r * r).sum(-1, keepdim=True)
+        return r * (square.clamp(min=self.delta**2).rsqrt() * self.delta)
+
+    @staticmethod
+    def operations(V: Size) -> tuple[Size, Size, Size]:
+        # Squares, their sum, clamp, root, product, product with r. Backward two products and a sum, which is left out
+        # where there is one number to be summed, product, root (3), comparison, choice, two products and two sums.
+        return 3 * V + 3, (6 + (V != 1)) * V + 6, V + 3  # r, |r|^2, the root, the factor
+
+
+@dataclass(frozen=True)
+class Contrastive(TokenLoss):
+    r"""$-\log \mathrm{softmax}_i(v_j^T p / \tau)$ over candidates j: InfoNCE (van den Oord et al. 2018,
+    arXiv:1807.03748, equation 4) between a prediction and the values, with `temperature` $\tau$.
+
+    A token's candidates are the values of its mini-batch up to its own, and the zero vector, whose score is 0: without
+    it the first of a mini-batch would have nothing to be told from, and write nothing. With mini-batches of one token
+    the loss is $\log(1 + e^{-v^T p / \tau})$. psi is the candidates' mean under the softmax less the own value, over
+    tau. It says how the prediction should be directed and not how long it is to be. ValueError for temperature <= 0.
+    """
+
+    temperature: float = 1.0
+    curvature = None
+    looks_back = True
+
+    def __post_init__(self) -> None:
+        _positive("temperature", self.temperature)
+
+    def _scores(self, p: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
+        """(..., n, 1 + m), the zero vector first."""
+        n, m = p.shape[-2], v.shape[-2]
+        later = torch.ones(n, m, dtype=torch.bool, device=p.device).triu(1 + m - n)
+        absent = later if hidden is None else later | hidden[..., None, :]
+        # The lowest finite number in place of -inf, and exactly 0 as a weight: the zero vector's score is finite.
+        scores = (p @ v.mT / self.temperature).masked_fill(absent, torch.finfo(p.dtype).min)
+        return pad(scores, (1, 0))
+
+    def __call__(self, p: Tensor, v: Tensor, hidden: Tensor | None = None) -> Tensor:
+        n = p.shape[-2]
+        return -self._scores(p, v, hidden).log_softmax(-1).diagonal(1 + v.shape[-2] - n, -2, -1)
+
+    def gradient(self, p: Tensor, v: Tensor, hidden: Tensor | None = None) -> Tensor:
+        weights = self._scores(p, v, hidden).softmax(-1)[..., 1:]
+        return (weights @ v - v[..., -p.shape[-2] :, :]) / self.temperature
+
+    def cost(self, rows: Size, seen: Size, pairs: Size, V: Size) -> LossCost:
+        weights = pairs + rows  # with those of the zero vector
+        return LossCost(
+            forward=4 * pairs * V,
+            backward=8 * pairs * V,
+            into_predictions=2 * pairs * V,
+            # Mask, temperature, masked entries; difference, temperature. Backward v's gradient has three parts.
+            elementwise_forward=3 * pairs + SOFTMAX_FORWARD * weights + 2 * rows * V,
+            elementwise_backward=2 * pairs + SOFTMAX_BACKWARD * weights + 2 * rows * V + 2 * seen * V,
+            saved=rows * V + weights,
+            saved_bytes=pairs,
+        )
+
+
+def _positive(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name}: expected a positive number, got {_checks.describe(value)}")
+    if not (value > 0 and isfinite(value)):
+        raise ValueError(f"{name}: expected a positive number, got {value}")
