@@ -36,9 +36,11 @@ def _mechanisms(as_json: bool) -> int:
 
     if as_json:
         places = ("reference", "fast", "cost")
-        plain = ("name", "family", "source", "causal", "exact", "positional", "signed", "fitted")
+        plain = ("name", "family", "source", "causal", "bidirectional", "exact", "positional", "signed", "fitted")
         entries = [
-            {name: getattr(m, name) for name in plain} | {name: _place(getattr(m, name)) for name in places}
+            {name: getattr(m, name) for name in plain}
+            | {name: _place(getattr(m, name)) for name in places}
+            | {"gates": {name: _place(gate) for name, gate in m.gates.items()}}
             for m in MECHANISMS.values()
         ]
         print(json.dumps(entries, indent=2))
@@ -55,10 +57,10 @@ def _mechanisms(as_json: bool) -> int:
 
 
 def _place(function: Any) -> str:
-    """Module and name of a function; of a partial one with what it is bound to."""
-    bound = "".join(f"({name}={value!r})" for name, value in getattr(function, "keywords", {}).items())
+    """Module and name of a function or class; of a partial one with what it is bound to."""
+    bound = ", ".join(f"{name}={value!r}" for name, value in getattr(function, "keywords", {}).items())
     function = getattr(function, "func", function)
-    return f"{function.__module__}.{function.__qualname__}{bound}"
+    return f"{function.__module__}.{function.__qualname__}" + (f"({bound})" if bound else "")
 
 
 def _claims(parser: argparse.ArgumentParser, as_json: bool, document: str | None) -> int:

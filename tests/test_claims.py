@@ -32,8 +32,6 @@ S2.1.1a S2.1.1b S2.1.1c S2.1.2a S2.1.2b S2.1.3a S2.1.3b S2.1.3c
 S2.2.3a S2.2.3b S2.2.3c S2.2.3d S2.3.1a
 S2.4.1a S2.4.2a S2.4.2c S2.4.2d S2.4.3b S2.4.3c S2.4.4a S2.5.2a S2.5.3a S2.5.3b S2.5.3c
 
-S3.3a S3.3b S3.3c S3.3d S3.3e S3.3f S3.3g
-
 S4.1a S4.1b S4.4a S4.4b S4.4c
 """
 WAITING = _WAITING.split()

@@ -24,10 +24,12 @@ def test_mechanisms(capsys):
     assert main(["mechanisms", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in rows] == list(MECHANISMS)
-    plain, places = {f.name for f in fields(Mechanism)} - set(PLACES), set()
+    plain, places = {f.name for f in fields(Mechanism)} - {*PLACES, "gates"}, set()
     for row in rows:
         mechanism = MECHANISMS[row["name"]]
         assert {name: row.pop(name) for name in plain} == {name: getattr(mechanism, name) for name in plain}
+        gates = row.pop("gates")
+        assert gates == {name: f"{gate.__module__}.{gate.__name__}" for name, gate in mechanism.gates.items()}
         assert set(row) == set(PLACES)
         for name, said in row.items():
             place, _, bound = said.partition("(")
@@ -35,9 +37,9 @@ def test_mechanisms(capsys):
             expected = getattr(mechanism, name)
             assert getattr(sys.modules[module], function) is getattr(expected, "func", expected)
             if isinstance(expected, partial):
-                assert bound == f"feature_map={expected.keywords['feature_map']!r})"
-            places.add(said)
-    assert len(places) == len(PLACES) * len(rows)
+                assert bound == ", ".join(f"{name}={value!r}" for name, value in expected.keywords.items()) + ")"
+        places.add((*row.values(), *gates.values()))
+    assert len(places) == len(rows)
     assert main(["mechanisms"]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split() == ["name", "family", "causal", "exact", "positional", "signed", "source"]

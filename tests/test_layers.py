@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from ortho import FeedForward, LanguageModel, MultiheadAttention, TransformerBlock, to_standard
+from ortho import MECHANISMS, FeedForward, LanguageModel, MultiheadAttention, TransformerBlock, to_standard
+from ortho.gates import ReflectingWriteStrength
 from ortho.orthogonal import DRAWS
 from ortho.projections import PROJECTIONS, FrozenProjection
 
@@ -169,6 +170,43 @@ def test_model_decodes_as_it_reads():
     torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=1e-12, rtol=0)
 
 
+def test_a_model_without_positions_serves_any_length_and_takes_order_from_its_attention():
+    model = LanguageModel(13, 8, 2, 1, max_length=None, dtype=torch.float64, generator=generator())
+    assert model.embed_positions is None and "embed_positions" not in model.state_dict()
+    tokens = torch.randint(13, (2, 40), generator=generator())
+    whole = model(tokens)
+    first, state = model(tokens[:, :25], return_state=True)
+    rest = model(tokens[:, 25:], initial_state=state)
+    torch.testing.assert_close(torch.cat([first, rest], 1), whole, atol=1e-12, rtol=0)
+    # One causal softmax layer sees what came before as a set: in another order it answers the last token alike.
+    other = torch.cat([tokens[:, :-1].flip(1), tokens[:, -1:]], 1)
+    torch.testing.assert_close(model(other)[:, -1], whole[:, -1], atol=1e-12, rtol=0)
+    placed = LanguageModel(13, 8, 2, 1, max_length=40, dtype=torch.float64, generator=generator())
+    assert (placed(other)[:, -1] - placed(tokens)[:, -1]).abs().max() > 1e-6
+
+
+def test_a_model_hands_gates_to_every_block():
+    model = LanguageModel(13, 8, 2, 2, max_length=None, attention="delta", gates={"beta": ReflectingWriteStrength})
+    assert all(isinstance(block.attention.gates["beta"], ReflectingWriteStrength) for block in model.blocks)
+
+
+def test_gates_are_made_of_the_keys_tokens():
+    """By the mechanism's own, or by those that are put in their place; trained under every projection, and part of what
+    a conversion keeps."""
+    x, context = draw(2, 3, 8), draw(2, 7, 8, seed=2)
+    for projection in PROJECTIONS:
+        one = layer(projection, attention="gated-delta", gates={"beta": ReflectingWriteStrength})
+        trained = {n for n, _ in one.named_parameters() if n.startswith("gates.")}
+        assert trained == {"gates.beta.weight"} | {f"gates.log_decay.{n}" for n in ("weight", "bias", "log_rate")}
+        q, k = one.projection(x, context)
+        v = (context @ one.weight_v.T).view(2, 7, 2, 4).transpose(1, 2)
+        beta, log_decay = one.gates["beta"](context), one.gates["log_decay"](context)
+        assert beta.max() > 1  # more than the mechanism's own strengths reach
+        o = MECHANISMS["gated-delta"].fast(q, k, v, beta=beta, log_decay=log_decay)
+        torch.testing.assert_close(one(x, context), o.transpose(1, 2).flatten(2) @ one.weight_o.T)
+        assert torch.equal(to_standard(one)(x, context), one(x, context))
+
+
 def test_initialisation_scale():
     """Learned and frozen weights start with the same variance 1/d, so that arms differ in nothing else."""
     learned = MultiheadAttention(256, 4, generator=generator())
@@ -183,6 +221,23 @@ BAD = [
     (lambda: MultiheadAttention(8, 2.0), TypeError, "num_heads: expected an integer"),
     (lambda: layer("freezed"), ValueError, "projection: expected one of 'learned', 'frozen', 'stopped', got 'freezed'"),
     (lambda: layer("learned", attention="flash"), ValueError, "attention: expected one of 'softmax'.*got 'flash'"),
+    (lambda: layer("learned", attention="flash"), ValueError, "attention: .*'gated-delta'.*, or an nn.Module, got"),
+    (lambda: layer("learned", attention=torch.relu), ValueError, "attention: .*, or an nn.Module, got <built-in"),
+    (
+        lambda: layer("learned", attention=nn.Identity(), form="reference"),
+        ValueError,
+        "form: expected none beside an attention that is a module, got 'reference'",
+    ),
+    (
+        lambda: layer("learned", attention="delta", gates={"log_decay": ReflectingWriteStrength}),
+        ValueError,
+        r"gates: expected a part of \['beta'\] with 'delta', got 'log_decay'",
+    ),
+    (
+        lambda: layer("learned", gates={"beta": ReflectingWriteStrength}),
+        ValueError,
+        r"gates: expected a part of \[\] with 'softmax', got 'beta'",
+    ),
     (lambda: layer("learned", form="slow"), ValueError, "form: expected one of 'reference', 'fast', got 'slow'"),
     (lambda: FrozenProjection(8, 2, draw="qr"), ValueError, "draw: expected one of 'haar'"),
     (lambda: MultiheadAttention(8, 4, projection=FrozenProjection(8, 2)), ValueError, "projection: expected"),
@@ -197,6 +252,7 @@ BAD = [
     (lambda: FeedForward(8)(draw(2, 5, 7)), ValueError, r"x: expected shape \(B, N, 8\)"),
     (lambda: TransformerBlock(8, 2)(draw(2, 5, 8).double()), TypeError, "x: expected torch.float32 like the weights"),
     (lambda: LanguageModel(5, 8, 2, 0, max_length=4), ValueError, "num_layers: expected an integer of at least 1"),
+    (lambda: LanguageModel(5, 8, 2, 1, max_length=0), ValueError, "max_length: expected an integer of at least 1"),
     (
         lambda: LanguageModel(5, 8, 2, 1, max_length=4)(torch.tensor([[5]])),
         ValueError,

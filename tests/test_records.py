@@ -118,7 +118,7 @@ UNREADABLE = {
     ),
     "another quantity": (
         lambda record: record["repetitions"].update(frozen={"x_s": [1.0]}),
-        ".frozen.forward_s: missing",
+        ".frozen.",
     ),
     "no standard": (lambda record: _rename_the_first(record["repetitions"]), ": missing"),
 }

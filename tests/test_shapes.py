@@ -8,6 +8,10 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 CHECKED = [
     *("test_softmax.py", "test_factored.py", "test_factored_limits.py", "test_factored_cost.py"),
+    *("test_memory.py", "test_delta.py", "test_delta_limits.py", "test_delta_cost.py"),
+    *("test_channel_gates.py", "test_channel_gates_limits.py", "test_gate_modules.py", "test_delta_product.py"),
+    *("test_ttt.py", "test_ttt_losses.py", "test_ttt_cost.py", "test_robustness.py"),
+    *("test_positions_rotary.py", "test_positions_distance.py", "test_positions_reflections.py"),
     *("test_linear.py", "test_efficient.py", "test_favor.py", "test_redrawn.py", "test_synthesizer.py"),
     *("test_properties.py", "test_layers.py", "test_orthogonal.py", "test_johnson_lindenstrauss.py"),
     "test_unbiasedness.py",

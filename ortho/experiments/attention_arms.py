@@ -27,7 +27,7 @@ SETS = {
     "family": (YARDSTICK, "sdpa causal"),  # and every other mechanism whose kernel factorises
     "delta": (YARDSTICK, "sdpa causal", "delta causal", "gated-delta causal"),
     "delta alone": ("delta causal", "gated-delta causal"),
-    "memories": (YARDSTICK, "sdpa causal"),  # and every other memory, causal
+    "memories": (YARDSTICK, "sdpa causal", "delta causal"),  # and every other memory, causal
 }
 SAVED_BYTES = 2**29  # of the family, an arm that keeps more than this for its backward pass is left out
 

@@ -34,10 +34,14 @@ MEMORY_SPEED = replace(
     cases=cases,
     sources=(
         *SOURCES,
+        "attention/channel_gates.py",
+        "attention/channel_gates_kernels.py",
         "attention/delta.py",
-        "attention/delta_cost.py",
         "attention/delta_kernels.py",
+        "attention/delta_product.py",
         "attention/memory.py",
+        "attention/ttt.py",
+        "attention/ttt_losses.py",
     ),
-    needs=replace(ATTENTION_SPEED.needs, arms=()),
+    needs=replace(ATTENTION_SPEED.needs, arms=("delta causal",)),
 )

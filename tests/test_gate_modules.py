@@ -1,0 +1,219 @@
+"""Gates: their formulas and ranges, extremes, initial values and costs; and how a layer makes and hands them on."""
+
+import math
+from dataclasses import fields
+from itertools import product
+
+import pytest
+import torch
+from torch.nn.functional import logsigmoid, softplus
+
+from ortho import MECHANISMS, LanguageModel, MultiheadAttention, cost, to_standard
+from ortho.cost.counting import Counts, count_forward, count_step
+from ortho.gates import ChannelDecay, Decay, ForgetGate, ReflectingWriteStrength, WriteStrength
+from ortho.projections import LearnedProjection
+
+GATES = [WriteStrength, ReflectingWriteStrength, Decay, ForgetGate, ChannelDecay]
+RANGES = {WriteStrength: (0, 1), ReflectingWriteStrength: (0, 2)}  # of the others: at most 0
+SIZES = [(1, 5, 8, 2), (2, 7, 12, 3), (3, 16, 16, 1), (1, 1, 4, 4), (2, 1, 6, 2)]  # (B, N, d, H)
+
+
+def draw(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def make(kind, d=12, H=3, seed=0, dtype=torch.float64):
+    return kind(d, H, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def by_formula(gate, x):
+    """(B, H, N), or (B, H, N, K), one head after the other."""
+    if isinstance(gate, ChannelDecay):
+        z = x @ gate.weight_down.mT @ gate.weight_up.mT
+        heads = [z[..., 4 * j : 4 * j + 4] + gate.bias[j] for j in range(3)]
+        return torch.stack([logsigmoid(z) / 16 for z in heads], 1)
+    heads = [x @ gate.weight[j] for j in range(3)]
+    if isinstance(gate, Decay):
+        heads = [-gate.log_rate[j].exp() * (1 + (z + gate.bias[j]).exp()).log() for j, z in enumerate(heads)]
+    elif isinstance(gate, ForgetGate):
+        heads = [logsigmoid(z + gate.bias[j]) for j, z in enumerate(heads)]
+    else:
+        heads = [gate.maximum / (1 + (-z).exp()) for z in heads]
+    return torch.stack(heads, 1)
+
+
+@pytest.mark.parametrize("kind", GATES)
+def test_formula(kind):
+    """And the gradients of x and of every parameter, biases among them. Softplus leaves out e^-20, or 2e-9, beyond 20,
+    where these do not go."""
+    gate, x = make(kind), draw(2, 5, 12).requires_grad_()
+    with torch.no_grad():
+        for i, parameter in enumerate(gate.parameters()):
+            parameter += draw(*parameter.shape, seed=i + 1) / 4
+    wanted, upstream = [x, *gate.parameters()], draw(2, 3, 5, *([4] if kind is ChannelDecay else []), seed=9)
+    results = [[y, *torch.autograd.grad(y, wanted, upstream)] for y in (gate(x), by_formula(gate, x))]
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", GATES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_range_and_extremes(kind, dtype):
+    """Within the range for tokens of any size, in each dtype, with finite gradients."""
+    low, high = RANGES.get(kind, (-torch.inf, 0))
+    for size in (0.0, 1.0, 1e3, 1e30):
+        gate, x = make(kind, dtype=dtype), (size * draw(2, 50, 12)).to(dtype).requires_grad_()
+        y = gate(x)
+        assert y.shape == (2, 3, 50, 4)[: 4 if kind is ChannelDecay else 3] and y.dtype == dtype
+        assert y.isfinite().all() and (low <= y).all() and (y <= high).all()
+        assert all(g.isfinite().all() for g in torch.autograd.grad(y.sum(), [x, *gate.parameters()]))
+        if size == 1e3:  # both ends are met
+            assert y.max() > high - 1e-2 * (high - low if high else 1)
+            assert y.min() < (low + 1e-2 if high else -10)
+
+
+def test_initial_values():
+    """Decays' rates in [1, 16] and steps in [0.001, 0.1], uniform and log-uniform: their means over 20 000 heads are
+    within 4.42 standard errors, which a right draw leaves with probability 1e-5 each. Other biases are 0."""
+    g = torch.Generator().manual_seed(3)
+    gates = [Decay(40, 40, generator=g, dtype=torch.float64) for _ in range(500)]
+    rates = torch.cat([gate.log_rate.exp() for gate in gates])
+    steps = torch.cat([softplus(gate.bias).log10() for gate in gates])
+    for drawn, low, high in ((rates, 1, 16), (steps, -3, -1)):
+        assert low - 1e-9 < drawn.min() and drawn.max() < high + 1e-9
+        error = (high - low) / math.sqrt(12 * len(drawn))
+        assert (drawn.mean() - (low + high) / 2).abs() < 4.42 * error
+    for kind in (ForgetGate, ChannelDecay):
+        assert not make(kind).bias.any()
+
+
+@pytest.mark.parametrize("kind", GATES)
+def test_draws(kind):
+    """The same from the same generator, others from another."""
+    one, same, other = (list(make(kind, seed=seed).parameters()) for seed in (0, 0, 1))
+    assert all(map(torch.equal, one, same))
+    assert not torch.equal(one[0], other[0])
+
+
+@pytest.mark.parametrize("kind", GATES)
+@pytest.mark.parametrize("input_grad", [True, False])
+def test_declared_equals_counted(kind, input_grad):
+    """Alone, where x is one byte count more and its gradient's sum with that of other paths is one less."""
+    for (B, N, d, H), dtype in product(SIZES, [torch.float32, torch.float64]):
+        x = torch.zeros(B, N, d, dtype=dtype, requires_grad=input_grad)
+        counts = count_step(kind(d, H, dtype=dtype), x)
+        declared = kind.cost(B, N, d, H, input_grad=input_grad, itemsize=dtype.itemsize)
+        assert counts.forward == declared.forward and counts.backward == declared.backward
+        assert counts.elementwise_forward == declared.elementwise_forward
+        assert counts.elementwise_backward == declared.elementwise_backward - (x.numel() if input_grad else 0)
+        assert counts.saved_bytes == declared.saved_bytes + x.nbytes
+        assert counts.trained == declared.trained
+        assert count_forward(kind(d, H, dtype=dtype), x[:, :1])[0] == declared.decode
+
+
+@pytest.mark.parametrize("form", ["reference", "fast"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_replaced_gates_in_the_cost(form, causal):
+    replaced = [
+        ("kda", {"beta": ReflectingWriteStrength}),
+        ("delta", {"beta": ReflectingWriteStrength}),
+        ("gated-delta", {"log_decay": ForgetGate}),
+    ] + ([("path", {"beta": WriteStrength})] if causal else [])
+    for (attention, gates), (B, N, d, H) in product(replaced, SIZES):
+        x = torch.zeros(B, N, d, requires_grad=True)
+        counts = count_step(MultiheadAttention(d, H, attention=attention, form=form, gates=gates), x, is_causal=causal)
+        declared = cost.layer(B, N, d, H, attention=attention, form=form, causal=causal, gates=gates)
+        for name in (f.name for f in fields(Counts) if f.compare):
+            assert getattr(counts, name) == getattr(declared, name), name
+
+
+def layer(attention="kda", **kwargs):
+    g = torch.Generator().manual_seed(0)
+    return MultiheadAttention(12, 3, attention=attention, generator=g, dtype=torch.float64, **kwargs)
+
+
+def by_hand(one, x, context, **kwargs):
+    """The layer's output, each gate made and handed over here."""
+    gates = {name: gate(context) for name, gate in one.gates.items()}
+    q, k = one.projection(x, context)
+    v = (context @ one.weight_v.mT).unflatten(-1, (3, 4)).transpose(1, 2)
+    o = MECHANISMS[one.attention].reference(q, k, v, **gates, **kwargs)
+    return o.transpose(1, 2).flatten(2) @ one.weight_o.mT
+
+
+@pytest.mark.parametrize("form", ["reference", "fast"])
+@pytest.mark.parametrize("attention", ["gla", "kda", "delta", "gated-delta"])
+def test_gates_are_made_of_the_keys_tokens(form, attention):
+    """Of the context where there is one, else of x. Two float64 computations of sums of at most some 100 terms."""
+    one, x, context = layer(attention, form=form), draw(2, 5, 12), draw(2, 9, 12, seed=1)
+    assert set(one.gates) == set(MECHANISMS[attention].gates)
+    torch.testing.assert_close(one(x, context), by_hand(one, x, context), atol=1e-12, rtol=1e-12)
+    expected = by_hand(one, x, x, is_causal=True)
+    torch.testing.assert_close(one(x, is_causal=True), expected, atol=1e-12, rtol=1e-12)
+
+
+def test_other_gates_and_none():
+    """A layer has the gates that it was told to have, and a mechanism without gates has none; those are drawn last, so
+    that what was there before is drawn as ever."""
+    own, told = layer(), layer(gates={"beta": ReflectingWriteStrength})
+    assert type(own.gates["beta"]) is WriteStrength and type(told.gates["beta"]) is ReflectingWriteStrength
+    assert type(told.gates["log_decay"]) is ChannelDecay
+    x = draw(2, 5, 12)
+    assert not torch.equal(own(x), told(x))
+    torch.testing.assert_close(told(x), by_hand(told, x, x), atol=1e-12, rtol=1e-12)
+    plain = layer("softmax")
+    assert not len(plain.gates)
+    for name, weight in plain.state_dict().items():
+        assert torch.equal(weight, own.state_dict()[name])
+    deep = LanguageModel(11, 12, 3, 2, max_length=8, attention="kda", gates={"beta": ReflectingWriteStrength})
+    assert all(type(block.attention.gates["beta"]) is ReflectingWriteStrength for block in deep.blocks)
+
+
+def test_gates_beside_a_module():
+    """An attention of one's own takes what gates it is told."""
+
+    class Weighted(torch.nn.Module):
+        def forward(self, q, k, v, *, beta, **_):
+            assert beta.shape == q.shape[:-1] == k.shape[:-1]
+            return beta[..., None] * v
+
+    one = MultiheadAttention(12, 3, attention=Weighted(), gates={"beta": WriteStrength})
+    assert one(draw(2, 5, 12, dtype=torch.float32)).shape == (2, 5, 12)
+
+
+def test_state_dict():
+    """Gates are trained, stored, restored, and copied with the layer to the standard one."""
+    one, other, x = layer("kda"), MultiheadAttention(12, 3, attention="kda", dtype=torch.float64), draw(2, 5, 12)
+    stored = {name for name in one.state_dict() if name.startswith("gates.")}
+    assert stored == {
+        "gates.beta.weight",
+        *(f"gates.log_decay.{name}" for name in ("weight_down", "weight_up", "bias")),
+    }
+    assert stored < {name for name, parameter in one.named_parameters() if parameter.requires_grad}
+    gradients = torch.autograd.grad(one(x).square().sum(), list(one.gates.parameters()))
+    assert all(g.any() for g in gradients)
+    assert not torch.equal(other(x), one(x))
+    other.load_state_dict(one.state_dict())
+    assert torch.equal(other(x), one(x))
+    frozen = layer("kda", projection="frozen")
+    standard = to_standard(frozen)
+    assert isinstance(standard.projection, LearnedProjection) and torch.equal(standard(x), frozen(x))
+    assert standard.gates["beta"].weight is not frozen.gates["beta"].weight
+
+
+@pytest.mark.bad_input
+def test_errors():
+    with pytest.raises(ValueError, match=r"^gates: expected a part of \['log_decay'\] with 'gla', got 'beta'"):
+        MultiheadAttention(12, 3, attention="gla", gates={"beta": WriteStrength})
+    with pytest.raises(ValueError, match=r"^gates: expected a part of \[\] with 'softmax', got 'beta'"):
+        MultiheadAttention(12, 3, gates={"beta": WriteStrength})
+    # A gate of another shape than its argument's is found out by the function that takes it.
+    wide = MultiheadAttention(12, 3, attention="kda", gates={"beta": ChannelDecay})
+    with pytest.raises(ValueError, match=r"^beta: expected shape \(1, 3, 2\) like the keys, got \(1, 3, 2, 4\)"):
+        wide(torch.ones(1, 2, 12))
+    for kind in GATES:
+        with pytest.raises(ValueError, match="^num_heads: expected a divisor of d_model = 12, got 5"):
+            kind(12, 5)
+        with pytest.raises(TypeError, match="^d_model: expected an integer of at least 1, got float 12.0"):
+            kind(12.0, 3)
+        assert "d_model=12, num_heads=3" in repr(kind(12, 3))
