@@ -127,13 +127,13 @@ def table(records: Sequence[Record]) -> str:
     for device, group in by_device(records).items():
         texts.append(f"\n{device} ({group[0]['provenance']['device_name']}): right answers, median [lowest, highest]")
         texts += [
-            f"{row['arm']:20}{row['test']:32}{row['median']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+            f"{row["arm"]:24}{row['test']:32}{row['median']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
             f"  {len(row['seeds'])} seeds, rate {row['rate']:g}"
             for row in rows(group)
         ]
         for arm, losses in tuning(group, device).items():
             each = ", ".join(f"{loss:.4f} at {rate:g}" for rate, loss in sorted(losses.items()))
-            texts.append(f"{arm:20}training loss of the tuning seed: {each}")
+            texts.append(f"{arm:24}training loss of the tuning seed: {each}")
         if stale := sum(map(is_stale, group)):
             texts.append(f"{stale} of {len(group)} records were measured with an earlier state of the code")
     return "\n".join(texts)
