@@ -127,7 +127,7 @@ def table(records: Sequence[Record]) -> str:
     for device, group in by_device(records).items():
         texts.append(f"\n{device} ({group[0]['provenance']['device_name']}): right answers, median [lowest, highest]")
         texts += [
-            f"{row["arm"]:24}{row['test']:32}{row['median']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+            f"{row['arm']:24}{row['test']:32}{row['median']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
             f"  {len(row['seeds'])} seeds, rate {row['rate']:g}"
             for row in rows(group)
         ]
