@@ -170,3 +170,10 @@ def test_errors(loss, name):
     for value in ("1", True, None):
         with pytest.raises(TypeError, match=f"{name}: expected a positive number, got"):
             loss(value)
+
+
+def test_a_residual_whose_square_leaves_the_range_is_refused():
+    """Its inverse root would be 0, and the step with it."""
+    p, v = torch.zeros(1, 2), torch.full((1, 2), 1e20)
+    with pytest.raises(ValueError, match="v: expected squared residuals within 0 and 3.4e\\+38, got inf"):
+        HuberNorm().gradient(p, v)

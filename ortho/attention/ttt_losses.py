@@ -155,6 +155,8 @@ class HuberNorm(_OfResidual):
 
     def influence(self, r: Tensor) -> Tensor:
         square = (r * r).sum(-1, keepdim=True)
+        # Beyond the range the root's inverse would be 0, and so would what is written.
+        _checks.within("v", "squared residuals", square, 0, torch.finfo(r.dtype).max)
         return r * (square.clamp(min=self.delta**2).rsqrt() * self.delta)
 
     @staticmethod

@@ -17,11 +17,12 @@ def cases(device: str) -> list[Case]:
     if device == "cuda":
 
         def at(N: int, arms: str = "delta", dtype: str = "bfloat16", compiled: bool = False) -> Case:
-            chunk = max(CHUNK, N // 128)
+            chunk = max(CHUNK, N // (64 if compiled else 128))
             return case(N, arms, device="cuda", K=128, dtype=dtype, chunk=chunk, compiled=compiled)
 
         lengths = [at(N) for N in (4096, 16384, 1024, 65536, 8192, 2048, 32768)]
-        return [*lengths, at(4096, compiled=True), at(4096, "memories"), at(4096, dtype="float32")]
+        compiled = [at(N, compiled=True) for N in (4096, 1024, 16384)]
+        return [*lengths, *compiled, at(4096, "memories"), at(4096, dtype="float32")]
     yardstick = [case(N, "delta") for N in (4096, 1024, 2048, 512, 8192)]
     alone = [case(N, "delta alone") for N in (2048, 4096, 8192, 16384, 32768)]
     return [*yardstick, *alone, case(4096, "memories"), case(1024, "memories")]
@@ -34,14 +35,18 @@ MEMORY_SPEED = replace(
     cases=cases,
     sources=(
         *SOURCES,
+        "_weights.py",
         "attention/channel_gates.py",
         "attention/channel_gates_kernels.py",
         "attention/delta.py",
         "attention/delta_kernels.py",
         "attention/delta_product.py",
         "attention/memory.py",
+        "attention/product_gates.py",
         "attention/ttt.py",
         "attention/ttt_losses.py",
+        "experiments/memory_speed.py",
+        "gates.py",
     ),
     needs=replace(ATTENTION_SPEED.needs, arms=("delta causal",)),
 )
