@@ -261,6 +261,7 @@ TRAINING_STEP = Experiment(
     run=run,
     sources=(
         "_checks.py",
+        "_weights.py",
         "attention/mechanism.py",
         "attention/operands.py",
         "attention/softmax.py",
