@@ -6,6 +6,7 @@ in one layer (Siems et al. 2025, arXiv:2502.10297). Both are trained on short se
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from itertools import permutations
 from typing import Any
@@ -13,8 +14,11 @@ from typing import Any
 import torch
 
 from ortho._checks import positive_int
-from ortho.experiments.learning import NONE, Batch, Draw, Task, experiment
+from ortho.experiments.learning import NONE, RATES, Batch, Draw, Task, case, cases, experiment
+from ortho.experiments.records import Case
 from ortho.gates import ReflectingWriteStrength
+
+MORE_SEEDS = (6, 7, 8, 9)  # of the permutations
 
 
 def elements(things: int) -> list[tuple[int, ...]]:
@@ -121,4 +125,16 @@ _LINEAR = (
     "attention/linear.py",
 )
 PARITY = experiment(PARITY_TASK, *_SOURCES, *_LINEAR)
-PERMUTATIONS = experiment(PERMUTATIONS_TASK, *_SOURCES)
+
+
+def permutation_cases(device: str) -> list[Case]:
+    """The runs of every task, and more seeds: some runs do not learn this one at all."""
+    more = [
+        case(PERMUTATIONS_TASK, arm, seed, PERMUTATIONS_TASK.rates.get(arm, RATES[0]), device=device)
+        for seed in MORE_SEEDS
+        for arm in PERMUTATIONS_TASK.arms
+    ]
+    return [*cases(PERMUTATIONS_TASK, device), *more]
+
+
+PERMUTATIONS = replace(experiment(PERMUTATIONS_TASK, *_SOURCES), cases=permutation_cases)
