@@ -12,10 +12,21 @@ import pytest
 from ortho import claims
 from ortho.claims import PRECEDENCE, RULES, Finding, Ledger, LedgerError, Verdict, all_of, catalogue, judge, ledger
 from ortho.claims.catalogue import Catalogue, Claim, load
-from ortho.claims.figures import read, show
+from ortho.claims.figures import outward, read, show
 from ortho.claims.ledger import AWAITING
 from ortho.claims.report import counts_table, entry_markdown, escape, ledger_table, rules_table, table
-from ortho.claims.rules import bound, contradiction, counted, effect, growth, holds, printed, region, untestable
+from ortho.claims.rules import (
+    bound,
+    contradiction,
+    counted,
+    effect,
+    growth,
+    holds,
+    improves,
+    printed,
+    region,
+    untestable,
+)
 
 ROOT = Path(__file__).parents[1]
 CONFIRMED, CORRECTED, REFUTED = Verdict.CONFIRMED, Verdict.CORRECTED, Verdict.REFUTED
@@ -226,7 +237,7 @@ def test_files_that_are_no_ledger(tmp_path):
 
 def test_rules_are_described():
     assert set(RULES) == {
-        "printed", "counted", "growth", "bound", "holds", "contradiction", "region", "effect", "untestable",
+        "printed", "counted", "growth", "bound", "holds", "contradiction", "region", "effect", "improves", "untestable",
     }  # fmt: skip
     assert all(line.endswith(".") for line in RULES.values())
 
@@ -474,9 +485,45 @@ def test_effect(measured, control, verdict, why):
         effect((0, 5), {"a": (0, 1)}, {"b": (0, 1)})
 
 
+@pytest.mark.parametrize(
+    ("gains", "verdict", "why"),
+    [
+        ([(0.1, 0.2), (30, 99)], CONFIRMED, "a: 0.1 to 0.2 %, b: 30 to 99 %"),  # however small
+        ([(0.1, 0.2)], CONFIRMED, "a: 0.1 to 0.2 %"),
+        ([(0, 9), (1, 2)], CONDITIONAL, "shows at b; not at a: 0 to 9 %"),
+        ([(1, 2), (-3, -1)], CONDITIONAL, "shows at a; not at b: -3 to -1 %"),
+        ([(-3, -1), (-2, 0)], REFUTED, "a: -3 to -1 %, b: -2 to 0 %: no gain anywhere"),
+        ([(0, 0)], REFUTED, "no gain anywhere"),
+        ([(-3, -1), (-2, 0.1)], UNTESTABLE, "undecided at b"),
+        ([(-20, 90), (0, 9)], UNTESTABLE, "undecided at a, b"),
+        ([(-inf, inf)], UNTESTABLE, "undecided at a"),
+    ],
+)
+def test_improves(gains, verdict, why):
+    finding = improves("better", dict(zip("ab", gains, strict=False)), unit=" %")
+    assert (finding.verdict, finding.rule, finding.source) == (verdict, "improves", "better")
+    assert why in finding.ours
+
+
+@pytest.mark.parametrize("gains", [{}, {"a": (2, 1)}, {"a": (nan, 1)}])
+def test_improves_needs_intervals(gains):
+    with pytest.raises(ValueError, match=r"(gains|range): expected"):
+        improves("better", gains)
+
+
+@pytest.mark.parametrize(
+    ("ends", "wider"),
+    [((0.04, 0.16), (0.0, 0.2)), ((-0.16, -0.04), (-0.2, 0.0)), ((1, 2.5), (1, 2.5)), ((-inf, inf), (-inf, inf)),
+     ((-1e-14, 1e-14), (0, 0)), ((100 * (0.3 - 0.1), 20), (20, 20))],
+)  # fmt: skip
+def test_intervals_are_rounded_outward(ends, wider):
+    assert outward(ends) == wider
+
+
 def test_untestable_needs_something_undefined():
     finding = untestable("works better", {"the task": "any", "the measure of better": None})
     assert (finding.verdict, finding.ours) == (UNTESTABLE, "the source does not define the measure of better")
+    assert untestable("works", {"runs": None, "task": 1}, lack="there are no").ours == "there are no runs"
     with pytest.raises(ValueError, match="expected a quantity that the source does not define"):
         untestable("works better", {"the task": "any"})
 

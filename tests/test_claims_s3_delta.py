@@ -72,6 +72,7 @@ def test_times_are_those_of_the_greatest_length_on_each_device(monkeypatch, rati
     found = s3.by_the_clock()
     assert found.verdict == verdict
     assert "512" not in found.ours
+    assert ("'memory-speed' has no records of delta causal" in found.ours) == (not ratios)
 
 
 def test_a_step_is_mostly_products():

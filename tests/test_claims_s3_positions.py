@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from ortho.claims import judge
+from ortho.claims.s3 import forms
 from ortho.claims.s3 import positions as s3
 from ortho.claims.verdicts import Verdict
+from ortho.experiments import flip_flop
 
 
 def test_the_bias_by_loops():
@@ -42,18 +44,33 @@ def test_what_another_input_changes():
 
 
 def test_verdict_without_and_with_records(monkeypatch):
-    """What the measured gains add: nothing where there are none, and a refutation where none shows."""
+    """What the measured gains add: that nothing was measured, or the verdict of the gain."""
 
-    def verdict(gains, control):
-        monkeypatch.setattr(s3, "gained", lambda *arms: (gains, control))
+    def found(gains):
+        monkeypatch.setattr(forms, "gained", lambda *arms: gains)
         return s3.position_delta_net()
 
-    assert "right answers" not in verdict({}, {}).source
-    better = verdict({"far": (30, 45)}, {"far": (-15, 15)})
-    assert better.verdict == Verdict.CONDITIONAL
-    assert "30 to 45 % (control -15 to 15 %)" in better.ours
-    assert verdict({"far": (-5, 0)}, {"far": (-15, 15)}).verdict == Verdict.REFUTED
-    assert verdict({"far": (-20, 90)}, {"far": (-30, 30)}).verdict == Verdict.UNTESTABLE
+    without = found({})
+    assert without.verdict == Verdict.UNTESTABLE
+    assert "'flip-flop' has no records of 5 runs each of 'position-delta' and 'softmax'" in without.ours
+    better = found({"far": (30, 45)})
+    assert better.verdict == Verdict.CONDITIONAL  # by the positions that gates are made of
+    assert "far: 30 to 45 % (confirmed)" in better.ours
+    assert found({"far": (-5, 0)}).verdict == Verdict.REFUTED
+    assert found({"far": (-20, 90)}).verdict == Verdict.UNTESTABLE
+
+
+def test_the_tests_are_those_beyond_training():
+    task = flip_flop.TASK
+    assert set(s3.BEYOND) == {test for test, draw in task.tests.items() if draw.keywords["first"] > task.longest}
+    assert len(s3.BEYOND) == 6
+
+
+def test_the_records_are_there():
+    """A record that is lost takes a part of the claim's evidence with it."""
+    gains = forms.gained("flip-flop", "position-delta", "softmax", s3.BEYOND)
+    for test in s3.BEYOND:
+        assert any(label.startswith(f"{test} on ") for label in gains)
 
 
 def test_positions_alone_are_what_is_wrong_with_it():

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 import random
 
 import pytest
@@ -108,11 +109,50 @@ def test_it_is_right_as_often_as_it_says():
             assert sum(other <= p for other in found) <= p * len(found) + 1e-9
 
 
+@pytest.mark.parametrize(
+    ("better", "worse", "chance", "ends"),
+    [
+        ([6, 7, 8], [1, 2, 3], 1 / 20, (3, 7)),  # one choice of 20 separates the arms
+        ([6, 7, 8], [1, 2, 3], 2 / 20, (4, 6)),  # of 3, 4, 4, 5, 5, 5, 6, 6, 7 the second and the last but one
+        ([6, 7, 8], [1, 2, 3], 0.049, (-math.inf, math.inf)),
+        ([1, 2, 3], [1, 2, 3], 1 / 20, (-2, 2)),
+        ([1], [0], 0.4, (-math.inf, math.inf)),
+    ],
+)
+def test_the_interval_of_a_gain(better, worse, chance, ends):
+    assert learning_rows.gain(better, worse, chance) == ends
+    assert learning_rows.gain(worse, better, chance) == (-ends[1], -ends[0])
+
+
+def test_the_interval_is_the_exact_test():
+    """Without equal values it lies above 0 exactly where the test's probability is within the chance; with equal ones
+    no more often than that."""
+    draw = random.Random(1)
+    for values in ([*range(9)], [draw.randrange(5) for _ in range(9)]):
+        for chance in (0.01, 0.05, 0.2):
+            above = 0
+            deals = list(itertools.combinations(range(9), 4))
+            for chosen in deals:
+                arms = [values[i] for i in chosen], [v for i, v in enumerate(values) if i not in chosen]
+                shown = learning_rows.gain(*arms, chance)[0] > 0
+                above += shown
+                if len(set(values)) == len(values):
+                    assert shown == (learning_rows.better_by_chance(*arms) <= chance)
+            assert above <= chance * len(deals) + 1e-9
+
+
 def test_two_arms_compared(several):
     found = learning_rows.results(several, SLUG)
     pair = learning_rows.compare(found, TEST, "delta", "linear")
     assert pair == {"difference": pytest.approx(0.4), "by_chance": 1 / 20}
     assert learning_rows.compare(found, TEST, "linear", "delta")["by_chance"] == 1
+
+
+def test_better_needs_more_the_more_is_compared():
+    """A positive difference is not enough, and 1 / 252, the least of five runs against five, does for twelve."""
+    pair = {"difference": 0.1, "by_chance": 1 / 252}
+    assert [learning_rows.is_better(pair, comparisons) for comparisons in (1, 12, 13)] == [True, True, False]
+    assert not learning_rows.is_better({"difference": 0.1, "by_chance": 0.3}, 1)
 
 
 @pytest.mark.bad_input
@@ -125,6 +165,8 @@ def test_two_arms_compared(several):
             "results: expected 'delta' with .*'all'",
         ),
         (lambda _: learning_rows.better_by_chance([], [1.0]), "at least one value each, got 0 and 1"),
+        (lambda _: learning_rows.gain([1.0], [], 0.1), "at least one value each, got 1 and 0"),
+        (lambda _: learning_rows.gain([1.0], [1.0], 0.5), r"chance: expected a probability in \(0, 1/2\), got 0.5"),
     ],
 )
 def test_what_was_not_measured_is_not_compared(several, call, message):

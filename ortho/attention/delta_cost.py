@@ -113,7 +113,7 @@ def _recurrent(G: Size, N: Size, K: Size, V: Size, gated: int, causal: bool, qk_
         + (rows * K if qk_grad else 0)
         + (N - 1) * memory * (1 + causal)
         + gated * (rows * (1 + K * V) + N * memory),
-        # Queries, keys, strengths, errors; decays and the memories that they fade; what is written, and the other memories
+        # Queries, keys, strengths, errors; decays and the memories that they fade; what is written, the other memories
         saved=rows * (2 * K + 1 + V + gated) + gated * N * memory + (rows * V + (N + 1) * memory if qk_grad else 0),
     )
 

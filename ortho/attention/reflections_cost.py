@@ -64,7 +64,7 @@ def _steps(
         elementwise_backward=pairs * (1 + SOFTMAX_BACKWARD) + 3 * D * before + rows * D * (3 + int(D != 1)),
         # keys of all steps and what is along w; b, w, b w, and the queries; weights and values; the content's
         saved_bytes=item
-        * (D * (upto if grad else before) + before + rows * (3 * D + 1) + pairs + rows * V + 2 * rows * K * bias * qk_grad),
+        * (D * (upto if grad else before) + before + rows * (3 * D + 1 + V + 2 * K * bias * qk_grad) + pairs),
         decode=None,
         state_bytes=None,
     )

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from math import inf, isclose, isfinite, isinf, isnan
+from math import ceil, floor, inf, isclose, isfinite, isinf, isnan
 from typing import Any
 
 Number = int | float | Fraction
@@ -113,6 +113,12 @@ def interval(value: Number | Interval) -> Interval:
     if not low <= high:
         raise ValueError(f"range: expected (low, high) with low <= high, got {value}")
     return low, high
+
+
+def outward(ends: Interval) -> Interval:
+    """The ends to one decimal, rounded so that the interval grows, beyond what is rounding in float64."""
+    low, high = (end if isinf(end) else round(10 * float(end), 6) for end in ends)
+    return low if isinf(low) else floor(low) / 10, high if isinf(high) else ceil(high) / 10
 
 
 def show(value: Any, unit: str = "") -> str:

@@ -233,16 +233,43 @@ def effect(
 
 
 @rule
-def untestable(statement: str, needs: Mapping[str, Any]) -> tuple[Verdict, str, str]:
-    """A statement whose test needs quantities that the source does not define.
+def improves(statement: str, gains: Mapping[str, Interval], *, unit: str = "") -> tuple[Verdict, str, str]:
+    """A gain whose size the source does not state, by measured intervals of it.
 
-    `needs` maps each quantity that the test needs to what the source says of it, None where it says nothing. At least
-    one must be None: with all of them defined there is something to test, and ValueError is raised.
+    `gains` are confidence intervals of the gain itself, by setting, that hold all at once: with several settings the
+    caller makes each so much wider. A gain shows where its interval lies above 0; there is none where the interval
+    ends at 0 or below. confirmed: a gain shows everywhere. conditional: in some settings, which are named. refuted:
+    there is none anywhere. untestable: none shows, and somewhere the interval does not decide.
+    """
+    if not gains:
+        raise ValueError("gains: expected at least one setting, got none")
+    ends = {label: figures.interval(gain) for label, gain in gains.items()}
+    have = {label: figures.span(gain, unit) for label, gain in ends.items()}
+    listed = figures.listing(have)
+    shown = [label for label, (low, _) in ends.items() if low > 0]
+    if len(shown) == len(ends):
+        return Verdict.CONFIRMED, statement, listed
+    if shown:
+        rest = figures.listing({label: have[label] for label in _rest(ends, shown)})
+        return Verdict.CONDITIONAL, statement, f"shows at {figures.some(shown)}; not at {rest}"
+    if undecided := [label for label, (_, high) in ends.items() if high > 0]:
+        return Verdict.UNTESTABLE, statement, f"{listed}: undecided at {figures.some(undecided)}"
+    return Verdict.REFUTED, statement, f"{listed}: no gain anywhere"
+
+
+@rule
+def untestable(
+    statement: str, needs: Mapping[str, Any], *, lack: str = "the source does not define"
+) -> tuple[Verdict, str, str]:
+    """A statement whose test needs what is not there: as a rule, quantities that the source does not define.
+
+    `needs` maps each thing that the test needs to what there is of it, None where there is nothing; `lack` says how it
+    is missing. If none is, there is something to test, and ValueError is raised.
     """
     missing = [name for name, defined in needs.items() if defined is None]
     if not missing:
         raise ValueError(f"needs: expected a quantity that the source does not define, got {dict(needs)}")
-    return Verdict.UNTESTABLE, statement, f"the source does not define {', '.join(missing)}"
+    return Verdict.UNTESTABLE, statement, f"{lack} {', '.join(missing)}"
 
 
 def all_of(parts: Mapping[str, Finding]) -> Finding:

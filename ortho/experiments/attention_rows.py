@@ -157,13 +157,13 @@ def table(records: Sequence[Record]) -> str:
     for device, group in by_device(records).items():
         origin = group[0]["provenance"]
         head = (
-            f"{'arms':10}{'dtype':9}{'N':>7}  {'arm':24}{'n':>3}{'seconds':>11}"
+            f"{'arms':12}{'dtype':9}{'N':>7}  {'arm':24}{'n':>3}{'seconds':>11}"
             f"  {'over sdpa [q1, q3]':24}{'by FLOPs':>9}{'MB':>9}"
         )
         title = f"\n{device} ({origin['device_name']}, threads {origin['threads']}, torch {origin['torch']})"
         texts += [title, head, "-" * len(head)]
         texts += [
-            f"{row['arms']:10}{row['dtype']:9}{row['N']:7}  {row['arm']:24}{row['repetitions']:3}"
+            f"{row['arms']:12}{row['dtype']:9}{row['N']:7}  {row['arm']:24}{row['repetitions']:3}"
             f"{row['seconds'][1]:11.5f}  {_spread(row['ratio']):24}{row['flops_ratio']:9.4f}"
             + ("" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:9.1f}")
             for row in sorted(rows(group), key=lambda row: (row["arms"], row["dtype"], row["compiled"], row["N"]))

@@ -7,6 +7,7 @@ alone.
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
+from math import inf
 from typing import Any
 
 from ortho.experiments.provenance import is_stale
@@ -14,6 +15,7 @@ from ortho.experiments.records import Record, by_device
 
 Row = dict[str, Any]
 TUNING = 0  # the seed whose runs choose the rates
+LEVEL = 0.05  # the error rate of all comparisons that are shown together
 TIE = 0.05  # relative difference below which two losses are as good
 
 
@@ -101,6 +103,25 @@ def better_by_chance(better: Sequence[float], worse: Sequence[float]) -> float:
     return sum(total >= observed for total in sums) / len(sums)
 
 
+def gain(better: Sequence[float], worse: Sequence[float], chance: float) -> tuple[float, float]:
+    """(low, high) of what a run of `better` has more than one of `worse`; either end is wrong at most with `chance`.
+
+    The ends are order statistics of all differences between two runs, so many from the outside as the exact rank test
+    of `better_by_chance` allows (Hodges & Lehmann 1963), and infinite where there are too few runs for any. Equal
+    values make it wider. Raises ValueError if either is empty, or for a `chance` outside (0, 1/2).
+    """
+    if not better or not worse:
+        raise ValueError(f"better, worse: expected at least one value each, got {len(better)} and {len(worse)}")
+    if not 0 < chance < 0.5:
+        raise ValueError(f"chance: expected a probability in (0, 1/2), got {chance}")
+    n, m = len(better), len(worse)
+    differences = sorted(one - other for one in better for other in worse)
+    # Of like arms whose runs all differ: how many differences are negative, for each choice of the better arm's ranks.
+    negative = [sum(ranks) - n * (n - 1) // 2 for ranks in combinations(range(n + m), n)]
+    cut = max(k for k in range(n * m) if sum(found < k for found in negative) <= chance * len(negative))
+    return (differences[cut - 1], differences[-cut]) if cut else (-inf, inf)
+
+
 def compare(results: Mapping[str, Mapping[str, Row]], test: str, better: str, worse: str) -> Row:
     """Two arms in one test: the difference of the medians, and the probability that like arms do as well by chance.
 
@@ -113,6 +134,11 @@ def compare(results: Mapping[str, Mapping[str, Row]], test: str, better: str, wo
         values.append(results[arm][test]["correct"])
     difference = statistics.median(values[0]) - statistics.median(values[1])
     return {"difference": difference, "by_chance": better_by_chance(*values)}
+
+
+def is_better(comparison: Row, comparisons: int) -> bool:
+    """Whether `compare` found the first arm better, at a level of 5 % for so many comparisons together (Bonferroni)."""
+    return bool(comparison["by_chance"] < LEVEL / comparisons)
 
 
 def line(record: Record) -> str:

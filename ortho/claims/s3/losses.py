@@ -12,9 +12,9 @@ import torch
 
 from ortho.attention.ttt import BATCH
 from ortho.attention.ttt_losses import Contrastive, Huber, HuberNorm, Squared, TokenLoss
-from ortho.claims.figures import Interval
+from ortho.claims.figures import Interval, outward
 from ortho.claims.ledger import evidence
-from ortho.claims.rules import all_of, effect, holds
+from ortho.claims.rules import all_of, holds, improves
 from ortho.claims.verdicts import Finding
 from ortho.theory import robustness
 from ortho.theory.estimates import SIGMAS, estimate
@@ -26,7 +26,6 @@ COUNT, WIDTH = 32, 16  # pairs to be retrieved, twice as many as a linear map ca
 PASSES = (1, 10)
 STEPS = (0.0625, 0.125, 0.25, 0.5, 1.0)
 TEMPERATURES = (0.1, 0.2, 0.5, 1.0)
-SOME = (0, 100)  # per cent: the source says that there is a gain, but not how large it is
 # A step is a dozen float64 operations on numbers of size delta.
 EXACT = 1e-12
 
@@ -39,7 +38,7 @@ def interval(samples: torch.Tensor) -> Interval:
     """Of the mean, which the right one leaves with a probability of 1e-5 (of 1e-4, as there are 32 samples)."""
     found = estimate(samples)
     reach = SIGMAS * found.standard_error
-    return round(found.value - reach, 1), round(found.value + reach, 1)
+    return outward((found.value - reach, found.value + reach))
 
 
 @cache
@@ -77,12 +76,11 @@ def tuned(passes: int) -> tuple[tuple[TokenLoss, float], tuple[TokenLoss, float]
     return best(Squared()), best(*map(Contrastive, TEMPERATURES))
 
 
-def more_found(passes: int) -> tuple[Interval, Interval]:
-    """How many more pairs in a hundred the contrastive loss finds than the squared one; and the squared one, than
-    itself with the pairs in another order."""
+def more_found(passes: int) -> Interval:
+    """How many more pairs in a hundred the contrastive loss finds than the squared one, which has them in another
+    order."""
     squared, contrastive = tuned(passes)
-    base = retrieval(*squared, passes, 4, 5)
-    return interval(retrieval(*contrastive, passes, 4, 6) - base), interval(retrieval(*squared, passes, 4, 6) - base)
+    return interval(retrieval(*contrastive, passes, 4, 6) - retrieval(*squared, passes, 4, 5))
 
 
 @cache
@@ -104,25 +102,22 @@ def losses() -> Finding:
     settings = [(name, loss, *outliers) for name, loss in ROBUST.items() for outliers in OUTLIERS]
     labels = [f"{name}, {100 * share:g} % of length {size:g}" for name, _, share, size in settings]
     gains = {label: saved(*setting[1:]) for label, setting in zip(labels, settings, strict=True)}
-    without = {label: saved(setting[1], 0.0, 1.0) for label, setting in zip(labels, settings, strict=True)}
+    clean = {
+        name: 100 * float((regression(loss, 0.0, 1.0) / regression(Squared(), 0.0, 1.0) - 1).mean())
+        for name, loss in ROBUST.items()
+    }
     found = {f"{COUNT} pairs, {n} pass{'es' * (n > 1)}": more_found(n) for n in PASSES}
     return all_of(
         {
             "one token": holds(
                 "the norm form moves the memory by $\\eta \\delta \\lvert k \\rvert$ at most", excess(), EXACT
             ),
-            "error less than with the squared loss (control: without outliers)": effect(
-                SOME, gains, without, unit=" %"
-            ),
-            "pairs more that the contrastive loss retrieves (control: another order)": effect(
-                SOME,
-                {label: pair[0] for label, pair in found.items()},
-                {label: pair[1] for label, pair in found.items()},
-                unit=" %",
-            ),
+            "with outliers": improves("Huber's error is below that of the squared loss", gains, unit=" %"),
+            "contrastive": improves("retrieves more pairs than the squared loss", found, unit=" %"),
         }
     ).noting(
-        f"What is new looks like an outlier: of values that replace others the squared loss finds "
-        f"{replacing(Squared(), 1.0):.0f} %, Huber's norm form with the same $\\delta$ "
-        f"{replacing(ROBUST['Huber, norm'], 1.0):.0f} %"
+        f"Without outliers the error is larger than with the squared loss, by "
+        f"{', '.join(f'{more:.0f} % ({name})' for name, more in clean.items())}. What is new looks like an outlier: of "
+        f"values that replace others the squared loss finds {replacing(Squared(), 1.0):.0f} %, Huber's norm form with "
+        f"the same $\\delta$ {replacing(ROBUST['Huber, norm'], 1.0):.0f} %"
     )
