@@ -42,8 +42,8 @@ execute: $(READY) ## run notebooks in place (NOTEBOOKS="..." for some; FRESH=1 t
 check: $(READY) ## reject notebooks that are not fully executed, fail, warn or assert nothing
 	@$(PY) tools/notebooks.py check
 
-test: $(READY) ## unit tests and every notebook, strictly compared
-	$(PY) -m pytest --nbval
+test: $(READY) ## unit tests and every notebook, strictly compared, side by side
+	$(PY) -m pytest --nbval -n auto --dist loadgroup
 
 lint: check ## style, types, direction of imports
 	$(PY) -m ruff check

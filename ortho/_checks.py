@@ -109,12 +109,12 @@ def sequence(name: str, value: Any, weight: Tensor) -> Tensor:
     return value
 
 
-def state(value: Any, *names: str) -> tuple[Tensor, ...]:
-    """An `initial_state` as the tuple of tensors that it should be; `names` say what they are."""
+def state(value: Any, *names: str, axes: int = 0) -> tuple[Tensor, ...]:
+    """An `initial_state` as the tuple of tensors, of `axes` or more, that it should be; `names` say what they are."""
     wanted = f"initial_state: expected a tuple of tensors ({', '.join(names)}), got {describe(value)}"
     if not isinstance(value, tuple | list) or not all(map(torch.is_tensor, value)):
         raise TypeError(wanted)
-    if len(value) != len(names):
+    if len(value) != len(names) or any(part.dim() < axes for part in value):
         raise ValueError(wanted)
     return tuple(value)
 

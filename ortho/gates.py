@@ -22,8 +22,8 @@ __all__ = ["ChannelDecay", "Decay", "ForgetGate", "Gate", "GateCost", "Reflectin
 
 class GateCost(NamedTuple):
     """What a gate costs a layer: FLOPs of matrix products, scalar operations, bytes kept beside x, FLOPs of one more
-    token, trained parameters. The sum of x's gradient with those of the layer's other paths is included; what it makes is
-    kept by the mechanism, or not at all."""
+    token, trained parameters. The sum of x's gradient with those of the layer's other paths is included; what a gate
+    makes is kept by the mechanism, or not at all."""
 
     forward: Size
     backward: Size

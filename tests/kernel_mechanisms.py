@@ -29,7 +29,9 @@ def held(fit):
     return DenseExponentialFeatures(fit, parameters=FITS[fit].function(x, y), count=20)
 
 
-FACTORED = {name: m for name, m in MECHANISMS.items() if isinstance(m.fast, partial)}
+FACTORED = {
+    name: m for name, m in MECHANISMS.items() if isinstance(m.fast, partial) and "feature_map" in m.fast.keywords
+}
 HELD = {f"{fit}, held": kernel_mechanism(f"{fit}, held", held(fit), "") for fit in FITS}
 ALL = FACTORED | HELD
 FITTED = [name for name in FACTORED if FACTORED[name].fitted]

@@ -116,7 +116,7 @@ def test_errors(name, form):
         ("log_decay", rates + 2, ValueError, "expected logarithms of decays within -1.8e"),
         ("log_decay", rates * torch.inf, ValueError, "expected logarithms of decays within -1.8e"),
         ("log_decay", -0.1, TypeError, "expected a floating-point tensor, got float -0.1"),
-        ("log_decay", rates.to("meta"), TypeError, "expected a tensor on cpu like k, got one on meta"),
+        ("log_decay", rates.to("meta"), TypeError, "expected a tensor on cpu like the keys, got one on meta"),
         ("scale", torch.inf, ValueError, "expected a finite number, got inf"),
         ("k", k * torch.nan, ValueError, "expected finite numbers, got 40 NaN or infinite of 40"),
         ("k", k[:, :4], ValueError, "expected as many queries as keys, got 5 and 4"),

@@ -196,7 +196,11 @@ BAD = [
     ({"beta": torch.full((2, 5), NAN)}, ValueError, "beta: expected write strengths within 0 and 2, got nan to nan"),
     ({"beta": 0.5}, TypeError, "beta: expected a floating-point tensor, got float 0.5"),
     ({"beta": torch.ones(2, 5, dtype=torch.int64)}, TypeError, "beta: expected a floating-point tensor, got a int64"),
-    ({"beta": torch.ones(2, 5, device="meta")}, TypeError, "beta: expected a tensor on cpu like k, got one on meta"),
+    (
+        {"beta": torch.ones(2, 5, device="meta")},
+        TypeError,
+        "beta: expected a tensor on cpu like the keys, got one on meta",
+    ),
     ({"log_decay": torch.zeros(2, 6)}, ValueError, r"log_decay: expected shape \(2, 5\) like the keys, got \(2, 6\)"),
     ({"log_decay": torch.zeros(2, 5, 4)}, ValueError, r"log_decay: expected shape \(2, 5\) like the keys, got \(2, 5"),
     ({"log_decay": torch.ones(2, 5)}, ValueError, "log_decay: expected logarithms of decays within .* 0, got 1 to 1"),
@@ -208,7 +212,7 @@ BAD = [
     (
         {"k": torch.ones(2, 5, 4).double() * 1e200},
         ValueError,
-        "q, k: expected squared lengths within 0 and 1.8e.308, got inf",
+        "k: expected squared lengths within 0 and 1.8e.308, got inf",
     ),
     ({"attn_mask": torch.ones(5, 5, dtype=torch.bool)}, ValueError, r"attn_mask: expected a mask of keys, of shape"),
     ({"attn_mask": torch.ones(4, dtype=torch.bool)}, ValueError, "attn_mask: expected a shape that broadcasts to"),

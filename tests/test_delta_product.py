@@ -121,8 +121,8 @@ def test_three_steps_cost_what_is_declared(form, causal):
 
 
 def test_gates():
-    x = torch.randn(2, 4, 12, generator=torch.Generator().manual_seed(0))
-    later, strengths = TwoLater(12, 3), ThreeStrengths(12, 3)
+    x = torch.randn(2, 4, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    later, strengths = (gate(12, 3, dtype=torch.float64) for gate in (TwoLater, ThreeStrengths))
     more = later(x)
     assert more.shape == (2, 3, 4, 2, 4)
     made = (x @ later.weight.T).view(2, 4, 3, 2, 4)  # B, N, H, more, K
@@ -150,12 +150,11 @@ def test_errors(attend):
 
     raised(ValueError, "more_values: expected beside more_keys, got None", more_values=None)
     raised(ValueError, "more_keys: expected beside more_values, got None", more_keys=None)
-    raised(
-        ValueError, r"more_keys: expected shape \(2, 3, 37, 2, 6\), got \(2, 3, 37, 2, 5\)", more_keys=x["more_values"]
-    )
+    wide = r"more_keys: expected shape \(2, 3, 37, 2, 6\) like the keys, got \(2, 3, 37, 2, 5\)"
+    raised(ValueError, wide, more_keys=x["more_values"])
     raised(ValueError, r"more_keys: expected shape \(..., M, more, width\)", more_keys=x["more_keys"][..., :0, :])
     raised(ValueError, "more_values: expected 2 a token like more_keys", more_values=x["more_values"][..., :1, :])
-    raised(ValueError, r"beta: expected shape \(2, 3, 37, 3\), got \(2, 3, 37\)", beta=x["beta"][..., 0])
+    raised(ValueError, r"beta: expected shape \(2, 3, 37, 3\) like the keys, got \(2, 3, 37\)", beta=x["beta"][..., 0])
     raised(ValueError, "beta: expected write strengths within 0 and 2", beta=2 * x["beta"])
     raised(ValueError, r"k: expected beta \|k\|\^2 within 0 and 2", normalise=False)
     raised(TypeError, "more_keys: expected a floating-point tensor", more_keys=[1.0])

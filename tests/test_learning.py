@@ -101,14 +101,14 @@ def test_every_arm_has_every_seed_and_the_tuning_seed_every_rate(name):
     task = TASKS[name]
     cases = learning.cases(task, "cpu")
     runs = {(case["arm"], case["seed"], case["rate"]) for case in cases}
-    assert len(runs) == len(cases) == len(task.arms) * (len(learning.SEEDS) + len(learning.RATES))
+    assert len(runs) == len(cases) == len(task.arms) * (len(task.seeds) + len(learning.RATES))
     assert set(task.rates) <= set(task.arms) and set(task.rates.values()) <= set(learning.RATES)
     for arm in task.arms:
         assert {seed for a, seed, rate in runs if (a, rate) == (arm, task.rates.get(arm, learning.RATES[0]))} == {
             learning_rows.TUNING,
-            *learning.SEEDS,
+            *task.seeds,
         }
-    assert [case["seed"] for case in cases[: len(task.arms)]] == [learning.SEEDS[0]] * len(task.arms)
+    assert [case["seed"] for case in cases[: len(task.arms)]] == [task.seeds[0]] * len(task.arms)
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -137,7 +137,7 @@ def test_unit():
     torch.testing.assert_close(gradient[2], torch.full((2,), TINY**-0.5, dtype=torch.float64))
     assert gradient.isfinite().all()
     for dtype, large in ((torch.float32, 1e20), (torch.float64, 1e160)):
-        with pytest.raises(ValueError, match=r"^q, k: expected squared lengths within 0 and .*, got 0 to inf"):
+        with pytest.raises(ValueError, match=r"^x: expected squared lengths within 0 and .*, got 0 to inf"):
             unit(torch.tensor([[1.0, large], [0.0, 0.0]], dtype=dtype))
 
 

@@ -281,6 +281,8 @@ def test_bad_bias_and_blocks():
             attention(**given | {"bias_keys": None}, is_causal=True)
         with pytest.raises(ValueError, match=r"bias_keys: expected shape \(2, 5, 2\) like the keys, got \(2, 5, 3\)"):
             attention(**given | {"bias_keys": draw(2, 5, 3)}, is_causal=True)
+        with pytest.raises(TypeError, match="bias_queries: expected a floating-point tensor, got str 'u'"):
+            attention(**given | {"bias_queries": "u"}, is_causal=True)
         with pytest.raises(ValueError, match="bias_queries: expected finite numbers"):
             attention(**given | {"bias_queries": given["bias_queries"] / 0}, is_causal=True)
         with pytest.raises(ValueError, match="directions: expected None without bias vectors, got a float64 tensor"):

@@ -14,6 +14,8 @@ CAUSAL_PAIRS = [(p, a) for p, a in PAIRS if MECHANISMS[a].causal]
 # Two float64 computations of the same sums in different orders: at most some 1e3 rounded terms (2e-13), magnified by
 # the exponentials of scores up to 20 (4e-12). The bound leaves a factor 25; a wrong term would show at 1e-2.
 close = partial(torch.testing.assert_close, atol=1e-10, rtol=1e-10)
+# A fit solves systems that few tokens leave nearly singular: with condition numbers up to some 1e6 (3e-10 was seen).
+close_fit = partial(torch.testing.assert_close, atol=1e-8, rtol=1e-8)
 
 shapes = st.tuples(st.integers(1, 3), st.integers(1, 40), st.sampled_from([(4, 1), (8, 2), (12, 3)]))
 seeds = st.integers(0, 2**32 - 1)
@@ -24,6 +26,11 @@ def causality(attention, wanted):
     """Whether a call is to be causal, if that is wanted: where the mechanism has but one of the two ways, that one."""
     mechanism = MECHANISMS[attention]
     return (wanted and mechanism.causal) or not mechanism.bidirectional
+
+
+def closeness(attention):
+    """How near two computations of the same must be."""
+    return close_fit if MECHANISMS[attention].fitted else close
 
 
 def pair(projection, attention, width, heads, seed):
@@ -105,11 +112,11 @@ def test_symmetries(form, projection, attention, shape, seed):
     layer = pair(projection, attention, width, heads, seed)[form == "fast"]
     causal = causality(attention, False)
     y = layer(x, is_causal=causal)
-    close(torch.cat([layer(item[None], is_causal=causal) for item in x]), y)
+    closeness(attention)(torch.cat([layer(item[None], is_causal=causal) for item in x]), y)
     if MECHANISMS[attention].positional:
         return
     permutation = torch.randperm(shape[1], generator=g)
-    close(layer(x[:, permutation]), y[:, permutation])
+    closeness(attention)(layer(x[:, permutation]), y[:, permutation])
 
 
 @pytest.mark.parametrize("form", ["reference", "fast"])
@@ -127,7 +134,7 @@ def test_padding_equals_truncation(form, projection, attention, shape, seed, dat
     causal = causality(attention, False)
     y = layer(x, is_causal=causal, attn_mask=mask)
     if length:
-        close(y[:, :length], layer(x[:, :length], is_causal=causal))
+        closeness(attention)(y[:, :length], layer(x[:, :length], is_causal=causal))
     else:
         assert torch.equal(y, torch.zeros_like(y))
     assert torch.autograd.grad(y.sum(), x)[0].isfinite().all()

@@ -5,20 +5,44 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
-CHECKED = [
-    *("test_softmax.py", "test_factored.py", "test_factored_limits.py", "test_factored_cost.py"),
-    *("test_memory.py", "test_delta.py", "test_delta_limits.py", "test_delta_cost.py"),
-    *("test_channel_gates.py", "test_channel_gates_limits.py", "test_gate_modules.py", "test_delta_product.py"),
-    *("test_ttt.py", "test_ttt_losses.py", "test_ttt_cost.py", "test_robustness.py"),
-    *("test_positions_rotary.py", "test_positions_distance.py", "test_positions_reflections.py"),
-    *("test_linear.py", "test_efficient.py", "test_favor.py", "test_redrawn.py", "test_synthesizer.py"),
-    *("test_properties.py", "test_layers.py", "test_orthogonal.py", "test_johnson_lindenstrauss.py"),
-    "test_unbiasedness.py",
-    *("test_random_features.py", "test_feature_draws.py", "test_variance.py", "test_fitted_features.py"),
-    "test_approximation.py",
-    *("test_associativity.py", "test_mercer.py", "test_recall.py"),
-]
+CHECKED = {
+    "kernels": [
+        "test_factored.py",
+        "test_factored_limits.py",
+        "test_factored_cost.py",
+        "test_linear.py",
+        "test_efficient.py",
+    ],
+    "features": [
+        *(
+            "test_favor.py",
+            "test_redrawn.py",
+            "test_unbiasedness.py",
+            "test_random_features.py",
+            "test_feature_draws.py",
+        ),
+        *(
+            "test_variance.py",
+            "test_fitted_features.py",
+            "test_approximation.py",
+            "test_associativity.py",
+            "test_mercer.py",
+        ),
+    ],
+    "memories": [
+        *("test_memory.py", "test_delta.py", "test_delta_limits.py", "test_delta_cost.py", "test_delta_product.py"),
+        *("test_channel_gates.py", "test_channel_gates_limits.py", "test_gate_modules.py", "test_recall.py"),
+        *("test_ttt.py", "test_ttt_losses.py", "test_ttt_cost.py", "test_robustness.py"),
+    ],
+    "positions": ["test_positions_rotary.py", "test_positions_distance.py", "test_positions_reflections.py"],
+    "layers": [
+        *("test_softmax.py", "test_synthesizer.py", "test_properties.py", "test_layers.py", "test_orthogonal.py"),
+        "test_johnson_lindenstrauss.py",
+    ],
+}
 
 
 def run(code_or_args, **kwargs):
@@ -34,8 +58,9 @@ def run(code_or_args, **kwargs):
     )
 
 
-def test_annotations_hold():
-    files = [str(Path("tests") / name) for name in CHECKED]
+@pytest.mark.parametrize("files", CHECKED.values(), ids=CHECKED)
+def test_annotations_hold(files):
+    files = [str(Path("tests") / name) for name in files]
     done = run(["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not bad_input", "-k", "not compiles", *files])
     assert done.returncode == 0, done.stdout[-3000:]
 

@@ -151,6 +151,11 @@ BAD = [
     (lambda q, k, v, f: f(q, k, v, scale="1"), TypeError, "scale: expected a number, got str"),
     (lambda q, k, v, f: f(q, k, v, is_causal=torch.ones(2)), TypeError, "is_causal: expected True or False"),
     (lambda q, k, v, f: f(q, k, v, initial_state=(k[:1], v)), ValueError, "initial_state: expected keys"),
+    (
+        lambda q, k, v, f: f(q, k, v, initial_state=(k[0, 0], v)),
+        ValueError,
+        "initial_state: expected a tuple of tensors",
+    ),
 ]
 
 

@@ -14,7 +14,6 @@ from ortho.attention.channel_gates_cost import gla_cost, kda_cost
 from ortho.attention.channel_gates_kernels import chunk_width, in_chunks
 from ortho.attention.chunking import default_chunk, pad_tokens
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.operands import hidden_keys, working
 from ortho.gates import ChannelDecay, WriteStrength
 
 
@@ -43,7 +42,8 @@ def gated_linear_attention_reference(
     x = _adding(q, k, v, log_decay, is_causal, attn_mask, scale, initial_state)
     with torch.autocast(q.device.type, enabled=False):
         o, S = memory.recurrence(x.q, x.k, x.v, None, x.log_decay, x.S, is_causal=is_causal, erase=False)
-    return _result(o.to(x.dtype), S, return_state)
+    o = o.to(x.dtype)
+    return (o, (S,)) if return_state else o
 
 
 def gated_linear_attention(
@@ -64,7 +64,8 @@ def gated_linear_attention(
     x = _adding(q, k, v, log_decay, is_causal, attn_mask, scale, initial_state)
     with torch.autocast(q.device.type, enabled=False):
         o, S = _by_chunks(x, is_causal, chunk)
-    return _result(o.to(x.dtype), S, return_state)
+    o = o.to(x.dtype)
+    return (o, (S,)) if return_state else o
 
 
 def kimi_delta_attention_reference(
@@ -100,7 +101,8 @@ def kimi_delta_attention_reference(
     )
     with torch.autocast(q.device.type, enabled=False):
         o, S = memory.recurrence(x.q, x.k, x.v, x.beta, x.log_decay, x.S, is_causal=is_causal)
-    return _result(o.to(x.dtype), S, return_state)
+    o = o.to(x.dtype)
+    return (o, (S,)) if return_state else o
 
 
 def kimi_delta_attention(
@@ -142,7 +144,8 @@ def kimi_delta_attention(
         x = x._replace(beta=torch.ones_like(x.k[..., 0]))
     with torch.autocast(q.device.type, enabled=False):
         o, S = _by_chunks(x, is_causal, chunk)
-    return _result(o.to(x.dtype), S, return_state)
+    o = o.to(x.dtype)
+    return (o, (S,)) if return_state else o
 
 
 def _adding(
@@ -155,20 +158,21 @@ def _adding(
     scale: float | None,
     initial_state: State | None,
 ) -> memory.MemoryOperands:
-    """`memory.operands` for keys of any length that erase nothing, scaled."""
-    _checks.qkv(q, k, v, attn_mask, is_causal)
-    _checks.scale_factor(scale)
-    memory.gate("log_decay", log_decay, k, k.shape)
-    hidden = hidden_keys(attn_mask, k, initial_state)
-    dtype, scale = q.dtype, q.shape[-1] ** -0.5 if scale is None else scale
-    q, k, v = (working(x) for x in (q, k, v))
-    if log_decay is not None:
-        _checks.within("log_decay", "logarithms of decays", log_decay, torch.finfo(log_decay.dtype).min, 0)
-        log_decay = working(log_decay.to(k.dtype))
-    if hidden is not None:
-        k = k.masked_fill(hidden[..., None], 0)
-        log_decay = None if log_decay is None else log_decay.masked_fill(hidden[..., None], 0)
-    return memory.MemoryOperands(q * scale, k, v, None, log_decay, memory.memory(initial_state, k, v), dtype)
+    """The operands of a memory that does not erase."""
+    return memory.operands(
+        q,
+        k,
+        v,
+        beta=None,
+        log_decay=log_decay,
+        channels=True,
+        normalise=False,
+        erase=False,
+        is_causal=is_causal,
+        attn_mask=attn_mask,
+        scale=scale,
+        initial_state=initial_state,
+    )
 
 
 def _by_chunks(x: memory.MemoryOperands, is_causal: bool, chunk: int) -> tuple[Tensor, Tensor]:
@@ -187,10 +191,6 @@ def _by_chunks(x: memory.MemoryOperands, is_causal: bool, chunk: int) -> tuple[T
         return x.q @ S, S
     answers[-1] = answers[-1][..., : width - behind, :]
     return torch.cat(answers, -2), S
-
-
-def _result(o: Tensor, S: Tensor, return_state: bool) -> Tensor | tuple[Tensor, State]:
-    return (o, (S,)) if return_state else o
 
 
 GLA = Mechanism(

@@ -150,7 +150,7 @@ def _operands(
             for first, later in ((k, more_keys), (v, more_values))
         )
     if beta is not None:
-        _like("beta", beta, q, (*q.shape[:-2], M, steps))
+        memory.gate("beta", beta, k, (*q.shape[:-2], M, steps))
         beta = beta.flatten(-2)
     if attn_mask is not None:
         attn_mask = attn_mask.broadcast_to(torch.broadcast_shapes(attn_mask.shape, (M,))).repeat_interleave(steps, -1)
@@ -174,17 +174,9 @@ def _later(name: str, value: Tensor, first: Tensor) -> int:
     more = value.shape[-2] if value.dim() > 1 else 0
     if not more:
         raise ValueError(f"{name}: expected shape (..., M, more, width), more >= 1, got {tuple(value.shape)}")
-    _like(name, value, first, (*first.shape[:-1], more, first.shape[-1]))
+    memory.gate(name, value, first, (*first.shape[:-1], more, first.shape[-1]))
     _checks.finite(name, value)
     return more
-
-
-def _like(name: str, value: Tensor, other: Tensor, shape: tuple[int, ...]) -> None:
-    _checks.float_tensor(name, value)
-    if value.shape != shape:
-        raise ValueError(f"{name}: expected shape {tuple(shape)}, got {tuple(value.shape)}")
-    if value.device != other.device:
-        raise TypeError(f"{name}: expected a tensor on {other.device} like q, got one on {value.device}")
 
 
 MECHANISM = Mechanism(

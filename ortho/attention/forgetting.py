@@ -14,8 +14,8 @@ from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.distance import distance_attention, distance_attention_reference, distance_cost
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.memory import gate
-from ortho.attention.operands import with_past
-from ortho.attention.tiles import TILE, absent_keys, carried
+from ortho.attention.operands import absent_keys, carried, with_past
+from ortho.attention.tiles import TILE
 from ortho.gates import ForgetGate
 
 

@@ -31,13 +31,14 @@ class MemoryOperands(NamedTuple):
     dtype: torch.dtype  # that of the caller's operands
 
 
-def unit(x: Float[Tensor, "*batch N K"]) -> Float[Tensor, "*batch N K"]:
+def unit(x: Float[Tensor, "*batch N K"], name: str = "x") -> Float[Tensor, "*batch N K"]:
     """Vectors of length 1, but for very short ones, which become at most `TINY` ** -0.5 times as long: zero stays zero.
 
-    Raises ValueError, on the CPU, where a squared length is beyond the dtype's range: such a vector would become 0.
+    Raises ValueError that names the argument, on the CPU, where a squared length is beyond the dtype's range: such a
+    vector would become 0.
     """
     squares = (x * x).sum(-1, keepdim=True)
-    _checks.within("q, k", "squared lengths", squares, 0, torch.finfo(x.dtype).max)
+    _checks.within(name, "squared lengths", squares, 0, torch.finfo(x.dtype).max)
     return x * squares.add(TINY).rsqrt()
 
 
@@ -50,12 +51,16 @@ def operands(
     log_decay: Tensor | None,
     channels: bool = False,
     normalise: bool,
+    erase: bool = True,
     is_causal: bool,
     attn_mask: Tensor | None,
     scale: float | None,
     initial_state: State | None,
 ) -> MemoryOperands:
     """The operands as the recurrence takes them; `channels` says that decays are (..., M, K).
+
+    A memory that does not `erase` takes keys of any length and no `beta`, and scales its queries by 1/sqrt(K)
+    by default; a hidden key is 0 then.
 
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together; on the CPU also for a
     `beta` outside [0, 2], a `log_decay` above 0 or not finite, and, where keys are not normalised, for one along which
@@ -74,16 +79,21 @@ def operands(
     q, k, v = (working(x) for x in (q, k, v))
     beta, log_decay = (x if x is None else working(x.to(k.dtype)) for x in (beta, log_decay))
     if hidden is not None:
-        beta = (torch.ones_like(k[..., 0]) if beta is None else beta).masked_fill(hidden, 0)
+        if erase:
+            beta = (torch.ones_like(k[..., 0]) if beta is None else beta).masked_fill(hidden, 0)
+        else:
+            k = k.masked_fill(hidden[..., None], 0)
         if log_decay is not None:
             log_decay = log_decay.masked_fill(hidden[..., None] if channels else hidden, 0)
     if normalise:
-        q, k = unit(q), unit(k)
-    else:
+        q, k = unit(q, "q"), unit(k, "k")
+    elif erase:
         squares = (k.detach() ** 2).sum(-1)
         # Rounding, of the caller's keys and of this sum, may leave a unit key a little longer.
         most = 2 + 8 * max(torch.finfo(dtype).eps, torch.finfo(k.dtype).eps * k.shape[-1])
         _checks.within("k", "beta |k|^2", squares if beta is None else beta.detach() * squares, 0, most)
+    if scale is None and not erase:
+        scale = q.shape[-1] ** -0.5
     if scale is not None:
         q = q * scale
     return MemoryOperands(q, k, v, beta, log_decay, memory(initial_state, k, v), dtype)
@@ -144,4 +154,4 @@ def gate(name: str, value: Tensor | None, k: Tensor, shape: tuple[int, ...]) -> 
     if value.shape != shape:
         raise ValueError(f"{name}: expected shape {tuple(shape)} like the keys, got {tuple(value.shape)}")
     if value.device != k.device:
-        raise TypeError(f"{name}: expected a tensor on {k.device} like k, got one on {value.device}")
+        raise TypeError(f"{name}: expected a tensor on {k.device} like the keys, got one on {value.device}")

@@ -13,7 +13,7 @@ def with_past(
     if initial_state is None:
         _checks.qkv(q, k, v, attn_mask, is_causal)
         return k, v
-    past_k, past_v = _checks.state(initial_state, "keys", "values")
+    past_k, past_v = _checks.state(initial_state, "keys", "values", axes=2)
     _checks.qkv(q, k, v, attn_mask, is_causal, past=past_k.shape[-2])
     for name, past, new in (("keys", past_k, k), ("values", past_v, v)):
         if past.shape[:-2] != new.shape[:-2] or past.shape[-1] != new.shape[-1] or past.dtype != new.dtype:
@@ -41,6 +41,22 @@ def hidden_keys(attn_mask: Tensor | None, k: Tensor, initial_state: State | None
         shape = tuple(attn_mask.shape)
         raise ValueError(f"attn_mask: expected a mask of keys, of shape (..., 1, {k.shape[-2]}), got {shape}")
     return ~attn_mask.expand(*k.shape[:-2], 1, k.shape[-2])[..., 0, :]
+
+
+def absent_keys(attn_mask: Tensor | None, k: Tensor, past: int) -> Tensor | None:
+    """True where no query may attend to a key by the mask, (..., M), for keys k (..., M, K) behind `past` others."""
+    if attn_mask is None:
+        return None
+    seen = attn_mask.any(-2) if attn_mask.dim() > 1 else attn_mask
+    return ~seen.expand(*k.shape[:-2], past + k.shape[-2])[..., past:]
+
+
+def carried(name: str, value: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """`value` if this part of an `initial_state` has that shape and dtype, else ValueError."""
+    if value.shape != shape or value.dtype != dtype:
+        wanted = f"{name} {dtype} of shape {tuple(shape)}"
+        raise ValueError(f"initial_state: expected {wanted}, got {_checks.describe(value)}")
+    return value
 
 
 def blocked_pairs(

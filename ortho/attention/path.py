@@ -13,7 +13,7 @@ import torch
 from ortho import _checks
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.operands import working
+from ortho.attention.operands import absent_keys, carried, working
 from ortho.attention.position_gates import Directions
 from ortho.attention.reflections import (
     BLOCK,
@@ -23,7 +23,6 @@ from ortho.attention.reflections import (
     reflections,
 )
 from ortho.attention.reflections_cost import reflections_cost
-from ortho.attention.tiles import absent_keys, carried
 from ortho.gates import ReflectingWriteStrength
 
 
@@ -91,7 +90,7 @@ def _operands(
 ) -> tuple[Tensor, Tensor, Tensor, Reflections, Tensor, torch.dtype]:
     """q, scaled, and k in float32 at least; all values; the reflections; past keys; the dtype of q."""
     _checks.scale_factor(scale)
-    past, past_v = (None, None) if initial_state is None else _checks.state(initial_state, "keys", "values")
+    past, past_v = (None, None) if initial_state is None else _checks.state(initial_state, "keys", "values", axes=2)
     _checks.qkv(q, k, v, attn_mask, is_causal, past=0 if past is None else past.shape[-2])
     if not is_causal:
         raise ValueError("is_causal: expected True, since tokens reflect the keys before them, got False")

@@ -17,7 +17,7 @@ from ortho import _checks
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.memory import gate
-from ortho.attention.operands import with_past, working
+from ortho.attention.operands import absent_keys, carried, with_past, working
 from ortho.attention.position_gates import BiasVectors
 from ortho.attention.reflections import (
     BLOCK,
@@ -27,7 +27,6 @@ from ortho.attention.reflections import (
     reflections,
 )
 from ortho.attention.reflections_cost import reflections_cost
-from ortho.attention.tiles import absent_keys, carried
 from ortho.gates import ReflectingWriteStrength
 
 
@@ -141,8 +140,10 @@ def _bias_vectors(bias_queries: Tensor | None, bias_keys: Tensor | None, k: Tens
     if bias_queries is None or bias_keys is None:
         nothing = k.new_zeros((*k.shape[:-1], 0), dtype=wide)
         return nothing, nothing
+    _checks.float_tensor("bias_queries", bias_queries)
+    width = bias_queries.shape[-1] if bias_queries.dim() else 0
     for name, value in (("bias_queries", bias_queries), ("bias_keys", bias_keys)):
-        gate(name, value, k, (*k.shape[:-1], bias_queries.shape[-1]))
+        gate(name, value, k, (*k.shape[:-1], width))
         _checks.finite(name, value)
     return working(bias_queries.to(wide)), working(bias_keys.to(wide))
 

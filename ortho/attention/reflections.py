@@ -65,7 +65,8 @@ def reflections(
         beta = k.new_ones(k.shape[:-1], dtype=wide)
     _checks.within("beta", "strengths of reflections", beta, 0.0, 2.0)
     beta = working(beta.to(wide))
-    return Reflections(unit(working(directions.to(wide))), beta if absent is None else beta.masked_fill(absent, 0))
+    w = unit(working(directions.to(wide)), "directions")
+    return Reflections(w, beta if absent is None else beta.masked_fill(absent, 0))
 
 
 def reflected_scores(

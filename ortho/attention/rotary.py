@@ -6,6 +6,8 @@ $p\, \theta_i$, $\theta_i = 10000^{-2i/K}$. Turning both leaves $q_i^T R_{j-i}\,
 channel is not turned.
 """
 
+from math import inf
+
 import torch
 
 from ortho import _checks
@@ -93,9 +95,9 @@ def _turned(
 ) -> tuple[Tensor, Tensor]:
     """q and k turned by their positions, computed in float32 at least."""
     _checks.qkv(q, k, v, None, is_causal)
-    if not isinstance(base, int | float) or not base > 0:
-        raise ValueError(f"base: expected a positive number, got {_checks.describe(base)}")
-    past = 0 if initial_state is None else _checks.state(initial_state, "keys", "values")[0].shape[-2]
+    if isinstance(base, bool) or not isinstance(base, int | float) or not 0 < base < inf:
+        raise ValueError(f"base: expected a positive finite number, got {_checks.describe(base)}")
+    past = 0 if initial_state is None else _checks.state(initial_state, "keys", "values", axes=2)[0].shape[-2]
     N, M = q.shape[-2], k.shape[-2]
     with torch.autocast(q.device.type, enabled=False):
         table = angles(past, past + max(N, M), q.shape[-1], base, device=q.device)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ortho import _checks
 from ortho._typing import Size
 from ortho.attention.chunking import once
 from ortho.attention.operands import blocked_pairs, masked_softmax
@@ -133,19 +132,3 @@ def _weights(scores: Scores, s: Span, is_causal: bool, mask: Tensor | None, oper
     visible = None if mask is None else mask[..., s.start : s.stop, : s.end]
     blocked = blocked_pairs(s.stop - s.start, s.end, is_causal, visible, operands[0].device)
     return masked_softmax(scores(s, *operands), blocked, empty_rows=mask is not None)
-
-
-def absent_keys(attn_mask: Tensor | None, k: Tensor, past: int) -> Tensor | None:
-    """True where no query may attend to a key by the mask, (..., M), for keys k (..., M, K) behind `past` others."""
-    if attn_mask is None:
-        return None
-    seen = attn_mask.any(-2) if attn_mask.dim() > 1 else attn_mask
-    return ~seen.expand(*k.shape[:-2], past + k.shape[-2])[..., past:]
-
-
-def carried(name: str, value: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """`value` if this part of an `initial_state` has that shape and dtype, else ValueError."""
-    if value.shape != shape or value.dtype != dtype:
-        wanted = f"{name} {dtype} of shape {tuple(shape)}"
-        raise ValueError(f"initial_state: expected {wanted}, got {_checks.describe(value)}")
-    return value

@@ -210,7 +210,7 @@ def _operands(
     else:
         rates = rates.masked_fill(hidden, 0)
     if normalise:
-        q, k = unit(q), unit(k)
+        q, k = unit(q, "q"), unit(k, "k")
     elif loss.curvature is not None:
         # Rounding, of the caller's keys and of this sum, may leave a unit key a little longer.
         most = 2 + 8 * max(torch.finfo(dtype).eps, torch.finfo(k.dtype).eps * k.shape[-1])

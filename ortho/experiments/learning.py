@@ -34,7 +34,7 @@ DEVICES = ("cpu", "cuda")
 WARM_UP = 0.1  # of the steps, in which the rate rises to its full value, before it falls to 0 along a cosine
 CLIP = 1.0  # the largest norm of a gradient
 POINTS = 20  # of the stored loss curve
-CHECKED = (2, 64)  # sequences and tokens on which fast form and definition are compared
+CHECKED = 192  # tokens of two sequences on which fast form and definition are compared: several chunks and tiles
 # In float64 each of the model's results is rounded to 1e-16; the factor is for what the layers make of that.
 TOLERANCE = 1e6 * torch.finfo(torch.float64).eps
 TOKENS = 2**15  # of a test batch
@@ -90,6 +90,7 @@ class Task:
     B: int = 32
     steps: int = 1000
     tested: int = 256  # sequences a test
+    seeds: tuple[int, ...] = SEEDS  # of the runs that count
 
 
 def case(
@@ -131,7 +132,7 @@ def case(
 def cases(task: Task, device: str) -> list[Case]:
     """The runs that count, a seed of every arm after the other, and then those that choose the rates."""
     results = [
-        case(task, arm, seed, task.rates.get(arm, RATES[0]), device=device) for seed in SEEDS for arm in task.arms
+        case(task, arm, seed, task.rates.get(arm, RATES[0]), device=device) for seed in task.seeds for arm in task.arms
     ]
     return [*results, *(case(task, arm, TUNING, rate, device=device) for arm in task.arms for rate in RATES)]
 
@@ -155,7 +156,7 @@ def run(task: Task, case: Case) -> dict[str, Any]:
 
 
 def seeds_of(task: Task, case: Case) -> dict[str, int]:
-    """Seeds that no other run has, whatever its task, arm, seed or rate."""
+    """Seeds of a run's own: hashes of its task, arm, seed and rate, and of what is drawn."""
     words = (task.name, case["arm"], case["seed"], case["rate"])
     return {part: zlib.crc32(repr((part, *words)).encode()) for part in ("weights", "training", "tests", "checks")}
 
@@ -222,8 +223,8 @@ def check_answers(task: Task, generator: torch.Generator) -> None:
 @torch.no_grad()
 def check_forms(model: LanguageModel, task: Task, generator: torch.Generator) -> None:
     """Raise AssertionError unless the model computes the same, in float64, by its attention's definition."""
-    count, length = CHECKED
-    tokens = task.train(count, generator).tokens[:, :length]
+    drawn = [draw(2, generator).tokens for draw in task.tests.values()]
+    tokens = max(drawn, key=lambda t: t.shape[1])[:, :CHECKED]
     fast = copy.deepcopy(model).cpu().double()
     exact = copy.deepcopy(fast)
     for part in exact.modules():
