@@ -73,7 +73,7 @@ def test_fixed_weights_reach_their_bound():
     data = lookup.sequences(embedding, 400)
     module = SynthesizerAttention(lookup.D_MODEL, lookup.HEADS, lookup.ENTRIES, dtype=torch.float64)
     with torch.no_grad():
-        module.logits.copy_(-1e3 * torch.eye(lookup.ENTRIES).expand_as(module.logits))
+        module.sources[0].matrix.copy_(-1e3 * torch.eye(lookup.ENTRIES).expand(lookup.HEADS, -1, -1))
         lookup.pass_values(module, embedding)
         found = lookup.error(module(data.x), data.target)
     # 51,200 outputs; the error of one has a standard deviation below 1

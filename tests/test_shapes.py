@@ -39,7 +39,14 @@ CHECKED = {
     ],
     "positions": ["test_positions_rotary.py", "test_positions_distance.py", "test_positions_reflections.py"],
     "layers": [
-        *("test_softmax.py", "test_synthesizer.py", "test_properties.py", "test_layers.py", "test_orthogonal.py"),
+        *(
+            "test_softmax.py",
+            "test_synthesizer.py",
+            "test_synthesizer_limits.py",
+            "test_properties.py",
+            "test_layers.py",
+            "test_orthogonal.py",
+        ),
         "test_johnson_lindenstrauss.py",
     ],
 }

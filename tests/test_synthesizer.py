@@ -1,179 +1,187 @@
-"""The random Synthesizer: its formula by loops, masks, cut and resume, what is trained, and its declared costs."""
+"""Synthesizers: every source of logits, alone and mixed, by its formula in loops; shares, first draws, training."""
 
 import math
-from dataclasses import fields
 from itertools import product
 
 import pytest
-import sympy as sp
 import torch
+from synthesizer_layers import HEADS, LENGTH, TOLERANCE, D, K, draw, every_case, layer
 from torch.nn.functional import linear
 
-from ortho import cost
-from ortho.cost.big_o import N, d, order, symbolic
-from ortho.cost.counting import Counts, count_forward, count_step
-from ortho.synthesizer import SynthesizerAttention
+from ortho.synthesizer import SOURCES, FactoredDense, Seen, SynthesizerAttention
 
-# Sums of at most 1e2 rounded products of size 1 in float64, in different orders.
-TOLERANCE = {"atol": 1e-13, "rtol": 1e-13}
+SIGMAS = 4.42  # two-sided 1e-5
 
 
-def draw(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+def positions(source, x, b, h, i, j):
+    return source.matrix[h, i, j]
 
 
-def layer(max_length=9, trained=True, **kwargs):
-    g = torch.Generator().manual_seed(1)
-    return SynthesizerAttention(12, 3, max_length, trained=trained, generator=g, dtype=torch.float64, **kwargs)
+def hidden(source, x, b, h, i):
+    return [max(x[b, i] @ source.weight_1[h * K + u], torch.zeros((), dtype=x.dtype)) for u in range(K)]
+
+
+def dense(source, x, b, h, i, j):
+    return sum(unit * source.weight_2[h, j, u] for u, unit in enumerate(hidden(source, x, b, h, i)))
+
+
+def factored_dense(source, x, b, h, i, j):
+    units = hidden(source, x, b, h, i)
+    number_a = sum(unit * source.weight_a[h, j // source.k2, u] for u, unit in enumerate(units))
+    number_b = sum(unit * source.weight_b[h, j % source.k2, u] for u, unit in enumerate(units))
+    return number_a * number_b
+
+
+def dot_product(source, x, b, h, i, j):
+    own = slice(h * K, (h + 1) * K)
+    return (source.weight_q[own] @ x[b, i]) @ (source.weight_k[own] @ x[b, j]) / math.sqrt(K)
+
+
+FORMULAS = {
+    "random": positions,
+    "fixed-random": positions,
+    "factored-random": lambda s, x, b, h, i, j: sum(s.left[h, i, r] * s.right[h, j, r] for r in range(s.rank)),
+    "dense": dense,
+    "factored-dense": factored_dense,
+    "dot-product": dot_product,
+}
 
 
 def by_loops(module, x, allowed):
-    """A row of weights at a time: exp of its logits over the sum of those that it may attend to."""
+    """A logit at a time, and a row of weights at a time: exp of its logits over the sum of those it may attend to."""
+    shares = [1] if module.mixing is None else module.mixing.exp() / module.mixing.exp().sum()
     v = linear(x, module.weight_v)
-    heads = torch.zeros_like(v)
-    for b, h, i in product(range(x.shape[0]), range(3), range(x.shape[1])):
-        weights = [math.exp(module.logits[h, i, j].item()) if allowed[b, h, i, j] else 0.0 for j in range(x.shape[1])]
-        for j, weight in enumerate(weights):
-            if sum(weights) > 0:
-                heads[b, i, 4 * h : 4 * h + 4] += weight / sum(weights) * v[b, j, 4 * h : 4 * h + 4]
-    return linear(heads, module.weight_o)
+    batch, length, _ = x.shape
+    rows = []
+    for b, h, i in product(range(batch), range(HEADS), range(length)):
+        row = torch.zeros(K, dtype=x.dtype)
+        logits = {
+            j: sum(a * FORMULAS[s.name](s, x, b, h, i, j) for a, s in zip(shares, module.sources, strict=True))
+            for j in range(length)
+            if allowed[b, h, i, j]
+        }
+        total = sum(logit.exp() for logit in logits.values())
+        for j, logit in logits.items():
+            row = row + logit.exp() / total * v[b, j, h * K : (h + 1) * K]
+        rows.append(row)
+    heads = torch.stack(rows).unflatten(0, (batch, HEADS, length)).transpose(1, 2)
+    return linear(heads.flatten(2), module.weight_o)
 
 
-@pytest.mark.parametrize("case", ["plain", "causal", "heads", "items", "causal items"])
-@pytest.mark.parametrize("length", [1, 6, 9])
-def test_formula(case, length):
-    module, x = layer(), draw(2, length, 12)
-    allowed = torch.ones(2, 3, length, length, dtype=torch.bool)
+MASKINGS = ["plain", "causal", "heads", "causal items"]
+
+
+@every_case
+@pytest.mark.parametrize(("length", "masking"), [*product([1, 5], MASKINGS), (LENGTH, "causal")])
+def test_formula(case, length, masking):
+    """Outputs and every gradient, also of a sequence shorter than the layer's positions."""
+    module, x = layer(case), draw(2, length, D).requires_grad_()
+    allowed = torch.ones(2, HEADS, length, length, dtype=torch.bool)
     kwargs = {}
-    if case == "heads":  # one mask a head, the same for the batch
-        kwargs["attn_mask"] = draw(3, length, length, seed=2) > 0
-    if "items" in case:
+    if masking == "heads":  # one mask a head, the same for the batch
+        kwargs["attn_mask"] = draw(HEADS, length, length, seed=2) > 0
+    if masking == "causal items":
         kwargs["attn_mask"] = draw(2, 1, length, length, seed=3) > 0
     if "attn_mask" in kwargs:
         allowed = allowed & kwargs["attn_mask"]
-    if "causal" in case:
+    if "causal" in masking:
         kwargs["is_causal"] = True
         allowed = allowed.tril()
-    torch.testing.assert_close(module(x, **kwargs), by_loops(module, x, allowed), **TOLERANCE)
+    d_out = draw(2, length, D, seed=4)
+    results = []
+    for y in (module(x, **kwargs), by_loops(module, x, allowed)):
+        results.append([y, *torch.autograd.grad(y, [x, *module.parameters()], d_out, materialize_grads=True)])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, **TOLERANCE)
 
 
-def test_gradients():
-    module, x = layer(5), draw(2, 4, 12).requires_grad_()
+@every_case
+def test_weights(case):
+    """What `weights` returns is what the layer applies, one matrix for the batch if no source looks at the tokens."""
+    module, x = layer(case), draw(2, 7, D)
+    mask = draw(2, 1, 1, 7, seed=5) > -0.5
+    v = linear(x, module.weight_v).unflatten(2, (HEADS, K)).transpose(1, 2)
+    for kwargs in ({}, {"is_causal": True}, {"attn_mask": mask}):
+        weights = module.weights(x, **kwargs)
+        o = (weights @ v).transpose(1, 2).flatten(2)
+        torch.testing.assert_close(linear(o, module.weight_o), module(x, **kwargs), **TOLERANCE)
+    blind = {s.name for s in module.sources} <= {"random", "fixed-random", "factored-random"}
+    assert module.weights(x).shape == (1 if blind else 2, HEADS, 7, 7)
 
-    def function(x, logits, weight_v):
-        parameters = {"logits": logits, "weight_v": weight_v, "weight_o": module.weight_o}
-        return torch.func.functional_call(module, parameters, (x,), {"is_causal": True})
 
-    assert torch.autograd.gradcheck(function, (x, module.logits, module.weight_v))
+def test_shares():
+    """Equal at first; a source mixed with itself is itself, and so is one that has nearly all of the share."""
+    module, x = layer("random + dot product"), draw(2, 6, D)
+    fresh = SynthesizerAttention(D, HEADS, LENGTH, source=["random", "dense"])
+    assert torch.equal(fresh.mixing.softmax(0), torch.full((2,), 0.5))
+    random = module.sources[0]
+    twice = SynthesizerAttention(D, HEADS, LENGTH, source=[random, random], dtype=torch.float64)
+    alone = SynthesizerAttention(D, HEADS, LENGTH, source=random, dtype=torch.float64)
+    torch.testing.assert_close(twice.weights(x), alone.weights(x), **TOLERANCE)
+    with torch.no_grad():
+        module.mixing.copy_(torch.tensor([40.0, 0.0]))  # e^-40 is 4e-18
+    torch.testing.assert_close(module.weights(x), alone.weights(x).expand(2, -1, -1, -1), **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_first_logits_have_variance_one(name):
+    """Over 100 draws of the parameters and of normal tokens; a draw is one number, the mean square of its logits."""
+    squares, width, length = [], 64, 16
+    for seed in range(100):
+        g = torch.Generator().manual_seed(seed)
+        source = SOURCES[name](width, 1, length, generator=g, dtype=torch.float64)
+        x = torch.randn(4, length, width, generator=g, dtype=torch.float64)
+        squares.append(source.logits(x, Seen(length, source.memory(x))).square().mean())
+    mean, error = torch.stack(squares).mean(), torch.stack(squares).std() / 10
+    if name == "factored-dense":  # two numbers that share their hidden units, whose squares go together
+        assert 1 - SIGMAS * error < mean < 1 + 8 / width + SIGMAS * error
+    else:
+        assert abs(mean - 1) < SIGMAS * error
+
+
+@every_case
+def test_float32_is_near_float64(case):
+    """Some 1e2 roundings of 6e-8 in sums of size up to 10, before and after the exponential."""
+    exact, x = layer(case), draw(2, 9, D)
+    single = layer(case, dtype=torch.float32)
+    single.load_state_dict({name: value.float() for name, value in exact.state_dict().items()})
+    y = single(x.float(), is_causal=True)
+    assert y.dtype == torch.float32
+    torch.testing.assert_close(y.double(), exact(x, is_causal=True), atol=1e-4, rtol=1e-4)
 
 
 def test_what_is_trained():
-    for trained in (True, False):
-        module = layer(trained=trained)
-        assert {name for name, _ in module.named_parameters()} == {"weight_v", "weight_o"} | (
-            {"logits"} if trained else set()
+    trained = {
+        "random": {"matrix"},
+        "fixed-random": set(),
+        "factored-random": {"left", "right"},
+        "dense": {"weight_1", "weight_2"},
+        "factored-dense": {"weight_1", "weight_a", "weight_b"},
+        "dot-product": {"weight_q", "weight_k"},
+    }
+    assert set(trained) == set(SOURCES)
+    for name, expected in trained.items():
+        module = layer(name)
+        assert {n for n, _ in module.named_parameters()} == {"weight_v", "weight_o"} | {
+            f"sources.0.{n}" for n in expected
+        }
+    fixed, learned = layer("fixed-random"), layer("random")
+    assert set(fixed.state_dict()) == set(learned.state_dict())
+    assert torch.equal(fixed(draw(1, 4, D)), learned(draw(1, 4, D)))  # the same draw
+    assert "mixing" in dict(layer("three").named_parameters())
+    assert "max_length=12, k1=3" in repr(layer("factored-dense"))
+
+
+def test_positions_of_factored_dense():
+    """k1 k2 is max_length with any k1; the numbers A of blocks beyond the last key are not computed."""
+    x = draw(1, 5, D)
+    for k1 in (1, 2, 3, 4, 6, 12):
+        source = FactoredDense(D, HEADS, 12, k1=k1, dtype=torch.float64)
+        module = SynthesizerAttention(D, HEADS, 12, source=source, dtype=torch.float64)
+        torch.testing.assert_close(
+            module(x), by_loops(module, x, torch.ones(1, HEADS, 5, 5, dtype=torch.bool)), **TOLERANCE
         )
-        assert set(module.state_dict()) == {"weight_v", "weight_o", "logits"}
-        assert f"trained={trained}" in repr(module)
-        torch.testing.assert_close(module(draw(1, 4, 12)), layer()(draw(1, 4, 12)), **TOLERANCE)  # the same draw
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_future_and_the_batch(causal):
-    """A causal prefix does not see what follows, bit for bit; items of a batch never see each other."""
-    module, x = layer(), draw(3, 9, 12)
-    y = module(x, is_causal=causal)
-    for i in range(3):
-        torch.testing.assert_close(module(x[i : i + 1], is_causal=causal)[0], y[i], **TOLERANCE)
-    other = x.clone()
-    other[:, 5:] *= 1e3
-    assert torch.equal(module(other, is_causal=causal)[:, :5], y[:, :5]) is causal
-
-
-def test_cut_equals_whole():
-    module, x = layer(), draw(2, 9, 12)
-    whole = module(x, is_causal=True)
-    for cut in range(1, 9):
-        head, state = module(x[:, :cut], is_causal=True, return_state=True)
-        tail, (values,) = module(x[:, cut:], is_causal=True, initial_state=state, return_state=True)
-        torch.testing.assert_close(torch.cat([head, tail], 1), whole, **TOLERANCE)
-        assert values.shape == (2, 3, 9, 4)
-
-
-def test_nothing_to_attend_to():
-    """Zeros for such a row, and gradients without NaN, for logits of any size."""
-    module, x = layer(), draw(2, 6, 12).requires_grad_()
-    with torch.no_grad():
-        module.logits.mul_(1e300)
-    mask = torch.arange(6) > 3  # with is_causal, the first four rows have nothing
-    y = module(x, attn_mask=mask, is_causal=True)
-    assert torch.equal(y[:, :4], torch.zeros(2, 4, 12, dtype=torch.float64))
-    assert y[:, 4:].any(-1).all()
-    gradients = torch.autograd.grad(y.sum(), [x, *module.parameters()])
-    assert all(g.isfinite().all() for g in gradients)
-
-
-SIZES = [
-    (1, 5, 8, 2, 5),
-    (2, 7, 12, 3, 9),
-    (3, 16, 16, 1, 16),
-    (1, 1, 4, 4, 1),
-    (2, 1, 4, 4, 6),
-]  # B, N, d, H, L
-COUNTED = [f.name for f in fields(Counts) if f.compare]
-
-
-@pytest.mark.parametrize(("trained", "causal", "input_grad"), list(product([True, False], repeat=3)))
-def test_declared_costs(trained, causal, input_grad):
-    for (batch, length, width, heads, longest), dtype in product(SIZES, [torch.float32, torch.float64]):
-        module = SynthesizerAttention(width, heads, longest, trained=trained, dtype=dtype)
-        x = torch.zeros(batch, length, width, dtype=dtype, requires_grad=input_grad)
-        counts = count_step(module, x, is_causal=causal)
-        variant = {"max_length": longest, "trained": trained, "causal": causal, "input_grad": input_grad}
-        declared = cost.synthesizer(batch, length, width, heads, itemsize=x.element_size(), **variant)
-        assert {n: getattr(counts, n) for n in COUNTED} == {n: getattr(declared, n) for n in COUNTED}
-
-
-def test_decode():
-    module, state = SynthesizerAttention(12, 3, 5), None
-    for length in range(1, 6):
-        x = torch.zeros(2, 1, 12)
-        declared = cost.synthesizer(2, length, 12, 3)
-        assert count_forward(module, x, is_causal=True, initial_state=state)[0] == declared.decode
-        _, state = module(x, is_causal=True, initial_state=state, return_state=True)
-        assert state[0].numel() * 4 == declared.state_bytes
-
-
-def test_orders():
-    """Quadratic in N like the standard layer, with H N^2 parameters in place of 2 d^2."""
-    form = symbolic(cost.synthesizer)
-    assert order(form.forward) == order(form.backward) == {N * d**2, N**2 * d}
-    assert sp.expand(form.trained - 2 * d**2) == sp.Symbol("H", positive=True) * N**2
-    assert sp.expand(form.forward - 4 * N * d**2 - 2 * N**2 * d) == 0
-
-
-BAD = [
-    (lambda m, x: SynthesizerAttention(12, 5, 9), ValueError, "num_heads: expected a divisor of d_model = 12, got 5"),
-    (lambda m, x: SynthesizerAttention(12, 3, 0), ValueError, "max_length: expected an integer of at least 1, got 0"),
-    (lambda m, x: m(x[..., :4]), ValueError, r"x: expected shape \(B, N, 12\) with B, N >= 1, got \(2, 6, 4\)"),
-    (lambda m, x: m(x.float()), TypeError, "x: expected torch.float64 like the weights, got torch.float32"),
-    (lambda m, x: m(torch.cat([x, x], 1)), ValueError, "x: expected at most 9 tokens, got 12"),
-    (lambda m, x: m(x, attn_mask=torch.ones(6, 6)), TypeError, "attn_mask: expected a boolean tensor"),
-    (
-        lambda m, x: m(x, attn_mask=torch.ones(5, 6, dtype=torch.bool)),
-        ValueError,
-        r"attn_mask: expected a shape that broadcasts to \(2, 3, 6, 6\), got \(5, 6\)",
-    ),
-    (
-        lambda m, x: m(x, initial_state=(x,)),
-        ValueError,
-        r"initial_state: expected torch.float64 values of shape \(2, 3, P, 4\), got.*\(2, 6, 12\)",
-    ),
-]
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), BAD)
-def test_errors(call, error, message):
-    with pytest.raises(error, match=message):
-        call(layer(), draw(2, 6, 12))
+        with torch.no_grad():
+            source.weight_a[:, -(-5 // source.k2) :] = torch.nan
+        assert module(x).isfinite().all()
+    assert [FactoredDense(D, HEADS, n).k1 for n in (1, 2, 7, 12, 16, 36, 60)] == [1, 1, 1, 3, 4, 6, 6]

@@ -23,7 +23,7 @@ from ortho.claims.verdicts import Finding
 from ortho.cost import layer, synthesizer
 from ortho.cost.big_o import H, N, d, m
 from ortho.layers import MultiheadAttention
-from ortho.synthesizer import SynthesizerAttention
+from ortho.synthesizer import Random, SynthesizerAttention
 
 CHAPTER = "03-the-methods-compared"
 SOME = (1, 100)  # per cent: where the source says that there is a loss or a gain, but not how large it is
@@ -52,7 +52,7 @@ def standard_row() -> Finding:
 
 @evidence("S0.3.1b", chapter=CHAPTER)
 def synthesizer_row() -> Finding:
-    random = synthesizer(1, N, d, H, trained=False)
+    random = synthesizer(1, N, d, H, source="fixed-random")
     both = {"learned": COSTS["synthesizer"].trained, "random": random.trained}
     return _row("synthesizer", trained=counted(dict.fromkeys(both, SOURCE["synthesizer"][2]), both))
 
@@ -87,11 +87,12 @@ def ora_row() -> Finding:
 def moved_logits(length: int = 8, d_model: int = 16, heads: int = 2) -> tuple[int, int]:
     """(entries of the attention logits that a step of training changes, entries) of a learned Synthesizer."""
     g = torch.Generator().manual_seed(0)
-    module = SynthesizerAttention(d_model, heads, length, generator=g, dtype=torch.float64)
-    before = module.logits.detach().clone()
+    random = Random(d_model, heads, length, generator=g, dtype=torch.float64)
+    module = SynthesizerAttention(d_model, heads, length, source=random, generator=g, dtype=torch.float64)
+    before = random.matrix.detach().clone()
     module(torch.randn(2, length, d_model, generator=g, dtype=torch.float64)).square().sum().backward()
     torch.optim.AdamW(module.parameters()).step()
-    return int((module.logits != before).sum()), before.numel()
+    return int((random.matrix != before).sum()), before.numel()
 
 
 @evidence("S0.3.2a", chapter=CHAPTER)

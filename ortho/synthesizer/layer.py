@@ -1,0 +1,158 @@
+r"""The Synthesizer layer, $Y = \mathrm{concat}_j\, \mathrm{softmax}(S_j)\, V_j\, W_O$, with logits S from any source.
+
+Tay et al. 2021, arXiv:2005.00743. It takes no queries and keys, so it stands beside the projections and mechanisms.
+"""
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from ortho import _checks
+from ortho._typing import Bool, Float, State, Tensor
+from ortho._weights import new_weight, split_heads
+from ortho.attention.operands import blocked_pairs, masked_softmax
+from ortho.synthesizer.source import LogitSource, Seen
+from ortho.synthesizer.sources import SOURCES
+
+__all__ = ["SynthesizerAttention"]
+
+
+class SynthesizerAttention(nn.Module):
+    r"""Multi-head Synthesizer for sequences of at most `max_length` tokens, without biases.
+
+    `source` is where the logits come from: a name of `SOURCES`, a `LogitSource` of these sizes, or several of either.
+    A shorter sequence uses the first positions. W_V and W_O (`weight_v`, `weight_o`, stored as in `torch.nn.Linear`)
+    are always trained.
+
+    Several sources are mixed, $\sum_i \alpha_i S_i$, with a trained share for each; the shares sum to 1 (Tay et al.
+    2021, section 3). They are the softmax of `mixing`, the same for all heads and equal at first: for two sources, the
+    sigmoid of the authors' code.
+
+    Raises TypeError or ValueError, naming the argument, for sizes below 1, for d_model not divisible by num_heads, and
+    for unknown sources or sources of other sizes.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        max_length: int,
+        *,
+        source: str | LogitSource | Sequence[str | LogitSource] = "random",
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.d_model, self.num_heads = _checks.heads(d_model, num_heads)
+        self.max_length = _checks.positive_int("max_length", max_length)
+        options: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
+        given = [source] if isinstance(source, str | LogitSource) else source
+        self.sources = nn.ModuleList(self._source(one, options) for one in _some(given))
+        mixed = len(self.sources) > 1
+        self.mixing = nn.Parameter(torch.zeros(len(self.sources), dtype=dtype, device=device)) if mixed else None
+        self.weight_v = new_weight(d_model, d_model, **options)
+        self.weight_o = new_weight(d_model, d_model, **options)
+
+    def _source(self, source: str | LogitSource, options: dict[str, Any]) -> LogitSource:
+        """The source of that name, or the given one if it has the layer's sizes."""
+        sizes = (self.d_model, self.num_heads, self.max_length)
+        if not isinstance(source, LogitSource):
+            return SOURCES[_checks.one_of("source", source, SOURCES)](*sizes, **options)
+        got = (source.d_model, source.num_heads, source.max_length)
+        if got != sizes:
+            raise ValueError(f"source: expected (d_model, num_heads, max_length) = {sizes}, got {got} ({source.name})")
+        return source
+
+    def forward(
+        self,
+        x: Float[Tensor, "B N d"],
+        *,
+        attn_mask: Bool[Tensor, "..."] | None = None,
+        is_causal: bool = False,
+        initial_state: State | None = None,
+        return_state: bool = False,
+    ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], State]:
+        """x (B, N, d) -> (B, N, d).
+
+        `attn_mask` broadcasts to (B, H, N, N), True = may attend; a row with nothing to attend to gives zeros.
+        `initial_state` holds the values (B, H, P, K) of P earlier tokens and what the sources carry, each of that
+        shape; the mask then spans them too. With `return_state` the result is (y, state). Raises TypeError or
+        ValueError for arguments that do not fit, and for more than `max_length` tokens, earlier ones included.
+        """
+        state = self._state(x, initial_state)
+        v = state[0]
+        weights = self._weights(x, state, attn_mask, is_causal)
+        if len(weights) == 1:  # one matrix a head for the whole batch, whose items are columns of one product
+            columns = v.permute(1, 2, 0, 3)  # (H, M, B, K)
+            o = (weights[0] @ columns.flatten(2)).unflatten(2, columns.shape[2:]).permute(2, 1, 0, 3)  # (B, N, H, K)
+        else:
+            o = (weights @ v).transpose(1, 2)
+        y = linear(o.flatten(2), self.weight_o)
+        return (y, state) if return_state else y
+
+    def weights(
+        self, x: Float[Tensor, "B N d"], *, attn_mask: Bool[Tensor, "..."] | None = None, is_causal: bool = False
+    ) -> Float[Tensor, "b H N N"]:
+        """The attention weights (B, H, N, N); (1, H, N, N) if they are the same for all items of the batch."""
+        return self._weights(x, self._state(x, None), attn_mask, is_causal)
+
+    def _state(self, x: Tensor, past: State | None) -> State:
+        """The values, and what the sources carry, of these tokens behind those of the past: (B, H, M, K) each."""
+        _checks.sequence("x", x, self.weight_v)
+        new = [split_heads(linear(x, self.weight_v), self.num_heads)]  # (B, H, N, K)
+        for source in self._parts():
+            new += source.memory(x)
+        if past is None:
+            joined = tuple(new)
+        else:
+            joined = tuple(torch.cat(pair, 2) for pair in zip(self._past(past, new[0]), new, strict=True))
+        if joined[0].shape[2] > self.max_length:
+            raise ValueError(f"x: expected at most {self.max_length} tokens, got {joined[0].shape[2]}")
+        return joined
+
+    def _past(self, state: State, v: Tensor) -> State:
+        names = ["values", *(name for source in self._parts() for name in source.carries)]
+        state = _checks.state(state, *names)
+        for name, part in zip(names, state, strict=True):
+            fits = part.dim() == 4 and (*part.shape[:2], part.shape[3]) == (*v.shape[:2], v.shape[3])
+            if not fits or part.dtype != v.dtype or part.shape[2] != state[0].shape[2]:
+                length = "P" if part is state[0] else state[0].shape[2]
+                wanted = f"{v.dtype} {name} of shape ({v.shape[0]}, {v.shape[1]}, {length}, {v.shape[3]})"
+                raise ValueError(f"initial_state: expected {wanted}, got {_checks.describe(part)}")
+        return state
+
+    def _weights(self, x: Tensor, state: State, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
+        queries, keys = x.shape[1], state[0].shape[2]
+        if attn_mask is not None:
+            _checks.mask(attn_mask, (len(x), self.num_heads, queries, keys))
+        blocked = blocked_pairs(queries, keys, is_causal, attn_mask, x.device)
+        return masked_softmax(self._logits(x, keys, state[1:]), blocked, empty_rows=attn_mask is not None)
+
+    def _logits(self, x: Tensor, keys: int, carried: State) -> Tensor:
+        """The mixture of the sources' logits, (B or 1, H, N, keys)."""
+        shares = [None] if self.mixing is None else self.mixing.softmax(0)
+        parts = []
+        for source, share in zip(self._parts(), shares, strict=True):
+            memory, carried = carried[: len(source.carries)], carried[len(source.carries) :]
+            parts.append(source.logits(x, Seen(keys, memory), share))
+        return reduce(torch.add, parts)
+
+    def _parts(self) -> list[LogitSource]:
+        return cast(list[LogitSource], list(self.sources))
+
+    def extra_repr(self) -> str:
+        return f"d_model={self.d_model}, num_heads={self.num_heads}, max_length={self.max_length}"
+
+
+def _some(sources: Any) -> Sequence[Any]:
+    """`sources` if they are a sequence of at least one."""
+    if not isinstance(sources, list | tuple):
+        raise TypeError(f"source: expected a name, a LogitSource, or several of them, got {_checks.describe(sources)}")
+    if not sources:
+        raise ValueError("source: expected at least one, got none")
+    return sources
