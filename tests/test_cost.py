@@ -205,8 +205,8 @@ def test_what_only_writes_is_free():
 
 def test_in_place_without_a_rule_is_an_error():
     """Like others: no name is taken for another one's."""
-    with pytest.raises(RuntimeError, match="no rule for aten.index_add"), OperationCounter():
-        torch.ones(3).index_add_(0, torch.tensor([1]), torch.ones(1))
+    with pytest.raises(RuntimeError, match="no rule for aten.scatter_add"), OperationCounter():
+        torch.ones(3).scatter_add_(0, torch.tensor([1]), torch.ones(1))
 
 
 def test_eigenvalues():

@@ -2,18 +2,24 @@
 
 from ortho.attention import (
     alibi,
+    block_sparse,
     channel_gates,
     delta,
     delta_product,
+    dilated,
     efficient,
     favor,
+    fixed_factorised,
     forgetting,
+    global_local,
     linear,
     path,
     position_delta,
     rotary,
     softmax,
+    strided,
     ttt,
+    window,
 )
 from ortho.attention.mechanism import FORMS, AttentionCost, AttentionFunction, Mechanism
 from ortho.attention.redrawn import RandomFeatureAttention
@@ -35,6 +41,12 @@ MECHANISMS: dict[str, Mechanism] = {
         forgetting.MECHANISM,
         path.MECHANISM,
         position_delta.MECHANISM,
+        *window.MECHANISMS,
+        *dilated.MECHANISMS,
+        *strided.MECHANISMS,
+        *fixed_factorised.MECHANISMS,
+        *block_sparse.MECHANISMS,
+        *global_local.MECHANISMS,
     )
 }
 

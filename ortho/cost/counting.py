@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ortho._checks import unchecked_values
+from ortho.attention.indexing import is_indexing
 from ortho.attention.mechanism import FUSED_BACKWARD, SOFTMAX_BACKWARD, SOFTMAX_FORWARD, causal_pairs
 
 __all__ = ["Counts", "OperationCounter", "count_forward", "count_step", "optimiser_bytes", "saved_bytes"]
@@ -63,6 +64,9 @@ _FREE = {
     aten.stack,
     aten.constant_pad_nd,
     aten.embedding,
+    aten.index_select,
+    aten.index_copy,
+    aten.gather,
     aten.flip,
     aten.diag_embed,
     aten.triu,
@@ -110,6 +114,11 @@ def _functional(func: Any) -> Any:
     return func if packet is None else getattr(packet, func._overloadname, func)
 
 
+def _holds_numbers(x: Tensor) -> bool:
+    """Rather than integers or booleans."""
+    return x.is_floating_point() or x.is_complex()
+
+
 def _is_view(func: Any) -> bool:
     """Whether an operator only re-describes memory: its result aliases an argument that it does not write."""
     return any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
@@ -118,8 +127,9 @@ def _is_view(func: Any) -> bool:
 class OperationCounter(TorchDispatchMode):
     """Counts what runs inside `with OperationCounter() as counter:`, forward or backward.
 
-    `flops` and `elementwise` are counters by operator name; their sums are the totals. An operator that it has no rule
-    for raises RuntimeError: a silent zero would look like a saving.
+    `flops` and `elementwise` are counters by operator name; their sums are the totals. Index arithmetic, where it is
+    declared as such (`ortho.attention.indexing`), is not counted. An operator that it has no rule for raises
+    RuntimeError: a silent zero would look like a saving.
     """
 
     def __init__(self) -> None:
@@ -143,8 +153,13 @@ class OperationCounter(TorchDispatchMode):
         func = _functional(func)
         packet = func.overloadpacket
         name = packet.__name__
-        if packet in _MATMUL:
+        operands = [a for a in tree_leaves((args, kwargs)) if isinstance(a, Tensor)]
+        if not operands or (is_indexing() and not any(map(_holds_numbers, operands))):
+            pass
+        elif packet in _MATMUL:
             self.flops[name] += _MATMUL[packet](*args)
+            if abs(kwargs.get("alpha", 1)) != 1:  # what is added to is in the product's count, a factor is not
+                self.elementwise[name] += out.numel()
         elif packet is aten._linalg_eigh:
             self.flops[name] += EIGEN * args[0].numel() * args[0].shape[-1]
         elif name.startswith("_scaled_dot_product"):
@@ -153,7 +168,9 @@ class OperationCounter(TorchDispatchMode):
             self.elementwise[name] += elementwise
         elif packet in _COMPOSITE:
             self.elementwise[name] += _COMPOSITE[packet] * args[0].numel()
-        elif packet in _FREE or _is_view(func) or not any(isinstance(a, Tensor) for a in tree_leaves((args, kwargs))):
+        elif packet is aten.index_add:
+            self.elementwise[name] += _argument(func, args, kwargs, "source").numel()
+        elif packet in _FREE or _is_view(func):
             pass
         elif torch.Tag.pointwise in func.tags:
             self.elementwise[name] += sum(t.numel() for t in tree_leaves(out) if isinstance(t, Tensor))

@@ -11,6 +11,7 @@ from ortho.experiments.attention_speed import ATTENTION_SPEED
 from ortho.experiments.flip_flop import FLIP_FLOP
 from ortho.experiments.inference import INFERENCE, gains
 from ortho.experiments.memory_speed import MEMORY_SPEED
+from ortho.experiments.pattern_speed import PATTERN_SPEED
 from ortho.experiments.provenance import default_results, is_stale
 from ortho.experiments.recall import RECALL
 from ortho.experiments.records import Case, Record, RecordError, by_device, latest
@@ -21,7 +22,17 @@ from ortho.experiments.training_step import TRAINING_STEP
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
-    for experiment in (TRAINING_STEP, INFERENCE, ATTENTION_SPEED, MEMORY_SPEED, RECALL, PARITY, PERMUTATIONS, FLIP_FLOP)
+    for experiment in (
+        TRAINING_STEP,
+        INFERENCE,
+        ATTENTION_SPEED,
+        MEMORY_SPEED,
+        PATTERN_SPEED,
+        RECALL,
+        PARITY,
+        PERMUTATIONS,
+        FLIP_FLOP,
+    )
 }
 
 __all__ = [

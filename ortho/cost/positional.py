@@ -1,0 +1,172 @@
+"""Closed forms of attention by position, and of the layer that has such heads beside learned ones."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ortho._checks import one_of
+from ortho._typing import Size
+from ortho.attention import MECHANISMS
+from ortho.attention.chunking import CHUNK
+from ortho.attention.mechanism import AttentionCost
+from ortho.attention.positional import SEVEN, PositionalPattern, named
+from ortho.attention.positional_gaussian import Gaussian
+from ortho.attention.positional_pattern import EMPTY
+from ortho.attention.positional_patterns import Border, Context, Shift
+from ortho.cost.closed_forms import Cost, _sizes
+from ortho.projections import PROJECTIONS
+
+__all__ = ["positional_attention", "positional_layer"]
+
+_WIDE = 8  # bytes of a float64 or int64
+
+
+class _Part(NamedTuple):
+    """What a head costs: FLOPs of matrix products, scalar operations outside them, bytes kept."""
+
+    forward: Any
+    backward: Any
+    elementwise_forward: Any
+    elementwise_backward: Any
+    saved_bytes: Any
+
+
+def positional_attention(
+    B: Size,
+    N: Size,
+    V: Size,
+    patterns: Sequence[PositionalPattern | str] = SEVEN,
+    *,
+    causal: bool = False,
+    empty: str = "zero",
+    itemsize: int = 4,
+) -> AttentionCost:
+    """`ortho.attention.positional.positional_attention` on v (B, H, N, V), a pattern a head, without masks or words.
+
+    The fast form; v needs a gradient. With symbols, N stands for more than one token, and a Gaussian's rows, of which
+    a causal call has one more than tokens, fill chunks.
+    """
+    _sizes(B=B, N=N, V=V)
+    one_of("empty", empty, EMPTY)
+    item = max(itemsize, 4)
+    item, found = max(itemsize, 4), named(patterns)
+    heads = [_head(pattern, B, N, V, causal, empty == "self", item) for pattern in found]
+    total = _Part(*(sum(column) for column in zip(_Part(0, 0, 0, 0, 0), *heads, strict=True)))
+    return AttentionCost(
+        **total._asdict(),
+        # A Gaussian's row of the last token before, and of the new one
+        decode=sum(4 * B * V * (2 + pattern.memory) for pattern in found if isinstance(pattern, Gaussian)),
+        state_bytes=_WIDE * B * (V * sum(1 + pattern.memory for pattern in found) + 3),
+    )
+
+
+def _head(p: PositionalPattern, B: Size, N: Size, V: Size, causal: bool, to_itself: bool, item: int) -> _Part:
+    """One head. A causal call has a position more than tokens: that of the last token before it."""
+    P = N + int(causal)
+    x, u = B * N * V, B * P * V  # numbers at the tokens, and at the positions
+    sums = 0 if P == 1 else u  # the gradient of a sum of one is no sum
+    if isinstance(p, Gaussian):
+        part = _gaussian(p, B, V, x, P, causal, item)
+    elif causal and not p.memory:  # zeros, but for the current token; a context has its divisors all the same
+        zeros = 0 if isinstance(p, Shift) and p.offset == 0 else x
+        part = _Part(0, 0, zeros + (P if isinstance(p, Context) else 0), zeros, 0)
+    elif isinstance(p, Shift):
+        part = _Part(0, 0, 0, 0, 0)
+    elif isinstance(p, Context) or not causal:
+        # Cubes, a product with them, sums, squares, a division by them. Kept: cubes and squares.
+        part = _Part(0, 0, 3 * u + 2 * P, 2 * u + sums, 2 * _WIDE * P)
+    elif isinstance(p, Border) and p.end:
+        # As before; cubes of the row's own, over squares too, times the token's value, a sum
+        part = _Part(0, 0, 3 * u + 2 * x + 4 * P, 3 * u + 2 * x, 3 * _WIDE * P)
+    elif isinstance(p, Border):
+        # Four sums, a product and two sums of them, a division; own weights of 1 over squares, a product, a sum.
+        # Backward also two sums where a sum is used twice.
+        part = _Part(0, 0, 8 * u + 2 * x + 3 * P, 8 * u + 2 * x, 2 * _WIDE * P)
+    else:
+        raise TypeError(f"patterns: expected those of ortho.attention.positional, got {p}")
+    if not to_itself or isinstance(p, Gaussian | Border) or (isinstance(p, Shift) and p.offset == 0):
+        return part
+    # A choice between two; backward two, and the sum of their gradients. Kept: a byte a position.
+    return _Part(*(a + b for a, b in zip(part, (0, 0, x, 3 * x, P), strict=True)))
+
+
+def _gaussian(p: Gaussian, B: Size, V: Size, x: Size, P: Size, causal: bool, item: int) -> _Part:
+    sides = [p] if causal else [p, p.mirrored()]
+    forward = chunks = saved = 0
+    for side in sides:
+        R = side.memory
+        width = min(P, max(CHUNK, R)) if isinstance(P, int) else max(CHUNK, R)
+        number = -(-P // width) if isinstance(P, int) else P / width
+        forward += 2 * B * V * number * width * (width + R)
+        chunks += 0 if number == 1 else B * V * (number + 1) * width  # gradients of a chunk's own and next reader
+        saved += item * width * (width + R)
+    once, rows = 0, 0
+    if p.normalise:
+        # Weights summed up; a row's two sums and its own weight; a division. Causal: also of the own weights.
+        once = p.memory + p.mirrored().memory + 2 + 2 * P + (2 * P if causal else 0)
+        rows = B * V * P
+        saved += item * P * (1 + causal)
+    # Own weights, and the sum with each side's; the same backward
+    own = x * (1 + len(sides))
+    return _Part(forward, forward, own + rows + once, own + rows + chunks, saved)
+
+
+def positional_layer(
+    B: Size,
+    N: Size,
+    d: Size,
+    H: Size,
+    patterns: Sequence[PositionalPattern | str] = SEVEN,
+    *,
+    projection: str = "learned",
+    attention: str = "softmax",
+    causal: bool = False,
+    empty: str = "zero",
+    input_grad: bool = True,
+    itemsize: int = 4,
+    **options: Any,
+) -> Cost:
+    """`PositionalAttention(d, H, patterns)` in its fast form on x (B, N, d), without masks or words.
+
+    The arguments are those of `ortho.cost.layer`; the number of heads is an integer. Symbols stand for more than one
+    token. Raises TypeError or ValueError as the layer does.
+    """
+    _sizes(B=B, N=N, d=d, H=H)
+    one_of("projection", projection, PROJECTIONS)
+    mechanism = MECHANISMS[one_of("attention", attention, MECHANISMS)]
+    fixed, learned = len(patterns), H - len(patterns)
+    if learned < 0:
+        raise ValueError(f"patterns: expected at most H = {H}, got {fixed}")
+    if mechanism.gates:
+        raise ValueError(f"attention: expected a mechanism without gates, got {attention!r}")
+    K = d // H if isinstance(d, int) else d / H
+    trained = projection == "learned"
+    qk_grad = trained or (projection == "frozen" and input_grad)
+    product, own_product = (
+        2 * B * N * d * d,
+        2 * B * N * d * K * learned,
+    )  # with W_V or W_O; with the rows of W_Q or W_K
+    # Terms of x's gradient, whose sums are one less: through the values of each kind of heads, through q and through k
+    terms = (int(fixed > 0) + int(learned > 0) + (2 if learned and qk_grad else 0)) if input_grad else 1
+    parts = []
+    if fixed:
+        parts.append(positional_attention(B, N, K, patterns, causal=causal, empty=empty, itemsize=itemsize))
+    kept_twice = 0
+    if learned:
+        kwargs = {"form": "fast", "causal": causal, "qk_grad": qk_grad, "itemsize": itemsize, **options}
+        parts.append(mechanism.cost(B, N, learned, K, K, **kwargs))
+        kept_twice = 0 if 1 in (learned, N) else parts[-1].output_bytes
+    both = B * N * d if fixed and learned else 0
+    return Cost(
+        forward=2 * product + 2 * own_product + sum(part.forward for part in parts),
+        backward=(3 + input_grad) * product
+        + 2 * own_product * ((1 if trained else 0) + (1 if input_grad and qk_grad else 0))
+        + sum(part.backward for part in parts),
+        elementwise_forward=both + sum(part.elementwise_forward for part in parts),
+        elementwise_backward=(terms - 1) * B * N * d + sum(part.elementwise_backward for part in parts),
+        saved_bytes=2 * itemsize * B * N * d + kept_twice + sum(part.saved_bytes for part in parts),
+        decode=4 * B * d * d + 4 * B * d * K * learned + sum(part.decode for part in parts),
+        state_bytes=sum(part.state_bytes for part in parts),
+        trained=2 * d * d + (2 * d * K * learned if trained else 0),
+        frozen=0 if trained else 2 * d * K * learned,
+        itemsize=itemsize,
+    )

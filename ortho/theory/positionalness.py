@@ -1,0 +1,166 @@
+r"""How positional a trained head is: the share of its weights' variation that the positions explain.
+
+Let $A_s$ be a head's N x N weights on input s and $C_s = A_s - u$ what they differ by from even attention, $u_{ij} =
+1/n_i$ over the $n_i$ keys that row i may attend to. If the pattern is fixed all $C_s$ are the same; if the weights
+depend on what tokens hold, and not on where they stand, the mean of $C_s$ over inputs is 0. The share
+
+$$\frac{|E\,C_s|^2}{E\,|C_s|^2} = \frac{E\, C_s \cdot C_t}{E\,|C_s|^2} \qquad (s, t \text{ independent})$$
+
+is 1 and 0 in these cases, and never outside them: the part of the squared length that is the mean's, or how alike the
+weights on two inputs are. Both expectations on the right are estimated without bias, so that an estimate of a share
+near 0 can fall below it.
+
+For a family of patterns $C_s$ is projected on its span first: on all functions $f(j - i)$, each less its mean over a
+row's keys; or on one pattern, less even attention.
+"""
+
+from collections.abc import Sequence
+from math import copysign, sqrt
+from typing import NamedTuple
+
+import torch
+
+from ortho import _checks
+from ortho._typing import Float, Tensor
+from ortho.attention import MECHANISMS
+from ortho.attention.positional import SEVEN, PositionalPattern, named
+from ortho.layers import MultiheadAttention
+from ortho.theory.estimates import Estimate, estimate
+
+__all__ = ["PatternFit", "head_weights", "nearest_pattern", "pattern_fits", "positionalness"]
+
+BY = ("absolute", "relative")
+ROUNDING = 1e-3  # by which a row's sum may miss 1: half precision's unit in the last place
+
+
+class PatternFit(NamedTuple):
+    """A pattern, its weight in a mean with even attention that comes nearest to the head, and the share explained.
+
+    The weight is that of least squares: negative where the head avoids what the pattern attends to.
+    """
+
+    pattern: PositionalPattern
+    weight: Estimate
+    share: Estimate
+
+
+def positionalness(weights: Float[Tensor, "S N N"], *, by: str = "absolute", is_causal: bool = False) -> Estimate:
+    """The share of one head's variation that is explained by position, and its standard error (jackknife).
+
+    weights (S, N, N): the head's on S independent inputs of N tokens, whose rows sum to 1; causal ones are 0 above the
+    diagonal. `by` says of what the pattern may be a function: "absolute", of the query's and the key's position, or
+    "relative", of their difference. Even attention on all inputs is a fixed pattern: share 1. At a share of 0 the
+    standard error is on the safe side: the jackknife's variance is up to twice the true one there.
+
+    Raises TypeError or ValueError, naming the argument, for fewer than 3 inputs, rows that do not sum to 1, weights on
+    later keys in causal calls, and an unknown `by`.
+    """
+    _checks.one_of("by", by, BY)
+    centred = _centred(weights, is_causal)
+    lengths = centred.square().sum((1, 2))
+    if by == "absolute":
+        flat = centred.flatten(1)
+        return _share(flat @ flat.T, lengths)
+    N = centred.shape[-1]
+    i = torch.arange(N, device=centred.device)
+    offset = i - i[:, None] + N - 1  # (N, N), from 0 on
+    allowed = (i <= i[:, None]) if is_causal else torch.ones_like(offset, dtype=torch.bool)
+    rows = centred.new_zeros(N, 2 * N - 1).scatter(1, offset, allowed.to(centred))  # which offsets a row has
+    # Scalar products of the functions that are 1 at one offset, less their means over rows, and of C_s with them
+    products = rows.sum(0).diag() - rows.T @ (rows / rows.sum(1, keepdim=True))
+    sums = centred.new_zeros(len(centred), 2 * N - 1).index_add(1, offset.flatten(), centred.flatten(1))
+    return _share(sums @ torch.linalg.pinv(products, hermitian=True) @ sums.T, lengths)
+
+
+def pattern_fits(
+    weights: Float[Tensor, "S N N"],
+    patterns: Sequence[PositionalPattern | str] = SEVEN,
+    *,
+    is_causal: bool = False,
+) -> list[PatternFit]:
+    """How near one head comes to each pattern, whose empty rows stand for even attention.
+
+    Arguments and errors as in `positionalness`; besides, ValueError for a pattern whose rows do not sum to 1. A pattern
+    with nothing but empty rows, as `next` in causal calls, has weight and share 0.
+    """
+    centred = _centred(weights, is_causal)
+    N = centred.shape[-1]
+    fits = []
+    for pattern in named(patterns):
+        if not pattern.normalised:
+            raise ValueError(f"patterns: expected rows that sum to 1, got {pattern}")
+        matrix = pattern.weights(N, is_causal=is_causal).to(centred)
+        direction = torch.where(matrix.sum(-1, keepdim=True) > 0, matrix - _even(N, is_causal, matrix.device), 0)
+        square = float(direction.square().sum())
+        if square == 0:
+            fits.append(PatternFit(pattern, Estimate(0.0, 0.0), Estimate(0.0, 0.0)))
+            continue
+        along = (centred * direction).sum((1, 2)) / sqrt(square)
+        share = _share(along[:, None] * along, centred.square().sum((1, 2)))
+        fits.append(PatternFit(pattern, estimate(along / sqrt(square)), share))
+    return fits
+
+
+def nearest_pattern(
+    weights: Float[Tensor, "S N N"],
+    patterns: Sequence[PositionalPattern | str] = SEVEN,
+    *,
+    is_causal: bool = False,
+) -> PatternFit:
+    """Of the patterns the one that, with positive weight, explains the greatest share; arguments as `pattern_fits`."""
+    fits = pattern_fits(weights, patterns, is_causal=is_causal)
+    if not fits:
+        raise ValueError("patterns: expected at least one, got none")
+    return max(fits, key=lambda fit: copysign(fit.share.value, fit.weight.value))
+
+
+def head_weights(
+    layer: MultiheadAttention, x: Float[Tensor, "S N d"], *, is_causal: bool = False
+) -> Float[Tensor, "S H N N"]:
+    """The weights (S, H, N, N) of all heads of a layer on x (S, N, d): what it makes of values that are unit vectors.
+
+    For mechanisms whose output is a mean of values; others' rows do not sum to 1 (`positionalness` refuses them).
+    Raises TypeError for an attention that is a module of its own.
+    """
+    if not isinstance(layer, MultiheadAttention) or not isinstance(layer.attention, str):
+        raise TypeError(f"layer: expected a MultiheadAttention with a mechanism's name, got {_checks.describe(layer)}")
+    _checks.sequence("x", x, layer.weight_v)
+    with torch.no_grad():
+        q, k = layer.projection(x)
+        units = torch.eye(x.shape[1], dtype=x.dtype, device=x.device).expand(*k.shape[:2], -1, -1)
+        gates = {name: gate(x) for name, gate in layer.gates.items()}
+        weights: Tensor = MECHANISMS[layer.attention].reference(q, k, units, is_causal=is_causal, **gates)
+    return weights
+
+
+def _even(N: int, is_causal: bool, device: torch.device) -> Float[Tensor, "N N"]:
+    """Even attention."""
+    ones = torch.ones(N, N, dtype=torch.float64, device=device)
+    ones = ones.tril() if is_causal else ones
+    return ones / ones.sum(-1, keepdim=True)
+
+
+def _centred(weights: Tensor, is_causal: bool) -> Float[Tensor, "S N N"]:
+    """The checked weights, float64, less even attention."""
+    _checks.float_tensor("weights", weights)
+    if weights.dim() != 3 or weights.shape[0] < 3 or weights.shape[1] != weights.shape[2] or 0 in weights.shape:
+        raise ValueError(f"weights: expected shape (S, N, N) with S of at least 3, got {tuple(weights.shape)}")
+    _checks.finite("weights", weights)
+    weights = weights.detach().double()
+    _checks.within("weights", "sums of rows", weights.sum(-1), 1 - ROUNDING, 1 + ROUNDING)
+    if is_causal:
+        _checks.within("weights", "weights on later keys", weights.triu(1), 0, 0)
+    return weights - _even(weights.shape[-1], is_causal, weights.device)
+
+
+def _share(products: Float[Tensor, "S S"], lengths: Float[Tensor, "S"]) -> Estimate:
+    """E C_s C_t / E C_s^2 from the scalar products of what is projected and the squared lengths of what is not."""
+    S, total = len(lengths), float(lengths.sum())
+    if total == 0:
+        return Estimate(1.0, 0.0)
+    of_one = products.sum(1) - products.diag()  # with all other inputs
+    share = float(of_one.sum()) / (S - 1) / total
+    # Without each input in turn; where even attention is all that is left, 1 as above.
+    without = ((of_one.sum() - 2 * of_one) / (S - 2) / (lengths.sum() - lengths)).nan_to_num(1.0)
+    spread = (without - without.mean()).square().sum() * ((S - 1) / S)
+    return Estimate(share, sqrt(float(spread)))

@@ -1,0 +1,80 @@
+r"""Through how many layers of sparse attention a token is reached from another: products of masks, in truth values.
+
+A layer's mask says which token each reads. With residual connections a token also keeps what it has. So the tokens that
+have reached i through layers $A_1, \dots, A_L$, the first first, are row i of $(A_L \lor I) \cdots (A_1 \lor I)$, where
+sums and products are "or" and "and". Let a causal model have n tokens, $j \le i$, and a stride l.
+
+* A window of w keys goes w - 1 back in a layer: $\lceil (n-1)/(w-1) \rceil$ layers reach all, and fewer do not.
+* Strided: one of the l positions from j on is a multiple of l before i, or i itself. The window takes j there, the
+  column from there to i; or the column takes j to the last of its multiples before i, and the window from there to i.
+* Fixed: the last token of j's block, if i is in a later one, has read j, and is a summary, which i reads. In one block,
+  i reads j at once, and keeps it through the layer of summaries if that is the second. If it is the first, a token that
+  is no summary has not left its block, and a later block never sees it.
+
+In all of them nothing comes from later tokens: each product of lower triangular masks is lower triangular.
+"""
+
+from itertools import count
+
+import torch
+
+from ortho._checks import describe, positive_int
+from ortho._typing import Bool, Int, Tensor
+
+__all__ = ["layers_between", "layers_to_reach", "reached", "window_layers"]
+
+
+def reached(*masks: Bool[Tensor, "N N"], residual: bool = True) -> Bool[Tensor, "N N"]:
+    """True at (i, j) where token j reaches i through layers with these masks, the first first.
+
+    Without a residual connection a token keeps nothing that it does not read.
+    """
+    found = torch.eye(len(_square(*masks)), dtype=torch.bool)
+    for mask in masks:
+        found = _after(mask, found, residual)
+    return found
+
+
+def layers_between(mask: Bool[Tensor, "N N"]) -> Int[Tensor, "N N"]:
+    """The fewest layers with this mask, and residual connections, through which j reaches i; -1 where none suffice."""
+    found = torch.eye(len(_square(mask)), dtype=torch.bool)
+    layers = found.long() - 1
+    for number in count(1):
+        more = _after(mask, found, residual=True)
+        if torch.equal(more, found):
+            break
+        layers[more & ~found] = number
+        found = more
+    return layers
+
+
+def layers_to_reach(mask: Bool[Tensor, "N N"], *, is_causal: bool = True) -> int | None:
+    """The fewest layers with this mask that connect all pairs, in a causal model those with j <= i; None if none do."""
+    layers = layers_between(mask)
+    if is_causal:
+        layers = layers[torch.ones_like(mask).tril()]
+    return None if bool((layers < 0).any()) else int(layers.max())
+
+
+def window_layers(n: int, width: int) -> int | None:
+    """`layers_to_reach` of `Window(width)` for n tokens, causal or not; None for a window of one key."""
+    back = positive_int("width", width) - 1
+    if positive_int("n", n) == 1:
+        return 0
+    return -(-(n - 1) // back) if back else None
+
+
+def _after(mask: Tensor, found: Tensor, residual: bool) -> Tensor:
+    """What is found, through one more layer. float32 holds counts up to 2^24."""
+    through = (mask.float() @ found.float()) > 0
+    return through | found if residual else through
+
+
+def _square(*masks: Tensor) -> Tensor:
+    """The first mask, if all are boolean and square and of one size."""
+    if not masks:
+        raise ValueError("masks: expected one or more, got none")
+    for mask in masks:
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != (len(masks[0]),) * 2:
+            raise ValueError(f"masks: expected boolean tensors of one shape (N, N), got {describe(mask)}")
+    return masks[0]
