@@ -181,6 +181,7 @@ def test_state_at_great_length(name):
 BAD = [
     (lambda: PATTERNS["left"].weights(0), ValueError, "n: expected an integer of at least 1, got 0"),
     (lambda: PATTERNS["left"].weights(2, empty="one"), ValueError, "empty: expected one of 'zero', 'self', got 'one'"),
+    (lambda: Shift("", 0.5), TypeError, "offset: expected an integer, got float 0.5"),
     (lambda: Gaussian("", sigma=0.0), ValueError, "sigma: expected a positive number, got 0.0"),
     (lambda: Gaussian("", offset=float("nan")), ValueError, "offset: expected a finite number, got nan"),
     (lambda: Gaussian("", offset="1"), TypeError, "offset: expected a number, got str '1'"),

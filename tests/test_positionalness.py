@@ -95,7 +95,7 @@ def test_the_standard_error():
         deviations.append(positionalness(mixed).deviation(expected))
     squares = torch.tensor(deviations).square()
     assert 0.7 < float(squares.mean()) < 1.4
-    at_zero = torch.tensor([positionalness(one_key_each(inputs, n, seed=seed)).deviation(0) for seed in range(300)])
+    at_zero = torch.tensor([positionalness(one_key_each(inputs, n, seed=seed)).deviation(0.0) for seed in range(300)])
     assert 0.35 < float(at_zero.square().mean()) < 1.0  # safe: the jackknife's variance is twice the true one there
 
 
@@ -151,6 +151,14 @@ def test_the_nearest_pattern():
     assert nearest_pattern(avoids).pattern.name != "current"
     (fit,) = pattern_fits(softmax_of_noise(4, 5, causal=True), ["next"], is_causal=True)
     assert fit[1:] == ((0, 0), (0, 0))  # it has no rows
+
+
+def test_the_nearest_of_none():
+    """Where no pattern is near, estimates of shares may fall below 0: the greatest of those with positive weight."""
+    for seed in range(30):
+        weights = softmax_of_noise(4, 6, seed=seed)
+        fits = [fit for fit in pattern_fits(weights) if fit.weight.value > 0]
+        assert nearest_pattern(weights).share.value == max(fit.share.value for fit in fits)
 
 
 @pytest.mark.parametrize("causal", [False, True])

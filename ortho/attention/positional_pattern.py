@@ -58,7 +58,7 @@ class PositionalPattern(ABC):
 
     @abstractmethod
     def own(self, r: Tensor) -> Tensor | float:
-        """The weight of a row's own position."""
+        """The weight of a row's own position, beside what is `behind` it."""
 
     def total(self, r: Tensor, after: Tensor) -> Tensor | None:
         """What the rows' sums are to be divided by, positive for empty rows too; None if by nothing."""

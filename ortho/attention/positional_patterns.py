@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ortho import _checks
 from ortho._typing import Tensor
 from ortho.attention.positional_gaussian import GAUSSIANS
 from ortho.attention.positional_pattern import PositionalPattern, running, windows
@@ -15,9 +16,16 @@ from ortho.attention.positional_pattern import PositionalPattern, running, windo
 
 @dataclass(frozen=True)
 class Shift(PositionalPattern):
-    r"""All weight on the token `offset` places further on, $\delta_{j, i + o}$: current, previous or next token."""
+    r"""All weight on the token `offset` places further on, $\delta_{j, i + o}$: current, previous or next token.
+
+    Raises TypeError for an offset that is not an integer.
+    """
 
     offset: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.offset, bool) or not isinstance(self.offset, int):
+            raise TypeError(f"offset: expected an integer, got {_checks.describe(self.offset)}")
 
     def weight(self, i: Any, j: Any, n: Any) -> Any:
         return (j == i + self.offset) * 1

@@ -15,7 +15,7 @@ row's keys; or on one pattern, less even attention.
 """
 
 from collections.abc import Sequence
-from math import copysign, sqrt
+from math import sqrt
 from typing import NamedTuple
 
 import torch
@@ -107,11 +107,14 @@ def nearest_pattern(
     *,
     is_causal: bool = False,
 ) -> PatternFit:
-    """Of the patterns the one that, with positive weight, explains the greatest share; arguments as `pattern_fits`."""
+    """Of the patterns with positive weight, if there are any, the one that explains the greatest share.
+
+    Arguments and errors as in `pattern_fits`; ValueError for no patterns.
+    """
     fits = pattern_fits(weights, patterns, is_causal=is_causal)
     if not fits:
         raise ValueError("patterns: expected at least one, got none")
-    return max(fits, key=lambda fit: copysign(fit.share.value, fit.weight.value))
+    return max(fits, key=lambda fit: (fit.weight.value > 0, fit.share.value))
 
 
 def head_weights(
