@@ -8,47 +8,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-CHECKED = {
-    "kernels": [
-        "test_factored.py",
-        "test_factored_limits.py",
-        "test_factored_cost.py",
-        "test_linear.py",
-        "test_efficient.py",
-    ],
-    "features": [
-        *(
-            "test_favor.py",
-            "test_redrawn.py",
-            "test_unbiasedness.py",
-            "test_random_features.py",
-            "test_feature_draws.py",
-        ),
-        *(
-            "test_variance.py",
-            "test_fitted_features.py",
-            "test_approximation.py",
-            "test_associativity.py",
-            "test_mercer.py",
-        ),
-    ],
-    "memories": [
-        *("test_memory.py", "test_delta.py", "test_delta_limits.py", "test_delta_cost.py", "test_delta_product.py"),
-        *("test_channel_gates.py", "test_channel_gates_limits.py", "test_gate_modules.py", "test_recall.py"),
-        *("test_ttt.py", "test_ttt_losses.py", "test_ttt_cost.py", "test_robustness.py"),
-    ],
-    "positions": ["test_positions_rotary.py", "test_positions_distance.py", "test_positions_reflections.py"],
-    "layers": [
-        *(
-            "test_softmax.py",
-            "test_synthesizer.py",
-            "test_synthesizer_limits.py",
-            "test_properties.py",
-            "test_layers.py",
-            "test_orthogonal.py",
-        ),
-        "test_johnson_lindenstrauss.py",
-    ],
+CHECKED = {  # names of tests/test_*.py
+    "kernels": "factored factored_limits factored_cost linear efficient",
+    "features": "favor redrawn unbiasedness random_features feature_draws variance fitted_features approximation "
+    "associativity mercer",
+    "memories": "memory delta delta_limits delta_cost delta_product channel_gates channel_gates_limits gate_modules "
+    "recall ttt ttt_losses ttt_cost robustness",
+    "positions": "positions_rotary positions_distance positions_reflections",
+    "patterns": "parts patterns pattern_attention pattern_counts pattern_parts reachability",
+    "weights": "synthesizer synthesizer_limits positional positional_patterns positional_layers positionalness",
+    "layers": "softmax properties layers orthogonal johnson_lindenstrauss",
 }
 
 
@@ -65,9 +34,9 @@ def run(code_or_args, **kwargs):
     )
 
 
-@pytest.mark.parametrize("files", CHECKED.values(), ids=CHECKED)
-def test_annotations_hold(files):
-    files = [str(Path("tests") / name) for name in files]
+@pytest.mark.parametrize("names", CHECKED.values(), ids=CHECKED)
+def test_annotations_hold(names):
+    files = [f"tests/test_{name}.py" for name in names.split()]
     done = run(["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not bad_input", "-k", "not compiles", *files])
     assert done.returncode == 0, done.stdout[-3000:]
 

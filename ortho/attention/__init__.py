@@ -2,6 +2,7 @@
 
 from ortho.attention import (
     alibi,
+    block_selection,
     block_sparse,
     channel_gates,
     delta,
@@ -12,12 +13,18 @@ from ortho.attention import (
     fixed_factorised,
     forgetting,
     global_local,
+    key_importance,
     linear,
+    lsh,
+    nsa,
     path,
     position_delta,
     rotary,
+    routing,
     softmax,
+    sparse_linear,
     strided,
+    top_keys,
     ttt,
     window,
 )
@@ -47,6 +54,13 @@ MECHANISMS: dict[str, Mechanism] = {
         *fixed_factorised.MECHANISMS,
         *block_sparse.MECHANISMS,
         *global_local.MECHANISMS,
+        top_keys.MECHANISM,
+        key_importance.MECHANISM,
+        lsh.MECHANISM,
+        routing.MECHANISM,
+        block_selection.MECHANISM,
+        nsa.MECHANISM,
+        sparse_linear.MECHANISM,
     )
 }
 
