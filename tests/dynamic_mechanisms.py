@@ -26,6 +26,11 @@ def qkv(*lead, length, width=4, values=5, seed=0, keys=None):
     return [draw(*lead, n, w, seed=3 * seed + i) for i, (n, w) in enumerate(((length, width), (M, width), (M, values)))]
 
 
+def ways(m):
+    """Of is_causal, those that are served."""
+    return [way for way, served in ((False, m.bidirectional), (True, m.causal)) if served]
+
+
 def with_sizes(name, entry, cost=None, **sizes):
     """The entry with these sizes, which its closed form knows by the same names or by those in `cost`."""
     forms = {form: partial(entry.form(form), **sizes) for form in FORMS}

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tiny_arms import ALL, SETS, TINY
 
 from ortho.attention import MECHANISMS
 from ortho.attention.chunking import CHUNK
@@ -10,22 +11,20 @@ from ortho.cost.counting import OperationCounter
 from ortho.experiments import attention_arms as arms
 from ortho.experiments import attention_speed as speed
 
-TINY = {"H": 2, "K": 8, "chunk": 8}
-SETS = {name: speed.case(24, name, **TINY) for name in arms.SETS}
-ALL = [(case, arm) for case in SETS.values() for arm in arms.arms_of(case)]
-
-
 # ---------------------------------------------------------------------------------------------- what is compared
 
 
-def test_the_family_is_every_mechanism_whose_kernel_factorises():
-    found = set(arms.arms_of(SETS["family"])) | set(arms.arms_of(SETS["main"]))
+@pytest.mark.parametrize(("name", "family", "left_out"), [(n, *of) for n, of in arms.FAMILIES.items()])
+def test_a_family_is_every_mechanism_of_it(name, family, left_out):
+    """Each in all ways that it serves, memories causal."""
+    found, others = arms.arms_of(SETS[name]), {arm.split()[0] for arm in left_out}
     for mechanism in MECHANISMS.values():
-        if mechanism.family == "kernel":
-            assert mechanism.name in found
-            assert (f"{mechanism.name} causal" in found) == mechanism.causal
-    memories = {*arms.arms_of(SETS["memories"]), *arms.SETS["delta"]}
-    assert {f"{m.name} causal" for m in MECHANISMS.values() if m.family == "memory"} <= memories
+        if mechanism.family == family and mechanism.name not in others:
+            both = mechanism.bidirectional and family != "memory"
+            assert (mechanism.name in found, f"{mechanism.name} causal" in found) == (both, mechanism.causal)
+
+
+def test_arms_that_keep_too_much_are_left_out():
     long = arms.arms_of(speed.case(4096, "family"))
     assert "cosformer" in long and "taylor" not in long  # whose 4161 features would keep 1.1 GB
     assert "taylor" in arms.arms_of(speed.case(1024, "family"))

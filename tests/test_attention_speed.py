@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from experiment_fakes import SLUG
+from tiny_arms import ALL, SETS, TINY
 
 from ortho import experiments
 from ortho.attention.chunking import CHUNK
@@ -14,11 +15,7 @@ from ortho.cost.allocations import Allocations
 from ortho.experiments import attention_arms as arms
 from ortho.experiments import attention_rows as rows
 from ortho.experiments import attention_speed as speed
-from ortho.experiments import measure, memory_speed, provenance, records
-
-TINY = {"H": 2, "K": 8, "chunk": 8}
-SETS = {name: speed.case(24, name, **TINY) for name in arms.SETS}
-ALL = [(case, arm) for case in SETS.values() for arm in arms.arms_of(case)]
+from ortho.experiments import measure, memory_speed, pattern_speed, provenance, records
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -181,8 +178,15 @@ def test_wrong_arms_are_not_timed(monkeypatch):
         speed.run(SETS["main"], seconds=0.01)
 
 
-@pytest.mark.parametrize("experiment", [speed.ATTENTION_SPEED, memory_speed.MEMORY_SPEED])
-def test_the_sources_are_all_that_a_timed_call_runs(experiment):
+@pytest.mark.parametrize(
+    ("experiment", "kernel"),
+    [
+        (speed.ATTENTION_SPEED, "attention/factored_kernels.py"),
+        (memory_speed.MEMORY_SPEED, "attention/delta_kernels.py"),
+        (pattern_speed.PATTERN_SPEED, "attention/patterns/parts.py"),
+    ],
+)
+def test_the_sources_are_all_that_a_timed_call_runs(experiment, kernel):
     ran = set()
     with Allocations():  # the first of its kind imports much of PyTorch, which need not be watched
         torch.zeros(1)
@@ -198,9 +202,7 @@ def test_the_sources_are_all_that_a_timed_call_runs(experiment):
             sys.setprofile(None)
     files = map(Path, ran)
     ours = {file.relative_to(provenance.PACKAGE).as_posix() for file in files if provenance.PACKAGE in file.parents}
-    kernels = {"attention/factored_kernels.py", "attention/delta_kernels.py"}
-    assert {"_checks.py", "experiments/attention_arms.py"} <= ours <= set(experiment.sources)
-    assert len(kernels & ours) == 1
+    assert {kernel, "_checks.py", "experiments/attention_arms.py"} <= ours <= set(experiment.sources)
 
 
 def test_cases_on_cuda_have_few_chunks_and_positions_below_the_horizon():

@@ -1,21 +1,24 @@
-"""Costs of mechanisms that choose their pairs: declared = counted, exactly, at sizes that leave pairs out."""
+"""Costs of mechanisms that choose their pairs: declared = counted, exactly, at sizes that leave pairs out; and what of
+them choosing takes."""
 
+from functools import partial
 from itertools import product
 
 import pytest
 import torch
-from dynamic_mechanisms import ALL, FORMS, centroids, projections
+from dynamic_mechanisms import ALL, ENTRIES, FORMS, centroids, projections, qkv, ways
 
+from ortho.attention.block_selection import moba_mask
+from ortho.attention.lsh import lsh_mask
+from ortho.attention.nsa import nsa_masks
+from ortho.attention.routing import routing_mask
+from ortho.attention.top_keys import top_k_mask
+from ortho.cost.choosing import CHOOSING, choosing
 from ortho.cost.counting import OperationCounter, count_forward, saved_bytes
 
 COUNTED = ["forward", "backward", "elementwise_forward", "elementwise_backward"]
 NAMES = [name for name in ALL if name != "lsh, shared"]  # whose closed form is that of queries beside keys
 GATES = {"gates": (3,), "log_far": ()}  # numbers a token
-
-
-def ways(name):
-    """Of is_causal, those that are served."""
-    return [way for way, served in ((False, ALL[name].bidirectional), (True, ALL[name].causal)) if served]
 
 
 def operands(name, B, N, H, K, V, dtype=torch.float32, seed=0):
@@ -43,7 +46,7 @@ def test_declared_equals_counted(name, form, qk_grad, dtype):
     """In several tiles, whole and not, and of one token; with values of another width, and of width 1."""
     m = ALL[name]
     sizes = [(1, 12, 2, 3, 3), (2, 130, 1, 2, 5), (1, 192, 1, 1, 1), (3, 1, 2, 4, 2), (1, 65, 3, 2, 3), (1, 7, 1, 3, 1)]
-    for number, (size, causal) in enumerate(product(sizes, ways(name))):
+    for number, (size, causal) in enumerate(product(sizes, ways(m))):
         (q, k, v), gates = operands(name, *size, dtype=dtype, seed=number)
         wanted = [x.requires_grad_() for x in ([q, k, v] if qk_grad else [v]) + list(gates.values())]
         with OperationCounter() as ahead, saved_bytes() as kept:
@@ -78,3 +81,34 @@ def test_decode(name, form, dtype):
         assert count_forward(m.form(form), *last, **call)[0] == declared.decode, N
         _, state = m.form(form)(*last, **call, return_state=True)
         assert sum(part.nbytes for part in state) == declared.state_bytes, N
+
+
+MASKS = {
+    "top-k": partial(top_k_mask, is_causal=True),
+    "lsh": partial(lsh_mask, is_causal=True),
+    "routing": partial(routing_mask, is_causal=True),
+    "moba": moba_mask,
+    "nsa": nsa_masks,
+}
+
+
+@pytest.mark.parametrize("name", CHOOSING)
+def test_choosing_and_attending(name):
+    """Together they are the cost's products; choosing alone is what the mask takes to be made, as counted."""
+    m = next(m for m in ENTRIES if m.name == name)
+    for length, causal in ((1, True), (50, True), (300, True), *([(300, False)] if m.bidirectional else [])):
+        spent = choosing(name, length, 6, 5, causal=causal)
+        assert sum(spent) == m.cost(1, length, 1, 6, 5, causal=causal).forward
+        assert spent.share == spent.choosing / sum(spent)
+        if name in MASKS and causal:
+            q, k, _ = (x[None, None].float() for x in qkv(length=length, width=6))
+            MASKS[name](q, k)  # draws what it draws once
+            assert count_forward(MASKS[name], q, k)[0] == spent.choosing
+
+
+def test_shares_by_hand():
+    """Of 4096 tokens with K = V = 64: all scores beside 64 keys' scores and values; nothing; 64 products beside 320."""
+    assert choosing("top-k", 4096, 64, 64).share == 4096 / (4096 + 2 * 64)
+    assert choosing("importance", 4096, 64, 64).choosing == 0
+    assert choosing("routing", 4096, 64, 64, causal=False) == (4 * 4096 * 64 * 16, 4 * 16 * 64 * 64 * 64)
+    assert choosing("moba", 4096, 64, 64, count=1).choosing == 0

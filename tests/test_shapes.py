@@ -16,6 +16,7 @@ CHECKED = {  # names of tests/test_*.py
     "recall ttt ttt_losses ttt_cost robustness",
     "positions": "positions_rotary positions_distance positions_reflections",
     "patterns": "parts patterns pattern_attention pattern_counts pattern_parts reachability",
+    "dynamic": "dynamic_choice dynamic_limits dynamic_properties",
     "weights": "synthesizer synthesizer_limits positional positional_patterns positional_layers positionalness",
     "layers": "softmax properties layers orthogonal johnson_lindenstrauss",
 }

@@ -208,11 +208,8 @@ def moba_pairs(n: int, *, block: int = BLOCK, count: int = COUNT) -> int:
 def moba_flops(N: int, K: int, V: int, *, block: int = BLOCK, count: int = COUNT, causal: bool = True) -> Flops:
     """What the fast form spends on choosing and on attending, a sequence: products of each query with the mean of each
     past block, where there is a choice; own blocks, and chosen ones with tiles that are full in the worst case."""
-    P = past_blocks(N, block)
-    chosen = min(count - 1, P)
-    scores = N * P if chosen else 0
-    comparing = P * block * K + (scores + N * best_cost(P, chosen) if chosen else 0)  # means; blocked, and the highest
-    return flops(2 * scores * K, comparing, block_work(N, block=block, count=count - 1), K, V)
+    P = past_blocks(N, block) if count > 1 else 0
+    return flops(2 * N * P * K, block_work(N, block=block, count=count - 1), K, V)
 
 
 def moba_cost(
@@ -230,16 +227,17 @@ def moba_cost(
     itemsize: int = 4,
 ) -> AttentionCost:
     """Closed form of one self-attention call, in either form, for a number of tokens."""
-    spent = moba_flops(N, K, V, block=block, count=count)
+    P, choosing = past_blocks(N, block), moba_flops(N, K, V, block=block, count=count).choosing
+    chosen = min(count - 1, P)
     return chosen_cost(
         B,
         N,
         H,
         K,
         V,
-        choosing=spent.choosing,
-        comparing=spent.comparing,
-        last_choosing=spent.choosing // N,
+        choosing=choosing,
+        comparing=P * block * K + N * (P + best_cost(P, chosen) if chosen else 0),  # means; blocked, and the highest
+        last_choosing=choosing // N,
         work=block_work(N, block=block, count=count - 1),
         last=block_work(N, block=block, count=count - 1, last=True),
         form=form,

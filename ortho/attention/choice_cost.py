@@ -10,17 +10,20 @@ from ortho.attention.patterns_cost import Work, masked_cost, parts_cost
 
 
 class Flops(NamedTuple):
-    """Of a forward pass: FLOPs of matrix products that go into choosing pairs, and into attending to them; and scalar
-    operations of choosing."""
+    """FLOPs of matrix products in a forward pass: what goes into choosing pairs, and into attending to them."""
 
     choosing: Size
     attending: Size
-    comparing: Size
+
+    @property
+    def share(self) -> Size:
+        """Of choosing, in both."""
+        return self.choosing / (self.choosing + self.attending)
 
 
-def flops(choosing: Size, comparing: Size, work: Sequence[Work], K: Size, V: Size) -> Flops:
+def flops(choosing: Size, work: Sequence[Work], K: Size, V: Size) -> Flops:
     """Of one sequence, with the work of its parts."""
-    return Flops(choosing, 2 * (K + V) * sum(each.pairs for each in work), comparing)
+    return Flops(choosing, 2 * (K + V) * sum(each.pairs for each in work))
 
 
 def chosen_cost(

@@ -21,11 +21,11 @@ from ortho.attention.orders import ABSENT, Order
 from ortho.attention.parts import Part
 from ortho.attention.patterns_cost import Work
 
-Labels = Int[torch.Tensor, "G n"]  # the group of each token, `ABSENT` for none
 
-
-def group_mask(of_queries: Labels, of_keys: Labels, call: Call, width: int) -> Bool[torch.Tensor, "G N M"]:
-    """The pairs that are kept, from their definition."""
+def group_mask(
+    of_queries: Int[torch.Tensor, "G N"], of_keys: Int[torch.Tensor, "G M"], call: Call, width: int
+) -> Bool[torch.Tensor, "G N M"]:
+    """The pairs that are kept, from their definition; of each token the number of its group, or `ABSENT`."""
     i, j = call.places[:, None], torch.arange(of_keys.shape[1], device=of_keys.device)
     of_keys = of_keys if call.visible is None else of_keys.masked_fill(~call.visible, ABSENT)
     mates = (of_queries[:, :, None] == of_keys[:, None]) & (of_keys >= 0)[:, None]
@@ -52,7 +52,7 @@ def tile_count(tokens: int, labels: int, size: int) -> int:
     return (tokens + min(labels, tokens) * (size - 1)) // size
 
 
-def tiles_by_label(labels: Labels, count: int, size: int) -> Tiles:
+def tiles_by_label(labels: Int[torch.Tensor, "G n"], count: int, size: int) -> Tiles:
     """Tokens with labels below `count` in tiles of `size`; without those that are `ABSENT`."""
     (G, n), T = labels.shape, tile_count(labels.shape[1], count, size)
     number, absent = torch.arange(n, device=labels.device).expand(G, n), labels < 0
@@ -88,7 +88,9 @@ class Round(NamedTuple):
     found: Int[torch.Tensor, "G N"]  # keys that a query finds, of which one is sure to be if there are any
 
 
-def chunk_round(of_queries: Labels, of_keys: Labels, call: Call, count: int, width: int) -> Round:
+def chunk_round(
+    of_queries: Int[torch.Tensor, "G N"], of_keys: Int[torch.Tensor, "G M"], call: Call, count: int, width: int
+) -> Round:
     """The chunks of groups with labels below `count`."""
     of_keys = of_keys if call.visible is None else of_keys.masked_fill(~call.visible, ABSENT)
     M = of_keys.shape[1]

@@ -15,13 +15,11 @@ def lsh_flops(
     rounds: int = ROUNDS,
     buckets: int = BUCKETS,
     width: int = WIDTH,
-    causal: bool = False,
+    causal: bool = True,
 ) -> Flops:
     """What the fast form spends on choosing and on attending, a sequence: products with each row of a pair of opposite
     ones, of queries and keys; and chunks that are full in the worst case."""
-    comparing = 3 * N * buckets * rounds  # signs; the highest, of queries and of keys
-    work = group_work(N, N, rounds=rounds, count=buckets, width=width)
-    return flops(2 * N * K * buckets * rounds, comparing, work, K, V)
+    return flops(2 * N * K * buckets * rounds, group_work(N, N, rounds=rounds, count=buckets, width=width), K, V)
 
 
 def lsh_cost(
@@ -43,7 +41,6 @@ def lsh_cost(
 
     A causal call computes what any other does, and blocks what is behind a query.
     """
-    spent = lsh_flops(N, K, V, rounds=rounds, buckets=buckets, width=width)
     work, last = (group_work(n, N, rounds=rounds, count=buckets, width=width) for n in (N, 1))
     return chosen_cost(
         B,
@@ -51,8 +48,8 @@ def lsh_cost(
         H,
         K,
         V,
-        choosing=spent.choosing,
-        comparing=spent.comparing,
+        choosing=lsh_flops(N, K, V, rounds=rounds, buckets=buckets, width=width).choosing,
+        comparing=3 * N * buckets * rounds,  # signs; the highest, of queries and of keys
         last_choosing=2 * K * buckets * rounds,
         work=work,
         last=last,

@@ -178,7 +178,7 @@ def _compress(x: Float[Tensor, "G M n"], call: Call, sizes: Sizes) -> Float[Tens
 
 
 def _some_visible(call: Call, sizes: Sizes) -> Bool[Tensor, "G compressed"] | None:
-    return None if call.visible is None else _units(call.visible[..., None].int(), sizes)[..., 0] > 0
+    return None if call.visible is None else _units(call.visible[..., None].to(call.k), sizes)[..., 0] > 0
 
 
 def _compressed_mask(call: Call, i: Int[Tensor, "n"], sizes: Sizes) -> Bool[Tensor, "G n compressed"]:

@@ -13,8 +13,7 @@ TILE = 64  # of queries, and of compressed tokens
 def nsa_flops(N: int, K: int, V: int, *, sizes: Sizes = SIZES, causal: bool = True) -> Flops:
     """What the fast form spends on choosing and on attending, a sequence. To choose blocks the scores of compressed
     tokens are computed once more than to attend to them."""
-    work = [part for branch in _branches(N, sizes) for part in branch]
-    return flops(_choosing(N, sizes) * N * K, _comparing(N, sizes.compressed(N), sizes), work, K, V)
+    return flops(_choosing(N, sizes) * N * K, [part for branch in _branches(N, sizes) for part in branch], K, V)
 
 
 def _choosing(N: int, sizes: Sizes) -> int:

@@ -10,7 +10,7 @@ from ortho.attention.orders import ABSENT, Order
 from ortho.attention.parts import Part, attention_by_parts
 from ortho.attention.routing_centroids import products
 
-Members = tuple[Int[Tensor, "G clusters w"], Int[Tensor, "G clusters w"]]  # positions of queries and of keys
+Members = tuple[Int[Tensor, "G clusters n"], Int[Tensor, "G clusters m"]]  # positions of queries and of keys
 
 
 def members_of(q: Tensor, keys: Tensor, mu: Tensor, call: Call, width: int) -> Members:
@@ -26,7 +26,7 @@ def members_of(q: Tensor, keys: Tensor, mu: Tensor, call: Call, width: int) -> M
     return found[0], found[1]
 
 
-def clusters_mask(call: Call, queries: Int[Tensor, "G c w"], keys: Int[Tensor, "G c w"]) -> Bool[Tensor, "G c N M"]:
+def clusters_mask(call: Call, queries: Int[Tensor, "G c n"], keys: Int[Tensor, "G c m"]) -> Bool[Tensor, "G c N M"]:
     """The pairs of each cluster."""
     N, M = call.q.shape[1], call.k.shape[1]
     i, j = torch.arange(N, device=keys.device), torch.arange(M, device=keys.device)

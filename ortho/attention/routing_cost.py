@@ -17,17 +17,16 @@ def routing_flops(
     clusters: int = CLUSTERS,
     width: int = WIDTH,
     balanced: bool | None = None,
-    causal: bool = False,
+    causal: bool = True,
 ) -> Flops:
     """What the fast form spends on choosing and on attending, a sequence: products of normalised queries and keys with
     each centroid; and clusters of `width`, or chunks that are full in the worst case."""
-    normalised = 2 * N * (5 * K + 2)  # mean, difference, square, mean, product; a row's sum with a constant, and root
     if _is_balanced(balanced, causal):
-        size = min(width, N)
-        work, highest = [Work(clusters, clusters, size, size)], clusters * best_cost(N, width)
+        width = min(width, N)
+        work = [Work(clusters, clusters, width, width)]
     else:
-        work, highest = group_work(N, N, rounds=1, count=clusters, width=width), N * clusters
-    return flops(4 * N * K * clusters, normalised + 2 * highest, work, K, V)  # of queries and of keys
+        work = group_work(N, N, rounds=1, count=clusters, width=width)
+    return flops(4 * N * K * clusters, work, K, V)
 
 
 def _is_balanced(balanced: bool | None, causal: bool) -> bool:
@@ -50,8 +49,8 @@ def routing_cost(
     itemsize: int = 4,
 ) -> AttentionCost:
     """Closed form of one self-attention call, in either form, for a number of tokens."""
-    spent = routing_flops(N, K, V, clusters=clusters, width=width, balanced=balanced, causal=causal)
-    a_token = spent.choosing // (2 * N)
+    a_token = 2 * K * clusters
+    normalised = 2 * N * (5 * K + 2)  # mean, difference, square, mean, product; a row's sum with a constant, and root
     if not _is_balanced(balanced, causal):
         work, last = (group_work(n, N, rounds=1, count=clusters, width=width) for n in (N, 1))
         return chosen_cost(
@@ -60,8 +59,8 @@ def routing_cost(
             H,
             K,
             V,
-            choosing=spent.choosing,
-            comparing=spent.comparing,
+            choosing=2 * N * a_token,
+            comparing=normalised + 2 * N * clusters,  # the highest, of queries and of keys
             last_choosing=2 * a_token,
             work=work,
             last=last,
@@ -77,8 +76,8 @@ def routing_cost(
         cost = _copied(B, H, K, V, N, clusters, min(width, N), qk_grad, item)
     return replace(
         cost,
-        forward=cost.forward + G * spent.choosing,
-        elementwise_forward=cost.elementwise_forward + G * spent.comparing,
+        forward=cost.forward + G * 2 * N * a_token,
+        elementwise_forward=cost.elementwise_forward + G * (normalised + 2 * clusters * best_cost(N, width)),
         decode=cost.decode + G * (1 + N) * a_token,  # a query and all keys
         state_bytes=itemsize * G * N * (K + V),
     )

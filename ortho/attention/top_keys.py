@@ -101,10 +101,9 @@ def _mask(call: Call, count: int) -> Bool[Tensor, "G N M"]:
     return mask.scatter_(-1, torch.where(positions < 0, M, positions), True)[..., :M]
 
 
-def top_k_flops(N: Size, K: Size, V: Size, *, count: Size = COUNT, causal: bool = False) -> Flops:
+def top_k_flops(N: Size, K: Size, V: Size, *, count: Size = COUNT, causal: bool = True) -> Flops:
     """What the fast form spends on choosing and on attending, a sequence; a symbol N stands for more than `count`."""
-    comparing = N * (N + best_cost(N, count))  # what cannot be attended to is blocked before
-    return flops(2 * N * N * K, comparing, _work(N, N, count), K, V)
+    return flops(2 * N * N * K, _work(N, N, count), K, V)
 
 
 def _work(N: Size, M: Size, count: Size) -> list[Work]:
@@ -126,15 +125,14 @@ def top_k_cost(
     itemsize: int = 4,
 ) -> AttentionCost:
     """Closed form of one self-attention call, in either form; a symbol N stands for more than `count`."""
-    spent = top_k_flops(N, K, V, count=count)
     return chosen_cost(
         B,
         N,
         H,
         K,
         V,
-        choosing=spent.choosing,
-        comparing=spent.comparing,
+        choosing=top_k_flops(N, K, V, count=count).choosing,
+        comparing=N * (N + best_cost(N, count)),  # what cannot be attended to is blocked before
         last_choosing=2 * N * K,
         work=_work(N, N, count),
         last=_work(1, N, count),

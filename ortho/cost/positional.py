@@ -47,7 +47,6 @@ def positional_attention(
     """
     _sizes(B=B, N=N, V=V)
     one_of("empty", empty, EMPTY)
-    item = max(itemsize, 4)
     item, found = max(itemsize, 4), named(patterns)
     heads = [_head(pattern, B, N, V, causal, empty == "self", item) for pattern in found]
     total = _Part(*(sum(column) for column in zip(_Part(0, 0, 0, 0, 0), *heads, strict=True)))
@@ -141,10 +140,7 @@ def positional_layer(
     K = d // H if isinstance(d, int) else d / H
     trained = projection == "learned"
     qk_grad = trained or (projection == "frozen" and input_grad)
-    product, own_product = (
-        2 * B * N * d * d,
-        2 * B * N * d * K * learned,
-    )  # with W_V or W_O; with the rows of W_Q or W_K
+    product, own_product = 2 * B * N * d * d, 2 * B * N * d * K * learned  # with W_V or W_O; with rows of W_Q or W_K
     # Terms of x's gradient, whose sums are one less: through the values of each kind of heads, through q and through k
     terms = (int(fixed > 0) + int(learned > 0) + (2 if learned and qk_grad else 0)) if input_grad else 1
     parts = []

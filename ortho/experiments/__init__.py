@@ -12,6 +12,7 @@ from ortho.experiments.flip_flop import FLIP_FLOP
 from ortho.experiments.inference import INFERENCE, gains
 from ortho.experiments.memory_speed import MEMORY_SPEED
 from ortho.experiments.pattern_speed import PATTERN_SPEED
+from ortho.experiments.positional_heads import POSITIONAL_HEADS
 from ortho.experiments.provenance import default_results, is_stale
 from ortho.experiments.recall import RECALL
 from ortho.experiments.records import Case, Record, RecordError, by_device, latest
@@ -32,6 +33,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         PARITY,
         PERMUTATIONS,
         FLIP_FLOP,
+        POSITIONAL_HEADS,
     )
 }
 

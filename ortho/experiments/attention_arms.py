@@ -6,10 +6,10 @@ and v, and have gradients like them.
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from inspect import signature
 from math import sqrt
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,21 +18,33 @@ from torch.nn.functional import scaled_dot_product_attention
 from ortho.attention import MECHANISMS
 from ortho.attention.linear import EluPlusOne
 from ortho.attention.mechanism import AttentionCost, Mechanism
+from ortho.attention.patterns import Pattern
 from ortho.experiments.records import Case
 
 YARDSTICK = "sdpa"
 SETS = {
     "main": (YARDSTICK, "sdpa causal", "linear", "linear causal", "favor", "favor causal"),
     "recurrent": (YARDSTICK, "sdpa causal", "linear causal", "linear recurrent"),
-    "family": (YARDSTICK, "sdpa causal"),  # and every other mechanism whose kernel factorises
+    "family": (YARDSTICK, "sdpa causal"),
     "delta": (YARDSTICK, "sdpa causal", "delta causal", "gated-delta causal"),
     "delta alone": ("delta causal", "gated-delta causal"),
-    "memories": (YARDSTICK, "sdpa causal", "delta causal"),  # and every other memory, causal
+    "memories": (YARDSTICK, "sdpa causal", "delta causal"),
+    "window alone": ("window", "window causal"),
+    "patterns": (YARDSTICK, "sdpa causal", "sdpa masked"),
+    "dynamic": (YARDSTICK, "sdpa causal"),
+}
+# Sets that end with every other mechanism of a family, but for these arms: those that another set times, or one head
+# of two, timed with the other as 'strided' and 'fixed'.
+FAMILIES = {
+    "family": ("kernel", SETS["main"]),
+    "memories": ("memory", SETS["delta"]),
+    "patterns": ("pattern", ("columns", "summaries")),
+    "dynamic": ("dynamic", ()),
 }
 SAVED_BYTES = 2**29  # of the family, an arm that keeps more than this for its backward pass is left out
 
 SEED = 0
-CHECKED_LENGTH = 256  # at least; the definitions materialise N x N weights
+CHECKED_LENGTH = 1024  # at least: more than a window; the definitions materialise N x N weights
 # Results that follow one another from q to its gradient, each rounded once: scaled, projected, its exponential, the
 # product with k, with v, the division; and back.
 STAGES = 12
@@ -44,21 +56,24 @@ Operands = tuple[Tensor, ...]  # q, k, v, and the gates of an arm
 def arms_of(case: Case) -> tuple[str, ...]:
     """The arms of a case, without compiled twins: those of its set; causal, too, where a mechanism has such a form."""
     arms = SETS[case["arms"]]
-    if case["arms"] == "memories":
-        named = {name.split()[0] for name in SETS["delta"]}
-        return *arms, *(f"{m.name} causal" for m in MECHANISMS.values() if m.family == "memory" and m.name not in named)
-    if case["arms"] != "family":
-        return arms
-    others = [m for m in MECHANISMS.values() if m.family == "kernel" and m.name not in SETS["main"]]
-    names = [f"{m.name}{word}" for m in others for word in (("", " causal") if m.causal else ("",))]
+    family, left_out = FAMILIES.get(case["arms"], ("", ()))
+    named = {arm.split()[0] for arm in left_out}
+    others = [m for m in MECHANISMS.values() if m.family == family and m.name not in named]
+    names = [f"{m.name}{way}" for m in others for way in _ways(m)]
     return *arms, *(name for name in names if declared(case, name).saved_bytes <= SAVED_BYTES)
+
+
+def _ways(mechanism: Mechanism) -> list[str]:
+    """The ways to call a mechanism that are measured: of a memory, whose queries would all read the last state, one."""
+    served = {"": mechanism.bidirectional and mechanism.family != "memory", " causal": mechanism.causal}
+    return [way for way, is_served in served.items() if is_served]
 
 
 def function(arm: str, chunk: int) -> Attention:
     """What an arm runs, f(q, k, v, *gates); causal mechanisms that go in chunks in those of at most `chunk`."""
     name, causal = _parts(arm)
     if name == YARDSTICK:
-        return partial(scaled_dot_product_attention, is_causal=causal)
+        return masked if "masked" in arm else partial(scaled_dot_product_attention, is_causal=causal)
     if "recurrent" in arm:
         return recurrent
     mechanism = _mechanism(arm)
@@ -66,8 +81,21 @@ def function(arm: str, chunk: int) -> Attention:
     return _with_gates(arm, partial(mechanism.fast, is_causal=causal, **options))
 
 
+def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The pattern 'window' as a mask for PyTorch's fused attention, made before as a user would."""
+    return scaled_dot_product_attention(q, k, v, attn_mask=_window(q.shape[-2], q.device))
+
+
+@cache
+def _window(N: int, device: torch.device) -> Tensor:
+    pattern: Pattern = cast(partial[Tensor], MECHANISMS["window"].fast).keywords["pattern"]
+    return pattern.mask(N, device=device)
+
+
 def definition(arm: str) -> Attention:
     """What an arm must compute: the mechanism's reference."""
+    if "masked" in arm:
+        return MECHANISMS["window"].reference
     return _with_gates(arm, partial(_mechanism(arm).reference, is_causal=alike(arm) != YARDSTICK))
 
 

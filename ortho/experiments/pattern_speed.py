@@ -1,24 +1,31 @@
-"""`attention_speed` for patterns: windows, at lengths that take softmax attention minutes, and every other pattern."""
+"""`attention_speed` for patterns: windows at lengths that take softmax attention minutes, and every other pattern and
+choice of keys beside it.
+"""
 
 from dataclasses import replace
 
-from ortho.attention import MECHANISMS
-from ortho.experiments.attention_arms import SETS, YARDSTICK
 from ortho.experiments.attention_speed import ATTENTION_SPEED, SOURCES, case
+from ortho.experiments.provenance import PACKAGE
 from ortho.experiments.records import Case
-
-HEADS = ("columns", "summaries")  # are the second heads of 'strided' and 'fixed', and timed with the first
-PATTERNS = [name for name, m in MECHANISMS.items() if m.family == "pattern" and name not in HEADS]
-SETS["window alone"] = ("window", "window causal")
-SETS["patterns"] = (YARDSTICK, "sdpa causal", *(f"{name}{way}" for name in PATTERNS for way in ("", " causal")))
 
 
 def cases(device: str) -> list[Case]:
     """All configurations for a device, the most informative first."""
     if device == "cuda":
-        return [case(N, "patterns", device="cuda", dtype="bfloat16") for N in (4096, 16384, 1024, 8192)]
+
+        def at(N: int, arms: str = "patterns") -> Case:
+            return case(N, arms, device="cuda", dtype="bfloat16")
+
+        return [*(at(N) for N in (4096, 16384, 1024, 8192)), at(4096, "dynamic"), at(16384, "dynamic")]
     alone = [case(N, "window alone") for N in (2048, 4096, 8192, 16384, 32768)]
-    return [case(4096, "patterns"), *alone, case(1024, "patterns")]
+    return [case(4096, "patterns"), *alone, case(4096, "dynamic"), case(1024, "patterns"), case(1024, "dynamic")]
+
+
+
+def _sources(family: str) -> tuple[str, ...]:
+    """All files of a folder of mechanisms."""
+    folder = PACKAGE / "attention" / family
+    return tuple(f"attention/{family}/{file.name}" for file in sorted(folder.glob("*.py")))
 
 
 PATTERN_SPEED = replace(
@@ -28,17 +35,9 @@ PATTERN_SPEED = replace(
     cases=cases,
     sources=(
         *SOURCES,
-        "attention/block_sparse.py",
-        "attention/dilated.py",
-        "attention/fixed_factorised.py",
-        "attention/global_local.py",
-        "attention/kept.py",
-        "attention/layouts.py",
-        "attention/orders.py",
-        "attention/parts.py",
-        "attention/patterns.py",
-        "attention/strided.py",
-        "attention/window.py",
+        "attention/indexing.py",
+        *_sources("patterns"),
+        *_sources("dynamic"),
         "experiments/pattern_speed.py",
     ),
     needs=replace(ATTENTION_SPEED.needs, arms=("window causal",)),

@@ -1,0 +1,35 @@
+"""How much of the work of a mechanism that chooses its pairs goes into choosing."""
+
+from collections.abc import Callable
+from typing import Any
+
+from ortho import _checks
+from ortho.attention.block_selection import moba_flops
+from ortho.attention.choice_cost import Flops
+from ortho.attention.key_importance_cost import importance_flops
+from ortho.attention.lsh_cost import lsh_flops
+from ortho.attention.nsa_cost import nsa_flops
+from ortho.attention.routing_cost import routing_flops
+from ortho.attention.top_keys import top_k_flops
+
+# Not of a sparse + linear hybrid, in which near keys are so by their positions.
+CHOOSING: dict[str, Callable[..., Flops]] = {
+    "top-k": top_k_flops,
+    "importance": importance_flops,
+    "lsh": lsh_flops,
+    "routing": routing_flops,
+    "moba": moba_flops,
+    "nsa": nsa_flops,
+}
+
+
+def choosing(attention: str, N: int, K: int, V: int, *, causal: bool = True, **sizes: Any) -> Flops:
+    """What the fast form spends on choosing pairs and on attending to them, for a sequence of N tokens, in FLOPs of
+    matrix products; its `share` is that of choosing. `sizes` are those of the mechanism's closed form.
+
+    Comparisons are not in it, which is all that "importance" chooses by. Raises ValueError for a mechanism that does
+    not choose.
+    """
+    for name, value in (("N", N), ("K", K), ("V", V)):
+        _checks.positive_int(name, value)
+    return CHOOSING[_checks.one_of("attention", attention, CHOOSING)](N, K, V, causal=causal, **sizes)

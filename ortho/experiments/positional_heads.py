@@ -1,0 +1,253 @@
+"""How positional the heads are that the learning experiments train, before and after training.
+
+The runs are those of the experiments themselves: the same seeds draw the same weights and batches. On sequences that
+were not trained on, each head is measured by `ortho.theory.positionalness`. What that says is tried out, too: the model
+answers with the head's weights replaced by their mean over other sequences, which is fixed, and with none; and with
+those means in all heads of the layer.
+"""
+
+import copy
+import zlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+
+from ortho._checks import one_of, positive_int
+from ortho.attention import MECHANISMS
+from ortho.experiments import flip_flop, learning, positional_heads_rows, recall, state_tracking
+from ortho.experiments.learning import Task
+from ortho.experiments.records import Case, Needs
+from ortho.experiments.runner import Experiment
+from ortho.layers import MultiheadAttention, TransformerBlock
+from ortho.models import LanguageModel
+from ortho.theory.positionalness import head_weights, nearest_pattern, positionalness
+
+INPUTS = 128  # sequences on which weights are measured; as many others are drawn as the task tests with
+STAGES = ("untrained", "trained")
+SECONDS_PER_WEIGHT = 2e-7
+
+
+class Measured(NamedTuple):
+    """A task, those of its arms whose weights are a softmax, and the test from which inputs are drawn."""
+
+    task: Task
+    arms: tuple[str, ...]
+    test: str
+
+
+# The tests are the longest that are as long as what was trained on: all places have been seen.
+MEASURED: Mapping[str, Measured] = {
+    measured.task.name: measured
+    for measured in (
+        Measured(recall.TASK, ("softmax",), "16 keys twice"),
+        Measured(
+            flip_flop.TASK, ("softmax", "rotary", "alibi", "fox", "path", "position-delta"), "dense, tokens 1 to 64"
+        ),
+        Measured(state_tracking.PARITY_TASK, ("softmax",), "tokens 1 to 40"),
+        Measured(state_tracking.PERMUTATIONS_TASK, ("softmax",), "tokens 1 to 16"),
+    )
+}
+
+
+def case(task: str, arm: str, seed: int, *, inputs: int = INPUTS, **sizes: Any) -> Case:
+    """One run of a learning experiment, and on how many inputs its heads are measured; `sizes` as in `learning.case`.
+
+    Raises TypeError or ValueError for unknown names and for what `learning.case` refuses.
+    """
+    measured = MEASURED[one_of("task", task, MEASURED)]
+    one_of("arm", arm, measured.arms)
+    rate = measured.task.rates.get(arm, learning.RATES[0])
+    run = learning.case(measured.task, arm, seed, rate, **sizes)
+    return {"task": task, **run, "inputs": positive_int("inputs", inputs)}
+
+
+def cases(device: str) -> list[Case]:
+    """A seed of every arm after the other."""
+    return [
+        case(task, arm, seed, device=device)
+        for seed in learning.SEEDS
+        for task, measured in MEASURED.items()
+        for arm in measured.arms
+    ]
+
+
+def run(case: Case) -> dict[str, Any]:
+    """Train one model as its experiment does, and measure its heads before and after.
+
+    Raises AssertionError if a drawn answer is wrong, or if the model does not compute what its weights say.
+    """
+    task, _, test = MEASURED[case["task"]]
+    seeds = learning.seeds_of(task, case)
+    seeds["heads"] = zlib.crc32(repr(("heads", task.name, case["arm"], case["seed"], case["rate"])).encode())
+    draws = {name: torch.Generator().manual_seed(seed) for name, seed in seeds.items()}
+    model = learning.build(task, case, draws["weights"])
+    learning.check_answers(task, draws["checks"])
+    inputs = task.tests[test](case["inputs"], draws["heads"]).tokens.to(case["device"])
+    batch = task.tests[test](case["tested"], draws["heads"])
+    found: dict[str, dict[str, list[float]]] = {}
+    nearest: dict[str, str] = {}
+    curve: list[float] = []
+    for stage in STAGES:
+        if stage == "trained":
+            curve = learning.train(model, task, case, draws["training"])
+        for name, quantities, pattern in heads(model, inputs, case, batch):
+            found[f"{stage}, {name}"], nearest[f"{stage}, {name}"] = quantities, pattern
+    facts = {"nearest": nearest, "loss": curve}
+    return {"seeds": seeds, "repetitions": found, "facts": facts}
+
+
+@torch.no_grad()
+def heads(
+    model: LanguageModel, inputs: Tensor, case: Case, batch: learning.Batch
+) -> list[tuple[str, dict[str, list[float]], str]]:
+    """The name, the figures and the nearest pattern of each head, on inputs (S, N) and answers to other sequences."""
+
+    def correct(other: nn.Module) -> float:
+        (share,) = learning.evaluate(other, lambda *_: batch, case, torch.Generator())["correct_fraction"]
+        return share
+
+    found = []
+    whole, x = correct(model), embed(model, inputs)
+    for level, block in enumerate(blocks(model)):
+        weights = head_weights(block.attention, block.norm_attention(x), is_causal=True)  # (S, H, N, N)
+        means = weights.mean(0)
+        all_means = correct(replaced(model, level, slice(None), means))
+        for head, own in enumerate(weights.unbind(1)):
+            absolute, relative = (positionalness(own, by=by, is_causal=True) for by in ("absolute", "relative"))
+            fit = nearest_pattern(own, is_causal=True)
+            figures = {
+                "correct": whole,
+                "correct_means": all_means,
+                "correct_mean": correct(replaced(model, level, head, means[head])),
+                "correct_without": correct(replaced(model, level, head, torch.zeros_like(own[0]))),
+                "peak": peak(own),
+            }
+            for name, estimate in (
+                ("absolute", absolute), ("relative", relative), ("weight", fit.weight), ("share", fit.share)
+            ):  # fmt: skip
+                figures |= {name: estimate.value, f"{name}_error": estimate.standard_error}
+            quantities = {f"{name}_fraction": [round(value, 5)] for name, value in figures.items()}
+            found.append((f"layer {level + 1}, head {head + 1}", quantities, fit.pattern.name))
+        y = block(x, is_causal=True)
+        check_weights(block.attention, block.norm_attention(x), weights)
+        x = y
+    return found
+
+
+def blocks(model: LanguageModel) -> list[TransformerBlock]:
+    """Its blocks, from the first."""
+    return [block for block in model.blocks if isinstance(block, TransformerBlock)]
+
+
+def embed(model: LanguageModel, tokens: Tensor) -> Tensor:
+    """What the first block is given, (B, N, d)."""
+    x = embedding(tokens, model.embed_tokens)
+    return x if model.embed_positions is None else x + model.embed_positions[: tokens.shape[1]]
+
+
+def peak(weights: Tensor) -> float:
+    """How far weights (S, N, N), causal, are from even: the mean over rows of their squared length, 0 where all keys
+    have as much and 1 where one has all. The first row has no choice and does not count."""
+    even = 1 / torch.arange(2, weights.shape[-1] + 1, dtype=torch.float64, device=weights.device)
+    squares = weights[:, 1:].double().square().sum(-1)
+    return float(((squares - even) / (1 - even)).mean())
+
+
+class _Replaced(nn.Module):
+    """A mechanism, but for one head or a slice of them, whose weights are fixed."""
+
+    def __init__(self, layer: MultiheadAttention, head: int | slice, weights: Tensor) -> None:
+        super().__init__()
+        assert isinstance(layer.attention, str)
+        self.attend, self.head, self.weights = MECHANISMS[layer.attention].fast, head, weights
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, **kwargs: Any) -> Tensor:
+        o: Tensor = self.attend(q, k, v, **kwargs).clone()
+        o[:, self.head] = self.weights.to(v) @ v[:, self.head]
+        return o
+
+
+def replaced(model: LanguageModel, level: int, head: int | slice, weights: Tensor) -> LanguageModel:
+    """A copy of the model in which one head of a layer has these weights (N, N) on every input; or a slice of its
+    heads, (h, N, N)."""
+    other = copy.deepcopy(model)
+    layer = blocks(other)[level].attention
+    layer.attention = _Replaced(layer, head, weights)
+    return other
+
+
+def check_weights(layer: MultiheadAttention, x: Tensor, weights: Tensor) -> None:
+    """Raise AssertionError unless the layer gives, by its fast form, what these weights give with its values."""
+    v = (x @ layer.weight_v.T).unflatten(-1, (layer.num_heads, -1)).transpose(1, 2)
+    want = (weights @ v).transpose(1, 2).flatten(2) @ layer.weight_o.T
+    error = float((layer(x, is_causal=True) - want).norm() / want.norm())
+    # Each of a head's sums over N keys is rounded to eps sqrt(N) or so, by either form; a hundredfold of that.
+    tolerance = 100 * torch.finfo(x.dtype).eps * x.shape[1] ** 0.5
+    if not error <= tolerance:
+        raise AssertionError(f"weights: expected the layer's output within {tolerance:.2g}, got {error:.2g}")
+
+
+def work(case: Case) -> float:
+    """Seconds that a case takes, roughly."""
+    variants = len(STAGES) * (1 + (1 + 2 * case["H"]) * case["L"])
+    return learning.work(case) + SECONDS_PER_WEIGHT * variants * case["tested"] * case["H"] * case["N"] ** 2
+
+
+_COMMON = (
+    "correct",
+    "correct_means",
+    "correct_mean",
+    "correct_without",
+    "peak",
+    "absolute",
+    "relative",
+    "weight",
+    "share",
+)
+_ERRORS = ("absolute", "relative", "weight", "share")
+
+POSITIONAL_HEADS = Experiment(
+    name="positional-heads",
+    title="how positional the heads of the trained models are",
+    cases=cases,
+    run=run,
+    sources=tuple(
+        sorted(
+            (
+                *learning.SOURCES,
+                "attention/alibi.py",
+                "attention/chunking.py",
+                "attention/distance.py",
+                "attention/forgetting.py",
+                "attention/memory.py",
+                "attention/path.py",
+                "attention/position_delta.py",
+                "attention/position_gates.py",
+                "attention/positional.py",
+                "attention/positional_pattern.py",
+                "attention/positional_patterns.py",
+                "attention/reflections.py",
+                "attention/rotary.py",
+                "attention/tiles.py",
+                "experiments/flip_flop.py",
+                "experiments/positional_heads.py",
+                "experiments/recall.py",
+                "experiments/state_tracking.py",
+                "theory/estimates.py",
+                "theory/positionalness.py",
+            )
+        )
+    ),
+    work=work,
+    label=lambda case: f"{case['task']}: {learning.label(case)}",
+    line=positional_heads_rows.line,
+    show=positional_heads_rows.table,
+    needs=Needs(
+        configuration={name: type(value) for name, value in case("recall", "softmax", 1).items()},
+        arms=tuple(f"{stage}, layer 1, head 1" for stage in STAGES),
+        quantities=tuple(f"{name}_fraction" for name in (*_COMMON, *(f"{name}_error" for name in _ERRORS))),
+    ),
+)

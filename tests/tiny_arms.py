@@ -1,0 +1,11 @@
+"""Every set of arms that is timed, on sequences so short that a test can go through all of them."""
+
+from ortho.experiments import attention_arms as arms
+from ortho.experiments import attention_speed as speed
+
+TINY = {"H": 2, "K": 8, "chunk": 8}
+# As many tokens as it takes for windows and choices to leave some out.
+SETS = {
+    name: speed.case(600 if name in ("patterns", "dynamic", "window alone") else 24, name, **TINY) for name in arms.SETS
+}
+ALL = [(case, arm) for case in SETS.values() for arm in arms.arms_of(case)]
