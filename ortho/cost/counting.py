@@ -50,8 +50,10 @@ _COMPOSITE = {
     aten.sum: 1,
     aten.mean: 1,
     aten.amax: 1,
+    aten.argmax: 1,
     aten.cumsum: 1,
     aten.cummax: 1,
+    aten.topk: 1,  # one comparison a number, however many are wanted
 }
 # They move, allocate or look up, and compute nothing (some are tagged pointwise by PyTorch).
 _FREE = {
