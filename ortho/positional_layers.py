@@ -12,14 +12,14 @@ from ortho import _checks
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho._weights import new_weight, split_heads
 from ortho.attention import FORMS, MECHANISMS
-from ortho.attention.positional import (
+from ortho.attention.positional.attention import (
     SEVEN,
     PositionalPattern,
     named,
     positional_attention,
     positional_attention_reference,
 )
-from ortho.attention.positional_pattern import EMPTY
+from ortho.attention.positional.pattern import EMPTY
 from ortho.projections import PROJECTIONS, Projection
 
 __all__ = ["PositionalAttention", "sinusoidal_positions"]

@@ -5,11 +5,19 @@ from functools import cache, partial
 
 import torch
 
-from ortho.attention import block_selection, key_importance, lsh, nsa, routing, sparse_linear, top_keys
+from ortho.attention.dynamic import (
+    block_selection,
+    key_importance,
+    lsh,
+    nsa,
+    routing,
+    sparse_linear,
+    top_keys,
+)
+from ortho.attention.dynamic.lsh import draw_projections
+from ortho.attention.dynamic.nsa_sizes import Sizes
+from ortho.attention.dynamic.routing_centroids import draw_centroids
 from ortho.attention.linear import Taylor
-from ortho.attention.lsh import draw_projections
-from ortho.attention.nsa_sizes import Sizes
-from ortho.attention.routing_centroids import draw_centroids
 
 ENTRIES = [m.MECHANISM for m in (top_keys, key_importance, lsh, routing, block_selection, nsa, sparse_linear)]
 # Sums of at most 1e3 rounded products, of which the largest are some 10 (2e-13); a pair too many would show at 1e-2.

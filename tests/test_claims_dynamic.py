@@ -6,7 +6,7 @@ from math import exp, inf, sqrt
 import pytest
 import torch
 
-from ortho.attention.sparse_linear_cost import sparse_linear_cost
+from ortho.attention.dynamic.sparse_linear_cost import sparse_linear_cost
 from ortho.claims import Verdict, judge
 from ortho.claims.s1 import dynamic as s1
 from ortho.claims.s4 import dynamic as s4

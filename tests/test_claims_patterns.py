@@ -7,9 +7,9 @@ import sympy
 import torch
 
 from ortho import experiments
-from ortho.attention.dilated import LocalDilated, NeitherFarNorMultiple
-from ortho.attention.patterns_cost import pattern_cost
-from ortho.attention.window import Window
+from ortho.attention.patterns.dilated import LocalDilated, NeitherFarNorMultiple
+from ortho.attention.patterns.pattern_cost import pattern_cost
+from ortho.attention.patterns.window import Window
 from ortho.claims import Verdict, judge
 from ortho.claims.s1 import patterns as s1
 from ortho.claims.s2 import patterns as s2

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from ortho import experiments
-from ortho.attention.positional import PATTERNS
-from ortho.attention.positional_patterns import Shift
+from ortho.attention.positional.attention import PATTERNS
+from ortho.attention.positional.patterns import Shift
 from ortho.claims import Verdict, judge
 from ortho.claims.s2 import positional as s2
 

@@ -4,16 +4,16 @@ import pytest
 import torch
 from dynamic_mechanisms import TOLERANCE, draw, qkv
 
-from ortho.attention import choice
-from ortho.attention.block_selection import moba_attention, moba_mask, moba_pairs
-from ortho.attention.choice import best, leaked_pairs, left_out, places_of
-from ortho.attention.key_importance import importance_mask, sampled_importance
-from ortho.attention.lsh import draw_projections, hashed, lsh_attention, lsh_mask, sorted_chunks_mask
-from ortho.attention.nsa import nsa_masks
-from ortho.attention.nsa_sizes import Sizes
-from ortho.attention.routing import routing_attention, routing_mask
-from ortho.attention.routing_centroids import normalised
-from ortho.attention.top_keys import top_k_attention, top_k_mask
+from ortho.attention.dynamic import choice
+from ortho.attention.dynamic.block_selection import moba_attention, moba_mask, moba_pairs
+from ortho.attention.dynamic.choice import best, leaked_pairs, left_out, places_of
+from ortho.attention.dynamic.key_importance import importance_mask, sampled_importance
+from ortho.attention.dynamic.lsh import draw_projections, hashed, lsh_attention, lsh_mask, sorted_chunks_mask
+from ortho.attention.dynamic.nsa import nsa_masks
+from ortho.attention.dynamic.nsa_sizes import Sizes
+from ortho.attention.dynamic.routing import routing_attention, routing_mask
+from ortho.attention.dynamic.routing_centroids import normalised
+from ortho.attention.dynamic.top_keys import top_k_attention, top_k_mask
 
 N = 23
 SIZES = Sizes(length=4, stride=2, block=4, count=4, window=3)

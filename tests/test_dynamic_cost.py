@@ -8,11 +8,11 @@ import pytest
 import torch
 from dynamic_mechanisms import ALL, ENTRIES, FORMS, centroids, projections, qkv, ways
 
-from ortho.attention.block_selection import moba_mask
-from ortho.attention.lsh import lsh_mask
-from ortho.attention.nsa import nsa_masks
-from ortho.attention.routing import routing_mask
-from ortho.attention.top_keys import top_k_mask
+from ortho.attention.dynamic.block_selection import moba_mask
+from ortho.attention.dynamic.lsh import lsh_mask
+from ortho.attention.dynamic.nsa import nsa_masks
+from ortho.attention.dynamic.routing import routing_mask
+from ortho.attention.dynamic.top_keys import top_k_mask
 from ortho.cost.choosing import CHOOSING, choosing
 from ortho.cost.counting import OperationCounter, count_forward, saved_bytes
 

@@ -5,19 +5,20 @@ import pytest
 import torch
 from dynamic_mechanisms import ALL, ENTRIES, FORMS, SMALL, TOLERANCE, draw, qkv, ways
 
-from ortho.attention import choice, softmax_attention_reference
-from ortho.attention.block_selection import MECHANISM as MOBA
-from ortho.attention.key_importance import MECHANISM as IMPORTANCE
-from ortho.attention.lsh import MECHANISM as LSH
-from ortho.attention.nsa import MECHANISM as NSA
-from ortho.attention.nsa_sizes import Sizes
-from ortho.attention.patterns import pattern_attention_reference
-from ortho.attention.routing import MECHANISM as ROUTING
-from ortho.attention.routing_centroids import draw_centroids, nearest, normalised, update_centroids
-from ortho.attention.sparse_linear import MECHANISM as SPARSE_LINEAR
-from ortho.attention.sparse_linear import sparse_linear_weights
-from ortho.attention.top_keys import MECHANISM as TOP_K
-from ortho.attention.window import Window
+from ortho.attention import softmax_attention_reference
+from ortho.attention.dynamic import choice
+from ortho.attention.dynamic.block_selection import MECHANISM as MOBA
+from ortho.attention.dynamic.key_importance import MECHANISM as IMPORTANCE
+from ortho.attention.dynamic.lsh import MECHANISM as LSH
+from ortho.attention.dynamic.nsa import MECHANISM as NSA
+from ortho.attention.dynamic.nsa_sizes import Sizes
+from ortho.attention.dynamic.routing import MECHANISM as ROUTING
+from ortho.attention.dynamic.routing_centroids import draw_centroids, nearest, normalised, update_centroids
+from ortho.attention.dynamic.sparse_linear import MECHANISM as SPARSE_LINEAR
+from ortho.attention.dynamic.sparse_linear import sparse_linear_weights
+from ortho.attention.dynamic.top_keys import MECHANISM as TOP_K
+from ortho.attention.patterns.pattern import pattern_attention_reference
+from ortho.attention.patterns.window import Window
 
 N = 23
 ONE_BUCKET, ONE_CLUSTER = torch.zeros(1, 4, 1, dtype=torch.float64), torch.ones(1, 4, dtype=torch.float64)

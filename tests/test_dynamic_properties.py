@@ -5,7 +5,7 @@ import test_properties as general
 from dynamic_mechanisms import ALL, FORMS, SMALL
 
 from ortho import MECHANISMS
-from ortho.attention import key_importance
+from ortho.attention.dynamic import key_importance
 
 TESTED = [name for name in ALL if name in SMALL or name not in MECHANISMS]
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from drawn_parts import Parity, draw
 
-from ortho.attention import flex
-from ortho.attention.flex import flex_pattern_attention
-from ortho.attention.patterns import pattern_attention_reference
-from ortho.attention.window import Window
+from ortho.attention.patterns import flex
+from ortho.attention.patterns.flex import flex_pattern_attention
+from ortho.attention.patterns.pattern import pattern_attention_reference
+from ortho.attention.patterns.window import Window
 
 PATTERNS = {"one key": Window(1), "window": Window(70), "all": Window(10**6), "some rows empty": Parity()}
 # What PyTorch warns of while it compiles is not ours.

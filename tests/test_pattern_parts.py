@@ -4,13 +4,13 @@ import pytest
 import torch
 from static_patterns import IDS, RULES
 
-from ortho.attention import parts as engine
-from ortho.attention.block_sparse import BigBird
-from ortho.attention.dilated import Dilated, LocalDilated
-from ortho.attention.fixed_factorised import Fixed, Summaries
-from ortho.attention.global_local import GlobalLocal
-from ortho.attention.strided import Columns, Strided
-from ortho.attention.window import BlockedWindow, Window
+from ortho.attention.patterns import parts as engine
+from ortho.attention.patterns.block_sparse import BigBird
+from ortho.attention.patterns.dilated import Dilated, LocalDilated
+from ortho.attention.patterns.fixed_factorised import Fixed, Summaries
+from ortho.attention.patterns.global_local import GlobalLocal
+from ortho.attention.patterns.strided import Columns, Strided
+from ortho.attention.patterns.window import BlockedWindow, Window
 
 CPU = torch.device("cpu")
 

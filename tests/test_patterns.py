@@ -7,11 +7,11 @@ import torch
 from drawn_parts import Parity, draw
 from parts_by_loops import kept_by
 
-from ortho.attention.layouts import TILE
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.patterns import pattern_attention, pattern_attention_reference, pattern_mechanism
+from ortho.attention.patterns.layouts import TILE
+from ortho.attention.patterns.pattern import pattern_attention, pattern_attention_reference, pattern_mechanism
+from ortho.attention.patterns.window import Window
 from ortho.attention.softmax import softmax_attention_reference
-from ortho.attention.window import Window
 
 FORMS = {"reference": pattern_attention_reference, "fast": pattern_attention}
 # Sums of at most 300 float64 products of size 10, in another order and behind the exponentials of scores up to 10.

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortho.attention.positional import PATTERNS, SEVEN, positional_attention, positional_attention_reference
-from ortho.attention.positional_gaussian import Gaussian
-from ortho.attention.positional_patterns import Shift
+from ortho.attention.positional.attention import PATTERNS, SEVEN, positional_attention, positional_attention_reference
+from ortho.attention.positional.gaussian import Gaussian
+from ortho.attention.positional.patterns import Shift
 from ortho.cost.allocations import Allocations
 
 FORMS = {"reference": positional_attention_reference, "fast": positional_attention}

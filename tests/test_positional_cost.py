@@ -10,9 +10,9 @@ import torch
 from ortho import PROJECTIONS
 from ortho import cost as costs
 from ortho.attention.mechanism import AttentionCost
-from ortho.attention.positional import PATTERNS, SEVEN, positional_attention
-from ortho.attention.positional_gaussian import Gaussian
-from ortho.attention.positional_patterns import Shift
+from ortho.attention.positional.attention import PATTERNS, SEVEN, positional_attention
+from ortho.attention.positional.gaussian import Gaussian
+from ortho.attention.positional.patterns import Shift
 from ortho.cost import positional
 from ortho.cost.big_o import N, constants, d, order
 from ortho.cost.counting import Counts, OperationCounter, count_forward, count_step, saved_bytes

@@ -8,8 +8,8 @@ import torch
 from torch.nn.functional import linear
 
 from ortho import PROJECTIONS, MultiheadAttention
-from ortho.attention.positional import SEVEN
-from ortho.attention.positional_gaussian import Gaussian
+from ortho.attention.positional.attention import SEVEN
+from ortho.attention.positional.gaussian import Gaussian
 from ortho.positional_layers import PositionalAttention, sinusoidal_positions
 
 # Sums of at most 1e2 rounded products of size 1 in float64, in different orders.

@@ -2,33 +2,30 @@
 
 from ortho.attention import (
     alibi,
-    block_selection,
-    block_sparse,
     channel_gates,
     delta,
     delta_product,
-    dilated,
     efficient,
     favor,
-    fixed_factorised,
     forgetting,
-    global_local,
-    key_importance,
     linear,
-    lsh,
-    nsa,
     path,
     position_delta,
     rotary,
-    routing,
     softmax,
-    sparse_linear,
-    strided,
-    top_keys,
     ttt,
-    window,
+)
+from ortho.attention.dynamic import (
+    block_selection,
+    key_importance,
+    lsh,
+    nsa,
+    routing,
+    sparse_linear,
+    top_keys,
 )
 from ortho.attention.mechanism import FORMS, AttentionCost, AttentionFunction, Mechanism
+from ortho.attention.patterns import block_sparse, dilated, fixed_factorised, global_local, strided, window
 from ortho.attention.redrawn import RandomFeatureAttention
 from ortho.attention.softmax import softmax_attention, softmax_attention_reference
 

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 from ortho import _checks
-from ortho.attention.block_selection import moba_flops
-from ortho.attention.choice_cost import Flops
-from ortho.attention.key_importance_cost import importance_flops
-from ortho.attention.lsh_cost import lsh_flops
-from ortho.attention.nsa_cost import nsa_flops
-from ortho.attention.routing_cost import routing_flops
-from ortho.attention.top_keys import top_k_flops
+from ortho.attention.dynamic.block_selection import moba_flops
+from ortho.attention.dynamic.choice_cost import Flops
+from ortho.attention.dynamic.key_importance_cost import importance_flops
+from ortho.attention.dynamic.lsh_cost import lsh_flops
+from ortho.attention.dynamic.nsa_cost import nsa_flops
+from ortho.attention.dynamic.routing_cost import routing_flops
+from ortho.attention.dynamic.top_keys import top_k_flops
 
 # Not of a sparse + linear hybrid, in which near keys are so by their positions.
 CHOOSING: dict[str, Callable[..., Flops]] = {

@@ -8,10 +8,10 @@ from ortho._typing import Size
 from ortho.attention import MECHANISMS
 from ortho.attention.chunking import CHUNK
 from ortho.attention.mechanism import AttentionCost
-from ortho.attention.positional import SEVEN, PositionalPattern, named
-from ortho.attention.positional_gaussian import Gaussian
-from ortho.attention.positional_pattern import EMPTY
-from ortho.attention.positional_patterns import Border, Context, Shift
+from ortho.attention.positional.attention import SEVEN, PositionalPattern, named
+from ortho.attention.positional.gaussian import Gaussian
+from ortho.attention.positional.pattern import EMPTY
+from ortho.attention.positional.patterns import Border, Context, Shift
 from ortho.cost.closed_forms import Cost, _sizes
 from ortho.projections import PROJECTIONS
 
@@ -81,7 +81,7 @@ def _head(p: PositionalPattern, B: Size, N: Size, V: Size, causal: bool, to_itse
         # Backward also two sums where a sum is used twice.
         part = _Part(0, 0, 8 * u + 2 * x + 3 * P, 8 * u + 2 * x, 2 * _WIDE * P)
     else:
-        raise TypeError(f"patterns: expected those of ortho.attention.positional, got {p}")
+        raise TypeError(f"patterns: expected those of ortho.attention.positional.attention, got {p}")
     if not to_itself or isinstance(p, Gaussian | Border) or (isinstance(p, Shift) and p.offset == 0):
         return part
     # A choice between two; backward two, and the sum of their gradients. Kept: a byte a position.

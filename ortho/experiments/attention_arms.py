@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from ortho.attention import MECHANISMS
 from ortho.attention.linear import EluPlusOne
 from ortho.attention.mechanism import AttentionCost, Mechanism
-from ortho.attention.patterns import Pattern
+from ortho.attention.patterns.pattern import Pattern
 from ortho.experiments.records import Case
 
 YARDSTICK = "sdpa"

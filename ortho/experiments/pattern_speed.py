@@ -21,7 +21,6 @@ def cases(device: str) -> list[Case]:
     return [case(4096, "patterns"), *alone, case(4096, "dynamic"), case(1024, "patterns"), case(1024, "dynamic")]
 
 
-
 def _sources(family: str) -> tuple[str, ...]:
     """All files of a folder of mechanisms."""
     folder = PACKAGE / "attention" / family

@@ -23,7 +23,7 @@ import torch
 from ortho import _checks
 from ortho._typing import Float, Tensor
 from ortho.attention import MECHANISMS
-from ortho.attention.positional import SEVEN, PositionalPattern, named
+from ortho.attention.positional.attention import SEVEN, PositionalPattern, named
 from ortho.layers import MultiheadAttention
 from ortho.theory.estimates import Estimate, estimate
 

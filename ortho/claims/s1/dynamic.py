@@ -10,9 +10,9 @@ from math import inf
 import torch
 from torch import Tensor
 
-from ortho.attention.key_importance import importance_mask, key_norms, sampled_importance
-from ortho.attention.routing import routing_mask
-from ortho.attention.routing_centroids import draw_centroids, nearest
+from ortho.attention.dynamic.key_importance import importance_mask, key_norms, sampled_importance
+from ortho.attention.dynamic.routing import routing_mask
+from ortho.attention.dynamic.routing_centroids import draw_centroids, nearest
 from ortho.claims.ledger import evidence
 from ortho.claims.rules import all_of, counted, holds, region
 from ortho.claims.verdicts import Finding

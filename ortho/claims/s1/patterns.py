@@ -9,11 +9,11 @@ from typing import Any
 import sympy
 import torch
 
-from ortho.attention.dilated import Dilated
-from ortho.attention.global_local import GlobalLocal
-from ortho.attention.patterns import Pattern, pattern_attention, pattern_attention_reference
-from ortho.attention.patterns_cost import pattern_cost
-from ortho.attention.window import BlockedWindow, Window
+from ortho.attention.patterns.dilated import Dilated
+from ortho.attention.patterns.global_local import GlobalLocal
+from ortho.attention.patterns.pattern import Pattern, pattern_attention, pattern_attention_reference
+from ortho.attention.patterns.pattern_cost import pattern_cost
+from ortho.attention.patterns.window import BlockedWindow, Window
 from ortho.claims.ledger import evidence
 from ortho.claims.rules import all_of, counted, growth, holds, region
 from ortho.claims.s0.methods import EXACT

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from ortho import experiments
-from ortho.attention.global_local import GlobalLocal
+from ortho.attention.patterns.global_local import GlobalLocal
 from ortho.claims.ledger import evidence
 from ortho.claims.rules import all_of, counted, growth, region, untestable
 from ortho.claims.s1 import patterns as s1

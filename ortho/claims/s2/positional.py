@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ortho import experiments
-from ortho.attention.positional import SEVEN, positional_attention
+from ortho.attention.positional.attention import SEVEN, positional_attention
 from ortho.claims.ledger import evidence
 from ortho.claims.rules import all_of, counted, holds, untestable
 from ortho.claims.verdicts import Finding

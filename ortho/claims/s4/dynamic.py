@@ -13,19 +13,19 @@ import torch
 from torch import Tensor
 
 from ortho.attention import MECHANISMS
-from ortho.attention.block_selection import moba_mask
+from ortho.attention.dynamic.block_selection import moba_mask
+from ortho.attention.dynamic.key_importance import importance_mask
+from ortho.attention.dynamic.lsh import draw_projections, lsh_mask
+from ortho.attention.dynamic.nsa import nsa_masks
+from ortho.attention.dynamic.nsa_sizes import Sizes
+from ortho.attention.dynamic.routing import routing_mask
+from ortho.attention.dynamic.routing_centroids import draw_centroids, update_centroids
+from ortho.attention.dynamic.sparse_linear import sparse_linear_weights
+from ortho.attention.dynamic.sparse_linear_cost import sparse_linear_cost
+from ortho.attention.dynamic.top_keys import top_k_mask
 from ortho.attention.feature_map import FeatureMap
-from ortho.attention.key_importance import importance_mask
 from ortho.attention.linear import EluPlusOne, Taylor
-from ortho.attention.lsh import draw_projections, lsh_mask
-from ortho.attention.nsa import nsa_masks
-from ortho.attention.nsa_sizes import Sizes
-from ortho.attention.routing import routing_mask
-from ortho.attention.routing_centroids import draw_centroids, update_centroids
-from ortho.attention.sparse_linear import sparse_linear_weights
-from ortho.attention.sparse_linear_cost import sparse_linear_cost
-from ortho.attention.top_keys import top_k_mask
-from ortho.attention.window import Window
+from ortho.attention.patterns.window import Window
 from ortho.claims.figures import Interval, outward
 from ortho.claims.ledger import evidence
 from ortho.claims.rules import all_of, counted, improves, region

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ortho import experiments
 from ortho.attention import MECHANISMS
-from ortho.attention.dilated import LocalDilated
-from ortho.attention.patterns import Pattern, pattern_attention, pattern_attention_reference
-from ortho.attention.window import Window
+from ortho.attention.patterns.dilated import LocalDilated
+from ortho.attention.patterns.pattern import Pattern, pattern_attention, pattern_attention_reference
+from ortho.attention.patterns.window import Window
 from ortho.claims.ledger import evidence
 from ortho.claims.rules import all_of, contradiction, counted, growth, region
 from ortho.claims.verdicts import Finding

@@ -1,0 +1,1 @@
+"""Weights that are made of positions alone, applied by shifts and running sums."""
