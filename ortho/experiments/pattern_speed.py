@@ -34,10 +34,16 @@ PATTERN_SPEED = replace(
     cases=cases,
     sources=(
         *SOURCES,
+        "_weights.py",
+        "attention/factored_kernels.py",
+        "attention/feature_map.py",
         "attention/indexing.py",
+        "attention/linear.py",
+        "attention/memory.py",
         *_sources("patterns"),
         *_sources("dynamic"),
         "experiments/pattern_speed.py",
+        "gates.py",
     ),
     needs=replace(ATTENTION_SPEED.needs, arms=("window causal",)),
 )
