@@ -50,6 +50,21 @@ def test_the_flops_expected():
     assert [r["flops_ratio"] for r in row] == pytest.approx([1, expected, expected])
 
 
+def test_mechanisms_beside_the_attention_that_sees_the_same_keys():
+    """Causal attention has about half of the FLOPs; an arm whose own yardstick failed has nothing beside it."""
+    seconds = {"sdpa": [4.0], "sdpa causal": [2.0], "window": [1.0], "window causal": [1.0]}
+    both = rows.beside_alike([record(1024, seconds, arms="patterns")], "patterns")
+    assert [(row["arm"], row["ratio_alike"][1]) for row in both] == [("window", 0.25), ("window causal", 0.5)]
+    causal, yardstick = (rows.rows([record(1024, {arm: [1.0]})])[0] for arm in ("sdpa causal", "sdpa"))
+    for row, base in zip(both, (yardstick, causal), strict=True):
+        flops = {arm: rows._flops(row, arm) for arm in (row["arm"], base["arm"])}
+        assert row["flops_alike"] == pytest.approx(flops[row["arm"]] / flops[base["arm"]])
+    alone = {arm: values for arm, values in seconds.items() if arm != "sdpa causal"}
+    found = rows.beside_alike([record(1024, alone, arms="patterns")], "patterns")
+    assert [row["arm"] for row in found] == ["window"]
+    assert rows.beside_alike([], "patterns") == []
+
+
 @pytest.mark.parametrize("power", [0.5, 1, 2])
 def test_an_exponent_is_that_of_a_power(power):
     assert rows.exponent({N: 3 * N**power for N in (512, 1024, 4096)}) == pytest.approx(power)

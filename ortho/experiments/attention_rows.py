@@ -66,6 +66,21 @@ def curves(records: Iterable[Record], arms: str = "main") -> dict[str, dict[str,
     return found
 
 
+def beside_alike(records: Iterable[Record], arms: str) -> list[Row]:
+    """The rows of a set's mechanisms that ran beside the softmax attention that sees the same keys, but for that one's,
+    with `flops_alike`: what the matrix products let one expect of `ratio_alike`."""
+    found = []
+    for lines in curves(records, arms).values():
+        flops = {(arm, row["N"]): row["flops_ratio"] for arm, group in lines.items() for row in group}
+        found += [
+            row | {"flops_alike": row["flops_ratio"] / flops[alike(arm), row["N"]]}
+            for arm, group in lines.items()
+            for row in group
+            if row["ratio_alike"] and arm != alike(arm)
+        ]
+    return found
+
+
 def exponent(points: Mapping[int, float]) -> float:
     """The power of the size with which a value grows: the slope by least squares of its logarithm on the size's.
 

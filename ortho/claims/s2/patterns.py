@@ -19,7 +19,7 @@ CHAPTER = "15-sparse-patterns"
 # Pairs of the two heads of N tokens with a stride that divides N.
 LATEST, EVERY = "(l + 1)*N - l*(l + 1)/2", "N^2/(2*l) + N/2"
 TOKENS, STRIDE = 256, 16
-BLOCKS = "big-bird"  # the mechanism of blocks that the records time
+BLOCKS = "block-sparse"  # the mechanism of blocks that the records time
 EXHAUSTED = 40  # tokens up to which every length and every stride is tried
 
 
