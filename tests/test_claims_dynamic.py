@@ -103,6 +103,7 @@ def test_a_choice_that_is_a_window_is_noticed(monkeypatch):
         return s4.by_window(kind).flip(0, 1).mT.expand(data.DRAWS, -1, -1)
 
     monkeypatch.setattr(s4, "CHOICES", {"none": the_first})
+    monkeypatch.setitem(s4.SIZES, "none", ())
     assert s4.depends_on_input(the_first) == 0
     assert s4.chosen_region().verdict == REFUTED
     monkeypatch.setattr(s4, "CHOICES", {"top-k": s4.by_top_k})

@@ -59,7 +59,7 @@ def test_sequences_longer_than_the_window():
 def test_what_is_saved_does_not_depend_on_the_window():
     saved = {pattern_cost(1, N, 1, d, d, pattern=Window(width), causal=True).saved_bytes for width in (1, 8, 4096)}
     assert len(saved) == 1
-    assert {f.verdict for f in s1.space("N*k", s1.LATEST, "k").values()} == {CONFIRMED, CORRECTED}
+    assert {f.verdict for f in s1.either_space("N*k", s1.LATEST, "k").values()} == {CONFIRMED, CORRECTED}
 
 
 def test_later_keys():
@@ -149,16 +149,30 @@ def recorded(monkeypatch):
     return enter
 
 
-@pytest.mark.parametrize(("ratio", "verdict"), [(0.2, CONFIRMED), (1.2, Verdict.REFUTED)])
-def test_blocks_by_the_clock(recorded, ratio, verdict):
-    recorded(blocks=[row(1024, 5.0), row(4096, ratio)], window=[row(4096, 0.1)])
+def timed(arm, ratio, flops, N=4096):
+    return {"device": "cpu-a", "N": N, "arm": arm, "ratio_alike": (ratio,) * 3, "flops_alike": flops}
+
+
+@pytest.fixture
+def beside(monkeypatch):
+    """Sets what the records of pattern-speed say of patterns beside the attention that sees the same keys."""
+    monkeypatch.setattr(experiments, "load", lambda name: [name])
+    return lambda *rows: monkeypatch.setattr(attention_rows, "beside_alike", lambda *_: list(rows))
+
+
+@pytest.mark.parametrize(("ratio", "verdict"), [(0.3, CONFIRMED), (0.5, Verdict.REFUTED)])
+def test_blocks_by_the_clock(beside, ratio, verdict):
+    """A FLOP in blocks against those of the others, 2 to 4 times softmax's."""
+    others = [timed(name, flops * 0.1, 0.1) for name, flops in zip(s2.OTHERS, (2, 3, 4), strict=True)]
+    beside(timed(s2.BLOCKS, ratio, 0.2), *others)
     assert s2.friendly().verdict == verdict
-    recorded(blocks=[row(4096, ratio)], blocks_causal=[row(4096, 0.3)])
-    assert s2.friendly().verdict == (CONFIRMED if ratio < 1 else CONDITIONAL)
+    causal = [row | {"arm": f"{row['arm']} causal"} for row in others]
+    beside(timed(s2.BLOCKS, ratio, 0.2), timed(f"{s2.BLOCKS} causal", 0.39, 0.2), *others, *causal)
+    assert s2.friendly().verdict == (CONFIRMED if ratio < 0.4 else CONDITIONAL)
 
 
-def test_without_a_record_blocks_are_not_judged(recorded):
-    recorded(window=[row(4096, 0.1)])
+def test_without_a_record_blocks_are_not_judged(beside):
+    beside(timed("dilated", 0.1, 0.1), timed(s2.BLOCKS, 0.1, 0.1))
     assert s2.friendly().verdict == s2.others().verdict == UNTESTABLE
 
 

@@ -62,7 +62,7 @@ def test_several_parts(start):
 @pytest.mark.parametrize("scores", [20, 2**18])
 def test_masks(monkeypatch, kind, start, scores):
     """Of every shape that broadcasts; a mask hides whole rows, columns and sequences too."""
-    monkeypatch.setattr(engine, "SCORES", {"cpu": scores})
+    monkeypatch.setattr(engine, "NUMBERS", {"cpu": scores})
     g = torch.Generator().manual_seed(2)
     queries, keys, table = KINDS[kind]
     part = drawn_part(g, start=start, queries=queries, keys=keys, table=table)
@@ -99,7 +99,7 @@ def test_rows_without_pairs_are_zero_and_have_no_gradient():
 @pytest.mark.parametrize("scores", [1, 40, 200, 2**18])
 def test_pairs_that_depend_on_distance_alone(monkeypatch, scores):
     """Tiles that are alike share what is found for one, however many are worked on together; ends are not alike."""
-    monkeypatch.setattr(engine, "SCORES", {"cpu": scores})
+    monkeypatch.setattr(engine, "NUMBERS", {"cpu": scores})
     for length, width, tile, block in ((40, 5, 4, 4), (41, 9, 4, 4), (40, 8, 2, 4), (37, 7, 8, 2), (40, 1, 4, 4)):
         part = band(length, width, tile, block, relative=True)
         kept = compare([part], operands(length=length, keys=length))
@@ -117,7 +117,7 @@ def test_what_is_worked_on_together_changes_nothing(monkeypatch, kind):
     """Beyond rounding, which BLAS may do otherwise for other numbers of products."""
     results = []
     for scores in (1, 50, 2**18):
-        monkeypatch.setattr(engine, "SCORES", {"cpu": scores})
+        monkeypatch.setattr(engine, "NUMBERS", {"cpu": scores})
         queries, keys, table = KINDS[kind]
         part = drawn_part(torch.Generator().manual_seed(3), queries=queries, keys=keys, table=table)
         leaves = operands()
@@ -235,7 +235,7 @@ def test_what_is_kept_is_linear(parts):
 
 
 def test_scores_are_not_all_there_at_once():
-    """Of a part with all pairs either: the largest tensor, forward and backward, has no more than `SCORES` numbers."""
+    """Of a part with all pairs either: the largest tensor, forward and backward, has no more than `NUMBERS` numbers."""
     length = 1024
     leaves = operands(length=length, keys=length, dtype=torch.float32)
     tiles, blocks = in_order(0, length, 64), in_order(0, length, 16)
@@ -243,13 +243,25 @@ def test_scores_are_not_all_there_at_once():
     with Allocations() as memory:
         o = attention_by_parts(*leaves, [part], scale=1.0)
         torch.autograd.grad(o, leaves, torch.ones_like(o))
-    assert memory.largest <= 4 * engine.SCORES["cpu"] < 4 * length**2
+    assert memory.largest <= 4 * engine.NUMBERS["cpu"] < 4 * length**2
+
+
+def test_gathered_keys_are_not_all_there_at_once():
+    """Of lone queries, which gather 64 numbers for a score: all together they would be 2^22, eight times `NUMBERS`."""
+    length, width, K = 2048, 32, 64
+    q, k, v = (draw(1, length, K, seed=s).float().requires_grad_() for s in range(3))
+    each = in_order(0, length, 1)
+    part = Part(each, each, torch.stack([torch.randperm(length)[:width] for _ in range(length)]))
+    with Allocations() as memory:
+        o = attention_by_parts(q, k, v, [part], scale=1.0)
+        torch.autograd.grad(o, (q, k, v), torch.ones_like(o))
+    assert memory.largest <= 4 * engine.NUMBERS["cpu"]
 
 
 def test_memory_is_linear(monkeypatch):
     """Of all tensors that are made, forward and backward, the largest, and all at once, counted in bytes: what scales
     with N^2 would be 16 times as much for 4 times as many tokens, and as booleans 16 MB at 4096."""
-    monkeypatch.setattr(engine, "SCORES", {"cpu": 2**12})
+    monkeypatch.setattr(engine, "NUMBERS", {"cpu": 2**12})
     largest, peak = {}, {}
     for length in (1024, 4096):
         parts, leaves = many_parts(length), operands(length=length, keys=length, dtype=torch.float32, sequences=1)

@@ -73,8 +73,8 @@ def function(arm: str, chunk: int) -> Attention:
     """What an arm runs, f(q, k, v, *gates); causal mechanisms that go in chunks in those of at most `chunk`."""
     name, causal = _parts(arm)
     if name == YARDSTICK:
-        return masked if "masked" in arm else partial(scaled_dot_product_attention, is_causal=causal)
-    if "recurrent" in arm:
+        return masked if "masked" in _words(arm) else partial(scaled_dot_product_attention, is_causal=causal)
+    if "recurrent" in _words(arm):
         return recurrent
     mechanism = _mechanism(arm)
     options: dict[str, Any] = _chunk(mechanism, causal, chunk)
@@ -89,12 +89,13 @@ def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 @cache
 def _window(N: int, device: torch.device) -> Tensor:
     pattern: Pattern = cast(partial[Tensor], MECHANISMS["window"].fast).keywords["pattern"]
-    return pattern.mask(N, device=device)
+    with torch.inference_mode(False):  # it outlives the call
+        return pattern.mask(N, device=device)
 
 
 def definition(arm: str) -> Attention:
     """What an arm must compute: the mechanism's reference."""
-    if "masked" in arm:
+    if "masked" in _words(arm):
         return MECHANISMS["window"].reference
     return _with_gates(arm, partial(_mechanism(arm).reference, is_causal=alike(arm) != YARDSTICK))
 
@@ -117,7 +118,7 @@ def gated(arm: str) -> bool:
 
 def alike(arm: str) -> str:
     """The fused softmax attention that sees the same keys as an arm does."""
-    return "sdpa causal" if "causal" in arm or "recurrent" in arm else YARDSTICK
+    return "sdpa causal" if {"causal", "recurrent"} & {*_words(arm)} else YARDSTICK
 
 
 def declared(case: Case, arm: str) -> AttentionCost:
@@ -209,8 +210,12 @@ def tolerance(case: Case) -> float:
 
 def _parts(arm: str) -> tuple[str, bool]:
     """(name, whether causal by chunks)."""
-    name, *words = arm.split()
-    return name, "causal" in words
+    return arm.split()[0], "causal" in _words(arm)
+
+
+def _words(arm: str) -> list[str]:
+    """What is special about an arm."""
+    return arm.split()[1:]
 
 
 def _mechanism(arm: str) -> Mechanism:

@@ -26,8 +26,9 @@ from ortho.attention.patterns.orders import ABSENT, Order, in_order, rows_of
 
 __all__ = ["ABSENT", "Order", "Part", "attention_by_parts", "in_order", "rows_of"]
 
-# Scores that are worked on together: on a CPU they stay in its cache, on a GPU they fill it.
-SCORES = {"cpu": 2**19, "cuda": 2**27}
+# Numbers that are worked on together, scores or those of gathered keys: on a CPU they stay in its cache, on a GPU they
+# fill it.
+NUMBERS = {"cpu": 2**19, "cuda": 2**27}
 
 
 class _Tiles(NamedTuple):
@@ -82,12 +83,14 @@ class _Tiles(NamedTuple):
         return x.as_strided(size, stride, x.storage_offset() + first * x.stride(1))
 
 
-def _tiles(part: Part, G: int) -> Iterator[_Tiles]:
-    """All tiles of a part. Tiles that are computed together read equally many blocks, of which none is absent where
-    all sequences have one table: what is computed does not depend on how much is computed together."""
+def _tiles(part: Part, G: int, K: int) -> Iterator[_Tiles]:
+    """All tiles of a part, for G sequences with keys of K numbers. Tiles that are computed together read equally many
+    blocks, of which none is absent where all sequences have one table: what is computed does not depend on how much is
+    computed together."""
     B, C = part.queries.positions.shape[-1], part.keys.positions.shape[-1]
     for start, stop, width, run in _runs(part.table.cpu()):
-        together = max(1, SCORES["cuda" if part.table.is_cuda else "cpu"] // (B * width * C))
+        numbers = width * C * (B if run else max(B, K))  # of a tile
+        together = max(1, NUMBERS["cuda" if part.table.is_cuda else "cpu"] // numbers)
         tiles = min(stop - start, together)
         sequences = together // tiles
         for t in range(start, stop, tiles):
@@ -145,6 +148,10 @@ def attention_by_parts(
 
     The first query stands at position `start`, the first key at 0. A mask (G or 1, N or 1, M or 1) hides more pairs. A
     query without a pair gets zeros. The result cannot be differentiated twice.
+
+    Scores of hidden pairs are computed with the others of their tile, and all have to be within the range of the dtype.
+    Gradients are those of weights 2^(s - L), whose logarithm L, in float32, tells tied scores from a single one as long
+    as they are below 2^24.
     """
     with torch.autocast(q.device.type, enabled=False):
         return _Attention.apply(q * scale, k, v, attn_mask, tuple(parts), start)
@@ -208,6 +215,9 @@ class _Call:
         self._bias_if = q.new_tensor([-torch.inf, 0.0])  # of a pair that is not kept, and of one that is
         self._last: tuple[slice, Tensor] | None = None  # the tiles that were asked for, and their bias
 
+    def tiles(self) -> Iterator[_Tiles]:
+        return _tiles(self.part, self.G, self.keys.shape[-1])
+
     def zeros(self, width: int) -> Tensor:
         """A row for each place of a query."""
         return self.queries.new_zeros((*self.queries.shape[:3], width))
@@ -238,7 +248,7 @@ def _forward(call: _Call) -> tuple[Tensor, Tensor]:
     """The output of this part alone, (G, N, V), and L, (G, N, 1)."""
     lowest, tiny = _lowest(call.queries), torch.finfo(call.queries.dtype).tiny
     o, L = call.zeros(call.values.shape[-1]), call.zeros(1).fill_(lowest)
-    for tiles in _tiles(call.part, call.G):
+    for tiles in call.tiles():
         scores = call.scores(tiles)
         peak = scores.amax(-1, keepdim=True).clamp_(min=lowest)
         weights = scores.sub_(peak).exp2_()
@@ -255,7 +265,7 @@ def _backward(call: _Call, L: Tensor, d_o: Tensor, mean: Tensor | None) -> tuple
     L, d_o = (order.take(x, call.start) for x in (L, d_o))
     mean = None if mean is None else order.take(mean, call.start)
     d_q, d_k, d_v = (x.new_zeros(x.shape) for x in (call.queries, call.keys, call.values))
-    for tiles in _tiles(call.part, call.G):
+    for tiles in call.tiles():
         own = tiles.own(d_o)
         weights = call.scores(tiles).sub_(tiles.own(L)).exp2_()
         tiles.add(d_v, torch.bmm(weights.mT, own))

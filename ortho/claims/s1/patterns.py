@@ -14,6 +14,7 @@ from ortho.attention.patterns.global_local import GlobalLocal
 from ortho.attention.patterns.pattern import Pattern, pattern_attention, pattern_attention_reference
 from ortho.attention.patterns.pattern_cost import pattern_cost
 from ortho.attention.patterns.window import BlockedWindow, Window
+from ortho.claims import figures
 from ortho.claims.ledger import evidence
 from ortho.claims.rules import all_of, counted, growth, holds, region
 from ortho.claims.s0.methods import EXACT
@@ -47,12 +48,21 @@ def time(claimed: str, pairs: str, than: str) -> Finding:
     return growth(longer(claimed, than), sympy.expand(longer(4 * d * orders.parse(pairs), than)))
 
 
-def space(claimed: str, pairs: str, than: str) -> dict[str, Finding]:
-    """The order of the weights, which a form may store; and of what the form in parts keeps, which stores none."""
-    saved = pattern_cost(1, N, 1, d, d, pattern=Window(REACH), causal=True).saved_bytes / 4
+def space(claimed: str, pairs: str, than: str) -> Finding:
+    """The order of the weights that are kept."""
+    return growth(longer(claimed, than), sympy.expand(longer(pairs, than)))
+
+
+def saved() -> Any:
+    """Numbers that the form in parts keeps for the backward pass, which stores no weights."""
+    return sympy.expand(pattern_cost(1, N, 1, d, d, pattern=Window(REACH), causal=True).saved_bytes / 4)
+
+
+def either_space(claimed: str, pairs: str, than: str) -> dict[str, Finding]:
+    """Where the source does not say whose space: of weights, which a form may store, and of a form that stores none."""
     return {
-        "space, weights stored": growth(longer(claimed, than), sympy.expand(longer(pairs, than))),
-        "space, none stored": growth(claimed, sympy.expand(saved), held=("d",)),
+        "space, weights stored": space(claimed, pairs, than),
+        "space, none stored": growth(claimed, saved(), held=("d",)),
     }
 
 
@@ -72,9 +82,9 @@ def local_and_dilated() -> Finding:
             ),
             "time, local, $N = k + m$": time("N*k*d", LATEST, "k"),
             "time, every $D$-th, $N = D k + m$": time("N*k*d", DILATED, "D*k"),
-            **space("N*k", LATEST, "k"),
+            "space of the sparse matrix": space("N*k", LATEST, "k"),
         }
-    )
+    ).noting(f"A form that stores no weights keeps {figures.show(saved())} numbers, whatever $k$ is")
 
 
 def later_keys(*, is_causal: bool) -> int:
@@ -97,7 +107,7 @@ def local_and_global() -> Finding:
                 {"": closed(GLOBAL, **sizes)}, {"": kept(pattern, is_causal=False)}
             ),
             "time, $N = w + g + m$": time("N*w*d + N*g*d", GLOBAL, "(w + g)"),
-            **space("N*(w + g)", GLOBAL, "(w + g)"),
+            **either_space("N*(w + g)", GLOBAL, "(w + g)"),
             "causality, later keys of a query": region(
                 (0, 0),
                 {
@@ -136,7 +146,7 @@ def sliding_window() -> Finding:
                 {"": closed(EITHER_SIDE, **sizes)}, {"": kept(Window(REACH + 1), is_causal=False)}
             ),
             "time, $N = w + m$": time("N*w*d", EITHER_SIDE, "w"),
-            **space("N*w", EITHER_SIDE, "w"),
+            **either_space("N*w", EITHER_SIDE, "w"),
             "keys shared by any neighbours, overlapping": region(
                 (1, inf), {f"window, {REACH} on either side": shared_keys(Window(REACH + 1))}
             ),

@@ -6,6 +6,7 @@ attention over all than the window alone? Both are asked of five kinds of input,
 """
 
 from collections.abc import Callable
+from dataclasses import fields
 from functools import cache
 from math import inf, sqrt
 
@@ -86,6 +87,16 @@ CHOICES: dict[str, Callable[[str], Tensor]] = {
 }
 
 
+SIZES = {
+    "top-k": ("count",),
+    "importance": ("count",),
+    "hashes": ("rounds", "buckets", "width"),
+    "clusters": ("clusters", "width"),
+    "MoBA": ("block", "count"),
+    "NSA": tuple(field.name for field in fields(Sizes)),
+}
+
+
 def by_window(_: str) -> Tensor:
     return Window(WINDOW).mask(TOKENS, is_causal=True)
 
@@ -124,13 +135,13 @@ def chosen_region() -> Finding:
                 (1, inf), {name: depends_on_input(choice) for name, choice in CHOICES.items()}
             ),
             **{
-                name: improves(f"more weight than the last {WINDOW} keys", gains(choice), unit=" %")
+                name: improves(f"more weight than the last {WINDOW} keys", gains(choice), unit=" points")
                 for name, choice in CHOICES.items()
             },
+            "sizes set by hand, of which a window has 1": region((0, 1), {name: len(SIZES[name]) for name in CHOICES}),
         }
     ).noting(
-        "No choice keeps more pairs than the window. Positions are no longer set by hand; sizes are, one (top-k, "
-        "importance) to five (NSA)"
+        "No choice keeps more pairs than the window. Positions are set by hand no longer, but for NSA's and MoBA's own"
     )
 
 
