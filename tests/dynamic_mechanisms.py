@@ -85,8 +85,10 @@ def _small():
     yield replace(wrapped(few_clusters, balanced), causal=False)
     yield with_sizes("moba, 4", block_selection.MECHANISM, block=4, count=3)
     yield with_sizes("moba, 1", block_selection.MECHANISM, block=1, count=2)
+    yield with_sizes("moba, its own", block_selection.MECHANISM, block=4, count=1)
     yield with_sizes("nsa, 4", nsa.MECHANISM, sizes=Sizes(length=4, stride=2, block=4, count=4, window=3))
     yield with_sizes("sparse-linear, 3", sparse_linear.MECHANISM, window=3)
+    yield with_sizes("sparse-linear, all", sparse_linear.MECHANISM, window=10**4)
     yield with_sizes("sparse-linear, taylor", sparse_linear.MECHANISM, window=5, feature_map=Taylor(2))
 
 

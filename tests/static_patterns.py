@@ -61,12 +61,14 @@ def blocks(width, table):
 def big_bird(*sizes):
     """The rule knows which blocks were drawn, and nothing else of the pattern."""
     pattern = BigBird(*sizes)
-    rows = pattern.rows(-(-LONGEST // pattern.width))
+    count = -(-LONGEST // pattern.width)
+    rows = pattern.rows(count, count)
     return pattern, lambda i, j: j // pattern.width in rows[i // pattern.width]
 
 
 LONGEST = 260  # tokens that the tables below have rows for
 SOME = tuple(tuple(sorted({t, t * 7 % 30, 33}) if t % 3 else [t * 5 % 29]) for t in range(30))
+FEW_LONG = tuple(tuple(range(80)) if t % 30 == 7 else (t * 3 % 40,) for t in range(87))
 
 RULES = [
     *(window(w) for w in (1, 2, 5, 65, HUGE)),
@@ -79,8 +81,12 @@ RULES = [
     *(summaries(*sizes) for sizes in ((1, 1), (4, 1), (7, 7), (16, 3), (100, 3), (64, 8), (HUGE, 2))),
     *(fixed(*sizes) for sizes in ((1, 1), (4, 1), (7, 7), (16, 3), (100, 5), (64, 8), (HUGE, 2))),
     *(global_local(*sizes) for sizes in ((1, 1), (3, 2), (2, 9), (70, 3), (3, 100), (HUGE, HUGE))),
-    *(big_bird(*sizes) for sizes in ((3,), (64,), (5, 1, 0, 0), (3, 3, 2, 4, 7), (2, 1, 9, 0), (1, 2, 0, 5))),
+    *(
+        big_bird(*sizes)
+        for sizes in ((3,), (64,), (5, 1, 0, 0), (3, 3, 2, 4, 7), (2, 1, 9, 0), (1, 2, 0, 5), (2, 1, 1, 0))
+    ),
     blocks(9, SOME),
     blocks(20, ((),) * 13),
+    blocks(3, FEW_LONG),
 ]
 IDS = [str(pattern).replace(str(HUGE), "huge")[:60] for pattern, _ in RULES]

@@ -46,6 +46,7 @@ BAD = [
     (NSA, {"sizes": 64}, TypeError, "sizes: expected Sizes, got int 64"),
     (NSA, {"gates": Q[..., :2]}, ValueError, "gates: expected shape (2, 9, 3) like the keys, got (2, 9, 2)"),
     (SPARSE_LINEAR, {"window": 0}, ValueError, "window: expected an integer of at least 1, got 0"),
+    (SPARSE_LINEAR, {"scale": -1.0}, ValueError, "scale: expected a finite number of at least 0, got -1.0"),
     (SPARSE_LINEAR, {"log_far": Q[..., :3, 0]}, ValueError, "log_far: expected shape (2, 9)"),
     (SPARSE_LINEAR, {"log_far": Q[..., 0] / 0}, ValueError, "log_far: expected finite numbers"),
     (SPARSE_LINEAR, {"feature_map": "relu"}, ValueError, "feature_map: expected one of single tokens"),
@@ -104,6 +105,9 @@ def test_bad_draws_and_counts():
         choosing("window", 10, 4, 4)
     with pytest.raises(ValueError, match="N: expected an integer of at least 1, got 0"):
         choosing("moba", 0, 4, 4)
+    for name in ("moba", "nsa"):
+        with pytest.raises(ValueError, match=f"causal: expected True, since '{name}' chooses .* past, got False"):
+            choosing(name, 10, 4, 4, causal=False)
 
 
 @pytest.mark.parametrize(

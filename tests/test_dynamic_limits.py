@@ -8,6 +8,7 @@ from dynamic_mechanisms import ALL, ENTRIES, FORMS, SMALL, TOLERANCE, draw, qkv,
 from ortho.attention import softmax_attention_reference
 from ortho.attention.dynamic import choice
 from ortho.attention.dynamic.block_selection import MECHANISM as MOBA
+from ortho.attention.dynamic.block_selection import moba_mask
 from ortho.attention.dynamic.key_importance import MECHANISM as IMPORTANCE
 from ortho.attention.dynamic.lsh import MECHANISM as LSH
 from ortho.attention.dynamic.nsa import MECHANISM as NSA
@@ -17,8 +18,10 @@ from ortho.attention.dynamic.routing_centroids import draw_centroids, nearest, n
 from ortho.attention.dynamic.sparse_linear import MECHANISM as SPARSE_LINEAR
 from ortho.attention.dynamic.sparse_linear import sparse_linear_weights
 from ortho.attention.dynamic.top_keys import MECHANISM as TOP_K
+from ortho.attention.dynamic.top_keys import top_k_mask
 from ortho.attention.patterns.pattern import pattern_attention_reference
 from ortho.attention.patterns.window import Window
+from ortho.cost.counting import count_forward
 
 N = 23
 ONE_BUCKET, ONE_CLUSTER = torch.zeros(1, 4, 1, dtype=torch.float64), torch.ones(1, 4, dtype=torch.float64)
@@ -74,6 +77,32 @@ def test_nothing_far_is_a_window():
         near = pattern_attention_reference(*operands, pattern=window, is_causal=causal)
         o = compare(SPARSE_LINEAR, operands, window=5, log_far=least, is_causal=causal)
         torch.testing.assert_close(o, near, **TOLERANCE)
+
+
+@pytest.mark.parametrize("window", [10, 64, 65, 129, 130, 10**6])
+def test_windows_longer_than_the_sequence(window):
+    """Cost no more than those as long as it; queries and keys may be as far apart as the longer of them is long."""
+    for N, M in ((130, 130), (16, 16), (200, 10), (10, 200), (150, 66)):
+        for causal in (False, True)[: 1 + (N == M)]:
+            compare(SPARSE_LINEAR, qkv(2, length=N, keys=M), window=window, is_causal=causal)
+    x = qkv(1, 1, length=16)
+    for causal in (False, True):
+        counted, longest = (
+            count_forward(SPARSE_LINEAR.fast, *x, window=w, is_causal=causal)[0] for w in (window, 10**6)
+        )
+        assert longest == SPARSE_LINEAR.cost(1, 16, 1, 4, 5, window=10**6, causal=causal).forward
+        assert window < 64 or counted == longest
+
+
+@pytest.mark.parametrize("window", [3, 65, 200])
+def test_long_windows_behind_a_state(window):
+    """Keys in the window may stand before all that a call brings."""
+    q, k, v = qkv(2, length=210)
+    whole, state = SPARSE_LINEAR.reference(q, k, v, window=window, is_causal=True), None
+    for start, stop in ((0, 66), (66, 70), (70, 71), (71, 205), (205, 210)):
+        some = (x[:, start:stop] for x in (q, k, v))
+        o, state = SPARSE_LINEAR.fast(*some, window=window, is_causal=True, initial_state=state, return_state=True)
+        torch.testing.assert_close(o, whole[:, start:stop], **TOLERANCE)
 
 
 def test_the_weights_of_near_and_far():
@@ -205,6 +234,19 @@ def test_negative_scale():
     for name in ("top-k, 3", "nsa, 4", "moba, 4"):
         o = compare(ALL[name], (q, k, v), scale=-0.7, is_causal=True)
         torch.testing.assert_close(o, ALL[name].reference(-q, k, v, scale=0.7, is_causal=True), **TOLERANCE)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_scale(form):
+    """With a scale of 0 all scores are equal: the first keys are taken, or the first blocks beside the own."""
+    q, k, v = qkv(2, length=N)
+    zero = torch.zeros_like(q)
+    for name in ("top-k, 3", "nsa, 4", "moba, 4"):
+        o = ALL[name].form(form)(q, k, v, scale=0, is_causal=True)
+        torch.testing.assert_close(o, ALL[name].reference(zero, k, v, is_causal=True), **TOLERANCE)
+    assert top_k_mask(q, k, count=3, scale=0)[..., :3].all()
+    masks = [moba_mask(x, k, block=4, scale=scale) for x, scale in ((q, 0), (zero, None), (q, -1.0), (-q, 1.0))]
+    assert torch.equal(*masks[:2]) and torch.equal(*masks[2:]) and not torch.equal(*masks[1:3])
 
 
 def test_centroids_move():

@@ -6,12 +6,21 @@ import pytest
 import torch
 from drawn_parts import Parity, draw
 
+from ortho.attention import MECHANISMS
 from ortho.attention.patterns import flex
+from ortho.attention.patterns.block_sparse import BigBird, BlockSparse
 from ortho.attention.patterns.flex import flex_pattern_attention
-from ortho.attention.patterns.pattern import pattern_attention_reference
+from ortho.attention.patterns.pattern import Pattern, pattern_attention_reference
 from ortho.attention.patterns.window import Window
 
-PATTERNS = {"one key": Window(1), "window": Window(70), "all": Window(10**6), "some rows empty": Parity()}
+PATTERNS = {
+    "one key": Window(1),
+    "window": Window(70),
+    "all": Window(10**6),
+    "some rows empty": Parity(),
+    "blocks": BlockSparse(30, ((1, 3), (), (0,), (3, 2), (6, 4), (1,), (5, 6))),
+}
+REGISTERED = {m.name: m.fast.keywords["pattern"] for m in MECHANISMS.values() if m.family == "pattern"}
 # What PyTorch warns of while it compiles is not ours.
 compiles = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 
@@ -37,10 +46,35 @@ def test_its_own_definition_equals_ours(pattern):
         torch.testing.assert_close(o, pattern_attention_reference(*operands, **call), atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.parametrize("pattern", REGISTERED.values(), ids=REGISTERED)
+@pytest.mark.parametrize("causal", [False, True])
+def test_blocks_of_registered_patterns(pattern, causal):
+    """FlexAttention's mask is the pattern's, pair by pair, and its blocks are those with a kept pair."""
+    assert isinstance(pattern, Pattern)
+    n = 500
+    pairs = flex._block_mask(pattern, causal, n, n, torch.device("cpu"))
+    i, j = torch.arange(n)[:, None], torch.arange(n)
+    kept = pattern.mask(n, is_causal=causal)
+    assert torch.equal(pairs.mask_mod(torch.tensor(0), torch.tensor(0), i, j), kept)
+    there = [[bool(block.any()) for block in rows.split(128, 1)] for rows in kept.split(128)]
+    assert pairs.to_dense()[0, 0].bool().tolist() == there
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_what_is_kept_can_be_trained_with(mode):
+    """Whatever mode the first call is made in."""
+    flex._block_mask.cache_clear()
+    with mode():
+        pairs = flex._block_mask(Window(11), True, 200, 200, torch.device("cpu"))
+    kept = [x for x in pairs.as_tuple() if isinstance(x, torch.Tensor)]
+    assert kept and not any(x.is_inference() or x.requires_grad for x in kept)
+
+
 @compiles
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize(
-    ("pattern", "dtype", "bound"), [(Window(70), torch.bfloat16, 0.1), (Parity(), torch.float32, 2e-5)]
+    ("pattern", "dtype", "bound"),
+    [(Window(70), torch.bfloat16, 0.1), (Parity(), torch.float32, 2e-5), (BigBird(30), torch.float32, 2e-5)],
 )
 def test_compiles_to_the_same(pattern, dtype, bound):
     """A score of some 10 is rounded by 1e-6 in float32; in bfloat16 weights, values and outputs are by 2^-9."""
@@ -76,6 +110,16 @@ def test_what_cannot_be_compiled_is_an_error(monkeypatch):
     monkeypatch.setattr(flex, "_kernel", lambda: fails)
     message = "compiled: expected a call that FlexAttention compiles, got NotImplementedError: no kernel"
     with pytest.raises(RuntimeError, match=message):
+        flex_pattern_attention(*qkv(length=20, dtype=torch.float32), pattern=Window(3))
+
+
+@compiles
+def test_too_little_memory_is_told_from_that(monkeypatch):
+    def fails(*args, **kwargs):
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(flex, "_kernel", lambda: fails)
+    with pytest.raises(torch.OutOfMemoryError, match="^no memory"):
         flex_pattern_attention(*qkv(length=20, dtype=torch.float32), pattern=Window(3))
 
 

@@ -85,7 +85,7 @@ def test_growth_of_strided_attention():
 def test_big_bird(sizes):
     """A window of blocks, leading ones, and as many others before each as are asked for, or as there are; both ways."""
     reach, leading, random, seed = sizes
-    rows = BigBird(1, *sizes).rows(40)
+    rows = BigBird(1, *sizes).rows(40, 40)
     draws = set()
     for t, row in enumerate(rows):
         assert all((b in row) == (t in rows[b]) for b in range(40))
@@ -95,10 +95,29 @@ def test_big_bird(sizes):
         assert len(drawn) == max(0, min(random, t - reach + 1 - leading))
         draws.add(tuple(t - b for b in sorted(drawn)))
     assert (len(draws) > 20) == (random > 0)
-    assert (BigBird(1, reach, leading, random, seed + 1).rows(40) != rows) == (random > 0)
+    assert (BigBird(1, reach, leading, random, seed + 1).rows(40, 40) != rows) == (random > 0)
     # What is drawn for a block does not depend on those behind it.
     longer = BigBird(1, *sizes).mask(60)
     assert torch.equal(longer[:40, :40], BigBird(1, *sizes).mask(40))
+
+
+def test_a_row_for_each_block_of_queries():
+    """Of keys there may be more blocks than rows, and fewer than the rows name."""
+    pattern = BlockSparse(16, ((0, 1, 2),))
+    for keys in (128, 20):
+        assert torch.equal(pattern.mask(16, keys), (torch.arange(keys) < 48).expand(16, keys))
+        (part,) = pattern.parts(0, 16, keys, is_causal=False, device=torch.device("cpu"))
+        assert part.table.tolist() == [[0, 1, 2][: -(-keys // 16)]]
+
+
+def test_masks_on_another_default_device():
+    """Where new tensors go by default; a seed that nothing was drawn with yet."""
+    pattern = BigBird(4, 2, 1, 3, seed=1234)
+    with torch.device("meta"):
+        kept = pattern.mask(60, device="cpu")
+        (part,) = pattern.parts(0, 60, 60, is_causal=False, device=torch.device("cpu"))
+    assert kept.device == part.table.device == torch.device("cpu")
+    assert int(kept.sum()) == pattern.pairs(60)
 
 
 @pytest.mark.bad_input

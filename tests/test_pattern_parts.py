@@ -5,7 +5,7 @@ import torch
 from static_patterns import IDS, RULES
 
 from ortho.attention.patterns import parts as engine
-from ortho.attention.patterns.block_sparse import BigBird
+from ortho.attention.patterns.block_sparse import BigBird, BlockSparse
 from ortho.attention.patterns.dilated import Dilated, LocalDilated
 from ortho.attention.patterns.fixed_factorised import Fixed, Summaries
 from ortho.attention.patterns.global_local import GlobalLocal
@@ -83,7 +83,36 @@ def test_little_is_computed_in_vain(pattern, causal):
 def test_keys_are_read_as_they_lie(pattern, causal):
     """No block of keys is copied for each tile that reads it."""
     for part in pattern.parts(0, N, N, is_causal=causal, device=CPU):
-        assert all(tiles.run is not None for tiles in engine._tiles(part, 8))
+        assert all(tiles.run is not None for tiles in engine._tiles(part, 8, 64))
+
+
+LONG_ROWS = {
+    "leading": BigBird(1, 2, 1, 0),
+    "leading and drawn": BigBird(5),
+    "any": BlockSparse(1, tuple(tuple(range(1500) if t % 500 == 7 else [t]) for t in range(2000))),
+    "of all lengths": BlockSparse(1, tuple(tuple(range(2000 // (t + 1))) for t in range(2000))),
+}
+
+
+@pytest.mark.parametrize("pattern", LONG_ROWS.values(), ids=LONG_ROWS)
+@pytest.mark.parametrize("causal", [True, False])
+def test_tables_hold_little_but_blocks(pattern, causal):
+    """However few rows are long: a table is at most four times what it would be if all were as long as on average."""
+    n = 2000
+    parts = pattern.parts(0, n, n, is_causal=causal, device=CPU)
+    tables = [part.table for part in parts]
+    read = sum(int((table >= 0).sum()) for table in tables)
+    assert sum(table.numel() for table in tables) <= 4 * len(tables) * read
+    if isinstance(pattern, BigBird):
+        assert len(tables) == 2
+    kept, _ = kept_by(parts, 0, n, n)
+    assert torch.equal(kept, pattern.mask(n, is_causal=causal).long())
+
+
+def test_one_table_where_it_is_small():
+    """Up to an entry a token a further part would cost more than it saves."""
+    for n, parts in ((64 * 64, 1), (65 * 64, 2)):
+        assert len(BigBird(64).parts(0, n, n, is_causal=False, device=CPU)) == parts
 
 
 @pytest.mark.parametrize("pattern", WASTE, ids=str)

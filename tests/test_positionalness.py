@@ -138,6 +138,38 @@ def test_even_attention_is_a_fixed_pattern():
     assert math.isfinite(positionalness(weights).standard_error)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_even_attention_but_for_rounding(dtype, causal):
+    """1/n as the dtype has it, also of a softmax of equal scores; no pattern has a part in it. One weight that differs
+    by more than rounding counts, whatever the others' rounding."""
+    ones = torch.ones(23, 23, dtype=dtype)
+    ones = ones.tril() if causal else ones
+    softmax = torch.where(ones > 0, 0.7, -math.inf).to(dtype).softmax(-1)
+    for weights in (softmax, ones / ones.sum(-1, keepdim=True)):
+        weights = weights.expand(4, 23, 23)
+        for by in ("absolute", "relative"):
+            assert positionalness(weights, by=by, is_causal=causal) == (1, 0)
+        assert all(fit.weight == (0, 0) for fit in pattern_fits(weights, is_causal=causal))
+        other = weights.clone()
+        other[0, 22, :2] += torch.tensor([-1, 1], dtype=dtype) / 64  # in one of 4 inputs: like none of the others
+        assert positionalness(other, is_causal=causal).value == 0
+
+
+def test_weights_of_half_precision():
+    """What rounding makes of rows' sums is no reason to refuse them, and makes next to no difference."""
+    weights = softmax_of_noise(20, 300)
+    share, error = positionalness(weights)
+    for dtype in (torch.bfloat16, torch.float16):
+        rounded = weights.to(dtype)
+        assert (rounded.double().sum(-1) - 1).abs().max() > 1e-5
+        assert abs(positionalness(rounded).value - share) < error
+    rough = torch.tensor([1 - 2**-8, 2**-7], dtype=torch.bfloat16).expand(3, 2, 2)  # two roundings of half of eps more
+    assert positionalness(rough).value == pytest.approx(1)
+    with pytest.raises(ValueError, match="sums of rows, less 1, within -0.0078 and 0.0078, got 0.012"):
+        positionalness(torch.tensor([1, 3 / 256], dtype=torch.bfloat16).expand(3, 2, 2))
+
+
 def test_the_nearest_pattern():
     """For each of the seven itself, with all weight; a head that avoids a token is not near it."""
     for pattern in SEVEN:
@@ -200,7 +232,7 @@ BAD = [
     (lambda w: positionalness(w.long()), TypeError, "weights: expected a floating-point tensor"),
     (lambda w: positionalness(w[:2]), ValueError, r"weights: expected shape \(S, N, N\) with S of at least 3, got \(2"),
     (lambda w: positionalness(w[:, :2]), ValueError, r"weights: expected shape .* got \(4, 2, 5\)"),
-    (lambda w: positionalness(2 * w), ValueError, "weights: expected sums of rows within 1 and 1, got 2 to 2"),
+    (lambda w: positionalness(2 * w), ValueError, "rows, less 1, within -0.001 and 0.001, got 1 to 1"),
     (lambda w: positionalness(w * torch.nan), ValueError, "weights: expected finite numbers"),
     (lambda w: positionalness(w, is_causal=True), ValueError, "weights: expected weights on later keys within 0 and 0"),
     (lambda w: positionalness(w, by="key"), ValueError, "by: expected one of 'absolute', 'relative', got 'key'"),

@@ -51,6 +51,14 @@ def test_layers_between_is_the_first_power_that_reaches():
     assert (layers < 0).any() and layers.max() > 2
 
 
+def test_masks_on_another_device_than_the_default():
+    mask, further = causal(Window(2), 5), causal(Window(3), 5)
+    with torch.device("meta"):
+        assert torch.equal(reached(mask, mask), further)
+        assert layers_to_reach(mask) == 4
+    assert reached(mask.to("meta")).device == torch.device("meta")
+
+
 @pytest.mark.parametrize("l", [1, 2, 3, 5, 8, 40])
 def test_two_strided_layers_reach_every_earlier_token(l):
     """In either order, with l keys in the window; with one fewer they miss some as soon as there are l tokens. Neither
@@ -143,8 +151,9 @@ def test_errors():
     for bad in (mask[:2], mask.float(), [[True]], torch.ones(4, 4, dtype=torch.bool)):
         with pytest.raises(ValueError, match=r"masks: expected boolean tensors of one shape \(N, N\), got"):
             reached(mask, bad)
-    with pytest.raises(ValueError, match="masks: expected boolean"):
-        layers_to_reach(mask[:2])
+    for bad in (mask[:2], mask[0, 0], mask[0]):
+        with pytest.raises(ValueError, match="masks: expected boolean"):
+            layers_to_reach(bad)
     with pytest.raises(ValueError, match="n: expected an integer of at least 1, got 0"):
         window_layers(0, 3)
     for n in (1, 5):

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ortho import _checks
+from ortho.attention import MECHANISMS
 from ortho.attention.dynamic.block_selection import moba_flops
 from ortho.attention.dynamic.choice_cost import Flops
 from ortho.attention.dynamic.key_importance_cost import importance_flops
@@ -28,8 +29,11 @@ def choosing(attention: str, N: int, K: int, V: int, *, causal: bool = True, **s
     matrix products; its `share` is that of choosing. `sizes` are those of the mechanism's closed form.
 
     Comparisons are not in it, which is all that "importance" chooses by. Raises ValueError for a mechanism that does
-    not choose.
+    not choose, and for a call that it does not serve.
     """
     for name, value in (("N", N), ("K", K), ("V", V)):
         _checks.positive_int(name, value)
-    return CHOOSING[_checks.one_of("attention", attention, CHOOSING)](N, K, V, causal=causal, **sizes)
+    flops = CHOOSING[_checks.one_of("attention", attention, CHOOSING)]
+    if not causal and not MECHANISMS[attention].bidirectional:
+        raise ValueError(f"causal: expected True, since {attention!r} chooses from a query's past, got {causal}")
+    return flops(N, K, V, causal=causal, **sizes)

@@ -30,7 +30,7 @@ from ortho.theory.estimates import Estimate, estimate
 __all__ = ["PatternFit", "head_weights", "nearest_pattern", "pattern_fits", "positionalness"]
 
 BY = ("absolute", "relative")
-ROUNDING = 1e-3  # by which a row's sum may miss 1: half precision's unit in the last place
+ROUNDING = 1e-3  # by which a row's sum may miss 1 in any precision: half's eps, in which the weights may have been made
 
 
 class PatternFit(NamedTuple):
@@ -49,8 +49,9 @@ def positionalness(weights: Float[Tensor, "S N N"], *, by: str = "absolute", is_
 
     weights (S, N, N): the head's on S independent inputs of N tokens, whose rows sum to 1; causal ones are 0 above the
     diagonal. `by` says of what the pattern may be a function: "absolute", of the query's and the key's position, or
-    "relative", of their difference. Even attention on all inputs is a fixed pattern: share 1. At a share of 0 the
-    standard error is on the safe side: the jackknife's variance is up to twice the true one there.
+    "relative", of their difference. Even attention on all inputs, to the rounding of the dtype, is a fixed pattern:
+    share 1. At a share of 0 the standard error is on the safe side: the jackknife's variance is up to twice the true
+    one there.
 
     Raises TypeError or ValueError, naming the argument, for fewer than 3 inputs, rows that do not sum to 1, weights on
     later keys in causal calls, and an unknown `by`.
@@ -81,7 +82,8 @@ def pattern_fits(
     """How near one head comes to each pattern, whose empty rows stand for even attention.
 
     Arguments and errors as in `positionalness`; besides, ValueError for a pattern whose rows do not sum to 1. A pattern
-    with nothing but empty rows, as `next` in causal calls, has weight and share 0.
+    with nothing but empty rows, as `next` in causal calls, has weight and share 0; beside even attention on all inputs
+    the others have weight 0 and share 1.
     """
     centred = _centred(weights, is_causal)
     N = centred.shape[-1]
@@ -149,11 +151,16 @@ def _centred(weights: Tensor, is_causal: bool) -> Float[Tensor, "S N N"]:
     if weights.dim() != 3 or weights.shape[0] < 3 or weights.shape[1] != weights.shape[2] or 0 in weights.shape:
         raise ValueError(f"weights: expected shape (S, N, N) with S of at least 3, got {tuple(weights.shape)}")
     _checks.finite("weights", weights)
-    weights = weights.detach().double()
-    _checks.within("weights", "sums of rows", weights.sum(-1), 1 - ROUNDING, 1 + ROUNDING)
+    # A row's sum and its quotient with each weight are rounded by eps/2 or less: together by eps, in relation to a
+    # weight, and as much in a row's new sum.
+    eps = torch.finfo(weights.dtype).eps
+    weights, rounding = weights.detach().double(), max(ROUNDING, eps)
+    _checks.within("weights", "sums of rows, less 1,", weights.sum(-1) - 1, -rounding, rounding)
     if is_causal:
         _checks.within("weights", "weights on later keys", weights.triu(1), 0, 0)
-    return weights - _even(weights.shape[-1], is_causal, weights.device)
+    even = _even(weights.shape[-1], is_causal, weights.device)
+    centred = weights - even
+    return centred.masked_fill(centred.abs() <= eps * even, 0)  # what is even but for its rounding
 
 
 def _share(products: Float[Tensor, "S S"], lengths: Float[Tensor, "S"]) -> Estimate:

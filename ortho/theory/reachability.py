@@ -29,7 +29,7 @@ def reached(*masks: Bool[Tensor, "N N"], residual: bool = True) -> Bool[Tensor, 
 
     Without a residual connection a token keeps nothing that it does not read.
     """
-    found = torch.eye(len(_square(*masks)), dtype=torch.bool)
+    found = _itself(_square(*masks))
     for mask in masks:
         found = _after(mask, found, residual)
     return found
@@ -37,7 +37,7 @@ def reached(*masks: Bool[Tensor, "N N"], residual: bool = True) -> Bool[Tensor, 
 
 def layers_between(mask: Bool[Tensor, "N N"]) -> Int[Tensor, "N N"]:
     """The fewest layers with this mask, and residual connections, through which j reaches i; -1 where none suffice."""
-    found = torch.eye(len(_square(mask)), dtype=torch.bool)
+    found = _itself(_square(mask))
     layers = found.long() - 1
     for number in count(1):
         more = _after(mask, found, residual=True)
@@ -70,11 +70,17 @@ def _after(mask: Tensor, found: Tensor, residual: bool) -> Tensor:
     return through | found if residual else through
 
 
+def _itself(mask: Tensor) -> Tensor:
+    """What a token has before the first layer, (N, N)."""
+    return torch.eye(len(mask), dtype=torch.bool, device=mask.device)
+
+
 def _square(*masks: Tensor) -> Tensor:
     """The first mask, if all are boolean and square and of one size."""
     if not masks:
         raise ValueError("masks: expected one or more, got none")
     for mask in masks:
-        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != (len(masks[0]),) * 2:
+        boolean = isinstance(mask, Tensor) and mask.dtype == torch.bool
+        if not boolean or mask.dim() != 2 or mask.shape != (len(masks[0]),) * 2:
             raise ValueError(f"masks: expected boolean tensors of one shape (N, N), got {describe(mask)}")
     return masks[0]

@@ -1,9 +1,9 @@
 r"""Attention to chosen blocks of keys: a query reads its own block up to itself, and the past blocks that suit it best.
 
 MoBA (Lu et al. 2025, arXiv:2502.13189): keys are cut into blocks of `block`, and a query attends to `count` of them,
-its own among them; the others are those whose mean key has the highest product with it. Past blocks are whole, so that
-nothing leaks: which are chosen depends on the past alone. Published for causal attention, and for nothing else. Of
-blocks with equal products the first are taken.
+its own among them; the others are those whose mean key has the highest score. Past blocks are whole, so that nothing
+leaks: which are chosen depends on the past alone. Published for causal attention, and for nothing else. Of blocks with
+equal scores the first are taken.
 
 In the fast form the queries that chose the same block as their r-th make up tiles, for each r. How many tiles that
 takes has a bound that does not depend on the choice, and so many are computed.
@@ -15,18 +15,18 @@ import torch
 
 from ortho import _checks
 from ortho._typing import Bool, Float, Int, State, Tensor
-from ortho.attention.dynamic.choice import Call, attend, attend_reference, begin, best, choice_call, places_of
+from ortho.attention.dynamic.choice import Call, attend, attend_reference, begin, best_places, choice_call
 from ortho.attention.dynamic.choice_cost import Flops, best_cost, chosen_cost, flops
 from ortho.attention.dynamic.groups import tile_count, tiles_by_label
 from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import AttentionCost, Mechanism
 from ortho.attention.operands import with_past
+from ortho.attention.patterns.layouts import TILE
 from ortho.attention.patterns.orders import ABSENT, Order, in_order
 from ortho.attention.patterns.parts import Part
 from ortho.attention.patterns.pattern_cost import Work
 
 BLOCK, COUNT = 64, 3
-TILE = 64
 
 
 @indexing()
@@ -38,11 +38,12 @@ def moba_mask(
     count: int = COUNT,
     is_causal: bool = True,
     attn_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
 ) -> Bool[Tensor, "*batch N M"]:
     """The pairs that are kept. The last query stands at the last key."""
     with_past(q, k, k, False, attn_mask, None)
     check(block, count, is_causal)
-    call = choice_call(q, k, is_causal=True, attn_mask=attn_mask, scale=None)
+    call = choice_call(q, k, is_causal=True, attn_mask=attn_mask, scale=scale)
     return blocks_mask(call, _choose(call, block, count), block).reshape(*q.shape[:-1], k.shape[-2])
 
 
@@ -110,6 +111,8 @@ def past_blocks(keys: int, block: int) -> int:
 
 def _choose(call: Call, block: int, count: int) -> Int[Tensor, "G N chosen"]:
     P = past_blocks(call.k.shape[1], block)
+    if not min(count - 1, P):
+        return _none_chosen(call)
     keys = call.k[:, : P * block].unflatten(1, (P, block))  # (G, P, block, K)
     if call.visible is None:
         means = keys.mean(2)
@@ -126,18 +129,22 @@ def choose_blocks(
 
     `scores_of` gives those of a tile of queries, (G, n, past blocks), and holds `width` numbers a query meanwhile.
     """
-    (G, N), P = call.q.shape[:2], past_blocks(call.k.shape[1], block)
+    G, P = len(call.q), past_blocks(call.k.shape[1], block)
     count = min(count, P)
     if not count:
-        return torch.zeros(G, N, 0, dtype=torch.long, device=call.q.device)
+        return _none_chosen(call)
     number = torch.arange(P, device=call.q.device)
     some = None if call.visible is None else call.visible[:, : P * block].reshape(G, 1, P, block).any(-1)
     found = []
     for tile in call.steps(max(P, width)):
         past = number < call.places[tile, None] // block  # (n, P)
         there = past if some is None else past & some
-        found.append(places_of(best(scores_of(tile).masked_fill(~there, -torch.inf), count), count))
+        found.append(best_places(scores_of(tile).masked_fill(~there, -torch.inf), count))
     return torch.cat(found, 1)
+
+
+def _none_chosen(call: Call) -> Int[Tensor, "G N 0"]:
+    return torch.zeros(*call.q.shape[:2], 0, dtype=torch.long, device=call.q.device)
 
 
 def blocks_mask(call: Call, chosen: Int[Tensor, "G N chosen"], block: int) -> Bool[Tensor, "G N M"]:
@@ -162,7 +169,7 @@ def block_parts(call: Call, chosen: Int[Tensor, "G N chosen"], block: int) -> li
     parts = [Part(queries, own, table, lambda i, j: j <= i)]
     P, blocks = past_blocks(M, block), in_order(0, M, block, device)
     for each in chosen.unbind(-1):
-        tiles = tiles_by_label(each, P, min(tile_of(block), N))
+        tiles = tiles_by_label(each, P, min(_chosen_tile(block), N))
         positions = torch.where(tiles.positions < 0, ABSENT, tiles.positions + first)
         parts.append(Part(Order(positions), blocks, tiles.labels[..., None]))
     return parts
@@ -173,7 +180,7 @@ def _own_tile(block: int) -> int:
     return block if block % TILE else TILE
 
 
-def tile_of(block: int) -> int:
+def _chosen_tile(block: int) -> int:
     """Queries of one chosen block that are computed together: fewer than keys, since a tile of each is not full."""
     return max(1, min(TILE, block // 4))
 
@@ -189,7 +196,7 @@ def block_work(N: int, *, block: int, count: int, last: bool = False) -> list[Wo
         whole, rest = divmod(tiles, each)
         blocks = whole * each * (each + 1) // 2 + rest * (rest + 1) // 2
         own = Work(tiles, blocks, width if N > 1 else 1, width)
-    size = min(tile_of(block), queries)
+    size = min(_chosen_tile(block), queries)
     T = tile_count(queries, P, size)
     return [own, *[Work(T, T, size, block)] * chosen]
 
@@ -236,7 +243,8 @@ def moba_cost(
         K,
         V,
         choosing=choosing,
-        comparing=P * block * K + N * (P + best_cost(P, chosen) if chosen else 0),  # means; blocked, and the highest
+        # Means; blocked, and the highest
+        comparing=P * block * K + N * (P + best_cost(P, chosen)) if chosen else 0,
         last_choosing=choosing // N,
         work=block_work(N, block=block, count=count - 1),
         last=block_work(N, block=block, count=count - 1, last=True),

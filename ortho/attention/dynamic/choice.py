@@ -25,7 +25,7 @@ SCORES = 2**22
 class Call(NamedTuple):
     """What a choice is made of: one axis of sequences, float32 at least, without gradients."""
 
-    q: Float[Tensor, "G N K"]  # for a negative scale -q: the highest product is then wanted, too
+    q: Float[Tensor, "G N K"]  # times the sign of the scale: the highest products are then the highest scores
     k: Float[Tensor, "G M K"]
     visible: Bool[Tensor, "G M"] | None  # the keys that a mask leaves; None for all
     first: int  # position of the first query; the first key's is 0
@@ -65,9 +65,10 @@ def choice_call(
     _checks.scale_factor(scale)
     if first is None:
         first = keys.shape[-2] - q.shape[-2] if is_causal else 0
+    sign = 1 if scale is None else (scale > 0) - (scale < 0)
     with torch.autocast(q.device.type, enabled=False):
         return Call(
-            flat(q.detach()) if scale is None or scale >= 0 else -flat(q.detach()),
+            flat(q.detach()) if sign == 1 else sign * flat(q.detach()),
             flat(keys.detach()),
             visible_keys(attn_mask, keys),
             first,
@@ -93,6 +94,11 @@ def visible_keys(attn_mask: Tensor | None, keys: Tensor) -> Bool[Tensor, "G M"] 
 def flat(x: Float[Tensor, "*batch N K"]) -> Float[Tensor, "G N K"]:
     """Float32 at least, with all leading axes in one."""
     return working(x).reshape(-1, *x.shape[-2:])
+
+
+def flat_numbers(numbers: Tensor) -> Tensor:
+    """(..., N), a number a token, as (G, N): all leading axes in one."""
+    return numbers.reshape(-1, numbers.shape[-1])
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, call: Call, parts: list[Part]) -> Float[Tensor, "*batch N V"]:
@@ -173,6 +179,11 @@ def places_of(chosen: Bool[Tensor, "... M"], count: int) -> Int[Tensor, "... cou
     number = torch.arange(M, dtype=torch.int32, device=chosen.device)
     found = torch.where(chosen, number, M).topk(min(count, M), largest=False, sorted=True).values.long()
     return found.masked_fill_(found == M, ABSENT)
+
+
+def best_places(scores: Float[Tensor, "... M"], count: int) -> Int[Tensor, "... count"]:
+    """The places of the `count` highest of each row, as `best` has them and `places_of` says them."""
+    return places_of(best(scores, count), count)
 
 
 def joined(numbers: Int[Tensor, "G *rest"], size: int) -> Int[Tensor, "G *rest"]:

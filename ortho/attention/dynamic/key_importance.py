@@ -23,15 +23,18 @@ from ortho.attention.dynamic.choice import (
     attend_reference,
     begin,
     best,
+    best_places,
     choice_call,
+    flat_numbers,
     joined,
     places_of,
 )
-from ortho.attention.dynamic.key_importance_cost import COUNT, TILE, importance_cost
+from ortho.attention.dynamic.key_importance_cost import COUNT, importance_cost
 from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.memory import gate
 from ortho.attention.operands import carried, with_past, working
+from ortho.attention.patterns.layouts import TILE
 from ortho.attention.patterns.orders import ABSENT, Order, in_order
 from ortho.attention.patterns.parts import Part
 
@@ -65,7 +68,7 @@ def importance_mask(
     """The pairs that are kept. The last query of a causal call stands at the last key."""
     with_past(q, k, k, False, attn_mask, None)
     call = choice_call(q, k, is_causal=is_causal, attn_mask=attn_mask, scale=None)
-    numbers = _flat(_importance(importance, k))
+    numbers = flat_numbers(_importance(importance, k))
     if call.visible is not None:
         numbers = numbers.masked_fill(~call.visible, -torch.inf)
     return _mask(call, numbers, count).reshape(*q.shape[:-1], k.shape[-2])
@@ -92,7 +95,7 @@ def importance_attention_reference(
     Raises ValueError for a mask that is not the same for all queries, or that stands beside a state.
     """
     keys, values, numbers, call = _begin(q, k, v, importance, is_causal, attn_mask, scale, initial_state)
-    o = attend_reference(q, keys, values, call, _mask(call, _flat(numbers), count))
+    o = attend_reference(q, keys, values, call, _mask(call, flat_numbers(numbers), count))
     return (o, (keys, values, numbers)) if return_state else o
 
 
@@ -115,12 +118,12 @@ def importance_attention(
     The state holds the keys that later queries may attend to, at most `count`.
     """
     keys, values, numbers, call = _begin(q, k, v, importance, is_causal, attn_mask, scale, initial_state)
-    count, of_keys = min(_checks.positive_int("count", count), keys.shape[-2]), _flat(numbers)
+    count, of_keys = min(_checks.positive_int("count", count), keys.shape[-2]), flat_numbers(numbers)
     if is_causal:
         held = _held(call, of_keys, count)
         o, last = attend_joined(q, keys, values, call.scale, _causal_parts(call, held)), held.last
     else:
-        last = places_of(best(of_keys, count), count)
+        last = best_places(of_keys, count)
         o = attend_joined(q, keys, values, call.scale, [_part(call, last)])
     if not return_state:
         return o
@@ -132,7 +135,7 @@ def importance_attention(
 class _Held(NamedTuple):
     """What the queries keep in a causal call."""
 
-    tile: int  # queries
+    tile: int  # queries for which it is found out together
     before: Int[Tensor, "T G count"]  # positions of the keys kept before each tile, `ABSENT` where there are fewer
     until: Int[Tensor, "G M"]  # number of the first query that no longer keeps a key
     last: Int[Tensor, "G count"]  # positions of the keys kept in the end
@@ -142,7 +145,7 @@ def _held(call: Call, numbers: Float[Tensor, "G M"], count: int) -> _Held:
     (G, M), N = numbers.shape, call.q.shape[1]
     tile, position = min(TILE, N), torch.arange(M, device=numbers.device)
     until = numbers.new_zeros(G, M + 1, dtype=torch.long)  # and one for what is absent
-    held = _padded(places_of(best(numbers[:, : call.first], count), count), count)
+    held = _padded(best_places(numbers[:, : call.first], count), count)
     before = []
     for start in range(0, N, tile):
         before.append(held)
@@ -238,10 +241,6 @@ def _importance(importance: Tensor | None, k: Tensor) -> Float[Tensor, "*batch M
     gate("importance", importance, k, k.shape[:-1])
     _checks.finite("importance", importance)
     return importance.detach().to(torch.promote_types(k.dtype, torch.float32))
-
-
-def _flat(numbers: Float[Tensor, "*batch M"]) -> Float[Tensor, "G M"]:
-    return numbers.reshape(-1, numbers.shape[-1])
 
 
 MECHANISM = Mechanism(

@@ -2,10 +2,10 @@
 
 from ortho.attention.dynamic.choice_cost import Flops, best_cost, chosen_cost, flops
 from ortho.attention.mechanism import AttentionCost
+from ortho.attention.patterns.layouts import TILE
 from ortho.attention.patterns.pattern_cost import Work
 
 COUNT = 64
-TILE = 64  # queries of a causal call for which it is found out together which keys they keep
 
 
 def importance_flops(N: int, K: int, V: int, *, count: int = COUNT, causal: bool = True) -> Flops:

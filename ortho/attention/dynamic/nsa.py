@@ -19,13 +19,14 @@ import torch
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.dynamic.block_selection import block_parts, blocks_mask, choose_blocks, past_blocks
 from ortho.attention.dynamic.choice import Call, attend, attend_reference, begin, choice_call, flat
-from ortho.attention.dynamic.nsa_cost import TILE, nsa_cost
+from ortho.attention.dynamic.nsa_cost import nsa_cost
 from ortho.attention.dynamic.nsa_gates import BranchGates
 from ortho.attention.dynamic.nsa_sizes import SIZES, Sizes, known_sizes
 from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.memory import gate
 from ortho.attention.operands import masked_softmax, with_past
+from ortho.attention.patterns.layouts import TILE
 from ortho.attention.patterns.orders import ABSENT, in_order
 from ortho.attention.patterns.parts import Part
 from ortho.attention.patterns.window import Window
@@ -222,7 +223,7 @@ def _choose(call: Call, pooled: Float[Tensor, "G compressed K"], sizes: Sizes) -
 
 
 def _compressed_part(call: Call, count: int, sizes: Sizes) -> Part:
-    """All compressed tokens that end in the past, for tiles of queries."""
+    """All compressed tokens that end in the past, for tiles of queries, in tiles of as many."""
     N, first, device = call.q.shape[1], call.first, call.q.device
     tile = TILE if N > 1 else 1
     start = torch.arange(first // tile, -(-(first + N) // tile), device=device)[:, None] * tile

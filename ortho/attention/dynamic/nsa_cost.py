@@ -4,10 +4,9 @@ from ortho.attention.dynamic.block_selection import block_work, past_blocks
 from ortho.attention.dynamic.choice_cost import Flops, best_cost, flops
 from ortho.attention.dynamic.nsa_sizes import SIZES, Sizes
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost
+from ortho.attention.patterns.layouts import TILE
 from ortho.attention.patterns.pattern_cost import Work, masked_cost, parts_cost
 from ortho.attention.patterns.window import Window
-
-TILE = 64  # of queries, and of compressed tokens
 
 
 def nsa_flops(N: int, K: int, V: int, *, sizes: Sizes = SIZES, causal: bool = True) -> Flops:

@@ -18,11 +18,11 @@ there attend to a window instead.
 import torch
 
 from ortho import _checks
-from ortho._typing import Bool, Float, Int, State, Tensor
-from ortho.attention.dynamic.choice import Call, attend_joined, attend_reference, begin, choice_call
+from ortho._typing import Bool, Float, State, Tensor
+from ortho.attention.dynamic.choice import Call, attend_joined, attend_reference, begin, choice_call, flat_numbers
 from ortho.attention.dynamic.groups import chunk_round, group_mask, group_parts
 from ortho.attention.dynamic.routing_balanced import balanced_fast, balanced_reference, clusters_mask, members_of
-from ortho.attention.dynamic.routing_centroids import WIDTH, given_centroids, nearest
+from ortho.attention.dynamic.routing_centroids import WIDTH, given_centroids, is_balanced, nearest
 from ortho.attention.dynamic.routing_cost import routing_cost
 from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import Mechanism
@@ -45,10 +45,10 @@ def routing_mask(
     with_past(q, k, k, False, attn_mask, None)
     call = choice_call(q, k, is_causal=is_causal, attn_mask=attn_mask, scale=None)
     mu = given_centroids(centroids, q)
-    if _is_balanced(balanced, is_causal):
+    if is_balanced(balanced, is_causal):
         chosen = clusters_mask(call, *members_of(q, k, mu, call, width)).any(1)
     else:
-        chosen = group_mask(_flat(nearest(q, mu)), _flat(nearest(k, mu)), call, width)
+        chosen = group_mask(flat_numbers(nearest(q, mu)), flat_numbers(nearest(k, mu)), call, width)
     return chosen.reshape(*q.shape[:-1], k.shape[-2])
 
 
@@ -82,7 +82,7 @@ def routing_attention_reference(
     )
     if labels is None:
         return balanced_reference(q, keys, values, call, members_of(q, keys, mu, call, width))
-    chosen = group_mask(_flat(nearest(q, mu)), _flat(labels), call, _checks.positive_int("width", width))
+    chosen = group_mask(flat_numbers(nearest(q, mu)), flat_numbers(labels), call, _checks.positive_int("width", width))
     o = attend_reference(q, keys, values, call, chosen)
     return (o, (keys, values, labels)) if return_state else o
 
@@ -110,7 +110,7 @@ def routing_attention(
     if labels is None:
         return balanced_fast(q, keys, values, call, members_of(q, keys, mu, call, width))
     width = min(_checks.positive_int("width", width), keys.shape[-2])
-    chunks = chunk_round(_flat(nearest(q, mu)), _flat(labels), call, mu.shape[-2], width)
+    chunks = chunk_round(flat_numbers(nearest(q, mu)), flat_numbers(labels), call, mu.shape[-2], width)
     o = attend_joined(q, keys, values, call.scale, group_parts([chunks], call))
     return (o, (keys, values, labels)) if return_state else o
 
@@ -128,7 +128,7 @@ def _begin(
     return_state: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Call]:
     """(keys, values, their clusters or None for balanced ones, centroids, call)."""
-    if _is_balanced(balanced, is_causal):
+    if is_balanced(balanced, is_causal):
         if initial_state is not None or return_state:
             name = "return_state" if return_state else "initial_state"
             raise ValueError(f"{name}: expected none with balanced clusters, which look at the whole sequence")
@@ -142,16 +142,6 @@ def _begin(
         shape = (*labels.shape[:-1], state[0].shape[-2])
         labels = torch.cat([carried("clusters", state[2], shape, labels.dtype), labels], -1)
     return keys, values, labels, mu, call
-
-
-def _is_balanced(balanced: bool | None, is_causal: bool) -> bool:
-    if balanced is not None and not isinstance(balanced, bool):
-        raise TypeError(f"balanced: expected True, False or None, got {_checks.describe(balanced)}")
-    return not is_causal if balanced is None else balanced
-
-
-def _flat(labels: Int[Tensor, "*batch N"]) -> Int[Tensor, "G N"]:
-    return labels.reshape(-1, labels.shape[-1])
 
 
 MECHANISM = Mechanism(

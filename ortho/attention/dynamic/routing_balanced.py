@@ -4,7 +4,7 @@ import torch
 
 from ortho import _checks
 from ortho._typing import Bool, Int, Tensor
-from ortho.attention.dynamic.choice import Call, best, joined, places_of
+from ortho.attention.dynamic.choice import Call, best_places, joined
 from ortho.attention.dynamic.routing_centroids import products
 from ortho.attention.operands import masked_softmax, working
 from ortho.attention.patterns.orders import ABSENT, Order
@@ -22,7 +22,7 @@ def members_of(q: Tensor, keys: Tensor, mu: Tensor, call: Call, width: int) -> M
         scores = products(x, mu).mT.reshape(len(call.q), mu.shape[-2], -1)  # (G, clusters, N)
         if there is not None:
             scores = scores.masked_fill(~there[:, None], -torch.inf)
-        found.append(places_of(best(scores, width), width))
+        found.append(best_places(scores, width))
     return found[0], found[1]
 
 
@@ -62,8 +62,8 @@ def balanced_fast(q: Tensor, keys: Tensor, values: Tensor, call: Call, members: 
     sees = (of_queries >= 0) & (least < M) & (least <= at)
     with torch.autocast(q.device.type, enabled=False):
         operands = (q, rows), (keys, columns), (values, columns)
-        own, theirs, carried = (_of_all(x).index_select(0, index)[None] for x, index in operands)
-        o = attention_by_parts(own, theirs, carried, [part], scale=call.scale)[0]
+        own, theirs, their_values = (_of_all(x).index_select(0, index)[None] for x, index in operands)
+        o = attention_by_parts(own, theirs, their_values, [part], scale=call.scale)[0]
         share = sees.flatten().to(o)
         clusters = share.new_zeros(G * N).index_add_(0, rows, share).clamp_(min=1)
         share /= clusters.index_select(0, rows)

@@ -14,6 +14,13 @@ DECAY = 0.999
 TINY = 1e-6  # beside a variance
 
 
+def is_balanced(balanced: bool | None, is_causal: bool) -> bool:
+    """Whether clusters are, by default in calls that are not causal; TypeError for what says neither."""
+    if balanced is not None and not isinstance(balanced, bool):
+        raise TypeError(f"balanced: expected True, False or None, got {_checks.describe(balanced)}")
+    return not is_causal if balanced is None else balanced
+
+
 def draw_centroids(
     K: int, *, count: int = CLUSTERS, generator: torch.Generator | None = None
 ) -> Float[Tensor, "clusters K"]:

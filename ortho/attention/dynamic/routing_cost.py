@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ortho.attention.dynamic.choice_cost import Flops, best_cost, chosen_cost, flops
 from ortho.attention.dynamic.groups import group_work
-from ortho.attention.dynamic.routing_centroids import CLUSTERS, WIDTH
+from ortho.attention.dynamic.routing_centroids import CLUSTERS, WIDTH, is_balanced
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost
 from ortho.attention.patterns.pattern_cost import Work, parts_cost
 
@@ -21,16 +21,12 @@ def routing_flops(
 ) -> Flops:
     """What the fast form spends on choosing and on attending, a sequence: products of normalised queries and keys with
     each centroid; and clusters of `width`, or chunks that are full in the worst case."""
-    if _is_balanced(balanced, causal):
+    if is_balanced(balanced, causal):
         width = min(width, N)
         work = [Work(clusters, clusters, width, width)]
     else:
         work = group_work(N, N, rounds=1, count=clusters, width=width)
     return flops(4 * N * K * clusters, work, K, V)
-
-
-def _is_balanced(balanced: bool | None, causal: bool) -> bool:
-    return not causal if balanced is None else balanced
 
 
 def routing_cost(
@@ -51,7 +47,7 @@ def routing_cost(
     """Closed form of one self-attention call, in either form, for a number of tokens."""
     a_token = 2 * K * clusters
     normalised = 2 * N * (5 * K + 2)  # mean, difference, square, mean, product; a row's sum with a constant, and root
-    if not _is_balanced(balanced, causal):
+    if not is_balanced(balanced, causal):
         work, last = (group_work(n, N, rounds=1, count=clusters, width=width) for n in (N, 1))
         return chosen_cost(
             B,

@@ -5,8 +5,8 @@ $$o_i = \frac{\sum_{|i-j|<w} e^{s_{ij}}\, v_j + e^{b_i} \sum_{|i-j| \ge w} \phi(
 
 Every pair has a positive weight, and a row's weights sum to 1. (A sum of two attentions, each with its own
 normalisation, gives both sides fixed shares instead.) What a far key weighs beside a near one is set by $b_i$ alone: a
-number a query, made by a gate, or the same for all. At minus infinity only the window is left. With `Taylor` features,
-which expand the exponential, b = 0 approximates softmax attention; others have scales of their own, and by default
+number a query, made by a gate, or the same for all. As b falls, only the window is left. With `Taylor` features, which
+expand the exponential, b = 0 approximates softmax attention; others have scales of their own, and by default
 $b = -\log m$, which takes the mean of the m features' products, as large as the weight of an average score.
 
 Local exact attention beside a kernel for the rest is that of Scatterbrain (Chen et al. 2021, arXiv:2110.15343), where
@@ -80,7 +80,8 @@ def sparse_linear_attention_reference(
     is b. The `feature_map` must map one token at a time to features that are not negative, and neither scale keys nor
     know positions: `EluPlusOne`, `Relu`, `Taylor`. The state is (keys, values).
 
-    Raises ValueError for another map, and for a mask that is not the same for all queries.
+    Raises ValueError for another map, for a mask that is not the same for all queries, and for a negative scale, which
+    features cannot be given.
     """
     keys, values, call = begin(q, k, v, is_causal, attn_mask, scale, initial_state)
     given = _log_far(log_far, q, feature_map)
@@ -215,10 +216,10 @@ def _lone(x: _Near, call: Call, log_far: Tensor, window: int, memory: _Memory, _
 
 def _chunked(x: _Near, call: Call, log_far: Tensor, window: int, memory: _Memory, C: int) -> Float[Tensor, "G N V"]:
     N, M, device = x.q.shape[1], x.k.shape[1], x.q.device
-    band = Band(window, C, call.is_causal)
     shift = -call.first % C  # rows before the first key, so that queries begin with a chunk
     T, S = -(-N // C), -(-(M + shift) // C)
     first = (call.first + shift) // C  # chunk of the first query
+    band = Band(window, C, call.is_causal, max(first + T, S))
 
     def chunked(rows: Tensor, before: int, number: int) -> Tensor:
         behind = number * C - before - rows.shape[1]

@@ -9,11 +9,14 @@ WINDOW = 256
 
 
 class Band:
-    """Of keys that may be near a chunk of C queries: their chunks, by offset from the queries'."""
+    """Of keys that may be near a chunk of C queries: their chunks, by offset from the queries'.
 
-    def __init__(self, window: int, chunk: int, is_causal: bool) -> None:
+    `chunks` is how many there are, of queries and of keys: none is further off than the last from the first.
+    """
+
+    def __init__(self, window: int, chunk: int, is_causal: bool, chunks: int) -> None:
         self.window, self.chunk, self.is_causal = window, chunk, is_causal
-        reach = -(-(window - 1) // chunk)
+        reach = min(-(-(window - 1) // chunk), chunks - 1)
         self.offsets = list(range(-reach, 1 if is_causal else reach + 1))
 
     @cached_property

@@ -38,7 +38,7 @@ def sparse_linear_cost(
         if N == 1:
             rest = _lone(G, K, V, m, reach, item)
         else:
-            rest = _in_chunks(G, N, K, V, m, Band(window, chunk, causal), reach, item)
+            rest = _in_chunks(G, N, K, V, m, Band(window, chunk, causal, -(-N // chunk)), reach, item)
         if mapped.keeps_features and (N % chunk or N == 1):  # the map's own, or a lone key's
             kept_twice = reach * item * G * m * (2 * N if N > 1 else 1)
             rest = rest._replace(saved_bytes=rest.saved_bytes + kept_twice)

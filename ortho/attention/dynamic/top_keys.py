@@ -10,7 +10,7 @@ import torch
 
 from ortho import _checks
 from ortho._typing import Bool, Float, Int, Size, State, Tensor
-from ortho.attention.dynamic.choice import Call, attend, attend_reference, begin, best, choice_call, places_of
+from ortho.attention.dynamic.choice import Call, attend, attend_reference, begin, best_places, choice_call
 from ortho.attention.dynamic.choice_cost import Flops, best_cost, chosen_cost, flops
 from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import AttentionCost, Mechanism
@@ -91,7 +91,7 @@ def _choose(call: Call, count: int) -> Int[Tensor, "G N count"]:
     for tile in call.steps(call.k.shape[1]):
         scores = call.q[:, tile] @ call.k.mT  # (G, n, M)
         scores = scores.masked_fill_(~call.reachable(call.places[tile]), -torch.inf)
-        found.append(places_of(best(scores, count), count))
+        found.append(best_places(scores, count))
     return torch.cat(found, 1)
 
 

@@ -1,6 +1,7 @@
 """Block-sparse attention: any table of pairs of blocks; and BigBird's (Zaheer et al. 2020, arXiv:2007.14062)."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -9,10 +10,12 @@ from torch import Tensor
 
 from ortho._checks import positive_int
 from ortho.attention.patterns.layouts import both_ways
-from ortho.attention.patterns.parts import ABSENT, Part, in_order
+from ortho.attention.patterns.parts import ABSENT, Order, Part, in_order
 from ortho.attention.patterns.pattern import Pattern, pattern_mechanism
 
 Rows = tuple[tuple[int, ...], ...]  # the blocks of keys that each block of queries attends to
+
+LONGER = 4  # times as many blocks as a table's rows have on average: rows that are longer get a table of their own
 
 
 @dataclass(frozen=True)
@@ -25,37 +28,53 @@ class Blocks(Pattern):
         positive_int("width", self.width)
 
     @abstractmethod
-    def rows(self, count: int) -> Rows:
-        """Those of the first `count` blocks of queries, among as many blocks of keys."""
+    def rows(self, queries: int, keys: int) -> Rows:
+        """Those of the first `queries` blocks of queries, among the first `keys` blocks of keys."""
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
-        i, j = i // self.width, j // self.width
-        count = int(max(i.max(), j.max())) + 1
-        kept = torch.zeros(count, count, dtype=torch.bool)
-        for t, row in enumerate(self.rows(count)):
-            kept[t, [b for b in row if b < count]] = True
-        return kept.to(i.device)[i, j]
+        return self.known(int(i.max()) + 1, int(j.max()) + 1, i.device)(i, j)
+
+    def known(self, queries: int, keys: int, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+        """`allowed` for so many tokens, by a table that is made now, (blocks of queries, blocks of keys)."""
+        rows = self.rows(-(-queries // self.width), -(-keys // self.width))
+        kept = torch.zeros(len(rows), -(-keys // self.width), dtype=torch.bool, device="cpu")
+        for t, row in enumerate(rows):
+            kept[t, list(row)] = True
+        kept = kept.to(device)
+        return lambda i, j: kept[i // self.width, j // self.width]
 
     def pairs(self, n: int, *, is_causal: bool = False) -> int:
         sizes = [min(self.width, n - start) for start in range(0, n, self.width)]
         kept = 0
-        for t, (size, row) in enumerate(zip(sizes, self.rows(len(sizes)), strict=True)):
-            kept += size * sum(sizes[b] for b in row if b < (t if is_causal else len(sizes)))
+        for t, (size, row) in enumerate(zip(sizes, self.rows(len(sizes), len(sizes)), strict=True)):
+            kept += size * sum(sizes[b] for b in row if b < t or not is_causal)
             kept += size * (size + 1) // 2 if is_causal and t in row else 0
         return kept
 
     def parts(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Part, ...]:
         tile = self.width if stop - first > 1 else 1  # of a lone query, which is decoded, as many rows as it needs
         queries, blocks = in_order(first, stop, tile, device), in_order(0, keys, self.width, device)
-        count = len(blocks.positions)
         owns = [t * tile // self.width for t in range(first // tile, -(-stop // tile))]
-        rows = self.rows(max(count, owns[-1] + 1))
+        rows = self.rows(owns[-1] + 1, len(blocks.positions))
         if not is_causal:
-            table = _table([[b for b in rows[own] if b < count] for own in owns], device)
-            return (Part(queries, blocks, table),)
-        earlier = _table([[b for b in rows[own] if b < own] for own in owns], device)
+            return _parts(queries, blocks, [[*rows[own]] for own in owns])
+        earlier = _parts(queries, blocks, [[b for b in rows[own] if b < own] for own in owns])
         diagonal = _table([[b for b in rows[own] if b == own] for own in owns], device)
-        return Part(queries, blocks, earlier), Part(queries, blocks, diagonal, lambda i, j: j <= i, relative=True)
+        return *earlier, Part(queries, blocks, diagonal, lambda i, j: j <= i, relative=True)
+
+
+def _parts(queries: Order, keys: Order, rows: list[list[int]]) -> tuple[Part, ...]:
+    """The pairs of each tile of queries with its row of blocks.
+
+    Rows that are much longer than others, as BigBird's leading ones, are left to further parts, of their tiles alone:
+    one table would fill all up to the longest. A table with an entry a token is small enough for any.
+    """
+    most = max(queries.positions.shape[-1], LONGER * sum(map(len, rows)) / len(rows))
+    long = [t for t, row in enumerate(rows) if len(row) > most]
+    part = Part(queries, keys, _table([row if len(row) <= most else [] for row in rows], queries.positions.device))
+    if not long:
+        return (part,)
+    return part, *_parts(Order(queries.positions[long]), keys, [rows[t] for t in long])
 
 
 def _table(rows: list[list[int]], device: torch.device) -> Tensor:
@@ -69,7 +88,7 @@ def _table(rows: list[list[int]], device: torch.device) -> Tensor:
 class BlockSparse(Blocks):
     """The pairs of blocks in a table: `blocks[t]` are those of keys that block t of queries attends to.
 
-    More tokens than the table has blocks of queries for raise ValueError.
+    More queries than the table has blocks for raise ValueError.
     """
 
     blocks: Rows
@@ -80,13 +99,13 @@ class BlockSparse(Blocks):
             if any(isinstance(b, bool) or not isinstance(b, int) or b < 0 for b in row) or len(set(row)) < len(row):
                 raise ValueError(f"blocks: expected numbers of blocks, each once, in row {t}, got {row!r}")
 
-    def rows(self, count: int) -> Rows:
-        if count > len(self.blocks):
-            tokens, known = count * self.width, len(self.blocks)
+    def rows(self, queries: int, keys: int) -> Rows:
+        if queries > len(self.blocks):
+            tokens, known = queries * self.width, len(self.blocks)
             raise ValueError(
-                f"blocks: expected a row for each of the {count} blocks of {tokens} tokens, got {known} rows"
+                f"blocks: expected a row for each of the {queries} blocks of {tokens} tokens, got {known} rows"
             )
-        return self.blocks[:count]
+        return tuple(tuple(b for b in row if b < keys) for row in self.blocks[:queries])
 
 
 @dataclass(frozen=True)
@@ -110,13 +129,13 @@ class BigBird(Blocks):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise ValueError(f"{name}: expected an integer of at least 0, got {value!r}")
 
-    def rows(self, count: int) -> Rows:
-        before = _drawn(count, self.reach, self.leading, self.random, self.seed)
+    def rows(self, queries: int, keys: int) -> Rows:
+        before = _drawn(max(queries, keys), self.reach, self.leading, self.random, self.seed)
         rows = [set(row) | {t} for t, row in enumerate(before)]
         for t, row in enumerate(before):
             for b in row:
                 rows[b].add(t)
-        return tuple(tuple(sorted(row)) for row in rows)
+        return tuple(tuple(sorted(b for b in row if b < keys)) for row in rows[:queries])
 
     def pairs(self, n: int, *, is_causal: bool = False) -> int:
         whole, rest = divmod(n, self.width)
@@ -136,7 +155,7 @@ def _drawn(count: int, reach: int, leading: int, random: int, seed: int) -> Rows
     for t in range(count):
         near = max(0, t - reach + 1)
         far = max(0, near - leading)  # blocks between the leading and the near ones
-        drawn = torch.randperm(far, generator=generator)[:random] + leading
+        drawn = torch.randperm(far, generator=generator, device="cpu")[:random] + leading
         rows.append((*range(min(leading, near)), *drawn.tolist(), *range(near, t)))
     return tuple(rows)
 

@@ -14,6 +14,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from ortho import _checks
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.operands import with_past
+from ortho.attention.patterns.block_sparse import Blocks
 from ortho.attention.patterns.pattern import Pattern, known_pattern
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # of the compiled kernels
@@ -42,7 +43,7 @@ def flex_pattern_attention(
 
     Raises ValueError, naming the argument, for a mask, for a state, and on a CPU for operands that need a gradient,
     for which FlexAttention has no backward pass there; TypeError, compiled, for float64; RuntimeError if it cannot be
-    compiled, as without a compiler.
+    compiled, as without a compiler; torch.OutOfMemoryError as it is.
     """
     for name, value in (("attn_mask", attn_mask), ("initial_state", initial_state), ("return_state", return_state)):
         if value is not None and value is not False:
@@ -65,9 +66,13 @@ def flex_pattern_attention(
 
 
 @lru_cache(maxsize=16)
+@torch.inference_mode(False)  # tensors of that mode, which are no use in training, would be kept for it
 def _block_mask(pattern: Pattern, is_causal: bool, queries: int, keys: int, device: torch.device) -> BlockMask:
+    # The rule is traced, and can read no number, such as how many blocks there are, from positions.
+    allowed = pattern.known(queries, keys, device) if isinstance(pattern, Blocks) else pattern.allowed
+
     def kept(_: Tensor, __: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return pattern.kept(i, j, is_causal=is_causal)
+        return allowed(i, j) & (j <= i) if is_causal else allowed(i, j)
 
     return create_block_mask(kept, None, None, queries, keys, device=str(device))
 
@@ -76,6 +81,8 @@ def _compiled(q: Tensor, k: Tensor, v: Tensor, pairs: BlockMask, scale: float | 
     try:
         with dynamo_config.patch(recompile_limit=KERNELS):
             return _kernel()(q, k, v, block_mask=pairs, scale=scale)
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise RuntimeError(f"compiled: expected a call that FlexAttention compiles, got {reason:.300}") from error

@@ -28,8 +28,9 @@ class Gaussian(PositionalPattern):
     with -1 and 0.
 
     The fast form leaves out keys further than `REACH` sigma from the centre, or from the token where that lies further
-    out. Raises TypeError or ValueError for an offset that is not finite and for sigma not above 0; with `normalise`
-    also for a centre more than `FURTHEST` sigma from the token, since rows near an end would then divide by next to 0.
+    out; up to there it reads zeros where there are no keys. Raises TypeError or ValueError for an offset that is not
+    finite and for sigma not above 0; with `normalise` also for a centre more than `FURTHEST` sigma from the token,
+    since rows near an end would then divide by next to 0.
     """
 
     offset: float | int = 0.0
