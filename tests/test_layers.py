@@ -220,8 +220,8 @@ BAD = [
     (lambda: MultiheadAttention(0, 1), ValueError, "d_model: expected an integer of at least 1, got 0"),
     (lambda: MultiheadAttention(8, 2.0), TypeError, "num_heads: expected an integer"),
     (lambda: layer("freezed"), ValueError, "projection: expected one of 'learned', 'frozen', 'stopped', got 'freezed'"),
-    (lambda: layer("learned", attention="flash"), ValueError, "attention: expected one of 'softmax'.*got 'flash'"),
-    (lambda: layer("learned", attention="flash"), ValueError, "attention: .*'gated-delta'.*, or an nn.Module, got"),
+    (lambda: layer("learned", attention="flush"), ValueError, "attention: expected one of 'softmax'.*got 'flush'"),
+    (lambda: layer("learned", attention="flush"), ValueError, "attention: .*'gated-delta'.*, or an nn.Module, got"),
     (lambda: layer("learned", attention=torch.relu), ValueError, "attention: .*, or an nn.Module, got <built-in"),
     (
         lambda: layer("learned", attention=nn.Identity(), form="reference"),

@@ -7,6 +7,7 @@ from ortho.attention import (
     delta_product,
     efficient,
     favor,
+    flash,
     forgetting,
     linear,
     path,
@@ -33,6 +34,7 @@ MECHANISMS: dict[str, Mechanism] = {
     m.name: m
     for m in (
         softmax.MECHANISM,
+        flash.MECHANISM,
         *linear.MECHANISMS,
         efficient.MECHANISM,
         *favor.MECHANISMS,
