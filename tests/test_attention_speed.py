@@ -15,7 +15,7 @@ from ortho.cost.allocations import Allocations
 from ortho.experiments import attention_arms as arms
 from ortho.experiments import attention_rows as rows
 from ortho.experiments import attention_speed as speed
-from ortho.experiments import measure, memory_speed, pattern_speed, provenance, records
+from ortho.experiments import flash_speed, measure, memory_speed, pattern_speed, provenance, records
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -184,6 +184,7 @@ def test_wrong_arms_are_not_timed(monkeypatch):
         (speed.ATTENTION_SPEED, "attention/factored_kernels.py"),
         (memory_speed.MEMORY_SPEED, "attention/delta_kernels.py"),
         (pattern_speed.PATTERN_SPEED, "attention/patterns/parts.py"),
+        (flash_speed.FLASH_SPEED, "attention/flash.py"),
     ],
 )
 def test_the_sources_are_all_that_a_timed_call_runs(experiment, kernel):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ortho.experiments import cli, records
 from ortho.experiments.attention_speed import ATTENTION_SPEED
+from ortho.experiments.flash_speed import FLASH_SPEED
 from ortho.experiments.flip_flop import FLIP_FLOP
 from ortho.experiments.inference import INFERENCE, gains
 from ortho.experiments.memory_speed import MEMORY_SPEED
@@ -29,6 +30,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         ATTENTION_SPEED,
         MEMORY_SPEED,
         PATTERN_SPEED,
+        FLASH_SPEED,
         RECALL,
         PARITY,
         PERMUTATIONS,

@@ -1,8 +1,8 @@
 """What the experiment attention-speed compares: attention functions by name, what defines them, and what they cost.
 
-An arm's name is a mechanism's, or 'sdpa' for PyTorch's fused softmax attention with nothing around it, and then what is
-special about it: 'linear causal', 'favor causal compiled', 'linear recurrent'. Gates are operands of an arm like q, k
-and v, and have gradients like them.
+An arm's name is a mechanism's, or 'sdpa' for PyTorch's fused softmax attention with nothing around it, or
+'materialised' for softmax attention as it is defined, and then what is special about it: 'linear causal', 'favor causal
+compiled', 'linear recurrent'. Gates are operands of an arm like q, k and v, and have gradients like them.
 """
 
 from collections.abc import Callable
@@ -21,8 +21,9 @@ from ortho.attention.mechanism import AttentionCost, Mechanism
 from ortho.attention.patterns.pattern import Pattern
 from ortho.experiments.records import Case
 
-YARDSTICK = "sdpa"
+YARDSTICK, MATERIALISED = "sdpa", "materialised"
 SETS = {
+    "exact": (YARDSTICK, "sdpa causal", "flash", "flash causal", MATERIALISED, "materialised causal"),
     "main": (YARDSTICK, "sdpa causal", "linear", "linear causal", "favor", "favor causal"),
     "recurrent": (YARDSTICK, "sdpa causal", "linear causal", "linear recurrent"),
     "family": (YARDSTICK, "sdpa causal"),
@@ -76,6 +77,8 @@ def function(arm: str, chunk: int) -> Attention:
         return masked if "masked" in _words(arm) else partial(scaled_dot_product_attention, is_causal=causal)
     if "recurrent" in _words(arm):
         return recurrent
+    if name == MATERIALISED:
+        return partial(_mechanism(arm).reference, is_causal=causal)
     mechanism = _mechanism(arm)
     options: dict[str, Any] = _chunk(mechanism, causal, chunk)
     return _with_gates(arm, partial(mechanism.fast, is_causal=causal, **options))
@@ -127,10 +130,11 @@ def declared(case: Case, arm: str) -> AttentionCost:
     The recurrence makes the sums of the form that is not causal, one term at a time, and reads them as often.
     """
     name, causal = _parts(arm)
-    chunk = {} if name == YARDSTICK else _chunk(_mechanism(arm), causal, case["chunk"])
+    chunk = {} if name in (YARDSTICK, MATERIALISED) else _chunk(_mechanism(arm), causal, case["chunk"])
     sizes = (case[size] for size in ("B", "N", "H", "K", "K"))
     itemsize = getattr(torch, case["dtype"]).itemsize
-    cost: AttentionCost = _mechanism(arm).cost(*sizes, form="fast", causal=causal, itemsize=itemsize, **chunk)
+    form = "reference" if name == MATERIALISED else "fast"
+    cost: AttentionCost = _mechanism(arm).cost(*sizes, form=form, causal=causal, itemsize=itemsize, **chunk)
     return cost
 
 
@@ -220,7 +224,7 @@ def _words(arm: str) -> list[str]:
 
 def _mechanism(arm: str) -> Mechanism:
     name = _parts(arm)[0]
-    return MECHANISMS["softmax" if name == YARDSTICK else name]
+    return MECHANISMS["softmax" if name in (YARDSTICK, MATERIALISED) else name]
 
 
 def _results(call: Any, operands: tuple[Tensor, ...], upstream: Tensor) -> list[Tensor]:
