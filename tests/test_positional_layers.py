@@ -132,7 +132,7 @@ BAD = [
     (lambda m, x: layer("previous"), TypeError, "patterns: expected a sequence of positional patterns, got str"),
     (lambda m, x: layer(("last",)), ValueError, "patterns: expected one of 'current'.*, got 'last'"),
     (lambda m, x: layer(attention="delta"), ValueError, "attention: expected a mechanism without gates, got 'delta'"),
-    (lambda m, x: layer(attention="flash"), ValueError, "attention: expected one of 'softmax'.*, got 'flash'"),
+    (lambda m, x: layer(attention="flush"), ValueError, "attention: expected one of 'softmax'.*, got 'flush'"),
     (lambda m, x: layer(projection="haar"), ValueError, "projection: expected one of 'learned'.*, got 'haar'"),
     (lambda m, x: layer(form="slow"), ValueError, "form: expected one of 'reference', 'fast', got 'slow'"),
     (lambda m, x: layer(empty="one"), ValueError, "empty: expected one of 'zero', 'self', got 'one'"),
