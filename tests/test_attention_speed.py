@@ -12,10 +12,10 @@ from ortho import experiments
 from ortho.attention.chunking import CHUNK
 from ortho.attention.linear import HORIZON
 from ortho.cost.allocations import Allocations
+from ortho.experiments import Experiment, flash_speed, measure, memory_speed, pattern_speed, provenance, records
 from ortho.experiments import attention_arms as arms
 from ortho.experiments import attention_rows as rows
 from ortho.experiments import attention_speed as speed
-from ortho.experiments import flash_speed, measure, memory_speed, pattern_speed, provenance, records
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -204,6 +204,13 @@ def test_the_sources_are_all_that_a_timed_call_runs(experiment, kernel):
     files = map(Path, ran)
     ours = {file.relative_to(provenance.PACKAGE).as_posix() for file in files if provenance.PACKAGE in file.parents}
     assert {kernel, "_checks.py", "experiments/attention_arms.py"} <= ours <= set(experiment.sources)
+
+
+@pytest.mark.parametrize("module", [speed, memory_speed, pattern_speed, flash_speed])
+def test_the_arms_that_readers_need_are_in_every_case(module):
+    (experiment,) = (x for x in vars(module).values() if isinstance(x, Experiment) and x.cases is module.cases)
+    for case in (*module.cases("cpu"), *module.cases("cuda")):
+        assert set(experiment.needs.arms) <= set(arms.arms_of(case))
 
 
 def test_cases_on_cuda_have_few_chunks_and_positions_below_the_horizon():

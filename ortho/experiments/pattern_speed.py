@@ -45,5 +45,5 @@ PATTERN_SPEED = replace(
         "experiments/pattern_speed.py",
         "gates.py",
     ),
-    needs=replace(ATTENTION_SPEED.needs, arms=("window causal",)),
+    needs=replace(ATTENTION_SPEED.needs, arms=()),
 )
