@@ -141,7 +141,8 @@ def chosen_region() -> Finding:
             "sizes set by hand, of which a window has 1": region((0, 1), {name: len(SIZES[name]) for name in CHOICES}),
         }
     ).noting(
-        "No choice keeps more pairs than the window. Positions are set by hand no longer, but for NSA's and MoBA's own"
+        "No choice keeps more pairs than the window. Positions are no longer set by hand, but for the blocks that are "
+        "always read in MoBA (one) and NSA (three, and a window)"
     )
 
 
