@@ -55,6 +55,8 @@ _COMPOSITE = {
     aten.cummax: 1,
     aten.topk: 1,  # one comparison a number, however many are wanted
 }
+# They add numbers to those at some places; by the name of the argument that holds the numbers.
+_ADDING = {aten.index_add: "source", aten.scatter_add: "src"}
 # They move, allocate or look up, and compute nothing (some are tagged pointwise by PyTorch).
 _FREE = {
     aten.clone,
@@ -170,8 +172,8 @@ class OperationCounter(TorchDispatchMode):
             self.elementwise[name] += elementwise
         elif packet in _COMPOSITE:
             self.elementwise[name] += _COMPOSITE[packet] * args[0].numel()
-        elif packet is aten.index_add:
-            self.elementwise[name] += _argument(func, args, kwargs, "source").numel()
+        elif packet in _ADDING:
+            self.elementwise[name] += _argument(func, args, kwargs, _ADDING[packet]).numel()
         elif packet in _FREE or _is_view(func):
             pass
         elif torch.Tag.pointwise in func.tags:
