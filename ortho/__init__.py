@@ -2,6 +2,7 @@
 
 from ortho import attention, cost, orthogonal, projections
 from ortho.attention import MECHANISMS, RandomFeatureAttention
+from ortho.experts import GatedFeedForward, MixtureOfExperts
 from ortho.layers import FeedForward, MultiheadAttention, TransformerBlock, to_standard
 from ortho.models import LanguageModel
 from ortho.projections import PROJECTIONS
@@ -13,7 +14,9 @@ __all__ = [
     "MECHANISMS",
     "PROJECTIONS",
     "FeedForward",
+    "GatedFeedForward",
     "LanguageModel",
+    "MixtureOfExperts",
     "MultiheadAttention",
     "RandomFeatureAttention",
     "SynthesizerAttention",
