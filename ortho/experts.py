@@ -159,7 +159,7 @@ class MixtureOfExperts(nn.Module):
         before = (asked.cumsum(1) - asked).gather(-1, experts.flatten(1)[..., None])
         return (before < capacity).view(B, N, k)
 
-    def _expert(self, x: Float[Tensor, "n d"], number: int) -> Float[Tensor, "n d"]:
+    def _expert(self, x: Float[Tensor, "*batch d"], number: int) -> Float[Tensor, "*batch d"]:
         gate = None if self.weight_gate is None else self.weight_gate[number]
         return _network(x, self.weight_up[number], self.weight_down[number], gate)
 
