@@ -225,7 +225,7 @@ def test_errors():
     with pytest.raises(ValueError, match="form: expected one of"):
         cost.layer(1, 2, 4, 2, form="flash")
     with pytest.raises(ValueError, match="attention: expected one of"):
-        cost.layer(1, 2, 4, 2, attention="flash")
+        cost.layer(1, 2, 4, 2, attention="flush")
     with pytest.raises(ValueError, match="H: expected a divisor of d = 5, got 2"):
         cost.layer(1, 4, 5, 2)
     with pytest.raises(ValueError, match="N: expected an integer of at least 1, got 0"):

@@ -242,10 +242,10 @@ def test_no_scale(form):
     q, k, v = qkv(2, length=N)
     zero = torch.zeros_like(q)
     for name in ("top-k, 3", "nsa, 4", "moba, 4"):
-        o = ALL[name].form(form)(q, k, v, scale=0, is_causal=True)
+        o = ALL[name].form(form)(q, k, v, scale=0.0, is_causal=True)
         torch.testing.assert_close(o, ALL[name].reference(zero, k, v, is_causal=True), **TOLERANCE)
-    assert top_k_mask(q, k, count=3, scale=0)[..., :3].all()
-    masks = [moba_mask(x, k, block=4, scale=scale) for x, scale in ((q, 0), (zero, None), (q, -1.0), (-q, 1.0))]
+    assert top_k_mask(q, k, count=3, scale=0.0)[..., :3].all()
+    masks = [moba_mask(x, k, block=4, scale=scale) for x, scale in ((q, 0.0), (zero, None), (q, -1.0), (-q, 1.0))]
     assert torch.equal(*masks[:2]) and torch.equal(*masks[2:]) and not torch.equal(*masks[1:3])
 
 

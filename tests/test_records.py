@@ -134,7 +134,9 @@ def test_a_record_without_what_its_readers_need_is_refused(tmp_path, name, kind,
     damage, message = UNREADABLE[kind]
     experiment = experiments.EXPERIMENTS[name]
     needs = experiment.needs
-    times = {arm: dict.fromkeys(needs.quantities, [1.0] * 31) for arm in needs.arms}
+    if kind == "no standard" and not needs.arms:
+        pytest.skip("its readers ask for no arm")
+    times = {arm: dict.fromkeys(needs.quantities, [1.0] * 31) for arm in needs.arms or ("sdpa",)}
     parts = {"seeds": {}, "repetitions": times, "facts": {arm: {} for arm in times}}
     record = measure(dataclasses.replace(experiment, run=lambda _: parts), experiment.cases("cpu")[0], "cpu")
     file = records.path(tmp_path, name, SLUG)

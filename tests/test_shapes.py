@@ -18,7 +18,9 @@ CHECKED = {  # names of tests/test_*.py
     "patterns": "parts patterns pattern_attention pattern_counts pattern_parts reachability",
     "dynamic": "dynamic_choice dynamic_limits dynamic_properties",
     "weights": "synthesizer synthesizer_limits positional positional_patterns positional_layers positionalness",
-    "layers": "softmax flash backends experts properties layers orthogonal johnson_lindenstrauss",
+    "properties": "properties",
+    "layers": "softmax layers orthogonal johnson_lindenstrauss",
+    "hardware": "flash backends experts recomputation",
 }
 
 
