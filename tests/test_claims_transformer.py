@@ -1,0 +1,38 @@
+"""Evidence of S1 on the whole Transformer: orders, constants, and which part is the most."""
+
+import pytest
+
+from ortho.claims import Verdict, judge
+from ortho.claims.s1 import transformer as s1
+from ortho.cost import block
+
+CONFIRMED, CONDITIONAL = Verdict.CONFIRMED, Verdict.CONDITIONAL
+
+
+@pytest.mark.parametrize(
+    ("claim", "verdict"),
+    [
+        ("S1.1.1a", CONFIRMED),
+        ("S1.1.1b", CONFIRMED),
+        ("S1.1.1c", CONDITIONAL),
+        ("S1.1.2a", CONFIRMED),
+        ("S1.1.3a", CONFIRMED),
+        ("S1.1.3b", CONFIRMED),
+    ],
+)
+def test_verdicts(claim, verdict):
+    assert judge(claim).verdict == verdict
+
+
+def test_the_share_of_the_scores():
+    """4 N^2 d of 24 N d^2 + 4 N^2 d: a half at N = 6 d, whatever the heads."""
+    assert s1.share(s1.BLOCK.forward, 6 * 768, 768) == 50
+    assert s1.share(s1.BLOCK.forward, 768, 768) == round(100 / 7, 1)
+    numbers = block(1, 512, 768, 12, form="reference")
+    assert numbers.forward == s1.BLOCK.forward.subs({s1.N: 512, s1.d: 768, s1.H: 12})
+
+
+def test_longer_models_would_be_noticed(monkeypatch):
+    longer = {name: at.__class__(**{**vars(at), "length": 10**5}) for name, at in s1.SCENARIOS.items()}
+    monkeypatch.setattr(s1, "SCENARIOS", longer)
+    assert s1.bottleneck().verdict == CONFIRMED
