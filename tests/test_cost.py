@@ -205,8 +205,15 @@ def test_what_only_writes_is_free():
 
 def test_in_place_without_a_rule_is_an_error():
     """Like others: no name is taken for another one's."""
-    with pytest.raises(RuntimeError, match="no rule for aten.scatter_add"), OperationCounter():
-        torch.ones(3).scatter_add_(0, torch.tensor([1]), torch.ones(1))
+    with pytest.raises(RuntimeError, match="no rule for aten.scatter"), OperationCounter():
+        torch.ones(3).scatter_(0, torch.tensor([1]), torch.ones(1))
+
+
+def test_what_is_added_at_some_places_counts():
+    x, places, numbers = torch.ones(3, 4), torch.tensor([1, 1]), torch.ones(2, 4)
+    assert counted(lambda: x.index_add(0, places, numbers)) == ({}, {"index_add": 8})
+    assert counted(lambda: x.scatter_add(0, places[:, None].expand(2, 4), numbers)) == ({}, {"scatter_add": 8})
+    assert counted(lambda: x.scatter_add_(0, places[:, None].expand(2, 4), numbers)) == ({}, {"scatter_add": 8})
 
 
 def test_eigenvalues():
