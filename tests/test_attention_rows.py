@@ -65,6 +65,17 @@ def test_mechanisms_beside_the_attention_that_sees_the_same_keys():
     assert rows.beside_alike([], "patterns") == []
 
 
+def test_the_cells_of_a_page():
+    """A median with its quartiles; no memory where none was recorded."""
+    seconds = {"sdpa": [4.0, 2.0, 8.0], "window": [1.0, 1.0, 1.0]}
+    kept = record(1024, seconds, arms="patterns", memory={"sdpa": 10, "window": 20})
+    for measured, memory in ((kept, "2.00"), (record(1024, seconds, arms="patterns"), None)):
+        (row,) = found = rows.beside_alike([measured], "patterns")
+        expected = ("`cpu-a`", 1024, "window", "0.25 (0.188 to 0.375)", f"{row['flops_alike']:.3g}", memory)
+        assert rows.cells(found) == [expected]
+        assert len(rows.HEADERS) == len(expected)
+
+
 @pytest.mark.parametrize("power", [0.5, 1, 2])
 def test_an_exponent_is_that_of_a_power(power):
     assert rows.exponent({N: 3 * N**power for N in (512, 1024, 4096)}) == pytest.approx(power)

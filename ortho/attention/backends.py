@@ -12,7 +12,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ortho import _checks
 from ortho._typing import Bool, Float, Tensor
-from ortho.attention.operands import with_past
+from ortho.attention.operands import blocked_pairs, with_past
+from ortho.attention.patterns.pattern import flat_mask
 
 BACKENDS = {
     "math": SDPBackend.MATH,  # the definition, materialised
@@ -42,10 +43,10 @@ def backend_attention(
     _checks.scale_factor(scale)
     flat_q, flat_k, flat_v = (x.reshape(1, -1, *x.shape[-2:]) for x in (q, k, v))
     in_kernel = is_causal and attn_mask is None
-    mask = attn_mask
-    if mask is not None:
-        mask = mask.expand(*q.shape[:-2], q.shape[-2], k.shape[-2]).reshape(1, -1, q.shape[-2], k.shape[-2])
-        mask = mask & torch.ones_like(mask[0, 0]).tril() if is_causal else mask
+    blocked = None if in_kernel else blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
+    mask = None
+    if blocked is not None:
+        mask = flat_mask(~blocked, q.shape[:-2]).expand(flat_q.shape[1], q.shape[-2], k.shape[-2])[None]
     scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
     with sdpa_kernel(kernel), warnings.catch_warnings(record=True) as reasons:
         warnings.simplefilter("always")

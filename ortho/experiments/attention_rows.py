@@ -81,6 +81,21 @@ def beside_alike(records: Iterable[Record], arms: str) -> list[Row]:
     return found
 
 
+# Of `cells`, in this order.
+HEADERS = ("device", "$N$", "", "time over softmax's", "FLOPs over its", "memory over fused softmax's")
+
+
+def cells(found: Iterable[Row]) -> list[tuple[Any, ...]]:
+    """What a page shows of rows of `beside_alike`: times as a median with its quartiles."""
+    shown = []
+    for row in found:
+        low, middle, high = row["ratio_alike"]
+        times, flops = f"{middle:.3g} ({low:.3g} to {high:.3g})", f"{row['flops_alike']:.3g}"
+        memory = row["bytes_ratio"] and f"{row['bytes_ratio']:.2f}"
+        shown.append((f"`{row['device']}`", row["N"], row["arm"], times, flops, memory))
+    return shown
+
+
 def exponent(points: Mapping[int, float]) -> float:
     """The power of the size with which a value grows: the slope by least squares of its logarithm on the size's.
 
