@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -10,28 +10,33 @@ from torch.nn.functional import gelu, linear
 
 from ortho import _checks
 from ortho._typing import Bool, Float, State, Tensor
-from ortho._weights import new_weight, split_heads
+from ortho._weights import new_bias, new_weight, split_heads, spread_heads
 from ortho.attention import FORMS, MECHANISMS
+from ortho.attention.decoding import Cache, new_cache
 from ortho.gates import Gate
-from ortho.projections import PROJECTIONS, FrozenProjection, LearnedProjection, Projection
+from ortho.projections import PROJECTIONS, FrozenProjection, LearnedProjection, Projection, kv_heads
 
 __all__ = ["FeedForward", "MultiheadAttention", "TransformerBlock", "to_standard"]
 
 
 class MultiheadAttention(nn.Module):
-    r"""Multi-head attention, $Y = \mathrm{concat}_j\, A(q_j, k_j, v_j)\, W_O$, without biases.
+    r"""Multi-head attention, $Y = \mathrm{concat}_j\, A(q_j, k_j, v_j)\, W_O$.
 
     `projection` names how q and k are made ('learned', 'frozen', 'stopped', or a `Projection` module) and `attention`
     a mechanism of `ortho.MECHANISMS`; the standard layer is learned x softmax (Vaswani et al. 2017, section 3.2.2),
     orthogonal random attention is frozen x softmax. `form` chooses the mechanism's 'reference' or 'fast' form. Instead
     of a name, `attention` may be a module with the mechanisms' signature, such as `RandomFeatureAttention`, whose form
-    is its own. W_V and W_O (`weight_v`, `weight_o`, stored as in `torch.nn.Linear`) are always trained.
+    is its own. W_V and W_O (`weight_v`, `weight_o`, stored as in `torch.nn.Linear`) are always trained, and with `bias`
+    what is added to their outputs.
+
+    With `num_kv_heads` fewer heads of keys and values, a divisor of `num_heads`, as many heads of queries one after the
+    other share each (grouped queries, Ainslie et al. 2023, arXiv:2305.13245; 1: multi-query attention).
 
     What a mechanism takes besides (`Mechanism.gates`) is made of the keys' tokens by gates, always trained; `gates`
     puts others in their place: `{"beta": ReflectingWriteStrength}`.
 
-    Raises TypeError or ValueError, naming the argument, for unknown names, for d_model not divisible by num_heads, and
-    for a `form` beside a module.
+    Raises TypeError or ValueError, naming the argument, for unknown names, for d_model not divisible by num_heads, for
+    a `form` beside a module, and for `num_kv_heads` or a `bias` other than those of a projection that is a module.
     """
 
     def __init__(
@@ -39,6 +44,8 @@ class MultiheadAttention(nn.Module):
         d_model: int,
         num_heads: int,
         *,
+        num_kv_heads: int | None = None,
+        bias: bool = False,
         projection: str | Projection = "learned",
         attention: str | nn.Module = "softmax",
         form: str = "fast",
@@ -50,16 +57,19 @@ class MultiheadAttention(nn.Module):
         super().__init__()
         if not isinstance(projection, Projection):
             make = PROJECTIONS[_checks.one_of("projection", projection, PROJECTIONS)]
-            projection = make(d_model, num_heads, generator=generator, dtype=dtype, device=device)
-        elif (projection.d_model, projection.num_heads) != (d_model, num_heads):
-            got = (projection.d_model, projection.num_heads)
-            raise ValueError(f"projection: expected (d_model, num_heads) = {(d_model, num_heads)}, got {got}")
-        self.d_model, self.num_heads = d_model, num_heads
+            kind: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
+            projection = make(d_model, num_heads, num_kv_heads=num_kv_heads, bias=bias, **kind)
+        sizes = (d_model, num_heads, kv_heads(num_heads, num_kv_heads), bias)
+        got = (projection.d_model, projection.num_heads, projection.num_kv_heads, projection.bias_q is not None)
+        if got != sizes:
+            raise ValueError(f"projection: expected (d_model, num_heads, num_kv_heads, bias) = {sizes}, got {got}")
+        self.d_model, self.num_heads, self.num_kv_heads = sizes[:3]
         self.attention, makers = _attention(attention, form, gates or {})
         self.form = _checks.one_of("form", form, FORMS)
         self.projection = projection
-        self.weight_v = new_weight(d_model, d_model, generator=generator, dtype=dtype, device=device)
+        self.weight_v = new_weight(projection.kv_width, d_model, generator=generator, dtype=dtype, device=device)
         self.weight_o = new_weight(d_model, d_model, generator=generator, dtype=dtype, device=device)
+        self.bias_v, self.bias_o = (new_bias(w) if bias else None for w in (self.weight_v, self.weight_o))
         self.gates = nn.ModuleDict(
             {
                 name: make(d_model, num_heads, generator=generator, dtype=dtype, device=device)
@@ -76,11 +86,16 @@ class MultiheadAttention(nn.Module):
         is_causal: bool = False,
         initial_state: State | None = None,
         return_state: bool = False,
+        cache: Cache | None = None,
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], State]:
         """x (B, N, d) -> (B, N, d); queries come from x, keys and values from `context` (B, M, d), by default x.
 
         `attn_mask` broadcasts to (B, H, N, M), True = may attend. `initial_state` and `return_state` cut a causal
-        sequence anywhere: the state that one call returns is what the next one starts from.
+        sequence anywhere: the state that one call returns is what the next one starts from. A `cache` (`new_cache`)
+        does so in place, without gradients: x is what follows on the tokens that it has read.
+
+        Raises TypeError or ValueError, naming the argument, for operands that do not fit together, and beside a cache
+        for a call that is not causal, and for a context, a mask or a state.
         """
         _checks.sequence("x", x, self.weight_v)
         source = x
@@ -89,47 +104,72 @@ class MultiheadAttention(nn.Module):
             if len(context) != len(x):
                 raise ValueError(f"context: expected batch {len(x)} like x, got shape {tuple(context.shape)}")
         q, k = self.projection(x, context)  # (B, H, N, K), (B, H, M, K)
-        v = split_heads(linear(source, self.weight_v), self.num_heads)  # (B, H, M, K)
+        v = split_heads(linear(source, self.weight_v, self.bias_v), self.num_kv_heads)  # (B, G, M, K)
+        gates = {name: gate(source) for name, gate in self.gates.items()}
+        if cache is not None:
+            others = {"context": context, "attn_mask": attn_mask, "initial_state": initial_state}
+            _alone(cache, is_causal, **others, return_state=return_state)
+            return self._merge(cache.attend(q, k, v, **gates))
         attend = MECHANISMS[self.attention].form(self.form) if isinstance(self.attention, str) else self.attention
         o = attend(
             q,
-            k,
-            v,
+            spread_heads(k, self.num_heads),
+            spread_heads(v, self.num_heads),
             is_causal=is_causal,
             attn_mask=attn_mask,
             initial_state=initial_state,
             return_state=return_state,
-            **{name: gate(source) for name, gate in self.gates.items()},
+            **gates,
         )
         if not return_state:
             return self._merge(o)
         o, state = o
         return self._merge(o), state
 
+    def new_cache(self, capacity: int | None = None) -> Cache:
+        """An empty cache for decoding with this layer, with room for `capacity` tokens (`ortho.attention.decoding`)."""
+        return new_cache(self.attention, capacity, form=self.form)
+
     def _merge(self, o: Float[Tensor, "B H N K"]) -> Float[Tensor, "B N d"]:
         """Heads side by side, then W_O."""
-        return linear(o.transpose(1, 2).flatten(2), self.weight_o)
+        return linear(o.transpose(1, 2).flatten(2), self.weight_o, self.bias_o)
 
     def to_torch(self) -> nn.MultiheadAttention:
-        """This layer as PyTorch's own `nn.MultiheadAttention` (batch first, no biases), with identical outputs.
+        """This layer as PyTorch's own `nn.MultiheadAttention` (batch first), with identical outputs.
 
-        Raises ValueError for an attention other than softmax, which that layer does not know, and TypeError for a
-        projection of one's own, whose weights need not say what it does.
+        Raises ValueError for an attention other than softmax and for grouped queries, which that layer does not know,
+        and TypeError for a projection of one's own, whose weights need not say what it does.
         """
-        _convertible(self.projection)
+        made = _convertible(self.projection)
         if self.attention != "softmax":
             raise ValueError(f"attention: expected 'softmax', got {self.attention!r}")
-        w = self.weight_o
+        if self.num_kv_heads != self.num_heads:
+            raise ValueError(f"num_kv_heads: expected num_heads = {self.num_heads}, got {self.num_kv_heads}")
+        w, biases = self.weight_o, [b for b in (made.bias_q, made.bias_k, self.bias_v) if b is not None]
         layer = nn.MultiheadAttention(
-            self.d_model, self.num_heads, bias=False, batch_first=True, dtype=w.dtype, device=w.device
+            self.d_model, self.num_heads, bias=bool(biases), batch_first=True, dtype=w.dtype, device=w.device
         )
         with torch.no_grad():
-            layer.in_proj_weight.copy_(torch.cat([self.projection.weight_q, self.projection.weight_k, self.weight_v]))
+            layer.in_proj_weight.copy_(torch.cat([made.weight_q, made.weight_k, self.weight_v]))
             layer.out_proj.weight.copy_(self.weight_o)
+            if self.bias_o is not None:
+                layer.in_proj_bias.copy_(torch.cat(biases))
+                layer.out_proj.bias.copy_(self.bias_o)
         return layer.train(self.training)
 
     def extra_repr(self) -> str:
         return f"attention={self.attention!r}, form={self.form!r}" if isinstance(self.attention, str) else ""
+
+
+def _alone(cache: Any, is_causal: bool, **others: Any) -> None:
+    """Raise unless a call with a cache is causal, and has nothing else that says what came before."""
+    if not isinstance(cache, Cache):
+        raise TypeError(f"cache: expected a Cache, got {_checks.describe(cache)}")
+    if not is_causal:
+        raise ValueError("is_causal: expected True beside a cache, got False")
+    for name, value in others.items():
+        if value is not None and value is not False:
+            raise ValueError(f"{name}: expected none beside a cache, got {_checks.describe(value)}")
 
 
 def _attention(
@@ -154,13 +194,14 @@ def _attention(
 
 
 class FeedForward(nn.Module):
-    r"""$\mathrm{GELU}(x W_1)\, W_2$ with hidden width `d_ff` (4 d_model by default), without biases."""
+    r"""$\mathrm{GELU}(x W_1 + b_1)\, W_2 + b_2$ with hidden width `d_ff`, 4 d_model by default; b only with `bias`."""
 
     def __init__(
         self,
         d_model: int,
         d_ff: int | None = None,
         *,
+        bias: bool = False,
         generator: torch.Generator | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
@@ -169,17 +210,20 @@ class FeedForward(nn.Module):
         d_ff = 4 * _checks.positive_int("d_model", d_model) if d_ff is None else _checks.positive_int("d_ff", d_ff)
         self.weight_up = new_weight(d_ff, d_model, generator=generator, dtype=dtype, device=device)
         self.weight_down = new_weight(d_model, d_ff, generator=generator, dtype=dtype, device=device)
+        self.bias_up, self.bias_down = (new_bias(w) if bias else None for w in (self.weight_up, self.weight_down))
 
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B N d"]:
         """x (B, N, d) -> (B, N, d)."""
         _checks.sequence("x", x, self.weight_up)
-        return linear(gelu(linear(x, self.weight_up)), self.weight_down)
+        return linear(gelu(linear(x, self.weight_up, self.bias_up)), self.weight_down, self.bias_down)
 
 
 class TransformerBlock(nn.Module):
-    """Pre-norm block: x + attention(norm(x)), then x + feed-forward(norm(x)) (Xiong et al. 2020, arXiv:2002.04745).
+    """Attention and a feed-forward network, each added to what it is given.
 
-    Takes what `MultiheadAttention` takes, and `d_ff`.
+    Pre-norm, x + attention(norm(x)), then x + feed-forward(norm(x)) (Xiong et al. 2020, arXiv:2002.04745); or, without
+    `norm_first`, post-norm, norm(x + attention(x)), then norm(x + feed-forward(x)) (Vaswani et al. 2017, section 3.1).
+    Takes what `MultiheadAttention` takes, and `d_ff`; `bias` is that of all parts, the norms' included.
     """
 
     def __init__(
@@ -188,47 +232,36 @@ class TransformerBlock(nn.Module):
         num_heads: int,
         *,
         d_ff: int | None = None,
-        projection: str | Projection = "learned",
-        attention: str | nn.Module = "softmax",
-        form: str = "fast",
-        gates: Mapping[str, type[Gate]] | None = None,
+        norm_first: bool = True,
+        bias: bool = False,
         generator: torch.Generator | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__()
-        self.attention = MultiheadAttention(
-            d_model,
-            num_heads,
-            projection=projection,
-            attention=attention,
-            form=form,
-            gates=gates,
-            generator=generator,
-            dtype=dtype,
-            device=device,
-        )
-        self.feed_forward = FeedForward(d_model, d_ff, generator=generator, dtype=dtype, device=device)
-        self.norm_attention = nn.LayerNorm(d_model, bias=False, dtype=dtype, device=device)
-        self.norm_feed_forward = nn.LayerNorm(d_model, bias=False, dtype=dtype, device=device)
+        kind: dict[str, Any] = {"bias": bias, "dtype": dtype, "device": device}
+        self.attention = MultiheadAttention(d_model, num_heads, generator=generator, **kind, **kwargs)
+        self.feed_forward = FeedForward(d_model, d_ff, generator=generator, **kind)
+        self.norm_attention = nn.LayerNorm(d_model, **kind)
+        self.norm_feed_forward = nn.LayerNorm(d_model, **kind)
+        self.norm_first = norm_first
 
     def forward(
         self,
         x: Float[Tensor, "B N d"],
         *,
-        attn_mask: Bool[Tensor, "..."] | None = None,
-        is_causal: bool = False,
         initial_state: State | None = None,
         return_state: bool = False,
+        **kwargs: Any,
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], State]:
-        """x (B, N, d) -> (B, N, d); the arguments are `MultiheadAttention.forward`'s."""
+        """x (B, N, d) -> (B, N, d); the arguments are `MultiheadAttention.forward`'s, without the context."""
         _checks.sequence("x", x, self.attention.weight_v)
         y = self.attention(
-            self.norm_attention(x),
-            attn_mask=attn_mask,
-            is_causal=is_causal,
+            self.norm_attention(x) if self.norm_first else x,
             initial_state=initial_state,
             return_state=return_state,
+            **kwargs,
         )
         if not return_state:
             return self._after(x, y)
@@ -237,6 +270,9 @@ class TransformerBlock(nn.Module):
 
     def _after(self, x: Float[Tensor, "B N d"], y: Float[Tensor, "B N d"]) -> Float[Tensor, "B N d"]:
         """The first residual sum and the feed-forward half."""
+        if not self.norm_first:
+            x = self.norm_attention(x + y)
+            return self.norm_feed_forward(x + self.feed_forward(x))
         x = x + y
         return x + self.feed_forward(self.norm_feed_forward(x))
 
@@ -259,7 +295,9 @@ def to_standard(module: ModuleT) -> ModuleT:
     module = copy.deepcopy(module)
     for layer in [m for m in module.modules() if isinstance(m, MultiheadAttention)]:
         old = _convertible(layer.projection)
-        new = LearnedProjection(old.d_model, old.num_heads, device="meta")  # no draw: its weights are the old ones
-        new.weight_q, new.weight_k = (nn.Parameter(w.detach().clone()) for w in (old.weight_q, old.weight_k))
+        sizes: dict[str, Any] = {"num_kv_heads": old.num_kv_heads, "bias": old.bias_q is not None}
+        new = LearnedProjection(old.d_model, old.num_heads, **sizes, device="meta")  # no draw: its weights are the old
+        for name, value in [*old.named_parameters(), *old.named_buffers()]:
+            setattr(new, name, nn.Parameter(value.detach().clone()))
         layer.projection = new.train(old.training)
     return module

@@ -158,7 +158,7 @@ def _of_last_heads(projection: Projection, heads: int) -> Projection:
         weight = getattr(projection, name)
         own = weight.detach()[-rows:].clone()
         setattr(projection, name, nn.Parameter(own) if isinstance(weight, nn.Parameter) else own)
-    projection.num_heads = heads
+    projection.num_heads = projection.num_kv_heads = heads
     return projection
 
 

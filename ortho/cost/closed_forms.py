@@ -67,6 +67,8 @@ def layer(
     d: Size,
     H: Size,
     *,
+    num_kv_heads: Size = None,
+    bias: bool = False,
     projection: str = "learned",
     attention: str = "softmax",
     form: str = "fast",
@@ -78,7 +80,10 @@ def layer(
 ) -> Cost:
     """`MultiheadAttention(d, H)` on x (B, N, d); `options` go to the mechanism's closed form (FAVOR+'s `m`).
 
-    Symbols stand for more than one head and token: a single one's output is not copied to be put side by side.
+    Symbols stand for more than one head and token: a single one's output is not copied to be put side by side. Each of
+    `num_kv_heads` heads of keys and values is spread before the call to the heads of queries that share it; the state,
+    and the decode step, are those of a call with a state, where all of them are held (`ortho.cost.decoding` has a
+    cache's).
     `input_grad` says whether x needs a gradient: always, but for a first layer over frozen embeddings. Without it, q
     and k of a frozen projection depend on nothing that is trained, and autograd leaves their path out.
     """
@@ -91,20 +96,30 @@ def layer(
     K = d // H if isinstance(d, int) else d / H
     core = mechanism.cost(B, N, H, K, K, form=form, causal=causal, qk_grad=qk_grad, itemsize=itemsize, **options)
     kept_twice = 0 if 1 in (H, N) else core.output_bytes  # heads, or tokens, lie side by side as they are
+    G = H if num_kv_heads is None else num_kv_heads
+    shared = G != H
     product = 2 * B * N * d * d  # FLOPs of one (B N, d) x (d, d) product
-    weight_gradients = 4 if learned else 2
+    keys = 2 * B * N * d * K * G  # of the one that makes k, or v
     # dO always; into x through v, and through q and k where autograd goes there.
-    input_gradients = 1 + (1 + 2 * qk_grad if input_grad else 0)
+    input_gradients = product + (keys + (product + keys if qk_grad else 0) if input_grad else 0)
+    weight_gradients = product + keys + (product + keys if learned else 0)
+    sums = B * N * d * (int(bias) * (1 + learned)) + B * N * K * G * int(bias) * (1 + learned)  # of the biases
+    if shared:  # k's and v's gradients over the heads that share them
+        sums += B * N * d * (1 + qk_grad)
+    matrix, fewer = d * d, d * K * G
+    biases = int(bias) * (d + K * G)  # numbers that are added to q and k, and as many to v and the output
     bare = Cost(
-        forward=4 * product + core.forward,
-        backward=(weight_gradients + input_gradients) * product + core.backward,
+        forward=2 * (product + keys) + core.forward,
+        backward=weight_gradients + input_gradients + core.backward,
         elementwise_forward=core.elementwise_forward,
-        elementwise_backward=core.elementwise_backward + (2 * B * N * d if input_grad and qk_grad else 0),  # sum of dx
+        elementwise_backward=core.elementwise_backward
+        + (2 * B * N * d if input_grad and qk_grad else 0)  # sum of dx
+        + sums,
         saved_bytes=2 * itemsize * B * N * d + core.saved_bytes + kept_twice,  # x and the merged heads
-        decode=8 * B * d * d + core.decode,
+        decode=4 * B * d * (d + K * G) + core.decode,
         state_bytes=core.state_bytes,
-        trained=(4 if learned else 2) * d * d,
-        frozen=(0 if learned else 2) * d * d,
+        trained=(1 + learned) * (matrix + fewer + biases),
+        frozen=0 if learned else matrix + fewer + biases,
         itemsize=itemsize,
     )
     made = {**mechanism.gates, **(gates or {})}.values()
@@ -182,7 +197,7 @@ def _mixing(call: Call, items: Sequence[Size]) -> SourceCost:
     )
 
 
-def feed_forward(B: Size, N: Size, d: Size, d_ff: Size = None, *, itemsize: int = 4) -> Cost:
+def feed_forward(B: Size, N: Size, d: Size, d_ff: Size = None, *, bias: bool = False, itemsize: int = 4) -> Cost:
     """`FeedForward(d, d_ff)` on x (B, N, d) that needs a gradient."""
     d_ff = 4 * d if d_ff is None else d_ff
     _sizes(B=B, N=N, d=d, d_ff=d_ff)
@@ -191,40 +206,43 @@ def feed_forward(B: Size, N: Size, d: Size, d_ff: Size = None, *, itemsize: int 
         forward=2 * product,
         backward=4 * product,
         elementwise_forward=B * N * d_ff,
-        elementwise_backward=B * N * d_ff,
+        elementwise_backward=B * N * d_ff + (B * N * (d + d_ff) if bias else 0),  # GELU's; the biases' sums
         saved_bytes=itemsize * B * N * (d + 2 * d_ff),  # x, and what goes into and comes out of the GELU
         decode=4 * B * d * d_ff,
         state_bytes=0,
-        trained=2 * d * d_ff,
+        trained=2 * d * d_ff + (d + d_ff if bias else 0),
         frozen=0,
         itemsize=itemsize,
     )
 
 
-def _layer_norm(B: Size, N: Size, d: Size, itemsize: int) -> Cost:
+def layer_norm(B: Size, N: Size, d: Size, *, bias: bool = False, itemsize: int = 4) -> Cost:
+    """`torch.nn.LayerNorm(d)` on x (B, N, d) that needs a gradient."""
     size = B * N * d
     return Cost(
         forward=0,
         backward=0,
-        elementwise_forward=LAYER_NORM_FORWARD * size,
-        elementwise_backward=LAYER_NORM_BACKWARD * size,
+        elementwise_forward=(LAYER_NORM_FORWARD + bias) * size,
+        elementwise_backward=(LAYER_NORM_BACKWARD + bias) * size,
         # x, and each row's mean and 1/std, in float32 at least as on CUDA (the CPU's kernel has them in half precision)
         saved_bytes=itemsize * size + 2 * max(itemsize, 4) * B * N,
         decode=0,
         state_bytes=0,
-        trained=d,
+        trained=d + (d if bias else 0),
         frozen=0,
         itemsize=itemsize,
     )
 
 
-def _sum(*costs: Cost) -> Cost:
+def added(*costs: Cost) -> Cost:
     """The costs one after the other."""
     names = [name for name in Cost.__dataclass_fields__ if name != "itemsize"]
     return Cost(**{name: sum(getattr(c, name) for c in costs) for name in names}, itemsize=costs[0].itemsize)
 
 
-def block(B: Size, N: Size, d: Size, H: Size, *, d_ff: Size = None, itemsize: int = 4, **kwargs: Any) -> Cost:
+def block(
+    B: Size, N: Size, d: Size, H: Size, *, d_ff: Size = None, bias: bool = False, itemsize: int = 4, **kwargs: Any
+) -> Cost:
     """`TransformerBlock(d, H, d_ff=d_ff)` on x (B, N, d) that needs a gradient; `kwargs` are `layer`'s.
 
     The norm before the attention has a trained gain, so the attention's own input always needs a gradient, and
@@ -232,9 +250,9 @@ def block(B: Size, N: Size, d: Size, H: Size, *, d_ff: Size = None, itemsize: in
     """
     if "input_grad" in kwargs:
         raise TypeError("input_grad: expected in ortho.cost.layer alone; a block's attention always needs the gradient")
-    attention = layer(B, N, d, H, itemsize=itemsize, **kwargs)
-    norm = _layer_norm(B, N, d, itemsize)
-    total = _sum(norm, attention, norm, feed_forward(B, N, d, d_ff, itemsize=itemsize))
+    kind: dict[str, Any] = {"bias": bias, "itemsize": itemsize}
+    norm = layer_norm(B, N, d, **kind)
+    total = added(norm, layer(B, N, d, H, **kind, **kwargs), norm, feed_forward(B, N, d, d_ff, **kind))
     residuals = 2 * B * N * d  # two sums forward; backward, the two gradients of each branch point are added
     return replace(
         total,
@@ -252,17 +270,17 @@ def model(
     *,
     vocab_size: Size,
     max_length: Size,
-    d_ff: Size = None,
+    bias: bool = False,
     itemsize: int = 4,
     **kwargs: Any,
 ) -> Cost:
-    """`LanguageModel(vocab_size, d, H, L, max_length=max_length)` on tokens (B, N); `kwargs` are `layer`'s.
+    """`LanguageModel(vocab_size, d, H, L, max_length=max_length)` on tokens (B, N); `kwargs` are `block`'s.
 
     The loss is not included: `saved_bytes` and the counts end at the logits.
     """
     _sizes(L=L, vocab_size=vocab_size, max_length=1 if max_length is None else max_length)
     places, sums = (0, 0) if max_length is None else (max_length, B * N * d)  # token + position
-    one = block(B, N, d, H, d_ff=d_ff, itemsize=itemsize, **{"causal": True, **kwargs})
+    one = block(B, N, d, H, bias=bias, itemsize=itemsize, **{"causal": True, **kwargs})
     blocks = Cost(
         **{name: L * getattr(one, name) for name in Cost.__dataclass_fields__ if name != "itemsize"}, itemsize=itemsize
     )
@@ -280,4 +298,4 @@ def model(
         frozen=0,
         itemsize=itemsize,
     )
-    return _sum(blocks, _layer_norm(B, N, d, itemsize), ends)
+    return added(blocks, layer_norm(B, N, d, bias=bias, itemsize=itemsize), ends)

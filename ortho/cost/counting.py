@@ -111,6 +111,12 @@ def _fused_attention(func: Any, args: tuple, kwargs: dict) -> tuple[int, int]:
     return 2 * pairs * (width + values), pairs * (1 + SOFTMAX_FORWARD)
 
 
+def _adds_bias(packet: Any, args: tuple) -> bool:
+    """Whether a layer norm also adds a bias, or sums up its gradient."""
+    place = {aten.native_layer_norm: 3, aten.native_layer_norm_backward: 6}.get(packet)
+    return place is not None and args[place] is not None
+
+
 def _functional(func: Any) -> Any:
     """The operator that computes the same as an in-place one, into memory of its own; others as they are."""
     name = func.overloadpacket.__name__
@@ -171,7 +177,7 @@ class OperationCounter(TorchDispatchMode):
             self.flops[name] += flops
             self.elementwise[name] += elementwise
         elif packet in _COMPOSITE:
-            self.elementwise[name] += _COMPOSITE[packet] * args[0].numel()
+            self.elementwise[name] += (_COMPOSITE[packet] + _adds_bias(packet, args)) * args[0].numel()
         elif packet in _ADDING:
             self.elementwise[name] += _argument(func, args, kwargs, _ADDING[packet]).numel()
         elif packet in _FREE or _is_view(func):

@@ -32,7 +32,11 @@ class Blocks(Pattern):
         """Those of the first `queries` blocks of queries, among the first `keys` blocks of keys."""
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
-        return self.known(int(i.max()) + 1, int(j.max()) + 1, i.device)(i, j)
+        queries, keys = int(i.max()) + 1, int(j.max()) + 1
+        if i.numel() == 1:  # a token that is decoded needs one row of the table
+            row = self.rows(-(-queries // self.width), -(-keys // self.width))[-1]
+            return torch.isin(j // self.width, torch.tensor(row, dtype=j.dtype, device=j.device))
+        return self.known(queries, keys, i.device)(i, j)
 
     def known(self, queries: int, keys: int, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
         """`allowed` for so many tokens, by a table that is made now, (blocks of queries, blocks of keys)."""
@@ -130,12 +134,10 @@ class BigBird(Blocks):
                 raise ValueError(f"{name}: expected an integer of at least 0, got {value!r}")
 
     def rows(self, queries: int, keys: int) -> Rows:
-        before = _drawn(max(queries, keys), self.reach, self.leading, self.random, self.seed)
-        rows = [set(row) | {t} for t, row in enumerate(before)]
-        for t, row in enumerate(before):
-            for b in row:
-                rows[b].add(t)
-        return tuple(tuple(sorted(b for b in row if b < keys)) for row in rows[:queries])
+        return _both(queries, keys, self.reach, self.leading, self.random, self.seed)
+
+    def remembered(self) -> tuple[int, int] | None:
+        return None if self.random else (self.leading * self.width, self.reach * self.width)
 
     def pairs(self, n: int, *, is_causal: bool = False) -> int:
         whole, rest = divmod(n, self.width)
@@ -145,6 +147,17 @@ class BigBird(Blocks):
         last = rest * min(whole, most - 1)
         causal = self.width * (self.width * others + last) + whole * self.width * (self.width + 1) // 2
         return both_ways(causal + rest * (rest + 1) // 2, n, is_causal)
+
+
+@lru_cache
+def _both(queries: int, keys: int, reach: int, leading: int, random: int, seed: int) -> Rows:
+    """The first blocks of keys that each of the first blocks of queries attends to, or that attend to it."""
+    before = _drawn(max(queries, keys), reach, leading, random, seed)
+    rows = [set(row) | {t} for t, row in enumerate(before)]
+    for t, row in enumerate(before):
+        for b in row:
+            rows[b].add(t)
+    return tuple(tuple(sorted(b for b in row if b < keys)) for row in rows[:queries])
 
 
 @lru_cache

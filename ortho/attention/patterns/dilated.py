@@ -27,6 +27,9 @@ class Dilated(Pattern):
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return ((i - j) % self.dilation == 0) & ((i - j).abs() < self.width * self.dilation)
 
+    def remembered(self) -> tuple[int, int]:
+        return 0, (self.width - 1) * self.dilation + 1
+
     def pairs(self, n: int, *, is_causal: bool = False) -> int:
         last = min(self.width - 1, (n - 1) // self.dilation)
         return both_ways((last + 1) * n - self.dilation * last * (last + 1) // 2, n, is_causal)
@@ -86,6 +89,9 @@ class NeitherFarNorMultiple(Pattern):
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return ((i - j).abs() <= self.reach) & ((i - j) % self.reach != 0)
+
+    def remembered(self) -> tuple[int, int]:
+        return 0, self.reach
 
     def pairs(self, n: int, *, is_causal: bool = False) -> int:
         both = Window(self.reach).pairs(n) - n

@@ -31,6 +31,9 @@ class GlobalLocal(Pattern):
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return ((i - j).abs() < self.width) | (i < self.tokens) | (j < self.tokens)
 
+    def remembered(self) -> tuple[int, int]:
+        return self.tokens, self.width
+
     def pairs(self, n: int, *, is_causal: bool = False) -> int:
         beyond = max(0, n - self.width)  # tokens that have the first one outside their window
         some = min(self.tokens, beyond)  # global tokens that are outside anyone's

@@ -39,6 +39,11 @@ class Pattern(ABC):
         """Disjoint parts that together hold the kept pairs of the queries from `first` to `stop`, without the last, and
         of so many keys."""
 
+    def remembered(self) -> tuple[int, int] | None:
+        """(first, last) if a causal query reads none but the first so many tokens and the last so many, its own
+        included; None if a later one may read any."""
+        return None
+
     def work(self, N: Size, *, is_causal: bool = False, last: bool = False) -> tuple[Work, ...]:
         """What each part of a call on N tokens computes; or of one on the `last` query alone, behind the others' keys.
 
@@ -143,6 +148,13 @@ def pattern_mechanism(name: str, pattern: Pattern, source: str) -> Mechanism:
         positional=True,
         cost=partial(pattern_cost, pattern=pattern),
     )
+
+
+def pattern_of(mechanism: Mechanism) -> Pattern | None:
+    """The pattern of a mechanism that `pattern_mechanism` has made; None of others."""
+    keywords = mechanism.fast.keywords if isinstance(mechanism.fast, partial) else {}
+    pattern = keywords.get("pattern")
+    return pattern if isinstance(pattern, Pattern) else None
 
 
 def known_pattern(pattern: Any) -> Pattern:

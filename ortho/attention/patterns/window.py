@@ -28,6 +28,9 @@ class Window(Pattern):
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return (i - j).abs() < self.width
 
+    def remembered(self) -> tuple[int, int]:
+        return 0, self.width
+
     @property
     def _tile(self) -> int:
         """Of a narrow window, which shares few of the keys of a tile, fewer queries."""
@@ -90,6 +93,9 @@ class BlockedWindow(Pattern):
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return (j < self._end(i)) & (i < self._end(j))
+
+    def remembered(self) -> tuple[int, int]:
+        return 0, self.width
 
     def pairs(self, n: int, *, is_causal: bool = False) -> int:
         hop = self._hop

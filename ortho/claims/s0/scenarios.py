@@ -42,8 +42,8 @@ def millions(name: str, projection: str = "learned", *, vocabulary: int = 0) -> 
     at = SCENARIOS[name]
     heads = at.width // HEAD_WIDTH
     if vocabulary:
-        sizes = {"vocab_size": vocabulary, "max_length": at.length}
-        return model(1, at.length, at.width, heads, at.layers, projection=projection, **sizes).trained / 1e6
+        sizes = (1, at.length, at.width, heads, at.layers)
+        return model(*sizes, vocab_size=vocabulary, max_length=at.length, projection=projection).trained / 1e6
     return at.layers * block(1, at.length, at.width, heads, projection=projection).trained / 1e6
 
 

@@ -1,0 +1,87 @@
+"""What every cache does with the tokens that it is given: check them, count them, have queries share heads of keys."""
+
+from abc import ABC, abstractmethod
+
+import torch
+
+from ortho import _checks
+from ortho._typing import Float, Tensor
+
+
+class Cache(ABC):
+    """What a causal mechanism keeps of the tokens that it has read, to read on from there. It has no gradients."""
+
+    def __init__(self, capacity: int | None) -> None:
+        self.capacity = None if capacity is None else _checks.positive_int("capacity", capacity)
+        self._before: tuple[Tensor, Tensor] | None = None  # keys and values of no tokens, like those read
+        self.length = 0  # tokens read
+
+    @torch.no_grad()
+    def attend(
+        self,
+        q: Float[Tensor, "*batch H n K"],
+        k: Float[Tensor, "*batch G n K"],
+        v: Float[Tensor, "*batch G n V"],
+        *,
+        scale: float | None = None,
+        **gates: Tensor,
+    ) -> Float[Tensor, "*batch H n V"]:
+        """The outputs of n more tokens, as a causal call on the whole sequence would give them; they are kept.
+
+        H, a multiple of G, heads of queries share G heads of keys and values, H/G one after the other each. `gates` are
+        what the mechanism takes besides, for these tokens.
+
+        Raises TypeError or ValueError, naming the argument, for operands that do not fit together or the tokens before,
+        by shape, dtype or device, and for more tokens than there is room for. The cache is then as it was.
+        """
+        self._check(q, k, v, scale)
+        o = self._attend(q, k, v, scale, gates)
+        self._before = k.new_empty(*k.shape[:-2], 0, k.shape[-1]), v.new_empty(*v.shape[:-2], 0, v.shape[-1])
+        self.length += k.shape[-2]
+        return o
+
+    @abstractmethod
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:
+        """`attend`, of operands that were checked, behind `length` tokens."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes that are held; none before the first token."""
+
+    def _check(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> None:
+        _checks.scale_factor(scale)
+        _checks.qkv(k, k, v, None, True)
+        _checks.float_tensor("q", q)
+        lead, heads = k.shape[:-2], k.shape[-3] if k.dim() > 2 else 1
+        fits = q.dim() == k.dim() and q.shape[:-3] == lead[:-1] and q.shape[-2:] == k.shape[-2:]
+        if not fits or (q.dim() > 2 and (not q.shape[-3] or q.shape[-3] % heads)):
+            several = f"a multiple of {heads} heads, " if k.dim() > 2 else ""
+            raise ValueError(
+                f"q: expected {several}shape (..., {', '.join(map(str, k.shape[-2:]))}), got {tuple(q.shape)}"
+            )
+        if q.dtype != k.dtype or q.device != k.device:
+            raise TypeError(f"q: expected {k.dtype} on {k.device} like k, got {q.dtype} on {q.device}")
+        _checks.finite("q", q)
+        for name, x, before in zip("kv", (k, v), self._before or (k, v), strict=True):
+            if x.dtype != before.dtype or x.device != before.device:
+                kind = f"{before.dtype} on {before.device}"
+                raise TypeError(f"{name}: expected {kind} like the tokens before, got {x.dtype} on {x.device}")
+            expected = (*before.shape[:-2], x.shape[-2], before.shape[-1])
+            if x.shape != expected:
+                raise ValueError(f"{name}: expected shape {expected} like the tokens before, got {tuple(x.shape)}")
+        room = None if self.capacity is None else self.capacity - self.length
+        if room is not None and k.shape[-2] > room:
+            raise ValueError(
+                f"k: expected at most {room} tokens more in a cache of capacity {self.capacity}, got {k.shape[-2]}"
+            )
+
+
+def together(q: Float[Tensor, "*batch H n K"], G: int) -> Float[Tensor, "*batch G rows K"]:
+    """The queries that share a head of keys as rows of one: (..., H, n, K) -> (..., G, H/G n, K)."""
+    return q if q.dim() < 3 else q.unflatten(-3, (G, -1)).flatten(-3, -2)
+
+
+def apart(o: Float[Tensor, "*batch G rows V"], n: int) -> Float[Tensor, "*batch H n V"]:
+    """What `together` has put together, of n tokens."""
+    return o if o.dim() < 3 else o.unflatten(-2, (-1, n)).flatten(-4, -3)
