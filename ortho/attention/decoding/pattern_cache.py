@@ -5,6 +5,7 @@ import torch
 from ortho._typing import Tensor
 from ortho._weights import spread_heads
 from ortho.attention.decoding.keys_values import Slots, attend_rows, no_gates
+from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import AttentionFunction
 from ortho.attention.patterns.pattern import Pattern
 
@@ -31,6 +32,7 @@ class PatternCache(Slots):
         self._pattern, self._softmax, self._whole = pattern, softmax, whole
         self._positions = torch.full((self.slots,), -1)  # of each slot's token; like all indices here on the CPU
 
+    @indexing()
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:
         no_gates(gates)
         memory = self._memory(k, v)
