@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ortho.experiments import cli, records
 from ortho.experiments.attention_speed import ATTENTION_SPEED
+from ortho.experiments.decode_speed import DECODE_SPEED
 from ortho.experiments.flash_speed import FLASH_SPEED
 from ortho.experiments.flip_flop import FLIP_FLOP
 from ortho.experiments.inference import INFERENCE, gains
@@ -31,6 +32,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         MEMORY_SPEED,
         PATTERN_SPEED,
         FLASH_SPEED,
+        DECODE_SPEED,
         RECALL,
         PARITY,
         PERMUTATIONS,
