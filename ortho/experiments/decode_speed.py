@@ -80,7 +80,7 @@ def arms_of(case: Case) -> tuple[str, ...]:
     names = [name for name in wanted if name not in LEFT_OUT]
     if case["family"] == "softmax":
         names.append(SHARED)
-    contexts = [N for N in CONTEXTS[case["device"]] if case["longest"] >= N]
+    contexts = [N for N in CONTEXTS[case["device"]] if case["N"] >= N]
     arms = [f"{name} {N}" for name in names for N in contexts if _readable(case, name, N)]
     return tuple(dict.fromkeys([YARDSTICK, *arms]))
 
