@@ -2,6 +2,7 @@
 
 from ortho import attention, cost, orthogonal, projections
 from ortho.attention import MECHANISMS, RandomFeatureAttention
+from ortho.encoders import TextEncoder, VisionTransformer
 from ortho.experts import GatedFeedForward, MixtureOfExperts
 from ortho.layers import FeedForward, MultiheadAttention, TransformerBlock, to_standard
 from ortho.models import LanguageModel
@@ -20,7 +21,9 @@ __all__ = [
     "MultiheadAttention",
     "RandomFeatureAttention",
     "SynthesizerAttention",
+    "TextEncoder",
     "TransformerBlock",
+    "VisionTransformer",
     "attention",
     "cost",
     "orthogonal",

@@ -7,7 +7,7 @@ import sympy as sp
 import torch
 
 from ortho import MECHANISMS, LanguageModel, MultiheadAttention, RandomFeatureAttention
-from ortho.attention.decoding import KeyValueCache, PatternCache, StateCache, new_cache
+from ortho.attention.decoding import PatternCache, StateCache, new_cache
 from ortho.attention.patterns.block_sparse import BigBird, BlockSparse
 from ortho.attention.patterns.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
 from ortho.attention.patterns.fixed_factorised import Fixed, Summaries
@@ -154,9 +154,7 @@ def test_a_recurrent_step_does_not_know_how_long_it_has_read(name):
         cache = new_cache(name)
         gates = {gate: make(12, 2)(draw(1, length, 12, dtype=torch.float32)) for gate, make in mechanism.gates.items()}
         q, k, v = (x[:1, :2] for x in qkv(length=length, dtype=torch.float32))
-        cache.attend(
-            *(x[..., :-1, :] for x in (q, k, v)), **{g: _tokens(x, 0, length - 1) for g, x in gates.items()}
-        )
+        cache.attend(*(x[..., :-1, :] for x in (q, k, v)), **{g: _tokens(x, 0, length - 1) for g, x in gates.items()})
         last = {g: _tokens(x, length - 1, length) for g, x in gates.items()}
         found.add((*count_forward(cache.attend, *(x[..., -1:, :] for x in (q, k, v)), **last), cache.nbytes))
     assert len(found) == 1
@@ -256,7 +254,11 @@ def test_generate_draws_by_the_probabilities():
         (lambda q, k, v: (q.float(), k, v), TypeError, "q: expected torch.float64 on cpu like k, got torch.float32"),
         (lambda q, k, v: (q[:1], k[:1], v[:1]), ValueError, r"k: expected shape \(2, 4, 1, 6\) like the tokens before"),
         (lambda q, k, v: (q, k[:, :3], v[:, :3]), ValueError, r"q: expected a multiple of 3 heads, shape \(..., 1, 6"),
-        (lambda q, k, v: (q[..., :5], k, v), ValueError, r"q: expected a multiple of 4 heads, shape \(..., 1, 6\), got"),
+        (
+            lambda q, k, v: (q[..., :5], k, v),
+            ValueError,
+            r"q: expected a multiple of 4 heads, shape \(..., 1, 6\), got",
+        ),
         (lambda q, k, v: (q[..., :5], k[..., :5], v[..., :5]), ValueError, r"k: expected shape \(2, 4, 1, 6\) like"),
         (lambda q, k, v: (q, k, v[..., :5]), ValueError, r"v: expected shape \(2, 4, 1, 6\) like the tokens before"),
         (lambda q, k, v: (q, k * torch.nan, v), ValueError, "expected finite numbers, got 48 NaN"),

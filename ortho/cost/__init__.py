@@ -5,5 +5,16 @@ gives the formula. `ortho.cost.counting` takes the same figures from a run; the 
 """
 
 from ortho.cost.closed_forms import Cost, block, feed_forward, layer, model, synthesizer
+from ortho.cost.whole_models import step_memory, text_encoder, vision_transformer
 
-__all__ = ["Cost", "block", "feed_forward", "layer", "model", "synthesizer"]
+__all__ = [
+    "Cost",
+    "block",
+    "feed_forward",
+    "layer",
+    "model",
+    "step_memory",
+    "synthesizer",
+    "text_encoder",
+    "vision_transformer",
+]

@@ -11,6 +11,7 @@ from ortho.experiments.attention_speed import ATTENTION_SPEED
 from ortho.experiments.decode_speed import DECODE_SPEED
 from ortho.experiments.flash_speed import FLASH_SPEED
 from ortho.experiments.flip_flop import FLIP_FLOP
+from ortho.experiments.generation import GENERATION
 from ortho.experiments.inference import INFERENCE, gains
 from ortho.experiments.memory_speed import MEMORY_SPEED
 from ortho.experiments.pattern_speed import PATTERN_SPEED
@@ -22,6 +23,7 @@ from ortho.experiments.runner import Experiment, Report, measure, run
 from ortho.experiments.state_tracking import PARITY, PERMUTATIONS
 from ortho.experiments.summary import memory, speedups
 from ortho.experiments.training_step import TRAINING_STEP
+from ortho.experiments.whole_models import WHOLE_MODELS
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
@@ -33,6 +35,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         PATTERN_SPEED,
         FLASH_SPEED,
         DECODE_SPEED,
+        WHOLE_MODELS,
+        GENERATION,
         RECALL,
         PARITY,
         PERMUTATIONS,

@@ -1,0 +1,215 @@
+"""Tokens a second that a whole language model decodes, by what its attention keeps of the context."""
+
+import copy
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ortho._checks import one_of, positive_int
+from ortho.attention.decoding import Cache
+from ortho.configurations import CONFIGURATIONS
+from ortho.experiments.decode_speed import DECODE_SPEED
+from ortho.experiments.records import Case, Needs, Record, by_device
+from ortho.experiments.runner import Experiment
+from ortho.experiments.stopwatch import interleaved
+from ortho.experiments.summary import quartiles, seconds
+from ortho.experiments.whole_models import SOURCES as MODEL_SOURCES
+from ortho.models import LanguageModel
+
+MODEL = "GPT-2 medium"
+STANDARD = "learned"
+ARMS: dict[str, dict[str, Any]] = {
+    STANDARD: {},
+    "frozen": {"projection": "frozen"},
+    "multi-query": {"num_kv_heads": 1},
+    "window": {"attention": "window"},
+    "linear": {"attention": "linear"},
+    "delta": {"attention": "delta"},
+}
+SEEDS = {"weights": 0, "inputs": 1, "order": 2}
+CONTEXT = 512
+CHECKED_LENGTH = 6
+STEPS = 16  # at most, one after the other: what the context grows by while one timing lasts
+CALL_SECONDS = {"cpu": 0.5, "cuda": 0.2}
+SECONDS = {"cpu": 40.0, "cuda": 12.0}
+REPETITIONS = {"cpu": (5, 15), "cuda": (5, 31)}
+RATES = {"cpu": 4e10, "cuda": 1e14}  # FLOPs a second, about, of reading
+STAGES = 40  # a block's results that follow one another, each rounded once, and sums of terms of either sign
+
+
+def case(B: int = 1, *, device: str = "cpu", dtype: str = "float32", N: int = CONTEXT) -> Case:
+    """One configuration: B sequences, behind N tokens each.
+
+    Raises TypeError or ValueError for sizes below 1, unknown names, and a context that leaves no room.
+    """
+    most = CONFIGURATIONS[MODEL].N - STEPS
+    if positive_int("N", N) > most:
+        raise ValueError(f"N: expected at most {most} tokens, got {N}")
+    return {
+        "device": one_of("device", device, RATES),
+        "model": MODEL,
+        "B": positive_int("B", B),
+        "N": N,
+        "dtype": one_of("dtype", dtype, ("float32", "bfloat16")),
+    }
+
+
+def cases(device: str) -> list[Case]:
+    """All configurations for a device, the most informative first."""
+    if device == "cuda":
+        return [case(B, device="cuda", dtype="bfloat16") for B in (32, 1)]
+    return [case()]
+
+
+def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
+    """Measure one case: check that each model decodes what it computes of the whole, then time all in turn.
+
+    `seconds` bounds the time of the repetitions, of which there are always a few. Raises AssertionError if logits are
+    off.
+    """
+    device = case["device"]
+    generator = torch.Generator().manual_seed(SEEDS["inputs"])
+    (tokens,) = CONFIGURATIONS[MODEL].inputs(case["B"], generator=generator)
+    tokens = tokens[:, : case["N"] + STEPS].to(device)
+    timings, facts = {}, {}
+    for arm in ARMS:
+        module = build(case, arm)
+        check(case, arm, module, tokens)
+        caches = module.new_caches(case["N"] + STEPS)
+        with torch.no_grad():
+            module(tokens[:, : case["N"]], caches=caches)
+        step = partial(timed, module, caches, tokens[:, case["N"] :])
+        step(1)
+        calls = min(STEPS, max(1, round(CALL_SECONDS[device] / step(1)["step_s"])))
+        weights = sum(x.nbytes for x in (*module.parameters(), *module.buffers()))
+        facts[arm] = {"held_bytes": sum(cache.nbytes for cache in caches), "weight_bytes": weights, "calls": calls}
+        timings[arm] = partial(step, calls)
+    times, order = interleaved(
+        timings,
+        warm_up=1,
+        repetitions=REPETITIONS[device],
+        seconds=SECONDS[device] if seconds is None else seconds,
+        seed=SEEDS["order"],
+    )
+    return {"seeds": SEEDS, "repetitions": times, "facts": facts | {"order": order}}
+
+
+def build(case: Case, arm: str) -> LanguageModel:
+    """The model of an arm, its weights drawn on the case's device in float32."""
+    generator = torch.Generator(case["device"]).manual_seed(SEEDS["weights"])
+    module = CONFIGURATIONS[MODEL].build(device=case["device"], generator=generator, **ARMS[arm])
+    if not isinstance(module, LanguageModel):
+        raise TypeError(f"model: expected a LanguageModel, got {type(module).__name__}")
+    return module.to(getattr(torch, case["dtype"]))
+
+
+def check(case: Case, arm: str, module: LanguageModel, tokens: Tensor) -> None:
+    """Raise AssertionError unless the logits of tokens read one by one are those of the whole, but for rounding."""
+    few = tokens[:1, :CHECKED_LENGTH]
+    caches = module.new_caches(CHECKED_LENGTH)
+    with torch.no_grad():
+        got = torch.cat([module(token, caches=caches) for token in few.split(1, 1)], 1).double()
+        want = module(few).double()
+    error = float((got - want).norm() / want.norm())
+    layers = CONFIGURATIONS[MODEL].L
+    bound = STAGES * layers**0.5 * torch.finfo(getattr(torch, case["dtype"])).eps / 2
+    if not error <= bound:  # also where the error is NaN
+        raise AssertionError(f"{arm}: expected a relative error of at most {bound:.2g}, got {error:.2g}")
+
+
+def timed(module: LanguageModel, caches: Sequence[Cache], tokens: Tensor, calls: int) -> dict[str, float]:
+    """Seconds of a step, the mean over some tokens one after the other, read by copies of the caches.
+
+    On a CPU both the wall's (`step_s`) and the process's own (`step_cpu_s`); on CUDA the wall's until the device is
+    done.
+    """
+    caches = copy.deepcopy(caches)
+    if tokens.is_cuda:
+        torch.cuda.synchronize()
+    began = time.perf_counter(), time.process_time()
+    with torch.no_grad():
+        for t in range(calls):
+            module(tokens[:, t : t + 1], caches=caches)
+    if tokens.is_cuda:
+        torch.cuda.synchronize()
+    ended = time.perf_counter(), time.process_time()
+    wall, own = (round((b - a) / calls, 9) for a, b in zip(began, ended, strict=True))
+    return {"step_s": wall} if tokens.is_cuda else {"step_s": wall, "step_cpu_s": own}
+
+
+def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """One row per record and arm: `tokens_per_s` of all sequences and `speedup` over the standard model within
+    repetitions, (q1, median, q3) each; `held_bytes` of the caches and `weight_bytes`."""
+    found = []
+    for record in records:
+        case = record["configuration"]
+        times = {arm: seconds(record, arm, "step") for arm in record["repetitions"]}
+        for arm, own in times.items():
+            facts = record["facts"].get(arm, {})
+            found.append(
+                {**case, "device": record["device"], "arm": arm, "repetitions": len(own)}
+                | {"tokens_per_s": quartiles([case["B"] / value for value in own])}
+                | {"speedup": quartiles([a / b for a, b in zip(times[STANDARD], own, strict=True)])}
+                | {name: facts.get(name) for name in ("held_bytes", "weight_bytes")}
+            )
+    return found
+
+
+def line(record: Record) -> str:
+    """One case in a line: tokens a second of each arm."""
+    return ", ".join(f"{row['arm']} {row['tokens_per_s'][1]:.1f} tokens/s" for row in rows([record]))
+
+
+def table(records: Sequence[Record]) -> str:
+    """The stored rates, a table per device."""
+    texts = []
+    for device, group in by_device(records).items():
+        head = f"{'':14}{'B':>5}{'tokens/s':>12}{'over learned':>14}{'cache, MB':>12}"
+        texts += [f"\n{device} ({group[0]['provenance']['device_name']})", head, "-" * len(head)]
+        texts += [
+            f"{row['arm']:14}{row['B']:5}{row['tokens_per_s'][1]:12.1f}{row['speedup'][1]:14.3f}"
+            f"{(row['held_bytes'] or 0) / 1e6:12.1f}"
+            for row in rows(group)
+        ]
+    return "\n".join(texts)
+
+
+def work(case: Case) -> float:
+    """Seconds that a case takes, roughly."""
+    known, device = CONFIGURATIONS[MODEL], case["device"]
+    reading = 2 * known.parameters * case["B"] * case["N"] / RATES[device]
+    return float(len(ARMS) * (10 + reading) + 1.5 * SECONDS[device])
+
+
+def label(case: Case) -> str:
+    """A case in a few words."""
+    return f"{case['model']} B={case['B']} N={case['N']} {case['dtype']}"
+
+
+def _sources() -> tuple[str, ...]:
+    """The model, and the mechanisms of the arms with what they stand on."""
+    own = [*MODEL_SOURCES, *DECODE_SPEED.sources, "experiments/generation.py"]
+    return tuple(dict.fromkeys(own))
+
+
+GENERATION = Experiment(
+    name="generation",
+    title="tokens a second that GPT-2 medium decodes, by its attention and cache",
+    cases=cases,
+    run=run,
+    sources=_sources(),
+    work=work,
+    label=label,
+    line=line,
+    show=table,
+    needs=Needs(
+        configuration={name: type(value) for name, value in case().items()},
+        arms=tuple(ARMS),
+        quantities=("step_s",),
+    ),
+    quiet=True,
+)

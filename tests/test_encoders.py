@@ -1,0 +1,272 @@
+"""The whole encoders: against their formulas and PyTorch's own layers, padding, what they cost, errors."""
+
+from dataclasses import fields
+from itertools import product
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import conv2d, gelu, layer_norm
+
+from ortho import PROJECTIONS, TextEncoder, TransformerBlock, VisionTransformer, to_standard
+from ortho.cost.counting import Counts, count_step
+from ortho.cost.whole_models import text_encoder, vision_transformer
+
+COUNTED = [f.name for f in fields(Counts) if f.compare]
+VARIANTS = list(product(PROJECTIONS, ["reference", "fast"]))
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def drawn(model):
+    """The model with every parameter drawn anew, so that no bias is 0 and no gain is 1."""
+    source = generator(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=source, dtype=parameter.dtype) / 2)
+    return model
+
+
+def text(**kwargs):
+    kwargs = {"max_length": 9, "num_segments": 3, "dtype": torch.float64, "generator": generator(), **kwargs}
+    return drawn(TextEncoder(13, 8, 2, 2, **kwargs))
+
+
+def vision(**kwargs):
+    kwargs = {"num_classes": 5, "dtype": torch.float64, "generator": generator(), **kwargs}
+    return drawn(VisionTransformer(6, 3, 8, 2, 2, **kwargs))
+
+
+def indices(count, *shape, seed=1):
+    return torch.randint(count, shape, generator=generator(seed))
+
+
+def images(*shape, seed=1):
+    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+
+
+def assert_near(got, wanted):
+    """Two ways to the same in float64: some hundred roundings of 1e-16 each, on numbers of about 10."""
+    torch.testing.assert_close(got, wanted, atol=1e-12, rtol=1e-12)
+
+
+def norm(x, module):
+    return layer_norm(x, x.shape[-1:], module.weight, module.bias, module.eps)
+
+
+def attention(x, layer, mask=None):
+    """Every head by itself, from the weights, with the softmax written out; `mask` (B, N) is False where padding is."""
+    K = x.shape[-1] // layer.num_heads
+    made, heads = layer.projection, []
+    for j in range(layer.num_heads):
+        rows = slice(j * K, (j + 1) * K)
+        q, k = (x @ w[rows].T + b[rows] for w, b in ((made.weight_q, made.bias_q), (made.weight_k, made.bias_k)))
+        scores = (q @ k.mT / K**0.5).exp()
+        scores = scores if mask is None else scores * mask[:, None]
+        v = x @ layer.weight_v[rows].T + layer.bias_v[rows]
+        heads.append(scores / scores.sum(-1, keepdim=True) @ v)
+    return torch.cat(heads, -1) @ layer.weight_o.T + layer.bias_o
+
+
+def network(x, layer):
+    return gelu(x @ layer.weight_up.T + layer.bias_up) @ layer.weight_down.T + layer.bias_down
+
+
+@pytest.mark.parametrize("form", ["reference", "fast"])
+def test_text_encoder_by_its_formulas(form):
+    model = text(form=form)
+    tokens, segments = indices(13, 2, 7), indices(3, 2, 7)
+    mask = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
+    for given, which in ((segments, segments), (None, torch.zeros_like(tokens))):
+        x = torch.stack(
+            [
+                model.embed_tokens[tokens[b]] + model.embed_segments[which[b]] + model.embed_positions[:7]
+                for b in range(2)
+            ]
+        )
+        x = norm(x, model.norm)
+        for block in model.blocks:
+            x = norm(x + attention(x, block.attention, mask), block.norm_attention)
+            x = norm(x + network(x, block.feed_forward), block.norm_feed_forward)
+        assert_near(model.encode(tokens, given, attn_mask=mask), x)
+        pooled = torch.tanh(x[:, 0] @ model.weight_pool.T + model.bias_pool)
+        assert_near(model(tokens, given, attn_mask=mask), pooled)
+
+
+@pytest.mark.parametrize("form", ["reference", "fast"])
+def test_vision_transformer_by_its_formulas(form):
+    model, given = vision(form=form), images(2, 3, 6, 6)
+    x = torch.empty(2, 5, 8, dtype=torch.float64)
+    x[:, 0] = model.class_token
+    for place, (row, column) in enumerate(product((0, 3), (0, 3)), 1):
+        patch = given[:, :, row : row + 3, column : column + 3].reshape(2, -1)
+        x[:, place] = patch @ model.weight_patch.T + model.bias_patch
+    x = x + model.embed_positions
+    for block in model.blocks:
+        x = x + attention(norm(x, block.norm_attention), block.attention)
+        x = x + network(norm(x, block.norm_feed_forward), block.feed_forward)
+    x = norm(x, model.norm)
+    assert_near(model.encode(given), x)
+    assert_near(model(given), x[:, 0] @ model.weight_head.T + model.bias_head)
+
+
+def test_patches_are_a_convolution():
+    """The published models' weights are a convolution's; a model without blocks shows the patches alone."""
+    model = VisionTransformer(8, 2, 6, 2, 1, num_classes=2, channels=2, dtype=torch.float64, generator=generator())
+    drawn(model)
+    model.blocks = nn.ModuleList()
+    given = images(3, 2, 8, 8)
+    weight = model.weight_patch.unflatten(1, (2, 2, 2))
+    patches = conv2d(given, weight, model.bias_patch, stride=2).flatten(2).mT
+    assert_near(model.encode(given)[:, 1:], norm(patches + model.embed_positions[1:], model.norm))
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("projection", ["learned", "frozen"])
+def test_block_is_pytorchs(norm_first, projection):
+    """`nn.TransformerEncoderLayer` with the same weights: biases, and on which side the norms stand."""
+    kind = {"dtype": torch.float64, "norm_first": norm_first}
+    block = drawn(TransformerBlock(8, 2, d_ff=20, bias=True, projection=projection, generator=generator(), **kind))
+    theirs = nn.TransformerEncoderLayer(8, 2, 20, dropout=0.0, activation="gelu", batch_first=True, **kind)
+    theirs.self_attn = block.attention.to_torch()
+    names = {"linear1": "up", "linear2": "down"}
+    with torch.no_grad():
+        for (name, part), what in product(names.items(), ("weight", "bias")):
+            getattr(getattr(theirs, name), what).copy_(getattr(block.feed_forward, f"{what}_{part}"))
+    theirs.norm1, theirs.norm2 = block.norm_attention, block.norm_feed_forward
+    x = torch.randn(2, 5, 8, generator=generator(3), dtype=torch.float64)
+    mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    assert_near(block(x), theirs(x))
+    got = block(x, attn_mask=mask[:, None, None])
+    assert_near(got[mask], theirs(x, src_key_padding_mask=~mask)[mask])
+
+
+@pytest.mark.parametrize("form", ["reference", "fast"])
+def test_padding_has_no_influence(form):
+    model, tokens = text(form=form), indices(13, 1, 5)
+    alone = model(tokens)
+    padded = torch.cat([tokens, indices(13, 1, 3, seed=2)], 1)
+    mask = torch.arange(8)[None] < 5
+    assert_near(model(padded, attn_mask=mask), alone)
+    assert_near(model.encode(padded, attn_mask=mask)[:, :5], model.encode(tokens))
+    assert (model(padded) - alone).abs().max() > 1e-3
+
+
+def test_segments_and_places_have_influence():
+    model, tokens = text(), indices(13, 1, 5)
+    other = model(tokens, torch.tensor([[0, 0, 0, 1, 1]]))
+    assert (other - model(tokens)).abs().max() > 1e-3
+    swapped = tokens[:, [0, 2, 1, 3, 4]]
+    assert tokens[0, 1] != tokens[0, 2]
+    assert (model(swapped) - model(tokens)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("projection", PROJECTIONS)
+def test_to_standard(projection):
+    for model, given in ((text(projection=projection), indices(13, 2, 7)), (vision(projection=projection), None)):
+        given = images(2, 3, 6, 6) if given is None else given
+        standard = to_standard(model)
+        assert torch.equal(standard(given), model(given))
+        assert sum(p.numel() for p in standard.parameters()) == sum(
+            t.numel() for t in (*model.parameters(), *model.buffers())
+        )
+
+
+@pytest.mark.parametrize(("projection", "form"), VARIANTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_text_encoder_costs(projection, form, dtype):
+    """Declared = counted, exactly."""
+    variant = {"projection": projection, "form": form}
+    for (B, N, d, H), L in product([(1, 5, 8, 2), (2, 7, 12, 3), (3, 16, 16, 1), (1, 1, 4, 4)], (1, 3)):
+        sizes = {"vocab_size": 11, "max_length": 16, "num_segments": 2}
+        model = TextEncoder(d_model=d, num_heads=H, num_layers=L, d_ff=3 * d + 1, dtype=dtype, **sizes, **variant)
+        tokens = torch.zeros(B, N, dtype=torch.long)
+        declared = text_encoder(B, N, d, H, L, d_ff=3 * d + 1, itemsize=dtype.itemsize, **sizes, **variant)
+        for inputs in ((tokens,), (tokens, torch.ones_like(tokens))):
+            counts = count_step(model, *inputs)
+            assert {n: getattr(counts, n) for n in COUNTED} == {n: getattr(declared, n) for n in COUNTED}
+        assert declared.decode == declared.state_bytes == 0
+
+
+@pytest.mark.parametrize(("projection", "form"), VARIANTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_vision_transformer_costs(projection, form, dtype):
+    variant = {"projection": projection, "form": form}
+    grid = [(1, 6, 3, 8, 2), (2, 6, 2, 12, 3), (3, 4, 4, 16, 1), (1, 3, 1, 8, 4)]
+    for (B, S, patch, d, H), L in product(grid, (1, 3)):
+        sizes = {"image_size": S, "patch_size": patch, "num_classes": 7, "channels": 2}
+        model = VisionTransformer(d_model=d, num_heads=H, num_layers=L, dtype=dtype, **sizes, **variant)
+        counts = count_step(model, torch.zeros(B, 2, S, S, dtype=dtype))
+        declared = vision_transformer(B, d, H, L, itemsize=dtype.itemsize, **sizes, **variant)
+        assert {n: getattr(counts, n) for n in COUNTED} == {n: getattr(declared, n) for n in COUNTED}
+
+
+def test_compiles():
+    """No graph break: the checks that read values step aside while compiling."""
+    for model, given in ((text(), indices(13, 2, 7)), (vision(), images(2, 3, 6, 6))):
+        assert torch.equal(torch.compile(model, backend="eager", fullgraph=True)(given), model(given))
+
+
+BAD = [
+    (lambda: text(max_length=0), ValueError, "max_length: expected an integer of at least 1, got 0"),
+    (lambda: text(num_segments="2"), TypeError, "num_segments: expected an integer of at least 1, got str '2'"),
+    (lambda: TextEncoder(0, 8, 2, 1, max_length=4), ValueError, "vocab_size: expected an integer of at least 1"),
+    (lambda: TextEncoder(5, 8, 2, 0, max_length=4), ValueError, "num_layers: expected an integer of at least 1"),
+    (lambda: TextEncoder(5, 8, 3, 1, max_length=4), ValueError, "num_heads: expected a divisor of d_model = 8, got 3"),
+    (lambda: text(projection="thawed"), ValueError, "projection: expected one of 'learned'"),
+    (lambda: text()(images(2, 3)), TypeError, "tokens: expected int32 or int64 indices, got a float64 tensor"),
+    (lambda: text()(indices(13, 3)), ValueError, r"tokens: expected shape \(B, N\) with B, N >= 1, got \(3,\)"),
+    (lambda: text()(indices(13, 1, 0)), ValueError, r"tokens: expected shape \(B, N\) with B, N >= 1"),
+    (lambda: text()(torch.tensor([[13]])), ValueError, r"tokens: expected indices in 0..12, got 13..13"),
+    (lambda: text()(indices(13, 1, 10)), ValueError, "tokens: expected at most 9 positions, got 10"),
+    (lambda: text()(indices(13, 1, 4), torch.tensor([[0, 1, 2, 3]])), ValueError, "segments: expected indices in 0..2"),
+    (lambda: text()(indices(13, 1, 4), indices(2, 1, 3)), ValueError, r"segments: .* \(1, 4\) like tokens, got \(1, 3"),
+    (lambda: text()(indices(13, 1, 4), [0]), TypeError, "segments: expected int32 or int64 indices, got list"),
+    (
+        lambda: text()(indices(13, 1, 4), attn_mask=indices(2, 1, 4)),
+        TypeError,
+        r"attn_mask: expected a boolean tensor \(True = a token\), got a int64 tensor",
+    ),
+    (
+        lambda: text()(indices(13, 1, 4), attn_mask=torch.ones(1, 3, dtype=torch.bool)),
+        ValueError,
+        r"attn_mask: expected shape \(1, 4\) like tokens, got \(1, 3\)",
+    ),
+    (
+        lambda: VisionTransformer(7, 2, 8, 2, 1, num_classes=2),
+        ValueError,
+        "patch_size: expected a divisor of image_size = 7, got 2",
+    ),
+    (lambda: vision(num_classes=0), ValueError, "num_classes: expected an integer of at least 1"),
+    (lambda: vision(channels=0), ValueError, "channels: expected an integer of at least 1"),
+    (
+        lambda: VisionTransformer(6, 0, 8, 2, 1, num_classes=2),
+        ValueError,
+        "patch_size: expected an integer of at least",
+    ),
+    (lambda: vision()(images(2, 3, 6, 5)), ValueError, r"images: expected shape \(B, 3, 6, 6\).*got \(2, 3, 6, 5\)"),
+    (lambda: vision()(images(3, 6, 6)), ValueError, r"images: expected shape \(B, 3, 6, 6\)"),
+    (lambda: vision()(images(0, 3, 6, 6)), ValueError, r"images: expected shape \(B, 3, 6, 6\) with B >= 1"),
+    (lambda: vision()(indices(5, 2, 3, 6, 6)), TypeError, "images: expected a floating-point tensor, got a int64"),
+    (lambda: vision()(images(2, 3, 6, 6).float()), TypeError, "images: expected torch.float64 like the weights"),
+    (lambda: vision()(images(2, 3, 6, 6) / 0), ValueError, "images: expected finite numbers"),
+    (
+        lambda: vision_transformer(1, 8, 2, 1, image_size=6, patch_size=0, num_classes=2),
+        ValueError,
+        "patch_size: expected an integer of at least 1",
+    ),
+    (
+        lambda: text_encoder(1, 4, 8, 2, 0, vocab_size=5, max_length=4),
+        ValueError,
+        "L: expected an integer of at least 1",
+    ),
+]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("call", "error", "message"), BAD)
+def test_errors(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
