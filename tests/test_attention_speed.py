@@ -126,6 +126,17 @@ def test_a_case_runs_on_cuda(name, dtype):
     assert all(record["facts"][arm]["peak_bytes"] > 0 for arm in record["repetitions"])
 
 
+def test_a_kernel_that_does_not_serve_is_recorded_as_such():
+    """On a CPU, of the kernels by their names, one materialises and one is fused."""
+    record = measure(flash_speed.FLASH_SPEED, SETS["kernels"], "cpu", seconds=0.01)
+    ways = ("", " causal")
+    served = {f"sdpa{kernel}{way}" for kernel in ("", " math", " flash") for way in ways}
+    assert set(record["repetitions"]) == served
+    assert set(record["failures"]) == set(arms.SETS["kernels"]) - served
+    assert "expected one that serves torch.float32 on cpu" in record["failures"]["sdpa cudnn"]
+    assert "which FlexAttention does not have on a CPU" in record["failures"]["sdpa flex causal"]
+
+
 def test_an_arm_that_does_not_fit_is_recorded_as_such(monkeypatch):
     _fails_at_full_size(monkeypatch, "favor causal")
     record = measure(speed.ATTENTION_SPEED, SETS["main"], "cpu", seconds=0.01)

@@ -8,4 +8,5 @@ TINY = {"H": 2, "K": 8, "chunk": 8}
 SETS = {
     name: speed.case(600 if name in ("patterns", "dynamic", "window alone") else 24, name, **TINY) for name in arms.SETS
 }
-ALL = [(case, arm) for case in SETS.values() for arm in arms.arms_of(case)]
+SERVED = {None, "math", "flash"}  # of the kernels by their names, on a CPU
+ALL = [(case, arm) for case in SETS.values() for arm in arms.arms_of(case) if arms.by_name(arm) in SERVED]

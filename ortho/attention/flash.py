@@ -25,6 +25,7 @@ from ortho._typing import Bool, Float, State
 from ortho.attention.chunking import once
 from ortho.attention.mechanism import AttentionCost, Mechanism
 from ortho.attention.operands import with_past, working
+from ortho.attention.patterns.pattern import flat_mask
 from ortho.attention.softmax import softmax_attention_reference, softmax_cost
 
 ROWS, COLUMNS = 128, 512  # of a tile: on a CPU, some such tiles of float32 stay in its cache
@@ -54,8 +55,8 @@ def flash_attention(
         _checks.positive_int(name, size)
     scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
     mask = None
-    if attn_mask is not None:
-        mask = attn_mask.expand(*q.shape[:-2], q.shape[-2], keys.shape[-2]).reshape(-1, q.shape[-2], keys.shape[-2])
+    if attn_mask is not None:  # shared by sequences, it is not spread over them
+        mask = flat_mask(attn_mask, q.shape[:-2]).expand(-1, q.shape[-2], keys.shape[-2])
     with torch.autocast(q.device.type, enabled=False):
         operands = (working(x).reshape(-1, *x.shape[-2:]) for x in (q, keys, values))
         o, _ = _Flash.apply(*operands, mask, scale, is_causal, (rows, columns))

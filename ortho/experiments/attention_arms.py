@@ -2,7 +2,8 @@
 
 An arm's name is a mechanism's, or 'sdpa' for PyTorch's fused softmax attention with nothing around it, or
 'materialised' for softmax attention as it is defined, and then what is special about it: 'linear causal', 'favor causal
-compiled', 'linear recurrent'. Gates are operands of an arm like q, k and v, and have gradients like them.
+compiled', 'linear recurrent', 'sdpa cudnn' for a kernel by its name.
+Gates are operands of an arm like q, k and v, and have gradients like them.
 """
 
 from collections.abc import Callable
@@ -16,14 +17,21 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ortho.attention import MECHANISMS
+from ortho.attention.backends import BACKENDS, backend_attention
 from ortho.attention.linear import EluPlusOne
 from ortho.attention.mechanism import AttentionCost, Mechanism
+from ortho.attention.patterns.flex import flex_pattern_attention
 from ortho.attention.patterns.pattern import Pattern
+from ortho.attention.patterns.window import Window
 from ortho.experiments.records import Case
 
-YARDSTICK, MATERIALISED = "sdpa", "materialised"
+YARDSTICK, MATERIALISED, FLEX = "sdpa", "materialised", "flex"
+KERNELS = (*BACKENDS, FLEX)
 SETS = {
     "exact": (YARDSTICK, "sdpa causal", "flash", "flash causal", MATERIALISED, "materialised causal"),
+    "kernels": tuple(
+        f"{YARDSTICK}{kernel}{way}" for way in ("", " causal") for kernel in ("", *(f" {kernel}" for kernel in KERNELS))
+    ),
     "main": (YARDSTICK, "sdpa causal", "linear", "linear causal", "favor", "favor causal"),
     "recurrent": (YARDSTICK, "sdpa causal", "linear causal", "linear recurrent"),
     "family": (YARDSTICK, "sdpa causal"),
@@ -45,6 +53,7 @@ FAMILIES = {
 SAVED_BYTES = 2**29  # of the family, an arm that keeps more than this for its backward pass is left out
 
 SEED = 0
+EVERYWHERE = 2**30  # tokens that a window reaches, of which nothing is left out
 CHECKED_LENGTH = 1024  # at least: more than a window; the definitions materialise N x N weights
 # Results that follow one another from q to its gradient, each rounded once: scaled, projected, its exponential, the
 # product with k, with v, the division; and back.
@@ -74,6 +83,11 @@ def function(arm: str, chunk: int) -> Attention:
     """What an arm runs, f(q, k, v, *gates); causal mechanisms that go in chunks in those of at most `chunk`."""
     name, causal = _parts(arm)
     if name == YARDSTICK:
+        kernel = by_name(arm)
+        if kernel == FLEX:
+            return partial(flex_pattern_attention, pattern=Window(EVERYWHERE), is_causal=causal)
+        if kernel:
+            return partial(backend_attention, backend=kernel, is_causal=causal)
         return masked if "masked" in _words(arm) else partial(scaled_dot_product_attention, is_causal=causal)
     if "recurrent" in _words(arm):
         return recurrent
@@ -112,6 +126,11 @@ def _with_gates(arm: str, call: Callable[..., Tensor]) -> Attention:
 def _chunk(mechanism: Mechanism, causal: bool, chunk: int) -> dict[str, int]:
     """The chunk as an option, where a mechanism has one."""
     return {"chunk": chunk} if causal and "chunk" in signature(mechanism.fast).parameters else {}
+
+
+def by_name(arm: str) -> str | None:
+    """The kernel that an arm asks for by its name, which may not serve the call."""
+    return next((word for word in _words(arm) if word in KERNELS), None)
 
 
 def gated(arm: str) -> bool:

@@ -91,8 +91,8 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
     """Measure one case: check every arm against its definition, then time them in turn.
 
     `seconds` bounds the time of the repetitions, of which there are always a few. Raises AssertionError if an arm's
-    output or gradients are off. An arm that runs out of the device's memory, and a compiled twin that fails or is off,
-    is recorded as a failure and not timed; the yardstick's failure is the case's.
+    output or gradients are off. An arm that runs out of the device's memory, a kernel that does not serve the call, and
+    a compiled twin that fails or is off, is recorded as a failure and not timed; the yardstick's failure is the case's.
     """
     shared, upstream = attention_arms.draw(case)
     arms: dict[str, Callable[[], dict[str, float]]] = {}
@@ -109,10 +109,12 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
 
     for name in attention_arms.arms_of(case):
         call = attention_arms.function(name, case["chunk"])
-        attention_arms.check(case, name, call)
         try:
+            attention_arms.check(case, name, call)
             enter(name, call)
-        except torch.OutOfMemoryError as error:
+        except (RuntimeError, TypeError, ValueError) as error:
+            if not (isinstance(error, torch.OutOfMemoryError) or attention_arms.by_name(name)):
+                raise
             failures[name] = _reason(error)
         _give_back(case["device"])
     if YARDSTICK in failures:

@@ -1,8 +1,10 @@
-"""`attention_speed` for softmax attention itself: materialised, in tiles, and by PyTorch's fused kernels."""
+"""`attention_speed` for softmax attention itself: materialised, in tiles, and by PyTorch kernels, each by its name."""
 
 from dataclasses import replace
 
+from ortho.experiments.attention_arms import YARDSTICK
 from ortho.experiments.attention_speed import ATTENTION_SPEED, SOURCES, case
+from ortho.experiments.pattern_speed import PATTERNS
 from ortho.experiments.records import Case
 
 
@@ -14,8 +16,11 @@ def cases(device: str) -> list[Case]:
             return case(N, "exact", device="cuda", dtype=dtype, K=K)
 
         lengths = (4096, 1024, 16384, 512, 2048, 8192)
-        return [*map(at, lengths), *(at(N, "float32") for N in (1024, 4096)), *(at(N, K=128) for N in (1024, 4096))]
-    return [case(N, "exact") for N in (1024, 4096, 256, 2048, 512)]
+        kernels = [case(N, "kernels", device="cuda", dtype="bfloat16") for N in (4096, 1024, 16384)]
+        kernels.append(case(4096, "kernels", device="cuda"))
+        others = [*(at(N, "float32") for N in (1024, 4096)), *(at(N, K=128) for N in (1024, 4096))]
+        return [*map(at, lengths), *kernels, *others]
+    return [*(case(N, "exact") for N in (1024, 4096, 256, 2048, 512)), case(2048, "kernels")]
 
 
 FLASH_SPEED = replace(
@@ -23,6 +28,6 @@ FLASH_SPEED = replace(
     name="flash-speed",
     title="time and memory of softmax attention, materialised, in tiles and fused, forward and backward",
     cases=cases,
-    sources=(*SOURCES, "attention/flash.py", "experiments/flash_speed.py"),
-    needs=replace(ATTENTION_SPEED.needs, arms=("materialised",)),
+    sources=(*SOURCES, "attention/backends.py", "attention/flash.py", *PATTERNS, "experiments/flash_speed.py"),
+    needs=replace(ATTENTION_SPEED.needs, arms=(YARDSTICK,)),
 )

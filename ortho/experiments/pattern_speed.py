@@ -27,6 +27,7 @@ def _sources(family: str) -> tuple[str, ...]:
     return tuple(f"attention/{family}/{file.name}" for file in sorted(folder.glob("*.py")))
 
 
+PATTERNS = _sources("patterns")
 PATTERN_SPEED = replace(
     ATTENTION_SPEED,
     name="pattern-speed",
@@ -40,7 +41,7 @@ PATTERN_SPEED = replace(
         "attention/indexing.py",
         "attention/linear.py",
         "attention/memory.py",
-        *_sources("patterns"),
+        *PATTERNS,
         *_sources("dynamic"),
         "experiments/pattern_speed.py",
         "gates.py",
