@@ -19,7 +19,7 @@ CHECKED = {  # names of tests/test_*.py
     "dynamic": "dynamic_choice dynamic_limits dynamic_properties",
     "weights": "synthesizer synthesizer_limits positional positional_patterns positional_layers positionalness",
     "properties": "properties",
-    "layers": "softmax layers orthogonal johnson_lindenstrauss",
+    "layers": "softmax layers orthogonal johnson_lindenstrauss encoders configurations",
     "hardware": "flash backends experts recomputation decoding",
 }
 

@@ -14,7 +14,7 @@ from ortho.cost.counting import count_step
 from ortho.cost.experts import mixture_of_experts
 from ortho.experts import MixtureOfExperts
 
-CHAPTER = "21-experts"
+CHAPTER = "22-experts"
 
 EXPERTS, PICKED, WIDTH, TOKENS = 8, 2, 12, 40
 E, k = sympy.symbols("E k", positive=True)

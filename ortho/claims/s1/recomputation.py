@@ -5,7 +5,7 @@ from ortho.claims.rules import all_of, region
 from ortho.claims.verdicts import Finding
 from ortho.cost.recomputation import RecomputedCost, recomputed
 
-CHAPTER = "20-recomputation"
+CHAPTER = "21-recomputation"
 
 SIZES = {"B": 1, "N": 1024, "d": 768, "H": 12, "L": 12}
 COMPUTE, MEMORY = (20, 30), (50, 70)  # per cent, as claimed

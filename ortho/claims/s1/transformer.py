@@ -16,7 +16,7 @@ from ortho.cost import block, feed_forward, layer
 from ortho.cost.big_o import H, N, d
 from ortho.cost.closed_forms import Cost
 
-CHAPTER = "22-whole-transformer"
+CHAPTER = "23-whole-transformer"
 
 LAYER = layer(1, N, d, 1, form="reference")
 NETWORK = feed_forward(1, N, d)
