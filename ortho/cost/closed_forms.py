@@ -51,7 +51,7 @@ class Cost:
         return 2 * self.itemsize * self.trained
 
 
-def _sizes(**sizes: Size) -> None:
+def check_sizes(**sizes: Size) -> None:
     """TypeError or ValueError for a number that is no size; symbols pass."""
     for name, value in sizes.items():
         if not hasattr(value, "free_symbols"):
@@ -87,7 +87,7 @@ def layer(
     `input_grad` says whether x needs a gradient: always, but for a first layer over frozen embeddings. Without it, q
     and k of a frozen projection depend on nothing that is trained, and autograd leaves their path out.
     """
-    _sizes(B=B, N=N, d=d, H=H)
+    check_sizes(B=B, N=N, d=d, H=H)
     one_of("projection", projection, PROJECTIONS)
     one_of("form", form, FORMS)
     mechanism = MECHANISMS[one_of("attention", attention, MECHANISMS)]
@@ -153,7 +153,7 @@ def synthesizer(
     if not names:
         raise ValueError("source: expected at least one, got none")
     L = N if max_length is None else max_length
-    _sizes(B=B, N=N, d=d, H=H, max_length=L, rank=rank)
+    check_sizes(B=B, N=N, d=d, H=H, max_length=L, rank=rank)
     if isinstance(N, int) and isinstance(L, int) and N > L:
         raise ValueError(f"N: expected at most max_length = {L}, got {N}")
     call = Call(B, N, d, H, L, rank, k1, int(len(names) > 1), input_grad, itemsize)
@@ -200,7 +200,7 @@ def _mixing(call: Call, items: Sequence[Size]) -> SourceCost:
 def feed_forward(B: Size, N: Size, d: Size, d_ff: Size = None, *, bias: bool = False, itemsize: int = 4) -> Cost:
     """`FeedForward(d, d_ff)` on x (B, N, d) that needs a gradient."""
     d_ff = 4 * d if d_ff is None else d_ff
-    _sizes(B=B, N=N, d=d, d_ff=d_ff)
+    check_sizes(B=B, N=N, d=d, d_ff=d_ff)
     product = 2 * B * N * d * d_ff
     return Cost(
         forward=2 * product,
@@ -278,7 +278,7 @@ def model(
 
     The loss is not included: `saved_bytes` and the counts end at the logits.
     """
-    _sizes(L=L, vocab_size=vocab_size, max_length=1 if max_length is None else max_length)
+    check_sizes(L=L, vocab_size=vocab_size, max_length=1 if max_length is None else max_length)
     places, sums = (0, 0) if max_length is None else (max_length, B * N * d)  # token + position
     one = block(B, N, d, H, bias=bias, itemsize=itemsize, **{"causal": True, **kwargs})
     blocks = Cost(

@@ -12,7 +12,7 @@ from ortho.attention.positional.attention import SEVEN, PositionalPattern, named
 from ortho.attention.positional.gaussian import Gaussian
 from ortho.attention.positional.pattern import EMPTY
 from ortho.attention.positional.patterns import Border, Context, Shift
-from ortho.cost.closed_forms import Cost, _sizes
+from ortho.cost.closed_forms import Cost, check_sizes
 from ortho.projections import PROJECTIONS
 
 __all__ = ["positional_attention", "positional_layer"]
@@ -45,7 +45,7 @@ def positional_attention(
     The fast form; v needs a gradient. With symbols, N stands for more than one token, and a Gaussian's rows, of which
     a causal call has one more than tokens, fill chunks.
     """
-    _sizes(B=B, N=N, V=V)
+    check_sizes(B=B, N=N, V=V)
     one_of("empty", empty, EMPTY)
     item, found = max(itemsize, 4), named(patterns)
     heads = [_head(pattern, B, N, V, causal, empty == "self", item) for pattern in found]
@@ -129,7 +129,7 @@ def positional_layer(
     The arguments are those of `ortho.cost.layer`; the number of heads is an integer. Symbols stand for more than one
     token. Raises TypeError or ValueError as the layer does.
     """
-    _sizes(B=B, N=N, d=d, H=H)
+    check_sizes(B=B, N=N, d=d, H=H)
     one_of("projection", projection, PROJECTIONS)
     mechanism = MECHANISMS[one_of("attention", attention, MECHANISMS)]
     fixed, learned = len(patterns), H - len(patterns)

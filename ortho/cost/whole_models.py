@@ -7,9 +7,8 @@ its costs of decoding are 0.
 from dataclasses import replace
 from typing import Any
 
-from ortho._checks import positive_int
 from ortho._typing import Size
-from ortho.cost.closed_forms import Cost, added, block, layer_norm
+from ortho.cost.closed_forms import Cost, added, block, check_sizes, layer_norm
 
 __all__ = ["step_memory", "text_encoder", "vision_transformer"]
 
@@ -28,7 +27,7 @@ def text_encoder(
     **kwargs: Any,
 ) -> Cost:
     """`TextEncoder(vocab_size, d, H, L, max_length=max_length)` on tokens (B, N); `kwargs` are `block`'s."""
-    _check(vocab_size=vocab_size, max_length=max_length, num_segments=num_segments)
+    check_sizes(vocab_size=vocab_size, max_length=max_length, num_segments=num_segments)
     norm = layer_norm(B, N, d, bias=True, itemsize=itemsize)
     embeddings = _part(
         itemsize,
@@ -59,7 +58,7 @@ def vision_transformer(
 
     `kwargs` are `block`'s.
     """
-    _check(image_size=image_size, patch_size=patch_size, num_classes=num_classes, channels=channels)
+    check_sizes(image_size=image_size, patch_size=patch_size, num_classes=num_classes, channels=channels)
     numbers = channels * patch_size**2  # in a patch
     patches = image_size**2 // patch_size**2
     N = 1 + patches
@@ -91,7 +90,7 @@ def step_memory(cost: Cost) -> dict[str, Any]:
 
 def _stack(L: Size, *sizes: Size, **kwargs: Any) -> Cost:
     """L blocks with biases; where their norms stand makes no difference to what they cost."""
-    _check(L=L)
+    check_sizes(L=L)
     one = block(*sizes, bias=True, **kwargs)
     parts = {name: L * getattr(one, name) for name in Cost.__dataclass_fields__ if name != "itemsize"}
     return replace(Cost(**parts, itemsize=one.itemsize), decode=0, state_bytes=0)
@@ -114,10 +113,3 @@ def _part(itemsize: int, **figures: Any) -> Cost:
     """A cost of which some figures are not 0."""
     zeros = dict.fromkeys((name for name in Cost.__dataclass_fields__ if name != "itemsize"), 0)
     return Cost(**{**zeros, **figures}, itemsize=itemsize)
-
-
-def _check(**sizes: Size) -> None:
-    """TypeError or ValueError for a number that is no size; symbols pass."""
-    for name, value in sizes.items():
-        if not hasattr(value, "free_symbols"):
-            positive_int(name, value)
