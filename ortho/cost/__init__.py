@@ -4,7 +4,8 @@ A closed form is a plain function of sizes. Called with integers it gives an exa
 gives the formula. `ortho.cost.counting` takes the same figures from a run; the tests hold the two equal, exactly.
 """
 
-from ortho.cost.closed_forms import Cost, block, feed_forward, layer, model, synthesizer
+from ortho.cost.closed_forms import Cost, block, feed_forward, layer, model
+from ortho.cost.synthesizer import synthesizer
 from ortho.cost.whole_models import step_memory, text_encoder, vision_transformer
 
 __all__ = [
