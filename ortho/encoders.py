@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.functional import embedding, linear
 
 from ortho import _checks
+from ortho._tokens import new_embeddings, token_indices
 from ortho._typing import Bool, Float, Int, Tensor
 from ortho._weights import new_bias, new_weight
 from ortho.layers import TransformerBlock
@@ -42,9 +43,9 @@ class TextEncoder(nn.Module):
         self.max_length = _checks.positive_int("max_length", max_length)
         self.num_segments = _checks.positive_int("num_segments", num_segments)
         self.blocks = _blocks(num_layers, d_model, num_heads, norm_first=False, generator=generator, **kind, **kwargs)
-        self.embed_tokens = _embeddings(vocab_size, d_model, generator=generator, **kind)
-        self.embed_segments = _embeddings(num_segments, d_model, generator=generator, **kind)
-        self.embed_positions = _embeddings(max_length, d_model, generator=generator, **kind)
+        self.embed_tokens = new_embeddings(vocab_size, d_model, generator=generator, **kind)
+        self.embed_segments = new_embeddings(num_segments, d_model, generator=generator, **kind)
+        self.embed_positions = new_embeddings(max_length, d_model, generator=generator, **kind)
         self.norm = nn.LayerNorm(d_model, **kind)
         self.weight_pool = new_weight(d_model, d_model, generator=generator, **kind)
         self.bias_pool = new_bias(self.weight_pool)
@@ -78,11 +79,11 @@ class TextEncoder(nn.Module):
         Raises TypeError or ValueError, naming the argument, for indices that are none or are out of range, for more
         than `max_length` tokens, and for a mask that is not boolean and of the tokens' shape.
         """
-        _indices("tokens", tokens, self.vocab_size)
+        token_indices("tokens", tokens, self.vocab_size)
         if tokens.shape[1] > self.max_length:
             raise ValueError(f"tokens: expected at most {self.max_length} positions, got {tokens.shape[1]}")
         segments = torch.zeros_like(tokens) if segments is None else segments
-        _indices("segments", segments, self.num_segments)
+        token_indices("segments", segments, self.num_segments)
         if segments.shape != tokens.shape:
             raise ValueError(f"segments: expected shape {tuple(tokens.shape)} like tokens, got {tuple(segments.shape)}")
         x = embedding(tokens, self.embed_tokens) + embedding(segments, self.embed_segments)  # (B, N, d)
@@ -129,7 +130,7 @@ class VisionTransformer(nn.Module):
         self.weight_patch = new_weight(d_model, channels * patch_size**2, generator=generator, **kind)
         self.bias_patch = new_bias(self.weight_patch)
         self.class_token = nn.Parameter(self.bias_patch.new_zeros(d_model))
-        self.embed_positions = _embeddings(1 + (image_size // patch_size) ** 2, d_model, generator=generator, **kind)
+        self.embed_positions = new_embeddings(1 + (image_size // patch_size) ** 2, d_model, generator=generator, **kind)
         self.norm = nn.LayerNorm(d_model, **kind)
         num_classes = _checks.positive_int("num_classes", num_classes)
         self.weight_head = new_weight(num_classes, d_model, generator=generator, **kind)
@@ -168,20 +169,6 @@ class VisionTransformer(nn.Module):
 def _blocks(num_layers: int, d_model: int, num_heads: int, **kwargs: Any) -> nn.ModuleList:
     count = _checks.positive_int("num_layers", num_layers)
     return nn.ModuleList(TransformerBlock(d_model, num_heads, bias=True, **kwargs) for _ in range(count))
-
-
-def _embeddings(count: int, d_model: int, *, generator: torch.Generator | None, **kind: Any) -> nn.Parameter:
-    """Vectors (count, d) with the standard deviation 0.02, as BERT and ViT begin."""
-    return nn.Parameter(nn.init.normal_(torch.empty(count, d_model, **kind), std=0.02, generator=generator))
-
-
-def _indices(name: str, value: Tensor, count: int) -> None:
-    """Raise unless a tensor (B, N) holds integers from 0 to count - 1."""
-    if not isinstance(value, Tensor) or value.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"{name}: expected int32 or int64 indices, got {_checks.describe(value)}")
-    if value.dim() != 2 or 0 in value.shape:
-        raise ValueError(f"{name}: expected shape (B, N) with B, N >= 1, got {tuple(value.shape)}")
-    _checks.indices(name, value, count)
 
 
 def _padding(attn_mask: Tensor, tokens: Tensor) -> Tensor:

@@ -55,9 +55,9 @@ class MultiheadAttention(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
+        kind: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
         if not isinstance(projection, Projection):
             make = PROJECTIONS[_checks.one_of("projection", projection, PROJECTIONS)]
-            kind: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
             projection = make(d_model, num_heads, num_kv_heads=num_kv_heads, bias=bias, **kind)
         sizes = (d_model, num_heads, kv_heads(num_heads, num_kv_heads), bias)
         got = (projection.d_model, projection.num_heads, projection.num_kv_heads, projection.bias_q is not None)
@@ -67,15 +67,10 @@ class MultiheadAttention(nn.Module):
         self.attention, makers = _attention(attention, form, gates or {})
         self.form = _checks.one_of("form", form, FORMS)
         self.projection = projection
-        self.weight_v = new_weight(projection.kv_width, d_model, generator=generator, dtype=dtype, device=device)
-        self.weight_o = new_weight(d_model, d_model, generator=generator, dtype=dtype, device=device)
+        self.weight_v = new_weight(projection.kv_width, d_model, **kind)
+        self.weight_o = new_weight(d_model, d_model, **kind)
         self.bias_v, self.bias_o = (new_bias(w) if bias else None for w in (self.weight_v, self.weight_o))
-        self.gates = nn.ModuleDict(
-            {
-                name: make(d_model, num_heads, generator=generator, dtype=dtype, device=device)
-                for name, make in makers.items()
-            }
-        )
+        self.gates = nn.ModuleDict({name: make(d_model, num_heads, **kind) for name, make in makers.items()})
 
     def forward(
         self,
@@ -92,24 +87,23 @@ class MultiheadAttention(nn.Module):
 
         `attn_mask` broadcasts to (B, H, N, M), True = may attend. `initial_state` and `return_state` cut a causal
         sequence anywhere: the state that one call returns is what the next one starts from. A `cache` (`new_cache`)
-        does so in place, without gradients: x is what follows on the tokens that it has read.
+        does so in place, for x that follows on the tokens that it has read; nothing then has a gradient.
 
-        Raises TypeError or ValueError, naming the argument, for operands that do not fit together, and beside a cache
-        for a call that is not causal, and for a context, a mask or a state.
+        Raises TypeError or ValueError, naming the argument, for operands that do not fit together, for another
+        attention's cache, and beside a cache for a call that is not causal, and for a context, a mask or a state.
         """
         _checks.sequence("x", x, self.weight_v)
-        source = x
         if context is not None:
-            source = _checks.sequence("context", context, self.weight_v)
+            _checks.sequence("context", context, self.weight_v)
             if len(context) != len(x):
                 raise ValueError(f"context: expected batch {len(x)} like x, got shape {tuple(context.shape)}")
-        q, k = self.projection(x, context)  # (B, H, N, K), (B, H, M, K)
-        v = split_heads(linear(source, self.weight_v, self.bias_v), self.num_kv_heads)  # (B, G, M, K)
-        gates = {name: gate(source) for name, gate in self.gates.items()}
         if cache is not None:
             others = {"context": context, "attn_mask": attn_mask, "initial_state": initial_state}
-            _alone(cache, is_causal, **others, return_state=return_state)
-            return self._merge(cache.attend(q, k, v, **gates))
+            _alone(cache, self.attention, is_causal, **others, return_state=return_state)
+            with torch.no_grad():
+                q, k, v, gates = self._operands(x, None)
+                return self._merge(cache.attend(q, k, v, **gates))
+        q, k, v, gates = self._operands(x, context)
         attend = MECHANISMS[self.attention].form(self.form) if isinstance(self.attention, str) else self.attention
         o = attend(
             q,
@@ -125,6 +119,13 @@ class MultiheadAttention(nn.Module):
             return self._merge(o)
         o, state = o
         return self._merge(o), state
+
+    def _operands(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+        """q (B, H, N, K), k and v (B, G, M, K), and the gates of the keys' tokens."""
+        q, k = self.projection(x, context)
+        source = x if context is None else context
+        v = split_heads(linear(source, self.weight_v, self.bias_v), self.num_kv_heads)
+        return q, k, v, {name: gate(source) for name, gate in self.gates.items()}
 
     def new_cache(self, capacity: int | None = None) -> Cache:
         """An empty cache for decoding with this layer, with room for `capacity` tokens (`ortho.attention.decoding`)."""
@@ -161,10 +162,12 @@ class MultiheadAttention(nn.Module):
         return f"attention={self.attention!r}, form={self.form!r}" if isinstance(self.attention, str) else ""
 
 
-def _alone(cache: Any, is_causal: bool, **others: Any) -> None:
-    """Raise unless a call with a cache is causal, and has nothing else that says what came before."""
+def _alone(cache: Any, attention: str | nn.Module, is_causal: bool, **others: Any) -> None:
+    """Raise unless a call with a cache of this attention is causal, and has nothing else that says what came before."""
     if not isinstance(cache, Cache):
         raise TypeError(f"cache: expected a Cache, got {_checks.describe(cache)}")
+    if cache.attention != attention:
+        raise ValueError(f"cache: expected one for {attention!r}, got one for {cache.attention!r}")
     if not is_causal:
         raise ValueError("is_causal: expected True beside a cache, got False")
     for name, value in others.items():

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.functional import embedding, linear
 
 from ortho import _checks
+from ortho._tokens import new_embeddings, token_indices
 from ortho._typing import Int, State, Tensor
 from ortho.attention.decoding import Cache
 from ortho.layers import TransformerBlock
@@ -19,10 +20,10 @@ __all__ = ["LanguageModel"]
 class LanguageModel(nn.Module):
     """A causal language model: token and position embeddings, `num_layers` pre-norm blocks, a norm, a tied read-out.
 
-    The architecture of GPT-2 (Radford et al. 2019), with `bias` in full. `kwargs` go to every block (`projection`,
-    `attention`, `num_kv_heads`, ...); each block draws its own frozen matrices. Each of `max_length` places has a
-    learned embedding; with `max_length=None` there are no position embeddings, order is the attention's own matter, and
-    any length is served.
+    The architecture of GPT-2 (Radford et al. 2019), whose parameters it has with `bias`; its GELU is the exact one.
+    `kwargs` go to every block (`projection`, `attention`, `num_kv_heads`, ...); each draws its own frozen matrices.
+    Each of `max_length` places has a learned embedding; with `max_length=None` there are no position embeddings, order
+    is the attention's own matter, and any length is served.
     """
 
     def __init__(
@@ -49,12 +50,9 @@ class LanguageModel(nn.Module):
         )
         self.norm = nn.LayerNorm(d_model, **kind)
 
-        def embeddings(count: int) -> nn.Parameter:
-            vectors = torch.empty(count, d_model, dtype=dtype, device=device)
-            return nn.Parameter(nn.init.normal_(vectors, std=0.02, generator=generator))
-
-        self.embed_tokens = embeddings(vocab_size)
-        self.embed_positions = None if max_length is None else embeddings(max_length)
+        vectors: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
+        self.embed_tokens = new_embeddings(vocab_size, d_model, **vectors)
+        self.embed_positions = None if max_length is None else new_embeddings(max_length, d_model, **vectors)
 
     def forward(
         self,
@@ -67,13 +65,16 @@ class LanguageModel(nn.Module):
         """Token indices (B, N) -> logits (B, N, vocab_size), or (logits, state) with `return_state`.
 
         The state is the number of tokens seen and each block's own state; given as `initial_state`, the call continues
-        that sequence. `caches` (`new_caches`), one a block, do so in place, without gradients.
+        that sequence. `caches` (`new_caches`), one a block, do so in place; nothing then has a gradient.
 
         Raises TypeError or ValueError for tokens that are no indices into the vocabulary, for sequences longer than
-        `max_length`, and for caches beside a state or of another number than the blocks.
+        `max_length`, and for caches beside a state, of another number than the blocks, or of different lengths, as a
+        call leaves them that fails in a later block.
         """
         if caches is not None:
-            return self._read_out(self._decoded(tokens, caches, initial_state is None and not return_state))
+            if initial_state is not None or return_state:
+                raise ValueError("caches: expected None beside initial_state or return_state")
+            return self._decoded(tokens, caches)
         past, states = initial_state or (0, [None] * len(self.blocks))  # type: ignore[list-item]
         x = self._embed(tokens, past)  # (B, N, d)
         new_states = []
@@ -101,8 +102,8 @@ class LanguageModel(nn.Module):
     ) -> Int[Tensor, "B N_and_count"]:
         """The tokens (B, N), and `count` more that the model draws one after the other; likeliest at temperature 0.
 
-        Raises TypeError or ValueError for a `count` or a temperature that is none, and for more than `max_length`
-        tokens in all.
+        Raises TypeError or ValueError for a `count` or a temperature that is none, and for more tokens than are read
+        with `max_length`: all but the last.
         """
         _checks.positive_int("count", count)
         if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 <= temperature < inf:
@@ -116,18 +117,23 @@ class LanguageModel(nn.Module):
             if temperature == 0:
                 drawn.append(logits.argmax(-1, keepdim=True))
             else:
-                drawn.append(torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator))
+                drawn.append(torch.multinomial((logits.float() / temperature).softmax(-1), 1, generator=generator))
         return torch.cat(drawn, 1)
 
-    def _decoded(self, tokens: Tensor, caches: Sequence[Cache], alone: bool) -> Tensor:
-        if not alone:
-            raise ValueError("caches: expected None beside initial_state or return_state")
+    @torch.no_grad()
+    def _decoded(self, tokens: Tensor, caches: Sequence[Cache]) -> Tensor:
         if len(caches) != len(self.blocks):
             raise ValueError(f"caches: expected {len(self.blocks)}, one a block, got {len(caches)}")
-        x = self._embed(tokens, caches[0].length)
+        for cache in caches:
+            if not isinstance(cache, Cache):
+                raise TypeError(f"caches: expected caches, got {_checks.describe(cache)}")
+        lengths = [cache.length for cache in caches]
+        if len(set(lengths)) > 1:
+            raise ValueError(f"caches: expected caches that have read as many tokens, got {lengths}")
+        x = self._embed(tokens, lengths[0])
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block(x, is_causal=True, cache=cache)
-        return x
+        return self._read_out(x)
 
     def _embed(self, tokens: Tensor, past: int) -> Tensor:
         self._check(tokens, past)
@@ -138,12 +144,8 @@ class LanguageModel(nn.Module):
         return linear(self.norm(x), self.embed_tokens)  # (B, N, vocab)
 
     def _check(self, tokens: Tensor, past: int) -> None:
-        if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int32, torch.int64):
-            raise TypeError(f"tokens: expected int32 or int64 indices, got {_checks.describe(tokens)}")
-        if tokens.dim() != 2 or 0 in tokens.shape:
-            raise ValueError(f"tokens: expected shape (B, N) with B, N >= 1, got {tuple(tokens.shape)}")
+        token_indices("tokens", tokens, self.vocab_size)
         self._check_length(tokens.shape[1], past)
-        _checks.indices("tokens", tokens, self.vocab_size)
 
     def _check_length(self, length: int, past: int) -> None:
         if self.max_length is not None and past + length > self.max_length:

@@ -89,8 +89,8 @@ class FrozenProjection(Projection):
     r"""Orthogonal random attention's W_Q and W_K: drawn once, never trained, kept as buffers in the state dict.
 
     `draw` names the law (`ortho.orthogonal.DRAWS`). Gradients still pass through q and k to x; with `stop_gradient`
-    they do not, and the scores become constants of the backward pass. With fewer heads of keys the rows of W_K are
-    orthonormal. With `bias` what is added is frozen, too, at what the standard layer begins with, 0.
+    they do not, and the scores become constants of the backward pass. Of fewer heads of keys an orthogonal W_K has
+    orthonormal rows. With `bias` what is added is frozen, too, at what the standard layer begins with, 0.
     """
 
     def __init__(

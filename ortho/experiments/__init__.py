@@ -18,6 +18,7 @@ from ortho.experiments.pattern_speed import PATTERN_SPEED
 from ortho.experiments.positional_heads import POSITIONAL_HEADS
 from ortho.experiments.provenance import default_results, is_stale
 from ortho.experiments.recall import RECALL
+from ortho.experiments.recomputation_speed import RECOMPUTATION_SPEED
 from ortho.experiments.records import Case, Record, RecordError, by_device, latest
 from ortho.experiments.runner import Experiment, Report, measure, run
 from ortho.experiments.state_tracking import PARITY, PERMUTATIONS
@@ -37,6 +38,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         DECODE_SPEED,
         WHOLE_MODELS,
         GENERATION,
+        RECOMPUTATION_SPEED,
         RECALL,
         PARITY,
         PERMUTATIONS,

@@ -43,6 +43,7 @@ SECONDS_PER_TOKEN = 5e-6
 
 SOURCES = (
     "_checks.py",
+    "_tokens.py",
     "_weights.py",
     "attention/mechanism.py",
     "attention/operands.py",

@@ -208,6 +208,7 @@ def label(case: Case) -> str:
 
 SOURCES = (
     *training_step.TRAINING_STEP.sources,
+    "_tokens.py",
     "configurations.py",
     "encoders.py",
     "models.py",

@@ -20,23 +20,23 @@ __all__ = ["Cache", "KeyValueCache", "PatternCache", "RotaryCache", "StateCache"
 def new_cache(attention: str | nn.Module, capacity: int | None = None, *, form: str = "fast") -> Cache:
     """An empty cache for a mechanism by its name, or for a module with a mechanism's signature.
 
-    `capacity` is the number of tokens that it can read in all. Caches that grow with every token need one; others read
-    without end where it is None.
+    `capacity` is the number of tokens that it can read in all. A cache that takes its memory at once needs one, others
+    read without end where it is None. In the fast form values are as wide as keys, as the fused kernels need them.
 
     Raises TypeError or ValueError, naming the argument, for a mechanism that is not causal, for a capacity below 1, and
     for none where one is needed.
     """
     if isinstance(attention, nn.Module):
-        return StateCache(attention, capacity)
+        return StateCache(attention, attention, capacity)
     mechanism = MECHANISMS[_checks.one_of("attention", attention, MECHANISMS)]
     if not mechanism.causal:
         raise ValueError(f"attention: expected a causal mechanism, got {attention!r}")
     function, softmax = mechanism.form(form), MECHANISMS["softmax"].form(form)
     pattern = pattern_of(mechanism)
     if pattern is not None:
-        return PatternCache(pattern, softmax, function, capacity)
+        return PatternCache(attention, pattern, softmax, function, capacity)
     if mechanism.exact:
-        return KeyValueCache(function, capacity)
+        return KeyValueCache(attention, function, capacity)
     if mechanism is rotary.MECHANISM:
-        return RotaryCache(softmax, capacity)
-    return StateCache(function, capacity)
+        return RotaryCache(attention, softmax, capacity)
+    return StateCache(attention, function, capacity)

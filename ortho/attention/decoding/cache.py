@@ -1,20 +1,27 @@
 """What every cache does with the tokens that it is given: check them, count them, have queries share heads of keys."""
 
+import copy
 from abc import ABC, abstractmethod
+from typing import Any, Self
 
 import torch
+from torch import nn
 
 from ortho import _checks
 from ortho._typing import Float, Tensor
 
 
 class Cache(ABC):
-    """What a causal mechanism keeps of the tokens that it has read, to read on from there. It has no gradients."""
+    """What a causal mechanism keeps of the tokens that it has read, to read on from there. It has no gradients.
 
-    def __init__(self, capacity: int | None) -> None:
+    `attention` is what it was made for, a mechanism's name or a module; `length` the number of tokens read.
+    """
+
+    def __init__(self, attention: str | nn.Module, capacity: int | None) -> None:
+        self.attention = attention
         self.capacity = None if capacity is None else _checks.positive_int("capacity", capacity)
+        self.length = 0
         self._before: tuple[Tensor, Tensor] | None = None  # keys and values of no tokens, like those read
-        self.length = 0  # tokens read
 
     @torch.no_grad()
     def attend(
@@ -32,11 +39,13 @@ class Cache(ABC):
         what the mechanism takes besides, for these tokens.
 
         Raises TypeError or ValueError, naming the argument, for operands that do not fit together or the tokens before,
-        by shape, dtype or device, and for more tokens than there is room for. The cache is then as it was.
+        by shape, dtype or device, and for more tokens than there is room for. Whatever is raised, the cache is then as
+        it was.
         """
         self._check(q, k, v, scale)
         o = self._attend(q, k, v, scale, gates)
-        self._before = k.new_empty(*k.shape[:-2], 0, k.shape[-1]), v.new_empty(*v.shape[:-2], 0, v.shape[-1])
+        if self._before is None:
+            self._before = k.new_empty(*k.shape[:-2], 0, k.shape[-1]), v.new_empty(*v.shape[:-2], 0, v.shape[-1])
         self.length += k.shape[-2]
         return o
 
@@ -49,20 +58,32 @@ class Cache(ABC):
     def nbytes(self) -> int:
         """Bytes that are held; none before the first token."""
 
-    def _check(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> None:
+    def copy(self) -> Self:
+        """Another cache that has read the same, and reads on by itself."""
+        other = copy.copy(self)
+        other._own()
+        return other
+
+    @abstractmethod
+    def _own(self) -> None:
+        """Take memory of its own for all that changes."""
+
+    def _check(self, q: Any, k: Any, v: Any, scale: float | None) -> None:
         _checks.scale_factor(scale)
-        _checks.qkv(k, k, v, None, True)
-        _checks.float_tensor("q", q)
-        lead, heads = k.shape[:-2], k.shape[-3] if k.dim() > 2 else 1
-        fits = q.dim() == k.dim() and q.shape[:-3] == lead[:-1] and q.shape[-2:] == k.shape[-2:]
-        if not fits or (q.dim() > 2 and (not q.shape[-3] or q.shape[-3] % heads)):
-            several = f"a multiple of {heads} heads, " if k.dim() > 2 else ""
-            raise ValueError(
-                f"q: expected {several}shape (..., {', '.join(map(str, k.shape[-2:]))}), got {tuple(q.shape)}"
-            )
-        if q.dtype != k.dtype or q.device != k.device:
-            raise TypeError(f"q: expected {k.dtype} on {k.device} like k, got {q.dtype} on {q.device}")
-        _checks.finite("q", q)
+        for name, x in (("k", k), ("q", q), ("v", v)):  # k, with which the others are compared, first
+            _checks.float_tensor(name, x)
+            if x.dim() < 2 or 0 in x.shape:
+                raise ValueError(f"{name}: expected shape (..., n, width) without empty axes, got {tuple(x.shape)}")
+            if x.dtype != k.dtype or x.device != k.device:
+                raise TypeError(f"{name}: expected {k.dtype} on {k.device} like k, got {x.dtype} on {x.device}")
+            _checks.finite(name, x)
+        if v.shape[:-1] != k.shape[:-1]:
+            raise ValueError(f"v: expected shape {(*k.shape[:-1], 'V')} like k, got {tuple(v.shape)}")
+        heads = k.shape[-3] if k.dim() > 2 else 1
+        fits = q.dim() == k.dim() and q.shape[:-3] == k.shape[:-3] and q.shape[-2:] == k.shape[-2:]
+        if not fits or (q.dim() > 2 and q.shape[-3] % heads):
+            several = f" with a multiple of {heads} for {heads}" if k.dim() > 2 else ""
+            raise ValueError(f"q: expected shape {tuple(k.shape)} like k{several}, got {tuple(q.shape)}")
         for name, x, before in zip("kv", (k, v), self._before or (k, v), strict=True):
             if x.dtype != before.dtype or x.device != before.device:
                 kind = f"{before.dtype} on {before.device}"

@@ -1,6 +1,7 @@
 """Keys and values side by side, in memory that is taken once."""
 
 import torch
+from torch import nn
 
 from ortho import _checks
 from ortho._typing import Bool, Float, Tensor
@@ -14,8 +15,8 @@ from ortho.attention.rotary import angles, turn
 class Slots(Cache):
     """A cache of keys and values with a slot for each of so many tokens, all taken with the first."""
 
-    def __init__(self, slots: int, capacity: int | None) -> None:
-        super().__init__(capacity)
+    def __init__(self, attention: str | nn.Module, slots: int, capacity: int | None) -> None:
+        super().__init__(attention, capacity)
         self.slots = slots
         self._held: tuple[Tensor, Tensor] | None = None
 
@@ -23,10 +24,16 @@ class Slots(Cache):
     def nbytes(self) -> int:
         return sum(x.nbytes for x in self._held or ())
 
+    def _own(self) -> None:
+        if self._held is not None:
+            keys, values = self._held
+            self._held = keys.clone(), values.clone()
+
     def _memory(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and the values in their slots."""
-        if self._held is None:
-            keys, values = (x.new_empty(*x.shape[:-2], self.slots, x.shape[-1]) for x in (k, v))
+        if self._held is None or self._before is None:  # also where the first tokens were refused
+            with torch.inference_mode(False):  # tensors of that mode could not be written to outside of it
+                keys, values = (x.new_empty(*x.shape[:-2], self.slots, x.shape[-1]) for x in (k, v))
             self._held = keys, values
         return self._held
 
@@ -37,10 +44,10 @@ class KeyValueCache(Slots):
     Queries that share a head of keys are rows of one product.
     """
 
-    def __init__(self, softmax: AttentionFunction, capacity: int | None) -> None:
+    def __init__(self, attention: str, softmax: AttentionFunction, capacity: int | None) -> None:
         if capacity is None:
             raise ValueError("capacity: expected a number of tokens, as keys and values of all are kept, got None")
-        super().__init__(capacity, capacity)
+        super().__init__(attention, _checks.positive_int("capacity", capacity), capacity)
         self._softmax = softmax
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:

@@ -19,7 +19,12 @@ class PatternCache(Slots):
     """
 
     def __init__(
-        self, pattern: Pattern, softmax: AttentionFunction, whole: AttentionFunction, capacity: int | None
+        self,
+        attention: str,
+        pattern: Pattern,
+        softmax: AttentionFunction,
+        whole: AttentionFunction,
+        capacity: int | None,
     ) -> None:
         remembered = pattern.remembered()
         if remembered is None:
@@ -27,51 +32,55 @@ class PatternCache(Slots):
                 raise ValueError(f"capacity: expected a number of tokens, as {pattern} may read any of them, got None")
             remembered = capacity, 0
         slots = sum(remembered)
-        super().__init__(slots if capacity is None else min(slots, capacity), capacity)
+        super().__init__(attention, slots if capacity is None else min(slots, capacity), capacity)
         self._first, self._ring = remembered
         self._pattern, self._softmax, self._whole = pattern, softmax, whole
-        self._positions = torch.full((self.slots,), -1)  # of each slot's token; like all indices here on the CPU
+        self._positions = torch.full((self.slots,), -1, device="cpu")  # of each slot's token; on the CPU, like indices
+
+    def _own(self) -> None:
+        super()._own()
+        self._positions = self._positions.clone()
 
     @indexing()
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:
         no_gates(gates)
-        memory = self._memory(k, v)
-        n = k.shape[-2]
-        new = torch.arange(self.length, self.length + n)
-        if n > 1 and not self.length:
+        memory, n = self._memory(k, v), k.shape[-2]
+        if n == 1:  # it takes a slot first: whose place it takes is out of its reach
+            slot = self._slot(self.length)
+            for held, x in zip(memory, (k, v), strict=True):
+                held[..., slot, :] = x[..., 0, :]
+            self._positions[slot] = self.length
+            return self._read(q, *memory, self._positions, scale)
+        new = torch.arange(self.length, self.length + n, device="cpu")
+        if self.length:
+            keys, values = (torch.cat(pair, -2) for pair in zip(memory, (k, v), strict=True))
+            o = self._read(q, keys, values, torch.cat([self._positions, new]), scale)
+        else:
             heads = q.shape[-3] if q.dim() > 2 else 1
             o = self._whole(q, spread_heads(k, heads), spread_heads(v, heads), is_causal=True, scale=scale)
-            self._write(memory, (k, v), new)
-            return o
-        if n == 1:  # it takes a slot first: whose place it takes is out of its reach
-            self._write(memory, (k, v), new)
-            keys, values = memory
-            j = self._positions
-        else:
-            keys, values = (torch.cat(pair, -2) for pair in zip(memory, (k, v), strict=True))
-            j = torch.cat([self._positions, new])
-            self._write(memory, (k, v), new)
-        kept = self._pattern.kept(new[:, None], j, is_causal=True) & (j >= 0)  # (n, slots) or (n, slots + n)
+        if self._ring:  # of those that share a slot the last stays
+            new = new[(new < self._first) | (new > int(new[-1]) - self._ring)]
+        slots = torch.tensor([self._slot(position) for position in new.tolist()], device="cpu")
+        self._positions[slots] = new
+        rows, slots = (index.to(k.device) for index in (new - self.length, slots))
+        for held, x in zip(memory, (k, v), strict=True):
+            held.index_copy_(-2, slots, x.index_select(-2, rows))
+        return o
+
+    def _slot(self, position: int) -> int:
+        """Where the token at a position is kept."""
+        return position if position < self._first else self._first + (position - self._first) % self._ring
+
+    def _read(self, q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, scale: float | None) -> Tensor:
+        """The outputs of the newest tokens' queries, over keys that stand at these positions, or nowhere (-1)."""
+        n = q.shape[-2]
+        i = torch.arange(self.length, self.length + n, device="cpu")[:, None]
+        kept = self._pattern.kept(i, positions, is_causal=True) & (positions >= 0)  # (n, keys)
         read = kept.any(0)
         if not bool(read.any()):
-            return v.new_zeros(*q.shape[:-1], v.shape[-1])
+            return values.new_zeros(*q.shape[:-1], values.shape[-1])
         if not bool(read.all()):
             picked = read.nonzero()[:, 0]
-            kept, picked = kept[:, picked], picked.to(k.device)
+            kept, picked = kept[:, picked], picked.to(keys.device)
             keys, values = keys.index_select(-2, picked), values.index_select(-2, picked)
-        return attend_rows(self._softmax, q, keys, values, None if n == 1 else kept.to(k.device), scale)
-
-    def _write(self, memory: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], positions: Tensor) -> None:
-        """Put tokens into their slots; of those that share one, the last alone."""
-        first, ring = self._first, self._ring
-        slots = positions
-        if ring:
-            stays = (positions < first) | (positions > int(positions[-1]) - ring)
-            rows, positions = stays.nonzero()[:, 0], positions[stays]
-            slots = torch.where(positions < first, positions, first + (positions - first) % ring)
-            if len(rows) < len(stays):
-                k, v = (x.index_select(-2, rows.to(x.device)) for x in new)
-                new = k, v
-        self._positions[slots] = positions
-        for held, x in zip(memory, new, strict=True):
-            held.index_copy_(-2, slots.to(x.device), x)
+        return attend_rows(self._softmax, q, keys, values, None if n == 1 else kept.to(keys.device), scale)

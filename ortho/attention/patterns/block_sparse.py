@@ -35,7 +35,8 @@ class Blocks(Pattern):
         queries, keys = int(i.max()) + 1, int(j.max()) + 1
         if i.numel() == 1:  # a token that is decoded needs one row of the table
             row = self.rows(-(-queries // self.width), -(-keys // self.width))[-1]
-            return torch.isin(j // self.width, torch.tensor(row, dtype=j.dtype, device=j.device))
+            kept = torch.isin(j // self.width, torch.tensor(row, dtype=j.dtype, device=j.device))
+            return kept.expand(torch.broadcast_shapes(i.shape, j.shape))
         return self.known(queries, keys, i.device)(i, j)
 
     def known(self, queries: int, keys: int, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
@@ -160,17 +161,21 @@ def _both(queries: int, keys: int, reach: int, leading: int, random: int, seed: 
     return tuple(tuple(sorted(b for b in row if b < keys)) for row in rows[:queries])
 
 
-@lru_cache
 def _drawn(count: int, reach: int, leading: int, random: int, seed: int) -> Rows:
-    """The blocks before each block that it attends to."""
-    generator = torch.Generator().manual_seed(seed)
-    rows = []
-    for t in range(count):
+    """The blocks before each of the first blocks that it attends to."""
+    rows, generator = _so_far(reach, leading, random, seed)
+    for t in range(len(rows), count):
         near = max(0, t - reach + 1)
         far = max(0, near - leading)  # blocks between the leading and the near ones
         drawn = torch.randperm(far, generator=generator, device="cpu")[:random] + leading
         rows.append((*range(min(leading, near)), *drawn.tolist(), *range(near, t)))
-    return tuple(rows)
+    return tuple(rows[:count])
+
+
+@lru_cache
+def _so_far(reach: int, leading: int, random: int, seed: int) -> tuple[list[tuple[int, ...]], torch.Generator]:
+    """The rows that have been drawn, and what draws the next: a sequence that grows draws none of them again."""
+    return [], torch.Generator().manual_seed(seed)
 
 
 SOURCE = "Zaheer et al. 2020, arXiv:2007.14062"
