@@ -74,7 +74,7 @@ class Configuration:
         """FLOPs of the matrix products in one step, both passes, by part; the arguments are those of `cost`."""
         whole = self.cost(B, **kwargs).step
         block = replace(self, L=self.L + 1).cost(B, **kwargs).step - whole  # what one more adds
-        network = feed_forward(B, self.N, self.d).step
+        network = feed_forward(B, self.N, self.d, kwargs.get("d_ff")).step
         tokens, outputs = self.read_out
         read_out = 3 * 2 * B * tokens * self.d * outputs  # forward, into the weights, into the tokens
         return {

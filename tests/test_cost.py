@@ -40,6 +40,31 @@ def test_layer(projection, attention, form, causal, input_grad):
         )
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("form", ["reference", "fast"])
+@pytest.mark.parametrize("attention", ["softmax", "linear", "delta", "window"])
+@pytest.mark.parametrize("projection", PROJECTIONS)
+def test_layer_with_shared_heads_and_biases(projection, attention, form, bias):
+    for (B, N, d, H), input_grad in product([(1, 5, 8, 2), (2, 7, 12, 3), (2, 33, 64, 4), (3, 1, 8, 4)], [True, False]):
+        for shared in (G for G in range(1, H + 1) if H % G == 0):
+            kind = {"projection": projection, "attention": attention, "form": form}
+            kind |= {"num_kv_heads": shared, "bias": bias}
+            x = torch.zeros(B, N, d, requires_grad=input_grad)
+            counts = count_step(MultiheadAttention(d, H, **kind), x, is_causal=True)
+            assert_declared(counts, cost.layer(B, N, d, H, causal=True, input_grad=input_grad, **kind))
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_block_and_model_with_biases(norm_first):
+    for B, N, d, H in SIZES[:3]:
+        x = torch.zeros(B, N, d, requires_grad=True)
+        block = TransformerBlock(d, H, bias=True, norm_first=norm_first)
+        assert_declared(count_step(block, x), cost.block(B, N, d, H, bias=True))
+        model = LanguageModel(11, d, H, 2, max_length=20, bias=True, norm_first=norm_first)
+        counts = count_step(model, torch.zeros(B, N, dtype=torch.long))
+        assert_declared(counts, cost.model(B, N, d, H, 2, vocab_size=11, max_length=20, bias=True))
+
+
 @pytest.mark.parametrize(("projection", "attention", "form", "causal"), VARIANTS)
 def test_block(projection, attention, form, causal):
     variant = {"projection": projection, "attention": attention, "form": form}
@@ -233,6 +258,10 @@ def test_errors():
         cost.layer(1, 2, 4, 2, form="flash")
     with pytest.raises(ValueError, match="attention: expected one of"):
         cost.layer(1, 2, 4, 2, attention="flush")
+    with pytest.raises(ValueError, match="num_kv_heads: expected a divisor of num_heads = 4, got 3"):
+        cost.layer(1, 2, 8, 4, num_kv_heads=3)
+    with pytest.raises(ValueError, match="num_kv_heads: expected an integer of at least 1, got 0"):
+        cost.layer(1, 2, 8, 4, num_kv_heads=0)
     with pytest.raises(ValueError, match="H: expected a divisor of d = 5, got 2"):
         cost.layer(1, 4, 5, 2)
     with pytest.raises(ValueError, match="N: expected an integer of at least 1, got 0"):

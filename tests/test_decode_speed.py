@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ortho.attention.linear import HORIZON
+from ortho.experiments import clock as stopped
 from ortho.experiments import decode_rows as rows
 from ortho.experiments import decode_speed as speed
 from ortho.experiments import measure, provenance
@@ -78,8 +79,17 @@ def test_what_cannot_be_read_is_a_failure(monkeypatch):
     monkeypatch.setitem(speed.READ_FLOPS, "cpu", 2e9)
     record = measured("recurrent", N=2 * HORIZON)
     assert list(record["failures"]) == [f"cosformer {2 * HORIZON}"]
-    assert "horizon: expected at least" in record["failures"][f"cosformer {2 * HORIZON}"]
+    assert "horizon: expected positions within" in record["failures"][f"cosformer {2 * HORIZON}"]
     assert f"linear {2 * HORIZON}" in record["repetitions"]
+
+
+def test_another_error_is_the_case_s(monkeypatch):
+    def refuses(*_):
+        raise ValueError("k: expected something else")
+
+    monkeypatch.setattr(speed, "_read", refuses)
+    with pytest.raises(ValueError, match="k: expected something else"):
+        speed.run(speed.case("recurrent", **TINY), seconds=0.01)
 
 
 def test_what_is_too_long_to_read_is_left_out():
@@ -93,8 +103,8 @@ def test_what_is_too_long_to_read_is_left_out():
 
 def test_a_timing_is_the_mean_of_its_tokens_and_leaves_the_cache_as_it_was(monkeypatch):
     clock = iter(range(1000))
-    monkeypatch.setattr(speed.time, "perf_counter", lambda: float(next(clock)))
-    monkeypatch.setattr(speed.time, "process_time", lambda: 0.0)
+    monkeypatch.setattr(stopped.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(stopped.time, "process_time", lambda: 0.0)
     cache, tokens = speed._read(speed.case("recurrent", **TINY), "softmax", 20, 8)
     assert speed.timed(cache, tokens, 4) == {"step_s": 0.25, "step_cpu_s": 0.0}
     assert cache.length == 20

@@ -428,6 +428,10 @@ def test_errors():
             new_cache(name, 9).attend(*qkv(length=1), beta=torch.ones(2, 4, 1))
     with pytest.raises(TypeError, match="scale: expected a number"):
         new_cache("linear").attend(*qkv(length=1), scale="large")
+    with pytest.raises(ValueError, match="B: expected an integer of at least 1, got 0"):
+        decoded("softmax", 0, 4, 2, 4, 4)
+    with pytest.raises(ValueError, match="num_kv_heads: expected a divisor of num_heads = 4, got 3"):
+        decoded("window", 1, 4, 4, 4, 4, num_kv_heads=3)
     with pytest.raises(TypeError, match="N: expected an integer, as the pairs of a pattern are counted"):
         decoded("window", 1, sp.Symbol("N"), 2, 4, 4)
 

@@ -81,6 +81,42 @@ def test_conversion(projection, form):
     torch.testing.assert_close(theirs, ora(x, attn_mask=mask), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("projection", list(PROJECTIONS))
+@pytest.mark.parametrize("shared", [4, 2, 1])
+def test_shared_heads_by_the_definition(projection, shared):
+    """Each head of queries with the head of keys and values that its group has, with biases, and its gradients: those
+    of a layer whose keys and values are repeated beforehand."""
+    generator_ = generator()
+    kind = {"projection": projection, "bias": True, "dtype": torch.float64, "generator": generator_}
+    one = MultiheadAttention(16, 4, num_kv_heads=shared, **kind)
+    with torch.no_grad():
+        for name, bias in [*one.named_parameters(), *one.named_buffers()]:
+            if "bias" in name:
+                bias.normal_(generator=generator_)
+    x, upstream = draw(2, 7, 16, dtype=torch.float64).requires_grad_(), draw(2, 7, 16, seed=2, dtype=torch.float64)
+    inner = x.detach() if projection == "stopped" else x
+    of = one.projection
+    rows = []
+    for head in range(4):
+        own, group = slice(4 * head, 4 * head + 4), head // (4 // shared)
+        theirs = slice(4 * group, 4 * group + 4)
+        q = inner @ of.weight_q[own].T + of.bias_q[own]
+        k = inner @ of.weight_k[theirs].T + of.bias_k[theirs]
+        v = x @ one.weight_v[theirs].T + one.bias_v[theirs]
+        rows.append(MECHANISMS["softmax"].reference(q, k, v, is_causal=True))
+    expected = torch.cat(rows, -1) @ one.weight_o.T + one.bias_o
+    leaves = [x, *one.parameters()]
+    got = one(x, is_causal=True)
+    torch.testing.assert_close(got, expected, atol=1e-12, rtol=1e-12)  # sums of 16 products of size 1
+    for a, b in zip(*(torch.autograd.grad(y, leaves, upstream) for y in (got, expected)), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-11, rtol=1e-11)
+    assert torch.equal(to_standard(one)(x, is_causal=True), got)
+    if shared == 4:
+        mask = torch.ones(7, 7, dtype=torch.bool).triu(1)
+        theirs, _ = one.to_torch()(x, x, x, attn_mask=mask, need_weights=False)
+        torch.testing.assert_close(theirs, got, atol=1e-12, rtol=1e-12)
+
+
 def test_model_conversion():
     model = LanguageModel(13, 8, 2, 3, max_length=16, projection="stopped", generator=generator())
     tokens = torch.randint(13, (2, 9), generator=generator())

@@ -11,6 +11,7 @@ from ortho.configurations import CONFIGURATIONS
 from ortho.experiments import generation, measure, model_rows, provenance
 from ortho.experiments import whole_models as whole
 from ortho.experiments.stopwatch import timed_step
+from ortho.models import LanguageModel
 
 SMALL = {
     "BERT-base": {"vocab_size": 19, "max_length": 24},
@@ -52,18 +53,34 @@ def test_correct_variants_pass_the_check(model, dtype, variant):
     whole.check(whole.case(model, dtype=dtype), variant)
 
 
-def test_a_wrong_variant_is_not_timed(monkeypatch):
-    """One gradient that is a tenth too large."""
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_wrong_gradient_is_not_timed(monkeypatch, dtype):
+    """Of one weight, a tenth too large, in the last of the modules that are compared."""
     right, calls = whole._results, []
 
-    def first_is_off(*arguments):
+    def one_is_off(*arguments):
         found = right(*arguments)
         calls.append(1)
-        return [*found[:-1], found[-1] * 1.1] if len(calls) == 1 else found
+        if len(calls) == (2 if dtype == "float32" else 4):
+            found["gradient of blocks.0.attention.weight_v"] *= 1.1
+        return found
 
-    monkeypatch.setattr(whole, "_results", first_is_off)
-    with pytest.raises(AssertionError, match="stopped: expected a relative error of at most"):
-        whole.check(whole.case("ViT-Base"), "stopped")
+    monkeypatch.setattr(whole, "_results", one_is_off)
+    with pytest.raises(AssertionError, match="stopped, gradient of blocks.0.attention.weight_v: expected a relative"):
+        whole.check(whole.case("ViT-Base", dtype=dtype), "stopped")
+
+
+@pytest.mark.parametrize("model", SMALL)
+def test_the_variants_are_told_apart(monkeypatch, model):
+    """A stopped model that passes the gradient through q and k, as the frozen one does."""
+    right = whole.build
+
+    def leaking(case, variant, configuration, **kwargs):
+        return right(case, variant if kwargs else "frozen", configuration, **kwargs)
+
+    monkeypatch.setattr(whole, "build", leaking)
+    with pytest.raises(AssertionError, match="stopped, gradient of .*: expected a relative error"):
+        whole.check(whole.case(model), "stopped")
 
 
 def test_a_model_of_another_size_is_not_timed(monkeypatch):
@@ -108,15 +125,26 @@ def test_generation():
     assert generation.work(case) > 0
 
 
-def test_a_model_that_decodes_wrongly_is_not_timed():
-    case = generation.case(N=20)
-    module = generation.build(case, "learned")
-    module.new_caches = lambda capacity: [block.attention.new_cache(capacity) for block in module.blocks][::-1]
-    embed = module._embed
-    module._embed = lambda tokens, past: embed(tokens, 0)
-    tokens = torch.arange(8)[None]
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("arm", generation.ARMS)
+def test_models_that_decode_rightly_pass_the_check(arm, dtype):
+    generation.check(generation.case(N=20, dtype=dtype), arm, torch.randint(23, (1, 40)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_that_decodes_wrongly_is_not_timed(monkeypatch, dtype):
+    """Each token at the first place."""
+    embed = LanguageModel._embed
+    calls = []
+
+    def lost(self, tokens, past):
+        calls.append(past)
+        return embed(self, tokens, 0 if next(self.parameters()).dtype == getattr(torch, dtype) else past)
+
+    monkeypatch.setattr(LanguageModel, "_embed", lost)
     with pytest.raises(AssertionError, match="learned: expected a relative error of at most"):
-        generation.check(case, "learned", module, tokens)
+        generation.check(generation.case(N=20, dtype=dtype), "learned", torch.randint(23, (1, 40)))
+    assert max(calls) == 39
 
 
 @pytest.mark.parametrize("experiment", [whole.WHOLE_MODELS, generation.GENERATION], ids=lambda e: e.name)

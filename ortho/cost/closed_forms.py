@@ -9,7 +9,7 @@ from ortho._typing import Size
 from ortho.attention import FORMS, MECHANISMS
 from ortho.cost.counting import LAYER_NORM_BACKWARD, LAYER_NORM_FORWARD
 from ortho.gates import Gate, GateCost
-from ortho.projections import PROJECTIONS
+from ortho.projections import PROJECTIONS, kv_heads
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,13 @@ def check_sizes(**sizes: Size) -> None:
         raise ValueError(f"H: expected a divisor of d = {d}, got {H}")
 
 
+def shared_heads(H: Size, num_kv_heads: Size) -> Size:
+    """The heads of keys that H heads of queries share, by default as many; numbers are checked, symbols pass."""
+    if num_kv_heads is None or hasattr(num_kv_heads, "free_symbols"):
+        return H if num_kv_heads is None else num_kv_heads
+    return num_kv_heads if hasattr(H, "free_symbols") else kv_heads(H, num_kv_heads)
+
+
 def layer(
     B: Size,
     N: Size,
@@ -94,7 +101,7 @@ def layer(
     K = d // H if isinstance(d, int) else d / H
     core = mechanism.cost(B, N, H, K, K, form=form, causal=causal, qk_grad=qk_grad, itemsize=itemsize, **options)
     kept_twice = 0 if 1 in (H, N) else core.output_bytes  # heads, or tokens, lie side by side as they are
-    G = H if num_kv_heads is None else num_kv_heads
+    G = shared_heads(H, num_kv_heads)
     shared = G != H
     product = 2 * B * N * d * d  # FLOPs of one (B N, d) x (d, d) product
     keys = 2 * B * N * d * K * G  # of the one that makes k, or v

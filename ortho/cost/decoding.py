@@ -10,6 +10,7 @@ from ortho._typing import Size
 from ortho.attention import MECHANISMS
 from ortho.attention.decoding import KeyValueCache, PatternCache, new_cache
 from ortho.attention.patterns.pattern import Pattern, pattern_of
+from ortho.cost.closed_forms import check_sizes, shared_heads
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ def decoded(
     Queries share `num_kv_heads` heads of keys, by default H. Of a pattern N is an integer; elsewhere a symbol will do.
     Raises TypeError or ValueError, naming the argument, for a mechanism that has no cache and for sizes that are none.
     """
-    G = H if num_kv_heads is None else num_kv_heads
+    G = shared_heads(H, num_kv_heads)
+    check_sizes(B=B, N=N, K=K, V=V)
     cache = new_cache(attention, N if isinstance(N, int) else 1)
     mechanism = MECHANISMS[attention]
     pattern = pattern_of(mechanism)

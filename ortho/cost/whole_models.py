@@ -28,6 +28,8 @@ def text_encoder(
 ) -> Cost:
     """`TextEncoder(vocab_size, d, H, L, max_length=max_length)` on tokens (B, N); `kwargs` are `block`'s."""
     check_sizes(vocab_size=vocab_size, max_length=max_length, num_segments=num_segments)
+    if isinstance(N, int) and isinstance(max_length, int) and max_length < N:
+        raise ValueError(f"N: expected at most max_length = {max_length}, got {N}")
     norm = layer_norm(B, N, d, bias=True, itemsize=itemsize)
     embeddings = _part(
         itemsize,
@@ -59,6 +61,8 @@ def vision_transformer(
     `kwargs` are `block`'s.
     """
     check_sizes(image_size=image_size, patch_size=patch_size, num_classes=num_classes, channels=channels)
+    if isinstance(image_size, int) and isinstance(patch_size, int) and image_size % patch_size:
+        raise ValueError(f"patch_size: expected a divisor of image_size = {image_size}, got {patch_size}")
     numbers = channels * patch_size**2  # in a patch
     patches = image_size**2 // patch_size**2
     N = 1 + patches

@@ -60,16 +60,17 @@ def line(record: Record) -> str:
 
 
 def table(records: Sequence[Record]) -> str:
-    """The stored steps, a table per device."""
+    """The stored steps, a table per device and case."""
     texts = []
     for device, group in by_device(records).items():
-        found = rows(group)
-        contexts = sorted({row["context"] for row in found})
-        head = f"{'microseconds a step at':24}" + "".join(f"{context:>10}" for context in contexts)
-        texts += [f"\n{device} ({group[0]['provenance']['device_name']})", head, "-" * len(head)]
-        for name in dict.fromkeys(row["name"] for row in found):
-            steps = {row["context"]: row["seconds"][1] for row in found if row["name"] == name}
-            texts.append(
-                f"{name:24}" + "".join(f"{1e6 * steps[c]:10.0f}" if c in steps else f"{'':10}" for c in contexts)
-            )
+        texts.append(f"\n{device} ({group[0]['provenance']['device_name']})")
+        for record in group:
+            found, case = rows([record]), record["configuration"]
+            contexts = sorted({row["context"] for row in found})
+            title = f"{case['family']} B={case['B']} {case['dtype']}"
+            head = f"{title:24}" + "".join(f"{context:>10}" for context in contexts) + "  microseconds a step"
+            texts += [head, "-" * len(head)]
+            for name in dict.fromkeys(row["name"] for row in found):
+                steps = {row["context"]: f"{1e6 * row['seconds'][1]:.0f}" for row in found if row["name"] == name}
+                texts.append(f"{name:24}" + "".join(f"{steps.get(context, ''):>10}" for context in contexts))
     return "\n".join(texts)
