@@ -2,6 +2,7 @@
 
 from ortho import attention, cost, orthogonal, projections
 from ortho.attention import MECHANISMS, RandomFeatureAttention
+from ortho.attention.decoding import Cache, new_cache
 from ortho.encoders import TextEncoder, VisionTransformer
 from ortho.experts import GatedFeedForward, MixtureOfExperts
 from ortho.layers import FeedForward, MultiheadAttention, TransformerBlock, to_standard
@@ -14,6 +15,7 @@ __version__ = "0.1.0"
 __all__ = [
     "MECHANISMS",
     "PROJECTIONS",
+    "Cache",
     "FeedForward",
     "GatedFeedForward",
     "LanguageModel",
@@ -26,6 +28,7 @@ __all__ = [
     "VisionTransformer",
     "attention",
     "cost",
+    "new_cache",
     "orthogonal",
     "projections",
     "to_standard",

@@ -177,6 +177,12 @@ def added(*costs: Cost) -> Cost:
     return Cost(**{name: sum(getattr(c, name) for c in costs) for name in names}, itemsize=costs[0].itemsize)
 
 
+def repeated(L: Size, cost: Cost) -> Cost:
+    """L times the same."""
+    names = [name for name in Cost.__dataclass_fields__ if name != "itemsize"]
+    return Cost(**{name: L * getattr(cost, name) for name in names}, itemsize=cost.itemsize)
+
+
 def block(
     B: Size, N: Size, d: Size, H: Size, *, d_ff: Size = None, bias: bool = False, itemsize: int = 4, **kwargs: Any
 ) -> Cost:
@@ -218,9 +224,6 @@ def model(
     check_sizes(L=L, vocab_size=vocab_size, max_length=1 if max_length is None else max_length)
     places, sums = (0, 0) if max_length is None else (max_length, B * N * d)  # token + position
     one = block(B, N, d, H, bias=bias, itemsize=itemsize, **{"causal": True, **kwargs})
-    blocks = Cost(
-        **{name: L * getattr(one, name) for name in Cost.__dataclass_fields__ if name != "itemsize"}, itemsize=itemsize
-    )
     product = 2 * B * N * d * vocab_size
     ends = Cost(
         forward=product,
@@ -235,4 +238,4 @@ def model(
         frozen=0,
         itemsize=itemsize,
     )
-    return added(blocks, layer_norm(B, N, d, bias=bias, itemsize=itemsize), ends)
+    return added(repeated(L, one), layer_norm(B, N, d, bias=bias, itemsize=itemsize), ends)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ortho._typing import Size
-from ortho.cost.closed_forms import Cost, added, block, check_sizes, layer_norm
+from ortho.cost.closed_forms import Cost, added, block, check_sizes, layer_norm, repeated
 
 __all__ = ["step_memory", "text_encoder", "vision_transformer"]
 
@@ -95,9 +95,7 @@ def step_memory(cost: Cost) -> dict[str, Any]:
 def _stack(L: Size, *sizes: Size, **kwargs: Any) -> Cost:
     """L blocks with biases; where their norms stand makes no difference to what they cost."""
     check_sizes(L=L)
-    one = block(*sizes, bias=True, **kwargs)
-    parts = {name: L * getattr(one, name) for name in Cost.__dataclass_fields__ if name != "itemsize"}
-    return replace(Cost(**parts, itemsize=one.itemsize), decode=0, state_bytes=0)
+    return replace(repeated(L, block(*sizes, bias=True, **kwargs)), decode=0, state_bytes=0)
 
 
 def _read_out(B: Size, N: Size, d: Size, outputs: Size, itemsize: int) -> Cost:

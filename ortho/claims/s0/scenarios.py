@@ -62,7 +62,7 @@ def saved_megabytes(name: str) -> float:
     return (standard - frozen) / 1e6
 
 
-def whole(name: str) -> Callable[..., Cost]:
+def published(name: str) -> Callable[..., Cost]:
     """A scenario's published model as `limit` wants it: sizes are the model's own, whatever is given."""
     at = CONFIGURATIONS[SCENARIOS[name].published]
     return lambda *_, **options: at.cost(1, **options)
@@ -73,7 +73,7 @@ def whole_limit(name: str, projection: str = "frozen", **options: Any) -> float:
 
     A causal model's fused form computes half of the scores, so that what is frozen is a larger share of it.
     """
-    at, of = SCENARIOS[name], whole(name)
+    at, of = SCENARIOS[name], published(name)
     return max(float(limit(at.length, at.width, of=of, projection=projection, form=form, **options)) for form in FORMS)
 
 
