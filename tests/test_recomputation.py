@@ -134,6 +134,7 @@ def test_the_peak():
     for segments in (1, 3, 9):
         saved = declared[0] - declared[segments]
         assert abs(peaks[0] - peaks[segments] - saved) <= one.saved_bytes
+    assert declared[1] == declared[0]  # one segment for all: nothing is gained
     assert peaks[9] < peaks[3] < peaks[1]  # a block keeps more than nine times its input
 
 

@@ -30,5 +30,7 @@ def recomputed(
         raise ValueError(f"segments: expected at most the {L} blocks, got {segments}")
     d_ff = kwargs.get("d_ff") or 4 * d
     again = L * one.forward - segments * 2 * B * N * d * d_ff
-    inputs, longest = segments * itemsize * B * N * d, -(-L // segments)
-    return RecomputedCost(whole + again, again, inputs, inputs + longest * one.saved_bytes)
+    own, longest = itemsize * B * N * d, -(-L // segments)
+    # A segment's input is also what its first block keeps.
+    peak = (segments - 1) * own + longest * one.saved_bytes
+    return RecomputedCost(whole + again, again, segments * own, peak)

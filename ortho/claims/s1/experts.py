@@ -28,7 +28,7 @@ def orders() -> Finding:
             "time": growth("N*d^2/k + N*d*E", sympy.expand(cost.forward)),
             "space, parameters": growth("d^2*E", sympy.expand(cost.trained)),
         }
-    ).noting("More active experts are more work, not less: $k$ stands above the line")
+    ).noting("More active experts are more work, not less: $k$ multiplies")
 
 
 def both(form: str) -> Any:
