@@ -20,7 +20,7 @@ CHECKED = {  # names of tests/test_*.py
     "weights": "synthesizer synthesizer_limits positional positional_patterns positional_layers positionalness",
     "properties": "properties",
     "layers": "softmax layers orthogonal johnson_lindenstrauss encoders configurations",
-    "hardware": "flash backends experts recomputation decoding",
+    "hardware": "flash backends experts recomputation decoding structured",
 }
 
 

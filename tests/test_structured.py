@@ -1,0 +1,149 @@
+"""Structured projections: orthogonal for any width, their law, what they stand for, what they cost, errors."""
+
+from itertools import product
+from math import cosh, prod
+
+import pytest
+import torch
+from scipy.special import hyp0f1
+
+from ortho import MultiheadAttention, to_standard
+from ortho.cost.counting import count_step
+from ortho.cost.structured import structured_projection
+from ortho.structured import StructuredProjection, factors, transform
+
+WIDTHS = [1, 2, 3, 7, 8, 12, 30, 64, 96, 97, 100]
+SIGMAS = 4.42  # two-sided, an error rate of 1e-5
+
+
+def draw(d=12, heads=1, seed=0, **kwargs):
+    generator = torch.Generator().manual_seed(seed)
+    return StructuredProjection(d, heads, generator=generator, dtype=torch.float64, **kwargs)
+
+
+@pytest.mark.parametrize("d", WIDTHS)
+def test_factors_and_transforms(d):
+    a, b = factors(d)
+    assert a * b == d
+    assert not any(d % c == 0 for c in range(a + 1, b))  # none nearer to the root
+    t = transform(d, dtype=torch.float64)
+    torch.testing.assert_close(t, t.T, atol=1e-15 * d, rtol=0)
+    torch.testing.assert_close(t @ t, torch.eye(d, dtype=torch.float64), atol=1e-14, rtol=0)  # d terms of 1/d
+    assert t.abs().max() <= (2 / d) ** 0.5 + 1e-12  # cos + sin is at most the root of 2
+    if d & (d - 1) == 0:
+        assert torch.allclose(t.abs(), torch.full_like(t, d**-0.5))
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+@pytest.mark.parametrize("d", WIDTHS)
+def test_orthogonal(d, rounds):
+    """Exactly, to rounding: products of orthogonal matrices whose entries are sums of at most 100 terms."""
+    one = draw(d, rounds=rounds)
+    for w in (one.weight_q, one.weight_k):
+        torch.testing.assert_close(w @ w.T, torch.eye(d, dtype=torch.float64), atol=1e-13, rtol=0)
+    if d > 3:
+        assert not torch.equal(one.weight_q, one.weight_k)
+
+
+@pytest.mark.parametrize("shared", [4, 2, 1])
+def test_it_is_the_matrices_that_it_stands_for(shared):
+    one = draw(24, 4, num_kv_heads=shared)
+    x, context = (torch.randn(2, n, 24, dtype=torch.float64) for n in (5, 9))
+    for given in ((x,), (x, context)):
+        for got, want in zip(one(*given), one.to_frozen()(*given), strict=True):
+            torch.testing.assert_close(got, want, atol=1e-13, rtol=0)
+
+
+def test_in_a_layer():
+    """Nothing of it is trained; a layer converts by way of matrices; the gradient is that of the matrices, or none."""
+    x = torch.randn(2, 7, 24, dtype=torch.float64, requires_grad=True)
+    for stop in (False, True):
+        layer = MultiheadAttention(24, 4, projection=draw(24, 4, stop_gradient=stop), dtype=torch.float64)
+        assert {name for name, _ in layer.named_parameters()} == {"weight_v", "weight_o"}
+        y = layer(x, is_causal=True)
+        (found,) = torch.autograd.grad(y.sum(), x)
+        layer.projection = layer.projection.to_frozen()
+        z = layer(x, is_causal=True)
+        torch.testing.assert_close(z, y, atol=1e-12, rtol=0)
+        torch.testing.assert_close(torch.autograd.grad(z.sum(), x)[0], found, atol=1e-12, rtol=0)
+        torch.testing.assert_close(to_standard(layer)(x, is_causal=True), y, atol=1e-12, rtol=0)
+
+
+def test_signs_are_all_that_is_stored():
+    one, other = draw(24, 4, seed=1), draw(24, 4, seed=2)
+    assert set(one.state_dict()) == {"signs_q", "signs_k"}
+    assert sum(x.numel() for x in one.state_dict().values()) == 2 * 3 * 24
+    x = torch.randn(1, 3, 24, dtype=torch.float64)
+    other.load_state_dict(one.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(one(x), other(x), strict=True))
+    assert torch.equal(draw(24, 4, seed=1).signs_q, one.signs_q)
+
+
+def test_one_round_by_all_its_signs():
+    """A row of one round of width 8 has entries of equal size and independent signs, so that the mean of exp over all
+    2^8 draws is a product of cosh, exactly, for whatever row."""
+    z = torch.linspace(-1, 1.3, 8, dtype=torch.float64)
+    one, values = draw(8, rounds=1), []
+    for signs in product([-1.0, 1.0], repeat=8):
+        one.signs_q = torch.tensor([signs], dtype=torch.float64)
+        values.append((8**0.5 * one.weight_q @ z).exp())
+    expected = prod(cosh(x) for x in z.tolist())
+    assert torch.stack(values).mean(0).sub(expected).abs().max() < 1e-12  # 256 terms of size 10
+
+
+def test_three_rounds_are_near_a_random_direction():
+    """Isotropic, and close to the sphere in what an exponential kernel sees: the mean of exp(sqrt(d) w z) over rows of
+    500 draws is within its standard error, and a bias of 1 %, of 0F1(d/2; d |z|^2 / 4)."""
+    d, z = 64, torch.zeros(64, dtype=torch.float64)
+    z[0] = 1.0
+    rows = [draw(d, seed=seed).weight_q for seed in range(500)]
+    moments = torch.stack([d**0.5 * w @ z for w in rows])  # (draws, d): rows of a draw are not independent
+    means = moments.exp().mean(1)
+    error = float(means.std() / len(rows) ** 0.5)
+    sphere = float(hyp0f1(d / 2, d / 4))
+    assert abs(float(means.mean()) - sphere) < SIGMAS * error + 0.01 * sphere
+    second = torch.stack(rows).square().mean(0)  # each entry's variance is 1/d
+    assert (second * d - 1).abs().max() < 5.5 * (2 / len(rows)) ** 0.5 * 1.5  # 4096 entries; heavier tails than chi^2
+
+
+@pytest.mark.parametrize("d", [1, 7, 12, 64])
+def test_counted(d):
+    """Declared = counted, with and without a gradient into x; nothing is kept."""
+
+    class Both(torch.nn.Module):
+        def __init__(self, stop):
+            super().__init__()
+            self.projection = draw(d, stop_gradient=stop).float()
+
+        def forward(self, x):
+            q, k = self.projection(x)
+            return torch.cat([q, k]) if not self.projection.stop_gradient else torch.cat([q, k]) + 0 * x[None]
+
+    x = torch.randn(2, 5, d, requires_grad=True)
+    counts = count_step(Both(False), x)
+    declared = structured_projection(2, 5, d)
+    assert (counts.forward, counts.backward) == (declared.forward, declared.backward)
+    assert (counts.elementwise_forward, counts.elementwise_backward) == declared[2:4]
+    assert counts.saved_bytes == 0
+    assert counts.frozen == declared.frozen
+    stopped = structured_projection(2, 5, d, input_grad=False)
+    assert count_step(Both(True), x).backward == stopped.backward == 0
+    assert stopped.forward == declared.forward
+
+
+def test_fewer_products_than_a_matrix():
+    dense = 2 * 2 * 768**2
+    assert structured_projection(1, 1, 768).forward == 2 * 3 * 2 * 768 * (24 + 32) < dense / 4
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="rounds: expected an integer of at least 1, got 0"):
+        StructuredProjection(8, 2, rounds=0)
+    with pytest.raises(ValueError, match="num_heads: expected a divisor of d_model = 8, got 3"):
+        StructuredProjection(8, 3)
+    with pytest.raises(TypeError, match="d: expected an integer of at least 1, got float 8.0"):
+        factors(8.0)
+    with pytest.raises(ValueError, match="n: expected an integer of at least 1, got 0"):
+        transform(0)
+    with pytest.raises(TypeError, match="projection: expected a learned or frozen one, got StructuredProjection"):
+        to_standard(MultiheadAttention(8, 2, projection=StructuredProjection(8, 2)))
