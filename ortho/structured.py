@@ -2,9 +2,10 @@ r"""Frozen projections without a matrix: sign flips and small orthogonal transfo
 
 With $d = a b$ a row of d numbers is an a x b table. A round flips signs, multiplies the table's rows by a fixed
 orthogonal matrix, transposes it, and multiplies its rows again: $x\, D (I_a \otimes T_b) P (I_b \otimes T_a)$. All
-parts are orthogonal, and so is any number of rounds, to rounding; one takes $2 d (a + b)$ FLOPs in place of $2 d^2$. The transforms are Hadamard's for powers of two and Hartley's, $(\cos + \sin)(2 \pi j k / n) / \sqrt n$, for
-what is left of d; all randomness is in the signs (Ailon & Chazelle 2009, *The fast Johnson-Lindenstrauss transform*;
-Yu et al. 2016, arXiv:1610.09072: three rounds are near a random orthogonal matrix in what kernels see of it).
+parts are orthogonal, and so is any number of rounds, to rounding; one takes $2 d (a + b)$ FLOPs in place of $2 d^2$.
+The transforms are Hadamard's for powers of two and Hartley's, $(\cos + \sin)(2 \pi j k / n) / \sqrt n$, for what is
+left of d; all randomness is in the signs (Ailon & Chazelle 2009, *The fast Johnson-Lindenstrauss transform*; Yu et al.
+2016, arXiv:1610.09072: three rounds are near a random orthogonal matrix in what kernels see of it).
 """
 
 from math import isqrt, pi, sqrt
