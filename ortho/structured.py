@@ -130,6 +130,7 @@ class StructuredProjection(Projection):
             draw="gaussian",
             **kind,
         )
+        frozen.draw = "structured"
         frozen.weight_q, frozen.weight_k = self.weight_q.contiguous(), self.weight_k.contiguous()
         return frozen
 
