@@ -6,17 +6,8 @@ Shape annotations are checked at run time when ORTHO_CHECK_SHAPES is set.
 
 import os
 
-import pytest
-
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if os.environ.get("ORTHO_CHECK_SHAPES"):
     from jaxtyping import install_import_hook
 
     install_import_hook("ortho", "beartype.beartype")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers (pytest-xdist), the cells of a notebook stay together: they share a kernel."""
-    for item in items:
-        if item.path.suffix == ".ipynb":
-            item.add_marker(pytest.mark.xdist_group(item.path.name))

@@ -5,6 +5,7 @@ import shutil
 import pytest
 import torch
 from drawn_parts import Parity, draw
+from torch.nn.attention.flex_attention import flex_attention
 
 from ortho.attention import MECHANISMS
 from ortho.attention.patterns import flex
@@ -128,7 +129,8 @@ def test_too_many_kernels_are_an_error(monkeypatch):
     """Where PyTorch would run them one operator at a time; traced only, which is when they are numbered."""
     torch.compiler.reset()
     monkeypatch.setattr(flex, "KERNELS", 1)
-    monkeypatch.setattr(flex, "_kernel", lambda: flex.torch.compile(flex.flex_attention, backend="eager", **flex.WHOLE))
+    traced = torch.compile(flex_attention, backend="eager", **flex.WHOLE)
+    monkeypatch.setattr(flex, "_kernel", lambda: traced)
     operands = qkv(1, length=20, dtype=torch.float32)
     flex_pattern_attention(*operands, pattern=Window(3))
     with pytest.raises(RuntimeError, match="compiled: .* got FailOnRecompileLimitHit"):

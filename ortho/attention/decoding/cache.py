@@ -2,13 +2,15 @@
 
 import copy
 from abc import ABC, abstractmethod
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from ortho import _checks
 from ortho._typing import Float, Tensor
+
+CacheT = TypeVar("CacheT", bound="Cache")
 
 
 class Cache(ABC):
@@ -58,7 +60,7 @@ class Cache(ABC):
     def nbytes(self) -> int:
         """Bytes that are held; none before the first token."""
 
-    def copy(self) -> Self:
+    def copy(self: CacheT) -> CacheT:
         """Another cache that has read the same, and reads on by itself."""
         other = copy.copy(self)
         other._own()

@@ -5,17 +5,20 @@ One who wants this kernel asks for it: it is no form of a mechanism, and what it
 
 import warnings
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._dynamo import config as dynamo_config
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from ortho import _checks
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.operands import with_past
 from ortho.attention.patterns.block_sparse import Blocks
 from ortho.attention.patterns.pattern import Pattern, known_pattern
+
+if TYPE_CHECKING:  # PyTorch's module brings the compiler along, and what that needs: not before somebody asks for it
+    from torch.nn.attention.flex_attention import BlockMask
+else:
+    BlockMask = Any
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # of the compiled kernels
 KERNELS = 64  # that a process may compile; PyTorch's own limit is 8
@@ -74,10 +77,14 @@ def _block_mask(pattern: Pattern, is_causal: bool, queries: int, keys: int, devi
     def kept(_: Tensor, __: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return allowed(i, j) & (j <= i) if is_causal else allowed(i, j)
 
+    from torch.nn.attention.flex_attention import create_block_mask
+
     return create_block_mask(kept, None, None, queries, keys, device=str(device))
 
 
 def _compiled(q: Tensor, k: Tensor, v: Tensor, pairs: BlockMask, scale: float | None) -> Tensor:
+    from torch._dynamo import config as dynamo_config
+
     try:
         with dynamo_config.patch(recompile_limit=KERNELS):
             return _kernel()(q, k, v, block_mask=pairs, scale=scale)
@@ -90,10 +97,14 @@ def _compiled(q: Tensor, k: Tensor, v: Tensor, pairs: BlockMask, scale: float | 
 
 @lru_cache(maxsize=1)
 def _kernel() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
     return torch.compile(flex_attention, **WHOLE)
 
 
 def _eager(q: Tensor, k: Tensor, v: Tensor, pairs: BlockMask, scale: float | None) -> Tensor:
+    from torch.nn.attention.flex_attention import flex_attention
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")  # it is meant
         return flex_attention(q, k, v, block_mask=pairs, scale=scale)
