@@ -28,17 +28,17 @@ class Cache(ABC):
     @torch.no_grad()
     def attend(
         self,
-        q: Float[Tensor, "*batch H n K"],
-        k: Float[Tensor, "*batch G n K"],
-        v: Float[Tensor, "*batch G n V"],
+        q: Float[Tensor, "*heads n K"],
+        k: Float[Tensor, "*kv_heads n K"],
+        v: Float[Tensor, "*kv_heads n V"],
         *,
         scale: float | None = None,
         **gates: Tensor,
-    ) -> Float[Tensor, "*batch H n V"]:
+    ) -> Float[Tensor, "*heads n V"]:
         """The outputs of n more tokens, as a causal call on the whole sequence would give them; they are kept.
 
-        H, a multiple of G, heads of queries share G heads of keys and values, H/G one after the other each. `gates` are
-        what the mechanism takes besides, for these tokens.
+        Of q (..., H, n, K), k (..., G, n, K) and v (..., G, n, V), with H a multiple of G, each H/G heads of queries one
+        after the other share a head of keys and values. `gates` are what the mechanism takes besides, for these tokens.
 
         Raises TypeError or ValueError, naming the argument, for operands that do not fit together or the tokens before,
         by shape, dtype or device, and for more tokens than there is room for. Whatever is raised, the cache is then as
@@ -100,11 +100,11 @@ class Cache(ABC):
             )
 
 
-def together(q: Float[Tensor, "*batch H n K"], G: int) -> Float[Tensor, "*batch G rows K"]:
+def together(q: Float[Tensor, "*heads n K"], G: int) -> Float[Tensor, "*kv_heads rows K"]:
     """The queries that share a head of keys as rows of one: (..., H, n, K) -> (..., G, H/G n, K)."""
     return q if q.dim() < 3 else q.unflatten(-3, (G, -1)).flatten(-3, -2)
 
 
-def apart(o: Float[Tensor, "*batch G rows V"], n: int) -> Float[Tensor, "*batch H n V"]:
+def apart(o: Float[Tensor, "*kv_heads rows V"], n: int) -> Float[Tensor, "*heads n V"]:
     """What `together` has put together, of n tokens."""
     return o if o.dim() < 3 else o.unflatten(-2, (-1, n)).flatten(-4, -3)

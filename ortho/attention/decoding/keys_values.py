@@ -77,12 +77,12 @@ class RotaryCache(KeyValueCache):
 
 def attend_rows(
     softmax: AttentionFunction,
-    q: Float[Tensor, "*batch H n K"],
-    keys: Float[Tensor, "*batch G M K"],
-    values: Float[Tensor, "*batch G M V"],
+    q: Float[Tensor, "*heads n K"],
+    keys: Float[Tensor, "*kv_heads M K"],
+    values: Float[Tensor, "*kv_heads M V"],
     mask: Bool[Tensor, "n M"] | None,
     scale: float | None,
-) -> Float[Tensor, "*batch H n V"]:
+) -> Float[Tensor, "*heads n V"]:
     """Softmax attention of queries to keys that several heads share: no key is read once for each of them."""
     n, heads = q.shape[-2], keys.shape[-3] if keys.dim() > 2 else 1
     rows = together(q, heads)
