@@ -37,8 +37,9 @@ class Cache(ABC):
     ) -> Float[Tensor, "*heads n V"]:
         """The outputs of n more tokens, as a causal call on the whole sequence would give them; they are kept.
 
-        Of q (..., H, n, K), k (..., G, n, K) and v (..., G, n, V), with H a multiple of G, each H/G heads of queries one
-        after the other share a head of keys and values. `gates` are what the mechanism takes besides, for these tokens.
+        Of q (..., H, n, K), k (..., G, n, K) and v (..., G, n, V), with H a multiple of G, each H/G heads of queries
+        one after the other share a head of keys and values. `gates` are what the mechanism takes besides, for these
+        tokens.
 
         Raises TypeError or ValueError, naming the argument, for operands that do not fit together or the tokens before,
         by shape, dtype or device, and for more tokens than there is room for. Whatever is raised, the cache is then as
