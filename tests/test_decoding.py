@@ -227,7 +227,7 @@ def test_generate():
     """At temperature 0 each token is the likeliest behind those before it; drawn ones depend on the generator alone."""
     one = model()
     tokens = torch.randint(13, (3, 4), generator=torch.Generator().manual_seed(1))
-    greedy = one.generate(tokens, 12, temperature=0)
+    greedy = one.generate(tokens, 12, temperature=0.0)
     assert torch.equal(greedy[:, :4], tokens)
     for stop in range(4, 16):
         assert torch.equal(greedy[:, stop], one(greedy[:, :stop])[:, -1].argmax(-1))
@@ -409,6 +409,7 @@ def test_positions_stay_on_the_cpu():
     torch.testing.assert_close(in_pieces(cache, (q, k, v), range(10)), expected, **CLOSE)
 
 
+@pytest.mark.bad_input
 def test_errors():
     with pytest.raises(ValueError, match="attention: expected one of 'softmax', .* got 'sofmax'"):
         new_cache("sofmax", 4)
@@ -436,6 +437,7 @@ def test_errors():
         decoded("window", 1, sp.Symbol("N"), 2, 4, 4)
 
 
+@pytest.mark.bad_input
 def test_errors_of_layers():
     layer, x = MultiheadAttention(8, 2), torch.zeros(1, 3, 8)
     with pytest.raises(TypeError, match="cache: expected a Cache, got tuple of 0"):
@@ -458,6 +460,7 @@ def test_errors_of_layers():
         MultiheadAttention(8, 2, num_kv_heads=1).to_torch()
 
 
+@pytest.mark.bad_input
 def test_errors_of_models():
     one, tokens = model(), torch.zeros(1, 3, dtype=torch.long)
     with pytest.raises(ValueError, match="caches: expected None beside initial_state or return_state"):

@@ -136,6 +136,7 @@ def test_fewer_products_than_a_matrix():
     assert structured_projection(1, 1, 768).forward == 2 * 3 * 2 * 768 * (24 + 32) < dense / 4
 
 
+@pytest.mark.bad_input
 def test_errors():
     with pytest.raises(ValueError, match="rounds: expected an integer of at least 1, got 0"):
         StructuredProjection(8, 2, rounds=0)
