@@ -43,7 +43,7 @@ check: $(READY) ## reject notebooks that are not fully executed, fail, warn or a
 	@$(PY) tools/notebooks.py check
 
 test: $(READY) ## unit tests and every notebook, strictly compared, side by side
-	$(PY) -m pytest --nbval -n auto --dist loadfile
+	$(PY) -m pytest --nbval -n auto --dist loadfile --no-loadscope-reorder
 
 lint: check ## style, types, direction of imports
 	$(PY) -m ruff check

@@ -80,4 +80,4 @@ def test_set_up_once_and_again_when_the_requirements_change(checkout):
 
 def test_an_environment_of_ones_own_is_left_alone(checkout):
     result = make(checkout, "-n", "test", "PY=python")
-    assert result.stdout == "python -m pytest --nbval -n auto --dist loadfile\n"
+    assert result.stdout == "python -m pytest --nbval -n auto --dist loadfile --no-loadscope-reorder\n"
