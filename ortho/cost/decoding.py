@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from ortho import _checks
 from ortho._typing import Size
 from ortho.attention import MECHANISMS
@@ -46,5 +44,5 @@ def decoded(
 
 def read_keys(pattern: Pattern, N: int) -> int:
     """How many keys the N-th token's query reads."""
-    last = torch.tensor(_checks.positive_int("N", N) - 1)
-    return int(pattern.kept(last, torch.arange(N), is_causal=True).sum())
+    _checks.positive_int("N", N)
+    return pattern.pairs(N, is_causal=True) - pattern.pairs(N - 1, is_causal=True)

@@ -2,7 +2,6 @@
 
 from typing import Any, NamedTuple
 
-from ortho._checks import positive_int
 from ortho._typing import Size
 from ortho.cost.closed_forms import check_sizes
 from ortho.structured import ROUNDS, factors
@@ -24,7 +23,7 @@ def structured_projection(B: Size, N: Size, d: int, *, rounds: int = ROUNDS, inp
     `input_grad` says whether a gradient passes to x: not where the projection stops it. Stored are the signs and, for
     every layer anew, the two transforms.
     """
-    check_sizes(B=B, N=N, d=d, rounds=positive_int("rounds", rounds))
+    check_sizes(B=B, N=N, d=d, rounds=rounds)
     a, b = factors(d)
     products, flips = 2 * rounds * 2 * B * N * d * (a + b), 2 * rounds * B * N * d
     again = int(input_grad)

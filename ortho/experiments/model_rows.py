@@ -10,7 +10,7 @@ from ortho.configurations import CONFIGURATIONS
 from ortho.cost import Cost
 from ortho.cost.whole_models import step_memory
 from ortho.experiments.records import Case, Record, by_device
-from ortho.experiments.summary import quartiles, step_seconds
+from ortho.experiments.summary import clocked, quartiles, step_seconds
 
 Row = dict[str, Any]
 
@@ -56,13 +56,12 @@ def rows(records: Iterable[Record]) -> list[Row]:
 
 
 def _matmul_rate(record: Record) -> float | None:
-    """FLOPs a second of the square product, by the clock that `summary.seconds` reads."""
+    """FLOPs a second of the square product."""
     times = record["facts"].get(MATMUL)
     if not times:
         return None
-    own = record["provenance"]["threads"] == 1 and "product_cpu_s" in times
     edge: int = record["configuration"]["edge"]
-    return 2 * edge**3 / statistics.median(times["product_cpu_s" if own else "product_s"])
+    return 2 * edge**3 / statistics.median(clocked(record, times, "product"))
 
 
 def line(record: Record) -> str:

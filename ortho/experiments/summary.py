@@ -37,11 +37,15 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def seconds(record: Record, arm: str, phase: str) -> list[float]:
-    """Seconds of one phase, per repetition.
+    """Seconds of one phase of an arm, per repetition."""
+    return clocked(record, record["repetitions"][arm], phase)
+
+
+def clocked(record: Record, quantities: Mapping[str, Sequence[float]], phase: str) -> list[float]:
+    """Seconds of one phase among what was measured, per repetition.
 
     The process's own time where one thread was timed on a CPU, which other load does not lengthen; else the clock's.
     """
-    quantities = record["repetitions"][arm]
     own = record["provenance"]["threads"] == 1 and f"{phase}_cpu_s" in quantities
     return list(quantities[f"{phase}_cpu_s" if own else f"{phase}_s"])
 
