@@ -3,9 +3,10 @@
 from ortho import attention, cost, orthogonal, projections
 from ortho.attention import MECHANISMS, RandomFeatureAttention
 from ortho.attention.decoding import Cache, new_cache
+from ortho.conversion import to_standard
 from ortho.encoders import TextEncoder, VisionTransformer
 from ortho.experts import GatedFeedForward, MixtureOfExperts
-from ortho.layers import FeedForward, MultiheadAttention, TransformerBlock, to_standard
+from ortho.layers import FeedForward, MultiheadAttention, TransformerBlock
 from ortho.models import LanguageModel
 from ortho.projections import PROJECTIONS
 from ortho.synthesizer import SynthesizerAttention

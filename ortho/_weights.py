@@ -1,5 +1,7 @@
 """What every layer does with its matrices and its heads."""
 
+from math import sqrt
+
 import torch
 from torch import nn
 
@@ -10,13 +12,18 @@ def new_weight(
     rows: int,
     columns: int,
     *,
+    fans: int | None = None,
     generator: torch.Generator | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> nn.Parameter:
-    """A trained matrix (rows, columns) with Xavier's uniform initialisation (Glorot & Bengio 2010)."""
+    """A trained matrix (rows, columns) with Xavier's uniform initialisation (Glorot & Bengio 2010).
+
+    `fans` is the sum of the numbers of inputs and outputs by which it is scaled, where these are not the matrix's own.
+    """
     weight = torch.empty(rows, columns, dtype=dtype, device=device)
-    return nn.Parameter(nn.init.xavier_uniform_(weight, generator=generator))
+    gain = 1.0 if fans is None else sqrt((rows + columns) / fans)
+    return nn.Parameter(nn.init.xavier_uniform_(weight, gain, generator=generator))
 
 
 def new_bias(weight: Tensor) -> nn.Parameter:

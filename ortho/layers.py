@@ -1,8 +1,7 @@
 """Layers: multi-head attention as projection x attention, the feed-forward network, the pre-norm block."""
 
-import copy
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,29 +13,33 @@ from ortho._weights import new_bias, new_weight, split_heads, spread_heads
 from ortho.attention import FORMS, MECHANISMS
 from ortho.attention.decoding import Cache, new_cache
 from ortho.gates import Gate
-from ortho.projections import PROJECTIONS, FrozenProjection, LearnedProjection, Projection, kv_heads
+from ortho.projections import PROJECTIONS, Projection, by_matrices
 
-__all__ = ["FeedForward", "MultiheadAttention", "TransformerBlock", "to_standard"]
+__all__ = ["FeedForward", "MultiheadAttention", "TransformerBlock"]
 
 
 class MultiheadAttention(nn.Module):
     r"""Multi-head attention, $Y = \mathrm{concat}_j\, A(q_j, k_j, v_j)\, W_O$.
 
-    `projection` names how q and k are made ('learned', 'frozen', 'stopped', or a `Projection` module) and `attention`
-    a mechanism of `ortho.MECHANISMS`; the standard layer is learned x softmax (Vaswani et al. 2017, section 3.2.2),
-    orthogonal random attention is frozen x softmax. `form` chooses the mechanism's 'reference' or 'fast' form. Instead
+    `projection` names how q and k are made ('learned', 'frozen', 'stopped', ...: `ortho.PROJECTIONS`), or is a class of
+    projections, or such a module, which several layers may share; and `attention` names a mechanism of
+    `ortho.MECHANISMS`. The standard layer is learned x softmax (Vaswani et al. 2017, section 3.2.2), orthogonal random
+    attention is frozen x softmax. `form` chooses the mechanism's 'reference' or 'fast' form. Instead
     of a name, `attention` may be a module with the mechanisms' signature, such as `RandomFeatureAttention`, whose form
     is its own. W_V and W_O (`weight_v`, `weight_o`, stored as in `torch.nn.Linear`) are always trained, and with `bias`
     what is added to their outputs.
 
     With `num_kv_heads` fewer heads of keys and values, a divisor of `num_heads`, as many heads of queries one after the
-    other share each (grouped queries, Ainslie et al. 2023, arXiv:2305.13245; 1: multi-query attention).
+    other share each (grouped queries, Ainslie et al. 2023, arXiv:2305.13245; 1: multi-query attention). With `head_dim`
+    there may be any number of heads, each of that width: W_V is (G K, d) and W_O (d, H K), and their entries begin with
+    the variance that they have in a layer whose heads are as wide as x.
 
     What a mechanism takes besides (`Mechanism.gates`) is made of the keys' tokens by gates, always trained; `gates`
     puts others in their place: `{"beta": ReflectingWriteStrength}`.
 
     Raises TypeError or ValueError, naming the argument, for unknown names, for d_model not divisible by num_heads, for
-    a `form` beside a module, and for `num_kv_heads` or a `bias` other than those of a projection that is a module.
+    a `form` beside a module, for sizes or a `bias` other than those of a projection that is a module, and for a
+    mechanism with gates beside `head_dim`: gates are those of heads that share x.
     """
 
     def __init__(
@@ -44,9 +47,10 @@ class MultiheadAttention(nn.Module):
         d_model: int,
         num_heads: int,
         *,
+        head_dim: int | None = None,
         num_kv_heads: int | None = None,
         bias: bool = False,
-        projection: str | Projection = "learned",
+        projection: str | Callable[..., Projection] | Projection = "learned",
         attention: str | nn.Module = "softmax",
         form: str = "fast",
         gates: Mapping[str, type[Gate]] | None = None,
@@ -56,19 +60,17 @@ class MultiheadAttention(nn.Module):
     ) -> None:
         super().__init__()
         kind: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
-        if not isinstance(projection, Projection):
-            make = PROJECTIONS[_checks.one_of("projection", projection, PROJECTIONS)]
-            projection = make(d_model, num_heads, num_kv_heads=num_kv_heads, bias=bias, **kind)
-        sizes = (d_model, num_heads, kv_heads(num_heads, num_kv_heads), bias)
-        got = (projection.d_model, projection.num_heads, projection.num_kv_heads, projection.bias_q is not None)
-        if got != sizes:
-            raise ValueError(f"projection: expected (d_model, num_heads, num_kv_heads, bias) = {sizes}, got {got}")
-        self.d_model, self.num_heads, self.num_kv_heads = sizes[:3]
+        sizes = {"head_dim": head_dim, "num_kv_heads": num_kv_heads, "bias": bias}
+        self.projection = _projection(projection, d_model, num_heads, **sizes, **kind)
+        self.d_model, self.num_heads = d_model, num_heads
+        self.head_dim, self.num_kv_heads = self.projection.head_dim, self.projection.num_kv_heads
         self.attention, makers = _attention(attention, form, gates or {})
+        if makers and head_dim is not None:
+            raise ValueError(f"head_dim: expected None beside an attention with gates, got {head_dim}")
         self.form = _checks.one_of("form", form, FORMS)
-        self.projection = projection
-        self.weight_v = new_weight(projection.kv_width, d_model, **kind)
-        self.weight_o = new_weight(d_model, d_model, **kind)
+        fans = None if head_dim is None else 2 * d_model
+        self.weight_v = new_weight(self.projection.kv_width, d_model, fans=fans, **kind)
+        self.weight_o = new_weight(d_model, self.projection.q_width, fans=fans, **kind)
         self.bias_v, self.bias_o = (new_bias(w) if bias else None for w in (self.weight_v, self.weight_o))
         self.gates = nn.ModuleDict({name: make(d_model, num_heads, **kind) for name, make in makers.items()})
 
@@ -138,14 +140,16 @@ class MultiheadAttention(nn.Module):
     def to_torch(self) -> nn.MultiheadAttention:
         """This layer as PyTorch's own `nn.MultiheadAttention` (batch first), with identical outputs.
 
-        Raises ValueError for an attention other than softmax and for grouped queries, which that layer does not know,
-        and TypeError for a projection of one's own, whose weights need not say what it does.
+        Raises ValueError for what that layer does not know: an attention other than softmax, grouped queries, and heads
+        of another width than d/H; and TypeError for a projection of one's own, whose weights need not say what it does.
         """
-        made = _convertible(self.projection)
+        made = by_matrices(self.projection)
         if self.attention != "softmax":
             raise ValueError(f"attention: expected 'softmax', got {self.attention!r}")
         if self.num_kv_heads != self.num_heads:
             raise ValueError(f"num_kv_heads: expected num_heads = {self.num_heads}, got {self.num_kv_heads}")
+        if self.head_dim * self.num_heads != self.d_model:
+            raise ValueError(f"head_dim: expected d_model / num_heads, got {self.head_dim}")
         w, biases = self.weight_o, [b for b in (made.bias_q, made.bias_k, self.bias_v) if b is not None]
         layer = nn.MultiheadAttention(
             self.d_model, self.num_heads, bias=bool(biases), batch_first=True, dtype=w.dtype, device=w.device
@@ -160,6 +164,25 @@ class MultiheadAttention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"attention={self.attention!r}, form={self.form!r}" if isinstance(self.attention, str) else ""
+
+
+def _projection(made: Any, d_model: int, num_heads: int, **sizes: Any) -> Projection:
+    """The projection of a name or a class, or the one that is given, if it is of these sizes."""
+    if isinstance(made, str):
+        made = PROJECTIONS[_checks.one_of("projection", made, PROJECTIONS)]
+    if callable(made) and not isinstance(made, Projection):
+        made = made(d_model, num_heads, **{name: value for name, value in sizes.items() if value})
+    if not isinstance(made, Projection):
+        raise TypeError(f"projection: expected a name, a class or a module of them, got {_checks.describe(made)}")
+    names = ("d_model", "num_heads", "head_dim", "num_kv_heads")
+    like = Projection(d_model, num_heads, **{name: sizes[name] for name in names[2:]})
+    wanted, got = ([getattr(one, name) for name in names] for one in (like, made))
+    if got != wanted or sizes["bias"] != (made.bias_q is not None):
+        raise ValueError(
+            f"projection: expected {', '.join(names)} and bias {(*wanted, sizes['bias'])}, "
+            f"got {(*got, made.bias_q is not None)}"
+        )
+    return made
 
 
 def _alone(cache: Any, attention: str | nn.Module, is_causal: bool, **others: Any) -> None:
@@ -226,14 +249,18 @@ class TransformerBlock(nn.Module):
 
     Pre-norm, x + attention(norm(x)), then x + feed-forward(norm(x)) (Xiong et al. 2020, arXiv:2002.04745); or, without
     `norm_first`, post-norm, norm(x + attention(x)), then norm(x + feed-forward(x)) (Vaswani et al. 2017, section 3.1).
-    Takes what `MultiheadAttention` takes, and `d_ff`; `bias` is that of all parts, the norms' included.
+    `layer` is the class of the attention layer, which is given `kwargs`: `MultiheadAttention`, or one that is called as
+    it is, such as `HybridAttention`. `bias` is that of all parts, the norms' included.
     """
+
+    attention: Any
 
     def __init__(
         self,
         d_model: int,
         num_heads: int,
         *,
+        layer: Callable[..., nn.Module] = MultiheadAttention,
         d_ff: int | None = None,
         norm_first: bool = True,
         bias: bool = False,
@@ -244,7 +271,8 @@ class TransformerBlock(nn.Module):
     ) -> None:
         super().__init__()
         kind: dict[str, Any] = {"bias": bias, "dtype": dtype, "device": device}
-        self.attention = MultiheadAttention(d_model, num_heads, generator=generator, **kind, **kwargs)
+        own = {name: value for name, value in kind.items() if value}  # not every layer knows of biases
+        self.attention = layer(d_model, num_heads, generator=generator, **own, **kwargs)
         self.feed_forward = FeedForward(d_model, d_ff, generator=generator, **kind)
         self.norm_attention = nn.LayerNorm(d_model, **kind)
         self.norm_feed_forward = nn.LayerNorm(d_model, **kind)
@@ -259,7 +287,7 @@ class TransformerBlock(nn.Module):
         **kwargs: Any,
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], State]:
         """x (B, N, d) -> (B, N, d); the arguments are `MultiheadAttention.forward`'s, without the context."""
-        _checks.sequence("x", x, self.attention.weight_v)
+        _checks.sequence("x", x, self.norm_attention.weight)
         y = self.attention(
             self.norm_attention(x) if self.norm_first else x,
             initial_state=initial_state,
@@ -278,29 +306,3 @@ class TransformerBlock(nn.Module):
             return self.norm_feed_forward(x + self.feed_forward(x))
         x = x + y
         return x + self.feed_forward(self.norm_feed_forward(x))
-
-
-def _convertible(projection: Projection) -> Projection:
-    if type(projection) not in (LearnedProjection, FrozenProjection):
-        raise TypeError(f"projection: expected a learned or frozen one, got {type(projection).__name__}")
-    return projection
-
-
-ModuleT = TypeVar("ModuleT", bound=nn.Module)
-
-
-def to_standard(module: ModuleT) -> ModuleT:
-    """A copy of any module in which every projection is a learned one with the same weights: same outputs, all trained.
-
-    The copy's layers are what the standard architecture loads and what a trainer may fine-tune in full. Raises
-    TypeError for a projection of one's own, whose weights need not say what it does.
-    """
-    module = copy.deepcopy(module)
-    for layer in [m for m in module.modules() if isinstance(m, MultiheadAttention)]:
-        old = _convertible(layer.projection)
-        sizes: dict[str, Any] = {"num_kv_heads": old.num_kv_heads, "bias": old.bias_q is not None}
-        new = LearnedProjection(old.d_model, old.num_heads, **sizes, device="meta")  # no draw: its weights are the old
-        for name, value in [*old.named_parameters(), *old.named_buffers()]:
-            setattr(new, name, nn.Parameter(value.detach().clone()))
-        layer.projection = new.train(old.training)
-    return module

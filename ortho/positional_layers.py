@@ -20,7 +20,7 @@ from ortho.attention.positional.attention import (
     positional_attention_reference,
 )
 from ortho.attention.positional.pattern import EMPTY
-from ortho.projections import PROJECTIONS, Projection
+from ortho.projections import PROJECTIONS
 
 __all__ = ["PositionalAttention", "sinusoidal_positions"]
 
@@ -33,8 +33,7 @@ class PositionalAttention(nn.Module):
     With the default patterns and eight heads, seven fixed and one learned, it is the encoder's attention of Raganato,
     Scherrer & Tiedemann 2020 (arXiv:2002.10260). `patterns` has a pattern, or its name in `PATTERNS`, for each fixed
     head; there may be none, or as many as heads. The others are heads of `ortho.layers.MultiheadAttention` with this
-    `projection` and `attention`, both by name: queries and keys are made for them alone, by the last rows of the full
-    matrices. `form` is the 'reference' or 'fast' form of both; `empty` says what a fixed head has in rows without
+    `projection` and `attention`, both by name: queries and keys are made for them alone. `form` is the 'reference' or 'fast' form of both; `empty` says what a fixed head has in rows without
     any weight. W_V and W_O (`weight_v`, `weight_o`, stored as in `torch.nn.Linear`) are always trained.
 
     Raises TypeError or ValueError, naming the argument, for unknown names, for d_model not divisible by num_heads, for
@@ -67,7 +66,8 @@ class PositionalAttention(nn.Module):
             raise ValueError(f"attention: expected a mechanism without gates, got {attention!r}")
         make = PROJECTIONS[_checks.one_of("projection", projection, PROJECTIONS)]
         kind: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
-        self.projection = _of_last_heads(make(d_model, num_heads, **kind), self.learned) if self.learned else None
+        width = d_model // num_heads
+        self.projection = make(d_model, self.learned, head_dim=width, **kind) if self.learned else None
         self.weight_v = new_weight(d_model, d_model, **kind)
         self.weight_o = new_weight(d_model, d_model, **kind)
 
@@ -149,17 +149,6 @@ class PositionalAttention(nn.Module):
             f"d_model={self.d_model}, num_heads={self.num_heads}, patterns=({names}), attention={self.attention!r}, "
             f"form={self.form!r}, empty={self.empty!r}"
         )
-
-
-def _of_last_heads(projection: Projection, heads: int) -> Projection:
-    """The projection with the rows of its last heads alone."""
-    rows = heads * projection.d_model // projection.num_heads
-    for name in ("weight_q", "weight_k"):
-        weight = getattr(projection, name)
-        own = weight.detach()[-rows:].clone()
-        setattr(projection, name, nn.Parameter(own) if isinstance(weight, nn.Parameter) else own)
-    projection.num_heads = projection.num_kv_heads = heads
-    return projection
 
 
 def sinusoidal_positions(

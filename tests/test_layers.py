@@ -74,7 +74,10 @@ def test_conversion(projection, form):
     ora = layer(projection, form=form)
     standard = to_standard(ora)
     assert {n for n, _ in standard.named_parameters()} == {n for n, _ in layer("learned").named_parameters()}
-    assert torch.equal(standard(x, attn_mask=mask), ora(x, attn_mask=mask))
+    if projection.startswith("structured"):  # whose weights are made by other sums
+        torch.testing.assert_close(standard(x, attn_mask=mask), ora(x, attn_mask=mask), atol=1e-6, rtol=1e-6)
+    else:
+        assert torch.equal(standard(x, attn_mask=mask), ora(x, attn_mask=mask))
     assert standard.weight_v.data_ptr() != ora.weight_v.data_ptr()
     mask |= torch.eye(6, dtype=torch.bool)  # PyTorch's layer gives NaN for a fully masked row
     theirs, _ = ora.to_torch()(x, x, x, attn_mask=~mask, need_weights=False)
@@ -94,7 +97,7 @@ def test_shared_heads_by_the_definition(projection, shared):
             if "bias" in name:
                 bias.normal_(generator=generator_)
     x, upstream = draw(2, 7, 16, dtype=torch.float64).requires_grad_(), draw(2, 7, 16, seed=2, dtype=torch.float64)
-    inner = x.detach() if projection == "stopped" else x
+    inner = x.detach() if projection.endswith("stopped") else x
     of = one.projection
     rows = []
     for head in range(4):
@@ -110,7 +113,7 @@ def test_shared_heads_by_the_definition(projection, shared):
     torch.testing.assert_close(got, expected, atol=1e-12, rtol=1e-12)  # sums of 16 products of size 1
     for a, b in zip(*(torch.autograd.grad(y, leaves, upstream) for y in (got, expected)), strict=True):
         torch.testing.assert_close(a, b, atol=1e-11, rtol=1e-11)
-    assert torch.equal(to_standard(one)(x, is_causal=True), got)
+    torch.testing.assert_close(to_standard(one)(x, is_causal=True), got, atol=1e-11, rtol=1e-11)
     if shared == 4:
         mask = torch.ones(7, 7, dtype=torch.bool).triu(1)
         theirs, _ = one.to_torch()(x, x, x, attn_mask=mask, need_weights=False)
@@ -173,9 +176,9 @@ def test_only_known_projections_convert():
             return q + 1, k
 
     own = MultiheadAttention(8, 2, projection=Shifted(8, 2))
-    with pytest.raises(TypeError, match="projection: expected a learned or frozen one, got Shifted"):
+    with pytest.raises(TypeError, match="projection: expected one of this package, got Shifted"):
         to_standard(own)
-    with pytest.raises(TypeError, match="projection: expected a learned or frozen one"):
+    with pytest.raises(TypeError, match="projection: expected one of this package"):
         own.to_torch()
 
 
@@ -240,7 +243,7 @@ def test_gates_are_made_of_the_keys_tokens():
         assert beta.max() > 1  # more than the mechanism's own strengths reach
         o = MECHANISMS["gated-delta"].fast(q, k, v, beta=beta, log_decay=log_decay)
         torch.testing.assert_close(one(x, context), o.transpose(1, 2).flatten(2) @ one.weight_o.T)
-        assert torch.equal(to_standard(one)(x, context), one(x, context))
+        torch.testing.assert_close(to_standard(one)(x, context), one(x, context), atol=1e-6, rtol=1e-6)
 
 
 def test_initialisation_scale():
@@ -255,7 +258,7 @@ BAD = [
     (lambda: MultiheadAttention(8, 3), ValueError, "num_heads: expected a divisor of d_model = 8, got 3"),
     (lambda: MultiheadAttention(0, 1), ValueError, "d_model: expected an integer of at least 1, got 0"),
     (lambda: MultiheadAttention(8, 2.0), TypeError, "num_heads: expected an integer"),
-    (lambda: layer("freezed"), ValueError, "projection: expected one of 'learned', 'frozen', 'stopped', got 'freezed'"),
+    (lambda: layer("freezed"), ValueError, "projection: expected one of 'learned', .*, got 'freezed'"),
     (lambda: layer("learned", attention="flush"), ValueError, "attention: expected one of 'softmax'.*got 'flush'"),
     (lambda: layer("learned", attention="flush"), ValueError, "attention: .*'gated-delta'.*, or an nn.Module, got"),
     (lambda: layer("learned", attention=torch.relu), ValueError, "attention: .*, or an nn.Module, got <built-in"),

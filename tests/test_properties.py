@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from ortho import MECHANISMS, PROJECTIONS, MultiheadAttention
 
-PAIRS = [(p, a) for p in PROJECTIONS for a in MECHANISMS]
+# To a mechanism one projection is as good as another through which as much of the gradient passes.
+MATRICES = [name for name in PROJECTIONS if not name.startswith("structured")]
+PAIRS = [(p, a) for p in PROJECTIONS for a in MECHANISMS if p in MATRICES or a == "softmax"]
 CAUSAL_PAIRS = [(p, a) for p, a in PAIRS if MECHANISMS[a].causal]
 # Two float64 computations of the same sums in different orders: at most some 1e3 rounded terms (2e-13), magnified by
 # the exponentials of scores up to 20 (4e-12). The bound leaves a factor 25; a wrong term would show at 1e-2.
@@ -147,7 +149,7 @@ def test_gradients_by_finite_differences(form, projection, attention):
     layer = pair(projection, attention, 4, 2, 0)[form == "fast"]
     if MECHANISMS[attention].fitted:
         return  # its gradient leaves out the fit, and is not the derivative; tests/test_favor.py holds the fit still
-    if projection == "stopped":  # its gradient is by design not the derivative: hold q and k where they are
+    if projection.endswith("stopped"):  # its gradient is by design not the derivative: hold q and k where they are
         q, k = layer.projection(x)
         layer.projection.forward = lambda x, context: (q, k)
     causal = causality(attention, True)

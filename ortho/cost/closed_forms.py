@@ -8,8 +8,9 @@ from ortho._checks import one_of, positive_int
 from ortho._typing import Size
 from ortho.attention import FORMS, MECHANISMS
 from ortho.cost.counting import LAYER_NORM_BACKWARD, LAYER_NORM_FORWARD
+from ortho.cost.projections import projection_cost
 from ortho.gates import Gate, GateCost
-from ortho.projections import PROJECTIONS, kv_heads
+from ortho.projections import kv_heads
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def layer(
     d: Size,
     H: Size,
     *,
+    head_dim: Size = None,
     num_kv_heads: Size = None,
     bias: bool = False,
     projection: str = "learned",
@@ -92,43 +94,45 @@ def layer(
     `input_grad` says whether x needs a gradient: always, but for a first layer over frozen embeddings. Without it, q
     and k of a frozen projection depend on nothing that is trained, and autograd leaves their path out.
     """
-    check_sizes(B=B, N=N, d=d, H=H)
-    one_of("projection", projection, PROJECTIONS)
+    if head_dim is None:
+        check_sizes(B=B, N=N, d=d, H=H)
+        K = d // H if isinstance(d, int) else d / H
+    else:
+        check_sizes(B=B, N=N, d=d)
+        check_sizes(H=H, head_dim=head_dim)
+        K = head_dim
     one_of("form", form, FORMS)
     mechanism = MECHANISMS[one_of("attention", attention, MECHANISMS)]
-    learned = projection == "learned"
-    qk_grad = learned or (projection == "frozen" and input_grad)
-    K = d // H if isinstance(d, int) else d / H
-    core = mechanism.cost(B, N, H, K, K, form=form, causal=causal, qk_grad=qk_grad, itemsize=itemsize, **options)
-    kept_twice = 0 if 1 in (H, N) else core.output_bytes  # heads, or tokens, lie side by side as they are
     G = shared_heads(H, num_kv_heads)
-    shared = G != H
-    product = 2 * B * N * d * d  # FLOPs of one (B N, d) x (d, d) product
-    keys = 2 * B * N * d * K * G  # of the one that makes k, or v
-    # dO always; into x through v, and through q and k where autograd goes there.
-    input_gradients = product + (keys + (product + keys if qk_grad else 0) if input_grad else 0)
-    weight_gradients = product + keys + (product + keys if learned else 0)
-    sums = B * N * d * (int(bias) * (1 + learned)) + B * N * K * G * int(bias) * (1 + learned)  # of the biases
-    if shared:  # k's and v's gradients over the heads that share them
-        sums += B * N * d * (1 + qk_grad)
-    matrix, fewer = d * d, d * K * G
-    biases = int(bias) * (d + K * G)  # numbers that are added to q and k, and as many to v and the output
+    made = projection_cost(projection, B, N, d, H, K, G, bias=bias, input_grad=input_grad, itemsize=itemsize)
+    core = mechanism.cost(B, N, H, K, K, form=form, causal=causal, qk_grad=made.gradient, itemsize=itemsize, **options)
+    kept_twice = 0 if 1 in (H, N) else core.output_bytes  # heads, or tokens, lie side by side as they are
+    numbers = K * (H + G)  # of a token's values and of its merged heads
+    product = 2 * B * N * d * numbers  # FLOPs of making the values, and the output
+    merged = 2 * B * N * d * H * K  # of the latter alone
+    sums = B * N * int(bias) * (d + K * G)  # of the biases
+    if G != H:  # k's and v's gradients over the heads that share them
+        sums += B * N * H * K * (1 + made.gradient)
+    own = numbers * d + int(bias) * (d + K * G)  # trained in any case
     bare = Cost(
-        forward=2 * (product + keys) + core.forward,
-        backward=weight_gradients + input_gradients + core.backward,
-        elementwise_forward=core.elementwise_forward,
+        forward=product + made.forward + core.forward,
+        # dO always; into x through v, and through q and k where autograd goes there.
+        backward=product + (product if input_grad else merged) + made.backward + core.backward,
+        elementwise_forward=core.elementwise_forward + made.elementwise_forward,
         elementwise_backward=core.elementwise_backward
-        + (2 * B * N * d if input_grad and qk_grad else 0)  # sum of dx
+        + made.elementwise_backward
+        + (2 * B * N * d if input_grad and made.gradient else 0)  # sum of dx
         + sums,
-        saved_bytes=2 * itemsize * B * N * d + core.saved_bytes + kept_twice,  # x and the merged heads
-        decode=4 * B * d * (d + K * G) + core.decode,
+        # x, the merged heads
+        saved_bytes=itemsize * B * N * (d + H * K) + core.saved_bytes + made.saved_bytes + kept_twice,
+        decode=2 * B * d * numbers + made.decode + core.decode,
         state_bytes=core.state_bytes,
-        trained=(1 + learned) * (matrix + fewer + biases),
-        frozen=0 if learned else matrix + fewer + biases,
+        trained=own + made.trained,
+        frozen=made.frozen,
         itemsize=itemsize,
     )
-    made = {**mechanism.gates, **(gates or {})}.values()
-    of_gates = [gate.cost(B, N, d, H, input_grad=input_grad, itemsize=itemsize) for gate in made]
+    gate_classes = {**mechanism.gates, **(gates or {})}.values()
+    of_gates = [gate.cost(B, N, d, H, input_grad=input_grad, itemsize=itemsize) for gate in gate_classes]
     return replace(
         bare, **{name: getattr(bare, name) + sum(getattr(g, name) for g in of_gates) for name in GateCost._fields}
     )

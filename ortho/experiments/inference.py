@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ortho.conversion import to_standard
 from ortho.experiments import summary, training_step
 from ortho.experiments.records import Case, Needs, Record, by_device
 from ortho.experiments.runner import Experiment
 from ortho.experiments.stopwatch import interleaved
-from ortho.layers import to_standard
 
 ARMS = STANDARD, FROZEN, CONTROL = "learned", "frozen", "learned-again"
 SEEDS = {"weights": training_step.SEEDS["weights"], "inputs": training_step.SEEDS["inputs"], "order": 3}

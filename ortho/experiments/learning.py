@@ -52,7 +52,8 @@ SOURCES = (
     "gates.py",
     "layers.py",
     "models.py",
-    "projections.py",
+    "projections/matrices.py",
+    "projections/projection.py",
 )
 
 

@@ -18,8 +18,9 @@ from ortho import cost
 from ortho.claims.ledger import evidence
 from ortho.claims.rules import all_of, counted, holds, region
 from ortho.claims.verdicts import Finding
+from ortho.conversion import to_standard
 from ortho.cost.counting import OperationCounter, count_step
-from ortho.layers import MultiheadAttention, to_standard
+from ortho.layers import MultiheadAttention
 from ortho.models import LanguageModel
 
 CHAPTER = "06-conversion"

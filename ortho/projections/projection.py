@@ -1,0 +1,92 @@
+"""What a projection is: a module that makes the queries and keys of some heads from x."""
+
+from torch import nn
+from torch.nn.functional import linear
+
+from ortho import _checks
+from ortho._typing import Float, Tensor
+from ortho._weights import split_heads
+
+
+class Projection(nn.Module):
+    """x (B, N, d) and a context (B, M, d), by default x itself -> q (B, H, N, K) and k (B, G, M, K).
+
+    K is `head_dim`, by default d/H: said, there may be any number of heads. With fewer heads of keys, G =
+    `num_kv_heads`, H/G heads of queries one after the other share one of them (Ainslie et al. 2023, arXiv:2305.13245;
+    G = 1: Shazeer 2019, arXiv:1911.02150). Weights (H K, d) and (G K, d), and what is added, if anything, are stored as
+    in `torch.nn.Linear`: q = x W^T, so that the sources' $W_Q$ is the transpose of `weight_q`. The subclasses say what
+    they are and whether they are trained.
+
+    Raises TypeError or ValueError, naming the argument, for sizes below 1 and for heads that do not divide.
+    """
+
+    weight_q: Tensor
+    weight_k: Tensor
+    bias_q: Tensor | None
+    bias_k: Tensor | None
+
+    def __init__(
+        self, d_model: int, num_heads: int, *, head_dim: int | None = None, num_kv_heads: int | None = None
+    ) -> None:
+        super().__init__()
+        self.d_model, self.num_heads, self.head_dim = head_sizes(d_model, num_heads, head_dim)
+        self.num_kv_heads = kv_heads(num_heads, num_kv_heads)
+
+    @property
+    def q_width(self) -> int:
+        """The numbers of a token's queries, of all heads."""
+        return self.head_dim * self.num_heads
+
+    @property
+    def kv_width(self) -> int:
+        """The numbers of a token's keys, of all heads, and of its values."""
+        return self.head_dim * self.num_kv_heads
+
+    def forward(
+        self, x: Float[Tensor, "B N d"], context: Float[Tensor, "B M d"] | None = None
+    ) -> tuple[Float[Tensor, "B H N K"], Float[Tensor, "B G M K"]]:
+        """x (B, N, d), context (B, M, d) or x -> q (B, H, N, K), k (B, G, M, K)."""
+        q = linear(x, self.weight_q, self.bias_q)
+        k = linear(x if context is None else context, self.weight_k, self.bias_k)
+        return split_heads(q, self.num_heads), split_heads(k, self.num_kv_heads)
+
+    def extra_repr(self) -> str:
+        width = "" if self.q_width == self.d_model else f", head_dim={self.head_dim}"
+        shared = "" if self.num_kv_heads == self.num_heads else f", num_kv_heads={self.num_kv_heads}"
+        return f"d_model={self.d_model}, num_heads={self.num_heads}{width}{shared}"
+
+
+class Detached(Projection):
+    """One through which a gradient passes to x, or, with `stop_gradient`, not: q and k are then constants."""
+
+    stop_gradient: bool
+
+    def _sources(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What queries and keys are made of."""
+        context = x if context is None else context
+        return (x.detach(), context.detach()) if self.stop_gradient else (x, context)
+
+
+def head_sizes(d_model: int, num_heads: int, head_dim: int | None) -> tuple[int, int, int]:
+    """(d_model, num_heads, head_dim), the last by default the share of d_model.
+
+    Raises TypeError or ValueError, naming the argument, for sizes below 1, and where heads have no share.
+    """
+    if head_dim is None:
+        d_model, num_heads = _checks.heads(d_model, num_heads)
+        return d_model, num_heads, d_model // num_heads
+    names = {"d_model": d_model, "num_heads": num_heads, "head_dim": head_dim}
+    d_model, num_heads, head_dim = (_checks.positive_int(name, value) for name, value in names.items())
+    return d_model, num_heads, head_dim
+
+
+def kv_heads(num_heads: int, num_kv_heads: int | None) -> int:
+    """How many heads of keys and values there are beside `num_heads` of queries, by default as many.
+
+    Raises TypeError or ValueError, naming the argument, unless they divide the heads of queries.
+    """
+    if num_kv_heads is None:
+        return num_heads
+    if num_heads % _checks.positive_int("num_kv_heads", num_kv_heads):
+        raise ValueError(f"num_kv_heads: expected a divisor of num_heads = {num_heads}, got {num_kv_heads}")
+    return num_kv_heads

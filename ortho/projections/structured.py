@@ -1,0 +1,164 @@
+r"""Frozen projections without a matrix: sign flips and small orthogonal transforms, one after the other.
+
+With $d = a b$ a row of d numbers is an a x b table. A round flips signs, transforms the table's rows, flips signs
+again, and transforms its columns, $x\, D (I_a \otimes T_b)\, D' (T_a \otimes I_b)$: all parts are orthogonal, and so is
+any number of rounds, to rounding. The signs go into the small matrices, so that a round is two products, one of a
+blocks b x b and one with an a x a matrix, and takes $2 d (a + b)$ FLOPs in place of $2 d^2$. The transforms are
+Hadamard's for powers of two and Hartley's, $(\cos + \sin)(2 \pi j k / n) / \sqrt n$, for what is left of d; all
+randomness is in the signs (Ailon & Chazelle 2009, *The fast Johnson-Lindenstrauss transform*; Yu et al. 2016,
+arXiv:1610.09072).
+
+Where it costs little, the table is one of heads: a = d/K, b = K. A head's queries then lie as attention reads them, and
+nothing is moved. The flip between the two transforms is what makes one round enough: without it the last transform,
+common to q and k, would cancel in their products, of which each would see d/K numbers of x at a time.
+"""
+
+from math import isqrt, pi, sqrt
+
+import torch
+from torch import Tensor
+
+from ortho import _checks
+from ortho._typing import Float
+from ortho._weights import split_heads
+from ortho.projections.matrices import FrozenProjection
+from ortho.projections.projection import Detached
+
+ROUNDS = 1
+
+
+def factors(d: int, K: int | None = None) -> tuple[int, int]:
+    """(a, b) with a b = d, a <= b and both as near to the root of d as can be; (1, d) for a prime.
+
+    With a width K of heads, (d/K, K) if that is a table of at most twice the cost. Raises TypeError or ValueError for
+    numbers below 1.
+    """
+    a = next(a for a in range(isqrt(_checks.positive_int("d", d)), 0, -1) if d % a == 0)
+    if K is not None and d % _checks.positive_int("K", K) == 0 and d // K + K <= 2 * (a + d // a):
+        return d // K, K
+    return a, d // a
+
+
+def transform(
+    n: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+) -> Float[Tensor, "n n"]:
+    """A fixed symmetric orthogonal matrix (n, n) whose entries are all about as large, computed in float64.
+
+    It is the Kronecker product of Hadamard's matrix for the power of two in n with Hartley's for the rest. Raises
+    TypeError or ValueError for an n below 1.
+    """
+    odd = _checks.positive_int("n", n)
+    matrix = torch.ones(1, 1, dtype=torch.float64)
+    two = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64) / sqrt(2)
+    while odd % 2 == 0:
+        matrix, odd = torch.kron(matrix, two), odd // 2
+    k = torch.arange(odd, dtype=torch.float64)
+    angles = 2 * pi / odd * (k[:, None] * k % odd)
+    hartley = (angles.cos() + angles.sin()) / sqrt(odd)
+    return torch.kron(matrix, hartley).to(dtype=dtype or torch.get_default_dtype(), device=device)
+
+
+class StructuredProjection(Detached):
+    """Orthogonal random attention's q and k by `rounds` of sign flips and small transforms.
+
+    Only the signs are drawn, 4 rounds d of them; the transforms follow from d. With `stop_gradient` no gradient passes
+    to x. Fewer heads, of queries or of keys, are the first of all. `weight_q` and `weight_k` are the matrices that it
+    stands for, made when they are asked for, and `to_frozen` is a `FrozenProjection` with them.
+
+    Raises TypeError or ValueError, naming the argument, for sizes below 1, heads that do not divide, and heads that are
+    wider together than d.
+    """
+
+    transform_a: Tensor
+    transform_b: Tensor
+    signs_q: Tensor
+    signs_k: Tensor
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        rounds: int = ROUNDS,
+        stop_gradient: bool = False,
+        head_dim: int | None = None,
+        num_kv_heads: int | None = None,
+        bias: bool = False,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(d_model, num_heads, head_dim=head_dim, num_kv_heads=num_kv_heads)
+        if self.q_width > d_model:
+            raise ValueError(f"head_dim: expected heads of at most d_model = {d_model} together, got {self.q_width}")
+        self.rounds, self.stop_gradient = _checks.positive_int("rounds", rounds), stop_gradient
+        dtype = dtype or torch.get_default_dtype()
+        for name, size in zip("ab", factors(d_model, self.head_dim), strict=True):
+            self.register_buffer(f"transform_{name}", transform(size, dtype=dtype, device=device), persistent=False)
+        for name, width in (("q", self.q_width), ("k", self.kv_width)):
+            drawn = torch.randint(2, (rounds, 2, d_model), generator=generator, device=device)
+            self.register_buffer(f"signs_{name}", (2 * drawn - 1).to(dtype))
+            self.register_buffer(f"bias_{name}", drawn.new_zeros(width, dtype=dtype) if bias else None)
+
+    def forward(
+        self, x: Float[Tensor, "B N d"], context: Float[Tensor, "B M d"] | None = None
+    ) -> tuple[Float[Tensor, "B H N K"], Float[Tensor, "B G M K"]]:
+        """x (B, N, d), context (B, M, d) or x -> q (B, H, N, K), k (B, G, M, K)."""
+        x, context = self._sources(x, context)
+        q = self._rotated(x, self.signs_q, self.num_heads)
+        # Token by token, as matrices leave them: kernels lay out their results like that, and merging heads is free.
+        q = q.transpose(1, 2).contiguous().transpose(1, 2)
+        k = self._rotated(context, self.signs_k, self.num_kv_heads)
+        if self.bias_q is not None and self.bias_k is not None:
+            q = q + split_heads(self.bias_q[None, None], self.num_heads)
+            k = k + split_heads(self.bias_k[None, None], self.num_kv_heads)
+        return q, k
+
+    def _rotated(
+        self, x: Float[Tensor, "B N d"], signs: Float[Tensor, "rounds 2 d"], heads: int
+    ) -> Float[Tensor, "B h N K"]:
+        """The first heads of x W^T."""
+        B, N, _ = x.shape
+        a, b = len(self.transform_a), len(self.transform_b)
+        width = heads * self.head_dim
+        y = x.reshape(B * N, a, b).transpose(0, 1)  # (a, B N, b)
+        for i, (first, second) in enumerate(signs.unflatten(-1, (a, b))):  # (a, b) each
+            y = torch.bmm(y, first[..., None] * self.transform_b * second[:, None])
+            rows = -(-width // b) if i == self.rounds - 1 else a  # what of the table is read in the end
+            y = (self.transform_a[:rows] @ y.flatten(1)).view(rows, B * N, b)
+        if b == self.head_dim:
+            return y.view(heads, B, N, b).transpose(0, 1)
+        return split_heads(y.transpose(0, 1).reshape(B, N, -1)[..., :width].contiguous(), heads)
+
+    @property
+    def weight_q(self) -> Float[Tensor, "d d"]:  # type: ignore[override]
+        """The matrix of the queries, stored as in `torch.nn.Linear`."""
+        return self._dense(self.signs_q, self.num_heads)
+
+    @property
+    def weight_k(self) -> Float[Tensor, "kv d"]:  # type: ignore[override]
+        """The matrix of the keys."""
+        return self._dense(self.signs_k, self.num_kv_heads)
+
+    def _dense(self, signs: Tensor, heads: int) -> Tensor:
+        eye = torch.eye(self.d_model, dtype=signs.dtype, device=signs.device)
+        return self._rotated(eye[None], signs, heads)[0].transpose(1, 2).flatten(0, 1).contiguous()  # (h K, d)
+
+    def to_frozen(self) -> FrozenProjection:
+        """A `FrozenProjection` that does the same with matrices."""
+        frozen = FrozenProjection(
+            self.d_model,
+            self.num_heads,
+            head_dim=self.head_dim,
+            num_kv_heads=self.num_kv_heads,
+            stop_gradient=self.stop_gradient,
+            draw="gaussian",
+            device="meta",  # no draw: its weights are these
+        )
+        frozen.draw = "structured"
+        frozen.weight_q, frozen.weight_k = self.weight_q, self.weight_k
+        frozen.bias_q, frozen.bias_k = (None if b is None else b.clone() for b in (self.bias_q, self.bias_k))
+        return frozen
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, rounds={self.rounds}, stop_gradient={self.stop_gradient}"
