@@ -34,7 +34,7 @@ def by_loops(q, k, v, allowed, scale):
 
 
 @pytest.mark.parametrize("attention", FORMS)
-@pytest.mark.parametrize("case", ["plain", "causal", "mask", "scale"])
+@pytest.mark.parametrize("case", ["plain", "causal", "mask", "scale", "no scores"])
 def test_formula(attention, case):
     q, k, v = draw(4, 3), draw(4, 3, seed=1), draw(4, 3, seed=2)
     allowed = torch.ones(4, 4, dtype=torch.bool)

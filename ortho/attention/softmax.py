@@ -81,6 +81,8 @@ def _fused(
 ) -> Float[Tensor, "*batch N V"]:
     """`scaled_dot_product_attention` on any number of leading axes, barred from its materialised fallback."""
     lead = q.shape[:-2]
+    if scale == 0:  # by which a kernel would multiply the -inf of what is blocked
+        q, scale = q * 0, 1.0
     if mask is not None:  # the kernels broadcast some leading axes and not others
         mask = mask.expand(torch.broadcast_shapes(mask.shape, (*lead, 1, k.shape[-2])))
         mask = mask if q.dim() == 4 else mask.reshape(1, -1, *mask.shape[-2:])

@@ -1,0 +1,289 @@
+r"""Softmax attention whose scores are constants: the gradient of the values by a forward pass with q and k exchanged.
+
+Where queries and keys have no gradient, v alone has one. With the scores $s_{ij} = q_i^T k_j / \sqrt K$ and the
+log-sum-exp of a row, $L_i = \ln \sum_j e^{s_{ij}}$,
+
+$$dv_j = \sum_i e^{s_{ij} - L_i}\, do_i = e^{M_j} \sum_i \frac{e^{s_{ij} - L_i}}{e^{M_j}}\, do_i, \qquad
+  M_j = \ln \sum_i e^{s_{ij} - L_i}.$$
+
+The last sum is softmax attention in which $k_j$ asks, $q_i$ answers and $do_i$ is what is read; M is its own
+log-sum-exp. So the backward pass is a call of the forward kernel. It needs neither v nor o, and makes no dP, dQ, dK.
+
+The bias $-L_i$ rides in channels of its own, $q' = [q, -L \sqrt K]$ and $k' = [k, 1]$, so that any kernel will do. In
+half precision it is a sum of three terms there, whose products with 1 the kernel adds up in float32: that has 24 bits,
+the terms together as many. In a causal call $k_j$ is asked by $q_i$ with $i \ge j$: both run backwards.
+"""
+
+from collections.abc import Callable
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from ortho import _checks
+from ortho._typing import Bool, Float, Size, State
+from ortho.attention.chunking import once
+from ortho.attention.mechanism import SOFTMAX_FORWARD, AttentionCost, causal_pairs
+from ortho.attention.operands import blocked_pairs, with_past
+from ortho.attention.softmax import softmax_attention_reference, softmax_cost
+
+aten = torch.ops.aten
+
+BITS = 24  # of float32, in which the kernels have the log-sum-exp of half precision, too
+
+
+def exchanged_attention_reference(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
+    *,
+    is_causal: bool = False,
+    attn_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+    """`softmax_attention_reference` of queries and keys without gradients.
+
+    Raises what that raises, and ValueError for a q or k that needs a gradient: it would have none.
+    """
+    _constants(q=q, k=k)
+    return softmax_attention_reference(
+        q,
+        k,
+        v,
+        is_causal=is_causal,
+        attn_mask=attn_mask,
+        scale=scale,
+        initial_state=initial_state,
+        return_state=return_state,
+    )
+
+
+def exchanged_attention(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
+    *,
+    is_causal: bool = False,
+    attn_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+    """`exchanged_attention_reference` by fused kernels, forward and backward; q, k and a number a row are kept.
+
+    Takes and returns the same, for values as wide as keys: V != K raises ValueError, and a device without a fused
+    kernel for the dtype PyTorch's RuntimeError. It cannot be differentiated twice.
+    """
+    _constants(q=q, k=k)
+    if isinstance(v, Tensor) and isinstance(q, Tensor) and v.shape[-1:] != q.shape[-1:]:
+        raise ValueError(f"v: the fused kernel needs width {q.shape[-1]} like q, got shape {tuple(v.shape)}")
+    _checks.scale_factor(scale)
+    keys, values = with_past(q, k, v, is_causal, attn_mask, initial_state)
+    mask, in_kernel = _mask(q.shape, keys.shape[-2], is_causal, attn_mask, initial_state is not None, q.device)
+    flat = [x if x.dim() == 4 else x.reshape(1, -1, *x.shape[-2:]) for x in (values, q, keys)]
+    o = _Exchanged.apply(*flat, mask, in_kernel, scale).reshape(v.shape[:-2] + q.shape[-2:])
+    return (o, (keys, values)) if return_state else o
+
+
+def recomputed_attention(
+    x: Float[Tensor, "B N d"],
+    v: Float[Tensor, "B H N K"],
+    project: Callable[[Tensor], tuple[Tensor, Tensor]],
+    *,
+    is_causal: bool = False,
+    attn_mask: Bool[Tensor, "..."] | None = None,
+) -> Float[Tensor, "B H N K"]:
+    """`exchanged_attention(*project(x), v)` that keeps x and a number a row: backward, q and k are made again.
+
+    `project` gives q and k (B, H, N, K) and must give the same both times; no gradient passes through it to x. The
+    caller has checked the operands. It cannot be differentiated twice.
+    """
+    mask, in_kernel = _mask(v.shape, v.shape[-2], is_causal, attn_mask, False, v.device)
+    return _Recomputed.apply(v, x, mask, project, in_kernel)
+
+
+def _constants(**operands: Any) -> None:
+    for name, x in operands.items():
+        if isinstance(x, Tensor) and x.requires_grad:
+            raise ValueError(f"{name}: expected a constant, which has no gradient, got a tensor that needs one")
+
+
+def _mask(
+    shape: torch.Size, keys: int, is_causal: bool, attn_mask: Tensor | None, past: bool, device: torch.device
+) -> tuple[Tensor | None, bool]:
+    """What may be attended to, four axes of which some may be 1, and whether the kernel is to see to causality."""
+    if attn_mask is None and (not is_causal or not past or shape[-2] == 1):
+        return None, is_causal and shape[-2] > 1
+    blocked = blocked_pairs(shape[-2], keys, is_causal, attn_mask, device)
+    assert blocked is not None
+    if blocked.dim() > 2 and len(shape) != 4:
+        blocked = blocked.expand(*shape[:-2], *blocked.shape[-2:]).reshape(1, -1, *blocked.shape[-2:])
+    return ~blocked[(None,) * (4 - blocked.dim())], False
+
+
+class _Exchanged(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, v: Tensor, q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
+    ) -> Tensor:
+        ctx.scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
+        o, L = attend(q, k, v, mask, is_causal, ctx.scale)
+        ctx.save_for_backward(q, k, L, mask)
+        ctx.is_causal = is_causal
+        return o
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, do: Tensor) -> Any:
+        q, k, L, mask = ctx.saved_tensors
+        return gradient_of_values(q, k, L, do, mask, ctx.is_causal, ctx.scale), None, None, None, None, None
+
+
+class _Recomputed(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        v: Tensor,
+        x: Tensor,
+        mask: Tensor | None,
+        project: Callable[[Tensor], tuple[Tensor, Tensor]],
+        is_causal: bool,
+    ) -> Tensor:
+        q, k = project(x)
+        ctx.scale = 1 / sqrt(q.shape[-1])
+        o, L = attend(q, k, v, mask, is_causal, ctx.scale)
+        ctx.save_for_backward(x, L, mask)
+        ctx.project, ctx.is_causal, ctx.dtype = project, is_causal, q.dtype
+        return o
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, do: Tensor) -> Any:
+        x, L, mask = ctx.saved_tensors
+        # The products are made as they were, in half precision where autocast made them so.
+        with torch.autocast(x.device.type, ctx.dtype, enabled=ctx.dtype != x.dtype):
+            q, k = ctx.project(x)
+        return gradient_of_values(q, k, L, do, mask, ctx.is_causal, ctx.scale), None, None, None, None
+
+
+def attend(
+    q: Float[Tensor, "B H N K"],
+    k: Float[Tensor, "B H M K"],
+    v: Float[Tensor, "B H M V"],
+    mask: Bool[Tensor, "..."] | None,
+    is_causal: bool,
+    scale: float,
+) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
+    """(o, L) by the device's kernel. Of a query that may attend to nothing o and L are 0."""
+    q, scale = _scaled(q, scale)
+    bias = None if mask is None else _bias(mask, q.dtype)
+    o, L = _kernel(q, k, v, bias, is_causal, scale)
+    if mask is None:
+        return o, L
+    empty = ~mask.any(-1)
+    return o.masked_fill(empty[..., None], 0), L.masked_fill(empty, 0)
+
+
+def gradient_of_values(
+    q: Float[Tensor, "B H N K"],
+    k: Float[Tensor, "B H M K"],
+    L: Float[Tensor, "B H N"],
+    do: Float[Tensor, "B H N V"],
+    mask: Bool[Tensor, "..."] | None,
+    is_causal: bool,
+    scale: float,
+) -> Float[Tensor, "B H M V"]:
+    """dv by the forward kernel, see above."""
+    q, scale = _scaled(q, scale)
+    terms = _channels(L / -scale, q)
+    ones = torch.ones_like(terms[..., :1, :]).expand(*k.shape[:-1], terms.shape[-1])
+    wide = _beside(q, terms), _beside(k, ones), _beside(do, torch.zeros_like(terms))
+    if is_causal:
+        wide = tuple(x.flip(2) for x in wide)
+    bias = None if mask is None else _bias(mask.mT, q.dtype)
+    o, M = _kernel(wide[1], wide[0], wide[2], bias, is_causal, scale)
+    dv = (o[..., : do.shape[-1]] * M.exp()[..., None]).to(do.dtype)
+    return dv.flip(2) if is_causal else dv
+
+
+def _scaled(q: Tensor, scale: float) -> tuple[Tensor, float]:
+    """The same scores by a scale that can be divided by."""
+    return (q * 0, 1.0) if scale == 0 else (q, scale)
+
+
+def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """The lowest finite number where nothing may be attended to: its weight is 0 beside any other, and alone no NaN."""
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
+
+
+def _beside(x: Float[Tensor, "B H N K"], channels: Float[Tensor, "B H N c"]) -> Float[Tensor, "B H N Kc"]:
+    """Further channels, laid out token by token, as kernels then lay out their results: merging heads is free."""
+    return torch.cat([x.transpose(1, 2), channels.transpose(1, 2)], -1).transpose(1, 2)
+
+
+def channels(dtype: torch.dtype, device: str) -> int:
+    """How many channels carry the log-sum-exp: as many as its bits need, made up on CUDA to 16 bytes."""
+    terms = -(-BITS // round(1 - torch.tensor(torch.finfo(dtype).eps).log2().item())) if dtype.itemsize < 4 else 1
+    return max(terms, 16 // dtype.itemsize) if device == "cuda" else terms
+
+
+def _channels(values: Float[Tensor, "B H N"], like: Tensor) -> Float[Tensor, "B H N c"]:
+    """Numbers of `like`'s dtype whose sum is, to float32, the values."""
+    terms = []
+    for _ in range(channels(like.dtype, like.device.type)):
+        terms.append(values.to(like.dtype))
+        values = values - terms[-1]
+    return torch.stack(terms, -1)
+
+
+def _kernel(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """(o, L) of PyTorch's fused kernel, which `scaled_dot_product_attention` calls and keeps L to itself."""
+    if q.device.type == "cpu":
+        return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, attn_mask=bias, scale=scale)[
+            :2
+        ]
+    if bias is None and q.dtype.itemsize == 2 and q.shape[-1] % 8 == 0:
+        return aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal, scale=scale)[:2]
+    if bias is not None:  # the kernel reads it in rows of 16 bytes
+        M = k.shape[-2]
+        bias = bias.expand(*q.shape[:-1], M)
+        bias = torch.nn.functional.pad(bias, (0, -M % 8))[..., :M]
+    o, L = aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, is_causal, scale=scale)[:2]
+    return o, L[..., : q.shape[-2]]  # made up to a multiple of 32
+
+
+def exchanged_cost(
+    B: Size,
+    N: Size,
+    H: Size,
+    K: Size,
+    V: Size,
+    *,
+    form: str = "fast",
+    causal: bool = False,
+    itemsize: int = 4,
+    device: str = "cpu",
+) -> AttentionCost:
+    """Closed form of one self-attention call, in either form; q and k have no gradient."""
+    if form == "reference":
+        return softmax_cost(B, N, H, K, V, form=form, causal=causal, qk_grad=False, itemsize=itemsize)
+    kind = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}[itemsize]
+    rows, c = B * H * N, channels(kind, device)
+    pairs = B * H * causal_pairs(N) if causal else rows * N
+    forward = softmax_cost(B, N, H, K, V, form=form, causal=causal, itemsize=itemsize)
+    return AttentionCost(
+        forward=forward.forward,
+        backward=2 * pairs * (K + V + 2 * c),
+        elementwise_forward=forward.elementwise_forward,
+        # The kernel's; the bias over the scale and its terms, the factors and their products.
+        elementwise_backward=pairs * (1 + SOFTMAX_FORWARD) + rows * (1 + c + 1 + V),
+        saved_bytes=itemsize * rows * 2 * K + max(itemsize, 4) * rows,
+        decode=forward.decode,
+        state_bytes=forward.state_bytes,
+    )
