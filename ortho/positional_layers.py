@@ -1,4 +1,4 @@
-r"""Positions in layers: heads with fixed patterns beside learned ones, and sinusoidal positions to add to tokens."""
+r"""Positions in layers: heads with fixed patterns, and sinusoidal positions to add to tokens."""
 
 from collections.abc import Sequence
 from math import log
@@ -11,43 +11,45 @@ from torch.nn.functional import linear
 from ortho import _checks
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho._weights import new_weight, split_heads
-from ortho.attention import FORMS, MECHANISMS
+from ortho.attention import FORMS
+from ortho.attention.decoding import Cache, StateCache
 from ortho.attention.positional.attention import (
-    SEVEN,
     PositionalPattern,
     named,
     positional_attention,
     positional_attention_reference,
 )
 from ortho.attention.positional.pattern import EMPTY
-from ortho.projections import PROJECTIONS
+from ortho.projections import head_sizes
 
-__all__ = ["PositionalAttention", "sinusoidal_positions"]
+__all__ = ["PositionalHeads", "sinusoidal_positions"]
 
-_PARTS = 3  # tensors of a state of `positional_attention`
+# Of three positional heads beside one that is learned: what is right before a token, about it, and far behind it.
+DEFAULT = ("previous", "recent", "left")
 
 
-class PositionalAttention(nn.Module):
-    r"""Multi-head attention whose first heads have fixed patterns and whose others are learned, without biases.
+class PositionalHeads(nn.Module):
+    """Attention whose heads have fixed patterns of positions, and neither queries nor keys.
 
-    With the default patterns and eight heads, seven fixed and one learned, it is the encoder's attention of Raganato,
-    Scherrer & Tiedemann 2020 (arXiv:2002.10260). `patterns` has a pattern, or its name in `PATTERNS`, for each fixed
-    head; there may be none, or as many as heads. The others are heads of `ortho.layers.MultiheadAttention` with this
-    `projection` and `attention`, both by name: queries and keys are made for them alone. `form` is the 'reference' or 'fast' form of both; `empty` says what a fixed head has in rows without
-    any weight. W_V and W_O (`weight_v`, `weight_o`, stored as in `torch.nn.Linear`) are always trained.
+    `patterns` has a pattern, or its name in `PATTERNS`, for each head; by default they are shared out among `DEFAULT`.
+    Heads with equal patterns are computed together where they stand one after the other. `empty` says what rows without
+    any weight hold (`positional_attention`). W_V (`weight_v`, (H K, d)) and W_O (`weight_o`, (d, H K)) are trained; K
+    is `head_dim`, by default d/H.
 
-    Raises TypeError or ValueError, naming the argument, for unknown names, for d_model not divisible by num_heads, for
-    more patterns than heads, and for a mechanism with gates, of which a layer has as many as heads.
+    Seven such heads with the patterns `SEVEN` beside a learned one are the encoder's attention of Raganato, Scherrer &
+    Tiedemann 2020 (arXiv:2002.10260): `HybridAttention` puts kinds of heads side by side.
+
+    Raises TypeError or ValueError, naming the argument, for unknown names, for sizes below 1, for d_model not divisible
+    by num_heads, and for another number of patterns than heads.
     """
 
     def __init__(
         self,
         d_model: int,
         num_heads: int,
-        patterns: Sequence[PositionalPattern | str] = SEVEN,
         *,
-        projection: str = "learned",
-        attention: str = "softmax",
+        patterns: Sequence[PositionalPattern | str] | None = None,
+        head_dim: int | None = None,
         form: str = "fast",
         empty: str = "zero",
         generator: torch.Generator | None = None,
@@ -55,21 +57,15 @@ class PositionalAttention(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        self.d_model, self.num_heads = _checks.heads(d_model, num_heads)
-        self.patterns = named(patterns)
-        if len(patterns) > num_heads:
-            raise ValueError(f"patterns: expected at most num_heads = {num_heads}, got {len(patterns)}")
-        self.fixed, self.learned = len(self.patterns), num_heads - len(self.patterns)
+        self.d_model, self.num_heads, self.head_dim = head_sizes(d_model, num_heads, head_dim)
+        self.patterns = shared_out(num_heads) if patterns is None else named(patterns)
+        if len(self.patterns) != num_heads:
+            raise ValueError(f"patterns: expected one for each of {num_heads} heads, got {len(self.patterns)}")
         self.form, self.empty = _checks.one_of("form", form, FORMS), _checks.one_of("empty", empty, EMPTY)
-        self.attention = _checks.one_of("attention", attention, MECHANISMS)
-        if MECHANISMS[attention].gates:
-            raise ValueError(f"attention: expected a mechanism without gates, got {attention!r}")
-        make = PROJECTIONS[_checks.one_of("projection", projection, PROJECTIONS)]
-        kind: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
-        width = d_model // num_heads
-        self.projection = make(d_model, self.learned, head_dim=width, **kind) if self.learned else None
-        self.weight_v = new_weight(d_model, d_model, **kind)
-        self.weight_o = new_weight(d_model, d_model, **kind)
+        width, fans = self.head_dim * num_heads, None if head_dim is None else 2 * d_model
+        kind: dict[str, Any] = {"fans": fans, "generator": generator, "dtype": dtype, "device": device}
+        self.weight_v = new_weight(width, d_model, **kind)
+        self.weight_o = new_weight(d_model, width, **kind)
 
     def forward(
         self,
@@ -80,75 +76,60 @@ class PositionalAttention(nn.Module):
         words: Int[Tensor, "B N"] | None = None,
         initial_state: State | None = None,
         return_state: bool = False,
+        cache: Cache | None = None,
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], State]:
         """x (B, N, d) -> (B, N, d).
 
-        `attn_mask` broadcasts to (B, H, N, N), True = may attend. Fixed heads take masks of keys only, and their rows
-        of masked tokens are zeros. `words` (B, N), the number of each token's word, is for the fixed heads.
-        `initial_state` and `return_state` cut a causal sequence anywhere: the state that one call returns is what the
-        next one starts from.
+        `attn_mask` is a mask of keys that broadcasts to (B, H, 1, N), True = there; rows of tokens that are not are
+        zeros. `words` (B, N) are the numbers of the tokens' words. `initial_state`, `return_state` and `cache` are
+        those of `MultiheadAttention`.
         """
         _checks.sequence("x", x, self.weight_v)
-        if words is not None and not self.fixed:
-            raise ValueError("words: expected None in a layer without fixed heads")
-        past_fixed, past_learned = self._parts(initial_state)
-        # Products of their own for fixed and for learned heads: autograd keeps the values of the learned ones alone.
-        sizes = [heads * self.d_model // self.num_heads for heads in (self.fixed, self.learned)]
-        (v_fixed, v_learned), (o_fixed, o_learned) = self.weight_v.split(sizes), self.weight_o.split(sizes, 1)
-        kwargs = {"is_causal": is_causal, "return_state": return_state}
-        found: list[tuple[Any, Tensor]] = []  # what each kind of heads gives, and its columns of W_O
-        if self.fixed:
-            attend = positional_attention if self.form == "fast" else positional_attention_reference
-            o = attend(
-                split_heads(linear(x, v_fixed), self.fixed),
-                self.patterns,
-                attn_mask=self._of_heads(attn_mask, slice(0, self.fixed)),
-                empty=self.empty,
-                words=words,
-                initial_state=past_fixed,
-                **kwargs,
-            )
-            found.append((o, o_fixed))
-        if self.projection is not None:
-            q, k = self.projection(x)  # (B, learned, N, K)
-            o = MECHANISMS[self.attention].form(self.form)(
-                q,
-                k,
-                split_heads(linear(x, v_learned), self.learned),
-                attn_mask=self._of_heads(attn_mask, slice(self.fixed, None)),
-                initial_state=past_learned,
-                **kwargs,
-            )
-            found.append((o, o_learned))
-        state: tuple[Tensor, ...] = ()
-        outputs = []
-        for o, weight in found:
-            if return_state:
-                o, parts = o
-                state += tuple(parts)
-            outputs.append(linear(o.transpose(1, 2).flatten(2), weight))
-        y = sum(outputs[1:], start=outputs[0])
-        return (y, state) if return_state else y
+        v = split_heads(linear(x, self.weight_v), self.num_heads)
+        if cache is not None:
+            if cache.attention is not self:
+                raise ValueError("cache: expected one of this layer, got another's")
+            if not is_causal or return_state or any(x is not None for x in (attn_mask, words, initial_state)):
+                raise ValueError("cache: expected in a causal call without mask, words or state")
+            with torch.no_grad():
+                return self._merge(cache.attend(v, v, v))
+        o = self._attend(
+            v,
+            attn_mask=attn_mask,
+            is_causal=is_causal,
+            words=words,
+            initial_state=initial_state,
+            return_state=return_state,
+        )
+        return (self._merge(o[0]), o[1]) if return_state else self._merge(o)
 
-    def _parts(self, state: State | None) -> tuple[State | None, State | None]:
-        """What of a state is the fixed heads', and what the learned ones'."""
-        if state is not None and not isinstance(state, tuple | list):
-            raise TypeError(f"initial_state: expected a tuple of tensors, got {_checks.describe(state)}")
-        if state is None or not (self.fixed and self.learned):
-            return state, state
-        return state[:_PARTS], state[_PARTS:]
+    def new_cache(self, capacity: int | None = None) -> Cache:
+        """An empty cache for decoding with this layer: what its patterns have summed up."""
 
-    def _of_heads(self, mask: Tensor | None, heads: slice) -> Tensor | None:
-        """A mask of some of the heads."""
-        own = isinstance(mask, Tensor) and mask.dim() > 2 and mask.shape[-3] == self.num_heads
-        return mask[..., heads, :, :] if mask is not None and own else mask
+        def attend(*qkv: Tensor, scale: float | None, **kwargs: Any) -> Any:
+            """As a mechanism is called, of which caches are made."""
+            assert scale is None
+            return self._attend(qkv[2], **kwargs)
+
+        return StateCache(self, attend, capacity)
+
+    def _attend(self, v: Tensor, **kwargs: Any) -> Any:
+        attend = positional_attention if self.form == "fast" else positional_attention_reference
+        return attend(v, self.patterns, empty=self.empty, **kwargs)
+
+    def _merge(self, o: Float[Tensor, "B H N K"]) -> Float[Tensor, "B N d"]:
+        """Heads side by side, then W_O."""
+        return linear(o.transpose(1, 2).flatten(2), self.weight_o)
 
     def extra_repr(self) -> str:
         names = ", ".join(pattern.name for pattern in self.patterns)
-        return (
-            f"d_model={self.d_model}, num_heads={self.num_heads}, patterns=({names}), attention={self.attention!r}, "
-            f"form={self.form!r}, empty={self.empty!r}"
-        )
+        return f"d_model={self.d_model}, patterns=({names}), form={self.form!r}, empty={self.empty!r}"
+
+
+def shared_out(num_heads: int) -> tuple[PositionalPattern, ...]:
+    """A pattern of `DEFAULT` for each head, equal ones one after the other, the first as often as any."""
+    shares = ((num_heads + len(DEFAULT) - 1 - i) // len(DEFAULT) for i in range(len(DEFAULT)))
+    return named([name for name, share in zip(DEFAULT, shares, strict=True) for _ in range(share)])
 
 
 def sinusoidal_positions(

@@ -46,6 +46,8 @@ def test_formula(attention, case):
         kwargs = {"attn_mask": allowed}
     if case == "scale":
         kwargs = {"scale": 0.3}
+    if case == "no scores":
+        allowed, kwargs = allowed.tril(), {"is_causal": True, "scale": 0}
     expected = by_loops(q, k, v, allowed, kwargs.get("scale", 1 / math.sqrt(3)))
     torch.testing.assert_close(attention(q, k, v, **kwargs), expected, **TOLERANCE)
 

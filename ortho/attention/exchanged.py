@@ -10,8 +10,9 @@ The last sum is softmax attention in which $k_j$ asks, $q_i$ answers and $do_i$ 
 log-sum-exp. So the backward pass is a call of the forward kernel. It needs neither v nor o, and makes no dP, dQ, dK.
 
 The bias $-L_i$ rides in channels of its own, $q' = [q, -L \sqrt K]$ and $k' = [k, 1]$, so that any kernel will do. In
-half precision it is a sum of three terms there, whose products with 1 the kernel adds up in float32: that has 24 bits,
-the terms together as many. In a causal call $k_j$ is asked by $q_i$ with $i \ge j$: both run backwards.
+half precision it is a sum of terms there, each the rounded rest of those before, whose products with 1 the kernel adds
+up in float32: three terms have the bits of one such number. In a causal call $k_j$ is asked by $q_i$ with $i \ge j$:
+both run backwards.
 """
 
 from collections.abc import Callable
@@ -30,8 +31,6 @@ from ortho.attention.operands import blocked_pairs, with_past
 from ortho.attention.softmax import softmax_attention_reference, softmax_cost
 
 aten = torch.ops.aten
-
-BITS = 24  # of float32, in which the kernels have the log-sum-exp of half precision, too
 
 
 def exchanged_attention_reference(
@@ -201,11 +200,12 @@ def gradient_of_values(
     q, scale = _scaled(q, scale)
     terms = _channels(L / -scale, q)
     ones = torch.ones_like(terms[..., :1, :]).expand(*k.shape[:-1], terms.shape[-1])
-    wide = _beside(q, terms), _beside(k, ones), _beside(do, torch.zeros_like(terms))
+    wide = [_beside(k, ones), _beside(q, terms), _beside(do, torch.zeros_like(terms))]
     if is_causal:
-        wide = tuple(x.flip(2) for x in wide)
+        wide = [x.flip(2) for x in wide]
     bias = None if mask is None else _bias(mask.mT, q.dtype)
-    o, M = _kernel(wide[1], wide[0], wide[2], bias, is_causal, scale)
+    asking, answering, read = wide
+    o, M = _kernel(asking, answering, read, bias, is_causal, scale)
     dv = (o[..., : do.shape[-1]] * M.exp()[..., None]).to(do.dtype)
     return dv.flip(2) if is_causal else dv
 
@@ -225,16 +225,15 @@ def _beside(x: Float[Tensor, "B H N K"], channels: Float[Tensor, "B H N c"]) -> 
     return torch.cat([x.transpose(1, 2), channels.transpose(1, 2)], -1).transpose(1, 2)
 
 
-def channels(dtype: torch.dtype, device: str) -> int:
-    """How many channels carry the log-sum-exp: as many as its bits need, made up on CUDA to 16 bytes."""
-    terms = -(-BITS // round(1 - torch.tensor(torch.finfo(dtype).eps).log2().item())) if dtype.itemsize < 4 else 1
-    return max(terms, 16 // dtype.itemsize) if device == "cuda" else terms
+def channels(itemsize: int) -> int:
+    """How many channels carry the log-sum-exp: 16 bytes, in which kernels like to read; more terms than it takes."""
+    return 16 // itemsize
 
 
 def _channels(values: Float[Tensor, "B H N"], like: Tensor) -> Float[Tensor, "B H N c"]:
     """Numbers of `like`'s dtype whose sum is, to float32, the values."""
     terms = []
-    for _ in range(channels(like.dtype, like.device.type)):
+    for _ in range(channels(like.dtype.itemsize)):
         terms.append(values.to(like.dtype))
         values = values - terms[-1]
     return torch.stack(terms, -1)
@@ -268,13 +267,11 @@ def exchanged_cost(
     form: str = "fast",
     causal: bool = False,
     itemsize: int = 4,
-    device: str = "cpu",
 ) -> AttentionCost:
     """Closed form of one self-attention call, in either form; q and k have no gradient."""
     if form == "reference":
         return softmax_cost(B, N, H, K, V, form=form, causal=causal, qk_grad=False, itemsize=itemsize)
-    kind = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}[itemsize]
-    rows, c = B * H * N, channels(kind, device)
+    rows, c = B * H * N, channels(itemsize)
     pairs = B * H * causal_pairs(N) if causal else rows * N
     forward = softmax_cost(B, N, H, K, V, form=form, causal=causal, itemsize=itemsize)
     return AttentionCost(

@@ -1,21 +1,21 @@
-"""Closed forms of attention by position, and of the layer that has such heads beside learned ones."""
+"""Closed forms of attention by position, and of a layer with such heads."""
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from ortho._checks import one_of
 from ortho._typing import Size
-from ortho.attention import MECHANISMS
 from ortho.attention.chunking import CHUNK
 from ortho.attention.mechanism import AttentionCost
 from ortho.attention.positional.attention import SEVEN, PositionalPattern, named
 from ortho.attention.positional.gaussian import Gaussian
 from ortho.attention.positional.pattern import EMPTY
-from ortho.attention.positional.patterns import Border, Context, Shift
+from ortho.attention.positional.patterns import Border, Context, Recent, Shift
 from ortho.cost.closed_forms import Cost, check_sizes
-from ortho.projections import PROJECTIONS
+from ortho.positional_layers import shared_out
 
-__all__ = ["positional_attention", "positional_layer"]
+__all__ = ["positional_attention", "positional_heads"]
 
 _WIDE = 8  # bytes of a float64 or int64
 
@@ -48,7 +48,9 @@ def positional_attention(
     check_sizes(B=B, N=N, V=V)
     one_of("empty", empty, EMPTY)
     item, found = max(itemsize, 4), named(patterns)
-    heads = [_head(pattern, B, N, V, causal, empty == "self", item) for pattern in found]
+    # Equal heads that follow each other are one wide head.
+    runs = [(pattern, len(list(equal))) for pattern, equal in groupby(found)]
+    heads = [_head(pattern, B, N, count * V, causal, empty == "self", item) for pattern, count in runs]
     total = _Part(*(sum(column) for column in zip(_Part(0, 0, 0, 0, 0), *heads, strict=True)))
     return AttentionCost(
         **total._asdict(),
@@ -65,6 +67,8 @@ def _head(p: PositionalPattern, B: Size, N: Size, V: Size, causal: bool, to_itse
     sums = 0 if P == 1 else u  # the gradient of a sum of one is no sum
     if isinstance(p, Gaussian):
         part = _gaussian(p, B, V, x, P, causal, item)
+    elif isinstance(p, Recent):
+        part = _recent(p, B, V, x, u, P, causal, item)
     elif causal and not p.memory:  # zeros, but for the current token; a context has its divisors all the same
         zeros = 0 if isinstance(p, Shift) and p.offset == 0 else x
         part = _Part(0, 0, zeros + (P if isinstance(p, Context) else 0), zeros, 0)
@@ -109,60 +113,55 @@ def _gaussian(p: Gaussian, B: Size, V: Size, x: Size, P: Size, causal: bool, ite
     return _Part(forward, forward, own + rows + once, own + rows + chunks, saved)
 
 
-def positional_layer(
+def _recent(p: Recent, B: Size, V: Size, x: Size, u: Size, P: Size, causal: bool, item: int) -> _Part:
+    """Sums of the places behind, over how many there are, and the token's own; backward the gradients of the places,
+    each as long as all of them, are added up."""
+    w = p.memory + 1
+    places = max(0, w - 2) * B * V * (P + w - 1)
+    several = int(w > 1)
+    if causal:  # the divisors of the own weight and of the others; the own weight, and a product with it
+        return _Part(
+            0, 0, (w - 1) * u + (1 + several) * x + 2 * P, places + several * (u + x) + x, item * P * (1 + several)
+        )
+    w = p.width
+    return _Part(0, 0, w * u, places + (1 + int(w > 1)) * u, item * P)
+
+
+def positional_heads(
     B: Size,
     N: Size,
     d: Size,
     H: Size,
-    patterns: Sequence[PositionalPattern | str] = SEVEN,
     *,
-    projection: str = "learned",
-    attention: str = "softmax",
+    patterns: Sequence[PositionalPattern | str] | None = None,
+    head_dim: Size = None,
     causal: bool = False,
     empty: str = "zero",
     input_grad: bool = True,
     itemsize: int = 4,
-    **options: Any,
 ) -> Cost:
-    """`PositionalAttention(d, H, patterns)` in its fast form on x (B, N, d), without masks or words.
+    """`PositionalHeads(d, H)` in its fast form on x (B, N, d), without masks or words; H is a number.
 
-    The arguments are those of `ortho.cost.layer`; the number of heads is an integer. Symbols stand for more than one
-    token. Raises TypeError or ValueError as the layer does.
+    Symbols stand for more than one token. Raises TypeError or ValueError as the layer does.
     """
-    check_sizes(B=B, N=N, d=d, H=H)
-    one_of("projection", projection, PROJECTIONS)
-    mechanism = MECHANISMS[one_of("attention", attention, MECHANISMS)]
-    fixed, learned = len(patterns), H - len(patterns)
-    if learned < 0:
-        raise ValueError(f"patterns: expected at most H = {H}, got {fixed}")
-    if mechanism.gates:
-        raise ValueError(f"attention: expected a mechanism without gates, got {attention!r}")
-    K = d // H if isinstance(d, int) else d / H
-    trained = projection == "learned"
-    qk_grad = trained or (projection == "frozen" and input_grad)
-    product, own_product = 2 * B * N * d * d, 2 * B * N * d * K * learned  # with W_V or W_O; with rows of W_Q or W_K
-    # Terms of x's gradient, whose sums are one less: through the values of each kind of heads, through q and through k
-    terms = (int(fixed > 0) + int(learned > 0) + (2 if learned and qk_grad else 0)) if input_grad else 1
-    parts = []
-    if fixed:
-        parts.append(positional_attention(B, N, K, patterns, causal=causal, empty=empty, itemsize=itemsize))
-    kept_twice = 0
-    if learned:
-        kwargs = {"form": "fast", "causal": causal, "qk_grad": qk_grad, "itemsize": itemsize, **options}
-        parts.append(mechanism.cost(B, N, learned, K, K, **kwargs))
-        kept_twice = 0 if 1 in (learned, N) else parts[-1].output_bytes
-    both = B * N * d if fixed and learned else 0
+    if head_dim is None:
+        check_sizes(B=B, N=N, d=d, H=H)
+        head_dim = d // H if isinstance(d, int) else d / H
+    check_sizes(B=B, N=N, d=d, head_dim=head_dim)
+    found = shared_out(H) if patterns is None else named(patterns)
+    if len(found) != H:
+        raise ValueError(f"patterns: expected one for each of {H} heads, got {len(found)}")
+    product, width = 2 * B * N * d * H * head_dim, H * head_dim  # with W_V, or W_O
+    heads = positional_attention(B, N, head_dim, found, causal=causal, empty=empty, itemsize=itemsize)
     return Cost(
-        forward=2 * product + 2 * own_product + sum(part.forward for part in parts),
-        backward=(3 + input_grad) * product
-        + 2 * own_product * ((1 if trained else 0) + (1 if input_grad and qk_grad else 0))
-        + sum(part.backward for part in parts),
-        elementwise_forward=both + sum(part.elementwise_forward for part in parts),
-        elementwise_backward=(terms - 1) * B * N * d + sum(part.elementwise_backward for part in parts),
-        saved_bytes=2 * itemsize * B * N * d + kept_twice + sum(part.saved_bytes for part in parts),
-        decode=4 * B * d * d + 4 * B * d * K * learned + sum(part.decode for part in parts),
-        state_bytes=sum(part.state_bytes for part in parts),
-        trained=2 * d * d + (2 * d * K * learned if trained else 0),
-        frozen=0 if trained else 2 * d * K * learned,
+        forward=2 * product + heads.forward,
+        backward=(3 + input_grad) * product + heads.backward,
+        elementwise_forward=heads.elementwise_forward,
+        elementwise_backward=heads.elementwise_backward,
+        saved_bytes=itemsize * B * N * (d + width) + heads.saved_bytes,
+        decode=4 * B * d * width + heads.decode,
+        state_bytes=heads.state_bytes,
+        trained=2 * d * width,
+        frozen=0,
         itemsize=itemsize,
     )

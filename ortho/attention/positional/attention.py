@@ -131,26 +131,47 @@ def positional_attention(
     lead, N = v.shape[:-3], v.shape[-2]
     sizes = [pattern.memory for pattern in patterns]
     values, sums, before = _before(v, sum(sizes), initial_state)
+    # Heads with masks of their own, now or in an earlier call.
+    apart = (there is not None and there.shape[-2] > 1) or (before is not None and before.position.shape[-1] > 1)
     heads, means, vectors = [], [], [sums[..., :0]]
     counting = nullcontext() if torch.compiler.is_compiling() else indexing()  # the compiler does not know the latter
     with torch.autocast(v.device.type, enabled=False), counting:
         where = places(N, lead, v.device, is_causal=is_causal, present=there, words=words, before=before)
-        for h, (pattern, x, own_sums) in enumerate(zip(patterns, v.unbind(-3), sums.split(sizes, -1), strict=True)):
-            x = x.mT.to(torch.float64 if pattern.wide else torch.promote_types(v.dtype, torch.float32))
+        runs = _runs(patterns, apart)
+        parts = v.split([count for _, _, count in runs], -3)
+        for (h, pattern, count), x in zip(runs, parts, strict=True):
+            x = x.mT.flatten(-3, -2)  # (..., count V, N): equal heads are one wide head
+            x = x.to(torch.float64 if pattern.wide else torch.promote_types(v.dtype, torch.float32))
             at = where.head(h, len(lead))
             if is_causal:
-                o, mean, found = _causal(pattern, x, at, values[..., h, :].to(x), own_sums.to(x), empty)
-                means.append(mean.double())
-                vectors += [vector.double()[..., None] for vector in found]
+                mean = values[..., h : h + count, :].flatten(-2)
+                own_sums = sums[..., sum(sizes[:h]) : sum(sizes[: h + count])]
+                own_sums = own_sums.unflatten(-1, (count, pattern.memory)).movedim(-2, -3).flatten(-3, -2)
+                o, mean, found = _causal(pattern, x, at, mean.to(x), own_sums.to(x), empty)
+                means.append(mean.double().unflatten(-1, (count, -1)))
+                if found:
+                    vector = torch.stack(found, -1).double().unflatten(-2, (count, -1))  # (..., count, V, memory)
+                    vectors.append(vector.movedim(-3, -2).flatten(-2))
             else:
                 o = _whole(pattern, x, at, empty)
-            heads.append(at.kept(o).to(v.dtype))
-    o = torch.stack(heads, -3).mT
+            heads.append(at.kept(o).to(v.dtype).unflatten(-2, (count, -1)))
+    o = torch.cat(heads, -3).mT
     if not return_state:
         return o
     ends = torch.stack(where.last, -1)
     ends = ends.expand(torch.broadcast_shapes(ends.shape, (*lead, 1, 3)))
-    return o, (torch.stack(means, -2), torch.cat(vectors, -1), ends)
+    return o, (torch.cat(means, -2), torch.cat(vectors, -1), ends)
+
+
+def _runs(patterns: Sequence[PositionalPattern], apart: bool) -> list[tuple[int, PositionalPattern, int]]:
+    """Heads of equal patterns that follow each other: the first, the pattern, and how many there are."""
+    runs: list[tuple[int, PositionalPattern, int]] = []
+    for head, pattern in enumerate(patterns):
+        if runs and not apart and pattern == runs[-1][1]:
+            runs[-1] = (*runs[-1][:2], runs[-1][2] + 1)
+        else:
+            runs.append((head, pattern, 1))
+    return runs
 
 
 def _whole(pattern: PositionalPattern, x: Tensor, at: Places, empty: str) -> Tensor:

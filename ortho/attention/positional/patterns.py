@@ -1,4 +1,5 @@
-r"""The seven positional patterns of Raganato, Scherrer & Tiedemann 2020 (arXiv:2002.10260), and the list of all.
+r"""The seven positional patterns of Raganato, Scherrer & Tiedemann 2020 (arXiv:2002.10260), the mean of the last
+tokens, and the list of all.
 
 The paper puts them into encoders, seven heads beside a learned one. It prints weights of tokens 0 to n - 1 that grow
 with the cube of the place, $(j + 1)^3$, and does not say what the rows hold that have nothing to attend to.
@@ -118,6 +119,41 @@ class Border(PositionalPattern):
         return (cubes((r if self.end else after) + 1) * u).sum(-1, keepdim=True)  # one row for all
 
 
+@dataclass(frozen=True)
+class Recent(PositionalPattern):
+    """The mean of a token and of the `width` - 1 before it; or, `ahead`, of those behind it.
+
+    Raises TypeError or ValueError for a width below 1.
+    """
+
+    width: int
+    ahead: bool = False
+
+    def __post_init__(self) -> None:
+        _checks.positive_int("width", self.width)
+
+    def weight(self, i: Any, j: Any, n: Any) -> Any:
+        places = j - i if self.ahead else i - j
+        return (places >= 0) * (places < self.width) * 1
+
+    def mirrored(self) -> "Recent":
+        return Recent(self.name, self.width, not self.ahead)
+
+    @property
+    def memory(self) -> int:
+        return 0 if self.ahead else self.width - 1
+
+    def behind(self, u: Tensor, before: Tensor, r: Tensor) -> tuple[Tensor, list[Tensor]]:
+        last = windows(u, before)
+        return sum(last[1:], start=last[0]), last
+
+    def own(self, r: Tensor) -> float:
+        return 1.0
+
+    def total(self, r: Tensor, after: Tensor) -> Tensor:
+        return ((after if self.ahead else r) + 1).clamp(1, self.width).double()
+
+
 def cubes(m: Tensor) -> Tensor:
     """m^3 for integers, float64: exact up to 2e5, and rounded once above."""
     return m.double() ** 3
@@ -138,4 +174,5 @@ SEVEN = (
     Border("end", end=True),
     Border("start", end=False),
 )
-PATTERNS: dict[str, PositionalPattern] = {pattern.name: pattern for pattern in (*SEVEN, *GAUSSIANS)}
+RECENT = Recent("recent", 8)
+PATTERNS: dict[str, PositionalPattern] = {pattern.name: pattern for pattern in (*SEVEN, *GAUSSIANS, RECENT)}
