@@ -78,6 +78,8 @@ class HybridAttention(nn.Module):
         take masks of keys. `initial_state` and `return_state` cut a causal sequence anywhere: a state holds each
         group's. A `cache` (`new_cache`) does so in place.
         """
+        if cache is not None and (initial_state is not None or return_state):
+            raise ValueError("cache: expected None beside initial_state or return_state")
         parts = self._parts(initial_state, cache)
         masks = self._masks(attn_mask)
         outputs, states = [], []

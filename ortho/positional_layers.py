@@ -87,6 +87,8 @@ class PositionalHeads(nn.Module):
         _checks.sequence("x", x, self.weight_v)
         v = split_heads(linear(x, self.weight_v), self.num_heads)
         if cache is not None:
+            if not isinstance(cache, Cache):
+                raise TypeError(f"cache: expected a Cache, got {_checks.describe(cache)}")
             if cache.attention is not self:
                 raise ValueError("cache: expected one of this layer, got another's")
             if not is_causal or return_state or any(x is not None for x in (attn_mask, words, initial_state)):

@@ -56,9 +56,9 @@ class StoppedAttention(MultiheadAttention):
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], State]:
         """x (B, N, d) -> (B, N, d); see `MultiheadAttention.forward`."""
         mask: dict[str, Any] = {"attn_mask": attn_mask, "is_causal": is_causal}
-        plain = self.form == "fast" and not return_state and context is initial_state is cache is None
-        if not plain:
-            kwargs: dict[str, Any] = {"initial_state": initial_state, "return_state": return_state, "cache": cache}
+        kwargs: dict[str, Any] = {"initial_state": initial_state, "return_state": return_state, "cache": cache}
+        others = [x for x in (context, *kwargs.values()) if x is not None and x is not False]
+        if self.form == "reference" or others:
             return super().forward(x, context, **mask, **kwargs)
         _checks.sequence("x", x, self.weight_v)
         v = spread_heads(split_heads(linear(x, self.weight_v, self.bias_v), self.num_kv_heads), self.num_heads)

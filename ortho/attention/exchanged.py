@@ -99,8 +99,14 @@ def recomputed_attention(
     """`exchanged_attention(*project(x), v)` that keeps x and a number a row: backward, q and k are made again.
 
     `project` gives q and k (B, H, N, K) and must give the same both times; no gradient passes through it to x. The
-    caller has checked the operands. It cannot be differentiated twice.
+    caller has checked the numbers. It cannot be differentiated twice.
+
+    Raises TypeError or ValueError, naming the argument, for what is no mask, or does not fit, and for no is_causal.
     """
+    if not isinstance(is_causal, bool):
+        raise TypeError(f"is_causal: expected True or False, got {_checks.describe(is_causal)}")
+    if attn_mask is not None:
+        _checks.mask(attn_mask, (*v.shape[:-1], v.shape[-2]))
     mask, in_kernel = _mask(v.shape, v.shape[-2], is_causal, attn_mask, False, v.device)
     return _Recomputed.apply(v, x, mask, project, in_kernel)
 

@@ -1,6 +1,6 @@
 """Closed forms of the layer, the block and the model, with all their constants."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -188,9 +188,19 @@ def repeated(L: Size, cost: Cost) -> Cost:
 
 
 def block(
-    B: Size, N: Size, d: Size, H: Size, *, d_ff: Size = None, bias: bool = False, itemsize: int = 4, **kwargs: Any
+    B: Size,
+    N: Size,
+    d: Size,
+    H: Size,
+    *,
+    layer: Callable[..., Cost] = layer,
+    d_ff: Size = None,
+    bias: bool = False,
+    itemsize: int = 4,
+    **kwargs: Any,
 ) -> Cost:
-    """`TransformerBlock(d, H, d_ff=d_ff)` on x (B, N, d) that needs a gradient; `kwargs` are `layer`'s.
+    """`TransformerBlock(d, H, d_ff=d_ff)` on x (B, N, d) that needs a gradient; `layer` is the closed form of its
+    attention layer, and `kwargs` are its.
 
     The norm before the attention has a trained gain, so the attention's own input always needs a gradient, and
     `input_grad` may not be said. Raises TypeError if it is.
@@ -198,8 +208,9 @@ def block(
     if "input_grad" in kwargs:
         raise TypeError("input_grad: expected in ortho.cost.layer alone; a block's attention always needs the gradient")
     kind: dict[str, Any] = {"bias": bias, "itemsize": itemsize}
+    own = kind if bias else {"itemsize": itemsize}  # not every layer knows of biases
     norm = layer_norm(B, N, d, **kind)
-    total = added(norm, layer(B, N, d, H, **kind, **kwargs), norm, feed_forward(B, N, d, d_ff, **kind))
+    total = added(norm, layer(B, N, d, H, **own, **kwargs), norm, feed_forward(B, N, d, d_ff, **kind))
     residuals = 2 * B * N * d  # two sums forward; backward, the two gradients of each branch point are added
     return replace(
         total,

@@ -86,7 +86,7 @@ def _head(p: PositionalPattern, B: Size, N: Size, V: Size, causal: bool, to_itse
         part = _Part(0, 0, 8 * u + 2 * x + 3 * P, 8 * u + 2 * x, 2 * _WIDE * P)
     else:
         raise TypeError(f"patterns: expected those of ortho.attention.positional.attention, got {p}")
-    if not to_itself or isinstance(p, Gaussian | Border) or (isinstance(p, Shift) and p.offset == 0):
+    if not to_itself or isinstance(p, Gaussian | Border | Recent) or (isinstance(p, Shift) and p.offset == 0):
         return part
     # A choice between two; backward two, and the sum of their gradients. Kept: a byte a position.
     return _Part(*(a + b for a, b in zip(part, (0, 0, x, 3 * x, P), strict=True)))
@@ -116,15 +116,12 @@ def _gaussian(p: Gaussian, B: Size, V: Size, x: Size, P: Size, causal: bool, ite
 def _recent(p: Recent, B: Size, V: Size, x: Size, u: Size, P: Size, causal: bool, item: int) -> _Part:
     """Sums of the places behind, over how many there are, and the token's own; backward the gradients of the places,
     each as long as all of them, are added up."""
-    w = p.memory + 1
-    places = max(0, w - 2) * B * V * (P + w - 1)
-    several = int(w > 1)
+    w = p.memory + 1 if causal else p.width
+    several, places = int(w > 1), max(0, w - 2) * B * V * (P + w - 1)
     if causal:  # the divisors of the own weight and of the others; the own weight, and a product with it
-        return _Part(
-            0, 0, (w - 1) * u + (1 + several) * x + 2 * P, places + several * (u + x) + x, item * P * (1 + several)
-        )
-    w = p.width
-    return _Part(0, 0, w * u, places + (1 + int(w > 1)) * u, item * P)
+        own = x + 2 * P
+        return _Part(0, 0, (w - 1) * u + several * x + own, places + several * (u + x) + x, item * P * (1 + several))
+    return _Part(0, 0, w * u, places + (1 + several) * u, item * P)
 
 
 def positional_heads(

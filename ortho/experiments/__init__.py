@@ -9,9 +9,11 @@ from pathlib import Path
 from ortho.experiments import cli, records
 from ortho.experiments.attention_speed import ATTENTION_SPEED
 from ortho.experiments.decode_speed import DECODE_SPEED
+from ortho.experiments.exchanged_speed import EXCHANGED_SPEED
 from ortho.experiments.flash_speed import FLASH_SPEED
 from ortho.experiments.flip_flop import FLIP_FLOP
 from ortho.experiments.generation import GENERATION
+from ortho.experiments.heads_speed import HEADS_SPEED
 from ortho.experiments.inference import INFERENCE, gains
 from ortho.experiments.memory_speed import MEMORY_SPEED
 from ortho.experiments.pattern_speed import PATTERN_SPEED
@@ -39,6 +41,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         WHOLE_MODELS,
         GENERATION,
         RECOMPUTATION_SPEED,
+        EXCHANGED_SPEED,
+        HEADS_SPEED,
         RECALL,
         PARITY,
         PERMUTATIONS,

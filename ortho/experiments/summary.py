@@ -1,7 +1,7 @@
 """What the records of `training-step` say: speed-ups and memory, beside what the closed forms allow."""
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,9 @@ def declared(case: Mapping[str, Any], variant: str) -> cost.Cost:
     if case["scope"] == "block":
         return cost.block(*sizes, **options)
     return cost.layer(*sizes, input_grad=case["input_grad"], **options)
+
+
+Declared = Callable[[Mapping[str, Any], str], cost.Cost]
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
@@ -62,7 +65,7 @@ def _counterpart(arm: str) -> tuple[str, str]:
     return variant, f"{STANDARD}{dash}{kind}"
 
 
-def speedups(records: Iterable[Record]) -> list[dict[str, Any]]:
+def speedups(records: Iterable[Record], declared: Declared = declared) -> list[dict[str, Any]]:
     """One row per record and arm other than the standard: how many times as fast as the standard arm it is.
 
     `speedup` (q1, median, q3) is of forward and backward, `speedup_with_optimiser` of the whole step; each is taken
@@ -99,7 +102,7 @@ def speedups(records: Iterable[Record]) -> list[dict[str, Any]]:
     return rows
 
 
-def memory(records: Iterable[Record]) -> list[dict[str, Any]]:
+def memory(records: Iterable[Record], declared: Declared = declared) -> list[dict[str, Any]]:
     """One row per record and arm: the bytes measured, and `declared_saved_bytes` of the closed form.
 
     Measured: `saved_bytes` on a CPU, counted from autograd's graph; `peak_bytes` and `activation_bytes` on CUDA. Each
@@ -120,18 +123,18 @@ def memory(records: Iterable[Record]) -> list[dict[str, Any]]:
     return rows
 
 
-def line(record: Record) -> str:
+def line(record: Record, declared: Declared = declared) -> str:
     """One case in a line: each arm's speed-up, its quartiles, and the bound."""
     parts = [
         f"{row['arm']} {_spread(row['speedup'])}, with optimiser {_spread(row['speedup_with_optimiser'])}, "
         f"FLOP bound {row['bound']:.3f}"
-        for row in speedups([record])
+        for row in speedups([record], declared)
     ]
     parts += [f"{arm} failed: {reason}" for arm, reason in record["failures"].items()]
     return "; ".join(parts)
 
 
-def table(records: Sequence[Record]) -> str:
+def table(records: Sequence[Record], declared: Declared = declared) -> str:
     """The stored speed-ups, a table per device."""
     texts = []
     for device, group in by_device(records).items():
@@ -143,7 +146,7 @@ def table(records: Sequence[Record]) -> str:
         )
         texts += [title, head, "-" * len(head)]
         order = sorted(group, key=lambda r: (_setting(r["configuration"]), *_size(r["configuration"])))
-        for row in speedups(order):
+        for row in speedups(order, declared):
             texts.append(
                 f"{row['scope']:6}{row['N']:6}{row['d']:6}{row['B']:5}  {_setting(row):27}{row['arm']:18}"
                 f"{row['repetitions']:3}  {_spread(row['speedup']):22}{_spread(row['speedup_with_optimiser']):22}"

@@ -7,13 +7,15 @@ anew, so that a drift of the machine falls on all of them, and a speed-up is a m
 import copy
 import math
 import re
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from ortho._checks import one_of, positive_int
+from ortho.cost import Cost
 from ortho.cost.counting import saved_bytes
 from ortho.experiments import summary
 from ortho.experiments.records import Case, Needs
@@ -97,18 +99,30 @@ def _cuda_cases() -> list[Case]:
 
 
 def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
-    """Measure one case: check every variant against its definition, then time them in turn.
+    """Measure one case: check every variant against its definition, then time them in turn; see `compare`."""
+    return compare(case, VARIANTS, build, summary.declared, seconds)
+
+
+def compare(
+    case: Case,
+    variants: Sequence[str],
+    build: Callable[[Case, str], nn.Module],
+    declared: Callable[[Case, str], Cost],
+    seconds: float | None = None,
+) -> dict[str, Any]:
+    """Check every variant against its definition, then time them in turn.
 
     `seconds` bounds the time of the repetitions, of which there are always a few. Raises AssertionError if a
-    variant's output or gradients are off. A compiled twin that fails or is off is recorded as a failure, not timed.
+    variant's output or gradients are off, or if it does not train what its closed form says. A compiled twin that fails
+    or is off is recorded as a failure, not timed.
     """
     device, options = case["device"], {"is_causal": case["causal"]}
     x, upstream = _inputs(case)
     arms: list[Arm] = []
     failures: dict[str, str] = {}
-    for variant in VARIANTS:
+    for variant in variants:
         module = build(case, variant)
-        check(case, variant, module)
+        check(case, variant, module, declared)
         arms.append(_arm(variant, module, module))
     if case["compiled"]:
         torch.compiler.reset()  # its count of recompilations is per process, and a case must not meet an earlier one's
@@ -136,7 +150,9 @@ def build(case: Case, variant: str) -> nn.Module:
     return module.to(case["device"], getattr(torch, case["dtype"]))
 
 
-def check(case: Case, variant: str, module: nn.Module) -> None:
+def check(
+    case: Case, variant: str, module: nn.Module, declared: Callable[[Case, str], Cost] = summary.declared
+) -> None:
     """Raise AssertionError unless a fast form, in the case's dtype, computes what the reference in float64 does.
 
     Compared on a shorter sequence: the output, the gradients of x and of every trained weight; a frozen weight must
@@ -146,8 +162,8 @@ def check(case: Case, variant: str, module: nn.Module) -> None:
     small = {**case, "B": 1, "N": min(case["N"], CHECKED_LENGTH), "input_grad": True}
     exact = copy.deepcopy(module).double()
     for part in exact.modules():
-        if isinstance(part, MultiheadAttention):
-            part.form = "reference"
+        if hasattr(part, "form"):
+            cast(Any, part).form = "reference"
     x, upstream = _inputs(small)
     got, want = (
         _results(module, module, small, x, upstream),
@@ -156,7 +172,7 @@ def check(case: Case, variant: str, module: nn.Module) -> None:
     for (name, a), b in zip(got.items(), want.values(), strict=True):
         _assert_close(f"{variant}, {name}", a, b, tolerance(small))
     trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
-    expected = summary.declared(small, variant).trained
+    expected = declared(small, variant).trained
     if trained != expected:
         raise AssertionError(f"{variant}: expected {expected} trained weights, got {trained}")
 
@@ -236,12 +252,14 @@ def _first_line(error: Exception) -> str:
     return re.sub(r"(/[\w.+-]+)+/", "", f"{type(error).__name__}: {line}")[:300]
 
 
-def work(case: Case) -> float:
+def work(
+    case: Case, variants: Sequence[str] = VARIANTS, declared: Callable[[Case, str], Cost] = summary.declared
+) -> float:
     """Seconds that a case takes, roughly; the runner corrects them by what like cases took."""
     device = case["device"]
     rate = {"cpu": 6e10, "cuda": 3e14 if case["dtype"] == "bfloat16" else 3e13}[device]
     steps = (1 + case["compiled"]) * (2 if device == "cuda" else 1)
-    one_round = steps * sum(summary.declared(case, variant).step for variant in VARIANTS) / rate
+    one_round = steps * sum(declared(case, variant).step for variant in variants) / rate
     least, most = REPETITIONS[device]
     rounds = WARM_UP[device] + min(most, max(least, SECONDS[device] / one_round))
     return float(1 + 30 * case["compiled"] + rounds * one_round)
