@@ -17,7 +17,7 @@ else:
 
         Bool = Float = Int = _Shaped
 
-State = tuple[Tensor, ...]
+State = tuple[Any, ...]  # tensors; of a layer whose heads are in groups, the states of these
 Size = Any  # an integer, or a sympy symbol
 
 __all__ = ["Bool", "Float", "Int", "Size", "State", "Tensor"]

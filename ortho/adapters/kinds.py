@@ -1,0 +1,190 @@
+"""Heads of several kinds in one attention call: which kinds there are, and what each does with its operands.
+
+A kind is "learned": softmax attention; "stopped": the same with queries and keys that are constants; "linear": linear
+attention (`ortho.attention.linear`); a pattern such as `Window(64)`: softmax attention over its pairs; or a positional
+pattern, or its name in `ortho.attention.positional.attention.PATTERNS`, which needs neither queries nor keys.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from ortho import _checks
+from ortho._typing import Bool, Float, Int, Tensor
+from ortho.attention import MECHANISMS
+from ortho.attention.exchanged import exchanged_attention
+from ortho.attention.patterns.pattern import Pattern, pattern_attention
+from ortho.attention.positional.attention import PATTERNS, PositionalPattern, positional_attention
+
+Kind = str | Pattern | PositionalPattern
+
+SOFTMAX = ("learned", "stopped")  # whose outputs are those of the layer as it was
+_NAMES = (*SOFTMAX, "linear")
+
+
+def kinds_of(name: str, value: Any, heads: int) -> tuple[Kind, ...]:
+    """The kinds of a layer's heads, with patterns for their names. Raises TypeError or ValueError for what is none."""
+    if not isinstance(value, tuple | list):
+        raise TypeError(f"{name}: expected a sequence of the kinds of {heads} heads, got {_checks.describe(value)}")
+    if len(value) != heads:
+        raise ValueError(f"{name}: expected a kind for each of {heads} heads, got {len(value)}")
+    found = []
+    for kind in value:
+        if not isinstance(kind, str | Pattern | PositionalPattern):
+            raise TypeError(f"{name}: expected names of kinds, or patterns, got {_checks.describe(kind)}")
+        if isinstance(kind, str):
+            _checks.one_of(name, kind, (*_NAMES, *PATTERNS))
+        found.append(PATTERNS.get(kind, kind) if isinstance(kind, str) else kind)
+    return tuple(found)
+
+
+def asks(kind: Kind) -> bool:
+    """Whether such a head has queries and keys."""
+    return not isinstance(kind, PositionalPattern)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What the heads of a call have in common: which pairs may attend, and how scores are scaled."""
+
+    queries: int
+    keys: int
+    mask: Bool[Tensor, "..."] | None
+    is_causal: bool
+    scale: float | None
+
+    def of(self, heads: Sequence[int]) -> "_Call":
+        """The call of these heads."""
+        mask = self.mask if self.mask is None or self.mask.shape[1] == 1 else self.mask[:, list(heads)]
+        return _Call(self.queries, self.keys, mask, self.is_causal, self.scale)
+
+    @property
+    def whole(self) -> bool:
+        """Whether there are as many queries as keys, the one at a place belonging to the other."""
+        return self.queries == self.keys
+
+    @property
+    def in_kernel(self) -> bool:
+        """Whether the mask is the kernel's own causal one."""
+        return self.mask is None and self.is_causal and self.queries > 1
+
+    def slots(self, device: torch.device) -> Int[Tensor, "B h N 1"]:
+        """The place of each query among the keys: that of the last key it sees, where some keys are older ones."""
+        if self.whole or self.mask is None:
+            return torch.arange(self.keys - self.queries, self.keys, device=device)[None, None, :, None]
+        return (self.keys - 1 - self.mask.flip(-1).int().argmax(-1))[..., None]
+
+    def by_keys(self, device: torch.device) -> tuple[bool, Bool[Tensor, "B h 1 M"] | None]:
+        """Whether the call is causal, and which keys are there, if that is all that its mask says; else ValueError."""
+        if self.mask is None:
+            return self.is_causal, None
+        there = self.mask.any(-2, keepdim=True)
+        at, slots = torch.arange(self.keys, device=device), self.slots(device)
+        rows = there.mT if self.whole else self.mask.any(-1, keepdim=True)  # what is not there may see anything
+        wanted = (
+            "attention_mask: expected a mask of keys, causal or not, beside positional and linear heads, got another"
+        )
+        for causal in (self.is_causal, not self.is_causal):
+            expected = there & (at <= slots) if causal else there
+            other = ((self.mask != expected) & rows).any()
+            if torch.compiler.is_compiling():  # nothing can be chosen by a value, but an error can be raised
+                torch._assert_async(~other, wanted)
+                return causal, there
+            if (not causal or self.is_causal or self.whole) and not other:
+                return causal, there
+        raise ValueError(wanted)
+
+
+def attend(
+    kinds: Sequence[Kind],
+    q: Float[Tensor, "B A N K"],
+    k: Float[Tensor, "B A M K"],
+    v: Float[Tensor, "B H M K"],
+    *,
+    queries: int,
+    mask: Bool[Tensor, "..."] | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Float[Tensor, "B H N K"]:
+    """The outputs of H heads, each after its kind; q and k are those of the A heads that ask, in order.
+
+    `mask` (B or 1, H or 1, N, M), True = may attend, says of a causal call all, and `is_causal` then only what to
+    expect. Of fewer queries than keys, a causal call's are those of the last tokens. Raises ValueError for masks and
+    lengths that a kind does not know.
+    """
+    call = _Call(queries, v.shape[-2], mask, is_causal, scale)
+    asking = [h for h, kind in enumerate(kinds) if asks(kind)]
+    groups: dict[Any, list[int]] = {}
+    for h, kind in enumerate(kinds):
+        groups.setdefault(kind if asks(kind) else PositionalPattern, []).append(h)
+    outputs = []
+    for kind, heads in groups.items():
+        own, values = call.of(heads), v[:, heads] if len(groups) > 1 else v
+        if kind is PositionalPattern:
+            outputs.append(_positional([kinds[h] for h in heads], values, own))
+            continue
+        some = len(heads) < len(asking)
+        places = [asking.index(h) for h in heads]
+        operands = (q[:, places] if some else q, k[:, places] if some else k, values)
+        outputs.append(_asking(kind, *operands, own))
+    if len(outputs) == 1:
+        return outputs[0]
+    order = torch.tensor([h for heads in groups.values() for h in heads]).argsort()
+    return torch.cat(outputs, 1)[:, order.to(v.device)]
+
+
+def _asking(kind: Kind, q: Tensor, k: Tensor, v: Tensor, call: _Call) -> Tensor:
+    """The outputs of heads of one kind that have queries and keys."""
+    o: Any
+    if kind == "stopped":
+        o = exchanged_attention(
+            q.detach(), k.detach(), v, attn_mask=call.mask, is_causal=call.in_kernel, scale=call.scale
+        )
+        return o
+    if kind == "linear":
+        return _linear(q, k, v, call)
+    mask = call.mask
+    if isinstance(kind, Pattern):
+        causal = mask is None and call.is_causal
+        if call.whole and not torch.compiler.is_compiling():  # the compiler does not know the parts of a pattern
+            o = pattern_attention(q, k, v, pattern=kind, attn_mask=mask, is_causal=causal, scale=call.scale)
+            return o
+        if not call.whole:
+            _places(call, "a window")
+        near = kind.kept(call.slots(q.device), torch.arange(call.keys, device=q.device), is_causal=causal)
+        mask = near if mask is None else mask & near
+    return scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None and call.in_kernel, scale=call.scale)
+
+
+def _linear(q: Tensor, k: Tensor, v: Tensor, call: _Call) -> Tensor:
+    """Linear attention of all keys, or of those up to the query's own; its feature map knows no scale."""
+    is_causal, there = call.by_keys(q.device)
+    if is_causal and call.queries == 1:  # it sees all that is there
+        is_causal = False
+    if is_causal and not call.whole:
+        raise ValueError(f"queries: expected 1, or as many as keys, of a linear head, got {call.queries}")
+    o: Any = MECHANISMS["linear"].fast(q, k, v, is_causal=is_causal, attn_mask=there)
+    return o
+
+
+def _positional(patterns: Sequence[Any], v: Tensor, call: _Call) -> Tensor:
+    """Heads whose weights are functions of the places: of all that is there, and then the queries' rows."""
+    if not call.whole:
+        _places(call, "a positional head")
+    is_causal, there = call.by_keys(v.device)
+    o: Any = positional_attention(v, patterns, is_causal=is_causal, attn_mask=there)
+    if call.whole:
+        return o
+    return o.take_along_dim(call.slots(v.device).expand(*v.shape[:2], call.queries, 1), -2)
+
+
+def _places(call: _Call, what: str) -> None:
+    """ValueError unless the queries have places among the keys."""
+    if not call.is_causal:
+        raise ValueError(
+            f"queries: expected as many as keys in a call that is not causal, which {what} can place, "
+            f"got {call.queries} and {call.keys}"
+        )
