@@ -11,6 +11,7 @@ from ortho.attention.positional.attention import PATTERNS
 from ortho.attention.positional.patterns import Shift
 from ortho.claims import Verdict, judge
 from ortho.claims.s2 import positional as s2
+from ortho.hybrid import HybridAttention
 
 CONFIRMED, REFUTED, UNTESTABLE = Verdict.CONFIRMED, Verdict.REFUTED, Verdict.UNTESTABLE
 
@@ -45,7 +46,7 @@ def test_ends_the_wrong_way_round_are_noticed(swapped):
 
 def test_a_learned_head_has_parameters():
     assert s2.trained(list(s2.NAMED)) == 0
-    layer = s2.PositionalAttention(16, 4, ["current", "next"])
+    layer = HybridAttention(16, 4, heads={"positional": 2, "learned": 2})
     assert sum(p.numel() for p in layer.parameters()) == 2 * 16 * 16 + 2 * 16 * 8
 
 

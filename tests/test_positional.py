@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ortho.attention.positional.attention import PATTERNS, SEVEN, positional_attention, positional_attention_reference
 from ortho.attention.positional.gaussian import Gaussian
-from ortho.attention.positional.patterns import Shift
+from ortho.attention.positional.patterns import Recent, Shift
 from ortho.cost.allocations import Allocations
 
 FORMS = {"reference": positional_attention_reference, "fast": positional_attention}
@@ -19,6 +19,11 @@ HEADS = (
     Gaussian("wide", 3.0, 9.0, normalise=True),  # further than a chunk of 64 reaches
     Shift("third last", -3),
     Shift("third next", 3),
+    Recent("pair", 2),
+    Recent("coming", 3, ahead=True),
+    Recent("alone", 1),
+    # Equal neighbours, which the fast form computes as one wide head.
+    *[PATTERNS[name] for name in ("recent", "left", "end", "gaussian 0", "previous", "current") for _ in range(2)],
 )
 # Rows are means of at most 100 values of about 1, up to 5, in float64, and Gaussians' sums of as many: some 1e2
 # roundings of 1.1e-16 each. The bound leaves a factor 20; a wrong weight would show at 1e-6.
@@ -226,7 +231,7 @@ def test_a_word_of_one_token_is_a_token(form):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("pattern", HEADS, ids=lambda p: p.name)
+@pytest.mark.parametrize("pattern", dict.fromkeys(HEADS), ids=lambda p: p.name)
 def test_no_matrix(pattern, causal):
     """The largest tensor of a step forward and back is one of N V numbers in float64, with what a Gaussian's chunks
     read twice: at N = 4096 and V = 2, two hundredths of the bytes of an N x N matrix of bits."""

@@ -8,21 +8,23 @@ import sympy as sp
 import torch
 
 from ortho import PROJECTIONS
-from ortho import cost as costs
 from ortho.attention.mechanism import AttentionCost
 from ortho.attention.positional.attention import PATTERNS, SEVEN, positional_attention
 from ortho.attention.positional.gaussian import Gaussian
-from ortho.attention.positional.patterns import Shift
+from ortho.attention.positional.patterns import Recent, Shift
 from ortho.cost import positional
 from ortho.cost.big_o import N, constants, d, order
 from ortho.cost.counting import Counts, OperationCounter, count_forward, count_step, saved_bytes
-from ortho.positional_layers import PositionalAttention
+from ortho.cost.hybrid import hybrid
+from ortho.hybrid import HybridAttention
+from ortho.positional_layers import PositionalHeads
 
 HEADS = (
     *PATTERNS.values(),
     Gaussian("normalised", 1.0, 1.0, normalise=True),
     Gaussian("wide", -2.0, 9.0, normalise=True),
     Shift("third last", -3),
+    *(Recent(f"{width} {where}", width, where == "ahead") for width in (1, 2, 3, 9) for where in ("behind", "ahead")),
 )
 SIZES = [(2, 7, 3), (1, 100, 4), (1, 1, 1), (2, 1, 3), (1, 2, 1), (3, 63, 2), (3, 64, 2), (1, 130, 1)]  # B, N, V
 COUNTED = [f.name for f in fields(Counts) if f.compare]
@@ -51,6 +53,19 @@ def test_calls(pattern, empty, causal):
         assert counted([pattern], B, length, V, dtype, is_causal=causal, empty=empty) == expected
 
 
+@pytest.mark.parametrize("empty", ["zero", "self"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_equal_heads_are_one_wide_head(causal, empty):
+    """Where they follow each other; elsewhere they are added up."""
+    for pattern in HEADS:
+        for heads in ([pattern] * 3, [pattern, HEADS[0], pattern], [HEADS[1], pattern, pattern, HEADS[1]]):
+            for B, length, V in SIZES[:4]:
+                options = {"causal": causal, "empty": empty}
+                declared = positional.positional_attention(B, length, V, heads, **options)
+                found = counted(heads, B, length, V, torch.float32, is_causal=causal, empty=empty)
+                assert found == {name: getattr(declared, name) for name in OF_CALLS}
+
+
 def test_heads_add_up():
     for causal in (False, True):
         whole = positional.positional_attention(2, 70, 3, HEADS, causal=causal)
@@ -71,36 +86,41 @@ def test_decode(length):
 LAYERS = [(1, 5, 8, 2), (2, 7, 12, 3), (3, 16, 16, 1), (1, 1, 4, 4), (2, 33, 64, 4)]  # B, N, d, H
 
 
-@pytest.mark.parametrize("attention", ["softmax", "linear", "favor", "rotary", "alibi"])
-@pytest.mark.parametrize("projection", PROJECTIONS)
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("input_grad", [True, False])
-def test_layer(projection, attention, input_grad):
-    variant = {"projection": projection, "attention": attention}
-    for (B, length, width, H), causal in product(LAYERS, [False, True]):
-        for fixed in {0, 1, H - 1, H}:
-            patterns = ("left", "end", "gaussian 0", "previous")[:fixed]
-            x = torch.zeros(B, length, width, requires_grad=input_grad)
-            counts = count_step(PositionalAttention(width, H, patterns, **variant), x, is_causal=causal)
-            declared = positional.positional_layer(
-                B, length, width, H, patterns, causal=causal, input_grad=input_grad, **variant
-            )
+@pytest.mark.parametrize("empty", ["zero", "self"])
+def test_layer(empty, input_grad, causal):
+    """With heads of any width and number, and by default."""
+    for (B, length, width, H), dtype in product(LAYERS, [torch.float32, torch.float64]):
+        x = torch.zeros(B, length, width, dtype=dtype, requires_grad=input_grad)
+        kwargs = {"causal": causal, "empty": empty, "input_grad": input_grad, "itemsize": dtype.itemsize}
+        fixed = ("left", "end", "recent", "recent", "gaussian 0", "previous")
+        for heads, of in ((H, {}), (6, {"patterns": fixed, "head_dim": 5}), (1, {"head_dim": 2 * width})):
+            counts = count_step(PositionalHeads(width, heads, empty=empty, dtype=dtype, **of), x, is_causal=causal)
+            declared = positional.positional_heads(B, length, width, heads, **of, **kwargs)
             assert {n: getattr(counts, n) for n in COUNTED} == {n: getattr(declared, n) for n in COUNTED}
 
 
-def test_layer_without_patterns_is_the_layer():
-    for projection, causal in product(PROJECTIONS, [False, True]):
-        variant = {"projection": projection, "causal": causal}
-        assert positional.positional_layer(2, 9, 12, 3, (), **variant) == costs.layer(2, 9, 12, 3, **variant)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("input_grad", [True, False])
+@pytest.mark.parametrize("projection", PROJECTIONS)
+def test_beside_learned_heads(projection, input_grad, causal):
+    for (B, length, width, H), fixed in product(LAYERS, [0, 1, 3, 4]):
+        if fixed > H:
+            continue
+        heads = {"positional": fixed, projection: H - fixed}
+        x = torch.zeros(B, length, width, requires_grad=input_grad)
+        counts = count_step(HybridAttention(width, H, heads=heads), x, is_causal=causal)
+        declared = hybrid(B, length, width, H, heads=heads, causal=causal, input_grad=input_grad)
+        assert {n: getattr(counts, n) for n in COUNTED} == {n: getattr(declared, n) for n in COUNTED}
 
 
-@pytest.mark.parametrize("attention", ["softmax", "linear"])
-def test_layer_decode(attention):
-    module, state = PositionalAttention(12, 3, ("left", "gaussian -1"), attention=attention), None
+def test_layer_decode():
+    patterns, state = ("left", "gaussian -1", "recent"), None
+    module = PositionalHeads(12, 3, patterns=patterns)
     for length in range(1, 6):
         x = torch.zeros(2, 1, 12)
-        declared = positional.positional_layer(
-            2, length, 12, 3, ("left", "gaussian -1"), attention=attention, causal=True
-        )
+        declared = positional.positional_heads(2, length, 12, 3, patterns=patterns, causal=True)
         assert count_forward(module, x, is_causal=True, initial_state=state)[0] == declared.decode
         _, state = module(x, is_causal=True, initial_state=state, return_state=True)
         assert sum(t.numel() * t.element_size() for t in state) == declared.state_bytes
@@ -115,7 +135,7 @@ def test_orders():
             assert order(getattr(form, field)) == {N * d}
         assert order(form.saved_bytes) == {N}  # the rows' divisors, whatever the width
         assert positional.positional_attention(1, N, d, SEVEN, causal=causal).forward == 0
-    seven, none = (positional.positional_layer(1, N, d, 8, patterns) for patterns in (SEVEN, ()))
+    seven, none = (hybrid(1, N, d, 8, heads={"positional": h, "learned": 8 - h}) for h in (7, 0))
     assert constants(seven.forward) == {N * d**2: sp.Rational(9, 2), N**2 * d: sp.Rational(1, 2)}
     assert constants(none.forward) == {N * d**2: 8, N**2 * d: 4}
     assert sp.expand(seven.trained - sp.Rational(9, 4) * d**2) == 0
@@ -134,12 +154,16 @@ def test_formulas_equal_counts():
 
 @pytest.mark.bad_input
 def test_errors():
-    with pytest.raises(ValueError, match="patterns: expected at most H = 4, got 7"):
-        positional.positional_layer(1, 5, 8, 4)
-    with pytest.raises(ValueError, match="attention: expected a mechanism without gates, got 'delta'"):
-        positional.positional_layer(1, 5, 8, 8, attention="delta")
-    with pytest.raises(ValueError, match="projection: expected one of"):
-        positional.positional_layer(1, 5, 8, 8, projection="haar")
+    with pytest.raises(ValueError, match="patterns: expected one for each of 4 heads, got 7"):
+        positional.positional_heads(1, 5, 8, 4, patterns=SEVEN)
+    with pytest.raises(ValueError, match="H: expected a divisor of d = 8, got 3"):
+        positional.positional_heads(1, 5, 8, 3)
+    with pytest.raises(ValueError, match="head_dim: expected an integer of at least 1, got 0"):
+        positional.positional_heads(1, 5, 8, 3, head_dim=0)
+    with pytest.raises(ValueError, match="heads: expected one of 'learned'.*, got 'haar'"):
+        hybrid(1, 5, 8, 2, heads={"haar": 2})
+    with pytest.raises(ValueError, match="heads: expected numbers that are together H = 2, got 3"):
+        hybrid(1, 5, 8, 2, heads={"positional": 3})
     with pytest.raises(ValueError, match="patterns: expected one of .* got 'last'"):
         positional.positional_attention(1, 5, 8, ["last"])
     with pytest.raises(ValueError, match="empty: expected one of"):

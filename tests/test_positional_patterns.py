@@ -9,7 +9,7 @@ import torch
 
 from ortho.attention.positional.attention import PATTERNS, SEVEN, positional_attention
 from ortho.attention.positional.gaussian import GAUSSIANS, REACH, Gaussian
-from ortho.attention.positional.patterns import Shift
+from ortho.attention.positional.patterns import RECENT, Recent, Shift
 
 BY_NAME = pytest.mark.parametrize("name", PATTERNS)
 NORMALISED = (Gaussian("normalised", -1.5, 0.7, True), Gaussian("far", 6.0, 0.8, True))
@@ -49,8 +49,25 @@ def test_by_hand(pattern, causal):
     assert torch.equal(pattern.weights(5, is_causal=causal, empty="self"), itself)
 
 
+RECENT_BY_HAND = [
+    ["1 0 0 0 0", "1/2 1/2 0 0 0", "1/3 1/3 1/3 0 0", "0 1/3 1/3 1/3 0", "0 0 1/3 1/3 1/3"],
+    ["1/3 1/3 1/3 0 0", "0 1/3 1/3 1/3 0", "0 0 1/3 1/3 1/3", "0 0 0 1/2 1/2", "0 0 0 0 1"],
+]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_last_tokens_by_hand(causal):
+    """Each row is the mean of as many as there are; ahead of a token of a causal call there is none."""
+    one = "1 0 0 0 0", "0 1 0 0 0", "0 0 1 0 0", "0 0 0 1 0", "0 0 0 0 1"
+    back, ahead = RECENT_BY_HAND
+    expected = {Recent("", 3): back, Recent("", 3, ahead=True): one if causal else ahead, Recent("", 1): one}
+    for pattern, rows in expected.items():
+        assert torch.equal(pattern.weights(5, is_causal=causal), matrix(rows))
+    assert (RECENT.width, RECENT.ahead, RECENT.memory, RECENT.mirrored().memory) == (8, False, 7, 0)
+
+
 def test_the_list():
-    assert list(PATTERNS) == [*BY_HAND, "gaussian -1", "gaussian 0", "gaussian +1"]
+    assert list(PATTERNS) == [*BY_HAND, "gaussian -1", "gaussian 0", "gaussian +1", "recent"]
     assert all(PATTERNS[name].name == name for name in PATTERNS)
 
 
@@ -66,7 +83,7 @@ EMPTY_ROWS = {  # of n tokens; other patterns have none
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 3, 17])
 def test_rows_sum_to_one_or_are_empty(n, causal):
-    for pattern in (*SEVEN, *NORMALISED, Shift("third last", -3)):
+    for pattern in (*SEVEN, *NORMALISED, Shift("third last", -3), RECENT, Recent("", 2, ahead=True)):
         is_empty = EMPTY_ROWS.get(pattern.name, lambda i, n, causal: False)
         empty = torch.tensor([is_empty(i, n, causal) for i in range(n)])
         weights = pattern.weights(n, is_causal=causal)
@@ -182,6 +199,8 @@ BAD = [
     (lambda: PATTERNS["left"].weights(0), ValueError, "n: expected an integer of at least 1, got 0"),
     (lambda: PATTERNS["left"].weights(2, empty="one"), ValueError, "empty: expected one of 'zero', 'self', got 'one'"),
     (lambda: Shift("", 0.5), TypeError, "offset: expected an integer, got float 0.5"),
+    (lambda: Recent("", 0), ValueError, "width: expected an integer of at least 1, got 0"),
+    (lambda: Recent("", 2.0), TypeError, "width: expected an integer of at least 1, got float 2.0"),
     (lambda: Gaussian("", sigma=0.0), ValueError, "sigma: expected a positive number, got 0.0"),
     (lambda: Gaussian("", offset=float("nan")), ValueError, "offset: expected a finite number, got nan"),
     (lambda: Gaussian("", offset="1"), TypeError, "offset: expected a number, got str '1'"),

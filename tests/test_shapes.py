@@ -20,6 +20,9 @@ CHECKED = {  # names of tests/test_*.py
     "weights": "synthesizer synthesizer_limits positional positional_patterns positional_layers positionalness",
     "properties": "properties",
     "layers": "softmax layers orthogonal johnson_lindenstrauss encoders configurations",
+    "heads": "hybrid hybrid_properties hybrid_cost stopped projections positional_cost exchanged exchanged_limits",
+    "adapters": "adapters_freezing adapters_gradients adapters_errors adapters_heads adapters_heads_limits "
+    "adapters_huggingface adapters_huggingface_freezing",
     "hardware": "flash backends experts recomputation decoding structured",
 }
 

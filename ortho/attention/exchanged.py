@@ -9,14 +9,14 @@ $$dv_j = \sum_i e^{s_{ij} - L_i}\, do_i = e^{M_j} \sum_i \frac{e^{s_{ij} - L_i}}
 The last sum is softmax attention in which $k_j$ asks, $q_i$ answers and $do_i$ is what is read; M is its own
 log-sum-exp. So the backward pass is a call of the forward kernel. It needs neither v nor o, and makes no dP, dQ, dK.
 
-The bias $-L_i$ rides in channels of its own, $q' = [q, -L \sqrt K]$ and $k' = [k, 1]$, so that any kernel will do. In
-half precision it is a sum of terms there, each the rounded rest of those before, whose products with 1 the kernel adds
-up in float32: three terms have the bits of one such number. In a causal call $k_j$ is asked by $q_i$ with $i \ge j$:
-both run backwards.
+The bias $-L_i$ rides in channels of its own, $q' = [q, -L \sqrt K / c]$ and $k' = [k, c]$, so that any kernel will
+do. In half precision it is a sum of terms there, each the rounded rest of those before, whose products with c the
+kernel adds up in float32: three terms have the bits of one such number. c is a power of two, which brings the terms
+into the range of float16. In a causal call $k_j$ is asked by $q_i$ with $i \ge j$: both run backwards.
 """
 
 from collections.abc import Callable
-from math import sqrt
+from math import floor, frexp, log2, sqrt
 from typing import Any
 
 import torch
@@ -204,21 +204,25 @@ def gradient_of_values(
 ) -> Float[Tensor, "B H M V"]:
     """dv by the forward kernel, see above."""
     q, scale = _scaled(q, scale)
-    terms = _channels(L / -scale, q)
-    ones = torch.ones_like(terms[..., :1, :]).expand(*k.shape[:-1], terms.shape[-1])
-    wide = [_beside(k, ones), _beside(q, terms), _beside(do, torch.zeros_like(terms))]
-    if is_causal:
-        wide = [x.flip(2) for x in wide]
+    c = _factor(scale, q.dtype)
+    terms = _channels(L / (-scale * c), q)
+    factors = k.new_full((1,), c).expand(*k.shape[:-1], terms.shape[-1])
+    wide = [_beside(k, factors), _beside(q, terms), _beside(do, torch.zeros_like(terms))]
+    asking, answering, read = (x.flip(2) for x in wide) if is_causal else wide
     bias = None if mask is None else _bias(mask.mT, q.dtype)
-    asking, answering, read = wide
     o, M = _kernel(asking, answering, read, bias, is_causal, scale)
+    del wide, asking, answering, read  # their memory is the result's
     dv = (o[..., : do.shape[-1]] * M.exp()[..., None]).to(do.dtype)
     return dv.flip(2) if is_causal else dv
 
 
 def _scaled(q: Tensor, scale: float) -> tuple[Tensor, float]:
-    """The same scores by a scale that can be divided by."""
-    return (q * 0, 1.0) if scale == 0 else (q, scale)
+    """The same scores by a scale that can be divided by and, as kernels need beside -inf for what is blocked, above 0.
+    Of one that is too small q takes a power of two."""
+    if scale <= 0:
+        q, scale = (-q, -scale) if scale else (q * 0, 1.0)
+    small = 2.0 ** min(0, frexp(scale)[1] + 24)
+    return (q, scale) if small == 1 else (q * small, scale / small)
 
 
 def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -236,11 +240,17 @@ def channels(itemsize: int) -> int:
     return 16 // itemsize
 
 
+def _factor(scale: float, dtype: torch.dtype) -> float:
+    """A power of two, so that multiplying by it rounds nothing, with which a log-sum-exp L takes a term of at most
+    L / 64: float16 then reaches up to 2^22, in steps of 2^-17. (At scale 1, L itself may be too large for it.)"""
+    return 2.0 ** min(max(0, 6 - floor(log2(scale))), frexp(torch.finfo(dtype).max)[1] - 1)
+
+
 def _channels(values: Float[Tensor, "B H N"], like: Tensor) -> Float[Tensor, "B H N c"]:
-    """Numbers of `like`'s dtype whose sum is, to float32, the values."""
-    terms = []
+    """Numbers of `like`'s dtype whose sum is, to float32, the values; float32's with no more bits than TF32 keeps."""
+    terms, short = [], torch.bfloat16 if like.dtype == torch.float32 else like.dtype
     for _ in range(channels(like.dtype.itemsize)):
-        terms.append(values.to(like.dtype))
+        terms.append(values.to(short).to(like.dtype))
         values = values - terms[-1]
     return torch.stack(terms, -1)
 
@@ -250,9 +260,8 @@ def _kernel(
 ) -> tuple[Tensor, Tensor]:
     """(o, L) of PyTorch's fused kernel, which `scaled_dot_product_attention` calls and keeps L to itself."""
     if q.device.type == "cpu":
-        return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, attn_mask=bias, scale=scale)[
-            :2
-        ]
+        kernel = aten._scaled_dot_product_flash_attention_for_cpu
+        return kernel(q, k, v, 0.0, is_causal, attn_mask=bias, scale=scale)[:2]
     if bias is None and q.dtype.itemsize == 2 and q.shape[-1] % 8 == 0:
         return aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal, scale=scale)[:2]
     if bias is not None:  # the kernel reads it in rows of 16 bytes

@@ -13,6 +13,7 @@ from ortho.cost.closed_forms import Cost, added, check_sizes, layer, shared_head
 from ortho.cost.positional import positional_heads
 from ortho.cost.projections import projection_cost
 from ortho.hybrid import HEADS
+from ortho.projections import PROJECTIONS
 
 __all__ = ["hybrid", "stopped_layer"]
 
@@ -33,6 +34,7 @@ def stopped_layer(
     itemsize: int = 4,
 ) -> Cost:
     """`StoppedAttention(d, H)` on x (B, N, d): backward it makes q and k again, and calls the forward kernel."""
+    one_of("projection", projection, [name for name in PROJECTIONS if name.endswith("stopped")])
     sizes: dict[str, Any] = {"head_dim": head_dim, "num_kv_heads": num_kv_heads, "bias": bias}
     passes: dict[str, Any] = {"causal": causal, "input_grad": input_grad, "itemsize": itemsize}
     plain = layer(B, N, d, H, projection=projection, form=form, **sizes, **passes)

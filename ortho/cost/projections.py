@@ -6,7 +6,7 @@ from typing import Any
 from ortho._checks import one_of
 from ortho._typing import Size
 from ortho.projections import PROJECTIONS
-from ortho.projections.structured import ROUNDS, factors
+from ortho.projections.structured import factors, sufficient_rounds
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,17 @@ def projection_cost(
             frozen=0 if learned else stored,
             gradient=gradient,
         )
-    a, b = factors(d, K)
+    (a, b), rounds = factors(d, K), sufficient_rounds(d, K)
     last = sum(-(-heads * K // b) for heads in (H, G))  # rows of the tables that are read in the end
-    products = 2 * ROUNDS * 2 * d * b + 2 * (ROUNDS - 1) * 2 * d * a + 2 * last * a * b  # of a token
+    products = 2 * rounds * 2 * d * b + 2 * (rounds - 1) * 2 * d * a + 2 * last * a * b  # of a token
     return ProjectionCost(
         forward=B * N * products,
         backward=B * N * products if gradient else 0,
-        elementwise_forward=2 * ROUNDS * 2 * d * b + B * N * biases,  # signs into the blocks
+        elementwise_forward=2 * rounds * 2 * d * b + B * N * biases,  # signs into the blocks
         elementwise_backward=0,
-        saved_bytes=itemsize * 2 * ROUNDS * d * b if gradient else 0,  # the blocks
+        saved_bytes=itemsize * 2 * rounds * d * b if gradient else 0,  # the blocks
         decode=B * products,
         trained=0,
-        frozen=2 * ROUNDS * 2 * d + a * a + b * b + biases,
+        frozen=2 * rounds * 2 * d + a * a + b * b + biases,
         gradient=gradient,
     )

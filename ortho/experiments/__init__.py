@@ -18,6 +18,7 @@ from ortho.experiments.inference import INFERENCE, gains
 from ortho.experiments.memory_speed import MEMORY_SPEED
 from ortho.experiments.pattern_speed import PATTERN_SPEED
 from ortho.experiments.positional_heads import POSITIONAL_HEADS
+from ortho.experiments.projection_speed import PROJECTION_SPEED
 from ortho.experiments.provenance import default_results, is_stale
 from ortho.experiments.recall import RECALL
 from ortho.experiments.recomputation_speed import RECOMPUTATION_SPEED
@@ -42,6 +43,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         GENERATION,
         RECOMPUTATION_SPEED,
         EXCHANGED_SPEED,
+        PROJECTION_SPEED,
         HEADS_SPEED,
         RECALL,
         PARITY,

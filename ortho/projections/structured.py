@@ -10,7 +10,8 @@ arXiv:1610.09072).
 
 Where it costs little, the table is one of heads: a = d/K, b = K. A head's queries then lie as attention reads them, and
 nothing is moved. The flip between the two transforms is what makes one round enough: without it the last transform,
-common to q and k, would cancel in their products, of which each would see d/K numbers of x at a time.
+common to q and k, would cancel in their products, of which each would see d/K numbers of x at a time. A head that
+spans several rows of the table, where the transform of the columns cancels in part, takes two rounds.
 """
 
 from math import isqrt, pi, sqrt
@@ -24,8 +25,6 @@ from ortho._weights import split_heads
 from ortho.projections.matrices import FrozenProjection
 from ortho.projections.projection import Detached
 
-ROUNDS = 1
-
 
 def factors(d: int, K: int | None = None) -> tuple[int, int]:
     """(a, b) with a b = d, a <= b and both as near to the root of d as can be; (1, d) for a prime.
@@ -37,6 +36,12 @@ def factors(d: int, K: int | None = None) -> tuple[int, int]:
     if K is not None and d % _checks.positive_int("K", K) == 0 and d // K + K <= 2 * (a + d // a):
         return d // K, K
     return a, d // a
+
+
+def sufficient_rounds(d: int, K: int) -> int:
+    """How many rounds make products of q and k spread as those of random matrices, for heads of width K: 1 where a head
+    lies within a row of the table, else 2. Raises TypeError or ValueError for numbers below 1."""
+    return 1 if factors(d, K)[1] % K == 0 else 2
 
 
 def transform(
@@ -59,7 +64,8 @@ def transform(
 
 
 class StructuredProjection(Detached):
-    """Orthogonal random attention's q and k by `rounds` of sign flips and small transforms.
+    """Orthogonal random attention's q and k by `rounds` of sign flips and small transforms, by default as many as it
+    takes (`sufficient_rounds`).
 
     Only the signs are drawn, 4 rounds d of them; the transforms follow from d. With `stop_gradient` no gradient passes
     to x. Fewer heads, of queries or of keys, are the first of all. `weight_q` and `weight_k` are the matrices that it
@@ -79,7 +85,7 @@ class StructuredProjection(Detached):
         d_model: int,
         num_heads: int,
         *,
-        rounds: int = ROUNDS,
+        rounds: int | None = None,
         stop_gradient: bool = False,
         head_dim: int | None = None,
         num_kv_heads: int | None = None,
@@ -91,6 +97,7 @@ class StructuredProjection(Detached):
         super().__init__(d_model, num_heads, head_dim=head_dim, num_kv_heads=num_kv_heads)
         if self.q_width > d_model:
             raise ValueError(f"head_dim: expected heads of at most d_model = {d_model} together, got {self.q_width}")
+        rounds = sufficient_rounds(d_model, self.head_dim) if rounds is None else rounds
         self.rounds, self.stop_gradient = _checks.positive_int("rounds", rounds), stop_gradient
         dtype = dtype or torch.get_default_dtype()
         for name, size in zip("ab", factors(d_model, self.head_dim), strict=True):
@@ -131,7 +138,7 @@ class StructuredProjection(Detached):
         return split_heads(y.transpose(0, 1).reshape(B, N, -1)[..., :width].contiguous(), heads)
 
     @property
-    def weight_q(self) -> Float[Tensor, "d d"]:  # type: ignore[override]
+    def weight_q(self) -> Float[Tensor, "q d"]:  # type: ignore[override]
         """The matrix of the queries, stored as in `torch.nn.Linear`."""
         return self._dense(self.signs_q, self.num_heads)
 

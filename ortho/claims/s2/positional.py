@@ -14,7 +14,7 @@ from ortho.claims.ledger import evidence
 from ortho.claims.rules import all_of, counted, holds, untestable
 from ortho.claims.verdicts import Finding
 from ortho.experiments import positional_heads_rows
-from ortho.positional_layers import PositionalAttention, sinusoidal_positions
+from ortho.positional_layers import PositionalHeads, sinusoidal_positions
 
 CHAPTER = "17-positional-patterns"
 
@@ -59,7 +59,7 @@ def not_heaviest() -> int:
 
 def trained(patterns: Sequence[str]) -> int:
     """The parameters of a layer of such heads, beside W_V and W_O."""
-    layer = PositionalAttention(4 * len(patterns), len(patterns), patterns)
+    layer = PositionalHeads(4 * len(patterns), len(patterns), patterns=patterns)
     return sum(p.numel() for p in layer.parameters()) - layer.weight_v.numel() - layer.weight_o.numel()
 
 
