@@ -7,7 +7,7 @@ from ortho.claims.verdicts import Verdict
 
 
 def test_the_shares_by_hand():
-    """In units of N d^2 and with a fused kernel: 24 + 14 r learned, of which freezing takes 4 from the others' share."""
+    """In units of N d^2 and with a fused kernel: 24 + 14 r learned, of which freezing takes 4 from the others."""
     r = 512 / 768
     for learned in hybrid.LEARNED:
         expected = 1 - 4 * (1 - learned / 12) / (24 + 14 * r)
