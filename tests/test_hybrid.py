@@ -181,7 +181,7 @@ def test_in_a_block_and_in_a_model():
     whole = model(tokens)
     first, state = model(tokens[:, :5], return_state=True)
     close(torch.cat([first, model(tokens[:, 5:], initial_state=state)], 1), whole)
-    found = model.generate(tokens, 5, temperature=0)
+    found = model.generate(tokens, 5, temperature=0.0)
     for length in range(9, 14):
         assert torch.equal(model(found[:, :length])[:, -1].argmax(-1), found[:, length])
 

@@ -47,7 +47,7 @@ def test_formula(attention, case):
     if case == "scale":
         kwargs = {"scale": 0.3}
     if case == "no scores":
-        allowed, kwargs = allowed.tril(), {"is_causal": True, "scale": 0}
+        allowed, kwargs = allowed.tril(), {"is_causal": True, "scale": 0.0}
     expected = by_loops(q, k, v, allowed, kwargs.get("scale", 1 / math.sqrt(3)))
     torch.testing.assert_close(attention(q, k, v, **kwargs), expected, **TOLERANCE)
 
