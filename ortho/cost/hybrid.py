@@ -43,18 +43,17 @@ def stopped_layer(
     K = head_dim if head_dim is not None else d // H if isinstance(d, int) else d / H
     G = shared_heads(H, num_kv_heads)
     made = projection_cost(projection, B, N, d, H, K, G, bias=bias, input_grad=input_grad, itemsize=itemsize)
-    fused = layer(B, N, d, H, projection=projection, form="fast", **sizes, **passes)
     kernel = softmax_cost(B, N, H, K, K, causal=causal, qk_grad=False, itemsize=itemsize)
     own = exchanged_cost(B, N, H, K, K, causal=causal, itemsize=itemsize)
     numbers = itemsize * 2 * B * N * H * K  # q and k, which are not kept
     return replace(
         plain,
-        backward=fused.backward - kernel.backward + own.backward + made.forward,
-        elementwise_backward=fused.elementwise_backward
+        backward=plain.backward - kernel.backward + own.backward + made.forward,
+        elementwise_backward=plain.elementwise_backward
         - kernel.elementwise_backward
         + own.elementwise_backward
         + made.elementwise_forward,
-        saved_bytes=fused.saved_bytes - kernel.saved_bytes + own.saved_bytes - numbers,
+        saved_bytes=plain.saved_bytes - kernel.saved_bytes + own.saved_bytes - numbers,
     )
 
 
