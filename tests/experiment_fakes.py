@@ -1,8 +1,25 @@
-"""An experiment that measures nothing, for the tests of what is around experiments."""
+"""An experiment that measures nothing, for the tests of what is around experiments; and which files a call runs."""
+
+import sys
+from contextlib import contextmanager
+from pathlib import Path
 
 from ortho.experiments import Experiment, provenance, records, run
 
 SLUG = provenance.device_slug("cpu")
+
+
+@contextmanager
+def watching(ran):
+    """Add to a set the package's files that run in the block, as an experiment names its sources."""
+    names = set()
+    sys.setprofile(lambda frame, *_: names.add(frame.f_code.co_filename))
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        files = map(Path, names)
+        ran |= {f.relative_to(provenance.PACKAGE).as_posix() for f in files if provenance.PACKAGE in f.parents}
 
 
 class Clock:

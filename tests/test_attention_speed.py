@@ -1,18 +1,15 @@
 """The experiment attention-speed: right before it is timed, in turn, what fails is recorded; on a CPU and on CUDA."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-from experiment_fakes import SLUG
+from experiment_fakes import SLUG, watching
 from tiny_arms import ALL, SETS, TINY
 
 from ortho import experiments
 from ortho.attention.chunking import CHUNK
 from ortho.attention.linear import HORIZON
 from ortho.cost.allocations import Allocations
-from ortho.experiments import Experiment, flash_speed, measure, memory_speed, pattern_speed, provenance, records
+from ortho.experiments import Experiment, flash_speed, measure, memory_speed, pattern_speed, records
 from ortho.experiments import attention_arms as arms
 from ortho.experiments import attention_rows as rows
 from ortho.experiments import attention_speed as speed
@@ -199,21 +196,15 @@ def test_wrong_arms_are_not_timed(monkeypatch):
     ],
 )
 def test_the_sources_are_all_that_a_timed_call_runs(experiment, kernel):
-    ran = set()
+    ours = set()
     with Allocations():  # the first of its kind imports much of PyTorch, which need not be watched
         torch.zeros(1)
     sets = {case["arms"] for case in experiment.cases("cpu")}
     for case, arm in ((case, arm) for case, arm in ALL if case["arms"] in sets):
         operands, upstream = arms.draw(case, arm)
         call = arms.function(arm, case["chunk"])
-        sys.setprofile(lambda frame, *_: ran.add(frame.f_code.co_filename))
-        try:
-            with Allocations():
-                speed.timed(call, operands, upstream, 1)
-        finally:
-            sys.setprofile(None)
-    files = map(Path, ran)
-    ours = {file.relative_to(provenance.PACKAGE).as_posix() for file in files if provenance.PACKAGE in file.parents}
+        with watching(ours), Allocations():
+            speed.timed(call, operands, upstream, 1)
     assert {kernel, "_checks.py", "experiments/attention_arms.py"} <= ours <= set(experiment.sources)
 
 

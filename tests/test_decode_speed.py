@@ -1,17 +1,16 @@
 """The experiment decode-speed: right before it is timed, in turn, what cannot be read is recorded; what readers get."""
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from experiment_fakes import watching
 
 from ortho.attention.linear import HORIZON
 from ortho.experiments import clock as stopped
 from ortho.experiments import decode_rows as rows
 from ortho.experiments import decode_speed as speed
-from ortho.experiments import measure, provenance
+from ortho.experiments import measure
 
 TINY = {"H": 2, "K": 8, "N": 1024}
 
@@ -140,17 +139,13 @@ def test_rows_and_slopes():
 
 
 def test_the_sources_are_all_that_a_timed_step_runs():
-    ran = set()
+    ours = set()
     for family in speed.FAMILIES:
         case = speed.case(family, **TINY)
         for name in {speed.parts_of(arm)[0] for arm in speed.arms_of(case)}:
             cache, tokens = speed._read(case, name, 300, 2)
-            sys.setprofile(lambda frame, *_: ran.add(Path(frame.f_code.co_filename)))
-            try:
+            with watching(ours):
                 speed.timed(cache, tokens, 2)
-            finally:
-                sys.setprofile(None)
-    ours = {file.relative_to(provenance.PACKAGE).as_posix() for file in ran if provenance.PACKAGE in file.parents}
     assert {"_checks.py", "attention/decoding/cache.py", "attention/softmax.py"} <= ours
     assert ours <= set(speed.DECODE_SPEED.sources)
 

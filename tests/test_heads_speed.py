@@ -1,13 +1,11 @@
 """The experiments heads-speed and exchanged-speed: arms that agree are timed in turn; what a reader gets."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from experiment_fakes import watching
 
 from ortho.cost.counting import count_step
-from ortho.experiments import exchanged_speed, heads_rows, measure, provenance, training_step
+from ortho.experiments import exchanged_speed, heads_rows, measure, training_step
 from ortho.experiments import heads_speed as speed
 from ortho.experiments.attention_speed import timed
 
@@ -62,23 +60,13 @@ def test_what_is_trained_is_checked():
         training_step.check(case, "one", speed.build(case, "stopped"), heads_rows.declared)
 
 
-def ran_in(call):
-    """The package's files that a call runs."""
-    ran = set()
-    sys.setprofile(lambda frame, *_: ran.add(Path(frame.f_code.co_filename)))
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return {file.relative_to(provenance.PACKAGE).as_posix() for file in ran if provenance.PACKAGE in file.parents}
-
-
 def test_the_sources_are_all_that_a_timed_step_runs():
     case, x = training_step.case(causal=True, **TINY), torch.randn(1, 24, 64, requires_grad=True)
     ours = set()
     for arm in speed.ARMS:
         module = speed.build(case, arm)
-        ours |= ran_in(lambda module=module: module(x, is_causal=True).sum().backward())
+        with watching(ours):
+            module(x, is_causal=True).sum().backward()
     named = {"attention/exchanged.py", "attention/positional/patterns.py", "hybrid.py", "projections/structured.py"}
     assert named <= ours <= set(speed.HEADS_SPEED.sources)
 
@@ -111,7 +99,8 @@ def test_the_sources_are_all_that_a_timed_call_runs():
     ours = set()
     for arm in exchanged_speed.ARMS:
         call = exchanged_speed.call(case, arm, operands)
-        ours |= ran_in(lambda call=call: timed(*call, upstream, 1))
+        with watching(ours):
+            timed(*call, upstream, 1)
     assert {"attention/exchanged.py"} <= ours <= set(exchanged_speed.EXCHANGED_SPEED.sources)
 
 

@@ -2,16 +2,14 @@
 
 import dataclasses
 import json
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from experiment_fakes import SLUG, go
+from experiment_fakes import SLUG, go, watching
 
 from ortho import LanguageModel, experiments
 from ortho.attention import MECHANISMS
-from ortho.experiments import flip_flop, learning, learning_rows, measure, provenance, recall, records
+from ortho.experiments import flip_flop, learning, learning_rows, measure, recall, records
 from ortho.experiments import state_tracking as tracking
 
 TASKS = {task.name: task for task in (recall.TASK, tracking.PARITY_TASK, tracking.PERMUTATIONS_TASK, flip_flop.TASK)}
@@ -240,16 +238,11 @@ def test_an_interrupted_run_resumes(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_the_sources_are_all_that_a_run_runs(name):
-    ran, task = set(), TASKS[name]
+    ours, task = set(), TASKS[name]
     for arm in task.arms:
         learning.run(task, learning.case(task, arm, **TINY))  # what is imported late, or made once, need not be watched
-        sys.setprofile(lambda frame, *_: ran.add(frame.f_code.co_filename))
-        try:
+        with watching(ours):
             learning.run(task, learning.case(task, arm, **TINY))
-        finally:
-            sys.setprofile(None)
-    files = map(Path, ran)
-    ours = {file.relative_to(provenance.PACKAGE).as_posix() for file in files if provenance.PACKAGE in file.parents}
     named = set(experiments.EXPERIMENTS[name].sources)
     assert ours <= named
     assert named - ours <= {"attention/feature_map.py"}  # declarations, on which the linear arms depend

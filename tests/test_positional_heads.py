@@ -1,14 +1,12 @@
 """The experiment on trained heads: its runs are those of the learning experiments; what it measures, and stores."""
 
 import dataclasses
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from experiment_fakes import SLUG, go
+from experiment_fakes import SLUG, go, watching
 
-from ortho.experiments import learning, load, measure, provenance, records
+from ortho.experiments import learning, load, measure, records
 from ortho.experiments import positional_heads as heads
 from ortho.experiments import positional_heads_rows as heads_rows
 from ortho.theory.positionalness import head_weights
@@ -165,17 +163,12 @@ def test_an_interrupted_run_resumes(tmp_path, monkeypatch):
 
 
 def test_the_sources_are_all_that_a_run_runs():
-    ran = set()
+    ours = set()
     for name, arm in ARMS:
         case = heads.case(name, arm, 1, **TINY)
         heads.run(case)  # what is imported late, or made once, need not be watched
-        sys.setprofile(lambda frame, *_: ran.add(frame.f_code.co_filename))
-        try:
+        with watching(ours):
             heads.run(case)
-        finally:
-            sys.setprofile(None)
-    files = map(Path, ran)
-    ours = {file.relative_to(provenance.PACKAGE).as_posix() for file in files if provenance.PACKAGE in file.parents}
     assert ours == set(EXPERIMENT.sources)
 
 

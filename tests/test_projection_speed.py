@@ -1,14 +1,12 @@
 """The experiment projection-speed: arms that are what they stand for are timed in turn; what a reader gets."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from experiment_fakes import watching
 
 from ortho.cost.counting import count_forward
 from ortho.cost.projections import projection_cost
-from ortho.experiments import measure, provenance
+from ortho.experiments import measure
 from ortho.experiments import projection_speed as speed
 from ortho.experiments.projection_speed import ARMS, DENSE, MERGED, case
 
@@ -113,16 +111,12 @@ def test_an_arm_that_is_off_is_not_timed(monkeypatch, arm, part):
 
 
 def test_the_sources_are_all_that_a_timed_call_runs():
-    ran = set()
+    ours = set()
     operands = speed.draw(case(**TINY), 8)
     for projection in speed.build(case(**TINY)).values():
         passes = speed._passes(projection.float(), *operands)
-        sys.setprofile(lambda frame, *_: ran.add(Path(frame.f_code.co_filename)))
-        try:
+        with watching(ours):
             speed._timed(passes, dict.fromkeys(passes, 1), cuda=False)
-        finally:
-            sys.setprofile(None)
-    ours = {file.relative_to(provenance.PACKAGE).as_posix() for file in ran if provenance.PACKAGE in file.parents}
     assert {"projections/structured.py", "projections/merged.py"} <= ours <= set(speed.PROJECTION_SPEED.sources)
 
 

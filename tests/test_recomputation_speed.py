@@ -1,12 +1,10 @@
 """The experiment recomputation-speed: arms that agree are timed in turn; what a reader gets."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from experiment_fakes import watching
 
-from ortho.experiments import measure, provenance
+from ortho.experiments import measure
 from ortho.experiments import recomputation_speed as speed
 from ortho.experiments.attention_speed import timed
 
@@ -63,16 +61,12 @@ def test_an_arm_that_is_off_is_not_timed(monkeypatch):
 
 
 def test_the_sources_are_all_that_a_timed_step_runs():
-    ran = set()
+    ours = set()
     x = torch.randn(1, 8, 16, requires_grad=True)
     for module in speed.build(speed.case(**TINY)).values():
         operands = (x, *module.parameters())
-        sys.setprofile(lambda frame, *_: ran.add(Path(frame.f_code.co_filename)))
-        try:
+        with watching(ours):
             timed(lambda x, *_, module=module: module(x), operands, torch.randn(1, 8, 16), 1)
-        finally:
-            sys.setprofile(None)
-    ours = {file.relative_to(provenance.PACKAGE).as_posix() for file in ran if provenance.PACKAGE in file.parents}
     assert {"_checks.py", "layers.py", "recomputation.py"} <= ours <= set(speed.RECOMPUTATION_SPEED.sources)
 
 

@@ -1,12 +1,10 @@
 """The experiment training-step: interleaved, checked before it is timed, and read back beside the FLOP bound."""
 
 import copy
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from experiment_fakes import SLUG
+from experiment_fakes import SLUG, watching
 
 from ortho import cost, experiments
 from ortho.experiments import cli, measure, provenance, records, summary
@@ -137,13 +135,9 @@ def test_the_sources_are_all_that_a_timed_step_runs():
     module = step.build(step.case("block", **TINY), "stopped")
     arm = step._arm("stopped", module, module)
     x, upstream = (torch.randn(1, TINY["N"], TINY["d"]) for _ in range(2))
-    ran = set()
-    sys.setprofile(lambda frame, *_: ran.add(Path(frame.f_code.co_filename)))
-    try:
+    ours = set()
+    with watching(ours):
         timed_step(arm, x, upstream)
-    finally:
-        sys.setprofile(None)
-    ours = {file.relative_to(provenance.PACKAGE).as_posix() for file in ran if provenance.PACKAGE in file.parents}
     assert {"_checks.py", "layers.py", "experiments/stopwatch.py"} <= ours <= set(step.TRAINING_STEP.sources)
 
 

@@ -1,14 +1,13 @@
 """The experiments whole-models and generation: right before they are timed, whole records, what readers get."""
 
 import dataclasses
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from experiment_fakes import watching
 
 from ortho.configurations import CONFIGURATIONS
-from ortho.experiments import generation, measure, model_rows, provenance
+from ortho.experiments import generation, measure, model_rows
 from ortho.experiments import whole_models as whole
 from ortho.experiments.stopwatch import timed_step
 from ortho.models import LanguageModel
@@ -149,7 +148,7 @@ def test_a_model_that_decodes_wrongly_is_not_timed(monkeypatch, dtype):
 
 @pytest.mark.parametrize("experiment", [whole.WHOLE_MODELS, generation.GENERATION], ids=lambda e: e.name)
 def test_the_sources_are_all_that_a_timed_step_runs(experiment):
-    ran = set()
+    ours = set()
     if experiment is whole.WHOLE_MODELS:
         runs = []
         for model in SMALL:
@@ -162,13 +161,9 @@ def test_the_sources_are_all_that_a_timed_step_runs(experiment):
         for arm in generation.ARMS:
             module = generation.build(generation.case(N=20), arm)
             runs.append((generation.timed, module, module.new_caches(8), tokens, 2))
-    sys.setprofile(lambda frame, *_: ran.add(Path(frame.f_code.co_filename)))
-    try:
+    with watching(ours):
         for function, *arguments in runs:
             function(*arguments)
-    finally:
-        sys.setprofile(None)
-    ours = {file.relative_to(provenance.PACKAGE).as_posix() for file in ran if provenance.PACKAGE in file.parents}
     assert {"_checks.py", "layers.py", "models.py"} <= ours <= set(experiment.sources)
 
 
