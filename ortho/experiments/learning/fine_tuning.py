@@ -23,14 +23,13 @@ from ortho.experiments.learning import fine_tuning_rows, fitting, rates
 from ortho.experiments.learning.arms import baseline
 from ortho.experiments.learning.rates import TUNING
 from ortho.experiments.provenance import digest
-from ortho.experiments.records import Case, Needs, key
-from ortho.experiments.runner import Experiment
+from ortho.experiments.records import Case, key
 from ortho.experiments.statistics import Decision
 from ortho.layers import MultiheadAttention
 from ortho.models import LanguageModel
 from ortho.tasks import text
 from ortho.tasks.task import Task
-from ortho.training import Recipe, checkpoints
+from ortho.training import checkpoints
 
 SIZES: dict[str, dict[str, int]] = {
     "cpu": {"B": 8, "N": 128, "d": 64, "H": 4, "L": 2, "first_steps": 600, "steps": 300, "tested": 128},
@@ -108,8 +107,7 @@ def cases(device: str) -> list[Case]:
     """The runs that choose the rates, and of arms whose rate is chosen all seeds, one seed after the other."""
     tuning = [case(arm, TUNING, rate, device=device) for arm in ARMS for rate in rates.tried(TRIED, SIZES[device]["d"])]
     own = [case(arm, seed, device=device) for seed in SEEDS for arm in ARMS]
-    found = [(one, rates.chosen("fine-tuning", one)) for one in own]
-    return [*tuning, *({**one, "rate": rate} for one, rate in found if rate is not None)]
+    return [*tuning, *rates.with_chosen("fine-tuning", own)]
 
 
 def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
@@ -119,7 +117,7 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     Raises AssertionError if the trained model's fast form does not compute what its definition does.
     """
     seeds = seeds_of(case)
-    draws = {name: torch.Generator().manual_seed(seed) for name, seed in seeds.items()}
+    draws = fitting.generators(seeds)
     old, new = tasks(case["N"])
     model = build(case, draws["scratch" if case["arm"] == SCRATCH else "weights"])
     if case["arm"] != SCRATCH:
@@ -127,7 +125,8 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     found = {f"{name}, before": values for name, values in tested(model, case, draws["tests"]).items()}
     ARMS[case["arm"]](model, draws["redrawn"])
     resumed: dict[str, Any] = {"checkpoint": checkpoint, "run": fitting.identity(SOURCES, case)}
-    learnt = fitting.fit(model, new, recipe(case), case, draws, looks=LOOKS, keep_best=True, **resumed)
+    recipe = fitting.recipe(case, weight_decay=WEIGHT_DECAY)
+    learnt = fitting.fit(model, new, recipe, case, draws, looks=LOOKS, keep_best=True, **resumed)
     found |= tested(model, case, draws["tests"])
     fitting.check_forms(model, new, draws["tests"])
     texts = {"old": text.python_parts().facts(), "new": help_parts().facts()}
@@ -151,7 +150,8 @@ def pretrain(
     if stored is None:
         first = {**case, "steps": case["first_steps"], "rate": case["first_rate"]}
         draws = {"training": generator, "dropout": generator}
-        fitting.fit(model, task, recipe(first), first, draws, checkpoint=file, run=f"{identity}, on the way")
+        recipe = fitting.recipe(first, weight_decay=WEIGHT_DECAY)
+        fitting.fit(model, task, recipe, first, draws, checkpoint=file, run=f"{identity}, on the way")
         stored = {name: weight.cpu() for name, weight in model.state_dict().items()}
         if file is not None:
             checkpoints.save(file, stored, identity)
@@ -163,12 +163,6 @@ def build(case: Case, generator: torch.Generator) -> LanguageModel:
     """The untrained baseline. Weights are drawn on the CPU, so that every device has the same."""
     arm = baseline(case["H"], case["N"])
     return arm.build(text.VOCAB_SIZE, case["d"], case["L"], generator=generator).to(case["device"])
-
-
-def recipe(case: Case) -> Recipe:
-    """How a stage is trained."""
-    precision = fitting.PRECISION[case["device"]]
-    return Recipe(case["steps"], case["rate"], case["B"], weight_decay=WEIGHT_DECAY, precision=precision)
 
 
 def tested(model: nn.Module, case: Case, generator: torch.Generator) -> dict[str, dict[str, list[float]]]:
@@ -209,7 +203,7 @@ def help_parts() -> text.Parts:
 def seeds_of(case: Case) -> dict[str, int]:
     """Seeds of a run: hashes of what is drawn and of its seed; the arms of a seed share all of them."""
     names = ("weights", "first training", "training", "tests", "dropout", "redrawn", "scratch")
-    return {name: zlib.crc32(repr(("fine-tuning", name, case["seed"])).encode()) for name in names}
+    return fitting.seeds_of(dict.fromkeys(names, ("fine-tuning", case["seed"])))
 
 
 def work(case: Case) -> float:
@@ -226,21 +220,15 @@ def label(case: Case) -> str:
     return f"{case['arm']} seed={case['seed']} rate={case['rate']:g}"
 
 
-FINE_TUNING = Experiment(
-    name="fine-tuning",
-    title="a model of one text goes on with another, parts of its attention frozen",
+FINE_TUNING = fitting.experiment(
+    "fine-tuning",
+    "a model of one text goes on with another, parts of its attention frozen",
+    case("all trained"),
+    fine_tuning_rows,
+    tests=("old, before", "new, before", "old", "new"),
     cases=cases,
     run=run,
     sources=SOURCES,
     work=work,
     label=label,
-    line=fine_tuning_rows.line,
-    show=fine_tuning_rows.table,
-    needs=Needs(
-        configuration={name: type(value) for name, value in case("all trained").items()},
-        arms=("old, before", "new, before", "old", "new"),
-        quantities=fitting.QUANTITIES,
-        facts=fitting.FACTS,
-    ),
-    resumes=True,
 )

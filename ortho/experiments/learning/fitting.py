@@ -1,7 +1,8 @@
 """What every run of a learning experiment does: train a model on a task, look at it on the way, and test it."""
 
 import copy
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +14,8 @@ from ortho._checks import describe
 from ortho.experiments import records
 from ortho.experiments.closeness import assert_close
 from ortho.experiments.provenance import digest
-from ortho.experiments.records import Case
+from ortho.experiments.records import Case, Needs
+from ortho.experiments.runner import Experiment
 from ortho.tasks.task import NONE, Batch, Draw, Task
 from ortho.training import Recipe, Trainer
 
@@ -26,7 +28,8 @@ CHECKED_LENGTH = 192  # tokens of these: several chunks and tiles
 TOLERANCE = 1e6 * torch.finfo(torch.float64).eps
 TOKENS = 2**15  # of a test batch
 QUANTITIES = ("correct_fraction", "faultless_fraction", "loss_nats")
-FACTS = {"loss": list, "validation": list, "parameters": int, "train_s": float}
+Facts = Mapping[str, type]
+FACTS: Facts = {"loss": list, "validation": list, "parameters": int, "train_s": float}
 
 SOURCES = (
     "_checks.py",
@@ -55,6 +58,34 @@ def not_negative(name: str, value: Any) -> int:
     if value < 0:
         raise ValueError(f"{name}: expected an integer of at least 0, got {value}")
     return value
+
+
+def seeds_of(parts: Mapping[str, tuple[Any, ...]]) -> dict[str, int]:
+    """Seeds of a run: hashes of what is drawn and of the words that it depends on."""
+    return {part: zlib.crc32(repr((part, *words)).encode()) for part, words in parts.items()}
+
+
+def paired_seeds(arm: str, *shared: Any) -> dict[str, int]:
+    """Seeds of a run: hashes of what is drawn and of what it shares with other arms, and those of the weights of the
+    arm, too: the arms of a seed see the same batches and are tested on the same examples."""
+    return seeds_of({"weights": (*shared, arm), **dict.fromkeys(("training", "tests", "checks", "dropout"), shared)})
+
+
+def generators(seeds: Mapping[str, int]) -> dict[str, torch.Generator]:
+    """A generator of each seed."""
+    return {name: torch.Generator().manual_seed(seed) for name, seed in seeds.items()}
+
+
+def recipe(case: Case, *, weight_decay: float = 0.0) -> Recipe:
+    """How a case is trained."""
+    return Recipe(
+        case["steps"],
+        case["rate"],
+        case["B"],
+        weight_decay=weight_decay,
+        smoothing=case.get("smoothing", 0.0),
+        precision=PRECISION[case["device"]],
+    )
 
 
 def fit(
@@ -110,6 +141,16 @@ def facts(trainer: Trainer) -> dict[str, Any]:
     }
 
 
+def examine(model: nn.Module, task: Task, case: Case, draws: dict[str, torch.Generator]) -> dict[str, Any]:
+    """What a trained model does in the task's tests, whose examples are of `draws["tests"]`: see `evaluate`.
+
+    Raises AssertionError if its fast form does not compute what its definition does, on examples of `draws["checks"]`.
+    """
+    found = {name: evaluate(model, draw, case, draws["tests"]) for name, draw in task.tests.items()}
+    check_forms(model, task, draws["checks"])
+    return found
+
+
 @torch.no_grad()
 def evaluate(
     model: Callable[..., Tensor], draw: Draw, case: Case, generator: torch.Generator
@@ -151,3 +192,13 @@ def check_forms(model: nn.Module, task: Task, generator: torch.Generator) -> Non
 def identity(sources: Sequence[str], case: Case) -> str:
     """What a checkpoint is of: a case, and a state of the code."""
     return f"{digest(sources)} {records.key(case)}"
+
+
+def experiment(
+    name: str, title: str, example: Case, rows: Any, *, tests: tuple[str, ...] = (), facts: Facts = FACTS, **own: Any
+) -> Experiment:
+    """An experiment whose cases are runs like `example`, which `rows` puts into lines and a table; a run that was
+    killed goes on. `own` is what else an `Experiment` has; records need all of `tests` and `facts`."""
+    configuration = {key: type(value) for key, value in example.items()}
+    needs = Needs(configuration=configuration, arms=tests, quantities=QUANTITIES, facts=facts)
+    return Experiment(name=name, title=title, line=rows.line, show=rows.table, needs=needs, resumes=True, **own)

@@ -8,7 +8,6 @@ Attention has no biases, as not every kind knows of them; the rest of the blocks
 all tokens: heads by which no token, or but a neighbour, reaches the class token would otherwise leave nothing to read.
 """
 
-import zlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -24,8 +23,7 @@ from ortho.encoders import VisionTransformer
 from ortho.experiments.learning import fitting, images_rows, rates
 from ortho.experiments.learning.heads import random_feature_heads, synthesizer_heads
 from ortho.experiments.learning.rates import TUNING
-from ortho.experiments.records import Case, Needs
-from ortho.experiments.runner import Experiment
+from ortho.experiments.records import Case
 from ortho.experiments.statistics import Decision
 from ortho.hybrid import HybridAttention
 from ortho.layers import MultiheadAttention
@@ -35,7 +33,6 @@ from ortho.stopped import StoppedAttention
 from ortho.tasks.cifar import cifar10
 from ortho.tasks.digits import digits
 from ortho.tasks.task import Task
-from ortho.training import Recipe
 
 HEADS = 4
 
@@ -212,8 +209,7 @@ def cases(device: str) -> list[Case]:
         for rate in rates.tried(TRIED, SIZES[device, data]["d"])
     ]
     own = [case(arm, seed, device=device, data=data) for data in names for seed in SEEDS for arm in ARMS]
-    found = [(one, rates.chosen("images", one)) for one in own]
-    return [*tuning, *({**one, "rate": rate} for one, rate in found if rate is not None)]
+    return [*tuning, *rates.with_chosen("images", own)]
 
 
 def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
@@ -223,30 +219,20 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     what `cifar10` raises where there is no such file.
     """
     seeds = seeds_of(case)
-    draws = {name: torch.Generator().manual_seed(seed) for name, seed in seeds.items()}
+    draws = fitting.generators(seeds)
     task = DATA[case["data"]].task()
     model = build(case, draws["weights"])
-    recipe = Recipe(
-        case["steps"],
-        case["rate"],
-        case["B"],
-        weight_decay=WEIGHT_DECAY,
-        precision=fitting.PRECISION[case["device"]],
-    )
+    recipe = fitting.recipe(case, weight_decay=WEIGHT_DECAY)
     resumed: dict[str, Any] = {"checkpoint": checkpoint, "run": fitting.identity(SOURCES, case)}
     learnt = fitting.fit(model, task, recipe, case, draws, looks=LOOKS, keep_best=True, **resumed)
-    found = {name: fitting.evaluate(model, draw, case, draws["tests"]) for name, draw in task.tests.items()}
-    fitting.check_forms(model, task, draws["tests"])
     heads = " + ".join(f"{count} {kind}" for kind, count in ARMS[case["arm"]])
+    found = fitting.examine(model, task, case, draws)
     return {"seeds": seeds, "repetitions": found, "facts": {**learnt, "heads": heads}}
 
 
 def seeds_of(case: Case) -> dict[str, int]:
     """Seeds of a run: hashes of what is drawn and of its seed; the arms of a seed share all but the weights."""
-    shared = (case["data"], case["seed"])
-    own = (*shared, case["arm"])
-    parts = {"weights": own, "training": shared, "tests": shared, "dropout": shared}
-    return {part: zlib.crc32(repr(("images", part, *words)).encode()) for part, words in parts.items()}
+    return fitting.paired_seeds(case["arm"], "images", case["data"], case["seed"])
 
 
 def work(case: Case) -> float:
@@ -262,21 +248,15 @@ def label(case: Case) -> str:
     return f"{case['data']}: {case['arm']} seed={case['seed']} rate={case['rate']:g}"
 
 
-IMAGES = Experiment(
-    name="images",
-    title="vision transformers of small images, all kinds of heads",
+IMAGES = fitting.experiment(
+    "images",
+    "vision transformers of small images, all kinds of heads",
+    case("learned"),
+    images_rows,
+    tests=("test",),
     cases=cases,
     run=run,
     sources=SOURCES,
     work=work,
     label=label,
-    line=images_rows.line,
-    show=images_rows.table,
-    needs=Needs(
-        configuration={key: type(value) for key, value in case("learned").items()},
-        arms=("test",),
-        quantities=fitting.QUANTITIES,
-        facts=fitting.FACTS,
-    ),
-    resumes=True,
 )

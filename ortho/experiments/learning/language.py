@@ -6,22 +6,18 @@ counts, for every arm: its weights are tested. Rates are chosen per arm, by the 
 arm has (`rates`).
 """
 
-import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from ortho._checks import one_of, positive_int, share
 from ortho.experiments.learning import fitting, language_rows, rates
 from ortho.experiments.learning.arms import BESIDE, arms, baseline, matched_steps, matched_width
 from ortho.experiments.learning.rates import TUNING
-from ortho.experiments.records import Case, Needs
+from ortho.experiments.records import Case
 from ortho.experiments.runner import Experiment
 from ortho.experiments.statistics import Decision
 from ortho.tasks import text
-from ortho.training import Recipe
 
 SIZES: dict[str, dict[str, int]] = {
     "cpu": {"B": 8, "N": 128, "d": 64, "H": 4, "L": 2, "steps": 600, "tested": 128},
@@ -115,32 +111,22 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     Raises AssertionError if the trained model's fast form does not compute what its definition does.
     """
     seeds = seeds_of(case)
-    draws = {name: torch.Generator().manual_seed(seed) for name, seed in seeds.items()}
+    draws = fitting.generators(seeds)
     parts = text.python_parts().limited(case["limit"] or None)
     task = text.language_modelling("python-sources", "the next byte of the standard library", parts, case["N"])
     arm = arms(case["H"], case["N"])[case["arm"]]
     sizes: dict[str, Any] = {"d_ff": case["d_ff"], "dropout": case["dropout"]}
     model = arm.build(text.VOCAB_SIZE, case["d"], case["L"], generator=draws["weights"], **sizes).to(case["device"])
-    recipe = Recipe(
-        case["steps"],
-        case["rate"],
-        case["B"],
-        weight_decay=WEIGHT_DECAY,
-        precision=fitting.PRECISION[case["device"]],
-    )
+    recipe = fitting.recipe(case, weight_decay=WEIGHT_DECAY)
     resumed: dict[str, Any] = {"checkpoint": checkpoint, "run": fitting.identity(SOURCES, case)}
     learnt = fitting.fit(model, task, recipe, case, draws, looks=LOOKS, keep_best=True, **resumed)
-    found = {name: fitting.evaluate(model, draw, case, draws["tests"]) for name, draw in task.tests.items()}
-    fitting.check_forms(model, task, draws["tests"])
     facts = {**learnt, "kinds": arm.describe(), "text": parts.facts()}
-    return {"seeds": seeds, "repetitions": found, "facts": facts}
+    return {"seeds": seeds, "repetitions": fitting.examine(model, task, case, draws), "facts": facts}
 
 
 def seeds_of(case: Case) -> dict[str, int]:
     """Seeds of a run: hashes of what is drawn and of its seed; the arms of a seed share all but the weights."""
-    own, shared = (case["arm"], case["seed"]), (case["seed"],)
-    parts = {"weights": own, "training": shared, "tests": shared, "dropout": shared}
-    return {part: zlib.crc32(repr(("bytes", part, *words)).encode()) for part, words in parts.items()}
+    return fitting.paired_seeds(case["arm"], "bytes", case["seed"])
 
 
 def compared(name: str, device: str, choices: Iterable[dict[str, Any]]) -> list[Case]:
@@ -153,8 +139,7 @@ def compared(name: str, device: str, choices: Iterable[dict[str, Any]]) -> list[
         for rate in rates.tried(TRIED, option.get("d", SIZES[device]["d"]))
     ]
     own = [case(**option, seed=seed) for seed in SEEDS for option in options]
-    found = [(one, rates.chosen(name, one)) for one in own]
-    return [*tuning, *({**one, "rate": rate} for one, rate in found if rate is not None)]
+    return [*tuning, *rates.with_chosen(name, own)]
 
 
 def of_equal_flop(device: str) -> list[Case]:
@@ -208,24 +193,8 @@ def label(case: Case) -> str:
 
 
 def _experiment(name: str, title: str, cases: Callable[[str], list[Case]]) -> Experiment:
-    return Experiment(
-        name=name,
-        title=title,
-        cases=cases,
-        run=run,
-        sources=SOURCES,
-        work=work,
-        label=label,
-        line=language_rows.line,
-        show=language_rows.table,
-        needs=Needs(
-            configuration={key: type(value) for key, value in case("learned").items()},
-            arms=("test",),
-            quantities=fitting.QUANTITIES,
-            facts=fitting.FACTS,
-        ),
-        resumes=True,
-    )
+    own: dict[str, Any] = {"cases": cases, "run": run, "sources": SOURCES, "work": work, "label": label}
+    return fitting.experiment(name, title, case("learned"), language_rows, tests=("test",), **own)
 
 
 BYTES = _experiment("bytes", "language models of bytes, all arms at equal training FLOPs", of_equal_flop)

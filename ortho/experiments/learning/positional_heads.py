@@ -7,7 +7,6 @@ those means in all heads of the layer.
 """
 
 import copy
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,8 +84,8 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     """
     study, _, test = MEASURED[case["task"]]
     seeds = learning.seeds_of(study, case)
-    seeds["heads"] = zlib.crc32(repr(("heads", study.name, case["arm"], case["seed"], case["rate"])).encode())
-    draws = {name: torch.Generator().manual_seed(seed) for name, seed in seeds.items()}
+    seeds |= fitting.seeds_of({"heads": (study.name, case["arm"], case["seed"], case["rate"])})
+    draws = fitting.generators(seeds)
     model = learning.build(study, case, draws["weights"])
     check_answers(study.task, draws["checks"])
     (inputs,), _ = study.task.tests[test](case["inputs"], draws["heads"]).to(case["device"])
@@ -96,11 +95,9 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     trained: dict[str, Any] = {}
     for stage in STAGES:
         if stage == "trained":
-            resumed: dict[str, Any] = {
-                "checkpoint": checkpoint,
-                "run": fitting.identity(POSITIONAL_HEADS.sources, case),
-            }
-            trained = fitting.fit(model, study.task, learning.recipe(study, case), case, draws, **resumed)
+            recipe = fitting.recipe(case, weight_decay=study.weight_decay)
+            identity = fitting.identity(POSITIONAL_HEADS.sources, case)
+            trained = fitting.fit(model, study.task, recipe, case, draws, checkpoint=checkpoint, run=identity)
         for name, quantities, pattern in heads(model, inputs, case, batch):
             found[f"{stage}, {name}"], nearest[f"{stage}, {name}"] = quantities, pattern
     return {"seeds": seeds, "repetitions": found, "facts": {"nearest": nearest, **trained}}

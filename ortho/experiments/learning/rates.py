@@ -32,6 +32,12 @@ def chosen(experiment: str, case: Case) -> float | None:
     return table().get(experiment, {}).get(_key(case))
 
 
+def with_chosen(experiment: str, cases: Iterable[Case]) -> list[Case]:
+    """The cases, each with the rate chosen for it; without those for which none was chosen yet."""
+    found = [(case, chosen(experiment, case)) for case in cases]
+    return [{**case, "rate": rate} for case, rate in found if rate is not None]
+
+
 def counts(record: Record) -> bool:
     """Whether a run is a result: not one that chooses a rate, and of the rate that was chosen, where one was."""
     case = record["configuration"]

@@ -7,7 +7,6 @@ arms of a seed see the same batches.
 """
 
 import json
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,11 +18,10 @@ import torch
 from ortho._checks import describe, one_of, positive_int
 from ortho.experiments.learning import fitting, rates, rows
 from ortho.experiments.learning.rates import TUNING
-from ortho.experiments.records import Case, Needs
+from ortho.experiments.records import Case
 from ortho.experiments.runner import Experiment
 from ortho.models import LanguageModel
 from ortho.tasks.task import Task, check_answers
-from ortho.training import Recipe
 
 RATES = (3e-3, 1e-2)
 SEEDS = (1, 2, 3, 4, 5)
@@ -98,13 +96,9 @@ def chosen_rate(study: Study, arm: str) -> float | None:
 
 def cases(study: Study, device: str) -> list[Case]:
     """The runs that choose the rates; and of arms whose rate is chosen those that count, seed after seed."""
-    found = {arm: chosen_rate(study, arm) for arm in study.arms}
     tuning = [case(study, arm, TUNING, rate, device=device) for arm in study.arms for rate in study.tried]
-    chosen = {arm: rate for arm, rate in found.items() if rate is not None}
-    return [
-        *tuning,
-        *(case(study, arm, seed, rate, device=device) for seed in study.seeds for arm, rate in chosen.items()),
-    ]
+    own = [case(study, arm, seed, device=device) for seed in study.seeds for arm in study.arms]
+    return [*tuning, *rates.with_chosen(study.name, own)]
 
 
 def run(study: Study, case: Case, *, sources: Sequence[str] = (), checkpoint: Path | None = None) -> dict[str, Any]:
@@ -114,20 +108,14 @@ def run(study: Study, case: Case, *, sources: Sequence[str] = (), checkpoint: Pa
     not compute what its definition does.
     """
     seeds = seeds_of(study, case)
-    draws = {name: torch.Generator().manual_seed(seed) for name, seed in seeds.items()}
+    draws = fitting.generators(seeds)
     model = build(study, case, draws["weights"])
     check_answers(study.task, draws["checks"])
     resumed: dict[str, Any] = {"checkpoint": checkpoint, "run": fitting.identity(sources, case)}
-    learnt = fitting.fit(model, study.task, recipe(study, case), case, draws, looks=study.looks, **resumed)
-    found = {name: fitting.evaluate(model, draw, case, draws["tests"]) for name, draw in study.task.tests.items()}
-    fitting.check_forms(model, study.task, draws["checks"])
+    recipe = fitting.recipe(case, weight_decay=study.weight_decay)
+    learnt = fitting.fit(model, study.task, recipe, case, draws, looks=study.looks, **resumed)
+    found = fitting.examine(model, study.task, case, draws)
     return {"seeds": seeds, "repetitions": found, "facts": {"arm": plain(study.arms[case["arm"]]), **learnt}}
-
-
-def recipe(study: Study, case: Case) -> Recipe:
-    """How a case is trained."""
-    precision = fitting.PRECISION[case["device"]]
-    return Recipe(case["steps"], case["rate"], case["B"], weight_decay=study.weight_decay, precision=precision)
 
 
 def seeds_of(study: Study, case: Case) -> dict[str, int]:
@@ -136,7 +124,7 @@ def seeds_of(study: Study, case: Case) -> dict[str, int]:
     own = (study.name, case["arm"], case["seed"], case["rate"])
     shared = (study.name, case["seed"]) if study.paired else own
     parts = {"weights": own, "training": shared, "tests": shared, "checks": shared, "dropout": own}
-    return {part: zlib.crc32(repr((part, *words)).encode()) for part, words in parts.items()}
+    return fitting.seeds_of(parts)
 
 
 def build(study: Study, case: Case, generator: torch.Generator) -> LanguageModel:
@@ -166,21 +154,15 @@ def experiment(study: Study, *sources: str) -> Experiment:
     """The experiment of a study; `sources` are the files on which it depends beside `SOURCES`."""
     example = case(study, next(iter(study.arms)))
     everything = tuple(sorted({*SOURCES, *sources}))
-    return Experiment(
-        name=study.name,
-        title=study.title,
+    return fitting.experiment(
+        study.name,
+        study.title,
+        example,
+        rows,
+        tests=tuple(study.task.tests),
         cases=partial(cases, study),
         run=partial(run, study, sources=everything),
         sources=everything,
         work=work,
         label=label,
-        line=rows.line,
-        show=rows.table,
-        needs=Needs(
-            configuration={name: type(value) for name, value in example.items()},
-            arms=tuple(study.task.tests),
-            quantities=fitting.QUANTITIES,
-            facts=fitting.FACTS,
-        ),
-        resumes=True,
     )

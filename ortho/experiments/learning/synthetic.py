@@ -4,24 +4,19 @@ A case is one model on one task. Outcomes have two humps, as a task is learnt or
 of right answers a run counts as a success where that is at least `SUCCESS`. The arms of a seed see the same batches.
 """
 
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ortho._checks import one_of, positive_int
 from ortho.experiments.learning import fitting, rates, synthetic_rows
 from ortho.experiments.learning.arms import arms
 from ortho.experiments.learning.rates import TUNING
-from ortho.experiments.records import Case, Needs
-from ortho.experiments.runner import Experiment
+from ortho.experiments.records import Case
 from ortho.tasks import copying, induction, modular_addition, mqar, needle
 from ortho.tasks.task import Task, check_answers
-from ortho.training import Recipe
 
 SEEDS = tuple(range(1, 11))
 TRIED = (1e-3, 3e-3)
@@ -111,8 +106,7 @@ def cases(device: str) -> list[Case]:
     names = [(name, arm) for name in SETTINGS for arm in ARMS]
     tuning = [case(name, arm, TUNING, rate, device=device) for name, arm in names for rate in TRIED]
     own = [case(name, arm, seed, device=device) for seed in SEEDS for name, arm in names]
-    found = [(one, rates.chosen("synthetic", one)) for one in own]
-    return [*tuning, *({**one, "rate": rate} for one, rate in found if rate is not None)]
+    return [*tuning, *rates.with_chosen("synthetic", own)]
 
 
 def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
@@ -122,26 +116,21 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     not compute what its definition does.
     """
     seeds = seeds_of(case)
-    draws = {name: torch.Generator().manual_seed(seed) for name, seed in seeds.items()}
+    draws = fitting.generators(seeds)
     own = task(case["task"])
     check_answers(own, draws["checks"])
     arm = arms(case["H"], case["N"])[case["arm"]]
     model = arm.build(own.vocab_size, case["d"], case["L"], generator=draws["weights"]).to(case["device"])
-    precision = fitting.PRECISION[case["device"]]
-    recipe = Recipe(case["steps"], case["rate"], case["B"], weight_decay=WEIGHT_DECAY, precision=precision)
+    recipe = fitting.recipe(case, weight_decay=WEIGHT_DECAY)
     resumed: dict[str, Any] = {"checkpoint": checkpoint, "run": fitting.identity(SOURCES, case)}
     learnt = fitting.fit(model, own, recipe, case, draws, looks=LOOKS, **resumed)
-    found = {name: fitting.evaluate(model, draw, case, draws["tests"]) for name, draw in own.tests.items()}
-    fitting.check_forms(model, own, draws["checks"])
-    return {"seeds": seeds, "repetitions": found, "facts": {**learnt, "kinds": arm.describe(), "title": own.title}}
+    facts = {**learnt, "kinds": arm.describe(), "title": own.title}
+    return {"seeds": seeds, "repetitions": fitting.examine(model, own, case, draws), "facts": facts}
 
 
 def seeds_of(case: Case) -> dict[str, int]:
     """Seeds of a run: hashes of what is drawn, its task and its seed; the arms of a seed share all but the weights."""
-    shared = (case["task"], case["seed"])
-    own = (*shared, case["arm"])
-    parts = {"weights": own, "training": shared, "tests": shared, "checks": shared, "dropout": shared}
-    return {part: zlib.crc32(repr(("synthetic", part, *words)).encode()) for part, words in parts.items()}
+    return fitting.paired_seeds(case["arm"], "synthetic", case["task"], case["seed"])
 
 
 def work(case: Case) -> float:
@@ -156,20 +145,14 @@ def label(case: Case) -> str:
     return f"{case['task']}: {case['arm']}, seed={case['seed']}, rate={case['rate']:g}"
 
 
-SYNTHETIC = Experiment(
-    name="synthetic",
-    title="small models on synthetic tasks: which arms learn which",
+SYNTHETIC = fitting.experiment(
+    "synthetic",
+    "small models on synthetic tasks: which arms learn which",
+    case("induction", "learned"),
+    synthetic_rows,
     cases=cases,
     run=run,
     sources=SOURCES,
     work=work,
     label=label,
-    line=synthetic_rows.line,
-    show=synthetic_rows.table,
-    needs=Needs(
-        configuration={key: type(value) for key, value in case("induction", "learned").items()},
-        quantities=fitting.QUANTITIES,
-        facts=fitting.FACTS,
-    ),
-    resumes=True,
 )

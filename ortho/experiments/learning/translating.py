@@ -12,7 +12,6 @@ On CUDA they are all there. Of the looks at the validation part the best one cou
 chosen per arm and number of pairs (`rates`), and the arms of a seed see the same batches.
 """
 
-import zlib
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -25,14 +24,13 @@ from ortho.encoder_decoder import EncoderDecoder
 from ortho.experiments.learning import fitting, rates, translating_rows
 from ortho.experiments.learning.rates import TUNING
 from ortho.experiments.learning.translating_arms import H, arms, build, training_flop
-from ortho.experiments.records import Case, Needs
+from ortho.experiments.records import Case
 from ortho.experiments.runner import Experiment
 from ortho.experiments.statistics import Decision
 from ortho.tasks import transduction
 from ortho.tasks.pairs import START, STOP
 from ortho.tasks.task import Batch, Draw, Task
 from ortho.tasks.translation import Corpus, Translation, multi30k_corpus, translation
-from ortho.training import Recipe
 
 # By task and device. Texts have at most so many characters a side, and sentences so many clauses; tests have `tested`
 # pairs, and `looked` of the validation part are looked at on the way.
@@ -121,30 +119,22 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     `translation` what `multi30k_corpus` and `ortho.tasks.translation.translation` raise.
     """
     seeds = seeds_of(case)
-    draws = {name: torch.Generator().manual_seed(seed) for name, seed in seeds.items()}
+    draws = fitting.generators(seeds)
     texts, task = subject(case)
     own: dict[str, Any] = {"max_length": task.longest, "dropout": case["dropout"], "generator": draws["weights"]}
     model = build(case["arm"], task.vocab_size, case["d"], case["L"], **own).to(case["device"])
-    recipe = Recipe(
-        case["steps"],
-        case["rate"],
-        case["B"],
-        weight_decay=WEIGHT_DECAY,
-        smoothing=case["smoothing"],
-        precision=fitting.PRECISION[case["device"]],
-    )
+    recipe = fitting.recipe(case, weight_decay=WEIGHT_DECAY)
     looked = {**case, "tested": case["looked"]}
     resumed: dict[str, Any] = {"checkpoint": checkpoint, "run": fitting.identity(SOURCES, case)}
     learnt = fitting.fit(model, task, recipe, looked, draws, looks=LOOKS, keep_best=True, **resumed)
     known = task if texts is None else texts.task  # whose pairs are of all lengths at once
     seen = fitting.evaluate(model, known.train, looked, draws["tests"])
     facts = {**learnt, "seen": {name: values[0] for name, values in seen.items()}, **shape(task, case["B"])}
-    found = {name: fitting.evaluate(model, draw, case, draws["tests"]) for name, draw in task.tests.items()}
+    found = fitting.examine(model, task, case, draws)
     if texts is not None:
         bleu = texts.bleu("test", written(model, task, case))
         found["test"]["bleu_fraction"] = [round(bleu.score / 100, 6)]
         facts |= {"bleu_signature": bleu.signature, **texts.facts()}
-    fitting.check_forms(model, task, draws["tests"])
     return {"seeds": seeds, "repetitions": found, "facts": facts}
 
 
@@ -197,9 +187,7 @@ def written(model: EncoderDecoder, task: Task, case: Case) -> torch.Tensor:
 
 def seeds_of(case: Case) -> dict[str, int]:
     """Seeds of a run: hashes of what is drawn and of its seed; the arms of a seed share all but the weights."""
-    own, shared = (case["task"], case["arm"], case["seed"]), (case["task"], case["seed"])
-    parts = {"weights": own, "training": shared, "tests": shared, "dropout": shared}
-    return {part: zlib.crc32(repr((part, *words)).encode()) for part, words in parts.items()}
+    return fitting.paired_seeds(case["arm"], case["task"], case["seed"])
 
 
 def cases(task: str, device: str) -> list[Case]:
@@ -211,8 +199,7 @@ def cases(task: str, device: str) -> list[Case]:
     ]
     tuning = [case(**one, seed=TUNING, rate=rate) for one in options for rate in rates.tried(TRIED, size["d"])]
     own = [case(**one, seed=seed) for seed in SEEDS for one in options]
-    found = [(one, rates.chosen(task, one)) for one in own]
-    return [*tuning, *({**one, "rate": rate} for one, rate in found if rate is not None)]
+    return [*tuning, *rates.with_chosen(task, own)]
 
 
 def work(case: Case) -> float:
@@ -231,24 +218,10 @@ def label(case: Case) -> str:
 
 def _experiment(task: str, title: str) -> Experiment:
     example = case(task, "8 learned", pairs=next(iter(STEPS[task]["cpu"])))
-    return Experiment(
-        name=task,
-        title=title,
-        cases=partial(cases, task),
-        run=run,
-        sources=SOURCES,
-        work=work,
-        label=label,
-        line=translating_rows.line,
-        show=translating_rows.table,
-        needs=Needs(
-            configuration={key: type(value) for key, value in example.items()},
-            arms=(translating_rows.TESTS[task],),
-            quantities=fitting.QUANTITIES,
-            facts={**fitting.FACTS, "source_tokens": float, "target_tokens": float, "vocab_size": int},
-        ),
-        resumes=True,
-    )
+    facts = {**fitting.FACTS, "source_tokens": float, "target_tokens": float, "vocab_size": int}
+    own: dict[str, Any] = {"cases": partial(cases, task), "run": run, "sources": SOURCES, "work": work, "label": label}
+    tests = (translating_rows.TESTS[task],)
+    return fitting.experiment(task, title, example, translating_rows, tests=tests, facts=facts, **own)
 
 
 TRANSLATION = _experiment("translation", "German to English by small encoder-decoders, from few and from more pairs")
