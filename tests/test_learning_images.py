@@ -133,10 +133,10 @@ def test_the_arms_of_a_seed_share_all_but_the_weights():
     runs = [images.seeds_of(images.case(arm, seed)) for seed in images.SEEDS for arm in images.ARMS]
     runs += [images.seeds_of(images.case(arm, seed, data="cifar10")) for seed in (1, 2) for arm in images.ARMS]
     groups = len(images.SEEDS) + 2
-    for part in ("training", "tests", "dropout"):
+    for part in ("training", "tests", "checks", "dropout"):
         assert len({run[part] for run in runs}) == groups
     assert len({run["weights"] for run in runs}) == len(runs)
-    assert len({seed for run in runs for seed in run.values()}) == len(runs) + 3 * groups
+    assert len({seed for run in runs for seed in run.values()}) == len(runs) + 4 * groups
 
 
 def test_a_run_follows_from_its_seed():

@@ -209,7 +209,7 @@ def test_the_arms_of_a_seed_share_all_but_their_weights():
         translating.seeds_of(tiny("transduction", arm, seed))
         for arm, seed in (("8 learned", 1), ("8 frozen", 1), ("8 learned", 2))
     )
-    assert {name for name in one if one[name] == other[name]} == {"training", "tests", "dropout"}
+    assert {name for name in one if one[name] == other[name]} == {"training", "tests", "checks", "dropout"}
     assert not set(one.values()) & set(later.values())
 
 
