@@ -13,6 +13,7 @@ from ortho.attention.patterns.window import Window
 from ortho.cost.counting import count_step
 from ortho.experiments.learning.arms import (
     BESIDE,
+    EMBEDDED,
     FROZEN,
     MOST_LEARNED,
     OTHERS,
@@ -64,7 +65,7 @@ def test_the_arms():
     assert count == len(BESIDE) * (MOST_LEARNED + 1) + 2  # one or two learned heads alone fill d, three do not
     assert [len(mixed(heads, N)) for heads in (1, 2, 8)] == [len(BESIDE), 2 * len(BESIDE) + 1, count]
     again = {"frozen", "stopped", "linear", "window"}  # kinds beside no learned head
-    assert len(ARMS) == 5 + len(FROZEN) + count + len(OTHERS) - len(again)
+    assert len(ARMS) == 4 + len(EMBEDDED) + len(FROZEN) + count + len(OTHERS) - len(again)
     assert {"3 learned + 1 positional", "2 learned, wider", *again} <= set(ARMS)
     assert {kind for arm in ARMS.values() for kind, _ in arm.heads} == set(kinds(N))
     for name, arm in ARMS.items():
@@ -84,11 +85,11 @@ def test_description(name):
 
 def test_descriptions():
     assert ARMS["1 learned + 3 window"].describe() == {
-        "arm": "1 learned + 3 window", "N": N, "H": H, "heads": "1 learned + 3 window", "embeddings": "learned",
+        "arm": "1 learned + 3 window", "N": N, "H": H, "heads": "1 learned + 3 window", "embeddings": "none",
         "window": 4,
     }  # fmt: skip
-    assert ARMS["rotary alone"].describe()["embeddings"] == "none"
-    assert ARMS["sinusoidal alone"].describe()["embeddings"] == "sinusoidal"
+    assert ARMS["embeddings"].describe()["embeddings"] == "learned"
+    assert ARMS["sinusoids"].describe()["embeddings"] == "sinusoidal"
     assert ARMS["frozen low-rank"].describe()["rank"] == 2
     assert ARMS["stopped 1/4 x"].describe()["factor"] == 0.25
     assert arms(4, 128)["window"].describe()["window"] == 16
@@ -175,11 +176,11 @@ def test_kinds(kind):
 
 @every_arm
 def test_positions(name):
-    """Places have learned embeddings, but for three arms."""
+    """Places are embedded where an arm says so alone."""
     model = built(ARMS[name])
     trained = "embed_positions" in dict(model.named_parameters())
-    assert trained is (name not in ("rotary alone", "ALiBi alone", "sinusoidal alone"))
-    assert (model.embed_positions is None) is (name in ("rotary alone", "ALiBi alone"))
+    assert trained is ("embeddings" in name)
+    assert (model.embed_positions is None) is not ("embeddings" in name or name == "sinusoids")
 
 
 SIZES = [(2, 16, 16, 1, 16), (1, 7, 24, 2, 100)]  # B, N, d, L, d_ff

@@ -17,7 +17,7 @@ TINY = {"steps": 2, "B": 2, "N": 16, "d": 16, "H": 4, "L": 1, "tested": 4}
 ARMS = arms(TINY["H"], TINY["N"])
 # An arm of every kind of heads, of every embedding of places, and one of heads of two kinds.
 FIRST = {kind: next(name for name, arm in ARMS.items() if arm.heads[0][0] == kind) for kind in kinds(TINY["N"])}
-RUN = sorted({*FIRST.values(), "rotary alone", "sinusoidal alone", "1 learned + 3 positional"})
+RUN = sorted({*FIRST.values(), "embeddings", "sinusoids", "1 learned + 3 positional"})
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -24,6 +24,7 @@ FROZEN = (
     "frozen temperature",
     "stopped temperature",
 )
+EMBEDDED = ("learned", "frozen", "stopped", "linear")  # kinds that there are with embeddings of places as well
 OTHERS = (
     "random Synthesizer",
     "dense Synthesizer",
@@ -36,13 +37,13 @@ class Arm:
     """A model but for its size: how many heads of which kinds, and how places are embedded.
 
     `heads` are (kind, number) pairs, N is the number of tokens of the longest sequence, and `embeddings` of places are
-    'learned', 'sinusoidal' or None.
+    'learned', 'sinusoidal' or None: rotary heads and patterns know of order without them.
     """
 
     name: str
     N: int
     heads: tuple[tuple[str, int], ...]
-    embeddings: str | None = "learned"
+    embeddings: str | None = None
 
     @property
     def num_heads(self) -> int:
@@ -96,18 +97,19 @@ class Arm:
 
 
 def baseline(H: int, N: int) -> Arm:
-    """The strong baseline: all heads learned, rotary positions, learned embeddings of places."""
+    """The strong baseline: all heads learned, with rotary positions."""
     return Arm("learned", N, (("learned", H),))
 
 
 def by_position(H: int, N: int) -> dict[str, Arm]:
-    """Learned heads that know of order in various ways; the first is the baseline."""
+    """Learned heads that know of order in various ways, the baseline first; and other heads with embeddings of places
+    as well."""
     found = (
         baseline(H, N),
-        Arm("rotary alone", N, (("learned", H),), None),
-        Arm("ALiBi alone", N, (("alibi", H),), None),
-        Arm("embeddings alone", N, (("softmax", H),)),
-        Arm("sinusoidal alone", N, (("softmax", H),), "sinusoidal"),
+        Arm("ALiBi", N, (("alibi", H),)),
+        Arm("embeddings", N, (("softmax", H),), "learned"),
+        Arm("sinusoids", N, (("softmax", H),), "sinusoidal"),
+        *(Arm(f"{kind} + embeddings", N, ((kind, H),), "learned") for kind in EMBEDDED),
     )
     return {arm.name: arm for arm in found}
 

@@ -24,7 +24,7 @@ SIZES: dict[str, dict[str, int]] = {
     "cuda": {"B": 64, "N": 256, "d": 128, "H": 4, "L": 4, "steps": 1500, "tested": 512},
 }
 SEEDS = (1, 2, 3, 4, 5)
-TRIED = (5e-3, 1.5e-2)  # for d = 64; a model that is n times as wide tries rates an n-th as high
+TRIED = (5e-3, 1e-2)  # for d = 64; a model that is n times as wide tries rates an n-th as high
 WEIGHT_DECAY = 0.1
 LOOKS = 8
 # Bits a byte. A fiftieth of what these models take, and what an eighth more or fewer steps make.

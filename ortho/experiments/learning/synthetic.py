@@ -2,10 +2,11 @@
 
 A case is one model on one task. Outcomes have two humps, as a task is learnt or not within the steps: beside the share
 of right answers a run counts as a success where that is at least `SUCCESS`. The arms of a seed see the same batches.
+Places have learned embeddings in all of them, since linear heads know of order from nothing else.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     draws = fitting.generators(seeds)
     own = task(case["task"])
     check_answers(own, draws["checks"])
-    arm = arms(case["H"], case["N"])[case["arm"]]
+    arm = replace(arms(case["H"], case["N"])[case["arm"]], embeddings="learned")
     model = arm.build(own.vocab_size, case["d"], case["L"], generator=draws["weights"]).to(case["device"])
     recipe = fitting.recipe(case, weight_decay=WEIGHT_DECAY)
     resumed: dict[str, Any] = {"checkpoint": checkpoint, "run": fitting.identity(SOURCES, case)}
