@@ -141,7 +141,7 @@ def test_a_model_twice_as_wide_tries_rates_half_as_high():
     tried = {case["d"]: set() for case in language.of_budgets("cpu")}
     for case in language.of_budgets("cpu"):
         tried[case["d"]].add(case["rate"])
-    assert tried == {64: {5e-3, 1.5e-2}, 128: {2.5e-3, 7.5e-3}}
+    assert tried == {64: {5e-3, 1e-2}, 128: {2.5e-3, 5e-3}}
 
 
 def test_the_arms_of_other_numbers_of_heads():

@@ -65,10 +65,11 @@ def test_runs_are_those_of_an_arm_over_its_seeds_without_the_tuning(several):
     frozen, learned = language_rows.runs(several, SLUG)
     assert (frozen.arm, learned.arm) == ("frozen", "learned")
     assert frozen.seeds == learned.seeds == (1, 2, 3, 4, 5)
-    assert learned.bits == pytest.approx(LEVEL) and frozen.bits == pytest.approx([bits + 0.5 for bits in LEVEL])
-    assert learned.mean == pytest.approx(2.2)
+    assert learned.values["bits"] == pytest.approx(LEVEL)
+    assert frozen.values["bits"] == pytest.approx([bits + 0.5 for bits in LEVEL])
+    assert learned.mean("bits") == pytest.approx(2.2)
     assert [step for step, _ in learned.curves[0]] == [1, 2]
-    assert [bits for _, bits in learned.curves[1]] == pytest.approx([2.1 + 1 / log(2), 2.1 + 0.5 / log(2)])
+    assert [nats for _, nats in learned.curves[1]] == pytest.approx([2.1 * log(2) + 1, 2.1 * log(2) + 0.5])
     assert learned.seconds == (11, 12, 13, 14, 15)
     assert learned.configuration["rate"] == 0.01 and "seed" not in learned.configuration
     assert language_rows.runs(several, "another") == []
@@ -85,7 +86,7 @@ def test_flop_are_those_that_are_counted_and_parameters_those_that_are_stored(se
 def test_runs_that_differ_in_more_than_the_seed_are_kept_apart(several, make):
     several += [make("learned", seed, 1.0, steps=9) for seed in (1, 2)]
     assert [len(one.seeds) for one in language_rows.runs(several, SLUG)] == [5, 5, 2]
-    assert [one.mean for one in language_rows.runs(several, SLUG, steps=9)] == pytest.approx([1.0])
+    assert [one.mean("bits") for one in language_rows.runs(several, SLUG, steps=9)] == pytest.approx([1.0])
     assert set(language_rows.by_arm(several, SLUG, steps=2)) == {"frozen", "learned"}
     with pytest.raises(ValueError, match="wanted: expected runs of 'learned' that differ in the seed alone, got {}"):
         language_rows.by_arm(several, SLUG)

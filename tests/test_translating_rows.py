@@ -41,10 +41,11 @@ def test_runs_by_pairs_and_arm(several, measured):
         500: ["8 learned"],
     }
     one = found[0]["8 learned"]
-    assert (one.seeds, one.scores) == ((1, 2, 3, 4, 5), (0.61, 0.62, 0.63, 0.64, 0.65))
-    assert one.mean == pytest.approx(0.63) and one.losses == pytest.approx((0.39, 0.38, 0.37, 0.36, 0.35))
+    assert (one.seeds, one.values["score"]) == ((1, 2, 3, 4, 5), (0.61, 0.62, 0.63, 0.64, 0.65))
+    assert one.mean("score") == pytest.approx(0.63)
+    assert one.values["loss"] == pytest.approx((0.39, 0.38, 0.37, 0.36, 0.35))
     assert one.parameters == measured["facts"]["parameters"] and one.curves == (((1, 2.0),),) * 5
-    assert one.seen == (measured["facts"]["seen"]["loss_nats"],) * 5
+    assert one.values["seen"] == (measured["facts"]["seen"]["loss_nats"],) * 5
     facts = measured["facts"]
     sizes = (TINY["B"], round(facts["source_tokens"]), round(facts["target_tokens"]), TINY["d"], TINY["L"])
     assert one.flop == TINY["steps"] * training_flop("8 learned", *sizes, vocab_size=facts["vocab_size"])
@@ -64,7 +65,7 @@ def test_arms_are_judged_at_the_seeds_that_both_have(several):
 def test_runs_that_differ_in_more_than_the_seed_are_not_put_together(several, measured):
     several.append(record(measured, "8 learned", 6, 0.5, rate=1e-2))
     with pytest.raises(
-        ValueError, match="wanted: expected runs of '8 learned' on 0 pairs that differ in the seed alone"
+        ValueError, match="wanted: expected runs of '8 learned' that differ in the seed alone, got {'pairs': 0}"
     ):
         translating_rows.by_pairs(several, SLUG)
     assert translating_rows.by_pairs(several, SLUG, rate=1e-2)[0]["8 learned"].seeds == (6,)

@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Sequence
 from math import log
 
-from ortho.experiments.learning import paired_rows, rates
+from ortho.experiments.learning import paired_rows
 from ortho.experiments.learning.paired_rows import Judged, Measures, Runs
-from ortho.experiments.provenance import is_stale
 from ortho.experiments.records import Record, by_device
 
 BASELINE = "all trained"
@@ -66,15 +65,12 @@ def table(records: Sequence[Record]) -> str:
         texts.append(f"\n{device} ({name}): bits a byte of the new text, mean [lowest, highest], and of the old")
         found = by_arm(group, device)
         for one in sorted(found.values(), key=lambda one: one.mean("new")):
-            values = one.values["new"]
             texts.append(
-                f"{one.arm:16}{one.mean('new'):.4f} [{min(values):.4f}, {max(values):.4f}], old {one.mean('old'):.4f} "
-                f"({one.mean('forgotten'):+.4f})  {len(one.seeds)} seeds, {one.parameters:,} trained, "
+                f"{one.arm:16}{one.span('new')}, old {one.mean('old'):.4f} "
+                f"({one.mean('forgotten'):+.4f}), {one.parameters:,} trained, "
                 f"rate {one.configuration['rate']:g}{paired_rows.against(one, found.get(BASELINE), 'new')}"
             )
-        texts.append(f"rates chosen: {len(rates.choose(group))}")
-        if stale := sum(map(is_stale, group)):
-            texts.append(f"{stale} of {len(group)} records were measured with an earlier state of the code")
+        texts += paired_rows.closing(group)
     return "\n".join(texts)
 
 

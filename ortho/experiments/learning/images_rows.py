@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from ortho.experiments.learning import paired_rows, rates
+from ortho.experiments.learning import paired_rows
 from ortho.experiments.learning.paired_rows import Judged, Measures, Runs
-from ortho.experiments.provenance import is_stale
 from ortho.experiments.records import Record, by_device
 
 BASELINE = "learned"
@@ -51,13 +50,10 @@ def table(records: Sequence[Record]) -> str:
             texts.append(f"\n{data} on {device} ({name}): right answers, mean [lowest, highest], and nats")
             found = by_arm(group, device, data)
             for one in sorted(found.values(), key=lambda one: -one.mean("correct")):
-                values = one.values["correct"]
                 texts.append(
-                    f"{one.arm:26}{one.mean('correct'):.4f} [{min(values):.4f}, {max(values):.4f}]  "
-                    f"{one.mean('loss'):.4f}  {len(one.seeds)} seeds, rate {one.configuration['rate']:g}"
+                    f"{one.arm:26}{one.span('correct')}, {one.mean('loss'):.4f} nats, "
+                    f"rate {one.configuration['rate']:g}"
                     f"{paired_rows.against(one, found.get(BASELINE), 'correct')}"
                 )
-        texts.append(f"rates chosen: {len(rates.choose(group))}")
-        if stale := sum(map(is_stale, group)):
-            texts.append(f"{stale} of {len(group)} records were measured with an earlier state of the code")
+        texts += paired_rows.closing(group)
     return "\n".join(texts)

@@ -1,34 +1,44 @@
 """Runs of arms that are paired by seed, read from records: what was measured of each, and one arm against another."""
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ortho.experiments.learning import rates
+from ortho.experiments.provenance import is_stale
 from ortho.experiments.records import Record
 from ortho.experiments.resampling import Difference, paired_difference
 from ortho.experiments.statistics import Decision, decide
 
 Measures = Mapping[str, Callable[[Record], float]]
+Flop = Callable[[Record], int]
 
 
 class Runs(NamedTuple):
     """An arm's runs that differ in the seed alone, in the order of the seeds.
 
-    `values`: measure -> a number a run; `parameters` that are trained, `seconds` of each run's training;
-    `configuration` of all, without the seed.
+    `values`: measure -> a number a run; `curves` on the validation part, a list of (step, nats) a run; `parameters`
+    that are trained, `seconds` of each run's training, `flop` of it, 0 where no closed form is given; `configuration`
+    of all, without the seed.
     """
 
     arm: str
     configuration: dict[str, Any]
     seeds: tuple[int, ...]
     values: dict[str, tuple[float, ...]]
+    curves: tuple[tuple[tuple[int, float], ...], ...]
     parameters: int
     seconds: tuple[float, ...]
+    flop: int
 
     def mean(self, measure: str) -> float:
         """The mean over seeds."""
         return statistics.fmean(self.values[measure])
+
+    def span(self, measure: str) -> str:
+        """Mean and range over seeds, and their number."""
+        values = self.values[measure]
+        return f"{self.mean(measure):.4f} [{min(values):.4f}, {max(values):.4f}]  {len(values)} seeds"
 
 
 class Judged(NamedTuple):
@@ -39,34 +49,29 @@ class Judged(NamedTuple):
     pairs: int
 
 
-def by_arm(records: Iterable[Record], device: str, measures: Measures, **wanted: Any) -> dict[str, Runs]:
-    """Arm -> its runs that count, of one device, whose configuration holds what is `wanted`.
-
-    Raises ValueError if an arm's runs differ in more than the seed: `wanted` is to say more.
-    """
-    found: dict[str, Runs] = {}
-    for group in groups(records, device, **wanted):
-        one = _runs(group, measures)
-        if one.arm in found:
-            raise ValueError(f"wanted: expected runs of {one.arm!r} that differ in the seed alone")
-        found[one.arm] = one
-    return found
-
-
-def groups(records: Iterable[Record], device: str, **wanted: Any) -> list[list[Record]]:
-    """The records of one device that count, put together where they differ in the seed alone, in the order of the
-    seeds; of these only those whose configuration holds what is `wanted`."""
+def runs(
+    records: Iterable[Record], device: str, measures: Measures, *, flop: Flop | None = None, **wanted: Any
+) -> list[Runs]:
+    """The runs of one device that count, put together where they differ in the seed alone, in the order of the records;
+    of these only those whose configuration holds what is `wanted`. `flop` says what a run's training takes."""
     found: dict[str, list[Record]] = {}
     for record in records:
         case = record["configuration"]
         if record["device"] == device and rates.counts(record) and all(case[k] == v for k, v in wanted.items()):
-            found.setdefault(repr(shared(case)), []).append(record)
-    return [sorted(group, key=lambda record: int(record["configuration"]["seed"])) for group in found.values()]
+            found.setdefault(repr(_shared(case)), []).append(record)
+    return [_runs(group, measures, flop) for group in found.values()]
 
 
-def shared(case: Mapping[str, Any]) -> dict[str, Any]:
-    """What a case has in common with those of other seeds."""
-    return {name: value for name, value in case.items() if name != "seed"}
+def by_arm(
+    records: Iterable[Record], device: str, measures: Measures, *, flop: Flop | None = None, **wanted: Any
+) -> dict[str, Runs]:
+    """The same by arm. Raises ValueError if an arm's runs differ in more than the seed: `wanted` is to say more."""
+    found: dict[str, Runs] = {}
+    for one in runs(records, device, measures, flop=flop, **wanted):
+        if one.arm in found:
+            raise ValueError(f"wanted: expected runs of {one.arm!r} that differ in the seed alone, got {wanted}")
+        found[one.arm] = one
+    return found
 
 
 def judged(arm: Runs, other: Runs, measure: str) -> Judged | None:
@@ -75,12 +80,7 @@ def judged(arm: Runs, other: Runs, measure: str) -> Judged | None:
     Raises KeyError for what was not measured.
     """
     ours, theirs = (dict(zip(one.seeds, one.values[measure], strict=True)) for one in (arm, other))
-    return judge_pairs(ours, theirs, Decision.of(arm.configuration))
-
-
-def judge_pairs(ours: Mapping[int, float], theirs: Mapping[int, float], rule: Decision) -> Judged | None:
-    """What the rule says of values by seed against others, at the seeds that both have; None for fewer than two."""
-    seeds = sorted(ours.keys() & theirs.keys())
+    rule, seeds = Decision.of(arm.configuration), sorted(ours.keys() & theirs.keys())
     if len(seeds) < 2:
         return None
     found = paired_difference([ours[s] for s in seeds], [theirs[s] for s in seeds], confidence=rule.confidence())
@@ -96,13 +96,30 @@ def against(arm: Runs, other: Runs | None, measure: str) -> str:
     return f", {found.difference.mean:+.4f} [{low:+.4f}, {high:+.4f}] against {other.arm!r}: {found.outcome}"
 
 
-def _runs(group: list[Record], measures: Measures) -> Runs:
-    case = group[0]["configuration"]
+def closing(records: Sequence[Record]) -> list[str]:
+    """What is said below a table of records: how many rates they choose, and how many are of an earlier code."""
+    stale = sum(map(is_stale, records))
+    notes = [f"{stale} of {len(records)} records were measured with an earlier state of the code"] * bool(stale)
+    return [f"rates chosen: {len(rates.choose(records))}", *notes]
+
+
+def _shared(case: Mapping[str, Any]) -> dict[str, Any]:
+    """What a case has in common with those of other seeds."""
+    return {name: value for name, value in case.items() if name != "seed"}
+
+
+def _runs(group: Sequence[Record], measures: Measures, flop: Flop | None) -> Runs:
+    group = sorted(group, key=lambda record: int(record["configuration"]["seed"]))
     return Runs(
-        arm=case["arm"],
-        configuration=shared(case),
+        arm=group[0]["configuration"]["arm"],
+        configuration=_shared(group[0]["configuration"]),
         seeds=tuple(int(record["configuration"]["seed"]) for record in group),
-        values={name: tuple(measure(record) for record in group) for name, measure in measures.items()},
+        values={name: tuple(map(measure, group)) for name, measure in measures.items()},
+        curves=tuple(
+            tuple((int(look["step"]), float(look["loss_nats"])) for look in record["facts"]["validation"])
+            for record in group
+        ),
         parameters=int(group[0]["facts"]["parameters"]),
         seconds=tuple(float(record["facts"]["train_s"]) for record in group),
+        flop=0 if flop is None else flop(group[0]),
     )
