@@ -1,0 +1,86 @@
+"""Runs of trained models as the pages show them: every run a point, differences with their intervals, tables."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from ortho import plots
+from ortho.experiments.learning.paired_rows import Judged, Runs, judged
+from ortho.experiments.statistics import Decision
+
+__all__ = ["curves", "differences", "points", "table_rows"]
+
+# What a rule says of a difference, told apart by colour and by marker.
+OUTCOMES = {
+    "better": (plots.GREEN, "o"),
+    "worse": (plots.VERMILION, "s"),
+    "equivalent": (plots.BLUE, "D"),
+    "not better": (plots.ORANGE, "<"),
+    "not worse": (plots.SKY, ">"),
+    "undecided": (plots.BLACK, "x"),
+}
+
+
+def points(ax: Axes, arms: Mapping[str, Sequence[float]], *, beside: str | None = None) -> None:
+    """A row an arm, the first on top: every run a point, the mean a bar. With `beside` a line goes through the mean of
+    that arm."""
+    for place, values in enumerate(arms.values()):
+        ax.plot(values, [place] * len(values), "o", color=plots.BLUE, markersize=3.5, alpha=0.6, markeredgewidth=0)
+        ax.plot([fmean(values)], [place], "|", color=plots.BLACK, markersize=11, markeredgewidth=1.6)
+    if beside is not None:
+        ax.axvline(fmean(arms[beside]), color=plots.BLACK, linewidth=0.8, linestyle=":")
+    _rows(ax, list(arms))
+
+
+def differences(ax: Axes, found: Mapping[str, Judged], rule: Decision) -> None:
+    """A row an arm, the first on top: the mean difference and its interval, marked by what the rule says of it; the
+    band is that of differences which the rule holds too small to matter."""
+    ax.axvspan(-rule.margin, rule.margin, color="#DDDDDD", linewidth=0)
+    ax.axvline(0, color=plots.BLACK, linewidth=0.8)
+    for outcome, (colour, marker) in OUTCOMES.items():
+        rows = [(place, one.difference) for place, one in enumerate(found.values()) if one.outcome == outcome]
+        if rows:
+            places = [place for place, _ in rows]
+            means = [difference.mean for _, difference in rows]
+            low = [difference.mean - difference.interval[0] for _, difference in rows]
+            high = [difference.interval[1] - difference.mean for _, difference in rows]
+            look: dict[str, Any] = {"color": colour, "markersize": 4.5, "elinewidth": 1.2, "capsize": 2}
+            ax.errorbar(means, places, xerr=(low, high), fmt=marker, label=outcome, **look)
+    _rows(ax, list(found))
+
+
+def curves(ax: Axes, name: str, x: Sequence[float], values: Sequence[Sequence[float]], *, label: str = "") -> None:
+    """One arm along budgets: every run a point, a line through the means, in the look of the variant `name`.
+
+    Raises ValueError for a name that has no look.
+    """
+    look = plots.style(name)
+    ax.plot(x, [fmean(some) for some in values], **{**look, "label": label or look["label"]})
+    for at, some in zip(x, values, strict=True):
+        ax.plot([at] * len(some), some, look["marker"], color=look["color"], markersize=3, alpha=0.5)
+
+
+def table_rows(
+    arms: Sequence[Runs], other: Runs, measure: str, *, digits: int = 3, scale: float = 1.0
+) -> list[tuple[str, ...]]:
+    """A row an arm: its name, mean with lowest and highest run, difference from the `other` arm with its interval, and
+    what the rule says of that. Numbers are multiplied by `scale`."""
+    rows: list[tuple[str, ...]] = []
+    for one in arms:
+        values = [scale * value for value in one.values[measure]]
+        texts = (f"{value:.{digits}f}" for value in (fmean(values), min(values), max(values)))
+        told = None if one is other else judged(one, other, measure)
+        have = "{} ({} to {})".format(*texts)
+        if told is None:
+            rows.append((one.arm, have, "", ""))
+        else:
+            ends = (scale * value for value in (told.difference.mean, *told.difference.interval))
+            rows.append((one.arm, have, "{} ({} to {})".format(*(f"{v:+.{digits}f}" for v in ends)), told.outcome))
+    return rows
+
+
+def _rows(ax: Axes, names: Sequence[str]) -> None:
+    ax.set_yticks(range(len(names)), names)
+    ax.set_ylim(len(names) - 0.5, -0.5)

@@ -1,0 +1,73 @@
+"""Figures and tables of runs say what the runs say."""
+
+import pytest
+from matplotlib import pyplot as plt
+
+from ortho import plots, run_plots
+from ortho.experiments.learning.paired_rows import Runs, judged
+from ortho.experiments.statistics import Decision
+
+RULE = Decision(margin=0.05, level=0.05, higher_is_better=False)
+
+
+def arm(name, *values):
+    seeds = tuple(range(1, len(values) + 1))
+    return Runs(name, RULE.settings(), seeds, {"bits": values}, ((),) * len(values), 10, (1.0,) * len(values), 0)
+
+
+LEARNED = arm("learned", 2.0, 2.1, 2.2, 2.3, 2.4)
+WORSE = arm("frozen", 2.5, 2.6, 2.7, 2.8, 2.9)
+LIKE = arm("tied", 2.01, 2.1, 2.2, 2.3, 2.4)
+
+
+@pytest.fixture
+def ax():
+    figure, axes = plt.subplots()
+    yield axes
+    plt.close(figure)
+
+
+def test_every_run_is_a_point_and_its_mean_a_bar(ax):
+    run_plots.points(ax, {one.arm: one.values["bits"] for one in (LEARNED, WORSE)}, beside="learned")
+    runs, mean, others, other_mean, line = ax.lines
+    assert tuple(runs.get_xdata()) == LEARNED.values["bits"] and set(runs.get_ydata()) == {0}
+    assert tuple(others.get_xdata()) == WORSE.values["bits"] and set(others.get_ydata()) == {1}
+    assert mean.get_xdata() == pytest.approx([2.2]) and other_mean.get_xdata() == pytest.approx([2.7])
+    assert line.get_xdata() == pytest.approx([2.2, 2.2])
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["learned", "frozen"]
+    assert ax.yaxis_inverted()
+
+
+def test_differences_are_marked_by_what_the_rule_says(ax):
+    found = {one.arm: judged(one, LEARNED, "bits") for one in (WORSE, LIKE)}
+    run_plots.differences(ax, found, RULE)
+    assert {bars.get_label(): list(bars.lines[0].get_xdata()) for bars in ax.containers} == {
+        "worse": pytest.approx([0.5]),
+        "equivalent": pytest.approx([0.002]),
+    }
+    band = ax.patches[0].get_extents().transformed(ax.transData.inverted())
+    assert (band.x0, band.x1) == pytest.approx((-0.05, 0.05))
+
+
+def test_each_outcome_has_a_look_of_its_own():
+    assert len(set(run_plots.OUTCOMES.values())) == len({marker for _, marker in run_plots.OUTCOMES.values()}) == 6
+
+
+def test_curves_go_through_the_means_and_show_the_runs(ax):
+    run_plots.curves(ax, "frozen", [1, 4], [(3.0, 3.2), (2.0, 2.4)])
+    line, *runs = ax.lines
+    assert list(line.get_ydata()) == pytest.approx([3.1, 2.2]) and line.get_label() == "frozen"
+    assert [tuple(some.get_ydata()) for some in runs] == [(3.0, 3.2), (2.0, 2.4)]
+    assert {some.get_color() for some in (line, *runs)} == {plots.style("frozen")["color"]}
+    with pytest.raises(ValueError, match="name: expected one of"):
+        run_plots.curves(ax, "unknown", [1], [(1.0,)])
+
+
+def test_a_table_has_means_ranges_differences_and_outcomes():
+    rows = run_plots.table_rows((LEARNED, WORSE, arm("lone", 1.0)), LEARNED, "bits", digits=2)
+    assert rows == [
+        ("learned", "2.20 (2.00 to 2.40)", "", ""),
+        ("frozen", "2.70 (2.50 to 2.90)", "+0.50 (+0.50 to +0.50)", "worse"),
+        ("lone", "1.00 (1.00 to 1.00)", "", ""),
+    ]
+    assert run_plots.table_rows((LIKE,), LEARNED, "bits", scale=100, digits=1)[0][1] == "220.2 (201.0 to 240.0)"
