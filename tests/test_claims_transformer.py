@@ -1,9 +1,11 @@
 """Evidence of S1 on the whole Transformer: orders, constants, and which part is the most."""
 
 import pytest
+import torch
 
 from ortho.claims import Verdict, judge
 from ortho.claims.s1 import transformer as s1
+from ortho.claims.s2 import standard
 from ortho.cost import block
 
 CONFIRMED, CONDITIONAL = Verdict.CONFIRMED, Verdict.CONDITIONAL
@@ -36,3 +38,26 @@ def test_longer_models_would_be_noticed(monkeypatch):
     longer = {name: at.__class__(**{**vars(at), "length": 10**5}) for name, at in s1.SCENARIOS.items()}
     monkeypatch.setattr(s1, "SCENARIOS", longer)
     assert s1.bottleneck().verdict == CONFIRMED
+
+
+def test_the_table_of_steps_is_right_but_for_its_totals():
+    found = standard.step_by_step()
+    assert found.verdict == Verdict.REFUTED
+    assert found.ours.count("(confirmed)") == 8
+    assert "total, time: $4 N^2 d + 6 N^2 + 8 N d^2$: the claim drops $N d^2$ (refuted)" in found.ours
+    assert "total, space: $N^2 + 5 N d$: the claim drops $N d$ (refuted)" in found.ours
+
+
+def test_a_step_gives_out_as_many_numbers_as_the_table_says():
+    n, width = 7, 3
+    x = torch.randn(n, width, generator=torch.Generator().manual_seed(0))
+    scores = x @ x.T
+    sizes = {"projection": 3 * x.numel(), "similarity": scores.numel(), "softmax": scores.softmax(-1).numel()}
+    sizes["aggregation"] = (scores @ x).numel()
+    assert {step: size.subs({s1.N: n, s1.d: width}) for step, size in standard.RESULTS.items()} == sizes
+
+
+def test_right_totals_would_be_confirmed(monkeypatch):
+    right = {**standard.SOURCE, "total": ("N^2*d + N*d^2", "N^2 + N*d")}
+    monkeypatch.setattr(standard, "SOURCE", right)
+    assert standard.step_by_step().verdict == CONFIRMED

@@ -22,6 +22,7 @@ LAYER = layer(1, N, d, 1, form="reference")
 NETWORK = feed_forward(1, N, d)
 BLOCK = block(1, N, d, H, form="reference")
 CORE = MECHANISMS["softmax"].cost(1, N, 1, d, d, form="reference")
+PRODUCT = MECHANISMS["softmax"].cost(1, N, 1, d, 0, form="reference").forward  # Q K^T
 HEADS = "With $H$ heads there are $H$ matrices of scores"
 L = sympy.Symbol("L", positive=True)
 EXAMPLE = (10000, 768)  # N and d, the source's
@@ -36,15 +37,12 @@ def quadratic(cost: sympy.Expr) -> sympy.Expr:
 
 @evidence("S1.1.1a", chapter=CHAPTER)
 def attention_time() -> Finding:
-    scores, values = (
-        MECHANISMS["softmax"].cost(1, N, 1, *widths, form="reference").forward for widths in ((d, 0), (0, d))
-    )
     return all_of(
         {
             "projections": growth("N*d^2", sympy.expand(LAYER.forward - CORE.forward)),
-            "$Q K^T$": growth("N^2*d", scores),
+            "$Q K^T$": growth("N^2*d", PRODUCT),
             "softmax": growth("N^2", CORE.elementwise_forward),
-            "$A V$": growth("N^2*d", values),
+            "$A V$": growth("N^2*d", CORE.forward - PRODUCT),
             "total": growth("N^2*d + N*d^2", sympy.expand(LAYER.forward + LAYER.elementwise_forward)),
         }
     ).noting(HEADS)
