@@ -1,6 +1,7 @@
 """pyproject.toml, constraints.txt, environment.yml and the Makefile describe one environment."""
 
 import importlib.metadata
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -79,3 +80,13 @@ def test_one_version():
     assert PROJECT["dynamic"] == ["version"]
     assert importlib.metadata.version(PROJECT["name"]) == ortho.__version__
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == ortho.__version__
+    assert f"\n## {ortho.__version__}, " in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_one_description():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    archived = json.loads((ROOT / ".zenodo.json").read_text())
+    assert archived["title"] == cited["title"] == yaml.safe_load((ROOT / "_config.yml").read_text())["title"]
+    assert archived["creators"] == cited["authors"]
+    assert (archived["description"], archived["keywords"]) == (cited["abstract"].strip(), cited["keywords"])
+    assert archived["license"] == PROJECT["license"] in cited["license"]
