@@ -1,7 +1,8 @@
 """Runs of trained models as the pages show them: every run a point, differences with their intervals, tables."""
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from itertools import cycle
+from statistics import fmean, median
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -10,7 +11,7 @@ from ortho import plots
 from ortho.experiments.learning.paired_rows import Judged, Runs, judged
 from ortho.experiments.statistics import Decision
 
-__all__ = ["curves", "differences", "points", "table_rows"]
+__all__ = ["curves", "differences", "frontier", "points", "ratios", "table_rows", "undominated"]
 
 # What a rule says of a difference, told apart by colour and by marker.
 OUTCOMES = {
@@ -21,6 +22,18 @@ OUTCOMES = {
     "not worse": (plots.SKY, ">"),
     "undecided": (plots.BLACK, "x"),
 }
+
+# Arms that are named in a figure of many, in turn.
+_NAMED = (
+    (plots.VERMILION, "o"),
+    (plots.BLUE, "s"),
+    (plots.GREEN, "D"),
+    (plots.ORANGE, "^"),
+    (plots.PURPLE, "v"),
+    (plots.BLACK, "P"),
+    (plots.SKY, "X"),
+)
+_JOINED: dict[str, Any] = {"color": plots.BLACK, "linewidth": 0.8, "linestyle": ":"}
 
 
 def points(ax: Axes, arms: Mapping[str, Sequence[float]], *, beside: str | None = None) -> None:
@@ -79,6 +92,41 @@ def table_rows(
             ends = (scale * value for value in (told.difference.mean, *told.difference.interval))
             rows.append((one.arm, have, "{} ({} to {})".format(*(f"{v:+.{digits}f}" for v in ends)), told.outcome))
     return rows
+
+
+def ratios(one: Runs, other: Runs) -> tuple[float, ...]:
+    """The seconds of an arm's training over those of the other's, at the seeds that both have, in their order."""
+    theirs = dict(zip(other.seeds, other.seconds, strict=True))
+    ours = zip(one.seeds, one.seconds, strict=True)
+    return tuple(seconds / theirs[seed] for seed, seconds in ours if seed in theirs)
+
+
+def undominated(points: Mapping[str, tuple[float, float]]) -> list[str]:
+    """The names of the points than which no other is lower in one number and at least as low in the other, by the first
+    number."""
+
+    def beaten(x: float, y: float) -> bool:
+        return any(a <= x and b <= y and (a, b) != (x, y) for a, b in points.values())
+
+    return sorted((name for name, point in points.items() if not beaten(*point)), key=points.__getitem__)
+
+
+def frontier(ax: Axes, arms: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> list[str]:
+    """Every run a faint point, every arm one at the median of its runs' first numbers and the mean of their second
+    ones, of which less is better. Those that no other arm dominates are joined, and named; they are returned."""
+    places = {name: (median(x), fmean(y)) for name, (x, y) in arms.items()}
+    best = undominated(places)
+    for name, (x, y) in arms.items():
+        hue = plots.SKY if name in best else "#AAAAAA"
+        ax.plot(x, y, ".", color=hue, markersize=4, alpha=0.7, markeredgewidth=0)
+    others = [place for name, place in places.items() if name not in best]
+    if others:
+        look: dict[str, Any] = {"color": "#777777", "markersize": 4, "markeredgewidth": 0, "label": "other arms"}
+        ax.plot(*zip(*others, strict=True), "o", **look)
+    ax.plot(*zip(*(places[name] for name in best), strict=True), drawstyle="steps-post", **_JOINED)
+    for name, (colour, marker) in zip(best, cycle(_NAMED), strict=False):
+        ax.plot(*places[name], marker, color=colour, markersize=7, label=name)
+    return best
 
 
 def _rows(ax: Axes, names: Sequence[str]) -> None:

@@ -212,3 +212,10 @@ def test_records_by_device(tmp_path):
     found = records.read_all(tmp_path, "fake")
     assert {device: len(group) for device, group in experiments.by_device(found).items()} == {"abacus": 1, SLUG: 2}
     assert experiments.latest(found) == {"abacus": other, SLUG: later}
+
+
+def test_claims_are_judged_by_a_cpu_where_there_is_one():
+    records = [{"device": name} for name in ("nvidia-h200", "cpu-b", "a-gpu", "cpu-a")]
+    assert experiments.judged_device(records) == "cpu-a"
+    assert experiments.judged_device(records[::2]) == "a-gpu"
+    assert experiments.judged_device([]) == ""

@@ -71,3 +71,39 @@ def test_a_table_has_means_ranges_differences_and_outcomes():
         ("lone", "1.00 (1.00 to 1.00)", "", ""),
     ]
     assert run_plots.table_rows((LIKE,), LEARNED, "bits", scale=100, digits=1)[0][1] == "220.2 (201.0 to 240.0)"
+
+
+def test_times_are_compared_seed_by_seed():
+    slow = LEARNED._replace(seeds=(5, 3, 9), seconds=(6.0, 4.0, 1.0))
+    fast = LEARNED._replace(seconds=(1.0, 2.0, 2.0, 2.0, 3.0))
+    assert run_plots.ratios(slow, fast) == (2.0, 2.0)
+    assert run_plots.ratios(fast, fast) == (1.0,) * 5
+
+
+def test_undominated_are_the_points_that_nothing_beats():
+    points = {"slow": (3.0, 1.0), "slower": (4.0, 1.0), "fast": (1.0, 3.0), "worse": (1.0, 3.5), "middle": (2.0, 2.0)}
+    assert run_plots.undominated(points) == ["fast", "middle", "slow"]
+    assert run_plots.undominated(points | {"twin": (2.0, 2.0)}) == ["fast", "middle", "twin", "slow"]
+    assert run_plots.undominated(points | {"all": (1.0, 1.0)}) == ["all"]
+
+
+def test_a_frontier_names_what_nothing_beats_and_shows_every_run(ax):
+    arms = {
+        "fast": ((1.0, 1.0, 4.0), (3.0, 3.0, 3.3)),
+        "slow": ((2.0, 2.0, 2.0), (1.0, 2.0, 3.0)),
+        "beaten": ((2.5, 2.5, 2.5), (2.5, 2.5, 2.5)),
+    }
+    assert run_plots.frontier(ax, arms) == ["fast", "slow"]
+    drawn = [(list(line.get_xdata()), list(line.get_ydata())) for line in ax.lines]
+    assert drawn[:3] == [(list(x), list(y)) for x, y in arms.values()]
+    others, joined, fast, slow = ax.lines[3:]
+    assert others.get_label() == "other arms" and list(others.get_xdata()) == [2.5]
+    assert list(joined.get_xdata()) == [1.0, 2.0] and list(joined.get_ydata()) == pytest.approx([3.1, 2.0])
+    assert [line.get_label() for line in (fast, slow)] == ["fast", "slow"]
+    assert fast.get_xdata() == [1.0] and fast.get_ydata() == pytest.approx([3.1])  # the median, and the mean
+    assert (fast.get_color(), fast.get_marker()) != (slow.get_color(), slow.get_marker())
+
+
+def test_a_frontier_of_one_arm_has_no_others(ax):
+    assert run_plots.frontier(ax, {"lone": ((1.0,), (2.0,))}) == ["lone"]
+    assert "other arms" not in [line.get_label() for line in ax.lines]

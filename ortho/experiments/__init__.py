@@ -26,7 +26,7 @@ from ortho.experiments.pattern_speed import PATTERN_SPEED
 from ortho.experiments.projection_speed import PROJECTION_SPEED
 from ortho.experiments.provenance import default_results, is_stale
 from ortho.experiments.recomputation_speed import RECOMPUTATION_SPEED
-from ortho.experiments.records import Case, Record, RecordError, by_device, latest
+from ortho.experiments.records import Case, Record, RecordError, by_device, judged_device, latest
 from ortho.experiments.runner import Experiment, Report, measure, run
 from ortho.experiments.summary import memory, speedups
 from ortho.experiments.training_step import TRAINING_STEP
@@ -71,6 +71,7 @@ __all__ = [
     "by_device",
     "gains",
     "is_stale",
+    "judged_device",
     "latest",
     "load",
     "main",

@@ -16,7 +16,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -173,6 +173,12 @@ def by_device(records: Sequence[Record]) -> dict[str, list[Record]]:
     for record in records:
         groups.setdefault(record["device"], []).append(record)
     return groups
+
+
+def judged_device(records: Iterable[Record]) -> str:
+    """The device by whose records claims are judged: of those there are a CPU, if possible; '' without records."""
+    names = {record["device"] for record in records}
+    return min(names, key=lambda name: (not name.startswith("cpu-"), name), default="")
 
 
 def latest(records: Sequence[Record]) -> dict[str, Record]:

@@ -1,0 +1,128 @@
+"""S0, section 5.2: whether frozen matrices need to be orthogonal, by models that were trained with others as well."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from ortho import experiments
+from ortho.claims import figures
+from ortho.claims.ledger import evidence
+from ortho.claims.outcomes import outperforms
+from ortho.claims.rules import all_of, holds, untestable
+from ortho.claims.verdicts import Finding
+from ortho.experiments.learning import images, images_rows, language, language_rows, paired_rows
+from ortho.experiments.learning.paired_rows import Judged, Runs
+from ortho.orthogonal import haar, svd
+
+CHAPTER = "31-orthogonal-or-gaussian"
+
+Pair = tuple[str, str, str]  # the experiment, an arm of it, and the one that it is held against
+
+SEEDS = {"bytes": language.SEEDS, "images": images.SEEDS}
+MEASURES = {"bytes": "bits", "images": "correct"}
+
+# Matrices of one scale, orthogonal against Gaussian: where the claim says that the former are required.
+SAME_SCALE: dict[str, Pair] = {
+    "frozen on bytes": ("bytes", "frozen", "frozen Gaussian"),
+    "stopped on bytes": ("bytes", "stopped", "stopped Gaussian"),
+    "frozen on digits": ("images", "frozen", "frozen Gaussian"),
+}
+WAYS = ("low-rank", "4 x", "1/4 x")
+# Orthogonal matrices of that scale against matrices of another one, or of a low rank.
+OTHER_MATRICES: dict[str, Pair] = {
+    f"{kind} {way}": ("bytes", kind, f"{kind} {way}") for kind in ("frozen", "stopped") for way in WAYS
+}
+# The same as first weights of trained matrices.
+LEARNED: dict[str, Pair] = {f"learned {way}": ("bytes", "learned", f"learned {way}") for way in WAYS[:2]}
+
+D = 64
+
+
+def raw_qr(d: int, *, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    """The orthogonal factor of a Gaussian matrix (d, d), with the signs that LAPACK gives it."""
+    q: Tensor = torch.linalg.qr(torch.randn(d, d, generator=generator, dtype=dtype)).Q
+    return q
+
+
+WAYS_TO_DRAW: dict[str, Callable[..., Tensor]] = {"QR": raw_qr, "SVD": svd, "Haar's law": haar}
+
+
+def trained(name: str, device: str | None = None) -> dict[str, Runs]:
+    """Arm -> its runs that count in the experiment `bytes` or `images` (the digits), on the preferred device unless
+    another is named."""
+    records = experiments.load(name)
+    device = experiments.judged_device(records) if device is None else device
+    return (language_rows if name == "bytes" else images_rows).by_arm(records, device)
+
+
+def compared(pairs: Mapping[str, Pair], *, every_seed: bool = True, device: str | None = None) -> dict[str, Judged]:
+    """What an arm has more than the other, for each pair that has run: all seeds of both, or two at least."""
+    runs = {name: trained(name, device) for name in dict.fromkeys(name for name, _, _ in pairs.values())}
+    found = {}
+    for label, (name, arm, other) in pairs.items():
+        one, against = runs[name].get(arm), runs[name].get(other)
+        if one is None or against is None or (every_seed and {one.seeds, against.seeds} != {SEEDS[name]}):
+            continue
+        told = paired_rows.judged(one, against, MEASURES[name])
+        if told is not None:
+            found[label] = told
+    return found
+
+
+def part(statement: str, pairs: Mapping[str, Pair]) -> Finding:
+    """Whether the first arms outperform the second ones; untestable until all seeds of all have run."""
+    told = compared(pairs)
+    lacking = {label: None for label in pairs if label not in told}
+    if lacking:
+        return untestable(statement, lacking, lack="there are not yet all runs of")
+    return outperforms(
+        statement, {label: (rounded(told[label].difference.interval), told[label].outcome) for label in pairs}
+    )
+
+
+def rounded(interval: tuple[float, float]) -> tuple[float, float]:
+    """An interval of bits a byte, or of shares, to the fourth place."""
+    low, high = interval
+    return round(low, 4), round(high, 4)
+
+
+def residual(way: str) -> float:
+    """The largest entry of W^T W - I, of a square matrix made in one of `WAYS_TO_DRAW`, float64."""
+    w = WAYS_TO_DRAW[way](D, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return float((w.T @ w - torch.eye(D, dtype=torch.float64)).abs().max())
+
+
+@evidence("S0.5.2d", chapter=CHAPTER)
+def orthogonal_is_required() -> Finding:
+    # Householder's QR leaves a residual of this order in d and eps (Higham 2002, theorem 19.4).
+    tolerance = D**1.5 * torch.finfo(torch.float64).eps
+    drawn = max(map(residual, WAYS_TO_DRAW))
+    found = all_of(
+        {
+            "orthogonal against Gaussian matrices of the same scale": part(
+                "orthogonal initialisation is required, and does better", SAME_SCALE
+            ),
+            "orthogonal against others of another scale or rank": part("others may work badly", OTHER_MATRICES),
+            "QR, SVD, Haar": holds("make orthogonal matrices", drawn, tolerance, at=f"$d = {D}$"),
+        }
+    )
+    return found.noting(remarks())
+
+
+def remarks() -> str:
+    """The units, and what holds of trained matrices that begin so."""
+    margins = ", ".join(
+        f"{module.DECISION.margin:g} {unit}"
+        for module, unit in ((language, "bits a byte"), (images, "of the digits' right answers"))
+    )
+    told = {
+        label: f"{figures.span(rounded(one.difference.interval))} ({one.outcome})"
+        for label, one in compared(LEARNED).items()
+    }
+    learned = f". Of trained matrices, Xavier's against others at the start: {figures.listing(told)}" if told else ""
+    return (
+        "Intervals are of what the first has more: bits a byte, where less is better, and shares of right answers. "
+        f"A difference matters from {margins} on. QR without a choice of signs is orthogonal, but not of Haar's law"
+        f"{learned}"
+    )

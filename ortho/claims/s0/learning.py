@@ -1,0 +1,234 @@
+"""S0, section 5.2: whether frozen queries and keys hold, over tasks and over what they are drawn from.
+
+Read from the records of the learning experiments: of every device that has any, a CPU's first. What an arm has more
+than another is judged by the rule that the records themselves hold (`ortho.experiments.statistics.Decision`); of tasks
+that a run learns or does not, by exact intervals of the rates at which it does.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf, log
+from typing import NamedTuple
+
+from ortho import experiments
+from ortho.claims.ledger import evidence
+from ortho.claims.outcomes import loses_nothing
+from ortho.claims.rules import all_of, untestable
+from ortho.claims.verdicts import Finding
+from ortho.experiments import Record
+from ortho.experiments.learning import (
+    fine_tuning_rows,
+    images_rows,
+    language,
+    language_rows,
+    paired_rows,
+    synthetic_rows,
+    translating_rows,
+)
+from ortho.experiments.learning.images import DATA
+from ortho.experiments.learning.paired_rows import Runs
+from ortho.experiments.learning.synthetic_rows import Learnt
+from ortho.experiments.statistics import Decision, Interval, decide, success_interval
+
+CHAPTER = "28-does-freezing-hold"
+
+DRAWS = ("frozen Gaussian", "frozen low-rank", "frozen 4 x", "frozen 1/4 x")  # beside 'frozen', which is orthogonal
+TRANSLATED = {"learned": "8 learned", "frozen": "8 frozen", "stopped": "8 stopped"}
+TUNED = {"learned": "all trained", "frozen": "QK redrawn"}
+NAMES = (
+    "bytes",
+    "bytes-little",
+    "bytes-budgets",
+    "images",
+    "fine-tuning",
+    "translation",
+    "transduction",
+    "synthetic",
+)
+
+
+class Compared(NamedTuple):
+    """What one arm has more than another: the mean, its interval, what the rule says, and of how many runs each."""
+
+    mean: float
+    interval: Interval
+    outcome: str
+    runs: int
+    unit: str
+
+
+class Setting(NamedTuple):
+    """A task at a size: its arms, by the names that they have among the bytes, and in what unit they are measured.
+
+    `runs` are those of arms that are compared by a mean, with the `measure`; `learnt` those of which each has learnt
+    the task or not.
+    """
+
+    runs: Mapping[str, Runs]
+    measure: str
+    unit: str
+    learnt: Mapping[str, Learnt] = {}
+    rule: Decision | None = None
+
+    def compare(self, arm: str, other: str) -> Compared | None:
+        """The arm against the other one; None where one of them is missing, or too few runs have a seed in common."""
+        if self.rule is not None and arm in self.learnt and other in self.learnt:
+            ours, theirs = self.learnt[arm], self.learnt[other]
+            interval = rate_difference(ours, theirs, self.rule)
+            mean = ours.successes / len(ours.seeds) - theirs.successes / len(theirs.seeds)
+            runs = min(len(ours.seeds), len(theirs.seeds))
+            return Compared(mean, interval, decide(interval, self.rule), runs, self.unit)
+        if arm not in self.runs or other not in self.runs:
+            return None
+        found = paired_rows.judged(self.runs[arm], self.runs[other], self.measure)
+        return None if found is None else Compared(*found.difference, found.outcome, found.pairs, self.unit)
+
+
+def rate_difference(ours: Learnt, theirs: Learnt, rule: Decision) -> Interval:
+    """What our rate of successes has more than theirs; each end is wrong at most with the rule's level.
+
+    The ends of the two exact intervals that lie furthest apart: either is wrong at most with half of the level.
+    """
+    (low, high), (other_low, other_high) = (
+        success_interval(one.successes, len(one.seeds), confidence=1 - rule.level) for one in (ours, theirs)
+    )
+    return low - other_high, high - other_low
+
+
+def settings(name: str, records: Sequence[Record]) -> dict[str, Setting]:
+    """An experiment's settings by a few words, those of one device; none where nothing was measured."""
+    where = experiments.judged_device(records)
+    return _READ[name](records, where) if where else {}
+
+
+def every_setting(names: Sequence[str] = NAMES) -> dict[str, Setting]:
+    """The settings of all experiments that have records."""
+    return {label: one for name in names for label, one in settings(name, experiments.load(name)).items()}
+
+
+def missing(names: Sequence[str] = NAMES) -> list[str]:
+    """The experiments of these that have no runs which count."""
+    return [name for name in names if not settings(name, experiments.load(name))]
+
+
+def compared(arm: str, other: str, found: Mapping[str, Setting]) -> dict[str, Compared]:
+    """The arm against the other one in all settings that have both."""
+    pairs = {label: one.compare(arm, other) for label, one in found.items()}
+    return {label: pair for label, pair in pairs.items() if pair is not None}
+
+
+def judged(pairs: Mapping[str, Compared]) -> dict[str, tuple[Interval, str]]:
+    """The same for a rule of `ortho.claims.outcomes`, with its unit at each label."""
+    return {f"{label} ({one.unit})": (_rounded(one.interval), one.outcome) for label, one in pairs.items()}
+
+
+def lost(statement: str, arm: str, other: str, found: Mapping[str, Setting]) -> Finding:
+    """Whether the arm loses nothing to the other one in these settings."""
+    pairs = compared(arm, other, found)
+    if not pairs:
+        return untestable(statement, {f"runs of {arm!r} and of {other!r} at the same seeds": None}, lack="there are no")
+    return loses_nothing(statement, judged(pairs))
+
+
+def remark(names: Sequence[str] = NAMES) -> str:
+    """Which experiments have no records, for a finding."""
+    names = missing(names)
+    return f"No record yet of: {', '.join(names)}" if names else "All of the experiments named have records"
+
+
+def _rounded(interval: Interval) -> Interval:
+    low, high = (round(end, 3) + 0.0 if abs(end) < inf else end for end in interval)
+    return low, high
+
+
+def _bytes(records: Sequence[Record], where: str) -> dict[str, Setting]:
+    arms = language_rows.by_arm(records, where)
+    return {"bytes, the whole text": Setting(arms, "bits", "bits a byte")} if arms else {}
+
+
+def _little(records: Sequence[Record], where: str) -> dict[str, Setting]:
+    limits = sorted({record["configuration"]["limit"] for record in records if record["device"] == where})
+    found = {limit: language_rows.by_arm(records, where, limit=limit, dropout=0.0) for limit in limits}
+    return {f"bytes, {n:,} to train on": Setting(arms, "bits", "bits a byte") for n, arms in found.items() if arms}
+
+
+def budget(run: Runs) -> tuple[float, int]:
+    """By which of `language.BUDGETS` a run's steps are nearest a multiple of the usual ones, and its width."""
+    case = run.configuration
+    usual = language.SIZES[case["device"]]["steps"]
+    return min(language.BUDGETS, key=lambda share: abs(log(case["steps"] / usual / share))), case["d"]
+
+
+def _budgets(records: Sequence[Record], where: str) -> dict[str, Setting]:
+    found: dict[tuple[float, int], dict[str, Runs]] = {}
+    for run in language_rows.runs(records, where):
+        found.setdefault(budget(run), {})[run.arm] = run
+    labels = {
+        (share, d): f"bytes, {share:g} times the steps" if share != 1 else f"bytes, d = {d}" for share, d in found
+    }
+    return {labels[key]: Setting(found[key], "bits", "bits a byte") for key in sorted(found)}
+
+
+def _images(records: Sequence[Record], where: str) -> dict[str, Setting]:
+    found = {data: images_rows.by_arm(records, where, data) for data in DATA}
+    return {f"images, {data}": Setting(arms, "correct", "share right") for data, arms in found.items() if arms}
+
+
+def _tuned(records: Sequence[Record], where: str) -> dict[str, Setting]:
+    arms = fine_tuning_rows.by_arm(records, where)
+    named = {name: arms[own] for name, own in TUNED.items() if own in arms}
+    return {"fine-tuning, QK drawn anew": Setting(named, "new", "bits a byte")} if named else {}
+
+
+def _translated(records: Sequence[Record], where: str) -> dict[str, Setting]:
+    found = {}
+    for pairs, arms in translating_rows.by_pairs(records, where).items():
+        named = {name: arms[own] for name, own in TRANSLATED.items() if own in arms}
+        case = next(iter(arms.values())).configuration
+        metric = str(case["decision_metric"]).removesuffix("_fraction")
+        many = f"{pairs:,} pairs" if pairs else "new pairs"
+        found[f"{case['task']}, {many}"] = Setting(named, "score", metric)
+    return found
+
+
+def _synthetic(records: Sequence[Record], where: str) -> dict[str, Setting]:
+    margins = {record["configuration"]["task"]: record["configuration"]["margin_fraction"] for record in records}
+    return {
+        f"synthetic, {task}": Setting(
+            {}, "", "rate of successes", arms, Decision(margins[task], level=0.05, higher_is_better=True)
+        )
+        for task, arms in synthetic_rows.learnt(records, where).items()
+    }
+
+
+_READ: dict[str, Callable[[Sequence[Record], str], dict[str, Setting]]] = {
+    "bytes": _bytes,
+    "bytes-little": _little,
+    "bytes-budgets": _budgets,
+    "images": _images,
+    "fine-tuning": _tuned,
+    "translation": _translated,
+    "transduction": _translated,
+    "synthetic": _synthetic,
+}
+
+
+def draws_lose_nothing() -> Finding:
+    """Whether other matrices than orthogonal ones, frozen, lose nothing to them, on the whole text."""
+    statement = "other frozen matrices lose nothing to orthogonal ones"
+    found = settings("bytes", experiments.load("bytes"))
+    pairs = {draw: pair for draw in DRAWS for pair in compared(draw, "frozen", found).values()}
+    if not pairs:
+        return untestable(statement, {"runs of both at the same seeds": None}, lack="there are no")
+    return loses_nothing(statement, judged(pairs))
+
+
+@evidence("S0.5.2c", chapter=CHAPTER)
+def tried() -> Finding:
+    parts = {
+        "tasks": lost("frozen heads lose nothing to learned ones", "frozen", "learned", every_setting()),
+        "initialisation": draws_lose_nothing(),
+    }
+    return all_of(parts).noting(
+        "An open question of the source's, answered by what was tried here. Of the theory, the chapter proves which "
+        f"scores frozen matrices can make. {remark()}"
+    )
