@@ -12,7 +12,7 @@ from ortho.claims.s2 import combinations as s2
 from ortho.claims.s4 import fields as s4
 from ortho.cost.counting import count_step
 from ortho.experiments import measure
-from ortho.experiments.learning import images, language, synthetic
+from ortho.experiments.learning import images, language, rates, synthetic
 
 CONFIRMED, CONDITIONAL, REFUTED, UNTESTABLE = (
     Verdict.CONFIRMED,
@@ -38,6 +38,7 @@ def record(name, device, arm, seed, case, test, **values):
 def stored(monkeypatch):
     """Puts records of these levels into the place of those that are stored: arm -> bits, share of digits, and
     task -> arm -> runs of ten that learn it."""
+    monkeypatch.setattr(rates, "table", dict)  # whatever rates were chosen for those that are stored
 
     def store(text=TEXT, digits=DIGITS, tasks=None, device=SLUG):
         cases = language.case("learned"), images.case("learned")
