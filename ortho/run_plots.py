@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -11,7 +11,7 @@ from ortho import plots
 from ortho.experiments.learning.paired_rows import Judged, Runs, judged
 from ortho.experiments.statistics import Decision
 
-__all__ = ["curves", "differences", "frontier", "points", "ratios", "table_rows", "undominated"]
+__all__ = ["curves", "differences", "frontier", "points", "table_rows", "undominated"]
 
 # What a rule says of a difference, told apart by colour and by marker.
 OUTCOMES = {
@@ -94,13 +94,6 @@ def table_rows(
     return rows
 
 
-def ratios(one: Runs, other: Runs) -> tuple[float, ...]:
-    """The seconds of an arm's training over those of the other's, at the seeds that both have, in their order."""
-    theirs = dict(zip(other.seeds, other.seconds, strict=True))
-    ours = zip(one.seeds, one.seconds, strict=True)
-    return tuple(seconds / theirs[seed] for seed, seconds in ours if seed in theirs)
-
-
 def undominated(points: Mapping[str, tuple[float, float]]) -> list[str]:
     """The names of the points than which no other is lower in one number and at least as low in the other, by the first
     number."""
@@ -111,14 +104,14 @@ def undominated(points: Mapping[str, tuple[float, float]]) -> list[str]:
     return sorted((name for name, point in points.items() if not beaten(*point)), key=points.__getitem__)
 
 
-def frontier(ax: Axes, arms: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> list[str]:
-    """Every run a faint point, every arm one at the median of its runs' first numbers and the mean of their second
-    ones, of which less is better. Those that no other arm dominates are joined, and named; they are returned."""
-    places = {name: (median(x), fmean(y)) for name, (x, y) in arms.items()}
+def frontier(ax: Axes, arms: Mapping[str, tuple[float, Sequence[float]]]) -> list[str]:
+    """Every run a faint point at the cost of its arm, every arm one at the mean of its runs; less is better of both.
+    Those that no other arm dominates are joined, and named; they are returned."""
+    places = {name: (cost, fmean(values)) for name, (cost, values) in arms.items()}
     best = undominated(places)
-    for name, (x, y) in arms.items():
+    for name, (cost, values) in arms.items():
         hue = plots.SKY if name in best else "#AAAAAA"
-        ax.plot(x, y, ".", color=hue, markersize=4, alpha=0.7, markeredgewidth=0)
+        ax.plot([cost] * len(values), values, ".", color=hue, markersize=4, alpha=0.7, markeredgewidth=0)
     others = [place for name, place in places.items() if name not in best]
     if others:
         look: dict[str, Any] = {"color": "#777777", "markersize": 4, "markeredgewidth": 0, "label": "other arms"}

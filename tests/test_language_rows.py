@@ -37,7 +37,6 @@ def make(measured):
         found["configuration"] |= {"arm": arm, "seed": seed, "rate": rate, **changes}
         found["repetitions"]["test"]["loss_nats"] = [bits * log(2)]
         found["facts"]["validation"] = [{"step": step, "loss_nats": bits * log(2) + 1 / step} for step in (1, 2)]
-        found["facts"]["train_s"] = 10.0 + seed
         return found
 
     return made
@@ -70,7 +69,6 @@ def test_runs_are_those_of_an_arm_over_its_seeds_without_the_tuning(several):
     assert learned.mean("bits") == pytest.approx(2.2)
     assert [step for step, _ in learned.curves[0]] == [1, 2]
     assert [nats for _, nats in learned.curves[1]] == pytest.approx([2.1 * log(2) + 1, 2.1 * log(2) + 0.5])
-    assert learned.seconds == (11, 12, 13, 14, 15)
     assert learned.configuration["rate"] == 0.01 and "seed" not in learned.configuration
     assert language_rows.runs(several, "another") == []
 

@@ -18,6 +18,7 @@ from ortho.experiments.learning import language, synthetic, translating
 from ortho.experiments.learning.fine_tuning import FINE_TUNING
 from ortho.experiments.learning.flip_flop import FLIP_FLOP
 from ortho.experiments.learning.images import IMAGES
+from ortho.experiments.learning.language_speed import BYTES_SPEED
 from ortho.experiments.learning.positional_heads import POSITIONAL_HEADS
 from ortho.experiments.learning.recall import RECALL
 from ortho.experiments.learning.state_tracking import PARITY, PERMUTATIONS
@@ -54,6 +55,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         FLIP_FLOP,
         POSITIONAL_HEADS,
         *language.EXPERIMENTS,
+        BYTES_SPEED,
         synthetic.SYNTHETIC,
         IMAGES,
         FINE_TUNING,

@@ -18,8 +18,8 @@ class Runs(NamedTuple):
     """An arm's runs that differ in the seed alone, in the order of the seeds.
 
     `values`: measure -> a number a run; `curves` on the validation part, a list of (step, nats) a run; `parameters`
-    that are trained, `seconds` of each run's training, `flop` of it, 0 where no closed form is given; `configuration`
-    of all, without the seed.
+    that are trained, `flop` of a run's training, 0 where no closed form is given; `configuration` of all, without the
+    seed.
     """
 
     arm: str
@@ -28,7 +28,6 @@ class Runs(NamedTuple):
     values: dict[str, tuple[float, ...]]
     curves: tuple[tuple[tuple[int, float], ...], ...]
     parameters: int
-    seconds: tuple[float, ...]
     flop: int
 
     def mean(self, measure: str) -> float:
@@ -120,6 +119,5 @@ def _runs(group: Sequence[Record], measures: Measures, flop: Flop | None) -> Run
             for record in group
         ),
         parameters=int(group[0]["facts"]["parameters"]),
-        seconds=tuple(float(record["facts"]["train_s"]) for record in group),
         flop=0 if flop is None else flop(group[0]),
     )

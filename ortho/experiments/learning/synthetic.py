@@ -43,16 +43,7 @@ SETTINGS: Mapping[str, Setting] = {
     "needle": Setting(lambda: needle.task(needles=2, length=32, symbols=16), 64, 600),
     "mqar": Setting(lambda: mqar.task(pairs=4, length=16, vocab_size=32), 128, 1000),
 }
-ARMS = (
-    "learned",
-    "frozen",
-    "stopped",
-    "1 learned + 3 stopped",
-    "1 learned + 3 positional",
-    "positional",
-    "linear",
-    "delta",
-)
+ARMS = ("learned", "frozen", "stopped", "1 learned + 3 positional", "linear", "delta")
 SIZES = {"cpu": {"d": 64, "H": 4, "L": 2, "tested": 256}, "cuda": {"d": 128, "H": 4, "L": 2, "tested": 1024}}
 LONGER = {"cpu": 1, "cuda": 4}  # times the steps
 
