@@ -44,7 +44,7 @@ def die(_):
 
 def linger(_):
     print("lingering", flush=True)
-    time.sleep(DEADLINE_S)
+    time.sleep(4 * DEADLINE_S)
 
 
 def reduce(case):
