@@ -61,7 +61,7 @@ def table(records: Sequence[Record]) -> str:
         for one in sorted(runs(group, device), key=lambda one: one.mean("bits")):
             told = one.configuration
             texts.append(
-                f"{one.arm:26}{one.span('bits')}, "
+                f"{one.arm:28}{one.span('bits')}, "
                 f"matched {told['matched']}, d={told['d']}, {told['steps']} steps, d_ff={told['d_ff']}, "
                 f"limit={told['limit']}, dropout={told['dropout']:g}, rate {told['rate']:g}"
             )

@@ -41,5 +41,5 @@ def table(records: Sequence[Record]) -> str:
         for record in group:
             found = {arm: summary.quartiles(ratios) for arm, ratios in relative(record).items()}
             for arm, (low, middle, high) in sorted(found.items(), key=lambda item: item[1][1]):
-                texts.append(f"{arm:26}{middle:6.2f} [{low:.2f}, {high:.2f}]")
+                texts.append(f"{arm:28}{middle:6.2f} [{low:.2f}, {high:.2f}]")
     return "\n".join(texts)
