@@ -13,6 +13,7 @@ from tools import readme
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "CONTRIBUTING.md")
 LANDING = (ROOT / readme.PAGE).read_text(encoding="utf-8")
+GUIDES = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "book" / "guides").glob("*.ipynb"))]
 
 
 def read(name):
@@ -75,12 +76,21 @@ def test_the_readmes_code_runs(code, capsys):
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("text", [*map(read, PAGES), LANDING], ids=[*PAGES, readme.PAGE])
-def test_commands_exist(text, capsys):
-    """Targets of make, at the start of a line or of code, and the commands and options of `python -m ortho`."""
-    named = set(re.findall(r"(?:^ *\"?|`)make (?:[A-Z]+=\S+ )*([a-z]+)", text, re.MULTILINE))
-    assert {"test", "html"} & named
-    assert named <= set(re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE))
+def targets(text):
+    """Of make, named at the start of a line or of code."""
+    return set(re.findall(r"(?:^ *\"?|`)make (?:[A-Z]+=\S+ )*([a-z]+)", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", [*PAGES, readme.PAGE])
+def test_pages_name_the_commands_that_make_and_test_the_book(name):
+    assert {"test", "html"} & targets(read(name))
+
+
+@pytest.mark.parametrize("name", [*PAGES, readme.PAGE, *GUIDES])
+def test_commands_exist(name, capsys):
+    """Targets of make, and the commands and options of `python -m ortho`."""
+    text = read(name)
+    assert targets(text) <= set(re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE))
     for command in set(re.findall(r"python -m ortho ([a-z]+)", text)):
         with pytest.raises(SystemExit) as stopped:
             ortho([command, "--help"])

@@ -3,7 +3,7 @@
     python tools/notebooks.py execute [--fresh] [NOTEBOOK ...]
     python tools/notebooks.py check [NOTEBOOK ...]
 
-Without names, all notebooks of `notebooks/` and `book/` are meant. Executing an unchanged notebook leaves its bytes as
+Without names, all notebooks of the book are meant (`FOLDERS`). Executing an unchanged notebook leaves its bytes as
 they were: no times are recorded, metadata are the same on every Python 3, and cells tagged `nbval-ignore-output` (live
 timings) keep their outputs as long as their code and all code before it are unchanged; `--fresh` takes new ones.
 One notebook runs at a time, so that timings are not taken beside each other.
@@ -31,6 +31,7 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("notebooks", "book/guides", "book")  # of the book's notebooks: chapters, guides, pages
 RUN_TIMES = ROOT / "_build" / "run-times.json"
 CELL_TIMEOUT = 600  # seconds
 TIMING_TAG = "nbval-ignore-output"
@@ -64,8 +65,8 @@ class ThisPython(KernelSpecManager):
 
 
 def every_notebook() -> list[Path]:
-    """The book's notebooks in reading order: chapters, then pages."""
-    return [path for folder in ("notebooks", "book") for path in sorted((ROOT / folder).glob("*.ipynb"))]
+    """The book's notebooks: chapters and guides, and the pages that look at all of them."""
+    return [path for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.ipynb"))]
 
 
 def title(path: Path) -> str:
@@ -272,7 +273,7 @@ def main(arguments: list[str] | None = None) -> int:
     failed = 0
     paths = options.notebooks or every_notebook()
     if not paths:
-        print("There are no notebooks in notebooks/ and book/", file=sys.stderr)
+        print(f"There are no notebooks in {', '.join(FOLDERS)}", file=sys.stderr)
         return 1
     for path in paths:
         try:
