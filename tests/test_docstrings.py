@@ -48,6 +48,7 @@ def test_a_pattern_of_no_module_is_an_error():
             r"(\ `arXiv:2009.14794 <https://arxiv.org/abs/2009.14794>`__\ )",
         ),
         ("* one of\n  a list\n* another", "- one of\n  a list\n- another"),
+        ("$$a = b,\n  c_i$$", ".. math:: a = b, c_i"),
     ],
 )
 def test_what_a_docstring_marks(text, wanted):
@@ -59,6 +60,27 @@ def test_paragraphs_stay_apart():
     docstrings.process(None, "function", "f", None, None, lines)
     assert [line for line in lines if line] == ["One \\ ``a b``\\ .", "Two \\ :math:`c`\\ ."]
     assert "" in lines[:2]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("(f=<function softmax>, g=<function relu at 0x7f01>)", "(f=softmax, g=relu)"),
+        ("(clock: ~typing.Any = <built-in function monotonic>)", "(clock: ~typing.Any = monotonic)"),
+        ("(kind=<class 'torch.nn.modules.linear.Linear'>)", "(kind=Linear)"),
+        (
+            "(kinds: dict = {'loss': <class 'list'>}, facts: dict = <factory>)",
+            "(kinds: dict = {'loss': list}, facts: dict = ...)",
+        ),
+        ("(a: int = 1) -> bool", "(a: int = 1) -> bool"),
+    ],
+)
+def test_defaults_are_named(text, wanted):
+    assert docstrings.signature(None, "function", "f", None, None, text, "int") == (wanted, "int")
+
+
+def test_what_takes_no_arguments_has_no_signature():
+    assert docstrings.signature(None, "attribute", "a", None, None, None, None) is None
 
 
 def test_what_is_left_out():

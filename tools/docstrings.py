@@ -1,9 +1,10 @@
 r"""A Sphinx extension for the pages about the package: what its docstrings say, module by module.
 
 The directive `modules` takes patterns, one a line, and describes each module that one of them names; the name of a
-package stands for its own file. In a docstring `name` is code, $x$ a formula, arXiv:2009.14794 a paper, and no other
-character is markup; that becomes the reStructuredText that autodoc reads. What a class has from Python or PyTorch
-alone, and the fields of named tuples, which their class describes, are left out.
+package stands for its own file. In a docstring `name` is code, $x$ a formula, $$x$$ one that is a paragraph,
+arXiv:2009.14794 a paper, and no other character is markup; that becomes the reStructuredText that autodoc reads. What
+a class has from Python or PyTorch alone, and the fields of named tuples, which their class describes, are left out.
+Functions and classes that are defaults are named.
 """
 
 import re
@@ -29,9 +30,12 @@ MODULE = """## {name}
 
 # In the order in which they are looked for: a formula may hold a backtick no more than code holds a formula.
 MARKUP = re.compile(r"`(?P<code>[^`]+)`|\$(?P<formula>[^$]+)\$|(?P<paper>arXiv:\d{4}\.\d{4,5})")
+DISPLAYED = re.compile(r"\s*\$\$([^$]+)\$\$\s*")
 SPECIAL = re.compile(r"[\\*|_`]")
 LISTED = re.compile(r"^(\s*)\* ", re.MULTILINE)
 GENERATED = re.compile(r"Alias for field number \d+$")
+# Values that Python shows in no readable form: <function softmax>, <class 'torch.nn.Linear'>; <factory> of a dataclass.
+UNREADABLE = re.compile(r"<(?:(?:built-in )?function |class ')?(?:\w+\.)*(\w+)'?(?: at 0x[0-9a-f]+)?>")
 
 
 def public_modules() -> list[str]:
@@ -71,6 +75,8 @@ class Modules(SphinxDirective):
 
 def translated(text: str) -> str:
     """A paragraph's text as reStructuredText."""
+    if displayed := DISPLAYED.fullmatch(text):
+        return ".. math:: " + " ".join(displayed[1].split())
     text = LISTED.sub(r"\1- ", text)  # a list's marker, the other one of the two that mean the same
     parts, end = [], 0
     for found in MARKUP.finditer(text):
@@ -104,6 +110,13 @@ def process(_app: Any, _what: str, _name: str, _thing: Any, _options: Any, lines
     lines[:] = [line for paragraph in paragraphs for line in (*translated("\n".join(paragraph)).split("\n"), "")]
 
 
+def signature(_app: Any, _what: str, _name: str, _thing: Any, _options: Any, text: str | None, returned: Any) -> Any:
+    """Name what a default shows and Sphinx cannot read: it would print the signature as it stands, on one line."""
+    if text is None:
+        return None
+    return UNREADABLE.sub(lambda shown: "..." if shown[1] == "factory" else shown[1], text), returned
+
+
 def skip(_app: Any, _what: str, _name: str, thing: Any, _skipped: bool, _options: Any) -> bool | None:
     """Leave out what no docstring of the package describes; None leaves the choice to autodoc."""
     text = getattr(thing, "__doc__", None) or ""
@@ -116,5 +129,6 @@ def setup(app: Any) -> dict[str, Any]:
     app.add_directive("modules", Modules)
     connect: Callable[..., Any] = app.connect
     connect("autodoc-process-docstring", process)
+    connect("autodoc-process-signature", signature)
     connect("autodoc-skip-member", skip)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
