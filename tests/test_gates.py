@@ -212,3 +212,15 @@ def test_pages_that_fetch_from_another_host_are_refused(tmp_path, capsys):
     page.write_text('<script src="https://cdn.example.org/math.js"></script><link rel="stylesheet" href="//a.org/b">')
     assert pages.main(tmp_path) == 1
     assert capsys.readouterr().err.count("index.html: <") == 2
+
+
+def test_icons_that_no_page_shows_are_left_out(tmp_path):
+    (tmp_path / "index.html").write_text('<i class="fa-sun"></i><i class="fa-lg"></i>')
+    (tmp_path / "theme.js").write_text('button.className = "fa-x"')
+    rule, other = '.fa-star:before,.fa-sun:before{content:"\\f185"}', '.fa-lg{font-size:2em}.fa-x:before{content:"x"}'
+    (tmp_path / "theme.css").write_text(
+        rule + '.fa-sunset:before{content:"\\f186"}.fa-star:before{content:"*"}' + other
+    )
+    for _ in range(2):  # pages may be built over those of before
+        assert pages.main(tmp_path) == 0
+        assert (tmp_path / "theme.css").read_text() == rule + other

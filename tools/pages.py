@@ -3,10 +3,12 @@
     python tools/pages.py [FOLDER]
 
 Fails if a page asks another host for anything: the book must read without a network. Links that a reader may follow are
-not meant. Then prints the address of the first page and how long each chapter ran when it was last executed.
+not meant. Takes from the theme's style sheet a fifth of its bytes, the icons that no page shows. Then prints the
+address of the first page and how long each chapter ran when it was last executed.
 """
 
 import json
+import re
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,6 +19,9 @@ RUN_TIMES = ROOT / "_build" / "run-times.json"
 # Elements whose address a browser fetches by itself.
 FETCHED = {"audio", "embed", "iframe", "img", "input", "link", "object", "script", "source", "track", "video"}
 NOT_FETCHED = {"alternate", "author", "canonical", "license", "next", "prev", "search"}  # kinds of <link>
+
+ICONS = re.compile(r"\bfa-[a-z0-9-]+")
+ICON_RULE = re.compile(r"((?:\.fa-[a-z0-9-]+:before,?)+)\{content:[^{}]*\}")
 
 
 class Fetches(HTMLParser):
@@ -45,6 +50,17 @@ def foreign(folder: Path) -> list[str]:
     ]
 
 
+def leave_out_icons(folder: Path) -> None:
+    """Rewrite the style sheets under `folder` without the icons that no page and no script there names."""
+    texts = (path.read_text(encoding="utf-8") for kind in ("html", "js") for path in folder.rglob(f"*.{kind}"))
+    shown = {name for text in texts for name in ICONS.findall(text)}
+    for sheet in folder.rglob("*.css"):
+        text = sheet.read_text(encoding="utf-8")
+        kept = ICON_RULE.sub(lambda rule: rule[0] if shown.intersection(ICONS.findall(rule[1])) else "", text)
+        if kept != text:
+            sheet.write_text(kept, encoding="utf-8")
+
+
 def run_times() -> list[str]:
     times: dict[str, float] = json.loads(RUN_TIMES.read_text(encoding="utf-8")) if RUN_TIMES.exists() else {}
     times = {name: seconds for name, seconds in times.items() if (ROOT / name).exists()}
@@ -62,6 +78,7 @@ def main(folder: Path) -> int:
     if found := foreign(folder):
         print("\n    ".join(["The book must read without a network, but its pages fetch:", *found]), file=sys.stderr)
         return 1
+    leave_out_icons(folder)
     print("\n".join([*run_times(), f"The book: {first.resolve().as_uri()}"]))
     return 0
 
