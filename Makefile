@@ -5,7 +5,7 @@
 
 PYTHON ?= python3
 PY ?= .venv/bin/python
-EXTRAS := book,test,dev,hf,cluster,translation
+EXTRAS := book,test,dev,hf,cluster,translation,browser
 READY := $(if $(filter .venv/bin/python,$(PY)),.venv/.ready)
 
 HTML := _build/html
@@ -16,7 +16,7 @@ JOBS ?=
 LIMITS = $(if $(BUDGET),--budget $(BUDGET)) $(if $(JOBS),--jobs $(JOBS))
 
 .DEFAULT_GOAL := help
-.PHONY: help env book html serve execute check test lint experiments clean
+.PHONY: help env book html serve execute check test browser lint experiments clean
 .SUFFIXES:
 
 help: ## list what can be made
@@ -46,6 +46,10 @@ check: $(READY) ## reject notebooks that are not fully executed, fail, warn or a
 
 test: $(READY) ## unit tests and every notebook, strictly compared, side by side
 	$(PY) -m pytest --nbval -n auto --dist loadfile --no-loadscope-reorder
+
+browser: $(READY) ## look at every built page in Chromium (CHROMIUM=/path/to/another)
+	@test -f $(HTML)/index.html || $(MAKE) --no-print-directory html
+	@ORTHO_BROWSER=required $(PY) -m pytest tests/browser -m browser -n auto --dist loadgroup
 
 lint: check ## style, types, direction of imports
 	$(PY) -m ruff check

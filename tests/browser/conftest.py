@@ -1,0 +1,43 @@
+"""What the tests in a browser share. `make browser` runs them; pytest alone leaves them out (`addopts`)."""
+
+import pytest
+from visits import BOOK, chromium, missing, new_context, served
+
+
+@pytest.fixture(scope="session")
+def browser():
+    try:
+        from playwright.sync_api import sync_playwright
+    except ModuleNotFoundError:
+        missing("Playwright is not installed: pip install -c constraints.txt -e '.[browser]'")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium())
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def book():
+    """The address of the built book."""
+    if not (BOOK / "index.html").exists():
+        missing(f"There is no book at {BOOK}: run make html")
+    with served(BOOK) as address:
+        yield address
+
+
+@pytest.fixture
+def page(browser):
+    with new_context(browser) as context:
+        yield context.new_page()
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What is measured and not judged: the heaviest page, and how soon the first one shows something."""
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind)]
+    notes = {name: [] for name in ("MB", "ms to the first paint")}
+    for report in reports:
+        for name, value in report.user_properties:
+            notes[name].append((value, report.nodeid))
+    for name, values in notes.items():
+        for value, test in sorted(values, reverse=True)[:3]:
+            terminalreporter.line(f"{value:8.2f} {name}  {test}")

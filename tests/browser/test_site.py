@@ -1,0 +1,128 @@
+"""What readers do with the book: search it, filter the ledger, take a notebook along, and read without scripts."""
+
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from visits import BOOK, MADE, ROOT, SOURCE, WRITTEN, new_context
+
+from ortho import MECHANISMS
+from ortho.claims import catalogue
+
+pytestmark = pytest.mark.browser
+
+
+def test_every_page_is_looked_at(book):
+    built = {path.relative_to(BOOK).with_suffix("").as_posix() for path in BOOK.rglob("*.html")}
+    assert {name for name in built if not name.startswith("_static/")} == {*WRITTEN, *MADE, "index"}
+
+
+def test_the_address_of_the_book_leads_to_its_first_page(page, book, record_property):
+    page.goto(book)
+    page.wait_for_url(f"{book}{WRITTEN[0]}.html")
+    paint = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
+    page.wait_for_function(paint)
+    record_property("ms to the first paint", page.evaluate(paint))
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_the_search_finds_every_mechanism(page, book, name):
+    page.goto(f"{book}search.html?q={quote(name, safe='')}")
+    page.wait_for_function("/finished|did not match/.test(document.querySelector('#search-results').textContent)")
+    assert page.locator("#search-results .search li").count() > 0
+
+
+def test_a_notebook_can_be_taken_along(page, book):
+    name = WRITTEN[1]
+    page.goto(f"{book}{name}.html")
+    page.get_by_role("button", name="Download this page").click()
+    with page.expect_download() as download:
+        page.locator(SOURCE).click()
+    assert Path(download.value.path()).read_bytes() == (ROOT / f"{name}.ipynb").read_bytes()
+
+
+# --------------------------------------------------------------------------------------------------------------- ledger
+
+
+def rows(page):
+    """(id, verdict) of the claims that are shown, in order."""
+    cells = page.locator(".tag_ledger tbody tr:visible td:first-child")
+    return [tuple(text.split()[:2]) for text in cells.all_inner_texts()]
+
+
+def counted(page):
+    return page.locator(".ledger-controls output").inner_text()
+
+
+@pytest.fixture(scope="module")
+def whole(browser, book):
+    """The rows of the ledger in a browser that runs no scripts."""
+    with new_context(browser, java_script_enabled=False) as context:
+        page = context.new_page()
+        page.goto(f"{book}book/ledger.html")
+        assert page.locator(".ledger-controls").count() == 0
+        return rows(page)
+
+
+@pytest.fixture
+def ledger(page, book):
+    page.goto(f"{book}book/ledger.html")
+    return page
+
+
+def test_without_scripts_the_ledger_is_whole(whole):
+    assert [claim for claim, _ in whole] == list(catalogue().claims)
+
+
+def test_with_scripts_it_begins_whole(ledger, whole):
+    assert rows(ledger) == whole
+    assert counted(ledger) == f"{len(whole)} of {len(whole)} claims"
+
+
+@pytest.mark.parametrize(
+    ("name", "of"),
+    [("document", lambda row: row[0].split(".")[0]), ("verdict", lambda row: row[1])],
+    ids=["document", "verdict"],
+)
+def test_it_is_filtered(ledger, whole, name, of):
+    for value in {of(row) for row in whole}:
+        ledger.select_option(f"select[name={name}]", value)
+        assert rows(ledger) == [row for row in whole if of(row) == value]
+    ledger.select_option(f"select[name={name}]", "")
+    assert rows(ledger) == whole
+
+
+def test_each_claim_has_its_chapter(ledger, whole):
+    found = []
+    for option in ledger.locator("select[name=chapter] option").all()[1:]:
+        ledger.select_option("select[name=chapter]", option.get_attribute("value"))
+        found += rows(ledger)
+    assert sorted(found) == sorted(whole)
+
+
+def test_it_is_searched(ledger, whole):
+    claim, verdict = whole[2]
+    ledger.fill("input[name=words]", claim.lower())
+    assert rows(ledger) == [(claim, verdict)]
+    ledger.fill("input[name=words]", "no such words")
+    assert rows(ledger) == []
+    assert counted(ledger) == f"0 of {len(whole)} claims"
+    ledger.fill("input[name=words]", "")
+    assert rows(ledger) == whole
+
+
+def test_it_is_sorted(ledger, whole):
+    ledger.select_option("select[name=order]", "verdict")
+    assert rows(ledger) == sorted(whole, key=lambda row: (row[0].split(".")[0], row[1]))
+    ledger.select_option("select[name=order]", "claim")
+    assert rows(ledger) == whole
+
+
+def test_a_choice_can_be_linked(ledger, whole, book):
+    verdict = whole[0][1]
+    ledger.select_option("select[name=verdict]", verdict)
+    address = ledger.url
+    assert address == f"{book}book/ledger.html?verdict={verdict}"
+    ledger.goto("about:blank")
+    ledger.goto(address)
+    assert rows(ledger) == [row for row in whole if row[1] == verdict]
