@@ -69,7 +69,8 @@ def choose(results):
 
 experiments.EXPERIMENTS.update(OWN)
 launchers.registered = find
-rates.TABLE = HERE / "sweep-rates.json"  # not the package's own
+rates.TABLE = HERE / "sweep-rates.json"  # not the package's own,
+rates.table.cache_clear()  # which has been read
 trainer.EVERY_S = 0.0  # a checkpoint after each step, as 30 take a part of a second
 
 if __name__ == "__main__":
