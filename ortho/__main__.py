@@ -22,13 +22,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     mechanisms = commands.add_parser("mechanisms", help="list the attention mechanisms")
     mechanisms.add_argument("--json", action="store_true", help="as JSON, with the places of the functions")
     claims = commands.add_parser("claims", help="list the sources' claims with their verdicts")
+    chosen = claims.add_mutually_exclusive_group()
+    chosen.add_argument("ids", nargs="*", default=[], metavar="ID", help="these claims, such as S0.1.1a (default: all)")
+    chosen.add_argument("--document", metavar="S0", help="one document's claims")
     claims.add_argument("--json", action="store_true", help="as JSON, with the evidence in full")
-    claims.add_argument("--document", metavar="S0", help="one document's claims")
     commands.add_parser("experiments", help="run measurements and write results/", add_help=False)
     args = parser.parse_args(argv)
     if args.command == "mechanisms":
         return _mechanisms(args.json)
-    return _claims(parser, args.json, args.document)
+    return _claims(parser, args.json, args.document, args.ids)
 
 
 def _mechanisms(as_json: bool) -> int:
@@ -63,15 +65,17 @@ def _place(function: Any) -> str:
     return f"{function.__module__}.{function.__qualname__}" + (f"({bound})" if bound else "")
 
 
-def _claims(parser: argparse.ArgumentParser, as_json: bool, document: str | None) -> int:
-    from ortho.claims import LedgerError, catalogue, ledger
+def _claims(parser: argparse.ArgumentParser, as_json: bool, document: str | None, ids: Sequence[str]) -> int:
+    from ortho.claims import LedgerError, catalogue, judge, ledger
     from ortho.experiments import RecordError
 
     try:
-        known = catalogue().documents
-        if document is not None and document not in known:
-            parser.error(f"--document: expected one of {', '.join(known)}, got {document!r}")
-        entries = ledger(document)
+        known = catalogue()
+        if document is not None and document not in known.documents:
+            parser.error(f"--document: expected one of {', '.join(known.documents)}, got {document!r}")
+        if unknown := [name for name in ids if name not in known.claims]:
+            parser.error(f"ID: expected ids of the ledger, such as {next(iter(known.claims))}, got {unknown[0]!r}")
+        entries = [judge(name) for name in ids] if ids else ledger(document)
     except (LedgerError, RecordError) as error:
         print(f"python -m ortho: error: {error}", file=sys.stderr)
         return 1

@@ -13,7 +13,7 @@ import pytest
 from ortho import claims, experiments
 from ortho.__main__ import main
 from ortho.attention import MECHANISMS, Mechanism
-from ortho.claims import LedgerError, ledger
+from ortho.claims import LedgerError, judge, ledger
 
 ROOT = Path(__file__).parents[1]
 PLACES = ("reference", "fast", "cost")
@@ -59,12 +59,17 @@ def test_claims(capsys):
     assert "S3.3f (property)" in out
     assert "S0.1.1a" not in out
     assert out.splitlines()[-1].startswith("11 claims: ")
+    assert main(["claims", "S3.1b", "S0.1.1a"]) == 0
+    out = capsys.readouterr().out
+    assert out == f"{judge('S3.1b')!r}\n\n{judge('S0.1.1a')!r}\n\n2 claims: 2 confirmed\n"
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
         (["claims", "--document", "S9"], "--document: expected one of S0, S1, S2, S3, S4, got 'S9'"),
+        (["claims", "S0.1.1a", "S0.1"], "ID: expected ids of the ledger, such as S0.1.1a, got 'S0.1'"),
+        (["claims", "S0.1.1a", "--document", "S0"], "not allowed with argument"),
         (["claim"], "invalid choice: 'claim'"),
         (["mechanisms", "--yaml"], "unrecognized arguments: --yaml"),
         ([], "required"),
