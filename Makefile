@@ -16,7 +16,7 @@ JOBS ?=
 LIMITS = $(if $(BUDGET),--budget $(BUDGET)) $(if $(JOBS),--jobs $(JOBS))
 
 .DEFAULT_GOAL := help
-.PHONY: help env book html serve execute check test browser lint experiments clean
+.PHONY: help env book html pdf serve execute check test browser lint experiments clean
 .SUFFIXES:
 
 help: ## list what can be made
@@ -31,6 +31,9 @@ html: check ## build the pages from the stored outputs, warnings as errors
 	@rm -rf $(HTML)
 	@$(PY) -c 'from jupyter_book.cli.main import main; main()' build . -W -n --keep-going --all -q >/dev/null
 	@$(PY) tools/pages.py $(HTML)
+
+pdf: html ## print the pages as one PDF, _build/book.pdf, in Chromium (CHROMIUM=/path/to/another)
+	@$(PY) tools/pdf.py
 
 serve: $(READY) ## serve the built book on this machine (PORT=8000)
 	@test -f $(HTML)/index.html || $(MAKE) --no-print-directory html

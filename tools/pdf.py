@@ -1,0 +1,190 @@
+"""Print the built pages as one PDF with an outline, links and typeset mathematics.
+
+    python tools/pdf.py [FOLDER [PDF]]
+
+The pages that lie in FOLDER, `_build/html`, are joined in the order of `_toc.yml` into one document, whose look is
+`tools/pdf.css`. There each id carries the name of its page, so that equal ones do not meet, and links between pages
+lead to places of the document. Chromium, driven by Playwright, typesets and prints it. Folded code is left out.
+"""
+
+import html
+import os
+import posixpath
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+WIDTH = 658  # CSS pixels between the margins that tools/pdf.css leaves of A4
+
+ARTICLE = re.compile(r'<article class="bd-article">(.*?)</article>', re.DOTALL)
+TITLE = re.compile(r'<h1>(.*?)<a class="headerlink"', re.DOTALL)
+HEADING = re.compile(r"(</?h)([1-5])\b")
+ATTRIBUTE = re.compile(r' (id|href|src)="([^"]*)"')
+ELSEWHERE = re.compile(r"[a-z]+:|//")
+LOOK = re.compile(r'<link [^>]*rel="stylesheet"[^>]*>|<script>window\.MathJax = .*?</script>')
+
+DOCUMENT = """<!DOCTYPE html>
+<html lang="en" data-theme="light">
+<head>
+<meta charset="utf-8">
+<title>{title}</title>
+{look}
+<style>{css}</style>
+<script defer src="_static/{mathjax}"></script>
+</head>
+<body class="bd-article">
+<header>
+<p>{title}</p>
+<p>{author}</p>
+<p>version {version}</p>
+<p>Code that the pages fold is left out here; the notebooks have all of it.</p>
+</header>
+<nav>{contents}</nav>
+{body}
+</body>
+</html>
+"""
+
+# Makes what is wider than its column as much smaller, and keeps short tables whole. All is measured before anything is
+# changed, as each change has the whole document laid out anew.
+FIT = """() => {
+  const measured = [...document.querySelectorAll("mjx-container, table")].map((it) => {
+    const column = it.parentElement.closest("td, th, li, dd, p, div, section");
+    const { width, height } = it.getBoundingClientRect();
+    return { it, share: width / column.getBoundingClientRect().width, short: height < 160 };
+  });
+  for (const { it, share, short } of measured) {
+    if (share > 1) it.style.zoom = 0.99 / share;
+    if (short) it.style.breakInside = "avoid";
+  }
+}"""
+
+
+class PdfError(Exception):
+    """There is nothing to print, or nothing to print with; the message says what to do."""
+
+
+def parts(toc: dict[str, Any]) -> dict[str, list[str]]:
+    """The names of the pages by the captions of their parts; the first page stands before the parts."""
+    later = {part["caption"]: [page["file"] for page in part["chapters"]] for part in toc["parts"]}
+    return {"": [toc["root"]]} | later
+
+
+def moved(text: str, page: str, pages: Collection[str]) -> str:
+    """A page's HTML with its ids, links and pictures as they are in the document of all `pages`.
+
+    Of a link to a file that is none of the pages the words stay.
+    """
+
+    def attribute(match: re.Match[str]) -> str:
+        name, value = match.groups()
+        if name == "id":
+            return f' id="{page}/{value}"'
+        if ELSEWHERE.match(value):
+            return match[0]
+        path, _, anchor = value.partition("#")
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(page), path)) if path else f"{page}.html"
+        target = path.removesuffix(".html")
+        if target in pages:
+            return f' href="#{target}/{anchor}"' if anchor else f' href="#{target}"'
+        return f' {name}="{path}"' if name == "src" or path.startswith("_static/") else ""
+
+    return ATTRIBUTE.sub(attribute, text)
+
+
+def read(folder: Path, page: str, pages: Collection[str]) -> str:
+    """A page that was built, its attributes moved. PdfError where there is none."""
+    try:
+        return moved((folder / f"{page}.html").read_text(encoding="utf-8"), page, pages)
+    except OSError as error:
+        raise PdfError(f"{folder} has no page {page}.html: run make html") from error
+
+
+def joined(folder: Path, root: Path = ROOT) -> str:
+    """All pages as one HTML document. PdfError where a page is missing, or a link within the book leads nowhere."""
+    names = ("_toc.yml", "_config.yml", "CITATION.cff")
+    toc, config, cited = (yaml.safe_load((root / name).read_text(encoding="utf-8")) for name in names)
+    pages = {page for chapters in parts(toc).values() for page in chapters}
+    look: dict[str, None] = {}  # what any page asks for, once
+    contents, body = "", ""
+    for part, chapters in parts(toc).items():
+        if part:
+            contents += f"<p>{html.escape(part)}</p>"
+            body += f'<h1 class="part">{html.escape(part)}</h1>'
+        contents += "<ul>"
+        for page in chapters:
+            text = read(folder, page, pages)
+            look |= dict.fromkeys(LOOK.findall(text))
+            (article,) = ARTICLE.findall(text)
+            contents += f'<li><a href="#{page}">{TITLE.findall(article)[0]}</a></li>'
+            if part:
+                article = HEADING.sub(lambda match: f"{match[1]}{int(match[2]) + 1}", article)
+            body += f'<div class="page" id="{page}">{article}</div>'
+        contents += "</ul>"
+    if lost := set(re.findall(r' href="#([^"]*)"', body)) - set(re.findall(r' id="([^"]*)"', body)):
+        raise PdfError(f"these links lead nowhere: {', '.join(sorted(lost))}")
+    return DOCUMENT.format(
+        title=html.escape(config["title"]),
+        author=html.escape(config["author"]),
+        version=cited["version"],
+        look="\n".join(look),
+        css=(Path(__file__).with_suffix(".css")).read_text(encoding="utf-8"),
+        mathjax=config["sphinx"]["config"]["mathjax_path"],
+        contents=contents,
+        body=body,
+    )
+
+
+def chromium(playwright: Any) -> Any:
+    """The browser that CHROMIUM names in the environment, by default the system's. PdfError where there is none."""
+    name = os.environ.get("CHROMIUM", "chromium")
+    path = shutil.which(name)
+    if path is None:
+        advice = "install it (Debian: apt install chromium), or name one: CHROMIUM=/path/to/chromium"
+        raise PdfError(f"There is no {name} to print with: {advice}")
+    return playwright.chromium.launch(executable_path=path)
+
+
+def printed(document: Path, pdf: Path) -> None:
+    """Print an HTML file. PdfError without Playwright or Chromium, and where a picture or a script is missing."""
+    try:
+        from playwright.sync_api import sync_playwright
+    except ModuleNotFoundError as error:
+        raise PdfError(f"{error}: printing needs the extra 'ortho[browser]'") from error
+    missing: list[str] = []
+    with sync_playwright() as playwright, chromium(playwright) as browser:
+        page = browser.new_page(viewport={"width": WIDTH, "height": 1000})
+        page.emulate_media(media="print", color_scheme="light")
+        page.on("requestfailed", lambda request: missing.append(request.url))
+        page.goto(document.resolve().as_uri(), timeout=0)
+        page.evaluate("MathJax.startup.promise.then(() => document.fonts.ready).then(() => null)")
+        page.evaluate(FIT)
+        if missing:
+            raise PdfError(f"these files are missing: {', '.join(missing)}")
+        page.pdf(path=pdf, outline=True, tagged=True, prefer_css_page_size=True)
+
+
+def main(folder: Path, pdf: Path) -> int:
+    try:
+        text = joined(folder)
+        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".html", encoding="utf-8") as document:
+            document.write(text)  # beside the pages, whose pictures and styles it uses
+            document.flush()
+            printed(Path(document.name), pdf)
+    except PdfError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"The book as a PDF: {pdf.resolve().as_uri()}")
+    return 0
+
+
+if __name__ == "__main__":
+    HTML, PDF = ROOT / "_build" / "html", ROOT / "_build" / "book.pdf"
+    sys.exit(main(*(Path(given) for given in sys.argv[1:]), *(HTML, PDF)[len(sys.argv) - 1 :]))
