@@ -66,6 +66,17 @@ def test_conda_and_make_install_the_same():
     assert {re.split("[=<>]", entry)[0] for entry in CONDA if isinstance(entry, str)} == {"python", "pip"}
 
 
+def test_binder_installs_what_the_notebooks_need_from_here():
+    """pip runs in the root of the repository, but reads `-c` beside the file that it stands in."""
+    folder = ROOT / "binder"
+    lines = [line.split() for line in (folder / "requirements.txt").read_text().splitlines() if line.startswith("-")]
+    given = dict(lines)
+    assert (folder / given["-c"]).resolve() == ROOT / "constraints.txt"
+    assert set(re.fullmatch(r"\.\[(.*)\]", given["-e"])[1].split(",")) == {"book", "translation"}
+    python = (folder / "runtime.txt").read_text().strip().removeprefix("python-")
+    assert f"python={python}" in CONDA
+
+
 def test_python_versions_agree():
     oldest = PROJECT["requires-python"].removeprefix(">=")
     conda = next(re.fullmatch(r"python=(.*)", entry)[1] for entry in CONDA if str(entry).startswith("python"))
