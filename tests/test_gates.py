@@ -1,5 +1,6 @@
 """The gates can close: what must not be published is refused, for each reason, and a failed run changes nothing."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -159,9 +160,10 @@ def test_executing_twice_leaves_the_same_bytes(tmp_path):
     nb.cells[0].metadata["execution"] = {"iopub.status.busy": "2026-01-01T00:00:00Z"}
     path = save(nb, tmp_path / "chapter.ipynb")
 
-    notebooks.execute(path)
+    seconds, changed = notebooks.execute(path)
+    assert seconds > 0.1 and changed, "a kernel alone takes longer to start"
     first = path.read_bytes()
-    notebooks.execute(path)
+    assert not notebooks.execute(path)[1]
     assert path.read_bytes() == first
     assert [child.name for child in tmp_path.iterdir()] == [path.name]
 
@@ -198,6 +200,45 @@ def test_a_failing_cell_is_named_and_the_file_stays_as_it_was(tmp_path, monkeypa
     assert str(failure.value).startswith(f"{path}, cell 1 (cell-1): {message}")
     assert path.read_bytes() == before
     assert [child.name for child in tmp_path.iterdir()] == [path.name]
+
+
+def kept_times(root, monkeypatch, *, changed):
+    """Executes a chapter of a made-up book in 1.26 s; returns what was executed, and the times that the book has."""
+    executed = []
+
+    def execute(path, fresh):
+        executed.append(path.relative_to(root).as_posix())
+        return 1.26, changed
+
+    for name, value in (("ROOT", root), ("RUN_TIMES", root / "times"), ("SHOW_TIMES", [root / "book" / "status"])):
+        monkeypatch.setattr(notebooks, name, value)
+    monkeypatch.setattr(notebooks, "execute", execute)
+    assert notebooks.main(["execute", str(root / "notebooks" / "01-a.ipynb")]) == 0
+    return executed, json.loads((root / "times").read_text())
+
+
+@pytest.mark.parametrize(
+    ("old", "changed", "new"),
+    [
+        ({}, False, {"notebooks/01-a.ipynb": 1.3}),
+        ({"notebooks/01-a.ipynb": 9.0}, True, {"notebooks/01-a.ipynb": 1.3}),
+        ({"notebooks/01-a.ipynb": 9.0}, False, {"notebooks/01-a.ipynb": 9.0}),
+        ({"notebooks/00-gone.ipynb": 9.0}, False, {"notebooks/01-a.ipynb": 1.3}),
+    ],
+)
+def test_a_chapter_has_the_time_of_its_stored_outputs_and_the_pages_follow(tmp_path, monkeypatch, old, changed, new):
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks" / "01-a.ipynb").touch()
+    (tmp_path / "times").write_text(json.dumps(old))
+    executed, times = kept_times(tmp_path, monkeypatch, changed=changed)
+    assert times == new
+    assert executed == ["notebooks/01-a.ipynb"] + ["book/status"] * (new != old)
+
+
+def test_every_chapter_and_guide_has_a_time_and_the_pages_that_show_times_exist():
+    timed = {notebooks.title(path) for path in notebooks.every_notebook() if path.parent != ROOT / "book"}
+    assert json.loads(notebooks.RUN_TIMES.read_text()).keys() == timed
+    assert [path.name for path in notebooks.SHOW_TIMES if not path.exists()] == []
 
 
 # ---------------------------------------------------------------------------------------------------------------- pages

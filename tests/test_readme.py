@@ -13,6 +13,7 @@ from tools import readme
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "CONTRIBUTING.md")
 LANDING = (ROOT / readme.PAGE).read_text(encoding="utf-8")
+STATUS = ("book/status.ipynb", "book/artifact.ipynb")
 GUIDES = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "book" / "guides").glob("*.ipynb"))]
 
 
@@ -86,7 +87,7 @@ def test_pages_name_the_commands_that_make_and_test_the_book(name):
     assert {"test", "html"} & targets(read(name))
 
 
-@pytest.mark.parametrize("name", [*PAGES, readme.PAGE, *GUIDES])
+@pytest.mark.parametrize("name", [*PAGES, readme.PAGE, *STATUS, *GUIDES])
 def test_commands_exist(name, capsys):
     """Targets of make, and the commands and options of `python -m ortho`."""
     text = read(name)

@@ -6,17 +6,18 @@
 Without names, all notebooks of the book are meant (`FOLDERS`). Executing an unchanged notebook leaves its bytes as
 they were: no times are recorded, metadata are the same on every Python 3, and cells tagged `nbval-ignore-output` (live
 timings) keep their outputs as long as their code and all code before it are unchanged; `--fresh` takes new ones.
-One notebook runs at a time, so that timings are not taken beside each other.
+One notebook runs at a time, so that timings are not taken beside each other. What a chapter or a guide took when its
+outputs were made is kept in `book/run-times.json`, and the pages that show these times follow a change of one.
 """
 
 import argparse
 import ast
 import hashlib
 import json
+import os
 import re
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("notebooks", "book/guides", "book")  # of the book's notebooks: chapters, guides, pages
-RUN_TIMES = ROOT / "_build" / "run-times.json"
+RUN_TIMES = ROOT / "book" / "run-times.json"
+SHOW_TIMES = [ROOT / "book" / f"{name}.ipynb" for name in ("artifact", "status")]
 CELL_TIMEOUT = 600  # seconds
 TIMING_TAG = "nbval-ignore-output"
 
@@ -97,8 +99,8 @@ def stored_digests(nb: NotebookNode) -> list[str]:
 # -------------------------------------------------------------------------------------------------------------- execute
 
 
-def execute(path: Path, *, fresh: bool = False) -> float:
-    """Execute one notebook in place and return the seconds it took.
+def execute(path: Path, *, fresh: bool = False) -> tuple[float, bool]:
+    """Execute one notebook in place and return its seconds of processor time, and whether that changed the file.
 
     The file is replaced only when all cells succeeded and something changed. Raises `NotebookError` otherwise.
     """
@@ -107,9 +109,9 @@ def execute(path: Path, *, fresh: bool = False) -> float:
     old_outputs = [cell.outputs for cell in code_cells(nb)]
     old_digests = stored_digests(nb)
 
-    start = time.perf_counter()
+    start = sum(os.times()[2:4])  # of processes that have ended, user and system: other load does not lengthen it
     run(nb, path)
-    seconds = time.perf_counter() - start
+    seconds = sum(os.times()[2:4]) - start
 
     new_digests = digests(nb)
     normalise(nb, new_digests)
@@ -120,7 +122,7 @@ def execute(path: Path, *, fresh: bool = False) -> float:
     after = nbformat.writes(nb) + "\n"
     if after != before:
         replace(path, after)
-    return seconds
+    return seconds, after != before
 
 
 def run(nb: NotebookNode, path: Path) -> None:
@@ -144,7 +146,7 @@ def run(nb: NotebookNode, path: Path) -> None:
     )
     with tempfile.TemporaryFile() as log:  # what the kernel itself says: of interest only if it dies
         try:
-            client.execute(stderr=log)
+            client.execute(cleanup_kc=True, stderr=log)
             return
         except CellExecutionError as error:
             reason = f"{error.ename}: {error.evalue}{raising_line(nb.cells[position])}"
@@ -189,14 +191,14 @@ def replace(path: Path, text: str) -> None:
         part.unlink(missing_ok=True)
 
 
-def record_time(path: Path, seconds: float) -> None:
-    """Keep the run time of a notebook of the book for the summary at the end of a build."""
-    if not path.resolve().is_relative_to(ROOT):
-        return
-    times = json.loads(RUN_TIMES.read_text(encoding="utf-8")) if RUN_TIMES.exists() else {}
-    times[title(path)] = round(seconds, 1)
-    RUN_TIMES.parent.mkdir(exist_ok=True)
+def record_time(path: Path, seconds: float, *, changed: bool) -> bool:
+    """Keep the time of a chapter or guide whose outputs are new, or that has none; returns whether it was kept."""
+    times = json.loads(RUN_TIMES.read_text(encoding="utf-8"))
+    if not title(path).startswith(FOLDERS[:-1]) or (title(path) in times and not changed):
+        return False
+    times = {name: time for name, time in times.items() if (ROOT / name).exists()} | {title(path): round(seconds, 1)}
     replace(RUN_TIMES, json.dumps(times, indent=1, sort_keys=True) + "\n")
+    return True
 
 
 # ---------------------------------------------------------------------------------------------------------------- check
@@ -258,9 +260,6 @@ def asserts(source: str) -> bool:
     return False
 
 
-# ----------------------------------------------------------------------------------------------------------------- main
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Run the book's notebooks, or check what they store.")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -270,17 +269,17 @@ def main(arguments: list[str] | None = None) -> int:
     commands.choices["execute"].add_argument("--fresh", action="store_true", help="take live timings anew")
     options = parser.parse_args(arguments)
 
-    failed = 0
-    paths = options.notebooks or every_notebook()
-    if not paths:
-        print(f"There are no notebooks in {', '.join(FOLDERS)}", file=sys.stderr)
-        return 1
-    for path in paths:
+    waiting = [path.resolve() for path in options.notebooks] or every_notebook()
+    done = failed = 0
+    while waiting:
+        path = waiting.pop(0)
+        done += 1
         try:
             if options.command == "execute":
-                seconds = execute(path, fresh=options.fresh)
-                record_time(path, seconds)
+                seconds, changed = execute(path, fresh=options.fresh)
                 print(f"{seconds:6.1f} s  {title(path)}", flush=True)
+                if record_time(path, seconds, changed=changed):
+                    waiting += [page for page in SHOW_TIMES if page not in waiting]
             elif found := faults(nbformat.read(path, as_version=4)):
                 raise NotebookError("\n    ".join([f"{title(path)} may not be published:", *found]))
         except NotebookError as failure:
@@ -290,9 +289,9 @@ def main(arguments: list[str] | None = None) -> int:
             failed += 1
             print(f"{title(path)} cannot be read as a notebook: {str(error).splitlines()[0]}", file=sys.stderr)
     if failed:
-        print(f"{failed} of {len(paths)} notebooks failed", file=sys.stderr)
+        print(f"{failed} of {done} notebooks failed", file=sys.stderr)
     elif options.command == "check":
-        print(f"{len(paths)} notebooks may be published")
+        print(f"{done} notebooks may be published")
     return 1 if failed else 0
 
 
