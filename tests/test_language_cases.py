@@ -121,7 +121,7 @@ def test_arms_of_equal_parameters_differ_by_less_than_a_hidden_unit(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_budgets_and_limits(device):
+def test_budgets_and_limits(table, device):
     sizes = language.SIZES[device]
     few = set(language.few(sizes["H"]))
     assert few <= set(arms(sizes["H"], sizes["N"]))
@@ -137,7 +137,7 @@ def test_budgets_and_limits(device):
         assert told == dict.fromkeys(few, groups * len(language.TRIED))
 
 
-def test_a_model_twice_as_wide_tries_rates_half_as_high():
+def test_a_model_twice_as_wide_tries_rates_half_as_high(table):
     tried = {case["d"]: set() for case in language.of_budgets("cpu")}
     for case in language.of_budgets("cpu"):
         tried[case["d"]].add(case["rate"])
