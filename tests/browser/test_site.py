@@ -25,11 +25,33 @@ def test_the_address_of_the_book_leads_to_its_first_page(page, book, record_prop
     record_property("ms to the first paint", page.evaluate(paint))
 
 
+def test_every_page_leads_to_the_search(page, book):
+    page.goto(f"{book}{WRITTEN[1]}.html")
+    page.keyboard.press("Control+k")
+    page.locator("dialog[open] input[name=q]").fill("delta rule")
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"{book}search.html?q=delta+rule")
+
+
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_the_search_finds_every_mechanism(page, book, name):
     page.goto(f"{book}search.html?q={quote(name, safe='')}")
     page.wait_for_function("/finished|did not match/.test(document.querySelector('#search-results').textContent)")
     assert page.locator("#search-results .search li").count() > 0
+
+
+def test_a_choice_of_colours_is_kept(page, book):
+    def shown():
+        return page.evaluate("(({ mode, theme }) => [mode, theme])(document.documentElement.dataset)")
+
+    page.emulate_media(color_scheme="dark")
+    page.goto(f"{book}{WRITTEN[1]}.html")
+    assert shown() == ["auto", "dark"]
+    page.get_by_role("button", name="Color mode").click()
+    chosen = shown()
+    assert chosen[0] != "auto"
+    page.goto(f"{book}{WRITTEN[2]}.html")
+    assert shown() == chosen
 
 
 def test_a_notebook_can_be_taken_along(page, book):
