@@ -5,7 +5,7 @@ window.checks = (() => {
 
   const CODE = "code, pre, script, style, noscript, textarea, mjx-container";
   // TeX that was not read, roles or fields that were never filled in, and types in a signature that was not.
-  const RAW = /\\[a-zA-Z()[\]]|\$|[_^]\{|\{[a-z][\w:.-]*(\([^)]*\))?\}|~[a-z]+\.[a-z]/;
+  const RAW = /\\[a-zA-Z()[\]]|\$|[_^]\{|\{[a-z][\w:.-]*(\([^)]*\))?\}|~[a-z]+\.[a-zA-Z]/;
 
   function called(element) {
     const name = [element.localName, ...element.classList].join(".");

@@ -61,6 +61,13 @@ def test_its_source_is_offered(visit, request):
         assert visit.page.request.get(link).body() == source.read_bytes()
 
 
+def test_nothing_went_wrong_meanwhile(visit):
+    assert not visit.trouble, "\n".join(visit.trouble)
+
+
+# The last tests take the page apart, which its scripts may mind.
+
+
 def test_all_can_use_it(visit):
     visit.page.evaluate("document.querySelectorAll('mjx-container').forEach((formula) => formula.remove())")
     assert not (found := visit.violations(**RULES)), "\n".join(found)
@@ -71,7 +78,3 @@ def test_its_colours_can_be_told_apart(visit, scheme):
     visit.check("specimens")
     visit.put_on(scheme)
     assert not (found := visit.violations(runOnly=["color-contrast"])), "\n".join(found)
-
-
-def test_nothing_went_wrong_meanwhile(visit):
-    assert not visit.trouble, "\n".join(visit.trouble)
