@@ -43,5 +43,5 @@ def test_the_build_shows_stored_outputs_and_serves_its_own_mathjax():
 
 def test_the_check_of_a_change_begins_with_the_test_command_of_the_readme():
     commands = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line.startswith("make ")]
-    assert commands == ["make test", "make lint", "make html"]
+    assert commands == ["make test", "make lint", "make html", "make browser"]
     assert "make test" in (ROOT / "README.md").read_text()
