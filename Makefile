@@ -41,11 +41,11 @@ serve: $(READY) ## serve the built book on this machine (PORT=8000)
 	@$(PY) -m http.server --bind 127.0.0.1 --directory $(HTML) $(PORT)
 
 execute: $(READY) ## run notebooks in place (NOTEBOOKS="..." for some; FRESH=1 takes live timings anew)
-	@$(PY) tools/notebooks.py execute $(if $(FRESH),--fresh) $(NOTEBOOKS)
+	@$(PY) -m tools.notebooks execute $(if $(FRESH),--fresh) $(NOTEBOOKS)
 	@$(PY) tools/readme.py
 
 check: $(READY) ## reject notebooks that are not fully executed, fail, warn or assert nothing
-	@$(PY) tools/notebooks.py check
+	@$(PY) -m tools.notebooks check
 
 test: $(READY) ## unit tests and every notebook, strictly compared, side by side
 	$(PY) -m pytest --nbval -n auto --dist loadfile --no-loadscope-reorder

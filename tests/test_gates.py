@@ -9,7 +9,7 @@ import nbformat
 import pytest
 from nbformat import v4
 
-from tools import notebooks, pages
+from tools import notebooks, pages, stored
 
 ROOT = Path(__file__).parent.parent
 MUST_FAIL = ROOT / "tests" / "gates" / "must_fail.ipynb"
@@ -23,7 +23,7 @@ def notebook(*sources, tags=()):
     """A notebook as `execute` would leave it, its cells having printed nothing."""
     cells = [v4.new_code_cell(source, id=f"cell-{i}", execution_count=i + 1) for i, source in enumerate(sources)]
     nb = v4.new_notebook(cells=cells)
-    notebooks.normalise(nb, notebooks.digests(nb))
+    notebooks.normalise(nb, stored.digests(nb))
     for i in tags:
         nb.cells[i].metadata["tags"] = [notebooks.TIMING_TAG]
     return nb
@@ -51,7 +51,7 @@ def test_comparison_fails_on_stale_and_raising_cells_and_is_blind_to_the_unexecu
 
 
 def test_check_rejects_the_unexecuted_cell():
-    assert notebooks.faults(nbformat.read(MUST_FAIL, as_version=4)) == ["code cell 2 is not executed"]
+    assert stored.faults(nbformat.read(MUST_FAIL, as_version=4)) == ["code cell 2 is not executed"]
     assert notebooks.main(["check", str(MUST_FAIL)]) == 1
 
 
@@ -125,19 +125,19 @@ def shows_an_address(nb):
 )
 def test_check_names_the_reason(alter, reason):
     nb = notebook("x = 2", "x", "assert x == 2")
-    assert notebooks.faults(nb) == []
+    assert stored.faults(nb) == []
     alter(nb)
-    assert any(fault.startswith(reason) for fault in notebooks.faults(nb)), notebooks.faults(nb)
+    assert any(fault.startswith(reason) for fault in stored.faults(nb)), stored.faults(nb)
 
 
 @pytest.mark.parametrize("source", ["x = 2", "assert True", "'assert x'", "# assert x", "assert_x = 2", "x ="])
 def test_code_that_checks_nothing(source):
-    assert notebooks.faults(notebook(source)) == ["asserts nothing"]
+    assert stored.faults(notebook(source)) == ["asserts nothing"]
 
 
 @pytest.mark.parametrize("source", ["assert x == 2", "torch.testing.assert_close(a, b)", "%precision 3\nassert x"])
 def test_code_that_checks_something(source):
-    assert notebooks.faults(notebook(source)) == []
+    assert stored.faults(notebook(source)) == []
 
 
 def test_check_of_a_damaged_file_says_so_in_one_line(tmp_path, capsys):
@@ -168,7 +168,7 @@ def test_executing_twice_leaves_the_same_bytes(tmp_path):
     assert [child.name for child in tmp_path.iterdir()] == [path.name]
 
     nb = nbformat.reads(first.decode(), as_version=4)
-    assert notebooks.faults(nb) == []
+    assert stored.faults(nb) == []
     assert "version" not in nb.metadata["language_info"]
     assert nb.cells[0].metadata == {}
     assert [output.get("text") for output in nb.cells[2].outputs] == ["0\n1\n2\n", None]
@@ -200,6 +200,25 @@ def test_a_failing_cell_is_named_and_the_file_stays_as_it_was(tmp_path, monkeypa
     assert str(failure.value).startswith(f"{path}, cell 1 (cell-1): {message}")
     assert path.read_bytes() == before
     assert [child.name for child in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_failure_stops_no_other_and_timings_are_taken_alone(tmp_path, capsys):
+    sources = {"a": "print(1)", "b": "raise ValueError('no')", "c": "print(2)", "timed": "print(3)"}
+    paths = {name: save(notebook(source), tmp_path / f"{name}.ipynb") for name, source in sources.items()}
+    save(notebook(sources["timed"], tags=[0]), paths["timed"])
+    ends = [path for path, _ in notebooks.executions(list(paths.values()), fresh=False)]
+    assert sorted(ends[:-1]) == [paths[name] for name in "abc"]
+    assert ends[-1] == paths["timed"]
+
+    assert notebooks.main(["execute", *map(str, paths.values())]) == 1
+    printed = capsys.readouterr()
+    assert f"{paths['b']}, cell 0 (cell-0): ValueError: no" in printed.err
+    assert "1 of 4 notebooks failed" in printed.err
+    assert [path for path in paths.values() if path.as_posix() in printed.out] == [
+        paths[name] for name in ("a", "c", "timed")
+    ]
+    shown = [nbformat.read(paths[name], as_version=4).cells[0].outputs[0]["text"] for name in ("a", "c")]
+    assert shown == ["1\n", "2\n"]
 
 
 def kept_times(root, monkeypatch, *, changed):

@@ -1,35 +1,39 @@
 """Run the book's notebooks in place, and refuse those whose stored outputs cannot be trusted.
 
-    python tools/notebooks.py execute [--fresh] [NOTEBOOK ...]
-    python tools/notebooks.py check [NOTEBOOK ...]
+    python -m tools.notebooks execute [--fresh] [NOTEBOOK ...]
+    python -m tools.notebooks check [NOTEBOOK ...]
 
 Without names, all notebooks of the book are meant (`FOLDERS`). Executing an unchanged notebook leaves its bytes as
 they were: no times are recorded, metadata are the same on every Python 3, and cells tagged `nbval-ignore-output` (live
 timings) keep their outputs as long as their code and all code before it are unchanged; `--fresh` takes new ones.
-One notebook runs at a time, so that timings are not taken beside each other. What a chapter or a guide took when its
-outputs were made is kept in `book/run-times.json`, and the pages that show these times follow a change of one.
+Notebooks run side by side, each with one thread, but one that shows live timings runs alone. What a chapter or a guide
+took when its outputs were made is kept in `book/run-times.json`; the pages that show these times run last, and follow
+a change of one.
 """
 
 import argparse
-import ast
-import hashlib
 import json
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import nbformat
 from ipykernel.kernelspec import get_kernel_dict
-from IPython.core.inputtransformer2 import TransformerManager
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
+
+from tools.stored import code_cells, digests, faults, stored_digests
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("notebooks", "book/guides", "book")  # of the book's notebooks: chapters, guides, pages
@@ -50,13 +54,9 @@ LANGUAGE = {
 # What editors and kernels leave behind in a cell and what would make equal runs differ.
 TRANSIENT = ("ExecuteTime", "collapsed", "execution", "jupyter", "scrolled", "vscode")
 
-TOP_FOLDERS = "home|mnt|opt|private|root|srv|tmp|usr|var|Users|Volumes"
-ABSOLUTE_PATH = re.compile(rf"(?<![\w.-])(?:/(?:{TOP_FOLDERS})/|[A-Z]:\\)[^\s'\"<]*")
-ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]{6,}")
-
 
 class NotebookError(Exception):
-    """A notebook that could not be executed; the message names the cell and the error in a few lines."""
+    """A notebook that could not be executed, or may not be published; the message says why in a few lines."""
 
 
 class ThisPython(KernelSpecManager):
@@ -75,25 +75,6 @@ def title(path: Path) -> str:
     """The path as shown to people: relative to the repository where it lies inside."""
     path = path.resolve()
     return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.as_posix()
-
-
-def code_cells(nb: NotebookNode) -> list[NotebookNode]:
-    return [cell for cell in nb.cells if cell.cell_type == "code"]
-
-
-def digests(nb: NotebookNode) -> list[str]:
-    """One digest for each code cell, of its source and of all code before it."""
-    chain = hashlib.sha256()
-    result = []
-    for cell in code_cells(nb):
-        chain.update(cell.source.encode() + b"\0")
-        result.append(chain.hexdigest()[:12])
-    return result
-
-
-def stored_digests(nb: NotebookNode) -> list[str]:
-    """The digests of the code that made the stored outputs; empty for a notebook that was never executed here."""
-    return list(nb.metadata.get("ortho", {}).get("sources", []))
 
 
 # -------------------------------------------------------------------------------------------------------------- execute
@@ -146,7 +127,7 @@ def run(nb: NotebookNode, path: Path) -> None:
     )
     with tempfile.TemporaryFile() as log:  # what the kernel itself says: of interest only if it dies
         try:
-            client.execute(cleanup_kc=True, stderr=log)
+            client.execute(cleanup_kc=True, stderr=log, env={"OMP_NUM_THREADS": "1", **os.environ})
             return
         except CellExecutionError as error:
             reason = f"{error.ename}: {error.evalue}{raising_line(nb.cells[position])}"
@@ -201,63 +182,54 @@ def record_time(path: Path, seconds: float, *, changed: bool) -> bool:
     return True
 
 
-# ---------------------------------------------------------------------------------------------------------------- check
+# ------------------------------------------------------------------------------------------------------------- commands
 
 
-def faults(nb: NotebookNode) -> list[str]:
-    """Why a notebook may not be published, one line for each reason; empty when it may."""
-    cells = code_cells(nb)
-    found = [f"code cell {i} {fault}" for i, cell in enumerate(cells) for fault in cell_faults(cell, i)]
-    if not (stored := stored_digests(nb)):
-        found.append("was never executed by tools/notebooks.py")
-    elif stored != (now := digests(nb)):
-        first = next((i for i, (old, new) in enumerate(zip(stored, now, strict=False)) if old != new), len(stored))
-        found.append(f"code cell {min(first, len(now))} was edited, added or removed after execution")
-    if not any(asserts(cell.source) for cell in cells):
-        found.append("asserts nothing")
-    return found
+def check(path: Path) -> bool:
+    """True for a notebook that may be published; raises `NotebookError` for another."""
+    if found := faults(nbformat.read(path, as_version=4)):
+        raise NotebookError("\n    ".join([f"{title(path)} may not be published:", *found]))
+    return True
 
 
-def cell_faults(cell: NotebookNode, position: int) -> Iterator[str]:
-    if cell.execution_count is None:
-        yield "is not executed"
-    elif cell.execution_count != position + 1:
-        yield f"is out of order: executed as number {cell.execution_count}, expected {position + 1}"
-    for output in cell.outputs:
-        if output.output_type == "error":
-            yield f"stores an error: {output.ename}: {output.evalue}"
-        if output.get("name") == "stderr":
-            yield f"stores a warning: {output.text.strip().splitlines()[-1] if output.text.strip() else 'stderr'}"
-        for text in texts(output):
-            if path := ABSOLUTE_PATH.search(text) or re.search(re.escape(str(ROOT)), text):
-                yield f"shows an absolute path: {path[0]}"
-            if address := ADDRESS.search(text):
-                yield f"shows a memory address: {address[0]}"
-
-
-def texts(output: dict[str, Any]) -> Iterator[str]:
-    """What a reader would see as words: streams and textual data, no encoded pictures."""
-    if "text" in output:
-        yield output["text"]
-    for kind, content in output.get("data", {}).items():
-        if isinstance(content, str) and "text/" in kind:
-            yield content
-
-
-def asserts(source: str) -> bool:
-    """Whether code checks something that can fail: an `assert` on more than a constant, or an `assert_…` call."""
+def attempt(path: Path, work: Callable[[], T]) -> T | None:
+    """What the work on a notebook returns; None if it fails, for the reason that is printed."""
     try:
-        tree = ast.parse(TransformerManager().transform_cell(source))
-    except SyntaxError:
-        return False
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assert) and not isinstance(node.test, ast.Constant):
-            return True
-        if isinstance(node, ast.Call):
-            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            if name.startswith("assert_"):
-                return True
-    return False
+        return work()
+    except NotebookError as failure:
+        print(failure, file=sys.stderr)
+    except (OSError, ValueError, nbformat.ValidationError) as error:
+        print(f"{title(path)} cannot be read as a notebook: {str(error).splitlines()[0]}", file=sys.stderr)
+    return None
+
+
+def executions(paths: Sequence[Path], *, fresh: bool) -> Iterator[tuple[Path, Callable[[], tuple[float, bool]]]]:
+    """The notebooks as they end, each with what returns, or raises, what `execute` does of it."""
+    together = [path for path in paths if path.is_file() and TIMING_TAG.encode() not in path.read_bytes()]
+    if len(together) > 1:
+        with ProcessPoolExecutor(min(len(together), os.cpu_count() or 1)) as pool:
+            running = {pool.submit(execute, path): path for path in together}
+            for future in as_completed(running):
+                yield running[future], future.result
+    else:
+        together = []
+    for path in paths:
+        if path not in together:
+            yield path, partial(execute, path, fresh=fresh)
+
+
+def execute_all(paths: Sequence[Path], *, fresh: bool) -> list[bool]:
+    """Execute notebooks, those that show run times last, and say of each whether it could be executed."""
+    done, last = [], [path for path in SHOW_TIMES if path in paths]
+    for path, work in executions([path for path in paths if path not in SHOW_TIMES], fresh=fresh):
+        result = attempt(path, work)
+        done.append(result is not None)
+        if result:
+            seconds, changed = result
+            print(f"{seconds:6.1f} s  {title(path)}", flush=True)
+            if record_time(path, seconds, changed=changed):
+                last = SHOW_TIMES
+    return done + [attempt(path, work) is not None for path, work in executions(last, fresh=fresh)]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -269,30 +241,16 @@ def main(arguments: list[str] | None = None) -> int:
     commands.choices["execute"].add_argument("--fresh", action="store_true", help="take live timings anew")
     options = parser.parse_args(arguments)
 
-    waiting = [path.resolve() for path in options.notebooks] or every_notebook()
-    done = failed = 0
-    while waiting:
-        path = waiting.pop(0)
-        done += 1
-        try:
-            if options.command == "execute":
-                seconds, changed = execute(path, fresh=options.fresh)
-                print(f"{seconds:6.1f} s  {title(path)}", flush=True)
-                if record_time(path, seconds, changed=changed):
-                    waiting += [page for page in SHOW_TIMES if page not in waiting]
-            elif found := faults(nbformat.read(path, as_version=4)):
-                raise NotebookError("\n    ".join([f"{title(path)} may not be published:", *found]))
-        except NotebookError as failure:
-            failed += 1
-            print(failure, file=sys.stderr)
-        except (OSError, ValueError, nbformat.ValidationError) as error:
-            failed += 1
-            print(f"{title(path)} cannot be read as a notebook: {str(error).splitlines()[0]}", file=sys.stderr)
-    if failed:
-        print(f"{failed} of {done} notebooks failed", file=sys.stderr)
+    paths = [path.resolve() for path in options.notebooks] or every_notebook()
+    if options.command == "execute":
+        done = execute_all(paths, fresh=options.fresh)
+    else:
+        done = [attempt(path, partial(check, path)) is not None for path in paths]
+    if not all(done):
+        print(f"{done.count(False)} of {len(done)} notebooks failed", file=sys.stderr)
     elif options.command == "check":
-        print(f"{done} notebooks may be published")
-    return 1 if failed else 0
+        print(f"{len(done)} notebooks may be published")
+    return 0 if all(done) else 1
 
 
 if __name__ == "__main__":
