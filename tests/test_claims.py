@@ -12,7 +12,7 @@ import pytest
 from ortho import claims
 from ortho.claims import PRECEDENCE, RULES, Finding, Ledger, LedgerError, Verdict, all_of, catalogue, judge, ledger
 from ortho.claims.catalogue import Catalogue, Claim, load
-from ortho.claims.figures import outward, read, show
+from ortho.claims.figures import outward, read, show, some
 from ortho.claims.ledger import AWAITING
 from ortho.claims.report import counts_table, entry_markdown, escape, ledger_table, rules_table, table
 from ortho.claims.rules import (
@@ -554,7 +554,7 @@ def test_a_remark_leaves_the_verdict():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(2359296, "2,359,296"), (0.75, "0.75"), (33.554432, "33.55"), (2.0, "2"), (1e-12, r"$1\times 10^{-12}$"),
+    [(2359296, "2,359,296"), (0.75, "0.75"), (33.554432, "33.55"), (2.0, "2"), (1.26e-12, r"$1\times 10^{-12}$"),
      ("8*N*d^2", "$8 N d^2$"), ("1/4", "0.25"), (inf, "∞"), (-inf, "-∞")],
 )  # fmt: skip
 def test_figures_are_shown(value, text):
@@ -569,6 +569,29 @@ def test_a_table():
     assert repr(shown) == "x        n  cost\na|b  1,234  4*d^2\nc        \u2013  0.5"
     with pytest.raises(ValueError, match="row 0: expected 2 cells like the headers, got 1"):
         table([("a",)], ("x", "y"))
+
+
+@pytest.mark.parametrize(
+    ("cells", "line"),
+    [(("1,024", "", "-0.25", "+3.1 %"), "---:"), (("1.0 (0.9 to 1.1)", "2"), "---"), (("64", "learned"), "---"),
+     (("1.", "2"), "---")],
+)  # fmt: skip
+def test_columns_of_numbers_alone_are_flush_right(cells, line):
+    assert table([(cell,) for cell in cells], ("x",)).markdown.splitlines()[1] == f"| {line} |"
+
+
+@pytest.mark.parametrize(
+    ("cell", "shown"),
+    [("$N = 4,096$", "$N = 4{,}096$"), ("$1,234,567$ or 4,096", "$1{,}234{,}567$ or 4,096"),
+     (r"\$1,000 and \$2,000", r"\$1,000 and \$2,000"), ("$0,1$", "$0,1$")],
+)  # fmt: skip
+def test_thousands_are_set_in_formulas(cell, shown):
+    assert table([(cell,)], ("x",)).markdown.splitlines()[2] == f"| {shown} |"
+
+
+def test_labels_with_commas_are_parted_by_semicolons():
+    assert some(["a", "b"]) == "a, b"
+    assert some(["a, small", "b"]) == "a, small; b"
 
 
 def test_a_box_shows_the_claim_and_its_evidence():

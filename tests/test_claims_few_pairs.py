@@ -54,7 +54,7 @@ def test_a_gain_at_some_numbers_of_pairs_is_conditional_and_says_where(stored):
     stored(translation=[*real(scores), *real({**scores, s2.FIXED: 0.3}, 10_000)], transduction=made_up(scores))
     found = s2.fixed_gain()
     assert found.verdict == CONDITIONAL
-    assert found.ours.startswith("holds at 7 fixed + 1 learned (German to English, 1,000 pairs, BLEU), 7 fixed")
+    assert found.ours.startswith("holds at 7 fixed + 1 learned (German to English, 1,000 pairs, BLEU); 7 fixed")
     assert "10,000 pairs" in found.ours.partition("not shown at")[2]
     assert "are 10,000 of these" in s2.from_few_pairs().ours
 

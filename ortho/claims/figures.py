@@ -20,6 +20,7 @@ SLIPS: dict[str, tuple[str, Fraction]] = {
 
 _PRINTED = re.compile(r"(~?)(-?)((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.(\d+))?)")
 _NOISE = Fraction(1, 10**9)  # of a unit of the last digit: what rounding in float64 can do to an exact tie
+_ROUNDING = 1e-9  # what is smaller is the rounding of a computation, or a bound on it
 _SHOWN = 6  # figures listed in full; of a longer list the first are shown
 
 
@@ -122,7 +123,8 @@ def outward(ends: Interval) -> Interval:
 
 
 def show(value: Any, unit: str = "") -> str:
-    """An integer in full, another number to four digits, a formula as mathematics; then the unit."""
+    """An integer in full, another number to four digits, one of `_ROUNDING` to one, a formula as mathematics; then the
+    unit."""
     if isinstance(value, str) or hasattr(value, "free_symbols"):
         from ortho.cost import orders
 
@@ -134,7 +136,7 @@ def show(value: Any, unit: str = "") -> str:
         return f"{'-' if value < 0 else ''}\u221e{unit}"
     if isinstance(value, int) or (value == int(value) and abs(value) < 1e15):
         return f"{int(value):,}{unit}"
-    text = f"{float(value):.4g}"
+    text = f"{float(value):.{1 if abs(value) < _ROUNDING else 4}g}"
     mantissa, e, power = text.partition("e")
     return f"${mantissa}\\times 10^{{{int(power)}}}${unit}" if e else f"{text}{unit}"
 
@@ -161,9 +163,10 @@ def span(ends: Interval, unit: str = "") -> str:
 
 
 def some(labels: Collection[str]) -> str:
-    """Labels in a row, the first of many."""
+    """Labels in a row, the first of many; parted by semicolons if one of them has a comma."""
     first = list(labels)[:_SHOWN]
-    return ", ".join(first) + (f" and {len(labels) - len(first)} more" if len(labels) > len(first) else "")
+    mark = "; " if any(", " in label for label in first) else ", "
+    return mark.join(first) + (f" and {len(labels) - len(first)} more" if len(labels) > len(first) else "")
 
 
 def listing(texts: Mapping[str, str]) -> str:

@@ -11,6 +11,9 @@ from ortho.claims.ledger import AWAITING, Entry, catalogue, judge, ledger
 from ortho.claims.verdicts import MEANINGS, RULES
 
 _WIDTH = 100
+_NUMBER = re.compile(r"([+\-]?\d[\d,]*(\.\d+)?( ?%)?)?")  # as a string, or nothing
+_FORMULA = re.compile(r"(?<!\\)\$[^$]+\$")
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
 @dataclass(frozen=True, repr=False)
@@ -30,15 +33,15 @@ class Shown:
 def table(rows: Iterable[Sequence[Any]], headers: Sequence[str]) -> Shown:
     """A table. Cells are strings (Markdown, as they are), numbers, formulas (set as mathematics) or None (a dash).
 
-    Integers are written in full, other numbers to four digits: format what needs another precision. Columns without
-    text are set flush right. Raises ValueError for a row that is not as long as the headers.
+    Integers are written in full, other numbers to four digits: format what needs another precision. Columns of numbers,
+    formatted or not, are set flush right. Raises ValueError for a row that is not as long as the headers.
     """
     cells = []
     numeric = [True] * len(headers)
     for number, row in enumerate(rows):
         if len(row) != len(headers):
             raise ValueError(f"row {number}: expected {len(headers)} cells like the headers, got {len(row)}: {row!r}")
-        numeric = [right and not isinstance(cell, str) for right, cell in zip(numeric, row, strict=True)]
+        numeric = [right and _is_number(cell) for right, cell in zip(numeric, row, strict=True)]
         cells.append([_cell(cell) for cell in row])
     lines = [list(headers), ["---:" if right else "---" for right in numeric], *cells]
     markdown = "\n".join(f"| {' | '.join(_piped(cell) for cell in line)} |" for line in lines)
@@ -121,8 +124,13 @@ def _cell(value: Any) -> str:
     return value if isinstance(value, str) else figures.show(value)
 
 
+def _is_number(cell: Any) -> bool:
+    return not isinstance(cell, str) or bool(_NUMBER.fullmatch(cell))
+
+
 def _piped(cell: str) -> str:
-    """A cell's text within a row: a pipe would end the cell, a line break the row."""
+    """A cell's text within a row: a pipe would end the cell, a line break the row, and TeX spaces a bare comma."""
+    cell = _FORMULA.sub(lambda formula: _THOUSANDS.sub("{,}", formula[0]), cell)
     return re.sub(r"(?<!\\)\|", r"\\|", cell).replace("\n", " ")
 
 

@@ -22,7 +22,7 @@ MEANINGS = {
     Verdict.CONFIRMED: "the claim holds as stated",
     Verdict.CORRECTED: "right up to a constant, a unit or a missing term; the right one is given",
     Verdict.CONDITIONAL: "holds in a region, which is given",
-    Verdict.UNTESTABLE: "defines no quantity that could be compared; the reason is given",
+    Verdict.UNTESTABLE: "nothing that was computed here decides it; the reason is given",
     Verdict.INCONSISTENT: "the source contradicts itself; both sides are quoted",
     Verdict.REFUTED: "a counter-example or a bound contradicts it",
 }

@@ -203,7 +203,7 @@ def larger_batch() -> Finding:
 
 
 def smaller_gap() -> Finding:
-    statement = "what other text takes more than the text trained on, in bits a byte, is smaller when frozen, by"
+    statement = "what other text takes more than the text trained on, in bits a byte, is smaller when frozen"
     size, arms = on_least_text()
     there = [name for name in FROZEN if name in arms]
     gains = {}

@@ -62,5 +62,5 @@ def last_row() -> Finding:
     apart, printed = (float((found - whole).norm() / whole.norm()) for found in (steps, before))
     readings = {"all keys, the token's own included": apart, "the keys before it alone, as printed": round(printed, 2)}
     return all_of({"difference from the whole pass": region((0, EXACT), readings)}).noting(
-        f"Relative, over all lengths to $N = {TOKENS}$. The document prints $K_{{1:t-1}}$"
+        f"Relative, over all lengths to $N = {TOKENS}$. The source prints $K_{{1:t-1}}$"
     )

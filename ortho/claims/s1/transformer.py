@@ -81,7 +81,7 @@ def bottleneck() -> Finding:
             ),
             "of a layer's numbers, %": region((50, 100), {n: share(space, *sizes) for n, sizes in lengths.items()}),
         }
-    ).noting("The models are those of the first document")
+    ).noting("The models are those of document S0")
 
 
 @evidence("S1.1.2a", chapter=CHAPTER)

@@ -188,7 +188,7 @@ def causes() -> Finding:
             "fewer parameters": untestable("it is their number", alone, lack="there are no records of").noting(
                 f"Others with fewer, against {LEARNED}: {enough}"
             ),
-            "generalisation": improves("what unseen pairs take more than seen ones, in nats, is smaller by", gaps),
+            "generalisation": improves("what unseen pairs take more than seen ones, in nats, is smaller", gaps),
             "gradients": untestable("they are steadier", {"measure of steadiness": None}, lack="the source has no"),
         }
     ).noting(_measured())
