@@ -38,6 +38,7 @@ DOCUMENT = """<!DOCTYPE html>
 {look}
 <style>{css}</style>
 <script defer src="_static/{mathjax}"></script>
+<script defer src="_static/formulas.js"></script>
 </head>
 <body class="bd-article">
 <header>

@@ -21,6 +21,19 @@ window.checks = (() => {
     ];
   }
 
+  // Where a line begins with the sign that stands behind a formula.
+  function signs() {
+    const apart = [...document.querySelectorAll("mjx-container:not([display])")].map((drawing) => {
+      const sign = (drawing.closest(".math") ?? drawing).nextSibling;
+      if (!(sign instanceof Text) || !/^[.,;:!?)]/.test(sign.data)) return [];
+      const place = document.createRange();
+      place.setStart(sign, 0);
+      place.setEnd(sign, 1);
+      return place.getBoundingClientRect().left < drawing.getBoundingClientRect().right - 1 ? [sign] : [];
+    });
+    return apart.flat().map((sign) => `begins a line: "${sign.data.slice(0, 20)}" in ${called(sign.parentElement)}`);
+  }
+
   function text() {
     const found = RAW.test(document.title) ? [`raw title: ${document.title}`] : [];
     const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
@@ -81,5 +94,5 @@ window.checks = (() => {
     [...document.body.children].forEach(prune);
   }
 
-  return { formulas, text, pictures, width, specimens };
+  return { formulas, signs, text, pictures, width, specimens };
 })();

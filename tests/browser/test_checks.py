@@ -27,7 +27,7 @@ def visit(browser, tmp_path):
 
 def found(visit):
     """What all checks say, in one list."""
-    found = visit.check("formulas") + visit.check("text") + visit.check("pictures")
+    found = visit.check("formulas") + visit.check("signs") + visit.check("text") + visit.check("pictures")
     visit.page.set_viewport_size(PHONE)
     return found + visit.check("width") + visit.violations() + visit.trouble
 
@@ -44,6 +44,7 @@ def test_a_sound_page_passes(visit):
         (r'<span class="math mathjax_ignore">one</span>', 'not typeset: span.math.mathjax_ignore "one"'),
         (r'<span class="math">\(\frac{1}\)</span>', "not understood"),
         (r'<span class="math">\(\nosuchmacro\)</span>', "not understood"),
+        (r'<p style="width: 10px"><span class="math">\(N^2\)</span>. So</p>', 'begins a line: ". So" in p'),
         (r'<p class="mathjax_ignore">It is \(N\).</p>', r"raw text: \( in p.mathjax_ignore"),
         ("<p>It is $N d$ or less.</p>", 'raw text: $ in p "It is $N d$'),
         ("<p>It is x_{t-1}.</p>", "raw text: _{"),
