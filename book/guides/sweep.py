@@ -1,8 +1,9 @@
-"""A sweep of one's own: two arms on a small task, two rates to choose from, two seeds.
+"""A sweep of one's own: two arms, two rates to choose from, two seeds.
 
     python sweep.py small-sweep --jobs 2 --results DIR
 
-runs its cases like those of the package; the guide "Run a sweep" does so step by step.
+runs its cases like those of the package; the guide "Run a sweep" does so
+step by step.
 """
 
 import os
@@ -18,7 +19,7 @@ from ortho.tasks import mqar
 from ortho.training import trainer
 
 HERE = Path(__file__).resolve().parent
-FAULT = HERE / "fault"  # for the guide: while this file is there, the next run dies
+FAULT = HERE / "fault"  # while this file is there, the next run dies
 TASK = mqar.task(pairs=2, length=6, vocab_size=8)
 
 
