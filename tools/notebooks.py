@@ -220,16 +220,23 @@ def executions(paths: Sequence[Path], *, fresh: bool) -> Iterator[tuple[Path, Ca
 
 def execute_all(paths: Sequence[Path], *, fresh: bool) -> list[bool]:
     """Execute notebooks, those that show run times last, and say of each whether it could be executed."""
-    done, last = [], [path for path in SHOW_TIMES if path in paths]
-    for path, work in executions([path for path in paths if path not in SHOW_TIMES], fresh=fresh):
-        result = attempt(path, work)
-        done.append(result is not None)
-        if result:
-            seconds, changed = result
-            print(f"{seconds:6.1f} s  {title(path)}", flush=True)
-            if record_time(path, seconds, changed=changed):
-                last = SHOW_TIMES
-    return done + [attempt(path, work) is not None for path, work in executions(last, fresh=fresh)]
+    done = []
+
+    def execute_some(some: Sequence[Path]) -> bool:
+        """Whether one of them has a new time."""
+        kept = False
+        for path, work in executions(some, fresh=fresh):
+            result = attempt(path, work)
+            done.append(result is not None)
+            if result:
+                seconds, changed = result
+                print(f"{seconds:6.1f} s  {title(path)}", flush=True)
+                kept |= record_time(path, seconds, changed=changed)
+        return kept
+
+    kept = execute_some([path for path in paths if path not in SHOW_TIMES])
+    execute_some([path for path in SHOW_TIMES if kept or path in paths])
+    return done
 
 
 def main(arguments: list[str] | None = None) -> int:
