@@ -9,7 +9,7 @@ from typing import Any
 
 def write_in_parallel(app: Any, _env: Any) -> None:
     """Called when all pages have been read."""
-    app.parallel = os.cpu_count() or 1
+    app.parallel = 1 + (os.cpu_count() or 1)  # one process prepares what the others write
 
 
 def setup(app: Any) -> dict[str, Any]:

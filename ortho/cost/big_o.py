@@ -42,7 +42,7 @@ def order(expression: Any, *symbols: sp.Symbol) -> frozenset[sp.Expr]:
 
 
 def big_o(expression: Any, *symbols: sp.Symbol) -> str:
-    """The order as LaTeX, highest power of the first symbol first: 'O(N^{2} d + N d^{2})'."""
+    """The order as LaTeX, highest power of the first symbol first: `O(N^{2} d + N d^{2})`."""
     first = (symbols or (N, d))[0]
     terms = sorted(order(expression, *symbols), key=lambda t: (sp.degree(t, first), sp.latex(t)), reverse=True)
     return f"O({' + '.join(sp.latex(t) for t in terms)})"

@@ -54,7 +54,7 @@ def condition_bound(C: int, beta: float) -> float:
 
 
 def inverse_by_products(k: Float[Tensor, "C K"], beta: Float[Tensor, "C"]) -> Float[Tensor, "C C"]:
-    """(I + A)^{-1} by its formula with products of transitions."""
+    """$(I + A)^{-1}$ by its formula with products of transitions."""
     C = len(k)
     inverse = torch.eye(C, dtype=k.dtype)
     for j in range(C):
