@@ -580,6 +580,17 @@ def test_columns_of_numbers_alone_are_flush_right(cells, line):
     assert table([(cell,) for cell in cells], ("x",)).markdown.splitlines()[1] == f"| {line} |"
 
 
+def test_a_column_that_is_the_same_in_all_rows_is_named_once():
+    headers = ("device", "n", "time")
+    one, other = ("`a`", 1, "x"), ("`b`", 2, "y")
+    assert table([one, one], headers, shared="device") == table([(1, "x")] * 2, ("n, `a`", "time"))
+    assert table([one, other], headers, shared="device") == table([one, other], headers)
+    assert table([("x", "`a`")], ("", "device"), shared="device") == table([("x",)], ("`a`",))
+    assert table([], headers, shared="device") == table([], headers)
+    with pytest.raises(ValueError, match=r"shared: expected one of the headers \['device', 'n', 'time'\], got 'kind'"):
+        table([one], headers, shared="kind")
+
+
 @pytest.mark.parametrize(
     ("cell", "shown"),
     [("$N = 4,096$", "$N = 4{,}096$"), ("$1,234,567$ or 4,096", "$1{,}234{,}567$ or 4,096"),

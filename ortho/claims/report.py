@@ -30,12 +30,16 @@ class Shown:
         return self.text
 
 
-def table(rows: Iterable[Sequence[Any]], headers: Sequence[str]) -> Shown:
+def table(rows: Iterable[Sequence[Any]], headers: Sequence[str], *, shared: str | None = None) -> Shown:
     """A table. Cells are strings (Markdown, as they are), numbers, formulas (set as mathematics) or None (a dash).
 
     Integers are written in full, other numbers to four digits: format what needs another precision. Columns of numbers,
-    formatted or not, are set flush right. Raises ValueError for a row that is not as long as the headers.
+    formatted or not, are set flush right. A column with the header `shared` is left out if all rows have the same in
+    it; the first header then names that. Raises ValueError for a row that is not as long as the headers, and for a
+    `shared` that is none of them.
     """
+    if shared is not None:
+        rows, headers = _without_shared(list(rows), headers, shared)
     cells = []
     numeric = [True] * len(headers)
     for number, row in enumerate(rows):
@@ -104,6 +108,17 @@ def escape(text: str) -> str:
     """Plain words as Markdown that shows them as they are, but for the commonest exponents, which are raised."""
     text = re.sub(r"\^([23T])\b", lambda match: "²³ᵀ"["23T".index(match[1])], text)
     return re.sub(r"([\\`*_\[\]<>$~^{}])", r"\\\1", text)
+
+
+def _without_shared(rows: list[Sequence[Any]], headers: Sequence[str], shared: str) -> tuple[Any, Sequence[str]]:
+    if shared not in headers:
+        raise ValueError(f"shared: expected one of the headers {list(headers)}, got {shared!r}")
+    at = headers.index(shared)
+    if len(alike := {row[at] for row in rows}) != 1:
+        return rows, headers
+    first, *others = (header for header in headers if header != shared)
+    named = ", ".join(filter(None, (first, *alike)))
+    return [(*row[:at], *row[at + 1 :]) for row in rows], [named, *others]
 
 
 def _evidence(entry: Entry) -> list[tuple[str, str]]:

@@ -82,7 +82,7 @@ def beside_alike(records: Iterable[Record], arms: str) -> list[Row]:
 
 
 # Of `cells`, in this order.
-HEADERS = ("device", "$N$", "", "time over softmax's", "FLOPs over its", "memory over fused softmax's")
+HEADERS = ("device", "$N$", "", "time over softmax's (quartiles)", "FLOPs over its", "memory over fused softmax's")
 
 
 def cells(found: Iterable[Row]) -> list[tuple[Any, ...]]:
@@ -90,7 +90,7 @@ def cells(found: Iterable[Row]) -> list[tuple[Any, ...]]:
     shown = []
     for row in found:
         low, middle, high = row["ratio_alike"]
-        times, flops = f"{middle:.3g} ({low:.3g} to {high:.3g})", f"{row['flops_alike']:.3g}"
+        times, flops = f"{middle:.3f} ({low:.3f} to {high:.3f})", f"{row['flops_alike']:.3f}"
         memory = row["bytes_ratio"] and f"{row['bytes_ratio']:.2f}"
         shown.append((f"`{row['device']}`", row["N"], row["arm"], times, flops, memory))
     return shown

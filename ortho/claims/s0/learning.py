@@ -165,7 +165,7 @@ def _budgets(records: Sequence[Record], where: str) -> dict[str, Setting]:
     labels = {
         (share, d): f"bytes, {share:g} times the steps" if share != 1 else f"bytes, d = {d}" for share, d in found
     }
-    return {labels[key]: Setting(found[key], "bits", "bits a byte") for key in sorted(found)}
+    return {labels[key]: Setting(found[key], "bits", "bits a byte") for key in sorted(found, key=lambda key: key[::-1])}
 
 
 def _images(records: Sequence[Record], where: str) -> dict[str, Setting]:
