@@ -43,7 +43,8 @@ def build(folder, texts):
     for name, text in (("_static/look.css", "p {}"), ("_images/a.svg", PICTURE)):
         (html / name).parent.mkdir()
         (html / name).write_text(text)
-    (html / "_static" / "tex-svg-full.js").symlink_to(ROOT / "book" / "_static" / "tex-svg-full.js")
+    for name in ("tex-svg-full.js", "formulas.js"):
+        (html / "_static" / name).symlink_to(ROOT / "book" / "_static" / name)
     return html
 
 
