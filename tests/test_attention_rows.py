@@ -71,7 +71,7 @@ def test_the_cells_of_a_page():
     kept = record(1024, seconds, arms="patterns", memory={"sdpa": 10, "window": 20})
     for measured, memory in ((kept, "2.00"), (record(1024, seconds, arms="patterns"), None)):
         (row,) = found = rows.beside_alike([measured], "patterns")
-        expected = ("`cpu-a`", 1024, "window", "0.25 (0.188 to 0.375)", f"{row['flops_alike']:.3g}", memory)
+        expected = ("`cpu-a`", 1024, "window", "0.250 (0.188 to 0.375)", f"{row['flops_alike']:.3f}", memory)
         assert rows.cells(found) == [expected]
         assert len(rows.HEADERS) == len(expected)
 
