@@ -7,6 +7,7 @@ import torch
 
 from ortho import experiments
 from ortho.claims import Verdict
+from ortho.claims.outcomes import BITS_A_BYTE
 from ortho.claims.s0 import learning
 from ortho.claims.s2 import depth, freezing
 from ortho.experiments.learning import fine_tuning, images, language, rates, synthetic, translating
@@ -132,15 +133,26 @@ def learnt(successes, runs=10):
 def test_rates_of_successes_are_compared_by_exact_intervals(ours, theirs, outcome):
     rule = Decision(margin=0.1, level=0.05, higher_is_better=True)
     arms = {"frozen": learnt(ours), "learned": learnt(theirs)}
-    pair = learning.Setting({}, "", "rate", arms, rule).compare("frozen", "learned")
+    pair = learning.Setting({}, "", learning.RATE, arms, rule).compare("frozen", "learned")
     assert pair.outcome == outcome and pair.mean == pytest.approx((ours - theirs) / 10)
     (low, high), (other_low, other_high) = success_interval(ours, 10), success_interval(theirs, 10)
     assert pair.interval == (low - other_high, high - other_low)
 
 
-def test_infinite_ends_stay():
-    pair = learning.Compared(0.1, (-inf, inf), "undecided", 2, "bits")
-    assert learning.judged({"bytes": pair}) == {"bytes (bits)": ((-inf, inf), "undecided")}
+@pytest.mark.parametrize(
+    ("interval", "unit", "told"),
+    [
+        ((-inf, inf), BITS_A_BYTE, (-inf, inf)),
+        ((-0.00049, 0.0126), BITS_A_BYTE, (0.0, 0.013)),
+        ((-0.00049, 0.0126), learning.RIGHT, (0.0, 1.3)),
+    ],
+)
+def test_differences_are_told_in_their_unit(interval, unit, told):
+    pair = learning.Compared(0.1, interval, "undecided", 2, unit)
+    found = learning.judged({"a setting": pair})
+    assert found == {f"a setting ({unit.name})": (told, "undecided")}
+    assert "-0.0" not in repr(found)
+    assert (unit.signed(-0.0126), unit.signed(inf)) == (f"{-0.0126 * unit.scale:+.{unit.digits}f}", "+inf")
 
 
 # ------------------------------------------------------------------------------------------------ S0.5.2c, S2.5.3c

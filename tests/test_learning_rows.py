@@ -55,6 +55,11 @@ def test_rows_are_over_the_seeds_that_count(several):
     assert learning_rows.results(several, "another") == {}
 
 
+def test_right_answers_in_per_cent():
+    assert learning_rows.per_cent({"low": 0.114, "median": 0.5, "high": 0.996}) == "50 (11\xa0to\xa0100)"
+    assert learning_rows.per_cent({"low": 0.996, "median": 0.998, "high": 1.0}) == "100"  # to the digits shown
+
+
 def test_runs_that_differ_in_more_than_the_seed_are_not_put_together(several, measured):
     several.append(record(measured, "linear", 4, 0.5, steps=3))
     with pytest.raises(ValueError, match=f"records: expected runs of 'linear' on {SLUG} that differ in the seed alone"):

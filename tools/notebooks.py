@@ -205,17 +205,15 @@ def attempt(path: Path, work: Callable[[], T]) -> T | None:
 
 def executions(paths: Sequence[Path], *, fresh: bool) -> Iterator[tuple[Path, Callable[[], tuple[float, bool]]]]:
     """The notebooks as they end, each with what returns, or raises, what `execute` does of it."""
-    together = [path for path in paths if path.is_file() and TIMING_TAG.encode() not in path.read_bytes()]
+    together = {path for path in paths if path.is_file() and TIMING_TAG.encode() not in path.read_bytes()}
+    alone = [path for path in paths if path not in together or len(together) == 1]
     if len(together) > 1:
         with ProcessPoolExecutor(min(len(together), os.cpu_count() or 1)) as pool:
-            running = {pool.submit(execute, path): path for path in together}
+            running = {pool.submit(execute, path): path for path in paths if path in together}
             for future in as_completed(running):
                 yield running[future], future.result
-    else:
-        together = []
-    for path in paths:
-        if path not in together:
-            yield path, partial(execute, path, fresh=fresh)
+    for path in alone:
+        yield path, partial(execute, path, fresh=fresh)
 
 
 def execute_all(paths: Sequence[Path], *, fresh: bool) -> list[bool]:

@@ -20,6 +20,7 @@ SLIPS: dict[str, tuple[str, Fraction]] = {
 
 _PRINTED = re.compile(r"(~?)(-?)((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.(\d+))?)")
 _NOISE = Fraction(1, 10**9)  # of a unit of the last digit: what rounding in float64 can do to an exact tie
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _ROUNDING = 1e-9  # what is smaller is the rounding of a computation, or a bound on it
 _SHOWN = 6  # figures listed in full; of a longer list the first are shown
 
@@ -146,6 +147,11 @@ def latex(formula: Any) -> str:
     import sympy
 
     return re.sub(r"\^\{(\w)\}", r"^\1", sympy.latex(formula))
+
+
+def in_formula(text: str) -> str:
+    """A formula's text whose thousands TeX sets without a gap: '4,096' -> '4{,}096'."""
+    return _THOUSANDS.sub("{,}", text)
 
 
 def percent(share: float) -> str:

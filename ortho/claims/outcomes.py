@@ -5,12 +5,37 @@ of what the arm in question has more than the other, and its outcome.
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from ortho.claims import figures
 from ortho.claims.figures import Interval
 from ortho.claims.verdicts import Verdict, rule
 
 Judged = tuple[Interval, str]
+
+
+class Unit(NamedTuple):
+    """In what a measure is told: a name, how many of it the stored number 1 is, and the digits behind the point."""
+
+    name: str
+    scale: int = 1
+    digits: int = 3
+
+    def told(self, stored: float) -> float:
+        """A stored number in this unit, rounded; infinite ones stay."""
+        return round(self.scale * stored, self.digits) + 0.0  # no negative zero
+
+    def interval(self, stored: tuple[float, float]) -> tuple[float, float]:
+        """Both ends of an interval in this unit."""
+        low, high = stored
+        return self.told(low), self.told(high)
+
+    def signed(self, stored: float) -> str:
+        """A difference in this unit with its sign, as text."""
+        return f"{self.told(stored):+.{self.digits}f}"
+
+
+BITS_A_BYTE = Unit("bits a byte")
 
 # What each outcome says of a gain that matters, and of a loss that does: it shows, it is excluded, or neither.
 _GAIN = {"better": True, "equivalent": False, "worse": False, "not better": False}

@@ -13,7 +13,6 @@ from ortho.claims.verdicts import MEANINGS, RULES
 _WIDTH = 100
 _NUMBER = re.compile(r"([+\-]?\d[\d,]*(\.\d+)?( ?%)?)?")  # as a string, or nothing
 _FORMULA = re.compile(r"(?<!\\)\$[^$]+\$")
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
 @dataclass(frozen=True, repr=False)
@@ -144,8 +143,8 @@ def _is_number(cell: Any) -> bool:
 
 
 def _piped(cell: str) -> str:
-    """A cell's text within a row: a pipe would end the cell, a line break the row, and TeX spaces a bare comma."""
-    cell = _FORMULA.sub(lambda formula: _THOUSANDS.sub("{,}", formula[0]), cell)
+    """A cell's text within a row: a pipe would end the cell, a line break the row."""
+    cell = _FORMULA.sub(lambda formula: figures.in_formula(formula[0]), cell)
     return re.sub(r"(?<!\\)\|", r"\\|", cell).replace("\n", " ")
 
 

@@ -6,12 +6,12 @@ that a run learns or does not, by exact intervals of the rates at which it does.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from math import inf, log
+from math import log
 from typing import NamedTuple
 
 from ortho import experiments
 from ortho.claims.ledger import evidence
-from ortho.claims.outcomes import loses_nothing
+from ortho.claims.outcomes import BITS_A_BYTE, Unit, loses_nothing
 from ortho.claims.rules import all_of, untestable
 from ortho.claims.verdicts import Finding
 from ortho.experiments import Record
@@ -31,6 +31,10 @@ from ortho.experiments.statistics import Decision, Interval, decide, success_int
 
 CHAPTER = "28-does-freezing-hold"
 
+RIGHT = Unit("% right", 100, 1)
+RATE = Unit("rate of successes")
+SCORES = {"bleu_fraction": Unit("BLEU", 100, 1), "faultless_fraction": Unit("% without a mistake", 100, 1)}
+
 DRAWS = ("frozen Gaussian", "frozen low-rank", "frozen 4 x", "frozen 1/4 x")  # beside 'frozen', which is orthogonal
 TRANSLATED = {"learned": "8 learned", "frozen": "8 frozen", "stopped": "8 stopped"}
 TUNED = {"learned": "all trained", "frozen": "QK redrawn"}
@@ -47,13 +51,16 @@ NAMES = (
 
 
 class Compared(NamedTuple):
-    """What one arm has more than another: the mean, its interval, what the rule says, and of how many runs each."""
+    """What one arm has more than another, as stored: the mean, its interval; what the rule says, of how many runs each.
+
+    `unit` is in what the numbers are told.
+    """
 
     mean: float
     interval: Interval
     outcome: str
     runs: int
-    unit: str
+    unit: Unit
 
 
 class Setting(NamedTuple):
@@ -65,7 +72,7 @@ class Setting(NamedTuple):
 
     runs: Mapping[str, Runs]
     measure: str
-    unit: str
+    unit: Unit
     learnt: Mapping[str, Learnt] = {}
     rule: Decision | None = None
 
@@ -117,8 +124,10 @@ def compared(arm: str, other: str, found: Mapping[str, Setting]) -> dict[str, Co
 
 
 def judged(pairs: Mapping[str, Compared]) -> dict[str, tuple[Interval, str]]:
-    """The same for a rule of `ortho.claims.outcomes`, with its unit at each label."""
-    return {f"{label} ({one.unit})": (_rounded(one.interval), one.outcome) for label, one in pairs.items()}
+    """The same for a rule of `ortho.claims.outcomes`, in its unit, which stands at each label."""
+    return {
+        f"{label} ({one.unit.name})": (one.unit.interval(one.interval), one.outcome) for label, one in pairs.items()
+    }
 
 
 def lost(statement: str, arm: str, other: str, found: Mapping[str, Setting]) -> Finding:
@@ -135,20 +144,15 @@ def remark(names: Sequence[str] = NAMES) -> str:
     return f"No record yet of: {', '.join(names)}" if names else "All of the experiments named have records"
 
 
-def _rounded(interval: Interval) -> Interval:
-    low, high = (round(end, 3) + 0.0 if abs(end) < inf else end for end in interval)
-    return low, high
-
-
 def _bytes(records: Sequence[Record], where: str) -> dict[str, Setting]:
     arms = language_rows.by_arm(records, where)
-    return {"bytes, the whole text": Setting(arms, "bits", "bits a byte")} if arms else {}
+    return {"bytes, the whole text": Setting(arms, "bits", BITS_A_BYTE)} if arms else {}
 
 
 def _little(records: Sequence[Record], where: str) -> dict[str, Setting]:
     limits = sorted({record["configuration"]["limit"] for record in records if record["device"] == where})
     found = {limit: language_rows.by_arm(records, where, limit=limit, dropout=0.0) for limit in limits}
-    return {f"bytes, {n:,} to train on": Setting(arms, "bits", "bits a byte") for n, arms in found.items() if arms}
+    return {f"bytes, {n:,} to train on": Setting(arms, "bits", BITS_A_BYTE) for n, arms in found.items() if arms}
 
 
 def budget(run: Runs) -> tuple[float, int]:
@@ -165,18 +169,18 @@ def _budgets(records: Sequence[Record], where: str) -> dict[str, Setting]:
     labels = {
         (share, d): f"bytes, {share:g} times the steps" if share != 1 else f"bytes, d = {d}" for share, d in found
     }
-    return {labels[key]: Setting(found[key], "bits", "bits a byte") for key in sorted(found, key=lambda key: key[::-1])}
+    return {labels[key]: Setting(found[key], "bits", BITS_A_BYTE) for key in sorted(found, key=lambda key: key[::-1])}
 
 
 def _images(records: Sequence[Record], where: str) -> dict[str, Setting]:
     found = {data: images_rows.by_arm(records, where, data) for data in DATA}
-    return {f"images, {data}": Setting(arms, "correct", "share right") for data, arms in found.items() if arms}
+    return {f"images, {data}": Setting(arms, "correct", RIGHT) for data, arms in found.items() if arms}
 
 
 def _tuned(records: Sequence[Record], where: str) -> dict[str, Setting]:
     arms = fine_tuning_rows.by_arm(records, where)
     named = {name: arms[own] for name, own in TUNED.items() if own in arms}
-    return {"fine-tuning, QK drawn anew": Setting(named, "new", "bits a byte")} if named else {}
+    return {"fine-tuning, QK drawn anew": Setting(named, "new", BITS_A_BYTE)} if named else {}
 
 
 def _translated(records: Sequence[Record], where: str) -> dict[str, Setting]:
@@ -184,18 +188,15 @@ def _translated(records: Sequence[Record], where: str) -> dict[str, Setting]:
     for pairs, arms in translating_rows.by_pairs(records, where).items():
         named = {name: arms[own] for name, own in TRANSLATED.items() if own in arms}
         case = next(iter(arms.values())).configuration
-        metric = str(case["decision_metric"]).removesuffix("_fraction")
         many = f"{pairs:,} pairs" if pairs else "new pairs"
-        found[f"{case['task']}, {many}"] = Setting(named, "score", metric)
+        found[f"{case['task']}, {many}"] = Setting(named, "score", SCORES[case["decision_metric"]])
     return found
 
 
 def _synthetic(records: Sequence[Record], where: str) -> dict[str, Setting]:
     margins = {record["configuration"]["task"]: record["configuration"]["margin_fraction"] for record in records}
     return {
-        f"synthetic, {task}": Setting(
-            {}, "", "rate of successes", arms, Decision(margins[task], level=0.05, higher_is_better=True)
-        )
+        f"synthetic, {task}": Setting({}, "", RATE, arms, Decision(margins[task], level=0.05, higher_is_better=True))
         for task, arms in synthetic_rows.learnt(records, where).items()
     }
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ortho import experiments
-from ortho.claims.figures import Interval, listing, span
+from ortho.claims.figures import listing, span
 from ortho.claims.ledger import evidence
-from ortho.claims.outcomes import loses_nothing
+from ortho.claims.outcomes import BITS_A_BYTE, Judged, Unit, loses_nothing
 from ortho.claims.rules import all_of, counted, region, untestable
 from ortho.claims.verdicts import Finding
 from ortho.cost import layer
@@ -23,7 +23,7 @@ ORA = "frozen"  # with softmax
 IDLE = "identity"  # heads that see no other token
 ON_DIGITS = ("linear",)  # kinds of which `images` has both arms
 
-Outcome = tuple[Interval, str]
+DIGITS = Unit("% of the digits", 100, 1)
 
 
 class Comparison(NamedTuple):
@@ -34,14 +34,13 @@ class Comparison(NamedTuple):
 
 
 class Field(NamedTuple):
-    """The arms that were trained on some data, by what they are compared, and in which unit, after a factor."""
+    """The arms that were trained on some data, by what they are compared, and in which unit that is told."""
 
     arms: dict[str, Runs]
     measure: str
-    unit: str
-    scale: float
+    unit: Unit
 
-    def compared(self, arm: str, other: str) -> Outcome | None:
+    def compared(self, arm: str, other: str) -> Judged | None:
         """What an arm has more than the other, and what the rule of its records says of that; None without two runs of
         both at the same seeds."""
         if arm not in self.arms or other not in self.arms:
@@ -49,20 +48,19 @@ class Field(NamedTuple):
         found = paired_rows.judged(self.arms[arm], self.arms[other], self.measure)
         if found is None:
             return None
-        low, high = (round(self.scale * end, 4) for end in found.difference.interval)
-        return (low, high), found.outcome
+        return self.unit.interval(found.difference.interval), found.outcome
 
 
 def on_bytes() -> Field:
     """The arms of `bytes`."""
     records = experiments.load("bytes")
-    return Field(language_rows.by_arm(records, experiments.judged_device(records)), "bits", "bits a byte", 1.0)
+    return Field(language_rows.by_arm(records, experiments.judged_device(records)), "bits", BITS_A_BYTE)
 
 
 def on_digits() -> Field:
     """The arms of `images` on digits."""
     records = experiments.load("images")
-    return Field(images_rows.by_arm(records, experiments.judged_device(records)), "correct", "% of the digits", 100.0)
+    return Field(images_rows.by_arm(records, experiments.judged_device(records)), "correct", DIGITS)
 
 
 def nothing_lost(comparisons: Sequence[tuple[Field, Comparison]]) -> Finding:
@@ -72,7 +70,7 @@ def nothing_lost(comparisons: Sequence[tuple[Field, Comparison]]) -> Finding:
     where runs are missing, nothing can be said.
     """
     statement = "nothing is lost"
-    labels = [f"{one.arm} against {one.other}, {field.unit}" for field, one in comparisons]
+    labels = [f"{one.arm} against {one.other}, {field.unit.name}" for field, one in comparisons]
     gained = [field.compared(one.other, IDLE) for field, one in comparisons]
     found = [field.compared(*one) for field, one in comparisons]
     missing = [label for label, *both in zip(labels, gained, found, strict=True) if None in both]
@@ -120,7 +118,7 @@ def beside_ora() -> list[tuple[Field, Comparison]]:
     return [(digits, Comparison(f"frozen {kind}", ORA)) for kind in ON_DIGITS]
 
 
-def beside_ora_on_bytes() -> Mapping[str, Outcome]:
+def beside_ora_on_bytes() -> Mapping[str, Judged]:
     """The same on bytes, where positions differ as well: kind -> more bits a byte, as far as there are runs."""
     text = on_bytes()
     found = {kind: text.compared(f"frozen {kind}", ORA) for kind in KINDS}

@@ -10,7 +10,7 @@ import torch
 from ortho import cost, experiments
 from ortho.claims import figures
 from ortho.claims.ledger import evidence
-from ortho.claims.outcomes import outperforms
+from ortho.claims.outcomes import BITS_A_BYTE, outperforms
 from ortho.claims.rules import all_of, holds, region, untestable
 from ortho.claims.s0 import learning
 from ortho.claims.s0.learning import Compared, Setting
@@ -88,7 +88,7 @@ def gaps(records: list[Record]) -> dict[str, Setting]:
         arms = paired_rows.by_arm(records, where, {"gap": gap}, limit=limit, dropout=0.0)
         if arms:
             label = f"bytes, {limit:,} to train on" if limit else "bytes, the whole text"
-            found[label] = Setting(arms, "gap", "bits a byte")
+            found[label] = Setting(arms, "gap", BITS_A_BYTE)
     return found
 
 

@@ -66,7 +66,7 @@ def counts(found: Tasks) -> str:
 def by_attending() -> Finding:
     """Whether linear heads see more in images than heads that see no other token do."""
     digits = on_digits()
-    statement = f"better than heads that see no other token, {digits.unit}"
+    statement = f"better than heads that see no other token, {digits.unit.name}"
     found = {arm: digits.compared(arm, IDLE) for arm in KERNELS}
     have = {arm: outcome for arm, outcome in found.items() if outcome is not None}
     if len(have) < len(found):
@@ -80,7 +80,7 @@ def beside_softmax() -> str:
     digits = on_digits()
     found = {arm: digits.compared(arm, SOFTMAX) for arm in KERNELS}
     told = {arm: f"{span(one[0])} ({one[1]})" for arm, one in found.items() if one is not None}
-    return f"More {digits.unit} than softmax: {listing(told)}. " if told else ""
+    return f"More {digits.unit.name} than softmax: {listing(told)}. " if told else ""
 
 
 @evidence("S4.4b", chapter=CHAPTER)

@@ -56,6 +56,12 @@ def results(records: Iterable[Record], device: str) -> dict[str, dict[str, Row]]
     return found
 
 
+def per_cent(row: Row) -> str:
+    """A row's right answers in per cent: the median (and the least to the most), or one figure where these agree."""
+    low, median, high = (f"{100 * row[name]:.0f}" for name in ("low", "median", "high"))
+    return median if low == high else f"{median} ({low}\xa0to\xa0{high})"
+
+
 def curves(records: Iterable[Record], device: str) -> dict[str, list[list[float]]]:
     """Arm -> the training losses in nats, a curve a seed, each the means of equal parts of the steps."""
     found: dict[str, list[list[float]]] = {}
