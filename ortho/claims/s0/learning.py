@@ -37,6 +37,7 @@ SCORES = {"bleu_fraction": Unit("BLEU", 100, 1), "faultless_fraction": Unit("% w
 
 DRAWS = ("frozen Gaussian", "frozen low-rank", "frozen 4 x", "frozen 1/4 x")  # beside 'frozen', which is orthogonal
 TRANSLATED = {"learned": "8 learned", "frozen": "8 frozen", "stopped": "8 stopped"}
+IDLE = "identity"  # heads that see no other token
 TUNED = {"learned": "all trained", "frozen": "QK redrawn"}
 NAMES = (
     "bytes",
@@ -89,6 +90,17 @@ class Setting(NamedTuple):
         found = paired_rows.judged(self.runs[arm], self.runs[other], self.measure)
         return None if found is None else Compared(*found.difference, found.outcome, found.pairs, self.unit)
 
+    def at_stake(self, arm: str) -> bool:
+        """Whether the arm has anything to lose: more than heads that see no other token, where those have run, else a
+        share or a rate of successes above the margin of its rule."""
+        if self.rule is not None and arm in self.learnt:
+            one = self.learnt[arm]
+            return one.successes / len(one.seeds) > self.rule.margin
+        if (over_idle := self.compare(arm, IDLE)) is not None:
+            return over_idle.outcome == "better"
+        rule = Decision.of(self.runs[arm].configuration)
+        return not rule.higher_is_better or self.runs[arm].mean(self.measure) > rule.margin
+
 
 def rate_difference(ours: Learnt, theirs: Learnt, rule: Decision) -> Interval:
     """What our rate of successes has more than theirs; each end is wrong at most with the rule's level.
@@ -131,17 +143,31 @@ def judged(pairs: Mapping[str, Compared]) -> dict[str, tuple[Interval, str]]:
 
 
 def lost(statement: str, arm: str, other: str, found: Mapping[str, Setting]) -> Finding:
-    """Whether the arm loses nothing to the other one in these settings."""
+    """Whether the arm loses nothing to the other one in these settings, but for the `idle` ones."""
     pairs = compared(arm, other, found)
-    if not pairs:
-        return untestable(statement, {f"runs of {arm!r} and of {other!r} at the same seeds": None}, lack="there are no")
-    return loses_nothing(statement, judged(pairs))
+    left_out = idle(pairs, other, found)
+    have = {label: pair for label, pair in pairs.items() if label not in left_out}
+    if not have:
+        needs = {f"runs of {arm!r} and of {other!r} at the same seeds, where something can be lost": None}
+        return untestable(statement, needs, lack="there are no")
+    told = loses_nothing(statement, judged(have))
+    if not left_out:
+        return told
+    return told.noting(
+        f"Left out, as {other} heads have nothing to lose and no difference shows: {'; '.join(left_out)}"
+    )
 
 
-def remark(names: Sequence[str] = NAMES) -> str:
-    """Which experiments have no records, for a finding."""
-    names = missing(names)
-    return f"No record yet of: {', '.join(names)}" if names else "All of the experiments named have records"
+def idle(pairs: Mapping[str, Compared], other: str, found: Mapping[str, Setting]) -> list[str]:
+    """The settings in which no difference shows, and could not well, as the other arm has nothing to lose."""
+    unseen = [label for label, pair in pairs.items() if pair.outcome not in ("better", "worse")]
+    return [label for label in unseen if not found[label].at_stake(other)]
+
+
+def noting_missing(finding: Finding, names: Sequence[str] = NAMES) -> Finding:
+    """The finding with a remark on the experiments of these that have no runs which count, if there are any."""
+    lacking = missing(names)
+    return finding.noting(f"No record yet of: {', '.join(lacking)}") if lacking else finding
 
 
 def _bytes(records: Sequence[Record], where: str) -> dict[str, Setting]:
@@ -229,7 +255,8 @@ def tried() -> Finding:
         "tasks": lost("frozen heads lose nothing to learned ones", "frozen", "learned", every_setting()),
         "initialisation": draws_lose_nothing(),
     }
-    return all_of(parts).noting(
+    finding = all_of(parts).noting(
         "An open question of the source's, answered by what was tried here. Of the theory, the chapter proves which "
-        f"scores frozen matrices can make. {remark()}"
+        "scores frozen matrices can make"
     )
+    return noting_missing(finding)

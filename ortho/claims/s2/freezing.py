@@ -113,7 +113,7 @@ def generalisation() -> Finding:
         for name, one in made.items()
     }
     tested = learning.compared("frozen", "learned", learning.every_setting(GENERAL))
-    return all_of(
+    finding = all_of(
         {
             "trained weights over those of learned heads": region((0, 1), trained),
             "better on the test": won("frozen heads do better on the test than learned ones", tested),
@@ -122,10 +122,8 @@ def generalisation() -> Finding:
                 learning.compared("frozen", "learned", every_gap()),
             ),
         }
-    ).noting(
-        "Gaussian matrices that are frozen leave as few weights to train: it is freezing that makes them fewer. "
-        f"{learning.remark(GENERAL)}"
-    )
+    ).noting("Gaussian matrices that are frozen leave as few weights to train: it is freezing that makes them fewer")
+    return learning.noting_missing(finding, GENERAL)
 
 
 # ------------------------------------------------------------------------------------------------------- gradients
@@ -188,5 +186,5 @@ def tasks() -> Finding:
         outcomes = Counter(pair.outcome for pair in learning.compared("stopped", other, found).values())
         words = ", ".join(f"{outcome} in {count}" for outcome, count in sorted(outcomes.items()))
         said += [f"against {other} {words}"] if words else []
-    stopped = f"Stopped heads: {'; '.join(said)}. " if said else ""
-    return finding.noting(f"An open question of the source's, answered by what was tried. {stopped}{learning.remark()}")
+    finding = finding.noting("An open question of the source's, answered by what was tried")
+    return learning.noting_missing(finding.noting(f"Stopped heads: {'; '.join(said)}") if said else finding)
