@@ -211,34 +211,6 @@ def test_rates_within_the_margin_are_nothing_to_lose(successes, stake):
     assert setting.at_stake("learned") is stake
 
 
-def test_where_nothing_can_be_lost_only_what_shows_counts(stored):
-    """Learned heads that are no better than those which see no other token have nothing to lose."""
-    frozen_worse(stored, 0.3, 0.0)
-    stored["images"] += digits("identity", 0.9)
-    told = freezing.tasks()
-    assert told.verdict == REFUTED
-    assert "nothing to lose and no difference shows: images, digits" in told.ours
-    stored["images"] = digits("learned", 0.8) + digits("frozen", 0.9) + digits("identity", 0.9)
-    assert freezing.tasks().verdict == CONDITIONAL  # a gain shows
-    stored["images"] = digits("learned", 0.9) + digits("frozen", 0.9) + digits("identity", 0.8)
-    assert freezing.tasks().verdict == CONDITIONAL  # nothing is lost of what there is
-
-
-@pytest.mark.parametrize(("share", "stake"), [(0.004, False), (0.5, True)])
-def test_shares_within_the_margin_are_nothing_to_lose(stored, share, stake):
-    stored["images"] = digits("learned", share)
-    (setting,) = learning.settings("images", stored["images"]).values()
-    assert Decision.of(setting.runs["learned"].configuration).margin > 0.004
-    assert setting.at_stake("learned") is stake
-
-
-@pytest.mark.parametrize(("successes", "stake"), [(0, False), (1, False), (2, True)])
-def test_rates_within_the_margin_are_nothing_to_lose(successes, stake):
-    rule = Decision(margin=0.1, level=0.05, higher_is_better=True)
-    setting = learning.Setting({}, "", learning.RATE, {"learned": learnt(successes)}, rule)
-    assert setting.at_stake("learned") is stake
-
-
 def test_stopped_heads_are_told_beside(stored):
     frozen_worse(stored, 0.0, 0.0)
     stored["bytes"] += text("bytes", "stopped", 3.4) + text("bytes", "static random", 3.4)

@@ -18,7 +18,7 @@
       document: id.split(".")[0],
       verdict: name.querySelector("strong").textContent.trim().split(" ")[0],
       chapter,
-      text: `${id} ${evidence.textContent}`.toLowerCase(),
+      text: `${name.textContent} ${evidence.textContent}`.toLowerCase(),
     };
   }
 
@@ -60,7 +60,7 @@
     const status = document.createElement("output");
     const form = document.createElement("form");
     form.className = "ledger-controls";
-    form.role = "search";
+    form.setAttribute("role", "search");
     form.append(...controls.map((control) => labelled(control.name, control)), status);
 
     const chosen = new URLSearchParams(location.search);
@@ -86,13 +86,17 @@
           claim.row.hidden = !matches(claim);
           visible += !claim.row.hidden;
         }
-        tables[i].closest("section").hidden = visible === 0;
+        const section = tables[i].closest("section");
+        section.hidden = visible === 0;
+        for (const link of document.querySelectorAll(`.page-toc a[href="#${section.id}"]`)) {
+          link.parentElement.hidden = section.hidden;
+        }
         count += visible;
       });
       status.textContent = `${count} of ${claims.length} claims`;
       const told = controls.filter((control) => control.value && control.value !== "claim");
-      const query = new URLSearchParams(told.map((control) => [control.name, control.value]));
-      history.replaceState(null, "", `${location.pathname}${query.size ? `?${query}` : ""}${location.hash}`);
+      const query = new URLSearchParams(told.map((control) => [control.name, control.value])).toString();
+      history.replaceState(null, "", `${location.pathname}${query && `?${query}`}${location.hash}`);
     }
 
     form.addEventListener("input", show);

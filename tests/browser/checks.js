@@ -21,17 +21,29 @@ window.checks = (() => {
     ];
   }
 
-  // Where a line begins with the sign that stands behind a formula.
+  // Where one letter of a text stands.
+  function place(text, at) {
+    const range = document.createRange();
+    range.setStart(text, at);
+    range.setEnd(text, at + 1);
+    return range.getBoundingClientRect();
+  }
+
+  // Where a line begins with the sign that stands behind a formula, or ends with the one before it.
   function signs() {
-    const apart = [...document.querySelectorAll("mjx-container:not([display])")].map((drawing) => {
-      const sign = (drawing.closest(".math") ?? drawing).nextSibling;
-      if (!(sign instanceof Text) || !/^[.,;:!?)]/.test(sign.data)) return [];
-      const place = document.createRange();
-      place.setStart(sign, 0);
-      place.setEnd(sign, 1);
-      return place.getBoundingClientRect().left < drawing.getBoundingClientRect().right - 1 ? [sign] : [];
+    const apart = [...document.querySelectorAll("mjx-container:not([display])")].flatMap((drawing) => {
+      const { previousSibling: before, nextSibling: after } = drawing.closest(".math") ?? drawing;
+      const { left, right } = drawing.getBoundingClientRect();
+      const found = [];
+      if (after instanceof Text && /^[.,;:!?)\]%’”]/.test(after.data) && place(after, 0).left < right - 1) {
+        found.push(["begins", after.data.slice(0, 20), after]);
+      }
+      if (before instanceof Text && /[([‘“"]$/.test(before.data) && place(before, before.length - 1).right > left + 1) {
+        found.push(["ends", before.data.slice(-20), before]);
+      }
+      return found;
     });
-    return apart.flat().map((sign) => `begins a line: "${sign.data.slice(0, 20)}" in ${called(sign.parentElement)}`);
+    return apart.map(([how, words, text]) => `${how} a line: "${words}" in ${called(text.parentElement)}`);
   }
 
   function text() {

@@ -45,6 +45,8 @@ def test_a_sound_page_passes(visit):
         (r'<span class="math">\(\frac{1}\)</span>', "not understood"),
         (r'<span class="math">\(\nosuchmacro\)</span>', "not understood"),
         (r'<p style="width: 10px"><span class="math">\(N^2\)</span>. So</p>', 'begins a line: ". So" in p'),
+        (r'<p style="width: 10px"><span class="math">\(N^2\)</span>] So</p>', 'begins a line: "] So" in p'),
+        (r'<p style="width: 20px">So (<span class="math">\(N^2 + N^2\)</span></p>', 'ends a line: "So (" in p'),
         (r'<p class="mathjax_ignore">It is \(N\).</p>', r"raw text: \( in p.mathjax_ignore"),
         ("<p>It is $N d$ or less.</p>", 'raw text: $ in p "It is $N d$'),
         ("<p>It is x_{t-1}.</p>", "raw text: _{"),

@@ -1,5 +1,6 @@
 """What readers do with the book: search it, filter the ledger, take a notebook along, and read without scripts."""
 
+import re
 from pathlib import Path
 from urllib.parse import quote
 
@@ -52,6 +53,15 @@ def test_a_choice_of_colours_is_kept(page, book):
     assert chosen[0] != "auto"
     page.goto(f"{book}{WRITTEN[2]}.html")
     assert shown() == chosen
+
+
+def test_figures_stay_white_in_the_dark(page, book):
+    page.emulate_media(color_scheme="dark")
+    page.goto(f"{book}{WRITTEN[1]}.html")
+    figures = page.locator("div.cell_output img")
+    assert figures.count() > 0
+    for figure in figures.all():
+        assert figure.evaluate("(image) => getComputedStyle(image).backgroundColor") == "rgb(255, 255, 255)"
 
 
 def test_a_notebook_can_be_taken_along(page, book):
@@ -126,11 +136,22 @@ def test_it_is_searched(ledger, whole):
     claim, verdict = whole[2]
     ledger.fill("input[name=words]", claim.lower())
     assert rows(ledger) == [(claim, verdict)]
+    ledger.fill("input[name=words]", verdict)
+    assert {row for row in whole if row[1] == verdict} <= set(rows(ledger))
     ledger.fill("input[name=words]", "no such words")
     assert rows(ledger) == []
     assert counted(ledger) == f"0 of {len(whole)} claims"
     ledger.fill("input[name=words]", "")
     assert rows(ledger) == whole
+
+
+def test_the_contents_lead_to_what_is_shown(ledger):
+    links = ledger.locator(".page-toc a")
+    everything = [link.inner_text() for link in links.all() if link.is_visible()]
+    ledger.select_option("select[name=document]", "S3")
+    shown = [link.inner_text() for link in links.all() if link.is_visible()]
+    assert shown == [text for text in everything if not re.match("S[0124]:", text)]
+    assert len(shown) == len(everything) - 4
 
 
 def test_it_is_sorted(ledger, whole):
