@@ -42,27 +42,56 @@ def test_the_printed_table_waits_for_its_size(stored):
     ],
 )
 def test_fixed_patterns_are_judged_against_both(stored, fixed, single, gain, beats):
-    stored(translation=real({s2.LEARNED: 0.3, s2.FIXED: fixed, s2.SINGLE: single}))
+    stored(translation=real({s2.LEARNED: 0.3, s2.FIXED: fixed, s2.SINGLE: single}, 10_000))
     assert s2.fixed_gain().verdict == gain and s2.fixed_beats_single().verdict == beats
     whole = s2.from_few_pairs()
     assert whole.verdict == (CONFIRMED if gain == beats == CONFIRMED else REFUTED)
-    assert "In the source's range of pairs are none" in whole.ours
+    assert "from 10,000 pairs" in whole.ours and "Not of the source's range" not in whole.ours
 
 
-def test_a_gain_at_some_numbers_of_pairs_is_conditional_and_says_where(stored):
+def test_a_gain_at_some_numbers_of_pairs_is_conditional_and_says_where(stored, monkeypatch):
+    monkeypatch.setattr(s2, "RANGE", (1_000, 165_000))
     scores = {s2.LEARNED: 0.3, s2.FIXED: 0.37, s2.SINGLE: 0.2}
-    stored(translation=[*real(scores), *real({**scores, s2.FIXED: 0.3}, 10_000)], transduction=made_up(scores))
+    stored(translation=[*real(scores), *real({**scores, s2.FIXED: 0.3}, 10_000)])
     found = s2.fixed_gain()
     assert found.verdict == CONDITIONAL
-    assert found.ours.startswith("holds at 7 fixed + 1 learned (German to English, 1,000 pairs, BLEU); 7 fixed")
-    assert "10,000 pairs" in found.ours.partition("not shown at")[2]
-    assert "are 10,000 of these" in s2.from_few_pairs().ours
+    assert found.ours.startswith("holds at 7 fixed + 1 learned (German to English, 1,000 pairs, BLEU); not shown")
+    assert "10,000 pairs, BLEU" in found.ours.partition("not shown at")[2]
+    assert s2.beside_most() == "above that from 1,000 pairs, below that from 10,000 pairs"
+    assert "from 1,000 and 10,000 pairs" in s2.from_few_pairs().ours
+
+
+def test_what_the_source_does_not_speak_of_is_told_and_not_judged(stored):
+    """Too few pairs, and a made-up language, whatever they say; alone they decide nothing."""
+    scores, other = {s2.LEARNED: 0.3, s2.FIXED: 0.32, s2.SINGLE: 0.25}, {s2.LEARNED: 0.3, s2.FIXED: 0.2, s2.SINGLE: 0.3}
+    rest = {"transduction": made_up(other)}
+    stored(translation=[*real(scores, 10_000), *real(other)], **rest)
+    found = s2.from_few_pairs()
+    assert found.verdict == CONFIRMED
+    told = found.ours.partition("Not of the source's range, or no translation: ")[2]
+    assert told.count("(worse)") == 4 and "10,000" not in told
+    assert told.startswith("against 8 learned, German to English, 1,000 pairs, BLEU: -10")
+    stored(translation=real(other), **rest)
+    found = s2.from_few_pairs()
+    assert found.verdict == UNTESTABLE and found.ours.count("(worse)") == 4 and "Of small models" not in found.ours
+
+
+def test_a_gain_is_set_beside_the_printed_most(stored):
+    base, fixed = real({s2.LEARNED: 0.3}, 10_000), real({s2.FIXED: 0.35}, 10_000)
+    stored(translation=[*base, *fixed])
+    assert s2.beside_most() == "above that from 10,000 pairs" and s2.beside_most() in s2.fixed_gain().ours
+    for seed, one in enumerate(fixed):  # gains of 1 to 5
+        (score,) = base[seed]["repetitions"]["test"]["bleu_fraction"]
+        one["repetitions"]["test"]["bleu_fraction"] = [score + (seed + 1) / 100]
+    stored(translation=[*base, *fixed])
+    assert s2.beside_most() == "around that from 10,000 pairs"
+    assert "3 BLEU" not in s2.fixed_gain().source, "how much is not in what is judged"
 
 
 def test_pairs_drawn_anew_are_not_few(stored):
     scores = {s2.LEARNED: 0.3, s2.FIXED: 0.4}
-    stored(translation=real(scores), transduction=made_up({**scores, s2.FIXED: 0.1}, 0))
-    assert s2.fixed_gain().verdict == CONFIRMED
+    stored(translation=real(scores, 10_000), transduction=made_up({**scores, s2.FIXED: 0.1}, 0))
+    assert s2.from_few_pairs().ours.count("made-up") == 0 and s2.fixed_gain().verdict == CONFIRMED
     assert list(s2.few_pairs("transduction")) == [] and list(s2.by_pairs("transduction")) == [0]
 
 
