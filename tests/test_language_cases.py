@@ -65,8 +65,12 @@ def test_a_rate_is_chosen_for_an_arm_alone(table):
     frozen = [case for case in tuning if case["arm"] == "frozen"]
     rates.write({"bytes": map(tuned, frozen)})
     assert {case["arm"] for case in language.BYTES.cases("cpu")[len(tuning) :]} == {"frozen"}
+
+
+def test_neither_one_rate_nor_another_experiment_chooses(table):
+    tuning = language.BYTES.cases("cpu")
+    frozen = [case for case in tuning if case["arm"] == "frozen"]
     rates.write({"bytes": [tuned(frozen[0])]})  # one rate alone is no choice
-    assert language.BYTES.cases("cpu") == tuning
     rates.write({"bytes-little": map(tuned, frozen)})  # of another experiment
     assert language.BYTES.cases("cpu") == tuning
 

@@ -85,8 +85,12 @@ def _key(case: Mapping[str, Any]) -> str:
 
 
 def write(records: Mapping[str, Iterable[Record]]) -> None:
-    """Write what the records of these experiments choose to the table, in place of what it had for them."""
-    found = {**table(), **{name: choose(some) for name, some in records.items()}}
+    """Write what the records of these experiments choose to the table.
+
+    An arm for which they choose nothing keeps the rate that it had: records may be few, after a run that was stopped.
+    """
+    old = table()
+    found = {**old, **{name: {**old.get(name, {}), **choose(some)} for name, some in records.items()}}
     text = json.dumps({name: rates for name, rates in found.items() if rates}, indent=1, sort_keys=True)
     with written_whole(TABLE) as stream:
         stream.write(f"{text}\n".encode())
