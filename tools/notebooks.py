@@ -6,12 +6,13 @@
 Without names, all notebooks of the book are meant (`FOLDERS`). Executing an unchanged notebook leaves its bytes as
 they were: no times are recorded, metadata are the same on every Python 3, and cells tagged `nbval-ignore-output` (live
 timings) keep their outputs as long as their code and all code before it are unchanged; `--fresh` takes new ones.
-Notebooks run side by side, each with one thread, but one that shows live timings runs alone. What a chapter or a guide
-took when its outputs were made is kept in `book/run-times.json`; the pages that show these times run last, and follow
-a change of one.
+Notebooks run side by side, each with one thread unless OMP_NUM_THREADS says otherwise, but one that shows live timings
+runs alone. What a chapter or a guide took when its outputs were made is kept in `book/run-times.json`; the pages that
+show these times run last, and follow a change of one.
 """
 
 import argparse
+import atexit
 import json
 import os
 import re
@@ -83,7 +84,8 @@ def title(path: Path) -> str:
 def execute(path: Path, *, fresh: bool = False) -> tuple[float, bool]:
     """Execute one notebook in place and return its seconds of processor time, and whether that changed the file.
 
-    The file is replaced only when all cells succeeded and something changed. Raises `NotebookError` otherwise.
+    The file is replaced only when all cells succeeded and something changed. Raises `NotebookError` where a cell fails
+    or the kernel does.
     """
     before = path.read_text(encoding="utf-8")
     nb = nbformat.reads(before, as_version=4)
@@ -133,11 +135,13 @@ def run(nb: NotebookNode, path: Path) -> None:
             reason = f"{error.ename}: {error.evalue}{raising_line(nb.cells[position])}"
         except CellTimeoutError:
             reason = f"still running after {CELL_TIMEOUT} s"
-        except DeadKernelError:
+        except RuntimeError as error:  # the kernel's: one that died, or never came up
+            atexit.unregister(client._cleanup_kernel)  # left behind by nbclient for a kernel that never came up
             log.seek(0)
-            reason = "\n".join(["the kernel died", *log.read().decode(errors="replace").strip().splitlines()[-3:]])
-    name = nb.cells[position].get("id", "no id")
-    raise NotebookError("\n    ".join(f"{title(path)}, cell {position} ({name}): {reason}".splitlines()))
+            what = "the kernel died" if isinstance(error, DeadKernelError) else str(error)
+            reason = "\n".join([what, *log.read().decode(errors="replace").strip().splitlines()[-3:]])
+    place = f"cell {position} ({nb.cells[position].get('id', 'no id')})" if position >= 0 else "before the first cell"
+    raise NotebookError("\n    ".join(f"{title(path)}, {place}: {reason}".splitlines()))
 
 
 def raising_line(cell: NotebookNode) -> str:
@@ -200,6 +204,8 @@ def attempt(path: Path, work: Callable[[], T]) -> T | None:
         print(failure, file=sys.stderr)
     except (OSError, ValueError, nbformat.ValidationError) as error:
         print(f"{title(path)} cannot be read as a notebook: {str(error).splitlines()[0]}", file=sys.stderr)
+    except RuntimeError as error:  # as where the process that ran it was killed
+        print(f"{title(path)} could not be executed: {error}", file=sys.stderr)
     return None
 
 

@@ -39,15 +39,20 @@ def stored_digests(nb: NotebookNode) -> list[str]:
 def faults(nb: NotebookNode) -> list[str]:
     """Why a notebook may not be published, one line for each reason; empty when it may."""
     cells = code_cells(nb)
-    found = [f"code cell {i} {fault}" for i, cell in enumerate(cells) for fault in cell_faults(cell, i)]
+    found = [f"{named(cells, i)} {fault}" for i, cell in enumerate(cells) for fault in cell_faults(cell, i)]
     if not (stored := stored_digests(nb)):
         found.append("was never executed by tools/notebooks.py")
     elif stored != (now := digests(nb)):
         first = next((i for i, (old, new) in enumerate(zip(stored, now, strict=False)) if old != new), len(stored))
-        found.append(f"code cell {min(first, len(now))} was edited, added or removed after execution")
+        found.append(f"{named(cells, min(first, len(now)))} was edited, added or removed after execution")
     if not any(asserts(cell.source) for cell in cells):
         found.append("asserts nothing")
     return found
+
+
+def named(cells: list[NotebookNode], position: int) -> str:
+    """A code cell by its place among these, and by its id; by its place alone where it is no longer there."""
+    return f"code cell {position}" + (f" ({cells[position].get('id', 'no id')})" if position < len(cells) else "")
 
 
 def cell_faults(cell: NotebookNode, position: int) -> Iterator[str]:
