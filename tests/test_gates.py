@@ -3,10 +3,12 @@
 import json
 import subprocess
 import sys
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import nbformat
 import pytest
+from jupyter_client.kernelspec import KernelSpec
 from nbformat import v4
 
 from tools import notebooks, pages, stored
@@ -51,7 +53,7 @@ def test_comparison_fails_on_stale_and_raising_cells_and_is_blind_to_the_unexecu
 
 
 def test_check_rejects_the_unexecuted_cell():
-    assert stored.faults(nbformat.read(MUST_FAIL, as_version=4)) == ["code cell 2 is not executed"]
+    assert stored.faults(nbformat.read(MUST_FAIL, as_version=4)) == ["code cell 2 (unexecuted) is not executed"]
     assert notebooks.main(["check", str(MUST_FAIL)]) == 1
 
 
@@ -84,7 +86,7 @@ def edited(nb):
 
 
 def extended(nb):
-    nb.cells.append(v4.new_code_cell("pass", execution_count=4))
+    nb.cells.append(v4.new_code_cell("pass", id="cell-3", execution_count=4))
 
 
 def shortened(nb):
@@ -110,17 +112,17 @@ def shows_an_address(nb):
 @pytest.mark.parametrize(
     ("alter", "reason"),
     [
-        (unexecuted, "code cell 1 is not executed"),
-        (out_of_order, "code cell 1 is out of order: executed as number 3, expected 2"),
-        (raised, "code cell 0 stores an error: ValueError: no"),
-        (warned, "code cell 0 stores a warning: UserWarning: slow"),
-        (edited, "code cell 1 was edited, added or removed after execution"),
-        (extended, "code cell 3 was edited, added or removed after execution"),
+        (unexecuted, "code cell 1 (cell-1) is not executed"),
+        (out_of_order, "code cell 1 (cell-1) is out of order: executed as number 3, expected 2"),
+        (raised, "code cell 0 (cell-0) stores an error: ValueError: no"),
+        (warned, "code cell 0 (cell-0) stores a warning: UserWarning: slow"),
+        (edited, "code cell 1 (cell-1) was edited, added or removed after execution"),
+        (extended, "code cell 3 (cell-3) was edited, added or removed after execution"),
         (shortened, "code cell 2 was edited, added or removed after execution"),
         (never_executed, "was never executed by tools/notebooks.py"),
-        (shows_a_path, "code cell 0 shows an absolute path: /home/someone/figure.png"),
-        (shows_this_checkout, "code cell 0 shows an absolute path"),
-        (shows_an_address, "code cell 0 shows a memory address: at 0x7f3a5c0d12e0"),
+        (shows_a_path, "code cell 0 (cell-0) shows an absolute path: /home/someone/figure.png"),
+        (shows_this_checkout, "code cell 0 (cell-0) shows an absolute path"),
+        (shows_an_address, "code cell 0 (cell-0) shows a memory address: at 0x7f3a5c0d12e0"),
     ],
 )
 def test_check_names_the_reason(alter, reason):
@@ -202,6 +204,32 @@ def test_a_failing_cell_is_named_and_the_file_stays_as_it_was(tmp_path, monkeypa
     assert [child.name for child in tmp_path.iterdir()] == [path.name]
 
 
+def test_a_kernel_that_never_comes_up_is_said_in_a_few_lines(tmp_path, monkeypatch, capsys):
+    argv = [sys.executable, "-c", "raise SystemExit('no such module')"]
+    monkeypatch.setattr(notebooks.ThisPython, "get_kernel_spec", lambda self, name: KernelSpec(argv=argv))
+    path = save(notebook("x = 2"), tmp_path / "chapter.ipynb")
+    before = path.read_bytes()
+    assert notebooks.main(["execute", str(path)]) == 1
+    error = capsys.readouterr().err
+    assert f"{path}, before the first cell: Kernel died" in error and "\n    no such module\n" in error
+    assert "1 of 1 notebooks failed" in error
+    assert path.read_bytes() == before
+
+
+def test_a_lost_process_stops_no_other(tmp_path, monkeypatch, capsys):
+    def lost():
+        raise BrokenProcessPool("terminated abruptly")
+
+    a, b = tmp_path / "a.ipynb", tmp_path / "b.ipynb"
+    monkeypatch.setattr(
+        notebooks, "executions", lambda some, fresh: [(a, lost), (b, lambda: (1.0, False))][: len(some)]
+    )
+    assert notebooks.main(["execute", str(a), str(b)]) == 1
+    printed = capsys.readouterr()
+    assert f"{a} could not be executed: terminated abruptly\n" in printed.err and "1 of 2" in printed.err
+    assert f"  {b}\n" in printed.out
+
+
 def test_a_failure_stops_no_other_and_timings_are_taken_alone(tmp_path, capsys):
     sources = {"a": "print(1)", "b": "raise ValueError('no')", "c": "print(2)", "timed": "print(3)"}
     paths = {name: save(notebook(source), tmp_path / f"{name}.ipynb") for name, source in sources.items()}
@@ -272,6 +300,30 @@ def test_pages_that_fetch_from_another_host_are_refused(tmp_path, capsys):
     page.write_text('<script src="https://cdn.example.org/math.js"></script><link rel="stylesheet" href="//a.org/b">')
     assert pages.main(tmp_path) == 1
     assert capsys.readouterr().err.count("index.html: <") == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('<img srcset="a.png 1x, https://e.org/b.png 2x">', "<img srcset=a.png 1x, https://e.org/b.png 2x>"),
+        ('<p style="background: url(https://e.org/b.png)">', "<p style=url(https://e.org/b.png>"),
+        ("<style>p {}\n@import url('https://e.org/b.css');</style>", "<style> url('https://e.org/b.css"),
+        ('<style>@import "//e.org/b.css";</style>', '<style> @import "//e.org/b.css'),
+        ('<img srcset="a.png 1x, b.png 2x"><p style="background: url(b.png)">', ""),
+        ("<style>p { background: url(data:image/svg,x) }</style><code>url(https://e.org)</code>", ""),
+        ("<style></style>url(https://e.org)<script>const a = 'url(https://e.org)'</script>", ""),
+    ],
+)
+def test_what_attributes_and_styles_fetch_is_found(tmp_path, text, found):
+    (tmp_path / "index.html").write_text(text)
+    assert pages.foreign(tmp_path) == [f"index.html: {found}"] * bool(found)
+
+
+def test_what_a_style_sheet_fetches_is_found(tmp_path):
+    (tmp_path / "_static").mkdir()
+    sheet = "@font-face { src: url(a.woff2), url( 'http://e.org/b.woff2') }"
+    (tmp_path / "_static" / "theme.css").write_text(sheet)
+    assert pages.foreign(tmp_path) == ["_static/theme.css: url( 'http://e.org/b.woff2"]
 
 
 def test_icons_that_no_page_shows_are_left_out(tmp_path):

@@ -2,9 +2,10 @@
 
     python tools/pages.py [FOLDER]
 
-Fails if a page asks another host for anything: the book must read without a network. Links that a reader may follow are
-not meant. Takes from the theme's style sheet a fifth of its bytes, the icons that no page shows. Then prints the
-address of the first page and what each chapter and guide took when its outputs were made.
+Fails if a page or a style sheet names another host for anything to fetch: the book must read without a network. Links
+that a reader may follow are not meant, and what scripts do is not seen. Takes from the theme's style sheet a fifth of
+its bytes, the icons that no page shows. Then prints the address of the first page and what each chapter and guide took
+when its outputs were made.
 """
 
 import json
@@ -20,6 +21,9 @@ RUN_TIMES = ROOT / "book" / "run-times.json"
 FETCHED = {"audio", "embed", "iframe", "img", "input", "link", "object", "script", "source", "track", "video"}
 NOT_FETCHED = {"alternate", "author", "canonical", "license", "next", "prev", "search"}  # kinds of <link>
 
+ELSEWHERE = ("http:", "https:", "//")
+STYLED = re.compile(r"""(?:url\(|@import)\s*["']?(?:https?:)?//[^\s"')]*""", re.IGNORECASE)
+
 ICONS = re.compile(r"\bfa-[a-z0-9-]+")
 ICON_RULE = re.compile(r"((?:\.fa-[a-z0-9-]+:before,?)+)\{content:[^{}]*\}")
 
@@ -30,23 +34,37 @@ class Fetches(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.addresses: list[str] = []
+        self.styles = False  # within <style>
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = {name: value or "" for name, value in attrs}
+        self.styles = tag == "style"
+        self.addresses += [f"<{tag} style={address}>" for address in STYLED.findall(values.get("style", ""))]
         if tag not in FETCHED or (tag == "link" and values.get("rel") in NOT_FETCHED):
             return
         for name in ("src", "href", "data", "poster", "srcset"):
-            if values.get(name, "").startswith(("http:", "https:", "//")):
-                self.addresses.append(f"<{tag} {name}={values[name]}>")
+            value = values.get(name, "")
+            several = value.split(",") if name == "srcset" else [value]
+            if any(address.strip().startswith(ELSEWHERE) for address in several):
+                self.addresses.append(f"<{tag} {name}={value}>")
+
+    def handle_endtag(self, tag: str) -> None:  # noqa: ARG002
+        self.styles = False
+
+    def handle_data(self, data: str) -> None:
+        if self.styles:
+            self.addresses += [f"<style> {address}" for address in STYLED.findall(data)]
 
 
 def foreign(folder: Path) -> list[str]:
-    """What the pages under `folder` fetch from other hosts, one line each with the page that does."""
+    """What pages and style sheets under `folder` fetch from other hosts, one line each with the file that does."""
+    kinds = (("html", lambda text: Fetches(text).addresses), ("css", STYLED.findall))
     return [
-        f"{page.relative_to(folder)}: {address}"
-        for page in sorted(folder.rglob("*.html"))
-        for address in Fetches(page.read_text(encoding="utf-8")).addresses
+        f"{file.relative_to(folder)}: {address}"
+        for kind, addresses in kinds
+        for file in sorted(folder.rglob(f"*.{kind}"))
+        for address in addresses(file.read_text(encoding="utf-8"))
     ]
 
 
