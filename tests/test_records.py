@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import errno
+import fcntl
 import json
 import math
 import os
@@ -152,6 +154,25 @@ def test_a_record_without_what_its_readers_need_is_refused(tmp_path, name, kind,
     assert str(file) in said and "record 0: " in said and message in said
     with pytest.raises(RecordError, match=re.escape(message)):
         experiments.load(name, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (BlockingIOError(errno.EAGAIN, "busy"), "another run is measuring into this folder; wait for it to end"),
+        (
+            OSError(errno.ENOLCK, "No locks available"),
+            r"cannot be locked \(No locks available\); expected a file system",
+        ),
+    ],
+)
+def test_a_folder_that_cannot_be_locked_is_named(tmp_path, monkeypatch, error, message):
+    def flock(*_):
+        raise error
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(RecordError, match=f"{re.escape(str(tmp_path))}: {message}"), records.lock(tmp_path):
+        pass
 
 
 def _commit(folder):

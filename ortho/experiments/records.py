@@ -148,7 +148,7 @@ def lock(results: Path) -> Iterator[None]:
     """Hold a results folder for one writer; the kernel lets go of it however the process ends.
 
     Raises RecordError at once if another process holds it, as two runs would also disturb each other's timing, and if
-    there can be no such folder.
+    there can be no such folder, or none that can be locked.
     """
     import fcntl  # not on every system; reading records does not need it
 
@@ -162,6 +162,10 @@ def lock(results: Path) -> Iterator[None]:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RecordError(f"{results}: another run is measuring into this folder; wait for it to end") from None
+        except OSError as error:
+            raise RecordError(
+                f"{results}: cannot be locked ({error.strerror}); expected a file system with locks"
+            ) from error
         yield
     finally:
         os.close(folder)
