@@ -90,9 +90,15 @@ def test_what_printing_needs_is_named(monkeypatch, tmp_path, capsys):
         pdf.chromium(None)
     monkeypatch.setattr(pdf, "joined", lambda _: "")
     monkeypatch.setitem(sys.modules, "playwright.sync_api", None)
-    assert pdf.main(tmp_path, tmp_path / "book.pdf") == 1
+    assert pdf.main([str(tmp_path), str(tmp_path / "book.pdf")]) == 1
     assert "printing needs the extra 'ortho[browser]'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.bad_input
+def test_more_arguments_than_two_are_refused(capsys):
+    assert pdf.main(["a", "b", "c"]) == 2
+    assert "python tools/pdf.py [FOLDER [PDF]]" in capsys.readouterr().err
 
 
 needs_browser = pytest.mark.skipif(
@@ -113,9 +119,11 @@ def test_the_pdf_has_an_outline_and_links_and_lacks_no_file(html, tmp_path):
     for place in (b"/book#2Findex#2Flimits", b"/notebooks#2F01-a", b"/notebooks#2F01-a#2Flimits"):
         assert b"/Dest " + place in printed
     assert b"(https://example.org/#x)" in printed
-    (html / "_images" / "a.svg").unlink()
-    with pytest.raises(pdf.PdfError, match=r"these files are missing: .*/_images/a.svg"):
-        pdf.printed(document, tmp_path / "other.pdf")
+    for name in ("_images/a.svg", "_static/tex-svg-full.js"):
+        (html / name).rename(tmp_path / "away")
+        with pytest.raises(pdf.PdfError, match=f"these files are missing: .*/{name}$"):
+            pdf.printed(document, tmp_path / "other.pdf")
+        (tmp_path / "away").rename(html / name)
     assert not (tmp_path / "other.pdf").exists()
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
+DEFAULTS = (ROOT / "_build" / "html", ROOT / "_build" / "book.pdf")  # FOLDER and PDF
 WIDTH = 658  # CSS pixels between the margins that tools/pdf.css leaves of A4
 
 ARTICLE = re.compile(r'<article class="bd-article">(.*?)</article>', re.DOTALL)
@@ -160,19 +161,29 @@ def printed(document: Path, pdf: Path) -> None:
     except ModuleNotFoundError as error:
         raise PdfError(f"{error}: printing needs the extra 'ortho[browser]'") from error
     missing: list[str] = []
+
+    def refuse_what_is_missing() -> None:
+        if missing:
+            raise PdfError(f"these files are missing: {', '.join(missing)}")
+
     with sync_playwright() as playwright, chromium(playwright) as browser:
         page = browser.new_page(viewport={"width": WIDTH, "height": 1000})
         page.emulate_media(media="print", color_scheme="light")
         page.on("requestfailed", lambda request: missing.append(request.url))
         page.goto(document.resolve().as_uri(), timeout=0)
-        page.evaluate("MathJax.startup.promise.then(() => document.fonts.ready).then(() => null)")
+        refuse_what_is_missing()  # before waiting for a script that is
+        page.evaluate("async () => { await window.MathJax?.startup?.promise; await document.fonts.ready }")
         page.evaluate(FIT)
-        if missing:
-            raise PdfError(f"these files are missing: {', '.join(missing)}")
+        refuse_what_is_missing()
         page.pdf(path=pdf, outline=True, tagged=True, prefer_css_page_size=True)
 
 
-def main(folder: Path, pdf: Path) -> int:
+def main(arguments: list[str]) -> int:
+    """Print the book; returns the exit status."""
+    if len(arguments) > 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    folder, pdf = (*map(Path, arguments), *DEFAULTS[len(arguments) :])
     try:
         text = joined(folder)
         with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".html", encoding="utf-8") as document:
@@ -187,5 +198,4 @@ def main(folder: Path, pdf: Path) -> int:
 
 
 if __name__ == "__main__":
-    HTML, PDF = ROOT / "_build" / "html", ROOT / "_build" / "book.pdf"
-    sys.exit(main(*(Path(given) for given in sys.argv[1:]), *(HTML, PDF)[len(sys.argv) - 1 :]))
+    sys.exit(main(sys.argv[1:]))
