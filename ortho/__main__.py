@@ -11,7 +11,11 @@ from typing import Any
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0, 1 for a damaged ledger or record, 2 for a name that is not known."""
+    """Run one command; returns the exit status.
+
+    That is 0; 1 for a damaged ledger or record, a failed case, an impossible launch or a missing extra; 130 for Ctrl-C
+    while experiments run. Bad usage, as by a name that is not known, raises SystemExit with 2.
+    """
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv[:1] == ["experiments"]:  # its options are its own
         from ortho import experiments

@@ -276,4 +276,3 @@ def test_the_view_prints_ratios_and_crossovers(measured, tmp_path, capsys):
     assert "main float32 favor: N^-0.00 in time" in text or "main float32 favor: N^0.00 in time" in text
     for row in rows.crossovers(loaded):
         assert f"main float32 {row['arm']}: faster than sdpa {rows.in_words(row['yardstick'])}" in text
-    assert "earlier state of the code" not in text

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from experiment_fakes import Clock, fake, go, indices, outcome, stored
+from experiment_fakes import SLUG, Clock, fake, go, indices, outcome, stored
 
 from ortho import experiments
 from ortho.experiments import cli, provenance, records
@@ -250,6 +250,23 @@ def test_list_and_show_measure_nothing(tmp_path, capsys):
     assert cli.main(["--show", *arguments], known) == 0
     assert "index=0 work=1" in capsys.readouterr().out
     assert indices(tmp_path) == [0]
+
+
+@pytest.mark.parametrize("own", [{}, {"show": lambda found: f"{len(found)} of my own"}], ids=["lines", "a table"])
+def test_records_of_an_earlier_code_are_counted_below_what_is_shown(tmp_path, capsys, own):
+    known, arguments = {"fake": fake(**own)}, ["--show", "--results", str(tmp_path)]
+    go(known["fake"], tmp_path)
+    assert cli.main(arguments, known) == 0
+    assert "earlier state of the code" not in capsys.readouterr().out
+    found = records.read(stored(tmp_path))
+    found[1]["provenance"]["digest"] = "0" * 64
+    records.write(stored(tmp_path), found)
+    other = {**found[0], "device": "cpu-other"}
+    records.write(records.path(tmp_path, "fake", "cpu-other"), [other])  # another device, with nothing to note
+    assert cli.main(arguments, known) == 0
+    lines = capsys.readouterr().out.splitlines()
+    noted = f"{SLUG}: 1 of 3 records were measured with an earlier state of the code"
+    assert [line for line in lines if "earlier state" in line] == [lines[-1]] == [noted]
 
 
 def test_the_command_alone_starts_over_for_cpu_timing(tmp_path, monkeypatch):

@@ -140,15 +140,7 @@ def test_the_view_says_means_ranges_and_settings_the_best_first(several, tmp_pat
     assert "2.2000 [2.0000, 2.4000]  5 seeds, matched flop, d=16, 2 steps" in lines[learned]
     assert "2.7000 [2.5000, 2.9000]  5 seeds" in lines[frozen]
     assert "rates chosen: 1" in lines
-    assert not any("earlier state of the code" in line for line in lines)
     assert language_rows.line(several[-1]) == "2.0000 bits a byte, 11 s"
-
-
-def test_records_of_an_earlier_code_are_counted(several):
-    several[2]["provenance"]["digest"] = "0"
-    assert f"1 of {len(several)} records were measured with an earlier state of the code" in language_rows.table(
-        several
-    )
 
 
 def test_the_lowest_loss_on_the_validation_part_chooses_and_only_at_the_tuning_seed(make):
@@ -207,8 +199,18 @@ def test_what_is_written_is_what_is_asked_for(several, table):
     assert list(json.loads(table.read_text())) == ["bytes"]
     rates.write({"bytes-budgets": several})
     assert set(rates.table()) == {"bytes", "bytes-budgets"}, "others' stay"
-    rates.write({"bytes": several[2:]})
-    assert set(rates.table()) == {"bytes-budgets"}, "its own are replaced"
+
+
+def test_what_is_not_tuned_anew_keeps_its_rate(several, make, table, tmp_path):
+    rates.write({"bytes": several})
+    before = rates.table()
+    rates.write({"bytes": several[2:], "bytes-little": []})  # no run chooses a rate
+    assert rates.table() == before
+    assert tool.main([str(tmp_path)]) == 0 and rates.table() == before, "of a folder without records"
+    rates.write({"bytes": [make("learned", rates.TUNING, 1.0, rate) for rate in (0.03, 0.1)]})
+    assert sorted(rates.table()["bytes"].values()) == [0.01, 0.03], "the other arm's stays"
+    rates.write({"bytes": [make("frozen", rates.TUNING, 1.0, rate) for rate in (0.03, 0.1)]})
+    assert list(rates.table()["bytes"].values()) == [0.03, 0.03], "what is tuned anew is replaced"
 
 
 def test_the_tool_writes_the_table_from_a_folder_of_records(several, table, tmp_path, capsys):

@@ -114,5 +114,4 @@ def test_the_view_prints_medians_ranges_and_rates(several, tmp_path, capsys):
     text = capsys.readouterr().out
     assert "linear" in text and "0.520 [0.510, 0.530]  3 seeds, rate 0.003" in text
     assert "loss at the tuning seed: 0.4000 at 0.003, 0.3000 at 0.01" in text
-    assert "earlier state of the code" not in text
     assert "tokens 1 to 40 0.990" in learning_rows.line(several[0])

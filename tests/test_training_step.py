@@ -80,7 +80,6 @@ def test_the_view_prints_the_measured_speedup_beside_the_bound(measured, tmp_pat
         low, middle, high = row["speedup"]
         assert f"{middle:.3f} [{low:.3f}, {high:.3f}]" in text
         assert f"{row['bound']:.3f}" in text
-    assert "earlier state of the code" not in text
 
 
 class OnCuda(torch.Tensor):

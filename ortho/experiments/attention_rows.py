@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ortho.experiments.attention_arms import YARDSTICK, alike, declared
-from ortho.experiments.provenance import is_stale
 from ortho.experiments.records import Record, by_device
 from ortho.experiments.summary import quartiles, step_seconds
 
@@ -214,8 +213,6 @@ def table(records: Sequence[Record]) -> str:
             for record in group
             for arm, reason in record["failures"].items()
         ]
-        if stale := sum(map(is_stale, group)):
-            texts.append(f"{stale} of {len(group)} records were measured with an earlier state of the code")
     return "\n".join(texts)
 
 

@@ -21,7 +21,11 @@ DEVICES = ("cpu", "cuda")
 
 
 def main(argv: Sequence[str], experiments: Mapping[str, Experiment]) -> int:
-    """Run, list or show experiments. Returns 0, or 1 if a case or a file of records failed; bad usage exits with 2."""
+    """Run, list or show experiments.
+
+    Returns 0; 1 if a case or a file of records failed, or a launch was impossible; 130 for Ctrl-C. Bad usage raises
+    SystemExit with 2.
+    """
     arguments = _parse(argv, experiments)
     chosen = [experiments[name] for name in arguments.names or experiments]
     try:
@@ -216,4 +220,7 @@ def _show(chosen: Sequence[Experiment], results: Path) -> int:
             print(experiment.show(stored))
         else:
             print("\n".join(f"{experiment.label(r['configuration'])}: {experiment.line(r)}" for r in stored))
+        for device, group in records.by_device(stored).items():
+            if stale := sum(map(provenance.is_stale, group)):
+                print(f"{device}: {stale} of {len(group)} records were measured with an earlier state of the code")
     return 0

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from ortho import cost
-from ortho.experiments.provenance import is_stale
 from ortho.experiments.records import Record, by_device
 from ortho.experiments.stopwatch import PHASES
 
@@ -157,9 +156,6 @@ def table(records: Sequence[Record], declared: Declared = declared) -> str:
             for r in order
             for arm, reason in r["failures"].items()
         ]
-        stale = sum(map(is_stale, group))
-        if stale:
-            texts.append(f"{stale} of {len(group)} records were measured with an earlier state of the code")
     return "\n".join(texts)
 
 

@@ -70,7 +70,7 @@ def table(records: Sequence[Record]) -> str:
                 f"({one.mean('forgotten'):+.4f}), {one.parameters:,} trained, "
                 f"rate {one.configuration['rate']:g}{paired_rows.against(one, found.get(BASELINE), 'new')}"
             )
-        texts += paired_rows.closing(group)
+        texts.append(paired_rows.closing(group))
     return "\n".join(texts)
 
 

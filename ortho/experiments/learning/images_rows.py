@@ -55,5 +55,5 @@ def table(records: Sequence[Record]) -> str:
                     f"rate {one.configuration['rate']:g}"
                     f"{paired_rows.against(one, found.get(BASELINE), 'correct')}"
                 )
-        texts += paired_rows.closing(group)
+        texts.append(paired_rows.closing(group))
     return "\n".join(texts)

@@ -65,5 +65,5 @@ def table(records: Sequence[Record]) -> str:
                 f"matched {told['matched']}, d={told['d']}, {told['steps']} steps, d_ff={told['d_ff']}, "
                 f"limit={told['limit']}, dropout={told['dropout']:g}, rate {told['rate']:g}"
             )
-        texts += paired_rows.closing(group)
+        texts.append(paired_rows.closing(group))
     return "\n".join(texts)

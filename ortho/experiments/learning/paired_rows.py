@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ortho.experiments.learning import rates
-from ortho.experiments.provenance import is_stale
 from ortho.experiments.records import Record
 from ortho.experiments.resampling import Difference, paired_difference
 from ortho.experiments.statistics import Decision, decide
@@ -95,11 +94,9 @@ def against(arm: Runs, other: Runs | None, measure: str) -> str:
     return f", {found.difference.mean:+.4f} [{low:+.4f}, {high:+.4f}] against {other.arm!r}: {found.outcome}"
 
 
-def closing(records: Sequence[Record]) -> list[str]:
-    """What is said below a table of records: how many rates they choose, and how many are of an earlier code."""
-    stale = sum(map(is_stale, records))
-    notes = [f"{stale} of {len(records)} records were measured with an earlier state of the code"] * bool(stale)
-    return [f"rates chosen: {len(rates.choose(records))}", *notes]
+def closing(records: Sequence[Record]) -> str:
+    """What is said below a table of records: how many rates they choose."""
+    return f"rates chosen: {len(rates.choose(records))}"
 
 
 def _shared(case: Mapping[str, Any]) -> dict[str, Any]:

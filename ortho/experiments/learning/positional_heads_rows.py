@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ortho.experiments.provenance import is_stale
 from ortho.experiments.records import Record, by_device
 
 Row = dict[str, Any]
@@ -60,6 +59,4 @@ def table(records: Sequence[Record]) -> str:
                     values = [row[name] for row in found]
                     spreads.append(f"{name} {statistics.median(values):.3f} [{min(values):.3f}, {max(values):.3f}]")
                 texts.append(f"{task:14}{arm:10}{stage:11}{len(found):3} heads  {', '.join(spreads)}")
-        if stale := sum(map(is_stale, group)):
-            texts.append(f"{stale} of {len(group)} records were measured with an earlier state of the code")
     return "\n".join(texts)

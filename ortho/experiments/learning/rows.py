@@ -10,7 +10,6 @@ from typing import Any
 
 from ortho.experiments.learning import rates
 from ortho.experiments.learning.rates import TUNING, loss
-from ortho.experiments.provenance import is_stale
 from ortho.experiments.records import Record, by_device
 from ortho.experiments.statistics import better_by_chance
 
@@ -115,6 +114,4 @@ def table(records: Sequence[Record]) -> str:
         for arm, losses in tuning(group, device).items():
             each = ", ".join(f"{loss:.4f} at {rate:g}" for rate, loss in sorted(losses.items()))
             texts.append(f"{arm:24}loss at the tuning seed: {each}")
-        if stale := sum(map(is_stale, group)):
-            texts.append(f"{stale} of {len(group)} records were measured with an earlier state of the code")
     return "\n".join(texts)

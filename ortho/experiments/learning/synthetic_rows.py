@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ortho.experiments.learning import rates
-from ortho.experiments.provenance import is_stale
 from ortho.experiments.records import Record, by_device
 from ortho.experiments.statistics import Interval, success_interval
 
@@ -89,6 +88,4 @@ def table(records: Sequence[Record]) -> str:
                     f"{task:18}{arm:26}{runs.successes:3} of {len(runs.seeds):2} [{low:.2f}, {high:.2f}]"
                     f"  right answers: median {middle:.3f} [{min(runs.correct):.3f}, {max(runs.correct):.3f}]"
                 )
-        if stale := sum(map(is_stale, group)):
-            texts.append(f"{stale} of {len(group)} records were measured with an earlier state of the code")
     return "\n".join(texts)

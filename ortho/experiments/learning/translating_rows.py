@@ -81,7 +81,7 @@ def table(records: Sequence[Record]) -> str:
                     f"{one.mean('loss'):.3f} nats a token, {one.mean('seen'):.3f} of those seen, "
                     f"{told['steps']} steps, {one.parameters} parameters, rate {told['rate']:g}"
                 )
-        texts += paired_rows.closing(group)
+        texts.append(paired_rows.closing(group))
     return "\n".join(texts)
 
 
