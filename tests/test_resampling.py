@@ -14,7 +14,6 @@ from ortho.experiments.resampling import (
     Place,
     crossing,
     expanded_tail,
-    paired_by_chance,
     paired_difference,
     resamples,
 )
@@ -184,30 +183,6 @@ def test_a_seed_that_changes_both_arms_changes_nothing():
     a, b = np.array([3, 5, 4, 7, 6.0]), np.array([1, 4, 4, 2, 5.0])
     seeds = np.array([0, 100, -50, 7, 3.0])
     assert paired_difference(a + seeds, b + seeds) == paired_difference(a, b)
-    assert paired_by_chance(a + seeds, b + seeds) == paired_by_chance(a, b)
-
-
-@pytest.mark.parametrize(
-    ("better", "worse", "chance"),
-    [
-        ([1, 2, 3, 4, 5], [0, 0, 0, 0, 0], 1 / 32),
-        ([0, 2, 3, 4, 5], [1, 0, 0, 0, 0], 2 / 32),  # 13 of 15; 15 is more
-        ([0, 0, 0], [1, 1, 1], 1),
-        ([0.2, 0.2], [0.1, 0.3], 3 / 4),  # 0 twice, which rounding makes 3e-17 and -3e-17, and 0.2
-        ([0.5] * 4, [0.5] * 4, 1),
-    ],
-)
-def test_the_probability_of_pairs_as_far_apart_by_chance(better, worse, chance):
-    assert paired_by_chance(better, worse) == chance
-
-
-def test_signs_are_right_as_often_as_they_say():
-    """Of all signs of the same differences, at most a share p has a probability of at most p, and p is reached."""
-    for sizes in ([1, 2, 3, 5, 8, 13], [1, 1, 2, 2, 0, 3], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]):
-        signed = [np.array(sizes) * signs for signs in itertools.product((-1, 1), repeat=6)]
-        found = [paired_by_chance(d, 0 * d) for d in signed]
-        for p in set(found):
-            assert sum(other <= p for other in found) == p * len(found)
 
 
 X = (1, 2, 4, 8)
@@ -265,7 +240,9 @@ def test_a_lead_may_change_more_than_once():
         (lambda: paired_difference([1, math.nan], [1, 2]), "a, b: expected finite numbers, got NaN or infinite ones"),
         (lambda: paired_difference([1, 2], [1, math.inf]), "a, b: expected finite numbers, got NaN or infinite ones"),
         (lambda: paired_difference([1, 2], [1, 2], confidence=1), r"confidence: .* in \(0, 1\), got 1"),
-        (lambda: paired_by_chance([1] * 21, [0] * 21), "better, worse: expected at most 20 pairs, got 21"),
+        (lambda: expanded_tail(1, 0.95), "n: expected at least 2 values, got 1"),
+        (lambda: resamples(1), "n: expected at least 2 values, got 1"),
+        (lambda: resamples(0), "n: expected an integer of at least 1, got 0"),
         (lambda: crossing([1], [[1], [2]], [[1], [2]]), r"x: expected 1 rising budgets, two at least, got \[1\]"),
         (lambda: crossing([2, 1], [[1, 1]] * 2, [[1, 1]] * 2), r"x: expected 2 rising budgets.*, got \[2, 1\]"),
         (lambda: crossing([1, 2, 3], [[1, 1]] * 2, [[1, 1]] * 2), r"x: expected 2 rising budgets.*, got \[1, 2, 3\]"),

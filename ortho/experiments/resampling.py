@@ -1,4 +1,4 @@
-"""Two arms whose runs are paired by seed: the difference, whether it is chance, and where their curves cross.
+"""Two arms whose runs are paired by seed: their difference, and where their curves cross.
 
 Nothing is drawn for up to `ENUMERATED` pairs: what a bootstrap would draw is enumerated, and weighted by how often it
 would be drawn.
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ortho._checks import positive_int
 from ortho.experiments.statistics import Interval, student
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -78,7 +79,11 @@ def paired_difference(
 
 
 def expanded_tail(n: int, confidence: float) -> float:
-    """The share of the bootstrap's means of n values that lies beyond each end of the expanded percentile interval."""
+    """The share of the bootstrap's means of n values that lies beyond each end of the expanded percentile interval.
+
+    Raises TypeError or ValueError unless n is an integer of at least 2, and for a confidence outside (0, 1).
+    """
+    _several(n)
     if not 0 < confidence < 1:
         raise ValueError(f"confidence: expected a probability in (0, 1), got {confidence}")
     return NormalDist().cdf(-sqrt(n / (n - 1)) * student(confidence, n - 1))
@@ -87,8 +92,10 @@ def expanded_tail(n: int, confidence: float) -> float:
 def resamples(n: int, generator: torch.Generator | None = None) -> tuple[Array, Array]:
     """How often each of n values is in a resample (S, n), and the share (S,) of the n^n that each resample is.
 
-    All that differ for up to `ENUMERATED` values, else `DRAWN` of them.
+    All that differ for up to `ENUMERATED` values, else `DRAWN` of them. Raises TypeError or ValueError unless n is an
+    integer of at least 2.
     """
+    _several(n)
     if n <= ENUMERATED:
         return _all_resamples(n)
     generator = generator or torch.Generator().manual_seed(0)
@@ -150,20 +157,9 @@ def crossing(
     return Crossing(places, gains_lead=share(0, -1, -1), loses_lead=share(0, -1, 1))
 
 
-def paired_by_chance(better: Sequence[float], worse: Sequence[float]) -> float:
-    """The probability that the sum of the differences of like arms, paired by seed, is as large as here, or larger.
-
-    The exact one-sided test of signs (Fisher 1935, The Design of Experiments, section 21): if the arms do not differ,
-    each pair is as likely the other way round. Its least is 2^-n, 1 in 32 of five pairs. Raises ValueError like
-    `paired_difference`, and for more than 20 pairs.
-    """
-    differences = _differences(better, worse, axes=1)
-    if len(differences) > 20:
-        raise ValueError(f"better, worse: expected at most 20 pairs, got {len(differences)}")
-    sums = np.zeros(1)
-    for size in np.abs(differences):
-        sums = np.concatenate([sums + size, sums - size])
-    return float((sums >= differences.sum() - _rounding(better, worse)).mean())
+def _several(n: int) -> None:
+    if positive_int("n", n) < 2:
+        raise ValueError(f"n: expected at least 2 values, got {n}")
 
 
 def _differences(a: Any, b: Any, *, axes: int) -> Array:
@@ -177,7 +173,7 @@ def _differences(a: Any, b: Any, *, axes: int) -> Array:
 
 
 def _rounding(a: Any, b: Any) -> Array:
-    """How far rounding at most moves a sum of n resampled differences, or of signed ones: a budget, or one number.
+    """How far rounding at most moves a sum of n resampled differences, by budget.
 
     In units of eps times the largest number: 2 for each of n differences, whose two numbers are rounded as they are
     given and it as it is made, and n for each of n - 1 partial sums, which are at most 2 n times the largest number.

@@ -131,8 +131,10 @@ def holm(p_values: Sequence[float], *, level: float = LEVEL) -> list[bool]:
     """Which of several hypotheses are rejected, such that any is wrongly at most with probability `level`.
 
     The step-down procedure of Holm (1979), for probabilities of any dependence: from the least on, each is compared
-    with the level shared among those that are left, until one is above. Raises ValueError for what is no probability.
+    with the level shared among those that are left, until one is above. Raises ValueError for what is no probability,
+    and for a level outside (0, 1).
     """
+    _probability("level", level)
     if not all(0 <= p <= 1 for p in p_values):
         raise ValueError(f"p_values: expected probabilities in [0, 1], got {list(p_values)}")
     rejected = [False] * len(p_values)
@@ -150,8 +152,7 @@ def success_interval(successes: int, runs: int, *, confidence: float = 0.95) -> 
     for counts that are none, and for a confidence outside (0, 1).
     """
     _counted("successes", successes, "runs", runs)
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence: expected a probability in (0, 1), got {confidence}")
+    _probability("confidence", confidence)
     chance = (1 - confidence) / 2
     return _least_rate(successes, runs, chance), 1 - _least_rate(runs - successes, runs, chance)
 
@@ -183,6 +184,11 @@ def fisher(successes_a: int, runs_a: int, successes_b: int, runs_b: int, *, alte
     return sum(extreme) / comb(runs_a + runs_b, total)
 
 
+def _probability(name: str, value: float) -> None:
+    if not 0 < value < 1:
+        raise ValueError(f"{name}: expected a probability in (0, 1), got {value}")
+
+
 def _counted(successes_name: str, successes: Any, runs_name: str, runs: Any) -> None:
     positive_int(runs_name, runs)
     if isinstance(successes, bool) or not isinstance(successes, int):
@@ -192,11 +198,14 @@ def _counted(successes_name: str, successes: Any, runs_name: str, runs: Any) -> 
 
 
 def student(probability: float, freedom: int) -> float:
-    """The t that Student's variable exceeds in neither direction with a probability; for an integer of freedom.
+    """The t within +-which Student's variable with `freedom` degrees lies with `probability`.
 
     By the finite sums for P(|T| < t) in the angle whose tangent is t / sqrt(freedom) (Abramowitz & Stegun 1964,
-    26.7.3 and 26.7.4).
+    26.7.3 and 26.7.4). Raises TypeError or ValueError unless the degrees are an integer of at least 1, and for a
+    probability outside (0, 1).
     """
+    _probability("probability", probability)
+    positive_int("freedom", freedom)
 
     def within(angle: float) -> float:
         odd = freedom % 2
