@@ -57,6 +57,18 @@ def test_what_is_missing_is_named(copy, capsys):
     assert "expected a cell 'findings'" in capsys.readouterr().err
 
 
+def test_a_picture_without_words_and_a_file_that_is_not_there_are_named(copy, capsys):
+    page = copy / readme.PAGE
+    page.write_text(page.read_text(encoding="utf-8").replace('"mystnb"', '"other"'), encoding="utf-8")
+    assert readme.main([], copy) == 1
+    assert f"{readme.PAGE}: expected mystnb.image.alt" in capsys.readouterr().err
+    shutil.copy(ROOT / readme.PAGE, page)
+    for name in (readme.README, readme.PAGE):
+        (copy / name).unlink()
+        assert readme.main([], copy) == 1
+        assert f"{name}: expected a file that can be read (No such file" in capsys.readouterr().err
+
+
 def test_links_are_made_relative_to_the_readme():
     text = "[a](../notebooks/01-a.ipynb), [b](ledger.ipynb), [c](https://example.org/d), [e](#f)"
     assert (
@@ -77,6 +89,14 @@ def test_the_readmes_code_runs(code, capsys):
     assert capsys.readouterr().out
 
 
+def test_the_readme_and_the_order_of_imports_name_every_module():
+    found = {path.stem for path in (ROOT / "ortho").iterdir() if path.suffix in ("", ".py") and path.stem[0] != "_"}
+    row = next(line for line in read("README.md").splitlines() if line.startswith("| `ortho/` |"))
+    assert set(re.findall(r"`(\w+)`", row)) == found
+    order = read("CONTRIBUTING.md").partition("Imports point one way:")[2].partition("\n\n")[0]
+    assert found <= set(re.findall(r"`(\w+)`", order))
+
+
 def targets(text):
     """Of make, named at the start of a line or of code."""
     return set(re.findall(r"(?:^ *\"?|`)make (?:[A-Z]+=\S+ )*([a-z]+)", text, re.MULTILINE))
@@ -85,6 +105,18 @@ def targets(text):
 @pytest.mark.parametrize("name", [*PAGES, readme.PAGE])
 def test_pages_name_the_commands_that_make_and_test_the_book(name):
     assert {"test", "html"} & targets(read(name))
+
+
+def options(text, command):
+    """All of the lines that name a command of `python -m ortho`."""
+    lines = [line for line in text.splitlines() if f"python -m ortho {command}" in line]
+    return {option for line in lines for option in re.findall(r"--[a-z]+", line)}
+
+
+def test_all_options_of_a_commands_lines_are_looked_at():
+    text = "with `--jobs` run `python -m ortho a --list` or --show\npython -m ortho b --json\n--budget"
+    assert options(text, "a") == {"--jobs", "--list", "--show"}
+    assert options(text, "b") == {"--json"}
 
 
 @pytest.mark.parametrize("name", [*PAGES, readme.PAGE, *STATUS, *GUIDES])
@@ -96,8 +128,8 @@ def test_commands_exist(name, capsys):
         with pytest.raises(SystemExit) as stopped:
             ortho([command, "--help"])
         assert stopped.value.code == 0
-        offered = capsys.readouterr().out
-        assert all(option in offered for option in re.findall(rf"python -m ortho {command} .*?(--[a-z]+)", text))
+        offered = re.findall(r"--[a-z]+", capsys.readouterr().out)
+        assert options(text, command) <= set(offered)
 
 
 def test_the_landing_page_leads_to_every_chapter():

@@ -47,13 +47,31 @@ def moved(text: str) -> str:
     return re.sub(r"\]\(((?![a-z]+:|#)[^)]+)\)", link, text)
 
 
+def read(root: Path, name: str) -> str:
+    """The text of a file. Raises ReadmeError where there is none."""
+    try:
+        return (root / name).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ReadmeError(f"{name}: expected a file that can be read ({error.strerror})") from error
+
+
+def described(metadata: dict[str, Any]) -> str:
+    """What the picture's cell says of it in words. Raises ReadmeError where it says nothing."""
+    try:
+        return str(metadata["mystnb"]["image"]["alt"])
+    except KeyError as error:
+        raise ReadmeError(
+            f"{PAGE}: expected mystnb.image.alt in the metadata of the cell 'headline', found no {error}"
+        ) from error
+
+
 def wanted(root: Path = ROOT) -> dict[str, str]:
-    """The texts of the picture and of the README as they should be, by path."""
-    nb = nbformat.read(root / PAGE, as_version=4)
+    """The texts of the picture and of the README as they should be, by path. Raises ReadmeError for what is missing."""
+    nb = nbformat.reads(read(root, PAGE), as_version=4)
     metadata, picture = cell(nb, "headline", "image/svg+xml")
     findings = cell(nb, "findings", "text/markdown")[1]
-    alt = metadata["mystnb"]["image"]["alt"]
-    readme = (root / README).read_text(encoding="utf-8")
+    alt = described(metadata)
+    readme = read(root, README)
     before, start, rest = readme.partition(START)
     _, end, after = rest.partition(END)
     if not (start and end):
