@@ -1,6 +1,7 @@
 """pyproject.toml, constraints.txt, environment.yml and the Makefile describe one environment."""
 
 import importlib.metadata
+import importlib.resources
 import json
 import re
 import tomllib
@@ -16,7 +17,8 @@ from packaging.version import Version
 import ortho
 
 ROOT = Path(__file__).parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 REQUIREMENTS = [Requirement(text) for texts in [PROJECT["dependencies"], *EXTRAS.values()] for text in texts]
 CONDA = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
@@ -82,7 +84,7 @@ def test_python_versions_agree():
     conda = next(re.fullmatch(r"python=(.*)", entry)[1] for entry in CONDA if str(entry).startswith("python"))
     assert conda in SpecifierSet(PROJECT["requires-python"])
     assert f"({oldest.replace('.', ', ')})" in (ROOT / "Makefile").read_text()
-    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    tools = PYPROJECT["tool"]
     assert tools["mypy"]["python_version"] == oldest
     assert tools["ruff"]["target-version"] == "py" + oldest.replace(".", "")
 
@@ -100,4 +102,11 @@ def test_one_description():
     assert archived["title"] == cited["title"] == yaml.safe_load((ROOT / "_config.yml").read_text())["title"]
     assert archived["creators"] == cited["authors"]
     assert (archived["description"], archived["keywords"]) == (cited["abstract"].strip(), cited["keywords"])
-    assert archived["license"] == PROJECT["license"] in cited["license"]
+    assert PROJECT["license"].split(" AND ") == cited["license"]
+    assert archived["license"] == cited["license"][0], "there is place for one"
+
+
+def test_the_package_says_that_it_is_typed():
+    """To type checkers, from the source tree and where it is installed (PEP 561)."""
+    assert importlib.resources.files("ortho").joinpath("py.typed").is_file()
+    assert PYPROJECT["tool"]["setuptools"]["package-data"]["ortho"] == ["py.typed"]
