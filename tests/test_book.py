@@ -1,5 +1,6 @@
 """The book holds what the folders hold, and the automated checks call what the README promises."""
 
+import re
 from pathlib import Path
 
 import yaml
@@ -45,3 +46,12 @@ def test_the_check_of_a_change_begins_with_the_test_command_of_the_readme():
     commands = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line.startswith("make ")]
     assert commands == ["make test", "make lint", "make html", "make browser"]
     assert "make test" in (ROOT / "README.md").read_text()
+
+
+def test_the_workflow_builds_the_pages_once_for_every_change():
+    """`make pdf` builds them as well."""
+    steps = yaml.safe_load((ROOT / ".github" / "workflows" / "book.yml").read_text())["jobs"]["build"]["steps"]
+    when = {target: step["if"] for step in steps for target in re.findall(r"make (\w+)", step.get("run", ""))}
+    tagged = "startsWith(github.ref, 'refs/tags/v')"
+    assert when == {"html": f"${{{{ !{tagged} }}}}", "pdf": tagged}
+    assert re.search(r"^pdf: html\b", (ROOT / "Makefile").read_text(), re.MULTILINE)
