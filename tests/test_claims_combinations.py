@@ -128,7 +128,7 @@ def test_the_verdict_follows_what_is_lost(stored, text, digits, verdict):
 
 def test_where_there_is_nothing_to_lose_nothing_is_judged(stored):
     """Beside an arm that is no better than heads which see no other token there is no loss, and nothing else."""
-    stored(TEXT | {"linear": 3.0, "frozen linear": 3.5})
+    stored(TEXT | {"linear": 3.0, "frozen linear": 3.0})
     found = s2.with_other_attention()
     assert found.verdict == CONFIRMED
     assert (
@@ -138,6 +138,21 @@ def test_where_there_is_nothing_to_lose_nothing_is_judged(stored):
     stored(dict.fromkeys(TEXT, 3.0), dict.fromkeys(DIGITS, 0.7))
     found = s2.with_other_attention()
     assert found.verdict == UNTESTABLE and "there is no arm that is shown to be better than heads" in found.ours
+
+
+@pytest.mark.parametrize(("level", "outcome"), [(3.5, CONDITIONAL), (2.5, CONFIRMED)])
+def test_a_difference_that_shows_is_kept(stored, level, outcome):
+    """Also beside an arm that is no better than heads which see no other token."""
+    stored(TEXT | {"linear": 3.0, "frozen linear": level})
+    found = s2.with_other_attention()
+    assert found.verdict == outcome and "Left out" not in found.ours
+    if outcome == CONDITIONAL:
+        assert "not shown at frozen linear against linear, bits a byte" in found.ours
+
+
+def test_losses_beside_arms_that_gain_nothing_refute(stored):
+    stored(dict.fromkeys(TEXT, 3.0) | {"frozen linear": 3.5}, dict.fromkeys(DIGITS, 0.7))
+    assert s2.with_other_attention().verdict == REFUTED
 
 
 @pytest.mark.parametrize("lacking", ["frozen window", "window", "identity"])

@@ -92,6 +92,8 @@ def judge(monkeypatch):
         ({"frozen_Gaussian": 0.1}, Verdict.CONDITIONAL),
         ({"digits": 0.03}, Verdict.CONDITIONAL),
         ({"Gaussian": 0.1, "1/4 x": 0.0}, Verdict.CONDITIONAL),
+        ({"Gaussian": 0.1, "frozen_low-rank": 0.0}, Verdict.CONDITIONAL),
+        ({"Gaussian": 0.1, "low-rank": 0.0}, Verdict.REFUTED),  # another scale says nothing of other laws
         ({"Gaussian": 0.1, "low-rank": 0.0, "4 x": 0.0, "1/4 x": 0.0}, Verdict.REFUTED),
     ],
 )
@@ -106,6 +108,23 @@ def test_intervals_are_those_of_the_pairs(judge):
     assert "holds at frozen on bytes; not shown at stopped on bytes: -0.004 to 0 (equivalent)" in found.ours
     assert "learned 4 x: -0.304 to -0.3 (better)" in found.ours, "the level of a seed is in no difference"
     assert "from 0.05 bits a byte, 0.01 of the digits' right answers on" in found.ours
+
+
+def test_parts_say_what_the_other_matrices_are(judge):
+    told = judge(runs(frozen_Gaussian=0.1)).ours
+    low, _, scale = told.partition("orthogonal against orthogonal, of another scale: ")
+    low, scale = low.partition("of a low rank: ")[2], scale.partition("QR, SVD, Haar")[0]
+    assert "stopped low-rank" in low and " x" not in low and "stopped 1/4 x" in scale and "low-rank" not in scale
+
+
+def test_heads_that_add_nothing_are_noted(judge):
+    stored = runs()
+    assert "see no other token" not in judge(stored).ours
+    stored["bytes"] += on_bytes("identity", 0.0)
+    stored["bytes"] = [r for r in stored["bytes"] if r["configuration"]["arm"] != "frozen Gaussian"]
+    stored["bytes"] += on_bytes("frozen Gaussian", -0.2)
+    told = judge(stored).ours.partition("than heads that see no other token: ")[2]
+    assert "stopped: 0 (equivalent)" in told and "frozen Gaussian: -0.2 to -0.196 (better)" in told
 
 
 def test_runs_that_do_not_decide(judge):

@@ -29,12 +29,20 @@ SAME_SCALE: dict[str, Pair] = {
     "frozen on digits": ("images", "frozen", "frozen Gaussian"),
 }
 WAYS = ("low-rank", "4 x", "1/4 x")
-# Orthogonal matrices of that scale against matrices of another one, or of a low rank.
+# Orthogonal matrices of that scale against matrices of a low rank, or of another scale. The latter are orthogonal but
+# for a factor: they show what the scale does, and nothing of other laws.
 OTHER_MATRICES: dict[str, Pair] = {
     f"{kind} {way}": ("bytes", kind, f"{kind} {way}") for kind in ("frozen", "stopped") for way in WAYS
 }
+LOW_RANK = {label: pair for label, pair in OTHER_MATRICES.items() if label.endswith(WAYS[0])}
+OTHER_SCALE = {label: pair for label, pair in OTHER_MATRICES.items() if label not in LOW_RANK}
 # The same as first weights of trained matrices.
 LEARNED: dict[str, Pair] = {f"learned {way}": ("bytes", "learned", f"learned {way}") for way in WAYS[:2]}
+
+# What the heads of one scale are held against to see whether they add anything: heads that see no other token.
+ADDED: dict[str, Pair] = {
+    arm: (name, arm, "identity") for name, *both in SAME_SCALE.values() if name == "bytes" for arm in both
+}
 
 D = 64
 
@@ -103,7 +111,8 @@ def orthogonal_is_required() -> Finding:
             "orthogonal against Gaussian matrices of the same scale": part(
                 "orthogonal initialisation is required, and does better", SAME_SCALE
             ),
-            "orthogonal against others of another scale or rank": part("others may work badly", OTHER_MATRICES),
+            "orthogonal against others of a low rank": part("others may work badly", LOW_RANK),
+            "orthogonal against orthogonal, of another scale": part("another scale may work badly", OTHER_SCALE),
             "QR, SVD, Haar": holds("make orthogonal matrices", drawn, tolerance, at=f"$d = {D}$"),
         }
     )
@@ -111,18 +120,24 @@ def orthogonal_is_required() -> Finding:
 
 
 def remarks() -> str:
-    """The units, and what holds of trained matrices that begin so."""
+    """The units, what holds of trained matrices that begin so, and what the heads of one scale add at all."""
     margins = ", ".join(
         f"{module.DECISION.margin:g} {unit}"
         for module, unit in ((language, "bits a byte"), (images, "of the digits' right answers"))
     )
-    told = {
-        label: f"{figures.span(rounded(one.difference.interval))} ({one.outcome})"
-        for label, one in compared(LEARNED).items()
-    }
-    learned = f". Of trained matrices, Xavier's against others at the start: {figures.listing(told)}" if told else ""
+    learned, added = in_words(LEARNED), in_words(ADDED)
+    learned = f". Of trained matrices, Xavier's against others at the start: {learned}" if learned else ""
+    added = f". More bits a byte than heads that see no other token: {added}" if added else ""
     return (
         "Intervals are of what the first has more: bits a byte, where less is better, and shares of right answers. "
         f"A difference matters from {margins} on. QR without a choice of signs is orthogonal, but not of Haar's law"
-        f"{learned}"
+        f". Matrices of another scale are orthogonal but for a factor, and show nothing of other laws{learned}{added}"
+    )
+
+
+def in_words(pairs: Mapping[str, Pair]) -> str:
+    """The intervals of the pairs that have run and their outcomes; nothing if none has."""
+    told = compared(pairs)
+    return figures.listing(
+        {label: f"{figures.span(rounded(one.difference.interval))} ({one.outcome})" for label, one in told.items()}
     )

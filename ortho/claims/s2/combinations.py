@@ -21,6 +21,7 @@ LENGTHS = (512, 4096)
 KINDS = {"linear": "linear", "FAVOR+": "favor", "delta": "delta", "window": "window"}
 ORA = "frozen"  # with softmax
 IDLE = "identity"  # heads that see no other token
+SHOWN = ("better", "worse")  # outcomes of a difference that shows
 ON_DIGITS = ("linear",)  # kinds of which `images` has both arms
 
 DIGITS = Unit("% of the digits", 100, 1)
@@ -66,8 +67,9 @@ def on_digits() -> Field:
 def nothing_lost(comparisons: Sequence[tuple[Field, Comparison]]) -> Finding:
     """Whether nothing is lost, wherever there is something to lose.
 
-    There is where the other arm is shown to be better than heads that see no other token. Where it is nowhere, and
-    where runs are missing, nothing can be said.
+    There is where the other arm is shown to be better than heads that see no other token. Where it is not, that no
+    difference shows says nothing, and the comparison is left out; a difference that shows ('better' or 'worse') is
+    kept. Where nothing is left, and where runs are missing, nothing can be said.
     """
     statement = "nothing is lost"
     labels = [f"{one.arm} against {one.other}, {field.unit.name}" for field, one in comparisons]
@@ -76,16 +78,21 @@ def nothing_lost(comparisons: Sequence[tuple[Field, Comparison]]) -> Finding:
     missing = [label for label, *both in zip(labels, gained, found, strict=True) if None in both]
     if missing:
         return untestable(statement, dict.fromkeys(missing), lack="there are not yet two runs of the arms of")
-    idle = [label for label, gain in zip(labels, gained, strict=True) if gain and gain[1] != "better"]
+    idle = [
+        label
+        for label, gain, one in zip(labels, gained, found, strict=True)
+        if gain and gain[1] != "better" and one and one[1] not in SHOWN
+    ]
     have = {label: one for label, one in zip(labels, found, strict=True) if one and label not in idle}
     if not have:
-        needs = {"arm that is shown to be better than heads which see no other token": None}
+        needs = {"arm that is shown to be better than heads which see no other token, and no difference shows": None}
         return untestable(statement, needs, lack="there is no")
     told = loses_nothing(statement, have)
     if not idle:
         return told
     return told.noting(
-        f"Left out, as the other arm is not shown to be better than heads that see no other token: {'; '.join(idle)}"
+        "Left out, as no difference shows and the other arm is not shown to be better than heads that see no other "
+        f"token: {'; '.join(idle)}"
     )
 
 
