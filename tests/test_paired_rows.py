@@ -66,6 +66,16 @@ def test_arms_are_judged_pair_by_pair(several):
     assert paired_rows.judged(found["frozen"], found["learned"], "loss").difference.mean == pytest.approx(0.0998)
 
 
+def test_a_difference_is_of_the_seeds_that_both_have(several):
+    found = images_rows.by_arm(several, SLUG)
+    frozen, learned = found["frozen"], found["learned"]  # of six seeds and of five
+    one, surer = (paired_rows.paired(frozen, learned, "correct", confidence) for confidence in (0.5, 0.9))
+    assert one.mean == surer.mean == pytest.approx(-0.0998)
+    assert one == paired_rows.paired(frozen._replace(seeds=(1, 2, 3, 4, 5, 9)), learned, "correct", 0.5)
+    assert surer.interval[0] <= one.interval[0] <= one.interval[1] <= surer.interval[1] != one.interval[1]
+    assert paired_rows.paired(images_rows.by_arm(several, SLUG, "cifar10")["learned"], learned, "correct", 0.5) is None
+
+
 def test_runs_that_differ_in_more_than_the_seed_are_not_put_together(several, measured):
     several.append(record(measured, "linear", 6, 0.5, steps=3))
     with pytest.raises(ValueError, match="wanted: expected runs of 'linear' that differ in the seed alone"):

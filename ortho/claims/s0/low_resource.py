@@ -21,7 +21,7 @@ from ortho.experiments.learning import language_rows, paired_rows
 from ortho.experiments.learning.language_rows import BITS
 from ortho.experiments.learning.paired_rows import Judged, Measures, Runs
 from ortho.experiments.records import judged_device
-from ortho.experiments.resampling import Difference, paired_difference
+from ortho.experiments.resampling import Difference
 from ortho.experiments.statistics import Decision
 
 CHAPTER = "30-low-resource"
@@ -135,12 +135,7 @@ def against_base(arms: Mapping[str, Runs], base: str = BASE, measure: str = "bit
 def more_than(one: Runs, base: Runs, measure: str, comparisons: int = 1) -> Difference | None:
     """What an arm has more than the base at the seeds of both, with an interval that so many hold at once; None for
     fewer than two seeds. For measures of which the records' rule does not speak."""
-    ours, theirs = (dict(zip(each.seeds, each.values[measure], strict=True)) for each in (one, base))
-    seeds = sorted(ours.keys() & theirs.keys())
-    if len(seeds) < 2:
-        return None
-    confidence = Decision.of(one.configuration).confidence(comparisons)
-    return paired_difference([ours[s] for s in seeds], [theirs[s] for s in seeds], confidence=confidence)
+    return paired_rows.paired(one, base, measure, Decision.of(one.configuration).confidence(comparisons))
 
 
 def turned(ends: Interval) -> Interval:

@@ -1,14 +1,13 @@
 """What the records of `fine-tuning` say: bits a byte of both texts over seeds, and each arm against another."""
 
 from collections.abc import Iterable, Sequence
-from math import log
 
 from ortho.experiments.learning import paired_rows
+from ortho.experiments.learning.language_rows import BITS
 from ortho.experiments.learning.paired_rows import Judged, Measures, Runs
 from ortho.experiments.records import Record, by_device
 
 BASELINE = "all trained"
-_BITS = 1 / log(2)  # in a nat
 
 
 def new(record: Record) -> float:
@@ -75,4 +74,4 @@ def table(records: Sequence[Record]) -> str:
 
 
 def _bits(record: Record, test: str) -> float:
-    return float(record["repetitions"][test]["loss_nats"][0]) * _BITS
+    return float(record["repetitions"][test]["loss_nats"][0]) * BITS

@@ -72,17 +72,28 @@ def by_arm(
     return found
 
 
+def paired(one: Runs, other: Runs, measure: str, confidence: float) -> Difference | None:
+    """What one arm has more than the other at the seeds that both have; None if they have fewer than two in common.
+
+    Raises KeyError for what was not measured.
+    """
+    ours, theirs = (dict(zip(each.seeds, each.values[measure], strict=True)) for each in (one, other))
+    seeds = sorted(ours.keys() & theirs.keys())
+    if len(seeds) < 2:
+        return None
+    return paired_difference([ours[s] for s in seeds], [theirs[s] for s in seeds], confidence=confidence)
+
+
 def judged(arm: Runs, other: Runs, measure: str) -> Judged | None:
     """The arm against the other at the seeds that both have, by its rule; None if they have fewer than two in common.
 
     Raises KeyError for what was not measured.
     """
-    ours, theirs = (dict(zip(one.seeds, one.values[measure], strict=True)) for one in (arm, other))
-    rule, seeds = Decision.of(arm.configuration), sorted(ours.keys() & theirs.keys())
-    if len(seeds) < 2:
+    rule = Decision.of(arm.configuration)
+    found = paired(arm, other, measure, rule.confidence())
+    if found is None:
         return None
-    found = paired_difference([ours[s] for s in seeds], [theirs[s] for s in seeds], confidence=rule.confidence())
-    return Judged(found, decide(found.interval, rule), len(seeds))
+    return Judged(found, decide(found.interval, rule), len(set(arm.seeds) & set(other.seeds)))
 
 
 def against(arm: Runs, other: Runs | None, measure: str) -> str:
