@@ -280,14 +280,14 @@ def test_printed_figures_must_be_figures(text):
 
 @pytest.mark.parametrize("value", [nan, inf])
 def test_figures_of_ours_must_be_finite(value):
-    with pytest.raises(ValueError, match="a: expected a|finite figure at a"):
+    with pytest.raises(ValueError, match="ours: expected a (number|finite figure) at a"):
         printed({"a": "1"}, {"a": value})
 
 
 @pytest.mark.parametrize(("rule", "value"), [(printed, "1"), (counted, 1), (bound, 1), (region, (0, 1))])
 @pytest.mark.parametrize(("source", "ours"), [("a", "b"), ("", ""), ("a", "ab"), ("ab", "a")])
 def test_labels_must_be_the_same(rule, value, source, ours):
-    with pytest.raises(ValueError, match="expected the source's labels"):
+    with pytest.raises(ValueError, match="^(ours|limit|measured): expected (the labels of|at least one label)"):
         rule(dict.fromkeys(source, value), dict.fromkeys(ours, 1))
 
 
@@ -405,7 +405,7 @@ def test_holds_shows_no_rounding_noise():
     assert holds("outputs agree", 1e-17, 1e-12) == holds("outputs agree", 3e-17, 1e-12)
 
 
-@pytest.mark.parametrize(("error", "tolerance"), [(nan, 1.0), (0.0, 0.0), (0.0, -1.0), (0.0, nan)])
+@pytest.mark.parametrize(("error", "tolerance"), [(nan, 1.0), (-1.0, 1e-3), (0.0, 0.0), (0.0, -1.0), (0.0, nan)])
 def test_holds_needs_numbers(error, tolerance):
     with pytest.raises(ValueError, match="expected a"):
         holds("outputs agree", error, tolerance)
@@ -430,9 +430,11 @@ def test_contradiction(first, second, verdict):
 
 
 def test_ranges_must_be_ordered():
-    with pytest.raises(ValueError, match=r"range: expected \(low, high\) with low <= high, got \(2, 1\)"):
+    with pytest.raises(ValueError, match=r"first: expected \(low, high\) with low <= high, got \(2, 1\)"):
         contradiction(("one", (2, 1)), ("other", 1))
-    with pytest.raises(ValueError, match="range: expected"):
+    with pytest.raises(ValueError, match="second: expected"):
+        contradiction(("one", 1), ("other", (2, 1)))
+    with pytest.raises(ValueError, match="claimed: expected"):
         region((2, 1), {"a": 1})
 
 
@@ -446,7 +448,7 @@ def test_region(measured, verdict):
     assert same.verdict == each.verdict == verdict
     assert same.source == "20 to 35 %"
     assert ("holds at" in same.ours) == (verdict == CONDITIONAL)
-    with pytest.raises(ValueError, match="a: expected a number, got nan"):
+    with pytest.raises(ValueError, match="measured: expected a number at a, got nan"):
         region((20, 35), {"a": nan})
 
 
@@ -467,8 +469,34 @@ def test_effect(measured, control, verdict, why):
     finding = effect((0, 5), *sides, unit=" %")
     assert (finding.verdict, finding.rule, finding.source) == (verdict, "effect", "0 to 5 %")
     assert why in finding.ours
-    with pytest.raises(ValueError, match="expected the source's labels"):
+    with pytest.raises(ValueError, match=r"control: expected the labels of measured, \['a'\], got \['b'\]"):
         effect((0, 5), {"a": (0, 1)}, {"b": (0, 1)})
+
+
+@pytest.mark.parametrize(
+    ("claimed", "measured", "control", "message"),
+    [
+        # without an upper end there is no middle that noise could reach
+        ((2, inf), (-5, 100), (-1, 1), r"claimed: expected finite ends, got \(2, inf\)"),
+        ((-inf, 2), (-5, 100), (-1, 1), "claimed: expected finite ends"),
+        ((2, 1), (0, 1), (0, 1), "claimed: expected"),
+        ((0, 5), (2, 1), (0, 1), "measured: expected"),
+        ((0, 5), (0, 1), (2, 1), "control: expected"),
+    ],
+)
+def test_effect_needs_intervals(claimed, measured, control, message):
+    with pytest.raises(ValueError, match=message):
+        effect(claimed, {"a": measured}, {"a": control})
+
+
+def test_settings_that_decide_are_listed_before_others():
+    many = dict.fromkeys("abcdefg", (-2, -1))
+    finding = improves("better", many | {"h": (-1, 3)})
+    assert finding.verdict == UNTESTABLE
+    assert finding.ours.startswith("h: -1 to 3, a: ") and finding.ours.endswith("and 2 more: undecided at h")
+    finding = effect((0, 5), many | {"h": (-1, 3)}, dict.fromkeys("abcdefgh", (0, 1)))
+    assert finding.verdict == UNTESTABLE
+    assert finding.ours.startswith("h: -1 to 3 (control 0 to 1), a: ")
 
 
 @pytest.mark.parametrize(
@@ -493,7 +521,7 @@ def test_improves(gains, verdict, why):
 
 @pytest.mark.parametrize("gains", [{}, {"a": (2, 1)}, {"a": (nan, 1)}])
 def test_improves_needs_intervals(gains):
-    with pytest.raises(ValueError, match=r"(gains|range): expected"):
+    with pytest.raises(ValueError, match="gains: expected"):
         improves("better", gains)
 
 
@@ -567,8 +595,13 @@ def test_a_table():
         "| x | n | cost |\n| --- | ---: | --- |\n| a\\|b | 1,234 | 4*d^2 |\n| c | \u2013 | 0.5 |"
     )
     assert repr(shown) == "x        n  cost\na|b  1,234  4*d^2\nc        \u2013  0.5"
-    with pytest.raises(ValueError, match="row 0: expected 2 cells like the headers, got 1"):
-        table([("a",)], ("x", "y"))
+    for shared in (None, "y"):
+        with pytest.raises(ValueError, match="row 0: expected 2 cells like the headers, got 1"):
+            table([("a",)], ("x", "y"), shared=shared)
+        with pytest.raises(ValueError, match="row 1: expected 2 cells like the headers, got 3"):
+            table([("a", "b"), ("a", "b", "c")], ("x", "y"), shared=shared)
+    with pytest.raises(ValueError, match="value: expected a number, got nan"):
+        table([(nan,)], ("x",))
 
 
 @pytest.mark.parametrize(
@@ -586,6 +619,8 @@ def test_a_column_that_is_the_same_in_all_rows_is_named_once():
     assert table([one, one], headers, shared="device") == table([(1, "x")] * 2, ("n, `a`", "time"))
     assert table([one, other], headers, shared="device") == table([one, other], headers)
     assert table([("x", "`a`")], ("", "device"), shared="device") == table([("x",)], ("`a`",))
+    assert table([("x", 4096)] * 2, ("n", "N"), shared="N") == table([("x",)] * 2, ("n, 4,096",))
+    assert table([("x", None)] * 2, ("n", "N"), shared="N") == table([("x",)] * 2, ("n",))
     assert table([], headers, shared="device") == table([], headers)
     with pytest.raises(ValueError, match=r"shared: expected one of the headers \['device', 'n', 'time'\], got 'kind'"):
         table([one], headers, shared="kind")

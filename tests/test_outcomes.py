@@ -47,6 +47,23 @@ def test_every_outcome_has_a_verdict():
         assert {rule("", found(outcome)).verdict for rule in (outperforms, loses_nothing)} <= set(Verdict)
 
 
+@pytest.mark.parametrize("rule", [outperforms, loses_nothing])
+def test_what_is_undecided_is_listed_before_others(rule):
+    excluded = {outperforms: "equivalent", loses_nothing: "worse"}[rule]
+    finding = rule("a statement", found(*[excluded] * 7, "undecided"))
+    assert finding.verdict == Verdict.UNTESTABLE
+    assert finding.ours.startswith("setting 7: -0.2 to 0.2 (undecided), setting 0: ")
+    assert finding.ours.endswith("and 2 more: undecided at setting 7")
+
+
+@pytest.mark.bad_input
+def test_an_outcome_is_one_of_those_that_are_known():
+    with pytest.raises(ValueError, match="outcome: expected one of 'equivalent', .*, got 'beter'"):
+        outperforms("a statement", {"a": ((0.1, 0.2), "beter")})
+    with pytest.raises(ValueError, match="outcome: expected one of"):
+        loses_nothing("a statement", {"a": ((0.1, 0.2), None)})
+
+
 @pytest.mark.bad_input
 def test_nothing_is_no_evidence():
     with pytest.raises(ValueError, match="found: expected at least one setting, got none"):

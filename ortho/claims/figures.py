@@ -53,13 +53,16 @@ def exact(label: str, value: Number) -> Fraction:
     return Fraction(value)
 
 
-def check(source: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """Both sides have the same labels, and no figure is NaN."""
-    if not source or source.keys() != ours.keys():
-        raise ValueError(f"ours: expected the source's labels {list(source)} (at least one), got {list(ours)}")
-    for label, value in [*source.items(), *ours.items()]:
-        if isinstance(value, float) and isnan(value):
-            raise ValueError(f"{label}: expected a number, got {value}")
+def check(one: Mapping[str, Any], other: Mapping[str, Any], first: str, second: str) -> None:
+    """Both sides, arguments of these names, have the same labels, and no figure is NaN."""
+    if not other:
+        raise ValueError(f"{second}: expected at least one label, got none")
+    if one.keys() != other.keys():
+        raise ValueError(f"{second}: expected the labels of {first}, {list(one)}, got {list(other)}")
+    for name, side in ((first, one), (second, other)):
+        for label, value in side.items():
+            if isinstance(value, float) and isnan(value):
+                raise ValueError(f"{name}: expected a number at {label}, got {value}")
 
 
 def above(value: Number, limit: Number) -> bool:
@@ -109,11 +112,14 @@ def common_factor(source: Mapping[str, Printed], ours: Mapping[str, Fraction]) -
     return next((factor for factor in rounder if low <= factor <= high), middle)
 
 
-def interval(value: Number | Interval) -> Interval:
-    """(low, high) of a range or of a single figure; ValueError unless low <= high."""
+def interval(value: Number | Interval, name: str, *, finite: bool = False) -> Interval:
+    """(low, high) of a range or of a single figure; ValueError, naming the argument, unless low <= high, or, where
+    finite ends are asked for, for infinite ones."""
     low, high = value if isinstance(value, tuple) else (value, value)
     if not low <= high:
-        raise ValueError(f"range: expected (low, high) with low <= high, got {value}")
+        raise ValueError(f"{name}: expected (low, high) with low <= high, got {value}")
+    if finite and (isinf(low) or isinf(high)):
+        raise ValueError(f"{name}: expected finite ends, got {value}")
     return low, high
 
 
@@ -125,7 +131,7 @@ def outward(ends: Interval) -> Interval:
 
 def show(value: Any, unit: str = "") -> str:
     """An integer in full, another number to four digits, one of `_ROUNDING` to one, a formula as mathematics; then the
-    unit."""
+    unit. ValueError for NaN."""
     if isinstance(value, str) or hasattr(value, "free_symbols"):
         from ortho.cost import orders
 
@@ -133,6 +139,8 @@ def show(value: Any, unit: str = "") -> str:
         if expr.free_symbols or not expr.is_Rational:
             return f"${latex(expr)}${unit}"
         value = Fraction(str(expr))
+    if isnan(value):
+        raise ValueError(f"value: expected a number, got {value}")
     if isinf(value):
         return f"{'-' if value < 0 else ''}\u221e{unit}"
     if isinstance(value, int) or (value == int(value) and abs(value) < 1e15):
@@ -175,6 +183,8 @@ def some(labels: Collection[str]) -> str:
     return mark.join(first) + (f" and {len(labels) - len(first)} more" if len(labels) > len(first) else "")
 
 
-def listing(texts: Mapping[str, str]) -> str:
-    """'label: text' in a row, the first of many; a single unlabelled entry (label '') alone."""
-    return some([f"{label}: {text}" if label else text for label, text in texts.items()])
+def listing(texts: Mapping[str, str], first: Collection[str] = ()) -> str:
+    """'label: text' in a row, the first of many, before them those at the labels `first`; a single unlabelled entry
+    (label '') alone."""
+    ordered = {label: texts[label] for label in first} | dict(texts)
+    return some([f"{label}: {text}" if label else text for label, text in ordered.items()])

@@ -7,11 +7,14 @@ of what the arm in question has more than the other, and its outcome.
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from ortho._checks import one_of
 from ortho.claims import figures
 from ortho.claims.figures import Interval
 from ortho.claims.verdicts import Verdict, rule
+from ortho.experiments.statistics import OUTCOMES
 
-Judged = tuple[Interval, str]
+Told = tuple[Interval, str]
+Judged = Told  # its former name
 
 
 class Unit(NamedTuple):
@@ -43,7 +46,7 @@ _LOSS = {"worse": True, "equivalent": False, "better": False, "not worse": False
 
 
 @rule
-def outperforms(statement: str, found: Mapping[str, Judged], *, unit: str = "") -> tuple[Verdict, str, str]:
+def outperforms(statement: str, found: Mapping[str, Told], *, unit: str = "") -> tuple[Verdict, str, str]:
     """A gain by another way to learn, by what a decision fixed before the runs says of measured differences.
 
     confirmed: 'better' in every setting. conditional: in some, which are named. refuted: in none, and in each a gain as
@@ -54,7 +57,7 @@ def outperforms(statement: str, found: Mapping[str, Judged], *, unit: str = "") 
 
 
 @rule
-def loses_nothing(statement: str, found: Mapping[str, Judged], *, unit: str = "") -> tuple[Verdict, str, str]:
+def loses_nothing(statement: str, found: Mapping[str, Told], *, unit: str = "") -> tuple[Verdict, str, str]:
     """That nothing is lost by another way to learn, by what a decision fixed before the runs says of differences.
 
     confirmed: in every setting a loss as large as the decision's margin is excluded ('equivalent', 'better', 'not
@@ -65,19 +68,20 @@ def loses_nothing(statement: str, found: Mapping[str, Judged], *, unit: str = ""
 
 
 def _judge(
-    statement: str, found: Mapping[str, Judged], unit: str, says: Mapping[str, bool], *, wanted: bool
+    statement: str, found: Mapping[str, Told], unit: str, says: Mapping[str, bool], *, wanted: bool
 ) -> tuple[Verdict, str, str]:
     if not found:
         raise ValueError("found: expected at least one setting, got none")
     have = {label: f"{figures.span(interval, unit)} ({outcome})" for label, (interval, outcome) in found.items()}
-    listed = figures.listing(have)
-    answers = {label: says.get(outcome) for label, (_, outcome) in found.items()}
+    answers = {label: says.get(one_of("outcome", outcome, OUTCOMES)) for label, (_, outcome) in found.items()}
     shown = [label for label, answer in answers.items() if answer is wanted]
+    undecided = [label for label, answer in answers.items() if answer is None]
+    listed = figures.listing(have, undecided)
     if len(shown) == len(found):
         return Verdict.CONFIRMED, statement, listed
     if shown:
         rest = figures.listing({label: text for label, text in have.items() if label not in shown})
         return Verdict.CONDITIONAL, statement, f"holds at {figures.some(shown)}; not shown at {rest}"
-    if undecided := [label for label, answer in answers.items() if answer is None]:
+    if undecided:
         return Verdict.UNTESTABLE, statement, f"{listed}: undecided at {figures.some(undecided)}"
     return Verdict.REFUTED, statement, f"{listed}: nowhere"

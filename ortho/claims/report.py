@@ -35,15 +35,17 @@ def table(rows: Iterable[Sequence[Any]], headers: Sequence[str], *, shared: str 
     Integers are written in full, other numbers to four digits: format what needs another precision. Columns of numbers,
     formatted or not, are set flush right. A column with the header `shared` is left out if all rows have the same in
     it; the first header then names that. Raises ValueError for a row that is not as long as the headers, and for a
-    `shared` that is none of them.
+    `shared` that is none of them, and for NaN.
     """
-    if shared is not None:
-        rows, headers = _without_shared(list(rows), headers, shared)
-    cells = []
-    numeric = [True] * len(headers)
+    rows = list(rows)
     for number, row in enumerate(rows):
         if len(row) != len(headers):
             raise ValueError(f"row {number}: expected {len(headers)} cells like the headers, got {len(row)}: {row!r}")
+    if shared is not None:
+        rows, headers = _without_shared(rows, headers, shared)
+    cells = []
+    numeric = [True] * len(headers)
+    for row in rows:
         numeric = [right and _is_number(cell) for right, cell in zip(numeric, row, strict=True)]
         cells.append([_cell(cell) for cell in row])
     lines = [list(headers), ["---:" if right else "---" for right in numeric], *cells]
@@ -116,7 +118,7 @@ def _without_shared(rows: list[Sequence[Any]], headers: Sequence[str], shared: s
     if len(alike := {row[at] for row in rows}) != 1:
         return rows, headers
     first, *others = (header for header in headers if header != shared)
-    named = ", ".join(filter(None, (first, *alike)))
+    named = ", ".join(filter(None, (first, *(_cell(value) for value in alike if value is not None))))
     return [(*row[:at], *row[at + 1 :]) for row in rows], [named, *others]
 
 

@@ -7,7 +7,6 @@ Mappings go from a label (a setting, a part of the claim) to a figure; source an
 """
 
 from collections.abc import Collection, Mapping
-from math import isnan
 from typing import Any
 
 from ortho.claims import figures
@@ -34,12 +33,11 @@ def printed(
     MB, multiply-adds called FLOPs), or, for two or more different figures, any; or all are within the relative
     `margin`. refuted: otherwise.
     """
-    figures.check(source, ours)
+    figures.check(source, ours, "source", "ours")
     read = {label: figures.read(text) for label, text in source.items()}
     exact = {label: figures.exact(label, value) for label, value in ours.items()}
     said = figures.listing({label: f"{text}{unit}" for label, text in source.items()})
     have = figures.listing({label: figures.show(value, unit) for label, value in ours.items()})
-
     if how := figures.agreement(read, exact):
         return Verdict.CONFIRMED, said, f"{have} ({how})"
     if unit.strip() in figures.SLIPS:
@@ -67,7 +65,7 @@ def counted(source: Mapping[str, Any], ours: Mapping[str, Any], *, unit: str = "
     """
     import sympy
 
-    figures.check(source, ours)
+    figures.check(source, ours, "source", "ours")
     said = figures.listing({label: figures.show(value, unit) for label, value in source.items()})
     have = figures.listing({label: figures.show(value, unit) for label, value in ours.items()})
     pairs = {label: (orders.parse(source[label]), orders.parse(ours[label])) for label in source}
@@ -120,7 +118,7 @@ def bound(claimed: Mapping[str, Number], limit: Mapping[str, Number], *, unit: s
     confirmed: none is above its limit, so that the limit allows the claim. refuted: all are above. conditional: some
     are; the settings that are allowed are named.
     """
-    figures.check(claimed, limit)
+    figures.check(claimed, limit, "claimed", "limit")
     said = figures.listing({label: figures.show(value, unit) for label, value in claimed.items()})
     above = [label for label in claimed if figures.above(claimed[label], limit[label])]
     if not above:
@@ -145,8 +143,8 @@ def holds(statement: str, error: Number, tolerance: Number, *, at: str = "") -> 
     """
     if not tolerance > 0:
         raise ValueError(f"tolerance: expected a positive number, got {tolerance}")
-    if isnan(error):
-        raise ValueError(f"error: expected a number, got {error}")
+    if not error >= 0:
+        raise ValueError(f"error: expected a residual of at least 0, got {error}")
     where = f" at {at}" if at else ""
     if error <= tolerance:
         # The residual itself is rounding noise, and differs from one processor to the next.
@@ -164,7 +162,7 @@ def contradiction(
     confirmed: the two have a value in common. inconsistent: they have none.
     """
     quotes = f'"{first[0]}" and "{second[0]}"'
-    (low, high), (other_low, other_high) = figures.interval(first[1]), figures.interval(second[1])
+    (low, high), (other_low, other_high) = figures.interval(first[1], "first"), figures.interval(second[1], "second")
     sides = f"{figures.span((low, high), unit)} and {figures.span((other_low, other_high), unit)}"
     if max(low, other_low) <= min(high, other_high):
         return Verdict.CONFIRMED, quotes, f"{sides} agree"
@@ -181,8 +179,8 @@ def region(
     refuted: nowhere. conditional: in part; both regions are named.
     """
     ranges = claimed if isinstance(claimed, Mapping) else dict.fromkeys(measured, claimed)
-    figures.check(ranges, measured)
-    texts = {label: figures.span(figures.interval(ends), unit) for label, ends in ranges.items()}
+    figures.check(ranges, measured, "claimed", "measured")
+    texts = {label: figures.span(figures.interval(ends, "claimed"), unit) for label, ends in ranges.items()}
     said = figures.listing(texts) if isinstance(claimed, Mapping) else next(iter(texts.values()))
     have = {label: figures.show(value, unit) for label, value in measured.items()}
     inside = [
@@ -205,23 +203,24 @@ def effect(
 ) -> tuple[Verdict, str, str]:
     """A claimed gain against measured intervals, beside those of a control that compares like with like.
 
-    `claimed` is the range of the gain, `measured` and `control` are confidence intervals by setting. A gain shows where
-    its interval lies wholly above the control's. It is excluded where none shows and the interval lies below the middle
-    of the claimed range, so that most of what is claimed would have shown. confirmed: a gain within the claimed range
-    shows everywhere. conditional: in some settings, which are named. refuted: in none, and everywhere it is excluded or
-    outside the range. untestable: in none, and somewhere the noise could hide it.
+    `claimed` is the range of the gain, with finite ends; `measured` and `control` are confidence intervals by setting.
+    A gain shows where its interval lies wholly above the control's. It is excluded where none shows and the interval
+    lies below the middle of the claimed range, so that most of what is claimed would have shown. confirmed: a gain
+    within the claimed range shows everywhere. conditional: in some settings, which are named. refuted: in none, and
+    everywhere it is excluded or outside the range. untestable: in none, and somewhere the noise could hide it.
     """
-    figures.check(measured, control)
-    least, most = figures.interval(claimed)
+    figures.check(measured, control, "measured", "control")
+    least, most = figures.interval(claimed, "claimed", finite=True)
     within, hidden, have = [], [], {}
     for label in measured:
-        (low, high), (noise_low, noise) = figures.interval(measured[label]), figures.interval(control[label])
+        low, high = figures.interval(measured[label], "measured")
+        noise_low, noise = figures.interval(control[label], "control")
         have[label] = f"{figures.span((low, high), unit)} (control {figures.span((noise_low, noise), unit)})"
         if low > noise and low <= most and high >= least:
             within.append(label)
         elif low <= noise and high >= (least + most) / 2:
             hidden.append(label)
-    said, listed = figures.span((least, most), unit), figures.listing(have)
+    said, listed = figures.span((least, most), unit), figures.listing(have, hidden)
     if len(within) == len(measured):
         return Verdict.CONFIRMED, said, listed
     if within:
@@ -243,16 +242,17 @@ def improves(statement: str, gains: Mapping[str, Interval], *, unit: str = "") -
     """
     if not gains:
         raise ValueError("gains: expected at least one setting, got none")
-    ends = {label: figures.interval(gain) for label, gain in gains.items()}
+    ends = {label: figures.interval(gain, "gains") for label, gain in gains.items()}
     have = {label: figures.span(gain, unit) for label, gain in ends.items()}
-    listed = figures.listing(have)
     shown = [label for label, (low, _) in ends.items() if low > 0]
+    undecided = [label for label, (low, high) in ends.items() if low <= 0 < high]
+    listed = figures.listing(have, undecided)
     if len(shown) == len(ends):
         return Verdict.CONFIRMED, statement, listed
     if shown:
         rest = figures.listing({label: have[label] for label in _rest(ends, shown)})
         return Verdict.CONDITIONAL, statement, f"shows at {figures.some(shown)}; not at {rest}"
-    if undecided := [label for label, (_, high) in ends.items() if high > 0]:
+    if undecided:
         return Verdict.UNTESTABLE, statement, f"{listed}: undecided at {figures.some(undecided)}"
     return Verdict.REFUTED, statement, f"{listed}: no gain anywhere"
 
