@@ -145,17 +145,6 @@ def by_arm(records, **wanted):
     return language_rows.by_arm(records, SLUG, **wanted)
 
 
-def test_budgets_are_the_multiples_of_the_steps_at_equal_flop(make):
-    for arm in language.few(4):
-        for steps, multiple in ((150, 0.25), (600, 1.0), (2400, 4.0)):
-            for d in (16, 32):
-                (record,) = make(arm, seeds=(1,), steps=steps, d=d)
-                assert s2.budget(record["configuration"]) == multiple
-    (record,) = make("learned", seeds=(1,), steps=151)
-    with pytest.raises(ValueError, match="steps: expected those of a budget"):
-        s2.budget(record["configuration"])
-
-
 def test_the_middle_budget_joins_where_an_arm_is_followed(make):
     middle = by_arm([*make("learned"), *make("frozen"), *make("tied")])
     records = [*make("learned", steps=150), *make("frozen", steps=2400), *make("learned", d=32)]

@@ -82,6 +82,15 @@ def test_flop_are_those_that_are_counted_and_parameters_those_that_are_stored(se
     assert learned.parameters == counted.trained == measured["facts"]["parameters"]
 
 
+def test_budgets_are_the_multiples_of_the_steps_at_equal_flop():
+    for arm in language.few(2):
+        for steps, multiple in ((150, 0.25), (600, 1.0), (2400, 4.0)):
+            for d in (16, 32):
+                assert language_rows.budget(language.case(arm, 1, **{**TINY, "steps": steps, "d": d})) == multiple
+    with pytest.raises(ValueError, match="steps: expected those of a budget .* for 'learned', got 151"):
+        language_rows.budget(language.case("learned", 1, **{**TINY, "steps": 151}))
+
+
 def test_runs_that_differ_in_more_than_the_seed_are_kept_apart(several, make):
     several += [make("learned", seed, 1.0, steps=9) for seed in (1, 2)]
     assert [len(one.seeds) for one in language_rows.runs(several, SLUG)] == [5, 5, 2]

@@ -2,20 +2,17 @@
 matrices are better than Gaussian ones; by the records of language models of bytes."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from ortho import experiments
 from ortho.claims import figures
 from ortho.claims.ledger import evidence
-from ortho.claims.outcomes import Judged, loses_nothing, outperforms
+from ortho.claims.outcomes import BITS_A_BYTE, Told, loses_nothing, outperforms
 from ortho.claims.rules import all_of, untestable
 from ortho.claims.verdicts import Finding
 from ortho.experiments.learning import language, language_rows
-from ortho.experiments.learning.arms import Arm, arms, baseline, matched_steps
 from ortho.experiments.learning.paired_rows import Runs
 from ortho.experiments.records import Record
 from ortho.experiments.resampling import Crossing, crossing
-from ortho.tasks.text import VOCAB_SIZE
 
 CHAPTER = "29-one-learned-head"
 
@@ -23,7 +20,6 @@ CHAPTER = "29-one-learned-head"
 FIXED = ("frozen", "stopped", "positional", "static random", "identity")
 ORTHOGONAL = ("frozen", "stopped")  # of which there are Gaussian ones, too
 BASELINE = "learned"
-UNIT = " bits a byte"
 LACK = "there is no"
 
 Found = Mapping[str, Runs]
@@ -39,27 +35,13 @@ def whole(found: Found) -> dict[str, Runs]:
     return {arm: one for arm, one in found.items() if one.seeds == language.SEEDS}
 
 
-def budget(configuration: Mapping[str, Any]) -> float:
-    """Which of the budgets of steps a run has, as a multiple of the middle one, where all arms take equal FLOPs.
-
-    Raises ValueError if it has none of them.
-    """
-    c, like = configuration, baseline(configuration["H"], configuration["N"])
-    arm: Arm = arms(c["H"], c["N"])[c["arm"]]
-    for multiple in language.BUDGETS:
-        steps = round(language.SIZES[c["device"]]["steps"] * multiple)
-        if c["steps"] == matched_steps(arm, like, steps, c["B"], c["N"], c["d"], c["L"], vocab_size=VOCAB_SIZE):
-            return multiple
-    raise ValueError(f"steps: expected those of a budget in {language.BUDGETS} for {c['arm']!r}, got {c['steps']}")
-
-
 def along_budgets(records: Iterable[Record], device: str, middle: Found) -> dict[tuple[int, float], dict[str, Runs]]:
     """(width, budget) -> the arms there, in rising order; `middle` are arms of the experiment `bytes`, of which those
     that are followed join at their own width."""
     found: dict[tuple[int, float], dict[str, Runs]] = {}
     for one in language_rows.runs(records, device):
         c = one.configuration
-        found.setdefault((c["d"], budget(c)), {})[one.arm] = one
+        found.setdefault((c["d"], language_rows.budget(c)), {})[one.arm] = one
     followed = {arm for stage in found.values() for arm in stage}
     for arm in followed & middle.keys():
         found.setdefault((middle[arm].configuration["d"], 1.0), {})[arm] = middle[arm]
@@ -128,16 +110,17 @@ def part(rule: Callable[..., Finding], statement: str, found: Found, pairs: Mapp
     if missing:
         return untestable(statement, missing, lack=f"{LACK} run of every seed of")
     return rule(
-        statement, {label: judged(found[arm], found[other]) for label, (arm, other) in pairs.items()}, unit=UNIT
+        statement,
+        {label: judged(found[arm], found[other]) for label, (arm, other) in pairs.items()},
+        unit=f" {BITS_A_BYTE.name}",
     )
 
 
-def judged(arm: Runs, other: Runs) -> Judged:
-    """The interval of what an arm has more than the other, to the third place, and what its rule says."""
+def judged(arm: Runs, other: Runs) -> Told:
+    """The interval of what an arm has more than the other, and what its rule says."""
     told = language_rows.judged(arm, other)
     assert told is not None, "five seeds each"
-    low, high = told.difference.interval
-    return (round(low, 3), round(high, 3)), told.outcome
+    return BITS_A_BYTE.interval(told.difference.interval), told.outcome
 
 
 def remarks(records: Sequence[Record], device: str, H: int) -> str:

@@ -5,7 +5,7 @@ from math import log
 from typing import Any
 
 from ortho.experiments.learning import paired_rows
-from ortho.experiments.learning.arms import arms, training_flop
+from ortho.experiments.learning.arms import Arm, arms, baseline, matched_steps, training_flop
 from ortho.experiments.learning.paired_rows import Judged, Measures, Runs
 from ortho.experiments.records import Record, by_device
 from ortho.tasks.text import VOCAB_SIZE
@@ -31,6 +31,22 @@ def step_flop(case: Mapping[str, Any]) -> int:
 def flop(record: Record) -> int:
     """FLOPs of the matrix products of a run's training."""
     return int(record["configuration"]["steps"]) * step_flop(record["configuration"])
+
+
+def budget(configuration: Mapping[str, Any]) -> float:
+    """Which of the budgets of steps a run has, as a multiple of the middle one, where all arms take equal FLOPs.
+
+    Raises ValueError if it has none of them.
+    """
+    from ortho.experiments.learning import language  # which imports this module
+
+    c, like = configuration, baseline(configuration["H"], configuration["N"])
+    arm: Arm = arms(c["H"], c["N"])[c["arm"]]
+    for multiple in language.BUDGETS:
+        steps = round(language.SIZES[c["device"]]["steps"] * multiple)
+        if c["steps"] == matched_steps(arm, like, steps, c["B"], c["N"], c["d"], c["L"], vocab_size=VOCAB_SIZE):
+            return multiple
+    raise ValueError(f"steps: expected those of a budget in {language.BUDGETS} for {c['arm']!r}, got {c['steps']}")
 
 
 def runs(records: Iterable[Record], device: str, **wanted: Any) -> list[Runs]:
