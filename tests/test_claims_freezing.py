@@ -8,7 +8,7 @@ import torch
 from ortho import experiments
 from ortho.claims import Verdict
 from ortho.claims.outcomes import BITS_A_BYTE
-from ortho.claims.s0 import learning
+from ortho.claims.s0 import learning, low_resource
 from ortho.claims.s2 import depth, freezing
 from ortho.experiments.learning import fine_tuning, images, language, rates, synthetic, translating
 from ortho.experiments.learning.synthetic_rows import Learnt
@@ -90,9 +90,9 @@ def test_every_experiment_has_its_settings(stored):
     assert {label: (*one.runs, *one.learnt) for label, one in found.items()} == {
         "bytes, the whole text": ("frozen",),
         "bytes, 50,000 to train on": ("frozen",),
-        "bytes, 0.25 times the steps": ("frozen",),
+        "bytes, d = 64, 0.25 times the steps": ("frozen",),
         "bytes, d = 128": ("stopped",),
-        "bytes, 4 times the steps": ("learned",),
+        "bytes, d = 64, 4 times the steps": ("learned",),
         "images, digits": ("frozen",),
         "fine-tuning, QK drawn anew": ("frozen",),
         "translation, 1,000 pairs": ("frozen",),
@@ -251,7 +251,7 @@ def test_a_wrong_map_is_noticed(monkeypatch):
 
 def test_the_gap_is_that_of_the_last_look_and_the_last_part():
     (one, *_) = text("bytes", "frozen", 3.0, gap=0.25)
-    assert freezing.gap(one) == pytest.approx(0.25)
+    assert low_resource.gap(one) == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(

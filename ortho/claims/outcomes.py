@@ -14,7 +14,6 @@ from ortho.claims.verdicts import Verdict, rule
 from ortho.experiments.statistics import OUTCOMES
 
 Told = tuple[Interval, str]
-Judged = Told  # its former name
 
 
 class Unit(NamedTuple):

@@ -6,7 +6,6 @@ that a run learns or does not, by exact intervals of the rates at which it does.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from math import log
 from typing import NamedTuple
 
 from ortho import experiments
@@ -181,21 +180,16 @@ def _little(records: Sequence[Record], where: str) -> dict[str, Setting]:
     return {f"bytes, {n:,} to train on": Setting(arms, "bits", BITS_A_BYTE) for n, arms in found.items() if arms}
 
 
-def budget(run: Runs) -> tuple[float, int]:
-    """By which of `language.BUDGETS` a run's steps are nearest a multiple of the usual ones, and its width."""
-    case = run.configuration
-    usual = language.SIZES[case["device"]]["steps"]
-    return min(language.BUDGETS, key=lambda share: abs(log(case["steps"] / usual / share))), case["d"]
-
-
 def _budgets(records: Sequence[Record], where: str) -> dict[str, Setting]:
-    found: dict[tuple[float, int], dict[str, Runs]] = {}
+    """In the order of widths, then of steps."""
+    found: dict[tuple[int, float], dict[str, Runs]] = {}
     for run in language_rows.runs(records, where):
-        found.setdefault(budget(run), {})[run.arm] = run
+        case = run.configuration
+        found.setdefault((case["d"], language_rows.budget(case)), {})[run.arm] = run
     labels = {
-        (share, d): f"bytes, {share:g} times the steps" if share != 1 else f"bytes, d = {d}" for share, d in found
+        (d, share): f"bytes, d = {d}" + ("" if share == 1 else f", {share:g} times the steps") for d, share in found
     }
-    return {labels[key]: Setting(found[key], "bits", BITS_A_BYTE) for key in sorted(found, key=lambda key: key[::-1])}
+    return {labels[key]: Setting(found[key], "bits", BITS_A_BYTE) for key in sorted(found)}
 
 
 def _images(records: Sequence[Record], where: str) -> dict[str, Setting]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from ortho import experiments
 from ortho.claims.figures import listing, span
 from ortho.claims.ledger import evidence
-from ortho.claims.outcomes import BITS_A_BYTE, Judged, Unit, loses_nothing
+from ortho.claims.outcomes import BITS_A_BYTE, Told, Unit, loses_nothing
 from ortho.claims.rules import all_of, counted, region, untestable
 from ortho.claims.verdicts import Finding
 from ortho.cost import layer
@@ -41,7 +41,7 @@ class Field(NamedTuple):
     measure: str
     unit: Unit
 
-    def compared(self, arm: str, other: str) -> Judged | None:
+    def compared(self, arm: str, other: str) -> Told | None:
         """What an arm has more than the other, and what the rule of its records says of that; None without two runs of
         both at the same seeds."""
         if arm not in self.arms or other not in self.arms:
@@ -85,7 +85,9 @@ def nothing_lost(comparisons: Sequence[tuple[Field, Comparison]]) -> Finding:
     ]
     have = {label: one for label, one in zip(labels, found, strict=True) if one and label not in idle}
     if not have:
-        needs = {"arm that is shown to be better than heads which see no other token, and no difference shows": None}
+        needs = {
+            "difference that shows, and no arm that is shown to be better than heads which see no other token": None
+        }
         return untestable(statement, needs, lack="there is no")
     told = loses_nothing(statement, have)
     if not idle:
@@ -125,7 +127,7 @@ def beside_ora() -> list[tuple[Field, Comparison]]:
     return [(digits, Comparison(f"frozen {kind}", ORA)) for kind in ON_DIGITS]
 
 
-def beside_ora_on_bytes() -> Mapping[str, Judged]:
+def beside_ora_on_bytes() -> Mapping[str, Told]:
     """The same on bytes, where positions differ as well: kind -> more bits a byte, as far as there are runs."""
     text = on_bytes()
     found = {kind: text.compared(f"frozen {kind}", ORA) for kind in KINDS}

@@ -14,11 +14,11 @@ from ortho.claims.outcomes import BITS_A_BYTE, outperforms
 from ortho.claims.rules import all_of, holds, region, untestable
 from ortho.claims.s0 import learning
 from ortho.claims.s0.learning import Compared, Setting
+from ortho.claims.s0.low_resource import gap
 from ortho.claims.s2 import depth
 from ortho.claims.verdicts import Finding
 from ortho.experiments import Record
 from ortho.experiments.learning import paired_rows
-from ortho.experiments.learning.language_rows import BITS
 from ortho.orthogonal import haar
 from ortho.theory.frozen_scores import carrying, expected_missed, freedoms
 
@@ -73,12 +73,6 @@ def expressiveness() -> Finding:
 
 
 # ------------------------------------------------------------------------------------------------- generalisation
-
-
-def gap(record: Record) -> float:
-    """Bits a byte that a run's last look at the validation part takes more than the last part of its training."""
-    facts = record["facts"]
-    return (float(facts["validation"][-1]["loss_nats"]) - float(facts["loss"][-1])) * BITS
 
 
 def gaps(records: list[Record]) -> dict[str, Setting]:

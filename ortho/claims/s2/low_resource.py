@@ -11,8 +11,7 @@ from typing import Any
 from ortho import experiments
 from ortho.claims import figures
 from ortho.claims.ledger import evidence
-from ortho.claims.outcomes import Judged as Told
-from ortho.claims.outcomes import outperforms
+from ortho.claims.outcomes import Told, outperforms
 from ortho.claims.rules import all_of, improves, untestable
 from ortho.claims.s0.low_resource import (
     FROZEN,
