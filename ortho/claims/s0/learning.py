@@ -17,7 +17,6 @@ from ortho.experiments import Record
 from ortho.experiments.learning import (
     fine_tuning_rows,
     images_rows,
-    language,
     language_rows,
     paired_rows,
     synthetic_rows,
