@@ -137,9 +137,8 @@ def test_where_there_is_nothing_to_lose_nothing_is_judged(stored):
     )
     stored(dict.fromkeys(TEXT, 3.0), dict.fromkeys(DIGITS, 0.7))
     found = s2.with_other_attention()
-    assert (
-        found.verdict == UNTESTABLE and "there is no difference that shows, nor an arm shown to be better" in found.ours
-    )
+    assert found.verdict == UNTESTABLE
+    assert "there is no difference that shows, nor an arm shown to be better" in found.ours
 
 
 @pytest.mark.parametrize(("level", "outcome"), [(3.5, CONDITIONAL), (2.5, CONFIRMED)])

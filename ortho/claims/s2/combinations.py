@@ -85,9 +85,7 @@ def nothing_lost(comparisons: Sequence[tuple[Field, Comparison]]) -> Finding:
     ]
     have = {label: one for label, one in zip(labels, found, strict=True) if one and label not in idle}
     if not have:
-        needs = {
-            "difference that shows, and no arm that is shown to be better than heads which see no other token": None
-        }
+        needs = {"difference that shows, nor an arm shown to be better than heads that see no other token": None}
         return untestable(statement, needs, lack="there is no")
     told = loses_nothing(statement, have)
     if not idle:
