@@ -47,13 +47,15 @@ def points(ax: Axes, arms: Mapping[str, Sequence[float]], *, beside: str | None 
     _rows(ax, list(arms))
 
 
-def differences(ax: Axes, found: Mapping[str, Judged], rule: Decision) -> None:
+def differences(ax: Axes, found: Mapping[str, Judged], rule: Decision, *, arms: Sequence[str] = ()) -> None:
     """A row an arm, the first on top: the mean difference and its interval, marked by what the rule says of it; the
-    band is that of differences which the rule holds too small to matter."""
+    band is that of differences which the rule holds too small to matter. `arms` are the rows, where a figure beside
+    this one has more of them."""
+    arms = arms or list(found)
     ax.axvspan(-rule.margin, rule.margin, color="#DDDDDD", linewidth=0)
     ax.axvline(0, color=plots.BLACK, linewidth=0.8)
     for outcome, (colour, marker) in OUTCOMES.items():
-        rows = [(place, one.difference) for place, one in enumerate(found.values()) if one.outcome == outcome]
+        rows = [(arms.index(arm), one.difference) for arm, one in found.items() if one.outcome == outcome]
         if rows:
             places = [place for place, _ in rows]
             means = [difference.mean for _, difference in rows]
@@ -61,7 +63,7 @@ def differences(ax: Axes, found: Mapping[str, Judged], rule: Decision) -> None:
             high = [difference.interval[1] - difference.mean for _, difference in rows]
             look: dict[str, Any] = {"color": colour, "markersize": 4.5, "elinewidth": 1.2, "capsize": 2}
             ax.errorbar(means, places, xerr=(low, high), fmt=marker, label=outcome, **look)
-    _rows(ax, list(found))
+    _rows(ax, arms)
 
 
 def curves(ax: Axes, name: str, x: Sequence[float], values: Sequence[Sequence[float]], *, label: str = "") -> None:

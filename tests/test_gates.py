@@ -291,6 +291,23 @@ def test_every_chapter_and_guide_has_a_time_and_the_pages_that_show_times_exist(
 # ---------------------------------------------------------------------------------------------------------------- pages
 
 
+def test_figures_lose_what_nobody_sees(tmp_path):
+    (tmp_path / "index.html").touch()
+    figure = tmp_path / "_images" / "one.svg"
+    figure.parent.mkdir()
+    figure.write_text(
+        '<svg width="7.125pt">\n <metadata><a>SVG</a></metadata>\n <!-- a tick -->\n <g transform="scale(0.015625)">\n'
+        '  <path d="M 1.23456 -2.5 \nL 30 0.001 \n" style="stroke-width: 0.625"/>\n'
+        '  <use x="12.999" y="-0.5" transform="translate(31.884766 0)"/>\n <text>a  b</text></g>\n</svg>\n'
+    )
+    for _ in range(2):
+        assert pages.main(tmp_path) == 0
+        assert figure.read_text() == (
+            '<svg width="7.125pt"><g transform="scale(0.015625)"><path d="M 1.23 -2.5 L 30 0.00 " style="stroke-width: '
+            '0.625"/><use x="12.99" y="-0.5" transform="translate(31.88 0)"/><text>a  b</text></g></svg>\n'
+        )
+
+
 def test_pages_that_fetch_from_another_host_are_refused(tmp_path, capsys):
     page = tmp_path / "index.html"
     page.write_text('<a href="https://example.org">a link to follow</a><img src="figure.png">')

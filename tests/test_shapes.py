@@ -3,7 +3,7 @@
 import pytest
 from shape_checks import assert_annotations_hold, python
 
-CHECKED = {  # names of tests/test_*.py  # names of tests/test_*.py
+CHECKED = {  # names of tests/test_*.py
     "kernels": "factored factored_limits factored_cost linear efficient",
     "features": "favor redrawn unbiasedness random_features feature_draws variance fitted_features approximation "
     "associativity mercer",

@@ -4,8 +4,8 @@
 
 Fails if a page or a style sheet names another host for anything to fetch: the book must read without a network. Links
 that a reader may follow are not meant, and what scripts do is not seen. Takes from the theme's style sheet a fifth of
-its bytes, the icons that no page shows. Then prints the address of the first page and what each chapter and guide took
-when its outputs were made.
+its bytes, the icons that no page shows, and from figures digits and spaces that nobody sees. Then prints the address of
+the first page and what each chapter and guide took when its outputs were made.
 """
 
 import json
@@ -26,6 +26,11 @@ STYLED = re.compile(r"""(?:url\(|@import)\s*["']?(?:https?:)?//[^\s"')]*""", re.
 
 ICONS = re.compile(r"\bfa-[a-z0-9-]+")
 ICON_RULE = re.compile(r"((?:\.fa-[a-z0-9-]+:before,?)+)\{content:[^{}]*\}")
+
+# Where something stands in a figure, in points or in units of a letter's outline, both far below what a page shows.
+PLACES = re.compile(r'\b(?:d|x|y)="[^"]*"|translate\([^)]*\)')
+DIGITS = re.compile(r"(\.\d\d)\d+")
+UNSEEN = re.compile(r"<!--.*?-->|<metadata>.*?</metadata>|(?<=>)\s+(?=<)", re.DOTALL)
 
 
 class Fetches(HTMLParser):
@@ -79,6 +84,17 @@ def leave_out_icons(folder: Path) -> None:
             sheet.write_text(kept, encoding="utf-8")
 
 
+def lighter(figure: str) -> str:
+    """An SVG of matplotlib's with places to hundredths, and without what is between its elements and about them."""
+    return PLACES.sub(lambda place: " ".join(DIGITS.sub(r"\1", place[0]).split()), UNSEEN.sub("", figure))
+
+
+def lighten_figures(folder: Path) -> None:
+    """Rewrite the figures under `folder`."""
+    for figure in folder.glob("_images/*.svg"):
+        figure.write_text(lighter(figure.read_text(encoding="utf-8")), encoding="utf-8")
+
+
 def run_times() -> list[str]:
     times: dict[str, float] = json.loads(RUN_TIMES.read_text(encoding="utf-8"))
     rows = [f"{seconds:6.1f} s  {name}" for name, seconds in times.items()]
@@ -98,6 +114,7 @@ def main(folder: Path) -> int:
         print("\n    ".join(["The book must read without a network, but its pages fetch:", *found]), file=sys.stderr)
         return 1
     leave_out_icons(folder)
+    lighten_figures(folder)
     print("\n".join([*run_times(), f"The book: {first.resolve().as_uri()}"]))
     return 0
 
