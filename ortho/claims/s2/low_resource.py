@@ -11,7 +11,7 @@ from typing import Any
 from ortho import experiments
 from ortho.claims import figures
 from ortho.claims.ledger import evidence
-from ortho.claims.outcomes import Told, outperforms
+from ortho.claims.outcomes import Told, Unit, outperforms
 from ortho.claims.rules import all_of, improves, untestable
 from ortho.claims.s0.low_resource import (
     FROZEN,
@@ -34,6 +34,7 @@ FROZEN_ENCODERS = ("8 frozen", "8 stopped", "8 frozen everywhere")  # those that
 TASKS = {"translation": "German to English", "transduction": "made-up language"}
 UNITS = {"translation": "BLEU", "transduction": "points"}
 POINTS = 100  # in a share of 1
+SCORE = Unit("points", POINTS, 1)
 RANGE = (5_000, 165_000)  # the source's numbers of pairs
 MOST = 3  # points of BLEU that the source says are gained with so many, at most
 # BLEU as printed, German to English and back
@@ -69,11 +70,7 @@ def gains(found: Mapping[int, Mapping[str, Runs]], task: str, arm: str, base: st
 
 def in_points(found: Mapping[str, Judged]) -> dict[str, Told]:
     """As the rules want it, shares in points."""
-    told: dict[str, Told] = {}
-    for label, one in found.items():
-        low, high = one.difference.interval
-        told[label] = (POINTS * low, POINTS * high), one.outcome
-    return told
+    return {label: (SCORE.interval(one.difference.interval), one.outcome) for label, one in found.items()}
 
 
 def of_text() -> dict[str, Told]:
