@@ -1,28 +1,37 @@
 # Orthogonal random attention, measured. `make` lists what can be made.
 #
 # Everything runs in .venv, which is set up once and again only when pyproject.toml or constraints.txt change.
-# PYTHON names the interpreter to set it up with. To use an environment of your own (conda), say `make PY=python ...`.
+# PYTHON names the interpreter to set it up with; EXACT=1 takes the very files of requirements/, with PyTorch for CPUs.
+# To use an environment of your own (conda), say `make PY=python ...`.
 
 PYTHON ?= python3
 PY ?= .venv/bin/python
 EXTRAS := book,test,dev,hf,cluster,translation,browser
 READY := $(if $(filter .venv/bin/python,$(PY)),.venv/.ready)
+INSTALL := -m pip install --quiet --disable-pip-version-check --no-input
 
 HTML := _build/html
 PORT ?= 8000
 NOTEBOOKS ?=
+TESTS ?=
 BUDGET ?=
 JOBS ?=
 LIMITS = $(if $(BUDGET),--budget $(BUDGET)) $(if $(JOBS),--jobs $(JOBS))
 
 .DEFAULT_GOAL := help
-.PHONY: help env book html pdf serve execute check test browser lint experiments clean
+.PHONY: help env exact book html pdf serve execute check test browser lint experiments clean
 .SUFFIXES:
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-env: $(READY) ## set up .venv at the versions of constraints.txt
+env: $(READY) ## set up .venv at the versions of constraints.txt (EXACT=1: from the files of requirements/)
+
+# PyTorch first, as it has an index of its own. What pip would resolve is complete there.
+exact: ## install the files of requirements/, by their hashes, into the environment of PY
+	@$(PY) $(INSTALL) --no-deps --require-hashes -r requirements/torch.txt
+	@$(PY) $(INSTALL) --no-deps --require-hashes -r requirements/exact.txt
+	@$(PY) $(INSTALL) --no-deps --no-build-isolation -e .
 
 book: execute ## execute every notebook, then build the pages
 	@$(MAKE) --no-print-directory html
@@ -46,11 +55,17 @@ execute: $(READY) ## run notebooks in place (NOTEBOOKS="..." for some; FRESH=1 t
 	@$(PY) -m tools.notebooks execute $(if $(FRESH),--fresh) $(NOTEBOOKS)
 	@$(PY) tools/readme.py
 
-check: $(READY) ## reject notebooks that are not fully executed, fail, warn or assert nothing
+check: $(READY) ## reject notebooks that are not fully executed, fail, warn or assert nothing; typed figures
 	@$(PY) -m tools.notebooks check
+	@$(PY) -m tools.words
 
-test: $(READY) ## unit tests and every notebook, strictly compared, side by side
-	$(PY) -m pytest --nbval -n auto --dist loadfile --no-loadscope-reorder
+test: $(READY) ## unit tests, then every notebook, strictly compared (TESTS="..." for some; ORTHO_PORTABILITY=all for more)
+ifneq ($(TESTS),)
+	$(PY) -m pytest --nbval -n auto --dist loadfile $(TESTS)
+else
+	$(PY) -m pytest -n auto --dist worksteal
+	OMP_NUM_THREADS=1 $(PY) -m pytest --nbval -n auto --dist loadfile notebooks book
+endif
 
 browser: $(READY) ## look at every built page in Chromium (CHROMIUM=/path/to/another)
 	@test -f $(HTML)/index.html || $(MAKE) --no-print-directory html
@@ -71,11 +86,11 @@ clean: ## remove what was built, not .venv
 	rm -rf _build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
 	find ortho tests tools notebooks book -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/.ready: pyproject.toml constraints.txt
+.venv/.ready: pyproject.toml constraints.txt $(if $(EXACT),$(wildcard requirements/*.txt))
 	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON): install Python 3.11 or newer, or name one: make PYTHON=/path/to/python"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$$($(PYTHON) -V 2>&1) is too old: Python 3.11 or newer is needed; name one: make PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make environments: install its venv module (Debian, Ubuntu: apt install python3-venv)"; exit 1; }
 	@.venv/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv || { echo "$(PYTHON) could not make .venv: check that this folder can be written to"; exit 1; }
 	@echo "Installing into .venv; this takes minutes, once."
-	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt -e '.[$(EXTRAS)]' || { echo "The installation failed, for the reason above: check the network, or pip's settings, and run make again"; exit 1; }
+	@$(if $(EXACT),$(MAKE) --no-print-directory exact,.venv/bin/python $(INSTALL) -c constraints.txt -e '.[$(EXTRAS)]') || { echo "The installation failed, for the reason above: check the network, or pip's settings, and run make again"; exit 1; }
 	@touch $@

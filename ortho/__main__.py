@@ -13,8 +13,9 @@ from typing import Any
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status.
 
-    That is 0; 1 for a damaged ledger or record, a failed case, an impossible launch or a missing extra; 130 for Ctrl-C
-    while experiments run. Bad usage, as by a name that is not known, raises SystemExit with 2.
+    That is 0; 1 for a damaged ledger or record, a failed case, records that could not be stored, an impossible launch
+    or a missing extra; 130 for Ctrl-C and 143 for SIGTERM while experiments run. Bad usage, as by a name that is not
+    known, raises SystemExit with 2.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv[:1] == ["experiments"]:  # its options are its own
@@ -43,6 +44,7 @@ def _mechanisms(as_json: bool) -> int:
     if as_json:
         places = ("reference", "fast", "cost")
         plain = ("name", "family", "source", "causal", "bidirectional", "exact", "positional", "signed", "fitted")
+        plain += ("one_sequence", "same_tokens")
         entries = [
             {name: getattr(m, name) for name in plain}
             | {name: _place(getattr(m, name)) for name in places}
@@ -99,7 +101,9 @@ if __name__ == "__main__":
     try:
         status = main()
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough; nothing is left to be flushed at exit
+    except OSError as error:  # of stdout as a rule, to which nothing is left to be flushed at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 0
+        status = 0 if isinstance(error, BrokenPipeError) else 1  # the reader, such as `head`, has seen enough
+        if status:
+            print(f"python -m ortho: error: {error}", file=sys.stderr)
     sys.exit(status)

@@ -16,7 +16,8 @@ _values_checked: ContextVar[bool] = ContextVar("values_checked", default=True)
 def unchecked_values() -> Iterator[None]:
     """Leave out the checks that read a tensor's values (finiteness); shapes and types are still checked.
 
-    For code that counts operations, or that runs under a transform which cannot read values (`torch.func.vmap`).
+    For code that counts operations. Under a transform of `torch.func`, while compiling and on an accelerator they are
+    left out anyway.
     """
     token = _values_checked.set(False)
     try:
@@ -66,14 +67,22 @@ def float_tensor(name: str, value: Any) -> Tensor:
     return value
 
 
-def _reads_values(value: Tensor) -> bool:
-    """Whether reading a value is cheap: not on an accelerator, whose queue it would stall, nor while compiling."""
-    return not torch.compiler.is_compiling() and value.device.type == "cpu" and _values_checked.get()
+def reads_values(value: Tensor) -> bool:
+    """Whether reading a value is cheap: not on an accelerator, whose queue it would stall, nor while compiling, nor
+    under a transform of `torch.func`, where it may stand for many."""
+    if torch.compiler.is_compiling() or value.device.type != "cpu":
+        return False
+    return _values_checked.get() and not torch._C._are_functorch_transforms_active()
+
+
+def shows_values(value: Tensor) -> bool:
+    """Whether numbers out of range can be shown by the result alone, as NaN: on an accelerator, and while compiling."""
+    return torch.compiler.is_compiling() or value.device.type != "cpu"
 
 
 def indices(name: str, value: Tensor, count: int) -> None:
     """ValueError if an integer tensor holds a number outside 0..count-1; like `finite`, on the CPU only."""
-    if _reads_values(value):
+    if reads_values(value):
         low, high = (int(x) for x in value.aminmax())
         if low < 0 or high >= count:
             raise ValueError(f"{name}: expected indices in 0..{count - 1}, got {low}..{high}")
@@ -81,7 +90,7 @@ def indices(name: str, value: Tensor, count: int) -> None:
 
 def finite(name: str, value: Tensor) -> None:
     """ValueError if a tensor holds NaN or infinity; checked on the CPU only, where reading a value stalls nothing."""
-    if not _reads_values(value):
+    if not reads_values(value):
         return
     low, high = value.detach().aminmax()  # one pass; NaN propagates
     if not (low.isfinite() and high.isfinite()):
@@ -91,7 +100,7 @@ def finite(name: str, value: Tensor) -> None:
 
 def within(name: str, what: str, value: Tensor, least: float | int, most: float | int) -> None:
     """ValueError unless a tensor, which is `what`, lies within [least, most]; like `finite`, on the CPU only."""
-    if not _reads_values(value):
+    if not reads_values(value):
         return
     low, high = (float(x) for x in value.detach().aminmax())  # NaN propagates, and lies nowhere
     if not (least <= low and high <= most):
@@ -172,3 +181,40 @@ def mask(value: Any, shape: tuple[int, ...]) -> None:
         fits = False
     if not fits:
         raise ValueError(f"attn_mask: expected a shape that broadcasts to {shape}, got {tuple(value.shape)}")
+
+
+def layer_mask(
+    attn_mask: Any, key_padding_mask: Any, batch: int, heads: int, queries: int, keys: int | None
+) -> Tensor | None:
+    """What the two masks of a layer say together: None, or what broadcasts to (B, H, N, M), True = may attend.
+
+    Raises TypeError or ValueError for a padding mask that is not boolean and (B, M), M whatever it is where `keys` is
+    None; and ValueError for an `attn_mask` whose first axis may be meant in two ways.
+    """
+    if isinstance(attn_mask, Tensor):
+        shape = tuple(attn_mask.shape)
+        if len(shape) == 2 and shape[0] == batch == queries > 1:
+            raise ValueError(
+                f"attn_mask: expected four axes where B = N = {batch}, got {shape}: "
+                "write (N, M) as mask[None, None], and padded keys (B, M) as a key_padding_mask"
+            )
+        if len(shape) == 3 and shape[0] == batch == heads > 1:
+            raise ValueError(
+                f"attn_mask: expected four axes where B = H = {batch}, got {shape}: "
+                "write (H, N, M) as mask[None], and (B, N, M) as mask[:, None]"
+            )
+    if key_padding_mask is None:
+        return attn_mask
+    if not isinstance(key_padding_mask, Tensor) or key_padding_mask.dtype != torch.bool:
+        raise TypeError(
+            f"key_padding_mask: expected a boolean tensor (True = padding), got {describe(key_padding_mask)}"
+        )
+    shape = tuple(key_padding_mask.shape)
+    if len(shape) != 2 or shape[0] != batch or (keys is not None and shape[1] != keys):
+        wanted = (batch, "M" if keys is None else keys)
+        raise ValueError(f"key_padding_mask: expected shape {wanted}, got {shape}".replace("'", ""))
+    there = ~key_padding_mask[:, None, None]  # (B, 1, 1, M)
+    if attn_mask is None:
+        return there
+    mask(attn_mask, (batch, heads, queries, shape[1]))
+    return attn_mask & there

@@ -1,8 +1,10 @@
 """Files that are written whole or not at all."""
 
+import glob
 import os
+import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -10,20 +12,62 @@ from typing import BinaryIO
 @contextmanager
 def written_whole(file: Path) -> Iterator[BinaryIO]:
     """A stream whose content replaces a file when the block ends: a kill at any moment leaves the old file or the new
-    one, and an error the old one. Folders are made where they are missing."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(file.name + ".part")  # the same folder, so that the replacement cannot cross file systems
-    try:
-        with part.open("wb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
+    one, and an error the old one. Of several writers at once, the last to end replaces the others' whole files.
+    Folders are made where they are missing."""
+    with _part(file) as (part, stream):
+        yield stream
+        stream.flush()
+        os.fsync(stream.fileno())
         part.replace(file)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
     folder = os.open(file.parent, os.O_RDONLY)
     try:
         os.fsync(folder)  # the new name, too, must survive a power cut
     finally:
         os.close(folder)
+
+
+def probe(file: Path, size: int) -> None:
+    """Raise OSError unless as many bytes can be written where `written_whole` would write the file."""
+    with _part(file) as (_, stream):
+        stream.write(bytes(size))
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def remove(file: Path) -> None:
+    """Remove a file, if it is there, and what dead writers left of it."""
+    file.unlink(missing_ok=True)
+    _remove_leftovers(file)
+
+
+@contextmanager
+def _part(file: Path) -> Iterator[tuple[Path, BinaryIO]]:
+    """A new file beside another, by a name of its own; removed at the end, unless it was moved.
+
+    It is locked while its writer lives: those that are not are of dead writers, and are removed first.
+    """
+    import fcntl  # not on every system; what only reads needs none
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(file)
+    while True:
+        part = file.with_name(f"{file.name}.{secrets.token_hex(8)}.part")  # beside it: a move cannot cross file systems
+        with part.open("xb") as stream:
+            with suppress(OSError):  # a file system without locks, where no writer can tell, and none removes
+                fcntl.flock(stream, fcntl.LOCK_EX)
+            if not part.exists():  # another writer removed it before it was locked
+                continue
+            try:
+                yield part, stream
+            finally:
+                part.unlink(missing_ok=True)
+            return
+
+
+def _remove_leftovers(file: Path) -> None:
+    import fcntl
+
+    for part in file.parent.glob(f"{glob.escape(file.name)}.*.part"):
+        with suppress(OSError), part.open("r+b") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises where its writer lives
+            part.unlink()

@@ -90,9 +90,13 @@ class DecoderBlock(nn.Module):
         """`forward` of further tokens behind those that the cache has read; nothing then has a gradient."""
         layer = self.cross
         x = x + self.dropout(self.attention(self.norm_attention(x), is_causal=True, cache=cache.attention))
-        q, _ = layer.projection(self.norm_cross(x), cache.first)
+        y = self.norm_cross(x)
+        q, _ = layer.projection(y, cache.first)
+        gates = cache.gates | {name: layer.gates[name](y) for name in layer._query_gates}
+        keys = cache.keys.shape[2]
+        context_mask = _checks.layer_mask(context_mask, None, len(x), layer.num_heads, x.shape[1], keys)
         attend = MECHANISMS[layer.attention].form(layer.form) if isinstance(layer.attention, str) else layer.attention
-        o = attend(q, cache.keys, cache.values, is_causal=False, attn_mask=context_mask, **cache.gates)
+        o = attend(q, cache.keys, cache.values, is_causal=False, attn_mask=context_mask, **gates)
         x = x + self.dropout(layer._merge(o))
         return x + self.dropout(self.feed_forward(self.norm_feed_forward(x)))
 

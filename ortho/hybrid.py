@@ -67,6 +67,7 @@ class HybridAttention(nn.Module):
         x: Float[Tensor, "B N d"],
         *,
         attn_mask: Bool[Tensor, "..."] | None = None,
+        key_padding_mask: Bool[Tensor, "B M"] | None = None,
         is_causal: bool = False,
         initial_state: tuple[State, ...] | None = None,
         return_state: bool = False,
@@ -75,13 +76,16 @@ class HybridAttention(nn.Module):
         """x (B, N, d) -> (B, N, d).
 
         `attn_mask` broadcasts to (B, H, N, N), True = may attend; heads that cannot tell apart what they have summed up
-        take masks of keys. `initial_state` and `return_state` cut a causal sequence anywhere: a state holds each
-        group's. A `cache` (`new_cache`) does so in place.
+        take masks of keys. `key_padding_mask` (B, N) is True = padding. `initial_state` and `return_state` cut a causal
+        sequence anywhere: a state holds each group's. A `cache` (`new_cache`) does so in place.
         """
         if cache is not None and (initial_state is not None or return_state):
             raise ValueError("cache: expected None beside initial_state or return_state")
         parts = self._parts(initial_state, cache)
-        masks = self._masks(attn_mask)
+        if _checks.float_tensor("x", x).dim() != 3:
+            raise ValueError(f"x: expected shape (B, N, {self.d_model}), got {tuple(x.shape)}")
+        keys = None if initial_state is not None else x.shape[1]
+        masks = self._masks(_checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], keys))
         outputs, states = [], []
         for group, mask, part in zip(self.groups, masks, parts, strict=True):
             if cache is not None:
@@ -113,10 +117,12 @@ class HybridAttention(nn.Module):
         return state
 
     def _masks(self, mask: Tensor | None) -> Sequence[Tensor | None]:
-        """A mask of all heads, or what each group has of one that tells heads apart."""
-        if isinstance(mask, Tensor) and mask.dim() > 2 and mask.shape[-3] == self.num_heads > 1:
-            return mask.split(self.counts, -3)
-        return [mask] * len(self.groups)
+        """A mask of all heads, or what each group has of one that tells heads apart; with all axes, of which none may
+        then be meant in two ways."""
+        if not isinstance(mask, Tensor) or mask.dim() > 4:
+            return [mask] * len(self.groups)
+        mask = mask[(None,) * (4 - mask.dim())]
+        return mask.split(self.counts, 1) if mask.shape[1] == self.num_heads > 1 else [mask] * len(self.groups)
 
     def extra_repr(self) -> str:
         return f"d_model={self.d_model}, num_heads={self.num_heads}"

@@ -1,6 +1,7 @@
 """Layers: multi-head attention as projection x attention, the feed-forward network, the pre-norm block."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,8 +35,10 @@ class MultiheadAttention(nn.Module):
     there may be any number of heads, each of that width: W_V is (G K, d) and W_O (d, H K), and their entries begin with
     the variance that they have in a layer whose heads are as wide as x.
 
-    What a mechanism takes besides (`Mechanism.gates`) is made of the keys' tokens by gates, always trained; `gates`
-    puts others in their place: `{"beta": ReflectingWriteStrength}`.
+    What a mechanism takes besides (`Mechanism.gates`) is made by gates, always trained, of the keys' tokens or of the
+    queries' (`Mechanism.query_gates`); `gates` puts others in their place: `{"beta": ReflectingWriteStrength}`. A
+    module may say of itself, by attributes, what a mechanism's entry does: `query_gates`, `one_sequence`,
+    `same_tokens`.
 
     Raises TypeError or ValueError, naming the argument, for unknown names, for d_model not divisible by num_heads, for
     a `form` beside a module, for sizes or a `bias` other than those of a projection that is a module, and for a
@@ -73,6 +76,10 @@ class MultiheadAttention(nn.Module):
         self.weight_o = new_weight(d_model, self.projection.q_width, fans=fans, **kind)
         self.bias_v, self.bias_o = (new_bias(w) if bias else None for w in (self.weight_v, self.weight_o))
         self.gates = nn.ModuleDict({name: make(d_model, num_heads, **kind) for name, make in makers.items()})
+        entry = MECHANISMS[attention] if isinstance(attention, str) else attention
+        self._query_gates = frozenset(getattr(entry, "query_gates", ())) & makers.keys()
+        self._one_sequence = bool(getattr(entry, "one_sequence", False))
+        self._takes_same_tokens = bool(getattr(entry, "same_tokens", False))
 
     def forward(
         self,
@@ -80,6 +87,7 @@ class MultiheadAttention(nn.Module):
         context: Float[Tensor, "B M d"] | None = None,
         *,
         attn_mask: Bool[Tensor, "..."] | None = None,
+        key_padding_mask: Bool[Tensor, "B M"] | None = None,
         is_causal: bool = False,
         initial_state: State | None = None,
         return_state: bool = False,
@@ -87,32 +95,45 @@ class MultiheadAttention(nn.Module):
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], State]:
         """x (B, N, d) -> (B, N, d); queries come from x, keys and values from `context` (B, M, d), by default x.
 
-        `attn_mask` broadcasts to (B, H, N, M), True = may attend. `initial_state` and `return_state` cut a causal
-        sequence anywhere: the state that one call returns is what the next one starts from. A `cache` (`new_cache`)
-        does so in place, for x that follows on the tokens that it has read; nothing then has a gradient.
+        `attn_mask` broadcasts to (B, H, N, M), True = may attend; `key_padding_mask` is (B, M), as in
+        `torch.nn.MultiheadAttention` True = padding, to which nothing attends. `initial_state` and `return_state` cut a
+        causal sequence anywhere: the state that one call returns is what the next one starts from. A `cache`
+        (`new_cache`) does so in place, for x that follows on the tokens that it has read; nothing then has a gradient.
 
-        Raises TypeError or ValueError, naming the argument, for operands that do not fit together, for another
-        attention's cache, and beside a cache for a call that is not causal, and for a context, a mask or a state.
+        Raises TypeError or ValueError, naming the argument, for operands that do not fit together, for an `attn_mask`
+        (N, M) where B = N, or (H, N, M) where B = H, which may be meant in two ways, for a context beside an attention
+        in which each query is one of the keys' tokens (fox, path, position-delta), for another attention's cache, and
+        beside a cache for a call that is not causal, and for a context, a mask or a state.
         """
         _checks.sequence("x", x, self.weight_v)
         if context is not None:
             _checks.sequence("context", context, self.weight_v)
             if len(context) != len(x):
                 raise ValueError(f"context: expected batch {len(x)} like x, got shape {tuple(context.shape)}")
+            if self._one_sequence:
+                wanted = f"None with {self.attention!r}, in which each query is one of the keys' tokens"
+                raise ValueError(f"context: expected {wanted}, got shape {tuple(context.shape)}")
         if cache is not None:
-            others = {"context": context, "attn_mask": attn_mask, "initial_state": initial_state}
+            others: dict[str, Any] = {"context": context, "attn_mask": attn_mask, "initial_state": initial_state}
+            others["key_padding_mask"] = key_padding_mask
             _alone(cache, self.attention, is_causal, **others, return_state=return_state)
             with torch.no_grad():
                 q, k, v, gates = self._operands(x, None)
                 return self._merge(cache.attend(q, k, v, **gates))
+        keys = None if initial_state is not None else x.shape[1] if context is None else context.shape[1]
+        mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], keys)
         q, k, v, gates = self._operands(x, context)
-        attend = MECHANISMS[self.attention].form(self.form) if isinstance(self.attention, str) else self.attention
+        attend: Any = self.attention
+        if isinstance(attend, str):
+            attend = MECHANISMS[attend].form(self.form)
+        if self._takes_same_tokens:
+            attend = partial(attend, same_tokens=context is None)
         o = attend(
             q,
             spread_heads(k, self.num_heads),
             spread_heads(v, self.num_heads),
             is_causal=is_causal,
-            attn_mask=attn_mask,
+            attn_mask=mask,
             initial_state=initial_state,
             return_state=return_state,
             **gates,
@@ -123,11 +144,12 @@ class MultiheadAttention(nn.Module):
         return self._merge(o), state
 
     def _operands(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
-        """q (B, H, N, K), k and v (B, G, M, K), and the gates of the keys' tokens."""
+        """q (B, H, N, K), k and v (B, G, M, K), and the gates."""
         q, k = self.projection(x, context)
         source = x if context is None else context
         v = split_heads(linear(source, self.weight_v, self.bias_v), self.num_kv_heads)
-        return q, k, v, {name: gate(source) for name, gate in self.gates.items()}
+        gates = {name: gate(x if name in self._query_gates else source) for name, gate in self.gates.items()}
+        return q, k, v, gates
 
     def new_cache(self, capacity: int | None = None) -> Cache:
         """An empty cache for decoding with this layer, with room for `capacity` tokens (`ortho.attention.decoding`)."""

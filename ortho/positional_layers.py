@@ -72,6 +72,7 @@ class PositionalHeads(nn.Module):
         x: Float[Tensor, "B N d"],
         *,
         attn_mask: Bool[Tensor, "..."] | None = None,
+        key_padding_mask: Bool[Tensor, "B N"] | None = None,
         is_causal: bool = False,
         words: Int[Tensor, "B N"] | None = None,
         initial_state: State | None = None,
@@ -80,11 +81,12 @@ class PositionalHeads(nn.Module):
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], State]:
         """x (B, N, d) -> (B, N, d).
 
-        `attn_mask` is a mask of keys that broadcasts to (B, H, 1, N), True = there; rows of tokens that are not are
-        zeros. `words` (B, N) are the numbers of the tokens' words. `initial_state`, `return_state` and `cache` are
-        those of `MultiheadAttention`.
+        `attn_mask` is a mask of keys that broadcasts to (B, H, 1, N), True = there, and `key_padding_mask` (B, N) one
+        with True = padding; rows of tokens that are not there are zeros. `words` (B, N) are the numbers of the tokens'
+        words. `initial_state`, `return_state` and `cache` are those of `MultiheadAttention`.
         """
         _checks.sequence("x", x, self.weight_v)
+        attn_mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], x.shape[1])
         v = split_heads(linear(x, self.weight_v), self.num_heads)
         if cache is not None:
             if not isinstance(cache, Cache):

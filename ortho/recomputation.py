@@ -81,7 +81,7 @@ class RecomputedAttention(nn.Module):
         mechanism = MECHANISMS[_checks.one_of("attention", attention, MECHANISMS)]
         if mechanism.gates:
             raise ValueError(f"attention: expected a mechanism without gates, got {attention!r}")
-        self.attend = mechanism.form(form)
+        self.attend, self.same_tokens = mechanism.form(form), mechanism.same_tokens
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, **kwargs: Any) -> Any:
         if kwargs.get("initial_state") is not None or kwargs.get("return_state"):

@@ -49,20 +49,22 @@ class StoppedAttention(MultiheadAttention):
         context: Float[Tensor, "B M d"] | None = None,
         *,
         attn_mask: Bool[Tensor, "..."] | None = None,
+        key_padding_mask: Bool[Tensor, "B M"] | None = None,
         is_causal: bool = False,
         initial_state: State | None = None,
         return_state: bool = False,
         cache: Cache | None = None,
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], State]:
         """x (B, N, d) -> (B, N, d); see `MultiheadAttention.forward`."""
-        mask: dict[str, Any] = {"attn_mask": attn_mask, "is_causal": is_causal}
         kwargs: dict[str, Any] = {"initial_state": initial_state, "return_state": return_state, "cache": cache}
         others = [x for x in (context, *kwargs.values()) if x is not None and x is not False]
         if self.form == "reference" or others:
-            return super().forward(x, context, **mask, **kwargs)
+            kwargs |= {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask, "is_causal": is_causal}
+            return super().forward(x, context, **kwargs)
         _checks.sequence("x", x, self.weight_v)
+        mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], x.shape[1])
         v = spread_heads(split_heads(linear(x, self.weight_v, self.bias_v), self.num_kv_heads), self.num_heads)
-        return self._merge(recomputed_attention(x, v, self._constants, **mask))
+        return self._merge(recomputed_attention(x, v, self._constants, attn_mask=mask, is_causal=is_causal))
 
     def _constants(self, x: Float[Tensor, "B N d"]) -> tuple[Float[Tensor, "B H N K"], Float[Tensor, "B H N K"]]:
         """Queries, and a head of keys for each of them."""

@@ -1,25 +1,36 @@
-"""An experiment that measures nothing, for the tests of what is around experiments; and which files a call runs."""
+"""An experiment that measures nothing, for the tests of what is around experiments; and what a call runs."""
 
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 
-from ortho.experiments import Experiment, provenance, records, run
+from ortho.experiments import Experiment, code, provenance, records, run
 
 SLUG = provenance.device_slug("cpu")
 
+# Whatever is being edited while the tests run, their records are taken for those of a commit.
+provenance.git_state = lambda: ("0" * 40, True)
+
+
+# Between a run and its record: what measures a case has no part in the result.
+AROUND = {f"ortho.experiments.{name}" for name in ("code", "provenance", "records", "runner")}
+
 
 @contextmanager
-def watching(ran):
-    """Add to a set the package's files that run in the block, as an experiment names its sources."""
-    names = set()
-    sys.setprofile(lambda frame, *_: names.add(frame.f_code.co_filename))
+def within(experiment):
+    """Raise AssertionError if the block runs a definition that is not among those that the experiment's `run` reaches:
+    it could change, and the records would not be stale."""
+    ran = set()
+    sys.setprofile(lambda frame, *_: ran.add(frame.f_code))
     try:
         yield
     finally:
         sys.setprofile(None)
-        files = map(Path, names)
-        ran |= {f.relative_to(provenance.PACKAGE).as_posix() for f in files if provenance.PACKAGE in f.parents}
+    modules = {str(code.ROOT.joinpath(*name.split(".")).with_suffix(".py")): name for name in code.files()}
+    modules |= {name.replace(".py", "/__init__.py"): module for name, module in modules.items()}
+    places = {(modules.get(one.co_filename), one.co_qualname.partition(".")[0]) for one in ran}
+    found = {f"{module}:{name}" for module, name in places if module and module not in AROUND and name[0] != "<"}
+    assert found, "the block runs nothing of the package"
+    assert found <= provenance.code_of(experiment.run).keys(), found - provenance.code_of(experiment.run).keys()
 
 
 class Clock:
@@ -41,11 +52,17 @@ def fake(run=lambda _: outcome(), name="fake", works=(1, 1, 1), **kwargs):
         return [{"index": index, "work": work} for index, work in enumerate(works)]
 
     kwargs.setdefault("work", lambda case: float(case["work"]))
-    return Experiment(name, "a title", cases, run, ("experiments/records.py",), **kwargs)
+    return Experiment(name, "a title", cases, run, **kwargs)
 
 
 def stored(results, name="fake"):
     return records.path(results, name, SLUG)
+
+
+def of_other_code(record):
+    """The record as if one definition had changed since."""
+    code = record["provenance"]["code"]
+    return record | {"provenance": record["provenance"] | {"code": code | {next(iter(code)): "0" * 16}}}
 
 
 def indices(results):

@@ -80,7 +80,7 @@ def experiment(name, cases, **kwargs):
 
     numbered = [{"index": i, **({"does": c} if isinstance(c, str) else c)} for i, c in enumerate(cases)]
     label = lambda case: f"{case['index']} {case['does']}"  # noqa: E731
-    return Experiment(name, "a title", lambda _: numbered, run, ("experiments/records.py",), label=label, **kwargs)
+    return Experiment(name, "a title", lambda _: numbered, run, label=label, **kwargs)
 
 
 EXPERIMENTS = {
@@ -110,7 +110,8 @@ def lookup(name):
 
 
 if __name__ == "__main__":  # the command, with these experiments
-    from ortho.experiments import cli, launchers
+    from ortho.experiments import cli, cluster, launchers
 
     launchers.registered = lookup
+    cluster.POLL_S = cluster.QUEUE_S = 0.1
     sys.exit(cli.main(sys.argv[1:], EXPERIMENTS))

@@ -37,15 +37,25 @@ def sharing():
 
 ERRORS = {
     "nothing": (lambda: nn.Linear(3, 3), {}, ValueError, "found none in Linear"),
-    "subclass": (lambda: nn.ModuleList([OfTorch(), Subclass(D, H)]), {}, ValueError, "got Subclass"),
-    "quantised": (lambda: with_child("k_proj", QuantisedLinear(D, D)), {}, ValueError, "k_proj .*got QuantisedLinear"),
+    "subclass": (
+        lambda: nn.ModuleList([OfTorch(), Subclass(D, H)]),
+        {},
+        ValueError,
+        "of 1 nn.MultiheadAttention itself, got .*Subclass",
+    ),
+    "quantised": (
+        lambda: with_child("k_proj", QuantisedLinear(D, D)),
+        {},
+        ValueError,
+        "k_proj .*got .*QuantisedLinear",
+    ),
     "width": (
         lambda: with_child("k_proj", nn.Linear(D, 7)),
         {},
         ValueError,
-        "fits 12 outputs of queries and 7 of keys",
+        "fits 12 outputs of q_proj and 7 outputs of k_proj",
     ),
-    "number": (lambda: with_child("num_heads", 6), {}, ValueError, "their number .* fits 12 outputs of queries"),
+    "number": (lambda: with_child("num_heads", 6), {}, ValueError, "their number .* fits 12 outputs of q_proj"),
     "tied": (tied, {}, ValueError, "of its own in 0"),
     "shared": (sharing, {}, ValueError, "of its own in 0"),
     "layer": (encoder, {"layers": [1, 3]}, ValueError, "layers: expected a part of .0, 1, 2., got 3"),

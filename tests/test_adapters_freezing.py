@@ -1,8 +1,11 @@
 """Frozen heads in models of torch, of this package and of others: law, outputs, training, the way back."""
 
 import copy
+import json
+import pickle
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +13,15 @@ from adapted_models import MODELS, TOLERANCE, D, H, assert_same, described, enco
 from torch import nn
 
 from ortho import MultiheadAttention, TextEncoder, to_standard
-from ortho.adapters import AdaptedAttention, FrozenRows, attention_layers, freeze_qk, unfreeze_qk
+from ortho.adapters import (
+    AdaptedAttention,
+    FrozenRows,
+    attention_layers,
+    freeze_qk,
+    heads_record,
+    restore,
+    unfreeze_qk,
+)
 from ortho.projections import FrozenProjection, LearnedProjection
 from ortho.stopped import StoppedAttention
 
@@ -26,21 +37,35 @@ def test_draw(name, heads):
     generator = torch.Generator().manual_seed(3)
     assert freeze_qk(model, heads=heads, stop_gradient=name == "ortho-frozen", generator=generator) is model
     for layer, old in zip(attention_layers(model), before, strict=True):
-        matrices = layer.read()
-        for part, chosen in (("q", heads), ("k", sorted({h * layer.num_kv_heads // H for h in heads}))):
-            matrix = matrices[layer.matrix(part)]
-            own = rows(chosen)
-            w = matrix.weight[own]
+        matrices, packed = layer.read(), layer.matrix("q") == "in_proj"
+        own = {"q": rows(heads), "k": rows(sorted({h * layer.num_kv_heads // H for h in heads}))}
+        if packed:  # queries, keys and values, one after the other
+            own["k"] = [D + row for row in own["k"]]
+        for part, chosen in own.items():
+            matrix, was = matrices[layer.matrix(part)], old[layer.matrix(part)]
+            w = matrix.weight[chosen]
             small = w @ w.T if w.shape[0] <= w.shape[1] else w.T @ w
             torch.testing.assert_close(small, torch.eye(len(small), dtype=w.dtype), **TOLERANCE)
-            assert matrix.frozen.sum() == len(own) or name == "ortho-frozen"
-            others = [row for row in range(matrix.out_features) if row not in own]
-            assert torch.equal(matrix.weight[others], old[layer.matrix(part)].weight[others])
+            frozen = sorted(own["q"] + own["k"]) if packed else chosen
+            assert matrix.frozen.nonzero()[:, 0].tolist() == frozen or name == "ortho-frozen"
+            others = [row for row in range(matrix.out_features) if row not in frozen]
+            assert torch.equal(matrix.weight[others], was.weight[others])
             if matrix.bias is not None:
-                assert not matrix.bias[own].any()
-                assert torch.equal(matrix.bias[others], old[layer.matrix(part)].bias[others])
-        q, k = (matrices[layer.matrix(part)].weight for part in "qk")
+                assert not matrix.bias[chosen].any()
+                assert torch.equal(matrix.bias[others], was.bias[others])
+        q, k = (matrices[layer.matrix(part)].weight[chosen] for part, chosen in own.items())
         assert not torch.equal(q[: len(k), : k.shape[1]], k[:, : q.shape[1]])
+
+
+def test_heads_of_any_width_keep_it():
+    """Also all heads at once, whose matrices are written as a projection of their own."""
+    layer = MultiheadAttention(D, H, head_dim=D // H + 1, dtype=torch.float64)
+    x = torch.randn(2, 5, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    want = layer(x)
+    for change in (partial(freeze_qk, draw=None), unfreeze_qk):
+        change(layer)
+        assert layer.projection.head_dim == D // H + 1
+        torch.testing.assert_close(layer(x), want, **TOLERANCE)
 
 
 @pytest.mark.parametrize("stop", [False, True])
@@ -81,30 +106,37 @@ def test_training_step(name, draw, stop):
     optimiser = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
     model(*operands(model)).square().sum().backward()
     optimiser.step()
-    trained = dict(model.named_parameters())
-    for key, value in model.state_dict().items():
-        assert torch.equal(value, state[key]) == (key not in trained), key
-    assert not any(key.startswith("frozen") or ".frozen" in key for key in trained)
+    matrices = [module for module in model.modules() if isinstance(module, FrozenRows)]
+    kept = 0
+    for module in matrices:
+        (key,) = (name for name, other in model.named_modules() if other is module)
+        key = key if f"{key}.weight" in state else key.replace("in_proj", "in_proj_weight")
+        old = state.get(f"{key}.weight", state.get(key))
+        assert torch.equal(module.weight[module.frozen], old[module.frozen])
+        assert (module.weight != old).any(1)[~module.frozen].all()
+        kept += int(module.frozen.sum())
+    assert kept or isinstance(getattr(model, "projection", None), FrozenProjection)
+    assert not any("frozen" in key for key, _ in model.named_parameters())
 
 
 def test_a_second_call():
     """It adds to the first; what it chooses again is drawn anew, or stays as it is."""
     model = make("torch")
     freeze_qk(model, heads=[0])
-    first = model.layer.rows_q.weight[rows([0])].clone()
+    first = model.layer.in_proj_weight[rows([0])].clone()
     freeze_qk(model, heads=[2])
-    assert torch.equal(model.layer.rows_q.weight[rows([0])], first)
-    assert model.layer.rows_k.frozen.nonzero()[:, 0].tolist() == rows([0, 2])
+    assert torch.equal(model.layer.in_proj_weight[rows([0])], first)
+    assert model.layer.in_proj.frozen.nonzero()[:, 0].tolist() == rows([0, 2, 4, 6])
     before = described(model)
     assert_same(described(freeze_qk(model, heads=[0, 2], draw=None)), before)
     freeze_qk(model, heads=[0])
-    assert not torch.equal(model.layer.rows_q.weight[rows([0])], first)
+    assert not torch.equal(model.layer.in_proj_weight[rows([0])], first)
     before = described(model)
     with pytest.raises(ValueError, match="stop_gradient: expected False"):
         freeze_qk(model, heads=[1, 2], stop_gradient=True)
     assert_same(described(model), before)
     freeze_qk(model, heads=[0, 2], draw=None, stop_gradient=True)
-    assert model.layer.rows_q.stop_gradient
+    assert model.layer.in_proj.stop_gradient
 
 
 def test_layers_that_are_frozen_as_they_are_made():
@@ -139,8 +171,8 @@ def test_layers_and_heads():
         nn.MultiheadAttention,
         AdaptedAttention,
     ]
-    assert model.layers[0].self_attn.rows_q.frozen.nonzero()[:, 0].tolist() == rows([0, 3])
-    assert model.layers[2].self_attn.rows_k.frozen.nonzero()[:, 0].tolist() == rows([1, 2])
+    assert model.layers[0].self_attn.in_proj.frozen.nonzero()[:, 0].tolist() == rows([0, 3, 4, 7])
+    assert model.layers[2].self_attn.in_proj.frozen.nonzero()[:, 0].tolist() == rows([1, 2, 5, 6])
     decoder = make("decoder")
     assert [layer.name for layer in attention_layers(decoder)] == ["self_attn", "multihead_attn"]
     assert isinstance(freeze_qk(MultiheadAttention(D, H)).projection, FrozenProjection)
@@ -149,16 +181,27 @@ def test_layers_and_heads():
 @pytest.mark.parametrize("stop", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_state_dict(name, stop, tmp_path):
-    """It says which rows are frozen: another choice of as many heads is overwritten by it."""
+    """It says which rows are frozen, and loads where the same are; elsewhere it says what differs."""
     if name == "ortho-frozen":
         pytest.skip("frozen as it is made")
     model = freeze_qk(make(name), heads=[2, 3], stop_gradient=stop)
     torch.save(model.state_dict(), tmp_path / "weights.pt")
-    other = freeze_qk(make(name, seed=7), heads=[0, 1], stop_gradient=stop)
-    other.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
+    state = torch.load(tmp_path / "weights.pt", weights_only=True)
+    other = restore(make(name, seed=7), json.loads(json.dumps(heads_record(model))))
+    other.load_state_dict(state)
     args = operands(model)
-    assert torch.equal(other(*args), model(*args))
-    assert torch.equal(copy.deepcopy(model)(*args), model(*args))
+    for one in (other, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(one(*args), model(*args))
+        assert heads_record(one) == heads_record(model)
+    for wrong in ({"heads": [0, 1]}, {"heads": [2, 3], "stop_gradient": not stop}):
+        other = freeze_qk(make(name, seed=7), **{"stop_gradient": stop, **wrong})
+        with pytest.raises(RuntimeError, match="frozen: expected a checkpoint in which the same rows are frozen"):
+            other.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="frozen"):  # unexpected, or missing
+        make(name).load_state_dict(state)
+    if "ortho" not in name:  # whose projections are frozen by their class, with the names of learned ones
+        with pytest.raises(RuntimeError, match="frozen"):
+            freeze_qk(make(name)).load_state_dict(make(name).state_dict())
 
 
 def test_to_standard():

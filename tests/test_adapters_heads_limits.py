@@ -2,6 +2,7 @@
 
 import copy
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,14 @@ CALLS = {
         "attn_mask: expected booleans, or 0",
     ),
     "pairs": ({"need_weights": False, "attn_mask": future().T}, "attention_mask: expected a mask of keys"),
+    "rows": (
+        {"need_weights": False, "attn_mask": future()[:1]},
+        r"attn_mask: expected shape \(7, 7\) or .* got \(1, 7\)",
+    ),
+    "padding": (
+        {"need_weights": False, "key_padding_mask": torch.zeros(N, 3) > 0},
+        r"key_padding_mask: expected shape \(3, 7\), got \(7, 3\)",
+    ),
     "hint": ({"need_weights": False, "is_causal": True}, "attn_mask: expected the mask"),
 }
 
@@ -74,7 +83,14 @@ def test_wrong_types():
 
 def test_transformers_is_asked_for(monkeypatch):
     """By models with the names of its layers alone, and before anything is changed."""
-    named = nn.Module()
+
+    class Named(nn.Module):
+        def forward(self, hidden_states):
+            attention_interface = ALL_ATTENTION_FUNCTIONS
+            return attention_interface(self, hidden_states)
+
+    named = Named()
+    named.config = SimpleNamespace(_attn_implementation_internal="sdpa")
     named.q_proj, named.k_proj, named.head_dim = nn.Linear(D, D), nn.Linear(D, D), D // H
     model = nn.ModuleList([make(), named])
     monkeypatch.setitem(sys.modules, "transformers", None)

@@ -30,6 +30,8 @@ from ortho.attention.patterns.window import Window
 from ortho.attention.positional.attention import PATTERNS, positional_attention_reference
 from ortho.attention.softmax import softmax_attention_reference
 
+CHILD = "ortho_heads.kinds"  # where a state dict has a layer's kinds
+
 
 def recorded(model, **data):
     """(module, query, key, value, mask, kwargs) of the layers' calls."""
@@ -128,7 +130,9 @@ def test_decoding(name, side, cache):
     with torch.no_grad():
         got = decode([0, 3, 4, 5, 6, 7])
         torch.testing.assert_close(got[there.bool()], want[there.bool()], **TOLERANCES[name])
-        with pytest.raises(ValueError, match="queries: expected 1, or as many as keys, of a linear head, got 2"):
+        with pytest.raises(
+            ValueError, match="queries: expected 1, or as many as keys of the same sequence, .* got 2 and"
+        ):
             decode([0, 3, 5])
         set_heads(model, ["learned", "stopped", Window(3), "previous"])
         want = run(model, input_ids=ids, attention_mask=there, position_ids=places)
@@ -154,7 +158,7 @@ def test_the_way_back(name, before):
     state, want = state_of(model), run(model, **data)
     set_heads(model, ["learned", "stopped"] * 2, layers=[1])
     set_heads(model, ["learned"] * 4, layers=[0])
-    assert model.config._attn_implementation == "ortho"
+    assert model.config._attn_implementation == before  # of the layers alone it is another
     kind = TOLERANCES["llama" if before == "eager" else name]  # the models' own softmax is in float32
     torch.testing.assert_close(run(model, **data), want, **kind)
     assert standard_heads(model) is model
@@ -162,7 +166,7 @@ def test_the_way_back(name, before):
     assert same_state(model, state)
     assert torch.equal(run(model, **data), want)
     set_heads(model, KINDS[0], layers=[1])
-    assert same_state(model, state)
+    assert {key for key in model.state_dict() if key not in state} == {f"{attention_layers(model)[1].name}.{CHILD}"}
     other = run(model, **data)
     assert not torch.allclose(other, want, atol=1e-3)
     for convert in (standard_heads, to_standard):
@@ -181,11 +185,13 @@ def test_refused_calls():
         model(**data, output_attentions=True)
     with pytest.raises(ValueError, match="eager"):
         model.config.output_attentions = True
-    mask = torch.zeros(3, 1, N, N).double()
+    mask = torch.full((3, 1, N, N), 0.5).double()
     with pytest.raises(
-        ValueError, match="attention_mask: expected booleans with heads of several kinds, got torch.float64"
+        ValueError, match="attention_mask: expected booleans, or 0 and -inf, with heads of several kinds"
     ):
         model(**data, attention_mask=mask)
+    with pytest.raises(ValueError, match=r"attention_mask: expected shape \(batch, 1 or 4, 7, 7\) .* got \(3, 7\)"):
+        ortho_attention(attention_layers(model)[0].module, *torch.randn(3, 3, H, N, K), torch.ones(3, N) > 0)
     with pytest.raises(ValueError, match="attention_mask: expected a mask of keys, causal or not"):
         model(**data, attention_mask=torch.rand(3, 1, N, N) < 0.5)
     with pytest.raises(ValueError, match="attention_mask: expected a mask of keys, causal or not"):  # two in one row
@@ -201,19 +207,27 @@ def test_refused_calls():
 
 
 ERRORS = {
-    "attention": ("t5", KINDS[0], "T5Attention a model of transformers that chooses its attention by name"),
-    "bare": ("bert", KINDS[0], "BertSelfAttention a model of transformers that chooses its attention by name"),
+    "attention": ("t5", KINDS[0], "encoder.block.0.layer.0.SelfAttention .* which hands position_bias to it"),
+    "late": ("bert", KINDS[0], "1 that it chooses its attention by name .* got SelfAttention"),
     "kind": ("bert", ["learned", "last", "linear", "linear"], "kinds: expected one of 'learned'"),
     "number": ("gpt2", ["learned"], "kinds: expected a kind for each of 4 heads, got 1"),
 }
+
+
+class SelfAttention(nn.Module):
+    """One that looks up no attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.q_proj, self.k_proj, self.num_heads = nn.Linear(4, 4), nn.Linear(4, 4), 4
 
 
 @pytest.mark.parametrize("case", ERRORS)
 def test_errors_change_nothing(case):
     name, kinds, match = ERRORS[case]
     model = make(name)
-    if case == "bare":  # after one that would do
-        model = nn.ModuleList([model, make(name).encoder])
+    if case == "late":  # after one that would do
+        model = nn.ModuleList([model, SelfAttention()])
     before = [module.config._attn_implementation for module in model.modules() if hasattr(module, "config")]
     with pytest.raises(ValueError, match=match):
         set_heads(model, kinds)

@@ -19,11 +19,14 @@ def generator(seed=0):
 def scores(ours, source, mask, vocab, most, alpha):
     """The score of every sequence that ends within `most` tokens, and of those of that length that do not."""
     free = [token for token in range(vocab) if token != STOP]
-    ended = [(*w, STOP) for n in range(most) for w in product(free, repeat=n)]
     found = {}
-    for w in ended + list(product(free, repeat=most)):
-        logits = ours(source, torch.tensor([(START, *w[:-1])]), mask).log_softmax(-1)[0].tolist()
-        found[w] = sum(row[token] for row, token in zip(logits, w, strict=True)) / penalty(len(w), alpha)
+    for length in range(1, most + 1):
+        last = [STOP] if length < most else range(vocab)
+        written = torch.tensor([(START, *w, end) for w in product(free, repeat=length - 1) for end in last])
+        rows = len(written)
+        logits = ours(source.expand(rows, -1), written[:, :-1], mask.expand(rows, -1)).log_softmax(-1)
+        totals = logits.gather(-1, written[:, 1:, None]).sum((1, 2)) / penalty(length, alpha)
+        found |= zip(map(tuple, written[:, 1:].tolist()), totals.tolist(), strict=True)
     return found
 
 

@@ -94,6 +94,7 @@ def test_half_precision(name, causal, dtype, gates):
         assert ((o - exact).abs() <= torch.finfo(dtype).eps / 2 * exact.abs() + 1e-4).all()
 
 
+@pytest.mark.unchecked
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of a class that dynamo makes
 def test_compiles(name):

@@ -253,6 +253,10 @@ def test_rules_are_described():
         (["1.0", "1.0"], [2.0, 2.0], "", REFUTED, "2 of 2 figures"),  # nor do equal ones
         (["1.0", "3.0"], [2.0, 6.0], "", CORRECTED, "2 times the source's throughout"),
         (["1.0", "3.0"], [2.0, 6.2], "", CORRECTED, "times the source's throughout"),  # to the printed digits
+        # A factor from 2 / 1.05 = 1.905 to 2 / 0.95 for the first, up to 5.63 / 2.95 = 1.908 or 5.61 / 2.95 = 1.902 for
+        # the second: half a unit of the last digit on either side.
+        (["1.0", "3.0"], [2.0, 5.63], "", CORRECTED, "times the source's throughout"),
+        (["1.0", "3.0"], [2.0, 5.61], "", REFUTED, "2 of 2"),
         (["1.0", "3.0"], [2.0, 6.5], "", REFUTED, "2 of 2"),
         (["100", "200"], [100.2, 209.9], "", CORRECTED, "off by at most 4.7 %, at b"),
         (["100", "200"], [100.2, 210.6], "", REFUTED, "1 of 2 figures differ; worst b: 200 printed, 210.6 computed"),

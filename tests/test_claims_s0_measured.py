@@ -16,7 +16,7 @@ def record(device="cpu-a", seconds=(2.0, 1.0), threads=1, **case):
             f"{p}_s": [9.0] * 3 for p in measured.PHASES
         }
     origin = {"threads": threads, "device_name": "A", "torch": "2", "python": "3", "commit": None, "clean": None}
-    origin |= {"digest": "0123456789", "date_utc": "2026-01-02T00:00:00+00:00"}
+    origin |= {"date_utc": "2026-01-02T00:00:00+00:00"}
     configuration = training_step.case(**case)
     return {"device": device, "configuration": configuration, "repetitions": arms, "provenance": origin}
 

@@ -67,6 +67,7 @@ def test_training_does_not_get_below():
     assert least - 1e-9 < reached < least + 0.1
 
 
+@pytest.mark.bad_input
 def test_fixed_weights_reach_their_bound():
     """A Synthesizer with equal weights on all other tokens; its error is the bound up to the sample's spread."""
     embedding = lookup.apart()

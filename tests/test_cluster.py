@@ -1,6 +1,7 @@
 """Cases as jobs of a SLURM cluster, of which the tests have the commands; and the options that say where cases run."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import pytest
 from experiment_fakes import stored
 from launched_experiments import ENVIRONMENT, EXPERIMENTS, lookup
 
-from ortho.experiments import cli, launchers, records
-from ortho.experiments.launchers import Slurm
+from ortho.experiments import cli, launchers, records, signals
+from ortho.experiments import cluster as clusters
+from ortho.experiments.cluster import Slurm
+from ortho.experiments.launchers import LaunchError
 
 
 @pytest.fixture
@@ -22,7 +25,7 @@ def cluster(tmp_path, monkeypatch):
         "sbatch": f'cp "$1" {folder}/$$.sh\necho "Submitted batch job $$"\n[ -e {folder}/down ] && exit\n'
         f"SLURM_JOB_ID=$$ sh {folder}/$$.sh >/dev/null 2>&1 </dev/null &",
         "srun": f'while [ "$1" != {sys.executable} ]; do shift; done\nexec "$@"',
-        "sacct": "",
+        "squeue": f'cd {folder}\nfor script in *.sh; do echo "${{script%.sh}} RUNNING"; done',
         "scancel": f"echo $* >>{folder}/cancelled",
     }
     for name, text in commands.items():
@@ -36,7 +39,7 @@ def cluster(tmp_path, monkeypatch):
 def test_cases_are_jobs_of_a_cluster(cluster, tmp_path, monkeypatch, capsys):
     """What a case keeps for its resumption, the job finds; the options are those of its script."""
     monkeypatch.setattr(launchers, "registered", lookup)
-    monkeypatch.setattr(launchers, "POLL_S", 0.1)
+    monkeypatch.setattr(clusters, "POLL_S", 0.1)
     given = ["partition=gpu", "gpus_per_node=1", "timeout_min=7"]
     options = ["--launcher", "slurm", *(f"--slurm={option}" for option in given)]
     results = tmp_path / "results"
@@ -44,7 +47,7 @@ def test_cases_are_jobs_of_a_cluster(cluster, tmp_path, monkeypatch, capsys):
     (record,) = records.read(stored(results, "resuming"))
     assert record["facts"]["pid"] != os.getpid()
     assert not Path(record["facts"]["checkpoint"]).exists()
-    assert Path(record["facts"]["checkpoint"]).parent == results / ".checkpoints" / "resuming"
+    assert Path(record["facts"]["checkpoint"]).parents[1] == results / ".checkpoints" / "resuming"
     assert len(list((tmp_path / ".slurm").glob("*_submission.sh"))) == 2
     scripts = [script.read_text() for script in cluster.glob("*.sh")]
     assert len(scripts) == 2  # what the device is called, and the case
@@ -59,7 +62,44 @@ def test_jobs_that_are_left_are_cancelled(cluster, tmp_path):
     plain = EXPERIMENTS["plain"]
     with Slurm(2, lookup, tmp_path, {}) as launcher:
         jobs = [launcher.submit(plain, case, "cpu", {}) for case in plain.cases("cpu")]
-    assert sorted((cluster / "cancelled").read_text().split()) == sorted(job.job_id for job in jobs)
+    assert sorted((cluster / "cancelled").read_text().split()) == sorted(job.submitted.job_id for job in jobs)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT], ids=lambda sent: sent.name)
+def test_a_signal_while_a_job_is_submitted_leaves_none(sent, cluster, tmp_path):
+    """The queue has the job before the command that asked for it has said so."""
+    (cluster / "down").touch()
+    submit = (cluster / "sbatch").read_text()
+    (cluster / "sbatch").write_text(submit.replace("#!/bin/sh\n", f"#!/bin/sh\nkill -{sent} $PPID\nsleep 0.2\n"))
+    plain = EXPERIMENTS["plain"]
+    ended = KeyboardInterrupt if sent == signal.SIGINT else signals.TerminatedError
+    with pytest.raises(ended), signals.terminable(), Slurm(2, lookup, tmp_path, {}) as launcher:
+        launcher.submit(plain, plain.cases("cpu")[0], "cpu", {})
+    (script,) = cluster.glob("*.sh")
+    assert (cluster / "cancelled").read_text().split() == [script.stem]
+
+
+def test_a_job_that_leaves_the_queue_is_lost(cluster, tmp_path, monkeypatch, capsys):
+    """Not before two looks in a row have missed it, and not while the queue does not answer."""
+    (cluster / "down").touch()
+    monkeypatch.setattr(clusters, "POLL_S", 0.0)
+    monkeypatch.setattr(clusters, "QUEUE_S", 0.0)
+    answers = ["exit 1", "exit 1", "echo $JOB PENDING", "", "echo $JOB COMPLETING", "exit 1", "", "echo $JOB TIMEOUT"]
+    for index, answer in enumerate(answers):
+        (cluster / f"answer-{index}").write_text(answer)
+    (cluster / "squeue").write_text(
+        f"#!/bin/sh\ncd {cluster}\nJOB=$(basename *.sh .sh)\nset -- answer-*\n"
+        'answer=$(cat "$1")\nrm "$1"\necho broken >&2\neval "$answer"\n'
+    )
+    plain = EXPERIMENTS["plain"]
+    with Slurm(1, lookup, tmp_path, {}) as launcher:
+        job = launcher.submit(plain, plain.cases("cpu")[0], "cpu", {})
+        assert list(launcher.wait([job])) == [job]
+    assert list(cluster.glob("answer-*")) == []
+    with pytest.raises(LaunchError, match=r"ended without a result \(TIMEOUT\); it has not begun"):
+        job.result()
+    assert capsys.readouterr().err == 2 * "slurm: no answer from the queue (broken); waiting\n"
+    assert not (cluster / "cancelled").exists()
 
 
 def test_a_job_that_is_begun_anew_measures_its_case(tmp_path):
@@ -67,7 +107,7 @@ def test_a_job_that_is_begun_anew_measures_its_case(tmp_path):
     one = EXPERIMENTS["resuming"]
     arguments = (lookup, one.name, one.cases("cpu")[0], "cpu", {"checkpoint": tmp_path / "kept"})
     (tmp_path / "kept").write_text("as far as this")
-    anew = launchers._Resumed().checkpoint(*arguments)
+    anew = clusters._Resumed().checkpoint(*arguments)
     assert anew.result()["facts"]["found"] == "as far as this"
 
 

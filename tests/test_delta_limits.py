@@ -275,6 +275,7 @@ def test_masks_that_hide_keys(form):
         close(call(FUNCTIONS[form], given, attn_mask=mask), [unit(given["q"]) @ S, S])
 
 
+@pytest.mark.unchecked
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of a class that dynamo makes

@@ -7,7 +7,12 @@ from dynamic_mechanisms import TOLERANCE, draw, qkv
 from ortho.attention.dynamic import choice
 from ortho.attention.dynamic.block_selection import moba_attention, moba_mask, moba_pairs
 from ortho.attention.dynamic.choice import best, leaked_pairs, left_out, places_of
-from ortho.attention.dynamic.key_importance import importance_mask, sampled_importance
+from ortho.attention.dynamic.key_importance import (
+    importance_attention,
+    importance_attention_reference,
+    importance_mask,
+    sampled_importance,
+)
 from ortho.attention.dynamic.lsh import draw_projections, hashed, lsh_attention, lsh_mask, sorted_chunks_mask
 from ortho.attention.dynamic.nsa import nsa_masks
 from ortho.attention.dynamic.nsa_sizes import Sizes
@@ -239,3 +244,12 @@ def test_pairs_of_several_rounds_count_once(causal):
     once = lsh_attention(q, k, v, projections=PROJECTIONS[:1], width=3, is_causal=causal)
     thrice = lsh_attention(q, k, v, projections=PROJECTIONS[:1].expand(3, -1, -1), width=3, is_causal=causal)
     torch.testing.assert_close(thrice, once, **TOLERANCE)
+
+
+def test_a_state_passes_no_gradient_to_the_importance():
+    """It decides which keys are read: a state that reached it would keep the graph of all earlier tokens."""
+    q, k, v = (x.requires_grad_() for x in qkv(2, length=N))
+    importance = draw(2, N, seed=5).requires_grad_()
+    for attend in (importance_attention, importance_attention_reference):
+        _, state = attend(q, k, v, importance=importance, is_causal=True, return_state=True)
+        assert [part.requires_grad for part in state] == [True, True, False]

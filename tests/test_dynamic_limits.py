@@ -1,6 +1,9 @@
 """Mechanisms that choose their pairs, at the ends of their sizes: all is chosen, nothing is, groups that stay empty,
 long sequences, keys of another number than queries, masks, states."""
 
+import math
+from itertools import product
+
 import pytest
 import torch
 from dynamic_mechanisms import ALL, ENTRIES, FORMS, SMALL, TOLERANCE, draw, qkv, ways
@@ -116,6 +119,32 @@ def test_the_weights_of_near_and_far():
         ]
         torch.testing.assert_close(found[i, : i + 1], torch.tensor(row, dtype=q.dtype) / sum(row), **TOLERANCE)
     assert not found.triu(1).any()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("length", [1, 3, 130])
+def test_near_and_far_of_any_size(form, causal, length):
+    """Scores a thousand below and above the far weights, and nothing far at all, in float32.
+
+    Against logarithms in float64. A score of 1e3 is 1e-4 off in float32, and so is a weight; with a factor of 10."""
+    ones = torch.ones(1, length, 4)
+    noise = torch.randn(1, length, 4, generator=torch.Generator().manual_seed(0)) / 10
+    v = torch.randn(1, length, 4, generator=torch.Generator().manual_seed(1))
+    for size, window in product((1.0, 10.0, 30.0, 50.0), (1, 2, 256)):
+        for q, k in ((size * ones + noise, noise - size * ones), (noise - size * ones, size * ones + noise)):
+            o = SPARSE_LINEAR.form(form)(q, k, v, window=window, is_causal=causal)
+            torch.testing.assert_close(o.double(), _by_logarithms(q, k, v, window, causal), atol=1e-3, rtol=1e-3)
+
+
+def _by_logarithms(q, k, v, window, causal):
+    q, k, v = (x.double() for x in (q, k, v))
+    place = torch.arange(q.shape[-2])
+    near = (place[:, None] - place).abs() < window
+    of_q, of_k = (torch.where(x > 0, (x + 1).abs().log(), x) for x in (q, k))  # of elu + 1
+    far = torch.logsumexp(of_q[..., :, None, :] + of_k[..., None, :, :], -1) - math.log(4)
+    scores = torch.where(near, q @ k.mT / 2, far)
+    return (scores.masked_fill(place > place[:, None], -torch.inf) if causal else scores).softmax(-1) @ v
 
 
 def test_default_gates_weigh_what_there_is():
@@ -264,6 +293,7 @@ def test_centroids_move():
     for h in range(3):
         torch.testing.assert_close(heads[h], update_centroids(mu, q[:, h], k[:, h], decay=0.75), **TOLERANCE)
     assert torch.equal(update_centroids(mu, q, k, decay=1.0), mu)
+    assert not update_centroids(mu, q.requires_grad_(), k).requires_grad  # a running mean would keep every step's graph
 
 
 def test_choices_look_at_few_scores_at_once(monkeypatch):

@@ -1,8 +1,9 @@
-"""pyproject.toml, constraints.txt, environment.yml and the Makefile describe one environment."""
+"""pyproject.toml, constraints.txt, requirements/, environment.yml and the Makefile describe one environment."""
 
 import importlib.metadata
 import importlib.resources
 import json
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -15,6 +16,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import ortho
+from tools.lock import pinned
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -68,14 +70,24 @@ def test_conda_and_make_install_the_same():
     assert {re.split("[=<>]", entry)[0] for entry in CONDA if isinstance(entry, str)} == {"python", "pip"}
 
 
-def test_binder_installs_what_the_notebooks_need_from_here():
-    """pip runs in the root of the repository, but reads `-c` beside the file that it stands in."""
-    folder = ROOT / "binder"
-    lines = [line.split() for line in (folder / "requirements.txt").read_text().splitlines() if line.startswith("-")]
-    given = dict(lines)
-    assert (folder / given["-c"]).resolve() == ROOT / "constraints.txt"
-    assert set(re.fullmatch(r"\.\[(.*)\]", given["-e"])[1].split(",")) == {"book", "translation"}
-    python = (folder / "runtime.txt").read_text().strip().removeprefix("python-")
+@pytest.mark.parametrize("name", ["exact.txt", "torch.txt"])
+def test_an_exact_installation_takes_files_by_their_hashes_alone(name):
+    requirements = pinned((ROOT / "requirements" / name).read_text())
+    assert requirements and all(re.search(r"--hash=sha256:[0-9a-f]{64}$", lines) for lines in requirements.values())
+    assert "extra-index-url" not in (ROOT / "requirements" / name).read_text()
+
+
+def test_an_exact_installation_has_the_versions_of_the_constraints():
+    exact, torch = (pinned((ROOT / "requirements" / name).read_text()) for name in ("exact.txt", "torch.txt"))
+    assert torch.keys() == {"torch"} and not exact.keys() & torch.keys()
+    versions = {name: re.search(r"==([^\s;]+)", lines)[1] for name, lines in (exact | torch).items()}
+    assert {name: Version(version) for name, version in versions.items()} == pins()
+
+
+def test_binder_makes_the_exact_installation():
+    script = ROOT / "binder" / "postBuild"
+    assert script.read_text().splitlines()[-1] == "exec make exact PY=python" and os.access(script, os.X_OK)
+    python = (ROOT / "binder" / "runtime.txt").read_text().strip().removeprefix("python-")
     assert f"python={python}" in CONDA
 
 

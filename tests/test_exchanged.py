@@ -132,6 +132,7 @@ def test_recomputed(mask, causal):
     assert torch.equal(o, expected[0]) and torch.equal(dv, expected[1])
 
 
+@pytest.mark.unchecked
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of a class that dynamo makes
 def test_compiles():
     """In one graph, forward and backward."""

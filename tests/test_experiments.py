@@ -1,6 +1,5 @@
 """Experiments are run: what is missing, within the budget, resumed after a kill, from a bare tree."""
 
-import hashlib
 import io
 import json
 import math
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from experiment_fakes import SLUG, Clock, fake, go, indices, outcome, stored
+from experiment_fakes import SLUG, Clock, fake, go, indices, of_other_code, outcome, stored
 
 from ortho import experiments
 from ortho.experiments import cli, provenance, records
@@ -34,7 +33,7 @@ def test_runs_what_is_missing_and_nothing_twice(tmp_path):
 
 def test_a_record_is_complete_on_its_own(tmp_path):
     go(fake(), tmp_path)
-    record = json.loads(stored(tmp_path).read_text())[1]
+    record = json.loads(stored(tmp_path).read_text())["records"][1]
     assert record["experiment"] == "fake"
     assert record["configuration"] == {"index": 1, "work": 1}
     assert record["repetitions"] == {"arm": {"forward_s": [1.0, 1.0]}}
@@ -42,20 +41,23 @@ def test_a_record_is_complete_on_its_own(tmp_path):
     assert origin["torch"] == torch.__version__
     assert origin["threads"] == torch.get_num_threads()
     assert origin["date_utc"].endswith("+00:00")
-    assert origin["digest"] == provenance.digest(["experiments/records.py"])
-    assert (origin["commit"] is None) == (origin["clean"] is None)
+    assert origin["clean"] is True
+    assert records.read(stored(tmp_path))[1]["provenance"]["code"] == provenance.code_of(fake().run)
 
 
 def test_an_interrupted_run_resumes(tmp_path):
+    ran = []
+
     def interrupted(case):
-        if case["index"] == 1:
+        ran.append(case["index"])
+        if ran == [0, 1]:
             raise KeyboardInterrupt
         return outcome()
 
     with pytest.raises(KeyboardInterrupt):
         go(fake(interrupted), tmp_path)
     assert indices(tmp_path) == [0]
-    assert len(go(fake(), tmp_path).done) == 2
+    assert len(go(fake(interrupted), tmp_path).done) == 2
 
 
 def test_a_killed_run_loses_the_case_in_flight_alone(tmp_path):
@@ -68,7 +70,7 @@ def one(case):
         os.kill(os.getpid(), signal.SIGKILL)
     return {"seeds": {}, "repetitions": {"arm": {"forward_s": [1.0]}}}
 cases = lambda device: [{"index": i, "work": 1} for i in range(3)]
-run([Experiment("fake", "", cases, one, ("experiments/records.py",))], "cpu", Path(sys.argv[1]))
+run([Experiment("fake", "", cases, one)], "cpu", Path(sys.argv[1]))
 """
     process = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path)],
@@ -77,18 +79,18 @@ run([Experiment("fake", "", cases, one, ("experiments/records.py",))], "cpu", Pa
     )
     assert process.returncode == -signal.SIGKILL
     assert indices(tmp_path) == [0, 1]
-    assert len(go(fake(), tmp_path).done) == 1  # and the dead run's lock is gone
+    assert len(go(fake(works=(1,)), tmp_path).done) == 1  # of another code; and the dead run's lock is gone
 
 
 def test_a_kill_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
     go(fake(works=(1,)), tmp_path)
     before = stored(tmp_path).read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             go(fake(), tmp_path)
     assert stored(tmp_path).read_bytes() == before
-    assert records.read_all(tmp_path, "fake") == json.loads(before)  # the half-made file is not taken for records
+    assert len(records.read_all(tmp_path, "fake")) == 1  # the half-made file is not taken for records
     assert len(go(fake(), tmp_path).done) == 2
 
 
@@ -145,13 +147,14 @@ def test_a_case_finds_what_it_kept_before_it_was_interrupted(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         go(fake(resuming, resumes=True), tmp_path)
-    (kept,) = tmp_path.glob(".checkpoints/fake/*")
-    name = hashlib.sha256(records.key({"index": 1, "work": 1}).encode()).hexdigest()[:16]
-    assert kept == tmp_path / ".checkpoints" / "fake" / f"{name}.pt"
+    (kept,) = tmp_path.glob(".checkpoints/fake/*/*")
+    case = {"index": 1, "work": 1}
+    assert kept == records.checkpoint(tmp_path, "fake", case, provenance.code_of(resuming))
+    assert kept != records.checkpoint(tmp_path, "fake", case, provenance.code_of(outcome)), "that of other code"
     assert indices(tmp_path) == [0]
     assert len(go(fake(resuming, resumes=True), tmp_path).done) == 2
     assert found == {0: [None], 1: [None, "half of 1"], 2: [None]}
-    assert list(tmp_path.glob(".checkpoints/fake/*")) == []
+    assert list(tmp_path.glob(".checkpoints/fake/*/*")) == []
 
 
 def test_a_failed_case_keeps_its_checkpoint(tmp_path):
@@ -160,7 +163,7 @@ def test_a_failed_case_keeps_its_checkpoint(tmp_path):
         raise ValueError("expected another")
 
     go(fake(failing, resumes=True, works=(1,)), tmp_path)
-    assert len(list(tmp_path.glob(".checkpoints/fake/*"))) == 1
+    assert len(list(tmp_path.glob(".checkpoints/fake/*/*"))) == 1
 
 
 def test_how_far_a_run_is_shows_on_a_terminal_alone(tmp_path, monkeypatch, capsys):
@@ -259,7 +262,7 @@ def test_records_of_an_earlier_code_are_counted_below_what_is_shown(tmp_path, ca
     assert cli.main(arguments, known) == 0
     assert "earlier state of the code" not in capsys.readouterr().out
     found = records.read(stored(tmp_path))
-    found[1]["provenance"]["digest"] = "0" * 64
+    found[1] = of_other_code(found[1])
     records.write(stored(tmp_path), found)
     other = {**found[0], "device": "cpu-other"}
     records.write(records.path(tmp_path, "fake", "cpu-other"), [other])  # another device, with nothing to note

@@ -73,19 +73,20 @@ def test_weights_are_the_plain_formulas(name, scale, kind):
 @pytest.mark.parametrize("name", FITS)
 @pytest.mark.parametrize("attention", FORMS)
 def test_fits_leave_out_hidden_tokens(name, attention):
-    """In self-attention the query beside a hidden key as well, whatever both hold; queries of others count all."""
+    """In self-attention the query beside a hidden key as well, whatever both hold; queries of others count all, also
+    where they are as many."""
     v, omega = draw(2, 7, 3, seed=2), rows(20, 4)
     mask = torch.tensor([[True] * 7, [False, True] * 3 + [True]])  # (B, M)
-    for queries in (7, 5):
+    for queries, same in ((7, True), (7, False), (5, False)):
         q, k = draw(2, queries, 4), draw(2, 7, 4, seed=1)
         x, y = q / math.sqrt(2), k / math.sqrt(2)
-        weights = plain_weights(name, x, y, omega, mask if queries == 7 else None, mask) * mask[:, None]
+        weights = plain_weights(name, x, y, omega, mask if same else None, mask) * mask[:, None]
         expected = weights @ v / weights.sum(-1, keepdim=True)
         k, v = (each.masked_fill(~mask[..., None], 50.0) for each in (k, v))
-        if queries == 7:
+        if same:
             expected, q = expected * mask[..., None], q.masked_fill(~mask[..., None], -50.0)
-        o = attention(q, k, v, feature_map=MAPS[name](features=omega), attn_mask=mask[:, None])
-        o = o * mask[..., None] if queries == 7 else o  # a left-out query has an output all the same
+        o = attention(q, k, v, feature_map=MAPS[name](features=omega), attn_mask=mask[:, None], same_tokens=same)
+        o = o * mask[..., None] if same else o  # a left-out query has an output all the same
         # ADERF inverts moments of as many tokens as dimensions: condition numbers up to K / RIDGE, 4e4, in both roots.
         torch.testing.assert_close(o, expected, atol=1e-9, rtol=1e-9)
 

@@ -134,7 +134,8 @@ def layer(attention="kda", **kwargs):
 
 def by_hand(one, x, context, **kwargs):
     """The layer's output, each gate made and handed over here."""
-    gates = {name: gate(context) for name, gate in one.gates.items()}
+    of_queries = MECHANISMS[one.attention].query_gates
+    gates = {name: gate(x if name in of_queries else context) for name, gate in one.gates.items()}
     q, k = one.projection(x, context)
     v = (context @ one.weight_v.mT).unflatten(-1, (3, 4)).transpose(1, 2)
     o = MECHANISMS[one.attention].reference(q, k, v, **gates, **kwargs)
@@ -150,6 +151,48 @@ def test_gates_are_made_of_the_keys_tokens(form, attention):
     torch.testing.assert_close(one(x, context), by_hand(one, x, context), atol=1e-12, rtol=1e-12)
     expected = by_hand(one, x, x, is_causal=True)
     torch.testing.assert_close(one(x, is_causal=True), expected, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("form", ["reference", "fast"])
+@pytest.mark.parametrize("keys", [9, 5])
+def test_gates_of_queries_are_made_of_their_tokens(form, keys):
+    """What far keys weigh is the query's matter, however many keys the context has."""
+    one, x, context = layer("sparse-linear", form=form), draw(2, 5, 12), draw(2, keys, 12, seed=1)
+    torch.testing.assert_close(one(x, context), by_hand(one, x, context), atol=1e-12, rtol=1e-12)
+    other = draw(2, keys, 12, seed=2)
+    assert torch.equal(one._operands(x, other)[3]["log_far"], one._operands(x, context)[3]["log_far"])
+
+
+def test_every_gate_is_named():
+    for mechanism in MECHANISMS.values():
+        assert mechanism.query_gates <= set(mechanism.gates)
+
+
+@pytest.mark.parametrize("attention", ["fox", "path", "position-delta"])
+@pytest.mark.parametrize("keys", [9, 5])
+def test_no_context_where_queries_are_among_the_keys(attention, keys):
+    with pytest.raises(ValueError, match=f"^context: expected None with '{attention}', in which each query is one of"):
+        layer(attention)(draw(2, 5, 12), draw(2, keys, 12, seed=1))
+
+
+@pytest.mark.parametrize("attention", ["favor++", "saderf", "aderf", "sderf", "routing"])
+@pytest.mark.parametrize("form", ["reference", "fast"])
+def test_attention_to_a_context_of_equal_length(attention, form):
+    """The layer tells the function whether queries and keys are the same tokens; it changes what a fit and clusters
+    look at beside hidden keys."""
+    one, x, context = layer(attention, form=form), draw(2, 5, 12), draw(2, 5, 12, seed=1)
+    padding = torch.tensor([[False] * 5, [True, False, False, True, False]])
+    q, k, v, _ = one._operands(x, context)
+    given = {"attn_mask": ~padding[:, None, None]}
+    for call, same in (((x, context), False), ((x,), True)):
+        q, k, v, _ = one._operands(x, None if same else context)
+        o = MECHANISMS[attention].form(form)(q, k, v, same_tokens=same, **given)
+        expected = o.transpose(1, 2).flatten(2) @ one.weight_o.mT
+        torch.testing.assert_close(one(*call, key_padding_mask=padding), expected, atol=1e-12, rtol=1e-12)
+        other = MECHANISMS[attention].form(form)(q, k, v, same_tokens=not same, **given)
+        assert not torch.allclose(o, other)
+    with pytest.raises(ValueError, match="^same_tokens: expected False for 5 queries and 4 keys, got True"):
+        MECHANISMS[attention].form(form)(q, k[..., :4, :], v[..., :4, :], same_tokens=True)
 
 
 def test_other_gates_and_none():

@@ -192,6 +192,7 @@ def test_in_a_block_and_in_a_model():
     [(SPLIT, "aot_eager"), ({"rotary": 1, "structured-stopped": 1, "linear": 1, "frozen": 1}, "eager")],
     ids=str,
 )
+@pytest.mark.unchecked
 def test_compiles(heads, backend):
     """Forward and backward, without a graph break."""
     one, x = layer(heads), draw(2, 5, WIDTH)

@@ -119,11 +119,15 @@ def test_cases_run_at_once_and_fail_alone(tmp_path, monkeypatch):
     assert f"[3/4] error: {odd}" in said
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT], ids=lambda sent: sent.name)
-def test_no_worker_is_left_behind(sent, tmp_path):
+@pytest.mark.parametrize(
+    ("sent", "jobs"),
+    [(signal.SIGKILL, 2), (signal.SIGINT, 2), (signal.SIGTERM, 2), (signal.SIGTERM, 1)],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_no_worker_is_left_behind(sent, jobs, tmp_path):
     """One that is busy, one that is idle. Their stdout is the command's: it ends when the last of them has."""
     process = subprocess.Popen(
-        [sys.executable, *COMMAND, "lingering", "--jobs", "2", "--results", str(tmp_path)],
+        [sys.executable, *COMMAND, "lingering", "--jobs", str(jobs), "--results", str(tmp_path)],
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -137,11 +141,12 @@ def test_no_worker_is_left_behind(sent, tmp_path):
     else:
         process.send_signal(sent)
     _, errors = process.communicate(timeout=2 * DEADLINE_S)  # one that is left lingers for twice as long
-    if sent == signal.SIGINT:
-        assert process.returncode == 130
-        assert errors == "interrupted; what was measured before is stored\n"
-    else:
+    if sent == signal.SIGKILL:
         assert process.returncode == -sent
+    else:
+        assert process.returncode == 128 + sent
+        said = "interrupted" if sent == signal.SIGINT else "terminated"
+        assert errors == f"{said}; what was measured before is stored\n"
     assert list(facts(tmp_path, "lingering")) == [0]
     with records.lock(tmp_path):
         pass

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 import torch
-from experiment_fakes import SLUG, go, watching
+from experiment_fakes import SLUG, go, within
 
 from ortho.attention import MECHANISMS
-from ortho.experiments import measure, provenance, records
+from ortho.experiments import measure, records
 from ortho.experiments.learning import fitting, images, images_rows, rates
 from ortho.tasks.digits import digits
 from ortho.tasks.images import Images, classification
@@ -214,23 +214,12 @@ def test_there_are_as_many_digits_as_are_tested():
 
 
 def test_the_sources_are_all_that_a_run_runs(photographs):
-    ours = set()
     for arm in images.ARMS:
         # What is imported late, or made once, need not be watched.
         case = images.case(arm, 1, **TINY)
         images.run(case)
-        with watching(ours):
+        with within(images.IMAGES):
             images.run(case)
-    ours -= {"experiments/provenance.py", "experiments/records.py"}  # which say what run it is
-    named = set(images.IMAGES.sources)
-    assert ours <= named
-    # Declarations; data and what reads them, once.
-    assert named - ours <= {
-        "attention/feature_map.py",
-        "gates.py",
-        *(f"tasks/{name}" for name in ("cifar.py", "digits.npz", "digits.py", "download.py")),
-    }
-    assert provenance.digest(images.IMAGES.sources)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

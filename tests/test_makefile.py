@@ -17,7 +17,7 @@ case "$*" in
     *ensurepip*) {venv} ;;
     *'venv --clear .venv') {make} && mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
     *'pip --version') ;;
-    *'pip install'*) echo installing >> log; {pip} ;;
+    *'pip install'*) echo "$*" >> log; {pip} ;;
 esac
 """
 
@@ -36,11 +36,11 @@ def make(folder, *words):
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-def set_up(folder, **answers):
+def set_up(folder, *words, **answers):
     python = folder / "python"
     python.write_text(STAND_IN.format(**{"version": "true", "venv": "true", "make": "true", "pip": "true"} | answers))
     python.chmod(0o755)
-    return make(folder, "env", f"PYTHON={python}")
+    return make(folder, "env", f"PYTHON={python}", *words)
 
 
 @pytest.mark.parametrize(
@@ -80,4 +80,14 @@ def test_set_up_once_and_again_when_the_requirements_change(checkout):
 
 def test_an_environment_of_ones_own_is_left_alone(checkout):
     result = make(checkout, "-n", "test", "PY=python")
-    assert result.stdout == "python -m pytest --nbval -n auto --dist loadfile --no-loadscope-reorder\n"
+    commands = [line.partition("python ")[2] for line in result.stdout.splitlines()]
+    assert [command.split()[:2] for command in commands] == [["-m", "pytest"]] * 2
+
+
+def test_an_exact_installation_is_by_hashes_and_resolves_nothing(checkout):
+    assert set_up(checkout, "EXACT=1").returncode == 0
+    torch, others, package = (checkout / "log").read_text().splitlines()
+    assert torch.endswith("--no-deps --require-hashes -r requirements/torch.txt")
+    assert others.endswith("--no-deps --require-hashes -r requirements/exact.txt")
+    assert package.endswith("--no-deps --no-build-isolation -e .")
+    assert set_up(checkout, "EXACT=1", pip="false").returncode == 0, "once is enough"

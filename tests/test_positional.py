@@ -266,6 +266,7 @@ def test_autocast_changes_nothing():
         assert torch.equal(positional_attention(v, HEADS), plain)
 
 
+@pytest.mark.unchecked
 def test_compiles():
     v = draw(1, 7, 6, 2)
     for causal in (False, True):

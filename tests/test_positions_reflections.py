@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -102,17 +103,21 @@ def test_blocks_equal_the_definition(forms, bias, length, block):
 
 
 @pytest.mark.parametrize(("forms", "bias"), [(PATH, None), (BIAS, 2)])
-def test_masks_of_pairs(forms, bias):
-    """Whatever broadcasts to the pairs; a row that allows nothing gives 0."""
+def test_masks(forms, bias):
+    """Whatever broadcasts to the keys; rows that allow nothing give 0; masks that differ by query are refused, since
+    the later ones would change what earlier rows see."""
     given = operands(2, 3, length=10, bias=bias)
     mask = draw(2, 1, 10, 10, seed=40) > -0.3
-    mask[:, :, 4] = False
-    for attn_mask in (mask, mask[..., :1, :], mask[0, 0], mask[0, 0, 0], mask[0, 0, 0, 0]):
+    mask[..., 0] = False
+    for attn_mask in (mask[..., :1, :], mask[0, 0, 0], mask[0, 0, 0, 0]):
         results = [f(**given, is_causal=True, attn_mask=attn_mask) for f in forms]
         for fast in results[1:]:
             close(fast, results[0])
-    o = forms[2](**given, is_causal=True, attn_mask=mask)
-    assert torch.equal(o[:, :, 4], torch.zeros_like(o[:, :, 4]))
+    o = forms[2](**given, is_causal=True, attn_mask=mask[..., :1, :])
+    assert torch.equal(o[:, :, 0], torch.zeros_like(o[:, :, 0]))
+    for f, attn_mask in product(forms, (mask, mask[0, 0])):
+        with pytest.raises(ValueError, match=r"^attn_mask: expected a mask of keys, of shape \(..., 1, 10\), got"):
+            f(**given, is_causal=True, attn_mask=attn_mask)
 
 
 @pytest.mark.parametrize(("forms", "bias"), [(PATH, None), (BIAS, 2)])

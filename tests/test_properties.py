@@ -1,4 +1,4 @@
-"""What must hold for every projection x attention pair, on random shapes (hypothesis)."""
+"""What must hold for every attention mechanism and for every projection, on random shapes (hypothesis)."""
 
 from functools import partial
 
@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from ortho import MECHANISMS, PROJECTIONS, MultiheadAttention
 
-# To a mechanism one projection is as good as another through which as much of the gradient passes.
-MATRICES = [name for name in PROJECTIONS if not name.startswith("structured")]
-PAIRS = [(p, a) for p in PROJECTIONS for a in MECHANISMS if p in MATRICES or a == "softmax"]
+# A mechanism sees of a projection the queries and keys, and whether they want a gradient. Each mechanism has one that
+# passes the gradient and, where gradients are tested, one that stops it; and each projection has one mechanism.
+PAIRS = [("learned", a) for a in MECHANISMS] + [(p, "softmax") for p in PROJECTIONS if p != "learned"]
+GRADIENT_PAIRS = PAIRS + [("stopped", a) for a in MECHANISMS if a != "softmax"]
 CAUSAL_PAIRS = [(p, a) for p, a in PAIRS if MECHANISMS[a].causal]
 # Two float64 computations of the same sums in different orders: at most some 1e3 rounded terms (2e-13), magnified by
 # the exponentials of scores up to 20 (4e-12). The bound leaves a factor 25; a wrong term would show at 1e-2.
@@ -51,7 +52,7 @@ def inputs(shape, seed):
     return torch.randn(batch, length, width, generator=g, dtype=torch.float64), width, heads, g
 
 
-@pytest.mark.parametrize(("projection", "attention"), PAIRS)
+@pytest.mark.parametrize(("projection", "attention"), GRADIENT_PAIRS)
 @given(shape=shapes, seed=seeds, causal=st.booleans(), padded=st.booleans())
 @examples
 def test_fast_equals_reference(projection, attention, shape, seed, causal, padded):
@@ -143,7 +144,7 @@ def test_padding_equals_truncation(form, projection, attention, shape, seed, dat
 
 
 @pytest.mark.parametrize("form", ["reference", "fast"])
-@pytest.mark.parametrize(("projection", "attention"), PAIRS)
+@pytest.mark.parametrize(("projection", "attention"), GRADIENT_PAIRS)
 def test_gradients_by_finite_differences(form, projection, attention):
     x = inputs((2, 5, (4, 2)), 0)[0].requires_grad_()
     layer = pair(projection, attention, 4, 2, 0)[form == "fast"]

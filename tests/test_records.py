@@ -12,35 +12,43 @@ import shutil
 import subprocess
 
 import pytest
-from experiment_fakes import SLUG, fake, go, indices, stored
+from experiment_fakes import SLUG, fake, go, indices, of_other_code, stored
 
 from ortho import experiments
 from ortho.experiments import RecordError, cli, measure, provenance, records
 
 
+def is_stale(record):
+    return bool(provenance.changes(record, fake().run))
+
+
 def test_stale_records_are_measured_again(tmp_path):
     go(fake(), tmp_path)
     found = records.read(stored(tmp_path))
-    assert not any(map(experiments.is_stale, found))
-    found[1]["provenance"]["digest"] = "0" * 64
+    assert not any(map(is_stale, found))
+    found[1] = of_other_code(found[1])
     records.write(stored(tmp_path), found)
-    assert list(map(experiments.is_stale, records.read(stored(tmp_path)))) == [False, True, False]
+    assert list(map(is_stale, records.read(stored(tmp_path)))) == [False, True, False]
     assert go(fake(), tmp_path).done == ["fake: index=1 work=1"]
-    assert not any(map(experiments.is_stale, records.read(stored(tmp_path))))
+    assert not any(map(is_stale, records.read(stored(tmp_path))))
     assert indices(tmp_path) == [0, 1, 2]
 
 
-def test_the_digest_is_of_names_and_normalised_bytes(tmp_path):
-    (tmp_path / "a.py").write_bytes(b"x = 1\n")
-    (tmp_path / "b.py").write_bytes(b"x = 1\r\n")
-    one = provenance.digest(["a.py"], tmp_path)
-    assert one != provenance.digest(["b.py"], tmp_path)
-    (tmp_path / "a.py").write_bytes(b"x = 1\r\n")
-    assert one == provenance.digest(["a.py"], tmp_path)
-    (tmp_path / "a.py").write_bytes(b"x = 2\n")
-    assert one != provenance.digest(["a.py"], tmp_path)
-    with pytest.raises(ValueError, match=r"sources: .*'c\.py'"):
-        provenance.digest(["c.py"], tmp_path)
+def test_what_was_read_before_is_checked_again_when_it_or_the_readers_needs_differ(tmp_path):
+    go(fake(), tmp_path)
+    file = stored(tmp_path)
+    found = records.read(file)
+    found.pop()
+    assert len(records.read(file)) == 3, "what a reader does to records changes none of another reader's"
+    with pytest.raises(RecordError, match=r"facts\.colour: missing"):
+        records.read(file, records.Needs(facts={"colour": str}))
+    moved = file.with_name("another.json")
+    moved.write_bytes(file.read_bytes())
+    with pytest.raises(RecordError, match="device: expected 'another'"):
+        records.read(moved)
+    file.write_text(file.read_text().replace("[1.0, ", "[1.1, ", 1))
+    with pytest.raises(RecordError, match="record 0: its checksum is wrong"):
+        records.read(file)
 
 
 def _drop(name):
@@ -60,27 +68,35 @@ def _put(value, *where):
 DAMAGES = {
     "missing key": (_drop("seeds"), "record 1: seeds: missing"),
     "wrong type": (_put("fast", "elapsed_s"), "elapsed_s: expected int or float, got str"),
-    "other schema": (_put(99, "schema"), "schema: expected 1, got 99"),
     "no repetitions": (_put([], "repetitions", "arm", "forward_s"), "forward_s: expected a list of at least one"),
     "no arm": (_put({}, "repetitions"), "repetitions: expected at least one arm"),
     "text for a number": (_put(["1"], "repetitions", "arm", "forward_s"), "expected numbers, got '1'"),
     "no unit": (_put([1.0, 1.0], "repetitions", "arm", "time"), "expected a name that ends in its unit"),
     "ragged": (_put([1.0], "repetitions", "arm", "backward_s"), "expected as many repetitions"),
-    "no digest": (lambda found: found[1]["provenance"].pop("digest"), "provenance.digest: missing"),
     "of another experiment": (_put("other", "experiment"), "experiment: expected 'fake'"),
     "of another device": (_put("abacus", "device"), "device: expected"),
     "twice the same case": (_put({"index": 0, "work": 1}, "configuration"), "the same case as record 0"),
     "nested configuration": (_put([1], "configuration", "index"), "configuration.index: expected a scalar"),
-    "source": (_put([1, 2], "provenance", "sources"), "provenance.sources: expected names of files, got 1"),
-    "seed": (_put(0.5, "seeds", "inputs"), "seeds.inputs: expected an integer"),
+    "no code": (_put("0" * 16, "provenance", "code"), "provenance.code: expected a version of the code in this file"),
+    "a boolean time": (_put(True, "elapsed_s"), "elapsed_s: expected int or float, got bool True"),
+    "a negative time": (_put(-1.0, "elapsed_s"), "elapsed_s: expected seconds, got -1.0"),
+    "a negative repetition": (_put([1.0, -1.0], "repetitions", "arm", "forward_s"), "at least 0, got -1.0"),
+    "no date": (_put("yesterday", "provenance", "date_utc"), "date_utc: expected a date and time in UTC"),
+    "local time": (_put("2026-01-01T00:00:00", "provenance", "date_utc"), "date_utc: expected a date and time in UTC"),
+    "a lone surrogate": (_put("\ud800", "facts", "name"), r"record.facts.name: expected Unicode text, got '\ud800'"),
+    "seed": (_put(0.5, "seeds", "inputs"), "seeds.inputs: expected int, got float 0.5"),
 }
 RAW = {
     "half written": (lambda text: text[: len(text) // 2], "damaged"),
     "empty": (lambda _: "", "damaged"),
-    "not a list": (lambda _: '{"a": 1}', "expected a list of records, got dict"),
-    "not a record": (lambda _: "[1]", "expected a record"),
+    "not a mapping": (lambda _: "[1]", "expected a mapping of schema, code and records"),
+    "other layout": (lambda text: text.replace('"schema": 2', '"schema": 1', 1), "schema: expected 2, got 1"),
+    "changed": (lambda text: text.replace("[1.0,", "[1.3,", 1), "record 0: its checksum is wrong"),
+    "twice the same key": (lambda text: text.replace('"seeds"', '"facts"', 1), "facts: expected once, got it twice"),
+    "too deep": (lambda _: "[" * 100_000 + "]" * 100_000, "nested too deeply"),
+    "other code": (lambda text: re.sub('"run[^"]*": "....', '"run": "0000', text, count=1), "expected definitions"),
     "not a number": (lambda text: text.replace("[1.0,", "[NaN,", 1), "expected finite numbers, got NaN"),
-    "overflow": (lambda text: text.replace("[1.0,", "[1e999,", 1), "expected a finite number, got inf"),
+    "overflow": (lambda text: text.replace("[1.0,", "[1e999,", 1), "record 0: its checksum is wrong"),
     "binary": (lambda _: "\udcff\udcfe", "utf-8"),
 }
 
@@ -92,7 +108,9 @@ def test_a_damaged_file_is_refused_and_left_as_it_is(tmp_path, kind, capsys):
     if kind in DAMAGES:
         damage, message = DAMAGES[kind]
         found = json.loads(file.read_text())
-        damage(found)
+        damage(found["records"])
+        for record in found["records"]:
+            record["checksum"] = records._checksum({k: v for k, v in record.items() if k != "checksum"})
         text = json.dumps(found)
     else:
         damage, message = RAW[kind]
@@ -190,7 +208,7 @@ def test_the_commit_and_whether_the_code_is_as_committed(tmp_path, monkeypatch):
     code = tmp_path / "ortho" / "a.py"
     code.parent.mkdir()
     code.write_text("x = 1\n")
-    monkeypatch.setattr(provenance, "PACKAGE", code.parent)
+    monkeypatch.setattr(provenance.code, "ROOT", tmp_path)
     assert provenance._git_state() == (None, None)
     head = _commit(tmp_path)
     assert provenance._git_state() == (head, True)
@@ -199,8 +217,8 @@ def test_the_commit_and_whether_the_code_is_as_committed(tmp_path, monkeypatch):
     assert provenance._git_state() == (head, True)
     code.write_text("x = 2\n")
     assert provenance._git_state() == (head, False)
-    monkeypatch.setattr(provenance, "PACKAGE", code.parent / "vendored" / "ortho")  # inside another's repository
-    provenance.PACKAGE.mkdir(parents=True)
+    monkeypatch.setattr(provenance.code, "ROOT", tmp_path / "vendored")  # inside another's repository
+    provenance.code.ROOT.mkdir()
     assert provenance._git_state() == (None, None)
 
 

@@ -186,6 +186,7 @@ def test_queries_and_keys_are_made_twice(projection, autocast):
     assert made[0][0].dtype == (torch.bfloat16 if autocast else torch.float32)
 
 
+@pytest.mark.unchecked
 @BOTH
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of a class that dynamo makes
 def test_compiles(projection):

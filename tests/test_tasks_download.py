@@ -217,3 +217,11 @@ def test_a_local_folder_that_lacks_the_file_is_named(tmp_path, monkeypatch, cach
         with pytest.raises(FileNotFoundError, match=f"^{how}: {message}"):
             fetch(file, folder if how == "folder" else None)
     assert not cache.exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["../../evil", "some/../../evil", "/evil", "..", "", ".", "some\\..\\..\\evil", "C:\\evil", "\\evil"]
+)
+def test_a_name_that_leads_out_of_the_folder_is_refused(name):
+    with pytest.raises(ValueError, match="name: expected a file's place within a folder, as collection/file, got '"):
+        RemoteFile(name, "http://127.0.0.1:1/", SHA256)

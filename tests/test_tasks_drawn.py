@@ -157,6 +157,7 @@ def test_copies_are_shown_a_token_late_and_strings_are_as_long_as_said(backwards
 def test_needles_lie_anywhere_and_noise_is_of_the_same_symbols():
     count, needles, length, symbols = 6000, 3, 30, 16
     tokens, answers = drawn(needle.task(needles=needles, length=length, symbols=symbols).train, count)
+    assert (tokens[:, -2] == needle.MARK).all()  # what asks, before the key
     places = (tokens[:, :-2] == needle.MARK).nonzero()[:, 1].view(count, needles)
     assert (places.diff(dim=-1) >= 3).all() and places.max() + 3 <= length - 2
     keys, key = tokens.gather(-1, places + 1), tokens[:, -1:]

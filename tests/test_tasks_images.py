@@ -150,3 +150,13 @@ def test_a_damaged_archive_is_refused(tmp_path, photographs):
     without = {key: content for key, content in contents.items() if key != name}
     with pytest.raises(ValueError, match=f"a.tar.gz: expected 6 files of images, missing {name}"):
         cifar.read(archive(tmp_path / "a.tar.gz", without))
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE])
+def test_an_archive_with_links_is_refused(tmp_path, kind):
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as stream:
+        member = tarfile.TarInfo(cifar.TRAIN[0])
+        member.type, member.linkname = kind, "/etc/passwd"
+        stream.addfile(member)
+    with pytest.raises(ValueError, match="a.tar.gz: .*/data_batch_1.bin: expected a file, got a link, a folder or a"):
+        cifar.read(tmp_path / "a.tar.gz")

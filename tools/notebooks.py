@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,7 +32,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 
-from tools.stored import code_cells, digests, faults, stored_digests
+from tools.stored import TIMING_TAG, code_cells, digests, faults, output_digests, stored_digests
 
 T = TypeVar("T")
 
@@ -41,7 +41,6 @@ FOLDERS = ("notebooks", "book/guides", "book")  # of the book's notebooks: chapt
 RUN_TIMES = ROOT / "book" / "run-times.json"
 SHOW_TIMES = [ROOT / "book" / f"{name}.ipynb" for name in ("artifact", "status")]
 CELL_TIMEOUT = 600  # seconds
-TIMING_TAG = "nbval-ignore-output"
 
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 LANGUAGE = {
@@ -78,6 +77,29 @@ def title(path: Path) -> str:
     return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.as_posix()
 
 
+def environment(path: Path) -> dict[str, str]:
+    """Environment variables of a notebook's kernel: one thread, and imports from the checkout the notebook lies in.
+
+    A package installed for editing belongs to one checkout, and without this a notebook of another would import that
+    one and read its results. A notebook outside every checkout imports this one. Where the user has no home folder, the
+    kernel, which would not start, gets one for as long as this process lives.
+    """
+    checkout = next((parent for parent in path.resolve().parents if (parent / "ortho" / "__init__.py").is_file()), ROOT)
+    others = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry != str(checkout)]
+    variables = {"OMP_NUM_THREADS": "1", **os.environ}
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(checkout), *others]))
+    try:
+        Path.home()
+    except RuntimeError:  # as in a container that runs under a number without a name
+        variables["HOME"] = passing_home().name
+    return variables
+
+
+@cache
+def passing_home() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="home-")
+
+
 # -------------------------------------------------------------------------------------------------------------- execute
 
 
@@ -90,18 +112,17 @@ def execute(path: Path, *, fresh: bool = False) -> tuple[float, bool]:
     before = path.read_text(encoding="utf-8")
     nb = nbformat.reads(before, as_version=4)
     old_outputs = [cell.outputs for cell in code_cells(nb)]
-    old_digests = stored_digests(nb)
+    old_digests = stored_digests(nb, "sources")
 
     start = sum(os.times()[2:4])  # of processes that have ended, user and system: other load does not lengthen it
     run(nb, path)
     seconds = sum(os.times()[2:4]) - start
 
-    new_digests = digests(nb)
-    normalise(nb, new_digests)
     if not fresh:
-        for cell, outputs, old, new in zip(code_cells(nb), old_outputs, old_digests, new_digests, strict=False):
+        for cell, outputs, old, new in zip(code_cells(nb), old_outputs, old_digests, digests(nb), strict=False):
             if old == new and TIMING_TAG in cell.metadata.get("tags", []):
                 cell.outputs = outputs
+    normalise(nb)
     after = nbformat.writes(nb) + "\n"
     if after != before:
         replace(path, after)
@@ -129,7 +150,7 @@ def run(nb: NotebookNode, path: Path) -> None:
     )
     with tempfile.TemporaryFile() as log:  # what the kernel itself says: of interest only if it dies
         try:
-            client.execute(cleanup_kc=True, stderr=log, env={"OMP_NUM_THREADS": "1", **os.environ})
+            client.execute(cleanup_kc=True, stderr=log, env=environment(path))
             return
         except CellExecutionError as error:
             reason = f"{error.ename}: {error.evalue}{raising_line(nb.cells[position])}"
@@ -154,12 +175,11 @@ def raising_line(cell: NotebookNode) -> str:
     return ""
 
 
-def normalise(nb: NotebookNode, sources: list[str]) -> None:
-    """Make the stored form depend on code and outputs alone, and record the code that the outputs come from."""
+def normalise(nb: NotebookNode) -> None:
+    """Make the stored form depend on code and outputs alone, and record both, so that an edit of either is noticed."""
     kept = {key: value for key, value in nb.metadata.items() if key not in {"widgets", "signature", "vscode"}}
-    nb.metadata = nbformat.from_dict(
-        kept | {"kernelspec": KERNEL, "language_info": LANGUAGE, "ortho": {"sources": sources}}
-    )
+    run = {"outputs": output_digests(nb), "sources": digests(nb)}
+    nb.metadata = nbformat.from_dict(kept | {"kernelspec": KERNEL, "language_info": LANGUAGE, "ortho": run})
     nb.nbformat_minor = max(nb.nbformat_minor, 5)
     for cell in nb.cells:
         for key in TRANSIENT:

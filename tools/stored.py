@@ -1,19 +1,25 @@
 """Why a notebook may not be published: outputs of other code, errors, warnings, traces of a machine, no assertion."""
 
-import ast
 import hashlib
+import json
 import re
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from IPython.core.inputtransformer2 import TransformerManager
 from nbformat import NotebookNode
+
+from tools.assertions import assertions, takes_time
 
 ROOT = Path(__file__).resolve().parent.parent
 
 TOP_FOLDERS = "home|mnt|opt|private|root|srv|tmp|usr|var|Users|Volumes"
 ABSOLUTE_PATH = re.compile(rf"(?<![\w.-])(?:/(?:{TOP_FOLDERS})/|[A-Z]:\\)[^\s'\"<]*")
+TIMING_TAG = "nbval-ignore-output"
+TAGS = {TIMING_TAG, "hide-input", "ledger", "remove-cell", "remove-input"}
+# By comments as well, nbval leaves cells, their outputs or their errors out of the comparison.
+MARKER = re.compile(r"^\s*#[#\s]*((?:NBVAL|PYTEST_VALIDATE)_\w+)", re.MULTILINE)
 ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]{6,}")
 
 
@@ -31,23 +37,40 @@ def digests(nb: NotebookNode) -> list[str]:
     return result
 
 
-def stored_digests(nb: NotebookNode) -> list[str]:
-    """The digests of the code that made the stored outputs; empty for a notebook that was never executed here."""
-    return list(nb.metadata.get("ortho", {}).get("sources", []))
+def output_digests(nb: NotebookNode) -> list[str]:
+    """One digest for each code cell, of its outputs: pictures too, which no comparison of runs looks at."""
+    outputs = (json.dumps(cell.outputs, sort_keys=True) for cell in code_cells(nb))
+    return [hashlib.sha256(text.encode()).hexdigest()[:12] for text in outputs]
+
+
+def stored_digests(nb: NotebookNode, what: str) -> list[str]:
+    """What was stored at execution: `sources`, the digests of the code that ran, or `outputs`, of what it gave.
+
+    Empty for a notebook that was never executed here.
+    """
+    return list(nb.metadata.get("ortho", {}).get(what, []))
 
 
 def faults(nb: NotebookNode) -> list[str]:
     """Why a notebook may not be published, one line for each reason; empty when it may."""
     cells = code_cells(nb)
     found = [f"{named(cells, i)} {fault}" for i, cell in enumerate(cells) for fault in cell_faults(cell, i)]
-    if not (stored := stored_digests(nb)):
+    if not stored_digests(nb, "sources") or not stored_digests(nb, "outputs"):
         found.append("was never executed by tools/notebooks.py")
-    elif stored != (now := digests(nb)):
-        first = next((i for i, (old, new) in enumerate(zip(stored, now, strict=False)) if old != new), len(stored))
-        found.append(f"{named(cells, min(first, len(now)))} was edited, added or removed after execution")
-    if not any(asserts(cell.source) for cell in cells):
+    elif (i := first_difference(stored_digests(nb, "sources"), digests(nb))) is not None:
+        found.append(f"{named(cells, i)} was edited, added or removed after execution")
+    elif (i := first_difference(stored_digests(nb, "outputs"), output_digests(nb))) is not None:
+        found.append(f"{named(cells, i)} has outputs that were edited after execution")
+    checked = list(assertions([cell.source for cell in cells]))
+    found += [f"{named(cells, i)} asserts of constants alone: {code}" for i, code, can_fail in checked if not can_fail]
+    if not any(can_fail for *_, can_fail in checked):
         found.append("asserts nothing")
     return found
+
+
+def first_difference(stored: list[str], now: list[str]) -> int | None:
+    """The first place at which two lists differ, as by their lengths; None for equal ones."""
+    return next((i for i, (old, new) in enumerate(zip_longest(stored, now)) if old != new), None)
 
 
 def named(cells: list[NotebookNode], position: int) -> str:
@@ -60,6 +83,13 @@ def cell_faults(cell: NotebookNode, position: int) -> Iterator[str]:
         yield "is not executed"
     elif cell.execution_count != position + 1:
         yield f"is out of order: executed as number {cell.execution_count}, expected {position + 1}"
+    tags = set(cell.metadata.get("tags", []))
+    if tags - TAGS:
+        yield f"has tags other than {', '.join(sorted(TAGS))}: {', '.join(sorted(tags - TAGS))}"
+    if TIMING_TAG in tags and not takes_time(cell.source):
+        yield f"has the tag {TIMING_TAG}, and takes no time that could differ"
+    if marker := MARKER.search(cell.source):
+        yield f"keeps itself from the comparison of outputs: # {marker[1]}"
     for output in cell.outputs:
         if output.output_type == "error":
             yield f"stores an error: {output.ename}: {output.evalue}"
@@ -79,19 +109,3 @@ def texts(output: dict[str, Any]) -> Iterator[str]:
     for kind, content in output.get("data", {}).items():
         if isinstance(content, str) and "text/" in kind:
             yield content
-
-
-def asserts(source: str) -> bool:
-    """Whether code checks something that can fail: an `assert` on more than a constant, or an `assert_…` call."""
-    try:
-        tree = ast.parse(TransformerManager().transform_cell(source))
-    except SyntaxError:
-        return False
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assert) and not isinstance(node.test, ast.Constant):
-            return True
-        if isinstance(node, ast.Call):
-            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            if name.startswith("assert_"):
-                return True
-    return False

@@ -46,8 +46,7 @@ STUDY = study.Study(
     tested=128,
     seeds=(1, 2),  # of the runs that count
 )
-# The files of the package on which the arms and the task depend.
-SWEEP = study.experiment(STUDY, "attention/delta.py", "tasks/mqar.py")
+SWEEP = study.experiment(STUDY)
 
 
 def large(device):

@@ -1,12 +1,13 @@
-"""Where a model has attention layers, and which rows of which matrices make the queries and keys of a head.
+"""Where a model has attention layers, and what makes their queries and keys.
 
-Layers are recognised by what they are made of. torch's and this package's are known by class; those of other libraries
-by the names of their linear layers, `LAYOUTS`, of which one more is one more line.
+Layers are recognised by what they are made of: torch's and this package's by class, those of other libraries by the
+names of their linear layers (`ortho.adapters.layouts`). What looks like attention and is not recognised is refused.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import nn
 
 from ortho import _checks
 from ortho._typing import Int, Tensor
+from ortho.adapters.layouts import COUNTS, KV_COUNTS, LAYOUTS, WIDTHS, Layout, Source
 from ortho.adapters.ortho_projection import read_projection, written_projection
 from ortho.adapters.rows import FrozenRows
 from ortho.adapters.torch_attention import AdaptedAttention, read_attention
@@ -23,56 +25,23 @@ from ortho.stopped import StoppedAttention
 
 Matrices = dict[str, FrozenRows]
 
-
-@dataclass(frozen=True)
-class Source:
-    """One of `parts` equal parts of a linear layer's outputs: of the layer `name`, the part with number `part`.
-
-    With `by_head` each head has its parts side by side, and else each part its heads.
-    """
-
-    name: str
-    part: int = 0
-    parts: int = 1
-    by_head: bool = False
-
-    def rows(self, head: int, width: int, outputs: int) -> range:
-        """The outputs that are this part of a head."""
-        first = (head * self.parts + self.part) * width if self.by_head else self.part * (outputs // self.parts)
-        return range(first, first + width) if self.by_head else range(first + head * width, first + (head + 1) * width)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where a layer's queries and keys come from."""
-
-    q: Source
-    k: Source
-
-
-LAYOUTS = (  # the first that fits a layer holds
-    Layout(Source("q_proj"), Source("k_proj")),  # Llama and its kin, OPT, BART, CLIP, ViT
-    Layout(Source("query"), Source("key")),  # BERT, RoBERTa
-    Layout(Source("q_lin"), Source("k_lin")),  # DistilBERT
-    Layout(Source("q"), Source("k")),  # T5
-    Layout(Source("q_attn"), Source("c_attn", 0, 2)),  # GPT-2's attention to an encoder
-    Layout(Source("c_attn", 0, 3), Source("c_attn", 1, 3)),  # GPT-2
-    Layout(Source("query_key_value", 0, 3, True), Source("query_key_value", 1, 3, True)),  # GPT-NeoX
-)
-WIDTHS = ("head_dim", "attention_head_size", "key_value_proj_dim", "head_size")  # what layers call K
-COUNTS = ("num_attention_heads", "num_heads", "n_heads", "n_head")  # H
-KV_COUNTS = ("num_key_value_heads", "num_kv_heads")  # and G, where they or their configurations say it
+_OWN = "ortho_layout"  # attribute of a layer whose layout a caller gave
+_ATTENTION = re.compile("attention|attn", re.IGNORECASE)  # in names of classes
+_ASKS = re.compile(r"qkv|query|(^|_)w?qk?(_|$)", re.IGNORECASE)  # and of linear layers: of queries,
+_ANSWERS = re.compile(r"qkv|key|(^|_)w?q?kv?(_|$)", re.IGNORECASE)  # and of keys
+_SHOWN = 3  # of the layers that an error names
 
 
 @dataclass
 class AttentionLayer(ABC):
-    """An attention layer of a model: its name there, itself, and its sizes."""
+    """An attention layer of a model: its name there, itself, its sizes, and where its queries and keys come from."""
 
     name: str
     module: Any
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    layout: Layout
 
     @abstractmethod
     def read(self) -> Matrices:
@@ -92,60 +61,71 @@ class AttentionLayer(ABC):
 
     def rows(self, part: str, heads: Sequence[int], matrix: FrozenRows) -> Int[Tensor, "rows"]:
         """The rows of queries, "q", or keys, "k", of these heads, in their matrix."""
-        found = [self._source(part).rows(head, self.head_dim, matrix.out_features) for head in heads]
-        return torch.tensor([row for rows in found for row in rows], dtype=torch.int64, device=matrix.order.device)
+        sizes = (self.num_heads, self.num_kv_heads, self.head_dim)
+        return self._rows(part, heads, sizes, matrix)
 
-    def _source(self, part: str) -> Source:
-        return Source(part)
+    def _rows(self, part: str, heads: Sequence[int], sizes: Any, matrix: FrozenRows) -> Int[Tensor, "rows"]:
+        found = [self.layout.source(part).rows(part, head, sizes) for head in heads]
+        return torch.tensor([row for rows in found for row in rows], dtype=torch.int64, device=matrix.frozen.device)
 
     def matrix(self, part: str) -> str:
         """The name of the matrix with the rows of that part."""
-        return self._source(part).name
+        return self.layout.source(part).name
+
+    def kv_heads(self, heads: Sequence[int]) -> list[int]:
+        """The heads of keys that these heads of queries read."""
+        shared = self.num_heads // self.num_kv_heads
+        return sorted({head // shared for head in heads})
+
+    def frozen(self) -> tuple[list[int], bool]:
+        """The heads that are frozen, and whether gradients stop at them."""
+        matrix = self.read()[self.matrix("q")]
+        heads = [head for head in self.asking() if matrix.frozen[self.rows("q", [head], matrix)].all()]
+        return heads, bool(heads) and matrix.stop_gradient
 
 
 class ByNames(AttentionLayer):
     """A layer with one of the `LAYOUTS`."""
 
-    layout: Layout
-
     def read(self) -> Matrices:
-        return {name: FrozenRows.of(getattr(self.module, name)) for name in self._names()}
+        return {name: FrozenRows.of(getattr(self.module, name)) for name in self.layout.names()}
 
     def write(self, matrices: Matrices) -> None:
         for name, matrix in matrices.items():
             setattr(self.module, name, matrix.plain().train(self.module.training))
+        self.remember()
+
+    def remember(self) -> None:
+        """Keep a layout that a caller gave, by which the layer is found again."""
+        if self.layout not in LAYOUTS:
+            setattr(self.module, _OWN, self.layout)
 
     def weights(self) -> list[Any]:
-        layers = [getattr(self.module, name) for name in self._names()]
+        layers = [getattr(self.module, name) for name in self.layout.names()]
         return layers + [weight for layer in layers for weight in layer.parameters()]
-
-    def _names(self) -> list[str]:
-        return list(dict.fromkeys((self.layout.q.name, self.layout.k.name)))
-
-    def _source(self, part: str) -> Source:
-        return self.layout.q if part == "q" else self.layout.k
 
 
 class OfTorch(AttentionLayer):
     """A `torch.nn.MultiheadAttention`, as it was or adapted."""
 
     def read(self) -> Matrices:
-        q, k, _ = read_attention(self.module)
-        return {"q": q, "k": k}
+        matrices = read_attention(self.module)
+        return {name: matrices[name] for name in self.layout.names()}
 
     def write(self, matrices: Matrices) -> None:
-        AdaptedAttention.adapt(self.module, matrices["q"], matrices["k"], getattr(self.module, "kinds", None))
+        AdaptedAttention.adapt(self.module, matrices, getattr(self.module, "kinds", None))
 
     def weights(self) -> list[Any]:
-        if isinstance(self.module, AdaptedAttention):
-            return [*self.module.rows_q.parameters(), *self.module.rows_k.parameters()]
-        return list(self.module.parameters(recurse=False))
+        own = [self.module, *self.module.children()] if isinstance(self.module, AdaptedAttention) else [self.module]
+        return [p for m in own if m is not self.module.out_proj for p in m.parameters(recurse=False)]
 
     def asking(self) -> tuple[int, ...]:
         return self.module.asking() if isinstance(self.module, AdaptedAttention) else super().asking()
 
     def rows(self, part: str, heads: Sequence[int], matrix: FrozenRows) -> Int[Tensor, "rows"]:
-        return super().rows(part, [self.asking().index(head) for head in heads], matrix)
+        asking = self.asking()  # the others have lost their rows
+        sizes = (len(asking), len(asking), self.head_dim)
+        return self._rows(part, [asking.index(head) for head in heads], sizes, matrix)
 
 
 class OfOrtho(AttentionLayer):
@@ -164,22 +144,48 @@ class OfOrtho(AttentionLayer):
         return [self.module.projection, *self.module.projection.parameters()]
 
 
-def attention_layers(model: nn.Module, *, strict: bool = True) -> list[AttentionLayer]:
+_PACKED = Layout(Source("in_proj", "qkv"))
+_SEPARATE = Layout(Source("q_proj", "q"), Source("k_proj", "k"))
+_ORTHO = Layout(Source("q", "q"), Source("k", "k"))
+
+
+def attention_layers(
+    model: nn.Module, *, strict: bool = True, layout: Layout | Sequence[Layout] = ()
+) -> list[AttentionLayer]:
     """The attention layers of any model that have projections of queries and keys, in the order of its modules.
 
-    Raises TypeError for what is no module; and ValueError, if `strict`, for a model without such layers, and for one
-    with a layer that looks like one and is of an unknown kind.
+    `layout` has layouts that are not known here, which come before those that are. Raises TypeError if `model` is not a
+    module or `layout` is not one; and ValueError, if `strict`, for a model without such layers, and for one in which
+    something looks like attention and is of an unknown kind, which it names. With `strict=False` that is left out.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: expected an nn.Module, got {_checks.describe(model)}")
-    found = [layer for name, module in model.named_modules() if (layer := _recognised(name, module, strict))]
+    given = (layout,) if isinstance(layout, Layout) else layout
+    if not isinstance(given, tuple | list) or not all(isinstance(one, Layout) for one in given):
+        raise TypeError(f"layout: expected an ortho.adapters.Layout, or several, got {_checks.describe(layout)}")
+    found: dict[str, AttentionLayer] = {}
+    unknown: dict[str, str] = {}
+    for name, module in model.named_modules():
+        layer = _recognised(name, module, (*given, *LAYOUTS))
+        if isinstance(layer, AttentionLayer):
+            found[name] = layer
+        elif layer is not None:
+            unknown[name] = layer
+    # What holds attention layers, or is a part of one, may be called attention, too.
+    apart = {name: said for name, said in unknown.items() if not any(_nested(name, own) for own in found)}
+    if strict and apart:
+        more = f"; and {len(apart) - _SHOWN} more such layers" if len(apart) > _SHOWN else ""
+        raise ValueError(
+            f"model: {'; '.join(list(apart.values())[:_SHOWN])}{more}. Say `layout=` what these layers are made of, "
+            "or `strict=False` to leave them as they are"
+        )
     if strict and not found:
-        known = "; ".join(f"{layout.q.name}, {layout.k.name}" for layout in LAYOUTS)
+        known = "; ".join(dict.fromkeys(", ".join(layout.names()) for layout in LAYOUTS))
         raise ValueError(
             "model: expected attention layers with projections of queries and keys (MultiheadAttention of torch or "
             f"ortho, or linear layers named {known}), found none in {type(model).__name__}"
         )
-    return found
+    return list(found.values())
 
 
 def owned(model: nn.Module, layers: Sequence[AttentionLayer]) -> None:
@@ -195,66 +201,58 @@ def owned(model: nn.Module, layers: Sequence[AttentionLayer]) -> None:
             raise ValueError(f"model: expected weights of queries and keys of its own in {layer.name}, got shared ones")
 
 
-def _recognised(name: str, module: nn.Module, strict: bool) -> AttentionLayer | None:
+def _nested(one: str, other: str) -> bool:
+    """Whether one of these names is that of a part of the other."""
+    return not one or not other or f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
+
+def _recognised(name: str, module: nn.Module, layouts: Sequence[Layout]) -> AttentionLayer | str | None:
+    """The layer; or words that say what is not known about it; or None if it does not look like attention."""
     if isinstance(module, MultiheadAttention):
-        return OfOrtho(name, module, module.num_heads, module.num_kv_heads, module.head_dim)
-    if isinstance(module, nn.MultiheadAttention) and type(module) in (nn.MultiheadAttention, AdaptedAttention):
-        return OfTorch(name, module, module.num_heads, module.num_heads, module.head_dim)
+        return OfOrtho(name, module, module.num_heads, module.num_kv_heads, module.head_dim, _ORTHO)
     if isinstance(module, nn.MultiheadAttention):
-        _unknown(strict, name, "nn.MultiheadAttention itself", module)
-        return None
+        if type(module) not in (nn.MultiheadAttention, AdaptedAttention):
+            return _said(name, "nn.MultiheadAttention itself", module)
+        H, whole = module.num_heads, module.kdim == module.vdim == module.embed_dim
+        return OfTorch(name, module, H, H, module.head_dim, _PACKED if whole else _SEPARATE)
     children = dict(module.named_children())
-    for layout in LAYOUTS:
-        if layout.q.name in children and layout.k.name in children:
-            return _by_names(name, module, layout, children, strict)
+    own = getattr(module, _OWN, None)
+    for layout in layouts if own is None else (own,):
+        if (not layout.classes or type(module).__name__ in layout.classes) and children.keys() >= set(layout.names()):
+            return _by_names(name, module, layout, children)
+    if type(module).__module__.partition(".")[0] == "ortho" or isinstance(module, FrozenRows):
+        return None  # what has no projection of queries and keys here has none
+    asks, answers = (any(pattern.search(child) for child in children) for pattern in (_ASKS, _ANSWERS))
+    if (asks and answers) or _ATTENTION.search(type(module).__name__):
+        return _said(name, "a known layout of queries and keys", module, f" of {', '.join(children) or 'no layers'}")
     return None
 
 
 def _by_names(
-    name: str, module: nn.Module, layout: Layout, children: Mapping[str, nn.Module], strict: bool
-) -> AttentionLayer | None:
-    q, k = children[layout.q.name], children[layout.k.name]
-    strict = strict and "Attention" in type(module).__name__  # names such as `key` are not only those of attention
-    for source, layer in ((layout.q, q), (layout.k, k)):
-        if not _is_linear(layer):
-            _unknown(strict, f"{name}.{source.name}", "nn.Linear or transformers' Conv1D", layer)
-            return None
-    widths = [FrozenRows.of(layer).out_features / source.parts for source, layer in ((layout.q, q), (layout.k, k))]
-    sizes = _sizes(module, *widths)
-    if sizes is None:
-        wanted = (
-            f"a width of heads ({', '.join(WIDTHS)}) or their number ({', '.join((*COUNTS, *KV_COUNTS))}) that fits"
+    name: str, module: nn.Module, layout: Layout, children: dict[str, nn.Module]
+) -> AttentionLayer | str | None:
+    for child in layout.names():
+        if problem := FrozenRows.problem(children[child]):
+            return _said(f"{name}.{child}".removeprefix("."), problem, children[child])
+    known = {*layout.names(), *layout.beside}
+    others = [n for n, m in children.items() if n not in known and re.search("query|key", n) and hasattr(m, "weight")]
+    if others and "query_key_value" not in known:
+        return _said(
+            name,
+            f"no projections of queries or keys beside {', '.join(layout.names())}",
+            module,
+            f" with {', '.join(others)}",
         )
-        _unknown(strict, name, f"{wanted} {widths[0]:g} outputs of queries and {widths[1]:g} of keys", module)
-        return None
-    found = ByNames(name, module, *sizes)
-    found.layout = layout
-    return found
+    outputs = {child: FrozenRows.outputs(children[child]) for child in layout.names()}
+    sizes = layout.sizes(module, outputs)
+    if sizes is None:
+        has = " and ".join(f"{count} outputs of {child}" for child, count in outputs.items())
+        wanted = f"a width of heads ({', '.join(WIDTHS)}) or their number ({', '.join((*COUNTS, *KV_COUNTS))})"
+        return _said(name, f"{wanted} that fits {has}", module)
+    return ByNames(name, module, *sizes, layout)
 
 
-def _sizes(module: nn.Module, q_width: float, k_width: float) -> tuple[int, int, int] | None:
-    """(H, G, K) of a layer with so many outputs; None if they do not fit what it says, or if it says nothing."""
-    owners = module, getattr(module, "config", None)
-    H, G = (next((n for owner in owners for n in _integers(owner, names)), None) for names in (COUNTS, KV_COUNTS))
-    width = next(_integers(module, WIDTHS), None) or (q_width // H if H else None)
-    if not width or q_width % width or k_width % width:
-        return None
-    heads, kv_heads = int(q_width // width), int(k_width // width)
-    fits = H in (None, heads) and G in (None, kv_heads) and kv_heads > 0 and heads % kv_heads == 0
-    return (heads, kv_heads, int(width)) if fits else None
-
-
-def _integers(owner: Any, names: Sequence[str]) -> Iterator[int]:
-    """What the owner has by these names, where that is a number."""
-    return (size for name in names if isinstance(size := getattr(owner, name, None), int) and size)
-
-
-def _is_linear(layer: nn.Module) -> bool:
-    if type(layer) in (nn.Linear, FrozenRows):
-        return True
-    return type(layer).__name__ == "Conv1D" and hasattr(layer, "nf")  # no convolution: (in, out) linear
-
-
-def _unknown(strict: bool, name: str, expected: str, got: nn.Module) -> None:
-    if strict:
-        raise ValueError(f"model: expected of {name or 'the model'} {expected}, got {type(got).__name__}")
+def _said(name: str, expected: str, got: nn.Module, more: str = "") -> str:
+    kind = type(got)
+    place = "" if kind.__module__.startswith("torch.nn.") else f"{kind.__module__}."
+    return f"expected of {name or 'the model'} {expected}, got {place}{kind.__qualname__}{more}"

@@ -10,6 +10,8 @@ from torch import nn
 from ortho import _checks
 from ortho.adapters.choosing import by_layer, indices
 from ortho.adapters.finding import AttentionLayer, Matrices, OfTorch, attention_layers, owned
+from ortho.adapters.layouts import Layout
+from ortho.adapters.marking import mark
 from ortho.orthogonal import DRAWS
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -23,6 +25,8 @@ def freeze_qk(
     draw: str | None = "haar",
     stop_gradient: bool = False,
     generator: torch.Generator | None = None,
+    layout: Layout | Sequence[Layout] = (),
+    strict: bool = True,
 ) -> ModelT:
     r"""Freeze W_Q and W_K of attention layers in any model: it is changed in place, and returned.
 
@@ -34,18 +38,22 @@ def freeze_qk(
     trained.
 
     Known are `torch.nn.MultiheadAttention`, also within `nn.TransformerEncoderLayer`, `ortho.MultiheadAttention`, and
-    layers made of linear layers with the names in `ortho.adapters.LAYOUTS`, as Hugging Face's models have them. A head
-    of keys that several heads of queries share is frozen with all of them. Heads that are frozen stay so in a second
-    call, which draws anew those that it chooses. Frozen weights are no parameters any longer, and what is trained of
-    the same matrix is a new one: make the optimiser afterwards. The state dict loads into a model of which as many
-    heads are frozen, layer by layer, and says which they are.
+    layers made of linear layers with the names in `ortho.adapters.LAYOUTS`, as Hugging Face's models have them.
+    `layout` says of others what they are made of (`ortho.adapters.Layout`). What looks like attention and is not known
+    is refused; with `strict=False` it is left as it is.
+
+    A head of keys that several heads of queries share is frozen with all of them. Heads that are frozen stay so in a
+    second call, which draws anew those that it chooses. Frozen weights are no longer parameters, and what is trained
+    of the same matrix is a new one: make the optimiser afterwards. The state dict keeps the names and shapes of the
+    layers' own, and says which rows are frozen: it loads into a model of which the same are. `save_pretrained` writes
+    what was done into the configuration (`ortho.adapters.restore`).
 
     Raises TypeError or ValueError, naming the argument, for a model without such layers or with unknown ones, for
     layers and heads that there are not, a part of the heads that share keys, weights that are shared with something
     else, an unknown draw, and a `stop_gradient` other than that of heads of the layer that are frozen already and not
     chosen. The model is then as it was.
     """
-    found = attention_layers(model)
+    found = attention_layers(model, strict=strict, layout=layout)
     if draw is not None:
         _checks.one_of("draw", draw, DRAWS)
     if not isinstance(stop_gradient, bool):
@@ -65,6 +73,8 @@ def freeze_qk(
     owned(model, [layer for layer, _ in plans])
     for layer, matrices in plans:
         layer.write(matrices)
+    if plans:
+        mark(model)
     return model
 
 
@@ -79,10 +89,12 @@ def unfreeze_qk(model: ModelT) -> ModelT:
     plans = []
     for layer in attention_layers(model, strict=False):
         matrices = layer.read()
-        if any(matrix.frozen_weight is not None for matrix in matrices.values()):
+        if any(matrix.freezes for matrix in matrices.values()):
             plans.append((layer, {name: matrix.unfrozen() for name, matrix in matrices.items()}))
     for layer, matrices in plans:
         layer.write(matrices)
+    if plans:
+        mark(model)
     return model
 
 
@@ -96,7 +108,7 @@ def _frozen(
 ) -> Matrices:
     """The layer's matrices with the rows of these heads frozen; those of which nothing changes are the same."""
     shared = layer.num_heads // layer.num_kv_heads
-    kv_heads = sorted({head // shared for head in heads})
+    kv_heads = layer.kv_heads(heads)
     if len(heads) < shared * len(kv_heads):
         raise ValueError(
             f"heads: expected all {shared} heads that share a head of keys in {layer.name}, or none, got {list(heads)}"

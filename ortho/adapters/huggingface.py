@@ -1,80 +1,142 @@
-"""Heads of several kinds in Hugging Face's models, through the interface by which they choose their attention.
+"""Heads of several kinds in Hugging Face's models, through the interface by which layers choose their attention.
 
-transformers is imported when a model is given its first kinds. The attention "ortho" is then registered, and with it
-the function that makes its masks: without one a model would make no mask, and padding would be attended to.
+A layer looks its attention up by the name that its configuration has. One whose heads are of several kinds gets a copy
+of its configuration with the name "ortho"; the model, its masks and all other layers keep what they have. The masks are
+those of "sdpa" or "eager".
+
+transformers is imported when a model is given its first kinds. "ortho" is then registered as an attention of whole
+models, too: that is what the configuration of a saved model asks for, so that nothing else loads it in silence.
 """
 
+import ast
+import copy
+import inspect
+import re
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ortho._weights import spread_heads
-from ortho.adapters.kinds import Kind, asks, attend
+from ortho.adapters.kinds import HeadKinds, Kind, as_booleans, asks, attend, placed
 
 NAME = "ortho"
-_KINDS, _BEFORE = "ortho_heads", "ortho_before"  # attributes of a layer; of a model, the attention that it had
+_CHILD = "ortho_heads"  # of a layer: its `HeadKinds`
+_HANDLE = "ortho_hook"
+_IMPLEMENTATION = (
+    "_attn_implementation_internal"  # of a configuration, which sets it for parts, too, without "internal"
+)
+_INTERFACE = "ALL_ATTENTION_FUNCTIONS"
+# What layers hand to their attention, of which ours knows what it means, or that it means nothing.
+_KNOWN = {
+    "dropout",
+    "scaling",
+    "is_causal",
+    "attention_mask",
+    "sliding_window",
+    "position_ids",
+    "output_attentions",
+    "deterministic",
+}
 _REFUSED = ("position_bias", "softcap", "s_aux", "cache", "output_attentions")  # changes of weights, or asking for them
+_OTHER_SEQUENCE = ("key_value_states", "encoder_hidden_states")  # what a call has that is cross-attention
+_CROSS = re.compile(r"cross|enc_?dec|encoder_attn", re.IGNORECASE)
 
 
 def kinds(layer: nn.Module) -> tuple[Kind, ...] | None:
     """The kinds of a layer's heads, if it was told any."""
-    own: tuple[Kind, ...] | None = getattr(layer, _KINDS, None)
-    return own
+    own = getattr(layer, _CHILD, None)
+    return own.kinds if isinstance(own, HeadKinds) else None
 
 
-def set_kinds(model: nn.Module, new: Sequence[tuple[Any, tuple[Kind, ...]]]) -> None:
-    """Give layers of a model these kinds of heads. Raises ValueError, and changes nothing, unless all can have them."""
-    _register()
-    owners: list[Any] = []
-    for layer, _ in new:
-        owner = next((m for m in model.modules() if _chooses(m) and m.config is getattr(layer, "config", None)), None)
-        if owner is None:
-            raise ValueError(
-                f"model: expected around {type(layer).__name__} a model of transformers that chooses its attention by "
-                "name (_supports_attention_backend), got none"
-            )
-        if owner not in owners:
-            owners.append(owner)
-    before = [owner.config._attn_implementation for owner in owners]
-    try:
-        for owner in owners:
-            owner.set_attn_implementation(NAME)
-            if owner.config._attn_implementation != NAME:
-                raise ValueError(
-                    f"model: expected one that can have the attention {NAME!r}, got {type(owner).__name__}"
-                )
-    except BaseException:
-        for owner, name in zip(owners, before, strict=True):
-            owner.set_attn_implementation(name)
-        raise
-    for owner, name in zip(owners, before, strict=True):
-        if name != NAME:
-            setattr(owner, _BEFORE, name)
-    for layer, own in new:
-        setattr(layer, _KINDS, own)
+def served(name: str, layer: nn.Module, own: Sequence[Kind]) -> None:
+    """Raises ValueError, naming the layer, unless it can have heads of these kinds."""
+    if all(kind == "learned" for kind in own):
+        return
+    name = name or "the model"
+    handed = _handed(layer)
+    if handed is None or not hasattr(getattr(layer, "config", None), _IMPLEMENTATION):
+        raise ValueError(
+            f"model: expected of {name} that it chooses its attention by name (transformers' AttentionInterface), "
+            f"got {type(layer).__name__}, which does not"
+        )
+    if unknown := sorted(handed - _KNOWN):
+        raise ValueError(
+            f"model: expected of {name} softmax attention without further arguments, got {type(layer).__name__}, which "
+            f"hands {', '.join(unknown)} to it"
+        )
+    other = [kind for kind in own if kind == "linear" or placed(kind)]
+    if other and slides(layer):
+        raise ValueError(
+            f"model: expected of {name} that all earlier keys are kept, for heads such as {other[0]!r}, got a sliding "
+            "window (config.sliding_window)"
+        )
+    if any(placed(kind) for kind in own) and crosses(name, layer):
+        raise ValueError(
+            f"model: expected of {name} self-attention, for windows, other patterns and positional heads, got "
+            f"cross-attention in {type(layer).__name__}: choose other `layers`"
+        )
 
 
-def reset(model: nn.Module) -> None:
-    """Take all kinds of heads back, and give the models the attention that they had."""
+def slides(layer: Any) -> bool:
+    """Whether a layer attends to keys near the query alone, so that its cache forgets the others."""
+    if hasattr(layer, "sliding_window"):
+        return layer.sliding_window is not None
+    types, index = getattr(layer.config, "layer_types", None), getattr(layer, "layer_idx", None)
+    if types is not None and index is not None:
+        return types[index] != "full_attention"
+    return any(getattr(layer.config, key, None) is not None for key in ("sliding_window", "attention_chunk_size"))
+
+
+def crosses(name: str, layer: nn.Module) -> bool:
+    """Whether a layer attends from one sequence to another, by what it and its part of the model are called."""
+    words = (type(layer).__name__, *name.split(".")[-2:])
+    own = getattr(layer, "is_cross_attention", None)
+    takes = inspect.signature(layer.forward).parameters
+    return own or any(_CROSS.search(word) for word in words) or "hidden_states" not in takes
+
+
+def set_kinds(layer: Any, own: tuple[Kind, ...]) -> None:
+    """Give a layer these kinds of heads, for which it is `served`."""
+    remove_kinds(layer)
+    if any(kind != "learned" for kind in own):
+        layer.add_module(_CHILD, HeadKinds(own, layer.config))
+        layer.config = copy.copy(layer.config)
+        setattr(layer.config, _IMPLEMENTATION, NAME)
+        setattr(layer, _HANDLE, layer.register_forward_pre_hook(_notice, with_kwargs=True))
+
+
+def remove_kinds(layer: Any) -> None:
+    """Take a layer's kinds of heads back: it has the attention that it had."""
+    if kinds(layer) is not None:
+        layer.config = getattr(layer, _CHILD).before
+        delattr(layer, _CHILD)
+        getattr(layer, _HANDLE).remove()
+        delattr(layer, _HANDLE)
+
+
+def own_configurations(model: nn.Module) -> None:
+    """Give a model configurations of its own: one that another model shares is not to change with it."""
+    copies: dict[int, Any] = {}
     for module in model.modules():
-        if hasattr(module, _KINDS):
-            delattr(module, _KINDS)
-        if hasattr(module, _BEFORE):
-            module.set_attn_implementation(getattr(module, _BEFORE))  # type: ignore[operator]
-            delattr(module, _BEFORE)
+        for name, value in module.__dict__.items():
+            if hasattr(value, _IMPLEMENTATION):
+                module.__dict__[name] = copy.deepcopy(value, copies)
 
 
-def _chooses(module: Any) -> bool:
-    """Whether this is a model that takes its attention from the interface."""
-    return (
-        hasattr(module, "set_attn_implementation")
-        and getattr(module, "_supports_attention_backend", False)
-        and module._can_set_attn_implementation()
-    )
+def configured(model: nn.Module) -> list[Any]:
+    """The parts of a model that can be saved as models of transformers, of each configuration the first."""
+    found: dict[int, Any] = {}
+    for module in model.modules():
+        if hasattr(module, "save_pretrained") and hasattr(getattr(module, "config", None), _IMPLEMENTATION):
+            found.setdefault(id(module.config), module)
+    return list(found.values())
 
 
-def _register() -> None:
+def register() -> None:
+    """Make "ortho" known to transformers."""
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
@@ -97,24 +159,25 @@ def ortho_attention(
 ) -> tuple[Tensor, None]:
     """The attention of transformers' interface: query (B, H, N, K), key, value (B, G, M, K) -> ((B, N, H, K), None).
 
-    A layer that was told no kinds of its heads has the attention "sdpa". Raises ValueError for what heads of other
-    kinds do not know: dropout, biases of scores, masks that are not boolean, and weights that are asked for.
+    Raises ValueError for what heads of several kinds do not know: dropout, biases of scores, other masks than "sdpa"
+    and "eager" have, weights that are asked for; and for a layer that was told no kinds of its heads.
     """
     own = kinds(module)
-    if own is None or all(kind == "learned" for kind in own):
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-        given = (module, query, key, value, attention_mask)
-        return sdpa_attention_forward(*given, dropout=dropout, scaling=scaling, is_causal=is_causal, **kwargs)
+    if own is None:
+        raise ValueError(
+            f"model: expected kinds of heads in {type(module).__name__}, got none: a model that was saved with heads "
+            "of several kinds needs ortho.adapters.restore(model) after it was loaded"
+        )
     for name in _REFUSED:
         if kwargs.get(name) is not None and kwargs[name] is not False:
             raise ValueError(f"{name}: expected none with heads of several kinds, got {type(kwargs[name]).__name__}")
+    if kwargs.get("sliding_window") is not None and any(kind == "linear" or placed(kind) for kind in own):
+        raise ValueError(f"sliding_window: expected None with such heads, got {kwargs['sliding_window']}")
     if dropout:
         raise ValueError(f"dropout: expected 0 in training with heads of several kinds, got {dropout}")
-    if attention_mask is not None and attention_mask.dtype.is_floating_point:
-        raise ValueError(f"attention_mask: expected booleans with heads of several kinds, got {attention_mask.dtype}")
-    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     N, M = query.shape[2], key.shape[2]
+    attention_mask = _checked(attention_mask, len(own), N, M)
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if causal and 1 < N < M and (attention_mask is None or not attention_mask[..., N:].any()):
         # The first call with a cache of fixed length, the rest of which is empty.
         key, value = key[:, :, :N], value[:, :, :N]
@@ -123,5 +186,43 @@ def ortho_attention(
     asking = [h for h, kind in enumerate(own) if asks(kind)]
     if len(asking) < len(own):
         query, key = query[:, asking], key[:, asking]
-    o = attend(own, query, key, value, queries=N, mask=attention_mask, is_causal=causal, scale=scaling)
-    return o.transpose(1, 2).contiguous(), None
+    itself = not getattr(module, _CHILD).crosses
+    given: dict[str, Any] = {"queries": N, "itself": itself, "mask": attention_mask, "is_causal": causal}
+    return attend(own, query, key, value, scale=scaling, **given).transpose(1, 2).contiguous(), None
+
+
+def _checked(mask: Any, heads: int, queries: int, keys: int) -> Tensor | None:
+    """A mask as booleans. Raises ValueError for one of another form than "sdpa" and "eager" have."""
+    if mask is None:
+        return None
+    fits = isinstance(mask, Tensor) and mask.dim() == 4 and mask.shape[1] in (1, heads)
+    if not fits or mask.shape[2] not in (1, queries) or mask.shape[3] != keys:
+        got = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(
+            f"attention_mask: expected shape (batch, 1 or {heads}, {queries}, {keys}) with heads of several kinds, as "
+            f'models with the attention "sdpa" or "eager" make it, got {got}'
+        )
+    return mask if mask.dtype == torch.bool else as_booleans("attention_mask", mask)
+
+
+def _notice(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Whether a call is of another sequence's keys: a layer does not tell its attention."""
+    others = [kwargs.get(name) for name in _OTHER_SEQUENCE]
+    if len(args) > 1:
+        places = list(inspect.signature(module.forward).parameters)
+        others += [value for name, value in zip(places, args, strict=False) if name in _OTHER_SEQUENCE]
+    getattr(module, _CHILD).crosses = any(other is not None for other in others)
+
+
+def _handed(layer: nn.Module) -> set[str] | None:
+    """The names of the arguments that a layer hands to the attention that it looks up; None if it looks up none."""
+    try:
+        source = inspect.getsource(inspect.unwrap(type(layer).forward))
+    except (OSError, TypeError):
+        return None
+    if _INTERFACE not in source:
+        return None
+    tree = ast.parse(textwrap.dedent(source))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    own = [call for call in calls if call.func.id == "attention_interface"]  # type: ignore[attr-defined]
+    return {word.arg for call in own for word in call.keywords if word.arg is not None} if own else None

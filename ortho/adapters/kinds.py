@@ -5,11 +5,13 @@ attention (`ortho.attention.linear`); a pattern such as `Window(64)`: softmax at
 pattern, or its name in `ortho.attention.positional.attention.PATTERNS`, which needs neither queries nor keys.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from ortho import _checks
@@ -46,12 +48,93 @@ def asks(kind: Kind) -> bool:
     return not isinstance(kind, PositionalPattern)
 
 
+def placed(kind: Kind) -> bool:
+    """Whether such a head asks where queries stand among the keys, as those of one sequence do."""
+    return isinstance(kind, Pattern | PositionalPattern)
+
+
+def described(kinds: Sequence[Kind]) -> list[Any]:
+    """Kinds as JSON knows them: names, and for patterns without one their class and its fields."""
+    names: dict[Any, str] = {pattern: name for name, pattern in PATTERNS.items()}
+    return [
+        kind if isinstance(kind, str) else names.get(kind) or {"class": type(kind).__name__, **asdict(kind)}
+        for kind in kinds
+    ]
+
+
+def from_description(value: Sequence[Any]) -> list[Kind]:
+    """The kinds that `described` gave. Raises ValueError for a pattern of an unknown class."""
+    classes = {cls.__name__: cls for base in (Pattern, PositionalPattern) for cls in _subclasses(base)}
+    found: list[Kind] = []
+    for kind in value:
+        if not isinstance(kind, str):
+            fields = {name: _tuples(field) for name, field in kind.items()}
+            kind = classes[_checks.one_of("kinds", fields.pop("class"), classes)](**fields)
+        found.append(kind)
+    return found
+
+
+def _tuples(value: Any) -> Any:
+    """Lists, of which JSON makes tuples, as tuples again."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+class HeadKinds(nn.Module):
+    """What a layer is told of its heads. It has no weights, but the state dict says which kinds there are: it loads
+    where they are the same, and nowhere else.
+
+    Of a layer of transformers it also has the configuration that the layer had before, and whether the call under way
+    attends to another sequence.
+    """
+
+    def __init__(self, kinds: tuple[Kind, ...], before: Any = None) -> None:
+        super().__init__()
+        self.kinds, self.before, self.crosses = kinds, before, False
+
+    def forward(self) -> tuple[Kind, ...]:
+        """The kinds."""
+        return self.kinds
+
+    def extra_repr(self) -> str:
+        return ", ".join(kind if isinstance(kind, str) else getattr(kind, "name", repr(kind)) for kind in self.kinds)
+
+    def _words(self) -> str:
+        return json.dumps(described(self.kinds))
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        del keep_vars
+        destination[f"{prefix}kinds"] = torch.tensor(list(self._words().encode()), dtype=torch.uint8)
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
+    ) -> None:
+        del metadata, strict, unexpected
+        if (value := state_dict.get(f"{prefix}kinds")) is None:
+            missing.append(f"{prefix}kinds")
+        elif (words := bytes(value.tolist()).decode()) != self._words():
+            errors.append(f"{prefix}kinds: expected heads of the kinds {self._words()}, got {words}")
+
+
+def as_booleans(name: str, mask: Tensor) -> Bool[Tensor, "..."]:
+    """Which pairs a mask allows that is 0 for these and as low as can be, or -inf, for others. ValueError for other
+    numbers, which would be biases of the scores."""
+    allowed = mask == 0
+    known = (allowed | (mask <= torch.finfo(mask.dtype).min)).all()
+    wanted = f"{name}: expected booleans, or 0 and -inf, with heads of several kinds, got others"
+    if torch.compiler.is_compiling():
+        torch._assert_async(known, wanted)
+    elif not known:
+        raise ValueError(wanted)
+    return allowed
+
+
 @dataclass(frozen=True)
 class _Call:
     """What the heads of a call have in common: which pairs may attend, and how scores are scaled."""
 
     queries: int
     keys: int
+    itself: bool  # whether queries and keys are of one sequence
     mask: Bool[Tensor, "..."] | None
     is_causal: bool
     scale: float | None
@@ -59,12 +142,12 @@ class _Call:
     def of(self, heads: Sequence[int]) -> "_Call":
         """The call of these heads."""
         mask = self.mask if self.mask is None or self.mask.shape[1] == 1 else self.mask[:, list(heads)]
-        return _Call(self.queries, self.keys, mask, self.is_causal, self.scale)
+        return _Call(self.queries, self.keys, self.itself, mask, self.is_causal, self.scale)
 
     @property
     def whole(self) -> bool:
-        """Whether there are as many queries as keys, the one at a place belonging to the other."""
-        return self.queries == self.keys
+        """Whether each query has its own key."""
+        return self.itself and self.queries == self.keys
 
     @property
     def in_kernel(self) -> bool:
@@ -76,6 +159,22 @@ class _Call:
         if self.whole or self.mask is None:
             return torch.arange(self.keys - self.queries, self.keys, device=device)[None, None, :, None]
         return (self.keys - 1 - self.mask.flip(-1).int().argmax(-1))[..., None]
+
+    @property
+    def from_the_first(self) -> bool:
+        """Whether no key that is there comes after one that is not, so that places are positions."""
+        if self.mask is None:
+            return True
+        there = self.mask.any(-2)
+        return bool((there[..., 1:] <= there[..., :-1]).all())
+
+    def positions(self, device: torch.device) -> tuple[Int[Tensor, "B h N 1"], Int[Tensor, "B h 1 M"]]:
+        """Those of queries and of keys, of which absent ones do not count."""
+        slots, at = self.slots(device), torch.arange(self.keys, device=device)[None, None, None]
+        if self.mask is None:
+            return slots, at
+        at = (self.mask.any(-2, keepdim=True).cumsum(-1) - 1).clamp(min=0)
+        return at.mT.take_along_dim(slots.expand(*at.shape[:2], -1, -1), -2), at
 
     def by_keys(self, device: torch.device) -> tuple[bool, Bool[Tensor, "B h 1 M"] | None]:
         """Whether the call is causal, and which keys are there, if that is all that its mask says; else ValueError."""
@@ -105,17 +204,26 @@ def attend(
     v: Float[Tensor, "B H M K"],
     *,
     queries: int,
+    itself: bool = True,
     mask: Bool[Tensor, "..."] | None = None,
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Float[Tensor, "B H N K"]:
     """The outputs of H heads, each after its kind; q and k are those of the A heads that ask, in order.
 
-    `mask` (B or 1, H or 1, N, M), True = may attend, says of a causal call all, and `is_causal` then only what to
-    expect. Of fewer queries than keys, a causal call's are those of the last tokens. Raises ValueError for masks and
-    lengths that a kind does not know.
+    `itself` says whether queries and keys are of one sequence: lengths do not tell. `mask` (B or 1, H or 1, N, M), True
+    = may attend, says of a causal call all, and `is_causal` then only what to expect. Of fewer queries than keys, a
+    causal call's are those of the last tokens. Raises ValueError for another sequence's keys where a head has places,
+    and for masks and lengths that a kind does not know.
     """
-    call = _Call(queries, v.shape[-2], mask, is_causal, scale)
+    if not itself and any(placed(kind) for kind in kinds):
+        raise ValueError(
+            "key: expected the same sequence as of the queries (the same tensor, in torch's layers) for windows, other "
+            "patterns and positional heads, got another sequence (cross-attention)"
+        )
+    if mask is not None and mask.shape[-2] == 1:
+        mask = mask.expand(*mask.shape[:-2], queries, -1)
+    call = _Call(queries, v.shape[-2], itself, mask, is_causal, scale)
     asking = [h for h, kind in enumerate(kinds) if asks(kind)]
     groups: dict[Any, list[int]] = {}
     for h, kind in enumerate(kinds):
@@ -149,12 +257,12 @@ def _asking(kind: Kind, q: Tensor, k: Tensor, v: Tensor, call: _Call) -> Tensor:
     mask = call.mask
     if isinstance(kind, Pattern):
         causal = mask is None and call.is_causal
-        if call.whole and not torch.compiler.is_compiling():  # the compiler does not know the parts of a pattern
+        if call.whole and not torch.compiler.is_compiling() and call.from_the_first:  # the compiler knows no parts
             o = pattern_attention(q, k, v, pattern=kind, attn_mask=mask, is_causal=causal, scale=call.scale)
             return o
         if not call.whole:
             _places(call, "a window")
-        near = kind.kept(call.slots(q.device), torch.arange(call.keys, device=q.device), is_causal=causal)
+        near = kind.kept(*call.positions(q.device), is_causal=causal)
         mask = near if mask is None else mask & near
     return scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None and call.in_kernel, scale=call.scale)
 
@@ -165,7 +273,10 @@ def _linear(q: Tensor, k: Tensor, v: Tensor, call: _Call) -> Tensor:
     if is_causal and call.queries == 1:  # it sees all that is there
         is_causal = False
     if is_causal and not call.whole:
-        raise ValueError(f"queries: expected 1, or as many as keys, of a linear head, got {call.queries}")
+        raise ValueError(
+            f"queries: expected 1, or as many as keys of the same sequence, in a causal call of a linear head, got "
+            f"{call.queries} and {call.keys}"
+        )
     o: Any = MECHANISMS["linear"].fast(q, k, v, is_causal=is_causal, attn_mask=there)
     return o
 
@@ -188,3 +299,10 @@ def _places(call: _Call, what: str) -> None:
             f"queries: expected as many as keys in a call that is not causal, which {what} can place, "
             f"got {call.queries} and {call.keys}"
         )
+
+
+def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
+    sub: type[Any]
+    for sub in cls.__subclasses__():
+        yield sub
+        yield from _subclasses(sub)

@@ -1,6 +1,8 @@
 """A linear map of which some rows are frozen."""
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,21 +12,26 @@ from ortho._typing import Bool, Float, Int, Tensor
 
 Draw = Callable[[int, int], Tensor]  # (rows, columns) -> a matrix of that shape
 
+_WHOLE = {"weight": "whole_weight", "bias": "whole_bias"}
+
+# Linear layers of transformers beside torch's, and whether they store the transpose and are made of (out, in).
+_OTHERS = {"transformers.pytorch_utils.Conv1D": True, "transformers.models.falcon.modeling_falcon.FalconLinear": False}
+
 
 class FrozenRows(nn.Module):
-    r"""$x W^T + b$ in place of a linear layer: some rows of W and b are trained, the others are buffers.
+    r"""$x W^T + b$ in place of a linear layer: some rows of W and b are trained, the others are frozen.
 
-    `frozen` (out,) says which. With `stop_gradient` no gradient passes through them to x. The state dict says which
-    they are: `order` holds for each row of W its place among the trained rows and, behind them, the frozen ones. `kind`
-    is the class of the layer in whose place this stands: `nn.Linear`, or one that is made of (out, in) and stores the
-    transpose, as transformers' `Conv1D` does.
+    `frozen` (out,) says which. With `stop_gradient` no gradient passes through them to x. `kind` is the class of the
+    layer in whose place this stands.
+
+    W and b are whole in memory, each a buffer, and the trained parameters are views of them: one for each run of rows
+    that are trained. So nothing is put together where no gradient is asked for, and whoever writes to a parameter
+    writes to the whole. Where that does not hold any longer (some wrappers give parameters another memory) they are put
+    together at each call, as they are for a gradient.
+
+    The state dict has the names and shapes of the linear layer, and `frozen`: for each row 0, or 1 if it is frozen, or
+    2 if gradients stop there as well. It loads where the same rows are frozen, and nowhere else.
     """
-
-    trained_weight: nn.Parameter | None
-    trained_bias: nn.Parameter | None
-    frozen_weight: Tensor | None
-    frozen_bias: Tensor | None
-    order: Tensor
 
     def __init__(
         self,
@@ -34,18 +41,50 @@ class FrozenRows(nn.Module):
         *,
         stop_gradient: bool = False,
         kind: type[nn.Module] = nn.Linear,
+        trains: tuple[bool, bool] = (True, True),
     ) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.stop_gradient, self.kind = stop_gradient, kind
-        rows = [mask.nonzero()[:, 0] for mask in (~frozen, frozen)]
-        trains, freezes = len(rows[0]) > 0 or len(weight) == 0, len(rows[1]) > 0
-        for name, value in (("weight", weight), ("bias", bias)):
-            own, fixed = (None if value is None else value.detach()[at] for at in rows)
-            trained = None if value is None or own is None else nn.Parameter(own, value.requires_grad)
-            self.register_parameter(f"trained_{name}", trained if trains else None)
-            self.register_buffer(f"frozen_{name}", fixed if freezes else None)
-        self.register_buffer("order", torch.cat(rows).argsort())
+        runs = [(key, len(list(rows))) for key, rows in groupby(frozen.tolist())]
+        ends = torch.tensor([0, *(length for _, length in runs)]).cumsum(0).tolist()
+        # Of each run of rows the first, the end, and whether it is frozen.
+        self._runs = [(first, stop, key) for (key, _), first, stop in zip(runs, ends, ends[1:], strict=False)]
+        self._trained: dict[
+            str, list[tuple[str, int, int]]
+        ] = {}  # parameters of the weight and of the bias, their rows
+        for name, value, needs in zip(("weight", "bias"), (weight, bias), trains, strict=True):
+            self._set(name, None if value is None else value.detach().clone(), needs)
+
+    def _set(self, name: str, whole: Tensor | None, needs: bool) -> None:
+        """Give it a whole matrix, or bias, and parameters that are views of it."""
+        self.register_buffer(f"whole_{name}", whole, persistent=False)
+        runs = () if whole is None else self._runs
+        self._trained[name] = [(f"trained_{name}_{first}", first, stop) for first, stop, frozen in runs if not frozen]
+        for key, first, stop in self._trained[name]:
+            assert whole is not None
+            self.register_parameter(key, nn.Parameter(whole[first:stop], needs))
+
+    @staticmethod
+    def problem(layer: nn.Module) -> str | None:
+        """What should be otherwise of a layer for this to stand in its place."""
+        if isinstance(layer, FrozenRows):
+            return None
+        kind = type(layer)
+        if kind is not nn.Linear and f"{kind.__module__}.{kind.__qualname__}" not in _OTHERS:
+            return "nn.Linear or transformers' Conv1D, not yet wrapped by an adapter or quantised"
+        hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+        if any(hooks) or "forward" in vars(layer) or set(dict(layer.named_parameters())) - {"weight", "bias"}:
+            return "a linear layer without hooks and parametrisations"
+        return None
+
+    @staticmethod
+    def outputs(layer: nn.Module) -> int:
+        """How many outputs a linear layer has."""
+        if isinstance(layer, FrozenRows):
+            return layer.out_features
+        assert isinstance(layer.weight, Tensor)
+        return layer.weight.shape[1 if _transposed(type(layer)) else 0]
 
     @classmethod
     def of(cls, layer: nn.Module) -> "FrozenRows":
@@ -55,52 +94,121 @@ class FrozenRows(nn.Module):
         weight, bias = layer.weight, layer.bias
         assert isinstance(weight, Tensor)
         assert bias is None or isinstance(bias, Tensor)
-        weight = weight if type(layer) is nn.Linear else weight.T
         return cls.trainable(weight, bias, type(layer))
 
     @classmethod
-    def trainable(
-        cls, weight: Float[Tensor, "out in"], bias: Float[Tensor, "out"] | None, kind: type[nn.Module] = nn.Linear
-    ) -> "FrozenRows":
-        """These matrices with no frozen rows."""
-        return cls(weight, bias, torch.zeros(len(weight), dtype=torch.bool, device=weight.device), kind=kind)
+    def trainable(cls, weight: Tensor, bias: Tensor | None, kind: type[nn.Module] = nn.Linear) -> "FrozenRows":
+        """The weights of a layer of that kind, with no frozen rows."""
+        trains = weight.requires_grad, bias is None or bias.requires_grad
+        weight = weight.T if _transposed(kind) else weight
+        frozen = torch.zeros(len(weight), dtype=torch.bool, device=weight.device)
+        return cls(weight, bias, frozen, kind=kind, trains=trains)
 
     @property
     def weight(self) -> Float[Tensor, "out in"]:
-        """All rows, put together; the gradient goes to the trained ones."""
-        weight = self._together(self.trained_weight, self.frozen_weight)
+        """All rows; the gradient goes to the trained ones."""
+        weight = self._together("weight")
         assert weight is not None
         return weight
 
     @property
     def bias(self) -> Float[Tensor, "out"] | None:
-        return self._together(self.trained_bias, self.frozen_bias)
+        return self._together("bias")
 
     @property
     def frozen(self) -> Bool[Tensor, "out"]:
         """Which rows are frozen."""
-        return self.order >= (0 if self.trained_weight is None else len(self.trained_weight))
+        whole = self._buffers["whole_weight"]
+        assert whole is not None
+        return self._code().to(torch.bool).to(whole.device)
 
-    def _together(self, trained: Tensor | None, frozen: Tensor | None) -> Tensor | None:
-        if trained is None or frozen is None:
-            return frozen if trained is None else trained
-        return torch.cat([trained, frozen])[self.order]
+    def _code(self) -> Tensor:  # (out,), uint8
+        """Which they are, as the state dict has it."""
+        code = 1 + self.stop_gradient
+        return torch.tensor([code * frozen for first, stop, frozen in self._runs for _ in range(first, stop)]).byte()
 
-    def forward(self, x: Float[Tensor, "*batch in"]) -> Float[Tensor, "*batch out"]:
-        """x (..., in) -> (..., out)."""
-        if not self.stop_gradient or self.frozen_weight is None:
-            return linear(x, self.weight, self.bias)
-        y = linear(x.detach(), self.frozen_weight, self.frozen_bias)
-        if self.trained_weight is None:
-            return y
-        return torch.cat([linear(x, self.trained_weight, self.trained_bias), y], -1)[..., self.order]
+    @property
+    def freezes(self) -> bool:
+        """Whether there is a row that is frozen."""
+        return any(frozen for *_, frozen in self._runs)
 
-    def freeze(self, parts: Sequence[Int[Tensor, "rows"]], draw: Draw | None, stop_gradient: bool) -> "FrozenRows":
+    def _together(self, name: str) -> Tensor | None:
+        whole = self._buffers[_WHOLE[name]]
+        if whole is None or (not self._differentiated(name) and self._tied(name, whole)):
+            return whole
+        return torch.cat(self._parts(name))
+
+    def _parts(self, name: str) -> list[Tensor]:
+        """The runs of rows."""
+        whole = self._buffers[f"whole_{name}"]
+        assert whole is not None
+        parts = {first: whole[first:stop] for first, stop, _ in self._runs}
+        return list((parts | {first: getattr(self, key) for key, first, _ in self._trained[name]}).values())
+
+    def _differentiated(self, name: str) -> bool:
+        return torch.is_grad_enabled() and any(getattr(self, key).requires_grad for key, *_ in self._trained[name])
+
+    def _tied(self, name: str, whole: Tensor) -> bool:
+        """Whether the parameters are still views of the whole. At each call: it has to be fast."""
+        trained = self._trained[name]
+        if not trained or torch.compiler.is_compiling():
+            return not trained
+        parameters: Any = self._parameters
+        try:
+            begin, step = whole.data_ptr(), whole.nbytes // self.out_features
+            for key, first, _ in trained:
+                if parameters[key].data_ptr() != begin + first * step:
+                    return False
+        except RuntimeError:  # tensors without memory, in transformations of functions
+            return False
+        return True
+
+    def _tie(self) -> None:
+        """Make the parameters views of the whole again, with what they have."""
+        for name in ("weight", "bias"):
+            whole = self._buffers[f"whole_{name}"]
+            if whole is None or self._tied(name, whole):
+                continue
+            with torch.no_grad():
+                self._buffers[f"whole_{name}"] = whole = torch.cat(self._parts(name))
+            for key, first, stop in self._trained[name]:
+                getattr(self, key).data = whole[first:stop]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FrozenRows":
+        super()._apply(fn, recurse)  # parameters one by one
+        self._tie()
+        return self
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)  # a copy's parameters have memory of their own
+        self._tie()
+
+    def forward(self, x: Float[Tensor, "*batch in"], first: int = 0, stop: int | None = None) -> Tensor:
+        """x (..., in) -> (..., out), or of the outputs those from `first` on and before `stop`."""
+        stops = self.stop_gradient and torch.is_grad_enabled() and self.freezes
+        stop = self.out_features if stop is None else stop
+        if not stops:
+            weight, bias = self.weight, self.bias
+            if stop - first < self.out_features:
+                weight, bias = weight[first:stop], None if bias is None else bias[first:stop]
+            return linear(x, weight, bias)
+        weights = self._parts("weight")
+        biases: Sequence[Tensor | None] = [None] * len(weights) if self.bias is None else self._parts("bias")
+        outputs = []
+        for (begin, end, frozen), weight, bias in zip(self._runs, weights, biases, strict=True):
+            own = slice(max(first - begin, 0), max(min(stop, end) - begin, 0))
+            if own.start < own.stop:
+                bias = None if bias is None else bias[own]
+                outputs.append(linear(x.detach() if frozen else x, weight[own], bias))
+        return torch.cat(outputs, -1) if outputs else linear(x, self.weight[:0])
+
+    def freeze(self, parts: Sequence[Int[Tensor, "_"]], draw: Draw | None, stop_gradient: bool) -> "FrozenRows":
         """Another one with these rows frozen, too: as they are, or with each part a matrix that `draw` gives and no
         bias; itself if that is what it is. The rows that are frozen already stay so; ValueError if these pass gradients
         on and those shall not, or the other way about.
         """
-        frozen, chosen = self.frozen, torch.zeros_like(self.order, dtype=torch.bool)
+        frozen = self.frozen
+        chosen = torch.zeros_like(frozen)
         chosen[torch.cat(list(parts))] = True
         if draw is None and not (chosen & ~frozen).any() and self.stop_gradient == stop_gradient:
             return self
@@ -109,44 +217,103 @@ class FrozenRows(nn.Module):
                 f"stop_gradient: expected {self.stop_gradient}, as it is of the heads that this layer has frozen "
                 f"already, got {stop_gradient}"
             )
-        needs = self.trained_weight is None or self.trained_weight.requires_grad
         weight, bias = self.weight.detach().clone(), None if self.bias is None else self.bias.detach().clone()
         for rows in parts if draw is not None else ():
             assert draw is not None
             weight[rows] = draw(len(rows), self.in_features).to(weight)
             if bias is not None:
                 bias[rows] = 0
-        for value in (weight, bias):
-            if value is not None:
-                value.requires_grad_(needs)
-        return FrozenRows(weight, bias, frozen | chosen, stop_gradient=stop_gradient, kind=self.kind)
+        return FrozenRows(
+            weight, bias, frozen | chosen, stop_gradient=stop_gradient, kind=self.kind, trains=self._needs
+        )
+
+    @property
+    def _needs(self) -> tuple[bool, bool]:
+        """Whether trained rows of the weight and of the bias ask for gradients."""
+        weight, bias = (
+            all(p.requires_grad for key, p in self.named_parameters() if key.startswith(f"trained_{name}"))
+            for name in ("weight", "bias")
+        )
+        return weight, bias
 
     def unfrozen(self) -> "FrozenRows":
         """The same map with all rows trained."""
-        weight, bias = (None if x is None else x.detach().clone().requires_grad_() for x in (self.weight, self.bias))
-        assert weight is not None
-        return self.trainable(weight, bias, self.kind)
+        return FrozenRows(self.weight, self.bias, torch.zeros_like(self.frozen), kind=self.kind)
 
     def select(self, rows: Int[Tensor, "rows"]) -> "FrozenRows":
         """The map to these outputs alone."""
-        weight, bias = self.weight, self.bias
-        bias = None if bias is None else bias[rows]
-        return FrozenRows(weight[rows], bias, self.frozen[rows], stop_gradient=self.stop_gradient, kind=self.kind)
+        bias = None if self.bias is None else self.bias[rows]
+        kwargs: dict[str, Any] = {"stop_gradient": self.stop_gradient, "kind": self.kind, "trains": self._needs}
+        return FrozenRows(self.weight[rows], bias, self.frozen[rows], **kwargs)
 
     def plain(self) -> nn.Module:
         """This map as a layer of its `kind`, or itself if there is a row that is frozen."""
-        if self.frozen_weight is not None:
+        if self.freezes:
             return self
         with torch.device("meta"):  # no draw: its weights are these
             args = (self.out_features, self.in_features)
-            layer = nn.Linear(*args[::-1], bias=False) if self.kind is nn.Linear else self.kind(*args)
-        for name, value in (("weight", self.trained_weight), ("bias", self.trained_bias)):
-            if value is not None:
-                transposed = name == "weight" and self.kind is not nn.Linear
-                data = value.detach().T.contiguous() if transposed else value.detach()
-                setattr(layer, name, nn.Parameter(data, value.requires_grad))
+            layer = self.kind(*args) if _transposed(self.kind) else self.kind(*args[::-1], bias=self.bias is not None)
+        for name, needs in zip(("weight", "bias"), self._needs, strict=True):
+            if (value := self._stored(name)) is not None:
+                setattr(layer, name, nn.Parameter(value.clone(), needs))
         return layer.train(self.training)
 
     def extra_repr(self) -> str:
-        frozen = 0 if self.frozen_weight is None else len(self.frozen_weight)
+        frozen = sum(stop - first for first, stop, frozen in self._runs if frozen)
         return f"{self.in_features}, {self.out_features}, frozen={frozen}, stop_gradient={self.stop_gradient}"
+
+    def _stored(self, name: str) -> Tensor | None:
+        """The matrix, or bias, as the layer in whose place this stands has it."""
+        with torch.no_grad():
+            value = self._together(name)
+            return value.T.contiguous() if value is not None and name == "weight" and _transposed(self.kind) else value
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        del keep_vars  # the parameters are not what is stored
+        for name in ("weight", "bias"):
+            if (value := self._stored(name)) is not None:
+                destination[prefix + name] = value
+        if self.freezes:
+            destination[prefix + "frozen"] = self._code()
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        own = {name: value for name in ("weight", "bias") if (value := self._stored(name)) is not None}
+        if self.freezes:
+            own["frozen"] = self._code()
+        missing_keys += [prefix + name for name in own if prefix + name not in state_dict]
+        if strict:
+            unexpected_keys += [k for k in state_dict if k.startswith(prefix) and k.removeprefix(prefix) not in own]
+        new = {name: state_dict[prefix + name] for name in own if prefix + name in state_dict}
+        for name, value in new.items():
+            if value.shape != own[name].shape:
+                error_msgs.append(f"{prefix}{name}: expected shape {tuple(own[name].shape)}, got {tuple(value.shape)}")
+                return
+        if "frozen" in new and new["frozen"].tolist() != own["frozen"].tolist():
+            error_msgs.append(
+                f"{prefix}frozen: expected a checkpoint in which the same rows are frozen, with the same "
+                "stop_gradient, got another: load it where the same heads are frozen (ortho.adapters.restore)"
+            )
+            return
+        for name, needs in zip(("weight", "bias"), self._needs, strict=True):
+            if name in new:
+                value = new[name].T if name == "weight" and _transposed(self.kind) else new[name]
+                if local_metadata.get("assign_to_params_buffers") or own[name].is_meta:
+                    self._set(name, value.detach().clone(), needs)
+                    continue
+                with torch.no_grad():
+                    getattr(self, f"whole_{name}").copy_(value)
+                    for key, first, stop in self._trained[name]:
+                        getattr(self, key).copy_(value[first:stop])
+
+
+def _transposed(kind: type[nn.Module]) -> bool:
+    return _OTHERS.get(f"{kind.__module__}.{kind.__qualname__}", False)

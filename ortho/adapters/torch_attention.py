@@ -1,5 +1,6 @@
 """torch's own attention layer with frozen heads, and with heads of several kinds."""
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -7,79 +8,104 @@ from torch import nn
 from torch.nn.functional import _canonical_mask, dropout, scaled_dot_product_attention
 
 from ortho._typing import Float, Tensor
-from ortho.adapters.kinds import Kind, asks, attend
+from ortho.adapters.kinds import HeadKinds, Kind, as_booleans, asks, attend
 from ortho.adapters.rows import FrozenRows
 
-_PACKED, _SEPARATE = ("in_proj_weight",), ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+_WEIGHTS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias")
 
 
 class AdaptedAttention(nn.MultiheadAttention):
     """A `torch.nn.MultiheadAttention` whose queries and keys are made by `FrozenRows`; it is called as that is.
 
     Such a layer is made of one that there is, in place (`adapt`), and becomes that again where nothing of it is frozen.
-    The packed weights are put together when they are asked for, so that torch's own code, its fast path for inference
-    included, reads what it has always read. With `kinds`, one a head, a head is what its kind says: those that do not
-    ask have no rows of queries and keys. torch's fast path is then barred.
+    Its matrices are one, `in_proj`, or three, `q_proj`, `k_proj` and `v_proj`, as before; of them torch's own code, its
+    fast path for inference included, reads what it has always read. With `kinds`, one a head, a head is what its kind
+    says: those that do not ask have no rows of queries and keys. torch's fast path is then barred.
+
+    The state dict has torch's names where the matrices are one.
     """
 
-    rows_q: FrozenRows
-    rows_k: FrozenRows
-    rows_v: FrozenRows
-    kinds: tuple[Kind, ...] | None
+    in_proj: FrozenRows
+    q_proj: FrozenRows
+    k_proj: FrozenRows
+    v_proj: FrozenRows
+    heads: HeadKinds | None
 
     @staticmethod
-    def adapt(layer: nn.MultiheadAttention, q: FrozenRows, k: FrozenRows, kinds: tuple[Kind, ...] | None) -> None:
-        """Give a layer these queries, keys and kinds of heads. The caller has checked that they fit."""
-        v = read_attention(layer)[2]
-        whole = layer.kdim == layer.vdim == layer.embed_dim
-        if kinds is not None or q.frozen_weight is not None or k.frozen_weight is not None:
-            for name in (*_PACKED, *_SEPARATE, "in_proj_bias"):
+    def adapt(layer: nn.MultiheadAttention, matrices: dict[str, FrozenRows], kinds: tuple[Kind, ...] | None) -> None:
+        """Give a layer these matrices and kinds of heads. The caller has checked that they fit."""
+        matrices = read_attention(layer) | matrices
+        packed = "in_proj" in matrices
+        if kinds is not None or any(matrix.freezes for matrix in matrices.values()):
+            for name in _WEIGHTS:
                 layer._parameters.pop(name, None)
             layer.__class__ = AdaptedAttention
             assert isinstance(layer, AdaptedAttention)
-            layer.rows_q, layer.rows_k, layer.rows_v = (x.train(layer.training) for x in (q, k, v))
-            layer.kinds = kinds
-            layer._qkv_same_embed_dim = whole and kinds is None  # which is what the fast paths ask for
+            for name, matrix in matrices.items():
+                setattr(layer, name, matrix.train(layer.training))
+            layer.heads = None if kinds is None else HeadKinds(kinds)
+            layer._qkv_same_embed_dim = packed and kinds is None  # which is what the fast paths ask for
         elif isinstance(layer, AdaptedAttention):
-            del layer.rows_q, layer.rows_k, layer.rows_v, layer.kinds
+            for name in (*matrices, "heads"):
+                delattr(layer, name)
             layer.__class__ = nn.MultiheadAttention  # type: ignore[assignment]
-            weights = [x.weight.detach() for x in (q, k, v)]
-            new: dict[str, Tensor | None] = dict.fromkeys((*_PACKED, *_SEPARATE, "in_proj_bias"))
-            new |= {_PACKED[0]: torch.cat(weights)} if whole else dict(zip(_SEPARATE, weights, strict=True))
-            biases = [x.bias for x in (q, k, v) if x.bias is not None]
-            new["in_proj_bias"] = torch.cat(biases).detach() if biases else None
-            for name, value in new.items():
-                layer.register_parameter(name, None if value is None else nn.Parameter(value))
-            layer._qkv_same_embed_dim = whole
+            plain = {name: matrix.plain() for name, matrix in matrices.items()}
+            biases = [m.bias for m in plain.values() if isinstance(m.bias, nn.Parameter)]
+            new: dict[str, Any] = {f"{name}_weight": m.weight for name, m in plain.items()}
+            if biases:
+                needs = all(bias.requires_grad for bias in biases)
+                new["in_proj_bias"] = nn.Parameter(torch.cat([bias.detach() for bias in biases]), needs)
+            for name in _WEIGHTS:
+                layer.register_parameter(name, new.get(name))
+            layer._qkv_same_embed_dim = packed
 
     @property
     def in_proj_weight(self) -> Float[Tensor, "d3 d"] | None:  # type: ignore[override]
-        return torch.cat([x.weight for x in self._rows]) if self._qkv_same_embed_dim else None
+        return self._modules["in_proj"].weight if self._qkv_same_embed_dim else None  # type: ignore[union-attr,return-value]
 
     @property
     def in_proj_bias(self) -> Float[Tensor, "d3"] | None:  # type: ignore[override]
-        biases = [x.bias for x in self._rows if x.bias is not None]
+        if "in_proj" in self._modules:
+            return self._modules["in_proj"].bias  # type: ignore[union-attr,return-value]
+        biases = [x.bias for x in read_attention(self).values() if x.bias is not None]
         return torch.cat(biases) if biases else None
 
     @property
     def q_proj_weight(self) -> Float[Tensor, "d d"] | None:  # type: ignore[override]
-        return None if self._qkv_same_embed_dim else self.rows_q.weight
+        return self._separate("q_proj")
 
     @property
     def k_proj_weight(self) -> Float[Tensor, "d kdim"] | None:  # type: ignore[override]
-        return None if self._qkv_same_embed_dim else self.rows_k.weight
+        return self._separate("k_proj")
 
     @property
     def v_proj_weight(self) -> Float[Tensor, "d vdim"] | None:  # type: ignore[override]
-        return None if self._qkv_same_embed_dim else self.rows_v.weight
+        return self._separate("v_proj")
+
+    def _separate(self, name: str) -> Tensor | None:
+        return self._modules[name].weight if name in self._modules else None  # type: ignore[union-attr,return-value]
 
     @property
-    def _rows(self) -> tuple[FrozenRows, ...]:
-        return self.rows_q, self.rows_k, self.rows_v
+    def kinds(self) -> tuple[Kind, ...] | None:
+        """The kinds of its heads, if it was told any."""
+        return None if self.heads is None else self.heads.kinds
 
     def asking(self) -> tuple[int, ...]:
         """The heads that have queries and keys."""
         return tuple(h for h in range(self.num_heads) if self.kinds is None or asks(self.kinds[h]))
+
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> list[Float[Tensor, "B h N K"]]:
+        """Queries and keys of the heads that ask, and all values."""
+        A = len(self.asking()) * self.head_dim
+        if "in_proj" in self._modules:
+            ends = (0, A, 2 * A, 2 * A + self.embed_dim)
+            if query is key is value:
+                made = self.in_proj(query).split((A, A, self.embed_dim), -1)
+            else:
+                made = [self.in_proj(x, *rows) for x, rows in zip((query, key, value), pairwise(ends), strict=True)]
+        else:
+            made = [self.q_proj(query), self.k_proj(key), self.v_proj(value)]
+        return [y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in made]
 
     def forward(
         self,
@@ -95,7 +121,7 @@ class AdaptedAttention(nn.MultiheadAttention):
         """What `torch.nn.MultiheadAttention` takes and returns. With `kinds` there are no weights to return and no
         dropout in training, and masks say which keys may be attended to and nothing else: ValueError.
         """
-        stopped = torch.is_grad_enabled() and any(x.stop_gradient for x in (self.rows_q, self.rows_k))
+        stopped = torch.is_grad_enabled() and any(x.stop_gradient for x in read_attention(self).values())
         if self.kinds is None and not stopped:
             return super().forward(
                 query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
@@ -109,13 +135,15 @@ class AdaptedAttention(nn.MultiheadAttention):
             )
         batched = query.dim() == 3
         swap = batched and not self.batch_first
-        sources = [x.transpose(0, 1) if swap else x if batched else x[None] for x in (query, key, value)]
-        made = (rows(x) for rows, x in zip(self._rows, sources, strict=True))
-        q, k, v = (y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in made)
-        mask = self._mask(attn_mask, key_padding_mask, len(v), query.dtype)
+        itself = query is key  # a sequence that attends to itself
+        first = query.transpose(0, 1) if swap else query if batched else query[None]
+        others = (x.transpose(0, 1) if swap else x if batched else x[None] for x in (key, value))
+        sources = [first, *(first if same else x for x, same in zip(others, (itself, value is query), strict=True))]
+        q, k, v = self._projected(*sources)
+        mask = self._mask(attn_mask, key_padding_mask, (len(v), sources[0].shape[1], v.shape[2]), query.dtype)
         weights = None
         if self.kinds is not None:
-            o = self._by_kinds(self.kinds, (q, k, v), sources[0].shape[1], mask, need_weights, is_causal)
+            o = self._by_kinds(self.kinds, (q, k, v), sources[0].shape[1], itself, mask, need_weights, is_causal)
         elif need_weights:
             scores = q @ k.mT * self.head_dim**-0.5
             weights = dropout((scores if mask is None else scores + mask).softmax(-1), self.dropout, self.training)
@@ -137,6 +165,7 @@ class AdaptedAttention(nn.MultiheadAttention):
         kinds: tuple[Kind, ...],
         operands: tuple[Tensor, Tensor, Tensor],
         queries: int,
+        itself: bool,
         mask: Tensor | None,
         need_weights: bool,
         is_causal: bool,
@@ -148,41 +177,60 @@ class AdaptedAttention(nn.MultiheadAttention):
             )
         if self.training and self.dropout:
             raise ValueError(f"dropout: expected 0 in training with heads of several kinds, got {self.dropout}")
-        allowed = None
-        if mask is not None:
-            allowed = mask == 0
-            known = (allowed | (mask == -torch.inf)).all()
-            wanted = "attn_mask: expected booleans, or 0 and -inf, with heads of several kinds, got others"
-            if torch.compiler.is_compiling():
-                torch._assert_async(known, wanted)
-            elif not known:
-                raise ValueError(wanted)
-        return attend(kinds, *operands, queries=queries, mask=allowed, is_causal=is_causal)
+        allowed = None if mask is None else as_booleans("attn_mask", mask)
+        return attend(kinds, *operands, queries=queries, itself=itself, mask=allowed, is_causal=is_causal)
 
     def _mask(
-        self, attn_mask: Tensor | None, padding: Tensor | None, batch: int, dtype: torch.dtype
+        self, attn_mask: Tensor | None, padding: Tensor | None, sizes: tuple[int, int, int], dtype: torch.dtype
     ) -> Float[Tensor, "B h N M"] | None:
-        """Both masks in one that is added to the scores."""
+        """Both masks in one that is added to the scores. Raises ValueError for shapes that torch does not take."""
+        B, N, M = sizes
         kind: dict[str, Any] = {"other_type": None, "other_name": "", "target_type": dtype, "check_other": False}
         attn_mask = _canonical_mask(attn_mask, "attn_mask", **kind)
         padding = _canonical_mask(padding, "key_padding_mask", **kind)
         if attn_mask is not None:
-            attn_mask = attn_mask[None, None] if attn_mask.dim() == 2 else attn_mask.unflatten(0, (batch, -1))
+            if attn_mask.shape not in ((N, M), (B * self.num_heads, N, M)):
+                raise ValueError(
+                    f"attn_mask: expected shape {(N, M)} or {(B * self.num_heads, N, M)}, got {tuple(attn_mask.shape)}"
+                )
+            attn_mask = attn_mask[None, None] if attn_mask.dim() == 2 else attn_mask.unflatten(0, (B, -1))
         if padding is None:
             return attn_mask
         padding = padding[None] if padding.dim() == 1 else padding
+        if padding.shape != (B, M):
+            raise ValueError(f"key_padding_mask: expected shape {(B, M)}, got {tuple(padding.shape)}")
         padding = padding[:, None, None]
         return padding if attn_mask is None else attn_mask + padding
 
+    def state_dict(self, *args: Any, prefix: str = "", **kwargs: Any) -> Any:
+        """torch's, with its names."""
+        state = super().state_dict(*args, prefix=prefix, **kwargs)
+        for name in [name for name in state if name.startswith(f"{prefix}in_proj.")]:
+            state[_flat(name, prefix)] = state.pop(name)
+        return state
 
-def read_attention(layer: nn.MultiheadAttention) -> tuple[FrozenRows, FrozenRows, FrozenRows]:
-    """What makes a layer's queries, keys and values."""
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        for name in ("weight", "bias", "frozen"):
+            inner = f"{prefix}in_proj.{name}"
+            if (flat := _flat(inner, prefix)) in state_dict and "in_proj" in self._modules:
+                state_dict[inner] = state_dict.pop(flat)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _flat(name: str, prefix: str) -> str:
+    """in_proj.weight -> in_proj_weight."""
+    return prefix + name.removeprefix(prefix).replace(".", "_")
+
+
+def read_attention(layer: nn.MultiheadAttention) -> dict[str, FrozenRows]:
+    """What makes a layer's queries, keys and values: one matrix, or three."""
     if isinstance(layer, AdaptedAttention):
-        return layer.rows_q, layer.rows_k, layer.rows_v
+        return {name: child for name, child in layer.named_children() if isinstance(child, FrozenRows)}
     if layer._qkv_same_embed_dim:
-        weights = layer.in_proj_weight.chunk(3)
-    else:
-        weights = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
-    biases = (None,) * 3 if layer.in_proj_bias is None else layer.in_proj_bias.chunk(3)
-    q, k, v = (FrozenRows.trainable(w, b) for w, b in zip(weights, biases, strict=True))
-    return q, k, v
+        return {"in_proj": FrozenRows.trainable(layer.in_proj_weight, layer.in_proj_bias)}
+    biases = (None,) * 3 if layer.in_proj_bias is None else layer.in_proj_bias.detach().chunk(3)
+    matrices = {}
+    for name, bias in zip(("q_proj", "k_proj", "v_proj"), biases, strict=True):
+        own = None if bias is None else bias.requires_grad_(layer.in_proj_bias.requires_grad)
+        matrices[name] = FrozenRows.trainable(getattr(layer, f"{name}_weight"), own)
+    return matrices

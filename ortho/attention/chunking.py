@@ -58,16 +58,32 @@ def flat(tile: tuple[slice, slice], *tensors: Tensor) -> list[Tensor]:
     return [x[tile].flatten(0, 1) for x in tensors]
 
 
+def _refuse_twice(asked: bool) -> None:
+    if asked:
+        raise RuntimeError(
+            "create_graph: expected False: the fast form cannot be differentiated twice; its reference form can"
+        )
+
+
+@torch.library.custom_op("ortho::once", mutates_args=())
+def _once(gradient: torch.Tensor) -> None:
+    _refuse_twice(torch.is_grad_enabled() or gradient.requires_grad)  # an operator of numbers that need one has it off
+
+
+@_once.register_fake
+def _(gradient: torch.Tensor) -> None: ...
+
+
 def once(backward: Callable[..., Any]) -> Callable[..., Any]:
     """A backward pass that refuses to be differentiated. (`once_differentiable` marks its results, and a second pass
     that reaches the operands by another way as well never meets the mark, and leaves a part out.)"""
 
     @wraps(backward)
     def guarded(ctx: Any, *gradients: Tensor) -> Any:
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            raise RuntimeError(
-                "create_graph: expected False: the fast form cannot be differentiated twice; its reference form can"
-            )
+        if torch.compiler.is_compiling():
+            torch.ops.ortho.once(gradients[0])  # looks when the graph runs
+        else:
+            _refuse_twice(torch.is_grad_enabled())
         with torch.autocast(gradients[0].device.type, enabled=False):  # the caller's may be on
             return backward(ctx, *gradients)
 

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from ortho.attention.chunking import flat, once, tiles
+from ortho.attention.transforms import Kernel
 
 
 class Decays(NamedTuple):
@@ -55,7 +55,7 @@ def through_decays(d_gamma: Tensor | None) -> Tensor | None:
     return None if d_gamma is None else d_gamma[..., 0].flip(-1).cumsum(-1).flip(-1)
 
 
-class Write(Function):
+class Write(Kernel):
     """(U, the memory before each chunk (G, n, K, V), the memory after the last (G, K, V)).
 
     `beta` is (G, n, C, 1); `log_decay` (G, n, C) and the `Decays` made of it may be None. The gradient of `log_decay`
@@ -138,7 +138,7 @@ class Write(Function):
         return d_k, d_v, d_beta, d_S, through_decays(d_gamma), *(None for _ in decays)
 
 
-class Read(Function):
+class Read(Kernel):
     """The answers O (G, n, C, V) to the queries, from what `Write` has written and the memory before each chunk."""
 
     @staticmethod

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from ortho import _checks
 from ortho._typing import Bool, Float, Size, State
@@ -29,6 +28,7 @@ from ortho.attention.chunking import once
 from ortho.attention.mechanism import SOFTMAX_FORWARD, AttentionCost, causal_pairs
 from ortho.attention.operands import blocked_pairs, with_past
 from ortho.attention.softmax import positive_scale, softmax_attention_reference, softmax_cost
+from ortho.attention.transforms import Kernel
 
 aten = torch.ops.aten
 
@@ -130,7 +130,7 @@ def _mask(
     return ~blocked[(None,) * (4 - blocked.dim())], False
 
 
-class _Exchanged(Function):
+class _Exchanged(Kernel):
     @staticmethod
     def forward(
         ctx: Any, v: Tensor, q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
@@ -148,7 +148,7 @@ class _Exchanged(Function):
         return gradient_of_values(q, k, L, do, mask, ctx.is_causal, ctx.scale), None, None, None, None, None
 
 
-class _Recomputed(Function):
+class _Recomputed(Kernel):
     @staticmethod
     def forward(
         ctx: Any,

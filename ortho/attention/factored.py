@@ -6,8 +6,9 @@ arXiv:2006.16236, section 3.2; causal: section 3.3, here in chunks). The attenti
 `FeatureMap`, and a mechanism is these functions with a map of its own.
 """
 
+from collections.abc import Callable
 from functools import partial
-from math import inf
+from math import inf, nan
 
 import torch
 from torch.nn.functional import pad
@@ -19,7 +20,7 @@ from ortho.attention.factored_cost import feature_cost
 from ortho.attention.factored_kernels import AllAtOnce, Chunked, divisors
 from ortho.attention.feature_map import FeatureMap, Features
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.operands import blocked_pairs, hidden_keys, with_past, working
+from ortho.attention.operands import blocked_pairs, hidden_keys, known_tokens, with_past, working
 
 
 def kernel_mechanism(name: str, feature_map: FeatureMap, source: str) -> Mechanism:
@@ -35,6 +36,7 @@ def kernel_mechanism(name: str, feature_map: FeatureMap, source: str) -> Mechani
         cost=partial(feature_cost, feature_map=feature_map),
         positional=feature_map.positional,
         fitted=not feature_map.causal,
+        same_tokens=not feature_map.causal,
         signed=feature_map.weights == "signed",
     )
 
@@ -48,14 +50,16 @@ def kernel_weights(
     attn_mask: Bool[Tensor, "..."] | None = None,
     scale: float | None = None,
     q_start: int = 0,
+    same_tokens: bool = False,
 ) -> Float[Tensor, "*batch N M"]:
     r"""The weights $\kappa(q_i, k_j)$ of all pairs, not yet divided by their row sums; 0 where one may not attend.
 
-    With a `log_k`, up to a factor of each row. `q_start` is the number of keys before the first query's own.
+    With a `log_k`, up to a factor of each row. `q_start` is the number of keys before the first query's own, and
+    `same_tokens` as in `feature_attention_reference`.
     """
     blocked = blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
     hidden = None if attn_mask is None else ~attn_mask.expand(*q.shape[:-1], k.shape[-2]).any(-2)
-    f = feature_map(q, k, scale=scale, q_start=q_start, hidden=hidden)
+    f = feature_map(q, k, scale=scale, q_start=q_start, hidden=hidden, hidden_q=hidden if same_tokens else None)
     weights = f.q @ f.k.mT  # (..., N, M)
     if f.log_k is not None:
         s = f.log_k[..., None, :]
@@ -76,14 +80,18 @@ def feature_attention_reference(
     scale: float | None = None,
     initial_state: State | None = None,
     return_state: bool = False,
+    same_tokens: bool = False,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
     """The N x M weights of the kernel, materialised: their product with v, divided by their row sums.
 
     The arguments and errors are those of `softmax_attention_reference`, and so is the state: earlier keys and values.
-    A row whose weights are all 0 gives 0. On the CPU, rows whose weights leave the range of the dtype raise ValueError.
+    `same_tokens` says that query i and key i are the same token: a map that looks at the whole sequence then leaves out
+    the queries at hidden keys' positions too. A row whose weights are all 0 gives 0. On the CPU, rows whose weights
+    leave the range of the dtype raise ValueError.
     """
     _checks.scale_factor(scale)
     _in_parts(feature_map, is_causal, initial_state, return_state)
+    known_tokens(same_tokens, q, k)
     k, v = with_past(q, k, v, is_causal, attn_mask, initial_state)
     past = 0 if initial_state is None else initial_state[0].shape[-2]
     with torch.autocast(q.device.type, enabled=False):
@@ -95,11 +103,17 @@ def feature_attention_reference(
             attn_mask=attn_mask,
             scale=scale,
             q_start=past,
+            same_tokens=same_tokens,
         )
         total = weights.sum(-1, keepdim=True)
-        _in_range(total, feature_map, attn_mask is None)
         # A quotient, and not the product with 1 / total, whose gradient squares it and may overflow.
-        o = (weights @ working(v) / divisors(total)).to(q.dtype)
+        o = weights @ working(v) / divisors(total)
+
+        def empty() -> Tensor | None:
+            blocked = blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
+            return None if attn_mask is None or blocked is None else blocked.all(-1, keepdim=True)
+
+        o = _in_range(o, total, feature_map, empty).to(q.dtype)
     return (o, (k, v)) if return_state else o
 
 
@@ -114,6 +128,7 @@ def feature_attention(
     scale: float | None = None,
     initial_state: State | None = None,
     return_state: bool = False,
+    same_tokens: bool = False,
     chunk: int | None = None,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
     """`feature_attention_reference` in time and memory linear in N; a causal call goes in chunks of at most `chunk`.
@@ -128,18 +143,20 @@ def feature_attention(
 
     Raises ValueError for an `attn_mask` that is not one row for all queries, or that stands beside an initial state, in
     which keys are no longer apart; and, on the CPU, for features so small or large that a row's weights leave the range
-    of the dtype (elsewhere, where to look would stall, such a row is 0 or NaN).
+    of the dtype (elsewhere, where to look would stall, such a row is NaN).
     """
     _checks.qkv(q, k, v, attn_mask, is_causal)
     _checks.scale_factor(scale)
     chunk = default_chunk(q) if chunk is None else _checks.positive_int("chunk", chunk)
     _in_parts(feature_map, is_causal, initial_state, return_state)
+    known_tokens(same_tokens, q, k)
     hidden = hidden_keys(attn_mask, k, initial_state)  # (..., M)
     length, dtype = q.shape[-2], q.dtype
     with torch.autocast(q.device.type, enabled=False):
         q, k, v = (working(x) for x in (q, k, v))
         S, z, peak, start = _memory(initial_state, feature_map, k, v)
-        f = feature_map(q, k, scale=scale, q_start=start, k_start=start, hidden=hidden)
+        hidden_q = hidden if same_tokens else None
+        f = feature_map(q, k, scale=scale, q_start=start, k_start=start, hidden=hidden, hidden_q=hidden_q)
         if (f.log_k is not None) != feature_map.scales_keys:
             raise TypeError(f"feature_map: expected a log_k if and only if it scales keys, got {feature_map!r}")
         if hidden is not None:
@@ -158,8 +175,13 @@ def feature_attention(
                 S, z = S * fade[..., None], z * fade
                 scales = (f.log_k - peak[..., None]).exp()[..., None]  # (..., M, 1)
             o, total, S, z = AllAtOnce.apply(f.q, f.k, v, S, z, scales)
-        _in_range(total, feature_map, attn_mask is None)
-        o = o.to(dtype)
+
+        def empty() -> Tensor | None:
+            if hidden is None:
+                return None
+            return (hidden.cummin(-1).values if is_causal else hidden.all(-1, keepdim=True))[..., None]
+
+        o = _in_range(o, total, feature_map, empty).to(dtype)
     if not return_state:
         return o
     seen = (torch.as_tensor(start + k.shape[-2], device=k.device),) if feature_map.positional else ()
@@ -200,12 +222,18 @@ def _memory(
     return named["S"], named["z"], named.get("peak"), named.get("seen", 0)
 
 
-def _in_range(total: Tensor, feature_map: FeatureMap, every_row: bool) -> None:
-    """ValueError if a total has left the range of its dtype; or is too small where `every_row` should have weight."""
+def _in_range(o: Tensor, total: Tensor, feature_map: FeatureMap, empty: Callable[[], Tensor | None]) -> Tensor:
+    """The rows o (..., N, V) of totals (..., N, 1) within the range of the dtype, and not so small that it holds few
+    digits of them but where rows are `empty`, without a key. For others ValueError on the CPU, and elsewhere NaN.
+    """
+    shown = _checks.shows_values(total)
+    if not (shown or _checks.reads_values(total)):
+        return o
     limits = torch.finfo(total.dtype)
-    what = f"row sums of the {total.dtype} weights"
-    if feature_map.weights == "signed":
-        _checks.within("q, k", what, total, -limits.max, limits.max)
-    else:
-        least = limits.tiny / limits.eps if every_row and feature_map.weights == "positive" else 0.0
-        _checks.within("q, k", what, total, least, limits.max)
+    least = {"signed": -limits.max, "non-negative": 0.0, "positive": limits.tiny / limits.eps}[feature_map.weights]
+    rows = empty()
+    total = total.detach() if rows is None else total.detach().masked_fill(rows, 1)
+    if shown:
+        return o.masked_fill(~((total >= least) & (total <= limits.max)), nan)
+    _checks.within("q, k", f"row sums of the {total.dtype} weights", total, least, limits.max)
+    return o

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from ortho.attention.chunking import flat, once, sequences, tiles
+from ortho.attention.transforms import Kernel
 
 
-class AllAtOnce(Function):
+class AllAtOnce(Kernel):
     r"""$o_i = q_i^T S / q_i^T z$ for the S and z that hold all keys, times their scales (..., M, 1) where given."""
 
     @staticmethod
@@ -73,7 +73,7 @@ class AllAtOnce(Function):
         return *gradients, d_z.view(*ctx.lead, -1), None
 
 
-class Chunked(Function):
+class Chunked(Kernel):
     r"""Query i reads keys 0..i: in its own chunk by weights, in those before by their memory.
 
     `s`, the logarithms of the keys' scales (..., N), and `peak`, that of the memory (...), may be None. Every exponent

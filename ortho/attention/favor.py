@@ -187,7 +187,7 @@ class DenseExponentialFeatures(RandomFeatureMap):
 
     `fit` is the name of one of `FITS`. A fit looks at the whole sequence: for causal use, and for a sequence in parts,
     give `parameters`, fitted elsewhere; the estimate of the kernel is unbiased with any that satisfy their constraint.
-    Where queries are as many as keys, those at hidden keys' positions are left out of the fit. The parameters are
+    With `same_tokens` the queries at hidden keys' positions are left out of the fit as well. The parameters are
     constants to autograd.
     """
 
@@ -212,12 +212,19 @@ class DenseExponentialFeatures(RandomFeatureMap):
         return f"{type(self).__name__}({self.fit!r}, {given}count={self.count})"
 
     def __call__(
-        self, q: Tensor, k: Tensor, *, scale: float | None = None, hidden: Tensor | None = None, **_: Any
+        self,
+        q: Tensor,
+        k: Tensor,
+        *,
+        scale: float | None = None,
+        hidden: Tensor | None = None,
+        hidden_q: Tensor | None = None,
+        **_: Any,
     ) -> Features:
         root = root_scale(1 / sqrt(q.shape[-1]) if scale is None else scale)
         omega = self.rows(q)
         with torch.no_grad():
-            a, B_q, B_k, axes = self._parameters(q * root, k * root, hidden)
+            a, B_q, B_k, axes = self._parameters(q * root, k * root, hidden_q, hidden)
             if axes is not None:
                 omega = omega @ axes  # (..., m, K)
             bias = 2 * (omega.square() @ a[..., None]).mT  # (..., 1, m), of both features of a pair
@@ -251,14 +258,14 @@ class DenseExponentialFeatures(RandomFeatureMap):
             True,
         )
 
-    def _parameters(self, x: Tensor, y: Tensor, hidden: Tensor | None) -> DenseParameters:
+    def _parameters(self, x: Tensor, y: Tensor, hidden_x: Tensor | None, hidden_y: Tensor | None) -> DenseParameters:
         if self.parameters is not None:
             a, B_q, B_k, axes = self.parameters
             if a.shape[-1] != x.shape[-1]:
                 raise ValueError(f"parameters: expected width {x.shape[-1]} like q, got a of shape {tuple(a.shape)}")
             return DenseParameters(a.to(x), B_q.to(x), B_k.to(x), None if axes is None else axes.to(x))
-        keep = None if hidden is None else ~hidden
-        return FITS[self.fit].function(x, y, keep_x=keep if x.shape[-2] == y.shape[-2] else None, keep_y=keep)
+        keep_x, keep_y = (None if hidden is None else ~hidden for hidden in (hidden_x, hidden_y))
+        return FITS[self.fit].function(x, y, keep_x=keep_x, keep_y=keep_y)
 
 
 MECHANISMS = (

@@ -39,8 +39,8 @@ class FeatureMap(ABC):
     r"""`map(q, k)` gives the `Features` of q (..., N, K) and k (..., M, K), which may be mapped differently.
 
     Both are float32 at least. `scale` multiplies their products; None stands for what is published. `q_start` and
-    `k_start` are the positions of the first query and key. `hidden` is True for keys that no query sees, and None for
-    none: a map that looks at the whole sequence must not look at them.
+    `k_start` are the positions of the first query and key. `hidden` is True for keys that no query sees, `hidden_q` for
+    queries that are no tokens, and None for none: a map that looks at the whole sequence must not look at them.
     """
 
     # Weights are 'positive', 'non-negative' (all may be 0, and the row is) or 'signed': then a row's total is anything,
@@ -60,6 +60,7 @@ class FeatureMap(ABC):
         q_start: int | Int[Tensor, ""] = 0,
         k_start: int | Int[Tensor, ""] = 0,
         hidden: Bool[Tensor, "*batch M"] | None = None,
+        hidden_q: Bool[Tensor, "*batch N"] | None = None,
     ) -> Features: ...
 
     def __repr__(self) -> str:

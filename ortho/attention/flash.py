@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from ortho import _checks
 from ortho._typing import Bool, Float, State
@@ -27,6 +26,7 @@ from ortho.attention.mechanism import AttentionCost, Mechanism
 from ortho.attention.operands import with_past, working
 from ortho.attention.patterns.pattern import flat_mask
 from ortho.attention.softmax import softmax_attention_reference, softmax_cost
+from ortho.attention.transforms import Kernel
 
 ROWS, COLUMNS = 128, 512  # of a tile: on a CPU, some such tiles of float32 stay in its cache
 
@@ -126,7 +126,7 @@ def _forward(
     return o, L
 
 
-class _Flash(Function):
+class _Flash(Kernel):
     @staticmethod
     def forward(
         ctx: Any,

@@ -34,8 +34,9 @@ def forgetting_attention_reference(
     r"""Softmax attention with the biases added, both N x M matrices materialised.
 
     Arguments as in `softmax_attention_reference`; `log_forget` is $\log f$, at most 0, by default 0, and that of a key
-    which no query may attend to counts as 0. A call that is not causal, for which the paper has no form, adds the sum
-    between the two tokens on either side. The state is (keys, values, what each key's score has lost so far).
+    which no query may attend to counts as 0: in a causal call a mask must be one row for all queries. A call that is
+    not causal, for which the paper has no form, adds the sum between the two tokens on either side. The state is (keys,
+    values, what each key's score has lost so far).
 
     Raises TypeError or ValueError for operands that do not fit together; for a `log_forget` above 0 or so low that sums
     leave the range of its dtype; and for another number of queries than of keys.
@@ -84,7 +85,7 @@ def _operands(
     log_forget = k.new_zeros(k.shape[:-1]) if log_forget is None else log_forget
     limits = torch.finfo(torch.promote_types(log_forget.dtype, torch.float32))
     _checks.within("log_forget", "logarithms of forget gates", log_forget, limits.min / k.shape[-2], 0.0)
-    absent = absent_keys(attn_mask, k, keys.shape[-2] - k.shape[-2])
+    absent = absent_keys(attn_mask, k, keys.shape[-2] - k.shape[-2], is_causal)
     if absent is not None:
         log_forget = log_forget.masked_fill(absent, 0)
     depth = log_forget.double().cumsum(-1)
@@ -112,6 +113,7 @@ MECHANISM = Mechanism(
     causal=True,
     exact=False,
     positional=True,
+    one_sequence=True,
     cost=partial(distance_cost, gated=True),
     gates={"log_forget": ForgetGate},
 )

@@ -15,6 +15,7 @@ from ortho import _checks
 from ortho._typing import Size
 from ortho.attention.factored import kernel_mechanism
 from ortho.attention.feature_map import FeatureMap, Features, MapCost, root_scale
+from ortho.attention.transforms import transformed
 
 RELU_FLOOR = 1e-3  # what Choromanski et al. add to their ReLU features, so that no row is without weight
 HORIZON = 4096
@@ -69,6 +70,8 @@ class EluPlusOne(_Elementwise):
     keeps_features = True
 
     def function(self, x: Tensor) -> Tensor:
+        if transformed():
+            return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
         return _EluPlusOneFunction.apply(x)
 
 

@@ -69,8 +69,8 @@ class Mechanism:
 
     `cost(B, N, H, K, V, *, form, causal, qk_grad, itemsize)` is the closed form of one call on (B, H, N, ·) operands;
     `qk_grad` says whether autograd must reach q and k, or v alone. What the functions take besides has a default that
-    works; `gates` says what a layer makes of it from its tokens, by the argument's name. The closed form is that of a
-    call with gates, which need a gradient.
+    works; `gates` says what a layer makes of it, by the argument's name: of the keys' tokens, and for the names in
+    `query_gates` of the queries'. The closed form is that of a call with gates, which need a gradient.
     """
 
     name: str
@@ -86,6 +86,9 @@ class Mechanism:
     signed: bool = False  # whether weights may be negative
     fitted: bool = False  # whether it fits constants to the sequence, through which autograd does not differentiate
     gates: Mapping[str, type[Gate]] = field(default_factory=dict)
+    query_gates: frozenset[str] = frozenset()
+    one_sequence: bool = False  # whether each query must be one of the keys' tokens
+    same_tokens: bool = False  # whether the functions take `same_tokens`, which says that it is
 
     def form(self, name: str) -> AttentionFunction:
         """The function of that form, 'reference' or 'fast'."""

@@ -37,16 +37,35 @@ def hidden_keys(attn_mask: Tensor | None, k: Tensor, initial_state: State | None
         return None
     if initial_state is not None:
         raise ValueError("attn_mask: expected None beside an initial_state, whose keys are summed and cannot be masked")
-    if attn_mask.dim() > 1 and attn_mask.shape[-2] != 1:
-        shape = tuple(attn_mask.shape)
-        raise ValueError(f"attn_mask: expected a mask of keys, of shape (..., 1, {k.shape[-2]}), got {shape}")
+    mask_of_keys(attn_mask, k.shape[-2])
     return ~attn_mask.expand(*k.shape[:-2], 1, k.shape[-2])[..., 0, :]
 
 
-def absent_keys(attn_mask: Tensor | None, k: Tensor, past: int) -> Tensor | None:
-    """True where no query may attend to a key by the mask, (..., M), for keys k (..., M, K) behind `past` others."""
+def mask_of_keys(attn_mask: Tensor, keys: int) -> None:
+    """ValueError for a mask that is not the same for all queries."""
+    if attn_mask.dim() > 1 and attn_mask.shape[-2] != 1:
+        shape = tuple(attn_mask.shape)
+        raise ValueError(f"attn_mask: expected a mask of keys, of shape (..., 1, {keys}), got {shape}")
+
+
+def known_tokens(same_tokens: bool, q: Tensor, k: Tensor) -> None:
+    """TypeError or ValueError unless `same_tokens` is a bool that q (..., N, K) and k (..., M, K) allow."""
+    if not isinstance(same_tokens, bool):
+        raise TypeError(f"same_tokens: expected True or False, got {_checks.describe(same_tokens)}")
+    if same_tokens and q.shape[-2] != k.shape[-2]:
+        raise ValueError(f"same_tokens: expected False for {q.shape[-2]} queries and {k.shape[-2]} keys, got True")
+
+
+def absent_keys(attn_mask: Tensor | None, k: Tensor, past: int, is_causal: bool) -> Tensor | None:
+    """True where no query may attend to a key by the mask, (..., M), for keys k (..., M, K) behind `past` others.
+
+    ValueError for a mask in a causal call that is not the same for all queries: whether a later query may attend to a
+    key would change the rows before it.
+    """
     if attn_mask is None:
         return None
+    if is_causal:
+        mask_of_keys(attn_mask, past + k.shape[-2])
     seen = attn_mask.any(-2) if attn_mask.dim() > 1 else attn_mask
     return ~seen.expand(*k.shape[:-2], past + k.shape[-2])[..., past:]
 

@@ -43,7 +43,8 @@ def path_attention_reference(
 
     Arguments as in `softmax_attention_reference`, but for `is_causal`, which must be True. `directions` are divided by
     their lengths; without them nothing is reflected. `beta`, in [0, 2], is 1 by default, and 0 for a token that no
-    query may attend to. The state is (keys as they are behind the last reflection, in float32 at least; values).
+    query may attend to: a mask must be one row for all queries. The state is (keys as they are behind the last
+    reflection, in float32 at least; values).
 
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together or leave their range.
     """
@@ -94,7 +95,8 @@ def _operands(
     _checks.qkv(q, k, v, attn_mask, is_causal, past=0 if past is None else past.shape[-2])
     if not is_causal:
         raise ValueError("is_causal: expected True, since tokens reflect the keys before them, got False")
-    r = reflections(directions, beta, k, k.shape[-1], absent_keys(attn_mask, k, 0 if past is None else past.shape[-2]))
+    absent = absent_keys(attn_mask, k, 0 if past is None else past.shape[-2], is_causal)
+    r = reflections(directions, beta, k, k.shape[-1], absent)
     scaled, keys = working(q) * (1 / sqrt(q.shape[-1]) if scale is None else scale), working(k)
     if past is None or past_v is None:
         return scaled, keys, v, r, keys.new_zeros((*k.shape[:-2], 0, k.shape[-1])), q.dtype
@@ -113,6 +115,7 @@ MECHANISM = Mechanism(
     bidirectional=False,
     exact=False,
     positional=True,
+    one_sequence=True,
     cost=reflections_cost,
     gates={"directions": Directions, "beta": ReflectingWriteStrength},
 )

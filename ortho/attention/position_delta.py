@@ -62,8 +62,9 @@ def position_delta_attention_reference(
 
     Arguments as in `softmax_attention_reference`, but for `is_causal`, which must be True. `bias_queries` are the u and
     `bias_keys` the u'; without both there is no bias. `directions` are divided by their lengths; without them nothing
-    is reflected. `beta`, in [0, 2], is 1 by default, and 0 for a token that no query may attend to. The state is
-    (keys, values, bias keys as they are behind the last reflection, in float32 at least).
+    is reflected. `beta`, in [0, 2], is 1 by default, and 0 for a token that no query may attend to: a mask must be one
+    row for all queries. The state is (keys, values, bias keys as they are behind the last reflection, in float32 at
+    least).
 
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together or leave their range.
     """
@@ -125,7 +126,7 @@ def _operands(
     past = u_keys.new_zeros((*k.shape[:-2], 0, u.shape[-1]))
     if state is not None:
         past = carried("bias keys", state[2], (*k.shape[:-2], keys.shape[-2] - k.shape[-2], u.shape[-1]), wide)
-    r = reflections(directions, beta, k, u.shape[-1], absent_keys(attn_mask, k, past.shape[-2]))
+    r = reflections(directions, beta, k, u.shape[-1], absent_keys(attn_mask, k, past.shape[-2], is_causal))
     content = working(q) * (1 / sqrt(q.shape[-1]) if scale is None else scale), working(keys)
     u = u * (1 / sqrt(max(1, u.shape[-1])))
     return keys, values, _Operands(u, u_keys, working(values), r, past, attn_mask, content)
@@ -158,6 +159,7 @@ MECHANISM = Mechanism(
     bidirectional=False,
     exact=False,
     positional=True,
+    one_sequence=True,
     cost=partial(reflections_cost, bias_width=BiasVectors.width),
     gates={
         "bias_queries": BiasVectors,

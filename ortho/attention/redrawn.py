@@ -41,6 +41,7 @@ class RandomFeatureAttention(nn.Module):
     """
 
     features: Tensor
+    same_tokens = True  # as `Mechanism` has it
 
     def __init__(
         self,
@@ -87,6 +88,7 @@ class RandomFeatureAttention(nn.Module):
         scale: float | None = None,
         initial_state: State | None = None,
         return_state: bool = False,
+        same_tokens: bool = False,
     ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
         """q (..., N, K), k (..., M, K), v (..., M, V) -> (..., N, V), as `feature_attention`."""
         attention = feature_attention if self.form == "fast" else feature_attention_reference
@@ -100,6 +102,7 @@ class RandomFeatureAttention(nn.Module):
             scale=scale,
             initial_state=initial_state,
             return_state=return_state,
+            same_tokens=same_tokens,
         )
 
     def extra_repr(self) -> str:

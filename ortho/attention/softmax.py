@@ -17,6 +17,7 @@ from ortho.attention.mechanism import (
     causal_pairs,
 )
 from ortho.attention.operands import blocked_pairs, masked_softmax, with_past
+from ortho.attention.transforms import no_forward_derivative
 
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
 
@@ -32,7 +33,7 @@ def softmax_attention_reference(
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    r"""Softmax attention as its formula reads, with the N x M matrix of weights materialised.
+    r"""Softmax attention as its formula reads, with the N x M matrix of weights materialised, in float32 at least.
 
     `attn_mask` broadcasts to (..., N, M), True = may attend; a row with nothing to attend to gives zeros. `is_causal`
     lets query i attend to keys 0..i. `scale` defaults to $1/\sqrt{K}$. `initial_state` holds earlier keys and values,
@@ -42,9 +43,12 @@ def softmax_attention_reference(
     """
     _checks.scale_factor(scale)
     k, v = with_past(q, k, v, is_causal, attn_mask, initial_state)
-    scores = q @ k.mT * (1 / sqrt(q.shape[-1]) if scale is None else scale)  # (..., N, M)
     blocked = blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
-    o = masked_softmax(scores, blocked, empty_rows=attn_mask is not None) @ v  # only a mask can block a whole row
+    with torch.autocast(q.device.type, enabled=False):
+        x, y, z = (operand.to(torch.promote_types(q.dtype, torch.float32)) for operand in (q, k, v))
+        scores = x @ y.mT * (1 / sqrt(q.shape[-1]) if scale is None else scale)  # (..., N, M)
+        o = masked_softmax(scores, blocked, empty_rows=attn_mask is not None) @ z  # only a mask can block a whole row
+    o = o.to(q.dtype)
     return (o, (k, v)) if return_state else o
 
 
@@ -61,8 +65,10 @@ def softmax_attention(
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
     """`softmax_attention_reference` through PyTorch's fused kernels; no N x M matrix is kept.
 
-    Takes and returns the same. The fused kernels need values as wide as keys: V != K raises ValueError, and a device
-    without a fused kernel for the dtype (float64 on CUDA) raises PyTorch's RuntimeError rather than falling back.
+    Takes and returns the same, in the dtype of q also under autocast; sums and the softmax are float32 at least. The
+    fused kernels need values as wide as keys: V != K raises ValueError, and a device without a fused kernel for the
+    dtype (float64 on CUDA) raises PyTorch's RuntimeError rather than falling back. They add a mask to the scores: where
+    those of hidden keys leave the range of the dtype, rows are NaN.
     """
     if isinstance(v, Tensor) and isinstance(q, Tensor) and v.shape[-1:] != q.shape[-1:]:
         raise ValueError(f"v: the fused kernel needs width {q.shape[-1]} like q, got shape {tuple(v.shape)}")
@@ -80,6 +86,7 @@ def _fused(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
 ) -> Float[Tensor, "*batch N V"]:
     """`scaled_dot_product_attention` on any number of leading axes, barred from its materialised fallback."""
+    no_forward_derivative(q, k, v)
     lead = q.shape[:-2]
     if scale is not None:
         q, scale = positive_scale(q, scale)
@@ -88,7 +95,9 @@ def _fused(
         mask = mask if q.dim() == 4 else mask.reshape(1, -1, *mask.shape[-2:])
     if q.dim() != 4:
         q, k, v = (x.reshape(1, -1, *x.shape[-2:]) for x in (q, k, v))
-    with sdpa_kernel(_KERNELS):
+    # The kernels read rows as they lie, and nothing else.
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    with sdpa_kernel(_KERNELS), torch.autocast(q.device.type, enabled=False):
         o = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale)
     return o.reshape(*lead, *o.shape[-2:])
 
@@ -114,9 +123,9 @@ def softmax_cost(
 ) -> AttentionCost:
     """Closed form of one self-attention call, in either form.
 
-    The reference does every one of the N^2 scores and keeps them; a causal call merely blocks half of them. The fused
-    kernel does the causal half alone, keeps q, k, v and one log-sum-exp a row, and recomputes the scores backward; it
-    returns dq and dk whether or not they are asked for (Dao et al. 2022, algorithms 1 and 4).
+    The reference does every one of the N^2 scores and keeps them, in float32 at least; a causal call merely blocks half
+    of them. The fused kernel does the causal half alone, keeps q, k, v and one log-sum-exp a row, and recomputes the
+    scores backward; it returns dq and dk whether or not they are asked for (Dao et al. 2022, algorithms 1 and 4).
     """
     rows = B * H * N
     if form == "reference":
@@ -128,7 +137,8 @@ def softmax_cost(
             # scale and softmax; a causal call fills the blocked entries, and zeroes their gradient
             elementwise_forward=pairs * (1 + SOFTMAX_FORWARD + causal),
             elementwise_backward=pairs * (1 + SOFTMAX_BACKWARD + causal) if qk_grad else 0,
-            saved_bytes=itemsize * kept + (N * N if causal and qk_grad else 0),  # the blocked entries, a byte each
+            saved_bytes=max(itemsize, 4) * kept
+            + (N * N if causal and qk_grad else 0),  # the blocked entries, a byte each
             decode=2 * B * H * N * (K + V),
             state_bytes=itemsize * rows * (K + V),
         )

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from ortho._typing import Size
 from ortho.attention.chunking import once
 from ortho.attention.operands import blocked_pairs, masked_softmax
+from ortho.attention.transforms import Kernel
 
 # With heads of width 64 on a CPU tiles of 128 were the fastest at N = 1024 and N = 4096, and of 64 to 256 within 10 %.
 TILE = 128
@@ -88,7 +88,7 @@ def tiled_attention(
         )
 
 
-class _Tiles(Function):
+class _Tiles(Kernel):
     @staticmethod
     def forward(
         ctx: Any,

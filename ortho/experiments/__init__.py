@@ -25,7 +25,7 @@ from ortho.experiments.learning.state_tracking import PARITY, PERMUTATIONS
 from ortho.experiments.memory_speed import MEMORY_SPEED
 from ortho.experiments.pattern_speed import PATTERN_SPEED
 from ortho.experiments.projection_speed import PROJECTION_SPEED
-from ortho.experiments.provenance import default_results, is_stale
+from ortho.experiments.provenance import changes, default_results
 from ortho.experiments.recomputation_speed import RECOMPUTATION_SPEED
 from ortho.experiments.records import Case, Record, RecordError, by_device, judged_device, latest
 from ortho.experiments.runner import Experiment, Report, measure, run
@@ -91,6 +91,12 @@ def load(experiment: str, results: Path | str | None = None) -> list[Record]:
     """
     needs = cli.find(experiment, EXPERIMENTS).needs
     return records.read_all(default_results() if results is None else Path(results), experiment, needs)
+
+
+def is_stale(record: Record) -> bool:
+    """Whether the code that a record depends on has changed since it was measured, or nothing measures it any more."""
+    experiment = EXPERIMENTS.get(record["experiment"])
+    return experiment is None or bool(changes(record, experiment.run))
 
 
 def main(argv: Sequence[str]) -> int:

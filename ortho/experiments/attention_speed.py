@@ -236,37 +236,12 @@ def label(case: Case) -> str:
 
 
 # What a timed call runs, whatever the mechanism.
-SOURCES = (
-    "_checks.py",
-    "attention/chunking.py",
-    "attention/mechanism.py",
-    "attention/operands.py",
-    "attention/softmax.py",
-    "cost/allocations.py",
-    "experiments/attention_arms.py",
-    "experiments/attention_speed.py",
-    "experiments/closeness.py",
-    "experiments/stopwatch.py",
-)
 
 ATTENTION_SPEED = Experiment(
     name="attention-speed",
     title="time and memory of attention alone, forward and backward, beside the fused softmax attention",
     cases=cases,
     run=run,
-    sources=(
-        *SOURCES,
-        "attention/efficient.py",
-        "attention/factored.py",
-        "attention/factored_cost.py",
-        "attention/factored_kernels.py",
-        "attention/favor.py",
-        "attention/feature_draws.py",
-        "attention/feature_map.py",
-        "attention/linear.py",
-        "attention/random_features.py",
-        "orthogonal.py",
-    ),
     work=work,
     label=label,
     line=attention_rows.line,

@@ -23,7 +23,6 @@ from ortho.cost.decoding import DecodeCost, decoded
 from ortho.experiments import attention_arms, decode_rows
 from ortho.experiments.clock import mean_seconds
 from ortho.experiments.closeness import assert_close
-from ortho.experiments.provenance import PACKAGE
 from ortho.experiments.records import Case, Needs
 from ortho.experiments.runner import Experiment
 from ortho.experiments.stopwatch import interleaved
@@ -232,20 +231,11 @@ def label(case: Case) -> str:
     return f"{case['family']} B={case['B']} {case['dtype']}"
 
 
-def _sources() -> tuple[str, ...]:
-    """All mechanisms, and what they stand on."""
-    files = [file.relative_to(PACKAGE).as_posix() for file in sorted((PACKAGE / "attention").rglob("*.py"))]
-    names = ("attention_arms", "clock", "closeness", "decode_speed", "stopwatch")
-    others = ("_checks.py", "_weights.py", "gates.py", "orthogonal.py")
-    return (*others, *files, *(f"experiments/{name}.py" for name in names))
-
-
 DECODE_SPEED = Experiment(
     name="decode-speed",
     title="a decoded token behind contexts of many lengths: time, and what the cache holds",
     cases=cases,
     run=run,
-    sources=_sources(),
     work=work,
     label=label,
     line=decode_rows.line,

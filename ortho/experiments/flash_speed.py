@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from ortho.experiments.attention_arms import YARDSTICK
-from ortho.experiments.attention_speed import ATTENTION_SPEED, SOURCES, case
-from ortho.experiments.pattern_speed import PATTERNS
+from ortho.experiments.attention_speed import ATTENTION_SPEED, case
 from ortho.experiments.records import Case
 
 
@@ -28,6 +27,5 @@ FLASH_SPEED = replace(
     name="flash-speed",
     title="time and memory of softmax attention, materialised, in tiles and fused, forward and backward",
     cases=cases,
-    sources=(*SOURCES, "attention/backends.py", "attention/flash.py", *PATTERNS, "experiments/flash_speed.py"),
     needs=replace(ATTENTION_SPEED.needs, arms=(YARDSTICK,)),
 )

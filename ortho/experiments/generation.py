@@ -16,12 +16,10 @@ from ortho.attention.decoding import Cache
 from ortho.configurations import CONFIGURATIONS, Configuration
 from ortho.experiments.clock import mean_seconds
 from ortho.experiments.closeness import assert_close, relative_error
-from ortho.experiments.decode_speed import DECODE_SPEED
 from ortho.experiments.records import Case, Needs, Record, by_device
 from ortho.experiments.runner import Experiment
 from ortho.experiments.stopwatch import interleaved
 from ortho.experiments.summary import quartiles, seconds
-from ortho.experiments.whole_models import SOURCES as MODEL_SOURCES
 from ortho.models import LanguageModel
 
 MODEL = "GPT-2 medium"
@@ -198,18 +196,11 @@ def label(case: Case) -> str:
     return f"{case['model']} B={case['B']} N={case['N']} {case['dtype']}"
 
 
-def _sources() -> tuple[str, ...]:
-    """The model, and the mechanisms of the arms with what they stand on."""
-    own = [*MODEL_SOURCES, *DECODE_SPEED.sources, "experiments/generation.py"]
-    return tuple(dict.fromkeys(own))
-
-
 GENERATION = Experiment(
     name="generation",
     title="tokens a second that GPT-2 medium decodes, by its attention and cache",
     cases=cases,
     run=run,
-    sources=_sources(),
     work=work,
     label=label,
     line=line,

@@ -51,28 +51,11 @@ def build(case: Case, arm: str) -> nn.Module:
     return cast(nn.Module, module.to(case["device"], getattr(torch, case["dtype"])))
 
 
-SOURCES = (
-    *training_step.TRAINING_STEP.sources,
-    "attention/chunking.py",
-    "attention/exchanged.py",
-    "attention/indexing.py",
-    "attention/positional/attention.py",
-    "attention/positional/pattern.py",
-    "attention/positional/patterns.py",
-    "attention/positional/places.py",
-    "experiments/heads_speed.py",
-    "hybrid.py",
-    "positional_layers.py",
-    "projections/structured.py",
-    "stopped.py",
-)
-
 HEADS_SPEED = Experiment(
     name="heads-speed",
     title="the training step of layers with stopped heads and with heads of several kinds",
     cases=cases,
     run=run,
-    sources=SOURCES,
     work=partial(training_step.work, variants=ARMS, declared=declared),
     label=training_step.label,
     line=heads_rows.line,

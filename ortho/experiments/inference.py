@@ -151,7 +151,6 @@ INFERENCE = Experiment(
     title="forward passes without gradients, learned, frozen, and learned once more as a control",
     cases=cases,
     run=run,
-    sources=(*training_step.TRAINING_STEP.sources, "experiments/inference.py"),
     work=work,
     label=training_step.label,
     line=line,

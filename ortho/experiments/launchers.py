@@ -1,23 +1,20 @@
-"""Where the cases of experiments run, beside this process: in others of this machine, on a cluster, under `torchrun`.
+"""Where the cases of experiments run, beside this process: in others of this machine, under `torchrun`.
 
-Each class is a `runner.Launcher`. Workers are sent the name of an experiment and a case, and find the experiment by
-`lookup`. They compute with one thread, so that a result does not depend on how many cases run at once.
+Each class is a `runner.Launcher`, as is `cluster.Slurm`. Workers are sent the name of an experiment and a case, and
+find the experiment by `lookup`. They compute with one thread, so that a result does not depend on how many cases run
+at once.
 """
 
-import math
 import multiprocessing
 import os
 import signal
-import sys
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +27,6 @@ from ortho.experiments.runner import Experiment, Here, Outcome, measure
 Lookup = Callable[[str], Experiment]
 Options = dict[str, Any]
 
-POLL_S = 1.0  # between two looks at the jobs of a cluster
 _HERE = Here()  # in a worker: that process
 # For the next case the other ranks wait as long as rank 0 is busy with the last; PyTorch's limit is half an hour.
 _PATIENCE = timedelta(days=7)
@@ -47,8 +43,8 @@ def registered(name: str) -> Experiment:
     return EXPERIMENTS[name]
 
 
-def _measure(lookup: Lookup, name: str, case: Case, device: str, options: Options) -> Outcome:
-    """What a worker does. Errors go home in words, as not every exception survives the way."""
+def in_worker(lookup: Lookup, name: str, case: Case, device: str, options: Options) -> Outcome:
+    """Measure a case, in a worker. Errors go home in words, as not every exception survives the way."""
     torch.set_num_threads(1)
     outcome = _HERE.outcome(lookup(name), case, device, options)
     if device == "cuda":
@@ -82,7 +78,7 @@ class Processes:
         if not self._idle:
             self.wait(self._busy)
         pool = self._idle.pop()
-        job = pool.submit(_measure, self._lookup, experiment.name, case, device, options)
+        job = pool.submit(in_worker, self._lookup, experiment.name, case, device, options)
         self._busy[job] = pool
         return job
 
@@ -113,87 +109,6 @@ def _end_with(lifeline: Connection) -> None:
         lifeline.recv_bytes()
     except EOFError:
         os._exit(1)  # not sys.exit, which would wait for the case
-
-
-class Slurm:
-    """Each case is a job of a SLURM cluster, up to `slots` or all at once; results come home by the shared file system.
-
-    Used as a context manager, which at its end cancels the jobs that still run. `folder` takes the jobs' logs, and
-    `options` are those of submitit's SLURM executor (`partition`, `gpus_per_node`, `timeout_min`, ...). A job that
-    times out or is preempted is begun anew, and goes on from its checkpoint, where the experiment `resumes`. Raises
-    LaunchError without submitit, without a cluster, and for unknown options.
-
-    For a budget a job has begun when it is in the queue. Jobs of a process that was killed run on, and nobody takes
-    their results: cancel them (`scancel --name ortho`) before the next run.
-    """
-
-    def __init__(self, slots: int | None, lookup: Lookup, folder: Path, options: Mapping[str, Any]) -> None:
-        try:
-            import submitit  # an extra of its own
-        except ModuleNotFoundError as error:
-            raise LaunchError("slurm: needs submitit; install the extra 'ortho[cluster]'") from error
-        self.slots = math.inf if slots is None else slots
-        self._lookup = lookup
-        options = {"name": "ortho", "timeout_min": 60} | dict(options)
-        try:
-            self._executor = submitit.AutoExecutor(folder, cluster="slurm")
-            self._executor.update_parameters(**{f"slurm_{name}": value for name, value in options.items()})
-        except (NameError, OSError, RuntimeError, TypeError, ValueError) as error:
-            raise LaunchError(f"slurm: {error}") from error
-        self._slugs: dict[str, str] = {}
-        self._unfinished: set[Any] = set()
-
-    def device_slug(self, device: str) -> str:
-        """That of the cluster's nodes, which a first job says."""
-        if device not in self._slugs:
-            print("waiting for a node of the cluster to name its device", file=sys.stderr, flush=True)
-            job = self._submit(device_slug, device)
-            self.wait([job])
-            try:
-                self._slugs[device] = job.result()
-            except RuntimeError as error:
-                raise LaunchError(f"slurm: no node could name its device: {error}") from error
-        return self._slugs[device]
-
-    def submit(self, experiment: Experiment, case: Case, device: str, options: Options) -> Any:
-        function = _Resumed() if experiment.resumes else _measure
-        return self._submit(function, self._lookup, experiment.name, case, device, options)
-
-    def _submit(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            job = self._executor.submit(function, *arguments)
-        except RuntimeError as error:
-            raise LaunchError(f"slurm: a job was refused: {error}") from error
-        self._unfinished.add(job)
-        return job
-
-    def wait(self, jobs: Collection[Any]) -> Collection[Any]:
-        while jobs:
-            if ended := [job for job in jobs if job.done()]:
-                self._unfinished.difference_update(ended)
-                return ended
-            time.sleep(POLL_S)
-        return ()
-
-    def __enter__(self) -> "Slurm":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for job in self._unfinished:
-            job.cancel(check=False)
-
-
-class _Resumed:
-    """`_measure` for a job that the cluster may end and begin anew; submitit asks for the method `checkpoint`."""
-
-    def __call__(self, *arguments: Any) -> Outcome:
-        return _measure(*arguments)
-
-    def checkpoint(self, *arguments: Any) -> Any:
-        """The job to come, which finds by its arguments where the experiment left off."""
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self, *arguments)
 
 
 def under_torchrun() -> bool:

@@ -5,7 +5,7 @@ every other memory beside it.
 from dataclasses import replace
 
 from ortho.attention.chunking import CHUNK
-from ortho.experiments.attention_speed import ATTENTION_SPEED, SOURCES, case
+from ortho.experiments.attention_speed import ATTENTION_SPEED, case
 from ortho.experiments.records import Case
 
 
@@ -33,20 +33,5 @@ MEMORY_SPEED = replace(
     name="memory-speed",
     title="time and memory of memories that erase, forward and backward, beside the fused softmax attention",
     cases=cases,
-    sources=(
-        *SOURCES,
-        "_weights.py",
-        "attention/channel_gates.py",
-        "attention/channel_gates_kernels.py",
-        "attention/delta.py",
-        "attention/delta_kernels.py",
-        "attention/delta_product.py",
-        "attention/memory.py",
-        "attention/product_gates.py",
-        "attention/ttt.py",
-        "attention/ttt_losses.py",
-        "experiments/memory_speed.py",
-        "gates.py",
-    ),
     needs=replace(ATTENTION_SPEED.needs, arms=("delta causal",)),
 )

@@ -4,8 +4,7 @@ choice of keys beside it.
 
 from dataclasses import replace
 
-from ortho.experiments.attention_speed import ATTENTION_SPEED, SOURCES, case
-from ortho.experiments.provenance import PACKAGE
+from ortho.experiments.attention_speed import ATTENTION_SPEED, case
 from ortho.experiments.records import Case
 
 
@@ -21,30 +20,10 @@ def cases(device: str) -> list[Case]:
     return [case(4096, "patterns"), *alone, case(4096, "dynamic"), case(1024, "patterns"), case(1024, "dynamic")]
 
 
-def _sources(family: str) -> tuple[str, ...]:
-    """All files of a folder of mechanisms."""
-    folder = PACKAGE / "attention" / family
-    return tuple(f"attention/{family}/{file.name}" for file in sorted(folder.glob("*.py")))
-
-
-PATTERNS = _sources("patterns")
 PATTERN_SPEED = replace(
     ATTENTION_SPEED,
     name="pattern-speed",
     title="time and memory of sparse attention, forward and backward, beside the fused softmax attention",
     cases=cases,
-    sources=(
-        *SOURCES,
-        "_weights.py",
-        "attention/factored_kernels.py",
-        "attention/feature_map.py",
-        "attention/indexing.py",
-        "attention/linear.py",
-        "attention/memory.py",
-        *PATTERNS,
-        *_sources("dynamic"),
-        "experiments/pattern_speed.py",
-        "gates.py",
-    ),
     needs=replace(ATTENTION_SPEED.needs, arms=()),
 )

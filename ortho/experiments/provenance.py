@@ -1,13 +1,12 @@
-"""Where a record comes from: the device, the versions, the commit, and a digest of the code that it depends on."""
+"""Where a record comes from: the device, the versions, the commit, and the code that it depends on."""
 
-import hashlib
 import os
 import platform
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ import numpy
 import torch
 from torch import distributed
 
+from ortho.experiments import code, records
+from ortho.experiments.code import Code
 from ortho.experiments.records import Record
-
-PACKAGE = Path(__file__).resolve().parent.parent
 
 # Large allocations are otherwise mapped and unmapped on every step, and a CPU timing then measures page faults.
 CPU_ENVIRONMENT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000", "OMP_NUM_THREADS": "1"}
@@ -25,33 +24,31 @@ CPU_ENVIRONMENT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000
 
 def default_results() -> Path:
     """`results/` beside the package's source tree; in the working directory where the package is installed."""
-    root = PACKAGE.parent
-    return (Path.cwd() if root.name in ("site-packages", "dist-packages") else root) / "results"
+    installed = code.ROOT.name in ("site-packages", "dist-packages")
+    return (Path.cwd() if installed else code.ROOT) / "results"
 
 
-def digest(sources: Sequence[str], package: Path | None = None) -> str:
-    """SHA-256 over the named files of the package and their names, line ends normalised.
-
-    `sources` are paths relative to the package, with forward slashes. Raises ValueError if one is missing.
-    """
-    package = package or PACKAGE
-    total = hashlib.sha256()
-    for name in sorted(sources):
-        try:
-            content = (package / name).read_bytes()
-        except OSError as error:
-            raise ValueError(f"sources: expected a file of the package, got {name!r} ({error.strerror})") from error
-        content = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        total.update(f"{name}\0{len(content)}\0".encode() + content)
-    return total.hexdigest()
+_STARTED = code.Tree(code.files())  # what this process runs: read before it can have measured anything
 
 
-def is_stale(record: Record) -> bool:
-    """Whether the code that a record depends on has changed, or gone, since it was measured."""
-    try:
-        return bool(digest(record["provenance"]["sources"]) != record["provenance"]["digest"])
-    except ValueError:
-        return True
+@cache
+def code_of(run: Any) -> Code:
+    """All that an experiment's `run` can reach in the files as they were when this process started (see `code`)."""
+    return _STARTED.reached(run)
+
+
+def edited(run: Any) -> list[str]:
+    """The definitions among `code_of(run)` that have changed on disk since this process started."""
+    contents = code.files()
+    if contents == _STARTED.contents:
+        return []
+    # Not what is bound to the function: that is no part of a file, and may be a list that grows.
+    return [place for place in code.changes(code_of(run), code.Tree(contents).reached(run)) if ":" in place]
+
+
+def changes(record: Record, run: Any) -> list[str]:
+    """The definitions of a record that its experiment's `run` no longer reaches as they were; [] if it is fresh."""
+    return code.changes(records.standing(record)["code"], code_of(run))
 
 
 def device_name(device: str) -> str:
@@ -72,9 +69,12 @@ def device_slug(device: str) -> str:
     return f"cpu-{slug}" if device == "cpu" else slug
 
 
-def provenance(device: str, sources: Sequence[str]) -> dict[str, Any]:
-    """All that a record of this process on this device must say of its origin, save its date (see `now`)."""
-    commit, clean = _git_state()
+def provenance(device: str, run: Any) -> dict[str, Any]:
+    """All that a record of this process on this device must say of its origin, save its date (see `now`).
+
+    `run` is the function of the experiment, from which its code is found.
+    """
+    commit, clean = git_state()
     return {
         "device_name": device_name(device),
         "capability": torch.backends.cpu.get_cpu_capability(),
@@ -89,8 +89,7 @@ def provenance(device: str, sources: Sequence[str]) -> dict[str, Any]:
         "environment": {name: os.environ.get(name) for name in CPU_ENVIRONMENT},
         "commit": commit,
         "clean": clean,
-        "sources": list(sources),
-        "digest": digest(sources),
+        "code": code_of(run),
     }
 
 
@@ -113,11 +112,19 @@ def restart_in_cpu_environment() -> None:
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **CPU_ENVIRONMENT})
 
 
+@cache
+def git_state() -> tuple[str | None, bool | None]:
+    """The commit of the source tree, and whether it holds no change beside `results/`; None without git.
+
+    Both are of the first call in a process, which is to come before it measures.
+    """
+    return _git_state()
+
+
 def _git_state() -> tuple[str | None, bool | None]:
-    """The commit of the source tree, and whether it holds no change beside `results/`; None without git."""
     try:
         top = _git("rev-parse", "--show-toplevel")
-        if Path(top).resolve() != PACKAGE.parent:  # a tree without history, unpacked inside some other repository
+        if Path(top).resolve() != code.ROOT:  # a tree without history, unpacked inside some other repository
             return None, None
         changes = _git("status", "--porcelain", "--", ".", ":(exclude)results")
         return _git("rev-parse", "HEAD"), not changes
@@ -126,5 +133,5 @@ def _git_state() -> tuple[str | None, bool | None]:
 
 
 def _git(*arguments: str) -> str:
-    command = ["git", "-C", str(PACKAGE.parent), *arguments]
+    command = ["git", "-C", str(code.ROOT), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout.strip()

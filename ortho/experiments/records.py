@@ -1,37 +1,42 @@
 """Measured records on disk: one JSON file per experiment and device, written whole or not at all.
 
-`results/<experiment>/<device>.json` holds a list of records, one line each, one record per case of the experiment.
-A record is complete on its own. Its keys:
+`results/<experiment>/<device>.json` holds records, one line each, one record per case of the experiment, and once for
+all of them the code that they were measured with. In the file each record has a checksum of itself. A record's keys:
 
-- `schema` (the version of this layout), `experiment`, `device` (the slug that is also the file's name);
+- `experiment`, `device` (the slug that is also the file's name);
 - `configuration`: the case, a flat mapping of names to scalars; it identifies the record within its file;
 - `seeds`: name -> integer;
 - `repetitions`: arm -> quantity -> one number per repetition. A quantity's name ends in its unit (`forward_s`);
 - `facts`: what is not repeated (bytes, orders, sizes), any JSON, may be empty;
 - `failures`: arm -> why it could not be measured (a compiler that gave up); empty as a rule;
-- `elapsed_s`: what the whole case took; `provenance`: where, when and with what (see `provenance.py`).
+- `elapsed_s`: what the whole case took; `provenance`: where, when and with what (see `provenance.py`);
+- `carried`, where there is one: that the record holds for later code, too, as other cases of its experiment gave the
+  same results with it, to the bit: how many were `reproduced` out of how many, with which code, and when.
 """
 
 import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from ortho._files import written_whole
+from ortho import _files
 
 Record = dict[str, Any]
 Case = dict[str, Any]
 
-SCHEMA = 1
-UNITS = ("s", "bytes", "flop", "fraction", "nats", "bits", "steps", "count")
+SCHEMA = 2
+ROOM = 2**18  # bytes that a record may need with its code, about twice the largest so far
+COUNTED = ("s", "bytes", "flop", "steps", "count")  # units of what is never negative
+UNITS = (*COUNTED, "fraction", "nats", "bits")
 
 _FIELDS: dict[str, type | tuple[type, ...]] = {
-    "schema": int,
     "experiment": str,
     "device": str,
     "configuration": dict,
@@ -52,10 +57,20 @@ _PROVENANCE: dict[str, type | tuple[type, ...]] = {
     "environment": dict,
     "commit": (str, type(None)),
     "clean": (bool, type(None)),
-    "sources": list,
-    "digest": str,
+    "code": dict,
     "date_utc": str,
 }
+_CARRIED: dict[str, type | tuple[type, ...]] = {
+    "commit": (str, type(None)),
+    "clean": (bool, type(None)),
+    "code": dict,
+    "date_utc": str,
+    "reproduced": int,
+    "of": int,
+}
+# A definition of the project, or what a test or a notebook has bound to its own.
+_CODE = re.compile(r"[a-z_]\w*(\.\w+)*:.+|run.*", re.DOTALL)
+_DIGEST = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
@@ -72,6 +87,8 @@ class Needs:
 
 
 NOTHING = Needs()
+_ORIGINS = {"provenance", "carried"}
+_SOUND: set[tuple[str, str, str, bytes]] = set()  # what this process has read and checked
 
 
 class RecordError(ValueError):
@@ -88,10 +105,10 @@ def path(results: Path, experiment: str, device: str) -> Path:
     return results / experiment / f"{device}.json"
 
 
-def checkpoint(results: Path, experiment: str, case: Case) -> Path:
-    """Where a case may keep what it needs to go on after a kill; not among the records."""
+def checkpoint(results: Path, experiment: str, case: Case, code: Mapping[str, str]) -> Path:
+    """Where a case may keep what it needs to go on after a kill; not among the records, and for this code alone."""
     name = hashlib.sha256(key(case).encode()).hexdigest()[:16]
-    return results.absolute() / ".checkpoints" / experiment / f"{name}.pt"
+    return results.absolute() / ".checkpoints" / experiment / _version(code) / f"{name}.pt"
 
 
 def read(file: Path, needs: Needs = NOTHING) -> list[Record]:
@@ -101,13 +118,21 @@ def read(file: Path, needs: Needs = NOTHING) -> list[Record]:
     """
     try:
         text = file.read_text(encoding="utf-8")
-        content = json.loads(text, parse_constant=_refuse_constant)
-        return _check_file(content, needs, experiment=file.parent.name, device=file.stem)
+        # Chapters read a file dozens of times: the same content need not be checked again for the same readers.
+        seen = (file.parent.name, file.stem, repr(needs), hashlib.sha256(text.encode()).digest())
+        if seen in _SOUND:
+            return _unpacked(json.loads(text))
+        content = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_without_repeats)
+        _check_layout(content)
+        found = _check_file(_unpacked(content), needs, experiment=file.parent.name, device=file.stem)
+        _SOUND.add(seen)
+        return found
     except FileNotFoundError:
         return []
-    except (ValueError, OSError) as error:  # ValueError covers JSON, encoding and every check below
+    except (ValueError, OSError, RecursionError) as error:  # ValueError covers JSON, encoding and every check below
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error
         raise RecordError(
-            f"{file}: damaged or not a file of records: {error}. It was left as it is; "
+            f"{file}: damaged or not a file of records: {reason}. It was left as it is; "
             "repair it, or move it away to measure anew."
         ) from error
 
@@ -126,9 +151,8 @@ def write(file: Path, records: Sequence[Record]) -> None:
         _check_file(list(records), NOTHING, experiment=file.parent.name, device=file.stem)
     except ValueError as error:
         raise RecordError(f"{file}: refused to write: {error}") from error
-    lines = ",\n".join(json.dumps(record, allow_nan=False, ensure_ascii=False) for record in records)
-    with written_whole(file) as stream:
-        stream.write(f"[\n{lines}\n]\n".encode())
+    with _files.written_whole(file) as stream:
+        stream.write(_packed(records).encode())
 
 
 def put(results: Path, record: Record, needs: Needs = NOTHING, order: Sequence[Case] = ()) -> None:
@@ -143,12 +167,23 @@ def put(results: Path, record: Record, needs: Needs = NOTHING, order: Sequence[C
     write(file, [stored[case] for case in sorted(stored, key=lambda case: places.get(case, len(places)))])
 
 
+def probe(file: Path) -> None:
+    """Raise RecordError unless a file of records can be written, as large as it is and `ROOM` more."""
+    size = ROOM
+    try:
+        size += file.stat().st_size if file.exists() else 0
+        _files.probe(file, size)
+    except OSError as error:
+        raise RecordError(f"{file.parent}: expected to write {size:,} bytes there ({error.strerror})") from error
+
+
 @contextmanager
-def lock(results: Path) -> Iterator[None]:
+def lock(results: Path) -> Iterator[Callable[[], None]]:
     """Hold a results folder for one writer; the kernel lets go of it however the process ends.
 
+    Gives a function that raises RecordError when the folder has been removed or replaced, and so is held no longer.
     Raises RecordError at once if another process holds it, as two runs would also disturb each other's timing, and if
-    there can be no such folder, or none that can be locked.
+    there can be no such folder, or none that can be locked and written into.
     """
     import fcntl  # not on every system; reading records does not need it
 
@@ -157,6 +192,15 @@ def lock(results: Path) -> Iterator[None]:
         folder = os.open(results, os.O_RDONLY)
     except OSError as error:
         raise RecordError(f"{results}: expected a folder for the results ({error.strerror})") from error
+
+    def held() -> None:
+        try:
+            same = os.path.samestat(results.stat(), os.fstat(folder))
+        except OSError:
+            same = False
+        if not same:
+            raise RecordError(f"{results}: the folder was removed or replaced during the run")
+
     try:
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -166,7 +210,8 @@ def lock(results: Path) -> Iterator[None]:
             raise RecordError(
                 f"{results}: cannot be locked ({error.strerror}); expected a file system with locks"
             ) from error
-        yield
+        probe(results / "probe")
+        yield held
     finally:
         os.close(folder)
 
@@ -193,21 +238,33 @@ def latest(records: Sequence[Record]) -> dict[str, Record]:
     }
 
 
+def standing(record: Record) -> Mapping[str, Any]:
+    """For which code a record holds, and from which commit: its own, or what it was carried over to."""
+    found: Mapping[str, Any] = record["carried" if "carried" in record else "provenance"]
+    return found
+
+
+def is_clean(record: Record) -> bool:
+    """Whether a record's code is that of a commit, as far as there was one; where nobody knows, its digest counts."""
+    return standing(record)["clean"] is not False
+
+
 def check(record: Any, needs: Needs = NOTHING) -> Record:
     """`record` if it has every needed key, of the right type, with finite numbers; else ValueError."""
     if not isinstance(record, dict):
         raise ValueError(f"expected a record (a mapping), got {type(record).__name__}")
     _check_fields(record, _FIELDS, "")
-    if record["schema"] != SCHEMA:
-        raise ValueError(f"schema: expected {SCHEMA}, got {record['schema']}")
-    _check_provenance(record["provenance"])
-    _check_finite(record, "record")
+    _check_origin(record["provenance"], _PROVENANCE, "provenance.")
+    if "carried" in record:
+        _check_fields(record, {"carried": dict}, "")
+        _check_origin(record["carried"], _CARRIED, "carried.")
+    _check_values(record, "record")
+    if record["elapsed_s"] < 0:
+        raise ValueError(f"elapsed_s: expected seconds, got {record['elapsed_s']}")
     for name, value in record["configuration"].items():
         if isinstance(value, dict | list):
             raise ValueError(f"configuration.{name}: expected a scalar, got {type(value).__name__}")
-    for name, value in record["seeds"].items():
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(f"seeds.{name}: expected an integer, got {value!r}")
+    _check_fields(record["seeds"], dict.fromkeys(record["seeds"], int), "seeds.")
     for arm, reason in record["failures"].items():
         if not isinstance(reason, str) or not reason:
             raise ValueError(f"failures.{arm}: expected a reason in words, got {reason!r}")
@@ -219,9 +276,65 @@ def check(record: Any, needs: Needs = NOTHING) -> Record:
     return record
 
 
-def _check_file(content: Any, needs: Needs, *, experiment: str, device: str) -> list[Record]:
-    if not isinstance(content, list):
-        raise ValueError(f"expected a list of records, got {type(content).__name__}")
+def _packed(records: Sequence[Record]) -> str:
+    """The text of a file: the code of all records, each version once, and a line for each record with its checksum."""
+    versions: dict[str, Mapping[str, str]] = {}
+    lines = []
+    for record in records:
+        line = dict(record)
+        for name in _ORIGINS & record.keys():
+            version = _version(record[name]["code"])
+            versions[version] = record[name]["code"]
+            line[name] = record[name] | {"code": version}
+        lines.append(_line(line | {"checksum": _checksum(line)}))
+    code = ",\n".join(f"{_line(version)}: {_line(versions[version])}" for version in sorted(versions))
+    body = ",\n".join(lines)
+    return f'{{"schema": {SCHEMA}, "code": {{\n{code}\n}}, "records": [\n{body}\n]}}\n'
+
+
+def _unpacked(content: dict[str, Any]) -> list[Record]:
+    """The records of a parsed file, each with its code."""
+    for record in content["records"]:
+        del record["checksum"]
+        for name in _ORIGINS & record.keys():
+            record[name]["code"] = content["code"][record[name]["code"]]
+    return list(content["records"])
+
+
+def _check_layout(content: Any) -> None:
+    """ValueError unless the records of a parsed file can be trusted: each has its checksum, and its code is there."""
+    if not isinstance(content, dict) or content.keys() != {"schema", "code", "records"}:
+        raise ValueError("expected a mapping of schema, code and records")
+    if content["schema"] != SCHEMA:
+        raise ValueError(f"schema: expected {SCHEMA}, got {content['schema']!r:.60}")
+    _check_fields(content, {"code": dict, "records": list}, "")
+    for version, code in content["code"].items():
+        if not isinstance(code, dict) or version != _version(code):
+            raise ValueError(f"code.{version}: expected definitions with this digest")
+    for index, record in enumerate(content["records"]):
+        if not isinstance(record, dict):
+            raise ValueError(f"record {index}: expected a mapping, got {type(record).__name__}")
+        sound = {name: value for name, value in record.items() if name != "checksum"}
+        if record.get("checksum") != _checksum(sound):
+            raise ValueError(f"record {index}: its checksum is wrong: something in it was changed")
+        for name in _ORIGINS & record.keys():
+            if not isinstance(record[name], dict) or record[name].get("code") not in content["code"]:
+                raise ValueError(f"record {index}: {name}.code: expected a version of the code in this file")
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, ensure_ascii=False)
+
+
+def _checksum(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def _version(code: Mapping[str, str]) -> str:
+    return _checksum(code)[:16]
+
+
+def _check_file(content: list[Any], needs: Needs, *, experiment: str, device: str) -> list[Record]:
     seen: dict[str, int] = {}
     for index, record in enumerate(content):
         try:
@@ -238,11 +351,17 @@ def _check_file(content: Any, needs: Needs, *, experiment: str, device: str) -> 
     return content
 
 
-def _check_provenance(origin: Mapping[str, Any]) -> None:
-    _check_fields(origin, _PROVENANCE, "provenance.")
-    for name in origin["sources"]:
-        if not isinstance(name, str):
-            raise ValueError(f"provenance.sources: expected names of files, got {name!r:.60}")
+def _check_origin(origin: Mapping[str, Any], expected: Mapping[str, Any], prefix: str) -> None:
+    _check_fields(origin, expected, prefix)
+    for name, digest in origin["code"].items():
+        if not _CODE.fullmatch(name) or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+            raise ValueError(f"{prefix}code: expected definitions and their digests, got {name!r:.60}: {digest!r:.60}")
+    try:
+        zone = datetime.fromisoformat(origin["date_utc"]).utcoffset()
+    except ValueError:
+        zone = None
+    if zone != timedelta(0):
+        raise ValueError(f"{prefix}date_utc: expected a date and time in UTC, ISO 8601, got {origin['date_utc']!r:.60}")
 
 
 def _check_needs(record: Record, needs: Needs) -> None:
@@ -259,7 +378,8 @@ def _check_fields(record: Mapping[str, Any], fields: Mapping[str, Any], prefix: 
             raise ValueError(f"{prefix}{name}: missing")
         value = record[name]
         # bool is an int to isinstance; a count that is True is a slip.
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        if not isinstance(value, kind) or (isinstance(value, bool) and bool not in kinds):
             raise ValueError(f"{prefix}{name}: expected {_kinds(kind)}, got {type(value).__name__} {value!r:.60}")
 
 
@@ -275,20 +395,26 @@ def _check_repetitions(quantities: Any, where: str) -> None:
         for value in values:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ValueError(f"{where}.{name}: expected numbers, got {value!r:.60}")
+            if value < 0 and name.rpartition("_")[2] in COUNTED:
+                raise ValueError(f"{where}.{name}: expected numbers of at least 0, got {value}")
         lengths.add(len(values))
     if len(lengths) > 1:
         raise ValueError(f"{where}: expected as many repetitions of each quantity, got {sorted(lengths)}")
 
 
-def _check_finite(value: Any, where: str) -> None:
+def _check_values(value: Any, where: str) -> None:
+    """ValueError for a number that is not finite, and for text that no file can hold."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{where}: expected a finite number, got {value}")
+    if isinstance(value, str) and not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise ValueError(f"{where}: expected Unicode text, got {value!a:.60}")
     if isinstance(value, dict):
         for name, item in value.items():
-            _check_finite(item, f"{where}.{name}")
+            _check_values(name, where)
+            _check_values(item, f"{where}.{name}")
     elif isinstance(value, list):
         for item in value:
-            _check_finite(item, where)
+            _check_values(item, where)
 
 
 def _kinds(kind: Any) -> str:
@@ -298,3 +424,11 @@ def _kinds(kind: Any) -> str:
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"expected finite numbers, got {name}")
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)}: expected once, got it twice")
+    return found

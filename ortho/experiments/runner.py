@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from ortho.experiments import records
-from ortho.experiments.provenance import device_slug, digest, now, provenance
+from ortho.experiments.provenance import changes, code_of, device_slug, edited, now, provenance
 from ortho.experiments.records import NOTHING, Case, Needs, Record, RecordError
+from ortho.experiments.storage import Measured, Store
 
 
 def _equal_work(_: Case) -> float:
@@ -32,8 +33,8 @@ class Experiment:
 
     `run(case)` measures one and returns the parts of a record that are its own: `seeds` and `repetitions`, and where
     there are any, `facts` and `failures` (see `records`). It raises, and nothing is stored, if what it is to measure
-    is not correct. `sources` are the package's files on which the results depend. `work(case)` is how many seconds a
-    case should take, roughly; what like cases took corrects it. `needs` is what the readers of its records rely on.
+    is not correct. `work(case)` is how many seconds a case should take, roughly; what like cases took corrects it.
+    `needs` is what the readers of its records rely on.
     `quiet` marks timings: their cases run one at a time, and on a CPU in a process with `provenance.CPU_ENVIRONMENT`.
     `resumes` says that `run` takes the path of a `checkpoint` too, a file of its own for each case: it may keep there
     what it needs to go on after a kill. The file is removed when the record is stored.
@@ -43,7 +44,6 @@ class Experiment:
     title: str
     cases: Callable[[str], list[Case]]
     run: Callable[..., dict[str, Any]]
-    sources: tuple[str, ...]
     work: Callable[[Case], float] = _equal_work
     label: Callable[[Case], str] = _label
     line: Callable[[Record], str] = _line
@@ -55,7 +55,7 @@ class Experiment:
 
 @dataclass
 class Report:
-    """What a run did: labels of the cases measured and of those left for want of time, and what went wrong."""
+    """What a run did: labels of the cases stored and of those left for want of time, and what went wrong."""
 
     done: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
@@ -63,15 +63,20 @@ class Report:
 
 
 def state(experiment: Experiment, device: str, stored: Sequence[Record]) -> tuple[list[Case], list[Case], list[Case]]:
-    """The cases of an experiment as (fresh, stale, missing), given the records stored for this device."""
-    current = digest(experiment.sources)
-    digests = {records.key(record["configuration"]): record["provenance"]["digest"] for record in stored}
+    """The cases of an experiment as (fresh, stale, missing), given the records stored for this device.
+
+    A record from a tree with changes that were not committed counts as missing: nobody can have its code again.
+    """
+    known = {records.key(record["configuration"]): record for record in stored}
     fresh: list[Case] = []
     stale: list[Case] = []
     missing: list[Case] = []
     for case in experiment.cases(device):
-        found = digests.get(records.key(case))
-        (missing if found is None else fresh if found == current else stale).append(case)
+        found = known.get(records.key(case))
+        if found is None or not records.is_clean(found):
+            missing.append(case)
+        else:
+            (stale if changes(found, experiment.run) else fresh).append(case)
     return fresh, stale, missing
 
 
@@ -98,14 +103,17 @@ def measure(
 ) -> Record:
     """Run one case and return its whole record, stored nowhere; `options` go to the experiment's `run`.
 
-    `origin` is the provenance, where it was taken before. Raises what `run` raises, and ValueError for an ill-formed
-    result.
+    `origin` is the provenance, where it was taken before. Raises what `run` raises, ValueError for an ill-formed
+    result, and RecordError if the code has changed on disk since this process started: nobody could say then what ran.
     """
+    origin = origin or provenance(device, experiment.run)
     began = clock()
     outcome = experiment.run(dict(case), **options)
+    elapsed = clock() - began
+    if changed := edited(experiment.run):
+        raise RecordError(f"nothing is stored, as {named(changed)} changed on disk after this process had started")
     return records.check(
         {
-            "schema": records.SCHEMA,
             "experiment": experiment.name,
             "device": device_slug(device),
             "configuration": case,
@@ -113,11 +121,17 @@ def measure(
             "repetitions": outcome["repetitions"],
             "facts": outcome.get("facts", {}),
             "failures": outcome.get("failures", {}),
-            "elapsed_s": round(clock() - began, 3),
-            "provenance": (origin or provenance(device, experiment.sources)) | {"date_utc": now()},
+            "elapsed_s": round(elapsed, 3),
+            "provenance": origin | {"date_utc": now()},
         },
         experiment.needs,
     )
+
+
+def named(definitions: Sequence[str], most: int = 3) -> str:
+    """Some of many definitions in words."""
+    more = len(definitions) - most
+    return ", ".join(definitions[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 Outcome = Record | str  # of a case: its record, or in words why there is none
@@ -170,7 +184,7 @@ class Here:
         """Run a case now."""
         try:
             if experiment.name not in self._origins:
-                self._origins[experiment.name] = provenance(device, experiment.sources)
+                self._origins[experiment.name] = provenance(device, experiment.run)
             origin = self._origins[experiment.name]
             return measure(experiment, case, device, origin=origin, clock=self._clock, **options)
         except Exception as error:  # one broken case must not cost the others
@@ -205,18 +219,21 @@ def run(
 
     The `launcher` says where, by default in this process, one after the other. A case that by estimate does not fit
     into what is left of `budget` seconds is left, and a smaller one after it is still taken. A case that raises is
-    reported and the next one is run. A damaged file of records is reported and its experiment is not run. Raises
-    RecordError if another run holds `results`.
+    reported and the next one is run. A damaged file of records is reported and its experiment is not run.
+
+    A record that cannot be stored is kept and tried again: after each case that still runs, and when the run ends,
+    however it does. Meanwhile no further case of its experiment is begun, or one if space may be freed; nor one of any
+    other, unless the folder takes records. What is lost in the end is reported. Raises RecordError if another run
+    holds `results`, or no record can be stored there.
     """
     end = math.inf if budget is None else clock() + budget
-    session = _Session(device, results, end, rerun, launcher or Here(clock), clock, echo, progress)
-    with records.lock(results):
-        for experiment in experiments:
-            try:
-                session.run(experiment)
-            except RecordError as error:
-                session.report.errors.append(str(error))
-                echo(f"error: {error}")
+    with records.lock(results) as held:
+        store = Store(results, held)
+        session = _Session(device, store, end, rerun, launcher or Here(clock), clock, echo, progress)
+        try:
+            session.run_all(experiments)
+        finally:
+            session.close()
     return session.report
 
 
@@ -225,7 +242,7 @@ class _Session:
     """What is common to the experiments of one run."""
 
     device: str
-    results: Path
+    store: Store
     end: float
     rerun: bool
     launcher: Launcher
@@ -233,10 +250,38 @@ class _Session:
     echo: Callable[[str], None]
     progress: Progress
     report: Report = field(default_factory=Report)
+    unbegun: Counter[str] = field(default_factory=Counter)  # cases, by experiment, for which there was no room
+
+    def run_all(self, experiments: Sequence[Experiment]) -> None:
+        for experiment in experiments:
+            try:
+                self.store.check()
+            except RecordError as error:
+                if not self.store.pending:  # else `close` says it
+                    self.fail(str(error))
+                return
+            try:
+                self.run(experiment)
+            except RecordError as error:
+                self.fail(str(error))
+
+    def fail(self, error: str, count: str = "") -> None:
+        self.report.errors.append(error)
+        self.echo(f"{count}error: {error}")
+
+    def close(self) -> None:
+        """Try a last time to store what is not stored, and report."""
+        lost = self.store.close()
+        self.report.done = [one.label for one in self.store.measured if one.stored]
+        for name in dict.fromkeys(one.experiment for one in lost):
+            reasons = [one.reason for one in lost if one.experiment == name]
+            rest = f", {self.unbegun[name]} not begun" if self.unbegun[name] else ""
+            self.fail(f"{name}: {len(reasons)} measured and not stored ({reasons[0]}){rest}")
 
     def run(self, experiment: Experiment) -> None:
         slug = self.launcher.device_slug(self.device)
-        found = records.read(records.path(self.results, experiment.name, slug), experiment.needs)
+        file = records.path(self.store.results, experiment.name, slug)
+        found = records.read(file, experiment.needs)
         fresh, stale, missing = state(experiment, self.device, found)
         self.echo(f"{experiment.name} on {slug}: {len(fresh)} fresh, {len(stale)} stale, {len(missing)} missing")
         slots = 1 if experiment.quiet else self.launcher.slots
@@ -244,6 +289,10 @@ class _Session:
             self.echo(f"{experiment.name}: one case at a time, as these are timings")
         cases = experiment.cases(self.device)
         pending = [case for case in cases if self.rerun or case not in fresh]
+        if pending:
+            self.store.check(file)
+            if experiment.resumes:  # this makes the folder, too
+                self.store.check(self._checkpoint(experiment, pending[0]))
         stored = {records.key(record["configuration"]): record for record in found}
         # (work, seconds) of what was measured before, for the estimates; cases no longer in the list may have no work.
         measured = [
@@ -252,8 +301,8 @@ class _Session:
         waiting = deque(enumerate(pending, 1))
         running: dict[Job, tuple[int, Case]] = {}
         ended = 0
-        while waiting or running:
-            while waiting and len(running) < slots:
+        while running or (waiting and self.store.takes_more(experiment.name)):
+            while waiting and len(running) < slots and self.store.takes_more(experiment.name):
                 index, case = waiting.popleft()
                 left = self.end - self.clock()
                 if left <= 0 or estimate(experiment, case, measured) > left:
@@ -267,13 +316,16 @@ class _Session:
                 record = self._take(experiment, case, job, f"[{index}/{len(pending)}]")
                 if record is not None:
                     measured.append((experiment.work(case), record["elapsed_s"]))
+        self.unbegun[experiment.name] = len(waiting)
 
     def _submit(self, experiment: Experiment, case: Case) -> Job:
         options = {}
         if experiment.resumes:
-            options["checkpoint"] = records.checkpoint(self.results, experiment.name, case)
-            options["checkpoint"].parent.mkdir(parents=True, exist_ok=True)
+            options["checkpoint"] = self._checkpoint(experiment, case)
         return self.launcher.submit(experiment, case, self.device, options)
+
+    def _checkpoint(self, experiment: Experiment, case: Case) -> Path:
+        return records.checkpoint(self.store.results, experiment.name, case, code_of(experiment.run))
 
     def _take(self, experiment: Experiment, case: Case, job: Job, count: str) -> Record | None:
         """Store and report what came of a case."""
@@ -283,11 +335,10 @@ class _Session:
         except Exception as error:  # the process was killed, or its job timed out
             outcome = f"{type(error).__name__}: {error}"
         if isinstance(outcome, str):
-            self.report.errors.append(f"{experiment.name}: {label}: {outcome}")
-            self.echo(f"{count} error: {self.report.errors[-1]}")
+            self.fail(f"{experiment.name}: {label}: {outcome}", f"{count} ")
             return None
-        records.put(self.results, outcome, experiment.needs, order=experiment.cases(self.device))
-        records.checkpoint(self.results, experiment.name, case).unlink(missing_ok=True)
-        self.report.done.append(f"{experiment.name}: {label}")
-        self.echo(f"{count} {label}: {experiment.line(outcome)}")
+        one = Measured(f"{experiment.name}: {label}", outcome, experiment.needs, experiment.cases(self.device))
+        self.store.add(one)
+        kept = "" if one.stored else f"; not stored yet ({one.reason}), kept for another try"
+        self.echo(f"{count} {label}: {experiment.line(outcome)}{kept}")
         return outcome

@@ -209,23 +209,11 @@ def label(case: Case) -> str:
     return f"{case['model']} B={case['B']} {case['dtype']}"
 
 
-SOURCES = (
-    *training_step.TRAINING_STEP.sources,
-    "_tokens.py",
-    "configurations.py",
-    "encoders.py",
-    "models.py",
-    "experiments/closeness.py",
-    "experiments/clock.py",
-    "experiments/whole_models.py",
-)
-
 WHOLE_MODELS = Experiment(
     name="whole-models",
     title="the training step of published models, learned, frozen and stopped q and k",
     cases=cases,
     run=run,
-    sources=SOURCES,
     work=work,
     label=label,
     line=model_rows.line,

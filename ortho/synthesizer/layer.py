@@ -83,19 +83,22 @@ class SynthesizerAttention(nn.Module):
         x: Float[Tensor, "B N d"],
         *,
         attn_mask: Bool[Tensor, "..."] | None = None,
+        key_padding_mask: Bool[Tensor, "B M"] | None = None,
         is_causal: bool = False,
         initial_state: State | None = None,
         return_state: bool = False,
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], State]:
         """x (B, N, d) -> (B, N, d).
 
-        `attn_mask` broadcasts to (B, H, N, N), True = may attend; a row with nothing to attend to gives zeros.
+        `attn_mask` broadcasts to (B, H, N, N), True = may attend, and `key_padding_mask` is (B, N), True = padding; a
+        row with nothing to attend to gives zeros.
         `initial_state` holds the values (B, H, P, K) of P earlier tokens and what the sources carry, each of that
         shape; the mask then spans them too. With `return_state` the result is (y, state). Raises TypeError or
         ValueError for arguments that do not fit, and for more than `max_length` tokens, earlier ones included.
         """
         state = self._state(x, initial_state)
         v = state[0]
+        attn_mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], v.shape[2])
         weights = self._weights(x, state, attn_mask, is_causal)
         if len(weights) == 1:  # one matrix a head for the whole batch, whose items are columns of one product
             columns = v.permute(1, 2, 0, 3)  # (H, M, B, K)

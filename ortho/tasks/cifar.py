@@ -47,15 +47,18 @@ def cifar10(folder: str | os.PathLike[str] | None = None) -> Task:
 def read(archive: Path) -> tuple[Images, Images]:
     """The images to train on and those of the test, in the order of the archive: pixels (n, 3, 32, 32).
 
-    Raises ValueError, naming the archive, if a file is missing in it, holds no whole number of images, or a class that
-    is none.
+    Raises ValueError, naming the archive, if a file is missing in it, is a link or a folder, holds no whole number of
+    images, or a class that is none.
     """
     found = {}
     with tarfile.open(archive, "r|gz") as stream:  # in one pass: the archive is compressed as a whole
         for member in stream:
-            content = stream.extractfile(member) if member.name in (*TRAIN, *TEST) else None
-            if content is not None:
-                found[member.name] = _images(content.read(), f"{archive}: {member.name}")
+            if member.name not in (*TRAIN, *TEST):
+                continue
+            content = stream.extractfile(member) if member.isreg() else None
+            if content is None:
+                raise ValueError(f"{archive}: {member.name}: expected a file, got a link, a folder or a device")
+            found[member.name] = _images(content.read(), f"{archive}: {member.name}")
     missing = [name for name in (*TRAIN, *TEST) if name not in found]
     if missing:
         raise ValueError(f"{archive}: expected {len(TRAIN) + len(TEST)} files of images, missing {', '.join(missing)}")

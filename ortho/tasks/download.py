@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from http.client import HTTPException
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from tempfile import TemporaryDirectory
 from urllib.request import urlopen
 
@@ -21,13 +21,18 @@ SILENCE_S = 30.0  # without a byte from the server
 class RemoteFile:
     """A public file: its `name` within a folder (`collection/file`), its address, and its sha256 in hexadecimal.
 
-    No more than `size` bytes, where given, are fetched.
+    No more than `size` bytes, where given, are fetched. Raises ValueError for a name that leads out of the folder.
     """
 
     name: str
     url: str
     sha256: str
     size: int | None = None
+
+    def __post_init__(self) -> None:
+        path = PureWindowsPath(self.name)  # of all systems' paths: with drives, and both kinds of slashes
+        if path.anchor or ".." in path.parts or not path.name:
+            raise ValueError(f"name: expected a file's place within a folder, as collection/file, got {self.name!r}")
 
 
 def fetch(file: RemoteFile, folder: str | os.PathLike[str] | None = None, *, timeout: float = 1800.0) -> Path:

@@ -130,6 +130,6 @@ def expected_error(strengths: tuple[float, float], K: int, steps: int, bits: int
     return rounding_error(bits) * carried**0.5
 
 
-def relative_errors(found: Float[Tensor, "*any K V"], exact: Float[Tensor, "*any K V"]) -> Float[Tensor, "*any"]:
+def relative_errors(found: Float[Tensor, "*any K V"], exact: Float[Tensor, "*#any K V"]) -> Float[Tensor, "*any"]:
     """Frobenius norms of the differences over those of the exact memories."""
     return (found.double() - exact).flatten(-2).norm(dim=-1) / exact.flatten(-2).norm(dim=-1)

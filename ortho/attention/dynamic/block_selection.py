@@ -25,6 +25,7 @@ from ortho.attention.patterns.layouts import TILE
 from ortho.attention.patterns.orders import ABSENT, Order, in_order
 from ortho.attention.patterns.parts import Part
 from ortho.attention.patterns.pattern_cost import Work
+from ortho.attention.transforms import uncompiled
 
 BLOCK, COUNT = 64, 3
 
@@ -47,6 +48,7 @@ def moba_mask(
     return blocks_mask(call, _choose(call, block, count), block).reshape(*q.shape[:-1], k.shape[-2])
 
 
+@uncompiled
 @indexing()
 def moba_attention_reference(
     q: Float[Tensor, "*batch N K"],
@@ -75,6 +77,7 @@ def moba_attention_reference(
     return (o, (keys, values)) if return_state else o
 
 
+@uncompiled
 @indexing()
 def moba_attention(
     q: Float[Tensor, "*batch N K"],
@@ -119,7 +122,7 @@ def _choose(call: Call, block: int, count: int) -> Int[Tensor, "G N chosen"]:
     else:
         there = call.visible[:, : P * block].reshape(len(keys), P, block, 1)
         means = (keys * there).sum(2) / there.sum(2).clamp(min=1)
-    return choose_blocks(call, block, count - 1, lambda tile: call.q[:, tile] @ means.mT)
+    return choose_blocks(call, block, count - 1, lambda tile: call.scores(tile, means))
 
 
 def choose_blocks(

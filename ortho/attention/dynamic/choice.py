@@ -13,7 +13,7 @@ import torch
 
 from ortho import _checks
 from ortho._typing import Bool, Float, Int, State, Tensor
-from ortho.attention.operands import with_past, working
+from ortho.attention.operands import mask_of_keys, with_past, working
 from ortho.attention.patterns.orders import ABSENT
 from ortho.attention.patterns.parts import Part, attention_by_parts
 from ortho.attention.softmax import softmax_attention_reference
@@ -36,6 +36,11 @@ class Call(NamedTuple):
     def places(self) -> Int[Tensor, "N"]:
         """The queries' positions."""
         return torch.arange(self.first, self.first + self.q.shape[1], device=self.q.device)
+
+    def scores(self, tile: slice, keys: Float[Tensor, "G m K"]) -> Float[Tensor, "G n m"]:
+        """Products of a tile of queries with keys, made in the dtype that these have, whatever autocast says."""
+        with torch.autocast(keys.device.type, enabled=False):
+            return self.q[:, tile] @ keys.mT
 
     def reachable(self, i: Int[Tensor, "n"]) -> Bool[Tensor, "G n M"]:
         """Whether queries at these positions could attend to each key."""
@@ -81,12 +86,7 @@ def visible_keys(attn_mask: Tensor | None, keys: Tensor) -> Bool[Tensor, "G M"] 
     """The keys that a mask leaves; ValueError for one that is not the same for all queries."""
     if attn_mask is None:
         return None
-    if attn_mask.dim() > 1 and attn_mask.shape[-2] != 1:
-        wanted = f"(..., 1, {keys.shape[-2]})"
-        raise ValueError(
-            f"attn_mask: expected a mask of keys, of shape {wanted}, to choose from the others, "
-            f"got {tuple(attn_mask.shape)}"
-        )
+    mask_of_keys(attn_mask, keys.shape[-2])
     mask = attn_mask[None] if attn_mask.dim() == 1 else attn_mask
     return mask.expand(*keys.shape[:-2], 1, keys.shape[-2]).reshape(-1, keys.shape[-2])
 

@@ -37,6 +37,7 @@ from ortho.attention.operands import carried, with_past, working
 from ortho.attention.patterns.layouts import TILE
 from ortho.attention.patterns.orders import ABSENT, Order, in_order
 from ortho.attention.patterns.parts import Part
+from ortho.attention.transforms import uncompiled
 
 
 def key_norms(k: Float[Tensor, "*batch M K"]) -> Float[Tensor, "*batch M"]:
@@ -74,6 +75,7 @@ def importance_mask(
     return _mask(call, numbers, count).reshape(*q.shape[:-1], k.shape[-2])
 
 
+@uncompiled
 @indexing()
 def importance_attention_reference(
     q: Float[Tensor, "*batch N K"],
@@ -99,6 +101,7 @@ def importance_attention_reference(
     return (o, (keys, values, numbers)) if return_state else o
 
 
+@uncompiled
 @indexing()
 def importance_attention(
     q: Float[Tensor, "*batch N K"],

@@ -25,6 +25,7 @@ from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.memory import unit
 from ortho.attention.operands import carried, with_past, working
+from ortho.attention.transforms import uncompiled
 
 # Of the default projections, the same in every call; a number that nobody seeds data with.
 SEED = 2001_04451
@@ -85,6 +86,7 @@ def sorted_chunks_mask(
     return _unless_alone(found.any(-3), 0)
 
 
+@uncompiled
 @indexing()
 def lsh_attention_reference(
     q: Float[Tensor, "*batch N K"],
@@ -114,6 +116,7 @@ def lsh_attention_reference(
     return (o, (keys, values, buckets)) if return_state else o
 
 
+@uncompiled
 @indexing()
 def lsh_attention(
     q: Float[Tensor, "*batch N K"],

@@ -30,6 +30,7 @@ from ortho.attention.patterns.layouts import TILE
 from ortho.attention.patterns.orders import ABSENT, in_order
 from ortho.attention.patterns.parts import Part
 from ortho.attention.patterns.window import Window
+from ortho.attention.transforms import uncompiled
 
 
 class Masks(NamedTuple):
@@ -58,6 +59,7 @@ def nsa_masks(
     return Masks(*(mask.reshape(*q.shape[:-1], mask.shape[-1]) for mask in masks))
 
 
+@uncompiled
 @indexing()
 def nsa_attention_reference(
     q: Float[Tensor, "*batch N K"],
@@ -93,6 +95,7 @@ def nsa_attention_reference(
     return (o, (keys, values)) if return_state else o
 
 
+@uncompiled
 @indexing()
 def nsa_attention(
     q: Float[Tensor, "*batch N K"],
@@ -207,7 +210,7 @@ def _choose(call: Call, pooled: Float[Tensor, "G compressed K"], sizes: Sizes) -
 
     def weights(tile: slice) -> Float[Tensor, "G n P"]:
         i = call.places[tile]
-        scores = call.q[:, tile] @ pooled.mT * abs(call.scale)
+        scores = call.scores(tile, pooled) * abs(call.scale)
         given = masked_softmax(scores, ~_compressed_mask(call, i, sizes), empty_rows=True)
         # A compressed token's weight goes to each of its strides, and a block's is that of its strides.
         strides = given.new_zeros(*given.shape[:2], (P + 1) * sizes.block // sizes.stride)
@@ -247,4 +250,5 @@ MECHANISM = Mechanism(
     positional=True,
     cost=nsa_cost,
     gates={"gates": BranchGates},
+    query_gates=frozenset({"gates"}),
 )

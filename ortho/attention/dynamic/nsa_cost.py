@@ -1,5 +1,7 @@
 """Closed forms of `ortho.attention.dynamic.nsa`."""
 
+from dataclasses import replace
+
 from ortho.attention.dynamic.block_selection import block_work, past_blocks
 from ortho.attention.dynamic.choice_cost import Flops, best_cost, flops
 from ortho.attention.dynamic.nsa_sizes import SIZES, Sizes
@@ -57,6 +59,9 @@ def nsa_cost(
     else:
         both = zip(work, _branches(N, sizes, last=True), strict=True)
         each = [parts_cost(B, N, H, K, V, work=w, last=last, qk_grad=qk_grad, itemsize=item) for w, last in both]
+        if few:  # of compressed tokens there are fewer than of others, and so of their gradients
+            fewer = reach * (rows - G * few) * K
+            each[0] = replace(each[0], elementwise_backward=each[0].elementwise_backward - fewer)
         # Beside keys and values the scaled queries and a logarithm of each branch; and the compressed tokens
         saved = item * (operands + (n - 1) * rows * K + n * rows + G * few * (K + V))
     pooled, pooled_backward = _pooling(few, sizes)

@@ -26,7 +26,8 @@ from ortho.attention.dynamic.routing_centroids import WIDTH, given_centroids, is
 from ortho.attention.dynamic.routing_cost import routing_cost
 from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.operands import carried, with_past
+from ortho.attention.operands import carried, known_tokens, with_past
+from ortho.attention.transforms import uncompiled
 
 
 @indexing()
@@ -39,19 +40,22 @@ def routing_mask(
     balanced: bool | None = None,
     is_causal: bool = False,
     attn_mask: Bool[Tensor, "..."] | None = None,
+    same_tokens: bool = False,
 ) -> Bool[Tensor, "*batch N M"]:
     """The pairs that are kept, of balanced clusters in any of them. The last query of a causal call stands at the last
     key."""
     with_past(q, k, k, False, attn_mask, None)
+    known_tokens(same_tokens, q, k)
     call = choice_call(q, k, is_causal=is_causal, attn_mask=attn_mask, scale=None)
     mu = given_centroids(centroids, q)
     if is_balanced(balanced, is_causal):
-        chosen = clusters_mask(call, *members_of(q, k, mu, call, width)).any(1)
+        chosen = clusters_mask(call, *members_of(q, k, mu, call, width, same_tokens)).any(1)
     else:
         chosen = group_mask(flat_numbers(nearest(q, mu)), flat_numbers(nearest(k, mu)), call, width)
     return chosen.reshape(*q.shape[:-1], k.shape[-2])
 
 
+@uncompiled
 @indexing()
 def routing_attention_reference(
     q: Float[Tensor, "*batch N K"],
@@ -66,27 +70,29 @@ def routing_attention_reference(
     scale: float | None = None,
     initial_state: State | None = None,
     return_state: bool = False,
+    same_tokens: bool = False,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
     """The weights of all pairs, materialised: those of `routing_mask`, or the mean over balanced clusters.
 
     `centroids`, (clusters, K) or with leading axes that broadcast to those of q, are by default 16 that are the same in
     every call; no gradient reaches them, `update_centroids` moves them. `width` is the size of a balanced cluster, or
-    of a chunk of a nearest one. Where queries are as many as keys, those at hidden keys' positions are left out of
-    balanced clusters. The state of nearest clusters is (keys, values, clusters of the keys).
+    of a chunk of a nearest one. With `same_tokens`, query i and key i being the same token, the queries at hidden keys'
+    positions are left out of balanced clusters. The state of nearest clusters is (keys, values, clusters of the keys).
 
     Raises ValueError for a mask that is not the same for all queries, and for a state beside balanced clusters, which
     look at the whole sequence.
     """
     keys, values, labels, mu, call = _begin(
-        q, k, v, centroids, balanced, is_causal, attn_mask, scale, initial_state, return_state
+        q, k, v, centroids, balanced, is_causal, attn_mask, scale, initial_state, return_state, same_tokens
     )
     if labels is None:
-        return balanced_reference(q, keys, values, call, members_of(q, keys, mu, call, width))
+        return balanced_reference(q, keys, values, call, members_of(q, keys, mu, call, width, same_tokens))
     chosen = group_mask(flat_numbers(nearest(q, mu)), flat_numbers(labels), call, _checks.positive_int("width", width))
     o = attend_reference(q, keys, values, call, chosen)
     return (o, (keys, values, labels)) if return_state else o
 
 
+@uncompiled
 @indexing()
 def routing_attention(
     q: Float[Tensor, "*batch N K"],
@@ -101,14 +107,15 @@ def routing_attention(
     scale: float | None = None,
     initial_state: State | None = None,
     return_state: bool = False,
+    same_tokens: bool = False,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
     """`routing_attention_reference` in time and memory linear in N for a fixed number of clusters, in float32 at least;
     not differentiable twice."""
     keys, values, labels, mu, call = _begin(
-        q, k, v, centroids, balanced, is_causal, attn_mask, scale, initial_state, return_state
+        q, k, v, centroids, balanced, is_causal, attn_mask, scale, initial_state, return_state, same_tokens
     )
     if labels is None:
-        return balanced_fast(q, keys, values, call, members_of(q, keys, mu, call, width))
+        return balanced_fast(q, keys, values, call, members_of(q, keys, mu, call, width, same_tokens))
     width = min(_checks.positive_int("width", width), keys.shape[-2])
     chunks = chunk_round(flat_numbers(nearest(q, mu)), flat_numbers(labels), call, mu.shape[-2], width)
     o = attend_joined(q, keys, values, call.scale, group_parts([chunks], call))
@@ -126,8 +133,10 @@ def _begin(
     scale: float | None,
     initial_state: State | None,
     return_state: bool,
+    same_tokens: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Call]:
     """(keys, values, their clusters or None for balanced ones, centroids, call)."""
+    known_tokens(same_tokens, q, k)
     if is_balanced(balanced, is_causal):
         if initial_state is not None or return_state:
             name = "return_state" if return_state else "initial_state"
@@ -152,5 +161,6 @@ MECHANISM = Mechanism(
     fast=routing_attention,
     causal=True,
     exact=False,
+    same_tokens=True,
     cost=routing_cost,
 )

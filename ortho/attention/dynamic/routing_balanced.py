@@ -13,12 +13,12 @@ from ortho.attention.patterns.parts import Part, attention_by_parts
 Members = tuple[Int[Tensor, "G clusters n"], Int[Tensor, "G clusters m"]]  # positions of queries and of keys
 
 
-def members_of(q: Tensor, keys: Tensor, mu: Tensor, call: Call, width: int) -> Members:
+def members_of(q: Tensor, keys: Tensor, mu: Tensor, call: Call, width: int, same_tokens: bool) -> Members:
     """The queries and keys that each centroid takes, `ABSENT` where there are fewer."""
     _checks.positive_int("width", width)
     visible = call.visible
     found = []
-    for x, there in ((q, visible if q.shape[-2] == keys.shape[-2] else None), (keys, visible)):
+    for x, there in ((q, visible if same_tokens else None), (keys, visible)):
         scores = products(x, mu).mT.reshape(len(call.q), mu.shape[-2], -1)  # (G, clusters, N)
         if there is not None:
             scores = scores.masked_fill(~there[:, None], -torch.inf)

@@ -3,11 +3,12 @@ r"""Softmax attention to what is near and linear attention to what is far, in on
 $$o_i = \frac{\sum_{|i-j|<w} e^{s_{ij}}\, v_j + e^{b_i} \sum_{|i-j| \ge w} \phi(q_i)^T \phi(k_j)\, v_j}
 {\sum_{|i-j|<w} e^{s_{ij}} + e^{b_i} \sum_{|i-j| \ge w} \phi(q_i)^T \phi(k_j)}, \qquad s_{ij} = q_i^T k_j / \sqrt{K}$$
 
-Every pair has a positive weight, and a row's weights sum to 1. (A sum of two attentions, each with its own
-normalisation, gives both sides fixed shares instead.) What a far key weighs beside a near one is set by $b_i$ alone: a
-number a query, made by a gate, or the same for all. As b falls, only the window is left. With `Taylor` features, which
-expand the exponential, b = 0 approximates softmax attention; others have scales of their own, and by default
-$b = -\log m$, which takes the mean of the m features' products, as large as the weight of an average score.
+Every pair has a positive weight, of which a far one below the range of the dtype counts as 0, and a row's weights sum
+to 1. (A sum of two attentions, each with its own normalisation, gives both sides fixed shares instead.) What a far key
+weighs beside a near one is set by $b_i$ alone: a number a query, made by a gate, or the same for all. As b falls, only
+the window is left. With `Taylor` features, which expand the exponential, b = 0 approximates softmax attention; others
+have scales of their own, and by default $b = -\log m$, which takes the mean of the m features' products, as large as
+the weight of an average score.
 
 Local exact attention beside a kernel for the rest is that of Scatterbrain (Chen et al. 2021, arXiv:2110.15343), where
 the kernel estimates the softmax, and of Based (Arora et al. 2024, arXiv:2402.18668), in layers of their own.
@@ -33,6 +34,7 @@ from ortho.attention.linear import EluPlusOne
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.memory import gate
 from ortho.attention.operands import carried, with_past
+from ortho.attention.transforms import uncompiled
 
 FEATURES = EluPlusOne()
 
@@ -59,6 +61,7 @@ def sparse_linear_weights(
         return weights.reshape(*q.shape[:-1], k.shape[-2])
 
 
+@uncompiled
 @indexing()
 def sparse_linear_attention_reference(
     q: Float[Tensor, "*batch N K"],
@@ -91,6 +94,7 @@ def sparse_linear_attention_reference(
     return (o, (keys, values)) if return_state else o
 
 
+@uncompiled
 @indexing()
 def sparse_linear_attention(
     q: Float[Tensor, "*batch N K"],
@@ -177,15 +181,23 @@ def _weights(
     reach, near = call.reachable(call.places), distance < _checks.positive_int("window", window)
     f = feature_map(q, k, scale=scale)
     scores = (q @ k.mT * call.scale).masked_fill(~(near & reach), -torch.inf)
-    peak = _peak(scores, log_far)
-    far = ((log_far - peak).exp() * (f.q @ f.k.mT)).masked_fill(~reach | near, 0)
-    weights = (scores - peak).exp() + far
+    far = (f.q @ f.k.mT).masked_fill(~reach | near, 0)
+    peak, factor = _relative(scores, log_far, far.detach().sum(-1, keepdim=True))
+    weights = (scores - peak).exp() + factor * far
     return weights / divisors(weights.sum(-1, keepdim=True))
 
 
-def _peak(scores: Tensor, log_far: Tensor) -> Tensor:
-    """What exponents of a row are taken relative to, (..., 1): it cancels, and is a constant to autograd."""
-    return torch.maximum(scores.detach().amax(-1, keepdim=True), log_far.detach())
+def _relative(scores: Tensor, log_far: Tensor, far: Tensor) -> tuple[Tensor, Tensor]:
+    r"""What near exponents of a row are taken relative to, (..., 1), the greater of the near and the far part; and the
+    factor $e^b$ of its far weights, of which `far` is the sum, relative to the same; 0 where nothing is far.
+
+    The former cancels, and is a constant to autograd.
+    """
+    far, limits = far.detach(), torch.finfo(far.dtype)
+    log_far = log_far.masked_fill(far == 0, -torch.inf)
+    level = log_far.detach() + far.log().clamp(min=log(limits.tiny / limits.eps))  # gradients take the factor
+    peak = torch.maximum(scores.detach().amax(-1, keepdim=True), level).clamp(min=limits.min)
+    return peak, (log_far - peak).exp()
 
 
 def _memory(state: State | None, q: Tensor, features: Tensor, v: Tensor) -> _Memory:
@@ -202,16 +214,17 @@ def _lone(x: _Near, call: Call, log_far: Tensor, window: int, memory: _Memory, _
     low = max(0, call.first - window + 1)
     high = x.k.shape[1] if call.is_causal else min(x.k.shape[1], call.first + window)
     S, z = memory
-    for far in (slice(0, low), slice(high, None)):
-        if len(range(x.k.shape[1])[far]):
-            S, z = S + x.k_features[:, far].mT @ x.v[:, far], z + x.k_features[:, far].sum(1)[..., None]
+    for outside in (slice(0, low), slice(high, None)):
+        if len(range(x.k.shape[1])[outside]):
+            S, z = S + x.k_features[:, outside].mT @ x.v[:, outside], z + x.k_features[:, outside].sum(1)[..., None]
     scores = x.q @ x.k[:, low:high].mT
     if call.visible is not None:
         scores = scores.masked_fill(~call.visible[:, None, low:high], -torch.inf)
-    peak = _peak(scores, log_far)
-    weights, features = (scores - peak).exp(), x.q_features * (log_far - peak).exp()
-    total = weights.sum(-1, keepdim=True) + features @ z
-    return (weights @ x.v[:, low:high] + features @ S) / divisors(total)
+    far = x.q_features @ z
+    peak, factor = _relative(scores, log_far, far)
+    weights = (scores - peak).exp()
+    total = weights.sum(-1, keepdim=True) + factor * far
+    return (weights @ x.v[:, low:high] + factor * (x.q_features @ S)) / divisors(total)
 
 
 def _chunked(x: _Near, call: Call, log_far: Tensor, window: int, memory: _Memory, C: int) -> Float[Tensor, "G N V"]:
@@ -238,16 +251,15 @@ def _chunked(x: _Near, call: Call, log_far: Tensor, window: int, memory: _Memory
     there = beside(chunked(there[..., None], shift, S), band.offsets).mT  # (1 or G, T, 1, X)
     scores = q @ beside(k, band.offsets).mT  # (G, T, C, X)
     scores = scores.masked_fill(~(band.near(device) & there), -torch.inf)
-    peak = _peak(scores, b)
-    weights = (scores - peak).exp()
-    q_features = q_features * (b - peak).exp()
     sums, totals = k_features.mT @ v, k_features.sum(2)[..., None]  # (G, S, m, V), (G, S, m, 1)
     sums, totals = (_outside(*pair, first, T, band) for pair in ((sums, memory.S), (totals, memory.z)))
-    o = weights @ beside(v, band.offsets) + q_features @ sums
-    total = weights.sum(-1, keepdim=True) + q_features @ totals
+    far_o, far = q_features @ sums, q_features @ totals  # (G, T, C, V), (G, T, C, 1)
     if band.mixed:
-        far = (q_features @ beside(k_features, band.mixed).mT).masked_fill(~band.far(device), 0)
-        o, total = o + far @ beside(v, band.mixed), total + far.sum(-1, keepdim=True)
+        apart = (q_features @ beside(k_features, band.mixed).mT).masked_fill(~band.far(device), 0)
+        far_o, far = far_o + apart @ beside(v, band.mixed), far + apart.sum(-1, keepdim=True)
+    peak, factor = _relative(scores, b, far)
+    weights = (scores - peak).exp()
+    o, total = weights @ beside(v, band.offsets) + factor * far_o, weights.sum(-1, keepdim=True) + factor * far
     o = (o / divisors(total)).flatten(1, 2)
     return o if T * C == N else o[:, :N].clone()  # of which nothing else is kept
 
@@ -277,4 +289,5 @@ MECHANISM = Mechanism(
     positional=True,
     cost=sparse_linear_cost,
     gates={"log_far": FarWeight},
+    query_gates=frozenset({"log_far"}),
 )

@@ -39,9 +39,8 @@ def sparse_linear_cost(
             rest = _lone(G, K, V, m, reach, item)
         else:
             rest = _in_chunks(G, N, K, V, m, Band(window, chunk, causal, -(-N // chunk)), reach, item)
-        if mapped.keeps_features and (N % chunk or N == 1):  # the map's own, or a lone key's
-            kept_twice = reach * item * G * m * (2 * N if N > 1 else 1)
-            rest = rest._replace(saved_bytes=rest.saved_bytes + kept_twice)
+        if mapped.keeps_features and (N % chunk or N == 1):  # the map's own
+            rest = rest._replace(saved_bytes=rest.saved_bytes + 2 * reach * item * G * m * N)
         decode = feature_map.cost(G, 1, near, K, m).forward + 2 * G * (near * (K + V) + m * (V + 1))
         state = G * (itemsize * min(N, window - 1) * (K + V) + item * m * (V + 1))
     return AttentionCost(
@@ -74,18 +73,17 @@ def _materialised(G: int, N: int, K: int, V: int, m: int, reach: int, item: int)
     return _Rest(
         forward=2 * pairs * (K + m + V),
         backward=2 * pairs * (2 * V + reach * 2 * (K + m)),
-        # Scale, block, maximum, subtract, exp; far weights times their factor, blocked; sum of both, row sum, quotient.
-        # A row's maximum with b, its difference to b, exp; divisors.
-        elementwise_forward=10 * pairs + 6 * rows,
-        # Quotient, five, and one more for its sum; far weights blocked, their factor's product and sum. For q and k:
-        # factor, exp, block, scale; and each is used twice.
-        elementwise_backward=pairs * (8 + 2 * several + reach * 4) + 2 * rows + reach * 2 * rows * K,
-        # Weights before and after their quotient, far ones without their factor, and its mask; factors, divisors and
-        # their mask. For q and k near weights, their mask, features and operands.
+        # Scale, block, maximum, subtract, exp; far weights blocked, their sum, times their factor; sum of both, row
+        # sum, quotient. What a row is relative to, 9; divisors.
+        elementwise_forward=11 * pairs + 12 * rows,
+        # Quotient, five, and one more for its sum; the factor's product and sum, exp and block. For q and k: factor,
+        # exp, block, scale; far weights blocked; and each is used twice.
+        elementwise_backward=pairs * (7 + 2 * several + reach * 5) + 3 * rows + reach * 2 * rows * K,
+        # Weights before and after their quotient, far ones without their factor; factors, divisors, masks of both. For
+        # q and k near weights, both masks, features and operands.
         saved_bytes=item * (3 * pairs + 2 * rows + rows * V)
-        + pairs
-        + rows
-        + reach * (item * pairs + pairs + 2 * item * rows * (K + m)),
+        + 2 * rows
+        + reach * (item * pairs + 2 * pairs + 2 * item * rows * (K + m)),
     )
 
 
@@ -93,11 +91,14 @@ def _lone(G: int, K: int, V: int, m: int, reach: int, item: int) -> _Rest:
     """Of one query and key."""
     return _Rest(
         forward=2 * G * (K + V + m * (V + 1)),
-        backward=2 * G * (V + m * (V + 1) + reach * (V + 2 * K)),
-        elementwise_forward=G * (K + m + 2 * V + 11),
-        elementwise_backward=G * ((5 + int(V != 1)) * V + (2 + int(m != 1)) * m + 2 + reach * (2 + m + 2 * K)),
-        # One weight, one factor, one divisor and its mask; features, an empty memory, the output's numerators
-        saved_bytes=G * (item * (3 + m + m * (V + 1) + V) + 1 + reach * item * (2 * K + V)),
+        backward=2 * G * (V + reach * (V + 2 * K + m * (V + 1))),
+        elementwise_forward=G * (K + 3 * V + 18),
+        # Quotient; the factor's products, a sum of one, both added, exp, block. To reach q and k: exp, scale, the far
+        # output and total, features, which are used twice.
+        elementwise_backward=G * ((6 + 2 * int(V != 1)) * V + 5 + reach * (3 + V + m + 2 * K)),
+        # One weight, one factor, one divisor, masks of both; what is far, and its sum; the output's numerators. To
+        # reach q and k an empty memory.
+        saved_bytes=G * (item * (4 + 2 * V) + 2 + reach * item * (2 * K + V + m * (V + 1))),
     )
 
 
@@ -112,39 +113,53 @@ def _in_chunks(G: int, N: int, K: int, V: int, m: int, band: Band, reach: int, i
     summed = G * m * (T * ways + (T + 1) * ways + T * (ways - 1))  # gathered; running sums; both ways added
     return _Rest(
         forward=2 * near * (K + V) + 4 * rows * m * V + 2 * rows * m + 2 * far * (m + V),
-        # Of v in the band; of the sums, of features and of v; far ones; and of q and k
+        # Of v in the band, of the sums, and of far ones; and of q and k
         backward=2 * near * V
-        + 6 * rows * m * V
-        + 2 * rows * m
-        + 2 * far * (m + 2 * V)
-        + reach * (2 * near * (2 * K + V) + 2 * rows * m * (V + 1) + 2 * far * m),
-        # Scaled queries; block, maximum, subtract, exp, row sum; maximum with b, difference, exp, sum of totals,
-        # divisors; features times their factor; z of each chunk; running sums; outputs added, divided. Far: block, sum.
+        + 4 * rows * m * V
+        + 2 * far * V
+        + reach * (2 * near * (2 * K + V) + 4 * rows * m * (V + 1) + 2 * far * (2 * m + V)),
+        # Scaled queries; block, maximum, subtract, exp, row sum; what a row is relative to, 9, far totals times their
+        # factor, sum of totals, divisors; z of each chunk; running sums; far outputs times their factor, added,
+        # divided. Far: block, sum.
         elementwise_forward=G * N * K
         + 5 * near
-        + 7 * rows
-        + 2 * rows * m
+        + 14 * rows
+        + rows * m
         + memory * ((T + 1) * ways + T * (ways - 1))
-        + 2 * rows * V
+        + 3 * rows * V
         + 2 * far
         + mixed * rows * (V + 1),
         elementwise_backward=rows * ((5 + int(V != 1)) * V + 1)  # quotient
-        + 2 * far
-        + rows * (m * (2 + mixed + int(m != 1)) + 1)  # factor, and what its product's gradients are added up from
+        + rows * ((2 + int(V != 1)) * V + 4)  # factor: its products and their sums, added, exp, block
         + summed * V
         + beside * V
         + beside_far * V
         + rows * V * (1 + mixed)
-        # Near weights; features; z; and q and k, which are used twice, the former scaled
-        + reach * (3 * near + rows * m + summed + beside * K + beside_far * m + rows * m * (1 + mixed) + 3 * G * N * K),
-        # Near weights, factors, features before and after theirs, and of keys; memories; far weights with the keys'
-        # features and values that they belong to, and their mask; numerators, divisors and their mask; chunks' numbers.
-        # For q and k queries, keys and values of the band, the band's mask, values and chunks' numbers.
-        saved_bytes=item * (near + rows * (2 + 3 * m + V) + T * memory + far + G * T * F * (m + V))
-        + C * F
-        + rows
+        # Near weights; far ones, their totals and z; features; and q and k, which are used twice, the former scaled
+        + reach
+        * (
+            3 * near
+            + 2 * far
+            + rows
+            + summed
+            + beside * K
+            + beside_far * m
+            + 2 * rows * m * (1 + mixed)
+            + 3 * G * N * K
+        ),
+        # Near weights, factors, features; far outputs and totals, far weights; numerators, divisors, masks of factors
+        # and divisors; chunks' numbers. For q and k queries, keys and values of the band, the band's mask, values and
+        # chunks' numbers; memories, the far keys' features and values, and their mask.
+        saved_bytes=item * (near + rows * (3 + 2 * m + 2 * V) + far)
+        + 2 * rows
         + 8 * T * ways
-        + reach * (item * (rows * (K + V) + G * T * X * (K + V)) + T * C * X + 8 * T * ways),
+        + reach
+        * (
+            item * (rows * (K + V) + G * T * X * (K + V) + T * memory + G * T * F * (m + V))
+            + T * C * X
+            + 8 * T * ways
+            + C * F
+        ),
     )
 
 

@@ -18,6 +18,7 @@ from ortho.attention.operands import with_past
 from ortho.attention.patterns.orders import in_order
 from ortho.attention.patterns.parts import Part
 from ortho.attention.patterns.pattern_cost import Work
+from ortho.attention.transforms import uncompiled
 
 COUNT = 64
 
@@ -38,6 +39,7 @@ def top_k_mask(
     return _mask(call, count).reshape(*q.shape[:-1], k.shape[-2])
 
 
+@uncompiled
 @indexing()
 def top_k_attention_reference(
     q: Float[Tensor, "*batch N K"],
@@ -60,6 +62,7 @@ def top_k_attention_reference(
     return (o, (keys, values)) if return_state else o
 
 
+@uncompiled
 @indexing()
 def top_k_attention(
     q: Float[Tensor, "*batch N K"],
@@ -89,7 +92,7 @@ def _choose(call: Call, count: int) -> Int[Tensor, "G N count"]:
     count = min(_checks.positive_int("count", count), call.k.shape[1])
     found = []
     for tile in call.steps(call.k.shape[1]):
-        scores = call.q[:, tile] @ call.k.mT  # (G, n, M)
+        scores = call.scores(tile, call.k)  # (G, n, M)
         scores = scores.masked_fill_(~call.reachable(call.places[tile]), -torch.inf)
         found.append(best_places(scores, count))
     return torch.cat(found, 1)

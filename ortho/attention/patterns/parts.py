@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from ortho.attention.chunking import once
 from ortho.attention.indexing import indexing
 from ortho.attention.patterns.kept import Part, kept_pairs
 from ortho.attention.patterns.orders import ABSENT, Order, in_order, rows_of
+from ortho.attention.transforms import Kernel
 
 __all__ = ["ABSENT", "Order", "Part", "attention_by_parts", "in_order", "rows_of"]
 
@@ -45,7 +45,7 @@ class _Tiles(NamedTuple):
 
     def set(self, x: Tensor, rows: Tensor) -> None:
         """Write what `own` reads."""
-        x[self.G, self.T] = self._apart(rows)
+        x[self.G, self.T] = self.apart(rows)
 
     def read(self, x: Tensor) -> Tensor:
         """The blocks of x (G, S, B, ·) that each tile reads, (g c, w B, ·)."""
@@ -59,7 +59,7 @@ class _Tiles(NamedTuple):
         """Add to what `read` reads."""
         S, B = x.shape[1:3]
         if self.run is not None:
-            (first, step), rows = self.run, self._apart(rows)
+            (first, step), rows = self.run, self.apart(rows)
             if step == 0:
                 for some in rows.unbind(1):
                     self._lying(x, first, 0, self.blocks.shape[-1])[:, 0].add_(some)
@@ -71,7 +71,7 @@ class _Tiles(NamedTuple):
         index = self.blocks.clamp(min=0).flatten(-2) + S * torch.arange(len(x), device=x.device)[:, None]
         x.flatten(0, 1).index_add_(0, index.flatten(), rows.reshape(index.numel(), -1))
 
-    def _apart(self, rows: Tensor) -> Tensor:
+    def apart(self, rows: Tensor) -> Tensor:
         """(g c, ...) as (g, c, ...)."""
         return rows.unflatten(0, (-1, self.T.stop - self.T.start))
 
@@ -149,15 +149,17 @@ def attention_by_parts(
     The first query stands at position `start`, the first key at 0. A mask (G or 1, N or 1, M or 1) hides more pairs. A
     query without a pair gets zeros. The result cannot be differentiated twice.
 
-    Scores of hidden pairs are computed with the others of their tile, and all have to be within the range of the dtype.
+    Scores of hidden pairs are computed with the others of their tile, and are hidden before anything is made of them:
+    the keys behind a query may be so large that they leave the range of the dtype.
+
     Gradients are those of weights 2^(s - L), whose logarithm L, in float32, tells tied scores from a single one as long
     as they are below 2^24.
     """
     with torch.autocast(q.device.type, enabled=False):
-        return _Attention.apply(q * scale, k, v, attn_mask, tuple(parts), start)
+        return _Attention.apply(q, k, v, attn_mask, tuple(parts), start, scale)
 
 
-class _Attention(Function):
+class _Attention(Kernel):
     @staticmethod
     def forward(
         ctx: Any,
@@ -167,7 +169,9 @@ class _Attention(Function):
         mask: Tensor | None,
         parts: tuple[Part, ...],
         start: int,
+        scale: float,
     ) -> Tensor:
+        q = q * (scale * log2(e))
         o, L = _forward(_Call(q, k, v, mask, parts[0], start))
         for part in parts[1:]:
             o_part, L_part = _forward(_Call(q, k, v, mask, part, start))
@@ -175,7 +179,7 @@ class _Attention(Function):
             o = torch.lerp(o_part, o, share)  # between the two, however large their scores are
             L = torch.logaddexp2(L, L_part)
         o, L = _alone(o), _alone(L)
-        ctx.parts, ctx.start = parts, start
+        ctx.parts, ctx.start, ctx.scale = parts, start, scale
         ctx.save_for_backward(q, k, v, mask, o, L)
         return o
 
@@ -192,7 +196,10 @@ class _Attention(Function):
             for number, gradient in enumerate(_backward(call, L, d_o, mean)):
                 total = totals[number]
                 totals[number] = gradient if total is None or gradient is None else total.add_(gradient)
-        return (*totals, None, None, None)
+        for total, factor in zip(totals[:2], (ctx.scale, log(2)), strict=True):
+            if total is not None:
+                total.mul_(factor)
+        return (*totals, None, None, None, None)
 
 
 def _alone(x: Tensor) -> Tensor:
@@ -212,8 +219,8 @@ class _Call:
         self.part, self.mask, self.start = part, mask, start
         self.N, self.M, self.G = q.shape[1], k.shape[1], len(q)
         self.queries, self.keys, self.values = part.queries.take(q, start), part.keys.take(k), part.keys.take(v)
-        self._bias_if = q.new_tensor([-torch.inf, 0.0])  # of a pair that is not kept, and of one that is
-        self._last: tuple[slice, Tensor] | None = None  # the tiles that were asked for, and their bias
+        self._limits = q.new_tensor([-torch.inf, torch.inf])  # of a pair that is not kept, and of one that is
+        self._last: tuple[slice, Tensor] | None = None  # the tiles that were asked for, and their limits
 
     def tiles(self) -> Iterator[_Tiles]:
         return _tiles(self.part, self.G, self.keys.shape[-1])
@@ -224,24 +231,26 @@ class _Call:
 
     def scores(self, tiles: _Tiles) -> Tensor:
         """(g c, B, w B), times log2(e); -inf where a pair is not kept."""
-        g, c = tiles.G.stop - tiles.G.start, tiles.T.stop - tiles.T.start
-        bias = self._bias(tiles)
-        bias = bias.expand(g, c, *bias.shape[2:]).flatten(0, 1)
-        return torch.baddbmm(bias, tiles.own(self.queries), tiles.read(self.keys).mT, alpha=log2(e))
+        scores = torch.bmm(tiles.own(self.queries), tiles.read(self.keys).mT)
+        # A product that leaves the range is infinite, or NaN; at once, it is neither where the limit is lower.
+        scores = scores.nan_to_num_(torch.inf, torch.inf, -torch.inf)
+        tiles.apart(scores).clamp_(max=self._limit(tiles))
+        return scores
 
-    def _bias(self, tiles: _Tiles) -> Tensor:
-        """0 where a pair is kept and -inf elsewhere, (1 or g, 1 or c, B, w B); found once if all sequences share it."""
+    def _limit(self, tiles: _Tiles) -> Tensor:
+        """What scores are at most: infinity where a pair is kept and -inf elsewhere, (1 or g, 1 or c, B, w B); found
+        once if all sequences share it."""
         if self.mask is not None and len(self.mask) > 1:
-            return self._new_bias(tiles, self.mask[tiles.G])
+            return self._new_limit(tiles, self.mask[tiles.G])
         if tiles.blocks.dim() == 3 or not self.part.shared:
-            return self._new_bias(tiles, self.mask)
+            return self._new_limit(tiles, self.mask)
         if self._last is None or self._last[0] != tiles.T:
-            self._last = tiles.T, self._new_bias(tiles, self.mask)
+            self._last = tiles.T, self._new_limit(tiles, self.mask)
         return self._last[1]
 
-    def _new_bias(self, tiles: _Tiles, mask: Tensor | None) -> Tensor:
+    def _new_limit(self, tiles: _Tiles, mask: Tensor | None) -> Tensor:
         kept = kept_pairs(self.part, tiles.G, tiles.T, tiles.blocks, mask, self.start)
-        return self._bias_if.index_select(0, kept.flatten().int()).view(kept.shape)
+        return self._limits.index_select(0, kept.flatten().int()).view(kept.shape)
 
 
 def _forward(call: _Call) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,7 @@ from ortho.attention.operands import with_past, working
 from ortho.attention.patterns.parts import Part, attention_by_parts
 from ortho.attention.patterns.pattern_cost import Work, pattern_cost, work_of
 from ortho.attention.softmax import softmax_attention_reference
+from ortho.attention.transforms import uncompiled
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Pattern(ABC):
         return self.allowed(i, j) & (j <= i) if is_causal else self.allowed(i, j)
 
 
+@uncompiled
 @indexing()
 def pattern_attention_reference(
     q: Float[Tensor, "*batch N K"],
@@ -101,6 +103,7 @@ def pattern_attention_reference(
     )
 
 
+@uncompiled
 @indexing()
 def pattern_attention(
     q: Float[Tensor, "*batch N K"],

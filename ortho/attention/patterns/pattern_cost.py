@@ -51,7 +51,7 @@ def pattern_cost(
 ) -> AttentionCost:
     """Closed form of one self-attention call, in either form; with symbols as `pattern.work` takes them.
 
-    Half precision costs what float32 does in the fast form. The positions and tables of the parts, some integers a
+    Half precision costs what float32 does. The positions and tables of the parts, some integers a
     token and a block, are not counted.
     """
     if form == "reference":
@@ -82,16 +82,16 @@ def parts_cost(
     return AttentionCost(
         forward=2 * pairs * (K + V),
         backward=2 * pairs * (K + V + reach * (2 * K + V)),  # scores again, dV; dP, dQ, dK
-        # Scaled queries; scores in units of log 2, maximum, subtract, exp2, sum; a row's maximum and sum bounded, its
-        # quotients, its logarithm taken, added, bounded. A further part: difference, sigmoid in these units, outputs
-        # between the two; logarithms added.
-        elementwise_forward=rows * K + 5 * pairs + places * (V + 5) + further * rows * (V + 4),
-        # Scores in units of log 2, subtract, exp2; what each tile adds to dV, and each further part. To reach q and k:
-        # the row's term, sum_v do o; subtract and multiply; what is added to dK and dQ; scale.
-        elementwise_backward=3 * pairs
+        # Scaled queries; scores kept in range and hidden, maximum, subtract, exp2, sum; a row's maximum and sum
+        # bounded, its quotients, its logarithm taken, added, bounded. A further part: difference, sigmoid in these
+        # units, outputs between the two; logarithms added.
+        elementwise_forward=rows * K + 6 * pairs + places * (V + 5) + further * rows * (V + 4),
+        # Scores kept in range and hidden, subtract, exp2; what each tile adds to dV, and each further part. To reach q
+        # and k: the row's term, sum_v do o; subtract and multiply; what is added to dK and dQ; a factor of each.
+        elementwise_backward=4 * pairs
         + read * V
         + further * rows * V
-        + reach * (2 * rows * V + 2 * pairs + read * K + 2 * further * rows * K + rows * K),
+        + reach * (2 * rows * V + 2 * pairs + read * K + 2 * further * rows * K + 2 * rows * K),
         saved_bytes=item * rows * (2 * K + V + 1),  # q, k, v, a logarithm
         decode=2 * G * (K + V) * sum(w.pairs for w in last),
         state_bytes=itemsize * rows * (K + V),
@@ -113,7 +113,7 @@ def masked_cost(
         elementwise_forward=pairs * (3 + SOFTMAX_FORWARD),  # scale, and block twice
         elementwise_backward=reach * pairs * (3 + SOFTMAX_BACKWARD),
         # Weights, and again before they are blocked; masks, a byte a pair.
-        saved_bytes=itemsize * (pairs + reach * (pairs + rows * (2 * K + V))) + reach * masks * N * N,
+        saved_bytes=max(itemsize, 4) * (pairs + reach * (pairs + rows * (2 * K + V))) + reach * masks * N * N,
         decode=2 * rows * (K + V),
         state_bytes=itemsize * rows * (K + V),
     )

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ortho import cost
+from ortho._checks import unchecked_values
 from ortho.claims.ledger import evidence
 from ortho.claims.rules import all_of, counted, holds, region
 from ortho.claims.verdicts import Finding
@@ -64,12 +65,13 @@ def train(
 ) -> list[float]:
     """AdamW on fresh batches of 32, in place; returns the loss before each step. `watch` is called after each."""
     draw, losses = generator(seed), []
-    optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=learning_rate)
+    optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=learning_rate, fused=True)
     for _ in range(steps):
-        value = loss(model, sequences(task, 32, draw))
-        optimiser.zero_grad()
-        value.backward()
-        optimiser.step()
+        with unchecked_values():  # a number that is not finite would show in the losses
+            value = loss(model, sequences(task, 32, draw))
+            optimiser.zero_grad()
+            value.backward()
+            optimiser.step()
         losses.append(value.item())
         watch(model)
     return losses

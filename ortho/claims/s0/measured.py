@@ -93,7 +93,6 @@ def provenance(records: Sequence[Record]) -> list[tuple[str, ...]]:
             "PyTorch": every("torch"),
             "Python": every("python"),
             "commit": ", ".join(f"`{commit}`" for commit in commits) + ("" if clean else " and changes"),
-            "digest of the code": ", ".join(f"`{o}`" for o in dict.fromkeys(o["digest"][:8] for o in origins)),
             "measured on": dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}",
             "cases": str(len(group)),
         }

@@ -48,12 +48,14 @@ def memory(
     leaves the activations out.
     """
     size = PRECISIONS[precision]
-    cost = of(1, max(length, 1), width, width // HEAD_WIDTH, projection=projection, form=form, itemsize=size.weight)
+    # The sources materialise weights in the precision of the rest; the definition keeps float32, 4 bytes a number.
+    itemsize = 4 if form == "reference" else size.weight
+    cost = of(1, max(length, 1), width, width // HEAD_WIDTH, projection=projection, form=form, itemsize=itemsize)
     return {
         "parameters": size.weight * (cost.trained + cost.frozen),
         "gradients": size.gradient * cost.trained,
         "optimiser": size.optimiser * cost.trained,
-        "activations": cost.saved_bytes if length else 0,
+        "activations": cost.saved_bytes * size.weight // itemsize if length else 0,
     }
 
 

@@ -221,7 +221,7 @@ def ora_properties() -> Finding:
             ),
             "expressiveness of the layer": holds(
                 "what a standard layer computes, a frozen one computes too",
-                errors[0] - solved,
+                max(0.0, errors[0] - solved),
                 lookup.SOLVED,
                 at=f"{task}, best of {len(errors)} draws",
             ),

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, embedding, linear
 
+from ortho._checks import unchecked_values
 from ortho.experiments.resampling import paired_difference
 from ortho.experiments.statistics import Decision, Interval, decide
 from ortho.layers import TransformerBlock
@@ -74,13 +75,15 @@ def _loss(model: Stack, generator: torch.Generator) -> tuple[Tensor, list[Tensor
 @torch.enable_grad()
 def train(model: Stack, steps: int, generator: torch.Generator) -> None:
     """AdamW on fresh batches, in place."""
-    optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=RATE)
-    for _ in range(steps):
-        loss, _ = _loss(model, generator)
-        optimiser.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], 1.0)
-        optimiser.step()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimiser = torch.optim.AdamW(trained, lr=RATE, fused=True)
+    with unchecked_values():  # a number that is not finite would show in the gradients
+        for _ in range(steps):
+            loss, _ = _loss(model, generator)
+            optimiser.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(trained, 1.0)
+            optimiser.step()
 
 
 @torch.enable_grad()

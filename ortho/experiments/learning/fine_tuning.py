@@ -22,7 +22,6 @@ from ortho.adapters.freezing import freeze_qk
 from ortho.experiments.learning import fine_tuning_rows, fitting, rates
 from ortho.experiments.learning.arms import baseline
 from ortho.experiments.learning.rates import TUNING
-from ortho.experiments.provenance import digest
 from ortho.experiments.records import Case, key
 from ortho.experiments.statistics import Decision
 from ortho.layers import MultiheadAttention
@@ -70,18 +69,6 @@ ARMS: Mapping[str, Callable[[nn.Module, torch.Generator], None]] = {
     SCRATCH: _kept,
 }
 
-SOURCES = tuple(
-    sorted(
-        {
-            *fitting.SOURCES,
-            *(f"adapters/{name}.py" for name in ("choosing", "finding", "freezing", "ortho_projection", "rows")),
-            *(f"experiments/learning/{name}.py" for name in ("arms", "fine_tuning", "kinds")),
-            *(f"attention/{name}.py" for name in ("patterns/window", "rotary")),
-            *("orthogonal.py", "projections/__init__.py", "tasks/text.py", "training/checkpoints.py"),
-        }
-    )
-)
-
 
 def case(arm: str, seed: int = TUNING, rate: float | None = None, *, device: str = "cpu", **sizes: int) -> Case:
     """One second stage; `sizes` are by default those of `SIZES`, `first_steps` those of the first stage.
@@ -124,9 +111,8 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
         pretrain(model, old, case, draws["first training"], beside=checkpoint)
     found = {f"{name}, before": values for name, values in tested(model, case, draws["tests"]).items()}
     ARMS[case["arm"]](model, draws["redrawn"])
-    resumed: dict[str, Any] = {"checkpoint": checkpoint, "run": fitting.identity(SOURCES, case)}
     recipe = fitting.recipe(case, weight_decay=WEIGHT_DECAY)
-    learnt = fitting.fit(model, new, recipe, case, draws, looks=LOOKS, keep_best=True, **resumed)
+    learnt = fitting.fit(model, new, recipe, case, draws, looks=LOOKS, keep_best=True, checkpoint=checkpoint)
     found |= tested(model, case, draws["tests"])
     fitting.check_forms(model, new, draws["tests"])
     texts = {"old": text.python_parts().facts(), "new": help_parts().facts()}
@@ -138,14 +124,14 @@ def pretrain(
 ) -> None:
     """The first stage, of which all arms of a seed have the same: the trained weights are put into the model.
 
-    They are kept in a file of this stage and state of the code, in the folder of the file `beside`, where there is one;
+    They are kept in a file of this stage, in the folder of the file `beside`, where there is one;
     so is the way to them, for a run that is killed.
     """
     left_out = ("arm", "rate", "steps", "tested")
     stage = key({name: value for name, value in case.items() if name not in left_out and "decision" not in name})
     name = f"first-{zlib.crc32(stage.encode()):08x}.pt"
     file = None if beside is None else beside.with_name(name)
-    identity = f"{digest(SOURCES)} first stage {stage}"
+    identity = f"first stage {stage}"
     stored = None if file is None else checkpoints.load(file, identity)
     if stored is None:
         first = {**case, "steps": case["first_steps"], "rate": case["first_rate"]}
@@ -228,7 +214,6 @@ FINE_TUNING = fitting.experiment(
     tests=("old, before", "new, before", "old", "new"),
     cases=cases,
     run=run,
-    sources=SOURCES,
     work=work,
     label=label,
 )

@@ -2,7 +2,7 @@
 
 import copy
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +13,6 @@ from torch.nn.functional import cross_entropy
 from ortho._checks import describe
 from ortho.experiments import records
 from ortho.experiments.closeness import assert_close
-from ortho.experiments.provenance import digest
 from ortho.experiments.records import Case, Needs
 from ortho.experiments.runner import Experiment
 from ortho.tasks.task import NONE, Batch, Draw, Task
@@ -30,25 +29,6 @@ TOKENS = 2**15  # of a test batch
 QUANTITIES = ("correct_fraction", "faultless_fraction", "loss_nats")
 Facts = Mapping[str, type]
 FACTS: Facts = {"loss": list, "validation": list, "parameters": int, "train_s": float}
-
-SOURCES = (
-    "_checks.py",
-    "_tokens.py",
-    "_weights.py",
-    "attention/mechanism.py",
-    "attention/operands.py",
-    "attention/softmax.py",
-    "experiments/closeness.py",
-    "experiments/learning/fitting.py",
-    "gates.py",
-    "layers.py",
-    "models.py",
-    "projections/matrices.py",
-    "projections/projection.py",
-    "tasks/task.py",
-    "training/recipe.py",
-    "training/trainer.py",
-)
 
 
 def not_negative(name: str, value: Any) -> int:
@@ -98,13 +78,13 @@ def fit(
     looks: int = 0,
     keep_best: bool = False,
     checkpoint: Path | None = None,
-    run: str = "",
+    run: str | None = None,
 ) -> dict[str, Any]:
     """Train a model in place, and say what that leaves beside its tests: see `facts`.
 
     The batches are of `draws["training"]`, what dropout leaves out of `draws["dropout"]`. The validation part is looked
     at after `looks` steps at even distances, the last one included; with `keep_best` the weights are those of the best
-    look. A run that was killed goes on from its `checkpoint`, if that is of the same `run` (`identity`).
+    look. A run that was killed goes on from its `checkpoint`, if that is of the same `run`, by default this case.
     """
 
     def watch(step: int) -> dict[str, Any]:
@@ -123,7 +103,7 @@ def fit(
             watch=watch,
             keep_best="loss_nats" if keep_best else None,
             checkpoint=checkpoint,
-            identity=run,
+            identity=records.key(case) if run is None else run,
         )
         trainer.run()
     return facts(trainer)
@@ -187,11 +167,6 @@ def check_forms(model: nn.Module, task: Task, generator: torch.Generator) -> Non
         if hasattr(part, "form"):
             cast(Any, part).form = "reference"
     assert_close("fast form", fast(*inputs), exact(*inputs), TOLERANCE)
-
-
-def identity(sources: Sequence[str], case: Case) -> str:
-    """What a checkpoint is of: a case, and a state of the code."""
-    return f"{digest(sources)} {records.key(case)}"
 
 
 def experiment(

@@ -19,21 +19,4 @@ STUDY = Study(
     steps=500,
     tested=128,
 )
-FLIP_FLOP = experiment(
-    STUDY,
-    "attention/alibi.py",
-    "attention/chunking.py",
-    "attention/delta.py",
-    "attention/delta_kernels.py",
-    "attention/distance.py",
-    "attention/forgetting.py",
-    "attention/memory.py",
-    "attention/path.py",
-    "attention/position_delta.py",
-    "attention/position_gates.py",
-    "attention/reflections.py",
-    "attention/rotary.py",
-    "attention/tiles.py",
-    "experiments/learning/flip_flop.py",
-    "tasks/flip_flop.py",
-)
+FLIP_FLOP = experiment(STUDY)

@@ -70,20 +70,6 @@ FEATURES = 32  # of FAVOR+: four for each of the 8 numbers of a head of the leas
 # A hundredth of the images, three or four of the digits tested.
 DECISION = Decision(margin=0.01, level=0.05, higher_is_better=True)
 
-SOURCES = tuple(
-    sorted(
-        {
-            *(name for name in fitting.SOURCES if name != "models.py"),
-            *(f"attention/{name}.py" for name in ("chunking", "exchanged", "factored", "factored_kernels", "favor")),
-            *(f"attention/{name}.py" for name in ("feature_draws", "feature_map", "indexing", "linear", "redrawn")),
-            *(f"attention/positional/{name}.py" for name in ("attention", "pattern", "patterns", "places")),
-            *(f"experiments/learning/{name}.py" for name in ("heads", "images")),
-            *(f"synthesizer/{name}.py" for name in ("by_position", "layer", "source")),
-            *(f"tasks/{name}.py" for name in ("cifar", "digits", "download", "images")),
-            *("encoders.py", "hybrid.py", "orthogonal.py", "positional_layers.py", "stopped.py", "tasks/digits.npz"),
-        }
-    )
-)
 
 ARMS: Mapping[str, tuple[tuple[str, int], ...]] = {
     "learned": (("learned", HEADS),),
@@ -223,8 +209,7 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     task = DATA[case["data"]].task()
     model = build(case, draws["weights"])
     recipe = fitting.recipe(case, weight_decay=WEIGHT_DECAY)
-    resumed: dict[str, Any] = {"checkpoint": checkpoint, "run": fitting.identity(SOURCES, case)}
-    learnt = fitting.fit(model, task, recipe, case, draws, looks=LOOKS, keep_best=True, **resumed)
+    learnt = fitting.fit(model, task, recipe, case, draws, looks=LOOKS, keep_best=True, checkpoint=checkpoint)
     heads = " + ".join(f"{count} {kind}" for kind, count in ARMS[case["arm"]])
     found = fitting.examine(model, task, case, draws)
     return {"seeds": seeds, "repetitions": found, "facts": {**learnt, "heads": heads}}
@@ -256,7 +241,6 @@ IMAGES = fitting.experiment(
     tests=("test",),
     cases=cases,
     run=run,
-    sources=SOURCES,
     work=work,
     label=label,
 )

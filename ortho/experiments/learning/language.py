@@ -30,22 +30,6 @@ LOOKS = 8
 # Bits a byte. A fiftieth of what these models take, and what an eighth more or fewer steps make.
 DECISION = Decision(margin=0.05, level=0.05, higher_is_better=False)
 
-SOURCES = tuple(
-    sorted(
-        {
-            *fitting.SOURCES,
-            *(f"attention/{name}.py" for name in ("alibi", "chunking", "delta", "delta_kernels")),
-            *(f"attention/{name}.py" for name in ("distance", "exchanged", "factored")),
-            *(f"attention/{name}.py" for name in ("factored_kernels", "favor", "feature_draws", "feature_map")),
-            *(f"attention/{name}.py" for name in ("indexing", "linear", "memory", "redrawn", "rotary", "tiles")),
-            *(f"attention/patterns/{name}.py" for name in ("kept", "layouts", "orders", "parts", "pattern", "window")),
-            *(f"attention/positional/{name}.py" for name in ("attention", "pattern", "patterns", "places")),
-            *(f"experiments/learning/{name}.py" for name in ("arms", "heads", "kinds", "language")),
-            *(f"synthesizer/{name}.py" for name in ("by_position", "by_token", "layer", "source")),
-            *("hybrid.py", "orthogonal.py", "positional_layers.py", "stopped.py", "tasks/text.py"),
-        }
-    )
-)
 
 MATCHED = ("flop", "parameters", "steps")
 LIMITS = (50_000, 200_000, 1_000_000)  # bytes to train on; 0 is all there are
@@ -118,8 +102,7 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     sizes: dict[str, Any] = {"d_ff": case["d_ff"], "dropout": case["dropout"]}
     model = arm.build(text.VOCAB_SIZE, case["d"], case["L"], generator=draws["weights"], **sizes).to(case["device"])
     recipe = fitting.recipe(case, weight_decay=WEIGHT_DECAY)
-    resumed: dict[str, Any] = {"checkpoint": checkpoint, "run": fitting.identity(SOURCES, case)}
-    learnt = fitting.fit(model, task, recipe, case, draws, looks=LOOKS, keep_best=True, **resumed)
+    learnt = fitting.fit(model, task, recipe, case, draws, looks=LOOKS, keep_best=True, checkpoint=checkpoint)
     facts = {**learnt, "kinds": arm.describe(), "text": parts.facts()}
     return {"seeds": seeds, "repetitions": fitting.examine(model, task, case, draws), "facts": facts}
 
@@ -193,7 +176,7 @@ def label(case: Case) -> str:
 
 
 def _experiment(name: str, title: str, cases: Callable[[str], list[Case]]) -> Experiment:
-    own: dict[str, Any] = {"cases": cases, "run": run, "sources": SOURCES, "work": work, "label": label}
+    own: dict[str, Any] = {"cases": cases, "run": run, "work": work, "label": label}
     return fitting.experiment(name, title, case("learned"), language_rows, tests=("test",), **own)
 
 

@@ -96,16 +96,6 @@ BYTES_SPEED = Experiment(
     title="the training step of the language models of bytes, all arms in turn",
     cases=cases,
     run=run,
-    sources=tuple(
-        sorted(
-            {
-                *language.SOURCES,
-                "experiments/clock.py",
-                "experiments/learning/language_speed.py",
-                "experiments/stopwatch.py",
-            }
-        )
-    ),
     work=work,
     label=label,
     line=language_speed_rows.line,

@@ -96,8 +96,7 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     for stage in STAGES:
         if stage == "trained":
             recipe = fitting.recipe(case, weight_decay=study.weight_decay)
-            identity = fitting.identity(POSITIONAL_HEADS.sources, case)
-            trained = fitting.fit(model, study.task, recipe, case, draws, checkpoint=checkpoint, run=identity)
+            trained = fitting.fit(model, study.task, recipe, case, draws, checkpoint=checkpoint)
         for name, quantities, pattern in heads(model, inputs, case, batch):
             found[f"{stage}, {name}"], nearest[f"{stage}, {name}"] = quantities, pattern
     return {"seeds": seeds, "repetitions": found, "facts": {"nearest": nearest, **trained}}
@@ -215,37 +214,6 @@ POSITIONAL_HEADS = Experiment(
     title="how positional the heads of the trained models are",
     cases=cases,
     run=run,
-    sources=tuple(
-        sorted(
-            (
-                *learning.SOURCES,
-                "attention/alibi.py",
-                "attention/chunking.py",
-                "attention/distance.py",
-                "attention/forgetting.py",
-                "attention/memory.py",
-                "attention/path.py",
-                "attention/position_delta.py",
-                "attention/position_gates.py",
-                "attention/positional/attention.py",
-                "attention/positional/pattern.py",
-                "attention/positional/patterns.py",
-                "attention/reflections.py",
-                "attention/rotary.py",
-                "attention/tiles.py",
-                "experiments/learning/flip_flop.py",
-                "experiments/learning/positional_heads.py",
-                "experiments/learning/recall.py",
-                "experiments/learning/state_tracking.py",
-                "tasks/drawing.py",
-                "tasks/flip_flop.py",
-                "tasks/recall.py",
-                "tasks/state_tracking.py",
-                "theory/estimates.py",
-                "theory/positionalness.py",
-            )
-        )
-    ),
     work=work,
     label=lambda case: f"{case['task']}: {learning.label(case)}",
     line=positional_heads_rows.line,

@@ -26,17 +26,4 @@ STUDY = Study(
     H=4,
     steps=1200,
 )
-RECALL = experiment(
-    STUDY,
-    "attention/chunking.py",
-    "attention/delta.py",
-    "attention/delta_kernels.py",
-    "attention/factored.py",
-    "attention/factored_kernels.py",
-    "attention/feature_map.py",
-    "attention/linear.py",
-    "attention/memory.py",
-    "experiments/learning/recall.py",
-    "tasks/drawing.py",
-    "tasks/recall.py",
-)
+RECALL = experiment(STUDY)

@@ -35,21 +35,5 @@ PERMUTATIONS_STUDY = Study(
     seeds=(*SEEDS, 6, 7, 8, 9),  # some runs do not learn this task at all
 )
 
-_SOURCES = (
-    "attention/chunking.py",
-    "attention/delta.py",
-    "attention/delta_kernels.py",
-    "attention/delta_product.py",
-    "attention/memory.py",
-    "attention/product_gates.py",
-    "experiments/learning/state_tracking.py",
-    "tasks/state_tracking.py",
-)
-_LINEAR = (
-    "attention/factored.py",
-    "attention/factored_kernels.py",
-    "attention/feature_map.py",
-    "attention/linear.py",
-)
-PARITY = experiment(PARITY_STUDY, *_SOURCES, *_LINEAR)
-PERMUTATIONS = experiment(PERMUTATIONS_STUDY, *_SOURCES)
+PARITY = experiment(PARITY_STUDY)
+PERMUTATIONS = experiment(PERMUTATIONS_STUDY)

@@ -7,7 +7,7 @@ arms of a seed see the same batches.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,6 @@ from ortho.tasks.task import Task, check_answers
 RATES = (3e-3, 1e-2)
 SEEDS = (1, 2, 3, 4, 5)
 SECONDS_PER_TOKEN = 5e-6
-SOURCES = (*fitting.SOURCES, "experiments/learning/study.py")
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ def cases(study: Study, device: str) -> list[Case]:
     return [*tuning, *rates.with_chosen(study.name, own)]
 
 
-def run(study: Study, case: Case, *, sources: Sequence[str] = (), checkpoint: Path | None = None) -> dict[str, Any]:
+def run(study: Study, case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     """Train and test one model; a run that was killed goes on from its `checkpoint`.
 
     Raises AssertionError if a drawn answer is not what the task's solver says, or if the trained model's fast form does
@@ -111,9 +110,8 @@ def run(study: Study, case: Case, *, sources: Sequence[str] = (), checkpoint: Pa
     draws = fitting.generators(seeds)
     model = build(study, case, draws["weights"])
     check_answers(study.task, draws["checks"])
-    resumed: dict[str, Any] = {"checkpoint": checkpoint, "run": fitting.identity(sources, case)}
     recipe = fitting.recipe(case, weight_decay=study.weight_decay)
-    learnt = fitting.fit(model, study.task, recipe, case, draws, looks=study.looks, **resumed)
+    learnt = fitting.fit(model, study.task, recipe, case, draws, looks=study.looks, checkpoint=checkpoint)
     found = fitting.examine(model, study.task, case, draws)
     return {"seeds": seeds, "repetitions": found, "facts": {"arm": plain(study.arms[case["arm"]]), **learnt}}
 
@@ -150,10 +148,9 @@ def label(case: Case) -> str:
     return f"{case['arm']} seed={case['seed']} rate={case['rate']:g}"
 
 
-def experiment(study: Study, *sources: str) -> Experiment:
-    """The experiment of a study; `sources` are the files on which it depends beside `SOURCES`."""
+def experiment(study: Study) -> Experiment:
+    """The experiment of a study."""
     example = case(study, next(iter(study.arms)))
-    everything = tuple(sorted({*SOURCES, *sources}))
     return fitting.experiment(
         study.name,
         study.title,
@@ -161,8 +158,7 @@ def experiment(study: Study, *sources: str) -> Experiment:
         rows,
         tests=tuple(study.task.tests),
         cases=partial(cases, study),
-        run=partial(run, study, sources=everything),
-        sources=everything,
+        run=partial(run, study),
         work=work,
         label=label,
     )

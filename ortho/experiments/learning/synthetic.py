@@ -47,22 +47,6 @@ ARMS = ("learned", "frozen", "stopped", "1 learned + 3 positional", "linear", "d
 SIZES = {"cpu": {"d": 64, "H": 4, "L": 2, "tested": 256}, "cuda": {"d": 128, "H": 4, "L": 2, "tested": 1024}}
 LONGER = {"cpu": 1, "cuda": 4}  # times the steps
 
-SOURCES = tuple(
-    sorted(
-        {
-            *fitting.SOURCES,
-            *(f"attention/{name}.py" for name in ("chunking", "delta", "delta_kernels", "exchanged")),
-            *(f"attention/{name}.py" for name in ("factored", "factored_kernels", "feature_map")),
-            *(f"attention/{name}.py" for name in ("indexing", "linear", "memory", "rotary")),
-            *(f"attention/positional/{name}.py" for name in ("attention", "pattern", "patterns", "places")),
-            "attention/patterns/window.py",
-            *(f"experiments/learning/{name}.py" for name in ("arms", "heads", "kinds", "synthetic")),
-            *(f"tasks/{name}.py" for name in ("copying", "drawing", "induction", "modular_addition", "mqar", "needle")),
-            *("hybrid.py", "orthogonal.py", "positional_layers.py", "stopped.py"),
-        }
-    )
-)
-
 
 @cache
 def task(name: str) -> Task:
@@ -114,8 +98,7 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     arm = replace(arms(case["H"], case["N"])[case["arm"]], embeddings="learned")
     model = arm.build(own.vocab_size, case["d"], case["L"], generator=draws["weights"]).to(case["device"])
     recipe = fitting.recipe(case, weight_decay=WEIGHT_DECAY)
-    resumed: dict[str, Any] = {"checkpoint": checkpoint, "run": fitting.identity(SOURCES, case)}
-    learnt = fitting.fit(model, own, recipe, case, draws, looks=LOOKS, **resumed)
+    learnt = fitting.fit(model, own, recipe, case, draws, looks=LOOKS, checkpoint=checkpoint)
     facts = {**learnt, "kinds": arm.describe(), "title": own.title}
     return {"seeds": seeds, "repetitions": fitting.examine(model, own, case, draws), "facts": facts}
 
@@ -144,7 +127,6 @@ SYNTHETIC = fitting.experiment(
     synthetic_rows,
     cases=cases,
     run=run,
-    sources=SOURCES,
     work=work,
     label=label,
 )

@@ -65,21 +65,6 @@ DECISIONS = {
     "transduction": Decision(margin=0.05, level=0.05, higher_is_better=True),
 }
 
-SOURCES = tuple(
-    sorted(
-        {
-            *(name for name in fitting.SOURCES if name not in ("gates.py", "models.py")),
-            *(f"attention/positional/{name}.py" for name in ("attention", "pattern", "patterns", "places")),
-            *(f"experiments/learning/{name}.py" for name in ("translating", "translating_arms")),
-            *(f"attention/decoding/{name}.py" for name in ("__init__", "cache", "keys_values")),
-            *(f"attention/{name}.py" for name in ("chunking", "exchanged", "indexing", "patterns/pattern")),
-            *("decoder_block.py", "encoder_decoder.py", "hybrid.py", "orthogonal.py"),
-            *("positional_layers.py", "stopped.py"),
-            *(f"tasks/{name}.py" for name in ("download", "pairs", "subwords", "transduction", "translation")),
-        }
-    )
-)
-
 
 def case(
     task: str, arm: str, seed: int = TUNING, rate: float | None = None, *, pairs: int, device: str = "cpu", **sizes: int
@@ -125,8 +110,7 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     model = build(case["arm"], task.vocab_size, case["d"], case["L"], **own).to(case["device"])
     recipe = fitting.recipe(case, weight_decay=WEIGHT_DECAY)
     looked = {**case, "tested": case["looked"]}
-    resumed: dict[str, Any] = {"checkpoint": checkpoint, "run": fitting.identity(SOURCES, case)}
-    learnt = fitting.fit(model, task, recipe, looked, draws, looks=LOOKS, keep_best=True, **resumed)
+    learnt = fitting.fit(model, task, recipe, looked, draws, looks=LOOKS, keep_best=True, checkpoint=checkpoint)
     known = task if texts is None else texts.task  # whose pairs are of all lengths at once
     seen = fitting.evaluate(model, known.train, looked, draws["tests"])
     facts = {**learnt, "seen": {name: values[0] for name, values in seen.items()}, **shape(task, case["B"])}
@@ -219,7 +203,7 @@ def label(case: Case) -> str:
 def _experiment(task: str, title: str) -> Experiment:
     example = case(task, "8 learned", pairs=next(iter(STEPS[task]["cpu"])))
     facts = {**fitting.FACTS, "source_tokens": float, "target_tokens": float, "vocab_size": int}
-    own: dict[str, Any] = {"cases": partial(cases, task), "run": run, "sources": SOURCES, "work": work, "label": label}
+    own: dict[str, Any] = {"cases": partial(cases, task), "run": run, "work": work, "label": label}
     tests = (translating_rows.TESTS[task],)
     return fitting.experiment(task, title, example, translating_rows, tests=tests, facts=facts, **own)
 

@@ -1,0 +1,116 @@
+"""Which rows of which linear layers make the queries and keys of a head: the table of layouts that are known."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+WIDTHS = ("head_dim", "attention_head_size", "key_value_proj_dim", "head_size")  # what layers call K
+COUNTS = ("num_attention_heads", "num_heads", "n_heads", "n_head")  # H
+KV_COUNTS = ("num_key_value_heads", "num_kv_heads")  # and G, where they or their configurations say it
+
+Sizes = tuple[int, int, int]  # (H, G, K)
+
+
+@dataclass(frozen=True)
+class Source:
+    """The linear layer `name`, and what its outputs are: `holds` has "q", "k", "v" in their order.
+
+    Each of these parts has its heads side by side; with `by_head` each head of keys has its parts side by side: its
+    queries, H/G heads of them, its keys and its values.
+    """
+
+    name: str
+    holds: str
+    by_head: bool = False
+
+    def rows(self, part: str, head: int, sizes: Sizes) -> range:
+        """The outputs that are this head of queries, "q", or keys, "k"."""
+        H, G, K = sizes
+        shares = {name: H // G if name == "q" else 1 for name in self.holds}  # heads of a part for each head of keys
+        before = sum(shares[name] for name in self.holds[: self.holds.index(part)])
+        if self.by_head:
+            group, within = divmod(head, shares[part])
+            first = group * sum(shares.values()) + before + within
+        else:
+            first = before * G + head
+        return range(first * K, (first + 1) * K)
+
+    def heads(self, H: int, G: int) -> int:
+        """How many heads its outputs are, queries, keys and values together."""
+        return sum(H if part == "q" else G for part in self.holds)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a layer's queries and keys come from: one linear layer, if `k` is None, or two.
+
+    The sizes are those that the layer or its configuration says, unless they are given. `classes` are the names of the
+    classes that have this layout, by default any: a fused matrix does not show in which order it holds its parts.
+    `beside` are other projections of queries or keys, which stay as they are.
+    """
+
+    q: Source
+    k: Source | None = None
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    classes: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+
+    def source(self, part: str) -> Source:
+        """Where "q" or "k" comes from."""
+        return self.q if part == "q" or self.k is None else self.k
+
+    def names(self) -> list[str]:
+        """The linear layers, each once."""
+        return list(dict.fromkeys(self.source(part).name for part in "qk"))
+
+    def sizes(self, module: nn.Module, outputs: dict[str, int]) -> Sizes | None:
+        """(H, G, K) of a layer whose linear layers have so many outputs; None if they do not fit what it says."""
+        owners = module, getattr(module, "config", None)
+        said = [next((n for owner in owners for n in _integers(owner, names)), None) for names in (COUNTS, KV_COUNTS)]
+        H, G = self.num_heads or said[0], self.num_kv_heads or said[1]
+        K = next(_integers(module, WIDTHS), None)
+        q, k = self.source("q"), self.source("k")
+        if len(q.holds) == 1 and (K or H):
+            K = K or outputs[q.name] // (H or 1)
+            H = H or outputs[q.name] // K
+        if not H:
+            return None
+        if len(k.holds) == 1 and K:
+            G = G or outputs[k.name] // K
+        G = G or H
+        K = K or outputs[q.name] // q.heads(H, G)
+        fits = K and H % G == 0 and all(outputs[source.name] == source.heads(H, G) * K for source in (q, k))
+        return (H, G, K) if fits else None
+
+
+def _integers(owner: Any, names: Sequence[str]) -> Iterator[int]:
+    """What the owner has by these names, where that is a number."""
+    return (size for name in names if isinstance(size := getattr(owner, name, None), int) and size > 0)
+
+
+def _fused(name: str, *classes: str, by_head: bool = False) -> Layout:
+    return Layout(Source(name, "qkv", by_head), classes=classes)
+
+
+def _apart(q: str, k: str, **kwargs: Any) -> Layout:
+    return Layout(Source(q, "q"), Source(k, "k"), **kwargs)
+
+
+LAYOUTS = (  # the first that fits a layer holds
+    _apart("q_proj", "k_proj"),  # Llama and its kin, OPT, BART, CLIP, ViT
+    _apart("query", "key"),  # BERT, RoBERTa
+    _apart("q_lin", "k_lin"),  # DistilBERT
+    _apart("q", "k"),  # T5
+    _apart("query_proj", "key_proj", classes=("DisentangledSelfAttention",), beside=("pos_query_proj", "pos_key_proj")),
+    Layout(Source("q_attn", "q"), Source("c_attn", "kv"), classes=("GPT2Attention",)),  # to an encoder
+    _fused("c_attn", "GPT2Attention", "DecisionTransformerGPT2Attention"),
+    _fused("qkv", "Attention", "WindowAttention"),  # timm
+    _fused("qkv", "BlipAttention", "SamVisionAttention", "SamVisionSdpaAttention", "VisionAttention"),
+    _fused("qkv_proj", "Phi3Attention"),
+    _fused("Wqkv", "ModernBertAttention", "MptAttention"),
+    _fused("query_key_value", "GPTNeoXAttention", "FalconAttention", "BloomAttention", by_head=True),
+    _fused("in_proj", "DisentangledSelfAttention", by_head=True),  # DeBERTa
+)

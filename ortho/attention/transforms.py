@@ -1,0 +1,69 @@
+"""What `torch.compile`, `torch.func` and forward differentiation may do to a function, and what they may not."""
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd import Function, forward_ad
+
+REFUSAL = (
+    "torch.func: expected a plain call, as the fast form has no transforms and no forward derivatives; its reference "
+    "form has"
+)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def uncompiled(function: F) -> F:
+    """`function` as Python runs it: `torch.compile` breaks its graph before and behind it, and traces nothing of it.
+
+    For what depends on numbers, such as which keys are chosen, and on sizes as integers. The compiler is not imported
+    before somebody else has, since that takes seconds.
+    """
+    plain: list[Callable[..., Any]] = []
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_exporting():
+            raise RuntimeError(f"torch.export: expected a function that can be traced, got {function.__name__}")
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if not plain:
+            plain.append(torch.compiler.disable(function))
+        return plain[0](*args, **kwargs)
+
+    # By which the compiler knows what to leave alone, as `torch.compiler.disable` marks it.
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    call._torchdynamo_disable_msg = "tables are made of sizes and numbers"  # type: ignore[attr-defined]
+    return call  # type: ignore[return-value]
+
+
+def transformed() -> bool:
+    """Whether this runs under a transform of `torch.func`, or where numbers may carry a forward derivative."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+class Kernel(Function):
+    """A function whose gradient is written out, backward and once: no transform knows how to differentiate it."""
+
+    @classmethod
+    def apply(cls, *args: Any, **kwargs: Any) -> Any:
+        """RuntimeError under a transform, and for numbers with a forward derivative."""
+        if transformed() and torch._C._are_functorch_transforms_active():
+            raise RuntimeError(REFUSAL)
+        no_forward_derivative(*args)
+        return super().apply(*args, **kwargs)
+
+
+def no_forward_derivative(*operands: Any) -> None:
+    """RuntimeError for numbers that carry a forward derivative, which a fused kernel has not."""
+    if transformed() and forward_ad._current_level >= 0 and any(map(_is_dual, operands)):
+        raise RuntimeError(REFUSAL)
+
+
+def _is_dual(x: Any) -> bool:
+    return isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None

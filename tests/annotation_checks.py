@@ -1,0 +1,53 @@
+"""Annotations of the package, shapes among them, checked at run time: in each test the first calls of each function.
+
+Checked at every call they would take more time than what they check. Calls are counted anew in each test, so that what
+one test finds does not depend on those before it.
+"""
+
+from collections import Counter
+from functools import partial, wraps
+from inspect import isclass
+
+import jaxtyping
+from beartype import BeartypeConf, beartype
+
+CALLS = 8
+typechecker = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int may stand for a float, as with mypy
+_jaxtyped = jaxtyping.jaxtyped
+_calls, _checking = Counter(), True
+
+
+def begin_test(checking: bool) -> None:
+    """Count calls anew, and say whether they are checked."""
+    global _checking
+    _checking = checking
+    _calls.clear()
+
+
+def install() -> None:
+    """Let what is imported of the package from now on be checked."""
+    jaxtyping.install_import_hook("ortho", "annotation_checks.typechecker")
+    jaxtyping.jaxtyped = _first_calls  # by this name the hook decorates every function and class
+
+
+def _first_calls(decorated=None, *, typechecker):
+    if decorated is None:
+        return partial(_first_calls, typechecker=typechecker)
+    if isclass(decorated):
+        if "__dataclass_fields__" in vars(decorated):
+            decorated.__init__ = _first_calls(decorated.__init__, typechecker=typechecker)
+        return decorated
+    code, checked = decorated.__code__, None
+    if not _checking and "<locals>" in decorated.__qualname__:
+        return decorated  # FlexAttention looks at what it is given
+
+    @wraps(decorated)
+    def call(*args, **kwargs):
+        nonlocal checked
+        if not _checking or _calls[code] == CALLS:
+            return decorated(*args, **kwargs)
+        _calls[code] += 1
+        checked = checked or _jaxtyped(decorated, typechecker=typechecker)
+        return checked(*args, **kwargs)
+
+    return call

@@ -1,0 +1,61 @@
+"""torch.func and forward derivatives: a definition serves them, a fast form does or says that it cannot."""
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+from ortho import MECHANISMS
+
+OURS = "^torch.func: expected a plain call, as the fast form has no transforms and no forward derivatives"
+CHOOSING = [name for name, m in MECHANISMS.items() if m.family == "dynamic" and name != "sparse-linear"]
+WHOLE = [name for name in MECHANISMS if name not in CHOOSING]
+
+
+def drawn(*lead):
+    return [torch.randn(*lead, 5, 4, generator=torch.Generator().manual_seed(s), dtype=torch.float64) for s in range(3)]
+
+
+def call(name, form):
+    m = MECHANISMS[name]
+    return lambda q, k, v: m.form(form)(q, k, v, is_causal=m.causal)
+
+
+def same(a, b):
+    """Two float64 computations of the same; fits are singular up to 1e6."""
+    torch.testing.assert_close(a, b, atol=1e-8, rtol=1e-8)
+
+
+def expected_of(function, plain, form):
+    """The function's result, which is the plain one; or, of a fast form, our refusal."""
+    if form == "fast":
+        try:
+            result = function()
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError, match=OURS):
+                raise error
+            return
+    else:
+        result = function()
+    same(result, plain)
+
+
+@pytest.mark.unchecked
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of what PyTorch does itself
+@pytest.mark.parametrize("form", ["reference", "fast"])
+@pytest.mark.parametrize("name", WHOLE)
+def test_transforms(name, form):
+    """The gradient, a map over a batch, and a forward derivative."""
+    f, (q, k, v) = call(name, form), drawn(2)
+    leaf = v.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(f(q, k, leaf).square().sum(), leaf)
+    expected_of(lambda: torch.func.grad(lambda v: f(q, k, v).square().sum())(v), gradient, form)
+    tangent = torch.ones_like(v)
+    along = f(q, k, v + tangent) - f(q, k, v)  # linear in v, but for losses of the values
+    if not name.startswith("ttt"):
+        expected_of(lambda: torch.func.jvp(lambda v: f(q, k, v), (v,), (tangent,))[1], along, form)
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(v, tangent)
+            expected_of(lambda: forward_ad.unpack_dual(f(q, k, dual)).tangent, along, form)
+    many = drawn(3, 2)
+    each = torch.stack([f(*x) for x in zip(*many, strict=True)])
+    expected_of(lambda: torch.func.vmap(f)(*many), each, form)

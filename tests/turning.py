@@ -1,0 +1,138 @@
+"""A verdict rests on its evidence if it turns when the thing that the claim is about is broken.
+
+A `Turn` breaks functions, closed forms, modules or records, never the evidence function or the rule, and says which
+verdict must come out of that. The claim is judged by fresh copies of the evidence modules, whose constants and caches
+know only the broken world. Evidence that returned the same finding whatever it is about would keep its verdict.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import pytest
+
+import ortho.claims
+from ortho.claims import Ledger, Verdict, catalogue, judge
+from ortho.claims.ledger import Entry, _ledger
+
+PAGE = Path(__file__).parents[1] / "book" / "ledger.ipynb"
+_EVIDENCE = re.compile(r"ortho\.claims\.s\d+(\..+)?")
+_JUDGES = re.compile(r"ortho\.claims\.(rules|outcomes|verdicts|figures|ledger|catalogue)")
+
+Change = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The verdict in a broken world, and the changes that break it.
+
+    `changes` maps a dotted name, with a key in brackets for an entry of a dictionary
+    ('ortho.attention.MECHANISMS[gla]'), to what makes the broken thing of the sound one. Names of the library are
+    changed before the evidence is imported anew, so that evidence which imports them finds the broken ones; names in
+    evidence modules afterwards. `fails` is the reason why the verdict does not turn although it should.
+    """
+
+    to: Verdict
+    changes: Mapping[str, Change]
+    fails: str = ""
+
+
+def constantly(value: Any) -> Change:
+    """Replaces anything by this value."""
+    return lambda _: value
+
+
+def answering(value: Any) -> Change:
+    """Replaces a function by one that returns this value for all arguments."""
+    return lambda _: lambda *args, **kwargs: value
+
+
+def giving(change: Change) -> Change:
+    """Replaces a function by one that changes what the sound one returns."""
+    return lambda sound: lambda *args, **kwargs: change(sound(*args, **kwargs))
+
+
+def cases(turns: Mapping[str, Turn]) -> list[Any]:
+    """Parameters (claim id, turn) of a test; those that fail are expected to."""
+    return [
+        pytest.param(claim_id, turn, id=claim_id, marks=pytest.mark.xfail(reason=turn.fails) if turn.fails else ())
+        for claim_id, turn in turns.items()
+    ]
+
+
+def check(claim_id: str, turn: Turn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sound world gives the published verdict, the broken one that of the turn, which is another."""
+    sound = judge(claim_id)
+    assert sound.verdict == published(claim_id), "judged now and on the ledger's page"
+    assert turn.to != sound.verdict, "a turn leads to another verdict"
+    with monkeypatch.context() as patch:
+        broken = judged_anew(claim_id, turn.changes, patch)
+    assert broken.verdict == turn.to, f"in the broken world: {broken.ours}"
+
+
+def check_complete(documents: Iterable[str], turns: Mapping[str, Turn], left_out: Mapping[str, str]) -> None:
+    """Each claim of the documents has a turn or a reason why it has none."""
+    claims = {claim.id for claim in catalogue().claims.values() if claim.document in documents}
+    assert not turns.keys() & left_out.keys()
+    assert turns.keys() | left_out.keys() == claims
+    assert all(left_out.values())
+
+
+def check_notices_a_constant(claim_id: str, turn: Turn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evidence replaced by the finding that it has now does not turn, and that is noticed."""
+    judge(claim_id)
+    finding, enter = _ledger()._findings[claim_id], Ledger.evidence
+
+    def constant(self: Ledger, name: str, *, chapter: str) -> Change:
+        return lambda function: enter(self, name, chapter=chapter)((lambda: finding) if name == claim_id else function)
+
+    monkeypatch.setattr(Ledger, "evidence", constant)
+    with pytest.raises(AssertionError, match="in the broken world"):
+        check(claim_id, turn, monkeypatch)
+
+
+def published(claim_id: str) -> str:
+    """The verdict on the ledger's page, as its stored output has it."""
+    found = set(re.findall(rf"\[{re.escape(claim_id)}\]\(#[^)]*\)<br>\*\*(\w+)\*\*", PAGE.read_text("utf-8")))
+    assert len(found) == 1, f"{claim_id}: expected one verdict in {PAGE.name}, got {sorted(found)}"
+    return found.pop()
+
+
+def judged_anew(claim_id: str, changes: Mapping[str, Change], monkeypatch: pytest.MonkeyPatch) -> Entry:
+    """The claim by evidence modules that are imported with the changes made; `monkeypatch` takes all of it back."""
+    judge(claim_id)  # so that all modules of its document are imported, and come back
+    home = _ledger()._evidence[claim_id][0].__module__
+    anew = Ledger(catalogue())
+    monkeypatch.setattr(sys.modules[Ledger.__module__], "_ledger", lambda: anew)
+    for name in [name for name in sys.modules if _EVIDENCE.fullmatch(name)]:
+        monkeypatch.delitem(sys.modules, name)
+        package, _, child = name.rpartition(".")
+        if package == ortho.claims.__name__:  # the new import replaces this attribute
+            monkeypatch.setattr(ortho.claims, child, getattr(ortho.claims, child))
+    late = [target for target in changes if _EVIDENCE.match(target)]
+    for target in [target for target in changes if target not in late]:
+        _change(target, changes[target], monkeypatch)
+    import_module(home)
+    functions = [function for function, _ in anew._evidence.values()]
+    for target in late:
+        assert resolve_name(target.partition("[")[0]) not in functions, f"{target}: expected no evidence function"
+        _change(target, changes[target], monkeypatch)
+    return anew.judge(claim_id)
+
+
+def _change(target: str, change: Change, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _, item = target.removesuffix("]").partition("[")
+    owner, _, name = path.rpartition(".")
+    place = resolve_name(path if item else owner)
+    sound = place[item] if item else getattr(place, name)
+    defined = f"{getattr(sound, '__module__', '')} {path}"
+    assert not _JUDGES.search(defined), f"{target}: expected the subject of a claim, got what judges it"
+    if item:
+        monkeypatch.setitem(place, item, change(sound))
+    else:
+        monkeypatch.setattr(place, name, change(sound))
