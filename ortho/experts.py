@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.functional import gelu, linear, one_hot, silu
 
 from ortho import _checks
+from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, Int, Tensor
 from ortho._weights import new_weight
 from ortho.attention.indexing import indexing
@@ -130,7 +131,7 @@ class MixtureOfExperts(nn.Module):
 
     def route(self, x: Float[Tensor, "B N d"]) -> Routing:
         """Which experts each token picks, and which of them have room for it."""
-        with torch.autocast(x.device.type, enabled=False):  # a close choice is not left to half precision
+        with no_autocast(x):  # a close choice is not left to half precision
             working = torch.promote_types(x.dtype, torch.float32)
             probabilities = linear(x.to(working), self.weight_router.to(working)).softmax(-1)
         experts = probabilities.topk(self.top_k).indices

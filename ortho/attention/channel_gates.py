@@ -8,6 +8,7 @@ $S_t = (I - \beta_t k_t k_t^T)\, \mathrm{Diag}(a_t)\, S_{t-1} + \beta_t k_t v_t^
 import torch
 
 from ortho import _checks
+from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention import memory
 from ortho.attention.channel_gates_cost import gla_cost, kda_cost
@@ -40,7 +41,7 @@ def gated_linear_attention_reference(
     `log_decay` above 0 or not finite.
     """
     x = _adding(q, k, v, log_decay, is_causal, attn_mask, scale, initial_state)
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         o, S = memory.recurrence(x.q, x.k, x.v, None, x.log_decay, x.S, is_causal=is_causal, erase=False)
     o = o.to(x.dtype)
     return (o, (S,)) if return_state else o
@@ -62,7 +63,7 @@ def gated_linear_attention(
     """`gated_linear_attention_reference` by matrix products over chunks, as `kimi_delta_attention` goes over them."""
     chunk = default_chunk(k) if chunk is None else _checks.positive_int("chunk", chunk)
     x = _adding(q, k, v, log_decay, is_causal, attn_mask, scale, initial_state)
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         o, S = _by_chunks(x, is_causal, chunk)
     o = o.to(x.dtype)
     return (o, (S,)) if return_state else o
@@ -99,7 +100,7 @@ def kimi_delta_attention_reference(
         scale=scale,
         initial_state=initial_state,
     )
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         o, S = memory.recurrence(x.q, x.k, x.v, x.beta, x.log_decay, x.S, is_causal=is_causal)
     o = o.to(x.dtype)
     return (o, (S,)) if return_state else o
@@ -142,7 +143,7 @@ def kimi_delta_attention(
     )
     if x.beta is None:
         x = x._replace(beta=torch.ones_like(x.k[..., 0]))
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         o, S = _by_chunks(x, is_causal, chunk)
     o = o.to(x.dtype)
     return (o, (S,)) if return_state else o

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ortho._autocast import no_autocast
+
 # Within a chunk of C the weights are materialised, N C numbers; from chunk to chunk a memory is carried, N m V / C
 # numbers. The two are equal at C = sqrt(m V), which is 64 for heads of width 64; at m = 256, 64 was the fastest too.
 CHUNK = 64
@@ -84,7 +86,7 @@ def once(backward: Callable[..., Any]) -> Callable[..., Any]:
             torch.ops.ortho.once(gradients[0])  # looks when the graph runs
         else:
             _refuse_twice(torch.is_grad_enabled())
-        with torch.autocast(gradients[0].device.type, enabled=False):  # the caller's may be on
+        with no_autocast(gradients[0]):  # the caller's may be on
             return backward(ctx, *gradients)
 
     return guarded

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from ortho import _checks
+from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention import memory
 from ortho.attention.chunking import chunks, default_chunk, pad_tokens
@@ -57,7 +58,7 @@ def delta_rule_reference(
         scale=scale,
         initial_state=initial_state,
     )
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         o, S = memory.recurrence(x.q, x.k, x.v, x.beta, x.log_decay, x.S, is_causal=is_causal)
     o = o.to(x.dtype)
     return (o, (S,)) if return_state else o
@@ -97,7 +98,7 @@ def delta_rule(
         scale=scale,
         initial_state=initial_state,
     )
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         o, S = _in_chunks(x, is_causal, chunk)
     o = o.to(x.dtype)
     return (o, (S,)) if return_state else o

@@ -12,6 +12,7 @@ by a product of $n_h$ transitions: for $\beta$ up to 2, by any orthogonal matrix
 import torch
 
 from ortho import _checks
+from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention import memory
 from ortho.attention.chunking import chunks, default_chunk, pad_tokens
@@ -47,7 +48,7 @@ def delta_product_reference(
     gates outside their range and, without `normalise`, for keys with $\beta |k|^2 > 2$.
     """
     steps, x = _operands(q, k, v, beta, more_keys, more_values, normalise, is_causal, attn_mask, scale, initial_state)
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         if is_causal:
             o, S = _by_token(x, steps)
         else:
@@ -90,7 +91,7 @@ def delta_product(
     """
     chunk = default_chunk(k) if chunk is None else _checks.positive_int("chunk", chunk)
     steps, x = _operands(q, k, v, beta, more_keys, more_values, normalise, is_causal, attn_mask, scale, initial_state)
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         o, S = _in_chunks(x, steps, is_causal, chunk)
     o = o.to(x.dtype)
     return (o, (S,)) if return_state else o

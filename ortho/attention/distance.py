@@ -8,9 +8,8 @@ in half precision none: here depths are float64, and are subtracted from each ot
 
 from math import sqrt
 
-import torch
-
 from ortho import _checks
+from ortho._autocast import no_autocast
 from ortho._typing import Float, Size, Tensor
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost
 from ortho.attention.operands import blocked_pairs, masked_softmax, working
@@ -30,7 +29,7 @@ def distance_attention_reference(
 ) -> Float[Tensor, "*batch N V"]:
     """The N x M scores, less the distances of the depths, materialised. A row that may attend to nothing gives 0."""
     dtype = q.dtype
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         q, k, v = (working(x) for x in (q, k, v))
         scores = q @ k.mT * _factor(q, scale) - _distance(q_depth, k_depth, is_causal).to(q.dtype)
         blocked = blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
@@ -57,7 +56,7 @@ def distance_attention(
         distance = _distance(q_depth[..., s.start : s.stop], k_depth[..., : s.end], is_causal)
         return q[..., s.start : s.stop, :] @ k[..., : s.end, :].mT - distance.to(q.dtype)
 
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         q, k, v = (working(x) for x in (q, k, v))
         q = q * _factor(q, scale)
         operands = (q, k, q_depth, k_depth)

@@ -9,6 +9,7 @@ softmax over positions looks at the whole sequence, so that the attention is not
 import torch
 
 from ortho import _checks
+from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.feature_map import root_scale
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost, Mechanism
@@ -33,7 +34,7 @@ def efficient_attention_reference(
     ValueError for a causal call and for a state.
     """
     q, k, v, hidden, dtype = _operands(q, k, v, is_causal, attn_mask, scale, initial_state, return_state)
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         return ((q.softmax(-1) @ _over_positions(k, hidden).mT) @ v).to(dtype)
 
 
@@ -50,7 +51,7 @@ def efficient_attention(
 ) -> Float[Tensor, "*batch N V"]:
     """`efficient_attention_reference` from the right: in time and memory linear in N."""
     q, k, v, hidden, dtype = _operands(q, k, v, is_causal, attn_mask, scale, initial_state, return_state)
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         return (q.softmax(-1) @ (_over_positions(k, hidden).mT @ v)).to(dtype)
 
 

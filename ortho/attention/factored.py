@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import pad
 
 from ortho import _checks
+from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.chunking import chunks, default_chunk, pad_tokens
 from ortho.attention.factored_cost import feature_cost
@@ -94,7 +95,7 @@ def feature_attention_reference(
     known_tokens(same_tokens, q, k)
     k, v = with_past(q, k, v, is_causal, attn_mask, initial_state)
     past = 0 if initial_state is None else initial_state[0].shape[-2]
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         weights = kernel_weights(
             feature_map,
             working(q),
@@ -152,7 +153,7 @@ def feature_attention(
     known_tokens(same_tokens, q, k)
     hidden = hidden_keys(attn_mask, k, initial_state)  # (..., M)
     length, dtype = q.shape[-2], q.dtype
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         q, k, v = (working(x) for x in (q, k, v))
         S, z, peak, start = _memory(initial_state, feature_map, k, v)
         hidden_q = hidden if same_tokens else None

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ortho import _checks
+from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, State
 from ortho.attention.chunking import once
 from ortho.attention.mechanism import AttentionCost, Mechanism
@@ -57,7 +58,7 @@ def flash_attention(
     mask = None
     if attn_mask is not None:  # shared by sequences, it is not spread over them
         mask = flat_mask(attn_mask, q.shape[:-2]).expand(-1, q.shape[-2], keys.shape[-2])
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         operands = (working(x).reshape(-1, *x.shape[-2:]) for x in (q, keys, values))
         o, _ = _Flash.apply(*operands, mask, scale, is_causal, (rows, columns))
     o = o.reshape(*q.shape[:-1], v.shape[-1]).to(q.dtype)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ortho import _checks
+from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.operands import absent_keys, carried, working
@@ -49,7 +50,7 @@ def path_attention_reference(
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together or leave their range.
     """
     q, k, v, r, past, dtype = _operands(q, k, v, directions, beta, is_causal, attn_mask, scale, initial_state)
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         o, keys = reflected_attention_reference(q, k, working(v), r, past, attn_mask)
     return (o.to(dtype), (keys, v)) if return_state else o.to(dtype)
 
@@ -73,7 +74,7 @@ def path_attention(
     Queries are moved from block to block by the product of a block's reflections, as in section 3.3 of the paper.
     """
     q, k, v, r, past, dtype = _operands(q, k, v, directions, beta, is_causal, attn_mask, scale, initial_state)
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         o, keys = reflected_attention(q, k, working(v), r, past, attn_mask, block=block, return_keys=return_state)
     return (o.to(dtype), (keys, v)) if return_state else o.to(dtype)
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ortho import _checks
+from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.memory import gate
@@ -70,7 +71,7 @@ def position_delta_attention_reference(
     """
     gates = (bias_queries, bias_keys, directions, beta)
     k, v, operands = _operands(q, k, v, *gates, is_causal, attn_mask, scale, initial_state)
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         o, keys = reflected_attention_reference(*operands)
     return (o.to(q.dtype), (k, v, keys)) if return_state else o.to(q.dtype)
 
@@ -95,7 +96,7 @@ def position_delta_attention(
     differentiable twice."""
     gates = (bias_queries, bias_keys, directions, beta)
     k, v, operands = _operands(q, k, v, *gates, is_causal, attn_mask, scale, initial_state)
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         o, keys = reflected_attention(*operands, block=block, return_keys=return_state)
     return (o.to(q.dtype), (k, v, keys)) if return_state else o.to(q.dtype)
 

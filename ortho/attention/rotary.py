@@ -11,6 +11,7 @@ from math import inf
 import torch
 
 from ortho import _checks
+from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.mechanism import AttentionCost, Mechanism
 from ortho.attention.operands import working
@@ -99,7 +100,7 @@ def _turned(
         raise ValueError(f"base: expected a positive finite number, got {_checks.describe(base)}")
     past = 0 if initial_state is None else _checks.state(initial_state, "keys", "values", axes=2)[0].shape[-2]
     N, M = q.shape[-2], k.shape[-2]
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         table = angles(past, past + max(N, M), q.shape[-1], base, device=q.device)
         wide = torch.promote_types(q.dtype, torch.float32)
         cos, sin = table.cos().to(wide), table.sin().to(wide)

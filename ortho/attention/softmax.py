@@ -7,6 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from ortho import _checks
+from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.mechanism import (
     FUSED_BACKWARD,
@@ -44,7 +45,7 @@ def softmax_attention_reference(
     _checks.scale_factor(scale)
     k, v = with_past(q, k, v, is_causal, attn_mask, initial_state)
     blocked = blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         x, y, z = (operand.to(torch.promote_types(q.dtype, torch.float32)) for operand in (q, k, v))
         scores = x @ y.mT * (1 / sqrt(q.shape[-1]) if scale is None else scale)  # (..., N, M)
         o = masked_softmax(scores, blocked, empty_rows=attn_mask is not None) @ z  # only a mask can block a whole row
@@ -97,7 +98,7 @@ def _fused(
         q, k, v = (x.reshape(1, -1, *x.shape[-2:]) for x in (q, k, v))
     # The kernels read rows as they lie, and nothing else.
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    with sdpa_kernel(_KERNELS), torch.autocast(q.device.type, enabled=False):
+    with sdpa_kernel(_KERNELS), no_autocast(q):
         o = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale)
     return o.reshape(*lead, *o.shape[-2:])
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ortho._autocast import no_autocast
 from ortho._typing import Size
 from ortho.attention.chunking import once
 from ortho.attention.operands import blocked_pairs, masked_softmax
@@ -82,7 +83,7 @@ def tiled_attention(
     if attn_mask is not None:
         attn_mask = attn_mask.expand(torch.broadcast_shapes(attn_mask.shape, (queries, v.shape[-2])))
     is_causal = is_causal and queries > 1  # a lone query is the last: it has no future
-    with torch.autocast(v.device.type, enabled=False):
+    with no_autocast(v):
         return _Tiles.apply(
             scores, list(spans(queries, v.shape[-2], tile, is_causal)), is_causal, attn_mask, v, *operands
         )

@@ -19,6 +19,7 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from ortho import _checks
+from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.memory import gate, unit
@@ -93,7 +94,7 @@ def ttt_attention_reference(
     not depend on the values).
     """
     dtype = q.dtype
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         q, k, v, rates, hidden, memory = _operands(
             q, k, v, loss, eta, batch, normalise, is_causal, attn_mask, scale, initial_state
         )
@@ -137,7 +138,7 @@ def ttt_attention(
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
     """`ttt_attention_reference` by products over whole mini-batches; arguments, state and errors are the same."""
     dtype = q.dtype
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         q, k, v, rates, hidden, memory = _operands(
             q, k, v, loss, eta, batch, normalise, is_causal, attn_mask, scale, initial_state
         )

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from ortho import _checks
+from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, Tensor
 from ortho._weights import spread_heads
 from ortho.attention.decoding.cache import Cache, apart, together
@@ -67,7 +68,7 @@ class RotaryCache(KeyValueCache):
     """Turned keys, and values: `KeyValueCache` with rotary positions."""
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:
-        with torch.autocast(q.device.type, enabled=False):
+        with no_autocast(q):
             table = angles(self.length, self.length + q.shape[-2], q.shape[-1], device=q.device)
             wide = torch.promote_types(q.dtype, torch.float32)
             cos, sin = table.cos().to(wide), table.sin().to(wide)

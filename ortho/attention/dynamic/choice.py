@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ortho import _checks
+from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.operands import mask_of_keys, with_past, working
 from ortho.attention.patterns.orders import ABSENT
@@ -39,7 +40,7 @@ class Call(NamedTuple):
 
     def scores(self, tile: slice, keys: Float[Tensor, "G m K"]) -> Float[Tensor, "G n m"]:
         """Products of a tile of queries with keys, made in the dtype that these have, whatever autocast says."""
-        with torch.autocast(keys.device.type, enabled=False):
+        with no_autocast(keys):
             return self.q[:, tile] @ keys.mT
 
     def reachable(self, i: Int[Tensor, "n"]) -> Bool[Tensor, "G n M"]:
@@ -71,7 +72,7 @@ def choice_call(
     if first is None:
         first = keys.shape[-2] - q.shape[-2] if is_causal else 0
     sign = 1 if scale is None else (scale > 0) - (scale < 0)
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         return Call(
             flat(q.detach()) if sign == 1 else sign * flat(q.detach()),
             flat(keys.detach()),
@@ -103,7 +104,7 @@ def flat_numbers(numbers: Tensor) -> Tensor:
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, call: Call, parts: list[Part]) -> Float[Tensor, "*batch N V"]:
     """Softmax attention over the pairs of the parts, of which each sequence has its own."""
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         mask = None if call.visible is None else call.visible[:, None]
         o = attention_by_parts(
             flat(q), flat(keys), flat(values), parts, scale=call.scale, start=call.first, attn_mask=mask
@@ -116,7 +117,7 @@ def attend_joined(
 ) -> Float[Tensor, "*batch N V"]:
     """The same with all sequences as one: query i of sequence g stands at g N + i, key j at g M + j. What a part allows
     can then look up numbers that each token has of its own."""
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         joined_q, joined_k, joined_v = (working(x).reshape(1, -1, x.shape[-1]) for x in (q, keys, values))
         o = attention_by_parts(joined_q, joined_k, joined_v, parts, scale=scale)
         return o.reshape(*q.shape[:-1], values.shape[-1]).to(q.dtype)

@@ -16,6 +16,7 @@ import torch
 from torch.nn.functional import pad
 
 from ortho import _checks
+from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.dynamic.choice import (
     Call,
@@ -42,7 +43,7 @@ from ortho.attention.transforms import uncompiled
 
 def key_norms(k: Float[Tensor, "*batch M K"]) -> Float[Tensor, "*batch M"]:
     """The squared length of each key, in float32 at least."""
-    with torch.no_grad(), torch.autocast(k.device.type, enabled=False):
+    with torch.no_grad(), no_autocast(k):
         return working(k).square().sum(-1)
 
 

@@ -17,6 +17,7 @@ if it finds nothing else. For that, hand q in as k, with `shared_qk`.
 import torch
 
 from ortho import _checks
+from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.dynamic.choice import Call, attend_joined, attend_reference, begin, choice_call, drawn_once
 from ortho.attention.dynamic.groups import chunk_round, group_mask, group_parts
@@ -45,7 +46,7 @@ def hashed(
     x: Float[Tensor, "*batch N K"], projections: Float[Tensor, "rounds K half"]
 ) -> Int[Tensor, "*batch rounds N"]:
     """The bucket of each row in each round, below 2 half."""
-    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+    with torch.no_grad(), no_autocast(x):
         x = working(x)
         turned = x[..., None, :, :] @ projections.to(x)
         return torch.cat([turned, -turned], -1).argmax(-1)

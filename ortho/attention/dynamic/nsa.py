@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 
+from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.dynamic.block_selection import block_parts, blocks_mask, choose_blocks, past_blocks
 from ortho.attention.dynamic.choice import Call, attend, attend_reference, begin, choice_call, flat
@@ -83,7 +84,7 @@ def nsa_attention_reference(
     Raises ValueError for a mask that is not the same for all queries.
     """
     keys, values, call = _begin(q, k, v, gates, sizes, is_causal, attn_mask, scale, initial_state)
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         x, y, z = flat(q), flat(keys), flat(values)
         pooled = _compress(y, call, sizes)
         masks = _masks(call, pooled, sizes)
@@ -115,7 +116,7 @@ def nsa_attention(
     The compressed branch reads one token in `stride`, and so grows with N^2, as does what it chooses by.
     """
     keys, values, call = _begin(q, k, v, gates, sizes, is_causal, attn_mask, scale, initial_state)
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         x, y, z = flat(q), flat(keys), flat(values)
         pooled, few = _compress(y, call, sizes), _compress(z, call, sizes)
         first, stop = call.first, call.first + q.shape[-2]

@@ -3,6 +3,7 @@
 import torch
 
 from ortho import _checks
+from ortho._autocast import no_autocast
 from ortho._typing import Bool, Int, Tensor
 from ortho.attention.dynamic.choice import Call, best_places, joined
 from ortho.attention.dynamic.routing_centroids import products
@@ -37,7 +38,7 @@ def clusters_mask(call: Call, queries: Int[Tensor, "G c n"], keys: Int[Tensor, "
 
 def balanced_reference(q: Tensor, keys: Tensor, values: Tensor, call: Call, members: Members) -> Tensor:
     """The weights of each cluster, materialised, and their mean over the clusters in which a query sees a key."""
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         scores = working(q) @ working(keys).mT * call.scale
         masks = clusters_mask(call, *members).reshape(*q.shape[:-2], -1, q.shape[-2], keys.shape[-2])
         weights = [masked_softmax(scores, ~mask, empty_rows=True) for mask in masks.unbind(-3)]
@@ -60,7 +61,7 @@ def balanced_fast(q: Tensor, keys: Tensor, values: Tensor, call: Call, members: 
     # The first key of a cluster says whether a query sees any.
     least = of_keys.masked_fill(of_keys < 0, M).amin(-1, keepdim=True)
     sees = (of_queries >= 0) & (least < M) & (least <= at)
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         operands = (q, rows), (keys, columns), (values, columns)
         own, theirs, their_values = (_of_all(x).index_select(0, index)[None] for x, index in operands)
         o = attention_by_parts(own, theirs, their_values, [part], scale=call.scale)[0]

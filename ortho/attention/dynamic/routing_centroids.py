@@ -4,6 +4,7 @@ import torch
 from torch.nn.functional import one_hot
 
 from ortho import _checks
+from ortho._autocast import no_autocast
 from ortho._typing import Float, Int, Tensor
 from ortho.attention.dynamic.choice import drawn_once
 from ortho.attention.operands import working
@@ -82,6 +83,6 @@ def given_centroids(centroids: Tensor | None, q: Tensor) -> Float[Tensor, "... c
 
 def products(x: Float[Tensor, "*batch N K"], centroids: Float[Tensor, "... c K"]) -> Float[Tensor, "*batch N c"]:
     """Of each normalised row with each centroid."""
-    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+    with torch.no_grad(), no_autocast(x):
         x = normalised(working(x))
         return x @ centroids.to(x).mT

@@ -21,6 +21,7 @@ import torch
 from torch.nn.functional import pad
 
 from ortho import _checks
+from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.chunking import CHUNK
 from ortho.attention.dynamic.choice import Call, begin, choice_call, flat
@@ -56,7 +57,7 @@ def sparse_linear_weights(
     with_past(q, k, k, False, attn_mask, None)
     call = choice_call(q, k, is_causal=is_causal, attn_mask=attn_mask, scale=scale)
     given = _log_far(log_far, q, feature_map)
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         weights = _weights(flat(q), flat(k), call, given, window, feature_map, scale)
         return weights.reshape(*q.shape[:-1], k.shape[-2])
 
@@ -88,7 +89,7 @@ def sparse_linear_attention_reference(
     """
     keys, values, call = begin(q, k, v, is_causal, attn_mask, scale, initial_state)
     given = _log_far(log_far, q, feature_map)
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         weights = _weights(flat(q), flat(keys), call, given, window, feature_map, scale)
         o = (weights @ flat(values)).reshape(*q.shape[:-1], -1).to(q.dtype)
     return (o, (keys, values)) if return_state else o
@@ -124,7 +125,7 @@ def sparse_linear_attention(
     state = None if initial_state is None else _checks.state(initial_state, "keys", "values", "S", "z")
     keys, values, call = begin(q, k, v, is_causal, attn_mask, scale, None if state is None else state[:2])
     given = _log_far(log_far, q, feature_map)
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         x, y, z = flat(q), flat(keys), flat(values)
         f = feature_map(x, y, scale=scale)
         features = f.k if call.visible is None else f.k * call.visible[..., None]

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ortho._autocast import no_autocast
 from ortho.attention.chunking import once
 from ortho.attention.indexing import indexing
 from ortho.attention.patterns.kept import Part, kept_pairs
@@ -155,7 +156,7 @@ def attention_by_parts(
     Gradients are those of weights 2^(s - L), whose logarithm L, in float32, tells tied scores from a single one as long
     as they are below 2^24.
     """
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         return _Attention.apply(q, k, v, attn_mask, tuple(parts), start, scale)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ortho import _checks
+from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import Mechanism
@@ -128,7 +129,7 @@ def pattern_attention(
     N, M = q.shape[-2], keys.shape[-2]
     first = M - k.shape[-2]
     parts = pattern.parts(first, first + N, M, is_causal=is_causal, device=q.device)
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         operands = (working(x).flatten(0, -3) if x.dim() > 2 else working(x)[None] for x in (q, keys, values))
         flat_q, flat_k, flat_v = operands
         mask = None if attn_mask is None else flat_mask(attn_mask, q.shape[:-2])

@@ -12,6 +12,7 @@ from itertools import product
 import torch
 
 from ortho import _checks
+from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.indexing import indexing
 from ortho.attention.operands import carried, hidden_keys
@@ -135,7 +136,7 @@ def positional_attention(
     apart = (there is not None and there.shape[-2] > 1) or (before is not None and before.position.shape[-1] > 1)
     heads, means, vectors = [], [], [sums[..., :0]]
     counting = nullcontext() if torch.compiler.is_compiling() else indexing()  # the compiler does not know the latter
-    with torch.autocast(v.device.type, enabled=False), counting:
+    with no_autocast(v), counting:
         where = places(N, lead, v.device, is_causal=is_causal, present=there, words=words, before=before)
         runs = _runs(patterns, apart)
         parts = v.split([count for _, _, count in runs], -3)

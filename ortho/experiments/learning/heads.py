@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ortho import _checks
+from ortho._autocast import no_autocast
 from ortho._weights import split_heads
 from ortho.attention.operands import working
 from ortho.attention.patterns.pattern import pattern_attention
@@ -107,7 +108,7 @@ class StoppedRotaryAttention(StoppedAttention):
     def _constants(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Turned queries, and a head of turned keys for each of them."""
         q, k = super()._constants(x)
-        with torch.autocast(x.device.type, enabled=False):
+        with no_autocast(x):
             table = angles(0, x.shape[1], self.head_dim, device=x.device)
             wide = torch.promote_types(q.dtype, torch.float32)
             cos, sin = table.cos().to(wide), table.sin().to(wide)
