@@ -59,7 +59,7 @@ check: $(READY) ## reject notebooks that are not fully executed, fail, warn or a
 	@$(PY) -m tools.notebooks check
 	@$(PY) -m tools.words
 
-test: $(READY) ## unit tests, then every notebook, strictly compared (TESTS="..." for some; ORTHO_PORTABILITY=all for more)
+test: $(READY) ## unit tests, then every notebook, strictly compared (TESTS="..." for some; ORTHO_TESTS=all for more)
 ifneq ($(TESTS),)
 	$(PY) -m pytest --nbval -n auto --dist loadfile $(TESTS)
 else

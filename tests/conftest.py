@@ -1,18 +1,28 @@
 """What holds for all tests, set before PyTorch and the package are imported, and handed down to the notebooks' kernels.
 
 One thread, unless the environment says otherwise: the tensors are small, and two threads cost more than they give.
-Annotations are checked at run time, but in tests whose marker says that they cannot be.
+Annotations are checked at run time, but in tests whose marker says that they cannot be. Tests marked `nightly` repeat
+what others show more cheaply; they run with ORTHO_TESTS=all alone.
 """
 
 import os
 
 import annotation_checks
+import extent
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 annotation_checks.install()
 
 UNCHECKED = ("bad_input", "unchecked")
+
+
+def pytest_collection_modifyitems(config, items):
+    if extent.WHOLE:
+        return
+    left_out = [item for item in items if item.get_closest_marker("nightly")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not item.get_closest_marker("nightly")]
 
 
 @pytest.hookimpl(wrapper=True)

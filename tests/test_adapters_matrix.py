@@ -8,6 +8,7 @@ import re
 import pytest
 from adapter_cases import CASES, NOT_THERE, judged
 from adapter_models import MODELS, tf
+from extent import WHOLE
 
 SOFTCAP, SINKS, BIAS = (
     "softmax attention without further arguments.* hands " + word for word in ("softcap", "s_aux", "position_bias")
@@ -42,13 +43,21 @@ REFUSED = {
     **dict.fromkeys(("known beside unknown", "own names"), (UNKNOWN,) * 5),
 }
 RIGHT = ("right",) * 4 + (NOT_THERE,)
+
+
+def cases():
+    """By default each model is frozen and taken through one case more, each case in turn; every night through all."""
+    models = MODELS if tf else OWN
+    first, *others = CASES
+    return [(n, c) for i, n in enumerate(models) for c in CASES if WHOLE or c in (first, others[i % len(others)])]
+
+
 OWN = [name for name in MODELS if name.startswith(("torch", "timm", "nn.", "own", "known"))]
 
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_(en|dis)able` is deprecated:FutureWarning")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", MODELS if tf else OWN)
+@pytest.mark.parametrize(("name", "case"), cases())
 def test_right_or_refused(name, case):
     want = REFUSED.get(name, RIGHT)[list(CASES).index(case)]
     got = judged(CASES[case], name)

@@ -3,9 +3,11 @@
 import copy
 import json
 import pickle
+from itertools import product
 
 import pytest
 import torch
+from extent import some
 from torch.nn.functional import cross_entropy
 
 from ortho import MultiheadAttention, cost
@@ -169,9 +171,9 @@ def test_kinds(kind):
     assert all(torch.allclose(p, torch.eye(D), atol=1e-5) for p in products) is orthogonal
     factors = {"4 x": 4.0, "1/4 x": 0.25}
     size = next((factor for name, factor in factors.items() if kind.endswith(f" {name}")), 1.0)
-    for product in products:
+    for weights in products:
         # d^2 = 256 squares of mean 1/d: a relative standard error of sqrt(2 / 256) at most, times 4.42 (two-sided 1e-5)
-        assert abs(product.trace() / (D * size**2) - 1) < 0.4
+        assert abs(weights.trace() / (D * size**2) - 1) < 0.4
 
 
 @every_arm
@@ -183,11 +185,11 @@ def test_positions(name):
     assert (model.embed_positions is None) is not ("embeddings" in name or name == "sinusoids")
 
 
-SIZES = [(2, 16, 16, 1, 16), (1, 7, 24, 2, 100)]  # B, N, d, L, d_ff
+SIZES = [(1, 7, 24, 2, 100), (2, 16, 16, 1, 16)]  # B, N, d, L, d_ff
 
 
 @every_arm
-@pytest.mark.parametrize(("batch", "length", "d", "layers", "d_ff"), SIZES)
+@pytest.mark.parametrize(("batch", "length", "d", "layers", "d_ff"), some(SIZES, 2))
 def test_declared_flops_and_parameters_are_counted(name, batch, length, d, layers, d_ff):
     arm = ARMS[name]
     counts = count_step(built(arm, d, layers, d_ff=d_ff), tokens(batch, length))
@@ -212,8 +214,7 @@ def test_flops_by_hand():
     assert learned - frozen == frozen - tied == 2 * 3 * 4 * N * D**2
 
 
-@every_arm
-@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize(("name", "layers"), some(product(ARMS, [1, 2]), 5))
 def test_matched_width(name, layers):
     """As many trained parameters as the baseline, to half of what one more hidden unit has."""
     d = 32
@@ -236,7 +237,7 @@ def test_matched_steps(name):
     assert matched_steps(ARMS[name], ARMS[name], 1, **sizes) == 1
 
 
-@every_arm
+@pytest.mark.parametrize("name", some(ARMS, 4))
 def test_half_precision(name):
     """Under autocast, as trainers use it on GPUs."""
     model = built(ARMS[name])

@@ -59,9 +59,7 @@ def test_even_length_is_the_shortest(form):
     length = even_length(128, form=form)
     # The definition keeps float32; the sources' bytes are those of half precision.
     itemsize = {"fast": 2, "reference": 4}[form]
-    kept = [
-        layer(1, n, 128, 2, form=form, itemsize=itemsize).saved_bytes * 2 // itemsize for n in (length - 1, length)
-    ]
+    kept = [layer(1, n, 128, 2, form=form, itemsize=itemsize).saved_bytes * 2 // itemsize for n in (length - 1, length)]
     assert kept[0] < sum(memory(128).values()) <= kept[1]
 
 

@@ -1,6 +1,6 @@
 """The notebooks' stored outputs hold on another processor: other vector instructions, another number of threads.
 
-Of every eight notebooks one is run, always the same, so that a run that fails fails again; with ORTHO_PORTABILITY=all,
+Of every eight notebooks one is run, always the same, so that a run that fails fails again; with ORTHO_TESTS=all,
 as in the nightly run, all are.
 """
 
@@ -9,10 +9,11 @@ import subprocess
 import sys
 
 import pytest
+from extent import some
 
 from tools import notebooks
 
-NOTEBOOKS = notebooks.every_notebook()[:: 1 if os.environ.get("ORTHO_PORTABILITY") == "all" else 8]
+NOTEBOOKS = some(notebooks.every_notebook(), 8)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=notebooks.title)

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from extent import WHOLE, repeats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +23,7 @@ close_fit = partial(torch.testing.assert_close, atol=1e-8, rtol=1e-8)
 
 shapes = st.tuples(st.integers(1, 3), st.integers(1, 40), st.sampled_from([(4, 1), (8, 2), (12, 3)]))
 seeds = st.integers(0, 2**32 - 1)
-examples = settings(max_examples=25, deadline=None, derandomize=True)
+examples = settings(max_examples=repeats(10, 25), deadline=None, derandomize=True)
 
 
 def causality(attention, wanted):
@@ -154,7 +155,7 @@ def test_gradients_by_finite_differences(form, projection, attention):
         q, k = layer.projection(x)
         layer.projection.forward = lambda x, context: (q, k)
     causal = causality(attention, True)
-    assert torch.autograd.gradcheck(lambda x: layer(x, is_causal=causal), x)
+    assert torch.autograd.gradcheck(lambda x: layer(x, is_causal=causal), x, fast_mode=not WHOLE)
 
 
 @pytest.mark.parametrize("form", ["reference", "fast"])

@@ -65,7 +65,7 @@ def test_every_change_is_checked_and_every_night_everything():
         assert {"push", "pull_request"} <= triggers.keys() and "main" in triggers["push"]["branches"]
     nightly = WORKFLOWS["nightly.yml"]
     assert nightly[TRIGGERS]["schedule"][0]["cron"]
-    assert nightly["jobs"]["test"]["env"] == {"ORTHO_PORTABILITY": "all"}
+    assert nightly["jobs"]["test"]["env"] == {"ORTHO_TESTS": "all"}
     assert [job["steps"][-1]["run"] for job in nightly["jobs"].values()] == ["make test", "make browser"]
 
 
