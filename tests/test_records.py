@@ -51,6 +51,21 @@ def test_what_was_read_before_is_checked_again_when_it_or_the_readers_needs_diff
         records.read(file)
 
 
+def test_every_version_of_the_code_is_checked_and_each_once(tmp_path, monkeypatch):
+    go(fake(), tmp_path)
+    found = records.read(stored(tmp_path))
+    shared = found[0]["provenance"]["code"]
+    assert all(record["provenance"]["code"] is shared for record in found)
+    seen = []
+    real = records._check_values
+    monkeypatch.setattr(records, "_check_values", lambda value, where: seen.append(id(value)) or real(value, where))
+    records.write(stored(tmp_path), found)
+    assert seen.count(id(shared)) == 1
+    found[2]["provenance"]["code"] = shared | {"run": "not a digest"}
+    with pytest.raises(RecordError, match=r"record 2: provenance\.code: expected definitions and their digests"):
+        records.write(stored(tmp_path), found)
+
+
 def _drop(name):
     return lambda found: found[1].pop(name)
 

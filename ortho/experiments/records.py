@@ -249,16 +249,22 @@ def is_clean(record: Record) -> bool:
     return standing(record)["clean"] is not False
 
 
-def check(record: Any, needs: Needs = NOTHING) -> Record:
-    """`record` if it has every needed key, of the right type, with finite numbers; else ValueError."""
+def check(record: Any, needs: Needs = NOTHING, sound: set[int] | None = None) -> Record:
+    """`record` if it has every needed key, of the right type, with finite numbers; else ValueError.
+
+    `sound` are the ids of the code of records that were checked before: those of a file share it, and it is checked
+    once.
+    """
+    sound = set() if sound is None else sound
     if not isinstance(record, dict):
         raise ValueError(f"expected a record (a mapping), got {type(record).__name__}")
     _check_fields(record, _FIELDS, "")
-    _check_origin(record["provenance"], _PROVENANCE, "provenance.")
+    _check_origin(record["provenance"], _PROVENANCE, "provenance.", sound)
     if "carried" in record:
         _check_fields(record, {"carried": dict}, "")
-        _check_origin(record["carried"], _CARRIED, "carried.")
-    _check_values(record, "record")
+        _check_origin(record["carried"], _CARRIED, "carried.", sound)
+    origins = {name: {k: v for k, v in record[name].items() if k != "code"} for name in _ORIGINS & record.keys()}
+    _check_values(record | origins, "record")
     if record["elapsed_s"] < 0:
         raise ValueError(f"elapsed_s: expected seconds, got {record['elapsed_s']}")
     for name, value in record["configuration"].items():
@@ -336,9 +342,10 @@ def _version(code: Mapping[str, str]) -> str:
 
 def _check_file(content: list[Any], needs: Needs, *, experiment: str, device: str) -> list[Record]:
     seen: dict[str, int] = {}
+    sound: set[int] = set()
     for index, record in enumerate(content):
         try:
-            check(record, needs)
+            check(record, needs, sound)
             for name, expected in (("experiment", experiment), ("device", device)):
                 if record[name] != expected:
                     raise ValueError(f"{name}: expected {expected!r} as in the file's path, got {record[name]!r}")
@@ -351,11 +358,16 @@ def _check_file(content: list[Any], needs: Needs, *, experiment: str, device: st
     return content
 
 
-def _check_origin(origin: Mapping[str, Any], expected: Mapping[str, Any], prefix: str) -> None:
+def _check_origin(origin: Mapping[str, Any], expected: Mapping[str, Any], prefix: str, sound: set[int]) -> None:
     _check_fields(origin, expected, prefix)
-    for name, digest in origin["code"].items():
-        if not _CODE.fullmatch(name) or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-            raise ValueError(f"{prefix}code: expected definitions and their digests, got {name!r:.60}: {digest!r:.60}")
+    code = origin["code"]
+    if id(code) not in sound:
+        for name, digest in code.items():
+            if not _CODE.fullmatch(name) or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+                told = f"{name!r:.60}: {digest!r:.60}"
+                raise ValueError(f"{prefix}code: expected definitions and their digests, got {told}")
+        _check_values(code, f"{prefix}code")
+        sound.add(id(code))
     try:
         zone = datetime.fromisoformat(origin["date_utc"]).utcoffset()
     except ValueError:

@@ -123,7 +123,7 @@ def left() -> Finding:
 
 @evidence("S2.1.2a", chapter=CHAPTER)
 def heads() -> Finding:
-    needs = {"encoder among the models trained here": None, "measure of a simple pattern given": None}
+    needs = {"attention map of a trained encoder among the records": None, "measure of a simple pattern given": None}
     found = untestable("most are simple positional patterns", needs, lack="there is no")
     records = experiments.load("positional-heads")
     parts = []
