@@ -151,6 +151,7 @@ def run(nb: NotebookNode, path: Path) -> None:
         record_timing=False,
         coalesce_streams=True,
         on_cell_start=on_cell_start,
+        shutdown_kernel="immediate",  # as nbval does: to leave in order takes a kernel more than a second
     )
     with tempfile.TemporaryFile() as log:  # what the kernel itself says: of interest only if it dies
         try:
