@@ -8,7 +8,8 @@ they were: no times are recorded, metadata are the same on every Python 3, and c
 timings) keep their outputs as long as their code and all code before it are unchanged; `--fresh` takes new ones.
 Notebooks run side by side, each with one thread unless OMP_NUM_THREADS says otherwise, but one that shows live timings
 runs alone. What a chapter or a guide took when its outputs were made is kept in `book/run-times.json`; the pages that
-show these times run last, and follow a change of one.
+show these times run last, and follow a change of one. Those that show all verdicts read `book/verdicts.json`, which is
+written before one of them runs.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import atexit
 import json
 import os
 import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +42,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("notebooks", "book/guides", "book")  # of the book's notebooks: chapters, guides, pages
 RUN_TIMES = ROOT / "book" / "run-times.json"
 SHOW_TIMES = [ROOT / "book" / f"{name}.ipynb" for name in ("artifact", "status")]
+VERDICTS = ROOT / "book" / "verdicts.json"
+SHOW_VERDICTS = [ROOT / "book" / f"{name}.ipynb" for name in ("artifact", "index", "ledger")]
 CELL_TIMEOUT = 600  # seconds
 
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -147,6 +151,7 @@ def run(nb: NotebookNode, path: Path) -> None:
         record_timing=False,
         coalesce_streams=True,
         on_cell_start=on_cell_start,
+        shutdown_kernel="immediate",  # as nbval does: to leave in order takes a kernel more than a second
     )
     with tempfile.TemporaryFile() as log:  # what the kernel itself says: of interest only if it dies
         try:
@@ -258,9 +263,18 @@ def execute_all(paths: Sequence[Path], *, fresh: bool) -> list[bool]:
                 kept |= record_time(path, seconds, changed=changed)
         return kept
 
+    if set(paths) & set(SHOW_VERDICTS):
+        write_verdicts()
     kept = execute_some([path for path in paths if path not in SHOW_TIMES])
     execute_some([path for path in SHOW_TIMES if kept or path in paths])
     return done
+
+
+def write_verdicts() -> None:
+    """`tools.verdicts` in a process of its own, with a kernel's environment."""
+    command = [sys.executable, "-m", "tools.verdicts"]
+    if subprocess.run(command, cwd=ROOT, env=environment(VERDICTS), check=False).returncode:
+        raise NotebookError(f"{title(VERDICTS)} could not be written, for the reason above")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -274,7 +288,11 @@ def main(arguments: list[str] | None = None) -> int:
 
     paths = [path.resolve() for path in options.notebooks] or every_notebook()
     if options.command == "execute":
-        done = execute_all(paths, fresh=options.fresh)
+        try:
+            done = execute_all(paths, fresh=options.fresh)
+        except NotebookError as failure:  # before any of them was begun
+            print(failure, file=sys.stderr)
+            return 1
     else:
         done = [attempt(path, partial(check, path)) is not None for path in paths]
     if not all(done):

@@ -8,7 +8,7 @@
 """
 
 from ortho.claims.catalogue import Catalogue, Claim, LedgerError
-from ortho.claims.ledger import AWAITING, Entry, Ledger, catalogue, evidence, judge, ledger
+from ortho.claims.ledger import AWAITING, Entry, Ledger, catalogue, evidence, judge, ledger, stored
 from ortho.claims.outcomes import loses_nothing, outperforms
 from ortho.claims.report import counts_table, ledger_table, rules_table, show, table
 from ortho.claims.rules import all_of
@@ -37,5 +37,6 @@ __all__ = [
     "outperforms",
     "rules_table",
     "show",
+    "stored",
     "table",
 ]

@@ -4,12 +4,14 @@ Evidence is a function of no arguments that returns a `Finding`, entered under t
 derives it. The functions live in one module or folder a document (`ortho/claims/s0/`), imported when first asked for.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from pkgutil import iter_modules
 
 from ortho.claims.catalogue import Catalogue, Claim, LedgerError, load
@@ -168,3 +170,23 @@ def judge(claim_id: str) -> Entry:
 def ledger(document: str | None = None) -> tuple[Entry, ...]:
     """`Ledger.entries` of the project's ledger."""
     return _ledger().entries(document)
+
+
+def stored(path: Path) -> dict[str, tuple[Entry, tuple[str, ...]]]:
+    """Claim -> its entry, and the experiments whose records its evidence read, from a file: no evidence is run.
+
+    `tools/verdicts.py` writes the file. Raises LedgerError for one that is missing or damaged, or that has other claims
+    than the catalogue.
+    """
+    claims = catalogue().claims
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        if others := sorted(rows.keys() ^ claims.keys()):
+            raise LedgerError(f"{path}: expected the claims of the catalogue, got {others} in one of the two alone")
+        return {name: _stored_row(claim, **rows[name]) for name, claim in claims.items()}
+    except (OSError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        raise LedgerError(f"{path}: expected the verdicts that `python -m tools.verdicts` writes: {error}") from error
+
+
+def _stored_row(claim: Claim, *, records: list[str], **row: str) -> tuple[Entry, tuple[str, ...]]:
+    return Entry(claim.id, claim.document, claim.kind, claim.text, **row), tuple(records)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ortho.claims import figures
-from ortho.claims.ledger import AWAITING, Entry, catalogue, judge, ledger
+from ortho.claims.ledger import AWAITING, Entry, catalogue, judge
 from ortho.claims.verdicts import MEANINGS, RULES
 
 _WIDTH = 100
@@ -59,22 +59,20 @@ def show(*claim_ids: str) -> Shown:
     return Shown("\n\n".join(map(entry_markdown, entries)), "\n".join(map(entry_text, entries)))
 
 
-def ledger_table(document: str | None = None) -> Shown:
-    """The ledger, or one document's claims: a row each, linked to the cell that derives it."""
+def ledger_table(entries: Sequence[Entry]) -> Shown:
+    """Some claims of the ledger: a row each, linked to the cell that derives it."""
 
     def row(entry: Entry) -> tuple[str, str]:
         name = f"[{entry.id}](#{entry.cell})" if entry.cell else entry.id
         evidence = [f"*{part}:* {value}" for part, value in _evidence(entry)]
         return f"{name}<br>**{_status(entry, brief=True)}**", "<br>".join([escape(entry.claim), *evidence])
 
-    entries = ledger(document)
     text = "\n".join(f"{entry.id:9} {_status(entry)}" for entry in entries)
     return Shown(table(map(row, entries), ("claim", "evidence")).markdown, text)
 
 
-def counts_table() -> Shown:
+def counts_table(entries: Sequence[Entry]) -> Shown:
     """How many claims of each document have which verdict."""
-    entries = ledger()
     documents = [*catalogue().documents, "all"]
 
     def row(name: str, verdicts: Sequence[str]) -> Sequence[Any]:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy import stats
 from torch.nn.functional import normalize
 
 from ortho import _checks
@@ -75,11 +74,15 @@ def share_law(draw: str, d: int, k: int) -> Any:
     """
     _checks.one_of("draw", draw, DRAWS)
     _sizes(d, k)
-    if draw == "gaussian":
-        return stats.chi2(k, scale=1 / d)
-    if k == d:
+    if draw != "gaussian" and k == d:
         raise ValueError(f"k: expected less than d = {d} (an orthogonal square matrix keeps all of a vector), got {k}")
-    return stats.beta(k / 2, (d - k) / 2)
+    return _law(draw, d, k)
+
+
+def _law(draw: str, d: int, k: Any) -> Any:
+    from scipy import stats  # a second to import, which most users of this module do without
+
+    return stats.chi2(k, scale=1 / d) if draw == "gaussian" else stats.beta(k / 2, (d - k) / 2)
 
 
 def share_moments(draw: str, d: int, k: int) -> Moments:
@@ -102,13 +105,15 @@ def sample_shares(
 
 def law_test(samples: Float[Tensor, "count"], law: Any, *, false_alarm: float = FALSE_ALARM) -> LawTest:
     """Kolmogorov and Smirnov's test of whether the samples (count,) follow a continuous law (of `share_law`)."""
-    found = stats.kstest(samples.numpy(), law.cdf)
+    from scipy.stats import kstest
+
+    found = kstest(samples.numpy(), law.cdf)
     return LawTest(float(found.statistic), float(found.pvalue), false_alarm)
 
 
 def _outside(draw: str, d: int, k: Any, eps: float) -> Any:
     """The probability that a rescaled share is off by more than eps, for k < d or an array of them."""
-    law = stats.chi2(k, scale=1 / d) if draw == "gaussian" else stats.beta(k / 2, (d - k) / 2)
+    law = _law(draw, d, k)
     return law.cdf((1 - eps) * k / d) + law.sf((1 + eps) * k / d)
 
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import torch
-from scipy.stats import norm
+from scipy.special import ndtr
 
 from ortho import _checks
 from ortho._checks import unchecked_values
@@ -111,7 +111,7 @@ def rounding_error(bits: int) -> float:
     The error of a number in [2^e, 2^(e+1)) is uniform within 2^(e - bits) on either side.
     """
     exponents = range(-20, 4)  # all but 1e-5 of the numbers, and all that count
-    square = sum(4.0**e * 2 * (norm.cdf(2.0 ** (e + 1)) - norm.cdf(2.0**e)) for e in exponents)
+    square = sum(4.0**e * 2 * (ndtr(2.0 ** (e + 1)) - ndtr(2.0**e)) for e in exponents)
     return (square / 3) ** 0.5 / 2 ** _checks.positive_int("bits", bits)
 
 

@@ -11,7 +11,6 @@ from math import erfc, sqrt
 from typing import NamedTuple
 
 import torch
-from scipy.stats import kstest
 
 from ortho import _checks
 from ortho._typing import Float, Tensor
@@ -125,6 +124,8 @@ class Calibration(NamedTuple):
 
 def calibration(samples: Float[Tensor, "repetitions count"], expected: float = 1.0) -> Calibration:
     """The test, repeated on each row of independent ratios."""
+    from scipy.stats import kstest  # a second to import, which most users of this module do without
+
     p_values = [p_value(estimate(row), expected) for row in samples]
     rates = tuple(sum(p < level for p in p_values) / len(p_values) for level in LEVELS)
     return Calibration(len(p_values), rates, float(kstest(p_values, "uniform").pvalue))

@@ -140,14 +140,19 @@ def uniform_misplaced(spread: float) -> float:
 
 
 @cache
+def _favor_rows(count: int) -> tuple[Tensor, ...]:
+    """Some draws of that many rows; not from the generator of q and k, to which the rows would be parallel."""
+    generators = (torch.Generator().manual_seed(1000 + draw) for draw in range(FAVOR_DRAWS))
+    return tuple(orthogonal_features(count, FAVOR_WIDTH, generator=g, dtype=torch.float64) for g in generators)
+
+
+@cache
 def favor_misplaced(spread: float, count: int) -> Sequence[float]:
     """`misplaced` of FAVOR+ with that many features, for some draws of them, in rising order."""
     q, k, exact = _scores(spread)
     values = torch.eye(FAVOR_LENGTH, dtype=torch.float64)  # so that the outputs are the weights
     found = []
-    for draw in range(FAVOR_DRAWS):
-        g = torch.Generator().manual_seed(1000 + draw)  # not that of q and k, to which the rows would be parallel
-        omega = orthogonal_features(count, FAVOR_WIDTH, generator=g, dtype=torch.float64)
+    for omega in _favor_rows(count):
         weights: Any = feature_attention(q, k, values, feature_map=PositiveFeatures(omega))
         found.append(misplaced(weights, exact))
     return sorted(found)

@@ -54,6 +54,7 @@ def expectation() -> Finding:
     )
 
 
+@cache
 def proof_lines() -> dict[str, bool]:
     """Whether each line of the proof printed in section 3.3.1 holds: symbolically, in three dimensions."""
     x, y, w = (sympy.symbols(f"{name}1:4", real=True) for name in "xyw")
