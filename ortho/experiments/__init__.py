@@ -15,6 +15,7 @@ from ortho.experiments.generation import GENERATION
 from ortho.experiments.heads_speed import HEADS_SPEED
 from ortho.experiments.inference import INFERENCE, gains
 from ortho.experiments.learning import language, synthetic, translating
+from ortho.experiments.learning.depth import DEPTH
 from ortho.experiments.learning.fine_tuning import FINE_TUNING
 from ortho.experiments.learning.flip_flop import FLIP_FLOP
 from ortho.experiments.learning.images import IMAGES
@@ -54,6 +55,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         PERMUTATIONS,
         FLIP_FLOP,
         POSITIONAL_HEADS,
+        DEPTH,
         *language.EXPERIMENTS,
         BYTES_SPEED,
         synthetic.SYNTHETIC,

@@ -132,23 +132,21 @@ def scale_changed() -> float:
     return max(float((y.norm(dim=1) / x.norm(dim=1) - 1).abs().max()) for y in made)
 
 
-def places() -> dict[str, tuple[bool, int]]:
-    """A few words -> residual sums or none, and steps of training."""
+def places() -> dict[str, tuple[bool, str]]:
+    """A few words -> residual sums or none, and the stage of training."""
     ways = (("residual sums", True), ("no residual sums", False))
-    return {
-        f"{way}, {'trained' if steps else 'at first'}": (residual, steps)
-        for steps in (0, depth.STEPS)
-        for way, residual in ways
-    }
+    return {f"{way}, {stage}": (residual, stage) for stage in depth.STAGES for way, residual in ways}
 
 
-def worst(arm: str, residual: bool, steps: int) -> float:
+def worst(arm: str, residual: bool, stage: str) -> float:
     """The most decades of any seed."""
-    return max(depth.decades(arm, residual, steps, seed) for seed in depth.SEEDS)
+    return max(depth.decades(arm, residual, stage, seed) for seed in depth.SEEDS)
 
 
 @evidence("S2.4.3b", chapter=CHAPTER)
 def stability() -> Finding:
+    if not depth.measured():
+        return untestable("frozen heads keep gradients stable", {"gradients of stacks": None}, lack="there are no")
     kept = holds(
         "$W_Q$ and $W_K$ keep the length of every token", scale_changed(), 8 * depth.D * torch.finfo(torch.float64).eps
     )
