@@ -126,9 +126,7 @@ def label(case: Case) -> str:
 def line(record: Record) -> str:
     """The gradient at the first block over that at the top, at first and after training."""
     ends = (record["repetitions"][stage]["first_over_last_fraction"][0] for stage in STAGES)
-    return f"{label(record['configuration'])}: " + ", ".join(
-        f"{stage} {end:.2g}" for stage, end in zip(STAGES, ends, strict=True)
-    )
+    return ", ".join(f"{stage} {end:.2g}" for stage, end in zip(STAGES, ends, strict=True))
 
 
 DEPTH = Experiment(
