@@ -48,7 +48,7 @@ def _mechanisms(as_json: bool) -> int:
         entries = [
             {name: getattr(m, name) for name in plain}
             | {name: _place(getattr(m, name)) for name in places}
-            | {"gates": {name: _place(gate) for name, gate in m.gates.items()}}
+            | {"gates": {name: _place(gate) for name, gate in m.gates.items()}, "query_gates": sorted(m.query_gates)}
             for m in MECHANISMS.values()
         ]
         print(json.dumps(entries, indent=2))
