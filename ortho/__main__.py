@@ -43,7 +43,17 @@ def _mechanisms(as_json: bool) -> int:
 
     if as_json:
         places = ("reference", "fast", "cost")
-        plain = ("name", "family", "source", "causal", "bidirectional", "exact", "positional", "signed", "fitted")
+        plain: tuple[str, ...] = (
+            "name",
+            "family",
+            "source",
+            "causal",
+            "bidirectional",
+            "exact",
+            "positional",
+            "signed",
+            "fitted",
+        )
         plain += ("one_sequence", "same_tokens")
         entries = [
             {name: getattr(m, name) for name in plain}
