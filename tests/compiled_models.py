@@ -108,7 +108,12 @@ CASES |= {
     f"{kind} heads": (lambda kind=kind: HybridAttention(D, H, heads=[(kind, 1), ("learned", 1)], **KIND), causal)
     for kind in HEADS
 }
-CASES |= {f"redrawn {name}": layer(attention=RandomFeatureAttention(D // H, 8, map=name, **KIND)) for name in MAPS}
+CASES |= {
+    f"redrawn {name}": layer(
+        bidirectional if name == "dense" else causal, attention=RandomFeatureAttention(D // H, 8, map=name, **KIND)
+    )
+    for name in MAPS
+}
 CASES |= {
     f"synthesizer {source}": (lambda source=source: SynthesizerAttention(D, H, LONGEST, source=source, **KIND), causal)
     for source in (*SOURCES, tuple(SOURCES))

@@ -18,12 +18,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"),
 ]
 ALL = os.environ.get("ORTHO_PORTABILITY") == "all"
-# A kernel of PyTorch's and its formula, kernels of ours in chunks, by autograd in chunks, in tiles, parts of a pattern,
+# A kernel of PyTorch's, kernels of ours in chunks, by autograd in chunks, in tiles, parts of a pattern,
 # parts that are chosen, several kinds; every kind of model.
 FEW = [
-    *(f"{name}, fast" for name in ("softmax", "flash", "linear", "delta", "ttt", "fox", "window", "top-k", "nsa")),
-    *("softmax, reference", "window, reference"),
-    *("structured projection", "exchanged", "positional", "synthesizer dot-product", "experts, fast, room 1.0"),
+    *(f"{name}, fast" for name in ("softmax", "flash", "linear", "ttt", "fox", "window", "top-k", "nsa")),
+    *("window, reference", "exchanged", "positional", "synthesizer dot-product", "experts, fast, room 1.0"),
     *("recomputed softmax", "language model, window", "text encoder", "vision transformer", "encoder-decoder"),
     *("frozen torch", "stopped heads"),
 ]
