@@ -21,8 +21,8 @@ ALL = os.environ.get("ORTHO_PORTABILITY") == "all"
 # A kernel of PyTorch's, kernels of ours in chunks, by autograd in chunks, in tiles, parts of a pattern,
 # parts that are chosen, several kinds; every kind of model.
 FEW = [
-    *(f"{name}, fast" for name in ("softmax", "flash", "linear", "ttt", "fox", "window", "top-k", "nsa")),
-    *("window, reference", "exchanged", "positional", "synthesizer dot-product", "experts, fast, room 1.0"),
+    *(f"{name}, fast" for name in ("softmax", "flash", "linear", "ttt", "fox", "top-k", "nsa")),
+    *("exchanged", "synthesizer dot-product", "experts, fast, room 1.0"),
     *("recomputed softmax", "language model, window", "text encoder", "vision transformer", "encoder-decoder"),
     *("frozen torch", "stopped heads"),
 ]
