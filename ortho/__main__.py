@@ -43,21 +43,12 @@ def _mechanisms(as_json: bool) -> int:
 
     if as_json:
         places = ("reference", "fast", "cost")
-        plain: tuple[str, ...] = (
-            "name",
-            "family",
-            "source",
-            "causal",
-            "bidirectional",
-            "exact",
-            "positional",
-            "signed",
-        )
-        plain += ("fitted", "one_sequence", "same_tokens")
+        plain = ["name", "family", "source", "causal", "bidirectional", "exact", "positional", "signed", "fitted"]
+        plain += ["one_sequence", "same_tokens"]
         entries = [
             {name: getattr(m, name) for name in plain}
             | {name: _place(getattr(m, name)) for name in places}
-            | {"gates": {name: _place(gate) for name, gate in m.gates.items()}}
+            | {"gates": {name: _place(gate) for name, gate in m.gates.items()}, "query_gates": sorted(m.query_gates)}
             for m in MECHANISMS.values()
         ]
         print(json.dumps(entries, indent=2))

@@ -223,3 +223,20 @@ def test_other_libraries_are_not_imported():
     """The package itself needs none of those whose models it knows."""
     code = "import sys, ortho; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_bias_trains_if_it_did():
+    """Each of weight and bias as it was, and all that is unfrozen, also without gradients at the time."""
+    for weight, bias in ((True, False), (False, True)):
+        linear = nn.Linear(D, D)
+        linear.weight.requires_grad_(weight)
+        linear.bias.requires_grad_(bias)
+        rows = FrozenRows.of(linear).freeze([torch.arange(2)], None, False)
+        assert {name: p.requires_grad for name, p in rows.named_parameters()} == {
+            "trained_weight_2": weight,
+            "trained_bias_2": bias,
+        }
+    model = MultiheadAttention(D, H, bias=True)
+    with torch.no_grad():
+        unfreeze_qk(freeze_qk(model))
+    assert all(parameter.requires_grad for parameter in model.parameters())

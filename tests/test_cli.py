@@ -29,6 +29,7 @@ def test_mechanisms(capsys):
         mechanism = MECHANISMS[row["name"]]
         assert {name: row.pop(name) for name in plain} == {name: getattr(mechanism, name) for name in plain}
         gates = row.pop("gates")
+        assert row.pop("query_gates") == sorted(mechanism.query_gates)
         assert gates == {name: f"{gate.__module__}.{gate.__name__}" for name, gate in mechanism.gates.items()}
         assert set(row) == set(PLACES)
         for name, said in row.items():

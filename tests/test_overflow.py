@@ -44,3 +44,34 @@ def test_hidden_keys_overflow_alone(name, form):
     mask = (torch.arange(LENGTH) < CUT)[None]
     f = MECHANISMS[name].form(form)
     assert torch.equal(f(q, huge, v, attn_mask=mask), f(q, k, v, attn_mask=mask))
+
+
+FLOODED = {"delta", "gated-delta", "delta-product", "kda", "ttt-contrastive", "ttt-huber-norm"}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", [name for name, m in MECHANISMS.items() if m.causal])
+def test_future_values_overflow_alone(name, form):
+    """Sums of values of 3e38 are infinite, and what is written of such differences is NaN. Earlier rows are the same to
+    the bit; where what is written is read by products over a chunk, an error names the values."""
+    q, k, v = drawn()
+    f = MECHANISMS[name].form(form)
+    kept = f(q, k, v, is_causal=True)[..., :CUT, :]
+    values = torch.where(torch.arange(LENGTH)[:, None] < CUT, v, 3e38 * v.sign())
+    if name in FLOODED:
+        with pytest.raises(ValueError, match="^v: expected "):
+            f(q, k, values, is_causal=True)
+        return
+    assert torch.equal(f(q, k, values, is_causal=True)[..., :CUT, :], kept)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_hidden_values_overflow_alone(name, form):
+    q, k, v = drawn()
+    values = torch.where(torch.arange(LENGTH)[:, None] < CUT, v, 3e38 * v.sign())
+    mask = (torch.arange(LENGTH) < CUT)[None]
+    f = MECHANISMS[name].form(form)
+    for is_causal in {MECHANISMS[name].causal, not MECHANISMS[name].bidirectional}:
+        hidden = f(q, k, values, attn_mask=mask, is_causal=is_causal)
+        assert torch.equal(hidden, f(q, k, v, attn_mask=mask, is_causal=is_causal))

@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from ortho import MECHANISMS
+from ortho import MECHANISMS, LanguageModel
 
 OURS = "^torch.func: expected a plain call, as the fast form has no transforms and no forward derivatives"
 CHOOSING = [name for name, m in MECHANISMS.items() if m.family == "dynamic" and name != "sparse-linear"]
+UNEXPORTED = {"linear": "fast form under torch.no_grad", "window": "function that can be traced"}
 WHOLE = [name for name in MECHANISMS if name not in CHOOSING]
 
 
@@ -59,3 +60,24 @@ def test_transforms(name, form):
     many = drawn(3, 2)
     each = torch.stack([f(*x) for x in zip(*many, strict=True)])
     expected_of(lambda: torch.func.vmap(f)(*many), each, form)
+
+
+@pytest.mark.unchecked
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of what PyTorch does itself
+@pytest.mark.parametrize("attention", ["softmax", "linear", "window"])
+def test_export(attention):
+    """A program with the same results, at another length too; or one sentence that says what is not served."""
+    model = LanguageModel(11, 8, 2, 1, max_length=16, attention=attention)
+    tokens = torch.arange(9)[None]
+    lengths = {"dynamic_shapes": ({1: torch.export.Dim("n", min=2, max=16)},)}
+    if attention == "softmax":
+        program = torch.export.export(model, (tokens,), **lengths).module()
+        same(program(tokens[:, :5]), model(tokens[:, :5]))
+        return
+    with pytest.raises(RuntimeError, match=f"^torch.export: expected a {UNEXPORTED[attention]}"):
+        torch.export.export(model, (tokens,))
+    if attention == "linear":
+        with torch.no_grad():
+            same(torch.export.export(model, (tokens,)).module()(tokens), model(tokens))
+            with pytest.raises(RuntimeError, match="^torch.export: expected fixed sizes"):
+                torch.export.export(model, (tokens,), **lengths)

@@ -74,8 +74,8 @@ def written_projection(old: Projection, matrices: dict[str, FrozenRows]) -> Proj
     else:
         new = LearnedProjection(old.d_model, old.num_heads, **sizes)
     for name, matrix in matrices.items():
-        for part, value in (("weight", matrix.weight), ("bias", matrix.bias)):
+        for part, value, needs in zip(("weight", "bias"), (matrix.weight, matrix.bias), matrix.needs, strict=True):
             if value is not None:
                 kept = value.detach().clone()  # the matrix may be the old one's own
-                setattr(new, f"{part}_{name}", kept if frozen.any() else nn.Parameter(kept, value.requires_grad))
+                setattr(new, f"{part}_{name}", kept if frozen.any() else nn.Parameter(kept, needs))
     return new.train(old.training)

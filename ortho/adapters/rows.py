@@ -223,12 +223,10 @@ class FrozenRows(nn.Module):
             weight[rows] = draw(len(rows), self.in_features).to(weight)
             if bias is not None:
                 bias[rows] = 0
-        return FrozenRows(
-            weight, bias, frozen | chosen, stop_gradient=stop_gradient, kind=self.kind, trains=self._needs
-        )
+        return FrozenRows(weight, bias, frozen | chosen, stop_gradient=stop_gradient, kind=self.kind, trains=self.needs)
 
     @property
-    def _needs(self) -> tuple[bool, bool]:
+    def needs(self) -> tuple[bool, bool]:
         """Whether trained rows of the weight and of the bias ask for gradients."""
         weight, bias = (
             all(p.requires_grad for key, p in self.named_parameters() if key.startswith(f"trained_{name}"))
@@ -243,7 +241,7 @@ class FrozenRows(nn.Module):
     def select(self, rows: Int[Tensor, "rows"]) -> "FrozenRows":
         """The map to these outputs alone."""
         bias = None if self.bias is None else self.bias[rows]
-        kwargs: dict[str, Any] = {"stop_gradient": self.stop_gradient, "kind": self.kind, "trains": self._needs}
+        kwargs: dict[str, Any] = {"stop_gradient": self.stop_gradient, "kind": self.kind, "trains": self.needs}
         return FrozenRows(self.weight[rows], bias, self.frozen[rows], **kwargs)
 
     def plain(self) -> nn.Module:
@@ -253,7 +251,7 @@ class FrozenRows(nn.Module):
         with torch.device("meta"):  # no draw: its weights are these
             args = (self.out_features, self.in_features)
             layer = self.kind(*args) if _transposed(self.kind) else self.kind(*args[::-1], bias=self.bias is not None)
-        for name, needs in zip(("weight", "bias"), self._needs, strict=True):
+        for name, needs in zip(("weight", "bias"), self.needs, strict=True):
             if (value := self._stored(name)) is not None:
                 setattr(layer, name, nn.Parameter(value.clone(), needs))
         return layer.train(self.training)
@@ -303,7 +301,7 @@ class FrozenRows(nn.Module):
                 "stop_gradient, got another: load it where the same heads are frozen (ortho.adapters.restore)"
             )
             return
-        for name, needs in zip(("weight", "bias"), self._needs, strict=True):
+        for name, needs in zip(("weight", "bias"), self.needs, strict=True):
             if name in new:
                 value = new[name].T if name == "weight" and _transposed(self.kind) else new[name]
                 if local_metadata.get("assign_to_params_buffers") or own[name].is_meta:

@@ -63,8 +63,8 @@ def operands(
     by default; a hidden key is 0 then.
 
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together; on the CPU also for a
-    `beta` outside [0, 2], a `log_decay` above 0 or not finite, and, where keys are not normalised, for one along which
-    writing would enlarge the memory, beta |k|^2 > 2.
+    `beta` outside [0, 2], a `log_decay` above 0 or not finite, where keys are not normalised for one along which
+    writing would enlarge the memory, beta |k|^2 > 2, and for values whose sum may leave the range of the dtype.
     """
     _checks.qkv(q, k, v, attn_mask, is_causal)
     _checks.scale_factor(scale)
@@ -80,11 +80,17 @@ def operands(
     beta, log_decay = (x if x is None else working(x.to(k.dtype)) for x in (beta, log_decay))
     if hidden is not None:
         if erase:
+            v = v.masked_fill(hidden[..., None], 0)
             beta = (torch.ones_like(k[..., 0]) if beta is None else beta).masked_fill(hidden, 0)
         else:
             k = k.masked_fill(hidden[..., None], 0)
         if log_decay is not None:
             log_decay = log_decay.masked_fill(hidden[..., None] if channels else hidden, 0)
+    if erase:
+        # No write enlarges what is held, so that a memory holds 2 |v| of each token at most, and is corrected by as
+        # much. Were this infinite, products with weights of 0 would make it NaN in the rows of earlier tokens.
+        most = torch.finfo(v.dtype).max / (4 * v.shape[-2])
+        _checks.within("v", f"values of {v.shape[-2]} tokens", v, -most, most)
     if normalise:
         q, k = unit(q, "q"), unit(k, "k")
     elif erase:

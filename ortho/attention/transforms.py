@@ -52,11 +52,22 @@ class Kernel(Function):
 
     @classmethod
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
-        """RuntimeError under a transform, and for numbers with a forward derivative."""
+        """RuntimeError under a transform, for numbers with a forward derivative, and where `torch.export` is to keep
+        the gradient or leave a size open."""
+        if torch.compiler.is_exporting():
+            _exportable([x for x in args if isinstance(x, Tensor)])
         if transformed() and torch._C._are_functorch_transforms_active():
             raise RuntimeError(REFUSAL)
         no_forward_derivative(*args)
         return super().apply(*args, **kwargs)
+
+
+def _exportable(operands: list[Tensor]) -> None:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
+        raise RuntimeError("torch.export: expected a fast form under torch.no_grad, got a call that needs gradients")
+    if not all(isinstance(size, int) for x in operands for size in x.shape):
+        shapes = ", ".join(str(tuple(x.shape)) for x in operands)
+        raise RuntimeError(f"torch.export: expected fixed sizes, by which a fast form is cut, got {shapes}")
 
 
 def no_forward_derivative(*operands: Any) -> None:

@@ -110,7 +110,7 @@ def ttt_attention_reference(
             absent.append(mask)
             seen = slice(0 if loss.looks_back else -1, None)
             psi = loss.gradient(key @ before, torch.cat(values[seen], -2), torch.cat(absent[seen], -1))
-            steps.append(rate * psi)
+            steps.append(_steps(rate, psi))
             S = S - key.mT @ steps[-1]
             if is_causal:
                 outputs.append(queries[t] @ S)
@@ -168,10 +168,18 @@ def _extended(
     before = memory.S if begun else memory.now
     if begun and loss.looks_back:
         v, hidden = torch.cat([memory.v, v], -2), torch.cat([memory.hidden, hidden], -1)
-    steps = rates * loss.gradient(k @ before, v, hidden)
+    steps = _steps(rates, loss.gradient(k @ before, v, hidden))
     if begun:
         k, steps = torch.cat([memory.k, k], -2), torch.cat([memory.steps, steps], -2)
     return _Memory(before, k, steps, v, hidden)
+
+
+def _steps(rates: Tensor, psi: Tensor) -> Tensor:
+    """What is written. ValueError, on the CPU, unless it is finite: products with weights of 0 would make it NaN in the
+    rows of earlier tokens."""
+    steps, most = rates * psi, torch.finfo(psi.dtype).max
+    _checks.within("v", "values whose steps are", steps, -most, most)
+    return steps
 
 
 def _sizes(begun: int, length: int, batch: int) -> list[int]:
@@ -209,7 +217,7 @@ def _operands(
     if hidden is None:
         hidden = torch.zeros(k.shape[:-1], dtype=torch.bool, device=k.device)
     else:
-        rates = rates.masked_fill(hidden, 0)
+        rates, v = rates.masked_fill(hidden, 0), v.masked_fill(hidden[..., None], 0)
     if normalise:
         q, k = unit(q, "q"), unit(k, "k")
     elif loss.curvature is not None:

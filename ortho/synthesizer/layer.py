@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from ortho import _checks
+from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import new_weight, split_heads
 from ortho.attention.operands import blocked_pairs, masked_softmax
@@ -100,18 +101,26 @@ class SynthesizerAttention(nn.Module):
         v = state[0]
         attn_mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], v.shape[2])
         weights = self._weights(x, state, attn_mask, is_causal)
+        with no_autocast(x):
+            o = self._read(weights, v.to(weights.dtype))
+        y = linear(o.to(v.dtype), self.weight_o)
+        return (y, state) if return_state else y
+
+    @staticmethod
+    def _read(weights: Float[Tensor, "b H N M"], v: Float[Tensor, "B H M K"]) -> Float[Tensor, "B N d"]:
+        """The heads' outputs side by side."""
         if len(weights) == 1:  # one matrix a head for the whole batch, whose items are columns of one product
             columns = v.permute(1, 2, 0, 3)  # (H, M, B, K)
             o = (weights[0] @ columns.flatten(2)).unflatten(2, columns.shape[2:]).permute(2, 1, 0, 3)  # (B, N, H, K)
         else:
             o = (weights @ v).transpose(1, 2)
-        y = linear(o.flatten(2), self.weight_o)
-        return (y, state) if return_state else y
+        return o.flatten(2)
 
     def weights(
         self, x: Float[Tensor, "B N d"], *, attn_mask: Bool[Tensor, "..."] | None = None, is_causal: bool = False
     ) -> Float[Tensor, "b H N N"]:
-        """The attention weights (B, H, N, N); (1, H, N, N) if they are the same for all items of the batch."""
+        """The attention weights (B, H, N, N), in float32 at least; (1, H, N, N) if they are the same for all items of
+        the batch."""
         return self._weights(x, self._state(x, None), attn_mask, is_causal)
 
     def _state(self, x: Tensor, past: State | None) -> State:
@@ -144,7 +153,9 @@ class SynthesizerAttention(nn.Module):
         if attn_mask is not None:
             _checks.mask(attn_mask, (len(x), self.num_heads, queries, keys))
         blocked = blocked_pairs(queries, keys, is_causal, attn_mask, x.device)
-        return masked_softmax(self._logits(x, keys, state[1:]), blocked, empty_rows=attn_mask is not None)
+        logits = self._logits(x, keys, state[1:])
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return masked_softmax(logits, blocked, empty_rows=attn_mask is not None)
 
     def _logits(self, x: Tensor, keys: int, carried: State) -> Tensor:
         """The mixture of the sources' logits, (B or 1, H, N, keys)."""

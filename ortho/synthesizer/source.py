@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ortho import _checks
+from ortho._autocast import no_autocast
 from ortho._typing import Float, Size, State, Tensor
 
 __all__ = ["Call", "LogitSource", "Seen", "SourceCost", "product", "shared"]
@@ -117,8 +118,11 @@ def shared(factor: Tensor, share: Tensor | None) -> Tensor:
 def product(
     left: Float[Tensor, "b H N r"], right: Float[Tensor, "b H M r"] | Float[Tensor, "H M r"]
 ) -> Float[Tensor, "b H N M"]:
-    """left right^T; a right factor without the batch's axis is the same for all items, and not copied for them."""
-    if right.dim() == left.dim():
-        return left @ right.mT
-    rows = left.transpose(0, 1)  # (H, b, N, r): the tokens of the whole batch are rows of one product a head
-    return (rows.flatten(1, 2) @ right.mT).unflatten(1, rows.shape[1:3]).transpose(0, 1)
+    """left right^T in float32 at least; a right factor without the batch's axis is the same for all items, and not
+    copied for them."""
+    with no_autocast(left):
+        left, right = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (left, right))
+        if right.dim() == left.dim():
+            return left @ right.mT
+        rows = left.transpose(0, 1)  # (H, b, N, r): the tokens of the whole batch are rows of one product a head
+        return (rows.flatten(1, 2) @ right.mT).unflatten(1, rows.shape[1:3]).transpose(0, 1)

@@ -1,0 +1,154 @@
+"""Layers and models of every kind, small and float64, and what they are given: what `torch.compile` is tried on."""
+
+import adapted_models
+import torch
+from torch import nn
+
+from ortho import MECHANISMS, PROJECTIONS, HybridAttention, LanguageModel, MultiheadAttention, TransformerBlock
+from ortho.adapters import freeze_qk, set_heads
+from ortho.attention import FORMS
+from ortho.attention.patterns.window import Window
+from ortho.attention.redrawn import MAPS, RandomFeatureAttention
+from ortho.encoder_decoder import EncoderDecoder
+from ortho.encoders import TextEncoder, VisionTransformer
+from ortho.experts import MixtureOfExperts
+from ortho.hybrid import HEADS
+from ortho.positional_layers import PositionalHeads
+from ortho.projections import MergedProjection, SeededProjection
+from ortho.recomputation import Recomputed, RecomputedAttention
+from ortho.stopped import StoppedAttention
+from ortho.synthesizer import SOURCES, SynthesizerAttention
+
+D, H, WORDS, LONGEST = 8, 2, 11, 16
+KIND = {"dtype": torch.float64}
+TEXT = {"max_length": LONGEST, **KIND}
+
+
+def sequences(n, width=D):
+    return torch.randn(1, n, width, generator=torch.Generator().manual_seed(n), **KIND)
+
+
+def tokens(n):
+    return torch.randint(0, WORDS, (1, n), generator=torch.Generator().manual_seed(n))
+
+
+def bidirectional(n):
+    return (sequences(n),), {}
+
+
+def causal(n):
+    return (sequences(n),), {"is_causal": True}
+
+
+def padded(n):
+    return (sequences(n),), {"key_padding_mask": torch.arange(n)[None] > n - 3}
+
+
+def text(n):
+    return (tokens(n),), {}
+
+
+def padded_text(n):
+    return (tokens(n),), {"attn_mask": torch.arange(n)[None] < n - 2}
+
+
+def pair(n):
+    return (tokens(n), tokens(n - 2)), {"source_mask": torch.arange(n)[None] < n - 1}
+
+
+def images(n):
+    """A batch of n, whose length a model of images has not in its hands."""
+    return (torch.randn(n, 1, 4, 4, generator=torch.Generator().manual_seed(n), **KIND),), {}
+
+
+def layer(given=causal, heads=H, **kwargs):
+    return lambda: MultiheadAttention(D, heads, **kwargs, **KIND), given
+
+
+def model(given=text, **kwargs):
+    return lambda: LanguageModel(WORDS, D, H, 1, **TEXT, **kwargs), given
+
+
+def frozen(name):
+    def given(n):
+        x = sequences(n, adapted_models.D)
+        return ((x, x.flip(1)) if name == "decoder" else (x,)), {}
+
+    return lambda: freeze_qk(adapted_models.make(name), heads=[0, 1], stop_gradient=name == "ortho-frozen"), given
+
+
+def heads_of(*kinds):
+    """An encoder of torch with these heads."""
+
+    def make():
+        one = nn.TransformerEncoderLayer(12, len(kinds), 24, dropout=0.0, batch_first=True)
+        return set_heads(nn.TransformerEncoder(one, 1).double(), {0: kinds})
+
+    return make, lambda n: ((sequences(n, 12),), {})
+
+
+# Name -> what makes it, and what it is given at each length: (arguments, keywords).
+CASES = {
+    f"{name}, {form}": layer(causal if m.causal else bidirectional, attention=name, form=form)
+    for name, m in MECHANISMS.items()
+    for form in FORMS
+}
+CASES |= {f"{name} projection": layer(projection=name) for name in PROJECTIONS}
+CASES |= {
+    "seeded projection": layer(projection=SeededProjection),
+    "merged projection": layer(projection=MergedProjection, heads=1),
+    "grouped": layer(num_kv_heads=1, bias=True),
+    "padded": layer(padded, attention="linear"),
+    "padded, tiled": layer(padded, attention="alibi"),
+    "exchanged": (lambda: StoppedAttention(D, H, **KIND), causal),
+    "positional": (lambda: PositionalHeads(D, H, **KIND), causal),
+    "positional, reference": (lambda: PositionalHeads(D, H, form="reference", **KIND), bidirectional),
+}
+CASES |= {
+    f"{kind} heads": (lambda kind=kind: HybridAttention(D, H, heads=[(kind, 1), ("learned", 1)], **KIND), causal)
+    for kind in HEADS
+}
+CASES |= {
+    f"redrawn {name}": layer(
+        bidirectional if name == "dense" else causal, attention=RandomFeatureAttention(D // H, 8, map=name, **KIND)
+    )
+    for name in MAPS
+}
+CASES |= {
+    f"synthesizer {source}": (lambda source=source: SynthesizerAttention(D, H, LONGEST, source=source, **KIND), causal)
+    for source in (*SOURCES, tuple(SOURCES))
+}
+CASES |= {
+    f"experts, {form}, room {room}": (
+        lambda form=form, room=room: MixtureOfExperts(D, 3, form=form, capacity_factor=room, **KIND),
+        bidirectional,
+    )
+    for form in FORMS
+    for room in (None, 1.0)
+}
+CASES |= {
+    f"recomputed {name}": layer(attention=RecomputedAttention(name, "fast")) for name in ("softmax", "linear", "window")
+}
+CASES |= {
+    f"recomputed blocks, {name}": (
+        lambda name=name: Recomputed([TransformerBlock(D, H, attention=name, **KIND) for _ in range(2)]),
+        causal,
+    )
+    for name in ("softmax", "window")
+}
+CASES |= {
+    "language model": model(),
+    "language model, window": model(attention="window"),
+    "language model, nsa": model(attention="nsa"),
+    "language model, fox": model(attention="fox", positions="sinusoidal"),
+    "language model, hybrid": model(layer=HybridAttention, heads={"learned": 1, "positional": 1}),
+    "text encoder": (lambda: TextEncoder(WORDS, D, H, 1, **TEXT), padded_text),
+    "vision transformer": (lambda: VisionTransformer(4, 2, D, H, 1, num_classes=3, channels=1, **KIND), images),
+    "encoder-decoder": (lambda: EncoderDecoder(WORDS, D, H, 1, **TEXT), pair),
+    "encoder-decoder, linear": (lambda: EncoderDecoder(WORDS, D, H, 1, cross={"attention": "linear"}, **TEXT), pair),
+}
+CASES |= {f"frozen {name}": frozen(name) for name in adapted_models.MODELS}
+CASES |= {
+    "heads of every kind": heads_of("learned", "previous", Window(2), "linear", "stopped", "start"),
+    "stopped heads": heads_of(*["learned", "stopped"] * 3),
+}
