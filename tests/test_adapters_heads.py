@@ -131,6 +131,7 @@ def test_in_an_encoder(layers):
         torch.testing.assert_close(got[1:2, :4], model(x[1:2, :4], **short), **TOLERANCE)
 
 
+@pytest.mark.nightly
 @pytest.mark.unchecked
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of torch's own code
 def test_compiles():

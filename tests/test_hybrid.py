@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from extent import some
 
 from ortho import LanguageModel, MultiheadAttention, TransformerBlock
 from ortho.cost.counting import count_step
@@ -189,7 +190,7 @@ def test_in_a_block_and_in_a_model():
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of a class that dynamo makes
 @pytest.mark.parametrize(
     ("heads", "backend"),
-    [(SPLIT, "aot_eager"), ({"rotary": 1, "structured-stopped": 1, "linear": 1, "frozen": 1}, "eager")],
+    some([(SPLIT, "aot_eager"), ({"rotary": 1, "structured-stopped": 1, "linear": 1, "frozen": 1}, "eager")], 2),
     ids=str,
 )
 @pytest.mark.unchecked
