@@ -108,7 +108,7 @@ def test_the_draw_passes_over_rejected_mutants_and_keeps_the_others(tree, monkey
 
 def test_what_tests_notice_and_what_they_do_not(tree, tmp_path, capsys):
     out = tmp_path / "results.json"
-    mutants.run(tree, [MUTANT, UNSEEN, GONE], out, limit=60, jobs=1, extra=[])
+    mutants.run(tree, [MUTANT, UNSEEN, GONE], out, limit=60, jobs=1, extra=[], before={})
     results = json.loads(out.read_text())
     assert [results[mutant["id"]]["result"] for mutant in (MUTANT, UNSEEN, GONE)] == ["caught", "survived", "gone"]
     assert results["toy-1"]["by"] == "tests/test_window.py::test_a_pair_at_the_edge"
@@ -117,11 +117,25 @@ def test_what_tests_notice_and_what_they_do_not(tree, tmp_path, capsys):
     assert "noticed: 1 of 2, 50%" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("before", "runs"), [("tests/test_window.py::test_size[3]", 2), ("tests/test_gone.py::test", 1)]
+)
+def test_what_noticed_a_mutant_before_runs_first(tree, monkeypatch, before, runs):
+    """With other parameters, too; and what has gone is passed over."""
+    asked = []
+    monkeypatch.setattr(
+        mutants, "executed", lambda tree, arguments, limit: (asked.append(arguments), ("survived", ""))[1]
+    )
+    mutants.tested(tree, MUTANT, 60, [], before)
+    assert len(asked) == runs
+    assert (asked[0] == ["-x", "tests/test_window.py::test_size"]) is (runs == 2)
+
+
 def test_a_test_that_fails_without_the_mutant_is_named(tree, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         mutants, "executed", lambda tree, arguments, limit: ("caught", "tests/test_window.py::test_size")
     )
-    mutants.run(tree, [UNSEEN], tmp_path / "results.json", limit=60, jobs=1, extra=[])
+    mutants.run(tree, [UNSEEN], tmp_path / "results.json", limit=60, jobs=1, extra=[], before={})
     assert "Not by the mutant: tests/test_window.py::test_size" in capsys.readouterr().out
 
 
@@ -130,7 +144,7 @@ def test_a_limit_counts_where_the_tests_end_without_the_mutant(tree, monkeypatch
     monkeypatch.setattr(
         mutants, "executed", lambda tree, arguments, limit: ("time" if "-x" in arguments else without, "")
     )
-    assert mutants.tested(tree, MUTANT, 60, [])["result"] == result
+    assert mutants.tested(tree, MUTANT, 60, [], "")["result"] == result
 
 
 def test_the_kept_list_is_well_formed():

@@ -2,6 +2,7 @@
 
     python -m tools.mutants run                      # those of tools/mutants.json without a result yet
     python -m tools.mutants run --only cost-02f48a   # some, again
+    python -m tools.mutants run --before tools/mutants-baseline.json  # first by the test that noticed it then
     python -m tools.mutants show                     # the table and the share noticed
     python -m tools.mutants draw                     # draw the list anew (tools/faults.py)
 
@@ -150,14 +151,17 @@ def executed(tree: Path, arguments: list[str], limit: int) -> tuple[str, str]:
     return ("caught", failed[0]) if failed else ("broken", output[-300:])
 
 
-def tested(tree: Path, mutant: Mutant, limit: int, extra: list[str]) -> dict[str, Any]:
-    """A mutant's result in a copy of the tree, which is afterwards as it was."""
+def tested(tree: Path, mutant: Mutant, limit: int, extra: list[str], before: str) -> dict[str, Any]:
+    """A mutant's result in a copy of the tree, which is afterwards as it was; by the test that noticed it `before`, if
+    there was one, and it still is there."""
     file = find(tree, mutant)
     if file is None:
         return {"result": "gone"}
     near = concerned(tree, file, mutant["function"])
     shared = [f"tests/{name}" for name in SHARED if (tree / "tests" / name).exists()]
     passes = [[*shared, "-k", mutant["select"]] if "select" in mutant and shared else [], near]
+    if before and (tree / before.partition("::")[0]).exists():
+        passes.insert(0, [before.partition("[")[0]])
     kept, result, by = file.with_suffix(".kept"), "no tests", ""
     shutil.copy2(file, kept)  # with its time of change, by which Python knows what it has compiled
     for arguments in ([*each, *extra] for each in passes if each):
@@ -168,7 +172,7 @@ def tested(tree: Path, mutant: Mutant, limit: int, extra: list[str]) -> dict[str
             shutil.copy2(kept, file)
         if result == "time" and executed(tree, arguments, limit)[0] == "time":
             result = "survived"  # the tests take as long without it
-        if result != "survived":
+        if result not in ("survived", "broken"):
             break
     kept.unlink()
     return {"result": result, "by": by, "tests": near}
@@ -187,7 +191,9 @@ def copied(root: Path) -> Path:
     return tree
 
 
-def run(root: Path, mutants: list[Mutant], out: Path, limit: int, jobs: int, extra: list[str]) -> None:
+def run(
+    root: Path, mutants: list[Mutant], out: Path, limit: int, jobs: int, extra: list[str], before: dict[str, Any]
+) -> None:
     """Test mutants and write each result at once; then let the tests that caught any run on the tree as it is."""
     results: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -195,7 +201,7 @@ def run(root: Path, mutants: list[Mutant], out: Path, limit: int, jobs: int, ext
 
     def one(mutant: Mutant) -> None:
         tree = free.pop()
-        result = tested(tree, mutant, limit, extra)
+        result = tested(tree, mutant, limit, extra, before.get(mutant["id"], {}).get("by", ""))
         free.append(tree)
         with lock:
             results[mutant["id"]] = result
@@ -234,6 +240,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="ID", help="these mutants, also if they have a result")
     parser.add_argument("--tree", type=Path, default=ROOT, help="the checkout whose package is mutated and tested")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where results are kept")
+    parser.add_argument("--before", type=Path, help="earlier results: tests that noticed a mutant then run first")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--limit", type=int, default=150, help="processor seconds for a run of tests")
     parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
@@ -249,7 +256,8 @@ def main() -> None:
     if asked.what == "run":
         done = json.loads(asked.out.read_text()) if asked.out.exists() else {}
         left = [m for m in mutants if asked.only or done.get(m["id"], {"result": "broken"})["result"] == "broken"]
-        run(asked.tree.resolve(), left, asked.out, asked.limit, asked.jobs, asked.pytest)
+        before = json.loads(asked.before.read_text()) if asked.before else {}
+        run(asked.tree.resolve(), left, asked.out, asked.limit, asked.jobs, asked.pytest, before)
     show(mutants, asked.out)
 
 
