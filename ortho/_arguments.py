@@ -1,0 +1,249 @@
+"""Arguments held to their annotations: `@checked` refuses what they do not allow, in one wording for all functions.
+
+A check either raises or changes nothing. It raises TypeError or ValueError, `name: expected ..., got ...`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import wraps
+from inspect import Parameter, isclass, signature
+from math import isfinite
+from types import NoneType, UnionType
+from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin
+
+import torch
+from torch import Tensor
+
+from ortho import _checks
+from ortho._checks import describe
+from ortho._typing import Shaped, Size, shaped
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# The least integer that an argument of this name may be, where that is not 1; None: any.
+LEAST: dict[str, int | None] = {
+    "age": 0, "distance": 0, "first": 0, "last": 0, "offset": None, "order": 0, "past": 0, "q_start": 0, "seed": None,
+    "split": None, "start": None, "stop": None,
+}  # fmt: skip
+
+
+class Kind(NamedTuple):
+    """One of the things that an annotation allows: of that type, and within the range of its values."""
+
+    wanted: str
+    accepts: Callable[[Any], bool]
+    fits: Callable[[Any], bool] = lambda value: True
+
+
+def checked(function: F | None = None, *, tensors: bool = True) -> Any:
+    """`function`, which refuses arguments that their annotations do not allow.
+
+    Integers are at least 1, or what `LEAST` says, and other numbers are finite. With `tensors`, these have the dtype
+    and the axes of the annotation, of one size where they have one name, and hold finite numbers; else the function
+    looks at them itself. Numbers that cannot be computed with, and tensors of the device meta whose values are needed,
+    are refused too. Defaults are not looked at, and nothing is while compiling.
+    """
+    if function is None:
+        return lambda one: checked(one, tensors=tensors)
+    inner: Callable[..., Any] = function
+    rules: list[Rules] = []
+
+    @wraps(inner)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return inner(*args, **kwargs)
+        if not rules:
+            rules.append(_rules(inner, tensors))
+        rules[0].look(args, kwargs)
+        try:
+            return inner(*args, **kwargs)
+        except (ArithmeticError, RuntimeError) as error:
+            _explain(error, [*rules[0].given(args), *kwargs.items()])
+            raise
+
+    return call
+
+
+class Rules(NamedTuple):
+    """What a function's arguments are held to: by name, those by position first, and those of `*args`."""
+
+    positions: tuple[str, ...]
+    others: str
+    kinds: dict[str, tuple[Kind, ...]]
+    shapes: dict[str, Shaped]
+
+    def given(self, args: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+        """Arguments by position with their names."""
+        yield from zip(self.positions, args, strict=False)
+        yield from ((self.others, value) for value in args[len(self.positions) :])
+
+    def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise TypeError or ValueError for the first argument that is not as it should be."""
+        sizes: dict[str, tuple[str, int]] = {}
+        for name, value in (*self.given(args), *kwargs.items()):
+            kinds = self.kinds.get(name)
+            if kinds is not None:
+                _hold(name, value, kinds)
+            if name in self.shapes and isinstance(value, Tensor):
+                _hold_shape(name, value, self.shapes[name].axes, sizes)
+
+
+def _rules(function: Callable[..., Any], tensors: bool) -> Rules:
+    positions, others, kinds, shapes = [], "", {}, {}
+    for name, parameter in signature(function).parameters.items():
+        if parameter.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
+            positions.append(name)
+        if parameter.kind is Parameter.VAR_POSITIONAL:
+            others = name
+        if parameter.kind is Parameter.VAR_KEYWORD:
+            continue
+        parts = _parts(parameter.annotation)
+        of_tensors = [part for part in parts if part is Tensor or shaped(part)]
+        if of_tensors and not tensors:
+            continue
+        if found := _kinds(name, parts, parameter.default):
+            kinds[name] = found
+        for part in of_tensors:
+            if axes := shaped(part):
+                shapes[name] = axes
+    return Rules(tuple(positions), others, kinds, shapes)
+
+
+def _parts(annotation: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one that there is."""
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+
+
+def _kinds(name: str, parts: tuple[Any, ...], default: Any = Parameter.empty, least: int | None = 1) -> tuple[Kind, ...]:
+    """What the parts of an annotation allow; () where one of them allows all."""
+    if torch.device in parts:
+        parts = (torch.device, *(part for part in parts if part not in (torch.device, str)))
+    found = [_kind(name, part, LEAST.get(name, 1) if least else None) for part in parts]
+    if default is None:
+        found.append(_kind(name, NoneType, None))
+    return () if None in found else tuple(one for one in found if one)
+
+
+def _kind(name: str, part: Any, least: int | None) -> Kind | None:
+    """What one type allows; None if anything."""
+    if part is Size:
+        return Kind("an integer of at least 1", lambda x: _is_integer(x) or hasattr(x, "free_symbols"), _is_size)
+    if part is bool:
+        return Kind("True or False", lambda x: isinstance(x, bool))
+    if part is int and least is None:
+        return Kind("an integer", _is_integer)
+    if part is int:
+        return Kind(f"an integer of at least {least}", _is_integer, lambda x: x >= least)
+    if part is float:
+        return Kind("a finite number", lambda x: isinstance(x, int | float) and not isinstance(x, bool), isfinite)
+    if part is torch.dtype:
+        return Kind("a floating-point dtype", lambda x: isinstance(x, torch.dtype), lambda x: x.is_floating_point)
+    if part is torch.device:
+        return Kind("a device of this machine", lambda x: isinstance(x, torch.device | str), _is_device)
+    if part in (None, NoneType):
+        return Kind("None", lambda x: x is None)
+    if of := shaped(part):
+        return Kind(*_TENSORS[of.kind])
+    return _container(name, part)
+
+
+def _container(name: str, part: Any) -> Kind | None:
+    """Of a function, a sequence, a mapping, a class."""
+    origin = get_origin(part) or part
+    if isinstance(part, TypeVar):
+        return _kind(name, part.__bound__, None) if isclass(part.__bound__) else None
+    if origin is Callable:
+        return Kind("a function", callable)
+    if not isclass(origin) or getattr(origin, "_is_protocol", False) and origin not in _ABSTRACT:
+        return None
+    if origin is tuple or origin in _ABSTRACT:
+        inner = tuple(_kinds(name, _parts(one), least=None) for one in get_args(part) if one is not ...)
+        return Kind(_ABSTRACT.get(origin, "a tuple"), _of(origin), lambda x: _elements(x, origin, inner, ... in get_args(part)))
+    article = "an" if origin.__name__[0] in "AEIOU" else "a"
+    return Kind("a name" if origin is str else f"{article} {origin.__name__}", lambda x: isinstance(x, origin))
+
+
+_ABSTRACT: dict[Any, str] = {Sequence: "a sequence", Mapping: "a mapping", Iterable: "something to go through"}
+_TENSORS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "float": ("a floating-point tensor", lambda x: isinstance(x, Tensor) and x.is_floating_point()),
+    "bool": ("a boolean tensor", lambda x: isinstance(x, Tensor) and x.dtype == torch.bool),
+    "int": ("a tensor of integers", lambda x: isinstance(x, Tensor) and x.dtype in _INTEGERS),
+}
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def _of(origin: Any) -> Callable[[Any], bool]:
+    types: tuple[type, ...] = (tuple, list) if origin is tuple else (origin,)
+    return lambda x: isinstance(x, types) and not isinstance(x, str | bytes)
+
+
+def _elements(value: Any, origin: Any, inner: tuple[tuple[Kind, ...], ...], endless: bool) -> bool:
+    """Whether what a container holds is allowed; an iterator is not gone through."""
+    if origin is Iterable or not all(inner):
+        return True
+    if origin is Mapping:
+        rows: Iterable[Any] = [(each, kinds) for item in value.items() for each, kinds in zip(item, inner, strict=True)]
+    elif origin is tuple and not endless:
+        if len(value) != len(inner):
+            return False
+        rows = zip(value, inner, strict=True)
+    else:
+        rows = ((each, inner[0]) for each in value)
+    return all(any(kind.accepts(each) and kind.fits(each) for kind in kinds) for each, kinds in rows)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_size(value: Any) -> bool:
+    return not isinstance(value, int) or value >= 1
+
+
+def _is_device(value: Any) -> bool:
+    """Whether there is such a device here."""
+    try:
+        device = torch.device(value)
+        return device.type == "meta" or torch.empty(0, device=device) is not None
+    except (AssertionError, NotImplementedError, RuntimeError):
+        return False
+
+
+def _hold(name: str, value: Any, kinds: tuple[Kind, ...]) -> None:
+    for kind in kinds:
+        if kind.accepts(value):
+            if kind.fits(value):
+                return
+            raise ValueError(f"{name}: expected {_wanted(kinds)}, got {describe(value)}")
+    raise TypeError(f"{name}: expected {_wanted(kinds)}, got {describe(value)}")
+
+
+def _wanted(kinds: tuple[Kind, ...]) -> str:
+    return " or ".join(dict.fromkeys(kind.wanted for kind in kinds if kind.wanted != "None")) or "None"
+
+
+def _hold_shape(name: str, value: Tensor, axes: tuple[str, ...], sizes: dict[str, tuple[str, int]]) -> None:
+    """ValueError unless a tensor has these axes, none of them empty, and finite numbers. Sizes are kept by axis."""
+    fixed = [axis for axis in axes if axis != "..." and not axis.startswith("*")]
+    shape, rank = tuple(value.shape), value.dim()
+    wanted = f"({', '.join('...' if axis.startswith('*') else axis for axis in axes)})"
+    if 0 in shape or rank < len(fixed) or (len(fixed) == len(axes) and rank != len(fixed)):
+        raise ValueError(f"{name}: expected shape {wanted} without empty axes, got {shape}")
+    if fixed == list(axes[-len(fixed) :]):  # what varies, if anything does, stands before
+        for axis, size in zip(fixed, shape[rank - len(fixed) :], strict=True):
+            other, known = ("", int(axis)) if axis.isdigit() else sizes.setdefault(axis, (name, size))
+            if axis.isidentifier() | axis.isdigit() and size != known:
+                like = f" like {other}" if other else ""
+                raise ValueError(f"{name}: expected shape {wanted} with {axis} = {known}{like}, got {shape}")
+    if value.is_floating_point():
+        _checks.finite(name, value)
+
+
+def _explain(error: Exception, given: list[tuple[str, Any]]) -> None:
+    """Raise ValueError that names the arguments, for an error that their values explain."""
+    for name, value in given:
+        if isinstance(value, Tensor) and value.device.type == "meta":
+            raise ValueError(f"{name}: expected a tensor that has values, got {describe(value)} on meta") from error
+    if isinstance(error, ArithmeticError):
+        numbers = {name: value for name, value in given if isinstance(value, int | float)}
+        got = f"{', '.join(map(str, numbers.values()))} ({type(error).__name__})"
+        raise ValueError(f"{', '.join(numbers)}: expected numbers that can be computed with, got {got}") from error
