@@ -8,7 +8,7 @@ from functools import wraps
 from inspect import Parameter, isclass, signature
 from math import isfinite
 from types import NoneType, UnionType
-from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # The least integer that an argument of this name may be, where that is not 1; None: any.
 LEAST: dict[str, int | None] = {
-    "age": 0, "distance": 0, "first": 0, "last": 0, "offset": None, "order": 0, "past": 0, "q_start": 0, "seed": None,
+    "age": 0, "distance": 0, "erase": 0, "first": 0, "last": 0, "offset": None, "order": 0, "past": 0, "q_start": 0, "seed": None,
     "split": None, "start": None, "stop": None,
 }  # fmt: skip
 
@@ -31,19 +31,20 @@ class Kind(NamedTuple):
 
     wanted: str
     accepts: Callable[[Any], bool]
-    fits: Callable[[Any], bool] = lambda value: True
+    fits: Callable[[Any], bool] = lambda _: True
 
 
-def checked(function: F | None = None, *, tensors: bool = True) -> Any:
+def checked(function: F | None = None, *, shapes: bool = True, values: bool = True) -> Any:
     """`function`, which refuses arguments that their annotations do not allow.
 
-    Integers are at least 1, or what `LEAST` says, and other numbers are finite. With `tensors`, these have the dtype
-    and the axes of the annotation, of one size where they have one name, and hold finite numbers; else the function
-    looks at them itself. Numbers that cannot be computed with, and tensors of the device meta whose values are needed,
-    are refused too. Defaults are not looked at, and nothing is while compiling.
+    Integers are at least 1, or what `LEAST` says, and other numbers are finite. Tensors have the kind of dtype that the
+    annotation says, and with `shapes` its axes, of one size where they have one name, d being a module's `d_model`;
+    with `values` besides they hold finite numbers. What of this is left out the function looks at itself. Numbers that
+    cannot be computed with, and tensors of the device meta whose values are needed, are refused too. Defaults are not
+    looked at, and nothing is while compiling.
     """
     if function is None:
-        return lambda one: checked(one, tensors=tensors)
+        return lambda one: checked(one, shapes=shapes, values=values)
     inner: Callable[..., Any] = function
     rules: list[Rules] = []
 
@@ -52,7 +53,7 @@ def checked(function: F | None = None, *, tensors: bool = True) -> Any:
         if torch.compiler.is_compiling():
             return inner(*args, **kwargs)
         if not rules:
-            rules.append(_rules(inner, tensors))
+            rules.append(_rules(inner, shapes, values))
         rules[0].look(args, kwargs)
         try:
             return inner(*args, **kwargs)
@@ -70,6 +71,7 @@ class Rules(NamedTuple):
     others: str
     kinds: dict[str, tuple[Kind, ...]]
     shapes: dict[str, Shaped]
+    values: bool
 
     def given(self, args: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
         """Arguments by position with their names."""
@@ -78,34 +80,34 @@ class Rules(NamedTuple):
 
     def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise TypeError or ValueError for the first argument that is not as it should be."""
-        sizes: dict[str, tuple[str, int]] = {}
+        width = getattr(args[0], "d_model", None) if self.shapes and self.positions[:1] == ("self",) else None
+        sizes: dict[str, tuple[str, int]] = {} if width is None else {"d": ("d_model", width)}
         for name, value in (*self.given(args), *kwargs.items()):
             kinds = self.kinds.get(name)
             if kinds is not None:
                 _hold(name, value, kinds)
             if name in self.shapes and isinstance(value, Tensor):
                 _hold_shape(name, value, self.shapes[name].axes, sizes)
+                if self.values and value.is_floating_point():
+                    _checks.finite(name, value)
 
 
-def _rules(function: Callable[..., Any], tensors: bool) -> Rules:
-    positions, others, kinds, shapes = [], "", {}, {}
+def _rules(function: Callable[..., Any], shapes: bool, values: bool) -> Rules:
+    positions: list[str] = []
+    others, kinds, axes = "", {}, {}
     for name, parameter in signature(function).parameters.items():
         if parameter.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
             positions.append(name)
         if parameter.kind is Parameter.VAR_POSITIONAL:
             others = name
-        if parameter.kind is Parameter.VAR_KEYWORD:
+        if parameter.kind is Parameter.VAR_KEYWORD or parameter.annotation is Parameter.empty:
             continue
         parts = _parts(parameter.annotation)
-        of_tensors = [part for part in parts if part is Tensor or shaped(part)]
-        if of_tensors and not tensors:
-            continue
         if found := _kinds(name, parts, parameter.default):
             kinds[name] = found
-        for part in of_tensors:
-            if axes := shaped(part):
-                shapes[name] = axes
-    return Rules(tuple(positions), others, kinds, shapes)
+        for part in filter(shaped, parts if shapes else ()):
+            axes[name] = shaped(part)
+    return Rules(tuple(positions), others, kinds, axes, values)
 
 
 def _parts(annotation: Any) -> tuple[Any, ...]:
@@ -113,7 +115,9 @@ def _parts(annotation: Any) -> tuple[Any, ...]:
     return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
-def _kinds(name: str, parts: tuple[Any, ...], default: Any = Parameter.empty, least: int | None = 1) -> tuple[Kind, ...]:
+def _kinds(
+    name: str, parts: tuple[Any, ...], default: Any = Parameter.empty, least: int | None = 1
+) -> tuple[Kind, ...]:
     """What the parts of an annotation allow; () where one of them allows all."""
     if torch.device in parts:
         parts = (torch.device, *(part for part in parts if part not in (torch.device, str)))
@@ -153,11 +157,13 @@ def _container(name: str, part: Any) -> Kind | None:
         return _kind(name, part.__bound__, None) if isclass(part.__bound__) else None
     if origin is Callable:
         return Kind("a function", callable)
-    if not isclass(origin) or getattr(origin, "_is_protocol", False) and origin not in _ABSTRACT:
+    if part is Any or not isclass(origin) or (getattr(origin, "_is_protocol", False) and origin not in _ABSTRACT):
         return None
     if origin is tuple or origin in _ABSTRACT:
         inner = tuple(_kinds(name, _parts(one), least=None) for one in get_args(part) if one is not ...)
-        return Kind(_ABSTRACT.get(origin, "a tuple"), _of(origin), lambda x: _elements(x, origin, inner, ... in get_args(part)))
+        return Kind(
+            _ABSTRACT.get(origin, "a tuple"), _of(origin), lambda x: _elements(x, origin, inner, ... in get_args(part))
+        )
     article = "an" if origin.__name__[0] in "AEIOU" else "a"
     return Kind("a name" if origin is str else f"{article} {origin.__name__}", lambda x: isinstance(x, origin))
 
@@ -234,8 +240,6 @@ def _hold_shape(name: str, value: Tensor, axes: tuple[str, ...], sizes: dict[str
             if axis.isidentifier() | axis.isdigit() and size != known:
                 like = f" like {other}" if other else ""
                 raise ValueError(f"{name}: expected shape {wanted} with {axis} = {known}{like}, got {shape}")
-    if value.is_floating_point():
-        _checks.finite(name, value)
 
 
 def _explain(error: Exception, given: list[tuple[str, Any]]) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, softplus
 
+from ortho._arguments import checked
 from ortho._checks import heads
 from ortho._typing import Float, Size, Tensor
 from ortho._weights import new_weight, split_heads
@@ -102,6 +103,7 @@ class WriteStrength(_PerHead):
 
     maximum: ClassVar[float] = 1
 
+    @checked(values=False)
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
         return self._numbers(x).sigmoid() * self.maximum
 

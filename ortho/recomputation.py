@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float, State, Tensor
 from ortho.attention import MECHANISMS
 
@@ -31,6 +32,7 @@ class Recomputed(nn.Module):
     Raises ValueError for no blocks, and for `segments` above their number.
     """
 
+    @checked
     def __init__(self, blocks: Iterable[nn.Module], segments: int | None = None) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
@@ -41,6 +43,7 @@ class Recomputed(nn.Module):
         if self.segments > count:
             raise ValueError(f"segments: expected at most the {count} blocks, got {segments}")
 
+    @checked(shapes=False)
     def forward(
         self,
         x: Float[Tensor, "B N d"],
@@ -76,6 +79,7 @@ class RecomputedAttention(nn.Module):
     What is large and cheap is computed again (Korthikanti et al. 2022, arXiv:2205.05198, section 5).
     """
 
+    @checked
     def __init__(self, attention: str = "softmax", form: str = "reference") -> None:
         super().__init__()
         mechanism = MECHANISMS[_checks.one_of("attention", attention, MECHANISMS)]
@@ -83,6 +87,7 @@ class RecomputedAttention(nn.Module):
             raise ValueError(f"attention: expected a mechanism without gates, got {attention!r}")
         self.attend, self.same_tokens = mechanism.form(form), mechanism.same_tokens
 
+    @checked(shapes=False)
     def forward(self, q: Tensor, k: Tensor, v: Tensor, **kwargs: Any) -> Any:
         if kwargs.get("initial_state") is not None or kwargs.get("return_state"):
             return self.attend(q, k, v, **kwargs)

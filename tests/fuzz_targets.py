@@ -151,6 +151,7 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     "attention.random_features.dense_features": {"parameters": _PARAMETERS},
     "cost.closed_forms.repeated": {"cost": _COST},
     "cost.choosing.choosing": {"attention": "top-k"},
+    "cost.experts.mixture_of_experts": {"k": 2},
     **{f"cost.traffic.{name}": {"M": 100} for name in ("columns_first", "rows_first")},
     **{f"cost.traffic.{name}_tile": {"M": 100} for name in ("columns_first", "rows_first")},
     "cost.projections.projection_cost": {"name": "frozen"},

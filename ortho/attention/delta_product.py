@@ -12,6 +12,7 @@ by a product of $n_h$ transitions: for $\beta$ up to 2, by any orthogonal matrix
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention import memory
@@ -22,6 +23,7 @@ from ortho.attention.product_cost import delta_product_cost
 from ortho.attention.product_gates import LaterOperands, StepStrengths
 
 
+@checked(shapes=False)
 def delta_product_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -68,6 +70,7 @@ def _by_token(x: memory.MemoryOperands, steps: int) -> tuple[Tensor, Tensor]:
     return torch.cat(rows, -2), S
 
 
+@checked(shapes=False)
 def delta_product(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],

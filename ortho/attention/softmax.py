@@ -7,6 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.mechanism import (
@@ -23,6 +24,7 @@ from ortho.attention.transforms import no_forward_derivative
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
 
 
+@checked(shapes=False)
 def softmax_attention_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -53,6 +55,7 @@ def softmax_attention_reference(
     return (o, (k, v)) if return_state else o
 
 
+@checked(shapes=False)
 def softmax_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -110,6 +113,7 @@ def positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
     return (-q, -scale) if scale else (q * 0, 1.0)
 
 
+@checked
 def softmax_cost(
     B: Size,
     N: Size,

@@ -14,6 +14,7 @@ import torch
 from scipy.stats import kstest
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float, Tensor
 from ortho.attention import random_features as maps
 from ortho.theory.estimates import SIGMAS, Estimate, estimate
@@ -50,6 +51,7 @@ MAPS: dict[str, Products] = {
 }
 
 
+@checked
 def pairs(
     N: int, K: int, square: float, *, generator: torch.Generator | None = None
 ) -> tuple[Float[Tensor, "N K"], Float[Tensor, "N K"]]:
@@ -67,6 +69,7 @@ def pairs(
     return x / size, y / size
 
 
+@checked
 def omegas(
     draw: Callable[..., Tensor], m: int, K: int, count: int, *, generator: torch.Generator | None = None
 ) -> Float[Tensor, "count m K"]:
@@ -74,6 +77,7 @@ def omegas(
     return torch.stack([draw(m, K, generator=generator, dtype=torch.float64) for _ in range(count)])
 
 
+@checked
 def ratios(
     name: str, omega: Float[Tensor, "count m K"], x: Float[Tensor, "N K"], y: Float[Tensor, "N K"]
 ) -> Float[Tensor, "count"]:
@@ -84,6 +88,7 @@ def ratios(
     return torch.cat([(products(x, y, some) / kernel).mean(-1) for some in omega.split(512)])
 
 
+@checked
 def unbiasedness(
     name: str,
     draw: Callable[..., Tensor],
@@ -98,11 +103,13 @@ def unbiasedness(
     return estimate(ratios(name, omegas(draw, m, x.shape[-1], count, generator=generator), x, y))
 
 
+@checked
 def rejects(found: Estimate, expected: float = 1.0) -> bool:
     """Whether the mean is more than SIGMAS standard errors off: by chance once in 100,000 times if it is right."""
     return abs(found.deviation(expected)) > SIGMAS
 
 
+@checked
 def p_value(found: Estimate, expected: float = 1.0) -> float:
     """The chance of a deviation as large as this one, on either side, if `expected` is the mean."""
     return erfc(abs(found.deviation(expected)) / sqrt(2))
@@ -123,6 +130,7 @@ class Calibration(NamedTuple):
     uniform: float
 
 
+@checked
 def calibration(samples: Float[Tensor, "repetitions count"], expected: float = 1.0) -> Calibration:
     """The test, repeated on each row of independent ratios."""
     p_values = [p_value(estimate(row), expected) for row in samples]

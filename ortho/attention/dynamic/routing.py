@@ -18,6 +18,7 @@ there attend to a window instead.
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.dynamic.choice import Call, attend_joined, attend_reference, begin, choice_call, flat_numbers
 from ortho.attention.dynamic.groups import chunk_round, group_mask, group_parts
@@ -30,6 +31,7 @@ from ortho.attention.operands import carried, known_tokens, with_past
 from ortho.attention.transforms import uncompiled
 
 
+@checked(shapes=False)
 @indexing()
 def routing_mask(
     q: Float[Tensor, "*batch N K"],
@@ -55,6 +57,7 @@ def routing_mask(
     return chosen.reshape(*q.shape[:-1], k.shape[-2])
 
 
+@checked(shapes=False)
 @uncompiled
 @indexing()
 def routing_attention_reference(
@@ -92,6 +95,7 @@ def routing_attention_reference(
     return (o, (keys, values, labels)) if return_state else o
 
 
+@checked(shapes=False)
 @uncompiled
 @indexing()
 def routing_attention(

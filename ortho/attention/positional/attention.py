@@ -12,6 +12,7 @@ from itertools import product
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.indexing import indexing
@@ -23,6 +24,7 @@ from ortho.attention.positional.places import NONE, Last, Places, places, word_s
 __all__ = ["PATTERNS", "SEVEN", "PositionalPattern", "positional_attention", "positional_attention_reference"]
 
 
+@checked(shapes=False)
 def positional_attention_reference(
     v: Float[Tensor, "*batch H N V"],
     patterns: Sequence[PositionalPattern | str],
@@ -107,6 +109,7 @@ def _matrix(
     return (weights[at][:, at] * seen / sharing * there[:, None])[-N:]
 
 
+@checked(shapes=False)
 def positional_attention(
     v: Float[Tensor, "*batch H N V"],
     patterns: Sequence[PositionalPattern | str],
