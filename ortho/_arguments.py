@@ -3,6 +3,7 @@
 A check either raises or changes nothing. It raises TypeError or ValueError, `name: expected ..., got ...`.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from inspect import Parameter, isclass, signature
@@ -14,14 +15,14 @@ import torch
 from torch import Tensor
 
 from ortho import _checks
-from ortho._checks import describe
+from ortho._checks import FORMS, describe
 from ortho._typing import Shaped, Size, shaped
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 # The least integer that an argument of this name may be, where that is not 1; None: any.
 LEAST: dict[str, int | None] = {
-    "age": 0, "distance": 0, "erase": 0, "first": 0, "last": 0, "offset": None, "order": 0, "past": 0, "q_start": 0, "seed": None,
+    "age": 0, "distance": 0, "ahead": 0, "erase": 0, "first": 0, "last": 0, "offset": None, "order": 0, "past": 0, "q_start": 0, "seed": None,
     "split": None, "start": None, "stop": None,
 }  # fmt: skip
 
@@ -45,6 +46,9 @@ def checked(function: F | None = None, *, shapes: bool = True, values: bool = Tr
     """
     if function is None:
         return lambda one: checked(one, shapes=shapes, values=values)
+    if isclass(function):  # a dataclass, whose fields are its arguments
+        function.__init__ = checked(function.__init__, shapes=shapes, values=values)  # type: ignore[misc]
+        return function
     inner: Callable[..., Any] = function
     rules: list[Rules] = []
 
@@ -57,7 +61,7 @@ def checked(function: F | None = None, *, shapes: bool = True, values: bool = Tr
         rules[0].look(args, kwargs)
         try:
             return inner(*args, **kwargs)
-        except (ArithmeticError, RuntimeError) as error:
+        except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
             _explain(error, [*rules[0].given(args), *kwargs.items()])
             raise
 
@@ -81,7 +85,7 @@ class Rules(NamedTuple):
     def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise TypeError or ValueError for the first argument that is not as it should be."""
         width = getattr(args[0], "d_model", None) if self.shapes and self.positions[:1] == ("self",) else None
-        sizes: dict[str, tuple[str, int]] = {} if width is None else {"d": ("d_model", width)}
+        sizes: dict[str, tuple[str, Any]] = {} if width is None else {"d": ("d_model", width)}
         for name, value in (*self.given(args), *kwargs.items()):
             kinds = self.kinds.get(name)
             if kinds is not None:
@@ -111,7 +115,9 @@ def _rules(function: Callable[..., Any], shapes: bool, values: bool) -> Rules:
 
 
 def _parts(annotation: Any) -> tuple[Any, ...]:
-    """The types of a union, or the one that there is."""
+    """The types of a union, or the one that there is; names that are not yet defined as text."""
+    if isinstance(annotation, str):
+        return tuple(None if part == "None" else part for part in annotation.split(" | "))
     return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
@@ -137,6 +143,8 @@ def _kind(name: str, part: Any, least: int | None) -> Kind | None:
         return Kind("an integer", _is_integer)
     if part is int:
         return Kind(f"an integer of at least {least}", _is_integer, lambda x: x >= least)
+    if part is str and name == "form":
+        return Kind(f"one of {', '.join(map(repr, FORMS))}", lambda x: isinstance(x, str), lambda x: x in FORMS)
     if part is float:
         return Kind("a finite number", lambda x: isinstance(x, int | float) and not isinstance(x, bool), isfinite)
     if part is torch.dtype:
@@ -152,6 +160,12 @@ def _kind(name: str, part: Any, least: int | None) -> Kind | None:
 
 def _container(name: str, part: Any) -> Kind | None:
     """Of a function, a sequence, a mapping, a class."""
+    if isinstance(part, str):
+        return (
+            Kind(f"a {part}", lambda x: part in [one.__name__ for one in type(x).__mro__])
+            if part.isidentifier()
+            else None
+        )
     origin = get_origin(part) or part
     if isinstance(part, TypeVar):
         return _kind(name, part.__bound__, None) if isclass(part.__bound__) else None
@@ -227,27 +241,42 @@ def _wanted(kinds: tuple[Kind, ...]) -> str:
     return " or ".join(dict.fromkeys(kind.wanted for kind in kinds if kind.wanted != "None")) or "None"
 
 
-def _hold_shape(name: str, value: Tensor, axes: tuple[str, ...], sizes: dict[str, tuple[str, int]]) -> None:
+def _hold_shape(name: str, value: Tensor, axes: tuple[str, ...], sizes: dict[str, tuple[str, Any]]) -> None:
     """ValueError unless a tensor has these axes, none of them empty, and finite numbers. Sizes are kept by axis."""
     fixed = [axis for axis in axes if axis != "..." and not axis.startswith("*")]
     shape, rank = tuple(value.shape), value.dim()
     wanted = f"({', '.join('...' if axis.startswith('*') else axis for axis in axes)})"
     if 0 in shape or rank < len(fixed) or (len(fixed) == len(axes) and rank != len(fixed)):
         raise ValueError(f"{name}: expected shape {wanted} without empty axes, got {shape}")
-    if fixed == list(axes[-len(fixed) :]):  # what varies, if anything does, stands before
-        for axis, size in zip(fixed, shape[rank - len(fixed) :], strict=True):
-            other, known = ("", int(axis)) if axis.isdigit() else sizes.setdefault(axis, (name, size))
-            if axis.isidentifier() | axis.isdigit() and size != known:
-                like = f" like {other}" if other else ""
-                raise ValueError(f"{name}: expected shape {wanted} with {axis} = {known}{like}, got {shape}")
+    if axes[len(axes) - len(fixed) :] != tuple(fixed):
+        return  # what varies stands between
+    found: list[tuple[str, Any]] = list(zip(fixed, shape[rank - len(fixed) :], strict=True))
+    if len(axes) == len(fixed) + 1:
+        found.append((axes[0].lstrip("*"), shape[: rank - len(fixed)]))
+    for axis, size in found:
+        other, known = ("", int(axis)) if axis.isdigit() else sizes.setdefault(axis, (name, size))
+        if size != known and (axis.isidentifier() or axis.isdigit()):
+            like = f" like {other}" if other else ""
+            raise ValueError(f"{name}: expected shape {wanted} with {axis} = {known}{like}, got {shape}")
 
 
 def _explain(error: Exception, given: list[tuple[str, Any]]) -> None:
-    """Raise ValueError that names the arguments, for an error that their values explain."""
+    """Raise TypeError or ValueError that names the arguments, for an error of others that their values explain."""
+    if re.match(r"[\w, .]+: expected ", text := str(error)):
+        return
     for name, value in given:
-        if isinstance(value, Tensor) and value.device.type == "meta":
+        if getattr(getattr(value, "device", None), "type", "") == "meta":
             raise ValueError(f"{name}: expected a tensor that has values, got {describe(value)} on meta") from error
-    if isinstance(error, ArithmeticError):
-        numbers = {name: value for name, value in given if isinstance(value, int | float)}
-        got = f"{', '.join(map(str, numbers.values()))} ({type(error).__name__})"
-        raise ValueError(f"{', '.join(numbers)}: expected numbers that can be computed with, got {got}") from error
+        if name == "device" and torch.device(value).type == "meta":
+            raise ValueError(f"device: expected one where tensors have values, got {describe(value)}") from error
+    tensors = [(name, value) for name, value in given if isinstance(value, Tensor)]
+    if isinstance(error, RuntimeError) and tensors and re.search("dtype|scalar type|types other|implemented for", text):
+        raise TypeError(_told(tensors, "tensors of one dtype that can be computed with", text)) from error
+    if isinstance(error, ArithmeticError | torch.linalg.LinAlgError) or text.startswith("math "):
+        numbers = tensors + [(name, value) for name, value in given if isinstance(value, int | float)]
+        raise ValueError(_told(numbers, "numbers that can be computed with", text)) from error
+
+
+def _told(given: list[tuple[str, Any]], wanted: str, text: str) -> str:
+    got = ", ".join(describe(value) for _, value in given)
+    return f"{', '.join(name for name, _ in given)}: expected {wanted}, got {got} ({text.splitlines()[0]})"

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+FORMS = ("reference", "fast")  # of an attention function: as its formula reads, and as it is computed in practice
+
 _values_checked: ContextVar[bool] = ContextVar("values_checked", default=True)
 
 

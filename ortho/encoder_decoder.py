@@ -106,7 +106,7 @@ class EncoderDecoder(nn.Module):
             x = block(x, attn_mask=mask)
         return self.norm_source(x)
 
-    @checked(shapes=False)
+    @checked
     def decode(
         self,
         target: Int[Tensor, "B N"],

@@ -38,6 +38,7 @@ class GateCost(NamedTuple):
 class Gate(nn.Module, ABC):
     """x (B, N, d) -> (B, H, N), or (B, H, N, K) for one value a channel, with K = d/H."""
 
+    @checked
     def __init__(
         self,
         d_model: int,

@@ -137,7 +137,10 @@ class LanguageModel(nn.Module):
             if temperature == 0:
                 drawn.append(logits.argmax(-1, keepdim=True))
             else:
-                drawn.append(torch.multinomial((logits.float() / temperature).softmax(-1), 1, generator=generator))
+                # In float64, below the largest: else a very low temperature leads out of the range of the dtype.
+                logits = logits.double() - logits.amax(-1, keepdim=True)
+                chances = (logits / temperature).softmax(-1).float()
+                drawn.append(torch.multinomial(chances, 1, generator=generator))
         return torch.cat(drawn, 1)
 
     @torch.no_grad()

@@ -11,7 +11,7 @@ from itertools import chain, islice
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ortho import _checks
@@ -57,7 +57,7 @@ class Recomputed(nn.Module):
             for segment in self._split():
                 x = checkpoint(partial(_run, segment, **kwargs), x, use_reentrant=False)
             return x
-        states = [None] * len(self.blocks) if initial_state is None else _apart(initial_state)
+        states = [None] * len(self.blocks) if initial_state is None else _apart(initial_state, len(self.blocks))
         new = []
         for block, state in zip(self.blocks, states, strict=True):
             x, after = block(x, initial_state=state, return_state=True, **kwargs)
@@ -98,8 +98,14 @@ def _joined(states: Sequence[State]) -> State:
     return torch.tensor([len(state) for state in states]), *chain.from_iterable(states)
 
 
-def _apart(state: State) -> list[State]:
-    lengths, tensors = state[0].tolist(), iter(state[1:])
+def _apart(state: State, count: int) -> list[State]:
+    wanted = "how many tensors there are of each block's state, and these"
+    first = state[0] if state else None
+    if not isinstance(first, Tensor) or first.dtype != torch.int64 or first.dim() != 1:
+        raise TypeError(f"initial_state: expected {wanted}, got {_checks.describe(state)}")
+    lengths, tensors = first.tolist(), iter(state[1:])
+    if sum(lengths) != len(state) - 1 or len(lengths) != count:
+        raise ValueError(f"initial_state: expected {wanted}, got {len(state) - 1} with the lengths {lengths}")
     return [tuple(islice(tensors, length)) for length in lengths]
 
 

@@ -22,6 +22,7 @@ from torch import nn
 from fuzz_values import Odd, odd_values
 from fuzz_targets import BY_FUNCTION, BY_NAME, SIZES, targets
 
+ALLOWED = (("None", "None"), ("tensor", "Tensor"), ("list", "Sequence"), ("module", "Callable"))  # by annotations
 SECONDS = 5  # for one call; nothing here should take more than a hundredth of it
 
 
@@ -87,8 +88,10 @@ def calls(label: str, function: Callable[..., Any], *, whole: bool = False) -> I
         yield Call(label, function, needed, "", Odd("", None, False))
         return
     for p in plain:
-        base = valid(label, p)
+        base, allowed = valid(label, p), str(p.annotation)
         for odd in odd_values(p.name, base, p.default):
+            if any(odd.label == label and word in allowed for label, word in ALLOWED):
+                continue
             yield Call(label, function, needed | {p.name: odd.value}, p.name, odd)
 
 

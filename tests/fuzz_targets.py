@@ -239,7 +239,7 @@ def built() -> dict[str, tuple[nn.Module | Any, tuple[str, ...]]]:
         "recomputed": (Recomputed([TransformerBlock(8, 2, **kind)]), ("forward",)),
         "recomputed attention": (RecomputedAttention(), ("forward",)),
         "key-value cache": (new_cache("softmax", 10_000), ("attend",)),
-        "pattern": (Window(2), ("pairs", "mask")),
+        "pattern": (Window(2), ("pairs",)),
     }
 
 
@@ -263,6 +263,8 @@ def targets() -> dict[str, Callable[..., Any]]:
 
 # Steps of others, which take what these have made and checked; of any number of arguments; compiled alone.
 LEFT_OUT = {
+    "decoder_block.DecoderCache", "cost.closed_forms.Cost", "cost.projections.ProjectionCost", "cost.encoder_decoder.StepCost",
+    "cost.decoding.DecodeCost", "attention.dynamic.routing_centroids.is_balanced",
     "favor++ layer.new_cache",
     "hybrid.HybridCache", "attention.positional.patterns.cubes", "attention.positional.patterns.sum_of_cubes",
     *(f"attention.dynamic.block_selection.{name}" for name in

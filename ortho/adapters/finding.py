@@ -183,7 +183,7 @@ def attention_layers(
         known = "; ".join(dict.fromkeys(", ".join(layout.names()) for layout in LAYOUTS))
         raise ValueError(
             "model: expected attention layers with projections of queries and keys (MultiheadAttention of torch or "
-            f"ortho, or linear layers named {known}), found none in {type(model).__name__}"
+            f"ortho, or linear layers named {known}), got {type(model).__name__} with none"
         )
     return list(found.values())
 

@@ -63,6 +63,7 @@ class RandomFeatureMap(FeatureMap):
     scales_keys = True
     of_a_row = 1  # features a row
 
+    @checked
     def __init__(self, features: Tensor | None = None, *, count: int | None = None) -> None:
         if features is not None:
             _checks.float_tensor("features", features)

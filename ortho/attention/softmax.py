@@ -74,7 +74,7 @@ def softmax_attention(
     dtype (float64 on CUDA) raises PyTorch's RuntimeError rather than falling back. They add a mask to the scores: where
     those of hidden keys leave the range of the dtype, rows are NaN.
     """
-    if isinstance(v, Tensor) and isinstance(q, Tensor) and v.shape[-1:] != q.shape[-1:]:
+    if isinstance(v, Tensor) and isinstance(q, Tensor) and q.dim() and v.shape[-1:] != q.shape[-1:]:
         raise ValueError(f"v: the fused kernel needs width {q.shape[-1]} like q, got shape {tuple(v.shape)}")
     _checks.scale_factor(scale)
     k, v = with_past(q, k, v, is_causal, attn_mask, initial_state)

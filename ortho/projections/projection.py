@@ -26,6 +26,7 @@ class Projection(nn.Module):
     bias_q: Tensor | None
     bias_k: Tensor | None
 
+    @checked
     def __init__(
         self, d_model: int, num_heads: int, *, head_dim: int | None = None, num_kv_heads: int | None = None
     ) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float, Size, State, Tensor
 
 __all__ = ["Call", "LogitSource", "Seen", "SourceCost", "product", "shared"]
@@ -73,6 +74,7 @@ class LogitSource(nn.Module, ABC):
     name: ClassVar[str]
     carries: ClassVar[tuple[str, ...]] = ()
 
+    @checked
     def __init__(
         self,
         d_model: int,

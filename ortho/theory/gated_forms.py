@@ -82,7 +82,9 @@ def maps(gamma: float, eta: float, length: float = 1.0) -> bool:
 
 
 @checked
-def affinity_error(step: Callable[[Tensor], Tensor], one: Tensor, other: Tensor) -> float:
+def affinity_error(
+    step: Callable[[Tensor], Tensor], one: Float[Tensor, "*shape"], other: Float[Tensor, "*shape"]
+) -> float:
     """How far a step is from affine, between two memories: the relative distance of its value half way from the mean.
 
     Steps $S \\to A_t S + B_t$ with $A_t$ and $B_t$ made of the input alone can be composed before S is known, which is

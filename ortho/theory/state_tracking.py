@@ -42,6 +42,7 @@ Operands = dict[str, Any]  # tensors, by the names of the mechanisms' arguments
 @checked
 def parity_operands(bits: Int[Tensor, "*batch N"]) -> Operands:
     r"""q, k, v (..., N + 1, 1) and beta (..., N + 1) with which the delta rule answers $(-1)^{b_1 + \dots + b_t}$."""
+    _checks.indices("bits", bits, 2)
     start = torch.zeros(*bits.shape[:-1], bits.shape[-1] + 1, dtype=torch.float64)
     start[..., 0] = 1
     ones = torch.ones_like(start)[..., None]

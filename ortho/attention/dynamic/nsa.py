@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 
+from ortho import _checks
 from ortho._arguments import checked
 from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, Int, State, Tensor
@@ -162,6 +163,8 @@ def _begin(
     known_sizes(sizes)
     keys, values, call = begin(q, k, v, is_causal, attn_mask, scale, initial_state)
     gate("gates", gates, k, (*k.shape[:-1], 3))
+    if gates is not None:
+        _checks.finite("gates", gates)
     return keys, values, call
 
 

@@ -144,7 +144,7 @@ def _begin(
     if is_balanced(balanced, is_causal):
         if initial_state is not None or return_state:
             name = "return_state" if return_state else "initial_state"
-            raise ValueError(f"{name}: expected none with balanced clusters, which look at the whole sequence")
+            raise ValueError(f"{name}: expected none with balanced clusters, which look at the whole sequence, got one")
         keys, values, call = begin(q, k, v, is_causal, attn_mask, scale, None)
         return keys, values, None, given_centroids(centroids, q), call
     state = None if initial_state is None else _checks.state(initial_state, "keys", "values", "clusters")

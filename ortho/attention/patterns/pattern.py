@@ -59,7 +59,13 @@ class Pattern(ABC):
 
     @checked(shapes=False)
     def mask(
-        self, stop: int, keys: int | None = None, *, first: int = 0, is_causal: bool = False, device: torch.device | str | None = None
+        self,
+        stop: int,
+        keys: int | None = None,
+        *,
+        first: int = 0,
+        is_causal: bool = False,
+        device: torch.device | str | None = None,
     ) -> Bool[Tensor, "N M"]:
         """True where a query from `first` to `stop`, without the last, may attend to a key; by default stop keys."""
         i = torch.arange(first, stop, device=device)[:, None]
