@@ -22,9 +22,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # The least integer that an argument of this name may be, where that is not 1; None: any.
 LEAST: dict[str, int | None] = {
-    "age": 0, "distance": 0, "ahead": 0, "erase": 0, "first": 0, "last": 0, "offset": None, "order": 0, "past": 0, "q_start": 0, "seed": None,
-    "split": None, "start": None, "stop": None,
+    "age": 0, "ahead": 0, "distance": 0, "erase": 0, "first": 0, "last": 0, "offset": None, "order": 0, "past": 0,
+    "q_start": 0, "seed": None, "split": None, "start": None, "stop": None,
 }  # fmt: skip
+WIDTHS = ("K", "V")  # of closed forms, which may be 0: a product alone is then counted
 
 
 class Kind(NamedTuple):
@@ -136,7 +137,9 @@ def _kinds(
 def _kind(name: str, part: Any, least: int | None) -> Kind | None:
     """What one type allows; None if anything."""
     if part is Size:
-        return Kind("an integer of at least 1", lambda x: _is_integer(x) or hasattr(x, "free_symbols"), _is_size)
+        least = 0 if name in WIDTHS else least or 0
+        wanted = f"an integer of at least {least}"
+        return Kind(wanted, lambda x: _is_integer(x) or hasattr(x, "free_symbols"), lambda x: not _is_integer(x) or x >= least)
     if part is bool:
         return Kind("True or False", lambda x: isinstance(x, bool))
     if part is int and least is None:
@@ -215,10 +218,6 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_size(value: Any) -> bool:
-    return not isinstance(value, int) or value >= 1
-
-
 def _is_device(value: Any) -> bool:
     """Whether there is such a device here."""
     try:
@@ -262,7 +261,8 @@ def _hold_shape(name: str, value: Tensor, axes: tuple[str, ...], sizes: dict[str
 
 def _explain(error: Exception, given: list[tuple[str, Any]]) -> None:
     """Raise TypeError or ValueError that names the arguments, for an error of others that their values explain."""
-    if re.match(r"[\w, .]+: expected ", text := str(error)):
+    text = str(error)
+    if isinstance(error, TypeError | ValueError) and re.match(r"[\w, .]+: expected ", text):
         return
     for name, value in given:
         if getattr(getattr(value, "device", None), "type", "") == "meta":

@@ -122,6 +122,7 @@ class MixtureOfExperts(nn.Module):
         if capacity_factor is not None and not 0 < _number("capacity_factor", capacity_factor) < inf:
             raise ValueError(f"capacity_factor: expected a positive number, got {capacity_factor}")
         self.capacity_factor = capacity_factor
+        self.d_model = d_model
         self.form = _checks.one_of("form", form, ("reference", "fast"))
         kind: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
 

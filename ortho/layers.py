@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu, linear
 
+from ortho._names import unknown
 from ortho import _checks
 from ortho._arguments import checked
 from ortho._typing import Bool, Float, State, Tensor
@@ -236,8 +237,7 @@ def _attention(
             raise ValueError(f"form: expected none beside an attention that is a module, got {form!r}")
         return attention, dict(gates)
     if not isinstance(attention, str) or attention not in MECHANISMS:
-        known = ", ".join(map(repr, MECHANISMS))
-        raise ValueError(f"attention: expected one of {known}, or an nn.Module, got {attention!r}")
+        raise ValueError(unknown("attention", attention, MECHANISMS, ", or an nn.Module"))
     makers = dict(MECHANISMS[attention].gates)
     for name in gates:
         if name not in makers:

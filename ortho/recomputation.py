@@ -11,7 +11,7 @@ from itertools import chain, islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ortho import _checks
@@ -35,6 +35,10 @@ class Recomputed(nn.Module):
     @checked
     def __init__(self, blocks: Iterable[nn.Module], segments: int | None = None) -> None:
         super().__init__()
+        blocks = list(blocks)
+        for block in blocks:
+            if not isinstance(block, nn.Module):
+                raise TypeError(f"blocks: expected modules, got {_checks.describe(block)}")
         self.blocks = nn.ModuleList(blocks)
         count = len(self.blocks)
         if not count:

@@ -31,7 +31,7 @@ from ortho import (
     VisionTransformer,
     theory,
 )
-from ortho.adapters.layouts import Layout
+from ortho.adapters.layouts import Source
 from ortho.attention import ttt_losses
 from ortho.attention.dynamic.nsa_sizes import Sizes
 from ortho.attention.linear import EluPlusOne
@@ -158,6 +158,8 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     "cost.whole_models.step_memory": {"cost": _COST},
     "cost.hybrid.hybrid": {"heads": {"learned": 1, "positional": 1}},
     "adapters.hybrid.set_heads": {"model": nn.Sequential(nn.MultiheadAttention(8, 2, batch_first=True)), "kinds": ["learned", "linear"]},
+    "adapters.layouts.Source": {"name": "q_proj", "holds": "q"},
+    "adapters.layouts.Layout": {"q": Source("q_proj", "q"), "k": Source("k_proj", "k")},
     "training.recipe.Recipe": {"rate": 0.1},
     **{f"theory.approximation.{name}": {"draw": "iid"} for name in ("attention_errors", "crossing", "drawn_errors")},
     **{f"theory.associativity.{name}": {part: _RATIONAL for part in parts} for name, parts in {

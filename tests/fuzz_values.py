@@ -23,7 +23,7 @@ _NOT_FINITE = [Odd("nan", math.nan), Odd("numpy nan", np.float64("nan"))]
 
 # Numbers of which 0 and below are as good as others; sizes of which 0 is one.
 ANY_INTEGER = {"seed", "offset", "start", "stop", "order", "split", "age"}
-FROM_ZERO = {"erase", "reach", "leading", "random", "summaries", "tokens", "distance", "first", "last", "step", "bits"}
+FROM_ZERO = {"K", "V", "erase", "reach", "leading", "random", "summaries", "tokens", "distance", "first", "last", "step", "bits"}
 
 
 def odd_values(name: str, base: Any, default: Any) -> Iterator[Odd]:

@@ -28,6 +28,10 @@ class Source:
     holds: str
     by_head: bool = False
 
+    def __post_init__(self) -> None:
+        if not self.holds or len(set(self.holds)) != len(self.holds) or set(self.holds) - set("qkv"):
+            raise ValueError(f'holds: expected some of "q", "k" and "v", each once, got {self.holds!r}')
+
     def rows(self, part: str, head: int, sizes: Sizes) -> range:
         """The outputs that are this head of queries, "q", or keys, "k"."""
         H, G, K = sizes

@@ -236,7 +236,7 @@ def model(
     L: Size,
     *,
     vocab_size: Size,
-    max_length: Size,
+    max_length: Size | None,
     bias: bool = False,
     itemsize: int = 4,
     **kwargs: Any,

@@ -95,7 +95,7 @@ def encoder_decoder(
     L: Size,
     *,
     vocab_size: Size,
-    max_length: Size,
+    max_length: Size | None,
     positions: str = "learned",
     shared_embeddings: bool = True,
     encoder: Mapping[str, Any] | None = None,

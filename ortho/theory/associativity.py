@@ -105,6 +105,8 @@ def by_states(q: Matrix, k: Matrix, v: Matrix) -> Matrix:
 def by_chunks(q: Matrix, k: Matrix, v: Matrix, chunk: int) -> Matrix:
     """The same outputs: earlier chunks through their state, the own chunk by sums. With chunk = 1 a recurrence."""
     _checks.positive_int("chunk", chunk)
+    if not (q and len(q) == len(k) == len(v)):
+        raise ValueError(f"q, k, v: expected as many rows, at least one, got {len(q)}, {len(k)} and {len(v)}")
     state: Matrix = tuple((0,) * len(v[0]) for _ in k[0])  # (K, V)
     out: list[tuple[Any, ...]] = []
     for start in range(0, len(q), chunk):

@@ -50,6 +50,9 @@ def gated_recurrence(
     eta: Float[Tensor, "*batch N"],
 ) -> Float[Tensor, "*batch N V"]:
     """The input form over a sequence, from an empty memory; gamma is (..., N) or (..., N, K)."""
+    if gamma.shape not in (k.shape[:-1], k.shape):
+        wanted = f"{tuple(k.shape[:-1])} or {tuple(k.shape)}"
+        raise ValueError(f"gamma: expected shape {wanted}, got {tuple(gamma.shape)}")
     S = v.new_zeros(*k.shape[:-2], k.shape[-1], v.shape[-1])
     rows = []
     for t in range(k.shape[-2]):

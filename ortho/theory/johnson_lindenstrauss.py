@@ -108,6 +108,8 @@ def sample_shares(
 @checked
 def law_test(samples: Float[Tensor, "count"], law: Any, *, false_alarm: float = FALSE_ALARM) -> LawTest:
     """Kolmogorov and Smirnov's test of whether the samples (count,) follow a continuous law (of `share_law`)."""
+    if not callable(getattr(law, "cdf", None)):
+        raise TypeError(f"law: expected a distribution of scipy, got {_checks.describe(law)}")
     found = stats.kstest(samples.numpy(), law.cdf)
     return LawTest(float(found.statistic), float(found.pvalue), false_alarm)
 

@@ -90,6 +90,8 @@ def errors(loss: TokenLoss, eta: float, data: Stream, *, after: Sequence[int] = 
 @checked
 def best_rate(loss: TokenLoss, data: Stream, rates: Sequence[float] = RATES) -> float:
     """The rate with the least mean error after the last token."""
+    if not rates:
+        raise ValueError("rates: expected one at least, got none")
     return min(rates, key=lambda eta: float(errors(loss, eta, data).mean()))
 
 

@@ -52,6 +52,8 @@ def operands(
     steps: int, K: int, strengths: tuple[tuple[float, float], ...], *, generator: torch.Generator | None = None
 ) -> Operands:
     """Unit keys of uniform direction, normal values as wide, strengths uniform in [least, most]: a run a pair."""
+    if not strengths:
+        raise ValueError("strengths: expected one pair at least, got none")
     least, most = torch.tensor(strengths).mT[..., None]  # (runs, 1)
     runs, N = len(strengths), _checks.positive_int("steps", steps)
     share = torch.rand(runs, N, generator=generator)

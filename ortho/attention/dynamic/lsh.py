@@ -74,7 +74,7 @@ def lsh_mask(
     return _mask(call, _flat(hashed(q, R)), _flat(hashed(k, R)), width, shared_qk).reshape(*q.shape[:-1], -1)
 
 
-@checked(shapes=False)
+@checked
 def sorted_chunks_mask(
     buckets: Int[Tensor, "*batch rounds N"], *, width: int = WIDTH, is_causal: bool = False
 ) -> Bool[Tensor, "*batch N N"]:

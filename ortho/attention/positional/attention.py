@@ -245,9 +245,7 @@ def _operands(
     _checks.one_of("empty", empty, EMPTY)
     for name, asked in (("initial_state", initial_state is not None), ("return_state", return_state)):
         if asked and not is_causal:
-            raise ValueError(
-                f"{name}: expected none in a call that is not causal, whose rows see what follows, got one"
-            )
+            raise ValueError(f"{name}: expected none in a call that is not causal, which sees what follows, got one")
     if words is not None:
         if not isinstance(words, Tensor) or words.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"words: expected int32 or int64 numbers of words, got {_checks.describe(words)}")
