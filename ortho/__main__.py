@@ -14,8 +14,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status.
 
     That is 0; 1 for a damaged ledger or record, claims whose records are not there, a failed case, records that could
-    not be stored, an impossible launch or a missing extra; 130 for Ctrl-C and 143 for SIGTERM while experiments run. Bad usage, as by a name that is not
-    known, raises SystemExit with 2.
+    not be stored, an impossible launch or a missing extra; 130 for Ctrl-C and 143 for SIGTERM while experiments run.
+    Bad usage, as by a name that is not known, raises SystemExit with 2.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv[:1] == ["experiments"]:  # its options are its own
@@ -43,7 +43,17 @@ def _mechanisms(as_json: bool) -> int:
 
     if as_json:
         places = ("reference", "fast", "cost")
-        plain = ("name", "family", "source", "causal", "bidirectional", "exact", "positional", "signed", "fitted")
+        plain: tuple[str, ...] = (
+            "name",
+            "family",
+            "source",
+            "causal",
+            "bidirectional",
+            "exact",
+            "positional",
+            "signed",
+            "fitted",
+        )
         plain += ("one_sequence", "same_tokens")
         entries = [
             {name: getattr(m, name) for name in plain}

@@ -9,14 +9,15 @@ from functools import wraps
 from inspect import Parameter, isclass, signature
 from math import isfinite
 from types import NoneType, UnionType
-from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, overload
 
 import torch
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from ortho import _checks
 from ortho._checks import FORMS, describe
-from ortho._typing import Shaped, Size, shaped
+from ortho._typing import Shaped, Size, State, shaped
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,7 +37,11 @@ class Kind(NamedTuple):
     fits: Callable[[Any], bool] = lambda _: True
 
 
-def checked(function: F | None = None, *, shapes: bool = True, values: bool = True) -> Any:
+@overload
+def checked(function: F) -> F: ...
+@overload
+def checked(*, shapes: bool = True, values: bool = True) -> Callable[[F], F]: ...
+def checked(function: Any = None, *, shapes: bool = True, values: bool = True) -> Any:
     """`function`, which refuses arguments that their annotations do not allow.
 
     Integers are at least 1, or what `LEAST` says, and other numbers are finite. Tensors have the kind of dtype that the
@@ -46,10 +51,14 @@ def checked(function: F | None = None, *, shapes: bool = True, values: bool = Tr
     looked at, and nothing is while compiling.
     """
     if function is None:
-        return lambda one: checked(one, shapes=shapes, values=values)
+        return lambda one: _wrapped(one, shapes, values)
     if isclass(function):  # a dataclass, whose fields are its arguments
-        function.__init__ = checked(function.__init__, shapes=shapes, values=values)  # type: ignore[misc]
+        setattr(function, "__init__", _wrapped(function.__dict__["__init__"], shapes, values))  # noqa: B010 - for mypy
         return function
+    return _wrapped(function, shapes, values)
+
+
+def _wrapped(function: Callable[..., Any], shapes: bool, values: bool) -> Callable[..., Any]:
     inner: Callable[..., Any] = function
     rules: list[Rules] = []
 
@@ -87,11 +96,17 @@ class Rules(NamedTuple):
         """Raise TypeError or ValueError for the first argument that is not as it should be."""
         width = getattr(args[0], "d_model", None) if self.shapes and self.positions[:1] == ("self",) else None
         sizes: dict[str, tuple[str, Any]] = {} if width is None else {"d": ("d_model", width)}
+        like: tuple[str, torch.device] | None = None
         for name, value in (*self.given(args), *kwargs.items()):
             kinds = self.kinds.get(name)
             if kinds is not None:
                 _hold(name, value, kinds)
-            if name in self.shapes and isinstance(value, Tensor):
+            if not isinstance(value, Tensor):
+                continue
+            like = like or (name, value.device)
+            if value.device != like[1] and value.dtype == torch.bool:  # others the functions look at
+                raise TypeError(f"{name}: expected a tensor on {like[1]} like {like[0]}, got one on {value.device}")
+            if name in self.shapes:
                 _hold_shape(name, value, self.shapes[name].axes, sizes)
                 if self.values and value.is_floating_point():
                     _checks.finite(name, value)
@@ -99,7 +114,9 @@ class Rules(NamedTuple):
 
 def _rules(function: Callable[..., Any], shapes: bool, values: bool) -> Rules:
     positions: list[str] = []
-    others, kinds, axes = "", {}, {}
+    others = ""
+    kinds: dict[str, tuple[Kind, ...]] = {}
+    axes: dict[str, Shaped] = {}
     for name, parameter in signature(function).parameters.items():
         if parameter.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
             positions.append(name)
@@ -108,10 +125,10 @@ def _rules(function: Callable[..., Any], shapes: bool, values: bool) -> Rules:
         if parameter.kind is Parameter.VAR_KEYWORD or parameter.annotation is Parameter.empty:
             continue
         parts = _parts(parameter.annotation)
-        if found := _kinds(name, parts, parameter.default):
-            kinds[name] = found
-        for part in filter(shaped, parts if shapes else ()):
-            axes[name] = shaped(part)
+        if allowed := _kinds(name, parts, parameter.default):
+            kinds[name] = allowed
+        for found in filter(None, map(shaped, parts if shapes else ())):
+            axes[name] = found
     return Rules(tuple(positions), others, kinds, axes, values)
 
 
@@ -122,9 +139,7 @@ def _parts(annotation: Any) -> tuple[Any, ...]:
     return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
-def _kinds(
-    name: str, parts: tuple[Any, ...], default: Any = Parameter.empty, least: int | None = 1
-) -> tuple[Kind, ...]:
+def _kinds(name: str, parts: tuple[Any, ...], default: Any = ..., least: int | None = 1) -> tuple[Kind, ...]:
     """What the parts of an annotation allow; () where one of them allows all."""
     if torch.device in parts:
         parts = (torch.device, *(part for part in parts if part not in (torch.device, str)))
@@ -139,7 +154,11 @@ def _kind(name: str, part: Any, least: int | None) -> Kind | None:
     if part is Size:
         least = 0 if name in WIDTHS else least or 0
         wanted = f"an integer of at least {least}"
-        return Kind(wanted, lambda x: _is_integer(x) or hasattr(x, "free_symbols"), lambda x: not _is_integer(x) or x >= least)
+        return Kind(
+            wanted, lambda x: _is_integer(x) or hasattr(x, "free_symbols"), lambda x: not _is_integer(x) or x >= least
+        )
+    if part is State:
+        return None  # what is in one is for the function to say
     if part is bool:
         return Kind("True or False", lambda x: isinstance(x, bool))
     if part is int and least is None:
@@ -181,17 +200,18 @@ def _container(name: str, part: Any) -> Kind | None:
         return Kind(
             _ABSTRACT.get(origin, "a tuple"), _of(origin), lambda x: _elements(x, origin, inner, ... in get_args(part))
         )
-    article = "an" if origin.__name__[0] in "AEIOU" else "a"
-    return Kind("a name" if origin is str else f"{article} {origin.__name__}", lambda x: isinstance(x, origin))
+    title = origin.__name__
+    article = "" if title.endswith("s") else "an " if title[0] in "AEIOU" else "a "
+    return Kind("a name" if origin is str else article + title, lambda x: isinstance(x, origin))
 
 
 _ABSTRACT: dict[Any, str] = {Sequence: "a sequence", Mapping: "a mapping", Iterable: "something to go through"}
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _TENSORS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "float": ("a floating-point tensor", lambda x: isinstance(x, Tensor) and x.is_floating_point()),
     "bool": ("a boolean tensor", lambda x: isinstance(x, Tensor) and x.dtype == torch.bool),
     "int": ("a tensor of integers", lambda x: isinstance(x, Tensor) and x.dtype in _INTEGERS),
 }
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def _of(origin: Any) -> Callable[[Any], bool]:
@@ -232,12 +252,14 @@ def _hold(name: str, value: Any, kinds: tuple[Kind, ...]) -> None:
         if kind.accepts(value):
             if kind.fits(value):
                 return
-            raise ValueError(f"{name}: expected {_wanted(kinds)}, got {describe(value)}")
-    raise TypeError(f"{name}: expected {_wanted(kinds)}, got {describe(value)}")
+            got = value if isinstance(value, int | float) else describe(value)
+            raise ValueError(f"{name}: expected {_wanted(kinds)}, got {got}")
+    raise TypeError(f"{name}: expected {_wanted(kinds).replace('finite ', '')}, got {describe(value)}")
 
 
 def _wanted(kinds: tuple[Kind, ...]) -> str:
-    return " or ".join(dict.fromkeys(kind.wanted for kind in kinds if kind.wanted != "None")) or "None"
+    wanted = list(dict.fromkeys(kind.wanted for kind in kinds if kind.wanted != "None"))
+    return "True, False or None" if wanted == ["True or False"] and len(kinds) > 1 else " or ".join(wanted) or "None"
 
 
 def _hold_shape(name: str, value: Tensor, axes: tuple[str, ...], sizes: dict[str, tuple[str, Any]]) -> None:
@@ -267,12 +289,12 @@ def _explain(error: Exception, given: list[tuple[str, Any]]) -> None:
     for name, value in given:
         if getattr(getattr(value, "device", None), "type", "") == "meta":
             raise ValueError(f"{name}: expected a tensor that has values, got {describe(value)} on meta") from error
-        if name == "device" and torch.device(value).type == "meta":
+        if name == "device" and value is not None and torch.device(value).type == "meta":
             raise ValueError(f"device: expected one where tensors have values, got {describe(value)}") from error
     tensors = [(name, value) for name, value in given if isinstance(value, Tensor)]
     if isinstance(error, RuntimeError) and tensors and re.search("dtype|scalar type|types other|implemented for", text):
         raise TypeError(_told(tensors, "tensors of one dtype that can be computed with", text)) from error
-    if isinstance(error, ArithmeticError | torch.linalg.LinAlgError) or text.startswith("math "):
+    if isinstance(error, ArithmeticError | LinAlgError) or text.startswith("math "):
         numbers = tensors + [(name, value) for name, value in given if isinstance(value, int | float)]
         raise ValueError(_told(numbers, "numbers that can be computed with", text)) from error
 

@@ -1,4 +1,4 @@
-"""What is said of a name that is not known: the nearest that are. Imported where a name is refused, and nowhere else."""
+"""What is said of a name that is not known: which known one is near. Imported where a name is refused."""
 
 from collections.abc import Collection, Iterator
 from difflib import get_close_matches
@@ -11,22 +11,25 @@ ALIASES: dict[str, tuple[str, ...]] = {
     # mechanisms
     "bigbird": ("big-bird",), "block-local": ("blocked-window",), "deltanet": ("delta",), "dot-product": ("softmax",),
     "elu": ("linear",), "flash-attention": ("flash",), "forgetting": ("fox",), "forgetting-transformer": ("fox",),
-    "full": ("softmax",), "gated-deltanet": ("gated-delta",), "gated-linear-attention": ("gla",), "gdn": ("gated-delta",),
-    "heavy-hitters": ("importance",), "kimi": ("kda",), "kimi-delta-attention": ("kda",), "linear-transformer": ("linear",),
-    "local": ("window",), "longformer": ("global-local",), "mixture-of-block-attention": ("moba",),
-    "native-sparse-attention": ("nsa",), "performer": ("favor",), "random-fourier": ("trigonometric",),
-    "reformer": ("lsh",), "relu": ("linear-relu",), "rfa": ("trigonometric",), "rope": ("rotary",),
-    "rotary-embedding": ("rotary",), "routing-transformer": ("routing",), "scaled-dot-product": ("softmax",),
-    "sdpa": ("softmax",), "sliding-window": ("window",), "sparse-transformer": ("strided",), "standard": ("softmax", "learned"),
-    "swa": ("window",), "test-time-training": ("ttt",), "vanilla": ("softmax",),
+    "full": ("softmax",), "gated-deltanet": ("gated-delta",), "gated-linear-attention": ("gla",),
+    "gdn": ("gated-delta",), "heavy-hitters": ("importance",), "kimi": ("kda",), "kimi-delta-attention": ("kda",),
+    "linear-transformer": ("linear",), "local": ("window",), "longformer": ("global-local",),
+    "mixture-of-block-attention": ("moba",), "native-sparse-attention": ("nsa",), "performer": ("favor",),
+    "random-fourier": ("trigonometric",), "reformer": ("lsh",), "relu": ("linear-relu",), "rfa": ("trigonometric",),
+    "rope": ("rotary",), "rotary-embedding": ("rotary",), "routing-transformer": ("routing",),
+    "scaled-dot-product": ("softmax",), "sdpa": ("softmax",), "sliding-window": ("window",),
+    "sparse-transformer": ("strided",), "standard": ("softmax", "learned"), "swa": ("window",),
+    "test-time-training": ("ttt",), "vanilla": ("softmax",),
     # what makes queries and keys, and draws
     "detached": ("stopped",), "fixed": ("frozen",), "hadamard": ("structured",), "iid": ("gaussian",),
     "normal": ("gaussian", "iid"), "orthogonal": ("haar", "frozen"), "qr": ("haar",), "randn": ("gaussian", "iid"),
-    "random": ("frozen", "gaussian"), "stop-gradient": ("stopped",), "trainable": ("learned",), "trained": ("learned",),
+    "random": ("frozen", "gaussian"), "stop-gradient": ("stopped",), "trainable": ("learned",),
+    "trained": ("learned",),
     # forms, positions, features, tasks
-    "absolute": ("learned",), "chunked": ("fast",), "fused": ("fast",), "naive": ("reference",), "slow": ("reference",),
-    "sincos": ("sinusoidal",), "associative-recall": ("mqar", "recall"), "cos-sin": ("trigonometric",),
-    "favor+": ("favor", "positive"), "fourier": ("trigonometric",), "exponential": ("positive",), "gaussian": ("iid",),
+    "absolute": ("learned",), "chunked": ("fast",), "fused": ("fast",), "naive": ("reference",),
+    "slow": ("reference",), "sincos": ("sinusoidal",), "associative-recall": ("mqar", "recall"),
+    "cos-sin": ("trigonometric",), "favor+": ("favor", "positive"), "fourier": ("trigonometric",),
+    "exponential": ("positive",), "gaussian": ("iid",),
 }  # fmt: skip
 
 # Where all names stand, of the arguments that have many.

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu, linear
 
-from ortho._names import unknown
 from ortho import _checks
 from ortho._arguments import checked
+from ortho._names import unknown
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import new_bias, new_weight, split_heads, spread_heads
 from ortho.attention import FORMS, MECHANISMS

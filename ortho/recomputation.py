@@ -104,7 +104,7 @@ def _joined(states: Sequence[State]) -> State:
 
 def _apart(state: State, count: int) -> list[State]:
     wanted = "how many tensors there are of each block's state, and these"
-    first = state[0] if state else None
+    first = state[0] if isinstance(state, tuple | list) and state else None
     if not isinstance(first, Tensor) or first.dtype != torch.int64 or first.dim() != 1:
         raise TypeError(f"initial_state: expected {wanted}, got {_checks.describe(state)}")
     lengths, tensors = first.tolist(), iter(state[1:])

@@ -32,18 +32,16 @@ from ortho import (
     theory,
 )
 from ortho.adapters.layouts import Source
-from ortho.attention import ttt_losses
+from ortho.attention.decoding import new_cache
 from ortho.attention.dynamic.nsa_sizes import Sizes
+from ortho.attention.feature_draws import iid_features
 from ortho.attention.linear import EluPlusOne
 from ortho.attention.patterns.window import Window
 from ortho.attention.random_features import isotropic
 from ortho.attention.ttt_losses import Squared
-from ortho.attention.decoding import new_cache
 from ortho.configurations import CONFIGURATIONS, Configuration
-from ortho.recomputation import Recomputed, RecomputedAttention
 from ortho.gates import WriteStrength
-from ortho.orthogonal import haar
-from ortho.attention.feature_draws import iid_features
+from ortho.recomputation import Recomputed, RecomputedAttention
 from ortho.theory.estimates import Estimate
 from ortho.theory.johnson_lindenstrauss import share_law
 from ortho.theory.mercer import KERNELS
@@ -54,7 +52,8 @@ GENERATOR = torch.Generator().manual_seed(1)
 
 # Of the axes that annotations name.
 SIZES = {"B": 2, "N": 5, "M": 5, "K": 4, "V": 4, "d": 8, "H": 2, "m": 4, "S": 2, "R": 2, "P": 3, "D": 4, "n": 4,
-         "k": 2, "count": 6, "steps": 1, "half": 2, "rounds": 2, "clusters": 3, "runs": 2, "more": 1, "C": 3}  # fmt: skip
+         "k": 2, "count": 6, "steps": 1, "half": 2, "rounds": 2, "clusters": 3, "runs": 2, "more": 1,
+         "C": 3}  # fmt: skip
 
 WHOLE = ("orthogonal", "beam_search", "recomputation", "conversion", "experts", "gates", "hybrid", "layers", "models",
          "encoders", "encoder_decoder", "decoder_block", "positional_layers", "stopped", "projections.matrices",
@@ -99,8 +98,9 @@ BY_NAME: dict[str, Any] = {
     "log_factor": 0.1, "error": 0.5, "order": 2, "bits": 8, "block": 2, "stride": 2, "dilation": 2, "reach": 2,
     "memory": "delta", "pairs": 3, "draws": 2, "age": 1, "decay": 0.9, "loss": Squared(), "margin": 0.5, "seed": 0,
     "model": model(), "module": model(), "feature_map": EluPlusOne(), "sizes": Sizes(2, 1, 2, 3, 2), "empty": "zero",
-    "following": following, "beams": 2, "start": 1, "stop": 0, "segments": 1, "rounds": 1, "every": 1, "name": "gaussian",
-    "gates": {"beta": WriteStrength}, "count_": 3, "bias": False, "strengths": ((0.1, 0.9),), "orthogonalise_every": 2,
+    "following": following, "beams": 2, "start": 1, "stop": 0, "rounds": 1, "every": 1, "name": "gaussian",
+    "gates": {"beta": WriteStrength}, "count_": 3, "bias": False, "strengths": ((0.1, 0.9),),
+    "orthogonalise_every": 2,
     "layers": (0,), "seed_": 0, "last": 2, "a": 0.0, "failure": 0.5, "window": 2, "table": ((0,), (0, 1)),
 }  # fmt: skip
 
@@ -127,12 +127,14 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     "language model.generate": {"count": 3},
     **{f"text encoder.{name}": {"attn_mask": torch.ones(2, 3, dtype=torch.bool), "tokens": _TOKENS}
        for name in ("forward", "encode")},
-    **{f"vision transformer.{name}": {"images": torch.rand(2, 3, 4, 4, dtype=DOUBLE)} for name in ("forward", "encode")},
+    **{f"vision transformer.{name}": {"images": torch.rand(2, 3, 4, 4, dtype=DOUBLE)} for name in ("forward",
+    "encode")},
     "random features.forward": {},
     **{f"{name}.new_cache": {"capacity": 8} for name in ("softmax layer", "rotary layer", "hybrid")},
     "key-value cache.attend": {name: torch.rand(2, 2, 1, 4, dtype=DOUBLE) for name in "qkv"},
     "theory.memory_recall.answers": {"k": torch.rand(2, 2, 5, 4, dtype=DOUBLE) / 4},
-    **{f"{name}:{form}": _CAUSAL for name in ("path", "position-delta", "moba", "nsa") for form in ("fast", "reference")},
+    **{f"{name}:{form}": _CAUSAL for name in ("path", "position-delta", "moba", "nsa") for form in ("fast",
+    "reference")},
     "beam_search.penalty": {"alpha": 0.6},
     "recomputation.Recomputed": {"blocks": [nn.Linear(2, 2)]},
     "hybrid.HybridAttention": {"heads": {"learned": 1, "positional": 1}},
@@ -157,12 +159,13 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     "cost.projections.projection_cost": {"name": "frozen"},
     "cost.whole_models.step_memory": {"cost": _COST},
     "cost.hybrid.hybrid": {"heads": {"learned": 1, "positional": 1}},
-    "adapters.hybrid.set_heads": {"model": nn.Sequential(nn.MultiheadAttention(8, 2, batch_first=True)), "kinds": ["learned", "linear"]},
+    "adapters.hybrid.set_heads": {"model": nn.Sequential(nn.MultiheadAttention(8, 2, batch_first=True)),
+    "kinds": ["learned", "linear"]},
     "adapters.layouts.Source": {"name": "q_proj", "holds": "q"},
     "adapters.layouts.Layout": {"q": Source("q_proj", "q"), "k": Source("k_proj", "k")},
     "training.recipe.Recipe": {"rate": 0.1},
     **{f"theory.approximation.{name}": {"draw": "iid"} for name in ("attention_errors", "crossing", "drawn_errors")},
-    **{f"theory.associativity.{name}": {part: _RATIONAL for part in parts} for name, parts in {
+    **{f"theory.associativity.{name}": dict.fromkeys(parts, _RATIONAL) for name, parts in {
         "by_chunks": "qkv", "by_states": "qkv", "by_sums": "qkv", "divided": ("rows",), "left_first": "abc",
         "product": "ab", "right_first": "abc", "transpose": "a", "with_ones": "v"}.items()},
     "theory.chunk_system.chunk_keys": {"kind": "random"},
@@ -204,8 +207,10 @@ def _public(module: Any) -> dict[str, Callable[..., Any]]:
     return {
         name: one
         for name, one in found.items()
-        if (inspect.isfunction(one) or inspect.isclass(one)) and one.__module__ == module.__name__
-        and not inspect.isabstract(one) and not (inspect.isclass(one) and issubclass(one, tuple))
+        if (inspect.isfunction(one) or inspect.isclass(one))
+        and one.__module__ == module.__name__
+        and not inspect.isabstract(one)
+        and not (inspect.isclass(one) and issubclass(one, tuple))
     }
 
 
@@ -215,7 +220,8 @@ def built() -> dict[str, tuple[nn.Module | Any, tuple[str, ...]]]:
     kind: dict[str, Any] = {"dtype": DOUBLE, "generator": torch.Generator().manual_seed(2)}
     found: dict[str, tuple[Any, tuple[str, ...]]] = {
         f"{name} layer": (MultiheadAttention(8, 2, attention=name, **kind), ("forward", "new_cache"))
-        for name in ("softmax", "linear", "favor++", "gated-delta", "delta-product", "kda", "fox", "window", "routing",
+        for name in ("softmax", "linear", "favor++", "gated-delta", "delta-product", "kda", "fox", "window",
+        "routing",
                      "sparse-linear", "ttt", "rotary", "lsh")
     }  # fmt: skip
     found |= {f"{name} projection": (PROJECTIONS[name](8, 2, **kind), ("forward",)) for name in PROJECTIONS}
@@ -259,13 +265,16 @@ def targets() -> dict[str, Callable[..., Any]]:
     for name in modules:
         module = import_module(f"ortho.{name}")
         found |= {f"{name}.{label}": one for label, one in _public(module).items()}
-    found |= {f"{name}.{method}": getattr(one, method) for name, (one, methods) in built().items() for method in methods}
+    found |= {
+        f"{name}.{method}": getattr(one, method) for name, (one, methods) in built().items() for method in methods
+    }
     return {label: one for label, one in found.items() if label not in LEFT_OUT}
 
 
 # Steps of others, which take what these have made and checked; of any number of arguments; compiled alone.
 LEFT_OUT = {
-    "decoder_block.DecoderCache", "cost.closed_forms.Cost", "cost.projections.ProjectionCost", "cost.encoder_decoder.StepCost",
+    "decoder_block.DecoderCache", "cost.closed_forms.Cost", "cost.projections.ProjectionCost",
+    "cost.encoder_decoder.StepCost",
     "cost.decoding.DecodeCost", "attention.dynamic.routing_centroids.is_balanced",
     "favor++ layer.new_cache",
     "hybrid.HybridCache", "attention.positional.patterns.cubes", "attention.positional.patterns.sum_of_cubes",

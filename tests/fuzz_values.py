@@ -21,9 +21,35 @@ _ARRAY = np.ones((2, 3))
 _COMMON = [Odd("str", "no such thing"), Odd("list", [object()]), Odd("array", _ARRAY), Odd("dict", {"no such": 1})]
 _NOT_FINITE = [Odd("nan", math.nan), Odd("numpy nan", np.float64("nan"))]
 
+_BY_TYPE = {
+    bool: [Odd("int", 1), Odd("zero", 0), Odd("numpy bool", np.True_), *_NOT_FINITE],
+    torch.Generator: [Odd("int", 3), Odd("bool", True)],
+    torch.dtype: [
+        *(Odd("int64", torch.int64), Odd("name", "float32"), Odd("int", 3), Odd("complex", torch.complex64)),
+        Odd("half", torch.float16, False),
+    ],
+    torch.device: [
+        *(Odd("name", "no such device"), Odd("int", 7), Odd("absent", "cuda:77"), Odd("meta", "meta", False)),
+    ],
+}
+
 # Numbers of which 0 and below are as good as others; sizes of which 0 is one.
 ANY_INTEGER = {"seed", "offset", "start", "stop", "order", "split", "age"}
-FROM_ZERO = {"K", "V", "erase", "reach", "leading", "random", "summaries", "tokens", "distance", "first", "last", "step", "bits"}
+FROM_ZERO = {
+    "K",
+    "V",
+    "erase",
+    "reach",
+    "leading",
+    "random",
+    "summaries",
+    "tokens",
+    "distance",
+    "first",
+    "last",
+    "step",
+    "bits",
+}
 
 
 def odd_values(name: str, base: Any, default: Any) -> Iterator[Odd]:
@@ -31,9 +57,11 @@ def odd_values(name: str, base: Any, default: Any) -> Iterator[Odd]:
     if default is not None and base is not None:
         yield Odd("None", None)
     yield from _COMMON if not isinstance(base, str | Mapping) and type(base) not in (list, tuple) else _COMMON[2:3]
-    if isinstance(base, bool):
-        yield from (Odd("int", 1), Odd("zero", 0), Odd("numpy bool", np.True_), *_NOT_FINITE)
-    elif isinstance(base, int):
+    for kind, odd in _BY_TYPE.items():
+        if isinstance(base, kind):
+            yield from odd
+            return
+    if isinstance(base, int):
         yield from (Odd("bool", True), Odd("complex", 2j), Odd("inf", math.inf), *_NOT_FINITE)
         yield from (Odd("fraction", base + 0.5), Odd("numpy int", np.int64(base), False))
         yield Odd("0", 0, name not in ANY_INTEGER | FROM_ZERO)
@@ -44,18 +72,16 @@ def odd_values(name: str, base: Any, default: Any) -> Iterator[Odd]:
         yield from (Odd(str(x), x, False) for x in (0.0, -1.0, 1e-45, 1e308, math.inf, -math.inf))
         yield Odd("numpy float", np.float32(base), False)
     elif isinstance(base, str):
-        yield from (Odd("name", "no such name"), Odd("empty", ""), Odd("int", 3), Odd("list", [base]), Odd("bool", True))
+        yield from (
+            Odd("name", "no such name"),
+            Odd("empty", ""),
+            Odd("int", 3),
+            Odd("list", [base]),
+            Odd("bool", True),
+        )
         yield Odd("capitals", base.upper(), False)
     elif isinstance(base, Tensor):
         yield from _tensors(base)
-    elif isinstance(base, torch.Generator):
-        yield from (Odd("int", 3), Odd("bool", True))
-    elif isinstance(base, torch.dtype):
-        yield from (Odd("int64", torch.int64), Odd("name", "float32"), Odd("int", 3), Odd("complex", torch.complex64))
-        yield Odd("half", torch.float16, False)
-    elif isinstance(base, torch.device):
-        yield from (Odd("name", "no such device"), Odd("int", 7), Odd("absent", "cuda:77"))
-        yield Odd("meta", "meta", False)
     elif isinstance(base, Mapping):
         yield from (Odd("int", 3), Odd("list", [1, 2]), Odd("key", {"no such": 1}), Odd("number", {3: 3}))
         yield Odd("empty", {}, False)

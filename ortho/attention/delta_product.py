@@ -19,6 +19,7 @@ from ortho.attention import memory
 from ortho.attention.chunking import chunks, default_chunk, pad_tokens
 from ortho.attention.delta_kernels import Write
 from ortho.attention.mechanism import Mechanism
+from ortho.attention.operands import mask_of_keys
 from ortho.attention.product_cost import delta_product_cost
 from ortho.attention.product_gates import LaterOperands, StepStrengths
 
@@ -157,6 +158,8 @@ def _operands(
         memory.gate("beta", beta, k, (*q.shape[:-2], M, steps))
         beta = beta.flatten(-2)
     if attn_mask is not None:
+        if initial_state is None:
+            mask_of_keys(attn_mask, M)  # here, in the caller's sizes
         attn_mask = attn_mask.broadcast_to(torch.broadcast_shapes(attn_mask.shape, (M,))).repeat_interleave(steps, -1)
     return steps, memory.operands(
         q,

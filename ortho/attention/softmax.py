@@ -75,7 +75,7 @@ def softmax_attention(
     those of hidden keys leave the range of the dtype, rows are NaN.
     """
     if isinstance(v, Tensor) and isinstance(q, Tensor) and q.dim() and v.shape[-1:] != q.shape[-1:]:
-        raise ValueError(f"v: the fused kernel needs width {q.shape[-1]} like q, got shape {tuple(v.shape)}")
+        raise ValueError(f"v: expected width {q.shape[-1]} like q, for the fused kernel, got shape {tuple(v.shape)}")
     _checks.scale_factor(scale)
     k, v = with_past(q, k, v, is_causal, attn_mask, initial_state)
     if is_causal and q.shape[-2] == 1:  # a lone query is the last: it has no future

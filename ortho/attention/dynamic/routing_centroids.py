@@ -33,7 +33,7 @@ def draw_centroids(
     return normalised(torch.randn(shape, generator=generator, dtype=torch.float64))
 
 
-@checked
+@checked(shapes=False)
 def normalised(x: Float[Tensor, "*batch N K"]) -> Float[Tensor, "*batch N K"]:
     """Layer normalisation without a trained part; a row whose numbers are equal becomes 0."""
     x = x - x.mean(-1, keepdim=True)
