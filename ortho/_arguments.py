@@ -29,12 +29,16 @@ LEAST: dict[str, int | None] = {
 WIDTHS = ("K", "V")  # of closed forms, which may be 0: a product alone is then counted
 
 
+def _all_fit(_: Any) -> bool:
+    return True
+
+
 class Kind(NamedTuple):
     """One of the things that an annotation allows: of that type, and within the range of its values."""
 
     wanted: str
     accepts: Callable[[Any], bool]
-    fits: Callable[[Any], bool] = lambda _: True
+    fits: Callable[[Any], bool] = _all_fit
 
 
 @overload
@@ -59,20 +63,31 @@ def checked(function: Any = None, *, shapes: bool = True, values: bool = True) -
 
 
 def _wrapped(function: Callable[..., Any], shapes: bool, values: bool) -> Callable[..., Any]:
-    inner: Callable[..., Any] = function
-    rules: list[Rules] = []
+    made: list[Rules] = []
 
-    @wraps(inner)
+    @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
-            return inner(*args, **kwargs)
-        if not rules:
-            rules.append(_rules(inner, shapes, values))
-        rules[0].look(args, kwargs)
+            return function(*args, **kwargs)
+        if not made:
+            made.append(_rules(function, shapes, values))
+        rules = made[0]
+        allowed, together = rules.allowed, rules.shapes or rules.others
+        for name, value in zip(rules.positions, args, strict=False):
+            if name in allowed and not allowed[name](value):
+                _refuse(name, value, rules.kinds[name])
+        for name, value in kwargs.items():
+            if name in allowed and not allowed[name](value):
+                _refuse(name, value, rules.kinds[name])
+        if together:
+            rules.look_together(args, kwargs)
+        for name in rules.masks:
+            if kwargs.get(name) is not None:
+                rules.look_at_mask(name, kwargs[name], args)
         try:
-            return inner(*args, **kwargs)
+            return function(*args, **kwargs)
         except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
-            _explain(error, [*rules[0].given(args), *kwargs.items()])
+            _explain(error, [*rules.given(args), *kwargs.items()])
             raise
 
     return call
@@ -84,7 +99,9 @@ class Rules(NamedTuple):
     positions: tuple[str, ...]
     others: str
     kinds: dict[str, tuple[Kind, ...]]
+    allowed: dict[str, Callable[[Any], bool]]  # whether a value is one of the kinds
     shapes: dict[str, Shaped]
+    masks: tuple[str, ...]
     values: bool
 
     def given(self, args: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
@@ -92,21 +109,23 @@ class Rules(NamedTuple):
         yield from zip(self.positions, args, strict=False)
         yield from ((self.others, value) for value in args[len(self.positions) :])
 
-    def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise TypeError or ValueError for the first argument that is not as it should be."""
-        width = getattr(args[0], "d_model", None) if self.shapes and self.positions[:1] == ("self",) else None
+    def look_at_mask(self, name: str, mask: Tensor, args: tuple[Any, ...]) -> None:
+        """Raise TypeError for a mask on another device than the operands."""
+        first = next(filter(torch.is_tensor, args), None)
+        if first is not None and mask.device != first.device:
+            raise TypeError(f"{name}: expected a tensor on {first.device} like the others, got one on {mask.device}")
+
+    def look_together(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise TypeError or ValueError for sizes that do not agree, and for `*args`."""
+        for value in args[len(self.positions) :]:
+            if self.others in self.allowed and not self.allowed[self.others](value):
+                _refuse(self.others, value, self.kinds[self.others])
+        if not self.shapes:
+            return
+        width = getattr(args[0], "d_model", None) if self.positions[:1] == ("self",) else None
         sizes: dict[str, tuple[str, Any]] = {} if width is None else {"d": ("d_model", width)}
-        like: tuple[str, torch.device] | None = None
         for name, value in (*self.given(args), *kwargs.items()):
-            kinds = self.kinds.get(name)
-            if kinds is not None:
-                _hold(name, value, kinds)
-            if not isinstance(value, Tensor):
-                continue
-            like = like or (name, value.device)
-            if value.device != like[1] and value.dtype == torch.bool:  # others the functions look at
-                raise TypeError(f"{name}: expected a tensor on {like[1]} like {like[0]}, got one on {value.device}")
-            if name in self.shapes:
+            if name in self.shapes and isinstance(value, Tensor):
                 _hold_shape(name, value, self.shapes[name].axes, sizes)
                 if self.values and value.is_floating_point():
                     _checks.finite(name, value)
@@ -129,7 +148,20 @@ def _rules(function: Callable[..., Any], shapes: bool, values: bool) -> Rules:
             kinds[name] = allowed
         for found in filter(None, map(shaped, parts if shapes else ())):
             axes[name] = found
-    return Rules(tuple(positions), others, kinds, axes, values)
+    masks = tuple(name for name, found in kinds.items() if found[0].wanted == _TENSORS["bool"][0])
+    each = {name: _allowed(found) for name, found in kinds.items()}
+    return Rules(tuple(positions), others, kinds, each, axes, masks, values)
+
+
+def _allowed(kinds: tuple[Kind, ...]) -> Callable[[Any], bool]:
+    """Whether a value is one of the kinds, by as few calls as may be: this is done in every call of every function."""
+    empty = any(kind.wanted == "None" for kind in kinds)
+    if len(kinds) > 1 + empty or kinds[0].wanted == "None":
+        return lambda value: any(kind.accepts(value) and kind.fits(value) for kind in kinds)
+    _, accepts, fits = kinds[0]
+    if fits is not _all_fit:
+        return lambda value: (empty and value is None) or (accepts(value) and fits(value))
+    return (lambda value: value is None or accepts(value)) if empty else accepts
 
 
 def _parts(annotation: Any) -> tuple[Any, ...]:
@@ -247,13 +279,11 @@ def _is_device(value: Any) -> bool:
         return False
 
 
-def _hold(name: str, value: Any, kinds: tuple[Kind, ...]) -> None:
-    for kind in kinds:
-        if kind.accepts(value):
-            if kind.fits(value):
-                return
-            got = value if isinstance(value, int | float) else describe(value)
-            raise ValueError(f"{name}: expected {_wanted(kinds)}, got {got}")
+def _refuse(name: str, value: Any, kinds: tuple[Kind, ...]) -> None:
+    """Raise ValueError for a value of an allowed type that is out of its range, else TypeError."""
+    if any(kind.accepts(value) for kind in kinds):
+        got = value if isinstance(value, int | float) else describe(value)
+        raise ValueError(f"{name}: expected {_wanted(kinds)}, got {got}")
     raise TypeError(f"{name}: expected {_wanted(kinds).replace('finite ', '')}, got {describe(value)}")
 
 
@@ -294,6 +324,8 @@ def _explain(error: Exception, given: list[tuple[str, Any]]) -> None:
     tensors = [(name, value) for name, value in given if isinstance(value, Tensor)]
     if isinstance(error, RuntimeError) and tensors and re.search("dtype|scalar type|types other|implemented for", text):
         raise TypeError(_told(tensors, "tensors of one dtype that can be computed with", text)) from error
+    if isinstance(error, RuntimeError) and tensors and re.search("cannot be multiplied|must match|must be equal", text):
+        raise ValueError(_told(tensors, "shapes that fit together", text)) from error
     if isinstance(error, ArithmeticError | LinAlgError) or text.startswith("math "):
         numbers = tensors + [(name, value) for name, value in given if isinstance(value, int | float)]
         raise ValueError(_told(numbers, "numbers that can be computed with", text)) from error

@@ -44,7 +44,7 @@ class Projection(nn.Module):
         """The numbers of a token's keys, of all heads, and of its values."""
         return self.head_dim * self.num_kv_heads
 
-    @checked(values=False)
+    @checked(shapes=False)
     def forward(
         self, x: Float[Tensor, "B N d"], context: Float[Tensor, "B M d"] | None = None
     ) -> tuple[Float[Tensor, "B H N K"], Float[Tensor, "B G M K"]]:
@@ -64,7 +64,7 @@ class Detached(Projection):
 
     stop_gradient: bool
 
-    @checked(values=False)
+    @checked(shapes=False)
     def forward(
         self, x: Float[Tensor, "B N d"], context: Float[Tensor, "B M d"] | None = None
     ) -> tuple[Float[Tensor, "B H N K"], Float[Tensor, "B G M K"]]:
