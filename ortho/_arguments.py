@@ -202,7 +202,7 @@ def _kind(name: str, part: Any, least: int | None) -> Kind | None:
     if part is float:
         return Kind("a finite number", lambda x: isinstance(x, int | float) and not isinstance(x, bool), isfinite)
     if part is torch.dtype:
-        return Kind("a floating-point dtype", lambda x: isinstance(x, torch.dtype), lambda x: x.is_floating_point)
+        return Kind("a floating-point type", lambda x: isinstance(x, torch.dtype) and x.is_floating_point)
     if part is torch.device:
         return Kind("a device of this machine", lambda x: isinstance(x, torch.device | str), _is_device)
     if part in (None, NoneType):
@@ -232,17 +232,17 @@ def _container(name: str, part: Any) -> Kind | None:
         return Kind(
             _ABSTRACT.get(origin, "a tuple"), _of(origin), lambda x: _elements(x, origin, inner, ... in get_args(part))
         )
-    title = origin.__name__
-    article = "" if title.endswith("s") else "an " if title[0] in "AEIOU" else "a "
+    title = "nn.Module" if origin is torch.nn.Module else origin.__name__
+    article = "" if title.endswith("s") else "an " if title[0] in "AEIOUn" else "a "
     return Kind("a name" if origin is str else article + title, lambda x: isinstance(x, origin))
 
 
 _ABSTRACT: dict[Any, str] = {Sequence: "a sequence", Mapping: "a mapping", Iterable: "something to go through"}
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_INTEGERS = (torch.int64, torch.int32)
 _TENSORS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "float": ("a floating-point tensor", lambda x: isinstance(x, Tensor) and x.is_floating_point()),
     "bool": ("a boolean tensor", lambda x: isinstance(x, Tensor) and x.dtype == torch.bool),
-    "int": ("a tensor of integers", lambda x: isinstance(x, Tensor) and x.dtype in _INTEGERS),
+    "int": ("int32 or int64 indices", lambda x: isinstance(x, Tensor) and x.dtype in _INTEGERS),
 }
 
 
@@ -282,7 +282,7 @@ def _is_device(value: Any) -> bool:
 def _refuse(name: str, value: Any, kinds: tuple[Kind, ...]) -> None:
     """Raise ValueError for a value of an allowed type that is out of its range, else TypeError."""
     if any(kind.accepts(value) for kind in kinds):
-        got = value if isinstance(value, int | float) else describe(value)
+        got = repr(value) if isinstance(value, int | float | str) else describe(value)
         raise ValueError(f"{name}: expected {_wanted(kinds)}, got {got}")
     raise TypeError(f"{name}: expected {_wanted(kinds).replace('finite ', '')}, got {describe(value)}")
 
@@ -296,7 +296,7 @@ def _hold_shape(name: str, value: Tensor, axes: tuple[str, ...], sizes: dict[str
     """ValueError unless a tensor has these axes, none of them empty, and finite numbers. Sizes are kept by axis."""
     fixed = [axis for axis in axes if axis != "..." and not axis.startswith("*")]
     shape, rank = tuple(value.shape), value.dim()
-    wanted = f"({', '.join('...' if axis.startswith('*') else axis for axis in axes)})"
+    wanted = f"({', '.join('...' if axis.startswith('*') else axis for axis in axes)}{',' * (len(axes) == 1)})"
     if 0 in shape or rank < len(fixed) or (len(fixed) == len(axes) and rank != len(fixed)):
         raise ValueError(f"{name}: expected shape {wanted} without empty axes, got {shape}")
     if axes[len(axes) - len(fixed) :] != tuple(fixed):
@@ -309,6 +309,9 @@ def _hold_shape(name: str, value: Tensor, axes: tuple[str, ...], sizes: dict[str
         if size != known and (axis.isidentifier() or axis.isdigit()):
             like = f" like {other}" if other else ""
             raise ValueError(f"{name}: expected shape {wanted} with {axis} = {known}{like}, got {shape}")
+
+
+_SHAPES = "cannot be multiplied|must match|must be equal|dimension|1-?D|both arguments"  # as PyTorch says it
 
 
 def _explain(error: Exception, given: list[tuple[str, Any]]) -> None:
@@ -324,7 +327,11 @@ def _explain(error: Exception, given: list[tuple[str, Any]]) -> None:
     tensors = [(name, value) for name, value in given if isinstance(value, Tensor)]
     if isinstance(error, RuntimeError) and tensors and re.search("dtype|scalar type|types other|implemented for", text):
         raise TypeError(_told(tensors, "tensors of one dtype that can be computed with", text)) from error
-    if isinstance(error, RuntimeError) and tensors and re.search("cannot be multiplied|must match|must be equal", text):
+    if (
+        isinstance(error, RuntimeError)
+        and tensors
+        and re.search("cannot be multiplied|must match|must be equal|dimension|1-?D|both arguments", text)
+    ):
         raise ValueError(_told(tensors, "shapes that fit together", text)) from error
     if isinstance(error, ArithmeticError | LinAlgError) or text.startswith("math "):
         numbers = tensors + [(name, value) for name, value in given if isinstance(value, int | float)]

@@ -31,7 +31,7 @@ MAY = (
     r"^theory\.associativity\..*=nested",  # entries are whatever can be added and multiplied
     r"^attention\.positional\..*\(name=|Source\(name=",  # any name will do
     r"sorted_chunks_mask\(buckets=|counter_operands\(numbers=",  # as will all integers
-    r"^(.* projection|write strength)\.forward\(.*=(nan|inf)\)|^experts\.route\(.*=(nan|inf)\)",  # the layer has looked
+    r"^(.* projection|write strength)\.forward\(.*=(nan|inf)\)|routing_centroids\.normalised\(x=(nan|inf)|^experts\.route\(.*=(nan|inf)\)",  # the layer has looked
 )
 
 

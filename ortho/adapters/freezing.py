@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from ortho import _checks
-from ortho._arguments import checked
 from ortho.adapters.choosing import by_layer, indices
 from ortho.adapters.finding import AttentionLayer, Matrices, OfTorch, attention_layers, owned
 from ortho.adapters.layouts import Layout
@@ -18,7 +17,6 @@ from ortho.orthogonal import DRAWS
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
-@checked
 def freeze_qk(
     model: ModelT,
     *,
@@ -80,7 +78,6 @@ def freeze_qk(
     return model
 
 
-@checked
 def unfreeze_qk(model: ModelT) -> ModelT:
     """Undo `freeze_qk`, in place: all weights of queries and keys are trained again, in layers of the original kind.
 

@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from ortho._arguments import checked
 from ortho.adapters import huggingface
 from ortho.adapters.choosing import by_layer
 from ortho.adapters.finding import ByNames, OfTorch, attention_layers, owned
@@ -19,7 +18,6 @@ from ortho.adapters.torch_attention import AdaptedAttention
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
-@checked
 def set_heads(
     model: ModelT,
     kinds: Sequence[Kind] | Mapping[int, Sequence[Kind]],
@@ -82,7 +80,6 @@ def set_heads(
     return model
 
 
-@checked
 def standard_heads(model: ModelT) -> ModelT:
     """Undo `set_heads`, in place, where that gives the same outputs: heads that are learned or stopped.
 
