@@ -261,7 +261,7 @@ def test_bad_calls():
     cases = [
         (partial(ours, source.float(), target), TypeError, "source: expected int32 or int64 indices, got a float32"),
         (partial(ours, source, target + 9), ValueError, "target: expected indices in 0..10"),
-        (partial(ours, source, target[:2]), ValueError, "target: expected batch 3 like the source, got shape"),
+        (partial(ours, source, target[:2]), ValueError, "memory: expected shape .* with B = 2 like target, got"),
         (partial(ours, source, target.repeat(1, 3)), ValueError, "target: expected at most 12 positions, got 18"),
         (partial(ours, source.repeat(1, 2), target), ValueError, "source: expected at most 12 positions, got 14"),
         (partial(ours, source, target, mask.int()), TypeError, "source_mask: expected a boolean tensor"),
