@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 # The least integer that an argument of this name may be, where that is not 1; None: any.
 LEAST: dict[str, int | None] = {
     "age": 0, "ahead": 0, "distance": 0, "erase": 0, "first": 0, "last": 0, "offset": None, "order": 0, "past": 0,
-    "q_start": 0, "seed": None, "split": None, "start": None, "stop": None,
+    "q_start": 0, "seed": None, "segments": 0, "split": None, "start": None, "stop": None,
 }  # fmt: skip
 WIDTHS = ("K", "V")  # of closed forms, which may be 0: a product alone is then counted
 

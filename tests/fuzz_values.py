@@ -39,6 +39,7 @@ FROM_ZERO = {
     "K",
     "V",
     "erase",
+    "segments",
     "reach",
     "leading",
     "random",
