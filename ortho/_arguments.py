@@ -229,9 +229,10 @@ def _container(name: str, part: Any) -> Kind | None:
         return None
     if origin is tuple or origin in _ABSTRACT:
         inner = tuple(_kinds(name, _parts(one), least=None) for one in get_args(part) if one is not ...)
-        return Kind(
-            _ABSTRACT.get(origin, "a tuple"), _of(origin), lambda x: _elements(x, origin, inner, ... in get_args(part))
-        )
+        endless, wanted = ... in get_args(part), _ABSTRACT.get(origin, "a tuple")
+        if inner and inner[0] and origin is not Mapping:
+            wanted += f" (of {_wanted(inner[0])} each)"
+        return Kind(wanted, _of(origin), lambda x: _elements(x, origin, inner, endless))
     title = "nn.Module" if origin is torch.nn.Module else origin.__name__
     article = "" if title.endswith("s") else "an " if title[0] in "AEIOUn" else "a "
     return Kind("a name" if origin is str else article + title, lambda x: isinstance(x, origin))
