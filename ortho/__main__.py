@@ -13,9 +13,9 @@ from typing import Any
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status.
 
-    That is 0; 1 for a damaged ledger or record, a failed case, records that could not be stored, an impossible launch
-    or a missing extra; 130 for Ctrl-C and 143 for SIGTERM while experiments run. Bad usage, as by a name that is not
-    known, raises SystemExit with 2.
+    That is 0; 1 for a damaged ledger or record, claims whose records are not there, a failed case, records that could
+    not be stored, an impossible launch or a missing extra; 130 for Ctrl-C and 143 for SIGTERM while experiments run.
+    Bad usage, as by a name that is not known, raises SystemExit with 2.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv[:1] == ["experiments"]:  # its options are its own
@@ -72,16 +72,20 @@ def _place(function: Any) -> str:
 
 
 def _claims(parser: argparse.ArgumentParser, as_json: bool, document: str | None, ids: Sequence[str]) -> int:
-    from ortho.claims import LedgerError, catalogue, judge, ledger
+    from ortho.claims import LedgerError, UnjudgedError, catalogue, judge_all, ledger
     from ortho.experiments import RecordError
 
+    status = 0
     try:
         known = catalogue()
         if document is not None and document not in known.documents:
             parser.error(f"--document: expected one of {', '.join(known.documents)}, got {document!r}")
         if unknown := [name for name in ids if name not in known.claims]:
             parser.error(f"ID: expected ids of the ledger, such as {next(iter(known.claims))}, got {unknown[0]!r}")
-        entries = [judge(name) for name in ids] if ids else ledger(document)
+        entries = judge_all(ids) if ids else ledger(document)
+    except UnjudgedError as error:
+        print(f"python -m ortho: error: {error}", file=sys.stderr)
+        entries, status = error.entries, 1
     except (LedgerError, RecordError) as error:
         print(f"python -m ortho: error: {error}", file=sys.stderr)
         return 1
@@ -90,11 +94,11 @@ def _claims(parser: argparse.ArgumentParser, as_json: bool, document: str | None
         return 1
     if as_json:
         print(json.dumps([asdict(entry) for entry in entries], indent=2))
-        return 0
+        return status
     print(*map(repr, entries), sep="\n\n")
     counts = Counter(entry.verdict for entry in entries)
     print(f"\n{len(entries)} claims:", ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()))
-    return 0
+    return status
 
 
 if __name__ == "__main__":

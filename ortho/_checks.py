@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+FORMS = ("reference", "fast")  # of an attention function: as its formula reads, and as it is computed in practice
+
 _values_checked: ContextVar[bool] = ContextVar("values_checked", default=True)
 
 
@@ -54,9 +56,11 @@ def share(name: str, value: Any) -> float:
 
 
 def one_of(name: str, value: Any, known: Collection[str]) -> str:
-    """`value` if it is one of the known names, else ValueError that lists them."""
+    """`value` if it is one of the known names, else ValueError that says which is near, or all."""
     if not isinstance(value, str) or value not in known:
-        raise ValueError(f"{name}: expected one of {', '.join(map(repr, known))}, got {value!r}")
+        from ortho._names import unknown
+
+        raise ValueError(unknown(name, value, known))
     return value
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float, Int, Tensor
 
 __all__ = ["Found", "beam_search", "penalty"]
@@ -19,11 +20,13 @@ class Found(NamedTuple):
     scores: Tensor
 
 
+@checked
 def penalty(length: int, alpha: float) -> float:
     """By what the log-probability of so many tokens is divided (Wu et al. 2016, arXiv:1609.08144, equation 14)."""
     return ((5 + length) / 6) ** alpha
 
 
+@checked
 def beam_search(
     following: Callable[[Int[Tensor, "rows n"]], Float[Tensor, "rows vocab"]],
     count: int,

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ortho._arguments import checked
 from ortho._checks import positive_int
 from ortho.cost import Cost, feed_forward, model
 from ortho.cost.whole_models import text_encoder, vision_transformer
@@ -38,6 +39,7 @@ class Configuration:
     sizes: dict[str, Any]
     read_out: tuple[int, int]
 
+    @checked
     def build(
         self,
         *,
@@ -51,6 +53,7 @@ class Configuration:
         kind: dict[str, Any] = {"projection": projection, "dtype": dtype, "device": device, "generator": generator}
         return self.module(d_model=self.d, num_heads=self.H, num_layers=self.L, **self.sizes, **kind, **kwargs)
 
+    @checked
     def inputs(
         self,
         B: int,
@@ -63,6 +66,7 @@ class Configuration:
         positive_int("B", B)
         return (self.draw(self, B, dtype=dtype, device=device, generator=generator),)
 
+    @checked
     def cost(
         self, B: int, *, projection: str = "learned", itemsize: int = 4, form: str = "fast", **kwargs: Any
     ) -> Cost:
@@ -70,6 +74,7 @@ class Configuration:
         kwargs = {"projection": projection, "itemsize": itemsize, "form": form, **kwargs}
         return self.declared(B=B, N=self.N, d=self.d, H=self.H, L=self.L, **self.sizes, **kwargs)
 
+    @checked
     def step_by_part(self, B: int, **kwargs: Any) -> dict[str, int]:
         """FLOPs of the matrix products in one step, both passes, by part; the arguments are those of `cost`."""
         whole = self.cost(B, **kwargs).step

@@ -5,6 +5,7 @@ from typing import TypeVar
 
 from torch import nn
 
+from ortho._arguments import checked
 from ortho.adapters import standard_heads, unfreeze_qk
 
 __all__ = ["to_standard"]
@@ -12,6 +13,7 @@ __all__ = ["to_standard"]
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
+@checked
 def to_standard(module: ModuleT) -> ModuleT:
     """A copy of any module in which every projection is a learned one with the same weights: same outputs, all trained.
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Bool, Float, Tensor
 from ortho._weights import spread_heads
 from ortho.attention import MECHANISMS
@@ -33,6 +34,7 @@ class DecoderBlock(nn.Module):
     attention: Any
     cross: Any
 
+    @checked
     def __init__(
         self,
         d_model: int,

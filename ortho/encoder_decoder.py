@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.functional import embedding, linear
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._tokens import EMBEDDING_STD, new_embeddings, token_indices
 from ortho._typing import Bool, Float, Int, Tensor
 from ortho.beam_search import beam_search
@@ -37,6 +38,7 @@ class EncoderDecoder(nn.Module):
     `cross` layer that `DecoderBlock` refuses.
     """
 
+    @checked
     def __init__(
         self,
         vocab_size: int,
@@ -75,6 +77,7 @@ class EncoderDecoder(nn.Module):
         self.vocab_size, self.max_length = vocab_size, max_length
         self.dropout = nn.Dropout(dropout)
 
+    @checked(shapes=False)
     def forward(
         self,
         source: Int[Tensor, "B M"],
@@ -92,6 +95,7 @@ class EncoderDecoder(nn.Module):
         """
         return self.decode(target, self.encode(source, source_mask), source_mask)
 
+    @checked(shapes=False)
     def encode(
         self, source: Int[Tensor, "B M"], source_mask: Bool[Tensor, "B M"] | None = None
     ) -> Float[Tensor, "B M d"]:
@@ -102,6 +106,7 @@ class EncoderDecoder(nn.Module):
             x = block(x, attn_mask=mask)
         return self.norm_source(x)
 
+    @checked
     def decode(
         self,
         target: Int[Tensor, "B N"],
@@ -117,6 +122,7 @@ class EncoderDecoder(nn.Module):
             x = block(x, memory, context_mask=mask)
         return self._read_out(x)
 
+    @checked(shapes=False)
     @torch.no_grad()
     def generate(
         self,
@@ -152,6 +158,7 @@ class EncoderDecoder(nn.Module):
             ended = ended | (token == stop)
         return torch.cat(drawn, 1)
 
+    @checked(shapes=False)
     @torch.no_grad()
     def beam_search(
         self,

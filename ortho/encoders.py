@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.functional import embedding, linear
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._tokens import new_embeddings, token_indices
 from ortho._typing import Bool, Float, Int, Tensor
 from ortho._weights import new_bias, new_weight
@@ -23,6 +24,7 @@ class TextEncoder(nn.Module):
     own frozen matrices. The norms' epsilon is PyTorch's.
     """
 
+    @checked
     def __init__(
         self,
         vocab_size: int,
@@ -50,6 +52,7 @@ class TextEncoder(nn.Module):
         self.weight_pool = new_weight(d_model, d_model, generator=generator, **kind)
         self.bias_pool = new_bias(self.weight_pool)
 
+    @checked(shapes=False)
     def forward(
         self,
         tokens: Int[Tensor, "B N"],
@@ -64,6 +67,7 @@ class TextEncoder(nn.Module):
         x = self.encode(tokens, segments, attn_mask=attn_mask)
         return linear(x[:, 0], self.weight_pool, self.bias_pool).tanh()
 
+    @checked(shapes=False)
     def encode(
         self,
         tokens: Int[Tensor, "B N"],
@@ -105,6 +109,7 @@ class VisionTransformer(nn.Module):
     Raises ValueError for a patch that does not divide the image.
     """
 
+    @checked
     def __init__(
         self,
         image_size: int,
@@ -136,6 +141,7 @@ class VisionTransformer(nn.Module):
         self.weight_head = new_weight(num_classes, d_model, generator=generator, **kind)
         self.bias_head = new_bias(self.weight_head)
 
+    @checked(shapes=False)
     def forward(self, images: Float[Tensor, "B channels S S"]) -> Float[Tensor, "B classes"]:
         """Images (B, channels, S, S) -> logits (B, num_classes).
 
@@ -143,6 +149,7 @@ class VisionTransformer(nn.Module):
         """
         return linear(self.encode(images)[:, 0], self.weight_head, self.bias_head)
 
+    @checked(shapes=False)
     def encode(self, images: Float[Tensor, "B channels S S"]) -> Float[Tensor, "B N d"]:
         """A vector for the class token and for each patch, row by row: (B, channels, S, S) -> (B, N, d)."""
         self._check(images)

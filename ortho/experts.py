@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.functional import gelu, linear, one_hot, silu
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, Int, Tensor
 from ortho._weights import new_weight
@@ -32,6 +33,7 @@ class GatedFeedForward(nn.Module):
     Three matrices where `FeedForward` has two: with 2/3 of its hidden width, by default, it has as many parameters.
     """
 
+    @checked
     def __init__(
         self,
         d_model: int,
@@ -48,6 +50,7 @@ class GatedFeedForward(nn.Module):
         self.weight_up = new_weight(d_ff, d_model, **kind)
         self.weight_down = new_weight(d_model, d_ff, **kind)
 
+    @checked(values=False)
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B N d"]:
         """x (B, N, d) -> (B, N, d)."""
         _checks.sequence("x", x, self.weight_up)
@@ -95,6 +98,7 @@ class MixtureOfExperts(nn.Module):
     for sizes that are none.
     """
 
+    @checked
     def __init__(
         self,
         d_model: int,
@@ -118,6 +122,7 @@ class MixtureOfExperts(nn.Module):
         if capacity_factor is not None and not 0 < _number("capacity_factor", capacity_factor) < inf:
             raise ValueError(f"capacity_factor: expected a positive number, got {capacity_factor}")
         self.capacity_factor = capacity_factor
+        self.d_model = d_model
         self.form = _checks.one_of("form", form, ("reference", "fast"))
         kind: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
 
@@ -129,6 +134,7 @@ class MixtureOfExperts(nn.Module):
         self.weight_up = stacked(d_ff, d_model)
         self.weight_down = stacked(d_model, d_ff)
 
+    @checked(values=False)
     def route(self, x: Float[Tensor, "B N d"]) -> Routing:
         """Which experts each token picks, and which of them have room for it."""
         with no_autocast(x):  # a close choice is not left to half precision
@@ -137,6 +143,7 @@ class MixtureOfExperts(nn.Module):
         experts = probabilities.topk(self.top_k).indices
         return Routing(probabilities, experts, self._has_room(experts))
 
+    @checked(values=False)
     def forward(
         self, x: Float[Tensor, "B N d"], *, return_routing: bool = False
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], Routing]:

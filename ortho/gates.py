@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, softplus
 
+from ortho._arguments import checked
 from ortho._checks import heads
 from ortho._typing import Float, Size, Tensor
 from ortho._weights import new_weight, split_heads
@@ -37,6 +38,7 @@ class GateCost(NamedTuple):
 class Gate(nn.Module, ABC):
     """x (B, N, d) -> (B, H, N), or (B, H, N, K) for one value a channel, with K = d/H."""
 
+    @checked
     def __init__(
         self,
         d_model: int,
@@ -102,6 +104,7 @@ class WriteStrength(_PerHead):
 
     maximum: ClassVar[float] = 1
 
+    @checked(values=False)
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
         return self._numbers(x).sigmoid() * self.maximum
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.decoding import Cache
 from ortho.layers import MultiheadAttention
@@ -43,6 +44,7 @@ class HybridAttention(nn.Module):
     for kinds whose numbers are not together num_heads.
     """
 
+    @checked
     def __init__(
         self,
         d_model: int,
@@ -62,6 +64,7 @@ class HybridAttention(nn.Module):
         self.groups = nn.ModuleList(make(d_model, count, head_dim=width, **kind) for make, count in kinds)
         self.counts = [count for _, count in kinds]
 
+    @checked(shapes=False)
     def forward(
         self,
         x: Float[Tensor, "B N d"],
@@ -97,6 +100,7 @@ class HybridAttention(nn.Module):
         y = sum(outputs[1:], start=outputs[0])
         return (y, tuple(states)) if return_state else y
 
+    @checked
     def new_cache(self, capacity: int | None = None) -> "HybridCache":
         """An empty cache for decoding with this layer, with room for `capacity` tokens: one of each group's own."""
         return HybridCache(self, capacity)

@@ -9,6 +9,8 @@ from torch import nn
 from torch.nn.functional import gelu, linear
 
 from ortho import _checks
+from ortho._arguments import checked
+from ortho._names import unknown
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import new_bias, new_weight, split_heads, spread_heads
 from ortho.attention import FORMS, MECHANISMS
@@ -45,6 +47,7 @@ class MultiheadAttention(nn.Module):
     mechanism with gates beside `head_dim`: gates are those of heads that share x.
     """
 
+    @checked
     def __init__(
         self,
         d_model: int,
@@ -81,6 +84,7 @@ class MultiheadAttention(nn.Module):
         self._one_sequence = bool(getattr(entry, "one_sequence", False))
         self._takes_same_tokens = bool(getattr(entry, "same_tokens", False))
 
+    @checked(shapes=False)
     def forward(
         self,
         x: Float[Tensor, "B N d"],
@@ -151,6 +155,7 @@ class MultiheadAttention(nn.Module):
         gates = {name: gate(x if name in self._query_gates else source) for name, gate in self.gates.items()}
         return q, k, v, gates
 
+    @checked
     def new_cache(self, capacity: int | None = None) -> Cache:
         """An empty cache for decoding with this layer, with room for `capacity` tokens (`ortho.attention.decoding`)."""
         return new_cache(self.attention, capacity, form=self.form)
@@ -232,8 +237,7 @@ def _attention(
             raise ValueError(f"form: expected none beside an attention that is a module, got {form!r}")
         return attention, dict(gates)
     if not isinstance(attention, str) or attention not in MECHANISMS:
-        known = ", ".join(map(repr, MECHANISMS))
-        raise ValueError(f"attention: expected one of {known}, or an nn.Module, got {attention!r}")
+        raise ValueError(unknown("attention", attention, MECHANISMS, ", or an nn.Module"))
     makers = dict(MECHANISMS[attention].gates)
     for name in gates:
         if name not in makers:
@@ -244,6 +248,7 @@ def _attention(
 class FeedForward(nn.Module):
     r"""$\mathrm{GELU}(x W_1 + b_1)\, W_2 + b_2$ with hidden width `d_ff`, 4 d_model by default; b only with `bias`."""
 
+    @checked
     def __init__(
         self,
         d_model: int,
@@ -260,6 +265,7 @@ class FeedForward(nn.Module):
         self.weight_down = new_weight(d_model, d_ff, generator=generator, dtype=dtype, device=device)
         self.bias_up, self.bias_down = (new_bias(w) if bias else None for w in (self.weight_up, self.weight_down))
 
+    @checked(shapes=False)
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B N d"]:
         """x (B, N, d) -> (B, N, d)."""
         _checks.sequence("x", x, self.weight_up)
@@ -280,6 +286,7 @@ class TransformerBlock(nn.Module):
 
     attention: Any
 
+    @checked
     def __init__(
         self,
         d_model: int,
@@ -305,6 +312,7 @@ class TransformerBlock(nn.Module):
         self.norm_first = norm_first
         self.dropout = nn.Dropout(_checks.share("dropout", dropout))
 
+    @checked(shapes=False)
     def forward(
         self,
         x: Float[Tensor, "B N d"],

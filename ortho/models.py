@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.functional import embedding, linear
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._tokens import EMBEDDING_STD, new_embeddings, token_indices
 from ortho._typing import Int, State, Tensor
 from ortho.attention.decoding import Cache
@@ -32,6 +33,7 @@ class LanguageModel(nn.Module):
 
     embed_positions: Tensor | None
 
+    @checked
     def __init__(
         self,
         vocab_size: int,
@@ -69,6 +71,7 @@ class LanguageModel(nn.Module):
             waves = sinusoidal_positions(max_length, d_model, dtype=dtype, device=device)
             self.register_buffer("embed_positions", waves * (EMBEDDING_STD * sqrt(2)))
 
+    @checked(shapes=False)
     def forward(
         self,
         tokens: Int[Tensor, "B N"],
@@ -101,11 +104,13 @@ class LanguageModel(nn.Module):
         logits = self._read_out(x)
         return (logits, (past + tokens.shape[1], new_states)) if return_state else logits
 
+    @checked
     def new_caches(self, capacity: int | None = None) -> list[Cache]:
         """An empty cache for each block, with room for `capacity` tokens, by default `max_length`."""
         capacity = self.max_length if capacity is None else capacity
         return [cast(TransformerBlock, block).attention.new_cache(capacity) for block in self.blocks]
 
+    @checked(shapes=False)
     @torch.no_grad()
     def generate(
         self,
@@ -132,7 +137,10 @@ class LanguageModel(nn.Module):
             if temperature == 0:
                 drawn.append(logits.argmax(-1, keepdim=True))
             else:
-                drawn.append(torch.multinomial((logits.float() / temperature).softmax(-1), 1, generator=generator))
+                # In float64, below the largest: else a very low temperature leads out of the range of the dtype.
+                logits = logits.double() - logits.amax(-1, keepdim=True)
+                chances = (logits / temperature).softmax(-1).float()
+                drawn.append(torch.multinomial(chances, 1, generator=generator))
         return torch.cat(drawn, 1)
 
     @torch.no_grad()

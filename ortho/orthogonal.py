@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float, Tensor
 
 __all__ = ["DRAWS", "gaussian", "gram_schmidt", "haar", "householder", "orthonormalise", "svd"]
@@ -48,6 +49,7 @@ def _tall(draw: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     return sample
 
 
+@checked
 @_tall
 def haar(gaussian: Tensor) -> Tensor:
     r"""QR of a Gaussian matrix, with the signs of R's diagonal moved into Q.
@@ -61,6 +63,7 @@ def haar(gaussian: Tensor) -> Tensor:
     return q * sign
 
 
+@checked
 @_tall
 def svd(gaussian: Tensor) -> Tensor:
     r"""The orthogonal polar factor $U V^T$ of a Gaussian matrix $G = U \Sigma V^T$.
@@ -72,6 +75,7 @@ def svd(gaussian: Tensor) -> Tensor:
     return u @ vh
 
 
+@checked
 def orthonormalise(columns: Float[Tensor, "rows cols"]) -> Float[Tensor, "rows cols"]:
     """Gram-Schmidt, each column projected twice off its predecessors.
 
@@ -101,6 +105,7 @@ def orthonormalise(columns: Float[Tensor, "rows cols"]) -> Float[Tensor, "rows c
     return basis
 
 
+@checked
 @_tall
 def gram_schmidt(gaussian: Tensor) -> Tensor:
     """Gram-Schmidt on Gaussian columns (`orthonormalise`): QR with a positive diagonal, so Haar without a correction.
@@ -110,6 +115,7 @@ def gram_schmidt(gaussian: Tensor) -> Tensor:
     return orthonormalise(gaussian)
 
 
+@checked
 @_tall
 def householder(gaussian: Tensor) -> Tensor:
     r"""A product of random Householder reflections, one a column (Stewart 1980, section 3).
@@ -131,6 +137,7 @@ def householder(gaussian: Tensor) -> Tensor:
     return q
 
 
+@checked
 def gaussian(
     rows: int,
     cols: int | None = None,

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho._weights import new_weight, split_heads
 from ortho.attention import FORMS
@@ -43,6 +44,7 @@ class PositionalHeads(nn.Module):
     by num_heads, and for another number of patterns than heads.
     """
 
+    @checked
     def __init__(
         self,
         d_model: int,
@@ -67,6 +69,7 @@ class PositionalHeads(nn.Module):
         self.weight_v = new_weight(width, d_model, **kind)
         self.weight_o = new_weight(d_model, width, **kind)
 
+    @checked(shapes=False)
     def forward(
         self,
         x: Float[Tensor, "B N d"],
@@ -107,6 +110,7 @@ class PositionalHeads(nn.Module):
         )
         return (self._merge(o[0]), o[1]) if return_state else self._merge(o)
 
+    @checked
     def new_cache(self, capacity: int | None = None) -> Cache:
         """An empty cache for decoding with this layer: what its patterns have summed up."""
 
@@ -136,6 +140,7 @@ def shared_out(num_heads: int) -> tuple[PositionalPattern, ...]:
     return named([name for name, share in zip(DEFAULT, shares, strict=True) for _ in range(share)])
 
 
+@checked
 def sinusoidal_positions(
     n: int,
     d: int,

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float, State, Tensor
 from ortho.attention import MECHANISMS
 
@@ -31,8 +32,13 @@ class Recomputed(nn.Module):
     Raises ValueError for no blocks, and for `segments` above their number.
     """
 
+    @checked
     def __init__(self, blocks: Iterable[nn.Module], segments: int | None = None) -> None:
         super().__init__()
+        blocks = list(blocks)
+        for block in blocks:
+            if not isinstance(block, nn.Module):
+                raise TypeError(f"blocks: expected modules, got {_checks.describe(block)}")
         self.blocks = nn.ModuleList(blocks)
         count = len(self.blocks)
         if not count:
@@ -41,6 +47,7 @@ class Recomputed(nn.Module):
         if self.segments > count:
             raise ValueError(f"segments: expected at most the {count} blocks, got {segments}")
 
+    @checked(shapes=False)
     def forward(
         self,
         x: Float[Tensor, "B N d"],
@@ -54,7 +61,7 @@ class Recomputed(nn.Module):
             for segment in self._split():
                 x = checkpoint(partial(_run, segment, **kwargs), x, use_reentrant=False)
             return x
-        states = [None] * len(self.blocks) if initial_state is None else _apart(initial_state)
+        states = [None] * len(self.blocks) if initial_state is None else _apart(initial_state, len(self.blocks))
         new = []
         for block, state in zip(self.blocks, states, strict=True):
             x, after = block(x, initial_state=state, return_state=True, **kwargs)
@@ -76,6 +83,7 @@ class RecomputedAttention(nn.Module):
     What is large and cheap is computed again (Korthikanti et al. 2022, arXiv:2205.05198, section 5).
     """
 
+    @checked
     def __init__(self, attention: str = "softmax", form: str = "reference") -> None:
         super().__init__()
         mechanism = MECHANISMS[_checks.one_of("attention", attention, MECHANISMS)]
@@ -83,6 +91,7 @@ class RecomputedAttention(nn.Module):
             raise ValueError(f"attention: expected a mechanism without gates, got {attention!r}")
         self.attend, self.same_tokens = mechanism.form(form), mechanism.same_tokens
 
+    @checked(shapes=False)
     def forward(self, q: Tensor, k: Tensor, v: Tensor, **kwargs: Any) -> Any:
         if kwargs.get("initial_state") is not None or kwargs.get("return_state"):
             return self.attend(q, k, v, **kwargs)
@@ -93,8 +102,14 @@ def _joined(states: Sequence[State]) -> State:
     return torch.tensor([len(state) for state in states]), *chain.from_iterable(states)
 
 
-def _apart(state: State) -> list[State]:
-    lengths, tensors = state[0].tolist(), iter(state[1:])
+def _apart(state: State, count: int) -> list[State]:
+    wanted = "how many tensors there are of each block's state, and these"
+    first = state[0] if isinstance(state, tuple | list) and state else None
+    if not isinstance(first, Tensor) or first.dtype != torch.int64 or first.dim() != 1:
+        raise TypeError(f"initial_state: expected {wanted}, got {_checks.describe(state)}")
+    lengths, tensors = first.tolist(), iter(state[1:])
+    if sum(lengths) != len(state) - 1 or len(lengths) != count:
+        raise ValueError(f"initial_state: expected {wanted}, got {len(state) - 1} with the lengths {lengths}")
     return [tuple(islice(tensors, length)) for length in lengths]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from torch.nn.functional import linear
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import split_heads, spread_heads
 from ortho.attention.decoding import Cache
@@ -29,6 +30,7 @@ class StoppedAttention(MultiheadAttention):
     through which a gradient passes.
     """
 
+    @checked
     def __init__(
         self,
         d_model: int,
@@ -43,6 +45,7 @@ class StoppedAttention(MultiheadAttention):
         if not (isinstance(self.projection, Detached) and self.projection.stop_gradient):
             raise ValueError(f"projection: expected one that stops the gradient, got {_checks.describe(projection)}")
 
+    @checked(shapes=False)
     def forward(
         self,
         x: Float[Tensor, "B N d"],

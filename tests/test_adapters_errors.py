@@ -36,7 +36,7 @@ def sharing():
 
 
 ERRORS = {
-    "nothing": (lambda: nn.Linear(3, 3), {}, ValueError, "found none in Linear"),
+    "nothing": (lambda: nn.Linear(3, 3), {}, ValueError, "got Linear with none"),
     "subclass": (
         lambda: nn.ModuleList([OfTorch(), Subclass(D, H)]),
         {},

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ortho.attention import softmax_attention
-from ortho.orthogonal import haar
+from ortho.attention.chunking import chunks
 
 FLAT = torch.ones(3, 4).unbind()  # vectors, where queries, keys and values are expected
 
@@ -18,8 +18,8 @@ def test_a_false_shape_is_an_error():
 
 
 def test_a_false_type_is_an_error():
-    with pytest.raises(jaxtyping.TypeCheckError, match="rows"):
-        haar("3")
+    with pytest.raises(jaxtyping.TypeCheckError, match="length"):
+        chunks("3", 2)
 
 
 def test_sizes_of_one_name_are_equal():

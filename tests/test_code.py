@@ -85,6 +85,7 @@ SAME = {
     "a comment": ("ortho.c", "2 * x", "2 * x  # twice"),
     "layout": ("ortho.c", "return 2 * x", "return (\n        2\n        * x\n    )"),
     "an annotation": ("ortho.a", "case: int) -> float", "case: float)"),
+    "a check of arguments": ("ortho.a", "def run(", "@checked(shapes=False)\ndef run("),
     "a local annotation": ("ortho.b", "total: float = x", "total = x"),
     "the text of an error": ("ortho.a", "expected at most", "wanted no more than"),
     "an import": ("ortho.a", "import math\n", "import math\nimport os\n"),

@@ -335,7 +335,7 @@ def test_first_tokens_that_are_refused_leave_nothing(name):
     for piece in (slice(0, 1), slice(0, 5)):
         tokens = [x[..., piece, :] for x in (q, k, v[..., :4])]
         if name != "window" or piece.stop == 1:  # whose own form takes them
-            with pytest.raises(ValueError, match="v: the fused kernel needs width 6 like q"):
+            with pytest.raises(ValueError, match="v: expected width 6 like q, for the fused kernel"):
                 cache.attend(*tokens)
     assert cache.length == 0
     q, k, v = (x.float() for x in (q, k, v))

@@ -84,6 +84,13 @@ def test_any_chunk_and_length(steps, chunk, length):
 
 
 @FORMS
+def test_a_mask_of_pairs_is_refused_in_the_sizes_that_came(attend):
+    given = operands(3, length=5)
+    with pytest.raises(ValueError, match=r"of shape \(..., 1, 5\), got \(5, 5\)$"):
+        attend(**given, attn_mask=torch.ones(5, 5, dtype=torch.bool))
+
+
+@FORMS
 def test_a_masked_token_writes_none_of_its_keys(attend):
     x = operands(3)
     kept = torch.arange(N) % 4 != 1

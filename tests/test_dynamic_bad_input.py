@@ -49,7 +49,7 @@ BAD = [
     (SPARSE_LINEAR, {"scale": -1.0}, ValueError, "scale: expected a finite number of at least 0, got -1.0"),
     (SPARSE_LINEAR, {"log_far": Q[..., :3, 0]}, ValueError, "log_far: expected shape (2, 9)"),
     (SPARSE_LINEAR, {"log_far": Q[..., 0] / 0}, ValueError, "log_far: expected finite numbers"),
-    (SPARSE_LINEAR, {"feature_map": "relu"}, ValueError, "feature_map: expected one of single tokens"),
+    (SPARSE_LINEAR, {"feature_map": "relu"}, TypeError, "feature_map: expected a FeatureMap, got str 'relu'"),
 ]
 
 

@@ -178,7 +178,7 @@ def test_values_of_another_width():
     """The definition takes them."""
     q, k, _, _ = operands(5)
     assert exchanged_attention_reference(q, k, q[..., :3]).shape == (2, 3, 5, 3)
-    with pytest.raises(ValueError, match=r"v: the fused kernel needs width 8 like q, got shape \(2, 3, 5, 3\)"):
+    with pytest.raises(ValueError, match=r"v: expected width 8 like q, for the fused kernel, got shape \(2, 3, 5, 3\)"):
         exchanged_attention(q, k, q[..., :3])
 
 

@@ -169,7 +169,7 @@ def test_half_precision_routes_in_float32():
         ({"top_k": 6}, ValueError, "top_k: expected at most num_experts = 5, got 6"),
         ({"top_k": 0}, ValueError, "top_k: expected an integer of at least 1, got 0"),
         ({"capacity_factor": 0.0}, ValueError, "capacity_factor: expected a positive number, got 0.0"),
-        ({"capacity_factor": float("nan")}, ValueError, "capacity_factor: expected a positive number, got nan"),
+        ({"capacity_factor": float("nan")}, ValueError, "capacity_factor: expected a finite number, got nan"),
         ({"capacity_factor": "1"}, TypeError, "capacity_factor: expected a number, got str '1'"),
         ({"form": "slow"}, ValueError, "form: expected one of 'reference', 'fast', got 'slow'"),
         ({"d_ff": 0}, ValueError, "d_ff: expected an integer of at least 1, got 0"),

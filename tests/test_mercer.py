@@ -139,7 +139,7 @@ def test_positive_semi_definite_is_not_positive():
 
 @pytest.mark.bad_input
 def test_errors():
-    with pytest.raises(ValueError, match=r"matrix: expected shape \(n, n\), got \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"matrix: expected shape \(n, n\) .*, got \(2, 3\)"):
         least_eigenvalue(torch.ones(2, 3))
     with pytest.raises(ValueError, match="matrix: expected it symmetric, got entries that differ by 1"):
         least_eigenvalue(torch.tensor([[1.0, 0.0], [1.0, 1.0]]))

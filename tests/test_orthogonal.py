@@ -99,7 +99,7 @@ def test_errors():
         haar(0)
     with pytest.raises(TypeError, match="cols: expected an integer of at least 1, got float 2.0"):
         haar(3, 2.0)
-    with pytest.raises(TypeError, match="dtype: expected a floating-point type, got torch.int64"):
+    with pytest.raises(TypeError, match="dtype: expected a floating-point type, got dtype torch.int64"):
         haar(4, dtype=torch.int64)
     with pytest.raises(ValueError, match="columns: expected finite numbers"):
         orthonormalise(torch.full((3, 2), float("nan")))

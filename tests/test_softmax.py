@@ -73,7 +73,7 @@ def test_leading_axes(lead):
 def test_cross_attention_and_wide_values():
     q, k, v = draw(2, 3, 4), draw(2, 7, 4, seed=1), draw(2, 7, 6, seed=2)
     assert softmax_attention_reference(q, k, v).shape == (2, 3, 6)
-    with pytest.raises(ValueError, match="v: the fused kernel needs width 4"):
+    with pytest.raises(ValueError, match="v: expected width 4 like q, for the fused kernel"):
         softmax_attention(q, k, v)
     torch.testing.assert_close(softmax_attention(q, k, k), softmax_attention_reference(q, k, k), **TOLERANCE)
 

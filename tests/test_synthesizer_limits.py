@@ -91,9 +91,9 @@ BAD = [
     (lambda m, x: SynthesizerAttention(12, 5, 9), ValueError, "num_heads: expected a divisor of d_model = 12, got 5"),
     (lambda m, x: SynthesizerAttention(12, 3, 0), ValueError, "max_length: expected an integer of at least 1, got 0"),
     (lambda m, x: of("sparse"), ValueError, "source: expected one of 'random', .*'dot-product', got 'sparse'"),
-    (lambda m, x: of(["dense", 3]), ValueError, "source: expected one of 'random', .*, got 3"),
+    (lambda m, x: of(["dense", 3]), ValueError, "source: expected a name .*, got list of 2: .*int 3"),
     (lambda m, x: of([]), ValueError, "source: expected at least one, got none"),
-    (lambda m, x: of(3), TypeError, "source: expected a name, .*, got int 3"),
+    (lambda m, x: of(3), TypeError, "source: expected a name or .*, got int 3"),
     (
         lambda m, x: of([FactoredRandom(12, 3, 8), FactoredRandom(12, 3, 9)]),
         ValueError,

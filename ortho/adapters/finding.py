@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Int, Tensor
 from ortho.adapters.layouts import COUNTS, KV_COUNTS, LAYOUTS, WIDTHS, Layout, Source
 from ortho.adapters.ortho_projection import read_projection, written_projection
@@ -149,6 +150,7 @@ _SEPARATE = Layout(Source("q_proj", "q"), Source("k_proj", "k"))
 _ORTHO = Layout(Source("q", "q"), Source("k", "k"))
 
 
+@checked
 def attention_layers(
     model: nn.Module, *, strict: bool = True, layout: Layout | Sequence[Layout] = ()
 ) -> list[AttentionLayer]:
@@ -183,7 +185,7 @@ def attention_layers(
         known = "; ".join(dict.fromkeys(", ".join(layout.names()) for layout in LAYOUTS))
         raise ValueError(
             "model: expected attention layers with projections of queries and keys (MultiheadAttention of torch or "
-            f"ortho, or linear layers named {known}), found none in {type(model).__name__}"
+            f"ortho, or linear layers named {known}), got {type(model).__name__} with none"
         )
     return list(found.values())
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from ortho._arguments import checked
+
 WIDTHS = ("head_dim", "attention_head_size", "key_value_proj_dim", "head_size")  # what layers call K
 COUNTS = ("num_attention_heads", "num_heads", "n_heads", "n_head")  # H
 KV_COUNTS = ("num_key_value_heads", "num_kv_heads")  # and G, where they or their configurations say it
@@ -13,6 +15,7 @@ KV_COUNTS = ("num_key_value_heads", "num_kv_heads")  # and G, where they or thei
 Sizes = tuple[int, int, int]  # (H, G, K)
 
 
+@checked
 @dataclass(frozen=True)
 class Source:
     """The linear layer `name`, and what its outputs are: `holds` has "q", "k", "v" in their order.
@@ -24,6 +27,10 @@ class Source:
     name: str
     holds: str
     by_head: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.holds or len(set(self.holds)) != len(self.holds) or set(self.holds) - set("qkv"):
+            raise ValueError(f'holds: expected some of "q", "k" and "v", each once, got {self.holds!r}')
 
     def rows(self, part: str, head: int, sizes: Sizes) -> range:
         """The outputs that are this head of queries, "q", or keys, "k"."""
@@ -42,6 +49,7 @@ class Source:
         return sum(H if part == "q" else G for part in self.holds)
 
 
+@checked
 @dataclass(frozen=True)
 class Layout:
     """Where a layer's queries and keys come from: one linear layer, if `k` is None, or two.

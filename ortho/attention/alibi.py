@@ -6,6 +6,7 @@ from functools import partial
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.distance import distance_attention, distance_attention_reference, distance_cost
 from ortho.attention.mechanism import Mechanism
@@ -13,6 +14,7 @@ from ortho.attention.operands import with_past
 from ortho.attention.tiles import TILE
 
 
+@checked(shapes=False)
 def alibi_attention_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -37,6 +39,7 @@ def alibi_attention_reference(
     return (o, (k, v)) if return_state else o
 
 
+@checked(shapes=False)
 def alibi_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -57,6 +60,7 @@ def alibi_attention(
     return (o, (k, v)) if return_state else o
 
 
+@checked
 def slopes(heads: int) -> list[float]:
     r"""$2^{-8h/H}$ for the heads h = 1 to H, a power of 2. Of other numbers, as published, those of the power below,
     and for the rest every second one of the power above."""

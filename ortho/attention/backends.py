@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Bool, Float, Tensor
 from ortho.attention.operands import blocked_pairs, with_past
 from ortho.attention.patterns.pattern import flat_mask
@@ -23,6 +24,7 @@ BACKENDS = {
 }
 
 
+@checked(shapes=False)
 def backend_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -61,6 +63,7 @@ def backend_attention(
     return o.reshape(*q.shape[:-1], v.shape[-1])
 
 
+@checked(shapes=False)
 def serves(backend: str, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool = False, masked: bool = False) -> bool:
     """Whether a backend takes such a call, forward: found out by making it."""
     mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device) if masked else None

@@ -8,6 +8,7 @@ $S_t = (I - \beta_t k_t k_t^T)\, \mathrm{Diag}(a_t)\, S_{t-1} + \beta_t k_t v_t^
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention import memory
@@ -18,6 +19,7 @@ from ortho.attention.mechanism import Mechanism
 from ortho.gates import ChannelDecay, WriteStrength
 
 
+@checked(shapes=False)
 def gated_linear_attention_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -47,6 +49,7 @@ def gated_linear_attention_reference(
     return (o, (S,)) if return_state else o
 
 
+@checked(shapes=False)
 def gated_linear_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -69,6 +72,7 @@ def gated_linear_attention(
     return (o, (S,)) if return_state else o
 
 
+@checked(shapes=False)
 def kimi_delta_attention_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -106,6 +110,7 @@ def kimi_delta_attention_reference(
     return (o, (S,)) if return_state else o
 
 
+@checked(shapes=False)
 def kimi_delta_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],

@@ -3,12 +3,14 @@
 from functools import partial
 from typing import NamedTuple
 
+from ortho._arguments import checked
 from ortho._typing import Size
 from ortho.attention.channel_gates_kernels import chunk_width
 from ortho.attention.chunking import CHUNK
 from ortho.attention.mechanism import AttentionCost
 
 
+@checked
 def _cost(
     B: Size,
     N: Size,

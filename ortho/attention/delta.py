@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention import memory
@@ -20,6 +21,7 @@ from ortho.attention.mechanism import Mechanism
 from ortho.gates import Decay, WriteStrength
 
 
+@checked(shapes=False)
 def delta_rule_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -64,6 +66,7 @@ def delta_rule_reference(
     return (o, (S,)) if return_state else o
 
 
+@checked(shapes=False)
 def delta_rule(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],

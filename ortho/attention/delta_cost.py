@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass, fields
 
+from ortho._arguments import checked
 from ortho._typing import Size
 from ortho.attention.chunking import CHUNK, chunks
 from ortho.attention.mechanism import AttentionCost
 
 
+@checked
 def delta_cost(
     B: Size,
     N: Size,

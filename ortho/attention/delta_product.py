@@ -12,16 +12,19 @@ by a product of $n_h$ transitions: for $\beta$ up to 2, by any orthogonal matrix
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention import memory
 from ortho.attention.chunking import chunks, default_chunk, pad_tokens
 from ortho.attention.delta_kernels import Write
 from ortho.attention.mechanism import Mechanism
+from ortho.attention.operands import mask_of_keys
 from ortho.attention.product_cost import delta_product_cost
 from ortho.attention.product_gates import LaterOperands, StepStrengths
 
 
+@checked(shapes=False)
 def delta_product_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -68,6 +71,7 @@ def _by_token(x: memory.MemoryOperands, steps: int) -> tuple[Tensor, Tensor]:
     return torch.cat(rows, -2), S
 
 
+@checked(shapes=False)
 def delta_product(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -154,6 +158,8 @@ def _operands(
         memory.gate("beta", beta, k, (*q.shape[:-2], M, steps))
         beta = beta.flatten(-2)
     if attn_mask is not None:
+        if initial_state is None:
+            mask_of_keys(attn_mask, M)  # here, in the caller's sizes
         attn_mask = attn_mask.broadcast_to(torch.broadcast_shapes(attn_mask.shape, (M,))).repeat_interleave(steps, -1)
     return steps, memory.operands(
         q,

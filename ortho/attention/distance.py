@@ -9,6 +9,7 @@ in half precision none: here depths are float64, and are subtracted from each ot
 from math import sqrt
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._autocast import no_autocast
 from ortho._typing import Float, Size, Tensor
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost
@@ -76,6 +77,7 @@ def _distance(q_depth: Tensor, k_depth: Tensor, is_causal: bool) -> Float[Tensor
     return distance if is_causal else distance.abs()
 
 
+@checked
 def distance_cost(
     B: Size,
     N: Size,

@@ -9,6 +9,7 @@ softmax over positions looks at the whole sequence, so that the attention is not
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.feature_map import root_scale
@@ -16,6 +17,7 @@ from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, Attenti
 from ortho.attention.operands import hidden_keys, masked_softmax, working
 
 
+@checked(shapes=False)
 def efficient_attention_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -38,6 +40,7 @@ def efficient_attention_reference(
         return ((q.softmax(-1) @ _over_positions(k, hidden).mT) @ v).to(dtype)
 
 
+@checked(shapes=False)
 def efficient_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -91,6 +94,7 @@ def _over_positions(k: Tensor, hidden: Tensor | None) -> Tensor:
     return masked_softmax(k.mT, blocked, empty_rows=True).mT
 
 
+@checked
 def efficient_cost(
     B: Size,
     N: Size,

@@ -79,7 +79,7 @@ def exchanged_attention(
     """
     _constants(q=q, k=k)
     if isinstance(v, Tensor) and isinstance(q, Tensor) and v.shape[-1:] != q.shape[-1:]:
-        raise ValueError(f"v: the fused kernel needs width {q.shape[-1]} like q, got shape {tuple(v.shape)}")
+        raise ValueError(f"v: expected width {q.shape[-1]} like q, for the fused kernel, got shape {tuple(v.shape)}")
     _checks.scale_factor(scale)
     keys, values = with_past(q, k, v, is_causal, attn_mask, initial_state)
     mask, in_kernel = _mask(q.shape, keys.shape[-2], is_causal, attn_mask, initial_state is not None, q.device)

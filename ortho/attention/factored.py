@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import pad
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.chunking import chunks, default_chunk, pad_tokens
@@ -70,6 +71,7 @@ def kernel_weights(
     return weights if blocked is None else weights.masked_fill(blocked, 0)
 
 
+@checked(shapes=False)
 def feature_attention_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -118,6 +120,7 @@ def feature_attention_reference(
     return (o, (k, v)) if return_state else o
 
 
+@checked(shapes=False)
 def feature_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],

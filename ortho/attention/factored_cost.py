@@ -1,11 +1,13 @@
 """Closed forms of `ortho.attention.factored`: what a call costs, its feature map included."""
 
+from ortho._arguments import checked
 from ortho._typing import Size
 from ortho.attention.chunking import CHUNK, chunks
 from ortho.attention.feature_map import FeatureMap
 from ortho.attention.mechanism import AttentionCost
 
 
+@checked
 def feature_cost(
     B: Size,
     N: Size,

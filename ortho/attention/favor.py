@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Size
 from ortho.attention.factored import kernel_mechanism
 from ortho.attention.feature_draws import mirrored, orthogonal_features
@@ -34,6 +35,7 @@ SEED = 2009_14794
 _drawn: dict[tuple[int, int, torch.dtype, torch.device], Tensor] = {}
 
 
+@checked
 def default_rows(m: int, K: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The orthogonal rows (m, K) of a map that was given none, drawn once for each size, dtype and device.
 
@@ -61,6 +63,7 @@ class RandomFeatureMap(FeatureMap):
     scales_keys = True
     of_a_row = 1  # features a row
 
+    @checked
     def __init__(self, features: Tensor | None = None, *, count: int | None = None) -> None:
         if features is not None:
             _checks.float_tensor("features", features)
@@ -191,6 +194,7 @@ class DenseExponentialFeatures(RandomFeatureMap):
     constants to autograd.
     """
 
+    @checked
     def __init__(
         self,
         fit: str = "gerf",

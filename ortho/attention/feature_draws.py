@@ -10,12 +10,14 @@ from math import sqrt
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float, Tensor
 from ortho.orthogonal import haar
 
 __all__ = ["FEATURE_DRAWS", "iid_features", "mirrored", "orthogonal_features", "structured_features"]
 
 
+@checked
 def iid_features(
     m: int,
     K: int,
@@ -30,6 +32,7 @@ def iid_features(
     return torch.randn(m, K, generator=generator, dtype=dtype, device=device)
 
 
+@checked
 def orthogonal_features(
     m: int,
     K: int,
@@ -52,6 +55,7 @@ def orthogonal_features(
     return torch.cat(blocks)[:m] * lengths
 
 
+@checked
 def structured_features(
     m: int,
     K: int,
@@ -105,6 +109,7 @@ FEATURE_DRAWS: dict[str, Callable[..., Tensor]] = {
 }
 
 
+@checked
 def mirrored(omega: Float[Tensor, "... m K"]) -> Float[Tensor, "... 2*m K"]:
     """The rows and their opposites, below each other."""
     return torch.cat([omega, -omega], -2)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, State
 from ortho.attention.chunking import once
@@ -32,6 +33,7 @@ from ortho.attention.transforms import Kernel
 ROWS, COLUMNS = 128, 512  # of a tile: on a CPU, some such tiles of float32 stay in its cache
 
 
+@checked(shapes=False)
 def flash_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -166,6 +168,7 @@ class _Flash(Kernel):
         return (*gradients, d_v, None, None, None, None)
 
 
+@checked
 def flash_cost(
     B: int,
     N: int,

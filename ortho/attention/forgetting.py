@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.distance import distance_attention, distance_attention_reference, distance_cost
 from ortho.attention.mechanism import Mechanism
@@ -19,6 +20,7 @@ from ortho.attention.tiles import TILE
 from ortho.gates import ForgetGate
 
 
+@checked(shapes=False)
 def forgetting_attention_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -46,6 +48,7 @@ def forgetting_attention_reference(
     return (o, (k, v, _faded(k_depth, k))) if return_state else o
 
 
+@checked(shapes=False)
 def forgetting_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Size
 from ortho.attention.factored import kernel_mechanism
 from ortho.attention.feature_map import FeatureMap, Features, MapCost, root_scale
@@ -115,6 +116,7 @@ class CosFormer(FeatureMap):
     weights = "non-negative"
     positional = True
 
+    @checked
     def __init__(self, horizon: int = HORIZON) -> None:
         self.horizon = _checks.positive_int("horizon", horizon)
 
@@ -161,6 +163,7 @@ class Taylor(FeatureMap):
     of at least 1/2. Of odd orders weights may be negative.
     """
 
+    @checked
     def __init__(self, order: int = 2) -> None:
         self.order = _checks.positive_int("order", order)
         self.weights = "signed" if order % 2 else "positive"
@@ -209,6 +212,7 @@ class Powers(_Elementwise):
     Its weights are $\sum_l \sum_{n \le p} (q_l k_l)^n$: of the products of coordinates, and no function of $q^T k$.
     """
 
+    @checked
     def __init__(self, order: int = 2) -> None:
         self.order = _checks.positive_int("order", order)
         self.weights = "signed" if order % 2 else "positive"  # 1 + t + ... + t^p has no real zero for even p

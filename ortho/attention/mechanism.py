@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from ortho._checks import FORMS as FORMS
 from ortho._checks import one_of
 from ortho._typing import State
 from ortho.gates import Gate
@@ -15,8 +16,6 @@ SOFTMAX_FORWARD = 5  # maximum, subtract, exp, sum, divide
 SOFTMAX_BACKWARD = 4  # multiply by the weights, sum, subtract, multiply
 # A fused backward kernel, a score: scale, subtract the log-sum-exp, exp; subtract the row's term, multiply, scale.
 FUSED_BACKWARD = 6
-
-FORMS = ("reference", "fast")
 
 
 def causal_pairs(N: Any) -> Any:

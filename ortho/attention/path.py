@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.mechanism import Mechanism
@@ -27,6 +28,7 @@ from ortho.attention.reflections_cost import reflections_cost
 from ortho.gates import ReflectingWriteStrength
 
 
+@checked(shapes=False)
 def path_attention_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch N K"],
@@ -55,6 +57,7 @@ def path_attention_reference(
     return (o.to(dtype), (keys, v)) if return_state else o.to(dtype)
 
 
+@checked(shapes=False)
 def path_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch N K"],

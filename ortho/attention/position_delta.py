@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.mechanism import Mechanism
@@ -44,6 +45,7 @@ class _Operands(NamedTuple):
     content: tuple[Float[Tensor, "*batch N K"], Float[Tensor, "*batch M K"]]
 
 
+@checked(shapes=False)
 def position_delta_attention_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch N K"],
@@ -76,6 +78,7 @@ def position_delta_attention_reference(
     return (o.to(q.dtype), (k, v, keys)) if return_state else o.to(q.dtype)
 
 
+@checked(shapes=False)
 def position_delta_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch N K"],

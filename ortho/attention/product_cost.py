@@ -1,11 +1,13 @@
 """Closed forms of `ortho.attention.delta_product`: what a call costs, its division by lengths included."""
 
+from ortho._arguments import checked
 from ortho._typing import Size
 from ortho.attention.chunking import CHUNK, chunks
 from ortho.attention.delta_cost import Part, division_cost, read_at_end_cost, write_cost
 from ortho.attention.mechanism import AttentionCost
 
 
+@checked
 def delta_product_cost(
     B: Size,
     N: Size,

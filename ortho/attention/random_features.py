@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from ortho._arguments import checked
 from ortho._typing import Bool, Float, Tensor
 from ortho.attention.feature_draws import mirrored
 
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 
+@checked
 def positive_features(x: Float[Tensor, "... N K"], omega: Float[Tensor, "... m K"]) -> Float[Tensor, "... N m"]:
     r"""$\phi(x) = m^{-1/2} \exp(\Omega x - |x|^2/2)$ (Choromanski et al. 2021, arXiv:2009.14794, lemma 1).
 
@@ -36,6 +38,7 @@ def positive_features(x: Float[Tensor, "... N K"], omega: Float[Tensor, "... m K
     return (x @ omega.mT - _half_square(x)).exp() / sqrt(omega.shape[-2])
 
 
+@checked
 def hyperbolic_features(x: Float[Tensor, "... N K"], omega: Float[Tensor, "... m K"]) -> Float[Tensor, "... N 2*m"]:
     r"""$(2m)^{-1/2} \exp(-|x|^2/2)\, [\exp(\Omega x), \exp(-\Omega x)]$: `positive_features` of the mirrored rows.
 
@@ -44,6 +47,7 @@ def hyperbolic_features(x: Float[Tensor, "... N K"], omega: Float[Tensor, "... m
     return positive_features(x, mirrored(omega))
 
 
+@checked
 def trigonometric_features(x: Float[Tensor, "... N K"], omega: Float[Tensor, "... m K"]) -> Float[Tensor, "... N 2*m"]:
     r"""$m^{-1/2} \exp(|x|^2/2)\, [\sin \Omega x, \cos \Omega x]$ (Rahimi & Recht 2007, for the softmax kernel).
 
@@ -88,6 +92,7 @@ class DenseParameters(NamedTuple):
     axes: Float[Tensor, "*batch K K"] | None = None
 
 
+@checked
 def optimal_a(moment: Float[Tensor, "*sizes"]) -> Float[Tensor, "*sizes"]:
     r"""The a of $A = a I$, $B = \sqrt{1 - 4a}\, I$, that minimises the mean logarithm of the features' second moment.
 
@@ -97,6 +102,7 @@ def optimal_a(moment: Float[Tensor, "*sizes"]) -> Float[Tensor, "*sizes"]:
     return (1 - 2 * moment - ((2 * moment + 1).square() + 8 * moment).sqrt()) / 16
 
 
+@checked
 def mean_square_sum(
     x: Float[Tensor, "*batch N K"],
     y: Float[Tensor, "*batch M K"],
@@ -112,12 +118,14 @@ def mean_square_sum(
     return _mean(x.square(), keep_x).sum(-1) + _mean(y.square(), keep_y).sum(-1) + 2 * cross
 
 
+@checked
 def isotropic(a: Float[Tensor, "*batch"], K: int) -> DenseParameters:
     r"""$A = a I$, $B = \sqrt{1 - 4a}\, I$, the parameters of generalised exponential features (GERF)."""
     B = (1 - 4 * a)[..., None, None].sqrt() * torch.eye(K, dtype=a.dtype, device=a.device)
     return DenseParameters(a[..., None].expand(*a.shape, K), B, B)
 
 
+@checked
 def gerf(
     x: Float[Tensor, "*batch N K"],
     y: Float[Tensor, "*batch M K"],
@@ -130,6 +138,7 @@ def gerf(
     return isotropic(optimal_a(mean_square_sum(x, y, keep_x=keep_x, keep_y=keep_y) / K), K)
 
 
+@checked
 def saderf(
     x: Float[Tensor, "*batch N K"],
     y: Float[Tensor, "*batch M K"],
@@ -150,6 +159,7 @@ def saderf(
     return DenseParameters(fitted.a, fitted.B_q * psi, fitted.B_k / psi)
 
 
+@checked
 def aderf(
     x: Float[Tensor, "*batch N K"],
     y: Float[Tensor, "*batch M K"],
@@ -176,6 +186,7 @@ def aderf(
     return DenseParameters(a[..., None].expand(*a.shape, K), root * R_q.to(x.dtype), root * R_k.to(x.dtype))
 
 
+@checked
 def sderf(
     x: Float[Tensor, "*batch N K"],
     y: Float[Tensor, "*batch M K"],

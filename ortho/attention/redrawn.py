@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Bool, Float, State
 from ortho.attention.factored import feature_attention, feature_attention_reference
 from ortho.attention.favor import (
@@ -43,6 +44,7 @@ class RandomFeatureAttention(nn.Module):
     features: Tensor
     same_tokens = True  # as `Mechanism` has it
 
+    @checked
     def __init__(
         self,
         d_head: int,
@@ -69,6 +71,7 @@ class RandomFeatureAttention(nn.Module):
         MAPS[map](features=rows, **options)  # wrong options show now
         self.register_buffer("features", rows)
 
+    @checked
     @torch.no_grad()
     def redraw(self, generator: torch.Generator | None = None) -> None:
         """New rows of the same law, in place."""
@@ -77,6 +80,7 @@ class RandomFeatureAttention(nn.Module):
         rows = FEATURE_DRAWS[self.draw](count, d_head, generator=generator, dtype=torch.float64, device=device)
         self.features.copy_(rows)
 
+    @checked(shapes=False)
     def forward(
         self,
         q: Float[Tensor, "*batch N K"],

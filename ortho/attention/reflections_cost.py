@@ -1,5 +1,6 @@
 """Closed forms of `ortho.attention.reflections`: PaTH, and softmax attention with such a bias."""
 
+from ortho._arguments import checked
 from ortho._typing import Size
 from ortho.attention.chunking import chunks
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost, causal_pairs
@@ -7,6 +8,7 @@ from ortho.attention.reflections import BLOCK
 from ortho.attention.tiles import tile_sums
 
 
+@checked
 def reflections_cost(
     B: Size,
     N: Size,

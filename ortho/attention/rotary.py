@@ -11,6 +11,7 @@ from math import inf
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.mechanism import AttentionCost, Mechanism
@@ -20,6 +21,7 @@ from ortho.attention.softmax import softmax_attention, softmax_attention_referen
 BASE = 10000.0
 
 
+@checked(shapes=False)
 def rotary_attention_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -47,6 +49,7 @@ def rotary_attention_reference(
     )
 
 
+@checked(shapes=False)
 def rotary_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -108,6 +111,7 @@ def _turned(
     return q, k
 
 
+@checked
 def rotary_cost(
     B: Size,
     N: Size,

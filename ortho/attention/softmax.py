@@ -7,6 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.mechanism import (
@@ -23,6 +24,7 @@ from ortho.attention.transforms import no_forward_derivative
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
 
 
+@checked(shapes=False)
 def softmax_attention_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -53,6 +55,7 @@ def softmax_attention_reference(
     return (o, (k, v)) if return_state else o
 
 
+@checked(shapes=False)
 def softmax_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -71,8 +74,8 @@ def softmax_attention(
     dtype (float64 on CUDA) raises PyTorch's RuntimeError rather than falling back. They add a mask to the scores: where
     those of hidden keys leave the range of the dtype, rows are NaN.
     """
-    if isinstance(v, Tensor) and isinstance(q, Tensor) and v.shape[-1:] != q.shape[-1:]:
-        raise ValueError(f"v: the fused kernel needs width {q.shape[-1]} like q, got shape {tuple(v.shape)}")
+    if isinstance(v, Tensor) and isinstance(q, Tensor) and q.dim() and v.shape[-1:] != q.shape[-1:]:
+        raise ValueError(f"v: expected width {q.shape[-1]} like q, for the fused kernel, got shape {tuple(v.shape)}")
     _checks.scale_factor(scale)
     k, v = with_past(q, k, v, is_causal, attn_mask, initial_state)
     if is_causal and q.shape[-2] == 1:  # a lone query is the last: it has no future
@@ -110,6 +113,7 @@ def positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
     return (-q, -scale) if scale else (q * 0, 1.0)
 
 
+@checked
 def softmax_cost(
     B: Size,
     N: Size,

@@ -19,6 +19,7 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.mechanism import Mechanism
@@ -62,6 +63,7 @@ class _Operands(NamedTuple):
     memory: _Memory
 
 
+@checked(shapes=False)
 def ttt_attention_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -121,6 +123,7 @@ def ttt_attention_reference(
     return o, _state(_Memory(before, k, written, v, torch.cat(absent, -1)), loss)
 
 
+@checked(shapes=False)
 def ttt_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],

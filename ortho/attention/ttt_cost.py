@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from ortho._arguments import checked
 from ortho._typing import Size
 from ortho.attention.delta_cost import Part, division_cost
 from ortho.attention.mechanism import AttentionCost
@@ -33,6 +34,7 @@ class _Sizes(NamedTuple):
         return self.N - (self.batch if self.whole else self.rest)
 
 
+@checked
 def ttt_cost(
     B: Size,
     N: Size,

@@ -8,7 +8,18 @@
 """
 
 from ortho.claims.catalogue import Catalogue, Claim, LedgerError
-from ortho.claims.ledger import AWAITING, Entry, Ledger, catalogue, evidence, judge, ledger, stored
+from ortho.claims.ledger import (
+    AWAITING,
+    Entry,
+    Ledger,
+    UnjudgedError,
+    catalogue,
+    evidence,
+    judge,
+    judge_all,
+    ledger,
+    stored,
+)
 from ortho.claims.outcomes import loses_nothing, outperforms
 from ortho.claims.report import counts_table, ledger_table, rules_table, show, table
 from ortho.claims.rules import all_of
@@ -25,12 +36,14 @@ __all__ = [
     "Finding",
     "Ledger",
     "LedgerError",
+    "UnjudgedError",
     "Verdict",
     "all_of",
     "catalogue",
     "counts_table",
     "evidence",
     "judge",
+    "judge_all",
     "ledger",
     "ledger_table",
     "loses_nothing",

@@ -16,6 +16,7 @@ from pkgutil import iter_modules
 
 from ortho.claims.catalogue import Catalogue, Claim, LedgerError, load
 from ortho.claims.verdicts import Finding
+from ortho.experiments.records import NoRecordsError
 
 AWAITING = "awaiting"
 
@@ -51,6 +52,14 @@ class Entry:
         from ortho.claims.report import entry_text
 
         return entry_text(self)
+
+
+class UnjudgedError(LedgerError):
+    """Claims that were not judged, as the records that they need are not there; `entries` are the others."""
+
+    def __init__(self, claims: list[str], entries: tuple[Entry, ...], reason: NoRecordsError) -> None:
+        super().__init__(f"claims that need records were not judged ({', '.join(claims)}): {reason}")
+        self.entries = entries
 
 
 class Ledger:
@@ -111,12 +120,26 @@ class Ledger:
         )
 
     def entries(self, document: str | None = None) -> tuple[Entry, ...]:
-        """All entries in the order of the catalogue, or one document's. LedgerError for an unknown document."""
+        """All entries in the order of the catalogue, or one document's; errors as of `judge_all`, and LedgerError for
+        an unknown document."""
         if document is not None and document not in self.catalogue.documents:
             known = ", ".join(self.catalogue.documents)
             raise LedgerError(f"document: expected one of {known}, got {document!r}")
         chosen: Iterable[Claim] = self.catalogue.claims.values()
-        return tuple(self.judge(claim.id) for claim in chosen if document in (None, claim.document))
+        return self.judge_all(claim.id for claim in chosen if document in (None, claim.document))
+
+    def judge_all(self, claim_ids: Iterable[str]) -> tuple[Entry, ...]:
+        """The entries of some claims. UnjudgedError if some need records and there are none at all: without them a
+        verdict would say that a claim is untestable, and not that nobody has looked."""
+        entries, lost = [], {}
+        for claim_id in claim_ids:
+            try:
+                entries.append(self.judge(claim_id))
+            except NoRecordsError as error:
+                lost[claim_id] = error
+        if lost:
+            raise UnjudgedError(list(lost), tuple(entries), next(iter(lost.values())))
+        return tuple(entries)
 
     def _claim(self, claim_id: str) -> Claim:
         if claim_id not in self.catalogue.claims:
@@ -165,6 +188,11 @@ def evidence(claim_id: str, *, chapter: str) -> Callable[[Evidence], Evidence]:
 def judge(claim_id: str) -> Entry:
     """`Ledger.judge` of the project's ledger. In a notebook the entry shows as a box."""
     return _ledger().judge(claim_id)
+
+
+def judge_all(claim_ids: Iterable[str]) -> tuple[Entry, ...]:
+    """`Ledger.judge_all` of the project's ledger."""
+    return _ledger().judge_all(claim_ids)
 
 
 def ledger(document: str | None = None) -> tuple[Entry, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho.attention import MECHANISMS
 from ortho.attention.dynamic.block_selection import moba_flops
 from ortho.attention.dynamic.choice_cost import Flops
@@ -24,6 +25,7 @@ CHOOSING: dict[str, Callable[..., Flops]] = {
 }
 
 
+@checked
 def choosing(attention: str, N: int, K: int, V: int, *, causal: bool = True, **sizes: Any) -> Flops:
     """What the fast form spends on choosing pairs and on attending to them, for a sequence of N tokens, in FLOPs of
     matrix products; its `share` is that of choosing. `sizes` are those of the mechanism's closed form.

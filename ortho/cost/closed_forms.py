@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ortho._arguments import checked
 from ortho._checks import one_of, positive_int
 from ortho._typing import Size
 from ortho.attention import FORMS, MECHANISMS
@@ -50,6 +51,7 @@ class Cost:
         return 2 * self.itemsize * self.trained
 
 
+@checked
 def check_sizes(**sizes: Size) -> None:
     """TypeError or ValueError for a number that is no size; symbols pass."""
     for name, value in sizes.items():
@@ -60,13 +62,15 @@ def check_sizes(**sizes: Size) -> None:
         raise ValueError(f"H: expected a divisor of d = {d}, got {H}")
 
 
-def shared_heads(H: Size, num_kv_heads: Size) -> Size:
+@checked
+def shared_heads(H: Size, num_kv_heads: Size | None) -> Size:
     """The heads of keys that H heads of queries share, by default as many; numbers are checked, symbols pass."""
     if num_kv_heads is None or hasattr(num_kv_heads, "free_symbols"):
         return H if num_kv_heads is None else num_kv_heads
     return num_kv_heads if hasattr(H, "free_symbols") else kv_heads(H, num_kv_heads)
 
 
+@checked
 def layer(
     B: Size,
     N: Size,
@@ -138,6 +142,7 @@ def layer(
     )
 
 
+@checked
 def feed_forward(B: Size, N: Size, d: Size, d_ff: Size = None, *, bias: bool = False, itemsize: int = 4) -> Cost:
     """`FeedForward(d, d_ff)` on x (B, N, d) that needs a gradient."""
     d_ff = 4 * d if d_ff is None else d_ff
@@ -157,6 +162,7 @@ def feed_forward(B: Size, N: Size, d: Size, d_ff: Size = None, *, bias: bool = F
     )
 
 
+@checked
 def layer_norm(B: Size, N: Size, d: Size, *, bias: bool = False, itemsize: int = 4) -> Cost:
     """`torch.nn.LayerNorm(d)` on x (B, N, d) that needs a gradient."""
     size = B * N * d
@@ -181,12 +187,14 @@ def added(*costs: Cost) -> Cost:
     return Cost(**{name: sum(getattr(c, name) for c in costs) for name in names}, itemsize=costs[0].itemsize)
 
 
+@checked
 def repeated(L: Size, cost: Cost) -> Cost:
     """L times the same."""
     names = [name for name in Cost.__dataclass_fields__ if name != "itemsize"]
     return Cost(**{name: L * getattr(cost, name) for name in names}, itemsize=cost.itemsize)
 
 
+@checked
 def block(
     B: Size,
     N: Size,
@@ -219,6 +227,7 @@ def block(
     )
 
 
+@checked
 def model(
     B: Size,
     N: Size,
@@ -227,7 +236,7 @@ def model(
     L: Size,
     *,
     vocab_size: Size,
-    max_length: Size,
+    max_length: Size | None,
     bias: bool = False,
     itemsize: int = 4,
     **kwargs: Any,

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Size
 from ortho.attention import MECHANISMS
 from ortho.attention.decoding import KeyValueCache, PatternCache, new_cache
@@ -19,6 +20,7 @@ class DecodeCost:
     nbytes: Any
 
 
+@checked
 def decoded(
     attention: str, B: Size, N: Size, H: Size, K: Size, V: Size, *, num_kv_heads: Size = None, itemsize: int = 4
 ) -> DecodeCost:
@@ -42,6 +44,7 @@ def decoded(
     return DecodeCost(core.decode, core.state_bytes)
 
 
+@checked
 def read_keys(pattern: Pattern, N: int) -> int:
     """How many keys the N-th token's query reads."""
     _checks.positive_int("N", N)

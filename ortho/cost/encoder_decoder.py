@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Size
 from ortho.attention.softmax import softmax_cost
 from ortho.cost.closed_forms import Cost, block, check_sizes, layer, shared_heads
@@ -42,6 +43,7 @@ class StepCost:
         return self.forward + self.backward
 
 
+@checked
 def cross_layer(
     B: Size,
     N: Size,
@@ -83,6 +85,7 @@ def cross_layer(
     )
 
 
+@checked
 def encoder_decoder(
     B: Size,
     M: Size,
@@ -92,7 +95,7 @@ def encoder_decoder(
     L: Size,
     *,
     vocab_size: Size,
-    max_length: Size,
+    max_length: Size | None,
     positions: str = "learned",
     shared_embeddings: bool = True,
     encoder: Mapping[str, Any] | None = None,

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+from ortho._arguments import checked
 from ortho._typing import Size
 
 
@@ -16,12 +17,14 @@ class ExpertCost(NamedTuple):
     active: Any
 
 
+@checked
 def gated_feed_forward(B: Size, N: Size, d: Size, d_ff: Size) -> ExpertCost:
     """`GatedFeedForward(d, d_ff)`: three products, and two backward for each."""
     forward = 6 * B * N * d * d_ff
     return ExpertCost(forward, 2 * forward, 6 * B * d * d_ff, 3 * d * d_ff, 3 * d * d_ff)
 
 
+@checked
 def mixture_of_experts(
     B: Size, N: Size, d: Size, E: Size, k: Size, d_ff: Size, *, gated: bool = False, form: str = "fast"
 ) -> ExpertCost:

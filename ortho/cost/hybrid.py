@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from ortho._arguments import checked
 from ortho._checks import one_of
 from ortho._typing import Size
 from ortho.attention.exchanged import exchanged_cost
@@ -18,6 +19,7 @@ from ortho.projections import PROJECTIONS
 __all__ = ["hybrid", "stopped_layer"]
 
 
+@checked
 def stopped_layer(
     B: Size,
     N: Size,
@@ -71,6 +73,7 @@ COSTS: dict[str, Callable[..., Cost]] = {
 }
 
 
+@checked
 def hybrid(
     B: Size,
     N: Size,

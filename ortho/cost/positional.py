@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from ortho._arguments import checked
 from ortho._checks import one_of
 from ortho._typing import Size
 from ortho.attention.chunking import CHUNK
@@ -30,6 +31,7 @@ class _Part(NamedTuple):
     saved_bytes: Any
 
 
+@checked
 def positional_attention(
     B: Size,
     N: Size,
@@ -124,6 +126,7 @@ def _recent(p: Recent, B: Size, V: Size, x: Size, u: Size, P: Size, causal: bool
     return _Part(0, 0, w * u, places + (1 + several) * u, item * P)
 
 
+@checked
 def positional_heads(
     B: Size,
     N: Size,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from ortho._arguments import checked
 from ortho._checks import one_of
 from ortho._typing import Size
 from ortho.projections import PROJECTIONS
@@ -25,6 +26,7 @@ class ProjectionCost:
     gradient: bool
 
 
+@checked
 def projection_cost(
     name: str,
     B: Size,

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Size
 from ortho.cost.closed_forms import block
 
@@ -17,6 +18,7 @@ class RecomputedCost(NamedTuple):
     peak_bytes: Any
 
 
+@checked
 def recomputed(
     B: Size, N: Size, d: Size, H: Size, L: int, segments: int, *, itemsize: int = 4, **kwargs: Any
 ) -> RecomputedCost:

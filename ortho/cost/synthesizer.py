@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from ortho._arguments import checked
 from ortho._checks import one_of
 from ortho._typing import Size
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD
@@ -10,6 +11,7 @@ from ortho.synthesizer import SOURCES, Call, SourceCost
 from ortho.synthesizer.layer import by_position
 
 
+@checked
 def synthesizer(
     B: Size,
     N: Size,

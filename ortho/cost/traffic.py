@@ -8,6 +8,7 @@ memory or written to it.
 from typing import NamedTuple
 
 from ortho import _checks
+from ortho._arguments import checked
 
 
 class Traffic(NamedTuple):
@@ -28,6 +29,7 @@ class Tile(NamedTuple):
     columns: int
 
 
+@checked
 def materialised(N: int, d: int) -> Traffic:
     """Scores, their softmax and its product with the values, one after the other through the slow memory (algorithm 0):
     4 N^2 + 4 N d."""
@@ -35,6 +37,7 @@ def materialised(N: int, d: int) -> Traffic:
     return Traffic(reads=2 * N * d + N * N + (N * N + N * d), writes=2 * N * N + N * d)
 
 
+@checked
 def columns_first_tile(d: int, M: int) -> Tile:
     """The tile of algorithm 1: four blocks of M / 4d keys or queries fill the fast memory. ValueError for M < 4 d."""
     if _checks.positive_int("M", M) < 4 * _checks.positive_int("d", d):
@@ -43,6 +46,7 @@ def columns_first_tile(d: int, M: int) -> Tile:
     return Tile(min(columns, d), columns)
 
 
+@checked
 def columns_first(N: int, d: int, M: int) -> Traffic:
     """Algorithm 1: for each block of keys and values, all queries pass by, with their outputs, maxima and sums, which
     are read and written each time. About 12 N^2 d^2 / M."""
@@ -52,6 +56,7 @@ def columns_first(N: int, d: int, M: int) -> Traffic:
     return Traffic(reads=2 * N * d + passes * (N * d + state), writes=(1 + passes) * state)
 
 
+@checked
 def rows_first_tile(d: int, M: int) -> Tile:
     """The tile with the most queries when keys come one by one: of a query its row, output, maximum, sum and score are
     in the fast memory, of a key its row and value. ValueError for an M without room for one of each."""
@@ -61,6 +66,7 @@ def rows_first_tile(d: int, M: int) -> Tile:
     return Tile(rows, 1)
 
 
+@checked
 def rows_first(N: int, d: int, M: int) -> Traffic:
     """The order of Dao 2023 (arXiv:2307.08691, algorithm 1): for each block of queries all keys and values pass by, and
     its output and logarithms of sums are written once. About 4 N^2 d^2 / M."""

@@ -7,12 +7,14 @@ its costs of decoding are 0.
 from dataclasses import replace
 from typing import Any
 
+from ortho._arguments import checked
 from ortho._typing import Size
 from ortho.cost.closed_forms import Cost, added, block, check_sizes, layer_norm, repeated
 
 __all__ = ["step_memory", "text_encoder", "vision_transformer"]
 
 
+@checked
 def text_encoder(
     B: Size,
     N: Size,
@@ -43,6 +45,7 @@ def text_encoder(
     return added(embeddings, norm, _stack(L, B, N, d, H, itemsize=itemsize, **kwargs), pooler, tanh)
 
 
+@checked
 def vision_transformer(
     B: Size,
     d: Size,
@@ -81,6 +84,7 @@ def vision_transformer(
     return added(embeddings, _stack(L, B, N, d, H, itemsize=itemsize, **kwargs), norm, head)
 
 
+@checked
 def step_memory(cost: Cost) -> dict[str, Any]:
     """Bytes that a step of training with AdamW holds, by part, if all numbers have the size of `cost`."""
     return {

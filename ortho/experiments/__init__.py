@@ -28,7 +28,7 @@ from ortho.experiments.pattern_speed import PATTERN_SPEED
 from ortho.experiments.projection_speed import PROJECTION_SPEED
 from ortho.experiments.provenance import changes, default_results
 from ortho.experiments.recomputation_speed import RECOMPUTATION_SPEED
-from ortho.experiments.records import Case, Record, RecordError, by_device, judged_device, latest
+from ortho.experiments.records import Case, NoRecordsError, Record, RecordError, by_device, judged_device, latest
 from ortho.experiments.runner import Experiment, Report, measure, run
 from ortho.experiments.summary import memory, speedups
 from ortho.experiments.training_step import TRAINING_STEP
@@ -69,6 +69,7 @@ __all__ = [
     "EXPERIMENTS",
     "Case",
     "Experiment",
+    "NoRecordsError",
     "Record",
     "RecordError",
     "Report",
@@ -87,12 +88,16 @@ __all__ = [
 
 
 def load(experiment: str, results: Path | str | None = None) -> list[Record]:
-    """The stored records of an experiment on every device; none if nothing was measured yet.
+    """The stored records of an experiment on every device; none if nothing of it was measured yet.
 
-    Raises ValueError for an unknown name, and RecordError, naming file and reason, for a damaged file.
+    Raises ValueError for an unknown name, RecordError, naming file and reason, for a damaged file, and NoRecordsError
+    where the folder was not given and has records of no experiment: away from the source tree there is none.
     """
     needs = cli.find(experiment, EXPERIMENTS).needs
-    return records.read_all(default_results() if results is None else Path(results), experiment, needs)
+    folder = default_results() if results is None else Path(results)
+    if results is None and not any((folder / name).is_dir() for name in EXPERIMENTS):
+        raise NoRecordsError(f"results: expected a folder with records of experiments, got {folder} without any")
+    return records.read_all(folder, experiment, needs)
 
 
 def is_stale(record: Record) -> bool:

@@ -6,12 +6,12 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ortho._names import unknown
 from ortho.experiments import carrying, cluster, launchers, progress, provenance, records, runner, signals
 from ortho.experiments.launchers import LaunchError
 from ortho.experiments.records import RecordError
@@ -50,9 +50,7 @@ def main(argv: Sequence[str], experiments: Mapping[str, Experiment]) -> int:
 def find(name: str, experiments: Mapping[str, Experiment]) -> Experiment:
     """The experiment of that name, else ValueError that lists them."""
     if name not in experiments:
-        near = get_close_matches(name, experiments, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"experiment: expected one of {', '.join(map(repr, experiments))}, got {name!r}{hint}")
+        raise ValueError(unknown("experiment", name, experiments))
     return experiments[name]
 
 

@@ -3,8 +3,8 @@
 A definition is a top-level statement of one of the project's modules: a function, a class, an assignment. From a
 function the names in its syntax tree are followed, through imports, to all definitions that it can reach. What the tree
 names counts even where a call never uses it, so that the set is rather too large than too small. Docstrings, comments,
-annotations, imports, the texts of errors, and the names and places of modules have no part in a digest: moving a
-definition or correcting a comment leaves it as it is; changing an operator does not.
+annotations, what holds arguments to these, imports, the texts of errors, and the names and places of modules have no
+part in a digest: moving a definition or correcting a comment leaves it as it is; changing an operator does not.
 
 A table that gives names to definitions, `{"name": function, ...}`, is taken entry by entry, so that one more entry
 changes nothing for the others.
@@ -21,6 +21,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("ortho",)
+CHECKED = "checked"  # a decorator that refuses arguments, and changes nothing of what runs
 EFFECTS = "<module>"  # the statements of a module that define nothing: a switch, a registration
 
 Code = dict[str, str]  # where a definition stands, as 'ortho.layers:FeedForward', and its digest
@@ -182,6 +183,8 @@ def _parts(node: ast.AST) -> Iterator[tuple[str, Any]]:
             continue
         if name == "exc" and isinstance(part, ast.Call):
             part = part.func  # the text of an error is for people
+        if name == "decorator_list":
+            part = [one for one in part if getattr(getattr(one, "func", one), "id", "") != CHECKED]
         if isinstance(part, list) and part and isinstance(part[0], ast.stmt):
             part = list(_statements(part, fields=isinstance(node, ast.ClassDef)))
         if part is not None and part != []:

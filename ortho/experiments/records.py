@@ -95,6 +95,10 @@ class RecordError(ValueError):
     """A file of records that cannot be trusted, or one that somebody else is writing."""
 
 
+class NoRecordsError(RecordError):
+    """There is no record of any experiment where records should be."""
+
+
 def key(case: Mapping[str, Any]) -> str:
     """The identity of a case: its configuration in canonical JSON."""
     return json.dumps(case, sort_keys=True, allow_nan=False)

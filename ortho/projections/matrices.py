@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._weights import new_bias, new_weight
 from ortho.orthogonal import DRAWS
 from ortho.projections.projection import Detached, Projection
@@ -17,6 +18,7 @@ class LearnedProjection(Projection):
     1/d, however many heads there are.
     """
 
+    @checked
     def __init__(
         self,
         d_model: int,
@@ -46,6 +48,7 @@ class FrozenProjection(Detached):
     orthonormal rows, or columns. With `bias` what is added is frozen, too, at what the standard layer begins with, 0.
     """
 
+    @checked
     def __init__(
         self,
         d_model: int,

@@ -3,6 +3,7 @@
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float, Tensor
 from ortho._weights import split_heads
 from ortho.orthogonal import DRAWS
@@ -17,6 +18,7 @@ class MergedProjection(Detached):
     one head ValueError is raised.
     """
 
+    @checked
     def __init__(
         self,
         d_model: int,

@@ -4,6 +4,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float, Tensor
 from ortho._weights import split_heads
 
@@ -25,6 +26,7 @@ class Projection(nn.Module):
     bias_q: Tensor | None
     bias_k: Tensor | None
 
+    @checked
     def __init__(
         self, d_model: int, num_heads: int, *, head_dim: int | None = None, num_kv_heads: int | None = None
     ) -> None:
@@ -42,6 +44,7 @@ class Projection(nn.Module):
         """The numbers of a token's keys, of all heads, and of its values."""
         return self.head_dim * self.num_kv_heads
 
+    @checked(shapes=False)
     def forward(
         self, x: Float[Tensor, "B N d"], context: Float[Tensor, "B M d"] | None = None
     ) -> tuple[Float[Tensor, "B H N K"], Float[Tensor, "B G M K"]]:
@@ -61,6 +64,7 @@ class Detached(Projection):
 
     stop_gradient: bool
 
+    @checked(shapes=False)
     def forward(
         self, x: Float[Tensor, "B N d"], context: Float[Tensor, "B M d"] | None = None
     ) -> tuple[Float[Tensor, "B H N K"], Float[Tensor, "B G M K"]]:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float, Tensor
 from ortho.projections.projection import Detached
 
@@ -24,6 +25,7 @@ class SeededProjection(Detached):
     raises ValueError, and changes nothing, for what is no seed and digest, and if the digest is another one.
     """
 
+    @checked
     def __init__(
         self,
         d_model: int,

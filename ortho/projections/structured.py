@@ -20,12 +20,14 @@ import torch
 from torch import Tensor
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float
 from ortho._weights import split_heads
 from ortho.projections.matrices import FrozenProjection
 from ortho.projections.projection import Detached
 
 
+@checked
 def factors(d: int, K: int | None = None) -> tuple[int, int]:
     """(a, b) with a b = d, a <= b and both as near to the root of d as can be; (1, d) for a prime.
 
@@ -38,12 +40,14 @@ def factors(d: int, K: int | None = None) -> tuple[int, int]:
     return a, d // a
 
 
+@checked
 def sufficient_rounds(d: int, K: int) -> int:
     """How many rounds make products of q and k spread as those of random matrices, for heads of width K: 1 where a head
     lies within a row of the table, else 2. Raises TypeError or ValueError for numbers below 1."""
     return 1 if factors(d, K)[1] % K == 0 else 2
 
 
+@checked
 def transform(
     n: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> Float[Tensor, "n n"]:
@@ -80,6 +84,7 @@ class StructuredProjection(Detached):
     signs_q: Tensor
     signs_k: Tensor
 
+    @checked
     def __init__(
         self,
         d_model: int,
@@ -107,6 +112,7 @@ class StructuredProjection(Detached):
             self.register_buffer(f"signs_{name}", (2 * drawn - 1).to(dtype))
             self.register_buffer(f"bias_{name}", drawn.new_zeros(width, dtype=dtype) if bias else None)
 
+    @checked(values=False)
     def forward(
         self, x: Float[Tensor, "B N d"], context: Float[Tensor, "B M d"] | None = None
     ) -> tuple[Float[Tensor, "B H N K"], Float[Tensor, "B G M K"]]:

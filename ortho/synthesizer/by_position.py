@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float, Tensor
 from ortho.synthesizer.source import Call, LogitSource, Seen, SourceCost, product, shared
 
@@ -59,6 +60,7 @@ class FactoredRandom(LogitSource):
 
     name = "factored-random"
 
+    @checked
     def __init__(self, d_model: int, num_heads: int, max_length: int, *, rank: int = 8, **options: Any) -> None:
         self.rank = _checks.positive_int("rank", rank)
         super().__init__(d_model, num_heads, max_length, **options)

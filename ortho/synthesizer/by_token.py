@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float, Size, State, Tensor
 from ortho._weights import new_weight, split_heads
 from ortho.synthesizer.source import Call, LogitSource, Seen, SourceCost, product, shared
@@ -108,6 +109,7 @@ class FactoredDense(_Hidden):
 
     name = "factored-dense"
 
+    @checked
     def __init__(self, d_model: int, num_heads: int, max_length: int, *, k1: int | None = None, **options: Any) -> None:
         self.k1 = _block_count(max_length, k1)
         self.k2 = max_length // self.k1

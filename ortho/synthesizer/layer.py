@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import new_weight, split_heads
@@ -43,6 +44,7 @@ class SynthesizerAttention(nn.Module):
     unknown sources or sources of other sizes, and for one that looks at the tokens beside `head_dim`.
     """
 
+    @checked
     def __init__(
         self,
         d_model: int,
@@ -79,6 +81,7 @@ class SynthesizerAttention(nn.Module):
             raise ValueError(f"source: expected (d_model, num_heads, max_length) = {sizes}, got {got} ({source.name})")
         return source
 
+    @checked(shapes=False)
     def forward(
         self,
         x: Float[Tensor, "B N d"],
@@ -116,6 +119,7 @@ class SynthesizerAttention(nn.Module):
             o = (weights @ v).transpose(1, 2)
         return o.flatten(2)
 
+    @checked(shapes=False)
     def weights(
         self, x: Float[Tensor, "B N d"], *, attn_mask: Bool[Tensor, "..."] | None = None, is_causal: bool = False
     ) -> Float[Tensor, "b H N N"]:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._autocast import no_autocast
 from ortho._typing import Float, Size, State, Tensor
 
@@ -74,6 +75,7 @@ class LogitSource(nn.Module, ABC):
     name: ClassVar[str]
     carries: ClassVar[tuple[str, ...]] = ()
 
+    @checked
     def __init__(
         self,
         d_model: int,

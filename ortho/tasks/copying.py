@@ -11,10 +11,12 @@ from functools import partial
 
 import torch
 
+from ortho._arguments import checked
 from ortho._checks import positive_int
 from ortho.tasks.task import NONE, Batch, Task
 
 
+@checked
 def task(*, length: int = 16, shortest: int = 8, symbols: int = 16, backwards: bool = False) -> Task:
     """The task with strings of `shortest` to `length` of so many symbols, every length as often; a blank fills up what
     is left after the copy, to 2 * length tokens in all.

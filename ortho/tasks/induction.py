@@ -15,10 +15,12 @@ from functools import partial
 
 import torch
 
+from ortho._arguments import checked
 from ortho._checks import positive_int
 from ortho.tasks.task import NONE, Batch, Task
 
 
+@checked
 def task(*, hops: int = 1, length: int = 64, symbols: int = 16) -> Task:
     """The task of so many hops, in sequences of `length` tokens of so many symbols.
 

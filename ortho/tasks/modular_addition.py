@@ -12,10 +12,12 @@ from functools import partial
 
 import torch
 
+from ortho._arguments import checked
 from ortho._checks import positive_int, share
 from ortho.tasks.task import NONE, Batch, Task
 
 
+@checked
 def task(*, modulus: int = 97, trained: float = 0.5, split: int = 0) -> Task:
     """The task modulo `modulus`: a sequence is a, b and an equals sign, which is token `modulus`, with the answer.
 

@@ -14,6 +14,7 @@ from functools import partial
 
 import torch
 
+from ortho._arguments import checked
 from ortho._checks import positive_int
 from ortho.tasks.drawing import orders
 from ortho.tasks.task import NONE, Batch, Task
@@ -21,6 +22,7 @@ from ortho.tasks.task import NONE, Batch, Task
 BLANK = 0  # keys follow it, and values are the upper half of the vocabulary
 
 
+@checked
 def task(*, pairs: int = 8, length: int = 32, vocab_size: int = 64) -> Task:
     """The task with so many pairs in sequences of `length` tokens.
 

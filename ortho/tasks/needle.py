@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 
+from ortho._arguments import checked
 from ortho._checks import positive_int
 from ortho.tasks.drawing import orders
 from ortho.tasks.task import NONE, Batch, Task
@@ -19,6 +20,7 @@ MARK = 0  # the symbols follow it
 NEEDLE, QUESTION = 3, 2  # tokens of a mark, a key and its value, and of a mark and the key that is asked for
 
 
+@checked
 def task(*, needles: int = 4, length: int = 64, symbols: int = 32) -> Task:
     """The task with so many needles, anywhere in sequences of `length` tokens of which the last two ask for one.
 

@@ -12,6 +12,7 @@ import torch
 from torch.nn.functional import normalize
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float, Tensor
 from ortho.theory.stability import unit_keys
 
@@ -21,6 +22,7 @@ KEYS = ("random", "near-parallel", "identical")
 NEARNESS = 0.1  # of near-parallel keys: the length of what each has besides the one direction that all share
 
 
+@checked
 def chunk_keys(kind: str, C: int, K: int, *, generator: torch.Generator | None = None) -> Float[Tensor, "C K"]:
     """Unit keys (C, K), float64: of uniform direction, all near one direction, or all the same."""
     _checks.one_of("kind", kind, KEYS)
@@ -32,16 +34,19 @@ def chunk_keys(kind: str, C: int, K: int, *, generator: torch.Generator | None =
     return normalize(shared + NEARNESS * unit_keys(C, K, generator=generator), dim=-1)
 
 
+@checked
 def chunk_system(k: Float[Tensor, "*batch C K"], beta: Float[Tensor, "*batch C"]) -> Float[Tensor, "*batch C C"]:
     """I + A, unit lower triangular."""
     return (beta[..., None] * (k @ k.mT)).tril(-1) + torch.eye(k.shape[-2], dtype=k.dtype)
 
 
+@checked
 def condition(k: Float[Tensor, "C K"], beta: Float[Tensor, "C"]) -> float:
     """The spectral condition number of I + A."""
     return float(torch.linalg.cond(chunk_system(k, beta), 2))
 
 
+@checked
 def condition_bound(C: int, beta: float) -> float:
     r"""No condition number of unit keys with write strengths up to `beta` $\le 2$ is above $C + \beta^2 C (C - 1) / 2$.
 
@@ -53,6 +58,7 @@ def condition_bound(C: int, beta: float) -> float:
     return _checks.positive_int("C", C) + beta**2 * C * (C - 1) / 2
 
 
+@checked
 def inverse_by_products(k: Float[Tensor, "C K"], beta: Float[Tensor, "C"]) -> Float[Tensor, "C C"]:
     """$(I + A)^{-1}$ by its formula with products of transitions."""
     C = len(k)
@@ -65,6 +71,7 @@ def inverse_by_products(k: Float[Tensor, "C K"], beta: Float[Tensor, "C"]) -> Fl
     return inverse
 
 
+@checked
 def solve_error(k: Float[Tensor, "C K"], beta: Float[Tensor, "C"], dtype: torch.dtype) -> float:
     r"""The relative error of $(I + A)^{-1} \mathrm{Diag}(b) K$ when the inverse is rounded to `dtype`.
 

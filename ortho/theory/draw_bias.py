@@ -13,6 +13,7 @@ from scipy.linalg import hadamard
 from scipy.special import hyp0f1, hyp1f1
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float, Tensor
 from ortho.theory.variance import same_block_pairs
 
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 
+@checked
 def fixed_length_mean(K: int, length: float, square: float) -> float:
     r"""For rows of one length r and uniform direction: ${}_0F_1(; K/2; r^2 |z|^2 / 4)\, e^{-|z|^2/2}$.
 
@@ -42,6 +44,7 @@ def _product_mean(K: int, length: float, square: float, squared: int) -> float:
     return float(hyp0f1(K / 2, squared * length**2 * square / 4))
 
 
+@checked
 def fixed_length_kernel(x: Float[Tensor, "N K"], y: Float[Tensor, "M K"], length: float) -> Float[Tensor, "N M"]:
     r"""The kernel that positive features with such rows estimate in place of $\exp(x_i^T y_j)$: (N, M), float64."""
     x, y = x.double(), y.double()
@@ -51,12 +54,14 @@ def fixed_length_kernel(x: Float[Tensor, "N K"], y: Float[Tensor, "M K"], length
     return torch.as_tensor(means) * (-halves).exp()
 
 
+@checked
 def fixed_length_correlation(K: int, length: float, square: float) -> float:
     r"""Of the estimates by two orthogonal rows of that length, whose sum has the length $\sqrt 2\, r$."""
     mean, both, same = (_product_mean(K, length, square, squared) for squared in (1, 2, 4))
     return (both - mean**2) / (same - mean**2)
 
 
+@checked
 def fixed_length_error(m: int, K: int, length: float, square: float) -> float:
     """The relative mean squared error of positive features with m such rows in blocks of K, the bias included.
 
@@ -68,11 +73,13 @@ def fixed_length_error(m: int, K: int, length: float, square: float) -> float:
     return second * exp(-square) - 2 * mean * exp(-square / 2) + 1
 
 
+@checked
 def sign_mean(z: Float[Tensor, "K"]) -> float:
     r"""For rows of independent signs (`sign_rows`): $\prod_j \cosh(z_j)\, e^{-|z|^2/2}$."""
     return float(z.double().cosh().prod()) * exp(-float(z.double().square().sum()) / 2)
 
 
+@checked
 def raw_qr_mean(z: Float[Tensor, "K"]) -> float:
     r"""For the first row of each block of `raw_qr_rows`: $2\, \Phi(-z_1)$.
 
@@ -86,6 +93,7 @@ def raw_qr_mean(z: Float[Tensor, "K"]) -> float:
 _ENUMERATED = 8
 
 
+@checked
 def structured_mean(z: Float[Tensor, "K"], factors: int = 3) -> float:
     r"""For `structured_features`, by enumeration of all signs: exact to rounding, for K up to 8.
 
@@ -118,6 +126,7 @@ def _sizes(width: int, signs: np.ndarray, factors: int) -> tuple[np.ndarray, np.
     return sizes, shares
 
 
+@checked
 def structured_fourth_moment(z: Float[Tensor, "K"]) -> float:
     r"""$E\,(\omega^T z)^4 - 3 |z|^4$ for a row of `structured_features`: 0 for $N(0, I)$, and here, exactly,
 

@@ -4,6 +4,7 @@ from math import copysign, inf, sqrt
 from typing import NamedTuple
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float, Tensor
 
 __all__ = ["SIGMAS", "Estimate", "estimate"]
@@ -23,6 +24,7 @@ class Estimate(NamedTuple):
         return off / self.standard_error if self.standard_error else copysign(inf, off) if off else 0.0
 
 
+@checked
 def estimate(samples: Float[Tensor, "count"]) -> Estimate:
     """The mean of independent samples (count,), with its standard error; ValueError for fewer than two."""
     _checks.float_tensor("samples", samples)

@@ -10,6 +10,7 @@ from math import sqrt
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float, Tensor
 from ortho.attention.random_features import DenseParameters, aderf, gerf, isotropic, saderf, sderf
 from ortho.orthogonal import haar
@@ -63,6 +64,7 @@ DATA: dict[str, Callable[[int, int, torch.Generator | None], Tensor]] = {
 }
 
 
+@checked
 def sample_data(
     name: str, tokens: int, K: int, spread: float, *, generator: torch.Generator | None = None
 ) -> tuple[Float[Tensor, "tokens K"], Float[Tensor, "tokens K"]]:
@@ -79,11 +81,13 @@ def sample_data(
     return x, y
 
 
+@checked
 def unfitted(K: int) -> DenseParameters:
     """FAVOR+ as dense-exponential features: a = 0 and B = I, float64."""
     return isotropic(torch.zeros((), dtype=torch.float64), K)
 
 
+@checked
 def mean_log_moment(
     x: Float[Tensor, "*batch N K"], y: Float[Tensor, "*batch M K"], parameters: DenseParameters
 ) -> Float[Tensor, "*batch"]:
@@ -91,6 +95,7 @@ def mean_log_moment(
     return log_moments(x, y, parameters).mean((-2, -1))
 
 
+@checked
 def reductions(
     data: str, K: int, spread: float, *, tokens: int = 64, draws: int = 10, seed: int = 0
 ) -> dict[str, Estimate]:

@@ -8,18 +8,21 @@ from collections.abc import Callable
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float, Tensor
 from ortho.orthogonal import DRAWS
 
 __all__ = ["carrying", "drawn_missed", "expected_missed", "freedoms", "missed", "rank_at"]
 
 
+@checked
 def missed(target: Float[Tensor, "d d"], made: Float[Tensor, "d d"]) -> float:
     r"""The share of the target's squared norm that the best multiple of `made` misses: $1 - \cos^2$ of the two."""
     scale = float((target * target).sum() * (made * made).sum())
     return 1 - float((target * made).sum()) ** 2 / scale
 
 
+@checked
 def expected_missed(d: int) -> float:
     r"""The mean of `missed` over draws, of any target and width of a head: $1 - 1/d^2$.
 
@@ -28,6 +31,7 @@ def expected_missed(d: int) -> float:
     return 1 - 1 / _checks.positive_int("d", d) ** 2
 
 
+@checked
 def drawn_missed(
     target: Float[Tensor, "d d"], K: int, count: int, *, draw: str = "haar", generator: torch.Generator
 ) -> Float[Tensor, "count"]:
@@ -43,6 +47,7 @@ def drawn_missed(
     return torch.tensor(found, dtype=torch.float64)
 
 
+@checked
 def carrying(
     q: Float[Tensor, "d K"], k: Float[Tensor, "d K"], wanted_q: Float[Tensor, "d K"], wanted_k: Float[Tensor, "d K"]
 ) -> Float[Tensor, "d d"]:
@@ -58,6 +63,7 @@ def carrying(
     return torch.linalg.pinv(drawn).T @ wanted.T
 
 
+@checked
 def freedoms(d: int, K: int) -> tuple[int, int]:
     """The dimensions of what d/K heads can make together: learned, and frozen behind a linear map of x.
 
@@ -69,6 +75,7 @@ def freedoms(d: int, K: int) -> tuple[int, int]:
     return (2 * d - K) * d, d * d
 
 
+@checked
 def rank_at(function: Callable[[Tensor], Tensor], point: Float[Tensor, "*shape"]) -> int:
     """The rank of a function's derivative: the dimension of what it reaches near there."""
     jacobian = torch.autograd.functional.jacobian(function, point)

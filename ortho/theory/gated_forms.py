@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import torch
 
+from ortho._arguments import checked
 from ortho._typing import Float, Tensor
 
 __all__ = ["ErasingForm", "affinity_error", "as_erasing", "contracts", "gated_recurrence", "gated_step", "maps"]
@@ -40,6 +41,7 @@ def gated_step(S: Tensor, k: Tensor, v: Tensor, gamma: Tensor, eta: Tensor) -> F
     return kept * S + eta[..., None, None] * k[..., None] * error
 
 
+@checked
 def gated_recurrence(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch N K"],
@@ -48,6 +50,9 @@ def gated_recurrence(
     eta: Float[Tensor, "*batch N"],
 ) -> Float[Tensor, "*batch N V"]:
     """The input form over a sequence, from an empty memory; gamma is (..., N) or (..., N, K)."""
+    if gamma.shape not in (k.shape[:-1], k.shape):
+        wanted = f"{tuple(k.shape[:-1])} or {tuple(k.shape)}"
+        raise ValueError(f"gamma: expected shape {wanted}, got {tuple(gamma.shape)}")
     S = v.new_zeros(*k.shape[:-2], k.shape[-1], v.shape[-1])
     rows = []
     for t in range(k.shape[-2]):
@@ -57,6 +62,7 @@ def gated_recurrence(
     return torch.cat(rows, -2)
 
 
+@checked
 def as_erasing(
     v: Float[Tensor, "*batch N V"], gamma: Float[Tensor, "*batch N"], eta: Float[Tensor, "*batch N"]
 ) -> ErasingForm:
@@ -66,17 +72,22 @@ def as_erasing(
     return ErasingForm(gamma[..., None] * v, eta / gamma, gamma.log())
 
 
+@checked
 def contracts(gamma: float, eta: float, length: float = 1.0) -> bool:
     """Whether a step with these gates and a key of this length enlarges nothing that is in the memory."""
     return abs(gamma) <= 1 and abs(gamma - eta * length**2) <= 1
 
 
+@checked
 def maps(gamma: float, eta: float, length: float = 1.0) -> bool:
     """Whether `as_erasing` gives gates within Gated DeltaNet's ranges, for a key of this length."""
     return 0 < gamma <= 1 and 0 <= eta * length**2 <= 2 * gamma
 
 
-def affinity_error(step: Callable[[Tensor], Tensor], one: Tensor, other: Tensor) -> float:
+@checked
+def affinity_error(
+    step: Callable[[Tensor], Tensor], one: Float[Tensor, "*shape"], other: Float[Tensor, "*shape"]
+) -> float:
     """How far a step is from affine, between two memories: the relative distance of its value half way from the mean.
 
     Steps $S \\to A_t S + B_t$ with $A_t$ and $B_t$ made of the input alone can be composed before S is known, which is

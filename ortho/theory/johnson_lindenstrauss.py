@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import normalize
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float, Tensor
 from ortho.orthogonal import DRAWS
 
@@ -56,6 +57,7 @@ def _eps(eps: float) -> None:
         raise ValueError(f"eps: expected a number between 0 and 1, got {eps}")
 
 
+@checked
 def dimension(n: int, eps: float) -> int:
     r"""The k of Dasgupta & Gupta (2003), theorem 2.1: the least with $k \ge 4 \ln n / (\epsilon^2/2 - \epsilon^3/3)$.
 
@@ -66,6 +68,7 @@ def dimension(n: int, eps: float) -> int:
     return max(1, ceil(4 * log(_checks.positive_int("n", n)) / (eps**2 / 2 - eps**3 / 3)))
 
 
+@checked
 def share_law(draw: str, d: int, k: int) -> Any:
     r"""The law of $|W^T x|^2 / |x|^2$, as a frozen distribution of scipy.
 
@@ -85,6 +88,7 @@ def _law(draw: str, d: int, k: Any) -> Any:
     return stats.chi2(k, scale=1 / d) if draw == "gaussian" else stats.beta(k / 2, (d - k) / 2)
 
 
+@checked
 def share_moments(draw: str, d: int, k: int) -> Moments:
     r"""Mean k/d and variance of the share: $2k(d-k)/(d^2(d+2))$ for an orthogonal draw, $2k/d^2$ for the Gaussian."""
     _checks.one_of("draw", draw, DRAWS)
@@ -92,6 +96,7 @@ def share_moments(draw: str, d: int, k: int) -> Moments:
     return Moments(k / d, 2 * k / d**2 * (1.0 if draw == "gaussian" else (d - k) / (d + 2)))
 
 
+@checked
 def sample_shares(
     draw: str, d: int, k: int, count: int, *, generator: torch.Generator | None = None
 ) -> Float[Tensor, "count"]:
@@ -103,10 +108,13 @@ def sample_shares(
     return torch.stack(images).square().sum(-1)
 
 
+@checked
 def law_test(samples: Float[Tensor, "count"], law: Any, *, false_alarm: float = FALSE_ALARM) -> LawTest:
     """Kolmogorov and Smirnov's test of whether the samples (count,) follow a continuous law (of `share_law`)."""
     from scipy.stats import kstest
 
+    if not callable(getattr(law, "cdf", None)):
+        raise TypeError(f"law: expected a distribution of scipy, got {_checks.describe(law)}")
     found = kstest(samples.numpy(), law.cdf)
     return LawTest(float(found.statistic), float(found.pvalue), false_alarm)
 
@@ -117,6 +125,7 @@ def _outside(draw: str, d: int, k: Any, eps: float) -> Any:
     return law.cdf((1 - eps) * k / d) + law.sf((1 + eps) * k / d)
 
 
+@checked
 def failure_bound(n: int, d: int, k: int, eps: float, *, draw: str = "haar") -> float:
     """An upper bound on the probability that one draw does not keep n points to eps, whatever the points.
 
@@ -132,6 +141,7 @@ def failure_bound(n: int, d: int, k: int, eps: float, *, draw: str = "haar") -> 
     return n * (n - 1) / 2 * float(_outside(draw, d, k, eps))
 
 
+@checked
 def least_dimension(n: int, d: int, eps: float, *, failure: float = 1.0, draw: str = "haar") -> int:
     """The least k from which on `failure_bound` stays below `failure`: a probability of one asks that some draw works.
 
@@ -148,6 +158,7 @@ def least_dimension(n: int, d: int, eps: float, *, failure: float = 1.0, draw: s
     return int(short.max(initial=0)) + 1
 
 
+@checked
 def distortion(points: Float[Tensor, "n d"], images: Float[Tensor, "n k"]) -> float:
     """By what share a squared distance of the images (n, k) differs from that of the points (n, d), at most.
 
@@ -160,6 +171,7 @@ def distortion(points: Float[Tensor, "n d"], images: Float[Tensor, "n k"]) -> fl
     return max(1 - low, high - 1)
 
 
+@checked
 def sample_distortions(
     points: Float[Tensor, "n d"],
     k: int,
@@ -175,6 +187,7 @@ def sample_distortions(
     return torch.tensor([distortion(points, image * sqrt(d / k)) for image in images], dtype=torch.float64)
 
 
+@checked
 def measured_dimension(
     points: Float[Tensor, "n d"], eps: float, *, draw: str = "haar", generator: torch.Generator | None = None
 ) -> int:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float, Tensor
 from ortho.attention import memory as recurrent
 from ortho.attention.delta import delta_rule
@@ -41,6 +42,7 @@ class Answer(NamedTuple):
         return 1 - 2 * self.own + self.square
 
 
+@checked
 def expected_answer(memory: str, K: int, pairs: int, age: int, *, beta: float = 1.0, decay: float = 1.0) -> Answer:
     r"""What the key of the pair of that age, 0 for the last one written, is answered after M `pairs`.
 
@@ -64,6 +66,7 @@ def expected_answer(memory: str, K: int, pairs: int, age: int, *, beta: float = 
     return Answer(fresh * (1 - beta / K) ** age, fresh**2 * square + beta**2 / K * (later + earlier))
 
 
+@checked
 def mean_error(
     memory: str,
     K: int,
@@ -86,6 +89,7 @@ def mean_error(
     return 1 - mean.own**2 / mean.square if scaled else mean.error
 
 
+@checked
 def capacity(memory: str, K: int, error: float, *, beta: float = 1.0, decay: float = 1.0, scaled: bool = False) -> int:
     """The most pairs of which any number up to it has at most that `mean_error`, a number between 0 and 1.
 
@@ -97,6 +101,7 @@ def capacity(memory: str, K: int, error: float, *, beta: float = 1.0, decay: flo
     return next(M for M in count() if mean_error(memory, K, M + 1, **gates) > error)
 
 
+@checked
 def answers(
     memory: str,
     k: Float[Tensor, "*batch M K"],
@@ -116,6 +121,7 @@ def answers(
     return recurrent.recurrence(k, k, v, strength, log_decay, empty, is_causal=False, erase=False)[0]
 
 
+@checked
 def sampled_errors(
     memory: str,
     K: int,

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float, Tensor
 from ortho.attention.factored import kernel_weights
 from ortho.attention.feature_map import FeatureMap
@@ -36,11 +37,13 @@ INDEFINITE: dict[str, Kernel] = {
 }
 
 
+@checked
 def gram(kernel: Kernel, points: Float[Tensor, "n K"]) -> Float[Tensor, "n n"]:
     """The kernel's matrix on the points, with ones on the diagonal; ValueError if a point has none to divide by."""
     return _ones_on_diagonal(kernel(points, points))
 
 
+@checked
 def map_gram(feature_map: FeatureMap, points: Float[Tensor, "n K"]) -> Float[Tensor, "n n"]:
     """The same of a feature map's kernel, the points serving as queries and as keys, each at its own position."""
     weights = kernel_weights(feature_map, points, points)
@@ -58,6 +61,7 @@ def _ones_on_diagonal(matrix: Tensor) -> Tensor:
     return root[:, None] * matrix * root
 
 
+@checked
 def rounding(n: int, m: int) -> float:
     r"""What rounding in float64 can do to an eigenvalue of the matrix of n points with m features (or K = m).
 
@@ -67,16 +71,19 @@ def rounding(n: int, m: int) -> float:
     return torch.finfo(torch.float64).eps * n * (3 * m + n + 10)
 
 
+@checked
 def least_eigenvalue(matrix: Float[Tensor, "n n"]) -> float:
     """The least eigenvalue of a symmetric matrix; ValueError if it is not symmetric."""
     return float(torch.linalg.eigvalsh(_symmetric(matrix))[0])
 
 
+@checked
 def rank(matrix: Float[Tensor, "n n"], m: int) -> int:
     """How many eigenvalues are above what rounding could make of 0, by the `rounding` of m features."""
     return int((torch.linalg.eigvalsh(_symmetric(matrix)) > rounding(len(matrix), m)).sum())
 
 
+@checked
 def features_of(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
     r"""Features (n, n), $\Phi = U \Lambda^{1/2}$, of which the matrix is $\Phi \Phi^T$, from $G = U \Lambda U^T$.
 

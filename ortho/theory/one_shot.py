@@ -18,11 +18,13 @@ from math import sqrt
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float, Tensor
 
 __all__ = ["at_once", "in_turn", "pair", "pair_norm", "repeated", "transition"]
 
 
+@checked
 def at_once(
     S: Float[Tensor, "*batch K V"],
     k: Float[Tensor, "*batch n K"],
@@ -33,6 +35,7 @@ def at_once(
     return S + k.mT @ (beta[..., None] * (v - k @ S))
 
 
+@checked
 def in_turn(
     S: Float[Tensor, "*batch K V"],
     k: Float[Tensor, "*batch n K"],
@@ -49,6 +52,7 @@ def in_turn(
 UPDATES = {"at once": at_once, "in turn": in_turn}
 
 
+@checked
 def transition(update: str, k: Float[Tensor, "n K"], beta: Float[Tensor, "n"]) -> Float[Tensor, "K K"]:
     """What an update, 'at once' or 'in turn', multiplies the memory by."""
     function = UPDATES[_checks.one_of("update", update, UPDATES)]
@@ -56,6 +60,7 @@ def transition(update: str, k: Float[Tensor, "n K"], beta: Float[Tensor, "n"]) -
     return function(torch.eye(K, dtype=k.dtype), k, k.new_zeros(len(k), K), beta)
 
 
+@checked
 def pair(cosine: float, *, dtype: torch.dtype = torch.float64) -> Float[Tensor, "2 2"]:
     """Two unit keys in the plane, (2, 2), with that cosine."""
     if not -1 <= cosine <= 1:
@@ -63,11 +68,13 @@ def pair(cosine: float, *, dtype: torch.dtype = torch.float64) -> Float[Tensor, 
     return torch.tensor([[1, 0], [cosine, sqrt(1 - cosine**2)]], dtype=dtype)
 
 
+@checked
 def pair_norm(cosine: float, beta: float) -> float:
     """The spectral norm of `transition('at once')` for two keys of that cosine: max |1 - beta (1 +- c)|."""
     return max(abs(1 - beta * (1 + cosine)), abs(1 - beta * (1 - cosine)))
 
 
+@checked
 def repeated(
     update: str, k: Float[Tensor, "n K"], v: Float[Tensor, "n V"], beta: Float[Tensor, "n"], steps: int
 ) -> Float[Tensor, "steps"]:

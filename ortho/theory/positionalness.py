@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float, Tensor
 from ortho.attention import MECHANISMS
 from ortho.attention.positional.attention import SEVEN, PositionalPattern, named
@@ -44,6 +45,7 @@ class PatternFit(NamedTuple):
     share: Estimate
 
 
+@checked
 def positionalness(weights: Float[Tensor, "S N N"], *, by: str = "absolute", is_causal: bool = False) -> Estimate:
     """The share of one head's variation that is explained by position, and its standard error (jackknife).
 
@@ -73,6 +75,7 @@ def positionalness(weights: Float[Tensor, "S N N"], *, by: str = "absolute", is_
     return _share(sums @ torch.linalg.pinv(products, hermitian=True) @ sums.T, lengths)
 
 
+@checked
 def pattern_fits(
     weights: Float[Tensor, "S N N"],
     patterns: Sequence[PositionalPattern | str] = SEVEN,
@@ -103,6 +106,7 @@ def pattern_fits(
     return fits
 
 
+@checked
 def nearest_pattern(
     weights: Float[Tensor, "S N N"],
     patterns: Sequence[PositionalPattern | str] = SEVEN,
@@ -119,6 +123,7 @@ def nearest_pattern(
     return max(fits, key=lambda fit: (fit.weight.value > 0, fit.share.value))
 
 
+@checked
 def head_weights(
     layer: MultiheadAttention, x: Float[Tensor, "S N d"], *, is_causal: bool = False
 ) -> Float[Tensor, "S H N N"]:

@@ -8,6 +8,7 @@ from math import sqrt
 
 import torch
 
+from ortho._arguments import checked
 from ortho._checks import one_of, positive_int
 from ortho._typing import Float, Tensor
 from ortho.orthogonal import DRAWS, haar
@@ -24,6 +25,7 @@ def _pair(d: int, cosine: float) -> None:
         raise ValueError(f"cosine: expected a number between -1 and 1, got {cosine}")
 
 
+@checked
 def product_moments(draw: str, d: int, k: int, cosine: float, *, tied: bool) -> Moments:
     r"""Mean and variance over the draws, exact, for unit vectors of which c is the cosine.
 
@@ -42,6 +44,7 @@ def product_moments(draw: str, d: int, k: int, cosine: float, *, tied: bool) -> 
     return Moments(share.mean * cosine, cosine**2 * share.variance + (1 - cosine**2) * across)
 
 
+@checked
 def sample_products(
     draw: str, d: int, k: int, cosine: float, count: int, *, tied: bool, generator: torch.Generator | None = None
 ) -> Float[Tensor, "count"]:

@@ -18,6 +18,7 @@ from itertools import count
 
 import torch
 
+from ortho._arguments import checked
 from ortho._checks import describe, positive_int
 from ortho._typing import Bool, Int, Tensor
 
@@ -35,6 +36,7 @@ def reached(*masks: Bool[Tensor, "N N"], residual: bool = True) -> Bool[Tensor, 
     return found
 
 
+@checked
 def layers_between(mask: Bool[Tensor, "N N"]) -> Int[Tensor, "N N"]:
     """The fewest layers with this mask, and residual connections, through which j reaches i; -1 where none suffice."""
     found = _itself(_square(mask))
@@ -48,6 +50,7 @@ def layers_between(mask: Bool[Tensor, "N N"]) -> Int[Tensor, "N N"]:
     return layers
 
 
+@checked
 def layers_to_reach(mask: Bool[Tensor, "N N"], *, is_causal: bool = True) -> int | None:
     """The fewest layers with this mask that connect all pairs, in a causal model those with j <= i; None if none do."""
     layers = layers_between(mask)
@@ -56,6 +59,7 @@ def layers_to_reach(mask: Bool[Tensor, "N N"], *, is_causal: bool = True) -> int
     return None if bool((layers < 0).any()) else int(layers.max())
 
 
+@checked
 def window_layers(n: int, width: int) -> int | None:
     """`layers_to_reach` of `Window(width)` for n tokens, causal or not; None for a window of one key."""
     back = positive_int("width", width) - 1

@@ -8,6 +8,7 @@ tell as many tokens apart, those from $c - r$ to c.
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float, Tensor
 from ortho.attention.factored import kernel_weights
 from ortho.attention.linear import Exp
@@ -19,6 +20,7 @@ GROUPS = 4
 STEPS, RATE = 400, 0.3
 
 
+@checked
 def least_error(distance: int, features: int) -> float:
     """What `copy_error` is at least, for any queries, keys and features: 1 - K / (r + 1), or 0 where that is negative.
 
@@ -27,11 +29,13 @@ def least_error(distance: int, features: int) -> float:
     return max(0.0, 1 - _checks.positive_int("features", features) / (_checks.positive_int("distance", distance) + 1))
 
 
+@checked
 def tokens(distance: int, groups: int = GROUPS) -> int:
     """The length of a sequence with r tokens that have nothing to copy, and so many groups of r + 1 that have."""
     return _checks.positive_int("distance", distance) + _checks.positive_int("groups", groups) * (distance + 1)
 
 
+@checked
 def copy_error(weights: Float[Tensor, "N N"], distance: int) -> Tensor:
     r"""The mean of $|A_t - e_{t-r}|^2$ over the rows $t \ge r$, of which there are whole groups of r + 1.
 
@@ -45,12 +49,14 @@ def copy_error(weights: Float[Tensor, "N N"], distance: int) -> Tensor:
     return (weights[distance:] - wanted_rows).square().sum(-1).mean()
 
 
+@checked
 def causal_weights(q: Float[Tensor, "N K"], k: Float[Tensor, "N K"]) -> Float[Tensor, "N N"]:
     """The weights of causal linear attention with the features exp(q) and exp(k): any positive ones."""
     weights = kernel_weights(Exp(), q, k, is_causal=True)
     return weights / weights.sum(-1, keepdim=True)
 
 
+@checked
 def copying(N: int, distance: int, features: int) -> tuple[Float[Tensor, "N K"], Float[Tensor, "N K"]]:
     """Queries and keys with which `causal_weights` copies from a distance below the number of features.
 
@@ -68,6 +74,7 @@ def copying(N: int, distance: int, features: int) -> tuple[Float[Tensor, "N K"],
     return q, k
 
 
+@checked
 def fitted_error(distance: int, features: int, *, generator: torch.Generator | None = None) -> float:
     """`copy_error` of `causal_weights` whose queries and keys, one each a position, gradient descent has fitted."""
     N = tokens(distance)

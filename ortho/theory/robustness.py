@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float, State
 from ortho.attention.ttt import memory_now, ttt_attention
 from ortho.attention.ttt_losses import TokenLoss
@@ -33,6 +34,7 @@ class Stream(NamedTuple):
     v: Float[Tensor, "R N V"]
 
 
+@checked
 def stream(
     share: float,
     size: float,
@@ -72,6 +74,7 @@ def _written(k: Tensor, v: Tensor, loss: TokenLoss, eta: float, batch: int, stat
     return result[1]
 
 
+@checked
 def errors(loss: TokenLoss, eta: float, data: Stream, *, after: Sequence[int] = ()) -> Float[Tensor, "times R"]:
     r"""$|S_t - S_*| / |S_*|$ (Frobenius) of each draw after so many tokens, by default after all; token by token."""
     found, state, begun = [], None, 0
@@ -84,11 +87,15 @@ def errors(loss: TokenLoss, eta: float, data: Stream, *, after: Sequence[int] = 
     return torch.stack(found)
 
 
+@checked
 def best_rate(loss: TokenLoss, data: Stream, rates: Sequence[float] = RATES) -> float:
     """The rate with the least mean error after the last token."""
+    if not rates:
+        raise ValueError("rates: expected one at least, got none")
     return min(rates, key=lambda eta: float(errors(loss, eta, data).mean()))
 
 
+@checked
 def moved(loss: TokenLoss, eta: float, sizes: Sequence[float], *, width: int = WIDTH) -> Float[Tensor, "sizes"]:
     """How far, in Frobenius norm, an empty memory is moved by one unit key with a value of each of these lengths, whose
     numbers are all equal."""
@@ -98,6 +105,7 @@ def moved(loss: TokenLoss, eta: float, sizes: Sequence[float], *, width: int = W
     return memory_now(_written(k, v, loss, eta, 1)).flatten(1).norm(dim=1)
 
 
+@checked
 def pairs(count: int, width: int, *, generator: torch.Generator, draws: int = DRAWS) -> tuple[Tensor, Tensor]:
     """(keys, values), independent random unit vectors (draws, count, width), float64."""
     shape = (2, draws, _checks.positive_int("count", count), width)
@@ -111,6 +119,7 @@ def _found(k: Tensor, v: Tensor, state: State) -> Tensor:
     return (nearest == torch.arange(k.shape[1])).double().mean(-1)
 
 
+@checked
 def retrieved(
     loss: TokenLoss,
     eta: float,
@@ -130,6 +139,7 @@ def retrieved(
     return _found(k, v, state)
 
 
+@checked
 def replaced(
     loss: TokenLoss, eta: float, k: Float[Tensor, "R P K"], old: Float[Tensor, "R P V"], new: Float[Tensor, "R P V"]
 ) -> Float[Tensor, "R"]:

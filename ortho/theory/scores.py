@@ -8,6 +8,7 @@ from math import prod, sqrt
 import torch
 from torch.nn.functional import normalize
 
+from ortho._arguments import checked
 from ortho._checks import one_of
 from ortho._typing import Float, Tensor
 from ortho.orthogonal import DRAWS
@@ -15,6 +16,7 @@ from ortho.orthogonal import DRAWS
 __all__ = ["head_spectrum", "moment_deviation", "sample_scores", "score_moment"]
 
 
+@checked
 def score_moment(draw: str, d: int, K: int, order: int) -> float:
     r"""The moment $E\,s^n$ of even or odd `order` n, exact.
 
@@ -28,6 +30,7 @@ def score_moment(draw: str, d: int, K: int, order: int) -> float:
     return prod((2 * i + 1) * (K + 2 * i) / (d if draw == "gaussian" else d + 2 * i) ** 2 for i in range(order // 2))
 
 
+@checked
 def sample_scores(
     draw: str, d: int, K: int, count: int, *, generator: torch.Generator | None = None
 ) -> Float[Tensor, "count"]:
@@ -38,6 +41,7 @@ def sample_scores(
     return ((x @ q) * (y @ k)).sum(-1)
 
 
+@checked
 def moment_deviation(samples: Float[Tensor, "count"], draw: str, d: int, K: int, order: int) -> float:
     """How many standard errors lie between the samples' moment and the exact one; N(0, 1) for many samples."""
     exact = score_moment(draw, d, K, order)
@@ -45,6 +49,7 @@ def moment_deviation(samples: Float[Tensor, "count"], draw: str, d: int, K: int,
     return float((samples.pow(order).mean() - exact) / spread)
 
 
+@checked
 def head_spectrum(draw: str, d: int, K: int, *, generator: torch.Generator | None = None) -> Float[Tensor, "K"]:
     """Singular values (K,), falling, of one head's d x d matrix W_Q W_K^T, float64."""
     law = DRAWS[one_of("draw", draw, DRAWS)]

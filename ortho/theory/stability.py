@@ -17,6 +17,7 @@ from scipy.integrate import quad
 from torch.nn.functional import normalize
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float, Tensor
 
 __all__ = [
@@ -55,6 +56,7 @@ def unit_keys(
     return normalize(torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype), dim=-1)
 
 
+@checked
 def norm_bound(c: float, steps: int) -> float:
     r"""The largest spectral norm of a product of so many transitions with $\beta |k|^2 = c$: max(1, |1 - c|)^steps."""
     try:
@@ -63,11 +65,13 @@ def norm_bound(c: float, steps: int) -> float:
         return inf
 
 
+@checked
 def mean_square(c: float, K: int, steps: int) -> float:
     """E |P x|^2 / |x|^2 over independent keys of uniform direction: (1 - c (2 - c) / K)^steps."""
     return (1 - c * (2 - c) / _checks.positive_int("K", K)) ** _checks.positive_int("steps", steps)
 
 
+@checked
 def growth(c: float, K: int) -> Growth:
     r"""The mean and the spread of $\frac12 \ln(1 - c (2 - c) u)$, by quadrature; K of at least 2.
 
@@ -90,6 +94,7 @@ def growth(c: float, K: int) -> Growth:
     return Growth(mean, sqrt(max(0.0, moment(2) / mass - mean**2)))
 
 
+@checked
 def sample_growth(
     c: float, K: int, steps: int, count: int, *, generator: torch.Generator | None = None
 ) -> Float[Tensor, "count"]:
@@ -105,12 +110,14 @@ def sample_growth(
     return total
 
 
+@checked
 def nearest_orthogonal(P: Float[Tensor, "K K"]) -> Float[Tensor, "K K"]:
     """The orthogonal matrix nearest to P in every unitarily invariant norm: the polar factor (Fan & Hoffman 1955)."""
     left, _, right = torch.linalg.svd(P)
     return left @ right
 
 
+@checked
 def product(k: Float[Tensor, "N K"], beta: float, *, orthogonalise_every: int | None = None) -> Float[Tensor, "K K"]:
     r"""$P = \prod_t (I - \beta k_t k_t^T)$, the last on the left, in the dtype of k.
 
@@ -124,6 +131,7 @@ def product(k: Float[Tensor, "N K"], beta: float, *, orthogonalise_every: int | 
     return P
 
 
+@checked
 def reflection_drift(
     steps: int,
     K: int,
@@ -143,6 +151,7 @@ def reflection_drift(
     return Drift(*(float(torch.linalg.matrix_norm(error, 2)) for error in errors))
 
 
+@checked
 def recall_errors(K: int, *, generator: torch.Generator | None = None) -> tuple[float, float]:
     r"""What a full memory answers, before and after it is replaced by the nearest orthogonal matrix.
 

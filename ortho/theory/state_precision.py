@@ -15,6 +15,7 @@ import torch
 from scipy.special import ndtr
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._checks import unchecked_values
 from ortho._typing import Float, Tensor
 from ortho.attention.delta import delta_rule
@@ -46,10 +47,13 @@ class Operands(NamedTuple):
     beta: Float[Tensor, "runs N"]
 
 
+@checked
 def operands(
     steps: int, K: int, strengths: tuple[tuple[float, float], ...], *, generator: torch.Generator | None = None
 ) -> Operands:
     """Unit keys of uniform direction, normal values as wide, strengths uniform in [least, most]: a run a pair."""
+    if not strengths:
+        raise ValueError("strengths: expected one pair at least, got none")
     least, most = torch.tensor(strengths).mT[..., None]  # (runs, 1)
     runs, N = len(strengths), _checks.positive_int("steps", steps)
     share = torch.rand(runs, N, generator=generator)
@@ -57,6 +61,7 @@ def operands(
     return Operands(k, torch.randn(runs, N, K, generator=generator), least + (most - least) * share)
 
 
+@checked
 def marks(steps: int, count: int = 13, *, chunk: int = CHUNK) -> list[int]:
     """About so many multiples of `chunk` up to `steps`, evenly spread on a logarithmic axis: where errors are taken."""
     last = _checks.positive_int("steps", steps) // chunk
@@ -105,6 +110,7 @@ def chunked(x: Operands, at: list[int], state: torch.dtype) -> Float[Tensor, "ma
     return torch.stack(found)
 
 
+@checked
 def rounding_error(bits: int) -> float:
     """What rounding to so many significant bits changes in normal numbers: root mean squares of errors over numbers.
 
@@ -115,6 +121,7 @@ def rounding_error(bits: int) -> float:
     return (square / 3) ** 0.5 / 2 ** _checks.positive_int("bits", bits)
 
 
+@checked
 def expected_error(strengths: tuple[float, float], K: int, steps: int, bits: int, *, every: int = 1) -> float:
     """The relative error of a memory that is rounded after `every` so many steps, from roundings of the memory alone.
 
@@ -130,6 +137,7 @@ def expected_error(strengths: tuple[float, float], K: int, steps: int, bits: int
     return rounding_error(bits) * carried**0.5
 
 
+@checked
 def relative_errors(found: Float[Tensor, "*any K V"], exact: Float[Tensor, "*#any K V"]) -> Float[Tensor, "*any"]:
     """Frobenius norms of the differences over those of the exact memories."""
     return (found.double() - exact).flatten(-2).norm(dim=-1) / exact.flatten(-2).norm(dim=-1)

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float, Int, Tensor
 
 __all__ = [
@@ -38,14 +39,17 @@ __all__ = [
 Operands = dict[str, Any]  # tensors, by the names of the mechanisms' arguments
 
 
+@checked
 def parity_operands(bits: Int[Tensor, "*batch N"]) -> Operands:
     r"""q, k, v (..., N + 1, 1) and beta (..., N + 1) with which the delta rule answers $(-1)^{b_1 + \dots + b_t}$."""
+    _checks.indices("bits", bits, 2)
     start = torch.zeros(*bits.shape[:-1], bits.shape[-1] + 1, dtype=torch.float64)
     start[..., 0] = 1
     ones = torch.ones_like(start)[..., None]
     return {"q": ones, "k": ones, "v": start[..., None], "beta": torch.cat([start[..., :1], 2.0 * bits], -1)}
 
 
+@checked
 def counter_operands(numbers: Int[Tensor, "*batch N"], m: int) -> Operands:
     r"""Operands of DeltaProduct, width 2, N + 1 tokens of two steps, that add up numbers modulo m.
 
@@ -68,12 +72,14 @@ def counter_operands(numbers: Int[Tensor, "*batch N"], m: int) -> Operands:
     }
 
 
+@checked
 def read_counts(o: Float[Tensor, "*batch N 2"], m: int) -> Int[Tensor, "*batch N"]:
     """The sums modulo m that the answers of `counter_operands` stand for."""
     turns = torch.atan2(-o[..., 1], o[..., 0]) / (2 * pi)
     return (turns * _checks.positive_int("m", m)).round().long() % m
 
 
+@checked
 def repeat(
     q: Float[Tensor, "K"],
     k: Float[Tensor, "K"],
@@ -90,16 +96,19 @@ def repeat(
     return settled + powers[:, None] * (held - settled)
 
 
+@checked
 def sign_changes(x: Float[Tensor, "T ..."]) -> Int[Tensor, "..."]:
     """How often a sequence, along its first axis, goes from positive to negative or back; zeros count as negative."""
     return (x > 0).diff(dim=0).sum(0)
 
 
+@checked
 def most_right(count: int) -> int:
     """Of so many alternating labels, the most that a sequence which changes sides at most once can have right."""
     return min(count, _checks.positive_int("count", count) // 2 + 1)
 
 
+@checked
 def lasts(beta: float, margin: float) -> float:
     """The steps after which what unit keys of strength `beta` keep turning has fallen to the share `margin`."""
     if not 0 <= beta <= 2:

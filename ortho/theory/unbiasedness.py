@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float, Tensor
 from ortho.attention import random_features as maps
 from ortho.theory.estimates import SIGMAS, Estimate, estimate
@@ -49,6 +50,7 @@ MAPS: dict[str, Products] = {
 }
 
 
+@checked
 def pairs(
     N: int, K: int, square: float, *, generator: torch.Generator | None = None
 ) -> tuple[Float[Tensor, "N K"], Float[Tensor, "N K"]]:
@@ -66,6 +68,7 @@ def pairs(
     return x / size, y / size
 
 
+@checked
 def omegas(
     draw: Callable[..., Tensor], m: int, K: int, count: int, *, generator: torch.Generator | None = None
 ) -> Float[Tensor, "count m K"]:
@@ -73,6 +76,7 @@ def omegas(
     return torch.stack([draw(m, K, generator=generator, dtype=torch.float64) for _ in range(count)])
 
 
+@checked
 def ratios(
     name: str, omega: Float[Tensor, "count m K"], x: Float[Tensor, "N K"], y: Float[Tensor, "N K"]
 ) -> Float[Tensor, "count"]:
@@ -83,6 +87,7 @@ def ratios(
     return torch.cat([(products(x, y, some) / kernel).mean(-1) for some in omega.split(512)])
 
 
+@checked
 def unbiasedness(
     name: str,
     draw: Callable[..., Tensor],
@@ -97,11 +102,13 @@ def unbiasedness(
     return estimate(ratios(name, omegas(draw, m, x.shape[-1], count, generator=generator), x, y))
 
 
+@checked
 def rejects(found: Estimate, expected: float = 1.0) -> bool:
     """Whether the mean is more than SIGMAS standard errors off: by chance once in 100,000 times if it is right."""
     return abs(found.deviation(expected)) > SIGMAS
 
 
+@checked
 def p_value(found: Estimate, expected: float = 1.0) -> float:
     """The chance of a deviation as large as this one, on either side, if `expected` is the mean."""
     return erfc(abs(found.deviation(expected)) / sqrt(2))
@@ -122,6 +129,7 @@ class Calibration(NamedTuple):
     uniform: float
 
 
+@checked
 def calibration(samples: Float[Tensor, "repetitions count"], expected: float = 1.0) -> Calibration:
     """The test, repeated on each row of independent ratios."""
     from scipy.stats import kstest  # a second to import, which most users of this module do without

@@ -13,6 +13,7 @@ from scipy.optimize import brentq, minimize_scalar
 from scipy.special import hyp1f1
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float, Tensor
 from ortho.attention.random_features import (
     DenseParameters,
@@ -57,6 +58,7 @@ KINDS = {
 # --------------------------------------------------------------------------------------------------- independent rows
 
 
+@checked
 def log_moment(square: float, K: int, a: float = 0.0, order: int = 2) -> float:
     r"""$\ln E f^p$ for one row of positive features, p = `order`.
 
@@ -70,6 +72,7 @@ def log_moment(square: float, K: int, a: float = 0.0, order: int = 2) -> float:
     return K / 2 * (order * log(1 - 4 * a) - log(s)) + order * (order - 1) * square / (2 * s)
 
 
+@checked
 def moment(kind: str, square: float, order: int = 2, *, K: int = 1, a: float = 0.0) -> float:
     r"""$E f^p$ for one row, p = `order`; infinite beyond the range of a float. K matters only with an a.
 
@@ -88,6 +91,7 @@ def moment(kind: str, square: float, order: int = 2, *, K: int = 1, a: float = 0
         return inf
 
 
+@checked
 def log_moments(
     x: Float[Tensor, "*batch N K"], y: Float[Tensor, "*batch M K"], parameters: DenseParameters, order: int = 2
 ) -> Float[Tensor, "*batch N M"]:
@@ -107,6 +111,7 @@ def log_moments(
     return squares + (order * (1 - 4 * a).log() - s.log()).sum(-1)[..., None] / 2
 
 
+@checked
 def log_variances(log_second_moments: Float[Tensor, "*sizes"]) -> Float[Tensor, "*sizes"]:
     """The logarithm of E f^2 - 1 from that of E f^2, without leaving the range of a float."""
     return log_second_moments + torch.log1p(-torch.exp(-log_second_moments))
@@ -115,6 +120,7 @@ def log_variances(log_second_moments: Float[Tensor, "*sizes"]) -> Float[Tensor, 
 # --------------------------------------------------------------------------------------------------- orthogonal rows
 
 
+@checked
 def orthogonal_covariance(kind: str, square: float, K: int) -> float:
     r"""The covariance of the f of two rows of one block, orthogonal, Haar and of lengths $\chi(K)$.
 
@@ -126,12 +132,14 @@ def orthogonal_covariance(kind: str, square: float, K: int) -> float:
     return float(exp(-t / 2) * hyp1f1(-K / 2, K / 2, -t / 2) - 1)  # Kummer: for t > 0, K even a sum without cancelling
 
 
+@checked
 def same_block_pairs(m: int, K: int) -> int:
     """Ordered pairs of different rows that share a block, of m rows in blocks of K."""
     blocks, rest = divmod(_checks.positive_int("m", m), _checks.positive_int("K", K))
     return blocks * K * (K - 1) + rest * (rest - 1)
 
 
+@checked
 def squared_error(kind: str, square: float, m: int, K: int, *, draw: str = "iid", a: float = 0.0) -> float:
     r"""The relative mean squared error of the estimate from m rows, 'iid' or 'orthogonal', exact.
 
@@ -143,6 +151,7 @@ def squared_error(kind: str, square: float, m: int, K: int, *, draw: str = "iid"
     return (moment(kind, square, K=K, a=a) - 1 + pairs / _checks.positive_int("m", m) * covariance) / m
 
 
+@checked
 def orthogonal_gain(kind: str, square: float, K: int, *, m: int | None = None, a: float = 0.0) -> float:
     """The share of the squared error that orthogonal rows take away: m of them, by default any number of whole blocks.
 
@@ -155,11 +164,13 @@ def orthogonal_gain(kind: str, square: float, K: int, *, m: int | None = None, a
     return 1 - squared_error(kind, square, m, K, draw="orthogonal", a=a) / independent
 
 
+@checked
 def gain_limit(square: float) -> float:
     r"""The limit of `orthogonal_gain` of positive features for wide K: $\frac12 t^2 / (e^t - 1)$ at $t = |x + y|^2$."""
     return square**2 / 2 / expm1(square)
 
 
+@checked
 def where_orthogonality_helps(share: float, K: int) -> float:
     """The $|x + y|^2$ up to which orthogonal rows of positive features take away that share of the error, or more.
 
@@ -172,6 +183,7 @@ def where_orthogonality_helps(share: float, K: int) -> float:
     return float(brentq(lambda t: orthogonal_gain("positive", t, K) - share, top, 100))
 
 
+@checked
 def squared_error_bound(square: float, m: int, K: int) -> float:
     r"""The bound on the error of m <= K orthogonal rows of positive features, from Choromanski et al. 2021, theorem 2.
 
@@ -186,12 +198,14 @@ def squared_error_bound(square: float, m: int, K: int) -> float:
 # --------------------------------------------------------------------------------------------- what GERF brings
 
 
+@checked
 def pair_optimum(square: float, K: int) -> float:
     r"""The a of GERF that has the least variance at one $|x + y|^2$."""
     _check(square, K)
     return float(optimal_a(torch.tensor(square / K, dtype=torch.float64)))
 
 
+@checked
 def log_gain(square: float, K: int, a: float | None = None) -> float:
     r"""ln(variance of FAVOR+ / variance of GERF) at a $|x + y|^2$ above 0, with `pair_optimum` where no a is given."""
     moments = [log_moment(square, K, each) for each in (0.0, pair_optimum(square, K) if a is None else a)]
@@ -201,6 +215,7 @@ def log_gain(square: float, K: int, a: float | None = None) -> float:
     return plain - fitted
 
 
+@checked
 def where_gain(log_factor: float, K: int) -> float:
     r"""The $|x + y|^2$ at which GERF, fitted to it, lowers the variance by exp(`log_factor`) > 1, and from there on."""
     if not log_factor > 0:
@@ -214,6 +229,7 @@ def where_gain(log_factor: float, K: int) -> float:
 # ------------------------------------------------------------------------------------------------------- from draws
 
 
+@checked
 def dense_pair(
     x: Float[Tensor, "N K"], y: Float[Tensor, "M K"], omega: Float[Tensor, "m K"], parameters: DenseParameters
 ) -> tuple[Float[Tensor, "N m"], Float[Tensor, "M m"]]:
@@ -223,6 +239,7 @@ def dense_pair(
     return dense_features(x, rows, a, parameters.B_q), dense_features(y, rows, a, parameters.B_k)
 
 
+@checked
 def row_estimates(
     kind: str | DenseParameters, x: Float[Tensor, "K"], y: Float[Tensor, "K"], omega: Float[Tensor, "m K"]
 ) -> Float[Tensor, "m"]:
@@ -235,6 +252,7 @@ def row_estimates(
     return (phi_x * phi_y).reshape(-1, m).sum(0) * (m / torch.exp(x @ y))
 
 
+@checked
 def sampled_variance(f: Float[Tensor, "count"]) -> Estimate:
     """The variance of f, of the known mean 1, from independent values. Its standard error is itself from the sample.
 
@@ -243,6 +261,7 @@ def sampled_variance(f: Float[Tensor, "count"]) -> Estimate:
     return estimate((f - 1).square())
 
 
+@checked
 def variance_spread(kind: str, square: float, count: int, *, K: int = 1, a: float = 0.0) -> float:
     """The exact standard error of `sampled_variance` from `count` independent values."""
     second, third, fourth = (moment(kind, square, order, K=K, a=a) for order in (2, 3, 4))
@@ -250,6 +269,7 @@ def variance_spread(kind: str, square: float, count: int, *, K: int = 1, a: floa
     return sqrt((central - (second - 1) ** 2) / _checks.positive_int("count", count))
 
 
+@checked
 def sampled_covariance(f: Float[Tensor, "blocks n"]) -> Estimate:
     """The covariance of two f of the same block, of the known mean 1, from independent blocks of n of them."""
     centred = f - 1

@@ -11,12 +11,14 @@ from typing import Any
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float, Tensor
 from ortho.attention.feature_draws import orthogonal_features, structured_features
 
 __all__ = ["WRONG_DRAWS", "raw_qr_rows", "root_norm_rows", "sign_rows", "unit_norm_rows"]
 
 
+@checked
 def unit_norm_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
     """Orthonormal rows: Gram-Schmidt and nothing after it, as source S2 prints it (section 3.3.2).
 
@@ -26,6 +28,7 @@ def unit_norm_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
     return rows / rows.norm(dim=-1, keepdim=True)
 
 
+@checked
 def root_norm_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
     r"""Orthogonal rows of length $\sqrt K$, the root mean square of the right ones.
 
@@ -35,6 +38,7 @@ def root_norm_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
     return sqrt(K) * unit_norm_rows(m, K, **options)
 
 
+@checked
 def sign_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
     r"""Rows of $\sqrt K H D$ with one diagonal of random signs, the cheapest of the structured blocks: entries +-1.
 
@@ -46,6 +50,7 @@ def sign_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
     return structured_features(m, K, factors=1, **options).sign()
 
 
+@checked
 def raw_qr_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
     r"""Columns of a QR whose signs are left as LAPACK returns them, with lengths $\chi(K)$: not Haar.
 

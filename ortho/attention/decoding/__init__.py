@@ -7,6 +7,7 @@ and values, a pattern those that a later token may read, and any other mechanism
 from torch import nn
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho.attention import MECHANISMS, rotary
 from ortho.attention.decoding.cache import Cache
 from ortho.attention.decoding.keys_values import KeyValueCache, RotaryCache
@@ -17,6 +18,7 @@ from ortho.attention.patterns.pattern import pattern_of
 __all__ = ["Cache", "KeyValueCache", "PatternCache", "RotaryCache", "StateCache", "new_cache"]
 
 
+@checked
 def new_cache(attention: str | nn.Module, capacity: int | None = None, *, form: str = "fast") -> Cache:
     """An empty cache for a mechanism by its name, or for a module with a mechanism's signature.
 

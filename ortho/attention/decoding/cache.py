@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Float, Tensor
 
 CacheT = TypeVar("CacheT", bound="Cache")
@@ -25,6 +26,7 @@ class Cache(ABC):
         self.length = 0
         self._before: tuple[Tensor, Tensor] | None = None  # keys and values of no tokens, like those read
 
+    @checked(shapes=False)
     @torch.no_grad()
     def attend(
         self,

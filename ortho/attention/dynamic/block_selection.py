@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.dynamic.choice import Call, attend, attend_reference, begin, best_places, choice_call
 from ortho.attention.dynamic.choice_cost import Flops, best_cost, chosen_cost, flops
@@ -30,6 +31,7 @@ from ortho.attention.transforms import uncompiled
 BLOCK, COUNT = 64, 3
 
 
+@checked(shapes=False)
 @indexing()
 def moba_mask(
     q: Float[Tensor, "*batch N K"],
@@ -48,6 +50,7 @@ def moba_mask(
     return blocks_mask(call, _choose(call, block, count), block).reshape(*q.shape[:-1], k.shape[-2])
 
 
+@checked(shapes=False)
 @uncompiled
 @indexing()
 def moba_attention_reference(
@@ -77,6 +80,7 @@ def moba_attention_reference(
     return (o, (keys, values)) if return_state else o
 
 
+@checked(shapes=False)
 @uncompiled
 @indexing()
 def moba_attention(
@@ -204,6 +208,7 @@ def block_work(N: int, *, block: int, count: int, last: bool = False) -> list[Wo
     return [own, *[Work(T, T, size, block)] * chosen]
 
 
+@checked
 def moba_pairs(n: int, *, block: int = BLOCK, count: int = COUNT) -> int:
     """How many pairs of n tokens are kept, in closed form: sums over blocks of their own triangle and of what each of
     their queries reads of the past."""
@@ -215,6 +220,7 @@ def moba_pairs(n: int, *, block: int = BLOCK, count: int = COUNT) -> int:
     return own + block * past
 
 
+@checked
 def moba_flops(N: int, K: int, V: int, *, block: int = BLOCK, count: int = COUNT, causal: bool = True) -> Flops:
     """What the fast form spends on choosing and on attending, a sequence: products of each query with the mean of each
     past block, where there is a choice; own blocks, and chosen ones with tiles that are full in the worst case."""
@@ -222,6 +228,7 @@ def moba_flops(N: int, K: int, V: int, *, block: int = BLOCK, count: int = COUNT
     return flops(2 * N * P * K, block_work(N, block=block, count=count - 1), K, V)
 
 
+@checked
 def moba_cost(
     B: int,
     N: int,

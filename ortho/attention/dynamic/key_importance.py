@@ -16,6 +16,7 @@ import torch
 from torch.nn.functional import pad
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.dynamic.choice import (
@@ -41,12 +42,14 @@ from ortho.attention.patterns.parts import Part
 from ortho.attention.transforms import uncompiled
 
 
+@checked
 def key_norms(k: Float[Tensor, "*batch M K"]) -> Float[Tensor, "*batch M"]:
     """The squared length of each key, in float32 at least."""
     with torch.no_grad(), no_autocast(k):
         return working(k).square().sum(-1)
 
 
+@checked
 def sampled_importance(
     k: Float[Tensor, "*batch M K"], *, generator: torch.Generator | None = None
 ) -> Float[Tensor, "*batch M"]:
@@ -57,6 +60,7 @@ def sampled_importance(
     return norms.clamp(min=tiny).log() / 2 - (-uniform.clamp(min=tiny).log()).clamp(min=tiny).log()
 
 
+@checked(shapes=False)
 @indexing()
 def importance_mask(
     q: Float[Tensor, "*batch N K"],
@@ -76,6 +80,7 @@ def importance_mask(
     return _mask(call, numbers, count).reshape(*q.shape[:-1], k.shape[-2])
 
 
+@checked(shapes=False)
 @uncompiled
 @indexing()
 def importance_attention_reference(
@@ -102,6 +107,7 @@ def importance_attention_reference(
     return (o, (keys, values, numbers)) if return_state else o
 
 
+@checked(shapes=False)
 @uncompiled
 @indexing()
 def importance_attention(

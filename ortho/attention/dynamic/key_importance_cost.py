@@ -1,5 +1,6 @@
 """Closed forms of `ortho.attention.dynamic.key_importance`."""
 
+from ortho._arguments import checked
 from ortho.attention.dynamic.choice_cost import Flops, best_cost, chosen_cost, flops
 from ortho.attention.mechanism import AttentionCost
 from ortho.attention.patterns.layouts import TILE
@@ -42,6 +43,7 @@ def _some(*work: Work) -> list[Work]:
     return [each for each in work if each.blocks]
 
 
+@checked
 def importance_cost(
     B: int,
     N: int,

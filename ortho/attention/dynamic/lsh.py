@@ -17,6 +17,7 @@ if it finds nothing else. For that, hand q in as k, with `shared_qk`.
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.dynamic.choice import Call, attend_joined, attend_reference, begin, choice_call, drawn_once
@@ -32,6 +33,7 @@ from ortho.attention.transforms import uncompiled
 SEED = 2001_04451
 
 
+@checked
 def draw_projections(
     K: int, *, rounds: int = ROUNDS, buckets: int = BUCKETS, generator: torch.Generator | None = None
 ) -> Float[Tensor, "rounds K half"]:
@@ -42,6 +44,7 @@ def draw_projections(
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
+@checked
 def hashed(
     x: Float[Tensor, "*batch N K"], projections: Float[Tensor, "rounds K half"]
 ) -> Int[Tensor, "*batch rounds N"]:
@@ -52,6 +55,7 @@ def hashed(
         return torch.cat([turned, -turned], -1).argmax(-1)
 
 
+@checked(shapes=False)
 @indexing()
 def lsh_mask(
     q: Float[Tensor, "*batch N K"],
@@ -70,6 +74,7 @@ def lsh_mask(
     return _mask(call, _flat(hashed(q, R)), _flat(hashed(k, R)), width, shared_qk).reshape(*q.shape[:-1], -1)
 
 
+@checked
 def sorted_chunks_mask(
     buckets: Int[Tensor, "*batch rounds N"], *, width: int = WIDTH, is_causal: bool = False
 ) -> Bool[Tensor, "*batch N N"]:
@@ -87,6 +92,7 @@ def sorted_chunks_mask(
     return _unless_alone(found.any(-3), 0)
 
 
+@checked(shapes=False)
 @uncompiled
 @indexing()
 def lsh_attention_reference(
@@ -117,6 +123,7 @@ def lsh_attention_reference(
     return (o, (keys, values, buckets)) if return_state else o
 
 
+@checked(shapes=False)
 @uncompiled
 @indexing()
 def lsh_attention(

@@ -1,5 +1,6 @@
 """Closed forms of `ortho.attention.dynamic.lsh`."""
 
+from ortho._arguments import checked
 from ortho.attention.dynamic.choice_cost import Flops, chosen_cost, flops
 from ortho.attention.dynamic.groups import group_work
 from ortho.attention.mechanism import AttentionCost
@@ -22,6 +23,7 @@ def lsh_flops(
     return flops(2 * N * K * buckets * rounds, group_work(N, N, rounds=rounds, count=buckets, width=width), K, V)
 
 
+@checked
 def lsh_cost(
     B: int,
     N: int,

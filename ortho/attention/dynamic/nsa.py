@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import torch
 
+from ortho import _checks
+from ortho._arguments import checked
 from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.dynamic.block_selection import block_parts, blocks_mask, choose_blocks, past_blocks
@@ -42,6 +44,7 @@ class Masks(NamedTuple):
     window: Bool[Tensor, "*batch N M"]
 
 
+@checked(shapes=False)
 @indexing()
 def nsa_masks(
     q: Float[Tensor, "*batch N K"],
@@ -60,6 +63,7 @@ def nsa_masks(
     return Masks(*(mask.reshape(*q.shape[:-1], mask.shape[-1]) for mask in masks))
 
 
+@checked(shapes=False)
 @uncompiled
 @indexing()
 def nsa_attention_reference(
@@ -96,6 +100,7 @@ def nsa_attention_reference(
     return (o, (keys, values)) if return_state else o
 
 
+@checked(shapes=False)
 @uncompiled
 @indexing()
 def nsa_attention(
@@ -158,6 +163,8 @@ def _begin(
     known_sizes(sizes)
     keys, values, call = begin(q, k, v, is_causal, attn_mask, scale, initial_state)
     gate("gates", gates, k, (*k.shape[:-1], 3))
+    if gates is not None:
+        _checks.finite("gates", gates)
     return keys, values, call
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from ortho._arguments import checked
 from ortho.attention.dynamic.block_selection import block_work, past_blocks
 from ortho.attention.dynamic.choice_cost import Flops, best_cost, flops
 from ortho.attention.dynamic.nsa_sizes import SIZES, Sizes
@@ -34,6 +35,7 @@ def _branches(N: int, sizes: Sizes, last: bool = False) -> list[list[Work]]:
     return [[Work(sum(map(bool, blocks)), sum(blocks), tile, TILE)], *branches]
 
 
+@checked
 def nsa_cost(
     B: int,
     N: int,

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ortho import _checks
+from ortho._arguments import checked
 
 ALWAYS = 3  # blocks that each query reads: the first, its own, and the one before
 
@@ -48,6 +49,7 @@ class Sizes:
 SIZES = Sizes()
 
 
+@checked
 def known_sizes(sizes: Any) -> Sizes:
     """`sizes` if they are such, else TypeError."""
     if not isinstance(sizes, Sizes):

@@ -18,6 +18,7 @@ there attend to a window instead.
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.dynamic.choice import Call, attend_joined, attend_reference, begin, choice_call, flat_numbers
 from ortho.attention.dynamic.groups import chunk_round, group_mask, group_parts
@@ -30,6 +31,7 @@ from ortho.attention.operands import carried, known_tokens, with_past
 from ortho.attention.transforms import uncompiled
 
 
+@checked(shapes=False)
 @indexing()
 def routing_mask(
     q: Float[Tensor, "*batch N K"],
@@ -55,6 +57,7 @@ def routing_mask(
     return chosen.reshape(*q.shape[:-1], k.shape[-2])
 
 
+@checked(shapes=False)
 @uncompiled
 @indexing()
 def routing_attention_reference(
@@ -92,6 +95,7 @@ def routing_attention_reference(
     return (o, (keys, values, labels)) if return_state else o
 
 
+@checked(shapes=False)
 @uncompiled
 @indexing()
 def routing_attention(
@@ -140,7 +144,7 @@ def _begin(
     if is_balanced(balanced, is_causal):
         if initial_state is not None or return_state:
             name = "return_state" if return_state else "initial_state"
-            raise ValueError(f"{name}: expected none with balanced clusters, which look at the whole sequence")
+            raise ValueError(f"{name}: expected none with balanced clusters, which look at the whole sequence, got one")
         keys, values, call = begin(q, k, v, is_causal, attn_mask, scale, None)
         return keys, values, None, given_centroids(centroids, q), call
     state = None if initial_state is None else _checks.state(initial_state, "keys", "values", "clusters")

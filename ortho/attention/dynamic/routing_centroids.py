@@ -4,6 +4,7 @@ import torch
 from torch.nn.functional import one_hot
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._autocast import no_autocast
 from ortho._typing import Float, Int, Tensor
 from ortho.attention.dynamic.choice import drawn_once
@@ -15,6 +16,7 @@ DECAY = 0.999
 TINY = 1e-6  # beside a variance
 
 
+@checked(shapes=False)
 def is_balanced(balanced: bool | None, is_causal: bool) -> bool:
     """Whether clusters are, by default in calls that are not causal; TypeError for what says neither."""
     if balanced is not None and not isinstance(balanced, bool):
@@ -22,6 +24,7 @@ def is_balanced(balanced: bool | None, is_causal: bool) -> bool:
     return not is_causal if balanced is None else balanced
 
 
+@checked
 def draw_centroids(
     K: int, *, count: int = CLUSTERS, generator: torch.Generator | None = None
 ) -> Float[Tensor, "clusters K"]:
@@ -30,17 +33,20 @@ def draw_centroids(
     return normalised(torch.randn(shape, generator=generator, dtype=torch.float64))
 
 
+@checked(shapes=False)
 def normalised(x: Float[Tensor, "*batch N K"]) -> Float[Tensor, "*batch N K"]:
     """Layer normalisation without a trained part; a row whose numbers are equal becomes 0."""
     x = x - x.mean(-1, keepdim=True)
     return x * (x.square().mean(-1, keepdim=True) + TINY).rsqrt()
 
 
+@checked
 def nearest(x: Float[Tensor, "*batch N K"], centroids: Float[Tensor, "... clusters K"]) -> Int[Tensor, "*batch N"]:
     """The cluster of each row: that of the centroid with the highest product."""
     return products(x, centroids).argmax(-1)
 
 
+@checked
 def update_centroids(
     centroids: Float[Tensor, "... clusters K"],
     q: Float[Tensor, "*batch N K"],

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from ortho._arguments import checked
 from ortho.attention.dynamic.choice_cost import Flops, best_cost, chosen_cost, flops
 from ortho.attention.dynamic.groups import group_work
 from ortho.attention.dynamic.routing_centroids import CLUSTERS, WIDTH, is_balanced
@@ -29,6 +30,7 @@ def routing_flops(
     return flops(4 * N * K * clusters, work, K, V)
 
 
+@checked
 def routing_cost(
     B: int,
     N: int,

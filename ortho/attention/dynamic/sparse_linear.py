@@ -21,6 +21,7 @@ import torch
 from torch.nn.functional import pad
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.chunking import CHUNK
@@ -62,6 +63,7 @@ def sparse_linear_weights(
         return weights.reshape(*q.shape[:-1], k.shape[-2])
 
 
+@checked(shapes=False)
 @uncompiled
 @indexing()
 def sparse_linear_attention_reference(
@@ -95,6 +97,7 @@ def sparse_linear_attention_reference(
     return (o, (keys, values)) if return_state else o
 
 
+@checked(shapes=False)
 @uncompiled
 @indexing()
 def sparse_linear_attention(

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from ortho._arguments import checked
 from ortho.attention.chunking import CHUNK
 from ortho.attention.dynamic.sparse_linear_band import WINDOW, Band
 from ortho.attention.feature_map import FeatureMap
@@ -11,6 +12,7 @@ from ortho.attention.mechanism import AttentionCost
 FEATURES = EluPlusOne()
 
 
+@checked
 def sparse_linear_cost(
     B: int,
     N: int,

@@ -9,6 +9,7 @@ first are taken. A key more or less changes a query's choice, but in a causal ca
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Bool, Float, Int, Size, State, Tensor
 from ortho.attention.dynamic.choice import Call, attend, attend_reference, begin, best_places, choice_call
 from ortho.attention.dynamic.choice_cost import Flops, best_cost, chosen_cost, flops
@@ -23,6 +24,7 @@ from ortho.attention.transforms import uncompiled
 COUNT = 64
 
 
+@checked(shapes=False)
 @indexing()
 def top_k_mask(
     q: Float[Tensor, "*batch N K"],
@@ -39,6 +41,7 @@ def top_k_mask(
     return _mask(call, count).reshape(*q.shape[:-1], k.shape[-2])
 
 
+@checked(shapes=False)
 @uncompiled
 @indexing()
 def top_k_attention_reference(
@@ -62,6 +65,7 @@ def top_k_attention_reference(
     return (o, (keys, values)) if return_state else o
 
 
+@checked(shapes=False)
 @uncompiled
 @indexing()
 def top_k_attention(
@@ -104,6 +108,7 @@ def _mask(call: Call, count: int) -> Bool[Tensor, "G N M"]:
     return mask.scatter_(-1, torch.where(positions < 0, M, positions), True)[..., :M]
 
 
+@checked
 def top_k_flops(N: Size, K: Size, V: Size, *, count: Size = COUNT, causal: bool = True) -> Flops:
     """What the fast form spends on choosing and on attending, a sequence; a symbol N stands for more than `count`."""
     return flops(2 * N * N * K, _work(N, N, count), K, V)
@@ -114,6 +119,7 @@ def _work(N: Size, M: Size, count: Size) -> list[Work]:
     return [Work(N, N * (min(count, M) if isinstance(M, int) else count), 1, 1)]
 
 
+@checked
 def top_k_cost(
     B: Size,
     N: Size,

@@ -8,6 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from ortho._arguments import checked
 from ortho._checks import positive_int
 from ortho.attention.patterns.layouts import both_ways
 from ortho.attention.patterns.parts import ABSENT, Order, Part, in_order
@@ -89,6 +90,7 @@ def _table(rows: list[list[int]], device: torch.device) -> Tensor:
     return torch.tensor(filled, dtype=torch.long, device=device).view(len(rows), width)
 
 
+@checked
 @dataclass(frozen=True)
 class BlockSparse(Blocks):
     """The pairs of blocks in a table: `blocks[t]` are those of keys that block t of queries attends to.

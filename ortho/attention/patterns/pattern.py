@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.indexing import indexing
@@ -56,8 +57,15 @@ class Pattern(ABC):
         parts = self.parts(N - 1 if last else 0, N, N, is_causal=is_causal, device=torch.device("cpu"))
         return tuple(map(work_of, parts))
 
+    @checked(shapes=False)
     def mask(
-        self, stop: int, keys: int | None = None, *, first: int = 0, is_causal: bool = False, device: Any = None
+        self,
+        stop: int,
+        keys: int | None = None,
+        *,
+        first: int = 0,
+        is_causal: bool = False,
+        device: torch.device | str | None = None,
     ) -> Bool[Tensor, "N M"]:
         """True where a query from `first` to `stop`, without the last, may attend to a key; by default stop keys."""
         i = torch.arange(first, stop, device=device)[:, None]
@@ -69,6 +77,7 @@ class Pattern(ABC):
         return self.allowed(i, j) & (j <= i) if is_causal else self.allowed(i, j)
 
 
+@checked(shapes=False)
 @uncompiled
 @indexing()
 def pattern_attention_reference(
@@ -104,6 +113,7 @@ def pattern_attention_reference(
     )
 
 
+@checked(shapes=False)
 @uncompiled
 @indexing()
 def pattern_attention(

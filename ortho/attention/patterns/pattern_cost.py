@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from ortho._arguments import checked
 from ortho._typing import Size
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost
 from ortho.attention.patterns.parts import Part
@@ -36,6 +37,7 @@ def work_of(part: Part) -> Work:
     return Work(int(there.any(1).sum()), int(there.sum()), Bq, Bk)
 
 
+@checked
 def pattern_cost(
     B: Size,
     N: Size,

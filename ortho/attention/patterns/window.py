@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ortho._arguments import checked
 from ortho._checks import positive_int
 from ortho._typing import Size
 from ortho.attention.patterns.layouts import BLOCK, TILE, between, both_ways, tile_of
@@ -36,6 +37,7 @@ class Window(Pattern):
         """Of a narrow window, which shares few of the keys of a tile, fewer queries."""
         return TILE if self.width > TILE else TILE // 2
 
+    @checked(shapes=False)
     def pairs(self, n: int, *, is_causal: bool = False) -> int:
         w = min(self.width, n)
         return both_ways(w * n - w * (w - 1) // 2, n, is_causal)

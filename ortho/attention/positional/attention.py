@@ -12,6 +12,7 @@ from itertools import product
 import torch
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.indexing import indexing
@@ -23,6 +24,7 @@ from ortho.attention.positional.places import NONE, Last, Places, places, word_s
 __all__ = ["PATTERNS", "SEVEN", "PositionalPattern", "positional_attention", "positional_attention_reference"]
 
 
+@checked(shapes=False)
 def positional_attention_reference(
     v: Float[Tensor, "*batch H N V"],
     patterns: Sequence[PositionalPattern | str],
@@ -107,6 +109,7 @@ def _matrix(
     return (weights[at][:, at] * seen / sharing * there[:, None])[-N:]
 
 
+@checked(shapes=False)
 def positional_attention(
     v: Float[Tensor, "*batch H N V"],
     patterns: Sequence[PositionalPattern | str],
@@ -242,7 +245,7 @@ def _operands(
     _checks.one_of("empty", empty, EMPTY)
     for name, asked in (("initial_state", initial_state is not None), ("return_state", return_state)):
         if asked and not is_causal:
-            raise ValueError(f"{name}: expected none in a call that is not causal, whose rows see what follows")
+            raise ValueError(f"{name}: expected none in a call that is not causal, which sees what follows, got one")
     if words is not None:
         if not isinstance(words, Tensor) or words.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"words: expected int32 or int64 numbers of words, got {_checks.describe(words)}")

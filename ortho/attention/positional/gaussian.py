@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import embedding, pad
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Tensor
 from ortho.attention.chunking import CHUNK
 from ortho.attention.positional.pattern import PositionalPattern, windows
@@ -18,6 +19,7 @@ REACH = 9
 FURTHEST = 8  # standard deviations from a token to the centre, where rows are divided by their sums
 
 
+@checked
 @dataclass(frozen=True)
 class Gaussian(PositionalPattern):
     r"""The density $e^{-(j - i - o)^2 / 2 \sigma^2} / (\sigma \sqrt{2 \pi})$ of a normal law about the token `offset`

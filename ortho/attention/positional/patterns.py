@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ortho import _checks
+from ortho._arguments import checked
 from ortho._typing import Tensor
 from ortho.attention.positional.gaussian import GAUSSIANS
 from ortho.attention.positional.pattern import PositionalPattern, running, windows
 
 
+@checked
 @dataclass(frozen=True)
 class Shift(PositionalPattern):
     r"""All weight on the token `offset` places further on, $\delta_{j, i + o}$: current, previous or next token.
@@ -49,6 +51,7 @@ class Shift(PositionalPattern):
         return (r if self.offset < 0 else after) < abs(self.offset) if self.offset else None
 
 
+@checked
 @dataclass(frozen=True)
 class Context(PositionalPattern):
     r"""What lies two places or more to the left, $(j + 1)^3$ for $j \le i - 2$; or, mirrored, to the right."""
@@ -81,6 +84,7 @@ class Context(PositionalPattern):
         return (r if self.left else after) < 2
 
 
+@checked
 @dataclass(frozen=True)
 class Border(PositionalPattern):
     r"""The whole sequence, with weights $(j + 1)^3$ that grow towards its end; or, mirrored, $(n - j)^3$."""
@@ -119,6 +123,7 @@ class Border(PositionalPattern):
         return (cubes((r if self.end else after) + 1) * u).sum(-1, keepdim=True)  # one row for all
 
 
+@checked
 @dataclass(frozen=True)
 class Recent(PositionalPattern):
     """The mean of a token and of the `width` - 1 before it; or, `ahead`, of those behind it.

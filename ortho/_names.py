@@ -1,0 +1,67 @@
+"""What is said of a name that is not known: which known one is near. Imported where a name is refused."""
+
+from collections.abc import Collection, Iterator
+from difflib import get_close_matches
+from typing import Any
+
+WHOLE = 12  # of so many names all are listed, whatever is near
+
+# Other names that the field has for ours, or those of neighbours; of several the first that is known is meant.
+ALIASES: dict[str, tuple[str, ...]] = {
+    # mechanisms
+    "bigbird": ("big-bird",), "block-local": ("blocked-window",), "deltanet": ("delta",), "dot-product": ("softmax",),
+    "elu": ("linear",), "flash-attention": ("flash",), "forgetting": ("fox",), "forgetting-transformer": ("fox",),
+    "full": ("softmax",), "gated-deltanet": ("gated-delta",), "gated-linear-attention": ("gla",),
+    "gdn": ("gated-delta",), "heavy-hitters": ("importance",), "kimi": ("kda",), "kimi-delta-attention": ("kda",),
+    "linear-transformer": ("linear",), "local": ("window",), "longformer": ("global-local",),
+    "mixture-of-block-attention": ("moba",), "native-sparse-attention": ("nsa",), "performer": ("favor",),
+    "random-fourier": ("trigonometric",), "reformer": ("lsh",), "relu": ("linear-relu",), "rfa": ("trigonometric",),
+    "rope": ("rotary",), "rotary-embedding": ("rotary",), "routing-transformer": ("routing",),
+    "scaled-dot-product": ("softmax",), "sdpa": ("softmax",), "sliding-window": ("window",),
+    "sparse-transformer": ("strided",), "standard": ("softmax", "learned"), "swa": ("window",),
+    "test-time-training": ("ttt",), "vanilla": ("softmax",),
+    # what makes queries and keys, and draws
+    "detached": ("stopped",), "fixed": ("frozen",), "hadamard": ("structured",), "iid": ("gaussian",),
+    "normal": ("gaussian", "iid"), "orthogonal": ("haar", "frozen"), "qr": ("haar",), "randn": ("gaussian", "iid"),
+    "random": ("frozen", "gaussian"), "stop-gradient": ("stopped",), "trainable": ("learned",),
+    "trained": ("learned",),
+    # forms, positions, features, tasks
+    "absolute": ("learned",), "chunked": ("fast",), "fused": ("fast",), "naive": ("reference",),
+    "slow": ("reference",), "sincos": ("sinusoidal",), "associative-recall": ("mqar", "recall"),
+    "cos-sin": ("trigonometric",), "favor+": ("favor", "positive"), "fourier": ("trigonometric",),
+    "exponential": ("positive",), "gaussian": ("iid",),
+}  # fmt: skip
+
+# Where all names stand, of the arguments that have many.
+LISTS = {"attention": "ortho.MECHANISMS", "projection": "ortho.PROJECTIONS"}
+
+
+def unknown(name: str, value: Any, known: Collection[str], beside: str = "") -> str:
+    """The message for a value that is none of the known names, nor what is said `beside` them.
+
+    Names are listed whole where they are few, or none is near.
+    """
+    near = nearest(value, known)
+    names = ", ".join(map(repr, known))
+    if near and len(known) > WHOLE:
+        names = f"{len(known)} names (all: list({LISTS[name]}))" if name in LISTS else f"{len(known)} names"
+    return f"{name}: expected one of {names}{beside}, got {value!r}" + (f"; did you mean {near!r}?" if near else "")
+
+
+def nearest(value: Any, known: Collection[str]) -> str | None:
+    """The known name that is likeliest meant, if any is near."""
+    return next(_near(value, known), None) if isinstance(value, str) else None
+
+
+def _near(value: str, known: Collection[str]) -> Iterator[str]:
+    plain = {_plain(one): one for one in reversed(list(known))}
+    asked = _plain(value)
+    for one in (asked, asked.removesuffix("-attention")):
+        yield from (plain[one] for _ in range(one in plain))
+        yield from (alias for alias in ALIASES.get(one, ()) if alias in known)
+    yield from (plain[one] for one in get_close_matches(asked, plain, n=1))
+
+
+def _plain(name: str) -> str:
+    """A name in small letters, with one sign between words."""
+    return "-".join(name.lower().replace("_", " ").replace("-", " ").split())
