@@ -23,9 +23,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # The least integer that an argument of this name may be, where that is not 1; None: any.
 LEAST: dict[str, int | None] = {
-    "age": 0, "ahead": 0, "distance": 0, "erase": 0, "first": 0, "last": 0, "offset": None, "order": 0, "past": 0,
+    "age": 0, "ahead": 0, "distance": 0, "erase": 0, "first": 0, "last": 0, "offset": None, "past": 0,
     "q_start": 0, "seed": None, "segments": 0, "split": None, "start": None, "stop": None,
 }  # fmt: skip
+MEANT = {"key_padding_mask": " (True = padding)"}  # what a value of this argument says
 WIDTHS = ("K", "V")  # of closed forms, which may be 0: a product alone is then counted
 
 
@@ -44,25 +45,25 @@ class Kind(NamedTuple):
 @overload
 def checked(function: F) -> F: ...
 @overload
-def checked(*, shapes: bool = True, values: bool = True) -> Callable[[F], F]: ...
-def checked(function: Any = None, *, shapes: bool = True, values: bool = True) -> Any:
+def checked(*, shapes: bool = True, values: bool = True, own: tuple[str, ...] = ()) -> Callable[[F], F]: ...
+def checked(function: Any = None, *, shapes: bool = True, values: bool = True, own: tuple[str, ...] = ()) -> Any:
     """`function`, which refuses arguments that their annotations do not allow.
 
     Integers are at least 1, or what `LEAST` says, and other numbers are finite. Tensors have the kind of dtype that the
     annotation says, and with `shapes` its axes, of one size where they have one name, d being a module's `d_model`;
-    with `values` besides they hold finite numbers. What of this is left out the function looks at itself. Numbers that
-    cannot be computed with, and tensors of the device meta whose values are needed, are refused too. Defaults are not
-    looked at, and nothing is while compiling.
+    with `values` besides they hold finite numbers. What of this is left out the function looks at itself, as it does at
+    all of the arguments that are its `own`. Numbers that cannot be computed with, and tensors of the device meta whose
+    values are needed, are refused too. Defaults are not looked at, and nothing is while compiling.
     """
     if function is None:
-        return lambda one: _wrapped(one, shapes, values)
+        return lambda one: _wrapped(one, shapes, values, own)
     if isclass(function):  # a dataclass, whose fields are its arguments
-        setattr(function, "__init__", _wrapped(function.__dict__["__init__"], shapes, values))  # noqa: B010 - for mypy
+        setattr(function, "__init__", _wrapped(function.__dict__["__init__"], shapes, values, own))  # noqa: B010 - for mypy
         return function
-    return _wrapped(function, shapes, values)
+    return _wrapped(function, shapes, values, own)
 
 
-def _wrapped(function: Callable[..., Any], shapes: bool, values: bool) -> Callable[..., Any]:
+def _wrapped(function: Callable[..., Any], shapes: bool, values: bool, own: tuple[str, ...]) -> Callable[..., Any]:
     made: list[Rules] = []
 
     @wraps(function)
@@ -70,7 +71,7 @@ def _wrapped(function: Callable[..., Any], shapes: bool, values: bool) -> Callab
         if torch.compiler.is_compiling():
             return function(*args, **kwargs)
         if not made:
-            made.append(_rules(function, shapes, values))
+            made.append(_rules(function, shapes, values, own))
         rules = made[0]
         allowed, together = rules.allowed, rules.shapes or rules.others
         for name, value in zip(rules.positions, args, strict=False):
@@ -131,7 +132,7 @@ class Rules(NamedTuple):
                     _checks.finite(name, value)
 
 
-def _rules(function: Callable[..., Any], shapes: bool, values: bool) -> Rules:
+def _rules(function: Callable[..., Any], shapes: bool, values: bool, own: tuple[str, ...]) -> Rules:
     positions: list[str] = []
     others = ""
     kinds: dict[str, tuple[Kind, ...]] = {}
@@ -141,7 +142,7 @@ def _rules(function: Callable[..., Any], shapes: bool, values: bool) -> Rules:
             positions.append(name)
         if parameter.kind is Parameter.VAR_POSITIONAL:
             others = name
-        if parameter.kind is Parameter.VAR_KEYWORD or parameter.annotation is Parameter.empty:
+        if parameter.kind is Parameter.VAR_KEYWORD or parameter.annotation is Parameter.empty or name in own:
             continue
         parts = _parts(parameter.annotation)
         if allowed := _kinds(name, parts, parameter.default):
@@ -208,7 +209,8 @@ def _kind(name: str, part: Any, least: int | None) -> Kind | None:
     if part in (None, NoneType):
         return Kind("None", lambda x: x is None)
     if of := shaped(part):
-        return Kind(*_TENSORS[of.kind])
+        wanted, accepts = _TENSORS[of.kind]
+        return Kind(wanted + MEANT.get(name, ""), accepts)
     return _container(name, part)
 
 
@@ -318,7 +320,7 @@ _SHAPES = "cannot be multiplied|must match|must be equal|dimension|1-?D|both arg
 def _explain(error: Exception, given: list[tuple[str, Any]]) -> None:
     """Raise TypeError or ValueError that names the arguments, for an error of others that their values explain."""
     text = str(error)
-    if isinstance(error, TypeError | ValueError) and re.match(r"[\w, .]+: expected ", text):
+    if re.match(r"[\w, .]+: expected ", text):  # one of ours
         return
     for name, value in given:
         if getattr(getattr(value, "device", None), "type", "") == "meta":
@@ -328,11 +330,7 @@ def _explain(error: Exception, given: list[tuple[str, Any]]) -> None:
     tensors = [(name, value) for name, value in given if isinstance(value, Tensor)]
     if isinstance(error, RuntimeError) and tensors and re.search("dtype|scalar type|types other|implemented for", text):
         raise TypeError(_told(tensors, "tensors of one dtype that can be computed with", text)) from error
-    if (
-        isinstance(error, RuntimeError)
-        and tensors
-        and re.search("cannot be multiplied|must match|must be equal|dimension|1-?D|both arguments", text)
-    ):
+    if isinstance(error, RuntimeError) and tensors and re.search(_SHAPES, text):
         raise ValueError(_told(tensors, "shapes that fit together", text)) from error
     if isinstance(error, ArithmeticError | LinAlgError) or text.startswith("math "):
         numbers = tensors + [(name, value) for name, value in given if isinstance(value, int | float)]

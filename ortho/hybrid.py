@@ -44,7 +44,7 @@ class HybridAttention(nn.Module):
     for kinds whose numbers are not together num_heads.
     """
 
-    @checked
+    @checked(own=("heads",))
     def __init__(
         self,
         d_model: int,

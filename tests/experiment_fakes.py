@@ -11,8 +11,11 @@ SLUG = provenance.device_slug("cpu")
 provenance.git_state = lambda: ("0" * 40, True)
 
 
-# Between a run and its record: what measures a case has no part in the result.
-AROUND = {f"ortho.experiments.{name}" for name in ("code", "provenance", "records", "runner")}
+# Between a run and its record: what measures a case has no part in the result, nor has what refuses arguments.
+AROUND = {f"ortho.experiments.{name}" for name in ("code", "provenance", "records", "runner")} | {
+    "ortho._arguments",
+    "ortho._typing",
+}
 
 
 @contextmanager

@@ -47,14 +47,14 @@ def test_dropout_is_refused_in_training():
 
 
 ERRORS = {
-    "name": (encoder, ["learnt"] * H, {}, "kinds: expected one of 'learned', 'stopped', 'linear', 'current'"),
+    "name": (encoder, ["learnt"] * H, {}, "kinds: expected one of .*, got 'learnt'; did you mean 'learned'"),
     "number": (encoder, ["learned"] * 5, {}, "kinds: expected a kind for each of 6 heads, got 5"),
     "late": (encoder, {0: KINDS, 1: ["learned"]}, {}, "kinds: expected a kind for each of 6 heads, got 1"),
     "layer": (encoder, KINDS, {"layers": [3]}, "layers: expected a part of"),
     "both": (encoder, {0: KINDS}, {"layers": [0]}, "layers: expected None beside a mapping of kinds"),
     "ortho": (lambda: nn.ModuleList([make(), MultiheadAttention(D, H)]), KINDS, {}, "got ortho's at 1"),
     "zero": (lambda: nn.ModuleList([make(), make(add_zero_attn=True)]), KINDS, {}, "no add_zero_attn, got one at 1"),
-    "nothing": (lambda: nn.Linear(2, 2), KINDS, {}, "found none in Linear"),
+    "nothing": (lambda: nn.Linear(2, 2), KINDS, {}, "got Linear with none"),
 }
 
 

@@ -60,8 +60,12 @@ def quadratic(_):
 
 
 def narrow(sound):
-    """Queries, keys and values a hundredth as wide as the heads."""
-    return lambda B, N, H, K, V, **options: sound(B, N, H, K / 100, V / 100, **options)
+    """Queries, keys and values a hundredth as wide as the heads, by symbols and by whole numbers."""
+
+    def cost(B, N, H, *widths, **options):
+        return sound(B, N, H, *(x // 100 if isinstance(x, int) else x / 100 for x in widths), **options)
+
+    return cost
 
 
 def kept_by_width(sound):

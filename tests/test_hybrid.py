@@ -244,8 +244,8 @@ BAD = [
     (lambda m, x: m(x, attn_mask=torch.ones(6, 6).bool()), ValueError, "attn_mask: expected a mask of keys"),
     (
         lambda m, x: m(x, is_causal=True, initial_state=x),
-        ValueError,
-        "initial_state: expected a tuple of 3 states, one",
+        TypeError,
+        "initial_state: expected a tuple.*, got a float64 tensor",
     ),
     (lambda m, x: m(x, is_causal=True, initial_state=((),)), ValueError, "initial_state: expected a tuple of 3 states"),
     (lambda m, x: m(x, is_causal=True, cache=5), TypeError, "cache: expected a HybridCache, got int 5"),

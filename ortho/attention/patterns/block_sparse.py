@@ -90,7 +90,7 @@ def _table(rows: list[list[int]], device: torch.device) -> Tensor:
     return torch.tensor(filled, dtype=torch.long, device=device).view(len(rows), width)
 
 
-@checked
+@checked(own=("blocks",))
 @dataclass(frozen=True)
 class BlockSparse(Blocks):
     """The pairs of blocks in a table: `blocks[t]` are those of keys that block t of queries attends to.
