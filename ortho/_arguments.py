@@ -55,12 +55,15 @@ def checked(function: Any = None, *, shapes: bool = True, values: bool = True, o
     all of the arguments that are its `own`. Numbers that cannot be computed with, and tensors of the device meta whose
     values are needed, are refused too. Defaults are not looked at, and nothing is while compiling.
     """
-    if function is None:
-        return lambda one: _wrapped(one, shapes, values, own)
-    if isclass(function):  # a dataclass, whose fields are its arguments
-        setattr(function, "__init__", _wrapped(function.__dict__["__init__"], shapes, values, own))  # noqa: B010 - for mypy
-        return function
-    return _wrapped(function, shapes, values, own)
+
+    def held(one: Any) -> Any:
+        if not isclass(one):
+            return _wrapped(one, shapes, values, own)
+        # a dataclass, whose fields are its arguments
+        setattr(one, "__init__", _wrapped(one.__dict__["__init__"], shapes, values, own))  # noqa: B010 - for mypy
+        return one
+
+    return held if function is None else held(function)
 
 
 def _wrapped(function: Callable[..., Any], shapes: bool, values: bool, own: tuple[str, ...]) -> Callable[..., Any]:
