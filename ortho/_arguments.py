@@ -295,6 +295,8 @@ def _refuse(name: str, value: Any, kinds: tuple[Kind, ...]) -> None:
 
 def _wanted(kinds: tuple[Kind, ...]) -> str:
     wanted = list(dict.fromkeys(kind.wanted for kind in kinds if kind.wanted != "None"))
+    if any(one.endswith(" number") for one in wanted):  # which integers are
+        wanted = [one for one in wanted if not one.startswith("an integer")]
     return "True, False or None" if wanted == ["True or False"] and len(kinds) > 1 else " or ".join(wanted) or "None"
 
 

@@ -228,7 +228,7 @@ BAD = [
     (
         lambda m, x: PositionalHeads(12, 4, patterns="left"),
         TypeError,
-        "patterns: expected a sequence of positional patterns, got str",
+        "patterns: expected a sequence.*, got str",
     ),
     (lambda m, x: layer(("last",)), ValueError, "patterns: expected one of 'current'.*, got 'last'"),
     (lambda m, x: layer(form="slow"), ValueError, "form: expected one of 'reference', 'fast', got 'slow'"),
@@ -253,7 +253,7 @@ BAD = [
     (lambda m, x: sinusoidal_positions(0, 4), ValueError, "n: expected an integer of at least 1, got 0"),
     (lambda m, x: sinusoidal_positions(4, 2.0), TypeError, "d: expected an integer of at least 1, got float 2.0"),
     (lambda m, x: sinusoidal_positions(4, 2, start=-1), ValueError, "start: expected an integer of at least 0, got -1"),
-    (lambda m, x: sinusoidal_positions(4, 2, start=0.5), TypeError, "start: expected an integer of at least 0, got fl"),
+    (lambda m, x: sinusoidal_positions(4, 2, start=0.5), TypeError, "start: expected an integer.*, got fl"),
     (lambda m, x: sinusoidal_positions(4, 2, dtype=torch.long), TypeError, "dtype: expected a floating-point type"),
 ]
 

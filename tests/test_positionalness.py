@@ -239,7 +239,7 @@ BAD = [
     (lambda w: nearest_pattern(w, []), ValueError, "patterns: expected at least one, got none"),
     (lambda w: pattern_fits(w, ["gaussian 0"]), ValueError, "patterns: expected rows that sum to 1, got Gaussian"),
     (lambda w: pattern_fits(w, ["last"]), ValueError, "patterns: expected one of 'current'"),
-    (lambda w: head_weights(w, w), TypeError, "layer: expected a MultiheadAttention with a mechanism's name, got a"),
+    (lambda w: head_weights(w, w), TypeError, "layer: expected a MultiheadAttention.*, got a"),
     (lambda w: head_weights(MultiheadAttention(4, 2), w), ValueError, r"x: expected shape \(B, N, 4\)"),
 ]
 

@@ -97,7 +97,7 @@ def test_half_precision_is_turned_in_float32(attention):
         ({"k": draw(2, 5, 3)}, ValueError, "k: expected width 4 like q"),
         ({"k": draw(2, 5, 4) / 0}, ValueError, "k: expected finite numbers"),
         ({"base": 0.0}, ValueError, "base: expected a positive finite number, got float 0.0"),
-        ({"base": None}, ValueError, "base: expected a positive finite number, got NoneType None"),
+        ({"base": None}, TypeError, "base: expected a number, got NoneType None"),
         ({"initial_state": 5}, TypeError, r"initial_state: expected a tuple of tensors \(keys, values\)"),
         ({"scale": "1"}, TypeError, "scale: expected a number"),
     ],

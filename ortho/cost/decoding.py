@@ -48,4 +48,5 @@ def decoded(
 def read_keys(pattern: Pattern, N: int) -> int:
     """How many keys the N-th token's query reads."""
     _checks.positive_int("N", N)
-    return pattern.pairs(N, is_causal=True) - pattern.pairs(N - 1, is_causal=True)
+    before = pattern.pairs(N - 1, is_causal=True) if N > 1 else 0
+    return pattern.pairs(N, is_causal=True) - before
