@@ -54,7 +54,7 @@ def test_layer(projection, attention, form, causal, input_grad):
 @pytest.mark.parametrize("form", ["reference", "fast"])
 @pytest.mark.parametrize(
     ("projection", "attention"),
-    [*product(PROJECTIONS, ["softmax", "linear"]), *product(["learned", "stopped"], ["delta", "window"])],
+    some([*product(PROJECTIONS, ["softmax", "linear"]), *product(["learned", "stopped"], ["delta", "window"])], 3),
 )
 def test_layer_with_shared_heads_and_biases(projection, attention, form, bias):
     for (B, N, d, H), input_grad in product([(1, 5, 8, 2), (2, 7, 12, 3), (2, 33, 64, 4), (3, 1, 8, 4)], [True, False]):

@@ -1,10 +1,11 @@
 """Caches: what is read piece by piece is what the whole gives; what is held, and what a token costs; errors."""
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 import sympy as sp
 import torch
+from extent import some
 
 from ortho import MECHANISMS, LanguageModel, MultiheadAttention, RandomFeatureAttention
 from ortho.attention.decoding import PatternCache, StateCache, new_cache
@@ -62,9 +63,7 @@ def in_pieces(cache, operands, cuts, **kwargs):
     return torch.cat(rows, -2)
 
 
-@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize(("name", "form", "cuts"), some(product(CAUSAL, FORMS, CUTS.values()), 2))
 def test_pieces_give_what_the_whole_gives(name, form, cuts):
     """In a layer, which makes a mechanism's gates; also where three heads of queries share one of keys."""
     x = draw(2, LENGTH, 24)

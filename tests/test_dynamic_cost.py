@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 import torch
 from dynamic_mechanisms import ALL, ENTRIES, FORMS, centroids, projections, qkv, ways
+from extent import some
 
 from ortho.attention.dynamic.block_selection import moba_mask
 from ortho.attention.dynamic.lsh import lsh_mask
@@ -38,10 +39,11 @@ def drawn():
             ALL[name].fast(*torch.ones(3, 1, 1, 1, width, dtype=dtype))
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("qk_grad", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+# Every fifth of the product has all dtypes, forms and mechanisms, each with a gradient of q and k and without.
+COUNTED = product(NAMES, FORMS, [False, True], [torch.bfloat16, torch.float32, torch.float64])
+
+
+@pytest.mark.parametrize(("name", "form", "qk_grad", "dtype"), some(COUNTED, 5))
 def test_declared_equals_counted(name, form, qk_grad, dtype):
     """In several tiles, whole and not, and of one token; with values of another width, and of width 1."""
     m = ALL[name]

