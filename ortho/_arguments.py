@@ -238,8 +238,8 @@ def _container(name: str, part: Any) -> Kind | None:
         if inner and inner[0] and origin is not Mapping:
             wanted += f" (of {_wanted(inner[0])} each)"
         return Kind(wanted, _of(origin), lambda x: _elements(x, origin, inner, endless))
-    title = "nn.Module" if origin is torch.nn.Module else origin.__name__
-    article = "" if title.endswith("s") else "an " if title[0] in "AEIOUn" else "a "
+    title = {torch.nn.Module: "nn.Module", Tensor: "tensor"}.get(origin, origin.__name__)
+    article = "" if title.endswith("s") and not title.endswith("ss") else "an " if title[0] in "AEIOUn" else "a "
     return Kind("a name" if origin is str else article + title, lambda x: isinstance(x, origin))
 
 

@@ -152,8 +152,8 @@ def test_weights_out_of_range(form):
         (lambda: linear(-1e3 * q.abs(), k, v), r"within .* got 0 to"),
         (lambda: linear(1e20 * q, 1e20 * k, v), r"within .* to inf"),
         (lambda: favor(1e3 * q, 1e3 * k, v), r"within .* got 0 to"),
-        (lambda: favor(1e20 * q, 1e20 * k, v, is_causal=True), r"within .* got nan"),
-        (lambda: taylor(1e10 * q, 1e10 * k, v), r"within .* got nan"),
+        (lambda: favor(1e20 * q, 1e20 * k, v, is_causal=True), r"within .* got (nan|-inf to inf)"),
+        (lambda: taylor(1e10 * q, 1e10 * k, v), r"within .* got (nan|-inf to inf)"),
         (lambda: signed(1e20 * q, 1e20 * k, v), r"within -3.4e\+38 and 3.4e\+38, got nan"),
     ):
         with pytest.raises(ValueError, match=rf"^q, k: expected row sums of the torch.float32 weights {said}"):
