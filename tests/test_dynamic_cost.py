@@ -40,10 +40,10 @@ def drawn():
 
 
 # Every fifth of the product has all dtypes, forms and mechanisms, each with a gradient of q and k and without.
-COUNTED = product(NAMES, FORMS, [False, True], [torch.bfloat16, torch.float32, torch.float64])
+VARIANTS = product(NAMES, FORMS, [False, True], [torch.bfloat16, torch.float32, torch.float64])
 
 
-@pytest.mark.parametrize(("name", "form", "qk_grad", "dtype"), some(COUNTED, 5))
+@pytest.mark.parametrize(("name", "form", "qk_grad", "dtype"), some(VARIANTS, 5))
 def test_declared_equals_counted(name, form, qk_grad, dtype):
     """In several tiles, whole and not, and of one token; with values of another width, and of width 1."""
     m = ALL[name]
