@@ -83,7 +83,7 @@ def _cells(path: Path) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("claim_id", catalogue().claims)
 def test_each_verdict_is_derived_in_its_chapter(claim_id):
     """The chapter has the claim's anchor once, and below it a cell that shows the verdict; no other chapter has it."""
-    entry = judge(claim_id)
+    (entry,) = (entry for entry in all_entries() if entry.id == claim_id)
     anchor = re.compile(rf"^\({re.escape(entry.cell)}\)=$", re.MULTILINE)
     anchored = [
         (path.stem, number)

@@ -5,6 +5,7 @@ from math import cosh, prod
 
 import pytest
 import torch
+from extent import some
 
 from ortho import MultiheadAttention, to_standard
 from ortho.cost.counting import count_step
@@ -91,12 +92,15 @@ def test_one_round_by_all_its_signs():
     assert torch.stack(values).mean(0).sub(expected).abs().max() < 1e-12  # 256 terms of size 10
 
 
-@pytest.mark.parametrize(("d", "heads"), [(64, 4), (48, 4), (30, 5), (64, 1), (128, 2)])
-@pytest.mark.parametrize("where", ["one", "two", "apart", "all"])
-def test_products_spread_as_those_of_random_matrices(d, heads, where):
+SPREAD = product([(64, 4), (48, 4), (30, 5), (64, 1), (128, 2)], ["one", "two", "apart", "all"])
+
+
+@pytest.mark.parametrize(("sizes", "where"), some(SPREAD, 3))  # each size and each place
+def test_products_spread_as_those_of_random_matrices(sizes, where):
     """Of a head's q and k, for an x that lies on one coordinate, on two, near or far, or on all: the mean is 0 and the
     mean square K / d^2 |x|^4, within sampling error of 2000 draws. Without the flip between the transforms it would be
     K times as much on one coordinate; and with a single round, where a head spans rows of the table, several times."""
+    d, heads = sizes
     x = torch.zeros(d, dtype=torch.float64)
     x[{"one": [0], "two": [0, 1], "apart": [0, d - 1], "all": list(range(d))}[where]] = 1
     x /= x.norm()

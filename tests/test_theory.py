@@ -16,10 +16,10 @@ def generator(seed=0):
 
 
 @pytest.mark.parametrize("draw", list(DRAWS))
-@pytest.mark.parametrize("order", [1, 2, 3, 4])
-def test_moments(draw, order):
+def test_moments(draw):
     scores = sample_scores(draw, 6, 3, 4000, generator=generator())
-    assert abs(moment_deviation(scores, draw, 6, 3, order)) < LIMIT
+    for order in (1, 2, 3, 4):
+        assert abs(moment_deviation(scores, draw, 6, 3, order)) < LIMIT
 
 
 def test_the_laws_are_told_apart():
