@@ -260,10 +260,5 @@ def _operands(
 
 
 def named(patterns: Sequence[PositionalPattern | str]) -> tuple[PositionalPattern, ...]:
-    """The patterns, with those of `PATTERNS` in place of names. Raises TypeError or ValueError for what is neither."""
-    if not isinstance(patterns, tuple | list):
-        raise TypeError(f"patterns: expected a sequence of positional patterns, got {_checks.describe(patterns)}")
-    for pattern in patterns:
-        if not isinstance(pattern, PositionalPattern | str):
-            raise TypeError(f"patterns: expected positional patterns or their names, got {_checks.describe(pattern)}")
+    """The patterns, with those of `PATTERNS` in place of names. Raises ValueError for a name that is not known."""
     return tuple(PATTERNS[_checks.one_of("patterns", p, PATTERNS)] if isinstance(p, str) else p for p in patterns)
