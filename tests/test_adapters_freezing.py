@@ -22,8 +22,8 @@ from ortho.adapters import (
     restore,
     unfreeze_qk,
 )
+from ortho.layers.stop_gradient import StoppedAttention
 from ortho.projections import FrozenProjection, LearnedProjection
-from ortho.stopped import StoppedAttention
 
 PAIRS = [[0, 1], [2, 3], [0, 1, 2, 3]]  # what may be chosen of heads of which two share their keys
 

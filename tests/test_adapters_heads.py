@@ -18,10 +18,10 @@ from ortho.adapters import (
     standard_heads,
     unfreeze_qk,
 )
-from ortho.attention.patterns.pattern import pattern_attention_reference
-from ortho.attention.patterns.window import Window
-from ortho.attention.positional.attention import PATTERNS, positional_attention_reference
-from ortho.attention.softmax import softmax_attention_reference
+from ortho.attention.softmax.softmax_attention import softmax_attention_reference
+from ortho.attention.sparse.pattern import pattern_attention_reference
+from ortho.attention.sparse.window import Window
+from ortho.attention.untrained.positional_attention import PATTERNS, positional_attention_reference
 
 
 def by_kinds(layer, x, is_causal, there=None):

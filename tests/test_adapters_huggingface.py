@@ -25,10 +25,10 @@ from transformers_models import (
 from ortho import MECHANISMS, to_standard
 from ortho.adapters import attention_layers, set_heads, standard_heads
 from ortho.adapters.huggingface import ortho_attention
-from ortho.attention.patterns.pattern import pattern_attention_reference
-from ortho.attention.patterns.window import Window
-from ortho.attention.positional.attention import PATTERNS, positional_attention_reference
-from ortho.attention.softmax import softmax_attention_reference
+from ortho.attention.softmax.softmax_attention import softmax_attention_reference
+from ortho.attention.sparse.pattern import pattern_attention_reference
+from ortho.attention.sparse.window import Window
+from ortho.attention.untrained.positional_attention import PATTERNS, positional_attention_reference
 
 CHILD = "ortho_heads.kinds"  # where a state dict has a layer's kinds
 

@@ -26,10 +26,10 @@ from ortho.adapters import (
     standard_heads,
     unfreeze_qk,
 )
-from ortho.attention.patterns.fixed_factorised import Fixed
-from ortho.attention.patterns.global_local import GlobalLocal
-from ortho.attention.patterns.strided import Strided
-from ortho.attention.patterns.window import Window
+from ortho.attention.sparse.fixed_factorised import Fixed
+from ortho.attention.sparse.global_local import GlobalLocal
+from ortho.attention.sparse.strided import Strided
+from ortho.attention.sparse.window import Window
 
 needs_transformers = pytest.mark.skipif(tf is None, reason="transformers is not installed")
 TOLERANCE = {"atol": 1e-12, "rtol": 0}  # products of float64 in another order

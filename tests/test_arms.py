@@ -11,9 +11,10 @@ from extent import some
 from torch.nn.functional import cross_entropy
 
 from ortho import MultiheadAttention, cost
-from ortho.attention.patterns.window import Window
+from ortho.attention.sparse.window import Window
 from ortho.cost.counting import count_step
-from ortho.experiments.learning.arms import (
+from ortho.layers.hybrid import HybridAttention
+from paper.experiments.learning.arms import (
     BESIDE,
     EMBEDDED,
     FROZEN,
@@ -28,9 +29,8 @@ from ortho.experiments.learning.arms import (
     trained_parameters,
     training_flop,
 )
-from ortho.experiments.learning.heads import StoppedRotaryAttention
-from ortho.experiments.learning.kinds import kinds
-from ortho.hybrid import HybridAttention
+from paper.experiments.learning.heads import StoppedRotaryAttention
+from paper.experiments.learning.kinds import kinds
 
 VOCABULARY, D, H, N, B = 11, 16, 4, 16, 2
 ARMS = arms(H, N)

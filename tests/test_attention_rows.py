@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from ortho import experiments
-from ortho.claims import Verdict
-from ortho.claims.s4 import speed as evidence
-from ortho.experiments import attention_rows as rows
-from ortho.experiments import attention_speed as speed
+from paper import experiments
+from paper.claims import Verdict
+from paper.claims.s4 import speed as evidence
+from paper.experiments import attention_rows as rows
+from paper.experiments import attention_speed as speed
 
 
 def record(N, seconds, *, memory=None, arms="main", **case):

@@ -5,14 +5,14 @@ import torch
 from experiment_fakes import SLUG, within
 from tiny_arms import ALL, SETS, TINY
 
-from ortho import experiments
 from ortho.attention.chunking import CHUNK
-from ortho.attention.linear import HORIZON
+from ortho.attention.linear.linear_attention import HORIZON
 from ortho.cost.allocations import Allocations
-from ortho.experiments import Experiment, flash_speed, measure, memory_speed, pattern_speed, records
-from ortho.experiments import attention_arms as arms
-from ortho.experiments import attention_rows as rows
-from ortho.experiments import attention_speed as speed
+from paper import experiments
+from paper.experiments import Experiment, flash_speed, measure, memory_speed, pattern_speed, records
+from paper.experiments import attention_arms as arms
+from paper.experiments import attention_rows as rows
+from paper.experiments import attention_speed as speed
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from ortho.attention.backends import BACKENDS, backend_attention, serves
-from ortho.attention.softmax import softmax_attention_reference
+from ortho.attention.softmax.backends import BACKENDS, backend_attention, serves
+from ortho.attention.softmax.softmax_attention import softmax_attention_reference
 
 HERE = ["math", "flash"]  # on a CPU
 

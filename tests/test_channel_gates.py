@@ -9,8 +9,8 @@ from channel_memories import FUNCTIONS, NAMES, arguments
 from extent import WHOLE
 from memory_operands import FORMS, call, close, draw, with_gradients
 
-from ortho.attention.channel_gates_kernels import chunk_width
-from ortho.attention.delta import delta_rule_reference
+from ortho.attention.recurrent.delta import delta_rule_reference
+from ortho.attention.recurrent.gla_kernels import chunk_width
 from ortho.cost.allocations import Allocations
 
 

@@ -8,8 +8,8 @@ import torch
 from channel_memories import FUNCTIONS, NAMES, arguments
 from memory_operands import FORMS, call, close, draw, with_gradients
 
-from ortho.attention.channel_gates import MECHANISMS
 from ortho.attention.chunking import CHUNK
+from ortho.attention.recurrent.gla import MECHANISMS
 from ortho.cost import big_o as sym
 from ortho.cost.counting import OperationCounter, count_forward, saved_bytes
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ortho import claims
-from ortho.claims import (
+from paper import claims
+from paper.claims import (
     PRECEDENCE,
     RULES,
     Entry,
@@ -24,11 +24,11 @@ from ortho.claims import (
     ledger,
     stored,
 )
-from ortho.claims.catalogue import Catalogue, Claim, load
-from ortho.claims.figures import outward, read, show, some
-from ortho.claims.ledger import AWAITING
-from ortho.claims.report import counts_table, entry_markdown, escape, ledger_table, rules_table, table
-from ortho.claims.rules import (
+from paper.claims.catalogue import Catalogue, Claim, load
+from paper.claims.figures import outward, read, show, some
+from paper.claims.ledger import AWAITING
+from paper.claims.report import counts_table, entry_markdown, escape, ledger_table, rules_table, table
+from paper.claims.rules import (
     bound,
     contradiction,
     counted,
@@ -99,7 +99,7 @@ def test_each_verdict_is_derived_in_its_chapter(claim_id):
 
 
 @pytest.mark.parametrize(
-    "path", sorted(path for path in (ROOT / "ortho" / "claims").glob("s*/*.py")), ids=lambda path: path.stem
+    "path", sorted(path for path in (ROOT / "paper" / "claims").glob("s*/*.py")), ids=lambda path: path.stem
 )
 def test_evidence_leaves_the_verdict_to_rules(path):
     """No evidence module builds a Finding, names a verdict, or edits one."""

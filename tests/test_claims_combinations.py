@@ -6,13 +6,14 @@ import pytest
 import torch
 from experiment_fakes import SLUG
 
-from ortho import MultiheadAttention, experiments
-from ortho.claims import Verdict
-from ortho.claims.s2 import combinations as s2
-from ortho.claims.s4 import fields as s4
+from ortho import MultiheadAttention
 from ortho.cost.counting import count_step
-from ortho.experiments import measure
-from ortho.experiments.learning import images, language, rates, synthetic
+from paper import experiments
+from paper.claims import Verdict
+from paper.claims.s2 import combinations as s2
+from paper.claims.s4 import fields as s4
+from paper.experiments import measure
+from paper.experiments.learning import images, language, rates, synthetic
 
 CONFIRMED, CONDITIONAL, REFUTED, UNTESTABLE = (
     Verdict.CONFIRMED,

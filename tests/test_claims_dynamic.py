@@ -6,11 +6,11 @@ from math import exp, inf, sqrt
 import pytest
 import torch
 
-from ortho.attention.dynamic.sparse_linear_cost import sparse_linear_cost
-from ortho.claims import Verdict, judge
-from ortho.claims.s1 import dynamic as s1
-from ortho.claims.s4 import dynamic as s4
-from ortho.claims.s4 import dynamic_inputs as data
+from ortho.attention.selected.sparse_linear_cost import sparse_linear_cost
+from paper.claims import Verdict, judge
+from paper.claims.s1 import dynamic as s1
+from paper.claims.s4 import dynamic as s4
+from paper.claims.s4 import dynamic_inputs as data
 
 CONFIRMED, CONDITIONAL, REFUTED = Verdict.CONFIRMED, Verdict.CONDITIONAL, Verdict.REFUTED
 

@@ -1,7 +1,7 @@
 """Evidence of S1 on mixtures of experts."""
 
-from ortho.claims import Verdict, judge
-from ortho.claims.s1 import experts as s1
+from paper.claims import Verdict, judge
+from paper.claims.s1 import experts as s1
 
 
 def test_the_orders():

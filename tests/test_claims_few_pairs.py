@@ -3,11 +3,11 @@
 import pytest
 from little_fakes import keep, made_up, pair_runs, real, text_runs
 
-from ortho import experiments
-from ortho.claims import Verdict, judge
-from ortho.claims.s2 import comparison
-from ortho.claims.s2 import low_resource as s2
-from ortho.experiments.learning import translating
+from paper import experiments
+from paper.claims import Verdict, judge
+from paper.claims.s2 import comparison
+from paper.claims.s2 import low_resource as s2
+from paper.experiments.learning import translating
 
 CONFIRMED, REFUTED = Verdict.CONFIRMED, Verdict.REFUTED
 CONDITIONAL, UNTESTABLE = Verdict.CONDITIONAL, Verdict.UNTESTABLE

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ortho.claims import Verdict, judge
-from ortho.claims.s1 import flash as s1
+from paper.claims import Verdict, judge
+from paper.claims.s1 import flash as s1
 
 CONFIRMED, CONDITIONAL, UNTESTABLE = Verdict.CONFIRMED, Verdict.CONDITIONAL, Verdict.UNTESTABLE
 

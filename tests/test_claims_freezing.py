@@ -4,14 +4,14 @@ from math import inf
 
 import pytest
 
-from ortho import experiments
-from ortho.claims import Verdict
-from ortho.claims.outcomes import BITS_A_BYTE
-from ortho.claims.s0 import learning, low_resource
-from ortho.claims.s2 import depth, freezing
-from ortho.experiments.learning import fine_tuning, images, language, rates, synthetic, translating
-from ortho.experiments.learning.synthetic_rows import Learnt
-from ortho.experiments.statistics import Decision, success_interval
+from paper import experiments
+from paper.claims import Verdict
+from paper.claims.outcomes import BITS_A_BYTE
+from paper.claims.s0 import learning, low_resource
+from paper.claims.s2 import depth, freezing
+from paper.experiments.learning import fine_tuning, images, language, rates, synthetic, translating
+from paper.experiments.learning.synthetic_rows import Learnt
+from paper.experiments.statistics import Decision, success_interval
 
 CONFIRMED, CONDITIONAL = Verdict.CONFIRMED, Verdict.CONDITIONAL
 REFUTED, UNTESTABLE = Verdict.REFUTED, Verdict.UNTESTABLE

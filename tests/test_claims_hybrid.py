@@ -2,8 +2,8 @@
 
 import pytest
 
-from ortho.claims.s2 import hybrid
-from ortho.claims.verdicts import Verdict
+from paper.claims.s2 import hybrid
+from paper.claims.verdicts import Verdict
 
 
 def test_the_shares_by_hand():

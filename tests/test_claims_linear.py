@@ -9,20 +9,20 @@ import torch
 
 from ortho import MultiheadAttention
 from ortho.attention import MECHANISMS, softmax_attention_reference
-from ortho.attention.efficient import efficient_attention_reference
-from ortho.attention.factored import kernel_weights
-from ortho.attention.linear import CosFormer, Cosine, Powers, Taylor
-from ortho.claims import judge
-from ortho.claims.s0 import lookup
-from ortho.claims.s0.methods import EXACT
-from ortho.claims.s1 import linear as s1
-from ortho.claims.s2 import linear as s2
-from ortho.claims.s3 import linear as s3
-from ortho.claims.s4 import linear as s4
+from ortho.attention.linear.efficient import efficient_attention_reference
+from ortho.attention.linear.factored import kernel_weights
+from ortho.attention.linear.linear_attention import CosFormer, Cosine, Powers, Taylor
 from ortho.cost.big_o import H, N, d
 from ortho.cost.counting import count_forward, count_step
 from ortho.theory.associativity import by_states, by_sums
 from ortho.theory.recall import tokens
+from paper.claims import judge
+from paper.claims.s0 import lookup
+from paper.claims.s0.methods import EXACT
+from paper.claims.s1 import linear as s1
+from paper.claims.s2 import linear as s2
+from paper.claims.s3 import linear as s3
+from paper.claims.s4 import linear as s4
 
 # --------------------------------------------------------------------------------------------------------- document S1
 

@@ -3,11 +3,11 @@
 import pytest
 from little_fakes import ALL, CPU, SEEDS, keep, text, text_runs
 
-from ortho import experiments
-from ortho.claims import Verdict
-from ortho.claims.s0 import low_resource as s0
-from ortho.configurations import CONFIGURATIONS
-from ortho.experiments.learning import rates
+from ortho.cost.configurations import CONFIGURATIONS
+from paper import experiments
+from paper.claims import Verdict
+from paper.claims.s0 import low_resource as s0
+from paper.experiments.learning import rates
 
 CONFIRMED, REFUTED = Verdict.CONFIRMED, Verdict.REFUTED
 CONDITIONAL, UNTESTABLE = Verdict.CONDITIONAL, Verdict.UNTESTABLE

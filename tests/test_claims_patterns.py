@@ -6,16 +6,16 @@ import pytest
 import sympy
 import torch
 
-from ortho import experiments
-from ortho.attention.patterns.dilated import LocalDilated, NeitherFarNorMultiple
-from ortho.attention.patterns.pattern_cost import pattern_cost
-from ortho.attention.patterns.window import Window
-from ortho.claims import Verdict, judge
-from ortho.claims.s1 import patterns as s1
-from ortho.claims.s2 import patterns as s2
-from ortho.claims.s4 import patterns as s4
+from ortho.attention.sparse.dilated import LocalDilated, NeitherFarNorMultiple
+from ortho.attention.sparse.pattern_cost import pattern_cost
+from ortho.attention.sparse.window import Window
 from ortho.cost.big_o import N, d
-from ortho.experiments import attention_rows
+from paper import experiments
+from paper.claims import Verdict, judge
+from paper.claims.s1 import patterns as s1
+from paper.claims.s2 import patterns as s2
+from paper.claims.s4 import patterns as s4
+from paper.experiments import attention_rows
 
 CONFIRMED, CORRECTED, CONDITIONAL, UNTESTABLE = (
     Verdict.CONFIRMED, Verdict.CORRECTED, Verdict.CONDITIONAL, Verdict.UNTESTABLE,

@@ -6,12 +6,12 @@ from fractions import Fraction
 import pytest
 import torch
 
-from ortho import experiments
-from ortho.attention.positional.attention import PATTERNS
-from ortho.attention.positional.patterns import Shift
-from ortho.claims import Verdict, judge
-from ortho.claims.s2 import positional as s2
-from ortho.hybrid import HybridAttention
+from ortho.attention.untrained.patterns import Shift
+from ortho.attention.untrained.positional_attention import PATTERNS
+from ortho.layers.hybrid import HybridAttention
+from paper import experiments
+from paper.claims import Verdict, judge
+from paper.claims.s2 import positional as s2
 
 CONFIRMED, REFUTED, UNTESTABLE = Verdict.CONFIRMED, Verdict.REFUTED, Verdict.UNTESTABLE
 

@@ -5,11 +5,11 @@ from math import log
 import pytest
 from experiment_fakes import SLUG
 
-from ortho import experiments
-from ortho.claims import Verdict
-from ortho.claims.s0 import initialisation
-from ortho.experiments.learning import images, language, rates
 from ortho.orthogonal import DRAWS
+from paper import experiments
+from paper.claims import Verdict
+from paper.claims.s0 import initialisation
+from paper.experiments.learning import images, language, rates
 
 TINY = {"B": 2, "N": 16, "d": 16, "H": 2, "L": 1, "tested": 4}
 GPU = "nvidia-h200"

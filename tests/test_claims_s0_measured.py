@@ -2,10 +2,10 @@
 
 import pytest
 
-from ortho import experiments
-from ortho.claims import Verdict
-from ortho.claims.s0 import measured
-from ortho.experiments import summary, training_step
+from paper import experiments
+from paper.claims import Verdict
+from paper.claims.s0 import measured
+from paper.experiments import summary, training_step
 
 
 def record(device="cpu-a", seconds=(2.0, 1.0), threads=1, **case):

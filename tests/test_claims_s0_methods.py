@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from ortho.attention.factored import feature_attention_reference
-from ortho.attention.favor import PositiveFeatures
-from ortho.attention.linear import EluPlusOne
-from ortho.claims.s0 import lookup, methods
-from ortho.claims.s0.rows import COSTS, build, evaluate
+from ortho.attention.linear.factored import feature_attention_reference
+from ortho.attention.linear.favor import PositiveFeatures
+from ortho.attention.linear.linear_attention import EluPlusOne
 from ortho.cost.counting import count_step
-from ortho.synthesizer import SynthesizerAttention
+from ortho.layers.synthesizer import SynthesizerAttention
+from paper.claims.s0 import lookup, methods
+from paper.claims.s0.rows import COSTS, build, evaluate
 
 
 @pytest.mark.parametrize("name", COSTS)

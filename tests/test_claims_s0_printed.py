@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from ortho.claims import Verdict, judge
-from ortho.claims.s0 import printed, scenarios
-from ortho.claims.s0.memory import even_length, memory
-from ortho.claims.s0.printed import SPEED_UPS, limit, needed_share, ratios_that_fit, step_gain, weights_that_fit
-from ortho.claims.s0.scenarios import SCENARIOS, millions, saved_megabytes, whole_limit
 from ortho.cost import block, layer
+from paper.claims import Verdict, judge
+from paper.claims.s0 import printed, scenarios
+from paper.claims.s0.memory import even_length, memory
+from paper.claims.s0.printed import SPEED_UPS, limit, needed_share, ratios_that_fit, step_gain, weights_that_fit
+from paper.claims.s0.scenarios import SCENARIOS, millions, saved_megabytes, whole_limit
 
 
 def test_the_search_finds_one_ratio_and_it_is_the_rule():

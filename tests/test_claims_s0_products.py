@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from ortho import MultiheadAttention
-from ortho.claims.s0.ora import r, saved_share, speed_up
-from ortho.claims.s0.products import PRODUCTS, backward_products
 from ortho.cost import layer
 from ortho.cost.big_o import H, N, d
 from ortho.cost.counting import count_step
+from paper.claims.s0.ora import r, saved_share, speed_up
+from paper.claims.s0.products import PRODUCTS, backward_products
 
 
 @pytest.mark.parametrize("projection", ["learned", "frozen", "stopped"])

@@ -6,13 +6,13 @@ from math import log
 import pytest
 from experiment_fakes import SLUG
 
-from ortho import experiments
-from ortho.claims import Verdict
-from ortho.claims.s2 import learned_heads as s2
-from ortho.experiments import measure
-from ortho.experiments.learning import language, language_rows
-from ortho.experiments.learning.arms import BESIDE, arms, trained_parameters
-from ortho.tasks import text
+from paper import experiments
+from paper.claims import Verdict
+from paper.claims.s2 import learned_heads as s2
+from paper.experiments import measure
+from paper.experiments.learning import language, language_rows
+from paper.experiments.learning.arms import BESIDE, arms, trained_parameters
+from paper.tasks import text
 
 CONFIRMED, CONDITIONAL = Verdict.CONFIRMED, Verdict.CONDITIONAL
 UNTESTABLE, REFUTED = Verdict.UNTESTABLE, Verdict.REFUTED

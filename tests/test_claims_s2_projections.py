@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from ortho import MultiheadAttention
-from ortho.claims.s0.rows import COSTS
-from ortho.claims.s2 import projections
 from ortho.cost.big_o import d
 from ortho.theory.johnson_lindenstrauss import dimension, failure_bound
+from paper.claims.s0.rows import COSTS
+from paper.claims.s2 import projections
 
 
 @pytest.mark.parametrize("width", projections.WIDTHS)

@@ -6,13 +6,13 @@ import pytest
 import torch
 from scipy import stats
 
-from ortho.attention.feature_draws import iid_features, orthogonal_features
-from ortho.attention.random_features import positive_features
-from ortho.claims.s0.methods import misplaced
-from ortho.claims.s2 import random_features as evidence
+from ortho.attention.linear.feature_draws import iid_features, orthogonal_features
+from ortho.attention.linear.random_features import positive_features
 from ortho.theory.estimates import SIGMAS
 from ortho.theory.unbiasedness import omegas
 from ortho.theory.wrong_draws import raw_qr_rows, root_norm_rows, unit_norm_rows
+from paper.claims.s0.methods import misplaced
+from paper.claims.s2 import random_features as evidence
 
 
 def generator(seed=0):

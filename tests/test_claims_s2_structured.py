@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from ortho import MultiheadAttention
-from ortho.claims import Verdict, judge
-from ortho.claims.s2 import structured as s2
 from ortho.cost.counting import count_forward
 from ortho.projections import FrozenProjection, MergedProjection, StructuredProjection
+from paper.claims import Verdict, judge
+from paper.claims.s2 import structured as s2
 
 
 def test_the_verdicts():

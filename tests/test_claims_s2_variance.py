@@ -5,11 +5,11 @@ from math import cosh, exp, log
 import pytest
 import torch
 
-from ortho.attention.feature_draws import iid_features
-from ortho.claims.s2 import variance as claim
-from ortho.claims.verdicts import Verdict
+from ortho.attention.linear.feature_draws import iid_features
 from ortho.theory.estimates import SIGMAS
 from ortho.theory.variance import row_estimates, sampled_variance
+from paper.claims.s2 import variance as claim
+from paper.claims.verdicts import Verdict
 
 
 def test_trigonometric_over_positive():

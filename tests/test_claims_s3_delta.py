@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from ortho.claims import Verdict
-from ortho.claims.s3 import delta_rule as s3
+from paper.claims import Verdict
+from paper.claims.s3 import delta_rule as s3
 
 
 def test_the_printed_formula_by_hand():

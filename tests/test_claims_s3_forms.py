@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from ortho.attention.delta import delta_rule_reference
-from ortho.claims.s3 import forms, stability
-from ortho.claims.verdicts import Verdict
-from ortho.tasks import state_tracking
+from ortho.attention.recurrent.delta import delta_rule_reference
 from ortho.theory import one_shot
+from paper.claims.s3 import forms, stability
+from paper.claims.verdicts import Verdict
+from paper.tasks import state_tracking
 
 
 def test_gates():

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from ortho.claims import judge
-from ortho.claims.s3 import forms
-from ortho.claims.s3 import positions as s3
-from ortho.claims.verdicts import Verdict
-from ortho.tasks import flip_flop
+from paper.claims import judge
+from paper.claims.s3 import forms
+from paper.claims.s3 import positions as s3
+from paper.claims.verdicts import Verdict
+from paper.tasks import flip_flop
 
 
 def test_the_bias_by_loops():

@@ -1,7 +1,7 @@
 """S1, section 3.1: the verdicts on the cache, and that they can be others."""
 
-from ortho.claims import judge
-from ortho.claims.s1 import serving
+from paper.claims import judge
+from paper.claims.s1 import serving
 
 
 def test_the_verdicts():

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from ortho.claims import Verdict, judge
-from ortho.claims.s1 import transformer as s1
-from ortho.claims.s2 import standard
 from ortho.cost import block
+from paper.claims import Verdict, judge
+from paper.claims.s1 import transformer as s1
+from paper.claims.s2 import standard
 
 CONFIRMED, CONDITIONAL = Verdict.CONFIRMED, Verdict.CONDITIONAL
 

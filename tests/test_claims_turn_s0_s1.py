@@ -12,9 +12,9 @@ import torch
 from turning import Turn, cases, check, check_complete, check_notices_a_constant, constantly, giving
 
 from ortho.attention import MECHANISMS
-from ortho.attention.softmax import softmax_attention_reference
-from ortho.claims import Verdict
+from ortho.attention.softmax.softmax_attention import softmax_attention_reference
 from ortho.projections import LearnedProjection
+from paper.claims import Verdict
 
 CONFIRMED, CORRECTED, REFUTED = Verdict.CONFIRMED, Verdict.CORRECTED, Verdict.REFUTED
 INCONSISTENT, CONDITIONAL, UNTESTABLE = Verdict.INCONSISTENT, Verdict.CONDITIONAL, Verdict.UNTESTABLE
@@ -137,7 +137,7 @@ def free_backward_of(name):
 
         return cost
 
-    return {"ortho.configurations.Configuration.cost": broken}
+    return {"ortho.cost.configurations.Configuration.cost": broken}
 
 
 # A Synthesizer that has W_Q and W_K as well.
@@ -191,8 +191,8 @@ def hundredfold(scenarios):
 
 
 ONE_KEY_MORE = {
-    "ortho.attention.patterns.window.Window.allowed": lambda _: lambda self, i, j: (i - j).abs() <= self.width,
-    "ortho.attention.patterns.global_local.GlobalLocal.allowed": lambda sound: (
+    "ortho.attention.sparse.window.Window.allowed": lambda _: lambda self, i, j: (i - j).abs() <= self.width,
+    "ortho.attention.sparse.global_local.GlobalLocal.allowed": lambda sound: (
         lambda self, i, j: sound(self, i, j) | ((i - j).abs() == self.width)
     ),
 }
@@ -213,7 +213,7 @@ def lucky(sound):
     def drawn(projection, *, draw=0, **options):
         if draw != 1:
             return sound(projection, draw=draw, **options)
-        lookup = import_module("ortho.claims.s0.lookup")  # the one that is imported anew
+        lookup = import_module("paper.claims.s0.lookup")  # the one that is imported anew
         return lookup.standard_solution(lookup.apart())
 
     return drawn
@@ -234,7 +234,7 @@ def records(name, edit):
 
         return loaded
 
-    return {"ortho.experiments.load": broken}
+    return {"paper.experiments.load": broken}
 
 
 def times(arm, like, factors):
@@ -283,7 +283,11 @@ TURNS = {
     "S0.1.2b": Turn(CORRECTED, {"torch.float16": constantly(torch.float32)}),
     "S0.1.3a": Turn(
         REFUTED,
-        {"ortho.layers.MultiheadAttention": lambda sound: lambda *sizes, **kind: sound(*sizes, bias=True, **kind)},
+        {
+            "ortho.layers.multihead.MultiheadAttention": lambda sound: (
+                lambda *sizes, **kind: sound(*sizes, bias=True, **kind)
+            )
+        },
     ),
     "S0.2.1a": Turn(REFUTED, NOTHING_FROZEN),
     "S0.2.2a": Turn(REFUTED, PER_PAIR),
@@ -302,8 +306,8 @@ TURNS = {
     "S0.3.2a": Turn(REFUTED, PROJECTING_SYNTHESIZER),
     "S0.3.2b": Turn(REFUTED, mechanism("favor", quadratic)),
     # A head as wide as the layer has a feature for each entry that is looked up.
-    "S0.3.2c": Turn(REFUTED, {"ortho.claims.s0.lookup.HEADS": constantly(1)}),
-    "S0.3.2d": Turn(UNTESTABLE, {"ortho.claims.s0.lookup.attention_layer": lucky}),
+    "S0.3.2c": Turn(REFUTED, {"paper.claims.s0.lookup.HEADS": constantly(1)}),
+    "S0.3.2d": Turn(UNTESTABLE, {"paper.claims.s0.lookup.attention_layer": lucky}),
     "S0.3.3a": Turn(CONFIRMED, EVERY_CONSTANT_1),
     "S0.4.1a": Turn(CONFIRMED, HALF),
     "S0.4.1b": Turn(
@@ -324,8 +328,8 @@ TURNS = {
     "S0.4.4e": Turn(INCONSISTENT, free_backward_of("ViT-Base")),
     "S0.5.1a": Turn(REFUTED, records("bytes-little", errors(("frozen", "stopped"), 2))),
     # Models that have learnt nothing have nothing to lose.
-    "S0.5.1b": Turn(CONFIRMED, {"ortho.claims.s0.conversion.STEPS": constantly(0)}),
-    "S0.5.2a": Turn(REFUTED, {"ortho.conversion.unfreeze_qk": giving(without_queries)}),
+    "S0.5.1b": Turn(CONFIRMED, {"paper.claims.s0.conversion.STEPS": constantly(0)}),
+    "S0.5.2a": Turn(REFUTED, {"ortho.adapters.conversion.unfreeze_qk": giving(without_queries)}),
     "S0.5.2b": Turn(REFUTED, mechanism("linear", quadratic)),
     # Frozen heads lose on images, too; on some tasks there are too few runs to decide.
     "S0.5.2c": Turn(UNTESTABLE, records("", errors(("frozen", "8 frozen", "QK redrawn"), 5))),
@@ -334,19 +338,21 @@ TURNS = {
     "S0.5.3b": Turn(INCONSISTENT, FREE_BACKWARD),
     "S1.1.1a": Turn(REFUTED, PER_PAIR),
     "S1.1.1b": Turn(REFUTED, mechanism("softmax", kept_by_width)),
-    "S1.1.1c": Turn(CONFIRMED, {"ortho.claims.s1.transformer.SCENARIOS": hundredfold}),
+    "S1.1.1c": Turn(CONFIRMED, {"paper.claims.s1.transformer.SCENARIOS": hundredfold}),
     "S1.1.2a": Turn(
         CORRECTED, {"ortho.cost.feed_forward": lambda sound: lambda B, N, d, **kind: sound(B, N, d, 2 * d, **kind)}
     ),
     "S1.1.3a": Turn(REFUTED, PER_PAIR),
     "S1.1.3b": Turn(REFUTED, mechanism("softmax", narrow)),
-    "S1.2.1a": Turn(REFUTED, {"ortho.attention.flash.flash_attention": constantly(softmax_attention_reference)}),
+    "S1.2.1a": Turn(
+        REFUTED, {"ortho.attention.softmax.flash.flash_attention": constantly(softmax_attention_reference)}
+    ),
     "S1.2.1b": Turn(REFUTED, mechanism("softmax", materialised)),
     "S1.2.1c": Turn(CONFIRMED, records("flash-speed", on_a_gpu)),
-    "S1.2.2a": Turn(CONFIRMED, {"ortho.attention.factored.feature_attention_reference": constantly(as_printed)}),
-    "S1.2.2b": Turn(REFUTED, {"ortho.claims.s1.linear.FEATURES": constantly(64)}),
+    "S1.2.2a": Turn(CONFIRMED, {"ortho.attention.linear.factored.feature_attention_reference": constantly(as_printed)}),
+    "S1.2.2b": Turn(REFUTED, {"paper.claims.s1.linear.FEATURES": constantly(64)}),
     "S1.2.3a": Turn(REFUTED, ONE_KEY_MORE),
-    "S1.2.3b": Turn(REFUTED, {"ortho.attention.dynamic.routing.routing_mask": constantly(the_latest)}),
+    "S1.2.3b": Turn(REFUTED, {"ortho.attention.selected.routing.routing_mask": constantly(the_latest)}),
     "S1.2.4a": Turn(REFUTED, ONE_KEY_MORE),
     "S1.3.1a": Turn(
         REFUTED,
@@ -361,7 +367,11 @@ TURNS = {
     "S1.4.1a": Turn(CONFIRMED, {"ortho.cost.experts.mixture_of_experts": sharing}),
     "S1.4.1b": Turn(
         REFUTED,
-        {"ortho.experts.MixtureOfExperts": lambda sound: lambda *sizes, **kind: sound(*sizes, **kind | {"top_k": 3})},
+        {
+            "ortho.layers.experts.MixtureOfExperts": lambda sound: (
+                lambda *sizes, **kind: sound(*sizes, **kind | {"top_k": 3})
+            )
+        },
     ),
     "S1.4.2a": Turn(REFUTED, ONE_KEY_MORE),
 }
@@ -382,7 +392,7 @@ def test_evidence_that_is_a_constant_is_noticed(claim_id, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "target", ["ortho.claims.rules.growth", "ortho.claims.s0.standard.growth", "ortho.claims.s0.standard.projections"]
+    "target", ["paper.claims.rules.growth", "paper.claims.s0.standard.growth", "paper.claims.s0.standard.projections"]
 )
 def test_evidence_and_rules_are_not_broken(target, monkeypatch):
     with pytest.raises(AssertionError, match=f"{target}: expected"):

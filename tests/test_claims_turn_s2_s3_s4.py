@@ -10,17 +10,17 @@ import pytest
 import torch
 from turning import Change, Turn, answering, cases, check, check_complete, check_notices_a_constant, constantly, giving
 
-from ortho.attention.efficient import efficient_attention
-from ortho.attention.feature_draws import iid_features
-from ortho.attention.linear import CosFormer
-from ortho.claims import Verdict
+from ortho.attention.linear.efficient import efficient_attention
+from ortho.attention.linear.feature_draws import iid_features
+from ortho.attention.linear.linear_attention import CosFormer
 from ortho.cost.big_o import N, d
 from ortho.projections import LearnedProjection
+from paper.claims import Verdict
 
 CONFIRMED, CORRECTED, REFUTED = Verdict.CONFIRMED, Verdict.CORRECTED, Verdict.REFUTED
 CONDITIONAL, UNTESTABLE = Verdict.CONDITIONAL, Verdict.UNTESTABLE
 
-S2, S3, S4 = (f"ortho.claims.s{number}" for number in (2, 3, 4))
+S2, S3, S4 = (f"paper.claims.s{number}" for number in (2, 3, 4))
 FIXED = "7 fixed + 1 learned"
 
 # Evidence modules that are imported anew have classes of the same names, which checkers take for the old ones.
@@ -43,7 +43,7 @@ def stored(change: Change, *names: str) -> dict[str, Change]:
 
         return loaded
 
-    return {"ortho.experiments.load": broken}
+    return {"paper.experiments.load": broken}
 
 
 def reached(quantity: str, factor: float, *arms: str) -> Change:
@@ -134,7 +134,7 @@ DOUBLED = giving(lambda o: 2 * o)  # outputs of weights that sum to 2
 EXCHANGED = giving(lambda flops: type(flops)(*reversed(flops)))  # each order costs what the other does
 FIRST_TWICE = giving(lambda heads: (heads[0], heads[0]))  # both heads see what is near
 UNIFORM = {
-    "ortho.attention.positional.attention.positional_attention": giving(
+    "ortho.attention.untrained.positional_attention.positional_attention": giving(
         lambda weights: torch.full_like(weights, 1 / weights.shape[-1])
     )
 }
@@ -153,7 +153,7 @@ TURNS = {
         fails="the encoder and the measure that the test needs are written as missing, whatever has been trained",
     ),
     "S2.1.2b": Turn(
-        REFUTED, {"ortho.positional_layers.sinusoidal_positions": giving(lambda positions: positions.roll(1, -1))}
+        REFUTED, {"ortho.layers.positional.sinusoidal_positions": giving(lambda positions: positions.roll(1, -1))}
     ),
     "S2.1.3a": Turn(
         REFUTED,
@@ -163,12 +163,12 @@ TURNS = {
     "S2.1.3b": Turn(REFUTED, stored(reached("bleu_fraction", 0.5, FIXED), "translation")),
     "S2.1.3c": Turn(REFUTED, stored(overfitted_pairs, "translation", "transduction")),
     "S2.2.1a": Turn(REFUTED, {"ortho.theory.associativity.flops": EXCHANGED}),
-    "S2.2.1b": Turn(CONFIRMED, {"ortho.attention.linear.Cosine": constantly(lambda: CosFormer(64))}),
+    "S2.2.1b": Turn(CONFIRMED, {"ortho.attention.linear.linear_attention.Cosine": constantly(lambda: CosFormer(64))}),
     "S2.2.2a": Turn(
         REFUTED,
         {"numpy.polynomial.hermite_e.hermegauss": giving(lambda rule: (rule[0] / 2, rule[1]))},  # w of variance 1/4
     ),
-    "S2.2.2b": Turn(REFUTED, {"ortho.attention.feature_draws.orthogonal_features": constantly(iid_features)}),
+    "S2.2.2b": Turn(REFUTED, {"ortho.attention.linear.feature_draws.orthogonal_features": constantly(iid_features)}),
     "S2.2.2c": Turn(REFUTED, {"ortho.attention.MECHANISMS[favor]": QUADRATIC}),
     "S2.2.2d": Turn(REFUTED, {f"{S2}.variance.log_gain": answering(-1.0)}),
     "S2.2.3a": Turn(REFUTED, {f"{S2}.patterns.strided_heads": FIRST_TWICE}),
@@ -203,7 +203,7 @@ TURNS = {
     "S2.4.3b": Turn(REFUTED, stored(enlarged, "depth")),
     "S2.4.3c": Turn(REFUTED, {"ortho.projections.PROJECTIONS[frozen]": constantly(LearnedProjection)}),
     "S2.4.3d": Turn(REFUTED, {"ortho.cost.layer": all_trained}),
-    "S2.4.4a": Turn(UNTESTABLE, {"ortho.claims.s0.lookup.low_rank_error": answering(0.0)}),
+    "S2.4.4a": Turn(UNTESTABLE, {"paper.claims.s0.lookup.low_rank_error": answering(0.0)}),
     "S2.5.2a": Turn(CONDITIONAL, stored(reached("bleu_fraction", 2, "8 frozen"), "translation")),
     "S2.5.3a": Turn(
         REFUTED,
@@ -222,8 +222,8 @@ TURNS = {
     "S3.1b": Turn(REFUTED, {"ortho.attention.MECHANISMS[linear]": QUADRATIC}),
     "S3.2a": Turn(REFUTED, {"ortho.theory.associativity.by_states": giving(lambda outputs: outputs[::-1])}),
     "S3.2b": Turn(REFUTED, {"ortho.attention.MECHANISMS[linear]": QUADRATIC}),
-    "S3.3a": Turn(REFUTED, {"ortho.attention.delta.delta_rule_reference": DOUBLED}),
-    "S3.3b": Turn(REFUTED, {"ortho.attention.delta.delta_rule": DOUBLED}),
+    "S3.3a": Turn(REFUTED, {"ortho.attention.recurrent.delta.delta_rule_reference": DOUBLED}),
+    "S3.3b": Turn(REFUTED, {"ortho.attention.recurrent.delta.delta_rule": DOUBLED}),
     "S3.3c": Turn(  # one reflection a token
         REFUTED,
         {
@@ -232,8 +232,8 @@ TURNS = {
             )
         },
     ),
-    "S3.3d": Turn(REFUTED, {"ortho.attention.position_delta.position_delta_attention_reference": DOUBLED}),
-    "S3.3e": Turn(REFUTED, {"ortho.attention.delta.delta_rule": DOUBLED}),
+    "S3.3d": Turn(REFUTED, {"ortho.attention.positions.position_delta.position_delta_attention_reference": DOUBLED}),
+    "S3.3e": Turn(REFUTED, {"ortho.attention.recurrent.delta.delta_rule": DOUBLED}),
     "S3.3f": Turn(REFUTED, {f"{S3}.stability.product": giving(lambda P: 0 * P)}),
     "S3.3g": Turn(REFUTED, {"ortho.theory.robustness.moved": DOUBLED}),
     "S4.1a": Turn(CONFIRMED, {f"{S4}.patterns.as_printed": giving(torch.ones_like)}),  # multiples of k are kept
@@ -241,9 +241,9 @@ TURNS = {
     "S4.2a": Turn(REFUTED, {"ortho.theory.associativity.flops": EXCHANGED}),
     "S4.2b": Turn(CONFIRMED, {f"{S4}.linear.as_printed": constantly(padding_left_out)}),
     "S4.3a": Turn(REFUTED, stored(timed(0.01, "linear recurrent"), "attention-speed")),
-    "S4.4a": Turn(REFUTED, {"ortho.attention.dynamic.top_keys.top_k_mask": least_keys}),
+    "S4.4a": Turn(REFUTED, {"ortho.attention.selected.top_k.top_k_mask": least_keys}),
     "S4.4b": Turn(CONDITIONAL, stored(reached("correct_fraction", 0.5, "identity"), "images")),
-    "S4.4c": Turn(REFUTED, {"ortho.attention.dynamic.sparse_linear_cost.sparse_linear_cost": all_pairs}),
+    "S4.4c": Turn(REFUTED, {"ortho.attention.selected.sparse_linear_cost.sparse_linear_cost": all_pairs}),
 }
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ortho import claims, experiments
-from ortho.__main__ import main
+from ortho.__main__ import main as library
 from ortho.attention import MECHANISMS, Mechanism
-from ortho.claims import LedgerError, judge, ledger
+from paper import claims, experiments
+from paper.__main__ import main
+from paper.claims import LedgerError, judge, ledger
 
 ROOT = Path(__file__).parents[1]
 PLACES = ("reference", "fast", "cost")
@@ -21,7 +22,7 @@ PLACES = ("reference", "fast", "cost")
 
 def test_mechanisms(capsys):
     """The JSON says where each function is and what it is bound to, so that no two are alike; the table the rest."""
-    assert main(["mechanisms", "--json"]) == 0
+    assert library(["mechanisms", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in rows] == list(MECHANISMS)
     plain, places = {f.name for f in fields(Mechanism)} - {*PLACES, "gates", "query_gates"}, set()
@@ -41,7 +42,7 @@ def test_mechanisms(capsys):
                 assert bound == ", ".join(f"{name}={value!r}" for name, value in expected.keywords.items()) + ")"
         places.add((*row.values(), *gates.values()))
     assert len(places) == len(rows)
-    assert main(["mechanisms"]) == 0
+    assert library(["mechanisms"]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split() == ["name", "family", "causal", "exact", "positional", "signed", "source"]
     for line, m in zip(lines, MECHANISMS.values(), strict=True):
@@ -73,13 +74,28 @@ def test_claims(capsys, monkeypatch):
         (["claims", "S0.1.1a", "S0.1"], "ID: expected ids of the ledger, such as S0.1.1a, got 'S0.1'"),
         (["claims", "S0.1.1a", "--document", "S0"], "not allowed with argument"),
         (["claim"], "invalid choice: 'claim'"),
-        (["mechanisms", "--yaml"], "unrecognized arguments: --yaml"),
+        (["claims", "--yaml"], "unrecognized arguments: --yaml"),
         ([], "required"),
     ],
 )
 def test_unknown_names_exit_with_2(argv, message, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(argv)
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["mechanisms", "--yaml"], "unrecognized arguments: --yaml"),
+        (["claims", "S0.1.1a"], "expected a command of the library; in the source tree: python -m paper claims"),
+        ([], "required"),
+    ],
+)
+def test_what_the_library_has_no_command_for(argv, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        library(argv)
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
 
@@ -91,7 +107,7 @@ def test_a_damaged_ledger_exits_with_1(monkeypatch, capsys):
     monkeypatch.setattr(claims, "catalogue", damaged)
     assert main(["claims"]) == 1
     assert capsys.readouterr().err == (
-        "python -m ortho: error: claims.toml: claim 3 (S0.1.1c): kind: expected one of ..., got 'x'\n"
+        "python -m paper: error: claims.toml: claim 3 (S0.1.1c): kind: expected one of ..., got 'x'\n"
     )
 
 
@@ -103,19 +119,20 @@ def test_a_damaged_file_of_records_exits_with_1(tmp_path, monkeypatch, capsys):
     assert main(["claims"]) == 1
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith(f"python -m ortho: error: {file}: damaged")
+    assert said.err.startswith(f"python -m paper: error: {file}: damaged")
     assert said.err.count("\n") == 1
 
 
 def test_claims_without_records_are_not_judged(tmp_path):
-    """From a copy of the package with no results beside it: S0.1.1a is judged, S2.4.1a needs records."""
-    shutil.copytree(ROOT / "ortho", tmp_path / "ortho", ignore=shutil.ignore_patterns("__pycache__"))
-    command = [sys.executable, "-m", "ortho", "claims"]
+    """From a copy of the packages with no results beside them: S0.1.1a is judged, S2.4.1a needs records."""
+    for package in ("ortho", "paper"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", "paper", "claims"]
     done = subprocess.run([*command, "S0.1.1a", "S2.4.1a"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == "1 claims: 1 confirmed"
     assert done.stderr == (
-        "python -m ortho: error: claims that need records were not judged (S2.4.1a): results: expected a folder with "
+        "python -m paper: error: claims that need records were not judged (S2.4.1a): results: expected a folder with "
         f"records of experiments, got {tmp_path / 'results'} without any\n"
     )
 
@@ -142,9 +159,9 @@ def test_from_a_bare_source_tree(tmp_path):
 
 
 def test_a_reader_may_stop_early():
-    """`python -m ortho claims | head -1` ends quietly, with more to write than a pipe holds, which are 64 KiB."""
+    """`python -m paper claims | head -1` ends quietly, with more to write than a pipe holds, which are 64 KiB."""
     many = "S0.1.3a " * 500
-    command = f'"{sys.executable}" -m ortho claims --json {many} | head -1'
+    command = f'"{sys.executable}" -m paper claims --json {many} | head -1'
     ended = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
     assert ended.stdout == "[\n"
     assert "BrokenPipe" not in ended.stderr

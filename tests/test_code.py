@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from experiment_fakes import fake, go, stored
 
-from ortho.experiments import EXPERIMENTS, code, provenance
+from paper.experiments import EXPERIMENTS, code, provenance
 
 BEFORE = {
     "ortho.a": b'''"""Says something."""
@@ -135,15 +135,15 @@ def test_moving_and_joining_modules_changes_nothing():
 def test_a_module_of_this_package_can_move_and_an_operator_in_it_cannot_change():
     run = EXPERIMENTS["training-step"].run
     before = code.files()
-    moved = {name: text.replace(b"ortho.experiments.stopwatch", b"ortho.clocks.step") for name, text in before.items()}
-    moved["ortho.clocks.step"] = moved.pop("ortho.experiments.stopwatch").replace(b'"""', b'"""Elsewhere. ', 1)
+    moved = {name: text.replace(b"paper.experiments.stopwatch", b"ortho.clocks.step") for name, text in before.items()}
+    moved["ortho.clocks.step"] = moved.pop("paper.experiments.stopwatch").replace(b'"""', b'"""Elsewhere. ', 1)
     reached_before = code.Tree(before).reached(run)
     assert any("stopwatch" in name for name in reached_before)
     assert code.changes(reached_before, code.Tree(moved).reached(run)) == []
-    old = before["ortho.experiments.stopwatch"]
-    changed = before | {"ortho.experiments.stopwatch": old.replace(b" - ", b" + ")}
+    old = before["paper.experiments.stopwatch"]
+    changed = before | {"paper.experiments.stopwatch": old.replace(b" - ", b" + ")}
     assert changed != before
-    assert "ortho.experiments.stopwatch:timed_step" in code.changes(reached_before, code.Tree(changed).reached(run))
+    assert "paper.experiments.stopwatch:timed_step" in code.changes(reached_before, code.Tree(changed).reached(run))
 
 
 def test_what_is_bound_to_a_function_counts():
@@ -172,17 +172,17 @@ def test_a_function_of_ones_own_is_told_by_its_bytecode():
 
 
 def test_a_run_whose_code_changes_on_disk_stores_nothing(tmp_path, monkeypatch):
-    run, name = EXPERIMENTS["recall"].run, "ortho.training.trainer"
+    run, name = EXPERIMENTS["recall"].run, "paper.training.trainer"
     later = code.files()
     monkeypatch.setattr(code, "files", lambda: later)
     assert provenance.edited(run) == []
     later[name] += b"\n# a comment\n"
-    later["ortho.claims.rules"] += b"\nLIMIT = 3\n"
+    later["paper.claims.rules"] += b"\nLIMIT = 3\n"
     assert provenance.edited(run) == [], "neither a comment nor what a run does not reach"
     later[name] = later[name].replace(b"def run(self", b"def run(self, _=0", 1)
     assert f"{name}:Trainer" in provenance.edited(run)
 
-    monkeypatch.setattr("ortho.experiments.runner.edited", lambda _: ["ortho.layers:FeedForward"])
+    monkeypatch.setattr("paper.experiments.runner.edited", lambda _: ["ortho.layers.multihead:FeedForward"])
     report = go(fake(), tmp_path)
     assert report.done == [] and not stored(tmp_path).exists()
-    assert "nothing is stored, as ortho.layers:FeedForward changed on disk" in report.errors[0]
+    assert "nothing is stored, as ortho.layers.multihead:FeedForward changed on disk" in report.errors[0]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ortho import PROJECTIONS
-from ortho.configurations import CONFIGURATIONS
 from ortho.cost import layer
+from ortho.cost.configurations import CONFIGURATIONS
 from ortho.cost.counting import Counts, count_step, optimiser_bytes, saved_bytes
 from ortho.cost.whole_models import step_memory
 

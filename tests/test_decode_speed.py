@@ -6,11 +6,11 @@ import pytest
 import torch
 from experiment_fakes import within
 
-from ortho.attention.linear import HORIZON
-from ortho.experiments import clock as stopped
-from ortho.experiments import decode_rows as rows
-from ortho.experiments import decode_speed as speed
-from ortho.experiments import measure
+from ortho.attention.linear.linear_attention import HORIZON
+from paper.experiments import clock as stopped
+from paper.experiments import decode_rows as rows
+from paper.experiments import decode_speed as speed
+from paper.experiments import measure
 
 TINY = {"H": 2, "K": 8, "N": 1024}
 

@@ -9,13 +9,13 @@ from extent import some
 
 from ortho import MECHANISMS, LanguageModel, MultiheadAttention, RandomFeatureAttention
 from ortho.attention.decoding import PatternCache, StateCache, new_cache
-from ortho.attention.patterns.block_sparse import BigBird, BlockSparse
-from ortho.attention.patterns.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
-from ortho.attention.patterns.fixed_factorised import Fixed, Summaries
-from ortho.attention.patterns.global_local import GlobalLocal
-from ortho.attention.patterns.pattern import pattern_mechanism
-from ortho.attention.patterns.strided import Columns, Strided
-from ortho.attention.patterns.window import BlockedWindow, Window
+from ortho.attention.sparse.block_sparse import BigBird, BlockSparse
+from ortho.attention.sparse.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
+from ortho.attention.sparse.fixed_factorised import Fixed, Summaries
+from ortho.attention.sparse.global_local import GlobalLocal
+from ortho.attention.sparse.pattern import pattern_mechanism
+from ortho.attention.sparse.strided import Columns, Strided
+from ortho.attention.sparse.window import BlockedWindow, Window
 from ortho.cost.counting import count_forward
 from ortho.cost.decoding import decoded, read_keys
 

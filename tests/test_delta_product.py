@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from ortho import MECHANISMS, MultiheadAttention, cost
-from ortho.attention.delta import delta_rule_reference
-from ortho.attention.delta_product import delta_product, delta_product_reference
-from ortho.attention.product_gates import LaterOperands, StepStrengths
+from ortho.attention.recurrent.delta import delta_rule_reference
+from ortho.attention.recurrent.delta_product import delta_product, delta_product_reference
+from ortho.attention.recurrent.delta_product_gates import LaterOperands, StepStrengths
 from ortho.cost.counting import Counts, count_step
 
 # As in tests/test_properties.py: two float64 computations of the same sums.

@@ -7,17 +7,17 @@ import pytest
 import torch
 from dynamic_mechanisms import ENTRIES, FORMS, draw
 
-from ortho.attention.dynamic.block_selection import MECHANISM as MOBA
-from ortho.attention.dynamic.block_selection import moba_pairs
-from ortho.attention.dynamic.key_importance import MECHANISM as IMPORTANCE
-from ortho.attention.dynamic.lsh import MECHANISM as LSH
-from ortho.attention.dynamic.lsh import draw_projections, hashed, sorted_chunks_mask
-from ortho.attention.dynamic.nsa import MECHANISM as NSA
-from ortho.attention.dynamic.nsa_sizes import Sizes
-from ortho.attention.dynamic.routing import MECHANISM as ROUTING
-from ortho.attention.dynamic.routing_centroids import draw_centroids, update_centroids
-from ortho.attention.dynamic.sparse_linear import MECHANISM as SPARSE_LINEAR
-from ortho.attention.dynamic.top_keys import MECHANISM as TOP_K
+from ortho.attention.selected.importance import MECHANISM as IMPORTANCE
+from ortho.attention.selected.lsh import MECHANISM as LSH
+from ortho.attention.selected.lsh import draw_projections, hashed, sorted_chunks_mask
+from ortho.attention.selected.moba import MECHANISM as MOBA
+from ortho.attention.selected.moba import moba_pairs
+from ortho.attention.selected.nsa import MECHANISM as NSA
+from ortho.attention.selected.nsa_sizes import Sizes
+from ortho.attention.selected.routing import MECHANISM as ROUTING
+from ortho.attention.selected.routing_centroids import draw_centroids, update_centroids
+from ortho.attention.selected.sparse_linear import MECHANISM as SPARSE_LINEAR
+from ortho.attention.selected.top_k import MECHANISM as TOP_K
 from ortho.cost.choosing import choosing
 
 pytestmark = pytest.mark.bad_input

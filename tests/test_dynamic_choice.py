@@ -4,21 +4,21 @@ import pytest
 import torch
 from dynamic_mechanisms import TOLERANCE, draw, qkv
 
-from ortho.attention.dynamic import choice
-from ortho.attention.dynamic.block_selection import moba_attention, moba_mask, moba_pairs
-from ortho.attention.dynamic.choice import best, leaked_pairs, left_out, places_of
-from ortho.attention.dynamic.key_importance import (
+from ortho.attention.selected import selection
+from ortho.attention.selected.importance import (
     importance_attention,
     importance_attention_reference,
     importance_mask,
     sampled_importance,
 )
-from ortho.attention.dynamic.lsh import draw_projections, hashed, lsh_attention, lsh_mask, sorted_chunks_mask
-from ortho.attention.dynamic.nsa import nsa_masks
-from ortho.attention.dynamic.nsa_sizes import Sizes
-from ortho.attention.dynamic.routing import routing_attention, routing_mask
-from ortho.attention.dynamic.routing_centroids import normalised
-from ortho.attention.dynamic.top_keys import top_k_attention, top_k_mask
+from ortho.attention.selected.lsh import draw_projections, hashed, lsh_attention, lsh_mask, sorted_chunks_mask
+from ortho.attention.selected.moba import moba_attention, moba_mask, moba_pairs
+from ortho.attention.selected.nsa import nsa_masks
+from ortho.attention.selected.nsa_sizes import Sizes
+from ortho.attention.selected.routing import routing_attention, routing_mask
+from ortho.attention.selected.routing_centroids import normalised
+from ortho.attention.selected.selection import best, leaked_pairs, left_out, places_of
+from ortho.attention.selected.top_k import top_k_attention, top_k_mask
 
 N = 23
 SIZES = Sizes(length=4, stride=2, block=4, count=4, window=3)
@@ -211,7 +211,7 @@ def test_a_choice_in_tiles_of_queries(form, monkeypatch):
     size = {"count": 3} if form is top_k_attention else {"count": 3, "block": 4}
     whole = form(q, k, v, is_causal=True, **size)
     for scores in (1, 100, 300):
-        monkeypatch.setattr(choice, "SCORES", scores)
+        monkeypatch.setattr(selection, "SCORES", scores)
         torch.testing.assert_close(form(q, k, v, is_causal=True, **size), whole, **TOLERANCE)
 
 

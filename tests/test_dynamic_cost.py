@@ -9,11 +9,11 @@ import torch
 from dynamic_mechanisms import ALL, ENTRIES, FORMS, centroids, projections, qkv, ways
 from extent import some
 
-from ortho.attention.dynamic.block_selection import moba_mask
-from ortho.attention.dynamic.lsh import lsh_mask
-from ortho.attention.dynamic.nsa import nsa_masks
-from ortho.attention.dynamic.routing import routing_mask
-from ortho.attention.dynamic.top_keys import top_k_mask
+from ortho.attention.selected.lsh import lsh_mask
+from ortho.attention.selected.moba import moba_mask
+from ortho.attention.selected.nsa import nsa_masks
+from ortho.attention.selected.routing import routing_mask
+from ortho.attention.selected.top_k import top_k_mask
 from ortho.cost.choosing import CHOOSING, choosing
 from ortho.cost.counting import OperationCounter, count_forward, saved_bytes
 

@@ -9,21 +9,21 @@ import torch
 from dynamic_mechanisms import ALL, ENTRIES, FORMS, SMALL, TOLERANCE, draw, qkv, ways
 
 from ortho.attention import softmax_attention_reference
-from ortho.attention.dynamic import choice
-from ortho.attention.dynamic.block_selection import MECHANISM as MOBA
-from ortho.attention.dynamic.block_selection import moba_mask
-from ortho.attention.dynamic.key_importance import MECHANISM as IMPORTANCE
-from ortho.attention.dynamic.lsh import MECHANISM as LSH
-from ortho.attention.dynamic.nsa import MECHANISM as NSA
-from ortho.attention.dynamic.nsa_sizes import Sizes
-from ortho.attention.dynamic.routing import MECHANISM as ROUTING
-from ortho.attention.dynamic.routing_centroids import draw_centroids, nearest, normalised, update_centroids
-from ortho.attention.dynamic.sparse_linear import MECHANISM as SPARSE_LINEAR
-from ortho.attention.dynamic.sparse_linear import sparse_linear_weights
-from ortho.attention.dynamic.top_keys import MECHANISM as TOP_K
-from ortho.attention.dynamic.top_keys import top_k_mask
-from ortho.attention.patterns.pattern import pattern_attention_reference
-from ortho.attention.patterns.window import Window
+from ortho.attention.selected import selection
+from ortho.attention.selected.importance import MECHANISM as IMPORTANCE
+from ortho.attention.selected.lsh import MECHANISM as LSH
+from ortho.attention.selected.moba import MECHANISM as MOBA
+from ortho.attention.selected.moba import moba_mask
+from ortho.attention.selected.nsa import MECHANISM as NSA
+from ortho.attention.selected.nsa_sizes import Sizes
+from ortho.attention.selected.routing import MECHANISM as ROUTING
+from ortho.attention.selected.routing_centroids import draw_centroids, nearest, normalised, update_centroids
+from ortho.attention.selected.sparse_linear import MECHANISM as SPARSE_LINEAR
+from ortho.attention.selected.sparse_linear import sparse_linear_weights
+from ortho.attention.selected.top_k import MECHANISM as TOP_K
+from ortho.attention.selected.top_k import top_k_mask
+from ortho.attention.sparse.pattern import pattern_attention_reference
+from ortho.attention.sparse.window import Window
 from ortho.cost.counting import count_forward
 
 N = 23
@@ -298,8 +298,8 @@ def test_centroids_move():
 
 def test_choices_look_at_few_scores_at_once(monkeypatch):
     """No more than are asked for, whatever the length: memory stays linear."""
-    monkeypatch.setattr(choice, "SCORES", 1000)
-    call = choice.choice_call(*qkv(3, length=200)[:2], is_causal=True, attn_mask=None, scale=None)
+    monkeypatch.setattr(selection, "SCORES", 1000)
+    call = selection.choice_call(*qkv(3, length=200)[:2], is_causal=True, attn_mask=None, scale=None)
     steps = list(call.steps(50))
     assert [s.start for s in steps[1:]] == [s.stop for s in steps[:-1]] and steps[-1].stop == 200
     assert max(3 * 50 * (s.stop - s.start) for s in steps) <= 1000

@@ -5,7 +5,7 @@ import test_properties as general
 from dynamic_mechanisms import ALL, FORMS, SMALL
 
 from ortho import MECHANISMS
-from ortho.attention.dynamic import key_importance
+from ortho.attention.selected import importance
 
 TESTED = [name for name in ALL if name in SMALL or name not in MECHANISMS]
 
@@ -13,7 +13,7 @@ TESTED = [name for name in ALL if name in SMALL or name not in MECHANISMS]
 @pytest.fixture(params=TESTED)
 def name(request, monkeypatch):
     monkeypatch.setitem(MECHANISMS, request.param, ALL[request.param])
-    monkeypatch.setattr(key_importance, "TILE", 8)  # several in a sequence
+    monkeypatch.setattr(importance, "TILE", 8)  # several in a sequence
     return request.param
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ortho.attention import MECHANISMS
-from ortho.attention.efficient import efficient_attention, efficient_attention_reference
+from ortho.attention.linear.efficient import efficient_attention, efficient_attention_reference
 from ortho.cost.counting import OperationCounter, saved_bytes
 
 FORMS = [efficient_attention_reference, efficient_attention]

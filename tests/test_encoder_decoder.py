@@ -10,8 +10,8 @@ from torch.nn.functional import dropout as drop
 from torch.nn.functional import layer_norm
 
 from ortho import HybridAttention, PositionalHeads, StoppedAttention
-from ortho.encoder_decoder import EncoderDecoder
-from ortho.positional_layers import sinusoidal_positions
+from ortho.layers.positional import sinusoidal_positions
+from ortho.models.encoder_decoder import EncoderDecoder
 
 START, STOP, VOCAB = 1, 2, 11
 SEVEN_AND_ONE = {"layer": HybridAttention, "heads": {"learned": 1, "positional": 3}}

@@ -9,7 +9,7 @@ from ortho import PROJECTIONS, HybridAttention, MultiheadAttention, PositionalHe
 from ortho.cost import layer, model
 from ortho.cost.counting import count_step
 from ortho.cost.encoder_decoder import StepCost, cross_layer, encoder_decoder
-from ortho.encoder_decoder import EncoderDecoder
+from ortho.models.encoder_decoder import EncoderDecoder
 
 SIZES = [(1, 5, 3, 8, 2), (2, 7, 7, 12, 3), (3, 4, 9, 16, 1), (2, 1, 6, 64, 4), (1, 6, 1, 24, 4)]  # B, N, M, d, H
 HYBRIDS = ({"learned": 1, "positional": 3}, {"learned": 2, "stopped": 2}, {"frozen": 1, "structured-stopped": 3})

@@ -7,7 +7,7 @@ import torch
 from exchanged_operands import K, draw, holes, operands, results
 from torch.autograd import grad
 
-from ortho.attention.exchanged import (
+from ortho.attention.softmax.value_gradient import (
     channels,
     exchanged_attention,
     exchanged_attention_reference,

@@ -6,8 +6,8 @@ import pytest
 import torch
 from exchanged_operands import draw, operands, results
 
-from ortho.attention import exchanged
-from ortho.attention.exchanged import exchanged_attention, exchanged_attention_reference
+from ortho.attention.softmax import value_gradient
+from ortho.attention.softmax.value_gradient import exchanged_attention, exchanged_attention_reference
 
 CAUSAL = pytest.mark.parametrize("causal", [False, True])
 
@@ -61,10 +61,10 @@ def test_half_precision(dtype, gain, causal):
 @CAUSAL
 def test_one_term_would_not_do(causal, monkeypatch):
     """A log-sum-exp of 20 that is rounded to 8 bits is off by up to 2^-4: more than 30 roundings of a weight."""
-    monkeypatch.setattr(exchanged, "channels", lambda itemsize: 1)
+    monkeypatch.setattr(value_gradient, "channels", lambda itemsize: 1)
     assert worst(torch.bfloat16, 200, 5, causal) > 10
     for terms, most in ((2, 3.5), (3, 3.1)):
-        monkeypatch.setattr(exchanged, "channels", lambda itemsize, terms=terms: terms)
+        monkeypatch.setattr(value_gradient, "channels", lambda itemsize, terms=terms: terms)
         assert worst(torch.bfloat16, 200, 5, causal) <= most
 
 
@@ -98,14 +98,14 @@ def test_scores_of_a_million(dtype):
 @CAUSAL
 def test_weights_are_at_most_1(causal):
     """So that the second log-sum-exp, of which the exponential is taken, is at most ln N; all of one key reaches it."""
-    met, kernel = [], exchanged._kernel
+    met, kernel = [], value_gradient._kernel
 
     def watched(*args):
         met.append(kernel(*args)[1])
         return kernel(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exchanged, "_kernel", watched)
+        patch.setattr(value_gradient, "_kernel", watched)
         for gain in (0, 1, 30):
             q, k, v, do = operands(33, (1, 2))
             results(exchanged_attention, gain * q, gain * k, v, do, is_causal=causal)

@@ -14,11 +14,11 @@ import pytest
 import torch
 from experiment_fakes import SLUG, Clock, fake, go, indices, of_other_code, outcome, stored
 
-from ortho import experiments
-from ortho.experiments import cli, provenance, records
-from ortho.experiments.runner import estimate
+from paper import experiments
+from paper.experiments import cli, provenance, records
+from paper.experiments.runner import estimate
 
-PACKAGE = Path(experiments.__file__).parent.parent
+ROOT = Path(experiments.__file__).parents[2]
 
 
 def test_runs_what_is_missing_and_nothing_twice(tmp_path):
@@ -64,7 +64,7 @@ def test_a_killed_run_loses_the_case_in_flight_alone(tmp_path):
     script = """
 import os, signal, sys
 from pathlib import Path
-from ortho.experiments import Experiment, run
+from paper.experiments import Experiment, run
 def one(case):
     if case["index"] == 2:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -74,7 +74,7 @@ run([Experiment("fake", "", cases, one)], "cpu", Path(sys.argv[1]))
 """
     process = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=False,
     )
     assert process.returncode == -signal.SIGKILL
@@ -287,17 +287,18 @@ def test_the_command_alone_starts_over_for_cpu_timing(tmp_path, monkeypatch):
 
 
 def test_runs_from_a_bare_source_tree_on_torch_and_numpy_alone(tmp_path):
-    shutil.copytree(PACKAGE, tmp_path / "ortho", ignore=shutil.ignore_patterns("__pycache__"))
+    for package in ("ortho", "paper"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     script = """
 import runpy, sys
 for name in ("sympy", "scipy", "matplotlib", "yaml", "IPython", "jaxtyping", "submitit", "tqdm"):
     sys.modules[name] = None
-import ortho.experiments.training_step as step
+import paper.experiments.training_step as step
 del sys.modules["sympy"]  # PyTorch's own dependency, which its backward pass imports
 step._cpu_cases = lambda: [step.case("layer", 24, 32, H=2)]
 step.SECONDS["cpu"] = 0.1
-sys.argv = ["ortho", "experiments", "training-step", "--budget", "60", "--device", "cpu"]
-runpy.run_module("ortho", run_name="__main__", alter_sys=True)
+sys.argv = ["paper", "experiments", "training-step", "--budget", "60", "--device", "cpu"]
+runpy.run_module("paper", run_name="__main__", alter_sys=True)
 """
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "ORTHO", "GIT"))}
     process = subprocess.run(

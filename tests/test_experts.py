@@ -8,8 +8,9 @@ from torch.nn.functional import gelu, silu
 
 from ortho.cost.counting import count_step
 from ortho.cost.experts import gated_feed_forward, mixture_of_experts
-from ortho.experts import GatedFeedForward, MixtureOfExperts
-from ortho.layers import FeedForward, TransformerBlock
+from ortho.layers.block import TransformerBlock
+from ortho.layers.experts import GatedFeedForward, MixtureOfExperts
+from ortho.layers.feed_forward import FeedForward
 
 D, E = 6, 5
 # Sums of at most 24 float64 products of size 1, in another order.

@@ -24,8 +24,8 @@ from kernel_mechanisms import (
 
 from ortho.attention import MECHANISMS, chunking
 from ortho.attention.chunking import CHUNK, TILE, chunks
-from ortho.attention.factored import feature_attention, feature_attention_reference, kernel_weights
-from ortho.attention.feature_map import FeatureMap, Features
+from ortho.attention.linear.factored import feature_attention, feature_attention_reference, kernel_weights
+from ortho.attention.linear.feature_maps import FeatureMap, Features
 
 
 def with_gradients(function, operands, **kwargs):

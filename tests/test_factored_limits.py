@@ -9,8 +9,8 @@ from kernel_mechanisms import ALL, CASES, CAUSAL, FACTORED, FITTED, FORMS, draw,
 
 from ortho import _checks
 from ortho.attention import MECHANISMS
-from ortho.attention.factored import feature_attention
-from ortho.attention.feature_map import FeatureMap, Features
+from ortho.attention.linear.factored import feature_attention
+from ortho.attention.linear.feature_maps import FeatureMap, Features
 
 
 @pytest.mark.parametrize(("name", "causal"), CASES)

@@ -7,10 +7,11 @@ import pytest
 import torch
 from scipy import stats
 
-from ortho.attention import MECHANISMS, favor
-from ortho.attention import random_features as rf
-from ortho.attention.factored import feature_attention, feature_attention_reference, kernel_weights
-from ortho.attention.favor import (
+from ortho.attention import MECHANISMS
+from ortho.attention.linear import favor
+from ortho.attention.linear import random_features as rf
+from ortho.attention.linear.factored import feature_attention, feature_attention_reference, kernel_weights
+from ortho.attention.linear.favor import (
     FEATURES,
     FITS,
     DenseExponentialFeatures,
@@ -19,8 +20,8 @@ from ortho.attention.favor import (
     TrigonometricFeatures,
     default_rows,
 )
-from ortho.attention.feature_draws import FEATURE_DRAWS
-from ortho.attention.softmax import softmax_attention_reference
+from ortho.attention.linear.feature_draws import FEATURE_DRAWS
+from ortho.attention.softmax.softmax_attention import softmax_attention_reference
 from ortho.cost.counting import count_forward
 
 FORMS = [feature_attention_reference, feature_attention]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from scipy import stats
 
-from ortho.attention import random_features as rf
-from ortho.attention.feature_draws import (
+from ortho.attention.linear import random_features as rf
+from ortho.attention.linear.feature_draws import (
     FEATURE_DRAWS,
     iid_features,
     mirrored,

@@ -13,7 +13,7 @@ import torch
 
 from ortho import _files
 from ortho._files import remove, written_whole
-from ortho.training import checkpoints
+from paper.training import checkpoints
 
 
 def names(folder):

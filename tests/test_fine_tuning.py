@@ -7,12 +7,12 @@ import pytest
 import torch
 from experiment_fakes import SLUG, go, within
 
-from ortho.experiments import measure, records
-from ortho.experiments.learning import fine_tuning, fine_tuning_rows, fitting, language, rates
-from ortho.experiments.learning.fine_tuning import SCRATCH
-from ortho.layers import MultiheadAttention
-from ortho.tasks import text
-from ortho.training import CheckpointError, trainer
+from ortho.layers.multihead import MultiheadAttention
+from paper.experiments import measure, records
+from paper.experiments.learning import fine_tuning, fine_tuning_rows, fitting, language, rates
+from paper.experiments.learning.fine_tuning import SCRATCH
+from paper.tasks import text
+from paper.training import CheckpointError, trainer
 
 EXPERIMENT = fine_tuning.FINE_TUNING
 TINY = {"first_steps": 3, "steps": 2, "B": 2, "N": 16, "d": 16, "L": 2, "tested": 4}

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 
-from ortho.attention.flash import flash_attention, flash_cost, log_sum_exp, tiles
-from ortho.attention.softmax import softmax_attention_reference
+from ortho.attention.softmax.flash import flash_attention, flash_cost, log_sum_exp, tiles
+from ortho.attention.softmax.softmax_attention import softmax_attention_reference
 from ortho.cost.allocations import Allocations
 from ortho.cost.counting import count_forward
 

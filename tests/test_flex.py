@@ -10,11 +10,11 @@ from extent import some
 from torch.nn.attention.flex_attention import flex_attention
 
 from ortho.attention import MECHANISMS
-from ortho.attention.patterns import flex
-from ortho.attention.patterns.block_sparse import BigBird, BlockSparse
-from ortho.attention.patterns.flex import flex_pattern_attention
-from ortho.attention.patterns.pattern import Pattern, pattern_attention_reference
-from ortho.attention.patterns.window import Window
+from ortho.attention.sparse import flex
+from ortho.attention.sparse.block_sparse import BigBird, BlockSparse
+from ortho.attention.sparse.flex import flex_pattern_attention
+from ortho.attention.sparse.pattern import Pattern, pattern_attention_reference
+from ortho.attention.sparse.window import Window
 
 PATTERNS = {
     "one key": Window(1),

@@ -5,9 +5,9 @@ import torch
 from experiment_fakes import within
 
 from ortho.cost.counting import count_step
-from ortho.experiments import exchanged_speed, heads_rows, measure, training_step
-from ortho.experiments import heads_speed as speed
-from ortho.experiments.attention_speed import timed
+from paper.experiments import exchanged_speed, heads_rows, measure, training_step
+from paper.experiments import heads_speed as speed
+from paper.experiments.attention_speed import timed
 
 TINY = {"N": 24, "d": 64, "H": 4}
 
@@ -47,7 +47,7 @@ def test_an_arm_that_is_off_is_not_timed(monkeypatch, arm):
     case = training_step.case(**TINY)
     module = speed.build(case, arm)
     monkeypatch.setattr(
-        "ortho.stopped.linear" if arm == "stopped" else "ortho.positional_layers.linear",
+        "ortho.layers.stop_gradient.linear" if arm == "stopped" else "ortho.layers.positional.linear",
         lambda x, w, *b: right(x, w, *b) * (1 + 1e-3 * (x.dtype == torch.float32)),
     )
     with pytest.raises(AssertionError, match=f"{arm}, .*expected a relative error of at most"):

@@ -9,8 +9,8 @@ from extent import some
 
 from ortho import LanguageModel, MultiheadAttention, TransformerBlock
 from ortho.cost.counting import count_step
-from ortho.hybrid import HEADS, HybridAttention
-from ortho.positional_layers import PositionalHeads
+from ortho.layers.hybrid import HEADS, HybridAttention
+from ortho.layers.positional import PositionalHeads
 
 # Sums of at most 1e2 rounded products of size 1 in float64, in different orders.
 close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)

@@ -8,13 +8,13 @@ import sympy as sp
 import torch
 
 from ortho import cost
-from ortho.attention.exchanged import channels
+from ortho.attention.softmax.value_gradient import channels
 from ortho.cost.big_o import H, N, constants, d, order, symbolic
 from ortho.cost.closed_forms import Cost
 from ortho.cost.counting import Counts, count_forward, count_step
 from ortho.cost.hybrid import COSTS, hybrid, stopped_layer
-from ortho.hybrid import HEADS, HybridAttention
-from ortho.stopped import StoppedAttention
+from ortho.layers.hybrid import HEADS, HybridAttention
+from ortho.layers.stop_gradient import StoppedAttention
 
 SIZES = [(1, 5, 8, 2), (2, 7, 12, 3), (3, 16, 16, 1), (1, 1, 4, 4), (2, 33, 64, 4), (3, 1, 8, 4)]  # B, N, d, H
 SPLITS = [

@@ -8,7 +8,7 @@ from extent import WHOLE, repeats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortho.hybrid import HEADS, HybridAttention
+from ortho.layers.hybrid import HEADS, HybridAttention
 
 SPLITS = [
     {"learned": 1, "positional": 3},

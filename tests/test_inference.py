@@ -6,8 +6,8 @@ import pytest
 import torch
 from experiment_fakes import SLUG
 
-from ortho import experiments
-from ortho.experiments import inference, measure, records, training_step
+from paper import experiments
+from paper.experiments import inference, measure, records, training_step
 
 TINY = training_step.case("layer", 8, 32, H=2, input_grad=False)
 

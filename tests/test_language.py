@@ -6,12 +6,12 @@ import pytest
 import torch
 from experiment_fakes import SLUG, go, within
 
-from ortho.experiments import measure, records
-from ortho.experiments.learning import fitting, language
-from ortho.experiments.learning.arms import arms, trained_parameters
-from ortho.experiments.learning.kinds import kinds
-from ortho.tasks import text
-from ortho.training import trainer
+from paper.experiments import measure, records
+from paper.experiments.learning import fitting, language
+from paper.experiments.learning.arms import arms, trained_parameters
+from paper.experiments.learning.kinds import kinds
+from paper.tasks import text
+from paper.training import trainer
 
 TINY = {"steps": 2, "B": 2, "N": 16, "d": 16, "H": 4, "L": 1, "tested": 4}
 ARMS = arms(TINY["H"], TINY["N"])

@@ -5,12 +5,12 @@ from collections import Counter
 import pytest
 import torch
 
-from ortho import experiments
-from ortho.experiments import records
-from ortho.experiments.learning import language, rates
-from ortho.experiments.learning.arms import arms, trained_parameters, training_flop
-from ortho.experiments.statistics import Decision
-from ortho.tasks.text import VOCAB_SIZE
+from paper import experiments
+from paper.experiments import records
+from paper.experiments.learning import language, rates
+from paper.experiments.learning.arms import arms, trained_parameters, training_flop
+from paper.experiments.statistics import Decision
+from paper.tasks.text import VOCAB_SIZE
 
 DEVICES = ("cpu", "cuda")
 every_list = pytest.mark.parametrize(

@@ -8,12 +8,12 @@ import pytest
 import torch
 from experiment_fakes import SLUG
 
-from ortho import experiments
 from ortho.cost.counting import count_step
-from ortho.experiments import measure, records
-from ortho.experiments.learning import language, language_rows, rates
-from ortho.experiments.learning.arms import arms
-from ortho.tasks import text
+from paper import experiments
+from paper.experiments import measure, records
+from paper.experiments.learning import language, language_rows, rates
+from paper.experiments.learning.arms import arms
+from paper.tasks import text
 from tools import rates as tool
 
 TINY = {"steps": 2, "B": 2, "N": 16, "d": 16, "H": 2, "L": 1, "tested": 4}

@@ -3,11 +3,11 @@
 import pytest
 from experiment_fakes import within
 
-from ortho.experiments import measure
-from ortho.experiments.learning import fitting, language, language_speed_rows
-from ortho.experiments.learning import language_speed as speed
-from ortho.experiments.learning.arms import arms
-from ortho.tasks import text
+from paper.experiments import measure
+from paper.experiments.learning import fitting, language, language_speed_rows
+from paper.experiments.learning import language_speed as speed
+from paper.experiments.learning.arms import arms
+from paper.tasks import text
 
 TINY = {"B": 2, "N": 16, "d": 16, "H": 4, "L": 1}
 

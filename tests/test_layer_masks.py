@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from ortho import HybridAttention, MultiheadAttention, TransformerBlock
-from ortho.positional_layers import PositionalHeads
-from ortho.stopped import StoppedAttention
-from ortho.synthesizer import SynthesizerAttention
+from ortho.layers.positional import PositionalHeads
+from ortho.layers.stop_gradient import StoppedAttention
+from ortho.layers.synthesizer import SynthesizerAttention
 
 B, N, D, H = 3, 5, 12, 4
 KIND = {"dtype": torch.float64}

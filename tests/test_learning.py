@@ -6,13 +6,14 @@ import pytest
 import torch
 from experiment_fakes import SLUG, go, within
 
-from ortho import LanguageModel, experiments
+from ortho import LanguageModel
 from ortho.attention import MECHANISMS
-from ortho.experiments import measure, records
-from ortho.experiments.learning import fitting, flip_flop, rates, recall
-from ortho.experiments.learning import state_tracking as tracking
-from ortho.experiments.learning import study as learning
-from ortho.tasks import NONE, Batch, state_tracking
+from paper import experiments
+from paper.experiments import measure, records
+from paper.experiments.learning import fitting, flip_flop, rates, recall
+from paper.experiments.learning import state_tracking as tracking
+from paper.experiments.learning import study as learning
+from paper.tasks import NONE, Batch, state_tracking
 
 STUDIES = {
     study.name: study for study in (recall.STUDY, tracking.PARITY_STUDY, tracking.PERMUTATIONS_STUDY, flip_flop.STUDY)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from experiment_fakes import within
 
-from ortho.experiments import EXPERIMENTS, load
-from ortho.experiments.learning import depth as stacks
-from ortho.experiments.records import key
+from paper.experiments import EXPERIMENTS, load
+from paper.experiments.learning import depth as stacks
+from paper.experiments.records import key
 
 
 @pytest.mark.parametrize("residual", [True, False])

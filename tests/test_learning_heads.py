@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from ortho import MultiheadAttention
-from ortho.attention.redrawn import RandomFeatureAttention
-from ortho.experiments.learning.heads import (
+from ortho.attention.linear.random_feature_attention import RandomFeatureAttention
+from ortho.layers.synthesizer import SynthesizerAttention
+from ortho.projections import PROJECTIONS, FrozenProjection, LearnedProjection
+from paper.experiments.learning.heads import (
     StoppedRotaryAttention,
     TemperatureProjection,
     TiedProjection,
@@ -18,9 +20,7 @@ from ortho.experiments.learning.heads import (
     synthesizer_heads,
     window_heads,
 )
-from ortho.experiments.learning.kinds import kinds
-from ortho.projections import PROJECTIONS, FrozenProjection, LearnedProjection
-from ortho.synthesizer import SynthesizerAttention
+from paper.experiments.learning.kinds import kinds
 
 # Sums of at most 1e2 rounded products of size 1 to 10 in float64, in different orders.
 close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)

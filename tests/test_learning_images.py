@@ -7,11 +7,11 @@ import torch
 from experiment_fakes import SLUG, go, within
 
 from ortho.attention import MECHANISMS
-from ortho.experiments import measure, records
-from ortho.experiments.learning import fitting, images, images_rows, rates
-from ortho.tasks.digits import digits
-from ortho.tasks.images import Images, classification
-from ortho.training import trainer
+from paper.experiments import measure, records
+from paper.experiments.learning import fitting, images, images_rows, rates
+from paper.tasks.digits import digits
+from paper.tasks.images import Images, classification
+from paper.training import trainer
 
 TINY = {"steps": 2, "B": 2, "d": 16, "L": 1, "tested": 8}
 SIGMAS = 4.42  # two-sided 1e-5

@@ -5,12 +5,12 @@ import copy
 import pytest
 from experiment_fakes import SLUG
 
-from ortho import experiments
-from ortho.experiments import measure, records
-from ortho.experiments.learning import rates
-from ortho.experiments.learning import rows as learning_rows
-from ortho.experiments.learning import state_tracking as tracking
-from ortho.experiments.learning import study as learning
+from paper import experiments
+from paper.experiments import measure, records
+from paper.experiments.learning import rates
+from paper.experiments.learning import rows as learning_rows
+from paper.experiments.learning import state_tracking as tracking
+from paper.experiments.learning import study as learning
 
 TEST = "tokens 1 to 40"
 TINY = {"steps": 2, "B": 2, "tested": 4}

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ortho.attention import MECHANISMS, chunking
-from ortho.attention.factored import feature_attention, feature_attention_reference, kernel_weights
-from ortho.attention.linear import HORIZON, CosFormer, Cosine, EluPlusOne, Exp, Powers, Relu, Taylor
+from ortho.attention.linear.factored import feature_attention, feature_attention_reference, kernel_weights
+from ortho.attention.linear.linear_attention import HORIZON, CosFormer, Cosine, EluPlusOne, Exp, Powers, Relu, Taylor
 
 FORMS = [feature_attention_reference, feature_attention]
 TOLERANCE = {"atol": 1e-13, "rtol": 1e-13}  # sums of at most 30 rounded products, some 100 eps of float64

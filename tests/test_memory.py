@@ -4,8 +4,8 @@ import pytest
 import torch
 from memory_operands import FORMS, FUNCTIONS, arguments, call, close, draw, with_gradients
 
-from ortho.attention import memory
-from ortho.attention.memory import TINY, unit
+from ortho.attention.recurrent import memory
+from ortho.attention.recurrent.memory import TINY, unit
 
 EPS = torch.finfo(torch.float64).eps
 

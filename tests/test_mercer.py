@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 
-from ortho.attention.favor import (
+from ortho.attention.linear.favor import (
     DenseExponentialFeatures,
     HyperbolicFeatures,
     PositiveFeatures,
     TrigonometricFeatures,
 )
-from ortho.attention.linear import CosFormer, Cosine, EluPlusOne, Exp, Powers, Relu, Taylor
-from ortho.attention.random_features import DenseParameters
+from ortho.attention.linear.linear_attention import CosFormer, Cosine, EluPlusOne, Exp, Powers, Relu, Taylor
+from ortho.attention.linear.random_features import DenseParameters
 from ortho.theory.mercer import (
     INDEFINITE,
     KERNELS,

@@ -45,7 +45,7 @@ def test_size():
 @pytest.fixture
 def tree(tmp_path):
     """A project of one module and one file of tests."""
-    for folder in ("ortho", "tests", "tools"):
+    for folder in ("ortho", "paper", "tests", "tools"):
         (tmp_path / folder).mkdir()
     (tmp_path / "ortho" / "window.py").write_text(WINDOW)
     (tmp_path / "tests" / "test_window.py").write_text(TESTS)
@@ -97,7 +97,7 @@ def test_faults_are_in_what_runs():
 
 
 def test_the_draw_passes_over_rejected_mutants_and_keeps_the_others(tree, monkeypatch):
-    monkeypatch.setattr(faults, "ROOMS", {"toy": ("*.py", 3)})
+    monkeypatch.setattr(faults, "ROOMS", {"toy": ("ortho/*.py", 3)})
     drawn = faults.draw(tree, {})
     assert len({mutant["function"] for mutant in drawn}) == 3
     assert all(mutants.find(tree, mutant) for mutant in drawn)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ortho.claims import RULES, Verdict, loses_nothing, outperforms
-from ortho.experiments.statistics import OUTCOMES
+from paper.claims import RULES, Verdict, loses_nothing, outperforms
+from paper.experiments.statistics import OUTCOMES
 
 ENDS = {
     "equivalent": (-0.01, 0.01),

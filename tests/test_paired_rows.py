@@ -5,8 +5,8 @@ import copy
 import pytest
 from experiment_fakes import SLUG
 
-from ortho.experiments import measure
-from ortho.experiments.learning import fine_tuning, fine_tuning_rows, images, images_rows, paired_rows, rates
+from paper.experiments import measure
+from paper.experiments.learning import fine_tuning, fine_tuning_rows, images, images_rows, paired_rows, rates
 
 SEEDS = (1, 2, 3, 4, 5)
 TINY = {"steps": 2, "B": 2, "d": 16, "L": 1, "tested": 8}

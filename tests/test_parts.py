@@ -8,8 +8,8 @@ import torch
 from drawn_parts import KINDS, SHUFFLED, G, K, M, N, V, band, dilated, draw, drawn_part, operands
 from parts_by_loops import kept_by, masked_attention
 
-from ortho.attention.patterns import parts as engine
-from ortho.attention.patterns.parts import ABSENT, Order, Part, attention_by_parts, in_order
+from ortho.attention.sparse import parts as engine
+from ortho.attention.sparse.parts import ABSENT, Order, Part, attention_by_parts, in_order
 from ortho.cost.allocations import Allocations
 from ortho.cost.counting import saved_bytes
 

@@ -5,8 +5,8 @@ import torch
 from drawn_parts import draw
 from static_patterns import IDS, RULES
 
-from ortho.attention.patterns import block_sparse, dilated, fixed_factorised, global_local, strided, window
-from ortho.attention.patterns.pattern import pattern_attention, pattern_attention_reference
+from ortho.attention.sparse import block_sparse, dilated, fixed_factorised, global_local, strided, window
+from ortho.attention.sparse.pattern import pattern_attention, pattern_attention_reference
 
 PATTERNS = [pattern for pattern, _ in RULES]
 MODULES = (block_sparse, dilated, fixed_factorised, global_local, strided, window)

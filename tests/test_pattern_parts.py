@@ -4,13 +4,13 @@ import pytest
 import torch
 from static_patterns import IDS, RULES
 
-from ortho.attention.patterns import parts as engine
-from ortho.attention.patterns.block_sparse import BigBird, BlockSparse
-from ortho.attention.patterns.dilated import Dilated, LocalDilated
-from ortho.attention.patterns.fixed_factorised import Fixed, Summaries
-from ortho.attention.patterns.global_local import GlobalLocal
-from ortho.attention.patterns.strided import Columns, Strided
-from ortho.attention.patterns.window import BlockedWindow, Window
+from ortho.attention.sparse import parts as engine
+from ortho.attention.sparse.block_sparse import BigBird, BlockSparse
+from ortho.attention.sparse.dilated import Dilated, LocalDilated
+from ortho.attention.sparse.fixed_factorised import Fixed, Summaries
+from ortho.attention.sparse.global_local import GlobalLocal
+from ortho.attention.sparse.strided import Columns, Strided
+from ortho.attention.sparse.window import BlockedWindow, Window
 
 CPU = torch.device("cpu")
 

@@ -9,10 +9,10 @@ from extent import WHOLE
 from parts_by_loops import kept_by
 
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.patterns.layouts import TILE
-from ortho.attention.patterns.pattern import pattern_attention, pattern_attention_reference, pattern_mechanism
-from ortho.attention.patterns.window import Window
-from ortho.attention.softmax import softmax_attention_reference
+from ortho.attention.softmax.softmax_attention import softmax_attention_reference
+from ortho.attention.sparse.layouts import TILE
+from ortho.attention.sparse.pattern import pattern_attention, pattern_attention_reference, pattern_mechanism
+from ortho.attention.sparse.window import Window
 
 FORMS = {"reference": pattern_attention_reference, "fast": pattern_attention}
 # Sums of at most 300 float64 products of size 10, in another order and behind the exponentials of scores up to 10.

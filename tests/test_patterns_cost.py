@@ -8,11 +8,11 @@ import torch
 from drawn_parts import Parity
 
 from ortho.attention.indexing import indexing
-from ortho.attention.patterns.layouts import BLOCK, TILE
-from ortho.attention.patterns.parts import ABSENT, Order, Part, attention_by_parts, in_order
-from ortho.attention.patterns.pattern import pattern_mechanism
-from ortho.attention.patterns.pattern_cost import Work, parts_cost, work_of
-from ortho.attention.patterns.window import Window
+from ortho.attention.sparse.layouts import BLOCK, TILE
+from ortho.attention.sparse.parts import ABSENT, Order, Part, attention_by_parts, in_order
+from ortho.attention.sparse.pattern import pattern_mechanism
+from ortho.attention.sparse.pattern_cost import Work, parts_cost, work_of
+from ortho.attention.sparse.window import Window
 from ortho.cost import big_o as sym
 from ortho.cost.counting import OperationCounter, count_forward, saved_bytes
 

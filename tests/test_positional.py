@@ -8,9 +8,14 @@ from extent import repeats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortho.attention.positional.attention import PATTERNS, SEVEN, positional_attention, positional_attention_reference
-from ortho.attention.positional.gaussian import Gaussian
-from ortho.attention.positional.patterns import Recent, Shift
+from ortho.attention.untrained.gaussian import Gaussian
+from ortho.attention.untrained.patterns import Recent, Shift
+from ortho.attention.untrained.positional_attention import (
+    PATTERNS,
+    SEVEN,
+    positional_attention,
+    positional_attention_reference,
+)
 from ortho.cost.allocations import Allocations
 
 FORMS = {"reference": positional_attention_reference, "fast": positional_attention}

@@ -9,15 +9,15 @@ import torch
 
 from ortho import PROJECTIONS
 from ortho.attention.mechanism import AttentionCost
-from ortho.attention.positional.attention import PATTERNS, SEVEN, positional_attention
-from ortho.attention.positional.gaussian import Gaussian
-from ortho.attention.positional.patterns import Recent, Shift
+from ortho.attention.untrained.gaussian import Gaussian
+from ortho.attention.untrained.patterns import Recent, Shift
+from ortho.attention.untrained.positional_attention import PATTERNS, SEVEN, positional_attention
 from ortho.cost import positional
 from ortho.cost.big_o import N, constants, d, order
 from ortho.cost.counting import Counts, OperationCounter, count_forward, count_step, saved_bytes
 from ortho.cost.hybrid import hybrid
-from ortho.hybrid import HybridAttention
-from ortho.positional_layers import PositionalHeads
+from ortho.layers.hybrid import HybridAttention
+from ortho.layers.positional import PositionalHeads
 
 HEADS = (
     *PATTERNS.values(),

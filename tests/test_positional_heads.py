@@ -6,12 +6,12 @@ import pytest
 import torch
 from experiment_fakes import SLUG, go, within
 
-from ortho.experiments import load, measure, records
-from ortho.experiments.learning import fitting
-from ortho.experiments.learning import positional_heads as heads
-from ortho.experiments.learning import positional_heads_rows as heads_rows
-from ortho.experiments.learning import study as learning
 from ortho.theory.positionalness import head_weights
+from paper.experiments import load, measure, records
+from paper.experiments.learning import fitting
+from paper.experiments.learning import positional_heads as heads
+from paper.experiments.learning import positional_heads_rows as heads_rows
+from paper.experiments.learning import study as learning
 
 TINY = {"steps": 2, "B": 2, "tested": 4, "inputs": 4}
 ARMS = [(name, arm) for name, measured in heads.MEASURED.items() for arm in measured.arms]

@@ -9,11 +9,11 @@ import torch
 from torch.nn.functional import linear
 
 from ortho import PROJECTIONS, MultiheadAttention
-from ortho.attention.positional.attention import SEVEN
-from ortho.attention.positional.gaussian import Gaussian
-from ortho.attention.positional.patterns import Recent
-from ortho.hybrid import HybridAttention
-from ortho.positional_layers import PositionalHeads, sinusoidal_positions
+from ortho.attention.untrained.gaussian import Gaussian
+from ortho.attention.untrained.patterns import Recent
+from ortho.attention.untrained.positional_attention import SEVEN
+from ortho.layers.hybrid import HybridAttention
+from ortho.layers.positional import PositionalHeads, sinusoidal_positions
 
 # Sums of at most 1e2 rounded products of size 1 in float64, in different orders.
 close = partial(torch.testing.assert_close, atol=1e-12, rtol=0)

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from ortho.attention.positional.attention import SEVEN, positional_attention, positional_attention_reference
+from ortho.attention.untrained.positional_attention import SEVEN, positional_attention, positional_attention_reference
 
 FORMS = {"reference": positional_attention_reference, "fast": positional_attention}
 both_forms = pytest.mark.parametrize("form", FORMS)

@@ -7,9 +7,9 @@ from math import erfc, exp, pi, sqrt
 import pytest
 import torch
 
-from ortho.attention.positional.attention import PATTERNS, SEVEN, positional_attention
-from ortho.attention.positional.gaussian import GAUSSIANS, REACH, Gaussian
-from ortho.attention.positional.patterns import RECENT, Recent, Shift
+from ortho.attention.untrained.gaussian import GAUSSIANS, REACH, Gaussian
+from ortho.attention.untrained.patterns import RECENT, Recent, Shift
+from ortho.attention.untrained.positional_attention import PATTERNS, SEVEN, positional_attention
 
 BY_NAME = pytest.mark.parametrize("name", PATTERNS)
 NORMALISED = (Gaussian("normalised", -1.5, 0.7, True), Gaussian("far", 6.0, 0.8, True))

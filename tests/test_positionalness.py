@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ortho import MECHANISMS, MultiheadAttention
-from ortho.attention.positional.attention import PATTERNS, SEVEN
+from ortho.attention.untrained.positional_attention import PATTERNS, SEVEN
 from ortho.theory.estimates import SIGMAS
 from ortho.theory.positionalness import head_weights, nearest_pattern, pattern_fits, positionalness
 

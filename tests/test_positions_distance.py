@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from ortho.attention import softmax_attention_reference
-from ortho.attention.alibi import alibi_attention, alibi_attention_reference, slopes
-from ortho.attention.forgetting import forgetting_attention, forgetting_attention_reference
-from ortho.attention.tiles import spans
+from ortho.attention.positions.alibi import alibi_attention, alibi_attention_reference, slopes
+from ortho.attention.positions.forgetting_transformer import forgetting_attention, forgetting_attention_reference
+from ortho.attention.softmax.tiling import spans
 from ortho.cost.allocations import Allocations
 
 ALIBI = [alibi_attention_reference, alibi_attention, partial(alibi_attention, tile=3)]

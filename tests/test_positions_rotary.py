@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from ortho.attention.rotary import angles, rotary_attention, rotary_attention_reference, turn
+from ortho.attention.positions.rotary import angles, rotary_attention, rotary_attention_reference, turn
 
 FORMS = [rotary_attention_reference, rotary_attention]
 # Sums of some 10 products rounded in float64, behind exponentials of scores below 10.

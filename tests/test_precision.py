@@ -8,10 +8,10 @@ from extent import some
 
 from ortho import MECHANISMS
 from ortho.attention import FORMS
-from ortho.attention.dynamic.block_selection import moba_mask
-from ortho.attention.dynamic.nsa import nsa_masks
-from ortho.attention.dynamic.top_keys import top_k_mask
-from ortho.attention.exchanged import exchanged_attention, exchanged_attention_reference
+from ortho.attention.selected.moba import moba_mask
+from ortho.attention.selected.nsa import nsa_masks
+from ortho.attention.selected.top_k import top_k_mask
+from ortho.attention.softmax.value_gradient import exchanged_attention, exchanged_attention_reference
 
 FUNCTIONS = {(name, form): m.form(form) for name, m in MECHANISMS.items() for form in FORMS}
 FUNCTIONS |= {("exchanged", "reference"): exchanged_attention_reference, ("exchanged", "fast"): exchanged_attention}

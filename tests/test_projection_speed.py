@@ -6,9 +6,9 @@ from experiment_fakes import within
 
 from ortho.cost.counting import count_forward
 from ortho.cost.projections import projection_cost
-from ortho.experiments import measure
-from ortho.experiments import projection_speed as speed
-from ortho.experiments.projection_speed import ARMS, DENSE, MERGED, case
+from paper.experiments import measure
+from paper.experiments import projection_speed as speed
+from paper.experiments.projection_speed import ARMS, DENSE, MERGED, case
 
 TINY = {"d": 128, "N": 8}
 

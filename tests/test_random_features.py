@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ortho.attention import random_features as rf
+from ortho.attention.linear import random_features as rf
 from ortho.theory.fitted_features import mean_log_moment, unfitted
 
 F32, F64 = torch.float32, torch.float64

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from ortho.attention.patterns.block_sparse import BigBird
-from ortho.attention.patterns.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
-from ortho.attention.patterns.fixed_factorised import Fixed, Summaries
-from ortho.attention.patterns.global_local import GlobalLocal
-from ortho.attention.patterns.strided import Columns, Strided
-from ortho.attention.patterns.window import BlockedWindow, Window
+from ortho.attention.sparse.block_sparse import BigBird
+from ortho.attention.sparse.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
+from ortho.attention.sparse.fixed_factorised import Fixed, Summaries
+from ortho.attention.sparse.global_local import GlobalLocal
+from ortho.attention.sparse.strided import Columns, Strided
+from ortho.attention.sparse.window import BlockedWindow, Window
 from ortho.theory.reachability import layers_between, layers_to_reach, reached, window_layers
 
 LENGTHS = range(1, 31)

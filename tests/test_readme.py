@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from ortho.__main__ import main as ortho
+from paper.__main__ import main as paper
 from tools import readme
 
 ROOT = Path(__file__).parent.parent
@@ -89,12 +90,17 @@ def test_the_readmes_code_runs(code, capsys):
     assert capsys.readouterr().out
 
 
+def modules(package):
+    paths = (ROOT / package).iterdir()
+    return {path.stem for path in paths if path.suffix in ("", ".py") and path.stem[0] != "_"}
+
+
 def test_the_readme_and_the_order_of_imports_name_every_module():
-    found = {path.stem for path in (ROOT / "ortho").iterdir() if path.suffix in ("", ".py") and path.stem[0] != "_"}
-    row = next(line for line in read("README.md").splitlines() if line.startswith("| `ortho/` |"))
-    assert set(re.findall(r"`(\w+)`", row)) == found
     order = read("CONTRIBUTING.md").partition("Imports point one way:")[2].partition("\n\n")[0]
-    assert found <= set(re.findall(r"`(\w+)`", order))
+    for package in ("ortho", "paper"):
+        row = next(line for line in read("README.md").splitlines() if line.startswith(f"| `{package}/` |"))
+        assert set(re.findall(r"`(\w+)`", row)) == modules(package)
+        assert modules(package) <= set(re.findall(r"`(\w+)`", order))
 
 
 def targets(text):
@@ -108,28 +114,28 @@ def test_pages_name_the_commands_that_make_and_test_the_book(name):
 
 
 def options(text, command):
-    """All of the lines that name a command of `python -m ortho`."""
-    lines = [line for line in text.splitlines() if f"python -m ortho {command}" in line]
+    """All of the lines that name a command, such as `paper claims`."""
+    lines = [line for line in text.splitlines() if f"python -m {command}" in line]
     return {option for line in lines for option in re.findall(r"--[a-z]+", line)}
 
 
 def test_all_options_of_a_commands_lines_are_looked_at():
     text = "with `--jobs` run `python -m ortho a --list` or --show\npython -m ortho b --json\n--budget"
-    assert options(text, "a") == {"--jobs", "--list", "--show"}
-    assert options(text, "b") == {"--json"}
+    assert options(text, "ortho a") == {"--jobs", "--list", "--show"}
+    assert options(text, "ortho b") == {"--json"}
 
 
 @pytest.mark.parametrize("name", [*PAGES, readme.PAGE, *STATUS, *GUIDES])
 def test_commands_exist(name, capsys):
-    """Targets of make, and the commands and options of `python -m ortho`."""
+    """Targets of make, and the commands and options of the two packages."""
     text = read(name)
     assert targets(text) <= set(re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE))
-    for command in set(re.findall(r"python -m ortho ([a-z]+)", text)):
+    for package, command in set(re.findall(r"python -m (ortho|paper) ([a-z]+)", text)):
         with pytest.raises(SystemExit) as stopped:
-            ortho([command, "--help"])
+            {"ortho": ortho, "paper": paper}[package]([command, "--help"])
         assert stopped.value.code == 0
         offered = re.findall(r"--[a-z]+", capsys.readouterr().out)
-        assert options(text, command) <= set(offered)
+        assert options(text, f"{package} {command}") <= set(offered)
 
 
 def test_the_landing_page_leads_to_every_chapter():

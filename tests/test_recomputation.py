@@ -9,7 +9,7 @@ from ortho import LanguageModel, MultiheadAttention, TransformerBlock, cost
 from ortho.cost.allocations import Allocations
 from ortho.cost.counting import count_step
 from ortho.cost.recomputation import recomputed
-from ortho.recomputation import Recomputed, RecomputedAttention
+from ortho.layers.recomputation import Recomputed, RecomputedAttention
 
 D, H, N = 12, 2, 10
 

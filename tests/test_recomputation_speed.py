@@ -4,9 +4,9 @@ import pytest
 import torch
 from experiment_fakes import within
 
-from ortho.experiments import measure
-from ortho.experiments import recomputation_speed as speed
-from ortho.experiments.attention_speed import timed
+from paper.experiments import measure
+from paper.experiments import recomputation_speed as speed
+from paper.experiments.attention_speed import timed
 
 TINY = {"N": 8, "L": 2}
 

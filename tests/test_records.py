@@ -14,8 +14,8 @@ import subprocess
 import pytest
 from experiment_fakes import SLUG, fake, go, indices, of_other_code, stored
 
-from ortho import experiments
-from ortho.experiments import RecordError, cli, measure, provenance, records
+from paper import experiments
+from paper.experiments import RecordError, cli, measure, provenance, records
 
 
 def is_stale(record):

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from ortho import MultiheadAttention, TransformerBlock
-from ortho.attention.factored import feature_attention, feature_attention_reference
-from ortho.attention.favor import PositiveFeatures
-from ortho.attention.feature_draws import orthogonal_features
-from ortho.attention.redrawn import MAPS, RandomFeatureAttention
+from ortho.attention.linear.factored import feature_attention, feature_attention_reference
+from ortho.attention.linear.favor import PositiveFeatures
+from ortho.attention.linear.feature_draws import orthogonal_features
+from ortho.attention.linear.random_feature_attention import MAPS, RandomFeatureAttention
 
 
 def generator(seed=0):

@@ -8,16 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from ortho.experiments import resampling
-from ortho.experiments.resampling import (
-    Crossing,
-    Place,
-    crossing,
-    expanded_tail,
-    paired_difference,
-    resamples,
-)
-from ortho.experiments.statistics import reached, student
+from paper.experiments import resampling
+from paper.experiments.resampling import Crossing, Place, crossing, expanded_tail, paired_difference, resamples
+from paper.experiments.statistics import reached, student
 
 SIGMAS = 4.42  # two-sided 1e-5
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from ortho.attention.ttt_losses import Contrastive, Huber, HuberNorm, Squared
-from ortho.claims import judge
-from ortho.claims.s3 import losses as evidence
+from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, HuberNorm, Squared
 from ortho.theory.estimates import SIGMAS, estimate
 from ortho.theory.robustness import best_rate, errors, moved, pairs, replaced, retrieved, stream
+from paper.claims import judge
+from paper.claims.s3 import losses as evidence
 
 # Sums of a thousand float64 numbers of size 1 in another order.
 close = {"atol": 1e-12, "rtol": 1e-12}

@@ -93,7 +93,9 @@ def test_every_mask_that_broadcasts(lead, axes):
 
 def test_no_silent_fallback(monkeypatch):
     """Where no fused kernel serves the call, the fast form raises; it does not materialise the weights."""
-    monkeypatch.setattr("ortho.attention.softmax._KERNELS", [SDPBackend.CUDNN_ATTENTION])  # not on a CPU
+    monkeypatch.setattr(
+        "ortho.attention.softmax.softmax_attention._KERNELS", [SDPBackend.CUDNN_ATTENTION]
+    )  # not on a CPU
     q = draw(1, 2, 5, 4)
     with pytest.raises(RuntimeError, match="No viable backend"):
         softmax_attention(q, q, q)

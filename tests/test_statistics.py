@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from ortho.experiments.statistics import (
+from paper.experiments.statistics import (
     OUTCOMES,
     Decision,
     better_by_chance,

@@ -8,8 +8,8 @@ import torch
 
 from ortho import MultiheadAttention
 from ortho.cost.counting import saved_bytes
+from ortho.layers.stop_gradient import StoppedAttention
 from ortho.projections import FrozenProjection, SeededProjection
-from ortho.stopped import StoppedAttention
 
 # Sums of at most 1e2 rounded products of size 1 in float64, in different orders.
 close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)

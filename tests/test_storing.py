@@ -14,7 +14,7 @@ import pytest
 from experiment_fakes import Clock, fake, go, indices, outcome, stored
 from test_launchers import Later
 
-from ortho.experiments import RecordError, cli, records, run
+from paper.experiments import RecordError, cli, records, run
 
 ROOM = records.ROOM
 
@@ -276,7 +276,7 @@ def test_a_folder_that_was_replaced_is_not_held(tmp_path):
 
 
 def test_a_full_disk_under_stdout_is_no_traceback():
-    command = [sys.executable, "-m", "ortho", "experiments", "--list", "--device", "cpu"]
+    command = [sys.executable, "-m", "paper", "experiments", "--list", "--device", "cpu"]
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert ended.returncode == 1

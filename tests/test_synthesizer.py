@@ -8,7 +8,7 @@ import torch
 from synthesizer_layers import HEADS, LENGTH, TOLERANCE, D, K, draw, every_case, layer
 from torch.nn.functional import linear
 
-from ortho.synthesizer import SOURCES, FactoredDense, Seen, SynthesizerAttention
+from ortho.layers.synthesizer import SOURCES, FactoredDense, Seen, SynthesizerAttention
 
 SIGMAS = 4.42  # two-sided 1e-5
 

@@ -10,7 +10,7 @@ import torch
 from ortho import MultiheadAttention, cost
 from ortho.cost.big_o import B, H, N, d, order, symbolic
 from ortho.cost.counting import Counts, count_forward, count_step
-from ortho.synthesizer import SOURCES, FactoredDense, FactoredRandom, SynthesizerAttention
+from ortho.layers.synthesizer import SOURCES, FactoredDense, FactoredRandom, SynthesizerAttention
 
 MIXTURES = [*product(SOURCES, SOURCES), ("random", "factored-random", "dot-product"), ("dense", "random", "dense")]
 # batch, length, width, heads, positions: also one of each, heads of width one, fewer tokens than positions

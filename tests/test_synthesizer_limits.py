@@ -4,7 +4,7 @@ import pytest
 import torch
 from synthesizer_layers import HEADS, TOLERANCE, D, K, draw, every_case, layer
 
-from ortho.synthesizer import SOURCES, FactoredDense, FactoredRandom, Random, SynthesizerAttention
+from ortho.layers.synthesizer import SOURCES, FactoredDense, FactoredRandom, Random, SynthesizerAttention
 
 
 @pytest.mark.parametrize("causal", [False, True])

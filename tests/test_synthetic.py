@@ -7,9 +7,9 @@ import pytest
 import torch
 from experiment_fakes import SLUG, go, within
 
-from ortho import experiments
-from ortho.experiments import measure, records
-from ortho.experiments.learning import rates, synthetic, synthetic_rows
+from paper import experiments
+from paper.experiments import measure, records
+from paper.experiments.learning import rates, synthetic, synthetic_rows
 
 EXPERIMENT = experiments.EXPERIMENTS["synthetic"]
 TINY = {"steps": 2, "B": 2, "d": 16, "L": 1, "tested": 4}

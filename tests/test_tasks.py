@@ -6,8 +6,8 @@ import pytest
 import torch
 from task_draws import drawn, generator
 
-from ortho.tasks import NONE, TASKS, copying, flip_flop, induction, modular_addition, mqar, needle, recall
-from ortho.tasks import state_tracking as tracking
+from paper.tasks import NONE, TASKS, copying, flip_flop, induction, modular_addition, mqar, needle, recall
+from paper.tasks import state_tracking as tracking
 
 # Beside the usual sizes: the smallest there are, odd ones, those that leave no room, and other kinds.
 OTHERS = (

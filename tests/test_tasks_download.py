@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ortho.tasks.download import RemoteFile, fetch
+from paper.tasks.download import RemoteFile, fetch
 
 CONTENT = bytes(range(256)) * 100
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -195,7 +195,7 @@ def test_a_kill_before_the_last_step_leaves_no_file_of_that_name(cache, served):
     code = f"""
 import os
 from pathlib import Path
-from ortho.tasks.download import RemoteFile, fetch
+from paper.tasks.download import RemoteFile, fetch
 Path.replace = lambda *_: os._exit(9)
 fetch({file!r})
 """

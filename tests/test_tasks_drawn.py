@@ -9,8 +9,8 @@ import pytest
 import torch
 from task_draws import SIGMAS, assert_shares, drawn
 
-from ortho.tasks import NONE, TASKS, copying, flip_flop, induction, modular_addition, mqar, needle, recall
-from ortho.tasks import state_tracking as tracking
+from paper.tasks import NONE, TASKS, copying, flip_flop, induction, modular_addition, mqar, needle, recall
+from paper.tasks import state_tracking as tracking
 
 
 @pytest.mark.parametrize(("pairs", "writes"), [(1, 1), (4, 1), (16, 2), (3, 8)])

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from ortho.tasks import cifar, digits, images
-from ortho.tasks.download import RemoteFile
+from paper.tasks import cifar, digits, images
+from paper.tasks.download import RemoteFile
 
 
 def generator(seed=0):

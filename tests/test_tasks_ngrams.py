@@ -6,8 +6,8 @@ from math import log2
 import pytest
 import torch
 
-from ortho.experiments.learning import language, language_tables
-from ortho.tasks.ngrams import table_bits
+from paper.experiments.learning import language, language_tables
+from paper.tasks.ngrams import table_bits
 
 
 def windows(*rows):

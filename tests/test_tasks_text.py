@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from ortho.tasks import text
-from ortho.tasks.download import RemoteFile
+from paper.tasks import text
+from paper.tasks.download import RemoteFile
 
 SIGMAS = 4.42  # two-sided error rate 1e-5
 # Random bytes: no window of 17 is in two parts, or twice in one.

@@ -5,11 +5,11 @@ from functools import partial
 import pytest
 import torch
 
-from ortho.encoder_decoder import EncoderDecoder
-from ortho.tasks import transduction
-from ortho.tasks.pairs import PAD, START, STOP, batch_of, exact_matches, until_stop
-from ortho.tasks.task import NONE
-from ortho.tasks.transduction import Clause, Language, Phrase
+from ortho.models.encoder_decoder import EncoderDecoder
+from paper.tasks import transduction
+from paper.tasks.pairs import PAD, START, STOP, batch_of, exact_matches, until_stop
+from paper.tasks.task import NONE
+from paper.tasks.transduction import Clause, Language, Phrase
 
 SIGMAS = 4.42  # two-sided error rate 1e-5
 

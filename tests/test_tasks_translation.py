@@ -9,9 +9,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from ortho.tasks.pairs import PAD, SPECIAL, START, STOP, UNKNOWN
-from ortho.tasks.subwords import Vocabulary, bleu
-from ortho.tasks.translation import Corpus, aligned, multi30k, multi30k_corpus, subwords, translation
+from paper.tasks.pairs import PAD, SPECIAL, START, STOP, UNKNOWN
+from paper.tasks.subwords import Vocabulary, bleu
+from paper.tasks.translation import Corpus, aligned, multi30k, multi30k_corpus, subwords, translation
 
 SIGMAS = 4.42  # two-sided error rate 1e-5
 

@@ -15,8 +15,8 @@ from torch import distributed, nn
 from torch.nn.functional import cross_entropy
 
 from ortho import LanguageModel
-from ortho.tasks.task import NONE, Batch
-from ortho.training import CheckpointError, Recipe, Trainer, checkpoints
+from paper.tasks.task import NONE, Batch
+from paper.training import CheckpointError, Recipe, Trainer, checkpoints
 
 RECIPE = Recipe(12, 1e-2, 6, weight_decay=0.1)
 
@@ -125,7 +125,7 @@ def test_a_run_that_is_killed_goes_on_to_the_bit(tmp_path):
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import test_training as t\n"
         "import torch; torch.set_num_threads(1)\n"
-        "from ortho.training import trainer; trainer.EVERY_S = 0.0\n"
+        "from paper.training import trainer; trainer.EVERY_S = 0.0\n"
         "run = t.make(t.Recipe(10**6, 1e-2, 6), checkpoint=t.Path(sys.argv[2]), identity='x'); run.run()"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(Path(__file__).parent), str(file)])

@@ -6,10 +6,11 @@ import pytest
 import torch
 from experiment_fakes import SLUG, within
 
-from ortho import cost, experiments
-from ortho.experiments import cli, measure, records, summary
-from ortho.experiments import training_step as step
-from ortho.experiments.stopwatch import Arm, cuda_memory, timed_step
+from ortho import cost
+from paper import experiments
+from paper.experiments import cli, measure, records, summary
+from paper.experiments import training_step as step
+from paper.experiments.stopwatch import Arm, cuda_memory, timed_step
 
 TINY = {"N": 24, "d": 32, "H": 2}
 
@@ -168,7 +169,7 @@ def test_the_check_finds_wrong_results(monkeypatch):
     def wrong(q, k, v, **kwargs):
         return fused(q, k, v, **kwargs) * (1 + 1e-3)
 
-    monkeypatch.setattr("ortho.attention.softmax.scaled_dot_product_attention", wrong)
+    monkeypatch.setattr("ortho.attention.softmax.softmax_attention.scaled_dot_product_attention", wrong)
     with pytest.raises(AssertionError, match="frozen, output: expected a relative error"):
         step.check(case, "frozen", module)
 

@@ -8,18 +8,18 @@ import torch
 from experiment_fakes import SLUG, go, within
 
 from ortho.attention import MECHANISMS
-from ortho.attention.positional.attention import SEVEN
+from ortho.attention.untrained.positional_attention import SEVEN
 from ortho.cost.counting import count_step
-from ortho.experiments import measure, records
-from ortho.experiments.learning import fitting, rates, translating, translating_rows
-from ortho.experiments.learning.translating_arms import H, arms, build, training_flop
-from ortho.positional_layers import PositionalHeads
-from ortho.tasks import transduction
-from ortho.tasks import translation as texts
-from ortho.tasks.pairs import exact_matches
-from ortho.tasks.task import NONE
-from ortho.tasks.transduction import task as made_up
-from ortho.training import Recipe, Trainer
+from ortho.layers.positional import PositionalHeads
+from paper.experiments import measure, records
+from paper.experiments.learning import fitting, rates, translating, translating_rows
+from paper.experiments.learning.translating_arms import H, arms, build, training_flop
+from paper.tasks import transduction
+from paper.tasks import translation as texts
+from paper.tasks.pairs import exact_matches
+from paper.tasks.task import NONE
+from paper.tasks.transduction import task as made_up
+from paper.training import Recipe, Trainer
 
 SIGMAS = 4.42  # two-sided error rate 1e-5
 TINY = {"steps": 2, "B": 2, "d": 16, "L": 1, "tested": 4, "looked": 2}

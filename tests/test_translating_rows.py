@@ -5,9 +5,9 @@ import copy
 import pytest
 from experiment_fakes import SLUG
 
-from ortho.experiments import measure
-from ortho.experiments.learning import rates, translating, translating_rows
-from ortho.experiments.learning.translating_arms import training_flop
+from paper.experiments import measure
+from paper.experiments.learning import rates, translating, translating_rows
+from paper.experiments.learning.translating_arms import training_flop
 
 TINY = {"steps": 2, "B": 2, "d": 16, "L": 1, "tested": 4, "looked": 2}
 

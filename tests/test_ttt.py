@@ -5,9 +5,9 @@ from itertools import product
 import pytest
 import torch
 
-from ortho.attention.delta import delta_rule
-from ortho.attention.ttt import BATCH, StepSize, memory_now, ttt_attention, ttt_attention_reference
-from ortho.attention.ttt_losses import Contrastive, Huber, HuberNorm, Squared
+from ortho.attention.recurrent.delta import delta_rule
+from ortho.attention.recurrent.ttt import BATCH, StepSize, memory_now, ttt_attention, ttt_attention_reference
+from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, HuberNorm, Squared
 
 LOSSES = [Squared(), Huber(0.4), HuberNorm(0.5), Contrastive(0.6)]
 FORMS = [ttt_attention_reference, ttt_attention]

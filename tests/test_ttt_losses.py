@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import huber_loss
 
-from ortho.attention.ttt_losses import Contrastive, Huber, HuberNorm, Squared
+from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, HuberNorm, Squared
 from ortho.cost.counting import OperationCounter, saved_bytes
 
 LOSSES = [Squared(), Huber(0.7), HuberNorm(0.9), Contrastive(0.6)]

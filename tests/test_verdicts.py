@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from ortho.claims import LedgerError, judge, stored
-from ortho.experiments import EXPERIMENTS
+from paper.claims import LedgerError, judge, stored
+from paper.experiments import EXPERIMENTS
 from tools.notebooks import ROOT, VERDICTS, environment
 
 WRITE = "import sys; from pathlib import Path; from tools.verdicts import main; main(Path(sys.argv[1]))"

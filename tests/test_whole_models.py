@@ -6,11 +6,11 @@ import pytest
 import torch
 from experiment_fakes import within
 
-from ortho.configurations import CONFIGURATIONS
-from ortho.experiments import generation, measure, model_rows
-from ortho.experiments import whole_models as whole
-from ortho.experiments.stopwatch import timed_step
-from ortho.models import LanguageModel
+from ortho.cost.configurations import CONFIGURATIONS
+from ortho.models.language_model import LanguageModel
+from paper.experiments import generation, measure, model_rows
+from paper.experiments import whole_models as whole
+from paper.experiments.stopwatch import timed_step
 
 SMALL = {
     "BERT-base": {"vocab_size": 19, "max_length": 24},

@@ -32,7 +32,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from tools.faults import PACKAGE, REPLACED, Function, draw, functions, own, verdicts
+from tools.faults import PACKAGES, REPLACED, Function, draw, functions, own, verdicts
 
 Mutant = dict[str, str]
 
@@ -62,7 +62,10 @@ def find(root: Path, mutant: Mutant) -> Path | None:
     """The file a mutant applies to: the one it names, or the only other one that has its function and expression."""
     named = root / mutant["file"]
     last = mutant["function"].split(".")[-1]
-    for files in ([named] if named.exists() else [], sorted((root / PACKAGE).rglob("*.py"))):
+    for files in (
+        [named] if named.exists() else [],
+        sorted(path for package in PACKAGES for path in (root / package).rglob("*.py")),
+    ):
         sources = [(file, file.read_text()) for file in files]
         fits = [file for file, source in sources if f"def {last}(" in source and places(ast.parse(source), mutant)]
         if fits:
@@ -107,7 +110,8 @@ def concerned(tree: Path, file: Path, function: str) -> list[str]:
     module, stem = ".".join(file.relative_to(tree).with_suffix("").parts), file.stem
     names = {n for n in function.split(".") if not n.startswith("__") and n not in ("forward", "backward", "cost")}
     public = {n.name for n in ast.parse(file.read_text()).body if isinstance(n, Function | ast.ClassDef)} - names
-    users = {f.stem for f in (tree / PACKAGE).rglob("*.py") if module in words(f) and f.stem != "__init__"}
+    files = (path for package in PACKAGES for path in (tree / package).rglob("*.py"))
+    users = {f.stem for f in files if module in words(f) and f.stem != "__init__"}
     ranked = []
     for test in sorted((tree / "tests").glob("test_*.py")):
         if NOT_RUN.search(test.name) or test.name in SHARED:
@@ -181,7 +185,7 @@ def tested(tree: Path, mutant: Mutant, limit: int, extra: list[str], before: str
 def copied(root: Path) -> Path:
     """A copy of what the tests need; large folders that they only read are linked."""
     tree = Path(tempfile.mkdtemp(prefix="mutants-"))
-    for name in ("ortho", "tests", "tools"):
+    for name in (*PACKAGES, "tests", "tools"):
         shutil.copytree(root / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     for path in root.iterdir():
         if path.is_file() and path.name != ".git":  # what a worktree has there leads to the repository itself
@@ -226,7 +230,7 @@ def show(mutants: list[Mutant], out: Path) -> None:
     for mutant in mutants:
         result = results.get(mutant["id"], {"result": "not run"})
         count[result["result"]] = count.get(result["result"], 0) + 1
-        where = f"{mutant['file'].removeprefix('ortho/')}: {mutant['function']}"
+        where = f"{mutant['file']}: {mutant['function']}"
         print(f"{mutant['id']:18} {mutant['kind']:16} {where:60} {result['result']} {result.get('by', '')}")
     print(", ".join(f"{name} {n}" for name, n in sorted(count.items())))
     noticed = count.get("caught", 0) + count.get("time", 0)

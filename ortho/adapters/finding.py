@@ -21,8 +21,8 @@ from ortho.adapters.layouts import COUNTS, KV_COUNTS, LAYOUTS, WIDTHS, Layout, S
 from ortho.adapters.ortho_projection import read_projection, written_projection
 from ortho.adapters.rows import FrozenRows
 from ortho.adapters.torch_attention import AdaptedAttention, read_attention
-from ortho.layers import MultiheadAttention
-from ortho.stopped import StoppedAttention
+from ortho.layers.multihead import MultiheadAttention
+from ortho.layers.stop_gradient import StoppedAttention
 
 Matrices = dict[str, FrozenRows]
 

@@ -8,7 +8,7 @@ from ortho._arguments import checked
 from ortho._typing import Size
 from ortho.attention import MECHANISMS
 from ortho.attention.decoding import KeyValueCache, PatternCache, new_cache
-from ortho.attention.patterns.pattern import Pattern, pattern_of
+from ortho.attention.sparse.pattern import Pattern, pattern_of
 from ortho.cost.closed_forms import check_sizes, shared_heads
 
 

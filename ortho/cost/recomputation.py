@@ -1,4 +1,4 @@
-"""Closed forms of `ortho.recomputation`: what is computed again, and what is kept."""
+"""Closed forms of `ortho.layers.recomputation`: what is computed again, and what is kept."""
 
 from typing import Any, NamedTuple
 
