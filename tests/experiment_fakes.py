@@ -13,7 +13,7 @@ provenance.git_state = lambda: ("0" * 40, True)
 
 # Between a run and its record: what measures a case has no part in the result, nor has what refuses arguments.
 AROUND = {f"paper.experiments.{name}" for name in ("code", "provenance", "records", "runner")} | {
-    "ortho._arguments",
+    *(f"ortho._checks.{name}" for name in ("arguments", "names", "values")),
     "ortho._typing",
 }
 

@@ -113,17 +113,17 @@ def concerned(tree: Path, file: Path, function: str) -> list[str]:
     files = (path for package in PACKAGES for path in (tree / package).rglob("*.py"))
     users = {f.stem for f in files if module in words(f) and f.stem != "__init__"}
     ranked = []
-    for test in sorted((tree / "tests").glob("test_*.py")):
+    for test in sorted((tree / "tests").rglob("test_*.py")):
         if NOT_RUN.search(test.name) or test.name in SHARED:
             continue
         said, topic = words(test), test.stem.removeprefix("test_")
-        helpers = [test.with_name(f"{name}.py") for name in said if name.isidentifier()]
+        helpers = [tree / "tests" / f"{name}.py" for name in said if name.isidentifier()]
         said = said.union(*(words(helper) for helper in helpers if helper.exists()))
         near = 8 * (topic == stem) + 4 * (f"_{stem}_" in f"_{topic}_") + 6 * (module in said) + 3 * len(names & said)
         near += 2 * (f"_{file.parent.name}_" in f"_{topic}_") + len({*stem.split("_")} & {*topic.split("_")})
         near += len({name for name in public & said if len(name) > 5}) + 3 * (topic in users) + bool(users & said)
         if near:
-            ranked.append((-near, test.stat().st_size, f"tests/{test.name}"))
+            ranked.append((-near, test.stat().st_size, test.relative_to(tree).as_posix()))
     return [name for *_, name in sorted(ranked)[:FILES]]
 
 
@@ -162,10 +162,11 @@ def tested(tree: Path, mutant: Mutant, limit: int, extra: list[str], before: str
     if file is None:
         return {"result": "gone"}
     near = concerned(tree, file, mutant["function"])
-    shared = [f"tests/{name}" for name in SHARED if (tree / "tests" / name).exists()]
+    shared = [path.relative_to(tree).as_posix() for name in SHARED for path in (tree / "tests").rglob(name)]
     passes = [[*shared, "-k", mutant["select"]] if "select" in mutant and shared else [], near]
-    if before and (tree / before.partition("::")[0]).exists():
-        passes.insert(0, [before.partition("[")[0]])
+    test, _, function = before.partition("[")[0].partition("::")
+    for path in (tree / "tests").rglob(Path(test).name) if function else ():  # also where it was moved to
+        passes.insert(0, [f"{path.relative_to(tree).as_posix()}::{function}"])
     kept, result, by = file.with_suffix(".kept"), "no tests", ""
     shutil.copy2(file, kept)  # with its time of change, by which Python knows what it has compiled
     for arguments in ([*each, *extra] for each in passes if each):

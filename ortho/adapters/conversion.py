@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho.adapters import standard_heads, unfreeze_qk
 
 __all__ = ["to_standard"]

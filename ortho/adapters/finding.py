@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Int, Tensor
 from ortho.adapters.layouts import COUNTS, KV_COUNTS, LAYOUTS, WIDTHS, Layout, Source
 from ortho.adapters.ortho_projection import read_projection, written_projection

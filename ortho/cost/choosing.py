@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho.attention import MECHANISMS
 from ortho.attention.selected.importance_cost import importance_flops
 from ortho.attention.selected.lsh_cost import lsh_flops

@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ortho._arguments import checked
-from ortho._checks import one_of, positive_int
+from ortho._checks import checked, one_of, positive_int
 from ortho._typing import Size
 from ortho.attention import FORMS, MECHANISMS
 from ortho.cost.counting import LAYER_NORM_BACKWARD, LAYER_NORM_FORWARD

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ortho._arguments import checked
-from ortho._checks import positive_int
+from ortho._checks import checked, positive_int
 from ortho.cost import Cost, feed_forward, model
 from ortho.cost.whole_models import text_encoder, vision_transformer
 from ortho.models.encoders import TextEncoder, VisionTransformer

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Size
 from ortho.attention import MECHANISMS
 from ortho.attention.decoding import KeyValueCache, PatternCache, new_cache

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Size
 from ortho.attention.softmax.softmax_attention import softmax_cost
 from ortho.cost.closed_forms import Cost, block, check_sizes, layer, shared_heads

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from ortho._arguments import checked
-from ortho._checks import one_of
+from ortho._checks import checked, one_of
 from ortho._typing import Size
 from ortho.attention.chunking import CHUNK
 from ortho.attention.mechanism import AttentionCost

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Size
 from ortho.cost.closed_forms import block
 

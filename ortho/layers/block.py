@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, State, Tensor
 from ortho.layers.feed_forward import FeedForward
 from ortho.layers.multihead import MultiheadAttention

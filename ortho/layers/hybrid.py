@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.decoding import Cache
 from ortho.layers.multihead import MultiheadAttention

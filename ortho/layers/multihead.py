@@ -9,8 +9,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from ortho import _checks
-from ortho._arguments import checked
-from ortho._names import unknown
+from ortho._checks import checked, unknown
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import new_bias, new_weight, split_heads, spread_heads
 from ortho.attention import FORMS, MECHANISMS

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho._weights import new_weight, split_heads
 from ortho.attention import FORMS

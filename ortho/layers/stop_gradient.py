@@ -6,7 +6,7 @@ from typing import Any
 from torch.nn.functional import linear
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import split_heads, spread_heads
 from ortho.attention.decoding import Cache

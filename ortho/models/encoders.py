@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.functional import embedding, linear
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._tokens import new_embeddings, token_indices
 from ortho._typing import Bool, Float, Int, Tensor
 from ortho._weights import new_bias, new_weight

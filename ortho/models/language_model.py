@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import embedding, linear
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._tokens import EMBEDDING_STD, new_embeddings, token_indices
 from ortho._typing import Int, State, Tensor
 from ortho.attention.decoding import Cache

@@ -12,7 +12,7 @@ from math import ceil, erf, inf, log2, sqrt
 import torch
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, Tensor
 from ortho.attention.linear.feature_draws import FEATURE_DRAWS
 from ortho.attention.linear.random_features import optimal_a

@@ -10,7 +10,7 @@ from math import sqrt
 import torch
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, Tensor
 from ortho.attention.linear.random_features import DenseParameters, aderf, gerf, isotropic, saderf, sderf
 from ortho.orthogonal import haar

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, Tensor
 from ortho.attention.linear.factored import kernel_weights
 from ortho.attention.linear.feature_maps import FeatureMap

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, Tensor
 from ortho.attention import MECHANISMS
 from ortho.attention.untrained.positional_attention import SEVEN, PositionalPattern, named

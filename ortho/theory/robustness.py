@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, State
 from ortho.attention.recurrent.ttt import memory_now, ttt_attention
 from ortho.attention.recurrent.ttt_losses import TokenLoss

@@ -13,7 +13,7 @@ from scipy.optimize import brentq, minimize_scalar
 from scipy.special import hyp1f1
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, Tensor
 from ortho.attention.linear.random_features import (
     DenseParameters,

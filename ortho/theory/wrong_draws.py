@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, Tensor
 from ortho.attention.linear.feature_draws import orthogonal_features, structured_features
 

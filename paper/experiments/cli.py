@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ortho._names import unknown
+from ortho._checks import unknown
 from paper.experiments import carrying, cluster, launchers, progress, provenance, records, runner, signals
 from paper.experiments.launchers import LaunchError
 from paper.experiments.records import RecordError

@@ -12,8 +12,7 @@ from functools import partial
 
 import torch
 
-from ortho._arguments import checked
-from ortho._checks import positive_int, share
+from ortho._checks import checked, positive_int, share
 from paper.tasks.task import NONE, Batch, Task
 
 

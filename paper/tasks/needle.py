@@ -11,8 +11,7 @@ from functools import partial
 
 import torch
 
-from ortho._arguments import checked
-from ortho._checks import positive_int
+from ortho._checks import checked, positive_int
 from paper.tasks.drawing import orders
 from paper.tasks.task import NONE, Batch, Task
 

@@ -7,7 +7,7 @@ and values, a pattern those that a later token may read, and any other mechanism
 from torch import nn
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho.attention import MECHANISMS
 from ortho.attention.decoding.cache import Cache
 from ortho.attention.decoding.keys_values import KeyValueCache, RotaryCache

@@ -14,8 +14,8 @@ import torch
 from torch.nn.functional import pad
 
 from ortho import _checks
-from ortho._arguments import checked
 from ortho._autocast import no_autocast
+from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.chunking import chunks, default_chunk, pad_tokens
 from ortho.attention.linear.factored_cost import feature_cost

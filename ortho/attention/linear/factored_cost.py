@@ -1,6 +1,6 @@
 """Closed forms of `ortho.attention.linear.factored`: what a call costs, its feature map included."""
 
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Size
 from ortho.attention.chunking import CHUNK, chunks
 from ortho.attention.linear.feature_maps import FeatureMap

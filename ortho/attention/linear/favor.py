@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Size
 from ortho.attention.linear.factored import kernel_mechanism
 from ortho.attention.linear.feature_draws import mirrored, orthogonal_features

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Size
 from ortho.attention.linear.factored import kernel_mechanism
 from ortho.attention.linear.feature_maps import FeatureMap, Features, MapCost, root_scale

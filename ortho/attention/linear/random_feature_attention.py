@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Bool, Float, State
 from ortho.attention.linear.factored import feature_attention, feature_attention_reference
 from ortho.attention.linear.favor import (

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Bool, Float, Tensor
 from ortho.attention.linear.feature_draws import mirrored
 

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.operands import with_past

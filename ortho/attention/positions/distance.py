@@ -9,8 +9,8 @@ in half precision none: here depths are float64, and are subtracted from each ot
 from math import sqrt
 
 from ortho import _checks
-from ortho._arguments import checked
 from ortho._autocast import no_autocast
+from ortho._checks import checked
 from ortho._typing import Float, Size, Tensor
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost
 from ortho.attention.operands import blocked_pairs, masked_softmax, working

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ortho import _checks
-from ortho._arguments import checked
 from ortho._autocast import no_autocast
+from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.operands import absent_keys, carried, working

@@ -11,8 +11,8 @@ from math import inf
 import torch
 
 from ortho import _checks
-from ortho._arguments import checked
 from ortho._autocast import no_autocast
+from ortho._checks import checked
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.mechanism import AttentionCost, Mechanism
 from ortho.attention.operands import working

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Size
 from ortho.attention.chunking import CHUNK, chunks
 from ortho.attention.mechanism import AttentionCost

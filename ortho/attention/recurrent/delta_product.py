@@ -12,8 +12,8 @@ by a product of $n_h$ transitions: for $\beta$ up to 2, by any orthogonal matrix
 import torch
 
 from ortho import _checks
-from ortho._arguments import checked
 from ortho._autocast import no_autocast
+from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.chunking import chunks, default_chunk, pad_tokens
 from ortho.attention.mechanism import Mechanism

@@ -1,6 +1,6 @@
 """Closed forms of `ortho.attention.recurrent.delta_product`: what a call costs, its division by lengths included."""
 
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Size
 from ortho.attention.chunking import CHUNK, chunks
 from ortho.attention.mechanism import AttentionCost

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import NamedTuple
 
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Size
 from ortho.attention.chunking import CHUNK
 from ortho.attention.mechanism import AttentionCost

@@ -1,6 +1,6 @@
 """Closed forms of `ortho.attention.recurrent.householder`: PaTH, and softmax attention with such a bias."""
 
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Size
 from ortho.attention.chunking import chunks
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost, causal_pairs

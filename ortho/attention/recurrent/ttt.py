@@ -19,8 +19,8 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from ortho import _checks
-from ortho._arguments import checked
 from ortho._autocast import no_autocast
+from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.operands import hidden_keys, working

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Size
 from ortho.attention.mechanism import AttentionCost
 from ortho.attention.recurrent.delta_cost import Part, division_cost

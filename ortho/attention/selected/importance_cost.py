@@ -1,6 +1,6 @@
 """Closed forms of `ortho.attention.selected.importance`."""
 
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho.attention.mechanism import AttentionCost
 from ortho.attention.selected.selection_cost import Flops, best_cost, chosen_cost, flops
 from ortho.attention.sparse.layouts import TILE

@@ -1,6 +1,6 @@
 """Closed forms of `ortho.attention.selected.lsh`."""
 
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho.attention.mechanism import AttentionCost
 from ortho.attention.selected.groups import group_work
 from ortho.attention.selected.selection_cost import Flops, chosen_cost, flops

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 
 from ortho import _checks
-from ortho._arguments import checked
 from ortho._autocast import no_autocast
+from ortho._checks import checked
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import Mechanism

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost
 from ortho.attention.selected.moba import block_work, past_blocks
 from ortho.attention.selected.nsa_sizes import SIZES, Sizes

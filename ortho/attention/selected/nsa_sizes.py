@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 
 ALWAYS = 3  # blocks that each query reads: the first, its own, and the one before
 

@@ -18,7 +18,7 @@ there attend to a window instead.
 import torch
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import Mechanism

@@ -4,8 +4,8 @@ import torch
 from torch.nn.functional import one_hot
 
 from ortho import _checks
-from ortho._arguments import checked
 from ortho._autocast import no_autocast
+from ortho._checks import checked
 from ortho._typing import Float, Int, Tensor
 from ortho.attention.operands import working
 from ortho.attention.selected.selection import drawn_once

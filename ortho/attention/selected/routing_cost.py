@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost
 from ortho.attention.selected.groups import group_work
 from ortho.attention.selected.routing_centroids import CLUSTERS, WIDTH, is_balanced

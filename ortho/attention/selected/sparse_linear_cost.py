@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho.attention.chunking import CHUNK
 from ortho.attention.linear.feature_maps import FeatureMap
 from ortho.attention.linear.linear_attention import EluPlusOne

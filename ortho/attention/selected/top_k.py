@@ -9,7 +9,7 @@ first are taken. A key more or less changes a query's choice, but in a causal ca
 import torch
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Bool, Float, Int, Size, State, Tensor
 from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import AttentionCost, Mechanism

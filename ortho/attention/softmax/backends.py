@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Bool, Float, Tensor
 from ortho.attention.operands import blocked_pairs, with_past
 from ortho.attention.sparse.pattern import flat_mask

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from ortho import _checks
-from ortho._arguments import checked
 from ortho._autocast import no_autocast
+from ortho._checks import checked
 from ortho._typing import Bool, Float, State
 from ortho.attention.chunking import once
 from ortho.attention.mechanism import AttentionCost, Mechanism

@@ -7,8 +7,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from ortho import _checks
-from ortho._arguments import checked
 from ortho._autocast import no_autocast
+from ortho._checks import checked
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.mechanism import (
     FUSED_BACKWARD,

@@ -8,8 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ortho._arguments import checked
-from ortho._checks import positive_int
+from ortho._checks import checked, positive_int
 from ortho.attention.sparse.layouts import both_ways
 from ortho.attention.sparse.parts import ABSENT, Order, Part, in_order
 from ortho.attention.sparse.pattern import Pattern, pattern_mechanism

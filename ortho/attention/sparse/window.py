@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ortho._arguments import checked
-from ortho._checks import positive_int
+from ortho._checks import checked, positive_int
 from ortho._typing import Size
 from ortho.attention.sparse.layouts import BLOCK, TILE, between, both_ways, tile_of
 from ortho.attention.sparse.parts import Part

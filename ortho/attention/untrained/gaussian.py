@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import embedding, pad
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Tensor
 from ortho.attention.chunking import CHUNK
 from ortho.attention.untrained.pattern import PositionalPattern, windows

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Tensor
 from ortho.attention.untrained.gaussian import GAUSSIANS
 from ortho.attention.untrained.pattern import PositionalPattern, running, windows

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, Tensor
 from ortho.layers.synthesizer.source import Call, LogitSource, Seen, SourceCost, product, shared
 

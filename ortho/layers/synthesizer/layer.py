@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.functional import linear
 
 from ortho import _checks
-from ortho._arguments import checked
 from ortho._autocast import no_autocast
+from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import new_weight, split_heads
 from ortho.attention.operands import blocked_pairs, masked_softmax

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from ortho import _checks
-from ortho._arguments import checked
 from ortho._autocast import no_autocast
+from ortho._checks import checked
 from ortho._typing import Float, Size, State, Tensor
 
 __all__ = ["Call", "LogitSource", "Seen", "SourceCost", "product", "shared"]

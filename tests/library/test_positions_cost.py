@@ -1,6 +1,6 @@
 """Costs of attention that knows positions: declared = counted for the functions alone, by hand, and as N grows.
 
-Whole layers are held to theirs by `tests/test_cost.py`, in which no call is longer than a tile.
+Whole layers are held to theirs by `tests/library/test_cost.py`, in which no call is longer than a tile.
 """
 
 from itertools import product

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 # A stand-in for the interpreter: answers the Makefile's questions, makes an environment that holds itself.
 STAND_IN = """#!/bin/sh

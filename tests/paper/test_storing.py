@@ -280,4 +280,4 @@ def test_a_full_disk_under_stdout_is_no_traceback():
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert ended.returncode == 1
-    assert ended.stderr == "python -m ortho: error: [Errno 28] No space left on device\n"
+    assert ended.stderr == "python -m paper: error: [Errno 28] No space left on device\n"

@@ -42,7 +42,7 @@ from paper.claims.rules import (
 )
 from tools.notebooks import VERDICTS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CONFIRMED, CORRECTED, REFUTED = Verdict.CONFIRMED, Verdict.CORRECTED, Verdict.REFUTED
 INCONSISTENT, CONDITIONAL, UNTESTABLE = Verdict.INCONSISTENT, Verdict.CONDITIONAL, Verdict.UNTESTABLE
 
@@ -52,7 +52,7 @@ INCONSISTENT, CONDITIONAL, UNTESTABLE = Verdict.INCONSISTENT, Verdict.CONDITIONA
 
 @cache
 def all_entries() -> list[Entry]:
-    """The whole ledger; `tests/test_verdicts.py` holds it to the evidence."""
+    """The whole ledger; `tests/book/test_verdicts.py` holds it to the evidence."""
     return [entry for entry, _ in stored(VERDICTS).values()]
 
 

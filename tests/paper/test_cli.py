@@ -16,7 +16,7 @@ from paper import claims, experiments
 from paper.__main__ import main
 from paper.claims import LedgerError, judge, ledger
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PLACES = ("reference", "fast", "cost")
 
 

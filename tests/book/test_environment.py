@@ -18,7 +18,7 @@ from packaging.version import Version
 import ortho
 from tools.lock import pinned
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]

@@ -1,4 +1,4 @@
-"""Checks of what a caller hands in: every error names the argument, what came, and what was expected."""
+"""Checks of single values, by name."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from ortho._checks.names import unknown
 
 FORMS = ("reference", "fast")  # of an attention function: as its formula reads, and as it is computed in practice
 
@@ -58,8 +60,6 @@ def share(name: str, value: Any) -> float:
 def one_of(name: str, value: Any, known: Collection[str]) -> str:
     """`value` if it is one of the known names, else ValueError that says which is near, or all."""
     if not isinstance(value, str) or value not in known:
-        from ortho._names import unknown
-
         raise ValueError(unknown(name, value, known))
     return value
 

@@ -11,7 +11,7 @@ from ortho.__main__ import main as ortho
 from paper.__main__ import main as paper
 from tools import readme
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "CONTRIBUTING.md")
 LANDING = (ROOT / readme.PAGE).read_text(encoding="utf-8")
 STATUS = ("book/status.ipynb", "book/artifact.ipynb")

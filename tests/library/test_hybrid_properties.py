@@ -20,7 +20,7 @@ SPLITS = [
 ]
 POSITIONAL = {"rotary", "positional", "window"}  # of which the order of the tokens makes a difference
 H = 4
-# See tests/test_properties.py: some 1e3 rounded terms, magnified by exponentials of scores up to 20.
+# See tests/library/test_properties.py: some 1e3 rounded terms, magnified by exponentials of scores up to 20.
 close = partial(torch.testing.assert_close, atol=1e-10, rtol=1e-10)
 
 shapes = st.tuples(st.integers(1, 3), st.integers(1, 40), st.sampled_from([4, 8, 12, 24]))

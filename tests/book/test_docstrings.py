@@ -10,7 +10,7 @@ from torch import nn
 from ortho.layers.multihead import MultiheadAttention
 from tools import docstrings
 
-PAGES = Path(__file__).parent.parent / "book" / "reference"
+PAGES = Path(__file__).parents[2] / "book" / "reference"
 
 
 def patterns(page):

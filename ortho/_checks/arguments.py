@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from ortho import _checks
-from ortho._checks import FORMS, describe
+from ortho._checks import values as _checks
+from ortho._checks.values import FORMS, describe
 from ortho._typing import Shaped, Size, State, shaped
 
 F = TypeVar("F", bound=Callable[..., Any])

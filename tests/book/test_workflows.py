@@ -9,7 +9,7 @@ import yaml
 
 from tools import notebooks
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / ".github" / "workflows").iterdir())
 WORKFLOWS = {path.name: yaml.safe_load(path.read_text()) for path in FILES}
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -52,8 +52,10 @@ def test_commands_are_targets_of_the_makefile_with_variables_that_it_knows():
 
 
 def test_each_test_and_notebook_is_in_one_part():
-    run = [path for shard in shards() for pattern in shard.split() for path in ROOT.glob(pattern)]
-    assert sorted(run) == sorted([*ROOT.glob("tests/test_*.py"), *notebooks.every_notebook()])
+    found = [path for shard in shards() for pattern in shard.split() for path in ROOT.glob(pattern)]
+    run = [file for path in found for file in (path.glob("test_*.py") if path.is_dir() else [path])]
+    tests = [path for path in ROOT.glob("tests/**/test_*.py") if path.parent.name != "browser"]
+    assert sorted(run) == sorted([*tests, *notebooks.every_notebook()])
     steps = WORKFLOWS["checks.yml"]["jobs"]["test"]["steps"]
     assert steps[-1]["run"] == "make test TESTS='${{ matrix.tests }}'"
     assert re.search(r"^test:.*\nifneq.*\n\t.*pytest.* \$\(TESTS\)$", MAKEFILE, re.MULTILINE)

@@ -1,6 +1,6 @@
 """DeltaProduct: several steps of the delta rule a token, their gates, costs, and errors.
 
-`tests/test_properties.py` and `tests/test_cost.py` hold it with two steps to all that holds for every mechanism.
+`test_properties.py` and `test_cost.py` hold it with two steps to all that holds for every mechanism.
 """
 
 from functools import partial
@@ -14,7 +14,7 @@ from ortho.attention.recurrent.delta_product import delta_product, delta_product
 from ortho.attention.recurrent.delta_product_gates import LaterOperands, StepStrengths
 from ortho.cost.counting import Counts, count_step
 
-# As in tests/test_properties.py: two float64 computations of the same sums.
+# As in tests/library/test_properties.py: two float64 computations of the same sums.
 close = partial(torch.testing.assert_close, atol=1e-10, rtol=1e-10)
 FORMS = pytest.mark.parametrize("attend", [delta_product_reference, delta_product])
 B, H, N, K, V = 2, 3, 37, 6, 5

@@ -14,7 +14,7 @@ from nbformat import v4
 
 from tools import notebooks, pages, stored, words
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 MUST_FAIL = ROOT / "tests" / "gates" / "must_fail.ipynb"
 
 

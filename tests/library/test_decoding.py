@@ -42,7 +42,7 @@ PATTERNS = {
 LENGTH = 40
 CUTS = {"tokens": range(LENGTH + 1), "pieces": (0, 7, 8, 9, 21, 22, LENGTH), "whole": (0, LENGTH)}
 # Sums of at most 1e3 rounded products in another order, magnified by exponentials of scores up to 20 (see
-# tests/test_properties.py); a wrong term would show at 1e-2.
+# tests/library/test_properties.py); a wrong term would show at 1e-2.
 CLOSE = {"atol": 1e-10, "rtol": 1e-10}
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from tools import pdf
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SETTINGS = {
     "_toc.yml": {"root": "book/index", "parts": [{"caption": "Work & time", "chapters": [{"file": "notebooks/01-a"}]}]},
     "_config.yml": {"title": "A book", "author": "nobody", "sphinx": {"config": {"mathjax_path": "tex-svg-full.js"}}},
