@@ -7,7 +7,7 @@ import sympy
 import torch
 
 from ortho.attention.sparse.dilated import LocalDilated, NeitherFarNorMultiple
-from ortho.attention.sparse.pattern_cost import pattern_cost
+from ortho.attention.sparse.pattern import pattern_cost
 from ortho.attention.sparse.window import Window
 from ortho.cost.big_o import N, d
 from paper import experiments

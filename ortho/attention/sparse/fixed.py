@@ -5,13 +5,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ortho._checks import positive_int
-from ortho.attention.sparse.layouts import Bound, Kept, from_to, tile_of
-from ortho.attention.sparse.parts import ABSENT, Order, Part, in_order
+from ortho._checks import checked
 from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
+from ortho.attention.sparse.tiling import (
+    ABSENT,
+    Bound,
+    Rule,
+    Tiling,
+    TokenBlocks,
+    block_ranges,
+    causal,
+    consecutive,
+    tile_width,
+)
 from ortho.attention.sparse.window import BlockedWindow
 
 
+@checked
 @dataclass(frozen=True)
 class Summaries(Pattern):
     """The keys that are the last `summaries` of their block of `stride` tokens, whichever block that is."""
@@ -20,7 +30,7 @@ class Summaries(Pattern):
     summaries: int
 
     def __post_init__(self) -> None:
-        if positive_int("summaries", self.summaries) > positive_int("stride", self.stride):
+        if self.summaries > self.stride:
             raise ValueError(f"summaries: expected at most the stride, {self.stride}, got {self.summaries}")
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
@@ -38,19 +48,19 @@ class Summaries(Pattern):
         own = whole * c * (c + 1) // 2 + last * (last + 1) // 2  # of summaries, in their own block
         return l * c * whole * (whole - 1) // 2 + rest * whole * c + own
 
-    def parts(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Part, ...]:
+    def tilings(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Tiling, ...]:
         def high(i: Tensor) -> Tensor:  # of the blocks whose summaries have begun
             return (i - self.stride + self.summaries) // self.stride
 
-        kept = (lambda i, j: j <= i) if is_causal else None
-        return (_summary_part(self, first, stop, keys, high if is_causal else None, kept, device),)
+        last, rule = (high, causal) if is_causal else (None, None)
+        return (_summaries(self, first, stop, keys, last, rule, device),)
 
 
-def _summary_part(
-    pattern: Summaries, first: int, stop: int, keys: int, high: Bound | None, kept: Kept | None, device: torch.device
-) -> Part:
+def _summaries(
+    pattern: Summaries, first: int, stop: int, keys: int, high: Bound | None, rule: Rule | None, device: torch.device
+) -> Tiling:
     """The queries that read the summaries of the blocks up to high(i), or of all, a block of keys each."""
-    tile = tile_of(pattern.stride) if stop - first > 1 else 1
+    tile = tile_width(pattern.stride) if stop - first > 1 else 1
     whole, _, last = pattern.blocks(keys)
     count = whole + (last > 0)
     j = pattern.stride * torch.arange(1, count + 1, device=device)[:, None]
@@ -59,15 +69,16 @@ def _summary_part(
     highest = torch.full_like(i, count - 1)
     if high is not None:
         highest = torch.minimum(highest, high((i + tile - 1).clamp(max=stop - 1)))
-    return Part(
-        in_order(first, stop, tile, device),
-        Order(j.masked_fill(j >= keys, ABSENT)),
-        from_to(torch.zeros_like(i), highest),
-        kept,
+    return Tiling(
+        consecutive(first, stop, tile, device),
+        TokenBlocks(j.masked_fill(j >= keys, ABSENT)),
+        block_ranges(torch.zeros_like(i), highest),
+        rule,
         relative=True,
     )
 
 
+@checked
 @dataclass(frozen=True)
 class Fixed(Pattern):
     """`BlockedWindow` and `Summaries` in one head: the keys of the query's own block, and the summaries of the others.
@@ -79,7 +90,7 @@ class Fixed(Pattern):
     summaries: int
 
     def __post_init__(self) -> None:
-        Summaries(self.stride, self.summaries)
+        Summaries(self.stride, self.summaries)  # refuses what does not fit together
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return (i // self.stride == j // self.stride) | Summaries(self.stride, self.summaries).allowed(i, j)
@@ -91,7 +102,7 @@ class Fixed(Pattern):
             return own + l * c * whole * (whole - 1) // 2 + rest * whole * c
         return own + n * (whole * c + last) - whole * l * c - rest * last
 
-    def parts(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Part, ...]:
+    def tilings(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Tiling, ...]:
         def others(i: Tensor, j: Tensor) -> Tensor:
             return (j // self.stride < i // self.stride) if is_causal else (j // self.stride != i // self.stride)
 
@@ -99,12 +110,11 @@ class Fixed(Pattern):
             return i // self.stride - 1
 
         summaries = Summaries(self.stride, self.summaries)
-        alone = is_causal and self.stride % tile_of(self.stride) == 0  # a tile lies in one block, and reads no more
-        part = _summary_part(
-            summaries, first, stop, keys, high if is_causal else None, None if alone else others, device
-        )
-        own = BlockedWindow(self.stride).parts(first, stop, keys, is_causal=is_causal, device=device)
-        return (*own, part._replace(relative=False))
+        alone = is_causal and self.stride % tile_width(self.stride) == 0  # a tile lies in one block, and reads no more
+        rule = None if alone else others
+        tiling = _summaries(summaries, first, stop, keys, high if is_causal else None, rule, device)
+        own = BlockedWindow(self.stride).tilings(first, stop, keys, is_causal=is_causal, device=device)
+        return (*own, tiling._replace(relative=False))
 
 
 SOURCE = "Child et al. 2019, arXiv:1904.10509"
