@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ortho.attention import MECHANISMS
-from ortho.attention.linear.linear_attention import EluPlusOne
+from ortho.attention.linear.feature_maps import EluPlusOne
 from ortho.attention.mechanism import AttentionCost, Mechanism
 from ortho.attention.softmax.backends import BACKENDS, backend_attention
 from ortho.attention.sparse.flex import flex_pattern_attention

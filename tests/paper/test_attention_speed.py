@@ -6,7 +6,7 @@ from experiment_fakes import SLUG, within
 from tiny_arms import ALL, SETS, TINY
 
 from ortho.attention.chunking import CHUNK
-from ortho.attention.linear.linear_attention import HORIZON
+from ortho.attention.linear.feature_maps import HORIZON
 from ortho.cost.allocations import Allocations
 from paper import experiments
 from paper.experiments import Experiment, flash_speed, measure, memory_speed, pattern_speed, records

@@ -6,7 +6,7 @@ import pytest
 import torch
 from experiment_fakes import within
 
-from ortho.attention.linear.linear_attention import HORIZON
+from ortho.attention.linear.feature_maps import HORIZON
 from paper.experiments import clock as stopped
 from paper.experiments import decode_rows as rows
 from paper.experiments import decode_speed as speed
