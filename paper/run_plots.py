@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from paper import figures
+from paper import plots
 from paper.experiments.learning.paired_rows import Judged, Runs, judged
 from paper.experiments.statistics import Decision
 
@@ -15,35 +15,35 @@ __all__ = ["curves", "differences", "frontier", "points", "table_rows", "undomin
 
 # What a rule says of a difference, told apart by colour and by marker.
 OUTCOMES = {
-    "better": (figures.GREEN, "o"),
-    "worse": (figures.VERMILION, "s"),
-    "equivalent": (figures.BLUE, "D"),
-    "not better": (figures.ORANGE, "<"),
-    "not worse": (figures.SKY, ">"),
-    "undecided": (figures.BLACK, "x"),
+    "better": (plots.GREEN, "o"),
+    "worse": (plots.VERMILION, "s"),
+    "equivalent": (plots.BLUE, "D"),
+    "not better": (plots.ORANGE, "<"),
+    "not worse": (plots.SKY, ">"),
+    "undecided": (plots.BLACK, "x"),
 }
 
 # Arms that are named in a figure of many, in turn.
 _NAMED = (
-    (figures.VERMILION, "o"),
-    (figures.BLUE, "s"),
-    (figures.GREEN, "D"),
-    (figures.ORANGE, "^"),
-    (figures.PURPLE, "v"),
-    (figures.BLACK, "P"),
-    (figures.SKY, "X"),
+    (plots.VERMILION, "o"),
+    (plots.BLUE, "s"),
+    (plots.GREEN, "D"),
+    (plots.ORANGE, "^"),
+    (plots.PURPLE, "v"),
+    (plots.BLACK, "P"),
+    (plots.SKY, "X"),
 )
-_JOINED: dict[str, Any] = {"color": figures.BLACK, "linewidth": 0.8, "linestyle": ":"}
+_JOINED: dict[str, Any] = {"color": plots.BLACK, "linewidth": 0.8, "linestyle": ":"}
 
 
 def points(ax: Axes, arms: Mapping[str, Sequence[float]], *, beside: str | None = None) -> None:
     """A row an arm, the first on top: every run a point, the mean a bar. With `beside` a line goes through the mean of
     that arm."""
     for place, values in enumerate(arms.values()):
-        ax.plot(values, [place] * len(values), "o", color=figures.BLUE, markersize=3.5, alpha=0.6, markeredgewidth=0)
-        ax.plot([fmean(values)], [place], "|", color=figures.BLACK, markersize=11, markeredgewidth=1.6)
+        ax.plot(values, [place] * len(values), "o", color=plots.BLUE, markersize=3.5, alpha=0.6, markeredgewidth=0)
+        ax.plot([fmean(values)], [place], "|", color=plots.BLACK, markersize=11, markeredgewidth=1.6)
     if beside is not None:
-        ax.axvline(fmean(arms[beside]), color=figures.BLACK, linewidth=0.8, linestyle=":")
+        ax.axvline(fmean(arms[beside]), color=plots.BLACK, linewidth=0.8, linestyle=":")
     _rows(ax, list(arms))
 
 
@@ -53,7 +53,7 @@ def differences(ax: Axes, found: Mapping[str, Judged], rule: Decision, *, arms: 
     this one has more of them."""
     arms = arms or list(found)
     ax.axvspan(-rule.margin, rule.margin, color="#DDDDDD", linewidth=0)
-    ax.axvline(0, color=figures.BLACK, linewidth=0.8)
+    ax.axvline(0, color=plots.BLACK, linewidth=0.8)
     for outcome, (colour, marker) in OUTCOMES.items():
         rows = [(arms.index(arm), one.difference) for arm, one in found.items() if one.outcome == outcome]
         if rows:
@@ -71,7 +71,7 @@ def curves(ax: Axes, name: str, x: Sequence[float], values: Sequence[Sequence[fl
 
     Raises ValueError for a name that has no look.
     """
-    look = figures.style(name)
+    look = plots.style(name)
     ax.plot(x, [fmean(some) for some in values], **{**look, "label": label or look["label"]})
     for at, some in zip(x, values, strict=True):
         ax.plot([at] * len(some), some, look["marker"], color=look["color"], markersize=3, alpha=0.5)
@@ -112,7 +112,7 @@ def frontier(ax: Axes, arms: Mapping[str, tuple[float, Sequence[float]]]) -> lis
     places = {name: (cost, fmean(values)) for name, (cost, values) in arms.items()}
     best = undominated(places)
     for name, (cost, values) in arms.items():
-        hue = figures.SKY if name in best else "#AAAAAA"
+        hue = plots.SKY if name in best else "#AAAAAA"
         ax.plot([cost] * len(values), values, ".", color=hue, markersize=4, alpha=0.7, markeredgewidth=0)
     others = [place for name, place in places.items() if name not in best]
     if others:
