@@ -8,7 +8,7 @@ from ortho._checks.names import ALIASES, WHOLE, nearest
 from ortho.attention.linear.feature_draws import FEATURE_DRAWS
 from ortho.orthogonal import DRAWS
 from paper.experiments import EXPERIMENTS
-from paper.experiments.cli import find
+from paper.experiments.engine.cli import find
 
 pytestmark = pytest.mark.bad_input
 

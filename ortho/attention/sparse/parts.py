@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 
 from ortho._autocast import no_autocast
-from ortho.attention.chunking import once
 from ortho.attention.indexing import indexing
 from ortho.attention.sparse.kept import Part, kept_pairs
 from ortho.attention.sparse.orders import ABSENT, Order, in_order, rows_of
-from ortho.attention.transforms import Kernel
+from ortho.attention.transforms import Kernel, once
 
 __all__ = ["ABSENT", "Order", "Part", "attention_by_parts", "in_order", "rows_of"]
 

@@ -18,7 +18,7 @@ from ortho._checks import checked
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.operands import with_past, working
+from ortho.attention.operands import flat_mask, with_past, working
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference
 from ortho.attention.sparse.parts import Part, attention_by_parts
 from ortho.attention.sparse.pattern_cost import Work, pattern_cost, work_of
@@ -176,11 +176,3 @@ def known_pattern(pattern: Any) -> Pattern:
     if not isinstance(pattern, Pattern):
         raise TypeError(f"pattern: expected a Pattern, got {_checks.describe(pattern)}")
     return pattern
-
-
-def flat_mask(mask: Bool[Tensor, "..."], lead: torch.Size) -> Bool[Tensor, "G N M"]:
-    """A mask that broadcasts to (*lead, N, M) with its leading axes in one, of size 1 where all sequences share it."""
-    mask = mask[(None,) * (2 - mask.dim())] if mask.dim() < 2 else mask
-    if mask.dim() == 2 or all(size == 1 for size in mask.shape[:-2]):
-        return mask.reshape(1, *mask.shape[-2:])
-    return mask.expand(*lead, *mask.shape[-2:]).reshape(-1, *mask.shape[-2:])
