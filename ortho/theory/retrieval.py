@@ -49,9 +49,7 @@ def threshold_law(K: int, d: int, *, draw: str = "haar") -> Any:
 
     _widths(K, d, draw)
     if d == K and draw == "haar":
-        raise ValueError(
-            f"K: expected a width below d = {d} for an orthogonal draw, whose threshold is else 1, got {K}"
-        )
+        raise ValueError(f"K: expected a width below d = {d} for an orthogonal draw, got {K}")
     return beta(K / 2, (d - K if draw == "haar" else d - 1) / 2)
 
 
@@ -211,7 +209,7 @@ def _log_mean_exponential(slope: Any, d: int) -> Any:
 
 
 def _log_below(t: Any, d: int) -> Any:
-    """The logarithm of the chance that a coordinate of a uniform point of the unit sphere in d dimensions is below t."""
+    """Logarithm of the chance that a coordinate of a uniform point of the unit sphere in d dimensions is below t."""
     from scipy.special import betainc
 
     beyond = betainc((d - 1) / 2, 0.5, np.clip(1 - t**2, 0, 1)) / 2  # of |t|, on one side
