@@ -33,9 +33,8 @@ from ortho import (
 )
 from ortho.adapters.layouts import Source
 from ortho.attention.decoding import new_cache
-from ortho.attention.linear.feature_draws import iid_features
-from ortho.attention.linear.linear_attention import EluPlusOne
-from ortho.attention.linear.random_features import isotropic
+from ortho.attention.linear.feature_maps import EluPlusOne
+from ortho.attention.linear.random_features import iid_features, isotropic
 from ortho.attention.recurrent.ttt_losses import Squared
 from ortho.attention.selected.nsa_sizes import Sizes
 from ortho.attention.sparse.window import Window

@@ -3,7 +3,7 @@
 import torch
 
 from ortho import _checks
-from ortho._typing import State, Tensor
+from ortho._typing import Bool, State, Tensor
 
 
 def with_past(
@@ -48,14 +48,6 @@ def mask_of_keys(attn_mask: Tensor, keys: int) -> None:
         raise ValueError(f"attn_mask: expected a mask of keys, of shape (..., 1, {keys}), got {shape}")
 
 
-def flat_mask(mask: Tensor, lead: torch.Size) -> Tensor:
-    """A mask that broadcasts to (*lead, N, M) with its leading axes in one, of size 1 if all sequences share it."""
-    mask = mask[(None,) * (2 - mask.dim())] if mask.dim() < 2 else mask
-    if mask.dim() == 2 or all(size == 1 for size in mask.shape[:-2]):
-        return mask.reshape(1, *mask.shape[-2:])
-    return mask.expand(*lead, *mask.shape[-2:]).reshape(-1, *mask.shape[-2:])
-
-
 def known_tokens(same_tokens: bool, q: Tensor, k: Tensor) -> None:
     """TypeError or ValueError unless `same_tokens` is a bool that q (..., N, K) and k (..., M, K) allow."""
     if not isinstance(same_tokens, bool):
@@ -95,6 +87,14 @@ def blocked_pairs(
         future = torch.ones(queries, keys, dtype=torch.bool, device=device).triu(1 + keys - queries)
         blocked = future if blocked is None else blocked | future
     return blocked
+
+
+def flat_mask(mask: Bool[Tensor, "..."], lead: torch.Size) -> Bool[Tensor, "G N M"]:
+    """A mask that broadcasts to (*lead, N, M) with its leading axes in one, of size 1 where all sequences share it."""
+    mask = mask[(None,) * (2 - mask.dim())] if mask.dim() < 2 else mask
+    if mask.dim() == 2 or all(size == 1 for size in mask.shape[:-2]):
+        return mask.reshape(1, *mask.shape[-2:])
+    return mask.expand(*lead, *mask.shape[-2:]).reshape(-1, *mask.shape[-2:])
 
 
 def masked_softmax(scores: Tensor, blocked: Tensor | None, *, empty_rows: bool) -> Tensor:

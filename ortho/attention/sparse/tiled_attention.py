@@ -20,11 +20,10 @@ from torch import Tensor
 
 from ortho._autocast import no_autocast
 from ortho._typing import Size
-from ortho.attention.chunking import once
 from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost
 from ortho.attention.sparse.tiling import Tiling, Work, gather_rows
-from ortho.attention.transforms import Kernel
+from ortho.attention.transforms import Kernel, once
 
 # Numbers, scores or those of gathered keys, that are computed together: on a CPU they stay in its cache, on a GPU they
 # fill it.
