@@ -50,27 +50,6 @@ def compare(leaves, **kwargs):
     return results[0][0]
 
 
-@pytest.mark.parametrize("width", [1, 2, 5, 12, 13, 40])
-def test_window_by_hand(width):
-    """Mask, count and definition, one pair at a time."""
-    n = 13
-    kept = [[abs(i - j) < width for j in range(n)] for i in range(n)]
-    causal = [[kept[i][j] and j <= i for j in range(n)] for i in range(n)]
-    window = Window(width)
-    assert window.mask(n).tolist() == kept
-    assert window.mask(n, is_causal=True).tolist() == causal
-    assert window.mask(n, first=4).tolist() == kept[4:]
-    assert window.mask(n, 20, first=3)[:, :n].tolist() == kept[3:]
-    assert window.pairs(n) == sum(map(sum, kept))
-    assert window.pairs(n, is_causal=True) == sum(map(sum, causal))
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_window_counts_its_mask(causal):
-    for width, n in product((1, 2, 63, 64, 65, 200, 10**12), (1, 2, 64, 65, 130)):
-        assert Window(width).pairs(n, is_causal=causal) == int(Window(width).mask(n, is_causal=causal).sum())
-
-
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
 @pytest.mark.parametrize("causal", [False, True])
 def test_parts_hold_the_mask(pattern, causal):

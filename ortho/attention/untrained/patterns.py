@@ -17,7 +17,7 @@ not say what the rows hold that have nothing to attend to.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil, exp, isfinite, pi, sqrt
+from math import ceil, exp, pi, sqrt
 from typing import Any, ClassVar
 
 import torch
@@ -140,10 +140,6 @@ class Shift(PositionalPattern):
 
     offset: int
 
-    def __post_init__(self) -> None:
-        if isinstance(self.offset, bool) or not isinstance(self.offset, int):
-            raise TypeError(f"offset: expected an integer, got {_checks.describe(self.offset)}")
-
     def weight(self, i: Any, j: Any, n: Any) -> Any:
         return (j == i + self.offset) * 1
 
@@ -248,9 +244,6 @@ class Recent(PositionalPattern):
     width: int
     ahead: bool = False
 
-    def __post_init__(self) -> None:
-        _checks.positive_int("width", self.width)
-
     def weight(self, i: Any, j: Any, n: Any) -> Any:
         places = j - i if self.ahead else i - j
         return (places >= 0) * (places < self.width) * 1
@@ -311,11 +304,6 @@ class Gaussian(PositionalPattern):
     normalise: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in (("offset", self.offset), ("sigma", self.sigma)):
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise TypeError(f"{name}: expected a number, got {_checks.describe(value)}")
-            if not isfinite(value):
-                raise ValueError(f"{name}: expected a finite number, got {value}")
         least = abs(self.offset) / FURTHEST if self.normalise else 0
         if self.sigma <= 0 or self.sigma < least:
             wanted = f"at least |offset| / {FURTHEST} = {least:.3g}" if least else "a positive number"

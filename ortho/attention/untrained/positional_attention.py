@@ -232,24 +232,17 @@ def _operands(
     return_state: bool,
 ) -> Tensor | None:
     """Raise unless the arguments fit together; which tokens are there, (..., 1 or H, N), None if all are."""
-    _checks.float_tensor("v", v)
     if v.dim() < 3 or 0 in v.shape:
         raise ValueError(f"v: expected shape (..., H, N, V) without empty axes, got {tuple(v.shape)}")
     _checks.finite("v", v)
-    for name, value in (("is_causal", is_causal), ("return_state", return_state)):
-        if not isinstance(value, bool):
-            raise TypeError(f"{name}: expected True or False, got {_checks.describe(value)}")
     if len(named(patterns)) != v.shape[-3]:
         raise ValueError(f"patterns: expected one for each of {v.shape[-3]} heads, got {len(patterns)}")
     _checks.one_of("empty", empty, EMPTY)
     for name, asked in (("initial_state", initial_state is not None), ("return_state", return_state)):
         if asked and not is_causal:
             raise ValueError(f"{name}: expected none in a call that is not causal, which sees what follows, got one")
-    if words is not None:
-        if not isinstance(words, Tensor) or words.dtype not in (torch.int32, torch.int64):
-            raise TypeError(f"words: expected int32 or int64 numbers of words, got {_checks.describe(words)}")
-        if words.shape != (*v.shape[:-3], v.shape[-2]):
-            raise ValueError(f"words: expected shape {(*v.shape[:-3], v.shape[-2])}, got {tuple(words.shape)}")
+    if words is not None and words.shape != (*v.shape[:-3], v.shape[-2]):
+        raise ValueError(f"words: expected shape {(*v.shape[:-3], v.shape[-2])}, got {tuple(words.shape)}")
     if attn_mask is None:
         return None
     _checks.mask(attn_mask, (*v.shape[:-1], v.shape[-2]))

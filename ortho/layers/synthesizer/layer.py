@@ -57,7 +57,7 @@ class SynthesizerAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.d_model, self.num_heads, self.head_dim = head_sizes(d_model, num_heads, head_dim)
-        self.max_length = _checks.positive_int("max_length", max_length)
+        self.max_length = max_length
         options: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
         given = [source] if isinstance(source, str | LogitSource) else source
         self.sources = nn.ModuleList(self._source(one, options) for one in _some(given))

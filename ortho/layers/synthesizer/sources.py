@@ -89,7 +89,7 @@ class LogitSource(nn.Module, ABC):
     ) -> None:
         super().__init__()
         self.d_model, self.num_heads = _checks.heads(d_model, num_heads)
-        self.max_length = _checks.positive_int("max_length", max_length)
+        self.max_length = max_length
         self._make({"generator": generator, "dtype": dtype, "device": device})
 
     @abstractmethod
@@ -181,7 +181,7 @@ class FactoredRandom(LogitSource):
 
     @checked
     def __init__(self, d_model: int, num_heads: int, max_length: int, *, rank: int = 8, **options: Any) -> None:
-        self.rank = _checks.positive_int("rank", rank)
+        self.rank = rank
         super().__init__(d_model, num_heads, max_length, **options)
 
     def _make(self, options: dict[str, Any]) -> None:
