@@ -33,9 +33,8 @@ from ortho import (
 )
 from ortho.adapters.layouts import Source
 from ortho.attention.decoding import new_cache
-from ortho.attention.linear.feature_draws import iid_features
-from ortho.attention.linear.linear_attention import EluPlusOne
-from ortho.attention.linear.random_features import isotropic
+from ortho.attention.linear.feature_maps import EluPlusOne
+from ortho.attention.linear.random_features import iid_features, isotropic
 from ortho.attention.recurrent.ttt_losses import Squared
 from ortho.attention.selected.nsa_sizes import Sizes
 from ortho.attention.sparse.window import Window
@@ -66,7 +65,7 @@ WHOLE = ("orthogonal", "beam_search", "recomputation", "conversion", "experts", 
          "attention.dynamic.routing", "attention.dynamic.block_selection", "attention.dynamic.top_keys",
          "attention.dynamic.key_importance", "attention.dynamic.nsa", "attention.dynamic.nsa_gates",
          "attention.patterns.window", "attention.patterns.dilated", "attention.patterns.strided",
-         "attention.patterns.fixed_factorised", "attention.patterns.block_sparse", "attention.patterns.global_local",
+         "attention.patterns.fixed", "attention.patterns.block_sparse", "attention.patterns.global_local",
          "attention.patterns.flex",
          "cost.closed_forms", "cost.choosing", "cost.decoding", "cost.experts", "cost.traffic", "cost.projections",
          "cost.positional", "cost.synthesizer", "cost.whole_models", "cost.recomputation", "cost.hybrid",
@@ -146,8 +145,8 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     "attention.positional.attention.positional_attention_reference": {"patterns": ("left", "right")},
     "attention.positional.patterns.Shift": {"name": "two", "offset": 2},
     "attention.patterns.block_sparse.BlockSparse": {"blocks": ((0,), (0, 1))},
-    "attention.patterns.fixed_factorised.Summaries": {"summaries": 1},
-    "attention.patterns.fixed_factorised.Fixed": {"summaries": 1},
+    "attention.patterns.fixed.Summaries": {"summaries": 1},
+    "attention.patterns.fixed.Fixed": {"summaries": 1},
     "attention.random_features.isotropic": {"a": torch.zeros(2, dtype=DOUBLE), "K": 4},
     "attention.random_features.optimal_a": {"moment": torch.rand(3, dtype=DOUBLE)},
     "attention.random_features.dense_features": {"parameters": _PARAMETERS},
