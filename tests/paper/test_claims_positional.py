@@ -11,7 +11,7 @@ from ortho.attention.untrained.positional_attention import PATTERNS
 from ortho.layers.hybrid import HybridAttention
 from paper import experiments
 from paper.claims import Verdict, judge
-from paper.claims.s2 import positional as s2
+from paper.claims.evidence import positional_patterns as s2
 
 CONFIRMED, REFUTED, UNTESTABLE = Verdict.CONFIRMED, Verdict.REFUTED, Verdict.UNTESTABLE
 

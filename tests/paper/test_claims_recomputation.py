@@ -3,7 +3,7 @@
 import pytest
 
 from paper.claims import Verdict, judge
-from paper.claims.s1 import recomputation as s1
+from paper.claims.evidence import hardware as s1
 
 
 def test_the_verdict():

@@ -6,10 +6,17 @@ import pytest
 
 from ortho.cost import block, layer
 from paper.claims import Verdict, judge
-from paper.claims.s0 import printed, scenarios
-from paper.claims.s0.memory import even_length, memory
-from paper.claims.s0.printed import SPEED_UPS, limit, needed_share, ratios_that_fit, step_gain, weights_that_fit
-from paper.claims.s0.scenarios import SCENARIOS, millions, saved_megabytes, whole_limit
+from paper.claims.evidence import printed_models as scenarios
+from paper.claims.evidence import printed_speed_ups as printed
+from paper.claims.evidence.printed_models import SCENARIOS, even_length, memory, millions, saved_megabytes, whole_limit
+from paper.claims.evidence.printed_speed_ups import (
+    SPEED_UPS,
+    limit,
+    needed_share,
+    ratios_that_fit,
+    step_gain,
+    weights_that_fit,
+)
 
 
 def test_the_search_finds_one_ratio_and_it_is_the_rule():

@@ -10,7 +10,7 @@ from ortho import MultiheadAttention
 from ortho.cost.counting import count_forward
 from ortho.projections import FrozenProjection, MergedProjection, StructuredProjection
 from paper.claims import Verdict, judge
-from paper.claims.s2 import structured as s2
+from paper.claims.evidence import cheaper_heads as s2
 
 
 def test_the_verdicts():
