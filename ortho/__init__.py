@@ -9,10 +9,13 @@ from ortho.encoder_decoder import EncoderDecoder
 from ortho.encoders import TextEncoder, VisionTransformer
 from ortho.experts import GatedFeedForward, MixtureOfExperts
 from ortho.hybrid import HEADS, HybridAttention
+from ortho.induction import InductionHeads
+from ortho.kv_shift import ShiftedKeysValues
 from ortho.layers import FeedForward, MultiheadAttention, TransformerBlock
 from ortho.models import LanguageModel
 from ortho.positional_layers import PositionalHeads
 from ortho.projections import PROJECTIONS
+from ortho.short_convolution import ConvolvedAttention
 from ortho.stopped import StoppedAttention
 from ortho.synthesizer import SynthesizerAttention
 
@@ -23,15 +26,18 @@ __all__ = [
     "MECHANISMS",
     "PROJECTIONS",
     "Cache",
+    "ConvolvedAttention",
     "EncoderDecoder",
     "FeedForward",
     "GatedFeedForward",
     "HybridAttention",
+    "InductionHeads",
     "LanguageModel",
     "MixtureOfExperts",
     "MultiheadAttention",
     "PositionalHeads",
     "RandomFeatureAttention",
+    "ShiftedKeysValues",
     "StoppedAttention",
     "SynthesizerAttention",
     "TextEncoder",

@@ -17,6 +17,7 @@ from ortho.attention import FORMS, MECHANISMS
 from ortho.attention.decoding import Cache, new_cache
 from ortho.gates import Gate
 from ortho.projections import PROJECTIONS, Projection, by_matrices
+from ortho.short_convolution import ConvolvedAttention
 
 __all__ = ["FeedForward", "MultiheadAttention", "TransformerBlock"]
 
@@ -120,7 +121,7 @@ class MultiheadAttention(nn.Module):
         if cache is not None:
             others: dict[str, Any] = {"context": context, "attn_mask": attn_mask, "initial_state": initial_state}
             others["key_padding_mask"] = key_padding_mask
-            _alone(cache, self.attention, is_causal, **others, return_state=return_state)
+            require_cache(cache, self.attention, is_causal, **others, return_state=return_state)
             with torch.no_grad():
                 q, k, v, gates = self._operands(x, None)
                 return self._merge(cache.attend(q, k, v, **gates))
@@ -212,7 +213,7 @@ def _projection(made: Any, d_model: int, num_heads: int, **sizes: Any) -> Projec
     return made
 
 
-def _alone(cache: Any, attention: str | nn.Module, is_causal: bool, **others: Any) -> None:
+def require_cache(cache: Any, attention: str | nn.Module, is_causal: bool, **others: Any) -> None:
     """Raise unless a call with a cache of this attention is causal, and has nothing else that says what came before."""
     if not isinstance(cache, Cache):
         raise TypeError(f"cache: expected a Cache, got {_checks.describe(cache)}")
@@ -278,7 +279,8 @@ class TransformerBlock(nn.Module):
     Pre-norm, x + attention(norm(x)), then x + feed-forward(norm(x)) (Xiong et al. 2020, arXiv:2002.04745); or, without
     `norm_first`, post-norm, norm(x + attention(x)), then norm(x + feed-forward(x)) (Vaswani et al. 2017, section 3.1).
     `layer` is the class of the attention layer, which is given `kwargs`: `MultiheadAttention`, or one that is called as
-    it is, such as `HybridAttention`. `bias` is that of all parts, the norms' included. While training, a share
+    it is, such as `HybridAttention`. With `short_convolution`, a width, that layer is given its tokens after a short
+    convolution (`ConvolvedAttention`). `bias` is that of all parts, the norms' included. While training, a share
     `dropout` of what either half gives is left out (Srivastava et al. 2014), by PyTorch's global generator.
 
     Raises TypeError or ValueError for a `dropout` outside [0, 1).
@@ -293,6 +295,7 @@ class TransformerBlock(nn.Module):
         num_heads: int,
         *,
         layer: Callable[..., nn.Module] = MultiheadAttention,
+        short_convolution: int | None = None,
         d_ff: int | None = None,
         norm_first: bool = True,
         dropout: float = 0.0,
@@ -306,6 +309,9 @@ class TransformerBlock(nn.Module):
         kind: dict[str, Any] = {"bias": bias, "dtype": dtype, "device": device}
         own = {name: value for name, value in kind.items() if value}  # not every layer knows of biases
         self.attention = layer(d_model, num_heads, generator=generator, **own, **kwargs)
+        if short_convolution is not None:
+            plain: dict[str, Any] = {"dtype": dtype, "device": device}
+            self.attention = ConvolvedAttention(self.attention, d_model, short_convolution, **plain)
         self.feed_forward = FeedForward(d_model, d_ff, generator=generator, **kind)
         self.norm_attention = nn.LayerNorm(d_model, **kind)
         self.norm_feed_forward = nn.LayerNorm(d_model, **kind)
