@@ -78,9 +78,9 @@ lint: check ## style, types, direction of imports
 	$(PY) -c 'from importlinter.cli import lint_imports_command; lint_imports_command()'
 
 experiments: $(READY) ## measure what is missing or stale (BUDGET=seconds a pass, JOBS=runs side by side)
-	-$(PY) -m ortho experiments $(LIMITS)
+	-$(PY) -m paper experiments $(LIMITS)
 	$(PY) tools/rates.py
-	$(PY) -m ortho experiments $(LIMITS)
+	$(PY) -m paper experiments $(LIMITS)
 
 clean: ## remove what was built, not .venv
 	rm -rf _build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

@@ -2,22 +2,24 @@
 
 from ortho import attention, cost, orthogonal, projections
 from ortho.adapters import freeze_qk, set_heads, standard_heads, unfreeze_qk
+from ortho.adapters.conversion import to_standard
 from ortho.attention import MECHANISMS, RandomFeatureAttention
 from ortho.attention.decoding import Cache, new_cache
-from ortho.conversion import to_standard
-from ortho.encoder_decoder import EncoderDecoder
-from ortho.encoders import TextEncoder, VisionTransformer
-from ortho.experts import GatedFeedForward, MixtureOfExperts
-from ortho.hybrid import HEADS, HybridAttention
-from ortho.induction import InductionHeads
-from ortho.kv_shift import ShiftedKeysValues
-from ortho.layers import FeedForward, MultiheadAttention, TransformerBlock
-from ortho.models import LanguageModel
-from ortho.positional_layers import PositionalHeads
+from ortho.attention.shifted import ShiftedKeysValues
+from ortho.layers.block import TransformerBlock
+from ortho.layers.experts import GatedFeedForward, MixtureOfExperts
+from ortho.layers.feed_forward import FeedForward
+from ortho.layers.hybrid import HEADS, HybridAttention
+from ortho.layers.induction import InductionHeads
+from ortho.layers.multihead import MultiheadAttention
+from ortho.layers.positional import PositionalHeads
+from ortho.layers.short_convolution import ConvolvedAttention
+from ortho.layers.stop_gradient import StoppedAttention
+from ortho.layers.synthesizer import SynthesizerAttention
+from ortho.models.encoder_decoder import EncoderDecoder
+from ortho.models.encoders import TextEncoder, VisionTransformer
+from ortho.models.language_model import LanguageModel
 from ortho.projections import PROJECTIONS
-from ortho.short_convolution import ConvolvedAttention
-from ortho.stopped import StoppedAttention
-from ortho.synthesizer import SynthesizerAttention
 
 __version__ = "0.1.0"
 

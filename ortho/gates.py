@@ -13,8 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, softplus
 
-from ortho._arguments import checked
-from ortho._checks import heads
+from ortho._checks import checked, heads
 from ortho._typing import Float, Size, Tensor
 from ortho._weights import new_weight, split_heads
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, Tensor
 
 __all__ = ["DRAWS", "gaussian", "gram_schmidt", "haar", "householder", "orthonormalise", "svd"]

@@ -17,7 +17,7 @@ from adapter_models import LAYERS, MODELS, build, close, data, padded, run, tf
 import ortho.adapters
 from ortho import to_standard
 from ortho.adapters import attention_layers, freeze_qk, set_heads, unfreeze_qk
-from ortho.attention.patterns.window import Window
+from ortho.attention.sparse.window import Window
 
 MIXED = ["learned", "previous", Window(3), "linear"]
 SAME = ["learned", "stopped"]

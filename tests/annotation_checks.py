@@ -26,7 +26,7 @@ def begin_test(checking: bool) -> None:
 
 def install() -> None:
     """Let what is imported of the package from now on be checked."""
-    jaxtyping.install_import_hook("ortho", "annotation_checks.typechecker")
+    jaxtyping.install_import_hook(["ortho", "paper"], "annotation_checks.typechecker")
     jaxtyping.jaxtyped = _first_calls  # by this name the hook decorates every function and class
 
 

@@ -3,7 +3,7 @@
 import memory_operands
 from memory_operands import FORMS, draw
 
-from ortho.attention.channel_gates import (
+from ortho.attention.recurrent.gla import (
     gated_linear_attention,
     gated_linear_attention_reference,
     kimi_delta_attention,

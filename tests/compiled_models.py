@@ -7,17 +7,17 @@ from torch import nn
 from ortho import MECHANISMS, PROJECTIONS, HybridAttention, LanguageModel, MultiheadAttention, TransformerBlock
 from ortho.adapters import freeze_qk, set_heads
 from ortho.attention import FORMS
-from ortho.attention.patterns.window import Window
-from ortho.attention.redrawn import MAPS, RandomFeatureAttention
-from ortho.encoder_decoder import EncoderDecoder
-from ortho.encoders import TextEncoder, VisionTransformer
-from ortho.experts import MixtureOfExperts
-from ortho.hybrid import HEADS
-from ortho.positional_layers import PositionalHeads
+from ortho.attention.linear.random_feature_attention import MAPS, RandomFeatureAttention
+from ortho.attention.sparse.window import Window
+from ortho.layers.experts import MixtureOfExperts
+from ortho.layers.hybrid import HEADS
+from ortho.layers.positional import PositionalHeads
+from ortho.layers.recomputation import Recomputed, RecomputedAttention
+from ortho.layers.stop_gradient import StoppedAttention
+from ortho.layers.synthesizer import SOURCES, SynthesizerAttention
+from ortho.models.encoder_decoder import EncoderDecoder
+from ortho.models.encoders import TextEncoder, VisionTransformer
 from ortho.projections import MergedProjection, SeededProjection
-from ortho.recomputation import Recomputed, RecomputedAttention
-from ortho.stopped import StoppedAttention
-from ortho.synthesizer import SOURCES, SynthesizerAttention
 
 D, H, WORDS, LONGEST = 8, 2, 11, 16
 KIND = {"dtype": torch.float64}

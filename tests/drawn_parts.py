@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ortho.attention.patterns.parts import ABSENT, Order, Part, in_order
-from ortho.attention.patterns.pattern import Pattern
+from ortho.attention.sparse.parts import ABSENT, Order, Part, in_order
+from ortho.attention.sparse.pattern import Pattern
 
 G, N, M = 3, 23, 17
 K, V = 4, 5

@@ -5,21 +5,13 @@ from functools import cache, partial
 
 import torch
 
-from ortho.attention.dynamic import (
-    block_selection,
-    key_importance,
-    lsh,
-    nsa,
-    routing,
-    sparse_linear,
-    top_keys,
-)
-from ortho.attention.dynamic.lsh import draw_projections
-from ortho.attention.dynamic.nsa_sizes import Sizes
-from ortho.attention.dynamic.routing_centroids import draw_centroids
-from ortho.attention.linear import Taylor
+from ortho.attention.linear.linear_attention import Taylor
+from ortho.attention.selected import importance, lsh, moba, nsa, routing, sparse_linear, top_k
+from ortho.attention.selected.lsh import draw_projections
+from ortho.attention.selected.nsa_sizes import Sizes
+from ortho.attention.selected.routing_centroids import draw_centroids
 
-ENTRIES = [m.MECHANISM for m in (top_keys, key_importance, lsh, routing, block_selection, nsa, sparse_linear)]
+ENTRIES = [m.MECHANISM for m in (top_k, importance, lsh, routing, moba, nsa, sparse_linear)]
 # Sums of at most 1e3 rounded products, of which the largest are some 10 (2e-13); a pair too many would show at 1e-2.
 TOLERANCE = {"atol": 1e-11, "rtol": 1e-11}
 FORMS = ["reference", "fast"]
@@ -70,9 +62,9 @@ def wrapped(wrapper, entry):
 
 def _small():
     lsh_cost, routing_cost = {"rounds": 3, "buckets": 4, "width": 3}, {"clusters": 4, "width": 3}
-    yield with_sizes("top-k, 3", top_keys.MECHANISM, count=3)
-    yield with_sizes("top-k, 1", top_keys.MECHANISM, count=1)
-    yield with_sizes("importance, 3", key_importance.MECHANISM, count=3)
+    yield with_sizes("top-k, 3", top_k.MECHANISM, count=3)
+    yield with_sizes("top-k, 1", top_k.MECHANISM, count=1)
+    yield with_sizes("importance, 3", importance.MECHANISM, count=3)
     yield wrapped(few_buckets, with_sizes("lsh, 3", lsh.MECHANISM, cost=lsh_cost, width=3))
     yield wrapped(few_buckets, with_sizes("lsh, shared", lsh.MECHANISM, cost=lsh_cost, width=2, shared_qk=True))
     nearest = with_sizes(
@@ -83,9 +75,9 @@ def _small():
         "routing, balanced", routing.MECHANISM, cost=routing_cost | {"balanced": True}, width=3, balanced=True
     )
     yield replace(wrapped(few_clusters, balanced), causal=False)
-    yield with_sizes("moba, 4", block_selection.MECHANISM, block=4, count=3)
-    yield with_sizes("moba, 1", block_selection.MECHANISM, block=1, count=2)
-    yield with_sizes("moba, its own", block_selection.MECHANISM, block=4, count=1)
+    yield with_sizes("moba, 4", moba.MECHANISM, block=4, count=3)
+    yield with_sizes("moba, 1", moba.MECHANISM, block=1, count=2)
+    yield with_sizes("moba, its own", moba.MECHANISM, block=4, count=1)
     yield with_sizes("nsa, 4", nsa.MECHANISM, sizes=Sizes(length=4, stride=2, block=4, count=4, window=3))
     yield with_sizes("sparse-linear, 3", sparse_linear.MECHANISM, window=3)
     yield with_sizes("sparse-linear, all", sparse_linear.MECHANISM, window=10**4)

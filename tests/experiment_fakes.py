@@ -3,7 +3,7 @@
 import sys
 from contextlib import contextmanager
 
-from ortho.experiments import Experiment, code, provenance, records, run
+from paper.experiments import Experiment, code, provenance, records, run
 
 SLUG = provenance.device_slug("cpu")
 
@@ -12,8 +12,8 @@ provenance.git_state = lambda: ("0" * 40, True)
 
 
 # Between a run and its record: what measures a case has no part in the result, nor has what refuses arguments.
-AROUND = {f"ortho.experiments.{name}" for name in ("code", "provenance", "records", "runner")} | {
-    "ortho._arguments",
+AROUND = {f"paper.experiments.{name}" for name in ("code", "provenance", "records", "runner")} | {
+    *(f"ortho._checks.{name}" for name in ("arguments", "names", "values")),
     "ortho._typing",
 }
 

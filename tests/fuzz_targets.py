@@ -33,15 +33,15 @@ from ortho import (
 )
 from ortho.adapters.layouts import Source
 from ortho.attention.decoding import new_cache
-from ortho.attention.dynamic.nsa_sizes import Sizes
-from ortho.attention.feature_draws import iid_features
-from ortho.attention.linear import EluPlusOne
-from ortho.attention.patterns.window import Window
-from ortho.attention.random_features import isotropic
-from ortho.attention.ttt_losses import Squared
-from ortho.configurations import CONFIGURATIONS, Configuration
+from ortho.attention.linear.feature_draws import iid_features
+from ortho.attention.linear.linear_attention import EluPlusOne
+from ortho.attention.linear.random_features import isotropic
+from ortho.attention.recurrent.ttt_losses import Squared
+from ortho.attention.selected.nsa_sizes import Sizes
+from ortho.attention.sparse.window import Window
+from ortho.cost.configurations import CONFIGURATIONS, Configuration
 from ortho.gates import WriteStrength
-from ortho.recomputation import Recomputed, RecomputedAttention
+from ortho.layers.recomputation import Recomputed, RecomputedAttention
 from ortho.theory.estimates import Estimate
 from ortho.theory.johnson_lindenstrauss import share_law
 from ortho.theory.mercer import KERNELS

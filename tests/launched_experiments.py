@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from ortho import experiments
-from ortho.experiments import Experiment
+from paper import experiments
+from paper.experiments import Experiment
 
 DEADLINE_S = 60.0
 PATHS = (Path(__file__).parent, Path(experiments.__file__).parents[2])
@@ -110,7 +110,7 @@ def lookup(name):
 
 
 if __name__ == "__main__":  # the command, with these experiments
-    from ortho.experiments import cli, cluster, launchers
+    from paper.experiments import cli, cluster, launchers
 
     launchers.registered = lookup
     cluster.POLL_S = cluster.QUEUE_S = 0.1

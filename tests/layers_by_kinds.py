@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from ortho.attention.patterns.window import Window
+from ortho.attention.sparse.window import Window
 
 D, H, N = 12, 6, 7
 KINDS = ["learned", "previous", Window(2), "linear", "stopped", "start"]

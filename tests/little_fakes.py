@@ -1,7 +1,7 @@
 """Made-up records of models that had little to learn from."""
 
-from ortho.claims.s0 import low_resource as s0
-from ortho.experiments.learning import language, translating
+from paper.claims.s0 import low_resource as s0
+from paper.experiments.learning import language, translating
 
 CPU = "cpu-abacus"
 SEEDS = (1, 2, 3, 4, 5)

@@ -2,7 +2,7 @@
 
 import torch
 
-from ortho.attention.delta import delta_rule, delta_rule_reference
+from ortho.attention.recurrent.delta import delta_rule, delta_rule_reference
 
 FUNCTIONS = {"reference": delta_rule_reference, "fast": delta_rule}
 FORMS = list(FUNCTIONS)

@@ -1,11 +1,11 @@
 """The static patterns and, for each, its rule for one query and one key, as a reader of its source would write it."""
 
-from ortho.attention.patterns.block_sparse import BigBird, BlockSparse
-from ortho.attention.patterns.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
-from ortho.attention.patterns.fixed_factorised import Fixed, Summaries
-from ortho.attention.patterns.global_local import GlobalLocal
-from ortho.attention.patterns.strided import Columns, Strided
-from ortho.attention.patterns.window import BlockedWindow, Window
+from ortho.attention.sparse.block_sparse import BigBird, BlockSparse
+from ortho.attention.sparse.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
+from ortho.attention.sparse.fixed_factorised import Fixed, Summaries
+from ortho.attention.sparse.global_local import GlobalLocal
+from ortho.attention.sparse.strided import Columns, Strided
+from ortho.attention.sparse.window import BlockedWindow, Window
 
 HUGE = 10**12  # more than any sequence has tokens
 

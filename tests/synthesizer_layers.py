@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ortho.synthesizer import SOURCES, SynthesizerAttention
+from ortho.layers.synthesizer import SOURCES, SynthesizerAttention
 
 # Sums of at most 1e2 rounded terms of size up to 10 in float64, in different orders (2e-13), and their exponentials.
 TOLERANCE = {"atol": 1e-12, "rtol": 1e-12}

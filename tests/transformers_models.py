@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ortho.attention.patterns.window import Window
+from ortho.attention.sparse.window import Window
 
 transformers = pytest.importorskip("transformers")
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-import ortho.claims
-from ortho.claims import Ledger, Verdict, catalogue, judge
-from ortho.claims.ledger import Entry, _ledger
+import paper.claims
+from paper.claims import Ledger, Verdict, catalogue, judge
+from paper.claims.ledger import Entry, _ledger
 
 PAGE = Path(__file__).parents[1] / "book" / "ledger.ipynb"
 _EVIDENCE = re.compile(r"ortho\.claims\.s\d+(\..+)?")
@@ -112,8 +112,8 @@ def judged_anew(claim_id: str, changes: Mapping[str, Change], monkeypatch: pytes
     for name in [name for name in sys.modules if _EVIDENCE.fullmatch(name)]:
         monkeypatch.delitem(sys.modules, name)
         package, _, child = name.rpartition(".")
-        if package == ortho.claims.__name__:  # the new import replaces this attribute
-            monkeypatch.setattr(ortho.claims, child, getattr(ortho.claims, child))
+        if package == paper.claims.__name__:  # the new import replaces this attribute
+            monkeypatch.setattr(paper.claims, child, getattr(paper.claims, child))
     late = [target for target in changes if _EVIDENCE.match(target)]
     for target in [target for target in changes if target not in late]:
         _change(target, changes[target], monkeypatch)

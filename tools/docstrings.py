@@ -17,8 +17,9 @@ from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 
-PACKAGE = Path(__file__).resolve().parent.parent / "ortho"
-NOT_DESCRIBED = "ortho.claims.s[0-9]*"  # evidence: the chapters show what it finds
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("ortho", "paper")
+NOT_DESCRIBED = "paper.claims.s[0-9]*"  # evidence: the chapters show what it finds
 MODULE = """## {name}
 
 ```{{eval-rst}}
@@ -40,7 +41,8 @@ UNREADABLE = re.compile(r"<(?:(?:built-in )?function |class ')?(?:\w+\.)*(\w+)'?
 
 def public_modules() -> list[str]:
     """All modules without a leading underscore, in the order of their names."""
-    files = (path.relative_to(PACKAGE.parent).with_suffix("") for path in PACKAGE.rglob("*.py"))
+    paths = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    files = (path.relative_to(ROOT).with_suffix("") for path in paths)
     names = sorted(".".join(path.parts).removesuffix(".__init__") for path in files)
     return [name for name in names if "._" not in name and not fnmatchcase(name, NOT_DESCRIBED)]
 
@@ -120,7 +122,7 @@ def signature(_app: Any, _what: str, _name: str, _thing: Any, _options: Any, tex
 def skip(_app: Any, _what: str, _name: str, thing: Any, _skipped: bool, _options: Any) -> bool | None:
     """Leave out what no docstring of the package describes; None leaves the choice to autodoc."""
     text = getattr(thing, "__doc__", None) or ""
-    foreign = str(getattr(thing, "__module__", "ortho") or "ortho").split(".")[0] not in ("ortho", "builtins")
+    foreign = str(getattr(thing, "__module__", "ortho") or "ortho").split(".")[0] not in (*PACKAGES, "builtins")
     return True if foreign or GENERATED.match(text) else None
 
 

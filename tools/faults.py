@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-PACKAGE = "ortho"
+PACKAGES = ("ortho", "paper")
 SEED = "1"
 # Parts of the package: their files, and how many mutants are drawn from these.
 ROOMS: dict[str, tuple[str, int]] = {
-    "attention": ("attention/**/*.py", 20),
-    "projections": ("projections/*.py gates.py orthogonal.py", 5),
-    "layers": ("layers.py positional_layers.py stopped.py models.py enc*.py experts.py synthesizer/*.py", 9),
-    "hybrid": ("hybrid.py adapters/*.py", 5),
-    "cost": ("cost/*.py", 7),
-    "theory": ("theory/*.py", 8),
-    "claims": ("claims/rules.py claims/outcomes.py claims/figures.py", 12),
-    "experiments": ("experiments/**/*.py", 7),
-    "training": ("training/*.py", 3),
-    "tasks": ("tasks/*.py", 4),
+    "attention": ("ortho/attention/**/*.py", 20),
+    "projections": ("ortho/projections/*.py ortho/gates.py ortho/orthogonal.py", 5),
+    "layers": ("ortho/layers/**/*.py ortho/models/*.py", 9),
+    "adapters": ("ortho/adapters/*.py", 5),
+    "cost": ("ortho/cost/*.py", 7),
+    "theory": ("ortho/theory/*.py", 8),
+    "claims": ("paper/claims/rules.py paper/claims/outcomes.py paper/claims/figures.py", 12),
+    "experiments": ("paper/experiments/**/*.py", 7),
+    "training": ("paper/training/*.py", 3),
+    "tasks": ("paper/tasks/*.py", 4),
 }
 LONGEST = 120  # characters of an original: a short expression is found again after a change nearby
 SWAPS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
@@ -213,7 +213,7 @@ def draw(root: Path, rejected: dict[str, str]) -> list[dict[str, str]]:
     drawn = []
     for room, (patterns, count) in ROOMS.items():
         kinds: dict[str, list[dict[str, str]]] = {}
-        for file in sorted({file for pattern in patterns.split() for file in (root / PACKAGE).glob(pattern)}):
+        for file in sorted({file for pattern in patterns.split() for file in root.glob(pattern)}):
             where = file.relative_to(root).as_posix()
             for name, function in functions(ast.parse(file.read_text())):
                 for kind, original, replacement in possible(name, function, rules=room == "claims"):

@@ -32,7 +32,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from tools.faults import PACKAGE, REPLACED, Function, draw, functions, own, verdicts
+from tools.faults import PACKAGES, REPLACED, Function, draw, functions, own, verdicts
 
 Mutant = dict[str, str]
 
@@ -62,7 +62,10 @@ def find(root: Path, mutant: Mutant) -> Path | None:
     """The file a mutant applies to: the one it names, or the only other one that has its function and expression."""
     named = root / mutant["file"]
     last = mutant["function"].split(".")[-1]
-    for files in ([named] if named.exists() else [], sorted((root / PACKAGE).rglob("*.py"))):
+    for files in (
+        [named] if named.exists() else [],
+        sorted(path for package in PACKAGES for path in (root / package).rglob("*.py")),
+    ):
         sources = [(file, file.read_text()) for file in files]
         fits = [file for file, source in sources if f"def {last}(" in source and places(ast.parse(source), mutant)]
         if fits:
@@ -107,19 +110,20 @@ def concerned(tree: Path, file: Path, function: str) -> list[str]:
     module, stem = ".".join(file.relative_to(tree).with_suffix("").parts), file.stem
     names = {n for n in function.split(".") if not n.startswith("__") and n not in ("forward", "backward", "cost")}
     public = {n.name for n in ast.parse(file.read_text()).body if isinstance(n, Function | ast.ClassDef)} - names
-    users = {f.stem for f in (tree / PACKAGE).rglob("*.py") if module in words(f) and f.stem != "__init__"}
+    files = (path for package in PACKAGES for path in (tree / package).rglob("*.py"))
+    users = {f.stem for f in files if module in words(f) and f.stem != "__init__"}
     ranked = []
-    for test in sorted((tree / "tests").glob("test_*.py")):
+    for test in sorted((tree / "tests").rglob("test_*.py")):
         if NOT_RUN.search(test.name) or test.name in SHARED:
             continue
         said, topic = words(test), test.stem.removeprefix("test_")
-        helpers = [test.with_name(f"{name}.py") for name in said if name.isidentifier()]
+        helpers = [tree / "tests" / f"{name}.py" for name in said if name.isidentifier()]
         said = said.union(*(words(helper) for helper in helpers if helper.exists()))
         near = 8 * (topic == stem) + 4 * (f"_{stem}_" in f"_{topic}_") + 6 * (module in said) + 3 * len(names & said)
         near += 2 * (f"_{file.parent.name}_" in f"_{topic}_") + len({*stem.split("_")} & {*topic.split("_")})
         near += len({name for name in public & said if len(name) > 5}) + 3 * (topic in users) + bool(users & said)
         if near:
-            ranked.append((-near, test.stat().st_size, f"tests/{test.name}"))
+            ranked.append((-near, test.stat().st_size, test.relative_to(tree).as_posix()))
     return [name for *_, name in sorted(ranked)[:FILES]]
 
 
@@ -158,10 +162,11 @@ def tested(tree: Path, mutant: Mutant, limit: int, extra: list[str], before: str
     if file is None:
         return {"result": "gone"}
     near = concerned(tree, file, mutant["function"])
-    shared = [f"tests/{name}" for name in SHARED if (tree / "tests" / name).exists()]
+    shared = [path.relative_to(tree).as_posix() for name in SHARED for path in (tree / "tests").rglob(name)]
     passes = [[*shared, "-k", mutant["select"]] if "select" in mutant and shared else [], near]
-    if before and (tree / before.partition("::")[0]).exists():
-        passes.insert(0, [before.partition("[")[0]])
+    test, _, function = before.partition("[")[0].partition("::")
+    for path in (tree / "tests").rglob(Path(test).name) if function else ():  # also where it was moved to
+        passes.insert(0, [f"{path.relative_to(tree).as_posix()}::{function}"])
     kept, result, by = file.with_suffix(".kept"), "no tests", ""
     shutil.copy2(file, kept)  # with its time of change, by which Python knows what it has compiled
     for arguments in ([*each, *extra] for each in passes if each):
@@ -181,7 +186,7 @@ def tested(tree: Path, mutant: Mutant, limit: int, extra: list[str], before: str
 def copied(root: Path) -> Path:
     """A copy of what the tests need; large folders that they only read are linked."""
     tree = Path(tempfile.mkdtemp(prefix="mutants-"))
-    for name in ("ortho", "tests", "tools"):
+    for name in (*PACKAGES, "tests", "tools"):
         shutil.copytree(root / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     for path in root.iterdir():
         if path.is_file() and path.name != ".git":  # what a worktree has there leads to the repository itself
@@ -226,7 +231,7 @@ def show(mutants: list[Mutant], out: Path) -> None:
     for mutant in mutants:
         result = results.get(mutant["id"], {"result": "not run"})
         count[result["result"]] = count.get(result["result"], 0) + 1
-        where = f"{mutant['file'].removeprefix('ortho/')}: {mutant['function']}"
+        where = f"{mutant['file']}: {mutant['function']}"
         print(f"{mutant['id']:18} {mutant['kind']:16} {where:60} {result['result']} {result.get('by', '')}")
     print(", ".join(f"{name} {n}" for name, n in sorted(count.items())))
     noticed = count.get("caught", 0) + count.get("time", 0)

@@ -8,8 +8,8 @@ DIR holds the records, by default results/. `make experiments` calls it between 
 import sys
 from pathlib import Path
 
-from ortho.experiments import EXPERIMENTS, RecordError, load
-from ortho.experiments.learning import rates
+from paper.experiments import EXPERIMENTS, RecordError, load
+from paper.experiments.learning import rates
 
 
 def main(arguments: list[str]) -> int:

@@ -21,8 +21,8 @@ IN_THE_CATALOGUE = {"id", "document", "kind", "claim"}
 
 def gathered() -> dict[str, dict[str, Any]]:
     """Claim -> its entry and the experiments that its evidence read; right in a process that has judged nothing yet."""
-    from ortho import experiments
-    from ortho.claims import catalogue, judge
+    from paper import experiments
+    from paper.claims import catalogue, judge
 
     found = {}
     for claim in catalogue().claims:

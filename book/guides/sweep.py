@@ -12,11 +12,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from ortho import experiments
-from ortho.experiments import launchers
-from ortho.experiments.learning import rates, study
-from ortho.tasks import mqar
-from ortho.training import trainer
+from paper import experiments
+from paper.experiments import launchers
+from paper.experiments.learning import rates, study
+from paper.tasks import mqar
+from paper.training import trainer
 
 HERE = Path(__file__).resolve().parent
 FAULT = HERE / "fault"  # while this file is there, the next run dies

@@ -15,15 +15,15 @@ import torch
 from torch import nn
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Int, Tensor
 from ortho.adapters.layouts import COUNTS, KV_COUNTS, LAYOUTS, WIDTHS, Layout, Source
 from ortho.adapters.ortho_projection import read_projection, written_projection
 from ortho.adapters.rows import FrozenRows
 from ortho.adapters.torch_attention import AdaptedAttention, read_attention
-from ortho.induction import InductionHeads
-from ortho.layers import MultiheadAttention
-from ortho.stopped import StoppedAttention
+from ortho.layers.induction import InductionHeads
+from ortho.layers.multihead import MultiheadAttention
+from ortho.layers.stop_gradient import StoppedAttention
 
 Matrices = dict[str, FrozenRows]
 

@@ -1,8 +1,9 @@
 """Heads of several kinds in one attention call: which kinds there are, and what each does with its operands.
 
 A kind is "learned": softmax attention; "stopped": the same with queries and keys that are constants; "linear": linear
-attention (`ortho.attention.linear`); a pattern such as `Window(64)`: softmax attention over its pairs; or a positional
-pattern, or its name in `ortho.attention.positional.attention.PATTERNS`, which needs neither queries nor keys.
+attention (`ortho.attention.linear.linear_attention`); a pattern such as `Window(64)`: softmax attention over its pairs;
+or a positional pattern, or its name in `ortho.attention.untrained.positional_attention.PATTERNS`, which needs neither
+queries nor keys.
 """
 
 import json
@@ -17,9 +18,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from ortho import _checks
 from ortho._typing import Bool, Float, Int, Tensor
 from ortho.attention import MECHANISMS
-from ortho.attention.exchanged import exchanged_attention
-from ortho.attention.patterns.pattern import Pattern, pattern_attention
-from ortho.attention.positional.attention import PATTERNS, PositionalPattern, positional_attention
+from ortho.attention.softmax.value_gradient import exchanged_attention
+from ortho.attention.sparse.pattern import Pattern, pattern_attention
+from ortho.attention.untrained.positional_attention import PATTERNS, PositionalPattern, positional_attention
 
 Kind = str | Pattern | PositionalPattern
 

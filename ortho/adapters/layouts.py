@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from ortho._arguments import checked
+from ortho._checks import checked
 
 WIDTHS = ("head_dim", "attention_head_size", "key_value_proj_dim", "head_size")  # what layers call K
 COUNTS = ("num_attention_heads", "num_heads", "n_heads", "n_head")  # H

@@ -1,51 +1,32 @@
 """How queries, keys and values become outputs: one file a mechanism, one line here."""
 
-from ortho.attention import (
-    alibi,
-    channel_gates,
-    delta,
-    delta_product,
-    efficient,
-    favor,
-    flash,
-    forgetting,
-    linear,
-    path,
-    position_delta,
-    rotary,
-    softmax,
-    ttt,
-)
-from ortho.attention.dynamic import (
-    block_selection,
-    key_importance,
-    lsh,
-    nsa,
-    routing,
-    sparse_linear,
-    top_keys,
-)
+from ortho.attention.linear import efficient, favor, linear_attention
+from ortho.attention.linear.random_feature_attention import RandomFeatureAttention
 from ortho.attention.mechanism import FORMS, AttentionCost, AttentionFunction, Mechanism
-from ortho.attention.patterns import block_sparse, dilated, fixed_factorised, global_local, strided, window
-from ortho.attention.redrawn import RandomFeatureAttention
-from ortho.attention.softmax import softmax_attention, softmax_attention_reference
+from ortho.attention.positions import alibi, forgetting_transformer, path_attention, position_delta, rotary
+from ortho.attention.recurrent import delta, delta_product, gla, ttt
+from ortho.attention.selected import importance, lsh, moba, nsa, routing, sparse_linear, top_k
+from ortho.attention.softmax import flash
+from ortho.attention.softmax.softmax_attention import MECHANISM as SOFTMAX
+from ortho.attention.softmax.softmax_attention import softmax_attention, softmax_attention_reference
+from ortho.attention.sparse import block_sparse, dilated, fixed_factorised, global_local, strided, window
 
 MECHANISMS: dict[str, Mechanism] = {
     m.name: m
     for m in (
-        softmax.MECHANISM,
+        SOFTMAX,
         flash.MECHANISM,
-        *linear.MECHANISMS,
+        *linear_attention.MECHANISMS,
         efficient.MECHANISM,
         *favor.MECHANISMS,
         *delta.MECHANISMS,
         delta_product.MECHANISM,
-        *channel_gates.MECHANISMS,
+        *gla.MECHANISMS,
         *ttt.MECHANISMS,
         rotary.MECHANISM,
         alibi.MECHANISM,
-        forgetting.MECHANISM,
-        path.MECHANISM,
+        forgetting_transformer.MECHANISM,
+        path_attention.MECHANISM,
         position_delta.MECHANISM,
         *window.MECHANISMS,
         *dilated.MECHANISMS,
@@ -53,11 +34,11 @@ MECHANISMS: dict[str, Mechanism] = {
         *fixed_factorised.MECHANISMS,
         *block_sparse.MECHANISMS,
         *global_local.MECHANISMS,
-        top_keys.MECHANISM,
-        key_importance.MECHANISM,
+        top_k.MECHANISM,
+        importance.MECHANISM,
         lsh.MECHANISM,
         routing.MECHANISM,
-        block_selection.MECHANISM,
+        moba.MECHANISM,
         nsa.MECHANISM,
         sparse_linear.MECHANISM,
     )

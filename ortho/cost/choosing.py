@@ -4,15 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho.attention import MECHANISMS
-from ortho.attention.dynamic.block_selection import moba_flops
-from ortho.attention.dynamic.choice_cost import Flops
-from ortho.attention.dynamic.key_importance_cost import importance_flops
-from ortho.attention.dynamic.lsh_cost import lsh_flops
-from ortho.attention.dynamic.nsa_cost import nsa_flops
-from ortho.attention.dynamic.routing_cost import routing_flops
-from ortho.attention.dynamic.top_keys import top_k_flops
+from ortho.attention.selected.importance_cost import importance_flops
+from ortho.attention.selected.lsh_cost import lsh_flops
+from ortho.attention.selected.moba import moba_flops
+from ortho.attention.selected.nsa_cost import nsa_flops
+from ortho.attention.selected.routing_cost import routing_flops
+from ortho.attention.selected.selection_cost import Flops
+from ortho.attention.selected.top_k import top_k_flops
 
 # Not of a sparse + linear hybrid, in which near keys are so by their positions.
 CHOOSING: dict[str, Callable[..., Flops]] = {

@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ortho._arguments import checked
-from ortho._checks import one_of, positive_int
+from ortho._checks import checked, one_of, positive_int
 from ortho._typing import Size
 from ortho.attention import FORMS, MECHANISMS
 from ortho.cost.counting import LAYER_NORM_BACKWARD, LAYER_NORM_FORWARD
@@ -164,7 +163,7 @@ def feed_forward(B: Size, N: Size, d: Size, d_ff: Size = None, *, bias: bool = F
 
 @checked
 def convolution(B: Size, N: Size, d: Size, width: Size = 4, *, itemsize: int = 4) -> Cost:
-    """`ortho.short_convolution.short_convolution` on x (B, N, d) that needs a gradient, before a layer that keeps its
+    """`ortho.layers.short_convolution.short_convolution` on x (B, N, d) that needs a gradient, before a layer that keeps its
     output. It has no products of matrices. Symbols stand for sequences that are longer than `width`."""
     check_sizes(B=B, N=N, d=d, width=width)
     reached = min(width, N) if isinstance(width, int) and isinstance(N, int) else width  # taps within the sequence

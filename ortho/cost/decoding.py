@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Size
 from ortho.attention import MECHANISMS
 from ortho.attention.decoding import KeyValueCache, PatternCache, new_cache
-from ortho.attention.patterns.pattern import Pattern, pattern_of
+from ortho.attention.sparse.pattern import Pattern, pattern_of
 from ortho.cost.closed_forms import check_sizes, shared_heads
 
 

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Size
-from ortho.attention.softmax import softmax_cost
+from ortho.attention.softmax.softmax_attention import softmax_cost
 from ortho.cost.closed_forms import Cost, block, check_sizes, layer, shared_heads
 from ortho.cost.hybrid import hybrid, stopped_layer
 from ortho.cost.positional import positional_heads
 from ortho.cost.projections import projection_cost
-from ortho.hybrid import HybridAttention
-from ortho.layers import MultiheadAttention
-from ortho.positional_layers import PositionalHeads
-from ortho.stopped import StoppedAttention
+from ortho.layers.hybrid import HybridAttention
+from ortho.layers.multihead import MultiheadAttention
+from ortho.layers.positional import PositionalHeads
+from ortho.layers.stop_gradient import StoppedAttention
 
 __all__ = ["StepCost", "cross_layer", "encoder_decoder"]
 

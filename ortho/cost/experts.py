@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Size
 
 

@@ -1,20 +1,19 @@
-"""Closed forms of layers that stop the gradient, and of those whose heads are of several kinds (`ortho.hybrid`)."""
+"""Closed forms of layers that stop the gradient, and of `ortho.layers.hybrid`: heads of several kinds."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ortho._arguments import checked
-from ortho._checks import one_of
+from ortho._checks import checked, one_of
 from ortho._typing import Size
-from ortho.attention.exchanged import exchanged_cost
-from ortho.attention.softmax import softmax_cost
+from ortho.attention.softmax.softmax_attention import softmax_cost
+from ortho.attention.softmax.value_gradient import exchanged_cost
 from ortho.cost.closed_forms import Cost, added, check_sizes, layer, shared_heads
 from ortho.cost.induction import induction_heads
 from ortho.cost.positional import positional_heads
 from ortho.cost.projections import projection_cost
-from ortho.hybrid import HEADS
+from ortho.layers.hybrid import HEADS
 from ortho.projections import PROJECTIONS
 
 __all__ = ["hybrid", "stopped_layer"]
@@ -60,7 +59,7 @@ def stopped_layer(
     )
 
 
-# The closed form of each of `ortho.hybrid.HEADS`.
+# The closed form of each of `ortho.layers.hybrid.HEADS`.
 COSTS: dict[str, Callable[..., Cost]] = {
     "learned": layer,
     "rotary": partial(layer, attention="rotary"),

@@ -1,16 +1,15 @@
-"""Closed forms of heads that find what followed (`ortho.induction`), and of the KV shift (`ortho.kv_shift`)."""
+"""Closed forms of heads that find what followed (`ortho.layers.induction`), and of the KV shift (`ortho.attention.shifted`)."""
 
 from dataclasses import replace
 from typing import Any
 
-from ortho._arguments import checked
-from ortho._checks import one_of
+from ortho._checks import checked, one_of
 from ortho._typing import Size
 from ortho.attention import FORMS
-from ortho.attention.exchanged import exchanged_cost
+from ortho.attention.softmax.value_gradient import exchanged_cost
 from ortho.cost.closed_forms import Cost, check_sizes, layer
+from ortho.layers.induction_projection import STRUCTURED
 from ortho.orthogonal import DRAWS
-from ortho.projections.induction import STRUCTURED
 from ortho.projections.structured import factors, sufficient_rounds
 
 __all__ = ["induction_heads", "shifted_layer"]

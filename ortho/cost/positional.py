@@ -4,17 +4,16 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from ortho._arguments import checked
-from ortho._checks import one_of
+from ortho._checks import checked, one_of
 from ortho._typing import Size
 from ortho.attention.chunking import CHUNK
 from ortho.attention.mechanism import AttentionCost
-from ortho.attention.positional.attention import SEVEN, PositionalPattern, named
-from ortho.attention.positional.gaussian import Gaussian
-from ortho.attention.positional.pattern import EMPTY
-from ortho.attention.positional.patterns import Border, Context, Recent, Shift
+from ortho.attention.untrained.gaussian import Gaussian
+from ortho.attention.untrained.pattern import EMPTY
+from ortho.attention.untrained.patterns import Border, Context, Recent, Shift
+from ortho.attention.untrained.positional_attention import SEVEN, PositionalPattern, named
 from ortho.cost.closed_forms import Cost, check_sizes
-from ortho.positional_layers import shared_out
+from ortho.layers.positional import shared_out
 
 __all__ = ["positional_attention", "positional_heads"]
 
@@ -42,7 +41,7 @@ def positional_attention(
     empty: str = "zero",
     itemsize: int = 4,
 ) -> AttentionCost:
-    """`ortho.attention.positional.positional_attention` on v (B, H, N, V), a pattern a head, without masks or words.
+    """`ortho.attention.untrained.positional_attention` on v (B, H, N, V), a pattern a head, without masks or words.
 
     The fast form; v needs a gradient. With symbols, N stands for more than one token, and a Gaussian's rows, of which
     a causal call has one more than tokens, fill chunks.
@@ -87,7 +86,7 @@ def _head(p: PositionalPattern, B: Size, N: Size, V: Size, causal: bool, to_itse
         # Backward also two sums where a sum is used twice.
         part = _Part(0, 0, 8 * u + 2 * x + 3 * P, 8 * u + 2 * x, 2 * _WIDE * P)
     else:
-        raise TypeError(f"patterns: expected those of ortho.attention.positional.attention, got {p}")
+        raise TypeError(f"patterns: expected those of ortho.attention.untrained.positional_attention, got {p}")
     if not to_itself or isinstance(p, Gaussian | Border | Recent) or (isinstance(p, Shift) and p.offset == 0):
         return part
     # A choice between two; backward two, and the sum of their gradients. Kept: a byte a position.

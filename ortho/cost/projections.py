@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ortho._arguments import checked
-from ortho._checks import one_of
+from ortho._checks import checked, one_of
 from ortho._typing import Size
 from ortho.projections import PROJECTIONS
 from ortho.projections.structured import factors, sufficient_rounds

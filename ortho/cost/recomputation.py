@@ -1,9 +1,9 @@
-"""Closed forms of `ortho.recomputation`: what is computed again, and what is kept."""
+"""Closed forms of `ortho.layers.recomputation`: what is computed again, and what is kept."""
 
 from typing import Any, NamedTuple
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Size
 from ortho.cost.closed_forms import block
 

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 
-from ortho._arguments import checked
-from ortho._checks import one_of
+from ortho._checks import checked, one_of
 from ortho._typing import Size
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD
 from ortho.cost.closed_forms import Cost, check_sizes
-from ortho.synthesizer import SOURCES, Call, SourceCost
-from ortho.synthesizer.layer import by_position
+from ortho.layers.synthesizer import SOURCES, Call, SourceCost
+from ortho.layers.synthesizer.layer import by_position
 
 
 @checked

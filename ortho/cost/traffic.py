@@ -8,7 +8,7 @@ memory or written to it.
 from typing import NamedTuple
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 
 
 class Traffic(NamedTuple):

@@ -7,7 +7,7 @@ its costs of decoding are 0.
 from dataclasses import replace
 from typing import Any
 
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Size
 from ortho.cost.closed_forms import Cost, added, block, check_sizes, layer_norm, repeated
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._weights import new_bias, new_weight
 from ortho.orthogonal import DRAWS
 from ortho.projections.projection import Detached, Projection

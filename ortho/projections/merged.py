@@ -3,7 +3,7 @@
 import torch
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, Tensor
 from ortho._weights import split_heads
 from ortho.orthogonal import DRAWS

@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, Tensor
 from ortho._weights import split_heads
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, Tensor
 from ortho.projections.projection import Detached
 

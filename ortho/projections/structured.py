@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float
 from ortho._weights import split_heads
 from ortho.projections.matrices import FrozenProjection

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, Size, Tensor
 
 __all__ = [

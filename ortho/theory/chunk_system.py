@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import normalize
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, Tensor
 from ortho.theory.stability import unit_keys
 

@@ -13,7 +13,7 @@ from scipy.linalg import hadamard
 from scipy.special import hyp0f1, hyp1f1
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, Tensor
 from ortho.theory.variance import same_block_pairs
 

@@ -4,7 +4,7 @@ from math import copysign, inf, sqrt
 from typing import NamedTuple
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, Tensor
 
 __all__ = ["SIGMAS", "Estimate", "estimate"]

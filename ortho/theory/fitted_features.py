@@ -10,9 +10,9 @@ from math import sqrt
 import torch
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, Tensor
-from ortho.attention.random_features import DenseParameters, aderf, gerf, isotropic, saderf, sderf
+from ortho.attention.linear.random_features import DenseParameters, aderf, gerf, isotropic, saderf, sderf
 from ortho.orthogonal import haar
 from ortho.theory.estimates import Estimate, estimate
 from ortho.theory.variance import log_moments, log_variances

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, Tensor
 from ortho.orthogonal import DRAWS
 

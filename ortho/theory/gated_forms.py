@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import torch
 
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, Tensor
 
 __all__ = ["ErasingForm", "affinity_error", "as_erasing", "contracts", "gated_recurrence", "gated_step", "maps"]

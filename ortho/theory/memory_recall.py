@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, Tensor
-from ortho.attention import memory as recurrent
-from ortho.attention.delta import delta_rule
+from ortho.attention.recurrent import memory as recurrent
+from ortho.attention.recurrent.delta import delta_rule
 from ortho.theory.estimates import Estimate, estimate
 from ortho.theory.stability import unit_keys
 

@@ -13,10 +13,10 @@ from collections.abc import Callable
 import torch
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, Tensor
-from ortho.attention.factored import kernel_weights
-from ortho.attention.feature_map import FeatureMap
+from ortho.attention.linear.factored import kernel_weights
+from ortho.attention.linear.feature_maps import FeatureMap
 
 __all__ = ["INDEFINITE", "KERNELS", "features_of", "gram", "least_eigenvalue", "map_gram", "rank", "rounding"]
 

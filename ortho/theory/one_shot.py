@@ -18,7 +18,7 @@ from math import sqrt
 import torch
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, Tensor
 
 __all__ = ["at_once", "in_turn", "pair", "pair_norm", "repeated", "transition"]

@@ -21,11 +21,11 @@ from typing import NamedTuple
 import torch
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, Tensor
 from ortho.attention import MECHANISMS
-from ortho.attention.positional.attention import SEVEN, PositionalPattern, named
-from ortho.layers import MultiheadAttention
+from ortho.attention.untrained.positional_attention import SEVEN, PositionalPattern, named
+from ortho.layers.multihead import MultiheadAttention
 from ortho.theory.estimates import Estimate, estimate
 
 __all__ = ["PatternFit", "head_weights", "nearest_pattern", "pattern_fits", "positionalness"]

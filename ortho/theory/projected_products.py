@@ -8,8 +8,7 @@ from math import sqrt
 
 import torch
 
-from ortho._arguments import checked
-from ortho._checks import one_of, positive_int
+from ortho._checks import checked, one_of, positive_int
 from ortho._typing import Float, Tensor
 from ortho.orthogonal import DRAWS, haar
 from ortho.theory.johnson_lindenstrauss import Moments, share_moments

@@ -18,8 +18,7 @@ from itertools import count
 
 import torch
 
-from ortho._arguments import checked
-from ortho._checks import describe, positive_int
+from ortho._checks import checked, describe, positive_int
 from ortho._typing import Bool, Int, Tensor
 
 __all__ = ["layers_between", "layers_to_reach", "reached", "window_layers"]

@@ -8,10 +8,10 @@ tell as many tokens apart, those from $c - r$ to c.
 import torch
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, Tensor
-from ortho.attention.factored import kernel_weights
-from ortho.attention.linear import Exp
+from ortho.attention.linear.factored import kernel_weights
+from ortho.attention.linear.linear_attention import Exp
 
 __all__ = ["causal_weights", "copy_error", "copying", "fitted_error", "least_error", "tokens"]
 

@@ -4,7 +4,7 @@ apart or replaced.
 *Regression*: a stream of unit keys and values $v = S_*^T k$ + noise, of which a share is replaced by vectors of random
 direction and a given length; how far the memory is from $S_*$ at the end. *Retrieval*: pairs of random unit keys and
 values are written once or several times; whether a key's prediction scores its own value highest among all of them.
-Everything is computed for several independent draws at once, and memories are those of `ortho.attention.ttt`.
+Everything is computed for several independent draws at once, and memories are those of `ortho.attention.recurrent.ttt`.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, State
-from ortho.attention.ttt import memory_now, ttt_attention
-from ortho.attention.ttt_losses import TokenLoss
+from ortho.attention.recurrent.ttt import memory_now, ttt_attention
+from ortho.attention.recurrent.ttt_losses import TokenLoss
 
 __all__ = ["RATES", "Stream", "best_rate", "errors", "moved", "pairs", "replaced", "retrieved", "stream"]
 

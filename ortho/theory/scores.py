@@ -8,8 +8,7 @@ from math import prod, sqrt
 import torch
 from torch.nn.functional import normalize
 
-from ortho._arguments import checked
-from ortho._checks import one_of
+from ortho._checks import checked, one_of
 from ortho._typing import Float, Tensor
 from ortho.orthogonal import DRAWS
 

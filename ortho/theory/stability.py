@@ -17,7 +17,7 @@ from scipy.integrate import quad
 from torch.nn.functional import normalize
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, Tensor
 
 __all__ = [

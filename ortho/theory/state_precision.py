@@ -15,10 +15,9 @@ import torch
 from scipy.special import ndtr
 
 from ortho import _checks
-from ortho._arguments import checked
-from ortho._checks import unchecked_values
+from ortho._checks import checked, unchecked_values
 from ortho._typing import Float, Tensor
-from ortho.attention.delta import delta_rule
+from ortho.attention.recurrent.delta import delta_rule
 from ortho.theory.stability import unit_keys
 
 __all__ = [

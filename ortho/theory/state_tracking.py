@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, Int, Tensor
 
 __all__ = [

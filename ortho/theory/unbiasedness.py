@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, Tensor
-from ortho.attention import random_features as maps
+from ortho.attention.linear import random_features as maps
 from ortho.theory.estimates import SIGMAS, Estimate, estimate
 
 __all__ = [

@@ -13,9 +13,9 @@ from scipy.optimize import brentq, minimize_scalar
 from scipy.special import hyp1f1
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, Tensor
-from ortho.attention.random_features import (
+from ortho.attention.linear.random_features import (
     DenseParameters,
     dense_features,
     hyperbolic_features,

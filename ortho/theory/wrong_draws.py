@@ -1,7 +1,7 @@
 r"""Draws of orthogonal rows that estimate another kernel than the softmax kernel, each of them in use somewhere.
 
-All take the arguments of `ortho.attention.feature_draws`, whose draws are the right ones, `options` being `generator`,
-`dtype` and `device`; `draw_bias` has their means.
+All take the arguments of `ortho.attention.linear.feature_draws`, whose draws are the right ones; `options` are
+`generator`, `dtype` and `device`. `draw_bias` has their means.
 """
 
 from collections.abc import Callable
@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, Tensor
-from ortho.attention.feature_draws import orthogonal_features, structured_features
+from ortho.attention.linear.feature_draws import orthogonal_features, structured_features
 
 __all__ = ["WRONG_DRAWS", "raw_qr_rows", "root_norm_rows", "sign_rows", "unit_norm_rows"]
 

@@ -8,7 +8,7 @@ import pytest
 from visits import BOOK, MADE, ROOT, SOURCE, WRITTEN, new_context
 
 from ortho import MECHANISMS
-from ortho.claims import catalogue
+from paper.claims import catalogue
 
 pytestmark = pytest.mark.browser
 

@@ -7,13 +7,14 @@ and values, a pattern those that a later token may read, and any other mechanism
 from torch import nn
 
 from ortho import _checks
-from ortho._arguments import checked
-from ortho.attention import MECHANISMS, rotary
+from ortho._checks import checked
+from ortho.attention import MECHANISMS
 from ortho.attention.decoding.cache import Cache
 from ortho.attention.decoding.keys_values import KeyValueCache, RotaryCache
 from ortho.attention.decoding.pattern_cache import PatternCache
 from ortho.attention.decoding.state_cache import StateCache
-from ortho.attention.patterns.pattern import pattern_of
+from ortho.attention.positions import rotary
+from ortho.attention.sparse.pattern import pattern_of
 
 __all__ = ["Cache", "KeyValueCache", "PatternCache", "RotaryCache", "StateCache", "new_cache"]
 

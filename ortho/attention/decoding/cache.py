@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ortho import _checks
-from ortho._arguments import checked
+from ortho._checks import checked
 from ortho._typing import Float, Tensor
 
 CacheT = TypeVar("CacheT", bound="Cache")

@@ -10,7 +10,7 @@ from ortho._weights import spread_heads
 from ortho.attention.decoding.cache import Cache, apart, together
 from ortho.attention.mechanism import AttentionFunction
 from ortho.attention.operands import blocked_pairs, working
-from ortho.attention.rotary import angles, turn
+from ortho.attention.positions.rotary import angles, turn
 
 
 class Slots(Cache):

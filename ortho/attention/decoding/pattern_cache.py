@@ -7,7 +7,7 @@ from ortho._weights import spread_heads
 from ortho.attention.decoding.keys_values import Slots, attend_rows, no_gates
 from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import AttentionFunction
-from ortho.attention.patterns.pattern import Pattern
+from ortho.attention.sparse.pattern import Pattern
 
 
 class PatternCache(Slots):

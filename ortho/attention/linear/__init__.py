@@ -1,0 +1,1 @@
+"""Linear attention: feature maps, the factored product, FAVOR+ and its kin."""

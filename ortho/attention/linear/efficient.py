@@ -1,0 +1,137 @@
+r"""Efficient Attention: softmax over features for queries, over positions for keys (Shen et al. 2021).
+
+$O = \rho_q(Q)\, (\rho_k(K)^T V)$ (arXiv:1812.01243), in which row i of the implied weights is an average, by
+the softmax of $q_i$, of K distributions over positions, one for each feature. Rows sum to 1 without a division. The
+softmax over positions looks at the whole sequence, so that the attention is not causal, and no state is kept here.
+`linear-exp` has the same features, normalises rows instead, and is causal.
+"""
+
+import torch
+
+from ortho import _checks
+from ortho._autocast import no_autocast
+from ortho._checks import checked
+from ortho._typing import Bool, Float, Size, State, Tensor
+from ortho.attention.linear.feature_maps import root_scale
+from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost, Mechanism
+from ortho.attention.operands import hidden_keys, masked_softmax, working
+
+
+@checked(shapes=False)
+def efficient_attention_reference(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
+    *,
+    is_causal: bool = False,
+    attn_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Float[Tensor, "*batch N V"]:
+    r"""The N x M weights $\rho_q(Q) \rho_k(K)^T$, materialised, times v.
+
+    Arguments and errors as in `softmax_attention_reference`, but for `scale`: q and k are multiplied by its square root
+    before the softmax, and by default, as published, not at all. A mask must be one row for all queries. Raises
+    ValueError for a causal call and for a state.
+    """
+    q, k, v, hidden, dtype = _operands(q, k, v, is_causal, attn_mask, scale, initial_state, return_state)
+    with no_autocast(q):
+        return ((q.softmax(-1) @ _over_positions(k, hidden).mT) @ v).to(dtype)
+
+
+@checked(shapes=False)
+def efficient_attention(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
+    *,
+    is_causal: bool = False,
+    attn_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Float[Tensor, "*batch N V"]:
+    """`efficient_attention_reference` from the right: in time and memory linear in N."""
+    q, k, v, hidden, dtype = _operands(q, k, v, is_causal, attn_mask, scale, initial_state, return_state)
+    with no_autocast(q):
+        return (q.softmax(-1) @ (_over_positions(k, hidden).mT @ v)).to(dtype)
+
+
+def _operands(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool,
+    attn_mask: Tensor | None,
+    scale: float | None,
+    initial_state: State | None,
+    return_state: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, torch.dtype]:
+    """q and k scaled, all in float32 at least, True where a key is hidden, and the dtype they came in; or an error."""
+    _checks.qkv(q, k, v, attn_mask, is_causal)
+    _checks.scale_factor(scale)
+    in_parts = {
+        "is_causal": (is_causal, False),
+        "initial_state": (initial_state, None),
+        "return_state": (return_state, False),
+    }
+    for name, (given, none) in in_parts.items():
+        if given is not none:
+            got = _checks.describe(given)
+            raise ValueError(f"{name}: expected {none}, since keys are normalised over the whole sequence, got {got}")
+    hidden = hidden_keys(attn_mask, k, None)
+    dtype, (q, k, v) = q.dtype, (working(x) for x in (q, k, v))
+    if scale is not None:
+        root = root_scale(scale)
+        q, k = q * root, k * root
+    return q, k, v, hidden, dtype
+
+
+def _over_positions(k: Tensor, hidden: Tensor | None) -> Tensor:
+    """Softmax over positions (..., M, K), 0 for hidden keys."""
+    blocked = None if hidden is None else hidden[..., None, :]
+    return masked_softmax(k.mT, blocked, empty_rows=True).mT
+
+
+@checked
+def efficient_cost(
+    B: Size,
+    N: Size,
+    H: Size,
+    K: Size,
+    V: Size,
+    *,
+    form: str = "fast",
+    causal: bool = False,
+    qk_grad: bool = True,
+    itemsize: int = 4,
+) -> AttentionCost:
+    """Closed form of one self-attention call, in either form; decoding keeps the keys and goes over all of them."""
+    rows, item = B * H * N, max(itemsize, 4)
+    pairs, memory = rows * N, B * H * K * V
+    fast = form == "fast"
+    forward = 4 * rows * K * V if fast else 2 * pairs * (K + V)
+    return AttentionCost(
+        forward=forward,
+        backward=2 * forward if qk_grad else 2 * rows * K * V * 2 if fast else 2 * pairs * V,
+        elementwise_forward=2 * SOFTMAX_FORWARD * rows * K,
+        elementwise_backward=2 * SOFTMAX_BACKWARD * rows * K if qk_grad else 0,
+        saved_bytes=item * (2 * rows * K + (rows * V + memory if qk_grad else 0))
+        if fast
+        else item * (pairs + (rows * (2 * K + V) if qk_grad else 0)),
+        decode=2 * B * H * K * V * (N + 1) if fast else 2 * rows * (K + V),
+        state_bytes=itemsize * rows * (K + V),
+    )
+
+
+MECHANISM = Mechanism(
+    name="efficient",
+    family="kernel",
+    source="Shen et al. 2021, arXiv:1812.01243",
+    reference=efficient_attention_reference,
+    fast=efficient_attention,
+    causal=False,
+    exact=False,
+    cost=efficient_cost,
+)

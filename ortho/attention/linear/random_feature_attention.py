@@ -1,0 +1,114 @@
+"""Random-feature attention with rows of its own, which can be drawn anew: a module, to be handed to a layer."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ortho import _checks
+from ortho._checks import checked
+from ortho._typing import Bool, Float, State
+from ortho.attention.linear.factored import feature_attention, feature_attention_reference
+from ortho.attention.linear.favor import (
+    FEATURES,
+    DenseExponentialFeatures,
+    HyperbolicFeatures,
+    PositiveFeatures,
+    RandomFeatureMap,
+    TrigonometricFeatures,
+)
+from ortho.attention.linear.feature_draws import FEATURE_DRAWS
+from ortho.attention.mechanism import FORMS
+
+MAPS: dict[str, type[RandomFeatureMap]] = {
+    "positive": PositiveFeatures,
+    "hyperbolic": HyperbolicFeatures,
+    "trigonometric": TrigonometricFeatures,
+    "dense": DenseExponentialFeatures,
+}
+
+
+class RandomFeatureAttention(nn.Module):
+    """`feature_attention` with m random features on rows that are a buffer: in the state dict, and moved with the rest.
+
+    The estimate of the kernel is unbiased over draws, not for one draw. A model trained on one draw adapts to it; to
+    train on the kernel itself, `redraw` now and then (the authors of Performer: every 1000 steps), and keep the rows
+    at evaluation. Nothing redraws by itself, and a state made before a redraw must not be used after it.
+
+    `map` is 'positive', 'hyperbolic', 'trigonometric' or 'dense', `draw` 'orthogonal', 'iid' or 'structured'; `options`
+    go to the map (such as `fit`; `parameters` stay as they are given, and out of the state dict). Hyperbolic and
+    trigonometric maps make two features of a row. Raises TypeError or ValueError for unknown names and for sizes below
+    1 or that do not fit.
+    """
+
+    features: Tensor
+    same_tokens = True  # as `Mechanism` has it
+
+    @checked
+    def __init__(
+        self,
+        d_head: int,
+        m: int = FEATURES,
+        *,
+        map: str = "positive",  # noqa: A002 - the field's word for it
+        draw: str = "orthogonal",
+        form: str = "fast",
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        _checks.positive_int("d_head", d_head)
+        self.map = _checks.one_of("map", map, MAPS)
+        self.draw = _checks.one_of("draw", draw, FEATURE_DRAWS)
+        self.form = _checks.one_of("form", form, FORMS)
+        self.options = options
+        rows_of_m, rest = divmod(_checks.positive_int("m", m), MAPS[map].of_a_row)
+        if rest:
+            raise ValueError(f"m: expected an even number of features, two for each row of {map!r}, got {m}")
+        rows = FEATURE_DRAWS[draw](rows_of_m, d_head, generator=generator, dtype=dtype, device=device)
+        MAPS[map](features=rows, **options)  # wrong options show now
+        self.register_buffer("features", rows)
+
+    @checked
+    @torch.no_grad()
+    def redraw(self, generator: torch.Generator | None = None) -> None:
+        """New rows of the same law, in place."""
+        device = None if generator is None else generator.device
+        count, d_head = self.features.shape
+        rows = FEATURE_DRAWS[self.draw](count, d_head, generator=generator, dtype=torch.float64, device=device)
+        self.features.copy_(rows)
+
+    @checked(shapes=False)
+    def forward(
+        self,
+        q: Float[Tensor, "*batch N K"],
+        k: Float[Tensor, "*batch M K"],
+        v: Float[Tensor, "*batch M V"],
+        *,
+        is_causal: bool = False,
+        attn_mask: Bool[Tensor, "..."] | None = None,
+        scale: float | None = None,
+        initial_state: State | None = None,
+        return_state: bool = False,
+        same_tokens: bool = False,
+    ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+        """q (..., N, K), k (..., M, K), v (..., M, V) -> (..., N, V), as `feature_attention`."""
+        attention = feature_attention if self.form == "fast" else feature_attention_reference
+        return attention(
+            q,
+            k,
+            v,
+            feature_map=MAPS[self.map](features=self.features, **self.options),
+            is_causal=is_causal,
+            attn_mask=attn_mask,
+            scale=scale,
+            initial_state=initial_state,
+            return_state=return_state,
+            same_tokens=same_tokens,
+        )
+
+    def extra_repr(self) -> str:
+        count, d_head = self.features.shape
+        return f"{d_head}, {count * MAPS[self.map].of_a_row}, map={self.map!r}, draw={self.draw!r}, form={self.form!r}"

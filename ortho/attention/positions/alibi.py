@@ -1,0 +1,92 @@
+r"""ALiBi: a score falls in proportion to the distance, $q_i^T k_j / \sqrt K - m_h |i - j|$ (Press et al. 2022,
+arXiv:2108.12409, section 3), with a slope $m_h$ for each head, the same for every input."""
+
+from functools import partial
+
+import torch
+
+from ortho import _checks
+from ortho._checks import checked
+from ortho._typing import Bool, Float, State, Tensor
+from ortho.attention.mechanism import Mechanism
+from ortho.attention.operands import with_past
+from ortho.attention.positions.distance import distance_attention, distance_attention_reference, distance_cost
+from ortho.attention.softmax.tiling import TILE
+
+
+@checked(shapes=False)
+def alibi_attention_reference(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
+    *,
+    is_causal: bool = False,
+    attn_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+    """Softmax attention less the biases, with both N x M matrices materialised.
+
+    Arguments, errors and state as in `softmax_attention_reference`. The heads are the axis before N, of which 2-d
+    operands have one. Keys stand at positions 0, 1, ..., and queries too, behind those of the state; a masked key keeps
+    its position. The bias is the published one for causal calls, and its mirror image on the other side in others.
+    """
+    _checks.scale_factor(scale)
+    k, v = with_past(q, k, v, is_causal, attn_mask, initial_state)
+    depths = _depths(q, k, initial_state)
+    o = distance_attention_reference(q, k, v, *depths, is_causal=is_causal, attn_mask=attn_mask, scale=scale)
+    return (o, (k, v)) if return_state else o
+
+
+@checked(shapes=False)
+def alibi_attention(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
+    *,
+    is_causal: bool = False,
+    attn_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+    tile: int = TILE,
+) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+    """`alibi_attention_reference` `tile` queries at a time, in memory linear in N. Not differentiable twice."""
+    _checks.scale_factor(scale)
+    k, v = with_past(q, k, v, is_causal, attn_mask, initial_state)
+    depths = _depths(q, k, initial_state)
+    o = distance_attention(q, k, v, *depths, is_causal=is_causal, attn_mask=attn_mask, scale=scale, tile=tile)
+    return (o, (k, v)) if return_state else o
+
+
+@checked
+def slopes(heads: int) -> list[float]:
+    r"""$2^{-8h/H}$ for the heads h = 1 to H, a power of 2. Of other numbers, as published, those of the power below,
+    and for the rest every second one of the power above."""
+    power = 1 << (heads.bit_length() - 1)
+    own = [2 ** (-8 * h / power) for h in range(1, power + 1)]
+    return own if power == heads else own + slopes(2 * power)[::2][: heads - power]
+
+
+def _depths(q: Tensor, k: Tensor, initial_state: State | None) -> tuple[Tensor, Tensor]:
+    """The depth -m_h p of each query and key, (H, N) and (H, M); without heads (N,) and (M,)."""
+    past = 0 if initial_state is None else initial_state[0].shape[-2]
+    end = max(past + q.shape[-2], k.shape[-2])
+    of_heads = torch.tensor(slopes(q.shape[-3] if q.dim() > 2 else 1), dtype=torch.float64, device=q.device)
+    depths = of_heads[:, None] * torch.arange(0, -end, -1, dtype=torch.float64, device=q.device)
+    depths = depths if q.dim() > 2 else depths[0]
+    return depths[..., past : past + q.shape[-2]], depths[..., : k.shape[-2]]
+
+
+MECHANISM = Mechanism(
+    name="alibi",
+    family="positions",
+    source="Press et al. 2022, arXiv:2108.12409",
+    reference=alibi_attention_reference,
+    fast=alibi_attention,
+    causal=True,
+    exact=False,
+    positional=True,
+    cost=partial(distance_cost, gated=False),
+)

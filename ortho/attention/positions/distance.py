@@ -1,0 +1,129 @@
+r"""Softmax attention with scores $s_{ij} - |c_i - c_j|$: what ALiBi and the Forgetting Transformer share.
+
+Each token stands at a depth c, which does not increase from token to token; the distance of two depths is subtracted
+from their score. In a causal call, where $c_i$ moves a whole row and the softmax does not see it, the keys' depths
+could be one more channel of a fused kernel. But at a depth of 4096 that leaves scores in float32 some four digits, and
+in half precision none: here depths are float64, and are subtracted from each other first.
+"""
+
+from math import sqrt
+
+from ortho import _checks
+from ortho._autocast import no_autocast
+from ortho._checks import checked
+from ortho._typing import Float, Size, Tensor
+from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost
+from ortho.attention.operands import blocked_pairs, masked_softmax, working
+from ortho.attention.softmax.tiling import TILE, Span, tile_sums, tiled_attention
+
+
+def distance_attention_reference(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
+    q_depth: Float[Tensor, "... N"],
+    k_depth: Float[Tensor, "... M"],
+    *,
+    is_causal: bool,
+    attn_mask: Tensor | None,
+    scale: float | None,
+) -> Float[Tensor, "*batch N V"]:
+    """The N x M scores, less the distances of the depths, materialised. A row that may attend to nothing gives 0."""
+    dtype = q.dtype
+    with no_autocast(q):
+        q, k, v = (working(x) for x in (q, k, v))
+        scores = q @ k.mT * _factor(q, scale) - _distance(q_depth, k_depth, is_causal).to(q.dtype)
+        blocked = blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
+        return (masked_softmax(scores, blocked, empty_rows=attn_mask is not None) @ v).to(dtype)
+
+
+def distance_attention(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
+    q_depth: Float[Tensor, "... N"],
+    k_depth: Float[Tensor, "... M"],
+    *,
+    is_causal: bool,
+    attn_mask: Tensor | None,
+    scale: float | None,
+    tile: int = TILE,
+) -> Float[Tensor, "*batch N V"]:
+    """`distance_attention_reference` a tile of queries at a time, in memory linear in N."""
+    _checks.positive_int("tile", tile)
+    dtype = q.dtype
+
+    def scores(s: Span, q: Tensor, k: Tensor, q_depth: Tensor, k_depth: Tensor) -> Tensor:
+        distance = _distance(q_depth[..., s.start : s.stop], k_depth[..., : s.end], is_causal)
+        return q[..., s.start : s.stop, :] @ k[..., : s.end, :].mT - distance.to(q.dtype)
+
+    with no_autocast(q):
+        q, k, v = (working(x) for x in (q, k, v))
+        q = q * _factor(q, scale)
+        operands = (q, k, q_depth, k_depth)
+        o = tiled_attention(
+            scores, operands, v, queries=q.shape[-2], tile=tile, is_causal=is_causal, attn_mask=attn_mask
+        )
+        return o.to(dtype)
+
+
+def _factor(q: Tensor, scale: float | None) -> float:
+    return 1 / sqrt(q.shape[-1]) if scale is None else scale
+
+
+def _distance(q_depth: Tensor, k_depth: Tensor, is_causal: bool) -> Float[Tensor, "... N M"]:
+    """|c_i - c_j|; in a causal call without the absolute value, since the keys behind a query are blocked."""
+    distance = k_depth[..., None, :] - q_depth[..., None]
+    return distance if is_causal else distance.abs()
+
+
+@checked
+def distance_cost(
+    B: Size,
+    N: Size,
+    H: Size,
+    K: Size,
+    V: Size,
+    *,
+    gated: bool,
+    form: str = "fast",
+    causal: bool = False,
+    qk_grad: bool = True,
+    itemsize: int = 4,
+    tile: int = TILE,
+) -> AttentionCost:
+    """Closed form of one self-attention call, in either form; with symbols, N is a multiple of `tile`, and greater.
+
+    `gated` says that depths are the sums of a gate's numbers, which need a gradient; else the batch has them in common.
+    """
+    G, item, fast = B * H, max(itemsize, 4), form == "fast"
+    rows, sets = G * N, G if gated else H  # sets of depths
+    pairs_grad, far = int(qk_grad or gated), int(not causal)  # far: absolute values are taken
+    t = tile_sums(N, tile if fast else N, causal and fast)
+    blocked = t.blocked if fast else int(causal)
+    scaled = rows * K if fast else G * t.pairs
+    # distances, and their absolute values; subtract, block, softmax
+    once = t.pairs * (sets * (1 + far) + G * (1 + blocked + SOFTMAX_FORWARD))
+    backward = scaled if qk_grad else 0
+    if pairs_grad:
+        backward += G * t.pairs * (SOFTMAX_BACKWARD + blocked)
+    if gated:
+        # Signs of the distance and of the queries' part, a sign and a product for the absolute value; sums over keys
+        # and over queries, but over one alone. The two parts added, and summed over tokens.
+        backward += G * (t.pairs * (4 + 2 * far) - t.lone) + rows * (1 + int(N != 1))
+    if fast:  # the forward pass again; each tile's gradients added to the others'
+        backward += once + G * t.keys * V + t.number * rows * 2 * (K * int(qk_grad) + int(gated))
+        saved = item * rows * (2 * K + V) + 8 * sets * N
+    else:
+        saved = item * (G * t.pairs + (2 * rows * K if qk_grad else 0) + (rows * V if pairs_grad else 0))
+        saved += (N * N if causal and pairs_grad else 0) + (8 * G * t.pairs if gated and far else 0)
+    return AttentionCost(
+        forward=2 * G * t.pairs * (K + V),
+        # dV, dP, dQ and dK; the fast form's scores again
+        backward=2 * G * t.pairs * (V * (1 + pairs_grad) + K * (2 * int(qk_grad) + int(fast))),
+        elementwise_forward=scaled + sets * N + once,
+        elementwise_backward=backward,
+        saved_bytes=saved,
+        decode=2 * rows * (K + V),
+        state_bytes=itemsize * rows * (K + V) + (item * rows if gated else 0),
+    )

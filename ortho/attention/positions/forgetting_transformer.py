@@ -1,0 +1,122 @@
+r"""Forgetting attention: a score falls by what is forgotten on the way,
+$q_i^T k_j / \sqrt K + \sum_{l=j+1}^{i} \log f_l$, with a forget gate $f_t \in (0, 1]$ a head and token, made from the
+input (Lin et al. 2025, arXiv:2503.02130, section 3).
+
+A constant gate $f = e^{-m}$ is ALiBi with the slope m. The bias is added to the scores after their scaling.
+"""
+
+from functools import partial
+
+import torch
+
+from ortho import _checks
+from ortho._checks import checked
+from ortho._typing import Bool, Float, State, Tensor
+from ortho.attention.mechanism import Mechanism
+from ortho.attention.operands import absent_keys, carried, with_past
+from ortho.attention.positions.distance import distance_attention, distance_attention_reference, distance_cost
+from ortho.attention.recurrent.memory import gate
+from ortho.attention.softmax.tiling import TILE
+from ortho.gates import ForgetGate
+
+
+@checked(shapes=False)
+def forgetting_attention_reference(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
+    *,
+    log_forget: Float[Tensor, "*batch M"] | None = None,
+    is_causal: bool = False,
+    attn_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+    r"""Softmax attention with the biases added, both N x M matrices materialised.
+
+    Arguments as in `softmax_attention_reference`; `log_forget` is $\log f$, at most 0, by default 0, and that of a key
+    which no query may attend to counts as 0: in a causal call a mask must be one row for all queries. A call that is
+    not causal, for which the paper has no form, adds the sum between the two tokens on either side. The state is (keys,
+    values, what each key's score has lost so far).
+
+    Raises TypeError or ValueError for operands that do not fit together; for a `log_forget` above 0 or so low that sums
+    leave the range of its dtype; and for another number of queries than of keys.
+    """
+    k, v, q_depth, k_depth = _operands(q, k, v, log_forget, is_causal, attn_mask, scale, initial_state)
+    o = distance_attention_reference(q, k, v, q_depth, k_depth, is_causal=is_causal, attn_mask=attn_mask, scale=scale)
+    return (o, (k, v, _faded(k_depth, k))) if return_state else o
+
+
+@checked(shapes=False)
+def forgetting_attention(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
+    *,
+    log_forget: Float[Tensor, "*batch M"] | None = None,
+    is_causal: bool = False,
+    attn_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+    tile: int = TILE,
+) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+    """`forgetting_attention_reference` `tile` queries at a time, in memory linear in N. Not differentiable twice."""
+    k, v, q_depth, k_depth = _operands(q, k, v, log_forget, is_causal, attn_mask, scale, initial_state)
+    o = distance_attention(q, k, v, q_depth, k_depth, is_causal=is_causal, attn_mask=attn_mask, scale=scale, tile=tile)
+    return (o, (k, v, _faded(k_depth, k))) if return_state else o
+
+
+def _operands(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_forget: Tensor | None,
+    is_causal: bool,
+    attn_mask: Tensor | None,
+    scale: float | None,
+    initial_state: State | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The keys and values behind those of the state, and the depths of queries and keys, 0 before the first new one."""
+    _checks.scale_factor(scale)
+    state = None if initial_state is None else _checks.state(initial_state, "keys", "values", "faded")
+    keys, values = with_past(q, k, v, is_causal, attn_mask, state if state is None else state[:2])
+    if q.shape[-2] != k.shape[-2]:
+        raise ValueError(f"q: expected as many queries as keys, {k.shape[-2]}, got {q.shape[-2]}")
+    gate("log_forget", log_forget, k, k.shape[:-1])
+    log_forget = k.new_zeros(k.shape[:-1]) if log_forget is None else log_forget
+    limits = torch.finfo(torch.promote_types(log_forget.dtype, torch.float32))
+    _checks.within("log_forget", "logarithms of forget gates", log_forget, limits.min / k.shape[-2], 0.0)
+    absent = absent_keys(attn_mask, k, keys.shape[-2] - k.shape[-2], is_causal)
+    if absent is not None:
+        log_forget = log_forget.masked_fill(absent, 0)
+    depth = log_forget.double().cumsum(-1)
+    if state is None:
+        return keys, values, depth, depth
+    faded = carried("faded", state[2], (*k.shape[:-2], keys.shape[-2] - k.shape[-2]), _state_dtype(k))
+    return keys, values, depth, torch.cat([-faded.double(), depth], -1)
+
+
+def _faded(k_depth: Tensor, k: Tensor) -> Float[Tensor, "*batch M"]:
+    """What a query right behind the last token finds subtracted from each key's score, at most 0."""
+    return (k_depth[..., -1:] - k_depth).clamp(min=torch.finfo(_state_dtype(k)).min).to(_state_dtype(k))
+
+
+def _state_dtype(k: Tensor) -> torch.dtype:
+    return torch.promote_types(k.dtype, torch.float32)
+
+
+MECHANISM = Mechanism(
+    name="fox",
+    family="positions",
+    source="Lin et al. 2025, arXiv:2503.02130",
+    reference=forgetting_attention_reference,
+    fast=forgetting_attention,
+    causal=True,
+    exact=False,
+    positional=True,
+    one_sequence=True,
+    cost=partial(distance_cost, gated=True),
+    gates={"log_forget": ForgetGate},
+)

@@ -1,0 +1,221 @@
+r"""FlashAttention as its papers print it: softmax attention by tiles, of which no weight is kept (Dao et al. 2022,
+arXiv:2205.14135, algorithms 1 and 4, in the order of loops of Dao 2023, arXiv:2307.08691).
+
+For a tile of queries, tiles of keys come one after the other. With the scores S of a tile, the largest score m so far,
+the sum l of exponentials relative to it, and what they have gathered of the values,
+
+$$m' = \max(m, \max_j S_j), \quad l' = e^{m - m'} l + \sum_j e^{S_j - m'}, \quad a' = e^{m - m'} a + e^{S - m'} V,$$
+
+and in the end $o = a / l$ and $L = m + \ln l$. Backward the weights are $P = e^{S - L}$ again, and with
+$D = \sum_v do_v\, o_v$ the gradient of the scores is $dS = P (do\, V^T - D)$.
+
+This is the algorithm, to be read and counted. `softmax_attention` is what a device runs fastest.
+"""
+
+from collections.abc import Iterator
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ortho import _checks
+from ortho._autocast import no_autocast
+from ortho._checks import checked
+from ortho._typing import Bool, Float, State
+from ortho.attention.chunking import once
+from ortho.attention.mechanism import AttentionCost, Mechanism
+from ortho.attention.operands import with_past, working
+from ortho.attention.softmax.softmax_attention import softmax_attention_reference, softmax_cost
+from ortho.attention.sparse.pattern import flat_mask
+from ortho.attention.transforms import Kernel
+
+ROWS, COLUMNS = 128, 512  # of a tile: on a CPU, some such tiles of float32 stay in its cache
+
+
+@checked(shapes=False)
+def flash_attention(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
+    *,
+    rows: int = ROWS,
+    columns: int = COLUMNS,
+    is_causal: bool = False,
+    attn_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+    """`softmax_attention_reference` in tiles of `rows` queries and `columns` keys, in float32 at least.
+
+    A causal call skips the tiles behind its queries. Kept for the backward pass are q, k, v, the output, and one number
+    a query; it cannot be differentiated twice.
+    """
+    keys, values = with_past(q, k, v, is_causal, attn_mask, initial_state)
+    _checks.scale_factor(scale)
+    for name, size in (("rows", rows), ("columns", columns)):
+        _checks.positive_int(name, size)
+    scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
+    mask = None
+    if attn_mask is not None:  # shared by sequences, it is not spread over them
+        mask = flat_mask(attn_mask, q.shape[:-2]).expand(-1, q.shape[-2], keys.shape[-2])
+    with no_autocast(q):
+        operands = (working(x).reshape(-1, *x.shape[-2:]) for x in (q, keys, values))
+        o, _ = _Flash.apply(*operands, mask, scale, is_causal, (rows, columns))
+    o = o.reshape(*q.shape[:-1], v.shape[-1]).to(q.dtype)
+    return (o, (keys, values)) if return_state else o
+
+
+def log_sum_exp(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Float[Tensor, "*batch N"]:
+    """L of each query, the logarithm of its weights' sum, by the same tiles; without gradients."""
+    with_past(q, k, k, is_causal, None, None)
+    _checks.scale_factor(scale)
+    scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
+    flat_q, flat_k = (working(x.detach()).reshape(-1, *x.shape[-2:]) for x in (q, k))
+    _, L = _forward(flat_q * scale, flat_k, flat_k, None, is_causal, (ROWS, COLUMNS))
+    return L.reshape(q.shape[:-1])
+
+
+Keys = list[tuple[slice, bool]]  # tiles of keys, and whether the diagonal runs through them
+
+
+def tiles(N: int, M: int, is_causal: bool, size: tuple[int, int]) -> Iterator[tuple[slice, Keys]]:
+    """Each tile of queries with the tiles of keys that it reads.
+
+    In a causal call the last query stands at the last key, and keys up to the queries' own are apart from these.
+    """
+    rows, columns = size
+    for start in range(0, N, rows):
+        stop = min(N, start + rows)
+        own = M - N + start if is_causal else M  # the first key behind those that all queries of the tile may see
+        keys = [(slice(j, min(own, j + columns)), False) for j in range(0, own, columns)]
+        yield slice(start, stop), [*keys, (slice(own, M - N + stop), True)] if is_causal else keys
+
+
+def _scores(q: Tensor, k: Tensor, mask: Tensor | None, queries: slice, keys: slice, diagonal: bool) -> Tensor:
+    """Of one tile, (G, n, m); -inf where a query may not attend."""
+    scores = torch.bmm(q[:, queries], k[:, keys].mT)
+    if diagonal:
+        future = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).triu(1)
+        scores.masked_fill_(future, -torch.inf)
+    return scores if mask is None else scores.masked_fill_(~mask[:, queries, keys], -torch.inf)
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, size: tuple[int, int]
+) -> tuple[Float[Tensor, "G N V"], Float[Tensor, "G N 1"]]:
+    """(o, L) for scaled queries. Of a query that may attend to nothing o is 0."""
+    (G, N, _), M = q.shape, k.shape[1]
+    lowest, tiny = torch.finfo(q.dtype).min / 4, torch.finfo(q.dtype).tiny
+    o, L = q.new_zeros(G, N, v.shape[-1]), q.new_full((G, N, 1), lowest)
+    for queries, read in tiles(N, M, is_causal, size):
+        peak, total, gathered = L[:, queries], torch.zeros_like(L[:, queries]), o[:, queries]
+        for keys, diagonal in read:
+            scores = _scores(q, k, mask, queries, keys, diagonal)
+            higher = torch.maximum(peak, scores.amax(-1, keepdim=True))
+            weights, share = scores.sub_(higher).exp_(), (peak - higher).exp_()
+            total = total * share + weights.sum(-1, keepdim=True)
+            gathered = torch.baddbmm(gathered * share, weights, v[:, keys])
+            peak = higher
+        total = total.clamp_(min=tiny)
+        o[:, queries], L[:, queries] = gathered / total, peak + total.log()
+    return o, L
+
+
+class _Flash(Kernel):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        scale: float,
+        is_causal: bool,
+        size: tuple[int, int],
+    ) -> tuple[Tensor, Tensor]:
+        q = q * scale
+        o, L = _forward(q, k, v, mask, is_causal, size)
+        ctx.scale, ctx.is_causal, ctx.size = scale, is_causal, size
+        ctx.save_for_backward(q, k, v, mask, o, L)
+        ctx.mark_non_differentiable(L)
+        return o, L
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, d_o: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, mask, o, L = ctx.saved_tensors
+        reach_qk = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        D = (d_o * o).sum(-1, keepdim=True) if reach_qk else None
+        d_q, d_k, d_v = (torch.zeros_like(x) for x in (q, k, v))
+        for queries, read in tiles(q.shape[1], k.shape[1], ctx.is_causal, ctx.size):
+            for keys, diagonal in read:
+                weights = _scores(q, k, mask, queries, keys, diagonal).sub_(L[:, queries]).exp_()
+                d_v[:, keys].baddbmm_(weights.mT, d_o[:, queries])
+                if D is None:
+                    continue
+                d_scores = torch.bmm(d_o[:, queries], v[:, keys].mT).sub_(D[:, queries]).mul_(weights)
+                d_q[:, queries].baddbmm_(d_scores, k[:, keys])
+                d_k[:, keys].baddbmm_(d_scores.mT, q[:, queries])
+        gradients = (d_q.mul_(ctx.scale), d_k) if reach_qk else (None, None)
+        return (*gradients, d_v, None, None, None, None)
+
+
+@checked
+def flash_cost(
+    B: int,
+    N: int,
+    H: int,
+    K: int,
+    V: int,
+    *,
+    rows: int = ROWS,
+    columns: int = COLUMNS,
+    form: str = "fast",
+    causal: bool = False,
+    qk_grad: bool = True,
+    itemsize: int = 4,
+) -> AttentionCost:
+    """Closed form of one self-attention call, in either form, for a number of tokens: sums over its tiles."""
+    if form == "reference":
+        return softmax_cost(B, N, H, K, V, form=form, causal=causal, qk_grad=qk_grad, itemsize=itemsize)
+    G, item, reach = B * H, max(itemsize, 4), int(qk_grad)
+    sizes = [
+        (queries.stop - queries.start, keys.stop - keys.start, diagonal)
+        for queries, read in tiles(N, N, causal, (rows, columns))
+        for keys, diagonal in read
+    ]
+    tokens, pairs = G * N, G * sum(n * m for n, m, _ in sizes)
+    visits, blocked = G * sum(n for n, _, _ in sizes), G * sum(n * m for n, m, diagonal in sizes if diagonal)
+    return AttentionCost(
+        forward=2 * pairs * (K + V),
+        backward=2 * pairs * (K + V + reach * (2 * K + V)),  # scores again, dV; dP, dQ, dK
+        # Scaled queries; maximum, subtract, exp, sum; the diagonal. Each time a tile is read: a row's maximum, its
+        # share, that of the sum, and of what was gathered. In the end the sum bounded, o, L.
+        elementwise_forward=tokens * K + 4 * pairs + blocked + visits * (V + 5) + tokens * (V + 3),
+        # Subtract, exp; the diagonal. To reach q and k: D; subtract, multiply; scale.
+        elementwise_backward=2 * pairs + blocked + reach * (2 * tokens * V + 2 * pairs + tokens * K),
+        saved_bytes=item * tokens * (2 * K + V + 1),
+        decode=2 * G * N * (K + V),
+        state_bytes=itemsize * tokens * (K + V),
+        output_bytes=item * tokens * V,
+    )
+
+
+MECHANISM = Mechanism(
+    name="flash",
+    family="softmax",
+    source="Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691",
+    reference=softmax_attention_reference,
+    fast=flash_attention,
+    causal=True,
+    exact=True,
+    cost=flash_cost,
+)

@@ -1,0 +1,171 @@
+r"""Softmax attention, $o_i = \sum_j \mathrm{softmax}_j(q_i^T k_j / \sqrt{K})\, v_j$ (Vaswani et al. 2017, eq. 1)."""
+
+from math import sqrt
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from ortho import _checks
+from ortho._autocast import no_autocast
+from ortho._checks import checked
+from ortho._typing import Bool, Float, Size, State, Tensor
+from ortho.attention.mechanism import (
+    FUSED_BACKWARD,
+    SOFTMAX_BACKWARD,
+    SOFTMAX_FORWARD,
+    AttentionCost,
+    Mechanism,
+    causal_pairs,
+)
+from ortho.attention.operands import blocked_pairs, masked_softmax, with_past
+from ortho.attention.transforms import no_forward_derivative
+
+_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
+
+
+@checked(shapes=False)
+def softmax_attention_reference(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
+    *,
+    is_causal: bool = False,
+    attn_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+    r"""Softmax attention as its formula reads, with the N x M matrix of weights materialised, in float32 at least.
+
+    `attn_mask` broadcasts to (..., N, M), True = may attend; a row with nothing to attend to gives zeros. `is_causal`
+    lets query i attend to keys 0..i. `scale` defaults to $1/\sqrt{K}$. `initial_state` holds earlier keys and values,
+    which every query may attend to (the mask then spans them too); with `return_state` the result is (o, state).
+
+    Raises TypeError or ValueError, naming the argument, for operands that do not fit together or are not finite.
+    """
+    _checks.scale_factor(scale)
+    k, v = with_past(q, k, v, is_causal, attn_mask, initial_state)
+    blocked = blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
+    with no_autocast(q):
+        x, y, z = (operand.to(torch.promote_types(q.dtype, torch.float32)) for operand in (q, k, v))
+        scores = x @ y.mT * (1 / sqrt(q.shape[-1]) if scale is None else scale)  # (..., N, M)
+        o = masked_softmax(scores, blocked, empty_rows=attn_mask is not None) @ z  # only a mask can block a whole row
+    o = o.to(q.dtype)
+    return (o, (k, v)) if return_state else o
+
+
+@checked(shapes=False)
+def softmax_attention(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
+    *,
+    is_causal: bool = False,
+    attn_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+    """`softmax_attention_reference` through PyTorch's fused kernels; no N x M matrix is kept.
+
+    Takes and returns the same, in the dtype of q also under autocast; sums and the softmax are float32 at least. The
+    fused kernels need values as wide as keys: V != K raises ValueError, and a device without a fused kernel for the
+    dtype (float64 on CUDA) raises PyTorch's RuntimeError rather than falling back. They add a mask to the scores: where
+    those of hidden keys leave the range of the dtype, rows are NaN.
+    """
+    if isinstance(v, Tensor) and isinstance(q, Tensor) and q.dim() and v.shape[-1:] != q.shape[-1:]:
+        raise ValueError(f"v: expected width {q.shape[-1]} like q, for the fused kernel, got shape {tuple(v.shape)}")
+    _checks.scale_factor(scale)
+    k, v = with_past(q, k, v, is_causal, attn_mask, initial_state)
+    if is_causal and q.shape[-2] == 1:  # a lone query is the last: it has no future
+        is_causal = False
+    in_kernel = is_causal and attn_mask is None and initial_state is None
+    blocked = None if in_kernel else blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
+    o = _fused(q, k, v, None if blocked is None else ~blocked, in_kernel, scale)
+    return (o, (k, v)) if return_state else o
+
+
+def _fused(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
+) -> Float[Tensor, "*batch N V"]:
+    """`scaled_dot_product_attention` on any number of leading axes, barred from its materialised fallback."""
+    no_forward_derivative(q, k, v)
+    lead = q.shape[:-2]
+    if scale is not None:
+        q, scale = positive_scale(q, scale)
+    if mask is not None:  # the kernels broadcast some leading axes and not others
+        mask = mask.expand(torch.broadcast_shapes(mask.shape, (*lead, 1, k.shape[-2])))
+        mask = mask if q.dim() == 4 else mask.reshape(1, -1, *mask.shape[-2:])
+    if q.dim() != 4:
+        q, k, v = (x.reshape(1, -1, *x.shape[-2:]) for x in (q, k, v))
+    # The kernels read rows as they lie, and nothing else.
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    with sdpa_kernel(_KERNELS), no_autocast(q):
+        o = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale)
+    return o.reshape(*lead, *o.shape[-2:])
+
+
+def positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
+    """The same scores by a scale above 0: a kernel multiplies by it the -inf of what is blocked."""
+    if scale > 0:
+        return q, scale
+    return (-q, -scale) if scale else (q * 0, 1.0)
+
+
+@checked
+def softmax_cost(
+    B: Size,
+    N: Size,
+    H: Size,
+    K: Size,
+    V: Size,
+    *,
+    form: str = "fast",
+    causal: bool = False,
+    qk_grad: bool = True,
+    itemsize: int = 4,
+) -> AttentionCost:
+    """Closed form of one self-attention call, in either form.
+
+    The reference does every one of the N^2 scores and keeps them, in float32 at least; a causal call merely blocks half
+    of them. The fused kernel does the causal half alone, keeps q, k, v and one log-sum-exp a row, and recomputes the
+    scores backward; it returns dq and dk whether or not they are asked for (Dao et al. 2022, algorithms 1 and 4).
+    """
+    rows = B * H * N
+    if form == "reference":
+        pairs = rows * N
+        kept = pairs + (rows * (2 * K + V) if qk_grad else 0)
+        return AttentionCost(
+            forward=2 * pairs * (K + V),
+            backward=2 * pairs * (2 * (K + V) if qk_grad else V),
+            # scale and softmax; a causal call fills the blocked entries, and zeroes their gradient
+            elementwise_forward=pairs * (1 + SOFTMAX_FORWARD + causal),
+            elementwise_backward=pairs * (1 + SOFTMAX_BACKWARD + causal) if qk_grad else 0,
+            saved_bytes=max(itemsize, 4) * kept
+            + (N * N if causal and qk_grad else 0),  # the blocked entries, a byte each
+            decode=2 * B * H * N * (K + V),
+            state_bytes=itemsize * rows * (K + V),
+        )
+    pairs = B * H * causal_pairs(N) if causal else rows * N
+    return AttentionCost(
+        forward=2 * pairs * (K + V),
+        backward=2 * pairs * (3 * K + 2 * V),  # scores again, dP, dV, dQ, dK
+        elementwise_forward=pairs * (1 + SOFTMAX_FORWARD),
+        elementwise_backward=FUSED_BACKWARD * pairs + 2 * rows * V,  # and the row's term, sum_v do * o
+        saved_bytes=itemsize * rows * (2 * K + V) + max(itemsize, 4) * rows,
+        decode=2 * B * H * N * (K + V),
+        state_bytes=itemsize * rows * (K + V),
+    )
+
+
+MECHANISM = Mechanism(
+    name="softmax",
+    family="softmax",
+    source="Vaswani et al. 2017, arXiv:1706.03762; fused: Dao et al. 2022, arXiv:2205.14135",
+    reference=softmax_attention_reference,
+    fast=softmax_attention,
+    causal=True,
+    exact=True,
+    cost=softmax_cost,
+)

@@ -1,0 +1,299 @@
+r"""Softmax attention whose scores are constants: the gradient of the values by a forward pass with q and k exchanged.
+
+Where queries and keys have no gradient, v alone has one. With the scores $s_{ij} = q_i^T k_j / \sqrt K$ and the
+log-sum-exp of a row, $L_i = \ln \sum_j e^{s_{ij}}$,
+
+$$dv_j = \sum_i e^{s_{ij} - L_i}\, do_i = e^{M_j} \sum_i \frac{e^{s_{ij} - L_i}}{e^{M_j}}\, do_i, \qquad
+  M_j = \ln \sum_i e^{s_{ij} - L_i}.$$
+
+The last sum is softmax attention in which $k_j$ asks, $q_i$ answers and $do_i$ is what is read; M is its own
+log-sum-exp. So the backward pass is a call of the forward kernel. It needs neither v nor o, and makes no dP, dQ, dK.
+
+The bias $-L_i$ rides in channels of its own, $q' = [q, -L \sqrt K / c]$ and $k' = [k, c]$, so that any kernel will
+do. In half precision it is a sum of terms there, each the rounded rest of those before, whose products with c the
+kernel adds up in float32: three terms have the bits of one such number. c is a power of two, which brings the terms
+into the range of float16. In a causal call $k_j$ is asked by $q_i$ with $i \ge j$: both run backwards.
+"""
+
+from collections.abc import Callable
+from math import floor, frexp, log2, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ortho import _checks
+from ortho._typing import Bool, Float, Size, State
+from ortho.attention.chunking import once
+from ortho.attention.mechanism import SOFTMAX_FORWARD, AttentionCost, causal_pairs
+from ortho.attention.operands import blocked_pairs, with_past
+from ortho.attention.softmax.softmax_attention import positive_scale, softmax_attention_reference, softmax_cost
+from ortho.attention.transforms import Kernel
+
+aten = torch.ops.aten
+
+
+def exchanged_attention_reference(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
+    *,
+    is_causal: bool = False,
+    attn_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+    """`softmax_attention_reference` of queries and keys without gradients.
+
+    Raises what that raises, and ValueError for a q or k that needs a gradient: it would have none.
+    """
+    _constants(q=q, k=k)
+    return softmax_attention_reference(
+        q,
+        k,
+        v,
+        is_causal=is_causal,
+        attn_mask=attn_mask,
+        scale=scale,
+        initial_state=initial_state,
+        return_state=return_state,
+    )
+
+
+def exchanged_attention(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
+    *,
+    is_causal: bool = False,
+    attn_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+    """`exchanged_attention_reference` by fused kernels, forward and backward; q, k and a number a row are kept.
+
+    Takes and returns the same, for values as wide as keys: V != K raises ValueError, and a device without a fused
+    kernel for the dtype PyTorch's RuntimeError. It cannot be differentiated twice.
+    """
+    _constants(q=q, k=k)
+    if isinstance(v, Tensor) and isinstance(q, Tensor) and v.shape[-1:] != q.shape[-1:]:
+        raise ValueError(f"v: expected width {q.shape[-1]} like q, for the fused kernel, got shape {tuple(v.shape)}")
+    _checks.scale_factor(scale)
+    keys, values = with_past(q, k, v, is_causal, attn_mask, initial_state)
+    mask, in_kernel = _mask(q.shape, keys.shape[-2], is_causal, attn_mask, initial_state is not None, q.device)
+    flat = [x if x.dim() == 4 else x.reshape(1, -1, *x.shape[-2:]) for x in (values, q, keys)]
+    o = _Exchanged.apply(*flat, mask, in_kernel, scale).reshape(v.shape[:-2] + q.shape[-2:])
+    return (o, (keys, values)) if return_state else o
+
+
+def recomputed_attention(
+    x: Float[Tensor, "B N d"],
+    v: Float[Tensor, "B H N K"],
+    project: Callable[[Tensor], tuple[Tensor, Tensor]],
+    *,
+    is_causal: bool = False,
+    attn_mask: Bool[Tensor, "..."] | None = None,
+) -> Float[Tensor, "B H N K"]:
+    """`exchanged_attention(*project(x), v)` that keeps x and a number a row: backward, q and k are made again.
+
+    `project` gives q and k (B, H, N, K) and must give the same both times; no gradient passes through it to x. The
+    caller has checked the numbers. It cannot be differentiated twice.
+
+    Raises TypeError or ValueError, naming the argument, for what is no mask, or does not fit, and for no is_causal.
+    """
+    if not isinstance(is_causal, bool):
+        raise TypeError(f"is_causal: expected True or False, got {_checks.describe(is_causal)}")
+    if attn_mask is not None:
+        _checks.mask(attn_mask, (*v.shape[:-1], v.shape[-2]))
+    mask, in_kernel = _mask(v.shape, v.shape[-2], is_causal, attn_mask, False, v.device)
+    return _Recomputed.apply(v, x, mask, project, in_kernel)
+
+
+def _constants(**operands: Any) -> None:
+    for name, x in operands.items():
+        if isinstance(x, Tensor) and x.requires_grad:
+            raise ValueError(f"{name}: expected a constant, which has no gradient, got a tensor that needs one")
+
+
+def _mask(
+    shape: torch.Size, keys: int, is_causal: bool, attn_mask: Tensor | None, past: bool, device: torch.device
+) -> tuple[Tensor | None, bool]:
+    """What may be attended to, four axes of which some may be 1, and whether the kernel is to see to causality."""
+    if attn_mask is None and (not is_causal or not past or shape[-2] == 1):
+        return None, is_causal and shape[-2] > 1
+    blocked = blocked_pairs(shape[-2], keys, is_causal, attn_mask, device)
+    assert blocked is not None
+    if blocked.dim() > 2 and len(shape) != 4:
+        blocked = blocked.expand(*shape[:-2], *blocked.shape[-2:]).reshape(1, -1, *blocked.shape[-2:])
+    return ~blocked[(None,) * (4 - blocked.dim())], False
+
+
+class _Exchanged(Kernel):
+    @staticmethod
+    def forward(
+        ctx: Any, v: Tensor, q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
+    ) -> Tensor:
+        ctx.scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
+        o, L = attend(q, k, v, mask, is_causal, ctx.scale)
+        ctx.save_for_backward(q, k, L, mask)
+        ctx.is_causal = is_causal
+        return o
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, do: Tensor) -> Any:
+        q, k, L, mask = ctx.saved_tensors
+        return gradient_of_values(q, k, L, do, mask, ctx.is_causal, ctx.scale), None, None, None, None, None
+
+
+class _Recomputed(Kernel):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        v: Tensor,
+        x: Tensor,
+        mask: Tensor | None,
+        project: Callable[[Tensor], tuple[Tensor, Tensor]],
+        is_causal: bool,
+    ) -> Tensor:
+        q, k = project(x)
+        ctx.scale = 1 / sqrt(q.shape[-1])
+        o, L = attend(q, k, v, mask, is_causal, ctx.scale)
+        ctx.save_for_backward(x, L, mask)
+        ctx.project, ctx.is_causal, ctx.dtype = project, is_causal, q.dtype
+        return o
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, do: Tensor) -> Any:
+        x, L, mask = ctx.saved_tensors
+        # The products are made as they were, in half precision where autocast made them so.
+        with torch.autocast(x.device.type, ctx.dtype, enabled=ctx.dtype != x.dtype):
+            q, k = ctx.project(x)
+        return gradient_of_values(q, k, L, do, mask, ctx.is_causal, ctx.scale), None, None, None, None
+
+
+def attend(
+    q: Float[Tensor, "B H N K"],
+    k: Float[Tensor, "B H M K"],
+    v: Float[Tensor, "B H M V"],
+    mask: Bool[Tensor, "..."] | None,
+    is_causal: bool,
+    scale: float,
+) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
+    """(o, L) by the device's kernel. Of a query that may attend to nothing o and L are 0."""
+    q, scale = _scaled(q, scale)
+    bias = None if mask is None else _bias(mask, q.dtype)
+    o, L = _kernel(q, k, v, bias, is_causal, scale)
+    if mask is None:
+        return o, L
+    empty = ~mask.any(-1)
+    return o.masked_fill(empty[..., None], 0), L.masked_fill(empty, 0)
+
+
+def gradient_of_values(
+    q: Float[Tensor, "B H N K"],
+    k: Float[Tensor, "B H M K"],
+    L: Float[Tensor, "B H N"],
+    do: Float[Tensor, "B H N V"],
+    mask: Bool[Tensor, "..."] | None,
+    is_causal: bool,
+    scale: float,
+) -> Float[Tensor, "B H M V"]:
+    """dv by the forward kernel, see above."""
+    q, scale = _scaled(q, scale)
+    c = _factor(scale, q.dtype)
+    terms = _channels(L / (-scale * c), q)
+    factors = k.new_full((1,), c).expand(*k.shape[:-1], terms.shape[-1])
+    wide = [_beside(k, factors), _beside(q, terms), _beside(do, torch.zeros_like(terms))]
+    asking, answering, read = (x.flip(2) for x in wide) if is_causal else wide
+    bias = None if mask is None else _bias(mask.mT, q.dtype)
+    o, M = _kernel(asking, answering, read, bias, is_causal, scale)
+    del wide, asking, answering, read  # their memory is the result's
+    dv = (o[..., : do.shape[-1]] * M.exp()[..., None]).to(do.dtype)
+    return dv.flip(2) if is_causal else dv
+
+
+def _scaled(q: Tensor, scale: float) -> tuple[Tensor, float]:
+    """The same scores by a scale that can be divided by: of one that is too small q takes a power of two."""
+    q, scale = positive_scale(q, scale)
+    small = 2.0 ** min(0, frexp(scale)[1] + 24)
+    return (q, scale) if small == 1 else (q * small, scale / small)
+
+
+def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """The lowest finite number where nothing may be attended to: its weight is 0 beside any other, and alone no NaN."""
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
+
+
+def _beside(x: Float[Tensor, "B H N K"], channels: Float[Tensor, "B H N c"]) -> Float[Tensor, "B H N Kc"]:
+    """Further channels, laid out token by token, as kernels then lay out their results: merging heads is free."""
+    return torch.cat([x.transpose(1, 2), channels.transpose(1, 2)], -1).transpose(1, 2)
+
+
+def channels(itemsize: int) -> int:
+    """How many channels carry the log-sum-exp: 16 bytes, in which kernels like to read; more terms than it takes."""
+    return 16 // itemsize
+
+
+def _factor(scale: float, dtype: torch.dtype) -> float:
+    """A power of two, so that multiplying by it rounds nothing, with which a log-sum-exp L takes a term of at most
+    L / 64: float16 then reaches up to 2^22, in steps of 2^-17. (At scale 1, L itself may be too large for it.)"""
+    return 2.0 ** min(max(0, 6 - floor(log2(scale))), frexp(torch.finfo(dtype).max)[1] - 1)
+
+
+def _channels(values: Float[Tensor, "B H N"], like: Tensor) -> Float[Tensor, "B H N c"]:
+    """Numbers of `like`'s dtype whose sum is, to float32, the values; float32's with no more bits than TF32 keeps."""
+    terms, short = [], torch.bfloat16 if like.dtype == torch.float32 else like.dtype
+    for _ in range(channels(like.dtype.itemsize)):
+        terms.append(values.to(short).to(like.dtype))
+        values = values - terms[-1]
+    return torch.stack(terms, -1)
+
+
+def _kernel(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """(o, L) of PyTorch's fused kernel, which `scaled_dot_product_attention` calls and keeps L to itself."""
+    if q.device.type == "cpu":
+        kernel = aten._scaled_dot_product_flash_attention_for_cpu
+        return kernel(q, k, v, 0.0, is_causal, attn_mask=bias, scale=scale)[:2]
+    if bias is None and q.dtype.itemsize == 2 and q.shape[-1] % 8 == 0:
+        return aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal, scale=scale)[:2]
+    if bias is not None:  # the kernel reads it in rows of 16 bytes
+        M = k.shape[-2]
+        bias = bias.expand(*q.shape[:-1], M)
+        bias = torch.nn.functional.pad(bias, (0, -M % 8))[..., :M]
+    o, L = aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, is_causal, scale=scale)[:2]
+    return o, L[..., : q.shape[-2]]  # made up to a multiple of 32
+
+
+def exchanged_cost(
+    B: Size,
+    N: Size,
+    H: Size,
+    K: Size,
+    V: Size,
+    *,
+    form: str = "fast",
+    causal: bool = False,
+    itemsize: int = 4,
+) -> AttentionCost:
+    """Closed form of one self-attention call, in either form; q and k have no gradient."""
+    if form == "reference":
+        return softmax_cost(B, N, H, K, V, form=form, causal=causal, qk_grad=False, itemsize=itemsize)
+    rows, c = B * H * N, channels(itemsize)
+    pairs = B * H * causal_pairs(N) if causal else rows * N
+    forward = softmax_cost(B, N, H, K, V, form=form, causal=causal, itemsize=itemsize)
+    return AttentionCost(
+        forward=forward.forward,
+        backward=2 * pairs * (K + V + 2 * c),
+        elementwise_forward=forward.elementwise_forward,
+        # The kernel's; the bias over the scale and its terms, the factors and their products.
+        elementwise_backward=pairs * (1 + SOFTMAX_FORWARD) + rows * (1 + c + 1 + V),
+        saved_bytes=itemsize * rows * 2 * K + max(itemsize, 4) * rows,
+        decode=forward.decode,
+        state_bytes=forward.state_bytes,
+    )

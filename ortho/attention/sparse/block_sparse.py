@@ -1,0 +1,186 @@
+"""Block-sparse attention: any table of pairs of blocks; and BigBird's (Zaheer et al. 2020, arXiv:2007.14062)."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ortho._checks import checked, positive_int
+from ortho.attention.sparse.layouts import both_ways
+from ortho.attention.sparse.parts import ABSENT, Order, Part, in_order
+from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
+
+Rows = tuple[tuple[int, ...], ...]  # the blocks of keys that each block of queries attends to
+
+LONGER = 4  # times as many blocks as a table's rows have on average: rows that are longer get a table of their own
+
+
+@dataclass(frozen=True)
+class Blocks(Pattern):
+    """All pairs of the tokens of some pairs of blocks, of `width` tokens each."""
+
+    width: int
+
+    def __post_init__(self) -> None:
+        positive_int("width", self.width)
+
+    @abstractmethod
+    def rows(self, queries: int, keys: int) -> Rows:
+        """Those of the first `queries` blocks of queries, among the first `keys` blocks of keys."""
+
+    def allowed(self, i: Tensor, j: Tensor) -> Tensor:
+        queries, keys = int(i.max()) + 1, int(j.max()) + 1
+        if i.numel() == 1:  # a token that is decoded needs one row of the table
+            row = self.rows(-(-queries // self.width), -(-keys // self.width))[-1]
+            kept = torch.isin(j // self.width, torch.tensor(row, dtype=j.dtype, device=j.device))
+            return kept.expand(torch.broadcast_shapes(i.shape, j.shape))
+        return self.known(queries, keys, i.device)(i, j)
+
+    def known(self, queries: int, keys: int, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+        """`allowed` for so many tokens, by a table that is made now, (blocks of queries, blocks of keys)."""
+        rows = self.rows(-(-queries // self.width), -(-keys // self.width))
+        kept = torch.zeros(len(rows), -(-keys // self.width), dtype=torch.bool, device="cpu")
+        for t, row in enumerate(rows):
+            kept[t, list(row)] = True
+        kept = kept.to(device)
+        return lambda i, j: kept[i // self.width, j // self.width]
+
+    def pairs(self, n: int, *, is_causal: bool = False) -> int:
+        sizes = [min(self.width, n - start) for start in range(0, n, self.width)]
+        kept = 0
+        for t, (size, row) in enumerate(zip(sizes, self.rows(len(sizes), len(sizes)), strict=True)):
+            kept += size * sum(sizes[b] for b in row if b < t or not is_causal)
+            kept += size * (size + 1) // 2 if is_causal and t in row else 0
+        return kept
+
+    def parts(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Part, ...]:
+        tile = self.width if stop - first > 1 else 1  # of a lone query, which is decoded, as many rows as it needs
+        queries, blocks = in_order(first, stop, tile, device), in_order(0, keys, self.width, device)
+        owns = [t * tile // self.width for t in range(first // tile, -(-stop // tile))]
+        rows = self.rows(owns[-1] + 1, len(blocks.positions))
+        if not is_causal:
+            return _parts(queries, blocks, [[*rows[own]] for own in owns])
+        earlier = _parts(queries, blocks, [[b for b in rows[own] if b < own] for own in owns])
+        diagonal = _table([[b for b in rows[own] if b == own] for own in owns], device)
+        return *earlier, Part(queries, blocks, diagonal, lambda i, j: j <= i, relative=True)
+
+
+def _parts(queries: Order, keys: Order, rows: list[list[int]]) -> tuple[Part, ...]:
+    """The pairs of each tile of queries with its row of blocks.
+
+    Rows that are much longer than others, as BigBird's leading ones, are left to further parts, of their tiles alone:
+    one table would fill all up to the longest. A table with an entry a token is small enough for any.
+    """
+    most = max(queries.positions.shape[-1], LONGER * sum(map(len, rows)) / len(rows))
+    long = [t for t, row in enumerate(rows) if len(row) > most]
+    part = Part(queries, keys, _table([row if len(row) <= most else [] for row in rows], queries.positions.device))
+    if not long:
+        return (part,)
+    return part, *_parts(Order(queries.positions[long]), keys, [rows[t] for t in long])
+
+
+def _table(rows: list[list[int]], device: torch.device) -> Tensor:
+    """Rows of different lengths, filled up by `ABSENT`; sorted, since blocks that lie side by side need no copy."""
+    width = max(map(len, rows))
+    filled = [sorted(row) + [ABSENT] * (width - len(row)) for row in rows]
+    return torch.tensor(filled, dtype=torch.long, device=device).view(len(rows), width)
+
+
+@checked(own=("blocks",))
+@dataclass(frozen=True)
+class BlockSparse(Blocks):
+    """The pairs of blocks in a table: `blocks[t]` are those of keys that block t of queries attends to.
+
+    More queries than the table has blocks for raise ValueError.
+    """
+
+    blocks: Rows
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for t, row in enumerate(self.blocks):
+            if any(isinstance(b, bool) or not isinstance(b, int) or b < 0 for b in row) or len(set(row)) < len(row):
+                raise ValueError(f"blocks: expected numbers of blocks, each once, in row {t}, got {row!r}")
+
+    def rows(self, queries: int, keys: int) -> Rows:
+        if queries > len(self.blocks):
+            tokens, known = queries * self.width, len(self.blocks)
+            raise ValueError(
+                f"blocks: expected a row for each of the {queries} blocks of {tokens} tokens, got {known} rows"
+            )
+        return tuple(tuple(b for b in row if b < keys) for row in self.blocks[:queries])
+
+
+@dataclass(frozen=True)
+class BigBird(Blocks):
+    """Blocks that are less than `reach` away; the first `leading` ones, which attend to all and all to them; and
+    `random` others before each block, drawn from a `seed`, of which a call that is not causal takes both directions.
+
+    The draws for a block do not depend on how many follow it: a sequence can be continued.
+    """
+
+    reach: int = 2
+    leading: int = 1
+    random: int = 3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive_int("reach", self.reach)
+        for name in ("leading", "random", "seed"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ValueError(f"{name}: expected an integer of at least 0, got {value!r}")
+
+    def rows(self, queries: int, keys: int) -> Rows:
+        return _both(queries, keys, self.reach, self.leading, self.random, self.seed)
+
+    def remembered(self) -> tuple[int, int] | None:
+        return None if self.random else (self.leading * self.width, self.reach * self.width)
+
+    def pairs(self, n: int, *, is_causal: bool = False) -> int:
+        whole, rest = divmod(n, self.width)
+        most = self.reach + self.leading + self.random  # blocks that a block reads, itself included
+        short = min(whole, most)  # blocks that have fewer before them, or just as many
+        others = short * (short - 1) // 2 + (whole - short) * (most - 1)
+        last = rest * min(whole, most - 1)
+        causal = self.width * (self.width * others + last) + whole * self.width * (self.width + 1) // 2
+        return both_ways(causal + rest * (rest + 1) // 2, n, is_causal)
+
+
+@lru_cache
+def _both(queries: int, keys: int, reach: int, leading: int, random: int, seed: int) -> Rows:
+    """The first blocks of keys that each of the first blocks of queries attends to, or that attend to it."""
+    before = _drawn(max(queries, keys), reach, leading, random, seed)
+    rows = [set(row) | {t} for t, row in enumerate(before)]
+    for t, row in enumerate(before):
+        for b in row:
+            rows[b].add(t)
+    return tuple(tuple(sorted(b for b in row if b < keys)) for row in rows[:queries])
+
+
+def _drawn(count: int, reach: int, leading: int, random: int, seed: int) -> Rows:
+    """The blocks before each of the first blocks that it attends to."""
+    rows, generator = _so_far(reach, leading, random, seed)
+    for t in range(len(rows), count):
+        near = max(0, t - reach + 1)
+        far = max(0, near - leading)  # blocks between the leading and the near ones
+        drawn = torch.randperm(far, generator=generator, device="cpu")[:random] + leading
+        rows.append((*range(min(leading, near)), *drawn.tolist(), *range(near, t)))
+    return tuple(rows[:count])
+
+
+@lru_cache
+def _so_far(reach: int, leading: int, random: int, seed: int) -> tuple[list[tuple[int, ...]], torch.Generator]:
+    """The rows that have been drawn, and what draws the next: a sequence that grows draws none of them again."""
+    return [], torch.Generator().manual_seed(seed)
+
+
+SOURCE = "Zaheer et al. 2020, arXiv:2007.14062"
+MECHANISMS = (
+    pattern_mechanism("block-sparse", BigBird(64, random=0), SOURCE),  # near and leading blocks alone
+    pattern_mechanism("big-bird", BigBird(64), SOURCE),
+)

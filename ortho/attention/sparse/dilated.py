@@ -1,0 +1,117 @@
+"""Dilated windows (Beltagy et al. 2020, arXiv:2004.05150, section 3.1), alone and beside a window."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ortho._checks import positive_int
+from ortho.attention.sparse.layouts import between, both_ways, every
+from ortho.attention.sparse.parts import Part
+from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
+from ortho.attention.sparse.strided import Strided
+from ortho.attention.sparse.window import Window
+
+
+@dataclass(frozen=True)
+class Dilated(Pattern):
+    """Of the keys a multiple of `dilation` positions away, those less than `width` multiples away."""
+
+    width: int
+    dilation: int
+
+    def __post_init__(self) -> None:
+        positive_int("width", self.width)
+        positive_int("dilation", self.dilation)
+
+    def allowed(self, i: Tensor, j: Tensor) -> Tensor:
+        return ((i - j) % self.dilation == 0) & ((i - j).abs() < self.width * self.dilation)
+
+    def remembered(self) -> tuple[int, int]:
+        return 0, (self.width - 1) * self.dilation + 1
+
+    def pairs(self, n: int, *, is_causal: bool = False) -> int:
+        last = min(self.width - 1, (n - 1) // self.dilation)
+        return both_ways((last + 1) * n - self.dilation * last * (last + 1) // 2, n, is_causal)
+
+    def parts(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Part, ...]:
+        reach = min(self.width, max(stop, keys)) - 1
+        part = every(
+            self.dilation,
+            (first, stop),
+            keys,
+            lambda s: s - reach,
+            lambda s: s if is_causal else s + reach,
+            lambda i, j: self.kept(i, j, is_causal=is_causal),
+            device=device,
+        )
+        return (part,)
+
+
+@dataclass(frozen=True)
+class LocalDilated(Pattern):
+    """The keys at most `reach` positions away, and those a multiple of `reach` away.
+
+    A causal call keeps what `Strided` keeps in the paper's convention: the two are one pattern.
+    """
+
+    reach: int
+
+    def __post_init__(self) -> None:
+        positive_int("reach", self.reach)
+
+    def allowed(self, i: Tensor, j: Tensor) -> Tensor:
+        return ((i - j).abs() <= self.reach) | ((i - j) % self.reach == 0)
+
+    @property
+    def _strided(self) -> Strided:
+        return Strided(self.reach, self.reach + 1)
+
+    def pairs(self, n: int, *, is_causal: bool = False) -> int:
+        return self._strided.pairs(n, is_causal=is_causal)
+
+    def parts(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Part, ...]:
+        return self._strided.parts(first, stop, keys, is_causal=is_causal, device=device)
+
+
+@dataclass(frozen=True)
+class NeitherFarNorMultiple(Pattern):
+    """The keys that are neither more than `reach` positions away nor a multiple of `reach`.
+
+    The rule of `LocalDilated`, inverted: it leaves the keys from 1 to reach - 1 positions away. The query's own key,
+    0 positions away, is not among them.
+    """
+
+    reach: int
+
+    def __post_init__(self) -> None:
+        positive_int("reach", self.reach)
+
+    def allowed(self, i: Tensor, j: Tensor) -> Tensor:
+        return ((i - j).abs() <= self.reach) & ((i - j) % self.reach != 0)
+
+    def remembered(self) -> tuple[int, int]:
+        return 0, self.reach
+
+    def pairs(self, n: int, *, is_causal: bool = False) -> int:
+        both = Window(self.reach).pairs(n) - n
+        return both // 2 if is_causal else both
+
+    def parts(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Part, ...]:
+        part = between(
+            (first, stop),
+            (0, keys),
+            lambda i: i - self.reach + 1,
+            lambda i: i - 1 if is_causal else i + self.reach - 1,
+            lambda i, j: self.kept(i, j, is_causal=is_causal),
+            relative=True,
+            device=device,
+        )
+        return (part,)
+
+
+SOURCE = "Beltagy et al. 2020, arXiv:2004.05150"
+MECHANISMS = (
+    pattern_mechanism("dilated", Dilated(64, 4), SOURCE),
+    pattern_mechanism("local-dilated", LocalDilated(64), "Child et al. 2019, arXiv:1904.10509"),
+)

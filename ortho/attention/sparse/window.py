@@ -1,0 +1,126 @@
+"""Windows: a query attends to the keys around it (Beltagy et al. 2020, arXiv:2004.05150), or to those of its block."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ortho._checks import checked, positive_int
+from ortho._typing import Size
+from ortho.attention.sparse.layouts import BLOCK, TILE, between, both_ways, tile_of
+from ortho.attention.sparse.parts import Part
+from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
+from ortho.attention.sparse.pattern_cost import Work
+
+
+@dataclass(frozen=True)
+class Window(Pattern):
+    """The keys less than `width` positions away: causal `width` of them, else 2 width - 1.
+
+    A window of w keys to each side, beside the query's own, is `Window(w + 1)`.
+    """
+
+    width: int
+
+    def __post_init__(self) -> None:
+        positive_int("width", self.width)
+
+    def allowed(self, i: Tensor, j: Tensor) -> Tensor:
+        return (i - j).abs() < self.width
+
+    def remembered(self) -> tuple[int, int]:
+        return 0, self.width
+
+    @property
+    def _tile(self) -> int:
+        """Of a narrow window, which shares few of the keys of a tile, fewer queries."""
+        return TILE if self.width > TILE else TILE // 2
+
+    @checked(shapes=False)
+    def pairs(self, n: int, *, is_causal: bool = False) -> int:
+        w = min(self.width, n)
+        return both_ways(w * n - w * (w - 1) // 2, n, is_causal)
+
+    def parts(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Part, ...]:
+        reach = min(self.width, max(stop, keys)) - 1
+        part = between(
+            (first, stop),
+            (0, keys),
+            lambda i: i - reach,
+            lambda i: i if is_causal else i + reach,
+            lambda i, j: self.kept(i, j, is_causal=is_causal),
+            tile=self._tile,
+            relative=True,
+            device=device,
+        )
+        return (part,)
+
+    def work(self, N: Size, *, is_causal: bool = False, last: bool = False) -> tuple[Work, ...]:
+        """Also for symbols: N is then a multiple of `TILE`, and longer than the window reaches."""
+        if isinstance(N, int):
+            return super().work(N, is_causal=is_causal, last=last)
+        if last:
+            return (Work(1, self.width, 1, 1),)
+        tile, reach = self._tile, -(-(self.width - 1) // BLOCK)  # in blocks
+        one_side = N / tile * reach - sum(range(reach, 0, -tile // BLOCK))  # the first tiles find fewer
+        return (Work(N / tile, N / BLOCK + (one_side if is_causal else 2 * one_side), tile, BLOCK),)
+
+
+WHOLE = 256  # queries, at most, in a tile of which all that it reads is kept
+
+
+@dataclass(frozen=True)
+class BlockedWindow(Pattern):
+    """The keys that share a block of `width` tokens with the query. A block begins every `hop` tokens.
+
+    By default blocks do not overlap: where one ends, the next begins.
+    """
+
+    width: int
+    hop: int | None = None
+
+    def __post_init__(self) -> None:
+        positive_int("width", self.width)
+        if self.hop is not None and positive_int("hop", self.hop) > self.width:
+            raise ValueError(f"hop: expected at most the width, {self.width}, or tokens are left out, got {self.hop}")
+
+    @property
+    def _hop(self) -> int:
+        return self.width if self.hop is None else self.hop
+
+    def _end(self, i: Tensor) -> Tensor:
+        """Where the last block ends that the token at i is in."""
+        return i // self._hop * self._hop + self.width
+
+    def allowed(self, i: Tensor, j: Tensor) -> Tensor:
+        return (j < self._end(i)) & (i < self._end(j))
+
+    def remembered(self) -> tuple[int, int]:
+        return 0, self.width
+
+    def pairs(self, n: int, *, is_causal: bool = False) -> int:
+        hop = self._hop
+        whole = max(0, (n - self.width) // hop + 1)  # blocks
+        rest = n - whole * hop  # tokens whose last block is cut off
+        causal = whole * (hop * self.width - hop * (hop - 1) // 2) + rest * (rest + 1) // 2
+        return both_ways(causal, n, is_causal)
+
+    def parts(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Part, ...]:
+        part = between(
+            (first, stop),
+            (0, keys),
+            lambda i: ((i - self.width) // self._hop + 1) * self._hop,  # where the first block that holds i begins
+            lambda i: i if is_causal else self._end(i) - 1,
+            lambda i, j: self.kept(i, j, is_causal=is_causal),
+            tile=tile_of(self._hop, TILE if is_causal else max(TILE, min(self._hop, WHOLE))),
+            device=device,
+        )
+        return (part,)
+
+
+SOURCE = "Beltagy et al. 2020, arXiv:2004.05150"
+MECHANISMS = (
+    pattern_mechanism("window", Window(256), SOURCE),
+    pattern_mechanism("blocked-window", BlockedWindow(256), "Qiu et al. 2019, arXiv:1911.02972"),
+    pattern_mechanism("overlapping-blocks", BlockedWindow(256, hop=128), SOURCE),
+)

@@ -1,0 +1,189 @@
+"""Layers whose heads are of several kinds."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from ortho import _checks
+from ortho._checks import checked
+from ortho._typing import Bool, Float, State, Tensor
+from ortho.attention.decoding import Cache
+from ortho.layers.induction import InductionHeads
+from ortho.layers.multihead import MultiheadAttention
+from ortho.layers.positional import PositionalHeads
+from ortho.layers.stop_gradient import StoppedAttention
+
+__all__ = ["HEADS", "HybridAttention", "HybridCache"]
+
+# Each takes (d_model, num_heads, *, head_dim, form, generator, dtype, device) and is called as a layer is.
+HEADS: dict[str, Callable[..., nn.Module]] = {
+    "learned": MultiheadAttention,
+    "rotary": partial(MultiheadAttention, attention="rotary"),
+    "frozen": partial(MultiheadAttention, projection="frozen"),
+    "structured": partial(MultiheadAttention, projection="structured"),
+    "stopped": partial(StoppedAttention, projection="stopped"),
+    "structured-stopped": StoppedAttention,
+    "induction": InductionHeads,
+    "positional": PositionalHeads,
+    "window": partial(MultiheadAttention, attention="window"),
+    "linear": partial(MultiheadAttention, attention="linear"),
+}
+
+
+class HybridAttention(nn.Module):
+    """Multi-head attention with heads of several kinds, each of which computes what it needs and nothing else.
+
+    `heads` says how many there are of each kind, by a name of `HEADS` or by a class, or function, that makes a layer of
+    some heads: `{"learned": 1, "positional": 11}`, `[("learned", 1), (partial(PositionalHeads, patterns=...), 11)]`.
+    A layer of all heads is the sum of layers of some, because W_O is: each kind is one of `groups`, with its own rows
+    of W_V and columns of W_O, and its own q and k, if it has any. The weights of a kind begin as they would in a layer
+    that has no other.
+
+    Raises TypeError or ValueError, naming the argument, for unknown kinds, for d_model not divisible by num_heads, and
+    for kinds whose numbers are not together num_heads.
+    """
+
+    @checked(own=("heads",))
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        heads: Mapping[str, int] | Sequence[tuple[str | Callable[..., nn.Module], int]],
+        form: str = "fast",
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.d_model, self.num_heads = _checks.heads(d_model, num_heads)
+        kinds = split(heads, num_heads)
+        kind: dict[str, Any] = {"form": form, "generator": generator, "dtype": dtype, "device": device}
+        width = d_model // num_heads
+        self.groups = nn.ModuleList(make(d_model, count, head_dim=width, **kind) for make, count in kinds)
+        self.counts = [count for _, count in kinds]
+
+    @checked(shapes=False)
+    def forward(
+        self,
+        x: Float[Tensor, "B N d"],
+        *,
+        attn_mask: Bool[Tensor, "..."] | None = None,
+        key_padding_mask: Bool[Tensor, "B M"] | None = None,
+        is_causal: bool = False,
+        initial_state: tuple[State, ...] | None = None,
+        return_state: bool = False,
+        cache: "HybridCache | None" = None,
+    ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], tuple[State, ...]]:
+        """x (B, N, d) -> (B, N, d).
+
+        `attn_mask` broadcasts to (B, H, N, N), True = may attend; heads that cannot tell apart what they have summed up
+        take masks of keys. `key_padding_mask` (B, N) is True = padding. `initial_state` and `return_state` cut a causal
+        sequence anywhere: a state holds each group's. A `cache` (`new_cache`) does so in place.
+        """
+        if cache is not None and (initial_state is not None or return_state):
+            raise ValueError("cache: expected None beside initial_state or return_state")
+        parts = self._parts(initial_state, cache)
+        if _checks.float_tensor("x", x).dim() != 3:
+            raise ValueError(f"x: expected shape (B, N, {self.d_model}), got {tuple(x.shape)}")
+        keys = None if initial_state is not None else x.shape[1]
+        masks = self._masks(_checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], keys))
+        outputs, states = [], []
+        for group, mask, part in zip(self.groups, masks, parts, strict=True):
+            if cache is not None:
+                outputs.append(group(x, attn_mask=mask, is_causal=is_causal, cache=part))
+                continue
+            y = group(x, attn_mask=mask, is_causal=is_causal, initial_state=part, return_state=return_state)
+            outputs.append(y[0] if return_state else y)
+            states += [y[1]] if return_state else []
+        y = sum(outputs[1:], start=outputs[0])
+        return (y, tuple(states)) if return_state else y
+
+    @checked
+    def new_cache(self, capacity: int | None = None) -> "HybridCache":
+        """An empty cache for decoding with this layer, with room for `capacity` tokens: one of each group's own."""
+        return HybridCache(self, capacity)
+
+    def _parts(self, state: Any, cache: Any) -> Sequence[Any]:
+        """What each group is given of a state or a cache."""
+        if cache is not None:
+            if not isinstance(cache, HybridCache):
+                raise TypeError(f"cache: expected a HybridCache, got {_checks.describe(cache)}")
+            if cache.attention is not self:
+                raise ValueError("cache: expected one of this layer, got another's")
+            return cache.parts
+        if state is None:
+            return [None] * len(self.groups)
+        if not isinstance(state, tuple | list) or len(state) != len(self.groups):
+            wanted = f"a tuple of {len(self.groups)} states, one a group"
+            raise ValueError(f"initial_state: expected {wanted}, got {_checks.describe(state)}")
+        return state
+
+    def _masks(self, mask: Tensor | None) -> Sequence[Tensor | None]:
+        """A mask of all heads, or what each group has of one that tells heads apart; with all axes, of which none may
+        then be meant in two ways."""
+        if not isinstance(mask, Tensor) or mask.dim() > 4:
+            return [mask] * len(self.groups)
+        mask = mask[(None,) * (4 - mask.dim())]
+        return mask.split(self.counts, 1) if mask.shape[1] == self.num_heads > 1 else [mask] * len(self.groups)
+
+    def extra_repr(self) -> str:
+        return f"d_model={self.d_model}, num_heads={self.num_heads}"
+
+
+class HybridCache(Cache):
+    """The caches of a layer's groups, which it reads itself."""
+
+    def __init__(self, layer: HybridAttention, capacity: int | None) -> None:
+        super().__init__(layer, capacity)
+        self.parts: list[Cache] = [group.new_cache(capacity) for group in cast(Any, layer.groups)]
+
+    @property
+    def length(self) -> int:
+        """The number of tokens read. Raises ValueError where a call has failed in a later group."""
+        lengths = {part.length for part in self.parts}
+        if len(lengths) > 1:
+            raise ValueError(f"cache: expected groups that have read as many tokens, got {sorted(lengths)}")
+        return lengths.pop()
+
+    @length.setter
+    def length(self, value: int) -> None:
+        """That of the parts."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+    def _own(self) -> None:
+        self.parts = [part.copy() for part in self.parts]
+
+    def _attend(self, *_: Any) -> Tensor:
+        raise TypeError("cache: expected to be read by a HybridAttention, whose groups have q, k and v of their own")
+
+
+def split(
+    heads: Mapping[str, int] | Sequence[tuple[str | Callable[..., nn.Module], int]], num_heads: int
+) -> list[tuple[Callable[..., nn.Module], int]]:
+    """What makes each kind, and how many heads it has; kinds without heads are left out.
+
+    Raises TypeError or ValueError, naming the argument, for unknown kinds, for what is no number of heads, and for
+    numbers that are not together num_heads.
+    """
+    pairs = list(heads.items()) if isinstance(heads, Mapping) else heads
+    if not isinstance(pairs, list | tuple) or not all(isinstance(p, tuple | list) and len(p) == 2 for p in pairs):
+        raise TypeError(f"heads: expected numbers of heads by their kind, got {_checks.describe(heads)}")
+    found = []
+    for kind, count in pairs:
+        make = HEADS[_checks.one_of("heads", kind, HEADS)] if isinstance(kind, str) else kind
+        if not callable(make):
+            raise TypeError(f"heads: expected a kind's name or what makes it, got {_checks.describe(kind)}")
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise ValueError(f"heads: expected numbers of at least 0, got {_checks.describe(count)}")
+        found += [(make, count)] if count else []
+    total = sum(count for _, count in found)
+    if total != num_heads:
+        raise ValueError(f"heads: expected numbers that are together num_heads = {num_heads}, got {total}")
+    return found

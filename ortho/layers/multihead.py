@@ -1,0 +1,244 @@
+"""Multi-head attention as projection x attention."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from ortho import _checks
+from ortho._checks import checked, unknown
+from ortho._typing import Bool, Float, State, Tensor
+from ortho._weights import new_bias, new_weight, split_heads, spread_heads
+from ortho.attention import FORMS, MECHANISMS
+from ortho.attention.decoding import Cache, new_cache
+from ortho.gates import Gate
+from ortho.projections import PROJECTIONS, Projection, by_matrices
+
+__all__ = ["MultiheadAttention"]
+
+
+class MultiheadAttention(nn.Module):
+    r"""Multi-head attention, $Y = \mathrm{concat}_j\, A(q_j, k_j, v_j)\, W_O$.
+
+    `projection` names how q and k are made ('learned', 'frozen', 'stopped', ...: `ortho.PROJECTIONS`), or is a class of
+    projections, or such a module, which several layers may share; and `attention` names a mechanism of
+    `ortho.MECHANISMS`. The standard layer is learned x softmax (Vaswani et al. 2017, section 3.2.2), orthogonal random
+    attention is frozen x softmax. `form` chooses the mechanism's 'reference' or 'fast' form. Instead
+    of a name, `attention` may be a module with the mechanisms' signature, such as `RandomFeatureAttention`, whose form
+    is its own. W_V and W_O (`weight_v`, `weight_o`, stored as in `torch.nn.Linear`) are always trained, and with `bias`
+    what is added to their outputs.
+
+    With `num_kv_heads` fewer heads of keys and values, a divisor of `num_heads`, as many heads of queries one after the
+    other share each (grouped queries, Ainslie et al. 2023, arXiv:2305.13245; 1: multi-query attention). With `head_dim`
+    there may be any number of heads, each of that width: W_V is (G K, d) and W_O (d, H K), and their entries begin with
+    the variance that they have in a layer whose heads are as wide as x.
+
+    What a mechanism takes besides (`Mechanism.gates`) is made by gates, always trained, of the keys' tokens or of the
+    queries' (`Mechanism.query_gates`); `gates` puts others in their place: `{"beta": ReflectingWriteStrength}`. A
+    module may say of itself, by attributes, what a mechanism's entry does: `query_gates`, `one_sequence`,
+    `same_tokens`.
+
+    Raises TypeError or ValueError, naming the argument, for unknown names, for d_model not divisible by num_heads, for
+    a `form` beside a module, for sizes or a `bias` other than those of a projection that is a module, and for a
+    mechanism with gates beside `head_dim`: gates are those of heads that share x.
+    """
+
+    @checked
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        head_dim: int | None = None,
+        num_kv_heads: int | None = None,
+        bias: bool = False,
+        projection: str | Callable[..., Projection] | Projection = "learned",
+        attention: str | nn.Module = "softmax",
+        form: str = "fast",
+        gates: Mapping[str, type[Gate]] | None = None,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        kind: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
+        sizes = {"head_dim": head_dim, "num_kv_heads": num_kv_heads, "bias": bias}
+        self.projection = _projection(projection, d_model, num_heads, **sizes, **kind)
+        self.d_model, self.num_heads = d_model, num_heads
+        self.head_dim, self.num_kv_heads = self.projection.head_dim, self.projection.num_kv_heads
+        self.attention, makers = _attention(attention, form, gates or {})
+        if makers and head_dim is not None:
+            raise ValueError(f"head_dim: expected None beside an attention with gates, got {head_dim}")
+        self.form = _checks.one_of("form", form, FORMS)
+        fans = None if head_dim is None else 2 * d_model
+        self.weight_v = new_weight(self.projection.kv_width, d_model, fans=fans, **kind)
+        self.weight_o = new_weight(d_model, self.projection.q_width, fans=fans, **kind)
+        self.bias_v, self.bias_o = (new_bias(w) if bias else None for w in (self.weight_v, self.weight_o))
+        self.gates = nn.ModuleDict({name: make(d_model, num_heads, **kind) for name, make in makers.items()})
+        entry = MECHANISMS[attention] if isinstance(attention, str) else attention
+        self._query_gates = frozenset(getattr(entry, "query_gates", ())) & makers.keys()
+        self._one_sequence = bool(getattr(entry, "one_sequence", False))
+        self._takes_same_tokens = bool(getattr(entry, "same_tokens", False))
+
+    @checked(shapes=False)
+    def forward(
+        self,
+        x: Float[Tensor, "B N d"],
+        context: Float[Tensor, "B M d"] | None = None,
+        *,
+        attn_mask: Bool[Tensor, "..."] | None = None,
+        key_padding_mask: Bool[Tensor, "B M"] | None = None,
+        is_causal: bool = False,
+        initial_state: State | None = None,
+        return_state: bool = False,
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], State]:
+        """x (B, N, d) -> (B, N, d); queries come from x, keys and values from `context` (B, M, d), by default x.
+
+        `attn_mask` broadcasts to (B, H, N, M), True = may attend; `key_padding_mask` is (B, M), as in
+        `torch.nn.MultiheadAttention` True = padding, to which nothing attends. `initial_state` and `return_state` cut a
+        causal sequence anywhere: the state that one call returns is what the next one starts from. A `cache`
+        (`new_cache`) does so in place, for x that follows on the tokens that it has read; nothing then has a gradient.
+
+        Raises TypeError or ValueError, naming the argument, for operands that do not fit together, for an `attn_mask`
+        (N, M) where B = N, or (H, N, M) where B = H, which may be meant in two ways, for a context beside an attention
+        in which each query is one of the keys' tokens (fox, path, position-delta), for another attention's cache, and
+        beside a cache for a call that is not causal, and for a context, a mask or a state.
+        """
+        _checks.sequence("x", x, self.weight_v)
+        if context is not None:
+            _checks.sequence("context", context, self.weight_v)
+            if len(context) != len(x):
+                raise ValueError(f"context: expected batch {len(x)} like x, got shape {tuple(context.shape)}")
+            if self._one_sequence:
+                wanted = f"None with {self.attention!r}, in which each query is one of the keys' tokens"
+                raise ValueError(f"context: expected {wanted}, got shape {tuple(context.shape)}")
+        if cache is not None:
+            others: dict[str, Any] = {"context": context, "attn_mask": attn_mask, "initial_state": initial_state}
+            others["key_padding_mask"] = key_padding_mask
+            require_cache(cache, self.attention, is_causal, **others, return_state=return_state)
+            with torch.no_grad():
+                q, k, v, gates = self._operands(x, None)
+                return self._merge(cache.attend(q, k, v, **gates))
+        keys = None if initial_state is not None else x.shape[1] if context is None else context.shape[1]
+        mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], keys)
+        q, k, v, gates = self._operands(x, context)
+        attend: Any = self.attention
+        if isinstance(attend, str):
+            attend = MECHANISMS[attend].form(self.form)
+        if self._takes_same_tokens:
+            attend = partial(attend, same_tokens=context is None)
+        o = attend(
+            q,
+            spread_heads(k, self.num_heads),
+            spread_heads(v, self.num_heads),
+            is_causal=is_causal,
+            attn_mask=mask,
+            initial_state=initial_state,
+            return_state=return_state,
+            **gates,
+        )
+        if not return_state:
+            return self._merge(o)
+        o, state = o
+        return self._merge(o), state
+
+    def _operands(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+        """q (B, H, N, K), k and v (B, G, M, K), and the gates."""
+        q, k = self.projection(x, context)
+        source = x if context is None else context
+        v = split_heads(linear(source, self.weight_v, self.bias_v), self.num_kv_heads)
+        gates = {name: gate(x if name in self._query_gates else source) for name, gate in self.gates.items()}
+        return q, k, v, gates
+
+    @checked
+    def new_cache(self, capacity: int | None = None) -> Cache:
+        """An empty cache for decoding with this layer, with room for `capacity` tokens (`ortho.attention.decoding`)."""
+        return new_cache(self.attention, capacity, form=self.form)
+
+    def _merge(self, o: Float[Tensor, "B H N K"]) -> Float[Tensor, "B N d"]:
+        """Heads side by side, then W_O."""
+        return linear(o.transpose(1, 2).flatten(2), self.weight_o, self.bias_o)
+
+    def to_torch(self) -> nn.MultiheadAttention:
+        """This layer as PyTorch's own `nn.MultiheadAttention` (batch first), with identical outputs.
+
+        Raises ValueError for what that layer does not know: an attention other than softmax, grouped queries, and heads
+        of another width than d/H; and TypeError for a projection of one's own, whose weights need not say what it does.
+        """
+        made = by_matrices(self.projection)
+        if self.attention != "softmax":
+            raise ValueError(f"attention: expected 'softmax', got {self.attention!r}")
+        if self.num_kv_heads != self.num_heads:
+            raise ValueError(f"num_kv_heads: expected num_heads = {self.num_heads}, got {self.num_kv_heads}")
+        if self.head_dim * self.num_heads != self.d_model:
+            raise ValueError(f"head_dim: expected d_model / num_heads, got {self.head_dim}")
+        w, biases = self.weight_o, [b for b in (made.bias_q, made.bias_k, self.bias_v) if b is not None]
+        layer = nn.MultiheadAttention(
+            self.d_model, self.num_heads, bias=bool(biases), batch_first=True, dtype=w.dtype, device=w.device
+        )
+        with torch.no_grad():
+            layer.in_proj_weight.copy_(torch.cat([made.weight_q, made.weight_k, self.weight_v]))
+            layer.out_proj.weight.copy_(self.weight_o)
+            if self.bias_o is not None:
+                layer.in_proj_bias.copy_(torch.cat(biases))
+                layer.out_proj.bias.copy_(self.bias_o)
+        return layer.train(self.training)
+
+    def extra_repr(self) -> str:
+        return f"attention={self.attention!r}, form={self.form!r}" if isinstance(self.attention, str) else ""
+
+
+def _projection(made: Any, d_model: int, num_heads: int, **sizes: Any) -> Projection:
+    """The projection of a name or a class, or the one that is given, if it is of these sizes."""
+    if isinstance(made, str):
+        made = PROJECTIONS[_checks.one_of("projection", made, PROJECTIONS)]
+    if callable(made) and not isinstance(made, Projection):
+        made = made(d_model, num_heads, **{name: value for name, value in sizes.items() if value})
+    if not isinstance(made, Projection):
+        raise TypeError(f"projection: expected a name, a class or a module of them, got {_checks.describe(made)}")
+    names = ("d_model", "num_heads", "head_dim", "num_kv_heads")
+    like = Projection(d_model, num_heads, **{name: sizes[name] for name in names[2:]})
+    wanted, got = ([getattr(one, name) for name in names] for one in (like, made))
+    if got != wanted or sizes["bias"] != (made.bias_q is not None):
+        raise ValueError(
+            f"projection: expected {', '.join(names)} and bias {(*wanted, sizes['bias'])}, "
+            f"got {(*got, made.bias_q is not None)}"
+        )
+    return made
+
+
+def require_cache(cache: Any, attention: str | nn.Module, is_causal: bool, **others: Any) -> None:
+    """Raise unless a call with a cache of this attention is causal, and has nothing else that says what came before."""
+    if not isinstance(cache, Cache):
+        raise TypeError(f"cache: expected a Cache, got {_checks.describe(cache)}")
+    if cache.attention != attention:
+        raise ValueError(f"cache: expected one for {attention!r}, got one for {cache.attention!r}")
+    if not is_causal:
+        raise ValueError("is_causal: expected True beside a cache, got False")
+    for name, value in others.items():
+        if value is not None and value is not False:
+            raise ValueError(f"{name}: expected none beside a cache, got {_checks.describe(value)}")
+
+
+def _attention(
+    attention: str | nn.Module, form: str, gates: Mapping[str, type[Gate]]
+) -> tuple[str | nn.Module, dict[str, type[Gate]]]:
+    """The attention as it was given, and what makes its gates, by the argument that each is for."""
+    for name, make in gates.items():
+        if not (isinstance(make, type) and issubclass(make, Gate)):
+            raise TypeError(f"gates: expected a class of gates for {name!r}, got {_checks.describe(make)}")
+    if isinstance(attention, nn.Module):
+        if form != "fast":
+            raise ValueError(f"form: expected none beside an attention that is a module, got {form!r}")
+        return attention, dict(gates)
+    if not isinstance(attention, str) or attention not in MECHANISMS:
+        raise ValueError(unknown("attention", attention, MECHANISMS, ", or an nn.Module"))
+    makers = dict(MECHANISMS[attention].gates)
+    for name in gates:
+        if name not in makers:
+            raise ValueError(f"gates: expected a part of {list(makers)} with {attention!r}, got {name!r}")
+    return attention, makers | dict(gates)

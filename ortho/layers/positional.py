@@ -1,0 +1,169 @@
+r"""Positions in layers: heads with fixed patterns, and sinusoidal positions to add to tokens."""
+
+from collections.abc import Sequence
+from math import log
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from ortho import _checks
+from ortho._checks import checked
+from ortho._typing import Bool, Float, Int, State, Tensor
+from ortho._weights import new_weight, split_heads
+from ortho.attention import FORMS
+from ortho.attention.decoding import Cache, StateCache
+from ortho.attention.untrained.pattern import EMPTY
+from ortho.attention.untrained.positional_attention import (
+    PositionalPattern,
+    named,
+    positional_attention,
+    positional_attention_reference,
+)
+from ortho.projections import head_sizes
+
+__all__ = ["PositionalHeads", "sinusoidal_positions"]
+
+# Of three positional heads beside one that is learned: what is right before a token, about it, and far behind it.
+DEFAULT = ("previous", "recent", "left")
+
+
+class PositionalHeads(nn.Module):
+    """Attention whose heads have fixed patterns of positions, and neither queries nor keys.
+
+    `patterns` has a pattern, or its name in `PATTERNS`, for each head; by default they are shared out among `DEFAULT`.
+    Heads with equal patterns are computed together where they stand one after the other. `empty` says what rows without
+    any weight hold (`positional_attention`). W_V (`weight_v`, (H K, d)) and W_O (`weight_o`, (d, H K)) are trained; K
+    is `head_dim`, by default d/H.
+
+    Seven such heads with the patterns `SEVEN` beside a learned one are the encoder's attention of Raganato, Scherrer &
+    Tiedemann 2020 (arXiv:2002.10260): `HybridAttention` puts kinds of heads side by side.
+
+    Raises TypeError or ValueError, naming the argument, for unknown names, for sizes below 1, for d_model not divisible
+    by num_heads, and for another number of patterns than heads.
+    """
+
+    @checked
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        patterns: Sequence[PositionalPattern | str] | None = None,
+        head_dim: int | None = None,
+        form: str = "fast",
+        empty: str = "zero",
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.d_model, self.num_heads, self.head_dim = head_sizes(d_model, num_heads, head_dim)
+        self.patterns = shared_out(num_heads) if patterns is None else named(patterns)
+        if len(self.patterns) != num_heads:
+            raise ValueError(f"patterns: expected one for each of {num_heads} heads, got {len(self.patterns)}")
+        self.form, self.empty = _checks.one_of("form", form, FORMS), _checks.one_of("empty", empty, EMPTY)
+        width, fans = self.head_dim * num_heads, None if head_dim is None else 2 * d_model
+        kind: dict[str, Any] = {"fans": fans, "generator": generator, "dtype": dtype, "device": device}
+        self.weight_v = new_weight(width, d_model, **kind)
+        self.weight_o = new_weight(d_model, width, **kind)
+
+    @checked(shapes=False)
+    def forward(
+        self,
+        x: Float[Tensor, "B N d"],
+        *,
+        attn_mask: Bool[Tensor, "..."] | None = None,
+        key_padding_mask: Bool[Tensor, "B N"] | None = None,
+        is_causal: bool = False,
+        words: Int[Tensor, "B N"] | None = None,
+        initial_state: State | None = None,
+        return_state: bool = False,
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], State]:
+        """x (B, N, d) -> (B, N, d).
+
+        `attn_mask` is a mask of keys that broadcasts to (B, H, 1, N), True = there, and `key_padding_mask` (B, N) one
+        with True = padding; rows of tokens that are not there are zeros. `words` (B, N) are the numbers of the tokens'
+        words. `initial_state`, `return_state` and `cache` are those of `MultiheadAttention`.
+        """
+        _checks.sequence("x", x, self.weight_v)
+        attn_mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], x.shape[1])
+        v = split_heads(linear(x, self.weight_v), self.num_heads)
+        if cache is not None:
+            if not isinstance(cache, Cache):
+                raise TypeError(f"cache: expected a Cache, got {_checks.describe(cache)}")
+            if cache.attention is not self:
+                raise ValueError("cache: expected one of this layer, got another's")
+            if not is_causal or return_state or any(x is not None for x in (attn_mask, words, initial_state)):
+                raise ValueError("cache: expected in a causal call without mask, words or state")
+            with torch.no_grad():
+                return self._merge(cache.attend(v, v, v))
+        o = self._attend(
+            v,
+            attn_mask=attn_mask,
+            is_causal=is_causal,
+            words=words,
+            initial_state=initial_state,
+            return_state=return_state,
+        )
+        return (self._merge(o[0]), o[1]) if return_state else self._merge(o)
+
+    @checked
+    def new_cache(self, capacity: int | None = None) -> Cache:
+        """An empty cache for decoding with this layer: what its patterns have summed up."""
+
+        def attend(*qkv: Tensor, scale: float | None, **kwargs: Any) -> Any:
+            """As a mechanism is called, of which caches are made."""
+            assert scale is None
+            return self._attend(qkv[2], **kwargs)
+
+        return StateCache(self, attend, capacity)
+
+    def _attend(self, v: Tensor, **kwargs: Any) -> Any:
+        attend = positional_attention if self.form == "fast" else positional_attention_reference
+        return attend(v, self.patterns, empty=self.empty, **kwargs)
+
+    def _merge(self, o: Float[Tensor, "B H N K"]) -> Float[Tensor, "B N d"]:
+        """Heads side by side, then W_O."""
+        return linear(o.transpose(1, 2).flatten(2), self.weight_o)
+
+    def extra_repr(self) -> str:
+        names = ", ".join(pattern.name for pattern in self.patterns)
+        return f"d_model={self.d_model}, patterns=({names}), form={self.form!r}, empty={self.empty!r}"
+
+
+def shared_out(num_heads: int) -> tuple[PositionalPattern, ...]:
+    """A pattern of `DEFAULT` for each head, equal ones one after the other, the first as often as any."""
+    shares = ((num_heads + len(DEFAULT) - 1 - i) // len(DEFAULT) for i in range(len(DEFAULT)))
+    return named([name for name, share in zip(DEFAULT, shares, strict=True) for _ in range(share)])
+
+
+@checked
+def sinusoidal_positions(
+    n: int,
+    d: int,
+    *,
+    start: int = 0,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Float[Tensor, "n d"]:
+    r"""Positions (n, d) to be added to tokens: $\sin(p / 10000^{2i/d})$ in channel 2i and the cosine of the same in
+    channel 2i + 1 (Vaswani et al. 2017, arXiv:1706.03762, section 3.5), for p from `start` on.
+
+    Computed in float64. With an odd d the last sine has no cosine. Raises TypeError or ValueError for n or d below 1,
+    for a negative start, and for a dtype that is not of floating-point numbers.
+    """
+    _checks.positive_int("n", n)
+    _checks.positive_int("d", d)
+    if isinstance(start, bool) or not isinstance(start, int):
+        raise TypeError(f"start: expected an integer of at least 0, got {_checks.describe(start)}")
+    if start < 0:
+        raise ValueError(f"start: expected an integer of at least 0, got {start}")
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    if not dtype.is_floating_point:
+        raise TypeError(f"dtype: expected a floating-point type, got {dtype}")
+    p = torch.arange(start, start + n, dtype=torch.float64)[:, None]
+    angles = p * torch.exp(torch.arange(0, d, 2, dtype=torch.float64) * (-log(10000) / d))  # (n, ceil(d / 2))
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :d].to(dtype=dtype, device=device)

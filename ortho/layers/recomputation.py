@@ -1,0 +1,119 @@
+r"""Activations that are computed again for the gradient in place of being kept (Chen et al. 2016, arXiv:1604.06174).
+
+Of L blocks in k segments the k inputs are kept, i bytes each, and in the backward pass what lies inside one segment at
+a time, L/k times the a bytes of a block: least at $k = \sqrt{L a / i}$, for one more forward pass. With a = i that is
+the paper's $\sqrt L$; a Transformer's block keeps many times its input, and a segment for each is best up to L = a / i.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain, islice
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from ortho import _checks
+from ortho._checks import checked
+from ortho._typing import Float, State, Tensor
+from ortho.attention import MECHANISMS
+
+__all__ = ["Recomputed", "RecomputedAttention"]
+
+
+class Recomputed(nn.Module):
+    """Blocks one after the other, in `segments` whose lengths differ by one at most; by default each is one of its own.
+
+    Takes what a block takes, and stands for one: `model.blocks = nn.ModuleList([Recomputed(model.blocks)])`. A call
+    with a state is one without a gradient, as a rule, and nothing is recomputed in it; its state is how many tensors
+    there are of each block's, and these.
+
+    Raises ValueError for no blocks, and for `segments` above their number.
+    """
+
+    @checked
+    def __init__(self, blocks: Iterable[nn.Module], segments: int | None = None) -> None:
+        super().__init__()
+        blocks = list(blocks)
+        for block in blocks:
+            if not isinstance(block, nn.Module):
+                raise TypeError(f"blocks: expected modules, got {_checks.describe(block)}")
+        self.blocks = nn.ModuleList(blocks)
+        count = len(self.blocks)
+        if not count:
+            raise ValueError("blocks: expected at least one, got none")
+        self.segments = count if segments is None else _checks.positive_int("segments", segments)
+        if self.segments > count:
+            raise ValueError(f"segments: expected at most the {count} blocks, got {segments}")
+
+    @checked(shapes=False)
+    def forward(
+        self,
+        x: Float[Tensor, "B N d"],
+        *,
+        initial_state: State | None = None,
+        return_state: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """x (B, N, d) -> (B, N, d), or with the blocks' states."""
+        if initial_state is None and not return_state:
+            for segment in self._split():
+                x = checkpoint(partial(_run, segment, **kwargs), x, use_reentrant=False)
+            return x
+        states = [None] * len(self.blocks) if initial_state is None else _apart(initial_state, len(self.blocks))
+        new = []
+        for block, state in zip(self.blocks, states, strict=True):
+            x, after = block(x, initial_state=state, return_state=True, **kwargs)
+            new.append(after)
+        return (x, _joined(new)) if return_state else x
+
+    def _split(self) -> Iterator[list[nn.Module]]:
+        blocks, each = list(self.blocks), divmod(len(self.blocks), self.segments)
+        start = 0
+        for number in range(self.segments):
+            stop = start + each[0] + (number < each[1])
+            yield blocks[start:stop]
+            start = stop
+
+
+class RecomputedAttention(nn.Module):
+    """A mechanism of which q, k and v alone are kept, for `MultiheadAttention(attention=...)`, without gates.
+
+    What is large and cheap is computed again (Korthikanti et al. 2022, arXiv:2205.05198, section 5).
+    """
+
+    @checked
+    def __init__(self, attention: str = "softmax", form: str = "reference") -> None:
+        super().__init__()
+        mechanism = MECHANISMS[_checks.one_of("attention", attention, MECHANISMS)]
+        if mechanism.gates:
+            raise ValueError(f"attention: expected a mechanism without gates, got {attention!r}")
+        self.attend, self.same_tokens = mechanism.form(form), mechanism.same_tokens
+
+    @checked(shapes=False)
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, **kwargs: Any) -> Any:
+        if kwargs.get("initial_state") is not None or kwargs.get("return_state"):
+            return self.attend(q, k, v, **kwargs)
+        return checkpoint(partial(self.attend, **kwargs), q, k, v, use_reentrant=False)
+
+
+def _joined(states: Sequence[State]) -> State:
+    return torch.tensor([len(state) for state in states]), *chain.from_iterable(states)
+
+
+def _apart(state: State, count: int) -> list[State]:
+    wanted = "how many tensors there are of each block's state, and these"
+    first = state[0] if isinstance(state, tuple | list) and state else None
+    if not isinstance(first, Tensor) or first.dtype != torch.int64 or first.dim() != 1:
+        raise TypeError(f"initial_state: expected {wanted}, got {_checks.describe(state)}")
+    lengths, tensors = first.tolist(), iter(state[1:])
+    if sum(lengths) != len(state) - 1 or len(lengths) != count:
+        raise ValueError(f"initial_state: expected {wanted}, got {len(state) - 1} with the lengths {lengths}")
+    return [tuple(islice(tensors, length)) for length in lengths]
+
+
+def _run(blocks: Sequence[nn.Module], x: Tensor, **kwargs: Any) -> Tensor:
+    for block in blocks:
+        x = block(x, **kwargs)
+    return x

@@ -1,0 +1,75 @@
+"""Attention whose queries and keys are frozen and outside the graph: less to compute backward, and less to keep."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.nn.functional import linear
+
+from ortho import _checks
+from ortho._checks import checked
+from ortho._typing import Bool, Float, State, Tensor
+from ortho._weights import split_heads, spread_heads
+from ortho.attention.decoding import Cache
+from ortho.attention.softmax.value_gradient import recomputed_attention
+from ortho.layers.multihead import MultiheadAttention
+from ortho.projections import Projection
+from ortho.projections.projection import Detached
+
+__all__ = ["StoppedAttention"]
+
+
+class StoppedAttention(MultiheadAttention):
+    """`MultiheadAttention` with softmax attention and a projection that stops the gradient, by the exchanged pass.
+
+    Backward, the values' gradient is a forward pass with q and k exchanged (`softmax.value_gradient`). Between the
+    passes it keeps x, the merged heads, and one number a head and token: neither q, k nor v. Takes what that takes but
+    another attention; `projection` is 'structured-stopped', 'stopped', a class that stops the gradient, or such a
+    module. The reference form, and calls with a context, a state or a cache, are that layer's, with the same results.
+
+    Raises TypeError or ValueError, naming the argument, for what `MultiheadAttention` refuses, and for a projection
+    through which a gradient passes.
+    """
+
+    @checked
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        projection: str | Callable[..., Projection] | Projection = "structured-stopped",
+        **kwargs: Any,
+    ) -> None:
+        if "attention" in kwargs:
+            raise TypeError(f"attention: expected none, it is softmax, got {_checks.describe(kwargs['attention'])}")
+        super().__init__(d_model, num_heads, projection=projection, **kwargs)
+        if not (isinstance(self.projection, Detached) and self.projection.stop_gradient):
+            raise ValueError(f"projection: expected one that stops the gradient, got {_checks.describe(projection)}")
+
+    @checked(shapes=False)
+    def forward(
+        self,
+        x: Float[Tensor, "B N d"],
+        context: Float[Tensor, "B M d"] | None = None,
+        *,
+        attn_mask: Bool[Tensor, "..."] | None = None,
+        key_padding_mask: Bool[Tensor, "B M"] | None = None,
+        is_causal: bool = False,
+        initial_state: State | None = None,
+        return_state: bool = False,
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], State]:
+        """x (B, N, d) -> (B, N, d); see `MultiheadAttention.forward`."""
+        kwargs: dict[str, Any] = {"initial_state": initial_state, "return_state": return_state, "cache": cache}
+        others = [x for x in (context, *kwargs.values()) if x is not None and x is not False]
+        if self.form == "reference" or others:
+            kwargs |= {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask, "is_causal": is_causal}
+            return super().forward(x, context, **kwargs)
+        _checks.sequence("x", x, self.weight_v)
+        mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], x.shape[1])
+        v = spread_heads(split_heads(linear(x, self.weight_v, self.bias_v), self.num_kv_heads), self.num_heads)
+        return self._merge(recomputed_attention(x, v, self._constants, attn_mask=mask, is_causal=is_causal))
+
+    def _constants(self, x: Float[Tensor, "B N d"]) -> tuple[Float[Tensor, "B H N K"], Float[Tensor, "B H N K"]]:
+        """Queries, and a head of keys for each of them."""
+        q, k = self.projection(x)
+        return q, spread_heads(k, self.num_heads)

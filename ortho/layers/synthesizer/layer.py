@@ -1,0 +1,194 @@
+r"""The Synthesizer layer, $Y = \mathrm{concat}_j\, \mathrm{softmax}(S_j)\, V_j\, W_O$, with logits S from any source.
+
+Tay et al. 2021, arXiv:2005.00743. It takes no queries and keys, so it stands beside the projections and mechanisms.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from ortho import _checks
+from ortho._autocast import no_autocast
+from ortho._checks import checked
+from ortho._typing import Bool, Float, State, Tensor
+from ortho._weights import new_weight, split_heads
+from ortho.attention.operands import blocked_pairs, masked_softmax
+from ortho.layers.synthesizer.by_position import FactoredRandom, Random
+from ortho.layers.synthesizer.source import LogitSource, Seen
+from ortho.layers.synthesizer.sources import SOURCES
+from ortho.projections import head_sizes
+
+__all__ = ["SynthesizerAttention"]
+
+
+class SynthesizerAttention(nn.Module):
+    r"""Multi-head Synthesizer for sequences of at most `max_length` tokens, without biases.
+
+    `source` is where the logits come from: a name of `SOURCES`, a `LogitSource` of these sizes, or several of either.
+    A shorter sequence uses the first positions. W_V and W_O (`weight_v`, `weight_o`, stored as in `torch.nn.Linear`)
+    are always trained.
+
+    Several sources are mixed, $\sum_i \alpha_i S_i$, with a trained share for each; the shares sum to 1 (Tay et al.
+    2021, section 3). They are the softmax of `mixing`, the same for all heads and equal at first: for two sources, the
+    sigmoid of the authors' code.
+
+    With `head_dim` there may be any number of heads, each of that width: W_V is (H K, d) and W_O (d, H K), and their
+    entries begin with the variance that they have in a layer whose heads are as wide as x. Sources are then by position
+    alone ("random", "fixed-random", "factored-random"); one that is given has the heads' width H K for its d_model.
+
+    Raises TypeError or ValueError, naming the argument, for sizes below 1, for d_model not divisible by num_heads, for
+    unknown sources or sources of other sizes, and for one that looks at the tokens beside `head_dim`.
+    """
+
+    @checked
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        max_length: int,
+        *,
+        source: str | LogitSource | Sequence[str | LogitSource] = "random",
+        head_dim: int | None = None,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.d_model, self.num_heads, self.head_dim = head_sizes(d_model, num_heads, head_dim)
+        self.max_length = _checks.positive_int("max_length", max_length)
+        options: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
+        given = [source] if isinstance(source, str | LogitSource) else source
+        self.sources = nn.ModuleList(self._source(one, options) for one in _some(given))
+        mixed = len(self.sources) > 1
+        self.mixing = nn.Parameter(torch.zeros(len(self.sources), dtype=dtype, device=device)) if mixed else None
+        if head_dim is not None:
+            by_position(type(one) for one in self._parts())
+        width, fans = self.num_heads * self.head_dim, None if head_dim is None else 2 * d_model
+        self.weight_v = new_weight(width, d_model, fans=fans, **options)
+        self.weight_o = new_weight(d_model, width, fans=fans, **options)
+
+    def _source(self, source: str | LogitSource, options: dict[str, Any]) -> LogitSource:
+        """The source of that name, or the given one if it has the layer's sizes."""
+        sizes = (self.num_heads * self.head_dim, self.num_heads, self.max_length)
+        if not isinstance(source, LogitSource):
+            return SOURCES[_checks.one_of("source", source, SOURCES)](*sizes, **options)
+        got = (source.d_model, source.num_heads, source.max_length)
+        if got != sizes:
+            raise ValueError(f"source: expected (d_model, num_heads, max_length) = {sizes}, got {got} ({source.name})")
+        return source
+
+    @checked(shapes=False)
+    def forward(
+        self,
+        x: Float[Tensor, "B N d"],
+        *,
+        attn_mask: Bool[Tensor, "..."] | None = None,
+        key_padding_mask: Bool[Tensor, "B M"] | None = None,
+        is_causal: bool = False,
+        initial_state: State | None = None,
+        return_state: bool = False,
+    ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], State]:
+        """x (B, N, d) -> (B, N, d).
+
+        `attn_mask` broadcasts to (B, H, N, N), True = may attend, and `key_padding_mask` is (B, N), True = padding; a
+        row with nothing to attend to gives zeros.
+        `initial_state` holds the values (B, H, P, K) of P earlier tokens and what the sources carry, each of that
+        shape; the mask then spans them too. With `return_state` the result is (y, state). Raises TypeError or
+        ValueError for arguments that do not fit, and for more than `max_length` tokens, earlier ones included.
+        """
+        state = self._state(x, initial_state)
+        v = state[0]
+        attn_mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], v.shape[2])
+        weights = self._weights(x, state, attn_mask, is_causal)
+        with no_autocast(x):
+            o = self._read(weights, v.to(weights.dtype))
+        y = linear(o.to(v.dtype), self.weight_o)
+        return (y, state) if return_state else y
+
+    @staticmethod
+    def _read(weights: Float[Tensor, "b H N M"], v: Float[Tensor, "B H M K"]) -> Float[Tensor, "B N d"]:
+        """The heads' outputs side by side."""
+        if len(weights) == 1:  # one matrix a head for the whole batch, whose items are columns of one product
+            columns = v.permute(1, 2, 0, 3)  # (H, M, B, K)
+            o = (weights[0] @ columns.flatten(2)).unflatten(2, columns.shape[2:]).permute(2, 1, 0, 3)  # (B, N, H, K)
+        else:
+            o = (weights @ v).transpose(1, 2)
+        return o.flatten(2)
+
+    @checked(shapes=False)
+    def weights(
+        self, x: Float[Tensor, "B N d"], *, attn_mask: Bool[Tensor, "..."] | None = None, is_causal: bool = False
+    ) -> Float[Tensor, "b H N N"]:
+        """The attention weights (B, H, N, N), in float32 at least; (1, H, N, N) if they are the same for all items of
+        the batch."""
+        return self._weights(x, self._state(x, None), attn_mask, is_causal)
+
+    def _state(self, x: Tensor, past: State | None) -> State:
+        """The values, and what the sources carry, of these tokens behind those of the past: (B, H, M, K) each."""
+        _checks.sequence("x", x, self.weight_v)
+        new = [split_heads(linear(x, self.weight_v), self.num_heads)]  # (B, H, N, K)
+        for source in self._parts():
+            new += source.memory(x)
+        if past is None:
+            joined = tuple(new)
+        else:
+            joined = tuple(torch.cat(pair, 2) for pair in zip(self._past(past, new[0]), new, strict=True))
+        if joined[0].shape[2] > self.max_length:
+            raise ValueError(f"x: expected at most {self.max_length} tokens, got {joined[0].shape[2]}")
+        return joined
+
+    def _past(self, state: State, v: Tensor) -> State:
+        names = ["values", *(name for source in self._parts() for name in source.carries)]
+        state = _checks.state(state, *names)
+        for name, part in zip(names, state, strict=True):
+            fits = part.dim() == 4 and (*part.shape[:2], part.shape[3]) == (*v.shape[:2], v.shape[3])
+            if not fits or part.dtype != v.dtype or part.shape[2] != state[0].shape[2]:
+                length = "P" if part is state[0] else state[0].shape[2]
+                wanted = f"{v.dtype} {name} of shape ({v.shape[0]}, {v.shape[1]}, {length}, {v.shape[3]})"
+                raise ValueError(f"initial_state: expected {wanted}, got {_checks.describe(part)}")
+        return state
+
+    def _weights(self, x: Tensor, state: State, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
+        queries, keys = x.shape[1], state[0].shape[2]
+        if attn_mask is not None:
+            _checks.mask(attn_mask, (len(x), self.num_heads, queries, keys))
+        blocked = blocked_pairs(queries, keys, is_causal, attn_mask, x.device)
+        logits = self._logits(x, keys, state[1:])
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return masked_softmax(logits, blocked, empty_rows=attn_mask is not None)
+
+    def _logits(self, x: Tensor, keys: int, carried: State) -> Tensor:
+        """The mixture of the sources' logits, (B or 1, H, N, keys)."""
+        shares = [None] if self.mixing is None else self.mixing.softmax(0)
+        parts = []
+        for source, share in zip(self._parts(), shares, strict=True):
+            memory, carried = carried[: len(source.carries)], carried[len(source.carries) :]
+            parts.append(source.logits(x, Seen(keys, memory), share))
+        return reduce(torch.add, parts)
+
+    def _parts(self) -> list[LogitSource]:
+        return cast(list[LogitSource], list(self.sources))
+
+    def extra_repr(self) -> str:
+        width = "" if self.num_heads * self.head_dim == self.d_model else f", head_dim={self.head_dim}"
+        return f"d_model={self.d_model}, num_heads={self.num_heads}, max_length={self.max_length}{width}"
+
+
+def by_position(sources: Iterable[type[LogitSource]]) -> None:
+    """Raise ValueError for a source that looks at the tokens: it cuts what it makes of them into heads of width d/H."""
+    for source in sources:
+        if not issubclass(source, Random | FactoredRandom):
+            raise ValueError(f"source: expected sources by position beside head_dim, got {source.name!r}")
+
+
+def _some(sources: Any) -> Sequence[Any]:
+    """`sources` if they are a sequence of at least one."""
+    if not isinstance(sources, list | tuple):
+        raise TypeError(f"source: expected a name, a LogitSource, or several of them, got {_checks.describe(sources)}")
+    if not sources:
+        raise ValueError("source: expected at least one, got none")
+    return sources

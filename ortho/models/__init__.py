@@ -1,0 +1,1 @@
+"""Whole models built from the blocks: language models, encoders, encoder and decoder."""

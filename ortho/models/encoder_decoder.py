@@ -1,0 +1,251 @@
+"""The encoder-decoder: a text is read as a whole, another is written token by token beside it."""
+
+from math import sqrt
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.nn.functional import embedding, linear
+
+from ortho import _checks
+from ortho._checks import checked
+from ortho._tokens import EMBEDDING_STD, new_embeddings, token_indices
+from ortho._typing import Bool, Float, Int, Tensor
+from ortho.layers.block import TransformerBlock
+from ortho.layers.decoder_block import DecoderBlock, Settings
+from ortho.layers.positional import sinusoidal_positions
+from ortho.models.beam_search import beam_search
+
+__all__ = ["EncoderDecoder"]
+
+POSITIONS = ("learned", "sinusoidal")
+
+
+class EncoderDecoder(nn.Module):
+    """A model of pairs of texts (Vaswani et al. 2017, arXiv:1706.03762, section 3), with pre-norm blocks.
+
+    `num_layers` blocks read the source, as many write the target; a norm stands behind either stack. What is said of
+    layers goes to the encoder's attention (`encoder`), to the decoder's own (`decoder`) and to its attention to the
+    source (`cross`): arguments of `MultiheadAttention`, or of another `layer`, and `num_heads` where theirs is another:
+    `encoder={"layer": HybridAttention, "heads": {"learned": 1, "positional": 7}}`. Each draws its own frozen matrices.
+
+    Both languages have one vocabulary. Its vectors are the source's, the target's and the read-out's, or, without
+    `shared_embeddings`, the last two's, and the source has others. Each of `max_length` places has an embedding of
+    either side, and `positions` are those of `LanguageModel`; with `max_length=None` there are none. `dropout` is that
+    of the embeddings and of what every part of a block adds.
+
+    Raises TypeError or ValueError, naming the argument, for what is no size, share or kind of positions, and for a
+    `cross` layer that `DecoderBlock` refuses.
+    """
+
+    @checked
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int,
+        num_heads: int,
+        num_layers: int,
+        *,
+        max_length: int | None,
+        positions: str = "learned",
+        shared_embeddings: bool = True,
+        encoder: Settings | None = None,
+        decoder: Settings | None = None,
+        cross: Settings | None = None,
+        d_ff: int | None = None,
+        dropout: float = 0.0,
+        bias: bool = False,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        kind: dict[str, Any] = {"dtype": dtype, "device": device}
+        parts: dict[str, Any] = {"d_ff": d_ff, "dropout": dropout, "bias": bias, "generator": generator, **kind}
+        layers = range(_checks.positive_int("num_layers", num_layers))
+        reading = {"num_heads": num_heads, **(encoder or {})}
+        self.encoder = nn.ModuleList(TransformerBlock(d_model, **reading, **parts) for _ in layers)
+        self.decoder = nn.ModuleList(
+            DecoderBlock(d_model, num_heads, attention=decoder, cross=cross, **parts) for _ in layers
+        )
+        self.norm_source, self.norm_target = (nn.LayerNorm(d_model, bias=bias, **kind) for _ in range(2))
+        vectors: dict[str, Any] = {"max_length": max_length, "positions": positions, "generator": generator, **kind}
+        self.embed_target = _Embedding(vocab_size, d_model, **vectors)
+        self.embed_source = _Embedding(vocab_size, d_model, **vectors)
+        if shared_embeddings:
+            self.embed_source.tokens = self.embed_target.tokens
+        self.vocab_size, self.max_length = vocab_size, max_length
+        self.dropout = nn.Dropout(dropout)
+
+    @checked(shapes=False)
+    def forward(
+        self,
+        source: Int[Tensor, "B M"],
+        target: Int[Tensor, "B N"],
+        source_mask: Bool[Tensor, "B M"] | None = None,
+    ) -> Float[Tensor, "B N vocab"]:
+        """Source (B, M) and what is written of the target (B, N), token indices -> logits (B, N, vocab_size) of the
+        tokens that follow each.
+
+        `source_mask` is True where the source has a token, and False where it is padded; padding behind the target
+        changes nothing before it.
+
+        Raises TypeError or ValueError, naming the argument, for tokens that are no indices into the vocabulary, for
+        more than `max_length` of them, for batches that differ, and for a mask that is not the source's.
+        """
+        return self.decode(target, self.encode(source, source_mask), source_mask)
+
+    @checked(shapes=False)
+    def encode(
+        self, source: Int[Tensor, "B M"], source_mask: Bool[Tensor, "B M"] | None = None
+    ) -> Float[Tensor, "B M d"]:
+        """What the decoder reads: a vector for each token of the source, (B, M) -> (B, M, d)."""
+        x = self.dropout(self.embed_source("source", source))
+        mask = _keys(source_mask, source.shape)
+        for block in self.encoder:
+            x = block(x, attn_mask=mask)
+        return self.norm_source(x)
+
+    @checked
+    def decode(
+        self,
+        target: Int[Tensor, "B N"],
+        memory: Float[Tensor, "B M d"],
+        source_mask: Bool[Tensor, "B M"] | None = None,
+    ) -> Float[Tensor, "B N vocab"]:
+        """The logits behind each token of the target, beside an encoded source, the `memory`."""
+        x = self.dropout(self.embed_target("target", target))
+        if len(memory) != len(target):
+            raise ValueError(f"target: expected batch {len(memory)} like the source, got shape {tuple(target.shape)}")
+        mask = _keys(source_mask, memory.shape[:2])
+        for block in self.decoder:
+            x = block(x, memory, context_mask=mask)
+        return self._read_out(x)
+
+    @checked(shapes=False)
+    @torch.no_grad()
+    def generate(
+        self,
+        source: Int[Tensor, "B M"],
+        source_mask: Bool[Tensor, "B M"] | None = None,
+        *,
+        start: int,
+        stop: int,
+        max_length: int | None = None,
+    ) -> Int[Tensor, "B n"]:
+        """The likeliest token, one after the other: (B, n), without `start`, and each row with its `stop`, which also
+        fills what is behind it.
+
+        A row ends after `max_length` tokens, by default and at most the model's, if no `stop` has come. Keys and values
+        of the source are made once.
+
+        Raises TypeError or ValueError as `forward`, for a start or a stop that is not in the vocabulary, and for no or
+        too large a `max_length`.
+        """
+        most = self._most(start, stop, max_length)
+        memory = self.encode(source, source_mask)
+        mask = _keys(source_mask, source.shape)
+        blocks = [cast(DecoderBlock, block) for block in self.decoder]
+        caches = [block.new_cache(memory, most) for block in blocks]
+        token, ended = source.new_full((len(source), 1), start), source.new_zeros(len(source), 1, dtype=torch.bool)
+        drawn: list[Tensor] = []
+        while len(drawn) < most and not bool(ended.all()):
+            x = self.dropout(self.embed_target("target", token, past=len(drawn)))
+            for block, cache in zip(blocks, caches, strict=True):
+                x = block.step(x, cache, context_mask=mask)
+            token = self._read_out(x).argmax(-1).to(token.dtype).masked_fill(ended, stop)  # (B, 1)
+            drawn.append(token)
+            ended = ended | (token == stop)
+        return torch.cat(drawn, 1)
+
+    @checked(shapes=False)
+    @torch.no_grad()
+    def beam_search(
+        self,
+        source: Int[Tensor, "B M"],
+        source_mask: Bool[Tensor, "B M"] | None = None,
+        *,
+        beams: int,
+        start: int,
+        stop: int,
+        max_length: int | None = None,
+        length_penalty: float = 0.6,
+    ) -> Int[Tensor, "B n"]:
+        """As `generate`, the best sequence that is found with so many `beams` (`ortho.models.beam_search`).
+
+        Each step reads all that is written anew. Raises as `generate`, and for beams and penalties that are none.
+        """
+        most = self._most(start, stop, max_length)
+        memory = self.encode(source, source_mask)
+        memory = memory.repeat_interleave(_checks.positive_int("beams", beams), 0)  # (B beams, M, d)
+        mask = None if source_mask is None else source_mask.repeat_interleave(beams, 0)
+
+        def following(written: Tensor) -> Tensor:
+            logits = self.decode(written, memory, mask)[:, -1]
+            return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+
+        return beam_search(
+            following,
+            len(source),
+            beams=beams,
+            start=start,
+            stop=stop,
+            max_length=most,
+            length_penalty=length_penalty,
+            device=source.device,
+        ).tokens
+
+    def _most(self, start: int, stop: int, max_length: int | None) -> int:
+        """How many tokens are to be written at most; start and stop are looked at."""
+        for name, token in (("start", start), ("stop", stop)):
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocab_size:
+                raise ValueError(f"{name}: expected an index in 0..{self.vocab_size - 1}, got {token!r}")
+        if max_length is None and self.max_length is None:
+            raise ValueError("max_length: expected a number of tokens, as the model has none of its own, got None")
+        most = _checks.positive_int("max_length", self.max_length if max_length is None else max_length)
+        if self.max_length is not None and most > self.max_length:
+            raise ValueError(f"max_length: expected at most the model's, {self.max_length}, got {most}")
+        return most
+
+    def _read_out(self, x: Tensor) -> Tensor:
+        return linear(self.norm_target(x), self.embed_target.tokens)  # (B, N, vocab)
+
+
+class _Embedding(nn.Module):
+    """The sum of a token's vector and its place's."""
+
+    places: Tensor | None
+
+    def __init__(
+        self, vocab_size: int, d_model: int, *, max_length: int | None, positions: str, **vectors: Any
+    ) -> None:
+        super().__init__()
+        self.tokens = new_embeddings(_checks.positive_int("vocab_size", vocab_size), d_model, **vectors)
+        self.max_length = None if max_length is None else _checks.positive_int("max_length", max_length)
+        if _checks.one_of("positions", positions, POSITIONS) == "learned":
+            self.places = None if max_length is None else new_embeddings(max_length, d_model, **vectors)
+        elif max_length is None:
+            raise ValueError("max_length: expected a number beside sinusoidal positions, got None")
+        else:  # sines and cosines have a mean square of 1/2
+            waves = sinusoidal_positions(max_length, d_model, dtype=vectors["dtype"], device=vectors["device"])
+            self.register_buffer("places", waves * (EMBEDDING_STD * sqrt(2)))
+
+    def forward(self, name: str, tokens: Int[Tensor, "B N"], past: int = 0) -> Float[Tensor, "B N d"]:
+        """Token indices (B, N), the argument `name`, behind `past` others -> (B, N, d)."""
+        token_indices(name, tokens, len(self.tokens))
+        if self.max_length is not None and past + tokens.shape[1] > self.max_length:
+            raise ValueError(f"{name}: expected at most {self.max_length - past} positions, got {tokens.shape[1]}")
+        x = embedding(tokens, self.tokens)
+        return x if self.places is None else x + self.places[past : past + tokens.shape[1]]
+
+
+def _keys(source_mask: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
+    """A mask of the source's tokens (B, M) as one of the keys of every head and query, (B, 1, 1, M)."""
+    if source_mask is None:
+        return None
+    if not isinstance(source_mask, Tensor) or source_mask.dtype != torch.bool:
+        got = _checks.describe(source_mask)
+        raise TypeError(f"source_mask: expected a boolean tensor (True = a token), got {got}")
+    if source_mask.shape != shape:
+        raise ValueError(f"source_mask: expected shape {tuple(shape)} like source, got {tuple(source_mask.shape)}")
+    return source_mask[:, None, None]

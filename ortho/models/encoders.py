@@ -1,0 +1,187 @@
+"""Whole encoders built from the blocks: of a text (BERT) and of an image (ViT). Each gives one vector for its input."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import embedding, linear
+
+from ortho import _checks
+from ortho._checks import checked
+from ortho._tokens import new_embeddings, token_indices
+from ortho._typing import Bool, Float, Int, Tensor
+from ortho._weights import new_bias, new_weight
+from ortho.layers.block import TransformerBlock
+
+__all__ = ["TextEncoder", "VisionTransformer"]
+
+
+class TextEncoder(nn.Module):
+    """BERT (Devlin et al. 2019, arXiv:1810.04805, section 3): embeddings of tokens, segments and places, post-norm
+    blocks with biases, and a pooler on the first token.
+
+    `kwargs` go to every block (`projection`, `attention`, `form`, `d_ff`, `dropout`, ...); each block draws its
+    own frozen matrices. The norms' epsilon is PyTorch's.
+    """
+
+    @checked
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int,
+        num_heads: int,
+        num_layers: int,
+        *,
+        max_length: int,
+        num_segments: int = 2,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__()
+        kind: dict[str, Any] = {"dtype": dtype, "device": device}
+        self.vocab_size = _checks.positive_int("vocab_size", vocab_size)
+        self.max_length = _checks.positive_int("max_length", max_length)
+        self.num_segments = _checks.positive_int("num_segments", num_segments)
+        self.blocks = _blocks(num_layers, d_model, num_heads, norm_first=False, generator=generator, **kind, **kwargs)
+        self.embed_tokens = new_embeddings(vocab_size, d_model, generator=generator, **kind)
+        self.embed_segments = new_embeddings(num_segments, d_model, generator=generator, **kind)
+        self.embed_positions = new_embeddings(max_length, d_model, generator=generator, **kind)
+        self.norm = nn.LayerNorm(d_model, **kind)
+        self.weight_pool = new_weight(d_model, d_model, generator=generator, **kind)
+        self.bias_pool = new_bias(self.weight_pool)
+
+    @checked(shapes=False)
+    def forward(
+        self,
+        tokens: Int[Tensor, "B N"],
+        segments: Int[Tensor, "B N"] | None = None,
+        *,
+        attn_mask: Bool[Tensor, "B N"] | None = None,
+    ) -> Float[Tensor, "B d"]:
+        """What stands for the whole input, (B, d): the first token's vector after a linear map and tanh.
+
+        The arguments, and what is raised for bad ones, are those of `encode`.
+        """
+        x = self.encode(tokens, segments, attn_mask=attn_mask)
+        return linear(x[:, 0], self.weight_pool, self.bias_pool).tanh()
+
+    @checked(shapes=False)
+    def encode(
+        self,
+        tokens: Int[Tensor, "B N"],
+        segments: Int[Tensor, "B N"] | None = None,
+        *,
+        attn_mask: Bool[Tensor, "B N"] | None = None,
+    ) -> Float[Tensor, "B N d"]:
+        """A vector for each token: indices (B, N) -> (B, N, d).
+
+        `segments` says which of the segments a token belongs to, by default the first. `attn_mask` is True where there
+        is a token and False where there is padding, to which nothing attends.
+
+        Raises TypeError or ValueError, naming the argument, for indices that are none or are out of range, for more
+        than `max_length` tokens, and for a mask that is not boolean and of the tokens' shape.
+        """
+        token_indices("tokens", tokens, self.vocab_size)
+        if tokens.shape[1] > self.max_length:
+            raise ValueError(f"tokens: expected at most {self.max_length} positions, got {tokens.shape[1]}")
+        segments = torch.zeros_like(tokens) if segments is None else segments
+        token_indices("segments", segments, self.num_segments)
+        if segments.shape != tokens.shape:
+            raise ValueError(f"segments: expected shape {tuple(tokens.shape)} like tokens, got {tuple(segments.shape)}")
+        x = embedding(tokens, self.embed_tokens) + embedding(segments, self.embed_segments)  # (B, N, d)
+        x = self.norm(x + self.embed_positions[: tokens.shape[1]])
+        mask = None if attn_mask is None else _padding(attn_mask, tokens)
+        for block in self.blocks:
+            x = block(x, attn_mask=mask)
+        return x
+
+
+class VisionTransformer(nn.Module):
+    """ViT (Dosovitskiy et al. 2021, arXiv:2010.11929, section 3.1): patches as tokens, a class token before them,
+    pre-norm blocks with biases, a norm, and a linear head on the class token.
+
+    Images have `channels` x `image_size` x `image_size` numbers, patches `channels` x `patch_size` x `patch_size`; the
+    map of a patch, `weight_patch` (d, channels * patch_size^2), is a convolution's of that stride with its last axes
+    flattened. `kwargs` go to every block. The norms' epsilon is PyTorch's.
+
+    Raises ValueError for a patch that does not divide the image.
+    """
+
+    @checked
+    def __init__(
+        self,
+        image_size: int,
+        patch_size: int,
+        d_model: int,
+        num_heads: int,
+        num_layers: int,
+        *,
+        num_classes: int,
+        channels: int = 3,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__()
+        kind: dict[str, Any] = {"dtype": dtype, "device": device}
+        if _checks.positive_int("image_size", image_size) % _checks.positive_int("patch_size", patch_size):
+            raise ValueError(f"patch_size: expected a divisor of image_size = {image_size}, got {patch_size}")
+        self.image_shape = (_checks.positive_int("channels", channels), image_size, image_size)
+        self.patch_size = patch_size
+        self.blocks = _blocks(num_layers, d_model, num_heads, generator=generator, **kind, **kwargs)
+        self.weight_patch = new_weight(d_model, channels * patch_size**2, generator=generator, **kind)
+        self.bias_patch = new_bias(self.weight_patch)
+        self.class_token = nn.Parameter(self.bias_patch.new_zeros(d_model))
+        self.embed_positions = new_embeddings(1 + (image_size // patch_size) ** 2, d_model, generator=generator, **kind)
+        self.norm = nn.LayerNorm(d_model, **kind)
+        num_classes = _checks.positive_int("num_classes", num_classes)
+        self.weight_head = new_weight(num_classes, d_model, generator=generator, **kind)
+        self.bias_head = new_bias(self.weight_head)
+
+    @checked(shapes=False)
+    def forward(self, images: Float[Tensor, "B channels S S"]) -> Float[Tensor, "B classes"]:
+        """Images (B, channels, S, S) -> logits (B, num_classes).
+
+        Raises TypeError or ValueError for images of another shape, dtype or size, and for NaN or infinity in them.
+        """
+        return linear(self.encode(images)[:, 0], self.weight_head, self.bias_head)
+
+    @checked(shapes=False)
+    def encode(self, images: Float[Tensor, "B channels S S"]) -> Float[Tensor, "B N d"]:
+        """A vector for the class token and for each patch, row by row: (B, channels, S, S) -> (B, N, d)."""
+        self._check(images)
+        p = self.patch_size
+        patches = images.unflatten(-2, (-1, p)).unflatten(-1, (-1, p))  # (B, channels, rows, p, columns, p)
+        patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # (B, rows * columns, channels * p * p)
+        x = linear(patches.contiguous(), self.weight_patch, self.bias_patch)  # patches of one pixel are not copied yet
+        x = torch.cat([self.class_token.expand(len(x), 1, -1), x], 1) + self.embed_positions  # (B, N, d)
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+    def _check(self, images: Tensor) -> None:
+        _checks.float_tensor("images", images)
+        if images.dim() != 4 or images.shape[1:] != self.image_shape or not len(images):
+            wanted = ", ".join(map(str, self.image_shape))
+            raise ValueError(f"images: expected shape (B, {wanted}) with B >= 1, got {tuple(images.shape)}")
+        weight = self.weight_patch
+        if images.dtype != weight.dtype and not torch.is_autocast_enabled(images.device.type):
+            raise TypeError(f"images: expected {weight.dtype} like the weights, got {images.dtype}")
+        _checks.finite("images", images)
+
+
+def _blocks(num_layers: int, d_model: int, num_heads: int, **kwargs: Any) -> nn.ModuleList:
+    count = _checks.positive_int("num_layers", num_layers)
+    return nn.ModuleList(TransformerBlock(d_model, num_heads, bias=True, **kwargs) for _ in range(count))
+
+
+def _padding(attn_mask: Tensor, tokens: Tensor) -> Tensor:
+    """A mask of tokens (B, N) as one of the keys of every head and query, (B, 1, 1, N)."""
+    if not isinstance(attn_mask, Tensor) or attn_mask.dtype != torch.bool:
+        raise TypeError(f"attn_mask: expected a boolean tensor (True = a token), got {_checks.describe(attn_mask)}")
+    if attn_mask.shape != tokens.shape:
+        raise ValueError(f"attn_mask: expected shape {tuple(tokens.shape)} like tokens, got {tuple(attn_mask.shape)}")
+    return attn_mask[:, None, None]

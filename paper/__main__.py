@@ -1,0 +1,75 @@
+"""`python -m paper`: the ledger of claims and the experiments, from the command line."""
+
+import argparse
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status.
+
+    That is 0; 1 for a damaged ledger or record, claims whose records are not there, a failed case, records that could
+    not be stored, an impossible launch or a missing extra; 130 for Ctrl-C and 143 for SIGTERM while experiments run.
+    Bad usage, as by a name that is not known, raises SystemExit with 2.
+    """
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if argv[:1] == ["experiments"]:  # its options are its own
+        from paper import experiments
+
+        return experiments.main(argv[1:]) or 0
+    parser = argparse.ArgumentParser(prog="python -m paper", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="{claims,experiments}")
+    claims = commands.add_parser("claims", help="list the sources' claims with their verdicts")
+    chosen = claims.add_mutually_exclusive_group()
+    chosen.add_argument("ids", nargs="*", default=[], metavar="ID", help="these claims, such as S0.1.1a (default: all)")
+    chosen.add_argument("--document", metavar="S0", help="one document's claims")
+    claims.add_argument("--json", action="store_true", help="as JSON, with the evidence in full")
+    commands.add_parser("experiments", help="run measurements and write results/", add_help=False)
+    args = parser.parse_args(argv)
+    return _claims(parser, args.json, args.document, args.ids)
+
+
+def _claims(parser: argparse.ArgumentParser, as_json: bool, document: str | None, ids: Sequence[str]) -> int:
+    from paper.claims import LedgerError, UnjudgedError, catalogue, judge_all, ledger
+    from paper.experiments import RecordError
+
+    status = 0
+    try:
+        known = catalogue()
+        if document is not None and document not in known.documents:
+            parser.error(f"--document: expected one of {', '.join(known.documents)}, got {document!r}")
+        if unknown := [name for name in ids if name not in known.claims]:
+            parser.error(f"ID: expected ids of the ledger, such as {next(iter(known.claims))}, got {unknown[0]!r}")
+        entries = judge_all(ids) if ids else ledger(document)
+    except UnjudgedError as error:
+        print(f"python -m paper: error: {error}", file=sys.stderr)
+        entries, status = error.entries, 1
+    except (LedgerError, RecordError) as error:
+        print(f"python -m paper: error: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        print(f"python -m paper: error: {error}; the ledger needs the extra 'ortho[book]'", file=sys.stderr)
+        return 1
+    if as_json:
+        print(json.dumps([asdict(entry) for entry in entries], indent=2))
+        return status
+    print(*map(repr, entries), sep="\n\n")
+    counts = Counter(entry.verdict for entry in entries)
+    print(f"\n{len(entries)} claims:", ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()))
+    return status
+
+
+if __name__ == "__main__":
+    try:
+        status = main()
+        sys.stdout.flush()
+    except OSError as error:  # of stdout as a rule, to which nothing is left to be flushed at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0 if isinstance(error, BrokenPipeError) else 1  # the reader, such as `head`, has seen enough
+        if status:
+            print(f"python -m paper: error: {error}", file=sys.stderr)
+    sys.exit(status)

@@ -1,0 +1,55 @@
+"""The ledger of the sources' claims: what each says, what ours is, and the verdict a rule gives.
+
+    from paper.claims import judge, ledger
+    judge("S0.1.2b").verdict
+
+`verdicts` says what can come out, `rules` and `outcomes` hold the criteria, `s0` and its siblings the evidence,
+`report` the boxes and tables of the book.
+"""
+
+from paper.claims.catalogue import Catalogue, Claim, LedgerError
+from paper.claims.ledger import (
+    AWAITING,
+    Entry,
+    Ledger,
+    UnjudgedError,
+    catalogue,
+    evidence,
+    judge,
+    judge_all,
+    ledger,
+    stored,
+)
+from paper.claims.outcomes import loses_nothing, outperforms
+from paper.claims.report import counts_table, ledger_table, rules_table, show, table
+from paper.claims.rules import all_of
+from paper.claims.verdicts import MEANINGS, PRECEDENCE, RULES, Finding, Verdict
+
+__all__ = [
+    "AWAITING",
+    "MEANINGS",
+    "PRECEDENCE",
+    "RULES",
+    "Catalogue",
+    "Claim",
+    "Entry",
+    "Finding",
+    "Ledger",
+    "LedgerError",
+    "UnjudgedError",
+    "Verdict",
+    "all_of",
+    "catalogue",
+    "counts_table",
+    "evidence",
+    "judge",
+    "judge_all",
+    "ledger",
+    "ledger_table",
+    "loses_nothing",
+    "outperforms",
+    "rules_table",
+    "show",
+    "stored",
+    "table",
+]

@@ -1,0 +1,220 @@
+"""The ledger: every claim of the sources with the verdict that its evidence gives.
+
+Evidence is a function of no arguments that returns a `Finding`, entered under the claim's id and the chapter that
+derives it. The functions live in one module or folder a document (`paper/claims/s0/`), imported when first asked for.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from pkgutil import iter_modules
+
+from paper.claims.catalogue import Catalogue, Claim, LedgerError, load
+from paper.claims.verdicts import Finding
+from paper.experiments.records import NoRecordsError
+
+AWAITING = "awaiting"
+
+Evidence = Callable[[], Finding]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of the ledger. `verdict` is a verdict's name, or 'awaiting', with the part of the book that it awaits.
+
+    `chapter` is the notebook's name without suffix, `cell` the anchor in it; both are empty while awaiting, as are
+    the source's figure, ours, and the rules that compared them.
+    """
+
+    id: str
+    document: str
+    kind: str
+    claim: str
+    verdict: str
+    awaits: str = ""
+    chapter: str = ""
+    cell: str = ""
+    source: str = ""
+    ours: str = ""
+    rule: str = ""
+
+    def _repr_markdown_(self) -> str:
+        from paper.claims.report import entry_markdown
+
+        return entry_markdown(self)
+
+    def __repr__(self) -> str:
+        from paper.claims.report import entry_text
+
+        return entry_text(self)
+
+
+class UnjudgedError(LedgerError):
+    """Claims that were not judged, as the records that they need are not there; `entries` are the others."""
+
+    def __init__(self, claims: list[str], entries: tuple[Entry, ...], reason: NoRecordsError) -> None:
+        super().__init__(f"claims that need records were not judged ({', '.join(claims)}): {reason}")
+        self.entries = entries
+
+
+class Ledger:
+    """Claims, and evidence entered under their ids.
+
+    `package` is where the evidence modules are, by lower-case document id; without it there are none to import.
+    """
+
+    def __init__(self, catalogue: Catalogue, package: str = "") -> None:
+        self.catalogue = catalogue
+        self._package = package
+        self._imported: set[str] = set()
+        self._evidence: dict[str, tuple[Evidence, str]] = {}
+        self._findings: dict[str, Finding] = {}
+
+    def evidence(self, claim_id: str, *, chapter: str) -> Callable[[Evidence], Evidence]:
+        """Decorator that enters a function as the evidence for a claim, derived in a chapter ('01-the-layer').
+
+        Raises LedgerError for an unknown id, an id that has evidence already, or a chapter that is no such name.
+        """
+        self._claim(claim_id)
+        if not re.fullmatch(r"\d\d-[a-z0-9]+(-[a-z0-9]+)*", chapter):
+            raise LedgerError(f"chapter: expected a notebook's name like '01-the-layer', got {chapter!r}")
+
+        def enter(function: Evidence) -> Evidence:
+            if claim_id in self._evidence:
+                other = self._evidence[claim_id][0]
+                raise LedgerError(
+                    f"claim {claim_id}: expected one evidence function, got {_name(function)} beside {_name(other)}"
+                )
+            self._evidence[claim_id] = (function, chapter)
+            return function
+
+        return enter
+
+    def judge(self, claim_id: str) -> Entry:
+        """The entry of one claim; its evidence runs the first time. LedgerError for an unknown id."""
+        claim = self._claim(claim_id)
+        self._import(claim.document)
+        row = {"id": claim.id, "document": claim.document, "kind": claim.kind, "claim": claim.text}
+        if claim_id not in self._evidence:
+            return Entry(**row, verdict=AWAITING, awaits=claim.part)
+        function, chapter = self._evidence[claim_id]
+        if claim_id not in self._findings:
+            finding = function()
+            if not isinstance(finding, Finding):
+                raise TypeError(f"{_name(function)}: expected to return a Finding of a rule, got {finding!r}")
+            self._findings[claim_id] = finding
+        found = self._findings[claim_id]
+        return Entry(
+            **row,
+            verdict=str(found.verdict),
+            chapter=chapter,
+            cell=claim_id,
+            source=found.source,
+            ours=found.ours,
+            rule=found.rule,
+        )
+
+    def entries(self, document: str | None = None) -> tuple[Entry, ...]:
+        """All entries in the order of the catalogue, or one document's; errors as of `judge_all`, and LedgerError for
+        an unknown document."""
+        if document is not None and document not in self.catalogue.documents:
+            known = ", ".join(self.catalogue.documents)
+            raise LedgerError(f"document: expected one of {known}, got {document!r}")
+        chosen: Iterable[Claim] = self.catalogue.claims.values()
+        return self.judge_all(claim.id for claim in chosen if document in (None, claim.document))
+
+    def judge_all(self, claim_ids: Iterable[str]) -> tuple[Entry, ...]:
+        """The entries of some claims. UnjudgedError if some need records and there are none at all: without them a
+        verdict would say that a claim is untestable, and not that nobody has looked."""
+        entries, lost = [], {}
+        for claim_id in claim_ids:
+            try:
+                entries.append(self.judge(claim_id))
+            except NoRecordsError as error:
+                lost[claim_id] = error
+        if lost:
+            raise UnjudgedError(list(lost), tuple(entries), next(iter(lost.values())))
+        return tuple(entries)
+
+    def _claim(self, claim_id: str) -> Claim:
+        if claim_id not in self.catalogue.claims:
+            raise LedgerError(f"claim: expected an id of the catalogue, such as 'S0.1.1a', got {claim_id!r}")
+        return self.catalogue.claims[claim_id]
+
+    def _import(self, document: str) -> None:
+        name = f"{self._package}.{document.lower()}"
+        if not self._package or document in self._imported:
+            return
+        if find_spec(name) is not None:
+            for path in getattr(self._import_one(name), "__path__", ()):
+                for module in sorted(found.name for found in iter_modules([path])):
+                    self._import_one(f"{name}.{module}")
+        self._imported.add(document)
+
+    def _import_one(self, name: str) -> object:
+        before = dict(self._evidence)
+        try:
+            return import_module(name)
+        except BaseException:
+            # So that a second attempt meets the module's own error again, not its evidence entered twice.
+            self._evidence = before
+            raise
+
+
+def _name(function: Evidence) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+@cache
+def _ledger() -> Ledger:
+    return Ledger(load(), package=__package__)
+
+
+def catalogue() -> Catalogue:
+    """The sources' claims, documents and the parts of the book."""
+    return _ledger().catalogue
+
+
+def evidence(claim_id: str, *, chapter: str) -> Callable[[Evidence], Evidence]:
+    """`Ledger.evidence` of the project's ledger."""
+    return _ledger().evidence(claim_id, chapter=chapter)
+
+
+def judge(claim_id: str) -> Entry:
+    """`Ledger.judge` of the project's ledger. In a notebook the entry shows as a box."""
+    return _ledger().judge(claim_id)
+
+
+def judge_all(claim_ids: Iterable[str]) -> tuple[Entry, ...]:
+    """`Ledger.judge_all` of the project's ledger."""
+    return _ledger().judge_all(claim_ids)
+
+
+def ledger(document: str | None = None) -> tuple[Entry, ...]:
+    """`Ledger.entries` of the project's ledger."""
+    return _ledger().entries(document)
+
+
+def stored(path: Path) -> dict[str, tuple[Entry, tuple[str, ...]]]:
+    """Claim -> its entry, and the experiments whose records its evidence read, from a file: no evidence is run.
+
+    `tools/verdicts.py` writes the file. Raises LedgerError for one that is missing or damaged, or that has other claims
+    than the catalogue.
+    """
+    claims = catalogue().claims
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        if others := sorted(rows.keys() ^ claims.keys()):
+            raise LedgerError(f"{path}: expected the claims of the catalogue, got {others} in one of the two alone")
+        return {name: _stored_row(claim, **rows[name]) for name, claim in claims.items()}
+    except (OSError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        raise LedgerError(f"{path}: expected the verdicts that `python -m tools.verdicts` writes: {error}") from error
+
+
+def _stored_row(claim: Claim, *, records: list[str], **row: str) -> tuple[Entry, tuple[str, ...]]:
+    return Entry(claim.id, claim.document, claim.kind, claim.text, **row), tuple(records)

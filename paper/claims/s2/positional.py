@@ -1,0 +1,163 @@
+"""S2, section 1: the seven positional patterns, the two that it prints, and what it says of trained heads."""
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from math import inf
+
+import sympy
+import torch
+from torch import Tensor
+
+from ortho.attention.untrained.positional_attention import SEVEN, positional_attention
+from ortho.layers.positional import PositionalHeads, sinusoidal_positions
+from paper import experiments
+from paper.claims.ledger import evidence
+from paper.claims.rules import all_of, counted, holds, untestable
+from paper.claims.verdicts import Finding
+from paper.experiments.learning import positional_heads_rows
+
+CHAPTER = "17-positional-patterns"
+
+# The distances j - i of the keys that the source names, first and last. The patterns of both ends have all keys.
+NAMED = {
+    "current": (0, 0),
+    "previous": (-1, -1),
+    "next": (1, 1),
+    "left": (-inf, -2),
+    "right": (2, inf),
+    "end": (-inf, inf),
+    "start": (-inf, inf),
+}
+TOKENS = 24  # up to which all lengths are tried
+ROUNDED = 2**-50  # a weight of at most 1 is a quotient of integers below 2^53, a few roundings of 2^-53 each
+WIDTH, FURTHEST = 64, 4095  # of positions
+# sin and cos at 50 digits. An angle's frequency is exp of up to ln 10^4 = 9.2, rounded to 2^-53, and then some.
+ANGLE = FURTHEST * 13 * 2**-52
+
+
+def weights(name: str, n: int, *, is_causal: bool = False) -> Tensor:
+    """The weights of a pattern (n, n): what the fast form makes of values that are unit vectors."""
+    return positional_attention(torch.eye(n, dtype=torch.float64)[None], [name], is_causal=is_causal)[0]
+
+
+def off(name: str) -> int:
+    """How many pairs have weight and are not named, or are named and have none, in all lengths up to `TOKENS`."""
+    first, last = NAMED[name]
+    wrong = 0
+    for n in range(1, TOKENS + 1):
+        distance = torch.arange(n) - torch.arange(n)[:, None]
+        wrong += int(((weights(name, n) > 0) != ((distance >= first) & (distance <= last))).sum())
+    return wrong
+
+
+def not_heaviest() -> int:
+    """How many rows of the patterns of both ends have their largest weight elsewhere."""
+    ends = [(weights("end", n).argmax(-1), n - 1) for n in range(1, TOKENS + 1)]
+    starts = [(weights("start", n).argmax(-1), 0) for n in range(1, TOKENS + 1)]
+    return sum(int((heaviest != place).sum()) for heaviest, place in (*ends, *starts))
+
+
+def trained(patterns: Sequence[str]) -> int:
+    """The parameters of a layer of such heads, beside W_V and W_O."""
+    layer = PositionalHeads(4 * len(patterns), len(patterns), patterns=patterns)
+    return sum(p.numel() for p in layer.parameters()) - layer.weight_v.numel() - layer.weight_o.numel()
+
+
+def empty_rows(n: int) -> dict[str, list[int]]:
+    """Which rows of each pattern have no weight, of n tokens."""
+    sums = {name: weights(name, n).sum(-1) for name in NAMED}
+    return {name: (total == 0).nonzero().flatten().tolist() for name, total in sums.items() if (total == 0).any()}
+
+
+@evidence("S2.1.1a", chapter=CHAPTER)
+def seven() -> Finding:
+    empty = "; ".join(f"{name}: {', '.join(map(str, rows))}" for name, rows in empty_rows(TOKENS).items())
+    return all_of(
+        {
+            "patterns": counted({"": 7}, {"": len(SEVEN)}),
+            f"pairs that differ from the named ones, lengths up to {TOKENS}": counted(
+                {"": 0}, {"": sum(map(off, NAMED))}
+            ),
+            "rows of the two ends that are heaviest elsewhere": counted({"": 0}, {"": not_heaviest()}),
+            "trained parameters": counted({"": 0}, {"": trained(list(NAMED))}),
+        }
+    ).noting(f"The last token is $n - 1$. Rows without a key, of {TOKENS} tokens: {empty}")
+
+
+def printed_previous(i: int, j: int) -> Fraction:
+    return Fraction(j == i - 1)
+
+
+def printed_left(i: int, j: int) -> Fraction:
+    return Fraction((j + 1) ** 3, sum((m + 1) ** 3 for m in range(i - 1))) if j <= i - 2 else Fraction(0)
+
+
+def furthest(name: str, printed: Callable[[int, int], Fraction]) -> float:
+    """The largest difference between a pattern's weights and printed ones, bidirectional and causal."""
+    return max(
+        float(abs(Fraction(float(found[i, j])) - printed(i, j)))
+        for is_causal in (False, True)
+        for found in (weights(name, TOKENS, is_causal=is_causal),)
+        for i in range(TOKENS)
+        for j in range(TOKENS)
+    )
+
+
+def row_sums(name: str) -> str:
+    sums = weights(name, TOKENS).sum(-1)
+    empty = ", ".join(map(str, (sums == 0).nonzero().flatten().tolist()))
+    return f"Rows that sum to 0 as printed: {empty}. The formula does not say what they hold"
+
+
+@evidence("S2.1.1b", chapter=CHAPTER)
+def previous() -> Finding:
+    error = furthest("previous", printed_previous)
+    return holds("weight 1 on the previous token", error, ROUNDED, at=f"$N = {TOKENS}$").noting(row_sums("previous"))
+
+
+@evidence("S2.1.1c", chapter=CHAPTER)
+def left() -> Finding:
+    error = furthest("left", printed_left)
+    return holds("cubes, over their sum, up to $i - 2$", error, ROUNDED, at=f"$N = {TOKENS}$").noting(row_sums("left"))
+
+
+@evidence("S2.1.2a", chapter=CHAPTER)
+def heads() -> Finding:
+    needs = {"attention map of a trained encoder among the records": None, "measure of a simple pattern given": None}
+    found = untestable("most are simple positional patterns", needs, lack="there is no")
+    records = experiments.load("positional-heads")
+    parts = []
+    for device in experiments.by_device(records):
+        tasks = by_task(positional_heads_rows.arms(records, device)).items()
+        counts = (f"{positional_heads_rows.positional(rows)} of {len(rows)} in {task}" for task, rows in tasks)
+        parts.append(f"{', '.join(counts)} ({device})")
+    if not parts:
+        return found
+    return found.noting(
+        "Causal models trained here have heads of whose variation positions explain more than half: " + "; ".join(parts)
+    )
+
+
+def by_task(
+    arms: dict[tuple[str, str], dict[str, list[positional_heads_rows.Row]]],
+) -> dict[str, list[positional_heads_rows.Row]]:
+    """The trained heads of each task."""
+    tasks = dict.fromkeys(task for task, _ in arms)
+    return {
+        task: [row for (of, _), stages in arms.items() if of == task for row in stages["trained"]] for task in tasks
+    }
+
+
+def printed_position(p: int, c: int, d: int) -> float:
+    """Channel c of position p as printed, to 50 digits and then rounded."""
+    angle = p / sympy.Integer(10000) ** sympy.Rational(c - c % 2, d)
+    return float((sympy.cos if c % 2 else sympy.sin)(angle).evalf(50))
+
+
+@evidence("S2.1.2b", chapter=CHAPTER)
+def sinusoids() -> Finding:
+    rows = {
+        p: sinusoidal_positions(1, WIDTH, start=p, dtype=torch.float64)[0].tolist() for p in (0, 1, 2, 77, FURTHEST)
+    }
+    error = max(abs(x - printed_position(p, c, WIDTH)) for p, row in rows.items() for c, x in enumerate(row))
+    return holds("sines in even channels, cosines in odd ones", error, ANGLE, at=f"$d = {WIDTH}$")

@@ -1,0 +1,219 @@
+"""A language model goes on with another text, while parts of its attention stay as they were.
+
+The strong baseline is trained on the Python standard library's sources, and then on its help texts: English prose that
+`paper.tasks.text.python_parts` leaves out. An arm says which matrices the second stage trains. A case is one second
+stage; the arms of a seed begin with the same model and see the same batches, so that they are compared pair by pair.
+Of the looks at the new text's validation part the best one counts, for every arm. Tests are of both texts, of the model
+that the first stage leaves and of what the second makes of it: what is learnt, and what is forgotten.
+"""
+
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ortho._checks import one_of, positive_int
+from ortho.adapters.freezing import freeze_qk
+from ortho.layers.multihead import MultiheadAttention
+from ortho.models.language_model import LanguageModel
+from paper.experiments.learning import fine_tuning_rows, fitting, rates
+from paper.experiments.learning.arms import baseline
+from paper.experiments.learning.rates import TUNING
+from paper.experiments.records import Case, key
+from paper.experiments.statistics import Decision
+from paper.tasks import text
+from paper.tasks.task import Task
+from paper.training import checkpoints
+
+SIZES: dict[str, dict[str, int]] = {
+    "cpu": {"B": 8, "N": 128, "d": 64, "H": 4, "L": 2, "first_steps": 600, "steps": 300, "tested": 128},
+    "cuda": {"B": 64, "N": 256, "d": 128, "H": 4, "L": 4, "first_steps": 1500, "steps": 500, "tested": 64},
+}
+SEEDS = (1, 2, 3, 4, 5)
+FIRST_RATE = 5e-3  # of the first stage, for d = 64: the better of those that `bytes` tries for this model
+TRIED = (3e-3, 1e-2)  # of the second; a model that is n times as wide has rates an n-th as high
+WEIGHT_DECAY = 0.1
+LOOKS = 8
+SCRATCH = "from scratch"  # the arm without a first stage
+DECISION = Decision(margin=0.05, level=0.05, higher_is_better=False)  # bits a byte, as of the models of bytes
+
+
+def _kept(model: nn.Module, _: torch.Generator) -> None:
+    """All is trained."""
+
+
+def _values_frozen(model: nn.Module, _: torch.Generator) -> None:
+    """Freeze W_V and W_O, as many parameters as W_Q and W_K have."""
+    for layer in model.modules():
+        if isinstance(layer, MultiheadAttention):
+            layer.weight_v.requires_grad_(False)
+            layer.weight_o.requires_grad_(False)
+
+
+def _frozen(model: nn.Module, generator: torch.Generator, **how: Any) -> None:
+    freeze_qk(model, generator=generator, **how)
+
+
+# Arm -> what is done to the model before the second stage. 'redrawn' is orthogonal, as in orthogonal random attention.
+ARMS: Mapping[str, Callable[[nn.Module, torch.Generator], None]] = {
+    "all trained": _kept,
+    "QK frozen": partial(_frozen, draw=None),
+    "QK stopped": partial(_frozen, draw=None, stop_gradient=True),
+    "VO frozen": _values_frozen,
+    "QK redrawn": partial(_frozen, draw="haar"),
+    SCRATCH: _kept,
+}
+
+
+def case(arm: str, seed: int = TUNING, rate: float | None = None, *, device: str = "cpu", **sizes: int) -> Case:
+    """One second stage; `sizes` are by default those of `SIZES`, `first_steps` those of the first stage.
+
+    Raises TypeError or ValueError for unknown names, and for sizes below 1 or that are none.
+    """
+    known = SIZES[one_of("device", device, SIZES)]
+    if unknown := set(sizes) - set(known):
+        raise TypeError(f"sizes: expected some of {', '.join(known)}, got {', '.join(sorted(unknown))}")
+    size = {name: positive_int(name, value) for name, value in {**known, **sizes}.items()}
+    return {
+        "device": device,
+        "arm": one_of("arm", arm, ARMS),
+        "seed": seed,
+        "rate": rates.tried(TRIED, size["d"])[0] if rate is None else rate,
+        "first_rate": rates.tried((FIRST_RATE,), size["d"])[0],
+        **size,
+        **DECISION.settings(),
+    }
+
+
+def cases(device: str) -> list[Case]:
+    """The runs that choose the rates, and of arms whose rate is chosen all seeds, one seed after the other."""
+    tuning = [case(arm, TUNING, rate, device=device) for arm in ARMS for rate in rates.tried(TRIED, SIZES[device]["d"])]
+    own = [case(arm, seed, device=device) for seed in SEEDS for arm in ARMS]
+    return [*tuning, *rates.with_chosen("fine-tuning", own)]
+
+
+def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
+    """Train a model on the first text, or take the one that an earlier arm of the seed has left beside the
+    `checkpoint`; train it on the second, and test it. A run that was killed goes on from where it was.
+
+    Raises AssertionError if the trained model's fast form does not compute what its definition does.
+    """
+    seeds = seeds_of(case)
+    draws = fitting.generators(seeds)
+    old, new = tasks(case["N"])
+    model = build(case, draws["scratch" if case["arm"] == SCRATCH else "weights"])
+    if case["arm"] != SCRATCH:
+        pretrain(model, old, case, draws["first training"], beside=checkpoint)
+    found = {f"{name}, before": values for name, values in tested(model, case, draws["tests"]).items()}
+    ARMS[case["arm"]](model, draws["redrawn"])
+    recipe = fitting.recipe(case, weight_decay=WEIGHT_DECAY)
+    learnt = fitting.fit(model, new, recipe, case, draws, looks=LOOKS, keep_best=True, checkpoint=checkpoint)
+    found |= tested(model, case, draws["tests"])
+    fitting.check_forms(model, new, draws["tests"])
+    texts = {"old": text.python_parts().facts(), "new": help_parts().facts()}
+    return {"seeds": seeds, "repetitions": found, "facts": {**learnt, "texts": texts}}
+
+
+def pretrain(
+    model: LanguageModel, task: Task, case: Case, generator: torch.Generator, *, beside: Path | None = None
+) -> None:
+    """The first stage, of which all arms of a seed have the same: the trained weights are put into the model.
+
+    They are kept in a file of this stage, in the folder of the file `beside`, where there is one;
+    so is the way to them, for a run that is killed.
+    """
+    left_out = ("arm", "rate", "steps", "tested")
+    stage = key({name: value for name, value in case.items() if name not in left_out and "decision" not in name})
+    name = f"first-{zlib.crc32(stage.encode()):08x}.pt"
+    file = None if beside is None else beside.with_name(name)
+    identity = f"first stage {stage}"
+    stored = None if file is None else checkpoints.load(file, identity)
+    if stored is None:
+        first = {**case, "steps": case["first_steps"], "rate": case["first_rate"]}
+        draws = {"training": generator, "dropout": generator}
+        recipe = fitting.recipe(first, weight_decay=WEIGHT_DECAY)
+        fitting.fit(model, task, recipe, first, draws, checkpoint=file, run=f"{identity}, on the way")
+        stored = {name: weight.cpu() for name, weight in model.state_dict().items()}
+        if file is not None:
+            checkpoints.save(file, stored, identity)
+    model.load_state_dict(stored)
+    model.zero_grad()  # of what the second stage does not train, a gradient would stay and count when others are cut
+
+
+def build(case: Case, generator: torch.Generator) -> LanguageModel:
+    """The untrained baseline. Weights are drawn on the CPU, so that every device has the same."""
+    arm = baseline(case["H"], case["N"])
+    return arm.build(text.VOCAB_SIZE, case["d"], case["L"], generator=generator).to(case["device"])
+
+
+def tested(model: nn.Module, case: Case, generator: torch.Generator) -> dict[str, dict[str, list[float]]]:
+    """What the model says of the test parts of both texts."""
+    names = ("old", "new")
+    return {
+        name: fitting.evaluate(model, task.tests["test"], case, generator)
+        for name, task in zip(names, tasks(case["N"]), strict=True)
+    }
+
+
+@cache
+def tasks(N: int) -> tuple[Task, Task]:
+    """The text of the first stage and that of the second, in windows of N bytes."""
+    return (
+        text.language_modelling("python-sources", "the next byte of the standard library", text.python_parts(), N),
+        text.language_modelling("python-help", "the next byte of Python's help", help_parts(), N),
+    )
+
+
+@cache
+def help_parts() -> text.Parts:
+    """The topics of Python's `help`, in the order of their names, the first 90 % to train on and two times 5 % after
+    them. Some hold others, or parts of them: of equal paragraphs the first one counts, so that no part has another's.
+
+    Raises ImportError, with a reason, for a Python that is installed without them.
+    """
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as error:
+        raise ImportError("pydoc_data: expected the texts of Python's help, as a whole standard library has") from error
+    paragraphs = (paragraph.strip("\n") for name in sorted(topics) for paragraph in re.split(r"\n\s*\n", topics[name]))
+    whole = "\n\n".join(dict.fromkeys(one for one in paragraphs if one.strip())).encode()
+    first, second = (len(whole) * share // 100 for share in (text.TRAIN, text.TRAIN + text.VALIDATION))
+    return text.Parts(whole[:first], whole[first:second], whole[second:])
+
+
+def seeds_of(case: Case) -> dict[str, int]:
+    """Seeds of a run: hashes of what is drawn and of its seed; the arms of a seed share all of them."""
+    names = ("weights", "first training", "training", "tests", "dropout", "redrawn", "scratch")
+    return fitting.seeds_of(dict.fromkeys(names, ("fine-tuning", case["seed"])))
+
+
+def work(case: Case) -> float:
+    """Seconds that a case takes, roughly, with a share of the first stage."""
+    rate, seconds = {"cpu": (3e10, 3e-3), "cuda": (1e14, 2e-3)}[case["device"]]
+    tokens = case["B"] * case["N"]
+    flop = 3 * tokens * (case["L"] * (24 * case["d"] ** 2 + 4 * case["N"] * case["d"]) + 512 * case["d"])
+    steps = case["steps"] + case["first_steps"] / len(ARMS)
+    return 3.0 + steps * (flop / rate + seconds * case["L"])
+
+
+def label(case: Case) -> str:
+    """A case in a few words."""
+    return f"{case['arm']} seed={case['seed']} rate={case['rate']:g}"
+
+
+FINE_TUNING = fitting.experiment(
+    "fine-tuning",
+    "a model of one text goes on with another, parts of its attention frozen",
+    case("all trained"),
+    fine_tuning_rows,
+    tests=("old, before", "new, before", "old", "new"),
+    cases=cases,
+    run=run,
+    work=work,
+    label=label,
+)

@@ -1,0 +1,179 @@
+"""What every run of a learning experiment does: train a model on a task, look at it on the way, and test it."""
+
+import copy
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from ortho._checks import describe
+from paper.experiments import records
+from paper.experiments.closeness import assert_close
+from paper.experiments.records import Case, Needs
+from paper.experiments.runner import Experiment
+from paper.tasks.task import NONE, Batch, Draw, Task
+from paper.training import Recipe, Trainer
+
+DEVICES = ("cpu", "cuda")
+PRECISION = {"cpu": "float32", "cuda": "bfloat16"}
+POINTS = 20  # of the stored loss curve
+CHECKED = 2  # examples on which fast form and definition are compared
+CHECKED_LENGTH = 192  # tokens of these: several chunks and tiles
+# In float64 each of the model's results is rounded to 1e-16; the factor is for what the layers make of that.
+TOLERANCE = 1e6 * torch.finfo(torch.float64).eps
+TOKENS = 2**15  # of a test batch
+QUANTITIES = ("correct_fraction", "faultless_fraction", "loss_nats")
+Facts = Mapping[str, type]
+FACTS: Facts = {"loss": list, "validation": list, "parameters": int, "train_s": float}
+
+
+def not_negative(name: str, value: Any) -> int:
+    """`value` if it is an integer of at least 0, else TypeError or ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}: expected an integer of at least 0, got {describe(value)}")
+    if value < 0:
+        raise ValueError(f"{name}: expected an integer of at least 0, got {value}")
+    return value
+
+
+def seeds_of(parts: Mapping[str, tuple[Any, ...]]) -> dict[str, int]:
+    """Seeds of a run: hashes of what is drawn and of the words that it depends on."""
+    return {part: zlib.crc32(repr((part, *words)).encode()) for part, words in parts.items()}
+
+
+def paired_seeds(arm: str, *shared: Any) -> dict[str, int]:
+    """Seeds of a run: hashes of what is drawn and of what it shares with other arms, and those of the weights of the
+    arm, too: the arms of a seed see the same batches and are tested on the same examples."""
+    return seeds_of({"weights": (*shared, arm), **dict.fromkeys(("training", "tests", "checks", "dropout"), shared)})
+
+
+def generators(seeds: Mapping[str, int]) -> dict[str, torch.Generator]:
+    """A generator of each seed."""
+    return {name: torch.Generator().manual_seed(seed) for name, seed in seeds.items()}
+
+
+def recipe(case: Case, *, weight_decay: float = 0.0) -> Recipe:
+    """How a case is trained."""
+    return Recipe(
+        case["steps"],
+        case["rate"],
+        case["B"],
+        weight_decay=weight_decay,
+        smoothing=case.get("smoothing", 0.0),
+        precision=PRECISION[case["device"]],
+    )
+
+
+def fit(
+    model: nn.Module,
+    task: Task,
+    recipe: Recipe,
+    case: Case,
+    draws: dict[str, torch.Generator],
+    *,
+    looks: int = 0,
+    keep_best: bool = False,
+    checkpoint: Path | None = None,
+    run: str | None = None,
+) -> dict[str, Any]:
+    """Train a model in place, and say what that leaves beside its tests: see `facts`.
+
+    The batches are of `draws["training"]`, what dropout leaves out of `draws["dropout"]`. The validation part is looked
+    at after `looks` steps at even distances, the last one included; with `keep_best` the weights are those of the best
+    look. A run that was killed goes on from its `checkpoint`, if that is of the same `run`, by default this case.
+    """
+
+    def watch(step: int) -> dict[str, Any]:
+        found = evaluate(model, task.validation, case, torch.Generator().manual_seed(0))
+        return {"step": step, **{name: values[0] for name, values in found.items()}}
+
+    device = next(model.parameters()).device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(draws["dropout"].initial_seed())
+        trainer = Trainer(
+            model,
+            task.train,
+            recipe,
+            draws["training"],
+            at=[round(recipe.steps * (i + 1) / looks) for i in range(looks)],
+            watch=watch,
+            keep_best="loss_nats" if keep_best else None,
+            checkpoint=checkpoint,
+            identity=records.key(case) if run is None else run,
+        )
+        trainer.run()
+    return facts(trainer)
+
+
+def facts(trainer: Trainer) -> dict[str, Any]:
+    """What a training run leaves beside its tests: parameters, the curve of its losses in nats, the means of `POINTS`
+    equal parts of the steps, what was seen of the validation part, and the seconds that the steps took."""
+    parts = torch.tensor(trainer.losses).tensor_split(min(POINTS, trainer.recipe.steps))
+    return {
+        "parameters": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
+        "loss": [round(float(part.mean()), 5) for part in parts],
+        "validation": trainer.watched,
+        "train_s": round(trainer.seconds, 3),
+    }
+
+
+def examine(model: nn.Module, task: Task, case: Case, draws: dict[str, torch.Generator]) -> dict[str, Any]:
+    """What a trained model does in the task's tests, whose examples are of `draws["tests"]`: see `evaluate`.
+
+    Raises AssertionError if its fast form does not compute what its definition does, on examples of `draws["checks"]`.
+    """
+    found = {name: evaluate(model, draw, case, draws["tests"]) for name, draw in task.tests.items()}
+    check_forms(model, task, draws["checks"])
+    return found
+
+
+@torch.no_grad()
+def evaluate(
+    model: Callable[..., Tensor], draw: Draw, case: Case, generator: torch.Generator
+) -> dict[str, list[float]]:
+    """The share of right answers, that of examples without a wrong one among those that ask at all, and the mean
+    cross-entropy of the answers, in nats."""
+    whole = draw(case["tested"], generator)
+    right, nats = [], 0.0
+    rows = max(1, TOKENS // max(1, whole.answers[0].numel()))
+    for start in range(0, case["tested"], rows):
+        part = Batch(tuple(x[start : start + rows] for x in whole.inputs), whole.answers[start : start + rows])
+        logits = model(*part.to(case["device"]).inputs).cpu()
+        right.append((logits.argmax(-1) == part.answers) | ~part.asked)
+        flat = logits.flatten(0, -2).double(), part.answers.flatten()
+        nats += float(cross_entropy(*flat, ignore_index=NONE, reduction="sum"))
+    correct, asked = torch.cat(right).reshape(len(whole.answers), -1), whole.asked.reshape(len(whole.answers), -1)
+    shares = correct[asked], correct.all(-1)[asked.any(-1)]
+    values = (*(float(share.double().mean()) for share in shares), nats / int(asked.sum()))
+    return {name: [round(value, 6)] for name, value in zip(QUANTITIES, values, strict=True)}
+
+
+@torch.no_grad()
+def check_forms(model: nn.Module, task: Task, generator: torch.Generator) -> None:
+    """Raise AssertionError unless the model computes the same, in float64, by its attention's definition, on examples
+    of the test whose are the longest."""
+    drawn = [draw(CHECKED, generator).inputs for draw in task.tests.values()]
+    longest = max(drawn, key=lambda inputs: inputs[0][0].numel())
+    inputs = [x.double() if x.is_floating_point() else x for x in longest]
+    if len(inputs) == 1 and inputs[0].dim() == 2:
+        inputs = [inputs[0][:, :CHECKED_LENGTH]]
+    fast = copy.deepcopy(model).cpu().double()
+    exact = copy.deepcopy(fast)
+    for part in exact.modules():
+        if hasattr(part, "form"):
+            cast(Any, part).form = "reference"
+    assert_close("fast form", fast(*inputs), exact(*inputs), TOLERANCE)
+
+
+def experiment(
+    name: str, title: str, example: Case, rows: Any, *, tests: tuple[str, ...] = (), facts: Facts = FACTS, **own: Any
+) -> Experiment:
+    """An experiment whose cases are runs like `example`, which `rows` puts into lines and a table; a run that was
+    killed goes on. `own` is what else an `Experiment` has; records need all of `tests` and `facts`."""
+    configuration = {key: type(value) for key, value in example.items()}
+    needs = Needs(configuration=configuration, arms=tests, quantities=QUANTITIES, facts=facts)
+    return Experiment(name=name, title=title, line=rows.line, show=rows.table, needs=needs, resumes=True, **own)

@@ -1,0 +1,164 @@
+"""Heads that only the learning experiments need: controls of what is drawn or trained, and one kind's faster form.
+
+Layers take (d_model, num_heads, *, head_dim, form, generator, dtype, device) and projections what `Projection` takes,
+as `ortho.layers.multihead.MultiheadAttention`'s.
+"""
+
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from ortho import _checks
+from ortho._autocast import no_autocast
+from ortho._weights import split_heads
+from ortho.attention.linear.random_feature_attention import RandomFeatureAttention
+from ortho.attention.operands import working
+from ortho.attention.positions.rotary import angles, turn
+from ortho.attention.sparse.pattern import pattern_attention
+from ortho.attention.sparse.window import Window
+from ortho.layers.multihead import MultiheadAttention
+from ortho.layers.stop_gradient import StoppedAttention
+from ortho.layers.synthesizer import SynthesizerAttention
+from ortho.orthogonal import haar
+from ortho.projections import PROJECTIONS, FrozenProjection, Projection
+
+
+class TemperatureProjection(FrozenProjection):
+    """A frozen projection whose heads learn how sharply they attend: queries times exp(`log_scale`), (H,), at first 1.
+
+    The inverse of that factor is the temperature of a head's softmax.
+    """
+
+    def __init__(self, d_model: int, num_heads: int, **kwargs: Any) -> None:
+        super().__init__(d_model, num_heads, **kwargs)
+        self.log_scale = nn.Parameter(self.weight_q.new_zeros(num_heads))
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x (B, N, d), context (B, M, d) or x -> q (B, H, N, K), k (B, G, M, K)."""
+        q, k = super().forward(x, context)
+        return q * self.log_scale.exp()[:, None, None].to(q.dtype), k
+
+
+class TiedProjection(FrozenProjection):
+    """A frozen projection with W_K = W_Q: of the same tokens keys are the queries, and made once.
+
+    Raises ValueError for fewer heads of keys than of queries, besides `FrozenProjection`'s errors.
+    """
+
+    def __init__(self, d_model: int, num_heads: int, **kwargs: Any) -> None:
+        super().__init__(d_model, num_heads, **kwargs)
+        if self.num_kv_heads != num_heads:
+            raise ValueError(f"num_kv_heads: expected num_heads = {num_heads} of keys, got {self.num_kv_heads}")
+        self.weight_k.copy_(self.weight_q)
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x (B, N, d), context (B, M, d) or x -> q (B, H, N, K), k (B, H, M, K)."""
+        if context is not None:
+            return super().forward(x, context)
+        x, _ = self._sources(x, None)
+        q = split_heads(linear(x, self.weight_q, self.bias_q), self.num_heads)
+        return q, q
+
+
+def low_rank(d_model: int, num_heads: int, *, of: str, rank: int, **kwargs: Any) -> Projection:
+    """The projection `of` that name, with matrices of which each head's part, (K, d), has the given rank.
+
+    A part is a product of two matrices with orthonormal columns and rows, scaled so that its entries have the mean
+    square 1/d of a full one; so have the logits of random tokens. Raises ValueError for a rank above K.
+    """
+    made = PROJECTIONS[_checks.one_of("of", of, PROJECTIONS)](d_model, num_heads, **kwargs)
+    K = made.head_dim
+    if _checks.positive_int("rank", rank) > K:
+        raise ValueError(f"rank: expected at most the heads' width, {K}, got {rank}")
+    with torch.no_grad():
+        for weight in (made.weight_q, made.weight_k):
+            kind: dict[str, Any] = {
+                "generator": kwargs.get("generator"),
+                "dtype": weight.dtype,
+                "device": weight.device,
+            }
+            for part in weight.split(K):
+                part.copy_(haar(K, rank, **kind) @ haar(rank, d_model, **kind) * sqrt(K / rank))
+    return made
+
+
+def scaled(d_model: int, num_heads: int, *, of: str, factor: float, **kwargs: Any) -> Projection:
+    """The projection `of` that name, with W_Q and W_K times a factor: logits begin at its square times their size."""
+    made = PROJECTIONS[_checks.one_of("of", of, PROJECTIONS)](d_model, num_heads, **kwargs)
+    with torch.no_grad():
+        for weight in (made.weight_q, made.weight_k):
+            weight.mul_(factor)
+    return made
+
+
+class StoppedRotaryAttention(StoppedAttention):
+    """Rotary attention with a projection that stops the gradient, by the exchanged pass.
+
+    The same as `MultiheadAttention(projection="stopped", attention="rotary")`: turned queries and keys are constants as
+    well. Calls with a context, a state or a cache are that layer's. Takes what `StoppedAttention` takes.
+    """
+
+    def __init__(self, d_model: int, num_heads: int, *, projection: Any = "stopped", **kwargs: Any) -> None:
+        super().__init__(d_model, num_heads, projection=projection, **kwargs)
+        self.attention = "rotary"
+
+    def _constants(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Turned queries, and a head of turned keys for each of them."""
+        q, k = super()._constants(x)
+        with no_autocast(x):
+            table = angles(0, x.shape[1], self.head_dim, device=x.device)
+            wide = torch.promote_types(q.dtype, torch.float32)
+            cos, sin = table.cos().to(wide), table.sin().to(wide)
+            q, k = (turn(working(one), cos, sin).to(one.dtype) for one in (q, k))
+        return q, k
+
+
+class WindowAttention(nn.Module):
+    """Softmax attention over the keys less than `width` positions away: a mechanism's function with a width of its own.
+
+    Raises TypeError or ValueError for a width below 1.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.pattern = Window(width)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, **kwargs: Any) -> Any:
+        """q (..., N, K), k (..., M, K), v (..., M, V) -> (..., N, V), as `pattern_attention`."""
+        return pattern_attention(q, k, v, pattern=self.pattern, **kwargs)
+
+    def extra_repr(self) -> str:
+        return f"width={self.pattern.width}"
+
+
+def window_heads(d_model: int, num_heads: int, *, width: int, **kwargs: Any) -> MultiheadAttention:
+    """Heads that see a window of so many tokens."""
+    return MultiheadAttention(d_model, num_heads, attention=WindowAttention(width), **kwargs)
+
+
+def random_feature_heads(
+    d_model: int,
+    num_heads: int,
+    *,
+    m: int,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    **kwargs: Any,
+) -> MultiheadAttention:
+    """FAVOR+ with m features on orthogonal rows that are drawn once a layer, and stay."""
+    d_model, num_heads = _checks.heads(d_model, num_heads)
+    kind: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
+    attention = RandomFeatureAttention(d_model // num_heads, m, **kind)
+    return MultiheadAttention(d_model, num_heads, attention=attention, **kind, **kwargs)
+
+
+def synthesizer_heads(
+    d_model: int, num_heads: int, *, max_length: int, form: str = "fast", **kwargs: Any
+) -> SynthesizerAttention:
+    """A Synthesizer as one kind of heads among others. It has but one form, which serves as either."""
+    _checks.one_of("form", form, ("reference", "fast"))
+    return SynthesizerAttention(d_model, num_heads, max_length, **kwargs)

@@ -1,0 +1,246 @@
+"""Which heads see images: small vision transformers on handwritten digits, and on a GPU on photographs too.
+
+A case is one model. The arms of a seed see the same batches and are tested on the same images, so that they are
+compared pair by pair. Of the looks at the validation part the best one counts, for every arm: its weights are tested.
+
+Patches have learned embeddings of their places, and nothing is causal, so that softmax heads turn no queries and keys.
+Attention has no biases, as not every kind knows of them; the rest of the blocks has. Classes are read from the mean of
+all tokens: heads by which no token, or but a neighbour, reaches the class token would otherwise leave nothing to read.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from ortho._checks import one_of, positive_int
+from ortho.attention.untrained.patterns import Shift
+from ortho.layers.hybrid import HybridAttention
+from ortho.layers.multihead import MultiheadAttention
+from ortho.layers.positional import PositionalHeads
+from ortho.layers.stop_gradient import StoppedAttention
+from ortho.models.encoders import VisionTransformer
+from ortho.projections import FrozenProjection
+from paper.experiments.learning import fitting, images_rows, rates
+from paper.experiments.learning.heads import random_feature_heads, synthesizer_heads
+from paper.experiments.learning.rates import TUNING
+from paper.experiments.records import Case
+from paper.experiments.statistics import Decision
+from paper.tasks.cifar import cifar10
+from paper.tasks.digits import digits
+from paper.tasks.task import Task
+
+HEADS = 4
+
+
+class Data(NamedTuple):
+    """Images of which `task` is made, their size, and that of their patches."""
+
+    task: Callable[[], Task]
+    channels: int
+    image: int
+    patch: int
+
+    @property
+    def columns(self) -> int:
+        """Patches in a row of them."""
+        return self.image // self.patch
+
+    @property
+    def tokens(self) -> int:
+        """The class token, and the patches row by row."""
+        return 1 + self.columns**2
+
+
+DATA: Mapping[str, Data] = {"digits": Data(digits, 1, 8, 2), "cifar10": Data(cifar10, 3, 32, 4)}
+SIZES: dict[tuple[str, str], dict[str, int]] = {
+    ("cpu", "digits"): {"B": 32, "d": 32, "L": 2, "steps": 600, "tested": 359},
+    ("cuda", "digits"): {"B": 64, "d": 64, "L": 4, "steps": 2000, "tested": 359},
+    ("cuda", "cifar10"): {"B": 256, "d": 192, "L": 6, "steps": 6000, "tested": 5000},
+}
+SEEDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
+TRIED = (3e-3, 1e-2)  # for d = 64; a model that is n times as wide tries rates an n-th as high
+WEIGHT_DECAY = 0.1
+LOOKS = 8
+FEATURES = 32  # of FAVOR+: four for each of the 8 numbers of a head of the least models
+# A hundredth of the images, three or four of the digits tested.
+DECISION = Decision(margin=0.01, level=0.05, higher_is_better=True)
+
+
+ARMS: Mapping[str, tuple[tuple[str, int], ...]] = {
+    "learned": (("learned", HEADS),),
+    "frozen": (("frozen", HEADS),),
+    "stopped": (("stopped", HEADS),),
+    "frozen Gaussian": (("frozen Gaussian", HEADS),),
+    "static random": (("static random", HEADS),),
+    f"1 learned + {HEADS - 1} stopped": (("learned", 1), ("stopped", HEADS - 1)),
+    f"1 learned + {HEADS - 1} positional": (("learned", 1), ("positional", HEADS - 1)),
+    "positional": (("positional", HEADS),),
+    "identity": (("identity", HEADS),),
+    "linear": (("linear", HEADS),),
+    "frozen linear": (("frozen linear", HEADS),),
+    "FAVOR+": (("FAVOR+", HEADS),),
+}
+
+
+def kinds(data: Data) -> dict[str, Callable[..., nn.Module]]:
+    """What makes a layer of heads of each kind, for these images; 'frozen' is orthogonal random attention."""
+    gaussian = partial(FrozenProjection, draw="gaussian")
+    return {
+        "learned": MultiheadAttention,
+        "frozen": partial(MultiheadAttention, projection="frozen"),
+        "stopped": partial(StoppedAttention, projection="stopped"),
+        "frozen Gaussian": partial(MultiheadAttention, projection=gaussian),
+        "static random": partial(synthesizer_heads, source="fixed-random", max_length=data.tokens),
+        "positional": partial(neighbours, columns=data.columns),
+        "identity": partial(neighbours, columns=0),
+        "linear": partial(MultiheadAttention, attention="linear"),
+        "frozen linear": partial(MultiheadAttention, projection="frozen", attention="linear"),
+        "FAVOR+": partial(random_feature_heads, m=FEATURES),
+    }
+
+
+def neighbours(d_model: int, num_heads: int, *, columns: int, **kwargs: Any) -> PositionalHeads:
+    """Heads that move what a patch's neighbours hold to it: in turn the one on its left, above it, on its right, and
+    below it, which are 1 and `columns` tokens away; with 0 columns each token's own.
+
+    Patches are in one line: at the left edge that is the last one of the row above, at the right edge the first one of
+    the row below. Where there is none, it is 0.
+    """
+    offsets = (-1, -columns, 1, columns) if columns else (0,)
+    patterns = [Shift(f"shift by {offset}", offset) for offset in offsets]
+    chosen = [patterns[head % len(patterns)] for head in range(num_heads)]
+    return PositionalHeads(d_model, num_heads, patterns=chosen, **kwargs)
+
+
+class PooledTransformer(VisionTransformer):
+    """A vision transformer that reads classes from the mean over its tokens and not from the class token. Either does
+    as well, at a learning rate of its own (Dosovitskiy et al. 2021, arXiv:2010.11929, appendix D.3)."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (B, channels, S, S) -> logits (B, num_classes)."""
+        return linear(self.encode(images).mean(1), self.weight_head, self.bias_head)
+
+
+def build(case: Case, generator: torch.Generator) -> PooledTransformer:
+    """The untrained model of a case. Weights are drawn on the CPU, so that every device has the same."""
+    data = DATA[case["data"]]
+    known = kinds(data)
+    heads = [(known[kind], count) for kind, count in ARMS[case["arm"]]]
+    model = PooledTransformer(
+        data.image,
+        data.patch,
+        case["d"],
+        case["H"],
+        case["L"],
+        num_classes=data.task().vocab_size,
+        channels=data.channels,
+        generator=generator,
+        layer=partial(_without_bias, heads=heads),
+    )
+    return model.to(case["device"])
+
+
+def _without_bias(
+    d_model: int, num_heads: int, *, heads: list[tuple[Callable[..., nn.Module], int]], **kwargs: Any
+) -> nn.Module:
+    """A layer of these heads, for blocks whose other parts have biases."""
+    kwargs.pop("bias")
+    if len(heads) == 1:
+        return heads[0][0](d_model, num_heads, **kwargs)
+    return HybridAttention(d_model, num_heads, heads=heads, **kwargs)
+
+
+def case(
+    arm: str,
+    seed: int = TUNING,
+    rate: float | None = None,
+    *,
+    device: str = "cpu",
+    data: str = "digits",
+    **sizes: int,
+) -> Case:
+    """One run; `sizes` are by default those of `SIZES`, and on a CPU CIFAR-10 has the sizes of the digits.
+
+    Raises TypeError or ValueError for unknown names, and for sizes below 1 or that are none.
+    """
+    known = SIZES.get((one_of("device", device, fitting.DEVICES), one_of("data", data, DATA)), SIZES["cpu", "digits"])
+    if unknown := set(sizes) - set(known):
+        raise TypeError(f"sizes: expected some of {', '.join(known)}, got {', '.join(sorted(unknown))}")
+    size = {name: positive_int(name, value) for name, value in {**known, **sizes}.items()}
+    return {
+        "device": device,
+        "data": data,
+        "arm": one_of("arm", arm, ARMS),
+        "seed": seed,
+        "rate": rates.tried(TRIED, size["d"])[0] if rate is None else rate,
+        "N": DATA[data].tokens,
+        "H": HEADS,
+        **size,
+        **DECISION.settings(),
+    }
+
+
+def cases(device: str) -> list[Case]:
+    """The runs that choose the rates, and of those whose rate is chosen all seeds; the digits first."""
+    names = [data for where, data in SIZES if where == device]
+    tuning = [
+        case(arm, TUNING, rate, device=device, data=data)
+        for data in names
+        for arm in ARMS
+        for rate in rates.tried(TRIED, SIZES[device, data]["d"])
+    ]
+    own = [case(arm, seed, device=device, data=data) for data in names for seed in SEEDS for arm in ARMS]
+    return [*tuning, *rates.with_chosen("images", own)]
+
+
+def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
+    """Train and test one model; a run that was killed goes on from its `checkpoint`.
+
+    Raises AssertionError if the trained model's fast form does not compute what its definition does, and for CIFAR-10
+    what `cifar10` raises where there is no such file.
+    """
+    seeds = seeds_of(case)
+    draws = fitting.generators(seeds)
+    task = DATA[case["data"]].task()
+    model = build(case, draws["weights"])
+    recipe = fitting.recipe(case, weight_decay=WEIGHT_DECAY)
+    learnt = fitting.fit(model, task, recipe, case, draws, looks=LOOKS, keep_best=True, checkpoint=checkpoint)
+    heads = " + ".join(f"{count} {kind}" for kind, count in ARMS[case["arm"]])
+    found = fitting.examine(model, task, case, draws)
+    return {"seeds": seeds, "repetitions": found, "facts": {**learnt, "heads": heads}}
+
+
+def seeds_of(case: Case) -> dict[str, int]:
+    """Seeds of a run: hashes of what is drawn and of its seed; the arms of a seed share all but the weights."""
+    return fitting.paired_seeds(case["arm"], "images", case["data"], case["seed"])
+
+
+def work(case: Case) -> float:
+    """Seconds that a case takes, roughly."""
+    rate, seconds = {"cpu": (2e10, 2e-3), "cuda": (5e13, 2e-3)}[case["device"]]
+    tokens = case["B"] * case["N"]
+    flop = case["L"] * 3 * tokens * (24 * case["d"] ** 2 + 4 * case["N"] * case["d"])
+    return 1.0 + case["steps"] * (flop / rate + seconds * case["L"])
+
+
+def label(case: Case) -> str:
+    """A case in a few words."""
+    return f"{case['data']}: {case['arm']} seed={case['seed']} rate={case['rate']:g}"
+
+
+IMAGES = fitting.experiment(
+    "images",
+    "vision transformers of small images, all kinds of heads",
+    case("learned"),
+    images_rows,
+    tests=("test",),
+    cases=cases,
+    run=run,
+    work=work,
+    label=label,
+)

@@ -1,0 +1,189 @@
+"""Small language models of bytes, of every arm, in four comparisons: what attention needs to have learnt.
+
+The text is the Python standard library's own sources. A case is one model. The arms of a seed see the same batches and
+are tested on the same windows, so that they are compared pair by pair. Of the looks at the validation part the best one
+counts, for every arm: its weights are tested. Rates are chosen per arm, by the validation part, from as many as every
+arm has (`rates`).
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from ortho._checks import one_of, positive_int, share
+from paper.experiments.learning import fitting, language_rows, rates
+from paper.experiments.learning.arms import BESIDE, arms, baseline, matched_steps, matched_width
+from paper.experiments.learning.rates import TUNING
+from paper.experiments.records import Case
+from paper.experiments.runner import Experiment
+from paper.experiments.statistics import Decision
+from paper.tasks import text
+
+SIZES: dict[str, dict[str, int]] = {
+    "cpu": {"B": 8, "N": 128, "d": 64, "H": 4, "L": 2, "steps": 600, "tested": 128},
+    "cuda": {"B": 64, "N": 256, "d": 128, "H": 4, "L": 4, "steps": 1500, "tested": 512},
+}
+SEEDS = (1, 2, 3, 4, 5)
+TRIED = (5e-3, 1e-2)  # for d = 64; a model that is n times as wide tries rates an n-th as high
+WEIGHT_DECAY = 0.1
+LOOKS = 8
+# Bits a byte. A fiftieth of what these models take, and what an eighth more or fewer steps make.
+DECISION = Decision(margin=0.05, level=0.05, higher_is_better=False)
+
+
+MATCHED = ("flop", "parameters", "steps")
+LIMITS = (50_000, 200_000, 1_000_000)  # bytes to train on; 0 is all there are
+BUDGETS = (0.25, 1.0, 4.0)  # of the steps
+FEW = ("learned", "frozen", "stopped", "1 learned + 3 positional", "positional")
+
+
+def case(
+    arm: str,
+    seed: int = TUNING,
+    rate: float | None = None,
+    *,
+    device: str = "cpu",
+    matched: str = "flop",
+    limit: int = 0,
+    dropout: float = 0.0,
+    **sizes: int,
+) -> Case:
+    """One run. `matched` says what it has as much of as the baseline with the `sizes` (by default those of `SIZES`):
+    training FLOPs, by more or fewer steps; trained parameters, by wider feed-forward networks; or steps. `limit` is
+    the number of bytes to train on, 0 for all.
+
+    Raises TypeError or ValueError for unknown names, for sizes below 1 or that are none, for negative seeds and limits,
+    and for a rate or a dropout outside [0, 1).
+    """
+    size = {**SIZES[one_of("device", device, SIZES)], **sizes}
+    B, N, d, H, L, steps, tested = (positive_int(name, size.pop(name)) for name in tuple(SIZES[device]))
+    if size:
+        raise TypeError(f"sizes: expected some of {', '.join(SIZES[device])}, got {', '.join(size)}")
+    for name, number in (("seed", seed), ("limit", limit)):
+        fitting.not_negative(name, number)
+    for name, part in (("rate", rate or 0.0), ("dropout", dropout)):
+        share(name, part)
+    known = arms(H, N)
+    chosen, like, width = known[one_of("arm", arm, known)], baseline(H, N), 4 * d
+    if one_of("matched", matched, MATCHED) == "flop":
+        steps = matched_steps(chosen, like, steps, B, N, d, L, vocab_size=text.VOCAB_SIZE)
+    if matched == "parameters":
+        width = matched_width(chosen, like, d, L)
+    return {
+        "device": device,
+        "matched": matched,
+        "arm": arm,
+        "seed": seed,
+        "rate": rates.tried(TRIED, d)[0] if rate is None else rate,
+        "steps": steps,
+        "B": B,
+        "N": N,
+        "d": d,
+        "H": H,
+        "L": L,
+        "d_ff": width,
+        "limit": limit,
+        "dropout": dropout,
+        "tested": tested,
+        **DECISION.settings(),
+    }
+
+
+def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
+    """Train and test one model; a run that was killed goes on from its `checkpoint`.
+
+    Raises AssertionError if the trained model's fast form does not compute what its definition does.
+    """
+    seeds = seeds_of(case)
+    draws = fitting.generators(seeds)
+    parts = text.python_parts().limited(case["limit"] or None)
+    task = text.language_modelling("python-sources", "the next byte of the standard library", parts, case["N"])
+    arm = arms(case["H"], case["N"])[case["arm"]]
+    sizes: dict[str, Any] = {"d_ff": case["d_ff"], "dropout": case["dropout"]}
+    model = arm.build(text.VOCAB_SIZE, case["d"], case["L"], generator=draws["weights"], **sizes).to(case["device"])
+    recipe = fitting.recipe(case, weight_decay=WEIGHT_DECAY)
+    learnt = fitting.fit(model, task, recipe, case, draws, looks=LOOKS, keep_best=True, checkpoint=checkpoint)
+    facts = {**learnt, "kinds": arm.describe(), "text": parts.facts()}
+    return {"seeds": seeds, "repetitions": fitting.examine(model, task, case, draws), "facts": facts}
+
+
+def seeds_of(case: Case) -> dict[str, int]:
+    """Seeds of a run: hashes of what is drawn and of its seed; the arms of a seed share all but the weights."""
+    return fitting.paired_seeds(case["arm"], "bytes", case["seed"])
+
+
+def compared(name: str, device: str, choices: Iterable[dict[str, Any]]) -> list[Case]:
+    """The runs of an experiment: for each choice of `case`'s arguments those that choose its rate; and of those whose
+    rate is chosen all seeds."""
+    options = [dict(choice, device=device) for choice in choices]
+    tuning = [
+        case(**option, seed=TUNING, rate=rate)
+        for option in options
+        for rate in rates.tried(TRIED, option.get("d", SIZES[device]["d"]))
+    ]
+    own = [case(**option, seed=seed) for seed in SEEDS for option in options]
+    return [*tuning, *rates.with_chosen(name, own)]
+
+
+def of_equal_flop(device: str) -> list[Case]:
+    """All arms at the training FLOPs of the baseline."""
+    sizes = SIZES[device]
+    return compared("bytes", device, [{"arm": arm} for arm in arms(sizes["H"], sizes["N"])])
+
+
+def of_equal_parameters(device: str) -> list[Case]:
+    """No and one learned head beside those of each kind, at the trained parameters and the steps of the baseline."""
+    H = SIZES[device]["H"]
+    names = [name for k in (1, 0) for kind in BESIDE for name in (f"{k} learned + {H - k} {kind}" if k else kind,)]
+    choices = [{"arm": name, "matched": "parameters"} for name in ("learned", *names, "1 learned, wider")]
+    return compared("bytes-parameters", device, choices)
+
+
+def of_budgets(device: str) -> list[Case]:
+    """Some arms at fewer and more steps, and one size up, where an early lead may vanish."""
+    sizes = SIZES[device]
+    names = few(sizes["H"])
+    steps = [round(sizes["steps"] * budget) for budget in BUDGETS]
+    choices: list[dict[str, Any]] = [{"arm": name, "steps": n} for n in steps if n != sizes["steps"] for name in names]
+    larger = {"d": 2 * sizes["d"], "H": sizes["H"]}
+    return compared("bytes-budgets", device, [*choices, *({"arm": name, **larger} for name in names)])
+
+
+def of_little_text(device: str) -> list[Case]:
+    """Some arms with few bytes to train on, which they then see again and again."""
+    names = few(SIZES[device]["H"])
+    choices: list[dict[str, Any]] = [{"arm": name, "limit": limit} for limit in LIMITS for name in names]
+    choices += [{"arm": "learned", "limit": LIMITS[0], "dropout": dropout} for dropout in (0.1, 0.3)]
+    return compared("bytes-little", device, choices)
+
+
+def few(H: int) -> tuple[str, ...]:
+    """The arms that are followed along budgets and texts, for H heads."""
+    return tuple(name.replace("3 positional", f"{H - 1} positional") for name in FEW)
+
+
+def work(case: Case) -> float:
+    """Seconds that a case takes, roughly: products, and what a layer does besides."""
+    rate, seconds = {"cpu": (3e10, 3e-3), "cuda": (1e14, 2e-3)}[case["device"]]
+    return 3.0 + case["steps"] * (language_rows.step_flop(case) / rate + seconds * case["L"])
+
+
+def label(case: Case) -> str:
+    """A case in a few words."""
+    words = [case["arm"], f"matched {case['matched']}", f"steps={case['steps']}", f"d={case['d']}"]
+    words += [f"limit={case['limit']}"] * bool(case["limit"]) + [f"dropout={case['dropout']:g}"] * bool(case["dropout"])
+    return ", ".join([*words, f"seed={case['seed']}", f"rate={case['rate']:g}"])
+
+
+def _experiment(name: str, title: str, cases: Callable[[str], list[Case]]) -> Experiment:
+    own: dict[str, Any] = {"cases": cases, "run": run, "work": work, "label": label}
+    return fitting.experiment(name, title, case("learned"), language_rows, tests=("test",), **own)
+
+
+BYTES = _experiment("bytes", "language models of bytes, all arms at equal training FLOPs", of_equal_flop)
+BYTES_PARAMETERS = _experiment(
+    "bytes-parameters", "language models of bytes at equal trained parameters", of_equal_parameters
+)
+BYTES_BUDGETS = _experiment("bytes-budgets", "language models of bytes along budgets", of_budgets)
+BYTES_LITTLE = _experiment("bytes-little", "language models of few bytes", of_little_text)
+EXPERIMENTS = (BYTES, BYTES_PARAMETERS, BYTES_BUDGETS, BYTES_LITTLE)

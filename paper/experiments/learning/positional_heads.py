@@ -1,0 +1,228 @@
+"""How positional the heads are that the learning experiments train, before and after training.
+
+The runs are those of the experiments themselves: the same seeds draw the same weights and batches. On sequences that
+were not trained on, each head is measured by `ortho.theory.positionalness`. What that says is tried out, too: the model
+answers with the head's weights replaced by their mean over other sequences, which is fixed, and with none; and with
+those means in all heads of the layer.
+"""
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+
+from ortho._checks import one_of, positive_int
+from ortho.attention import MECHANISMS
+from ortho.layers.block import TransformerBlock
+from ortho.layers.multihead import MultiheadAttention
+from ortho.models.language_model import LanguageModel
+from ortho.theory.positionalness import head_weights, nearest_pattern, positionalness
+from paper.experiments.closeness import assert_close
+from paper.experiments.learning import fitting, flip_flop, positional_heads_rows, recall, state_tracking
+from paper.experiments.learning import study as learning
+from paper.experiments.learning.study import Study
+from paper.experiments.records import Case, Needs
+from paper.experiments.runner import Experiment
+from paper.tasks.task import Batch, check_answers
+
+INPUTS = 128  # sequences on which weights are measured; as many others are drawn as the task tests with
+STAGES = ("untrained", "trained")
+SECONDS_PER_WEIGHT = 2e-7
+
+
+class Measured(NamedTuple):
+    """A study, those of its arms whose weights are a softmax, and the test from which inputs are drawn."""
+
+    study: Study
+    arms: tuple[str, ...]
+    test: str
+
+
+# The tests are the longest that are as long as what was trained on: all places have been seen.
+MEASURED: Mapping[str, Measured] = {
+    measured.study.name: measured
+    for measured in (
+        Measured(recall.STUDY, ("softmax",), "16 keys twice"),
+        Measured(
+            flip_flop.STUDY, ("softmax", "rotary", "alibi", "fox", "path", "position-delta"), "dense, tokens 1 to 64"
+        ),
+        Measured(state_tracking.PARITY_STUDY, ("softmax",), "tokens 1 to 40"),
+        Measured(state_tracking.PERMUTATIONS_STUDY, ("softmax",), "tokens 1 to 16"),
+    )
+}
+
+
+def case(task: str, arm: str, seed: int, *, inputs: int = INPUTS, **sizes: Any) -> Case:
+    """One run of a learning experiment, and on how many inputs its heads are measured; `sizes` as in `study.case`.
+
+    Raises TypeError or ValueError for unknown names and for what `study.case` refuses.
+    """
+    measured = MEASURED[one_of("task", task, MEASURED)]
+    one_of("arm", arm, measured.arms)
+    run = learning.case(measured.study, arm, seed, learning.chosen_rate(measured.study, arm), **sizes)
+    return {"task": task, **run, "inputs": positive_int("inputs", inputs)}
+
+
+def cases(device: str) -> list[Case]:
+    """A seed of every arm after the other, of those whose rate is chosen."""
+    return [
+        case(task, arm, seed, device=device)
+        for seed in learning.SEEDS
+        for task, measured in MEASURED.items()
+        for arm in measured.arms
+        if learning.chosen_rate(measured.study, arm) is not None
+    ]
+
+
+def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
+    """Train one model as its experiment does, and measure its heads before and after.
+
+    Raises AssertionError if a drawn answer is wrong, or if the model does not compute what its weights say.
+    """
+    study, _, test = MEASURED[case["task"]]
+    seeds = learning.seeds_of(study, case)
+    seeds |= fitting.seeds_of({"heads": (study.name, case["arm"], case["seed"], case["rate"])})
+    draws = fitting.generators(seeds)
+    model = learning.build(study, case, draws["weights"])
+    check_answers(study.task, draws["checks"])
+    (inputs,), _ = study.task.tests[test](case["inputs"], draws["heads"]).to(case["device"])
+    batch = study.task.tests[test](case["tested"], draws["heads"])
+    found: dict[str, dict[str, list[float]]] = {}
+    nearest: dict[str, str] = {}
+    trained: dict[str, Any] = {}
+    for stage in STAGES:
+        if stage == "trained":
+            recipe = fitting.recipe(case, weight_decay=study.weight_decay)
+            trained = fitting.fit(model, study.task, recipe, case, draws, checkpoint=checkpoint)
+        for name, quantities, pattern in heads(model, inputs, case, batch):
+            found[f"{stage}, {name}"], nearest[f"{stage}, {name}"] = quantities, pattern
+    return {"seeds": seeds, "repetitions": found, "facts": {"nearest": nearest, **trained}}
+
+
+@torch.no_grad()
+def heads(
+    model: LanguageModel, inputs: Tensor, case: Case, batch: Batch
+) -> list[tuple[str, dict[str, list[float]], str]]:
+    """The name, the figures and the nearest pattern of each head, on inputs (S, N) and answers to other sequences."""
+
+    def correct(other: nn.Module) -> float:
+        (share,) = fitting.evaluate(other, lambda *_: batch, case, torch.Generator())["correct_fraction"]
+        return share
+
+    found = []
+    whole, x = correct(model), embed(model, inputs)
+    for level, block in enumerate(blocks(model)):
+        weights = head_weights(block.attention, block.norm_attention(x), is_causal=True)  # (S, H, N, N)
+        means = weights.mean(0)
+        all_means = correct(replaced(model, level, slice(None), means))
+        for head, own in enumerate(weights.unbind(1)):
+            absolute, relative = (positionalness(own, by=by, is_causal=True) for by in ("absolute", "relative"))
+            fit = nearest_pattern(own, is_causal=True)
+            figures = {
+                "correct": whole,
+                "correct_means": all_means,
+                "correct_mean": correct(replaced(model, level, head, means[head])),
+                "correct_without": correct(replaced(model, level, head, torch.zeros_like(own[0]))),
+                "peak": peak(own),
+            }
+            for name, estimate in (
+                ("absolute", absolute), ("relative", relative), ("weight", fit.weight), ("share", fit.share)
+            ):  # fmt: skip
+                figures |= {name: estimate.value, f"{name}_error": estimate.standard_error}
+            quantities = {f"{name}_fraction": [round(value, 5)] for name, value in figures.items()}
+            found.append((f"layer {level + 1}, head {head + 1}", quantities, fit.pattern.name))
+        y = block(x, is_causal=True)
+        check_weights(block.attention, block.norm_attention(x), weights)
+        x = y
+    return found
+
+
+def blocks(model: LanguageModel) -> list[TransformerBlock]:
+    """Its blocks, from the first."""
+    return [block for block in model.blocks if isinstance(block, TransformerBlock)]
+
+
+def embed(model: LanguageModel, tokens: Tensor) -> Tensor:
+    """What the first block is given, (B, N, d)."""
+    x = embedding(tokens, model.embed_tokens)
+    return x if model.embed_positions is None else x + model.embed_positions[: tokens.shape[1]]
+
+
+def peak(weights: Tensor) -> float:
+    """How far weights (S, N, N), causal, are from even: the mean over rows of their squared length, 0 where all keys
+    have as much and 1 where one has all. The first row has no choice and does not count."""
+    even = 1 / torch.arange(2, weights.shape[-1] + 1, dtype=torch.float64, device=weights.device)
+    squares = weights[:, 1:].double().square().sum(-1)
+    return float(((squares - even) / (1 - even)).mean())
+
+
+class _Replaced(nn.Module):
+    """A mechanism, but for one head or a slice of them, whose weights are fixed."""
+
+    def __init__(self, layer: MultiheadAttention, head: int | slice, weights: Tensor) -> None:
+        super().__init__()
+        assert isinstance(layer.attention, str)
+        self.attend, self.head, self.weights = MECHANISMS[layer.attention].fast, head, weights
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, **kwargs: Any) -> Tensor:
+        o: Tensor = self.attend(q, k, v, **kwargs).clone()
+        o[:, self.head] = self.weights.to(v) @ v[:, self.head]
+        return o
+
+
+def replaced(model: LanguageModel, level: int, head: int | slice, weights: Tensor) -> LanguageModel:
+    """A copy of the model in which one head of a layer has these weights (N, N) on every input; or a slice of its
+    heads, (h, N, N)."""
+    other = copy.deepcopy(model)
+    layer = blocks(other)[level].attention
+    layer.attention = _Replaced(layer, head, weights)
+    return other
+
+
+def check_weights(layer: MultiheadAttention, x: Tensor, weights: Tensor) -> None:
+    """Raise AssertionError unless the layer gives, by its fast form, what these weights give with its values."""
+    v = (x @ layer.weight_v.T).unflatten(-1, (layer.num_heads, -1)).transpose(1, 2)
+    want = (weights @ v).transpose(1, 2).flatten(2) @ layer.weight_o.T
+    # Each of a head's sums over N keys is rounded to eps sqrt(N) or so, by either form; a hundredfold of that.
+    assert_close("weights", layer(x, is_causal=True), want, 100 * torch.finfo(x.dtype).eps * x.shape[1] ** 0.5)
+
+
+def work(case: Case) -> float:
+    """Seconds that a case takes, roughly."""
+    variants = len(STAGES) * (1 + (1 + 2 * case["H"]) * case["L"])
+    return learning.work(case) + SECONDS_PER_WEIGHT * variants * case["tested"] * case["H"] * case["N"] ** 2
+
+
+_COMMON = (
+    "correct",
+    "correct_means",
+    "correct_mean",
+    "correct_without",
+    "peak",
+    "absolute",
+    "relative",
+    "weight",
+    "share",
+)
+_ERRORS = ("absolute", "relative", "weight", "share")
+
+POSITIONAL_HEADS = Experiment(
+    name="positional-heads",
+    title="how positional the heads of the trained models are",
+    cases=cases,
+    run=run,
+    work=work,
+    label=lambda case: f"{case['task']}: {learning.label(case)}",
+    line=positional_heads_rows.line,
+    show=positional_heads_rows.table,
+    resumes=True,
+    needs=Needs(
+        configuration={name: type(value) for name, value in case("recall", "softmax", 1).items()},
+        arms=tuple(f"{stage}, layer 1, head 1" for stage in STAGES),
+        quantities=tuple(f"{name}_fraction" for name in (*_COMMON, *(f"{name}_error" for name in _ERRORS))),
+    ),
+)

@@ -1,0 +1,164 @@
+"""What attention can learn: models trained on a task, arm by arm and seed by seed, and tested on what they never saw.
+
+A case is one model: one arm, one seed. Every arm of a study has the same width, depth, batches, steps and schedule,
+unless the study says otherwise, and its learning rate is chosen from those `tried` (`rates`). Runs share no random
+numbers, so that those of two arms are independent samples, unless the study pairs them by seed (`paired`): then the
+arms of a seed see the same batches.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ortho._checks import describe, one_of, positive_int
+from ortho.models.language_model import LanguageModel
+from paper.experiments.learning import fitting, rates, rows
+from paper.experiments.learning.rates import TUNING
+from paper.experiments.records import Case
+from paper.experiments.runner import Experiment
+from paper.tasks.task import Task, check_answers
+
+RATES = (3e-3, 1e-2)
+SEEDS = (1, 2, 3, 4, 5)
+SECONDS_PER_TOKEN = 5e-6
+
+
+@dataclass(frozen=True)
+class Study:
+    """A task, the arms that are to learn it, and their common budget.
+
+    `arms` are `LanguageModel`'s arguments beside the sizes d, H, L; an arm may say `num_heads` for another H. `tried`
+    are the learning rates to choose from. Tests have `tested` examples, and as many of the validation part are looked
+    at after `looks` steps at even distances. Matrices shrink by `weight_decay` (`Recipe`). With `paired` the arms of a
+    seed see the same batches and tests.
+    """
+
+    name: str
+    title: str
+    task: Task
+    arms: Mapping[str, Mapping[str, Any]]
+    tried: tuple[float, ...] = RATES
+    d: int = 32
+    H: int = 2
+    L: int = 1
+    B: int = 32
+    steps: int = 1000
+    tested: int = 256  # sequences a test
+    looks: int = 0
+    seeds: tuple[int, ...] = SEEDS  # of the runs that count
+    weight_decay: float = 0.0
+    paired: bool = False
+
+
+def case(
+    study: Study,
+    arm: str,
+    seed: int = TUNING,
+    rate: float | None = None,
+    *,
+    device: str = "cpu",
+    steps: int | None = None,
+    B: int | None = None,
+    tested: int | None = None,
+) -> Case:
+    """One run of a study: an arm, a seed, a learning rate; sizes are the study's where they are not given.
+
+    Raises TypeError or ValueError for unknown names, a negative seed, and sizes and rates that are not positive.
+    """
+    rate = study.tried[0] if rate is None else rate
+    if not isinstance(rate, float) or not 0 < rate < 1:
+        raise ValueError(f"rate: expected a number in (0, 1), got {describe(rate)}")
+    return {
+        "device": one_of("device", device, fitting.DEVICES),
+        "arm": one_of("arm", arm, study.arms),
+        "seed": fitting.not_negative("seed", seed),
+        "rate": rate,
+        "steps": positive_int("steps", study.steps if steps is None else steps),
+        "B": positive_int("B", study.B if B is None else B),
+        "N": study.task.longest,
+        "d": study.d,
+        "H": study.arms[arm].get("num_heads", study.H),
+        "L": study.L,
+        "tested": positive_int("tested", study.tested if tested is None else tested),
+    }
+
+
+def chosen_rate(study: Study, arm: str) -> float | None:
+    """The rate that was chosen for an arm at the study's sizes; None if none was chosen yet."""
+    return rates.chosen(study.name, case(study, arm))
+
+
+def cases(study: Study, device: str) -> list[Case]:
+    """The runs that choose the rates; and of arms whose rate is chosen those that count, seed after seed."""
+    tuning = [case(study, arm, TUNING, rate, device=device) for arm in study.arms for rate in study.tried]
+    own = [case(study, arm, seed, device=device) for seed in study.seeds for arm in study.arms]
+    return [*tuning, *rates.with_chosen(study.name, own)]
+
+
+def run(study: Study, case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
+    """Train and test one model; a run that was killed goes on from its `checkpoint`.
+
+    Raises AssertionError if a drawn answer is not what the task's solver says, or if the trained model's fast form does
+    not compute what its definition does.
+    """
+    seeds = seeds_of(study, case)
+    draws = fitting.generators(seeds)
+    model = build(study, case, draws["weights"])
+    check_answers(study.task, draws["checks"])
+    recipe = fitting.recipe(case, weight_decay=study.weight_decay)
+    learnt = fitting.fit(model, study.task, recipe, case, draws, looks=study.looks, checkpoint=checkpoint)
+    found = fitting.examine(model, study.task, case, draws)
+    return {"seeds": seeds, "repetitions": found, "facts": {"arm": plain(study.arms[case["arm"]]), **learnt}}
+
+
+def seeds_of(study: Study, case: Case) -> dict[str, int]:
+    """Seeds of a run's own: hashes of its study, arm, seed and rate, and of what is drawn; of its study and seed alone,
+    but for the weights, where runs are paired."""
+    own = (study.name, case["arm"], case["seed"], case["rate"])
+    shared = (study.name, case["seed"]) if study.paired else own
+    parts = {"weights": own, "training": shared, "tests": shared, "checks": shared, "dropout": own}
+    return fitting.seeds_of(parts)
+
+
+def build(study: Study, case: Case, generator: torch.Generator) -> LanguageModel:
+    """The untrained model of a case. Weights are drawn on the CPU, so that every device has the same."""
+    arguments = dict(study.arms[case["arm"]])
+    arguments.pop("num_heads", None)
+    model = LanguageModel(study.task.vocab_size, case["d"], case["H"], case["L"], generator=generator, **arguments)
+    return model.to(case["device"])
+
+
+def plain(arm: Mapping[str, Any]) -> Any:
+    """An arm's arguments as JSON, classes by their names."""
+    return json.loads(json.dumps(arm, default=lambda made: getattr(made, "__name__", repr(made))))
+
+
+def work(case: Case) -> float:
+    """Seconds that a case takes, roughly; the runner corrects them by what like cases took."""
+    return 2.0 + SECONDS_PER_TOKEN * case["steps"] * case["B"] * case["N"] * case["L"]
+
+
+def label(case: Case) -> str:
+    """A case in a few words."""
+    return f"{case['arm']} seed={case['seed']} rate={case['rate']:g}"
+
+
+def experiment(study: Study) -> Experiment:
+    """The experiment of a study."""
+    example = case(study, next(iter(study.arms)))
+    return fitting.experiment(
+        study.name,
+        study.title,
+        example,
+        rows,
+        tests=tuple(study.task.tests),
+        cases=partial(cases, study),
+        run=partial(run, study),
+        work=work,
+        label=label,
+    )

@@ -1,0 +1,226 @@
+"""Whether arms differ: exact tests and intervals for a handful of runs each, and rules that are fixed before the runs.
+
+Here the runs of two arms are independent; `paper.experiments.resampling` has what is for runs paired by seed. Outcomes
+of which a run has one or the other, as where a task is either learnt or not, are counted as successes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import combinations
+from math import comb, cos, exp, fsum, inf, log, log1p, pi, sin, sqrt, tan
+from typing import Any
+
+from ortho._checks import describe, one_of, positive_int
+
+Interval = tuple[float, float]
+
+LEVEL = 0.05  # the error rate of all comparisons that are shown together
+# What an interval says of an arm against another; of those that are true the first is said.
+OUTCOMES = ("equivalent", "better", "worse", "not worse", "not better", "undecided")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How an interval of the difference of two arms is judged, written down before the runs.
+
+    `margin`: the least difference that matters, in the metric's unit; 0 if every difference does. `level`: the
+    probability at which each end of the interval may be wrong. `higher_is_better`: false for losses. Raises TypeError
+    or ValueError for anything else.
+    """
+
+    margin: float
+    level: float
+    higher_is_better: bool
+
+    def __post_init__(self) -> None:
+        for name in ("margin", "level"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise TypeError(f"{name}: expected a number, got {describe(value)}")
+        if not 0 <= self.margin < inf:
+            raise ValueError(f"margin: expected a finite number of at least 0, got {self.margin}")
+        if not 0 < self.level < 0.5:
+            raise ValueError(f"level: expected a probability in (0, 1/2), got {self.level}")
+        if not isinstance(self.higher_is_better, bool):
+            raise TypeError(f"higher_is_better: expected True or False, got {describe(self.higher_is_better)}")
+
+    def confidence(self, comparisons: int = 1) -> float:
+        """Of each of so many intervals, such that their lower ends are all right but for `level`; so the upper ends."""
+        return 1 - 2 * self.level / positive_int("comparisons", comparisons)
+
+    def settings(self) -> dict[str, float | bool]:
+        """The rule as part of a record's configuration."""
+        return {f"decision_{name}": value for name, value in asdict(self).items()}
+
+    @classmethod
+    def of(cls, configuration: Mapping[str, Any]) -> "Decision":
+        """The rule that a record's configuration holds; KeyError if it holds none."""
+        return cls(**{field.name: configuration[f"decision_{field.name}"] for field in fields(cls)})
+
+
+def decide(interval: Interval, decision: Decision) -> str:
+    """Which of `OUTCOMES` an interval of the first arm's difference to the second says of the first.
+
+    'equivalent': every difference in the interval is smaller than the margin (two one-sided tests, Schuirmann 1987).
+    'better', 'worse': all lie on one side of 0. 'not worse' (non-inferior), 'not better': all lie on one side of the
+    margin. 'undecided': none of these. An interval beyond 0 and within the margin says 'equivalent': there is a
+    difference, but none that matters. What is said is true of all differences in the interval; it is wrong only where
+    the interval misses the difference. Raises ValueError unless the ends are numbers in order.
+    """
+    low, high = interval
+    if not low <= high:
+        raise ValueError(f"interval: expected ends in order, got {interval}")
+    if not decision.higher_is_better:
+        low, high = -high, -low
+    holds = (
+        -decision.margin < low and high < decision.margin,
+        low > 0,
+        high < 0,
+        low > -decision.margin,
+        high < decision.margin,
+        True,
+    )
+    return OUTCOMES[holds.index(True)]
+
+
+def better_by_chance(better: Sequence[float], worse: Sequence[float]) -> float:
+    """The probability that one of two like arms ranks as high over the other as `better` does over `worse`, or higher.
+
+    The exact one-sided rank test (Mann & Whitney 1947): if runs are independent and the arms do not differ, each
+    choice of the better arm's runs among all is as likely. Equal values share their ranks. Raises ValueError if either
+    is empty.
+    """
+    if not better or not worse:
+        raise ValueError(f"better, worse: expected at least one value each, got {len(better)} and {len(worse)}")
+    pooled = [*better, *worse]
+    # Twice the midrank, an integer: the values below count twice, the equal ones once.
+    ranks = [sum((other < value) * 2 + (other == value) for other in pooled) for value in pooled]
+    observed = sum(ranks[: len(better)])
+    sums = [sum(chosen) for chosen in combinations(ranks, len(better))]
+    return sum(total >= observed for total in sums) / len(sums)
+
+
+def gain(better: Sequence[float], worse: Sequence[float], chance: float) -> Interval:
+    """(low, high) of what a run of `better` has more than one of `worse`; either end is wrong at most with `chance`.
+
+    The ends are order statistics of all differences between two runs, so many from the outside as the exact rank test
+    of `better_by_chance` allows (Hodges & Lehmann 1963), and infinite where there are too few runs for any. Equal
+    values make it wider. Raises ValueError if either is empty, or for a `chance` outside (0, 1/2).
+    """
+    if not better or not worse:
+        raise ValueError(f"better, worse: expected at least one value each, got {len(better)} and {len(worse)}")
+    if not 0 < chance < 0.5:
+        raise ValueError(f"chance: expected a probability in (0, 1/2), got {chance}")
+    n, m = len(better), len(worse)
+    differences = sorted(one - other for one in better for other in worse)
+    # Of like arms whose runs all differ: how many differences are negative, for each choice of the better arm's ranks.
+    negative = sorted(sum(ranks) - n * (n - 1) // 2 for ranks in combinations(range(n + m), n))
+    cut = negative[int(chance * len(negative))]  # the largest number below which no more than that share of them lies
+    return (differences[cut - 1], differences[-cut]) if cut else (-inf, inf)
+
+
+def is_better(by_chance: float, comparisons: int, *, level: float = LEVEL) -> bool:
+    """Whether a probability of chance shows that an arm is better, at a level of so many comparisons together.
+
+    By Bonferroni's correction, which needs none of the other comparisons; `holm` does no worse where all are at hand.
+    """
+    return by_chance <= level / positive_int("comparisons", comparisons)
+
+
+def holm(p_values: Sequence[float], *, level: float = LEVEL) -> list[bool]:
+    """Which of several hypotheses are rejected, such that any is wrongly at most with probability `level`.
+
+    The step-down procedure of Holm (1979), for probabilities of any dependence: from the least on, each is compared
+    with the level shared among those that are left, until one is above. Raises ValueError for what is no probability,
+    and for a level outside (0, 1).
+    """
+    _probability("level", level)
+    if not all(0 <= p <= 1 for p in p_values):
+        raise ValueError(f"p_values: expected probabilities in [0, 1], got {list(p_values)}")
+    rejected = [False] * len(p_values)
+    for done, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        if p_values[i] > level / (len(p_values) - done):
+            break
+        rejected[i] = True
+    return rejected
+
+
+def success_interval(successes: int, runs: int, *, confidence: float = 0.95) -> Interval:
+    """The exact interval of a success rate from so many successes in independent runs (Clopper & Pearson 1934).
+
+    Each end is wrong at most with half of what the confidence lacks, whatever the rate. Raises TypeError or ValueError
+    for counts that are none, and for a confidence outside (0, 1).
+    """
+    _counted("successes", successes, "runs", runs)
+    _probability("confidence", confidence)
+    chance = (1 - confidence) / 2
+    return _least_rate(successes, runs, chance), 1 - _least_rate(runs - successes, runs, chance)
+
+
+def _least_rate(successes: int, runs: int, chance: float) -> float:
+    """The rate at which as many successes, or more, have a probability of `chance`; 0 if there are none."""
+
+    def as_many(rate: float) -> float:
+        terms = ((log(comb(runs, k)), k * log(rate), (runs - k) * log1p(-rate)) for k in range(successes, runs + 1))
+        return fsum(exp(fsum(term)) for term in terms)
+
+    return reached(as_many, chance, 0.0, 1.0) if successes else 0.0
+
+
+def fisher(successes_a: int, runs_a: int, successes_b: int, runs_b: int, *, alternative: str = "two-sided") -> float:
+    """The probability by which chance deals the successes of two like arms as unevenly as here, or more so.
+
+    The exact test (Fisher 1934, Statistical Methods for Research Workers, section 21.02): given how many runs succeed
+    in all, each choice of these is as likely. 'two-sided' counts all tables that are no likelier than the one at hand,
+    'greater' those in which the first arm has as many successes or more. Raises TypeError or ValueError for counts that
+    are none.
+    """
+    _counted("successes_a", successes_a, "runs_a", runs_a)
+    _counted("successes_b", successes_b, "runs_b", runs_b)
+    one_of("alternative", alternative, ("two-sided", "greater"))
+    total = successes_a + successes_b
+    ways = [comb(runs_a, k) * comb(runs_b, total - k) for k in range(min(total, runs_a) + 1)]
+    extreme = ways[successes_a:] if alternative == "greater" else [each for each in ways if each <= ways[successes_a]]
+    return sum(extreme) / comb(runs_a + runs_b, total)
+
+
+def _probability(name: str, value: float) -> None:
+    if not 0 < value < 1:
+        raise ValueError(f"{name}: expected a probability in (0, 1), got {value}")
+
+
+def _counted(successes_name: str, successes: Any, runs_name: str, runs: Any) -> None:
+    positive_int(runs_name, runs)
+    if isinstance(successes, bool) or not isinstance(successes, int):
+        raise TypeError(f"{successes_name}: expected an integer, got {describe(successes)}")
+    if not 0 <= successes <= runs:
+        raise ValueError(f"{successes_name}: expected 0 to {runs_name} = {runs}, got {successes}")
+
+
+def student(probability: float, freedom: int) -> float:
+    """The t within +-which Student's variable with `freedom` degrees lies with `probability`.
+
+    By the finite sums for P(|T| < t) in the angle whose tangent is t / sqrt(freedom) (Abramowitz & Stegun 1964,
+    26.7.3 and 26.7.4). Raises TypeError or ValueError unless the degrees are an integer of at least 1, and for a
+    probability outside (0, 1).
+    """
+    _probability("probability", probability)
+    positive_int("freedom", freedom)
+
+    def within(angle: float) -> float:
+        odd = freedom % 2
+        term, terms = cos(angle) if odd else 1.0, []
+        for k in range(2 + odd, freedom + 1, 2):
+            terms.append(term)
+            term *= cos(angle) ** 2 * (k - 1) / k
+        total = sin(angle) * fsum(terms)
+        return 2 / pi * (angle + total) if odd else total
+
+    return sqrt(freedom) * tan(reached(within, probability, 0.0, pi / 2))
+
+
+def reached(increasing: Callable[[float], float], value: float, low: float, high: float) -> float:
+    """Where between two numbers an increasing function reaches a value, by halving down to neighbouring floats."""
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if increasing(middle) < value else (low, middle)
+    return high

@@ -1,0 +1,65 @@
+"""Copying: a random string, a delimiter, and then the string again, forwards or backwards.
+
+As in Jelassi et al. (2024, arXiv:2402.01032), each token of the copy is shown after it was asked for. It separates
+models whose state is of a fixed size, and can hold only so long a string, from those that look back at all of it.
+Where strings are all of one length (`shortest` = `length`), weights by position alone will do: each place has its
+source. Strings of several lengths have to be found: forwards by the copy's last token, after whose like the answer
+stands, backwards by the distance from the delimiter.
+"""
+
+from functools import partial
+
+import torch
+
+from ortho._checks import checked, positive_int
+from paper.tasks.task import NONE, Batch, Task
+
+
+@checked
+def task(*, length: int = 16, shortest: int = 8, symbols: int = 16, backwards: bool = False) -> Task:
+    """The task with strings of `shortest` to `length` of so many symbols, every length as often; a blank fills up what
+    is left after the copy, to 2 * length tokens in all.
+
+    Raises TypeError or ValueError for sizes below 1, and for a `shortest` above the `length`.
+    """
+    if positive_int("shortest", shortest) > positive_int("length", length):
+        raise ValueError(f"shortest: expected at most length = {length}, got {shortest}")
+    draw = partial(
+        _draw, length=length, shortest=shortest, symbols=positive_int("symbols", symbols), backwards=backwards
+    )
+    direction = "backwards" if backwards else "forwards"
+    return Task(
+        name="copying",
+        title=f"copying {direction} of {shortest} to {length} of {symbols} symbols",
+        vocab_size=symbols + 2,
+        longest=2 * length,
+        train=draw,
+        validation=draw,
+        tests={direction: draw},
+        solve=partial(_solve, delimiter=symbols, backwards=backwards),
+    )
+
+
+def _draw(
+    count: int, generator: torch.Generator, *, length: int, shortest: int, symbols: int, backwards: bool
+) -> Batch:
+    delimiter, blank = symbols, symbols + 1
+    size = torch.randint(shortest, length + 1, (positive_int("count", count), 1), generator=generator)
+    string = torch.randint(symbols, (count, length), generator=generator)
+    place = torch.arange(2 * length).expand(count, -1)
+    copied = place - size  # which of the copy's tokens is asked for there
+    asked = (copied >= 0) & (copied < size)
+    source = torch.where(asked, size - 1 - copied if backwards else copied, 0)
+    answers = torch.where(asked, string.gather(-1, source), NONE)
+    tokens = torch.full_like(answers, blank)
+    tokens[:, 1:] = torch.where(asked[:, :-1], answers[:, :-1], blank)  # what was asked for is shown next
+    tokens[:, :length] = torch.where(place[:, :length] < size, string, tokens[:, :length])
+    return Batch((tokens.scatter(-1, size, delimiter),), answers)
+
+
+def _solve(tokens: list[int], *, delimiter: int, backwards: bool) -> list[int]:
+    """The answers to one sequence: the string, as soon as the delimiter has come."""
+    size = tokens.index(delimiter)
+    string = tokens[:size]
+    blanks = [NONE] * (len(tokens) - 2 * size)
+    return [NONE] * size + (string[::-1] if backwards else string) + blanks

@@ -1,0 +1,77 @@
+"""Addition modulo p of two numbers, of which a part of all pairs is never trained on.
+
+The task of Power et al. (2022, arXiv:2201.02177), who saw models answer unseen pairs long after they knew those trained
+on. There is nothing to search for: three tokens stand always in the same places, so that fixed attention weights will
+do, and random ones (Zhong & Andreas 2024, arXiv:2410.04368). It does not separate forms of attention, and is the
+control for those that do; what it measures is whether a rule was found, or pairs were learnt by heart.
+
+Both orders of a pair belong to the same part: an answer cannot be had from a + b = b + a.
+"""
+
+from functools import partial
+
+import torch
+
+from ortho._checks import checked, positive_int, share
+from paper.tasks.task import NONE, Batch, Task
+
+
+@checked
+def task(*, modulus: int = 97, trained: float = 0.5, split: int = 0) -> Task:
+    """The task modulo `modulus`: a sequence is a, b and an equals sign, which is token `modulus`, with the answer.
+
+    A share `trained` of the pairs, orders not counted, is trained on, with replacement. Of the others one half is for
+    validation and one for the test, which give their first examples whatever the generator, and raise ValueError for
+    more than there are. `split` is the seed that says which pair is in which part.
+
+    Raises TypeError or ValueError for a `modulus` below 1, a `trained` outside [0, 1), and where a part has no pair.
+    """
+    total = positive_int("modulus", modulus) * (modulus + 1) // 2
+    most = round(share("trained", trained) * total)
+    middle = most + (total - most) // 2
+    if not 0 < most < middle:
+        raise ValueError(f"trained: expected a share that leaves pairs for all parts, of {total}, got {trained}")
+    generator = torch.Generator().manual_seed(split)
+    pairs = torch.triu_indices(modulus, modulus).T[torch.randperm(total, generator=generator)]
+    seen, chosen_by, unseen = (_both(part, generator) for part in pairs.tensor_split([most, middle]))
+    return Task(
+        name="modular-addition",
+        title=f"addition modulo {modulus}, trained on a share of {trained:g} of all pairs",
+        vocab_size=modulus + 1,
+        longest=3,
+        train=partial(_any, seen, modulus),
+        validation=partial(_first, chosen_by, modulus),
+        tests={"unseen pairs": partial(_first, unseen, modulus)},
+        solve=partial(_solve, modulus=modulus),
+    )
+
+
+def _both(pairs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """These pairs (n, 2) in both orders, mixed; equal numbers have only one."""
+    every = torch.cat([pairs, pairs[pairs[:, 0] != pairs[:, 1]].flip(-1)])
+    return every[torch.randperm(len(every), generator=generator)]
+
+
+def _any(pairs: torch.Tensor, modulus: int, count: int, generator: torch.Generator) -> Batch:
+    return _batch(pairs[torch.randint(len(pairs), (positive_int("count", count),), generator=generator)], modulus)
+
+
+def _first(pairs: torch.Tensor, modulus: int, count: int, _: torch.Generator) -> Batch:
+    if positive_int("count", count) > len(pairs):
+        raise ValueError(f"count: expected at most {len(pairs)}, all pairs of this part, got {count}")
+    return _batch(pairs[:count], modulus)
+
+
+def _batch(pairs: torch.Tensor, modulus: int) -> Batch:
+    tokens = torch.cat([pairs, torch.full_like(pairs[:, :1], modulus)], -1)
+    answers = torch.full_like(tokens, NONE)
+    answers[:, -1] = pairs.sum(-1) % modulus
+    return Batch((tokens,), answers)
+
+
+def _solve(tokens: list[int], *, modulus: int) -> list[int]:
+    """The answer to one sequence, by counting on from one number by the other."""
+    answer, left, _ = tokens
+    for _ in range(left):
+        answer = 0 if answer == modulus - 1 else answer + 1
+    return [NONE, NONE, answer]

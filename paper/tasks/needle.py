@@ -1,0 +1,70 @@
+"""A needle in a haystack: noise in which a few marked keys and values are hidden, one of which is asked for.
+
+The retrieval test of long-context language models, as a synthetic task: that of Zhong & Andreas (2024,
+arXiv:2410.04368), who have keys and values alone. Here noise surrounds them, of the same symbols as keys and values: a
+key means something only after a mark, so that what is looked for is two tokens long, and not the last place where the
+key stood. It separates weights that follow the content from those that are fixed, or by position; noise makes it harder
+for a state that must choose what to keep before it knows what is asked for.
+"""
+
+from functools import partial
+
+import torch
+
+from ortho._checks import checked, positive_int
+from paper.tasks.drawing import orders
+from paper.tasks.task import NONE, Batch, Task
+
+MARK = 0  # the symbols follow it
+NEEDLE, QUESTION = 3, 2  # tokens of a mark, a key and its value, and of a mark and the key that is asked for
+
+
+@checked
+def task(*, needles: int = 4, length: int = 64, symbols: int = 32) -> Task:
+    """The task with so many needles, anywhere in sequences of `length` tokens of which the last two ask for one.
+
+    The keys of a sequence differ; values and noise are any of the symbols. All ways to lay needles into the noise are
+    as likely, and so is each needle to be asked for.
+
+    Raises TypeError or ValueError for sizes below 1, for a `length` below 3 * needles + 2, and for fewer symbols than
+    needles.
+    """
+    least = NEEDLE * positive_int("needles", needles) + QUESTION
+    if positive_int("length", length) < least:
+        raise ValueError(f"length: expected at least {NEEDLE} * needles + {QUESTION} = {least}, got {length}")
+    if positive_int("symbols", symbols) < needles:
+        raise ValueError(f"symbols: expected at least needles = {needles}, got {symbols}")
+    draw = partial(_draw, needles=needles, length=length, symbols=symbols)
+    return Task(
+        name="needle",
+        title=f"one of {needles} needles among {length} tokens of {symbols} symbols",
+        vocab_size=1 + symbols,
+        longest=length,
+        train=draw,
+        validation=draw,
+        tests={f"needles: {needles}": draw},
+        solve=_solve,
+    )
+
+
+def _draw(count: int, generator: torch.Generator, *, needles: int, length: int, symbols: int) -> Batch:
+    tokens = 1 + torch.randint(symbols, (positive_int("count", count), length), generator=generator)
+    keys = 1 + orders(count, symbols, generator=generator)[:, :needles]
+    # Needles and tokens of noise in a row: which are needles? Each needle pushes what follows it two places on.
+    things = length - QUESTION - (NEEDLE - 1) * needles
+    picked = orders(count, things, generator=generator)[:, :needles].sort(-1).values
+    marks = picked + (NEEDLE - 1) * torch.arange(needles)
+    tokens = tokens.scatter(-1, marks, MARK).scatter(-1, marks + 1, keys)
+    asked = torch.randint(needles, (count, 1), generator=generator)
+    tokens[:, -QUESTION:-1] = MARK
+    tokens[:, -1:] = keys.gather(-1, asked)
+    answers = torch.full_like(tokens, NONE)
+    answers[:, -1:] = tokens.gather(-1, marks.gather(-1, asked) + 2)
+    return Batch((tokens,), answers)
+
+
+def _solve(tokens: list[int]) -> list[int]:
+    """The answer to one sequence, by a dictionary of what is marked."""
+    text, key = tokens[:-QUESTION], tokens[-1]
+    marked = {text[i + 1]: text[i + 2] for i, token in enumerate(text) if token == MARK}
+    return [NONE] * (len(tokens) - 1) + [marked[key]]

@@ -1,0 +1,81 @@
+"""Associative recall of many keys, each written once, or twice with the last value to count.
+
+The task of Arora et al. (2023, arXiv:2312.04927), simplified: a key and its value come as one token, so that no layer
+has to bring neighbours together, and what is tested is the memory alone. Writes come in random order, then a query for
+each key, in random order, too. Who knows a key's values but not their order is right half of the time where there are
+two.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+
+from ortho._checks import positive_int
+from paper.tasks.drawing import orders
+from paper.tasks.task import NONE, Batch, Draw, Task
+
+KEYS, VALUES = 16, 8
+QUERY = KEYS * VALUES  # the first token that asks for a key; those before it write a key and a value
+ANSWER = QUERY + KEYS  # the first token that is a value
+PAIRS = (4, 8, 16)
+WRITES = {"once": 1, "twice": 2}
+LONGEST = (max(WRITES.values()) + 1) * max(PAIRS)
+
+
+def draw(count: int, generator: torch.Generator, *, pairs: int, writes: int) -> Batch:
+    """So many sequences: each of `pairs` keys is written `writes` times, with values that differ, then asked for.
+
+    Raises TypeError or ValueError for sizes below 1, and for more pairs than keys or more writes than values.
+    """
+    for name, value, most in (("pairs", pairs, KEYS), ("writes", writes, VALUES)):
+        if positive_int(name, value) > most:
+            raise ValueError(f"{name}: expected at most {most}, got {value}")
+
+    keys = orders(positive_int("count", count), KEYS, generator=generator)[:, :pairs]
+    values = orders(count, pairs, VALUES, generator=generator)[..., :writes]
+    values = values.transpose(1, 2).flatten(1)  # every key's first, every key's second, ...
+    order = orders(count, writes * pairs, generator=generator)
+    slots, values = order % pairs, values.gather(-1, order)
+    places = torch.arange(writes * pairs).expand(count, -1)
+    last = torch.zeros(count, pairs, dtype=torch.long).scatter_reduce(-1, slots, places, "amax")
+    tokens = torch.cat([keys.gather(-1, slots) * VALUES + values, QUERY + keys], -1)
+    answers = torch.full_like(tokens, NONE)
+    answers[:, writes * pairs :] = ANSWER + values.gather(-1, last)
+    return Batch((tokens,), answers)
+
+
+def solve(tokens: list[int]) -> list[int]:
+    """The answers to one sequence, by a dictionary."""
+    memory: dict[int, int] = {}
+    answers = []
+    for token in tokens:
+        if token < QUERY:
+            memory[token // VALUES] = token % VALUES
+        answers.append(NONE if token < QUERY else ANSWER + memory[token - QUERY])
+    return answers
+
+
+TESTS: Mapping[str, Draw] = {
+    f"{pairs} keys {word}": partial(draw, pairs=pairs, writes=writes)
+    for word, writes in WRITES.items()
+    for pairs in PAIRS
+}
+
+
+def train(count: int, generator: torch.Generator) -> Batch:
+    """A batch of one of the tests' kinds, which is drawn, too."""
+    kinds = list(TESTS.values())
+    return kinds[int(torch.randint(len(kinds), (), generator=generator))](count, generator)
+
+
+TASK = Task(
+    name="recall",
+    title="associative recall: keys written once or twice, then asked for",
+    vocab_size=ANSWER + VALUES,
+    longest=LONGEST,
+    train=train,
+    validation=train,
+    tests=TESTS,
+    solve=solve,
+)

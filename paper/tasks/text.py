@@ -1,0 +1,184 @@
+"""Language modelling over bytes: the next byte of a text, of which a part is kept for validation and one for the test.
+
+Two texts: the sources of the Python standard library, which need no download, and the plays of Shakespeare as Karpathy
+put them together (2015, github.com/karpathy/char-rnn).
+"""
+
+import hashlib
+import os
+import sysconfig
+from functools import cache, partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ortho._checks import positive_int
+from paper.tasks.download import RemoteFile, fetch
+from paper.tasks.task import Batch, Task
+
+__all__ = ["Parts", "language_modelling", "python_parts", "python_sources", "shakespeare", "shakespeare_parts"]
+
+VOCAB_SIZE = 256
+TRAIN, VALIDATION = 90, 5  # per cent; the rest is the test's
+
+LEFT_OUT = {
+    # installed beside the library, and none of it
+    *("site-packages", "dist-packages"),
+    # in packages of their own in some distributions, so that the text would depend on what else is installed
+    *("test", "tests", "idlelib", "tkinter", "turtledemo", "lib2to3", "distutils", "ensurepip"),
+    # tables written by programs, near copies of each other: a split by content would not keep them apart
+    *("encodings", "pydoc_data"),
+}
+BUILT = ("_sysconfigdata", "config-")  # how names begin of what a build writes about its own machine
+
+SHAKESPEARE = RemoteFile(
+    "tinyshakespeare/input.txt",
+    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+    "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+    1115394,
+)
+
+
+class Parts(NamedTuple):
+    """A text in three parts that share nothing."""
+
+    train: bytes
+    validation: bytes
+    test: bytes
+
+    def limited(self, limit: int | None) -> "Parts":
+        """The same with only the first `limit` bytes to train on, all of them for None.
+
+        Raises TypeError or ValueError for a limit below 1 or above what there is.
+        """
+        if limit is not None and positive_int("limit", limit) > len(self.train):
+            raise ValueError(f"limit: expected at most the {len(self.train)} bytes of the training part, got {limit}")
+        return self._replace(train=self.train[:limit])
+
+    def facts(self) -> dict[str, dict[str, int | str]]:
+        """The size in bytes and the sha256 of each part, for a record."""
+        return {
+            name: {"bytes": len(part), "sha256": hashlib.sha256(part).hexdigest()}
+            for name, part in self._asdict().items()
+        }
+
+
+def language_modelling(name: str, title: str, parts: Parts, length: int = 128) -> Task:
+    """The task to say each next byte: inputs ((B, N),) and answers (B, N), N = `length`, indices below 256.
+
+    Training draws windows at random places, with replacement. Validation and test cut theirs at even distances,
+    whatever the generator; no two of them ask for the same byte, and ValueError is raised for more windows than that
+    allows. Raises TypeError or ValueError for a length below 1, and for a part that has no window.
+    """
+    positive_int("length", length)
+    for part, content in parts._asdict().items():
+        if len(content) <= length:
+            raise ValueError(f"parts: expected more than length = {length} bytes to {part}, got {len(content)}")
+    texts = [torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in parts]
+    return Task(
+        name=name,
+        title=title,
+        vocab_size=VOCAB_SIZE,
+        longest=length,
+        train=partial(_anywhere, texts[0], length),
+        validation=partial(_evenly, texts[1], length),
+        tests={"test": partial(_evenly, texts[2], length)},
+    )
+
+
+def python_sources(limit: int | None = None, length: int = 128, folder: str | os.PathLike[str] | None = None) -> Task:
+    """The task on `python_parts(folder)`, with the first `limit` bytes to train on; validation and test are the same
+    for every limit. Raises what `python_parts`, `Parts.limited` and `language_modelling` raise."""
+    parts = python_parts(folder).limited(limit)
+    return language_modelling(*_names("python-sources", "the Python standard library's sources", limit), parts, length)
+
+
+def shakespeare(limit: int | None = None, length: int = 128, folder: str | os.PathLike[str] | None = None) -> Task:
+    """The task on `shakespeare_parts(folder)`, with the first `limit` bytes to train on. Raises what
+    `shakespeare_parts`, `Parts.limited` and `language_modelling` raise."""
+    parts = shakespeare_parts(folder).limited(limit)
+    return language_modelling(*_names("shakespeare", "plays of Shakespeare", limit), parts, length)
+
+
+def python_parts(folder: str | os.PathLike[str] | None = None) -> Parts:
+    """The Python files in `folder`, by default the running Python's standard library, split by content.
+
+    Files of one content count once. The sha256 of a file says in which part it is, and where in it, so that a file
+    that two versions of Python share is in the same part of both. What is left out is in `LEFT_OUT` and `BUILT`, with
+    the reasons; symbolic links and files that cannot be read are, too. The text is that of one version of Python:
+    `Parts.facts` says of which.
+
+    Raises FileNotFoundError if there is no Python file.
+    """
+    return _python_parts(Path(sysconfig.get_path("stdlib") if folder is None else folder))
+
+
+def shakespeare_parts(folder: str | os.PathLike[str] | None = None) -> Parts:
+    """1,115,394 bytes of plays, the first 90 % to train on and two times 5 % after them; `folder` and what is raised
+    are those of `download.fetch`."""
+    return _shakespeare_parts(fetch(SHAKESPEARE, folder))
+
+
+@cache
+def _python_parts(folder: Path) -> Parts:
+    files = {hashlib.sha256(content).hexdigest(): content for content in map(_content, _sources(folder))}
+    if not any(files.values()):
+        raise FileNotFoundError(
+            f"folder: expected Python files, got {str(folder)!r}, which has none. A Python that is installed without "
+            "its sources needs the folder Lib of its source distribution."
+        )
+    parts: list[list[bytes]] = [[], [], []]
+    for digest, content in sorted(files.items()):
+        place = (100 * int(digest[:8], 16)) >> 32  # 0 to 99
+        parts[(place >= TRAIN) + (place >= TRAIN + VALIDATION)].append(content)
+    return Parts(*map(b"".join, parts))
+
+
+def _sources(folder: Path) -> list[Path]:
+    found = []
+    for place, folders, files in os.walk(folder):  # follows no links
+        folders[:] = [name for name in folders if name not in LEFT_OUT and not name.startswith(BUILT)]
+        found += [Path(place, name) for name in files if name.endswith(".py") and not name.startswith(BUILT)]
+    return found
+
+
+def _content(path: Path) -> bytes:
+    """What a file holds; nothing for what is no file, or cannot be read."""
+    try:
+        return path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+    except OSError:
+        return b""
+
+
+@cache
+def _shakespeare_parts(path: Path) -> Parts:
+    text = path.read_bytes()
+    first, second = (len(text) * share // 100 for share in (TRAIN, TRAIN + VALIDATION))
+    return Parts(text[:first], text[first:second], text[second:])
+
+
+def _names(name: str, title: str, limit: int | None) -> tuple[str, str]:
+    title = f"the next byte of {title}"
+    return (name, title) if limit is None else (f"{name}-{limit}", f"{title}, {limit:,} bytes to train on")
+
+
+def _anywhere(text: Tensor, length: int, count: int, generator: torch.Generator) -> Batch:
+    return _windows(
+        text, length, torch.randint(len(text) - length, (positive_int("count", count),), generator=generator)
+    )
+
+
+def _evenly(text: Tensor, length: int, count: int, _: torch.Generator) -> Batch:
+    most = (len(text) - 1) // length
+    if positive_int("count", count) > most:
+        raise ValueError(f"count: expected at most {most} windows of {length} from {len(text)} bytes, got {count}")
+    # Distances are at least `length`: (count - 1) length <= last, the last place for a window.
+    last = len(text) - 1 - length
+    return _windows(text, length, torch.arange(count) * last // max(count - 1, 1))
+
+
+def _windows(text: Tensor, length: int, starts: Tensor) -> Batch:
+    windows = text.unfold(0, length + 1, 1)[starts].long()  # (B, N + 1)
+    return Batch((windows[:, :-1],), windows[:, 1:])

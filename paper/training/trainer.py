@@ -1,0 +1,225 @@
+"""A training loop that can be killed anywhere, and goes on to the bit where it was."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from ortho._checks import unchecked_values
+from paper.tasks.task import NONE, Batch, Draw
+from paper.training import checkpoints
+from paper.training.recipe import Recipe
+
+__all__ = ["Trainer"]
+
+# Read when cuBLAS is first used: without it two products of the same numbers need not be the same.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+EVERY_S = 20.0  # between checkpoints
+EVERY_STEPS = 100  # likewise, of several processes, which have to agree
+
+
+class Trainer:
+    """Trains `model` in place, by a recipe, on batches of `draw` from `generator`.
+
+    `losses` are those of the steps made so far, in nats an answer. `watch(step)` is called after each of the steps
+    named in `at`, counted from 1, and what it gives, any JSON, is kept in `watched`; `keep_best` names a number of
+    what it gives, and the weights with the lowest one are put back at the end.
+
+    With a `checkpoint` file a run goes on where an earlier one was killed: weights, optimiser, random numbers, losses
+    and what was watched are as they were, and the result is the same to the bit on the same device (on CUDA where its
+    kernels have a deterministic form; PyTorch warns of one that has none). `identity` says what run it is; a checkpoint
+    of another one is not used. The caller removes the file when it has the result.
+
+    Under `torch.distributed` every process draws the same batch and takes its share of the examples; gradients are
+    those of the whole batch. Raises CheckpointError for a damaged checkpoint, ValueError for fewer examples than
+    processes, and FloatingPointError if a loss is no finite number.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        draw: Draw,
+        recipe: Recipe,
+        generator: torch.Generator,
+        *,
+        at: Sequence[int] = (),
+        watch: Callable[[int], Any] | None = None,
+        keep_best: str | None = None,
+        checkpoint: Path | None = None,
+        identity: str = "",
+    ) -> None:
+        self.model, self.draw, self.recipe, self.generator = model, draw, recipe, generator
+        self.at, self.watch, self.keep_best = set(at), watch, keep_best
+        self.checkpoint, self.identity = checkpoint, identity
+        self.device = next(model.parameters()).device
+        self.optimiser = torch.optim.AdamW(_groups(model, recipe.weight_decay), recipe.rate, fused=True)
+        self.step, self.seconds = 0, 0.0
+        self.watched: list[Any] = []
+        self._losses: list[Tensor] = []
+        self._best: dict[str, Tensor] | None = None
+        self.rank, self.ranks = 0, 1
+        if distributed.is_available() and distributed.is_initialized():
+            self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
+        if self.ranks > recipe.B:
+            raise ValueError(f"B: expected at least an example for each of {self.ranks} processes, got {recipe.B}")
+        stored = None if checkpoint is None else checkpoints.load(checkpoint, identity)
+        if stored is not None:
+            self._resume(stored)
+
+    @property
+    def losses(self) -> list[float]:
+        """The loss of each step so far, in nats an answer. Of several processes all have to ask for them."""
+        if not self._losses:
+            return []
+        losses = torch.stack(self._losses)
+        if self.ranks > 1:
+            distributed.all_reduce(losses)
+        return losses.tolist()
+
+    def run(self, until: int | None = None) -> None:
+        """Train up to a step, by default the recipe's last, and leave the model as it is used, without dropout."""
+        until = self.recipe.steps if until is None else min(until, self.recipe.steps)
+        call = self.model if self.ranks == 1 else _parallel(self.model)
+        saved = time.monotonic()
+        with _deterministic(self.device):
+            while self.step < until:
+                self._make_steps(call, until, saved)
+                if self.step in self.at and self.watch is not None:
+                    self._look(self.watch)
+                if self._is_due(saved) or self.step == until < self.recipe.steps:
+                    self._save()
+                    saved = time.monotonic()
+        if self.step == self.recipe.steps and self._best is not None:
+            self.model.load_state_dict(self._best)
+        self.model.eval()
+
+    def _make_steps(self, call: nn.Module, until: int, saved: float) -> None:
+        """Steps up to the next look, the next checkpoint or the last, and their time alone."""
+        self.model.train()
+        began, first = time.monotonic(), self.step
+        while self.step == first or not (self.step in self.at or self.step == until or self._is_due(saved)):
+            # The first step looks at every number that the layers are given; the rest are spared that.
+            with nullcontext() if self.step == 0 else unchecked_values():
+                self._make_step(call)
+        if not torch.stack(self._losses[first:]).isfinite().all():  # which waits for the device
+            raise FloatingPointError(f"steps {first} to {self.step}: expected finite losses, got NaN or infinity")
+        self.seconds += time.monotonic() - began
+
+    def _make_step(self, call: nn.Module) -> None:
+        rate = self.recipe.rate * self.recipe.share_of_rate(self.step)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        batch = self.draw(self.recipe.B, self.generator)
+        total = int(batch.asked.sum())
+        loss = self._loss(call, _part(batch, self.rank, self.ranks).to(self.device), total)
+        self.optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(_trained(self.model), self.recipe.clip)
+        self.optimiser.step()
+        self._losses.append(loss.detach() / self.ranks)
+        self.step += 1
+
+    def _loss(self, call: nn.Module, batch: Batch, total: int) -> Tensor:
+        """This process's part of the mean cross-entropy of the `total` answers asked for, times the processes, over
+        which gradients are averaged."""
+        half = self.recipe.precision == "bfloat16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
+            logits: Tensor = call(*batch.inputs)
+        sums = cross_entropy(
+            logits.flatten(0, -2).float(),
+            batch.answers.flatten(),
+            ignore_index=NONE,
+            reduction="sum",
+            label_smoothing=self.recipe.smoothing,
+        )
+        return sums * (self.ranks / total)
+
+    def _look(self, watch: Callable[[int], Any]) -> None:
+        self.model.eval()
+        self.watched.append(watch(self.step))
+        if self.keep_best is not None:
+            lowest = min(range(len(self.watched)), key=lambda i: self.watched[i][self.keep_best])
+            if lowest == len(self.watched) - 1:
+                self._best = {name: t.detach().clone() for name, t in self.model.state_dict().items()}
+
+    def _is_due(self, saved: float) -> bool:
+        """Whether it is time for a checkpoint."""
+        return self.step % EVERY_STEPS == 0 if self.ranks > 1 else time.monotonic() - saved > EVERY_S
+
+    def _save(self) -> None:
+        if self.checkpoint is None:
+            return
+        losses = self.losses  # of all processes
+        if self.rank == 0:
+            checkpoints.save(self.checkpoint, self._state(losses), self.identity)
+
+    def _state(self, losses: list[float]) -> dict[str, Any]:
+        cuda = self.device.type == "cuda"
+        return {
+            "step": self.step,
+            "seconds": self.seconds,
+            "model": self.model.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "best": self._best,
+            "losses": torch.tensor(losses),
+            "watched": self.watched,
+            "generator": self.generator.get_state(),
+            "dropout": torch.get_rng_state(),
+            "dropout_cuda": torch.cuda.get_rng_state(self.device) if cuda else None,
+        }
+
+    def _resume(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.step, self.seconds, self.watched = state["step"], state["seconds"], state["watched"]
+        self._best = state["best"]
+        losses = state["losses"].to(self.device)
+        self._losses = list((losses if self.rank == 0 else torch.zeros_like(losses)).unbind())
+        self.generator.set_state(state["generator"])
+        torch.set_rng_state(state["dropout"])
+        if state["dropout_cuda"] is not None:
+            torch.cuda.set_rng_state(state["dropout_cuda"], self.device)
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """The trained parameters: matrices, which decay, and others, which do not."""
+    trained = _trained(model)
+    groups = [([p for p in trained if p.dim() > 1], weight_decay), ([p for p in trained if p.dim() < 2], 0.0)]
+    return [{"params": params, "weight_decay": decay} for params, decay in groups if params]
+
+
+def _part(batch: Batch, rank: int, ranks: int) -> Batch:
+    """The examples of a batch that are this process's."""
+    return Batch(tuple(x[rank::ranks] for x in batch.inputs), batch.answers[rank::ranks]) if ranks > 1 else batch
+
+
+def _parallel(model: nn.Module) -> nn.Module:
+    device = next(model.parameters()).device
+    devices = [device] if device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=devices, broadcast_buffers=False)
+
+
+@contextmanager
+def _deterministic(device: torch.device) -> Iterator[None]:
+    """On CUDA, kernels that give the same bits every time."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])

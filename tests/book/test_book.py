@@ -1,0 +1,57 @@
+"""The book holds what the folders hold, and the automated checks call what the README promises."""
+
+import re
+from pathlib import Path
+
+import yaml
+
+from tools import notebooks
+
+ROOT = Path(__file__).parents[2]
+TOC = yaml.safe_load((ROOT / "_toc.yml").read_text())
+CONFIG = yaml.safe_load((ROOT / "_config.yml").read_text())
+PAGES = [TOC["root"], *(chapter["file"] for part in TOC["parts"] for chapter in part["chapters"])]
+
+
+def test_each_notebook_has_its_place_and_each_page_its_file():
+    listed = {page for page in PAGES if (ROOT / f"{page}.ipynb").exists()}
+    assert listed == {notebooks.title(path).removesuffix(".ipynb") for path in notebooks.every_notebook()}
+    assert [page for page in PAGES if page not in listed and not (ROOT / f"{page}.md").exists()] == []
+    assert len(set(PAGES)) == len(PAGES)
+
+
+def test_chapters_are_read_in_the_order_of_their_names():
+    chapters = [page for page in PAGES if page.startswith("notebooks/")]
+    assert chapters == sorted(chapters)
+
+
+def test_guides_stand_between_the_chapters_and_the_package():
+    parts = {part["caption"]: [chapter["file"] for chapter in part["chapters"]] for part in TOC["parts"]}
+    captions, numbered = list(parts), [part["caption"] for part in TOC["parts"] if part.get("numbered")]
+    place = captions.index("Guides")
+    assert captions[:place] == numbered and captions[place + 1] == "The package"
+    found = {path.relative_to(ROOT).with_suffix("").as_posix() for path in (ROOT / "book" / "guides").glob("*.ipynb")}
+    assert set(parts["Guides"]) == found
+    assert {f"{page}.ipynb" for page in found} <= set(map(notebooks.title, notebooks.every_notebook()))
+
+
+def test_the_build_shows_stored_outputs_and_serves_its_own_mathjax():
+    assert CONFIG["execute"]["execute_notebooks"] == "off"
+    folder = ROOT / CONFIG["sphinx"]["config"]["html_static_path"][0]
+    assert (folder / CONFIG["sphinx"]["config"]["mathjax_path"]).exists()
+    assert "Apache License" in (folder / "tex-svg-full.LICENSE.txt").read_text()
+
+
+def test_the_check_of_a_change_begins_with_the_test_command_of_the_readme():
+    commands = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line.startswith("make ")]
+    assert commands == ["make test", "make lint", "make html", "make browser"]
+    assert "make test" in (ROOT / "README.md").read_text()
+
+
+def test_the_workflow_builds_the_pages_once_for_every_change():
+    """`make pdf` builds them as well."""
+    steps = yaml.safe_load((ROOT / ".github" / "workflows" / "book.yml").read_text())["jobs"]["build"]["steps"]
+    when = {target: step["if"] for step in steps for target in re.findall(r"make (\w+)", step.get("run", ""))}
+    tagged = "startsWith(github.ref, 'refs/tags/v')"
+    assert when == {"html": f"${{{{ !{tagged} }}}}", "pdf": tagged}
+    assert re.search(r"^pdf: html\b", (ROOT / "Makefile").read_text(), re.MULTILINE)

@@ -1,0 +1,145 @@
+"""The README says what the landing page says, its code runs, and the pages name only what exists."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ortho.__main__ import main as ortho
+from paper.__main__ import main as paper
+from tools import readme
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "CONTRIBUTING.md")
+LANDING = (ROOT / readme.PAGE).read_text(encoding="utf-8")
+STATUS = ("book/status.ipynb", "book/artifact.ipynb")
+GUIDES = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "book" / "guides").glob("*.ipynb"))]
+
+
+def read(name):
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A tree with the README, and the landing page and picture that it follows."""
+    for name in (readme.README, readme.PAGE, readme.PICTURE):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def test_picture_and_findings_are_current(capsys):
+    assert readme.main(["--check"]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [readme.README, readme.PICTURE])
+def test_a_change_is_noticed_and_mended(copy, name, capsys):
+    page = copy / name
+    before = page.read_text(encoding="utf-8")
+    altered = before.replace("bound", "guess").replace("<svg", "<svg ")
+    page.write_text(altered, encoding="utf-8")
+    assert readme.main(["--check"], copy) == 1
+    assert f"{name} is not what {readme.PAGE} says" in capsys.readouterr().err
+    assert page.read_text(encoding="utf-8") == altered, "a check writes nothing"
+    assert readme.main([], copy) == 0
+    assert page.read_text(encoding="utf-8") == before
+
+
+def test_what_is_missing_is_named(copy, capsys):
+    (copy / readme.README).write_text("# No markers\n", encoding="utf-8")
+    assert readme.main([], copy) == 1
+    assert "README.md: expected the lines" in capsys.readouterr().err
+    page = copy / readme.PAGE
+    page.write_text(page.read_text(encoding="utf-8").replace('"findings"', '"others"'), encoding="utf-8")
+    assert readme.main([], copy) == 1
+    assert "expected a cell 'findings'" in capsys.readouterr().err
+
+
+def test_a_picture_without_words_and_a_file_that_is_not_there_are_named(copy, capsys):
+    page = copy / readme.PAGE
+    page.write_text(page.read_text(encoding="utf-8").replace('"mystnb"', '"other"'), encoding="utf-8")
+    assert readme.main([], copy) == 1
+    assert f"{readme.PAGE}: expected mystnb.image.alt" in capsys.readouterr().err
+    shutil.copy(ROOT / readme.PAGE, page)
+    for name in (readme.README, readme.PAGE):
+        (copy / name).unlink()
+        assert readme.main([], copy) == 1
+        assert f"{name}: expected a file that can be read (No such file" in capsys.readouterr().err
+
+
+def test_links_are_made_relative_to_the_readme():
+    text = "[a](../notebooks/01-a.ipynb), [b](ledger.ipynb), [c](https://example.org/d), [e](#f)"
+    assert (
+        readme.moved(text) == "[a](notebooks/01-a.ipynb), [b](book/ledger.ipynb), [c](https://example.org/d), [e](#f)"
+    )
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_relative_links_lead_somewhere(page):
+    links = re.findall(r"\]\(((?![a-z]+:|#)[^)#]+)", read(page))
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+@pytest.mark.parametrize("code", re.findall(r"^```python\n(.*?)^```", read("README.md"), re.MULTILINE | re.DOTALL))
+def test_the_readmes_code_runs(code, capsys):
+    exec(compile(code, "README.md", "exec"), {})
+    assert capsys.readouterr().out
+
+
+def modules(package):
+    paths = (ROOT / package).iterdir()
+    return {path.stem for path in paths if path.suffix in ("", ".py") and path.stem[0] != "_"}
+
+
+def test_the_readme_and_the_order_of_imports_name_every_module():
+    order = read("CONTRIBUTING.md").partition("Imports point one way:")[2].partition("\n\n")[0]
+    for package in ("ortho", "paper"):
+        row = next(line for line in read("README.md").splitlines() if line.startswith(f"| `{package}/` |"))
+        assert set(re.findall(r"`(\w+)`", row)) == modules(package)
+        assert modules(package) <= set(re.findall(r"`(\w+)`", order))
+
+
+def targets(text):
+    """Of make, named at the start of a line or of code."""
+    return set(re.findall(r"(?:^ *\"?|`)make (?:[A-Z]+=\S+ )*([a-z]+)", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", [*PAGES, readme.PAGE])
+def test_pages_name_the_commands_that_make_and_test_the_book(name):
+    assert {"test", "html"} & targets(read(name))
+
+
+def options(text, command):
+    """All of the lines that name a command, such as `paper claims`."""
+    lines = [line for line in text.splitlines() if f"python -m {command}" in line]
+    return {option for line in lines for option in re.findall(r"--[a-z]+", line)}
+
+
+def test_all_options_of_a_commands_lines_are_looked_at():
+    text = "with `--jobs` run `python -m ortho a --list` or --show\npython -m ortho b --json\n--budget"
+    assert options(text, "ortho a") == {"--jobs", "--list", "--show"}
+    assert options(text, "ortho b") == {"--json"}
+
+
+@pytest.mark.parametrize("name", [*PAGES, readme.PAGE, *STATUS, *GUIDES])
+def test_commands_exist(name, capsys):
+    """Targets of make, and the commands and options of the two packages."""
+    text = read(name)
+    assert targets(text) <= set(re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE))
+    for package, command in set(re.findall(r"python -m (ortho|paper) ([a-z]+)", text)):
+        with pytest.raises(SystemExit) as stopped:
+            {"ortho": ortho, "paper": paper}[package]([command, "--help"])
+        assert stopped.value.code == 0
+        offered = re.findall(r"--[a-z]+", capsys.readouterr().out)
+        assert options(text, f"{package} {command}") <= set(offered)
+
+
+def test_the_landing_page_leads_to_every_chapter():
+    toc = yaml.safe_load(read("_toc.yml"))
+    chapters = [chapter["file"] for part in toc["parts"] for chapter in part["chapters"] if part.get("numbered")]
+    assert chapters
+    assert [chapter for chapter in chapters if f"(../{chapter}.ipynb)" not in LANDING] == []

@@ -1,0 +1,61 @@
+"""The stored verdicts: those of the evidence, and refused if they are damaged."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from paper.claims import LedgerError, judge, stored
+from paper.experiments import EXPERIMENTS
+from tools.notebooks import ROOT, VERDICTS, environment
+
+WRITE = "import sys; from pathlib import Path; from tools.verdicts import main; main(Path(sys.argv[1]))"
+
+
+def test_the_stored_verdicts_are_those_of_the_evidence(tmp_path):
+    """In a process of its own: a record that was read before is not read again, and would not be named."""
+    path = tmp_path / "verdicts.json"
+    subprocess.run([sys.executable, "-c", WRITE, str(path)], cwd=ROOT, env=environment(VERDICTS), check=True)
+    assert json.loads(path.read_text(encoding="utf-8")) == json.loads(VERDICTS.read_text(encoding="utf-8"))
+    assert path.read_bytes() == VERDICTS.read_bytes()
+
+
+def test_stored_verdicts_are_read_with_the_records_of_their_evidence():
+    found = stored(VERDICTS)
+    assert found["S0.1.2b"] == (judge("S0.1.2b"), ())
+    read = {name for _, records in found.values() for name in records}
+    assert "training-step" in read
+    assert read <= EXPERIMENTS.keys()
+
+
+OTHER_CLAIMS, DAMAGED = "expected the claims of the catalogue, ", "expected the verdicts that .* writes: "
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda rows: rows.pop("S0.1.1a"), OTHER_CLAIMS + r"got \['S0.1.1a'\] "),
+        (lambda rows: rows.update({"S9.1a": {}}), OTHER_CLAIMS + r"got \['S9.1a'\] "),
+        (lambda rows: rows["S0.1.1a"].pop("verdict"), DAMAGED + ".*'verdict'"),
+        (lambda rows: rows["S0.1.1a"].pop("records"), DAMAGED + ".*'records'"),
+        (lambda rows: rows["S0.1.1a"].update(more="1"), DAMAGED + ".*'more'"),
+        (lambda rows: rows.update({"S0.1.1a": None}), DAMAGED),
+    ],
+)
+def test_damaged_verdicts_are_refused(tmp_path, change, said):
+    rows = json.loads(VERDICTS.read_text(encoding="utf-8"))
+    change(rows)
+    path = tmp_path / "verdicts.json"
+    path.write_text(json.dumps(rows), encoding="utf-8")
+    with pytest.raises(LedgerError, match=f"verdicts.json: {said}"):
+        stored(path)
+
+
+@pytest.mark.parametrize("text", [None, "[]", "{", "3"])
+def test_files_without_verdicts_are_refused(tmp_path, text):
+    path = tmp_path / "verdicts.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(LedgerError, match=f"verdicts.json: {DAMAGED}"):
+        stored(path)

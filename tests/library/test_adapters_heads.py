@@ -1,0 +1,226 @@
+"""Heads of several kinds in torch's own layers: each against its mechanism, masks, gradients, the way back."""
+
+import copy
+
+import pytest
+import torch
+from layers_by_kinds import KINDS, SOFTMAX, TOLERANCE, D, H, N, encoder, future, make, tokens
+from torch import nn
+
+from ortho import MECHANISMS, to_standard
+from ortho.adapters import (
+    AdaptedAttention,
+    attention_layers,
+    freeze_qk,
+    heads_record,
+    restore,
+    set_heads,
+    standard_heads,
+    unfreeze_qk,
+)
+from ortho.attention.softmax.softmax_attention import softmax_attention_reference
+from ortho.attention.sparse.pattern import pattern_attention_reference
+from ortho.attention.sparse.window import Window
+from ortho.attention.untrained.positional_attention import PATTERNS, positional_attention_reference
+
+
+def by_kinds(layer, x, is_causal, there=None):
+    """The layer's outputs by the definitions of the mechanisms, a head at a time."""
+    q, k, v = (
+        y.unflatten(-1, (H, -1)).transpose(1, 2) for y in (x @ layer.in_proj_weight.T + layer.in_proj_bias).chunk(3, -1)
+    )
+    mask = None if there is None else there[:, None, :]
+    heads = []
+    for h, kind in enumerate(KINDS):
+        own, kwargs = (q[:, h], k[:, h], v[:, h]), {"is_causal": is_causal, "attn_mask": mask}
+        if kind in PATTERNS:
+            per_head = mask if mask is None else mask[:, None]
+            o = positional_attention_reference(v[:, h : h + 1], [kind], is_causal=is_causal, attn_mask=per_head)[:, 0]
+        elif isinstance(kind, Window):
+            o = pattern_attention_reference(*own, pattern=kind, **kwargs)
+        elif kind == "linear":
+            o = MECHANISMS["linear"].reference(*own, **kwargs)
+        else:
+            o = softmax_attention_reference(*own, **kwargs)
+        heads.append(o)
+    return layer.out_proj(torch.cat(heads, -1))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_each_head_is_its_kind(is_causal, padded):
+    layer = make()
+    plain = copy.deepcopy(layer)
+    assert set_heads(layer, KINDS) is layer
+    x, there = tokens(), torch.ones(3, N, dtype=torch.bool)
+    if padded:
+        there[1, 4:], there[2, :2] = False, False
+    for hidden in (future(), torch.zeros(N, N).masked_fill(future(), -torch.inf).double()):  # torch knows both
+        masks = {"attn_mask": hidden, "is_causal": True} if is_causal else {}
+        if padded:
+            padding = ~there
+            masks["key_padding_mask"] = padding if hidden.dtype == torch.bool else padding.double() * -1e300 * 1e300
+            if hidden.dtype != torch.bool:
+                masks["key_padding_mask"] = torch.zeros(3, N).double().masked_fill(padding, -torch.inf)
+        got, weights = layer(x, x, x, need_weights=False, **masks)
+        assert weights is None
+        want = by_kinds(plain, x, is_causal, there if padded else None)
+        torch.testing.assert_close(got[there], want[there], **TOLERANCE)
+
+
+def test_only_what_a_head_needs():
+    """Positional heads have no rows of queries and keys; what they were given up for is not computed."""
+    layer = make()
+    set_heads(layer, ["current", "next", "learned", *["previous"] * 3])
+    assert layer.in_proj.out_features == 2 + 2 + D
+    set_heads(layer, ["previous"] * H)
+    assert layer.in_proj.out_features == D
+    x = tokens()
+    want = layer.out_proj(layer.in_proj(x).roll(1, 1).index_fill(1, torch.tensor([0]), 0))
+    torch.testing.assert_close(layer(x, x, x, need_weights=False)[0], want, **TOLERANCE)
+
+
+def test_layouts():
+    """Batch first or not, no batch, and attention to another sequence where heads can have it."""
+    layer = set_heads(make(), KINDS)
+    other = set_heads(make(batch_first=False), KINDS)
+    x = tokens()
+    want = layer(x, x, x, need_weights=False)[0]
+    y = x.transpose(0, 1)
+    torch.testing.assert_close(other(y, y, y, need_weights=False)[0].transpose(0, 1), want, **TOLERANCE)
+    torch.testing.assert_close(layer(*[x[1]] * 3, need_weights=False)[0], want[1], **TOLERANCE)
+    plain = make()
+    crossed = set_heads(copy.deepcopy(plain), SOFTMAX)
+    context = tokens(seed=2)[:, :4]
+    wanted = plain(x, context, context)[0]
+    torch.testing.assert_close(crossed(x, context, context, need_weights=False)[0], wanted, **TOLERANCE)
+    for keys in (context, tokens(seed=2)):  # as many as queries, or not
+        for kinds in ([Window(2)] * H, ["previous"] * H):
+            with pytest.raises(ValueError, match="key: expected the same sequence as of the queries"):
+                set_heads(make(), kinds)(x, keys, keys, need_weights=False)
+    causal = {"need_weights": False, "attn_mask": future(), "is_causal": True}
+    with pytest.raises(ValueError, match="queries: expected 1, or as many as keys of the same sequence"):
+        set_heads(make(), ["linear"] * H)(x, tokens(seed=2), tokens(seed=2), **causal)
+
+
+def test_masks_of_each_head():
+    """(B H, N, N): of softmax heads any mask."""
+    plain = make()
+    layer = set_heads(copy.deepcopy(plain), SOFTMAX)
+    x, mask = tokens(), torch.rand(3 * H, N, N, generator=torch.Generator().manual_seed(4)) < 0.3
+    mask[:, :, 0] = False
+    want = plain(x, x, x, attn_mask=mask)[0]
+    torch.testing.assert_close(layer(x, x, x, attn_mask=mask, need_weights=False)[0], want, **TOLERANCE)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layers", [[0, 1, 2], [1]])
+def test_in_an_encoder(layers):
+    """In training and in inference, where torch's fast path would read the weights past the kinds of heads; padding is
+    as good as cut out."""
+    model = encoder()
+    set_heads(model, KINDS, layers=layers)
+    x, padding = tokens(), torch.zeros(3, N, dtype=torch.bool)
+    padding[1, 4:] = True
+    for masks in ({"mask": future(), "is_causal": True}, {}):
+        want = model.train()(x, src_key_padding_mask=padding, **masks)
+        with torch.no_grad():
+            got = model.eval()(x, src_key_padding_mask=padding, **masks)
+        torch.testing.assert_close(got[~padding], want[~padding], **TOLERANCE)
+        short = {"mask": future()[:4, :4], "is_causal": True} if masks else {}
+        torch.testing.assert_close(got[1:2, :4], model(x[1:2, :4], **short), **TOLERANCE)
+
+
+@pytest.mark.nightly
+@pytest.mark.unchecked
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of torch's own code
+def test_compiles():
+    """In one graph, forward and backward."""
+    x = tokens()
+    for layer in (freeze_qk(make(), heads=[1], stop_gradient=True), set_heads(make(), KINDS)):
+        compiled = torch.compile(layer, backend="eager", fullgraph=True)
+        grads = []
+        for call in (layer, compiled):
+            y = x.clone().requires_grad_()
+            call(y, y, y, need_weights=False, attn_mask=future(), is_causal=True)[0].square().sum().backward()
+            grads.append(y.grad)
+        torch.testing.assert_close(*grads, **TOLERANCE)
+    with pytest.raises(RuntimeError, match="attention_mask: expected a mask of keys"):
+        compiled(x, x, x, need_weights=False, attn_mask=future().T, is_causal=True)
+
+
+def test_gradients():
+    """Stopped heads have none, learned ones that of softmax attention; AdamW leaves frozen heads as they are."""
+    model = make()
+    plain = copy.deepcopy(model)
+    freeze_qk(model, heads=[1, 3, 5], draw=None, stop_gradient=True)
+    set_heads(model, SOFTMAX)
+    inputs = [tokens().requires_grad_() for _ in range(2)]
+    model(*[inputs[0]] * 3, need_weights=False)[0].square().sum().backward()
+    q, k, v = (
+        y.unflatten(-1, (H, -1)).transpose(1, 2)
+        for y in (inputs[1] @ plain.in_proj_weight.T + plain.in_proj_bias).chunk(3, -1)
+    )
+    q, k = (torch.stack([y[:, h] if h % 2 == 0 else y[:, h].detach() for h in range(H)], 1) for y in (q, k))
+    plain.out_proj(softmax_attention_reference(q, k, v).transpose(1, 2).flatten(2)).square().sum().backward()
+    torch.testing.assert_close(inputs[0].grad, inputs[1].grad, **TOLERANCE)
+    trained = ~model.in_proj.frozen
+    grads = torch.cat([p.grad for name, p in model.in_proj.named_parameters() if "weight" in name])
+    torch.testing.assert_close(grads, plain.in_proj_weight.grad[trained], **TOLERANCE)
+    before = model.in_proj_weight if model.in_proj_weight is not None else model.in_proj.weight.detach().clone()
+    torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1).step()
+    assert torch.equal((model.in_proj.weight == before).all(1), model.in_proj.frozen)
+
+
+def test_the_way_back():
+    """Where there is one, to the layer as it was; frozen heads stay frozen until they are unfrozen."""
+    model, x = encoder(), tokens()
+    state = copy.deepcopy(model.state_dict())
+    want = model(x)
+    set_heads(model, SOFTMAX)
+    assert not model.use_nested_tensor
+    torch.testing.assert_close(model(x), want, **TOLERANCE)
+    assert standard_heads(model) is model
+    assert model.use_nested_tensor
+    assert [type(layer.module) for layer in attention_layers(model)] == [nn.MultiheadAttention] * 3
+    assert list(state) == list(model.state_dict())
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    freeze_qk(model, heads=[1], draw=None)
+    set_heads(model, SOFTMAX, layers=[1])
+    unfreeze_qk(model)
+    assert [type(layer.module) for layer in attention_layers(model)].count(AdaptedAttention) == 1
+    freeze_qk(model, heads=[1], draw=None)
+    standard_heads(model)
+    assert all(isinstance(layer.module, AdaptedAttention) for layer in attention_layers(model))
+    set_heads(model, SOFTMAX, layers=[1])
+    standard = to_standard(model)
+    standard.load_state_dict(state)
+    torch.testing.assert_close(standard(x), want, **TOLERANCE)
+    set_heads(model, KINDS, layers=[2])
+    for convert in (standard_heads, to_standard):
+        with pytest.raises(
+            ValueError, match="got Shift.* at head 1 of layers.2.self_attn, which no standard layer has"
+        ):
+            convert(model)
+    assert attention_layers(model)[1].module.kinds is not None  # as it was
+
+
+def test_again_and_state_dict(tmp_path):
+    """Kinds may be changed while queries and keys last; freezing comes before or after."""
+    layer = set_heads(make(), KINDS)
+    freeze_qk(layer, heads=[4], stop_gradient=True)
+    frozen = layer.in_proj.frozen[: 2 * 2 * len(layer.asking())].view(2, -1)
+    assert frozen.nonzero().tolist() == [[0, 6], [0, 7], [1, 6], [1, 7]]  # the fourth of the heads that ask
+    torch.save(layer.state_dict(), tmp_path / "weights.pt")
+    other = restore(make(seed=3), heads_record(layer))
+    assert other.kinds == layer.kinds
+    other.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
+    x = tokens()
+    assert torch.equal(other(x, x, x, need_weights=False)[0], layer(x, x, x, need_weights=False)[0])
+    set_heads(layer, [*KINDS[:3], "next", *KINDS[4:]])
+    before = copy.deepcopy(layer.state_dict())
+    with pytest.raises(ValueError, match="kinds: expected positional ones of heads that have lost .*, got 'linear'"):
+        set_heads(layer, KINDS)
+    with pytest.raises(ValueError, match="heads: expected a part of .0, 2, 4., got 1"):
+        freeze_qk(layer, heads=[1])
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())

@@ -1,0 +1,168 @@
+"""The error of attention weights from random features: by hand, by kind and number of features, and as foretold."""
+
+from math import log2, sqrt
+
+import pytest
+import torch
+
+from ortho.attention.linear.feature_draws import iid_features, orthogonal_features
+from ortho.theory import approximation as approx
+from ortho.theory.approximation import FEATURES, attention_errors, choose_m, crossing, drawn_errors, uniform_error
+from ortho.theory.estimates import SIGMAS, estimate
+from ortho.theory.fitted_features import sample_data
+
+F64 = torch.float64
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def test_by_hand():
+    """Rows (3, 1) and (1, 1) against (1/2, 1/2) and (1, 0): 1/4 + 1/4, and 1/2 + 1/2."""
+    found = approx.weights(torch.tensor([[3.0, 1.0], [1.0, 1.0]]))
+    assert torch.equal(found, torch.tensor([[0.75, 0.25], [0.5, 0.5]]))
+    exact = torch.tensor([[0.5, 0.5], [1.0, 0.0]])
+    assert approx.row_errors(found, exact).tolist() == [0.5, 1.0]
+    assert approx.row_errors(torch.eye(2).flip(0), torch.eye(2)).tolist() == [approx.MOST] * 2
+
+
+@pytest.mark.parametrize("kind", FEATURES)
+def test_kernels_are_unbiased(kind):
+    """Over 1500 draws each entry is a mean with a standard error; of 12 entries none is too far off."""
+    x, y = sample_data("scaled", 4, 3, 0.3, generator=generator())
+    y = y[:3]
+    g = generator(1)
+    drawn = [
+        approx.kernel_estimates(kind, x, y, orthogonal_features(6, 3, generator=g, dtype=F64)) for _ in range(1500)
+    ]
+    entries = torch.stack(drawn).flatten(1).unbind(-1)
+    for found, exact in zip(entries, torch.exp(x @ y.mT).flatten(), strict=True):
+        assert abs(estimate(found).deviation(float(exact))) < SIGMAS
+
+
+@pytest.mark.parametrize("kind", FEATURES)
+def test_errors_of_draws(kind):
+    """The numbers are those of one draw made here; the data are the same for all kinds; the mean caps each row."""
+    K, m = 8, 16
+    rows = m // 2 if kind in ("trigonometric", "hyperbolic") else m
+    g = generator(6)
+    x, y = sample_data("isotropic", 20, K, 1.0, generator=g)
+    omega = iid_features(rows, K, generator=g, dtype=F64)
+    expected = approx.row_errors(
+        approx.weights(approx.kernel_estimates(kind, x, y, omega)), torch.softmax(x @ y.mT, -1)
+    )
+    found = drawn_errors(kind, "iid", m, K, 1.0, tokens=20, draws=3, seed=5)
+    assert found.shape == (3, 20)
+    assert torch.equal(found[1], expected)
+    mean = attention_errors(kind, "iid", m, K, 1.0, tokens=20, draws=3, seed=5)
+    assert mean == estimate(found.clamp(max=2).mean(-1))
+    assert (float(found.max()) > 2) == (kind == "trigonometric")
+
+
+def test_error_falls_like_the_root():
+    """From m = 256 to 4096 at scores so small that both are in that regime: a quarter, within the errors."""
+    for kind in ("trigonometric", "positive", "gerf"):
+        few, many = (attention_errors(kind, "iid", m, 8, 0.125, tokens=64) for m in (256, 4096))
+        spread = few.value / 4 * sqrt((few.standard_error / few.value) ** 2 + (many.standard_error / many.value) ** 2)
+        assert abs(many.value - few.value / 4) < SIGMAS * spread
+
+
+def test_orthogonal_rows_help_where_the_theory_says():
+    """At an |x + y|^2 of about 2 they take a third of the error of hyperbolic features away, at 16 next to nothing."""
+    small = [attention_errors("hyperbolic", draw, 256, 64, 0.125) for draw in ("iid", "orthogonal")]
+    assert small[1].value < 0.75 * small[0].value
+    large = [attention_errors("positive", draw, 256, 64, 1.0) for draw in ("iid", "orthogonal")]
+    assert large[1].value == pytest.approx(large[0].value, rel=0.1)
+
+
+@pytest.mark.parametrize("spread", [0.125, 0.5, 1.0])
+def test_uniform(spread):
+    """The closed form is for infinitely many keys and one row's variance: K = 256 and 512 keys are within 2 %."""
+    found = approx.uniform_errors(256, spread, tokens=512, draws=4)
+    assert found.value == pytest.approx(uniform_error(spread), rel=0.02)
+    x, y = sample_data("isotropic", 512, 256, spread, generator=generator(0))
+    exact = torch.softmax(x @ y.mT, -1)
+    first = float((exact - 1 / 512).abs().sum(-1).mean())
+    assert abs(found.value - first) < 6 * found.standard_error  # of 4 draws it is one
+
+
+def test_typical_square():
+    """The mean of |x + y|^2 over pairs weighted by attention, over 8 draws of many tokens. With N keys the weights are
+    off by some e^(variance of the scores) / N, far below 1 %."""
+    K, spread = 16, 0.5
+    found = []
+    for seed in range(8):
+        x, y = sample_data("isotropic", 800, K, spread, generator=generator(seed))
+        squares = (x[:, None] + y).square().sum(-1)
+        found.append((torch.softmax(x @ y.mT, -1) * squares).sum(-1).mean())
+    mean = estimate(torch.stack(found))
+    assert abs(mean.value - approx.typical_square(K, spread)) < SIGMAS * mean.standard_error + 0.01 * mean.value
+    assert abs(mean.deviation(2 * spread * sqrt(K))) > 2 * SIGMAS  # the plain mean
+
+
+def test_crossing():
+    """Between the powers of two on whose sides the errors lie; sooner where the closed forms say that it is sooner."""
+    found = {kind: crossing(kind, "orthogonal", 16, 0.25) for kind in ("positive", "hyperbolic", "gerf")}
+    for kind, where in found.items():
+        low, high = 2 ** int(where.value - 3), 2 ** int(where.value + 4)
+        level = approx.uniform_errors(16, 0.25).value
+        assert attention_errors(kind, "orthogonal", low, 16, 0.25).value > level
+        assert attention_errors(kind, "orthogonal", high, 16, 0.25).value < level
+        assert 0 < where.standard_error < 0.5
+    assert found["hyperbolic"].value < found["positive"].value
+    assert found["gerf"].value < found["positive"].value
+
+
+def test_crossing_is_interpolated(monkeypatch):
+    """Errors 8 / m against a level of 1/3 cross at m = 24; against 3 with the first m; against 1e-6 never."""
+
+    def errors(kind, draw, m, K, spread, *, tokens, draws, seed):
+        return torch.full((draws, tokens), 8.0 / m, dtype=F64)
+
+    for level, expected in ((1 / 3, log2(24)), (3.0, 2.0), (1e-6, None)):
+        monkeypatch.setattr(approx, "drawn_errors", errors)
+        monkeypatch.setattr(approx, "_uniform", lambda *_, level=level: torch.full((3,), level, dtype=F64))
+        where = crossing("positive", "iid", 4, 1.0, draws=3)
+        assert where == (None if expected is None else pytest.approx((expected, 0), abs=1e-9))
+
+
+@pytest.mark.parametrize("kind", ["positive", "hyperbolic", "gerf"])
+def test_choice_is_sufficient(kind):
+    """The measured error is no larger than asked for, and not below a fifth of it, over all settings of a grid."""
+    for K in (8, 64):
+        for spread in (0.125, 0.25, 0.5, 1.0):
+            for error in (0.1, 0.4):
+                m = choose_m(error, K, spread, kind=kind)
+                if m > 8192:
+                    continue
+                for draw in ("iid", "orthogonal"):
+                    found = attention_errors(kind, draw, m, K, spread, draws=4)
+                    assert error / 5 < found.value < error, (kind, K, spread, error, m, draw)
+
+
+def test_choice_by_hand():
+    """K = 4, spread 1: tau = 1/2, |x + y|^2 = 2 (9/4 + 1) = 6.5, and (e^6.5 - 1) / 0.25."""
+    assert approx.typical_square(4, 1.0) == 6.5
+    assert choose_m(0.5, 4, 1.0) == 2657
+    assert choose_m(0.5, 4, 1.0, kind="hyperbolic") == 2 * 1327  # (cosh 6.5 - 1) / 0.25 rows
+    assert choose_m(0.5, 4, 1.0, kind="gerf") < 200
+    assert choose_m(0.25, 4, 1.0) == pytest.approx(4 * 2657, abs=4)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: attention_errors("cos", "iid", 4, 4, 1.0), "kind: expected one of 'trigonometric'.*got 'cos'"),
+        (lambda: attention_errors("gerf", "qr", 4, 4, 1.0), "draw: expected one of 'iid'.*got 'qr'"),
+        (lambda: attention_errors("hyperbolic", "iid", 5, 4, 1.0), "m: expected an even number of hyperbolic.*got 5"),
+        (lambda: attention_errors("gerf", "iid", 4, 4, 1.0, draws=1), "count of at least 2"),
+        (lambda: choose_m(0.0, 4, 1.0), "error: expected a positive number, got 0.0"),
+        (lambda: choose_m(0.1, 4, -1.0), "spread: expected a positive number, got -1.0"),
+        (lambda: choose_m(0.1, 4, 1.0, kind="trigonometric"), "kind: expected one of 'positive'.*got 'trigonometric'"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,165 @@
+"""The two orders of a product of three matrices: equal over the rationals, within the derived bound in floats."""
+
+from fractions import Fraction
+
+import pytest
+import sympy
+import torch
+
+from ortho.attention import MECHANISMS
+from ortho.attention.linear.linear_attention import EluPlusOne
+from ortho.cost.counting import count_forward
+from ortho.theory.associativity import (
+    by_chunks,
+    by_states,
+    by_sums,
+    divided,
+    flops,
+    left_first,
+    product,
+    rational,
+    reorder,
+    right_first,
+    rounding_bound,
+    transpose,
+    with_ones,
+)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def fractions(*shapes, seed=0):
+    g = generator(seed)
+    return [rational(*shape, generator=g) for shape in shapes]
+
+
+def dense(matrix):
+    return torch.tensor([[float(entry) for entry in row] for row in matrix], dtype=torch.float64)
+
+
+def normal(*shapes, seed=0, dtype=torch.float64):
+    g = generator(seed)
+    return [torch.randn(shape, generator=g, dtype=torch.float64).to(dtype) for shape in shapes]
+
+
+# -------------------------------------------------------------------------------------------------------------- exactly
+
+
+@pytest.mark.parametrize(("N", "K", "M", "V"), [(1, 1, 1, 1), (7, 3, 7, 3), (5, 2, 9, 4), (3, 8, 2, 6)])
+def test_the_orders_are_equal_over_the_rationals(N, K, M, V):
+    a, b, c = fractions((N, K), (K, M), (M, V))
+    one, other = left_first(a, b, c), right_first(a, b, c)
+    assert one == other
+    assert all(isinstance(entry, Fraction) for row in one for entry in row)
+    a, b, c, one = map(dense, (a, b, c, one))
+    # One order, half the bound; and four fractions became floats, u each: at most that much again, as K + M >= 2.
+    assert ((a @ (b @ c) - one).abs() <= 1.5 * rounding_bound(a, b, c)).all()
+
+
+def test_the_orders_are_equal_for_symbols():
+    a, b, c, d, e, f = sympy.symbols("a:f")
+    column, row, other = ((a,), (b,)), ((c, d),), ((e,), (f,))
+    inner, outer = right_first(column, row, other), left_first(column, row, other)
+    assert product(row, other) == ((c * e + d * f,),)
+    assert product(column, row) == ((a * c, a * d), (b * c, b * d))
+    for (x,), (y,) in zip(inner, outer, strict=True):
+        assert x != y  # as they are written
+        assert sympy.expand(x - y) == 0
+
+
+def test_order_of_the_factors_matters():
+    """What is associative need not commute: the test above could tell."""
+    a, b, c = fractions((3, 3), (3, 3), (3, 3))
+    assert left_first(a, b, c) != left_first(b, a, c)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 10])
+def test_causal_forms_are_equal_over_the_rationals(chunk):
+    q, k, v = fractions((7, 3), (7, 3), (7, 2))
+    expected = by_sums(q, k, v)
+    assert by_chunks(q, k, v, chunk) == by_states(q, k, v) == expected
+    weights = product(q, transpose(k))
+    masked = tuple(tuple(w if j <= t else 0 for j, w in enumerate(row)) for t, row in enumerate(weights))
+    assert product(masked, v) == expected
+
+
+def test_a_division_by_row_sums():
+    """On whole numbers, where elu(x) + 1 is x + 1, the package's two forms give the fractions as well."""
+    g = generator(3)
+    q, k = (tuple(map(tuple, torch.randint(0, 4, (6, 3), generator=g).tolist())) for _ in "qk")
+    (v,) = fractions((6, 2))
+    plus = [tuple(tuple(x + 1 for x in row) for row in matrix) for matrix in (q, k)]
+    for causal in (False, True):
+        whole = by_states(*plus, with_ones(v)) if causal else right_first(plus[0], transpose(plus[1]), with_ones(v))
+        expected, operands = dense(divided(whole)), [dense(x) for x in (q, k, v)]
+        for form in ("reference", "fast"):
+            o = MECHANISMS["linear"].form(form)(*operands, is_causal=causal)
+            torch.testing.assert_close(o, expected, atol=1e-13, rtol=1e-13)
+
+
+# ------------------------------------------------------------------------------------------------------------ in floats
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("N", "K", "M", "V"), [(64, 16, 64, 16), (33, 4, 200, 7), (5, 300, 6, 3)])
+def test_rounding_is_within_the_bound(dtype, N, K, M, V):
+    a, b, c = normal((N, K), (K, M), (M, V), dtype=dtype)
+    found = reorder(a, b, c)
+    assert 0 < found.difference <= found.bound
+    assert found.changed > 0.5  # not associative bit for bit
+    one, other, most = (a @ b) @ c, a @ (b @ c), rounding_bound(a, b, c)
+    assert ((one.double() - other.double()).abs() <= most).all()
+    # Each order against the exact result, for which float64 stands in: half of the bound each.
+    if dtype == torch.float32:
+        exact = a.double() @ b.double() @ c.double()
+        assert all(((x.double() - exact).abs() <= most / 2 * (1 + 1e-6)).all() for x in (one, other))
+
+
+def test_the_bound_is_of_the_order_of_rounding():
+    """A wrong product, off by one part in a thousand, is far outside."""
+    a, b, c = normal((32, 8), (8, 32), (32, 8))
+    wrong = 1.001 * a @ (b @ c)
+    assert ((wrong - (a @ b) @ c).abs() > rounding_bound(a, b, c)).double().mean() > 0.99
+
+
+def test_whole_numbers_are_not_rounded():
+    g = generator()
+    a, b, c = (torch.randint(-9, 10, shape, generator=g).double() for shape in ((6, 4), (4, 6), (6, 5)))
+    assert reorder(a, b, c)[0::2] == (0, 0)
+
+
+# -------------------------------------------------------------------------------------------------------- what it costs
+
+
+@pytest.mark.parametrize(("N", "K", "M", "V"), [(48, 8, 48, 8), (10, 8, 40, 12), (6, 16, 9, 3)])
+def test_flops_are_counted(N, K, M, V):
+    a, b, c = (torch.zeros(shape) for shape in ((N, K), (K, M), (M, V)))
+    left, right = flops(N, K, M, V)
+    assert count_forward(lambda: (a @ b) @ c)[0] == left
+    assert count_forward(lambda: a @ (b @ c))[0] == right
+    assert (right < left) == (Fraction(1, N) + Fraction(1, M) < Fraction(1, K) + Fraction(1, V))
+
+
+def test_the_mechanism_takes_these_products():
+    """And one more a token, with a column of ones, for the normaliser."""
+    N, K, V = 40, 8, 6
+    cost = MECHANISMS["linear"].cost(1, N, 1, K, V)
+    assert cost.forward == flops(N, K, N, V).right + 2 * N * K
+    assert MECHANISMS["linear"].cost(1, N, 1, K, V, form="reference").forward == flops(N, K, N, V).left
+    assert EluPlusOne().cost(1, N, N, K, K).forward == 0
+
+
+@pytest.mark.bad_input
+def test_errors():
+    with pytest.raises(ValueError, match=r"a, b: expected shapes \(n, k\) and \(k, m\), got \(2, 3\) and \(2, 1\)"):
+        product(((1, 2, 3), (4, 5, 6)), ((1,), (2,)))
+    with pytest.raises(ValueError, match=r"got \(0, 0\) and \(1, 1\)"):
+        product((), ((1,),))
+    with pytest.raises(ValueError, match="chunk: expected an integer of at least 1, got 0"):
+        by_chunks(((1,),), ((1,),), ((1,),), 0)
+    with pytest.raises(ValueError, match="rows: expected an integer of at least 1, got 0"):
+        rational(0, 2)
+    with pytest.raises(ValueError, match="sum to less than 256 in torch.bfloat16, got 300"):
+        rounding_bound(*normal((2, 100), (100, 200), (200, 2), dtype=torch.bfloat16))

@@ -1,0 +1,485 @@
+"""Caches: what is read piece by piece is what the whole gives; what is held, and what a token costs; errors."""
+
+from itertools import pairwise, product
+
+import pytest
+import sympy as sp
+import torch
+from extent import some
+
+from ortho import MECHANISMS, LanguageModel, MultiheadAttention, RandomFeatureAttention
+from ortho.attention.decoding import PatternCache, StateCache, new_cache
+from ortho.attention.sparse.block_sparse import BigBird, BlockSparse
+from ortho.attention.sparse.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
+from ortho.attention.sparse.fixed_factorised import Fixed, Summaries
+from ortho.attention.sparse.global_local import GlobalLocal
+from ortho.attention.sparse.pattern import pattern_mechanism
+from ortho.attention.sparse.strided import Columns, Strided
+from ortho.attention.sparse.window import BlockedWindow, Window
+from ortho.cost.counting import count_forward
+from ortho.cost.decoding import decoded, read_keys
+
+CAUSAL = [name for name, m in MECHANISMS.items() if m.causal]
+RECURRENT = [name for name in CAUSAL if MECHANISMS[name].family in ("kernel", "memory")]
+FORMS = ["reference", "fast"]
+PATTERNS = {
+    "window": Window(5),
+    "window of one": Window(1),
+    "blocks": BlockedWindow(4),
+    "overlapping": BlockedWindow(6, hop=4),
+    "dilated": Dilated(3, 4),
+    "inverted": NeitherFarNorMultiple(4),
+    "global and local": GlobalLocal(4, 3),
+    "near blocks": BigBird(3, reach=2, leading=1, random=0),
+    "big bird": BigBird(3, reach=2, leading=1, random=1),
+    "table": BlockSparse(8, ((0,), (0, 1), (2,), (0, 3), (1, 4))),
+    "columns": Columns(5),
+    "strided": Strided(4),
+    "local and dilated": LocalDilated(4),
+    "summaries": Summaries(4, 2),
+    "fixed": Fixed(4, 1),
+}
+LENGTH = 40
+CUTS = {"tokens": range(LENGTH + 1), "pieces": (0, 7, 8, 9, 21, 22, LENGTH), "whole": (0, LENGTH)}
+# Sums of at most 1e3 rounded products in another order, magnified by exponentials of scores up to 20 (see
+# tests/library/test_properties.py); a wrong term would show at 1e-2.
+CLOSE = {"atol": 1e-10, "rtol": 1e-10}
+
+
+def draw(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def qkv(*, heads=4, shared=4, length=LENGTH, width=6, dtype=torch.float64):
+    sizes = [(2, heads, length, width), (2, shared, length, width), (2, shared, length, width)]
+    return [draw(*size, seed=i, dtype=dtype) for i, size in enumerate(sizes)]
+
+
+def in_pieces(cache, operands, cuts, **kwargs):
+    rows = []
+    for start, stop in pairwise(cuts):
+        rows.append(cache.attend(*(x[..., start:stop, :] for x in operands), **kwargs))
+        assert cache.length == stop
+    return torch.cat(rows, -2)
+
+
+@pytest.mark.parametrize(("name", "form", "cuts"), some(product(CAUSAL, FORMS, CUTS.values()), 2))
+def test_pieces_give_what_the_whole_gives(name, form, cuts):
+    """In a layer, which makes a mechanism's gates; also where three heads of queries share one of keys."""
+    x = draw(2, LENGTH, 24)
+    for shared in (6, 2):
+        generator = torch.Generator().manual_seed(1)
+        kind = {"num_kv_heads": shared, "attention": name, "form": form, "dtype": torch.float64}
+        layer = MultiheadAttention(24, 6, generator=generator, **kind)
+        cache = layer.new_cache(LENGTH)
+        rows = [layer(x[:, a:b], is_causal=True, cache=cache) for a, b in pairwise(cuts)]
+        torch.testing.assert_close(torch.cat(rows, 1), layer(x, is_causal=True), **CLOSE)
+
+
+def cache_of(pattern, capacity, form="fast"):
+    whole = pattern_mechanism("under test", pattern, "").form(form)
+    return PatternCache("under test", pattern, MECHANISMS["softmax"].form(form), whole, capacity), whole
+
+
+@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
+def test_a_ring_forgets_nothing_that_is_read(pattern, form, cuts):
+    """Patterns that reach less far than the sequence is long: the ring turns several times."""
+    q, k, v = qkv()
+    expected = pattern_mechanism("under test", pattern, "").form(form)(q, k, v, is_causal=True)
+    cache, _ = cache_of(pattern, LENGTH, form)
+    torch.testing.assert_close(in_pieces(cache, (q, k, v), cuts), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
+def test_what_is_remembered_is_what_is_read(pattern):
+    """No key beyond the first few and the last few is read by anyone, and of the last few the farthest is."""
+    mask = pattern.mask(LENGTH, is_causal=True)
+    i, j = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)
+    remembered = pattern.remembered()
+    if remembered is None:
+        assert (mask & (i - j >= LENGTH // 2)).any()
+    else:
+        first, last = remembered
+        assert not (mask & (j >= first) & (i - j >= last)).any()
+        assert (mask & (i - j == last - 1)).any()
+        assert not first or (mask & (j == first - 1) & (i - j >= last)).any()
+
+
+@pytest.mark.parametrize("pattern", [Window(5), GlobalLocal(4, 3)])
+def test_a_ring_reads_without_end(pattern):
+    q, k, v = qkv()
+    cache, whole = cache_of(pattern, None)
+    expected = whole(q, k, v, is_causal=True)
+    torch.testing.assert_close(in_pieces(cache, (q, k, v), CUTS["tokens"]), expected, **CLOSE)
+    assert cache.nbytes == 2 * 8 * 2 * 4 * 6 * sum(pattern.remembered())
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_counted(name):
+    """FLOPs of each token, and bytes held by a cache with room for no more, as declared; heads are shared or not."""
+    for shared in (4, 1):
+        mechanism = MECHANISMS[name]
+        gates = {
+            gate: make(24, 4)(draw(2, 9, 24, dtype=torch.float32)).detach() for gate, make in mechanism.gates.items()
+        }
+        operands = qkv(shared=shared, length=9, dtype=torch.float32)
+        for length in range(1, 10):
+            cache = new_cache(name, length)
+            if length > 1:
+                before = {gate: _tokens(value, 0, length - 1) for gate, value in gates.items()}
+                cache.attend(*(x[..., : length - 1, :] for x in operands), **before)
+            last = {gate: _tokens(value, length - 1, length) for gate, value in gates.items()}
+            flops, _ = count_forward(cache.attend, *(x[..., length - 1 : length, :] for x in operands), **last)
+            declared = decoded(name, 2, length, 4, 6, 6, num_kv_heads=shared)
+            assert (flops, cache.nbytes) == (declared.forward, declared.nbytes), length
+
+
+def _tokens(gate, start, stop):
+    """Of a gate's numbers (B, H, N) or (B, H, N, ...) those of some tokens."""
+    return gate[:, :, start:stop]
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_recurrent_step_does_not_know_how_long_it_has_read(name):
+    """FLOPs and bytes are the same at every length, declared and counted: their slope is 0."""
+    mechanism = MECHANISMS[name]
+    N = sp.Symbol("N", positive=True)
+    symbolic = decoded(name, 1, N, 2, 6, 6)
+    assert not {N} & (sp.sympify(symbolic.forward).free_symbols | sp.sympify(symbolic.nbytes).free_symbols)
+    found = set()
+    for length in (33, 65, 129):  # behind whole batches of every mechanism that takes its tokens in batches
+        cache = new_cache(name)
+        gates = {gate: make(12, 2)(draw(1, length, 12, dtype=torch.float32)) for gate, make in mechanism.gates.items()}
+        q, k, v = (x[:1, :2] for x in qkv(length=length, dtype=torch.float32))
+        cache.attend(*(x[..., :-1, :] for x in (q, k, v)), **{g: _tokens(x, 0, length - 1) for g, x in gates.items()})
+        last = {g: _tokens(x, length - 1, length) for g, x in gates.items()}
+        found.add((*count_forward(cache.attend, *(x[..., -1:, :] for x in (q, k, v)), **last), cache.nbytes))
+    assert len(found) == 1
+
+
+def test_kinds():
+    """Softmax attention keeps keys and values, a pattern what may be read, anything else its state."""
+    kinds = {name: type(new_cache(name, 64)).__name__ for name in CAUSAL}
+    for name, kind in kinds.items():
+        family = {"pattern": "PatternCache", "softmax": "KeyValueCache"}.get(MECHANISMS[name].family, "StateCache")
+        assert kind == ("RotaryCache" if name == "rotary" else family)
+    assert isinstance(new_cache(RandomFeatureAttention(6), None), StateCache)
+
+
+def test_grouped_queries_divide_the_bytes():
+    """The cache of one head of keys for eight of queries takes an eighth; the window's is as large at any length."""
+    whole, shared = (decoded("softmax", 1, 4096, 8, 64, 64, num_kv_heads=G) for G in (8, 1))
+    assert (whole.nbytes, whole.forward) == (8 * shared.nbytes, shared.forward)
+    assert whole.nbytes == 2 * 8 * 64 * 4096 * 4
+    lengths = (4096, 65536)
+    assert len({decoded("window", 1, n, 8, 64, 64).nbytes for n in lengths}) == 1
+    assert read_keys(Window(256), 4096) == 256
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["softmax", "rotary", "window", "linear", "delta"])
+def test_half_precision(name, dtype):
+    """Outputs are averages of values of size 1, rounded to the dtype at most a few times."""
+    q, k, v = (x.to(dtype) for x in qkv(shared=2))
+    spread = [x.repeat_interleave(2, 1) for x in (k, v)]
+    got = in_pieces(new_cache(name, LENGTH), (q, k, v), CUTS["tokens"])
+    expected = MECHANISMS[name].fast(q, *spread, is_causal=True)
+    assert got.dtype == dtype
+    bound = 8 * torch.finfo(dtype).eps
+    torch.testing.assert_close(got, expected, atol=bound * float(expected.abs().max()), rtol=bound)
+
+
+def test_a_cache_has_no_gradients():
+    q, k, v = (x.requires_grad_() for x in qkv())
+    for name in ("softmax", "window", "linear"):
+        assert not new_cache(name, LENGTH).attend(q, k, v).requires_grad
+    layer, x = MultiheadAttention(8, 2), torch.zeros(1, 3, 8, requires_grad=True)
+    assert not layer(x, is_causal=True, cache=layer.new_cache(3)).requires_grad
+    one = model()
+    assert not one(torch.zeros(1, 3, dtype=torch.long), caches=one.new_caches()).requires_grad
+
+
+def test_random_features_of_its_own():
+    attend = RandomFeatureAttention(6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    q, k, v = qkv()
+    got = in_pieces(new_cache(attend, LENGTH), (q, k, v), CUTS["pieces"])
+    torch.testing.assert_close(got, attend(q, k, v, is_causal=True), **CLOSE)
+
+
+def model(**kwargs):
+    generator = torch.Generator().manual_seed(0)
+    return LanguageModel(13, 8, 2, 2, max_length=16, generator=generator, dtype=torch.float64, **kwargs)
+
+
+@pytest.mark.parametrize("attention", ["softmax", "window", "delta"])
+def test_a_model_reads_on(attention):
+    one = model(attention=attention, num_kv_heads=1, bias=True)
+    tokens = torch.randint(13, (2, 16), generator=torch.Generator().manual_seed(1))
+    caches = one.new_caches()
+    rows = [one(tokens[:, a:b], caches=caches) for a, b in pairwise((0, 5, 6, 7, 16))]
+    torch.testing.assert_close(torch.cat(rows, 1), one(tokens), **CLOSE)
+
+
+def test_generate():
+    """At temperature 0 each token is the likeliest behind those before it; drawn ones depend on the generator alone."""
+    one = model()
+    tokens = torch.randint(13, (3, 4), generator=torch.Generator().manual_seed(1))
+    greedy = one.generate(tokens, 12, temperature=0.0)
+    assert torch.equal(greedy[:, :4], tokens)
+    for stop in range(4, 16):
+        assert torch.equal(greedy[:, stop], one(greedy[:, :stop])[:, -1].argmax(-1))
+    drawn = [one.generate(tokens, 12, generator=torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_generate_draws_by_the_probabilities():
+    """Of 4000 draws each token's share is within 5 standard errors of its probability: for 13 tokens an error rate of
+    13 x 6e-7."""
+    one = model()
+    tokens = torch.tensor([[3, 1]]).expand(4000, -1)
+    for temperature in (1.0, 0.2):
+        new = one.generate(tokens, 1, temperature=temperature, generator=torch.Generator().manual_seed(2))[:, -1]
+        share = new.bincount(minlength=13) / 4000
+        p = (one(tokens[:1])[0, -1] / temperature).softmax(-1)
+        assert ((share - p).abs() <= 5 * (p * (1 - p) / 4000).sqrt()).all()
+
+
+REFUSED = {
+    "k alone": (
+        lambda q, k, v: (q, k.float(), v),
+        TypeError,
+        "q: expected torch.float32 on cpu like k, got torch.float64",
+    ),
+    "another dtype": (
+        lambda q, k, v: (q.float(), k.float(), v.float()),
+        TypeError,
+        "k: expected torch.float64 on cpu like the tokens before, got torch.float32",
+    ),
+    "another device": (
+        lambda q, k, v: tuple(x.to("meta") for x in (q, k, v)),
+        TypeError,
+        "k: expected torch.float64 on cpu like the tokens before, got torch.float64 on meta",
+    ),
+    "q alone": (lambda q, k, v: (q.float(), k, v), TypeError, "q: expected torch.float64 on cpu like k"),
+    "another batch": (
+        lambda q, k, v: (q[:1], k[:1], v[:1]),
+        ValueError,
+        r"k: expected shape \(2, 4, 1, 6\) like the tokens before, got \(1, 4, 1, 6\)",
+    ),
+    "q of another batch": (
+        lambda q, k, v: (q[:1], k, v),
+        ValueError,
+        r"q: expected shape \(2, 4, 1, 6\) like k with a multiple of 4 for 4, got \(1, 4, 1, 6\)",
+    ),
+    "heads": (
+        lambda q, k, v: (q, k[:, :3], v[:, :3]),
+        ValueError,
+        r"q: expected shape \(2, 3, 1, 6\) like k with a multiple of 3 for 3, got \(2, 4, 1, 6\)",
+    ),
+    "width of q": (lambda q, k, v: (q[..., :5], k, v), ValueError, r"q: expected shape \(2, 4, 1, 6\) like k"),
+    "widths": (
+        lambda q, k, v: (q[..., :5], k[..., :5], v[..., :5]),
+        ValueError,
+        r"k: expected shape \(2, 4, 1, 6\) like the tokens before, got \(2, 4, 1, 5\)",
+    ),
+    "width of v": (
+        lambda q, k, v: (q, k, v[..., :5]),
+        ValueError,
+        r"v: expected shape \(2, 4, 1, 6\) like the tokens before, got \(2, 4, 1, 5\)",
+    ),
+    "length of v": (
+        lambda q, k, v: (q, k, v.expand(-1, -1, 2, -1)),
+        ValueError,
+        r"v: expected shape \(2, 4, 1, 'V'\) like k, got \(2, 4, 2, 6\)",
+    ),
+    "no tensor": (lambda q, k, v: (q, None, v), TypeError, "k: expected a floating-point tensor, got NoneType None"),
+    "no token": (
+        lambda q, k, v: tuple(x[..., :0, :] for x in (q, k, v)),
+        ValueError,
+        r"k: expected shape \(..., n, width\) without empty axes, got \(2, 4, 0, 6\)",
+    ),
+    "NaN": (lambda q, k, v: (q, k * torch.nan, v), ValueError, "k: expected finite numbers, got 48 NaN"),
+    "infinity": (lambda q, k, v: (q * torch.inf, k, v), ValueError, "q: expected finite numbers"),
+    "no room": (
+        lambda q, k, v: tuple(x.expand(-1, -1, 3, -1) for x in (q, k, v)),
+        ValueError,
+        "k: expected at most 2 tokens more in a cache of capacity 9, got 3",
+    ),
+}
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", ["softmax", "rotary", "window", "linear", "delta"])
+@pytest.mark.parametrize(("change", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_refused_token_leaves_the_cache_as_it_was(name, change, error, message):
+    q, k, v = qkv(length=8)
+    cache, undisturbed = new_cache(name, 9), new_cache(name, 9)
+    for one in (cache, undisturbed):
+        one.attend(*(x[..., :7, :] for x in (q, k, v)))
+    last = [x[..., 7:, :] for x in (q, k, v)]
+    with pytest.raises(error, match=message):
+        cache.attend(*change(*last))
+    assert cache.length == 7
+    assert torch.equal(cache.attend(*last), undisturbed.attend(*last))
+
+
+@pytest.mark.parametrize("name", ["softmax", "rotary", "window"])
+def test_first_tokens_that_are_refused_leave_nothing(name):
+    """By the kernel, which wants values as wide as keys; then come others, of another dtype."""
+    q, k, v = qkv(length=5)
+    cache = new_cache(name, 9)
+    for piece in (slice(0, 1), slice(0, 5)):
+        tokens = [x[..., piece, :] for x in (q, k, v[..., :4])]
+        if name != "window" or piece.stop == 1:  # whose own form takes them
+            with pytest.raises(ValueError, match="v: expected width 6 like q, for the fused kernel"):
+                cache.attend(*tokens)
+    assert cache.length == 0
+    q, k, v = (x.float() for x in (q, k, v))
+    assert torch.equal(cache.attend(q, k, v), MECHANISMS[name].fast(q, k, v, is_causal=True))
+
+
+@pytest.mark.parametrize("pattern", [Window(5), GlobalLocal(4, 3)])
+def test_a_piece_that_fails_leaves_the_ring_as_it_was(pattern):
+    q, k, v = qkv()
+    cache, whole = cache_of(pattern, None)
+    softmax, expected = cache._softmax, whole(q, k, v, is_causal=True)
+    cache.attend(*(x[..., :9, :] for x in (q, k, v)))
+
+    def fails(*_, **__):
+        raise RuntimeError("out of memory")
+
+    cache._softmax = fails
+    with pytest.raises(RuntimeError, match="out of memory"):
+        cache.attend(*(x[..., 9:30, :] for x in (q, k, v)))
+    cache._softmax = softmax
+    rest = [cache.attend(*(x[..., a:b, :] for x in (q, k, v))) for a, b in ((9, 20), (20, LENGTH))]
+    torch.testing.assert_close(torch.cat(rest, -2), expected[..., 9:, :], **CLOSE)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_copy_reads_on_by_itself(name):
+    x = draw(2, 12, 24)
+    layer = MultiheadAttention(24, 6, attention=name, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    cache = layer.new_cache(12)
+    layer(x[:, :7], is_causal=True, cache=cache)
+    other = cache.copy()
+    layer(-x[:, 7:], is_causal=True, cache=other)
+    expected = layer(x, is_causal=True)[:, 7:]
+    torch.testing.assert_close(layer(x[:, 7:], is_causal=True, cache=cache), expected, **CLOSE)
+    assert (other.length, other.nbytes) == (cache.length, cache.nbytes)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_what_was_read_is_the_callers_again(name):
+    """A buffer that tokens were given in may be used for the next ones."""
+    mechanism = MECHANISMS[name]
+    gates = {gate: make(24, 4)(draw(2, 9, 24, dtype=torch.float32)).detach() for gate, make in mechanism.gates.items()}
+    q, k, v = qkv(length=9, dtype=torch.float32)
+    expected = mechanism.fast(q, k, v, is_causal=True, **gates)[..., -1:, :]
+    cache = new_cache(name, 9)
+    first = {"q": q, "k": k, "v": v, **gates}
+    buffers = {key: _tokens(x, 0, 8).clone() for key, x in first.items()}
+    cache.attend(**buffers)
+    for buffer in buffers.values():
+        buffer.fill_(0.5)
+    got = cache.attend(**{key: _tokens(x, 8, 9) for key, x in first.items()})
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)  # float32 in other sums; 0.5 for k would show at 1
+
+
+def test_what_inference_mode_has_read_is_read_on_outside():
+    q, k, v = qkv()
+    for name in ("softmax", "window", "delta", "alibi"):
+        cache = new_cache(name, LENGTH)
+        with torch.inference_mode():
+            cache.attend(*(x[..., :30, :] for x in (q, k, v)))
+        rest = cache.attend(*(x[..., 30:, :] for x in (q, k, v)))
+        expected = MECHANISMS[name].fast(q, k, v, is_causal=True)[..., 30:, :]
+        torch.testing.assert_close(rest, expected, **CLOSE)
+
+
+def test_positions_stay_on_the_cpu():
+    q, k, v = qkv(length=9)
+    with torch.device("meta"):
+        cache, _ = cache_of(Window(5), None)
+    expected = pattern_mechanism("under test", Window(5), "").fast(q, k, v, is_causal=True)
+    torch.testing.assert_close(in_pieces(cache, (q, k, v), range(10)), expected, **CLOSE)
+
+
+@pytest.mark.bad_input
+def test_errors():
+    with pytest.raises(ValueError, match="attention: expected one of .*, got 'sofmax'; did you mean 'softmax'"):
+        new_cache("sofmax", 4)
+    with pytest.raises(ValueError, match="attention: expected a causal mechanism, got 'efficient'"):
+        new_cache("efficient", 4)
+    with pytest.raises(ValueError, match="form: expected one of"):
+        new_cache("softmax", 4, form="quick")
+    for name in ("softmax", "rotary", "strided"):
+        with pytest.raises(ValueError, match="capacity: expected a number of tokens, as .* got None"):
+            new_cache(name)
+    with pytest.raises(ValueError, match="capacity: expected an integer of at least 1, got 0"):
+        new_cache("linear", 0)
+    with pytest.raises(TypeError, match="capacity: expected an integer of at least 1, got float 4.5"):
+        new_cache("softmax", 4.5)
+    for name in ("softmax", "window"):
+        with pytest.raises(TypeError, match="gates: expected none for this mechanism, got beta"):
+            new_cache(name, 9).attend(*qkv(length=1), beta=torch.ones(2, 4, 1))
+    with pytest.raises(TypeError, match="scale: expected a number"):
+        new_cache("linear").attend(*qkv(length=1), scale="large")
+    with pytest.raises(ValueError, match="B: expected an integer of at least 1, got 0"):
+        decoded("softmax", 0, 4, 2, 4, 4)
+    with pytest.raises(ValueError, match="num_kv_heads: expected a divisor of num_heads = 4, got 3"):
+        decoded("window", 1, 4, 4, 4, 4, num_kv_heads=3)
+    with pytest.raises(TypeError, match="N: expected an integer, as the pairs of a pattern are counted"):
+        decoded("window", 1, sp.Symbol("N"), 2, 4, 4)
+
+
+@pytest.mark.bad_input
+def test_errors_of_layers():
+    layer, x = MultiheadAttention(8, 2), torch.zeros(1, 3, 8)
+    with pytest.raises(TypeError, match="cache: expected a Cache, got tuple of 0"):
+        layer(x, is_causal=True, cache=())
+    with pytest.raises(ValueError, match="cache: expected one for 'softmax', got one for 'window'"):
+        layer(x, is_causal=True, cache=new_cache("window"))
+    with pytest.raises(ValueError, match="is_causal: expected True beside a cache"):
+        layer(x, cache=layer.new_cache(4))
+    mask, state = torch.ones(3, 3, dtype=torch.bool), (torch.zeros(1, 2, 1, 4),) * 2
+    others = {"context": x, "attn_mask": mask, "initial_state": state, "return_state": True}
+    for name, value in others.items():
+        with pytest.raises(ValueError, match=f"{name}: expected none beside a cache"):
+            layer(x, is_causal=True, cache=layer.new_cache(4), **{name: value})
+    for kind in ({"num_kv_heads": 3}, {"num_kv_heads": 4}):
+        with pytest.raises(ValueError, match="num_kv_heads: expected a divisor of num_heads = 2"):
+            MultiheadAttention(8, 2, **kind)
+    with pytest.raises(ValueError, match="projection: expected d_model, num_heads, head_dim, num_kv_heads and bias"):
+        MultiheadAttention(8, 2, num_kv_heads=1, projection=layer.projection)
+    with pytest.raises(ValueError, match="num_kv_heads: expected num_heads = 2, got 1"):
+        MultiheadAttention(8, 2, num_kv_heads=1).to_torch()
+
+
+@pytest.mark.bad_input
+def test_errors_of_models():
+    one, tokens = model(), torch.zeros(1, 3, dtype=torch.long)
+    with pytest.raises(ValueError, match="caches: expected None beside initial_state or return_state"):
+        one(tokens, caches=one.new_caches(), return_state=True)
+    with pytest.raises(ValueError, match="caches: expected 2, one a block, got 1"):
+        one(tokens, caches=one.new_caches()[:1])
+    with pytest.raises(ValueError, match="tokens: expected at most 16 positions, got 17"):
+        one.generate(tokens, 15)
+    assert one.generate(tokens, 14).shape == (1, 17)  # the last one is not read
+    with pytest.raises(ValueError, match="temperature: expected a number of at least 0, got float -1.0"):
+        one.generate(tokens, 2, temperature=-1.0)
+    with pytest.raises(TypeError, match="count: expected an integer of at least 1"):
+        one.generate(tokens, 2.0)
+    caches = one.new_caches(4)
+    one(tokens, caches=caches)
+    with pytest.raises(ValueError, match="k: expected at most 1 tokens more in a cache of capacity 4, got 2"):
+        one(tokens[:, :2], caches=caches)
+    assert [cache.length for cache in caches] == [3, 3]
+    with pytest.raises(ValueError, match="caches: expected a sequence .of a Cache each., got list of 2"):
+        one(tokens, caches=[None, None])
+    one.blocks[0].attention(torch.zeros(1, 1, 8, dtype=torch.float64), is_causal=True, cache=caches[0])
+    with pytest.raises(ValueError, match=r"caches: expected caches that have read as many tokens, got \[4, 3\]"):
+        one(tokens[:, :1], caches=caches)

@@ -1,0 +1,172 @@
+"""DeltaProduct: several steps of the delta rule a token, their gates, costs, and errors.
+
+`test_properties.py` and `test_cost.py` hold it with two steps to all that holds for every mechanism.
+"""
+
+from functools import partial
+
+import pytest
+import torch
+
+from ortho import MECHANISMS, MultiheadAttention, cost
+from ortho.attention.recurrent.delta import delta_rule_reference
+from ortho.attention.recurrent.delta_product import delta_product, delta_product_reference
+from ortho.attention.recurrent.delta_product_gates import LaterOperands, StepStrengths
+from ortho.cost.counting import Counts, count_step
+
+# As in tests/library/test_properties.py: two float64 computations of the same sums.
+close = partial(torch.testing.assert_close, atol=1e-10, rtol=1e-10)
+FORMS = pytest.mark.parametrize("attend", [delta_product_reference, delta_product])
+B, H, N, K, V = 2, 3, 37, 6, 5
+
+
+class ThreeStrengths(StepStrengths):
+    steps = 3
+
+
+class TwoLater(LaterOperands):
+    steps = 3
+
+
+THREE = {"beta": ThreeStrengths, "more_keys": TwoLater, "more_values": TwoLater}
+
+
+def operands(steps, *, length=N, seed=0, requires_grad=False):
+    g = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(B, H, length, *shape, generator=g, dtype=torch.float64)
+
+    given = {"q": normal(K), "k": normal(K), "v": normal(V), "beta": 2 * normal(steps).sigmoid()}
+    if steps > 1:
+        given |= {"more_keys": normal(steps - 1, K), "more_values": normal(steps - 1, V)}
+    return {name: x.requires_grad_(requires_grad) for name, x in given.items()}
+
+
+def spread(x):
+    """The same as operands of the delta rule: a row a step, each token's query at all of its steps."""
+    steps = x["beta"].shape[-1]
+    long = {"q": x["q"].repeat_interleave(steps, -2), "beta": x["beta"].flatten(-2)}
+    for first, later in (("k", "more_keys"), ("v", "more_values")):
+        parts = [x[first][..., None, :], *([x[later]] if steps > 1 else [])]
+        long[first] = torch.cat(parts, -2).flatten(-3, -2)
+    return long
+
+
+@FORMS
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("causal", [True, False])
+def test_it_is_the_delta_rule_on_a_longer_sequence(attend, steps, causal):
+    """Read after each token's last step; from an empty memory, and from one that holds something."""
+    x = operands(steps)
+    S = torch.randn(B, H, K, V, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for state in (None, (S,)):
+        rest = {"is_causal": causal, "initial_state": state, "return_state": True, "scale": 0.7}
+        o, (after,) = attend(**x, **rest)
+        expected, (expected_after,) = delta_rule_reference(**spread(x), **rest)
+        close(o, expected[..., steps - 1 :: steps, :])
+        close(after, expected_after)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("chunk", [1, 2, 7, 64, 1000])
+@pytest.mark.parametrize("length", [1, 2, N, 2 * N])
+def test_any_chunk_and_length(steps, chunk, length):
+    """Outputs, state and every gradient."""
+    x = operands(steps, length=length, requires_grad=True)
+    results = []
+    for attend in (delta_product_reference, partial(delta_product, chunk=chunk)):
+        o, (S,) = attend(**x, is_causal=True, return_state=True)
+        gradients = torch.autograd.grad(o.sin().sum() + S.cos().sum(), list(x.values()))
+        results.append([o, S, *gradients])
+    for reference, fast in zip(*results, strict=True):
+        close(fast, reference)
+
+
+@FORMS
+def test_a_mask_of_pairs_is_refused_in_the_sizes_that_came(attend):
+    given = operands(3, length=5)
+    with pytest.raises(ValueError, match=r"of shape \(..., 1, 5\), got \(5, 5\)$"):
+        attend(**given, attn_mask=torch.ones(5, 5, dtype=torch.bool))
+
+
+@FORMS
+def test_a_masked_token_writes_none_of_its_keys(attend):
+    x = operands(3)
+    kept = torch.arange(N) % 4 != 1
+    rest = {"is_causal": False, "return_state": True}
+    o, (S,) = attend(**x, attn_mask=kept, **rest)
+    fewer = {name: value if name == "q" else value[:, :, kept] for name, value in x.items()}
+    expected, (expected_S,) = attend(**fewer, **rest)
+    close(o, expected)
+    close(S, expected_S)
+    nothing = attend(**x, attn_mask=torch.zeros(1, 1, dtype=torch.bool))
+    assert torch.equal(nothing, torch.zeros_like(nothing))
+
+
+@FORMS
+def test_without_gates_it_is_the_delta_rule(attend):
+    x = operands(1)
+    q, k, v = x["q"], x["k"], x["v"]
+    close(attend(q, k, v, is_causal=True), delta_rule_reference(q, k, v, is_causal=True))
+    all_ones = torch.ones(B, H, N, 1, dtype=torch.float64)
+    close(attend(q, k, v, beta=all_ones, is_causal=True), attend(q, k, v, is_causal=True))
+
+
+@pytest.mark.parametrize("form", ["reference", "fast"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_three_steps_cost_what_is_declared(form, causal):
+    for size in [(1, 5, 8, 2), (1, 1, 4, 4), (2, 33, 64, 4)]:
+        b, n, d, h = size
+        x = torch.zeros(b, n, d, requires_grad=True)
+        layer = MultiheadAttention(d, h, attention="delta-product", form=form, gates=THREE)
+        counts = count_step(layer, x, is_causal=causal)
+        declared = cost.layer(*size, attention="delta-product", form=form, causal=causal, gates=THREE, steps=3)
+        for name in Counts.__dataclass_fields__:
+            if name != "by_operation":
+                assert getattr(counts, name) == getattr(declared, name), name
+
+
+def test_gates():
+    x = torch.randn(2, 4, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    later, strengths = (gate(12, 3, dtype=torch.float64) for gate in (TwoLater, ThreeStrengths))
+    more = later(x)
+    assert more.shape == (2, 3, 4, 2, 4)
+    made = (x @ later.weight.T).view(2, 4, 3, 2, 4)  # B, N, H, more, K
+    close(more, made.transpose(1, 2))
+    beta = strengths(x)
+    assert beta.shape == (2, 3, 4, 3)
+    close(beta, 2 * (x @ strengths.weight.T).view(2, 4, 3, 3).transpose(1, 2).sigmoid())
+
+
+def test_writing_costs_twice_the_delta_rule_and_reading_once():
+    """At the same chunk; what is left is the triangular part."""
+    long = {"form": "fast", "causal": True, "qk_grad": True, "itemsize": 4}
+    one, two = (MECHANISMS[name].cost(1, 4096, 1, 64, 64, **long).forward for name in ("delta", "delta-product"))
+    assert 1.5 < two / one < 2
+
+
+@FORMS
+@pytest.mark.bad_input
+def test_errors(attend):
+    x = operands(3)
+
+    def raised(error, message, **changes):
+        with pytest.raises(error, match=message):
+            attend(**(x | changes), is_causal=True)
+
+    raised(ValueError, "more_values: expected beside more_keys, got None", more_values=None)
+    raised(ValueError, "more_keys: expected beside more_values, got None", more_keys=None)
+    wide = r"more_keys: expected shape \(2, 3, 37, 2, 6\) like the keys, got \(2, 3, 37, 2, 5\)"
+    raised(ValueError, wide, more_keys=x["more_values"])
+    raised(ValueError, r"more_keys: expected shape \(..., M, more, width\)", more_keys=x["more_keys"][..., :0, :])
+    raised(ValueError, "more_values: expected 2 a token like more_keys", more_values=x["more_values"][..., :1, :])
+    raised(ValueError, r"beta: expected shape \(2, 3, 37, 3\) like the keys, got \(2, 3, 37\)", beta=x["beta"][..., 0])
+    raised(ValueError, "beta: expected write strengths within 0 and 2", beta=2 * x["beta"])
+    raised(ValueError, r"k: expected beta \|k\|\^2 within 0 and 2", normalise=False)
+    raised(TypeError, "more_keys: expected a floating-point tensor", more_keys=[1.0])
+    raised(ValueError, "more_keys: expected finite numbers", more_keys=x["more_keys"] * torch.nan)
+    raised(ValueError, "is_causal: expected as many queries as keys", q=x["q"][..., :5, :])
+    raised(ValueError, "initial_state: expected S", initial_state=(torch.zeros(2, 3, 6, 6).double(),))
+    with pytest.raises(ValueError, match="chunk: expected an integer of at least 1, got 0"):
+        delta_product(**x, chunk=0)

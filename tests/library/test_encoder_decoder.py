@@ -1,0 +1,281 @@
+"""The encoder-decoder: against PyTorch's layers, causality, padding, decoding, dropout, errors."""
+
+from functools import partial
+from math import inf
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import dropout as drop
+from torch.nn.functional import layer_norm
+
+from ortho import HybridAttention, PositionalHeads, StoppedAttention
+from ortho.layers.positional import sinusoidal_positions
+from ortho.models.encoder_decoder import EncoderDecoder
+
+START, STOP, VOCAB = 1, 2, 11
+SEVEN_AND_ONE = {"layer": HybridAttention, "heads": {"learned": 1, "positional": 3}}
+ARMS = {
+    "learned": {},
+    "frozen": {name: {"projection": "frozen"} for name in ("encoder", "decoder", "cross")},
+    "stopped": {
+        "encoder": {"layer": StoppedAttention},
+        "decoder": {"layer": StoppedAttention},
+        "cross": {"projection": "stopped"},
+    },
+    "hybrid": {"encoder": SEVEN_AND_ONE, "decoder": SEVEN_AND_ONE, "cross": {"num_kv_heads": 2}},
+    "positional": {"encoder": {"layer": PositionalHeads}, "cross": {"attention": "linear"}},
+    "one head": {"encoder": {"num_heads": 1, "head_dim": 2}, "decoder": {"attention": "rotary"}, "max_length": None},
+}
+EVERY_ARM = pytest.mark.parametrize("arm", ARMS)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def model(**kwargs):
+    """A small one in evaluation, every parameter drawn anew, so that no two logits are near each other."""
+    kwargs = {"max_length": 12, "dtype": torch.float64, "generator": generator(), **kwargs}
+    made = EncoderDecoder(VOCAB, 8, 4, 2, **kwargs).eval()
+    source = generator(7)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=source, dtype=parameter.dtype) / 2)
+    return made
+
+
+def texts(B=3, M=7, N=6, seed=1):
+    source, target = (torch.randint(3, VOCAB, (B, n), generator=generator(seed)) for n in (M, N))
+    return source, target
+
+
+def padding():
+    """Of three sources of up to seven tokens."""
+    return torch.arange(7) < torch.tensor([7, 4, 1])[:, None]
+
+
+def assert_near(got, wanted):
+    """Two ways to the same in float64: some hundred roundings of 1e-16 each, on numbers of about 10."""
+    torch.testing.assert_close(got, wanted, atol=1e-12, rtol=1e-12)
+
+
+def norm(x, module):
+    return layer_norm(x, x.shape[-1:], module.weight, module.bias, module.eps)
+
+
+def copied(theirs, **modules):
+    """PyTorch's layer with this package's weights: attention layers by their names, norms in their order."""
+    network, norms = modules.pop("network"), modules.pop("norms")
+    for name, attention in modules.items():
+        setattr(theirs, name, attention.to_torch())
+    pairs = {"linear1.weight": network.weight_up, "linear1.bias": network.bias_up}
+    pairs |= {"linear2.weight": network.weight_down, "linear2.bias": network.bias_down}
+    for i, one in enumerate(norms, 1):
+        pairs |= {f"norm{i}.weight": one.weight, f"norm{i}.bias": one.bias}
+    with torch.no_grad():
+        for name, value in pairs.items():
+            theirs.get_parameter(name).copy_(value)
+    return theirs.eval()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
+def test_it_is_pytorchs_layers_one_after_the_other(positions, shared):
+    ours = model(bias=True, positions=positions, shared_embeddings=shared, d_ff=5)
+    (source, target), mask = texts(), padding()
+    kind = {"batch_first": True, "norm_first": True, "activation": "gelu", "dtype": torch.float64}
+    waves = sinusoidal_positions(12, 8, dtype=torch.float64) * 0.02 * 2**0.5
+    tables = {"source": ours.embed_source, "target": ours.embed_target}
+    assert (tables["source"].tokens is tables["target"].tokens) is shared
+    x, y = (
+        tables[side].tokens[tokens] + (waves if positions == "sinusoidal" else tables[side].places)[: tokens.shape[1]]
+        for side, tokens in (("source", source), ("target", target))
+    )
+    for block in ours.encoder:
+        theirs = nn.TransformerEncoderLayer(8, 4, 5, 0.0, **kind)
+        norms = (block.norm_attention, block.norm_feed_forward)
+        copied(theirs, self_attn=block.attention, network=block.feed_forward, norms=norms)
+        x = theirs.train()(x, src_key_padding_mask=~mask)  # in evaluation a fused path packs the batch
+    x = norm(x, ours.norm_source)
+    assert_near(ours.encode(source, mask)[mask], x[mask])
+    for block in ours.decoder:
+        theirs = nn.TransformerDecoderLayer(8, 4, 5, 0.0, **kind)
+        norms = (block.norm_attention, block.norm_cross, block.norm_feed_forward)
+        copied(theirs, self_attn=block.attention, multihead_attn=block.cross, network=block.feed_forward, norms=norms)
+        future = torch.ones(6, 6, dtype=torch.bool).triu(1)
+        y = theirs(y, x, tgt_mask=future, memory_key_padding_mask=~mask)
+    assert_near(ours(source, target, mask), norm(y, ours.norm_target) @ tables["target"].tokens.T)
+
+
+@EVERY_ARM
+def test_no_logit_knows_what_is_written_later(arm):
+    ours, (source, target) = model(**ARMS[arm]), texts()
+    logits = ours(source, target)
+    for i in range(1, 6):
+        other = target.clone()
+        other[:, i:] = (other[:, i:] - 2) % VOCAB
+        changed = ours(source, other)
+        assert_near(changed[:, :i], logits[:, :i])
+        assert (changed[:, i] - logits[:, i]).abs().max() > 1e-6
+
+
+@EVERY_ARM
+def test_what_stands_in_the_padding_and_how_long_it_is_makes_no_difference(arm):
+    ours, (source, target), mask = model(**ARMS[arm]), texts(), padding()
+    logits = ours(source, target, mask)
+    assert_near(ours(torch.where(mask, source, 0), target, mask), logits)
+    for row, length in enumerate((7, 4, 1)):
+        alone = ours(source[row : row + 1, :length], target[row : row + 1])
+        assert_near(alone[0], logits[row])
+    unmasked = ours(source, target)
+    assert (unmasked - logits)[1:].abs().amax((1, 2)).min() > 1e-6  # without the mask it does
+
+
+@EVERY_ARM
+def test_every_trained_parameter_has_a_gradient(arm):
+    """But the norm before a cross-attention that stops it: nothing but queries are made of what it gives."""
+    ours, (source, target) = model(**ARMS[arm]), texts()
+    ours(source, target, padding()).square().sum().backward()
+    without = {name for name, p in ours.named_parameters() if p.grad is None or not p.grad.any()}
+    assert without == ({f"decoder.{i}.norm_cross.weight" for i in range(2)} if arm == "stopped" else set())
+
+
+def greedy(ours, source, mask, most):
+    """Everything written is read anew for each token; a row at a time."""
+    rows = []
+    for b in range(len(source)):
+        written = [START]
+        while len(written) <= most and STOP not in written[1:]:
+            logits = ours(source[b : b + 1], torch.tensor([written]), mask[b : b + 1])
+            written.append(int(logits[0, -1].argmax()))
+        rows.append(written[1:])
+    longest = max(map(len, rows))
+    return torch.tensor([row + [STOP] * (longest - len(row)) for row in rows])
+
+
+@EVERY_ARM
+def test_greedy_decoding_with_caches_is_that_without(arm):
+    ours, ends = model(**ARMS[arm]), set()
+    for seed in range(4):
+        source, mask = texts(seed=seed)[0], padding()
+        got = ours.generate(source, mask, start=START, stop=STOP, max_length=9)
+        assert torch.equal(got, greedy(ours, source, mask, 9))
+        ends |= set((got == STOP).any(1).tolist())
+    if ours.max_length is not None:
+        got = ours.generate(source, mask, start=START, stop=STOP)
+        assert torch.equal(got, greedy(ours, source, mask, 12))
+    assert arm != "learned" or ends == {True, False}  # some end and some do not
+
+
+@EVERY_ARM
+def test_one_beam_is_greedy_decoding(arm):
+    ours, mask = model(**ARMS[arm]), padding()
+    for seed in range(3):
+        source, settings = texts(seed=seed)[0], {"start": START, "stop": STOP, "max_length": 7}
+        assert torch.equal(ours.beam_search(source, mask, beams=1, **settings), ours.generate(source, mask, **settings))
+
+
+@pytest.mark.parametrize("decode", ["generate", "beam_search"])
+def test_decoding_saves_nothing_for_gradients(decode):
+    ours, saved = model(), []
+    settings = {"start": START, "stop": STOP} | ({"beams": 2} if decode == "beam_search" else {})
+    with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda _: None):
+        getattr(ours, decode)(texts()[0], **settings)
+        assert not saved
+        ours(*texts())
+    assert saved
+
+
+def test_dropout_in_training_alone():
+    ours, (source, target) = model(dropout=0.5), texts()
+    without = model()
+    assert torch.equal(ours(source, target), without(source, target))
+    ours.train()
+    torch.manual_seed(0)
+    first, second = ours(source, target), ours(source, target)
+    assert (first - second).abs().max() > 1e-3
+    torch.manual_seed(0)
+    assert torch.equal(ours(source, target), first)
+
+
+def test_dropout_of_embeddings_and_of_each_part(monkeypatch):
+    """Of a model with one layer: two embeddings, two parts of the encoder's block, three of the decoder's."""
+    shapes = []
+
+    def watched(x, p, training, inplace=False):
+        shapes.append((tuple(x.shape), p))
+        return drop(x, p, training, inplace)
+
+    monkeypatch.setattr("torch.nn.functional.dropout", watched)
+    ours = EncoderDecoder(VOCAB, 8, 2, 1, max_length=9, dropout=0.1)
+    ours(*texts())
+    read, written = ((3, 7, 8), 0.1), ((3, 6, 8), 0.1)
+    assert shapes == [read] * 3 + [written] * 4
+
+
+def test_layers_are_drawn_by_the_generator_each_its_own():
+    first, again = (model(**ARMS["frozen"]) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first.buffers(), again.buffers(), strict=True))
+    weights = [block.attention.projection.weight_q for block in (*first.encoder, *first.decoder)]
+    weights += [block.cross.projection.weight_q for block in first.decoder]
+    assert all(not torch.equal(a, b) for i, a in enumerate(weights) for b in weights[:i])
+
+
+def test_shared_embeddings_stay_shared_through_a_state_and_a_copy():
+    ours, other = model(), EncoderDecoder(VOCAB, 8, 4, 2, max_length=12, dtype=torch.float64)
+    other.load_state_dict(ours.state_dict())
+    assert torch.equal(other(*texts()), ours(*texts()))
+    moved = other.to(torch.float32)
+    assert moved.embed_source.tokens is moved.embed_target.tokens
+    assert sum(p is moved.embed_target.tokens for p in moved.parameters()) == 1
+
+
+BAD_MODELS = [
+    ({"vocab_size": 0}, ValueError, "vocab_size: expected an integer of at least 1, got 0"),
+    ({"num_layers": 0}, ValueError, "num_layers: expected an integer of at least 1, got 0"),
+    ({"max_length": 0}, ValueError, "max_length: expected an integer of at least 1, got 0"),
+    ({"max_length": None, "positions": "sinusoidal"}, ValueError, "max_length: expected a number beside sinusoidal"),
+    ({"positions": "relative"}, ValueError, "positions: expected one of 'learned', 'sinusoidal', got 'relative'"),
+    ({"dropout": 1.0}, ValueError, r"dropout: expected a number in \[0, 1\), got 1.0"),
+    ({"num_heads": 3}, ValueError, "num_heads: expected a divisor of d_model = 8, got 3"),
+    ({"encoder": {"heads": {}}}, TypeError, "heads"),
+    ({"cross": SEVEN_AND_ONE}, TypeError, "cross: expected a MultiheadAttention, .*, got HybridAttention"),
+    ({"cross": {"attention": "rotary"}}, ValueError, "cross: expected a mechanism that answers .*, got 'rotary'"),
+    ({"cross": {"attention": "cosformer"}}, ValueError, "cross: expected a mechanism .*, got 'cosformer'"),
+]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("change", "error", "message"), BAD_MODELS)
+def test_bad_models(change, error, message):
+    sizes = {"vocab_size": VOCAB, "d_model": 8, "num_heads": 4, "num_layers": 1, "max_length": 12}
+    with pytest.raises(error, match=message):
+        EncoderDecoder(**{**sizes, **change})
+
+
+@pytest.mark.bad_input
+def test_bad_calls():
+    ours, (source, target) = model(), texts()
+    mask, decode = padding(), partial(model().generate, source, start=START, stop=STOP)
+    cases = [
+        (partial(ours, source.float(), target), TypeError, "source: expected int32 or int64 indices, got a float32"),
+        (partial(ours, source, target + 9), ValueError, "target: expected indices in 0..10"),
+        (partial(ours, source, target[:2]), ValueError, "memory: expected shape .* with B = 2 like target, got"),
+        (partial(ours, source, target.repeat(1, 3)), ValueError, "target: expected at most 12 positions, got 18"),
+        (partial(ours, source.repeat(1, 2), target), ValueError, "source: expected at most 12 positions, got 14"),
+        (partial(ours, source, target, mask.int()), TypeError, "source_mask: expected a boolean tensor"),
+        (partial(ours, source, target, mask[:, :3]), ValueError, r"source_mask: expected shape \(3, 7\) like source"),
+        (partial(decode, start=11), ValueError, "start: expected an index in 0..10, got 11"),
+        (partial(decode, stop=-1), ValueError, "stop: expected an index in 0..10, got -1"),
+        (partial(decode, max_length=13), ValueError, "max_length: expected at most the model's, 12, got 13"),
+        (partial(decode, max_length=0), ValueError, "max_length: expected an integer of at least 1, got 0"),
+        (partial(model(max_length=None).generate, source, start=1, stop=2), ValueError, "max_length: expected a numb"),
+        (partial(ours.beam_search, source, beams=0, start=1, stop=2), ValueError, "beams: expected an integer of at"),
+    ]
+    for call, error, message in cases:
+        with pytest.raises(error, match=message):
+            call()
+    for alpha, error in ((-1, ValueError), (inf, ValueError), ("1", TypeError)):
+        with pytest.raises(error, match="length_penalty: expected a .*number.*, got"):
+            ours.beam_search(source, beams=2, start=1, stop=2, length_penalty=alpha)

@@ -1,0 +1,149 @@
+"""Costs of the encoder-decoder and of attention to a context: declared = counted, exactly."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from ortho import PROJECTIONS, HybridAttention, MultiheadAttention, PositionalHeads, StoppedAttention
+from ortho.cost import layer, model
+from ortho.cost.counting import count_step
+from ortho.cost.encoder_decoder import StepCost, cross_layer, encoder_decoder
+from ortho.models.encoder_decoder import EncoderDecoder
+
+SIZES = [(1, 5, 3, 8, 2), (2, 7, 7, 12, 3), (3, 4, 9, 16, 1), (2, 1, 6, 64, 4), (1, 6, 1, 24, 4)]  # B, N, M, d, H
+HYBRIDS = ({"learned": 1, "positional": 3}, {"learned": 2, "stopped": 2}, {"frozen": 1, "structured-stopped": 3})
+STOPPED = {"layer": StoppedAttention, "projection": "stopped"}
+ARMS = {
+    "learned": {},
+    "frozen": {name: {"projection": "frozen"} for name in ("encoder", "decoder", "cross")},
+    "structured": {name: {"projection": "structured"} for name in ("encoder", "decoder", "cross")},
+    "stopped": {"encoder": STOPPED, "decoder": STOPPED, "cross": {"projection": "stopped"}},
+    "stopped by default": {name: {"layer": StoppedAttention} for name in ("encoder", "decoder", "cross")},
+    "positional": {"encoder": {"layer": PositionalHeads}, "decoder": {"layer": PositionalHeads}},
+    "one head": {"encoder": {"num_heads": 1, "head_dim": 2}, "cross": {"num_heads": 2, "num_kv_heads": 1}},
+    "linear": {"encoder": {"attention": "linear"}, "decoder": {"attention": "window", "form": "reference"}},
+    **{
+        str(heads): {name: {"layer": HybridAttention, "heads": heads} for name in ("encoder", "decoder")}
+        for heads in HYBRIDS
+    },
+}
+
+
+class Beside(torch.nn.Module):
+    """A layer that is called with the context it attends to."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x, context):
+        return self.attention(x, context)
+
+
+def counted(module, *inputs, **kwargs):
+    counts = count_step(module, *inputs, **kwargs)
+    return StepCost(counts.forward, counts.backward, counts.trained, counts.frozen)
+
+
+def used(made):
+    """The model; the norm before a stopped cross-attention has no gradient, for which the counter would ask."""
+    for one in made.decoder:
+        if getattr(one.cross.projection, "stop_gradient", False):
+            one.norm_cross.requires_grad_(False)
+    return made
+
+
+@pytest.mark.parametrize("form", ["reference", "fast"])
+@pytest.mark.parametrize("projection", PROJECTIONS)
+def test_cross_layer(projection, form):
+    for B, N, M, d, H in SIZES:
+        variants = [{}, {"num_kv_heads": 1}, {"bias": True}, {"num_kv_heads": 1, "bias": True}, {"head_dim": 2}]
+        for variant in variants:
+            kind = {"projection": projection, "form": form, **variant}
+            attention = Beside(MultiheadAttention(d, H, **kind))
+            # A stopped projection makes nothing of x that has a gradient.
+            x = torch.zeros(B, N, d, requires_grad=not projection.endswith("stopped"))
+            context = torch.zeros(B, M, d, requires_grad=True)
+            assert counted(attention, x, context) == cross_layer(B, N, M, d, H, **kind)
+
+
+@pytest.mark.parametrize("projection", ["learned", "frozen"])
+def test_a_context_as_long_as_x_costs_what_self_attention_does(projection):
+    own, beside = layer(2, 9, 8, 2, projection=projection), cross_layer(2, 9, 9, 8, 2, projection=projection)
+    assert (own.forward, own.backward, own.trained, own.frozen) == (
+        beside.forward,
+        beside.backward,
+        beside.trained,
+        beside.frozen,
+    )
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_encoder_decoder(arm):
+    for (B, N, M), bias, L in product([(2, 5, 7), (1, 6, 3)], (False, True), (1, 2)):
+        if bias and arm not in ("learned", "frozen", "stopped"):
+            continue  # not every layer has biases
+        kind = {"max_length": 9, "bias": bias, **ARMS[arm]}
+        made = used(EncoderDecoder(11, 12, 4, L, d_ff=10, **kind))
+        source, target = torch.zeros(B, M, dtype=torch.long), torch.zeros(B, N, dtype=torch.long)
+        declared = encoder_decoder(B, M, N, 12, 4, L, vocab_size=11, d_ff=10, **kind)
+        unused = sum(p.numel() for p in made.parameters() if not p.requires_grad)
+        # Looking for rows without a key is no arithmetic that the counter knows.
+        looking = any(isinstance(one, StoppedAttention) for one in made.encoder.modules())
+        for mask in [None] if looking else [None, torch.ones(B, M, dtype=torch.bool)]:
+            counts = counted(made, source, target, source_mask=mask)
+            assert (counts.forward, counts.backward) == (declared.forward, declared.backward)
+            assert (counts.trained + unused, counts.frozen - unused) == (declared.trained, declared.frozen)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(("positions", "most"), [("learned", 9), ("sinusoidal", 9), ("learned", None)])
+def test_embeddings(positions, most, shared):
+    kind = {"positions": positions, "max_length": most, "shared_embeddings": shared}
+    made = EncoderDecoder(11, 8, 2, 1, **kind)
+    tokens = torch.zeros(2, 5, dtype=torch.long)
+    assert counted(made, tokens, tokens) == encoder_decoder(2, 5, 5, 8, 2, 1, vocab_size=11, **kind)
+
+
+def test_by_hand():
+    """Of one layer, one source token and one target token, N = M = B = 1, with d_ff = 4 d: 4 d^2 numbers in each
+    of three attentions, 8 d^2 in either network; a pair's score, and its value, take d multiply-adds each."""
+    d, vocab = 8, 11
+    declared = encoder_decoder(1, 1, 1, d, 2, 1, vocab_size=vocab, max_length=5)
+    assert declared.forward == 2 * (28 * d**2 + vocab * d) + 3 * 4 * d
+    assert (
+        declared.backward == 4 * (28 * d**2 + vocab * d) + 3 * 10 * d
+    )  # the fused kernel makes five products, not two
+    assert declared.trained == 28 * d**2 + vocab * d + 2 * 5 * d + (2 + 3 + 2) * d
+    assert declared.step == declared.forward + declared.backward
+
+
+def test_a_decoder_alone_is_a_language_model():
+    """Beside what reads the source, and what looks at it."""
+    whole = encoder_decoder(2, 6, 5, 8, 2, 3, vocab_size=11, max_length=9)
+    single = model(2, 5, 8, 2, 3, vocab_size=11, max_length=9)
+    reading = model(2, 6, 8, 2, 3, vocab_size=11, max_length=9, causal=False)
+    beside = cross_layer(2, 5, 6, 8, 2)
+    read_out = 2 * 2 * 6 * 8 * 11  # which the encoder has not
+    assert whole.forward == single.forward + reading.forward - read_out + 3 * beside.forward
+    assert whole.backward == single.backward + reading.backward - 2 * read_out + 3 * beside.backward
+
+
+@pytest.mark.bad_input
+def test_errors():
+    sizes = {"vocab_size": 11, "max_length": 9}
+    with pytest.raises(TypeError, match="encoder: expected the layer MultiheadAttention or .*, got type"):
+        encoder_decoder(1, 5, 5, 8, 2, 1, encoder={"layer": torch.nn.Linear}, **sizes)
+    with pytest.raises(TypeError, match="cross: expected the layer MultiheadAttention or StoppedAttention, got"):
+        encoder_decoder(1, 5, 5, 8, 2, 1, cross={"layer": HybridAttention}, **sizes)
+    with pytest.raises(ValueError, match="attention: expected one of 'softmax', got 'linear'"):
+        encoder_decoder(1, 5, 5, 8, 2, 1, cross={"attention": "linear"}, **sizes)
+    with pytest.raises(ValueError, match="H: expected a divisor of d = 8, got 3"):
+        cross_layer(1, 5, 5, 8, 3)
+    with pytest.raises(ValueError, match="M: expected an integer of at least 1, got 0"):
+        cross_layer(1, 5, 0, 8, 2)
+    with pytest.raises(ValueError, match="projection: expected one of"):
+        cross_layer(1, 5, 5, 8, 2, projection="haar")
+    with pytest.raises(ValueError, match="positions: expected one of 'learned', 'sinusoidal', got 'rotary'"):
+        encoder_decoder(1, 5, 5, 8, 2, 1, positions="rotary", **sizes)

@@ -1,0 +1,181 @@
+"""Mixtures of experts: the fast form is the definition, places are given in the order of tokens, costs are counted."""
+
+from math import ceil
+
+import pytest
+import torch
+from torch.nn.functional import gelu, silu
+
+from ortho.cost.counting import count_step
+from ortho.cost.experts import gated_feed_forward, mixture_of_experts
+from ortho.layers.block import TransformerBlock
+from ortho.layers.experts import GatedFeedForward, MixtureOfExperts
+from ortho.layers.feed_forward import FeedForward
+
+D, E = 6, 5
+# Sums of at most 24 float64 products of size 1, in another order.
+TOLERANCE = {"atol": 1e-12, "rtol": 1e-12}
+
+
+def draw(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def mixture(seed=1, **kwargs):
+    generator = torch.Generator().manual_seed(seed)
+    return MixtureOfExperts(D, E, generator=generator, **{"dtype": torch.float64, "d_ff": 4} | kwargs)
+
+
+VARIANTS = [
+    {"top_k": k, "gated": gated, "capacity_factor": factor}
+    for k in (1, 2, 5)
+    for gated in (False, True)
+    for factor in (None, 0.1, 1.0, 2.5)
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_the_fast_form_is_the_definition(variant):
+    """Outputs, and gradients of the input and all parameters; experts that nobody picks among them."""
+    results = []
+    for form in ("reference", "fast"):
+        module, x = mixture(form=form, **variant), draw(3, 7, D).requires_grad_()
+        y, routing = module(x, return_routing=True)
+        loss = (y * draw(3, 7, D, seed=2)).sum() + 0.1 * routing.balance_loss
+        leaves = [x, *module.parameters()]
+        grads = torch.autograd.grad(loss, leaves, allow_unused=True)
+        results.append((y, *(torch.zeros_like(a) if g is None else g for a, g in zip(leaves, grads, strict=True))))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, **TOLERANCE)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_by_hand(variant):
+    """Token by token: pick, look whether there is room, weigh."""
+    module, x = mixture(**variant), draw(2, 9, D)
+    k, factor = variant["top_k"], variant["capacity_factor"]
+    room = 10**9 if factor is None else ceil(factor * k * 9 / E)
+    want, dropped = torch.zeros_like(x), 0
+    for b in range(2):
+        taken = [0] * E
+        for n in range(9):
+            p = (module.weight_router @ x[b, n]).softmax(0)
+            picked = sorted(range(E), key=lambda e: -p[e].item())[:k]
+            total = sum(p[e] for e in picked) if k > 1 else 1
+            for e in picked:
+                taken[e] += 1
+                if taken[e] > room:
+                    dropped += 1
+                    continue
+                up = module.weight_up[e] @ x[b, n]
+                hidden = silu(module.weight_gate[e] @ x[b, n]) * up if variant["gated"] else gelu(up)
+                want[b, n] += p[e] / total * (module.weight_down[e] @ hidden)
+    y, routing = module(x, return_routing=True)
+    torch.testing.assert_close(y, want, **TOLERANCE)
+    assert routing.dropped == dropped
+    assert int(routing.load.sum()) == 2 * 9 * k - dropped
+
+
+def test_no_later_token_takes_a_place():
+    """Of a sequence of the same length with another second half the first half is the same, bit for bit; so is another
+    sequence of the batch."""
+    module, x = mixture(top_k=2, capacity_factor=0.5), draw(2, 12, D)
+    other = x.clone()
+    other[0, 6:] = draw(6, D, seed=3)
+    y, z = module(x), module(other)
+    assert module.route(x).dropped > 0
+    assert torch.equal(y[0, :6], z[0, :6]) and torch.equal(y[1], z[1])
+
+
+def test_the_balance_loss():
+    module, x = mixture(top_k=1), draw(4, 50, D)
+    routing = module.route(x)
+    picked = [float((routing.experts == e).double().mean()) for e in range(E)]
+    mean = routing.probabilities.mean((0, 1))
+    torch.testing.assert_close(routing.balance_loss, E * sum(f * P for f, P in zip(picked, mean, strict=True)))
+    even = routing._replace(probabilities=torch.full_like(routing.probabilities, 1 / E))
+    torch.testing.assert_close(even.balance_loss, torch.tensor(1.0, dtype=torch.float64))
+    assert routing.balance_loss.requires_grad
+
+
+def test_training_evens_the_load():
+    """With the loss alone: from one expert for all tokens to a loss near that of an even load."""
+    module, x = mixture(top_k=1), draw(4, 50, D)
+    x[..., 0] = 1
+    with torch.no_grad():
+        module.weight_router[0, 0] = 5  # for expert 0, whatever the rest
+    before = float(module.route(x).balance_loss.detach())
+    optimiser = torch.optim.Adam([module.weight_router], lr=0.05)
+    for _ in range(100):
+        optimiser.zero_grad()
+        module.route(x).balance_loss.backward()
+        optimiser.step()
+    after = float(module.route(x).balance_loss.detach())
+    assert before > 4 and after < 1.1
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("k", [1, 2, 5])
+@pytest.mark.parametrize("form", ["reference", "fast"])
+def test_declared_is_counted(gated, k, form):
+    module = mixture(top_k=k, gated=gated, form=form)
+    counts = count_step(module, draw(2, 7, D).requires_grad_())
+    declared = mixture_of_experts(2, 7, D, E, k, 4, gated=gated, form=form)
+    assert (counts.forward, counts.backward) == (declared.forward, declared.backward)
+    assert counts.trained == declared.trained
+
+
+def test_a_gated_network():
+    module, x = GatedFeedForward(D, 9, dtype=torch.float64), draw(2, 3, D).requires_grad_()
+    want = (silu(x @ module.weight_gate.T) * (x @ module.weight_up.T)) @ module.weight_down.T
+    torch.testing.assert_close(module(x), want, **TOLERANCE)
+    counts, declared = count_step(module, x), gated_feed_forward(2, 3, D, 9)
+    assert (counts.forward, counts.backward, counts.trained) == (declared.forward, declared.backward, declared.trained)
+    assert GatedFeedForward(24).weight_up.shape == (64, 24)
+    sizes = (sum(p.numel() for p in m.parameters()) for m in (GatedFeedForward(24), FeedForward(24)))
+    assert len(set(sizes)) == 1
+
+
+def test_one_expert_is_a_network():
+    module = MixtureOfExperts(D, 1, top_k=1, d_ff=9, dtype=torch.float64)
+    network = FeedForward(D, 9, dtype=torch.float64)
+    with torch.no_grad():
+        network.weight_up.copy_(module.weight_up[0])
+        network.weight_down.copy_(module.weight_down[0])
+    x = draw(2, 3, D)
+    torch.testing.assert_close(module(x), network(x), **TOLERANCE)
+
+
+def test_in_a_block():
+    block = TransformerBlock(D, 2, dtype=torch.float64)
+    block.feed_forward = mixture()
+    x = draw(2, 8, D)
+    whole = block(x, is_causal=True)
+    head, state = block(x[:, :5], is_causal=True, return_state=True)
+    tail = block(x[:, 5:], is_causal=True, initial_state=state)
+    torch.testing.assert_close(torch.cat([head, tail], 1), whole, **TOLERANCE)
+
+
+def test_half_precision_routes_in_float32():
+    module, x = mixture(dtype=torch.bfloat16), draw(2, 7, D, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert module.route(x).probabilities.dtype == torch.float32
+    assert module(x).dtype == torch.bfloat16
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("kwargs", "error", "message"),
+    [
+        ({"top_k": 6}, ValueError, "top_k: expected at most num_experts = 5, got 6"),
+        ({"top_k": 0}, ValueError, "top_k: expected an integer of at least 1, got 0"),
+        ({"capacity_factor": 0.0}, ValueError, "capacity_factor: expected a positive number, got 0.0"),
+        ({"capacity_factor": float("nan")}, ValueError, "capacity_factor: expected a finite number, got nan"),
+        ({"capacity_factor": "1"}, TypeError, "capacity_factor: expected a number, got str '1'"),
+        ({"form": "slow"}, ValueError, "form: expected one of 'reference', 'fast', got 'slow'"),
+        ({"d_ff": 0}, ValueError, "d_ff: expected an integer of at least 1, got 0"),
+    ],
+)
+def test_errors(kwargs, error, message):
+    with pytest.raises(error, match=message):
+        mixture(**kwargs)

@@ -1,0 +1,273 @@
+"""Random-feature attention: maps that are the plain formulas but for what cancels, and an error like 1/sqrt(m)."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from scipy import stats
+
+from ortho.attention import MECHANISMS
+from ortho.attention.linear import favor
+from ortho.attention.linear import random_features as rf
+from ortho.attention.linear.factored import feature_attention, feature_attention_reference, kernel_weights
+from ortho.attention.linear.favor import (
+    FEATURES,
+    FITS,
+    DenseExponentialFeatures,
+    HyperbolicFeatures,
+    PositiveFeatures,
+    TrigonometricFeatures,
+    default_rows,
+)
+from ortho.attention.linear.feature_draws import FEATURE_DRAWS
+from ortho.attention.softmax.softmax_attention import softmax_attention_reference
+from ortho.cost.counting import count_forward
+
+FORMS = [feature_attention_reference, feature_attention]
+# A two-sided normal deviate is larger with probability 1e-5: the error rate of each statistical test below.
+SIGMAS = 4.42
+
+
+def draw(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def rows(m, K, seed=0, kind="orthogonal"):
+    return FEATURE_DRAWS[kind](m, K, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+MAPS = {
+    "trigonometric": TrigonometricFeatures,
+    "positive": PositiveFeatures,
+    "hyperbolic": HyperbolicFeatures,
+} | {fit: partial(DenseExponentialFeatures, fit) for fit in FITS}
+
+
+def plain_weights(name, x, y, omega, keep_x=None, keep_y=None):
+    """phi(x_i) . phi(y_j) by the formulas as they stand."""
+    if name in FITS:
+        a, B_q, B_k, axes = getattr(rf, name)(x, y, keep_x=keep_x, keep_y=keep_y)
+        omega = omega if axes is None else omega @ axes
+        return rf.dense_features(x, omega, a, B_q) @ rf.dense_features(y, omega, a, B_k).mT
+    phi = getattr(rf, f"{name}_features")
+    return phi(x, omega) @ phi(y, omega).mT
+
+
+@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("scale", [None, 0.2, 0.0])
+@pytest.mark.parametrize("kind", FEATURE_DRAWS)
+def test_weights_are_the_plain_formulas(name, scale, kind):
+    """Row by row, normalised: what the maps divide by cancels. 100 eps, where exponents of some 10 magnify 10 eps."""
+    q, k, v = draw(2, 5, 4), draw(2, 7, 4, seed=1), draw(2, 7, 3, seed=2)
+    omega = rows(20, 4, seed=3, kind=kind)
+    root = math.sqrt(4**-0.5 if scale is None else scale)
+    weights = plain_weights(name, q * root, k * root, omega)
+    weights = weights / weights.sum(-1, keepdim=True)
+    found = kernel_weights(MAPS[name](features=omega), q, k, scale=scale)
+    torch.testing.assert_close(found / found.sum(-1, keepdim=True), weights, atol=1e-13, rtol=1e-12)
+    for attention in FORMS:
+        o = attention(q, k, v, feature_map=MAPS[name](features=omega), scale=scale)
+        torch.testing.assert_close(o, weights @ v, atol=1e-13, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", FITS)
+@pytest.mark.parametrize("attention", FORMS)
+def test_fits_leave_out_hidden_tokens(name, attention):
+    """In self-attention the query beside a hidden key as well, whatever both hold; queries of others count all, also
+    where they are as many."""
+    v, omega = draw(2, 7, 3, seed=2), rows(20, 4)
+    mask = torch.tensor([[True] * 7, [False, True] * 3 + [True]])  # (B, M)
+    for queries, same in ((7, True), (7, False), (5, False)):
+        q, k = draw(2, queries, 4), draw(2, 7, 4, seed=1)
+        x, y = q / math.sqrt(2), k / math.sqrt(2)
+        weights = plain_weights(name, x, y, omega, mask if same else None, mask) * mask[:, None]
+        expected = weights @ v / weights.sum(-1, keepdim=True)
+        k, v = (each.masked_fill(~mask[..., None], 50.0) for each in (k, v))
+        if same:
+            expected, q = expected * mask[..., None], q.masked_fill(~mask[..., None], -50.0)
+        o = attention(q, k, v, feature_map=MAPS[name](features=omega), attn_mask=mask[:, None], same_tokens=same)
+        o = o * mask[..., None] if same else o  # a left-out query has an output all the same
+        # ADERF inverts moments of as many tokens as dimensions: condition numbers up to K / RIDGE, 4e4, in both roots.
+        torch.testing.assert_close(o, expected, atol=1e-9, rtol=1e-9)
+
+
+def relative_error(o, exact):
+    return float((o - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize(
+    ("name", "causal"), [(name, causal) for name in MAPS for causal in (False, True) if name not in FITS or not causal]
+)
+def test_error_falls_with_features(name, causal):
+    """As m^-1/2, for norms small enough that m = 32 is already in that regime.
+
+    Over a factor 64 in m, with 8 draws each, the fitted exponent has standard deviation 0.012 to 0.018, by the map
+    (from 12 repetitions with other operands and rows).
+    """
+    q, k, v = (draw(4, 64, 16, seed=s) / 4 for s in range(3))
+    exact = softmax_attention_reference(q, k, v, is_causal=causal)
+    sizes, errors = (32, 128, 512, 2048), []
+    for m in sizes:
+        maps = [MAPS[name](features=rows(m, 16, seed=s)) for s in range(8)]
+        outputs = [feature_attention(q, k, v, is_causal=causal, feature_map=each) for each in maps]
+        errors.append(sum(relative_error(o, exact) for o in outputs) / len(outputs))
+    slope = stats.linregress([math.log(m) for m in sizes], [math.log(e) for e in errors]).slope
+    assert abs(slope + 0.5) < SIGMAS * 0.02
+
+
+@pytest.mark.parametrize(("width", "better"), [(4, True), (16, False), (64, False)])
+def test_error_beside_plain_averaging(width, better):
+    """Scores of variance 1, the default features: of use for narrow heads, worse than the mean value for wide ones."""
+    q, k, v = (draw(4, 128, width, seed=s) for s in range(3))
+    exact = softmax_attention_reference(q, k, v)
+    found = MECHANISMS["favor"].fast(q, k, v)
+    ours, averaging = (relative_error(o, exact) for o in (found, v.mean(-2, keepdim=True)))
+    assert (ours < averaging) is better
+
+
+@pytest.mark.parametrize("name", ["trigonometric", "positive", "hyperbolic", "saderf", "aderf"])
+@pytest.mark.parametrize("attention", FORMS)
+def test_keys_far_out_of_range(name, attention):
+    """Finite, with finite gradients, where exp(|y|^2/2) is not: |y|^2/2 is some 100 on average, and 89 overflows."""
+    q, k, v = (draw(2, 20, 16, seed=s, dtype=torch.float32) for s in range(3))
+    leaves = [(q / 3).requires_grad_(), (7 * k).requires_grad_(), v.requires_grad_()]
+    assert rf.positive_features(leaves[1].detach() / 2, rows(8, 16).float()).min() == 0  # the formula as it stands
+    o = attention(*leaves, feature_map=MAPS[name]())
+    assert all(x.isfinite().all() for x in (o, *torch.autograd.grad(o.sum(), leaves)))
+
+
+def test_queries_differ_by_what_cancels():
+    """exp(|x|^2/2) is left out for queries: their features are as large at any norm."""
+    q, k = draw(5, 4, dtype=torch.float32), draw(5, 4, seed=1, dtype=torch.float32)
+    for name in ("positive", "hyperbolic", *FITS):
+        features = MAPS[name]()(30 * q, k)
+        assert torch.equal(features.q.amax(-1), torch.ones(5)) and torch.equal(features.k.amax(-1), torch.ones(5))
+
+
+# ------------------------------------------------------------------------------------------------------------ the rows
+
+
+@pytest.mark.parametrize(("m", "K"), [(8, 8), (3, 8), (20, 8), (5, 1), (256, 64)])
+def test_default_rows(m, K):
+    """A draw of orthogonal features from a seed of their own, which no state of the caller changes."""
+    expected = rows(m, K, seed=favor.SEED)
+    for block in expected.split(K):
+        direction = block / block.norm(dim=-1, keepdim=True)
+        torch.testing.assert_close(direction @ direction.mT, torch.eye(len(block)).double(), atol=1e-13, rtol=0)
+    favor._drawn.clear()
+    state = torch.random.get_rng_state()
+    for dtype in (torch.float64, torch.float32):
+        first = default_rows(m, K, dtype, torch.device("cpu"))
+        assert first.dtype == dtype and torch.equal(first, expected.to(dtype))
+        assert default_rows(m, K, dtype, torch.device("cpu")) is first
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_default_rows_are_what_maps_have(name):
+    """The same in every call, whatever mode the first one was made in; 256 features, or as many as `count` says."""
+    q, k, v = (draw(2, 5, 4, seed=s).requires_grad_() for s in range(3))
+    attend = partial(feature_attention, feature_map=MAPS[name]())
+    favor._drawn.clear()
+    with torch.inference_mode():
+        first = attend(q.detach(), k.detach(), v.detach())
+    o = attend(q, k, v)
+    o.sum().backward()  # an inference tensor could not be saved for it
+    assert torch.equal(o, first)
+    favor._drawn.clear()
+    cold = count_forward(attend, q, k, v)
+    assert cold == count_forward(attend, q, k, v)
+    drawn = FEATURES // (2 if name in ("trigonometric", "hyperbolic") else 1)
+    given = MAPS[name](features=rows(drawn, 4, seed=favor.SEED))
+    assert torch.equal(feature_attention(q, k, v, feature_map=given), o)
+    assert MAPS[name]().width(4) == given.width(4) == FEATURES
+    counted, given = MAPS[name](count=10), MAPS[name](features=rows(10, 4, seed=favor.SEED))
+    assert torch.equal(*(feature_attention(q, k, v, feature_map=each) for each in (counted, given)))
+    assert counted(q, k).q.shape[-1] == counted.width(4) == given.width(4)
+
+
+@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("attention", FORMS)
+def test_redraw(name, attention):
+    """Other rows, another output; the same rows, the same, from another map; and in the dtype of the operands."""
+    q, k, v = (draw(2, 5, 4, seed=s) for s in range(3))
+    omega = rows(16, 4)
+    first, same, other = (
+        attention(q, k, v, feature_map=MAPS[name](features=each))
+        for each in (omega, omega.clone(), rows(16, 4, seed=1))
+    )
+    assert torch.equal(first, same) and (first - other).abs().max() > 0.01
+    single = attention(q.float(), k.float(), v.float(), feature_map=MAPS[name](features=omega))
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single.double(), first, atol=1e-4, rtol=1e-4)  # some 100 eps, magnified by exponents
+
+
+def test_mechanisms():
+    """Their maps by name, as they are shown."""
+    expected = {
+        "trigonometric": "TrigonometricFeatures(count=128)",
+        "favor": "PositiveFeatures(count=256)",
+        "hyperbolic": "HyperbolicFeatures(count=128)",
+        "favor++": "DenseExponentialFeatures('gerf', count=256)",
+    } | {fit: f"DenseExponentialFeatures({fit!r}, count=256)" for fit in ("saderf", "aderf", "sderf")}
+    shown = {name: repr(MECHANISMS[name].fast.keywords["feature_map"]) for name in expected}
+    assert shown == expected
+    assert {name for name in expected if MECHANISMS[name].signed} == {"trigonometric"}
+    assert {name for name in expected if MECHANISMS[name].fitted} == {"favor++", "saderf", "aderf", "sderf"}
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", MAPS)
+def test_bad_rows(name):
+    make, operands = MAPS[name], [draw(2, 5, 4, seed=s) for s in range(3)]
+    for attention in FORMS:
+        with pytest.raises(ValueError, match=r"^features: expected shape \(m, 4\), as wide as q, got \(8, 5\)"):
+            attention(*operands, feature_map=make(features=draw(8, 5)))
+    for kwargs, error, message in (
+        ({"features": [1.0]}, TypeError, "features: expected a .*ensor, got list of 1"),
+        ({"features": torch.ones(8, 4, dtype=torch.int64)}, TypeError, "features: expected a floating-point tensor"),
+        ({"features": draw(4)}, ValueError, r"features: expected shape \(m, K\) without empty axes, got \(4,\)"),
+        ({"features": draw(0, 4)}, ValueError, r"features: expected shape \(m, K\) without empty axes, got \(0, 4\)"),
+        ({"features": draw(2, 8, 4)}, ValueError, r"features: expected shape \(m, K\) without empty axes"),
+        ({"features": draw(8, 4) / 0}, ValueError, "features: expected finite numbers, got 32 NaN or infinite of 32"),
+        ({"features": draw(8, 4), "count": 8}, ValueError, "count: expected None beside features, got 8"),
+        ({"count": 0}, ValueError, "count: expected an integer of at least 1, got 0"),
+        ({"count": -1}, ValueError, "count: expected an integer of at least 1, got -1"),
+        ({"count": 2.0}, TypeError, "count: expected an integer of at least 1, got float 2.0"),
+    ):
+        with pytest.raises(error, match=f"^{message}"):
+            make(**kwargs)
+
+
+@pytest.mark.bad_input
+def test_bad_parameters():
+    def parameters(width):
+        return rf.saderf(draw(9, width), draw(9, width, seed=1))
+
+    with pytest.raises(ValueError, match="^fit: expected one of 'gerf', 'saderf', 'aderf', 'sderf', got 'derf'"):
+        DenseExponentialFeatures("derf")
+    with pytest.raises(TypeError, match="^parameters: expected DenseParameters, got tuple of 3"):
+        DenseExponentialFeatures(parameters=tuple(parameters(4)[:3]))
+    with pytest.raises(ValueError, match="^parameters: expected a within -inf and 0.12, got 0.2 to 0.2"):
+        DenseExponentialFeatures(parameters=parameters(4)._replace(a=torch.full((4,), 0.2)))
+    for attention in FORMS:
+        with pytest.raises(ValueError, match=r"^parameters: expected width 4 like q, got a of shape \(5,\)"):
+            attention(*(draw(2, 5, 4) for _ in "qkv"), feature_map=DenseExponentialFeatures(parameters=parameters(5)))
+
+
+@pytest.mark.parametrize("name", FITS)
+@pytest.mark.parametrize("attention", FORMS)
+def test_parameters_of_each_sequence(name, attention):
+    """One set for all, or one each: the output is that of the fit to the sequences that they were fitted to."""
+    q, k, v = (draw(2, 3, 9, 4, seed=s) for s in range(3))
+    fitted = getattr(rf, name)(q / math.sqrt(2), k / math.sqrt(2))
+    assert fitted.a.shape == (2, 3, 4)
+    expected = attention(q, k, v, feature_map=MAPS[name]())
+    held = MAPS[name](parameters=fitted)
+    torch.testing.assert_close(attention(q, k, v, feature_map=held), expected, atol=1e-13, rtol=1e-12)
+    shared = MAPS[name](parameters=rf.DenseParameters(*(x if x is None else x[1, 2] for x in fitted)))
+    o = attention(q, k, v, feature_map=shared)
+    torch.testing.assert_close(o[1, 2], expected[1, 2], atol=1e-13, rtol=1e-12)
+    assert (o[0, 0] - expected[0, 0]).abs().max() > 1e-3
+    assert held.causal and shared.causal and not MAPS[name]().causal

@@ -1,0 +1,278 @@
+"""Layers with heads of several kinds: each kind is what it is alone; what is stored, decoded, compiled; errors."""
+
+from functools import partial
+from itertools import pairwise
+
+import pytest
+import torch
+from extent import some
+
+from ortho import LanguageModel, MultiheadAttention, TransformerBlock
+from ortho.cost.counting import count_step
+from ortho.layers.hybrid import HEADS, HybridAttention
+from ortho.layers.positional import PositionalHeads
+
+# Sums of at most 1e2 rounded products of size 1 in float64, in different orders.
+close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
+FORMS = pytest.mark.parametrize("form", ["reference", "fast"])
+WIDTH, H, K = 24, 4, 6
+SPLIT = {"learned": 1, "positional": 2, "stopped": 1}
+SPLITS = [
+    SPLIT,
+    {"rotary": 1, "frozen": 1, "structured-stopped": 2},
+    {"linear": 1, "window": 1, "structured": 1, "positional": 1},
+    {"induction": 3, "positional": 1},
+]
+
+
+def draw(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def layer(heads=SPLIT, *, dtype=torch.float64, **kwargs):
+    return HybridAttention(WIDTH, H, heads=heads, generator=torch.Generator().manual_seed(1), dtype=dtype, **kwargs)
+
+
+def step(module, x, **kwargs):
+    """The output and all gradients."""
+    leaf = x.clone().requires_grad_()
+    y = module(leaf, **kwargs)
+    return [y, *torch.autograd.grad(y, [leaf, *module.parameters()], draw(*y.shape, seed=9).to(y.dtype))]
+
+
+def test_the_splits_have_all_kinds():
+    assert {kind for split in SPLITS for kind in split} == set(HEADS)
+
+
+@FORMS
+@pytest.mark.parametrize("kind", HEADS)
+def test_of_one_kind_it_is_that_layer(kind, form):
+    """With the same weights bit for bit, forward and backward; and it has drawn what that layer draws."""
+    one = layer({kind: H}, form=form)
+    kwargs = {"head_dim": K, "form": form, "dtype": torch.float64}
+    alone = HEADS[kind](WIDTH, H, generator=torch.Generator().manual_seed(1), **kwargs)
+    x = draw(2, 7, WIDTH)
+    for causal in (False, True):
+        assert all(map(torch.equal, step(one, x, is_causal=causal), step(alone, x, is_causal=causal)))
+    alone.load_state_dict(layer({kind: H}).groups[0].state_dict())
+
+
+@FORMS
+@pytest.mark.parametrize("kind", ["learned", "rotary", "frozen", "stopped", "window", "linear"])
+def test_a_layer_is_the_sum_of_layers_of_some_of_its_heads(kind, form):
+    """Of one kind in three groups, with rows of the layer's W_Q, W_K and W_V and columns of its W_O; also the gradients
+    are rows and columns of the layer's."""
+    one = layer([(kind, 1), (kind, 2), (kind, 1)], form=form)
+    whole = HEADS[kind](WIDTH, H, head_dim=K, form=form, dtype=torch.float64)
+    cuts = [slice(a * K, b * K) for a, b in pairwise((0, 1, 3, 4))]
+    with torch.no_grad():
+        for group, rows in zip(one.groups, cuts, strict=True):
+            group.weight_o.copy_(whole.weight_o[:, rows])
+            group.weight_v.copy_(whole.weight_v[rows])
+            for name in ("weight_q", "weight_k"):
+                getattr(group.projection, name).copy_(getattr(whole.projection, name)[rows])
+    x = draw(2, 7, WIDTH)
+    for kwargs in ({}, {"is_causal": True}, {"attn_mask": draw(2, H, 1, 7, seed=3) > -0.5}):
+        y, dx, *gradients = step(one, x, **kwargs)
+        expected, expected_dx, *of_whole = step(whole, x, **kwargs)
+        close(y, expected)
+        close(dx, expected_dx)
+        names = [name for name, _ in whole.named_parameters()]
+        for i, rows in enumerate(cuts):
+            for j, name in enumerate(names):
+                of_rows = of_whole[j][:, rows] if name == "weight_o" else of_whole[j][rows]
+                close(gradients[i * len(names) + j], of_rows)
+
+
+def test_what_is_stored_and_trained():
+    """Of each kind no more than it needs: positional heads have no queries and keys, structured ones their signs."""
+    heads = {"positional": 1, "learned": 1, "stopped": 1, "structured": 1, "window": 0}
+    one = layer(heads)
+    expected = {
+        f"groups.{i}.weight_{x}": shape for i in range(4) for x, shape in (("v", (K, WIDTH)), ("o", (WIDTH, K)))
+    }
+    learned = {f"groups.1.projection.weight_{x}": (K, WIDTH) for x in "qk"}
+    assert {name: tuple(p.shape) for name, p in one.named_parameters()} == expected | learned
+    stored = expected | learned | {f"groups.2.projection.weight_{x}": (K, WIDTH) for x in "qk"}
+    stored |= {f"groups.3.projection.signs_{x}": (1, 2, WIDTH) for x in "qk"}
+    assert {name: tuple(t.shape) for name, t in one.state_dict().items()} == stored
+    assert one.counts == [1, 1, 1, 1] and "num_heads=4" in repr(one)
+
+
+def test_only_what_a_head_needs_is_computed():
+    """Values and the output for all, queries and keys for one, and its N x N products, by hand."""
+    B, N = 2, 7
+    counts = count_step(layer({"positional": 3, "learned": 1}), draw(B, N, WIDTH).requires_grad_())
+    rows, products = 2 * B * N * WIDTH, 4 * B * N * N * K
+    assert counts.forward == rows * (2 * WIDTH + 2 * K) + products
+    assert counts.backward == 2 * rows * (2 * WIDTH + 2 * K) + 10 * B * N * N * K  # five products, fused
+    none = count_step(layer({"positional": 4}), draw(B, N, WIDTH).requires_grad_())
+    assert (none.forward, none.backward) == (2 * rows * WIDTH, 4 * rows * WIDTH)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_initial_variance(kind):
+    """1/d for every weight, beside whatever others: of the entries of a uniform law the variance is estimated with a
+    relative spread of sqrt(0.8 / n), 0.35 % for n = 64 * 1024; the bound is ten of them."""
+    other = "linear" if kind == "learned" else "learned"
+    heads = {other: 15, kind: 1}
+    one = HybridAttention(1024, 16, heads=heads, generator=torch.Generator().manual_seed(0)).groups[1]
+    weights = [one.weight_v, one.weight_o]
+    if kind != "positional":
+        weights += [one.projection.weight_q, one.projection.weight_k]
+    for weight in weights:
+        assert weight.numel() == 64 * 1024
+        assert abs(weight.square().mean().item() * 1024 - 1) < 0.04
+
+
+@FORMS
+def test_masks(form):
+    """Of all heads alike, or of each: a group is given its own. Where q and k are at hand, of any pairs."""
+    one, x = layer({"positional": 2, "learned": 1, "stopped": 1}, form=form), draw(2, 7, WIDTH)
+    for shape in ((7,), (1, 7), (2, 1, 1, 7), (H, 1, 7), (2, H, 1, 7)):
+        mask = draw(*shape, seed=3) > -0.5
+        parts = mask.expand(2, H, 1, 7).split([2, 1, 1], 1)
+        close(one(x, attn_mask=mask), sum(g(x, attn_mask=m) for g, m in zip(one.groups, parts, strict=True)))
+    pairs = layer({"stopped": 2, "learned": 1, "window": 1}, form=form)
+    mask = draw(2, H, 7, 7, seed=3) > 0
+    parts = mask.split([2, 1, 1], 1)
+    y = sum(g(x, attn_mask=m, is_causal=True) for g, m in zip(pairs.groups, parts, strict=True))
+    close(pairs(x, attn_mask=mask, is_causal=True), y)
+    single = HybridAttention(6, 1, heads={"learned": 1}, dtype=torch.float64)
+    assert single(x[..., :6], attn_mask=torch.ones(2, 1, 1, 7, dtype=torch.bool)).shape == (2, 7, 6)
+
+
+@FORMS
+@pytest.mark.parametrize("heads", SPLITS, ids=str)
+def test_decoding(heads, form):
+    """Token by token and in pieces what the whole gives; a copy reads on by itself; nothing has a gradient."""
+    one, x = layer(heads, form=form), draw(2, 9, WIDTH)
+    whole = one(x, is_causal=True).detach()
+    cache, other = one.new_cache(9), None
+    assert (cache.length, cache.nbytes) == (0, 0)
+    for t in range(9):
+        other = cache.copy() if t == 4 else other
+        y = one(x[:, t : t + 1], is_causal=True, cache=cache)
+        close(y, whole[:, t : t + 1])
+        assert cache.length == t + 1 and not y.requires_grad
+    assert other.length == 4 and cache.nbytes == sum(part.nbytes for part in cache.parts) > 0
+    close(torch.cat([one(x[:, a:b], is_causal=True, cache=other) for a, b in ((4, 7), (7, 9))], 1), whole[:, 4:])
+
+
+def test_a_cache_that_failed_in_a_later_group_says_so():
+    one, x = layer(), draw(2, 3, WIDTH)
+    cache = one.new_cache(4)
+    one(x, is_causal=True, cache=cache)
+    with pytest.raises(ValueError, match="k: expected at most 1 tokens more in a cache of capacity 4, got 3"):
+        one(x, is_causal=True, cache=cache)
+    assert cache.length == 3
+    one.groups[0](x[:, :1], is_causal=True, cache=cache.parts[0])
+    with pytest.raises(ValueError, match=r"cache: expected groups that have read as many tokens, got \[3, 4\]"):
+        _ = cache.length
+
+
+def test_in_a_block_and_in_a_model():
+    """A block adds its own parts; a model decodes as it reads, and its likeliest tokens are those of the whole."""
+    kwargs = {"layer": HybridAttention, "heads": SPLIT, "dtype": torch.float64}
+    block = TransformerBlock(WIDTH, H, generator=torch.Generator().manual_seed(1), **kwargs)
+    x = draw(2, 7, WIDTH)
+    y = x + block.attention(block.norm_attention(x), is_causal=True)
+    close(block(x, is_causal=True), y + block.feed_forward(block.norm_feed_forward(y)))
+    model = LanguageModel(13, WIDTH, H, 2, max_length=20, generator=torch.Generator().manual_seed(1), **kwargs)
+    tokens = torch.randint(13, (2, 9), generator=torch.Generator().manual_seed(2))
+    whole = model(tokens)
+    first, state = model(tokens[:, :5], return_state=True)
+    close(torch.cat([first, model(tokens[:, 5:], initial_state=state)], 1), whole)
+    found = model.generate(tokens, 5, temperature=0.0)
+    for length in range(9, 14):
+        assert torch.equal(model(found[:, :length])[:, -1].argmax(-1), found[:, length])
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of a class that dynamo makes
+@pytest.mark.parametrize(
+    ("heads", "backend"),
+    some([(SPLIT, "aot_eager"), ({"rotary": 1, "structured-stopped": 1, "linear": 1, "frozen": 1}, "eager")], 2),
+    ids=str,
+)
+@pytest.mark.unchecked
+def test_compiles(heads, backend):
+    """Forward and backward, without a graph break."""
+    one, x = layer(heads), draw(2, 5, WIDTH)
+    compiled = torch.compile(one, backend=backend, fullgraph=True)
+    for kwargs in ({"is_causal": True}, {"attn_mask": torch.tensor([True, True, False, True, True])}):
+        expected = step(one, x, **kwargs)
+        leaf = x.clone().requires_grad_()
+        y = compiled(leaf, **kwargs)
+        found = [y, *torch.autograd.grad(y, [leaf, *one.parameters()], draw(*y.shape, seed=9))]
+        for a, b in zip(found, expected, strict=True):
+            close(a, b)
+
+
+@pytest.mark.parametrize("heads", SPLITS, ids=str)
+def test_autocast(heads):
+    """Products in bfloat16, of 8 bits: outputs and gradients differ from float32's by some roundings of 2^-9 a number,
+    in the norm. What is wrong in one of four heads would show at 1/2."""
+    one, x = layer(heads, dtype=torch.float32), draw(2, 33, WIDTH, dtype=torch.float32)
+    for causal in (False, True):
+        expected = step(one, x, is_causal=causal)
+        with torch.autocast("cpu", torch.bfloat16):
+            y = one(leaf := x.clone().requires_grad_(), is_causal=causal)
+        assert y.dtype == torch.bfloat16
+        found = [y, *torch.autograd.grad(y, [leaf, *one.parameters()], draw(*y.shape, seed=9).bfloat16())]
+        for a, b in zip(found, expected, strict=True):
+            assert (a - b).norm() < 8 * 2**-8 * b.norm()
+
+
+gated = partial(MultiheadAttention, attention="delta")
+BAD = [
+    (lambda m, x: layer("learned"), TypeError, "heads: expected numbers of heads by their kind, got str 'learned'"),
+    (lambda m, x: layer([("learned",)]), TypeError, "heads: expected numbers of heads by their kind, got list of 1"),
+    (lambda m, x: layer(4), TypeError, "heads: expected numbers of heads by their kind, got int 4"),
+    (lambda m, x: layer({"lerned": 4}), ValueError, "heads: expected one of 'learned', .*'linear', got 'lerned'"),
+    (lambda m, x: layer({3: 4}), TypeError, "heads: expected a kind's name or what makes it, got int 3"),
+    (lambda m, x: layer({"learned": 4.0}), ValueError, "heads: expected numbers of at least 0, got float 4.0"),
+    (lambda m, x: layer({"learned": True, "linear": 3}), ValueError, "heads: expected numbers of at least 0, got bool"),
+    (lambda m, x: layer({"learned": 5, "linear": -1}), ValueError, "heads: expected numbers of at least 0, got int -1"),
+    (lambda m, x: layer({"learned": 3}), ValueError, "heads: expected numbers that are together num_heads = 4, got 3"),
+    (lambda m, x: layer({}), ValueError, "heads: expected numbers that are together num_heads = 4, got 0"),
+    (lambda m, x: layer([(gated, 4)]), ValueError, "head_dim: expected None beside an attention with gates, got 6"),
+    (lambda m, x: HybridAttention(24, 5, heads=SPLIT), ValueError, "num_heads: expected a divisor of d_model = 24, go"),
+    (lambda m, x: layer(form="slow"), ValueError, "form: expected one of 'reference', 'fast', got 'slow'"),
+    (lambda m, x: m(x[..., :4]), ValueError, r"x: expected shape \(B, N, 24\) with B, N >= 1, got \(2, 6, 4\)"),
+    (lambda m, x: m(x.float()), TypeError, "x: expected torch.float64 like the weights, got torch.float32"),
+    (lambda m, x: m(x / 0), ValueError, "x: expected finite numbers"),
+    (lambda m, x: m(x, attn_mask=torch.ones(2, 3, 1, 6).bool()), ValueError, "attn_mask: expected a shape that broad"),
+    (lambda m, x: m(x, attn_mask=torch.ones(6, 6).bool()), ValueError, "attn_mask: expected a mask of keys"),
+    (
+        lambda m, x: m(x, is_causal=True, initial_state=x),
+        TypeError,
+        "initial_state: expected a tuple.*, got a float64 tensor",
+    ),
+    (lambda m, x: m(x, is_causal=True, initial_state=((),)), ValueError, "initial_state: expected a tuple of 3 states"),
+    (lambda m, x: m(x, is_causal=True, cache=5), TypeError, "cache: expected a HybridCache, got int 5"),
+    (lambda m, x: m(x, is_causal=True, cache=layer().new_cache(9)), ValueError, "cache: expected one of this layer"),
+    (lambda m, x: m(x, cache=m.new_cache(9)), ValueError, "is_causal: expected True beside a cache, got False"),
+    (
+        lambda m, x: m(x, is_causal=True, return_state=True, cache=m.new_cache(9)),
+        ValueError,
+        "cache: expected None bes",
+    ),
+    (lambda m, x: m.new_cache(), ValueError, "capacity: expected a number of tokens, as keys and values of all are"),
+    (lambda m, x: m.new_cache(9).attend(x, x, x), TypeError, "cache: expected to be read by a HybridAttention"),
+]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("call", "error", "message"), BAD)
+def test_errors(call, error, message):
+    with pytest.raises(error, match=message):
+        call(layer(), draw(2, 6, WIDTH))
+
+
+def test_kinds_of_ones_own():
+    """A class, or what makes a layer of some heads, beside names; twice the same, too."""
+    fixed = partial(PositionalHeads, patterns=("next", "end"))
+    one = layer([(MultiheadAttention, 1), (fixed, 2), ("learned", 1)])
+    assert [type(group) for group in one.groups] == [MultiheadAttention, PositionalHeads, MultiheadAttention]
+    assert [p.name for p in one.groups[1].patterns] == ["next", "end"]
+    assert one(draw(2, 5, WIDTH)).shape == (2, 5, WIDTH)

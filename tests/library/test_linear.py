@@ -1,0 +1,287 @@
+"""Linear attention's maps: each kernel by loops against its formula, its range, and what is said of it."""
+
+import math
+
+import pytest
+import torch
+
+from ortho.attention import MECHANISMS, chunking
+from ortho.attention.linear.factored import feature_attention, feature_attention_reference, kernel_weights
+from ortho.attention.linear.linear_attention import HORIZON, CosFormer, Cosine, EluPlusOne, Exp, Powers, Relu, Taylor
+
+FORMS = [feature_attention_reference, feature_attention]
+TOLERANCE = {"atol": 1e-13, "rtol": 1e-13}  # sums of at most 30 rounded products, some 100 eps of float64
+
+
+def draw(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def elu(x):
+    return x + 1 if x > 0 else math.exp(x)
+
+
+def relu(x):
+    return max(x, 0.0)
+
+
+def elementwise(phi):
+    """The kernel of a function of each number: its scale multiplies both before it, and is 1 by default."""
+
+    def kernel(q, k, scale, i, j):
+        root = math.sqrt(1 if scale is None else scale)
+        return sum(phi(root * a) * phi(root * b) for a, b in zip(q, k, strict=True))
+
+    return kernel
+
+
+def cosformer(horizon):
+    def kernel(q, k, scale, i, j):
+        product = sum(relu(a) * relu(b) for a, b in zip(q, k, strict=True))
+        return (1 if scale is None else scale) * product * math.cos(math.pi * (i - j) / (2 * horizon))
+
+    return kernel
+
+
+def taylor(order):
+    """The series in q.k / sqrt(K), or in `scale` times q.k."""
+
+    def kernel(q, k, scale, i, j):
+        t = sum(a * b for a, b in zip(q, k, strict=True)) * (1 / math.sqrt(len(q)) if scale is None else scale)
+        return sum(t**n / math.factorial(n) for n in range(order + 1))
+
+    return kernel
+
+
+def powers(order):
+    def kernel(q, k, scale, i, j):
+        products = [(1 if scale is None else scale) * a * b for a, b in zip(q, k, strict=True)]
+        return sum(t**n for t in products for n in range(order + 1))
+
+    return kernel
+
+
+KERNELS = {
+    "elu": (EluPlusOne(), elementwise(elu)),
+    "relu": (Relu(), elementwise(lambda x: relu(x) + 1e-3)),
+    "exp": (Exp(), elementwise(math.exp)),
+    "cosformer": (CosFormer(horizon=5), cosformer(5)),
+    "taylor 1": (Taylor(1), taylor(1)),
+    "taylor 2": (Taylor(2), taylor(2)),
+    "taylor 3": (Taylor(3), taylor(3)),
+    "cosine": (Cosine(), elementwise(math.cos)),
+    "powers 2": (Powers(2), powers(2)),
+    "powers 3": (Powers(3), powers(3)),
+}
+
+
+def by_loops(q, k, v, kernel, allowed, scale):
+    """The formula, one scalar at a time."""
+    out = torch.zeros(len(q), v.shape[1], dtype=q.dtype)
+    for i, row in enumerate(q.tolist()):
+        weights = [kernel(row, key, scale, i, j) if allowed[i, j] else 0.0 for j, key in enumerate(k.tolist())]
+        for weight, value in zip(weights, v, strict=True):
+            if any(weights):
+                out[i] += weight / sum(weights) * value
+    return out
+
+
+@pytest.mark.parametrize("attention", FORMS)
+@pytest.mark.parametrize("case", ["plain", "causal", "mask", "scale", "no scale", "cross"])
+@pytest.mark.parametrize("name", KERNELS)
+def test_formula(name, attention, case):
+    feature_map, kernel = KERNELS[name]
+    q, k, v = draw(5, 3), draw(5, 3, seed=1), draw(5, 2, seed=2)
+    if case == "cross":
+        q = q[:3]
+    allowed, kwargs = torch.ones(len(q), 5, dtype=torch.bool), {}
+    if case == "causal":
+        allowed, kwargs = allowed.tril(), {"is_causal": True}
+    if case == "mask":
+        allowed = torch.tensor([True, False, True, True, False]).expand(5, 5)
+        kwargs = {"attn_mask": allowed[:1]}
+    if "scale" in case:  # a scale of 0 leaves a map nothing to tell tokens by, and ReLUs without a floor no weight
+        kwargs = {"scale": 0.3 if case == "scale" else 0.0}
+    expected = by_loops(q, k, v, kernel, allowed, kwargs.get("scale"))
+    o = attention(q, k, v, feature_map=feature_map, **kwargs)
+    # Totals of weights of both signs cancel, here to a thirtieth at worst.
+    loose = 100 if feature_map.weights == "signed" else 1
+    torch.testing.assert_close(o, expected, atol=loose * 1e-13, rtol=loose * 1e-13)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_width(name):
+    """As many features as are declared, for wide heads and narrow ones, and for queries as for keys."""
+    feature_map = KERNELS[name][0]
+    for K in (1, 2, 7):
+        features = feature_map(draw(2, 4, K), draw(2, 5, K))
+        assert features.q.shape == (2, 4, feature_map.width(K)) and features.k.shape == (2, 5, feature_map.width(K))
+        assert (features.log_k is not None) == feature_map.scales_keys
+
+
+def test_any_mask_in_the_reference():
+    q, k, v = draw(4, 3), draw(4, 3, seed=1), draw(4, 2, seed=2)
+    mask = torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 1]], dtype=torch.bool)
+    for name in ("elu", "exp"):
+        o = feature_attention_reference(q, k, v, feature_map=KERNELS[name][0], attn_mask=mask)
+        torch.testing.assert_close(o, by_loops(q, k, v, KERNELS[name][1], mask, None), **TOLERANCE)
+
+
+@pytest.mark.parametrize("tile", [chunking.TILE, 1])
+def test_states_are_sums(tile, monkeypatch):
+    """S and z are the sums of features that they are said to be; with the keys' scales, divided by the largest."""
+    monkeypatch.setattr(chunking, "TILE", tile)
+    q, k, v = draw(2, 70, 3), draw(2, 70, 3, seed=1), draw(2, 70, 4, seed=2)
+    maps = [each for each, _ in KERNELS.values() if not each.positional]
+    for feature_map, causal in [(each, causal) for each in [*maps, CosFormer()] for causal in (False, True)]:
+        _, state = feature_attention(q, k, v, feature_map=feature_map, is_causal=causal, return_state=True)
+        memory, total, *rest = state
+        features = feature_map(q, k)
+        scaled = features.k
+        if feature_map.scales_keys:
+            peak = rest.pop(0)
+            assert torch.equal(peak, features.log_k.amax(-1))
+            scaled = features.k * (features.log_k - peak[:, None]).exp()[..., None]
+        torch.testing.assert_close(memory, scaled.mT @ v, atol=1e-12, rtol=1e-12)
+        torch.testing.assert_close(total, scaled.sum(-2), atol=1e-12, rtol=1e-12)
+        assert [int(seen) for seen in rest] == [70] * feature_map.positional
+
+
+def test_elu_plus_one():
+    """With all digits of small values, and a derivative that is continuous at 0, where padding lies."""
+    phi, x = EluPlusOne().function, torch.linspace(-5, 5, 101, dtype=torch.float64)
+    torch.testing.assert_close(phi(x), torch.nn.functional.elu(x) + 1, **TOLERANCE)
+    small = torch.tensor([-30.0, -80.0])
+    assert torch.equal(phi(small), small.exp())
+    assert torch.autograd.gradcheck(phi, draw(9).requires_grad_())
+    assert torch.autograd.gradgradcheck(phi, draw(9).requires_grad_())
+    zero = torch.zeros(1, requires_grad=True)
+    assert torch.autograd.grad(phi(zero), zero)[0] == 1
+
+
+@pytest.mark.parametrize("attention", FORMS)
+def test_exp_is_softmax_over_features_for_queries(attention):
+    """Whose divisor, one a row, cancels; for keys it does not."""
+    q, k, v = draw(2, 6, 4), draw(2, 6, 4, seed=1), draw(2, 6, 3, seed=2)
+
+    def averaged(phi_q, phi_k):
+        weights = phi_q @ phi_k.mT
+        return weights @ v / weights.sum(-1, keepdim=True)
+
+    o = attention(q, k, v, feature_map=Exp())
+    torch.testing.assert_close(o, averaged(q.softmax(-1), k.exp()), **TOLERANCE)
+    assert (o - averaged(q.softmax(-1), k.softmax(-1))).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("attention", FORMS)
+def test_exp_keeps_its_range(attention):
+    """Where exp itself overflows: the same as at numbers that are smaller by a constant."""
+    q, k, v = draw(2, 6, 4), draw(2, 6, 4, seed=1), draw(2, 6, 3, seed=2)
+    o = attention(q + 1000, k - 1000, v, feature_map=Exp(), is_causal=True)
+    # which has lost 1000 eps of what it rounds, relative to 1
+    torch.testing.assert_close(o, attention(q, k, v, feature_map=Exp(), is_causal=True), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("attention", FORMS)
+def test_cosformer_ends_at_its_horizon(attention):
+    """Positions below it are served, and go on through a state; the next one is an error."""
+    q, k, v = draw(2, 7, 4), draw(2, 7, 4, seed=1), draw(2, 7, 3, seed=2)
+    seven, six = CosFormer(horizon=7), CosFormer(horizon=6)
+    whole = attention(q, k, v, feature_map=seven, is_causal=True)
+    assert (kernel_weights(seven, q, k) >= 0).all()
+    head = [x[:, :4] for x in (q, k, v)]
+    tail = [x[:, 4:] for x in (q, k, v)]
+    _, state = attention(*head, feature_map=seven, is_causal=True, return_state=True)
+    resumed = attention(*tail, feature_map=seven, is_causal=True, initial_state=state)
+    torch.testing.assert_close(resumed, whole[:, 4:], **TOLERANCE)
+    restarted = attention(*tail, feature_map=seven, is_causal=True)
+    assert (restarted - resumed).abs().max() > 0.01
+    _, state = attention(*head, feature_map=six, is_causal=True, return_state=True)
+    for call in (
+        lambda: attention(q, k, v, feature_map=six),
+        lambda: attention(q[:, :3], k, v, feature_map=six),
+        lambda: attention(*tail, feature_map=six, is_causal=True, initial_state=state),
+    ):
+        with pytest.raises(
+            ValueError, match="^horizon: expected (at least 7 positions, got 6|positions within 0 and 5, got 4 to 6)"
+        ):
+            call()
+
+
+def test_cosformer_depends_on_distance():
+    """Weights of moved tokens do not change; of equal ones they fall with the distance, from 1 to nearly 0."""
+    k = draw(1, 4, seed=1).abs().expand(HORIZON, 4)
+    weights = kernel_weights(CosFormer(), k[:1], k)[0]
+    assert bool((weights.diff() < 0).all()) and 0 < weights[-1] / weights[0] < 1e-3
+    q, k = draw(10, 4), draw(10, 4, seed=1)
+    moved = CosFormer()(q, k, q_start=500, k_start=500)
+    torch.testing.assert_close(moved.q @ moved.k.mT, kernel_weights(CosFormer(), q, k), **TOLERANCE)
+
+
+@pytest.mark.parametrize("attention", FORMS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_with_nothing_in_common(attention, causal):
+    """A query whose ReLUs meet those of no key gives 0, and neither it nor they get a gradient from it."""
+    q, k = torch.tensor([[1.0, -1.0], [1.0, 1.0]]), torch.tensor([[-1.0, 2.0], [-1.0, 3.0]])
+    leaves = [x.requires_grad_() for x in (q, k, torch.ones(2, 3))]
+    o = attention(*leaves, feature_map=CosFormer(), is_causal=causal)
+    torch.testing.assert_close(o.detach(), torch.tensor([[0.0] * 3, [1.0] * 3]))
+    assert not any(x.any() for x in torch.autograd.grad(o[0].sum(), leaves))
+
+
+def test_taylor_is_near_exp():
+    """By the remainder of the series for |t| <= 1: e / (p + 1)!; of order 2 never below 1/2, of order 3 negative."""
+    q, k = draw(50, 8), draw(50, 8, seed=1)
+    t = 2 * q @ k.mT / math.sqrt(8)
+    near, found = t.abs() <= 1, []
+    for order in (1, 2, 3):
+        weights = kernel_weights(Taylor(order), 2 * q, k)
+        assert bool(((weights - t.exp()).abs()[near] <= math.e / math.factorial(order + 1)).all())
+        found.append(float(weights.min()))
+    assert found[0] < 0 and 0.5 <= found[1] < 0.51 and found[2] < 0
+    assert [Taylor(order).weights for order in (1, 2, 3, 4)] == ["signed", "positive", "signed", "positive"]
+
+
+@pytest.mark.parametrize("attention", FORMS)
+def test_cosines_have_either_sign(attention):
+    """So a row's total may be negative, and then divides all the same."""
+    q, k = torch.tensor([[3.0]]), torch.tensor([[0.0], [0.2], [2.8]])
+    weights = kernel_weights(Cosine(), q, k)[0]
+    assert weights.sign().tolist() == [-1, -1, 1] and weights.sum() < 0
+    o = attention(q, k, torch.eye(3), feature_map=Cosine())
+    torch.testing.assert_close(o[0], weights / weights.sum())
+    assert float(o.min()) < 0  # of values that are 0 and 1: no average
+
+
+def test_powers_are_no_function_of_the_product():
+    """Two keys with the same product with a query, and different weights."""
+    q, k = torch.tensor([[1.0, 1.0]]), torch.tensor([[2.0, 0.0], [1.0, 1.0]])
+    assert torch.equal(q @ k.mT, torch.tensor([[2.0, 2.0]]))
+    assert kernel_weights(Powers(2), q, k).tolist() == [[1 + 2 + 4 + 1, 2 * (1 + 1 + 1)]]
+    assert [Powers(order).weights for order in (1, 2, 3)] == ["signed", "positive", "signed"]
+    assert float(kernel_weights(Powers(3), -2 * q, q).max()) < 0 < float(kernel_weights(Powers(2), -2 * q, q).min())
+
+
+def test_mechanisms():
+    """The ones that are mechanisms, by the order and the horizon that they have; what is only printed is none."""
+    expected = {
+        "linear": "EluPlusOne()",
+        "linear-relu": "Relu()",
+        "linear-exp": "Exp()",
+        "cosformer": f"CosFormer(horizon={HORIZON})",
+        "taylor": "Taylor(order=2)",
+    }
+    maps = {name: m.fast.keywords["feature_map"] for name, m in MECHANISMS.items() if name in expected}
+    assert {name: repr(each) for name, each in maps.items()} == expected
+    assert all(MECHANISMS[name].reference.keywords["feature_map"] is each for name, each in maps.items())
+    assert {name for name in expected if MECHANISMS[name].positional} == {"cosformer"}
+    assert not any(MECHANISMS[name].signed for name in expected)
+    assert repr(Powers(3)) == "Powers(order=3)"
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("make", "name"), [(CosFormer, "horizon"), (Taylor, "order"), (Powers, "order")])
+def test_errors(make, name):
+    for value, error in ((0, ValueError), (-1, ValueError), (2.0, TypeError), (True, TypeError)):
+        with pytest.raises(error, match=f"{name}: expected an integer of at least 1, got"):
+            make(value)

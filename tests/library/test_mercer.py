@@ -1,0 +1,158 @@
+"""Kernels of the feature maps are positive semi-definite, some other functions of the score are not."""
+
+import math
+
+import pytest
+import torch
+
+from ortho.attention.linear.favor import (
+    DenseExponentialFeatures,
+    HyperbolicFeatures,
+    PositiveFeatures,
+    TrigonometricFeatures,
+)
+from ortho.attention.linear.linear_attention import CosFormer, Cosine, EluPlusOne, Exp, Powers, Relu, Taylor
+from ortho.attention.linear.random_features import DenseParameters
+from ortho.theory.mercer import (
+    INDEFINITE,
+    KERNELS,
+    features_of,
+    gram,
+    least_eigenvalue,
+    map_gram,
+    rank,
+    rounding,
+)
+
+N, K = 40, 4
+MAPS = {
+    "elu": EluPlusOne(),
+    "relu": Relu(),
+    "exp": Exp(),
+    "cosformer": CosFormer(64),
+    "taylor": Taylor(2),
+    "taylor3": Taylor(3),
+    "cosine": Cosine(),
+    "powers": Powers(2),
+    "powers3": Powers(3),
+    "positive": PositiveFeatures(count=16),
+    "hyperbolic": HyperbolicFeatures(count=8),
+    "trigonometric": TrigonometricFeatures(count=8),
+    **{fit: DenseExponentialFeatures(fit, count=16) for fit in ("gerf", "saderf", "aderf", "sderf")},
+}
+
+
+def points(n=N, width=K, seed=0):
+    x = torch.randn(n, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    x[:, 0] = x[:, 0].abs()  # or a point whose ReLUs are all 0 has no features
+    return x
+
+
+def line(n):
+    return torch.linspace(-3, 3, n, dtype=torch.float64)[:, None]
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_every_map_has_a_positive_semi_definite_kernel(name):
+    m = MAPS[name].width(K)
+    matrix = map_gram(MAPS[name], points())
+    assert (matrix.diagonal() - 1).abs().max() < rounding(1, m)
+    assert least_eigenvalue(matrix) >= -rounding(N, m)
+    assert rank(matrix, m) <= m
+
+
+@pytest.mark.parametrize(("name", "kernel"), [("powers", "powers"), ("cosine", "cosine")])
+def test_maps_have_their_closed_forms(name, kernel):
+    torch.testing.assert_close(map_gram(MAPS[name], points()), gram(KERNELS[kernel], points()), atol=1e-13, rtol=1e-13)
+
+
+def test_taylor_is_the_polynomial_of_the_scaled_score():
+    scaled = points() / K**0.25
+    expected = gram(KERNELS["polynomial"], scaled)
+    torch.testing.assert_close(map_gram(MAPS["taylor"], points()), expected, atol=1e-13, rtol=1e-13)
+
+
+def test_scaled_queries_are_undone():
+    """exp(x): from the weights, whose rows are scaled, the kernel sum_l exp(x_l + y_l)."""
+    x = points()
+    expected = gram(lambda a, b: a.exp() @ b.exp().T, x)
+    torch.testing.assert_close(map_gram(MAPS["exp"], x), expected, atol=1e-13, rtol=1e-13)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_features_are_found(kernel):
+    """Mercer on n points: a matrix without negative eigenvalues is one of inner products."""
+    matrix = gram(KERNELS[kernel], points())
+    found = features_of(matrix)
+    assert (found @ found.T - matrix).abs().max() < rounding(N, N)
+
+
+@pytest.mark.parametrize("kernel", INDEFINITE)
+def test_without_features(kernel):
+    matrix = gram(INDEFINITE[kernel], points())
+    assert least_eigenvalue(matrix) < -0.1
+    with pytest.raises(ValueError, match="matrix: expected no negative eigenvalue, got -"):
+        features_of(matrix)
+
+
+def test_relu_of_eight_directions():
+    """By hand: with neighbours at 45 degrees the signs +-+-... have the quotient 1 - 2 cos 45."""
+    angles = torch.arange(8, dtype=torch.float64) * math.pi / 4
+    matrix = gram(INDEFINITE["ReLU"], torch.stack([angles.cos(), angles.sin()], -1))
+    signs = torch.tensor([1.0, -1.0] * 4).double()
+    assert float(signs @ matrix @ signs) / 8 == pytest.approx(1 - math.sqrt(2))
+    assert least_eigenvalue(matrix) == pytest.approx(1 - math.sqrt(2))
+
+
+def test_entrywise_products_and_series():
+    """Schur: entrywise powers of a positive semi-definite matrix are, too, and so are the partial sums of exp."""
+    products = points() @ points().T
+    total, term = torch.ones_like(products), torch.ones_like(products)
+    for n in range(1, 30):
+        term = term * products / n
+        total = total + term
+        for matrix in (term, total):
+            size = float(matrix.diagonal().max())
+            assert float(torch.linalg.eigvalsh(matrix)[0]) >= -rounding(N, K + n) * size
+    # The rest of the series: the next term, at most doubled by those that follow.
+    largest = float(products.abs().max())
+    assert largest < 15
+    assert (total - products.exp()).abs().max() <= 2 * largest**30 / math.factorial(30) + 1e-14 * math.exp(largest)
+
+
+@pytest.mark.parametrize("n", [4, 8, 12])
+def test_the_softmax_kernel_needs_as_many_features_as_there_are_points(n):
+    matrix = gram(KERNELS["softmax"], line(n))
+    assert rank(matrix, 1) == n
+    for m in (2, 3):
+        estimated = map_gram(PositiveFeatures(count=m), line(n))
+        assert rank(estimated, m) <= m < n
+
+
+def test_positive_semi_definite_is_not_positive():
+    x = torch.tensor([[0.0], [math.pi]]).double()
+    matrix = map_gram(Cosine(), x)
+    assert matrix[0, 1] == pytest.approx(-1)
+    assert least_eigenvalue(matrix) >= -rounding(2, 1)
+    assert map_gram(Taylor(1), torch.tensor([[2.0], [-2.0]]).double())[0, 1] < 0
+
+
+@pytest.mark.bad_input
+def test_errors():
+    with pytest.raises(ValueError, match=r"matrix: expected shape \(n, n\) .*, got \(2, 3\)"):
+        least_eigenvalue(torch.ones(2, 3))
+    with pytest.raises(ValueError, match="matrix: expected it symmetric, got entries that differ by 1"):
+        least_eigenvalue(torch.tensor([[1.0, 0.0], [1.0, 1.0]]))
+    with pytest.raises(ValueError, match="points: expected a kernel above 0 of each with itself, got 0"):
+        map_gram(CosFormer(), -torch.ones(2, 3))
+    with pytest.raises(TypeError, match="matrix: expected a floating-point tensor"):
+        rank(torch.ones(2, 2, dtype=torch.long), 1)
+
+
+def test_a_map_that_treats_keys_otherwise_is_noticed():
+    """Queries and keys of a biased fit have different features: the kernel is not symmetric."""
+    a = torch.full((K,), -0.1, dtype=torch.float64)
+    B = torch.diag(torch.linspace(0.5, 2, K, dtype=torch.float64))
+    given = DenseParameters(a, B, 1.4 * B.inverse())
+    with pytest.raises(ValueError, match="matrix: expected it symmetric"):
+        least_eigenvalue(map_gram(DenseExponentialFeatures("gerf", given, count=16), points()))

@@ -1,0 +1,214 @@
+"""Costs of attention by parts: declared = counted, exactly, by hand, and as N grows; what index arithmetic counts."""
+
+from itertools import product
+
+import pytest
+import sympy as sp
+import torch
+from drawn_parts import Parity
+
+from ortho.attention.indexing import indexing
+from ortho.attention.sparse.layouts import BLOCK, TILE
+from ortho.attention.sparse.parts import ABSENT, Order, Part, attention_by_parts, in_order
+from ortho.attention.sparse.pattern import pattern_mechanism
+from ortho.attention.sparse.pattern_cost import Work, parts_cost, work_of
+from ortho.attention.sparse.window import Window
+from ortho.cost import big_o as sym
+from ortho.cost.counting import OperationCounter, count_forward, saved_bytes
+
+FORMS = ["reference", "fast"]
+PATTERNS = {"one key": Window(1), "window": Window(70), "all": Window(10**6), "several parts": Parity()}
+ALL = {name: pattern_mechanism(name, pattern, "") for name, pattern in PATTERNS.items()}
+COUNTED = ["forward", "backward", "elementwise_forward", "elementwise_backward"]
+PARTS = [*COUNTED, "saved_bytes", "decode", "state_bytes"]
+
+
+def count(call, wanted):
+    """What one call counts, forward and backward to `wanted`; and the bytes that are kept."""
+    with OperationCounter() as ahead, saved_bytes() as kept:
+        o = call()
+    with OperationCounter() as back:
+        torch.autograd.grad(o, wanted, torch.ones_like(o))
+    totals = [getattr(c, kind).total() for kind in ("flops", "elementwise") for c in (ahead, back)]
+    return dict(zip(COUNTED, totals, strict=True)), kept()
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("qk_grad", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_declared_equals_counted(name, form, qk_grad, dtype):
+    """Within a block, in several, whole and not, and of one token; with values of another width, and of width 1."""
+    cases = [(1, 12, 2, 3, 3), (2, 130, 1, 2, 5), (1, 192, 1, 1, 1), (3, 1, 2, 4, 2), (1, 65, 3, 2, 3)]
+    for (B, N, H, K, V), causal in product(cases, (False, True)):
+        q, k, v = (torch.zeros(B, H, N, w, dtype=dtype) for w in (K, K, V))
+        wanted = [x.requires_grad_() for x in ([q, k, v] if qk_grad else [v])]
+        counted, kept = count(lambda: ALL[name].form(form)(q, k, v, is_causal=causal), wanted)  # noqa: B023
+        itemsize = q.element_size()
+        declared = ALL[name].cost(B, N, H, K, V, form=form, causal=causal, qk_grad=qk_grad, itemsize=itemsize)
+        assert {part: getattr(declared, part) for part in counted} == counted
+        if itemsize >= 4 or form == "reference":
+            assert kept == declared.saved_bytes + declared.output_bytes
+        assert all(type(part) is int for part in vars(declared).values())
+
+
+@pytest.mark.parametrize("qk_grad", [False, True])
+def test_any_parts(qk_grad):
+    """Shuffled orders, places without a token, tables of each sequence, tiles that read nothing; and what is worked on
+    together does not count."""
+    G, N, K, V = 3, 20, 2, 5
+    g = torch.Generator().manual_seed(0)
+    shuffled = Order(torch.randperm(N, generator=g).unflatten(0, (-1, 5)))
+    each = Order(torch.stack([torch.randperm(24, generator=g) for _ in range(G)]).unflatten(1, (-1, 3)))
+    each = Order(each.positions.masked_fill(each.positions >= N, ABSENT))
+    spans = in_order(0, N, 8)
+    some = torch.tensor([[0, 3], [ABSENT, ABSENT], [2, ABSENT], [1, 0]])
+    parts = [
+        Part(shuffled, spans, some.clamp(max=2), lambda i, j: i > j),
+        Part(each, shuffled, some[[0, 1, 2, 3, 0, 1, 2, 3]], lambda i, j: i == j),
+        Part(spans, each, some[:3].expand(G, 3, 2), lambda i, j: i < j),
+        Part(spans, spans, torch.full((3, 2), ABSENT)),
+        Part(spans, spans, torch.full((G, 3, 0), ABSENT)),
+    ]
+    work = [work_of(part) for part in parts]
+    assert work == [Work(3, 5, 5, 8), Work(6, 10, 3, 5), Work(3, 6, 8, 3), Work(0, 0, 8, 8), Work(0, 0, 8, 8)]
+    for number in range(1, len(parts) + 1):
+        q, k, v = (torch.zeros(G, N, w) for w in (K, K, V))
+        wanted = [x.requires_grad_() for x in ([q, k, v] if qk_grad else [v])]
+        call = lambda: attention_by_parts(q, k, v, parts[:number], scale=2.0)  # noqa: B023, E731
+        declared = parts_cost(G, N, 1, K, V, work=work[:number], last=work[:1], qk_grad=qk_grad)
+        counted, kept = count(call, wanted)
+        assert {part: getattr(declared, part) for part in counted} == counted
+        assert kept == declared.saved_bytes + declared.output_bytes
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_decode(name, form, dtype):
+    """One token more, behind a state: its FLOPs, and the bytes of the state with it."""
+    mechanism, (B, H, K, V) = ALL[name], (2, 3, 4, 2)
+    for N in (2, 7, 64, 65, 200):
+        q, k, v = (torch.zeros(B, H, length, w, dtype=dtype) for length, w in ((1, K), (N, K), (N, V)))
+        state, last = (k[:, :, :-1], v[:, :, :-1]), (k[:, :, -1:], v[:, :, -1:])
+        call = {"is_causal": True, "initial_state": state}
+        declared = mechanism.cost(B, N, H, K, V, form=form, causal=True, itemsize=q.element_size())
+        assert count_forward(mechanism.form(form), q, *last, **call)[0] == declared.decode
+        _, state = mechanism.form(form)(q, *last, **call, return_state=True)
+        assert sum(x.nbytes for x in state) == declared.state_bytes
+
+
+@pytest.mark.parametrize("width", [1, 2, 64, 65, 66, 128, 129, 300])
+@pytest.mark.parametrize("causal", [False, True])
+def test_closed_form_of_a_window_s_work(width, causal):
+    """Equal to what its tables say, where N is a multiple of the tile and longer than the window."""
+    window = Window(width)
+    for last in (False, True):
+        formula = window.work(sym.N, is_causal=causal, last=last)
+        for N in (320, 384, 640):
+            numbers = window.work(N, is_causal=causal, last=last)
+            assert [tuple(sp.sympify(x).subs(sym.N, N) for x in w) for w in formula] == [tuple(w) for w in numbers]
+
+
+@pytest.mark.parametrize("name", ["one key", "window"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_formulas_equal_numbers(name, form, causal):
+    """A closed form with the sizes put in is the closed form called with them."""
+    K, V = sp.symbols("K V", positive=True)
+    sizes = {sym.B: 2, sym.N: 5 * TILE, sym.H: 3, K: 10, V: 7}
+    formula = ALL[name].cost(sym.B, sym.N, sym.H, K, V, form=form, causal=causal)
+    numbers = ALL[name].cost(2, 5 * TILE, 3, 10, 7, form=form, causal=causal)
+    for part in PARTS:
+        assert sp.sympify(getattr(formula, part)).subs(sizes) == getattr(numbers, part), part
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_growth(causal):
+    """A window's costs are linear in N, and those of a token that is decoded do not grow, but for the state; under a
+    mask they are quadratic."""
+    K, V = sp.symbols("K V", positive=True)
+    fast, reference = (
+        ALL["window"].cost(sym.B, sym.N, sym.H, K, V, form=form, causal=causal) for form in ("fast", "reference")
+    )
+    for part in (*COUNTED, "saved_bytes"):
+        assert sym.order(getattr(fast, part), sym.N) == {sym.N}
+        assert sym.order(getattr(reference, part), sym.N) == {sym.N**2}
+    assert sym.order(fast.decode, sym.N) == {sp.Integer(1)}
+    assert sym.order(fast.state_bytes, sym.N) == sym.order(reference.decode, sym.N) == {sym.N}
+
+
+def test_products_by_hand():
+    """For one sequence of 256 tokens in four tiles, and a causal window of 70, which reaches 69 keys back."""
+    assert (TILE, BLOCK) == (64, 16)
+    N, K = 256, 64
+    cost = ALL["window"].cost(1, N, 1, K, K, causal=True)
+    pairs = (4 + (4 + 4) + (4 + 5) + (4 + 5)) * 64 * 16  # each tile's own four blocks, and up to five before them
+    assert cost.forward == 2 * pairs * (K + K)
+    assert cost.backward == 2 * pairs * (3 * K + 2 * K)  # as the fused kernel's: scores again, dP, dV, dQ, dK
+    assert cost.saved_bytes + cost.output_bytes == 4 * (4 * N * K + N)
+    assert cost.decode == 2 * 70 * (K + K)
+    assert ALL["window"].cost(1, N, 1, K, K, form="reference").forward == 2 * N**2 * (K + K)
+
+
+@pytest.mark.bad_input
+def test_a_pattern_without_a_closed_form_takes_no_symbols():
+    with pytest.raises(TypeError, match=r"N: expected an integer, as Parity\(\) has no closed form of its work, got N"):
+        ALL["several parts"].cost(1, sym.N, 1, 4, 4)
+
+
+def counted(call):
+    with OperationCounter() as counter:
+        call()
+    return dict(counter.flops), dict(counter.elementwise)
+
+
+def test_index_arithmetic_is_free_where_it_is_declared():
+    """Of positions and masks, whatever the operator; what reads or writes a number counts in there too."""
+    i, kept, x = torch.arange(6), torch.arange(6) > 2, torch.ones(6)
+    calls = [lambda: i * 2 + 1, lambda: i > 3, lambda: kept & (i < 5), lambda: ~kept]
+    for call in calls:
+        assert counted(call)[1]
+        assert counted(indexing()(call)) == ({}, {})
+    assert counted(indexing()(lambda: i.sort().values.bincount())) == ({}, {})  # has no rule elsewhere
+    for name, call in {
+        "mul": lambda: x * i,
+        "gt": lambda: x > 0,
+        "masked_fill": lambda: x.masked_fill(kept, 0),
+    }.items():
+        assert counted(call) == counted(indexing()(call)) == ({}, {name: 6})
+    with pytest.raises(RuntimeError, match="no rule for aten.sort"), OperationCounter(), indexing():
+        x.sort()
+
+
+def test_indexing_ends_with_its_block():
+    i = torch.arange(6)
+
+    @indexing()
+    def fails():
+        raise ValueError
+
+    with pytest.raises(ValueError):  # noqa: PT011
+        fails()
+    assert counted(lambda: i + 1) == ({}, {"add": 6})
+
+
+def test_rows_that_are_looked_up_or_added():
+    """Looking up moves numbers; adding to rows is an addition for each number that is added."""
+    x, rows = torch.ones(5, 3), torch.tensor([1, 3])
+    for call in (
+        lambda: x.index_select(0, rows),
+        lambda: x.index_copy(0, rows, torch.ones(2, 3)),
+        lambda: x.gather(0, rows[:, None]),
+    ):
+        assert counted(call) == ({}, {})
+    for call in (lambda: x.index_add(0, rows, torch.ones(2, 3)), lambda: x.index_add_(0, rows, torch.ones(2, 3))):
+        assert counted(call) == ({}, {"index_add": 6})
+
+
+def test_products_with_a_factor():
+    """What a product is added to is in its count, and a sign costs nothing; a factor is an operation an entry."""
+    out, a, b = torch.ones(2, 3, 5), torch.ones(2, 3, 4), torch.ones(2, 4, 5)
+    for alpha, elementwise in ((1, {}), (-1, {}), (0.5, {"baddbmm": 30})):
+        assert counted(lambda: torch.baddbmm(out, a, b, alpha=alpha)) == ({"baddbmm": 240}, elementwise)  # noqa: B023
+    assert counted(lambda: torch.addmm(out[0], a[0], b[0], alpha=3)) == ({"addmm": 120}, {"addmm": 15})

@@ -1,0 +1,219 @@
+"""The matrices of the positional patterns: by hand, by their rules, and against exact fractions at great length."""
+
+from fractions import Fraction
+from itertools import product
+from math import erfc, exp, pi, sqrt
+
+import pytest
+import torch
+
+from ortho.attention.untrained.gaussian import GAUSSIANS, REACH, Gaussian
+from ortho.attention.untrained.patterns import RECENT, Recent, Shift
+from ortho.attention.untrained.positional_attention import PATTERNS, SEVEN, positional_attention
+
+BY_NAME = pytest.mark.parametrize("name", PATTERNS)
+NORMALISED = (Gaussian("normalised", -1.5, 0.7, True), Gaussian("far", 6.0, 0.8, True))
+# Weights are quotients of exact sums, or of sums of up to 40 exponentials: a few roundings each.
+close = {"atol": 1e-14, "rtol": 1e-14}
+ULP = 2.0**-53  # what rounding to nearest changes a float64 by, at most, in relation to it
+
+# Five tokens. Cubes are 1, 8, 27, 64, 125; their sums 1, 9, 36, 100, 225.
+BY_HAND = {
+    "current": ["1 0 0 0 0", "0 1 0 0 0", "0 0 1 0 0", "0 0 0 1 0", "0 0 0 0 1"],
+    "previous": ["0 0 0 0 0", "1 0 0 0 0", "0 1 0 0 0", "0 0 1 0 0", "0 0 0 1 0"],
+    "next": ["0 1 0 0 0", "0 0 1 0 0", "0 0 0 1 0", "0 0 0 0 1", "0 0 0 0 0"],
+    "left": ["0 0 0 0 0", "0 0 0 0 0", "1 0 0 0 0", "1/9 8/9 0 0 0", "1/36 8/36 27/36 0 0"],
+    "right": ["0 0 27/36 8/36 1/36", "0 0 0 8/9 1/9", "0 0 0 0 1", "0 0 0 0 0", "0 0 0 0 0"],
+    "end": 5 * ["1/225 8/225 27/225 64/225 125/225"],
+    "start": 5 * ["125/225 64/225 27/225 8/225 1/225"],
+}
+CAUSAL = {
+    **{name: BY_HAND[name] for name in ("current", "previous", "left")},
+    **dict.fromkeys(("next", "right"), 5 * ["0 0 0 0 0"]),
+    "end": ["1 0 0 0 0", "1/9 8/9 0 0 0", "1/36 8/36 27/36 0 0", "1/100 8/100 27/100 64/100 0", BY_HAND["end"][0]],
+    "start": ["1 0 0 0 0", "8/9 1/9 0 0 0", "27/36 8/36 1/36 0 0", "64/100 27/100 8/100 1/100 0", BY_HAND["start"][0]],
+}
+
+
+def matrix(rows):
+    return torch.tensor([[float(Fraction(entry)) for entry in row.split()] for row in rows], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("pattern", SEVEN, ids=lambda p: p.name)
+def test_by_hand(pattern, causal):
+    """To the last bit: sums of cubes are integers, and each weight is one quotient of two."""
+    expected = matrix((CAUSAL if causal else BY_HAND)[pattern.name])
+    assert torch.equal(pattern.weights(5, is_causal=causal), expected)
+    itself = expected + torch.diag((expected.sum(-1) == 0).double())
+    assert torch.equal(pattern.weights(5, is_causal=causal, empty="self"), itself)
+
+
+RECENT_BY_HAND = [
+    ["1 0 0 0 0", "1/2 1/2 0 0 0", "1/3 1/3 1/3 0 0", "0 1/3 1/3 1/3 0", "0 0 1/3 1/3 1/3"],
+    ["1/3 1/3 1/3 0 0", "0 1/3 1/3 1/3 0", "0 0 1/3 1/3 1/3", "0 0 0 1/2 1/2", "0 0 0 0 1"],
+]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_last_tokens_by_hand(causal):
+    """Each row is the mean of as many as there are; ahead of a token of a causal call there is none."""
+    one = "1 0 0 0 0", "0 1 0 0 0", "0 0 1 0 0", "0 0 0 1 0", "0 0 0 0 1"
+    back, ahead = RECENT_BY_HAND
+    expected = {Recent("", 3): back, Recent("", 3, ahead=True): one if causal else ahead, Recent("", 1): one}
+    for pattern, rows in expected.items():
+        assert torch.equal(pattern.weights(5, is_causal=causal), matrix(rows))
+    assert (RECENT.width, RECENT.ahead, RECENT.memory, RECENT.mirrored().memory) == (8, False, 7, 0)
+
+
+def test_the_list():
+    assert list(PATTERNS) == [*BY_HAND, "gaussian -1", "gaussian 0", "gaussian +1", "recent"]
+    assert all(PATTERNS[name].name == name for name in PATTERNS)
+
+
+EMPTY_ROWS = {  # of n tokens; other patterns have none
+    "previous": lambda i, n, causal: i < 1,
+    "third last": lambda i, n, causal: i < 3,
+    "next": lambda i, n, causal: causal or i == n - 1,
+    "left": lambda i, n, causal: i < 2,
+    "right": lambda i, n, causal: causal or i >= n - 2,
+}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 3, 17])
+def test_rows_sum_to_one_or_are_empty(n, causal):
+    for pattern in (*SEVEN, *NORMALISED, Shift("third last", -3), RECENT, Recent("", 2, ahead=True)):
+        is_empty = EMPTY_ROWS.get(pattern.name, lambda i, n, causal: False)
+        empty = torch.tensor([is_empty(i, n, causal) for i in range(n)])
+        weights = pattern.weights(n, is_causal=causal)
+        torch.testing.assert_close(weights.sum(-1), (~empty).double(), **close)
+        assert not weights[empty].any()
+        assert torch.equal(pattern.weights(n, is_causal=causal, empty="self"), weights + torch.diag(empty.double()))
+
+
+@BY_NAME
+def test_a_causal_row_is_the_last_of_a_shorter_sequence(name):
+    causal = PATTERNS[name].weights(9, is_causal=True)
+    for i in range(9):
+        assert torch.equal(causal[i, : i + 1], PATTERNS[name].weights(i + 1)[-1])
+        assert not causal[i, i + 1 :].any()
+
+
+@BY_NAME
+def test_the_mirrored_pattern(name):
+    pattern = PATTERNS[name]
+    assert torch.equal(pattern.mirrored().weights(8), pattern.weights(8).flip(0, 1))
+    assert pattern.mirrored().mirrored() == pattern
+    twins = {"previous": "next", "left": "right", "end": "start"}
+    if name in twins:
+        assert torch.equal(pattern.weights(8).flip(0, 1), PATTERNS[twins[name]].weights(8))
+
+
+def test_gaussian_by_its_formula():
+    """The density, not divided by anything, also where the sequence or the past ends."""
+    pattern = Gaussian("", offset=-1.0, sigma=1.5)
+    for causal in (False, True):
+        w = pattern.weights(6, is_causal=causal)
+        for i in range(6):
+            for j in range(6):
+                density = exp(-((j - i + 1) ** 2) / (2 * 1.5**2)) / (1.5 * sqrt(2 * pi))
+                assert w[i, j] == pytest.approx(0 if causal and j > i else density, rel=1e-14)
+    divided = Gaussian("", -1.0, 1.5, normalise=True).weights(6, is_causal=True)
+    torch.testing.assert_close(divided, w / w.sum(-1, keepdim=True), **close)
+
+
+def test_the_published_gaussians_lose_weight():
+    """Half of it, and more, at an end; a row far from both sums to 1, which by Poisson's summation is off by 2
+    exp(-2 pi^2 sigma^2) = 5e-9."""
+    assert [(g.offset, g.sigma, g.normalise) for g in GAUSSIANS] == [(-1, 1, False), (0, 1, False), (1, 1, False)]
+    for pattern in GAUSSIANS:
+        sums = pattern.weights(41).sum(-1)
+        assert abs(sums[20] - 1) < 6e-9
+        assert sums[0] == pytest.approx({-1: 0.30, 0: 0.70, 1: 0.94}[pattern.offset], abs=0.01)
+
+
+@pytest.mark.parametrize("pattern", [*GAUSSIANS, *NORMALISED, Gaussian("wide", 2.5, 12.0), Gaussian("", -40.0, 3.0)])
+def test_what_a_band_leaves_out(pattern):
+    """Of a row of raw weights on one side, less than erfc(9 / sqrt 2) / 2; of rows that are divided, less than a unit
+    in the last place."""
+    assert erfc(REACH / sqrt(2)) / 2 < 1.2e-19 < ULP / 900
+    n = 3 * pattern.memory + 60
+    raw = Gaussian("", pattern.offset, pattern.sigma)
+    i = torch.arange(n)
+    back, ahead = i[:, None] - i, i - i[:, None]
+    out = (back > raw.memory) | (ahead > raw.mirrored().memory)
+    left_out = (raw.weights(n) * out).sum(-1)
+    assert left_out.max() < 2.4e-19
+    if pattern.normalise:
+        assert (left_out / raw.weights(n).sum(-1)).max() < ULP
+    # One place less would show: the bound is not far from what is left out at whole offsets and sigma 1.
+    if pattern.sigma == 1:
+        assert (raw.weights(n) * (back > raw.memory - 2)).sum(-1).max() > 1e-19
+
+
+def exact(pattern, i, n, values, causal):
+    """Row i times the values, in integers, which may be as large as they like."""
+    seen = i + 1 if causal else n
+    weights = [pattern.weight(i, j, seen) for j in range(seen)]
+    return Fraction(sum(w * v for w, v in zip(weights, values, strict=False)), sum(weights))
+
+
+@pytest.mark.parametrize(("name", "causal"), [*product(["left", "end", "start"], [False, True]), ("right", False)])
+def test_cubes_at_great_length(name, causal):
+    """65 536 tokens, whose cubes sum to 4.6e18, against exact fractions.
+
+    A running sum to term i of weights t^3 is rounded at each, by a unit ULP of about t^4 / 4: in all i / 5 units of the
+    last. Each of the four nested sums of `start` comes to as much. So N units, of the largest value, which is at most
+    1, are not reached. With float32 values the result is rounded once more, by 2^-24.
+    """
+    n = 65_536
+    g = torch.Generator().manual_seed(0)
+    values = torch.randint(-(2**20), 2**20 + 1, (n,), generator=g)
+    v = (values.double() / 2**20)[None, None, :, None]
+    rows = {"left": [2, 3, 1000, n - 1], "right": [0, n - 1000, n - 3]}.get(name, [0, 1, 1000, n - 1])
+    o = positional_attention(v, [name], is_causal=causal)
+    single = positional_attention(v.float(), [name], is_causal=causal)
+    for i in rows:
+        expected = float(exact(PATTERNS[name], i, n, values.tolist(), causal) / 2**20)
+        assert abs(float(o[0, 0, i, 0]) - expected) <= n * ULP
+        assert abs(float(single[0, 0, i, 0]) - expected) <= 2**-24 + n * ULP
+
+
+@pytest.mark.parametrize("name", ["left", "end", "start"])
+def test_state_at_great_length(name):
+    """After 10^6 values of 1 come zeros: a row is the share of weight that the ones have, whose sums, up to 2.5e23, are
+    beyond the integers of float64 and of int64."""
+    length = 10**6
+    _, state = positional_attention(torch.ones(1, 1, length, 1), [name], is_causal=True, return_state=True)
+    o = positional_attention(torch.zeros(1, 1, 3, 1).double(), [name], is_causal=True, initial_state=state)
+    for t, got in enumerate(o.flatten().tolist()):
+        i = length + t
+        cube = lambda m: (m * (m + 1) // 2) ** 2  # noqa: E731
+        total = cube(i - 1) if name == "left" else cube(i + 1)
+        ones = {"left": min(cube(length), total), "end": cube(length), "start": total - cube(t + 1)}[name]
+        assert got == pytest.approx(float(Fraction(ones, total)), abs=length * ULP)
+
+
+BAD = [
+    (lambda: PATTERNS["left"].weights(0), ValueError, "n: expected an integer of at least 1, got 0"),
+    (lambda: PATTERNS["left"].weights(2, empty="one"), ValueError, "empty: expected one of 'zero', 'self', got 'one'"),
+    (lambda: Shift("", 0.5), TypeError, "offset: expected an integer, got float 0.5"),
+    (lambda: Recent("", 0), ValueError, "width: expected an integer of at least 1, got 0"),
+    (lambda: Recent("", 2.0), TypeError, "width: expected an integer of at least 1, got float 2.0"),
+    (lambda: Gaussian("", sigma=0.0), ValueError, "sigma: expected a positive number, got 0.0"),
+    (lambda: Gaussian("", offset=float("nan")), ValueError, "offset: expected a finite number, got nan"),
+    (lambda: Gaussian("", offset="1"), TypeError, "offset: expected a number, got str '1'"),
+    (
+        lambda: Gaussian("", -1.0, 0.1, normalise=True),
+        ValueError,
+        r"sigma: expected at least \|offset\| / 8 = 0.125, got 0.1",
+    ),
+]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("call", "error", "message"), BAD)
+def test_errors(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

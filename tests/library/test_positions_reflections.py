@@ -1,0 +1,296 @@
+"""PaTH and position DeltaNet: products of matrices by loops, blocks of any size, states, masks, what they reduce to."""
+
+import math
+from functools import partial
+from itertools import product
+
+import pytest
+import torch
+
+from ortho.attention import softmax_attention_reference
+from ortho.attention.positions.path_attention import path_attention, path_attention_reference
+from ortho.attention.positions.position_delta import position_delta_attention, position_delta_attention_reference
+from ortho.attention.recurrent.delta import delta_rule_reference
+from ortho.attention.recurrent.householder import Reflections, blocks, reflected_scores
+from ortho.cost.allocations import Allocations
+
+PATH = [path_attention_reference, path_attention, partial(path_attention, block=3)]
+BIAS = [position_delta_attention_reference, position_delta_attention, partial(position_delta_attention, block=3)]
+# Sums of some 100 rounded products, of which the largest are some 10, through systems whose inverses have entries of at
+# most 4: some 1e-13. A wrong term would show at 1e-2.
+close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
+
+
+def draw(*shape, seed=0, dtype=torch.float64):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=g, dtype=dtype)
+
+
+def strengths(*shape, seed=5):
+    """Over all of [0, 2], its ends included."""
+    return (1 + 0.8 * draw(*shape, seed=seed)).clamp(0, 2)
+
+
+def operands(*lead, length, width=4, values=3, bias=None, seed=0):
+    """All that a call is given, by name; with a `bias` width for position DeltaNet."""
+    D = width if bias is None else bias
+    widths = {"q": width, "k": width, "v": values, "directions": D}
+    widths |= {} if bias is None else {"bias_queries": D, "bias_keys": D}
+    given = {name: draw(*lead, length, w, seed=10 * seed + i) for i, (name, w) in enumerate(widths.items())}
+    return given | {"beta": strengths(*lead, length, seed=10 * seed + 9)}
+
+
+def part(given, start, stop):
+    return {name: x[..., start:stop] if name == "beta" else x[..., start:stop, :] for name, x in given.items()}
+
+
+def products_by_loops(q, k, directions, beta):
+    """Entry (i, j) is k_j^T H_{j+1} ... H_i q_i, with every H_t = I - b w w^T multiplied out."""
+    length, width = q.shape
+    scores = torch.full((length, length), -math.inf, dtype=q.dtype)
+    for i in range(length):
+        for j in range(i + 1):
+            product = torch.eye(width, dtype=q.dtype)
+            for t in range(j + 1, i + 1):
+                w = directions[t] / math.sqrt(float(directions[t] @ directions[t]) + 1e-6)
+                product = product @ (torch.eye(width, dtype=q.dtype) - beta[t] * torch.outer(w, w))
+            scores[i, j] = k[j] @ product @ q[i]
+    return scores
+
+
+@pytest.mark.parametrize("attention", PATH)
+@pytest.mark.parametrize("length", [1, 2, 8])
+def test_path_formula(attention, length):
+    given = operands(2, length=length)
+    o = attention(**given, is_causal=True)
+    for head in range(2):
+        q, k, v, w, b = (given[name][head] for name in ("q", "k", "v", "directions", "beta"))
+        close(o[head], (products_by_loops(q, k, w, b) / math.sqrt(4)).softmax(-1) @ v)
+
+
+@pytest.mark.parametrize("attention", BIAS)
+@pytest.mark.parametrize("length", [1, 2, 8])
+def test_position_delta_formula(attention, length):
+    given = operands(2, length=length, bias=2)
+    o = attention(**given, is_causal=True, scale=0.3)
+    for head in range(2):
+        mine = {name: x[head] for name, x in given.items()}
+        bias = products_by_loops(mine["bias_queries"], mine["bias_keys"], mine["directions"], mine["beta"])
+        close(o[head], (0.3 * mine["q"] @ mine["k"].T + bias / math.sqrt(2)).softmax(-1) @ mine["v"])
+
+
+@pytest.mark.parametrize(("forms", "bias"), [(PATH, None), (BIAS, 2)])
+@pytest.mark.parametrize("length", [2, 7, 16, 33])
+@pytest.mark.parametrize("block", [1, 2, 5, 16, 100])
+def test_blocks_equal_the_definition(forms, bias, length, block):
+    """Outputs, states, and all gradients, also through a state; odd lengths fill up the last block."""
+    before = operands(2, 3, length=4, bias=bias, seed=1)
+    given = operands(2, 3, length=length, bias=bias)
+    results = []
+    for attention in (forms[0], partial(forms[1], block=block)):
+        leaves = [{name: x.clone().requires_grad_() for name, x in each.items()} for each in (before, given)]
+        _, state = attention(**leaves[0], is_causal=True, return_state=True)
+        o, state = attention(**leaves[1], is_causal=True, initial_state=state, return_state=True)
+        upstream = [draw(*x.shape, seed=30 + i) for i, x in enumerate((o, *state))]
+        wanted = [x for each in leaves for x in each.values()]
+        gradients = torch.autograd.grad([o, *state], wanted, upstream, allow_unused=True)
+        results.append([o, *state, *gradients])
+    for reference, fast in zip(*results, strict=True):
+        if reference is None:  # the first call's queries reach no state
+            assert fast is None
+        else:
+            close(fast, reference)
+
+
+@pytest.mark.parametrize(("forms", "bias"), [(PATH, None), (BIAS, 2)])
+def test_masks(forms, bias):
+    """Whatever broadcasts to the keys; rows that allow nothing give 0; masks that differ by query are refused, since
+    the later ones would change what earlier rows see."""
+    given = operands(2, 3, length=10, bias=bias)
+    mask = draw(2, 1, 10, 10, seed=40) > -0.3
+    mask[..., 0] = False
+    for attn_mask in (mask[..., :1, :], mask[0, 0, 0], mask[0, 0, 0, 0]):
+        results = [f(**given, is_causal=True, attn_mask=attn_mask) for f in forms]
+        for fast in results[1:]:
+            close(fast, results[0])
+    o = forms[2](**given, is_causal=True, attn_mask=mask[..., :1, :])
+    assert torch.equal(o[:, :, 0], torch.zeros_like(o[:, :, 0]))
+    for f, attn_mask in product(forms, (mask, mask[0, 0])):
+        with pytest.raises(ValueError, match=r"^attn_mask: expected a mask of keys, of shape \(..., 1, 10\), got"):
+            f(**given, is_causal=True, attn_mask=attn_mask)
+
+
+@pytest.mark.parametrize(("forms", "bias"), [(PATH, None), (BIAS, 2)])
+def test_hidden_tokens_reflect_nothing(forms, bias):
+    """A hole in a sequence is as good as absent; the mask spans the keys of a state too."""
+    given = operands(2, length=9, bias=bias)
+    there = torch.tensor([1, 1, 0, 1, 0, 0, 1, 0, 1], dtype=torch.bool)
+    kept = {name: x[:, there] for name, x in given.items()}
+    for attention in forms:
+        expected = attention(**kept, is_causal=True)
+        close(attention(**given, is_causal=True, attn_mask=there)[:, there], expected)
+        _, state = attention(**part(given, 0, 5), is_causal=True, attn_mask=there[:5], return_state=True)
+        later = attention(**part(given, 5, 9), is_causal=True, attn_mask=there, initial_state=state)
+        close(later[:, there[5:]], expected[:, 3:])
+
+
+@pytest.mark.parametrize(("forms", "bias"), [(PATH, None), (BIAS, 2)])
+@pytest.mark.parametrize("without", ["beta of 0", "no directions", "directions of 0"])
+def test_without_reflections(forms, bias, without):
+    """PaTH is softmax attention without positions; position DeltaNet is that of the pairs (q, u) and (k, u')."""
+    given = operands(2, length=9, bias=bias)
+    if without == "no directions":
+        del given["directions"], given["beta"]
+    else:
+        name = without.split(" ")[0]
+        given[name] = torch.zeros_like(given[name])
+    q, k = given["q"] / 2, given["k"]
+    if bias:
+        q = torch.cat([q, given["bias_queries"] / math.sqrt(bias)], -1)
+        k = torch.cat([k, given["bias_keys"]], -1)
+    expected = softmax_attention_reference(q, k, given["v"], is_causal=True, scale=1.0)
+    for attention in forms:
+        close(attention(**given, is_causal=True), expected)
+
+
+@pytest.mark.parametrize("attention", BIAS)
+def test_without_bias_vectors(attention):
+    q, k, v = (draw(2, 9, 4, seed=s) for s in range(3))
+    expected = softmax_attention_reference(q, k, v, is_causal=True)
+    o, state = attention(q, k, v, is_causal=True, return_state=True)
+    close(o, expected)
+    assert state[2].shape == (2, 9, 0)
+
+
+@pytest.mark.parametrize("attention", PATH)
+def test_a_strength_of_1_by_default(attention):
+    given = operands(2, length=9)
+    ones = given | {"beta": torch.ones(2, 9, dtype=torch.float64)}
+    del given["beta"]
+    assert torch.equal(attention(**given, is_causal=True), attention(**ones, is_causal=True))
+
+
+def test_the_products_are_the_delta_rules():
+    """A memory to which each token writes nothing, beta v = 0, moves by H_t: what it gives for q_i, having started as
+    one key k_0, is PaTH's score of k_0."""
+    length, width = 6, 4
+    given = operands(length=length, width=width)
+    q, w, beta = given["q"], given["directions"], given["beta"]
+    first = given["k"][:1]
+    nothing = torch.zeros(length, 1, dtype=q.dtype)
+    memory = (first.T.contiguous(),)  # (K, 1)
+    unit = w / w.norm(dim=-1, keepdim=True)
+    read = delta_rule_reference(q, unit, nothing, beta=beta, normalise=False, is_causal=True, initial_state=memory)
+    scores, _ = reflected_scores(q, given["k"], Reflections(unit, beta), first)
+    close(read[:, 0], scores[:, 0])
+
+
+def test_what_a_block_says():
+    """Of one block: its product of matrices, and its tokens moved to either end."""
+    given = operands(length=7)
+    w = given["directions"] / given["directions"].norm(dim=-1, keepdim=True)
+    eye = torch.eye(4, dtype=w.dtype)
+    H = [eye - b * torch.outer(x, x) for b, x in zip(given["beta"], w, strict=True)]
+    of = blocks(given["q"], given["k"], Reflections(w, given["beta"]), 7)
+
+    def product(start, stop):
+        return torch.linalg.multi_dot([eye, eye, *H[start:stop]])
+
+    close(of.across[0], product(0, 7).T)
+    for t in range(7):
+        close(of.q[0, t], product(0, t + 1) @ given["q"][t])
+        close(of.k[0, t], given["k"][t] @ product(t + 1, 7))
+
+
+@pytest.mark.parametrize("attention", PATH[:2])
+@pytest.mark.parametrize("beta", [1.0, 2.0])
+def test_one_direction_in_float32(attention, beta):
+    """The hardest triangular system, all directions the same, over 512 tokens: beta = 2 turns a key round at every
+    token. 64 keys of the same direction give a condition of 6,600; the products themselves keep lengths."""
+    q, k, v = (draw(512, 8, seed=s) for s in range(3))
+    w, b = draw(1, 8, seed=3).expand(512, 8), torch.full((512,), beta, dtype=torch.float64)
+    exact = path_attention_reference(q, k, v, directions=w, beta=b, is_causal=True)
+    o = attention(q.float(), k.float(), v.float(), directions=w.float(), beta=b.float(), is_causal=True)
+    # A score of up to 20 gathers up to 512 roundings of 6e-8, at random 3e-5; values are below 4.
+    torch.testing.assert_close(o.double(), exact, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("attention", "bias"), [(path_attention, None), (position_delta_attention, 2)])
+def test_memory_is_linear(attention, bias):
+    """Twice the tokens, twice the bytes that exist at once, forward and backward."""
+    peaks = []
+    for length in (512, 1024):
+        given = {name: x.float().requires_grad_() for name, x in operands(2, length=length, bias=bias).items()}
+        with Allocations() as memory:
+            o = attention(**given, is_causal=True, block=64)
+            torch.autograd.grad(o, list(given.values()), torch.ones_like(o))
+        peaks.append(memory.peak)
+    assert peaks[1] < 2.1 * peaks[0]
+
+
+@pytest.mark.parametrize(("attention", "bias"), [*((f, None) for f in PATH), *((f, 2) for f in BIAS)])
+def test_low_precision(attention, bias):
+    """Scores, reflections and weights are float32 in bfloat16 calls too: only operands and outputs are rounded."""
+    given = {name: x.bfloat16() for name, x in operands(2, length=16, bias=bias).items()}
+    o, state = attention(**given, is_causal=True, return_state=True)
+    exact = attention(**{name: x.double() for name, x in given.items()}, is_causal=True)
+    assert o.dtype == torch.bfloat16
+    assert state[2 if bias else 0].dtype == torch.float32
+    torch.testing.assert_close(o.double(), exact, atol=1e-5, rtol=torch.finfo(torch.bfloat16).eps)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("attention", "bias"), [*((f, None) for f in PATH[:2]), *((f, 2) for f in BIAS[:2])])
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"is_causal": False}, ValueError, "is_causal: expected True, since tokens reflect the keys before them"),
+        ({"beta": strengths(2, 5) + 2}, ValueError, "beta: expected strengths of reflections within 0 and 2"),
+        ({"beta": strengths(2, 4)}, ValueError, r"beta: expected shape \(2, 5\) like the keys, got \(2, 4\)"),
+        ({"directions": None}, ValueError, "beta: expected None without directions, got a float64 tensor"),
+        ({"directions": draw(2, 5, 7)}, ValueError, r"directions: expected shape \(2, 5, [24]\) like the keys"),
+        ({"directions": "x"}, TypeError, "directions: expected a floating-point tensor, got str 'x'"),
+        ({"directions": draw(2, 5, 4)[..., :2] / 0}, ValueError, "directions: expected"),
+        ({"initial_state": (draw(2, 3, 4),)}, ValueError, r"initial_state: expected a tuple of tensors \(keys, values"),
+        ({"scale": float("inf")}, ValueError, "scale: expected a finite number"),
+        ({"v": draw(2, 4, 3)}, ValueError, "v: expected length 5 like k"),
+    ],
+)
+def test_errors(attention, bias, change, error, message):
+    given = {**operands(2, length=5, bias=bias), "is_causal": True} | change
+    with pytest.raises(error, match=message):
+        attention(**given)
+
+
+@pytest.mark.bad_input
+def test_bad_states():
+    given = operands(2, length=5)
+    for attention in PATH:
+        with pytest.raises(ValueError, match=r"initial_state: expected keys torch.float64 of shape \(2, 3, 4\), got"):
+            attention(**given, is_causal=True, initial_state=(draw(2, 3, 5), draw(2, 3, 3)))
+        with pytest.raises(ValueError, match=r"initial_state: expected values torch.float64 of shape \(2, 3, 3\), got"):
+            attention(**given, is_causal=True, initial_state=(draw(2, 3, 4), draw(2, 2, 3)))
+    given = operands(2, length=5, bias=2)
+    for attention in BIAS:
+        with pytest.raises(ValueError, match=r"initial_state: expected bias keys torch.float64 of shape \(2, 3, 2\)"):
+            attention(**given, is_causal=True, initial_state=(draw(2, 3, 4), draw(2, 3, 3), draw(2, 3, 3)))
+
+
+@pytest.mark.bad_input
+def test_bad_bias_and_blocks():
+    given = operands(2, length=5, bias=2)
+    for attention in BIAS:
+        with pytest.raises(
+            ValueError, match="bias_keys: expected a tensor beside the other part of the bias, got None"
+        ):
+            attention(**given | {"bias_keys": None}, is_causal=True)
+        with pytest.raises(ValueError, match=r"bias_keys: expected shape \(2, 5, 2\) like the keys, got \(2, 5, 3\)"):
+            attention(**given | {"bias_keys": draw(2, 5, 3)}, is_causal=True)
+        with pytest.raises(TypeError, match="bias_queries: expected a floating-point tensor, got str 'u'"):
+            attention(**given | {"bias_queries": "u"}, is_causal=True)
+        with pytest.raises(ValueError, match="bias_queries: expected finite numbers"):
+            attention(**given | {"bias_queries": given["bias_queries"] / 0}, is_causal=True)
+        with pytest.raises(ValueError, match="directions: expected None without bias vectors, got a float64 tensor"):
+            attention(given["q"], given["k"], given["v"], directions=given["directions"], is_causal=True)
+    with pytest.raises(ValueError, match="block: expected an integer of at least 1, got 0"):
+        path_attention(**operands(length=1), is_causal=True, block=0)

@@ -1,0 +1,171 @@
+"""What must hold for every attention mechanism and for every projection, on random shapes (hypothesis)."""
+
+from functools import partial
+
+import pytest
+import torch
+from extent import WHOLE, repeats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ortho import MECHANISMS, PROJECTIONS, MultiheadAttention
+
+# A mechanism sees of a projection the queries and keys, and whether they want a gradient. Each mechanism has one that
+# passes the gradient and, where gradients are tested, one that stops it; and each projection has one mechanism.
+PAIRS = [("learned", a) for a in MECHANISMS] + [(p, "softmax") for p in PROJECTIONS if p != "learned"]
+GRADIENT_PAIRS = PAIRS + [("stopped", a) for a in MECHANISMS if a != "softmax"]
+CAUSAL_PAIRS = [(p, a) for p, a in PAIRS if MECHANISMS[a].causal]
+# Two float64 computations of the same sums in different orders: at most some 1e3 rounded terms (2e-13), magnified by
+# the exponentials of scores up to 20 (4e-12). The bound leaves a factor 25; a wrong term would show at 1e-2.
+close = partial(torch.testing.assert_close, atol=1e-10, rtol=1e-10)
+# A fit solves systems that few tokens leave nearly singular: with condition numbers up to some 1e6 (3e-10 was seen).
+close_fit = partial(torch.testing.assert_close, atol=1e-8, rtol=1e-8)
+
+shapes = st.tuples(st.integers(1, 3), st.integers(1, 40), st.sampled_from([(4, 1), (8, 2), (12, 3)]))
+seeds = st.integers(0, 2**32 - 1)
+examples = settings(max_examples=repeats(10, 25), deadline=None, derandomize=True)
+
+
+def causality(attention, wanted):
+    """Whether a call is to be causal, if that is wanted: where the mechanism has but one of the two ways, that one."""
+    mechanism = MECHANISMS[attention]
+    return (wanted and mechanism.causal) or not mechanism.bidirectional
+
+
+def closeness(attention):
+    """How near two computations of the same must be."""
+    return close_fit if MECHANISMS[attention].fitted else close
+
+
+def pair(projection, attention, width, heads, seed):
+    """The same layer in both forms, float64."""
+    forms = []
+    for form in ("reference", "fast"):
+        g = torch.Generator().manual_seed(seed)
+        kwargs = {"projection": projection, "attention": attention, "form": form, "generator": g}
+        forms.append(MultiheadAttention(width, heads, dtype=torch.float64, **kwargs))
+    return forms
+
+
+def inputs(shape, seed):
+    batch, length, (width, heads) = shape
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, length, width, generator=g, dtype=torch.float64), width, heads, g
+
+
+@pytest.mark.parametrize(("projection", "attention"), GRADIENT_PAIRS)
+@given(shape=shapes, seed=seeds, causal=st.booleans(), padded=st.booleans())
+@examples
+def test_fast_equals_reference(projection, attention, shape, seed, causal, padded):
+    """Outputs and every gradient; with padded keys too, up to a sequence that is padding altogether."""
+    x, width, heads, g = inputs(shape, seed)
+    causal = causality(attention, causal)
+    mask = None
+    if padded:
+        lengths = torch.randint(0, shape[1] + 1, (shape[0],), generator=g)
+        mask = (torch.arange(shape[1]) < lengths[:, None])[:, None, None]  # (B, 1, 1, N)
+    d_out = torch.randn(x.shape, generator=g, dtype=x.dtype)
+    results = []
+    for layer in pair(projection, attention, width, heads, seed):
+        leaf = x.clone().requires_grad_()
+        y = layer(leaf, is_causal=causal, attn_mask=mask)
+        results.append([y, *torch.autograd.grad(y, [leaf, *layer.parameters()], d_out)])
+    for reference, fast in zip(*results, strict=True):
+        close(fast, reference)
+
+
+@pytest.mark.parametrize("form", ["reference", "fast"])
+@pytest.mark.parametrize(("projection", "attention"), CAUSAL_PAIRS)
+@given(shape=shapes, seed=seeds, data=st.data())
+@examples
+def test_the_future_leaves_the_prefix(form, projection, attention, shape, seed, data):
+    """New tokens after a cut, however large, change nothing before it: bit for bit."""
+    x, width, heads, g = inputs(shape, seed)
+    layer = pair(projection, attention, width, heads, seed)[form == "fast"]
+    cut = data.draw(st.integers(0, shape[1]))
+    other = x.clone()
+    other[:, cut:] = 30 * torch.randn(other[:, cut:].shape, generator=g, dtype=x.dtype)
+    assert torch.equal(layer(x, is_causal=True)[:, :cut], layer(other, is_causal=True)[:, :cut])
+
+
+@pytest.mark.parametrize("form", ["reference", "fast"])
+@pytest.mark.parametrize(("projection", "attention"), CAUSAL_PAIRS)
+@given(shape=shapes, seed=seeds, data=st.data())
+@examples
+def test_cut_equals_whole(form, projection, attention, shape, seed, data):
+    x, width, heads, _ = inputs(shape, seed)
+    layer = pair(projection, attention, width, heads, seed)[form == "fast"]
+    cuts = data.draw(st.lists(st.integers(1, shape[1]), max_size=3).map(lambda c: sorted({*c, shape[1]})))
+    whole, final = layer(x, is_causal=True, return_state=True)
+    pieces, state = [], None
+    for start, stop in zip([0, *cuts[:-1]], cuts, strict=True):
+        y, state = layer(x[:, start:stop], is_causal=True, initial_state=state, return_state=True)
+        pieces.append(y)
+    close(torch.cat(pieces, 1), whole)
+    for piecewise, once in zip(state, final, strict=True):
+        close(piecewise, once)
+
+
+@pytest.mark.parametrize("form", ["reference", "fast"])
+@pytest.mark.parametrize(("projection", "attention"), PAIRS)
+@given(shape=shapes, seed=seeds)
+@examples
+def test_symmetries(form, projection, attention, shape, seed):
+    """Items of a batch do not see each other; without causality, permuted tokens give permuted outputs."""
+    x, width, heads, g = inputs(shape, seed)
+    layer = pair(projection, attention, width, heads, seed)[form == "fast"]
+    causal = causality(attention, False)
+    y = layer(x, is_causal=causal)
+    closeness(attention)(torch.cat([layer(item[None], is_causal=causal) for item in x]), y)
+    if MECHANISMS[attention].positional:
+        return
+    permutation = torch.randperm(shape[1], generator=g)
+    closeness(attention)(layer(x[:, permutation]), y[:, permutation])
+
+
+@pytest.mark.parametrize("form", ["reference", "fast"])
+@pytest.mark.parametrize(("projection", "attention"), PAIRS)
+@given(shape=shapes, seed=seeds, data=st.data())
+@examples
+def test_padding_equals_truncation(form, projection, attention, shape, seed, data):
+    """Masked keys are as good as absent, whatever they hold; with nothing left to attend to, zeros without NaN."""
+    x, width, heads, _ = inputs(shape, seed)
+    layer = pair(projection, attention, width, heads, seed)[form == "fast"]
+    length = data.draw(st.integers(0, shape[1]))
+    mask = (torch.arange(shape[1]) < length)[None, None, None]
+    x[:, length:] *= 30
+    x.requires_grad_()
+    causal = causality(attention, False)
+    y = layer(x, is_causal=causal, attn_mask=mask)
+    if length:
+        closeness(attention)(y[:, :length], layer(x[:, :length], is_causal=causal))
+    else:
+        assert torch.equal(y, torch.zeros_like(y))
+    assert torch.autograd.grad(y.sum(), x)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("form", ["reference", "fast"])
+@pytest.mark.parametrize(("projection", "attention"), GRADIENT_PAIRS)
+def test_gradients_by_finite_differences(form, projection, attention):
+    x = inputs((2, 5, (4, 2)), 0)[0].requires_grad_()
+    layer = pair(projection, attention, 4, 2, 0)[form == "fast"]
+    if MECHANISMS[attention].fitted:
+        return  # its gradient leaves out the fit, and is not the derivative; test_favor.py holds the fit still
+    if projection.endswith("stopped"):  # its gradient is by design not the derivative: hold q and k where they are
+        q, k = layer.projection(x)
+        layer.projection.forward = lambda x, context: (q, k)
+    causal = causality(attention, True)
+    assert torch.autograd.gradcheck(lambda x: layer(x, is_causal=causal), x, fast_mode=not WHOLE)
+
+
+@pytest.mark.parametrize("form", ["reference", "fast"])
+@pytest.mark.parametrize(("projection", "attention"), PAIRS)
+def test_float32_is_near_float64(form, projection, attention):
+    """Rounding the input and the weights to float32 moves a score by its size times eps; 1e-4 is some 800 eps."""
+    x = inputs((2, 33, (12, 3)), 5)[0]
+    layer = pair(projection, attention, 12, 3, 5)[form == "fast"]
+    causal = causality(attention, True)
+    exact = layer(x, is_causal=causal)
+    single = layer.float()(x.float(), is_causal=causal)
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single.double(), exact, atol=1e-4, rtol=1e-4)

@@ -1,0 +1,225 @@
+"""The raw feature maps, and what fits them to data: unbiased, whatever the data."""
+
+from math import exp, pi, sqrt
+
+import numpy as np
+import pytest
+import torch
+
+from ortho.attention.linear import random_features as rf
+from ortho.theory.fitted_features import mean_log_moment, unfitted
+
+F32, F64 = torch.float32, torch.float64
+FITS = {name: getattr(rf, name) for name in ("gerf", "saderf", "aderf", "sderf")}
+MAPS = {
+    "positive": rf.positive_features,
+    "hyperbolic": rf.hyperbolic_features,
+    "trigonometric": rf.trigonometric_features,
+}
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape, seed=0, dtype=F64):
+    return torch.randn(shape, generator=generator(seed), dtype=dtype)
+
+
+def queries_and_keys(N=30, M=40, K=6, dtype=F64, seed=0, batch=()):
+    """With means and correlations, and scores of some 1."""
+    mix = torch.eye(K, dtype=F64) + normal(2, K, K, seed=seed) / K
+    x, y = normal(*batch, N, K, seed=seed + 1) @ mix[0] + 0.3, normal(*batch, M, K, seed=seed + 2) @ mix[1] - 0.2
+    return (x * K**-0.25).to(dtype), (y * K**-0.25).to(dtype)
+
+
+# ----------------------------------------------------------------------------------------------------------- the maps
+
+
+def hermite(count=90):
+    nodes, masses = np.polynomial.hermite_e.hermegauss(count)
+    return torch.from_numpy(nodes)[:, None], torch.from_numpy(masses) / sqrt(2 * pi)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_maps_integrate_to_the_kernel(name):
+    """For K = 1, with Gauss-Hermite nodes as rows: exact but for the rounding of sums of 90 terms of e^10 at most."""
+    rows, masses = hermite()
+    weights = torch.cat([masses] * (1 if name == "positive" else 2)) * len(rows)
+    for x, y in ((0.7, 1.1), (-1.5, 1.2), (0.0, 2.0)):
+        phi_x, phi_y = (MAPS[name](torch.tensor([[each]], dtype=F64), rows)[0] for each in (x, y))
+        assert float((phi_x * phi_y) @ weights) == pytest.approx(exp(x * y), rel=1e-10)
+
+
+def test_maps_by_hand():
+    x, omega = torch.tensor([[0.6, 0.8]], dtype=F64), torch.tensor([[1.0, 0.0], [0.0, -2.0], [1.0, 1.0]], dtype=F64)
+    u, scale = torch.tensor([0.6, -1.6, 1.4], dtype=F64), sqrt(3)
+    torch.testing.assert_close(rf.positive_features(x, omega)[0], (u - 0.5).exp() / scale)
+    both = torch.cat([(u - 0.5).exp(), (-u - 0.5).exp()]) / sqrt(6)
+    torch.testing.assert_close(rf.hyperbolic_features(x, omega)[0], both)
+    waves = torch.cat([u.sin(), u.cos()]) * exp(0.5) / scale
+    torch.testing.assert_close(rf.trigonometric_features(x, omega)[0], waves)
+
+
+def test_dense_features_by_hand():
+    r"""$D \exp(w^T A w + w^T B x + x^T C x) / \sqrt m$ with the matrices written out."""
+    x, omega, a = normal(4, 3), normal(5, 3, seed=1), torch.tensor([-0.5, 0.0, 0.1], dtype=F64)
+    B, A, inverse = normal(3, 3, seed=2), torch.diag(a), torch.diag(1 / (1 - 4 * a))
+    C, D = -B.mT @ inverse @ B / 2, torch.diag(1 - 4 * a).det() ** 0.25
+    expected = [[D * (w @ A @ w + w @ B @ each + each @ C @ each).exp() / sqrt(5) for w in omega] for each in x]
+    torch.testing.assert_close(rf.dense_features(x, omega, a, B), torch.tensor(expected, dtype=F64))
+
+
+def test_dense_features_contain_positive_ones():
+    x, omega = normal(4, 3), normal(5, 3, seed=1)
+    dense = rf.dense_features(x, omega, torch.zeros(3, dtype=F64), torch.eye(3, dtype=F64))
+    torch.testing.assert_close(dense, rf.positive_features(x, omega), rtol=1e-14, atol=0)  # some roundings of exponents
+
+
+@pytest.mark.parametrize("name", [*MAPS, "dense"])
+def test_leading_axes(name):
+    """Features of a batch are those of its items, with rows of their own or in common."""
+    x, y = queries_and_keys(batch=(2, 3))
+    fitted = rf.sderf(x, y)
+    for omega in (normal(7, 6), normal(2, 3, 7, 6)):
+        found = rf.dense_features(x, omega, *fitted[:2]) if name == "dense" else MAPS[name](x, omega)
+        for b in range(2):
+            for h in range(3):
+                rows = omega[b, h] if omega.dim() > 2 else omega
+                parameters = [each[b, h] for each in fitted[:2]]
+                map_ = (lambda *args, p=parameters: rf.dense_features(*args, *p)) if name == "dense" else MAPS[name]
+                torch.testing.assert_close(found[b, h], map_(x[b, h], rows), rtol=1e-12, atol=0)
+
+
+# ---------------------------------------------------------------------------------------------------- what fits them
+
+
+def tensors(parameters):
+    return [each for each in parameters if each is not None]
+
+
+def constraint(parameters):
+    r"""$B_q^T (I - 4A)^{-1} B_k$, which should be I."""
+    a, B_q, B_k = (each.double() for each in parameters[:3])
+    return B_q.mT @ (B_k / (1 - 4 * a)[..., None])
+
+
+@pytest.mark.parametrize("name", FITS)
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("batch", [(), (2, 3)])
+def test_fits_are_unbiased(name, dtype, batch):
+    """The constraint to some K = 6 roundings of matrices with condition numbers of 10 or so."""
+    x, y = queries_and_keys(dtype=dtype, batch=batch)
+    fitted = FITS[name](x, y)
+    assert fitted.a.shape == (*batch, 6) and fitted.B_q.shape == fitted.B_k.shape == (*batch, 6, 6)
+    assert all(each.dtype == dtype for each in tensors(fitted))
+    assert bool((fitted.a < 0).all())
+    eye = torch.eye(6, dtype=F64).expand(*batch, 6, 6)
+    torch.testing.assert_close(constraint(fitted), eye, rtol=0, atol=500 * torch.finfo(dtype).eps)
+    if batch:
+        for ours, alone in zip(tensors(fitted), tensors(FITS[name](x[1, 2], y[1, 2])), strict=True):
+            # some hundred roundings; axes have no sign
+            torch.testing.assert_close(ours[1, 2].abs(), alone.abs(), rtol=1e-3, atol=500 * torch.finfo(dtype).eps)
+
+
+def test_shape_of_each_family():
+    x, y = queries_and_keys()
+    for name, fit in FITS.items():
+        a, B_q, B_k, axes = fit(x, y)
+        assert (a == a[0]).all() == (name != "sderf")
+        assert torch.equal(B_q, B_k) == (name in ("gerf", "sderf"))
+        assert torch.equal(B_q, torch.diag(B_q.diagonal())) == (name in ("gerf", "saderf"))
+        assert (axes is None) == (name != "sderf")
+    torch.testing.assert_close(axes @ axes.mT, torch.eye(6, dtype=F64), atol=1e-13, rtol=0)
+    torch.testing.assert_close(B_q, (1 - 4 * a).sqrt()[:, None] * axes.mT)
+
+
+def test_fits_balance_what_they_are_to_balance():
+    """SADERF each coordinate's second moments, ADERF the whole matrices of them; SDERF turns x + y to its axes."""
+    x, y = queries_and_keys(N=50, M=50)
+    _, B_q, B_k, _ = rf.saderf(x, y)
+    torch.testing.assert_close((x @ B_q.mT).square().mean(0), (y @ B_k.mT).square().mean(0))
+    _, B_q, B_k, _ = rf.aderf(x, y)
+    of_x, of_y = ((each @ B.mT).mT @ (each @ B.mT) / 50 for each, B in ((x, B_q), (y, B_k)))
+    # to the ridge, relative to eigenvalues of which the least are a tenth of the mean
+    torch.testing.assert_close(of_x, of_y, atol=10 * rf.RIDGE, rtol=0)
+    a, B, _, _ = rf.sderf(x, y)
+    sums = ((x[:, None] + y) @ B.mT).flatten(0, 1)
+    moments = sums.mT @ sums / len(sums)
+    torch.testing.assert_close(moments, torch.diag(moments.diagonal()), atol=1e-12, rtol=0)
+    torch.testing.assert_close(a, rf.optimal_a(moments.diagonal() / (1 - 4 * a)))
+
+
+def test_optimal_a():
+    """The stationary point: with s = 1 - 8a and the moment f, s^2 - (1 + 2f) s - 2f = 0, from the derivative of
+    ln((1 + s)^2 / 4s) / 2 + f / s. And 0 for no moment."""
+    moment = torch.tensor([0.0, 1e-3, 0.5, 3.0, 100.0], dtype=F64)
+    s = 1 - 8 * rf.optimal_a(moment)
+    torch.testing.assert_close(s**2 - (1 + 2 * moment) * s, 2 * moment, rtol=1e-12, atol=1e-12)
+    assert float(rf.optimal_a(moment)[0]) == 0 and (rf.optimal_a(moment).diff() < 0).all()
+
+
+def test_mean_square_sum_by_loops():
+    x, y = queries_and_keys(N=5, M=7, batch=(2,))
+    pairs = [[(x[b, i] + y[b, j]).square().sum() for i in range(5) for j in range(7)] for b in range(2)]
+    pairs = torch.tensor(pairs, dtype=F64).unflatten(-1, (5, 7))
+    torch.testing.assert_close(rf.mean_square_sum(x, y), pairs.mean((-2, -1)))
+    keep = torch.arange(5).expand(2, 5) != 1, torch.arange(7).expand(2, 7) < 3
+    found = rf.mean_square_sum(x, y, keep_x=keep[0], keep_y=keep[1])
+    torch.testing.assert_close(found, pairs[:, [0, 2, 3, 4], :3].mean((-2, -1)))
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_tokens_that_are_left_out(name):
+    """Fitted as if they were not there, whatever they hold; with none left, still to something finite and unbiased."""
+    x, y = queries_and_keys(batch=(2,))
+    keep_x, keep_y = torch.arange(30) < torch.tensor([[30], [20]]), torch.arange(40) >= torch.tensor([[5], [0]])
+    found = FITS[name](x, y, keep_x=keep_x, keep_y=keep_y)
+    for b, (rows, columns) in enumerate(((slice(0, 30), slice(5, 40)), (slice(0, 20), slice(0, 40)))):
+        for ours, alone in zip(tensors(found), tensors(FITS[name](x[b, rows], y[b, columns])), strict=True):
+            torch.testing.assert_close(ours[b].abs(), alone.abs(), rtol=1e-9, atol=1e-9)  # axes have no sign
+    nothing = FITS[name](x, y, keep_x=keep_x & False, keep_y=keep_y & False)
+    assert all(each.isfinite().all() for each in tensors(nothing))
+    torch.testing.assert_close(constraint(nothing), torch.eye(6, dtype=F64).expand(2, 6, 6))
+
+
+POOR = {
+    "fewer tokens than dimensions": lambda dtype: queries_and_keys(N=3, M=4, K=8, dtype=dtype),
+    "one token": lambda dtype: queries_and_keys(N=1, M=1, K=8, dtype=dtype),
+    "zeros": lambda dtype: (torch.zeros(4, 8, dtype=dtype), torch.zeros(5, 8, dtype=dtype)),
+    "no queries but zeros": lambda dtype: (torch.zeros(4, 8, dtype=dtype), queries_and_keys(K=8, dtype=dtype)[1]),
+    "a coordinate of zeros": lambda dtype: tuple(
+        each * torch.tensor([0, *[1] * 7], dtype=dtype) for each in queries_and_keys(K=8, dtype=dtype)
+    ),
+    "a coordinate next to nothing": lambda dtype: tuple(
+        each * torch.tensor([size, *[1] * 7], dtype=dtype)
+        for each, size in zip(queries_and_keys(K=8, dtype=dtype), (1e-21, 1), strict=True)
+    ),
+    "equal tokens": lambda dtype: tuple(each[:1].expand(9, 8) for each in queries_and_keys(K=8, dtype=dtype)),
+    "tiny": lambda dtype: tuple(1e-6 * each for each in queries_and_keys(K=8, dtype=dtype)),
+    "large": lambda dtype: tuple(30 * each for each in queries_and_keys(K=8, dtype=dtype)),
+    "opposites": lambda dtype: (queries_and_keys(K=8, dtype=dtype)[0], -queries_and_keys(K=8, dtype=dtype)[0]),
+    "of very different sizes": lambda dtype: tuple(
+        each * factor for each, factor in zip(queries_and_keys(K=8, dtype=dtype), (1e3, 1e-3), strict=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FITS)
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("poor", POOR)
+def test_poor_data(name, dtype, poor):
+    """Finite parameters that keep the estimate unbiased on these data, and no worse than FAVOR+ on them."""
+    x, y = POOR[poor](dtype)
+    fitted = FITS[name](x, y)
+    assert all(each.isfinite().all() for each in tensors(fitted))
+    assert bool((fitted.a <= 0).all())
+    # The ridge leaves factors with condition numbers of up to (K / RIDGE)^1/2 = 3e3: that many roundings, relative to
+    # the products of the rows' lengths.
+    scores = (x.double() @ constraint(fitted)) @ y.double().mT
+    lengths = x.double().norm(dim=-1, keepdim=True) * y.double().norm(dim=-1)
+    off = (scores - x.double() @ y.double().mT).abs()
+    assert bool((off <= 3e3 * torch.finfo(dtype).eps * lengths).all())
+    x, y, fitted = x.double(), y.double(), rf.DenseParameters(*(each.double() for each in fitted[:3]))
+    plain = mean_log_moment(x, y, unfitted(8))
+    assert float(mean_log_moment(x, y, fitted)) <= float(plain) * (1 + 1e-5) + 1e-5  # the ridge, and float32

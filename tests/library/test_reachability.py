@@ -1,0 +1,161 @@
+"""How many layers connect which tokens: statements for all small lengths and sizes, by products of the masks."""
+
+import pytest
+import torch
+
+from ortho.attention.sparse.block_sparse import BigBird
+from ortho.attention.sparse.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
+from ortho.attention.sparse.fixed_factorised import Fixed, Summaries
+from ortho.attention.sparse.global_local import GlobalLocal
+from ortho.attention.sparse.strided import Columns, Strided
+from ortho.attention.sparse.window import BlockedWindow, Window
+from ortho.theory.reachability import layers_between, layers_to_reach, reached, window_layers
+
+LENGTHS = range(1, 31)
+
+
+def causal(pattern, n):
+    return pattern.mask(n, is_causal=True)
+
+
+def earlier(n):
+    return torch.ones(n, n, dtype=torch.bool).tril()
+
+
+def paths(masks, residual):
+    """By following each path from each token, one layer at a time."""
+    n = len(masks[0])
+    found = torch.zeros(n, n, dtype=torch.bool)
+    for token in range(n):
+        holders = {token}
+        for mask in masks:
+            holders = {i for i in range(n) if (residual and i in holders) or any(mask[i, j] for j in holders)}
+        found[list(holders), token] = True
+    return found
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_reached_follows_paths(residual):
+    g = torch.Generator().manual_seed(0)
+    for layers in (1, 2, 3):
+        masks = [torch.rand(9, 9, generator=g) < 0.2 for _ in range(layers)]
+        assert torch.equal(reached(*masks, residual=residual), paths(masks, residual))
+
+
+def test_layers_between_is_the_first_power_that_reaches():
+    mask = torch.rand(12, 12, generator=torch.Generator().manual_seed(1)) < 0.12
+    layers = layers_between(mask)
+    for number in range(13):
+        through = reached(*[mask] * number) if number else torch.eye(12, dtype=torch.bool)
+        assert torch.equal(through, (layers >= 0) & (layers <= number))
+    assert (layers < 0).any() and layers.max() > 2
+
+
+def test_masks_on_another_device_than_the_default():
+    mask, further = causal(Window(2), 5), causal(Window(3), 5)
+    with torch.device("meta"):
+        assert torch.equal(reached(mask, mask), further)
+        assert layers_to_reach(mask) == 4
+    assert reached(mask.to("meta")).device == torch.device("meta")
+
+
+@pytest.mark.parametrize("l", [1, 2, 3, 5, 8, 40])
+def test_two_strided_layers_reach_every_earlier_token(l):
+    """In either order, with l keys in the window; with one fewer they miss some as soon as there are l tokens. Neither
+    alone suffices, however often."""
+    for n in LENGTHS:
+        window, columns = causal(Window(l), n), causal(Columns(l), n)
+        for layers in ((window, columns), (columns, window)):
+            assert torch.equal(reached(*layers, residual=False), earlier(n))
+        if 1 < l <= n:
+            fewer = causal(Window(l - 1), n)
+            assert not torch.equal(reached(fewer, columns), earlier(n))
+        if 1 < l < n:
+            assert not torch.equal(reached(window, window), earlier(n)) or n <= 2 * l - 1
+            assert layers_to_reach(columns) is None
+        for pattern in (Strided(l), LocalDilated(l)):
+            assert layers_to_reach(causal(pattern, n)) <= 2
+
+
+@pytest.mark.parametrize(("l", "c"), [(1, 1), (2, 1), (4, 1), (4, 3), (5, 2), (7, 7), (40, 1)])
+def test_two_fixed_layers_reach_every_earlier_token(l, c):
+    """Blocks first, then summaries. The other way round, what is no summary does not leave its block. Without residual
+    connections a token before its block's summaries loses what it has."""
+    for n in LENGTHS:
+        blocks, summaries = causal(BlockedWindow(l), n), causal(Summaries(l, c), n)
+        assert torch.equal(reached(blocks, summaries), earlier(n))
+        assert layers_to_reach(causal(Fixed(l, c), n)) <= 2
+        if n > l > c:
+            assert not reached(summaries, blocks)[l, 0]
+            assert not reached(blocks, summaries, residual=False)[0, 0]
+
+
+def test_two_layers_do_not_reach_any_token_from_any():
+    """Only earlier ones, where the model is causal, however many layers; any, where it is not."""
+    n = 20
+    for pair in ((Window(4), Columns(4)), (BlockedWindow(4), Summaries(4, 1))):
+        assert torch.equal(reached(*(causal(p, n) for p in pair)), earlier(n))
+        assert torch.equal(reached(*(causal(p, n) for p in pair * 9)), earlier(n))
+        assert reached(*(p.mask(n) for p in pair)).all()
+    for pattern in (Strided(4), Fixed(4, 1)):
+        assert layers_to_reach(causal(pattern, n), is_causal=False) is None
+        assert layers_to_reach(pattern.mask(n), is_causal=False) == 2
+
+
+@pytest.mark.parametrize("w", [1, 2, 3, 5, 12, 40])
+def test_windows(w):
+    for n in LENGTHS:
+        expected = window_layers(n, w)
+        assert layers_to_reach(causal(Window(w), n)) == expected
+        assert layers_to_reach(Window(w).mask(n), is_causal=False) == expected
+
+
+def test_windows_that_never_reach():
+    """Blocks that do not overlap, multiples of a dilation, and the inverted rule where it leaves one distance of 0."""
+    n = 13
+    for pattern in (BlockedWindow(4), Dilated(4, 2), Columns(3), NeitherFarNorMultiple(1)):
+        assert layers_to_reach(causal(pattern, n)) is None
+        assert layers_to_reach(pattern.mask(n), is_causal=False) is None
+    assert layers_to_reach(causal(BlockedWindow(4, 2), n)) == 6  # back to 10, 8, 6, 4, 2, 0
+    for k in (2, 3, 6):
+        assert layers_to_reach(causal(NeitherFarNorMultiple(k), n)) == window_layers(n, k)
+
+
+@pytest.mark.parametrize(("w", "g"), [(2, 1), (3, 2), (5, 1), (4, 9)])
+def test_global_tokens(w, g):
+    """Two layers connect all through a global token. Where the model is causal it collects nothing: it is reached at
+    once, but all others take as many layers as by a window alone."""
+    for n in LENGTHS:
+        pattern = GlobalLocal(w, g)
+        assert layers_to_reach(pattern.mask(n), is_causal=False) <= 2
+        layers = layers_between(causal(pattern, n))
+        assert int(layers[:, :g].max()) <= 1
+        others = layers[g:, g:]
+        if n > g:
+            assert torch.equal(others, layers_between(causal(Window(w), n - g)))
+
+
+def test_random_blocks_come_nearer_than_a_window():
+    """With two keys drawn beside a window of two, fewer than a quarter of the layers for 64 tokens."""
+    n = 64
+    near, drawn = BigBird(1, 2, 0, 0), BigBird(1, 2, 0, 2)
+    assert layers_to_reach(causal(near, n)) == window_layers(n, 2) == 63
+    assert 4 * layers_to_reach(causal(drawn, n)) < 63
+
+
+@pytest.mark.bad_input
+def test_errors():
+    mask = torch.ones(3, 3, dtype=torch.bool)
+    with pytest.raises(ValueError, match="masks: expected one or more, got none"):
+        reached()
+    for bad in (mask[:2], mask.float(), [[True]], torch.ones(4, 4, dtype=torch.bool)):
+        with pytest.raises(ValueError, match=r"masks: expected boolean tensors of one shape \(N, N\), got"):
+            reached(mask, bad)
+    for bad in (mask[:2], mask[0, 0], mask[0]):
+        with pytest.raises(ValueError, match="masks?: expected (boolean|shape)"):
+            layers_to_reach(bad)
+    with pytest.raises(ValueError, match="n: expected an integer of at least 1, got 0"):
+        window_layers(0, 3)
+    for n in (1, 5):
+        with pytest.raises(ValueError, match="width: expected an integer of at least 1, got 0"):
+            window_layers(n, 0)

@@ -1,0 +1,143 @@
+"""Recomputation: the same numbers, less kept, one forward pass more."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import set_checkpoint_early_stop
+
+from ortho import LanguageModel, MultiheadAttention, TransformerBlock, cost
+from ortho.cost.allocations import Allocations
+from ortho.cost.counting import count_step
+from ortho.cost.recomputation import recomputed
+from ortho.layers.recomputation import Recomputed, RecomputedAttention
+
+D, H, N = 12, 2, 10
+
+
+def blocks(count, **kwargs):
+    generator = torch.Generator().manual_seed(0)
+    return [TransformerBlock(D, H, generator=generator, dtype=torch.float64, **kwargs) for _ in range(count)]
+
+
+def draw(*shape, seed=1):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("count", "segments"), [(1, 1), (5, None), (5, 1), (5, 3), (5, 5)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_same_numbers(count, segments, causal):
+    """Bit for bit: the same operations run in the same order, the gradients' too."""
+    rows, x = blocks(count), draw(2, N, D).requires_grad_()
+    plain = nn.Sequential(*rows)
+    y = x
+    for block in rows:
+        y = block(y, is_causal=causal)
+    z = Recomputed(rows, segments)(x, is_causal=causal)
+    upstream = draw(2, N, D, seed=2)
+    leaves = [x, *plain.parameters()]
+    assert torch.equal(y, z)
+    for one, other in zip(
+        torch.autograd.grad(y, leaves, upstream), torch.autograd.grad(z, leaves, upstream), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("count", "segments"), [(6, 1), (6, 2), (6, 6), (7, 3)])
+def test_one_forward_pass_more(count, segments):
+    """And kept are the segments' inputs alone. Left to itself PyTorch stops recomputing at the last saved tensor of a
+    segment, and leaves out the product with the last W_2, 2 N d d_ff FLOPs."""
+    x, one = draw(1, N, D).requires_grad_(), cost.block(1, N, D, H, itemsize=8)
+    plain = count_step(Recomputed(blocks(count), segments), x)
+    assert plain.forward == count * one.forward
+    assert plain.saved_bytes == segments * 8 * N * D
+    assert plain.backward == count * (one.forward + one.backward) - segments * 2 * N * D * 4 * D
+    with set_checkpoint_early_stop(False):
+        whole = count_step(Recomputed(blocks(count), segments), x)
+    assert whole.backward == count * (one.forward + one.backward)
+
+
+def test_segments_are_about_equal():
+    for count, segments in ((7, 3), (9, None), (10, None), (5, 5), (1, None)):
+        lengths = [len(part) for part in Recomputed(blocks(count), segments)._split()]
+        assert sum(lengths) == count and max(lengths) - min(lengths) <= 1
+        assert len(lengths) == (segments or count)
+
+
+def test_in_a_model():
+    """Logits and states are those of the model without it."""
+    model = LanguageModel(11, D, H, 4, max_length=None, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    tokens = torch.randint(11, (2, N), generator=torch.Generator().manual_seed(1))
+    whole = model(tokens)
+    model.blocks = nn.ModuleList([Recomputed(model.blocks)])
+    assert torch.equal(model(tokens), whole)
+    head, state = model(tokens[:, :6], return_state=True)
+    tail = model(tokens[:, 6:], initial_state=state)
+    torch.testing.assert_close(torch.cat([head, tail], 1), whole, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_alone(causal):
+    """The weights, N^2 numbers a head, are not kept; all else is."""
+    x = draw(1, 40, D).requires_grad_()
+    layers = []
+    for attention in ("softmax", RecomputedAttention()):
+        options = {"form": "reference"} if attention == "softmax" else {}
+        layers.append(
+            MultiheadAttention(
+                D, H, attention=attention, generator=torch.Generator().manual_seed(0), dtype=torch.float64, **options
+            )
+        )
+    plain, recomputed = (count_step(layer, x, is_causal=causal) for layer in layers)
+    assert torch.equal(*(layer(x, is_causal=causal) for layer in layers))
+    assert plain.saved_bytes - recomputed.saved_bytes == 8 * H * 40 * 40 + (40 * 40 if causal else 0)
+    assert 0 < recomputed.backward - plain.backward <= 4 * 40 * 40 * D
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Recomputed([]), "blocks: expected at least one, got none"),
+        (lambda: Recomputed(blocks(2), 3), "segments: expected at most the 2 blocks, got 3"),
+        (lambda: Recomputed(blocks(2), 0), "segments: expected an integer of at least 1, got 0"),
+        (lambda: RecomputedAttention("soft"), "attention: expected one of .*, got 'soft'; did you mean 'softmax'"),
+        (lambda: RecomputedAttention("delta"), "attention: expected a mechanism without gates, got 'delta'"),
+        (lambda: RecomputedAttention(form="slow"), "form: expected one of 'reference', 'fast', got 'slow'"),
+    ],
+)
+def test_errors(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(("count", "segments"), [(6, 1), (6, 2), (7, 3), (6, 6)])
+def test_declared_is_counted(count, segments):
+    x = draw(1, N, D).requires_grad_()
+    counts = count_step(Recomputed(blocks(count), segments), x)
+    declared = recomputed(1, N, D, H, count, segments, itemsize=8)
+    assert counts.forward + counts.backward == declared.step
+    assert counts.saved_bytes == declared.kept_bytes
+    assert declared.step - declared.again == recomputed(1, N, D, H, count, 0, itemsize=8).step
+
+
+def test_the_peak():
+    """By count of all tensors that are alive, forward and backward: what the closed form says is saved is, but for the
+    gradients and temporaries of one block, which are there in any case."""
+    one, size = cost.block(1, 64, D, H, itemsize=8), (1, 64, D)
+    peaks, declared = {}, {}
+    for segments in (0, 1, 3, 9):
+        rows, x = blocks(9), draw(*size).requires_grad_()
+        run = Recomputed(rows, segments) if segments else nn.Sequential(*rows)
+        with Allocations() as memory:
+            torch.autograd.grad(run(x).sum(), [x, *run.parameters()])
+        peaks[segments], declared[segments] = memory.peak, recomputed(1, 64, D, H, 9, segments, itemsize=8).peak_bytes
+    for segments in (1, 3, 9):
+        saved = declared[0] - declared[segments]
+        assert abs(peaks[0] - peaks[segments] - saved) <= one.saved_bytes
+    assert declared[1] == declared[0]  # one segment for all: nothing is gained
+    assert peaks[9] < peaks[3] < peaks[1]  # a block keeps more than nine times its input
+
+
+def test_more_segments_than_blocks():
+    with pytest.raises(ValueError, match="segments: expected at most the 2 blocks, got 3"):
+        recomputed(1, 4, 4, 1, 2, 3)

@@ -1,0 +1,270 @@
+"""Attention by the exchanged pass in a layer: the same as with autograd, less kept, half precision, errors."""
+
+import weakref
+from functools import partial
+
+import pytest
+import torch
+
+from ortho import MultiheadAttention
+from ortho.cost.counting import saved_bytes
+from ortho.layers.stop_gradient import StoppedAttention
+from ortho.projections import FrozenProjection, SeededProjection
+
+# Sums of at most 1e2 rounded products of size 1 in float64, in different orders.
+close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
+PROJECTIONS = ["stopped", "structured-stopped"]
+FORMS = pytest.mark.parametrize("form", ["reference", "fast"])
+BOTH = pytest.mark.parametrize("projection", PROJECTIONS)
+B, N, WIDTH, H = 2, 9, 24, 4
+
+
+def draw(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def pair(projection="structured-stopped", *, dtype=torch.float64, form="fast", **kwargs):
+    """The layer, and one that leaves its gradient to autograd, with the same weights; no bias is 0."""
+    kwargs |= {"projection": projection, "dtype": dtype}
+    g = torch.Generator().manual_seed(1)
+    one = StoppedAttention(WIDTH, H, generator=g, form=form, **kwargs)
+    with torch.no_grad():
+        for name, bias in [*one.named_parameters(), *one.named_buffers()]:
+            if "bias" in name:
+                bias.normal_(generator=g)
+    other = MultiheadAttention(WIDTH, H, generator=g, form=form, **kwargs)
+    other.load_state_dict(one.state_dict())
+    return one, other
+
+
+def step(module, x, **kwargs):
+    """The output and all gradients."""
+    leaf = x.clone().requires_grad_()
+    y = module(leaf, **kwargs)
+    return [y, *torch.autograd.grad(y, [leaf, *module.parameters()], draw(*y.shape, seed=9).to(y.dtype))]
+
+
+def holes():
+    """A mask of pairs in which a token attends to nothing, and another is attended to by none."""
+    mask = draw(B, H, N, N, seed=3) > -0.5
+    mask[:, :, 4], mask[..., 6] = False, False
+    return mask
+
+
+MASKS = {
+    "none": None,
+    "keys": torch.arange(N) < 7,
+    "keys of items": (torch.arange(N) < torch.tensor([[0], [5]]))[:, None, None],  # one has none
+    "keys of heads": draw(B, H, 1, N, seed=2) > 0,
+    "pairs": holes()[0, 0],
+    "pairs of heads": holes(),
+}
+
+
+@FORMS
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("causal", [False, True])
+@BOTH
+def test_as_by_autograd(projection, causal, mask, form):
+    """Outputs and all gradients, also of rows that attend to nothing and of keys that none attends to."""
+    for kwargs in ({}, {"bias": True, "num_kv_heads": 2}, {"num_kv_heads": 1}, {"head_dim": 4}):
+        one, other = pair(projection, form=form, **kwargs)
+        found, expected = (step(m, draw(B, N, WIDTH), attn_mask=MASKS[mask], is_causal=causal) for m in (one, other))
+        for a, b in zip(found, expected, strict=True):
+            close(a, b)
+
+
+@pytest.mark.parametrize("length", [1, 2, 64, 100])
+def test_lengths(length):
+    one, other = pair()
+    for causal in (False, True):
+        found, expected = (step(m, draw(1, length, WIDTH), is_causal=causal) for m in (one, other))
+        for a, b in zip(found, expected, strict=True):
+            close(a, b)
+
+
+@pytest.mark.parametrize(
+    "projection",
+    [
+        partial(FrozenProjection, stop_gradient=True, draw="gaussian"),
+        partial(SeededProjection, stop_gradient=True, seed=3),
+        FrozenProjection(WIDTH, H, stop_gradient=True, dtype=torch.float64, generator=torch.Generator().manual_seed(5)),
+    ],
+    ids=["class", "seed", "module"],
+)
+def test_other_projections(projection):
+    one, other = pair(projection)
+    for a, b in zip(*(step(m, draw(B, N, WIDTH), is_causal=True) for m in (one, other)), strict=True):
+        close(a, b)
+
+
+@FORMS
+def test_what_is_not_a_plain_call_is_the_layer_s(form):
+    """With a context, a state or a cache."""
+    one, other = pair(form=form, num_kv_heads=2)
+    x, context = draw(B, N, WIDTH), draw(B, 5, WIDTH, seed=1)
+    close(one(x, context), other(x, context))
+    head, state = one(x[:, :4], is_causal=True, return_state=True)
+    close(torch.cat([head, one(x[:, 4:], is_causal=True, initial_state=state)], 1), other(x, is_causal=True))
+    cache = one.new_cache(N)
+    read = [one(x[:, a:b], is_causal=True, cache=cache) for a, b in ((0, 3), (3, 4), (4, N))]
+    close(torch.cat(read, 1), other(x, is_causal=True))
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_is_kept(projection, dtype, causal):
+    """x, the merged heads, and the log-sum-exp of each row, in float32 at least; a mask, where there is one."""
+    one, _ = pair(projection, dtype=dtype, num_kv_heads=2)
+    x, exists = draw(B, N, WIDTH, dtype=dtype).requires_grad_(), [*one.parameters(), *one.buffers()]
+    numbers = 2 * B * N * WIDTH * dtype.itemsize + B * H * N * max(4, dtype.itemsize)
+    with saved_bytes(exclude=exists) as kept:
+        one(x, is_causal=causal)
+    assert kept() == numbers
+    with saved_bytes(exclude=exists) as kept:
+        one(x, attn_mask=MASKS["pairs of heads"])
+    assert kept() == numbers + B * H * N * N
+
+
+def test_what_needs_no_gradient():
+    """Into x none is made where it needs none; where nothing needs one, nothing is kept."""
+    one, other = pair()
+    x, upstream = draw(B, N, WIDTH), draw(B, N, WIDTH, seed=9)
+    for a, b in zip(*(torch.autograd.grad(m(x), [*m.parameters()], upstream) for m in (one, other)), strict=True):
+        close(a, b)
+    one.requires_grad_(False)
+    with saved_bytes() as kept:
+        assert not one(x).requires_grad
+    assert kept() == 0
+    leaf = x.requires_grad_()
+    (found,), (expected,) = (torch.autograd.grad(m(leaf), leaf, upstream) for m in (one, other))
+    close(found, expected)
+
+
+@BOTH
+@pytest.mark.parametrize("autocast", [True, False])
+@pytest.mark.parametrize("causal", [False, True])
+def test_half_precision(projection, causal, autocast):
+    """Under autocast, or with the weights in bfloat16: no further from float64 than autograd's layer is, but for a
+    fifth, as both round to 8 bits, and some numbers at other places."""
+    kind = torch.float32 if autocast else torch.bfloat16
+    layers = pair(projection, dtype=kind)
+    x = draw(1, 200, WIDTH, dtype=kind)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        found, theirs = (step(m, x, is_causal=causal) for m in layers)
+    assert [t.dtype for t in found] == [t.dtype for t in theirs] and found[0].dtype == torch.bfloat16
+    exact = step(layers[1].double(), x.double(), is_causal=causal)
+    for mine, standard, value in zip(found, theirs, exact, strict=True):
+        assert (mine - value).norm() < 1.2 * (standard - value).norm() < 0.02 * value.norm()
+
+
+@BOTH
+@pytest.mark.parametrize("autocast", [True, False])
+def test_queries_and_keys_are_made_twice(projection, autocast):
+    """Alike, whether the backward pass runs inside autocast or outside of it; and nobody holds them in between."""
+    one, _ = pair(projection, dtype=torch.float32)
+    x, gradients, made, alive = draw(B, N, WIDTH, dtype=torch.float32).requires_grad_(), [], [], []
+    make = one._constants
+
+    def recorded(x):
+        found = make(x)
+        made.append([t.clone() for t in found])
+        alive.extend(map(weakref.ref, found))
+        return found
+
+    one._constants = recorded
+    for inside in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            y = one(x, is_causal=True)
+        assert all(reference() is None for reference in alive)
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            gradients.append(torch.autograd.grad(y, [x, *one.parameters()], torch.ones_like(y)))
+    if autocast:  # else a backward pass inside would round PyTorch's own products
+        assert all(map(torch.equal, *gradients))
+    assert len(made) == 4 and all(torch.equal(a, b) for again in made[1:] for a, b in zip(made[0], again, strict=True))
+    assert made[0][0].dtype == (torch.bfloat16 if autocast else torch.float32)
+
+
+@pytest.mark.unchecked
+@BOTH
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of a class that dynamo makes
+def test_compiles(projection):
+    """In one graph, forward and backward, with a mask too."""
+    torch.compiler.reset()
+    one, _ = pair(projection)
+    compiled = torch.compile(one, backend="aot_eager", fullgraph=True)
+    x = draw(B, N, WIDTH)
+    for kwargs in ({"is_causal": True}, {"attn_mask": MASKS["pairs of heads"]}):
+        leaf = x.clone().requires_grad_()
+        y = compiled(leaf, **kwargs)
+        found = [y, *torch.autograd.grad(y, [leaf, *one.parameters()], draw(*y.shape, seed=9))]
+        for a, b in zip(found, step(one, x, **kwargs), strict=True):
+            close(a, b)
+
+
+def test_not_twice():
+    """A second derivative is refused; the reference form has one."""
+    x = draw(B, N, WIDTH).requires_grad_()
+    one, _ = pair()
+    with pytest.raises(RuntimeError, match="create_graph: expected False: the fast form cannot be differentiated twi"):
+        torch.autograd.grad(one(x).sum(), x, create_graph=True)
+    reference, _ = pair(form="reference")
+    (gradient,) = torch.autograd.grad(reference(x).square().sum(), x, create_graph=True)
+    assert torch.autograd.grad(gradient.sum(), x)[0].abs().max() > 1e-3
+
+
+def stopped(**kwargs):
+    return StoppedAttention(WIDTH, H, dtype=torch.float64, **kwargs)
+
+
+BAD = [
+    (
+        lambda m, x: stopped(attention="softmax"),
+        TypeError,
+        "attention: expected none, it is softmax, got str 'softmax'",
+    ),
+    (
+        lambda m, x: stopped(projection="frozen"),
+        ValueError,
+        "projection: expected one that stops the gradient, got str",
+    ),
+    (
+        lambda m, x: stopped(projection="learned"),
+        ValueError,
+        "projection: expected one that stops the gradient, got st",
+    ),
+    (
+        lambda m, x: stopped(projection=FrozenProjection(WIDTH, H)),
+        ValueError,
+        "projection: expected one that stops the",
+    ),
+    (lambda m, x: stopped(projection="haar"), ValueError, "projection: expected one of 'learned'.*, got 'haar'"),
+    (lambda m, x: stopped(form="slow"), ValueError, "form: expected one of 'reference', 'fast', got 'slow'"),
+    (lambda m, x: StoppedAttention(24, 5), ValueError, "num_heads: expected a divisor of d_model = 24, got 5"),
+    (lambda m, x: m(x[..., :4]), ValueError, r"x: expected shape \(B, N, 24\) with B, N >= 1, got \(2, 9, 4\)"),
+    (lambda m, x: m(x.float()), TypeError, "x: expected torch.float64 like the weights, got torch.float32"),
+    (lambda m, x: m(x / 0), ValueError, "x: expected finite numbers"),
+    (
+        lambda m, x: m(x, attn_mask=torch.ones(9, 9)),
+        TypeError,
+        "attn_mask: expected a boolean tensor.*, got a float32",
+    ),
+    (lambda m, x: m(x, attn_mask=5), TypeError, "attn_mask: expected a boolean tensor.*, got int 5"),
+    (
+        lambda m, x: m(x, attn_mask=x[0, :, :8] > 0),
+        ValueError,
+        r"attn_mask: .* broadcasts to \(2, 4, 9, 9\), got \(9, 8",
+    ),
+    (lambda m, x: m(x, attn_mask=MASKS["pairs of heads"][None]), ValueError, "attn_mask: expected a shape that broadc"),
+    (lambda m, x: m(x, is_causal=1), TypeError, "is_causal: expected True or False, got int 1"),
+    (lambda m, x: m(x, cache=m.new_cache(9)), ValueError, "is_causal: expected True beside a cache, got False"),
+    (lambda m, x: m(x, x[:1]), ValueError, "context: expected batch 2 like x"),
+]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("call", "error", "message"), BAD)
+def test_errors(call, error, message):
+    with pytest.raises(error, match=message):
+        call(stopped(), draw(B, N, WIDTH))

@@ -1,0 +1,222 @@
+"""Synthesizers: every source of logits, alone and mixed, by its formula in loops; shares, first draws, training."""
+
+import math
+from itertools import product
+
+import pytest
+import torch
+from synthesizer_layers import HEADS, LENGTH, TOLERANCE, D, K, draw, every_case, layer
+from torch.nn.functional import linear
+
+from ortho.layers.synthesizer import SOURCES, FactoredDense, Seen, SynthesizerAttention
+
+SIGMAS = 4.42  # two-sided 1e-5
+
+
+def positions(source, x, b, h, i, j):
+    return source.matrix[h, i, j]
+
+
+def hidden(source, x, b, h, i):
+    return [max(x[b, i] @ source.weight_1[h * K + u], torch.zeros((), dtype=x.dtype)) for u in range(K)]
+
+
+def dense(source, x, b, h, i, j):
+    return sum(unit * source.weight_2[h, j, u] for u, unit in enumerate(hidden(source, x, b, h, i)))
+
+
+def factored_dense(source, x, b, h, i, j):
+    units = hidden(source, x, b, h, i)
+    number_a = sum(unit * source.weight_a[h, j // source.k2, u] for u, unit in enumerate(units))
+    number_b = sum(unit * source.weight_b[h, j % source.k2, u] for u, unit in enumerate(units))
+    return number_a * number_b
+
+
+def dot_product(source, x, b, h, i, j):
+    own = slice(h * K, (h + 1) * K)
+    return (source.weight_q[own] @ x[b, i]) @ (source.weight_k[own] @ x[b, j]) / math.sqrt(K)
+
+
+FORMULAS = {
+    "random": positions,
+    "fixed-random": positions,
+    "factored-random": lambda s, x, b, h, i, j: sum(s.left[h, i, r] * s.right[h, j, r] for r in range(s.rank)),
+    "dense": dense,
+    "factored-dense": factored_dense,
+    "dot-product": dot_product,
+}
+
+
+def by_loops(module, x, allowed):
+    """A logit at a time, and a row of weights at a time: exp of its logits over the sum of those it may attend to."""
+    shares = [1] if module.mixing is None else module.mixing.exp() / module.mixing.exp().sum()
+    v = linear(x, module.weight_v)
+    batch, length, _ = x.shape
+    rows = []
+    for b, h, i in product(range(batch), range(HEADS), range(length)):
+        row = torch.zeros(K, dtype=x.dtype)
+        logits = {
+            j: sum(a * FORMULAS[s.name](s, x, b, h, i, j) for a, s in zip(shares, module.sources, strict=True))
+            for j in range(length)
+            if allowed[b, h, i, j]
+        }
+        total = sum(logit.exp() for logit in logits.values())
+        for j, logit in logits.items():
+            row = row + logit.exp() / total * v[b, j, h * K : (h + 1) * K]
+        rows.append(row)
+    heads = torch.stack(rows).unflatten(0, (batch, HEADS, length)).transpose(1, 2)
+    return linear(heads.flatten(2), module.weight_o)
+
+
+MASKINGS = ["plain", "causal", "heads", "causal items"]
+
+
+@every_case
+@pytest.mark.parametrize(("length", "masking"), [*product([1, 5], MASKINGS), (LENGTH, "causal")])
+def test_formula(case, length, masking):
+    """Outputs and every gradient, also of a sequence shorter than the layer's positions."""
+    module, x = layer(case), draw(2, length, D).requires_grad_()
+    allowed = torch.ones(2, HEADS, length, length, dtype=torch.bool)
+    kwargs = {}
+    if masking == "heads":  # one mask a head, the same for the batch
+        kwargs["attn_mask"] = draw(HEADS, length, length, seed=2) > 0
+    if masking == "causal items":
+        kwargs["attn_mask"] = draw(2, 1, length, length, seed=3) > 0
+    if "attn_mask" in kwargs:
+        allowed = allowed & kwargs["attn_mask"]
+    if "causal" in masking:
+        kwargs["is_causal"] = True
+        allowed = allowed.tril()
+    d_out = draw(2, length, D, seed=4)
+    results = []
+    for y in (module(x, **kwargs), by_loops(module, x, allowed)):
+        results.append([y, *torch.autograd.grad(y, [x, *module.parameters()], d_out, materialize_grads=True)])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, **TOLERANCE)
+
+
+@every_case
+def test_weights(case):
+    """What `weights` returns is what the layer applies, one matrix for the batch if no source looks at the tokens."""
+    module, x = layer(case), draw(2, 7, D)
+    mask = draw(2, 1, 1, 7, seed=5) > -0.5
+    v = linear(x, module.weight_v).unflatten(2, (HEADS, K)).transpose(1, 2)
+    for kwargs in ({}, {"is_causal": True}, {"attn_mask": mask}):
+        weights = module.weights(x, **kwargs)
+        o = (weights @ v).transpose(1, 2).flatten(2)
+        torch.testing.assert_close(linear(o, module.weight_o), module(x, **kwargs), **TOLERANCE)
+    blind = {s.name for s in module.sources} <= {"random", "fixed-random", "factored-random"}
+    assert module.weights(x).shape == (1 if blind else 2, HEADS, 7, 7)
+
+
+def test_shares():
+    """Equal at first; a source mixed with itself is itself, and so is one that has nearly all of the share."""
+    module, x = layer("random + dot product"), draw(2, 6, D)
+    fresh = SynthesizerAttention(D, HEADS, LENGTH, source=["random", "dense"])
+    assert torch.equal(fresh.mixing.softmax(0), torch.full((2,), 0.5))
+    random = module.sources[0]
+    twice = SynthesizerAttention(D, HEADS, LENGTH, source=[random, random], dtype=torch.float64)
+    alone = SynthesizerAttention(D, HEADS, LENGTH, source=random, dtype=torch.float64)
+    torch.testing.assert_close(twice.weights(x), alone.weights(x), **TOLERANCE)
+    with torch.no_grad():
+        module.mixing.copy_(torch.tensor([40.0, 0.0]))  # e^-40 is 4e-18
+    torch.testing.assert_close(module.weights(x), alone.weights(x).expand(2, -1, -1, -1), **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_first_logits_have_variance_one(name):
+    """Over 100 draws of the parameters and of normal tokens; a draw is one number, the mean square of its logits."""
+    squares, width, length = [], 64, 16
+    for seed in range(100):
+        g = torch.Generator().manual_seed(seed)
+        source = SOURCES[name](width, 1, length, generator=g, dtype=torch.float64)
+        x = torch.randn(4, length, width, generator=g, dtype=torch.float64)
+        squares.append(source.logits(x, Seen(length, source.memory(x))).square().mean())
+    mean, error = torch.stack(squares).mean(), torch.stack(squares).std() / 10
+    if name == "factored-dense":  # two numbers that share their hidden units, whose squares go together
+        assert 1 - SIGMAS * error < mean < 1 + 8 / width + SIGMAS * error
+    else:
+        assert abs(mean - 1) < SIGMAS * error
+
+
+BY_POSITION = pytest.mark.parametrize("source", ["random", "fixed-random", "factored-random"])
+
+
+@BY_POSITION
+def test_a_layer_is_the_sum_of_layers_of_some_heads(source):
+    """Each with its rows of W_V and columns of W_O, its own logits, and heads as wide as those of the whole."""
+    whole, x, y = layer(source), draw(2, 7, D), 0
+    for own in (slice(0, 1), slice(1, HEADS)):
+        count, rows = own.stop - own.start, slice(own.start * K, own.stop * K)
+        part = SynthesizerAttention(D, count, LENGTH, source=source, head_dim=K, dtype=torch.float64)
+        with torch.no_grad():
+            part.weight_v.copy_(whole.weight_v[rows])
+            part.weight_o.copy_(whole.weight_o[:, rows])
+            for ours, theirs in zip(
+                part.sources[0].state_dict().values(), whole.sources[0].state_dict().values(), strict=True
+            ):
+                ours.copy_(theirs[own])
+        y = y + part(x, is_causal=True)
+        head, state = part(x[:, :3], is_causal=True, return_state=True)
+        rest = part(x[:, 3:], is_causal=True, initial_state=state)
+        torch.testing.assert_close(torch.cat([head, rest], 1), part(x, is_causal=True), **TOLERANCE)
+    torch.testing.assert_close(y, whole(x, is_causal=True), **TOLERANCE)
+
+
+@pytest.mark.parametrize(("heads", "width"), [(1, 64), (12, 64), (2, 16)])
+def test_weights_of_other_widths_begin_as_a_square_matrix_s(heads, width):
+    """Variance 1/d; n uniform numbers have a mean square with a relative standard error of sqrt(4 / 5 n)."""
+    module = SynthesizerAttention(256, heads, 4, head_dim=width, generator=torch.Generator().manual_seed(0))
+    assert module.weight_v.shape == (heads * width, 256) and module.weight_o.shape == (256, heads * width)
+    for weight in (module.weight_v, module.weight_o):
+        error = math.sqrt(4 / (5 * weight.numel()))
+        assert abs(256 * weight.square().mean().item() - 1) < SIGMAS * error
+    assert f"head_dim={width}" in repr(module) and "head_dim" not in repr(layer())
+
+
+@every_case
+def test_float32_is_near_float64(case):
+    """Some 1e2 roundings of 6e-8 in sums of size up to 10, before and after the exponential."""
+    exact, x = layer(case), draw(2, 9, D)
+    single = layer(case, dtype=torch.float32)
+    single.load_state_dict({name: value.float() for name, value in exact.state_dict().items()})
+    y = single(x.float(), is_causal=True)
+    assert y.dtype == torch.float32
+    torch.testing.assert_close(y.double(), exact(x, is_causal=True), atol=1e-4, rtol=1e-4)
+
+
+def test_what_is_trained():
+    trained = {
+        "random": {"matrix"},
+        "fixed-random": set(),
+        "factored-random": {"left", "right"},
+        "dense": {"weight_1", "weight_2"},
+        "factored-dense": {"weight_1", "weight_a", "weight_b"},
+        "dot-product": {"weight_q", "weight_k"},
+    }
+    assert set(trained) == set(SOURCES)
+    for name, expected in trained.items():
+        module = layer(name)
+        assert {n for n, _ in module.named_parameters()} == {"weight_v", "weight_o"} | {
+            f"sources.0.{n}" for n in expected
+        }
+    fixed, learned = layer("fixed-random"), layer("random")
+    assert set(fixed.state_dict()) == set(learned.state_dict())
+    assert torch.equal(fixed(draw(1, 4, D)), learned(draw(1, 4, D)))  # the same draw
+    assert "mixing" in dict(layer("three").named_parameters())
+    assert "max_length=12, k1=3" in repr(layer("factored-dense"))
+
+
+def test_positions_of_factored_dense():
+    """k1 k2 is max_length with any k1; the numbers A of blocks beyond the last key are not computed."""
+    x = draw(1, 5, D)
+    for k1 in (1, 2, 3, 4, 6, 12):
+        source = FactoredDense(D, HEADS, 12, k1=k1, dtype=torch.float64)
+        module = SynthesizerAttention(D, HEADS, 12, source=source, dtype=torch.float64)
+        torch.testing.assert_close(
+            module(x), by_loops(module, x, torch.ones(1, HEADS, 5, 5, dtype=torch.bool)), **TOLERANCE
+        )
+        with torch.no_grad():
+            source.weight_a[:, -(-5 // source.k2) :] = torch.nan
+        assert module(x).isfinite().all()
+    assert [FactoredDense(D, HEADS, n).k1 for n in (1, 2, 7, 12, 16, 36, 60)] == [1, 1, 1, 3, 4, 6, 6]

@@ -1,0 +1,225 @@
+"""Synthesizers' costs: declared = counted for every source and mixture, by hand, as published, and as N grows."""
+
+from dataclasses import fields
+from itertools import product
+
+import pytest
+import sympy as sp
+import torch
+
+from ortho import MultiheadAttention, cost
+from ortho.cost.big_o import B, H, N, d, order, symbolic
+from ortho.cost.counting import Counts, count_forward, count_step
+from ortho.layers.synthesizer import SOURCES, FactoredDense, FactoredRandom, SynthesizerAttention
+
+MIXTURES = [*product(SOURCES, SOURCES), ("random", "factored-random", "dot-product"), ("dense", "random", "dense")]
+# batch, length, width, heads, positions: also one of each, heads of width one, fewer tokens than positions
+SIZES = [
+    (1, 5, 8, 2, 5),
+    (2, 7, 12, 3, 9),
+    (3, 16, 16, 1, 16),
+    (1, 1, 4, 4, 1),
+    (2, 1, 4, 4, 6),
+    (2, 5, 8, 2, 12),
+    (2, 3, 8, 2, 16),
+]
+COUNTED = [f.name for f in fields(Counts) if f.compare]
+rank, k1 = sp.symbols("r k_1", positive=True)
+
+
+def assert_declared(counts, declared):
+    assert {n: getattr(counts, n) for n in COUNTED} == {n: getattr(declared, n) for n in COUNTED}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(("causal", "input_grad"), list(product([True, False], repeat=2)))
+def test_one_source(source, causal, input_grad):
+    for (batch, n, width, heads, longest), dtype in product(SIZES, [torch.float32, torch.float64]):
+        module = SynthesizerAttention(width, heads, longest, source=source, dtype=dtype)
+        x = torch.zeros(batch, n, width, dtype=dtype, requires_grad=input_grad)
+        variant = {"source": source, "max_length": longest, "causal": causal, "input_grad": input_grad}
+        declared = cost.synthesizer(batch, n, width, heads, itemsize=x.element_size(), **variant)
+        assert_declared(count_step(module, x, is_causal=causal), declared)
+
+
+@pytest.mark.parametrize("names", MIXTURES, ids="+".join)
+def test_mixtures(names):
+    for (batch, n, width, heads, longest), flag in product(SIZES, [True, False]):
+        module = SynthesizerAttention(width, heads, longest, source=names)
+        x = torch.zeros(batch, n, width, requires_grad=flag)
+        declared = cost.synthesizer(
+            batch, n, width, heads, source=names, max_length=longest, causal=flag, input_grad=flag
+        )
+        assert_declared(count_step(module, x, is_causal=flag), declared)
+
+
+@pytest.mark.parametrize(
+    "source", ["random", "fixed-random", "factored-random", ("random", "factored-random")], ids=str
+)
+def test_heads_of_another_width(source):
+    """Any number of heads, wider together than x or narrower; a step, and a token more."""
+    for (batch, n, width, heads, longest), head_dim, flag in product(SIZES, [1, 3, 24], [True, False]):
+        module = SynthesizerAttention(width, heads, longest, source=source, head_dim=head_dim)
+        x = torch.zeros(batch, n, width, requires_grad=flag)
+        kind = {"source": source, "max_length": longest, "head_dim": head_dim, "causal": flag, "input_grad": flag}
+        declared = cost.synthesizer(batch, n, width, heads, **kind)
+        assert_declared(count_step(module, x, is_causal=flag), declared)
+        _, state = module(x, is_causal=True, return_state=True)
+        assert sum(part.numel() * 4 for part in state) == declared.state_bytes
+    module = SynthesizerAttention(8, 3, 4, source=source, head_dim=5)
+    _, state = module(torch.zeros(2, 3, 8), is_causal=True, return_state=True)
+    flop, _ = count_forward(module, torch.zeros(2, 1, 8), is_causal=True, initial_state=state)
+    assert flop == cost.synthesizer(2, 4, 8, 3, source=source, head_dim=5).decode
+
+
+@pytest.mark.parametrize("length", [12, 7, 2])
+def test_own_options(length):
+    """Ranks and factors other than the default; of the factors, only what a shorter sequence needs."""
+    x = torch.zeros(2, length, 8, requires_grad=True)
+    for source, option in [
+        *((FactoredRandom(8, 2, 12, rank=r), {"rank": r}) for r in (1, 3)),
+        *((FactoredDense(8, 2, 12, k1=k), {"k1": k}) for k in (1, 2, 6, 12)),
+    ]:
+        counts = count_step(SynthesizerAttention(8, 2, 12, source=source), x)
+        assert_declared(counts, cost.synthesizer(2, length, 8, 2, source=source.name, max_length=12, **option))
+
+
+@pytest.mark.parametrize("source", [*SOURCES, ("factored-dense", "factored-random", "dot-product")], ids=str)
+def test_decode(source):
+    module, state = SynthesizerAttention(12, 3, 8, source=source), None
+    for length in range(1, 9):
+        x = torch.zeros(2, 1, 12)
+        declared = cost.synthesizer(2, length, 12, 3, source=source, max_length=8)
+        assert count_forward(module, x, is_causal=True, initial_state=state)[0] == declared.decode
+        _, state = module(x, is_causal=True, initial_state=state, return_state=True)
+        assert sum(part.numel() * 4 for part in state) == declared.state_bytes
+
+
+@pytest.mark.parametrize("source", [*SOURCES, ("random", "dense"), ("factored-dense", "dot-product")], ids=str)
+def test_formulas_equal_counts(source):
+    """A closed form with the sizes put in is the closed form called with them."""
+    for batch, causal in product([1, 2], [False, True]):
+        formula = cost.synthesizer(batch, N, d, H, source=source, rank=rank, k1=k1, causal=causal)
+        numbers = cost.synthesizer(batch, 24, 16, 2, source=source, rank=3, k1=4, causal=causal)
+        for field in ("forward", "backward", "elementwise_forward", "elementwise_backward", "saved_bytes", "decode"):
+            put_in = sp.sympify(getattr(formula, field)).subs({N: 24, d: 16, H: 2, rank: 3, k1: 4})
+            assert put_in == getattr(numbers, field), field
+
+
+# Trained parameters of a layer, from Tay et al. 2021, table 1, with W_V and W_O, one R a head and no biases.
+PUBLISHED = {
+    "random": 2 * d**2 + H * N**2,
+    "fixed-random": 2 * d**2,
+    "factored-random": 2 * d**2 + 2 * H * N * rank,
+    "dense": 3 * d**2 + d * N,
+    "factored-dense": 3 * d**2 + d * (k1 + N / k1),
+    "dot-product": 4 * d**2,
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_parameters_as_published(source):
+    declared = symbolic(cost.synthesizer, source=source, rank=rank, k1=k1)
+    assert sp.expand(declared.trained - PUBLISHED[source]) == 0
+    assert declared.frozen == (H * N**2 if source == "fixed-random" else 0)
+    sizes = {N: 36, d: 24, H: 3, rank: 8, k1: 6}
+    module = SynthesizerAttention(24, 3, 36, source=source)
+    assert sum(p.numel() for p in module.parameters()) == PUBLISHED[source].subs(sizes)
+
+
+def test_parameters_of_a_mixture():
+    """Those of its parts and a number for each; nothing is shared between them."""
+    parts = ("random", "dense", "dot-product")
+    module = SynthesizerAttention(24, 3, 36, source=parts)
+    assert sum(p.numel() for p in module.parameters()) == 2 * 24**2 + 3 * 36**2 + (24**2 + 24 * 36) + 2 * 24**2 + 3
+
+
+# FLOPs of the forward pass by hand: 2 a multiply-add; V, O and the weights' product with V, then what the source adds.
+BARE = 4 * N * d**2 + 2 * N**2 * d
+BY_HAND = {
+    "random": 0,
+    "fixed-random": 0,
+    "factored-random": 2 * H * N**2 * rank,
+    "dense": 2 * N * d**2 + 2 * N**2 * d,
+    "factored-dense": 2 * N * d**2 + 2 * N * d * (k1 + N / k1),
+    "dot-product": 4 * N * d**2 + 2 * N**2 * d,
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_flops_by_hand(source):
+    """Backward there are two products for each one forward, but none for the gradient of fixed logits."""
+    form = symbolic(cost.synthesizer, source=source, rank=rank, k1=k1)
+    assert sp.expand(form.forward - BARE - BY_HAND[source]) == 0
+    spared = 2 * N**2 * d if source == "fixed-random" else 0
+    assert sp.expand(form.backward - 2 * form.forward + spared) == 0
+    assert order(form.forward.subs({rank: 8, k1: sp.sqrt(N)})) >= {N * d**2, N**2 * d}
+
+
+def test_the_dot_product_alone_is_the_standard_layer():
+    """The same products and parameters, and the same bytes kept; only where the scale is taken differs."""
+    ours = symbolic(cost.synthesizer, source="dot-product")
+    standard = symbolic(cost.layer, form="reference")
+    for field in ("forward", "backward", "saved_bytes", "decode", "state_bytes", "trained"):
+        assert sp.expand(getattr(ours, field) - getattr(standard, field)) == 0, field
+    x = torch.randn(2, 6, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    module = SynthesizerAttention(12, 3, 6, source="dot-product", dtype=torch.float64)
+    other = MultiheadAttention(12, 3, dtype=torch.float64)
+    weights = {"projection.weight_q": "sources.0.weight_q", "projection.weight_k": "sources.0.weight_k"}
+    other.load_state_dict({name: module.state_dict()[weights.get(name, name)] for name in other.state_dict()})
+    torch.testing.assert_close(module(x, is_causal=True), other(x, is_causal=True), atol=1e-12, rtol=1e-12)
+
+
+# Numbers kept of an item beside the weights: x and the merged heads; v, for the gradient of the logits; what they are
+# the product of.
+KEPT = {
+    "random": 3 * N * d,
+    "fixed-random": 2 * N * d,
+    "factored-random": 3 * N * d,
+    "dense": 4 * N * d,
+    "factored-dense": 4 * N * d + H * N * (k1 + N / k1),
+    "dot-product": 5 * N * d,
+}
+
+
+# What a mixture with the random source keeps besides, of B items: the factor that is multiplied by the share, as it was
+# before; v, which fixed logits without a share do not need.
+KEPT_IN_A_MIXTURE = {
+    "random": 0,
+    "fixed-random": B * N * d,
+    "factored-random": H * N * rank,
+    "dense": B * N * d,
+    "factored-dense": B * H * N * k1,
+    "dot-product": B * N * d,
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_of_the_logits_only_their_softmax_is_kept(source):
+    """One matrix of N^2 numbers a head, and an item if it looks at the tokens; also in a mixture, with two shares."""
+    weights = (1 if "random" in source else B) * H * N**2
+    options = {"rank": rank, "k1": k1}
+    kept = symbolic(cost.synthesizer, B, N, d, H, source=source, **options).saved_bytes / 4
+    assert sp.expand(kept - B * KEPT[source] - weights) == 0
+    mixed = symbolic(cost.synthesizer, B, N, d, H, source=("random", source), **options).saved_bytes / 4
+    assert sp.expand(mixed - B * KEPT[source] - weights - KEPT_IN_A_MIXTURE[source] - 2) == 0
+
+
+@pytest.mark.bad_input
+def test_errors():
+    with pytest.raises(ValueError, match="source: expected one of 'random'"):
+        cost.synthesizer(1, 4, 8, 2, source="sparse")
+    with pytest.raises(ValueError, match="source: expected at least one, got none"):
+        cost.synthesizer(1, 4, 8, 2, source=[])
+    with pytest.raises(ValueError, match="N: expected at most max_length = 4, got 5"):
+        cost.synthesizer(1, 5, 8, 2, max_length=4)
+    with pytest.raises(ValueError, match="rank: expected an integer of at least 1, got 0"):
+        cost.synthesizer(1, 5, 8, 2, source="factored-random", rank=0)
+    with pytest.raises(ValueError, match="k1: expected a divisor of max_length = 5, got 2"):
+        cost.synthesizer(1, 5, 8, 2, source="factored-dense", k1=2)
+    with pytest.raises(ValueError, match="head_dim: expected an integer of at least 1, got 0"):
+        cost.synthesizer(1, 5, 8, 3, head_dim=0)
+    with pytest.raises(ValueError, match="source: expected sources by position beside head_dim, got 'dense'"):
+        cost.synthesizer(1, 5, 8, 3, source=("random", "dense"), head_dim=2)
+    with pytest.raises(ValueError, match="k1: expected a size beside the symbol N for max_length, got None"):
+        symbolic(cost.synthesizer, source="factored-dense")

@@ -1,0 +1,260 @@
+"""Test-time training: the definition by hand and against the delta rule, mini-batches, states, masks, limits."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from ortho.attention.recurrent.delta import delta_rule
+from ortho.attention.recurrent.ttt import BATCH, StepSize, memory_now, ttt_attention, ttt_attention_reference
+from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, HuberNorm, Squared
+
+LOSSES = [Squared(), Huber(0.4), HuberNorm(0.5), Contrastive(0.6)]
+FORMS = [ttt_attention_reference, ttt_attention]
+# Two float64 computations of sums of some 1e3 terms of size 1 in different orders (2e-13). A wrong term shows at 1e-2.
+close = {"atol": 1e-12, "rtol": 1e-12}
+LENGTH, K, V = 37, 5, 4
+
+
+def draw(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def operands(length=LENGTH, *, lead=(2, 3), largest=0.4, seed=0):
+    q, k, v = (draw(*lead, length, width, seed=3 * seed + i) for i, width in enumerate((K, K, V)))
+    eta = largest * torch.rand((*lead, length), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return q, k, v, eta
+
+
+def assert_same(ours, theirs):
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, **close)
+
+
+def cut(x, start, stop):
+    return tuple(each[..., start:stop, :] for each in x)
+
+
+# ------------------------------------------------------------------------------------------------- what is computed
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_by_hand(form):
+    """Three tokens, a mini-batch of two: the second predicts with the empty memory, the third with both steps."""
+    k = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]).double()
+    v = torch.tensor([[2.0], [4.0], [10.0]]).double()
+    eta = torch.tensor([0.5, 0.25, 0.5]).double()
+    kwargs = {"eta": eta, "batch": 2, "normalise": False, "is_causal": True, "return_state": True}
+    o, (S, keys, steps) = form(torch.ones(3, 2).double(), k, v, **kwargs)
+    # Steps 0.5 x 2 and 0.25 x 4 at the first key: 1, then 1 + 1; then 5 at the second one.
+    assert_same([o, S, keys, steps], [v.new_tensor([[1], [2], [7]]), v.new_tensor([[2], [0]]), k[2:], -v[2:] / 2])
+    # Token by token the second step is 0.25 (4 - 1).
+    assert_same([form(k, k, v, **(kwargs | {"batch": 1, "return_state": False}))[:2]], [v.new_tensor([[1], [1.75]])])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_mini_batch_of_one_is_the_delta_rule(form, causal):
+    q, k, v, eta = operands(largest=2.0)
+    o, state = form(q, k, v, eta=eta, batch=1, is_causal=causal, return_state=True)
+    expected, (S,) = delta_rule(q, k, v, beta=eta, is_causal=causal, return_state=True)
+    assert_same([o, memory_now(state)], [expected, S])
+    assert (o - form(q, k, v, eta=eta, batch=2, is_causal=causal)).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_steps_are_gradients_of_the_loss(loss):
+    """A mini-batch moves the memory against the gradient in S of its losses, weighted by their steps: by autograd."""
+    q, k, v, eta = operands(12)
+    _, state = ttt_attention(q, k, v, loss=loss, eta=eta, batch=8, normalise=True, return_state=True)
+    unit = k * (k.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+    S = torch.zeros(2, 3, K, V, dtype=torch.float64, requires_grad=True)
+    for part in (slice(0, 8), slice(8, 12)):
+        total = (eta[..., part] * loss(unit[..., part, :] @ S, v[..., part, :])).sum()
+        (gradient,) = torch.autograd.grad(total, S)
+        S = (S - gradient).detach().requires_grad_()
+    assert_same([memory_now(state)], [S.detach()])
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("batch", [1, 4, 16, LENGTH, 50])
+def test_forms(loss, batch):
+    """Outputs, states and gradients."""
+    leaves = [x.requires_grad_() for x in operands()]
+    q, k, v, eta = leaves
+    mask = draw(2, 1, 1, LENGTH, seed=9) > -0.5
+    for causal, attn_mask in product((False, True), (None, mask)):
+        results = []
+        for form in FORMS:
+            kwargs = {"attn_mask": attn_mask, "return_state": True}
+            o, state = form(q, k, v, loss=loss, eta=eta, batch=batch, is_causal=causal, **kwargs)
+            total = (o * draw(*o.shape, seed=7)).sum() + sum(x.square().sum() for x in state[:3])
+            results.append([o, *state, *torch.autograd.grad(total, leaves)])
+        assert_same(*results)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(("first", "second"), list(product(FORMS, FORMS)))
+def test_cut_anywhere(loss, first, second):
+    """Between and within mini-batches, by one form and gone on with by the other."""
+    q, k, v, eta = operands()
+    for causal, batch in product((True, False), (1, 4, 16)):
+        kwargs = {"loss": loss, "batch": batch, "is_causal": causal, "return_state": True}
+        whole, end = second(q, k, v, eta=eta, **kwargs)
+        for cuts in ((1,), (16,), (3, 5, 16, 17, 32), (36,)):
+            outputs, state = [], None
+            for i, (start, stop) in enumerate(zip((0, *cuts), (*cuts, LENGTH), strict=True)):
+                form = (first, second)[i % 2]
+                part = cut((q, k, v), start, stop)
+                o, state = form(*part, eta=eta[..., start:stop], initial_state=state, **kwargs)
+                outputs.append(o)
+            assert_same(state, end)
+            if causal:
+                assert_same([torch.cat(outputs, -2)], [whole])
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_masked_token_holds_its_place(loss, form):
+    """It writes nothing whatever it holds; the others stay in their mini-batches, also of a sequence gone on with."""
+    q, k, v, eta = operands()
+    mask = torch.ones(LENGTH, dtype=torch.bool)
+    mask[[2, 17, 18, 36]] = False
+    kwargs = {"loss": loss, "batch": 8, "return_state": True}
+    o, state = form(q, k, v, eta=eta, is_causal=True, attn_mask=mask[None], **kwargs)
+    k2, v2 = (torch.where(mask[:, None], x, 30 * x.flip(-1)) for x in (k, v))
+    other, other_state = form(q, k2, v2, eta=eta, is_causal=True, attn_mask=mask[None], **kwargs)
+    assert_same([other], [o])
+    if not loss.looks_back:  # as with steps of size 0
+        assert_same([form(q, k, v, eta=eta * mask, is_causal=True, **kwargs)[0]], [o])
+    *more, rates = operands(5, seed=1)
+    ends = [form(*more, eta=rates, is_causal=True, initial_state=s, **kwargs)[0] for s in (state, other_state)]
+    assert_same(ends[:1], ends[1:])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_options(form):
+    """Steps of 1 / batch, unit queries and keys, outputs scaled, one memory for all queries."""
+    q, k, v, _ = operands()
+    o = form(q, k, v, is_causal=True)
+    unit = [x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for x in (q, k)]
+    mean = torch.full(k.shape[:-1], 1 / BATCH, dtype=k.dtype)
+    assert_same([form(*unit, v, eta=mean, normalise=False, is_causal=True)], [o])
+    assert_same([form(q, k, v, scale=-3.0, is_causal=True)], [-3 * o])
+    everything, state = form(q[..., :7, :], k, v, return_state=True)
+    assert_same([everything], [unit[0][..., :7, :] @ memory_now(state)])
+    assert_same([everything[..., :1, :]], [form(q[..., :1, :].expand_as(q), k, v, is_causal=True)[..., -1:, :]])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_half_precision(form, loss):
+    """Operands and outputs are rounded, by eps / 2; all between is float32: 1e-5 for sums of 100 terms of size 1."""
+    *qkv, eta = (x.to(torch.bfloat16) for x in operands(60))
+    exact = form(*(x.double() for x in qkv), loss=loss, eta=eta.double(), is_causal=True)
+    for autocast in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            o, state = form(*qkv, loss=loss, eta=eta, is_causal=True, return_state=True)
+        assert o.dtype == torch.bfloat16 and {x.dtype for x in state} <= {torch.float32, torch.bool}
+        assert ((o - exact).abs() <= torch.finfo(o.dtype).eps / 2 * exact.abs() + 1e-5).all()
+
+
+def test_a_state_holds_no_more_than_it_says():
+    q, k, v, eta = operands(1000, lead=(1,))
+    for loss in LOSSES:
+        _, state = ttt_attention(q, k, v, loss=loss, eta=eta, return_state=True)
+        assert all(x.untyped_storage().nbytes() == x.numel() * x.element_size() for x in state)
+
+
+# ------------------------------------------------------------------------------------------------------ overshooting
+
+
+def apart(loss, total, k):
+    """By how much a mini-batch with steps of that sum changes the distances of 20 pairs of memories."""
+    batch = k.shape[-2]
+    eta = torch.full(k.shape[:-1], total / batch, dtype=k.dtype)
+    full = k.new_zeros(20, batch, K), k.new_zeros(20, batch, V)  # a mini-batch that has written nothing
+    memories = draw(2, 20, K, V, seed=1)
+    kwargs = {"loss": loss, "eta": eta, "batch": batch, "normalise": False, "return_state": True}
+    one, other = (
+        memory_now(ttt_attention(k, k, draw(20, batch, V), initial_state=(S, *full), **kwargs)[1]) for S in memories
+    )
+    return (one - other).flatten(1).norm(dim=1) / (memories[0] - memories[1]).flatten(1).norm(dim=1)
+
+
+@pytest.mark.parametrize("loss", LOSSES[:3])
+def test_steps_that_sum_to_two_move_no_memories_apart(loss):
+    """Neither with random keys nor with equal ones, of which twice as large steps enlarge what lies along them."""
+    k = torch.nn.functional.normalize(draw(20, 4, K, seed=2), dim=-1)
+    for keys, total in product((k, k[:, :1].expand_as(k)), (0.5, 2.0)):
+        assert apart(loss, total, keys).max() <= 1 + 1e-12
+    if loss == Squared():
+        assert apart(loss, 4.0, k[:, :1].expand_as(k)).min() > 1.1
+
+
+def test_the_default_steps_do_not_overshoot_and_others_do():
+    """A thousand equal keys: the memory settles; with steps of 1, each of which the delta rule takes, it explodes."""
+    k = torch.eye(K)[:1].expand(1000, K).double()
+    v = draw(1000, V)
+    assert ttt_attention(k, k, v, is_causal=True).abs().max() <= v.abs().max()
+    ones = torch.ones(1000, dtype=k.dtype)
+    assert ttt_attention(k, k, v, eta=ones, batch=1, is_causal=True).abs().max() <= 2 * v.abs().max()
+    assert ttt_attention(k, k, v, eta=ones, is_causal=True).abs().max() > 1e50
+
+
+def test_the_gate():
+    gate = StepSize(8, 2, generator=torch.Generator().manual_seed(0))
+    eta = gate(30 * draw(3, 50, 8).float())
+    assert eta.shape == (3, 2, 50)
+    assert 0 <= eta.min() < 0.01 / BATCH < 0.99 / BATCH < eta.max() <= 1 / BATCH
+
+
+# ---------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("form", FORMS)
+def test_errors(form):
+    q, k, v, eta = operands(4)
+    nan = torch.full_like(eta, float("nan"))
+    for wrong, error, words in (
+        ({"batch": 0}, ValueError, "batch: expected an integer of at least 1, got 0"),
+        ({"batch": 2.0}, TypeError, "batch: expected an integer of at least 1, got float 2.0"),
+        ({"loss": "huber"}, TypeError, "loss: expected a TokenLoss, got str 'huber'"),
+        ({"eta": 0.1}, TypeError, "eta: expected a floating-point tensor, got float 0.1"),
+        ({"eta": eta[..., :3]}, ValueError, r"eta: expected shape \(2, 3, 4\) like the keys, got \(2, 3, 3\)"),
+        ({"eta": eta + 1.7}, ValueError, "eta: expected steps within 0 and 2, got"),
+        ({"eta": -eta}, ValueError, "eta: expected steps within 0 and 2, got"),
+        ({"eta": nan}, ValueError, "eta: expected steps within 0 and 2, got nan"),
+        (
+            {"normalise": False, "eta": eta + 1, "loss": HuberNorm()},
+            ValueError,
+            r"k: expected eta \|k\|\^2 within 0 and 2",
+        ),
+        ({"scale": "1"}, TypeError, "scale: expected a number"),
+        ({"attn_mask": torch.ones(4, 4) > 0}, ValueError, "attn_mask: expected a mask of keys"),
+    ):
+        with pytest.raises(error, match=words):
+            form(q, k, v, **wrong)
+    form(q, k, v, loss=Contrastive(), normalise=False, eta=eta + 1)  # whose gradients are bounded
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("form", FORMS)
+def test_wrong_states(form):
+    q, k, v, _ = operands(6)
+    for loss in (Squared(), Contrastive()):
+        _, state = form(q, k, v, loss=loss, return_state=True)
+        for wrong in (
+            state[:-1],
+            [x[:1] for x in state],
+            [x.float() for x in state],
+            [state[0].mT, *state[1:]],
+            [state[0], *(x[..., :0, :] for x in state[1:3]), *state[3:]],
+        ):
+            with pytest.raises(ValueError, match="initial_state: expected"):
+                form(q, k, v, loss=loss, initial_state=tuple(wrong))
+        with pytest.raises(ValueError, match=r"initial_state: expected .* of 1 to 4 tokens"):
+            form(q, k, v, loss=loss, initial_state=state, batch=4)
+        with pytest.raises(TypeError, match="initial_state: expected a tuple of tensors"):
+            form(q, k, v, loss=loss, initial_state=state[0])

@@ -1,0 +1,293 @@
+"""Every map estimates exp(x.y) without bias under the right draws; the wrong ones are caught, each by its own mean."""
+
+import math
+from functools import cache
+
+import pytest
+import torch
+from scipy import stats
+
+from ortho.attention.linear.feature_draws import FEATURE_DRAWS, iid_features, orthogonal_features, structured_features
+from ortho.theory import draw_bias
+from ortho.theory.estimates import SIGMAS, Estimate, estimate
+from ortho.theory.unbiasedness import LEVELS, MAPS, calibration, omegas, p_value, pairs, ratios, rejects, unbiasedness
+from ortho.theory.wrong_draws import WRONG_DRAWS, raw_qr_rows, root_norm_rows, sign_rows, unit_norm_rows
+
+RIGHT = {"iid": iid_features, "orthogonal": orthogonal_features}
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def along(direction, square):
+    """x = y with |x + y|^2 = square, both (1, K)."""
+    direction = torch.as_tensor(direction, dtype=torch.float64)
+    half = direction / direction.norm() * math.sqrt(square) / 2
+    return half[None], half[None]
+
+
+# ---------------------------------------------------------------------------------------------------------- the test
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """200 repetitions of 125 draws of each right law, 8 rows of width 8."""
+    return {name: omegas(law, 8, 8, 200 * 125, generator=generator(5)) for name, law in RIGHT.items()}
+
+
+@pytest.mark.parametrize("features", MAPS)
+@pytest.mark.parametrize("law", RIGHT)
+def test_calibrated(drawn, law, features):
+    """Unbiased, and rejected as often as stated: p-values uniform, at a false alarm of 1e-5 for each comparison."""
+    x, y = pairs(24, 8, 2.0, generator=generator(1))
+    samples = ratios(features, drawn[law], x, y)
+    assert not rejects(estimate(samples))
+    found = calibration(samples.reshape(200, 125))
+    assert found.uniform > 1e-5
+    for level, rate in zip(LEVELS, found.rates, strict=True):
+        assert stats.binomtest(round(rate * found.repetitions), found.repetitions, level).pvalue > 1e-5
+
+
+def test_calibration_can_fail(drawn):
+    """It notices a mean that is off by a fifth of a standard deviation of the samples, and errors stated too small."""
+    x, y = pairs(24, 8, 2.0, generator=generator(1))
+    samples = ratios("positive", drawn["iid"], x, y).reshape(200, 125)
+    assert calibration(samples, 1 + float(samples.std()) / 5).uniform < 1e-5
+    narrow = torch.cat([samples[:, :60]] * 2, 1)  # each sample twice: the error is sqrt 2 times what is stated
+    assert calibration(narrow).uniform < 1e-5
+    assert calibration(narrow).rates[2] > 5 * LEVELS[2]
+
+
+def test_p_values():
+    assert p_value(Estimate(1.0, 0.1)) == 1
+    assert p_value(Estimate(1 + 1.959964 * 0.1, 0.1)) == pytest.approx(0.05, rel=1e-5)
+    assert p_value(Estimate(1.2, 0.1), 1.2) == 1
+    assert not rejects(Estimate(1 - 4.4 * 0.1, 0.1)) and rejects(Estimate(1 - 4.45 * 0.1, 0.1))
+    assert p_value(Estimate(1 + SIGMAS, 1.0)) == pytest.approx(1e-5, rel=0.02)
+
+
+def test_pairs():
+    x, y = pairs(50, 6, 2.5, generator=generator())
+    sums, differences = ((x + sign * y).square().sum(-1) for sign in (1, -1))
+    torch.testing.assert_close(torch.maximum(sums, differences), torch.full((50,), 2.5).double())
+    assert 10 < (sums > differences).sum() < 40  # both occur
+    fitted = [MAPS[name](x, y, torch.ones(1, 6).double()) for name in ("gerf", "saderf", "aderf", "sderf")]
+    assert all((a - b).abs().max() > 0.01 for i, a in enumerate(fitted) for b in fitted[:i])
+
+
+@pytest.mark.parametrize("part", [0.5, 1.5, -0.5])
+def test_along_the_diagonal(part):
+    """Where a QR with raw signs is far from Haar; x + y the same, shared out differently."""
+    z = torch.full((1, 16), 1.5 / 4, dtype=torch.float64)
+    found = unbiasedness(
+        "positive", orthogonal_features, part * z, (1 - part) * z, m=16, count=6000, generator=generator()
+    )
+    assert not rejects(found)
+
+
+# -------------------------------------------------------------------------------------------------------- wrong draws
+
+DIRECTIONS = {"axis": [1] + 15 * [0], "diagonal": 16 * [1]}
+
+
+@cache
+def wrong(draw):
+    """4,000 draws of 16 rows of width 16."""
+    return omegas(draw, 16, 16, 4000, generator=generator())
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("features", ["positive", "hyperbolic"])
+@pytest.mark.parametrize(("draw", "length"), [(unit_norm_rows, 1.0), (root_norm_rows, 4.0)])
+def test_fixed_lengths_are_caught(draw, length, features, direction):
+    """And tend to the closed form instead."""
+    x, y = along(DIRECTIONS[direction], 2.25)
+    found = estimate(ratios(features, wrong(draw), x, y))
+    assert rejects(found)
+    assert not rejects(found, draw_bias.fixed_length_mean(16, length, 2.25))
+
+
+@pytest.mark.parametrize(("draw", "length"), [(unit_norm_rows, 1.0), (root_norm_rows, math.sqrt(6))])
+@pytest.mark.parametrize("m", [1, 4, 14])
+def test_errors_of_fixed_lengths(draw, length, m):
+    """The squared error with one row, within a block, and with two blocks and a part of one."""
+    x, y = along([1, 2, 0, 0, 1, 3], 2.25)
+    omega = omegas(draw, m, 6, 4000, generator=generator())
+    squared_errors = (ratios("positive", omega, x, y) - 1).square()
+    assert not rejects(estimate(squared_errors), draw_bias.fixed_length_error(m, 6, length, 2.25))
+
+
+def test_correlation_of_fixed_lengths():
+    """In the plane, where it is large. The error of a correlation r of 4,000 pairs is (1 - r^2) / sqrt(4000) or so."""
+    x, y = along([1, 2], 2.25)
+    omega = omegas(root_norm_rows, 2, 2, 4000, generator=generator())
+    single = torch.stack([ratios("positive", omega[:, [row]], x, y) for row in range(2)])
+    found = Estimate(float(torch.corrcoef(single)[0, 1]), 1 / math.sqrt(4000))
+    assert rejects(found, 0.0)
+    assert not rejects(found, draw_bias.fixed_length_correlation(2, math.sqrt(2), 2.25))
+
+
+@pytest.mark.parametrize(("draw", "length"), [(unit_norm_rows, 1.0), (root_norm_rows, 4.0)])
+def test_fixed_lengths_with_sines(draw, length):
+    """The difference x - y takes the place of the sum, with the other sign."""
+    x, _ = along(DIRECTIONS["axis"], 2.25)
+    found = estimate(ratios("trigonometric", wrong(draw), x, -x))
+    assert rejects(found)
+    assert not rejects(found, draw_bias.fixed_length_mean(16, length, -2.25))
+
+
+@pytest.mark.parametrize("features", ["gerf", "saderf", "aderf", "sderf"])
+@pytest.mark.parametrize("draw", [unit_norm_rows, root_norm_rows])
+def test_fixed_lengths_with_dense_features(draw, features):
+    x, y = pairs(24, 8, 2.0, generator=generator(1))
+    assert rejects(unbiasedness(features, draw, x, y, m=8, count=2000, generator=generator()))
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_signs_are_caught(direction):
+    """By hyperbolic features, whose variance is the lower: along the diagonal the bias is 3.5 % only."""
+    x, y = along(DIRECTIONS[direction], 2.25)
+    found = estimate(ratios("hyperbolic", wrong(sign_rows), x, y))
+    assert rejects(found)
+    assert not rejects(found, draw_bias.sign_mean((x + y)[0]))
+
+
+def test_raw_signs_are_caught():
+    """Along the diagonal, on both sides of it; the first row alone has its closed form."""
+    omega = wrong(raw_qr_rows)
+    for sign in (1, -1):
+        x, y = along([sign] * 16, 2.25)
+        found = estimate(ratios("positive", omega, x, y))
+        assert rejects(found)
+        assert (found.value < 1) is (sign > 0)
+        first = estimate(ratios("positive", omega[:, :1], x, y))
+        assert rejects(first) and not rejects(first, draw_bias.raw_qr_mean((x + y)[0]))
+    assert (omega[:, 0, 0] < 0).all()
+
+
+@pytest.mark.parametrize("features", ["trigonometric", "hyperbolic"])
+def test_even_features_do_not_see_signs(features):
+    """Raw columns and Haar's differ in signs alone; these maps give the same to the last bits."""
+    omega = omegas(raw_qr_rows, 8, 8, 500, generator=generator())
+    turned = omega * (2 * torch.randint(2, (500, 8, 1), generator=generator(1)) - 1)
+    x, y = pairs(4, 8, 2.0, generator=generator(2))
+    one, other = (ratios(features, rows, x, y) for rows in (omega, turned))
+    torch.testing.assert_close(one, other, rtol=1e-13, atol=0)
+    assert (ratios("positive", omega, x, y) - ratios("positive", turned, x, y)).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("draw", [*WRONG_DRAWS.values(), *FEATURE_DRAWS.values()])
+def test_draws_are_reproducible(draw):
+    first, second, other = (draw(20, 8, generator=generator(seed)) for seed in (0, 0, 1))
+    assert first.shape == (20, 8) and first.dtype == torch.float32
+    assert torch.equal(first, second) and not torch.equal(first, other)
+
+
+def test_lengths_of_wrong_draws():
+    for name, length in (("unit norm", 1), ("root norm", math.sqrt(8)), ("signs", math.sqrt(8))):
+        rows = WRONG_DRAWS[name](20, 8, generator=generator(), dtype=torch.float64)
+        torch.testing.assert_close(rows.norm(dim=-1), torch.full((20,), length).double())
+        for block in rows.split(8):
+            torch.testing.assert_close(block @ block.mT, length**2 * torch.eye(len(block)).double(), atol=1e-13, rtol=0)
+    squares = raw_qr_rows(6000, 6, generator=generator(), dtype=torch.float64).square().sum(-1)
+    assert stats.kstest(squares.numpy(), stats.chi2(6).cdf).pvalue > 1e-5
+
+
+# ---------------------------------------------------------------------------------------- the structured draw's bias
+
+
+@pytest.mark.parametrize(
+    ("direction", "mean"),
+    [
+        ([1, 0], 0.8633),
+        ([1, 1], 1.1390),
+        ([1, 0, 0, 0], 0.9785),
+        ([1, 1, 1, 1], 1.0629),
+        ([1, 0, 0], 0.9785),
+        ([1] * 8, 1.0086),
+    ],
+)
+def test_structured_bias_is_the_known_one(direction, mean):
+    """By enumeration of the signs, for |z|^2 = 2.25; the draw itself agrees, and is caught at K = 2, 14 % off.
+
+    Hyperbolic features have the mean of positive ones here, every row being as likely as its opposite.
+    """
+    x, y = along(direction, 2.25)
+    exact = draw_bias.structured_mean((x + y)[0])
+    assert exact == pytest.approx(mean, abs=5e-5)
+    found = unbiasedness("hyperbolic", structured_features, x, y, m=8, count=2000, generator=generator(1))
+    assert not rejects(found, exact)
+    assert rejects(found) is (len(direction) == 2)
+
+
+def over_lengths(K, function):
+    """The mean of function(r) over r of the law chi(K): the trapezoidal rule, whose ends are below 1e-12 here."""
+    r = torch.linspace(0, 14, 2001, dtype=torch.float64)
+    return float((function(r) * torch.as_tensor(stats.chi(K).pdf(r.numpy()))).sum() * 14 / 2000)
+
+
+def test_structured_bias_by_brute_force():
+    """Two factors of width 4: all 2^8 signs, all rows, and the lengths by quadrature."""
+    z = torch.tensor([0.9, -0.4, 0.6, 0.2], dtype=torch.float64)
+    hadamard = torch.tensor([[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]).double() / 2
+    signs = torch.cartesian_prod(*[torch.tensor([1.0, -1.0]).double()] * 4)
+    projected = torch.stack([hadamard * two @ (hadamard * one) @ z for one in signs for two in signs]).flatten()
+    brute = over_lengths(4, lambda r: (projected * r[:, None]).exp().mean(-1)) * math.exp(-float(z @ z) / 2)
+    assert draw_bias.structured_mean(z, factors=2) == pytest.approx(brute, rel=1e-7)
+
+
+def test_one_factor_is_random_signs():
+    """`sign_mean` is that of one length, the root of K."""
+    z = torch.tensor([0.9, -0.4, 0.6, 0.2], dtype=torch.float64)
+
+    def at_lengths(r):
+        return torch.stack([(z * one / 2).cosh().prod() for one in r]) * math.exp(-float(z @ z) / 2)
+
+    assert draw_bias.structured_mean(z, factors=1) == pytest.approx(over_lengths(4, at_lengths), rel=1e-7)
+    assert draw_bias.sign_mean(z) == pytest.approx(float(at_lengths(torch.tensor([2.0]))))
+
+
+@pytest.mark.parametrize("K", [2, 4, 8])
+def test_structured_fourth_moment(K):
+    """The leading term of the bias, against the enumeration at small z, where the next one is smaller by |z|^2."""
+    for direction in ([1] + [0] * (K - 1), [1] * K, [*range(1, K + 1)]):
+        x, y = along(direction, 0.01)
+        leading = draw_bias.structured_fourth_moment((x + y)[0]) / 24 * math.exp(-0.01 / 2)
+        assert draw_bias.structured_mean((x + y)[0]) - 1 == pytest.approx(leading, rel=0.05, abs=1e-11)
+
+
+def test_structured_draw_is_nearly_unbiased_at_64():
+    """The leading term of the bias is 1e-4, far below the standard error; one factor is still caught, by its length."""
+    x, y = along([1] + 63 * [0], 2.25)
+    assert abs(draw_bias.structured_fourth_moment((x + y)[0])) / 24 * math.exp(-2.25 / 2) < 2e-4
+    found = unbiasedness("positive", structured_features, x, y, m=64, count=1500, generator=generator())
+    assert found.standard_error < 0.01 and not rejects(found)
+
+    def one_factor(m, K, **options):
+        return structured_features(m, K, factors=1, **options)
+
+    assert rejects(unbiasedness("positive", one_factor, x, y, m=64, count=1500, generator=generator()))
+
+
+# ---------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.bad_input
+def test_errors():
+    z = torch.ones(3).double()
+    with pytest.raises(ValueError, match="name: expected one of 'trigonometric'.*got 'sines'"):
+        ratios("sines", torch.ones(2, 3, 3).double(), z[None], z[None])
+    with pytest.raises(ValueError, match="K: expected a power of two, got 6"):
+        sign_rows(4, 6)
+    with pytest.raises(ValueError, match="z: expected a power of two as its length, got 3"):
+        draw_bias.structured_fourth_moment(z)
+    with pytest.raises(ValueError, match="z: expected 1 to 8 entries, got 9"):
+        draw_bias.structured_mean(torch.ones(9))
+    with pytest.raises(ValueError, match="factors: expected an integer of at least 1, got 0"):
+        draw_bias.structured_mean(z, 0)
+    with pytest.raises(ValueError, match="N: expected an integer of at least 1, got 0"):
+        pairs(0, 4, 1.0)
+    for draw in WRONG_DRAWS.values():
+        with pytest.raises(ValueError, match="m: expected an integer of at least 1, got 0"):
+            draw(0, 4)

@@ -1,0 +1,291 @@
+"""The variance of random features: closed forms against quadrature, against draws, and against each other."""
+
+from math import exp, log, pi, sqrt
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, optimize, special, stats
+
+from ortho.attention.linear.feature_draws import iid_features, orthogonal_features
+from ortho.attention.linear.random_features import DenseParameters, isotropic
+from ortho.theory import variance
+from ortho.theory.estimates import SIGMAS, estimate
+from ortho.theory.variance import KINDS
+
+F64 = torch.float64
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def pair(K, square, kind="positive", seed=0):
+    """Random x and y (K,) with the kind's square as given."""
+    x, y = torch.randn(2, K, generator=generator(seed), dtype=F64)
+    change = x - y if kind == "trigonometric" else x + y
+    return x * sqrt(square) / change.norm(), y * sqrt(square) / change.norm()
+
+
+def gerf(a, K):
+    return isotropic(torch.tensor(a, dtype=F64), K)
+
+
+def hermite(K, count):
+    """Rows (count^K, K) and weights of Gauss-Hermite quadrature: E g(w) for w normal is their sum, for smooth g."""
+    nodes, masses = np.polynomial.hermite_e.hermegauss(count)
+    rows = torch.cartesian_prod(*[torch.from_numpy(nodes)] * K).reshape(-1, K)
+    weights = torch.cartesian_prod(*[torch.from_numpy(masses) / sqrt(2 * pi)] * K).reshape(-1, K).prod(-1)
+    return rows, weights
+
+
+def a_plane(seed=3):
+    """Asymmetric dense parameters for K = 2 with different a, and x and y for which they are unbiased."""
+    g = generator(seed)
+    a = torch.tensor([-0.3, 0.02], dtype=F64)
+    B_q = torch.eye(2, dtype=F64) + torch.randn(2, 2, generator=g, dtype=F64) / 4
+    return DenseParameters(a, B_q, (1 - 4 * a)[:, None] * torch.linalg.inv(B_q).mT), *torch.randn(
+        2, 2, generator=g, dtype=F64
+    )
+
+
+# The integrands are entire functions, whose quadrature with so many nodes is exact but for rounding: sums of positive
+# terms that are themselves exponentials of some 50, with 50 units in the last place, times e^8 for the sines.
+ROUNDING = 1e-9
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+@pytest.mark.parametrize("square", [0.0, 0.5, 4.0])
+def test_moments_are_integrals(order, square):
+    rows, weights = hermite(1, 180)
+    for kind in KINDS:
+        f = variance.row_estimates(kind, *pair(1, square, kind), rows)
+        assert float(weights @ f**order) == pytest.approx(variance.moment(kind, square, order), rel=ROUNDING)
+    for a in (-0.4, 0.03):
+        f = variance.row_estimates(gerf(a, 1), *pair(1, square), rows)
+        expected = variance.moment("positive", square, order, K=1, a=a)
+        assert float(weights @ f**order) == pytest.approx(expected, rel=ROUNDING)
+        assert log(expected) == pytest.approx(variance.log_moment(square, 1, a, order), abs=ROUNDING)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_dense_moments_are_integrals(order):
+    parameters, x, y = a_plane()
+    rows, weights = hermite(2, 70)
+    f = variance.row_estimates(parameters, x, y, rows)
+    expected = variance.log_moments(x[None], y[None], parameters, order)
+    assert float(weights @ f**order) == pytest.approx(float(expected.exp()), rel=ROUNDING)
+
+
+def test_dense_moments_of_all_pairs():
+    """Those of single pairs, along leading axes too; with equal a those of the scalar formula, also for wide x."""
+    parameters, *_ = a_plane()
+    x, y = torch.randn(3, 9, 2, generator=generator(), dtype=F64).split([4, 5], dim=1)
+    batched = DenseParameters(*(each.expand(3, *each.shape) for each in parameters[:3]))
+    found = variance.log_moments(x, y, batched)
+    assert found.shape == (3, 4, 5)
+    for b, i, j in ((0, 0, 0), (2, 3, 4), (1, 2, 0)):
+        one = variance.log_moments(x[b, i][None], y[b, j][None], parameters)
+        assert float(found[b, i, j]) == pytest.approx(float(one), abs=1e-12)
+    x, y = pair(64, 9.0)
+    dense = variance.log_moments(x[None], y[None], gerf(-0.1, 64))
+    assert float(dense) == pytest.approx(variance.log_moment(9.0, 64, -0.1), abs=1e-11)  # 64 terms of some 1
+
+
+def test_log_variances():
+    moments = torch.tensor([1e-3, 1.0, 800.0], dtype=F64)
+    expected = [log(exp(1e-3) - 1), log(exp(1) - 1), 800.0]
+    assert variance.log_variances(moments).tolist() == pytest.approx(expected, rel=1e-12)
+
+
+# At |z|^2 = 1/2 the third moment of f^2 leaves the mean of 200,000 of them a skewness of 0.05, so that it is normal.
+ROWS, SMALL = 200_000, 0.5
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "gerf"])
+def test_variance_of_draws(kind):
+    a = -0.1 if kind == "gerf" else 0.0
+    formula = "positive" if kind == "gerf" else kind
+    omega = iid_features(ROWS, 8, generator=generator(5), dtype=F64)
+    f = variance.row_estimates(gerf(a, 8) if kind == "gerf" else kind, *pair(8, SMALL, formula), omega)
+    exact = variance.moment(formula, SMALL, K=8, a=a) - 1
+    spread = variance.variance_spread(formula, SMALL, ROWS, K=8, a=a)
+    found = variance.sampled_variance(f)
+    assert abs(found.value - exact) < SIGMAS * spread
+    # that error, estimated: its own relative error is sqrt(E f^8 / ROWS) / E f^4 = e^8 / 450 / 2 and less
+    assert found.standard_error == pytest.approx(spread, rel=0.5)
+    others = [variance.moment(other, SMALL) - 1 for other in KINDS if variance.moment(other, SMALL) - 1 != exact]
+    assert all(abs(found.value - other) > SIGMAS * spread for other in others)  # it tells the kinds apart
+
+
+@pytest.mark.parametrize("K", [4, 8])
+@pytest.mark.parametrize("kind", [*KINDS, "gerf"])
+def test_covariance_of_orthogonal_rows(kind, K):
+    """And GERF's is that of positive features. Independent rows have none, which the same comparison tells."""
+    blocks, square = 6000, 1.0
+    formula = "positive" if kind == "gerf" else kind
+    map_ = gerf(-0.1, K) if kind == "gerf" else kind
+    exact = variance.orthogonal_covariance(formula, square, K)
+    found = {}
+    for draw in (orthogonal_features, iid_features):
+        omega = draw(blocks * K, K, generator=generator(7), dtype=F64)
+        f = variance.row_estimates(map_, *pair(K, square, formula), omega)
+        found[draw] = variance.sampled_covariance(f.reshape(blocks, K))
+    orthogonal, independent = found.values()
+    assert abs(orthogonal.deviation(exact)) < SIGMAS
+    assert abs(independent.deviation(0.0)) < SIGMAS
+    assert abs(orthogonal.deviation(0.0)) > 2 * SIGMAS
+
+
+@pytest.mark.parametrize("kind", ["trigonometric", "hyperbolic"])
+def test_error_of_several_blocks(kind):
+    """Ten rows in blocks of 4, 4 and 2: the whole estimate's squared error, which is not that of independent rows."""
+    K, m, draws, square = 4, 10, 15_000, 0.5
+    x, y = pair(K, square, kind)
+    omega = orthogonal_features(3 * K * draws, K, generator=generator(2), dtype=F64)
+    f = variance.row_estimates(kind, x, y, omega).reshape(draws, 3 * K)[:, :m]
+    found = estimate((f.mean(-1) - 1).square())
+    assert abs(found.deviation(variance.squared_error(kind, square, m, K, draw="orthogonal"))) < SIGMAS
+    assert abs(found.deviation(variance.squared_error(kind, square, m, K))) > 2 * SIGMAS
+
+
+def test_pairs():
+    for m in range(1, 12):
+        blocks = [row // 4 for row in range(m)]
+        expected = sum(blocks[i] == blocks[j] for i in range(m) for j in range(m) if i != j)
+        assert variance.same_block_pairs(m, 4) == expected
+
+
+def test_sampled_covariance_by_loops():
+    f = torch.randn(5, 3, generator=generator(), dtype=F64)
+    products = [[(f[b, i] - 1) * (f[b, j] - 1) for i in range(3) for j in range(3) if i != j] for b in range(5)]
+    expected = estimate(torch.tensor(products, dtype=F64).mean(-1))
+    assert variance.sampled_covariance(f) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("K", [1, 2, 7, 16, 64])
+@pytest.mark.parametrize("square", [0.1, 2.0, 20.0])
+def test_covariance_is_an_integral(K, square):
+    """Over the squared length chi^2(2K) of a sum of two rows; and a mean over a Poisson law, for positive features."""
+    for kind, t in (("positive", square), ("hyperbolic", square), ("trigonometric", -square)):
+        law = stats.chi2(2 * K)
+        value, _ = integrate.quad(
+            lambda s, t=t, law=law: law.pdf(s) * special.hyp0f1(K / 2, s * t / 4), 0, law.isf(1e-25) + 40 * square,
+            epsabs=1e-14, epsrel=1e-11, limit=500,
+        )  # fmt: skip
+        expected = exp(-t) * value - 1
+        # rel. 1e-11 of an integrand of at most 1 for the cosines, which e^-t magnifies, and near e^t for the others
+        tolerance = 1e-10 * max(exp(-t), 1)
+        assert variance.orthogonal_covariance(kind, square, K) == pytest.approx(expected, abs=tolerance)
+    k = np.arange(400)
+    shares = np.cumprod([1, *((K + i) / (K + 2 * i) for i in k[:-1])])  # (K)_k / (2^k (K/2)_k)
+    poisson = -stats.poisson(square).pmf(k) @ (1 - shares)
+    assert variance.orthogonal_covariance("positive", square, K) == pytest.approx(poisson, rel=1e-9)
+
+
+def test_orthogonal_rows_help_positive_features_everywhere():
+    for K in (2, 3, 16, 128):
+        for square in np.geomspace(0.01, 60, 40):
+            assert -1 < variance.orthogonal_covariance("positive", square, K) < 0
+    assert variance.orthogonal_covariance("trigonometric", 16.0, 4) > 0  # but these not
+
+
+def test_gain():
+    """Ratios for |z|^2 = 1, 2, 4, 8, once computed otherwise, to three digits; the limit, and its maximum."""
+    table = {16: (0.782, 0.791, 0.922, 0.997), 64: (0.731, 0.722, 0.879, 0.993), 128: (0.721, 0.705, 0.866, 0.992)}
+    for K, ratios in table.items():
+        found = [1 - variance.orthogonal_gain("positive", square, K) for square in (1.0, 2.0, 4.0, 8.0)]
+        assert found == pytest.approx(ratios, abs=1e-3)
+    for square in (0.5, 2.0, 6.0):
+        assert variance.orthogonal_gain("positive", square, 20_000) == pytest.approx(
+            variance.gain_limit(square), rel=100 / 20_000
+        )  # the next term of the expansion is some t^2 / K
+        whole = variance.orthogonal_gain("hyperbolic", square, 8)
+        assert variance.orthogonal_gain("hyperbolic", square, 8, m=24) == pytest.approx(whole, rel=1e-12)
+        assert variance.orthogonal_gain("hyperbolic", square, 8, m=4) < whole
+    best = optimize.minimize_scalar(lambda t: -variance.gain_limit(t), bounds=(0.1, 5), method="bounded")
+    assert (best.x, -best.fun) == pytest.approx((1.594, 0.3238), abs=1e-3)
+
+
+def test_where_orthogonality_helps():
+    for share in (0.01, 0.1):
+        where = variance.where_orthogonality_helps(share, 32)
+        assert variance.orthogonal_gain("positive", where, 32) == pytest.approx(share, rel=1e-6)
+        assert variance.orthogonal_gain("positive", where + 0.1, 32) < share
+
+
+def test_performers_bound():
+    """It holds, and is exact to the leading order in |z|^2 for m = K."""
+    for K in (2, 16, 64):
+        for m in (1, 2, K):
+            for square in (0.1, 1.0, 4.0, 16.0):
+                exact = variance.squared_error("positive", square, m, K, draw="orthogonal")
+                assert exact <= variance.squared_error_bound(square, m, K) * (1 + 1e-12)
+    square, K = 1e-3, 16
+    exact, bound, plain = (
+        variance.squared_error("positive", square, K, K, draw="orthogonal"),
+        variance.squared_error_bound(square, K, K),
+        variance.squared_error("positive", square, K, K),
+    )
+    assert (plain - bound) / (plain - exact) == pytest.approx(1, rel=2 * square)
+
+
+@pytest.mark.parametrize("K", [1, 8, 64])
+def test_optimum(K):
+    for square in (0.3, 4.0, 40.0):
+        best = optimize.minimize_scalar(
+            lambda a, square=square: variance.log_moment(square, K, a), bounds=(-5 * square / K - 1, 0.12),
+            method="bounded", options={"xatol": 1e-12},
+        )  # fmt: skip
+        a = variance.pair_optimum(square, K)
+        assert variance.log_moment(square, K, a) <= best.fun + 1e-12
+        assert a == pytest.approx(best.x, rel=1e-5, abs=1e-7)  # where the minimum is flat to rounding
+        assert variance.log_gain(square, K) > variance.log_gain(square, K, a / 2) > 0
+        assert variance.log_gain(square, K, 0.0) == 0
+
+
+def test_log_gain():
+    """From an independent computation, to its two digits; 2 |z|^4 / K to leading order; and the inverse."""
+    table = {8: (0.29, 0.67, 1.67, 4.26, 10.5, 24.4), 64: (0.05, 0.13, 0.42, 1.39, 4.39, 12.7)}
+    for K, values in table.items():
+        found = [variance.log_gain(square, K) for square in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)]
+        assert found == pytest.approx(values, abs=0.05)
+        assert variance.where_gain(3.0, K) == pytest.approx(
+            optimize.brentq(lambda t, K=K: variance.log_gain(t, K) - 3, 1, 20), rel=1e-6
+        )
+    # second moments, 4 |z|^2 / K beyond the leading order
+    gain = variance.log_moment(1.0, 4000) - variance.log_moment(1.0, 4000, variance.pair_optimum(1.0, 4000))
+    assert gain == pytest.approx(2 / 4000, rel=4 / 1000)
+    assert variance.log_gain(900.0, 8) > 800  # out of the range of the variances themselves
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: variance.moment("cosine", 1.0), "kind: expected one of 'trigonometric'.*got 'cosine'"),
+        (lambda: variance.moment("hyperbolic", 1.0, a=-0.1), "a: expected 0 for hyperbolic features, got -0.1"),
+        (lambda: variance.moment("positive", -1.0), "square: expected a number of at least 0, got -1.0"),
+        (lambda: variance.log_moment(1.0, 4, 0.125), r"a: expected a number below 1/8, got 0.125"),
+        (lambda: variance.log_moment(1.0, 0), "K: expected an integer of at least 1, got 0"),
+        (lambda: variance.squared_error("positive", 1.0, 4, 4, draw="qr"), "draw: expected one of .*got 'qr'"),
+        (lambda: variance.squared_error("positive", 1.0, 0, 4), "m: expected an integer of at least 1, got 0"),
+        (lambda: variance.squared_error_bound(1.0, 5, 4), "m: expected at most K = 4, got 5"),
+        (lambda: variance.orthogonal_gain("positive", 0.0, 4), "square: expected .* an error, got 0.0"),
+        (lambda: variance.where_orthogonality_helps(0.4, 16), "share: expected .* 0 and 0.2299, .* got 0.4"),
+        (lambda: variance.where_gain(0.0, 4), "log_factor: expected a positive number, got 0.0"),
+        (lambda: variance.log_gain(0.0, 4), "square: expected a positive number, got 0.0"),
+    ],
+)
+def test_errors(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_no_such_moment():
+    with pytest.raises(ValueError, match=r"parameters: expected each a below 1/8, got 0.2"):
+        variance.log_moments(torch.zeros(1, 2).double(), torch.zeros(1, 2).double(), gerf(0.2, 2))
+
+
+def test_infinite():
+    assert variance.moment("positive", 1e4) == variance.moment("hyperbolic", 1e4) == float("inf")

@@ -1,0 +1,167 @@
+"""`python -m ortho`, in this process and from a bare source tree."""
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from ortho.__main__ import main as library
+from ortho.attention import MECHANISMS, Mechanism
+from paper import claims, experiments
+from paper.__main__ import main
+from paper.claims import LedgerError, judge, ledger
+
+ROOT = Path(__file__).parents[2]
+PLACES = ("reference", "fast", "cost")
+
+
+def test_mechanisms(capsys):
+    """The JSON says where each function is and what it is bound to, so that no two are alike; the table the rest."""
+    assert library(["mechanisms", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == list(MECHANISMS)
+    plain, places = {f.name for f in fields(Mechanism)} - {*PLACES, "gates", "query_gates"}, set()
+    for row in rows:
+        mechanism = MECHANISMS[row["name"]]
+        assert {name: row.pop(name) for name in plain} == {name: getattr(mechanism, name) for name in plain}
+        gates = row.pop("gates")
+        assert row.pop("query_gates") == sorted(mechanism.query_gates)
+        assert gates == {name: f"{gate.__module__}.{gate.__name__}" for name, gate in mechanism.gates.items()}
+        assert set(row) == set(PLACES)
+        for name, said in row.items():
+            place, _, bound = said.partition("(")
+            module, _, function = place.rpartition(".")
+            expected = getattr(mechanism, name)
+            assert getattr(sys.modules[module], function) is getattr(expected, "func", expected)
+            if isinstance(expected, partial):
+                assert bound == ", ".join(f"{name}={value!r}" for name, value in expected.keywords.items()) + ")"
+        places.add((*row.values(), *gates.values()))
+    assert len(places) == len(rows)
+    assert library(["mechanisms"]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["name", "family", "causal", "exact", "positional", "signed", "source"]
+    for line, m in zip(lines, MECHANISMS.values(), strict=True):
+        flags = ["yes" if flag else "no" for flag in (m.causal, m.exact, m.positional, m.signed)]
+        assert line.split() == [m.name, m.family, *flags, *m.source.split()]
+
+
+def test_claims(capsys, monkeypatch):
+    monkeypatch.setattr(claims, "ledger", lambda document: ledger(document or "S3"))  # all evidence takes a minute
+    assert main(["claims", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["id"], row["verdict"], row["chapter"], row["ours"]) for row in rows] == [
+        (entry.id, entry.verdict, entry.chapter, entry.ours) for entry in ledger("S3")
+    ]
+    assert main(["claims", "--document", "S3"]) == 0
+    out = capsys.readouterr().out
+    assert "S3.3f (property)" in out
+    assert "S0.1.1a" not in out
+    assert out.splitlines()[-1].startswith("11 claims: ")
+    assert main(["claims", "S3.1b", "S0.1.1a"]) == 0
+    out = capsys.readouterr().out
+    assert out == f"{judge('S3.1b')!r}\n\n{judge('S0.1.1a')!r}\n\n2 claims: 2 confirmed\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["claims", "--document", "S9"], "--document: expected one of S0, S1, S2, S3, S4, got 'S9'"),
+        (["claims", "S0.1.1a", "S0.1"], "ID: expected ids of the ledger, such as S0.1.1a, got 'S0.1'"),
+        (["claims", "S0.1.1a", "--document", "S0"], "not allowed with argument"),
+        (["claim"], "invalid choice: 'claim'"),
+        (["claims", "--yaml"], "unrecognized arguments: --yaml"),
+        ([], "required"),
+    ],
+)
+def test_unknown_names_exit_with_2(argv, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(argv)
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["mechanisms", "--yaml"], "unrecognized arguments: --yaml"),
+        (["claims", "S0.1.1a"], "expected a command of the library; in the source tree: python -m paper claims"),
+        ([], "required"),
+    ],
+)
+def test_what_the_library_has_no_command_for(argv, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        library(argv)
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_damaged_ledger_exits_with_1(monkeypatch, capsys):
+    def damaged():
+        raise LedgerError("claims.toml: claim 3 (S0.1.1c): kind: expected one of ..., got 'x'")
+
+    monkeypatch.setattr(claims, "catalogue", damaged)
+    assert main(["claims"]) == 1
+    assert capsys.readouterr().err == (
+        "python -m paper: error: claims.toml: claim 3 (S0.1.1c): kind: expected one of ..., got 'x'\n"
+    )
+
+
+def test_a_damaged_file_of_records_exits_with_1(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "inference" / "cpu.json"
+    file.parent.mkdir()
+    file.write_text('[\n{"schema": 1, "exp')
+    monkeypatch.setattr(claims, "ledger", lambda _: experiments.load("inference", tmp_path))  # as evidence does
+    assert main(["claims"]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"python -m paper: error: {file}: damaged")
+    assert said.err.count("\n") == 1
+
+
+def test_claims_without_records_are_not_judged(tmp_path):
+    """From a copy of the packages with no results beside them: S0.1.1a is judged, S2.4.1a needs records."""
+    for package in ("ortho", "paper"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", "paper", "claims"]
+    done = subprocess.run([*command, "S0.1.1a", "S2.4.1a"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == "1 claims: 1 confirmed"
+    assert done.stderr == (
+        "python -m paper: error: claims that need records were not judged (S2.4.1a): results: expected a folder with "
+        f"records of experiments, got {tmp_path / 'results'} without any\n"
+    )
+
+
+def test_experiments_get_their_own_arguments(monkeypatch):
+    given = []
+    monkeypatch.setattr(experiments, "main", lambda argv: given.append(argv) or 7)
+    assert main(["experiments", "--list", "-h", "name"]) == 7
+    assert given == [["--list", "-h", "name"]]
+
+
+def test_from_a_bare_source_tree(tmp_path):
+    """A copy of the package alone runs, is the one that runs, and imports nothing for a list but torch and numpy."""
+    shutil.copytree(ROOT / "ortho", tmp_path / "ortho", ignore=shutil.ignore_patterns("__pycache__"))
+    code = (
+        "import sys, torch; before = set(sys.modules)\n"
+        "import ortho.__main__\n"
+        "print(ortho.__file__); ortho.__main__.main(['mechanisms'])\n"
+        "print(sorted({'sympy', 'scipy', 'matplotlib', 'yaml', 'IPython'} & (set(sys.modules) - before)))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[0] == str(tmp_path / "ortho" / "__init__.py")
+    assert out.splitlines()[-1] == "[]"
+
+
+def test_a_reader_may_stop_early():
+    """`python -m paper claims | head -1` ends quietly, with more to write than a pipe holds, which are 64 KiB."""
+    many = "S0.1.3a " * 500
+    command = f'"{sys.executable}" -m paper claims --json {many} | head -1'
+    ended = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ended.stdout == "[\n"
+    assert "BrokenPipe" not in ended.stderr

@@ -1,0 +1,218 @@
+"""Cases run in other processes: at once, on a cluster, together; what one loses, and that none is left behind."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from concurrent.futures import Future
+
+import launched_experiments
+import pytest
+from experiment_fakes import SLUG, Clock, fake, go, indices, stored
+from launched_experiments import DEADLINE_S, ENVIRONMENT, EXPERIMENTS, lookup, meeting
+from torch import distributed
+
+from paper.experiments import cli, records, run, runner
+from paper.experiments.launchers import Processes, process_group
+from paper.experiments.runner import Here
+
+COMMAND = [launched_experiments.__file__, "--device", "cpu"]
+PROCESSES = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+def facts(results, name):
+    """The facts of each case's record, by the case's index, in the order of the file."""
+    return {record["configuration"]["index"]: record["facts"] for record in records.read(stored(results, name))}
+
+
+class Later:
+    """A launcher whose jobs take turns: the one that needs least ends first, and moves the clock by what it needs."""
+
+    def __init__(self, slots, clock):
+        self.slots, self.clock, self.here = slots, clock, Here(clock)
+        self.most, self.ends = 0, {}
+
+    device_slug = staticmethod(lambda _: SLUG)
+
+    def submit(self, experiment, case, device, options):
+        job = Future()
+        job.set_result(self.here.outcome(experiment, case, device, options) | {"elapsed_s": float(case["work"])})
+        self.ends[job] = self.clock() + case["work"]
+        return job
+
+    def wait(self, jobs):
+        assert set(jobs) == set(self.ends)
+        self.most = max(self.most, len(jobs))
+        first = min(jobs, key=self.ends.get)
+        self.clock.now = self.ends.pop(first)
+        return [first]
+
+
+def test_as_many_cases_at_once_as_there_are_slots(tmp_path):
+    """3 and 1 begin; 1 ends, 4 begins; 3 ends, 2 begins; 4 and 2 end together."""
+    clock = Clock()
+    launcher = Later(2, clock)
+    report = go(fake(works=(3, 1, 4, 2)), tmp_path, launcher=launcher, clock=clock)
+    assert [line.split()[1] for line in report.done] == ["index=1", "index=0", "index=2", "index=3"]
+    assert (launcher.most, clock.now) == (2, 5)
+    assert indices(tmp_path) == [0, 1, 2, 3]  # whichever ended first
+
+
+def test_the_budget_holds_for_cases_at_once(tmp_path):
+    """At 2 s the case of 4 would end at 6 s, that of 1 still fits."""
+    clock = Clock()
+    report = go(fake(works=(3, 2, 4, 1)), tmp_path, launcher=Later(2, clock), clock=clock, budget=5.0)
+    assert report.left == ["fake: index=2 work=4"]
+    assert indices(tmp_path) == [0, 1, 3]
+    assert clock.now <= 5
+
+
+def test_timings_are_taken_one_at_a_time(tmp_path):
+    said, launcher = [], Later(3, Clock())
+    go(fake(quiet=True), tmp_path, launcher=launcher, echo=said.append)
+    assert launcher.most == 1
+    assert said[1] == "fake: one case at a time, as these are timings"
+
+
+def test_a_lost_job_is_reported_and_the_others_run(tmp_path):
+    class Losing(Later):
+        def submit(self, experiment, case, device, options):
+            job = super().submit(experiment, case, device, options)
+            if case["index"] == 1:
+                job.result = lambda: (_ for _ in ()).throw(RuntimeError("timed out"))
+            return job
+
+    report = go(fake(), tmp_path, launcher=Losing(2, Clock()))
+    assert report.errors == ["fake: index=1 work=1: RuntimeError: timed out"]
+    assert indices(tmp_path) == [0, 2]
+
+
+def test_a_record_is_stored_under_the_device_that_it_names(tmp_path, monkeypatch):
+    """A cluster may have more than one kind."""
+    go(fake(works=(1,)), tmp_path)
+    monkeypatch.setattr(runner, "device_slug", lambda _: "another")
+    launcher = Later(1, Clock())
+    assert len(go(fake(works=(1, 1)), tmp_path, launcher=launcher).done) == 1
+    assert indices(tmp_path) == [0]
+    (record,) = records.read(records.path(tmp_path, "fake", "another"))
+    assert record["configuration"]["index"] == 1
+
+
+def test_cases_run_at_once_and_fail_alone(tmp_path, monkeypatch):
+    """Two that wait for each other; two whose processes die; one whose exception does not survive a pickle."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # of which a worker makes one
+    said = []
+    chosen = [meeting(tmp_path / "met"), EXPERIMENTS["failing"]]
+    with Processes(2, lookup) as launcher:
+        report = run(chosen, "cpu", tmp_path / "results", launcher=launcher, echo=said.append)
+    assert sorted(report.done) == ["failing: 3 nothing", "meeting: 0 meet", "meeting: 1 meet"]
+    *dead, odd = sorted(report.errors)
+    assert [line.split("Pool: ")[0] for line in dead] == [f"failing: {i} die: BrokenProcess" for i in (0, 1)]
+    assert odd == "failing: 2 fail: OddError: an error and its message"
+    met = facts(tmp_path / "results", "meeting")
+    assert list(met) == [0, 1]  # in the order of the cases, whichever ended first
+    assert len({os.getpid(), met[0]["pid"], met[1]["pid"]}) == 3
+    assert met[0]["threads"] == 1
+    # Its own time: not that of starting its process, which takes seconds.
+    assert records.read(stored(tmp_path / "results", "failing"))[0]["elapsed_s"] < 1
+    assert f"[3/4] error: {odd}" in said
+
+
+@pytest.mark.parametrize(
+    ("sent", "jobs"),
+    [(signal.SIGKILL, 2), (signal.SIGINT, 2), (signal.SIGTERM, 2), (signal.SIGTERM, 1)],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_no_worker_is_left_behind(sent, jobs, tmp_path):
+    """One that is busy, one that is idle. Their stdout is the command's: it ends when the last of them has."""
+    process = subprocess.Popen(
+        [sys.executable, *COMMAND, "lingering", "--jobs", str(jobs), "--results", str(tmp_path)],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    lines = [process.stdout.readline() for _ in range(3)]  # a header, a record, and a case that lingers
+    assert "lingering\n" in lines
+    if sent == signal.SIGINT:
+        os.killpg(process.pid, sent)  # as a terminal does
+    else:
+        process.send_signal(sent)
+    _, errors = process.communicate(timeout=2 * DEADLINE_S)  # one that is left lingers for twice as long
+    if sent == signal.SIGKILL:
+        assert process.returncode == -sent
+    else:
+        assert process.returncode == 128 + sent
+        said = "interrupted" if sent == signal.SIGINT else "terminated"
+        assert errors == f"{said}; what was measured before is stored\n"
+    assert list(facts(tmp_path, "lingering")) == [0]
+    with records.lock(tmp_path):
+        pass
+
+
+def torchrun(name, results):
+    return subprocess.run(
+        [*PROCESSES, *COMMAND, name, "--results", str(results)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=2 * DEADLINE_S,
+        check=False,
+    )
+
+
+def test_the_processes_of_torchrun_share_each_case(tmp_path):
+    ended = torchrun("reducing", tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    found = facts(tmp_path, "reducing")
+    assert [(found[i]["sum"], found[i]["rank"]) for i in found] == [(3, 0), (3, 0)]
+    lines = ended.stdout.splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        f"reducing on {SLUG}",
+        "[1/2] 0 reduce",
+        "[2/2] 1 reduce",
+        lines[-1],
+    ]
+    assert lines[-1].startswith("2 measured, 0 left, 0 failed")
+
+
+def test_an_error_in_one_process_of_torchrun_ends_all(tmp_path):
+    """Rank 0 waits for rank 1, which has failed, and would wait for half an hour."""
+    ended = torchrun("torn", tmp_path)
+    assert ended.returncode != 0
+    assert "ValueError: expected another rank" in ended.stderr
+    assert list(facts(tmp_path, "torn")) == [0]
+
+
+def test_processes_belong_together_under_torchrun_alone(monkeypatch):
+    with process_group("cpu"):
+        assert not distributed.is_initialized()
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    found = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    for name, value in found.items():
+        monkeypatch.setenv(name, str(value))
+    with process_group("cpu"):
+        assert distributed.get_backend() == "gloo"
+    assert not distributed.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plain", "--jobs", "2"], "torchrun: expected neither --jobs nor --launcher slurm"),
+        (["plain", "--launcher", "slurm"], "torchrun: expected neither --jobs nor --launcher slurm"),
+        (["--list"], "torchrun: expected cases to run"),
+        (["plain", "quiet"], "torchrun: expected no timings, which its processes would disturb, got quiet"),
+    ],
+)
+@pytest.mark.bad_input
+def test_what_does_not_go_with_torchrun_is_refused(arguments, message, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(SystemExit) as caught:
+        cli.main([*arguments, "--device", "cpu"], EXPERIMENTS)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err

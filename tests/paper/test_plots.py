@@ -1,0 +1,45 @@
+"""The look of the figures: a name, a look; equal figures, equal bytes; ticks where the sizes are."""
+
+import io
+
+import matplotlib as mpl
+import pytest
+from matplotlib import pyplot as plt
+
+from paper import figures
+
+
+@pytest.fixture(autouse=True)
+def look():
+    with mpl.rc_context():
+        mpl.use("agg")
+        figures.use()
+        yield
+        plt.close("all")
+
+
+def drawing():
+    fig, axis = figures.figure()
+    axis.plot([128, 1024], [1, 2], **figures.style("frozen"))
+    figures.powers_of_two(axis, [128, 1024])
+    file = io.StringIO()
+    fig.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    return axis, file.getvalue()
+
+
+def test_equal_figures_have_equal_bytes():
+    assert drawing()[1] == drawing()[1]
+
+
+def test_ticks_are_the_sizes():
+    axis, _ = drawing()
+    assert [text.get_text() for text in axis.get_xticklabels()] == ["128", "1,024"]
+
+
+def test_variants_are_told_apart_without_colour():
+    variants = ("learned", "frozen", "stopped", "source")
+    styles = [figures.style(name) for name in variants]
+    assert len({(style["marker"], style["linestyle"]) for style in styles}) == len(variants)
+    assert set(figures.COLOURS) == set(figures.MARKERS)
+    with pytest.raises(ValueError, match="name: expected one of 'learned'.*got 'thawed'"):
+        figures.style("thawed")

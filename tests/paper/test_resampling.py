@@ -1,0 +1,247 @@
+"""Pairs are resampled exactly, intervals hold the mean as often as they say, and curves cross where they do."""
+
+import itertools
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from paper.experiments import resampling
+from paper.experiments.resampling import Crossing, Place, crossing, expanded_tail, paired_difference, resamples
+from paper.experiments.statistics import reached, student
+
+SIGMAS = 4.42  # two-sided 1e-5
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def drawn(kind, *sizes, seed=0):
+    """Differences of mean 0."""
+    values = torch.empty(*sizes, dtype=torch.float64)
+    if kind == "normal":
+        return values.normal_(generator=generator(seed)).numpy()
+    return (values.exponential_(generator=generator(seed)) - 1).numpy()
+
+
+@pytest.mark.parametrize("n", range(2, 7))
+def test_all_resamples_are_there_as_often_as_they_would_be_drawn(n):
+    counts, shares = resamples(n)
+    found = dict(zip(map(tuple, counts.astype(int).tolist()), shares * n**n, strict=True))
+    expected = Counter(tuple(map(r.count, range(n))) for r in itertools.product(range(n), repeat=n))
+    assert len(counts) == len(found) == math.comb(2 * n - 1, n)
+    assert found == pytest.approx(expected, rel=1e-14)
+
+
+@pytest.mark.parametrize("n", [8, 10])
+def test_the_moments_of_the_resamples(n):
+    """A value is in a resample once in the mean, with the variance 1 - 1/n and covariances -1/n of a multinomial;
+    sums of up to 92,378 terms, pairwise or in a few lanes, round to far below 1e-12."""
+    counts, shares = resamples(n)
+    assert counts.shape == (math.comb(2 * n - 1, n), n) and (counts.sum(1) == n).all()
+    assert shares.sum() == pytest.approx(1, abs=1e-12)
+    assert shares @ counts == pytest.approx(np.ones(n), abs=1e-12)
+    covariance = (counts - 1).T @ (shares[:, None] * (counts - 1))
+    assert covariance == pytest.approx(np.eye(n) - 1 / n, abs=1e-12)
+
+
+def test_many_pairs_are_resampled_by_the_generator():
+    """Each value is taken n times out of n with variance 1 - 1/n, here by the mean of `DRAWN`."""
+    counts, shares = resamples(20)
+    assert counts.shape == (resampling.DRAWN, 20) and (counts.sum(1) == 20).all() and shares.sum() == pytest.approx(1)
+    error = math.sqrt((1 - 1 / 20) / resampling.DRAWN)
+    assert np.abs(shares @ counts - 1).max() < SIGMAS * error  # error rate 20 times 1e-5
+    assert (resamples(20, generator(0))[0] == counts).all()
+    assert (resamples(20, generator(1))[0] != counts).any()
+    pairs = drawn("normal", 20).tolist(), [0] * 20
+    assert paired_difference(*pairs) == paired_difference(*pairs)
+    assert paired_difference(*pairs) != paired_difference(*pairs, generator=generator(1))
+
+
+@pytest.mark.parametrize(
+    ("n", "confidence", "t"),
+    [
+        (2, 0.5, 1),  # tan(pi c / 2)
+        (3, 0.95, 0.95 * math.sqrt(2 / (1 - 0.95**2))),
+        (5, 0.95, 2.776445),  # of the printed tables
+        (10, 0.95, 2.262157),
+    ],
+)
+def test_the_tail_of_the_expanded_interval(n, confidence, t):
+    """For means that are normal, with the variance over n where Student's has n - 1, it ends where Student's does."""
+    distance = t * math.sqrt(n / (n - 1))
+    assert expanded_tail(n, confidence) == pytest.approx(math.erfc(distance / math.sqrt(2)) / 2, rel=1e-5)
+
+
+def test_an_interval_by_hand():
+    """Of 0, 0, 1 and 4, at a confidence at which a tail holds 2 % of the 256 resamples, which is 5.12.
+
+    All of the 4's four places: 1 resample, mean 4; three of them and a 1: 4 resamples, 3.25, which makes 5; three and a
+    0: 8 resamples, mean 3. At the other end all 16 resamples of zeros are more than that.
+    """
+    confidence = reached(lambda tried: -expanded_tail(4, tried), -0.02, 0.6, 0.9)
+    found = paired_difference([1, 2, 3, 8], [1, 2, 2, 4], confidence=confidence)
+    assert found == (1.25, (0, 3))
+    assert paired_difference([1, 2, 2, 4], [1, 2, 3, 8], confidence=confidence) == (-1.25, (-3, 0))
+
+
+def test_where_the_bootstrap_is_normal_the_interval_is_students():
+    """Of 200 differences the means are so nearly normal that the interval's half-width is t s / sqrt(n) but for the
+    noise of 100,000 draws: a quantile at the tail p has the standard error sqrt(p / draws) over the density, 1 % of the
+    width here, and 4.42 of them are allowed."""
+    n, confidence = 200, 0.95
+    d = drawn("normal", n)
+    mean, (low, high) = paired_difference(d.tolist(), [0] * n, confidence=confidence)
+    half = student(confidence, n - 1) * d.std(ddof=1) / math.sqrt(n)
+    z = half * math.sqrt(n) / d.std()
+    density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+    error = math.sqrt(expanded_tail(n, confidence) / resampling.DRAWN) / density * d.std() / math.sqrt(n)
+    assert error < 0.01 * half
+    assert (low, high) == pytest.approx((mean - half, mean + half), abs=SIGMAS * error)
+
+
+def misses(kind, n, tail, samples):
+    """The shares of samples of n differences, of mean 0, whose interval lies above 0, and below 0.
+
+    Without sorting: it lies above where the resamples with a mean of 0 or less have a share below the tail.
+    """
+    counts, shares = resamples(n)
+    above = below = 0
+    for part in drawn(kind, samples, n).reshape(-1, 50, n):
+        sums = counts @ part.T
+        above += (shares @ (sums <= 0) < tail).sum()
+        below += (shares @ (sums >= 0) < tail).sum()
+    return above / samples, below / samples
+
+
+@pytest.mark.parametrize(("n", "samples"), [(5, 200), (10, 10)])
+def test_the_intervals_that_miss_are_counted_without_sorting(n, samples):
+    tail = expanded_tail(n, 0.95)
+    counts, shares = resamples(n)
+    for shift in (0, 1):
+        for d in drawn("normal", samples, n) + shift:
+            low, high = paired_difference(d.tolist(), [0] * n).interval
+            sums = counts @ d
+            assert (low > 0) == (shares @ (sums <= 0) < tail)
+            assert (high < 0) == (shares @ (sums >= 0) < tail)
+
+
+@pytest.mark.parametrize(
+    ("kind", "n", "samples", "least"),
+    [
+        ("normal", 5, 40_000, 9 / 10),
+        ("normal", 10, 2_000, 9 / 10),
+        ("exponential", 5, 40_000, 17 / 20),
+        ("exponential", 10, 2_000, 17 / 20),
+    ],
+)
+def test_how_often_the_interval_holds_the_mean(kind, n, samples, least):
+    """As often as the docstring says, with an error rate of 1e-5; and from five pairs not as often as is asked for."""
+    above, below = misses(kind, n, expanded_tail(n, 0.95), samples)
+    covers = 1 - above - below
+    error = math.sqrt(covers * (1 - covers) / samples)
+    assert covers - SIGMAS * error > least
+    if n == 5:
+        assert covers + SIGMAS * error < 15 / 16
+    if kind == "exponential":
+        assert below > 5 * above  # the long tail is above
+
+
+def test_the_plain_percentile_interval_is_too_narrow():
+    """Of five normal differences it holds the mean in fewer than 17 of 20 samples, at a confidence of 95 %."""
+    above, below = misses("normal", 5, 0.025, 40_000)
+    covers = 1 - above - below
+    assert covers + SIGMAS * math.sqrt(covers * (1 - covers) / 40_000) < 17 / 20
+
+
+def test_too_few_pairs_have_infinite_ends():
+    """The least mean of five is that of 1 resample in 3125, less than the tail at 95 % and more than that at 99 %."""
+    five, four = [0.1, 0.2, 0.3, 0.4, 0.5], [0.1, 0.2, 0.3, 0.4]
+    assert expanded_tail(5, 0.95) > 1 / 3125 > expanded_tail(5, 0.99)
+    low, high = paired_difference(five, [0] * 5).interval
+    assert 0.1 < low < 0.3 < high < 0.5
+    assert paired_difference(five, [0] * 5, confidence=0.99).interval == (-math.inf, math.inf)
+    assert paired_difference(four, [0] * 4).interval == (-math.inf, math.inf)
+
+
+def test_equal_differences_have_no_width():
+    assert paired_difference([0.5, 0.25, 1], [0.25, 0, 0.75], confidence=0.5) == (0.25, (0.25, 0.25))
+
+
+def test_a_seed_that_changes_both_arms_changes_nothing():
+    """In numbers that a few bits hold."""
+    a, b = np.array([3, 5, 4, 7, 6.0]), np.array([1, 4, 4, 2, 5.0])
+    seeds = np.array([0, 100, -50, 7, 3.0])
+    assert paired_difference(list(a + seeds), list(b + seeds)) == paired_difference(list(a), list(b))
+
+
+X = (1, 2, 4, 8)
+
+
+def test_a_lead_that_vanishes():
+    """Two seeds whose curves cross between 2 and 4: so does every resample's."""
+    a = [[3, 3, 3, 3], [4, 4, 4, 4]]
+    b = [[1, 2, 4, 5], [2, 3, 5, 6]]
+    assert crossing(X, a, b) == Crossing((Place(2, 4, False, 1),), 0, 1)
+    assert crossing(X, b, a) == Crossing((Place(2, 4, True, 1),), 1, 0)
+    assert crossing(X, a, a) == crossing(X, a, [[0] * 4, [0] * 4]) == Crossing((), 0, 0)
+
+
+def test_resamples_that_do_not_cross_are_counted():
+    """Of two differences at the larger budget, 3 and -1, the mean is positive in 3 of the 4 resamples."""
+    assert crossing((1, 2), [[-1, 3], [-1, -1]], [[0, 0], [0, 0]]) == Crossing((Place(1, 2, True, 0.75),), 0.75, 0)
+
+
+def test_the_shares_are_those_of_all_resamples():
+    """Of four seeds, in integers whose sums cross three times: as counted in all 256."""
+    a = torch.randint(-9, 10, (4, 5), generator=generator(9)).numpy()
+    sums = [a[list(chosen)].sum(0) for chosen in itertools.product(range(4), repeat=4)]
+
+    def share(low, high, lead):
+        return sum(lead * s[low] < 0 < lead * s[high] for s in sums) / 256
+
+    found = crossing(range(5), a.tolist(), [[0] * 5] * 4)
+    leads = [(1, -1), (2, 1), (3, -1)]
+    assert found.places == tuple(Place(i, i + 1, lead > 0, share(i, i + 1, lead)) for i, lead in leads)
+    assert (found.gains_lead, found.loses_lead) == (share(0, -1, 1), share(0, -1, -1))
+    assert {0, 1}.isdisjoint(place.share for place in found.places)
+
+
+def test_a_place_passes_over_budgets_where_the_curves_meet():
+    """At 4 the means are equal but for the rounding of 0.3 - 0.2 and 0.1 - 0.2."""
+    a = [[0.5, 0.5, 0.3, 0.5], [0.5, 0.5, 0.1, 0.5]]
+    b = [[0.25, 0.25, 0.2, 0.75], [0.25, 0.25, 0.2, 0.75]]
+    assert (0.3 - 0.2) + (0.1 - 0.2) != 0
+    assert crossing(X, a, b) == Crossing((Place(2, 8, False, 1),), 0, 1)
+
+
+def test_a_lead_may_change_more_than_once():
+    a = [[1, -1, 1, 1]] * 2
+    zero = [[0] * 4] * 2
+    assert crossing(X, a, zero) == Crossing((Place(1, 2, False, 1), Place(2, 4, True, 1)), 0, 0)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: paired_difference([1, 2], [1]), r"a, b: expected the same shape \(seeds,\) .*, got \(2,\), \(1,\)"),
+        (lambda: paired_difference([1], [1]), r"two seeds at least, got \(1,\), \(1,\)"),
+        (lambda: paired_difference([1, math.nan], [1, 2]), "a, b: expected finite numbers, got NaN or infinite ones"),
+        (lambda: paired_difference([1, 2], [1, math.inf]), "a, b: expected finite numbers, got NaN or infinite ones"),
+        (lambda: paired_difference([1, 2], [1, 2], confidence=1), r"confidence: .* in \(0, 1\), got 1"),
+        (lambda: expanded_tail(1, 0.95), "n: expected at least 2 values, got 1"),
+        (lambda: resamples(1), "n: expected at least 2 values, got 1"),
+        (lambda: resamples(0), "n: expected an integer of at least 1, got 0"),
+        (lambda: crossing([1], [[1], [2]], [[1], [2]]), r"x: expected 1 rising budgets, two at least, got \[1\]"),
+        (lambda: crossing([2, 1], [[1, 1]] * 2, [[1, 1]] * 2), r"x: expected 2 rising budgets.*, got \[2, 1\]"),
+        (lambda: crossing([1, 2, 3], [[1, 1]] * 2, [[1, 1]] * 2), r"x: expected 2 rising budgets.*, got \[1, 2, 3\]"),
+        (lambda: crossing([1, 2], [1, 2], [1, 2]), r"a, b: expected the same shape \(seeds, budgets\)"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

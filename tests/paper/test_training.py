@@ -1,0 +1,245 @@
+"""Training: the schedule, a run that is cut or killed goes on to the bit, processes that share a batch, bad input."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from math import nan
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.nn.functional import cross_entropy
+
+from ortho import LanguageModel
+from paper.tasks.task import NONE, Batch
+from paper.training import CheckpointError, Recipe, Trainer, checkpoints
+
+RECIPE = Recipe(12, 1e-2, 6, weight_decay=0.1)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Sums of several threads need not be rounded like those of one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def model(dropout=0.2):
+    return LanguageModel(11, 8, 2, 2, max_length=9, dropout=dropout, generator=torch.Generator().manual_seed(0))
+
+
+def draw(count, generator):
+    tokens = torch.randint(11, (count, 10), generator=generator)
+    answers = tokens[:, 1:].clone()
+    answers[:, :4] = NONE
+    return Batch((tokens[:, :-1],), answers)
+
+
+def make(recipe=RECIPE, *, seed=0, dropout=0.2, **kwargs):
+    torch.manual_seed(5)  # of dropout
+    return Trainer(model(dropout), draw, recipe, torch.Generator().manual_seed(seed), **kwargs)
+
+
+def bits(run):
+    return [*run.model.state_dict().values(), torch.tensor(run.losses)]
+
+
+def equal(a, b):
+    return all(torch.equal(x, y) for x, y in zip(bits(a), bits(b), strict=True))
+
+
+def test_the_rate_rises_in_a_line_and_falls_along_a_cosine():
+    shares = [Recipe(100, 1.0, 1).share_of_rate(step) for step in range(100)]
+    assert shares[:10] == [(step + 1) / 10 for step in range(10)]
+    assert shares[10] == 1 and shares[55] == pytest.approx(0.5) and 0 < shares[99] < 1e-3
+    assert shares[10:] == sorted(shares[10:], reverse=True)
+    assert [Recipe(1, 1.0, 1).share_of_rate(0)] == [1]
+
+
+def test_a_step_is_adamws_on_the_mean_of_the_answers():
+    """Against the same step in other words: decay of matrices alone, a gradient cut to norm 1, the first rate."""
+    run, own = make(dropout=0.0), model(0.0)
+    batch = draw(6, torch.Generator().manual_seed(0))
+    logits = own(*batch.inputs)
+    loss = sum(
+        cross_entropy(logits[row, place], batch.answers[row, place])
+        for row in range(6)
+        for place in range(4, 9)
+    ) / (6 * 5)  # fmt: skip
+    loss.backward()
+    norm = torch.stack([p.grad.norm() for p in own.parameters()]).norm()
+    optimiser = torch.optim.AdamW(
+        [
+            {"params": [p for p in own.parameters() if p.dim() > 1], "weight_decay": 0.1},
+            {"params": [p for p in own.parameters() if p.dim() == 1], "weight_decay": 0.0},
+        ],
+        1e-2,  # of 12 steps the first is all of the rise
+    )
+    for p in own.parameters():
+        p.grad *= min(1, 1 / float(norm))
+    optimiser.step()
+    run.run(1)
+    assert run.losses == pytest.approx([float(loss.detach())], rel=1e-5)
+    for got, want in zip(run.model.parameters(), own.parameters(), strict=True):
+        # Adam's first step is the gradient's sign: 1e-2 either way where a gradient is rounding alone.
+        assert ((got - want).abs() > 1e-5).double().mean() < 0.02
+
+
+@pytest.mark.parametrize("cut", [1, 5, 11])
+def test_a_run_that_is_cut_goes_on_to_the_bit(tmp_path, cut):
+    looks = {"at": (4, 8, 12), "keep_best": "value"}
+    values = {4: 0.5, 8: 0.1, 12: 0.7}
+
+    def look(run):
+        return lambda step: {"value": values[step], "norm": float(run[0].model.norm.weight.detach().sum())}
+
+    def started(**kwargs):
+        box = []
+        box.append(make(watch=look(box), **looks, **kwargs))
+        return box[0]
+
+    whole = started()
+    whole.run()
+    first = started(checkpoint=tmp_path / "a.pt", identity="a run")
+    first.run(cut)
+    second = started(checkpoint=tmp_path / "a.pt", identity="a run")
+    assert second.step == cut and second.seconds > 0
+    torch.rand(3)  # what others drew from the global generator does not matter before the run goes on
+    second = started(checkpoint=tmp_path / "a.pt", identity="a run")
+    second.run()
+    assert equal(whole, second) and whole.watched == second.watched and len(whole.losses) == 12
+    unkept = make()
+    unkept.run(8)
+    assert all(torch.equal(a, b) for a, b in zip(bits(unkept)[:-1], bits(whole)[:-1], strict=True))  # the best
+
+
+def test_a_run_that_is_killed_goes_on_to_the_bit(tmp_path):
+    """Killed by the system while it trains; wherever that was, the rest makes it the run that was left in peace."""
+    file = tmp_path / "run.pt"
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import test_training as t\n"
+        "import torch; torch.set_num_threads(1)\n"
+        "from paper.training import trainer; trainer.EVERY_S = 0.0\n"
+        "run = t.make(t.Recipe(10**6, 1e-2, 6), checkpoint=t.Path(sys.argv[2]), identity='x'); run.run()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(Path(__file__).parent), str(file)])
+    try:
+        for _ in range(600):
+            stored = checkpoints.load(file, "x")
+            if stored is not None and stored["step"] > 3:
+                break
+            time.sleep(0.1)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    rest = make(Recipe(10**6, 1e-2, 6), checkpoint=file, identity="x")
+    assert rest.step > 3 and len(list(tmp_path.iterdir())) <= 2  # and what it was writing
+    rest.checkpoint = None
+    rest.run(rest.step + 3)
+    whole = make(Recipe(10**6, 1e-2, 6))
+    whole.run(rest.step)
+    assert equal(whole, rest)
+
+
+def test_another_runs_checkpoint_is_not_used(tmp_path):
+    make(checkpoint=tmp_path / "a.pt", identity="one").run(5)
+    assert make(checkpoint=tmp_path / "a.pt", identity="other").step == 0
+    assert make(checkpoint=tmp_path / "b.pt", identity="one").step == 0
+
+
+class _Evil:
+    def __reduce__(self):
+        return os.mkdir, ("evil",)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("kind", ["text", "cut", "evil", "list"])
+def test_a_damaged_checkpoint_is_refused_and_left(tmp_path, kind, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "a.pt"
+    make(checkpoint=file, identity="one").run(2)
+    if kind == "text":
+        file.write_text("no checkpoint")
+    elif kind == "cut":
+        file.write_bytes(file.read_bytes()[:-200])
+    else:
+        torch.save(_Evil() if kind == "evil" else [1], file)
+    before = file.read_bytes()
+    with pytest.raises(CheckpointError, match="a.pt: "):
+        make(checkpoint=file, identity="one")
+    assert file.read_bytes() == before and not (tmp_path / "evil").exists()
+
+
+def test_nothing_is_written_where_a_checkpoint_cannot_be_made(tmp_path):
+    with pytest.raises(AttributeError):  # a function defined here cannot be stored
+        checkpoints.save(tmp_path / "a.pt", {"a": lambda: 0}, "one")
+    assert not list(tmp_path.iterdir())
+
+
+def test_images_and_smoothing():
+    """Answers may be one an example, and half precision is autocast's: weights stay as they are."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    gen = torch.Generator().manual_seed(0)
+
+    def pictures(count, generator):
+        return Batch((torch.rand(count, 1, 4, 4, generator=generator),), torch.arange(count) % 3)
+
+    run = Trainer(net, pictures, Recipe(3, 1e-3, 4, smoothing=0.1, precision="bfloat16"), gen)
+    run.run()
+    assert net[1].weight.dtype == torch.float32 and len(run.losses) == 3
+
+
+def _shared(rank, file, steps, results):
+    distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    run = make(Recipe(steps, 1e-2, 7), dropout=0.0)
+    run.run()
+    if rank == 0:
+        torch.save(bits(run), results)
+    else:
+        run.losses  # noqa: B018  # every process takes part in the sum
+    distributed.destroy_process_group()
+
+
+def test_two_processes_train_as_one(tmp_path):
+    """7 examples over two processes: unequal parts, with as many answers as there are, of one mean."""
+    torch.multiprocessing.spawn(partial(_shared), (str(tmp_path / "meeting"), 5, str(tmp_path / "bits.pt")), nprocs=2)
+    alone = make(Recipe(5, 1e-2, 7), dropout=0.0)
+    alone.run()
+    got, want = torch.load(tmp_path / "bits.pt"), bits(alone)
+    assert got[-1].tolist() == pytest.approx(want[-1].tolist(), rel=1e-3)
+    far = torch.cat([(a - b).abs().flatten() for a, b in zip(got[:-1], want[:-1], strict=True)])
+    # Adam's steps are 1e-2 long whatever the gradient, also where that is rounding alone.
+    assert (far > 1e-3).double().mean() < 0.02
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("kwargs", "error", "message"),
+    [
+        ({"steps": 0}, ValueError, "steps: expected an integer of at least 1, got 0"),
+        ({"B": 1.0}, TypeError, "B: expected an integer of at least 1"),
+        ({"rate": 0.0}, ValueError, "rate: expected a finite number above 0, got 0.0"),
+        ({"rate": nan}, ValueError, "rate: expected a finite number above 0, got nan"),
+        ({"rate": "1"}, TypeError, "rate: expected a number above 0, got str"),
+        ({"weight_decay": -1.0}, ValueError, "weight_decay: expected a finite number of at least 0"),
+        ({"warm_up": 1.0}, ValueError, r"warm_up: expected a number in \[0, 1\), got 1.0"),
+        ({"precision": "half"}, ValueError, "precision: expected one of 'float32', 'bfloat16', got 'half'"),
+    ],
+)
+def test_bad_recipes(kwargs, error, message):
+    with pytest.raises(error, match=message):
+        Recipe(**{"steps": 1, "rate": 1e-3, "B": 1, **kwargs})
+
+
+@pytest.mark.bad_input
+def test_a_run_that_leaves_the_numbers_stops():
+    run = make(Recipe(200, 1e30, 4, clip=1e30))
+    with pytest.raises((FloatingPointError, ValueError)):
+        run.run()

@@ -1,0 +1,291 @@
+"""Experiments on translation: arms and what they cost, pairs of like lengths, runs and their records."""
+
+import dataclasses
+import sys
+
+import pytest
+import torch
+from experiment_fakes import SLUG, go, within
+
+from ortho.attention import MECHANISMS
+from ortho.attention.untrained.positional_attention import SEVEN
+from ortho.cost.counting import count_step
+from ortho.layers.positional import PositionalHeads
+from paper.experiments import measure, records
+from paper.experiments.learning import fitting, rates, translating, translating_rows
+from paper.experiments.learning.translating_arms import H, arms, build, training_flop
+from paper.tasks import transduction
+from paper.tasks import translation as texts
+from paper.tasks.pairs import exact_matches
+from paper.tasks.task import NONE
+from paper.tasks.transduction import task as made_up
+from paper.training import Recipe, Trainer
+
+SIGMAS = 4.42  # two-sided error rate 1e-5
+TINY = {"steps": 2, "B": 2, "d": 16, "L": 1, "tested": 4, "looked": 2}
+PAIRS = 1000
+NAMES = list(arms(16))
+EXPERIMENTS = {one.name: one for one in translating.EXPERIMENTS}
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def tiny(task, arm="8 learned", seed=1, **changes):
+    own = {"subwords": 80} if task == "translation" else {}
+    pairs = PAIRS if task == "translation" else 0
+    return translating.case(task, arm, seed, **{"pairs": pairs, **TINY, **own, **changes})
+
+
+def only(task, *cases):
+    return dataclasses.replace(EXPERIMENTS[task], cases=lambda _: list(cases))
+
+
+def stored(results, task):
+    return records.read(records.path(results, task, SLUG), EXPERIMENTS[task].needs)
+
+
+def without_time(outcome):
+    return {**outcome, "facts": {name: fact for name, fact in outcome["facts"].items() if name != "train_s"}}
+
+
+@pytest.fixture
+def corpus(monkeypatch):
+    """Texts in place of Multi30k's, some of them too long."""
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("sacrebleu")
+
+    def part(first, count):
+        return [
+            (f"das ist Satz {i} von {i * i}", f"this is sentence {i} of {i * i}") for i in range(first, first + count)
+        ]
+
+    long = [("lang " * 20, "long"), ("lang", "long " * 20)]
+    found = texts.Corpus(long + part(0, PAIRS), long + part(PAIRS, 8), part(2 * PAIRS, 8))
+    monkeypatch.setattr(translating, "multi30k_corpus", lambda: found)
+    translating._multi30k.cache_clear()
+    yield found
+    translating._multi30k.cache_clear()
+
+
+@pytest.mark.parametrize("arm", NAMES)
+def test_costs_and_parameters_of_an_arm_are_those_counted(arm):
+    """Exactly: a closed form counts what runs."""
+    d, L, vocab, B, M, N = 16, 2, 30, 3, 5, 4
+    model = build(arm, vocab, d, L, max_length=9, dropout=0.0, generator=generator())
+    tokens = [torch.randint(4, vocab, (B, n), generator=generator(n)) for n in (M, N)]
+    counts = count_step(model, *tokens)
+    assert training_flop(arm, B, M, N, d, L, vocab_size=vocab) == counts.forward + counts.backward
+    heads = {
+        "1 learned": 2 * d * d // H,
+        "7 fixed + 1 learned": 2 * d * d // H,
+        "7 stopped + 1 learned": 2 * d * d // H,
+    }
+    qk = {**heads, "8 learned": 2 * d * d, "1 learned, wide": 2 * d * d}.get(arm, 0)  # of the encoder's layer
+    all_learned = build("8 learned", vocab, d, L, max_length=9, dropout=0.0, generator=generator())
+    less = sum(p.numel() for p in all_learned.parameters()) - sum(
+        p.numel() for p in model.parameters() if p.requires_grad
+    )
+    narrow = L * 2 * d * (d - d // H) if arm == "1 learned" else 0  # of W_V and W_O
+    beside = 2 * L * 2 * d * d if arm == "8 frozen everywhere" else 0
+    assert less == L * (2 * d * d - qk) + narrow + beside
+
+
+def test_fixed_heads_have_the_seven_patterns():
+    model = build("7 fixed + 1 learned", 30, 16, 2, max_length=9, dropout=0.0, generator=generator())
+    found = [part.patterns for part in model.modules() if isinstance(part, PositionalHeads)]
+    assert found == [SEVEN, SEVEN]
+    assert not [part for part in model.decoder.modules() if isinstance(part, PositionalHeads)]
+
+
+def test_batches_are_of_pairs_of_like_lengths():
+    draw = made_up(pairs=64).train
+    one = translating.alike(draw)
+    padding = []
+    for make in (draw, one):
+        batches = [make(8, generator(seed)) for seed in range(20)]
+        padding.append(sum(float((~batch.inputs[2]).double().mean()) for batch in batches))
+        for (source, target, mask), answers in batches:
+            assert source.shape == mask.shape and target.shape == answers.shape
+            assert mask.any(0).all() and (answers != NONE).any(0).all()  # no column of padding alone
+            assert torch.equal(target[:, 1:][answers[:, 1:] != NONE], answers[:, :-1][answers[:, 1:] != NONE])
+    assert padding[1] < padding[0] / 2
+
+
+def test_every_pair_is_as_likely_among_those_of_like_lengths():
+    """Each of 4 pairs of unlike lengths is a quarter of the mean: batches are drawn independently, and the share in
+    each has a standard deviation of at most 1/2."""
+    pairs, count = made_up(pairs=4), 2000
+    known = [tuple(row[row != NONE].tolist()) for row in pairs.train(64, generator()).answers]
+    assert len(set(known)) == 4
+    one, drawn = translating.alike(pairs.train), generator(1)
+    answers = [one(1, drawn).answers[0] for _ in range(count)]
+    for pair in set(known):
+        share = sum(tuple(row.tolist()) == pair for row in answers) / count
+        assert abs(share - 1 / 4) <= SIGMAS / 2 / count**0.5
+
+
+def test_no_mistake_after_right_tokens_is_what_greedy_decoding_writes():
+    """By a model that knows a few sentences and no others."""
+    task = transduction.task(clauses=1, pairs=4)
+    model = build(
+        "7 fixed + 1 learned", task.vocab_size, 32, 1, max_length=task.longest, dropout=0.0, generator=generator()
+    )
+    Trainer(model, task.train, Recipe(150, 1e-2, 8), generator(1)).run()
+    model.eval()
+    found = []
+    for draw in (task.train, task.tests["like training"]):
+        mixed = dataclasses.replace(task, tests={"test": draw})
+        case = tiny("transduction", tested=16)
+        shares = fitting.evaluate(model, draw, case, torch.Generator())
+        matches = exact_matches(translating.written(model, mixed, case), draw(16, torch.Generator()).answers)
+        found.append(float(matches.double().mean()))
+        assert shares["faultless_fraction"] == [found[-1]]
+    assert found[0] > 0.5 > found[1]
+
+
+@pytest.mark.parametrize("arm", NAMES)
+def test_an_arm_is_trained_tested_and_stored_whole(arm, tmp_path):
+    case = tiny("transduction", arm)
+    assert not go(only("transduction", case), tmp_path).errors
+    (record,) = stored(tmp_path, "transduction")
+    assert list(record["repetitions"]) == ["like training", "ambiguous nouns"]
+    facts = record["facts"]
+    model = build(arm, facts["vocab_size"], 16, 1, max_length=19, dropout=0.0, generator=generator())
+    assert facts["parameters"] == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert [look["step"] for look in facts["validation"]] == [1, 2]
+    assert translating_rows.line(record).startswith("faultless 0.")
+
+
+def test_a_translation_is_stored_with_what_bleu_it_has(corpus, tmp_path):
+    case = tiny("translation", "7 fixed + 1 learned")
+    assert not go(only("translation", case), tmp_path).errors
+    (record,) = stored(tmp_path, "translation")
+    assert 0 <= record["repetitions"]["test"]["bleu_fraction"][0] <= 1
+    facts = record["facts"]
+    assert "tok:13a" in facts["bleu_signature"] and len(facts["vocabulary_sha256"]) == 64
+    assert facts["vocab_size"] == facts["subwords"] <= case["subwords"]
+    assert case["dropout"] == case["smoothing"] == 0.1
+
+
+def test_what_is_written_is_what_is_scored(corpus, monkeypatch):
+    def right(model, task, case):
+        return task.tests["test"](case["tested"], generator()).answers
+
+    monkeypatch.setattr(translating, "written", right)
+    assert translating.run(tiny("translation"))["repetitions"]["test"]["bleu_fraction"] == [1.0]
+
+
+def test_pairs_that_were_seen_are_of_all_lengths(corpus, monkeypatch):
+    """Batches of like lengths are for training alone."""
+    asked = []
+    evaluate = fitting.evaluate
+    monkeypatch.setattr(fitting, "evaluate", lambda *given: asked.append(given[1]) or evaluate(*given))
+    case = tiny("translation")
+    translating.run(case)
+    found, task = translating.subject(case)
+    assert found.task.train in asked and task.train not in asked
+
+
+def test_texts_are_as_short_as_the_case_says(corpus):
+    found, _ = translating.subject(tiny("translation"))
+    assert all(max(map(len, pair)) <= 60 for part in found.texts.values() for pair in part)
+    assert len(found.texts["validation"]) == len(corpus.validation) - 2
+    with pytest.raises(ValueError, match=f"pairs: expected at most the {PAIRS} of the training part, got 10000"):
+        translating.subject(tiny("translation", pairs=10_000))
+
+
+@pytest.mark.parametrize("task", EXPERIMENTS)
+def test_a_run_follows_from_its_seed(task, corpus):
+    """Also with dropout, which is at work in training alone."""
+    one, again, other = (without_time(translating.run(tiny(task, seed=seed))) for seed in (1, 1, 2))
+    assert one == again
+    assert one["facts"]["loss"] != other["facts"]["loss"]
+
+
+def test_the_arms_of_a_seed_share_all_but_their_weights():
+    one, other, later = (
+        translating.seeds_of(tiny("transduction", arm, seed))
+        for arm, seed in (("8 learned", 1), ("8 frozen", 1), ("8 learned", 2))
+    )
+    assert {name for name in one if one[name] == other[name]} == {"training", "tests", "checks", "dropout"}
+    assert not set(one.values()) & set(later.values())
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("task", EXPERIMENTS)
+def test_rates_are_tried_first_and_what_counts_has_the_chosen_one(task, device, monkeypatch):
+    monkeypatch.setattr(rates, "chosen", lambda *_: None)
+    tuning = translating.cases(task, device)
+    assert {case["seed"] for case in tuning} == {rates.TUNING}
+    monkeypatch.setattr(rates, "chosen", lambda name, case: 0.125 if case["arm"] == "8 frozen" else None)
+    found = translating.cases(task, device)
+    assert found[: len(tuning)] == tuning
+    budgets = translating.STEPS[task][device]
+    counting = {(case["pairs"], case["seed"], case["rate"], case["steps"]) for case in found[len(tuning) :]}
+    assert counting == {(n, seed, 0.125, steps) for n, steps in budgets.items() for seed in translating.SEEDS}
+    names = {case["arm"] for case in tuning}
+    assert names == set(NAMES if device == "cuda" else translating.FEW)
+    assert len(tuning) == len(names) * len(budgets) * len(translating.TRIED)
+    assert all(translating.work(case) > 0 and translating.label(case) for case in found)
+
+
+def test_a_fast_form_that_is_off_is_not_stored(monkeypatch, tmp_path):
+    right = MECHANISMS["softmax"]
+
+    def off(*arguments, **options):
+        return right.fast(*arguments, **options) * (1 + 1e-6)
+
+    monkeypatch.setitem(MECHANISMS, "softmax", dataclasses.replace(right, fast=off))
+    report = go(only("transduction", tiny("transduction")), tmp_path)
+    assert len(report.errors) == 1 and "fast form: expected a relative error of at most" in report.errors[0]
+    assert not stored(tmp_path, "transduction")
+
+
+def test_data_that_are_not_at_hand_are_reported(monkeypatch, tmp_path):
+    translating._multi30k.cache_clear()
+    monkeypatch.setenv("ORTHO_DATA", str(tmp_path))
+    report = go(only("translation", tiny("translation")), tmp_path)
+    assert len(report.errors) == 1 and "ORTHO_DATA: expected multi30k/train.de.gz in" in report.errors[0]
+    assert not stored(tmp_path, "translation")
+
+
+def test_a_package_that_is_missing_is_named(corpus, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    report = go(only("translation", tiny("translation")), tmp_path)
+    assert len(report.errors) == 1 and "pip install ortho[translation]" in report.errors[0]
+
+
+def test_the_sources_are_all_that_a_run_runs(corpus):
+    for case in [*(tiny("transduction", arm) for arm in NAMES), tiny("translation")]:
+        # What is imported late, or made once, need not be watched.
+        translating.run(case)
+        translating._multi30k.cache_clear()
+        with within(EXPERIMENTS[case["task"]]):
+            translating.run(case)
+
+
+BAD = [
+    ({"task": "speech"}, ValueError, "task: expected one of 'translation', 'transduction'"),
+    ({"arm": "9 learned"}, ValueError, "arm: expected one of '8 learned'"),
+    ({"device": "tpu"}, ValueError, "device: expected one of 'cpu', 'cuda'"),
+    ({"pairs": 7}, ValueError, "pairs: expected one of 0, 500, got 7"),
+    ({"steps": 0}, ValueError, "steps: expected an integer of at least 1, got 0"),
+    ({"B": 1.5}, TypeError, "B: expected an integer of at least 1"),
+    ({"subwords": 9}, TypeError, "sizes: expected some of steps, B, d, L, clauses, tested, looked, got subwords"),
+]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("given", "error", "message"), BAD)
+def test_an_impossible_case_is_refused(given, error, message):
+    with pytest.raises(error, match=message):
+        translating.case(**{"task": "transduction", "arm": "8 learned", "pairs": 0, **given})
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("arm", NAMES)
+def test_a_case_runs_on_cuda(arm):
+    record = measure(EXPERIMENTS["transduction"], tiny("transduction", arm, device="cuda"), "cuda")
+    assert list(record["repetitions"]) == ["like training", "ambiguous nouns"]
