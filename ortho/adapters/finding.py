@@ -21,7 +21,6 @@ from ortho.adapters.layouts import COUNTS, KV_COUNTS, LAYOUTS, WIDTHS, Layout, S
 from ortho.adapters.ortho_projection import read_projection, written_projection
 from ortho.adapters.rows import FrozenRows
 from ortho.adapters.torch_attention import AdaptedAttention, read_attention
-from ortho.layers.induction import InductionHeads
 from ortho.layers.multihead import MultiheadAttention
 from ortho.layers.stop_gradient import StoppedAttention
 
@@ -211,7 +210,7 @@ def _nested(one: str, other: str) -> bool:
 
 def _recognised(name: str, module: nn.Module, layouts: Sequence[Layout]) -> AttentionLayer | str | None:
     """The layer; or words that say what is not known about it; or None if it does not look like attention."""
-    if isinstance(module, MultiheadAttention) and not isinstance(module, InductionHeads):  # which nothing can train
+    if isinstance(module, MultiheadAttention):
         return OfOrtho(name, module, module.num_heads, module.num_kv_heads, module.head_dim, _ORTHO)
     if isinstance(module, nn.MultiheadAttention):
         if type(module) not in (nn.MultiheadAttention, AdaptedAttention):

@@ -162,28 +162,6 @@ def feed_forward(B: Size, N: Size, d: Size, d_ff: Size = None, *, bias: bool = F
 
 
 @checked
-def convolution(B: Size, N: Size, d: Size, width: Size = 4, *, itemsize: int = 4) -> Cost:
-    """`ortho.layers.short_convolution.short_convolution` on x (B, N, d) that needs a gradient, before a layer that keeps its
-    output. It has no products of matrices. Symbols stand for sequences that are longer than `width`."""
-    check_sizes(B=B, N=N, d=d, width=width)
-    reached = min(width, N) if isinstance(width, int) and isinstance(N, int) else width  # taps within the sequence
-    before = reached * (reached - 1)  # twice the tokens that would stand before the first
-    sums = B * d * (reached * N - (before // 2 if isinstance(before, int) else before / 2))
-    return Cost(
-        forward=0,
-        backward=0,
-        elementwise_forward=sums,
-        elementwise_backward=3 * sums,  # into x; a product and a sum for the taps
-        saved_bytes=itemsize * B * N * d,
-        decode=0,
-        state_bytes=itemsize * B * (width - 1) * d,
-        trained=width * d,
-        frozen=0,
-        itemsize=itemsize,
-    )
-
-
-@checked
 def layer_norm(B: Size, N: Size, d: Size, *, bias: bool = False, itemsize: int = 4) -> Cost:
     """`torch.nn.LayerNorm(d)` on x (B, N, d) that needs a gradient."""
     size = B * N * d
@@ -223,7 +201,6 @@ def block(
     H: Size,
     *,
     layer: Callable[..., Cost] = layer,
-    short_convolution: Size = None,
     d_ff: Size = None,
     bias: bool = False,
     itemsize: int = 4,
@@ -240,10 +217,7 @@ def block(
     kind: dict[str, Any] = {"bias": bias, "itemsize": itemsize}
     own = kind if bias else {"itemsize": itemsize}  # not every layer knows of biases
     norm = layer_norm(B, N, d, **kind)
-    parts = [norm, layer(B, N, d, H, **own, **kwargs), norm, feed_forward(B, N, d, d_ff, **kind)]
-    if short_convolution is not None:
-        parts.append(convolution(B, N, d, short_convolution, itemsize=itemsize))
-    total = added(*parts)
+    total = added(norm, layer(B, N, d, H, **own, **kwargs), norm, feed_forward(B, N, d, d_ff, **kind))
     residuals = 2 * B * N * d  # two sums forward; backward, the two gradients of each branch point are added
     return replace(
         total,

@@ -1,5 +1,7 @@
-"""Closed forms of heads that find what followed (`ortho.layers.induction`), and of the KV shift (`ortho.attention.shifted`)."""
+"""Closed forms of induction heads (`ortho.layers.induction`), and of what other heads have for the same: the short
+convolution (`ortho.layers.short_convolution`) and the KV shift (`ortho.attention.shifted`)."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +14,7 @@ from ortho.layers.induction_projection import STRUCTURED
 from ortho.orthogonal import DRAWS
 from ortho.projections.structured import factors, sufficient_rounds
 
-__all__ = ["induction_heads", "shifted_layer"]
+__all__ = ["convolved_layer", "induction_heads", "shifted_layer"]
 
 
 @checked
@@ -48,7 +50,7 @@ def induction_heads(
         (a, b), rounds = factors(d, K), sufficient_rounds(d, K)
         rows = -(-width // b)  # of the table, which are read in the end
         made = n * B * N * (rounds * 2 * d * b + (rounds - 1) * 2 * d * a + 2 * rows * a * b)
-        drawn, frozen = n * rounds * 2 * d * b, n * rounds * 2 * d + a * a + b * b  # signs into the blocks
+        drawn, frozen = n * rounds * 2 * d * b, n * (rounds * 2 * d + a * a + b * b)  # signs into the blocks
     # Squares, their sum, the product with the length; of a token its length. The sum over tokens.
     elementwise = 3 * B * N * d + 3 * B * N + (n - 1) * B * N * width + drawn
     core = exchanged_cost(B, N, H, K, K, form=form, causal=causal, itemsize=itemsize)
@@ -96,4 +98,36 @@ def shifted_layer(
         saved_bytes=bare.saved_bytes + 2 * itemsize * numbers,  # the vectors, and those before them
         state_bytes=bare.state_bytes + 2 * itemsize * B * H * K,
         trained=bare.trained + 4 * H,
+    )
+
+
+@checked
+def convolved_layer(
+    B: Size,
+    N: Size,
+    d: Size,
+    H: Size,
+    *,
+    of: Callable[..., Cost] = layer,
+    width: Size = 4,
+    itemsize: int = 4,
+    **kwargs: Any,
+) -> Cost:
+    """`ConvolvedAttention(d, H)` on x (B, N, d) that needs a gradient; `of` is the closed form of its layer, and
+    `kwargs` are its.
+
+    The convolution has no products of matrices. Symbols stand for sequences that are longer than `width`.
+    """
+    check_sizes(B=B, N=N, d=d, width=width)
+    bare = of(B, N, d, H, itemsize=itemsize, **kwargs)
+    reached = min(width, N) if isinstance(width, int) and isinstance(N, int) else width  # taps within the sequence
+    before = reached * (reached - 1)  # twice the tokens that would stand before the first
+    sums = B * d * (reached * N - (before // 2 if isinstance(before, int) else before / 2))
+    return replace(
+        bare,
+        elementwise_forward=bare.elementwise_forward + sums,
+        elementwise_backward=bare.elementwise_backward + 3 * sums,  # into x; for the taps a product and a sum
+        saved_bytes=bare.saved_bytes + itemsize * B * N * d,
+        state_bytes=bare.state_bytes + itemsize * B * (width - 1) * d,
+        trained=bare.trained + width * d,
     )

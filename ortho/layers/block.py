@@ -11,7 +11,6 @@ from ortho._checks import checked
 from ortho._typing import Float, State, Tensor
 from ortho.layers.feed_forward import FeedForward
 from ortho.layers.multihead import MultiheadAttention
-from ortho.layers.short_convolution import ConvolvedAttention
 
 __all__ = ["TransformerBlock"]
 
@@ -22,8 +21,7 @@ class TransformerBlock(nn.Module):
     Pre-norm, x + attention(norm(x)), then x + feed-forward(norm(x)) (Xiong et al. 2020, arXiv:2002.04745); or, without
     `norm_first`, post-norm, norm(x + attention(x)), then norm(x + feed-forward(x)) (Vaswani et al. 2017, section 3.1).
     `layer` is the class of the attention layer, which is given `kwargs`: `MultiheadAttention`, or one that is called as
-    it is, such as `HybridAttention`. With `short_convolution`, a width, that layer is given its tokens after a short
-    convolution (`ConvolvedAttention`). `bias` is that of all parts, the norms' included. While training, a share
+    it is, such as `HybridAttention`. `bias` is that of all parts, the norms' included. While training, a share
     `dropout` of what either half gives is left out (Srivastava et al. 2014), by PyTorch's global generator.
 
     Raises TypeError or ValueError for a `dropout` outside [0, 1).
@@ -38,7 +36,6 @@ class TransformerBlock(nn.Module):
         num_heads: int,
         *,
         layer: Callable[..., nn.Module] = MultiheadAttention,
-        short_convolution: int | None = None,
         d_ff: int | None = None,
         norm_first: bool = True,
         dropout: float = 0.0,
@@ -52,9 +49,6 @@ class TransformerBlock(nn.Module):
         kind: dict[str, Any] = {"bias": bias, "dtype": dtype, "device": device}
         own = {name: value for name, value in kind.items() if value}  # not every layer knows of biases
         self.attention = layer(d_model, num_heads, generator=generator, **own, **kwargs)
-        if short_convolution is not None:
-            plain: dict[str, Any] = {"dtype": dtype, "device": device}
-            self.attention = ConvolvedAttention(self.attention, d_model, short_convolution, **plain)
         self.feed_forward = FeedForward(d_model, d_ff, generator=generator, **kind)
         self.norm_attention = nn.LayerNorm(d_model, **kind)
         self.norm_feed_forward = nn.LayerNorm(d_model, **kind)

@@ -3,14 +3,15 @@
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.functional import linear
 
 from ortho import _checks
 from ortho._checks import checked
 from ortho._tokens import tokens_there
 from ortho._typing import Bool, Float, State, Tensor
-from ortho._weights import split_heads
-from ortho.attention import MECHANISMS
+from ortho._weights import new_weight, split_heads
+from ortho.attention import FORMS, MECHANISMS
 from ortho.attention.decoding import KeyValueCache
 from ortho.attention.softmax.value_gradient import (
     exchanged_attention,
@@ -18,17 +19,17 @@ from ortho.attention.softmax.value_gradient import (
     recomputed_attention,
 )
 from ortho.layers.induction_projection import InductionProjection
-from ortho.layers.multihead import MultiheadAttention, require_cache
 
 __all__ = ["InductionCache", "InductionHeads"]
 
 
-class InductionHeads(MultiheadAttention):
+class InductionHeads(nn.Module):
     """Softmax attention whose keys are those of the token before, by the queries' own frozen projection.
 
     `InductionProjection` says how q and k are made, and has the arguments `tokens`, `sharpness` and `draw`. They are
-    constants: of the gradient's way back there is that of the values alone (`ortho.attention.softmax.value_gradient`), and q and k
-    are made again for it. W_V and W_O are trained. The reference form materialises the weights.
+    constants: values alone have a gradient (`softmax.value_gradient`), and q and k are made again for it. W_V
+    (`weight_v`, (H K, d)) and W_O (`weight_o`, (d, H K)) are trained; K is `head_dim`, by default d/H. The reference
+    form materialises the weights.
 
     A state is the next token's key, the last `tokens` - 1 tokens, keys and values. A token that a mask of keys leaves
     out is no predecessor; a mask of pairs leaves out none. Heads that copy what follows a match: Olsson et al. 2022
@@ -36,8 +37,6 @@ class InductionHeads(MultiheadAttention):
 
     Raises TypeError or ValueError, naming the argument, for what `InductionProjection` refuses.
     """
-
-    projection: InductionProjection
 
     @checked
     def __init__(
@@ -54,13 +53,18 @@ class InductionHeads(MultiheadAttention):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        kind: dict[str, Any] = {"head_dim": head_dim, "generator": generator, "dtype": dtype, "device": device}
+        super().__init__()
+        kind: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
         own: dict[str, Any] = {"tokens": tokens, "sharpness": sharpness, "draw": draw}
-        projection = InductionProjection(d_model, num_heads, **own, **kind)
-        super().__init__(d_model, num_heads, projection=projection, form=form, **kind)
+        self.projection = InductionProjection(d_model, num_heads, head_dim=head_dim, **own, **kind)
+        self.d_model, self.num_heads, self.head_dim = d_model, num_heads, self.projection.head_dim
+        self.form = _checks.one_of("form", form, FORMS)
+        width, fans = self.projection.q_width, None if head_dim is None else 2 * d_model
+        self.weight_v = new_weight(width, d_model, fans=fans, **kind)
+        self.weight_o = new_weight(d_model, width, fans=fans, **kind)
 
     @checked(shapes=False)
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         x: Float[Tensor, "B N d"],
         *,
@@ -71,7 +75,7 @@ class InductionHeads(MultiheadAttention):
         return_state: bool = False,
         cache: "InductionCache | None" = None,
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], State]:
-        """x (B, N, d) -> (B, N, d); see `MultiheadAttention.forward`, which has a context beside."""
+        """x (B, N, d) -> (B, N, d); the arguments are `MultiheadAttention.forward`'s, without the context."""
         _checks.sequence("x", x, self.weight_v)
         if cache is not None:
             return self._decoded(x, cache, is_causal, attn_mask, key_padding_mask, initial_state, return_state)
@@ -95,15 +99,22 @@ class InductionHeads(MultiheadAttention):
 
     def _constants(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys of a sequence that begins here."""
-        return self.projection(x)
+        q, k = self.projection(x)
+        return q, k
 
     def _values(self, x: Tensor) -> Float[Tensor, "B H N K"]:
         return split_heads(linear(x, self.weight_v), self.num_heads)
 
+    def _merge(self, o: Float[Tensor, "B H N K"]) -> Float[Tensor, "B N d"]:
+        """Heads side by side, then W_O."""
+        return linear(o.transpose(1, 2).flatten(2), self.weight_o)
+
     @torch.no_grad()
     def _decoded(self, x: Tensor, cache: Any, is_causal: bool, *others: Any) -> Tensor:
-        names = ("attn_mask", "key_padding_mask", "initial_state", "return_state")
-        require_cache(cache, self, is_causal, **dict(zip(names, others, strict=True)))
+        if cache.attention is not self:
+            raise ValueError("cache: expected one of this layer, got another's")
+        if not is_causal or any(other is not None and other is not False for other in others):
+            raise ValueError("cache: expected in a causal call without mask or state")
         q, k, after = self.projection.step(x, None, cache.after)
         o = self._merge(cache.attend(q, k, self._values(x)))
         cache.after = after
@@ -115,6 +126,9 @@ class InductionHeads(MultiheadAttention):
             return None, None
         parts = _checks.state(state, "key", "tokens", "keys", "values", axes=3)
         return parts[:2], parts[2:]
+
+    def extra_repr(self) -> str:
+        return f"form={self.form!r}"
 
 
 class InductionCache(KeyValueCache):

@@ -18,6 +18,7 @@ from math import sqrt
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.functional import linear
 
 from ortho import _checks
@@ -27,7 +28,7 @@ from ortho._weights import split_heads
 from ortho.attention.operands import carried, working
 from ortho.orthogonal import DRAWS
 from ortho.projections.projection import Projection
-from ortho.projections.structured import factors, rotated, sufficient_rounds, transform
+from ortho.projections.structured import StructuredProjection
 
 STRUCTURED = "structured"
 SHARPEST = 4.0  # of the default c
@@ -37,6 +38,19 @@ SHARPEST = 4.0  # of the default c
 def default_sharpness(K: int) -> float:
     """c for heads of width K: the square root of K, but 4 at most."""
     return min(sqrt(_checks.positive_int("K", K)), SHARPEST)
+
+
+class _Rotation(StructuredProjection):
+    """Sign flips and small transforms of which there is one set, in place of one for queries and one for keys."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.register_buffer("signs_k", None)
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Any:
+        """x (B, N, d) -> (B, H, N, K), laid out token by token, as matrices leave it."""
+        del context
+        return self._rotated(x, self.signs_q, self.num_heads).transpose(1, 2).contiguous().transpose(1, 2)
 
 
 class InductionProjection(Projection):
@@ -54,9 +68,6 @@ class InductionProjection(Projection):
     """
 
     weight: Tensor
-    signs: Tensor
-    transform_a: Tensor
-    transform_b: Tensor
     stop_gradient = True
     bias_q = bias_k = None
 
@@ -80,17 +91,12 @@ class InductionProjection(Projection):
         if self.sharpness <= 0:
             raise ValueError(f"sharpness: expected a number above 0, got {sharpness}")
         kind: dict[str, Any] = {"dtype": dtype or torch.get_default_dtype(), "device": device}
-        if draw != STRUCTURED:
+        if draw == STRUCTURED:
+            sizes: dict[str, Any] = {"head_dim": self.head_dim, "generator": generator}
+            self.rotations = nn.ModuleList(_Rotation(d_model, num_heads, **sizes, **kind) for _ in range(tokens))
+        else:
             drawn = [self._draw(generator, **kind) for _ in range(tokens)]
             self.register_buffer("weight", torch.stack(drawn))  # (n, H K, d)
-            return
-        if self.q_width > d_model:
-            raise ValueError(f"head_dim: expected heads of at most d_model = {d_model} together, got {self.q_width}")
-        for name, size in zip("ab", factors(d_model, self.head_dim), strict=True):
-            self.register_buffer(f"transform_{name}", transform(size, **kind), persistent=False)
-        shape = (tokens, sufficient_rounds(d_model, self.head_dim), 2, d_model)
-        signs = 2 * torch.randint(2, shape, generator=generator, device=device) - 1
-        self.register_buffer("signs", signs.to(kind["dtype"]))
 
     def _draw(self, generator: torch.Generator | None, **kind: Any) -> Float[Tensor, "q d"]:
         """Rows of unit length, of as many heads at once as there can be orthogonal ones."""
@@ -138,18 +144,15 @@ class InductionProjection(Projection):
 
     def _projected(self, x: Float[Tensor, "B N d"], j: int) -> Float[Tensor, "B H N K"]:
         """R_j x."""
-        if self.draw != STRUCTURED:
-            return split_heads(linear(x, self.weight[j]), self.num_heads)
-        made = rotated(x, self.signs[j], self.transform_a, self.transform_b, self.num_heads, self.head_dim)
-        return made.transpose(1, 2).contiguous().transpose(1, 2)  # token by token, as matrices leave them
+        if self.draw == STRUCTURED:
+            made: Tensor = self.rotations[j](x)
+            return made
+        return split_heads(linear(x, self.weight[j]), self.num_heads)
 
     @property
     def weight_q(self) -> Float[Tensor, "q d"]:  # type: ignore[override]
         """R_0 of all heads, the matrix of queries and keys if one token is compared."""
-        if self.draw != STRUCTURED:
-            return self.weight[0]
-        eye = torch.eye(self.d_model, dtype=self.signs.dtype, device=self.signs.device)
-        return self._projected(eye[None], 0)[0].transpose(0, 1).flatten(1).mT.contiguous()
+        return self.rotations[0].weight_q if self.draw == STRUCTURED else self.weight[0]  # type: ignore[return-value]
 
     @property
     def weight_k(self) -> Float[Tensor, "q d"]:  # type: ignore[override]

@@ -119,7 +119,7 @@ class MultiheadAttention(nn.Module):
         if cache is not None:
             others: dict[str, Any] = {"context": context, "attn_mask": attn_mask, "initial_state": initial_state}
             others["key_padding_mask"] = key_padding_mask
-            require_cache(cache, self.attention, is_causal, **others, return_state=return_state)
+            _alone(cache, self.attention, is_causal, **others, return_state=return_state)
             with torch.no_grad():
                 q, k, v, gates = self._operands(x, None)
                 return self._merge(cache.attend(q, k, v, **gates))
@@ -211,7 +211,7 @@ def _projection(made: Any, d_model: int, num_heads: int, **sizes: Any) -> Projec
     return made
 
 
-def require_cache(cache: Any, attention: str | nn.Module, is_causal: bool, **others: Any) -> None:
+def _alone(cache: Any, attention: str | nn.Module, is_causal: bool, **others: Any) -> None:
     """Raise unless a call with a cache of this attention is causal, and has nothing else that says what came before."""
     if not isinstance(cache, Cache):
         raise TypeError(f"cache: expected a Cache, got {_checks.describe(cache)}")

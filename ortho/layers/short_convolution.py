@@ -9,6 +9,7 @@ The taps are 0 at first: a layer begins as it would without them, and keeps its 
 taps, Primer with ones that add up to 1.)
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from ortho.attention.chunking import once
 from ortho.attention.decoding import Cache
 from ortho.attention.operands import carried, working
 from ortho.attention.transforms import Kernel
+from ortho.layers.multihead import MultiheadAttention
 
 __all__ = ["ConvolvedAttention", "ConvolvedCache", "short_convolution", "short_convolution_reference"]
 
@@ -94,7 +96,8 @@ class _Convolution(Kernel):
 class ConvolvedAttention(nn.Module):
     """A layer of attention, of any kinds of heads, that is given x after a short convolution.
 
-    `attention` is the layer, which is called as it is; `taps` (width, d) are trained and 0 at first. The convolution
+    `of` is the class of the layer, which is given `kwargs` and called as it is: `LanguageModel(..., layer=
+    ConvolvedAttention, of=HybridAttention, heads=...)`. `taps` (width, d) are trained and 0 at first. The convolution
     looks back, and never ahead, in calls that are not causal too. A token that a mask of keys leaves out counts as
     zeros, and so adds nothing to others; it keeps its place, so that tokens before a gap do not move up. A mask of
     pairs leaves out no token.
@@ -105,17 +108,20 @@ class ConvolvedAttention(nn.Module):
     @checked
     def __init__(
         self,
-        attention: nn.Module,
         d_model: int,
-        width: int = 4,
+        num_heads: int,
         *,
+        of: Callable[..., nn.Module] = MultiheadAttention,
+        width: int = 4,
         form: str = "fast",
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__()
-        self.attention, self.d_model, self.width = attention, d_model, width
         self.form = _checks.one_of("form", form, FORMS)
+        self.d_model, self.num_heads, self.width = d_model, num_heads, width
+        self.attention: Any = of(d_model, num_heads, form=form, dtype=dtype, device=device, **kwargs)
         self.taps = nn.Parameter(torch.zeros(width, d_model, dtype=dtype, device=device))
 
     @checked(shapes=False)
@@ -133,12 +139,12 @@ class ConvolvedAttention(nn.Module):
         """x (B, N, d) -> (B, N, d); the arguments are the layer's. A state is the last width - 1 tokens and its own."""
         _checks.sequence("x", x, self.taps)
         keys = None if initial_state is not None else x.shape[1]
-        heads = getattr(self.attention, "num_heads", 1)
-        mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), heads, x.shape[1], keys)
+        mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], keys)
         kwargs |= {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
         tail, state = self._before(initial_state)
         if cache is not None:
-            self._own(cache)
+            if cache.attention is not self:
+                raise ValueError("cache: expected one of this layer, got another's")
             kwargs["cache"], tail = cache.attention_cache, cache.tail
         there = tokens_there(mask, x.shape[1])
         x = x if there is None else x * there[..., None]
@@ -170,12 +176,6 @@ class ConvolvedAttention(nn.Module):
         line = torch.cat([_tail(x, self.taps, tail), x], 1)
         return line[:, x.shape[1] :].clone()  # not a view, which would hold all
 
-    def _own(self, cache: Any) -> None:
-        if not isinstance(cache, ConvolvedCache):
-            raise TypeError(f"cache: expected a ConvolvedCache, got {_checks.describe(cache)}")
-        if cache.attention is not self:
-            raise ValueError("cache: expected one of this layer, got another's")
-
     def extra_repr(self) -> str:
         return f"width={self.width}"
 
@@ -185,7 +185,7 @@ class ConvolvedCache(Cache):
 
     def __init__(self, layer: ConvolvedAttention, capacity: int | None) -> None:
         super().__init__(layer, capacity)
-        self.attention_cache: Cache = layer.attention.new_cache(capacity)  # type: ignore[operator]
+        self.attention_cache: Cache = layer.attention.new_cache(capacity)
         self.tail: Tensor | None = None
 
     @property

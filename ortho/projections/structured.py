@@ -67,28 +67,6 @@ def transform(
     return torch.kron(matrix, hartley).to(dtype=dtype or torch.get_default_dtype(), device=device)
 
 
-def rotated(
-    x: Float[Tensor, "B N d"],
-    signs: Float[Tensor, "rounds 2 d"],
-    transform_a: Float[Tensor, "a a"],
-    transform_b: Float[Tensor, "b b"],
-    heads: int,
-    K: int,
-) -> Float[Tensor, "B h N K"]:
-    """The first heads, of width K, of what the rounds of sign flips and small transforms make of x."""
-    B, N, _ = x.shape
-    a, b = len(transform_a), len(transform_b)
-    width = heads * K
-    y = x.reshape(B * N, a, b).transpose(0, 1)  # (a, B N, b)
-    for i, (first, second) in enumerate(signs.unflatten(-1, (a, b))):  # (a, b) each
-        y = torch.bmm(y, first[..., None] * transform_b * second[:, None])
-        rows = -(-width // b) if i == len(signs) - 1 else a  # what of the table is read in the end
-        y = (transform_a[:rows] @ y.flatten(1)).view(rows, B * N, b)
-    if b == K:
-        return y.view(heads, B, N, b).transpose(0, 1)
-    return split_heads(y.transpose(0, 1).reshape(B, N, -1)[..., :width].contiguous(), heads)
-
-
 class StructuredProjection(Detached):
     """Orthogonal random attention's q and k by `rounds` of sign flips and small transforms, by default as many as it
     takes (`sufficient_rounds`).
@@ -153,7 +131,17 @@ class StructuredProjection(Detached):
         self, x: Float[Tensor, "B N d"], signs: Float[Tensor, "rounds 2 d"], heads: int
     ) -> Float[Tensor, "B h N K"]:
         """The first heads of x W^T."""
-        return rotated(x, signs, self.transform_a, self.transform_b, heads, self.head_dim)
+        B, N, _ = x.shape
+        a, b = len(self.transform_a), len(self.transform_b)
+        width = heads * self.head_dim
+        y = x.reshape(B * N, a, b).transpose(0, 1)  # (a, B N, b)
+        for i, (first, second) in enumerate(signs.unflatten(-1, (a, b))):  # (a, b) each
+            y = torch.bmm(y, first[..., None] * self.transform_b * second[:, None])
+            rows = -(-width // b) if i == self.rounds - 1 else a  # what of the table is read in the end
+            y = (self.transform_a[:rows] @ y.flatten(1)).view(rows, B * N, b)
+        if b == self.head_dim:
+            return y.view(heads, B, N, b).transpose(0, 1)
+        return split_heads(y.transpose(0, 1).reshape(B, N, -1)[..., :width].contiguous(), heads)
 
     @property
     def weight_q(self) -> Float[Tensor, "q d"]:  # type: ignore[override]

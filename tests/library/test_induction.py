@@ -7,11 +7,11 @@ from math import sqrt
 import pytest
 import torch
 
-from ortho import HybridAttention, InductionHeads, LanguageModel, freeze_qk, to_standard
+from ortho import ConvolvedAttention, HybridAttention, InductionHeads, LanguageModel, freeze_qk, to_standard
 from ortho.cost.closed_forms import model as model_cost
 from ortho.cost.counting import Counts, count_forward, count_step, saved_bytes
 from ortho.cost.hybrid import hybrid
-from ortho.cost.induction import induction_heads
+from ortho.cost.induction import convolved_layer, induction_heads
 from ortho.layers.induction_projection import InductionProjection, default_sharpness
 from ortho.projections import FrozenProjection
 
@@ -218,7 +218,7 @@ def test_cost_of_a_token(kind):
 
 def test_in_a_model():
     """With a short convolution before heads of two kinds: decoding gives what the whole gives, and cost is exact."""
-    kind = {"layer": HybridAttention, "heads": {"induction": 2, "positional": 2}, "short_convolution": 4}
+    kind = {"layer": ConvolvedAttention, "of": HybridAttention, "heads": {"induction": 2, "positional": 2}}
     model = LanguageModel(11, WIDTH, H, 2, max_length=None, dtype=torch.float64, **kind)
     with torch.no_grad():
         for block in model.blocks:
@@ -228,15 +228,15 @@ def test_in_a_model():
     read = [model(tokens[:, a:b], caches=caches) for a, b in ((0, 1), (1, 5), (5, 12))]
     close(torch.cat(read, 1), model(tokens))
     declared = model_cost(
-        2, 12, WIDTH, H, 2, vocab_size=11, max_length=None, itemsize=8, short_convolution=4,
-        layer=hybrid, heads={"induction": 2, "positional": 2},
+        2, 12, WIDTH, H, 2, vocab_size=11, max_length=None, itemsize=8,
+        layer=convolved_layer, of=hybrid, heads={"induction": 2, "positional": 2},
     )  # fmt: skip
     counts = count_step(model, tokens)
     assert {m: getattr(counts, m) for m in COUNTED} == {m: getattr(declared, m) for m in COUNTED}
 
 
 def test_adapters_leave_them():
-    """What nothing can train cannot be frozen; learned heads beside them can."""
+    """They have no projection that could be trained, and so none to freeze; learned heads beside them have."""
     layer = HybridAttention(WIDTH, H, heads={"induction": 2, "learned": 2}, dtype=torch.float64)
     x = draw(B, N, WIDTH)
     frozen = freeze_qk(layer, draw=None)
@@ -260,8 +260,8 @@ BAD = [
         ValueError,
         r"initial_state: expected a tuple of tensors \(key, token",
     ),
-    (lambda x: heads()(x, cache=heads().new_cache(9)), ValueError, "cache: expected one for InductionHeads"),
-    (lambda x: heads().to_torch(), TypeError, "projection: expected one of this package, got InductionProjection"),
+    (lambda x: heads()(x, cache=heads().new_cache(9)), ValueError, "cache: expected one of this layer, got another"),
+    (lambda x: heads()(x, cache=5), TypeError, "cache: expected a InductionCache, got int 5"),
 ]
 
 

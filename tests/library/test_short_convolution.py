@@ -9,7 +9,7 @@ import torch
 from ortho import ConvolvedAttention, HybridAttention, MultiheadAttention, PositionalHeads, TransformerBlock, cost
 from ortho.attention.shifted import ShiftedKeysValues
 from ortho.cost.counting import Counts, count_forward, count_step
-from ortho.cost.induction import shifted_layer
+from ortho.cost.induction import convolved_layer, shifted_layer
 from ortho.layers.short_convolution import short_convolution, short_convolution_reference
 
 # Sums of at most 1e2 rounded products of size 1 in float64, in different orders.
@@ -25,10 +25,9 @@ def draw(*shape, seed=0, dtype=torch.float64):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def convolved(layer=None, *, width=4, form="fast", dtype=torch.float64):
+def convolved(**kwargs):
     """A layer whose taps are not 0."""
-    layer = layer or MultiheadAttention(WIDTH, H, dtype=dtype, generator=torch.Generator().manual_seed(1))
-    one = ConvolvedAttention(layer, WIDTH, width, form=form, dtype=dtype)
+    one = ConvolvedAttention(WIDTH, H, generator=torch.Generator().manual_seed(1), dtype=torch.float64, **kwargs)
     with torch.no_grad():
         one.taps.normal_(generator=torch.Generator().manual_seed(2))
     return one
@@ -54,17 +53,18 @@ def test_as_the_formula_reads(form, width):
 
 @FORMS
 def test_it_begins_as_nothing(form):
-    layer = MultiheadAttention(WIDTH, H, dtype=torch.float64)
-    one, x = ConvolvedAttention(layer, WIDTH, form=form, dtype=torch.float64), draw(B, N, WIDTH)
+    """With the same draws the layer is the one that it wraps, bit for bit."""
+    kind = {"form": form, "dtype": torch.float64}
+    layer = MultiheadAttention(WIDTH, H, generator=torch.Generator().manual_seed(1), **kind)
+    one = ConvolvedAttention(WIDTH, H, generator=torch.Generator().manual_seed(1), **kind)
+    x = draw(B, N, WIDTH)
     assert torch.equal(one(x, is_causal=True), layer(x, is_causal=True))
 
 
 LAYERS = {
-    "learned": lambda: MultiheadAttention(WIDTH, H, dtype=torch.float64),
-    "positional": lambda: PositionalHeads(WIDTH, H, dtype=torch.float64),
-    "hybrid": lambda: HybridAttention(
-        WIDTH, H, heads={"learned": 1, "linear": 1, "positional": 2}, dtype=torch.float64
-    ),
+    "learned": {},
+    "positional": {"of": PositionalHeads},
+    "hybrid": {"of": HybridAttention, "heads": {"learned": 1, "linear": 1, "positional": 2}},
 }
 
 
@@ -72,7 +72,7 @@ LAYERS = {
 @pytest.mark.parametrize("layer", LAYERS)
 def test_cut_equals_whole(layer, form):
     """By states and by a cache; a copy of a cache reads on by itself. The future leaves the prefix."""
-    one, x = convolved(LAYERS[layer](), form=form), draw(B, N, WIDTH)
+    one, x = convolved(form=form, **LAYERS[layer]), draw(B, N, WIDTH)
     whole, final = one(x, is_causal=True, return_state=True)
     state, cache, pieces, read = None, one.new_cache(N), [], []
     for a, b in ((0, 1), (1, 2), (2, 6), (6, N)):
@@ -125,15 +125,15 @@ def test_cost_of_a_block():
     for width in (1, 2, 4):
         for b, n, d, h in SIZES:
             x = torch.zeros(b, n, d, requires_grad=True)
-            counts = count_step(TransformerBlock(d, h, short_convolution=width), x, is_causal=True)
-            declared = cost.block(b, n, d, h, causal=True, short_convolution=width)
+            counts = count_step(TransformerBlock(d, h, layer=ConvolvedAttention, width=width), x, is_causal=True)
+            declared = cost.block(b, n, d, h, causal=True, layer=convolved_layer, width=width)
             assert {m: getattr(counts, m) for m in COUNTED} == {m: getattr(declared, m) for m in COUNTED}
 
 
 def test_state_of_a_block():
-    block, state = TransformerBlock(12, 4, short_convolution=4), None
+    block, state = TransformerBlock(12, 4, layer=ConvolvedAttention), None
     for length in range(1, 6):
-        x, declared = torch.zeros(2, 1, 12), cost.block(2, length, 12, 4, causal=True, short_convolution=4)
+        x, declared = torch.zeros(2, 1, 12), cost.block(2, length, 12, 4, causal=True, layer=convolved_layer)
         assert count_forward(block, x, is_causal=True, initial_state=state)[0] == declared.decode
         _, state = block(x, is_causal=True, initial_state=state, return_state=True)
         assert sum(part.nbytes for part in state) == declared.state_bytes
@@ -231,7 +231,7 @@ def test_cost_of_the_shift(attention, causal):
 
 
 BAD = [
-    (lambda x: ConvolvedAttention(MultiheadAttention(24, 4), 24, 0), ValueError, "width: expected an integer of at l"),
+    (lambda x: ConvolvedAttention(24, 4, width=0), ValueError, "width: expected an integer of at least 1, got 0"),
     (lambda x: convolved(form="fst"), ValueError, "form: expected one of 'reference', 'fast', got 'fst'"),
     (lambda x: convolved()(x[..., :4]), ValueError, r"x: expected shape \(B, N, 24\) with B, N >= 1, got \(2, 9, 4\)"),
     (lambda x: convolved()(x, attn_mask=x > 0), ValueError, "attn_mask: expected a shape that broadcasts"),
