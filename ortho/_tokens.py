@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ortho import _checks
-from ortho._typing import Tensor
+from ortho._typing import Bool, Tensor
 
 EMBEDDING_STD = 0.02  # as GPT-2, BERT and ViT begin
 
@@ -32,3 +32,18 @@ def new_embeddings(
     """Trained vectors (count, d) with the standard deviation `EMBEDDING_STD`."""
     vectors = torch.empty(count, d_model, dtype=dtype, device=device)
     return nn.Parameter(nn.init.normal_(vectors, std=EMBEDDING_STD, generator=generator))
+
+
+def tokens_there(mask: Any, length: int) -> Bool[Tensor, "b N"] | None:
+    """Which of the last `length` tokens the mask of a layer has, (B or 1, N); None where it has all.
+
+    `mask` is what `_checks.layer_mask` gives. A mask of keys leaves out a token to which no head may attend. One of
+    pairs says who may attend to whom, and of no token that it is not there. What is no mask the attention refuses.
+    """
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or not 0 < mask.dim() <= 4:
+        return None
+    mask = mask[(None,) * (4 - mask.dim())]  # (b, h, n, M)
+    if mask.shape[2] != 1 or 1 < mask.shape[3] < length:
+        return None
+    there = mask[:, :, 0].any(1)  # (b, M)
+    return there.expand(-1, length) if there.shape[1] == 1 else there[:, there.shape[1] - length :]

@@ -10,6 +10,7 @@ from ortho._typing import Size
 from ortho.attention.softmax.softmax_attention import softmax_cost
 from ortho.attention.softmax.value_gradient import exchanged_cost
 from ortho.cost.closed_forms import Cost, added, check_sizes, layer, shared_heads
+from ortho.cost.induction import induction_heads
 from ortho.cost.positional import positional_heads
 from ortho.cost.projections import projection_cost
 from ortho.layers.hybrid import HEADS
@@ -66,6 +67,7 @@ COSTS: dict[str, Callable[..., Cost]] = {
     "structured": partial(layer, projection="structured"),
     "stopped": partial(stopped_layer, projection="stopped"),
     "structured-stopped": stopped_layer,
+    "induction": induction_heads,
     "positional": positional_heads,
     "window": partial(layer, attention="window"),
     "linear": partial(layer, attention="linear"),
