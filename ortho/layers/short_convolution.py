@@ -21,10 +21,9 @@ from ortho._checks import checked
 from ortho._tokens import tokens_there
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention import FORMS
-from ortho.attention.chunking import once
 from ortho.attention.decoding import Cache
 from ortho.attention.operands import carried, working
-from ortho.attention.transforms import Kernel
+from ortho.attention.transforms import Kernel, once
 from ortho.layers.multihead import MultiheadAttention
 
 __all__ = ["ConvolvedAttention", "ConvolvedCache", "short_convolution", "short_convolution_reference"]
