@@ -21,8 +21,8 @@ from ortho._weights import new_weight, split_heads
 __all__ = ["ChannelDecay", "Decay", "ForgetGate", "Gate", "GateCost", "ReflectingWriteStrength", "WriteStrength"]
 
 
-# What a gate costs a layer. The sum of x's gradient with those of the layer's other paths is included; what a gate makes
-# is kept by the mechanism, or not at all.
+# What a gate costs a layer. The sum of x's gradient with those of the layer's other paths is included. What a gate
+# makes is kept by the mechanism, or not at all.
 GateCost = Cost
 
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ortho.attention.sparse.parts import ABSENT, Order, Part, in_order
 from ortho.attention.sparse.pattern import Pattern
+from ortho.attention.sparse.tiling import ABSENT, Tiling, TokenBlocks, consecutive
 
 G, N, M = 3, 23, 17
 K, V = 4, 5
@@ -27,7 +27,7 @@ def shuffled(first, stop, block, g, *, own=False, left_out=0, holes=0):
         tokens = first + torch.randperm(stop - first, generator=g)[left_out:]
         tokens = torch.cat([tokens, torch.full((holes + -(len(tokens) + holes) % block,), ABSENT)])
         rows.append(tokens[torch.randperm(len(tokens), generator=g)].unflatten(0, (-1, block)))
-    return Order(torch.stack(rows) if own else rows[0])
+    return TokenBlocks(torch.stack(rows) if own else rows[0])
 
 
 def drawn_table(queries, keys, g, *, own=False, most=4):
@@ -44,11 +44,11 @@ def drawn_part(g, *, start=0, label=1, labels=None, queries=(4, {}), keys=(3, {}
     """A part with these orders, by default in spans, and a table, of the pairs of that label."""
 
     def order(first, stop, block, kwargs):
-        return shuffled(first, stop, block, g, **kwargs) if kwargs else in_order(first, stop, block)
+        return shuffled(first, stop, block, g, **kwargs) if kwargs else consecutive(first, stop, block)
 
     queries, keys = order(start, start + N, *queries), order(0, M, *keys)
     allowed = None if labels is None else lambda i, j: labels[i, j] == label
-    return Part(queries, keys, drawn_table(queries, keys, g, **(table or {})), allowed)
+    return Tiling(queries, keys, drawn_table(queries, keys, g, **(table or {})), allowed)
 
 
 SHUFFLED, OWN, HOLES = {"left_out": 0}, {"own": True}, {"own": True, "left_out": 5, "holes": 4}
@@ -72,12 +72,12 @@ KINDS = {
 
 def band(length, width, tile, block, *, relative=False):
     """The keys up to `width` - 1 places behind a query, in spans."""
-    queries, keys = in_order(0, length, tile), in_order(0, length, block)
+    queries, keys = consecutive(0, length, tile), consecutive(0, length, block)
     i = tile * torch.arange(len(queries.positions))[:, None]
     low, high = (i - width + 1).clamp(min=0) // block, (i + tile - 1).clamp(max=length - 1) // block
     table = low + torch.arange(int((high - low).max()) + 1)
     table = table.masked_fill(table > high, ABSENT)
-    return Part(queries, keys, table, lambda i, j: (i - j >= 0) & (i - j < width), relative)
+    return Tiling(queries, keys, table, lambda i, j: (i - j >= 0) & (i - j < width), relative)
 
 
 def dilated(length, width, step, block):
@@ -86,12 +86,12 @@ def dilated(length, width, step, block):
     for residue in range(step):
         tokens = torch.arange(residue, length, step)
         rows.append(torch.cat([tokens, torch.full((-len(tokens) % block,), ABSENT)]))
-    order = Order(torch.cat(rows).unflatten(0, (-1, block)))
+    order = TokenBlocks(torch.cat(rows).unflatten(0, (-1, block)))
     t = torch.arange(len(order.positions))[:, None]
     table = torch.cat([t, (t - 1).clamp(min=ABSENT)], 1)
     allowed = lambda i, j: (i >= j) & ((i - j) % step == 0) & (i - j < width * step)  # noqa: E731
     assert width <= block + 1
-    return Part(order, order, table, allowed, relative=True)
+    return Tiling(order, order, table, allowed, relative=True)
 
 
 @dataclass(frozen=True)
@@ -105,19 +105,19 @@ class Parity(Pattern):
     def pairs(self, n, *, is_causal=False):
         return int(self.mask(n, is_causal=is_causal).sum())
 
-    def parts(self, first, stop, keys, *, is_causal, device):
-        queries, others = in_order(first, stop, 8, device), in_order(0, keys, 4, device)
+    def tilings(self, first, stop, keys, *, is_causal, device):
+        queries, others = consecutive(first, stop, 8, device), consecutive(0, keys, 4, device)
         table = torch.arange(len(others.positions), device=device).expand(len(queries.positions), -1)
         nothing = torch.full_like(table, ABSENT)
 
         def even(i, j):
-            return self.kept(i, j, is_causal=is_causal) & ((i - j) % 2 == 0)
+            return self.rule(is_causal)(i, j) & ((i - j) % 2 == 0)
 
         def before(i, j):
-            return self.kept(i, j, is_causal=is_causal) & ((i - j) % 2 != 0)
+            return self.rule(is_causal)(i, j) & ((i - j) % 2 != 0)
 
         return (
-            Part(queries, others, table, even, relative=False),
-            Part(queries, others, nothing),
-            Part(queries, others, table, before),
+            Tiling(queries, others, table, even, relative=False),
+            Tiling(queries, others, nothing),
+            Tiling(queries, others, table, before),
         )

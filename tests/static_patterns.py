@@ -2,7 +2,7 @@
 
 from ortho.attention.sparse.block_sparse import BigBird, BlockSparse
 from ortho.attention.sparse.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
-from ortho.attention.sparse.fixed_factorised import Fixed, Summaries
+from ortho.attention.sparse.fixed import Fixed, Summaries
 from ortho.attention.sparse.global_local import GlobalLocal
 from ortho.attention.sparse.strided import Columns, Strided
 from ortho.attention.sparse.window import BlockedWindow, Window

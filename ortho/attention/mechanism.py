@@ -10,7 +10,6 @@ from ortho._checks import FORMS as FORMS
 from ortho._checks import one_of
 from ortho._cost import AttentionCost as AttentionCost
 from ortho._typing import State
-from ortho.gates import Gate
 
 # Scalar operations per element that a composite kernel is counted as, by its textbook definition.
 SOFTMAX_FORWARD = 5  # maximum, subtract, exp, sum, divide
@@ -48,8 +47,9 @@ class Mechanism:
 
     `cost(B, N, H, K, V, *, form, causal, qk_grad, itemsize)` is the closed form of one call on (B, H, N, ·) operands;
     `qk_grad` says whether autograd must reach q and k, or v alone. What the functions take besides has a default that
-    works; `gates` says what a layer makes of it, by the argument's name: of the keys' tokens, and for the names in
-    `query_gates` of the queries'. The closed form is that of a call with gates, which need a gradient.
+    works; `gates` has the classes (of `ortho.gates.Gate`) by which a layer makes it, by the argument's name: from the
+    keys' tokens, and for the names in `query_gates` from the queries'. The closed form is that of a call with gates,
+    which need a gradient.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Mechanism:
     positional: bool = False  # whether the result depends on where a token stands, not only on what it is
     signed: bool = False  # whether weights may be negative
     fitted: bool = False  # whether it fits constants to the sequence, through which autograd does not differentiate
-    gates: Mapping[str, type[Gate]] = field(default_factory=dict)
+    gates: Mapping[str, type[Any]] = field(default_factory=dict)
     query_gates: frozenset[str] = frozenset()
     one_sequence: bool = False  # whether each query must be one of the keys' tokens
     same_tokens: bool = False  # whether the functions take `same_tokens`, which says that it is

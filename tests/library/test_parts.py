@@ -8,8 +8,9 @@ import torch
 from drawn_parts import KINDS, SHUFFLED, G, K, M, N, V, band, dilated, draw, drawn_part, operands
 from parts_by_loops import kept_by, masked_attention
 
-from ortho.attention.sparse import parts as engine
-from ortho.attention.sparse.parts import ABSENT, Order, Part, attention_by_parts, in_order
+from ortho.attention.sparse import tiled_attention as engine
+from ortho.attention.sparse.tiled_attention import tiled_attention
+from ortho.attention.sparse.tiling import ABSENT, Tiling, TokenBlocks, consecutive
 from ortho.cost.allocations import Allocations
 from ortho.cost.counting import saved_bytes
 
@@ -22,7 +23,7 @@ def compare(parts, leaves, *, start=0, mask=None, scale=0.7):
     kept = kept_by(parts, len(leaves[0]), leaves[0].shape[1], leaves[1].shape[1], start)
     if mask is not None:
         kept = kept & mask
-    o = attention_by_parts(*leaves, parts, scale=scale, start=start, attn_mask=mask)
+    o = tiled_attention(*leaves, parts, scale=scale, start=start, attn_mask=mask)
     expected = masked_attention(*leaves, kept, scale)
     d_o = draw(*o.shape, seed=9)
     close(o, expected)
@@ -78,12 +79,12 @@ def test_rows_without_pairs_are_zero_and_have_no_gradient():
     """Exactly: where there is no tile for a query, where its tile reads nothing, where all it reads is left out."""
     tokens = torch.tensor([[0, 1], [2, 3], [4, ABSENT]])  # 5 is in no tile
     table = torch.tensor([[0, 1], [ABSENT, ABSENT], [1, ABSENT]])
-    parts = [Part(Order(tokens), in_order(0, 4, 2), table, lambda i, j: i != 1)]
+    parts = [Tiling(TokenBlocks(tokens), consecutive(0, 4, 2), table, lambda i, j: i != 1)]
     leaves = operands(length=6, keys=4)
     kept = compare(parts, leaves, scale=1.0)
     empty = ~kept.any(-1)[0]
     assert empty.tolist() == [False, True, True, True, False, True]
-    o = attention_by_parts(*leaves, parts, scale=1.0)
+    o = tiled_attention(*leaves, parts, scale=1.0)
     d_q = torch.autograd.grad(o.sum(), leaves[0])[0]
     assert not o[:, empty].any() and not d_q[:, empty].any()
     # Nothing at all: no tile reads, or all is masked.
@@ -91,7 +92,7 @@ def test_rows_without_pairs_are_zero_and_have_no_gradient():
     own = [parts[0]._replace(table=torch.full((G, 3, width), ABSENT)) for width in (0, 2)]
     hidden = {"attn_mask": torch.zeros(1, 1, 1, dtype=torch.bool)}
     for given, kwargs in (*(([part], {}) for part in nothing + own), (parts, hidden), (own + nothing, {})):
-        o = attention_by_parts(*leaves, given, scale=1.0, **kwargs)
+        o = tiled_attention(*leaves, given, scale=1.0, **kwargs)
         for x in (o, *torch.autograd.grad(o, leaves, torch.ones_like(o))):
             assert not x.any() and x.isfinite().all()
 
@@ -121,7 +122,7 @@ def test_what_is_worked_on_together_changes_nothing(monkeypatch, kind):
         queries, keys, table = KINDS[kind]
         part = drawn_part(torch.Generator().manual_seed(3), queries=queries, keys=keys, table=table)
         leaves = operands()
-        o = attention_by_parts(*leaves, [part], scale=1.0)
+        o = tiled_attention(*leaves, [part], scale=1.0)
         results.append([o, *torch.autograd.grad(o, leaves, draw(*o.shape, seed=9))])
     for others in results[1:]:
         for one, other in zip(results[0], others, strict=True):
@@ -132,12 +133,12 @@ def test_gradients_of_some():
     """Of v alone the scores' gradients are not computed; whichever are asked for are the same."""
     parts = [band(N, 6, 4, 4)]
     leaves = operands(keys=N)
-    o = attention_by_parts(*leaves, parts, scale=1.0)
+    o = tiled_attention(*leaves, parts, scale=1.0)
     d_o = draw(*o.shape, seed=9)
     whole = torch.autograd.grad(o, leaves, d_o)
     for wanted in ([0], [1], [2], [0, 1], [1, 2]):
         some = [x.detach().requires_grad_(n in wanted) for n, x in enumerate(leaves)]
-        found = torch.autograd.grad(attention_by_parts(*some, parts, scale=1.0), [some[n] for n in wanted], d_o)
+        found = torch.autograd.grad(tiled_attention(*some, parts, scale=1.0), [some[n] for n in wanted], d_o)
         assert all(torch.equal(x, whole[n]) for n, x in zip(wanted, found, strict=True))
 
 
@@ -148,7 +149,7 @@ def test_memory_of_any_layout():
     leaves = operands(keys=N)
     results = []
     for arranged in (leaves, [x.detach().mT.contiguous().mT.requires_grad_() for x in leaves]):
-        o = attention_by_parts(*arranged, parts, scale=1.0)
+        o = tiled_attention(*arranged, parts, scale=1.0)
         results.append([o, *torch.autograd.grad(o.sum(), arranged)])
     for one, other in zip(*results, strict=True):
         close(one, other)
@@ -161,11 +162,16 @@ def test_large_scores(dtype, size):
     longer small outputs are still means of values, over several parts too, and gradients are finite."""
     labels = torch.randint(0, 2, (N, M), generator=torch.Generator().manual_seed(5))
     parts = [
-        Part(in_order(0, N, 4), in_order(0, M, 5), torch.arange(4).expand(6, 4), lambda i, j, p=p: labels[i, j] == p)
+        Tiling(
+            consecutive(0, N, 4),
+            consecutive(0, M, 5),
+            torch.arange(4).expand(6, 4),
+            lambda i, j, p=p: labels[i, j] == p,
+        )
         for p in (0, 1)
     ]
     leaves = operands(dtype=dtype, size=size)
-    o = attention_by_parts(*leaves, parts, scale=1.0)
+    o = tiled_attention(*leaves, parts, scale=1.0)
     found = [o, *torch.autograd.grad(o, leaves, draw(*o.shape, seed=9).to(dtype))]
     assert all(x.isfinite().all() for x in found)
     v, eps = leaves[2], torch.finfo(dtype).eps
@@ -183,15 +189,15 @@ def test_equal_scores_of_any_size_share_their_weight():
     q, k = torch.full((1, 4, 1), 1e9), torch.full((1, 4, 1), 1e9)
     v = draw(1, 4, 3).float()
     halves = [
-        Part(
-            in_order(0, 4, 4),
-            in_order(0, 4, 4),
+        Tiling(
+            consecutive(0, 4, 4),
+            consecutive(0, 4, 4),
             torch.zeros(1, 1, dtype=torch.long),
             lambda i, j, p=p: j % 2 + 0 * i == p,
         )
         for p in (0, 1)
     ]
-    o = attention_by_parts(q, k, v, halves, scale=1.0)
+    o = tiled_attention(q, k, v, halves, scale=1.0)
     torch.testing.assert_close(o, v.mean(1, keepdim=True).expand_as(o), atol=1e-6, rtol=0)
 
 
@@ -199,11 +205,11 @@ def test_autocast_leaves_it_alone():
     """Forward, and backward whether or not it is still on."""
     parts, leaves = [band(N, 6, 4, 4)], operands(keys=N, dtype=torch.float32)
     d_o = draw(G, N, V, seed=9).float()
-    o = attention_by_parts(*leaves, parts, scale=1.0)
+    o = tiled_attention(*leaves, parts, scale=1.0)
     plain = torch.autograd.grad(o, leaves, d_o)
     for inside in (False, True):
         with torch.autocast("cpu", torch.bfloat16):
-            again = attention_by_parts(*leaves, parts, scale=1.0)
+            again = tiled_attention(*leaves, parts, scale=1.0)
             found = torch.autograd.grad(again, leaves, d_o) if inside else None
         found = torch.autograd.grad(again, leaves, d_o) if found is None else found
         assert torch.equal(o, again) and all(map(torch.equal, plain, found))
@@ -211,7 +217,7 @@ def test_autocast_leaves_it_alone():
 
 def test_no_second_derivative():
     leaves = operands(keys=N)
-    o = attention_by_parts(*leaves, [band(N, 6, 4, 4)], scale=1.0)
+    o = tiled_attention(*leaves, [band(N, 6, 4, 4)], scale=1.0)
     with pytest.raises(RuntimeError, match="create_graph: expected False"):
         torch.autograd.grad(o.sum(), leaves, create_graph=True)
 
@@ -219,8 +225,8 @@ def test_no_second_derivative():
 def many_parts(length):
     """A band in spans, and what lies four places behind it and further in a shuffled order, a token of each block."""
     g = torch.Generator().manual_seed(0)
-    order = Order(torch.randperm(length, generator=g)[: length // 4 * 4].unflatten(0, (-1, 4)))
-    far = Part(order, order, torch.arange(len(order.positions))[:, None], lambda i, j: i - j >= 16)
+    order = TokenBlocks(torch.randperm(length, generator=g)[: length // 4 * 4].unflatten(0, (-1, 4)))
+    far = Tiling(order, order, torch.arange(len(order.positions))[:, None], lambda i, j: i - j >= 16)
     return [band(length, 12, 8, 8, relative=True), far]
 
 
@@ -230,7 +236,7 @@ def test_what_is_kept_is_linear(parts):
     for length in (1, 4, 61, 128):
         leaves = operands(length=length, keys=length, dtype=torch.float32)
         with saved_bytes() as kept:
-            attention_by_parts(*leaves, parts(length), scale=1.0)
+            tiled_attention(*leaves, parts(length), scale=1.0)
         assert kept() == 4 * G * length * (2 * K + 2 * V + 1)
 
 
@@ -238,10 +244,10 @@ def test_scores_are_not_all_there_at_once():
     """Of a part with all pairs either: the largest tensor, forward and backward, has no more than `NUMBERS` numbers."""
     length = 1024
     leaves = operands(length=length, keys=length, dtype=torch.float32)
-    tiles, blocks = in_order(0, length, 64), in_order(0, length, 16)
-    part = Part(tiles, blocks, torch.arange(64).expand(16, 64), lambda i, j: i != j)
+    tiles, blocks = consecutive(0, length, 64), consecutive(0, length, 16)
+    part = Tiling(tiles, blocks, torch.arange(64).expand(16, 64), lambda i, j: i != j)
     with Allocations() as memory:
-        o = attention_by_parts(*leaves, [part], scale=1.0)
+        o = tiled_attention(*leaves, [part], scale=1.0)
         torch.autograd.grad(o, leaves, torch.ones_like(o))
     assert memory.largest <= 4 * engine.NUMBERS["cpu"] < 4 * length**2
 
@@ -250,10 +256,10 @@ def test_gathered_keys_are_not_all_there_at_once():
     """Of lone queries, which gather 64 numbers for a score: all together they would be 2^22, eight times `NUMBERS`."""
     length, width, K = 2048, 32, 64
     q, k, v = (draw(1, length, K, seed=s).float().requires_grad_() for s in range(3))
-    each = in_order(0, length, 1)
-    part = Part(each, each, torch.stack([torch.randperm(length)[:width] for _ in range(length)]))
+    each = consecutive(0, length, 1)
+    part = Tiling(each, each, torch.stack([torch.randperm(length)[:width] for _ in range(length)]))
     with Allocations() as memory:
-        o = attention_by_parts(q, k, v, [part], scale=1.0)
+        o = tiled_attention(q, k, v, [part], scale=1.0)
         torch.autograd.grad(o, (q, k, v), torch.ones_like(o))
     assert memory.largest <= 4 * engine.NUMBERS["cpu"]
 
@@ -266,7 +272,7 @@ def test_memory_is_linear(monkeypatch):
     for length in (1024, 4096):
         parts, leaves = many_parts(length), operands(length=length, keys=length, dtype=torch.float32, sequences=1)
         with Allocations() as memory:
-            o = attention_by_parts(*leaves, parts, scale=1.0)
+            o = tiled_attention(*leaves, parts, scale=1.0)
             torch.autograd.grad(o, leaves, torch.ones_like(o))
         largest[length], peak[length] = memory.largest, memory.peak
     assert largest[4096] <= 4 * largest[1024] and peak[4096] <= 4.1 * peak[1024]

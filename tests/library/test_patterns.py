@@ -10,8 +10,8 @@ from parts_by_loops import kept_by
 
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference
-from ortho.attention.sparse.layouts import TILE
 from ortho.attention.sparse.pattern import pattern_attention, pattern_attention_reference, pattern_mechanism
+from ortho.attention.sparse.tiling import TILE
 from ortho.attention.sparse.window import Window
 
 FORMS = {"reference": pattern_attention_reference, "fast": pattern_attention}
@@ -76,7 +76,7 @@ def test_window_counts_its_mask(causal):
 def test_parts_hold_the_mask(pattern, causal):
     """Each pair in one part, and no other pair: whole sequences, cut ones, a lone query, more queries than keys."""
     for first, stop, keys in ((0, 1, 1), (0, 70, 70), (60, 130, 130), (129, 130, 130), (128, 129, 129), (0, 40, 30)):
-        parts = pattern.parts(first, stop, keys, is_causal=causal, device=torch.device("cpu"))
+        parts = pattern.tilings(first, stop, keys, is_causal=causal, device=torch.device("cpu"))
         kept = kept_by(parts, 1, stop - first, keys, first)[0]
         assert torch.equal(kept, pattern.mask(stop, keys, first=first, is_causal=causal))
 
@@ -85,7 +85,7 @@ def test_parts_hold_the_mask(pattern, causal):
 def test_a_window_reads_no_block_in_vain(width):
     """Every block of the table holds a pair of its tile, for whole sequences and for a lone query."""
     for (first, stop), causal in product(((0, 256), (255, 256), (192, 193), (100, 230)), (False, True)):
-        (part,) = Window(width).parts(first, stop, stop, is_causal=causal, device=torch.device("cpu"))
+        (part,) = Window(width).tilings(first, stop, stop, is_causal=causal, device=torch.device("cpu"))
         for t, row in enumerate(part.table):
             for block in row[row >= 0]:
                 i, j = part.queries.positions[t][:, None], part.keys.positions[block]

@@ -347,7 +347,9 @@ TURNS = {
     ),
     "S1.2.1b": Turn(REFUTED, mechanism("softmax", materialised)),
     "S1.2.1c": Turn(CONFIRMED, records("flash-speed", on_a_gpu)),
-    "S1.2.2a": Turn(CONFIRMED, {"ortho.attention.linear.factored.feature_attention_reference": constantly(as_printed)}),
+    "S1.2.2a": Turn(
+        CONFIRMED, {"ortho.attention.linear.linear_attention.linear_attention_reference": constantly(as_printed)}
+    ),
     "S1.2.2b": Turn(REFUTED, {"paper.claims.s1.linear.FEATURES": constantly(64)}),
     "S1.2.3a": Turn(REFUTED, ONE_KEY_MORE),
     "S1.2.3b": Turn(REFUTED, {"ortho.attention.selected.routing.routing_mask": constantly(the_latest)}),
