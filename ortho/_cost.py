@@ -1,11 +1,14 @@
 """The record of what a call, a layer or a model costs. Records add up."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, TypeVar
 
 from ortho._typing import Size
 
 __all__ = ["AttentionCost", "Cost", "head_width", "linear_map"]
+
+
+F = TypeVar("F", bound="Figures")
 
 
 @dataclass(frozen=True)
@@ -25,14 +28,14 @@ class Figures:
     decode: Any = 0
     state_bytes: Any = 0
 
-    def __add__(self, other: "Figures") -> Self:
+    def __add__(self: F, other: "Figures") -> F:
         """The costs of both; a figure that only `other` has is left out."""
         return replace(self, **{name: value + getattr(other, name, 0) for name, value in self._figures()})
 
-    def __sub__(self, other: "Figures") -> Self:
+    def __sub__(self: F, other: "Figures") -> F:
         return self + other * -1
 
-    def __mul__(self, count: Size) -> Self:
+    def __mul__(self: F, count: Any) -> F:
         """The cost of so many."""
         return replace(self, **{name: count * value for name, value in self._figures()})
 
