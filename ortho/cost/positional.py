@@ -7,9 +7,7 @@ from ortho._checks import checked, one_of
 from ortho._cost import AttentionCost, Cost, head_width, linear_map
 from ortho._typing import Size
 from ortho.attention.chunking import CHUNK
-from ortho.attention.untrained.gaussian import Gaussian
-from ortho.attention.untrained.pattern import EMPTY
-from ortho.attention.untrained.patterns import Border, Context, Recent, Shift
+from ortho.attention.untrained.patterns import EMPTY, Border, Context, Gaussian, Recent, Shift
 from ortho.attention.untrained.positional_attention import SEVEN, PositionalPattern, named
 from ortho.layers.positional import shared_out
 
@@ -41,8 +39,8 @@ def positional_attention(
     heads = [_head(pattern, B, N, count * V, causal, empty == "self", item) for pattern, count in runs]
     decoded = AttentionCost(
         # A Gaussian's row of the last token before, and of the new one
-        decode=sum(4 * B * V * (2 + pattern.memory) for pattern in found if isinstance(pattern, Gaussian)),
-        state_bytes=_WIDE * B * (V * sum(1 + pattern.memory for pattern in found) + 3),
+        decode=sum(4 * B * V * (2 + pattern.vectors) for pattern in found if isinstance(pattern, Gaussian)),
+        state_bytes=_WIDE * B * (V * sum(1 + pattern.vectors for pattern in found) + 3),
     )
     return sum(heads, start=decoded)
 
@@ -56,7 +54,7 @@ def _head(p: PositionalPattern, B: Size, N: Size, V: Size, causal: bool, to_itse
         part = _gaussian(p, B, V, x, P, causal, item)
     elif isinstance(p, Recent):
         part = _recent(p, B, V, x, u, P, causal, item)
-    elif causal and not p.memory:  # zeros, but for the current token; a context has its divisors all the same
+    elif causal and not p.vectors:  # zeros, but for the current token; a context has its divisors all the same
         zeros = 0 if isinstance(p, Shift) and p.offset == 0 else x
         part = AttentionCost(0, 0, zeros + (P if isinstance(p, Context) else 0), zeros, 0)
     elif isinstance(p, Shift):
@@ -83,7 +81,7 @@ def _gaussian(p: Gaussian, B: Size, V: Size, x: Size, P: Size, causal: bool, ite
     sides = [p] if causal else [p, p.mirrored()]
     forward = chunks = saved = 0
     for side in sides:
-        R = side.memory
+        R = side.vectors
         width = min(P, max(CHUNK, R)) if isinstance(P, int) else max(CHUNK, R)
         number = -(-P // width) if isinstance(P, int) else P / width
         forward += 2 * B * V * number * width * (width + R)
@@ -92,7 +90,7 @@ def _gaussian(p: Gaussian, B: Size, V: Size, x: Size, P: Size, causal: bool, ite
     once, rows = 0, 0
     if p.normalise:
         # Weights summed up; a row's two sums and its own weight; a division. Causal: also of the own weights.
-        once = p.memory + p.mirrored().memory + 2 + 2 * P + (2 * P if causal else 0)
+        once = p.vectors + p.mirrored().vectors + 2 + 2 * P + (2 * P if causal else 0)
         rows = B * V * P
         saved += item * P * (1 + causal)
     # Own weights, and the sum with each side's; the same backward
@@ -103,7 +101,7 @@ def _gaussian(p: Gaussian, B: Size, V: Size, x: Size, P: Size, causal: bool, ite
 def _recent(p: Recent, B: Size, V: Size, x: Size, u: Size, P: Size, causal: bool, item: int) -> AttentionCost:
     """Sums of the places behind, over how many there are, and the token's own; backward the gradients of the places,
     each as long as all of them, are added up."""
-    w = p.memory + 1 if causal else p.width
+    w = p.vectors + 1 if causal else p.width
     several, places = int(w > 1), max(0, w - 2) * B * V * (P + w - 1)
     if causal:  # the divisors of the own weight and of the others; the own weight, and a product with it
         own = x + 2 * P

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from drawn_parts import draw
+from drawn_tilings import draw
 from static_patterns import IDS, RULES
 
 from ortho.attention.sparse import block_sparse, dilated, fixed, global_local, strided, window

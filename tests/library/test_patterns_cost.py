@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import sympy as sp
 import torch
-from drawn_parts import Parity
+from drawn_tilings import Parity
 
 from ortho.attention.indexing import indexing
 from ortho.attention.sparse.pattern import pattern_mechanism

@@ -9,8 +9,7 @@ import torch
 
 from ortho import PROJECTIONS
 from ortho.attention.mechanism import AttentionCost
-from ortho.attention.untrained.gaussian import Gaussian
-from ortho.attention.untrained.patterns import Recent, Shift
+from ortho.attention.untrained.patterns import Gaussian, Recent, Shift
 from ortho.attention.untrained.positional_attention import PATTERNS, SEVEN, positional_attention
 from ortho.cost import positional
 from ortho.cost.big_o import N, constants, d, order

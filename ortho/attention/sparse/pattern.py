@@ -17,8 +17,7 @@ from ortho._checks import checked
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import AttentionCost, Mechanism
-from ortho.attention.operands import flat_mask, with_past, working
-from ortho.attention.softmax.softmax_attention import softmax_attention_reference
+from ortho.attention.operands import flat_mask, masked_softmax, with_past, working
 from ortho.attention.sparse.tiled_attention import masked_cost, tiled_attention, tiled_cost
 from ortho.attention.sparse.tiling import Rule, Tiling, Work
 from ortho.attention.transforms import uncompiled
@@ -92,24 +91,22 @@ def pattern_attention_reference(
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    """`softmax_attention_reference` under the pattern's mask: all pairs are computed, and most of them thrown away.
+    """Softmax attention under the pattern's mask: all scores are computed, and most of them are thrown away.
 
     Keys stand at positions 0, 1, ..., and queries too, after the keys of the state. A query that may attend to nothing
     gets zeros. The state is (keys, values).
     """
-    keys, _ = with_past(q, k, v, is_causal, attn_mask, initial_state)
-    first = keys.shape[-2] - k.shape[-2]
-    mask = pattern.mask(first + q.shape[-2], keys.shape[-2], first=first, device=q.device)
-    return softmax_attention_reference(
-        q,
-        k,
-        v,
-        is_causal=is_causal,
-        attn_mask=mask if attn_mask is None else mask & attn_mask,
-        scale=scale,
-        initial_state=initial_state,
-        return_state=return_state,
-    )
+    keys, values = with_past(q, k, v, is_causal, attn_mask, initial_state)
+    _checks.scale_factor(scale)
+    scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
+    first, M = keys.shape[-2] - k.shape[-2], keys.shape[-2]
+    mask = pattern.mask(first + q.shape[-2], M, first=first, is_causal=is_causal, device=q.device)
+    mask = mask if attn_mask is None else mask & attn_mask
+    with no_autocast(q):
+        scores = working(q) @ working(keys).mT * scale  # (..., N, M)
+        o = masked_softmax(scores, ~mask, empty_rows=True) @ working(values)
+    o = o.to(q.dtype)
+    return (o, (keys, values)) if return_state else o
 
 
 @checked(shapes=False)

@@ -5,8 +5,8 @@ from itertools import product
 
 import pytest
 import torch
-from drawn_parts import KINDS, SHUFFLED, G, K, M, N, V, band, dilated, draw, drawn_part, operands
-from parts_by_loops import kept_by, masked_attention
+from drawn_tilings import KINDS, SHUFFLED, G, K, M, N, V, band, dilated, draw, drawn_part, operands
+from tilings_by_loops import kept_by, masked_attention
 
 from ortho.attention.sparse import tiled_attention as engine
 from ortho.attention.sparse.tiled_attention import tiled_attention
