@@ -18,8 +18,8 @@ from torch import nn
 from ortho import _checks
 from ortho._autocast import no_autocast
 from ortho._checks import checked
-from ortho._tokens import tokens_there
 from ortho._typing import Bool, Float, State, Tensor
+from ortho._weights import tokens_there
 from ortho.attention import FORMS
 from ortho.attention.decoding import Cache
 from ortho.attention.operands import carried, working
