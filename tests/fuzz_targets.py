@@ -55,7 +55,7 @@ SIZES = {"B": 2, "N": 5, "M": 5, "K": 4, "V": 4, "d": 8, "H": 2, "m": 4, "S": 2,
          "C": 3}  # fmt: skip
 
 WHOLE = (
-    "orthogonal", "models.beam_search", "layers.recomputation", "adapters", "layers.experts", "gates",
+    "orthogonal", "models.generation", "layers.recomputation", "adapters", "layers.experts", "gates",
     "layers.hybrid", "layers.multihead", "models.language_model", "models.encoders", "models.encoder_decoder",
     "layers.decoder_block", "layers.positional", "layers.stop_gradient", "projections.matrices",
     "projections.merged", "projections.seeded", "projections.structured", "layers.synthesizer.layer",
@@ -67,9 +67,8 @@ WHOLE = (
     "attention.selected.moba", "attention.selected.top_k", "attention.selected.importance", "attention.selected.nsa",
     "attention.selected.nsa_gates", "attention.sparse.window", "attention.sparse.dilated",
     "attention.sparse.strided", "attention.sparse.fixed", "attention.sparse.block_sparse",
-    "attention.sparse.global_local", "attention.sparse.flex", "cost.closed_forms", "cost.choosing", "cost.decoding",
-    "cost.experts", "cost.traffic", "cost.projections", "cost.positional", "cost.synthesizer", "cost.whole_models",
-    "cost.recomputation", "cost.hybrid", "cost.encoder_decoder", "adapters.freezing", "adapters.hybrid",
+    "attention.sparse.global_local", "attention.sparse.flex", "cost.layers", "cost.models", "cost.choosing",
+    "cost.decoding", "cost.traffic", "cost.positional", "cost.synthesizer", "adapters.freezing", "adapters.hybrid",
     "adapters.layouts", "training.recipe", "tasks.copying", "tasks.induction", "tasks.modular_addition",
     "tasks.mqar", "tasks.needle",
 )  # fmt: skip
@@ -136,7 +135,7 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     "theory.memory_recall.answers": {"k": torch.rand(2, 2, 5, 4, dtype=DOUBLE) / 4},
     **{f"{name}:{form}": _CAUSAL for name in ("path", "position-delta", "moba", "nsa") for form in ("fast",
     "reference")},
-    "models.beam_search.penalty": {"alpha": 0.6},
+    "models.generation.penalty": {"alpha": 0.6},
     "layers.recomputation.Recomputed": {"blocks": [nn.Linear(2, 2)]},
     "layers.hybrid.HybridAttention": {"heads": {"learned": 1, "positional": 1}},
     "layers.hybrid.split": {"heads": {"learned": 1, "positional": 1}},
@@ -152,14 +151,13 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     "attention.linear.random_features.isotropic": {"a": torch.zeros(2, dtype=DOUBLE), "K": 4},
     "attention.linear.random_features.optimal_a": {"moment": torch.rand(3, dtype=DOUBLE)},
     "attention.linear.random_features.dense_features": {"parameters": _PARAMETERS},
-    "cost.closed_forms.repeated": {"cost": _COST},
     "cost.choosing.choosing": {"attention": "top-k"},
-    "cost.experts.mixture_of_experts": {"k": 2},
+    "cost.layers.mixture_of_experts": {"k": 2},
     **{f"cost.traffic.{name}": {"M": 100} for name in ("columns_first", "rows_first")},
     **{f"cost.traffic.{name}_tile": {"M": 100} for name in ("columns_first", "rows_first")},
-    "cost.projections.projection_cost": {"name": "frozen"},
-    "cost.whole_models.step_memory": {"cost": _COST},
-    "cost.hybrid.hybrid": {"heads": {"learned": 1, "positional": 1}},
+    "cost.layers.projection_cost": {"projection": "frozen"},
+    "cost.models.step_memory": {"cost": _COST},
+    "cost.layers.hybrid": {"heads": {"learned": 1, "positional": 1}},
     "adapters.hybrid.set_heads": {"model": nn.Sequential(nn.MultiheadAttention(8, 2, batch_first=True)),
     "kinds": ["learned", "linear"]},
     "adapters.layouts.Source": {"name": "q_proj", "holds": "q"},
@@ -275,8 +273,7 @@ def targets() -> dict[str, Callable[..., Any]]:
 
 # Steps of others, which take what these have made and checked; of any number of arguments; compiled alone.
 LEFT_OUT = {
-    "layers.decoder_block.DecoderCache", "cost.closed_forms.Cost", "cost.projections.ProjectionCost",
-    "cost.encoder_decoder.StepCost",
+    "layers.decoder_block.DecoderCache", "cost.layers.Cost", "cost.layers.RecomputedCost",
     "cost.decoding.DecodeCost", "attention.selected.routing_centroids.is_balanced",
     "favor++ layer.new_cache",
     "layers.hybrid.HybridCache",
@@ -287,7 +284,7 @@ LEFT_OUT = {
     *(f"attention.selected.moba.{name}" for name in
       ("check", "past_blocks", "choose_blocks", "blocks_mask", "block_parts", "block_work")),
     "attention.selected.routing_centroids.products", "attention.selected.routing_centroids.given_centroids",
-    "attention.sparse.flex.flex_pattern_attention", "cost.closed_forms.added", "theory.gated_forms.gated_step",
+    "attention.sparse.flex.flex_pattern_attention", "cost.layers.added", "theory.gated_forms.gated_step",
     "theory.reachability.reached", "theory.stability.unit_keys", "theory.state_precision.chunked",
     "theory.state_precision.recurrent", "attention.linear.random_features.dense_features",
 }  # fmt: skip
