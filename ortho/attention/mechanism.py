@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ortho._checks import FORMS as FORMS
 from ortho._checks import one_of
+from ortho._cost import AttentionCost as AttentionCost
 from ortho._typing import State
 
 # Scalar operations per element that a composite kernel is counted as, by its textbook definition.
@@ -38,27 +39,6 @@ class AttentionFunction(Protocol):
         initial_state: State | None = None,
         return_state: bool = False,
     ) -> Any: ...
-
-
-@dataclass(frozen=True)
-class AttentionCost:
-    """What one call of an attention function costs. Integers for integer sizes, formulas for symbols.
-
-    forward, backward: FLOPs of matrix products, 2 a multiply-add. elementwise_…: scalar operations outside them.
-    saved_bytes: what autograd keeps of q, k, v and the function's own tensors. The output is not included, because the
-    layer keeps it as the input of W_O; output_bytes is what is kept of it all the same where the layer, which puts
-    heads side by side, has to copy it. decode: FLOPs of one more query against N keys, itself included.
-    state_bytes: what is carried from one decode step to the next.
-    """
-
-    forward: Any
-    backward: Any
-    elementwise_forward: Any
-    elementwise_backward: Any
-    saved_bytes: Any
-    decode: Any
-    state_bytes: Any
-    output_bytes: Any = 0
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ortho.attention.untrained.positional_attention import PATTERNS, SEVEN, posi
 from ortho.cost import positional
 from ortho.cost.big_o import N, constants, d, order
 from ortho.cost.counting import Counts, OperationCounter, count_forward, count_step, saved_bytes
-from ortho.cost.hybrid import hybrid
+from ortho.cost.layers import hybrid
 from ortho.layers.hybrid import HybridAttention
 from ortho.layers.positional import PositionalHeads
 

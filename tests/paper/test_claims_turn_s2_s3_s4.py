@@ -208,7 +208,7 @@ TURNS = {
     "S2.5.3a": Turn(
         REFUTED,
         {
-            "ortho.cost.hybrid.hybrid": giving(
+            "ortho.cost.layers.hybrid": giving(
                 lambda cost: replace(cost, forward=2 * cost.forward, backward=2 * cost.backward)
             )
         },

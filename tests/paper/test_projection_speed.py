@@ -5,7 +5,7 @@ import torch
 from experiment_fakes import within
 
 from ortho.cost.counting import count_forward
-from ortho.cost.projections import projection_cost
+from ortho.cost.layers import projection_cost
 from paper.experiments import measure
 from paper.experiments.speed import projections as speed
 from paper.experiments.speed.projections import ARMS, DENSE, MERGED, case

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 
 from ortho.cost import Cost, layer
-from ortho.cost.hybrid import hybrid
+from ortho.cost.layers import hybrid
 from ortho.layers.block import TransformerBlock
 from ortho.layers.multihead import MultiheadAttention
 from ortho.models.language_model import LanguageModel

@@ -15,8 +15,7 @@ from ortho.cost.allocations import Allocations
 from ortho.cost.big_o import H, N, d
 from ortho.cost.counting import count_step
 from ortho.cost.decoding import decoded
-from ortho.cost.experts import mixture_of_experts
-from ortho.cost.recomputation import RecomputedCost, recomputed
+from ortho.cost.layers import RecomputedCost, mixture_of_experts, recomputed
 from ortho.layers.experts import MixtureOfExperts
 from paper import experiments
 from paper.claims.evidence.common import EXACT, normal, relative_error

@@ -13,7 +13,7 @@ from ortho.cost import Cost, block, layer
 from ortho.cost.big_o import H, N, d
 from ortho.cost.configurations import CONFIGURATIONS
 from ortho.cost.counting import count_forward, count_step
-from ortho.cost.whole_models import step_memory
+from ortho.cost.models import step_memory
 from ortho.layers.multihead import MultiheadAttention
 from paper.claims.evidence.printed_speed_ups import CHAPTER, HEAD_WIDTH, against_limit, against_table, limit
 from paper.claims.ledger import evidence, evidence_table

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ortho import cost
-from ortho.cost.hybrid import hybrid
+from ortho.cost.layers import hybrid
 from paper.experiments.engine.records import Record
 from paper.experiments.speed import analysis as summary
 

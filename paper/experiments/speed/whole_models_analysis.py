@@ -8,7 +8,7 @@ import torch
 
 from ortho.cost import Cost
 from ortho.cost.configurations import CONFIGURATIONS
-from ortho.cost.whole_models import step_memory
+from ortho.cost.models import step_memory
 from paper.experiments.engine.records import Case, Record, by_device
 from paper.experiments.speed.analysis import clocked, quartiles, step_seconds
 

@@ -1,12 +1,11 @@
 """Beam search: the likeliest sequences that are found by keeping a few at a time."""
 
 from collections.abc import Callable
-from math import inf, isfinite
+from math import inf
 from typing import NamedTuple
 
 import torch
 
-from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, Int, Tensor
 
@@ -45,13 +44,11 @@ def beam_search(
     many as there are beams, less one for each sequence that has ended with `stop`; those that have not at `max_length`
     tokens count as they are. One beam is greedy decoding, and as many beams as there are prefixes search all.
 
-    Raises TypeError or ValueError, naming the argument, for what is no size and for a penalty below 0.
+    Raises TypeError or ValueError, naming the argument, for sizes below 1 and for a penalty below 0.
     """
-    for name, value in (("count", count), ("beams", beams), ("max_length", max_length)):
-        _checks.positive_int(name, value)
     alpha = length_penalty
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not (isfinite(alpha) and alpha >= 0):
-        raise ValueError(f"length_penalty: expected a number of at least 0, got {_checks.describe(alpha)}")
+    if alpha < 0:
+        raise ValueError(f"length_penalty: expected a number of at least 0, got {alpha}")
     written = torch.full((count, beams, 1), start, device=device)
     total = torch.full((count, beams), -inf, dtype=torch.float64, device=device)  # -inf: no sequence
     total[:, 0] = 0
