@@ -5,21 +5,24 @@ $S_t = \mathrm{Diag}(a_t)\, S_{t-1} + k_t v_t^T$. Kimi Delta Attention (arXiv:25
 $S_t = (I - \beta_t k_t k_t^T)\, \mathrm{Diag}(a_t)\, S_{t-1} + \beta_t k_t v_t^T$. Answers are $o_t = S_t^T q_t$.
 """
 
+from functools import partial
+
 import torch
 
-from ortho import _checks
-from ortho._autocast import no_autocast
-from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.chunking import default_chunk, pad_tokens
 from ortho.attention.mechanism import Mechanism
+from ortho.attention.operands import attention_form
 from ortho.attention.recurrent import memory
 from ortho.attention.recurrent.gla_cost import gla_cost, kda_cost
 from ortho.attention.recurrent.gla_kernels import chunk_width, in_chunks
 from ortho.gates import ChannelDecay, WriteStrength
 
+_ADDING = partial(memory.check_writes, channels=True, erase=False)
+_CORRECTING = partial(memory.check_writes, channels=True)
 
-@checked(shapes=False)
+
+@attention_form(fixed_state=True, check=_ADDING)
 def gated_linear_attention_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -42,14 +45,23 @@ def gated_linear_attention_reference(
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together; on the CPU also for a
     `log_decay` above 0 or not finite.
     """
-    x = _adding(q, k, v, log_decay, is_causal, attn_mask, scale, initial_state)
-    with no_autocast(q):
-        o, S = memory.recurrence(x.q, x.k, x.v, None, x.log_decay, x.S, is_causal=is_causal, erase=False)
-    o = o.to(x.dtype)
-    return (o, (S,)) if return_state else o
+    x = memory.prepared(
+        q,
+        k,
+        v,
+        None,
+        log_decay,
+        normalise=False,
+        erase=False,
+        attn_mask=attn_mask,
+        scale=scale,
+        initial_state=initial_state,
+    )
+    o, S = memory.recurrence(*x, is_causal=is_causal, erase=False)
+    return o, (S,)
 
 
-@checked(shapes=False)
+@attention_form(fixed_state=True, check=_ADDING)
 def gated_linear_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -64,15 +76,23 @@ def gated_linear_attention(
     chunk: int | None = None,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
     """`gated_linear_attention_reference` by matrix products over chunks, as `kimi_delta_attention` goes over them."""
-    chunk = default_chunk(k) if chunk is None else _checks.positive_int("chunk", chunk)
-    x = _adding(q, k, v, log_decay, is_causal, attn_mask, scale, initial_state)
-    with no_autocast(q):
-        o, S = _by_chunks(x, is_causal, chunk)
-    o = o.to(x.dtype)
-    return (o, (S,)) if return_state else o
+    x = memory.prepared(
+        q,
+        k,
+        v,
+        None,
+        log_decay,
+        normalise=False,
+        erase=False,
+        attn_mask=attn_mask,
+        scale=scale,
+        initial_state=initial_state,
+    )
+    o, S = _by_chunks(*x, is_causal=is_causal, chunk=default_chunk(k) if chunk is None else chunk, erase=False)
+    return o, (S,)
 
 
-@checked(shapes=False)
+@attention_form(fixed_state=True, check=_CORRECTING)
 def kimi_delta_attention_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -91,26 +111,22 @@ def kimi_delta_attention_reference(
 
     Arguments, state and errors are those of `delta_rule_reference`, but for one decay a channel of the keys.
     """
-    x = memory.operands(
+    x = memory.prepared(
         q,
         k,
         v,
-        beta=beta,
-        log_decay=log_decay,
-        channels=True,
+        beta,
+        log_decay,
         normalise=normalise,
-        is_causal=is_causal,
         attn_mask=attn_mask,
         scale=scale,
         initial_state=initial_state,
     )
-    with no_autocast(q):
-        o, S = memory.recurrence(x.q, x.k, x.v, x.beta, x.log_decay, x.S, is_causal=is_causal)
-    o = o.to(x.dtype)
-    return (o, (S,)) if return_state else o
+    o, S = memory.recurrence(*x, is_causal=is_causal)
+    return o, (S,)
 
 
-@checked(shapes=False)
+@attention_form(fixed_state=True, check=_CORRECTING)
 def kimi_delta_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -132,69 +148,47 @@ def kimi_delta_attention(
     tokens. Kept for the backward pass are one memory a chunk and, for each token, a few vectors for each time that a
     chunk can be halved.
     """
-    chunk = default_chunk(k) if chunk is None else _checks.positive_int("chunk", chunk)
-    x = memory.operands(
+    x = memory.prepared(
         q,
         k,
         v,
-        beta=beta,
-        log_decay=log_decay,
-        channels=True,
+        beta,
+        log_decay,
         normalise=normalise,
-        is_causal=is_causal,
         attn_mask=attn_mask,
         scale=scale,
         initial_state=initial_state,
     )
-    if x.beta is None:
-        x = x._replace(beta=torch.ones_like(x.k[..., 0]))
-    with no_autocast(q):
-        o, S = _by_chunks(x, is_causal, chunk)
-    o = o.to(x.dtype)
-    return (o, (S,)) if return_state else o
+    o, S = _by_chunks(*x, is_causal=is_causal, chunk=default_chunk(k) if chunk is None else chunk, erase=True)
+    return o, (S,)
 
 
-def _adding(
+def _by_chunks(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    beta: Tensor | None,
     log_decay: Tensor | None,
+    S: Tensor,
+    *,
     is_causal: bool,
-    attn_mask: Tensor | None,
-    scale: float | None,
-    initial_state: State | None,
-) -> memory.MemoryOperands:
-    """The operands of a memory that does not erase."""
-    return memory.operands(
-        q,
-        k,
-        v,
-        beta=None,
-        log_decay=log_decay,
-        channels=True,
-        normalise=False,
-        erase=False,
-        is_causal=is_causal,
-        attn_mask=attn_mask,
-        scale=scale,
-        initial_state=initial_state,
-    )
-
-
-def _by_chunks(x: memory.MemoryOperands, is_causal: bool, chunk: int) -> tuple[Tensor, Tensor]:
+    chunk: int,
+    erase: bool,
+) -> tuple[Tensor, Tensor]:
     """(o, the memory after the last key)."""
-    N = x.k.shape[-2]
-    width = chunk_width(N, chunk)
-    behind = -N % width
+    width = chunk_width(k.shape[-2], chunk)
+    behind = -k.shape[-2] % width
+    if erase and beta is None:
+        beta = torch.ones_like(k[..., 0])
 
     def cut(tensor: Tensor) -> Tensor:  # (..., N, ·) -> (..., n, C, ·)
         return pad_tokens(tensor, behind).unflatten(-2, (-1, width))
 
-    decay = cut(torch.zeros_like(x.k) if x.log_decay is None else x.log_decay).exp()
-    beta = None if x.beta is None else cut(x.beta[..., None])
-    answers, S = in_chunks(cut(x.q) if is_causal else None, cut(x.k), cut(x.v), beta, decay, x.S)
+    decay = cut(torch.zeros_like(k) if log_decay is None else log_decay).exp()
+    strengths = None if beta is None else cut(beta[..., None])
+    answers, S = in_chunks(cut(q) if is_causal else None, cut(k), cut(v), strengths, decay, S)
     if not is_causal:
-        return x.q @ S, S
+        return q @ S, S
     answers[-1] = answers[-1][..., : width - behind, :]
     return torch.cat(answers, -2), S
 
