@@ -9,19 +9,22 @@ That is the delta rule on a sequence $n_h$ times as long, read after every $n_h$
 by a product of $n_h$ transitions: for $\beta$ up to 2, by any orthogonal matrix that $n_h$ reflections make.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from torch.nn.functional import linear
 
 from ortho import _checks
-from ortho._typing import Bool, Float, State, Tensor
-from ortho.attention.chunking import chunks, default_chunk, pad_tokens
-from ortho.attention.mechanism import Mechanism
+from ortho._checks import checked
+from ortho._typing import Bool, Float, Size, State, Tensor
+from ortho._weights import new_weight
+from ortho.attention.chunking import CHUNK, chunks, default_chunk, pad_tokens
+from ortho.attention.mechanism import AttentionCost, Mechanism
 from ortho.attention.operands import attention_form
 from ortho.attention.recurrent import memory
+from ortho.attention.recurrent.delta_cost import Part, division_cost, read_at_end_cost, write_cost
 from ortho.attention.recurrent.delta_kernels import Write
-from ortho.attention.recurrent.delta_product_cost import delta_product_cost
-from ortho.attention.recurrent.delta_product_gates import LaterOperands, StepStrengths
+from ortho.gates import Gate, GateCost
 
 
 def _by_step(
@@ -210,6 +213,148 @@ def _in_chunks(
     weights = (q @ k.mT).masked_fill(future, 0)  # (G, n, tokens, steps) of a chunk
     o = q @ before + weights @ written
     return o.reshape(*lead, tokens + behind, -1)[..., :tokens, :], S
+
+
+class _Steps(Gate):
+    """One product x W^T, and what the subclass makes of it. For more steps: a subclass with another number."""
+
+    steps: ClassVar[int] = 2
+    given: ClassVar[int] = 0  # steps that have theirs from elsewhere
+    wide: ClassVar[bool] = False  # whether a step and head has d/H numbers, not one
+    operations: ClassVar[int] = 0  # scalar operations a number, forward as backward
+    kept: ClassVar[int] = 0  # numbers that autograd keeps for each
+
+    @classmethod
+    def _rows(cls, d: Size, H: Size) -> Size:
+        """The numbers made for a token."""
+        return (cls.steps - cls.given) * (d if cls.wide else H)
+
+    def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
+        rows = self._rows(self.d_model, self.num_heads)
+        self.weight = new_weight(rows, self.d_model, generator=generator, **kind)
+
+    def _numbers(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N more width"]:
+        made = linear(x, self.weight).unflatten(-1, (self.num_heads, self.steps - self.given, -1))
+        return made.transpose(1, 2)
+
+    @classmethod
+    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> GateCost:
+        rows = cls._rows(d, H)
+        product, numbers = 2 * B * N * d * rows, B * N * rows
+        return GateCost(
+            forward=product,
+            backward=(1 + input_grad) * product,
+            elementwise_forward=cls.operations * numbers,
+            elementwise_backward=cls.operations * numbers + (B * N * d if input_grad else 0),
+            saved_bytes=itemsize * cls.kept * numbers,
+            decode=2 * B * d * rows,
+            trained=d * rows,
+        )
+
+
+class StepStrengths(_Steps):
+    r"""$\beta = 2 \sigma(x W^T)$ in (0, 2), one for each of a token's steps: x (B, N, d) -> (B, H, N, steps)."""
+
+    operations = 2  # sigmoid, product
+    kept = 1
+
+    def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N steps"]:
+        # Copied before anything is made of it, so that autograd keeps one copy, laid out as it is read.
+        return self._numbers(x)[..., 0].contiguous().sigmoid() * 2
+
+
+class LaterOperands(_Steps):
+    """The keys, or the values, of a token's steps after the first: x (B, N, d) -> (B, H, N, steps - 1, d/H)."""
+
+    given = 1
+    wide = True
+
+    def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N more K"]:
+        return self._numbers(x)
+
+
+@checked
+def delta_product_cost(
+    B: Size,
+    N: Size,
+    H: Size,
+    K: Size,
+    V: Size,
+    *,
+    steps: Size = 2,
+    form: str = "fast",
+    causal: bool = False,
+    qk_grad: bool = True,
+    itemsize: int = 4,
+    chunk: int = CHUNK,
+) -> AttentionCost:
+    """Closed form of one self-attention call with `beta`, and with the keys and values of so many `steps` a token.
+
+    Those of the later steps come from gates and need a gradient, whether or not the projected queries and keys do
+    (`qk_grad`). With symbols, N is a multiple of the tokens in a chunk, and no width is 1.
+    """
+    G, item = B * H, max(itemsize, 4)
+    keys = G * N * steps
+    width = max(1, chunk // steps)  # of a chunk, in tokens
+    mask = 0
+    if form == "reference":
+        rest, decode = _recurrence_cost(G, N, K, V, steps, causal, qk_grad), 2 * G * K * V * (2 * steps + 1)
+    else:
+        width, behind = chunks(N, width) if isinstance(N, int) else (width, 0)
+        number = (N + behind) // width if isinstance(N, int) else N / width
+        rest = _chunks_cost(G, N, K, V, steps, width, number, causal, qk_grad)
+        decode = _chunks_cost(G, 1, K, V, steps, 1, 1, True, qk_grad).forward
+        mask = width**2 * steps if causal else 0  # the steps that a token does not see, a byte each
+    total = rest + division_cost(keys + G * N, K, keys + (G * N if qk_grad else 0))
+    return AttentionCost(
+        forward=total.forward,
+        backward=total.backward,
+        elementwise_forward=total.elementwise_forward,
+        elementwise_backward=total.elementwise_backward,
+        saved_bytes=item * total.saved + mask,
+        decode=decode,
+        state_bytes=item * G * K * V,
+    )
+
+
+# Below: G = B H, the sequences; a flag counts as 0 or 1.
+
+
+def _recurrence_cost(G: Size, N: Size, K: Size, V: Size, steps: Size, causal: bool, qk_grad: bool) -> Part:
+    """A step a row, with a read after each token's last, or after the last of all for every query."""
+    rows, reads, memory = G * N * steps, G * N, G * K * V
+    return Part(
+        forward=(4 * rows + 2 * reads) * K * V,  # what a key holds, what is written; what is read
+        # No gradient reaches the first memory.
+        backward=(8 * rows + (4 if qk_grad else 2) * reads) * K * V - 2 * memory,
+        elementwise_forward=rows * (2 * V + K * V),  # error, strength, sum
+        # Strengths' two products, signs of the errors, sums; keys are used twice, and so is each memory but the last,
+        # three times where it is read
+        elementwise_backward=rows * (3 * V + (V if V != 1 else 0) + K)
+        + (N * steps - 1) * memory
+        + ((N - 1) * memory if causal else 0),
+        # Queries, keys, strengths, errors before and after them; every memory, the last for the queries' gradient alone
+        saved=reads * K + rows * (K + 1 + 2 * V) + (N * steps + qk_grad) * memory,
+    )
+
+
+def _chunks_cost(
+    G: Size, N: Size, K: Size, V: Size, steps: Size, width: Size, number: Size, causal: bool, qk_grad: bool
+) -> Part:
+    tokens = G * number * width  # with what is behind the end
+    rows = tokens * steps
+    seen = rows * width  # pairs of a token and a key
+    write = write_cost(G, K, V, width * steps, number)
+    if not causal:
+        return write + read_at_end_cost(G, N, K, V, qk_grad)
+    return write + Part(
+        forward=2 * seen * (K + V) + 2 * tokens * K * V,
+        backward=2 * seen * (K + 2 * V) + 2 * tokens * K * V + (2 * seen * K + 2 * tokens * K * V if qk_grad else 0),
+        elementwise_forward=seen + tokens * V,
+        # blocked; the sums of the gradients of keys and of queries
+        elementwise_backward=seen + rows * K + (tokens * K if qk_grad else 0),
+        saved=tokens * K + seen,
+    )
 
 
 MECHANISM = Mechanism(
