@@ -194,7 +194,7 @@ def _in_chunks(
     chunk: int,
 ) -> tuple[Tensor, Tensor]:
     """(o, the memory after the last step)."""
-    *lead, tokens, _ = k.shape
+    *lead, tokens = k.shape[:-1]
     tokens //= steps
     width, behind = chunks(tokens, max(1, chunk // steps))  # of a chunk, in tokens
     beta = torch.ones_like(k[..., 0]) if beta is None else beta
