@@ -4,7 +4,7 @@ from ortho import attention, cost, orthogonal, projections
 from ortho.adapters import freeze_qk, set_heads, standard_heads, unfreeze_qk
 from ortho.adapters.conversion import to_standard
 from ortho.attention import MECHANISMS, RandomFeatureAttention
-from ortho.attention.decoding import Cache, new_cache
+from ortho.attention.cache import Cache, new_cache
 from ortho.attention.shifted import ShiftedKeysValues
 from ortho.layers.block import TransformerBlock
 from ortho.layers.experts import GatedFeedForward, MixtureOfExperts

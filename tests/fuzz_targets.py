@@ -32,7 +32,7 @@ from ortho import (
     theory,
 )
 from ortho.adapters.layouts import Source
-from ortho.attention.decoding import new_cache
+from ortho.attention.cache import new_cache
 from ortho.attention.linear.feature_maps import EluPlusOne
 from ortho.attention.linear.random_features import iid_features, isotropic
 from ortho.attention.recurrent.ttt_losses import Squared
@@ -59,7 +59,7 @@ WHOLE = (
     "layers.hybrid", "layers.multihead", "models.language_model", "models.encoders", "models.encoder_decoder",
     "layers.decoder_block", "layers.positional", "layers.stop_gradient", "projections.matrices",
     "projections.merged", "projections.seeded", "projections.structured", "layers.synthesizer.layer",
-    "layers.synthesizer.sources", "attention.decoding", "attention.linear.random_feature_attention",
+    "layers.synthesizer.sources", "attention.cache", "attention.linear.random_feature_attention",
     "attention.softmax.backends", "attention.untrained.positional_attention", "attention.untrained.patterns",
     "attention.recurrent.ttt_losses", "attention.linear.linear_attention", "attention.linear.favor",
     "attention.linear.random_features", "attention.positions.alibi", "attention.selected.nsa_sizes",
@@ -139,7 +139,7 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     "layers.recomputation.Recomputed": {"blocks": [nn.Linear(2, 2)]},
     "layers.hybrid.HybridAttention": {"heads": {"learned": 1, "positional": 1}},
     "layers.hybrid.split": {"heads": {"learned": 1, "positional": 1}},
-    "attention.decoding.new_cache": {"capacity": 8},
+    "attention.cache.new_cache": {"capacity": 8},
     "attention.softmax.backends.backend_attention": {"backend": "math"},
     "attention.softmax.backends.serves": {"backend": "math"},
     "attention.untrained.positional_attention.positional_attention": {"patterns": ("left", "right")},

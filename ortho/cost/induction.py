@@ -4,7 +4,7 @@ from ortho._checks import checked, one_of
 from ortho._cost import Cost, head_width
 from ortho._typing import Size
 from ortho.attention import FORMS
-from ortho.attention.softmax.value_gradient import exchanged_cost
+from ortho.attention.softmax.value_gradient import value_gradient_cost
 from ortho.layers.induction_projection import STRUCTURED
 from ortho.orthogonal import DRAWS
 from ortho.projections.structured import factors, sufficient_rounds
@@ -43,7 +43,7 @@ def induction_heads(
         drawn, frozen = n * rounds * 2 * d * b, n * (rounds * 2 * d + a * a + b * b)  # signs into the blocks
     # Squares, their sum, the product with the length; of a token its length. The sum over tokens.
     elementwise = 3 * B * N * d + 3 * B * N + (n - 1) * B * N * width + drawn
-    core = exchanged_cost(B, N, H, K, K, form=form, causal=causal, itemsize=itemsize)
+    core = value_gradient_cost(B, N, H, K, K, form=form, causal=causal, itemsize=itemsize)
     again = form == "fast"
     kept = 2 * itemsize * B * N * width if again else 0  # q and k, which are not kept
     token = made // N if isinstance(N, int) else made / N

@@ -12,7 +12,7 @@ from ortho._cost import Cost, head_width, linear_map
 from ortho._typing import Size
 from ortho.attention import FORMS, MECHANISMS
 from ortho.attention.softmax.softmax_attention import softmax_cost
-from ortho.attention.softmax.value_gradient import exchanged_cost
+from ortho.attention.softmax.value_gradient import value_gradient_cost
 from ortho.cost.counting import LAYER_NORM_BACKWARD, LAYER_NORM_FORWARD
 from ortho.cost.induction import induction_heads
 from ortho.cost.positional import positional_heads
@@ -183,7 +183,7 @@ def stopped_layer(
     K, G = head_width(d, H, head_dim), shared_heads(H, num_kv_heads)
     qk = projection_cost(projection, B, N, d, H, K, G, bias=bias, input_grad=input_grad, itemsize=itemsize)
     kernel = softmax_cost(B, N, H, K, K, causal=causal, qk_grad=False, itemsize=itemsize)
-    exchanged = exchanged_cost(B, N, H, K, K, causal=causal, itemsize=itemsize)
+    exchanged = value_gradient_cost(B, N, H, K, K, causal=causal, itemsize=itemsize)
     again = Cost(
         backward=qk.forward,
         elementwise_backward=qk.elementwise_forward,

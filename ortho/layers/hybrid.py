@@ -10,7 +10,7 @@ from torch import nn
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
-from ortho.attention.decoding import Cache
+from ortho.attention.cache import Cache
 from ortho.layers.induction import InductionHeads
 from ortho.layers.multihead import MultiheadAttention
 from ortho.layers.positional import PositionalHeads

@@ -11,11 +11,11 @@ from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import new_weight, split_heads, tokens_there
 from ortho.attention import FORMS, MECHANISMS
-from ortho.attention.decoding import KeyValueCache
+from ortho.attention.cache import KeyValueCache
 from ortho.attention.softmax.value_gradient import (
-    exchanged_attention,
-    exchanged_attention_reference,
     recomputed_attention,
+    value_gradient_attention,
+    value_gradient_attention_reference,
 )
 from ortho.layers.induction_projection import InductionProjection
 
@@ -86,7 +86,7 @@ class InductionHeads(nn.Module):
             return self._merge(recomputed_attention(seen, v, self._constants, attn_mask=mask, is_causal=is_causal))
         before, past = self._before(initial_state)
         q, k, after = self.projection.step(x, there, before)
-        attend = exchanged_attention if self.form == "fast" else exchanged_attention_reference
+        attend = value_gradient_attention if self.form == "fast" else value_gradient_attention_reference
         kept: dict[str, Any] = {"initial_state": past, "return_state": return_state}
         o: Any = attend(q, k, v, is_causal=is_causal, attn_mask=mask, **kept)
         return (self._merge(o[0]), (*after, *o[1])) if return_state else self._merge(o)

@@ -21,7 +21,7 @@ from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import tokens_there
 from ortho.attention import FORMS
-from ortho.attention.decoding import Cache
+from ortho.attention.cache import Cache
 from ortho.attention.operands import carried, working
 from ortho.attention.transforms import Kernel, once
 from ortho.layers.multihead import MultiheadAttention

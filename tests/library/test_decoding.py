@@ -8,7 +8,7 @@ import torch
 from extent import some
 
 from ortho import MECHANISMS, LanguageModel, MultiheadAttention, RandomFeatureAttention
-from ortho.attention.decoding import PatternCache, StateCache, new_cache
+from ortho.attention.cache import PatternCache, StateCache, new_cache
 from ortho.attention.sparse.block_sparse import BigBird, BlockSparse
 from ortho.attention.sparse.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
 from ortho.attention.sparse.fixed import Fixed, Summaries

@@ -4,11 +4,6 @@ from paper.claims import Verdict, judge
 from paper.claims.evidence import hardware as s1
 
 
-def test_the_orders():
-    """What is printed has k below the line; the parameters are as claimed."""
-    assert judge("S1.4.1a").verdict == Verdict.REFUTED
-
-
 def test_the_routing(monkeypatch):
     assert judge("S1.4.1b").verdict == Verdict.CONFIRMED
     right = s1.mixture

@@ -24,10 +24,6 @@ def test_a_form_that_stores_all_scores_is_noticed(monkeypatch):
     assert s1.exact_by_tiles().verdict == Verdict.REFUTED
 
 
-def test_orders():
-    assert judge("S1.2.1b").verdict == CONFIRMED
-
-
 def row(N, ratio, memory, device="cuda-a", arm="materialised"):
     return {
         "N": N,

@@ -1,11 +1,6 @@
 """S1, section 3.1: the verdicts on the cache, and that they can be others."""
 
-from paper.claims import judge
 from paper.claims.evidence import hardware as serving
-
-
-def test_the_verdicts():
-    assert (judge("S1.3.1a").verdict, judge("S1.3.1b").verdict) == ("confirmed", "conditional")
 
 
 def test_the_printed_formula_leaves_a_token_out():

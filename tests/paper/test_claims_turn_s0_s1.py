@@ -362,7 +362,7 @@ TURNS = {
             )
         },
     ),
-    "S1.3.1b": Turn(REFUTED, {"ortho.attention.decoding.new_cache": constantly(Forgetful)}),
+    "S1.3.1b": Turn(REFUTED, {"ortho.attention.cache.new_cache": constantly(Forgetful)}),
     "S1.3.2a": Turn(CONFIRMED, {"ortho.cost.layers.recomputed": as_claimed}),
     "S1.4.1a": Turn(CONFIRMED, {"ortho.cost.layers.mixture_of_experts": sharing}),
     "S1.4.1b": Turn(

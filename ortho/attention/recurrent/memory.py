@@ -8,27 +8,15 @@ $$S_t = (I - \beta_t k_t k_t^T)\, \mathrm{Diag}(a_t)\, S_{t-1} + \beta_t k_t v_t
 In a call that is not causal every query reads the memory after the last key. A masked key leaves the memory as it is.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ortho import _checks
 from ortho._typing import Float, State, Tensor
-from ortho.attention.operands import key_mask, upcast
+from ortho.attention.operands import upcast
 
 TINY = 1e-6  # beside the squared length by which a key is divided
-
-
-class MemoryOperands(NamedTuple):
-    """The operands of a call, checked, in float32 at least; hidden keys have neither write strength nor decay."""
-
-    q: Float[Tensor, "*batch N K"]
-    k: Float[Tensor, "*batch M K"]
-    v: Float[Tensor, "*batch M V"]
-    beta: Float[Tensor, "*batch M"] | None
-    log_decay: Float[Tensor, "..."] | None  # (..., M), or (..., M, K)
-    S: Float[Tensor, "*batch K V"]
-    dtype: torch.dtype  # that of the caller's operands
 
 
 def unit(x: Float[Tensor, "*batch N K"], name: str = "x") -> Float[Tensor, "*batch N K"]:
@@ -118,38 +106,6 @@ def prepared(
     if scale is not None:
         q = q * scale
     return q, k, v, beta, log_decay, memory(initial_state, k, v)
-
-
-def operands(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    beta: Tensor | None,
-    log_decay: Tensor | None,
-    channels: bool = False,
-    normalise: bool,
-    erase: bool = True,
-    is_causal: bool,
-    attn_mask: Tensor | None,
-    scale: float | None,
-    initial_state: State | None,
-) -> MemoryOperands:
-    """The operands of a call of a form that does not have them from `attention_form`, checked and prepared."""
-    _checks.qkv(q, k, v, attn_mask, is_causal)
-    _checks.scale_factor(scale)
-    shown = key_mask(attn_mask, k, initial_state)
-    check_writes(
-        q, k, v, attn_mask=shown, beta=beta, log_decay=log_decay, normalise=normalise, channels=channels, erase=erase
-    )
-    dtype = q.dtype
-    q, k, v = (upcast(x) for x in (q, k, v))
-    beta, log_decay = (x if x is None else upcast(x.to(k.dtype)) for x in (beta, log_decay))
-    made = prepared(
-        q, k, v, beta, log_decay, normalise=normalise, erase=erase, attn_mask=shown, scale=scale,
-        initial_state=initial_state,
-    )  # fmt: skip
-    return MemoryOperands(*made, dtype)
 
 
 def memory(state: State | None, k: Tensor, v: Tensor) -> Float[Tensor, "*batch K V"]:

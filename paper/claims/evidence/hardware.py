@@ -7,7 +7,7 @@ import sympy
 import torch
 
 from ortho.attention import MECHANISMS
-from ortho.attention.decoding import new_cache
+from ortho.attention.cache import new_cache
 from ortho.attention.softmax.flash import ROWS, flash_attention
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference
 from ortho.cost import block, layer
