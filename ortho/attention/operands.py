@@ -3,7 +3,7 @@
 import torch
 
 from ortho import _checks
-from ortho._typing import State, Tensor
+from ortho._typing import Bool, State, Tensor
 
 
 def with_past(
@@ -87,6 +87,14 @@ def blocked_pairs(
         future = torch.ones(queries, keys, dtype=torch.bool, device=device).triu(1 + keys - queries)
         blocked = future if blocked is None else blocked | future
     return blocked
+
+
+def flat_mask(mask: Bool[Tensor, "..."], lead: torch.Size) -> Bool[Tensor, "G N M"]:
+    """A mask that broadcasts to (*lead, N, M) with its leading axes in one, of size 1 where all sequences share it."""
+    mask = mask[(None,) * (2 - mask.dim())] if mask.dim() < 2 else mask
+    if mask.dim() == 2 or all(size == 1 for size in mask.shape[:-2]):
+        return mask.reshape(1, *mask.shape[-2:])
+    return mask.expand(*lead, *mask.shape[-2:]).reshape(-1, *mask.shape[-2:])
 
 
 def masked_softmax(scores: Tensor, blocked: Tensor | None, *, empty_rows: bool) -> Tensor:

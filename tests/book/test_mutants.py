@@ -47,6 +47,7 @@ def tree(tmp_path):
     """A project of one module and one file of tests."""
     for folder in ("ortho", "paper", "tests", "tools"):
         (tmp_path / folder).mkdir()
+    (tmp_path / "ortho" / "__init__.py").touch()
     (tmp_path / "ortho" / "window.py").write_text(WINDOW)
     (tmp_path / "tests" / "test_window.py").write_text(TESTS)
     return tmp_path

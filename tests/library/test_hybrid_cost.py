@@ -10,9 +10,8 @@ import torch
 from ortho import cost
 from ortho.attention.softmax.value_gradient import channels
 from ortho.cost.big_o import H, N, constants, d, order, symbolic
-from ortho.cost.closed_forms import Cost
 from ortho.cost.counting import Counts, count_forward, count_step
-from ortho.cost.hybrid import COSTS, hybrid, stopped_layer
+from ortho.cost.layers import COSTS, Cost, hybrid, stopped_layer
 from ortho.layers.hybrid import HEADS, HybridAttention
 from ortho.layers.stop_gradient import StoppedAttention
 
@@ -23,6 +22,7 @@ SPLITS = [
     {"positional": 1, "structured-stopped": 2, "rotary": 1},
     {"frozen": 1, "linear": 1, "window": 1, "structured": 1},
     {"structured-stopped": 4},
+    {"induction": 2, "positional": 2},
 ]
 DTYPES = [torch.float32, torch.float64]  # in turn: with the input's gradient and without, each size has both
 COUNTED = [f.name for f in fields(Counts) if f.compare]

@@ -83,7 +83,7 @@ class Call(NamedTuple):
         _checks.finite(name, value)
 
     def continued(self, name: str, numbers: Tensor) -> Tensor:
-        """Numbers of the new keys (G, ..., new) after those of the keys in the state, whose only other part they are."""
+        """Numbers of the new keys (G, ..., new) after those of the state's keys, the only other part of it."""
         if not self.past:
             return numbers
         shape = (*self.lead(numbers).shape[:-1], self.k.shape[1] - self.new)
@@ -119,7 +119,9 @@ def attention_form(*state: str, only_causal: bool = False) -> Callable[[Form], C
             _served(only_causal, is_causal)
             call = _call(q, keys, values, k.shape[-2], keys.shape[-2] - k.shape[-2], is_causal, attn_mask, scale)
             with no_autocast(q):
-                o, new_state = form(call._replace(past=parts[2:] if parts else (), return_state=return_state), **options)
+                o, new_state = form(
+                    call._replace(past=parts[2:] if parts else (), return_state=return_state), **options
+                )
                 o = call.lead(o).to(q.dtype)
             return (o, new_state) if return_state else o
 
@@ -172,8 +174,8 @@ def _call(
         mask = attn_mask[None] if attn_mask.dim() == 1 else attn_mask
         visible = mask.expand(*keys.shape[:-2], 1, M).reshape(-1, M)
     factor = 1 / sqrt(q.shape[-1]) if scale is None else scale
-    operands = (working(x).reshape(-1, *x.shape[-2:]) for x in (q, keys, values))
-    return Call(*operands, visible, first, is_causal, factor, scale, new, (keys, values), (), False)
+    x, y, z = (working(x).reshape(-1, *x.shape[-2:]) for x in (q, keys, values))
+    return Call(x, y, z, visible, first, is_causal, factor, scale, new, (keys, values), (), False)
 
 
 def _served(only_causal: bool, is_causal: bool) -> None:

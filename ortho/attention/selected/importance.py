@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from ortho import _checks
 from ortho._autocast import no_autocast
 from ortho._checks import checked
 from ortho._typing import Bool, Float, Int, State, Tensor
@@ -33,10 +32,7 @@ from ortho.attention.selected.selection import (
     positions_of,
     selection_cost,
 )
-from ortho.attention.sparse.layouts import TILE
-from ortho.attention.sparse.orders import ABSENT, Order, in_order
-from ortho.attention.sparse.parts import Part
-from ortho.attention.sparse.pattern_cost import Work
+from ortho.attention.sparse.tiling import ABSENT, TILE, Tiling, TokenBlocks, Work, consecutive
 
 COUNT = 64
 
@@ -82,7 +78,7 @@ def importance_attention(
     call = call._replace(visible=None)  # hidden keys have no importance
     if call.is_causal:
         held = _held(call, numbers, count)
-        parts, last = _causal_parts(call, held), held.last
+        parts, last = _causal_tilings(call, held), held.last
     else:
         last = best_positions(numbers, count)
         parts = [_part(call, last)]
@@ -159,7 +155,7 @@ def _held(call: Call, numbers: Float[Tensor, "G M"], count: int) -> _Held:
     return _Held(tile, torch.stack(before), until[:, :M], held)
 
 
-def _causal_parts(call: Call, held: _Held) -> list[Part]:
+def _causal_tilings(call: Call, held: _Held) -> list[Tiling]:
     """The keys kept before each tile, one by one; and the tile's own."""
     (G, N), M, first, until = call.q.shape[:2], call.k.shape[1], call.first, held.until.flatten()
     T = len(held.before)
@@ -170,8 +166,8 @@ def _causal_parts(call: Call, held: _Held) -> list[Part]:
 
     queries, number = _queries(call, held.tile)
     own = (number + first).masked_fill(number < 0, ABSENT).expand(G, -1, -1)
-    keys = Order(joined(own, M).transpose(0, 1).flatten(0, 1))
-    parts = [Part(queries, keys, torch.arange(T * G, device=until.device)[:, None], kept)]
+    keys = TokenBlocks(joined(own, M).transpose(0, 1).flatten(0, 1))
+    parts = [Tiling(queries, keys, torch.arange(T * G, device=until.device)[:, None], kept)]
     # So many keys at most: in place of one that is hidden, a key of nothing, which is the last.
     most = (first + held.tile * torch.arange(T, device=until.device)).clamp(max=held.last.shape[1])
     if not int(most[-1]):
@@ -180,30 +176,28 @@ def _causal_parts(call: Call, held: _Held) -> list[Part]:
     there = torch.arange(table.shape[-1], device=until.device) < most[:, None, None]
     table = torch.where(there & (table < 0), G * M, table).flatten(0, 1)
     each = torch.arange(G * M + 1, device=until.device)[:, None]
-    return [*parts, Part(queries, Order(each.masked_fill(each == G * M, ABSENT)), table, kept)]
+    return [*parts, Tiling(queries, TokenBlocks(each.masked_fill(each == G * M, ABSENT)), table, kept)]
 
 
-def _part(call: Call, chosen: Int[Tensor, "G count"]) -> Part:
+def _part(call: Call, chosen: Int[Tensor, "G count"]) -> Tiling:
     """The same keys for all queries of a sequence."""
     queries, number = _queries(call, min(TILE, call.q.shape[1]))
     own = torch.arange(len(chosen), device=chosen.device).repeat(len(number))[:, None]
-    return Part(queries, Order(joined(chosen, call.k.shape[1])), own)
+    return Tiling(queries, TokenBlocks(joined(chosen, call.k.shape[1])), own)
 
 
-def _queries(call: Call, tile: int) -> tuple[Order, Int[Tensor, "T tile"]]:
+def _queries(call: Call, tile: int) -> tuple[TokenBlocks, Int[Tensor, "T tile"]]:
     """The queries in tiles: the first of each sequence, the second of each, and so on; and their numbers."""
     G, N = call.q.shape[:2]
-    number = in_order(0, N, tile, call.q.device).positions
-    return Order(joined(number.expand(G, -1, -1), N).transpose(0, 1).flatten(0, 1)), number
+    number = consecutive(0, N, tile, call.q.device).positions
+    return TokenBlocks(joined(number.expand(G, -1, -1), N).transpose(0, 1).flatten(0, 1)), number
 
 
 # ---------------------------------------------------------------------------------------------------------------- cost
 
 
 @selection_cost
-def importance_cost(
-    N: int, K: int, *, count: int = COUNT, form: str = "fast", causal: bool = False
-) -> Selecting:
+def importance_cost(N: int, K: int, *, count: int = COUNT, form: str = "fast", causal: bool = False) -> Selecting:
     """Closed form of one self-attention call, in either form, for a number of tokens."""
     kept, tile = min(count, N), min(TILE, N)
     sizes = [min(TILE, N - start) for start in range(0, N, TILE)]  # of the tiles

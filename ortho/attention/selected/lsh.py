@@ -24,7 +24,7 @@ from ortho.attention.mechanism import Mechanism
 from ortho.attention.operands import working
 from ortho.attention.recurrent.memory import unit
 from ortho.attention.selected.call import Call, attention_form, mask_form
-from ortho.attention.selected.groups import chunk_round, group_mask, group_parts, group_work
+from ortho.attention.selected.groups import chunk_round, group_mask, group_tilings, group_work
 from ortho.attention.selected.selection import Selecting, attend_joined, attend_to_mask, drawn_once, selection_cost
 
 ROUNDS, BUCKETS, WIDTH = 2, 32, 32
@@ -88,7 +88,7 @@ def lsh_attention(
     R, buckets = _buckets(call, projections, shared_qk)
     labels = zip(hashed(call.q, R).unbind(1), buckets.unbind(1), strict=True)
     rounds = [chunk_round(*pair, call, 2 * R.shape[-1], min(width, call.k.shape[1])) for pair in labels]
-    parts = group_parts(rounds, call, skip_self=shared_qk)
+    parts = group_tilings(rounds, call, skip_self=shared_qk)
     return attend_joined(_divided(call) if shared_qk else call, parts), call.state(buckets)
 
 

@@ -1,9 +1,10 @@
-r"""Attention to selected blocks of keys: a query reads its own block up to itself, and the past blocks that suit it best.
+r"""Attention to selected blocks of keys: a query reads its own block up to itself, and the past blocks that suit it
+best.
 
 MoBA (Lu et al. 2025, arXiv:2502.13189): keys are cut into blocks of `block`, and a query attends to `count` of them,
 its own among them; the others are those whose mean key has the highest score. Past blocks are whole, so that nothing
-leaks: which are selected depends on the past alone. Published for causal attention, and for nothing else. Of blocks with
-equal scores the first are taken.
+leaks: which are selected depends on the past alone. Published for causal attention, and for nothing else. Of blocks
+with equal scores the first are taken.
 
 In the fast form the queries that selected the same block as their r-th make up tiles, for each r. How many tiles that
 takes has a bound that does not depend on the selection, and so many are computed.
@@ -20,17 +21,14 @@ from ortho.attention.selected.call import Call, attention_form, mask_form
 from ortho.attention.selected.selection import (
     Selecting,
     attend_to_mask,
-    attend_to_parts,
+    attend_to_tilings,
     best_cost,
     best_positions,
     selection_cost,
     tile_count,
     tiles_by_label,
 )
-from ortho.attention.sparse.layouts import TILE
-from ortho.attention.sparse.orders import ABSENT, Order, in_order
-from ortho.attention.sparse.parts import Part
-from ortho.attention.sparse.pattern_cost import Work
+from ortho.attention.sparse.tiling import ABSENT, TILE, Tiling, TokenBlocks, Work, consecutive
 
 BLOCK, COUNT = 64, 3
 
@@ -71,11 +69,9 @@ def moba_attention_reference(
 
 
 @attention_form(only_causal=True)
-def moba_attention(
-    call: Call, *, block: int = BLOCK, count: int = COUNT
-) -> tuple[Float[Tensor, "G N V"], State]:
+def moba_attention(call: Call, *, block: int = BLOCK, count: int = COUNT) -> tuple[Float[Tensor, "G N V"], State]:
     """`moba_attention_reference` from the selected blocks alone, in float32 at least; not differentiable twice."""
-    return attend_to_parts(call, block_parts(call, _selected(call, block, count), block)), call.state()
+    return attend_to_tilings(call, block_tilings(call, _selected(call, block, count), block)), call.state()
 
 
 # --------------------------------------------------------------------------------------------- blocks, selected somehow
@@ -117,10 +113,10 @@ def blocks_mask(call: Call, selected: Int[Tensor, "G N selected"], block: int) -
     read = (i // block == j // block).expand(len(selected), -1, -1)
     for each in selected.unbind(-1):
         read = read | (each[..., None] == j // block)
-    return read & call.reachable(call.places)
+    return read & call.reachable()
 
 
-def block_parts(call: Call, selected: Int[Tensor, "G N selected"], block: int) -> list[Part]:
+def block_tilings(call: Call, selected: Int[Tensor, "G N selected"], block: int) -> list[Tiling]:
     """The parts of `blocks_mask`: own blocks, and each query's first selected block, its second, and so on."""
     N, M, first, device = call.q.shape[1], call.k.shape[1], call.first, selected.device
     width = _own_tile(block)
@@ -129,13 +125,13 @@ def block_parts(call: Call, selected: Int[Tensor, "G N selected"], block: int) -
     low, high = start // block * block // width, (start + tile - 1).clamp(max=M - 1) // width
     table = low + torch.arange(block // width, device=device)
     table = table.masked_fill(table > high, ABSENT)
-    queries, own = in_order(first, first + N, tile, device), in_order(0, M, width, device)
-    parts = [Part(queries, own, table, lambda i, j: j <= i)]
-    P, blocks = past_blocks(M, block), in_order(0, M, block, device)
+    queries, own = consecutive(first, first + N, tile, device), consecutive(0, M, width, device)
+    parts = [Tiling(queries, own, table, lambda i, j: j <= i)]
+    P, blocks = past_blocks(M, block), consecutive(0, M, block, device)
     for each in selected.unbind(-1):
         tiles = tiles_by_label(each, P, min(_selected_tile(block), N))
         positions = torch.where(tiles.positions < 0, ABSENT, tiles.positions + first)
-        parts.append(Part(Order(positions), blocks, tiles.labels[..., None]))
+        parts.append(Tiling(TokenBlocks(positions), blocks, tiles.labels[..., None]))
     return parts
 
 

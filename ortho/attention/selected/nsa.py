@@ -24,12 +24,10 @@ from ortho._weights import new_weight
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost, Mechanism
 from ortho.attention.operands import masked_softmax, working
 from ortho.attention.selected.call import Call, attention_form, mask_form
-from ortho.attention.selected.moba import block_parts, block_work, blocks_mask, past_blocks, select_blocks
-from ortho.attention.selected.selection import attend_to_mask, attend_to_parts, best_cost
-from ortho.attention.sparse.layouts import TILE
-from ortho.attention.sparse.orders import ABSENT, in_order
-from ortho.attention.sparse.parts import Part
-from ortho.attention.sparse.pattern_cost import Work, masked_cost, parts_cost
+from ortho.attention.selected.moba import block_tilings, block_work, blocks_mask, past_blocks, select_blocks
+from ortho.attention.selected.selection import attend_to_mask, attend_to_tilings, best_cost
+from ortho.attention.sparse.tiled_attention import masked_cost, tiled_cost
+from ortho.attention.sparse.tiling import ABSENT, TILE, Tiling, Work, consecutive
 from ortho.attention.sparse.window import Window
 from ortho.gates import Gate, GateCost
 
@@ -117,10 +115,10 @@ def nsa_attention(
     The compressed branch reads one token in `stride`, and so grows with N^2, as does what it selects by.
     """
     pooled, stop, M = _compressed(call, sizes), call.first + call.q.shape[1], call.k.shape[1]
-    selected = block_parts(call, _selected(call, pooled, sizes), sizes.block)
-    window = Window(sizes.window).parts(call.first, stop, M, is_causal=True, device=call.q.device)
-    branches = [attend_to_parts(pooled, [_compressed_part(pooled, sizes)])] if pooled.k.shape[1] else []
-    branches += [attend_to_parts(call, selected), attend_to_parts(call, window)]
+    selected = block_tilings(call, _selected(call, pooled, sizes), sizes.block)
+    window = Window(sizes.window).tilings(call.first, stop, M, is_causal=True, device=call.q.device)
+    branches = [attend_to_tilings(pooled, [_compressed_tiling(pooled, sizes)])] if pooled.k.shape[1] else []
+    branches += [attend_to_tilings(call, selected), attend_to_tilings(call, window)]
     return _weighed(branches, gates, call, sizes), call.state()
 
 
@@ -203,7 +201,7 @@ def _selected(call: Call, pooled: Call, sizes: Sizes) -> Int[Tensor, "G N select
     return select_blocks(call, sizes.block, sizes.count - 1, weights, width=max(1, pooled.k.shape[1]))
 
 
-def _compressed_part(pooled: Call, sizes: Sizes) -> Part:
+def _compressed_tiling(pooled: Call, sizes: Sizes) -> Tiling:
     """All compressed tokens that end in the past, for tiles of queries, in tiles of as many."""
     N, count, first, device = pooled.q.shape[1], pooled.k.shape[1], pooled.first, pooled.q.device
     tile = TILE if N > 1 else 1
@@ -212,8 +210,8 @@ def _compressed_part(pooled: Call, sizes: Sizes) -> Part:
     high = (last + 1 - sizes.length).div(sizes.stride, rounding_mode="floor").clamp(max=count - 1) // TILE
     table = torch.arange(max(1, int(high.max()) + 1), device=device).expand(len(start), -1)
     table = table.masked_fill((table > high) | (last < sizes.length - 1), ABSENT)
-    queries, keys = in_order(first, first + N, tile, device), in_order(0, count, TILE, device)
-    return Part(queries, keys, table, lambda i, j: j * sizes.stride + sizes.length - 1 <= i)
+    queries, keys = consecutive(first, first + N, tile, device), consecutive(0, count, TILE, device)
+    return Tiling(queries, keys, table, lambda i, j: j * sizes.stride + sizes.length - 1 <= i)
 
 
 # ----------------------------------------------------------------------------------------------------- gates and cost
@@ -292,7 +290,7 @@ def nsa_cost(
         saved = sum(cost.saved_bytes for cost in each) - reach * item * operands  # which two branches share
     else:
         both = zip(work, _branches(N, sizes, last=True), strict=True)
-        each = [parts_cost(B, N, H, K, V, work=w, last=last, qk_grad=qk_grad, itemsize=item) for w, last in both]
+        each = [tiled_cost(B, N, H, K, V, work=w, last=last, qk_grad=qk_grad, itemsize=item) for w, last in both]
         if few:  # of compressed tokens there are fewer than of others, and so of their gradients
             fewer = reach * (rows - G * few) * K
             each[0] = replace(each[0], elementwise_backward=each[0].elementwise_backward - fewer)

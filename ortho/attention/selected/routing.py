@@ -28,7 +28,7 @@ from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost, Mechanism
 from ortho.attention.operands import known_tokens, masked_softmax, working
 from ortho.attention.selected.call import Call, attention_form, mask_form
-from ortho.attention.selected.groups import chunk_round, group_mask, group_parts, group_work
+from ortho.attention.selected.groups import chunk_round, group_mask, group_tilings, group_work
 from ortho.attention.selected.selection import (
     Selecting,
     attend_joined,
@@ -39,9 +39,8 @@ from ortho.attention.selected.selection import (
     joined,
     selection_cost,
 )
-from ortho.attention.sparse.orders import ABSENT, Order
-from ortho.attention.sparse.parts import Part, attention_by_parts
-from ortho.attention.sparse.pattern_cost import Work, parts_cost
+from ortho.attention.sparse.tiled_attention import tiled_attention, tiled_cost
+from ortho.attention.sparse.tiling import ABSENT, Tiling, TokenBlocks, Work
 
 CLUSTERS, WIDTH = 16, 64
 SEED = 2003_05997  # of the default centroids, the same in every call; a number that nobody seeds data with
@@ -132,7 +131,7 @@ def routing_attention(
         return _within_clusters(call, *members_of(call, mu, width, same_tokens)), ()
     clusters = call.continued("clusters", nearest(call.new_k, mu))
     chunks = chunk_round(nearest(call.q, mu), clusters, call, mu.shape[-2], min(width, call.k.shape[1]))
-    return attend_joined(call, group_parts([chunks], call)), call.state(clusters)
+    return attend_joined(call, group_tilings([chunks], call)), call.state(clusters)
 
 
 # --------------------------------------------------------------------------------------------------- balanced clusters
@@ -178,12 +177,12 @@ def _within_clusters(call: Call, of_queries: Int[Tensor, "G c n"], of_keys: Int[
         return j[b.clamp(min=0)] <= i[a.clamp(min=0)]
 
     queries, keys = (_copies(of) for of in (of_queries, of_keys))
-    part = Part(queries, keys, _numbers(queries.positions[:, :1]), allowed if call.is_causal else None)
+    part = Tiling(queries, keys, _numbers(queries.positions[:, :1]), allowed if call.is_causal else None)
     own, theirs, values = (
         x.reshape(-1, x.shape[-1]).index_select(0, index)[None]
         for x, index in ((call.q, rows), (call.k, columns), (call.v, columns))
     )
-    o = attention_by_parts(own, theirs, values, [part], scale=call.scale)[0]
+    o = tiled_attention(own, theirs, values, [part], scale=call.scale)[0]
     # The first key of a cluster says whether a query sees any.
     least = of_keys.masked_fill(of_keys < 0, M).amin(-1, keepdim=True)
     share = ((of_queries >= 0) & (least < M) & (least <= last)).flatten().to(o)
@@ -192,9 +191,9 @@ def _within_clusters(call: Call, of_queries: Int[Tensor, "G c n"], of_keys: Int[
     return o.new_zeros(G * N, o.shape[-1]).index_add(0, rows, o * share[:, None]).unflatten(0, (G, N))
 
 
-def _copies(members: Int[Tensor, "G clusters w"]) -> Order:
+def _copies(members: Int[Tensor, "G clusters w"]) -> TokenBlocks:
     """The copied tokens, a cluster a block."""
-    return Order(_numbers(members).masked_fill(members < 0, ABSENT).flatten(0, 1))
+    return TokenBlocks(_numbers(members).masked_fill(members < 0, ABSENT).flatten(0, 1))
 
 
 def _numbers(x: Tensor) -> Tensor:
@@ -298,9 +297,7 @@ def routing_cost(
 
 
 @selection_cost
-def _nearest_cost(
-    N: int, K: int, *, clusters: int, width: int, form: str = "fast", causal: bool = False
-) -> Selecting:
+def _nearest_cost(N: int, K: int, *, clusters: int, width: int, form: str = "fast", causal: bool = False) -> Selecting:
     """Of nearest clusters: products of normalised queries and keys with each centroid, and chunks that are full in the
     worst case."""
     work, last = (group_work(n, N, rounds=1, count=clusters, width=width) for n in (N, 1))
@@ -340,7 +337,7 @@ def _copied(B: int, H: int, K: int, V: int, N: int, clusters: int, w: int, qk_gr
     """As attention of as many tokens as clusters hold, with the copies there and back."""
     G, reach = B * H, int(qk_grad)
     work, last = ([Work(clusters, clusters, n, w)] for n in (w, 1))
-    cost = parts_cost(B, clusters * w, H, K, V, work=work, last=last, qk_grad=qk_grad, itemsize=item)
+    cost = tiled_cost(B, clusters * w, H, K, V, work=work, last=last, qk_grad=qk_grad, itemsize=item)
     copies = G * clusters * w
     return replace(
         cost,

@@ -16,9 +16,8 @@ from ortho._typing import Bool, Float, Int, Size, Tensor
 from ortho.attention.mechanism import AttentionCost
 from ortho.attention.operands import masked_softmax
 from ortho.attention.selected.call import Call, with_options
-from ortho.attention.sparse.orders import ABSENT
-from ortho.attention.sparse.parts import Part, attention_by_parts
-from ortho.attention.sparse.pattern_cost import Work, masked_cost, parts_cost
+from ortho.attention.sparse.tiled_attention import masked_cost, tiled_attention, tiled_cost
+from ortho.attention.sparse.tiling import ABSENT, Tiling, Work
 
 # ------------------------------------------------------------------------------------------- attending to what is kept
 
@@ -29,17 +28,17 @@ def attend_to_mask(call: Call, kept: Bool[Tensor, "G N M"]) -> Float[Tensor, "G 
     return masked_softmax(scores, ~kept, empty_rows=True) @ call.v
 
 
-def attend_to_parts(call: Call, parts: Sequence[Part]) -> Float[Tensor, "G N V"]:
+def attend_to_tilings(call: Call, parts: Sequence[Tiling]) -> Float[Tensor, "G N V"]:
     """The same over the pairs of the parts, of which each sequence has its own."""
     mask = None if call.visible is None else call.visible[:, None]
-    return attention_by_parts(call.q, call.k, call.v, parts, scale=call.scale, start=call.first, attn_mask=mask)
+    return tiled_attention(call.q, call.k, call.v, parts, scale=call.scale, start=call.first, attn_mask=mask)
 
 
-def attend_joined(call: Call, parts: Sequence[Part]) -> Float[Tensor, "G N V"]:
+def attend_joined(call: Call, parts: Sequence[Tiling]) -> Float[Tensor, "G N V"]:
     """The same with all sequences as one: query i of sequence g stands at g N + i, key j at g M + j. What a part allows
     can then look up numbers that each token has of its own."""
     q, k, v = (x.reshape(1, -1, x.shape[-1]) for x in (call.q, call.k, call.v))
-    return attention_by_parts(q, k, v, parts, scale=call.scale).reshape(*call.q.shape[:2], -1)
+    return tiled_attention(q, k, v, parts, scale=call.scale).reshape(*call.q.shape[:2], -1)
 
 
 def joined(numbers: Int[Tensor, "G *rest"], size: int) -> Int[Tensor, "G *rest"]:
@@ -195,7 +194,7 @@ def selection_cost(selecting: Callable[..., Selecting]) -> Callable[..., Attenti
             attending = masked_cost(G, N, K, V, masks=G, qk_grad=qk_grad, itemsize=itemsize)
         else:
             work, last = spent.work, spent.last_work
-            attending = parts_cost(B, N, H, K, V, work=work, last=last, qk_grad=qk_grad, itemsize=itemsize)
+            attending = tiled_cost(B, N, H, K, V, work=work, last=last, qk_grad=qk_grad, itemsize=itemsize)
         held = itemsize * spent.keys * (K + V) + max(itemsize, 4) * spent.numbers + 8 * spent.integers
         return replace(
             attending,

@@ -22,14 +22,12 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, pad
 
-from ortho import _checks
 from ortho._checks import checked
-from ortho._typing import Bool, Float, Size, State, Tensor
+from ortho._typing import Float, Size, State, Tensor
 from ortho._weights import new_weight
 from ortho.attention.chunking import CHUNK
-from ortho.attention.linear.factored_kernels import divisors
-from ortho.attention.linear.feature_maps import FeatureMap
-from ortho.attention.linear.linear_attention import EluPlusOne
+from ortho.attention.linear.feature_maps import EluPlusOne, FeatureMap
+from ortho.attention.linear.linear_attention import divisors
 from ortho.attention.mechanism import AttentionCost, Mechanism
 from ortho.attention.operands import carried
 from ortho.attention.selected.call import Call, attention_form, mask_form
@@ -39,9 +37,7 @@ WINDOW = 256
 FEATURES = EluPlusOne()
 
 
-def _weights(
-    call: Call, window: int, log_far: Tensor | None, feature_map: FeatureMap
-) -> Float[Tensor, "G N M"]:
+def _weights(call: Call, window: int, log_far: Tensor | None, feature_map: FeatureMap) -> Float[Tensor, "G N M"]:
     """The weights as the formula reads, but that a row's are taken relative to a common factor, which cancels."""
     b = _log_far(call, log_far, feature_map)
     distance = (call.places[:, None] - torch.arange(call.k.shape[1], device=call.k.device)).abs()
@@ -174,6 +170,41 @@ def _far_sums(call: Call, m: int) -> _FarSums:
     return _FarSums(S.reshape(G, m, V), z.reshape(G, m, 1))
 
 
+class Band:
+    """Of keys that may be near a chunk of C queries: their chunks, by offset from the queries'.
+
+    `chunks` is how many there are, of queries and of keys: none is further off than the last from the first.
+    """
+
+    def __init__(self, window: int, chunk: int, is_causal: bool, chunks: int) -> None:
+        self.window, self.chunk, self.is_causal = window, chunk, is_causal
+        reach = min(-(-(window - 1) // chunk), chunks - 1)
+        self.offsets = list(range(-reach, 1 if is_causal else reach + 1))
+
+    @cached_property
+    def mixed(self) -> list[int]:
+        """Offsets of chunks of which some queries find some keys far."""
+        return [o for o in self.offsets if self._reaches(o)]
+
+    def _reaches(self, offset: int) -> bool:
+        low, high = -offset * self.chunk - self.chunk + 1, -offset * self.chunk + self.chunk - 1  # of i - j
+        return high >= self.window or (not self.is_causal and low <= -self.window)
+
+    def _distance(self, offsets: list[int], device: torch.device) -> Tensor:
+        """i - j, (C, C times the offsets)."""
+        place = torch.arange(self.chunk, device=device)
+        return torch.cat([place[:, None] - place - o * self.chunk for o in offsets], 1)
+
+    def near(self, device: torch.device) -> Tensor:
+        distance = self._distance(self.offsets, device)
+        near = distance.abs() < self.window
+        return near & (distance >= 0) if self.is_causal else near
+
+    def far(self, device: torch.device) -> Tensor:
+        distance = self._distance(self.mixed, device)
+        return distance >= self.window if self.is_causal else distance.abs() >= self.window
+
+
 def _lone(x: _Near, call: Call, log_far: Tensor, window: int, earlier: _FarSums, _: int) -> Float[Tensor, "G 1 V"]:
     """The output of one query, with the keys in the window as they are and the sums of the others."""
     low = max(0, call.first - window + 1)
@@ -241,41 +272,6 @@ def _outside(
         return total
     behind = pad(chunks.flip(1), (0, 0, 0, 0, 1, 0)).cumsum(1)
     return total + behind.index_select(1, (S - 1 - number - band.offsets[-1]).clamp(0, S))
-
-
-class Band:
-    """Of keys that may be near a chunk of C queries: their chunks, by offset from the queries'.
-
-    `chunks` is how many there are, of queries and of keys: none is further off than the last from the first.
-    """
-
-    def __init__(self, window: int, chunk: int, is_causal: bool, chunks: int) -> None:
-        self.window, self.chunk, self.is_causal = window, chunk, is_causal
-        reach = min(-(-(window - 1) // chunk), chunks - 1)
-        self.offsets = list(range(-reach, 1 if is_causal else reach + 1))
-
-    @cached_property
-    def mixed(self) -> list[int]:
-        """Offsets of chunks of which some queries find some keys far."""
-        return [o for o in self.offsets if self._reaches(o)]
-
-    def _reaches(self, offset: int) -> bool:
-        low, high = -offset * self.chunk - self.chunk + 1, -offset * self.chunk + self.chunk - 1  # of i - j
-        return high >= self.window or (not self.is_causal and low <= -self.window)
-
-    def _distance(self, offsets: list[int], device: torch.device) -> Tensor:
-        """i - j, (C, C times the offsets)."""
-        place = torch.arange(self.chunk, device=device)
-        return torch.cat([place[:, None] - place - o * self.chunk for o in offsets], 1)
-
-    def near(self, device: torch.device) -> Tensor:
-        distance = self._distance(self.offsets, device)
-        near = distance.abs() < self.window
-        return near & (distance >= 0) if self.is_causal else near
-
-    def far(self, device: torch.device) -> Tensor:
-        distance = self._distance(self.mixed, device)
-        return distance >= self.window if self.is_causal else distance.abs() >= self.window
 
 
 # ----------------------------------------------------------------------------------------------------- gate and cost

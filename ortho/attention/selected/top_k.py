@@ -14,15 +14,13 @@ from ortho.attention.selected.call import Call, attention_form, mask_form
 from ortho.attention.selected.selection import (
     Selecting,
     attend_to_mask,
-    attend_to_parts,
+    attend_to_tilings,
     best_cost,
     best_positions,
     mask_of,
     selection_cost,
 )
-from ortho.attention.sparse.orders import in_order
-from ortho.attention.sparse.parts import Part
-from ortho.attention.sparse.pattern_cost import Work
+from ortho.attention.sparse.tiling import Tiling, Work, consecutive
 
 COUNT = 64
 
@@ -58,8 +56,8 @@ def top_k_attention(call: Call, *, count: int = COUNT) -> tuple[Float[Tensor, "G
     The positions of the selected keys, `count` integers a query, are kept for the backward pass.
     """
     N, M = call.q.shape[1], call.k.shape[1]
-    queries, each = in_order(call.first, call.first + N, 1, call.q.device), in_order(0, M, 1, call.q.device)
-    return attend_to_parts(call._replace(visible=None), [Part(queries, each, _selected(call, count))]), call.state()
+    queries, each = consecutive(call.first, call.first + N, 1, call.q.device), consecutive(0, M, 1, call.q.device)
+    return attend_to_tilings(call._replace(visible=None), [Tiling(queries, each, _selected(call, count))]), call.state()
 
 
 @selection_cost

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from ortho.attention.selected.importance import importance_mask, key_norms, sampled_importance
-from ortho.attention.selected.routing import routing_mask
-from ortho.attention.selected.routing_centroids import draw_centroids, nearest
+from ortho.attention.selected.routing import draw_centroids, nearest, routing_mask
 from ortho.theory.estimates import SIGMAS
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, counted, holds, region
