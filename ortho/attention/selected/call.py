@@ -18,7 +18,7 @@ from ortho._autocast import no_autocast
 from ortho._checks import checked
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.indexing import indexing
-from ortho.attention.operands import carried, mask_of_keys, with_past, working
+from ortho.attention.operands import carried, mask_of_keys, prepend_state, upcast
 from ortho.attention.recurrent.memory import gate
 from ortho.attention.transforms import uncompiled
 
@@ -115,7 +115,7 @@ def attention_form(*state: str, only_causal: bool = False) -> Callable[[Form], C
             **options: Any,
         ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
             parts = None if initial_state is None else _checks.state(initial_state, "keys", "values", *state)
-            keys, values = with_past(q, k, v, is_causal, attn_mask, parts and parts[:2])
+            keys, values = prepend_state(q, k, v, is_causal, attn_mask, parts and parts[:2])
             _served(only_causal, is_causal)
             call = _call(q, keys, values, k.shape[-2], keys.shape[-2] - k.shape[-2], is_causal, attn_mask, scale)
             with no_autocast(q):
@@ -144,7 +144,7 @@ def mask_form(*, only_causal: bool = False) -> Callable[[Callable[..., Any]], Ca
             scale: float | None = None,
             **options: Any,
         ) -> Any:
-            with_past(q, k, k, False, attn_mask, None)
+            prepend_state(q, k, k, False, attn_mask, None)
             _served(only_causal, is_causal)
             M, N = k.shape[-2], q.shape[-2]
             call = _call(q, k, k, M, M - N if is_causal else 0, is_causal, attn_mask, scale)
@@ -174,7 +174,7 @@ def _call(
         mask = attn_mask[None] if attn_mask.dim() == 1 else attn_mask
         visible = mask.expand(*keys.shape[:-2], 1, M).reshape(-1, M)
     factor = 1 / sqrt(q.shape[-1]) if scale is None else scale
-    x, y, z = (working(x).reshape(-1, *x.shape[-2:]) for x in (q, keys, values))
+    x, y, z = (upcast(x).reshape(-1, *x.shape[-2:]) for x in (q, keys, values))
     return Call(x, y, z, visible, first, is_causal, factor, scale, new, (keys, values), (), False)
 
 

@@ -19,7 +19,7 @@ from ortho._autocast import no_autocast
 from ortho._checks import checked
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.operands import working
+from ortho.attention.operands import upcast
 from ortho.attention.selected.call import Call, attention_form, mask_form
 from ortho.attention.selected.selection import (
     Selecting,
@@ -94,7 +94,7 @@ def importance_attention(
 def key_norms(k: Float[Tensor, "*batch M K"]) -> Float[Tensor, "*batch M"]:
     """The squared length of each key, in float32 at least."""
     with torch.no_grad(), no_autocast(k):
-        return working(k).square().sum(-1)
+        return upcast(k).square().sum(-1)
 
 
 @checked

@@ -21,7 +21,7 @@ from ortho._autocast import no_autocast
 from ortho._checks import checked
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.operands import working
+from ortho.attention.operands import upcast
 from ortho.attention.recurrent.memory import unit
 from ortho.attention.selected.call import Call, attention_form, mask_form
 from ortho.attention.selected.groups import chunk_round, group_mask, group_tilings, group_work
@@ -37,7 +37,7 @@ def hashed(
 ) -> Int[Tensor, "*batch rounds N"]:
     """The bucket of each row in each round, below 2 half."""
     with torch.no_grad(), no_autocast(x):
-        x = working(x)
+        x = upcast(x)
         turned = x[..., None, :, :] @ projections.to(x)
         return torch.cat([turned, -turned], -1).argmax(-1)
 

@@ -22,7 +22,7 @@ from ortho._checks import checked
 from ortho._typing import Bool, Float, Int, Size, State, Tensor
 from ortho._weights import new_weight
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost, Mechanism
-from ortho.attention.operands import masked_softmax, working
+from ortho.attention.operands import masked_softmax, upcast
 from ortho.attention.selected.call import Call, attention_form, mask_form
 from ortho.attention.selected.moba import block_tilings, block_work, blocks_mask, past_blocks, select_blocks
 from ortho.attention.selected.selection import attend_to_mask, attend_to_tilings, best_cost
@@ -130,7 +130,7 @@ def _weighed(
         reached = 2 + (call.places >= sizes.length - 1).to(branches[0])  # branches, without a mask
         return sum(branches[1:], branches[0]) / reached[:, None]
     call.check_numbers("gates", gates, 3)
-    weights = working(gates).reshape(*call.q.shape[:2], 3)[..., -len(branches) :].unbind(-1)
+    weights = upcast(gates).reshape(*call.q.shape[:2], 3)[..., -len(branches) :].unbind(-1)
     weighed = [branch * weight[..., None] for branch, weight in zip(branches, weights, strict=True)]
     return sum(weighed[1:], weighed[0])
 

@@ -26,7 +26,7 @@ from ortho._autocast import no_autocast
 from ortho._checks import checked
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost, Mechanism
-from ortho.attention.operands import known_tokens, masked_softmax, working
+from ortho.attention.operands import known_tokens, masked_softmax, upcast
 from ortho.attention.selected.call import Call, attention_form, mask_form
 from ortho.attention.selected.groups import chunk_round, group_mask, group_tilings, group_work
 from ortho.attention.selected.selection import (
@@ -58,7 +58,7 @@ def normalised(x: Float[Tensor, "*batch N K"]) -> Float[Tensor, "*batch N K"]:
 def _products(x: Float[Tensor, "*batch N K"], centroids: Float[Tensor, "... c K"]) -> Float[Tensor, "*batch N c"]:
     """Of each normalised row with each centroid."""
     with torch.no_grad(), no_autocast(x):
-        x = normalised(working(x))
+        x = normalised(upcast(x))
         return x @ centroids.to(x).mT
 
 
@@ -250,7 +250,7 @@ def update_centroids(
         raise ValueError(f"decay: expected a number from 0 to 1, got {_checks.describe(decay)}")
     centroids = _given_centroids(centroids, q)
     with torch.no_grad():
-        x = torch.cat([working(q), working(k)], -2)
+        x = torch.cat([upcast(q), upcast(k)], -2)
         chosen = one_hot(nearest(x, centroids), centroids.shape[-2]).to(x)
         x = normalised(x)
         sums, counts = chosen.mT @ x, chosen.sum(-2)[..., None]  # (*batch, clusters, K or 1)
