@@ -36,7 +36,7 @@ from ortho.attention.cache import new_cache
 from ortho.attention.linear.feature_maps import EluPlusOne
 from ortho.attention.linear.random_features import iid_features, isotropic
 from ortho.attention.recurrent.ttt_losses import Squared
-from ortho.attention.selected.nsa_sizes import Sizes
+from ortho.attention.selected.nsa import Sizes
 from ortho.attention.sparse.window import Window
 from ortho.cost.configurations import CONFIGURATIONS, Configuration
 from ortho.gates import WriteStrength
@@ -62,10 +62,10 @@ WHOLE = (
     "layers.synthesizer.sources", "attention.cache", "attention.linear.random_feature_attention",
     "attention.softmax.backends", "attention.untrained.positional_attention", "attention.untrained.patterns",
     "attention.recurrent.ttt_losses", "attention.linear.linear_attention", "attention.linear.favor",
-    "attention.linear.random_features", "attention.positions.alibi", "attention.selected.nsa_sizes",
-    "attention.selected.lsh", "attention.selected.routing_centroids", "attention.selected.routing",
+    "attention.linear.random_features", "attention.positions.alibi",
+    "attention.selected.lsh", "attention.selected.routing",
     "attention.selected.moba", "attention.selected.top_k", "attention.selected.importance", "attention.selected.nsa",
-    "attention.selected.nsa_gates", "attention.sparse.window", "attention.sparse.dilated",
+    "attention.sparse.window", "attention.sparse.dilated",
     "attention.sparse.strided", "attention.sparse.fixed", "attention.sparse.block_sparse",
     "attention.sparse.global_local", "attention.sparse.flex", "cost.layers", "cost.models", "cost.choosing",
     "cost.decoding", "cost.traffic", "cost.positional", "cost.synthesizer", "adapters.freezing", "adapters.hybrid",
@@ -274,7 +274,7 @@ def targets() -> dict[str, Callable[..., Any]]:
 # Steps of others, which take what these have made and checked; of any number of arguments; compiled alone.
 LEFT_OUT = {
     "layers.decoder_block.DecoderCache", "cost.layers.Cost", "cost.layers.RecomputedCost",
-    "cost.decoding.DecodeCost", "attention.selected.routing_centroids.is_balanced",
+    "cost.decoding.DecodeCost", "attention.selected.routing.members_of",
     "favor++ layer.new_cache",
     "layers.hybrid.HybridCache",
     *(f"attention.untrained.patterns.{name}" for name in
@@ -282,8 +282,7 @@ LEFT_OUT = {
     *(f"attention.linear.linear_attention.{name}" for name in ("divisors", "kernel_mechanism", "kernel_weights")),
     *(f"layers.synthesizer.sources.{name}" for name in ("product", "shared")),
     *(f"attention.selected.moba.{name}" for name in
-      ("check", "past_blocks", "choose_blocks", "blocks_mask", "block_parts", "block_work")),
-    "attention.selected.routing_centroids.products", "attention.selected.routing_centroids.given_centroids",
+      ("past_blocks", "none_selected", "select_blocks", "blocks_mask", "block_tilings", "block_work")),
     "attention.sparse.flex.flex_pattern_attention", "cost.layers.added", "theory.gated_forms.gated_step",
     "theory.reachability.reached", "theory.stability.unit_keys", "theory.state_precision.chunked",
     "theory.state_precision.recurrent", "attention.linear.random_features.dense_features",

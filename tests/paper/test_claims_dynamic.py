@@ -6,7 +6,7 @@ from math import exp, inf, sqrt
 import pytest
 import torch
 
-from ortho.attention.selected.sparse_linear_cost import sparse_linear_cost
+from ortho.attention.selected.sparse_linear import sparse_linear_cost
 from paper.claims import Verdict, judge
 from paper.claims.evidence import dynamic_sparsity as data
 from paper.claims.evidence import dynamic_sparsity as s1

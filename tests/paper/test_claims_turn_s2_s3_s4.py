@@ -245,7 +245,7 @@ TURNS = {
     "S4.3a": Turn(REFUTED, stored(timed(0.01, "linear recurrent"), "attention-speed")),
     "S4.4a": Turn(REFUTED, {"ortho.attention.selected.top_k.top_k_mask": least_keys}),
     "S4.4b": Turn(CONDITIONAL, stored(reached("correct_fraction", 0.5, "identity"), "images")),
-    "S4.4c": Turn(REFUTED, {"ortho.attention.selected.sparse_linear_cost.sparse_linear_cost": all_pairs}),
+    "S4.4c": Turn(REFUTED, {"ortho.attention.selected.sparse_linear.sparse_linear_cost": all_pairs}),
 }
 
 

@@ -23,12 +23,9 @@ from ortho.attention.linear.feature_maps import EluPlusOne, FeatureMap, Taylor
 from ortho.attention.selected.importance import importance_mask, key_norms, sampled_importance
 from ortho.attention.selected.lsh import draw_projections, lsh_mask
 from ortho.attention.selected.moba import moba_mask
-from ortho.attention.selected.nsa import nsa_masks
-from ortho.attention.selected.nsa_sizes import Sizes
-from ortho.attention.selected.routing import routing_mask
-from ortho.attention.selected.routing_centroids import draw_centroids, nearest, update_centroids
-from ortho.attention.selected.sparse_linear import sparse_linear_weights
-from ortho.attention.selected.sparse_linear_cost import sparse_linear_cost
+from ortho.attention.selected.nsa import Sizes, nsa_masks
+from ortho.attention.selected.routing import draw_centroids, nearest, routing_mask, update_centroids
+from ortho.attention.selected.sparse_linear import sparse_linear_cost, sparse_linear_weights
 from ortho.attention.selected.top_k import top_k_mask
 from ortho.attention.sparse.window import Window
 from ortho.theory.estimates import SIGMAS

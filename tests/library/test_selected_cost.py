@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 import torch
-from dynamic_mechanisms import ALL, ENTRIES, FORMS, centroids, projections, qkv, ways
 from extent import some
+from selected_mechanisms import ALL, ENTRIES, FORMS, centroids, projections, qkv, ways
 
 from ortho.attention.selected.lsh import lsh_mask
 from ortho.attention.selected.moba import moba_mask

@@ -2,7 +2,7 @@
 
 import pytest
 import test_properties as general
-from dynamic_mechanisms import ALL, FORMS, SMALL
+from selected_mechanisms import ALL, FORMS, SMALL
 
 from ortho import MECHANISMS
 from ortho.attention.selected import importance

@@ -1,4 +1,4 @@
-"""Mechanisms that choose their pairs, at the ends of their sizes: all is chosen, nothing is, groups that stay empty,
+"""Mechanisms that select their pairs, at the ends of their sizes: all is chosen, nothing is, groups that stay empty,
 long sequences, keys of another number than queries, masks, states."""
 
 import math
@@ -6,18 +6,18 @@ from itertools import product
 
 import pytest
 import torch
-from dynamic_mechanisms import ALL, ENTRIES, FORMS, SMALL, TOLERANCE, draw, qkv, ways
+from selected_mechanisms import ALL, ENTRIES, FORMS, SMALL, TOLERANCE, draw, qkv, ways
 
 from ortho.attention import softmax_attention_reference
-from ortho.attention.selected import selection
+from ortho.attention.selected import call
 from ortho.attention.selected.importance import MECHANISM as IMPORTANCE
 from ortho.attention.selected.lsh import MECHANISM as LSH
 from ortho.attention.selected.moba import MECHANISM as MOBA
 from ortho.attention.selected.moba import moba_mask
 from ortho.attention.selected.nsa import MECHANISM as NSA
-from ortho.attention.selected.nsa_sizes import Sizes
+from ortho.attention.selected.nsa import Sizes
 from ortho.attention.selected.routing import MECHANISM as ROUTING
-from ortho.attention.selected.routing_centroids import draw_centroids, nearest, normalised, update_centroids
+from ortho.attention.selected.routing import draw_centroids, nearest, normalised, update_centroids
 from ortho.attention.selected.sparse_linear import MECHANISM as SPARSE_LINEAR
 from ortho.attention.selected.sparse_linear import sparse_linear_weights
 from ortho.attention.selected.top_k import MECHANISM as TOP_K
@@ -296,10 +296,11 @@ def test_centroids_move():
     assert not update_centroids(mu, q.requires_grad_(), k).requires_grad  # a running mean would keep every step's graph
 
 
-def test_choices_look_at_few_scores_at_once(monkeypatch):
+def test_selections_look_at_few_scores_at_once(monkeypatch):
     """No more than are asked for, whatever the length: memory stays linear."""
-    monkeypatch.setattr(selection, "SCORES", 1000)
-    call = selection.choice_call(*qkv(3, length=200)[:2], is_causal=True, attn_mask=None, scale=None)
-    steps = list(call.steps(50))
+    monkeypatch.setattr(call, "SCORES", 1000)
+    q, k, v = qkv(3, length=200)
+    one = call.Call(q, k, v, None, 0, True, 1.0, None, 200, (k, v), (), False)
+    steps = list(one.steps(50))
     assert [s.start for s in steps[1:]] == [s.stop for s in steps[:-1]] and steps[-1].stop == 200
     assert max(3 * 50 * (s.stop - s.start) for s in steps) <= 1000

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from dynamic_mechanisms import TOLERANCE, draw, qkv
+from selected_mechanisms import TOLERANCE, draw, qkv
 
-from ortho.attention.selected import selection
+from ortho.attention.selected import call
 from ortho.attention.selected.importance import (
     importance_attention,
     importance_attention_reference,
@@ -13,11 +13,9 @@ from ortho.attention.selected.importance import (
 )
 from ortho.attention.selected.lsh import draw_projections, hashed, lsh_attention, lsh_mask, sorted_chunks_mask
 from ortho.attention.selected.moba import moba_attention, moba_mask, moba_pairs
-from ortho.attention.selected.nsa import nsa_masks
-from ortho.attention.selected.nsa_sizes import Sizes
-from ortho.attention.selected.routing import routing_attention, routing_mask
-from ortho.attention.selected.routing_centroids import normalised
-from ortho.attention.selected.selection import best, leaked_pairs, left_out, places_of
+from ortho.attention.selected.nsa import Sizes, nsa_masks
+from ortho.attention.selected.routing import normalised, routing_attention, routing_mask
+from ortho.attention.selected.selection import best, leaked_pairs, left_out, positions_of
 from ortho.attention.selected.top_k import top_k_attention, top_k_mask
 
 N = 23
@@ -197,21 +195,21 @@ def test_balanced_clusters_leave_tokens_out():
 
 def test_best_prefers_the_first_of_equals():
     scores = torch.tensor([[1.0, 2, 2, 1, 2], [0, 0, 0, 0, 0], [-torch.inf, -torch.inf, 3, -torch.inf, 1]])
-    assert places_of(best(scores, 2), 2).tolist() == [[1, 2], [0, 1], [2, 4]]
-    assert places_of(best(scores, 3), 3).tolist() == [[1, 2, 4], [0, 1, 2], [2, 4, -1]]
-    assert places_of(best(scores, 9), 9).tolist() == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [2, 4, -1, -1, -1]]
+    assert positions_of(best(scores, 2), 2).tolist() == [[1, 2], [0, 1], [2, 4]]
+    assert positions_of(best(scores, 3), 3).tolist() == [[1, 2, 4], [0, 1, 2], [2, 4, -1]]
+    assert positions_of(best(scores, 9), 9).tolist() == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [2, 4, -1, -1, -1]]
     with_infinity = torch.tensor([[torch.inf, 1, torch.inf, 5]])
-    assert places_of(best(with_infinity, 3), 3).tolist() == [[0, 2, 3]]
+    assert positions_of(best(with_infinity, 3), 3).tolist() == [[0, 2, 3]]
 
 
 @pytest.mark.parametrize("form", [top_k_attention, moba_attention])
-def test_a_choice_in_tiles_of_queries(form, monkeypatch):
+def test_a_selection_in_tiles_of_queries(form, monkeypatch):
     """As at once: whatever number of scores is looked at together."""
     q, k, v = qkv(2, length=N)
     size = {"count": 3} if form is top_k_attention else {"count": 3, "block": 4}
     whole = form(q, k, v, is_causal=True, **size)
     for scores in (1, 100, 300):
-        monkeypatch.setattr(selection, "SCORES", scores)
+        monkeypatch.setattr(call, "SCORES", scores)
         torch.testing.assert_close(form(q, k, v, is_causal=True, **size), whole, **TOLERANCE)
 
 

@@ -1,4 +1,4 @@
-"""Mechanisms that choose their pairs, with sizes so small that short sequences leave most pairs out."""
+"""Mechanisms that select their pairs, with sizes so small that short sequences leave most pairs out."""
 
 from dataclasses import replace
 from functools import cache, partial
@@ -8,8 +8,8 @@ import torch
 from ortho.attention.linear.feature_maps import Taylor
 from ortho.attention.selected import importance, lsh, moba, nsa, routing, sparse_linear, top_k
 from ortho.attention.selected.lsh import draw_projections
-from ortho.attention.selected.nsa_sizes import Sizes
-from ortho.attention.selected.routing_centroids import draw_centroids
+from ortho.attention.selected.nsa import Sizes
+from ortho.attention.selected.routing import draw_centroids
 
 ENTRIES = [m.MECHANISM for m in (top_k, importance, lsh, routing, moba, nsa, sparse_linear)]
 # Sums of at most 1e3 rounded products, of which the largest are some 10 (2e-13); a pair too many would show at 1e-2.

@@ -1,11 +1,11 @@
-"""Mechanisms that choose their pairs: errors name the argument, what came, and what was expected."""
+"""Mechanisms that select their pairs: errors name the argument, what came, and what was expected."""
 
 import re
 from functools import partial
 
 import pytest
 import torch
-from dynamic_mechanisms import ENTRIES, FORMS, draw
+from selected_mechanisms import ENTRIES, FORMS, draw
 
 from ortho.attention.selected.importance import MECHANISM as IMPORTANCE
 from ortho.attention.selected.lsh import MECHANISM as LSH
@@ -13,9 +13,9 @@ from ortho.attention.selected.lsh import draw_projections, hashed, sorted_chunks
 from ortho.attention.selected.moba import MECHANISM as MOBA
 from ortho.attention.selected.moba import moba_pairs
 from ortho.attention.selected.nsa import MECHANISM as NSA
-from ortho.attention.selected.nsa_sizes import Sizes
+from ortho.attention.selected.nsa import Sizes
 from ortho.attention.selected.routing import MECHANISM as ROUTING
-from ortho.attention.selected.routing_centroids import draw_centroids, update_centroids
+from ortho.attention.selected.routing import draw_centroids, update_centroids
 from ortho.attention.selected.sparse_linear import MECHANISM as SPARSE_LINEAR
 from ortho.attention.selected.top_k import MECHANISM as TOP_K
 from ortho.cost.choosing import choosing
@@ -38,7 +38,7 @@ BAD = [
     (ROUTING, {"balanced": 1}, TypeError, "balanced: expected True, False or None, got int 1"),
     (ROUTING, {"centroids": Q[0, :2, :3]}, ValueError, "centroids: expected shape (clusters, 4)"),
     (ROUTING, {"balanced": True, "return_state": True}, ValueError, "return_state: expected none with balanced"),
-    (ROUTING, {"balanced": True, "initial_state": (Q, Q)}, ValueError, "initial_state: expected none with balanced"),
+    (ROUTING, {"balanced": True, "initial_state": (Q, Q, Q)}, ValueError, "initial_state: expected none with balanced"),
     (MOBA, {"block": 0}, ValueError, "block: expected an integer of at least 1, got 0"),
     (MOBA, {"count": 0}, ValueError, "count: expected an integer of at least 1, got 0"),
     (MOBA, {"is_causal": False}, ValueError, "is_causal: expected True"),
