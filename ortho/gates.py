@@ -7,31 +7,23 @@ gate that looked at the memory would make it impossible to compute a sequence in
 
 from abc import ABC, abstractmethod
 from math import log
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.nn.functional import linear, softplus
 
 from ortho._checks import checked, heads
+from ortho._cost import Cost, linear_map
 from ortho._typing import Float, Size, Tensor
 from ortho._weights import new_weight, split_heads
 
 __all__ = ["ChannelDecay", "Decay", "ForgetGate", "Gate", "GateCost", "ReflectingWriteStrength", "WriteStrength"]
 
 
-class GateCost(NamedTuple):
-    """What a gate costs a layer: FLOPs of matrix products, scalar operations, bytes kept beside x, FLOPs of one more
-    token, trained parameters. The sum of x's gradient with those of the layer's other paths is included; what a gate
-    makes is kept by the mechanism, or not at all."""
-
-    forward: Size
-    backward: Size
-    elementwise_forward: Size
-    elementwise_backward: Size
-    saved_bytes: Size
-    decode: Size
-    trained: Size
+# What a gate costs a layer. The sum of x's gradient with those of the layer's other paths is included. What a gate
+# makes is kept by the mechanism, or not at all.
+GateCost = Cost
 
 
 class Gate(nn.Module, ABC):
@@ -60,7 +52,7 @@ class Gate(nn.Module, ABC):
 
     @classmethod
     @abstractmethod
-    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> GateCost:
+    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> Cost:
         """The closed form, within a layer on x (B, N, d); `input_grad` says whether x needs a gradient."""
 
     def extra_repr(self) -> str:
@@ -78,22 +70,14 @@ class _PerHead(Gate):
         return linear(x, self.weight).mT.contiguous()
 
     @classmethod
-    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> GateCost:
-        product, numbers = 2 * B * N * d * H, B * N * H
-        own = cls._own_cost(numbers, H, itemsize)
-        return GateCost(
-            forward=product,
-            backward=(1 + input_grad) * product,
-            elementwise_forward=own.elementwise_forward,
-            elementwise_backward=own.elementwise_backward + (B * N * d if input_grad else 0),
-            saved_bytes=own.saved_bytes,
-            decode=2 * B * d * H,
-            trained=d * H + own.trained,
-        )
+    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> Cost:
+        sum_of_gradients = Cost(elementwise_backward=B * N * d if input_grad else 0)
+        product = linear_map(B, N, d, H, input_grad=input_grad, itemsize=itemsize)
+        return product + cls._own_cost(B * N * H, H, itemsize) + sum_of_gradients
 
     @classmethod
     @abstractmethod
-    def _own_cost(cls, numbers: Size, H: Size, itemsize: int) -> GateCost:
+    def _own_cost(cls, numbers: Size, H: Size, itemsize: int) -> Cost:
         """What is done with the numbers."""
 
 
@@ -108,8 +92,12 @@ class WriteStrength(_PerHead):
         return self._numbers(x).sigmoid() * self.maximum
 
     @classmethod
-    def _own_cost(cls, numbers: Size, H: Size, itemsize: int) -> GateCost:
-        return GateCost(0, 0, 2 * numbers, 2 * numbers, itemsize * numbers, 0, 0)  # sigmoid, product
+    def _own_cost(cls, numbers: Size, H: Size, itemsize: int) -> Cost:
+        return Cost(
+            elementwise_forward=2 * numbers,
+            elementwise_backward=2 * numbers,
+            saved_bytes=itemsize * numbers,
+        )  # sigmoid, product
 
 
 class ReflectingWriteStrength(WriteStrength):
@@ -137,10 +125,15 @@ class Decay(_PerHead):
         return -self.log_rate.exp()[:, None] * softplus(self._numbers(x) + self.bias[:, None])
 
     @classmethod
-    def _own_cost(cls, numbers: Size, H: Size, itemsize: int) -> GateCost:
+    def _own_cost(cls, numbers: Size, H: Size, itemsize: int) -> Cost:
         # forward: add, softplus, multiply; the rate's exp and sign. backward: two products, softplus, two sums over
         # tokens. Kept: what goes into the softplus and comes out, and the rate before and after its sign.
-        return GateCost(0, 0, 3 * numbers + 2 * H, 5 * numbers + 2 * H, itemsize * (2 * numbers + 2 * H), 0, 2 * H)
+        return Cost(
+            elementwise_forward=3 * numbers + 2 * H,
+            elementwise_backward=5 * numbers + 2 * H,
+            saved_bytes=itemsize * (2 * numbers + 2 * H),
+            trained=2 * H,
+        )
 
 
 class ForgetGate(_PerHead):
@@ -154,9 +147,14 @@ class ForgetGate(_PerHead):
         return -softplus(-(self._numbers(x) + self.bias[:, None]))
 
     @classmethod
-    def _own_cost(cls, numbers: Size, H: Size, itemsize: int) -> GateCost:
+    def _own_cost(cls, numbers: Size, H: Size, itemsize: int) -> Cost:
         # add, two signs, softplus; backward the same three and the sum of the bias's gradient
-        return GateCost(0, 0, 4 * numbers, 4 * numbers, itemsize * numbers, 0, H)
+        return Cost(
+            elementwise_forward=4 * numbers,
+            elementwise_backward=4 * numbers,
+            saved_bytes=itemsize * numbers,
+            trained=H,
+        )
 
 
 class ChannelDecay(Gate):
@@ -176,9 +174,9 @@ class ChannelDecay(Gate):
         return softplus(-(z + self.bias)) * (-1 / self.temperature)
 
     @classmethod
-    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> GateCost:
+    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> Cost:
         product, numbers = 2 * B * N * d * cls.rank, B * N * d
-        return GateCost(
+        return Cost(
             forward=2 * product,
             backward=(3 + input_grad) * product,
             elementwise_forward=4 * numbers,  # add, sign, softplus, multiply

@@ -1,1 +1,1 @@
-"""The paper's apparatus: claims and verdicts, tasks, training, experiments, figures. Runs from the source tree."""
+"""The paper's apparatus: claims and verdicts, tasks, training, experiments, plots. Runs from the source tree."""

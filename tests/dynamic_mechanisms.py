@@ -5,7 +5,7 @@ from functools import cache, partial
 
 import torch
 
-from ortho.attention.linear.linear_attention import Taylor
+from ortho.attention.linear.feature_maps import Taylor
 from ortho.attention.selected import importance, lsh, moba, nsa, routing, sparse_linear, top_k
 from ortho.attention.selected.lsh import draw_projections
 from ortho.attention.selected.nsa_sizes import Sizes

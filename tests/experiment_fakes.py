@@ -3,7 +3,8 @@
 import sys
 from contextlib import contextmanager
 
-from paper.experiments import Experiment, code, provenance, records, run
+from paper.experiments import Experiment, run
+from paper.experiments.engine import code, provenance, records
 
 SLUG = provenance.device_slug("cpu")
 
@@ -12,7 +13,7 @@ provenance.git_state = lambda: ("0" * 40, True)
 
 
 # Between a run and its record: what measures a case has no part in the result, nor has what refuses arguments.
-AROUND = {f"paper.experiments.{name}" for name in ("code", "provenance", "records", "runner")} | {
+AROUND = {f"paper.experiments.engine.{name}" for name in ("code", "provenance", "records", "runner")} | {
     *(f"ortho._checks.{name}" for name in ("arguments", "names", "values")),
     "ortho._typing",
 }

@@ -33,9 +33,8 @@ from ortho import (
 )
 from ortho.adapters.layouts import Source
 from ortho.attention.decoding import new_cache
-from ortho.attention.linear.feature_draws import iid_features
-from ortho.attention.linear.linear_attention import EluPlusOne
-from ortho.attention.linear.random_features import isotropic
+from ortho.attention.linear.feature_maps import EluPlusOne
+from ortho.attention.linear.random_features import iid_features, isotropic
 from ortho.attention.recurrent.ttt_losses import Squared
 from ortho.attention.selected.nsa_sizes import Sizes
 from ortho.attention.sparse.window import Window
@@ -66,11 +65,10 @@ WHOLE = ("orthogonal", "beam_search", "recomputation", "conversion", "experts", 
          "attention.dynamic.routing", "attention.dynamic.block_selection", "attention.dynamic.top_keys",
          "attention.dynamic.key_importance", "attention.dynamic.nsa", "attention.dynamic.nsa_gates",
          "attention.patterns.window", "attention.patterns.dilated", "attention.patterns.strided",
-         "attention.patterns.fixed_factorised", "attention.patterns.block_sparse", "attention.patterns.global_local",
+         "attention.patterns.fixed", "attention.patterns.block_sparse", "attention.patterns.global_local",
          "attention.patterns.flex",
-         "cost.closed_forms", "cost.choosing", "cost.decoding", "cost.experts", "cost.traffic", "cost.projections",
-         "cost.positional", "cost.synthesizer", "cost.whole_models", "cost.recomputation", "cost.hybrid",
-         "cost.encoder_decoder", "adapters.freezing", "adapters.hybrid", "adapters.layouts", "training.recipe",
+         "cost.layers", "cost.models", "cost.choosing", "cost.decoding", "cost.traffic", "cost.positional",
+         "cost.synthesizer", "adapters.freezing", "adapters.hybrid", "adapters.layouts", "training.recipe",
          "tasks.copying", "tasks.induction", "tasks.modular_addition", "tasks.mqar", "tasks.needle")  # fmt: skip
 
 
@@ -146,19 +144,18 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     "attention.positional.attention.positional_attention_reference": {"patterns": ("left", "right")},
     "attention.positional.patterns.Shift": {"name": "two", "offset": 2},
     "attention.patterns.block_sparse.BlockSparse": {"blocks": ((0,), (0, 1))},
-    "attention.patterns.fixed_factorised.Summaries": {"summaries": 1},
-    "attention.patterns.fixed_factorised.Fixed": {"summaries": 1},
+    "attention.patterns.fixed.Summaries": {"summaries": 1},
+    "attention.patterns.fixed.Fixed": {"summaries": 1},
     "attention.random_features.isotropic": {"a": torch.zeros(2, dtype=DOUBLE), "K": 4},
     "attention.random_features.optimal_a": {"moment": torch.rand(3, dtype=DOUBLE)},
     "attention.random_features.dense_features": {"parameters": _PARAMETERS},
-    "cost.closed_forms.repeated": {"cost": _COST},
     "cost.choosing.choosing": {"attention": "top-k"},
-    "cost.experts.mixture_of_experts": {"k": 2},
+    "cost.layers.mixture_of_experts": {"k": 2},
     **{f"cost.traffic.{name}": {"M": 100} for name in ("columns_first", "rows_first")},
     **{f"cost.traffic.{name}_tile": {"M": 100} for name in ("columns_first", "rows_first")},
-    "cost.projections.projection_cost": {"name": "frozen"},
-    "cost.whole_models.step_memory": {"cost": _COST},
-    "cost.hybrid.hybrid": {"heads": {"learned": 1, "positional": 1}},
+    "cost.layers.projection_cost": {"projection": "frozen"},
+    "cost.models.step_memory": {"cost": _COST},
+    "cost.layers.hybrid": {"heads": {"learned": 1, "positional": 1}},
     "adapters.hybrid.set_heads": {"model": nn.Sequential(nn.MultiheadAttention(8, 2, batch_first=True)),
     "kinds": ["learned", "linear"]},
     "adapters.layouts.Source": {"name": "q_proj", "holds": "q"},
@@ -273,15 +270,14 @@ def targets() -> dict[str, Callable[..., Any]]:
 
 # Steps of others, which take what these have made and checked; of any number of arguments; compiled alone.
 LEFT_OUT = {
-    "decoder_block.DecoderCache", "cost.closed_forms.Cost", "cost.projections.ProjectionCost",
-    "cost.encoder_decoder.StepCost",
+    "decoder_block.DecoderCache", "cost.layers.Cost", "cost.layers.RecomputedCost",
     "cost.decoding.DecodeCost", "attention.dynamic.routing_centroids.is_balanced",
     "favor++ layer.new_cache",
     "hybrid.HybridCache", "attention.positional.patterns.cubes", "attention.positional.patterns.sum_of_cubes",
     *(f"attention.dynamic.block_selection.{name}" for name in
       ("check", "past_blocks", "choose_blocks", "blocks_mask", "block_parts", "block_work")),
     "attention.dynamic.routing_centroids.products", "attention.dynamic.routing_centroids.given_centroids",
-    "attention.patterns.flex.flex_pattern_attention", "cost.closed_forms.added", "theory.gated_forms.gated_step",
+    "attention.patterns.flex.flex_pattern_attention", "cost.layers.added", "theory.gated_forms.gated_step",
     "theory.reachability.reached", "theory.stability.unit_keys", "theory.state_precision.chunked",
     "theory.state_precision.recurrent", "attention.random_features.dense_features",
 }  # fmt: skip

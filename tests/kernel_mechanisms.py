@@ -5,8 +5,8 @@ from functools import partial
 import torch
 
 from ortho.attention import MECHANISMS
-from ortho.attention.linear.factored import kernel_mechanism
 from ortho.attention.linear.favor import FITS, DenseExponentialFeatures
+from ortho.attention.linear.linear_attention import kernel_mechanism
 
 # Sums of at most 1e3 rounded products (2e-13) of which the largest are some 10; a wrong term would show at 1e-2. Totals
 # of signed weights cancel: the smallest of the rows here is some 1e-3 of what is summed, and its gradient squares that.

@@ -110,7 +110,7 @@ def lookup(name):
 
 
 if __name__ == "__main__":  # the command, with these experiments
-    from paper.experiments import cli, cluster, launchers
+    from paper.experiments.engine import cli, cluster, launchers
 
     launchers.registered = lookup
     cluster.POLL_S = cluster.QUEUE_S = 0.1

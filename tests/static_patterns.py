@@ -1,8 +1,10 @@
 """The static patterns and, for each, its rule for one query and one key, as a reader of its source would write it."""
 
+from drawn_tilings import Parity
+
 from ortho.attention.sparse.block_sparse import BigBird, BlockSparse
 from ortho.attention.sparse.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
-from ortho.attention.sparse.fixed_factorised import Fixed, Summaries
+from ortho.attention.sparse.fixed import Fixed, Summaries
 from ortho.attention.sparse.global_local import GlobalLocal
 from ortho.attention.sparse.strided import Columns, Strided
 from ortho.attention.sparse.window import BlockedWindow, Window
@@ -71,7 +73,7 @@ SOME = tuple(tuple(sorted({t, t * 7 % 30, 33}) if t % 3 else [t * 5 % 29]) for t
 FEW_LONG = tuple(tuple(range(80)) if t % 30 == 7 else (t * 3 % 40,) for t in range(87))
 
 RULES = [
-    *(window(w) for w in (1, 2, 5, 65, HUGE)),
+    *(window(w) for w in (1, 5, 64, 65, 129, HUGE)),
     *(blocked(*sizes) for sizes in ((1,), (5,), (64,), (100,), (HUGE,), (5, 2), (7, 1), (64, 32), (100, 33), (6, 6))),
     *(dilated(*sizes) for sizes in ((1, 5), (3, 2), (40, 3), (2, 70), (HUGE, 4), (3, HUGE), (4, 1))),
     *(columns(stride) for stride in (1, 3, 16, 70, HUGE)),
@@ -85,6 +87,7 @@ RULES = [
         big_bird(*sizes)
         for sizes in ((3,), (64,), (5, 1, 0, 0), (3, 3, 2, 4, 7), (2, 1, 9, 0), (1, 2, 0, 5), (2, 1, 1, 0))
     ),
+    (Parity(), lambda i, j: i % 3 != 2 and ((i - j) % 2 == 0 or i - j == 1)),
     blocks(9, SOME),
     blocks(20, ((),) * 13),
     blocks(3, FEW_LONG),

@@ -1,7 +1,7 @@
 """Every set of arms that is timed, on sequences so short that a test can go through all of them."""
 
-from paper.experiments import attention_arms as arms
-from paper.experiments import attention_speed as speed
+from paper.experiments.speed import attention as speed
+from paper.experiments.speed import attention_variants as arms
 
 TINY = {"H": 2, "K": 8, "chunk": 8}
 # As many tokens as it takes for windows and choices to leave some out.

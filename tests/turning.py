@@ -21,8 +21,8 @@ from paper.claims import Ledger, Verdict, catalogue, judge
 from paper.claims.ledger import Entry, _ledger
 
 PAGE = Path(__file__).parents[1] / "book" / "ledger.ipynb"
-_EVIDENCE = re.compile(r"ortho\.claims\.s\d+(\..+)?")
-_JUDGES = re.compile(r"ortho\.claims\.(rules|outcomes|verdicts|figures|ledger|catalogue)")
+_EVIDENCE = re.compile(r"paper\.claims\.s\d+(\..+)?")
+_JUDGES = re.compile(r"paper\.claims\.(rules|outcomes|verdicts|figures|ledger|catalogue)")
 
 Change = Callable[[Any], Any]
 

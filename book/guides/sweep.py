@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paper import experiments
-from paper.experiments import launchers
+from paper.experiments.engine import launchers
 from paper.experiments.learning import rates, study
 from paper.tasks import mqar
 from paper.training import trainer

@@ -263,7 +263,7 @@ def _asking(kind: Kind, q: Tensor, k: Tensor, v: Tensor, call: _Call) -> Tensor:
             return o
         if not call.whole:
             _places(call, "a window")
-        near = kind.kept(*call.positions(q.device), is_causal=causal)
+        near = kind.rule(causal)(*call.positions(q.device))
         mask = near if mask is None else mask & near
     return scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None and call.in_kernel, scale=call.scale)
 

@@ -9,7 +9,7 @@ from ortho.attention.selected import importance, lsh, moba, nsa, routing, sparse
 from ortho.attention.softmax import flash
 from ortho.attention.softmax.softmax_attention import MECHANISM as SOFTMAX
 from ortho.attention.softmax.softmax_attention import softmax_attention, softmax_attention_reference
-from ortho.attention.sparse import block_sparse, dilated, fixed_factorised, global_local, strided, window
+from ortho.attention.sparse import block_sparse, dilated, fixed, global_local, strided, window
 
 MECHANISMS: dict[str, Mechanism] = {
     m.name: m
@@ -31,7 +31,7 @@ MECHANISMS: dict[str, Mechanism] = {
         *window.MECHANISMS,
         *dilated.MECHANISMS,
         *strided.MECHANISMS,
-        *fixed_factorised.MECHANISMS,
+        *fixed.MECHANISMS,
         *block_sparse.MECHANISMS,
         *global_local.MECHANISMS,
         top_k.MECHANISM,

@@ -1,14 +1,9 @@
 """What kernels that go through a sequence in chunks share: how it is cut, and which chunks are worked on together."""
 
-from collections.abc import Callable, Iterator
-from functools import wraps
-from typing import Any
+from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 from torch.nn.functional import pad
-
-from ortho._autocast import no_autocast
 
 # Within a chunk of C the weights are materialised, N C numbers; from chunk to chunk a memory is carried, N m V / C
 # numbers. The two are equal at C = sqrt(m V), which is 64 for heads of width 64; at m = 256, 64 was the fastest too.
@@ -58,35 +53,3 @@ def sequences(q: Tensor, k: Tensor) -> Iterator[slice]:
 def flat(tile: tuple[slice, slice], *tensors: Tensor) -> list[Tensor]:
     """Views of the tile with sequences and chunks in one axis."""
     return [x[tile].flatten(0, 1) for x in tensors]
-
-
-def _refuse_twice(asked: bool) -> None:
-    if asked:
-        raise RuntimeError(
-            "create_graph: expected False: the fast form cannot be differentiated twice; its reference form can"
-        )
-
-
-@torch.library.custom_op("ortho::once", mutates_args=())
-def _once(gradient: torch.Tensor) -> None:
-    _refuse_twice(torch.is_grad_enabled() or gradient.requires_grad)  # an operator of numbers that need one has it off
-
-
-@_once.register_fake
-def _(gradient: torch.Tensor) -> None: ...
-
-
-def once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """A backward pass that refuses to be differentiated. (`once_differentiable` marks its results, and a second pass
-    that reaches the operands by another way as well never meets the mark, and leaves a part out.)"""
-
-    @wraps(backward)
-    def guarded(ctx: Any, *gradients: Tensor) -> Any:
-        if torch.compiler.is_compiling():
-            torch.ops.ortho.once(gradients[0])  # looks when the graph runs
-        else:
-            _refuse_twice(torch.is_grad_enabled())
-        with no_autocast(gradients[0]):  # the caller's may be on
-            return backward(ctx, *gradients)
-
-    return guarded

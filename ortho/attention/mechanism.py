@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ortho._checks import FORMS as FORMS
 from ortho._checks import one_of
+from ortho._cost import AttentionCost as AttentionCost
 from ortho._typing import State
-from ortho.gates import Gate
 
 # Scalar operations per element that a composite kernel is counted as, by its textbook definition.
 SOFTMAX_FORWARD = 5  # maximum, subtract, exp, sum, divide
@@ -42,34 +42,14 @@ class AttentionFunction(Protocol):
 
 
 @dataclass(frozen=True)
-class AttentionCost:
-    """What one call of an attention function costs. Integers for integer sizes, formulas for symbols.
-
-    forward, backward: FLOPs of matrix products, 2 a multiply-add. elementwise_…: scalar operations outside them.
-    saved_bytes: what autograd keeps of q, k, v and the function's own tensors. The output is not included, because the
-    layer keeps it as the input of W_O; output_bytes is what is kept of it all the same where the layer, which puts
-    heads side by side, has to copy it. decode: FLOPs of one more query against N keys, itself included.
-    state_bytes: what is carried from one decode step to the next.
-    """
-
-    forward: Any
-    backward: Any
-    elementwise_forward: Any
-    elementwise_backward: Any
-    saved_bytes: Any
-    decode: Any
-    state_bytes: Any
-    output_bytes: Any = 0
-
-
-@dataclass(frozen=True)
 class Mechanism:
     """An entry of `MECHANISMS`.
 
     `cost(B, N, H, K, V, *, form, causal, qk_grad, itemsize)` is the closed form of one call on (B, H, N, ·) operands;
     `qk_grad` says whether autograd must reach q and k, or v alone. What the functions take besides has a default that
-    works; `gates` says what a layer makes of it, by the argument's name: of the keys' tokens, and for the names in
-    `query_gates` of the queries'. The closed form is that of a call with gates, which need a gradient.
+    works; `gates` has the classes (of `ortho.gates.Gate`) by which a layer makes it, by the argument's name: from the
+    keys' tokens, and for the names in `query_gates` from the queries'. The closed form is that of a call with gates,
+    which need a gradient.
     """
 
     name: str
@@ -84,7 +64,7 @@ class Mechanism:
     positional: bool = False  # whether the result depends on where a token stands, not only on what it is
     signed: bool = False  # whether weights may be negative
     fitted: bool = False  # whether it fits constants to the sequence, through which autograd does not differentiate
-    gates: Mapping[str, type[Gate]] = field(default_factory=dict)
+    gates: Mapping[str, type[Any]] = field(default_factory=dict)
     query_gates: frozenset[str] = frozenset()
     one_sequence: bool = False  # whether each query must be one of the keys' tokens
     same_tokens: bool = False  # whether the functions take `same_tokens`, which says that it is

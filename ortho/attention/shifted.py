@@ -14,10 +14,9 @@ from torch import nn
 
 from ortho import _checks
 from ortho._checks import checked
-from ortho._tokens import tokens_there
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention import MECHANISMS
-from ortho.attention.operands import carried
+from ortho.attention.operands import carried, tokens_there
 
 __all__ = ["ShiftedKeysValues"]
 

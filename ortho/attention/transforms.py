@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
+from ortho._autocast import no_autocast
+
 REFUSAL = (
     "torch.func: expected a plain call, as the fast form has no transforms and no forward derivatives; its reference "
     "form has"
@@ -78,3 +80,35 @@ def no_forward_derivative(*operands: Any) -> None:
 
 def _is_dual(x: Any) -> bool:
     return isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None
+
+
+def _refuse_twice(asked: bool) -> None:
+    if asked:
+        raise RuntimeError(
+            "create_graph: expected False: the fast form cannot be differentiated twice; its reference form can"
+        )
+
+
+@torch.library.custom_op("ortho::once", mutates_args=())
+def _once(gradient: torch.Tensor) -> None:
+    _refuse_twice(torch.is_grad_enabled() or gradient.requires_grad)  # an operator of numbers that need one has it off
+
+
+@_once.register_fake
+def _(gradient: torch.Tensor) -> None: ...
+
+
+def once(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward pass that refuses to be differentiated. (`once_differentiable` marks its results, and a second pass
+    that reaches the operands by another way as well never meets the mark, and leaves a part out.)"""
+
+    @wraps(backward)
+    def guarded(ctx: Any, *gradients: Tensor) -> Any:
+        if torch.compiler.is_compiling():
+            torch.ops.ortho.once(gradients[0])  # looks when the graph runs
+        else:
+            _refuse_twice(torch.is_grad_enabled())
+        with no_autocast(gradients[0]):  # the caller's may be on
+            return backward(ctx, *gradients)
+
+    return guarded

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ortho._checks import checked, positive_int
-from ortho.cost import Cost, feed_forward, model
-from ortho.cost.whole_models import text_encoder, vision_transformer
+from ortho.cost import Cost, feed_forward, model, text_encoder, vision_transformer
 from ortho.models.encoders import TextEncoder, VisionTransformer
 from ortho.models.language_model import LanguageModel
 

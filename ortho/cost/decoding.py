@@ -9,7 +9,7 @@ from ortho._typing import Size
 from ortho.attention import MECHANISMS
 from ortho.attention.decoding import KeyValueCache, PatternCache, new_cache
 from ortho.attention.sparse.pattern import Pattern, pattern_of
-from ortho.cost.closed_forms import check_sizes, shared_heads
+from ortho.cost.layers import shared_heads
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,6 @@ def decoded(
     Raises TypeError or ValueError, naming the argument, for a mechanism that has no cache and for sizes that are none.
     """
     G = shared_heads(H, num_kv_heads)
-    check_sizes(B=B, N=N, K=K, V=V)
     cache = new_cache(attention, N if isinstance(N, int) else 1)
     mechanism = MECHANISMS[attention]
     pattern = pattern_of(mechanism)

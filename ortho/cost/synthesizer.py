@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from ortho._checks import checked, one_of
+from ortho._cost import Cost, head_width
 from ortho._typing import Size
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD
-from ortho.cost.closed_forms import Cost, check_sizes
 from ortho.layers.synthesizer import SOURCES, Call, SourceCost
 from ortho.layers.synthesizer.layer import by_position
 
@@ -36,13 +36,7 @@ def synthesizer(
     if not names:
         raise ValueError("source: expected at least one, got none")
     L = N if max_length is None else max_length
-    check_sizes(B=B, N=N, max_length=L, rank=rank)
-    if head_dim is None:
-        check_sizes(d=d, H=H)
-    else:
-        check_sizes(d=d)
-        check_sizes(H=H, head_dim=head_dim)
-    width = d if head_dim is None else H * head_dim  # of all heads together
+    width = H * head_width(d, H, head_dim)  # of all heads together
     if isinstance(N, int) and isinstance(L, int) and N > L:
         raise ValueError(f"N: expected at most max_length = {L}, got {N}")
     call = Call(B, N, d, H, L, rank, k1, int(len(names) > 1), input_grad, itemsize)

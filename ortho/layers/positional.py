@@ -14,7 +14,7 @@ from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho._weights import new_weight, split_heads
 from ortho.attention import FORMS
 from ortho.attention.decoding import Cache, StateCache
-from ortho.attention.untrained.pattern import EMPTY
+from ortho.attention.untrained.patterns import EMPTY
 from ortho.attention.untrained.positional_attention import (
     PositionalPattern,
     named,
@@ -155,15 +155,9 @@ def sinusoidal_positions(
     Computed in float64. With an odd d the last sine has no cosine. Raises TypeError or ValueError for n or d below 1,
     for a negative start, and for a dtype that is not of floating-point numbers.
     """
-    _checks.positive_int("n", n)
-    _checks.positive_int("d", d)
-    if isinstance(start, bool) or not isinstance(start, int):
-        raise TypeError(f"start: expected an integer of at least 0, got {_checks.describe(start)}")
     if start < 0:
         raise ValueError(f"start: expected an integer of at least 0, got {start}")
     dtype = torch.get_default_dtype() if dtype is None else dtype
-    if not dtype.is_floating_point:
-        raise TypeError(f"dtype: expected a floating-point type, got {dtype}")
     p = torch.arange(start, start + n, dtype=torch.float64)[:, None]
     angles = p * torch.exp(torch.arange(0, d, 2, dtype=torch.float64) * (-log(10000) / d))  # (n, ceil(d / 2))
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :d].to(dtype=dtype, device=device)

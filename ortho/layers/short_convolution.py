@@ -18,13 +18,11 @@ from torch import nn
 from ortho import _checks
 from ortho._autocast import no_autocast
 from ortho._checks import checked
-from ortho._tokens import tokens_there
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention import FORMS
-from ortho.attention.chunking import once
 from ortho.attention.decoding import Cache
-from ortho.attention.operands import carried, working
-from ortho.attention.transforms import Kernel
+from ortho.attention.operands import carried, tokens_there, working
+from ortho.attention.transforms import Kernel, once
 from ortho.layers.multihead import MultiheadAttention
 
 __all__ = ["ConvolvedAttention", "ConvolvedCache", "short_convolution", "short_convolution_reference"]

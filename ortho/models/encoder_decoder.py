@@ -1,24 +1,26 @@
 """The encoder-decoder: a text is read as a whole, another is written token by token beside it."""
 
-from math import sqrt
 from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.nn.functional import embedding, linear
 
-from ortho import _checks
 from ortho._checks import checked
-from ortho._tokens import EMBEDDING_STD, new_embeddings, token_indices
 from ortho._typing import Bool, Float, Int, Tensor
 from ortho.layers.block import TransformerBlock
 from ortho.layers.decoder_block import DecoderBlock, Settings
-from ortho.layers.positional import sinusoidal_positions
-from ortho.models.beam_search import beam_search
+from ortho.models.embeddings import (
+    add_positions,
+    check_length,
+    check_token,
+    mask_of_tokens,
+    new_embeddings,
+    token_indices,
+)
+from ortho.models.generation import beam_search
 
 __all__ = ["EncoderDecoder"]
-
-POSITIONS = ("learned", "sinusoidal")
 
 
 class EncoderDecoder(nn.Module):
@@ -62,7 +64,7 @@ class EncoderDecoder(nn.Module):
         super().__init__()
         kind: dict[str, Any] = {"dtype": dtype, "device": device}
         parts: dict[str, Any] = {"d_ff": d_ff, "dropout": dropout, "bias": bias, "generator": generator, **kind}
-        layers = range(_checks.positive_int("num_layers", num_layers))
+        layers = range(num_layers)
         reading = {"num_heads": num_heads, **(encoder or {})}
         self.encoder = nn.ModuleList(TransformerBlock(d_model, **reading, **parts) for _ in layers)
         self.decoder = nn.ModuleList(
@@ -101,7 +103,7 @@ class EncoderDecoder(nn.Module):
     ) -> Float[Tensor, "B M d"]:
         """What the decoder reads: a vector for each token of the source, (B, M) -> (B, M, d)."""
         x = self.dropout(self.embed_source("source", source))
-        mask = _keys(source_mask, source.shape)
+        mask = mask_of_tokens("source_mask", source_mask, "source", source.shape)
         for block in self.encoder:
             x = block(x, attn_mask=mask)
         return self.norm_source(x)
@@ -117,7 +119,7 @@ class EncoderDecoder(nn.Module):
         x = self.dropout(self.embed_target("target", target))
         if len(memory) != len(target):
             raise ValueError(f"target: expected batch {len(memory)} like the source, got shape {tuple(target.shape)}")
-        mask = _keys(source_mask, memory.shape[:2])
+        mask = mask_of_tokens("source_mask", source_mask, "source", memory.shape[:2])
         for block in self.decoder:
             x = block(x, memory, context_mask=mask)
         return self._read_out(x)
@@ -144,7 +146,7 @@ class EncoderDecoder(nn.Module):
         """
         most = self._most(start, stop, max_length)
         memory = self.encode(source, source_mask)
-        mask = _keys(source_mask, source.shape)
+        mask = mask_of_tokens("source_mask", source_mask, "source", source.shape)
         blocks = [cast(DecoderBlock, block) for block in self.decoder]
         caches = [block.new_cache(memory, most) for block in blocks]
         token, ended = source.new_full((len(source), 1), start), source.new_zeros(len(source), 1, dtype=torch.bool)
@@ -171,13 +173,13 @@ class EncoderDecoder(nn.Module):
         max_length: int | None = None,
         length_penalty: float = 0.6,
     ) -> Int[Tensor, "B n"]:
-        """As `generate`, the best sequence that is found with so many `beams` (`ortho.models.beam_search`).
+        """As `generate`, the best sequence that is found with so many `beams` (`ortho.models.generation`).
 
         Each step reads all that is written anew. Raises as `generate`, and for beams and penalties that are none.
         """
         most = self._most(start, stop, max_length)
         memory = self.encode(source, source_mask)
-        memory = memory.repeat_interleave(_checks.positive_int("beams", beams), 0)  # (B beams, M, d)
+        memory = memory.repeat_interleave(beams, 0)  # (B beams, M, d)
         mask = None if source_mask is None else source_mask.repeat_interleave(beams, 0)
 
         def following(written: Tensor) -> Tensor:
@@ -198,14 +200,12 @@ class EncoderDecoder(nn.Module):
     def _most(self, start: int, stop: int, max_length: int | None) -> int:
         """How many tokens are to be written at most; start and stop are looked at."""
         for name, token in (("start", start), ("stop", stop)):
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocab_size:
-                raise ValueError(f"{name}: expected an index in 0..{self.vocab_size - 1}, got {token!r}")
+            check_token(name, token, self.vocab_size)
         if max_length is None and self.max_length is None:
             raise ValueError("max_length: expected a number of tokens, as the model has none of its own, got None")
-        most = _checks.positive_int("max_length", self.max_length if max_length is None else max_length)
-        if self.max_length is not None and most > self.max_length:
-            raise ValueError(f"max_length: expected at most the model's, {self.max_length}, got {most}")
-        return most
+        if max_length is not None and self.max_length is not None and max_length > self.max_length:
+            raise ValueError(f"max_length: expected at most the model's, {self.max_length}, got {max_length}")
+        return cast(int, self.max_length if max_length is None else max_length)
 
     def _read_out(self, x: Tensor) -> Tensor:
         return linear(self.norm_target(x), self.embed_target.tokens)  # (B, N, vocab)
@@ -220,32 +220,13 @@ class _Embedding(nn.Module):
         self, vocab_size: int, d_model: int, *, max_length: int | None, positions: str, **vectors: Any
     ) -> None:
         super().__init__()
-        self.tokens = new_embeddings(_checks.positive_int("vocab_size", vocab_size), d_model, **vectors)
-        self.max_length = None if max_length is None else _checks.positive_int("max_length", max_length)
-        if _checks.one_of("positions", positions, POSITIONS) == "learned":
-            self.places = None if max_length is None else new_embeddings(max_length, d_model, **vectors)
-        elif max_length is None:
-            raise ValueError("max_length: expected a number beside sinusoidal positions, got None")
-        else:  # sines and cosines have a mean square of 1/2
-            waves = sinusoidal_positions(max_length, d_model, dtype=vectors["dtype"], device=vectors["device"])
-            self.register_buffer("places", waves * (EMBEDDING_STD * sqrt(2)))
+        self.tokens = new_embeddings(vocab_size, d_model, **vectors)
+        self.max_length = max_length
+        add_positions(self, "places", positions, max_length, d_model, **vectors)
 
     def forward(self, name: str, tokens: Int[Tensor, "B N"], past: int = 0) -> Float[Tensor, "B N d"]:
         """Token indices (B, N), the argument `name`, behind `past` others -> (B, N, d)."""
         token_indices(name, tokens, len(self.tokens))
-        if self.max_length is not None and past + tokens.shape[1] > self.max_length:
-            raise ValueError(f"{name}: expected at most {self.max_length - past} positions, got {tokens.shape[1]}")
+        check_length(name, tokens.shape[1], past, self.max_length)
         x = embedding(tokens, self.tokens)
         return x if self.places is None else x + self.places[past : past + tokens.shape[1]]
-
-
-def _keys(source_mask: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
-    """A mask of the source's tokens (B, M) as one of the keys of every head and query, (B, 1, 1, M)."""
-    if source_mask is None:
-        return None
-    if not isinstance(source_mask, Tensor) or source_mask.dtype != torch.bool:
-        got = _checks.describe(source_mask)
-        raise TypeError(f"source_mask: expected a boolean tensor (True = a token), got {got}")
-    if source_mask.shape != shape:
-        raise ValueError(f"source_mask: expected shape {tuple(shape)} like source, got {tuple(source_mask.shape)}")
-    return source_mask[:, None, None]

@@ -8,10 +8,10 @@ from torch.nn.functional import embedding, linear
 
 from ortho import _checks
 from ortho._checks import checked
-from ortho._tokens import new_embeddings, token_indices
 from ortho._typing import Bool, Float, Int, Tensor
 from ortho._weights import new_bias, new_weight
 from ortho.layers.block import TransformerBlock
+from ortho.models.embeddings import check_length, mask_of_tokens, new_embeddings, token_indices
 
 __all__ = ["TextEncoder", "VisionTransformer"]
 
@@ -41,9 +41,7 @@ class TextEncoder(nn.Module):
     ) -> None:
         super().__init__()
         kind: dict[str, Any] = {"dtype": dtype, "device": device}
-        self.vocab_size = _checks.positive_int("vocab_size", vocab_size)
-        self.max_length = _checks.positive_int("max_length", max_length)
-        self.num_segments = _checks.positive_int("num_segments", num_segments)
+        self.vocab_size, self.max_length, self.num_segments = vocab_size, max_length, num_segments
         self.blocks = _blocks(num_layers, d_model, num_heads, norm_first=False, generator=generator, **kind, **kwargs)
         self.embed_tokens = new_embeddings(vocab_size, d_model, generator=generator, **kind)
         self.embed_segments = new_embeddings(num_segments, d_model, generator=generator, **kind)
@@ -84,15 +82,14 @@ class TextEncoder(nn.Module):
         than `max_length` tokens, and for a mask that is not boolean and of the tokens' shape.
         """
         token_indices("tokens", tokens, self.vocab_size)
-        if tokens.shape[1] > self.max_length:
-            raise ValueError(f"tokens: expected at most {self.max_length} positions, got {tokens.shape[1]}")
+        check_length("tokens", tokens.shape[1], 0, self.max_length)
         segments = torch.zeros_like(tokens) if segments is None else segments
         token_indices("segments", segments, self.num_segments)
         if segments.shape != tokens.shape:
             raise ValueError(f"segments: expected shape {tuple(tokens.shape)} like tokens, got {tuple(segments.shape)}")
         x = embedding(tokens, self.embed_tokens) + embedding(segments, self.embed_segments)  # (B, N, d)
         x = self.norm(x + self.embed_positions[: tokens.shape[1]])
-        mask = None if attn_mask is None else _padding(attn_mask, tokens)
+        mask = mask_of_tokens("attn_mask", attn_mask, "tokens", tokens.shape)
         for block in self.blocks:
             x = block(x, attn_mask=mask)
         return x
@@ -127,9 +124,9 @@ class VisionTransformer(nn.Module):
     ) -> None:
         super().__init__()
         kind: dict[str, Any] = {"dtype": dtype, "device": device}
-        if _checks.positive_int("image_size", image_size) % _checks.positive_int("patch_size", patch_size):
+        if image_size % patch_size:
             raise ValueError(f"patch_size: expected a divisor of image_size = {image_size}, got {patch_size}")
-        self.image_shape = (_checks.positive_int("channels", channels), image_size, image_size)
+        self.image_shape = (channels, image_size, image_size)
         self.patch_size = patch_size
         self.blocks = _blocks(num_layers, d_model, num_heads, generator=generator, **kind, **kwargs)
         self.weight_patch = new_weight(d_model, channels * patch_size**2, generator=generator, **kind)
@@ -137,7 +134,6 @@ class VisionTransformer(nn.Module):
         self.class_token = nn.Parameter(self.bias_patch.new_zeros(d_model))
         self.embed_positions = new_embeddings(1 + (image_size // patch_size) ** 2, d_model, generator=generator, **kind)
         self.norm = nn.LayerNorm(d_model, **kind)
-        num_classes = _checks.positive_int("num_classes", num_classes)
         self.weight_head = new_weight(num_classes, d_model, generator=generator, **kind)
         self.bias_head = new_bias(self.weight_head)
 
@@ -174,14 +170,4 @@ class VisionTransformer(nn.Module):
 
 
 def _blocks(num_layers: int, d_model: int, num_heads: int, **kwargs: Any) -> nn.ModuleList:
-    count = _checks.positive_int("num_layers", num_layers)
-    return nn.ModuleList(TransformerBlock(d_model, num_heads, bias=True, **kwargs) for _ in range(count))
-
-
-def _padding(attn_mask: Tensor, tokens: Tensor) -> Tensor:
-    """A mask of tokens (B, N) as one of the keys of every head and query, (B, 1, 1, N)."""
-    if not isinstance(attn_mask, Tensor) or attn_mask.dtype != torch.bool:
-        raise TypeError(f"attn_mask: expected a boolean tensor (True = a token), got {_checks.describe(attn_mask)}")
-    if attn_mask.shape != tokens.shape:
-        raise ValueError(f"attn_mask: expected shape {tuple(tokens.shape)} like tokens, got {tuple(attn_mask.shape)}")
-    return attn_mask[:, None, None]
+    return nn.ModuleList(TransformerBlock(d_model, num_heads, bias=True, **kwargs) for _ in range(num_layers))

@@ -1,7 +1,6 @@
-"""Whole models built from the blocks."""
+"""The language model: reading, decoding, generating."""
 
 from collections.abc import Sequence
-from math import inf, sqrt
 from typing import Any, cast
 
 import torch
@@ -10,15 +9,12 @@ from torch.nn.functional import embedding, linear
 
 from ortho import _checks
 from ortho._checks import checked
-from ortho._tokens import EMBEDDING_STD, new_embeddings, token_indices
 from ortho._typing import Int, State, Tensor
 from ortho.attention.decoding import Cache
 from ortho.layers.block import TransformerBlock
-from ortho.layers.positional import sinusoidal_positions
+from ortho.models.embeddings import add_positions, check_length, new_embeddings, token_indices
 
 __all__ = ["LanguageModel"]
-
-POSITIONS = ("learned", "sinusoidal")
 
 
 class LanguageModel(nn.Module):
@@ -51,25 +47,18 @@ class LanguageModel(nn.Module):
         **kwargs: Any,
     ) -> None:
         super().__init__()
-        self.vocab_size = _checks.positive_int("vocab_size", vocab_size)
-        self.max_length = None if max_length is None else _checks.positive_int("max_length", max_length)
+        self.vocab_size, self.max_length = vocab_size, max_length
         kind: dict[str, Any] = {"bias": bias, "dtype": dtype, "device": device}
         self.blocks = nn.ModuleList(
             TransformerBlock(d_model, num_heads, dropout=dropout, generator=generator, **kind, **kwargs)
-            for _ in range(_checks.positive_int("num_layers", num_layers))
+            for _ in range(num_layers)
         )
         self.norm = nn.LayerNorm(d_model, **kind)
         self.dropout = nn.Dropout(_checks.share("dropout", dropout))
 
         vectors: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
         self.embed_tokens = new_embeddings(vocab_size, d_model, **vectors)
-        if _checks.one_of("positions", positions, POSITIONS) == "learned":
-            self.embed_positions = None if max_length is None else new_embeddings(max_length, d_model, **vectors)
-        elif max_length is None:
-            raise ValueError("max_length: expected a number beside sinusoidal positions, got None")
-        else:  # sines and cosines have a mean square of 1/2
-            waves = sinusoidal_positions(max_length, d_model, dtype=dtype, device=device)
-            self.register_buffer("embed_positions", waves * (EMBEDDING_STD * sqrt(2)))
+        add_positions(self, "embed_positions", positions, max_length, d_model, **vectors)
 
     @checked(shapes=False)
     def forward(
@@ -125,11 +114,10 @@ class LanguageModel(nn.Module):
         Raises TypeError or ValueError for a `count` or a temperature that is none, and for more tokens than are read
         with `max_length`: all but the last.
         """
-        _checks.positive_int("count", count)
-        if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 <= temperature < inf:
-            raise ValueError(f"temperature: expected a number of at least 0, got {_checks.describe(temperature)}")
-        self._check(tokens, 0)
-        self._check_length(tokens.shape[1] + count - 1, 0)  # the last one is not read
+        if temperature < 0:
+            raise ValueError(f"temperature: expected a number of at least 0, got {temperature}")
+        token_indices("tokens", tokens, self.vocab_size)
+        check_length("tokens", tokens.shape[1] + count - 1, 0, self.max_length)  # the last one is not read
         caches = self.new_caches(tokens.shape[1] + count)
         drawn = [tokens]
         for _ in range(count):
@@ -159,7 +147,8 @@ class LanguageModel(nn.Module):
         return self._read_out(x)
 
     def _embed(self, tokens: Tensor, past: int) -> Tensor:
-        self._check(tokens, past)
+        token_indices("tokens", tokens, self.vocab_size)
+        check_length("tokens", tokens.shape[1], past, self.max_length)
         x = embedding(tokens, self.embed_tokens)
         if self.embed_positions is not None:
             x = x + self.embed_positions[past : past + tokens.shape[1]]
@@ -167,11 +156,3 @@ class LanguageModel(nn.Module):
 
     def _read_out(self, x: Tensor) -> Tensor:
         return linear(self.norm(x), self.embed_tokens)  # (B, N, vocab)
-
-    def _check(self, tokens: Tensor, past: int) -> None:
-        token_indices("tokens", tokens, self.vocab_size)
-        self._check_length(tokens.shape[1], past)
-
-    def _check_length(self, length: int, past: int) -> None:
-        if self.max_length is not None and past + length > self.max_length:
-            raise ValueError(f"tokens: expected at most {self.max_length - past} positions, got {length}")

@@ -10,8 +10,8 @@ import torch
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, Tensor
-from ortho.attention.linear.factored import kernel_weights
-from ortho.attention.linear.linear_attention import Exp
+from ortho.attention.linear.feature_maps import Exp
+from ortho.attention.linear.linear_attention import kernel_weights
 
 __all__ = ["causal_weights", "copy_error", "copying", "fitted_error", "least_error", "tokens"]
 

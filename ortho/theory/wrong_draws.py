@@ -1,6 +1,6 @@
 r"""Draws of orthogonal rows that estimate another kernel than the softmax kernel, each of them in use somewhere.
 
-All take the arguments of `ortho.attention.linear.feature_draws`, whose draws are the right ones; `options` are
+All take the arguments of `ortho.attention.linear.random_features`, whose draws are the right ones; `options` are
 `generator`, `dtype` and `device`. `draw_bias` has their means.
 """
 
@@ -13,7 +13,7 @@ import torch
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, Tensor
-from ortho.attention.linear.feature_draws import orthogonal_features, structured_features
+from ortho.attention.linear.random_features import orthogonal_features, structured_features
 
 __all__ = ["WRONG_DRAWS", "raw_qr_rows", "root_norm_rows", "sign_rows", "unit_norm_rows"]
 

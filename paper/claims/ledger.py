@@ -16,7 +16,7 @@ from pkgutil import iter_modules
 
 from paper.claims.catalogue import Catalogue, Claim, LedgerError, load
 from paper.claims.verdicts import Finding
-from paper.experiments.records import NoRecordsError
+from paper.experiments.engine.records import NoRecordsError
 
 AWAITING = "awaiting"
 

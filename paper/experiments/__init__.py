@@ -6,33 +6,41 @@ Needs torch and numpy alone, and runs from a bare source tree.
 from collections.abc import Sequence
 from pathlib import Path
 
-from paper.experiments import cli, records
-from paper.experiments.attention_speed import ATTENTION_SPEED
-from paper.experiments.decode_speed import DECODE_SPEED
-from paper.experiments.exchanged_speed import EXCHANGED_SPEED
-from paper.experiments.flash_speed import FLASH_SPEED
-from paper.experiments.generation import GENERATION
-from paper.experiments.heads_speed import HEADS_SPEED
-from paper.experiments.inference import INFERENCE, gains
+from paper.experiments.engine import cli, records
+from paper.experiments.engine.provenance import changes, default_results
+from paper.experiments.engine.records import (
+    Case,
+    NoRecordsError,
+    Record,
+    RecordError,
+    by_device,
+    judged_device,
+    latest,
+)
+from paper.experiments.engine.runner import Experiment, Report, measure, run
 from paper.experiments.learning import language, synthetic, translating
 from paper.experiments.learning.depth import DEPTH
 from paper.experiments.learning.fine_tuning import FINE_TUNING
 from paper.experiments.learning.flip_flop import FLIP_FLOP
 from paper.experiments.learning.images import IMAGES
-from paper.experiments.learning.language_speed import BYTES_SPEED
 from paper.experiments.learning.positional_heads import POSITIONAL_HEADS
 from paper.experiments.learning.recall import RECALL
 from paper.experiments.learning.state_tracking import PARITY, PERMUTATIONS
-from paper.experiments.memory_speed import MEMORY_SPEED
-from paper.experiments.pattern_speed import PATTERN_SPEED
-from paper.experiments.projection_speed import PROJECTION_SPEED
-from paper.experiments.provenance import changes, default_results
-from paper.experiments.recomputation_speed import RECOMPUTATION_SPEED
-from paper.experiments.records import Case, NoRecordsError, Record, RecordError, by_device, judged_device, latest
-from paper.experiments.runner import Experiment, Report, measure, run
-from paper.experiments.summary import memory, speedups
-from paper.experiments.training_step import TRAINING_STEP
-from paper.experiments.whole_models import WHOLE_MODELS
+from paper.experiments.speed.analysis import memory, speedups
+from paper.experiments.speed.attention import ATTENTION_SPEED
+from paper.experiments.speed.decoding import DECODE_SPEED
+from paper.experiments.speed.flash import FLASH_SPEED
+from paper.experiments.speed.generation import GENERATION
+from paper.experiments.speed.heads import HEADS_SPEED
+from paper.experiments.speed.inference import INFERENCE, gains
+from paper.experiments.speed.language_models import BYTES_SPEED
+from paper.experiments.speed.memory import MEMORY_SPEED
+from paper.experiments.speed.patterns import PATTERN_SPEED
+from paper.experiments.speed.projections import PROJECTION_SPEED
+from paper.experiments.speed.recomputation import RECOMPUTATION_SPEED
+from paper.experiments.speed.training_step import TRAINING_STEP
+from paper.experiments.speed.value_gradient import EXCHANGED_SPEED
+from paper.experiments.speed.whole_models import WHOLE_MODELS
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment

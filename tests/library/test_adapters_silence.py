@@ -26,7 +26,7 @@ from ortho.adapters import (
     standard_heads,
     unfreeze_qk,
 )
-from ortho.attention.sparse.fixed_factorised import Fixed
+from ortho.attention.sparse.fixed import Fixed
 from ortho.attention.sparse.global_local import GlobalLocal
 from ortho.attention.sparse.strided import Strided
 from ortho.attention.sparse.window import Window

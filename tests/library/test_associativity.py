@@ -7,7 +7,7 @@ import sympy
 import torch
 
 from ortho.attention import MECHANISMS
-from ortho.attention.linear.linear_attention import EluPlusOne
+from ortho.attention.linear.feature_maps import EluPlusOne
 from ortho.cost.counting import count_forward
 from ortho.theory.associativity import (
     by_chunks,

@@ -6,8 +6,8 @@ from math import inf
 import pytest
 import torch
 
-from ortho.models.beam_search import beam_search, penalty
 from ortho.models.encoder_decoder import EncoderDecoder
+from ortho.models.generation import beam_search, penalty
 
 START, STOP = 1, 2
 

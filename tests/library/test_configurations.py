@@ -9,7 +9,7 @@ from ortho import PROJECTIONS
 from ortho.cost import layer
 from ortho.cost.configurations import CONFIGURATIONS
 from ortho.cost.counting import Counts, count_step, optimiser_bytes, saved_bytes
-from ortho.cost.whole_models import step_memory
+from ortho.cost.models import step_memory
 
 COUNTED = [f.name for f in fields(Counts) if f.compare]
 TINY = {  # what differs from the published size

@@ -11,7 +11,7 @@ from ortho import MECHANISMS, LanguageModel, MultiheadAttention, RandomFeatureAt
 from ortho.attention.decoding import PatternCache, StateCache, new_cache
 from ortho.attention.sparse.block_sparse import BigBird, BlockSparse
 from ortho.attention.sparse.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
-from ortho.attention.sparse.fixed_factorised import Fixed, Summaries
+from ortho.attention.sparse.fixed import Fixed, Summaries
 from ortho.attention.sparse.global_local import GlobalLocal
 from ortho.attention.sparse.pattern import pattern_mechanism
 from ortho.attention.sparse.strided import Columns, Strided

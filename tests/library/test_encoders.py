@@ -10,7 +10,7 @@ from torch.nn.functional import conv2d, gelu, layer_norm
 
 from ortho import PROJECTIONS, TextEncoder, TransformerBlock, VisionTransformer, to_standard
 from ortho.cost.counting import Counts, count_step
-from ortho.cost.whole_models import text_encoder, vision_transformer
+from ortho.cost.models import text_encoder, vision_transformer
 
 COUNTED = [f.name for f in fields(Counts) if f.compare]
 VARIANTS = list(product(PROJECTIONS, ["reference", "fast"]))

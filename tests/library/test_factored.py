@@ -24,8 +24,8 @@ from kernel_mechanisms import (
 
 from ortho.attention import MECHANISMS, chunking
 from ortho.attention.chunking import CHUNK, TILE, chunks
-from ortho.attention.linear.factored import feature_attention, feature_attention_reference, kernel_weights
 from ortho.attention.linear.feature_maps import FeatureMap, Features
+from ortho.attention.linear.linear_attention import kernel_weights, linear_attention, linear_attention_reference
 
 
 def with_gradients(function, operands, **kwargs):
@@ -200,8 +200,8 @@ def test_scales_of_keys_are_exact(causal):
     """e^s beside phi(k) is e^s phi(k): over a range of scales that float64 just holds without them."""
     q, k, v = (x.abs() for x in qkv(2, length=40))
     s = 300 * torch.sin(torch.arange(40.0, dtype=torch.float64)).expand(2, 40)
-    plain = feature_attention_reference(q, k * s.exp()[..., None], v, feature_map=Given(), is_causal=causal)
-    for function, kwargs in ((feature_attention_reference, {}), (feature_attention, {"chunk": 8})):
+    plain = linear_attention_reference(q, k * s.exp()[..., None], v, feature_map=Given(), is_causal=causal)
+    for function, kwargs in ((linear_attention_reference, {}), (linear_attention, {"chunk": 8})):
         scaled = function(q, k, v, feature_map=Given(s), is_causal=causal, **kwargs)
         torch.testing.assert_close(scaled, plain, **TOLERANCE)
         below = function(q, k, v, feature_map=Given(s - 1e4), is_causal=causal, **kwargs)
@@ -217,7 +217,7 @@ def test_padding_of_the_last_chunk_is_not_seen(causal):
     """The state's scale is the largest of the keys there are, although all are far below 0, the scale of no key."""
     q, k, v = (x.abs() for x in qkv(2, length=13))
     given = Given(lambda k: -1e4 - k.sum(-1))
-    _, (memory, total, peak) = feature_attention(
+    _, (memory, total, peak) = linear_attention(
         q, k, v, feature_map=given, is_causal=causal, return_state=True, chunk=4
     )
     assert torch.equal(peak, given.s(k).amax(-1))

@@ -9,8 +9,8 @@ from kernel_mechanisms import ALL, CASES, FITTED, FORMS, HELD, WIDTH
 
 from ortho.attention import MECHANISMS
 from ortho.attention.chunking import CHUNK
-from ortho.attention.linear.factored import kernel_mechanism
-from ortho.attention.linear.linear_attention import Cosine, Powers, Taylor
+from ortho.attention.linear.feature_maps import Cosine, Powers, Taylor
+from ortho.attention.linear.linear_attention import kernel_mechanism
 from ortho.cost import big_o as sym
 from ortho.cost.counting import OperationCounter, count_forward, saved_bytes
 

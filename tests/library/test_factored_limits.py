@@ -9,8 +9,8 @@ from kernel_mechanisms import ALL, CASES, CAUSAL, FACTORED, FITTED, FORMS, draw,
 
 from ortho import _checks
 from ortho.attention import MECHANISMS
-from ortho.attention.linear.factored import feature_attention
 from ortho.attention.linear.feature_maps import FeatureMap, Features
+from ortho.attention.linear.linear_attention import linear_attention
 
 
 @pytest.mark.parametrize(("name", "causal"), CASES)
@@ -291,7 +291,7 @@ def test_maps_keep_to_what_they_declare():
 
     q = torch.ones(1, 3, 4)
     with pytest.raises(TypeError, match="feature_map: expected a log_k if and only if it scales keys"):
-        feature_attention(q, q, q, feature_map=Undeclared())
+        linear_attention(q, q, q, feature_map=Undeclared())
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -10,7 +10,6 @@ from scipy import stats
 from ortho.attention import MECHANISMS
 from ortho.attention.linear import favor
 from ortho.attention.linear import random_features as rf
-from ortho.attention.linear.factored import feature_attention, feature_attention_reference, kernel_weights
 from ortho.attention.linear.favor import (
     FEATURES,
     FITS,
@@ -20,11 +19,12 @@ from ortho.attention.linear.favor import (
     TrigonometricFeatures,
     default_rows,
 )
-from ortho.attention.linear.feature_draws import FEATURE_DRAWS
+from ortho.attention.linear.linear_attention import kernel_weights, linear_attention, linear_attention_reference
+from ortho.attention.linear.random_features import FEATURE_DRAWS
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference
 from ortho.cost.counting import count_forward
 
-FORMS = [feature_attention_reference, feature_attention]
+FORMS = [linear_attention_reference, linear_attention]
 # A two-sided normal deviate is larger with probability 1e-5: the error rate of each statistical test below.
 SIGMAS = 4.42
 
@@ -110,7 +110,7 @@ def test_error_falls_with_features(name, causal):
     sizes, errors = (32, 128, 512, 2048), []
     for m in sizes:
         maps = [MAPS[name](features=rows(m, 16, seed=s)) for s in range(8)]
-        outputs = [feature_attention(q, k, v, is_causal=causal, feature_map=each) for each in maps]
+        outputs = [linear_attention(q, k, v, is_causal=causal, feature_map=each) for each in maps]
         errors.append(sum(relative_error(o, exact) for o in outputs) / len(outputs))
     slope = stats.linregress([math.log(m) for m in sizes], [math.log(e) for e in errors]).slope
     assert abs(slope + 0.5) < SIGMAS * 0.02
@@ -168,7 +168,7 @@ def test_default_rows(m, K):
 def test_default_rows_are_what_maps_have(name):
     """The same in every call, whatever mode the first one was made in; 256 features, or as many as `count` says."""
     q, k, v = (draw(2, 5, 4, seed=s).requires_grad_() for s in range(3))
-    attend = partial(feature_attention, feature_map=MAPS[name]())
+    attend = partial(linear_attention, feature_map=MAPS[name]())
     favor._drawn.clear()
     with torch.inference_mode():
         first = attend(q.detach(), k.detach(), v.detach())
@@ -180,10 +180,10 @@ def test_default_rows_are_what_maps_have(name):
     assert cold == count_forward(attend, q, k, v)
     drawn = FEATURES // (2 if name in ("trigonometric", "hyperbolic") else 1)
     given = MAPS[name](features=rows(drawn, 4, seed=favor.SEED))
-    assert torch.equal(feature_attention(q, k, v, feature_map=given), o)
+    assert torch.equal(linear_attention(q, k, v, feature_map=given), o)
     assert MAPS[name]().width(4) == given.width(4) == FEATURES
     counted, given = MAPS[name](count=10), MAPS[name](features=rows(10, 4, seed=favor.SEED))
-    assert torch.equal(*(feature_attention(q, k, v, feature_map=each) for each in (counted, given)))
+    assert torch.equal(*(linear_attention(q, k, v, feature_map=each) for each in (counted, given)))
     assert counted(q, k).q.shape[-1] == counted.width(4) == given.width(4)
 
 

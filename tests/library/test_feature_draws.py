@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 
 from ortho.attention.linear import random_features as rf
-from ortho.attention.linear.feature_draws import (
+from ortho.attention.linear.random_features import (
     FEATURE_DRAWS,
     iid_features,
     mirrored,

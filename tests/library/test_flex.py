@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 import torch
-from drawn_parts import Parity, draw
+from drawn_tilings import Parity, draw
 from extent import some
 from torch.nn.attention.flex_attention import flex_attention
 

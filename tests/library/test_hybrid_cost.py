@@ -10,9 +10,8 @@ import torch
 from ortho import cost
 from ortho.attention.softmax.value_gradient import channels
 from ortho.cost.big_o import H, N, constants, d, order, symbolic
-from ortho.cost.closed_forms import Cost
 from ortho.cost.counting import Counts, count_forward, count_step
-from ortho.cost.hybrid import COSTS, hybrid, stopped_layer
+from ortho.cost.layers import COSTS, Cost, hybrid, stopped_layer
 from ortho.layers.hybrid import HEADS, HybridAttention
 from ortho.layers.stop_gradient import StoppedAttention
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from ortho import ConvolvedAttention, HybridAttention, InductionHeads, LanguageModel, freeze_qk, to_standard
-from ortho.cost.closed_forms import model as model_cost
+from ortho.cost import hybrid
+from ortho.cost import model as model_cost
 from ortho.cost.counting import Counts, count_forward, count_step, saved_bytes
-from ortho.cost.hybrid import hybrid
-from ortho.cost.induction import convolved_layer, induction_heads
+from ortho.cost.induction import induction_heads
+from ortho.cost.local_mixing import convolved_layer
 from ortho.layers.induction_projection import InductionProjection, default_sharpness
 from ortho.projections import FrozenProjection
 

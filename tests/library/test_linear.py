@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from ortho.attention import MECHANISMS, chunking
-from ortho.attention.linear.factored import feature_attention, feature_attention_reference, kernel_weights
-from ortho.attention.linear.linear_attention import HORIZON, CosFormer, Cosine, EluPlusOne, Exp, Powers, Relu, Taylor
+from ortho.attention.linear.feature_maps import HORIZON, CosFormer, Cosine, EluPlusOne, Exp, Powers, Relu, Taylor
+from ortho.attention.linear.linear_attention import kernel_weights, linear_attention, linear_attention_reference
 
-FORMS = [feature_attention_reference, feature_attention]
+FORMS = [linear_attention_reference, linear_attention]
 TOLERANCE = {"atol": 1e-13, "rtol": 1e-13}  # sums of at most 30 rounded products, some 100 eps of float64
 
 
@@ -123,7 +123,7 @@ def test_any_mask_in_the_reference():
     q, k, v = draw(4, 3), draw(4, 3, seed=1), draw(4, 2, seed=2)
     mask = torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 1]], dtype=torch.bool)
     for name in ("elu", "exp"):
-        o = feature_attention_reference(q, k, v, feature_map=KERNELS[name][0], attn_mask=mask)
+        o = linear_attention_reference(q, k, v, feature_map=KERNELS[name][0], attn_mask=mask)
         torch.testing.assert_close(o, by_loops(q, k, v, KERNELS[name][1], mask, None), **TOLERANCE)
 
 
@@ -134,7 +134,7 @@ def test_states_are_sums(tile, monkeypatch):
     q, k, v = draw(2, 70, 3), draw(2, 70, 3, seed=1), draw(2, 70, 4, seed=2)
     maps = [each for each, _ in KERNELS.values() if not each.positional]
     for feature_map, causal in [(each, causal) for each in [*maps, CosFormer()] for causal in (False, True)]:
-        _, state = feature_attention(q, k, v, feature_map=feature_map, is_causal=causal, return_state=True)
+        _, state = linear_attention(q, k, v, feature_map=feature_map, is_causal=causal, return_state=True)
         memory, total, *rest = state
         features = feature_map(q, k)
         scaled = features.k

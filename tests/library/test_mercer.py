@@ -11,7 +11,7 @@ from ortho.attention.linear.favor import (
     PositiveFeatures,
     TrigonometricFeatures,
 )
-from ortho.attention.linear.linear_attention import CosFormer, Cosine, EluPlusOne, Exp, Powers, Relu, Taylor
+from ortho.attention.linear.feature_maps import CosFormer, Cosine, EluPlusOne, Exp, Powers, Relu, Taylor
 from ortho.attention.linear.random_features import DenseParameters
 from ortho.theory.mercer import (
     INDEFINITE,

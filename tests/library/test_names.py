@@ -5,10 +5,10 @@ import pytest
 from ortho import MECHANISMS, PROJECTIONS, LanguageModel, MultiheadAttention
 from ortho._checks import one_of
 from ortho._checks.names import ALIASES, WHOLE, nearest
-from ortho.attention.linear.feature_draws import FEATURE_DRAWS
+from ortho.attention.linear.random_features import FEATURE_DRAWS
 from ortho.orthogonal import DRAWS
 from paper.experiments import EXPERIMENTS
-from paper.experiments.cli import find
+from paper.experiments.engine.cli import find
 
 pytestmark = pytest.mark.bad_input
 

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from drawn_parts import draw
+from drawn_tilings import draw
 from static_patterns import IDS, RULES
 
-from ortho.attention.sparse import block_sparse, dilated, fixed_factorised, global_local, strided, window
+from ortho.attention.sparse import block_sparse, dilated, fixed, global_local, strided, window
 from ortho.attention.sparse.pattern import pattern_attention, pattern_attention_reference
 
 PATTERNS = [pattern for pattern, _ in RULES]
-MODULES = (block_sparse, dilated, fixed_factorised, global_local, strided, window)
+MODULES = (block_sparse, dilated, fixed, global_local, strided, window)
 MECHANISMS = [mechanism for module in MODULES for mechanism in module.MECHANISMS]
 FORMS = (pattern_attention_reference, pattern_attention)
 # Sums of at most 300 float64 products of size 10, in another order and behind the exponentials of scores up to 10.

@@ -1,16 +1,16 @@
-"""Patterns: a mask, its count and its parts say the same; attention by parts equals attention under the mask."""
+"""Attention by patterns at its edges: leading axes, masks, other keys, large scores outside, half precision, errors.
+
+What holds for each pattern is in `test_pattern_counts.py`, `test_pattern_tilings.py` and `test_pattern_attention.py`.
+"""
 
 from itertools import product
 
 import pytest
 import torch
-from drawn_parts import Parity, draw
-from extent import WHOLE
-from parts_by_loops import kept_by
+from drawn_tilings import Parity, draw
 
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference
-from ortho.attention.sparse.layouts import TILE
 from ortho.attention.sparse.pattern import pattern_attention, pattern_attention_reference, pattern_mechanism
 from ortho.attention.sparse.window import Window
 
@@ -18,17 +18,6 @@ FORMS = {"reference": pattern_attention_reference, "fast": pattern_attention}
 # Sums of at most 300 float64 products of size 10, in another order and behind the exponentials of scores up to 10.
 TOLERANCE = {"atol": 1e-12, "rtol": 1e-12}
 K, V = 4, 5
-
-
-PATTERNS = {
-    "one key": Window(1),
-    "less than a tile": Window(7),
-    "a tile": Window(TILE),
-    "a tile and one": Window(TILE + 1),
-    "two tiles": Window(2 * TILE + 1),
-    "all": Window(10**12),
-    "several parts": Parity(),
-}
 
 
 def qkv(*lead, length, keys=None, dtype=torch.float64):
@@ -50,53 +39,15 @@ def compare(leaves, **kwargs):
     return results[0][0]
 
 
-@pytest.mark.parametrize("width", [1, 2, 5, 12, 13, 40])
-def test_window_by_hand(width):
-    """Mask, count and definition, one pair at a time."""
-    n = 13
-    kept = [[abs(i - j) < width for j in range(n)] for i in range(n)]
-    causal = [[kept[i][j] and j <= i for j in range(n)] for i in range(n)]
-    window = Window(width)
-    assert window.mask(n).tolist() == kept
-    assert window.mask(n, is_causal=True).tolist() == causal
-    assert window.mask(n, first=4).tolist() == kept[4:]
-    assert window.mask(n, 20, first=3)[:, :n].tolist() == kept[3:]
-    assert window.pairs(n) == sum(map(sum, kept))
-    assert window.pairs(n, is_causal=True) == sum(map(sum, causal))
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_window_counts_its_mask(causal):
-    for width, n in product((1, 2, 63, 64, 65, 200, 10**12), (1, 2, 64, 65, 130)):
-        assert Window(width).pairs(n, is_causal=causal) == int(Window(width).mask(n, is_causal=causal).sum())
-
-
-@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
-@pytest.mark.parametrize("causal", [False, True])
-def test_parts_hold_the_mask(pattern, causal):
-    """Each pair in one part, and no other pair: whole sequences, cut ones, a lone query, more queries than keys."""
-    for first, stop, keys in ((0, 1, 1), (0, 70, 70), (60, 130, 130), (129, 130, 130), (128, 129, 129), (0, 40, 30)):
-        parts = pattern.parts(first, stop, keys, is_causal=causal, device=torch.device("cpu"))
-        kept = kept_by(parts, 1, stop - first, keys, first)[0]
-        assert torch.equal(kept, pattern.mask(stop, keys, first=first, is_causal=causal))
-
-
 @pytest.mark.parametrize("width", [1, 64, 65, 129])
 def test_a_window_reads_no_block_in_vain(width):
     """Every block of the table holds a pair of its tile, for whole sequences and for a lone query."""
     for (first, stop), causal in product(((0, 256), (255, 256), (192, 193), (100, 230)), (False, True)):
-        (part,) = Window(width).parts(first, stop, stop, is_causal=causal, device=torch.device("cpu"))
+        (part,) = Window(width).tilings(first, stop, stop, is_causal=causal, device=torch.device("cpu"))
         for t, row in enumerate(part.table):
             for block in row[row >= 0]:
                 i, j = part.queries.positions[t][:, None], part.keys.positions[block]
                 assert (part.allowed(i, j) & (j >= 0)).any()
-
-
-@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 200])
-def test_fast_equals_reference(pattern, causal, length):
-    compare(qkv(2, 2, length=length), pattern=pattern, is_causal=causal)
 
 
 @pytest.mark.parametrize("lead", [(), (1,), (3,), (2, 3), (2, 1, 2)])
@@ -121,29 +72,7 @@ def test_keys_of_another_sequence(pattern):
         assert empty.any() or (length, keys) != (150, 5)
 
 
-@pytest.mark.parametrize("pattern", [Window(1), Window(9), Window(70), Parity()])
-@pytest.mark.parametrize("causal", [False, True])
-def test_state(pattern, causal):
-    """Cut anywhere, what the whole gives; behind a state queries have the positions after it."""
-    length = 150
-    leaves = qkv(2, 3, length=length)
-    whole = pattern_attention_reference(*leaves, pattern=pattern, is_causal=True)
-    for cuts in ((1,), (64, 65, 66), (149,), (10, 100)):
-        pieces, state = [], None
-        for start, stop in zip((0, *cuts), (*cuts, length), strict=True):
-            part = [x[..., start:stop, :] for x in leaves]
-            kwargs = {"pattern": pattern, "is_causal": True, "initial_state": state}
-            o, state = pattern_attention(*part, return_state=True, **kwargs)
-            pieces.append(o)
-        torch.testing.assert_close(torch.cat(pieces, -2), whole, **TOLERANCE)
-        assert torch.equal(state[0], leaves[1]) and torch.equal(state[1], leaves[2])
-    past = [x.detach().requires_grad_() for x in (draw(2, 3, 90, K, seed=5), draw(2, 3, 90, V, seed=6))]
-    for queries, keys in ((1, 1), (7, 7), *(() if causal else ((3, 20), (20, 3)))):
-        given = qkv(2, 3, length=queries, keys=keys)
-        compare(given, pattern=pattern, is_causal=causal, initial_state=tuple(past))
-
-
-@pytest.mark.parametrize("pattern", [Window(9), Window(70), Parity()])
+@pytest.mark.parametrize("pattern", [Window(9), Parity()])
 @pytest.mark.parametrize("causal", [False, True])
 def test_masks(pattern, causal):
     """Of every shape that broadcasts, with a state and without; rows may be left with nothing."""
@@ -199,22 +128,6 @@ def test_half_precision(dtype, pattern):
         assert ours.dtype == dtype and torch.equal(ours, theirs.to(dtype))
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(pattern_attention(*single, pattern=pattern, is_causal=True), exact)
-
-
-def test_float32_is_near_float64():
-    """A score of some 10 is rounded by 1e-6, as are products with values; 2e-5 leaves a factor of 10."""
-    leaves = qkv(2, length=200)
-    exact = pattern_attention_reference(*leaves, pattern=Window(50), is_causal=True)
-    single = pattern_attention(*(x.float() for x in leaves), pattern=Window(50), is_causal=True)
-    torch.testing.assert_close(single.double(), exact, atol=2e-5, rtol=0)
-
-
-def test_gradients_by_finite_differences():
-    leaves = qkv(length=9)
-    for pattern in (Window(3), Parity()):
-        assert torch.autograd.gradcheck(
-            lambda *x, p=pattern: pattern_attention(*x, pattern=p, is_causal=True), leaves, fast_mode=not WHOLE
-        )
 
 
 def test_mechanism():

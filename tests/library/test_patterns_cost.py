@@ -5,13 +5,12 @@ from itertools import product
 import pytest
 import sympy as sp
 import torch
-from drawn_parts import Parity
+from drawn_tilings import Parity
 
 from ortho.attention.indexing import indexing
-from ortho.attention.sparse.layouts import BLOCK, TILE
-from ortho.attention.sparse.parts import ABSENT, Order, Part, attention_by_parts, in_order
 from ortho.attention.sparse.pattern import pattern_mechanism
-from ortho.attention.sparse.pattern_cost import Work, parts_cost, work_of
+from ortho.attention.sparse.tiled_attention import tiled_attention, tiled_cost
+from ortho.attention.sparse.tiling import ABSENT, BLOCK, TILE, Tiling, TokenBlocks, Work, consecutive
 from ortho.attention.sparse.window import Window
 from ortho.cost import big_o as sym
 from ortho.cost.counting import OperationCounter, count_forward, saved_bytes
@@ -58,25 +57,25 @@ def test_any_parts(qk_grad):
     together does not count."""
     G, N, K, V = 3, 20, 2, 5
     g = torch.Generator().manual_seed(0)
-    shuffled = Order(torch.randperm(N, generator=g).unflatten(0, (-1, 5)))
-    each = Order(torch.stack([torch.randperm(24, generator=g) for _ in range(G)]).unflatten(1, (-1, 3)))
-    each = Order(each.positions.masked_fill(each.positions >= N, ABSENT))
-    spans = in_order(0, N, 8)
+    shuffled = TokenBlocks(torch.randperm(N, generator=g).unflatten(0, (-1, 5)))
+    each = TokenBlocks(torch.stack([torch.randperm(24, generator=g) for _ in range(G)]).unflatten(1, (-1, 3)))
+    each = TokenBlocks(each.positions.masked_fill(each.positions >= N, ABSENT))
+    spans = consecutive(0, N, 8)
     some = torch.tensor([[0, 3], [ABSENT, ABSENT], [2, ABSENT], [1, 0]])
     parts = [
-        Part(shuffled, spans, some.clamp(max=2), lambda i, j: i > j),
-        Part(each, shuffled, some[[0, 1, 2, 3, 0, 1, 2, 3]], lambda i, j: i == j),
-        Part(spans, each, some[:3].expand(G, 3, 2), lambda i, j: i < j),
-        Part(spans, spans, torch.full((3, 2), ABSENT)),
-        Part(spans, spans, torch.full((G, 3, 0), ABSENT)),
+        Tiling(shuffled, spans, some.clamp(max=2), lambda i, j: i > j),
+        Tiling(each, shuffled, some[[0, 1, 2, 3, 0, 1, 2, 3]], lambda i, j: i == j),
+        Tiling(spans, each, some[:3].expand(G, 3, 2), lambda i, j: i < j),
+        Tiling(spans, spans, torch.full((3, 2), ABSENT)),
+        Tiling(spans, spans, torch.full((G, 3, 0), ABSENT)),
     ]
-    work = [work_of(part) for part in parts]
+    work = [part.work for part in parts]
     assert work == [Work(3, 5, 5, 8), Work(6, 10, 3, 5), Work(3, 6, 8, 3), Work(0, 0, 8, 8), Work(0, 0, 8, 8)]
     for number in range(1, len(parts) + 1):
         q, k, v = (torch.zeros(G, N, w) for w in (K, K, V))
         wanted = [x.requires_grad_() for x in ([q, k, v] if qk_grad else [v])]
-        call = lambda: attention_by_parts(q, k, v, parts[:number], scale=2.0)  # noqa: B023, E731
-        declared = parts_cost(G, N, 1, K, V, work=work[:number], last=work[:1], qk_grad=qk_grad)
+        call = lambda: tiled_attention(q, k, v, parts[:number], scale=2.0)  # noqa: B023, E731
+        declared = tiled_cost(G, N, 1, K, V, work=work[:number], last=work[:1], qk_grad=qk_grad)
         counted, kept = count(call, wanted)
         assert {part: getattr(declared, part) for part in counted} == counted
         assert kept == declared.saved_bytes + declared.output_bytes

@@ -8,8 +8,7 @@ from extent import repeats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortho.attention.untrained.gaussian import Gaussian
-from ortho.attention.untrained.patterns import Recent, Shift
+from ortho.attention.untrained.patterns import Gaussian, Recent, Shift
 from ortho.attention.untrained.positional_attention import (
     PATTERNS,
     SEVEN,
@@ -246,7 +245,7 @@ def test_no_matrix(pattern, causal):
     with Allocations() as memory:
         o = positional_attention(v, [pattern], is_causal=causal)
         torch.autograd.grad(o, v, torch.ones_like(o))
-    band = 8 * 3 * max(64, pattern.memory, pattern.mirrored().memory) ** 2 if isinstance(pattern, Gaussian) else 0
+    band = 8 * 3 * max(64, pattern.vectors, pattern.mirrored().vectors) ** 2 if isinstance(pattern, Gaussian) else 0
     assert memory.largest <= max(8 * n * width * 3, band) < n * n / 8
     assert memory.peak <= 8 * n * width * 12 + 3 * band
 

@@ -9,13 +9,12 @@ import torch
 
 from ortho import PROJECTIONS
 from ortho.attention.mechanism import AttentionCost
-from ortho.attention.untrained.gaussian import Gaussian
-from ortho.attention.untrained.patterns import Recent, Shift
+from ortho.attention.untrained.patterns import Gaussian, Recent, Shift
 from ortho.attention.untrained.positional_attention import PATTERNS, SEVEN, positional_attention
 from ortho.cost import positional
 from ortho.cost.big_o import N, constants, d, order
 from ortho.cost.counting import Counts, OperationCounter, count_forward, count_step, saved_bytes
-from ortho.cost.hybrid import hybrid
+from ortho.cost.layers import hybrid
 from ortho.layers.hybrid import HybridAttention
 from ortho.layers.positional import PositionalHeads
 

@@ -9,8 +9,7 @@ import torch
 from torch.nn.functional import linear
 
 from ortho import PROJECTIONS, MultiheadAttention
-from ortho.attention.untrained.gaussian import Gaussian
-from ortho.attention.untrained.patterns import Recent
+from ortho.attention.untrained.patterns import Gaussian, Recent
 from ortho.attention.untrained.positional_attention import SEVEN
 from ortho.layers.hybrid import HybridAttention
 from ortho.layers.positional import PositionalHeads, sinusoidal_positions
@@ -162,7 +161,7 @@ def test_decoding(patterns, form):
     assert other.length == 4
     close(module(x[:, 4:], is_causal=True, cache=other), whole[:, 4:])
     if form == "fast":
-        assert cache.nbytes == 8 * 2 * (3 * sum(1 + p.memory for p in module.patterns) + 3)
+        assert cache.nbytes == 8 * 2 * (3 * sum(1 + p.vectors for p in module.patterns) + 3)
 
 
 def test_masks():

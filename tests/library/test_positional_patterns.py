@@ -7,8 +7,7 @@ from math import erfc, exp, pi, sqrt
 import pytest
 import torch
 
-from ortho.attention.untrained.gaussian import GAUSSIANS, REACH, Gaussian
-from ortho.attention.untrained.patterns import RECENT, Recent, Shift
+from ortho.attention.untrained.patterns import GAUSSIANS, REACH, RECENT, Gaussian, Recent, Shift
 from ortho.attention.untrained.positional_attention import PATTERNS, SEVEN, positional_attention
 
 BY_NAME = pytest.mark.parametrize("name", PATTERNS)
@@ -63,7 +62,7 @@ def test_the_last_tokens_by_hand(causal):
     expected = {Recent("", 3): back, Recent("", 3, ahead=True): one if causal else ahead, Recent("", 1): one}
     for pattern, rows in expected.items():
         assert torch.equal(pattern.weights(5, is_causal=causal), matrix(rows))
-    assert (RECENT.width, RECENT.ahead, RECENT.memory, RECENT.mirrored().memory) == (8, False, 7, 0)
+    assert (RECENT.width, RECENT.ahead, RECENT.vectors, RECENT.mirrored().vectors) == (8, False, 7, 0)
 
 
 def test_the_list():
@@ -138,18 +137,18 @@ def test_what_a_band_leaves_out(pattern):
     """Of a row of raw weights on one side, less than erfc(9 / sqrt 2) / 2; of rows that are divided, less than a unit
     in the last place."""
     assert erfc(REACH / sqrt(2)) / 2 < 1.2e-19 < ULP / 900
-    n = 3 * pattern.memory + 60
+    n = 3 * pattern.vectors + 60
     raw = Gaussian("", pattern.offset, pattern.sigma)
     i = torch.arange(n)
     back, ahead = i[:, None] - i, i - i[:, None]
-    out = (back > raw.memory) | (ahead > raw.mirrored().memory)
+    out = (back > raw.vectors) | (ahead > raw.mirrored().vectors)
     left_out = (raw.weights(n) * out).sum(-1)
     assert left_out.max() < 2.4e-19
     if pattern.normalise:
         assert (left_out / raw.weights(n).sum(-1)).max() < ULP
     # One place less would show: the bound is not far from what is left out at whole offsets and sigma 1.
     if pattern.sigma == 1:
-        assert (raw.weights(n) * (back > raw.memory - 2)).sum(-1).max() > 1e-19
+        assert (raw.weights(n) * (back > raw.vectors - 2)).sum(-1).max() > 1e-19
 
 
 def exact(pattern, i, n, values, causal):

@@ -5,7 +5,7 @@ import torch
 
 from ortho.attention.sparse.block_sparse import BigBird
 from ortho.attention.sparse.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
-from ortho.attention.sparse.fixed_factorised import Fixed, Summaries
+from ortho.attention.sparse.fixed import Fixed, Summaries
 from ortho.attention.sparse.global_local import GlobalLocal
 from ortho.attention.sparse.strided import Columns, Strided
 from ortho.attention.sparse.window import BlockedWindow, Window

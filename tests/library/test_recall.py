@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from ortho.attention.linear.factored import kernel_weights
-from ortho.attention.linear.linear_attention import EluPlusOne, Taylor
+from ortho.attention.linear.feature_maps import EluPlusOne, Taylor
+from ortho.attention.linear.linear_attention import kernel_weights
 from ortho.theory.recall import SHARPNESS, causal_weights, copy_error, copying, fitted_error, least_error, tokens
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from ortho import MultiheadAttention, TransformerBlock
-from ortho.attention.linear.factored import feature_attention, feature_attention_reference
 from ortho.attention.linear.favor import PositiveFeatures
-from ortho.attention.linear.feature_draws import orthogonal_features
+from ortho.attention.linear.linear_attention import linear_attention, linear_attention_reference
 from ortho.attention.linear.random_feature_attention import MAPS, RandomFeatureAttention
+from ortho.attention.linear.random_features import orthogonal_features
 
 
 def generator(seed=0):
@@ -25,9 +25,7 @@ def attention(**options):
     return RandomFeatureAttention(4, 16, generator=generator(1), dtype=torch.float64, **options)
 
 
-@pytest.mark.parametrize(
-    ("form", "function"), [("fast", feature_attention), ("reference", feature_attention_reference)]
-)
+@pytest.mark.parametrize(("form", "function"), [("fast", linear_attention), ("reference", linear_attention_reference)])
 def test_is_feature_attention_on_its_rows(form, function):
     rows = orthogonal_features(16, 4, generator=generator(1), dtype=torch.float64)
     q, k, v = qkv(2, 3)

@@ -131,7 +131,7 @@ def test_first_logits_have_variance_one(name):
         g = torch.Generator().manual_seed(seed)
         source = SOURCES[name](width, 1, length, generator=g, dtype=torch.float64)
         x = torch.randn(4, length, width, generator=g, dtype=torch.float64)
-        squares.append(source.logits(x, Seen(length, source.memory(x))).square().mean())
+        squares.append(source.logits(x, Seen(length, source.state(x))).square().mean())
     mean, error = torch.stack(squares).mean(), torch.stack(squares).std() / 10
     if name == "factored-dense":  # two numbers that share their hidden units, whose squares go together
         assert 1 - SIGMAS * error < mean < 1 + 8 / width + SIGMAS * error

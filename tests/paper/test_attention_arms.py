@@ -8,8 +8,8 @@ from ortho.attention import MECHANISMS
 from ortho.attention.chunking import CHUNK
 from ortho.cost.allocations import Allocations
 from ortho.cost.counting import OperationCounter
-from paper.experiments import attention_arms as arms
-from paper.experiments import attention_speed as speed
+from paper.experiments.speed import attention as speed
+from paper.experiments.speed import attention_variants as arms
 
 # ---------------------------------------------------------------------------------------------- what is compared
 

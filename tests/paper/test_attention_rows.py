@@ -7,8 +7,8 @@ import pytest
 from paper import experiments
 from paper.claims import Verdict
 from paper.claims.s4 import speed as evidence
-from paper.experiments import attention_rows as rows
-from paper.experiments import attention_speed as speed
+from paper.experiments.speed import attention as speed
+from paper.experiments.speed import attention_analysis as rows
 
 
 def record(N, seconds, *, memory=None, arms="main", **case):

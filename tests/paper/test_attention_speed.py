@@ -6,13 +6,23 @@ from experiment_fakes import SLUG, within
 from tiny_arms import ALL, SETS, TINY
 
 from ortho.attention.chunking import CHUNK
-from ortho.attention.linear.linear_attention import HORIZON
+from ortho.attention.linear.feature_maps import HORIZON
 from ortho.cost.allocations import Allocations
 from paper import experiments
-from paper.experiments import Experiment, flash_speed, measure, memory_speed, pattern_speed, records
-from paper.experiments import attention_arms as arms
-from paper.experiments import attention_rows as rows
-from paper.experiments import attention_speed as speed
+from paper.experiments import Experiment, measure
+from paper.experiments.engine import records
+from paper.experiments.speed import attention as speed
+from paper.experiments.speed import attention_analysis as rows
+from paper.experiments.speed import attention_variants as arms
+from paper.experiments.speed import (
+    flash as flash_speed,
+)
+from paper.experiments.speed import (
+    memory as memory_speed,
+)
+from paper.experiments.speed import (
+    patterns as pattern_speed,
+)
 
 
 @pytest.fixture(scope="module", autouse=True)

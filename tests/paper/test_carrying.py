@@ -3,7 +3,8 @@
 import pytest
 from experiment_fakes import fake, go, of_other_code, outcome, stored
 
-from paper.experiments import RecordError, carrying, cli, provenance, records
+from paper.experiments import RecordError
+from paper.experiments.engine import carrying, cli, provenance, records
 
 CASES = 40
 SAMPLE = 3  # the least; a twentieth of 40 cases would be 2

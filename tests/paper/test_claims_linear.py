@@ -10,8 +10,8 @@ import torch
 from ortho import MultiheadAttention
 from ortho.attention import MECHANISMS, softmax_attention_reference
 from ortho.attention.linear.efficient import efficient_attention_reference
-from ortho.attention.linear.factored import kernel_weights
-from ortho.attention.linear.linear_attention import CosFormer, Cosine, Powers, Taylor
+from ortho.attention.linear.feature_maps import CosFormer, Cosine, Powers, Taylor
+from ortho.attention.linear.linear_attention import kernel_weights
 from ortho.cost.big_o import H, N, d
 from ortho.cost.counting import count_forward, count_step
 from ortho.theory.associativity import by_states, by_sums

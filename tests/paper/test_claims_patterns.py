@@ -7,7 +7,7 @@ import sympy
 import torch
 
 from ortho.attention.sparse.dilated import LocalDilated, NeitherFarNorMultiple
-from ortho.attention.sparse.pattern_cost import pattern_cost
+from ortho.attention.sparse.pattern import pattern_cost
 from ortho.attention.sparse.window import Window
 from ortho.cost.big_o import N, d
 from paper import experiments
@@ -15,7 +15,7 @@ from paper.claims import Verdict, judge
 from paper.claims.s1 import patterns as s1
 from paper.claims.s2 import patterns as s2
 from paper.claims.s4 import patterns as s4
-from paper.experiments import attention_rows
+from paper.experiments.speed import attention_analysis as attention_rows
 
 CONFIRMED, CORRECTED, CONDITIONAL, UNTESTABLE = (
     Verdict.CONFIRMED, Verdict.CORRECTED, Verdict.CONDITIONAL, Verdict.UNTESTABLE,

@@ -5,7 +5,8 @@ import pytest
 from paper import experiments
 from paper.claims import Verdict
 from paper.claims.s0 import measured
-from paper.experiments import summary, training_step
+from paper.experiments.speed import analysis as summary
+from paper.experiments.speed import training_step
 
 
 def record(device="cpu-a", seconds=(2.0, 1.0), threads=1, **case):

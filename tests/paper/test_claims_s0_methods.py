@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from ortho.attention.linear.factored import feature_attention_reference
 from ortho.attention.linear.favor import PositiveFeatures
-from ortho.attention.linear.linear_attention import EluPlusOne
+from ortho.attention.linear.feature_maps import EluPlusOne
+from ortho.attention.linear.linear_attention import linear_attention_reference
 from ortho.cost.counting import count_step
 from ortho.layers.synthesizer import SynthesizerAttention
 from paper.claims.s0 import lookup, methods
@@ -91,7 +91,7 @@ def test_rank_bound(name):
     feature_map = EluPlusOne() if name == "linear" else PositiveFeatures(rows)
     for size in (0.5, 2.0, 6.0):
         q, k = size * torch.randn(2, 12, width, generator=generator, dtype=torch.float64)
-        weights = feature_attention_reference(q, k, eye, feature_map=feature_map)
+        weights = linear_attention_reference(q, k, eye, feature_map=feature_map)
         assert (weights - eye.roll(1, 1)).square().sum() / 12 >= lookup.low_rank_error(12, width)
     assert lookup.low_rank_error(12, width) == pytest.approx(1 - width / 12)
     assert lookup.low_rank_error(12, 12) == 0

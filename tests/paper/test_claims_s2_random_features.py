@@ -6,8 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from ortho.attention.linear.feature_draws import iid_features, orthogonal_features
-from ortho.attention.linear.random_features import positive_features
+from ortho.attention.linear.random_features import iid_features, orthogonal_features, positive_features
 from ortho.theory.estimates import SIGMAS
 from ortho.theory.unbiasedness import omegas
 from ortho.theory.wrong_draws import raw_qr_rows, root_norm_rows, unit_norm_rows

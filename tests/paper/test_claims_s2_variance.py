@@ -5,7 +5,7 @@ from math import cosh, exp, log
 import pytest
 import torch
 
-from ortho.attention.linear.feature_draws import iid_features
+from ortho.attention.linear.random_features import iid_features
 from ortho.theory.estimates import SIGMAS
 from ortho.theory.variance import row_estimates, sampled_variance
 from paper.claims.s2 import variance as claim

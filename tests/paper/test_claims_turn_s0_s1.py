@@ -98,7 +98,7 @@ def sharing(sound):
 
     def mixture(B, N, d, E, k, d_ff):
         cost = sound(B, N, d, E, k, d_ff)
-        return cost._replace(forward=cost.forward.subs(k, 1 / k))
+        return replace(cost, forward=cost.forward.subs(k, 1 / k))
 
     return mixture
 
@@ -119,7 +119,7 @@ def every_constant_1(cost, standard, N, d, frozen):
     return replace(cost, forward=linear + square, backward=linear if frozen else linear + square)
 
 
-PER_PAIR = {"ortho.cost.closed_forms.projection_cost": per_pair}
+PER_PAIR = {"ortho.cost.layers.projection_cost": per_pair}
 ONE_HEAD = mechanism("softmax", by_one_head)
 EVERY_CONSTANT_1 = layers(every_constant_1)
 HALF = ora(lambda cost, standard: replace(cost, forward=standard.forward / 2, backward=standard.backward / 2))
@@ -154,9 +154,7 @@ PROJECTING_SYNTHESIZER = {
 # Frozen queries and keys that are trained after all, in the layer and in its closed form.
 NOTHING_FROZEN = {
     "ortho.projections.PROJECTIONS[frozen]": constantly(LearnedProjection),
-    "ortho.cost.closed_forms.projection_cost": lambda sound: (
-        lambda _, *sizes, **options: sound("learned", *sizes, **options)
-    ),
+    "ortho.cost.layers.projection_cost": lambda sound: lambda _, *sizes, **options: sound("learned", *sizes, **options),
 }
 
 
@@ -349,7 +347,9 @@ TURNS = {
     ),
     "S1.2.1b": Turn(REFUTED, mechanism("softmax", materialised)),
     "S1.2.1c": Turn(CONFIRMED, records("flash-speed", on_a_gpu)),
-    "S1.2.2a": Turn(CONFIRMED, {"ortho.attention.linear.factored.feature_attention_reference": constantly(as_printed)}),
+    "S1.2.2a": Turn(
+        CONFIRMED, {"ortho.attention.linear.linear_attention.linear_attention_reference": constantly(as_printed)}
+    ),
     "S1.2.2b": Turn(REFUTED, {"paper.claims.s1.linear.FEATURES": constantly(64)}),
     "S1.2.3a": Turn(REFUTED, ONE_KEY_MORE),
     "S1.2.3b": Turn(REFUTED, {"ortho.attention.selected.routing.routing_mask": constantly(the_latest)}),
@@ -363,8 +363,8 @@ TURNS = {
         },
     ),
     "S1.3.1b": Turn(REFUTED, {"ortho.attention.decoding.new_cache": constantly(Forgetful)}),
-    "S1.3.2a": Turn(CONFIRMED, {"ortho.cost.recomputation.recomputed": as_claimed}),
-    "S1.4.1a": Turn(CONFIRMED, {"ortho.cost.experts.mixture_of_experts": sharing}),
+    "S1.3.2a": Turn(CONFIRMED, {"ortho.cost.layers.recomputed": as_claimed}),
+    "S1.4.1a": Turn(CONFIRMED, {"ortho.cost.layers.mixture_of_experts": sharing}),
     "S1.4.1b": Turn(
         REFUTED,
         {

@@ -11,8 +11,8 @@ import torch
 from turning import Change, Turn, answering, cases, check, check_complete, check_notices_a_constant, constantly, giving
 
 from ortho.attention.linear.efficient import efficient_attention
-from ortho.attention.linear.feature_draws import iid_features
-from ortho.attention.linear.linear_attention import CosFormer
+from ortho.attention.linear.feature_maps import CosFormer
+from ortho.attention.linear.random_features import iid_features
 from ortho.cost.big_o import N, d
 from ortho.projections import LearnedProjection
 from paper.claims import Verdict
@@ -168,7 +168,7 @@ TURNS = {
         REFUTED,
         {"numpy.polynomial.hermite_e.hermegauss": giving(lambda rule: (rule[0] / 2, rule[1]))},  # w of variance 1/4
     ),
-    "S2.2.2b": Turn(REFUTED, {"ortho.attention.linear.feature_draws.orthogonal_features": constantly(iid_features)}),
+    "S2.2.2b": Turn(REFUTED, {"ortho.attention.linear.random_features.orthogonal_features": constantly(iid_features)}),
     "S2.2.2c": Turn(REFUTED, {"ortho.attention.MECHANISMS[favor]": QUADRATIC}),
     "S2.2.2d": Turn(REFUTED, {f"{S2}.variance.log_gain": answering(-1.0)}),
     "S2.2.3a": Turn(REFUTED, {f"{S2}.patterns.strided_heads": FIRST_TWICE}),
@@ -208,7 +208,7 @@ TURNS = {
     "S2.5.3a": Turn(
         REFUTED,
         {
-            "ortho.cost.hybrid.hybrid": giving(
+            "ortho.cost.layers.hybrid": giving(
                 lambda cost: replace(cost, forward=2 * cost.forward, backward=2 * cost.backward)
             )
         },

@@ -9,10 +9,10 @@ import pytest
 from experiment_fakes import stored
 from launched_experiments import ENVIRONMENT, EXPERIMENTS, lookup
 
-from paper.experiments import cli, launchers, records, signals
-from paper.experiments import cluster as clusters
-from paper.experiments.cluster import Slurm
-from paper.experiments.launchers import LaunchError
+from paper.experiments.engine import cli, launchers, records, signals
+from paper.experiments.engine import cluster as clusters
+from paper.experiments.engine.cluster import Slurm
+from paper.experiments.engine.launchers import LaunchError
 
 
 @pytest.fixture

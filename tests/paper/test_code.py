@@ -7,7 +7,8 @@ from functools import partial
 import pytest
 from experiment_fakes import fake, go, stored
 
-from paper.experiments import EXPERIMENTS, code, provenance
+from paper.experiments import EXPERIMENTS
+from paper.experiments.engine import code, provenance
 
 BEFORE = {
     "ortho.a": b'''"""Says something."""
@@ -133,17 +134,16 @@ def test_moving_and_joining_modules_changes_nothing():
 
 
 def test_a_module_of_this_package_can_move_and_an_operator_in_it_cannot_change():
-    run = EXPERIMENTS["training-step"].run
+    run, module = EXPERIMENTS["training-step"].run, "paper.experiments.engine.stopwatch"
     before = code.files()
-    moved = {name: text.replace(b"paper.experiments.stopwatch", b"ortho.clocks.step") for name, text in before.items()}
-    moved["ortho.clocks.step"] = moved.pop("paper.experiments.stopwatch").replace(b'"""', b'"""Elsewhere. ', 1)
+    moved = {name: text.replace(module.encode(), b"ortho.clocks.step") for name, text in before.items()}
+    moved["ortho.clocks.step"] = moved.pop(module).replace(b'"""', b'"""Elsewhere. ', 1)
     reached_before = code.Tree(before).reached(run)
     assert any("stopwatch" in name for name in reached_before)
     assert code.changes(reached_before, code.Tree(moved).reached(run)) == []
-    old = before["paper.experiments.stopwatch"]
-    changed = before | {"paper.experiments.stopwatch": old.replace(b" - ", b" + ")}
+    changed = before | {module: before[module].replace(b" - ", b" + ")}
     assert changed != before
-    assert "paper.experiments.stopwatch:timed_step" in code.changes(reached_before, code.Tree(changed).reached(run))
+    assert f"{module}:timed_step" in code.changes(reached_before, code.Tree(changed).reached(run))
 
 
 def test_what_is_bound_to_a_function_counts():
@@ -182,7 +182,7 @@ def test_a_run_whose_code_changes_on_disk_stores_nothing(tmp_path, monkeypatch):
     later[name] = later[name].replace(b"def run(self", b"def run(self, _=0", 1)
     assert f"{name}:Trainer" in provenance.edited(run)
 
-    monkeypatch.setattr("paper.experiments.runner.edited", lambda _: ["ortho.layers.multihead:FeedForward"])
+    monkeypatch.setattr("paper.experiments.engine.runner.edited", lambda _: ["ortho.layers.multihead:FeedForward"])
     report = go(fake(), tmp_path)
     assert report.done == [] and not stored(tmp_path).exists()
     assert "nothing is stored, as ortho.layers.multihead:FeedForward changed on disk" in report.errors[0]

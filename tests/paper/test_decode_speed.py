@@ -6,11 +6,11 @@ import pytest
 import torch
 from experiment_fakes import within
 
-from ortho.attention.linear.linear_attention import HORIZON
-from paper.experiments import clock as stopped
-from paper.experiments import decode_rows as rows
-from paper.experiments import decode_speed as speed
+from ortho.attention.linear.feature_maps import HORIZON
 from paper.experiments import measure
+from paper.experiments.engine import clock as stopped
+from paper.experiments.speed import decoding as speed
+from paper.experiments.speed import decoding_analysis as rows
 
 TINY = {"H": 2, "K": 8, "N": 1024}
 

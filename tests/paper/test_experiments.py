@@ -15,8 +15,8 @@ import torch
 from experiment_fakes import SLUG, Clock, fake, go, indices, of_other_code, outcome, stored
 
 from paper import experiments
-from paper.experiments import cli, provenance, records
-from paper.experiments.runner import estimate
+from paper.experiments.engine import cli, provenance, records
+from paper.experiments.engine.runner import estimate
 
 ROOT = Path(experiments.__file__).parents[2]
 
@@ -293,7 +293,7 @@ def test_runs_from_a_bare_source_tree_on_torch_and_numpy_alone(tmp_path):
 import runpy, sys
 for name in ("sympy", "scipy", "matplotlib", "yaml", "IPython", "jaxtyping", "submitit", "tqdm"):
     sys.modules[name] = None
-import paper.experiments.training_step as step
+import paper.experiments.speed.training_step as step
 del sys.modules["sympy"]  # PyTorch's own dependency, which its backward pass imports
 step._cpu_cases = lambda: [step.case("layer", 24, 32, H=2)]
 step.SECONDS["cpu"] = 0.1

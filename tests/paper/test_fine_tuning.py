@@ -8,7 +8,8 @@ import torch
 from experiment_fakes import SLUG, go, within
 
 from ortho.layers.multihead import MultiheadAttention
-from paper.experiments import measure, records
+from paper.experiments import measure
+from paper.experiments.engine import records
 from paper.experiments.learning import fine_tuning, fine_tuning_rows, fitting, language, rates
 from paper.experiments.learning.fine_tuning import SCRATCH
 from paper.tasks import text

@@ -5,9 +5,18 @@ import torch
 from experiment_fakes import within
 
 from ortho.cost.counting import count_step
-from paper.experiments import exchanged_speed, heads_rows, measure, training_step
-from paper.experiments import heads_speed as speed
-from paper.experiments.attention_speed import timed
+from paper.experiments import measure
+from paper.experiments.speed import heads as speed
+from paper.experiments.speed import (
+    heads_analysis as heads_rows,
+)
+from paper.experiments.speed import (
+    training_step,
+)
+from paper.experiments.speed import (
+    value_gradient as exchanged_speed,
+)
+from paper.experiments.speed.attention import timed
 
 TINY = {"N": 24, "d": 64, "H": 4}
 

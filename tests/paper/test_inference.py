@@ -7,7 +7,9 @@ import torch
 from experiment_fakes import SLUG
 
 from paper import experiments
-from paper.experiments import inference, measure, records, training_step
+from paper.experiments import measure
+from paper.experiments.engine import records
+from paper.experiments.speed import inference, training_step
 
 TINY = training_step.case("layer", 8, 32, H=2, input_grad=False)
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from experiment_fakes import SLUG, go, within
 
-from paper.experiments import measure, records
+from paper.experiments import measure
+from paper.experiments.engine import records
 from paper.experiments.learning import fitting, language
 from paper.experiments.learning.arms import arms, trained_parameters
 from paper.experiments.learning.kinds import kinds

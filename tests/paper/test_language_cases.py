@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paper import experiments
-from paper.experiments import records
+from paper.experiments.engine import records
 from paper.experiments.learning import language, rates
 from paper.experiments.learning.arms import arms, trained_parameters, training_flop
 from paper.experiments.statistics import Decision

@@ -10,7 +10,8 @@ from experiment_fakes import SLUG
 
 from ortho.cost.counting import count_step
 from paper import experiments
-from paper.experiments import measure, records
+from paper.experiments import measure
+from paper.experiments.engine import records
 from paper.experiments.learning import language, language_rows, rates
 from paper.experiments.learning.arms import arms
 from paper.tasks import text

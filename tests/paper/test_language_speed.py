@@ -4,9 +4,10 @@ import pytest
 from experiment_fakes import within
 
 from paper.experiments import measure
-from paper.experiments.learning import fitting, language, language_speed_rows
-from paper.experiments.learning import language_speed as speed
+from paper.experiments.learning import fitting, language
 from paper.experiments.learning.arms import arms
+from paper.experiments.speed import language_models as speed
+from paper.experiments.speed import language_models_analysis as language_speed_rows
 from paper.tasks import text
 
 TINY = {"B": 2, "N": 16, "d": 16, "H": 4, "L": 1}

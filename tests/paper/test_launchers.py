@@ -13,9 +13,10 @@ from experiment_fakes import SLUG, Clock, fake, go, indices, stored
 from launched_experiments import DEADLINE_S, ENVIRONMENT, EXPERIMENTS, lookup, meeting
 from torch import distributed
 
-from paper.experiments import cli, records, run, runner
-from paper.experiments.launchers import Processes, process_group
-from paper.experiments.runner import Here
+from paper.experiments import run
+from paper.experiments.engine import cli, records, runner
+from paper.experiments.engine.launchers import Processes, process_group
+from paper.experiments.engine.runner import Here
 
 COMMAND = [launched_experiments.__file__, "--device", "cpu"]
 PROCESSES = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

@@ -9,7 +9,8 @@ from experiment_fakes import SLUG, go, within
 from ortho import LanguageModel
 from ortho.attention import MECHANISMS
 from paper import experiments
-from paper.experiments import measure, records
+from paper.experiments import measure
+from paper.experiments.engine import records
 from paper.experiments.learning import fitting, flip_flop, rates, recall
 from paper.experiments.learning import state_tracking as tracking
 from paper.experiments.learning import study as learning

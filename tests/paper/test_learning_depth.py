@@ -5,8 +5,8 @@ import torch
 from experiment_fakes import within
 
 from paper.experiments import EXPERIMENTS, load
+from paper.experiments.engine.records import key
 from paper.experiments.learning import depth as stacks
-from paper.experiments.records import key
 
 
 @pytest.mark.parametrize("residual", [True, False])

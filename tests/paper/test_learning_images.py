@@ -7,7 +7,8 @@ import torch
 from experiment_fakes import SLUG, go, within
 
 from ortho.attention import MECHANISMS
-from paper.experiments import measure, records
+from paper.experiments import measure
+from paper.experiments.engine import records
 from paper.experiments.learning import fitting, images, images_rows, rates
 from paper.tasks.digits import digits
 from paper.tasks.images import Images, classification

@@ -6,7 +6,8 @@ import pytest
 from experiment_fakes import SLUG
 
 from paper import experiments
-from paper.experiments import measure, records
+from paper.experiments import measure
+from paper.experiments.engine import records
 from paper.experiments.learning import rates
 from paper.experiments.learning import rows as learning_rows
 from paper.experiments.learning import state_tracking as tracking

@@ -6,22 +6,22 @@ import matplotlib as mpl
 import pytest
 from matplotlib import pyplot as plt
 
-from paper import figures
+from paper import plots
 
 
 @pytest.fixture(autouse=True)
 def look():
     with mpl.rc_context():
         mpl.use("agg")
-        figures.use()
+        plots.use()
         yield
         plt.close("all")
 
 
 def drawing():
-    fig, axis = figures.figure()
-    axis.plot([128, 1024], [1, 2], **figures.style("frozen"))
-    figures.powers_of_two(axis, [128, 1024])
+    fig, axis = plots.figure()
+    axis.plot([128, 1024], [1, 2], **plots.style("frozen"))
+    plots.powers_of_two(axis, [128, 1024])
     file = io.StringIO()
     fig.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     return axis, file.getvalue()
@@ -38,8 +38,8 @@ def test_ticks_are_the_sizes():
 
 def test_variants_are_told_apart_without_colour():
     variants = ("learned", "frozen", "stopped", "source")
-    styles = [figures.style(name) for name in variants]
+    styles = [plots.style(name) for name in variants]
     assert len({(style["marker"], style["linestyle"]) for style in styles}) == len(variants)
-    assert set(figures.COLOURS) == set(figures.MARKERS)
+    assert set(plots.COLOURS) == set(plots.MARKERS)
     with pytest.raises(ValueError, match="name: expected one of 'learned'.*got 'thawed'"):
-        figures.style("thawed")
+        plots.style("thawed")

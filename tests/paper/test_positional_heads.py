@@ -7,7 +7,8 @@ import torch
 from experiment_fakes import SLUG, go, within
 
 from ortho.theory.positionalness import head_weights
-from paper.experiments import load, measure, records
+from paper.experiments import load, measure
+from paper.experiments.engine import records
 from paper.experiments.learning import fitting
 from paper.experiments.learning import positional_heads as heads
 from paper.experiments.learning import positional_heads_rows as heads_rows

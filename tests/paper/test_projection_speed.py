@@ -5,10 +5,10 @@ import torch
 from experiment_fakes import within
 
 from ortho.cost.counting import count_forward
-from ortho.cost.projections import projection_cost
+from ortho.cost.layers import projection_cost
 from paper.experiments import measure
-from paper.experiments import projection_speed as speed
-from paper.experiments.projection_speed import ARMS, DENSE, MERGED, case
+from paper.experiments.speed import projections as speed
+from paper.experiments.speed.projections import ARMS, DENSE, MERGED, case
 
 TINY = {"d": 128, "N": 8}
 

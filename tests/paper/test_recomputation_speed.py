@@ -5,8 +5,8 @@ import torch
 from experiment_fakes import within
 
 from paper.experiments import measure
-from paper.experiments import recomputation_speed as speed
-from paper.experiments.attention_speed import timed
+from paper.experiments.speed import recomputation as speed
+from paper.experiments.speed.attention import timed
 
 TINY = {"N": 8, "L": 2}
 

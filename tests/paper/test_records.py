@@ -15,7 +15,8 @@ import pytest
 from experiment_fakes import SLUG, fake, go, indices, of_other_code, stored
 
 from paper import experiments
-from paper.experiments import RecordError, cli, measure, provenance, records
+from paper.experiments import RecordError, measure
+from paper.experiments.engine import cli, provenance, records
 
 
 def is_stale(record):

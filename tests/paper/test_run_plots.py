@@ -3,7 +3,7 @@
 import pytest
 from matplotlib import pyplot as plt
 
-from paper import figures, run_figures
+from paper import plots, run_plots
 from paper.experiments.learning.paired_rows import Runs, judged
 from paper.experiments.statistics import Decision
 
@@ -28,7 +28,7 @@ def ax():
 
 
 def test_every_run_is_a_point_and_its_mean_a_bar(ax):
-    run_figures.points(ax, {one.arm: one.values["bits"] for one in (LEARNED, WORSE)}, beside="learned")
+    run_plots.points(ax, {one.arm: one.values["bits"] for one in (LEARNED, WORSE)}, beside="learned")
     runs, mean, others, other_mean, line = ax.lines
     assert tuple(runs.get_xdata()) == LEARNED.values["bits"] and set(runs.get_ydata()) == {0}
     assert tuple(others.get_xdata()) == WORSE.values["bits"] and set(others.get_ydata()) == {1}
@@ -40,7 +40,7 @@ def test_every_run_is_a_point_and_its_mean_a_bar(ax):
 
 def test_differences_are_marked_by_what_the_rule_says(ax):
     found = {one.arm: judged(one, LEARNED, "bits") for one in (WORSE, LIKE)}
-    run_figures.differences(ax, found, RULE)
+    run_plots.differences(ax, found, RULE)
     assert {bars.get_label(): list(bars.lines[0].get_xdata()) for bars in ax.containers} == {
         "worse": pytest.approx([0.5]),
         "equivalent": pytest.approx([0.002]),
@@ -50,39 +50,39 @@ def test_differences_are_marked_by_what_the_rule_says(ax):
 
 
 def test_each_outcome_has_a_look_of_its_own():
-    assert len(set(run_figures.OUTCOMES.values())) == len({marker for _, marker in run_figures.OUTCOMES.values()}) == 6
+    assert len(set(run_plots.OUTCOMES.values())) == len({marker for _, marker in run_plots.OUTCOMES.values()}) == 6
 
 
 def test_curves_go_through_the_means_and_show_the_runs(ax):
-    run_figures.curves(ax, "frozen", [1, 4], [(3.0, 3.2), (2.0, 2.4)])
+    run_plots.curves(ax, "frozen", [1, 4], [(3.0, 3.2), (2.0, 2.4)])
     line, *runs = ax.lines
     assert list(line.get_ydata()) == pytest.approx([3.1, 2.2]) and line.get_label() == "frozen"
     assert [tuple(some.get_ydata()) for some in runs] == [(3.0, 3.2), (2.0, 2.4)]
-    assert {some.get_color() for some in (line, *runs)} == {figures.style("frozen")["color"]}
+    assert {some.get_color() for some in (line, *runs)} == {plots.style("frozen")["color"]}
     with pytest.raises(ValueError, match="name: expected one of"):
-        run_figures.curves(ax, "unknown", [1], [(1.0,)])
+        run_plots.curves(ax, "unknown", [1], [(1.0,)])
 
 
 def test_a_table_has_means_ranges_differences_and_outcomes():
-    rows = run_figures.table_rows((LEARNED, WORSE, arm("lone", 1.0)), LEARNED, "bits", digits=2)
+    rows = run_plots.table_rows((LEARNED, WORSE, arm("lone", 1.0)), LEARNED, "bits", digits=2)
     assert rows == [
         ("learned", "2.20 (2.00 to 2.40)", "", ""),
         ("frozen", "2.70 (2.50 to 2.90)", "+0.50 (+0.50 to +0.50)", "worse"),
         ("lone", "1.00 (1.00 to 1.00)", "", ""),
     ]
-    assert run_figures.table_rows((LIKE,), LEARNED, "bits", scale=100, digits=1)[0][1] == "220.2 (201.0 to 240.0)"
+    assert run_plots.table_rows((LIKE,), LEARNED, "bits", scale=100, digits=1)[0][1] == "220.2 (201.0 to 240.0)"
 
 
 def test_undominated_are_the_points_that_nothing_beats():
     points = {"slow": (3.0, 1.0), "slower": (4.0, 1.0), "fast": (1.0, 3.0), "worse": (1.0, 3.5), "middle": (2.0, 2.0)}
-    assert run_figures.undominated(points) == ["fast", "middle", "slow"]
-    assert run_figures.undominated(points | {"twin": (2.0, 2.0)}) == ["fast", "middle", "twin", "slow"]
-    assert run_figures.undominated(points | {"all": (1.0, 1.0)}) == ["all"]
+    assert run_plots.undominated(points) == ["fast", "middle", "slow"]
+    assert run_plots.undominated(points | {"twin": (2.0, 2.0)}) == ["fast", "middle", "twin", "slow"]
+    assert run_plots.undominated(points | {"all": (1.0, 1.0)}) == ["all"]
 
 
 def test_a_frontier_names_what_nothing_beats_and_shows_every_run(ax):
     arms = {"fast": (1.0, (3.0, 3.0, 3.3)), "slow": (2.0, (1.0, 2.0, 3.0)), "beaten": (2.5, (2.5, 2.5, 2.5))}
-    assert run_figures.frontier(ax, arms) == ["fast", "slow"]
+    assert run_plots.frontier(ax, arms) == ["fast", "slow"]
     drawn = [(list(line.get_xdata()), list(line.get_ydata())) for line in ax.lines]
     assert drawn[:3] == [([cost] * 3, list(values)) for cost, values in arms.values()]
     others, joined, fast, slow = ax.lines[3:]
@@ -94,5 +94,5 @@ def test_a_frontier_names_what_nothing_beats_and_shows_every_run(ax):
 
 
 def test_a_frontier_of_one_arm_has_no_others(ax):
-    assert run_figures.frontier(ax, {"lone": (1.0, (2.0,))}) == ["lone"]
+    assert run_plots.frontier(ax, {"lone": (1.0, (2.0,))}) == ["lone"]
     assert "other arms" not in [line.get_label() for line in ax.lines]

@@ -13,9 +13,9 @@ from experiment_fakes import stored
 from launched_experiments import DEADLINE_S, ENVIRONMENT, EXPERIMENTS, lookup
 from slurm_cluster import eventually
 
-from paper.experiments import cli, cluster, launchers, records
-from paper.experiments.cluster import Slurm
-from paper.experiments.launchers import LaunchError
+from paper.experiments.engine import cli, cluster, launchers, records
+from paper.experiments.engine.cluster import Slurm
+from paper.experiments.engine.launchers import LaunchError
 
 pytestmark = pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing())
 LINGER = {"index": 1, "does": "linger"}

@@ -14,7 +14,8 @@ import pytest
 from experiment_fakes import Clock, fake, go, indices, outcome, stored
 from test_launchers import Later
 
-from paper.experiments import RecordError, cli, records, run
+from paper.experiments import RecordError, run
+from paper.experiments.engine import cli, records
 
 ROOM = records.ROOM
 

@@ -8,7 +8,8 @@ import torch
 from experiment_fakes import SLUG, go, within
 
 from paper import experiments
-from paper.experiments import measure, records
+from paper.experiments import measure
+from paper.experiments.engine import records
 from paper.experiments.learning import rates, synthetic, synthetic_rows
 
 EXPERIMENT = experiments.EXPERIMENTS["synthetic"]

@@ -8,9 +8,11 @@ from experiment_fakes import SLUG, within
 
 from ortho import cost
 from paper import experiments
-from paper.experiments import cli, measure, records, summary
-from paper.experiments import training_step as step
-from paper.experiments.stopwatch import Arm, cuda_memory, timed_step
+from paper.experiments import measure
+from paper.experiments.engine import cli, records
+from paper.experiments.engine.stopwatch import Arm, cuda_memory, timed_step
+from paper.experiments.speed import analysis as summary
+from paper.experiments.speed import training_step as step
 
 TINY = {"N": 24, "d": 32, "H": 2}
 

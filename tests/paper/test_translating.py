@@ -11,7 +11,8 @@ from ortho.attention import MECHANISMS
 from ortho.attention.untrained.positional_attention import SEVEN
 from ortho.cost.counting import count_step
 from ortho.layers.positional import PositionalHeads
-from paper.experiments import measure, records
+from paper.experiments import measure
+from paper.experiments.engine import records
 from paper.experiments.learning import fitting, rates, translating, translating_rows
 from paper.experiments.learning.translating_arms import H, arms, build, training_flop
 from paper.tasks import transduction

@@ -75,7 +75,7 @@ class PatternCache(Slots):
         """The outputs of the newest tokens' queries, over keys that stand at these positions, or nowhere (-1)."""
         n = q.shape[-2]
         i = torch.arange(self.length, self.length + n, device="cpu")[:, None]
-        kept = self._pattern.kept(i, positions, is_causal=True) & (positions >= 0)  # (n, keys)
+        kept = self._pattern.rule(True)(i, positions) & (positions >= 0)  # (n, keys)
         read = kept.any(0)
         if not bool(read.any()):
             return values.new_zeros(*q.shape[:-1], values.shape[-1])

@@ -1,1 +1,1 @@
-"""Linear attention: feature maps, the factored product, FAVOR+ and its kin."""
+"""Linear attention: feature maps, the product in time linear in N, FAVOR+ and its kin."""

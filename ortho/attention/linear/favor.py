@@ -1,7 +1,7 @@
 r"""Softmax attention with its kernel estimated by random features: Performer's FAVOR+, its kin and its successors.
 
 $\exp(x^T y) = E\, \phi(x)^T \phi(y)$ with $x = q K^{-1/4}$ and $y = k K^{-1/4}$ is the softmax kernel
-(`random_features` has the maps, `feature_draws` the rows that they project on). The error of the estimate grows fast
+(`random_features` has the rows that the maps project on, and their formulas). The error of the estimate grows fast
 with the norms: with standard normal q and k of width 16 or more, and 256 positive features, a plain average of the
 values is nearer to softmax attention than the estimate is (Choromanski et al. 2021, arXiv:2009.14794, lemma 2).
 
@@ -22,10 +22,17 @@ from torch import Tensor
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Size
-from ortho.attention.linear.factored import kernel_mechanism
-from ortho.attention.linear.feature_draws import mirrored, orthogonal_features
 from ortho.attention.linear.feature_maps import FeatureMap, Features, MapCost, root_scale
-from ortho.attention.linear.random_features import DenseParameters, aderf, gerf, saderf, sderf
+from ortho.attention.linear.linear_attention import kernel_mechanism
+from ortho.attention.linear.random_features import (
+    DenseParameters,
+    aderf,
+    gerf,
+    mirrored,
+    orthogonal_features,
+    saderf,
+    sderf,
+)
 
 FEATURES = 256  # the default m, that of the authors' code; K ln K, the order of their theorem 4, is 266 at K = 64
 # Of the default rows, the same in every call. A number that nobody seeds data with: rows drawn from the seed of q and k
@@ -55,7 +62,7 @@ def default_rows(m: int, K: int, dtype: torch.dtype, device: torch.device) -> Te
 
 
 class RandomFeatureMap(FeatureMap):
-    r"""A map on random rows: `features` (m, K), a draw of `feature_draws`, or by default the same rows in every call.
+    r"""A map on random rows: `features` (m, K), a draw of `random_features`, or by default the same rows in every call.
 
     To draw anew, make a new map, or call `RandomFeatureAttention.redraw`. `count` is the number of default rows.
     """

@@ -1,10 +1,24 @@
-r"""What a feature map is: the kernel $\kappa(q, k) = \phi(q)^T \phi(k)$ of an attention, as an object."""
+r"""Feature maps: the kernel $\kappa(q, k) = \phi(q)^T \phi(k)$ of linear attention, as an object.
+
+First the contract, then maps that are functions of one query or key; those on random rows are in `favor`. Two maps are
+printed in texts on linear attention and do not do what they are meant to, `Cosine` and `Powers`. They can be handed to
+`linear_attention`, and are no mechanisms.
+"""
 
 from abc import ABC, abstractmethod
-from math import inf, sqrt
-from typing import Literal, NamedTuple
+from math import inf, pi, sqrt
+from typing import Any, Literal, NamedTuple
 
+import torch
+from torch.autograd import Function
+
+from ortho import _checks
+from ortho._checks import checked
 from ortho._typing import Bool, Float, Int, Size, Tensor
+from ortho.attention.transforms import transformed
+
+RELU_FLOOR = 1e-3  # what Choromanski et al. add to their ReLU features, so that no row is without weight
+HORIZON = 4096
 
 
 class Features(NamedTuple):
@@ -80,3 +94,210 @@ def root_scale(scale: float) -> float:
     if not 0 <= scale < inf:
         raise ValueError(f"scale: expected a finite number of at least 0, got {scale}")
     return sqrt(scale)
+
+
+class _Elementwise(FeatureMap):
+    """A function of each number of a query or key, the same for both; `scale` acts before it, and by default is 1."""
+
+    # Scalar operations a number, forward and backward, and numbers that autograd keeps of it besides the features.
+    operations = (0, 0, 0)
+    keeps_features = False
+
+    def function(self, x: Tensor) -> Tensor:
+        """phi(x), of the shape of x."""
+        raise NotImplementedError
+
+    def __call__(self, q: Tensor, k: Tensor, *, scale: float | None = None, **_: Any) -> Features:
+        if scale is not None:
+            root = root_scale(scale)
+            q, k = q * root, k * root
+        return Features(self.function(q), self.function(k))
+
+    def width(self, K: Size) -> Size:
+        return K
+
+    def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> MapCost:
+        numbers = G * (N + M) * K
+        forward, backward, saved = (count * numbers for count in self.operations)
+        return MapCost(0, 0, forward, backward, saved, self.keeps_features)
+
+
+class _EluPlusOneFunction(Function):
+    """elu(x) + 1 from its two branches; its derivative is min(phi, 1), so that the result is all that is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        # With the digits of small results that subtracting and adding 1 would cost.
+        phi = x.clamp(max=0).exp_().add_(x.clamp(min=0))
+        ctx.save_for_backward(phi)
+        return phi
+
+    @staticmethod
+    def backward(ctx: Any, d_phi: Tensor) -> Tensor:  # of operations that autograd follows, for second derivatives
+        (phi,) = ctx.saved_tensors
+        return phi.clamp(max=1).mul_(d_phi)
+
+
+class EluPlusOne(_Elementwise):
+    """elu(x) + 1: x + 1 for positive x, exp(x) for others (Katharopoulos et al. 2020, arXiv:2006.16236, equation 7)."""
+
+    operations = (4, 2, 0)  # two clamps, exp, sum; clamp, product
+    keeps_features = True
+
+    def function(self, x: Tensor) -> Tensor:
+        if transformed():
+            return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
+        return _EluPlusOneFunction.apply(x)
+
+
+class Relu(_Elementwise):
+    """ReLU(x) + 0.001 (Choromanski et al. 2021, arXiv:2009.14794, section 4: generalised attention)."""
+
+    operations = (2, 1, 1)  # ReLU, sum; ReLU; its result
+
+    def function(self, x: Tensor) -> Tensor:
+        return torch.relu(x) + RELU_FLOOR
+
+
+class Exp(_Elementwise):
+    """exp(x), each token's relative to its largest.
+
+    softmax(x) for queries gives the same attention: its divisor cancels. Efficient Attention (Shen et al. 2021,
+    arXiv:1812.01243) starts from these features and divides each by its own sum over positions, where this divides
+    each row by its total; which, unlike that, leaves it causal.
+    """
+
+    operations = (3, 1, 0)  # maximum, subtract, exp; product
+    keeps_features = True
+    scales_keys = True
+
+    def __call__(self, q: Tensor, k: Tensor, *, scale: float | None = None, **_: Any) -> Features:
+        if scale is not None:
+            root = root_scale(scale)
+            q, k = q * root, k * root
+        top_q, top_k = (x.detach().amax(-1, keepdim=True) for x in (q, k))
+        return Features((q - top_q).exp_(), (k - top_k).exp_(), top_k[..., 0])
+
+
+class CosFormer(FeatureMap):
+    r"""ReLU(q)^T ReLU(k) cos(pi (i - j) / 2M) for positions i and j (Qin et al. 2022, arXiv:2202.08791, equation 10).
+
+    M is the `horizon`: positions below it have non-negative weights, and others raise ValueError. The
+    authors take the length of the sequence, which in causal use would make the past depend on the future, and padding
+    matter. Rows whose ReLUs have nothing in common with those of any key are 0.
+    """
+
+    weights = "non-negative"
+    positional = True
+
+    @checked
+    def __init__(self, horizon: int = HORIZON) -> None:
+        self.horizon = _checks.positive_int("horizon", horizon)
+
+    def __repr__(self) -> str:
+        return f"CosFormer(horizon={self.horizon})"
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        *,
+        scale: float | None = None,
+        q_start: int | Tensor = 0,
+        k_start: int | Tensor = 0,
+        **_: Any,
+    ) -> Features:
+        if scale is not None:
+            root = root_scale(scale)
+            q, k = q * root, k * root
+        return Features(self._map(q, q_start), self._map(k, k_start))
+
+    def _map(self, x: Tensor, start: int | Tensor) -> Tensor:
+        if isinstance(start, int) and start + x.shape[-2] > self.horizon:  # where nothing need be read from a device
+            raise ValueError(f"horizon: expected at least {start + x.shape[-2]} positions, got {self.horizon}")
+        positions = torch.arange(x.shape[-2], dtype=x.dtype, device=x.device)[:, None] + start  # (N, 1)
+        _checks.within("horizon", "positions", positions, 0.0, float(self.horizon - 1))
+        angles = positions * (pi / 2 / self.horizon)
+        x = torch.relu(x)
+        return torch.cat([x * angles.cos(), x * angles.sin()], -1)
+
+    def width(self, K: Size) -> Size:
+        return 2 * K
+
+    def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> MapCost:
+        numbers, tokens = G * (N + M) * K, N + M
+        # Positions, their angles, cosines and sines; ReLU, two products. Backward two products, their sum, ReLU.
+        return MapCost(0, 0, 4 * tokens + 3 * numbers, 4 * numbers, numbers + 2 * tokens, False)
+
+
+class Taylor(FeatureMap):
+    r"""$\sum_{n \le p} t^n / n!$ in $t = q^T k / \sqrt{K}$, from n-fold outer products of the queries and the keys.
+
+    Of order 2 the feature map of Based (Arora et al. 2024, arXiv:2402.18668, section 3): 1 + K + K^2 features, weights
+    of at least 1/2. Of odd orders weights may be negative.
+    """
+
+    @checked
+    def __init__(self, order: int = 2) -> None:
+        self.order = _checks.positive_int("order", order)
+        self.weights = "signed" if order % 2 else "positive"
+
+    def __repr__(self) -> str:
+        return f"Taylor(order={self.order})"
+
+    def __call__(self, q: Tensor, k: Tensor, *, scale: float | None = None, **_: Any) -> Features:
+        root = root_scale(1 / sqrt(q.shape[-1]) if scale is None else scale)
+        return Features(self._map(q * root), self._map(k * root))
+
+    def _map(self, x: Tensor) -> Tensor:
+        powers = [torch.ones_like(x[..., :1]), x]
+        for n in range(2, self.order + 1):
+            powers.append((powers[-1][..., :, None] * x[..., None, :]).flatten(-2) / sqrt(n))
+        return torch.cat(powers, -1)
+
+    def width(self, K: Size) -> Size:
+        return sum(K**n for n in range(self.order + 1))
+
+    def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> MapCost:
+        rows, outer = G * (N + M), range(2, self.order + 1)
+        several = 0 if K == 1 else 1  # a gradient's sum over a broadcast axis is left out where its length is 1
+        # A product and a division an outer product; backward a division, two products, two sums.
+        forward = K + sum(2 * K**n for n in outer)
+        # Sums of the partial gradients: of x, one for each outer product and for what it is itself.
+        partial = sum(K**n for n in outer[:-1]) + self.order * K if outer else 0
+        backward = K + sum((3 + 2 * several) * K**n for n in outer) + partial
+        kept = K + sum(K**n for n in outer[:-1]) if outer else 0
+        return MapCost(0, 0, rows * forward, rows * backward, rows * kept, False)
+
+
+class Cosine(_Elementwise):
+    r"""$\cos(x)$, as which texts describe cosFormer. Its weights $\sum_l \cos q_l \cos k_l$ may be negative."""
+
+    weights = "signed"
+    operations = (1, 3, 1)  # cosine; sine, product, sign; x
+
+    def function(self, x: Tensor) -> Tensor:
+        return x.cos()
+
+
+class Powers(_Elementwise):
+    r"""$[1, x, \dots, x^p]$ of each number, as which texts describe the polynomial kernel.
+
+    Its weights are $\sum_l \sum_{n \le p} (q_l k_l)^n$: of the products of coordinates, and no function of $q^T k$.
+    """
+
+    @checked
+    def __init__(self, order: int = 2) -> None:
+        self.order = _checks.positive_int("order", order)
+        self.weights = "signed" if order % 2 else "positive"  # 1 + t + ... + t^p has no real zero for even p
+        # A power each; backward three products and a sum each but the constant's; x.
+        self.operations = (order + 1, 4 * order, 1)
+
+    def __repr__(self) -> str:
+        return f"Powers(order={self.order})"
+
+    def function(self, x: Tensor) -> Tensor:
+        return torch.cat([x**n for n in range(self.order + 1)], -1)
+
+    def width(self, K: Size) -> Size:
+        return K * (self.order + 1)

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Bool, Float, State
-from ortho.attention.linear.factored import feature_attention, feature_attention_reference
 from ortho.attention.linear.favor import (
     FEATURES,
     DenseExponentialFeatures,
@@ -17,7 +16,8 @@ from ortho.attention.linear.favor import (
     RandomFeatureMap,
     TrigonometricFeatures,
 )
-from ortho.attention.linear.feature_draws import FEATURE_DRAWS
+from ortho.attention.linear.linear_attention import linear_attention, linear_attention_reference
+from ortho.attention.linear.random_features import FEATURE_DRAWS
 from ortho.attention.mechanism import FORMS
 
 MAPS: dict[str, type[RandomFeatureMap]] = {
@@ -29,7 +29,7 @@ MAPS: dict[str, type[RandomFeatureMap]] = {
 
 
 class RandomFeatureAttention(nn.Module):
-    """`feature_attention` with m random features on rows that are a buffer: in the state dict, and moved with the rest.
+    """`linear_attention` with m random features on rows that are a buffer: in the state dict, and moved with the rest.
 
     The estimate of the kernel is unbiased over draws, not for one draw. A model trained on one draw adapts to it; to
     train on the kernel itself, `redraw` now and then (the authors of Performer: every 1000 steps), and keep the rows
@@ -94,8 +94,8 @@ class RandomFeatureAttention(nn.Module):
         return_state: bool = False,
         same_tokens: bool = False,
     ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-        """q (..., N, K), k (..., M, K), v (..., M, V) -> (..., N, V), as `feature_attention`."""
-        attention = feature_attention if self.form == "fast" else feature_attention_reference
+        """q (..., N, K), k (..., M, K), v (..., M, V) -> (..., N, V), as `linear_attention`."""
+        attention = linear_attention if self.form == "fast" else linear_attention_reference
         return attention(
             q,
             k,

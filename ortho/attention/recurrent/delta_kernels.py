@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ortho.attention.chunking import flat, once, tiles
-from ortho.attention.transforms import Kernel
+from ortho.attention.chunking import flat, tiles
+from ortho.attention.transforms import Kernel, once
 
 
 class Decays(NamedTuple):

@@ -17,9 +17,7 @@ import torch
 
 from ortho._typing import Bool, Int
 from ortho.attention.selected.selection import Call, joined
-from ortho.attention.sparse.orders import ABSENT, Order
-from ortho.attention.sparse.parts import Part
-from ortho.attention.sparse.pattern_cost import Work
+from ortho.attention.sparse.tiling import ABSENT, Tiling, TokenBlocks, Work
 
 
 def group_mask(
@@ -111,14 +109,14 @@ def chunk_round(
     )
 
 
-def group_parts(rounds: Sequence[Round], call: Call, *, skip_self: bool = False) -> list[Part]:
+def group_parts(rounds: Sequence[Round], call: Call, *, skip_self: bool = False) -> list[Tiling]:
     """The parts, for `attend_joined`, of the pairs that any round finds, each in the first one.
 
     With `skip_self` no query attends to its own token, but for one that finds nothing else; as many queries as keys are
     then expected, behind those of a state.
     """
     N, M, causal, first = call.q.shape[1], call.k.shape[1], call.is_causal, call.first
-    parts: list[Part] = []
+    parts: list[Tiling] = []
     earlier: list[tuple[torch.Tensor, ...]] = []  # of the rounds before
     for each in rounds:
         S, width = each.keys.shape[1:]
@@ -129,7 +127,9 @@ def group_parts(rounds: Sequence[Round], call: Call, *, skip_self: bool = False)
         keys = torch.cat([joined(each.keys, M).flatten(0, 1), each.keys.new_full((1, width), ABSENT)])
         table = table.masked_fill(table < 0, len(keys) - 1)
         queries = joined(tiles.positions, N).flatten(0, 1)
-        parts.append(Part(Order(queries), Order(keys), table, _allowed(N, M, first, causal, skip_self, earlier)))
+        parts.append(
+            Tiling(TokenBlocks(queries), TokenBlocks(keys), table, _allowed(N, M, first, causal, skip_self, earlier))
+        )
         own, of_keys = joined(each.own, S).flatten(), joined(each.of_keys, S).flatten()
         previous = torch.where(each.continues.gather(1, each.own.clamp(min=0)).flatten(), own - 1, own)
         earlier = [*earlier, (own, previous.masked_fill(own < 0, ABSENT), of_keys.masked_fill(of_keys < 0, 2 * ABSENT))]
@@ -154,7 +154,7 @@ def _allowed(
     return allowed
 
 
-def _alone(rounds: Sequence[Round], call: Call) -> Part:
+def _alone(rounds: Sequence[Round], call: Call) -> Tiling:
     """Each query that finds no other key in any round, with its own token's."""
     (G, N), M = call.q.shape[:2], call.k.shape[1]
     number = torch.arange(N, device=call.q.device)
@@ -167,7 +167,9 @@ def _alone(rounds: Sequence[Round], call: Call) -> Part:
     of_queries = alone.flatten()
     queries, keys = (joined(x.expand(G, N), size).flatten()[:, None] for x, size in ((number, N), (itself, M)))
     each_its_own = torch.arange(G * N, device=call.q.device)[:, None]
-    return Part(Order(queries), Order(keys), each_its_own, lambda i, j: of_queries[i.clamp(min=0)] & (j >= 0))
+    return Tiling(
+        TokenBlocks(queries), TokenBlocks(keys), each_its_own, lambda i, j: of_queries[i.clamp(min=0)] & (j >= 0)
+    )
 
 
 def group_work(N: int, M: int, *, rounds: int, count: int, width: int, skip_self: bool = False) -> list[Work]:

@@ -36,9 +36,7 @@ from ortho.attention.selected.selection import (
     joined,
     places_of,
 )
-from ortho.attention.sparse.layouts import TILE
-from ortho.attention.sparse.orders import ABSENT, Order, in_order
-from ortho.attention.sparse.parts import Part
+from ortho.attention.sparse.tiling import ABSENT, TILE, Tiling, TokenBlocks, consecutive
 from ortho.attention.transforms import uncompiled
 
 
@@ -175,7 +173,7 @@ def _padded(positions: Int[Tensor, "G n"], count: int) -> Int[Tensor, "G count"]
     return pad(positions, (0, count - positions.shape[1]), value=ABSENT)
 
 
-def _causal_parts(call: Call, held: _Held) -> list[Part]:
+def _causal_parts(call: Call, held: _Held) -> list[Tiling]:
     """The keys kept before each tile, one by one; and the tile's own."""
     (G, N), M, first, until = call.q.shape[:2], call.k.shape[1], call.first, held.until.flatten()
     T = len(held.before)
@@ -186,8 +184,8 @@ def _causal_parts(call: Call, held: _Held) -> list[Part]:
 
     queries, number = _queries(call, held.tile)
     own = (number + first).masked_fill(number < 0, ABSENT).expand(G, -1, -1)
-    keys = Order(joined(own, M).transpose(0, 1).flatten(0, 1))
-    parts = [Part(queries, keys, torch.arange(T * G, device=until.device)[:, None], kept)]
+    keys = TokenBlocks(joined(own, M).transpose(0, 1).flatten(0, 1))
+    parts = [Tiling(queries, keys, torch.arange(T * G, device=until.device)[:, None], kept)]
     # So many keys at most: in place of one that is hidden, a key of nothing, which is the last.
     most = (first + held.tile * torch.arange(T, device=until.device)).clamp(max=held.last.shape[1])
     if not int(most[-1]):
@@ -196,21 +194,21 @@ def _causal_parts(call: Call, held: _Held) -> list[Part]:
     there = torch.arange(table.shape[-1], device=until.device) < most[:, None, None]
     table = torch.where(there & (table < 0), G * M, table).flatten(0, 1)
     each = torch.arange(G * M + 1, device=until.device)[:, None]
-    return [*parts, Part(queries, Order(each.masked_fill(each == G * M, ABSENT)), table, kept)]
+    return [*parts, Tiling(queries, TokenBlocks(each.masked_fill(each == G * M, ABSENT)), table, kept)]
 
 
-def _part(call: Call, chosen: Int[Tensor, "G count"]) -> Part:
+def _part(call: Call, chosen: Int[Tensor, "G count"]) -> Tiling:
     """The same keys for all queries of a sequence."""
     queries, number = _queries(call, min(TILE, call.q.shape[1]))
     own = torch.arange(len(chosen), device=chosen.device).repeat(len(number))[:, None]
-    return Part(queries, Order(joined(chosen, call.k.shape[1])), own)
+    return Tiling(queries, TokenBlocks(joined(chosen, call.k.shape[1])), own)
 
 
-def _queries(call: Call, tile: int) -> tuple[Order, Int[Tensor, "T tile"]]:
+def _queries(call: Call, tile: int) -> tuple[TokenBlocks, Int[Tensor, "T tile"]]:
     """The queries in tiles: the first of each sequence, the second of each, and so on; and their numbers."""
     G, N = call.q.shape[:2]
-    number = in_order(0, N, tile, call.q.device).positions
-    return Order(joined(number.expand(G, -1, -1), N).transpose(0, 1).flatten(0, 1)), number
+    number = consecutive(0, N, tile, call.q.device).positions
+    return TokenBlocks(joined(number.expand(G, -1, -1), N).transpose(0, 1).flatten(0, 1)), number
 
 
 def _mask(call: Call, numbers: Float[Tensor, "G M"], count: int) -> Bool[Tensor, "G N M"]:

@@ -3,8 +3,7 @@
 from ortho._checks import checked
 from ortho.attention.mechanism import AttentionCost
 from ortho.attention.selected.selection_cost import Flops, best_cost, chosen_cost, flops
-from ortho.attention.sparse.layouts import TILE
-from ortho.attention.sparse.pattern_cost import Work
+from ortho.attention.sparse.tiling import TILE, Work
 
 COUNT = 64
 

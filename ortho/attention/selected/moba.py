@@ -22,10 +22,7 @@ from ortho.attention.operands import with_past
 from ortho.attention.selected.groups import tile_count, tiles_by_label
 from ortho.attention.selected.selection import Call, attend, attend_reference, begin, best_places, choice_call
 from ortho.attention.selected.selection_cost import Flops, best_cost, chosen_cost, flops
-from ortho.attention.sparse.layouts import TILE
-from ortho.attention.sparse.orders import ABSENT, Order, in_order
-from ortho.attention.sparse.parts import Part
-from ortho.attention.sparse.pattern_cost import Work
+from ortho.attention.sparse.tiling import ABSENT, TILE, Tiling, TokenBlocks, Work, consecutive
 from ortho.attention.transforms import uncompiled
 
 BLOCK, COUNT = 64, 3
@@ -163,7 +160,7 @@ def blocks_mask(call: Call, chosen: Int[Tensor, "G N chosen"], block: int) -> Bo
     return read & call.reachable(call.places)
 
 
-def block_parts(call: Call, chosen: Int[Tensor, "G N chosen"], block: int) -> list[Part]:
+def block_parts(call: Call, chosen: Int[Tensor, "G N chosen"], block: int) -> list[Tiling]:
     """The parts of `blocks_mask`: own blocks, and each query's first chosen block, its second, and so on."""
     N, M, first, device = call.q.shape[1], call.k.shape[1], call.first, chosen.device
     width = _own_tile(block)
@@ -172,13 +169,13 @@ def block_parts(call: Call, chosen: Int[Tensor, "G N chosen"], block: int) -> li
     low, high = start // block * block // width, (start + tile - 1).clamp(max=M - 1) // width
     table = low + torch.arange(block // width, device=device)
     table = table.masked_fill(table > high, ABSENT)
-    queries, own = in_order(first, first + N, tile, device), in_order(0, M, width, device)
-    parts = [Part(queries, own, table, lambda i, j: j <= i)]
-    P, blocks = past_blocks(M, block), in_order(0, M, block, device)
+    queries, own = consecutive(first, first + N, tile, device), consecutive(0, M, width, device)
+    parts = [Tiling(queries, own, table, lambda i, j: j <= i)]
+    P, blocks = past_blocks(M, block), consecutive(0, M, block, device)
     for each in chosen.unbind(-1):
         tiles = tiles_by_label(each, P, min(_chosen_tile(block), N))
         positions = torch.where(tiles.positions < 0, ABSENT, tiles.positions + first)
-        parts.append(Part(Order(positions), blocks, tiles.labels[..., None]))
+        parts.append(Tiling(TokenBlocks(positions), blocks, tiles.labels[..., None]))
     return parts
 
 

@@ -29,9 +29,7 @@ from ortho.attention.selected.nsa_cost import nsa_cost
 from ortho.attention.selected.nsa_gates import BranchGates
 from ortho.attention.selected.nsa_sizes import SIZES, Sizes, known_sizes
 from ortho.attention.selected.selection import Call, attend, attend_reference, begin, choice_call, flat
-from ortho.attention.sparse.layouts import TILE
-from ortho.attention.sparse.orders import ABSENT, in_order
-from ortho.attention.sparse.parts import Part
+from ortho.attention.sparse.tiling import ABSENT, TILE, Tiling, consecutive
 from ortho.attention.sparse.window import Window
 from ortho.attention.transforms import uncompiled
 
@@ -125,7 +123,7 @@ def nsa_attention(
         x, y, z = flat(q), flat(keys), flat(values)
         pooled, few = _compress(y, call, sizes), _compress(z, call, sizes)
         first, stop = call.first, call.first + q.shape[-2]
-        window = Window(sizes.window).parts(first, stop, keys.shape[-2], is_causal=True, device=q.device)
+        window = Window(sizes.window).tilings(first, stop, keys.shape[-2], is_causal=True, device=q.device)
         selected = block_parts(call, _choose(call, pooled, sizes), sizes.block)
         branches = [attend(x, y, z, call, selected), attend(x, y, z, call, list(window))]
         if pooled.shape[1]:
@@ -233,7 +231,7 @@ def _choose(call: Call, pooled: Float[Tensor, "G compressed K"], sizes: Sizes) -
     return choose_blocks(call, sizes.block, sizes.count - 1, weights, width=pooled.shape[1])
 
 
-def _compressed_part(call: Call, count: int, sizes: Sizes) -> Part:
+def _compressed_part(call: Call, count: int, sizes: Sizes) -> Tiling:
     """All compressed tokens that end in the past, for tiles of queries, in tiles of as many."""
     N, first, device = call.q.shape[1], call.first, call.q.device
     tile = TILE if N > 1 else 1
@@ -242,8 +240,8 @@ def _compressed_part(call: Call, count: int, sizes: Sizes) -> Part:
     high = (last + 1 - sizes.length).div(sizes.stride, rounding_mode="floor").clamp(max=count - 1) // TILE
     table = torch.arange(max(1, int(high.max()) + 1), device=device).expand(len(start), -1)
     table = table.masked_fill((table > high) | (last < sizes.length - 1), ABSENT)
-    queries, keys = in_order(first, first + N, tile, device), in_order(0, count, TILE, device)
-    return Part(queries, keys, table, lambda i, j: j * sizes.stride + sizes.length - 1 <= i)
+    queries, keys = consecutive(first, first + N, tile, device), consecutive(0, count, TILE, device)
+    return Tiling(queries, keys, table, lambda i, j: j * sizes.stride + sizes.length - 1 <= i)
 
 
 MECHANISM = Mechanism(

@@ -7,8 +7,8 @@ from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, Attenti
 from ortho.attention.selected.moba import block_work, past_blocks
 from ortho.attention.selected.nsa_sizes import SIZES, Sizes
 from ortho.attention.selected.selection_cost import Flops, best_cost, flops
-from ortho.attention.sparse.layouts import TILE
-from ortho.attention.sparse.pattern_cost import Work, masked_cost, parts_cost
+from ortho.attention.sparse.tiled_attention import masked_cost, tiled_cost
+from ortho.attention.sparse.tiling import TILE, Work
 from ortho.attention.sparse.window import Window
 
 
@@ -60,7 +60,7 @@ def nsa_cost(
         saved = sum(cost.saved_bytes for cost in each) - reach * item * operands  # which two branches share
     else:
         both = zip(work, _branches(N, sizes, last=True), strict=True)
-        each = [parts_cost(B, N, H, K, V, work=w, last=last, qk_grad=qk_grad, itemsize=item) for w, last in both]
+        each = [tiled_cost(B, N, H, K, V, work=w, last=last, qk_grad=qk_grad, itemsize=item) for w, last in both]
         if few:  # of compressed tokens there are fewer than of others, and so of their gradients
             fewer = reach * (rows - G * few) * K
             each[0] = replace(each[0], elementwise_backward=each[0].elementwise_backward - fewer)

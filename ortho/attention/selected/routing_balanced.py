@@ -8,8 +8,8 @@ from ortho._typing import Bool, Int, Tensor
 from ortho.attention.operands import masked_softmax, working
 from ortho.attention.selected.routing_centroids import products
 from ortho.attention.selected.selection import Call, best_places, joined
-from ortho.attention.sparse.orders import ABSENT, Order
-from ortho.attention.sparse.parts import Part, attention_by_parts
+from ortho.attention.sparse.tiled_attention import tiled_attention
+from ortho.attention.sparse.tiling import ABSENT, Tiling, TokenBlocks
 
 Members = tuple[Int[Tensor, "G clusters n"], Int[Tensor, "G clusters m"]]  # positions of queries and of keys
 
@@ -57,14 +57,14 @@ def balanced_fast(q: Tensor, keys: Tensor, values: Tensor, call: Call, members: 
         return j[b.clamp(min=0)] <= i[a.clamp(min=0)]
 
     queries, others = (_copies(of) for of in members)
-    part = Part(queries, others, _numbers(queries.positions[:, :1]), allowed if call.is_causal else None)
+    part = Tiling(queries, others, _numbers(queries.positions[:, :1]), allowed if call.is_causal else None)
     # The first key of a cluster says whether a query sees any.
     least = of_keys.masked_fill(of_keys < 0, M).amin(-1, keepdim=True)
     sees = (of_queries >= 0) & (least < M) & (least <= at)
     with no_autocast(q):
         operands = (q, rows), (keys, columns), (values, columns)
         own, theirs, their_values = (_of_all(x).index_select(0, index)[None] for x, index in operands)
-        o = attention_by_parts(own, theirs, their_values, [part], scale=call.scale)[0]
+        o = tiled_attention(own, theirs, their_values, [part], scale=call.scale)[0]
         share = sees.flatten().to(o)
         clusters = share.new_zeros(G * N).index_add_(0, rows, share).clamp_(min=1)
         share /= clusters.index_select(0, rows)
@@ -77,9 +77,9 @@ def _of_all(x: Tensor) -> Tensor:
     return working(x).reshape(-1, x.shape[-1])
 
 
-def _copies(members: Int[Tensor, "G clusters w"]) -> Order:
+def _copies(members: Int[Tensor, "G clusters w"]) -> TokenBlocks:
     """The copied tokens, a cluster a block."""
-    return Order(_numbers(members).masked_fill(members < 0, ABSENT).flatten(0, 1))
+    return TokenBlocks(_numbers(members).masked_fill(members < 0, ABSENT).flatten(0, 1))
 
 
 def _numbers(x: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, Attenti
 from ortho.attention.selected.groups import group_work
 from ortho.attention.selected.routing_centroids import CLUSTERS, WIDTH, is_balanced
 from ortho.attention.selected.selection_cost import Flops, best_cost, chosen_cost, flops
-from ortho.attention.sparse.pattern_cost import Work, parts_cost
+from ortho.attention.sparse.tiled_attention import tiled_cost
+from ortho.attention.sparse.tiling import Work
 
 
 def routing_flops(
@@ -100,7 +101,7 @@ def _copied(B: int, H: int, K: int, V: int, N: int, clusters: int, w: int, qk_gr
     """As attention of as many tokens as clusters hold, with the copies there and back."""
     G, reach = B * H, int(qk_grad)
     work, last = ([Work(clusters, clusters, n, w)] for n in (w, 1))
-    cost = parts_cost(B, clusters * w, H, K, V, work=work, last=last, qk_grad=qk_grad, itemsize=item)
+    cost = tiled_cost(B, clusters * w, H, K, V, work=work, last=last, qk_grad=qk_grad, itemsize=item)
     copies = G * clusters * w
     return replace(
         cost,

@@ -16,8 +16,8 @@ from ortho._autocast import no_autocast
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.operands import mask_of_keys, with_past, working
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference
-from ortho.attention.sparse.orders import ABSENT
-from ortho.attention.sparse.parts import Part, attention_by_parts
+from ortho.attention.sparse.tiled_attention import tiled_attention
+from ortho.attention.sparse.tiling import ABSENT, Tiling
 
 # Scores that are looked at together: as many as a few tiles of a fused kernel have, so that memory stays linear.
 SCORES = 2**22
@@ -102,24 +102,24 @@ def flat_numbers(numbers: Tensor) -> Tensor:
     return numbers.reshape(-1, numbers.shape[-1])
 
 
-def attend(q: Tensor, keys: Tensor, values: Tensor, call: Call, parts: list[Part]) -> Float[Tensor, "*batch N V"]:
+def attend(q: Tensor, keys: Tensor, values: Tensor, call: Call, parts: list[Tiling]) -> Float[Tensor, "*batch N V"]:
     """Softmax attention over the pairs of the parts, of which each sequence has its own."""
     with no_autocast(q):
         mask = None if call.visible is None else call.visible[:, None]
-        o = attention_by_parts(
+        o = tiled_attention(
             flat(q), flat(keys), flat(values), parts, scale=call.scale, start=call.first, attn_mask=mask
         )
         return o.reshape(*q.shape[:-1], values.shape[-1]).to(q.dtype)
 
 
 def attend_joined(
-    q: Tensor, keys: Tensor, values: Tensor, scale: float, parts: list[Part]
+    q: Tensor, keys: Tensor, values: Tensor, scale: float, parts: list[Tiling]
 ) -> Float[Tensor, "*batch N V"]:
     """The same with all sequences as one: query i of sequence g stands at g N + i, key j at g M + j. What a part allows
     can then look up numbers that each token has of its own."""
     with no_autocast(q):
         joined_q, joined_k, joined_v = (working(x).reshape(1, -1, x.shape[-1]) for x in (q, keys, values))
-        o = attention_by_parts(joined_q, joined_k, joined_v, parts, scale=scale)
+        o = tiled_attention(joined_q, joined_k, joined_v, parts, scale=scale)
         return o.reshape(*q.shape[:-1], values.shape[-1]).to(q.dtype)
 
 

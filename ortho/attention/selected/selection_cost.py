@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from ortho._typing import Size
 from ortho.attention.mechanism import AttentionCost
-from ortho.attention.sparse.pattern_cost import Work, masked_cost, parts_cost
+from ortho.attention.sparse.tiled_attention import masked_cost, tiled_cost
+from ortho.attention.sparse.tiling import Work
 
 
 class Flops(NamedTuple):
@@ -53,7 +54,7 @@ def chosen_cost(
     if form == "reference":
         cost = masked_cost(G, N, K, V, masks=G, qk_grad=qk_grad, itemsize=itemsize)
     else:
-        cost = parts_cost(B, N, H, K, V, work=work, last=last, qk_grad=qk_grad, itemsize=itemsize)
+        cost = tiled_cost(B, N, H, K, V, work=work, last=last, qk_grad=qk_grad, itemsize=itemsize)
     return replace(
         cost,
         forward=cost.forward + G * choosing,

@@ -26,9 +26,8 @@ from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.chunking import CHUNK
 from ortho.attention.indexing import indexing
-from ortho.attention.linear.factored_kernels import divisors
-from ortho.attention.linear.feature_maps import FeatureMap
-from ortho.attention.linear.linear_attention import EluPlusOne
+from ortho.attention.linear.feature_maps import EluPlusOne, FeatureMap
+from ortho.attention.linear.linear_attention import divisors
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.operands import carried, with_past
 from ortho.attention.recurrent.memory import gate

@@ -4,8 +4,7 @@ from typing import NamedTuple
 
 from ortho._checks import checked
 from ortho.attention.chunking import CHUNK
-from ortho.attention.linear.feature_maps import FeatureMap
-from ortho.attention.linear.linear_attention import EluPlusOne
+from ortho.attention.linear.feature_maps import EluPlusOne, FeatureMap
 from ortho.attention.mechanism import AttentionCost
 from ortho.attention.selected.sparse_linear_band import WINDOW, Band
 

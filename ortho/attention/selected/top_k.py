@@ -16,9 +16,7 @@ from ortho.attention.mechanism import AttentionCost, Mechanism
 from ortho.attention.operands import with_past
 from ortho.attention.selected.selection import Call, attend, attend_reference, begin, best_places, choice_call
 from ortho.attention.selected.selection_cost import Flops, best_cost, chosen_cost, flops
-from ortho.attention.sparse.orders import in_order
-from ortho.attention.sparse.parts import Part
-from ortho.attention.sparse.pattern_cost import Work
+from ortho.attention.sparse.tiling import Tiling, Work, consecutive
 from ortho.attention.transforms import uncompiled
 
 COUNT = 64
@@ -86,8 +84,8 @@ def top_k_attention(
     """
     keys, values, call = begin(q, k, v, is_causal, attn_mask, scale, initial_state)
     N, M = q.shape[-2], keys.shape[-2]
-    queries, each = in_order(call.first, call.first + N, 1, q.device), in_order(0, M, 1, q.device)
-    o = attend(q, keys, values, call._replace(visible=None), [Part(queries, each, _choose(call, count))])
+    queries, each = consecutive(call.first, call.first + N, 1, q.device), consecutive(0, M, 1, q.device)
+    o = attend(q, keys, values, call._replace(visible=None), [Tiling(queries, each, _choose(call, count))])
     return (o, (keys, values)) if return_state else o
 
 

@@ -13,8 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Bool, Float, Tensor
-from ortho.attention.operands import blocked_pairs, with_past
-from ortho.attention.sparse.pattern import flat_mask
+from ortho.attention.operands import blocked_pairs, flat_mask, with_past
 
 BACKENDS = {
     "math": SDPBackend.MATH,  # the definition, materialised

@@ -23,12 +23,10 @@ from ortho import _checks
 from ortho._autocast import no_autocast
 from ortho._checks import checked
 from ortho._typing import Bool, Float, State
-from ortho.attention.chunking import once
 from ortho.attention.mechanism import AttentionCost, Mechanism
-from ortho.attention.operands import with_past, working
+from ortho.attention.operands import flat_mask, with_past, working
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference, softmax_cost
-from ortho.attention.sparse.pattern import flat_mask
-from ortho.attention.transforms import Kernel
+from ortho.attention.transforms import Kernel, once
 
 ROWS, COLUMNS = 128, 512  # of a tile: on a CPU, some such tiles of float32 stay in its cache
 

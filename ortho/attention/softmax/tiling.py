@@ -13,9 +13,8 @@ from torch import Tensor
 
 from ortho._autocast import no_autocast
 from ortho._typing import Size
-from ortho.attention.chunking import once
 from ortho.attention.operands import blocked_pairs, masked_softmax
-from ortho.attention.transforms import Kernel, uncompiled
+from ortho.attention.transforms import Kernel, once, uncompiled
 
 # With heads of width 64 on a CPU tiles of 128 were the fastest at N = 1024 and N = 4096, and of 64 to 256 within 10 %.
 TILE = 128

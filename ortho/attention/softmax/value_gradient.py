@@ -24,11 +24,10 @@ from torch import Tensor
 
 from ortho import _checks
 from ortho._typing import Bool, Float, Size, State
-from ortho.attention.chunking import once
 from ortho.attention.mechanism import SOFTMAX_FORWARD, AttentionCost, causal_pairs
 from ortho.attention.operands import blocked_pairs, with_past
 from ortho.attention.softmax.softmax_attention import positive_scale, softmax_attention_reference, softmax_cost
-from ortho.attention.transforms import Kernel
+from ortho.attention.transforms import Kernel, once
 
 aten = torch.ops.aten
 

@@ -8,14 +8,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ortho._checks import checked, positive_int
-from ortho.attention.sparse.layouts import both_ways
-from ortho.attention.sparse.parts import ABSENT, Order, Part, in_order
-from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
+from ortho._checks import checked
+from ortho.attention.sparse.pattern import Pattern, both_ways, pattern_mechanism
+from ortho.attention.sparse.tiling import ABSENT, Tiling, TokenBlocks, causal, consecutive
 
 Rows = tuple[tuple[int, ...], ...]  # the blocks of keys that each block of queries attends to
 
-LONGER = 4  # times as many blocks as a table's rows have on average: rows that are longer get a table of their own
+LONGER = 4  # times as many blocks as a table's rows have on average: longer rows get a table of their own
 
 
 @dataclass(frozen=True)
@@ -23,9 +22,6 @@ class Blocks(Pattern):
     """All pairs of the tokens of some pairs of blocks, of `width` tokens each."""
 
     width: int
-
-    def __post_init__(self) -> None:
-        positive_int("width", self.width)
 
     @abstractmethod
     def rows(self, queries: int, keys: int) -> Rows:
@@ -56,30 +52,30 @@ class Blocks(Pattern):
             kept += size * (size + 1) // 2 if is_causal and t in row else 0
         return kept
 
-    def parts(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Part, ...]:
+    def tilings(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Tiling, ...]:
         tile = self.width if stop - first > 1 else 1  # of a lone query, which is decoded, as many rows as it needs
-        queries, blocks = in_order(first, stop, tile, device), in_order(0, keys, self.width, device)
+        queries, blocks = consecutive(first, stop, tile, device), consecutive(0, keys, self.width, device)
         owns = [t * tile // self.width for t in range(first // tile, -(-stop // tile))]
         rows = self.rows(owns[-1] + 1, len(blocks.positions))
         if not is_causal:
-            return _parts(queries, blocks, [[*rows[own]] for own in owns])
-        earlier = _parts(queries, blocks, [[b for b in rows[own] if b < own] for own in owns])
+            return _tilings(queries, blocks, [[*rows[own]] for own in owns])
+        earlier = _tilings(queries, blocks, [[b for b in rows[own] if b < own] for own in owns])
         diagonal = _table([[b for b in rows[own] if b == own] for own in owns], device)
-        return *earlier, Part(queries, blocks, diagonal, lambda i, j: j <= i, relative=True)
+        return *earlier, Tiling(queries, blocks, diagonal, causal, relative=True)
 
 
-def _parts(queries: Order, keys: Order, rows: list[list[int]]) -> tuple[Part, ...]:
+def _tilings(queries: TokenBlocks, keys: TokenBlocks, rows: list[list[int]]) -> tuple[Tiling, ...]:
     """The pairs of each tile of queries with its row of blocks.
 
-    Rows that are much longer than others, as BigBird's leading ones, are left to further parts, of their tiles alone:
-    one table would fill all up to the longest. A table with an entry a token is small enough for any.
+    One table would fill all rows up to the longest. So rows that are much longer than the others, as BigBird's leading
+    ones, go to further tilings, of their tiles alone. A table with at most an entry a token is never split.
     """
     most = max(queries.positions.shape[-1], LONGER * sum(map(len, rows)) / len(rows))
     long = [t for t, row in enumerate(rows) if len(row) > most]
-    part = Part(queries, keys, _table([row if len(row) <= most else [] for row in rows], queries.positions.device))
+    tiling = Tiling(queries, keys, _table([row if len(row) <= most else [] for row in rows], queries.positions.device))
     if not long:
-        return (part,)
-    return part, *_parts(Order(queries.positions[long]), keys, [rows[t] for t in long])
+        return (tiling,)
+    return tiling, *_tilings(TokenBlocks(queries.positions[long]), keys, [rows[t] for t in long])
 
 
 def _table(rows: list[list[int]], device: torch.device) -> Tensor:
@@ -100,7 +96,6 @@ class BlockSparse(Blocks):
     blocks: Rows
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         for t, row in enumerate(self.blocks):
             if any(isinstance(b, bool) or not isinstance(b, int) or b < 0 for b in row) or len(set(row)) < len(row):
                 raise ValueError(f"blocks: expected numbers of blocks, each once, in row {t}, got {row!r}")
@@ -114,6 +109,7 @@ class BlockSparse(Blocks):
         return tuple(tuple(b for b in row if b < keys) for row in self.blocks[:queries])
 
 
+@checked(own=("leading", "random", "seed"))
 @dataclass(frozen=True)
 class BigBird(Blocks):
     """Blocks that are less than `reach` away; the first `leading` ones, which attend to all and all to them; and
@@ -128,8 +124,6 @@ class BigBird(Blocks):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        positive_int("reach", self.reach)
         for name in ("leading", "random", "seed"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:

@@ -5,24 +5,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ortho._checks import positive_int
-from ortho.attention.sparse.layouts import between, both_ways, every
-from ortho.attention.sparse.parts import Part
-from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
+from ortho._checks import checked
+from ortho.attention.sparse.pattern import Pattern, both_ways, pattern_mechanism
 from ortho.attention.sparse.strided import Strided
+from ortho.attention.sparse.tiling import Tiling, band, residue_band
 from ortho.attention.sparse.window import Window
 
 
+@checked
 @dataclass(frozen=True)
 class Dilated(Pattern):
     """Of the keys a multiple of `dilation` positions away, those less than `width` multiples away."""
 
     width: int
     dilation: int
-
-    def __post_init__(self) -> None:
-        positive_int("width", self.width)
-        positive_int("dilation", self.dilation)
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return ((i - j) % self.dilation == 0) & ((i - j).abs() < self.width * self.dilation)
@@ -34,20 +30,21 @@ class Dilated(Pattern):
         last = min(self.width - 1, (n - 1) // self.dilation)
         return both_ways((last + 1) * n - self.dilation * last * (last + 1) // 2, n, is_causal)
 
-    def parts(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Part, ...]:
+    def tilings(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Tiling, ...]:
         reach = min(self.width, max(stop, keys)) - 1
-        part = every(
+        tiling = residue_band(
             self.dilation,
             (first, stop),
             keys,
             lambda s: s - reach,
             lambda s: s if is_causal else s + reach,
-            lambda i, j: self.kept(i, j, is_causal=is_causal),
+            self.rule(is_causal),
             device=device,
         )
-        return (part,)
+        return (tiling,)
 
 
+@checked
 @dataclass(frozen=True)
 class LocalDilated(Pattern):
     """The keys at most `reach` positions away, and those a multiple of `reach` away.
@@ -56,9 +53,6 @@ class LocalDilated(Pattern):
     """
 
     reach: int
-
-    def __post_init__(self) -> None:
-        positive_int("reach", self.reach)
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return ((i - j).abs() <= self.reach) | ((i - j) % self.reach == 0)
@@ -70,10 +64,11 @@ class LocalDilated(Pattern):
     def pairs(self, n: int, *, is_causal: bool = False) -> int:
         return self._strided.pairs(n, is_causal=is_causal)
 
-    def parts(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Part, ...]:
-        return self._strided.parts(first, stop, keys, is_causal=is_causal, device=device)
+    def tilings(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Tiling, ...]:
+        return self._strided.tilings(first, stop, keys, is_causal=is_causal, device=device)
 
 
+@checked
 @dataclass(frozen=True)
 class NeitherFarNorMultiple(Pattern):
     """The keys that are neither more than `reach` positions away nor a multiple of `reach`.
@@ -83,9 +78,6 @@ class NeitherFarNorMultiple(Pattern):
     """
 
     reach: int
-
-    def __post_init__(self) -> None:
-        positive_int("reach", self.reach)
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return ((i - j).abs() <= self.reach) & ((i - j) % self.reach != 0)
@@ -97,17 +89,17 @@ class NeitherFarNorMultiple(Pattern):
         both = Window(self.reach).pairs(n) - n
         return both // 2 if is_causal else both
 
-    def parts(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Part, ...]:
-        part = between(
+    def tilings(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Tiling, ...]:
+        tiling = band(
             (first, stop),
             (0, keys),
             lambda i: i - self.reach + 1,
             lambda i: i - 1 if is_causal else i + self.reach - 1,
-            lambda i, j: self.kept(i, j, is_causal=is_causal),
+            self.rule(is_causal),
             relative=True,
             device=device,
         )
-        return (part,)
+        return (tiling,)
 
 
 SOURCE = "Beltagy et al. 2020, arXiv:2004.05150"

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ortho import _checks
+from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.operands import with_past
 from ortho.attention.sparse.block_sparse import Blocks
-from ortho.attention.sparse.pattern import Pattern, known_pattern
+from ortho.attention.sparse.pattern import Pattern
 
 if TYPE_CHECKING:  # PyTorch's module brings the compiler along, and what that needs: not before somebody asks for it
     from torch.nn.attention.flex_attention import BlockMask
@@ -25,6 +26,7 @@ KERNELS = 64  # that a process may compile; PyTorch's own limit is 8
 WHOLE: Any = {"fullgraph": True, "dynamic": False}  # too many kernels raise; else they would fall back without a word
 
 
+@checked(shapes=False)
 def flex_pattern_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -54,7 +56,6 @@ def flex_pattern_attention(
                 f"{name}: expected none, which FlexAttention has no place for, got {_checks.describe(value)}"
             )
     with_past(q, k, v, is_causal, None, None)
-    known_pattern(pattern)
     _checks.scale_factor(scale)
     if q.device.type == "cpu" and torch.is_grad_enabled():
         for name, x in (("q", q), ("k", k), ("v", v)):

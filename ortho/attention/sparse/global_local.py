@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ortho._checks import positive_int
-from ortho.attention.sparse.layouts import TILE, between, both_ways
-from ortho.attention.sparse.parts import Part
-from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
+from ortho._checks import checked
+from ortho.attention.sparse.pattern import Pattern, both_ways, pattern_mechanism
+from ortho.attention.sparse.tiling import TILE, Tiling, band, causal
 from ortho.attention.sparse.window import Window
 
 
+@checked
 @dataclass(frozen=True)
 class GlobalLocal(Pattern):
     """The keys less than `width` positions away, and the pairs with one of the first `tokens`, which are global.
@@ -23,10 +23,6 @@ class GlobalLocal(Pattern):
 
     width: int
     tokens: int
-
-    def __post_init__(self) -> None:
-        positive_int("width", self.width)
-        positive_int("tokens", self.tokens)
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return ((i - j).abs() < self.width) | (i < self.tokens) | (j < self.tokens)
@@ -40,37 +36,37 @@ class GlobalLocal(Pattern):
         far = some * beyond - some * (some - 1) // 2
         return both_ways(Window(self.width).pairs(n, is_causal=True) + far, n, is_causal)
 
-    def parts(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Part, ...]:
+    def tilings(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Tiling, ...]:
         reach, border = min(self.width, max(stop, keys)) - 1, min(self.tokens, keys)
 
         def last(i: Tensor) -> Tensor:
             return i if is_causal else torch.full_like(i, keys)
 
-        parts = []
+        tilings = []
         if not is_causal and first < self.tokens:  # global queries
             rows = first, min(stop, self.tokens)
-            parts.append(
-                between(rows, (0, keys), torch.zeros_like, last, None, tile=min(TILE, self.tokens), device=device)
+            tilings.append(
+                band(rows, (0, keys), torch.zeros_like, last, None, tile=min(TILE, self.tokens), device=device)
             )
         others = first if is_causal else max(first, self.tokens), stop
         if others[0] < stop:  # global keys
-            kept = (lambda i, j: j <= i) if is_causal else None
-            parts.append(between(others, (0, border), torch.zeros_like, last, kept, device=device))
+            rule = causal if is_causal else None
+            tilings.append(band(others, (0, border), torch.zeros_like, last, rule, device=device))
         near = max(first, self.tokens), stop
         if near[0] < stop and self.tokens < keys:
             window = Window(self.width)
-            parts.append(
-                between(
+            tilings.append(
+                band(
                     near,
                     (self.tokens, keys),
                     lambda i: i - reach,
                     lambda i: i if is_causal else i + reach,
-                    lambda i, j: window.kept(i, j, is_causal=is_causal),
+                    window.rule(is_causal),
                     relative=True,
                     device=device,
                 )
             )
-        return tuple(parts)
+        return tuple(tilings)
 
 
 MECHANISMS = (pattern_mechanism("global-local", GlobalLocal(256, 16), "Beltagy et al. 2020, arXiv:2004.05150"),)

@@ -5,23 +5,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ortho._checks import positive_int
-from ortho.attention.sparse.layouts import TILE, both_ways, every
-from ortho.attention.sparse.parts import Part
-from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
+from ortho._checks import checked
+from ortho.attention.sparse.pattern import Pattern, both_ways, pattern_mechanism
+from ortho.attention.sparse.tiling import TILE, Tiling, residue_band
 from ortho.attention.sparse.window import Window
 
 CAUSAL_TILE = 32  # of queries of a column: it has few, and half of what the last of its tiles read is not kept
 
 
+@checked
 @dataclass(frozen=True)
 class Columns(Pattern):
     """The keys a multiple of `stride` positions away: with the sequence in rows of that many tokens, a column."""
 
     stride: int
-
-    def __post_init__(self) -> None:
-        positive_int("stride", self.stride)
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return (i - j) % self.stride == 0
@@ -29,10 +26,11 @@ class Columns(Pattern):
     def pairs(self, n: int, *, is_causal: bool = False) -> int:
         return both_ways(_multiples(n, self.stride, n), n, is_causal)
 
-    def parts(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Part, ...]:
+    def tilings(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Tiling, ...]:
         return (_column(self, self.stride, 0, first, stop, keys, is_causal, device),)
 
 
+@checked
 @dataclass(frozen=True)
 class Strided(Pattern):
     """The `Window` and the `Columns` of the Sparse Transformer in one head.
@@ -43,11 +41,6 @@ class Strided(Pattern):
 
     stride: int
     width: int | None = None
-
-    def __post_init__(self) -> None:
-        positive_int("stride", self.stride)
-        if self.width is not None:
-            positive_int("width", self.width)
 
     @property
     def window(self) -> Window:
@@ -60,8 +53,8 @@ class Strided(Pattern):
         window, columns = (p.pairs(n, is_causal=is_causal) for p in (self.window, Columns(self.stride)))
         return window + columns - both_ways(_multiples(n, self.stride, self.window.width), n, is_causal)
 
-    def parts(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Part, ...]:
-        window = self.window.parts(first, stop, keys, is_causal=is_causal, device=device)
+    def tilings(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Tiling, ...]:
+        window = self.window.tilings(first, stop, keys, is_causal=is_causal, device=device)
         return (*window, _column(self, self.stride, self.window.width, first, stop, keys, is_causal, device))
 
 
@@ -73,16 +66,17 @@ def _multiples(n: int, stride: int, below: int) -> int:
 
 def _column(
     pattern: Pattern, stride: int, beyond: int, first: int, stop: int, keys: int, is_causal: bool, device: torch.device
-) -> Part:
+) -> Tiling:
     """The pairs of a pattern that are a multiple of `stride` apart, and at least `beyond`."""
+    rule = pattern.rule(is_causal)
     rows = min(-(-beyond // stride), keys)  # that lie nearer
-    return every(
+    return residue_band(
         stride,
         (first, stop),
         keys,
         torch.zeros_like,
         lambda s: s - rows if is_causal else torch.full_like(s, keys),
-        lambda i, j: pattern.kept(i, j, is_causal=is_causal) & ((i - j).abs() >= beyond),
+        lambda i, j: rule(i, j) & ((i - j).abs() >= beyond),
         tile=CAUSAL_TILE if is_causal else TILE,
         device=device,
     )

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ortho._checks import checked, positive_int
+from ortho._checks import checked
 from ortho._typing import Size
-from ortho.attention.sparse.layouts import BLOCK, TILE, between, both_ways, tile_of
-from ortho.attention.sparse.parts import Part
-from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
-from ortho.attention.sparse.pattern_cost import Work
+from ortho.attention.sparse.pattern import Pattern, both_ways, pattern_mechanism
+from ortho.attention.sparse.tiling import BLOCK, TILE, Tiling, Work, band, tile_width
 
 
+@checked
 @dataclass(frozen=True)
 class Window(Pattern):
     """The keys less than `width` positions away: causal `width` of them, else 2 width - 1.
@@ -22,38 +21,35 @@ class Window(Pattern):
 
     width: int
 
-    def __post_init__(self) -> None:
-        positive_int("width", self.width)
-
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return (i - j).abs() < self.width
 
     def remembered(self) -> tuple[int, int]:
         return 0, self.width
 
-    @property
-    def _tile(self) -> int:
-        """Of a narrow window, which shares few of the keys of a tile, fewer queries."""
-        return TILE if self.width > TILE else TILE // 2
-
     @checked(shapes=False)
     def pairs(self, n: int, *, is_causal: bool = False) -> int:
         w = min(self.width, n)
         return both_ways(w * n - w * (w - 1) // 2, n, is_causal)
 
-    def parts(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Part, ...]:
+    def tilings(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Tiling, ...]:
         reach = min(self.width, max(stop, keys)) - 1
-        part = between(
+        tiling = band(
             (first, stop),
             (0, keys),
             lambda i: i - reach,
             lambda i: i if is_causal else i + reach,
-            lambda i, j: self.kept(i, j, is_causal=is_causal),
+            self.rule(is_causal),
             tile=self._tile,
             relative=True,
             device=device,
         )
-        return (part,)
+        return (tiling,)
+
+    @property
+    def _tile(self) -> int:
+        """Fewer queries for a narrow window, since they share few of the keys."""
+        return TILE if self.width > TILE else TILE // 2
 
     def work(self, N: Size, *, is_causal: bool = False, last: bool = False) -> tuple[Work, ...]:
         """Also for symbols: N is then a multiple of `TILE`, and longer than the window reaches."""
@@ -66,9 +62,10 @@ class Window(Pattern):
         return (Work(N / tile, N / BLOCK + (one_side if is_causal else 2 * one_side), tile, BLOCK),)
 
 
-WHOLE = 256  # queries, at most, in a tile of which all that it reads is kept
+WHOLE = 256  # the most queries in a tile all of whose pairs are allowed
 
 
+@checked
 @dataclass(frozen=True)
 class BlockedWindow(Pattern):
     """The keys that share a block of `width` tokens with the query. A block begins every `hop` tokens.
@@ -80,8 +77,7 @@ class BlockedWindow(Pattern):
     hop: int | None = None
 
     def __post_init__(self) -> None:
-        positive_int("width", self.width)
-        if self.hop is not None and positive_int("hop", self.hop) > self.width:
+        if self.hop is not None and self.hop > self.width:
             raise ValueError(f"hop: expected at most the width, {self.width}, or tokens are left out, got {self.hop}")
 
     @property
@@ -105,17 +101,17 @@ class BlockedWindow(Pattern):
         causal = whole * (hop * self.width - hop * (hop - 1) // 2) + rest * (rest + 1) // 2
         return both_ways(causal, n, is_causal)
 
-    def parts(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Part, ...]:
-        part = between(
+    def tilings(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Tiling, ...]:
+        tiling = band(
             (first, stop),
             (0, keys),
             lambda i: ((i - self.width) // self._hop + 1) * self._hop,  # where the first block that holds i begins
             lambda i: i if is_causal else self._end(i) - 1,
-            lambda i, j: self.kept(i, j, is_causal=is_causal),
-            tile=tile_of(self._hop, TILE if is_causal else max(TILE, min(self._hop, WHOLE))),
+            self.rule(is_causal),
+            tile=tile_width(self._hop, TILE if is_causal else max(TILE, min(self._hop, WHOLE))),
             device=device,
         )
-        return (part,)
+        return (tiling,)
 
 
 SOURCE = "Beltagy et al. 2020, arXiv:2004.05150"

@@ -1,19 +1,133 @@
-r"""The seven positional patterns of Raganato, Scherrer & Tiedemann 2020 (arXiv:2002.10260), the mean of the last
-tokens, and the list of all.
+r"""Positional patterns: attention weights that are a function of the positions alone, with nothing to train.
 
-The paper puts them into encoders, seven heads beside a learned one. It prints weights of tokens 0 to n - 1 that grow
-with the cube of the place, $(j + 1)^3$, and does not say what the rows hold that have nothing to attend to.
+A pattern gives the key at j a weight $w(i, j, n)$ in the row of the query at i, where n is how many tokens the row
+sees, and the row is divided by its sum. In a causal call a row sees the tokens up to its own: it is the last row of the
+same pattern on i + 1 tokens. So the weights of later keys are removed and the others renormalised, and what counts from
+the end of the sequence counts from the query.
+
+The fast forms add up what lies behind a position and its own term; in a call that is not causal also what lies ahead,
+which is what lies behind in the mirrored pattern on the mirrored sequence. Positions are their last axis.
+
+The patterns are the seven of Raganato, Scherrer & Tiedemann 2020 (arXiv:2002.10260), the mean of the last tokens, and
+the Gaussians of You, Sun & Iyyer 2020 (arXiv:2005.00742). The former paper puts its patterns into encoders, seven heads
+beside a learned one. It prints weights of tokens 0 to n - 1 that grow with the cube of the place, $(j + 1)^3$, and does
+not say what the rows hold that have nothing to attend to.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil, exp, pi, sqrt
 from typing import Any, ClassVar
+
+import torch
+from torch.nn.functional import embedding, pad
 
 from ortho import _checks
 from ortho._checks import checked
-from ortho._typing import Tensor
-from ortho.attention.untrained.gaussian import GAUSSIANS
-from ortho.attention.untrained.pattern import PositionalPattern, running, windows
+from ortho._typing import Float, Tensor
+from ortho.attention.chunking import CHUNK
+
+EMPTY = ("zero", "self")
+
+
+@dataclass(frozen=True)
+class PositionalPattern(ABC):
+    """What a head with fixed weights attends to.
+
+    In the fast forms u (..., V, P) are the values at positions r, integers (P,) or (..., 1, P) which follow each other,
+    and `after`, of the same shape, is how many positions a row sees behind its own: n - 1 - r, or 0 in a causal call.
+    """
+
+    name: str
+    wide: ClassVar[bool] = False  # whether the sums need float64
+
+    @abstractmethod
+    def weight(self, i: Any, j: Any, n: Any) -> Any:
+        """w(i, j, n), at least 0, before normalisation; for integers, and for tensors that broadcast."""
+
+    @abstractmethod
+    def mirrored(self) -> "PositionalPattern":
+        """The pattern in which start and end have changed places."""
+
+    @property
+    def normalised(self) -> bool:
+        """Whether rows are divided by their sums."""
+        return True
+
+    @property
+    @abstractmethod
+    def vectors(self) -> int:
+        """How many vectors a row needs of the positions behind it; 0 if it does not look there."""
+
+    @abstractmethod
+    def behind(self, u: Tensor, before: Tensor, r: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The rows' sums over the positions behind their own, (..., V, P); and the vectors that each row needs for it,
+        `vectors` times (..., V, P), of which `before` (..., V, vectors) are the first row's."""
+
+    @abstractmethod
+    def own(self, r: Tensor) -> Tensor | float:
+        """The weight of a row's own position, beside what is `behind` it."""
+
+    def total(self, r: Tensor, after: Tensor) -> Tensor | None:
+        """What the rows' sums are to be divided by, positive for empty rows too; None if by nothing."""
+        return None
+
+    def empty(self, r: Tensor, after: Tensor) -> Tensor | None:
+        """Which rows have no weight at all; None if there are no such rows."""
+        return None
+
+    def whole(self, u: Tensor, r: Tensor, after: Tensor, mirror: Callable[[Tensor], Tensor]) -> Tensor:
+        """The rows' sums over all positions; `mirror` puts the positions in reverse order."""
+        behind, ahead = None, None
+        if self.vectors:
+            behind, _ = self.behind(u, u.new_zeros(*u.shape[:-1], self.vectors), r)
+        if (other := self.mirrored()).vectors:
+            ahead, _ = other.behind(mirror(u), u.new_zeros(*u.shape[:-1], other.vectors), r)
+            ahead = mirror(ahead)
+        return added(u, behind, times(self.own(r), u), ahead)
+
+    def weights(self, n: int, *, is_causal: bool = False, empty: str = "zero") -> Float[Tensor, "n n"]:
+        """The definition: the n x n matrix of weights, float64. Rows sum to 1, but for empty ones and for Gaussians
+        that are not normalised.
+
+        Empty rows are rows of zeros; with `empty="self"` their weight is on the token itself. Raises TypeError or
+        ValueError for n below 1 and for another policy.
+        """
+        _checks.positive_int("n", n)
+        _checks.one_of("empty", empty, EMPTY)
+        i, j = torch.arange(n)[:, None], torch.arange(n)
+        seen = i + 1 if is_causal else torch.full_like(i, n)
+        w = (self.weight(i, j, seen) * (j < seen)).double()
+        if not self.normalised:
+            return w
+        sums = w.sum(-1, keepdim=True)
+        w = w / sums.masked_fill(sums == 0, 1)
+        return w + torch.eye(n) * (sums == 0) if empty == "self" else w
+
+
+def windows(u: Tensor, before: Tensor) -> list[Tensor]:
+    """The values so many places behind each position as there are in `before`, and of fewer, down to one."""
+    line = torch.cat([before.to(u.dtype), u], -1)
+    return [line[..., start : start + u.shape[-1]] for start in range(before.shape[-1])]
+
+
+def running(first: Tensor, steps: Tensor) -> Tensor:
+    """`first` (..., V, 1), and it with more and more of the steps (..., V, P - 1) added: (..., V, P)."""
+    return torch.cat([first, steps], -1).cumsum(-1)
+
+
+def times(weight: Tensor | float, x: Tensor) -> Tensor | None:
+    """The product, without multiplying by 1; None for 0."""
+    if isinstance(weight, float):
+        return None if weight == 0 else x if weight == 1 else weight * x
+    return weight * x
+
+
+def added(like: Tensor, *terms: Tensor | None) -> Tensor:
+    """The sum of what there is of the terms; zeros if there is nothing."""
+    there = [term for term in terms if term is not None]
+    return sum(there[1:], start=there[0]) if there else 0 * like
 
 
 @checked
@@ -26,10 +140,6 @@ class Shift(PositionalPattern):
 
     offset: int
 
-    def __post_init__(self) -> None:
-        if isinstance(self.offset, bool) or not isinstance(self.offset, int):
-            raise TypeError(f"offset: expected an integer, got {_checks.describe(self.offset)}")
-
     def weight(self, i: Any, j: Any, n: Any) -> Any:
         return (j == i + self.offset) * 1
 
@@ -37,7 +147,7 @@ class Shift(PositionalPattern):
         return Shift(self.name, -self.offset)
 
     @property
-    def memory(self) -> int:
+    def vectors(self) -> int:
         return max(0, -self.offset)
 
     def behind(self, u: Tensor, before: Tensor, r: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -66,7 +176,7 @@ class Context(PositionalPattern):
         return Context(self.name, not self.left)
 
     @property
-    def memory(self) -> int:
+    def vectors(self) -> int:
         return 2 if self.left else 0
 
     def behind(self, u: Tensor, before: Tensor, r: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -99,7 +209,7 @@ class Border(PositionalPattern):
         return Border(self.name, not self.end)
 
     @property
-    def memory(self) -> int:
+    def vectors(self) -> int:
         return 1 if self.end else 4
 
     def behind(self, u: Tensor, before: Tensor, r: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -134,9 +244,6 @@ class Recent(PositionalPattern):
     width: int
     ahead: bool = False
 
-    def __post_init__(self) -> None:
-        _checks.positive_int("width", self.width)
-
     def weight(self, i: Any, j: Any, n: Any) -> Any:
         places = j - i if self.ahead else i - j
         return (places >= 0) * (places < self.width) * 1
@@ -145,7 +252,7 @@ class Recent(PositionalPattern):
         return Recent(self.name, self.width, not self.ahead)
 
     @property
-    def memory(self) -> int:
+    def vectors(self) -> int:
         return 0 if self.ahead else self.width - 1
 
     def behind(self, u: Tensor, before: Tensor, r: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -170,6 +277,84 @@ def sum_of_cubes(m: Tensor) -> Tensor:
     return (m * (m + 1) // 2).double() ** 2
 
 
+# Standard deviations at which the weights are cut off. What lies further out, on one side, sums to less than the
+# integral, erfc(9 / sqrt 2) / 2 = 1.2e-19, the thousandth part of what rounding a row's sum to float64 may change.
+REACH = 9
+FURTHEST = 8  # standard deviations from a token to the centre, where rows are divided by their sums
+
+
+@checked
+@dataclass(frozen=True)
+class Gaussian(PositionalPattern):
+    r"""The density $e^{-(j - i - o)^2 / 2 \sigma^2} / (\sigma \sqrt{2 \pi})$ of a normal law about the token `offset`
+    places further on.
+
+    As published rows are not divided by their sums: they lose what lies beyond the ends of the sequence and, in causal
+    calls, in the future. `normalise` divides them. The paper's encoder has heads with offsets -1 and 1, its decoder
+    with -1 and 0.
+
+    The fast form leaves out keys further than `REACH` sigma from the centre, or from the token where that lies further
+    out; up to there it reads zeros where there are no keys. Raises TypeError or ValueError for an offset that is not
+    finite and for sigma not above 0; with `normalise` also for a centre more than `FURTHEST` sigma from the token,
+    since rows near an end would then divide by next to 0.
+    """
+
+    offset: float | int = 0.0
+    sigma: float | int = 1.0
+    normalise: bool = False
+
+    def __post_init__(self) -> None:
+        least = abs(self.offset) / FURTHEST if self.normalise else 0
+        if self.sigma <= 0 or self.sigma < least:
+            wanted = f"at least |offset| / {FURTHEST} = {least:.3g}" if least else "a positive number"
+            raise ValueError(f"sigma: expected {wanted}, got {self.sigma}")
+
+    @property
+    def normalised(self) -> bool:
+        return self.normalise
+
+    def weight(self, i: Any, j: Any, n: Any) -> Any:
+        places = torch.as_tensor(j - i, dtype=torch.float64)
+        return torch.exp(-(((places - self.offset) / self.sigma) ** 2) / 2) / (self.sigma * sqrt(2 * pi))
+
+    def mirrored(self) -> "Gaussian":
+        return Gaussian(self.name, -self.offset, self.sigma, self.normalise)
+
+    @property
+    def vectors(self) -> int:
+        return ceil(REACH * self.sigma + max(0.0, -self.offset))
+
+    def behind(self, u: Tensor, before: Tensor, r: Tensor) -> tuple[Tensor, list[Tensor]]:
+        R, P = self.vectors, u.shape[-1]
+        width = min(P, max(CHUNK, R))
+        number = -(-P // width)
+        line = torch.cat([before.to(u.dtype), u], -1)
+        if number > 1:  # a chunk of rows reads its own places and R before them
+            blocks = pad(line, (0, (number + 1) * width - R - P)).unflatten(-1, (number + 1, width))
+            line = torch.cat([blocks[..., :-1, :], blocks[..., 1:, :R]], -1)  # (..., V, number, width + R)
+        sums = line @ self._band(width).to(u)
+        return (sums.flatten(-2)[..., :P] if number > 1 else sums), windows(u, before)
+
+    def _band(self, width: int) -> Tensor:
+        """(R + width, width): the weight that row q of a chunk gives to place s, q - s + R places behind it."""
+        line = [0.0] * width + [self._density(-x) for x in range(1, self.vectors + 1)] + [0.0] * (width - 1)
+        return torch.tensor(line, dtype=torch.float64).unfold(0, width, 1).flip(0)
+
+    def _density(self, place: int) -> float:
+        return exp(-(((place - self.offset) / self.sigma) ** 2) / 2) / (self.sigma * sqrt(2 * pi))
+
+    def own(self, r: Tensor) -> float:
+        return self._density(0)
+
+    def total(self, r: Tensor, after: Tensor) -> Tensor | None:
+        return self._density(0) + self._sums(r) + self.mirrored()._sums(after) if self.normalise else None
+
+    def _sums(self, count: Tensor) -> Tensor:
+        """The sum of the weights of so many positions behind a row."""
+        taps = torch.tensor([0.0, *(self._density(-x) for x in range(1, self.vectors + 1))], dtype=torch.float64)
+        return embedding(count.clamp(0, self.vectors), taps.cumsum(0)[:, None].to(count.device))[..., 0]
+
+
 SEVEN = (
     Shift("current", 0),
     Shift("previous", -1),
@@ -180,4 +365,5 @@ SEVEN = (
     Border("start", end=False),
 )
 RECENT = Recent("recent", 8)
+GAUSSIANS = (Gaussian("gaussian -1", -1.0), Gaussian("gaussian 0"), Gaussian("gaussian +1", 1.0))
 PATTERNS: dict[str, PositionalPattern] = {pattern.name: pattern for pattern in (*SEVEN, *GAUSSIANS, RECENT)}

@@ -17,8 +17,7 @@ from ortho._checks import checked
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.indexing import indexing
 from ortho.attention.operands import carried, hidden_keys
-from ortho.attention.untrained.pattern import EMPTY, PositionalPattern, added, times
-from ortho.attention.untrained.patterns import PATTERNS, SEVEN
+from ortho.attention.untrained.patterns import EMPTY, PATTERNS, SEVEN, PositionalPattern, added, times
 from ortho.attention.untrained.places import NONE, Last, Places, places, word_starts
 
 __all__ = ["PATTERNS", "SEVEN", "PositionalPattern", "positional_attention", "positional_attention_reference"]
@@ -123,7 +122,7 @@ def positional_attention(
 ) -> Float[Tensor, "*batch H N V"] | tuple[Float[Tensor, "*batch H N V"], State]:
     """`positional_attention_reference` without an N x N matrix, in time and memory O(N d) for given patterns.
 
-    In them a `Shift` takes O((N + |offset|) d), and a `Gaussian`, which reaches R = `memory` places, time O(N R d) and
+    In them a `Shift` takes O((N + |offset|) d), and a `Gaussian`, which reaches R = `vectors` places, time O(N R d) and
     memory O((N + R) d + R^2). Causal calls with words of up to L tokens take time O(N d log L).
 
     Takes the same. The state is (values, sums, places), whose size does not depend on how much is behind it: the mean
@@ -133,7 +132,7 @@ def positional_attention(
     there = _operands(v, patterns, is_causal, attn_mask, empty, words, initial_state, return_state)
     patterns = named(patterns)
     lead, N = v.shape[:-3], v.shape[-2]
-    sizes = [pattern.memory for pattern in patterns]
+    sizes = [pattern.vectors for pattern in patterns]
     values, sums, before = _before(v, sum(sizes), initial_state)
     # Heads with masks of their own, now or in an earlier call.
     apart = (there is not None and there.shape[-2] > 1) or (before is not None and before.position.shape[-1] > 1)
@@ -150,7 +149,7 @@ def positional_attention(
             if is_causal:
                 mean = values[..., h : h + count, :].flatten(-2)
                 own_sums = sums[..., sum(sizes[:h]) : sum(sizes[: h + count])]
-                own_sums = own_sums.unflatten(-1, (count, pattern.memory)).movedim(-2, -3).flatten(-3, -2)
+                own_sums = own_sums.unflatten(-1, (count, pattern.vectors)).movedim(-2, -3).flatten(-3, -2)
                 o, mean, found = _causal(pattern, x, at, mean.to(x), own_sums.to(x), empty)
                 means.append(mean.double().unflatten(-1, (count, -1)))
                 if found:
@@ -196,7 +195,7 @@ def _causal(
     r = at.r
     after, u, x = at.after(r), at.pool(x, mean), at.so_far(x, mean)
     own, total = pattern.own(r), pattern.total(r, after)
-    behind, vectors = pattern.behind(u, sums, r) if pattern.memory else (None, [])
+    behind, vectors = pattern.behind(u, sums, r) if pattern.vectors else (None, [])
     if total is not None:
         total = total.to(x.dtype)
         own = own / total if isinstance(own, Tensor) or own else own
@@ -233,24 +232,17 @@ def _operands(
     return_state: bool,
 ) -> Tensor | None:
     """Raise unless the arguments fit together; which tokens are there, (..., 1 or H, N), None if all are."""
-    _checks.float_tensor("v", v)
     if v.dim() < 3 or 0 in v.shape:
         raise ValueError(f"v: expected shape (..., H, N, V) without empty axes, got {tuple(v.shape)}")
     _checks.finite("v", v)
-    for name, value in (("is_causal", is_causal), ("return_state", return_state)):
-        if not isinstance(value, bool):
-            raise TypeError(f"{name}: expected True or False, got {_checks.describe(value)}")
     if len(named(patterns)) != v.shape[-3]:
         raise ValueError(f"patterns: expected one for each of {v.shape[-3]} heads, got {len(patterns)}")
     _checks.one_of("empty", empty, EMPTY)
     for name, asked in (("initial_state", initial_state is not None), ("return_state", return_state)):
         if asked and not is_causal:
             raise ValueError(f"{name}: expected none in a call that is not causal, which sees what follows, got one")
-    if words is not None:
-        if not isinstance(words, Tensor) or words.dtype not in (torch.int32, torch.int64):
-            raise TypeError(f"words: expected int32 or int64 numbers of words, got {_checks.describe(words)}")
-        if words.shape != (*v.shape[:-3], v.shape[-2]):
-            raise ValueError(f"words: expected shape {(*v.shape[:-3], v.shape[-2])}, got {tuple(words.shape)}")
+    if words is not None and words.shape != (*v.shape[:-3], v.shape[-2]):
+        raise ValueError(f"words: expected shape {(*v.shape[:-3], v.shape[-2])}, got {tuple(words.shape)}")
     if attn_mask is None:
         return None
     _checks.mask(attn_mask, (*v.shape[:-1], v.shape[-2]))

@@ -1,10 +1,19 @@
 """Synthesizers: attention whose weights need no products of queries and keys (Tay et al. 2021, arXiv:2005.00743)."""
 
-from ortho.layers.synthesizer.by_position import FactoredRandom, FixedRandom, Random
-from ortho.layers.synthesizer.by_token import Dense, DotProduct, FactoredDense
 from ortho.layers.synthesizer.layer import SynthesizerAttention
-from ortho.layers.synthesizer.source import Call, LogitSource, Seen, SourceCost
-from ortho.layers.synthesizer.sources import SOURCES
+from ortho.layers.synthesizer.sources import (
+    SOURCES,
+    Call,
+    Dense,
+    DotProduct,
+    FactoredDense,
+    FactoredRandom,
+    FixedRandom,
+    LogitSource,
+    Random,
+    Seen,
+    SourceCost,
+)
 
 __all__ = [
     "SOURCES",

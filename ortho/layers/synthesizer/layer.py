@@ -17,9 +17,7 @@ from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import new_weight, split_heads
 from ortho.attention.operands import blocked_pairs, masked_softmax
-from ortho.layers.synthesizer.by_position import FactoredRandom, Random
-from ortho.layers.synthesizer.source import LogitSource, Seen
-from ortho.layers.synthesizer.sources import SOURCES
+from ortho.layers.synthesizer.sources import SOURCES, FactoredRandom, LogitSource, Random, Seen
 from ortho.projections import head_sizes
 
 __all__ = ["SynthesizerAttention"]
@@ -59,14 +57,14 @@ class SynthesizerAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.d_model, self.num_heads, self.head_dim = head_sizes(d_model, num_heads, head_dim)
-        self.max_length = _checks.positive_int("max_length", max_length)
+        self.max_length = max_length
         options: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
         given = [source] if isinstance(source, str | LogitSource) else source
         self.sources = nn.ModuleList(self._source(one, options) for one in _some(given))
         mixed = len(self.sources) > 1
         self.mixing = nn.Parameter(torch.zeros(len(self.sources), dtype=dtype, device=device)) if mixed else None
         if head_dim is not None:
-            by_position(type(one) for one in self._parts())
+            by_position(type(one) for one in self._sources())
         width, fans = self.num_heads * self.head_dim, None if head_dim is None else 2 * d_model
         self.weight_v = new_weight(width, d_model, fans=fans, **options)
         self.weight_o = new_weight(d_model, width, fans=fans, **options)
@@ -131,8 +129,8 @@ class SynthesizerAttention(nn.Module):
         """The values, and what the sources carry, of these tokens behind those of the past: (B, H, M, K) each."""
         _checks.sequence("x", x, self.weight_v)
         new = [split_heads(linear(x, self.weight_v), self.num_heads)]  # (B, H, N, K)
-        for source in self._parts():
-            new += source.memory(x)
+        for source in self._sources():
+            new += source.state(x)
         if past is None:
             joined = tuple(new)
         else:
@@ -142,7 +140,7 @@ class SynthesizerAttention(nn.Module):
         return joined
 
     def _past(self, state: State, v: Tensor) -> State:
-        names = ["values", *(name for source in self._parts() for name in source.carries)]
+        names = ["values", *(name for source in self._sources() for name in source.carries)]
         state = _checks.state(state, *names)
         for name, part in zip(names, state, strict=True):
             fits = part.dim() == 4 and (*part.shape[:2], part.shape[3]) == (*v.shape[:2], v.shape[3])
@@ -164,13 +162,13 @@ class SynthesizerAttention(nn.Module):
     def _logits(self, x: Tensor, keys: int, carried: State) -> Tensor:
         """The mixture of the sources' logits, (B or 1, H, N, keys)."""
         shares = [None] if self.mixing is None else self.mixing.softmax(0)
-        parts = []
-        for source, share in zip(self._parts(), shares, strict=True):
-            memory, carried = carried[: len(source.carries)], carried[len(source.carries) :]
-            parts.append(source.logits(x, Seen(keys, memory), share))
-        return reduce(torch.add, parts)
+        logits = []
+        for source, share in zip(self._sources(), shares, strict=True):
+            own, carried = carried[: len(source.carries)], carried[len(source.carries) :]
+            logits.append(source.logits(x, Seen(keys, own), share))
+        return reduce(torch.add, logits)
 
-    def _parts(self) -> list[LogitSource]:
+    def _sources(self) -> list[LogitSource]:
         return cast(list[LogitSource], list(self.sources))
 
     def extra_repr(self) -> str:

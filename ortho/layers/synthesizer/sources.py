@@ -1,8 +1,385 @@
-"""Where a Synthesizer's logits may come from: one class, one line here."""
+r"""Sources of a Synthesizer's logits: what a source is, those by position, those by token, and the list of all.
 
-from ortho.layers.synthesizer.by_position import FactoredRandom, FixedRandom, Random
-from ortho.layers.synthesizer.by_token import Dense, DotProduct, FactoredDense
-from ortho.layers.synthesizer.source import LogitSource
+A source maps tokens x (B, N, d) to logits (B, H, N, M) for the last N of M positions, or to (1, H, N, M) if it does
+not look at x. Most are products of factors that are smaller than they are. In a mixture $\sum_i \alpha_i S_i$ a
+source's share $\alpha_i$ multiplies such a factor, not the logits: those would have to be kept for its gradient.
+"""
+
+from abc import ABC, abstractmethod
+from math import isqrt
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from ortho import _checks
+from ortho._autocast import no_autocast
+from ortho._checks import checked
+from ortho._typing import Float, Size, State, Tensor
+from ortho._weights import new_weight, split_heads
+
+
+class Seen(NamedTuple):
+    """The tokens that may be attended to: how many they are, and what the source's `state` made of them."""
+
+    keys: int
+    state: State = ()
+
+
+class Call(NamedTuple):
+    """The call that a closed form is of: x (B, N, d) without a past, in a layer of H heads and max_length positions.
+
+    `shared` is 1 within a mixture, else 0. `rank` is `FactoredRandom`'s, `k1` `FactoredDense`'s.
+    """
+
+    B: Size
+    N: Size
+    d: Size
+    H: Size
+    max_length: Size
+    rank: Size
+    k1: Size
+    shared: int
+    input_grad: bool
+    itemsize: int
+
+
+class SourceCost(NamedTuple):
+    """What a source costs a layer: FLOPs of matrix products, scalar operations, bytes kept beside x, the weights and
+    what the layer keeps of v, FLOPs of one more token, bytes carried between tokens, parameters.
+
+    `items` is the length of the logits' first axis, B or 1. The sum of x's gradient with those of the layer's other
+    paths is included.
+    """
+
+    items: Size
+    forward: Size = 0
+    backward: Size = 0
+    elementwise_forward: Size = 0
+    elementwise_backward: Size = 0
+    saved_bytes: Size = 0
+    decode: Size = 0
+    state_bytes: Size = 0
+    trained: Size = 0
+    frozen: Size = 0
+
+
+class LogitSource(nn.Module, ABC):
+    """One source of logits, for sequences of at most `max_length` tokens.
+
+    A subclass draws its parameters in `_make`, such that the logits of independent standard normal tokens have a
+    variance of 1 or little more. `carries` names what later queries need of earlier tokens, which `state` makes of
+    them.
+    """
+
+    name: ClassVar[str]
+    carries: ClassVar[tuple[str, ...]] = ()
+
+    @checked
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        max_length: int,
+        *,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.d_model, self.num_heads = _checks.heads(d_model, num_heads)
+        self.max_length = max_length
+        self._make({"generator": generator, "dtype": dtype, "device": device})
+
+    @abstractmethod
+    def _make(self, options: dict[str, Any]) -> None:
+        """Draw the parameters; `options` are those of `torch.randn`."""
+
+    def state(self, x: Float[Tensor, "B N d"]) -> State:  # noqa: ARG002 - of use to who carries something
+        """What later queries need of these tokens, each (B, H, N, K), in the order of `carries`."""
+        return ()
+
+    @abstractmethod
+    def logits(self, x: Float[Tensor, "B N d"], seen: Seen, share: Tensor | None = None) -> Float[Tensor, "b H N M"]:
+        """The logits of x, the last of the tokens that it sees, times `share`."""
+
+    @classmethod
+    @abstractmethod
+    def cost(cls, call: Call) -> SourceCost:
+        """The closed form of the logits of a call, integers for integer sizes, formulas for symbols."""
+
+    def extra_repr(self) -> str:
+        return f"d_model={self.d_model}, num_heads={self.num_heads}, max_length={self.max_length}"
+
+
+def shared(factor: Tensor, share: Tensor | None) -> Tensor:
+    """A factor of the logits, times the source's share in a mixture if there is one."""
+    return factor if share is None else share * factor
+
+
+def product(
+    left: Float[Tensor, "b H N r"], right: Float[Tensor, "b H M r"] | Float[Tensor, "H M r"]
+) -> Float[Tensor, "b H N M"]:
+    """left right^T in float32 at least; a right factor without the batch's axis is the same for all items, and not
+    copied for them."""
+    with no_autocast(left):
+        left, right = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (left, right))
+        if right.dim() == left.dim():
+            return left @ right.mT
+        rows = left.transpose(0, 1)  # (H, b, N, r): the tokens of the whole batch are rows of one product a head
+        return (rows.flatten(1, 2) @ right.mT).unflatten(1, rows.shape[1:3]).transpose(0, 1)
+
+
+class Random(LogitSource):
+    """The random Synthesizer (Tay et al. 2021, section 3): a trained matrix R (H, max_length, max_length), drawn from
+    N(0, 1), the same for every sequence."""
+
+    name = "random"
+    trained: ClassVar[bool] = True
+
+    matrix: Tensor
+
+    def _make(self, options: dict[str, Any]) -> None:
+        matrix = torch.randn(self.num_heads, self.max_length, self.max_length, **options)
+        if self.trained:
+            self.register_parameter("matrix", nn.Parameter(matrix))
+        else:
+            self.register_buffer("matrix", matrix)
+
+    def logits(self, x: Float[Tensor, "B N d"], seen: Seen, share: Tensor | None = None) -> Float[Tensor, "1 H N M"]:
+        matrix = self.matrix[None, :, seen.keys - x.shape[1] : seen.keys, : seen.keys]
+        return shared(matrix, share)
+
+    @classmethod
+    def cost(cls, call: Call) -> SourceCost:
+        entries, matrix = call.H * call.N**2, call.H * call.max_length**2
+        return SourceCost(
+            items=1,
+            elementwise_forward=call.shared * entries,
+            elementwise_backward=call.shared * (2 + cls.trained) * entries,  # of the share: multiply, sum; of R
+            trained=matrix if cls.trained else 0,
+            frozen=0 if cls.trained else matrix,
+        )
+
+
+class FixedRandom(Random):
+    """The fixed random Synthesizer: R stays as it was drawn, a buffer."""
+
+    name = "fixed-random"
+    trained = False
+
+
+class FactoredRandom(LogitSource):
+    """The factorised random Synthesizer: R = R1 R2^T with `left` R1 and `right` R2 (H, max_length, rank).
+
+    Of R only the rows and columns of a call are computed, and none is kept; the softmax, as large, is. Raises
+    TypeError or ValueError for a rank below 1, besides `LogitSource`'s errors. The paper's rank is 8.
+    """
+
+    name = "factored-random"
+
+    @checked
+    def __init__(self, d_model: int, num_heads: int, max_length: int, *, rank: int = 8, **options: Any) -> None:
+        self.rank = rank
+        super().__init__(d_model, num_heads, max_length, **options)
+
+    def _make(self, options: dict[str, Any]) -> None:
+        shape = (self.num_heads, self.max_length, self.rank)
+        # A logit is a sum of `rank` products of two numbers, each of variance rank^(-1/2).
+        self.left, self.right = (nn.Parameter(torch.randn(shape, **options) * self.rank**-0.25) for _ in range(2))
+
+    def logits(self, x: Float[Tensor, "B N d"], seen: Seen, share: Tensor | None = None) -> Float[Tensor, "1 H N M"]:
+        left = self.left[None, :, seen.keys - x.shape[1] : seen.keys]
+        return product(shared(left, share), self.right[:, : seen.keys])
+
+    @classmethod
+    def cost(cls, call: Call) -> SourceCost:
+        factor = call.H * call.N * call.rank
+        return SourceCost(
+            items=1,
+            forward=2 * call.N * factor,
+            backward=4 * call.N * factor,
+            elementwise_forward=call.shared * factor,
+            elementwise_backward=3 * call.shared * factor,
+            saved_bytes=call.itemsize * call.shared * factor,
+            decode=2 * call.N * call.H * call.rank,
+            trained=2 * call.H * call.max_length * call.rank,
+        )
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, rank={self.rank}"
+
+
+class _Hidden(LogitSource):
+    r"""$\mathrm{ReLU}(x W_1)$, of which each head has d/H units of its own, and what maps them to logits."""
+
+    weight_1: Tensor
+
+    def _make(self, options: dict[str, Any]) -> None:
+        self.weight_1 = new_weight(self.d_model, self.d_model, **options)
+
+    def _second(self, columns: int, options: dict[str, Any]) -> nn.Parameter:
+        """(H, columns, K), of variance 2/K: a unit's mean square is 1/2 behind the ReLU (He et al. 2015)."""
+        width = self.d_model // self.num_heads
+        return nn.Parameter(torch.randn(self.num_heads, columns, width, **options) * (2 / width) ** 0.5)
+
+    def hidden(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N K"]:
+        """The hidden units, head by head."""
+        return split_heads(linear(x, self.weight_1).relu(), self.num_heads)
+
+    @classmethod
+    def _cost(cls, call: Call, **second: Size) -> SourceCost:
+        """Of the hidden units, and of the `second` map, which makes logits of them."""
+        tokens = call.B * call.N * call.d
+        product = 2 * tokens * call.d
+        own = {
+            "forward": product,
+            "backward": (1 + call.input_grad) * product,
+            "elementwise_forward": tokens,  # ReLU
+            "elementwise_backward": (1 + call.input_grad) * tokens,  # ReLU; sum of dx
+            "saved_bytes": call.itemsize * tokens,
+            "decode": 2 * call.B * call.d**2,
+            "trained": call.d**2,
+        }
+        return SourceCost(items=call.B, **{name: size + second[name] for name, size in own.items()})
+
+
+class Dense(_Hidden):
+    r"""The dense Synthesizer: $\mathrm{ReLU}(x W_1) W_2$, one logit a position (Tay et al. 2021, section 3).
+
+    `weight_1` (d, d) gives each head K = d/H hidden units, `weight_2` (H, max_length, K) is the heads' own: d^2 + d N
+    parameters, as the paper's table has it. No biases.
+    """
+
+    name = "dense"
+
+    def _make(self, options: dict[str, Any]) -> None:
+        super()._make(options)
+        self.weight_2 = self._second(self.max_length, options)
+
+    def logits(self, x: Float[Tensor, "B N d"], seen: Seen, share: Tensor | None = None) -> Float[Tensor, "B H N M"]:
+        return product(shared(self.hidden(x), share), self.weight_2[:, : seen.keys])
+
+    @classmethod
+    def cost(cls, call: Call) -> SourceCost:
+        tokens = call.B * call.N * call.d
+        return cls._cost(
+            call,
+            forward=2 * tokens * call.N,
+            backward=4 * tokens * call.N,
+            elementwise_forward=call.shared * tokens,
+            elementwise_backward=3 * call.shared * tokens,
+            saved_bytes=call.itemsize * call.shared * tokens,
+            decode=2 * call.B * call.d * call.N,
+            trained=call.d * call.max_length,
+        )
+
+
+def _block_count(max_length: Size, k1: Size | None) -> Size:
+    """k1, by default the divisor of `max_length` that is next to its root from below; symbols pass."""
+    if hasattr(max_length, "free_symbols"):
+        if k1 is None:
+            raise ValueError(f"k1: expected a size beside the symbol {max_length} for max_length, got None")
+        return k1
+    _checks.positive_int("max_length", max_length)
+    if k1 is None:
+        return next(k for k in range(isqrt(max_length), 0, -1) if max_length % k == 0)
+    if max_length % _checks.positive_int("k1", k1):
+        raise ValueError(f"k1: expected a divisor of max_length = {max_length}, got {k1}")
+    return k1
+
+
+class FactoredDense(_Hidden):
+    r"""The factorised dense Synthesizer: logit j is $A_{\lfloor j / k_2 \rfloor} B_{j \bmod k_2}$.
+
+    A (k1 numbers) and B (k2), with k1 k2 = max_length, are the query's: the hidden units of `Dense` times `weight_a`
+    (H, k1, K) and `weight_b` (H, k2, K). Number by number A is repeated, and B as a whole: if both were repeated as a
+    whole, which the paper's words allow, they would give but lcm(k1, k2) different logits. Of A only as many numbers
+    are computed as a call has blocks of k2 keys.
+
+    `k1` is by default the divisor of max_length that is next to its root from below; TypeError or ValueError if it
+    is none, besides `LogitSource`'s errors.
+    """
+
+    name = "factored-dense"
+
+    @checked
+    def __init__(self, d_model: int, num_heads: int, max_length: int, *, k1: int | None = None, **options: Any) -> None:
+        self.k1 = _block_count(max_length, k1)
+        self.k2 = max_length // self.k1
+        super().__init__(d_model, num_heads, max_length, **options)
+
+    def _make(self, options: dict[str, Any]) -> None:
+        super()._make(options)
+        self.weight_a, self.weight_b = self._second(self.k1, options), self._second(self.k2, options)
+
+    def logits(self, x: Float[Tensor, "B N d"], seen: Seen, share: Tensor | None = None) -> Float[Tensor, "B H N M"]:
+        hidden, blocks = self.hidden(x), -(-seen.keys // self.k2)
+        a = shared(product(hidden, self.weight_a[:, :blocks]), share)  # (B, H, N, blocks)
+        b = product(hidden, self.weight_b[:, : seen.keys])  # (B, H, N, k2), fewer for fewer keys
+        return (a[..., None] * b[..., None, :]).flatten(-2)[..., : seen.keys]
+
+    @classmethod
+    def cost(cls, call: Call) -> SourceCost:
+        tokens, rows = call.B * call.N * call.d, call.B * call.N * call.H
+        k1 = _block_count(call.max_length, call.k1)
+        k2 = call.max_length // k1 if isinstance(call.max_length, int) else call.max_length / k1
+        a, b = k1, k2  # how many of the numbers a call computes
+        if call.max_length != call.N:
+            a, b = -(-call.N // k2), min(k2, call.N) if isinstance(call.N, int) else k2
+        logits = rows * a * b
+        return cls._cost(
+            call,
+            forward=2 * tokens * (a + b),
+            backward=4 * tokens * (a + b),
+            elementwise_forward=logits + call.shared * rows * a,
+            # times the other factor, summed over it; the sum of the hidden units' gradients
+            elementwise_backward=logits * (2 + (a != 1) + (b != 1)) + tokens + 3 * call.shared * rows * a,
+            saved_bytes=call.itemsize * rows * ((1 + call.shared) * a + b),
+            decode=2 * call.B * call.d * (a + b),
+            trained=call.d * (k1 + k2),
+        )
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, k1={self.k1}"
+
+
+class DotProduct(LogitSource):
+    r"""The standard layer's $q_i^T k_j / \sqrt{K}$, to be mixed with others ("vanilla" in the paper).
+
+    It has no use for positions; `max_length` is the layer's. The keys (B, H, P, K) of earlier tokens are its state.
+    """
+
+    name = "dot-product"
+    carries = ("keys",)
+
+    def _make(self, options: dict[str, Any]) -> None:
+        self.weight_q, self.weight_k = (new_weight(self.d_model, self.d_model, **options) for _ in range(2))
+
+    def state(self, x: Float[Tensor, "B N d"]) -> State:
+        return (split_heads(linear(x, self.weight_k), self.num_heads),)
+
+    def logits(self, x: Float[Tensor, "B N d"], seen: Seen, share: Tensor | None = None) -> Float[Tensor, "B H N M"]:
+        q = split_heads(linear(x, self.weight_q), self.num_heads)
+        return product(shared(q * q.shape[-1] ** -0.5, share), seen.state[0])
+
+    @classmethod
+    def cost(cls, call: Call) -> SourceCost:
+        tokens = call.B * call.N * call.d
+        product, scores = 2 * tokens * call.d, 2 * tokens * call.N
+        return SourceCost(
+            items=call.B,
+            forward=2 * product + scores,
+            backward=2 * (1 + call.input_grad) * product + 2 * scores,
+            elementwise_forward=(1 + call.shared) * tokens,  # the scale
+            elementwise_backward=(1 + 3 * call.shared + 2 * call.input_grad) * tokens,
+            saved_bytes=call.itemsize * (2 + call.shared) * tokens,
+            decode=4 * call.B * call.d**2 + 2 * call.B * call.d * call.N,
+            state_bytes=call.itemsize * tokens,
+            trained=2 * call.d**2,
+        )
+
 
 # Each takes (d_model, num_heads, max_length, *, generator, dtype, device), and what is its own.
 SOURCES: dict[str, type[LogitSource]] = {

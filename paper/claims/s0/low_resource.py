@@ -17,10 +17,10 @@ from paper.claims.s0.memory import PRECISIONS
 from paper.claims.s0.scenarios import SCENARIOS
 from paper.claims.verdicts import Finding
 from paper.experiments import Record
+from paper.experiments.engine.records import judged_device
 from paper.experiments.learning import language_rows, paired_rows
 from paper.experiments.learning.language_rows import BITS
 from paper.experiments.learning.paired_rows import Judged, Measures, Runs
-from paper.experiments.records import judged_device
 from paper.experiments.resampling import Difference
 from paper.experiments.statistics import Decision
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ortho.attention import MECHANISMS, softmax_attention_reference
-from ortho.attention.linear.factored import feature_attention
 from ortho.attention.linear.favor import PositiveFeatures
-from ortho.attention.linear.feature_draws import orthogonal_features
+from ortho.attention.linear.linear_attention import linear_attention
+from ortho.attention.linear.random_features import orthogonal_features
 from ortho.cost import layer, synthesizer
 from ortho.cost.big_o import H, N, d, m
 from ortho.layers.multihead import MultiheadAttention
@@ -153,7 +153,7 @@ def favor_misplaced(spread: float, count: int) -> Sequence[float]:
     values = torch.eye(FAVOR_LENGTH, dtype=torch.float64)  # so that the outputs are the weights
     found = []
     for omega in _favor_rows(count):
-        weights: Any = feature_attention(q, k, values, feature_map=PositiveFeatures(omega))
+        weights: Any = linear_attention(q, k, values, feature_map=PositiveFeatures(omega))
         found.append(misplaced(weights, exact))
     return sorted(found)
 

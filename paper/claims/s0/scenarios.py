@@ -9,7 +9,7 @@ from ortho.attention import FORMS
 from ortho.cost import Cost, block, layer
 from ortho.cost.big_o import H, N, d
 from ortho.cost.configurations import CONFIGURATIONS
-from ortho.cost.whole_models import step_memory
+from ortho.cost.models import step_memory
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, bound, counted, growth, printed, region
 from paper.claims.s0.memory import SHARE, memory, saved_share

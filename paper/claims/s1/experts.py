@@ -7,7 +7,7 @@ import torch
 
 from ortho.cost.big_o import N, d
 from ortho.cost.counting import count_step
-from ortho.cost.experts import mixture_of_experts
+from ortho.cost.layers import mixture_of_experts
 from ortho.layers.experts import MixtureOfExperts
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, counted, growth, holds

@@ -16,7 +16,7 @@ from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, growth, holds, region, untestable
 from paper.claims.s0.methods import EXACT
 from paper.claims.verdicts import Finding
-from paper.experiments import attention_rows
+from paper.experiments.speed import attention_analysis as attention_rows
 
 CHAPTER = "19-flash-attention"
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ortho.attention import MECHANISMS
-from ortho.attention.linear.factored import feature_attention_reference
-from ortho.attention.linear.linear_attention import Exp, Relu
+from ortho.attention.linear.feature_maps import Exp, Relu
+from ortho.attention.linear.linear_attention import linear_attention_reference
 from ortho.cost.big_o import N, d
 from ortho.theory import recall
 from paper.claims.ledger import evidence
@@ -39,7 +39,7 @@ def away(reading: str) -> float:
     q, k, v = operands()
     found = []
     for feature_map, function in MAPS.values():
-        exact: Any = feature_attention_reference(q, k, v, feature_map=feature_map)
+        exact: Any = linear_attention_reference(q, k, v, feature_map=feature_map)
         found.append(float((READINGS[reading](function(q), function(k), v) - exact).norm() / exact.norm()))
     return min(found)
 

@@ -11,8 +11,7 @@ import torch
 
 from ortho.attention.sparse.dilated import Dilated
 from ortho.attention.sparse.global_local import GlobalLocal
-from ortho.attention.sparse.pattern import Pattern, pattern_attention, pattern_attention_reference
-from ortho.attention.sparse.pattern_cost import pattern_cost
+from ortho.attention.sparse.pattern import Pattern, pattern_attention, pattern_attention_reference, pattern_cost
 from ortho.attention.sparse.window import BlockedWindow, Window
 from ortho.cost import orders
 from ortho.cost.big_o import N, d

@@ -1,7 +1,7 @@
 """S1, section 3.2: activations that are computed again, in GPT-2 small's sizes."""
 
 from ortho.cost import block
-from ortho.cost.recomputation import RecomputedCost, recomputed
+from ortho.cost.layers import RecomputedCost, recomputed
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, region
 from paper.claims.verdicts import Finding

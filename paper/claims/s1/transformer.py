@@ -10,7 +10,7 @@ import sympy
 from ortho.attention import MECHANISMS
 from ortho.cost import block, feed_forward, layer
 from ortho.cost.big_o import H, N, d
-from ortho.cost.closed_forms import Cost
+from ortho.cost.layers import Cost
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, counted, growth, region
 from paper.claims.s0.scenarios import SCENARIOS

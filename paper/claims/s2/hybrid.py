@@ -1,7 +1,7 @@
 """S2, section 5.3: layers some of whose heads are frozen and orthogonal, and others learned."""
 
 from ortho.cost import Cost, layer
-from ortho.cost.hybrid import hybrid
+from ortho.cost.layers import hybrid
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, region
 from paper.claims.verdicts import Finding

@@ -9,9 +9,9 @@ from paper.claims.ledger import evidence
 from paper.claims.outcomes import BITS_A_BYTE, Told, loses_nothing, outperforms
 from paper.claims.rules import all_of, untestable
 from paper.claims.verdicts import Finding
+from paper.experiments.engine.records import Record
 from paper.experiments.learning import language, language_rows
 from paper.experiments.learning.paired_rows import Runs
-from paper.experiments.records import Record
 from paper.experiments.resampling import Crossing, crossing
 
 CHAPTER = "29-one-learned-head"

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from ortho.attention import MECHANISMS, softmax_attention_reference
-from ortho.attention.linear.factored import kernel_weights
-from ortho.attention.linear.feature_maps import FeatureMap
-from ortho.attention.linear.linear_attention import CosFormer, Cosine, EluPlusOne, Powers, Taylor
+from ortho.attention.linear.feature_maps import CosFormer, Cosine, EluPlusOne, FeatureMap, Powers, Taylor
+from ortho.attention.linear.linear_attention import kernel_weights
 from ortho.cost.big_o import H, N, d, m
 from ortho.theory import associativity, mercer
 from paper.claims.figures import show

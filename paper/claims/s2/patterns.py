@@ -12,7 +12,7 @@ from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, counted, growth, region, untestable
 from paper.claims.s1 import patterns as s1
 from paper.claims.verdicts import Finding
-from paper.experiments import attention_rows
+from paper.experiments.speed import attention_analysis as attention_rows
 
 CHAPTER = "15-sparse-patterns"
 

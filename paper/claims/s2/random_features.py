@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ortho.attention import MECHANISMS
-from ortho.attention.linear.feature_draws import iid_features, orthogonal_features
-from ortho.attention.linear.random_features import positive_features
+from ortho.attention.linear.random_features import iid_features, orthogonal_features, positive_features
 from ortho.cost.big_o import H, N, d, m
 from ortho.theory import draw_bias
 from ortho.theory.estimates import SIGMAS, Estimate

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ortho.attention import MECHANISMS
 from ortho.attention.linear.efficient import efficient_attention
-from ortho.attention.linear.factored import kernel_weights
-from ortho.attention.linear.linear_attention import EluPlusOne, Exp, Relu
+from ortho.attention.linear.feature_maps import EluPlusOne, Exp, Relu
+from ortho.attention.linear.linear_attention import kernel_weights
 from ortho.cost.big_o import N, d
 from ortho.theory.associativity import flops
 from paper.claims.ledger import evidence

@@ -17,7 +17,7 @@ from paper import experiments
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, contradiction, counted, growth, region
 from paper.claims.verdicts import Finding
-from paper.experiments import attention_rows
+from paper.experiments.speed import attention_analysis as attention_rows
 
 CHAPTER = "15-sparse-patterns"
 

@@ -10,8 +10,8 @@ from paper import experiments
 from paper.claims.ledger import evidence
 from paper.claims.rules import region, untestable
 from paper.claims.verdicts import Finding
-from paper.experiments import attention_rows
-from paper.experiments.attention_rows import Row
+from paper.experiments.speed import attention_analysis as attention_rows
+from paper.experiments.speed.attention_analysis import Row
 
 CHAPTER = "07-linear-attention"
 

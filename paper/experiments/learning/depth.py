@@ -13,9 +13,9 @@ from torch.nn.functional import cross_entropy, embedding, linear
 from ortho._checks import one_of, unchecked_values
 from ortho.layers.block import TransformerBlock
 from ortho.projections import FrozenProjection
+from paper.experiments.engine.records import Case, Needs, Record
+from paper.experiments.engine.runner import Experiment
 from paper.experiments.learning import fitting
-from paper.experiments.records import Case, Needs, Record
-from paper.experiments.runner import Experiment
 from paper.tasks import induction
 from paper.tasks.task import NONE, Task
 

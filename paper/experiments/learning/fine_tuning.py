@@ -21,10 +21,10 @@ from ortho._checks import one_of, positive_int
 from ortho.adapters.freezing import freeze_qk
 from ortho.layers.multihead import MultiheadAttention
 from ortho.models.language_model import LanguageModel
+from paper.experiments.engine.records import Case, key
 from paper.experiments.learning import fine_tuning_rows, fitting, rates
 from paper.experiments.learning.arms import baseline
 from paper.experiments.learning.rates import TUNING
-from paper.experiments.records import Case, key
 from paper.experiments.statistics import Decision
 from paper.tasks import text
 from paper.tasks.task import Task

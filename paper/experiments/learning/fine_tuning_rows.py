@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
+from paper.experiments.engine.records import Record, by_device
 from paper.experiments.learning import paired_rows
 from paper.experiments.learning.language_rows import BITS
 from paper.experiments.learning.paired_rows import Judged, Measures, Runs
-from paper.experiments.records import Record, by_device
 
 BASELINE = "all trained"
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ortho._checks import describe
-from paper.experiments import records
-from paper.experiments.closeness import assert_close
-from paper.experiments.records import Case, Needs
-from paper.experiments.runner import Experiment
+from paper.experiments.engine import records
+from paper.experiments.engine.closeness import assert_close
+from paper.experiments.engine.records import Case, Needs
+from paper.experiments.engine.runner import Experiment
 from paper.tasks.task import NONE, Batch, Draw, Task
 from paper.training import Recipe, Trainer
 

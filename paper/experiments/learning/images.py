@@ -25,10 +25,10 @@ from ortho.layers.positional import PositionalHeads
 from ortho.layers.stop_gradient import StoppedAttention
 from ortho.models.encoders import VisionTransformer
 from ortho.projections import FrozenProjection
+from paper.experiments.engine.records import Case
 from paper.experiments.learning import fitting, images_rows, rates
 from paper.experiments.learning.heads import random_feature_heads, synthesizer_heads
 from paper.experiments.learning.rates import TUNING
-from paper.experiments.records import Case
 from paper.experiments.statistics import Decision
 from paper.tasks.cifar import cifar10
 from paper.tasks.digits import digits

@@ -9,8 +9,7 @@ from torch import nn
 
 from ortho._checks import positive_int
 from ortho.attention.sparse.window import Window
-from ortho.cost.closed_forms import Cost, layer
-from ortho.cost.hybrid import stopped_layer
+from ortho.cost.layers import Cost, layer, stopped_layer
 from ortho.cost.positional import positional_heads
 from ortho.cost.synthesizer import synthesizer
 from ortho.layers.multihead import MultiheadAttention

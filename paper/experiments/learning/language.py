@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ortho._checks import one_of, positive_int, share
+from paper.experiments.engine.records import Case
+from paper.experiments.engine.runner import Experiment
 from paper.experiments.learning import fitting, language_rows, rates
 from paper.experiments.learning.arms import BESIDE, arms, baseline, matched_steps, matched_width
 from paper.experiments.learning.rates import TUNING
-from paper.experiments.records import Case
-from paper.experiments.runner import Experiment
 from paper.experiments.statistics import Decision
 from paper.tasks import text
 

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import log
 from typing import Any
 
+from paper.experiments.engine.records import Record, by_device
 from paper.experiments.learning import paired_rows
 from paper.experiments.learning.arms import Arm, arms, baseline, matched_steps, training_flop
 from paper.experiments.learning.paired_rows import Judged, Measures, Runs
-from paper.experiments.records import Record, by_device
 from paper.tasks.text import VOCAB_SIZE
 
 BITS = 1 / log(2)  # in a nat

@@ -6,8 +6,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from paper.experiments.engine.records import Record
 from paper.experiments.learning import language
-from paper.experiments.records import Record
 from paper.tasks import ngrams, text
 from paper.tasks.task import Batch, Task
 

@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from paper.experiments.engine.records import Record
 from paper.experiments.learning import rates
-from paper.experiments.records import Record
 from paper.experiments.resampling import Difference, paired_difference
 from paper.experiments.statistics import Decision, decide
 

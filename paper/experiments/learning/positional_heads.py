@@ -21,12 +21,12 @@ from ortho.layers.block import TransformerBlock
 from ortho.layers.multihead import MultiheadAttention
 from ortho.models.language_model import LanguageModel
 from ortho.theory.positionalness import head_weights, nearest_pattern, positionalness
-from paper.experiments.closeness import assert_close
+from paper.experiments.engine.closeness import assert_close
+from paper.experiments.engine.records import Case, Needs
+from paper.experiments.engine.runner import Experiment
 from paper.experiments.learning import fitting, flip_flop, positional_heads_rows, recall, state_tracking
 from paper.experiments.learning import study as learning
 from paper.experiments.learning.study import Study
-from paper.experiments.records import Case, Needs
-from paper.experiments.runner import Experiment
 from paper.tasks.task import Batch, check_answers
 
 INPUTS = 128  # sequences on which weights are measured; as many others are drawn as the task tests with

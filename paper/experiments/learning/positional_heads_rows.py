@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from paper.experiments.records import Record, by_device
+from paper.experiments.engine.records import Record, by_device
 
 Row = dict[str, Any]
 

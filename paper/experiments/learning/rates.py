@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ortho._files import written_whole
-from paper.experiments.records import Case, Record
+from paper.experiments.engine.records import Case, Record
 
 TUNING = 0  # the seed whose runs choose the rates
 WIDTH = 64  # for which rates are listed

@@ -8,9 +8,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from paper.experiments.engine.records import Record, by_device
 from paper.experiments.learning import rates
 from paper.experiments.learning.rates import TUNING, loss
-from paper.experiments.records import Record, by_device
 from paper.experiments.statistics import better_by_chance
 
 Row = dict[str, Any]

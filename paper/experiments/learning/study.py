@@ -17,10 +17,10 @@ import torch
 
 from ortho._checks import describe, one_of, positive_int
 from ortho.models.language_model import LanguageModel
+from paper.experiments.engine.records import Case
+from paper.experiments.engine.runner import Experiment
 from paper.experiments.learning import fitting, rates, rows
 from paper.experiments.learning.rates import TUNING
-from paper.experiments.records import Case
-from paper.experiments.runner import Experiment
 from paper.tasks.task import Task, check_answers
 
 RATES = (3e-3, 1e-2)

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ortho._checks import one_of, positive_int
+from paper.experiments.engine.records import Case
 from paper.experiments.learning import fitting, rates, synthetic_rows
 from paper.experiments.learning.arms import arms
 from paper.experiments.learning.rates import TUNING
-from paper.experiments.records import Case
 from paper.tasks import copying, induction, modular_addition, mqar, needle
 from paper.tasks.task import Task, check_answers
 

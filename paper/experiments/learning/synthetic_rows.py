@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from paper.experiments.engine.records import Record, by_device
 from paper.experiments.learning import rates
-from paper.experiments.records import Record, by_device
 from paper.experiments.statistics import Interval, success_interval
 
 

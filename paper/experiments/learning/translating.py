@@ -21,11 +21,11 @@ import torch
 
 from ortho._checks import one_of, positive_int
 from ortho.models.encoder_decoder import EncoderDecoder
+from paper.experiments.engine.records import Case
+from paper.experiments.engine.runner import Experiment
 from paper.experiments.learning import fitting, rates, translating_rows
 from paper.experiments.learning.rates import TUNING
 from paper.experiments.learning.translating_arms import H, arms, build, training_flop
-from paper.experiments.records import Case
-from paper.experiments.runner import Experiment
 from paper.experiments.statistics import Decision
 from paper.tasks import transduction
 from paper.tasks.pairs import START, STOP

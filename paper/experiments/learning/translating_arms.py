@@ -8,7 +8,7 @@ import torch
 
 from ortho._checks import one_of, positive_int
 from ortho.attention.untrained.positional_attention import SEVEN
-from ortho.cost.encoder_decoder import encoder_decoder
+from ortho.cost.models import encoder_decoder
 from ortho.layers.hybrid import HybridAttention
 from ortho.layers.positional import PositionalHeads
 from ortho.layers.stop_gradient import StoppedAttention

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from paper.experiments.engine.records import Record, by_device
 from paper.experiments.learning import paired_rows
 from paper.experiments.learning.paired_rows import Judged, Measures, Runs
 from paper.experiments.learning.translating_arms import training_flop
-from paper.experiments.records import Record, by_device
 
 TESTS = {"translation": "test", "transduction": "like training"}  # the test by which arms are judged
 

@@ -1,0 +1,107 @@
+"""The record of what a call, a layer or a model costs. Records add up."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+from ortho._typing import Size
+
+__all__ = ["AttentionCost", "Cost", "head_width", "linear_map"]
+
+
+F = TypeVar("F", bound="Figures")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures of everything that runs: integers for integer sizes, formulas for symbols, 0 if not given.
+
+    forward, backward: FLOPs of matrix products, 2 a multiply-add. elementwise_forward, elementwise_backward: scalar
+    operations outside them. saved_bytes: kept by autograd from forward to backward. decode: FLOPs of one generated
+    token at context N, itself included. state_bytes: carried from one decode step to the next.
+    """
+
+    forward: Any = 0
+    backward: Any = 0
+    elementwise_forward: Any = 0
+    elementwise_backward: Any = 0
+    saved_bytes: Any = 0
+    decode: Any = 0
+    state_bytes: Any = 0
+
+    def __add__(self: F, other: "Figures") -> F:
+        """The costs of both; a figure that only `other` has is left out."""
+        return replace(self, **{name: value + getattr(other, name, 0) for name, value in self._figures()})
+
+    def __sub__(self: F, other: "Figures") -> F:
+        return self + other * -1
+
+    def __mul__(self: F, count: Any) -> F:
+        """The cost of so many."""
+        return replace(self, **{name: count * value for name, value in self._figures()})
+
+    def _figures(self) -> list[tuple[str, Any]]:
+        return [(each.name, getattr(self, each.name)) for each in fields(self) if each.name != "itemsize"]
+
+
+@dataclass(frozen=True)
+class AttentionCost(Figures):
+    """What one call of an attention function costs: `Figures`, where saved_bytes is what autograd keeps of q, k, v and
+    the function's own tensors. The output is not included, because the layer keeps it as the input of W_O;
+    output_bytes is what is kept of it all the same where the layer, which puts heads side by side, has to copy it.
+    decode: FLOPs of one more query against N keys, itself included.
+    """
+
+    output_bytes: Any = 0
+
+
+@dataclass(frozen=True)
+class Cost(Figures):
+    """What one training step or one decode step of a layer or a model costs: `Figures`, and parameters, trained and
+    frozen. recompute: further FLOPs if only the input is kept and the forward pass is run again. optimiser_bytes:
+    AdamW's moments.
+    """
+
+    trained: Any = 0
+    frozen: Any = 0
+    itemsize: Any = 4
+
+    @property
+    def step(self) -> Any:
+        """FLOPs of matrix products in one training step, forward and backward."""
+        return self.forward + self.backward
+
+    @property
+    def recompute(self) -> Any:
+        """FLOPs added by recomputing the forward pass from its input."""
+        return self.forward
+
+    @property
+    def optimiser_bytes(self) -> Any:
+        """AdamW's two moments of every trained parameter (Loshchilov & Hutter 2019, arXiv:1711.05101)."""
+        return 2 * self.itemsize * self.trained
+
+
+def linear_map(
+    B: Size, N: Size, inputs: Size, outputs: Size, *, bias: bool = False, input_grad: bool = True, itemsize: int = 4
+) -> Cost:
+    """A trained linear map of B N vectors. Its input is kept by the caller, which may need it for other maps, too."""
+    product = 2 * B * N * inputs * outputs
+    return Cost(
+        forward=product,
+        backward=(1 + input_grad) * product,
+        elementwise_backward=B * N * outputs if bias else 0,  # the bias' sum
+        decode=2 * B * inputs * outputs,
+        trained=inputs * outputs + (outputs if bias else 0),
+        itemsize=itemsize,
+    )
+
+
+def head_width(d: Size, H: Size, head_dim: Size | None = None) -> Size:
+    """K: `head_dim`, by default d/H. ValueError for numbers of which H does not divide d."""
+    if head_dim is not None:
+        return head_dim
+    if isinstance(d, int) and isinstance(H, int):
+        if d % H:
+            raise ValueError(f"H: expected a divisor of d = {d}, got {H}")
+        return d // H
+    return d / H

@@ -1,0 +1,124 @@
+"""Fixed attention of the Sparse Transformer (Child et al. 2019, arXiv:1904.10509, section 4.2)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ortho._checks import checked
+from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
+from ortho.attention.sparse.tiling import (
+    ABSENT,
+    Bound,
+    Rule,
+    Tiling,
+    TokenBlocks,
+    block_ranges,
+    causal,
+    consecutive,
+    tile_width,
+)
+from ortho.attention.sparse.window import BlockedWindow
+
+
+@checked
+@dataclass(frozen=True)
+class Summaries(Pattern):
+    """The keys that are the last `summaries` of their block of `stride` tokens, whichever block that is."""
+
+    stride: int
+    summaries: int
+
+    def __post_init__(self) -> None:
+        if self.summaries > self.stride:
+            raise ValueError(f"summaries: expected at most the stride, {self.stride}, got {self.summaries}")
+
+    def allowed(self, i: Tensor, j: Tensor) -> Tensor:
+        return (j % self.stride >= self.stride - self.summaries) & (i >= 0)
+
+    def blocks(self, n: int) -> tuple[int, int, int]:
+        """How many whole blocks are in n tokens, how many tokens behind them, and how many summaries among these."""
+        whole, rest = divmod(n, self.stride)
+        return whole, rest, max(0, rest - self.stride + self.summaries)
+
+    def pairs(self, n: int, *, is_causal: bool = False) -> int:
+        l, c, (whole, rest, last) = self.stride, self.summaries, self.blocks(n)
+        if not is_causal:
+            return n * (whole * c + last)
+        own = whole * c * (c + 1) // 2 + last * (last + 1) // 2  # of summaries, in their own block
+        return l * c * whole * (whole - 1) // 2 + rest * whole * c + own
+
+    def tilings(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Tiling, ...]:
+        def high(i: Tensor) -> Tensor:  # of the blocks whose summaries have begun
+            return (i - self.stride + self.summaries) // self.stride
+
+        last, rule = (high, causal) if is_causal else (None, None)
+        return (_summaries(self, first, stop, keys, last, rule, device),)
+
+
+def _summaries(
+    pattern: Summaries, first: int, stop: int, keys: int, high: Bound | None, rule: Rule | None, device: torch.device
+) -> Tiling:
+    """The queries that read the summaries of the blocks up to high(i), or of all, a block of keys each."""
+    tile = tile_width(pattern.stride) if stop - first > 1 else 1
+    whole, _, last = pattern.blocks(keys)
+    count = whole + (last > 0)
+    j = pattern.stride * torch.arange(1, count + 1, device=device)[:, None]
+    j = j + torch.arange(-pattern.summaries, 0, device=device)
+    i = torch.arange(first // tile, -(-stop // tile), device=device) * tile
+    highest = torch.full_like(i, count - 1)
+    if high is not None:
+        highest = torch.minimum(highest, high((i + tile - 1).clamp(max=stop - 1)))
+    return Tiling(
+        consecutive(first, stop, tile, device),
+        TokenBlocks(j.masked_fill(j >= keys, ABSENT)),
+        block_ranges(torch.zeros_like(i), highest),
+        rule,
+        relative=True,
+    )
+
+
+@checked
+@dataclass(frozen=True)
+class Fixed(Pattern):
+    """`BlockedWindow` and `Summaries` in one head: the keys of the query's own block, and the summaries of the others.
+
+    In a causal call the summaries of a block are all that later ones read of it.
+    """
+
+    stride: int
+    summaries: int
+
+    def __post_init__(self) -> None:
+        Summaries(self.stride, self.summaries)  # refuses what does not fit together
+
+    def allowed(self, i: Tensor, j: Tensor) -> Tensor:
+        return (i // self.stride == j // self.stride) | Summaries(self.stride, self.summaries).allowed(i, j)
+
+    def pairs(self, n: int, *, is_causal: bool = False) -> int:
+        l, c, (whole, rest, last) = self.stride, self.summaries, Summaries(self.stride, self.summaries).blocks(n)
+        own = BlockedWindow(l).pairs(n, is_causal=is_causal)
+        if is_causal:
+            return own + l * c * whole * (whole - 1) // 2 + rest * whole * c
+        return own + n * (whole * c + last) - whole * l * c - rest * last
+
+    def tilings(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Tiling, ...]:
+        def others(i: Tensor, j: Tensor) -> Tensor:
+            return (j // self.stride < i // self.stride) if is_causal else (j // self.stride != i // self.stride)
+
+        def high(i: Tensor) -> Tensor:
+            return i // self.stride - 1
+
+        summaries = Summaries(self.stride, self.summaries)
+        alone = is_causal and self.stride % tile_width(self.stride) == 0  # a tile lies in one block, and reads no more
+        rule = None if alone else others
+        tiling = _summaries(summaries, first, stop, keys, high if is_causal else None, rule, device)
+        own = BlockedWindow(self.stride).tilings(first, stop, keys, is_causal=is_causal, device=device)
+        return (*own, tiling._replace(relative=False))
+
+
+SOURCE = "Child et al. 2019, arXiv:1904.10509"
+MECHANISMS = (
+    pattern_mechanism("summaries", Summaries(64, 8), SOURCE),
+    pattern_mechanism("fixed", Fixed(64, 8), SOURCE),
+)

@@ -1,0 +1,252 @@
+"""Tilings of a pattern: queries in tiles, keys in blocks, and a table of the blocks that each tile reads.
+
+A pattern says by tilings which pairs are computed. `band` makes the tiling of a window and `residue_band` that of a
+dilated one; others put `TokenBlocks` and a table together by themselves.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ortho._typing import Size
+
+Bound = Callable[[Tensor], Tensor]  # of queries' positions: the first or the last key that each may attend to
+Rule = Callable[[Tensor, Tensor], Tensor]  # (i, j), positions that broadcast: whether the query may attend to the key
+
+ABSENT = -1  # in place of a position, or of a block
+TILE = 64  # queries in a tile: with fewer, less is read in vain, but products run slower
+BLOCK = 16  # keys in a block: contiguous blocks are read without a copy, so small ones cost nothing
+
+
+class TokenBlocks(NamedTuple):
+    """Tokens in blocks of B: their positions (S, B), or (G, S, B) where each sequence has its own; no token twice.
+
+    A place without a token is `ABSENT`. `span` (first, stop) says that the tokens are those of these positions in
+    their order, in blocks that begin at multiples of B: then no row has to be gathered.
+    """
+
+    positions: Tensor
+    span: tuple[int, int] | None = None
+
+    def gather(self, x: Tensor, start: int = 0) -> Tensor:
+        """The rows of x (G, n, ·), whose first is at position `start`, in blocks (G, S, B, ·).
+
+        A place without a token holds zeros or another token's row.
+        """
+        S, B = self.positions.shape[-2:]
+        if self.span is None:
+            return gather_rows(x, (self.positions - start).clamp(min=0).flatten(-2)).unflatten(1, (S, B))
+        base = self.span[0] // B * B
+        low, high = max(base, start), min(base + S * B, start + x.shape[1])
+        return _pad(x[:, low - start : high - start], low - base, base + S * B - high).unflatten(1, (S, B))
+
+    def scatter(self, blocks: Tensor, n: int, start: int = 0, fill: float = 0.0) -> Tensor:
+        """The inverse of `gather`: (G, n, ·) with the rows of blocks (G, S, B, ·) at their tokens, `fill` elsewhere."""
+        rows = blocks.flatten(1, 2)
+        if self.span is not None:
+            first, stop = self.span
+            base = first // blocks.shape[2] * blocks.shape[2]
+            return _pad(rows[:, first - base : stop - base], first - start, start + n - stop, fill)
+        positions, places = self.positions.flatten(-2), rows.shape[1]
+        tokens = torch.where(positions < 0, n, positions - start)  # absent ones count as one more token
+        found = tokens.new_full((*tokens.shape[:-1], n + 1), places)
+        found = found.scatter_(-1, tokens, torch.arange(places, device=rows.device).expand_as(tokens))[..., :n]
+        absent = bool((found == places).any())
+        return gather_rows(_pad(rows, 0, int(absent), fill), found)
+
+
+def consecutive(first: int, stop: int, block: int, device: torch.device | None = None) -> TokenBlocks:
+    """The tokens from `first` to `stop`, exclusive, in blocks of `block`."""
+    places = torch.arange(first // block * block, -(-stop // block) * block, device=device)
+    absent = (places < first) | (places >= stop)
+    return TokenBlocks(places.masked_fill(absent, ABSENT).unflatten(0, (-1, block)), (first, stop))
+
+
+def gather_rows(x: Tensor, index: Tensor) -> Tensor:
+    """The rows of x (G, n, ·) with these numbers, (m,) or (G, m): (G, m, ·)."""
+    if index.dim() == 1:
+        return x.index_select(1, index)
+    offsets = x.shape[1] * torch.arange(len(x), device=x.device)[:, None]
+    return x.flatten(0, 1).index_select(0, (index + offsets).flatten()).unflatten(0, index.shape)
+
+
+def _pad(x: Tensor, before: int, after: int, fill: float = 0.0) -> Tensor:
+    """x (G, n, ·) with more rows; not copied if there are none."""
+    return pad(x, (0, 0, before, after), value=fill) if before or after else x
+
+
+def causal(i: Tensor, j: Tensor) -> Tensor:
+    """The rule of a causal call, where a tiling needs no other."""
+    return j <= i
+
+
+class Work(NamedTuple):
+    """What a tiling computes for one sequence: the tiles that read anything, of so many `queries`; the blocks that they
+    read, of so many `keys`, counted once for each tile that reads them. Places without a token are computed too."""
+
+    tiles: Size
+    blocks: Size
+    queries: Size
+    keys: Size
+
+    @property
+    def pairs(self) -> Size:
+        """The scores that are computed, of allowed pairs and of others."""
+        return self.blocks * self.queries * self.keys
+
+
+class Tiling(NamedTuple):
+    """Pairs that are computed together. A call may have several tilings, but no pair twice.
+
+    `table` (T, W) names the blocks of keys that each tile of queries reads, each but once, before any `ABSENT`; or it
+    is (G, T, W). `allowed(i, j)` says of positions that broadcast which pairs count; None allows all. `relative` says
+    that this depends on i - j alone.
+    """
+
+    queries: TokenBlocks
+    keys: TokenBlocks
+    table: Tensor
+    allowed: Rule | None = None
+    relative: bool = False
+
+    @property
+    def shared(self) -> bool:
+        """Whether all sequences have the same positions and table."""
+        return self.queries.positions.dim() == self.keys.positions.dim() == self.table.dim() == 2
+
+    @property
+    def work(self) -> Work:
+        """Counted from the table. If each sequence has a table of its own, absent blocks are computed too."""
+        queries, keys = self.queries.positions.shape[-1], self.keys.positions.shape[-1]
+        if self.table.dim() == 3:
+            _, T, W = self.table.shape
+            return Work(T if W else 0, T * W, queries, keys)
+        there = self.table >= 0
+        return Work(int(there.any(1).sum()), int(there.sum()), queries, keys)
+
+    def allowed_pairs(self, G: slice, T: slice, blocks: Tensor, mask: Tensor | None, start: int) -> Tensor:
+        """Which pairs count, of these sequences' tiles T and the blocks (c, w), or (g, c, w), that they read:
+        (1 or g, c, B, w B), or (1, 1, B, w B) if the tiles are alike.
+
+        A mask (1 or g, N or 1, M or 1) is that of these sequences; the first query stands at `start`.
+        """
+        i, j = self._positions(G, T, blocks)
+        if self.relative and mask is None and _alike(i, j):
+            i, j = i[..., :1, :], j[..., :1, :]
+        i, j = i[..., :, None], j[..., None, :]
+        pairs = i.new_ones(1, 1, 1, dtype=torch.bool) if self.allowed is None else self.allowed(i, j)
+        if bool((i < 0).any()) or bool((j < 0).any()):
+            pairs = pairs & (i >= 0) & (j >= 0)
+        if pairs.dim() == 3:
+            pairs = pairs[None]
+        if mask is not None:
+            pairs = pairs & _entries(mask, (i - start).clamp(min=0), j.clamp(min=0))
+        return pairs
+
+    def _positions(self, G: slice, T: slice, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the queries, (c, B) or (g, c, B), and of the keys that they read, (c, w B) or (g, c, w B)."""
+        i, places = self.queries.positions, self.keys.positions
+        i = i[G, T] if i.dim() == 3 else i[T]
+        if places.dim() == 2 and blocks.dim() == 2:
+            return i, places[blocks].flatten(-2)
+        g = G.stop - G.start
+        blocks = blocks.expand(g, *blocks.shape[-2:])
+        places = places[G] if places.dim() == 3 else places.expand(g, -1, -1)
+        j = gather_rows(places, blocks.clamp(min=0).flatten(1)).unflatten(1, blocks.shape[1:])
+        return i, j.masked_fill((blocks < 0)[..., None], ABSENT).flatten(-2)
+
+
+def _alike(i: Tensor, j: Tensor) -> bool:
+    """Whether all places of these tiles, (c, B) and (c, w B), hold tokens, at the same distances in each tile."""
+    if i.dim() == 3 or j.dim() == 3:
+        return False
+    places = torch.cat([i, j], 1)
+    apart = places - places[:, :1]
+    return bool((places >= 0).all()) and bool((apart == apart[0]).all())
+
+
+def _entries(mask: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """The entries (i, j) of a mask (G or 1, N or 1, M or 1), (G or 1, c, B, w B)."""
+    i, j = i * int(mask.shape[1] > 1), j * int(mask.shape[2] > 1)
+    index = (i * mask.shape[2] + j).flatten(-3)
+    flat = mask.flatten(1)
+    found = flat[:, index] if index.dim() == 1 else flat.expand(len(index), -1).gather(1, index)
+    return found.unflatten(1, torch.broadcast_shapes(i.shape, j.shape)[-3:])
+
+
+def band(
+    queries: tuple[int, int],
+    keys: tuple[int, int],
+    low: Bound,
+    high: Bound,
+    allowed: Rule | None,
+    *,
+    device: torch.device,
+    tile: int = TILE,
+    relative: bool = False,
+) -> Tiling:
+    """Queries (first, stop) that read, of the keys (first, stop), those from low(i) to high(i), which never fall."""
+    (first, stop), (start, end) = queries, keys
+    tile, block = (tile, BLOCK) if stop - first > 1 else (1, 1)  # a lone query, in decoding, reads no more
+    i = torch.arange(first // tile, -(-stop // tile), device=device) * tile
+    lowest = low(i.clamp(min=first)).clamp(min=start) // block
+    highest = high((i + tile - 1).clamp(max=stop - 1)).clamp(max=end - 1) // block
+    table = block_ranges(lowest - start // block, highest - start // block)
+    return Tiling(
+        consecutive(first, stop, tile, device), consecutive(start, end, block, device), table, allowed, relative
+    )
+
+
+def residue_band(
+    step: int,
+    queries: tuple[int, int],
+    keys: int,
+    low: Bound,
+    high: Bound,
+    allowed: Rule,
+    *,
+    device: torch.device,
+    tile: int = TILE,
+) -> Tiling:
+    """Queries (first, stop) that read, of the keys at multiples of `step` from them, those from low(s) to high(s).
+
+    Tokens are sorted into classes, by their position modulo `step`, and s counts those of a class. Which pairs count
+    depends on i - j alone.
+    """
+    first, stop = queries
+    step = min(step, max(stop, keys))  # more classes than tokens would be empty
+    tile = evenly(-(-(stop - first) // step), tile)
+    block = evenly(-(-keys // step), BLOCK if stop - first > 1 else 1)
+    classes = torch.arange(step, device=device)
+    starts = torch.arange(first, stop, step * tile, device=device)[:, None] + classes[: stop - first]
+    # Tiles are computed in runs: of one class or over all classes, whichever are longer.
+    starts = (starts.T if starts.shape[0] > starts.shape[1] else starts).flatten()
+    i = starts[:, None] + step * torch.arange(tile, device=device)
+    j = classes[:, None] + torch.arange(0, keys, step, device=device)
+    j = pad(j, (0, -j.shape[1] % block), value=keys)
+    own, s = starts % step, starts // step
+    last = torch.minimum(s + tile, (stop - own + step - 1) // step) - 1
+    highest = torch.minimum(high(last), (keys - own + step - 1) // step - 1) // block
+    table = block_ranges(low(s).clamp(min=0) // block, highest.masked_fill(starts >= stop, ABSENT))
+    table = torch.where(table < 0, ABSENT, table + own[:, None] * (j.shape[1] // block))
+    tiles, blocks = i.masked_fill(i >= stop, ABSENT), j.masked_fill(j >= keys, ABSENT).view(-1, block)
+    return Tiling(TokenBlocks(tiles), TokenBlocks(blocks), table, allowed, relative=True)
+
+
+def block_ranges(low: Tensor, high: Tensor) -> Tensor:
+    """A table (T, W) of the blocks from low (T,) to high (T,), inclusive; no blocks where high is lower."""
+    table = low[:, None] + torch.arange(max(0, int((high - low).max()) + 1), device=low.device)
+    return table.masked_fill(table > high[:, None], ABSENT)
+
+
+def evenly(length: int, most: int) -> int:
+    """The width of the fewest equal pieces of at most `most` that cover `length`."""
+    return -(-length // -(-length // most))
+
+
+def tile_width(block: int, most: int = TILE) -> int:
+    """A number of queries, at most `most`, whose tiles cross as few borders of blocks of `block` tokens as possible."""
+    return most // block * block if block <= most else evenly(block, most)

@@ -1,0 +1,207 @@
+"""Closed forms of whole models, and what a step of training holds in memory.
+
+The loss is not included: counts and `saved_bytes` end at what `forward` returns. An encoder reads its input as a whole;
+its costs of decoding are 0.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ortho._checks import checked, describe, one_of
+from ortho._cost import Cost, linear_map
+from ortho._typing import Size
+from ortho.cost.layers import NOT_DERIVED, added, block, cross_layer, hybrid, layer, layer_norm, stopped_layer
+from ortho.cost.positional import positional_heads
+from ortho.layers.hybrid import HybridAttention
+from ortho.layers.multihead import MultiheadAttention
+from ortho.layers.positional import PositionalHeads
+from ortho.layers.stop_gradient import StoppedAttention
+from ortho.models.embeddings import POSITIONS
+
+__all__ = ["encoder_decoder", "model", "step_memory", "text_encoder", "vision_transformer"]
+
+
+@checked
+def model(
+    B: Size,
+    N: Size,
+    d: Size,
+    H: Size,
+    L: Size,
+    *,
+    vocab_size: Size,
+    max_length: Size | None,
+    bias: bool = False,
+    itemsize: int = 4,
+    **kwargs: Any,
+) -> Cost:
+    """`LanguageModel(vocab_size, d, H, L, max_length=max_length)` on tokens (B, N); `kwargs` are `block`'s."""
+    places, sums = (0, 0) if max_length is None else (max_length, B * N * d)  # token + position
+    one = block(B, N, d, H, bias=bias, itemsize=itemsize, **{"causal": True, **kwargs})
+    read_out = linear_map(B, N, d, vocab_size, itemsize=itemsize)  # the tied matrix, which has the tokens' vectors
+    ends = Cost(
+        elementwise_forward=sums,
+        # positions' gradient summed over the batch, tokens' scattered; the tied matrix's two gradients added
+        elementwise_backward=sums + B * N * d + vocab_size * d,
+        saved_bytes=itemsize * B * N * d + 8 * B * N,  # the read-out's input; the token indices
+        trained=places * d,
+    )
+    return added(one * L, layer_norm(B, N, d, bias=bias, itemsize=itemsize), read_out, ends)
+
+
+@checked
+def text_encoder(
+    B: Size,
+    N: Size,
+    d: Size,
+    H: Size,
+    L: Size,
+    *,
+    vocab_size: Size,
+    max_length: Size,
+    num_segments: Size = 2,
+    itemsize: int = 4,
+    **kwargs: Any,
+) -> Cost:
+    """`TextEncoder(vocab_size, d, H, L, max_length=max_length)` on tokens (B, N); `kwargs` are `block`'s."""
+    if isinstance(N, int) and isinstance(max_length, int) and max_length < N:
+        raise ValueError(f"N: expected at most max_length = {max_length}, got {N}")
+    norm = layer_norm(B, N, d, bias=True, itemsize=itemsize)
+    embeddings = Cost(
+        elementwise_forward=2 * B * N * d,  # tokens + segments + places
+        elementwise_backward=3 * B * N * d,  # two scattered, one summed over the batch
+        saved_bytes=2 * 8 * B * N,  # the indices
+        trained=(vocab_size + num_segments + max_length) * d,
+        itemsize=itemsize,
+    )
+    pooler = _of_first(B, N, d, d, itemsize)
+    tanh = Cost(elementwise_forward=B * d, elementwise_backward=B * d, saved_bytes=itemsize * B * d)
+    return added(embeddings, norm, _encoder(L, B, N, d, H, itemsize=itemsize, **kwargs), pooler, tanh)
+
+
+@checked
+def vision_transformer(
+    B: Size,
+    d: Size,
+    H: Size,
+    L: Size,
+    *,
+    image_size: Size,
+    patch_size: Size,
+    num_classes: Size,
+    channels: Size = 3,
+    itemsize: int = 4,
+    **kwargs: Any,
+) -> Cost:
+    """`VisionTransformer(image_size, patch_size, d, H, L, num_classes=num_classes)` on B images without gradients.
+
+    `kwargs` are `block`'s.
+    """
+    if isinstance(image_size, int) and isinstance(patch_size, int) and image_size % patch_size:
+        raise ValueError(f"patch_size: expected a divisor of image_size = {image_size}, got {patch_size}")
+    numbers = channels * patch_size**2  # in a patch
+    patches = image_size**2 // patch_size**2
+    N = 1 + patches
+    patch_map = linear_map(B, patches, numbers, d, bias=True, input_grad=False, itemsize=itemsize)
+    embeddings = Cost(
+        elementwise_forward=B * N * d,  # places
+        elementwise_backward=B * N * d + B * d,  # summed over the batch: places' and the class token's
+        saved_bytes=itemsize * B * patches * numbers,
+        trained=(1 + N) * d,  # class token, places
+    )
+    norm = layer_norm(B, N, d, bias=True, itemsize=itemsize)
+    blocks = _encoder(L, B, N, d, H, itemsize=itemsize, **kwargs)
+    head = _of_first(B, N, d, num_classes, itemsize)
+    return added(replace(patch_map, decode=0), embeddings, blocks, norm, head)
+
+
+def _encoder(L: Size, *sizes: Size, **kwargs: Any) -> Cost:
+    """L blocks with biases; where their norms stand makes no difference to what they cost."""
+    return replace(block(*sizes, bias=True, **kwargs) * L, decode=0, state_bytes=0)
+
+
+def _of_first(B: Size, N: Size, d: Size, outputs: Size, itemsize: int) -> Cost:
+    """A linear map of the first of N tokens. It keeps all of them: autograd holds on to the memory that it looks at."""
+    made = linear_map(B, 1, d, outputs, bias=True, itemsize=itemsize)
+    return replace(made, decode=0, saved_bytes=itemsize * B * N * d)
+
+
+COSTS: Mapping[Any, Callable[..., Cost]] = {
+    MultiheadAttention: layer,
+    StoppedAttention: stopped_layer,
+    HybridAttention: hybrid,
+    PositionalHeads: positional_heads,
+}
+_CROSS = {MultiheadAttention: "learned", StoppedAttention: "structured-stopped"}  # and the projection by default
+
+
+@checked
+def encoder_decoder(
+    B: Size,
+    M: Size,
+    N: Size,
+    d: Size,
+    H: Size,
+    L: Size,
+    *,
+    vocab_size: Size,
+    max_length: Size | None,
+    positions: str = "learned",
+    shared_embeddings: bool = True,
+    encoder: Mapping[str, Any] | None = None,
+    decoder: Mapping[str, Any] | None = None,
+    cross: Mapping[str, Any] | None = None,
+    d_ff: Size = None,
+    bias: bool = False,
+) -> Cost:
+    """`EncoderDecoder(vocab_size, d, H, L, max_length=max_length, ...)` on sources (B, M) and targets (B, N), with the
+    model's own settings of its layers: FLOPs of matrix products, and parameters. The other figures are not derived.
+
+    A mask of the source's tokens changes nothing: padding is computed. Raises TypeError or ValueError as the model
+    does, and for a layer that has no closed form here.
+    """
+    parts: dict[str, Any] = {"d_ff": d_ff, "bias": bias}
+    read = block(B, M, d, **_settings("encoder", H, encoder), **parts)
+    write = block(B, N, d, causal=True, **_settings("decoder", H, decoder), **parts)
+    cross = {"num_heads": H, **(cross or {})}
+    made = cross.pop("layer", MultiheadAttention)
+    if made not in _CROSS:
+        raise TypeError(f"cross: expected the layer {_names(_CROSS)}, got {describe(made)}")
+    beside = cross_layer(B, N, M, d, cross.pop("num_heads"), **{"projection": _CROSS[made], "bias": bias, **cross})
+    places = 0 if max_length is None else 2 * max_length * d
+    fixed = one_of("positions", positions, POSITIONS) == "sinusoidal"
+    norms = (L + 2) * (1 + int(bias)) * d  # a decoder's block has one more, and either stack one behind it
+    vectors = (1 if shared_embeddings else 2) * vocab_size * d
+    logits = 2 * B * N * d * vocab_size
+    ends = Cost(
+        forward=logits,
+        backward=2 * logits,
+        trained=norms + vectors + (0 if fixed else places),
+        frozen=places if fixed else 0,
+    )
+    return replace(added(read, write, beside) * L + ends, **NOT_DERIVED)
+
+
+def _settings(name: str, H: Size, settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A layer's settings as `block` takes them: its closed form in place of its class."""
+    found = {"num_heads": H, "layer": MultiheadAttention, **(settings or {})}
+    if found["layer"] not in COSTS:
+        raise TypeError(f"{name}: expected the layer {_names(COSTS)}, got {describe(found['layer'])}")
+    return {"H": found.pop("num_heads"), **found, "layer": COSTS[found["layer"]]}
+
+
+def _names(classes: Mapping[Any, Any]) -> str:
+    return " or ".join(one.__name__ for one in classes)
+
+
+@checked
+def step_memory(cost: Cost) -> dict[str, Any]:
+    """Bytes that a step of training with AdamW holds, by part, if all numbers have the size of `cost`."""
+    return {
+        "trained weights": cost.itemsize * cost.trained,
+        "frozen weights": cost.itemsize * cost.frozen,
+        "gradients": cost.itemsize * cost.trained,
+        "moments": cost.optimiser_bytes,
+        "activations": cost.saved_bytes,
+    }

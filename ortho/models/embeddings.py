@@ -1,0 +1,79 @@
+"""What models that read tokens begin with: vectors of tokens and of places, and checks of indices and masks."""
+
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import nn
+
+from ortho import _checks
+from ortho._typing import Bool, Tensor
+from ortho.layers.positional import sinusoidal_positions
+
+EMBEDDING_STD = 0.02  # as GPT-2, BERT and ViT begin
+POSITIONS = ("learned", "sinusoidal")
+
+
+def new_embeddings(
+    count: int,
+    d_model: int,
+    *,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> nn.Parameter:
+    """Trained vectors (count, d) with the standard deviation `EMBEDDING_STD`."""
+    vectors = torch.empty(count, d_model, dtype=dtype, device=device)
+    return nn.Parameter(nn.init.normal_(vectors, std=EMBEDDING_STD, generator=generator))
+
+
+def add_positions(
+    module: nn.Module, name: str, positions: str, max_length: int | None, d_model: int, **vectors: Any
+) -> None:
+    """Give a module embeddings of `max_length` places (max_length, d) by that name: a parameter if they are learned; a
+    buffer if they are sinusoidal, which are as long as the tokens' are at first; None without a `max_length`.
+
+    Raises ValueError for unknown positions, and for sinusoidal ones without a `max_length`.
+    """
+    if _checks.one_of("positions", positions, POSITIONS) == "learned":
+        setattr(module, name, None if max_length is None else new_embeddings(max_length, d_model, **vectors))
+    elif max_length is None:
+        raise ValueError("max_length: expected a number beside sinusoidal positions, got None")
+    else:  # sines and cosines have a mean square of 1/2
+        waves = sinusoidal_positions(max_length, d_model, dtype=vectors["dtype"], device=vectors["device"])
+        module.register_buffer(name, waves * (EMBEDDING_STD * sqrt(2)))
+
+
+def token_indices(name: str, value: Any, count: int) -> Tensor:
+    """`value` if it is a tensor (B, N) of integers from 0 to count - 1, else TypeError or ValueError."""
+    if not isinstance(value, Tensor) or value.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name}: expected int32 or int64 indices, got {_checks.describe(value)}")
+    if value.dim() != 2 or 0 in value.shape:
+        raise ValueError(f"{name}: expected shape (B, N) with B, N >= 1, got {tuple(value.shape)}")
+    _checks.indices(name, value, count)
+    return value
+
+
+def check_token(name: str, token: int, count: int) -> None:
+    """ValueError for a number that is not that of a token."""
+    if not 0 <= token < count:
+        raise ValueError(f"{name}: expected an index in 0..{count - 1}, got {token}")
+
+
+def check_length(name: str, length: int, past: int, max_length: int | None) -> None:
+    """ValueError for so many tokens after `past` others in a model of `max_length`."""
+    if max_length is not None and past + length > max_length:
+        raise ValueError(f"{name}: expected at most {max_length - past} positions, got {length}")
+
+
+def mask_of_tokens(
+    name: str, mask: Bool[Tensor, "B N"] | None, like: str, shape: tuple[int, ...]
+) -> Bool[Tensor, "B 1 1 N"] | None:
+    """A mask of tokens (B, N), True = a token, as one of the keys of every head and query, (B, 1, 1, N)."""
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        raise TypeError(f"{name}: expected a boolean tensor (True = a token), got {_checks.describe(mask)}")
+    if mask.shape != shape:
+        raise ValueError(f"{name}: expected shape {tuple(shape)} like {like}, got {tuple(mask.shape)}")
+    return mask[:, None, None]

@@ -1,0 +1,217 @@
+r"""Retrieval by one random projection: does a head find a token again among M others, and how wide must it be?
+
+Query and key are made by the *same* random matrix R (K, d) that nothing trains: $q = R x$, $k_j = R x_j$, logits
+$c\, q^T k_j / \sqrt{K}$. Tokens have length $\sqrt{d}$, as after a layer norm; R is a draw of `ortho.orthogonal`, with
+orthonormal rows ('haar') or independent entries of variance 1/d ('gaussian'), so that $q^T k$ of equal tokens is K on
+average. The other tokens are independent and uniform on their sphere.
+
+Given R and x, another token's logit is $(c / \sqrt{K})\, \sqrt{d}\, |R^T q|\, u_j$, with $u_j$ the first coordinate of
+a uniform point of the unit sphere. So the right token has the largest logit if no $u_j$ is above the *threshold*
+$t = q^T k / (\sqrt{d}\, |R^T q|)$, and the law of t is known exactly (`threshold_law`).
+"""
+
+from math import inf, log, log1p
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.nn.functional import normalize
+
+from ortho import _checks
+from ortho._checks import checked
+from ortho._typing import Bool, Float, Tensor
+from ortho.orthogonal import DRAWS
+
+__all__ = [
+    "Retrieved", "capacity", "capacity_exponent", "found_chance", "sample_retrieval", "threshold_law",
+    "weight_bound",
+]  # fmt: skip
+
+KNOWN = ("haar", "gaussian")  # the draws whose threshold has a known law
+NODES = 200  # of a Gauss-Legendre rule over the quantiles of a law
+
+
+class Retrieved(NamedTuple):
+    """What simulated heads did: the right token's weight, and whether it is the largest, (count,) each."""
+
+    weight: Float[Tensor, "count"]
+    found: Bool[Tensor, "count"]
+
+
+@checked
+def threshold_law(K: int, d: int, *, draw: str = "haar") -> Any:
+    r"""The law of $t^2$, as a frozen distribution of scipy: Beta(K/2, (d-K)/2) for orthonormal rows, Beta(K/2, (d-1)/2)
+    for Gaussian entries.
+
+    Raises ValueError unless K < d: a square orthogonal matrix gives t = 1.
+    """
+    from scipy.stats import beta
+
+    _widths(K, d, draw)
+    if d == K and draw == "haar":
+        raise ValueError(f"K: expected a width below d = {d} for an orthogonal draw, got {K}")
+    return beta(K / 2, (d - K if draw == "haar" else d - 1) / 2)
+
+
+@checked
+def found_chance(M: int, K: int, d: int, *, draw: str = "haar", cosine: float = 1.0) -> float:
+    r"""The chance that the right one of M + 1 tokens has the largest logit, by quadrature over the exact law.
+
+    `cosine` is that of the angle between the token that asks and the one that is stored: 1 if they are equal. The
+    threshold of an orthogonal draw is then $t \cos + \sqrt{1 - \cos^2} \sqrt{1 - t^2}\, w$ with w a coordinate of a
+    uniform point of a sphere in d - 1 dimensions; a cosine other than 1 is served for that draw alone.
+
+    Raises ValueError for a cosine outside [-1, 1], or below 1 for another draw.
+    """
+    _checks.positive_int("M", M)
+    if not -1 <= cosine <= 1:
+        raise ValueError(f"cosine: expected a number in [-1, 1], got {cosine}")
+    if cosine < 1 and draw != "haar":
+        raise ValueError(f"cosine: expected 1 for a {draw} draw, got {cosine}")
+    return _found(M, K, d, draw, cosine)
+
+
+@checked
+def capacity(K: int, d: int, *, draw: str = "haar", chance: float = 0.5, cosine: float = 1.0) -> float:
+    """The number M of other tokens, not rounded, among which the right one is found with that chance.
+
+    Raises ValueError for a chance outside (0, 1).
+    """
+    from scipy.optimize import brentq
+
+    if not 0 < chance < 1:
+        raise ValueError(f"chance: expected a number in (0, 1), got {chance}")
+    if found_chance(1, K, d, draw=draw, cosine=cosine) < chance:
+        return 0.0
+    return float(10 ** brentq(lambda e: _found(10**e, K, d, draw, cosine) - chance, 0, 300, xtol=1e-10))
+
+
+@checked
+def capacity_exponent(K: int, d: int, *, draw: str = "haar") -> float:
+    r"""The logarithm of the capacity to leading order: $-\frac d2 \log(1 - K/d)$ for orthonormal rows and
+    $\frac d2 \log(1 + K/d)$ for Gaussian entries. Both are K/2 where K is much smaller than d.
+    """
+    _widths(K, d, draw)
+    if draw == "haar":
+        return inf if d == K else -d / 2 * log1p(-K / d)
+    return d / 2 * log1p(K / d)
+
+
+@checked
+def weight_bound(M: int, K: int, d: int, c: float, *, draw: str = "haar") -> float:
+    r"""A lower bound on the right token's expected weight, for equal tokens and orthonormal rows.
+
+    Given R and x the weight is $1/(1 + \Sigma)$, a convex function of the sum of the others' exponentials, whose mean
+    is $M\, {}_0F_1(d/2; \lambda^2/4)\, e^{-\lambda t}$ with $\lambda = c\, d\, t / \sqrt{K}$ (Jensen).
+
+    Raises ValueError for another draw, and for a c that is not positive.
+    """
+    _checks.positive_int("M", M)
+    if draw != "haar":
+        raise ValueError(f"draw: expected 'haar', got {draw!r}")
+    if not 0 < c < inf:
+        raise ValueError(f"c: expected a positive number, got {c}")
+    t, weights = _thresholds(K, d, draw)
+    slope = c * d * t / K**0.5
+    exponent = log(M) + _log_mean_exponential(slope, d) - slope * t
+    return float(weights @ (1 / (1 + np.exp(np.minimum(exponent, 700)))))  # beyond that it is 0
+
+
+@checked
+def sample_retrieval(
+    M: int,
+    K: int,
+    d: int,
+    count: int,
+    *,
+    c: float,
+    draw: str = "haar",
+    cosine: float = 1.0,
+    tied: bool = True,
+    generator: torch.Generator | None = None,
+) -> Retrieved:
+    """`count` heads with a matrix and M + 1 tokens of their own each, in float64: see `Retrieved`.
+
+    With `tied` False queries have a matrix of their own, as the frozen W_Q and W_K of a layer do.
+
+    Raises ValueError for a cosine outside [-1, 1] and sizes below 1.
+    """
+    _widths(K, d, draw)
+    if not -1 <= cosine <= 1:
+        raise ValueError(f"cosine: expected a number in [-1, 1], got {cosine}")
+    kind: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
+    weights, found = [], []
+    for _ in range(_checks.positive_int("count", count)):
+        R = DRAWS[draw](K, d, **kind)
+        W = R if tied else DRAWS[draw](K, d, **kind)
+        tokens = d**0.5 * normalize(torch.randn(M + 1, d, **kind), dim=-1)  # the first is the right one
+        asking = tokens[0]
+        if cosine < 1:
+            other = torch.randn(d, **kind)
+            other = d**0.5 * normalize(other - (other @ asking) / d * asking, dim=0)
+            asking = cosine * asking + (1 - cosine**2) ** 0.5 * other
+        logits = (W @ asking) @ (R @ tokens.T) * (c / K**0.5)  # (M + 1,)
+        weights.append(logits.softmax(0)[0])
+        found.append(logits.argmax() == 0)
+    return Retrieved(torch.stack(weights), torch.stack(found))
+
+
+def _widths(K: int, d: int, draw: str) -> None:
+    _checks.one_of("draw", draw, KNOWN)
+    if _checks.positive_int("K", K) > _checks.positive_int("d", d):
+        raise ValueError(f"K: expected at most d = {d}, got {K}")
+
+
+def _found(M: float, K: int, d: int, draw: str, cosine: float) -> float:
+    """`found_chance`, for any number M."""
+    t, weights = _thresholds(K, d, draw)
+    if cosine == 1:
+        return float(weights @ np.exp(M * _log_below(t, d)))
+    w, inner = _coordinates(d - 1)
+    moved = cosine * t[:, None] + np.sqrt((1 - cosine**2) * (1 - t[:, None] ** 2)) * w
+    return float(weights @ np.exp(M * _log_below(moved, d)) @ inner)
+
+
+def _quantiles() -> tuple[Any, Any]:
+    """Nodes and weights for the mean of a function of a uniform number."""
+    nodes, weights = np.polynomial.legendre.leggauss(NODES)
+    return (1 + nodes) / 2, weights / 2
+
+
+def _thresholds(K: int, d: int, draw: str) -> tuple[Any, Any]:
+    """Values of t and their weights."""
+    _widths(K, d, draw)
+    if d == K and draw == "haar":
+        return np.ones(1), np.ones(1)
+    nodes, weights = _quantiles()
+    return np.sqrt(threshold_law(K, d, draw=draw).ppf(nodes)), weights
+
+
+def _coordinates(n: int) -> tuple[Any, Any]:
+    """Values of a coordinate of a uniform point of the unit sphere in n dimensions, and their weights."""
+    from scipy.stats import beta
+
+    nodes, weights = _quantiles()
+    return np.sign(nodes - 0.5) * np.sqrt(beta(0.5, (n - 1) / 2).ppf(abs(2 * nodes - 1))), weights
+
+
+def _log_mean_exponential(slope: Any, d: int) -> Any:
+    r"""$\log \mathbb{E}\, e^{s u} = \log {}_0F_1(d/2; s^2/4)$, for a coordinate u as in `_log_below`.
+
+    Its series is summed in logarithms, up to twice the largest term's place and more: the functions of SciPy that are
+    nearest leave the range of the numbers.
+    """
+    from scipy.special import gammaln, logsumexp
+
+    k = np.arange(int(slope.max()) + 60)
+    logs = 2 * k * np.log(slope[:, None] / 2) - gammaln(k + 1) - gammaln(d / 2 + k) + gammaln(d / 2)
+    return logsumexp(logs, axis=-1)
+
+
+def _log_below(t: Any, d: int) -> Any:
+    """Logarithm of the chance that a coordinate of a uniform point of the unit sphere in d dimensions is below t."""
+    from scipy.special import betainc
+
+    beyond = betainc((d - 1) / 2, 0.5, np.clip(1 - t**2, 0, 1)) / 2  # of |t|, on one side
+    with np.errstate(divide="ignore"):
+        return np.where(t >= 0, np.log1p(-beyond), np.log(beyond))

@@ -1,0 +1,250 @@
+"""What the records of `attention-speed` say: ratios to the fused softmax attention, growth with N, and crossovers."""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from paper.experiments.engine.records import Record, by_device
+from paper.experiments.speed.analysis import quartiles, step_seconds
+from paper.experiments.speed.attention_variants import YARDSTICK, alike, declared
+
+Row = dict[str, Any]
+Series = tuple[str, str, str, bool, str]  # device, dtype, set of arms, whether compiled twins ran beside, arm
+
+GROWTH = (2048, 16384)  # the lengths over which growth is fitted
+FEWEST = 3  # lengths of which one can say how a time grows, or where it crosses another
+
+
+def rows(records: Iterable[Record]) -> list[Row]:
+    """One row per record and arm, the yardstick among them.
+
+    `seconds` of forward and backward, `ratio` to the yardstick and `ratio_alike` to the softmax attention that sees the
+    same keys are (q1, median, q3), ratios those within repetitions, and None where there is nothing to compare with.
+    `flops_ratio` is what the matrix products let one expect of `ratio`; `peak_bytes` what a call takes at most, and
+    `bytes_ratio` that over the yardstick's.
+    """
+    found = []
+    for record in records:
+        case, facts = record["configuration"], record["facts"]
+        times = {arm: step_seconds(record, arm) for arm in record["repetitions"]}
+        for arm, seconds in times.items():
+            row = {**case, "device": record["device"], "arm": arm, "repetitions": len(seconds)}
+            row["seconds"] = quartiles(seconds)
+            row["ratio"], row["ratio_alike"] = (
+                _ratio(seconds, times[other]) if other in times else None for other in (YARDSTICK, alike(arm))
+            )
+            row["flops_ratio"] = _flops(case, arm) / _flops(case, YARDSTICK)
+            row["peak_bytes"], whole = (facts.get(name, {}).get("peak_bytes") for name in (arm, YARDSTICK))
+            row["bytes_ratio"] = row["peak_bytes"] / whole if row["peak_bytes"] and whole else None
+            found.append(row)
+    return found
+
+
+def series(found: Iterable[Row]) -> dict[Series, list[Row]]:
+    """Rows that differ in N alone, in the order of N."""
+    groups: dict[Series, list[Row]] = {}
+    for row in sorted(found, key=lambda row: int(row["N"])):
+        key = (row["device"], row["dtype"], row["arms"], row["compiled"], row["arm"])
+        groups.setdefault(key, []).append(row)
+    return groups
+
+
+def curves(records: Iterable[Record], arms: str = "main") -> dict[str, dict[str, list[Row]]]:
+    """Device -> arm -> rows in the order of N: one set of arms, without compiled twins, in one precision a device.
+
+    That is the one in which most of its records are, the first of equals.
+    """
+    found = {}
+    for device, group in by_device(list(records)).items():
+        dtype = Counter(record["configuration"]["dtype"] for record in group).most_common(1)[0][0]
+        chosen = {arm: lines for (_, *kind, arm), lines in series(rows(group)).items() if kind == [dtype, arms, False]}
+        if chosen:
+            found[device] = chosen
+    return found
+
+
+def beside_alike(records: Iterable[Record], arms: str) -> list[Row]:
+    """The rows of a set's mechanisms that ran beside the softmax attention that sees the same keys, but for that one's,
+    with `flops_alike`: what the matrix products let one expect of `ratio_alike`."""
+    found = []
+    for lines in curves(records, arms).values():
+        flops = {(arm, row["N"]): row["flops_ratio"] for arm, group in lines.items() for row in group}
+        found += [
+            row | {"flops_alike": row["flops_ratio"] / flops[alike(arm), row["N"]]}
+            for arm, group in lines.items()
+            for row in group
+            if row["ratio_alike"] and arm != alike(arm)
+        ]
+    return found
+
+
+# Of `cells`, in this order.
+HEADERS = ("device", "$N$", "", "time over softmax's (quartiles)", "FLOPs over its", "memory over fused softmax's")
+
+
+def cells(found: Iterable[Row]) -> list[tuple[Any, ...]]:
+    """What a page shows of rows of `beside_alike`: times as a median with its quartiles."""
+    shown = []
+    for row in found:
+        low, middle, high = row["ratio_alike"]
+        times, flops = f"{middle:.3f} ({low:.3f} to {high:.3f})", f"{row['flops_alike']:.3f}"
+        memory = row["bytes_ratio"] and f"{row['bytes_ratio']:.2f}"
+        shown.append((f"`{row['device']}`", row["N"], row["arm"], times, flops, memory))
+    return shown
+
+
+def exponent(points: Mapping[int, float]) -> float:
+    """The power of the size with which a value grows: the slope by least squares of its logarithm on the size's.
+
+    Raises ValueError for fewer than two sizes, and for values that are not positive.
+    """
+    if len(points) < 2 or min(points.values()) <= 0:
+        raise ValueError(f"points: expected positive values at two sizes or more, got {dict(points)}")
+    slope: float = statistics.linear_regression(list(map(math.log, points)), list(map(math.log, points.values()))).slope
+    return slope
+
+
+def growth(records: Iterable[Record], lengths: tuple[int, int] = GROWTH) -> list[Row]:
+    """One row per series with `FEWEST` lengths or more in the given range: the exponents of its `time` and `memory`."""
+    least, most = lengths
+    found = []
+    for key, group in series(rows(records)).items():
+        group = [row for row in group if least <= row["N"] <= most]
+        if len(group) < FEWEST:
+            continue
+        memory = {row["N"]: row["peak_bytes"] for row in group}
+        found.append(
+            _named(key)
+            | {
+                "lengths": [row["N"] for row in group],
+                "time": exponent({row["N"]: row["seconds"][1] for row in group}),
+                "memory": exponent(memory) if all(memory.values()) else None,
+            }
+        )
+    return found
+
+
+def crossover(ratios: Mapping[int, float]) -> tuple[float, float]:
+    """(least, most) of the length from which on ratios stay below 1.
+
+    The two are one number, interpolated on logarithmic axes, where a ratio of at least 1 and one below it enclose the
+    crossing. Else (0, the shortest length) where all are below 1, and (the longest, infinity) where the last is not.
+    Raises ValueError without ratios.
+    """
+    if not ratios:
+        raise ValueError("ratios: expected at least one length, got none")
+    lengths = sorted(ratios)
+    slower = [N for N in lengths if ratios[N] >= 1]
+    if not slower:
+        return 0.0, float(lengths[0])
+    if slower[-1] == lengths[-1]:
+        return float(lengths[-1]), math.inf
+    before, after = slower[-1], lengths[lengths.index(slower[-1]) + 1]
+    above, below = math.log(ratios[before]), math.log(ratios[after])
+    at = before * (after / before) ** (above / (above - below))
+    return at, at
+
+
+def crossovers(records: Iterable[Record]) -> list[Row]:
+    """One row per series of a mechanism with `FEWEST` lengths or more: where it becomes faster for good.
+
+    `yardstick` and `alike` are the `crossover` with either softmax attention; `alike` is None where that one failed.
+    """
+    found = []
+    for key, group in series(rows(records)).items():
+        if len(group) >= FEWEST and not key[-1].startswith(YARDSTICK) and all(row["ratio"] for row in group):
+            like = {row["N"]: row["ratio_alike"][1] for row in group if row["ratio_alike"]}
+            crossings = {
+                "yardstick": crossover({row["N"]: row["ratio"][1] for row in group}),
+                "alike": crossover(like) if like else None,
+            }
+            found.append(_named(key) | crossings)
+    return found
+
+
+def doubling(records: Iterable[Record]) -> list[Row]:
+    """One row per series and length N of which 2 N was measured too: `factor`, the median time there over that at N."""
+    found = []
+    for key, group in series(rows(records)).items():
+        times = {row["N"]: row["seconds"][1] for row in group}
+        found += [_named(key) | {"N": N, "factor": times[2 * N] / times[N]} for N in times if 2 * N in times]
+    return found
+
+
+def line(record: Record) -> str:
+    """One case in a line: each arm's ratio to the yardstick, with quartiles."""
+    parts = [f"{row['arm']} {_spread(row['ratio'])}" for row in rows([record]) if row["arm"] != YARDSTICK]
+    parts += [f"{arm} failed: {reason}" for arm, reason in record["failures"].items()]
+    return "; ".join(parts)
+
+
+def table(records: Sequence[Record]) -> str:
+    """The stored ratios, growth and crossovers, tables per device."""
+    texts = []
+    for device, group in by_device(records).items():
+        origin = group[0]["provenance"]
+        head = (
+            f"{'arms':12}{'dtype':9}{'N':>7}  {'arm':24}{'n':>3}{'seconds':>11}"
+            f"  {'over sdpa [q1, q3]':24}{'by FLOPs':>9}{'MB':>9}"
+        )
+        title = f"\n{device} ({origin['device_name']}, threads {origin['threads']}, torch {origin['torch']})"
+        texts += [title, head, "-" * len(head)]
+        texts += [
+            f"{row['arms']:12}{row['dtype']:9}{row['N']:7}  {row['arm']:24}{row['repetitions']:3}"
+            f"{row['seconds'][1]:11.5f}  {_spread(row['ratio']):24}{row['flops_ratio']:9.4f}"
+            + ("" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:9.1f}")
+            for row in sorted(rows(group), key=lambda row: (row["arms"], row["dtype"], row["compiled"], row["N"]))
+        ]
+        texts += [
+            f"{_title(row)}: N^{row['time']:.2f} in time"
+            + ("" if row["memory"] is None else f", N^{row['memory']:.2f} in memory")
+            + f", N = {row['lengths'][0]} to {row['lengths'][-1]}"
+            for row in growth(group)
+        ]
+        texts += [
+            f"{_title(row)}: faster than sdpa {in_words(row['yardstick'])}"
+            + ("" if row["alike"] in (None, row["yardstick"]) else f", than sdpa causal {in_words(row['alike'])}")
+            for row in crossovers(group)
+        ]
+        texts += [
+            f"{_title(record['configuration'] | {'arm': arm})} N={record['configuration']['N']} failed: {reason}"
+            for record in group
+            for arm, reason in record["failures"].items()
+        ]
+    return "\n".join(texts)
+
+
+def in_words(crossing: tuple[float, float]) -> str:
+    """A crossover in words; an interpolated one to two digits."""
+    least, most = crossing
+    if least == 0:
+        return f"at every length measured, from {most:,.0f} on"
+    if most == math.inf:
+        return f"at no length measured, up to {least:,.0f}"
+    return f"from about {float(f'{least:.2g}'):,.0f} on"
+
+
+def _named(key: Series) -> Row:
+    return dict(zip(("device", "dtype", "arms", "compiled", "arm"), key, strict=True))
+
+
+def _title(row: Mapping[str, Any]) -> str:
+    return f"{row['arms']} {row['dtype']}{' beside compiled' if row['compiled'] else ''} {row['arm']}"
+
+
+def _ratio(seconds: Sequence[float], others: Sequence[float]) -> tuple[float, float, float]:
+    return quartiles([a / b for a, b in zip(seconds, others, strict=True)])
+
+
+def _flops(case: Mapping[str, Any], arm: str) -> float:
+    cost = declared(dict(case), arm)
+    return float(cost.forward + cost.backward)
+
+
+def _spread(values: tuple[float, float, float] | None) -> str:
+    if values is None:
+        return "-"
+    low, middle, high = values
+    return f"{middle:.4f} [{low:.4f}, {high:.4f}]"

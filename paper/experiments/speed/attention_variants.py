@@ -1,0 +1,259 @@
+"""What the experiment attention-speed compares: attention functions by name, what defines them, and what they cost.
+
+An arm's name is a mechanism's, or 'sdpa' for PyTorch's fused softmax attention with nothing around it, or
+'materialised' for softmax attention as it is defined, and then what is special about it: 'linear causal', 'favor causal
+compiled', 'linear recurrent', 'sdpa cudnn' for a kernel by its name.
+Gates are operands of an arm like q, k and v, and have gradients like them.
+"""
+
+from collections.abc import Callable
+from functools import cache, partial
+from inspect import signature
+from math import sqrt
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from ortho.attention import MECHANISMS
+from ortho.attention.linear.feature_maps import EluPlusOne
+from ortho.attention.mechanism import AttentionCost, Mechanism
+from ortho.attention.softmax.backends import BACKENDS, backend_attention
+from ortho.attention.sparse.flex import flex_pattern_attention
+from ortho.attention.sparse.pattern import Pattern
+from ortho.attention.sparse.window import Window
+from paper.experiments.engine.closeness import assert_close
+from paper.experiments.engine.records import Case
+
+YARDSTICK, MATERIALISED, FLEX = "sdpa", "materialised", "flex"
+KERNELS = (*BACKENDS, FLEX)
+SETS = {
+    "exact": (YARDSTICK, "sdpa causal", "flash", "flash causal", MATERIALISED, "materialised causal"),
+    "kernels": tuple(
+        f"{YARDSTICK}{kernel}{way}" for way in ("", " causal") for kernel in ("", *(f" {kernel}" for kernel in KERNELS))
+    ),
+    "main": (YARDSTICK, "sdpa causal", "linear", "linear causal", "favor", "favor causal"),
+    "recurrent": (YARDSTICK, "sdpa causal", "linear causal", "linear recurrent"),
+    "family": (YARDSTICK, "sdpa causal"),
+    "delta": (YARDSTICK, "sdpa causal", "delta causal", "gated-delta causal"),
+    "delta alone": ("delta causal", "gated-delta causal"),
+    "memories": (YARDSTICK, "sdpa causal", "delta causal"),
+    "window alone": ("window", "window causal"),
+    "patterns": (YARDSTICK, "sdpa causal", "sdpa masked"),
+    "dynamic": (YARDSTICK, "sdpa causal"),
+}
+# Sets that end with every other mechanism of a family, but for these arms: those that another set times, or one head
+# of two, timed with the other as 'strided' and 'fixed'.
+FAMILIES = {
+    "family": ("kernel", SETS["main"]),
+    "memories": ("memory", SETS["delta"]),
+    "patterns": ("pattern", ("columns", "summaries")),
+    "dynamic": ("dynamic", ()),
+}
+SAVED_BYTES = 2**29  # of the family, an arm that keeps more than this for its backward pass is left out
+
+SEED = 0
+EVERYWHERE = 2**30  # tokens that a window reaches, of which nothing is left out
+CHECKED_LENGTH = 1024  # at least: more than a window; the definitions materialise N x N weights
+# Results that follow one another from q to its gradient, each rounded once: scaled, projected, its exponential, the
+# product with k, with v, the division; and back.
+STAGES = 12
+
+Attention = Callable[..., Tensor]
+Operands = tuple[Tensor, ...]  # q, k, v, and the gates of an arm
+
+
+def arms_of(case: Case) -> tuple[str, ...]:
+    """The arms of a case, without compiled twins: those of its set; causal, too, where a mechanism has such a form."""
+    arms = SETS[case["arms"]]
+    family, left_out = FAMILIES.get(case["arms"], ("", ()))
+    named = {arm.split()[0] for arm in left_out}
+    others = [m for m in MECHANISMS.values() if m.family == family and m.name not in named]
+    names = [f"{m.name}{way}" for m in others for way in _ways(m)]
+    return *arms, *(name for name in names if declared(case, name).saved_bytes <= SAVED_BYTES)
+
+
+def _ways(mechanism: Mechanism) -> list[str]:
+    """The ways to call a mechanism that are measured: of a memory, whose queries would all read the last state, one."""
+    served = {"": mechanism.bidirectional and mechanism.family != "memory", " causal": mechanism.causal}
+    return [way for way, is_served in served.items() if is_served]
+
+
+def function(arm: str, chunk: int) -> Attention:
+    """What an arm runs, f(q, k, v, *gates); causal mechanisms that go in chunks in those of at most `chunk`."""
+    name, causal = _parts(arm)
+    if name == YARDSTICK:
+        kernel = by_name(arm)
+        if kernel == FLEX:
+            return partial(flex_pattern_attention, pattern=Window(EVERYWHERE), is_causal=causal)
+        if kernel:
+            return partial(backend_attention, backend=kernel, is_causal=causal)
+        return masked if "masked" in _words(arm) else partial(scaled_dot_product_attention, is_causal=causal)
+    if "recurrent" in _words(arm):
+        return recurrent
+    if name == MATERIALISED:
+        return partial(_mechanism(arm).reference, is_causal=causal)
+    mechanism = _mechanism(arm)
+    options: dict[str, Any] = _chunk(mechanism, causal, chunk)
+    return _with_gates(arm, partial(mechanism.fast, is_causal=causal, **options))
+
+
+def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The pattern 'window' as a mask for PyTorch's fused attention, made before as a user would."""
+    return scaled_dot_product_attention(q, k, v, attn_mask=_window(q.shape[-2], q.device))
+
+
+@cache
+def _window(N: int, device: torch.device) -> Tensor:
+    pattern: Pattern = cast(partial[Tensor], MECHANISMS["window"].fast).keywords["pattern"]
+    with torch.inference_mode(False):  # it outlives the call
+        return pattern.mask(N, device=device)
+
+
+def definition(arm: str) -> Attention:
+    """What an arm must compute: the mechanism's reference."""
+    if "masked" in _words(arm):
+        return MECHANISMS["window"].reference
+    return _with_gates(arm, partial(_mechanism(arm).reference, is_causal=alike(arm) != YARDSTICK))
+
+
+def _with_gates(arm: str, call: Callable[..., Tensor]) -> Attention:
+    """The call with its gates behind q, k and v."""
+    names = tuple(_mechanism(arm).gates)
+    return lambda q, k, v, *gates: call(q, k, v, **dict(zip(names, gates, strict=True)))
+
+
+def _chunk(mechanism: Mechanism, causal: bool, chunk: int) -> dict[str, int]:
+    """The chunk as an option, where a mechanism has one."""
+    return {"chunk": chunk} if causal and "chunk" in signature(mechanism.fast).parameters else {}
+
+
+def by_name(arm: str) -> str | None:
+    """The kernel that an arm asks for by its name, which may not serve the call."""
+    return next((word for word in _words(arm) if word in KERNELS), None)
+
+
+def gated(arm: str) -> bool:
+    """Whether an arm has gates among its operands."""
+    return bool(_mechanism(arm).gates)
+
+
+def alike(arm: str) -> str:
+    """The fused softmax attention that sees the same keys as an arm does."""
+    return "sdpa causal" if {"causal", "recurrent"} & {*_words(arm)} else YARDSTICK
+
+
+def declared(case: Case, arm: str) -> AttentionCost:
+    """The closed form of an arm at a case's sizes.
+
+    The recurrence makes the sums of the form that is not causal, one term at a time, and reads them as often.
+    """
+    name, causal = _parts(arm)
+    chunk = {} if name in (YARDSTICK, MATERIALISED) else _chunk(_mechanism(arm), causal, case["chunk"])
+    sizes = (case[size] for size in ("B", "N", "H", "K", "K"))
+    itemsize = getattr(torch, case["dtype"]).itemsize
+    form = "reference" if name == MATERIALISED else "fast"
+    cost: AttentionCost = _mechanism(arm).cost(*sizes, form=form, causal=causal, itemsize=itemsize, **chunk)
+    return cost
+
+
+def recurrent(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    r"""Causal linear attention as its recurrence reads (Katharopoulos et al. 2020, arXiv:2006.16236, equations 18-20).
+
+    $S_t = S_{t-1} + \phi(k_t) v_t^T$, $z_t = z_{t-1} + \phi(k_t)$, $o_t = S_t^T \phi(q_t) / z_t^T \phi(q_t)$: one token
+    after the other, q, k (..., N, K), v (..., N, V) -> (..., N, V), in plain tensor operations and autograd's gradient.
+    The tokens are unbound at once: to take each by its index would make the backward pass quadratic. Half precision is
+    summed in float32.
+    """
+    dtype, working = q.dtype, torch.promote_types(q.dtype, torch.float32)
+    q, k, v = (x.to(working) for x in (q, k, v))
+    features = EluPlusOne()(q, k)
+    S = v.new_zeros(*v.shape[:-2], k.shape[-1], v.shape[-1])
+    z = torch.zeros_like(k[..., 0, :])
+    rows = []
+    for query, key, value in zip(*(x.unbind(-2) for x in (features.q, features.k, v)), strict=True):
+        S = S + key[..., :, None] * value[..., None, :]
+        z = z + key
+        total = (query * z).sum(-1, keepdim=True)
+        rows.append((query[..., None, :] @ S)[..., 0, :] / total)
+    return torch.stack(rows, -2).to(dtype)
+
+
+def draw(case: Case, arm: str = YARDSTICK) -> tuple[Operands, Tensor]:
+    """(q, k, v) and the gradient of the output, (B, H, N, K) each; behind v an arm's gates, as a layer would make them
+    of random tokens before it is trained.
+
+    Queries and keys are such that $q K^{-1/4}$ has a squared norm of 1 on average: kernels that are estimated are then
+    estimated well, and a sum of weights of either sign stays away from 0.
+    """
+    generator = torch.Generator().manual_seed(SEED)
+    shape = [case[name] for name in ("B", "H", "N", "K")]
+    q, k, v, upstream = (torch.randn(shape, generator=generator) for _ in range(4))
+    q, k = (x * case["K"] ** -0.25 for x in (q, k))
+    B, H, N, K = shape
+    tokens = torch.randn(B, N, H * K, generator=generator)
+    with torch.no_grad():
+        gates = [make(H * K, H, generator=generator)(tokens) for make in _mechanism(arm).gates.values()]
+    operands = [x.to(case["device"], getattr(torch, case["dtype"])) for x in (q, k, v, *gates, upstream)]
+    return tuple(x.requires_grad_() for x in operands[:-1]), operands[-1]
+
+
+def check(case: Case, arm: str, call: Attention) -> None:
+    """Raise AssertionError unless a call gives what the definition does, output and all gradients, on a short sequence.
+
+    The definition runs in float32 at least, from the same numbers, and no more precisely: some random features are
+    fitted to the eigenvectors of their input, which another precision may choose otherwise.
+    """
+    small = {**case, "B": 1, "N": min(case["N"], max(CHECKED_LENGTH, 2 * case["chunk"]))}
+    operands, upstream = draw(small, arm)
+    working = torch.promote_types(upstream.dtype, torch.float32)
+    exact = tuple(x.detach().to(working).requires_grad_() for x in operands)
+    want = _results(definition(arm), exact, upstream.to(working))
+    bound = tolerance(small) + tolerance({**small, "dtype": "float32"})
+    _assert_close(arm, _results(call, operands, upstream), want, bound)
+
+
+def check_twin(case: Case, arm: str, call: Attention, operands: Operands, upstream: Tensor) -> None:
+    """Raise AssertionError unless a call gives what the arm does, on the case's own operands."""
+    eager = function(arm, case["chunk"])
+    got, want = (_results(each, operands, upstream) for each in (call, eager))
+    _assert_close(f"{arm} compiled", got, want, 2 * tolerance(case))  # both sides round
+
+
+def tolerance(case: Case) -> float:
+    """The relative error that rounding alone may make in a computation of a case.
+
+    Each of the stages in a row rounds its result once, and a sum of n terms of random sign, accumulated in float32,
+    adds sqrt(n) roundings of that precision; the longest sum is over keys, or over the features of 'taylor'.
+    """
+    terms = max(case["N"], 1 + case["K"] + case["K"] ** 2)
+    rounding = torch.finfo(getattr(torch, case["dtype"])).eps / 2
+    return STAGES * (rounding + sqrt(terms) * torch.finfo(torch.float32).eps / 2)
+
+
+def _parts(arm: str) -> tuple[str, bool]:
+    """(name, whether causal by chunks)."""
+    return arm.split()[0], "causal" in _words(arm)
+
+
+def _words(arm: str) -> list[str]:
+    """What is special about an arm."""
+    return arm.split()[1:]
+
+
+def _mechanism(arm: str) -> Mechanism:
+    name = _parts(arm)[0]
+    return MECHANISMS["softmax" if name in (YARDSTICK, MATERIALISED) else name]
+
+
+def _results(call: Any, operands: tuple[Tensor, ...], upstream: Tensor) -> list[Tensor]:
+    """The output, and the gradients of all operands."""
+    o = call(*operands)
+    return [o.detach(), *torch.autograd.grad(o, operands, upstream)]
+
+
+def _assert_close(arm: str, got: list[Tensor], want: list[Tensor], bound: float) -> None:
+    operands = ("q", "k", "v", *_mechanism(arm).gates)
+    for what, a, b in zip(("output", *(f"gradient of {x}" for x in operands)), got, want, strict=True):
+        assert_close(f"{arm}, {what}", a, b, bound)

@@ -1,0 +1,254 @@
+"""One more token behind a context of N: time and memory of decoding with each mechanism's cache.
+
+An arm is a mechanism and a context, 'delta 4096'. A case holds the mechanisms of some families at all their contexts,
+beside softmax attention at the shortest. Each is held to its definition first, read in pieces; then, in each
+repetition, all run one after the other in an order drawn anew, so that what a longer context adds is a ratio within
+repetitions. What is timed begins with a copy of the cache, whose context grows by a few per cent while it lasts, and of
+which a processor's caches may hold what they have room for.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ortho._checks import one_of, positive_int
+from ortho.attention import MECHANISMS
+from ortho.attention.decoding import Cache, new_cache
+from ortho.attention.mechanism import Mechanism
+from ortho.cost.decoding import DecodeCost, decoded
+from paper.experiments.engine.clock import mean_seconds
+from paper.experiments.engine.closeness import assert_close
+from paper.experiments.engine.records import Case, Needs
+from paper.experiments.engine.runner import Experiment
+from paper.experiments.engine.stopwatch import interleaved
+from paper.experiments.speed import (
+    attention_variants as attention_arms,
+)
+from paper.experiments.speed import (
+    decoding_analysis as decode_rows,
+)
+
+FAMILIES = {
+    "softmax": ("softmax", "positions"),
+    "recurrent": ("kernel", "memory"),
+    "patterns": ("pattern",),
+    "dynamic": ("dynamic",),
+}
+SHARED = "multi-query"  # softmax attention whose heads of queries share one of keys
+LEFT_OUT = ("flash",)  # the same attention as softmax, for training
+CONTEXTS = {"cpu": (1024, 4096, 16384, 65536), "cuda": (1024, 4096, 16384, 65536, 131072)}
+YARDSTICK = decode_rows.YARDSTICK
+
+SEEDS = {"inputs": attention_arms.SEED, "order": 1}
+READ_FLOPS = {"cpu": 1e12, "cuda": 1e15}  # at most, of reading the context, but for softmax attention itself
+HELD_BYTES = {"cpu": 2**30, "cuda": 2**32}  # at most, of a cache
+PIECE = 4096  # tokens
+GROWTH = 32  # a timing adds at most one token for so many of the context
+CALL_SECONDS = {"cpu": 0.01, "cuda": 0.02}
+SECONDS = {"cpu": 30.0, "cuda": 15.0}
+REPETITIONS = {"cpu": (5, 25), "cuda": (5, 31)}
+RATES = {"cpu": {"float32": 4e10}, "cuda": {"bfloat16": 1e14}}  # FLOPs a second, about, of reading
+
+CHECKED_LENGTH, CHECKED_STEPS = 320, 4  # more tokens than a window has; how many of them one by one
+
+
+def case(
+    family: str, *, device: str = "cpu", B: int = 1, H: int = 8, K: int = 64, dtype: str = "float32", N: int = 0
+) -> Case:
+    """One configuration: B sequences in H heads of width K; contexts up to N, by default all of the device.
+
+    Raises TypeError or ValueError for sizes below 1 and unknown names.
+    """
+    return {
+        "device": one_of("device", device, CONTEXTS),
+        "family": one_of("family", family, FAMILIES),
+        "B": positive_int("B", B),
+        "H": positive_int("H", H),
+        "K": positive_int("K", K),
+        "dtype": one_of("dtype", dtype, RATES[device]),
+        "N": positive_int("N", N or max(CONTEXTS[device])),
+    }
+
+
+def cases(device: str) -> list[Case]:
+    """All configurations for a device, the most informative first."""
+    kind: dict[str, Any] = {"device": "cuda", "B": 8, "dtype": "bfloat16"} if device == "cuda" else {}
+    return [case(family, **kind) for family in FAMILIES]
+
+
+def arms_of(case: Case) -> tuple[str, ...]:
+    """The arms of a case: its mechanisms at the contexts that they can be read to, and the yardstick."""
+    wanted = [m.name for m in MECHANISMS.values() if m.family in FAMILIES[case["family"]] and m.causal]
+    names = [name for name in wanted if name not in LEFT_OUT]
+    if case["family"] == "softmax":
+        names.append(SHARED)
+    contexts = [N for N in CONTEXTS[case["device"]] if case["N"] >= N]
+    arms = [f"{name} {N}" for name in names for N in contexts if _readable(case, name, N)]
+    return tuple(dict.fromkeys([YARDSTICK, *arms]))
+
+
+def _readable(case: Case, name: str, N: int) -> bool:
+    """Whether a context can be read in reasonable time, and held."""
+    if name != "softmax":
+        cost = _mechanism(name).cost(*_sizes(case, N), causal=True, itemsize=_itemsize(case))
+        if cost.forward > READ_FLOPS[case["device"]]:
+            return False
+    return bool(declared(case, f"{name} {N}").nbytes <= HELD_BYTES[case["device"]])
+
+
+def _sizes(case: Case, N: int) -> tuple[int, ...]:
+    return case["B"], N, case["H"], case["K"], case["K"]
+
+
+def _mechanism(name: str) -> Mechanism:
+    return MECHANISMS["softmax" if name == SHARED else name]
+
+
+def _itemsize(case: Case) -> int:
+    size: int = getattr(torch, case["dtype"]).itemsize
+    return size
+
+
+def parts_of(arm: str) -> tuple[str, int]:
+    """(name, context) of an arm."""
+    name, context = arm.split()
+    return name, int(context)
+
+
+def declared(case: Case, arm: str) -> DecodeCost:
+    """The closed form of a step: the token behind the context."""
+    name, N = parts_of(arm)
+    shared = 1 if name == SHARED else None
+    return decoded(_mechanism(name).name, *_sizes(case, N + 1), num_kv_heads=shared, itemsize=_itemsize(case))
+
+
+def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
+    """Measure one case: check every mechanism's cache against its definition, then time the arms in turn.
+
+    `seconds` bounds the time of the repetitions, of which there are always a few. Raises AssertionError if an output
+    is off. An arm whose context cannot be read is recorded as a failure: one beyond a mechanism's horizon, or beyond
+    the device's memory; the yardstick's failure is the case's.
+    """
+    arms: dict[str, Callable[[], dict[str, float]]] = {}
+    facts: dict[str, Any] = {}
+    failures: dict[str, str] = {}
+    names = arms_of(case)
+    for name in dict.fromkeys(parts_of(arm)[0] for arm in names):
+        check(case, name)
+    for arm in names:
+        name, N = parts_of(arm)
+        try:
+            cache, tokens = _read(case, name, N, N // GROWTH)
+            step = partial(timed, cache, tokens)
+            first = step(1)
+            calls = min(N // GROWTH, max(1, round(CALL_SECONDS[case["device"]] / step(1)["step_s"])))
+        except (torch.OutOfMemoryError, ValueError) as error:
+            if arm == YARDSTICK or (isinstance(error, ValueError) and not str(error).startswith("horizon:")):
+                raise
+            failures[arm] = f"{type(error).__name__}: {error}"[:300]
+            continue
+        finally:
+            if case["device"] == "cuda":
+                torch.cuda.empty_cache()
+        facts[arm] = {"held_bytes": cache.nbytes, "calls": calls, "first_s": first["step_s"]}
+        arms[arm] = partial(step, calls)
+    times, order = interleaved(
+        arms,
+        warm_up=1,
+        repetitions=REPETITIONS[case["device"]],
+        seconds=SECONDS[case["device"]] if seconds is None else seconds,
+        seed=SEEDS["order"],
+    )
+    return {"seeds": SEEDS, "repetitions": times, "facts": facts | {"order": order}, "failures": failures}
+
+
+def _read(case: Case, name: str, N: int, more: int) -> tuple[Cache, list[dict[str, Any]]]:
+    """A cache that has read N tokens and has room for `more`, and these.
+
+    What a recurrent mechanism makes of its tokens may be much larger than they are: it reads them in pieces.
+    """
+    operands = draw(case, name, N + more)
+    cache = new_cache(_mechanism(name).name, N + more)
+    piece = PIECE if _mechanism(name).family in FAMILIES["recurrent"] else N
+    for start in range(0, N, piece):
+        cache.attend(**_tokens(operands, start, min(N, start + piece)))
+    return cache, [_tokens(operands, t, t + 1) for t in range(N, N + more)]
+
+
+def _tokens(operands: dict[str, Tensor], start: int, stop: int) -> dict[str, Any]:
+    """Some tokens' operands, in memory of their own."""
+    return {name: x[:, :, start:stop].clone(memory_format=torch.contiguous_format) for name, x in operands.items()}
+
+
+def draw(case: Case, name: str, N: int) -> dict[str, Tensor]:
+    """q, k, v and a mechanism's gates of N tokens, by their names."""
+    found, _ = attention_arms.draw(case | {"N": N}, _mechanism(name).name)
+    names = ("q", "k", "v", *_mechanism(name).gates)
+    operands = dict(zip(names, (x.detach() for x in found), strict=True))
+    if name == SHARED:
+        operands |= {key: operands[key][:, :1] for key in ("k", "v")}
+    return operands
+
+
+def check(case: Case, name: str) -> None:
+    """Raise AssertionError unless a cache gives, of a short sequence read in pieces, what the definition does."""
+    small = case | {"B": 1, "N": CHECKED_LENGTH}
+    operands = draw(small, name, CHECKED_LENGTH)
+    cache = new_cache(_mechanism(name).name, CHECKED_LENGTH)
+    cuts = [0, CHECKED_LENGTH // 2, *range(CHECKED_LENGTH - CHECKED_STEPS, CHECKED_LENGTH + 1)]
+    rows: list[Tensor] = [cache.attend(**_tokens(operands, start, stop)) for start, stop in pairwise(cuts)]
+    got = torch.cat(rows, -2)
+    working = torch.promote_types(got.dtype, torch.float32)
+    spread: dict[str, Any] = {n: x.expand(-1, case["H"], *x.shape[2:]).to(working) for n, x in operands.items()}
+    with torch.no_grad():
+        want: Tensor = _mechanism(name).reference(**spread, is_causal=True)
+    bound = attention_arms.tolerance(small) + attention_arms.tolerance(small | {"dtype": "float32"})
+    assert_close(name, got, want, bound)
+
+
+def timed(cache: Cache, tokens: list[dict[str, Any]], calls: int) -> dict[str, float]:
+    """Seconds of a step, the mean over some tokens one after the other, read by a copy of the cache."""
+    reader = cache.copy()
+
+    def steps() -> None:
+        for token in tokens[:calls]:
+            reader.attend(**token)
+
+    return mean_seconds(steps, calls, cuda=tokens[0]["q"].is_cuda)
+
+
+def work(case: Case) -> float:
+    """Seconds that a case takes, roughly: most of it to read the contexts."""
+    rate = RATES[case["device"]][case["dtype"]]
+    flops = 0.0
+    for arm in arms_of(case):
+        name, N = parts_of(arm)
+        flops += _mechanism(name).cost(*_sizes(case, N), causal=True, itemsize=_itemsize(case)).forward
+    return flops / rate + 1.5 * SECONDS[case["device"]]
+
+
+def label(case: Case) -> str:
+    """A case in a few words."""
+    return f"{case['family']} B={case['B']} {case['dtype']}"
+
+
+DECODE_SPEED = Experiment(
+    name="decode-speed",
+    title="a decoded token behind contexts of many lengths: time, and what the cache holds",
+    cases=cases,
+    run=run,
+    work=work,
+    label=label,
+    line=decode_rows.line,
+    show=decode_rows.table,
+    needs=Needs(
+        configuration={name: type(value) for name, value in case("softmax").items()},
+        arms=(YARDSTICK,),
+        quantities=("step_s",),
+    ),
+    quiet=True,
+)

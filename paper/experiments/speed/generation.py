@@ -1,0 +1,214 @@
+"""Tokens a second that a whole language model decodes, by what its attention keeps of the context.
+
+Operations are started one by one, as PyTorch does by itself: few sequences on a fast device wait for that.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ortho._checks import one_of, positive_int
+from ortho.attention.decoding import Cache
+from ortho.cost.configurations import CONFIGURATIONS, Configuration
+from ortho.models.language_model import LanguageModel
+from paper.experiments.engine.clock import mean_seconds
+from paper.experiments.engine.closeness import assert_close, relative_error
+from paper.experiments.engine.records import Case, Needs, Record, by_device
+from paper.experiments.engine.runner import Experiment
+from paper.experiments.engine.stopwatch import interleaved
+from paper.experiments.speed.analysis import quartiles, seconds
+
+MODEL = "GPT-2 medium"
+STANDARD = "learned"
+ARMS: dict[str, dict[str, Any]] = {
+    STANDARD: {},
+    "frozen": {"projection": "frozen"},
+    "multi-query": {"num_kv_heads": 1},
+    "window": {"attention": "window"},
+    "linear": {"attention": "linear"},
+    "delta": {"attention": "delta"},
+}
+SEEDS = {"weights": 0, "inputs": 1, "order": 2}
+CONTEXT = 512
+CHECKED_LAYERS, CHECKED_LENGTH, CHECKED_STEPS = 2, 264, 4  # more tokens than a window has; the last ones one by one
+STEPS = 16  # at most, one after the other: what the context grows by while one timing lasts
+CALL_SECONDS = {"cpu": 0.5, "cuda": 0.2}
+SECONDS = {"cpu": 40.0, "cuda": 12.0}
+REPETITIONS = {"cpu": (5, 15), "cuda": (5, 31)}
+RATES = {"cpu": 4e10, "cuda": 1e14}  # FLOPs a second, about, of reading
+STAGES = 200  # roundings: some 20 results that follow one another, of sums whose errors are some ten roundings
+AS_FAR = 4  # times as far from what is exact as another computation in the same precision
+
+
+def case(B: int = 1, *, device: str = "cpu", dtype: str = "float32", N: int = CONTEXT) -> Case:
+    """One configuration: B sequences, behind N tokens each.
+
+    Raises TypeError or ValueError for sizes below 1, unknown names, and a context that leaves no room.
+    """
+    most = CONFIGURATIONS[MODEL].N - STEPS
+    if positive_int("N", N) > most:
+        raise ValueError(f"N: expected at most {most} tokens, got {N}")
+    return {
+        "device": one_of("device", device, RATES),
+        "model": MODEL,
+        "B": positive_int("B", B),
+        "N": N,
+        "dtype": one_of("dtype", dtype, ("float32", "bfloat16")),
+    }
+
+
+def cases(device: str) -> list[Case]:
+    """All configurations for a device, the most informative first."""
+    if device == "cuda":
+        return [case(B, device="cuda", dtype="bfloat16") for B in (32, 1)]
+    return [case()]
+
+
+def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
+    """Measure one case: check that each model decodes what it computes of the whole, then time all in turn.
+
+    `seconds` bounds the time of the repetitions, of which there are always a few. Raises AssertionError if logits are
+    off.
+    """
+    device = case["device"]
+    generator = torch.Generator().manual_seed(SEEDS["inputs"])
+    (tokens,) = CONFIGURATIONS[MODEL].inputs(case["B"], generator=generator)
+    tokens = tokens[:, : case["N"] + STEPS].to(device)
+    timings, facts = {}, {}
+    for arm in ARMS:
+        check(case, arm, tokens)
+        module = build(case, arm)
+        caches = module.new_caches(case["N"] + STEPS)
+        module(tokens[:, : case["N"]], caches=caches)
+        step = partial(timed, module, caches, tokens[:, case["N"] :])
+        step(1)
+        calls = min(STEPS, max(1, round(CALL_SECONDS[device] / step(1)["step_s"])))
+        weights = sum(x.nbytes for x in (*module.parameters(), *module.buffers()))
+        facts[arm] = {"held_bytes": sum(cache.nbytes for cache in caches), "weight_bytes": weights, "calls": calls}
+        timings[arm] = partial(step, calls)
+    times, order = interleaved(
+        timings,
+        warm_up=1,
+        repetitions=REPETITIONS[device],
+        seconds=SECONDS[device] if seconds is None else seconds,
+        seed=SEEDS["order"],
+    )
+    return {"seeds": SEEDS, "repetitions": times, "facts": facts | {"order": order}}
+
+
+def build(case: Case, arm: str, configuration: Configuration | None = None, **kwargs: Any) -> LanguageModel:
+    """The model of an arm, its weights drawn on the case's device in float32."""
+    generator = torch.Generator(case["device"]).manual_seed(SEEDS["weights"])
+    made = CONFIGURATIONS[MODEL] if configuration is None else configuration
+    module = made.build(device=case["device"], generator=generator, **ARMS[arm], **kwargs)
+    if not isinstance(module, LanguageModel):
+        raise TypeError(f"model: expected a LanguageModel, got {type(module).__name__}")
+    return module.to(getattr(torch, case["dtype"]))
+
+
+def check(case: Case, arm: str, tokens: Tensor) -> None:
+    """Raise AssertionError unless two blocks of an arm's model decode what their definition computes of the whole.
+
+    That is compared in float32, behind more tokens than a window has; in the case's own precision as far from it as the
+    definition in that precision is, but for a factor.
+    """
+    small = replace(CONFIGURATIONS[MODEL], L=CHECKED_LAYERS)
+    few = tokens[:1, : min(CHECKED_LENGTH, tokens.shape[1])]
+    exact = build(case | {"dtype": "float32"}, arm, small, form="reference")
+    with torch.no_grad():
+        want = exact(few).double()
+    single = _decoded(build(case | {"dtype": "float32"}, arm, small), few)
+    assert_close(arm, single, want, STAGES * torch.finfo(torch.float32).eps / 2)
+    if case["dtype"] != "float32":
+        with torch.no_grad():
+            bound = AS_FAR * relative_error(build(case, arm, small, form="reference")(few), want)
+        assert_close(arm, _decoded(build(case, arm, small), few), want, bound)
+
+
+def _decoded(module: LanguageModel, tokens: Tensor) -> Tensor:
+    """The logits of tokens of which the last few are read one by one."""
+    caches, N = module.new_caches(tokens.shape[1]), tokens.shape[1] - CHECKED_STEPS
+    pieces = [tokens[:, :N], *tokens[:, N:].split(1, 1)]
+    return torch.cat([module(piece, caches=caches) for piece in pieces], 1)
+
+
+def timed(module: LanguageModel, caches: Sequence[Cache], tokens: Tensor, calls: int) -> dict[str, float]:
+    """Seconds of a step, the mean over some tokens one after the other, read by copies of the caches."""
+    readers = [cache.copy() for cache in caches]
+
+    def steps() -> None:
+        for token in tokens[:, :calls].split(1, 1):
+            module(token, caches=readers)
+
+    return mean_seconds(steps, calls, cuda=tokens.is_cuda)
+
+
+def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """One row per record and arm: `tokens_per_s` of all sequences and `speedup` over the standard model within
+    repetitions, (q1, median, q3) each; `held_bytes` of the caches and `weight_bytes`."""
+    found = []
+    for record in records:
+        case = record["configuration"]
+        times = {arm: seconds(record, arm, "step") for arm in record["repetitions"]}
+        for arm, own in times.items():
+            facts = record["facts"].get(arm, {})
+            found.append(
+                {**case, "device": record["device"], "arm": arm, "repetitions": len(own)}
+                | {"tokens_per_s": quartiles([case["B"] / value for value in own])}
+                | {"speedup": quartiles([a / b for a, b in zip(times[STANDARD], own, strict=True)])}
+                | {name: facts.get(name) for name in ("held_bytes", "weight_bytes")}
+            )
+    return found
+
+
+def line(record: Record) -> str:
+    """One case in a line: tokens a second of each arm."""
+    return ", ".join(f"{row['arm']} {row['tokens_per_s'][1]:.1f} tokens/s" for row in rows([record]))
+
+
+def table(records: Sequence[Record]) -> str:
+    """The stored rates, a table per device."""
+    texts = []
+    for device, group in by_device(records).items():
+        head = f"{'':14}{'B':>5}{'tokens/s':>12}{'over learned':>14}{'cache, MB':>12}"
+        texts += [f"\n{device} ({group[0]['provenance']['device_name']})", head, "-" * len(head)]
+        texts += [
+            f"{row['arm']:14}{row['B']:5}{row['tokens_per_s'][1]:12.1f}{row['speedup'][1]:14.3f}"
+            f"{(row['held_bytes'] or 0) / 1e6:12.1f}"
+            for row in rows(group)
+        ]
+    return "\n".join(texts)
+
+
+def work(case: Case) -> float:
+    """Seconds that a case takes, roughly."""
+    known, device = CONFIGURATIONS[MODEL], case["device"]
+    reading = 2 * known.parameters * case["B"] * case["N"] / RATES[device]
+    return float(len(ARMS) * (10 + reading) + 1.5 * SECONDS[device])
+
+
+def label(case: Case) -> str:
+    """A case in a few words."""
+    return f"{case['model']} B={case['B']} N={case['N']} {case['dtype']}"
+
+
+GENERATION = Experiment(
+    name="generation",
+    title="tokens a second that GPT-2 medium decodes, by its attention and cache",
+    cases=cases,
+    run=run,
+    work=work,
+    label=label,
+    line=line,
+    show=table,
+    needs=Needs(
+        configuration={name: type(value) for name, value in case().items()},
+        arms=tuple(ARMS),
+        quantities=("step_s",),
+    ),
+    quiet=True,
+)

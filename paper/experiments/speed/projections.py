@@ -1,0 +1,269 @@
+"""How long it takes to make queries and keys by dense frozen matrices, by structured ones, and by a merged one.
+
+Every arm is held to the matrices that it stands for first, in float64: q, k and the gradient of x. Then all run in
+turn, in an order drawn anew for each repetition: the projection alone, without a graph (`forward`), and with the
+gradient of x from those of q and k (`step`), several calls in a row. The heads are of width 64, but for the merged
+one, which is one of width d: dense matrices take as long for it as for several.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ortho._checks import one_of, positive_int
+from ortho._weights import split_heads
+from ortho.projections import FrozenProjection, MergedProjection, Projection, StructuredProjection
+from ortho.projections.structured import factors
+from paper.experiments.engine.clock import mean_seconds
+from paper.experiments.engine.closeness import assert_close
+from paper.experiments.engine.records import Case, Needs, Record, by_device
+from paper.experiments.engine.runner import Experiment
+from paper.experiments.engine.stopwatch import interleaved
+from paper.experiments.speed.analysis import clocked, quartiles
+
+DENSE, MERGED = "dense", "merged"
+ROUNDS = {"structured": 1, "structured, 2 rounds": 2, "structured, 3 rounds": 3}
+ARMS = (DENSE, *ROUNDS, MERGED)
+PHASES = ("forward", "step")
+HEAD_DIM = 64
+
+SEEDS = {"weights": 0, "inputs": 1, "order": 2}
+WIDTHS = {"cpu": (768, 256, 1024, 512, 128, 2048, 384, 4096), "cuda": (1024, 4096, 768, 2048, 512, 8192)}
+LENGTHS = {"cpu": (2048, 512), "cuda": (4096,)}
+BATCH = {"cpu": 1, "cuda": 8}
+DTYPES = {"cpu": "float32", "cuda": "bfloat16"}
+CALL_SECONDS = 0.02
+SECONDS = {"cpu": 12.0, "cuda": 4.0}
+REPETITIONS = {"cpu": (5, 25), "cuda": (7, 31)}
+RATES = {"cpu": 5e10, "cuda": 3e14}  # FLOPs a second, about
+CHECKED = 256  # tokens
+STAGES = 16  # roundings in a row: four a round (two matrices, two products), and the sum of two gradients
+
+
+def case(d: int = 768, *, device: str = "cpu", B: int = 1, N: int = 2048, dtype: str = "float32") -> Case:
+    """One configuration: x (B, N, d), heads of width 64.
+
+    Raises TypeError or ValueError for sizes below 1, unknown names, and a d that is no multiple of 64.
+    """
+    if positive_int("d", d) % HEAD_DIM:
+        raise ValueError(f"d: expected a multiple of {HEAD_DIM}, the width of a head, got {d}")
+    return {
+        "device": one_of("device", device, RATES),
+        "B": positive_int("B", B),
+        "N": positive_int("N", N),
+        "d": d,
+        "dtype": one_of("dtype", dtype, ("float32", "bfloat16")),
+    }
+
+
+def cases(device: str) -> list[Case]:
+    """All configurations for a device, the most informative first."""
+    kind: dict[str, Any] = {"device": device, "B": BATCH[device], "dtype": DTYPES[device]}
+    return [case(d, N=N, **kind) for N in LENGTHS[device] for d in WIDTHS[device]]
+
+
+def build(case: Case) -> dict[str, Projection]:
+    """A projection for each arm, float64, on the CPU."""
+    generator = torch.Generator().manual_seed(SEEDS["weights"])
+    kind: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
+    d, heads = case["d"], case["d"] // HEAD_DIM
+    # Gaussian: a product takes as long whatever the matrix, and an orthogonal one would have to be factored.
+    arms: dict[str, Projection] = {DENSE: FrozenProjection(d, heads, draw="gaussian", **kind)}
+    arms |= {arm: StructuredProjection(d, heads, rounds=rounds, **kind) for arm, rounds in ROUNDS.items()}
+    return {**arms, MERGED: MergedProjection(d, draw="gaussian", **kind)}
+
+
+def draw(case: Case, N: int) -> tuple[Tensor, Tensor, Tensor]:
+    """x of N tokens, and the gradients of q and k, of all heads, (B, N, d) each."""
+    generator = torch.Generator().manual_seed(SEEDS["inputs"])
+    to: dict[str, Any] = {"device": case["device"], "dtype": getattr(torch, case["dtype"])}
+    x, dq, dk = (torch.randn(case["B"], N, case["d"], generator=generator).to(**to) for _ in range(3))
+    return x, dq, dk
+
+
+def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
+    """Measure one case: check every arm against its matrices, then time all in turn.
+
+    `seconds` bounds the time of the repetitions, of which there are always a few. Raises AssertionError if queries,
+    keys or a gradient are off.
+    """
+    device = case["device"]
+    operands = draw(case, case["N"])
+    arms: dict[str, Callable[[], dict[str, float]]] = {}
+    facts: dict[str, Any] = {}
+    for arm, exact in build(case).items():
+        projection = copy.deepcopy(exact).to(device, getattr(torch, case["dtype"]))
+        check(case, arm, projection, exact)
+        passes = _passes(projection, *operands)
+        calls = {}
+        for phase, call in passes.items():
+            call()
+            first = _timed({phase: call}, {phase: 1}, cuda=device == "cuda")[f"{phase}_s"]
+            calls[phase] = max(1, round(CALL_SECONDS / first))
+        facts[arm] = {"calls": calls}
+        arms[arm] = partial(_timed, passes, calls, cuda=device == "cuda")
+    times, order = interleaved(
+        arms,
+        warm_up=1,
+        repetitions=REPETITIONS[device],
+        seconds=SECONDS[device] if seconds is None else seconds,
+        seed=SEEDS["order"],
+    )
+    return {"seeds": SEEDS, "repetitions": times, "facts": facts | {"order": order}}
+
+
+def check(case: Case, arm: str, projection: Projection, exact: Projection) -> None:
+    """Raise AssertionError unless q, k and the gradient of x are those of the exact projection's matrices, in float64.
+
+    Each result is rounded once, and a sum over d numbers, accumulated in float32, adds sqrt(d) roundings of that
+    precision.
+    """
+    x, dq, dk = draw({**case, "B": 1}, min(case["N"], CHECKED))
+    own, single = (torch.finfo(dtype).eps / 2 for dtype in (x.dtype, torch.float32))
+    bound = STAGES * (own + case["d"] ** 0.5 * single)
+    w_q, w_k = (w.to(x.device) for w in (exact.weight_q, exact.weight_k))  # stored as in torch.nn.Linear
+    wanted = {
+        "q": x.double() @ w_q.T,
+        "k": x.double() @ w_k.T,
+        "gradient of x": dq.double() @ w_q + dk.double() @ w_k,
+    }
+    x.requires_grad_()
+    q, k = projection(x)
+    (dx,) = torch.autograd.grad((q, k), x, _heads(projection, dq, dk))
+    got = (q.transpose(1, 2).flatten(2), k.transpose(1, 2).flatten(2), dx)
+    for (name, want), found in zip(wanted.items(), got, strict=True):
+        assert_close(f"{arm}, {name}", found, want, bound)
+
+
+def _heads(projection: Projection, *rows: Tensor) -> tuple[Tensor, ...]:
+    return tuple(split_heads(row, projection.num_heads) for row in rows)
+
+
+def _passes(projection: Projection, x: Tensor, dq: Tensor, dk: Tensor) -> dict[str, Callable[[], Any]]:
+    """What is timed, by phase."""
+    leaf, upstream = x.detach().requires_grad_(), _heads(projection, dq, dk)
+
+    def forward() -> None:
+        with torch.no_grad():
+            projection(x)
+
+    return {"forward": forward, "step": lambda: torch.autograd.grad(projection(leaf), leaf, upstream)}
+
+
+def _timed(passes: dict[str, Callable[[], Any]], calls: dict[str, int], *, cuda: bool) -> dict[str, float]:
+    """Seconds of a call of each phase, the means over some calls in a row."""
+
+    def repeat(call: Callable[[], Any], count: int) -> None:
+        for _ in range(count):
+            call()
+
+    found: dict[str, float] = {}
+    for phase, call in passes.items():
+        found |= mean_seconds(partial(repeat, call, calls[phase]), calls[phase], cuda=cuda, quantity=phase)
+    return found
+
+
+def flops(case: Case, arm: str) -> int:
+    """FLOPs of the matrix products that make q and k; the gradient of x takes as many."""
+    d = case["d"]
+    numbers = {DENSE: 2 * d, MERGED: d}.get(arm) or ROUNDS[arm] * 2 * sum(factors(d, HEAD_DIM))
+    return int(2 * case["B"] * case["N"] * d * numbers)
+
+
+def rows(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """One row per record and arm but the dense one: how many times as fast it is, `forward` and `step`, (q1, median,
+    q3) of the ratios within repetitions, beside the ratio of `flops`, and the `factors` of a token's table."""
+    found = []
+    for record in records:
+        case, times = record["configuration"], record["repetitions"]
+        for arm in (name for name in times if name != DENSE):
+            row = {**case, "device": record["device"], "arm": arm, "repetitions": len(times[arm]["step_s"])}
+            for phase in PHASES:
+                dense, own = (clocked(record, times[name], phase) for name in (DENSE, arm))
+                row[phase] = quartiles([a / b for a, b in zip(dense, own, strict=True)])
+            row["flops"] = flops(case, DENSE) / flops(case, arm)
+            row["factors"] = factors(case["d"], HEAD_DIM) if arm in ROUNDS else None
+            found.append(row)
+    return found
+
+
+def enough(d: int) -> str:
+    """The arm of the fewest rounds by which scores spread as those of random matrices: one where a head lies in a row
+    of the table, else two. Without a second one the last transform cancels, at least in part, between q and k."""
+    return "structured" if factors(d, HEAD_DIM)[1] % HEAD_DIM == 0 else "structured, 2 rounds"
+
+
+def crossover(records: Iterable[Record], *, phase: str = "step") -> dict[tuple[str, int], int | None]:
+    """(device, N) -> the least measured d from which on structured matrices, of as many rounds as are `enough`, are
+    faster than dense ones, by the median, at every measured d; None where they are slower at the greatest.
+
+    Raises ValueError for an unknown phase.
+    """
+    one_of("phase", phase, PHASES)
+    chosen = sorted((row for row in rows(records) if row["arm"] == enough(row["d"])), key=lambda row: -row["d"])
+    found: dict[tuple[str, int], int | None] = {}
+    closed = set()
+    for row in chosen:  # from the widest down
+        where = (row["device"], row["N"])
+        found.setdefault(where, None)
+        if row[phase][1] <= 1:
+            closed.add(where)
+        elif where not in closed:
+            found[where] = row["d"]
+    return found
+
+
+def line(record: Record) -> str:
+    """One case in a line."""
+    return "; ".join(_figures(row) for row in rows([record]))
+
+
+def _figures(row: dict[str, Any]) -> str:
+    spreads = (f"{phase} {row[phase][1]:.2f} [{row[phase][0]:.2f}, {row[phase][2]:.2f}]" for phase in PHASES)
+    return f"{row['arm']}: {', '.join(spreads)}, FLOPs {row['flops']:.2f}"
+
+
+def table(records: Sequence[Record]) -> str:
+    """The stored ratios, a table per device."""
+    texts = []
+    for device, group in by_device(records).items():
+        texts.append(f"\n{device} ({group[0]['provenance']['device_name']}), times as fast as dense matrices")
+        for row in sorted(rows(group), key=lambda row: (row["N"], row["d"], ARMS.index(row["arm"]))):
+            texts.append(f"B={row['B']:<3} N={row['N']:<6} d={row['d']:<5} {row['dtype']:9}{_figures(row)}")
+        for (_, N), d in crossover(group).items():
+            texts.append(f"N={N}: structured ones, forward and backward, are faster from d = {d}")
+    return "\n".join(texts)
+
+
+def work(case: Case) -> float:
+    """Seconds that a case takes, roughly; the runner corrects them by what like cases took."""
+    least, most = REPETITIONS[case["device"]]
+    one_round = sum(max(3 * flops(case, arm) / RATES[case["device"]], 2 * CALL_SECONDS) for arm in ARMS)
+    return 2 + one_round * (2 + min(most, max(least, SECONDS[case["device"]] / one_round)))
+
+
+def label(case: Case) -> str:
+    """A case in a few words."""
+    return f"d={case['d']} N={case['N']} B={case['B']} {case['dtype']}"
+
+
+PROJECTION_SPEED = Experiment(
+    name="projection-speed",
+    title="queries and keys by dense, structured and merged frozen matrices",
+    cases=cases,
+    run=run,
+    work=work,
+    label=label,
+    line=line,
+    show=table,
+    needs=Needs(
+        configuration={name: type(value) for name, value in case().items()},
+        arms=(DENSE, "structured"),
+        quantities=tuple(f"{phase}_s" for phase in PHASES),
+    ),
+    quiet=True,
+)

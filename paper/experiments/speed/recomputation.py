@@ -1,0 +1,226 @@
+"""Time and memory of a row of blocks, forward and backward, whose activations are kept or computed again."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ortho._checks import one_of, positive_int
+from ortho.cost.allocations import Allocations
+from ortho.cost.layers import RecomputedCost, recomputed
+from ortho.layers.block import TransformerBlock
+from ortho.layers.recomputation import Recomputed, RecomputedAttention
+from paper.experiments.engine.closeness import assert_close
+from paper.experiments.engine.records import Case, Needs, Record, by_device
+from paper.experiments.engine.runner import Experiment
+from paper.experiments.engine.stopwatch import interleaved
+from paper.experiments.speed.analysis import quartiles, step_seconds
+from paper.experiments.speed.attention import PHASES, timed
+
+KEPT, MATERIALISED, SELECTIVE = "kept", "materialised", "attention again"
+ALIKE = {SELECTIVE: MATERIALISED}  # what an arm must agree with, and is compared with; others with what is kept
+SEEDS = {"weights": 0, "inputs": 1, "order": 2}
+SECONDS = {"cpu": 60.0, "cuda": 8.0}
+REPETITIONS = {"cpu": (5, 15), "cuda": (7, 31)}
+RATES = {"cpu": 4e10, "cuda": 2e14}  # FLOPs a second, about
+ROUNDING = 64  # roundings in a row; the same products are made again, by kernels that may add in another order
+
+
+def case(*, device: str = "cpu", B: int = 1, N: int = 512, L: int = 6, dtype: str = "float32") -> Case:
+    """One configuration: L blocks of GPT-2's width on x (B, N, 768).
+
+    Raises TypeError or ValueError for sizes below 1 and unknown names.
+    """
+    return {
+        "device": one_of("device", device, RATES),
+        "B": positive_int("B", B),
+        "N": positive_int("N", N),
+        "d": 768,
+        "H": 12,
+        "L": positive_int("L", L),
+        "dtype": one_of("dtype", dtype, ("float32", "bfloat16")),
+    }
+
+
+def cases(device: str) -> list[Case]:
+    """All configurations for a device, the most informative first."""
+    if device == "cuda":
+        return [case(device="cuda", B=16, N=N, L=12, dtype="bfloat16") for N in (1024, 2048)]
+    return [case()]
+
+
+def segments_of(case: Case) -> dict[str, int]:
+    """Arms that recompute whole blocks, and how many segments the blocks are cut into."""
+    L = case["L"]
+    return {f"segments of {length}": L // length for length in (1, 2, 3, L) if L % length == 0}
+
+
+def arms_of(case: Case) -> tuple[str, ...]:
+    """What is compared: all kept, segments of blocks again, and of a materialised attention the weights alone."""
+    return KEPT, *segments_of(case), MATERIALISED, SELECTIVE
+
+
+def declared(case: Case, arm: str) -> RecomputedCost | None:
+    """The closed form of an arm whose blocks are recomputed whole, or kept; None of others."""
+    segments = {KEPT: 0, **segments_of(case)}.get(arm)
+    if segments is None:
+        return None
+    sizes = {size: case[size] for size in ("B", "N", "d", "H", "L")}
+    return recomputed(**sizes, segments=segments, itemsize=getattr(torch, case["dtype"]).itemsize)
+
+
+def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
+    """Measure one case: check each arm against the one that it must agree with, then time all in turn.
+
+    `seconds` bounds the time of the repetitions, of which there are always a few. Raises AssertionError if an output
+    or gradient is off.
+    """
+    device = case["device"]
+    generator = torch.Generator().manual_seed(SEEDS["inputs"])
+    kind = {"device": device, "dtype": getattr(torch, case["dtype"])}
+    x, upstream = (torch.randn(case["B"], case["N"], case["d"], generator=generator).to(**kind) for _ in range(2))
+    x.requires_grad_()
+    modules = build(case)
+    steps: dict[str, Callable[[], dict[str, float]]] = {}
+    facts: dict[str, Any] = {}
+    results: dict[str, list[Tensor]] = {}
+    for arm, module in modules.items():
+        operands = (x, *module.parameters())
+        call = partial(_first, module)
+        y = call(*operands)
+        results[arm] = [y.detach(), *torch.autograd.grad(y, operands, upstream)]
+        _assert_close(arm, results[arm], results[ALIKE.get(arm, KEPT)])
+        steps[arm] = partial(timed, call, operands, upstream, 1)
+    results.clear()
+    for arm, module in modules.items():
+        facts[arm] = {"peak_bytes": _peak(device, partial(timed, module, (x,), upstream, 1))}
+    times, order = interleaved(
+        steps,
+        warm_up=0,  # every arm has run
+        repetitions=REPETITIONS[device],
+        seconds=SECONDS[device] if seconds is None else seconds,
+        seed=SEEDS["order"],
+    )
+    return {"seeds": SEEDS, "repetitions": times, "facts": facts | {"order": order}}
+
+
+def build(case: Case) -> dict[str, nn.Module]:
+    """A module for each arm. All have the same weights, drawn on the CPU; those with the same attention share them."""
+
+    def blocks(**attention: Any) -> list[nn.Module]:
+        generator = torch.Generator().manual_seed(SEEDS["weights"])
+        made = [TransformerBlock(case["d"], case["H"], generator=generator, **attention) for _ in range(case["L"])]
+        return [block.to(case["device"], getattr(torch, case["dtype"])) for block in made]
+
+    fused = blocks()
+    modules: dict[str, nn.Module] = {KEPT: nn.Sequential(*fused)}
+    modules |= {arm: Recomputed(fused, segments) for arm, segments in segments_of(case).items()}
+    modules[MATERIALISED] = nn.Sequential(*blocks(form="reference"))
+    modules[SELECTIVE] = nn.Sequential(*blocks(attention=RecomputedAttention()))
+    return modules
+
+
+def _first(module: nn.Module, x: Tensor, *_: Tensor) -> Tensor:
+    y: Tensor = module(x)
+    return y
+
+
+def _assert_close(arm: str, got: Sequence[Tensor], want: Sequence[Tensor]) -> None:
+    bound = ROUNDING * torch.finfo(got[0].dtype).eps / 2
+    for a, b in zip(got, want, strict=True):
+        assert_close(arm, a, b, bound)
+
+
+def _peak(device: str, step: Callable[[], Any]) -> int:
+    """Bytes that a step takes at most besides weights and operands: on a CPU its tensors', counted.
+
+    The step is one for the gradient of x alone: all activations are kept, or made again, and the weights' gradients,
+    which no way to recompute makes smaller, do not hide them.
+    """
+    if device == "cuda":
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        return torch.cuda.max_memory_allocated() - before
+    with Allocations() as memory:
+        step()
+    return memory.peak
+
+
+def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """One row per record and arm: `time` and `bytes` over those of what it is compared with, the time within
+    repetitions as (q1, median, q3); `peak_bytes`; and, where the closed form knows, `flops`, a step's over the same."""
+    found = []
+    for record in records:
+        case = record["configuration"]
+        times = {arm: step_seconds(record, arm) for arm in record["repetitions"]}
+        whole = declared(case, KEPT)
+        for arm, own in times.items():
+            like = ALIKE.get(arm, KEPT)
+            peaks = [record["facts"].get(name, {}).get("peak_bytes") for name in (arm, like)]
+            cost = declared(case, arm)
+            found.append(
+                {**case, "device": record["device"], "arm": arm, "like": like, "repetitions": len(own)}
+                | {"time": quartiles([a / b for a, b in zip(own, times[like], strict=True)])}
+                | {"peak_bytes": peaks[0], "bytes": peaks[0] / peaks[1] if all(peaks) else None}
+                | {"flops": cost.step / whole.step if cost and whole else None}
+            )
+    return found
+
+
+def line(record: Record) -> str:
+    """One case in a line: each arm's time over that of what it is compared with."""
+    return ", ".join(f"{row['arm']} x{row['time'][1]:.3f}" for row in rows([record]) if row["arm"] != row["like"])
+
+
+def table(records: Sequence[Record]) -> str:
+    """The stored steps, a table per device."""
+    texts = []
+    for device, group in by_device(records).items():
+        head = f"{'N':>6}{'L':>4}  {'':18}{'time':>8}{'FLOPs':>8}{'peak':>8}"
+        texts += [f"\n{device} ({group[0]['provenance']['device_name']})", head, "-" * len(head)]
+        texts += [
+            f"{row['N']:6}{row['L']:4}  {row['arm']:18}{row['time'][1]:8.3f}{_ratio(row['flops']):>8}"
+            f"{_ratio(row['bytes']):>8}"
+            for row in rows(group)
+        ]
+    return "\n".join(texts)
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def work(case: Case) -> float:
+    """Seconds that a case takes, roughly."""
+    whole = declared(case, KEPT)
+    assert whole is not None
+    one_round = 1.3 * len(arms_of(case)) * whole.step / RATES[case["device"]]
+    least, most = REPETITIONS[case["device"]]
+    return float(2 + one_round * (2 + min(most, max(least, SECONDS[case["device"]] / one_round))))
+
+
+def label(case: Case) -> str:
+    """A case in a few words."""
+    return f"B={case['B']} N={case['N']} L={case['L']} {case['dtype']}"
+
+
+RECOMPUTATION_SPEED = Experiment(
+    name="recomputation-speed",
+    title="a row of blocks, forward and backward, activations kept or computed again",
+    cases=cases,
+    run=run,
+    work=work,
+    label=label,
+    line=line,
+    show=table,
+    needs=Needs(
+        configuration={name: type(value) for name, value in case().items()},
+        arms=(KEPT, MATERIALISED),
+        quantities=tuple(f"{phase}_s" for phase in PHASES),
+    ),
+    quiet=True,
+)

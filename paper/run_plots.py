@@ -1,0 +1,129 @@
+"""Runs of trained models as the pages show them: every run a point, differences with their intervals, tables."""
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from statistics import fmean
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from paper import plots
+from paper.experiments.learning.paired_rows import Judged, Runs, judged
+from paper.experiments.statistics import Decision
+
+__all__ = ["curves", "differences", "frontier", "points", "table_rows", "undominated"]
+
+# What a rule says of a difference, told apart by colour and by marker.
+OUTCOMES = {
+    "better": (plots.GREEN, "o"),
+    "worse": (plots.VERMILION, "s"),
+    "equivalent": (plots.BLUE, "D"),
+    "not better": (plots.ORANGE, "<"),
+    "not worse": (plots.SKY, ">"),
+    "undecided": (plots.BLACK, "x"),
+}
+
+# Arms that are named in a figure of many, in turn.
+_NAMED = (
+    (plots.VERMILION, "o"),
+    (plots.BLUE, "s"),
+    (plots.GREEN, "D"),
+    (plots.ORANGE, "^"),
+    (plots.PURPLE, "v"),
+    (plots.BLACK, "P"),
+    (plots.SKY, "X"),
+)
+_JOINED: dict[str, Any] = {"color": plots.BLACK, "linewidth": 0.8, "linestyle": ":"}
+
+
+def points(ax: Axes, arms: Mapping[str, Sequence[float]], *, beside: str | None = None) -> None:
+    """A row an arm, the first on top: every run a point, the mean a bar. With `beside` a line goes through the mean of
+    that arm."""
+    for place, values in enumerate(arms.values()):
+        ax.plot(values, [place] * len(values), "o", color=plots.BLUE, markersize=3.5, alpha=0.6, markeredgewidth=0)
+        ax.plot([fmean(values)], [place], "|", color=plots.BLACK, markersize=11, markeredgewidth=1.6)
+    if beside is not None:
+        ax.axvline(fmean(arms[beside]), color=plots.BLACK, linewidth=0.8, linestyle=":")
+    _rows(ax, list(arms))
+
+
+def differences(ax: Axes, found: Mapping[str, Judged], rule: Decision, *, arms: Sequence[str] = ()) -> None:
+    """A row an arm, the first on top: the mean difference and its interval, marked by what the rule says of it; the
+    band is that of differences which the rule holds too small to matter. `arms` are the rows, where a figure beside
+    this one has more of them."""
+    arms = arms or list(found)
+    ax.axvspan(-rule.margin, rule.margin, color="#DDDDDD", linewidth=0)
+    ax.axvline(0, color=plots.BLACK, linewidth=0.8)
+    for outcome, (colour, marker) in OUTCOMES.items():
+        rows = [(arms.index(arm), one.difference) for arm, one in found.items() if one.outcome == outcome]
+        if rows:
+            places = [place for place, _ in rows]
+            means = [difference.mean for _, difference in rows]
+            low = [difference.mean - difference.interval[0] for _, difference in rows]
+            high = [difference.interval[1] - difference.mean for _, difference in rows]
+            look: dict[str, Any] = {"color": colour, "markersize": 4.5, "elinewidth": 1.2, "capsize": 2}
+            ax.errorbar(means, places, xerr=(low, high), fmt=marker, label=outcome, **look)
+    _rows(ax, arms)
+
+
+def curves(ax: Axes, name: str, x: Sequence[float], values: Sequence[Sequence[float]], *, label: str = "") -> None:
+    """One arm along budgets: every run a point, a line through the means, in the look of the variant `name`.
+
+    Raises ValueError for a name that has no look.
+    """
+    look = plots.style(name)
+    ax.plot(x, [fmean(some) for some in values], **{**look, "label": label or look["label"]})
+    for at, some in zip(x, values, strict=True):
+        ax.plot([at] * len(some), some, look["marker"], color=look["color"], markersize=3, alpha=0.5)
+
+
+def table_rows(
+    arms: Sequence[Runs], other: Runs, measure: str, *, digits: int = 3, scale: float = 1.0
+) -> list[tuple[str, ...]]:
+    """A row an arm: its name, mean with lowest and highest run, difference from the `other` arm with its interval, and
+    what the rule says of that. Numbers are multiplied by `scale`."""
+    rows: list[tuple[str, ...]] = []
+    for one in arms:
+        values = [scale * value for value in one.values[measure]]
+        texts = (f"{value:.{digits}f}" for value in (fmean(values), min(values), max(values)))
+        told = None if one is other else judged(one, other, measure)
+        have = "{} ({} to {})".format(*texts)
+        if told is None:
+            rows.append((one.arm, have, "", ""))
+        else:
+            ends = (scale * value for value in (told.difference.mean, *told.difference.interval))
+            rows.append((one.arm, have, "{} ({} to {})".format(*(f"{v:+.{digits}f}" for v in ends)), told.outcome))
+    return rows
+
+
+def undominated(points: Mapping[str, tuple[float, float]]) -> list[str]:
+    """The names of the points than which no other is lower in one number and at least as low in the other, by the first
+    number."""
+
+    def beaten(x: float, y: float) -> bool:
+        return any(a <= x and b <= y and (a, b) != (x, y) for a, b in points.values())
+
+    return sorted((name for name, point in points.items() if not beaten(*point)), key=points.__getitem__)
+
+
+def frontier(ax: Axes, arms: Mapping[str, tuple[float, Sequence[float]]]) -> list[str]:
+    """Every run a faint point at the cost of its arm, every arm one at the mean of its runs; less is better of both.
+    Those that no other arm dominates are joined, and named; they are returned."""
+    places = {name: (cost, fmean(values)) for name, (cost, values) in arms.items()}
+    best = undominated(places)
+    for name, (cost, values) in arms.items():
+        hue = plots.SKY if name in best else "#AAAAAA"
+        ax.plot([cost] * len(values), values, ".", color=hue, markersize=4, alpha=0.7, markeredgewidth=0)
+    others = [place for name, place in places.items() if name not in best]
+    if others:
+        look: dict[str, Any] = {"color": "#777777", "markersize": 4, "markeredgewidth": 0, "label": "other arms"}
+        ax.plot(*zip(*others, strict=True), "o", **look)
+    ax.plot(*zip(*(places[name] for name in best), strict=True), drawstyle="steps-post", **_JOINED)
+    for name, (colour, marker) in zip(best, cycle(_NAMED), strict=False):
+        ax.plot(*places[name], marker, color=colour, markersize=7, label=name)
+    return best
+
+
+def _rows(ax: Axes, names: Sequence[str]) -> None:
+    ax.set_yticks(range(len(names)), names)
+    ax.set_ylim(len(names) - 0.5, -0.5)

@@ -1,0 +1,123 @@
+"""Operands, and parts of pairs of every kind: what several files of tests begin with."""
+
+from dataclasses import dataclass
+
+import torch
+
+from ortho.attention.sparse.pattern import Pattern
+from ortho.attention.sparse.tiling import ABSENT, Tiling, TokenBlocks, consecutive
+
+G, N, M = 3, 23, 17
+K, V = 4, 5
+
+
+def draw(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def operands(*, length=N, keys=M, dtype=torch.float64, size=1.0, sequences=G):
+    q, k, v = (draw(sequences, *shape, seed=s) for s, shape in enumerate(((length, K), (keys, K), (keys, V))))
+    return [x.to(dtype).requires_grad_() for x in (size * q, k, v)]
+
+
+def shuffled(first, stop, block, g, *, own=False, left_out=0, holes=0):
+    """Tokens from `first` on in blocks, in any order; some left out, with places between them that hold none."""
+    rows = []
+    for _ in range(G if own else 1):
+        tokens = first + torch.randperm(stop - first, generator=g)[left_out:]
+        tokens = torch.cat([tokens, torch.full((holes + -(len(tokens) + holes) % block,), ABSENT)])
+        rows.append(tokens[torch.randperm(len(tokens), generator=g)].unflatten(0, (-1, block)))
+    return TokenBlocks(torch.stack(rows) if own else rows[0])
+
+
+def drawn_table(queries, keys, g, *, own=False, most=4):
+    """For each tile up to `most` of the blocks, in any order, before those that are absent; for the first, any."""
+    T, S = queries.positions.shape[-2], keys.positions.shape[-2]
+    rows = torch.full((G if own else 1, T, min(most, S)), ABSENT)
+    for t, row in enumerate(rows.flatten(0, 1)):
+        number = int(torch.randint(int(t == 0), rows.shape[2] + 1, (), generator=g))
+        row[:number] = torch.randperm(S, generator=g)[:number]
+    return rows if own else rows[0]
+
+
+def drawn_part(g, *, start=0, label=1, labels=None, queries=(4, {}), keys=(3, {}), table=None):
+    """A part with these orders, by default in spans, and a table, of the pairs of that label."""
+
+    def order(first, stop, block, kwargs):
+        return shuffled(first, stop, block, g, **kwargs) if kwargs else consecutive(first, stop, block)
+
+    queries, keys = order(start, start + N, *queries), order(0, M, *keys)
+    allowed = None if labels is None else lambda i, j: labels[i, j] == label
+    return Tiling(queries, keys, drawn_table(queries, keys, g, **(table or {})), allowed)
+
+
+SHUFFLED, OWN, HOLES = {"left_out": 0}, {"own": True}, {"own": True, "left_out": 5, "holes": 4}
+# name: queries, keys, table
+KINDS = {
+    "spans": ((4, {}), (3, {}), {}),
+    "wide blocks": ((32, {}), (32, {}), {}),
+    "single tokens": ((1, {}), (1, {}), {"most": 9}),
+    "shuffled": ((4, SHUFFLED), (3, SHUFFLED), {}),
+    "shuffled queries": ((4, SHUFFLED), (3, {}), {}),
+    "shuffled keys": ((4, {}), (3, SHUFFLED), {}),
+    "holes": ((4, {"left_out": 5, "holes": 4}), (5, {"left_out": 3, "holes": 2}), {}),
+    "orders of each": ((3, OWN), (4, OWN), {}),
+    "queries of each": ((3, HOLES), (4, {}), {}),
+    "keys of each": ((4, {}), (3, HOLES), {}),
+    "tables of each": ((4, {}), (3, {}), {"own": True}),
+    "all of each": ((3, HOLES), (4, HOLES), {"own": True}),
+    "tables of each, shuffled": ((4, SHUFFLED), (3, OWN), {"own": True}),
+}
+
+
+def band(length, width, tile, block, *, relative=False):
+    """The keys up to `width` - 1 places behind a query, in spans."""
+    queries, keys = consecutive(0, length, tile), consecutive(0, length, block)
+    i = tile * torch.arange(len(queries.positions))[:, None]
+    low, high = (i - width + 1).clamp(min=0) // block, (i + tile - 1).clamp(max=length - 1) // block
+    table = low + torch.arange(int((high - low).max()) + 1)
+    table = table.masked_fill(table > high, ABSENT)
+    return Tiling(queries, keys, table, lambda i, j: (i - j >= 0) & (i - j < width), relative)
+
+
+def dilated(length, width, step, block):
+    """The keys 0, step, ..., behind a query, up to `width` of them: tokens ordered by their residue."""
+    rows = []
+    for residue in range(step):
+        tokens = torch.arange(residue, length, step)
+        rows.append(torch.cat([tokens, torch.full((-len(tokens) % block,), ABSENT)]))
+    order = TokenBlocks(torch.cat(rows).unflatten(0, (-1, block)))
+    t = torch.arange(len(order.positions))[:, None]
+    table = torch.cat([t, (t - 1).clamp(min=ABSENT)], 1)
+    allowed = lambda i, j: (i >= j) & ((i - j) % step == 0) & (i - j < width * step)  # noqa: E731
+    assert width <= block + 1
+    return Tiling(order, order, table, allowed, relative=True)
+
+
+@dataclass(frozen=True)
+class Parity(Pattern):
+    """Keys of the query's parity and, in a part of its own, the key before; between the two a part that reads nothing.
+    Every third query has no key."""
+
+    def allowed(self, i, j):
+        return (i % 3 != 2) & (((i - j) % 2 == 0) | (i - j == 1))
+
+    def pairs(self, n, *, is_causal=False):
+        return int(self.mask(n, is_causal=is_causal).sum())
+
+    def tilings(self, first, stop, keys, *, is_causal, device):
+        queries, others = consecutive(first, stop, 8, device), consecutive(0, keys, 4, device)
+        table = torch.arange(len(others.positions), device=device).expand(len(queries.positions), -1)
+        nothing = torch.full_like(table, ABSENT)
+
+        def even(i, j):
+            return self.rule(is_causal)(i, j) & ((i - j) % 2 == 0)
+
+        def before(i, j):
+            return self.rule(is_causal)(i, j) & ((i - j) % 2 != 0)
+
+        return (
+            Tiling(queries, others, table, even, relative=False),
+            Tiling(queries, others, nothing),
+            Tiling(queries, others, table, before),
+        )

@@ -1,0 +1,279 @@
+"""Attention by parts: any arrangement of tiles and blocks against materialised weights; large scores, memory."""
+
+from functools import partial
+from itertools import product
+
+import pytest
+import torch
+from drawn_tilings import KINDS, SHUFFLED, G, K, M, N, V, band, dilated, draw, drawn_part, operands
+from tilings_by_loops import kept_by, masked_attention
+
+from ortho.attention.sparse import tiled_attention as engine
+from ortho.attention.sparse.tiled_attention import tiled_attention
+from ortho.attention.sparse.tiling import ABSENT, Tiling, TokenBlocks, consecutive
+from ortho.cost.allocations import Allocations
+from ortho.cost.counting import saved_bytes
+
+# Sums of at most 40 float64 products of size 10, in another order and behind the exponentials of scores up to 10.
+close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
+
+
+def compare(parts, leaves, *, start=0, mask=None, scale=0.7):
+    """The output and all gradients; gives the pairs that count."""
+    kept = kept_by(parts, len(leaves[0]), leaves[0].shape[1], leaves[1].shape[1], start)
+    if mask is not None:
+        kept = kept & mask
+    o = tiled_attention(*leaves, parts, scale=scale, start=start, attn_mask=mask)
+    expected = masked_attention(*leaves, kept, scale)
+    d_o = draw(*o.shape, seed=9)
+    close(o, expected)
+    for ours, theirs in zip(*(torch.autograd.grad(x, leaves, d_o) for x in (o, expected)), strict=True):
+        close(ours, theirs)
+    return kept
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("start", [0, 6])
+def test_one_part(kind, start):
+    """Every arrangement, with all pairs of the table and with some; among them tiles that read nothing."""
+    queries, keys, table = KINDS[kind]
+    for seed, some in product(range(3), (False, True)):
+        g = torch.Generator().manual_seed(seed)
+        labels = torch.randint(0, 2, (start + N, M), generator=g) if some else None
+        part = drawn_part(g, start=start, labels=labels, queries=queries, keys=keys, table=table)
+        kept = compare([part], operands(), start=start)
+        assert kept.any()
+
+
+@pytest.mark.parametrize("start", [0, 6])
+def test_several_parts(start):
+    """All kinds in one call: a pair is in the part of its label, if there at all."""
+    g = torch.Generator().manual_seed(1)
+    labels = torch.randint(0, len(KINDS), (start + N, M), generator=g)
+    parts = [
+        drawn_part(g, start=start, label=label, labels=labels, queries=queries, keys=keys, table=table)
+        for label, (queries, keys, table) in enumerate(KINDS.values())
+    ]
+    kept = compare(parts, operands(), start=start)
+    assert all(bool((kept & (labels[start:] == label)).any()) for label in range(len(KINDS)))
+
+
+@pytest.mark.parametrize("kind", ["spans", "shuffled", "all of each"])
+@pytest.mark.parametrize("start", [0, 6])
+@pytest.mark.parametrize("scores", [20, 2**18])
+def test_masks(monkeypatch, kind, start, scores):
+    """Of every shape that broadcasts; a mask hides whole rows, columns and sequences too."""
+    monkeypatch.setattr(engine, "NUMBERS", {"cpu": scores})
+    g = torch.Generator().manual_seed(2)
+    queries, keys, table = KINDS[kind]
+    part = drawn_part(g, start=start, queries=queries, keys=keys, table=table)
+    for shape in product((1, G), (1, N), (1, M)):
+        mask = torch.rand(shape, generator=g) < 0.6
+        compare([part], operands(), start=start, mask=mask)
+    mask = torch.ones(G, N, M, dtype=torch.bool)
+    mask[0], mask[1, 3], mask[2, :, 4] = False, False, False
+    compare([part], operands(), start=start, mask=mask)
+
+
+def test_rows_without_pairs_are_zero_and_have_no_gradient():
+    """Exactly: where there is no tile for a query, where its tile reads nothing, where all it reads is left out."""
+    tokens = torch.tensor([[0, 1], [2, 3], [4, ABSENT]])  # 5 is in no tile
+    table = torch.tensor([[0, 1], [ABSENT, ABSENT], [1, ABSENT]])
+    parts = [Tiling(TokenBlocks(tokens), consecutive(0, 4, 2), table, lambda i, j: i != 1)]
+    leaves = operands(length=6, keys=4)
+    kept = compare(parts, leaves, scale=1.0)
+    empty = ~kept.any(-1)[0]
+    assert empty.tolist() == [False, True, True, True, False, True]
+    o = tiled_attention(*leaves, parts, scale=1.0)
+    d_q = torch.autograd.grad(o.sum(), leaves[0])[0]
+    assert not o[:, empty].any() and not d_q[:, empty].any()
+    # Nothing at all: no tile reads, or all is masked.
+    nothing = [part._replace(table=torch.full((3, width), ABSENT)) for part, width in product(parts, (0, 2))]
+    own = [parts[0]._replace(table=torch.full((G, 3, width), ABSENT)) for width in (0, 2)]
+    hidden = {"attn_mask": torch.zeros(1, 1, 1, dtype=torch.bool)}
+    for given, kwargs in (*(([part], {}) for part in nothing + own), (parts, hidden), (own + nothing, {})):
+        o = tiled_attention(*leaves, given, scale=1.0, **kwargs)
+        for x in (o, *torch.autograd.grad(o, leaves, torch.ones_like(o))):
+            assert not x.any() and x.isfinite().all()
+
+
+@pytest.mark.parametrize("scores", [1, 40, 200, 2**18])
+def test_pairs_that_depend_on_distance_alone(monkeypatch, scores):
+    """Tiles that are alike share what is found for one, however many are worked on together; ends are not alike."""
+    monkeypatch.setattr(engine, "NUMBERS", {"cpu": scores})
+    for length, width, tile, block in ((40, 5, 4, 4), (41, 9, 4, 4), (40, 8, 2, 4), (37, 7, 8, 2), (40, 1, 4, 4)):
+        part = band(length, width, tile, block, relative=True)
+        kept = compare([part], operands(length=length, keys=length))
+        i, j = torch.arange(length)[:, None], torch.arange(length)
+        assert torch.equal(kept[0], (i >= j) & (i - j < width))
+        mask = draw(1, length, length) > 0
+        compare([part], operands(length=length, keys=length), mask=mask)
+    for length, width, step, block in ((48, 3, 3, 4), (41, 4, 2, 4), (47, 5, 5, 4)):
+        kept = compare([dilated(length, width, step, block)], operands(length=length, keys=length))
+        assert int(kept[0].sum()) == sum(min(width, i // step + 1) for i in range(length))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_worked_on_together_changes_nothing(monkeypatch, kind):
+    """Beyond rounding, which BLAS may do otherwise for other numbers of products."""
+    results = []
+    for scores in (1, 50, 2**18):
+        monkeypatch.setattr(engine, "NUMBERS", {"cpu": scores})
+        queries, keys, table = KINDS[kind]
+        part = drawn_part(torch.Generator().manual_seed(3), queries=queries, keys=keys, table=table)
+        leaves = operands()
+        o = tiled_attention(*leaves, [part], scale=1.0)
+        results.append([o, *torch.autograd.grad(o, leaves, draw(*o.shape, seed=9))])
+    for others in results[1:]:
+        for one, other in zip(results[0], others, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-14, rtol=1e-14)
+
+
+def test_gradients_of_some():
+    """Of v alone the scores' gradients are not computed; whichever are asked for are the same."""
+    parts = [band(N, 6, 4, 4)]
+    leaves = operands(keys=N)
+    o = tiled_attention(*leaves, parts, scale=1.0)
+    d_o = draw(*o.shape, seed=9)
+    whole = torch.autograd.grad(o, leaves, d_o)
+    for wanted in ([0], [1], [2], [0, 1], [1, 2]):
+        some = [x.detach().requires_grad_(n in wanted) for n, x in enumerate(leaves)]
+        found = torch.autograd.grad(tiled_attention(*some, parts, scale=1.0), [some[n] for n in wanted], d_o)
+        assert all(torch.equal(x, whole[n]) for n, x in zip(wanted, found, strict=True))
+
+
+def test_memory_of_any_layout():
+    """Operands that are not contiguous, and a gradient that is one number everywhere."""
+    parts = [band(N, 6, 4, 4, relative=True), drawn_part(torch.Generator().manual_seed(0), queries=(4, SHUFFLED))]
+    parts[1] = parts[1]._replace(allowed=lambda i, j: j > i)
+    leaves = operands(keys=N)
+    results = []
+    for arranged in (leaves, [x.detach().mT.contiguous().mT.requires_grad_() for x in leaves]):
+        o = tiled_attention(*arranged, parts, scale=1.0)
+        results.append([o, *torch.autograd.grad(o.sum(), arranged)])
+    for one, other in zip(*results, strict=True):
+        close(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1e3, 1e6, 1e12, 1e18])
+def test_large_scores(dtype, size):
+    """A score of s is rounded by s eps, which moves a weight by that share of itself, in both forms; where that is no
+    longer small outputs are still means of values, over several parts too, and gradients are finite."""
+    labels = torch.randint(0, 2, (N, M), generator=torch.Generator().manual_seed(5))
+    parts = [
+        Tiling(
+            consecutive(0, N, 4),
+            consecutive(0, M, 5),
+            torch.arange(4).expand(6, 4),
+            lambda i, j, p=p: labels[i, j] == p,
+        )
+        for p in (0, 1)
+    ]
+    leaves = operands(dtype=dtype, size=size)
+    o = tiled_attention(*leaves, parts, scale=1.0)
+    found = [o, *torch.autograd.grad(o, leaves, draw(*o.shape, seed=9).to(dtype))]
+    assert all(x.isfinite().all() for x in found)
+    v, eps = leaves[2], torch.finfo(dtype).eps
+    slack = 4 * eps * v.abs().max()
+    assert (o <= v.amax(1, keepdim=True) + slack).all() and (o >= v.amin(1, keepdim=True) - slack).all()
+    # Products of 4 numbers of size 3: scores of up to 40 sizes, a few roundings each; twice that for values up to 3.
+    bound = 1000 * size * eps
+    if bound < 0.1:
+        expected = masked_attention(*(x.double() for x in leaves), kept_by(parts, G, N, M), 1.0)
+        torch.testing.assert_close(o.double(), expected, atol=bound, rtol=0)
+
+
+def test_equal_scores_of_any_size_share_their_weight():
+    """In two parts as in one: the output is the mean of the values."""
+    q, k = torch.full((1, 4, 1), 1e9), torch.full((1, 4, 1), 1e9)
+    v = draw(1, 4, 3).float()
+    halves = [
+        Tiling(
+            consecutive(0, 4, 4),
+            consecutive(0, 4, 4),
+            torch.zeros(1, 1, dtype=torch.long),
+            lambda i, j, p=p: j % 2 + 0 * i == p,
+        )
+        for p in (0, 1)
+    ]
+    o = tiled_attention(q, k, v, halves, scale=1.0)
+    torch.testing.assert_close(o, v.mean(1, keepdim=True).expand_as(o), atol=1e-6, rtol=0)
+
+
+def test_autocast_leaves_it_alone():
+    """Forward, and backward whether or not it is still on."""
+    parts, leaves = [band(N, 6, 4, 4)], operands(keys=N, dtype=torch.float32)
+    d_o = draw(G, N, V, seed=9).float()
+    o = tiled_attention(*leaves, parts, scale=1.0)
+    plain = torch.autograd.grad(o, leaves, d_o)
+    for inside in (False, True):
+        with torch.autocast("cpu", torch.bfloat16):
+            again = tiled_attention(*leaves, parts, scale=1.0)
+            found = torch.autograd.grad(again, leaves, d_o) if inside else None
+        found = torch.autograd.grad(again, leaves, d_o) if found is None else found
+        assert torch.equal(o, again) and all(map(torch.equal, plain, found))
+
+
+def test_no_second_derivative():
+    leaves = operands(keys=N)
+    o = tiled_attention(*leaves, [band(N, 6, 4, 4)], scale=1.0)
+    with pytest.raises(RuntimeError, match="create_graph: expected False"):
+        torch.autograd.grad(o.sum(), leaves, create_graph=True)
+
+
+def many_parts(length):
+    """A band in spans, and what lies four places behind it and further in a shuffled order, a token of each block."""
+    g = torch.Generator().manual_seed(0)
+    order = TokenBlocks(torch.randperm(length, generator=g)[: length // 4 * 4].unflatten(0, (-1, 4)))
+    far = Tiling(order, order, torch.arange(len(order.positions))[:, None], lambda i, j: i - j >= 16)
+    return [band(length, 12, 8, 8, relative=True), far]
+
+
+@pytest.mark.parametrize("parts", [lambda n: many_parts(n)[:1], lambda n: many_parts(n)[1:], many_parts])
+def test_what_is_kept_is_linear(parts):
+    """q, k, v, the output and one number a query: exactly, without what pads a block."""
+    for length in (1, 4, 61, 128):
+        leaves = operands(length=length, keys=length, dtype=torch.float32)
+        with saved_bytes() as kept:
+            tiled_attention(*leaves, parts(length), scale=1.0)
+        assert kept() == 4 * G * length * (2 * K + 2 * V + 1)
+
+
+def test_scores_are_not_all_there_at_once():
+    """Of a part with all pairs either: the largest tensor, forward and backward, has no more than `NUMBERS` numbers."""
+    length = 1024
+    leaves = operands(length=length, keys=length, dtype=torch.float32)
+    tiles, blocks = consecutive(0, length, 64), consecutive(0, length, 16)
+    part = Tiling(tiles, blocks, torch.arange(64).expand(16, 64), lambda i, j: i != j)
+    with Allocations() as memory:
+        o = tiled_attention(*leaves, [part], scale=1.0)
+        torch.autograd.grad(o, leaves, torch.ones_like(o))
+    assert memory.largest <= 4 * engine.NUMBERS["cpu"] < 4 * length**2
+
+
+def test_gathered_keys_are_not_all_there_at_once():
+    """Of lone queries, which gather 64 numbers for a score: all together they would be 2^22, eight times `NUMBERS`."""
+    length, width, K = 2048, 32, 64
+    q, k, v = (draw(1, length, K, seed=s).float().requires_grad_() for s in range(3))
+    each = consecutive(0, length, 1)
+    part = Tiling(each, each, torch.stack([torch.randperm(length)[:width] for _ in range(length)]))
+    with Allocations() as memory:
+        o = tiled_attention(q, k, v, [part], scale=1.0)
+        torch.autograd.grad(o, (q, k, v), torch.ones_like(o))
+    assert memory.largest <= 4 * engine.NUMBERS["cpu"]
+
+
+def test_memory_is_linear(monkeypatch):
+    """Of all tensors that are made, forward and backward, the largest, and all at once, counted in bytes: what scales
+    with N^2 would be 16 times as much for 4 times as many tokens, and as booleans 16 MB at 4096."""
+    monkeypatch.setattr(engine, "NUMBERS", {"cpu": 2**12})
+    largest, peak = {}, {}
+    for length in (1024, 4096):
+        parts, leaves = many_parts(length), operands(length=length, keys=length, dtype=torch.float32, sequences=1)
+        with Allocations() as memory:
+            o = tiled_attention(*leaves, parts, scale=1.0)
+            torch.autograd.grad(o, leaves, torch.ones_like(o))
+        largest[length], peak[length] = memory.largest, memory.peak
+    assert largest[4096] <= 4 * largest[1024] and peak[4096] <= 4.1 * peak[1024]
+    assert largest[4096] < 2**20
