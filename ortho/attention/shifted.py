@@ -15,6 +15,7 @@ from torch import nn
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
+from ortho._weights import tokens_there
 from ortho.attention import MECHANISMS
 from ortho.attention.operands import carried, tokens_there
 

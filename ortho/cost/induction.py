@@ -1,7 +1,7 @@
-"""Closed form of induction heads (`ortho.layers.induction`)."""
+"""The closed form of induction heads (`ortho.layers.induction`)."""
 
 from ortho._checks import checked, one_of
-from ortho._cost import Cost, head_width, linear_map
+from ortho._cost import Cost, head_width
 from ortho._typing import Size
 from ortho.attention import FORMS
 from ortho.attention.softmax.value_gradient import exchanged_cost
@@ -57,4 +57,3 @@ def induction_heads(
         frozen=frozen,
         itemsize=itemsize,
     )
-    return values + merged + queries + exchanged_cost(B, N, H, K, K, form=form, causal=causal, itemsize=itemsize)

@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
-from ortho._weights import new_weight, split_heads
+from ortho._weights import new_weight, split_heads, tokens_there
 from ortho.attention import FORMS, MECHANISMS
 from ortho.attention.decoding import KeyValueCache
 from ortho.attention.operands import tokens_there

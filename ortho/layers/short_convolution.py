@@ -19,9 +19,10 @@ from ortho import _checks
 from ortho._autocast import no_autocast
 from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
+from ortho._weights import tokens_there
 from ortho.attention import FORMS
 from ortho.attention.decoding import Cache
-from ortho.attention.operands import carried, tokens_there, working
+from ortho.attention.operands import carried, working
 from ortho.attention.transforms import Kernel, once
 from ortho.layers.multihead import MultiheadAttention
 

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from ortho import ConvolvedAttention, HybridAttention, InductionHeads, LanguageModel, freeze_qk, to_standard
-from ortho.cost import hybrid
 from ortho.cost import model as model_cost
 from ortho.cost.counting import Counts, count_forward, count_step, saved_bytes
 from ortho.cost.induction import induction_heads
-from ortho.cost.local_mixing import convolved_layer
+from ortho.cost.layers import convolved_layer, hybrid
 from ortho.layers.induction_projection import InductionProjection, default_sharpness
 from ortho.projections import FrozenProjection
 

@@ -9,7 +9,7 @@ import torch
 from ortho import ConvolvedAttention, HybridAttention, MultiheadAttention, PositionalHeads, TransformerBlock, cost
 from ortho.attention.shifted import ShiftedKeysValues
 from ortho.cost.counting import Counts, count_forward, count_step
-from ortho.cost.local_mixing import convolved_layer, shifted_layer
+from ortho.cost.layers import convolved_layer, shifted_layer
 from ortho.layers.short_convolution import short_convolution, short_convolution_reference
 
 # Sums of at most 1e2 rounded products of size 1 in float64, in different orders.
