@@ -105,18 +105,3 @@ def masked_softmax(scores: Tensor, blocked: Tensor | None, *, empty_rows: bool) 
     # blocked entries has no NaN in it or in its gradient.
     weights = scores.masked_fill(blocked, torch.finfo(scores.dtype).min).softmax(-1)
     return weights.masked_fill(blocked, 0) if empty_rows else weights
-
-
-def tokens_there(mask: Tensor | None, length: int) -> Tensor | None:
-    """Which of the last `length` tokens the mask of a layer has, (B or 1, N); None where it has all.
-
-    `mask` is what `_checks.layer_mask` gives. A mask of keys leaves out a token to which no head may attend. One of
-    pairs says who may attend to whom, and of no token that it is not there. What is no mask the attention refuses.
-    """
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or not 0 < mask.dim() <= 4:
-        return None
-    mask = mask[(None,) * (4 - mask.dim())]  # (b, h, n, M)
-    if mask.shape[2] != 1 or 1 < mask.shape[3] < length:
-        return None
-    there = mask[:, :, 0].any(1)  # (b, M)
-    return there.expand(-1, length) if there.shape[1] == 1 else there[:, there.shape[1] - length :]

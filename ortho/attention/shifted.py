@@ -17,7 +17,7 @@ from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import tokens_there
 from ortho.attention import MECHANISMS
-from ortho.attention.operands import carried, tokens_there
+from ortho.attention.operands import carried
 
 __all__ = ["ShiftedKeysValues"]
 

@@ -34,9 +34,8 @@ def induction_heads(
     one_of("form", form, FORMS)
     K, n = head_width(d, H, head_dim), tokens
     width = H * K
-    values = linear_map(B, N, d, width, input_grad=input_grad, itemsize=itemsize)
-    merged = linear_map(B, N, width, d, itemsize=itemsize)
-    made, drawn, frozen = n * values.forward, 0, n * d * width
+    product = 2 * B * N * d * width  # with W_V, or W_O
+    made, drawn, frozen = n * product, 0, n * d * width
     if one_of("draw", draw, (*DRAWS, STRUCTURED)) == STRUCTURED:
         (a, b), rounds = factors(d, K), sufficient_rounds(d, K)
         rows = -(-width // b)  # of the table, which are read in the end
@@ -44,16 +43,19 @@ def induction_heads(
         drawn, frozen = n * rounds * 2 * d * b, n * (rounds * 2 * d + a * a + b * b)  # signs into the blocks
     # Squares, their sum, the product with the length; of a token its length. The sum over tokens.
     elementwise = 3 * B * N * d + 3 * B * N + (n - 1) * B * N * width + drawn
+    core = exchanged_cost(B, N, H, K, K, form=form, causal=causal, itemsize=itemsize)
     again = form == "fast"
-    queries = Cost(
-        forward=made,
-        backward=made if again else 0,
-        elementwise_forward=elementwise,
-        elementwise_backward=elementwise if again else 0,
-        # x, the merged heads; not q and k, which the kernel's closed form has
-        saved_bytes=itemsize * B * N * (d + width - (2 * width if again else 0)),
-        decode=made // N if isinstance(N, int) else made / N,
-        state_bytes=itemsize * B * (width + (n - 1) * d),
+    kept = 2 * itemsize * B * N * width if again else 0  # q and k, which are not kept
+    token = made // N if isinstance(N, int) else made / N
+    return Cost(
+        forward=2 * product + made + core.forward,
+        backward=(3 + input_grad) * product + core.backward + (made if again else 0),
+        elementwise_forward=core.elementwise_forward + elementwise,
+        elementwise_backward=core.elementwise_backward + (elementwise if again else 0),
+        saved_bytes=itemsize * B * N * (d + width) + core.saved_bytes - kept,
+        decode=4 * B * d * width + token + core.decode,
+        state_bytes=core.state_bytes + itemsize * B * (width + (n - 1) * d),
+        trained=2 * d * width,
         frozen=frozen,
         itemsize=itemsize,
     )

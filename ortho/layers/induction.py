@@ -12,7 +12,6 @@ from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import new_weight, split_heads, tokens_there
 from ortho.attention import FORMS, MECHANISMS
 from ortho.attention.decoding import KeyValueCache
-from ortho.attention.operands import tokens_there
 from ortho.attention.softmax.value_gradient import (
     exchanged_attention,
     exchanged_attention_reference,

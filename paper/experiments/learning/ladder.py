@@ -1,22 +1,25 @@
-"""The ladder: small language models of bytes along budgets of 1 to 64 times the least, on a text that repeats itself and
-on one that does not; with heads that retrieve untrained, and against learned heads with a short convolution.
+"""The ladder: small language models of bytes along budgets of 1 to 64 times the least, on a text that repeats itself
+and on one that does not; with heads that retrieve untrained, and against learned heads with a short convolution.
 
-One run serves all budgets up to its own. It is trained at a constant rate (after a warm-up), and at each budget, a power
-of two, a copy of it goes on for a last fifth of that budget's steps while the rate falls to 0: what is tested there is a
-model whose whole training was planned for that budget (warm-up, stable, decay: Hu et al. 2024, arXiv:2404.06395; as good
-as a cosine of that length: Hägele et al. 2024, arXiv:2405.18392). So all arms are compared at equal steps, at equal
-FLOPs and at equal seconds, of one run each: FLOPs by closed form, seconds as the processor's time of the copy's steps.
+One run serves all budgets up to its own. It is trained at a constant rate (after a warm-up), and at each budget, a
+power of two, a copy of it goes on for a last fifth of that budget's steps while the rate falls to 0: what is tested
+there is a model whose whole training was planned for that budget (warm-up, stable, decay: Hu et al. 2024,
+arXiv:2404.06395; as good as a cosine of that length: Hägele et al. 2024, arXiv:2405.18392). So all arms are compared at
+equal steps, FLOPs and seconds, of one run each: FLOPs by closed form, seconds as the processor's time of the copy's
+steps.
 
-The arms of a seed see the same batches, and are tested on the same windows, which are all that the test part has. Rates
+The arms of a seed see the same batches, and are tested on the same windows, nearly all that the test part has. Rates
 are chosen by the validation part at `rates.TUNING`, a seed that does not count: of four a factor of two apart at
-`TUNED`, and of the best and its half at `LONG`. The longest runs take the rate of these.
+`TUNED`, and of the best and its half at `LONG`. The longest runs take the rate of these. What the main arms are
+compared for is in 'ladder', what stands beside them in 'ladder-others'.
 """
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from math import log
 from pathlib import Path
 from typing import Any
@@ -40,8 +43,8 @@ from paper.training import Recipe, Trainer
 
 TEXTS: Mapping[str, Callable[[], Parts]] = {"python": text.python_parts, "novels": novels.novels_parts}
 SIZES: Mapping[str, Mapping[str, int]] = {
-    "python": {"B": 4, "N": 512, "tested": 800},
-    "novels": {"B": 8, "N": 256, "tested": 1600},
+    "python": {"B": 4, "N": 512, "tested": 750},
+    "novels": {"B": 8, "N": 256, "tested": 1500},
 }
 MODEL = {"d": 96, "H": 4, "L": 3}
 BASE = 300  # steps, 614,400 bytes
@@ -57,8 +60,11 @@ ROWS = 16  # windows of a test batch
 PLACES = (16, 64, 128, 256, 512)  # ends of the parts of a window
 MATCHED = 4  # bytes of a match from which on it counts as one
 
+# All with the convolution; and these without.
 MAIN = ("learned", "2 induction + 2 positional", "1 learned + 3 positional", "1 learned + 1 induction + 2 positional")
 WITHOUT = ("learned", "learned, KV shift", "2 induction + 2 positional", "1 learned + 3 positional")
+
+Pairs = Sequence[tuple[str, str, int]]  # a text, an arm, the width of its convolution
 
 
 @dataclass(frozen=True)
@@ -115,42 +121,49 @@ def case(
 
 
 def cases(device: str) -> list[Case]:
-    """The runs in the order of what they tell: every arm once, then its other rates; the main arms' longer runs, seed
-    by seed; then the others'."""
-    arms = [*((arm, CONVOLUTION) for arm in ARMS), *((arm, 0) for arm in WITHOUT)]
-    pairs = [(name, arm, width) for name in TEXTS for arm, width in arms]
-    first = rates.tried(TRIED, MODEL["d"])
-    tuning = [
-        case(name, arm, convolution=width, rate=rate, device=device) for rate in first for name, arm, width in pairs
-    ]
-    main = [(name, arm, CONVOLUTION) for arm in MAIN for name in TEXTS]
-    rest = [one for one in pairs if one not in main]
+    """The main arms' runs, in the order of what they tell: rates, and seed by seed those that count."""
+    pairs = [(name, arm, CONVOLUTION) for arm in MAIN for name in TEXTS]
     return [
-        *tuning,
-        *_tuned_long(main, device),
-        *_counted(main, SEEDS[:2], LONG, device),
-        *_counted(main, SEEDS[:1], LONGEST, device),
-        *_counted(main, SEEDS[2:3], LONG, device),
-        *_tuned_long(rest, device),
-        *_counted(rest, SEEDS[:3], LONG, device),
-        *_counted(main, SEEDS[3:], LONG, device),
-        *_counted(main, SEEDS[1:3], LONGEST, device),
+        *_tuned(pairs, device),
+        *_tuned_long("ladder", pairs, device),
+        *_counted("ladder", pairs, SEEDS[:2], LONG, device),
+        *_counted("ladder", pairs, SEEDS[:1], LONGEST, device),
+        *_counted("ladder", pairs, SEEDS[2:], LONG, device),
+        *_counted("ladder", pairs, SEEDS[1:3], LONGEST, device),
     ]
 
 
-def _tuned_long(pairs: list[tuple[str, str, int]], device: str) -> Iterator[Case]:
+def other_cases(device: str) -> list[Case]:
+    """The same of the other arms, and of some without the convolution."""
+    arms = [*((arm, CONVOLUTION) for arm in ARMS if arm not in MAIN), *((arm, 0) for arm in WITHOUT)]
+    pairs = [(name, arm, width) for arm, width in arms for name in TEXTS]
+    return [
+        *_tuned(pairs, device),
+        *_tuned_long("ladder-others", pairs, device),
+        *_counted("ladder-others", pairs, SEEDS[:3], LONG, device),
+    ]
+
+
+def _tuned(pairs: Pairs, device: str) -> Iterator[Case]:
+    """The runs that choose one of the rates, all at the likeliest first."""
+    for rate in rates.tried(TRIED, MODEL["d"]):
+        for name, arm, width in pairs:
+            yield case(name, arm, convolution=width, rate=rate, device=device)
+
+
+def _tuned_long(experiment: str, pairs: Pairs, device: str) -> Iterator[Case]:
     """The runs that choose between the rate of the shorter ones and its half."""
     for name, arm, width in pairs:
-        rate = rates.chosen("ladder", case(name, arm, convolution=width, device=device))
+        rate = rates.chosen(experiment, case(name, arm, convolution=width, device=device))
         for one in () if rate is None else (rate, rate / 2):
             yield case(name, arm, convolution=width, rate=one, budget=LONG, device=device)
 
 
-def _counted(pairs: list[tuple[str, str, int]], seeds: tuple[int, ...], budget: int, device: str) -> Iterator[Case]:
+def _counted(experiment: str, pairs: Pairs, seeds: Sequence[int], budget: int, device: str) -> Iterator[Case]:
     """The runs that count, of those whose rate was chosen at `LONG`."""
     for seed in seeds:
         for name, arm, width in pairs:
-            rate = rates.chosen("ladder", case(name, arm, convolution=width, budget=LONG, device=device))
+            rate = rates.chosen(experiment, case(name, arm, convolution=width, budget=LONG, device=device))
             if rate is not None:
                 yield case(name, arm, convolution=width, seed=seed, rate=rate, budget=budget, device=device)
 
@@ -252,7 +265,7 @@ def _by_repeats(bits: Tensor, batch: Batch) -> dict[str, Any]:
     """Bits a byte by the place in the window, and by what the byte repeats: after no match, as the latest longest match
     goes on, or otherwise; and the share of the bytes that are of each sort."""
     edges = [0, *(end for end in PLACES if end < bits.shape[1]), bits.shape[1]]
-    places = {f"to {b}": round(float(bits[:, a:b].mean()), 5) for a, b in zip(edges[:-1], edges[1:], strict=True)}
+    places = {f"to {b}": round(float(bits[:, a:b].mean()), 5) for a, b in pairwise(edges)}
     matched, right = _repeats(batch)
     sorts = {"no match": ~matched, "goes on": matched & right, "does not": matched & ~right}
     there = {name: mask for name, mask in sorts.items() if mask.any()}
@@ -295,15 +308,12 @@ def _needs() -> Needs:
     return Needs(configuration=configuration, quantities=("validation_bits",), facts=fitting.FACTS)
 
 
-LADDER = Experiment(
-    name="ladder",
-    title="language models of bytes along budgets, with heads that retrieve untrained",
-    cases=cases,
-    run=run,
-    work=work,
-    label=label,
-    line=ladder_rows.line,
-    show=ladder_rows.table,
-    needs=_needs(),
-    resumes=True,
+def _experiment(name: str, title: str, cases: Callable[[str], list[Case]]) -> Experiment:
+    rows: dict[str, Any] = {"line": ladder_rows.line, "show": ladder_rows.table, "needs": _needs()}
+    return Experiment(name=name, title=title, cases=cases, run=run, work=work, label=label, resumes=True, **rows)
+
+
+EXPERIMENTS = (
+    _experiment("ladder", "language models of bytes along budgets, with heads that retrieve untrained", cases),
+    _experiment("ladder-others", "language models of bytes along budgets: other arms", other_cases),
 )
