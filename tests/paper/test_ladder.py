@@ -12,10 +12,10 @@ from ortho.cost.counting import count_step
 from paper.experiments.learning import ladder, ladder_rows, rates
 from paper.experiments.learning.ladder_arms import ARMS, CONVOLUTION, MimeticProjection
 from paper.experiments.learning.ladder_rows import HYPOTHESES, Curve, at, at_equal, judged, tail
-from paper.tasks import novels
+from paper.tasks import novels, text
 from paper.tasks.download import RemoteFile
 from paper.tasks.repeats import repeats
-from paper.training import Trainer
+from paper.training import Recipe, Trainer
 
 TINY = {"base": 4, "tested": 8, "N": 32, "B": 2, "d": 16, "H": 4, "L": 1}
 
@@ -116,6 +116,26 @@ def test_the_schedule():
     assert [ladder._steps({"base": 300}, n) for n in (1, 16)] == [(240, 60), (3840, 960)]
 
 
+class Planned(Recipe):
+    """The two schedules one after the other."""
+
+    def share_of_rate(self, step):
+        return min(1.0, (step + 1) / ladder.WARM_UP) if step < 8 else 1 - (step - 8) / 2
+
+
+def test_a_budget_s_copy_is_a_run_of_that_length():
+    """Trained without a break on the same batches, a model has the same bits: the copy takes over weights, moments and
+    the place in the batches."""
+    case = tiny(seed=1, budget=1, base=10)
+    found = ladder.run(case)
+    seeds = found["seeds"]
+    model = ARMS[case["arm"]].build(case, torch.Generator().manual_seed(seeds["weights"]))
+    task = text.language_modelling("python", "", text.python_parts(), case["N"])
+    recipe = Planned(10, case["rate"], case["B"], weight_decay=ladder.WEIGHT_DECAY)
+    Trainer(model, task.train, recipe, torch.Generator().manual_seed(seeds["training"])).run()
+    assert ladder._examined(model, task, case)["blocks"]["test"] == found["repetitions"]["1 x"]["test_bits"]
+
+
 def test_after_a_kill(tmp_path, monkeypatch, outcome):
     """To the bit, but for the seconds."""
     whole, file = Trainer.run, tmp_path / "one.pt"
@@ -205,8 +225,8 @@ def test_equal_steps_flop_and_seconds():
 def test_the_table(outcome):
     shown = {"device": "cpu-x", "provenance": {"device_name": "x"}, **record("learned", 1, 2.0)}
     other = {**shown, **record("2 induction + 2 positional", 1, 1.9)}
-    text = ladder_rows.table([shown, other])
-    assert "16 x 1.9" in text and "against learned + convolution at 16 x: -0.100 at equal steps" in text
+    said = ladder_rows.table([shown, other])
+    assert "16 x 1.9" in said and "against learned + convolution at 16 x: -0.100 at equal steps" in said
     assert ladder_rows.line({"configuration": tiny(seed=1), **outcome}).startswith("test 1 x ")
 
 
