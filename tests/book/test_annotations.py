@@ -5,16 +5,16 @@ import jaxtyping
 import pytest
 import torch
 
-from ortho.attention import softmax_attention
 from ortho.attention.chunking import chunks
+from ortho.attention.softmax.flash import flash_attention
 
 FLAT = torch.ones(3, 4).unbind()  # vectors, where queries, keys and values are expected
 
 
 def test_a_false_shape_is_an_error():
-    softmax_attention(*torch.ones(3, 4, 2))
-    with pytest.raises(jaxtyping.TypeCheckError, match="softmax_attention"):
-        softmax_attention(*FLAT)
+    flash_attention(*torch.ones(3, 4, 2))
+    with pytest.raises(jaxtyping.TypeCheckError, match="flash_attention"):
+        flash_attention(*FLAT)
 
 
 def test_a_false_type_is_an_error():
@@ -25,21 +25,21 @@ def test_a_false_type_is_an_error():
 def test_sizes_of_one_name_are_equal():
     """In one call, not from call to call."""
     q, k = torch.ones(1, 4, 2), torch.ones(1, 4, 3)
-    softmax_attention(k, k, k)
-    with pytest.raises(jaxtyping.TypeCheckError, match="softmax_attention"):
-        softmax_attention(q, k, k)
+    flash_attention(k, k, k)
+    with pytest.raises(jaxtyping.TypeCheckError, match="flash_attention"):
+        flash_attention(q, k, k)
 
 
 @pytest.mark.parametrize("repetition", [1, 2])
 def test_the_first_calls_of_each_test_are_checked(repetition):
     for _ in range(annotation_checks.CALLS):
         with pytest.raises(jaxtyping.TypeCheckError):
-            softmax_attention(*FLAT)
+            flash_attention(*FLAT)
     with pytest.raises(ValueError, match="q: expected shape"):
-        softmax_attention(*FLAT)
+        flash_attention(*FLAT)
 
 
 @pytest.mark.bad_input
 def test_they_are_not_checked_where_the_input_is_bad():
     with pytest.raises(ValueError, match="q: expected shape"):
-        softmax_attention(*FLAT)
+        flash_attention(*FLAT)
