@@ -245,12 +245,11 @@ def _curves(group: Sequence[Record], part: str) -> list[str]:
         name = f"{of[0]}, {of[1]}{' + convolution' if of[2] else ''}"
         figures = ", ".join(f"{n} x {bits:.3f}" for n, bits in zip(own.budgets, own.bits, strict=True))
         lines.append(f"{part:11}{name:64}{figures}; {1e3 * own.seconds:.0f} ms a step")
-        if rival is not None and rival != own:
-            last = max(set(rival.budgets) & set(own.budgets), default=0)
-            equal = at_equal(own, rival, last) if last else {}
-            base = dict(zip(rival.budgets, rival.bits, strict=True))
-            lines += [
-                f"{'':15}against learned + convolution at {last} x: "
-                + ", ".join(f"{bits - base[last]:+.3f} at equal {what}" for what, bits in equal.items())
-            ] * bool(last)
+        if rival is None or rival == own:
+            continue
+        for budget, base in zip(rival.budgets, rival.bits, strict=True):
+            equal = {what: f"{bits - base:+.3f}" for what, bits in at_equal(own, rival, budget).items() if bits == bits}
+            if equal:  # a cheaper arm has not spent as much as the rival at the last budget
+                words = ", ".join(f"{difference} at equal {what}" for what, difference in equal.items())
+                lines.append(f"{'':15}against learned + convolution at {budget} x: {words}")
     return lines
