@@ -277,6 +277,7 @@ LEFT_OUT = {
     "cost.decoding.DecodeCost", "attention.selected.routing.members_of",
     "favor++ layer.new_cache",
     "layers.hybrid.HybridCache",
+    *(f"attention.cache.{name}Cache" for name in ("", "KeyValue", "Pattern", "Rotary", "State")),
     *(f"attention.untrained.patterns.{name}" for name in
       ("added", "cubes", "running", "sum_of_cubes", "times", "windows")),
     *(f"attention.linear.linear_attention.{name}" for name in ("divisors", "kernel_mechanism", "kernel_weights")),

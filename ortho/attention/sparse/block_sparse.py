@@ -8,6 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from ortho import _checks
 from ortho._checks import checked
 from ortho.attention.sparse.pattern import Pattern, both_ways, pattern_mechanism
 from ortho.attention.sparse.tiling import ABSENT, Tiling, TokenBlocks, causal, consecutive
@@ -96,6 +97,8 @@ class BlockSparse(Blocks):
     blocks: Rows
 
     def __post_init__(self) -> None:
+        if not isinstance(self.blocks, tuple | list) or not all(isinstance(row, tuple | list) for row in self.blocks):
+            raise TypeError(f"blocks: expected a row of numbers for each block, got {_checks.describe(self.blocks)}")
         for t, row in enumerate(self.blocks):
             if any(isinstance(b, bool) or not isinstance(b, int) or b < 0 for b in row) or len(set(row)) < len(row):
                 raise ValueError(f"blocks: expected numbers of blocks, each once, in row {t}, got {row!r}")
