@@ -182,7 +182,7 @@ def curve(records: Iterable[Record], of: Key, part: str = "test") -> Curve | Non
             run = (case["seed"], case["rate"])
             found.setdefault(look["budget"], {})[run] = float(np.mean(bits))
             seconds.append(look["step_s"])
-    if case is None:
+    if case is None or not found:
         return None
     combine = np.mean if part == "test" else np.min
     budgets = tuple(sorted(found))
