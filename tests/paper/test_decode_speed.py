@@ -8,7 +8,7 @@ from experiment_fakes import within
 
 from ortho.attention.linear.feature_maps import HORIZON
 from paper.experiments import measure
-from paper.experiments.engine import clock as stopped
+from paper.experiments.engine import benchmark as stopped
 from paper.experiments.speed import decoding as speed
 from paper.experiments.speed import decoding_analysis as rows
 

@@ -10,7 +10,7 @@ from ortho import cost
 from paper import experiments
 from paper.experiments import measure
 from paper.experiments.engine import cli, records
-from paper.experiments.engine.stopwatch import Arm, cuda_memory, timed_step
+from paper.experiments.engine.benchmark import Arm, cuda_memory, timed_step
 from paper.experiments.speed import analysis as summary
 from paper.experiments.speed import training_step as step
 

@@ -9,7 +9,7 @@ from experiment_fakes import within
 from ortho.cost.configurations import CONFIGURATIONS
 from ortho.models.language_model import LanguageModel
 from paper.experiments import measure
-from paper.experiments.engine.stopwatch import timed_step
+from paper.experiments.engine.benchmark import timed_step
 from paper.experiments.speed import generation
 from paper.experiments.speed import whole_models as whole
 from paper.experiments.speed import whole_models_analysis as model_rows

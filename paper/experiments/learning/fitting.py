@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from ortho._checks import describe
 from paper.experiments.engine import records
-from paper.experiments.engine.closeness import assert_close
+from paper.experiments.engine.benchmark import assert_close
 from paper.experiments.engine.records import Case, Needs
 from paper.experiments.engine.runner import Experiment
 from paper.tasks.task import NONE, Batch, Draw, Task

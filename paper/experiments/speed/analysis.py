@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from ortho import cost
+from paper.experiments.engine.benchmark import PHASES
 from paper.experiments.engine.records import Record, by_device
-from paper.experiments.engine.stopwatch import PHASES
 
 STANDARD = "learned"
 

@@ -5,7 +5,6 @@ repetition, all run one after the other in an order drawn anew, so that a ratio 
 is over soon runs several times in a row, and counts with the mean.
 """
 
-import re
 import time
 from collections.abc import Callable
 from functools import partial
@@ -17,9 +16,9 @@ from torch import Tensor
 from ortho._checks import one_of, positive_int
 from ortho.attention.chunking import CHUNK
 from ortho.cost.allocations import Allocations
+from paper.experiments.engine.benchmark import event, interleaved, reason
 from paper.experiments.engine.records import Case, Needs
 from paper.experiments.engine.runner import Experiment
-from paper.experiments.engine.stopwatch import interleaved
 from paper.experiments.speed import (
     attention_analysis as attention_rows,
 )
@@ -125,7 +124,7 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
         except (RuntimeError, TypeError, ValueError) as error:
             if not (isinstance(error, torch.OutOfMemoryError) or attention_arms.by_name(name)):
                 raise
-            failures[name] = _reason(error)
+            failures[name] = reason(error)
         _give_back(case["device"])
     if YARDSTICK in failures:
         raise RuntimeError(f"{YARDSTICK}: expected to fit into the device, got {failures[YARDSTICK]}")
@@ -138,7 +137,7 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
                 attention_arms.check_twin(case, name, call, operands_of(name), upstream)
                 enter(twin, call)
             except Exception as error:  # whatever a compiler raises is its result here
-                failures[twin] = _reason(error)
+                failures[twin] = reason(error)
             _give_back(case["device"])
     times, order = interleaved(
         arms,
@@ -181,7 +180,7 @@ def timed(call: Attention, operands: Operands, upstream: Tensor, calls: int) -> 
     marks: list[Any] = []
 
     def mark() -> None:
-        marks.append(_event() if cuda else (time.perf_counter(), time.process_time()))
+        marks.append(event() if cuda else (time.perf_counter(), time.process_time()))
 
     def step() -> None:
         mark()
@@ -209,22 +208,10 @@ def timed(call: Attention, operands: Operands, upstream: Tensor, calls: int) -> 
     return {quantity: round(value, 9) for quantity, value in seconds.items()}
 
 
-def _event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
 def _give_back(device: str) -> None:
     """Return the memory that an arm no longer uses, so that the next one meets the device as the first did."""
     if device == "cuda":
         torch.cuda.empty_cache()
-
-
-def _reason(error: Exception) -> str:
-    """What went wrong, in one line and without the paths of the machine."""
-    line = next(iter(str(error).strip().splitlines()), "")
-    return re.sub(r"(/[\w.+-]+)+/", "", f"{type(error).__name__}: {line}")[:300]
 
 
 def work(case: Case) -> float:
@@ -244,8 +231,6 @@ def label(case: Case) -> str:
     words = [case["arms"], f"N={case['N']}", case["dtype"]]
     return " ".join(words + (["compiled"] if case["compiled"] else []))
 
-
-# What a timed call runs, whatever the mechanism.
 
 ATTENTION_SPEED = Experiment(
     name="attention-speed",

@@ -23,7 +23,7 @@ from ortho.attention.softmax.backends import BACKENDS, backend_attention
 from ortho.attention.sparse.flex import flex_pattern_attention
 from ortho.attention.sparse.pattern import Pattern
 from ortho.attention.sparse.window import Window
-from paper.experiments.engine.closeness import assert_close
+from paper.experiments.engine.benchmark import assert_close
 from paper.experiments.engine.records import Case
 
 YARDSTICK, MATERIALISED, FLEX = "sdpa", "materialised", "flex"

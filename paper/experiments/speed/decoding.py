@@ -20,11 +20,9 @@ from ortho.attention import MECHANISMS
 from ortho.attention.cache import Cache, new_cache
 from ortho.attention.mechanism import Mechanism
 from ortho.cost.decoding import DecodeCost, decoded
-from paper.experiments.engine.clock import mean_seconds
-from paper.experiments.engine.closeness import assert_close
+from paper.experiments.engine.benchmark import assert_close, interleaved, mean_seconds
 from paper.experiments.engine.records import Case, Needs
 from paper.experiments.engine.runner import Experiment
-from paper.experiments.engine.stopwatch import interleaved
 from paper.experiments.speed import (
     attention_variants as attention_arms,
 )

@@ -15,11 +15,9 @@ from ortho._checks import one_of, positive_int
 from ortho.attention.cache import Cache
 from ortho.cost.configurations import CONFIGURATIONS, Configuration
 from ortho.models.language_model import LanguageModel
-from paper.experiments.engine.clock import mean_seconds
-from paper.experiments.engine.closeness import assert_close, relative_error
+from paper.experiments.engine.benchmark import assert_close, interleaved, mean_seconds, relative_error
 from paper.experiments.engine.records import Case, Needs, Record, by_device
 from paper.experiments.engine.runner import Experiment
-from paper.experiments.engine.stopwatch import interleaved
 from paper.experiments.speed.analysis import quartiles, seconds
 
 MODEL = "GPT-2 medium"

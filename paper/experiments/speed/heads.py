@@ -11,9 +11,9 @@ from torch import nn
 
 from ortho.layers.block import TransformerBlock
 from ortho.layers.hybrid import HybridAttention
+from paper.experiments.engine.benchmark import PHASES
 from paper.experiments.engine.records import Case, Needs
 from paper.experiments.engine.runner import Experiment
-from paper.experiments.engine.stopwatch import PHASES
 from paper.experiments.speed import heads_analysis as heads_rows
 from paper.experiments.speed import training_step
 from paper.experiments.speed.heads_analysis import SPLITS, STANDARD, declared

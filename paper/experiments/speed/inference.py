@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from ortho.adapters.conversion import to_standard
+from paper.experiments.engine.benchmark import interleaved
 from paper.experiments.engine.records import Case, Needs, Record, by_device
 from paper.experiments.engine.runner import Experiment
-from paper.experiments.engine.stopwatch import interleaved
 from paper.experiments.speed import analysis as summary
 from paper.experiments.speed import training_step
 

@@ -8,10 +8,9 @@ from functools import partial
 from typing import Any
 
 from ortho._checks import one_of, positive_int
-from paper.experiments.engine.clock import mean_seconds
+from paper.experiments.engine.benchmark import interleaved, mean_seconds
 from paper.experiments.engine.records import Case, Needs
 from paper.experiments.engine.runner import Experiment
-from paper.experiments.engine.stopwatch import interleaved
 from paper.experiments.learning import fitting, language
 from paper.experiments.learning.arms import arms
 from paper.experiments.speed import language_models_analysis as language_speed_rows

@@ -18,11 +18,9 @@ from ortho._checks import one_of, positive_int
 from ortho._weights import split_heads
 from ortho.projections import FrozenProjection, MergedProjection, Projection, StructuredProjection
 from ortho.projections.structured import factors
-from paper.experiments.engine.clock import mean_seconds
-from paper.experiments.engine.closeness import assert_close
+from paper.experiments.engine.benchmark import assert_close, interleaved, mean_seconds
 from paper.experiments.engine.records import Case, Needs, Record, by_device
 from paper.experiments.engine.runner import Experiment
-from paper.experiments.engine.stopwatch import interleaved
 from paper.experiments.speed.analysis import clocked, quartiles
 
 DENSE, MERGED = "dense", "merged"

@@ -12,10 +12,9 @@ from ortho.cost.allocations import Allocations
 from ortho.cost.layers import RecomputedCost, recomputed
 from ortho.layers.block import TransformerBlock
 from ortho.layers.recomputation import Recomputed, RecomputedAttention
-from paper.experiments.engine.closeness import assert_close
+from paper.experiments.engine.benchmark import assert_close, interleaved
 from paper.experiments.engine.records import Case, Needs, Record, by_device
 from paper.experiments.engine.runner import Experiment
-from paper.experiments.engine.stopwatch import interleaved
 from paper.experiments.speed.analysis import quartiles, step_seconds
 from paper.experiments.speed.attention import PHASES, timed
 

@@ -6,7 +6,6 @@ anew, so that a drift of the machine falls on all of them, and a speed-up is a m
 
 import copy
 import math
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -19,16 +18,17 @@ from ortho.cost import Cost
 from ortho.cost.counting import saved_bytes
 from ortho.layers.block import TransformerBlock
 from ortho.layers.multihead import MultiheadAttention
-from paper.experiments.engine.closeness import assert_close
-from paper.experiments.engine.records import Case, Needs
-from paper.experiments.engine.runner import Experiment
-from paper.experiments.engine.stopwatch import (
+from paper.experiments.engine.benchmark import (
     PHASES,
     Arm,
+    assert_close,
     cuda_memory,
     interleaved,
+    reason,
     timed_step,
 )
+from paper.experiments.engine.records import Case, Needs
+from paper.experiments.engine.runner import Experiment
 from paper.experiments.speed import analysis as summary
 
 VARIANTS = ("learned", "frozen", "stopped")
@@ -138,7 +138,7 @@ def compare(
             try:
                 arms.append(_compiled(case, eager, x, upstream))
             except Exception as error:  # whatever a compiler raises is its result here
-                failures[f"{eager.name}-compiled"] = _first_line(error)
+                failures[f"{eager.name}-compiled"] = reason(error)
     times, order = interleaved(
         {arm.name: partial(timed_step, arm, x, upstream, **options) for arm in arms},
         warm_up=WARM_UP[device],
@@ -245,12 +245,6 @@ def _memory(arm: Arm, x: Tensor, upstream: Tensor, options: dict[str, Any]) -> d
     with saved_bytes([*arm.module.parameters(), *arm.module.buffers()]) as kept:
         arm.call(x, **options)
     return {"saved_bytes": kept()}
-
-
-def _first_line(error: Exception) -> str:
-    """What went wrong, in one line and without the paths of the machine."""
-    line = next(iter(str(error).strip().splitlines()), "")
-    return re.sub(r"(/[\w.+-]+)+/", "", f"{type(error).__name__}: {line}")[:300]
 
 
 def work(

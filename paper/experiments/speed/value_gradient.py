@@ -10,10 +10,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference, softmax_cost
 from ortho.attention.softmax.value_gradient import value_gradient_attention, value_gradient_cost
-from paper.experiments.engine.closeness import assert_close
+from paper.experiments.engine.benchmark import assert_close, interleaved
 from paper.experiments.engine.records import Case, Needs, Record, by_device
 from paper.experiments.engine.runner import Experiment
-from paper.experiments.engine.stopwatch import interleaved
 from paper.experiments.speed import training_step
 from paper.experiments.speed.analysis import quartiles, seconds, step_seconds
 from paper.experiments.speed.attention import PHASES, timed

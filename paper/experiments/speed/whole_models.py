@@ -16,17 +16,18 @@ from torch import Tensor, nn
 from ortho._checks import one_of, positive_int
 from ortho.cost.configurations import CONFIGURATIONS, Configuration
 from ortho.cost.counting import saved_bytes
-from paper.experiments.engine.clock import mean_seconds
-from paper.experiments.engine.closeness import assert_close, relative_error
-from paper.experiments.engine.records import Case, Needs
-from paper.experiments.engine.runner import Experiment
-from paper.experiments.engine.stopwatch import (
+from paper.experiments.engine.benchmark import (
     PHASES,
     Arm,
+    assert_close,
     cuda_memory,
     interleaved,
+    mean_seconds,
+    relative_error,
     timed_step,
 )
+from paper.experiments.engine.records import Case, Needs
+from paper.experiments.engine.runner import Experiment
 from paper.experiments.speed import training_step
 from paper.experiments.speed import whole_models_analysis as model_rows
 

@@ -1,7 +1,10 @@
-"""Time and memory of one training step, on a CPU or on CUDA."""
+"""What every timing is made of: whether a fast form gives what its definition does, asked before anything is measured
+of it; what is compared, in turn, in an order drawn anew for each repetition; and the clocks.
+"""
 
 import gc
 import random
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,6 +14,25 @@ import torch
 from torch import Tensor, nn
 
 PHASES = ("forward", "backward", "optimiser")
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    """How far `got` is from `want`, as a share of the latter's norm; both are taken to float64."""
+    want = want.detach().double()
+    return float((got.detach().double() - want).norm() / want.norm())
+
+
+def assert_close(what: str, got: Tensor, want: Tensor, bound: float) -> None:
+    """Raise AssertionError, naming what was compared, unless the relative error is within the bound."""
+    error = relative_error(got, want)
+    if not error <= bound:  # also where the error is NaN
+        raise AssertionError(f"{what}: expected a relative error of at most {bound:.2g}, got {error:.2g}")
+
+
+def reason(error: Exception) -> str:
+    """What went wrong, in one line and without the paths of the machine."""
+    line = next(iter(str(error).strip().splitlines()), "")
+    return re.sub(r"(/[\w.+-]+)+/", "", f"{type(error).__name__}: {line}")[:300]
 
 
 @dataclass
@@ -73,7 +95,7 @@ def timed_step(arm: Arm, x: Tensor, upstream: Tensor, **options: Any) -> dict[st
     if cuda:
         _step(arm, x, upstream, options, lambda: None)
     marks: list[Any] = []
-    _step(arm, x, upstream, options, lambda: marks.append(_event() if cuda else _host()))
+    _step(arm, x, upstream, options, lambda: marks.append(event() if cuda else _host()))
     if cuda:
         torch.cuda.synchronize()
         return {
@@ -124,7 +146,25 @@ def _host() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
 
 
-def _event() -> torch.cuda.Event:
+def event() -> torch.cuda.Event:
+    """A mark on the device's own clock, now."""
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
+
+
+def mean_seconds(steps: Callable[[], None], count: int, *, cuda: bool, quantity: str = "step") -> dict[str, float]:
+    """Seconds of one of the `count` steps that a call makes, the mean.
+
+    On a CPU both the wall's (`step_s`) and the process's own (`step_cpu_s`), which other load does not lengthen. On
+    CUDA the wall's until the device is done, with the host's time to launch kernels.
+    """
+    if cuda:
+        torch.cuda.synchronize()
+    began = time.perf_counter(), time.process_time()
+    steps()
+    if cuda:
+        torch.cuda.synchronize()
+    ended = time.perf_counter(), time.process_time()
+    wall, own = (round((b - a) / count, 9) for a, b in zip(began, ended, strict=True))
+    return {f"{quantity}_s": wall} if cuda else {f"{quantity}_s": wall, f"{quantity}_cpu_s": own}
