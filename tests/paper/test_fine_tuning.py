@@ -10,7 +10,7 @@ from experiment_fakes import SLUG, go, within
 from ortho.layers.multihead import MultiheadAttention
 from paper.experiments import measure
 from paper.experiments.engine import records
-from paper.experiments.learning import fine_tuning, fine_tuning_rows, fitting, language, rates
+from paper.experiments.learning import fine_tuning, fitting, language, rates
 from paper.experiments.learning.fine_tuning import SCRATCH
 from paper.tasks import text
 from paper.training import CheckpointError, trainer
@@ -191,7 +191,7 @@ def test_the_stages_are_learnt_from():
     """600 and 300 steps teach more; these are enough to tell each text from the other's model."""
     case = fine_tuning.case("QK frozen", 1, 1e-2, first_steps=60, steps=40, N=32, d=32, tested=64)
     record = {**fine_tuning.run(case)}
-    begun, ended = fine_tuning_rows.new_before(record), fine_tuning_rows.new(record)
+    begun, ended = fine_tuning.new_before(record), fine_tuning.new(record)
     assert ended < begun - 0.1 and begun < 6  # bits; a guess has 8
     curve = [look["loss_nats"] for look in record["facts"]["validation"]]
     assert curve[-1] < curve[0]

@@ -12,7 +12,7 @@ from ortho.cost.counting import count_step
 from paper import experiments
 from paper.experiments import measure
 from paper.experiments.engine import records
-from paper.experiments.learning import language, language_rows, rates
+from paper.experiments.learning import language, rates
 from paper.experiments.learning.arms import arms
 from paper.tasks import text
 from tools import rates as tool
@@ -63,7 +63,7 @@ def table(tmp_path, monkeypatch):
 
 
 def test_runs_are_those_of_an_arm_over_its_seeds_without_the_tuning(several):
-    frozen, learned = language_rows.runs(several, SLUG)
+    frozen, learned = language.runs(several, SLUG)
     assert (frozen.arm, learned.arm) == ("frozen", "learned")
     assert frozen.seeds == learned.seeds == (1, 2, 3, 4, 5)
     assert learned.values["bits"] == pytest.approx(LEVEL)
@@ -72,11 +72,11 @@ def test_runs_are_those_of_an_arm_over_its_seeds_without_the_tuning(several):
     assert [step for step, _ in learned.curves[0]] == [1, 2]
     assert [nats for _, nats in learned.curves[1]] == pytest.approx([2.1 * log(2) + 1, 2.1 * log(2) + 0.5])
     assert learned.configuration["rate"] == 0.01 and "seed" not in learned.configuration
-    assert language_rows.runs(several, "another") == []
+    assert language.runs(several, "another") == []
 
 
 def test_flop_are_those_that_are_counted_and_parameters_those_that_are_stored(several, measured):
-    learned = language_rows.by_arm(several, SLUG)["learned"]
+    learned = language.by_arm(several, SLUG)["learned"]
     model = arms(2, 16)["learned"].build(256, 16, 1)
     counted = count_step(model, torch.zeros(2, 16, dtype=torch.long))
     assert learned.flop == learned.configuration["steps"] * (counted.forward + counted.backward)
@@ -87,18 +87,18 @@ def test_budgets_are_the_multiples_of_the_steps_at_equal_flop():
     for arm in language.few(2):
         for steps, multiple in ((150, 0.25), (600, 1.0), (2400, 4.0)):
             for d in (16, 32):
-                assert language_rows.budget(language.case(arm, 1, **{**TINY, "steps": steps, "d": d})) == multiple
+                assert language.budget(language.case(arm, 1, **{**TINY, "steps": steps, "d": d})) == multiple
     with pytest.raises(ValueError, match="steps: expected those of a budget .* for 'learned', got 151"):
-        language_rows.budget(language.case("learned", 1, **{**TINY, "steps": 151}))
+        language.budget(language.case("learned", 1, **{**TINY, "steps": 151}))
 
 
 def test_runs_that_differ_in_more_than_the_seed_are_kept_apart(several, make):
     several += [make("learned", seed, 1.0, steps=9) for seed in (1, 2)]
-    assert [len(one.seeds) for one in language_rows.runs(several, SLUG)] == [5, 5, 2]
-    assert [one.mean("bits") for one in language_rows.runs(several, SLUG, steps=9)] == pytest.approx([1.0])
-    assert set(language_rows.by_arm(several, SLUG, steps=2)) == {"frozen", "learned"}
+    assert [len(one.seeds) for one in language.runs(several, SLUG)] == [5, 5, 2]
+    assert [one.mean("bits") for one in language.runs(several, SLUG, steps=9)] == pytest.approx([1.0])
+    assert set(language.by_arm(several, SLUG, steps=2)) == {"frozen", "learned"}
     with pytest.raises(ValueError, match="wanted: expected runs of 'learned' that differ in the seed alone, got {}"):
-        language_rows.by_arm(several, SLUG)
+        language.by_arm(several, SLUG)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_an_arm_is_judged_by_the_rule_in_its_record_pair_by_pair(make, more, out
     """The level of a seed differs by more than the arms do, so that only pairs can show what these are."""
     records = [make("learned", seed, LEVEL[seed - 1]) for seed in (1, 2, 3, 4, 5)]
     records += [make("frozen", seed, LEVEL[seed - 1] + more[seed - 1]) for seed in (4, 2, 5, 1, 3)]
-    found = language_rows.by_arm(records, SLUG)
-    judged = language_rows.judged(found["frozen"], found["learned"])
+    found = language.by_arm(records, SLUG)
+    judged = language.judged(found["frozen"], found["learned"])
     assert (judged.outcome, judged.pairs) == (outcome, 5)
     assert judged.difference.mean == pytest.approx(sum(more) / 5)
     low, high = judged.difference.interval
@@ -127,17 +127,17 @@ def test_an_arm_is_judged_by_the_rule_in_its_record_pair_by_pair(make, more, out
 def test_the_margin_is_that_of_the_records(make):
     records = [make("learned", seed, LEVEL[seed - 1], decision_margin=0.2) for seed in (1, 2, 3, 4, 5)]
     records += [make("frozen", seed, LEVEL[seed - 1] + 0.1, decision_margin=0.2) for seed in (1, 2, 3, 4, 5)]
-    found = language_rows.by_arm(records, SLUG)
-    assert language_rows.judged(found["frozen"], found["learned"]).outcome == "equivalent"
+    found = language.by_arm(records, SLUG)
+    assert language.judged(found["frozen"], found["learned"]).outcome == "equivalent"
 
 
 def test_only_seeds_that_both_have_are_compared(make):
     def arm(name, seeds, more):
-        return language_rows.by_arm([make(name, s, LEVEL[s - 1] + more) for s in seeds], SLUG)[name]
+        return language.by_arm([make(name, s, LEVEL[s - 1] + more) for s in seeds], SLUG)[name]
 
     learned = arm("learned", (1, 2, 3), 0.0)
-    assert language_rows.judged(arm("frozen", (3, 4, 5), 0.5), learned) is None
-    judged = language_rows.judged(arm("frozen", (2, 3, 4, 5), 0.5), learned)
+    assert language.judged(arm("frozen", (3, 4, 5), 0.5), learned) is None
+    judged = language.judged(arm("frozen", (2, 3, 4, 5), 0.5), learned)
     assert judged.pairs == 2 and judged.difference.mean == pytest.approx(0.5)
 
 
@@ -150,7 +150,7 @@ def test_the_view_says_means_ranges_and_settings_the_best_first(several, tmp_pat
     assert "2.2000 [2.0000, 2.4000]  5 seeds, matched flop, d=16, 2 steps" in lines[learned]
     assert "2.7000 [2.5000, 2.9000]  5 seeds" in lines[frozen]
     assert "rates chosen: 1" in lines
-    assert language_rows.line(several[-1]) == "2.0000 bits a byte, 11 s"
+    assert language.line(several[-1]) == "2.0000 bits a byte, 11 s"
 
 
 def test_the_lowest_loss_on_the_validation_part_chooses_and_only_at_the_tuning_seed(make):

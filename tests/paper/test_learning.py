@@ -11,8 +11,7 @@ from ortho.attention import MECHANISMS
 from paper import experiments
 from paper.experiments import measure
 from paper.experiments.engine import records
-from paper.experiments.learning import fitting, flip_flop, rates, recall
-from paper.experiments.learning import state_tracking as tracking
+from paper.experiments.learning import fitting, rates, studies
 from paper.experiments.learning import study as learning
 from paper.tasks import NONE, Batch, state_tracking
 

@@ -9,7 +9,7 @@ from experiment_fakes import SLUG, go, within
 from ortho.attention import MECHANISMS
 from paper.experiments import measure
 from paper.experiments.engine import records
-from paper.experiments.learning import fitting, images, images_rows, rates
+from paper.experiments.learning import fitting, images, rates
 from paper.tasks.digits import digits
 from paper.tasks.images import Images, classification
 from paper.training import trainer
@@ -55,7 +55,7 @@ def test_an_arm_is_trained_tested_and_stored_whole(arm, tmp_path):
     assert 0 <= record["repetitions"]["test"]["correct_fraction"][0] <= 1
     assert len(record["facts"]["loss"]) == TINY["steps"]
     assert len(record["facts"]["validation"]) == min(images.LOOKS, TINY["steps"])
-    assert f"{images_rows.correct(record):.3f} right" in images.IMAGES.line(record)
+    assert f"{images.correct(record):.3f} right" in images.IMAGES.line(record)
     assert f"\ndigits on {SLUG}" in images.IMAGES.show([record])
 
 

@@ -8,9 +8,7 @@ from experiment_fakes import SLUG
 from paper import experiments
 from paper.experiments import measure
 from paper.experiments.engine import records
-from paper.experiments.learning import rates
-from paper.experiments.learning import rows as learning_rows
-from paper.experiments.learning import state_tracking as tracking
+from paper.experiments.learning import analysis, rates, studies
 from paper.experiments.learning import study as learning
 
 TEST = "tokens 1 to 40"
@@ -45,7 +43,7 @@ def several(measured):
 
 
 def test_rows_are_over_the_seeds_that_count(several):
-    found = learning_rows.results(several, SLUG)
+    found = analysis.results(several, SLUG)
     row = found["linear"][TEST]
     assert row["seeds"] == [1, 2, 3]
     assert row["correct"] == [0.51, 0.52, 0.53]
@@ -53,24 +51,24 @@ def test_rows_are_over_the_seeds_that_count(several):
     assert (row["low"], row["median"], row["high"]) == (0.51, 0.52, 0.53)
     assert found["delta"][TEST]["correct"] == [0.91, 0.92, 0.93]
     assert (row["device"], row["N"], row["rate"]) == (SLUG, 40, 3e-3)
-    assert learning_rows.results(several, "another") == {}
+    assert analysis.results(several, "another") == {}
 
 
 def test_right_answers_in_per_cent():
-    assert learning_rows.per_cent({"low": 0.114, "median": 0.5, "high": 0.996}) == "50 (11\xa0to\xa0100)"
-    assert learning_rows.per_cent({"low": 0.996, "median": 0.998, "high": 1.0}) == "100"  # to the digits shown
+    assert analysis.per_cent({"low": 0.114, "median": 0.5, "high": 0.996}) == "50 (11\xa0to\xa0100)"
+    assert analysis.per_cent({"low": 0.996, "median": 0.998, "high": 1.0}) == "100"  # to the digits shown
 
 
 def test_runs_that_differ_in_more_than_the_seed_are_not_put_together(several, measured):
     several.append(record(measured, "linear", 4, 0.5, steps=3))
     with pytest.raises(ValueError, match=f"records: expected runs of 'linear' on {SLUG} that differ in the seed alone"):
-        learning_rows.rows(several)
+        analysis.rows(several)
 
 
 def test_curves_and_tuning_are_told_apart(several):
-    assert learning_rows.curves(several, SLUG) == {"delta": [[1.0, 0.5]] * 3, "linear": [[1.0, 0.5]] * 3}
-    assert learning_rows.tuning(several, SLUG) == {"linear": {3e-3: 0.4, 1e-2: 0.3}}
-    assert learning_rows.curves(several, "another") == learning_rows.tuning(several, "another") == {}
+    assert analysis.curves(several, SLUG) == {"delta": [[1.0, 0.5]] * 3, "linear": [[1.0, 0.5]] * 3}
+    assert analysis.tuning(several, SLUG) == {"linear": {3e-3: 0.4, 1e-2: 0.3}}
+    assert analysis.curves(several, "another") == analysis.tuning(several, "another") == {}
 
 
 @pytest.mark.parametrize(
@@ -87,26 +85,26 @@ def test_the_lowest_loss_chooses_the_rate_and_of_equals_the_lowest_rate(losses, 
 
 
 def test_two_arms_compared(several):
-    found = learning_rows.results(several, SLUG)
-    pair = learning_rows.compare(found, TEST, "delta", "linear")
+    found = analysis.results(several, SLUG)
+    pair = analysis.compare(found, TEST, "delta", "linear")
     assert pair == {"difference": pytest.approx(0.4), "by_chance": 1 / 20}
-    assert learning_rows.compare(found, TEST, "linear", "delta")["by_chance"] == 1
+    assert analysis.compare(found, TEST, "linear", "delta")["by_chance"] == 1
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda found: learning_rows.compare(found, TEST, "delta", "kda"), f"results: expected 'kda' with .*'{TEST}'"),
+        (lambda found: analysis.compare(found, TEST, "delta", "kda"), f"results: expected 'kda' with .*'{TEST}'"),
         (
-            lambda found: learning_rows.compare(found, "all", "delta", "linear"),
+            lambda found: analysis.compare(found, "all", "delta", "linear"),
             "results: expected 'delta' with .*'all'",
         ),
     ],
 )
 def test_what_was_not_measured_is_not_compared(several, call, message):
     with pytest.raises(ValueError, match=message):
-        call(learning_rows.results(several, SLUG))
+        call(analysis.results(several, SLUG))
 
 
 def test_the_view_prints_medians_ranges_and_rates(several, tmp_path, capsys):
@@ -115,4 +113,4 @@ def test_the_view_prints_medians_ranges_and_rates(several, tmp_path, capsys):
     text = capsys.readouterr().out
     assert "linear" in text and "0.520 [0.510, 0.530]  3 seeds, rate 0.003" in text
     assert "loss at the tuning seed: 0.4000 at 0.003, 0.3000 at 0.01" in text
-    assert "tokens 1 to 40 0.990" in learning_rows.line(several[0])
+    assert "tokens 1 to 40 0.990" in analysis.line(several[0])

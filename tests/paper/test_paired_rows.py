@@ -6,7 +6,7 @@ import pytest
 from experiment_fakes import SLUG
 
 from paper.experiments import measure
-from paper.experiments.learning import fine_tuning, fine_tuning_rows, images, images_rows, paired_rows, rates
+from paper.experiments.learning import analysis, fine_tuning, images, rates
 
 SEEDS = (1, 2, 3, 4, 5)
 TINY = {"steps": 2, "B": 2, "d": 16, "L": 1, "tested": 8}
@@ -39,7 +39,7 @@ def several(measured):
 
 
 def test_rows_are_of_the_runs_that_count(several):
-    found = images_rows.by_arm(several, SLUG)
+    found = images.by_arm(several, SLUG)
     assert list(found) == ["learned", "linear", "frozen"]
     one = found["learned"]
     assert one.seeds == (1, 2, 3, 4, 5)
@@ -47,39 +47,39 @@ def test_rows_are_of_the_runs_that_count(several):
     assert one.values["loss"] == pytest.approx((0.099, 0.098, 0.097, 0.096, 0.095))
     assert one.mean("correct") == pytest.approx(0.903)
     assert "seed" not in one.configuration
-    assert images_rows.by_arm(several, SLUG, "cifar10")["learned"].values["correct"] == (0.4,)
-    assert images_rows.by_arm(several, "abacus") == {}
+    assert images.by_arm(several, SLUG, "cifar10")["learned"].values["correct"] == (0.4,)
+    assert images.by_arm(several, "abacus") == {}
 
 
 def test_arms_are_judged_pair_by_pair(several):
-    found = images_rows.by_arm(several, SLUG)
-    like = images_rows.judged(found["linear"], found["learned"])
+    found = images.by_arm(several, SLUG)
+    like = images.judged(found["linear"], found["learned"])
     assert (like.pairs, like.outcome) == (5, "equivalent")
     assert like.difference.mean == pytest.approx(0.004)
-    worse = images_rows.judged(found["frozen"], found["learned"])
+    worse = images.judged(found["frozen"], found["learned"])
     assert (worse.pairs, worse.outcome) == (5, "worse")
     assert worse.difference.mean == pytest.approx(-0.0998)
-    assert images_rows.judged(found["learned"], found["frozen"]).outcome == "better"
-    few = images_rows.by_arm(several, SLUG, "cifar10")["learned"]
-    assert images_rows.judged(few, found["learned"]) is None
+    assert images.judged(found["learned"], found["frozen"]).outcome == "better"
+    few = images.by_arm(several, SLUG, "cifar10")["learned"]
+    assert images.judged(few, found["learned"]) is None
     # Of a loss lower is better, so that the rule, which is for shares, is told of shares alone.
-    assert paired_rows.judged(found["frozen"], found["learned"], "loss").difference.mean == pytest.approx(0.0998)
+    assert analysis.judged(found["frozen"], found["learned"], "loss").difference.mean == pytest.approx(0.0998)
 
 
 def test_a_difference_is_of_the_seeds_that_both_have(several):
-    found = images_rows.by_arm(several, SLUG)
+    found = images.by_arm(several, SLUG)
     frozen, learned = found["frozen"], found["learned"]  # of six seeds and of five
-    one, surer = (paired_rows.paired(frozen, learned, "correct", confidence) for confidence in (0.5, 0.9))
+    one, surer = (analysis.paired(frozen, learned, "correct", confidence) for confidence in (0.5, 0.9))
     assert one.mean == surer.mean == pytest.approx(-0.0998)
-    assert one == paired_rows.paired(frozen._replace(seeds=(1, 2, 3, 4, 5, 9)), learned, "correct", 0.5)
+    assert one == analysis.paired(frozen._replace(seeds=(1, 2, 3, 4, 5, 9)), learned, "correct", 0.5)
     assert surer.interval[0] <= one.interval[0] <= one.interval[1] <= surer.interval[1] != one.interval[1]
-    assert paired_rows.paired(images_rows.by_arm(several, SLUG, "cifar10")["learned"], learned, "correct", 0.5) is None
+    assert analysis.paired(images.by_arm(several, SLUG, "cifar10")["learned"], learned, "correct", 0.5) is None
 
 
 def test_runs_that_differ_in_more_than_the_seed_are_not_put_together(several, measured):
     several.append(record(measured, "linear", 6, 0.5, steps=3))
     with pytest.raises(ValueError, match="wanted: expected runs of 'linear' that differ in the seed alone"):
-        images_rows.by_arm(several, SLUG)
+        images.by_arm(several, SLUG)
 
 
 def test_the_table(several):
@@ -116,7 +116,7 @@ def test_bits_of_two_texts(tuned):
     several += [of_texts(tuned, "QK frozen", seed, new=(seed + 0.01) * two) for seed in SEEDS]
     several += [of_texts(tuned, fine_tuning.SCRATCH, seed, new=(seed + 1 + seed / 100) * two) for seed in SEEDS]
     several += [of_texts(tuned, "all trained", rates.TUNING)]
-    found = fine_tuning_rows.by_arm(several, SLUG)
+    found = fine_tuning.by_arm(several, SLUG)
     assert list(found) == ["all trained", "QK frozen", fine_tuning.SCRATCH]
     one = found["all trained"]
     assert one.seeds == SEEDS
@@ -124,11 +124,11 @@ def test_bits_of_two_texts(tuned):
     assert one.values["old"] == pytest.approx((3,) * 5)
     assert one.values["forgotten"] == pytest.approx((2,) * 5)
     assert one.values["new, before"] == pytest.approx((1 / two,) * 5)
-    like = fine_tuning_rows.judged(found["QK frozen"], one)
+    like = fine_tuning.judged(found["QK frozen"], one)
     assert (like.outcome, like.pairs) == ("equivalent", 5)
     assert like.difference.mean == pytest.approx(0.01)
-    assert fine_tuning_rows.judged(found[fine_tuning.SCRATCH], one).outcome == "worse"
-    assert fine_tuning_rows.judged(found["QK frozen"], one, "forgotten").outcome == "better"
+    assert fine_tuning.judged(found[fine_tuning.SCRATCH], one).outcome == "worse"
+    assert fine_tuning.judged(found["QK frozen"], one, "forgotten").outcome == "better"
     lines = fine_tuning.FINE_TUNING.show(several).splitlines()
     assert [line[:16].strip() for line in lines[2:5]] == list(found)
     assert "against" not in lines[2]

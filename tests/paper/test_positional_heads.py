@@ -11,7 +11,7 @@ from paper.experiments import load, measure
 from paper.experiments.engine import records
 from paper.experiments.learning import fitting
 from paper.experiments.learning import positional_heads as heads
-from paper.experiments.learning import positional_heads_rows as heads_rows
+from paper.experiments.learning import positional_heads as heads_rows
 from paper.experiments.learning import study as learning
 
 TINY = {"steps": 2, "B": 2, "tested": 4, "inputs": 4}

@@ -10,7 +10,7 @@ from experiment_fakes import SLUG, go, within
 from paper import experiments
 from paper.experiments import measure
 from paper.experiments.engine import records
-from paper.experiments.learning import rates, synthetic, synthetic_rows
+from paper.experiments.learning import rates, synthetic
 
 EXPERIMENT = experiments.EXPERIMENTS["synthetic"]
 TINY = {"steps": 2, "B": 2, "d": 16, "L": 1, "tested": 4}
@@ -72,7 +72,7 @@ def record(measured, arm, seed, correct, looks):
 
 def test_what_was_learnt_how_often_and_when():
     measured = measure(EXPERIMENT, tiny(), "cpu")
-    found = synthetic_rows.learnt(
+    found = synthetic.learnt(
         [
             record(measured, "learned", 3, 0.95, [0.2, 0.91, 0.95]),
             record(measured, "learned", 1, 0.90, [0.2, 0.5, 0.89]),  # no look was as good as the test
@@ -87,7 +87,7 @@ def test_what_was_learnt_how_often_and_when():
     assert learned.steps == (measured["configuration"]["steps"], None, 20)
     assert learned.successes == 2 and 0.05 < learned.rate[0] < 2 / 3 < learned.rate[1] < 1
     assert found["induction"]["frozen"].successes == 0
-    assert synthetic_rows.learnt([measured], "another") == {}
+    assert synthetic.learnt([measured], "another") == {}
 
 
 BAD = [

@@ -6,7 +6,7 @@ from math import log2
 import pytest
 import torch
 
-from paper.experiments.learning import language, language_tables
+from paper.experiments.learning import language
 from paper.tasks.ngrams import table_bits
 
 
@@ -58,17 +58,17 @@ def test_refuses_lengths_without_a_run(longest):
 def test_tables_see_as_much_as_the_models(monkeypatch):
     """As many windows as a model gets in the steps, and the models' own tests."""
     counted = []
-    monkeypatch.setattr(language_tables.ngrams, "table_bits", lambda seen, *_: counted.append(seen.shape) or (2.0, 1.0))
-    language_tables.table_bits.cache_clear()
-    assert language_tables.best(3) == (2, 1.0)
+    monkeypatch.setattr(language.ngrams, "table_bits", lambda seen, *_: counted.append(seen.shape) or (2.0, 1.0))
+    language.table_bits.cache_clear()
+    assert language.best(3) == (2, 1.0)
     size = language.SIZES["cpu"]
     assert counted == [(3 * size["B"], size["N"] + 1)]
-    assert language_tables.held_out().shape == (size["tested"], size["N"] + 1)
-    language_tables.table_bits.cache_clear()
+    assert language.held_out().shape == (size["tested"], size["N"] + 1)
+    language.table_bits.cache_clear()
 
 
 def test_least_bits_of_pairs(monkeypatch):
     """After 'a' there is 'b' two times of three, else 'c'; after 'b' always 'a'. Some ten float64 operations."""
     monkeypatch.setattr(language_tables, "held_out", lambda _: windows(b"abab", b"acac", b"abac")[:, :3])
     share = (-2 * log2(2 / 3) - log2(1 / 3)) / 6
-    assert language_tables.least_bits_of_pairs() == pytest.approx(share, rel=1e-14)
+    assert language.least_bits_of_pairs() == pytest.approx(share, rel=1e-14)

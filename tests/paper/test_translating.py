@@ -13,8 +13,8 @@ from ortho.cost.counting import count_step
 from ortho.layers.positional import PositionalHeads
 from paper.experiments import measure
 from paper.experiments.engine import records
-from paper.experiments.learning import fitting, rates, translating, translating_rows
-from paper.experiments.learning.translating_arms import H, arms, build, training_flop
+from paper.experiments.learning import fitting, rates, translating
+from paper.experiments.learning.translating import H, arms, build, training_flop
 from paper.tasks import transduction
 from paper.tasks import translation as texts
 from paper.tasks.pairs import exact_matches
@@ -156,7 +156,7 @@ def test_an_arm_is_trained_tested_and_stored_whole(arm, tmp_path):
     model = build(arm, facts["vocab_size"], 16, 1, max_length=19, dropout=0.0, generator=generator())
     assert facts["parameters"] == sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert [look["step"] for look in facts["validation"]] == [1, 2]
-    assert translating_rows.line(record).startswith("faultless 0.")
+    assert translating.line(record).startswith("faultless 0.")
 
 
 def test_a_translation_is_stored_with_what_bleu_it_has(corpus, tmp_path):

@@ -6,8 +6,8 @@ import pytest
 from experiment_fakes import SLUG
 
 from paper.experiments import measure
-from paper.experiments.learning import rates, translating, translating_rows
-from paper.experiments.learning.translating_arms import training_flop
+from paper.experiments.learning import rates, translating
+from paper.experiments.learning.translating import training_flop
 
 TINY = {"steps": 2, "B": 2, "d": 16, "L": 1, "tested": 4, "looked": 2}
 
@@ -35,7 +35,7 @@ def several(measured):
 
 
 def test_runs_by_pairs_and_arm(several, measured):
-    found = translating_rows.by_pairs(several, SLUG)
+    found = translating.by_pairs(several, SLUG)
     assert {pairs: sorted(known) for pairs, known in found.items()} == {
         0: ["8 frozen", "8 learned"],
         500: ["8 learned"],
@@ -50,16 +50,16 @@ def test_runs_by_pairs_and_arm(several, measured):
     sizes = (TINY["B"], round(facts["source_tokens"]), round(facts["target_tokens"]), TINY["d"], TINY["L"])
     assert one.flop == TINY["steps"] * training_flop("8 learned", *sizes, vocab_size=facts["vocab_size"])
     assert found[0]["8 frozen"].flop < one.flop
-    assert translating_rows.by_pairs(several, "another") == {}
+    assert translating.by_pairs(several, "another") == {}
 
 
 def test_arms_are_judged_at_the_seeds_that_both_have(several):
-    found = translating_rows.by_pairs(several, SLUG)
-    told = translating_rows.judged(found[0]["8 frozen"], found[0]["8 learned"])
+    found = translating.by_pairs(several, SLUG)
+    told = translating.judged(found[0]["8 frozen"], found[0]["8 learned"])
     assert told.pairs == 5 and told.outcome == "worse"
     assert told.difference.mean == pytest.approx(-0.27)
-    assert translating_rows.judged(found[0]["8 learned"], found[0]["8 learned"]).outcome == "equivalent"
-    assert translating_rows.judged(found[0]["8 learned"], found[500]["8 learned"]) is None
+    assert translating.judged(found[0]["8 learned"], found[0]["8 learned"]).outcome == "equivalent"
+    assert translating.judged(found[0]["8 learned"], found[500]["8 learned"]) is None
 
 
 def test_runs_that_differ_in_more_than_the_seed_are_not_put_together(several, measured):
@@ -67,12 +67,12 @@ def test_runs_that_differ_in_more_than_the_seed_are_not_put_together(several, me
     with pytest.raises(
         ValueError, match="wanted: expected runs of '8 learned' that differ in the seed alone, got {'pairs': 0}"
     ):
-        translating_rows.by_pairs(several, SLUG)
-    assert translating_rows.by_pairs(several, SLUG, rate=1e-2)[0]["8 learned"].seeds == (6,)
+        translating.by_pairs(several, SLUG)
+    assert translating.by_pairs(several, SLUG, rate=1e-2)[0]["8 learned"].seeds == (6,)
 
 
 def test_the_view(several):
-    text = translating_rows.table(several)
+    text = translating.table(several)
     assert "faultless, mean [lowest, highest]" in text and "rates chosen: 1" in text
     assert "8 learned             0.6300 [0.6100, 0.6500]" in text
     assert rates.choose(several).popitem()[1] == 1e-2
