@@ -31,8 +31,7 @@ from paper.experiments.learning.analysis import Measures, Runs, tested
 from paper.experiments.learning.heads import random_feature_heads, synthesizer_heads
 from paper.experiments.learning.rates import TUNING
 from paper.experiments.statistics import Decision
-from paper.tasks.cifar import cifar10
-from paper.tasks.digits import digits
+from paper.tasks.images import cifar10, digits
 from paper.tasks.task import Task
 
 HEADS = 4

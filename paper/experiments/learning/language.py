@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ortho._checks import one_of, share
 from ortho.models.language_model import LanguageModel
@@ -24,8 +23,8 @@ from paper.experiments.learning.analysis import Measures
 from paper.experiments.learning.arms import BESIDE, arms, baseline, matched_steps, matched_width, training_flop
 from paper.experiments.learning.rates import TUNING
 from paper.experiments.statistics import Decision
-from paper.tasks import ngrams, text
-from paper.tasks.task import Batch, Task
+from paper.tasks import counting, text
+from paper.tasks.task import Task
 
 SIZES: dict[str, dict[str, int]] = {
     "cpu": {"B": 8, "N": 128, "d": 64, "H": 4, "L": 2, "steps": 600, "tested": 128},
@@ -252,19 +251,13 @@ def same_text(records: Iterable[Record]) -> bool:
 
 
 @cache
-def held_out(device: str = "cpu") -> Tensor:
-    """The windows on which the models are tested, (count, N + 1)."""
-    return _windows(_task(device).tests["test"](SIZES[device]["tested"], torch.Generator()))
-
-
-@cache
 def table_bits(steps: int, device: str = "cpu") -> tuple[float, ...]:
     """Bits a byte of tables of the last 1, ..., `LONGEST` bytes, counted on the windows of so many steps of training.
 
     The windows are drawn as those of the models are, and tests are the same.
     """
-    drawn = _task(device).train(steps * SIZES[device]["B"], torch.Generator().manual_seed(0))
-    return ngrams.table_bits(_windows(drawn), held_out(device), LONGEST)
+    sizes = SIZES[device]
+    return counting.task_bits(_task(device), steps * sizes["B"], sizes["tested"], LONGEST)
 
 
 def best(steps: int, device: str = "cpu") -> tuple[int, float]:
@@ -278,10 +271,9 @@ def least_bits_of_pairs(device: str = "cpu") -> float:
 
     The conditional entropy of the next byte by their own counts, which is what models of identity heads are bound by.
     """
-    windows = held_out(device)
-    pairs = (
-        torch.bincount((256 * windows[:, :-1] + windows[:, 1:]).flatten(), minlength=256**2).reshape(256, 256).double()
-    )
+    batch = _task(device).tests["test"](SIZES[device]["tested"], torch.Generator())
+    codes = (256 * batch.inputs[0] + batch.answers).flatten()
+    pairs = torch.bincount(codes, minlength=256**2).reshape(256, 256).double()
     seen = pairs > 0
     ratios = (pairs.sum(1, keepdim=True) / pairs)[seen]
     return float((pairs[seen] * ratios.log2()).sum()) / int(pairs.sum())
@@ -289,7 +281,3 @@ def least_bits_of_pairs(device: str = "cpu") -> float:
 
 def _task(device: str) -> Task:
     return text.language_modelling("python-sources", "the next byte", text.python_parts(), SIZES[device]["N"])
-
-
-def _windows(batch: Batch) -> Tensor:
-    return torch.cat([batch.inputs[0], batch.answers[:, -1:]], 1)
