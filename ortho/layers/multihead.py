@@ -12,7 +12,7 @@ from ortho import _checks
 from ortho._checks import checked, unknown
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import new_bias, new_weight, split_heads, spread_heads
-from ortho.attention import MECHANISMS
+from ortho.attention import FORMS, MECHANISMS
 from ortho.attention.decoding import Cache, new_cache
 from ortho.gates import Gate
 from ortho.projections import PROJECTIONS, Projection, by_matrices
@@ -72,7 +72,7 @@ class MultiheadAttention(nn.Module):
         self.attention, makers = _attention(attention, form, gates or {})
         if makers and head_dim is not None:
             raise ValueError(f"head_dim: expected None beside an attention with gates, got {head_dim}")
-        self.form = form
+        self.form = _checks.one_of("form", form, FORMS)
         fans = None if head_dim is None else 2 * d_model
         self.weight_v = new_weight(self.projection.kv_width, d_model, fans=fans, **kind)
         self.weight_o = new_weight(d_model, self.projection.q_width, fans=fans, **kind)
