@@ -4,13 +4,16 @@ from ortho import attention, cost, orthogonal, projections
 from ortho.adapters import freeze_qk, set_heads, standard_heads, unfreeze_qk
 from ortho.adapters.conversion import to_standard
 from ortho.attention import MECHANISMS, RandomFeatureAttention
-from ortho.attention.decoding import Cache, new_cache
+from ortho.attention.cache import Cache, new_cache
+from ortho.attention.shifted import ShiftedKeysValues
 from ortho.layers.block import TransformerBlock
 from ortho.layers.experts import GatedFeedForward, MixtureOfExperts
 from ortho.layers.feed_forward import FeedForward
 from ortho.layers.hybrid import HEADS, HybridAttention
+from ortho.layers.induction import InductionHeads
 from ortho.layers.multihead import MultiheadAttention
 from ortho.layers.positional import PositionalHeads
+from ortho.layers.short_convolution import ConvolvedAttention
 from ortho.layers.stop_gradient import StoppedAttention
 from ortho.layers.synthesizer import SynthesizerAttention
 from ortho.models.encoder_decoder import EncoderDecoder
@@ -25,15 +28,18 @@ __all__ = [
     "MECHANISMS",
     "PROJECTIONS",
     "Cache",
+    "ConvolvedAttention",
     "EncoderDecoder",
     "FeedForward",
     "GatedFeedForward",
     "HybridAttention",
+    "InductionHeads",
     "LanguageModel",
     "MixtureOfExperts",
     "MultiheadAttention",
     "PositionalHeads",
     "RandomFeatureAttention",
+    "ShiftedKeysValues",
     "StoppedAttention",
     "SynthesizerAttention",
     "TextEncoder",

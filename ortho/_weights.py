@@ -1,11 +1,12 @@
-"""What every layer does with its matrices and its heads."""
+"""What every layer does with its matrices, its heads and its masks."""
 
 from math import sqrt
+from typing import Any
 
 import torch
 from torch import nn
 
-from ortho._typing import Float, Tensor
+from ortho._typing import Bool, Float, Tensor
 
 
 def new_weight(
@@ -43,3 +44,18 @@ def spread_heads(x: Float[Tensor, "*batch G n K"], heads: int) -> Float[Tensor, 
     G, n, width = x.shape[-3:]
     # Copied, even where one head is all there is: kernels and closed forms count on heads with memory of their own.
     return x[..., None, :, :].expand(*x.shape[:-3], G, heads // G, n, width).contiguous().flatten(-4, -3)
+
+
+def tokens_there(mask: Any, length: int) -> Bool[Tensor, "b N"] | None:
+    """Which of the last `length` tokens the mask of a layer has, (B or 1, N); None where it has all.
+
+    `mask` is what `_checks.layer_mask` gives. A mask of keys leaves out a token to which no head may attend. One of
+    pairs says who may attend to whom, and of no token that it is not there. What is no mask the attention refuses.
+    """
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or not 0 < mask.dim() <= 4:
+        return None
+    mask = mask[(None,) * (4 - mask.dim())]  # (b, h, n, M)
+    if mask.shape[2] != 1 or 1 < mask.shape[3] < length:
+        return None
+    there = mask[:, :, 0].any(1)  # (b, M)
+    return there.expand(-1, length) if there.shape[1] == 1 else there[:, there.shape[1] - length :]

@@ -29,7 +29,7 @@ ALLOWED = (("None", "None"), ("None", "Optional"), ("tensor", "Tensor"), ("list"
 # Calls that may work though the value looks odd, and why.
 MAY = (
     r"^theory\.associativity\..*=nested",  # entries are whatever can be added and multiplied
-    r"^attention\.positional\..*\(name=|Source\(name=",  # any name will do
+    r"^attention\.untrained\..*\(name=|Source\(name=",  # any name will do
     r"sorted_chunks_mask\(buckets=|counter_operands\(numbers=",  # as will all integers
     # The layer has looked at the numbers.
     r"^(.* projection\.forward|write strength\.forward|experts\.route|.*\.normalised)\(.*=(nan|inf)\)",

@@ -32,11 +32,11 @@ from ortho import (
     theory,
 )
 from ortho.adapters.layouts import Source
-from ortho.attention.decoding import new_cache
+from ortho.attention.cache import new_cache
 from ortho.attention.linear.feature_maps import EluPlusOne
 from ortho.attention.linear.random_features import iid_features, isotropic
 from ortho.attention.recurrent.ttt_losses import Squared
-from ortho.attention.selected.nsa_sizes import Sizes
+from ortho.attention.selected.nsa import Sizes
 from ortho.attention.sparse.window import Window
 from ortho.cost.configurations import CONFIGURATIONS, Configuration
 from ortho.gates import WriteStrength
@@ -54,22 +54,24 @@ SIZES = {"B": 2, "N": 5, "M": 5, "K": 4, "V": 4, "d": 8, "H": 2, "m": 4, "S": 2,
          "k": 2, "count": 6, "steps": 1, "half": 2, "rounds": 2, "clusters": 3, "runs": 2, "more": 1,
          "C": 3}  # fmt: skip
 
-WHOLE = ("orthogonal", "beam_search", "recomputation", "conversion", "experts", "gates", "hybrid", "layers", "models",
-         "encoders", "encoder_decoder", "decoder_block", "positional_layers", "stopped", "projections.matrices",
-         "projections.merged", "projections.seeded", "projections.structured", "synthesizer.layer",
-         "synthesizer.by_position", "synthesizer.by_token", "attention.decoding", "attention.redrawn",
-         "attention.backends", "attention.positional.attention", "attention.positional.patterns",
-         "attention.positional.gaussian", "attention.ttt_losses", "attention.linear", "attention.favor",
-         "attention.feature_draws", "attention.random_features", "attention.alibi",
-         "attention.dynamic.nsa_sizes", "attention.dynamic.lsh", "attention.dynamic.routing_centroids",
-         "attention.dynamic.routing", "attention.dynamic.block_selection", "attention.dynamic.top_keys",
-         "attention.dynamic.key_importance", "attention.dynamic.nsa", "attention.dynamic.nsa_gates",
-         "attention.patterns.window", "attention.patterns.dilated", "attention.patterns.strided",
-         "attention.patterns.fixed", "attention.patterns.block_sparse", "attention.patterns.global_local",
-         "attention.patterns.flex",
-         "cost.layers", "cost.models", "cost.choosing", "cost.decoding", "cost.traffic", "cost.positional",
-         "cost.synthesizer", "adapters.freezing", "adapters.hybrid", "adapters.layouts", "training.recipe",
-         "tasks.copying", "tasks.induction", "tasks.modular_addition", "tasks.mqar", "tasks.needle")  # fmt: skip
+WHOLE = (
+    "orthogonal", "models.generation", "layers.recomputation", "adapters", "layers.experts", "gates",
+    "layers.hybrid", "layers.multihead", "models.language_model", "models.encoders", "models.encoder_decoder",
+    "layers.decoder_block", "layers.positional", "layers.stop_gradient", "projections.matrices",
+    "projections.merged", "projections.seeded", "projections.structured", "layers.synthesizer.layer",
+    "layers.synthesizer.sources", "attention.cache", "attention.linear.random_feature_attention",
+    "attention.softmax.backends", "attention.untrained.positional_attention", "attention.untrained.patterns",
+    "attention.recurrent.ttt_losses", "attention.linear.linear_attention", "attention.linear.favor",
+    "attention.linear.random_features", "attention.positions.alibi",
+    "attention.selected.lsh", "attention.selected.routing",
+    "attention.selected.moba", "attention.selected.top_k", "attention.selected.importance", "attention.selected.nsa",
+    "attention.sparse.window", "attention.sparse.dilated",
+    "attention.sparse.strided", "attention.sparse.fixed", "attention.sparse.block_sparse",
+    "attention.sparse.global_local", "attention.sparse.flex", "cost.layers", "cost.models", "cost.choosing",
+    "cost.decoding", "cost.traffic", "cost.positional", "cost.synthesizer", "adapters.freezing", "adapters.hybrid",
+    "adapters.layouts", "training.recipe", "tasks.copying", "tasks.induction", "tasks.modular_addition",
+    "tasks.mqar", "tasks.needle",
+)  # fmt: skip
 
 
 def model():
@@ -115,8 +117,8 @@ _UNIT = torch.nn.functional.normalize(torch.rand(3, 4, dtype=DOUBLE), dim=-1)
 _COST = ortho.cost.layer(2, 6, 8, 2)
 
 BY_FUNCTION: dict[str, dict[str, Any]] = {
-    **{f"attention.dynamic.{name}{form}": _CAUSAL for form in ("", "_reference")
-       for name in ("block_selection.moba_attention", "nsa.nsa_attention")},
+    **{f"attention.selected.{name}{form}": _CAUSAL for form in ("", "_reference")
+       for name in ("moba.moba_attention", "nsa.nsa_attention")},
     "theory.associativity.product_flops": {"inner": 3, "columns": 3},
     "theory.frozen_scores.carrying": {
         name: torch.eye(8, dtype=DOUBLE)[:, first:first + 4] for name, first in
@@ -133,22 +135,22 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     "theory.memory_recall.answers": {"k": torch.rand(2, 2, 5, 4, dtype=DOUBLE) / 4},
     **{f"{name}:{form}": _CAUSAL for name in ("path", "position-delta", "moba", "nsa") for form in ("fast",
     "reference")},
-    "beam_search.penalty": {"alpha": 0.6},
-    "recomputation.Recomputed": {"blocks": [nn.Linear(2, 2)]},
-    "hybrid.HybridAttention": {"heads": {"learned": 1, "positional": 1}},
-    "hybrid.split": {"heads": {"learned": 1, "positional": 1}},
-    "attention.decoding.new_cache": {"capacity": 8},
-    "attention.backends.backend_attention": {"backend": "math"},
-    "attention.backends.serves": {"backend": "math"},
-    "attention.positional.attention.positional_attention": {"patterns": ("left", "right")},
-    "attention.positional.attention.positional_attention_reference": {"patterns": ("left", "right")},
-    "attention.positional.patterns.Shift": {"name": "two", "offset": 2},
-    "attention.patterns.block_sparse.BlockSparse": {"blocks": ((0,), (0, 1))},
-    "attention.patterns.fixed.Summaries": {"summaries": 1},
-    "attention.patterns.fixed.Fixed": {"summaries": 1},
-    "attention.random_features.isotropic": {"a": torch.zeros(2, dtype=DOUBLE), "K": 4},
-    "attention.random_features.optimal_a": {"moment": torch.rand(3, dtype=DOUBLE)},
-    "attention.random_features.dense_features": {"parameters": _PARAMETERS},
+    "models.generation.penalty": {"alpha": 0.6},
+    "layers.recomputation.Recomputed": {"blocks": [nn.Linear(2, 2)]},
+    "layers.hybrid.HybridAttention": {"heads": {"learned": 1, "positional": 1}},
+    "layers.hybrid.split": {"heads": {"learned": 1, "positional": 1}},
+    "attention.cache.new_cache": {"capacity": 8},
+    "attention.softmax.backends.backend_attention": {"backend": "math"},
+    "attention.softmax.backends.serves": {"backend": "math"},
+    "attention.untrained.positional_attention.positional_attention": {"patterns": ("left", "right")},
+    "attention.untrained.positional_attention.positional_attention_reference": {"patterns": ("left", "right")},
+    "attention.untrained.patterns.Shift": {"name": "two", "offset": 2},
+    "attention.sparse.block_sparse.BlockSparse": {"blocks": ((0,), (0, 1))},
+    "attention.sparse.fixed.Summaries": {"summaries": 1},
+    "attention.sparse.fixed.Fixed": {"summaries": 1},
+    "attention.linear.random_features.isotropic": {"a": torch.zeros(2, dtype=DOUBLE), "K": 4},
+    "attention.linear.random_features.optimal_a": {"moment": torch.rand(3, dtype=DOUBLE)},
+    "attention.linear.random_features.dense_features": {"parameters": _PARAMETERS},
     "cost.choosing.choosing": {"attention": "top-k"},
     "cost.layers.mixture_of_experts": {"k": 2},
     **{f"cost.traffic.{name}": {"M": 100} for name in ("columns_first", "rows_first")},
@@ -260,7 +262,8 @@ def targets() -> dict[str, Callable[..., Any]]:
         found |= {f"{m.name}:fast": m.fast, f"{m.name}:reference": m.reference, f"{m.name}:cost": m.cost}
     modules = [*WHOLE, *(f"theory.{m.name}" for m in iter_modules(theory.__path__))]
     for name in modules:
-        module = import_module(f"ortho.{name}")
+        package = "paper" if name.startswith(("tasks.", "training.")) else "ortho"
+        module = import_module(f"{package}.{name}")
         found |= {f"{name}.{label}": one for label, one in _public(module).items()}
     found |= {
         f"{name}.{method}": getattr(one, method) for name, (one, methods) in built().items() for method in methods
@@ -270,14 +273,17 @@ def targets() -> dict[str, Callable[..., Any]]:
 
 # Steps of others, which take what these have made and checked; of any number of arguments; compiled alone.
 LEFT_OUT = {
-    "decoder_block.DecoderCache", "cost.layers.Cost", "cost.layers.RecomputedCost",
-    "cost.decoding.DecodeCost", "attention.dynamic.routing_centroids.is_balanced",
+    "layers.decoder_block.DecoderCache", "cost.layers.Cost", "cost.layers.RecomputedCost",
+    "cost.decoding.DecodeCost", "attention.selected.routing.members_of",
     "favor++ layer.new_cache",
-    "hybrid.HybridCache", "attention.positional.patterns.cubes", "attention.positional.patterns.sum_of_cubes",
-    *(f"attention.dynamic.block_selection.{name}" for name in
-      ("check", "past_blocks", "choose_blocks", "blocks_mask", "block_parts", "block_work")),
-    "attention.dynamic.routing_centroids.products", "attention.dynamic.routing_centroids.given_centroids",
-    "attention.patterns.flex.flex_pattern_attention", "cost.layers.added", "theory.gated_forms.gated_step",
+    "layers.hybrid.HybridCache",
+    *(f"attention.untrained.patterns.{name}" for name in
+      ("added", "cubes", "running", "sum_of_cubes", "times", "windows")),
+    *(f"attention.linear.linear_attention.{name}" for name in ("divisors", "kernel_mechanism", "kernel_weights")),
+    *(f"layers.synthesizer.sources.{name}" for name in ("product", "shared")),
+    *(f"attention.selected.moba.{name}" for name in
+      ("past_blocks", "none_selected", "select_blocks", "blocks_mask", "block_tilings", "block_work")),
+    "attention.sparse.flex.flex_pattern_attention", "cost.layers.added", "theory.gated_forms.gated_step",
     "theory.reachability.reached", "theory.stability.unit_keys", "theory.state_precision.chunked",
-    "theory.state_precision.recurrent", "attention.random_features.dense_features",
+    "theory.state_precision.recurrent", "attention.linear.random_features.dense_features",
 }  # fmt: skip

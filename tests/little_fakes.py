@@ -1,6 +1,6 @@
 """Made-up records of models that had little to learn from."""
 
-from paper.claims.s0 import low_resource as s0
+from paper.claims.evidence import low_resource as s0
 from paper.experiments.learning import language, translating
 
 CPU = "cpu-abacus"

@@ -21,7 +21,7 @@ from paper.claims import Ledger, Verdict, catalogue, judge
 from paper.claims.ledger import Entry, _ledger
 
 PAGE = Path(__file__).parents[1] / "book" / "ledger.ipynb"
-_EVIDENCE = re.compile(r"paper\.claims\.s\d+(\..+)?")
+_EVIDENCE = re.compile(r"paper\.claims\.evidence(\..+)?")
 _JUDGES = re.compile(r"paper\.claims\.(rules|outcomes|verdicts|figures|ledger|catalogue)")
 
 Change = Callable[[Any], Any]

@@ -1,19 +1,115 @@
-"""What every mechanism does with its operands before its own work: check them, prepend the past, combine the masks."""
+"""What is done once around every mechanism: its operands are checked, upcast and joined to the state."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, overload
 
 import torch
 
 from ortho import _checks
+from ortho._autocast import no_autocast
+from ortho._checks import checked
 from ortho._typing import Bool, State, Tensor
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-def with_past(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, attn_mask: Tensor | None, initial_state: State | None
+
+@overload
+def attention_form(form: F) -> F: ...
+@overload
+def attention_form(
+    *,
+    beside: tuple[str, ...] = (),
+    fixed_state: bool = False,
+    upcasts: bool = True,
+    check: Callable[..., None] | None = None,
+) -> Callable[[F], F]: ...
+def attention_form(
+    form: Any = None,
+    *,
+    beside: tuple[str, ...] = (),
+    fixed_state: bool = False,
+    upcasts: bool = True,
+    check: Callable[..., None] | None = None,
+) -> Any:
+    """A definition or a fast form, whose body reads like the formula because its operands come checked and clean.
+
+    The body gets q, k, v and all other floating-point tensors in float32 at least, contiguous, with autocast off. It
+    returns o, or (o, state). The caller gets o in the dtype of q, and the state if `return_state` asks for it.
+
+    By default the state is (keys, values), in the caller's dtype: k and v begin with those of `initial_state`, and the
+    mask spans them. `beside` names further parts of the state; the body reads them in `initial_state`, which has one
+    part for each name, and returns (o, these parts). With `fixed_state` keys are summed up in a state of fixed size:
+    the body reads `initial_state` as it came and returns (o, the whole new state). The mask must be the same for all
+    queries then, and stand beside no state; the body gets it as (..., M).
+
+    Before anything else types and finite numbers are checked, by the annotations, and the shapes of q, k, v and the
+    mask. `check` may refuse more: it is called with q, k, v as they came, and by name with the mask that the body gets
+    and with the mechanism's own arguments, if they were given. With `upcasts=False` operands keep their dtype and
+    layout, for kernels that choose them.
+    """
+
+    def adapted(body: Callable[..., Any]) -> Callable[..., Any]:
+        @checked(shapes=False)
+        @wraps(body)
+        def call(
+            q: Tensor,
+            k: Tensor,
+            v: Tensor,
+            *,
+            is_causal: bool = False,
+            attn_mask: Tensor | None = None,
+            initial_state: State | None = None,
+            return_state: bool = False,
+            **own: Any,
+        ) -> Any:
+            if fixed_state:
+                _checks.qkv(q, k, v, attn_mask, is_causal)
+                attn_mask = key_mask(attn_mask, k, initial_state)
+                keys, values = k, v
+            else:
+                keys, values = prepend_state(q, k, v, is_causal, attn_mask, initial_state, beside)
+            if check is not None:
+                check(q, k, v, attn_mask=attn_mask, **own)
+            operands, dtype = (q, keys, values), q.dtype
+            with no_autocast(q):
+                if upcasts:
+                    operands = (upcast(q), upcast(keys), upcast(values))
+                    own = {name: _upcast_like(operands[0], value) for name, value in own.items()}
+                found = body(
+                    *operands,
+                    is_causal=is_causal,
+                    attn_mask=attn_mask,
+                    initial_state=initial_state,
+                    return_state=return_state,
+                    **own,
+                )
+                o, state = found if isinstance(found, tuple) else (found, ())
+                o = o.to(dtype)
+            if not return_state:
+                return o
+            return o, tuple(state) if fixed_state else (keys, values, *state)
+
+        return call
+
+    return adapted if form is None else adapted(form)
+
+
+def prepend_state(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool,
+    attn_mask: Tensor | None,
+    initial_state: State | None,
+    beside: tuple[str, ...] = (),
 ) -> tuple[Tensor, Tensor]:
-    """The checked keys and values, behind those that the state holds."""
+    """The checked keys and values, after those that the state holds, which has further parts of the names `beside`."""
     if initial_state is None:
         _checks.qkv(q, k, v, attn_mask, is_causal)
         return k, v
-    past_k, past_v = _checks.state(initial_state, "keys", "values", axes=2)
+    parts = _checks.state(initial_state, "keys", "values", *beside, axes=0 if beside else 2)
+    past_k, past_v = _checks.state(parts[:2], "keys", "values", axes=2)
     _checks.qkv(q, k, v, attn_mask, is_causal, past=past_k.shape[-2])
     for name, past, new in (("keys", past_k, k), ("values", past_v, v)):
         if past.shape[:-2] != new.shape[:-2] or past.shape[-1] != new.shape[-1] or past.dtype != new.dtype:
@@ -26,19 +122,36 @@ def with_past(
     return torch.cat([past_k, k], -2), torch.cat([past_v, v], -2)
 
 
-def working(x: Tensor) -> Tensor:
+def past_length(initial_state: State | None) -> int:
+    """The number of keys in a state (keys, values, ...)."""
+    return 0 if initial_state is None else initial_state[0].shape[-2]
+
+
+def upcast(x: Tensor) -> Tensor:
     """float32 at least; and contiguous, which a layer's heads are not: else each product would copy its operands."""
     return x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
 
 
-def hidden_keys(attn_mask: Tensor | None, k: Tensor, initial_state: State | None) -> Tensor | None:
-    """True where no query may attend to a key, (..., M), for keys that are summed up and cannot be told apart later."""
+def _upcast_like(q: Tensor, value: Any) -> Any:
+    """A floating-point tensor in the dtype of q, contiguous; anything else as it is."""
+    is_float = isinstance(value, Tensor) and value.is_floating_point()
+    return value.to(q.dtype).contiguous() if is_float else value
+
+
+def key_mask(attn_mask: Tensor | None, k: Tensor, initial_state: State | None) -> Tensor | None:
+    """True where queries may attend to a key, (..., M), for keys that are summed up and cannot be told apart later."""
     if attn_mask is None:
         return None
     if initial_state is not None:
         raise ValueError("attn_mask: expected None beside an initial_state, whose keys are summed and cannot be masked")
     mask_of_keys(attn_mask, k.shape[-2])
-    return ~attn_mask.expand(*k.shape[:-2], 1, k.shape[-2])[..., 0, :]
+    return attn_mask.expand(*k.shape[:-2], 1, k.shape[-2])[..., 0, :]
+
+
+def hidden_keys(attn_mask: Tensor | None, k: Tensor, initial_state: State | None) -> Tensor | None:
+    """True where no query may attend to a key, (..., M)."""
+    kept = key_mask(attn_mask, k, initial_state)
+    return None if kept is None else ~kept
 
 
 def mask_of_keys(attn_mask: Tensor, keys: int) -> None:
@@ -57,7 +170,7 @@ def known_tokens(same_tokens: bool, q: Tensor, k: Tensor) -> None:
 
 
 def absent_keys(attn_mask: Tensor | None, k: Tensor, past: int, is_causal: bool) -> Tensor | None:
-    """True where no query may attend to a key by the mask, (..., M), for keys k (..., M, K) behind `past` others.
+    """True where no query may attend to a key by the mask, (..., M), for keys k (..., M, K) after `past` others.
 
     ValueError for a mask in a causal call that is not the same for all queries: whether a later query may attend to a
     key would change the rows before it.
@@ -105,3 +218,7 @@ def masked_softmax(scores: Tensor, blocked: Tensor | None, *, empty_rows: bool) 
     # blocked entries has no NaN in it or in its gradient.
     weights = scores.masked_fill(blocked, torch.finfo(scores.dtype).min).softmax(-1)
     return weights.masked_fill(blocked, 0) if empty_rows else weights
+
+
+# The names by which other files know them, until these use `attention_form`.
+with_past, working = prepend_state, upcast

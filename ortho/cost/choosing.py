@@ -1,28 +1,25 @@
-"""How much of the work of a mechanism that chooses its pairs goes into choosing."""
+"""How much of the work of a mechanism that selects its pairs goes into choosing them."""
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import checked, one_of
+from ortho._typing import Size
 from ortho.attention import MECHANISMS
-from ortho.attention.selected.importance_cost import importance_flops
-from ortho.attention.selected.lsh_cost import lsh_flops
-from ortho.attention.selected.moba import moba_flops
-from ortho.attention.selected.nsa_cost import nsa_flops
-from ortho.attention.selected.routing_cost import routing_flops
-from ortho.attention.selected.selection_cost import Flops
-from ortho.attention.selected.top_k import top_k_flops
 
 # Not of a sparse + linear hybrid, in which near keys are so by their positions.
-CHOOSING: dict[str, Callable[..., Flops]] = {
-    "top-k": top_k_flops,
-    "importance": importance_flops,
-    "lsh": lsh_flops,
-    "routing": routing_flops,
-    "moba": moba_flops,
-    "nsa": nsa_flops,
-}
+CHOOSING = ("top-k", "importance", "lsh", "routing", "moba", "nsa")
+
+
+class Flops(NamedTuple):
+    """FLOPs of matrix products in a forward pass: what goes into choosing pairs, and into attending to them."""
+
+    choosing: Size
+    attending: Size
+
+    @property
+    def share(self) -> Size:
+        """Of choosing, in both."""
+        return self.choosing / (self.choosing + self.attending)
 
 
 @checked
@@ -33,9 +30,9 @@ def choosing(attention: str, N: int, K: int, V: int, *, causal: bool = True, **s
     Comparisons are not in it, which is all that "importance" chooses by. Raises ValueError for a mechanism that does
     not choose, and for a call that it does not serve.
     """
-    for name, value in (("N", N), ("K", K), ("V", V)):
-        _checks.positive_int(name, value)
-    flops = CHOOSING[_checks.one_of("attention", attention, CHOOSING)]
-    if not causal and not MECHANISMS[attention].bidirectional:
+    mechanism = MECHANISMS[one_of("attention", attention, CHOOSING)]
+    if not causal and not mechanism.bidirectional:
         raise ValueError(f"causal: expected True, since {attention!r} chooses from a query's past, got {causal}")
-    return flops(N, K, V, causal=causal, **sizes)
+    whole, one_more = (mechanism.cost(1, N, 1, K, width, causal=causal, **sizes).forward for width in (V, V + 1))
+    attending = (K + V) * (one_more - whole)  # values of one number more: so much does a pair take for a number
+    return Flops(whole - attending, attending)

@@ -7,7 +7,7 @@ from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Size
 from ortho.attention import MECHANISMS
-from ortho.attention.decoding import KeyValueCache, PatternCache, new_cache
+from ortho.attention.cache import KeyValueCache, PatternCache, new_cache
 from ortho.attention.sparse.pattern import Pattern, pattern_of
 from ortho.cost.layers import shared_heads
 

@@ -12,8 +12,9 @@ from ortho._cost import Cost, head_width, linear_map
 from ortho._typing import Size
 from ortho.attention import FORMS, MECHANISMS
 from ortho.attention.softmax.softmax_attention import softmax_cost
-from ortho.attention.softmax.value_gradient import exchanged_cost
+from ortho.attention.softmax.value_gradient import value_gradient_cost
 from ortho.cost.counting import LAYER_NORM_BACKWARD, LAYER_NORM_FORWARD
+from ortho.cost.induction import induction_heads
 from ortho.cost.positional import positional_heads
 from ortho.gates import Gate
 from ortho.layers.hybrid import HEADS
@@ -25,6 +26,7 @@ __all__ = [
     "RecomputedCost",
     "added",
     "block",
+    "convolved_layer",
     "cross_layer",
     "feed_forward",
     "gated_feed_forward",
@@ -34,6 +36,7 @@ __all__ = [
     "mixture_of_experts",
     "projection_cost",
     "recomputed",
+    "shifted_layer",
     "stopped_layer",
 ]
 
@@ -180,13 +183,74 @@ def stopped_layer(
     K, G = head_width(d, H, head_dim), shared_heads(H, num_kv_heads)
     qk = projection_cost(projection, B, N, d, H, K, G, bias=bias, input_grad=input_grad, itemsize=itemsize)
     kernel = softmax_cost(B, N, H, K, K, causal=causal, qk_grad=False, itemsize=itemsize)
-    exchanged = exchanged_cost(B, N, H, K, K, causal=causal, itemsize=itemsize)
+    exchanged = value_gradient_cost(B, N, H, K, K, causal=causal, itemsize=itemsize)
     again = Cost(
         backward=qk.forward,
         elementwise_backward=qk.elementwise_forward,
         saved_bytes=-itemsize * 2 * B * N * H * K,  # q and k, which are not kept
     )
     return plain - kernel + exchanged + again
+
+
+@checked
+def shifted_layer(
+    B: Size,
+    N: Size,
+    d: Size,
+    H: Size,
+    *,
+    attention: str = "softmax",
+    head_dim: Size = None,
+    causal: bool = False,
+    input_grad: bool = True,
+    itemsize: int = 4,
+) -> Cost:
+    """`MultiheadAttention(d, H, attention=ShiftedKeysValues(H, attention))` on x (B, N, d), in its fast form."""
+    options: dict[str, Any] = {"head_dim": head_dim, "causal": causal, "input_grad": input_grad, "itemsize": itemsize}
+    bare = layer(B, N, d, H, attention=attention, **options)
+    K = head_width(d, H, head_dim)
+    numbers = 2 * B * N * H * K  # of keys and of values
+    return replace(
+        bare,
+        # A product with the one number, a product with the other and a sum in one.
+        elementwise_forward=bare.elementwise_forward + 2 * numbers,
+        # Into the vectors two products and a sum; for either number a product, a sum, and for one a factor of 1.
+        elementwise_backward=bare.elementwise_backward + 8 * numbers + 2 * H,
+        saved_bytes=bare.saved_bytes + 2 * itemsize * numbers,  # the vectors, and those before them
+        state_bytes=bare.state_bytes + 2 * itemsize * B * H * K,
+        trained=bare.trained + 4 * H,
+    )
+
+
+@checked
+def convolved_layer(
+    B: Size,
+    N: Size,
+    d: Size,
+    H: Size,
+    *,
+    of: Callable[..., Cost] = layer,
+    width: Size = 4,
+    itemsize: int = 4,
+    **kwargs: Any,
+) -> Cost:
+    """`ConvolvedAttention(d, H)` on x (B, N, d) that needs a gradient; `of` is the closed form of its layer, and
+    `kwargs` are its.
+
+    The convolution has no products of matrices. Symbols stand for sequences that are longer than `width`.
+    """
+    bare = of(B, N, d, H, itemsize=itemsize, **kwargs)
+    reached = min(width, N) if isinstance(width, int) and isinstance(N, int) else width  # taps within the sequence
+    before = reached * (reached - 1)  # twice the tokens that would stand before the first
+    sums = B * d * (reached * N - (before // 2 if isinstance(before, int) else before / 2))
+    return replace(
+        bare,
+        elementwise_forward=bare.elementwise_forward + sums,
+        elementwise_backward=bare.elementwise_backward + 3 * sums,  # into x; for the taps a product and a sum
+        saved_bytes=bare.saved_bytes + itemsize * B * N * d,
+        state_bytes=bare.state_bytes + itemsize * B * (width - 1) * d,
+        trained=bare.trained + width * d,
+    )
 
 
 # The closed form of each of `ortho.layers.hybrid.HEADS`.
@@ -197,6 +261,7 @@ COSTS: dict[str, Callable[..., Cost]] = {
     "structured": partial(layer, projection="structured"),
     "stopped": partial(stopped_layer, projection="stopped"),
     "structured-stopped": stopped_layer,
+    "induction": induction_heads,
     "positional": positional_heads,
     "window": partial(layer, attention="window"),
     "linear": partial(layer, attention="linear"),

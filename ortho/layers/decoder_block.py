@@ -12,7 +12,7 @@ from ortho._checks import checked
 from ortho._typing import Bool, Float, Tensor
 from ortho._weights import spread_heads
 from ortho.attention import MECHANISMS
-from ortho.attention.decoding import Cache
+from ortho.attention.cache import Cache
 from ortho.layers.feed_forward import FeedForward
 from ortho.layers.multihead import MultiheadAttention
 

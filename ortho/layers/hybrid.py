@@ -10,7 +10,8 @@ from torch import nn
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
-from ortho.attention.decoding import Cache
+from ortho.attention.cache import Cache
+from ortho.layers.induction import InductionHeads
 from ortho.layers.multihead import MultiheadAttention
 from ortho.layers.positional import PositionalHeads
 from ortho.layers.stop_gradient import StoppedAttention
@@ -25,6 +26,7 @@ HEADS: dict[str, Callable[..., nn.Module]] = {
     "structured": partial(MultiheadAttention, projection="structured"),
     "stopped": partial(StoppedAttention, projection="stopped"),
     "structured-stopped": StoppedAttention,
+    "induction": InductionHeads,
     "positional": PositionalHeads,
     "window": partial(MultiheadAttention, attention="window"),
     "linear": partial(MultiheadAttention, attention="linear"),

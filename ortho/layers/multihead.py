@@ -13,7 +13,7 @@ from ortho._checks import checked, unknown
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import new_bias, new_weight, split_heads, spread_heads
 from ortho.attention import FORMS, MECHANISMS
-from ortho.attention.decoding import Cache, new_cache
+from ortho.attention.cache import Cache, new_cache
 from ortho.gates import Gate
 from ortho.projections import PROJECTIONS, Projection, by_matrices
 
@@ -156,7 +156,7 @@ class MultiheadAttention(nn.Module):
 
     @checked
     def new_cache(self, capacity: int | None = None) -> Cache:
-        """An empty cache for decoding with this layer, with room for `capacity` tokens (`ortho.attention.decoding`)."""
+        """An empty cache for decoding with this layer, with room for `capacity` tokens (`ortho.attention.cache`)."""
         return new_cache(self.attention, capacity, form=self.form)
 
     def _merge(self, o: Float[Tensor, "B H N K"]) -> Float[Tensor, "B N d"]:

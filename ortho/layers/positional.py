@@ -13,7 +13,7 @@ from ortho._checks import checked
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho._weights import new_weight, split_heads
 from ortho.attention import FORMS
-from ortho.attention.decoding import Cache, StateCache
+from ortho.attention.cache import Cache, StateCache
 from ortho.attention.untrained.patterns import EMPTY
 from ortho.attention.untrained.positional_attention import (
     PositionalPattern,

@@ -9,7 +9,7 @@ from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import split_heads, spread_heads
-from ortho.attention.decoding import Cache
+from ortho.attention.cache import Cache
 from ortho.attention.softmax.value_gradient import recomputed_attention
 from ortho.layers.multihead import MultiheadAttention
 from ortho.projections import Projection

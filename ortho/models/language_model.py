@@ -10,7 +10,7 @@ from torch.nn.functional import embedding, linear
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Int, State, Tensor
-from ortho.attention.decoding import Cache
+from ortho.attention.cache import Cache
 from ortho.layers.block import TransformerBlock
 from ortho.models.embeddings import add_positions, check_length, new_embeddings, token_indices
 

@@ -3,8 +3,8 @@
     from paper.claims import judge, ledger
     judge("S0.1.2b").verdict
 
-`verdicts` says what can come out, `rules` and `outcomes` hold the criteria, `s0` and its siblings the evidence,
-`report` the boxes and tables of the book.
+`verdicts` says what can come out, `rules` and `outcomes` hold the criteria, `evidence` what decides each claim, by
+topic, `report` the boxes and tables of the book.
 """
 
 from paper.claims.catalogue import Catalogue, Claim, LedgerError

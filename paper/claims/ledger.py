@@ -1,16 +1,15 @@
 """The ledger: every claim of the sources with the verdict that its evidence gives.
 
 Evidence is a function of no arguments that returns a `Finding`, entered under the claim's id and the chapter that
-derives it. The functions live in one module or folder a document (`paper/claims/s0/`), imported when first asked for.
+derives it. The functions live in one module a topic (`paper/claims/evidence/`), imported when first asked for.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
 
@@ -65,13 +64,13 @@ class UnjudgedError(LedgerError):
 class Ledger:
     """Claims, and evidence entered under their ids.
 
-    `package` is where the evidence modules are, by lower-case document id; without it there are none to import.
+    `package` is where the evidence modules are; without it there are none to import.
     """
 
     def __init__(self, catalogue: Catalogue, package: str = "") -> None:
         self.catalogue = catalogue
         self._package = package
-        self._imported: set[str] = set()
+        self._imported = not package
         self._evidence: dict[str, tuple[Evidence, str]] = {}
         self._findings: dict[str, Finding] = {}
 
@@ -98,7 +97,7 @@ class Ledger:
     def judge(self, claim_id: str) -> Entry:
         """The entry of one claim; its evidence runs the first time. LedgerError for an unknown id."""
         claim = self._claim(claim_id)
-        self._import(claim.document)
+        self._import()
         row = {"id": claim.id, "document": claim.document, "kind": claim.kind, "claim": claim.text}
         if claim_id not in self._evidence:
             return Entry(**row, verdict=AWAITING, awaits=claim.part)
@@ -146,24 +145,19 @@ class Ledger:
             raise LedgerError(f"claim: expected an id of the catalogue, such as 'S0.1.1a', got {claim_id!r}")
         return self.catalogue.claims[claim_id]
 
-    def _import(self, document: str) -> None:
-        name = f"{self._package}.{document.lower()}"
-        if not self._package or document in self._imported:
+    def _import(self) -> None:
+        if self._imported:
             return
-        if find_spec(name) is not None:
-            for path in getattr(self._import_one(name), "__path__", ()):
-                for module in sorted(found.name for found in iter_modules([path])):
-                    self._import_one(f"{name}.{module}")
-        self._imported.add(document)
-
-    def _import_one(self, name: str) -> object:
-        before = dict(self._evidence)
-        try:
-            return import_module(name)
-        except BaseException:
-            # So that a second attempt meets the module's own error again, not its evidence entered twice.
-            self._evidence = before
-            raise
+        package = import_module(self._package)
+        for module in sorted(found.name for found in iter_modules(package.__path__)):
+            before = dict(self._evidence)
+            try:
+                import_module(f"{self._package}.{module}")
+            except BaseException:
+                # So that a second attempt meets the module's own error again, not its evidence entered twice.
+                self._evidence = before
+                raise
+        self._imported = True
 
 
 def _name(function: Evidence) -> str:
@@ -172,7 +166,7 @@ def _name(function: Evidence) -> str:
 
 @cache
 def _ledger() -> Ledger:
-    return Ledger(load(), package=__package__)
+    return Ledger(load(), package=f"{__package__}.evidence")
 
 
 def catalogue() -> Catalogue:
@@ -183,6 +177,12 @@ def catalogue() -> Catalogue:
 def evidence(claim_id: str, *, chapter: str) -> Callable[[Evidence], Evidence]:
     """`Ledger.evidence` of the project's ledger."""
     return _ledger().evidence(claim_id, chapter=chapter)
+
+
+def evidence_table(chapter: str, rows: Mapping[str, Evidence]) -> None:
+    """`evidence` for several claims of a chapter, each a row: what compares a few formulas needs no name."""
+    for claim_id, function in rows.items():
+        _ledger().evidence(claim_id, chapter=chapter)(function)
 
 
 def judge(claim_id: str) -> Entry:

@@ -18,7 +18,7 @@ from paper.experiments.engine.records import (
     latest,
 )
 from paper.experiments.engine.runner import Experiment, Report, measure, run
-from paper.experiments.learning import language, synthetic, translating
+from paper.experiments.learning import ladder, language, synthetic, translating
 from paper.experiments.learning.depth import DEPTH
 from paper.experiments.learning.fine_tuning import FINE_TUNING
 from paper.experiments.learning.flip_flop import FLIP_FLOP
@@ -65,6 +65,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         POSITIONAL_HEADS,
         DEPTH,
         *language.EXPERIMENTS,
+        *ladder.EXPERIMENTS,
         BYTES_SPEED,
         synthetic.SYNTHETIC,
         IMAGES,

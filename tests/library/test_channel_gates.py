@@ -10,7 +10,7 @@ from extent import WHOLE
 from memory_operands import FORMS, call, close, draw, with_gradients
 
 from ortho.attention.recurrent.delta import delta_rule_reference
-from ortho.attention.recurrent.gla_kernels import chunk_width
+from ortho.attention.recurrent.gla import chunk_width
 from ortho.cost.allocations import Allocations
 
 

@@ -8,7 +8,7 @@ import torch
 from extent import some
 
 from ortho import MECHANISMS, LanguageModel, MultiheadAttention, RandomFeatureAttention
-from ortho.attention.decoding import PatternCache, StateCache, new_cache
+from ortho.attention.cache import PatternCache, StateCache, new_cache
 from ortho.attention.sparse.block_sparse import BigBird, BlockSparse
 from ortho.attention.sparse.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
 from ortho.attention.sparse.fixed import Fixed, Summaries
@@ -469,7 +469,7 @@ def test_errors_of_models():
     with pytest.raises(ValueError, match="tokens: expected at most 16 positions, got 17"):
         one.generate(tokens, 15)
     assert one.generate(tokens, 14).shape == (1, 17)  # the last one is not read
-    with pytest.raises(ValueError, match="temperature: expected a number of at least 0, got float -1.0"):
+    with pytest.raises(ValueError, match="temperature: expected a number of at least 0, got -1.0"):
         one.generate(tokens, 2, temperature=-1.0)
     with pytest.raises(TypeError, match="count: expected an integer of at least 1"):
         one.generate(tokens, 2.0)

@@ -10,8 +10,7 @@ import torch
 
 from ortho import MECHANISMS, MultiheadAttention, cost
 from ortho.attention.recurrent.delta import delta_rule_reference
-from ortho.attention.recurrent.delta_product import delta_product, delta_product_reference
-from ortho.attention.recurrent.delta_product_gates import LaterOperands, StepStrengths
+from ortho.attention.recurrent.delta_product import LaterOperands, StepStrengths, delta_product, delta_product_reference
 from ortho.cost.counting import Counts, count_step
 
 # As in tests/library/test_properties.py: two float64 computations of the same sums.

@@ -9,10 +9,10 @@ from torch.autograd import grad
 
 from ortho.attention.softmax.value_gradient import (
     channels,
-    exchanged_attention,
-    exchanged_attention_reference,
-    exchanged_cost,
     recomputed_attention,
+    value_gradient_attention,
+    value_gradient_attention_reference,
+    value_gradient_cost,
 )
 from ortho.cost.allocations import Allocations
 from ortho.cost.counting import OperationCounter, saved_bytes
@@ -41,8 +41,8 @@ def test_as_the_definition(past, mask, causal):
         if past:
             kwargs["initial_state"] = draw(2, 3, past, K, seed=5), draw(2, 3, past, K, seed=6).requires_grad_()
         for a, b in zip(
-            results(exchanged_attention, *operands(N), **kwargs),
-            results(exchanged_attention_reference, *operands(N), **kwargs),
+            results(value_gradient_attention, *operands(N), **kwargs),
+            results(value_gradient_attention_reference, *operands(N), **kwargs),
             strict=True,
         ):
             close(a, b)
@@ -55,7 +55,7 @@ def test_leading_axes(lead, causal):
     for options in ({"is_causal": causal}, kwargs):
         found, expected = (
             results(form, *operands(9, lead), **options)
-            for form in (exchanged_attention, exchanged_attention_reference)
+            for form in (value_gradient_attention, value_gradient_attention_reference)
         )
         for a, b in zip(found, expected, strict=True):
             close(a, b)
@@ -64,10 +64,10 @@ def test_leading_axes(lead, causal):
 def test_cut_anywhere():
     """Of a causal sequence in two calls, the gradient of the first one's values by way of the state."""
     q, k, v, do = operands(12)
-    whole = results(exchanged_attention, q, k, v, do, is_causal=True)
+    whole = results(value_gradient_attention, q, k, v, do, is_causal=True)
     for cut in (1, 5, 11):
-        head, state = exchanged_attention(*(x[..., :cut, :] for x in (q, k, v)), is_causal=True, return_state=True)
-        tail = exchanged_attention(*(x[..., cut:, :] for x in (q, k, v)), is_causal=True, initial_state=state)
+        head, state = value_gradient_attention(*(x[..., :cut, :] for x in (q, k, v)), is_causal=True, return_state=True)
+        tail = value_gradient_attention(*(x[..., cut:, :] for x in (q, k, v)), is_causal=True, initial_state=state)
         o = torch.cat([head, tail], -2)
         for a, b in zip((o, *grad(o, v, do)), whole, strict=True):
             close(a, b)
@@ -78,7 +78,7 @@ def test_cut_anywhere():
 @pytest.mark.parametrize("form", ["reference", "fast"])
 def test_costs(form, dtype, causal):
     """Declared = counted, exactly: q, k and a number a row are kept."""
-    call = exchanged_attention if form == "fast" else exchanged_attention_reference
+    call = value_gradient_attention if form == "fast" else value_gradient_attention_reference
     for B, N, H, width in [(1, 5, 1, 8), (2, 1, 3, 8), (2, 33, 3, 16), (1, 70, 2, 64)]:
         q, k, v, do = (torch.zeros(B, H, N, width, dtype=dtype) for _ in range(4))
         v.requires_grad_()
@@ -86,7 +86,7 @@ def test_costs(form, dtype, causal):
             o = call(q, k, v, is_causal=causal)
         with OperationCounter() as back:
             grad(o, v, do)
-        declared = exchanged_cost(B, N, H, width, width, form=form, causal=causal, itemsize=dtype.itemsize)
+        declared = value_gradient_cost(B, N, H, width, width, form=form, causal=causal, itemsize=dtype.itemsize)
         assert (ahead.flops.total(), back.flops.total()) == (declared.forward, declared.backward)
         elementwise = declared.elementwise_forward, declared.elementwise_backward
         assert (ahead.elementwise.total(), back.elementwise.total()) == elementwise
@@ -103,7 +103,7 @@ def test_memory_is_linear():
     for N in (512, 1024, 2048):
         q, k, v, do = operands(N, (1, 1), torch.float32)
         with Allocations() as memory:
-            results(exchanged_attention, q, k, v, do, is_causal=True)
+            results(value_gradient_attention, q, k, v, do, is_causal=True)
         assert memory.largest <= 4 * N * 2 * K
         peaks.append(memory.peak)
     assert abs((peaks[2] - peaks[1]) - 2 * (peaks[1] - peaks[0])) <= 64
@@ -126,7 +126,7 @@ def test_recomputed(mask, causal):
         o = recomputed_attention(x, v, project, **kwargs)
     pairs = {"none": 0, "keys of heads": 3 * N * (N if causal else 1), "pairs of heads": 2 * 3 * N * N}
     assert kept() == 8 * (2 * N * d + 2 * 3 * N) + pairs[mask]  # a byte for each of the mask's
-    expected = results(exchanged_attention, q, k, v, do, **kwargs)
+    expected = results(value_gradient_attention, q, k, v, do, **kwargs)
     dv, dx = grad(o, [v, x], do, allow_unused=True)
     assert dx is None
     assert torch.equal(o, expected[0]) and torch.equal(dv, expected[1])
@@ -137,16 +137,18 @@ def test_recomputed(mask, causal):
 def test_compiles():
     """In one graph, forward and backward."""
     torch.compiler.reset()
-    compiled = torch.compile(exchanged_attention, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(value_gradient_attention, backend="aot_eager", fullgraph=True)
     for kwargs in ({"is_causal": True}, {"scale": 0.3}, {"attn_mask": holes(17, 17)}):
-        for a, b in zip(*(results(f, *operands(17), **kwargs) for f in (compiled, exchanged_attention)), strict=True):
+        for a, b in zip(
+            *(results(f, *operands(17), **kwargs) for f in (compiled, value_gradient_attention)), strict=True
+        ):
             close(a, b)
 
 
 def test_it_is_differentiated_once():
     q, k, v, _ = operands(5)
     with pytest.raises(RuntimeError, match="create_graph: expected False: the fast form cannot be differentiated twi"):
-        grad(exchanged_attention(q, k, v).sum(), v, create_graph=True)
+        grad(value_gradient_attention(q, k, v).sum(), v, create_graph=True)
     x = draw(2, 5, 24)
     with pytest.raises(RuntimeError, match="create_graph: expected False"):
         grad(recomputed_attention(x, v, lambda x: (q, k)).sum(), v, create_graph=True)
@@ -165,7 +167,7 @@ BAD = [
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize("form", [exchanged_attention, exchanged_attention_reference])
+@pytest.mark.parametrize("form", [value_gradient_attention, value_gradient_attention_reference])
 @pytest.mark.parametrize(("kwargs", "error", "message"), BAD)
 def test_errors(kwargs, error, message, form):
     q, k, v, _ = operands(5)
@@ -177,9 +179,9 @@ def test_errors(kwargs, error, message, form):
 def test_values_of_another_width():
     """The definition takes them."""
     q, k, _, _ = operands(5)
-    assert exchanged_attention_reference(q, k, q[..., :3]).shape == (2, 3, 5, 3)
+    assert value_gradient_attention_reference(q, k, q[..., :3]).shape == (2, 3, 5, 3)
     with pytest.raises(ValueError, match=r"v: expected width 8 like q, for the fused kernel, got shape \(2, 3, 5, 3\)"):
-        exchanged_attention(q, k, q[..., :3])
+        value_gradient_attention(q, k, q[..., :3])
 
 
 @pytest.mark.bad_input

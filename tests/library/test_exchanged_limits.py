@@ -7,7 +7,7 @@ import torch
 from exchanged_operands import draw, operands, results
 
 from ortho.attention.softmax import value_gradient
-from ortho.attention.softmax.value_gradient import exchanged_attention, exchanged_attention_reference
+from ortho.attention.softmax.value_gradient import value_gradient_attention, value_gradient_attention_reference
 
 CAUSAL = pytest.mark.parametrize("causal", [False, True])
 
@@ -18,15 +18,17 @@ def test_scales(scale, causal):
     """In half precision too, where a log-sum-exp over a small scale is not within the range of float16."""
     found, expected = (
         results(form, *operands(17), is_causal=causal, scale=scale)
-        for form in (exchanged_attention, exchanged_attention_reference)
+        for form in (value_gradient_attention, value_gradient_attention_reference)
     )
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)  # scores up to 100
     for dtype in (torch.float16, torch.bfloat16):
         rounded = operands(17, dtype=dtype)
-        found = results(exchanged_attention, *rounded, is_causal=causal, scale=scale)
+        found = results(value_gradient_attention, *rounded, is_causal=causal, scale=scale)
         q, k, v, do = (x.detach().double() for x in rounded)
-        expected = results(exchanged_attention_reference, q, k, v.requires_grad_(), do, is_causal=causal, scale=scale)
+        expected = results(
+            value_gradient_attention_reference, q, k, v.requires_grad_(), do, is_causal=causal, scale=scale
+        )
         for a, b in zip(found, expected, strict=True):
             assert (a - b).norm() <= 4 * torch.finfo(dtype).eps * b.norm()  # about as many roundings of each number
 
@@ -41,9 +43,9 @@ def positive(N, dtype, gain):
 def worst(dtype, N, gain, causal):
     """The largest relative error of an entry of the gradient of v, over the dtype's rounding."""
     given = positive(N, dtype, gain)
-    (found,) = results(exchanged_attention, *given, is_causal=causal)[1:]
+    (found,) = results(value_gradient_attention, *given, is_causal=causal)[1:]
     q, k, v, do = (x.detach().double() for x in given)
-    (exact,) = results(exchanged_attention_reference, q, k, v.requires_grad_(), do, is_causal=causal)[1:]
+    (exact,) = results(value_gradient_attention_reference, q, k, v.requires_grad_(), do, is_causal=causal)[1:]
     seen = exact > 1e-3  # a key that hardly anybody reads has a gradient that half precision rounds coarsely or to 0
     assert seen.sum() > seen.numel() / 4
     return float(((found - exact).abs() / exact)[seen].max() / (torch.finfo(dtype).eps / 2))
@@ -77,10 +79,10 @@ def test_huge_scores(causal, sign, dtype):
     q, k = (torch.cat([x, torch.full((1, 1, N, 4), 16.0)], -1).to(dtype) for x in whole)
     q[..., 4:] *= sign
     v, do = (draw(1, 1, N, 8, seed=s).to(dtype) for s in (2, 3))
-    found = results(exchanged_attention, q, k, v.requires_grad_(), do, is_causal=causal, scale=1.0)
+    found = results(value_gradient_attention, q, k, v.requires_grad_(), do, is_causal=causal, scale=1.0)
     q, k, v, do = (x.detach().double() for x in (q, k, v, do))
     assert (q @ k.mT * sign).min() > 900
-    exact = results(exchanged_attention_reference, q, k, v.requires_grad_(), do, is_causal=causal, scale=1.0)
+    exact = results(value_gradient_attention_reference, q, k, v.requires_grad_(), do, is_causal=causal, scale=1.0)
     for a, b in zip(found, exact, strict=True):
         assert (a - b).norm() <= (3 * 2**-14 + 4 * torch.finfo(dtype).eps) * b.norm()
 
@@ -90,7 +92,7 @@ def test_scores_of_a_million(dtype):
     """Nothing overflows: no weight is above 1, and so no gradient above the sum of the upstream ones."""
     q, k, v, do = operands(30, dtype=dtype)
     for sign in (1, -1):
-        o, dv = results(exchanged_attention, sign * 1000 * q, 1000 * k, v, do)
+        o, dv = results(value_gradient_attention, sign * 1000 * q, 1000 * k, v, do)
         assert o.isfinite().all() and dv.isfinite().all()
         assert dv.abs().max() <= 2 * do.abs().sum(-2).max()
 
@@ -108,9 +110,9 @@ def test_weights_are_at_most_1(causal):
         patch.setattr(value_gradient, "_kernel", watched)
         for gain in (0, 1, 30):
             q, k, v, do = operands(33, (1, 2))
-            results(exchanged_attention, gain * q, gain * k, v, do, is_causal=causal)
+            results(value_gradient_attention, gain * q, gain * k, v, do, is_causal=causal)
             assert met[-1].max() <= log(33) + 1e-12
         one = torch.zeros_like(k)
         one[..., 0, :] = 1000
-        results(exchanged_attention, torch.ones_like(q), one, v, do, is_causal=causal)
+        results(value_gradient_attention, torch.ones_like(q), one, v, do, is_causal=causal)
     assert abs(float(met[-1].max()) - log(33)) < 1e-10

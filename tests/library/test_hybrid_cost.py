@@ -22,6 +22,7 @@ SPLITS = [
     {"positional": 1, "structured-stopped": 2, "rotary": 1},
     {"frozen": 1, "linear": 1, "window": 1, "structured": 1},
     {"structured-stopped": 4},
+    {"induction": 2, "positional": 2},
 ]
 DTYPES = [torch.float32, torch.float64]  # in turn: with the input's gradient and without, each size has both
 COUNTED = [f.name for f in fields(Counts) if f.compare]

@@ -17,8 +17,10 @@ SPLITS = [
     {"linear": 2, "frozen": 1, "structured": 1},
     {"learned": 1, "frozen": 1, "stopped": 1, "linear": 1},
     {"positional": 4},
+    {"induction": 2, "positional": 1, "learned": 1},
 ]
-POSITIONAL = {"rotary", "positional", "window"}  # of which the order of the tokens makes a difference
+CONSTANT = {"stopped", "structured-stopped", "induction"}  # whose queries and keys pass on no gradient
+POSITIONAL = {"rotary", "positional", "window", "induction"}  # of which the order of the tokens makes a difference
 H = 4
 # See tests/library/test_properties.py: some 1e3 rounded terms, magnified by exponentials of scores up to 20.
 close = partial(torch.testing.assert_close, atol=1e-10, rtol=1e-10)
@@ -140,7 +142,7 @@ def test_gradients_by_finite_differences(heads, form):
     """With respect to x, where q and k pass it on; where they do not, with respect to what is trained."""
     x, _ = inputs((2, 5, 8), 0)
     one = layer(heads, form, 8, 0)
-    if not any("stopped" in kind for kind in heads):
+    if not CONSTANT & set(heads):
         assert torch.autograd.gradcheck(lambda x: one(x, is_causal=True), x.requires_grad_(), fast_mode=not WHOLE)
     names, weights = zip(*one.named_parameters(), strict=True)
 

@@ -1,12 +1,17 @@
 """What a memory that erases holds: exact tables, reflections, its limits without erasing and with decays; its parts."""
 
+from collections import namedtuple
+from functools import partial
+
 import pytest
 import torch
 from memory_operands import FORMS, FUNCTIONS, arguments, call, close, draw, with_gradients
 
+from ortho.attention.operands import attention_form
 from ortho.attention.recurrent import memory
 from ortho.attention.recurrent.memory import TINY, unit
 
+Prepared = namedtuple("Prepared", "q k v beta log_decay S")
 EPS = torch.finfo(torch.float64).eps
 
 
@@ -173,12 +178,19 @@ def test_operands(channels):
     log_decay = -draw(*(2, 3, 4)[: 2 + channels], seed=5).square()
     mask = torch.tensor([[[True, False, True]], [[False, False, True]]])
 
-    def made(**kwargs):
-        defaults = {"beta": None, "log_decay": log_decay, "attn_mask": mask, "scale": None, "initial_state": None}
-        return memory.operands(q, k, v, **defaults | kwargs, channels=channels, normalise=True, is_causal=True)
+    @attention_form(fixed_state=True, check=partial(memory.check_writes, channels=channels))
+    def form(q, k, v, *, is_causal, return_state, **own):
+        seen.append(memory.prepared(q, k, v, normalise=True, **own))
+        return v, (seen[-1][-1],)
 
+    def made(**kwargs):
+        given = {"beta": None, "log_decay": log_decay, "attn_mask": mask, "scale": None} | kwargs
+        o, (S,) = form(q, k, v, **given, is_causal=True, return_state=True)
+        assert o.dtype == torch.bfloat16 and S.dtype == torch.float32
+        return Prepared(*seen[-1])
+
+    seen = []
     x = made()
-    assert x.dtype == torch.bfloat16
     tensors = [each for each in x if isinstance(each, torch.Tensor)]
     assert {each.dtype for each in tensors} == {torch.float32} and all(each.is_contiguous() for each in tensors)
     assert torch.equal(x.beta, mask[:, 0].float())

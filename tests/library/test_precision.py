@@ -11,10 +11,13 @@ from ortho.attention import FORMS
 from ortho.attention.selected.moba import moba_mask
 from ortho.attention.selected.nsa import nsa_masks
 from ortho.attention.selected.top_k import top_k_mask
-from ortho.attention.softmax.value_gradient import exchanged_attention, exchanged_attention_reference
+from ortho.attention.softmax.value_gradient import value_gradient_attention, value_gradient_attention_reference
 
 FUNCTIONS = {(name, form): m.form(form) for name, m in MECHANISMS.items() for form in FORMS}
-FUNCTIONS |= {("exchanged", "reference"): exchanged_attention_reference, ("exchanged", "fast"): exchanged_attention}
+FUNCTIONS |= {
+    ("exchanged", "reference"): value_gradient_attention_reference,
+    ("exchanged", "fast"): value_gradient_attention,
+}
 
 
 def drawn(dtype, *, length=40, factor=1.0):

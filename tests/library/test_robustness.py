@@ -7,7 +7,7 @@ from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, HuberNorm, 
 from ortho.theory.estimates import SIGMAS, estimate
 from ortho.theory.robustness import best_rate, errors, moved, pairs, replaced, retrieved, stream
 from paper.claims import judge
-from paper.claims.s3 import losses as evidence
+from paper.claims.evidence import gates_and_losses as evidence
 
 # Sums of a thousand float64 numbers of size 1 in another order.
 close = {"atol": 1e-12, "rtol": 1e-12}
@@ -142,7 +142,7 @@ def test_the_evidence_could_say_otherwise(monkeypatch):
     """A loss of Huber's that cuts nothing off brings nothing; and a step that is too long is one."""
     assert judge("S3.3g").verdict == "conditional"
     assert "Without outliers the error is larger than with the squared loss, by 4" in judge("S3.3g").ours
-    assert evidence.excess() <= evidence.EXACT
+    assert evidence.excess() <= evidence.EXACT_STEPS
     monkeypatch.setattr(evidence, "ROBUST", {"Huber, norm": HuberNorm(1e6)})
     assert evidence.losses().verdict == "refuted"
     monkeypatch.undo()

@@ -8,8 +8,7 @@ import sympy
 import torch
 from extent import some
 
-from ortho.attention.recurrent.ttt import ttt_attention, ttt_attention_reference
-from ortho.attention.recurrent.ttt_cost import ttt_cost
+from ortho.attention.recurrent.ttt import ttt_attention, ttt_attention_reference, ttt_cost
 from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, HuberNorm, Squared
 from ortho.cost.counting import OperationCounter, count_forward, saved_bytes
 

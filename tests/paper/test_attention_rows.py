@@ -6,7 +6,7 @@ import pytest
 
 from paper import experiments
 from paper.claims import Verdict
-from paper.claims.s4 import speed as evidence
+from paper.claims.evidence import linear_attention as evidence
 from paper.experiments.speed import attention as speed
 from paper.experiments.speed import attention_analysis as rows
 

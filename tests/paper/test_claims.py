@@ -99,7 +99,7 @@ def test_each_verdict_is_derived_in_its_chapter(claim_id):
 
 
 @pytest.mark.parametrize(
-    "path", sorted(path for path in (ROOT / "paper" / "claims").glob("s*/*.py")), ids=lambda path: path.stem
+    "path", sorted(path for path in (ROOT / "paper" / "claims" / "evidence").glob("*.py")), ids=lambda path: path.stem
 )
 def test_evidence_leaves_the_verdict_to_rules(path):
     """No evidence module builds a Finding, names a verdict, or edits one."""
@@ -113,9 +113,9 @@ def test_evidence_leaves_the_verdict_to_rules(path):
             assert node.value not in list(Verdict)
 
 
-def _small_ledger() -> Ledger:
+def _small_ledger(package: str = "") -> Ledger:
     claim = Claim("S0.1a", "open", "I", "words")
-    return Ledger(Catalogue({"S0": "A document"}, {"I": "A part"}, {claim.id: claim}))
+    return Ledger(Catalogue({"S0": "A document"}, {"I": "A part"}, {claim.id: claim}), package)
 
 
 def _finding() -> Finding:
@@ -172,9 +172,7 @@ def test_a_failing_evidence_module_fails_alike_twice(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     import failing_evidence
 
-    small = _small_ledger()
-    failing_evidence.small = small
-    small._package = "failing_evidence"
+    failing_evidence.small = small = _small_ledger("failing_evidence")
     for _ in range(2):
         with pytest.raises(OSError, match="gone"):
             small.judge("S0.1a")

@@ -10,8 +10,8 @@ from ortho import MultiheadAttention
 from ortho.cost.counting import count_step
 from paper import experiments
 from paper.claims import Verdict
-from paper.claims.s2 import combinations as s2
-from paper.claims.s4 import fields as s4
+from paper.claims.evidence import combinations as s2
+from paper.claims.evidence import combinations as s4
 from paper.experiments import measure
 from paper.experiments.learning import images, language, rates, synthetic
 

@@ -6,11 +6,11 @@ from math import exp, inf, sqrt
 import pytest
 import torch
 
-from ortho.attention.selected.sparse_linear_cost import sparse_linear_cost
+from ortho.attention.selected.sparse_linear import sparse_linear_cost
 from paper.claims import Verdict, judge
-from paper.claims.s1 import dynamic as s1
-from paper.claims.s4 import dynamic as s4
-from paper.claims.s4 import dynamic_inputs as data
+from paper.claims.evidence import dynamic_sparsity as data
+from paper.claims.evidence import dynamic_sparsity as s1
+from paper.claims.evidence import dynamic_sparsity as s4
 
 CONFIRMED, CONDITIONAL, REFUTED = Verdict.CONFIRMED, Verdict.CONDITIONAL, Verdict.REFUTED
 
@@ -20,16 +20,16 @@ CONFIRMED, CONDITIONAL, REFUTED = Verdict.CONFIRMED, Verdict.CONDITIONAL, Verdic
 def test_choices_by_content():
     assert judge("S1.2.3b").verdict == CONFIRMED
     q, k = s1.operands(2)
-    for choose in s1.CHOICES.values():
+    for choose in s1.BY_CONTENT.values():
         mask = choose(q, k)
         assert not mask.triu(1).any()
         assert int(mask.sum(1).max()) == s1.KEPT
 
 
 def test_a_fixed_pattern_is_noticed(monkeypatch):
-    monkeypatch.setitem(s1.CHOICES, "clusters", lambda q, k: torch.eye(len(q)).bool())
+    monkeypatch.setitem(s1.BY_CONTENT, "clusters", lambda q, k: torch.eye(len(q)).bool())
     assert s1.chosen_by_content().verdict == CONDITIONAL
-    monkeypatch.setattr(s1, "CHOICES", {"clusters": lambda q, k: torch.eye(len(q)).bool()})
+    monkeypatch.setattr(s1, "BY_CONTENT", {"clusters": lambda q, k: torch.eye(len(q)).bool()})
     assert s1.chosen_by_content().verdict == REFUTED
 
 
@@ -176,7 +176,7 @@ def test_intervals_cover():
     generator = torch.Generator().manual_seed(0)
     outside = 0
     for _ in range(1000):
-        low, high = s4.interval(torch.randn(data.DRAWS, generator=generator, dtype=torch.float64))
+        low, high = s4.percent_interval(torch.randn(data.DRAWS, generator=generator, dtype=torch.float64))
         assert -inf < low < high < inf
         outside += not low <= 0 <= high
     assert outside < 8

@@ -5,8 +5,8 @@ from little_fakes import keep, made_up, pair_runs, real, text_runs
 
 from paper import experiments
 from paper.claims import Verdict, judge
-from paper.claims.s2 import comparison
-from paper.claims.s2 import low_resource as s2
+from paper.claims.evidence import low_resource as s2
+from paper.claims.evidence import mechanism_table as comparison
 from paper.experiments.learning import translating
 
 CONFIRMED, REFUTED = Verdict.CONFIRMED, Verdict.REFUTED

@@ -3,7 +3,7 @@
 import pytest
 
 from paper.claims import Verdict, judge
-from paper.claims.s1 import flash as s1
+from paper.claims.evidence import hardware as s1
 
 CONFIRMED, CONDITIONAL, UNTESTABLE = Verdict.CONFIRMED, Verdict.CONDITIONAL, Verdict.UNTESTABLE
 
@@ -22,10 +22,6 @@ def test_a_form_that_is_off_is_noticed(monkeypatch):
 def test_a_form_that_stores_all_scores_is_noticed(monkeypatch):
     monkeypatch.setattr(s1, "largest", lambda form: s1.TOKENS**2)
     assert s1.exact_by_tiles().verdict == Verdict.REFUTED
-
-
-def test_orders():
-    assert judge("S1.2.1b").verdict == CONFIRMED
 
 
 def row(N, ratio, memory, device="cuda-a", arm="materialised"):

@@ -6,9 +6,11 @@ import pytest
 
 from paper import experiments
 from paper.claims import Verdict
+from paper.claims.evidence import does_freezing_hold as freezing
+from paper.claims.evidence import does_freezing_hold as learning
+from paper.claims.evidence import gradient_depth as depth
+from paper.claims.evidence import low_resource
 from paper.claims.outcomes import BITS_A_BYTE
-from paper.claims.s0 import learning, low_resource
-from paper.claims.s2 import depth, freezing
 from paper.experiments.learning import fine_tuning, images, language, rates, synthetic, translating
 from paper.experiments.learning.synthetic_rows import Learnt
 from paper.experiments.statistics import Decision, success_interval

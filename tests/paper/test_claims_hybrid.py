@@ -2,7 +2,7 @@
 
 import pytest
 
-from paper.claims.s2 import hybrid
+from paper.claims.evidence import cheaper_heads as hybrid
 from paper.claims.verdicts import Verdict
 
 

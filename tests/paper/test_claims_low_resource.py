@@ -6,7 +6,7 @@ from little_fakes import ALL, CPU, SEEDS, keep, text, text_runs
 from ortho.cost.configurations import CONFIGURATIONS
 from paper import experiments
 from paper.claims import Verdict
-from paper.claims.s0 import low_resource as s0
+from paper.claims.evidence import low_resource as s0
 from paper.experiments.learning import rates
 
 CONFIRMED, REFUTED = Verdict.CONFIRMED, Verdict.REFUTED

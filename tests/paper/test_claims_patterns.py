@@ -12,9 +12,9 @@ from ortho.attention.sparse.window import Window
 from ortho.cost.big_o import N, d
 from paper import experiments
 from paper.claims import Verdict, judge
-from paper.claims.s1 import patterns as s1
-from paper.claims.s2 import patterns as s2
-from paper.claims.s4 import patterns as s4
+from paper.claims.evidence import sparse_patterns as s1
+from paper.claims.evidence import sparse_patterns as s2
+from paper.claims.evidence import sparse_patterns as s4
 from paper.experiments.speed import attention_analysis as attention_rows
 
 CONFIRMED, CORRECTED, CONDITIONAL, UNTESTABLE = (
@@ -89,7 +89,7 @@ def test_strided_counts():
         assert s2.strided_pairs(n, stride) == latest + every
         assert [int(head.sum()) for head in s2.strided_heads(n, stride)] == [latest, every]
         if n % stride == 0:
-            assert (s1.closed(s2.LATEST, N=n, l=stride), s1.closed(s2.EVERY, N=n, l=stride)) == (latest, every)
+            assert (s1.closed(s2.NEAREST, N=n, l=stride), s1.closed(s2.EVERY, N=n, l=stride)) == (latest, every)
 
 
 def test_a_gap_in_a_strided_head_is_noticed(monkeypatch):

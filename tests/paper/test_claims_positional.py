@@ -10,8 +10,8 @@ from ortho.attention.untrained.patterns import Shift
 from ortho.attention.untrained.positional_attention import PATTERNS
 from ortho.layers.hybrid import HybridAttention
 from paper import experiments
-from paper.claims import Verdict, judge
-from paper.claims.s2 import positional as s2
+from paper.claims import Verdict
+from paper.claims.evidence import positional_patterns as s2
 
 CONFIRMED, REFUTED, UNTESTABLE = Verdict.CONFIRMED, Verdict.REFUTED, Verdict.UNTESTABLE
 
@@ -102,8 +102,3 @@ def test_without_a_record_nothing_is_counted(monkeypatch):
     monkeypatch.setattr(experiments, "load", lambda _: [])
     assert s2.heads().verdict == UNTESTABLE
     assert "more than half" not in s2.heads().ours
-
-
-@pytest.mark.parametrize("claim", ["S2.1.1a", "S2.1.1b", "S2.1.1c", "S2.1.2b"])
-def test_the_verdicts(claim):
-    assert judge(claim).verdict == CONFIRMED

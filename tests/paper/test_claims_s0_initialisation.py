@@ -8,7 +8,7 @@ from experiment_fakes import SLUG
 from ortho.orthogonal import DRAWS
 from paper import experiments
 from paper.claims import Verdict
-from paper.claims.s0 import initialisation
+from paper.claims.evidence import orthogonal_or_gaussian as initialisation
 from paper.experiments.learning import images, language, rates
 
 TINY = {"B": 2, "N": 16, "d": 16, "H": 2, "L": 1, "tested": 4}

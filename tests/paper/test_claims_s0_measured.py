@@ -4,7 +4,7 @@ import pytest
 
 from paper import experiments
 from paper.claims import Verdict
-from paper.claims.s0 import measured
+from paper.claims.evidence import measured_step as measured
 from paper.experiments.speed import analysis as summary
 from paper.experiments.speed import training_step
 

@@ -8,8 +8,8 @@ from ortho.attention.linear.feature_maps import EluPlusOne
 from ortho.attention.linear.linear_attention import linear_attention_reference
 from ortho.cost.counting import count_step
 from ortho.layers.synthesizer import SynthesizerAttention
-from paper.claims.s0 import lookup, methods
-from paper.claims.s0.rows import COSTS, build, evaluate
+from paper.claims.evidence import lookup, methods
+from paper.claims.evidence.methods import COSTS, build, evaluate
 
 
 @pytest.mark.parametrize("name", COSTS)

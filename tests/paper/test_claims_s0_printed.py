@@ -5,11 +5,18 @@ from dataclasses import replace
 import pytest
 
 from ortho.cost import block, layer
-from paper.claims import Verdict, judge
-from paper.claims.s0 import printed, scenarios
-from paper.claims.s0.memory import even_length, memory
-from paper.claims.s0.printed import SPEED_UPS, limit, needed_share, ratios_that_fit, step_gain, weights_that_fit
-from paper.claims.s0.scenarios import SCENARIOS, millions, saved_megabytes, whole_limit
+from paper.claims import Verdict
+from paper.claims.evidence import printed_models as scenarios
+from paper.claims.evidence import printed_speed_ups as printed
+from paper.claims.evidence.printed_models import SCENARIOS, even_length, memory, millions, saved_megabytes, whole_limit
+from paper.claims.evidence.printed_speed_ups import (
+    SPEED_UPS,
+    limit,
+    needed_share,
+    ratios_that_fit,
+    step_gain,
+    weights_that_fit,
+)
 
 
 def test_the_search_finds_one_ratio_and_it_is_the_rule():
@@ -96,11 +103,6 @@ def test_weights_of_whole_models():
             assert fall == pytest.approx(frozen / 1e6, rel=1e-12)
         assert millions(name, whole=True) == published / 1e6
         assert saved_megabytes(name) == 3 * 2 * frozen / 1e6
-
-
-@pytest.mark.parametrize("claim", ["S0.4.4c", "S0.4.4d", "S0.4.4e"])
-def test_verdicts_of_the_scenarios(claim):
-    assert judge(claim).verdict == Verdict.REFUTED
 
 
 def test_a_possible_speed_up_would_be_noticed(monkeypatch):

@@ -7,8 +7,7 @@ from ortho import MultiheadAttention
 from ortho.cost import layer
 from ortho.cost.big_o import H, N, d
 from ortho.cost.counting import count_step
-from paper.claims.s0.ora import r, saved_share, speed_up
-from paper.claims.s0.products import PRODUCTS, backward_products
+from paper.claims.evidence.frozen_layer import PRODUCTS, backward_products, r, saved_share, speed_up
 
 
 @pytest.mark.parametrize("projection", ["learned", "frozen", "stopped"])

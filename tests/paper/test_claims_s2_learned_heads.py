@@ -8,7 +8,7 @@ from experiment_fakes import SLUG
 
 from paper import experiments
 from paper.claims import Verdict
-from paper.claims.s2 import learned_heads as s2
+from paper.claims.evidence import one_learned_head as s2
 from paper.experiments import measure
 from paper.experiments.learning import language, language_rows
 from paper.experiments.learning.arms import BESIDE, arms, trained_parameters

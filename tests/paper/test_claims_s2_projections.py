@@ -6,16 +6,16 @@ import torch
 from ortho import MultiheadAttention
 from ortho.cost.big_o import d
 from ortho.theory.johnson_lindenstrauss import dimension, failure_bound
-from paper.claims.s0.rows import COSTS
-from paper.claims.s2 import projections
+from paper.claims.evidence import random_features as projections
+from paper.claims.evidence.methods import COSTS
 
 
-@pytest.mark.parametrize("width", projections.WIDTHS)
+@pytest.mark.parametrize("width", projections.SPACES)
 def test_distortions_differ_by_the_factor(width):
     """The least of the changed distances is below k/d, but not by more than the rescaled ones allow."""
     k = dimension(projections.POINTS, projections.EPS)
     raw, rescaled = projections.distortions(width)
-    assert k == projections.WIDTHS[0]
+    assert k == projections.SPACES[0]
     if width == k:  # W is orthogonal to k times an entry's 4 k eps
         assert raw == rescaled < 8 * k**2 * torch.finfo(torch.float64).eps
     else:

@@ -10,8 +10,8 @@ from ortho.attention.linear.random_features import iid_features, orthogonal_feat
 from ortho.theory.estimates import SIGMAS
 from ortho.theory.unbiasedness import omegas
 from ortho.theory.wrong_draws import raw_qr_rows, root_norm_rows, unit_norm_rows
-from paper.claims.s0.methods import misplaced
-from paper.claims.s2 import random_features as evidence
+from paper.claims.evidence import random_features as evidence
+from paper.claims.evidence.methods import misplaced
 
 
 def generator(seed=0):

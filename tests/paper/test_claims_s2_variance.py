@@ -8,7 +8,7 @@ import torch
 from ortho.attention.linear.random_features import iid_features
 from ortho.theory.estimates import SIGMAS
 from ortho.theory.variance import row_estimates, sampled_variance
-from paper.claims.s2 import variance as claim
+from paper.claims.evidence import random_features as claim
 from paper.claims.verdicts import Verdict
 
 
@@ -42,7 +42,7 @@ def test_rows_off():
 
 def test_gerf_gains():
     gains = claim.gerf_gains()
-    assert len(gains) == len(claim.WIDTHS) * len(claim.SQUARES)
+    assert len(gains) == len(claim.HEAD_WIDTHS) * len(claim.SQUARES)
     assert gains["(8, 8)"] == pytest.approx(4.26, abs=0.01)
     assert list(gains.values())[: len(claim.SQUARES)] == sorted(list(gains.values())[: len(claim.SQUARES)])
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paper.claims import Verdict
-from paper.claims.s3 import delta_rule as s3
+from paper.claims.evidence import delta_rule as s3
 
 
 def test_the_printed_formula_by_hand():
@@ -21,17 +21,17 @@ def test_each_write_leaves_the_same_share(square):
 
 
 def test_a_wrong_formula_would_be_seen(monkeypatch):
-    assert s3.unlike_printed() < s3.EXACT
+    assert s3.unlike_printed() < s3.EXACT_STEPS
     printed = s3.as_printed
     monkeypatch.setattr(s3, "as_printed", lambda q, k, v: printed(q, 1.001 * k, v))
     assert s3.unlike_printed() > 1e-5
 
 
 def test_a_wrong_chunk_would_be_seen(monkeypatch):
-    assert s3.unlike_recurrence() < s3.EXACT
+    assert s3.unlike_recurrence() < s3.EXACT_STEPS
     fast = s3.delta_rule
     monkeypatch.setattr(s3, "delta_rule", lambda *x, chunk, **options: fast(*x, chunk=chunk, **options) * (1 + 1e-9))
-    assert s3.unlike_recurrence() > 100 * s3.EXACT
+    assert s3.unlike_recurrence() > 100 * s3.EXACT_STEPS
 
 
 def test_an_operation_of_ones_own_would_be_counted(monkeypatch):

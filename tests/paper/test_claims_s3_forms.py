@@ -5,7 +5,8 @@ import torch
 
 from ortho.attention.recurrent.delta import delta_rule_reference
 from ortho.theory import one_shot
-from paper.claims.s3 import forms, stability
+from paper.claims.evidence import delta_rule as stability
+from paper.claims.evidence import gates_and_losses as forms
 from paper.claims.verdicts import Verdict
 from paper.tasks import state_tracking
 
@@ -18,8 +19,8 @@ def test_gates():
 
 def test_ranks():
     """One token of two keys has rank 2 and not 1; of three keys, 3."""
-    assert forms.surplus_rank(2) < forms.EXACT
-    assert forms.surplus_rank(3) < forms.EXACT
+    assert forms.surplus_rank(2) < forms.EXACT_STEPS
+    assert forms.surplus_rank(3) < forms.EXACT_STEPS
 
 
 def test_norms_by_hand():

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from paper.claims import judge
-from paper.claims.s3 import forms
-from paper.claims.s3 import positions as s3
+from paper.claims.evidence import gates_and_losses as forms
+from paper.claims.evidence import positions as s3
 from paper.claims.verdicts import Verdict
 from paper.tasks import flip_flop
 

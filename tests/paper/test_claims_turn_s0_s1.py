@@ -211,7 +211,7 @@ def lucky(sound):
     def drawn(projection, *, draw=0, **options):
         if draw != 1:
             return sound(projection, draw=draw, **options)
-        lookup = import_module("paper.claims.s0.lookup")  # the one that is imported anew
+        lookup = import_module("paper.claims.evidence.lookup")  # the one that is imported anew
         return lookup.standard_solution(lookup.apart())
 
     return drawn
@@ -304,8 +304,8 @@ TURNS = {
     "S0.3.2a": Turn(REFUTED, PROJECTING_SYNTHESIZER),
     "S0.3.2b": Turn(REFUTED, mechanism("favor", quadratic)),
     # A head as wide as the layer has a feature for each entry that is looked up.
-    "S0.3.2c": Turn(REFUTED, {"paper.claims.s0.lookup.HEADS": constantly(1)}),
-    "S0.3.2d": Turn(UNTESTABLE, {"paper.claims.s0.lookup.attention_layer": lucky}),
+    "S0.3.2c": Turn(REFUTED, {"paper.claims.evidence.lookup.HEADS": constantly(1)}),
+    "S0.3.2d": Turn(UNTESTABLE, {"paper.claims.evidence.lookup.attention_layer": lucky}),
     "S0.3.3a": Turn(CONFIRMED, EVERY_CONSTANT_1),
     "S0.4.1a": Turn(CONFIRMED, HALF),
     "S0.4.1b": Turn(
@@ -326,7 +326,7 @@ TURNS = {
     "S0.4.4e": Turn(INCONSISTENT, free_backward_of("ViT-Base")),
     "S0.5.1a": Turn(REFUTED, records("bytes-little", errors(("frozen", "stopped"), 2))),
     # Models that have learnt nothing have nothing to lose.
-    "S0.5.1b": Turn(CONFIRMED, {"paper.claims.s0.conversion.STEPS": constantly(0)}),
+    "S0.5.1b": Turn(CONFIRMED, {"paper.claims.evidence.conversion.STEPS": constantly(0)}),
     "S0.5.2a": Turn(REFUTED, {"ortho.adapters.conversion.unfreeze_qk": giving(without_queries)}),
     "S0.5.2b": Turn(REFUTED, mechanism("linear", quadratic)),
     # Frozen heads lose on images, too; on some tasks there are too few runs to decide.
@@ -336,7 +336,7 @@ TURNS = {
     "S0.5.3b": Turn(INCONSISTENT, FREE_BACKWARD),
     "S1.1.1a": Turn(REFUTED, PER_PAIR),
     "S1.1.1b": Turn(REFUTED, mechanism("softmax", kept_by_width)),
-    "S1.1.1c": Turn(CONFIRMED, {"paper.claims.s1.transformer.SCENARIOS": hundredfold}),
+    "S1.1.1c": Turn(CONFIRMED, {"paper.claims.evidence.layer.SCENARIOS": hundredfold}),
     "S1.1.2a": Turn(
         CORRECTED, {"ortho.cost.feed_forward": lambda sound: lambda B, N, d, **kind: sound(B, N, d, 2 * d, **kind)}
     ),
@@ -350,7 +350,7 @@ TURNS = {
     "S1.2.2a": Turn(
         CONFIRMED, {"ortho.attention.linear.linear_attention.linear_attention_reference": constantly(as_printed)}
     ),
-    "S1.2.2b": Turn(REFUTED, {"paper.claims.s1.linear.FEATURES": constantly(64)}),
+    "S1.2.2b": Turn(REFUTED, {"paper.claims.evidence.linear_attention.FEATURES": constantly(64)}),
     "S1.2.3a": Turn(REFUTED, ONE_KEY_MORE),
     "S1.2.3b": Turn(REFUTED, {"ortho.attention.selected.routing.routing_mask": constantly(the_latest)}),
     "S1.2.4a": Turn(REFUTED, ONE_KEY_MORE),
@@ -362,7 +362,7 @@ TURNS = {
             )
         },
     ),
-    "S1.3.1b": Turn(REFUTED, {"ortho.attention.decoding.new_cache": constantly(Forgetful)}),
+    "S1.3.1b": Turn(REFUTED, {"ortho.attention.cache.new_cache": constantly(Forgetful)}),
     "S1.3.2a": Turn(CONFIRMED, {"ortho.cost.layers.recomputed": as_claimed}),
     "S1.4.1a": Turn(CONFIRMED, {"ortho.cost.layers.mixture_of_experts": sharing}),
     "S1.4.1b": Turn(
@@ -392,7 +392,8 @@ def test_evidence_that_is_a_constant_is_noticed(claim_id, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "target", ["paper.claims.rules.growth", "paper.claims.s0.standard.growth", "paper.claims.s0.standard.projections"]
+    "target",
+    ["paper.claims.rules.growth", "paper.claims.evidence.layer.growth", "paper.claims.evidence.layer.dominant"],
 )
 def test_evidence_and_rules_are_not_broken(target, monkeypatch):
     with pytest.raises(AssertionError, match=f"{target}: expected"):

@@ -20,7 +20,7 @@ from paper.claims import Verdict
 CONFIRMED, CORRECTED, REFUTED = Verdict.CONFIRMED, Verdict.CORRECTED, Verdict.REFUTED
 CONDITIONAL, UNTESTABLE = Verdict.CONDITIONAL, Verdict.UNTESTABLE
 
-S2, S3, S4 = (f"paper.claims.s{number}" for number in (2, 3, 4))
+EVIDENCE = "paper.claims.evidence"
 FIXED = "7 fixed + 1 learned"
 
 # Evidence modules that are imported anew have classes of the same names, which checkers take for the old ones.
@@ -163,22 +163,22 @@ TURNS = {
     "S2.1.3b": Turn(REFUTED, stored(reached("bleu_fraction", 0.5, FIXED), "translation")),
     "S2.1.3c": Turn(REFUTED, stored(overfitted_pairs, "translation", "transduction")),
     "S2.2.1a": Turn(REFUTED, {"ortho.theory.associativity.flops": EXCHANGED}),
-    "S2.2.1b": Turn(CONFIRMED, {"ortho.attention.linear.linear_attention.Cosine": constantly(lambda: CosFormer(64))}),
+    "S2.2.1b": Turn(CONFIRMED, {"ortho.attention.linear.feature_maps.Cosine": constantly(lambda: CosFormer(64))}),
     "S2.2.2a": Turn(
         REFUTED,
         {"numpy.polynomial.hermite_e.hermegauss": giving(lambda rule: (rule[0] / 2, rule[1]))},  # w of variance 1/4
     ),
     "S2.2.2b": Turn(REFUTED, {"ortho.attention.linear.random_features.orthogonal_features": constantly(iid_features)}),
     "S2.2.2c": Turn(REFUTED, {"ortho.attention.MECHANISMS[favor]": QUADRATIC}),
-    "S2.2.2d": Turn(REFUTED, {f"{S2}.variance.log_gain": answering(-1.0)}),
-    "S2.2.3a": Turn(REFUTED, {f"{S2}.patterns.strided_heads": FIRST_TWICE}),
-    "S2.2.3b": Turn(REFUTED, {f"{S2}.patterns.fixed_heads": FIRST_TWICE}),
-    "S2.2.3c": Turn(REFUTED, {f"{S2}.patterns.strided_heads": FIRST_TWICE}),
+    "S2.2.2d": Turn(REFUTED, {f"{EVIDENCE}.random_features.log_gain": answering(-1.0)}),
+    "S2.2.3a": Turn(REFUTED, {f"{EVIDENCE}.sparse_patterns.strided_heads": FIRST_TWICE}),
+    "S2.2.3b": Turn(REFUTED, {f"{EVIDENCE}.sparse_patterns.fixed_heads": FIRST_TWICE}),
+    "S2.2.3c": Turn(REFUTED, {f"{EVIDENCE}.sparse_patterns.strided_heads": FIRST_TWICE}),
     "S2.2.3d": Turn(REFUTED, stored(timed(10, "block-sparse", "block-sparse causal"), "pattern-speed")),
     "S2.3.1a": Turn(  # projections by diagonal matrices, and nothing kept but the scores
         CORRECTED,
         {
-            f"{S2}.standard.LAYER": lambda cost: replace(
+            f"{EVIDENCE}.layer.LAYER": lambda cost: replace(
                 cost, forward=cost.forward - 8 * N * d**2 + 8 * N * d, saved_bytes=cost.itemsize * N**2
             )
         },
@@ -203,7 +203,7 @@ TURNS = {
     "S2.4.3b": Turn(REFUTED, stored(enlarged, "depth")),
     "S2.4.3c": Turn(REFUTED, {"ortho.projections.PROJECTIONS[frozen]": constantly(LearnedProjection)}),
     "S2.4.3d": Turn(REFUTED, {"ortho.cost.layer": all_trained}),
-    "S2.4.4a": Turn(UNTESTABLE, {"paper.claims.s0.lookup.low_rank_error": answering(0.0)}),
+    "S2.4.4a": Turn(UNTESTABLE, {"paper.claims.evidence.lookup.low_rank_error": answering(0.0)}),
     "S2.5.2a": Turn(CONDITIONAL, stored(reached("bleu_fraction", 2, "8 frozen"), "translation")),
     "S2.5.3a": Turn(
         REFUTED,
@@ -234,16 +234,18 @@ TURNS = {
     ),
     "S3.3d": Turn(REFUTED, {"ortho.attention.positions.position_delta.position_delta_attention_reference": DOUBLED}),
     "S3.3e": Turn(REFUTED, {"ortho.attention.recurrent.delta.delta_rule": DOUBLED}),
-    "S3.3f": Turn(REFUTED, {f"{S3}.stability.product": giving(lambda P: 0 * P)}),
+    "S3.3f": Turn(REFUTED, {f"{EVIDENCE}.delta_rule.product": giving(lambda P: 0 * P)}),
     "S3.3g": Turn(REFUTED, {"ortho.theory.robustness.moved": DOUBLED}),
-    "S4.1a": Turn(CONFIRMED, {f"{S4}.patterns.as_printed": giving(torch.ones_like)}),  # multiples of k are kept
+    "S4.1a": Turn(
+        CONFIRMED, {f"{EVIDENCE}.sparse_patterns.as_printed": giving(torch.ones_like)}
+    ),  # multiples of k are kept
     "S4.1b": Turn(REFUTED, stored(timed(0.01, "sdpa masked"), "pattern-speed")),
     "S4.2a": Turn(REFUTED, {"ortho.theory.associativity.flops": EXCHANGED}),
-    "S4.2b": Turn(CONFIRMED, {f"{S4}.linear.as_printed": constantly(padding_left_out)}),
+    "S4.2b": Turn(CONFIRMED, {f"{EVIDENCE}.linear_attention.printed_code": constantly(padding_left_out)}),
     "S4.3a": Turn(REFUTED, stored(timed(0.01, "linear recurrent"), "attention-speed")),
     "S4.4a": Turn(REFUTED, {"ortho.attention.selected.top_k.top_k_mask": least_keys}),
     "S4.4b": Turn(CONDITIONAL, stored(reached("correct_fraction", 0.5, "identity"), "images")),
-    "S4.4c": Turn(REFUTED, {"ortho.attention.selected.sparse_linear_cost.sparse_linear_cost": all_pairs}),
+    "S4.4c": Turn(REFUTED, {"ortho.attention.selected.sparse_linear.sparse_linear_cost": all_pairs}),
 }
 
 

@@ -93,8 +93,8 @@ def test_the_exchanged_pass_is_timed_beside_pytorchs_kernel(dtype):
 
 
 def test_an_exchanged_pass_that_is_off_is_not_timed(monkeypatch):
-    right = exchanged_speed.exchanged_attention
-    monkeypatch.setattr(exchanged_speed, "exchanged_attention", lambda *a, **k: right(*a, **k) * 1.001)
+    right = exchanged_speed.value_gradient_attention
+    monkeypatch.setattr(exchanged_speed, "value_gradient_attention", lambda *a, **k: right(*a, **k) * 1.001)
     with pytest.raises(AssertionError, match="exchanged, output: expected a relative error of at most"):
         exchanged_speed.run(exchanged_speed.case(24, 128), seconds=0.01)
 

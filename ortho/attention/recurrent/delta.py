@@ -9,19 +9,17 @@ from functools import partial
 
 import torch
 
-from ortho import _checks
-from ortho._autocast import no_autocast
-from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.chunking import chunks, default_chunk, pad_tokens
 from ortho.attention.mechanism import Mechanism
+from ortho.attention.operands import attention_form
 from ortho.attention.recurrent import memory
 from ortho.attention.recurrent.delta_cost import delta_cost
 from ortho.attention.recurrent.delta_kernels import Read, Write, decays
 from ortho.gates import Decay, WriteStrength
 
 
-@checked(shapes=False)
+@attention_form(fixed_state=True, check=memory.check_writes)
 def delta_rule_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -48,25 +46,22 @@ def delta_rule_reference(
     gates outside their range, and for keys that are not normalised and have $\beta |k|^2 > 2$: the memory along them
     would grow with every write.
     """
-    x = memory.operands(
+    x = memory.prepared(
         q,
         k,
         v,
-        beta=beta,
-        log_decay=log_decay,
+        beta,
+        log_decay,
         normalise=normalise,
-        is_causal=is_causal,
         attn_mask=attn_mask,
         scale=scale,
         initial_state=initial_state,
     )
-    with no_autocast(q):
-        o, S = memory.recurrence(x.q, x.k, x.v, x.beta, x.log_decay, x.S, is_causal=is_causal)
-    o = o.to(x.dtype)
-    return (o, (S,)) if return_state else o
+    o, S = memory.recurrence(*x, is_causal=is_causal)
+    return o, (S,)
 
 
-@checked(shapes=False)
+@attention_form(fixed_state=True, check=memory.check_writes)
 def delta_rule(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -88,44 +83,49 @@ def delta_rule(
     pass are one memory a chunk and some vectors of widths K, V and `chunk` a token. It cannot be differentiated twice;
     the reference can.
     """
-    chunk = default_chunk(k) if chunk is None else _checks.positive_int("chunk", chunk)
-    x = memory.operands(
+    x = memory.prepared(
         q,
         k,
         v,
-        beta=beta,
-        log_decay=log_decay,
+        beta,
+        log_decay,
         normalise=normalise,
-        is_causal=is_causal,
         attn_mask=attn_mask,
         scale=scale,
         initial_state=initial_state,
     )
-    with no_autocast(q):
-        o, S = _in_chunks(x, is_causal, chunk)
-    o = o.to(x.dtype)
-    return (o, (S,)) if return_state else o
+    o, S = _in_chunks(*x, is_causal=is_causal, chunk=default_chunk(k) if chunk is None else chunk)
+    return o, (S,)
 
 
-def _in_chunks(x: memory.MemoryOperands, is_causal: bool, chunk: int) -> tuple[Tensor, Tensor]:
+def _in_chunks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    log_decay: Tensor | None,
+    S: Tensor,
+    *,
+    is_causal: bool,
+    chunk: int,
+) -> tuple[Tensor, Tensor]:
     """(o, the memory after the last key)."""
-    *lead, N, _ = x.k.shape
+    *lead, N, _ = k.shape
     width, behind = chunks(N, chunk)
-    beta = torch.ones_like(x.k[..., 0]) if x.beta is None else x.beta
 
     def cut(tensor: Tensor) -> Tensor:  # (..., N, width) -> (G, n, C, width)
         return pad_tokens(tensor, behind).reshape(-1, (N + behind) // width, width, tensor.shape[-1])
 
-    k = cut(x.k)
-    log_decay = None if x.log_decay is None else cut(x.log_decay[..., None])[..., 0]
-    fading = () if log_decay is None else decays(log_decay)
-    S = x.S.reshape(-1, *x.S.shape[-2:])
-    written, before, S = Write.apply(k, cut(x.v), cut(beta[..., None]), S, log_decay, *fading)
-    S = S.view(x.S.shape)
+    strengths = cut((torch.ones_like(k[..., 0]) if beta is None else beta)[..., None])
+    keys = cut(k)
+    rates = None if log_decay is None else cut(log_decay[..., None])[..., 0]
+    fading = () if rates is None else decays(rates)
+    written, before, after = Write.apply(keys, cut(v), strengths, S.reshape(-1, *S.shape[-2:]), rates, *fading)
+    after = after.view(S.shape)
     if not is_causal:
-        return x.q @ S, S
-    o = Read.apply(cut(x.q), k, written, before, log_decay, *fading)
-    return o.reshape(*lead, N + behind, -1)[..., :N, :], S
+        return q @ after, after
+    o = Read.apply(cut(q), keys, written, before, rates, *fading)
+    return o.reshape(*lead, N + behind, -1)[..., :N, :], after
 
 
 DELTA = Mechanism(

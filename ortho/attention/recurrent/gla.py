@@ -5,21 +5,25 @@ $S_t = \mathrm{Diag}(a_t)\, S_{t-1} + k_t v_t^T$. Kimi Delta Attention (arXiv:25
 $S_t = (I - \beta_t k_t k_t^T)\, \mathrm{Diag}(a_t)\, S_{t-1} + \beta_t k_t v_t^T$. Answers are $o_t = S_t^T q_t$.
 """
 
-import torch
+from functools import partial
+from typing import NamedTuple
 
-from ortho import _checks
-from ortho._autocast import no_autocast
+import torch
+from torch.nn.functional import pad
+
 from ortho._checks import checked
-from ortho._typing import Bool, Float, State, Tensor
-from ortho.attention.chunking import default_chunk, pad_tokens
-from ortho.attention.mechanism import Mechanism
+from ortho._typing import Bool, Float, Size, State, Tensor
+from ortho.attention.chunking import CHUNK, default_chunk, pad_tokens
+from ortho.attention.mechanism import AttentionCost, Mechanism
+from ortho.attention.operands import attention_form
 from ortho.attention.recurrent import memory
-from ortho.attention.recurrent.gla_cost import gla_cost, kda_cost
-from ortho.attention.recurrent.gla_kernels import chunk_width, in_chunks
 from ortho.gates import ChannelDecay, WriteStrength
 
+_ADDING = partial(memory.check_writes, channels=True, erase=False)
+_CORRECTING = partial(memory.check_writes, channels=True)
 
-@checked(shapes=False)
+
+@attention_form(fixed_state=True, check=_ADDING)
 def gated_linear_attention_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -42,14 +46,23 @@ def gated_linear_attention_reference(
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together; on the CPU also for a
     `log_decay` above 0 or not finite.
     """
-    x = _adding(q, k, v, log_decay, is_causal, attn_mask, scale, initial_state)
-    with no_autocast(q):
-        o, S = memory.recurrence(x.q, x.k, x.v, None, x.log_decay, x.S, is_causal=is_causal, erase=False)
-    o = o.to(x.dtype)
-    return (o, (S,)) if return_state else o
+    x = memory.prepared(
+        q,
+        k,
+        v,
+        None,
+        log_decay,
+        normalise=False,
+        erase=False,
+        attn_mask=attn_mask,
+        scale=scale,
+        initial_state=initial_state,
+    )
+    o, S = memory.recurrence(*x, is_causal=is_causal, erase=False)
+    return o, (S,)
 
 
-@checked(shapes=False)
+@attention_form(fixed_state=True, check=_ADDING)
 def gated_linear_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -64,15 +77,23 @@ def gated_linear_attention(
     chunk: int | None = None,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
     """`gated_linear_attention_reference` by matrix products over chunks, as `kimi_delta_attention` goes over them."""
-    chunk = default_chunk(k) if chunk is None else _checks.positive_int("chunk", chunk)
-    x = _adding(q, k, v, log_decay, is_causal, attn_mask, scale, initial_state)
-    with no_autocast(q):
-        o, S = _by_chunks(x, is_causal, chunk)
-    o = o.to(x.dtype)
-    return (o, (S,)) if return_state else o
+    x = memory.prepared(
+        q,
+        k,
+        v,
+        None,
+        log_decay,
+        normalise=False,
+        erase=False,
+        attn_mask=attn_mask,
+        scale=scale,
+        initial_state=initial_state,
+    )
+    o, S = _by_chunks(*x, is_causal=is_causal, chunk=default_chunk(k) if chunk is None else chunk, erase=False)
+    return o, (S,)
 
 
-@checked(shapes=False)
+@attention_form(fixed_state=True, check=_CORRECTING)
 def kimi_delta_attention_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -91,26 +112,22 @@ def kimi_delta_attention_reference(
 
     Arguments, state and errors are those of `delta_rule_reference`, but for one decay a channel of the keys.
     """
-    x = memory.operands(
+    x = memory.prepared(
         q,
         k,
         v,
-        beta=beta,
-        log_decay=log_decay,
-        channels=True,
+        beta,
+        log_decay,
         normalise=normalise,
-        is_causal=is_causal,
         attn_mask=attn_mask,
         scale=scale,
         initial_state=initial_state,
     )
-    with no_autocast(q):
-        o, S = memory.recurrence(x.q, x.k, x.v, x.beta, x.log_decay, x.S, is_causal=is_causal)
-    o = o.to(x.dtype)
-    return (o, (S,)) if return_state else o
+    o, S = memory.recurrence(*x, is_causal=is_causal)
+    return o, (S,)
 
 
-@checked(shapes=False)
+@attention_form(fixed_state=True, check=_CORRECTING)
 def kimi_delta_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -132,71 +149,300 @@ def kimi_delta_attention(
     tokens. Kept for the backward pass are one memory a chunk and, for each token, a few vectors for each time that a
     chunk can be halved.
     """
-    chunk = default_chunk(k) if chunk is None else _checks.positive_int("chunk", chunk)
-    x = memory.operands(
+    x = memory.prepared(
         q,
         k,
         v,
-        beta=beta,
-        log_decay=log_decay,
-        channels=True,
+        beta,
+        log_decay,
         normalise=normalise,
-        is_causal=is_causal,
         attn_mask=attn_mask,
         scale=scale,
         initial_state=initial_state,
     )
-    if x.beta is None:
-        x = x._replace(beta=torch.ones_like(x.k[..., 0]))
-    with no_autocast(q):
-        o, S = _by_chunks(x, is_causal, chunk)
-    o = o.to(x.dtype)
-    return (o, (S,)) if return_state else o
+    o, S = _by_chunks(*x, is_causal=is_causal, chunk=default_chunk(k) if chunk is None else chunk, erase=True)
+    return o, (S,)
 
 
-def _adding(
+def _by_chunks(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    beta: Tensor | None,
     log_decay: Tensor | None,
+    S: Tensor,
+    *,
     is_causal: bool,
-    attn_mask: Tensor | None,
-    scale: float | None,
-    initial_state: State | None,
-) -> memory.MemoryOperands:
-    """The operands of a memory that does not erase."""
-    return memory.operands(
-        q,
-        k,
-        v,
-        beta=None,
-        log_decay=log_decay,
-        channels=True,
-        normalise=False,
-        erase=False,
-        is_causal=is_causal,
-        attn_mask=attn_mask,
-        scale=scale,
-        initial_state=initial_state,
-    )
-
-
-def _by_chunks(x: memory.MemoryOperands, is_causal: bool, chunk: int) -> tuple[Tensor, Tensor]:
+    chunk: int,
+    erase: bool,
+) -> tuple[Tensor, Tensor]:
     """(o, the memory after the last key)."""
-    N = x.k.shape[-2]
-    width = chunk_width(N, chunk)
-    behind = -N % width
+    width = chunk_width(k.shape[-2], chunk)
+    behind = -k.shape[-2] % width
+    if erase and beta is None:
+        beta = torch.ones_like(k[..., 0])
 
     def cut(tensor: Tensor) -> Tensor:  # (..., N, ·) -> (..., n, C, ·)
         return pad_tokens(tensor, behind).unflatten(-2, (-1, width))
 
-    decay = cut(torch.zeros_like(x.k) if x.log_decay is None else x.log_decay).exp()
-    beta = None if x.beta is None else cut(x.beta[..., None])
-    answers, S = in_chunks(cut(x.q) if is_causal else None, cut(x.k), cut(x.v), beta, decay, x.S)
+    decay = cut(torch.zeros_like(k) if log_decay is None else log_decay).exp()
+    strengths = None if beta is None else cut(beta[..., None])
+    answers, S = in_chunks(cut(q) if is_causal else None, cut(k), cut(v), strengths, decay, S)
     if not is_causal:
-        return x.q @ S, S
+        return q @ S, S
     answers[-1] = answers[-1][..., : width - behind, :]
     return torch.cat(answers, -2), S
+
+
+# Within a chunk, and from chunk to chunk.
+#
+# What reader i finds of the key of token j fades by $\prod_{s=j+1}^{i} a_s$, one factor for each channel of the keys.
+# As a quotient of products from the chunk's start it would be a matrix product of $q_i b_i$ and $k_j / b_j$, but the
+# latter overflows. Yang et al. (2023, arXiv:2312.06635, section 4.3) divide by the product at the start of the
+# reader's sub-block instead, and leave pairs within a sub-block to sums over channels. Here a chunk is merged out of
+# single tokens: of two neighbouring blocks, the readers of the second meet the keys of the first at the boundary
+# between them. Each factor is so the product of decays that all lie between a key and its reader: none exceeds 1,
+# nothing is divided, a decay of 0 takes no digit from those beside it, and each pair of tokens is part of one matrix
+# product.
+
+
+class Blocks(NamedTuple):
+    """Tokens in b blocks of h each, along two axes. A reader is a vector that a memory or a key is multiplied with."""
+
+    fade: Tensor  # (..., b, 1, K), what is left of an earlier memory at the end of the block
+    keys: Tensor  # (..., b, h, K), times what is left of each at the end of the block
+    readers: tuple[Tensor, ...]  # (..., b, h, K) each, times what is left for it of a memory before the block
+    weights: tuple[Tensor, ...]  # (..., b, h, h) each, what a reader finds of the keys of its block up to its own
+
+
+def chunk_width(length: int, chunk: int) -> int:
+    """The largest power of two that is at most `chunk`, or the least one that holds a shorter sequence."""
+    return 1 << min(chunk.bit_length() - 1, (length - 1).bit_length())
+
+
+def tokens(decay: Tensor, k: Tensor, *readers: Tensor) -> Blocks:
+    """Tokens (..., C, K) as C blocks of one. A reader finds its own token's key as it was written."""
+    decay, k, *rows = (x[..., None, :] for x in (decay, k, *readers))
+    return Blocks(decay, k, tuple(x * decay for x in rows), tuple(x @ k.mT for x in rows))
+
+
+def merged(x: Blocks) -> Blocks:
+    """Each two neighbouring blocks as one."""
+    (fade_1, fade_2), (keys_1, keys_2) = _pairs(x.fade), _pairs(x.keys)
+    readers, weights = [], []
+    for reader, weight in zip(x.readers, x.weights, strict=True):
+        (reader_1, reader_2), (weight_1, weight_2) = _pairs(reader), _pairs(weight)
+        readers.append(torch.cat([reader_1, reader_2 * fade_1], -2))
+        across = torch.cat([reader_2 @ keys_1.mT, weight_2], -1)
+        weights.append(torch.cat([pad(weight_1, (0, weight.shape[-1])), across], -2))
+    keys = torch.cat([keys_1 * fade_2, keys_2], -2)
+    return Blocks(fade_1 * fade_2, keys, tuple(readers), tuple(weights))
+
+
+def _pairs(x: Tensor) -> tuple[Tensor, ...]:
+    """The first and the second of each two blocks: (..., b, h, ·) -> two of (..., b/2, h, ·)."""
+    return x.unflatten(-3, (-1, 2)).unbind(-3)
+
+
+def in_chunks(
+    q: Tensor | None, k: Tensor, v: Tensor, beta: Tensor | None, decay: Tensor, S: Tensor
+) -> tuple[list[Tensor], Tensor]:
+    r"""(the answers (..., C, V) of each chunk, none without queries; the memory after the last key).
+
+    Operands are (..., n, C, ·): n chunks of C tokens, a power of two; the memory S before them is (..., K, V). With
+    `beta` (..., n, C, 1) keys erase what they find: what is written at key i is $u_i = \beta_i (v_i - S_{i-1}^T
+    \mathrm{Diag}(a_i) k_i)$. With $\beta_i k_i$ as a reader, faded R and with the weights L below the diagonal, this is
+    the system $(I + L)\, U = \mathrm{diag}(\beta) V - R S$, whose two right sides are solved for all chunks at once.
+    """
+    readers = [x for x in (q, None if beta is None else k * beta) if x is not None]
+    x = tokens(decay, k, *readers)
+    while x.fade.shape[-3] > 1:
+        x = merged(x)
+    fade, keys = x.fade.squeeze(-3), x.keys.squeeze(-3)
+    readers, weights = ([y.squeeze(-3) for y in each] for each in (x.readers, x.weights))
+    erased: tuple[Tensor, ...] = ()
+    if beta is not None:
+        right = torch.cat([v * beta, readers.pop()], -1)
+        solved = torch.linalg.solve_triangular(weights.pop(), right, upper=False, unitriangular=True)
+        v, R = solved.split([v.shape[-1], k.shape[-1]], -1)
+        erased = R.unbind(-3)
+    answers, read = [], [x.unbind(-3) for x in (*readers, *weights)]
+    for i, (left, key, new) in enumerate(zip(*(x.unbind(-3) for x in (fade, keys, v)), strict=True)):
+        if erased:
+            new = new - erased[i] @ S
+        if read:
+            reader, weight = (x[i] for x in read)
+            answers.append(reader @ S + weight @ new)
+        S = left.mT * S + key.mT @ new
+    return answers, S
+
+
+@checked
+def _cost(
+    B: Size,
+    N: Size,
+    H: Size,
+    K: Size,
+    V: Size,
+    *,
+    erase: int,
+    form: str = "fast",
+    causal: bool = False,
+    qk_grad: bool = True,
+    itemsize: int = 4,
+    chunk: int = CHUNK,
+) -> AttentionCost:
+    """Closed form of one self-attention call with its gates given, in either form.
+
+    What autograd keeps of `log_decay` itself is a matter of the gate that made it. Half precision costs what float32
+    does. With symbols, N is a multiple of `chunk`, a power of two, and greater.
+    """
+    G, item, wanted = B * H, max(itemsize, 4), int(qk_grad)
+    if form == "reference":
+        rest, behind = _recurrence_cost(G, N, K, V, erase, int(causal), wanted), 0
+        decode = 2 * (2 + erase) * G * K * V
+    else:
+        width = chunk_width(N if isinstance(N, int) else chunk, chunk)
+        number, behind = (-(-N // width), -N % width) if isinstance(N, int) else (N / width, 0)
+        rest = _chunks_cost(G, N, K, V, width, number, erase, int(causal), wanted)
+        decode = _chunks_cost(G, 1, K, V, 1, 1, erase, 1, wanted).forward
+    strengths = erase * G * (N + behind)
+    made = _units(2 * G * N, K, wanted) if erase else _Cost(0, 0, G * N * K, wanted * G * N * K, 0)  # or a scale
+    total = _Cost(*map(sum, zip(rest, made, strict=True)))
+    return AttentionCost(
+        forward=total.forward,
+        backward=total.backward,
+        elementwise_forward=total.elementwise_forward,
+        elementwise_backward=total.elementwise_backward,
+        saved_bytes=item * (total.saved + strengths),
+        decode=decode,
+        state_bytes=item * G * K * V,
+    )
+
+
+gla_cost, kda_cost = partial(_cost, erase=0), partial(_cost, erase=1)
+
+
+class _Cost(NamedTuple):
+    forward: Size
+    backward: Size
+    elementwise_forward: Size
+    elementwise_backward: Size
+    saved: Size  # numbers
+
+
+# Below: G = B H, the sequences; a flag counts as 0 or 1. A gradient's sum over a broadcast axis is left out by autograd
+# where that axis has length 1.
+
+
+def _sum(axis: Size, numbers: Size) -> Size:
+    """The scalar operations of summing so many numbers over an axis."""
+    return 0 if axis == 1 else numbers
+
+
+def _units(vectors: Size, K: Size, wanted: int) -> _Cost:
+    """Vectors divided by their lengths."""
+    return _Cost(
+        forward=0,
+        backward=0,
+        elementwise_forward=vectors * (3 * K + 2),
+        elementwise_backward=wanted * vectors * (6 * K + 3 + _sum(K, K)),
+        saved=wanted * vectors * (K + 1),
+    )
+
+
+def _chunks_cost(G: Size, N: Size, K: Size, V: Size, C: int, n: Size, erase: int, causal: int, wanted: int) -> _Cost:
+    parts = [
+        _merged(G * n, K, C, erase, causal, wanted, int(n == 1)),
+        _passed_on(G, K, V, C, n, erase, causal, wanted),
+    ]
+    if erase:
+        parts.append(_solved(G * n * C, K, V, C, wanted))
+    if not causal:
+        product = 2 * G * N * K * V
+        parts.append(_Cost(product, product * (1 + wanted), 0, 0, G * N * K + wanted * G * K * V))
+    return _Cost(*map(sum, zip(*parts, strict=True)))
+
+
+def _merged(chunks: Size, K: Size, C: int, erase: int, causal: int, wanted: int, lone: int) -> _Cost:
+    """From tokens to blocks of C. What a lone chunk leaves behind is not read in a causal call, and has no gradient."""
+    levels, rows, readers = C.bit_length() - 1, chunks * C * K, causal + erase
+    # Each level multiplies half the keys and half of each reader by fades: numbers on one level, and on all. The fades
+    # themselves halve from level to level.
+    half, halves, fades = chunks * (C // 2) * K, chunks * (levels * C // 2) * K, chunks * (C - 1) * K
+    unread = int(lone and causal)
+    sums = readers - int(unread and C == 1)  # of the gradients of a decay, and of a key: one less than it has uses
+    backward = (
+        rows * (1 + causal * (1 + 2 * wanted) + 3 * erase)  # exp; readers times decays, and their gradients' sums
+        + rows * (sums + wanted * (sums + erase))
+        # Two products each, over the levels, whose fades' part is summed over the block but for blocks of one; sums.
+        + readers * (4 * halves - half)
+        + (3 + readers) * (halves + fades)
+        - half
+    )
+    if not wanted:  # keys of blocks of one
+        backward -= (1 + readers) * half
+    if unread and C > 1:  # the last level's keys and fades
+        backward -= (1 + int(C > 2) + 2 * int(wanted or C > 2)) * half + 4 * chunks * K
+    # Decays, keys, what is to read; then keys from level to level, and queries and erasers with their first decay.
+    kept = 2 + readers + levels + causal * (levels + 1 - lone) + erase * levels
+    return _Cost(
+        forward=readers * rows * (C + 1),  # each pair of a reader and a key up to its own once
+        backward=2 * rows * (2 * causal * wanted + erase * (1 + wanted))  # own keys
+        + readers * (2 * rows * (C - 1) - (0 if wanted or C == 1 else rows)),
+        elementwise_forward=rows * (1 + readers) + (1 + readers) * halves + fades,
+        elementwise_backward=backward,
+        saved=rows * kept + fades - (chunks * K if lone and C > 1 else 0) + causal * chunks * C * C,
+    )
+
+
+def _passed_on(G: Size, K: Size, V: Size, C: int, n: Size, erase: int, causal: int, wanted: int) -> _Cost:
+    """What chunks find in the memory and write to it; in a causal call also what they answer."""
+    rows, memory, products = G * n * C, G * K * V, int(wanted or C > 1)  # whether products with keys have a gradient
+    # Chunks with another one behind them; whose memory is read; that have one before and hand its memory on.
+    heirs = n - 1
+    writers = heirs if causal else n
+    between = heirs if not causal or n == 1 else heirs - 1
+    return _Cost(
+        forward=2 * rows * K * V * (1 + causal + erase) + 2 * causal * rows * C * V,
+        backward=2 * G * C * K * V * (writers * (1 + products) + (causal + erase) * (n + heirs))
+        + 2 * causal * rows * C * V * (1 + products),
+        elementwise_forward=2 * n * memory + (causal + erase) * rows * V,
+        # Sums of the gradients of what is written and of memories; the sign of what is found; both products with fades.
+        elementwise_backward=causal * G * heirs * C * V
+        + memory * (erase * heirs + causal * between)
+        + erase * rows * V
+        + memory * (writers + between)
+        + _sum(V, writers * memory),
+        saved=n * memory + products * rows * V,
+    )
+
+
+def _solved(rows: Size, K: Size, V: Size, C: int, wanted: int) -> _Cost:
+    """Keys and values times beta, and the system of each chunk."""
+    return _Cost(
+        forward=rows * C * (K + V),
+        backward=3 * rows * C * (K + V),
+        elementwise_forward=rows * (K + V),
+        elementwise_backward=rows * (C + (1 + wanted) * K + 2 * V + 1) + _sum(K, rows * K) + _sum(V, rows * V),
+        saved=rows * (C + K + 2 * V),
+    )
+
+
+def _recurrence_cost(G: Size, N: Size, K: Size, V: Size, erase: int, causal: int, wanted: int) -> _Cost:
+    rows, memory, products = G * N, G * K * V, 2 + erase  # what is written, read and, with `erase`, held
+    return _Cost(
+        forward=2 * products * rows * K * V,
+        backward=2 * products * rows * K * V * (1 + wanted),
+        elementwise_forward=rows * (K + 2 * K * V + 2 * erase * V),  # exp, decay, sum; error, strength
+        # The decay's two products, of which none reaches the first memory; gradients of memories used more than once.
+        elementwise_backward=rows * K
+        + (2 * N - 1) * memory
+        + _sum(V, N * memory)
+        + erase * (N * memory + rows * 3 * V + _sum(V, rows * V) + wanted * rows * K)
+        + causal * (N - 1) * memory,
+        saved=rows * (3 * K + (erase + wanted) * V) + N * (1 + erase * wanted) * memory + wanted * memory,
+    )
 
 
 GLA = Mechanism(

@@ -8,27 +8,15 @@ $$S_t = (I - \beta_t k_t k_t^T)\, \mathrm{Diag}(a_t)\, S_{t-1} + \beta_t k_t v_t
 In a call that is not causal every query reads the memory after the last key. A masked key leaves the memory as it is.
 """
 
-from typing import NamedTuple
+from typing import Any
 
 import torch
 
 from ortho import _checks
 from ortho._typing import Float, State, Tensor
-from ortho.attention.operands import hidden_keys, working
+from ortho.attention.operands import upcast
 
 TINY = 1e-6  # beside the squared length by which a key is divided
-
-
-class MemoryOperands(NamedTuple):
-    """The operands of a call, checked, in float32 at least; hidden keys have neither write strength nor decay."""
-
-    q: Float[Tensor, "*batch N K"]
-    k: Float[Tensor, "*batch M K"]
-    v: Float[Tensor, "*batch M V"]
-    beta: Float[Tensor, "*batch M"] | None
-    log_decay: Float[Tensor, "..."] | None  # (..., M), or (..., M, K)
-    S: Float[Tensor, "*batch K V"]
-    dtype: torch.dtype  # that of the caller's operands
 
 
 def unit(x: Float[Tensor, "*batch N K"], name: str = "x") -> Float[Tensor, "*batch N K"]:
@@ -42,50 +30,70 @@ def unit(x: Float[Tensor, "*batch N K"], name: str = "x") -> Float[Tensor, "*bat
     return x * squares.add(TINY).rsqrt()
 
 
-def operands(
+def check_writes(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     *,
-    beta: Tensor | None,
-    log_decay: Tensor | None,
+    attn_mask: Tensor | None = None,
+    beta: Tensor | None = None,
+    log_decay: Tensor | None = None,
+    normalise: bool = True,
     channels: bool = False,
-    normalise: bool,
     erase: bool = True,
-    is_causal: bool,
-    attn_mask: Tensor | None,
-    scale: float | None,
-    initial_state: State | None,
-) -> MemoryOperands:
-    """The operands as the recurrence takes them; `channels` says that decays are (..., M, K).
+    **_: Any,
+) -> None:
+    """Refuse gates that do not fit the keys, or are out of range; `channels` says that decays are (..., M, K).
 
-    A memory that does not `erase` takes keys of any length and no `beta`, and scales its queries by 1/sqrt(K)
-    by default; a hidden key is 0 then.
-
-    Raises TypeError or ValueError, naming the argument, for operands that do not fit together; on the CPU also for a
-    `beta` outside [0, 2], a `log_decay` above 0 or not finite, where keys are not normalised for one along which
-    writing would enlarge the memory, beta |k|^2 > 2, and for values whose sum may leave the range of the dtype.
+    Raises TypeError or ValueError, naming the argument; on the CPU also for a `beta` outside [0, 2], a `log_decay`
+    above 0 or not finite, and, in a memory that erases, where keys are not normalised, for one along which writing
+    would enlarge the memory, beta |k|^2 > 2, unless the mask (..., M) hides it.
     """
-    _checks.qkv(q, k, v, attn_mask, is_causal)
-    _checks.scale_factor(scale)
     gate("beta", beta, k, k.shape[:-1])
     gate("log_decay", log_decay, k, k.shape if channels else k.shape[:-1])
     if beta is not None:
         _checks.within("beta", "write strengths", beta, 0, 2)
     if log_decay is not None:
         _checks.within("log_decay", "logarithms of decays", log_decay, torch.finfo(log_decay.dtype).min, 0)
-    hidden = hidden_keys(attn_mask, k, initial_state)
-    dtype = q.dtype
-    q, k, v = (working(x) for x in (q, k, v))
-    beta, log_decay = (x if x is None else working(x.to(k.dtype)) for x in (beta, log_decay))
-    if hidden is not None:
+    if erase and not normalise:
+        keys = upcast(k.detach())
+        corrected = (keys**2).sum(-1)
+        corrected = corrected if beta is None else beta.detach().to(keys.dtype) * corrected
+        # Rounding, of the caller's keys and of this sum, may leave a unit key a little longer.
+        most = 2 + 8 * max(torch.finfo(k.dtype).eps, torch.finfo(keys.dtype).eps * k.shape[-1])
+        shown = corrected if attn_mask is None else corrected.masked_fill(~attn_mask, 0)
+        _checks.within("k", "beta |k|^2", shown, 0, most)
+
+
+def prepared(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    log_decay: Tensor | None,
+    *,
+    normalise: bool,
+    erase: bool = True,
+    attn_mask: Tensor | None,
+    scale: float | None,
+    initial_state: State | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor]:
+    """(q, k, v, beta, log_decay, S) as the recurrence takes them; keys that the mask (..., M) hides neither write nor
+    fade.
+
+    A memory that does not `erase` takes keys of any length and no `beta`, and scales its queries by 1/sqrt(K)
+    by default. Raises ValueError for a state that does not fit; on the CPU also for values whose sum may leave the
+    range of the dtype.
+    """
+    if attn_mask is not None:
+        hidden = ~attn_mask
         if erase:
             v = v.masked_fill(hidden[..., None], 0)
             beta = (torch.ones_like(k[..., 0]) if beta is None else beta).masked_fill(hidden, 0)
         else:
             k = k.masked_fill(hidden[..., None], 0)
         if log_decay is not None:
-            log_decay = log_decay.masked_fill(hidden[..., None] if channels else hidden, 0)
+            log_decay = log_decay.masked_fill(hidden[..., None] if log_decay.dim() == k.dim() else hidden, 0)
     if erase:
         # No write enlarges what is held, so that a memory holds 2 |v| of each token at most, and is corrected by as
         # much. Were this infinite, products with weights of 0 would make it NaN in the rows of earlier tokens.
@@ -93,16 +101,11 @@ def operands(
         _checks.within("v", f"values of {v.shape[-2]} tokens", v, -most, most)
     if normalise:
         q, k = unit(q, "q"), unit(k, "k")
-    elif erase:
-        squares = (k.detach() ** 2).sum(-1)
-        # Rounding, of the caller's keys and of this sum, may leave a unit key a little longer.
-        most = 2 + 8 * max(torch.finfo(dtype).eps, torch.finfo(k.dtype).eps * k.shape[-1])
-        _checks.within("k", "beta |k|^2", squares if beta is None else beta.detach() * squares, 0, most)
     if scale is None and not erase:
         scale = q.shape[-1] ** -0.5
     if scale is not None:
         q = q * scale
-    return MemoryOperands(q, k, v, beta, log_decay, memory(initial_state, k, v), dtype)
+    return q, k, v, beta, log_decay, memory(initial_state, k, v)
 
 
 def memory(state: State | None, k: Tensor, v: Tensor) -> Float[Tensor, "*batch K V"]:

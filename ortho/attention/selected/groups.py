@@ -15,14 +15,15 @@ from typing import NamedTuple
 
 import torch
 
-from ortho._typing import Bool, Int
-from ortho.attention.selected.selection import Call, joined
+from ortho._typing import Bool, Int, Tensor
+from ortho.attention.selected.call import Call
+from ortho.attention.selected.selection import joined, tile_count, tiles_by_label
 from ortho.attention.sparse.tiling import ABSENT, Tiling, TokenBlocks, Work
 
 
 def group_mask(
-    of_queries: Int[torch.Tensor, "G N"], of_keys: Int[torch.Tensor, "G M"], call: Call, width: int
-) -> Bool[torch.Tensor, "G N M"]:
+    of_queries: Int[Tensor, "G N"], of_keys: Int[Tensor, "G M"], call: Call, width: int
+) -> Bool[Tensor, "G N M"]:
     """The pairs that are kept, from their definition; of each token the number of its group, or `ABSENT`."""
     i, j = call.places[:, None], torch.arange(of_keys.shape[1], device=of_keys.device)
     of_keys = of_keys if call.visible is None else of_keys.masked_fill(~call.visible, ABSENT)
@@ -34,60 +35,19 @@ def group_mask(
     return kept & (j <= i) if call.is_causal else kept
 
 
-class Tiles(NamedTuple):
-    """Tokens in tiles of B of the same label, in their order."""
-
-    positions: Int[torch.Tensor, "G T B"]
-    labels: Int[torch.Tensor, "G T"]  # of the tiles; `ABSENT` for one that is not needed
-    of: Int[torch.Tensor, "G n"]  # the tile of each token
-    first: Int[torch.Tensor, "G L"]  # tile of each label
-    starts: Int[torch.Tensor, "G L"]  # tokens of lower labels
-    sizes: Int[torch.Tensor, "G L"]
-
-
-def tile_count(tokens: int, labels: int, size: int) -> int:
-    """So many tiles of `size` hold tokens with labels below `labels`, each tile of one label, whatever these are."""
-    return (tokens + min(labels, tokens) * (size - 1)) // size
-
-
-def tiles_by_label(labels: Int[torch.Tensor, "G n"], count: int, size: int) -> Tiles:
-    """Tokens with labels below `count` in tiles of `size`; without those that are `ABSENT`."""
-    (G, n), T = labels.shape, tile_count(labels.shape[1], count, size)
-    number, absent = torch.arange(n, device=labels.device).expand(G, n), labels < 0
-    label = labels.masked_fill(absent, count)
-    sizes = labels.new_zeros(G, count + 1).scatter_add_(1, label, torch.ones_like(label))
-    starts = sizes.cumsum(1) - sizes
-    tiles = -(-sizes // size)
-    first = tiles.cumsum(1) - tiles
-    order = label.argsort(dim=1, stable=True)
-    rank = torch.empty_like(label).scatter_(1, order, number) - starts.gather(1, label)
-    tile = (first.gather(1, label) + rank // size).masked_fill(absent, T)  # the last one, which is left out below
-    positions = labels.new_full((G, (T + 1) * size), ABSENT)
-    positions.scatter_(1, tile * size + (rank % size).masked_fill(absent, 0), number)
-    of_tiles = labels.new_full((G, T + 1), ABSENT).scatter_(1, tile, labels)
-    return Tiles(
-        positions.unflatten(1, (-1, size))[:, :T],
-        of_tiles[:, :T],
-        tile.masked_fill(absent, ABSENT),
-        first[:, :count],
-        starts[:, :count],
-        sizes[:, :count],
-    )
-
-
 class Round(NamedTuple):
     """Chunks of the keys, and which of them each query reads: its own and, where that `continues` a group, the one
     before."""
 
-    keys: Int[torch.Tensor, "G S width"]
-    continues: Bool[torch.Tensor, "G S"]
-    of_keys: Int[torch.Tensor, "G M"]
-    own: Int[torch.Tensor, "G N"]
-    found: Int[torch.Tensor, "G N"]  # keys that a query finds, of which one is sure to be if there are any
+    keys: Int[Tensor, "G S width"]
+    continues: Bool[Tensor, "G S"]
+    of_keys: Int[Tensor, "G M"]
+    own: Int[Tensor, "G N"]
+    found: Int[Tensor, "G N"]  # keys that a query finds, of which one is sure to be if there are any
 
 
 def chunk_round(
-    of_queries: Int[torch.Tensor, "G N"], of_keys: Int[torch.Tensor, "G M"], call: Call, count: int, width: int
+    of_queries: Int[Tensor, "G N"], of_keys: Int[Tensor, "G M"], call: Call, count: int, width: int
 ) -> Round:
     """The chunks of groups with labels below `count`."""
     of_keys = of_keys if call.visible is None else of_keys.masked_fill(~call.visible, ABSENT)
@@ -109,7 +69,7 @@ def chunk_round(
     )
 
 
-def group_parts(rounds: Sequence[Round], call: Call, *, skip_self: bool = False) -> list[Tiling]:
+def group_tilings(rounds: Sequence[Round], call: Call, *, skip_self: bool = False) -> list[Tiling]:
     """The parts, for `attend_joined`, of the pairs that any round finds, each in the first one.
 
     With `skip_self` no query attends to its own token, but for one that finds nothing else; as many queries as keys are
@@ -117,7 +77,7 @@ def group_parts(rounds: Sequence[Round], call: Call, *, skip_self: bool = False)
     """
     N, M, causal, first = call.q.shape[1], call.k.shape[1], call.is_causal, call.first
     parts: list[Tiling] = []
-    earlier: list[tuple[torch.Tensor, ...]] = []  # of the rounds before
+    earlier: list[tuple[Tensor, ...]] = []  # of the rounds before
     for each in rounds:
         S, width = each.keys.shape[1:]
         tiles = tiles_by_label(each.own, S, _tile(width, N))
@@ -137,11 +97,11 @@ def group_parts(rounds: Sequence[Round], call: Call, *, skip_self: bool = False)
 
 
 def _allowed(
-    N: int, M: int, first: int, causal: bool, skip_self: bool, earlier: Sequence[tuple[torch.Tensor, ...]]
-) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    N: int, M: int, first: int, causal: bool, skip_self: bool, earlier: Sequence[tuple[Tensor, ...]]
+) -> Callable[[Tensor, Tensor], Tensor]:
     """Which pairs of two chunks are kept, by the tokens' numbers in all sequences: none that an earlier round found."""
 
-    def allowed(i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+    def allowed(i: Tensor, j: Tensor) -> Tensor:
         i, j = i.clamp(min=0), j.clamp(min=0)
         at, of = first + i % N, j % M
         kept = of <= at if causal else torch.ones_like(i + j, dtype=torch.bool)

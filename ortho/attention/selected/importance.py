@@ -15,36 +15,86 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from ortho import _checks
 from ortho._autocast import no_autocast
 from ortho._checks import checked
 from ortho._typing import Bool, Float, Int, State, Tensor
-from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.operands import carried, with_past, working
-from ortho.attention.recurrent.memory import gate
-from ortho.attention.selected.importance_cost import COUNT, importance_cost
+from ortho.attention.operands import upcast
+from ortho.attention.selected.call import Call, attention_form, mask_form
 from ortho.attention.selected.selection import (
-    Call,
+    Selecting,
     attend_joined,
-    attend_reference,
-    begin,
+    attend_to_mask,
     best,
-    best_places,
-    choice_call,
-    flat_numbers,
+    best_cost,
+    best_positions,
     joined,
-    places_of,
+    positions_of,
+    selection_cost,
 )
-from ortho.attention.sparse.tiling import ABSENT, TILE, Tiling, TokenBlocks, consecutive
-from ortho.attention.transforms import uncompiled
+from ortho.attention.sparse.tiling import ABSENT, TILE, Tiling, TokenBlocks, Work, consecutive
+
+COUNT = 64
+
+
+def _selected(call: Call, numbers: Float[Tensor, "G M"], count: int) -> Bool[Tensor, "G N M"]:
+    """The most important of all keys, or of those up to each query."""
+    if not call.is_causal:
+        return best(numbers, count)[:, None].expand(-1, call.q.shape[1], -1)
+    return best(numbers[:, None].masked_fill(~call.reachable(), -torch.inf), count)
+
+
+@mask_form()
+def importance_mask(
+    call: Call, *, count: int = COUNT, importance: Float[Tensor, "*batch M"] | None = None
+) -> Bool[Tensor, "G N M"]:
+    """The pairs that are kept. The last query of a causal call stands at the last key."""
+    return _selected(call, _importance(call, importance), count)
+
+
+@attention_form("importance")
+def importance_attention_reference(
+    call: Call, *, count: int = COUNT, importance: Float[Tensor, "*batch M"] | None = None
+) -> tuple[Float[Tensor, "G N V"], State]:
+    """Softmax attention under `importance_mask`. All keys are kept where there are no more than `count`.
+
+    `importance`, by default the squared lengths of the keys, gets no gradient. The state is (keys, values, importance).
+
+    Raises ValueError for a mask that is not the same for all queries, or that stands beside a state.
+    """
+    numbers = _importance(call, importance)
+    return attend_to_mask(call, _selected(call, numbers, count)), call.state(numbers)
+
+
+@attention_form("importance")
+def importance_attention(
+    call: Call, *, count: int = COUNT, importance: Float[Tensor, "*batch M"] | None = None
+) -> tuple[Float[Tensor, "G N V"], State]:
+    """`importance_attention_reference` in time and memory linear in N, in float32 at least; not differentiable twice.
+
+    The state holds the keys that later queries may attend to, at most `count`.
+    """
+    numbers, count = _importance(call, importance), min(count, call.k.shape[1])
+    call = call._replace(visible=None)  # hidden keys have no importance
+    if call.is_causal:
+        held = _held(call, numbers, count)
+        parts, last = _causal_tilings(call, held), held.last
+    else:
+        last = best_positions(numbers, count)
+        parts = [_part(call, last)]
+    o = attend_joined(call, parts)
+    if not call.return_state:
+        return o, ()
+    index = call.lead(last.clamp(min=0))
+    numbers = call.lead(numbers.gather(1, last.clamp(min=0)).masked_fill(last < 0, -torch.inf))
+    return o, (*(x.take_along_dim(index[..., None], -2) for x in call.given), numbers)
 
 
 @checked
 def key_norms(k: Float[Tensor, "*batch M K"]) -> Float[Tensor, "*batch M"]:
     """The squared length of each key, in float32 at least."""
     with torch.no_grad(), no_autocast(k):
-        return working(k).square().sum(-1)
+        return upcast(k).square().sum(-1)
 
 
 @checked
@@ -58,86 +108,21 @@ def sampled_importance(
     return norms.clamp(min=tiny).log() / 2 - (-uniform.clamp(min=tiny).log()).clamp(min=tiny).log()
 
 
-@checked(shapes=False)
-@indexing()
-def importance_mask(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    *,
-    count: int = COUNT,
-    importance: Float[Tensor, "*batch M"] | None = None,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-) -> Bool[Tensor, "*batch N M"]:
-    """The pairs that are kept. The last query of a causal call stands at the last key."""
-    with_past(q, k, k, False, attn_mask, None)
-    call = choice_call(q, k, is_causal=is_causal, attn_mask=attn_mask, scale=None)
-    numbers = flat_numbers(_importance(importance, k))
+def _importance(call: Call, importance: Tensor | None) -> Float[Tensor, "G M"]:
+    """Of all keys, of hidden ones -inf; by default their squared lengths."""
+    if call.past and call.visible is not None:
+        raise ValueError("attn_mask: expected None beside an initial_state, of which some keys are no longer there")
+    if importance is None:
+        numbers = key_norms(call.new_k)
+    else:
+        call.check_numbers("importance", importance)
+        numbers = importance.detach().to(call.k.dtype).reshape(-1, call.new)
     if call.visible is not None:
         numbers = numbers.masked_fill(~call.visible, -torch.inf)
-    return _mask(call, numbers, count).reshape(*q.shape[:-1], k.shape[-2])
+    return call.continued("importance", numbers)
 
 
-@checked(shapes=False)
-@uncompiled
-@indexing()
-def importance_attention_reference(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    v: Float[Tensor, "*batch M V"],
-    *,
-    count: int = COUNT,
-    importance: Float[Tensor, "*batch M"] | None = None,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    """`softmax_attention_reference` under `importance_mask`. All keys are kept where there are no more than `count`.
-
-    `importance`, by default the squared lengths of the keys, gets no gradient. The state is (keys, values, importance).
-
-    Raises ValueError for a mask that is not the same for all queries, or that stands beside a state.
-    """
-    keys, values, numbers, call = _begin(q, k, v, importance, is_causal, attn_mask, scale, initial_state)
-    o = attend_reference(q, keys, values, call, _mask(call, flat_numbers(numbers), count))
-    return (o, (keys, values, numbers)) if return_state else o
-
-
-@checked(shapes=False)
-@uncompiled
-@indexing()
-def importance_attention(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    v: Float[Tensor, "*batch M V"],
-    *,
-    count: int = COUNT,
-    importance: Float[Tensor, "*batch M"] | None = None,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    """`importance_attention_reference` in time and memory linear in N, in float32 at least; not differentiable twice.
-
-    The state holds the keys that later queries may attend to, at most `count`.
-    """
-    keys, values, numbers, call = _begin(q, k, v, importance, is_causal, attn_mask, scale, initial_state)
-    count, of_keys = min(_checks.positive_int("count", count), keys.shape[-2]), flat_numbers(numbers)
-    if is_causal:
-        held = _held(call, of_keys, count)
-        o, last = attend_joined(q, keys, values, call.scale, _causal_parts(call, held)), held.last
-    else:
-        last = best_places(of_keys, count)
-        o = attend_joined(q, keys, values, call.scale, [_part(call, last)])
-    if not return_state:
-        return o
-    index = last.clamp(min=0).reshape(*keys.shape[:-2], count)
-    numbers = numbers.take_along_dim(index, -1).masked_fill(last.view_as(index) < 0, -torch.inf)
-    return o, (*(x.take_along_dim(index[..., None], -2) for x in (keys, values)), numbers)
+# --------------------------------------------------------------------------------------------- the fast form's tiles
 
 
 class _Held(NamedTuple):
@@ -153,7 +138,8 @@ def _held(call: Call, numbers: Float[Tensor, "G M"], count: int) -> _Held:
     (G, M), N = numbers.shape, call.q.shape[1]
     tile, position = min(TILE, N), torch.arange(M, device=numbers.device)
     until = numbers.new_zeros(G, M + 1, dtype=torch.long)  # and one for what is absent
-    held = _padded(best_places(numbers[:, : call.first], count), count)
+    held = best_positions(numbers[:, : call.first], count)
+    held = pad(held, (0, count - held.shape[1]), value=ABSENT)
     before = []
     for start in range(0, N, tile):
         before.append(held)
@@ -164,16 +150,12 @@ def _held(call: Call, numbers: Float[Tensor, "G M"], count: int) -> _Held:
         kept = best(theirs[:, None].masked_fill(candidates[:, None] > own[:, None], -torch.inf), count)
         behind = (own[:, None] - call.first + 1) * kept
         until.scatter_reduce_(1, torch.where(candidates < 0, M, candidates), behind.amax(1), "amax")
-        found = places_of(kept[:, -1], count)
+        found = positions_of(kept[:, -1], count)
         held = candidates.gather(1, found.clamp(min=0)).masked_fill(found < 0, ABSENT)
     return _Held(tile, torch.stack(before), until[:, :M], held)
 
 
-def _padded(positions: Int[Tensor, "G n"], count: int) -> Int[Tensor, "G count"]:
-    return pad(positions, (0, count - positions.shape[1]), value=ABSENT)
-
-
-def _causal_parts(call: Call, held: _Held) -> list[Tiling]:
+def _causal_tilings(call: Call, held: _Held) -> list[Tiling]:
     """The keys kept before each tile, one by one; and the tile's own."""
     (G, N), M, first, until = call.q.shape[:2], call.k.shape[1], call.first, held.until.flatten()
     T = len(held.before)
@@ -211,44 +193,28 @@ def _queries(call: Call, tile: int) -> tuple[TokenBlocks, Int[Tensor, "T tile"]]
     return TokenBlocks(joined(number.expand(G, -1, -1), N).transpose(0, 1).flatten(0, 1)), number
 
 
-def _mask(call: Call, numbers: Float[Tensor, "G M"], count: int) -> Bool[Tensor, "G N M"]:
-    _checks.positive_int("count", count)
-    if not call.is_causal:
-        return best(numbers, count)[:, None].expand(-1, call.q.shape[1], -1)
-    return best(numbers[:, None].masked_fill(~call.reachable(call.places), -torch.inf), count)
+# ---------------------------------------------------------------------------------------------------------------- cost
 
 
-def _begin(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    importance: Tensor | None,
-    is_causal: bool,
-    attn_mask: Tensor | None,
-    scale: float | None,
-    initial_state: State | None,
-) -> tuple[Tensor, Tensor, Tensor, Call]:
-    """(keys, values, their importance, call)."""
-    state = None if initial_state is None else _checks.state(initial_state, "keys", "values", "importance")
-    if state is not None and attn_mask is not None:
-        raise ValueError("attn_mask: expected None beside an initial_state, of which some keys are no longer there")
-    keys, values, call = begin(q, k, v, is_causal, attn_mask, scale, None if state is None else state[:2])
-    numbers = _importance(importance, k)
-    if call.visible is not None:
-        numbers = numbers.masked_fill(~call.visible.view_as(numbers), -torch.inf)
-    if state is not None:
-        shape = (*numbers.shape[:-1], call.first)
-        numbers = torch.cat([carried("importance", state[2], shape, numbers.dtype), numbers], -1)
-    return keys, values, numbers, call._replace(visible=None)
-
-
-def _importance(importance: Tensor | None, k: Tensor) -> Float[Tensor, "*batch M"]:
-    """Checked, in float32 at least; or the default."""
-    if importance is None:
-        return key_norms(k)
-    gate("importance", importance, k, k.shape[:-1])
-    _checks.finite("importance", importance)
-    return importance.detach().to(torch.promote_types(k.dtype, torch.float32))
+@selection_cost
+def importance_cost(N: int, K: int, *, count: int = COUNT, form: str = "fast", causal: bool = False) -> Selecting:
+    """Closed form of one self-attention call, in either form, for a number of tokens."""
+    kept, tile = min(count, N), min(TILE, N)
+    sizes = [min(TILE, N - start) for start in range(0, N, TILE)]  # of the tiles
+    T = len(sizes)
+    work, last = [Work(T, T, tile, kept)], [Work(1, 1, 1, kept)]
+    if causal:
+        before = sum(min(kept, tile * t) for t in range(T))  # keys that are kept before each tile
+        work = [Work(T, T, tile, tile), *([Work(T - 1, before, tile, 1)] if before else [])]
+        last = [Work(1, 1, 1, 1), *([Work(1, min(count, N - 1), 1, 1)] if N > 1 else [])]
+    if not causal:
+        compared = best_cost(N, count)
+    elif form == "reference":
+        compared = N * (N + best_cost(N, count))
+    else:  # of a tile those kept before it and its own, which are blocked for the queries before them
+        compared = sum(kept + n + n * (kept + n + best_cost(kept + n, kept)) for n in sizes)
+    held = kept if form == "fast" else N
+    return Selecting(0, 2 * N * K + compared, 0, work, last, keys=held, numbers=held)
 
 
 MECHANISM = Mechanism(

@@ -12,26 +12,65 @@ the heads of a group choose together, where here each head chooses for itself. B
 compressed tokens end in it: nothing leaks. Of blocks with equal weight the first are taken.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch.nn.functional import linear
 
-from ortho import _checks
-from ortho._autocast import no_autocast
 from ortho._checks import checked
-from ortho._typing import Bool, Float, Int, State, Tensor
-from ortho.attention.indexing import indexing
-from ortho.attention.mechanism import Mechanism
-from ortho.attention.operands import masked_softmax, with_past
-from ortho.attention.recurrent.memory import gate
-from ortho.attention.selected.moba import block_parts, blocks_mask, choose_blocks, past_blocks
-from ortho.attention.selected.nsa_cost import nsa_cost
-from ortho.attention.selected.nsa_gates import BranchGates
-from ortho.attention.selected.nsa_sizes import SIZES, Sizes, known_sizes
-from ortho.attention.selected.selection import Call, attend, attend_reference, begin, choice_call, flat
-from ortho.attention.sparse.tiling import ABSENT, TILE, Tiling, consecutive
+from ortho._typing import Bool, Float, Int, Size, State, Tensor
+from ortho._weights import new_weight
+from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost, Mechanism
+from ortho.attention.operands import masked_softmax, upcast
+from ortho.attention.selected.call import Call, attention_form, mask_form
+from ortho.attention.selected.moba import block_tilings, block_work, blocks_mask, past_blocks, select_blocks
+from ortho.attention.selected.selection import attend_to_mask, attend_to_tilings, best_cost
+from ortho.attention.sparse.tiled_attention import masked_cost, tiled_cost
+from ortho.attention.sparse.tiling import ABSENT, TILE, Tiling, Work, consecutive
 from ortho.attention.sparse.window import Window
-from ortho.attention.transforms import uncompiled
+from ortho.gates import Gate, GateCost
+
+ALWAYS = 3  # blocks that each query reads: the first, its own, and the one before
+
+
+@checked
+@dataclass(frozen=True)
+class Sizes:
+    """In tokens, but for `count`, in blocks; the defaults are the paper's.
+
+    Raises TypeError or ValueError for sizes that are none; `length` and `block` are multiples of `stride`, and there
+    are at least 3 blocks, which every query reads.
+    """
+
+    length: int = 32
+    stride: int = 16
+    block: int = 64
+    count: int = 16
+    window: int = 512
+
+    def __post_init__(self) -> None:
+        for name in ("length", "block"):
+            if getattr(self, name) % self.stride:
+                raise ValueError(f"{name}: expected a multiple of stride = {self.stride}, got {getattr(self, name)}")
+        if self.count < ALWAYS:
+            raise ValueError(f"count: expected at least {ALWAYS}, got {self.count}")
+
+    def compressed(self, t: int) -> int:
+        """Compressed tokens of t tokens."""
+        return max(0, (t - self.length) // self.stride + 1)
+
+    def keys(self, t: int) -> int:
+        """Keys that a query behind t - 1 others reads, as the paper counts them: with whole blocks and windows."""
+        return self.compressed(t) + self.count * self.block + self.window
+
+    def kept(self, t: int) -> int:
+        """Pairs of the t-th query: its own block up to itself, and no more past than there is."""
+        past = min(self.count - 1, (t - 1) // self.block)
+        return self.compressed(t) + past * self.block + (t - 1) % self.block + 1 + min(self.window, t)
+
+
+SIZES = Sizes()
 
 
 class Masks(NamedTuple):
@@ -42,42 +81,17 @@ class Masks(NamedTuple):
     window: Bool[Tensor, "*batch N M"]
 
 
-@checked(shapes=False)
-@indexing()
-def nsa_masks(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    *,
-    sizes: Sizes = SIZES,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-) -> Masks:
+@mask_form(only_causal=True)
+def nsa_masks(call: Call, *, sizes: Sizes = SIZES) -> Masks:
     """The pairs that are kept. The last query stands at the last key."""
-    with_past(q, k, k, False, attn_mask, None)
-    known_sizes(sizes)
-    call = choice_call(q, k, is_causal=True, attn_mask=attn_mask, scale=scale)
-    compressed = _compress(call.k, call, sizes)
-    masks = _masks(call, compressed, sizes)
-    return Masks(*(mask.reshape(*q.shape[:-1], mask.shape[-1]) for mask in masks))
+    return _masks(call, _compressed(call, sizes), sizes)
 
 
-@checked(shapes=False)
-@uncompiled
-@indexing()
+@attention_form(only_causal=True)
 def nsa_attention_reference(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch N K"],
-    v: Float[Tensor, "*batch N V"],
-    *,
-    gates: Float[Tensor, "*batch N 3"] | None = None,
-    sizes: Sizes = SIZES,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    """`softmax_attention_reference` under each of `nsa_masks`, weighed; `is_causal` must be True.
+    call: Call, *, gates: Float[Tensor, "*batch N 3"] | None = None, sizes: Sizes = SIZES
+) -> tuple[Float[Tensor, "G N V"], State]:
+    """Softmax attention under each of `nsa_masks`, weighed; `is_causal` must be True.
 
     `gates` are those of the compressed, the selected and the window's branch, by default a third each, and before the
     first compressed token a half for the other two. A branch in which a mask leaves a query nothing adds nothing. Means
@@ -85,52 +99,27 @@ def nsa_attention_reference(
 
     Raises ValueError for a mask that is not the same for all queries.
     """
-    keys, values, call = _begin(q, k, v, gates, sizes, is_causal, attn_mask, scale, initial_state)
-    with no_autocast(q):
-        x, y, z = flat(q), flat(keys), flat(values)
-        pooled = _compress(y, call, sizes)
-        masks = _masks(call, pooled, sizes)
-        branches = [attend_reference(x, y, z, call, mask) for mask in masks[1:]]
-        if masks.compressed.shape[-1]:
-            few = attend_reference(x, pooled, _compress(z, call, sizes), call, masks.compressed)
-            branches.insert(0, few)
-        o = _weighed(branches, gates, call, sizes).reshape(*q.shape[:-1], -1).to(q.dtype)
-    return (o, (keys, values)) if return_state else o
+    pooled = _compressed(call, sizes)
+    few, selected, window = _masks(call, pooled, sizes)
+    branches = [attend_to_mask(pooled, few)] if pooled.k.shape[1] else []
+    branches += [attend_to_mask(call, selected), attend_to_mask(call, window)]
+    return _weighed(branches, gates, call, sizes), call.state()
 
 
-@checked(shapes=False)
-@uncompiled
-@indexing()
+@attention_form(only_causal=True)
 def nsa_attention(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch N K"],
-    v: Float[Tensor, "*batch N V"],
-    *,
-    gates: Float[Tensor, "*batch N 3"] | None = None,
-    sizes: Sizes = SIZES,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+    call: Call, *, gates: Float[Tensor, "*batch N 3"] | None = None, sizes: Sizes = SIZES
+) -> tuple[Float[Tensor, "G N V"], State]:
     """`nsa_attention_reference` from what each branch keeps, in float32 at least; not differentiable twice.
 
-    The compressed branch reads one token in `stride`, and so grows with N^2, as does what it chooses by.
+    The compressed branch reads one token in `stride`, and so grows with N^2, as does what it selects by.
     """
-    keys, values, call = _begin(q, k, v, gates, sizes, is_causal, attn_mask, scale, initial_state)
-    with no_autocast(q):
-        x, y, z = flat(q), flat(keys), flat(values)
-        pooled, few = _compress(y, call, sizes), _compress(z, call, sizes)
-        first, stop = call.first, call.first + q.shape[-2]
-        window = Window(sizes.window).tilings(first, stop, keys.shape[-2], is_causal=True, device=q.device)
-        selected = block_parts(call, _choose(call, pooled, sizes), sizes.block)
-        branches = [attend(x, y, z, call, selected), attend(x, y, z, call, list(window))]
-        if pooled.shape[1]:
-            seen = call._replace(visible=_some_visible(call, sizes))
-            branches.insert(0, attend(x, pooled, few, seen, [_compressed_part(call, pooled.shape[1], sizes)]))
-        o = _weighed(branches, gates, call, sizes).reshape(*q.shape[:-1], -1).to(q.dtype)
-    return (o, (keys, values)) if return_state else o
+    pooled, stop, M = _compressed(call, sizes), call.first + call.q.shape[1], call.k.shape[1]
+    selected = block_tilings(call, _selected(call, pooled, sizes), sizes.block)
+    window = Window(sizes.window).tilings(call.first, stop, M, is_causal=True, device=call.q.device)
+    branches = [attend_to_tilings(pooled, [_compressed_tiling(pooled, sizes)])] if pooled.k.shape[1] else []
+    branches += [attend_to_tilings(call, selected), attend_to_tilings(call, window)]
+    return _weighed(branches, gates, call, sizes), call.state()
 
 
 def _weighed(
@@ -140,30 +129,13 @@ def _weighed(
     if gates is None:
         reached = 2 + (call.places >= sizes.length - 1).to(branches[0])  # branches, without a mask
         return sum(branches[1:], branches[0]) / reached[:, None]
-    weights = flat(gates)[..., -len(branches) :].unbind(-1)
+    call.check_numbers("gates", gates, 3)
+    weights = upcast(gates).reshape(*call.q.shape[:2], 3)[..., -len(branches) :].unbind(-1)
     weighed = [branch * weight[..., None] for branch, weight in zip(branches, weights, strict=True)]
     return sum(weighed[1:], weighed[0])
 
 
-def _begin(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gates: Tensor | None,
-    sizes: Sizes,
-    is_causal: bool,
-    attn_mask: Tensor | None,
-    scale: float | None,
-    initial_state: State | None,
-) -> tuple[Tensor, Tensor, Call]:
-    if is_causal is not True:
-        raise ValueError(f"is_causal: expected True, since what a query sees is chosen from its past, got {is_causal}")
-    known_sizes(sizes)
-    keys, values, call = begin(q, k, v, is_causal, attn_mask, scale, initial_state)
-    gate("gates", gates, k, (*k.shape[:-1], 3))
-    if gates is not None:
-        _checks.finite("gates", gates)
-    return keys, values, call
+# --------------------------------------------------------------------------------- compressed tokens, selected blocks
 
 
 def _units(x: Float[Tensor, "G M n"], sizes: Sizes) -> Float[Tensor, "G compressed n"]:
@@ -179,61 +151,59 @@ def _units(x: Float[Tensor, "G M n"], sizes: Sizes) -> Float[Tensor, "G compress
     return total
 
 
-def _compress(x: Float[Tensor, "G M n"], call: Call, sizes: Sizes) -> Float[Tensor, "G compressed n"]:
-    """The mean of the visible rows of each compressed token; 0 where there is none."""
+def _compressed(call: Call, sizes: Sizes) -> Call:
+    """The call on compressed tokens: means of visible keys and values, 0 where there are none."""
     if call.visible is None:
-        return _units(x, sizes) / sizes.length
-    there = call.visible[..., None].to(x)
-    return _units(x * there, sizes) / _units(there, sizes).clamp(min=1)
+        k, v = (_units(x, sizes) / sizes.length for x in (call.k, call.v))
+        return call._replace(k=k, v=v)
+    there = call.visible[..., None].to(call.k)
+    found = _units(there, sizes)
+    k, v = (_units(x * there, sizes) / found.clamp(min=1) for x in (call.k, call.v))
+    return call._replace(k=k, v=v, visible=found[..., 0] > 0)
 
 
-def _some_visible(call: Call, sizes: Sizes) -> Bool[Tensor, "G compressed"] | None:
-    return None if call.visible is None else _units(call.visible[..., None].to(call.k), sizes)[..., 0] > 0
-
-
-def _compressed_mask(call: Call, i: Int[Tensor, "n"], sizes: Sizes) -> Bool[Tensor, "G n compressed"]:
+def _compressed_mask(pooled: Call, i: Int[Tensor, "n"], sizes: Sizes) -> Bool[Tensor, "G n compressed"]:
     """The compressed tokens that end in the past of queries at these positions."""
-    number = torch.arange(sizes.compressed(call.k.shape[1]), device=i.device)
+    number = torch.arange(pooled.k.shape[1], device=i.device)
     past = (number * sizes.stride + sizes.length - 1 <= i[:, None])[None]
-    some = _some_visible(call, sizes)
-    return (past if some is None else past & some[:, None]).expand(len(call.k), -1, -1)
+    return (past if pooled.visible is None else past & pooled.visible[:, None]).expand(len(pooled.k), -1, -1)
 
 
-def _masks(call: Call, pooled: Float[Tensor, "G compressed K"], sizes: Sizes) -> Masks:
+def _masks(call: Call, pooled: Call, sizes: Sizes) -> Masks:
     stop = call.first + call.q.shape[1]
     window = Window(sizes.window).mask(stop, call.k.shape[1], first=call.first, is_causal=True, device=call.q.device)
     return Masks(
-        _compressed_mask(call, call.places, sizes),
-        blocks_mask(call, _choose(call, pooled, sizes), sizes.block),
-        window & call.reachable(call.places),
+        _compressed_mask(pooled, call.places, sizes),
+        blocks_mask(call, _selected(call, pooled, sizes), sizes.block),
+        window & call.reachable(),
     )
 
 
-def _choose(call: Call, pooled: Float[Tensor, "G compressed K"], sizes: Sizes) -> Int[Tensor, "G N chosen"]:
+def _selected(call: Call, pooled: Call, sizes: Sizes) -> Int[Tensor, "G N selected"]:
     """Past blocks: the first, the one before the own, and those with the highest weight of compressed tokens."""
-    pooled, P = pooled.detach(), past_blocks(call.k.shape[1], sizes.block)
-    number = torch.arange(P, device=pooled.device)
+    P = past_blocks(call.k.shape[1], sizes.block)
+    number = torch.arange(P, device=call.q.device)
 
     def weights(tile: slice) -> Float[Tensor, "G n P"]:
         i = call.places[tile]
-        scores = call.scores(tile, pooled) * abs(call.scale)
-        given = masked_softmax(scores, ~_compressed_mask(call, i, sizes), empty_rows=True)
+        always = (number == 0) | (number == i[:, None] // sizes.block - 1)
+        if not pooled.k.shape[1]:
+            return always.to(call.q).expand(len(call.q), -1, -1)
+        scores = call.products(tile, pooled.k) * abs(call.scale)
+        given = masked_softmax(scores, ~_compressed_mask(pooled, i, sizes), empty_rows=True)
         # A compressed token's weight goes to each of its strides, and a block's is that of its strides.
         strides = given.new_zeros(*given.shape[:2], (P + 1) * sizes.block // sizes.stride)
         for step in range(sizes.length // sizes.stride):
             strides[..., step : step + given.shape[-1]] += given
         of_blocks = strides[..., : P * sizes.block // sizes.stride].unflatten(-1, (P, -1)).sum(-1)
-        always = (number == 0) | (number == i[:, None] // sizes.block - 1)
         return of_blocks.masked_fill(always, torch.inf)
 
-    if not pooled.shape[1]:
-        return choose_blocks(call, sizes.block, sizes.count - 1, lambda tile: call.q[:, tile, :1].expand(-1, -1, P))
-    return choose_blocks(call, sizes.block, sizes.count - 1, weights, width=pooled.shape[1])
+    return select_blocks(call, sizes.block, sizes.count - 1, weights, width=max(1, pooled.k.shape[1]))
 
 
-def _compressed_part(call: Call, count: int, sizes: Sizes) -> Tiling:
+def _compressed_tiling(pooled: Call, sizes: Sizes) -> Tiling:
     """All compressed tokens that end in the past, for tiles of queries, in tiles of as many."""
-    N, first, device = call.q.shape[1], call.first, call.q.device
+    N, count, first, device = pooled.q.shape[1], pooled.k.shape[1], pooled.first, pooled.q.device
     tile = TILE if N > 1 else 1
     start = torch.arange(first // tile, -(-(first + N) // tile), device=device)[:, None] * tile
     last = (start + tile - 1).clamp(max=first + N - 1)
@@ -242,6 +212,142 @@ def _compressed_part(call: Call, count: int, sizes: Sizes) -> Tiling:
     table = table.masked_fill((table > high) | (last < sizes.length - 1), ABSENT)
     queries, keys = consecutive(first, first + N, tile, device), consecutive(0, count, TILE, device)
     return Tiling(queries, keys, table, lambda i, j: j * sizes.stride + sizes.length - 1 <= i)
+
+
+# ----------------------------------------------------------------------------------------------------- gates and cost
+
+
+class BranchGates(Gate):
+    r"""$\sigma(x W^T)$, three numbers in (0, 1) a head and token: x (B, N, d) -> (B, H, N, 3).
+
+    Each stands for itself, and they need not add up to 1 (Yuan et al. 2025, arXiv:2502.11089, section 3.2, where a
+    two-layer network makes them).
+    """
+
+    branches: ClassVar[int] = 3
+
+    def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
+        self.weight = new_weight(self.num_heads * self.branches, self.d_model, generator=generator, **kind)
+
+    def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N 3"]:
+        numbers = linear(x, self.weight).unflatten(-1, (self.num_heads, self.branches)).transpose(1, 2)
+        return numbers.contiguous().sigmoid()
+
+    @classmethod
+    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> GateCost:
+        rows = cls.branches * H
+        product, numbers = 2 * B * N * d * rows, B * N * rows
+        return GateCost(
+            forward=product,
+            backward=(1 + input_grad) * product,
+            elementwise_forward=numbers,
+            elementwise_backward=numbers + (B * N * d if input_grad else 0),
+            saved_bytes=0,  # the mechanism keeps what is made
+            decode=2 * B * d * rows,
+            trained=d * rows,
+        )
+
+
+def _choosing(N: int, sizes: Sizes) -> int:
+    """FLOPs in K of choosing for a query."""
+    return 2 * sizes.compressed(N) if past_blocks(N, sizes.block) else 0
+
+
+def _branches(N: int, sizes: Sizes, last: bool = False) -> list[list[Work]]:
+    """What the parts of each branch compute, without a first one that has nothing to read."""
+    window = list(Window(sizes.window).work(N, is_causal=True, last=last))
+    branches = [block_work(N, block=sizes.block, count=sizes.count - 1, last=last), window]
+    if not sizes.compressed(N):
+        return branches
+    tile = 1 if last or N == 1 else TILE
+    ends = [N] if last else [min(N, start + tile) for start in range(0, N, tile)]
+    blocks = [-(-sizes.compressed(end) // TILE) for end in ends]
+    return [[Work(sum(map(bool, blocks)), sum(blocks), tile, TILE)], *branches]
+
+
+@checked
+def nsa_cost(
+    B: int,
+    N: int,
+    H: int,
+    K: int,
+    V: int,
+    *,
+    sizes: Sizes = SIZES,
+    form: str = "fast",
+    causal: bool = True,
+    qk_grad: bool = True,
+    itemsize: int = 4,
+) -> AttentionCost:
+    """Closed form of one self-attention call with `gates`, in either form, for a number of tokens."""
+    G, item, reach, few = B * H, max(itemsize, 4), int(qk_grad), sizes.compressed(N)
+    rows, work = G * N, _branches(N, sizes)
+    n = len(work)
+    operands = rows * (2 * K + V)
+    if form == "reference":
+        each = [masked_cost(G, N, K, V, masks=G, qk_grad=qk_grad, itemsize=item)] * 2
+        each += [_masked_few(G, N, few, K, V, qk_grad, item)] if few else []
+        saved = sum(cost.saved_bytes for cost in each) - reach * item * operands  # which two branches share
+    else:
+        both = zip(work, _branches(N, sizes, last=True), strict=True)
+        each = [tiled_cost(B, N, H, K, V, work=w, last=last, qk_grad=qk_grad, itemsize=item) for w, last in both]
+        if few:  # of compressed tokens there are fewer than of others, and so of their gradients
+            fewer = reach * (rows - G * few) * K
+            each[0] = replace(each[0], elementwise_backward=each[0].elementwise_backward - fewer)
+        # Beside keys and values the scaled queries and a logarithm of each branch; and the compressed tokens
+        saved = item * (operands + (n - 1) * rows * K + n * rows + G * few * (K + V))
+    pooled, pooled_backward = _pooling(few, sizes)
+    again = n - 1  # uses of an operand whose gradients are added up
+    return AttentionCost(
+        forward=sum(cost.forward for cost in each) + _choosing(N, sizes) * rows * K,
+        backward=sum(cost.backward for cost in each),
+        # Branches times their gates, and added
+        elementwise_forward=sum(cost.elementwise_forward for cost in each)
+        + G * (_comparing(N, few, sizes) + pooled * (K + V))
+        + (2 * n - 1) * rows * V,
+        # Both products, and the sum over a row for the gates
+        elementwise_backward=sum(cost.elementwise_backward for cost in each)
+        + G * pooled_backward * (reach * K + V)
+        + again * rows * (2 * reach * K + V)
+        + n * rows * V * (2 if V == 1 else 3),
+        saved_bytes=saved + item * rows * (n * V + 3),  # branches and gates
+        decode=sum(cost.decode for cost in each) + _choosing(N, sizes) * G * K,
+        state_bytes=itemsize * rows * (K + V),
+    )
+
+
+def _pooling(few: int, sizes: Sizes) -> tuple[int, int]:
+    """Scalar operations a channel to compress: sums of strides, these added up, divided; and backward."""
+    if not few:
+        return 0, 0
+    steps = sizes.length // sizes.stride
+    strides = few + steps - 1
+    return strides * sizes.stride + steps * few, (steps - 1) * strides + few
+
+
+def _comparing(N: int, few: int, sizes: Sizes) -> int:
+    """Scalar operations of choosing: scale, block, softmax, block; strides, and their sums; what is always read and
+    what is not past, and the highest."""
+    P = past_blocks(N, sizes.block)
+    if not P:
+        return 0
+    strides, steps = sizes.block // sizes.stride, sizes.length // sizes.stride
+    weights = few * (3 + SOFTMAX_FORWARD + steps) + P * (strides + 1) if few else 0
+    return N * (weights + P + best_cost(P, min(sizes.count - 1, P)))
+
+
+def _masked_few(G: int, N: int, few: int, K: int, V: int, qk_grad: bool, item: int) -> AttentionCost:
+    """As `masked_cost`, of the compressed tokens; the queries are kept by the other branches."""
+    pairs, reach = G * N * few, int(qk_grad)
+    return AttentionCost(
+        forward=2 * pairs * (K + V),
+        backward=2 * pairs * (V + reach * (2 * K + V)),
+        elementwise_forward=pairs * (3 + SOFTMAX_FORWARD),
+        elementwise_backward=reach * pairs * (3 + SOFTMAX_BACKWARD),
+        saved_bytes=item * (pairs + reach * (pairs + G * few * (K + V))) + reach * pairs,
+        decode=2 * G * few * (K + V),
+        state_bytes=0,
+    )
 
 
 MECHANISM = Mechanism(

@@ -5,7 +5,7 @@ $\mu^T x$. There are two ways to make clusters of that:
 
 - balanced, as published: each centroid takes the `width` queries and keys with the highest products. Softmax attention
   is computed within each cluster, and a query's output is the mean over the clusters that took it and in which it sees
-  a key. A query that none took gets zeros. In a causal call the choice leaks: a later token can push out an earlier
+  a key. A query that none took gets zeros. In a causal call the selection leaks: a later token can push out an earlier
   one.
 - nearest: each token is in the cluster of its highest product, from which a query sees the latest keys
   (`ortho.attention.selected.groups`). Nothing leaks. A query gets zeros if its cluster has no key up to it, or at all.
@@ -15,66 +15,85 @@ attention has keys equal to its queries, so that a token always sees itself; han
 there attend to a window instead.
 """
 
+from dataclasses import replace
+from typing import Any
+
 import torch
+from torch.nn.functional import one_hot
 
 from ortho import _checks
+from ortho._autocast import no_autocast
 from ortho._checks import checked
-from ortho._typing import Bool, Float, State, Tensor
-from ortho.attention.indexing import indexing
-from ortho.attention.mechanism import Mechanism
-from ortho.attention.operands import carried, known_tokens, with_past
-from ortho.attention.selected.groups import chunk_round, group_mask, group_parts
-from ortho.attention.selected.routing_balanced import balanced_fast, balanced_reference, clusters_mask, members_of
-from ortho.attention.selected.routing_centroids import WIDTH, given_centroids, is_balanced, nearest
-from ortho.attention.selected.routing_cost import routing_cost
-from ortho.attention.selected.selection import Call, attend_joined, attend_reference, begin, choice_call, flat_numbers
-from ortho.attention.transforms import uncompiled
+from ortho._typing import Bool, Float, Int, State, Tensor
+from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost, Mechanism
+from ortho.attention.operands import known_tokens, masked_softmax, upcast
+from ortho.attention.selected.call import Call, attention_form, mask_form
+from ortho.attention.selected.groups import chunk_round, group_mask, group_tilings, group_work
+from ortho.attention.selected.selection import (
+    Selecting,
+    attend_joined,
+    attend_to_mask,
+    best_cost,
+    best_positions,
+    drawn_once,
+    joined,
+    selection_cost,
+)
+from ortho.attention.sparse.tiled_attention import tiled_attention, tiled_cost
+from ortho.attention.sparse.tiling import ABSENT, Tiling, TokenBlocks, Work
+
+CLUSTERS, WIDTH = 16, 64
+SEED = 2003_05997  # of the default centroids, the same in every call; a number that nobody seeds data with
+DECAY = 0.999
+TINY = 1e-6  # beside a variance
 
 
 @checked(shapes=False)
-@indexing()
+def normalised(x: Float[Tensor, "*batch N K"]) -> Float[Tensor, "*batch N K"]:
+    """Layer normalisation without a trained part; a row whose numbers are equal becomes 0."""
+    x = x - x.mean(-1, keepdim=True)
+    return x * (x.square().mean(-1, keepdim=True) + TINY).rsqrt()
+
+
+def _products(x: Float[Tensor, "*batch N K"], centroids: Float[Tensor, "... c K"]) -> Float[Tensor, "*batch N c"]:
+    """Of each normalised row with each centroid."""
+    with torch.no_grad(), no_autocast(x):
+        x = normalised(upcast(x))
+        return x @ centroids.to(x).mT
+
+
+@checked
+def nearest(x: Float[Tensor, "*batch N K"], centroids: Float[Tensor, "... clusters K"]) -> Int[Tensor, "*batch N"]:
+    """The cluster of each row: that of the centroid with the highest product."""
+    return _products(x, centroids).argmax(-1)
+
+
+@mask_form()
 def routing_mask(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
+    call: Call,
     *,
     centroids: Float[Tensor, "... clusters K"] | None = None,
     width: int = WIDTH,
     balanced: bool | None = None,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
     same_tokens: bool = False,
-) -> Bool[Tensor, "*batch N M"]:
+) -> Bool[Tensor, "G N M"]:
     """The pairs that are kept, of balanced clusters in any of them. The last query of a causal call stands at the last
     key."""
-    with_past(q, k, k, False, attn_mask, None)
-    known_tokens(same_tokens, q, k)
-    call = choice_call(q, k, is_causal=is_causal, attn_mask=attn_mask, scale=None)
-    mu = given_centroids(centroids, q)
-    if is_balanced(balanced, is_causal):
-        chosen = clusters_mask(call, *members_of(q, k, mu, call, width, same_tokens)).any(1)
-    else:
-        chosen = group_mask(flat_numbers(nearest(q, mu)), flat_numbers(nearest(k, mu)), call, width)
-    return chosen.reshape(*q.shape[:-1], k.shape[-2])
+    mu = _centroids(call, centroids, same_tokens)
+    if _is_balanced(balanced, call.is_causal):
+        return _clusters_mask(call, *members_of(call, mu, width, same_tokens)).any(1)
+    return group_mask(nearest(call.q, mu), nearest(call.k, mu), call, width)
 
 
-@checked(shapes=False)
-@uncompiled
-@indexing()
+@attention_form("clusters")
 def routing_attention_reference(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    v: Float[Tensor, "*batch M V"],
+    call: Call,
     *,
     centroids: Float[Tensor, "... clusters K"] | None = None,
     width: int = WIDTH,
     balanced: bool | None = None,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
     same_tokens: bool = False,
-) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+) -> tuple[Float[Tensor, "G N V"], State]:
     """The weights of all pairs, materialised: those of `routing_mask`, or the mean over balanced clusters.
 
     `centroids`, (clusters, K) or with leading axes that broadcast to those of q, are by default 16 that are the same in
@@ -85,76 +104,250 @@ def routing_attention_reference(
     Raises ValueError for a mask that is not the same for all queries, and for a state beside balanced clusters, which
     look at the whole sequence.
     """
-    keys, values, labels, mu, call = _begin(
-        q, k, v, centroids, balanced, is_causal, attn_mask, scale, initial_state, return_state, same_tokens
-    )
-    if labels is None:
-        return balanced_reference(q, keys, values, call, members_of(q, keys, mu, call, width, same_tokens))
-    chosen = group_mask(flat_numbers(nearest(q, mu)), flat_numbers(labels), call, _checks.positive_int("width", width))
-    o = attend_reference(q, keys, values, call, chosen)
-    return (o, (keys, values, labels)) if return_state else o
+    mu = _centroids(call, centroids, same_tokens)
+    if not _is_balanced(balanced, call.is_causal):
+        clusters = call.continued("clusters", nearest(call.new_k, mu))
+        return attend_to_mask(call, group_mask(nearest(call.q, mu), clusters, call, width)), call.state(clusters)
+    masks = _clusters_mask(call, *members_of(call, mu, width, same_tokens))  # (G, clusters, N, M)
+    scores = call.q @ call.k.mT * call.scale
+    weights = [masked_softmax(scores, ~mask, empty_rows=True) for mask in masks.unbind(1)]
+    clusters = masks.any(-1).sum(1).clamp(min=1)[..., None]  # in which a query sees a key
+    return sum(weights[1:], weights[0]) / clusters @ call.v, ()
 
 
-@checked(shapes=False)
-@uncompiled
-@indexing()
+@attention_form("clusters")
 def routing_attention(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    v: Float[Tensor, "*batch M V"],
+    call: Call,
     *,
     centroids: Float[Tensor, "... clusters K"] | None = None,
     width: int = WIDTH,
     balanced: bool | None = None,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
     same_tokens: bool = False,
-) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+) -> tuple[Float[Tensor, "G N V"], State]:
     """`routing_attention_reference` in time and memory linear in N for a fixed number of clusters, in float32 at least;
     not differentiable twice."""
-    keys, values, labels, mu, call = _begin(
-        q, k, v, centroids, balanced, is_causal, attn_mask, scale, initial_state, return_state, same_tokens
+    mu = _centroids(call, centroids, same_tokens)
+    if _is_balanced(balanced, call.is_causal):
+        return _within_clusters(call, *members_of(call, mu, width, same_tokens)), ()
+    clusters = call.continued("clusters", nearest(call.new_k, mu))
+    chunks = chunk_round(nearest(call.q, mu), clusters, call, mu.shape[-2], min(width, call.k.shape[1]))
+    return attend_joined(call, group_tilings([chunks], call)), call.state(clusters)
+
+
+# --------------------------------------------------------------------------------------------------- balanced clusters
+
+Members = tuple[Int[Tensor, "G clusters n"], Int[Tensor, "G clusters m"]]  # positions of queries and of keys
+
+
+def _is_balanced(balanced: bool | None, is_causal: bool) -> bool:
+    """By default in calls that are not causal."""
+    return not is_causal if balanced is None else balanced
+
+
+def members_of(call: Call, mu: Tensor, width: int, same_tokens: bool) -> Members:
+    """The queries and keys that each centroid takes, `ABSENT` where there are fewer."""
+    if call.past or call.return_state:
+        name = "return_state" if call.return_state else "initial_state"
+        raise ValueError(f"{name}: expected none with balanced clusters, which look at the whole sequence, got one")
+    found = []
+    for x, there in ((call.q, call.visible if same_tokens else None), (call.k, call.visible)):
+        scores = _products(x, mu).mT  # (G, clusters, N)
+        if there is not None:
+            scores = scores.masked_fill(~there[:, None], -torch.inf)
+        found.append(best_positions(scores, width))
+    return found[0], found[1]
+
+
+def _clusters_mask(call: Call, queries: Int[Tensor, "G c n"], keys: Int[Tensor, "G c m"]) -> Bool[Tensor, "G c N M"]:
+    """The pairs of each cluster."""
+    i, j = torch.arange(call.q.shape[1], device=keys.device), torch.arange(call.k.shape[1], device=keys.device)
+    of_queries, of_keys = (queries[..., None] == i).any(-2), (keys[..., None] == j).any(-2)
+    both = of_queries[..., None] & of_keys[..., None, :]
+    return both & (j <= call.places[:, None]) if call.is_causal else both
+
+
+def _within_clusters(call: Call, of_queries: Int[Tensor, "G c n"], of_keys: Int[Tensor, "G c m"]) -> Tensor:
+    """Each cluster's queries and keys are copied next to each other, and the outputs added up where they belong."""
+    (G, N), M = call.q.shape[:2], call.k.shape[1]
+    rows, columns = (joined(of, n).flatten().clamp(min=0) for of, n in ((of_queries, N), (of_keys, M)))
+    last = of_queries + call.first if call.is_causal else of_queries.new_full((), M)  # key that a query may see
+    i, j = last.flatten(), of_keys.flatten()
+
+    def allowed(a: Tensor, b: Tensor) -> Tensor:
+        return j[b.clamp(min=0)] <= i[a.clamp(min=0)]
+
+    queries, keys = (_copies(of) for of in (of_queries, of_keys))
+    part = Tiling(queries, keys, _numbers(queries.positions[:, :1]), allowed if call.is_causal else None)
+    own, theirs, values = (
+        x.reshape(-1, x.shape[-1]).index_select(0, index)[None]
+        for x, index in ((call.q, rows), (call.k, columns), (call.v, columns))
     )
-    if labels is None:
-        return balanced_fast(q, keys, values, call, members_of(q, keys, mu, call, width, same_tokens))
-    width = min(_checks.positive_int("width", width), keys.shape[-2])
-    chunks = chunk_round(flat_numbers(nearest(q, mu)), flat_numbers(labels), call, mu.shape[-2], width)
-    o = attend_joined(q, keys, values, call.scale, group_parts([chunks], call))
-    return (o, (keys, values, labels)) if return_state else o
+    o = tiled_attention(own, theirs, values, [part], scale=call.scale)[0]
+    # The first key of a cluster says whether a query sees any.
+    least = of_keys.masked_fill(of_keys < 0, M).amin(-1, keepdim=True)
+    share = ((of_queries >= 0) & (least < M) & (least <= last)).flatten().to(o)
+    clusters = share.new_zeros(G * N).index_add_(0, rows, share).clamp_(min=1)
+    share /= clusters.index_select(0, rows)
+    return o.new_zeros(G * N, o.shape[-1]).index_add(0, rows, o * share[:, None]).unflatten(0, (G, N))
 
 
-def _begin(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    centroids: Tensor | None,
-    balanced: bool | None,
-    is_causal: bool,
-    attn_mask: Tensor | None,
-    scale: float | None,
-    initial_state: State | None,
-    return_state: bool,
-    same_tokens: bool,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Call]:
-    """(keys, values, their clusters or None for balanced ones, centroids, call)."""
-    known_tokens(same_tokens, q, k)
-    if is_balanced(balanced, is_causal):
-        if initial_state is not None or return_state:
-            name = "return_state" if return_state else "initial_state"
-            raise ValueError(f"{name}: expected none with balanced clusters, which look at the whole sequence, got one")
-        keys, values, call = begin(q, k, v, is_causal, attn_mask, scale, None)
-        return keys, values, None, given_centroids(centroids, q), call
-    state = None if initial_state is None else _checks.state(initial_state, "keys", "values", "clusters")
-    keys, values, call = begin(q, k, v, is_causal, attn_mask, scale, None if state is None else state[:2])
-    mu = given_centroids(centroids, q)
-    labels = nearest(k, mu)
-    if state is not None:
-        shape = (*labels.shape[:-1], state[0].shape[-2])
-        labels = torch.cat([carried("clusters", state[2], shape, labels.dtype), labels], -1)
-    return keys, values, labels, mu, call
+def _copies(members: Int[Tensor, "G clusters w"]) -> TokenBlocks:
+    """The copied tokens, a cluster a block."""
+    return TokenBlocks(_numbers(members).masked_fill(members < 0, ABSENT).flatten(0, 1))
+
+
+def _numbers(x: Tensor) -> Tensor:
+    """0, 1, 2, ... in the shape of x."""
+    return torch.arange(x.numel(), device=x.device).view(x.shape)
+
+
+# ----------------------------------------------------------------------------------------------------------- centroids
+
+
+def _centroids(call: Call, centroids: Tensor | None, same_tokens: bool) -> Tensor:
+    """The centroids (clusters, K), or those of each sequence (G, clusters, K), for tokens that may be the same."""
+    known_tokens(same_tokens, call.q, call.new_k)
+    mu = _given_centroids(centroids, call.lead(call.q))
+    return mu if mu.dim() == 2 else mu.expand(*call.lead(call.q).shape[:-2], -1, -1).flatten(0, -3)
+
+
+def _given_centroids(centroids: Tensor | None, q: Tensor) -> Float[Tensor, "... clusters K"]:
+    """The centroids, or the default ones, in float32 at least."""
+    if centroids is None:
+        return drawn_once("routing", draw_centroids, SEED, q)
+    shape, lead = tuple(centroids.shape), tuple(q.shape[:-2])
+    fits = centroids.dim() >= 2 and shape[-1] == q.shape[-1] and 0 not in shape
+    if not fits or shape[:-2] != lead[len(lead) - len(shape) + 2 :]:
+        wanted = f"(clusters, {q.shape[-1]}), with leading axes like the last of {lead} or none"
+        raise ValueError(f"centroids: expected shape {wanted}, got {shape}")
+    _checks.finite("centroids", centroids)
+    return centroids.detach().to(q.device, torch.promote_types(q.dtype, torch.float32))
+
+
+@checked
+def draw_centroids(
+    K: int, *, count: int = CLUSTERS, generator: torch.Generator | None = None
+) -> Float[Tensor, "clusters K"]:
+    """Normalised standard normal vectors, as the authors' code draws them."""
+    return normalised(torch.randn((count, K), generator=generator, dtype=torch.float64))
+
+
+@checked
+def update_centroids(
+    centroids: Float[Tensor, "... clusters K"],
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    *,
+    decay: float = DECAY,
+) -> Float[Tensor, "... clusters K"]:
+    r"""$\lambda \mu + (1 - \lambda)\, m$ with m the mean of the normalised queries and keys nearest to a centroid.
+
+    Centroids (clusters, K) are shared by all sequences; (H, clusters, K) are those of each head of (B, H, N, K). One
+    that is nearest to nothing stays as it is. (The paper adds (1 - lambda)/2 times the *sums* of queries and keys, so
+    that centroids would grow with the batch; its code divides by their number, as this does.)
+    """
+    if not isinstance(decay, int | float) or not 0 <= decay <= 1:
+        raise ValueError(f"decay: expected a number from 0 to 1, got {_checks.describe(decay)}")
+    centroids = _given_centroids(centroids, q)
+    with torch.no_grad():
+        x = torch.cat([upcast(q), upcast(k)], -2)
+        chosen = one_hot(nearest(x, centroids), centroids.shape[-2]).to(x)
+        x = normalised(x)
+        sums, counts = chosen.mT @ x, chosen.sum(-2)[..., None]  # (*batch, clusters, K or 1)
+        lead = centroids.shape[:-2]
+        sums, counts = (each.reshape(-1, *lead, *each.shape[-2:]).sum(0) for each in (sums, counts))
+        return torch.where(counts > 0, decay * centroids + (1 - decay) * sums / counts.clamp(min=1), centroids)
+
+
+# ---------------------------------------------------------------------------------------------------------------- cost
+
+
+@checked
+def routing_cost(
+    B: int,
+    N: int,
+    H: int,
+    K: int,
+    V: int,
+    *,
+    clusters: int = CLUSTERS,
+    width: int = WIDTH,
+    balanced: bool | None = None,
+    form: str = "fast",
+    causal: bool = False,
+    qk_grad: bool = True,
+    itemsize: int = 4,
+) -> AttentionCost:
+    """Closed form of one self-attention call, in either form, for a number of tokens."""
+    call: dict[str, Any] = {"form": form, "qk_grad": qk_grad, "itemsize": itemsize}
+    if not _is_balanced(balanced, causal):
+        return _nearest_cost(B, N, H, K, V, clusters=clusters, width=width, causal=causal, **call)
+    G, item, a_token = B * H, max(itemsize, 4), 2 * K * clusters
+    if form == "reference":
+        cost = _materialised(G, N, K, V, clusters, qk_grad, item)
+    else:
+        cost = _copied(B, H, K, V, N, clusters, min(width, N), qk_grad, item)
+    return replace(
+        cost,
+        forward=cost.forward + G * 2 * N * a_token,
+        elementwise_forward=cost.elementwise_forward + G * (_normalising(N, K) + 2 * clusters * best_cost(N, width)),
+        decode=cost.decode + G * (1 + N) * a_token,  # a query and all keys
+        state_bytes=itemsize * G * N * (K + V),
+    )
+
+
+@selection_cost
+def _nearest_cost(N: int, K: int, *, clusters: int, width: int, form: str = "fast", causal: bool = False) -> Selecting:
+    """Of nearest clusters: products of normalised queries and keys with each centroid, and chunks that are full in the
+    worst case."""
+    work, last = (group_work(n, N, rounds=1, count=clusters, width=width) for n in (N, 1))
+    return Selecting(
+        choosing=4 * N * K * clusters,
+        comparing=_normalising(N, K) + 2 * N * clusters,  # the highest, of queries and of keys
+        last_choosing=4 * K * clusters,
+        work=work,
+        last_work=last,
+        keys=N,
+        integers=N,
+    )
+
+
+def _normalising(N: int, K: int) -> int:
+    """Scalar operations, of queries and keys: mean, difference, square, mean, product; a row's sum with a constant, and
+    its root."""
+    return 2 * N * (5 * K + 2)
+
+
+def _materialised(G: int, N: int, K: int, V: int, clusters: int, qk_grad: bool, item: int) -> AttentionCost:
+    rows, pairs, reach = G * N, G * N * N, int(qk_grad)
+    return AttentionCost(
+        forward=2 * pairs * (K + V),
+        backward=2 * pairs * (V + reach * (2 * K + V)),
+        # scale; of each cluster block, softmax, block; their sum, and its share
+        elementwise_forward=pairs * (1 + clusters * (2 + SOFTMAX_FORWARD) + clusters - 1 + 1),
+        elementwise_backward=reach * pairs * (1 + clusters * (2 + SOFTMAX_BACKWARD) + clusters - 1 + 1),
+        # the weights; those of each cluster, with a mask, a byte a pair; how many clusters a query is in
+        saved_bytes=item * pairs + reach * (clusters * (item + 1) * pairs + item * rows * (2 * K + V) + 8 * rows),
+        decode=2 * rows * (K + V),
+        state_bytes=0,
+    )
+
+
+def _copied(B: int, H: int, K: int, V: int, N: int, clusters: int, w: int, qk_grad: bool, item: int) -> AttentionCost:
+    """As attention of as many tokens as clusters hold, with the copies there and back."""
+    G, reach = B * H, int(qk_grad)
+    work, last = ([Work(clusters, clusters, n, w)] for n in (w, 1))
+    cost = tiled_cost(B, clusters * w, H, K, V, work=work, last=last, qk_grad=qk_grad, itemsize=item)
+    copies = G * clusters * w
+    return replace(
+        cost,
+        # how many clusters a query is in, at least 1, a copy's share; outputs times their shares, added up
+        elementwise_forward=cost.elementwise_forward + 2 * copies + G * N + 2 * copies * V,
+        elementwise_backward=cost.elementwise_backward + copies * (2 * V + 2 * reach * K),
+        # outputs before and after their shares, these, the numbers of the rows that were copied, of queries and of keys
+        saved_bytes=cost.saved_bytes + cost.output_bytes + item * copies * (V + 1) + 16 * copies,
+        output_bytes=0,
+    )
 
 
 MECHANISM = Mechanism(

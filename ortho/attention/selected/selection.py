@@ -1,165 +1,53 @@
-"""Choosing pairs by what queries and keys hold: what the mechanisms that do so share.
+"""Selecting pairs by what queries and keys hold: what the mechanisms that do so share.
 
-A choice is made once and is not differentiated: gradients reach the scores and values of the chosen pairs alone. Both
-forms of a mechanism make it by the same function, in float32 at least, so that they cannot differ by a rounding.
+A selection is made once and is not differentiated: gradients reach the scores and values of the selected pairs alone.
+Both forms of a mechanism make it by the same function, in float32 at least, so that they cannot differ by a rounding.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from math import sqrt
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
-from ortho import _checks
-from ortho._autocast import no_autocast
-from ortho._typing import Bool, Float, Int, State, Tensor
-from ortho.attention.operands import mask_of_keys, with_past, working
-from ortho.attention.softmax.softmax_attention import softmax_attention_reference
-from ortho.attention.sparse.tiled_attention import tiled_attention
-from ortho.attention.sparse.tiling import ABSENT, Tiling
+from ortho._checks import checked
+from ortho._typing import Bool, Float, Int, Size, Tensor
+from ortho.attention.mechanism import AttentionCost
+from ortho.attention.operands import masked_softmax
+from ortho.attention.selected.call import Call, with_options
+from ortho.attention.sparse.tiled_attention import masked_cost, tiled_attention, tiled_cost
+from ortho.attention.sparse.tiling import ABSENT, Tiling, Work
 
-# Scores that are looked at together: as many as a few tiles of a fused kernel have, so that memory stays linear.
-SCORES = 2**22
-
-
-class Call(NamedTuple):
-    """What a choice is made of: one axis of sequences, float32 at least, without gradients."""
-
-    q: Float[Tensor, "G N K"]  # times the sign of the scale: the highest products are then the highest scores
-    k: Float[Tensor, "G M K"]
-    visible: Bool[Tensor, "G M"] | None  # the keys that a mask leaves; None for all
-    first: int  # position of the first query; the first key's is 0
-    is_causal: bool
-    scale: float
-
-    @property
-    def places(self) -> Int[Tensor, "N"]:
-        """The queries' positions."""
-        return torch.arange(self.first, self.first + self.q.shape[1], device=self.q.device)
-
-    def scores(self, tile: slice, keys: Float[Tensor, "G m K"]) -> Float[Tensor, "G n m"]:
-        """Products of a tile of queries with keys, made in the dtype that these have, whatever autocast says."""
-        with no_autocast(keys):
-            return self.q[:, tile] @ keys.mT
-
-    def reachable(self, i: Int[Tensor, "n"]) -> Bool[Tensor, "G n M"]:
-        """Whether queries at these positions could attend to each key."""
-        j = torch.arange(self.k.shape[1], device=i.device)
-        free = (j <= i[:, None])[None] if self.is_causal else torch.ones_like(i[:, None] + j, dtype=torch.bool)[None]
-        return (free if self.visible is None else free & self.visible[:, None]).expand(len(self.k), -1, -1)
-
-    def steps(self, width: int) -> Iterator[slice]:
-        """All queries, in tiles of which each has about `SCORES` numbers, `width` a query."""
-        N = self.q.shape[1]
-        step = max(1, SCORES // (len(self.q) * width))
-        for start in range(0, N, step):
-            yield slice(start, min(N, start + step))
+# ------------------------------------------------------------------------------------------- attending to what is kept
 
 
-def choice_call(
-    q: Tensor,
-    keys: Tensor,
-    *,
-    is_causal: bool,
-    attn_mask: Tensor | None,
-    scale: float | None,
-    first: int | None = None,
-) -> Call:
-    """The call of a choice among these keys, for checked operands; the first query stands at `first`, by default so
-    that the last, in a causal call, is the last key, and else at 0."""
-    _checks.scale_factor(scale)
-    if first is None:
-        first = keys.shape[-2] - q.shape[-2] if is_causal else 0
-    sign = 1 if scale is None else (scale > 0) - (scale < 0)
-    with no_autocast(q):
-        return Call(
-            flat(q.detach()) if sign == 1 else sign * flat(q.detach()),
-            flat(keys.detach()),
-            visible_keys(attn_mask, keys),
-            first,
-            is_causal,
-            1 / sqrt(q.shape[-1]) if scale is None else scale,
-        )
+def attend_to_mask(call: Call, kept: Bool[Tensor, "G N M"]) -> Float[Tensor, "G N V"]:
+    """Softmax attention over the kept pairs, as its formula reads; zeros for a query that has none."""
+    scores = call.q @ call.k.mT * call.scale
+    return masked_softmax(scores, ~kept, empty_rows=True) @ call.v
 
 
-def visible_keys(attn_mask: Tensor | None, keys: Tensor) -> Bool[Tensor, "G M"] | None:
-    """The keys that a mask leaves; ValueError for one that is not the same for all queries."""
-    if attn_mask is None:
-        return None
-    mask_of_keys(attn_mask, keys.shape[-2])
-    mask = attn_mask[None] if attn_mask.dim() == 1 else attn_mask
-    return mask.expand(*keys.shape[:-2], 1, keys.shape[-2]).reshape(-1, keys.shape[-2])
+def attend_to_tilings(call: Call, parts: Sequence[Tiling]) -> Float[Tensor, "G N V"]:
+    """The same over the pairs of the parts, of which each sequence has its own."""
+    mask = None if call.visible is None else call.visible[:, None]
+    return tiled_attention(call.q, call.k, call.v, parts, scale=call.scale, start=call.first, attn_mask=mask)
 
 
-def flat(x: Float[Tensor, "*batch N K"]) -> Float[Tensor, "G N K"]:
-    """Float32 at least, with all leading axes in one."""
-    return working(x).reshape(-1, *x.shape[-2:])
-
-
-def flat_numbers(numbers: Tensor) -> Tensor:
-    """(..., N), a number a token, as (G, N): all leading axes in one."""
-    return numbers.reshape(-1, numbers.shape[-1])
-
-
-def attend(q: Tensor, keys: Tensor, values: Tensor, call: Call, parts: list[Tiling]) -> Float[Tensor, "*batch N V"]:
-    """Softmax attention over the pairs of the parts, of which each sequence has its own."""
-    with no_autocast(q):
-        mask = None if call.visible is None else call.visible[:, None]
-        o = tiled_attention(
-            flat(q), flat(keys), flat(values), parts, scale=call.scale, start=call.first, attn_mask=mask
-        )
-        return o.reshape(*q.shape[:-1], values.shape[-1]).to(q.dtype)
-
-
-def attend_joined(
-    q: Tensor, keys: Tensor, values: Tensor, scale: float, parts: list[Tiling]
-) -> Float[Tensor, "*batch N V"]:
+def attend_joined(call: Call, parts: Sequence[Tiling]) -> Float[Tensor, "G N V"]:
     """The same with all sequences as one: query i of sequence g stands at g N + i, key j at g M + j. What a part allows
     can then look up numbers that each token has of its own."""
-    with no_autocast(q):
-        joined_q, joined_k, joined_v = (working(x).reshape(1, -1, x.shape[-1]) for x in (q, keys, values))
-        o = tiled_attention(joined_q, joined_k, joined_v, parts, scale=scale)
-        return o.reshape(*q.shape[:-1], values.shape[-1]).to(q.dtype)
+    q, k, v = (x.reshape(1, -1, x.shape[-1]) for x in (call.q, call.k, call.v))
+    return tiled_attention(q, k, v, parts, scale=call.scale).reshape(*call.q.shape[:2], -1)
 
 
-def attend_reference(
-    q: Tensor, keys: Tensor, values: Tensor, call: Call, chosen: Bool[Tensor, "G N M"]
-) -> Float[Tensor, "*batch N V"]:
-    """Softmax attention under the mask of the chosen pairs."""
-    mask = chosen.reshape(*q.shape[:-1], keys.shape[-2])
-    o: Any = softmax_attention_reference(q, keys, values, attn_mask=mask, scale=call.scale)
-    return o
+def joined(numbers: Int[Tensor, "G *rest"], size: int) -> Int[Tensor, "G *rest"]:
+    """Numbers below `size`, of a sequence each, as numbers of all sequences in one; `ABSENT` stays."""
+    offsets = size * torch.arange(len(numbers), device=numbers.device)
+    return torch.where(numbers < 0, numbers, numbers + offsets.view(-1, *(1,) * (numbers.dim() - 1)))
 
 
-_drawn: dict[tuple[str, int, torch.dtype, torch.device], Tensor] = {}
-
-
-def drawn_once(name: str, draw: Callable[[int], Tensor], x: Float[Tensor, "*batch N K"]) -> Tensor:
-    """draw(K), in float32 at least, on the device of x: drawn once for each width, dtype and device.
-
-    A thread of its own draws, as in `favor.default_rows`: no mode of the caller may reach what outlives the call.
-    """
-    key = (name, x.shape[-1], torch.promote_types(x.dtype, torch.float32), x.device)
-    if key not in _drawn:
-        with ThreadPoolExecutor(1) as thread:
-            _drawn[key] = thread.submit(lambda: draw(x.shape[-1]).to(x.device, key[2])).result()
-    return _drawn[key]
-
-
-def begin(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    is_causal: bool,
-    attn_mask: Tensor | None,
-    scale: float | None,
-    initial_state: State | None,
-) -> tuple[Tensor, Tensor, Call]:
-    """(keys, values, call) of a mechanism whose state is (keys, values)."""
-    keys, values = with_past(q, k, v, is_causal, attn_mask, initial_state)
-    past = keys.shape[-2] - k.shape[-2]
-    return keys, values, choice_call(q, keys, is_causal=is_causal, attn_mask=attn_mask, scale=scale, first=past)
+# ----------------------------------------------------------------------------------------------------------- selecting
 
 
 def best(scores: Float[Tensor, "... M"], count: int) -> Bool[Tensor, "... M"]:
@@ -174,32 +62,152 @@ def best(scores: Float[Tensor, "... M"], count: int) -> Bool[Tensor, "... M"]:
     return ((scores > least) | (level & (level.cumsum(-1, dtype=torch.int32) <= room))) & there
 
 
-def places_of(chosen: Bool[Tensor, "... M"], count: int) -> Int[Tensor, "... count"]:
-    """The places of at most `count` True in each row, from the first, and `ABSENT` behind them."""
-    M = chosen.shape[-1]
-    number = torch.arange(M, dtype=torch.int32, device=chosen.device)
-    found = torch.where(chosen, number, M).topk(min(count, M), largest=False, sorted=True).values.long()
+def positions_of(kept: Bool[Tensor, "... M"], count: int) -> Int[Tensor, "... count"]:
+    """The positions of at most `count` True in each row, from the first, and then `ABSENT`."""
+    M = kept.shape[-1]
+    number = torch.arange(M, dtype=torch.int32, device=kept.device)
+    found = torch.where(kept, number, M).topk(min(count, M), largest=False, sorted=True).values.long()
     return found.masked_fill_(found == M, ABSENT)
 
 
-def best_places(scores: Float[Tensor, "... M"], count: int) -> Int[Tensor, "... count"]:
-    """The places of the `count` highest of each row, as `best` has them and `places_of` says them."""
-    return places_of(best(scores, count), count)
+def best_positions(scores: Float[Tensor, "... M"], count: int) -> Int[Tensor, "... count"]:
+    """The positions of the `count` highest of each row."""
+    return positions_of(best(scores, count), count)
 
 
-def joined(numbers: Int[Tensor, "G *rest"], size: int) -> Int[Tensor, "G *rest"]:
-    """Numbers below `size`, of a sequence each, as numbers of all sequences in one; `ABSENT` stays."""
-    offsets = size * torch.arange(len(numbers), device=numbers.device)
-    return torch.where(numbers < 0, numbers, numbers + offsets.view(-1, *(1,) * (numbers.dim() - 1)))
+def mask_of(positions: Int[Tensor, "G N count"], M: int) -> Bool[Tensor, "G N M"]:
+    """True at these positions."""
+    mask = torch.zeros(*positions.shape[:2], M + 1, dtype=torch.bool, device=positions.device)
+    return mask.scatter_(-1, torch.where(positions < 0, M, positions), True)[..., :M]
 
 
-def leaked_pairs(choose: Callable[[Tensor, Tensor], Tensor], q: Tensor, k: Tensor, cut: int) -> int:
-    """How many pairs of the first `cut` tokens are chosen with the later ones there and not without them, or the other
-    way round, by a mask `choose(q, k)` (..., N, M) of the queries and keys of the same tokens."""
-    whole, alone = choose(q, k), choose(q[..., :cut, :], k[..., :cut, :])
+_drawn: dict[tuple[str, int, torch.dtype, torch.device], Tensor] = {}
+
+
+def drawn_once(name: str, draw: Callable[..., Tensor], seed: int, x: Float[Tensor, "*batch N K"]) -> Tensor:
+    """draw(K, generator=...), in float32 at least, on the device of x: drawn once for each width, dtype and device.
+
+    A thread of its own draws, as in `favor.default_rows`: no mode of the caller may reach what outlives the call.
+    """
+    key = (name, x.shape[-1], torch.promote_types(x.dtype, torch.float32), x.device)
+    if key not in _drawn:
+        with ThreadPoolExecutor(1) as thread:
+            generator = torch.Generator().manual_seed(seed)
+            _drawn[key] = thread.submit(lambda: draw(key[1], generator=generator).to(x.device, key[2])).result()
+    return _drawn[key]
+
+
+def leaked_pairs(select: Callable[[Tensor, Tensor], Tensor], q: Tensor, k: Tensor, cut: int) -> int:
+    """How many pairs of the first `cut` tokens are selected with the later ones there and not without them, or the
+    other way round, by a mask `select(q, k)` (..., N, M) of the queries and keys of the same tokens."""
+    whole, alone = select(q, k), select(q[..., :cut, :], k[..., :cut, :])
     return int((whole[..., :cut, :cut] != alone).sum())
 
 
-def left_out(chosen: Bool[Tensor, "*batch N M"]) -> int:
+def left_out(kept: Bool[Tensor, "*batch N M"]) -> int:
     """How many queries may attend to nothing."""
-    return int((~chosen.any(-1)).sum())
+    return int((~kept.any(-1)).sum())
+
+
+# ------------------------------------------------------------------------------------------------- tiles of one label
+
+
+class Tiles(NamedTuple):
+    """Tokens in tiles of B of the same label, in their order."""
+
+    positions: Int[Tensor, "G T B"]
+    labels: Int[Tensor, "G T"]  # of the tiles; `ABSENT` for one that is not needed
+    of: Int[Tensor, "G n"]  # the tile of each token
+    first: Int[Tensor, "G L"]  # tile of each label
+    starts: Int[Tensor, "G L"]  # tokens of lower labels
+    sizes: Int[Tensor, "G L"]
+
+
+def tile_count(tokens: int, labels: int, size: int) -> int:
+    """So many tiles of `size` hold tokens with labels below `labels`, each tile of one label, whatever these are."""
+    return (tokens + min(labels, tokens) * (size - 1)) // size
+
+
+def tiles_by_label(labels: Int[Tensor, "G n"], count: int, size: int) -> Tiles:
+    """Tokens with labels below `count` in tiles of `size`; without those that are `ABSENT`."""
+    (G, n), T = labels.shape, tile_count(labels.shape[1], count, size)
+    number, absent = torch.arange(n, device=labels.device).expand(G, n), labels < 0
+    label = labels.masked_fill(absent, count)
+    sizes = labels.new_zeros(G, count + 1).scatter_add_(1, label, torch.ones_like(label))
+    starts = sizes.cumsum(1) - sizes
+    tiles = -(-sizes // size)
+    first = tiles.cumsum(1) - tiles
+    order = label.argsort(dim=1, stable=True)
+    rank = torch.empty_like(label).scatter_(1, order, number) - starts.gather(1, label)
+    tile = (first.gather(1, label) + rank // size).masked_fill(absent, T)  # the last one, which is left out below
+    positions = labels.new_full((G, (T + 1) * size), ABSENT)
+    positions.scatter_(1, tile * size + (rank % size).masked_fill(absent, 0), number)
+    of_tiles = labels.new_full((G, T + 1), ABSENT).scatter_(1, tile, labels)
+    return Tiles(
+        positions.unflatten(1, (-1, size))[:, :T],
+        of_tiles[:, :T],
+        tile.masked_fill(absent, ABSENT),
+        first[:, :count],
+        starts[:, :count],
+        sizes[:, :count],
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- cost
+
+
+class Selecting(NamedTuple):
+    """What a call on one sequence costs: choosing pairs, and the work of attending to them. The positions and tables
+    that say what was selected are not counted."""
+
+    choosing: Size  # FLOPs
+    comparing: Size  # scalar operations of choosing
+    last_choosing: Size  # FLOPs for the last query alone
+    work: Sequence[Work]
+    last_work: Sequence[Work]
+    keys: Size  # of the state
+    numbers: Size = 0  # of the state beside them, in float32 at least
+    integers: Size = 0
+
+
+def selection_cost(selecting: Callable[..., Selecting]) -> Callable[..., AttentionCost]:
+    """The closed form of one self-attention call, in either form, that a function of N and K says a sequence's part of.
+
+    In the reference form all pairs are computed, in the fast one the work of the parts.
+    """
+
+    def cost(
+        B: Size,
+        N: Size,
+        H: Size,
+        K: Size,
+        V: Size,
+        *,
+        form: str = "fast",
+        causal: bool = False,
+        qk_grad: bool = True,
+        itemsize: int = 4,
+        **options: Any,
+    ) -> AttentionCost:
+        G, spent = B * H, selecting(N, K, form=form, causal=causal, **options)
+        if form == "reference":
+            attending = masked_cost(G, N, K, V, masks=G, qk_grad=qk_grad, itemsize=itemsize)
+        else:
+            work, last = spent.work, spent.last_work
+            attending = tiled_cost(B, N, H, K, V, work=work, last=last, qk_grad=qk_grad, itemsize=itemsize)
+        held = itemsize * spent.keys * (K + V) + max(itemsize, 4) * spent.numbers + 8 * spent.integers
+        return replace(
+            attending,
+            forward=attending.forward + G * spent.choosing,
+            elementwise_forward=attending.elementwise_forward + G * spent.comparing,
+            decode=attending.decode + G * spent.last_choosing,
+            state_bytes=G * held,
+        )
+
+    return checked(with_options(cost, selecting))
+
+
+def best_cost(M: Size, count: Size) -> Size:
+    """Scalar operations of `best`, a row of M: each compared with minus infinity; the highest found, and all compared
+    twice with the least of them, and these once. A symbol M stands for more than `count`."""
+    return M if isinstance(M, int) and count >= M else 4 * M + count

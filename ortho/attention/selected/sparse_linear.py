@@ -14,71 +14,63 @@ Local exact attention beside a kernel for the rest is that of Scatterbrain (Chen
 the kernel estimates the softmax, and of Based (Arora et al. 2024, arXiv:2402.18668), in layers of their own.
 """
 
+from functools import cached_property
 from math import log
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch.nn.functional import pad
+from torch import nn
+from torch.nn.functional import linear, pad
 
-from ortho import _checks
-from ortho._autocast import no_autocast
 from ortho._checks import checked
-from ortho._typing import Bool, Float, State, Tensor
+from ortho._typing import Float, Size, State, Tensor
+from ortho._weights import new_weight
 from ortho.attention.chunking import CHUNK
-from ortho.attention.indexing import indexing
 from ortho.attention.linear.feature_maps import EluPlusOne, FeatureMap
 from ortho.attention.linear.linear_attention import divisors
-from ortho.attention.mechanism import Mechanism
-from ortho.attention.operands import carried, with_past
-from ortho.attention.recurrent.memory import gate
-from ortho.attention.selected.selection import Call, begin, choice_call, flat
-from ortho.attention.selected.sparse_linear_band import WINDOW, Band
-from ortho.attention.selected.sparse_linear_cost import sparse_linear_cost
-from ortho.attention.selected.sparse_linear_gates import FarWeight
-from ortho.attention.transforms import uncompiled
+from ortho.attention.mechanism import AttentionCost, Mechanism
+from ortho.attention.operands import carried
+from ortho.attention.selected.call import Call, attention_form, mask_form
+from ortho.gates import Gate, GateCost
 
+WINDOW = 256
 FEATURES = EluPlusOne()
 
 
-@indexing()
+def _weights(call: Call, window: int, log_far: Tensor | None, feature_map: FeatureMap) -> Float[Tensor, "G N M"]:
+    """The weights as the formula reads, but that a row's are taken relative to a common factor, which cancels."""
+    b = _log_far(call, log_far, feature_map)
+    distance = (call.places[:, None] - torch.arange(call.k.shape[1], device=call.k.device)).abs()
+    reach, near = call.reachable(), distance < window
+    f = feature_map(call.q, call.k, scale=call.given_scale)
+    scores = (call.q @ call.k.mT * call.scale).masked_fill(~(near & reach), -torch.inf)
+    far = (f.q @ f.k.mT).masked_fill(~reach | near, 0)
+    peak, factor = _relative(scores, b, far.detach().sum(-1, keepdim=True))
+    weights = (scores - peak).exp() + factor * far
+    return weights / divisors(weights.sum(-1, keepdim=True))
+
+
+@mask_form()
 def sparse_linear_weights(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
+    call: Call,
     *,
     window: int = WINDOW,
     log_far: Float[Tensor, "*batch N"] | None = None,
     feature_map: FeatureMap = FEATURES,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-) -> Float[Tensor, "*batch N M"]:
+) -> Float[Tensor, "G N M"]:
     """The weights of all pairs; rows sum to 1, or to 0 where nothing is visible. The last query of a causal call stands
     at the last key."""
-    with_past(q, k, k, False, attn_mask, None)
-    call = choice_call(q, k, is_causal=is_causal, attn_mask=attn_mask, scale=scale)
-    given = _log_far(log_far, q, feature_map)
-    with no_autocast(q):
-        weights = _weights(flat(q), flat(k), call, given, window, feature_map, scale)
-        return weights.reshape(*q.shape[:-1], k.shape[-2])
+    return _weights(call, window, log_far, feature_map)
 
 
-@checked(shapes=False)
-@uncompiled
-@indexing()
+@attention_form()
 def sparse_linear_attention_reference(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    v: Float[Tensor, "*batch M V"],
+    call: Call,
     *,
     window: int = WINDOW,
     log_far: Float[Tensor, "*batch N"] | None = None,
     feature_map: FeatureMap = FEATURES,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+) -> tuple[Float[Tensor, "G N V"], State]:
     r"""The N x M weights, materialised, times v; `sparse_linear_weights` has them.
 
     Near are the `window` - 1 keys on either side and the query's own, in a causal call only those before it. `log_far`
@@ -88,63 +80,69 @@ def sparse_linear_attention_reference(
     Raises ValueError for another map, for a mask that is not the same for all queries, and for a negative scale, which
     features cannot be given.
     """
-    keys, values, call = begin(q, k, v, is_causal, attn_mask, scale, initial_state)
-    given = _log_far(log_far, q, feature_map)
-    with no_autocast(q):
-        weights = _weights(flat(q), flat(keys), call, given, window, feature_map, scale)
-        o = (weights @ flat(values)).reshape(*q.shape[:-1], -1).to(q.dtype)
-    return (o, (keys, values)) if return_state else o
+    return _weights(call, window, log_far, feature_map) @ call.v, call.state()
 
 
-@checked(shapes=False)
-@uncompiled
-@indexing()
+@attention_form("S", "z")
 def sparse_linear_attention(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    v: Float[Tensor, "*batch M V"],
+    call: Call,
     *,
     window: int = WINDOW,
     log_far: Float[Tensor, "*batch N"] | None = None,
     feature_map: FeatureMap = FEATURES,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
     chunk: int = CHUNK,
-) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+) -> tuple[Float[Tensor, "G N V"], State]:
     """`sparse_linear_attention_reference` in time and memory linear in N, in float32 at least.
 
     Chunks of queries read the chunks of keys that may be near by their weights, and the others by their sums. The state
     is (the last `window` - 1 keys, their values, S (..., m, V) and z (..., m) of those before); a mask beside a state,
     given or wanted, raises ValueError.
     """
-    _checks.positive_int("window", window), _checks.positive_int("chunk", chunk)
-    stated = initial_state is not None or return_state
-    if stated and attn_mask is not None:
+    if call.visible is not None and (call.past or call.return_state):
         raise ValueError("attn_mask: expected None beside a state, in which keys are summed and cannot be masked")
-    state = None if initial_state is None else _checks.state(initial_state, "keys", "values", "S", "z")
-    keys, values, call = begin(q, k, v, is_causal, attn_mask, scale, None if state is None else state[:2])
-    given = _log_far(log_far, q, feature_map)
-    with no_autocast(q):
-        x, y, z = flat(q), flat(keys), flat(values)
-        f = feature_map(x, y, scale=scale)
-        features = f.k if call.visible is None else f.k * call.visible[..., None]
-        memory = _memory(state, q, features, z)
-        near = _Near(x * call.scale, f.q, y, features, z)
-        o = (_lone if q.shape[-2] == 1 else _chunked)(near, call, given, window, memory, chunk)
-        o = o.reshape(*q.shape[:-1], -1).to(q.dtype)
-        if not return_state:
-            return o
-        gone = max(0, keys.shape[-2] - window + 1)
-        S = memory.S + features[:, :gone].mT @ z[:, :gone]
-        total = memory.z + features[:, :gone].sum(1)[..., None]
-        lead = q.shape[:-2]
-        return o, (keys[..., gone:, :], values[..., gone:, :], S.reshape(*lead, *S.shape[1:]), total.reshape(*lead, -1))
+    b = _log_far(call, log_far, feature_map)
+    f = feature_map(call.q, call.k, scale=call.given_scale)
+    features = f.k if call.visible is None else f.k * call.visible[..., None]
+    sums = _far_sums(call, features.shape[-1])
+    near = _Near(call.q * call.scale, f.q, call.k, features, call.v)
+    o = (_lone if call.q.shape[1] == 1 else _chunked)(near, call, b, window, sums, chunk)
+    if not call.return_state:
+        return o, ()
+    gone = max(0, call.k.shape[1] - window + 1)
+    S = sums.S + features[:, :gone].mT @ call.v[:, :gone]
+    z = (sums.z + features[:, :gone].sum(1)[..., None])[..., 0]
+    return o, (*(x[..., gone:, :] for x in call.given), call.lead(S), call.lead(z))
 
 
-class _Memory(NamedTuple):
+def _log_far(call: Call, log_far: Tensor | None, feature_map: FeatureMap) -> Tensor:
+    """b as (G, N, 1) or (1, 1, 1), for a map that can be used."""
+    usable = feature_map.weights != "signed" and feature_map.causal
+    if not usable or feature_map.scales_keys or feature_map.positional:
+        raise ValueError(
+            "feature_map: expected one of single tokens whose features are not negative, without positions or scaled "
+            f"keys, got {feature_map!r}"
+        )
+    G, N, K = call.q.shape
+    if log_far is None:
+        return call.q.new_full((1, 1, 1), -log(feature_map.width(K)))
+    call.check_numbers("log_far", log_far, rows=N)
+    return log_far.to(call.q.dtype).reshape(G, N, 1)
+
+
+def _relative(scores: Tensor, log_far: Tensor, far: Tensor) -> tuple[Tensor, Tensor]:
+    r"""What near exponents of a row are taken relative to, (..., 1), the greater of the near and the far part; and the
+    factor $e^b$ of its far weights, of which `far` is the sum, relative to the same; 0 where nothing is far.
+
+    The former cancels, and is a constant to autograd.
+    """
+    far, limits = far.detach(), torch.finfo(far.dtype)
+    log_far = log_far.masked_fill(far == 0, -torch.inf)
+    level = log_far.detach() + far.log().clamp(min=log(limits.tiny / limits.eps))  # gradients take the factor
+    peak = torch.maximum(scores.detach().amax(-1, keepdim=True), level).clamp(min=limits.min)
+    return peak, (log_far - peak).exp()
+
+
+class _FarSums(NamedTuple):
     """The sums of far keys."""
 
     S: Float[Tensor, "G m V"]
@@ -161,62 +159,57 @@ class _Near(NamedTuple):
     v: Float[Tensor, "G M V"]
 
 
-def _log_far(log_far: Tensor | None, q: Tensor, feature_map: FeatureMap) -> Tensor:
-    """b as (G, N, 1) or (1, 1, 1), for a map that can be used."""
-    usable = isinstance(feature_map, FeatureMap) and feature_map.weights != "signed" and feature_map.causal
-    if not usable or feature_map.scales_keys or feature_map.positional:
-        raise ValueError(
-            "feature_map: expected one of single tokens whose features are not negative, without positions or scaled "
-            f"keys, got {feature_map!r}"
-        )
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    if log_far is None:
-        return torch.full((1, 1, 1), -log(feature_map.width(q.shape[-1])), dtype=dtype, device=q.device)
-    gate("log_far", log_far, q, q.shape[:-1])
-    _checks.finite("log_far", log_far)
-    return log_far.to(dtype).reshape(-1, q.shape[-2], 1)
+def _far_sums(call: Call, m: int) -> _FarSums:
+    """Those of the state, or of no keys."""
+    G, V = len(call.q), call.v.shape[-1]
+    if not call.past:
+        return _FarSums(call.v.new_zeros(G, m, V), call.v.new_zeros(G, m, 1))
+    lead = call.given[0].shape[:-2]
+    S = carried("S", call.past[0], (*lead, m, V), call.v.dtype)
+    z = carried("z", call.past[1], (*lead, m), call.v.dtype)
+    return _FarSums(S.reshape(G, m, V), z.reshape(G, m, 1))
 
 
-def _weights(
-    q: Tensor, k: Tensor, call: Call, log_far: Tensor, window: int, feature_map: FeatureMap, scale: float | None
-) -> Float[Tensor, "G N M"]:
-    distance = (call.places[:, None] - torch.arange(k.shape[1], device=k.device)).abs()
-    reach, near = call.reachable(call.places), distance < _checks.positive_int("window", window)
-    f = feature_map(q, k, scale=scale)
-    scores = (q @ k.mT * call.scale).masked_fill(~(near & reach), -torch.inf)
-    far = (f.q @ f.k.mT).masked_fill(~reach | near, 0)
-    peak, factor = _relative(scores, log_far, far.detach().sum(-1, keepdim=True))
-    weights = (scores - peak).exp() + factor * far
-    return weights / divisors(weights.sum(-1, keepdim=True))
+class Band:
+    """Of keys that may be near a chunk of C queries: their chunks, by offset from the queries'.
 
-
-def _relative(scores: Tensor, log_far: Tensor, far: Tensor) -> tuple[Tensor, Tensor]:
-    r"""What near exponents of a row are taken relative to, (..., 1), the greater of the near and the far part; and the
-    factor $e^b$ of its far weights, of which `far` is the sum, relative to the same; 0 where nothing is far.
-
-    The former cancels, and is a constant to autograd.
+    `chunks` is how many there are, of queries and of keys: none is further off than the last from the first.
     """
-    far, limits = far.detach(), torch.finfo(far.dtype)
-    log_far = log_far.masked_fill(far == 0, -torch.inf)
-    level = log_far.detach() + far.log().clamp(min=log(limits.tiny / limits.eps))  # gradients take the factor
-    peak = torch.maximum(scores.detach().amax(-1, keepdim=True), level).clamp(min=limits.min)
-    return peak, (log_far - peak).exp()
+
+    def __init__(self, window: int, chunk: int, is_causal: bool, chunks: int) -> None:
+        self.window, self.chunk, self.is_causal = window, chunk, is_causal
+        reach = min(-(-(window - 1) // chunk), chunks - 1)
+        self.offsets = list(range(-reach, 1 if is_causal else reach + 1))
+
+    @cached_property
+    def mixed(self) -> list[int]:
+        """Offsets of chunks of which some queries find some keys far."""
+        return [o for o in self.offsets if self._reaches(o)]
+
+    def _reaches(self, offset: int) -> bool:
+        low, high = -offset * self.chunk - self.chunk + 1, -offset * self.chunk + self.chunk - 1  # of i - j
+        return high >= self.window or (not self.is_causal and low <= -self.window)
+
+    def _distance(self, offsets: list[int], device: torch.device) -> Tensor:
+        """i - j, (C, C times the offsets)."""
+        place = torch.arange(self.chunk, device=device)
+        return torch.cat([place[:, None] - place - o * self.chunk for o in offsets], 1)
+
+    def near(self, device: torch.device) -> Tensor:
+        distance = self._distance(self.offsets, device)
+        near = distance.abs() < self.window
+        return near & (distance >= 0) if self.is_causal else near
+
+    def far(self, device: torch.device) -> Tensor:
+        distance = self._distance(self.mixed, device)
+        return distance >= self.window if self.is_causal else distance.abs() >= self.window
 
 
-def _memory(state: State | None, q: Tensor, features: Tensor, v: Tensor) -> _Memory:
-    G, m, V = len(features), features.shape[-1], v.shape[-1]
-    if state is None:
-        return _Memory(v.new_zeros(G, m, V), v.new_zeros(G, m, 1))
-    S = carried("S", state[2], (*q.shape[:-2], m, V), v.dtype)
-    z = carried("z", state[3], (*q.shape[:-2], m), v.dtype)
-    return _Memory(S.reshape(G, m, V), z.reshape(G, m, 1))
-
-
-def _lone(x: _Near, call: Call, log_far: Tensor, window: int, memory: _Memory, _: int) -> Float[Tensor, "G 1 V"]:
+def _lone(x: _Near, call: Call, log_far: Tensor, window: int, earlier: _FarSums, _: int) -> Float[Tensor, "G 1 V"]:
     """The output of one query, with the keys in the window as they are and the sums of the others."""
     low = max(0, call.first - window + 1)
     high = x.k.shape[1] if call.is_causal else min(x.k.shape[1], call.first + window)
-    S, z = memory
+    S, z = earlier
     for outside in (slice(0, low), slice(high, None)):
         if len(range(x.k.shape[1])[outside]):
             S, z = S + x.k_features[:, outside].mT @ x.v[:, outside], z + x.k_features[:, outside].sum(1)[..., None]
@@ -230,7 +223,7 @@ def _lone(x: _Near, call: Call, log_far: Tensor, window: int, memory: _Memory, _
     return (weights @ x.v[:, low:high] + factor * (x.q_features @ S)) / divisors(total)
 
 
-def _chunked(x: _Near, call: Call, log_far: Tensor, window: int, memory: _Memory, C: int) -> Float[Tensor, "G N V"]:
+def _chunked(x: _Near, call: Call, log_far: Tensor, window: int, earlier: _FarSums, C: int) -> Float[Tensor, "G N V"]:
     N, M, device = x.q.shape[1], x.k.shape[1], x.q.device
     shift = -call.first % C  # rows before the first key, so that queries begin with a chunk
     T, S = -(-N // C), -(-(M + shift) // C)
@@ -255,7 +248,7 @@ def _chunked(x: _Near, call: Call, log_far: Tensor, window: int, memory: _Memory
     scores = q @ beside(k, band.offsets).mT  # (G, T, C, X)
     scores = scores.masked_fill(~(band.near(device) & there), -torch.inf)
     sums, totals = k_features.mT @ v, k_features.sum(2)[..., None]  # (G, S, m, V), (G, S, m, 1)
-    sums, totals = (_outside(*pair, first, T, band) for pair in ((sums, memory.S), (totals, memory.z)))
+    sums, totals = (_outside(*pair, first, T, band) for pair in ((sums, earlier.S), (totals, earlier.z)))
     far_o, far = q_features @ sums, q_features @ totals  # (G, T, C, V), (G, T, C, 1)
     if band.mixed:
         apart = (q_features @ beside(k_features, band.mixed).mT).masked_fill(~band.far(device), 0)
@@ -268,17 +261,202 @@ def _chunked(x: _Near, call: Call, log_far: Tensor, window: int, memory: _Memory
 
 
 def _outside(
-    chunks: Float[Tensor, "G S m n"], memory: Float[Tensor, "G m n"], first: int, T: int, band: Band
+    chunks: Float[Tensor, "G S m n"], earlier: Float[Tensor, "G m n"], first: int, T: int, band: Band
 ) -> Float[Tensor, "G T m n"]:
     """The sums over the chunks before each query's band, and in a call that is not causal over those behind it."""
     S = chunks.shape[1]
     number = torch.arange(first, first + T, device=chunks.device)
-    before = torch.cat([memory[:, None], chunks], 1).cumsum(1)
+    before = torch.cat([earlier[:, None], chunks], 1).cumsum(1)
     total = before.index_select(1, (number + band.offsets[0]).clamp(0, S))
     if band.is_causal:
         return total
     behind = pad(chunks.flip(1), (0, 0, 0, 0, 1, 0)).cumsum(1)
     return total + behind.index_select(1, (S - 1 - number - band.offsets[-1]).clamp(0, S))
+
+
+# ----------------------------------------------------------------------------------------------------- gate and cost
+
+
+class FarWeight(Gate):
+    """x W^T + b, the logarithm of a far key's weight: x (B, N, d) -> (B, H, N); b starts at -log(d/H)."""
+
+    def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
+        self.weight = new_weight(self.num_heads, self.d_model, generator=generator, **kind)
+        self.bias = nn.Parameter(torch.full((self.num_heads,), -log(self.d_model / self.num_heads), **kind))
+
+    def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
+        return linear(x, self.weight).mT + self.bias[:, None]
+
+    @classmethod
+    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> GateCost:
+        product, numbers = 2 * B * N * d * H, B * N * H
+        return GateCost(
+            forward=product,
+            backward=(1 + input_grad) * product,
+            elementwise_forward=numbers,
+            elementwise_backward=numbers + (B * N * d if input_grad else 0),  # the bias's sum
+            saved_bytes=0,
+            decode=2 * B * d * H,
+            trained=d * H + H,
+        )
+
+
+@checked
+def sparse_linear_cost(
+    B: int,
+    N: int,
+    H: int,
+    K: int,
+    V: int,
+    *,
+    window: int = WINDOW,
+    feature_map: FeatureMap = FEATURES,
+    form: str = "fast",
+    causal: bool = False,
+    qk_grad: bool = True,
+    itemsize: int = 4,
+    chunk: int = CHUNK,
+) -> AttentionCost:
+    """Closed form of one self-attention call with `log_far`, in either form, for a number of tokens."""
+    G, item, m, reach = B * H, max(itemsize, 4), feature_map.width(K), int(qk_grad)
+    mapped = feature_map.cost(G, N, N, K, m)
+    back = mapped if form == "reference" or N > 1 else feature_map.cost(G, 1, 0, K, m)  # a lone key is not far
+    if form == "reference":
+        rest = _reference_cost(G, N, K, V, m, reach, item)
+        decode, state = feature_map.cost(G, 1, N, K, m).forward + 2 * G * N * (K + m + V), itemsize * G * N * (K + V)
+    else:
+        near = min(N, window)
+        if N == 1:
+            rest = _lone_cost(G, K, V, m, reach, item)
+        else:
+            rest = _chunked_cost(G, N, K, V, m, Band(window, chunk, causal, -(-N // chunk)), reach, item)
+        if mapped.keeps_features and (N % chunk or N == 1):  # the map's own
+            rest = rest._replace(saved_bytes=rest.saved_bytes + 2 * reach * item * G * m * N)
+        decode = feature_map.cost(G, 1, near, K, m).forward + 2 * G * (near * (K + V) + m * (V + 1))
+        state = G * (itemsize * min(N, window - 1) * (K + V) + item * m * (V + 1))
+    return AttentionCost(
+        forward=rest.forward + mapped.forward,
+        backward=rest.backward + reach * back.backward,
+        elementwise_forward=rest.elementwise_forward + mapped.elementwise_forward,
+        elementwise_backward=rest.elementwise_backward + reach * back.elementwise_backward,
+        saved_bytes=rest.saved_bytes + reach * item * mapped.saved,
+        decode=decode,
+        state_bytes=state,
+    )
+
+
+class _Rest(NamedTuple):
+    """Without the feature map."""
+
+    forward: int
+    backward: int
+    elementwise_forward: int
+    elementwise_backward: int
+    saved_bytes: int
+
+
+# Below: G, the sequences; m, the features; `reach`, whether gradients reach q and k, as 0 or 1; item, bytes a number.
+# A gradient's sum over a broadcast axis is left out by autograd where that axis has length 1.
+
+
+def _reference_cost(G: int, N: int, K: int, V: int, m: int, reach: int, item: int) -> _Rest:
+    rows, pairs, several = G * N, G * N * N, int(N != 1)
+    return _Rest(
+        forward=2 * pairs * (K + m + V),
+        backward=2 * pairs * (2 * V + reach * 2 * (K + m)),
+        # Scale, block, maximum, subtract, exp; far weights blocked, their sum, times their factor; sum of both, row
+        # sum, quotient. What a row is relative to, 9; divisors.
+        elementwise_forward=11 * pairs + 12 * rows,
+        # Quotient, five, and one more for its sum; the factor's product and sum, exp and block. For q and k: factor,
+        # exp, block, scale; far weights blocked; and each is used twice.
+        elementwise_backward=pairs * (7 + 2 * several + reach * 5) + 3 * rows + reach * 2 * rows * K,
+        # Weights before and after their quotient, far ones without their factor; factors, divisors, masks of both. For
+        # q and k near weights, both masks, features and operands.
+        saved_bytes=item * (3 * pairs + 2 * rows + rows * V)
+        + 2 * rows
+        + reach * (item * pairs + 2 * pairs + 2 * item * rows * (K + m)),
+    )
+
+
+def _lone_cost(G: int, K: int, V: int, m: int, reach: int, item: int) -> _Rest:
+    """Of one query and key."""
+    return _Rest(
+        forward=2 * G * (K + V + m * (V + 1)),
+        backward=2 * G * (V + reach * (V + 2 * K + m * (V + 1))),
+        elementwise_forward=G * (K + 3 * V + 18),
+        # Quotient; the factor's products, a sum of one, both added, exp, block. To reach q and k: exp, scale, the far
+        # output and total, features, which are used twice.
+        elementwise_backward=G * ((6 + 2 * int(V != 1)) * V + 5 + reach * (3 + V + m + 2 * K)),
+        # One weight, one factor, one divisor, masks of both; what is far, and its sum; the output's numerators. To
+        # reach q and k an empty memory.
+        saved_bytes=G * (item * (4 + 2 * V) + 2 + reach * item * (2 * K + V + m * (V + 1))),
+    )
+
+
+def _chunked_cost(G: int, N: int, K: int, V: int, m: int, band: Band, reach: int, item: int) -> _Rest:
+    C, ways, mixed = band.chunk, 1 if band.is_causal else 2, int(bool(band.mixed))
+    T = -(-N // C)
+    rows, memory = G * T * C, G * m * (V + 1)
+    X, F = len(band.offsets) * C, len(band.mixed) * C
+    near, far = rows * X, rows * F
+    beside = G * C * _beside(T, band.offsets)  # places that gradients of neighbouring chunks are added up in
+    beside_far = G * C * _beside(T, band.mixed)
+    summed = G * m * (T * ways + (T + 1) * ways + T * (ways - 1))  # gathered; running sums; both ways added
+    return _Rest(
+        forward=2 * near * (K + V) + 4 * rows * m * V + 2 * rows * m + 2 * far * (m + V),
+        # Of v in the band, of the sums, and of far ones; and of q and k
+        backward=2 * near * V
+        + 4 * rows * m * V
+        + 2 * far * V
+        + reach * (2 * near * (2 * K + V) + 4 * rows * m * (V + 1) + 2 * far * (2 * m + V)),
+        # Scaled queries; block, maximum, subtract, exp, row sum; what a row is relative to, 9, far totals times their
+        # factor, sum of totals, divisors; z of each chunk; running sums; far outputs times their factor, added,
+        # divided. Far: block, sum.
+        elementwise_forward=G * N * K
+        + 5 * near
+        + 14 * rows
+        + rows * m
+        + memory * ((T + 1) * ways + T * (ways - 1))
+        + 3 * rows * V
+        + 2 * far
+        + mixed * rows * (V + 1),
+        elementwise_backward=rows * ((5 + int(V != 1)) * V + 1)  # quotient
+        + rows * ((2 + int(V != 1)) * V + 4)  # factor: its products and their sums, added, exp, block
+        + summed * V
+        + beside * V
+        + beside_far * V
+        + rows * V * (1 + mixed)
+        # Near weights; far ones, their totals and z; features; and q and k, which are used twice, the former scaled
+        + reach
+        * (
+            3 * near
+            + 2 * far
+            + rows
+            + summed
+            + beside * K
+            + beside_far * m
+            + 2 * rows * m * (1 + mixed)
+            + 3 * G * N * K
+        ),
+        # Near weights, factors, features; far outputs and totals, far weights; numerators, divisors, masks of factors
+        # and divisors; chunks' numbers. For q and k queries, keys and values of the band, the band's mask, values and
+        # chunks' numbers; memories, the far keys' features and values, and their mask.
+        saved_bytes=item * (near + rows * (3 + 2 * m + 2 * V) + far)
+        + 2 * rows
+        + 8 * T * ways
+        + reach
+        * (
+            item * (rows * (K + V) + G * T * X * (K + V) + T * memory + G * T * F * (m + V))
+            + T * C * X
+            + 8 * T * ways
+            + C * F
+        ),
+    )
+
+
+def _beside(T: int, offsets: list[int]) -> int:
+    """Chunks in which the gradients of those at these offsets are added up, for each but the first."""
+    return (len(offsets) - 1) * (T + max(0, -offsets[0]) + max(0, offsets[-1])) if offsets else 0
 
 
 MECHANISM = Mechanism(

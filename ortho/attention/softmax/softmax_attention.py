@@ -6,8 +6,6 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from ortho import _checks
-from ortho._autocast import no_autocast
 from ortho._checks import checked
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.mechanism import (
@@ -18,13 +16,13 @@ from ortho.attention.mechanism import (
     Mechanism,
     causal_pairs,
 )
-from ortho.attention.operands import blocked_pairs, masked_softmax, with_past
+from ortho.attention.operands import attention_form, blocked_pairs, masked_softmax
 from ortho.attention.transforms import no_forward_derivative
 
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
 
 
-@checked(shapes=False)
+@attention_form
 def softmax_attention_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -44,18 +42,12 @@ def softmax_attention_reference(
 
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together or are not finite.
     """
-    _checks.scale_factor(scale)
-    k, v = with_past(q, k, v, is_causal, attn_mask, initial_state)
+    scores = q @ k.mT * (1 / sqrt(q.shape[-1]) if scale is None else scale)  # (..., N, M)
     blocked = blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
-    with no_autocast(q):
-        x, y, z = (operand.to(torch.promote_types(q.dtype, torch.float32)) for operand in (q, k, v))
-        scores = x @ y.mT * (1 / sqrt(q.shape[-1]) if scale is None else scale)  # (..., N, M)
-        o = masked_softmax(scores, blocked, empty_rows=attn_mask is not None) @ z  # only a mask can block a whole row
-    o = o.to(q.dtype)
-    return (o, (k, v)) if return_state else o
+    return masked_softmax(scores, blocked, empty_rows=attn_mask is not None) @ v  # only a mask can block a whole row
 
 
-@checked(shapes=False)
+@attention_form(upcasts=False)
 def softmax_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -74,16 +66,13 @@ def softmax_attention(
     dtype (float64 on CUDA) raises PyTorch's RuntimeError rather than falling back. They add a mask to the scores: where
     those of hidden keys leave the range of the dtype, rows are NaN.
     """
-    if isinstance(v, Tensor) and isinstance(q, Tensor) and q.dim() and v.shape[-1:] != q.shape[-1:]:
+    if v.shape[-1] != q.shape[-1]:
         raise ValueError(f"v: expected width {q.shape[-1]} like q, for the fused kernel, got shape {tuple(v.shape)}")
-    _checks.scale_factor(scale)
-    k, v = with_past(q, k, v, is_causal, attn_mask, initial_state)
-    if is_causal and q.shape[-2] == 1:  # a lone query is the last: it has no future
-        is_causal = False
-    in_kernel = is_causal and attn_mask is None and initial_state is None
-    blocked = None if in_kernel else blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
-    o = _fused(q, k, v, None if blocked is None else ~blocked, in_kernel, scale)
-    return (o, (k, v)) if return_state else o
+    is_causal = is_causal and q.shape[-2] > 1  # a lone query is the last: it has no future
+    if is_causal and attn_mask is None and initial_state is None:
+        return _fused(q, k, v, None, True, scale)
+    blocked = blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
+    return _fused(q, k, v, None if blocked is None else ~blocked, False, scale)
 
 
 def _fused(
@@ -101,7 +90,7 @@ def _fused(
         q, k, v = (x.reshape(1, -1, *x.shape[-2:]) for x in (q, k, v))
     # The kernels read rows as they lie, and nothing else.
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    with sdpa_kernel(_KERNELS), no_autocast(q):
+    with sdpa_kernel(_KERNELS):
         o = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale)
     return o.reshape(*lead, *o.shape[-2:])
 

@@ -32,7 +32,7 @@ from ortho.attention.transforms import Kernel, once
 aten = torch.ops.aten
 
 
-def exchanged_attention_reference(
+def value_gradient_attention_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
     v: Float[Tensor, "*batch M V"],
@@ -60,7 +60,7 @@ def exchanged_attention_reference(
     )
 
 
-def exchanged_attention(
+def value_gradient_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
     v: Float[Tensor, "*batch M V"],
@@ -71,7 +71,7 @@ def exchanged_attention(
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    """`exchanged_attention_reference` by fused kernels, forward and backward; q, k and a number a row are kept.
+    """`value_gradient_attention_reference` by fused kernels, forward and backward; q, k and a number a row are kept.
 
     Takes and returns the same, for values as wide as keys: V != K raises ValueError, and a device without a fused
     kernel for the dtype PyTorch's RuntimeError. It cannot be differentiated twice.
@@ -95,7 +95,7 @@ def recomputed_attention(
     is_causal: bool = False,
     attn_mask: Bool[Tensor, "..."] | None = None,
 ) -> Float[Tensor, "B H N K"]:
-    """`exchanged_attention(*project(x), v)` that keeps x and a number a row: backward, q and k are made again.
+    """`value_gradient_attention(*project(x), v)` that keeps x and a number a row: backward, q and k are made again.
 
     `project` gives q and k (B, H, N, K) and must give the same both times; no gradient passes through it to x. The
     caller has checked the numbers. It cannot be differentiated twice.
@@ -269,7 +269,7 @@ def _kernel(
     return o, L[..., : q.shape[-2]]  # made up to a multiple of 32
 
 
-def exchanged_cost(
+def value_gradient_cost(
     B: Size,
     N: Size,
     H: Size,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ortho._checks import one_of, positive_int
 from ortho.attention import MECHANISMS
-from ortho.attention.decoding import Cache, new_cache
+from ortho.attention.cache import Cache, new_cache
 from ortho.attention.mechanism import Mechanism
 from ortho.cost.decoding import DecodeCost, decoded
 from paper.experiments.engine.clock import mean_seconds

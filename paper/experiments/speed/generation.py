@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ortho._checks import one_of, positive_int
-from ortho.attention.decoding import Cache
+from ortho.attention.cache import Cache
 from ortho.cost.configurations import CONFIGURATIONS, Configuration
 from ortho.models.language_model import LanguageModel
 from paper.experiments.engine.clock import mean_seconds

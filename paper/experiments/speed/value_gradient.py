@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference, softmax_cost
-from ortho.attention.softmax.value_gradient import exchanged_attention, exchanged_cost
+from ortho.attention.softmax.value_gradient import value_gradient_attention, value_gradient_cost
 from paper.experiments.engine.closeness import assert_close
 from paper.experiments.engine.records import Case, Needs, Record, by_device
 from paper.experiments.engine.runner import Experiment
@@ -72,7 +72,7 @@ def call(case: Case, arm: str, operands: Operands) -> tuple[Callable[..., Tensor
         own = tuple(x.detach().requires_grad_() for x in operands)
         return partial(scaled_dot_product_attention, is_causal=case["causal"]), own
     q, k, v = operands
-    stopped = partial(exchanged_attention, q, k, is_causal=case["causal"])
+    stopped = partial(value_gradient_attention, q, k, is_causal=case["causal"])
     return cast(Callable[..., Tensor], stopped), (v.detach().requires_grad_(),)
 
 
@@ -105,7 +105,7 @@ def _results(function: Callable[..., Tensor], operands: Operands, upstream: Tens
 def declared(case: Case, arm: str) -> tuple[int, int]:
     """FLOPs of an arm, forward and backward."""
     K, itemsize = case["d"] // case["H"], getattr(torch, case["dtype"]).itemsize
-    form = softmax_cost if arm == SDPA else exchanged_cost
+    form = softmax_cost if arm == SDPA else value_gradient_cost
     found = form(case["B"], case["N"], case["H"], K, K, causal=case["causal"], itemsize=itemsize)
     return found.forward, found.backward
 

@@ -1,0 +1,337 @@
+"""Decoding: what a mechanism keeps of a sequence that is read token by token, with one interface for all.
+
+`new_cache("softmax", 4096).attend(q, k, v)` reads further tokens and gives their outputs. Softmax attention keeps keys
+and values, a pattern those that a later token may read, and any other mechanism the state that its functions carry.
+"""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from ortho import _checks
+from ortho._autocast import no_autocast
+from ortho._checks import checked
+from ortho._typing import Bool, Float, State, Tensor
+from ortho._weights import spread_heads
+from ortho.attention import MECHANISMS
+from ortho.attention.indexing import indexing
+from ortho.attention.mechanism import AttentionFunction
+from ortho.attention.operands import blocked_pairs, working
+from ortho.attention.positions import rotary
+from ortho.attention.sparse.pattern import Pattern, pattern_of
+
+__all__ = ["Cache", "KeyValueCache", "PatternCache", "RotaryCache", "StateCache", "new_cache"]
+
+CacheT = TypeVar("CacheT", bound="Cache")
+
+
+@checked
+def new_cache(attention: str | nn.Module, capacity: int | None = None, *, form: str = "fast") -> "Cache":
+    """An empty cache for a mechanism by its name, or for a module with a mechanism's signature.
+
+    `capacity` is the number of tokens that it can read in all. A cache that takes its memory at once needs one; others
+    read without end where it is None. In the fast form values are as wide as keys, as the fused kernels need them.
+
+    Raises TypeError or ValueError, naming the argument, for a mechanism that is not causal, for a capacity below 1, and
+    for none where one is needed.
+    """
+    if isinstance(attention, nn.Module):
+        return StateCache(attention, attention, capacity)
+    mechanism = MECHANISMS[_checks.one_of("attention", attention, MECHANISMS)]
+    if not mechanism.causal:
+        raise ValueError(f"attention: expected a causal mechanism, got {attention!r}")
+    function, softmax = mechanism.form(form), MECHANISMS["softmax"].form(form)
+    pattern = pattern_of(mechanism)
+    if pattern is not None:
+        return PatternCache(attention, pattern, softmax, function, capacity)
+    if mechanism.exact:
+        return KeyValueCache(attention, function, capacity)
+    if mechanism is rotary.MECHANISM:
+        return RotaryCache(attention, softmax, capacity)
+    return StateCache(attention, function, capacity)
+
+
+class Cache(ABC):
+    """What a causal mechanism keeps of the tokens that it has read, to read on from there. It has no gradients.
+
+    `attention` is what it was made for, a mechanism's name or a module; `length` the number of tokens read.
+    """
+
+    def __init__(self, attention: str | nn.Module, capacity: int | None) -> None:
+        self.attention = attention
+        self.capacity = None if capacity is None else _checks.positive_int("capacity", capacity)
+        self.length = 0
+        self._before: tuple[Tensor, Tensor] | None = None  # keys and values of no tokens, like those read
+
+    @checked(shapes=False)
+    @torch.no_grad()
+    def attend(
+        self,
+        q: Float[Tensor, "*heads n K"],
+        k: Float[Tensor, "*kv_heads n K"],
+        v: Float[Tensor, "*kv_heads n V"],
+        *,
+        scale: float | None = None,
+        **gates: Tensor,
+    ) -> Float[Tensor, "*heads n V"]:
+        """The outputs of n more tokens, as a causal call on the whole sequence would give them; the tokens are kept.
+
+        With q (..., H, n, K), k (..., G, n, K) and v (..., G, n, V), H a multiple of G, each H/G successive heads of
+        queries share a head of keys and values. `gates` are what the mechanism takes besides, for these tokens.
+
+        Raises TypeError or ValueError, naming the argument, for operands that do not fit together or do not fit the
+        tokens before, by shape, dtype or device, and for more tokens than there is room for. After an error the cache
+        is as it was.
+        """
+        self._check(q, k, v)
+        o = self._attend(q, k, v, scale, gates)
+        if self._before is None:
+            self._before = k.new_empty(*k.shape[:-2], 0, k.shape[-1]), v.new_empty(*v.shape[:-2], 0, v.shape[-1])
+        self.length += k.shape[-2]
+        return o
+
+    @abstractmethod
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:
+        """`attend`, of checked operands, after `length` tokens."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes that are held; none before the first token."""
+
+    def copy(self: CacheT) -> CacheT:
+        """Another cache that has read the same, and reads on by itself."""
+        other = copy.copy(self)
+        other._own()
+        return other
+
+    @abstractmethod
+    def _own(self) -> None:
+        """Copy all that changes."""
+
+    def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        for name, x in (("k", k), ("q", q), ("v", v)):  # k, with which the others are compared, first
+            if x.dim() < 2 or 0 in x.shape:
+                raise ValueError(f"{name}: expected shape (..., n, width) without empty axes, got {tuple(x.shape)}")
+            if x.dtype != k.dtype or x.device != k.device:
+                raise TypeError(f"{name}: expected {k.dtype} on {k.device} like k, got {x.dtype} on {x.device}")
+            _checks.finite(name, x)
+        if v.shape[:-1] != k.shape[:-1]:
+            raise ValueError(f"v: expected shape {(*k.shape[:-1], 'V')} like k, got {tuple(v.shape)}")
+        fits = q.dim() == k.dim() and q.shape[:-3] == k.shape[:-3] and q.shape[-2:] == k.shape[-2:]
+        if not fits or _heads(q) % _heads(k):
+            several = f" with a multiple of {_heads(k)} for {_heads(k)}" if k.dim() > 2 else ""
+            raise ValueError(f"q: expected shape {tuple(k.shape)} like k{several}, got {tuple(q.shape)}")
+        for name, x, before in zip("kv", (k, v), self._before or (k, v), strict=True):
+            if x.dtype != before.dtype or x.device != before.device:
+                kind = f"{before.dtype} on {before.device}"
+                raise TypeError(f"{name}: expected {kind} like the tokens before, got {x.dtype} on {x.device}")
+            expected = (*before.shape[:-2], x.shape[-2], before.shape[-1])
+            if x.shape != expected:
+                raise ValueError(f"{name}: expected shape {expected} like the tokens before, got {tuple(x.shape)}")
+        room = None if self.capacity is None else self.capacity - self.length
+        if room is not None and k.shape[-2] > room:
+            raise ValueError(
+                f"k: expected at most {room} tokens more in a cache of capacity {self.capacity}, got {k.shape[-2]}"
+            )
+
+
+def _heads(x: Tensor) -> int:
+    return x.shape[-3] if x.dim() > 2 else 1
+
+
+class StateCache(Cache):
+    """For any mechanism: the state that it returns, handed back to it with the next tokens.
+
+    A recurrent mechanism's is as large as ever. A mechanism that keeps the keys of all tokens copies them with each
+    token, into new memory. Heads of keys that queries share are spread first, and take memory each.
+    """
+
+    def __init__(self, attention: str | nn.Module, function: Callable[..., Any], capacity: int | None = None) -> None:
+        super().__init__(attention, capacity)
+        self._function = function
+        self._state: State = ()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for x in self._state)
+
+    def _own(self) -> None:
+        self._state = tuple(x.clone() for x in self._state)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:
+        spread = spread_heads(k, _heads(q)), spread_heads(v, _heads(q))
+        past = self._state if self.length else None
+        o, state = self._function(
+            q, *spread, is_causal=True, scale=scale, initial_state=past, return_state=True, **gates
+        )
+        given = {x.untyped_storage().data_ptr() for x in (*spread, *gates.values())}
+        # The first call's state may be the operands themselves, which are the caller's to change.
+        self._state = tuple(x.clone() if x.untyped_storage().data_ptr() in given else x for x in state)
+        return o
+
+
+class Slots(Cache):
+    """A cache of keys and values with a slot for each of so many tokens; all memory is taken with the first token."""
+
+    def __init__(self, attention: str | nn.Module, slots: int, capacity: int | None) -> None:
+        super().__init__(attention, capacity)
+        self.slots = slots
+        self._held: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for x in self._held or ())
+
+    def _own(self) -> None:
+        if self._held is not None:
+            keys, values = self._held
+            self._held = keys.clone(), values.clone()
+
+    def _memory(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and the values in their slots."""
+        if self._held is None or self._before is None:  # also where the first tokens were refused
+            with torch.inference_mode(False):  # tensors of that mode could not be written to outside of it
+                keys, values = (x.new_empty(*x.shape[:-2], self.slots, x.shape[-1]) for x in (k, v))
+            self._held = keys, values
+        return self._held
+
+
+class KeyValueCache(Slots):
+    """All keys and values of at most `capacity` tokens, for softmax attention in one of its forms."""
+
+    def __init__(self, attention: str, softmax: AttentionFunction, capacity: int | None) -> None:
+        if capacity is None:
+            raise ValueError("capacity: expected a number of tokens, as keys and values of all are kept, got None")
+        super().__init__(attention, _checks.positive_int("capacity", capacity), capacity)
+        self._softmax = softmax
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:
+        _no_gates(gates)
+        keys, values = self._memory(k, v)
+        n, stop = k.shape[-2], self.length + k.shape[-2]
+        keys[..., self.length : stop, :], values[..., self.length : stop, :] = k, v
+        if n > 1 and not self.length:
+            spread = spread_heads(k, _heads(q)), spread_heads(v, _heads(q))
+            return self._softmax(q, *spread, is_causal=True, scale=scale)
+        blocked = None if n == 1 else blocked_pairs(n, stop, True, None, q.device)
+        mask = None if blocked is None else ~blocked
+        return _shared_attention(self._softmax, q, keys[..., :stop, :], values[..., :stop, :], mask, scale)
+
+
+class RotaryCache(KeyValueCache):
+    """Turned keys, and values: `KeyValueCache` with rotary positions."""
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:
+        with no_autocast(q):
+            table = rotary.angles(self.length, self.length + q.shape[-2], q.shape[-1], device=q.device)
+            wide = torch.promote_types(q.dtype, torch.float32)
+            cos, sin = table.cos().to(wide), table.sin().to(wide)
+            q, k = (rotary.turn(working(x), cos, sin).to(x.dtype) for x in (q, k))
+        return super()._attend(q, k, v, scale, gates)
+
+
+class PatternCache(Slots):
+    """The keys and values that a pattern's later queries may read: all, or the first few and a ring of the last.
+
+    `Pattern.remembered` says which; in the ring the newest token takes the place of the oldest. A query takes part in
+    products with the keys that its pattern allows, and no others. `softmax` is softmax attention and `whole` the
+    pattern's, in the same form. With a ring `capacity` may be None.
+    """
+
+    def __init__(
+        self,
+        attention: str,
+        pattern: Pattern,
+        softmax: AttentionFunction,
+        whole: AttentionFunction,
+        capacity: int | None,
+    ) -> None:
+        remembered = pattern.remembered()
+        if remembered is None:
+            if capacity is None:
+                raise ValueError(f"capacity: expected a number of tokens, as {pattern} may read any of them, got None")
+            remembered = capacity, 0
+        slots = sum(remembered)
+        super().__init__(attention, slots if capacity is None else min(slots, capacity), capacity)
+        self._first, self._ring = remembered
+        self._pattern, self._softmax, self._whole = pattern, softmax, whole
+        self._positions = torch.full((self.slots,), -1, device="cpu")  # of each slot's token; on the CPU, like indices
+
+    def _own(self) -> None:
+        super()._own()
+        self._positions = self._positions.clone()
+
+    @indexing()
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:
+        _no_gates(gates)
+        memory, n = self._memory(k, v), k.shape[-2]
+        if n == 1:  # it takes a slot first: the token whose place it takes is out of its reach
+            slot = self._slot(self.length)
+            for held, x in zip(memory, (k, v), strict=True):
+                held[..., slot, :] = x[..., 0, :]
+            self._positions[slot] = self.length
+            return self._read(q, *memory, self._positions, scale)
+        new = torch.arange(self.length, self.length + n, device="cpu")
+        if self.length:
+            keys, values = (torch.cat(pair, -2) for pair in zip(memory, (k, v), strict=True))
+            o = self._read(q, keys, values, torch.cat([self._positions, new]), scale)
+        else:
+            o = self._whole(q, spread_heads(k, _heads(q)), spread_heads(v, _heads(q)), is_causal=True, scale=scale)
+        if self._ring:  # of those that share a slot the last stays
+            new = new[(new < self._first) | (new > int(new[-1]) - self._ring)]
+        slots = torch.tensor([self._slot(position) for position in new.tolist()], device="cpu")
+        self._positions[slots] = new
+        rows, slots = (index.to(k.device) for index in (new - self.length, slots))
+        for held, x in zip(memory, (k, v), strict=True):
+            held.index_copy_(-2, slots, x.index_select(-2, rows))
+        return o
+
+    def _slot(self, position: int) -> int:
+        """Where the token at a position is kept."""
+        return position if position < self._first else self._first + (position - self._first) % self._ring
+
+    def _read(self, q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, scale: float | None) -> Tensor:
+        """The outputs of the newest tokens' queries, over keys that stand at these positions, or nowhere (-1)."""
+        n = q.shape[-2]
+        i = torch.arange(self.length, self.length + n, device="cpu")[:, None]
+        kept = self._pattern.rule(True)(i, positions) & (positions >= 0)  # (n, keys)
+        read = kept.any(0)
+        if not bool(read.any()):
+            return values.new_zeros(*q.shape[:-1], values.shape[-1])
+        if not bool(read.all()):
+            picked = read.nonzero()[:, 0]
+            kept, picked = kept[:, picked], picked.to(keys.device)
+            keys, values = keys.index_select(-2, picked), values.index_select(-2, picked)
+        return _shared_attention(self._softmax, q, keys, values, None if n == 1 else kept.to(keys.device), scale)
+
+
+def _shared_attention(
+    softmax: AttentionFunction,
+    q: Float[Tensor, "*heads n K"],
+    keys: Float[Tensor, "*kv_heads M K"],
+    values: Float[Tensor, "*kv_heads M V"],
+    mask: Bool[Tensor, "n M"] | None,
+    scale: float | None,
+) -> Float[Tensor, "*heads n V"]:
+    """Softmax attention of queries to keys that several heads share: no key is read once for each of them.
+
+    The heads of queries that share keys are rows of one product, (..., H, n, K) -> (..., G, H/G n, K).
+    """
+    n, several = q.shape[-2], q.dim() > 2
+    rows = q.unflatten(-3, (_heads(keys), -1)).flatten(-3, -2) if several else q
+    if mask is not None:
+        mask = mask.repeat(rows.shape[-2] // n, 1)
+    with _checks.unchecked_values():  # each number was looked at when it came
+        o = softmax(rows, keys, values, attn_mask=mask, scale=scale)
+    return o.unflatten(-2, (-1, n)).flatten(-4, -3) if several else o
+
+
+def _no_gates(gates: dict[str, Tensor]) -> None:
+    """TypeError, as of an unknown argument, for gates of a mechanism that takes none."""
+    if gates:
+        raise TypeError(f"gates: expected none for this mechanism, got {', '.join(gates)}")

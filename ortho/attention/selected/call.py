@@ -1,0 +1,198 @@
+"""What surrounds the mechanisms of this folder, once for all: users hand in q, k, v and options, a mechanism a `Call`.
+
+A mechanism is a function of a `Call` and of options of its own. `attention_form` and `mask_form` make of it what users
+call: they check the operands, put keys and values after those of a state, and hand on sequences with one leading axis,
+in float32 at least. The result gets back the caller's leading axes and dtype.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import update_wrapper
+from inspect import Parameter, Signature, signature
+from math import sqrt
+from typing import Any, NamedTuple
+
+import torch
+
+from ortho import _checks
+from ortho._autocast import no_autocast
+from ortho._checks import checked
+from ortho._typing import Bool, Float, Int, State, Tensor
+from ortho.attention.indexing import indexing
+from ortho.attention.operands import carried, mask_of_keys, prepend_state, upcast
+from ortho.attention.recurrent.memory import gate
+from ortho.attention.transforms import uncompiled
+
+# Scores that are looked at together: as many as a few tiles of a fused kernel have, so that memory stays linear.
+SCORES = 2**22
+ALL = slice(None)
+
+
+class Call(NamedTuple):
+    """The operands of a call: G sequences, in float32 at least."""
+
+    q: Float[Tensor, "G N K"]
+    k: Float[Tensor, "G M K"]  # after those of a state
+    v: Float[Tensor, "G M V"]
+    visible: Bool[Tensor, "G M"] | None  # the keys that a mask leaves; None for all
+    first: int  # position of the first query; the first key's is 0
+    is_causal: bool
+    scale: float
+    given_scale: float | None
+    new: int  # keys that are not from a state
+    given: State  # keys and values as the caller has them, those of a state first
+    past: State  # what an `initial_state` holds beside keys and values
+    return_state: bool
+
+    @property
+    def new_k(self) -> Float[Tensor, "G new K"]:
+        """The keys that are not from a state, without a gradient."""
+        return self.k.detach()[:, -self.new :]
+
+    @property
+    def places(self) -> Int[Tensor, "N"]:
+        """The queries' positions."""
+        return torch.arange(self.first, self.first + self.q.shape[1], device=self.q.device)
+
+    def reachable(self, queries: slice = ALL) -> Bool[Tensor, "G n M"]:
+        """Whether queries could attend to each key."""
+        i, j = self.places[queries, None], torch.arange(self.k.shape[1], device=self.k.device)
+        free = (j <= i if self.is_causal else torch.ones_like(i + j, dtype=torch.bool))[None]
+        return (free if self.visible is None else free & self.visible[:, None]).expand(len(self.k), -1, -1)
+
+    def products(self, queries: slice, keys: Float[Tensor, "G m K"]) -> Float[Tensor, "G n m"]:
+        """Of queries with keys, times the sign of the scale: the highest are those of the highest scores. No gradient
+        goes through a selection."""
+        q, sign = self.q.detach()[:, queries], (self.scale > 0) - (self.scale < 0)
+        return (q if sign == 1 else sign * q) @ keys.detach().mT
+
+    def steps(self, width: int) -> Iterator[slice]:
+        """All queries, in tiles of about `SCORES` numbers each, `width` a query."""
+        N = self.q.shape[1]
+        step = max(1, SCORES // (len(self.q) * width))
+        for start in range(0, N, step):
+            yield slice(start, min(N, start + step))
+
+    def lead(self, x: Tensor) -> Tensor:
+        """x (G, ...) with the caller's leading axes."""
+        return x.reshape(*self.given[0].shape[:-2], *x.shape[1:])
+
+    def check_numbers(self, name: str, value: Tensor, *each: int, rows: int | None = None) -> None:
+        """ValueError unless a tensor has a finite number for each new key, or of `rows`, or as many as `each` says."""
+        shape = (*self.given[0].shape[:-2], self.new if rows is None else rows, *each)
+        gate(name, value, self.k, shape)
+        _checks.finite(name, value)
+
+    def continued(self, name: str, numbers: Tensor) -> Tensor:
+        """Numbers of the new keys (G, ..., new) after those of the state's keys, the only other part of it."""
+        if not self.past:
+            return numbers
+        shape = (*self.lead(numbers).shape[:-1], self.k.shape[1] - self.new)
+        earlier = carried(name, self.past[0], shape, numbers.dtype)
+        return torch.cat([earlier.reshape(*numbers.shape[:-1], -1), numbers], -1)
+
+    def state(self, *parts: Tensor) -> State:
+        """Keys, values and further parts (G, ...), as the caller gets them."""
+        return (*self.given, *map(self.lead, parts))
+
+
+Form = Callable[..., tuple[Tensor, State]]  # of a `Call` and options: (o (G, N, V), the state)
+
+
+def attention_form(*state: str, only_causal: bool = False) -> Callable[[Form], Callable[..., Any]]:
+    """The attention function that a function of a `Call` is; `state` names what is carried beside keys and values."""
+
+    def decorated(form: Form) -> Callable[..., Any]:
+        def attend(
+            q: Float[Tensor, "*batch N K"],
+            k: Float[Tensor, "*batch M K"],
+            v: Float[Tensor, "*batch M V"],
+            *,
+            is_causal: bool = False,
+            attn_mask: Bool[Tensor, "..."] | None = None,
+            scale: float | None = None,
+            initial_state: State | None = None,
+            return_state: bool = False,
+            **options: Any,
+        ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+            parts = None if initial_state is None else _checks.state(initial_state, "keys", "values", *state)
+            keys, values = prepend_state(q, k, v, is_causal, attn_mask, parts and parts[:2])
+            _served(only_causal, is_causal)
+            call = _call(q, keys, values, k.shape[-2], keys.shape[-2] - k.shape[-2], is_causal, attn_mask, scale)
+            with no_autocast(q):
+                o, new_state = form(
+                    call._replace(past=parts[2:] if parts else (), return_state=return_state), **options
+                )
+                o = call.lead(o).to(q.dtype)
+            return (o, new_state) if return_state else o
+
+        return checked(shapes=False)(uncompiled(indexing()(with_options(attend, form))))
+
+    return decorated
+
+
+def mask_form(*, only_causal: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The function of q and k that gives a function's numbers of all pairs (G, N, M), or several such. The last query
+    of a causal call stands at the last key."""
+
+    def decorated(form: Callable[..., Any]) -> Callable[..., Any]:
+        def pairs(
+            q: Float[Tensor, "*batch N K"],
+            k: Float[Tensor, "*batch M K"],
+            *,
+            is_causal: bool = only_causal,
+            attn_mask: Bool[Tensor, "..."] | None = None,
+            scale: float | None = None,
+            **options: Any,
+        ) -> Any:
+            prepend_state(q, k, k, False, attn_mask, None)
+            _served(only_causal, is_causal)
+            M, N = k.shape[-2], q.shape[-2]
+            call = _call(q, k, k, M, M - N if is_causal else 0, is_causal, attn_mask, scale)
+            with no_autocast(q):
+                found = form(call, **options)
+            return type(found)(*map(call.lead, found)) if isinstance(found, tuple) else call.lead(found)
+
+        return checked(shapes=False)(indexing()(with_options(pairs, form)))
+
+    return decorated
+
+
+def _call(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    new: int,
+    first: int,
+    is_causal: bool,
+    attn_mask: Tensor | None,
+    scale: float | None,
+) -> Call:
+    visible = None
+    if attn_mask is not None:
+        M = keys.shape[-2]
+        mask_of_keys(attn_mask, M)
+        mask = attn_mask[None] if attn_mask.dim() == 1 else attn_mask
+        visible = mask.expand(*keys.shape[:-2], 1, M).reshape(-1, M)
+    factor = 1 / sqrt(q.shape[-1]) if scale is None else scale
+    x, y, z = (upcast(x).reshape(-1, *x.shape[-2:]) for x in (q, keys, values))
+    return Call(x, y, z, visible, first, is_causal, factor, scale, new, (keys, values), (), False)
+
+
+def _served(only_causal: bool, is_causal: bool) -> None:
+    if only_causal and not is_causal:
+        raise ValueError("is_causal: expected True, since what a query sees is selected from its past, got False")
+
+
+def with_options(function: Callable[..., Any], form: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with the name of the form, and the form's options in place of `**options`."""
+    given, own = signature(function).parameters, signature(form).parameters
+    options = [p for p in own.values() if p.kind is Parameter.KEYWORD_ONLY and p.name not in given]
+    kept = [
+        p.replace(annotation=own[p.name].annotation) if p.name in own else p
+        for p in given.values()
+        if p.kind is not Parameter.VAR_KEYWORD
+    ]
+    by_position = [p for p in kept if p.kind is not Parameter.KEYWORD_ONLY]
+    signed: Any = update_wrapper(function, form)
+    signed.__signature__ = Signature([*by_position, *options, *kept[len(by_position) :]])
+    return function

@@ -1,0 +1,106 @@
+r"""KV shift: each head mixes a key with the one before it, and a value with the one before it, by learned numbers.
+
+$$\hat k_t = \alpha_1 k_t + \alpha_2 k_{t-1}, \qquad \hat v_t = \beta_1 v_t + \beta_2 v_{t-1}$$
+
+Xu et al. 2025 (arXiv:2411.19574, equation 5): four numbers a head, and zeros before the first token. With
+$\alpha = (0, 1)$ and $\beta = (1, 0)$ one layer can be an induction head. As in the paper $\alpha_1$ and $\beta_1$
+begin uniform on [0, 1], and $\alpha_2 = 1 - \alpha_1$, $\beta_2 = 1 - \beta_1$.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ortho import _checks
+from ortho._checks import checked
+from ortho._typing import Bool, Float, State, Tensor
+from ortho._weights import tokens_there
+from ortho.attention import MECHANISMS
+from ortho.attention.operands import carried
+
+__all__ = ["ShiftedKeysValues"]
+
+
+class ShiftedKeysValues(nn.Module):
+    """A mechanism whose keys and values are mixed with those before, for `MultiheadAttention(attention=...)`.
+
+    `attention` names the mechanism, one without gates, and `form` its form: with 'rotary' keys are turned after they
+    are mixed. Heads of keys that queries share are mixed for each head of queries. `keys` and `values` (num_heads, 2)
+    hold the numbers of the present token and of the one before.
+
+    A key that a mask of keys leaves out adds nothing to the next one. A state is the last key and value as they came,
+    and the mechanism's own.
+
+    Raises TypeError or ValueError, naming the argument, for an unknown mechanism or form and for one with gates.
+    """
+
+    @checked
+    def __init__(
+        self,
+        num_heads: int,
+        attention: str = "softmax",
+        *,
+        form: str = "fast",
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        mechanism = MECHANISMS[_checks.one_of("attention", attention, MECHANISMS)]
+        if mechanism.gates:
+            raise ValueError(f"attention: expected a mechanism without gates, got {attention!r}")
+        mechanism.form(form)  # looks at the name
+        self.name, self.form = attention, form
+        drawn = torch.rand(2, num_heads, generator=generator, dtype=dtype, device=device)
+        self.keys, self.values = (nn.Parameter(torch.stack([now, 1 - now], 1)) for now in drawn)
+
+    @checked(shapes=False)
+    def forward(
+        self,
+        q: Float[Tensor, "B H N K"],
+        k: Float[Tensor, "B H M K"],
+        v: Float[Tensor, "B H M V"],
+        *,
+        is_causal: bool = False,
+        attn_mask: Bool[Tensor, "..."] | None = None,
+        scale: float | None = None,
+        initial_state: State | None = None,
+        return_state: bool = False,
+    ) -> Any:
+        """q (B, H, N, K), k (B, H, M, K), v (B, H, M, V) -> (B, H, N, V), as the mechanism's functions."""
+        _checks.qkv(q, k, v, None, is_causal)
+        last_k = last_v = state = None
+        if initial_state is not None:
+            last_k, last_v, *own = _checks.state(initial_state, "key", "value", *self._names(initial_state))
+            state = tuple(own)
+        there = tokens_there(attn_mask, k.shape[-2])
+        if there is not None:
+            k, v = (x * there[:, None, :, None] for x in (k, v))
+        keys, values = _mixed("key", k, self.keys, last_k), _mixed("value", v, self.values, last_v)
+        o = MECHANISMS[self.name].form(self.form)(
+            q,
+            keys,
+            values,
+            is_causal=is_causal,
+            attn_mask=attn_mask,
+            scale=scale,
+            initial_state=state,
+            return_state=return_state,
+        )
+        return (o[0], (k[..., -1:, :], v[..., -1:, :], *o[1])) if return_state else o
+
+    def _names(self, state: Any) -> list[str]:
+        """What the mechanism's own parts of a state are called, of which it knows itself how many there are."""
+        return ["part"] * max(0, len(state) - 2) if isinstance(state, tuple | list) else []
+
+    def extra_repr(self) -> str:
+        return f"attention={self.name!r}, form={self.form!r}"
+
+
+def _mixed(name: str, x: Tensor, weights: Tensor, last: Tensor | None) -> Tensor:
+    """Each token's vector with the one before it, (B, H, M, K); `last` (B, H, 1, K) is that before the first."""
+    shape = (*x.shape[:2], 1, x.shape[3])
+    before = x.new_zeros(shape) if last is None else carried(name, last, shape, x.dtype)
+    now, then = weights.to(x.dtype)[..., None, None].unbind(1)  # (H, 1, 1) each
+    return torch.addcmul(now * x, then, torch.cat([before, x[..., :-1, :]], -2))

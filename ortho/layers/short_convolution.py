@@ -1,0 +1,207 @@
+r"""A short convolution before attention: every channel of a token takes a little of the last few tokens' own.
+
+$$y_t = x_t + \sum_{i=0}^{w-1} a_i \odot x_{t-i}$$
+
+with w trained taps a channel, w = 4 as a rule, and nothing before the first token: causal, depthwise and residual, as
+the layers A of Canon (Allen-Zhu 2025, arXiv:2512.17351); Primer (So et al. 2021, arXiv:2109.08668) has it behind the
+projections, RWKV's token shift (Peng et al. 2023, arXiv:2305.13048) has w = 2. Queries, keys and values are made of y.
+The taps are 0 at first: a layer begins as it would without them, and keeps its initial scale. (Canon begins with random
+taps, Primer with ones that add up to 1.)
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ortho import _checks
+from ortho._autocast import no_autocast
+from ortho._checks import checked
+from ortho._typing import Bool, Float, State, Tensor
+from ortho._weights import tokens_there
+from ortho.attention import FORMS
+from ortho.attention.cache import Cache
+from ortho.attention.operands import carried, working
+from ortho.attention.transforms import Kernel, once
+from ortho.layers.multihead import MultiheadAttention
+
+__all__ = ["ConvolvedAttention", "ConvolvedCache", "short_convolution", "short_convolution_reference"]
+
+
+@checked(own=("tail",))
+def short_convolution_reference(
+    x: Float[Tensor, "B N d"], taps: Float[Tensor, "w d"], tail: Float[Tensor, "B past d"] | None = None
+) -> Float[Tensor, "B N d"]:
+    """x (B, N, d) -> (B, N, d) as the formula reads; `tail` (B, w - 1, d) are the tokens before, zeros by default."""
+    line = torch.cat([_tail(x, taps, tail), x], 1)
+    windows = line.unfold(1, len(taps), 1)  # (B, N, d, w), the oldest token first
+    return x + (windows * taps.flip(0).mT).sum(-1)
+
+
+@checked(own=("tail",))
+def short_convolution(
+    x: Float[Tensor, "B N d"], taps: Float[Tensor, "w d"], tail: Float[Tensor, "B past d"] | None = None
+) -> Float[Tensor, "B N d"]:
+    """`short_convolution_reference` by shifted sums, in float32 at least; x and the taps are kept.
+
+    Takes and returns the same. It cannot be differentiated twice.
+    """
+    with no_autocast(x):
+        y = _Convolution.apply(working(x), working(taps))
+        before = None if tail is None else _tail(x, taps, tail)
+        if before is not None and before.shape[1]:
+            y = _with_tail(y, before, taps)
+    return y.to(x.dtype)
+
+
+def _tail(x: Tensor, taps: Tensor, tail: Tensor | None) -> Tensor:
+    shape = (len(x), len(taps) - 1, x.shape[2])
+    return x.new_zeros(shape) if tail is None else carried("tail", tail, shape, x.dtype)
+
+
+def _with_tail(y: Tensor, tail: Tensor, taps: Tensor) -> Tensor:
+    """What earlier tokens add to the first of y."""
+    past, N = tail.shape[1], y.shape[1]
+    reached = min(past, N)
+    line = torch.cat([working(tail), y.new_zeros(len(y), reached, y.shape[2])], 1)
+    sums = (line.unfold(1, past + 1, 1) * working(taps).flip(0).mT).sum(-1)  # (B, reached, d)
+    return torch.cat([y[:, :reached] + sums, y[:, reached:]], 1)
+
+
+class _Convolution(Kernel):
+    """Without a tail. What autograd makes of the sums goes through the sequence twice as often."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, taps: Tensor) -> Tensor:
+        ctx.save_for_backward(x, taps)
+        y = torch.addcmul(x, x, taps[0])
+        for i in range(1, min(len(taps), x.shape[1])):
+            y[:, i:].addcmul_(x[:, :-i], taps[i])
+        return y
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        x, taps = ctx.saved_tensors
+        dx, d_taps, N = torch.addcmul(dy, dy, taps[0]), torch.zeros_like(taps), x.shape[1]
+        d_taps[0] = (dy * x).sum((0, 1))
+        for i in range(1, min(len(taps), N)):
+            dx[:, : N - i].addcmul_(dy[:, i:], taps[i])
+            d_taps[i] = (dy[:, i:] * x[:, : N - i]).sum((0, 1))
+        return dx, d_taps
+
+
+class ConvolvedAttention(nn.Module):
+    """A layer of attention, of any kinds of heads, that is given x after a short convolution.
+
+    `of` is the class of the layer, which is given `kwargs` and called as it is: `LanguageModel(..., layer=
+    ConvolvedAttention, of=HybridAttention, heads=...)`. `taps` (width, d) are trained and 0 at first. The convolution
+    looks back, and never ahead, in calls that are not causal too. A token that a mask of keys leaves out counts as
+    zeros, and so adds nothing to others; it keeps its place, so that tokens before a gap do not move up. A mask of
+    pairs leaves out no token.
+
+    Raises TypeError or ValueError for sizes below 1.
+    """
+
+    @checked
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        of: Callable[..., nn.Module] = MultiheadAttention,
+        width: int = 4,
+        form: str = "fast",
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__()
+        self.form = _checks.one_of("form", form, FORMS)
+        self.d_model, self.num_heads, self.width = d_model, num_heads, width
+        self.attention: Any = of(d_model, num_heads, form=form, dtype=dtype, device=device, **kwargs)
+        self.taps = nn.Parameter(torch.zeros(width, d_model, dtype=dtype, device=device))
+
+    @checked(shapes=False)
+    def forward(
+        self,
+        x: Float[Tensor, "B N d"],
+        *,
+        attn_mask: Bool[Tensor, "..."] | None = None,
+        key_padding_mask: Bool[Tensor, "B M"] | None = None,
+        initial_state: State | None = None,
+        return_state: bool = False,
+        cache: "ConvolvedCache | None" = None,
+        **kwargs: Any,
+    ) -> Any:
+        """x (B, N, d) -> (B, N, d); the arguments are the layer's. A state is the last width - 1 tokens and its own."""
+        _checks.sequence("x", x, self.taps)
+        keys = None if initial_state is not None else x.shape[1]
+        mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], keys)
+        kwargs |= {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
+        tail, state = self._before(initial_state)
+        if cache is not None:
+            if cache.attention is not self:
+                raise ValueError("cache: expected one of this layer, got another's")
+            kwargs["cache"], tail = cache.attention_cache, cache.tail
+        there = tokens_there(mask, x.shape[1])
+        x = x if there is None else x * there[..., None]
+        if initial_state is not None:
+            kwargs["initial_state"] = state
+        convolve = short_convolution if self.form == "fast" else short_convolution_reference
+        y = self.attention(convolve(x, self.taps, tail), return_state=return_state, **kwargs)
+        if cache is not None:
+            cache.tail = self._after(x, tail).detach()
+        return (y[0], (self._after(x, tail), *y[1])) if return_state else y
+
+    @checked
+    def new_cache(self, capacity: int | None = None) -> "ConvolvedCache":
+        """An empty cache for decoding with this layer: the layer's own, and the last tokens."""
+        return ConvolvedCache(self, capacity)
+
+    def _before(self, state: Any) -> tuple[Tensor | None, Any]:
+        """The last tokens and the layer's own state."""
+        if state is None:
+            return None, None
+        if not isinstance(state, tuple | list) or not state or not isinstance(state[0], Tensor):
+            raise TypeError(
+                f"initial_state: expected the last tokens and the attention's state, got {_checks.describe(state)}"
+            )
+        return state[0], tuple(state[1:])
+
+    def _after(self, x: Tensor, tail: Tensor | None) -> Tensor:
+        """The last width - 1 tokens."""
+        line = torch.cat([_tail(x, self.taps, tail), x], 1)
+        return line[:, x.shape[1] :].clone()  # not a view, which would hold all
+
+    def extra_repr(self) -> str:
+        return f"width={self.width}"
+
+
+class ConvolvedCache(Cache):
+    """The cache of a layer's attention, and the last tokens before it."""
+
+    def __init__(self, layer: ConvolvedAttention, capacity: int | None) -> None:
+        super().__init__(layer, capacity)
+        self.attention_cache: Cache = layer.attention.new_cache(capacity)
+        self.tail: Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        """The number of tokens read."""
+        return self.attention_cache.length
+
+    @length.setter
+    def length(self, value: int) -> None:
+        """That of the attention's."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.attention_cache.nbytes + (0 if self.tail is None else self.tail.nbytes)
+
+    def _own(self) -> None:
+        self.attention_cache = self.attention_cache.copy()  # the tail is replaced, and never written to
+
+    def _attend(self, *_: Any) -> Tensor:
+        raise TypeError("cache: expected to be read by a ConvolvedAttention, which convolves what it is given")

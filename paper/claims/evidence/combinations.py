@@ -1,0 +1,237 @@
+"""Frozen orthogonal queries and keys with other attention (S2, section 5.3), and linear attention elsewhere (S4)."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ortho.cost import layer
+from paper import experiments
+from paper.claims.figures import listing, span
+from paper.claims.ledger import evidence
+from paper.claims.outcomes import BITS_A_BYTE, Told, Unit, loses_nothing, outperforms
+from paper.claims.rules import all_of, counted, improves, region, untestable
+from paper.claims.verdicts import Finding
+from paper.experiments.learning import images_rows, language_rows, paired_rows, synthetic_rows
+from paper.experiments.learning.paired_rows import Runs
+from paper.experiments.learning.synthetic_rows import Learnt
+from paper.experiments.statistics import LEVEL, Decision, Interval, success_interval
+
+CHAPTER = "32-combinations"
+
+D, H = 768, 12
+LENGTHS = (512, 4096)
+# The mechanism of each kind of heads. Its arm has the kind's name; with frozen queries and keys it is `frozen kind`.
+KINDS = {"linear": "linear", "FAVOR+": "favor", "delta": "delta", "window": "window"}
+ORA = "frozen"  # with softmax
+IDLE = "identity"  # heads that see no other token
+SHOWN = ("better", "worse")  # outcomes of a difference that shows
+ON_DIGITS = ("linear",)  # kinds of which `images` has both arms
+DIGITS = Unit("% of the digits", 100, 1)
+
+
+class Comparison(NamedTuple):
+    """An arm that may lose something, and the other, which has it to lose."""
+
+    arm: str
+    other: str
+
+
+class Field(NamedTuple):
+    """The arms that were trained on some data, by what they are compared, and in which unit that is told."""
+
+    arms: dict[str, Runs]
+    measure: str
+    unit: Unit
+
+    def compared(self, arm: str, other: str) -> Told | None:
+        """What an arm has more than the other, and what the rule of its records says of that; None without two runs of
+        both at the same seeds."""
+        if arm not in self.arms or other not in self.arms:
+            return None
+        found = paired_rows.judged(self.arms[arm], self.arms[other], self.measure)
+        if found is None:
+            return None
+        return self.unit.interval(found.difference.interval), found.outcome
+
+
+def on_bytes() -> Field:
+    """The arms of `bytes`."""
+    records = experiments.load("bytes")
+    return Field(language_rows.by_arm(records, experiments.judged_device(records)), "bits", BITS_A_BYTE)
+
+
+def on_digits() -> Field:
+    """The arms of `images` on digits."""
+    records = experiments.load("images")
+    return Field(images_rows.by_arm(records, experiments.judged_device(records)), "correct", DIGITS)
+
+
+def nothing_lost(comparisons: Sequence[tuple[Field, Comparison]]) -> Finding:
+    """Whether nothing is lost, wherever there is something to lose.
+
+    There is where the other arm is shown to be better than heads that see no other token. Where it is not, that no
+    difference shows says nothing, and the comparison is left out; a difference that shows ('better' or 'worse') is
+    kept. Where nothing is left, and where runs are missing, nothing can be said.
+    """
+    statement = "nothing is lost"
+    labels = [f"{one.arm} against {one.other}, {field.unit.name}" for field, one in comparisons]
+    gained = [field.compared(one.other, IDLE) for field, one in comparisons]
+    found = [field.compared(*one) for field, one in comparisons]
+    missing = [label for label, *both in zip(labels, gained, found, strict=True) if None in both]
+    if missing:
+        return untestable(statement, dict.fromkeys(missing), lack="there are not yet two runs of the arms of")
+    idle = [
+        label
+        for label, gain, one in zip(labels, gained, found, strict=True)
+        if gain and gain[1] != "better" and one and one[1] not in SHOWN
+    ]
+    have = {label: one for label, one in zip(labels, found, strict=True) if one and label not in idle}
+    if not have:
+        needs = {"difference that shows, nor an arm shown to be better than heads that see no other token": None}
+        return untestable(statement, needs, lack="there is no")
+    told = loses_nothing(statement, have)
+    if not idle:
+        return told
+    return told.noting(
+        "Left out, as no difference shows and the other arm is not shown to be better than heads that see no other "
+        f"token: {'; '.join(idle)}"
+    )
+
+
+def step(kind: str, N: int, projection: str) -> int:
+    """FLOPs of the matrix products of a causal layer's training step."""
+    return int(layer(1, N, D, H, projection=projection, attention=KINDS[kind], causal=True).step)
+
+
+def beyond_linear(kind: str) -> int:
+    """The second difference of a step's FLOPs over lengths that are whole numbers of chunks and windows."""
+    once, twice, thrice = (step(kind, n * LENGTHS[0], "frozen") for n in (1, 2, 3))
+    return thrice - 2 * twice + once
+
+
+def share(kind: str, N: int) -> float:
+    """A step's FLOPs, over those with learned queries and keys."""
+    return round(step(kind, N, "frozen") / step(kind, N, "learned"), 3)
+
+
+def beside_its_own() -> list[tuple[Field, Comparison]]:
+    """Frozen queries and keys against learned ones in the same attention."""
+    text, digits = on_bytes(), on_digits()
+    pairs = {kind: Comparison(f"frozen {kind}", kind) for kind in KINDS}
+    return [*((text, pair) for pair in pairs.values()), *((digits, pairs[kind]) for kind in ON_DIGITS)]
+
+
+def beside_ora() -> list[tuple[Field, Comparison]]:
+    """Another attention against softmax, with frozen queries and keys, on digits: there nothing else differs."""
+    digits = on_digits()
+    return [(digits, Comparison(f"frozen {kind}", ORA)) for kind in ON_DIGITS]
+
+
+def beside_ora_on_bytes() -> Mapping[str, Told]:
+    """The same on bytes, where positions differ as well: kind -> more bits a byte, as far as there are runs."""
+    text = on_bytes()
+    found = {kind: text.compared(f"frozen {kind}", ORA) for kind in KINDS}
+    return {kind: outcome for kind, outcome in found.items() if outcome is not None}
+
+
+@evidence("S2.5.3b", chapter=CHAPTER)
+def with_other_attention() -> Finding:
+    finding = all_of(
+        {
+            "FLOPs of the step beyond linear in $N$": counted(
+                dict.fromkeys(KINDS, 0), {kind: beyond_linear(kind) for kind in KINDS}
+            ),
+            "FLOPs of the layer's step, over those with learned queries and keys": region(
+                (0, 1), {kind: share(kind, LENGTHS[-1]) for kind in KINDS}
+            ),
+            "beside what is combined": nothing_lost([*beside_its_own(), *beside_ora()]),
+        }
+    )
+    if more := beside_ora_on_bytes():
+        told = listing({kind: f"{span(interval)} ({outcome})" for kind, (interval, outcome) in more.items()})
+        return finding.noting(
+            f"More bits a byte than softmax with frozen queries and keys: {told}; there softmax heads turn queries and "
+            "keys by their positions, which none of the others do"
+        )
+    return finding
+
+
+# ---------------------------- linear attention in other fields, and whether it is fit for all tasks with long sequences
+
+LINEAR, SOFTMAX = "linear", "learned"
+KERNELS = (LINEAR, "FAVOR+")  # linear arms that see images
+HALF = 0.5  # a task is learnt by an arm of which more than half of the runs learn it
+Tasks = Mapping[str, Mapping[str, Learnt]]
+
+
+def tasks() -> dict[str, dict[str, Learnt]]:
+    """Synthetic task -> arm -> its runs."""
+    records = experiments.load("synthetic")
+    return synthetic_rows.learnt(records, experiments.judged_device(records))
+
+
+def rate(runs: Learnt, comparisons: int) -> Interval:
+    """The exact interval of the rate of successes; of so many, all ends are right but for `LEVEL`."""
+    rule = Decision(margin=0, level=LEVEL, higher_is_better=True)
+    return success_interval(runs.successes, len(runs.seeds), confidence=rule.confidence(comparisons))
+
+
+def softmax_learns(found: Tasks) -> list[str]:
+    """The tasks that softmax heads learn in more than half of their runs, shown at the level of all together."""
+    return [task for task, arms in found.items() if SOFTMAX in arms and rate(arms[SOFTMAX], len(found))[0] > HALF]
+
+
+def learns(found: Tasks) -> dict[str, Interval]:
+    """Of those tasks, by how many per cent more than half of the runs linear attention learns each."""
+    known = [task for task in softmax_learns(found) if LINEAR in found[task]]
+    ends = {task: rate(found[task][LINEAR], len(known)) for task in known}
+    return {task: (round(100 * (low - HALF), 1), round(100 * (high - HALF), 1)) for task, (low, high) in ends.items()}
+
+
+def fit_for_all() -> Finding:
+    """Whether linear attention learns, more often than not, what softmax heads do."""
+    statement = "learnt in more than half of the runs, as by softmax heads"
+    gains = learns(tasks())
+    if not gains:
+        needs = {"task that softmax heads learn, with runs of linear ones": None}
+        return untestable(statement, needs, lack="there is no")
+    return improves(statement, {f"{task}, runs beyond half": gain for task, gain in gains.items()}, unit=" %")
+
+
+def counts(found: Tasks) -> str:
+    """How many runs of linear attention learn each task, and how many with softmax, in words."""
+    both = {task: (arms[LINEAR], arms[SOFTMAX]) for task, arms in found.items() if {LINEAR, SOFTMAX} <= arms.keys()}
+    return ", ".join(
+        f"{task} {ours.successes} of {len(ours.seeds)} ({theirs.successes} of {len(theirs.seeds)})"
+        for task, (ours, theirs) in both.items()
+    )
+
+
+def by_attending() -> Finding:
+    """Whether linear heads see more in images than heads that see no other token do."""
+    digits = on_digits()
+    statement = f"better than heads that see no other token, {digits.unit.name}"
+    found = {arm: digits.compared(arm, IDLE) for arm in KERNELS}
+    have = {arm: outcome for arm, outcome in found.items() if outcome is not None}
+    if len(have) < len(found):
+        lacking = dict.fromkeys(found.keys() - have.keys())
+        return untestable(statement, dict(sorted(lacking.items())), lack="there are not yet two runs of")
+    return outperforms(statement, have)
+
+
+def beside_softmax() -> str:
+    """What linear heads have more than softmax on digits, in words, as far as there are runs."""
+    digits = on_digits()
+    found = {arm: digits.compared(arm, SOFTMAX) for arm in KERNELS}
+    told = {arm: f"{span(one[0])} ({one[1]})" for arm, one in found.items() if one is not None}
+    return f"More {digits.unit.name} than softmax: {listing(told)}. " if told else ""
+
+
+@evidence("S4.4b", chapter=CHAPTER)
+def other_fields() -> Finding:
+    finding = all_of({"images": by_attending(), "synthetic tasks that softmax heads learn": fit_for_all()})
+    runs = counts(tasks())
+    learnt = f"Runs that learn a task, of softmax in brackets: {runs}. " if runs else ""
+    return finding.noting(
+        f"{beside_softmax()}{learnt}An open question of the source's, answered here for small models and short "
+        "sequences. No model here hears speech"
+    )

@@ -1,0 +1,295 @@
+r"""S3, section 3: the delta rule as printed, improvement 4, a form in chunks of matrix products, and its stability.
+
+The source's S is (V, K), the transpose of the package's; it names neither a write strength nor a length of the keys.
+"""
+
+from functools import cache
+from math import inf, log, log10
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ortho._checks import unchecked_values
+from ortho.attention import MECHANISMS
+from ortho.attention.recurrent.delta import delta_rule, delta_rule_reference
+from ortho.theory import state_precision
+from ortho.theory.stability import product, recall_errors, reflection_drift, unit_keys
+from paper import experiments
+from paper.claims.evidence.common import EXACT_STEPS, normal, relative_error, seeded
+from paper.claims.ledger import evidence
+from paper.claims.rules import all_of, counted, holds, region, untestable
+from paper.claims.verdicts import Finding
+from paper.experiments.speed import attention_analysis as attention_rows
+from paper.experiments.speed.attention_analysis import Row
+
+FORMULA, CHUNKS = "11-delta-rule", "12-chunked-form"
+
+LENGTH, WIDTH = 100, 8
+CUTS = (1, 7, 16, 100)  # chunks; most do not divide the length
+ARMS = ("delta causal", "gated-delta causal")
+
+# -------------------------------------------------------------------------------------------------- the rule as printed
+
+
+def operands(length: int = LENGTH) -> tuple[Tensor, Tensor, Tensor]:
+    """Normal queries and values, and keys of uniform direction with squared lengths up to 2, (length, WIDTH)."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, length, WIDTH, generator=g, dtype=torch.float64)
+    squares = 2 * torch.rand(length, 1, generator=g, dtype=torch.float64)
+    return q, k / k.norm(dim=-1, keepdim=True) * squares.sqrt(), v
+
+
+def as_printed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    r"""$S_t = S_{t-1} + (v_t - S_{t-1} k_t) k_t^T$, $o_t = S_t q_t$, from an empty memory."""
+    S, rows = v.new_zeros(v.shape[-1], k.shape[-1]), []
+    for query, key, value in zip(q, k, v, strict=True):
+        S = S + torch.outer(value - S @ key, key)
+        rows.append(S @ query)
+    return torch.stack(rows)
+
+
+def unlike_printed() -> float:
+    """The relative difference of the package's definition and the printed formula."""
+    q, k, v = operands()
+    return relative_error(delta_rule_reference(q, k, v, normalise=False, is_causal=True), as_printed(q, k, v))
+
+
+def unlike_descent() -> float:
+    r"""The relative difference of a printed step and one against the gradient of $\frac12 |S k - v|^2$, of rate 1."""
+    _, k, v = operands()
+    S = normal(WIDTH, WIDTH, seed=1).requires_grad_()
+    (gradient,) = torch.autograd.grad((S @ k[0] - v[0]).square().sum() / 2, S)
+    return relative_error(-gradient, torch.outer(v[0] - S.detach() @ k[0], k[0]))
+
+
+def left_after(square: float, writes: int) -> float:
+    """The share of the error that is left when one pair, with that |k|^2, is written so often to a random memory."""
+    g = torch.Generator().manual_seed(2)
+    S = torch.randn(WIDTH, WIDTH, generator=g, dtype=torch.float64)
+    k, v = torch.randn(2, WIDTH, generator=g, dtype=torch.float64)
+    k = k * (square**0.5 / k.norm())
+    before = (S @ k - v).norm()
+    for _ in range(writes):
+        S = S + torch.outer(v - S @ k, k)
+    return float((S @ k - v).norm() / before)
+
+
+@evidence("S3.3a", chapter=FORMULA)
+def formula() -> Finding:
+    squares = (1.0, 2.0, 2.5)
+    left = ", ".join(f"{left_after(square, 20):.0f} for $|k|^2 = {square:g}$" for square in squares)
+    return all_of(
+        {
+            "recurrence": holds("the package's, with $\\beta = 1$ and keys as they are", unlike_printed(), EXACT_STEPS),
+            "least mean squares": holds(
+                "each step is one of gradient descent on $\\frac12 |S k - v|^2$, of rate 1",
+                unlike_descent(),
+                EXACT_STEPS,
+            ),
+        }
+    ).noting(
+        "The printed form has neither a write strength nor keys of a given length, and needs one of them: of the error "
+        f"at a key that is written 20 times there is left, as a multiple of it, {left}"
+    )
+
+
+# --------------------------------------------------------------------------------------------------- the form in chunks
+
+
+def unlike_recurrence() -> float:
+    """The largest relative difference of the form in chunks and the recurrence, with write strengths and decays."""
+    worst = 0.0
+    for length in (63, LENGTH):
+        q, k, v = operands(length)
+        g = seeded(3)
+        beta, decay = (torch.rand(length, generator=g, dtype=torch.float64) for _ in range(2))
+        gates: dict[str, Any] = {"is_causal": True, "beta": 2 * beta, "log_decay": decay.log()}
+        exact = delta_rule_reference(q, k, v, **gates)
+        for chunk in CUTS:
+            worst = max(worst, relative_error(delta_rule(q, k, v, chunk=chunk, **gates), exact))
+    return worst
+
+
+class _Namespaces(TorchDispatchMode):
+    """Counts what is dispatched, by whose operation it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, int] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.found[func.namespace] = self.found.get(func.namespace, 0) + 1
+        return func(*args, **(kwargs or {}))
+
+
+def foreign_operations() -> int:
+    """Operations of a forward and a backward pass in chunks that are not among PyTorch's own."""
+    q, k, v = (x.requires_grad_() for x in operands())
+    with _Namespaces() as seen:
+        o = delta_rule(q, k, v, is_causal=True, chunk=16)
+        assert isinstance(o, Tensor)
+        o.sum().backward()
+    assert seen.found["aten"] > 0
+    return sum(seen.found.values()) - seen.found["aten"]
+
+
+def product_share(N: int = 4096, K: int = 64) -> float:
+    """How many of the operations of a training step are in products of matrices, in per cent."""
+    cost = MECHANISMS["delta"].cost(1, N, 1, K, K, causal=True)
+    products, others = cost.forward + cost.backward, cost.elementwise_forward + cost.elementwise_backward
+    return float(100 * products / (products + others))
+
+
+def longest() -> dict[str, dict[str, Row]]:
+    """By device and arm, what was measured beside softmax attention at the greatest length."""
+    found: dict[str, dict[str, Row]] = {}
+    for device, curves in attention_rows.curves(experiments.load("memory-speed"), "delta").items():
+        rows = {arm: max(curves[arm], key=lambda row: int(row["N"])) for arm in ARMS if arm in curves}
+        if rows:
+            found[device] = rows
+    return found
+
+
+def by_the_clock() -> Finding:
+    """The time over that of fused softmax attention, causal as well, at the greatest length of each device."""
+    measured = {
+        f"{arm.split()[0]}, $N = {row['N']:,}$ on {device}": round(row["ratio_alike"][1], 2)
+        for device, rows in longest().items()
+        for arm, row in rows.items()
+    }
+    if not measured:
+        lack = "the experiment 'memory-speed' has no records of"
+        return untestable("faster than fused softmax attention", dict.fromkeys(ARMS), lack=lack)
+    return region((0, 1), measured)
+
+
+@evidence("S3.3e", chapter=CHUNKS)
+def matrix_form() -> Finding:
+    return all_of(
+        {
+            "form in chunks": holds(
+                "what the recurrence gives, with write strengths and decays",
+                unlike_recurrence(),
+                EXACT_STEPS,
+                at=f"chunks of {', '.join(map(str, CUTS))}",
+            ),
+            "most operations in products of matrices": region(
+                (50, 100), {"$N = 4,096$, $K = V = 64$": round(product_share(), 1)}, unit=" %"
+            ),
+            "operations beyond PyTorch's own": counted({"": 0}, {"": foreign_operations()}),
+            "time over softmax attention's": by_the_clock(),
+        }
+    )
+
+
+# ------------------------------------------------------------ whether products of transitions are unstable (chapter 12)
+
+MEMORY, STEPS = 16, 400
+LENGTHS = (1.0, 1.4, 1.5, 2.0)  # of keys
+ROUNDED = (64, 8192)  # steps, after which errors of a bfloat16 memory are compared
+STRENGTHS = {"$\\beta = 1$": (1.0, 1.0), "$\\beta$ in (0, 2)": (0.0, 2.0), "$\\beta = 2$": (2.0, 2.0)}
+BITS = state_precision.STATES[torch.bfloat16]
+# Errors that nothing damps add up like the root of the steps, damped ones settle at a factor of 1: growth is what lies,
+# on a logarithmic scale, nearer to the first.
+GROWS = round((ROUNDED[1] / ROUNDED[0]) ** 0.25, 1)
+# 256 numbers a memory, whose errors are not independent: measured ones lie within a third of what is derived.
+FACTOR = 2.0
+TOO_LONG = 1.5  # a length of keys for which memories grow
+REFLECTIONS, EVERY = 4096, 64
+
+
+def left(length: float) -> float:
+    """The spectral norm of 400 transitions I - k k^T with keys of that length and uniform direction."""
+    P = product(length * unit_keys(STEPS, MEMORY, generator=seeded()), 1.0)
+    return float(f"{torch.linalg.matrix_norm(P, 2):.1e}")
+
+
+def growing(strengths: tuple[float, float]) -> float:
+    """How many times larger the relative error of a rounded memory becomes, as derived.
+
+    Measured factors differ from one processor to another; `unlike_derived` holds the errors to these.
+    """
+    few, many = (state_precision.expected_error(strengths, MEMORY, steps, BITS) for steps in ROUNDED)
+    return round(many / few, 1)
+
+
+@cache
+def unlike_derived() -> float:
+    """The largest logarithm, in size, of measured errors of a bfloat16 memory over derived ones; 0 if they agree."""
+    at, strengths = list(ROUNDED), tuple(STRENGTHS.values())
+    x = state_precision.operands(at[-1], MEMORY, strengths, generator=seeded())
+    exact = state_precision.chunked(x, at, torch.float64)
+    (found,) = state_precision.relative_errors(state_precision.recurrent(x, at, (torch.bfloat16,)), exact)
+    derived = torch.tensor([[state_precision.expected_error(s, MEMORY, n, BITS) for s in strengths] for n in at])
+    return float((found / derived).log().abs().max())
+
+
+@cache
+def nearer() -> dict[str, int]:
+    """By how many powers of ten 4,096 reflections in float32 are nearer to what they should be, orthogonalised."""
+    which = f"{REFLECTIONS:,} reflections, orthogonalised every {EVERY}"
+    plain, mended = (
+        reflection_drift(REFLECTIONS, MEMORY, orthogonalise_every=every, generator=seeded()) for every in (None, EVERY)
+    )
+    return {
+        f"{which}, from an orthogonal matrix": round(log10(plain.from_orthogonal / mended.from_orthogonal)),
+        f"{which}, from the right product": round(log10(plain.from_exact / mended.from_exact)),
+    }
+
+
+@cache
+def grown(start: str) -> tuple[float, float]:
+    """The norm of a memory after 400 writes at keys that are too long, and its rounding error in float32 (Frobenius).
+
+    `start` names the memory before: 'zero', 'identity' or 'normal' (independent normal numbers).
+    """
+    made = seeded()
+    k = (TOO_LONG * unit_keys(STEPS, MEMORY, generator=made)).float()
+    v, normal = (torch.randn(n, MEMORY, generator=made) for n in (STEPS, MEMORY))
+    S = {"zero": torch.zeros_like(normal), "identity": torch.eye(MEMORY), "normal": normal}[start]
+
+    def after(dtype: torch.dtype) -> torch.Tensor:
+        x, values = k.to(dtype), v.to(dtype)
+        with unchecked_values():  # which would refuse such keys
+            _, (last,) = delta_rule_reference(
+                x, x, values, normalise=False, initial_state=(S.to(dtype),), return_state=True
+            )
+        return last.double()
+
+    exact = after(torch.float64)
+    return float(exact.norm()), float((after(torch.float32) - exact).norm())
+
+
+def smaller() -> dict[str, int]:
+    """By how many powers of ten such a memory and its rounding error are smaller than those of one that starts at 0."""
+    return {
+        f"{what} of a memory with $\\lvert k \\rvert = {TOO_LONG:g}$ from {name}, not 0": round(log10(zero / other))
+        for start, name in (("identity", "the identity"), ("normal", "normal numbers"))
+        for what, zero, other in zip(("norm", "rounding error"), grown("zero"), grown(start), strict=True)
+    }
+
+
+@evidence("S3.3f", chapter=CHUNKS)
+def unstable() -> Finding:
+    lost = round(100 * recall_errors(MEMORY, generator=seeded())[1])
+    return all_of(
+        {
+            f"norm after {STEPS} steps of $I - k k^\\top$ grows": region(
+                (1, inf), {f"$\\lvert k \\rvert = {length:g}$": left(length) for length in LENGTHS}
+            ),
+            f"rounding errors grow, from {ROUNDED[0]} to {ROUNDED[1]:,} steps, by a derived factor (unit keys)": region(
+                (GROWS, inf), {name: growing(strengths) for name, strengths in STRENGTHS.items()}
+            ),
+            "measured, in bfloat16": holds(
+                f"the errors are the derived ones, as logarithms to $\\ln {FACTOR:g}$", unlike_derived(), log(FACTOR)
+            ),
+            # "Re-orthogonalisation or initialisation": one part, of which either may hold.
+            "better by a power of ten": region((1, inf), nearer() | smaller()),
+        }
+    ).noting(
+        f"With $\\beta \\lvert k \\rvert^2 \\le 2$ no product grows. Two memories with the same keys differ by "
+        f"the product times what they differed at the start, which does not change the product. Orthogonalising "
+        f"the memory itself changes its answers by {lost} %"
+    )

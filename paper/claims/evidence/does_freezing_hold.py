@@ -1,0 +1,422 @@
+"""Whether frozen queries and keys hold: over tasks, over what they are drawn from, in expressiveness and in gradients.
+
+S0, section 5.2; S2, sections 4.2, 4.3 and 5.3. Read from the records of the learning experiments: of every device that
+has any, a CPU's first. What an arm has more than another is judged by the rule that the records themselves hold
+(a `Decision`); of tasks that a run learns or does not, by exact intervals of the rates at which it does.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+
+from ortho import cost
+from ortho.orthogonal import haar
+from ortho.theory.frozen_scores import carrying, expected_missed, freedoms
+from paper import experiments
+from paper.claims import figures
+from paper.claims.evidence import gradient_depth as depth
+from paper.claims.evidence.low_resource import gap
+from paper.claims.ledger import evidence
+from paper.claims.outcomes import BITS_A_BYTE, Unit, loses_nothing, outperforms
+from paper.claims.rules import all_of, holds, region, untestable
+from paper.claims.verdicts import Finding
+from paper.experiments import Record
+from paper.experiments.learning import (
+    fine_tuning_rows,
+    images_rows,
+    language_rows,
+    paired_rows,
+    synthetic_rows,
+    translating_rows,
+)
+from paper.experiments.learning.images import DATA
+from paper.experiments.learning.paired_rows import Runs
+from paper.experiments.learning.synthetic_rows import Learnt
+from paper.experiments.statistics import Decision, Interval, decide, success_interval
+
+CHAPTER = "28-does-freezing-hold"
+
+RIGHT = Unit("% right", 100, 1)
+RATE = Unit("rate of successes")
+SCORES = {"bleu_fraction": Unit("BLEU", 100, 1), "faultless_fraction": Unit("% without a mistake", 100, 1)}
+DRAWS = ("frozen Gaussian", "frozen low-rank", "frozen 4 x", "frozen 1/4 x")  # beside 'frozen', which is orthogonal
+TRANSLATED = {"learned": "8 learned", "frozen": "8 frozen", "stopped": "8 stopped"}
+IDLE = "identity"  # heads that see no other token
+TUNED = {"learned": "all trained", "frozen": "QK redrawn"}
+NAMES = (
+    "bytes",
+    "bytes-little",
+    "bytes-budgets",
+    "images",
+    "fine-tuning",
+    "translation",
+    "transduction",
+    "synthetic",
+)
+
+
+class Compared(NamedTuple):
+    """What one arm has more than another, as stored: the mean, its interval; what the rule says, of how many runs each.
+
+    `unit` is in what the numbers are told.
+    """
+
+    mean: float
+    interval: Interval
+    outcome: str
+    runs: int
+    unit: Unit
+
+
+class Setting(NamedTuple):
+    """A task at a size: its arms, by the names that they have among the bytes, and in what unit they are measured.
+
+    `runs` are those of arms that are compared by a mean, with the `measure`; `learnt` those of which each has learnt
+    the task or not.
+    """
+
+    runs: Mapping[str, Runs]
+    measure: str
+    unit: Unit
+    learnt: Mapping[str, Learnt] = {}
+    rule: Decision | None = None
+
+    def compare(self, arm: str, other: str) -> Compared | None:
+        """The arm against the other one; None where one of them is missing, or too few runs have a seed in common."""
+        if self.rule is not None and arm in self.learnt and other in self.learnt:
+            ours, theirs = self.learnt[arm], self.learnt[other]
+            interval = rate_difference(ours, theirs, self.rule)
+            mean = ours.successes / len(ours.seeds) - theirs.successes / len(theirs.seeds)
+            runs = min(len(ours.seeds), len(theirs.seeds))
+            return Compared(mean, interval, decide(interval, self.rule), runs, self.unit)
+        if arm not in self.runs or other not in self.runs:
+            return None
+        found = paired_rows.judged(self.runs[arm], self.runs[other], self.measure)
+        return None if found is None else Compared(*found.difference, found.outcome, found.pairs, self.unit)
+
+    def at_stake(self, arm: str) -> bool:
+        """Whether the arm has anything to lose: more than heads that see no other token, where those have run, else a
+        share or a rate of successes above the margin of its rule."""
+        if self.rule is not None and arm in self.learnt:
+            one = self.learnt[arm]
+            return one.successes / len(one.seeds) > self.rule.margin
+        if (over_idle := self.compare(arm, IDLE)) is not None:
+            return over_idle.outcome == "better"
+        rule = Decision.of(self.runs[arm].configuration)
+        return not rule.higher_is_better or self.runs[arm].mean(self.measure) > rule.margin
+
+
+def rate_difference(ours: Learnt, theirs: Learnt, rule: Decision) -> Interval:
+    """What our rate of successes has more than theirs; each end is wrong at most with the rule's level.
+
+    The ends of the two exact intervals that lie furthest apart: either is wrong at most with half of the level.
+    """
+    (low, high), (other_low, other_high) = (
+        success_interval(one.successes, len(one.seeds), confidence=1 - rule.level) for one in (ours, theirs)
+    )
+    return low - other_high, high - other_low
+
+
+def settings(name: str, records: Sequence[Record]) -> dict[str, Setting]:
+    """An experiment's settings by a few words, those of one device; none where nothing was measured."""
+    where = experiments.judged_device(records)
+    return _READ[name](records, where) if where else {}
+
+
+def every_setting(names: Sequence[str] = NAMES) -> dict[str, Setting]:
+    """The settings of all experiments that have records."""
+    return {label: one for name in names for label, one in settings(name, experiments.load(name)).items()}
+
+
+def missing(names: Sequence[str] = NAMES) -> list[str]:
+    """The experiments of these that have no runs which count."""
+    return [name for name in names if not settings(name, experiments.load(name))]
+
+
+def compared(arm: str, other: str, found: Mapping[str, Setting]) -> dict[str, Compared]:
+    """The arm against the other one in all settings that have both."""
+    pairs = {label: one.compare(arm, other) for label, one in found.items()}
+    return {label: pair for label, pair in pairs.items() if pair is not None}
+
+
+def judged(pairs: Mapping[str, Compared]) -> dict[str, tuple[Interval, str]]:
+    """The same for a rule of `paper.claims.outcomes`, in its unit, which stands at each label."""
+    return {
+        f"{label} ({one.unit.name})": (one.unit.interval(one.interval), one.outcome) for label, one in pairs.items()
+    }
+
+
+def lost(statement: str, arm: str, other: str, found: Mapping[str, Setting]) -> Finding:
+    """Whether the arm loses nothing to the other one in these settings, but for the `idle` ones."""
+    pairs = compared(arm, other, found)
+    left_out = idle(pairs, other, found)
+    have = {label: pair for label, pair in pairs.items() if label not in left_out}
+    if not have:
+        needs = {f"runs of {arm!r} and of {other!r} at the same seeds, where something can be lost": None}
+        return untestable(statement, needs, lack="there are no")
+    told = loses_nothing(statement, judged(have))
+    if not left_out:
+        return told
+    return told.noting(
+        f"Left out, as {other} heads have nothing to lose and no difference shows: {'; '.join(left_out)}"
+    )
+
+
+def idle(pairs: Mapping[str, Compared], other: str, found: Mapping[str, Setting]) -> list[str]:
+    """The settings in which no difference shows, and could not well, as the other arm has nothing to lose."""
+    unseen = [label for label, pair in pairs.items() if pair.outcome not in ("better", "worse")]
+    return [label for label in unseen if not found[label].at_stake(other)]
+
+
+def noting_missing(finding: Finding, names: Sequence[str] = NAMES) -> Finding:
+    """The finding with a remark on the experiments of these that have no runs which count, if there are any."""
+    lacking = missing(names)
+    return finding.noting(f"No record yet of: {', '.join(lacking)}") if lacking else finding
+
+
+def _bytes(records: Sequence[Record], where: str) -> dict[str, Setting]:
+    arms = language_rows.by_arm(records, where)
+    return {"bytes, the whole text": Setting(arms, "bits", BITS_A_BYTE)} if arms else {}
+
+
+def _little(records: Sequence[Record], where: str) -> dict[str, Setting]:
+    limits = sorted({record["configuration"]["limit"] for record in records if record["device"] == where})
+    found = {limit: language_rows.by_arm(records, where, limit=limit, dropout=0.0) for limit in limits}
+    return {f"bytes, {n:,} to train on": Setting(arms, "bits", BITS_A_BYTE) for n, arms in found.items() if arms}
+
+
+def _budgets(records: Sequence[Record], where: str) -> dict[str, Setting]:
+    """In the order of widths, then of steps."""
+    found: dict[tuple[int, float], dict[str, Runs]] = {}
+    for run in language_rows.runs(records, where):
+        case = run.configuration
+        found.setdefault((case["d"], language_rows.budget(case)), {})[run.arm] = run
+    labels = {
+        (d, share): f"bytes, d = {d}" + ("" if share == 1 else f", {share:g} times the steps") for d, share in found
+    }
+    return {labels[key]: Setting(found[key], "bits", BITS_A_BYTE) for key in sorted(found)}
+
+
+def _images(records: Sequence[Record], where: str) -> dict[str, Setting]:
+    found = {data: images_rows.by_arm(records, where, data) for data in DATA}
+    return {f"images, {data}": Setting(arms, "correct", RIGHT) for data, arms in found.items() if arms}
+
+
+def _tuned(records: Sequence[Record], where: str) -> dict[str, Setting]:
+    arms = fine_tuning_rows.by_arm(records, where)
+    named = {name: arms[own] for name, own in TUNED.items() if own in arms}
+    return {"fine-tuning, QK drawn anew": Setting(named, "new", BITS_A_BYTE)} if named else {}
+
+
+def _translated(records: Sequence[Record], where: str) -> dict[str, Setting]:
+    found = {}
+    for pairs, arms in translating_rows.by_pairs(records, where).items():
+        named = {name: arms[own] for name, own in TRANSLATED.items() if own in arms}
+        case = next(iter(arms.values())).configuration
+        many = f"{pairs:,} pairs" if pairs else "new pairs"
+        found[f"{case['task']}, {many}"] = Setting(named, "score", SCORES[case["decision_metric"]])
+    return found
+
+
+def _synthetic(records: Sequence[Record], where: str) -> dict[str, Setting]:
+    margins = {record["configuration"]["task"]: record["configuration"]["margin_fraction"] for record in records}
+    return {
+        f"synthetic, {task}": Setting({}, "", RATE, arms, Decision(margins[task], level=0.05, higher_is_better=True))
+        for task, arms in synthetic_rows.learnt(records, where).items()
+    }
+
+
+_READ: dict[str, Callable[[Sequence[Record], str], dict[str, Setting]]] = {
+    "bytes": _bytes,
+    "bytes-little": _little,
+    "bytes-budgets": _budgets,
+    "images": _images,
+    "fine-tuning": _tuned,
+    "translation": _translated,
+    "transduction": _translated,
+    "synthetic": _synthetic,
+}
+
+
+def draws_lose_nothing() -> Finding:
+    """Whether other matrices than orthogonal ones, frozen, lose nothing to them, on the whole text."""
+    statement = "other frozen matrices lose nothing to orthogonal ones"
+    found = settings("bytes", experiments.load("bytes"))
+    pairs = {draw: pair for draw in DRAWS for pair in compared(draw, "frozen", found).values()}
+    if not pairs:
+        return untestable(statement, {"runs of both at the same seeds": None}, lack="there are no")
+    return loses_nothing(statement, judged(pairs))
+
+
+@evidence("S0.5.2c", chapter=CHAPTER)
+def tried() -> Finding:
+    parts = {
+        "tasks": lost("frozen heads lose nothing to learned ones", "frozen", "learned", every_setting()),
+        "initialisation": draws_lose_nothing(),
+    }
+    finding = all_of(parts).noting(
+        "An open question of the source's, answered by what was tried here. Of the theory, the chapter proves which "
+        "scores frozen matrices can make"
+    )
+    return noting_missing(finding)
+
+
+WIDTHS = ((2, 1), (64, 16))  # d and K of the maps
+APPROXIMATES = (0.0, 0.5)  # shares of a map's squared norm that may be missed: at most half of it
+CARRIED = (64, 16)  # d and K at which score maps are reached
+PAIRS = 20  # of drawn and wanted maps
+TENFOLD = (0.0, 1.0)  # decades by which a gradient's length may change through the stack
+GENERAL = ("bytes", "bytes-little", "images")
+
+
+# ------------------------------------------------------------------------------------------------------- expressiveness
+
+
+@cache
+def unreached() -> tuple[float, float]:
+    """How far off the scores of one head behind the map P are from wanted ones, at worst, and what rounding allows.
+
+    Products of matrices with norm c, the condition of the drawn columns, in d roundings each: 8 d eps c^2.
+    """
+    d, K = CARRIED
+    g = torch.Generator().manual_seed(0)
+    worst = allowed = 0.0
+    for _ in range(PAIRS):
+        q, k = (haar(d, K, generator=g, dtype=torch.float64) for _ in "qk")
+        wanted_q, wanted_k = (torch.randn(d, K, generator=g, dtype=torch.float64) for _ in "qk")
+        P, target = carrying(q, k, wanted_q, wanted_k), wanted_q @ wanted_k.T
+        size = float(torch.linalg.matrix_norm(wanted_q, 2) * torch.linalg.matrix_norm(wanted_k, 2))
+        condition = float(torch.linalg.cond(torch.cat([q, k], 1)))
+        worst = max(worst, float((P.T @ q @ k.T @ P - target).abs().max()) / size)
+        allowed = max(allowed, 8 * d * torch.finfo(torch.float64).eps * condition**2)
+    return worst, allowed
+
+
+@evidence("S2.4.2a", chapter=CHAPTER)
+def expressiveness() -> Finding:
+    error, allowed = unreached()
+    reached = {"one head, a trained map of $x$ before it": 1.0 if error <= allowed else 0.0}
+    for d, K in WIDTHS:
+        learned, carried = freedoms(d, K)
+        reached[f"all heads and one map, $d = {d}$"] = round(min(1.0, carried / learned), 3)
+        reached[f"as drawn, $d = {d}$"] = 0.0
+    share = "share of a map's squared norm that the best multiple of a drawn one misses, in the mean"
+    return all_of(
+        {
+            share: region(APPROXIMATES, {f"$d = {d}$": round(expected_missed(d), 6) for d, _ in WIDTHS}),
+            "dimensions of the score maps that are reached, of learned heads'": region((1.0, 1.0), reached),
+        }
+    ).noting("What a whole network with frozen heads can do is judged at S0.3.2d")
+
+
+# ------------------------------------------------------------------------------------------------------- generalisation
+
+
+def gaps(records: list[Record]) -> dict[str, Setting]:
+    """The settings of an experiment with bytes, measured by `gap`."""
+    where, found = experiments.judged_device(records), {}
+    for limit in sorted({record["configuration"]["limit"] for record in records if record["device"] == where}):
+        arms = paired_rows.by_arm(records, where, {"gap": gap}, limit=limit, dropout=0.0)
+        if arms:
+            label = f"bytes, {limit:,} to train on" if limit else "bytes, the whole text"
+            found[label] = Setting(arms, "gap", BITS_A_BYTE)
+    return found
+
+
+def every_gap() -> dict[str, Setting]:
+    """By text: the whole one and those of few bytes."""
+    names = ("bytes-little", "bytes")
+    return {label: one for name in names for label, one in gaps(experiments.load(name)).items()}
+
+
+def won(statement: str, found: dict[str, Compared]) -> Finding:
+    """Whether a gain shows in these settings."""
+    if not found:
+        return untestable(statement, {"runs of frozen and learned heads at the same seeds": None}, lack="there are no")
+    return outperforms(statement, judged(found))
+
+
+@evidence("S2.4.2c", chapter=CHAPTER)
+def generalisation() -> Finding:
+    made: dict[str, Callable[..., Any]] = {"attention": cost.layer, "a block": cost.block}
+    trained = {
+        name: round(one(1, 1, 768, 12, projection="frozen").trained / one(1, 1, 768, 12).trained, 3)
+        for name, one in made.items()
+    }
+    tested = compared("frozen", "learned", every_setting(GENERAL))
+    finding = all_of(
+        {
+            "trained weights over those of learned heads": region((0, 1), trained),
+            "better on the test": won("frozen heads do better on the test than learned ones", tested),
+            "less overfitting": won(
+                "frozen heads have a smaller gap between training and validation",
+                compared("frozen", "learned", every_gap()),
+            ),
+        }
+    ).noting("Gaussian matrices that are frozen leave as few weights to train: it is freezing that makes them fewer")
+    return noting_missing(finding, GENERAL)
+
+
+# ------------------------------------------------------------------------------------------------------------ gradients
+
+
+@cache
+def scale_changed() -> float:
+    """The largest relative change of a token's length by the orthogonal W_Q and W_K, of random tokens."""
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(1000, depth.D, generator=g, dtype=torch.float64)
+    made = (x @ haar(depth.D, depth.D, generator=g, dtype=torch.float64) for _ in "qk")
+    return max(float((y.norm(dim=1) / x.norm(dim=1) - 1).abs().max()) for y in made)
+
+
+def places() -> dict[str, tuple[bool, str]]:
+    """A few words -> residual sums or none, and the stage of training."""
+    ways = (("residual sums", True), ("no residual sums", False))
+    return {f"{way}, {stage}": (residual, stage) for stage in depth.STAGES for way, residual in ways}
+
+
+def worst(arm: str, residual: bool, stage: str) -> float:
+    """The most decades of any seed."""
+    return max(depth.decades(arm, residual, stage, seed) for seed in depth.SEEDS)
+
+
+@evidence("S2.4.3b", chapter=CHAPTER)
+def stability() -> Finding:
+    if not depth.measured():
+        return untestable("frozen heads keep gradients stable", {"gradients of stacks": None}, lack="there are no")
+    kept = holds(
+        "$W_Q$ and $W_K$ keep the length of every token", scale_changed(), 8 * depth.D * torch.finfo(torch.float64).eps
+    )
+    found = {label: round(worst("frozen", *place), 1) for label, place in places().items()}
+    theirs = figures.listing({label: f"{worst('learned', *place):.1f}" for label, place in places().items()})
+    rules = figures.listing({label: depth.compared("frozen", *place)[1] for label, place in places().items()})
+    return all_of(
+        {
+            "feature scale": kept,
+            f"decades by which the gradient's length differs between the ends of {depth.L} frozen blocks": region(
+                TENFOLD, found
+            ),
+        }
+    ).noting(
+        f"Decades with learned heads: {theirs}. Frozen against learned: {rules}. With the same matrices both pass the "
+        "same gradient on, to the bit: freezing changes nothing about it"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- tasks
+
+
+@evidence("S2.5.3c", chapter=CHAPTER)
+def tasks() -> Finding:
+    found = every_setting()
+    finding = lost("frozen heads lose nothing to learned ones", "frozen", "learned", found)
+    said = []
+    for other in ("learned", "frozen", "static random"):
+        outcomes = Counter(pair.outcome for pair in compared("stopped", other, found).values())
+        words = ", ".join(f"{outcome} in {count}" for outcome, count in sorted(outcomes.items()))
+        said += [f"against {other} {words}"] if words else []
+    finding = finding.noting("An open question of the source's, answered by what was tried")
+    return noting_missing(finding.noting(f"Stopped heads: {'; '.join(said)}") if said else finding)

@@ -1,0 +1,393 @@
+r"""Sparse attention that chooses positions by what is there; and sparse beside linear attention.
+
+S1, section 2.3: by clusters or by importance. "Importance sampling" is read as it says, drawing keys by their
+importance. (In statistics the word also stands for a division by the probability of what was drawn, of which the source
+says nothing.)
+
+S4, on what is open: of equally many keys, do chosen ones hold more of the softmax's weight than those of a window? Is
+softmax attention within a window and linear attention behind it nearer to softmax attention over all than the window
+alone? Both are asked of five kinds of input, `DRAWS` sequences each, causal.
+"""
+
+from collections.abc import Callable
+from dataclasses import fields
+from functools import cache
+from math import inf, sqrt
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ortho.attention import MECHANISMS
+from ortho.attention.linear.feature_maps import EluPlusOne, FeatureMap, Taylor
+from ortho.attention.selected.importance import importance_mask, key_norms, sampled_importance
+from ortho.attention.selected.lsh import draw_projections, lsh_mask
+from ortho.attention.selected.moba import moba_mask
+from ortho.attention.selected.nsa import Sizes, nsa_masks
+from ortho.attention.selected.routing import draw_centroids, nearest, routing_mask, update_centroids
+from ortho.attention.selected.sparse_linear import sparse_linear_cost, sparse_linear_weights
+from ortho.attention.selected.top_k import top_k_mask
+from ortho.attention.sparse.window import Window
+from ortho.theory.estimates import SIGMAS
+from paper.claims.evidence.common import mean_interval, seeded
+from paper.claims.figures import Interval
+from paper.claims.ledger import evidence
+from paper.claims.rules import all_of, counted, holds, improves, region
+from paper.claims.verdicts import Finding
+
+CHAPTER = "16-dynamic-sparsity"
+
+# -------------------------------------------------------------------------------------------------------- choices of S1
+
+FEW, NARROW, KEPT = 64, 8, 8  # N; K; keys that a query keeps at most, in clusters and by importance
+KEY_LENGTHS, SAMPLES = (1.0, 2.0, 3.0, 4.0), 4000
+Choice = Callable[[Tensor, Tensor], Tensor]
+
+
+def four_centroids() -> Tensor:
+    return draw_centroids(NARROW, count=4, generator=seeded(0))
+
+
+def by_clusters(q: Tensor, k: Tensor) -> Tensor:
+    """Up to `KEPT` keys nearest to the same centroid (N, N)."""
+    return routing_mask(q, k, centroids=four_centroids(), width=KEPT // 2, is_causal=True)
+
+
+def by_sample(q: Tensor, k: Tensor) -> Tensor:
+    """`KEPT` keys drawn by their lengths, with the same random numbers for any keys (N, N)."""
+    drawn = sampled_importance(k, generator=seeded(1))
+    return importance_mask(q, k, count=KEPT, importance=drawn, is_causal=True)
+
+
+BY_CONTENT: dict[str, Choice] = {"clusters": by_clusters, "sample by importance": by_sample}
+
+
+def operands(seed: int) -> tuple[Tensor, Tensor]:
+    q, k = torch.randn(2, FEW, NARROW, generator=seeded(seed), dtype=torch.float64)
+    return q, k
+
+
+def differing(choose: Choice) -> int:
+    """In how many pairs the choices for two inputs differ."""
+    return int((choose(*operands(2)) != choose(*operands(3))).sum())
+
+
+def strangers() -> int:
+    """Kept pairs of a query and a key of different clusters."""
+    q, k = operands(2)
+    mates = nearest(q, four_centroids())[:, None] == nearest(k, four_centroids())
+    return int((by_clusters(q, k) & ~mates).sum())
+
+
+def off_by() -> float:
+    """How far the shares in which keys of four lengths are drawn first are from the lengths', at most, in standard
+    errors."""
+    lengths = torch.tensor(KEY_LENGTHS, dtype=torch.float64)
+    k = lengths[:, None].expand(SAMPLES, -1, 1)
+    assert torch.equal(key_norms(k[0]), lengths.square())
+    first = sampled_importance(k, generator=seeded(4)).argmax(-1)
+    shares, expected = torch.bincount(first, minlength=len(KEY_LENGTHS)) / SAMPLES, lengths / lengths.sum()
+    return float(((shares - expected).abs() / (expected * (1 - expected) / SAMPLES).sqrt()).max())
+
+
+@evidence("S1.2.3b", chapter=CHAPTER)
+def chosen_by_content() -> Finding:
+    return all_of(
+        {
+            "kept pairs that differ between two inputs": region(
+                (1, inf), {name: differing(choose) for name, choose in BY_CONTENT.items()}
+            ),
+            "of clusters, kept pairs across them": counted({"": 0}, {"": strangers()}),
+            "of a sample": holds(
+                "a key is drawn in proportion to its importance, in standard errors", off_by(), SIGMAS
+            ),
+        }
+    ).noting(
+        f"({SAMPLES:,} draws.) Clusters depend on query and key, importance on the key alone; and the $O(n k d)$ "
+        "beside it is without the choice"
+    )
+
+
+# -------------------------------------- inputs in which the softmax's weight lies in different places, each differently
+
+DRAWS, TOKENS, WIDTH = 16, 256, 16  # sequences, N, K = V
+TOPICS, STRETCH = 8, 8  # of `topics`: how many, and tokens that one lasts
+
+
+class Operands(NamedTuple):
+    """(DRAWS, N, K) each."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+
+def _normal(generator: torch.Generator) -> Tensor:
+    return torch.randn(DRAWS, TOKENS, WIDTH, generator=generator, dtype=torch.float64)
+
+
+def flat(generator: torch.Generator) -> Operands:
+    """Everything independent; scores have a standard deviation of 1/2."""
+    return Operands(_normal(generator) / 2, _normal(generator), _normal(generator))
+
+
+def peaked(generator: torch.Generator) -> Operands:
+    """The same, with scores of standard deviation 3."""
+    return Operands(3 * _normal(generator), _normal(generator), _normal(generator))
+
+
+def drifting(generator: torch.Generator) -> Operands:
+    """What is near in position is alike: queries and keys follow a path with a correlation of 0.95 a step."""
+    steps = _normal(generator)
+    path = [steps[:, 0]]
+    for step in steps[:, 1:].unbind(1):
+        path.append(0.95 * path[-1] + sqrt(1 - 0.95**2) * step)
+    x = torch.stack(path, 1)
+    k = x + _normal(generator) / 2
+    return Operands(x + _normal(generator) / 2, k, k)
+
+
+def topics(generator: torch.Generator) -> Operands:
+    """Stretches of tokens about one of a few topics, the same in all sequences, each of which comes again."""
+    centres = torch.randn(TOPICS, WIDTH, generator=seeded(0), dtype=torch.float64)
+    which = torch.randint(TOPICS, (DRAWS, TOKENS // STRETCH), generator=generator)
+    x = centres[which.repeat_interleave(STRETCH, 1)]
+    k = x + _normal(generator) / 2
+    return Operands(x + _normal(generator) / 2, k, k)
+
+
+def far_key(generator: torch.Generator) -> Operands:
+    """Each query is twice one key, anywhere up to its own."""
+    k = _normal(generator)
+    shares = torch.rand(DRAWS, TOKENS, generator=generator, dtype=torch.float64)
+    of = (shares * torch.arange(1, TOKENS + 1)).long()
+    return Operands(2 * k.take_along_dim(of[..., None], 1), k, k)
+
+
+INPUTS: dict[str, Callable[[torch.Generator], Operands]] = {
+    "flat": flat,
+    "peaked": peaked,
+    "drifting": drifting,
+    "topics": topics,
+    "one far key": far_key,
+}
+
+
+@cache
+def drawn(kind: str, seed: int = 1) -> Operands:
+    return INPUTS[kind](seeded(seed))
+
+
+@cache
+def weights(kind: str) -> Tensor:
+    """Of causal softmax attention (DRAWS, N, N)."""
+    q, k, _ = drawn(kind)
+    scores = q @ k.mT / sqrt(WIDTH)
+    return scores.masked_fill(torch.ones(TOKENS, TOKENS).triu(1).bool(), -inf).softmax(-1)
+
+
+# ---------------------------------------------------------------------------------------------- a region that is chosen
+
+WINDOW = 32  # keys of a query
+
+
+@cache
+def centroids(kind: str) -> Tensor:
+    """Moved towards the queries and keys of other sequences of the kind."""
+    mu, (q, k, _) = draw_centroids(WIDTH, count=TOPICS, generator=seeded(2)), drawn(kind, seed=3)
+    for _ in range(20):
+        mu = update_centroids(mu, q, k, decay=0.5)
+    return mu
+
+
+def by_top_k(kind: str) -> Tensor:
+    return top_k_mask(*drawn(kind)[:2], count=WINDOW, is_causal=True)
+
+
+def by_importance(kind: str) -> Tensor:
+    return importance_mask(*drawn(kind)[:2], count=WINDOW, is_causal=True)
+
+
+def by_hash(kind: str) -> Tensor:
+    R = draw_projections(WIDTH, rounds=2, buckets=8, generator=seeded(4))
+    return lsh_mask(*drawn(kind)[:2], projections=R, width=12, is_causal=True)
+
+
+def by_cluster(kind: str) -> Tensor:
+    return routing_mask(*drawn(kind)[:2], centroids=centroids(kind), width=20, is_causal=True)
+
+
+def by_block(kind: str) -> Tensor:
+    return moba_mask(*drawn(kind)[:2], block=8, count=4)
+
+
+def by_branch(kind: str) -> Tensor:
+    """The chosen blocks and the window of NSA, without the compressed tokens."""
+    sizes = Sizes(length=8, stride=4, block=8, count=4, window=8)
+    masks = nsa_masks(*drawn(kind)[:2], sizes=sizes)
+    return masks.selected | masks.window
+
+
+# With sizes so that none keeps more pairs than the window.
+CHOICES: dict[str, Callable[[str], Tensor]] = {
+    "top-k": by_top_k,
+    "importance": by_importance,
+    "hashes": by_hash,
+    "clusters": by_cluster,
+    "MoBA": by_block,
+    "NSA": by_branch,
+}
+SIZES = {
+    "top-k": ("count",),
+    "importance": ("count",),
+    "hashes": ("rounds", "buckets", "width"),
+    "clusters": ("clusters", "width"),
+    "MoBA": ("block", "count"),
+    "NSA": tuple(field.name for field in fields(Sizes)),
+}
+
+
+def by_window(_: str) -> Tensor:
+    return Window(WINDOW).mask(TOKENS, is_causal=True)
+
+
+@cache
+def held(choice: Callable[[str], Tensor], kind: str) -> Tensor:
+    """The share of the softmax's weight that the kept keys have, mean over the queries that have more keys than a
+    window has (DRAWS,)."""
+    return (weights(kind) * choice(kind))[:, WINDOW:].sum(-1).mean(-1)
+
+
+def percent_interval(samples: Tensor) -> Interval:
+    return mean_interval(100 * samples)
+
+
+def gains(choice: Callable[[str], Tensor]) -> dict[str, Interval]:
+    """Per cent of all weight that the chosen keys have more than those of the window, by input."""
+    return {kind: percent_interval(held(choice, kind) - held(by_window, kind)) for kind in INPUTS}
+
+
+def depends_on_input(choice: Callable[[str], Tensor]) -> int:
+    """In how many pairs the choices for two sequences of one kind differ."""
+    first, second = choice("peaked")[:2]
+    return int((first != second).sum())
+
+
+@evidence("S4.4a", chapter=CHAPTER)
+def chosen_region() -> Finding:
+    return all_of(
+        {
+            "kept pairs that differ between two inputs": region(
+                (1, inf), {name: depends_on_input(choice) for name, choice in CHOICES.items()}
+            ),
+            **{
+                name: improves(f"more weight than the last {WINDOW} keys", gains(choice), unit=" points")
+                for name, choice in CHOICES.items()
+            },
+            "sizes set by hand, of which a window has 1": region((0, 1), {name: len(SIZES[name]) for name in CHOICES}),
+        }
+    ).noting(
+        "No choice keeps more pairs than the window. Positions are no longer set by hand, but for the blocks that are "
+        "always read in MoBA (one) and NSA (three, and a window)"
+    )
+
+
+# -------------------------------------------------------------------------------------------- sparse and linear at once
+
+MAPS: dict[str, FeatureMap] = {"elu + 1": EluPlusOne(), "Taylor": Taylor(2)}
+
+
+@cache
+def windowed(kind: str, width: int) -> Tensor:
+    """The output of softmax attention to the last `width` keys."""
+    q, k, v = drawn(kind)
+    scores = q @ k.mT / sqrt(WIDTH)
+    return scores.masked_fill(~Window(width).mask(TOKENS, is_causal=True), -inf).softmax(-1) @ v
+
+
+@cache
+def both(kind: str, feature_map: FeatureMap) -> Tensor:
+    """The output with linear attention to what is behind the window: Taylor features as they are, others by the mean of
+    their products."""
+    q, k, v = drawn(kind)
+    b = q.new_zeros(q.shape[:-1]) if isinstance(feature_map, Taylor) else None
+    return sparse_linear_weights(q, k, window=WINDOW, log_far=b, feature_map=feature_map, is_causal=True) @ v
+
+
+@cache
+def beside(choice: Callable[[str], Tensor], kind: str, feature_map: FeatureMap | None = None) -> Tensor:
+    """The same with chosen keys in place of the window's; without a map, the output over these alone, or zeros."""
+    q, k, v = drawn(kind)
+    chosen = choice(kind)
+    w = (q @ k.mT / sqrt(WIDTH)).exp() * chosen
+    if feature_map is not None:
+        f = feature_map(q, k)
+        far = 1 if isinstance(feature_map, Taylor) else 1 / WIDTH
+        w = w + far * (f.q @ f.k.mT).tril() * ~chosen
+    return w / w.sum(-1, keepdim=True).clamp(min=torch.finfo(w.dtype).tiny) @ v
+
+
+def error(o: Tensor, kind: str) -> Tensor:
+    """How far an output is from softmax attention's over all keys, relatively (DRAWS,)."""
+    exact = weights(kind) @ drawn(kind).v
+    return (o - exact).flatten(1).norm(dim=1) / exact.flatten(1).norm(dim=1)
+
+
+def less(kind: str, ours: Tensor, other: Tensor) -> Interval:
+    """By how many per cent the error of one output is below that of the other."""
+    return percent_interval(1 - error(ours, kind) / error(other, kind))
+
+
+def less_than_window(feature_map: FeatureMap, width: int) -> dict[str, Interval]:
+    """Of both parts, against a window of this width alone, by input."""
+    return {kind: less(kind, both(kind, feature_map), windowed(kind, width)) for kind in INPUTS}
+
+
+def less_than_choice(choice: Callable[[str], Tensor], feature_map: FeatureMap) -> dict[str, Interval]:
+    """Of chosen keys and the linear part for the others, against the former alone, by input."""
+    return {kind: less(kind, beside(choice, kind, feature_map), beside(choice, kind)) for kind in INPUTS}
+
+
+def flops(n: int, feature_map: FeatureMap) -> int:
+    """Of a forward pass of n tokens in one head, with the mechanism's own sizes."""
+    return sparse_linear_cost(1, n, 1, 64, 64, feature_map=feature_map, causal=True).forward
+
+
+LENGTHS = (1024, 4096, 16384)
+
+
+def over_dense() -> dict[str, float]:
+    dense = {n: MECHANISMS["softmax"].cost(1, n, 1, 64, 64, causal=True).forward for n in LENGTHS}
+    return {
+        f"{name} at $N = {n:,}$": round(flops(n, feature_map) / dense[n], 3)
+        for name, feature_map in MAPS.items()
+        for n in LENGTHS
+    }
+
+
+@evidence("S4.4c", chapter=CHAPTER)
+def sparse_and_linear() -> Finding:
+    wider = WINDOW + WIDTH  # a feature costs as many FLOPs as a key, and elu + 1 has K of them
+    n = LENGTHS[0]
+    bends = {name: flops(3 * n, f) - 2 * flops(2 * n, f) + flops(n, f) for name, f in MAPS.items()}
+    return all_of(
+        {
+            "FLOPs beyond linear in $N$": counted(dict.fromkeys(MAPS, 0), bends),
+            "FLOPs over dense attention's": region((0, 1), over_dense()),
+            **{
+                f"error with {name}": improves(
+                    "less than of the window alone", less_than_window(feature_map, WINDOW), unit=" %"
+                )
+                for name, feature_map in MAPS.items()
+            },
+            f"with elu + 1, for the same FLOPs as a window of {wider}": improves(
+                "less", less_than_window(MAPS["elu + 1"], wider), unit=" %"
+            ),
+            **{
+                f"with {name} beside MoBA's choice": improves(
+                    "less than of the choice alone", less_than_choice(by_block, feature_map), unit=" %"
+                )
+                for name, feature_map in MAPS.items()
+            },
+        }
+    )

@@ -1,0 +1,253 @@
+"""S1, sections 2.1, 3.1, 3.2 and 4.1: tiles, decoding with a cache, recomputation, and mixtures of experts."""
+
+from functools import cache
+from typing import Any
+
+import sympy
+import torch
+
+from ortho.attention import MECHANISMS
+from ortho.attention.cache import new_cache
+from ortho.attention.softmax.flash import ROWS, flash_attention
+from ortho.attention.softmax.softmax_attention import softmax_attention_reference
+from ortho.cost import block, layer
+from ortho.cost.allocations import Allocations
+from ortho.cost.big_o import H, N, d
+from ortho.cost.counting import count_step
+from ortho.cost.decoding import decoded
+from ortho.cost.layers import RecomputedCost, mixture_of_experts, recomputed
+from ortho.layers.experts import MixtureOfExperts
+from paper import experiments
+from paper.claims.evidence.common import EXACT, normal, relative_error
+from paper.claims.ledger import evidence
+from paper.claims.rules import all_of, counted, growth, holds, region, untestable
+from paper.claims.verdicts import Finding
+from paper.experiments.speed import attention_analysis as attention_rows
+
+FLASH, SERVING, RECOMPUTATION, MIXTURES = "19-flash-attention", "20-serving", "21-recomputation", "22-experts"
+
+# -------------------------------------------------------- attention by tiles that never stores its scores (section 2.1)
+
+TOKENS, WIDTH = 1000, 8  # no multiple of a tile
+FASTER, LESS, NEAR = (3, 5), 70, 10  # times, per cent, and how far from "about" a figure may be
+FORMS = {"reference": softmax_attention_reference, "tiles": flash_attention}
+
+
+def away(*, is_causal: bool) -> float:
+    """How far the form in tiles is from the definition, relatively: output and gradients."""
+    results: dict[str, Any] = {}
+    for name, form in FORMS.items():
+        generator = torch.Generator().manual_seed(0)
+        q, k, v, upstream = torch.randn(4, TOKENS, WIDTH, generator=generator, dtype=torch.float64)
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        o: Any = form(*leaves, is_causal=is_causal)
+        results[name] = o.detach(), *torch.autograd.grad(o, leaves, upstream)
+    pairs = zip(results["tiles"], results["reference"], strict=True)
+    return max(float((one - other).norm() / other.norm()) for one, other in pairs)
+
+
+@cache
+def largest(form: str) -> int:
+    """Numbers of the largest tensor that is made, forward and backward, in float32."""
+    q, k, v = torch.zeros(3, 1, TOKENS, WIDTH).unbind()
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    with Allocations() as memory:
+        o: Any = FORMS[form](*leaves)
+        torch.autograd.grad(o.sum(), leaves)
+    return memory.largest // 4
+
+
+@evidence("S1.2.1a", chapter=FLASH)
+def exact_by_tiles() -> Finding:
+    worst = max(away(is_causal=is_causal) for is_causal in (False, True))
+    return all_of(
+        {
+            "exact": holds("outputs and gradients are those of the definition", worst, EXACT, at=f"$N = {TOKENS:,}$"),
+            f"numbers of the largest tensor, of $N^2 = {TOKENS**2:,}$": region(
+                (0, TOKENS**2 / 2), {"tiles": largest("tiles")}
+            ),
+        }
+    ).noting(f"Tiles of {ROWS} queries. The definition's largest tensor has {largest('reference'):,}")
+
+
+@evidence("S1.2.1b", chapter=FLASH)
+def orders() -> Finding:
+    fused, materialised = (layer(1, N, d, H, form=form) for form in ("fast", "reference"))
+    saved = sympy.expand(fused.saved_bytes / fused.itemsize)
+    backward = sympy.expand(fused.backward - materialised.backward)
+    return all_of(
+        {
+            "time": growth("N^2*d + N*d^2", sympy.expand(fused.forward)),
+            "space": growth("N*d", saved),
+        }
+    ).noting(
+        f"Forward the FLOPs are those of the materialised form, backward ${sympy.latex(backward)}$ more, "
+        "for scores that are computed again"
+    )
+
+
+def rows() -> list[attention_rows.Row]:
+    """What the records say of the materialised form, one row a device, direction and length."""
+    found = attention_rows.beside_alike(experiments.load("flash-speed"), "exact")
+    return [row for row in found if row["arm"].startswith("materialised")]
+
+
+@evidence("S1.2.1c", chapter=FLASH)
+def faster_and_leaner() -> Finding:
+    """Times are judged where a GPU is among the devices, for which the algorithm was made."""
+    found, both = rows(), {"the materialised and the fused form": None}
+    if not found:
+        return untestable(f"3 to 5 times faster, {LESS} % less memory", both, lack="no record times")
+    times = {_named(row): round(row["ratio_alike"][1], 2) for row in found}
+    saved = {_named(row): round(100 - 100 / row["bytes_ratio"], 1) for row in found if row["bytes_ratio"]}
+    return all_of(
+        {
+            "time": untestable("3 to 5 times faster", both, lack="no record of a GPU times")
+            if all(row["device"].startswith("cpu") for row in found)
+            else region(FASTER, times),
+            "less memory, %": region((LESS - NEAR, LESS + NEAR), saved),
+        }
+    ).noting(f"On all devices the materialised form takes {min(times.values())} to {max(times.values())} times as long")
+
+
+def _named(row: attention_rows.Row) -> str:
+    way = "causal" if "causal" in row["arm"] else "both ways"
+    return f"$N = {row['N']:,}$, {way}, {row['dtype']} on {row['device']}"
+
+
+# ------------------------------------------ what a generated token costs, and whether it is the right one (section 3.1)
+
+DECODED = 60
+
+
+@evidence("S1.3.1a", chapter=SERVING)
+def step() -> Finding:
+    with_cache = decoded("softmax", 1, N, 1, d, d)
+    whole = MECHANISMS["softmax"].cost(1, N, 1, d, d, form="reference")
+    of_layer = sympy.expand(layer(1, N, d, 1, causal=True).decode)
+    rest = sympy.expand(of_layer - with_cache.forward)
+    crossing = sympy.solve(with_cache.forward - rest, N)[0]
+    return all_of(
+        {
+            "attention of a token, with a cache": growth("N*d", with_cache.forward),
+            "without": growth("N^2*d", whole.forward),
+            "cache": growth("N*d", with_cache.nbytes),
+        }
+    ).noting(
+        f"A layer's step takes ${sympy.latex(of_layer)}$ FLOPs: its projections, ${sympy.latex(rest)}$, are the larger "
+        f"part up to $N = {sympy.latex(crossing)}$"
+    )
+
+
+@cache
+def decoded_rows() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A sequence's outputs: of the whole pass, of a cache read token by token, and of keys before each token alone.
+
+    Each is (DECODED - 1, WIDTH): the first token has none before it.
+    """
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, DECODED, WIDTH, generator=generator, dtype=torch.float64)
+    whole = softmax_attention_reference(q, k, v, is_causal=True)
+    reader = new_cache("softmax", DECODED)
+    steps = [reader.attend(q[t : t + 1], k[t : t + 1], v[t : t + 1]) for t in range(DECODED)]
+    before = [softmax_attention_reference(q[t : t + 1], k[:t], v[:t]) for t in range(1, DECODED)]
+    assert isinstance(whole, torch.Tensor)
+    return whole[1:], torch.cat(steps)[1:], torch.cat(before)  # type: ignore[arg-type]
+
+
+@evidence("S1.3.1b", chapter=SERVING)
+def last_row() -> Finding:
+    whole, steps, before = decoded_rows()
+    apart, printed = (float((found - whole).norm() / whole.norm()) for found in (steps, before))
+    readings = {"all keys, the token's own included": apart, "the keys before it alone, as printed": round(printed, 2)}
+    return all_of({"difference from the whole pass": region((0, EXACT), readings)}).noting(
+        f"Relative, over all lengths to $N = {DECODED}$. The source prints $K_{{1:t-1}}$"
+    )
+
+
+# -------------------------------------------- activations that are computed again, in GPT-2 small's sizes (section 3.2)
+
+GPT2 = {"B": 1, "N": 1024, "d": 768, "H": 12, "L": 12}
+COMPUTE, MEMORY = (20, 30), (50, 70)  # per cent, as claimed
+WAYS = {"each block": 12, "segments of 2 blocks": 6, "of 3": 4, "of 4": 3, "of 6": 2, "all in one": 1}
+
+
+def found(segments: int, form: str = "fast") -> RecomputedCost:
+    return recomputed(**GPT2, segments=segments, form=form)
+
+
+def all_again(form: str = "fast") -> float:
+    """Per cent of a step's FLOPs that all blocks' forward passes take."""
+    one = block(*(GPT2[size] for size in ("B", "N", "d", "H")), form=form)
+    return 100 * one.forward / (one.forward + one.backward)
+
+
+def more(segments: int, form: str = "fast") -> int:
+    """Per cent of a step's FLOPs without recomputation that come on top."""
+    again, whole = found(segments, form).again, found(0, form).step
+    return round(100 * again / whole)
+
+
+def less(segments: int, form: str = "fast") -> int:
+    """Per cent of the activations at the peak that are saved."""
+    return round(100 - 100 * found(segments, form).peak_bytes / found(0, form).peak_bytes)
+
+
+@evidence("S1.3.2a", chapter=RECOMPUTATION)
+def compute_and_memory() -> Finding:
+    return all_of(
+        {
+            "compute, %": region(COMPUTE, {way: more(segments) for way, segments in WAYS.items()}),
+            "less memory for activations, %": region(MEMORY, {way: less(segments) for way, segments in WAYS.items()}),
+        }
+    ).noting(
+        f"GPT-2 small, {GPT2['N']:,} tokens, fused attention, to whole per cents as the source has them. All of the "
+        f"forward pass again would be {all_again():.1f} % more; the last product of a segment is not needed again"
+    )
+
+
+# ------------------------------------------------------------------------------------ mixtures of experts (section 4.1)
+
+EXPERTS, PICKED, EXPERT_WIDTH, ROUTED = 8, 2, 12, 40
+E, k = sympy.symbols("E k", positive=True)
+
+
+@evidence("S1.4.1a", chapter=MIXTURES)
+def expert_orders() -> Finding:
+    cost = mixture_of_experts(1, N, d, E, k, 4 * d)
+    return all_of(
+        {
+            "time": growth("N*d^2/k + N*d*E", sympy.expand(cost.forward)),
+            "space, parameters": growth("d^2*E", sympy.expand(cost.trained)),
+        }
+    ).noting("More active experts are more work, not less: $k$ multiplies")
+
+
+def mixture(form: str) -> Any:
+    """A layer, of which every form draws the same."""
+    generator = torch.Generator().manual_seed(0)
+    return MixtureOfExperts(EXPERT_WIDTH, EXPERTS, top_k=PICKED, form=form, generator=generator, dtype=torch.float64)
+
+
+def tokens() -> torch.Tensor:
+    return normal(1, ROUTED, EXPERT_WIDTH, seed=1)
+
+
+def unlike_all() -> float:
+    """How far the layer is from all experts, weighed by gates of which all but k are 0, relatively."""
+    return relative_error(*(mixture(form)(tokens()).detach() for form in ("fast", "reference")))
+
+
+@evidence("S1.4.1b", chapter=MIXTURES)
+def routing() -> Finding:
+    found = mixture("fast").route(tokens())
+    router = 2 * ROUTED * EXPERT_WIDTH * EXPERTS
+    one = 4 * ROUTED * EXPERT_WIDTH * 4 * EXPERT_WIDTH  # an expert, all tokens
+    flops = count_step(mixture("fast"), tokens().requires_grad_()).forward
+    return all_of(
+        {
+            "experts a token": counted({"": PICKED}, {"": found.experts.shape[-1]}),
+            "networks computed, in passes of all tokens": counted({"": PICKED}, {"": (flops - router) // one}),
+            "combined": holds("the outputs are weighed by the gate", unlike_all(), EXACT, at=f"{EXPERTS} experts"),
+        }
+    ).noting("The gate's weights are those of the picked experts, divided by their sum")

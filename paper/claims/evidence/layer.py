@@ -1,0 +1,225 @@
+"""The standard layer and the whole Transformer: time, space and parameters.
+
+S1 and S2 write attention with one head, and their orders are judged so.
+"""
+
+from math import inf
+
+import sympy
+import torch
+
+from ortho.attention import MECHANISMS
+from ortho.cost import block, feed_forward, layer
+from ortho.cost.big_o import H, N, d
+from ortho.cost.layers import Cost
+from ortho.layers.multihead import MultiheadAttention
+from paper.claims.evidence.common import orders
+from paper.claims.evidence.printed_models import SCENARIOS
+from paper.claims.figures import show
+from paper.claims.ledger import evidence, evidence_table
+from paper.claims.rules import all_of, counted, growth, printed, region
+from paper.claims.verdicts import Finding
+
+CHAPTER, WHOLE = "01-the-standard-layer", "23-whole-transformer"
+
+STANDARD = layer(1, N, d, H, form="reference")
+CORE = MECHANISMS["softmax"].cost(1, N, H, d / H, d / H, form="reference")
+KEPT = STANDARD.saved_bytes / STANDARD.itemsize  # numbers, for the backward pass
+TIME = STANDARD.forward + STANDARD.elementwise_forward
+
+
+def product(*widths: sympy.Expr | int) -> sympy.Expr:
+    """FLOPs of one of the core's two products: a width of zero on one side leaves the other."""
+    return MECHANISMS["softmax"].cost(1, N, H, *widths, form="reference").forward
+
+
+def megabytes(length: int) -> float:
+    """Of one head's score matrix in FP16."""
+    q = k = torch.empty(length, 64, dtype=torch.float16, device="meta")
+    return (q @ k.mT).nbytes / 1e6
+
+
+def trained(d_model: int) -> int:
+    """The numbers that a layer trains."""
+    return sum(weight.numel() for weight in MultiheadAttention(d_model, d_model // 64, device="meta").parameters())
+
+
+def fused_space() -> str:
+    fused = layer(1, N, d, H, form="fast")
+    return f"A fused kernel keeps {show(fused.saved_bytes / fused.itemsize)} numbers and no score matrix"
+
+
+MEGABYTES = {4096: "33.5", 8192: "134", 16384: "536"}
+
+evidence_table(
+    CHAPTER,
+    {
+        # Q, K, V and the output projection, all alike
+        "S0.1.1a": lambda: growth("N*d^2", 3 * (STANDARD.forward - CORE.forward) / 4),
+        "S0.1.1b": lambda: all_of(
+            {
+                "$QK^T$": growth("N^2*d", product(d / H, 0)),
+                "softmax": growth("N^2", CORE.elementwise_forward),
+                "times $V$": growth("N^2*d", product(0, d / H)),
+            }
+        ),
+        "S0.1.1c": lambda: all_of(
+            {"total": growth("N^2*d + N*d^2", TIME), "$N \\gg d$": growth("N^2*d", TIME, held=("d",))}
+        ),
+        "S0.1.2a": lambda: all_of(
+            {"total": growth("N^2 + N*d", KEPT), "$N \\gg d$": growth("N^2", KEPT, held=("d",))}
+        ).noting(fused_space()),
+        "S0.1.2b": lambda: printed(
+            {f"$N = {length}$": text for length, text in MEGABYTES.items()},
+            {f"$N = {length}$": megabytes(length) for length in MEGABYTES},
+            unit=" MB",
+        ).noting("This is one head's matrix"),
+        "S0.1.3a": lambda: counted(
+            {"layer": "4*d^2", "$d = 768$": 2_359_296, "$d = 1024$": 4_194_304},
+            {"layer": STANDARD.trained, "$d = 768$": trained(768), "$d = 1024$": trained(1024)},
+        ),
+    },
+)
+
+# ------------------------------------------------------------------------------------------------ S1 and S2: one head
+
+LAYER = layer(1, N, d, 1, form="reference")
+NETWORK = feed_forward(1, N, d)
+BLOCK = block(1, N, d, H, form="reference")
+ONE_HEAD = MECHANISMS["softmax"].cost(1, N, 1, d, d, form="reference")
+SCORES = MECHANISMS["softmax"].cost(1, N, 1, d, 0, form="reference").forward  # Q K^T
+HEADS = "With $H$ heads there are $H$ matrices of scores"
+L = sympy.Symbol("L", positive=True)
+EXAMPLE = (10000, 768)  # N and d, the source's
+HEAD = 64  # width of the models' heads
+SHORT, LONG = 64, 65536  # tokens, d = 768
+
+# S2's table: the claimed space of each step, and how many numbers it gives out.
+RESULTS = {
+    "projection": ("N*d", 3 * N * d),
+    "similarity": ("N^2", N**2),
+    "softmax": ("N^2", N**2),
+    "aggregation": ("N*d", N * d),
+}
+
+
+def numbers(cost: Cost) -> sympy.Expr:
+    """What is kept for the backward pass."""
+    return sympy.expand(cost.saved_bytes / cost.itemsize)
+
+
+def work(cost: Cost) -> sympy.Expr:
+    return cost.forward + cost.elementwise_forward
+
+
+def quadratic(cost: sympy.Expr) -> sympy.Expr:
+    """The terms of N^2."""
+    return sympy.expand(cost).coeff(N, 2) * N**2
+
+
+def share(cost: sympy.Expr, length: int, width: int) -> float:
+    """Of the terms of N^2, in per cent."""
+    at = {N: length, d: width, H: width // HEAD}
+    return round(float(100 * quadratic(cost).subs(at) / cost.subs(at)), 1)
+
+
+def steps() -> dict[str, tuple[str, sympy.Expr]]:
+    """One head, step by step: the claimed time, and the FLOPs."""
+    return {
+        "projection": ("N*d^2", LAYER.forward - ONE_HEAD.forward),
+        "similarity": ("N^2*d", SCORES),
+        "softmax": ("N^2", ONE_HEAD.elementwise_forward),
+        "aggregation": ("N^2*d", ONE_HEAD.forward - SCORES),
+    }
+
+
+@evidence("S1.1.1b", chapter=WHOLE)
+def attention_space() -> Finding:
+    kept = numbers(LAYER)
+    return all_of(
+        {
+            "parameters": counted({"": 4 * d**2}, {"": LAYER.trained}),
+            **orders(
+                {
+                    "activations": ("N*d", kept - quadratic(kept)),
+                    "scores": ("N^2", quadratic(kept)),
+                    "total": ("N^2 + d^2", kept + LAYER.trained),
+                }
+            ),
+        }
+    ).noting(f"{HEADS}. $N d$ is never more than $N^2 + d^2$")
+
+
+@evidence("S1.1.1c", chapter=WHOLE)
+def bottleneck() -> Finding:
+    lengths = {"the source's example": EXAMPLE} | {n: (at.length, at.width) for n, at in SCENARIOS.items()}
+    space = numbers(STANDARD) + STANDARD.trained
+    return all_of(
+        {
+            "$N / d$, far larger than 1": region((2, inf), {n: round(N_ / d_, 2) for n, (N_, d_) in lengths.items()}),
+            "the scores' share of a block's FLOPs, %": region(
+                (50, 100), {n: share(BLOCK.forward, *sizes) for n, sizes in lengths.items()}
+            ),
+            "of a layer's numbers, %": region((50, 100), {n: share(space, *sizes) for n, sizes in lengths.items()}),
+        }
+    ).noting("The models are those of document S0")
+
+
+@evidence("S1.1.3b", chapter=WHOLE)
+def dominant() -> Finding:
+    crossing = sympy.solve(sympy.expand(BLOCK.forward) - 2 * quadratic(BLOCK.forward), N)
+    width = EXAMPLE[1]
+    return all_of(
+        {
+            f"share of $N^2$ in a block's FLOPs at $N = {SHORT}$, %": region(
+                (0, 50), {"": share(BLOCK.forward, SHORT, width)}
+            ),
+            f"at $N = {LONG:,}$, %": region((50, 100), {"": share(BLOCK.forward, LONG, width)}),
+        }
+    ).noting(f"$d = {width}$. They are equal at $N = {sympy.latex(crossing[-1])}$")
+
+
+@evidence("S2.3.1a", chapter=WHOLE)
+def step_by_step() -> Finding:
+    time = {**steps(), "total": ("N^2*d", work(LAYER))}
+    space = {**RESULTS, "total": ("N^2", numbers(LAYER))}
+    rows = {f"{step}, {name}": side[step] for step in time for name, side in (("time", time), ("space", space))}
+    return all_of(orders(rows)).noting(f"{HEADS}. The totals hold where $N$ grows at least in proportion to $d$")
+
+
+evidence_table(
+    WHOLE,
+    {
+        "S1.1.1a": lambda: all_of(
+            orders(
+                {
+                    **dict(zip(("projections", "$Q K^T$", "softmax", "$A V$"), steps().values(), strict=True)),
+                    "total": ("N^2*d + N*d^2", work(LAYER)),
+                }
+            )
+        ).noting(HEADS),
+        "S1.1.2a": lambda: all_of(
+            {
+                "multiply-adds": counted({"": 8 * N * d**2}, {"": NETWORK.forward / 2}),
+                "parameters": counted({"": 8 * d**2}, {"": NETWORK.trained}),
+                **orders(
+                    {
+                        "activations": ("N*d", numbers(NETWORK)),
+                        "total": ("N*d + d^2", numbers(NETWORK) + NETWORK.trained),
+                    }
+                ),
+            }
+        ),
+        "S1.1.3a": lambda: all_of(
+            orders(
+                {
+                    "time": ("L*N^2*d + L*N*d^2", L * (work(LAYER) + work(NETWORK))),
+                    "space": (
+                        "L*N^2 + L*d^2 + L*N*d",
+                        L * (numbers(LAYER) + LAYER.trained + numbers(NETWORK) + NETWORK.trained),
+                    ),
+                }
+            )
+        ).noting(HEADS),
+    },
+)

@@ -1,0 +1,488 @@
+r"""Linear attention: the reordered products, their cost, feature maps, the printed formulas, and what it may lose.
+
+S1, section 2.2; S2, sections 2.1 and 3.2; S3, sections 1 and 2; S4, on linear attention. S3 has one head, with K = d.
+"""
+
+from collections.abc import Callable
+from math import inf, log
+from typing import Any, NamedTuple
+
+import sympy
+import torch
+from torch import Tensor
+
+from ortho.attention import MECHANISMS, softmax_attention_reference
+from ortho.attention.linear.efficient import efficient_attention
+from ortho.attention.linear.feature_maps import CosFormer, Cosine, EluPlusOne, Exp, FeatureMap, Powers, Relu, Taylor
+from ortho.attention.linear.linear_attention import kernel_weights, linear_attention_reference
+from ortho.cost import layer
+from ortho.cost.big_o import H, N, d, m
+from ortho.theory import associativity, mercer, recall
+from ortho.theory.associativity import Matrix, left_first, product, product_flops, right_first
+from paper import experiments
+from paper.claims.evidence import lookup
+from paper.claims.evidence.common import EXACT, SOME, normal, orders, relative_error
+from paper.claims.figures import show
+from paper.claims.ledger import evidence
+from paper.claims.rules import all_of, counted, growth, holds, region, untestable
+from paper.claims.verdicts import Finding
+from paper.experiments.speed import attention_analysis as attention_rows
+from paper.experiments.speed.attention_analysis import Row
+
+CHAPTER = "07-linear-attention"
+
+TOKENS, WIDTH = 64, 16
+HEAD = MECHANISMS["linear"].cost(1, N, 1, d, d)
+PRODUCTS = associativity.flops(N, d, N, d)  # of (Q K^T) V and of Q (K^T V)
+
+# ----------------------------------------------------------------------------------------------- the reordered products
+
+
+def reordering(features: Callable[[Tensor], Tensor] = lambda x: x) -> associativity.Reordering:
+    """How far the two orders are apart for normal tokens in float64."""
+    q, k, v = normal(3, TOKENS, WIDTH)
+    return associativity.reorder(features(q), features(k).mT, v)
+
+
+def doubling(cost: Any) -> Any:
+    """What a closed form in N becomes with twice the length, as a multiple of what it is."""
+    return sympy.factor(sympy.cancel(cost.subs(N, 2 * N) / cost))
+
+
+# What the source prints of its example with v = (a, b), k = (c, d), q = (e, f).
+EXAMPLE = {
+    "$k^\\top q$": ("c*e + d*f",),
+    "$v\\, (k^\\top q)$": ("a*(c*e + d*f)", "b*(c*e + d*f)"),
+    "$v k^\\top$": ("a*c", "a*d", "b*c", "b*d"),
+    "$(v k^\\top)\\, q$": ("a*(c*e + d*f)", "b*(c*e + d*f)"),
+}
+
+
+def worked_example(*numbers: Any) -> dict[str, tuple[Any, ...]]:
+    """The entries of the four results for these six numbers a to f, by default for the letters."""
+    values = numbers or sympy.symbols("a:f", positive=True)
+    v, k, q = (tuple((x,) for x in values[i : i + 2]) for i in (0, 2, 4))
+    row = associativity.transpose(k)
+    found = (product(row, q), right_first(v, row, q), product(v, row), left_first(v, row, q))
+    return {name: tuple(x for r in matrix for x in r) for name, matrix in zip(EXAMPLE, found, strict=True)}
+
+
+def numbered(entries: tuple[Any, ...]) -> dict[str, Any]:
+    """Entries by their number, for the rule; a single one without."""
+    return {f"({i})" if len(entries) > 1 else "": entry for i, entry in enumerate(entries, 1)}
+
+
+def differing(one: Callable[..., Matrix], other: Callable[..., Matrix], *, tokens: int = 12, width: int = 4) -> int:
+    """Entries in which two ways of computing causal outputs differ, on random fractions."""
+    g = torch.Generator().manual_seed(0)
+    operands = [associativity.rational(tokens, width, generator=g) for _ in "qkv"]
+    pairs = zip(one(*operands), other(*operands), strict=True)
+    return sum(x != y for rows in pairs for x, y in zip(*rows, strict=True))
+
+
+@evidence("S2.2.1a", chapter=CHAPTER)
+def reordered() -> Finding:
+    found = reordering(EluPlusOne().function)
+    heads = MECHANISMS["linear"].cost(1, N, H, d / H, d / H)
+    return all_of(
+        {
+            "value": holds(
+                "$(\\phi(Q) \\phi(K)^\\top) V = \\phi(Q) (\\phi(K)^\\top V)$",
+                found.difference,
+                found.bound,
+                at=f"{TOKENS} normal tokens of width {WIDTH}",
+            ),
+            **orders(
+                {
+                    "from the left": ("N^2*d", PRODUCTS.left),
+                    "from the right": ("N*d^2", PRODUCTS.right),
+                    "stored in place of the $N^2$ weights": ("d^2", HEAD.state_bytes / 4),
+                }
+            ),
+        }
+    ).noting(
+        f"For a backward pass more is kept, {show(sympy.expand(HEAD.saved_bytes / 4))} numbers. With $H$ heads: "
+        f"{show(sympy.expand(heads.forward))} FLOPs, {show(sympy.expand(heads.state_bytes / 4))} numbers stored"
+    )
+
+
+@evidence("S3.1a", chapter=CHAPTER)
+def two_products() -> Finding:
+    of_heads = sympy.expand(H * associativity.flops(N, d / H, N, d / H).right)
+    rows = {
+        "$K^\\top V$": ("N*d^2", product_flops(d, N, d)),
+        "$Q (K^\\top V)$": ("N*d^2", product_flops(N, d, d)),
+        "both": ("N*d^2", PRODUCTS.right),
+        "in $N$": ("N", PRODUCTS.right, "d"),
+    }
+    return all_of(orders(rows)).noting(
+        f"With $H$ heads the two take {show(of_heads)}, and the four projections around them {show(8 * N * d**2)}"
+    )
+
+
+@evidence("S3.1b", chapter=CHAPTER)
+def twice_the_length() -> Finding:
+    standard = MECHANISMS["softmax"].cost(1, N, 1, d, d, form="reference").forward
+    layers = {name: layer(1, N, d, H, attention=name).forward for name in ("softmax", "linear")}
+    return counted(
+        {"standard": 4, "linear": 2}, {"standard": doubling(standard), "linear": doubling(HEAD.forward)}
+    ).noting(
+        f"These are the products of the attention itself. With the projections a standard layer becomes "
+        f"{show(doubling(layers['softmax']))} times as costly, between 2 for short sequences and 4 for long ones, "
+        f"a linear one {show(doubling(layers['linear']))} times"
+    )
+
+
+@evidence("S3.2a", chapter=CHAPTER)
+def same_outputs() -> Finding:
+    found = reordering()
+    return all_of(
+        {
+            **{name: counted(numbered(EXAMPLE[name]), numbered(entries)) for name, entries in worked_example().items()},
+            "outputs that differ, in fractions": counted(
+                {"": 0}, {"": differing(associativity.by_sums, associativity.by_states)}
+            ),
+        }
+    ).noting(
+        f"In floating point the two orders are {'not ' if found.changed else ''}the same numbers; in float64 they are "
+        f"within {show(float(f'{found.bound:.0e}'))} of each other, relatively, at {TOKENS} tokens of width {WIDTH}"
+    )
+
+
+@evidence("S3.2b", chapter=CHAPTER)
+def recurrence() -> Finding:
+    first = sympy.solve(MECHANISMS["softmax"].cost(1, N, 1, d, d).decode - HEAD.decode, N)[0]
+    return all_of(
+        {
+            "outputs that differ from the sums, in fractions": counted(
+                {"": 0}, {"": differing(associativity.by_sums, associativity.by_states)}
+            ),
+            **orders(
+                {
+                    "a step": ("d^2", HEAD.decode),
+                    "in all": ("N*d^2", N * HEAD.decode),
+                    "numbers kept, in $t$": ("1", HEAD.state_bytes / 4, "d"),
+                }
+            ),
+        }
+    ).noting(f"A step takes fewer FLOPs than one of softmax attention from $t >$ {show(first)} on")
+
+
+# --------------------------------------------------------------------------------------------------------- feature maps
+
+
+def weights(feature_map: FeatureMap, size: float = 1.0) -> Tensor:
+    """A map's weights of all pairs of tokens (N, N), with normal entries of that standard deviation; not divided."""
+    return kernel_weights(feature_map, *(size * normal(2, TOKENS, WIDTH)))
+
+
+def negative(feature_map: FeatureMap, size: float) -> float:
+    """Which share of these weights is below 0, in per cent."""
+    return 100 * float((weights(feature_map, size) < 0).double().mean())
+
+
+def cosine_away() -> float:
+    """Relative difference of the weights of phi(x) = cos(x), divided by their row sums, to those of cosFormer."""
+    return relative_error(*(w / w.sum(-1, keepdim=True) for w in (weights(Cosine()), weights(CosFormer(TOKENS)))))
+
+
+# Queries and keys of two pairs, each with the score 1.
+SAME_SCORE = (torch.tensor([[1.0, 0.0], [0.5, 0.5]]), torch.tensor([[1.0, 0.0], [1.0, 1.0]]))
+
+
+def of_same_score(feature_map: FeatureMap) -> tuple[float, float]:
+    """The weights of the two pairs of `SAME_SCORE`."""
+    first, second = kernel_weights(feature_map, *(x[:, None] for x in SAME_SCORE)).flatten().tolist()
+    return first, second
+
+
+@evidence("S2.2.1b", chapter=CHAPTER)
+def feature_maps() -> Finding:
+    x = normal(1000)
+    elu = (EluPlusOne().function(x) - (torch.nn.functional.elu(x) + 1)).abs().max()
+    outer, entrywise = of_same_score(Taylor(2)), of_same_score(Powers(2))
+    below = negative(Cosine(), 2), negative(CosFormer(64), 2)
+    return all_of(
+        {
+            "elu": holds("$\\operatorname{elu}(x) + 1$ as it is defined", float(elu), EXACT),
+            "cosine": holds(
+                "$\\cos(x)$ gives the weights of Qin et al. (2022)", cosine_away(), EXACT, at=f"{64} normal tokens"
+            ),
+            "powers, as outer products": holds(
+                "a function of $q^\\top k$", abs(outer[0] - outer[1]), EXACT, at="two pairs of the same score"
+            ),
+        }
+    ).noting(
+        f"For entries of standard deviation 2, {below[0]:.0f} % of the weights of $\\cos(x)$ are negative, of "
+        f"cosFormer's {below[1]:.0f} %. Powers of each entry give the two pairs the weights {show(entrywise[0])} and "
+        f"{show(entrywise[1])}"
+    )
+
+
+POINTS = 40
+
+
+def mercer_error(width: int = 4) -> float:
+    """The greatest difference of an entry of a kernel's matrix to the inner product of the features found for it."""
+    found = []
+    for kernel in mercer.KERNELS.values():
+        matrix = mercer.gram(kernel, normal(POINTS, width))
+        phi = mercer.features_of(matrix)
+        found.append(float((phi @ phi.T - matrix).abs().max()))
+    return max(found)
+
+
+@evidence("S2.3.2a", chapter=CHAPTER)
+def inner_products() -> Finding:
+    points = normal(POINTS, 4)
+    rank = mercer.rank(mercer.gram(mercer.KERNELS["softmax"], points), 4)
+    without = mercer.least_eigenvalue(mercer.gram(mercer.INDEFINITE["ReLU"], points))
+    return holds(
+        "$\\kappa(x, y) = \\phi(x)^\\top \\phi(y)$",
+        mercer_error(),
+        mercer.rounding(POINTS, POINTS),
+        at=f"{len(mercer.KERNELS)} kernels on {POINTS} points",
+    ).noting(
+        f"The features may be infinitely many: $e^{{x^\\top y}}$ needs {rank} on these {POINTS} points. A kernel that "
+        f"is not positive semi-definite has none: ReLU of the score has an eigenvalue of {without:.1f} there"
+    )
+
+
+@evidence("S2.3.2b", chapter=CHAPTER)
+def normalised() -> Finding:
+    q, k, v = normal(3, TOKENS, WIDTH)
+    weights = (q @ k.T).exp()
+    D = weights.sum(-1).diag()
+    return holds(
+        "$\\operatorname{softmax}(Q K^\\top) V = D^{-1} \\exp(Q K^\\top) V$, $D$ the row sums",
+        relative_error(D.inverse() @ weights @ v, softmax_attention_reference(q, k, v, scale=1.0)),
+        EXACT,
+        at=f"{TOKENS} normal tokens of width {WIDTH}",
+    ).noting(
+        f"As written the exponentials overflow beyond scores of {log(torch.finfo(torch.float32).max):.1f} in float32"
+    )
+
+
+@evidence("S2.3.2c", chapter=CHAPTER)
+def by_sums() -> Finding:
+    linear, favor = (MECHANISMS[name] for name in ("linear", "favor"))
+    qkv = normal(3, TOKENS, WIDTH)
+    plain, mapped = (mechanism.cost(1, N, 1, d, d, m=m) for mechanism in (linear, favor))
+    return all_of(
+        {
+            "value": holds(
+                "$O_i = \\phi(q_i)^\\top S / \\phi(q_i)^\\top z$",
+                relative_error(linear.fast(*qkv), linear.reference(*qkv)),
+                EXACT,
+                at=f"{TOKENS} normal tokens",
+            ),
+            "numbers": counted({"$S$ and $z$": "m*d + m"}, {"$S$ and $z$": sympy.expand(plain.state_bytes / 4)}),
+            **orders({"all queries": ("N*m*d", mapped.forward), "one more": ("m*d", mapped.decode)}),
+        }
+    ).noting(f"With random features made as well; $S$ alone takes {show(product_flops(m, N, d))}")
+
+
+# ------------------------------------------------------------------------------- S1's formula, and what a head may lose
+
+MAPS: dict[str, tuple[Any, Callable[[Tensor], Tensor]]] = {"ReLU": (Relu(), torch.relu), "exp": (Exp(), torch.exp)}
+# What the sum under Q (K^T V) can be over, for features k (N, K), and what it then divides.
+READINGS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "everything": lambda q, k, v: q @ (k.mT @ v) / k.sum(),
+    "positions, dividing the outputs' columns": lambda q, k, v: q @ (k.mT @ v) / k.sum(-2),
+    "positions, dividing features": lambda q, k, v: q @ (k.mT @ v / k.sum(-2)[:, None]),
+}
+
+
+def operands(tokens: int = 64, width: int = 8) -> Tensor:
+    """Normal q, k and v, together (3, N, K), float64."""
+    return normal(3, tokens, width)
+
+
+def away(reading: str) -> float:
+    """How far the printed formula is from linear attention, relatively: the nearer of the source's two maps."""
+    q, k, v = operands()
+    return min(
+        relative_error(READINGS[reading](of(q), of(k), v), linear_attention_reference(q, k, v, feature_map=feature_map))
+        for feature_map, of in MAPS.values()
+    )
+
+
+def ones_become(reading: str) -> tuple[float, float]:
+    """The least and the greatest output of the printed formula, with ReLU, for values that are all 1."""
+    q, k, v = operands()
+    low, high = READINGS[reading](q.relu(), k.relu(), torch.ones_like(v)).aminmax()
+    return float(low), float(high)
+
+
+@evidence("S1.2.2a", chapter=CHAPTER)
+def printed_formula() -> Finding:
+    nearest = min(READINGS, key=away)
+    low, high = ones_become(nearest)
+    core = MECHANISMS["linear"].cost(1, N, 1, d, d)
+    return all_of(
+        {
+            "value": holds(
+                "$Q (K^\\top V) / \\sum(K^\\top)$ is linear attention",
+                away(nearest),
+                EXACT,
+                at=f"normal tokens, with the sum over {nearest}",
+            ),
+            "time": growth("N*d^2", sympy.expand(core.forward)),
+            "space": growth("N*d", sympy.expand(core.saved_bytes / 4), held=("d",)),
+        }
+    ).noting(
+        "What divides row $i$ must depend on its query, $\\phi(q_i)^\\top \\sum_j \\phi(k_j)$. As printed, values of 1 "
+        f"become outputs from {low:.1f} to {high:.1f}; the other readings are further off"
+    )
+
+
+FEATURES = lookup.D_MODEL // lookup.HEADS
+NEAR, FAR = FEATURES - 1, (15, 31, 63)  # tokens
+
+
+def near_error() -> float:
+    """How much of the target a head that is built for it misses when it copies from `NEAR` tokens back."""
+    q, k = recall.copying(recall.tokens(NEAR, 20), NEAR, FEATURES)
+    return float(recall.copy_error(recall.causal_weights(q, k), NEAR))
+
+
+@evidence("S1.2.2b", chapter=CHAPTER)
+def power_lost() -> Finding:
+    looked_up = 100 * lookup.low_rank_error(lookup.ENTRIES, FEATURES)
+    copied = {f"{r} tokens back": 100 * recall.least_error(r, FEATURES) for r in FAR}
+    nothing = near_error() <= lookup.SOLVED
+    return all_of(
+        {
+            "modelling power": region(SOME, {f"a lookup among {lookup.ENTRIES} entries": looked_up}, unit=" %"),
+            "long range": region(SOME, copied, unit=" %"),
+        }
+    ).noting(
+        f"These are the least shares of the target that a head with {FEATURES} features misses, whatever its weights. "
+        f"Up to {NEAR} tokens back it {'need not' if nothing else 'must'} miss any"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- S4's printed code
+
+
+def heads_of_8(tokens: int = 32) -> tuple[Tensor, ...]:
+    """Normal q, k and v, each (1, N, 8)."""
+    return normal(3, 1, tokens, 8).unbind()
+
+
+def negative_weights() -> int:
+    """How many weights below 0 the non-negative activations give to all pairs of normal tokens."""
+    q, k, _ = heads_of_8()
+    return sum(int((kernel_weights(activation, q, k) < 0).sum()) for activation in (EluPlusOne(), Relu(), Exp()))
+
+
+@evidence("S4.2a", chapter=CHAPTER)
+def without_softmax() -> Finding:
+    return all_of(
+        {
+            **orders({"with softmax": ("N^2*d", PRODUCTS.left), "without": ("N*d^2", HEAD.forward)}),
+            "weights below 0 with elu + 1, ReLU and exp": counted({"": 0}, {"": negative_weights()}),
+        }
+    )
+
+
+def printed_code(q: Tensor, k: Tensor, v: Tensor, kv_mask: Tensor | None = None, *, axes: str = "b") -> Tensor:
+    """The source's function: q, k, v (B, N, K), kv_mask (B, N).
+
+    Its mask is made for (B, H, N, K), its products for (B, N, K). With `axes` "bh" the products fit the mask.
+    """
+    if kv_mask is not None:
+        lowest = -torch.finfo(q.dtype).max
+        k = k.masked_fill(kv_mask[:, None, :, None] == 0, lowest)
+    kv = torch.einsum(f"{axes}nd,{axes}ne->{axes}de", k, v)
+    q = torch.softmax(q, dim=-1)
+    return torch.einsum(f"{axes}nd,{axes}de->{axes}ne", q, kv)
+
+
+class Printed(NamedTuple):
+    """What the printed code does: whether it runs with a mask; how far row sums are from 1, and how many weights are
+    negative, without one; how far a mask is from leaving the keys out, as printed and with the missing softmax."""
+
+    runs: bool
+    sums_off: float
+    negative: int
+    masked: float
+    with_softmax: float
+
+
+def run_printed_code(hidden: int = 8) -> Printed:
+    """The printed code on normal tokens, the last `hidden` of which are padding."""
+    q, k, v = heads_of_8()
+    tokens = k.shape[1]
+    mask = (torch.arange(tokens) < tokens - hidden)[None]
+    try:
+        printed_code(q, k, v, mask)
+        runs = True
+    except RuntimeError:
+        runs = False
+    weights = printed_code(q, k, torch.eye(tokens, dtype=q.dtype)[None])
+    q, k, v = (x[:, None] for x in (q, k, v))  # one head
+    short = [x[..., :-hidden, :] for x in (k, v)]
+    return Printed(
+        runs=runs,
+        sums_off=float((weights.sum(-1) - 1).abs().max()),
+        negative=int((weights < 0).sum()),
+        masked=_difference(printed_code(q, k, v, mask, axes="bh"), printed_code(q, *short, axes="bh")),
+        with_softmax=_difference(
+            efficient_attention(q, k, v, attn_mask=mask[:, None, None]), efficient_attention(q, *short)
+        ),
+    )
+
+
+def _difference(one: Any, other: Any) -> float:
+    """Relative, and infinite if it is no number."""
+    found = relative_error(one, other)
+    return found if found < inf else inf
+
+
+@evidence("S4.2b", chapter=CHAPTER)
+def linear_attn() -> Finding:
+    found = run_printed_code()
+    return all_of(
+        {
+            "without a mask": counted({"weights below 0": 0}, {"weights below 0": found.negative}),
+            "their row sums": holds("1, as with softmax", found.sums_off, EXACT),
+            "with a mask": holds("a hidden key is as good as absent", found.masked, EXACT),
+        }
+    ).noting(
+        f"As printed the call with a mask {'runs' if found.runs else 'fails'}: the mask has one axis more than the "
+        "products; here they have it too. With softmax over positions for the keys, as Shen et al. (2021) have it, "
+        "all three hold"
+    )
+
+
+# ---------------------------------------------------------------------------- S4: without matrix products, by the clock
+
+# Linear attention is taken as its recurrence reads, a step a token, in the same library as the standard attention,
+# which is fused and sees the same keys. "Can be slower" asks for one setting where it is: of each device, the slowest.
+SLOW, IN_CHUNKS = "linear recurrent", "linear causal"
+
+
+def slowest() -> dict[str, tuple[Row, Row]]:
+    """By device the recurrence where its ratio to standard attention is largest, and the form in chunks there."""
+    found = {}
+    for device, curves in attention_rows.curves(experiments.load("attention-speed"), "recurrent").items():
+        if {SLOW, IN_CHUNKS} <= curves.keys():
+            pairs = [(row, other) for row in curves[SLOW] for other in curves[IN_CHUNKS] if row["N"] == other["N"]]
+            found[device] = max(pairs, key=lambda pair: float(pair[0]["ratio_alike"][1]))
+    return found
+
+
+@evidence("S4.3a", chapter=CHAPTER)
+def without_matrix_products() -> Finding:
+    pairs = slowest()
+    if not pairs:
+        return untestable("slower than the standard attention", {f"`{SLOW}`": None}, lack="no record times")
+    ratios, against = {}, []
+    for device, (row, other) in pairs.items():
+        ratios[f"$N = {row['N']:,}$ on {device}"] = round(row["ratio_alike"][1], 2)
+        against.append(f"{row['seconds'][1] / other['seconds'][1]:.0f} times as long on {device}")
+    return region((1, inf), ratios).noting(
+        "Time of linear attention, a step a token, over that of fused softmax attention, both causal, forward and "
+        f"backward. Against the same in chunks of matrix products it takes {', '.join(against)}"
+    )

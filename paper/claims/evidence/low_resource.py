@@ -1,0 +1,445 @@
+"""Where there is little to learn from: a larger batch, the risk of overfitting, fixed and frozen heads.
+
+S0, section 5.1: what overfits is read from the records of language models that had little text to train on: of each run
+the loss on the text that it was trained on, in the last twentieth of its steps, beside that on the validation part
+after the last step. S2, sections 1.3 and 5.2: read from the records of small models: translation of German to English
+and of a made-up language from few pairs, and text of which there are few bytes. Differences are judged by the rule that
+each record holds. They are given as gains: bits a byte that are saved, points of BLEU, of sentences without a mistake.
+"""
+
+from collections.abc import Iterable, Mapping
+from math import inf
+from typing import Any
+
+from ortho.cost.configurations import CONFIGURATIONS
+from paper import experiments
+from paper.claims import figures
+from paper.claims.evidence.printed_models import PRECISIONS, SCENARIOS
+from paper.claims.figures import Interval
+from paper.claims.ledger import evidence
+from paper.claims.outcomes import Told, Unit, outperforms
+from paper.claims.rules import all_of, improves, region, untestable
+from paper.claims.verdicts import Finding
+from paper.experiments import Record
+from paper.experiments.engine.records import judged_device
+from paper.experiments.learning import language_rows, paired_rows, translating_rows
+from paper.experiments.learning.language_rows import BITS
+from paper.experiments.learning.paired_rows import Judged, Measures, Runs
+from paper.experiments.resampling import Difference
+from paper.experiments.statistics import Decision
+
+CHAPTER = "30-low-resource"
+
+BASE = "learned"
+FROZEN = ("frozen", "stopped")  # orthogonal random attention, with the gradient through queries and keys and without
+TRAINED_BY = ("FP32", "mixed")  # precisions, of `PRECISIONS`
+
+
+# ----------------------------------------------------------------------------------------------------- the larger batch
+
+
+def one_sequence(name: str, precision: str) -> int:
+    """Bytes that a published model keeps of one sequence, of its longest, for the backward pass, by fused kernels.
+
+    They are the same with frozen matrices. What does not depend on the batch is left out.
+    """
+    at, size = CONFIGURATIONS[SCENARIOS[name].published], PRECISIONS[precision].weight
+    one, two = (at.cost(B, itemsize=size).saved_bytes for B in (1, 2))
+    return int(two - one)
+
+
+def freed(name: str, precision: str) -> int:
+    """Bytes of gradients and optimiser state that freezing W_Q and W_K spares a published model."""
+    at, size = CONFIGURATIONS[SCENARIOS[name].published], PRECISIONS[precision]
+    standard, ours = (at.cost(1, projection=projection).trained for projection in ("learned", "frozen"))
+    return int((size.gradient + size.optimiser) * (standard - ours))
+
+
+def held(name: str, precision: str) -> int:
+    """Bytes of the standard model's parameters, gradients and optimiser state."""
+    at, size = CONFIGURATIONS[SCENARIOS[name].published], PRECISIONS[precision]
+    return int((size.weight + size.gradient + size.optimiser) * at.cost(1).trained)
+
+
+def more_sequences(name: str, precision: str) -> float:
+    """How many sequences take what freezing saves. In every memory at least that many more fit, cut off."""
+    return freed(name, precision) / one_sequence(name, precision)
+
+
+def batch(name: str, precision: str, memory: float, *, frozen: bool = False) -> int:
+    """The most sequences whose training step fits in so many bytes; 0 where the model alone does not fit."""
+    spared = freed(name, precision) if frozen else 0
+    return max(0, int((memory - held(name, precision) + spared) // one_sequence(name, precision)))
+
+
+# -------------------------------------------------------------------------------------------- what is read from records
+
+
+def seen(record: Record) -> float:
+    """Bits a byte of the text that was trained on, in the last twentieth of the steps, as training had them: with what
+    dropout leaves out."""
+    return float(record["facts"]["loss"][-1]) * BITS
+
+
+def unseen(record: Record) -> float:
+    """Bits a byte of the validation part after the last step."""
+    return float(record["facts"]["validation"][-1]["loss_nats"]) * BITS
+
+
+def gap(record: Record) -> float:
+    """What other text takes more, in bits a byte, at the end of training."""
+    return unseen(record) - seen(record)
+
+
+def lost(record: Record) -> float:
+    """How far the validation part's bits a byte are above their lowest, at the end of training."""
+    return unseen(record) - min(float(look["loss_nats"]) for look in record["facts"]["validation"]) * BITS
+
+
+MEASURES: Measures = {**language_rows.MEASURES, "seen": seen, "unseen": unseen, "gap": gap, "lost": lost}
+
+
+def by_bytes(records: Iterable[Record], device: str) -> dict[int, dict[str, Runs]]:
+    """Bytes to train on -> arm -> the runs that count, of one device, in rising order.
+
+    Of `bytes-little`, and of `bytes`, whose limit is none: all that there are. Arms with dropout are named by it.
+    """
+    groups: dict[tuple[int, float], list[Record]] = {}
+    for record in records:
+        case = record["configuration"]
+        if record["device"] == device:
+            groups.setdefault((record["facts"]["text"]["train"]["bytes"], case["dropout"]), []).append(record)
+    found: dict[int, dict[str, Runs]] = {}
+    for (size, dropout), group in sorted(groups.items()):
+        for name, one in paired_rows.by_arm(group, device, MEASURES, flop=language_rows.flop).items():
+            name = f"{name}, dropout {dropout:g}" if dropout else name
+            found.setdefault(size, {})[name] = Runs(**{**one._asdict(), "arm": name})
+    return {size: arms for size, arms in found.items() if arms}
+
+
+def is_little(arms: Mapping[str, Runs]) -> bool:
+    """Whether the runs on a text had only a part of what there is."""
+    return any(one.configuration["limit"] for one in arms.values())
+
+
+def passes(one: Runs, size: int) -> float:
+    """How often a run's steps go through a text of so many bytes."""
+    told = one.configuration
+    return float(told["steps"] * told["B"] * told["N"] / size)
+
+
+def against_base(arms: Mapping[str, Runs], base: str = BASE, measure: str = "bits") -> dict[str, Judged]:
+    """Each arm against the base, by the rule of the records, where they have two seeds in common at least."""
+    if base not in arms:
+        return {}
+    found = {name: paired_rows.judged(one, arms[base], measure) for name, one in arms.items() if name != base}
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def more_than(one: Runs, base: Runs, measure: str, comparisons: int = 1) -> Difference | None:
+    """What an arm has more than the base at the seeds of both, with an interval that so many hold at once; None for
+    fewer than two seeds. For measures of which the records' rule does not speak."""
+    return paired_rows.paired(one, base, measure, Decision.of(one.configuration).confidence(comparisons))
+
+
+def turned(ends: Interval) -> Interval:
+    """The interval of what is less, from that of what is more."""
+    return -ends[1], -ends[0]
+
+
+def text_records() -> list[Record]:
+    """Of language models, on little text and on all."""
+    return [
+        *experiments.load("bytes-little"),
+        *(record for record in experiments.load("bytes") if record["configuration"]["matched"] == "flop"),
+    ]
+
+
+def on_least_text() -> tuple[int, dict[str, Runs]]:
+    """The least number of bytes that the baseline and frozen arms were trained on, and the runs there; 0 without any.
+
+    Where text is least, it is gone through most often, and there is the most to overfit."""
+    records = text_records()
+    for size, arms in by_bytes(records, judged_device(records)).items():
+        if is_little(arms) and BASE in arms and any(name in arms for name in FROZEN):
+            return size, arms
+    return 0, {}
+
+
+def beside_dropout(size: int, arms: Mapping[str, Runs]) -> str:
+    """What freezing and what dropout gain on learned heads alone, on a text of so many bytes, in words; '' where one of
+    the three is missing."""
+    found = against_base(arms)
+    frozen = [name for name in FROZEN if name in found]
+    dropped = [name for name in found if name.startswith(f"{BASE}, dropout")]
+    if not frozen or not dropped:
+        return ""
+    by_freezing, by_dropout = (any(found[name].outcome == "better" for name in names) for names in (frozen, dropped))
+    sentence = {
+        (False, False): "Neither freezing nor dropout is better than learned heads alone.",
+        (False, True): "Dropout is better than learned heads alone, and freezing is not.",
+        (True, False): "Freezing is better than learned heads alone, and dropout is not.",
+        (True, True): "Both freezing and dropout are better than learned heads alone.",
+    }[by_freezing, by_dropout]
+    each = (f"{name} {found[name].difference.mean:+.3f} ({found[name].outcome})" for name in (*frozen, *dropped))
+    told = f"{sentence} Bits a byte more than these, with {size:,} bytes: {'; '.join(each)}."
+    one, other = (min(names, key=lambda name: arms[name].mean("bits")) for names in (frozen, dropped))
+    direct = paired_rows.judged(arms[one], arms[other], "bits")
+    if direct is None:
+        return told
+    return (
+        f"{told} The best of the frozen ({one}) has {direct.difference.mean:+.3f} bits a byte more than the best with "
+        f"dropout ({other}): {direct.outcome}."
+    )
+
+
+def larger_batch() -> Finding:
+    found = {f"{name} ({by})": round(more_sequences(name, by), 3) for name in SCENARIOS for by in TRAINED_BY}
+    return region((1, inf), found)
+
+
+def smaller_gap() -> Finding:
+    statement = "what other text takes more than the text trained on, in bits a byte, is smaller when frozen"
+    size, arms = on_least_text()
+    there = [name for name in FROZEN if name in arms]
+    gains = {}
+    for name in there:
+        found = more_than(arms[name], arms[BASE], "gap", len(there))
+        if found is not None:
+            gains[f"{name} ({size:,} bytes)"] = turned(found.interval)
+    if not gains:
+        needs: dict[str, Any] = {"learned and frozen heads on little text, at two seeds in common": None}
+        return untestable(statement, needs, lack="there are no records of")
+    told = "; ".join(
+        f"{name} {one.difference.mean:+.3f} ({one.outcome})"
+        for name, one in against_base(arms).items()
+        if name in FROZEN
+    )
+    went = passes(arms[BASE], size)
+    return improves(statement, gains).noting(
+        f"The text was gone through {went:.0f} times. A gap is smaller also where less was learnt. In the test, bits a "
+        f"byte against learned heads: {told}"
+    )
+
+
+@evidence("S0.5.1a", chapter=CHAPTER)
+def batch_and_overfitting() -> Finding:
+    return all_of(
+        {
+            "sequences that take what freezing saves": larger_batch(),
+            "overfitting": smaller_gap(),
+        }
+    )
+
+
+# ----------------------------------------------------------------------------------------------- fixed and frozen heads
+
+LEARNED, FIXED, SINGLE = "8 learned", "7 fixed + 1 learned", "1 learned"
+FROZEN_ENCODERS = ("8 frozen", "8 stopped", "8 frozen everywhere")  # those that there are records of
+TASKS = {"translation": "German to English", "transduction": "made-up language"}
+UNITS = {"translation": "BLEU", "transduction": "points"}
+POINTS = 100  # in a share of 1
+SCORE = Unit("points", POINTS, 1)
+RANGE = (5_000, 165_000)  # the source's numbers of pairs
+MOST = 3  # points of BLEU that the source says are gained with so many, at most
+# BLEU as printed, German to English and back
+PRINTED = {LEARNED: (40.5, 38.2), "7 fixed (token) + 1": (40.4, 38.1), "7 fixed (word) + 1": (40.3, 38.0)}
+PRINTED |= {SINGLE: (39.1, 37.0)}
+Pairs = dict[int, dict[str, Runs]]
+
+
+def by_pairs(task: str) -> Pairs:
+    """Number of pairs to train on -> arm -> runs, of the device whose records are judged; 0 for pairs drawn anew."""
+    records = experiments.load(task)
+    return translating_rows.by_pairs(records, judged_device(records))
+
+
+def few_pairs(task: str) -> Pairs:
+    """The same where there is a number of pairs, the fewest first."""
+    return {pairs: arms for pairs, arms in sorted(by_pairs(task).items()) if pairs}
+
+
+def gains(found: Mapping[int, Mapping[str, Runs]], task: str, arm: str, base: str = LEARNED) -> dict[str, Judged]:
+    """By setting, in words: an arm against another; nothing where there are no two seeds of both."""
+    told = {}
+    for pairs, arms in found.items():
+        one = against_base(arms, base, "score").get(arm)
+        if one is not None:
+            told[f"{arm} ({TASKS[task]}, {pairs:,} pairs, {UNITS[task]})"] = one
+    return told
+
+
+def in_points(found: Mapping[str, Judged]) -> dict[str, Told]:
+    """As the rules want it, shares in points."""
+    return {label: (SCORE.interval(one.difference.interval), one.outcome) for label, one in found.items()}
+
+
+def of_text() -> dict[str, Told]:
+    """What frozen heads save on little text, in bits a byte, by setting."""
+    records, told = text_records(), {}
+    for size, arms in by_bytes(records, judged_device(records)).items():
+        for name, one in against_base(arms).items():
+            if is_little(arms) and name in FROZEN:
+                told[f"{name} ({size:,} bytes, bits)"] = (turned(one.difference.interval), one.outcome)
+    return told
+
+
+def both(arm: str, base: str) -> dict[str, Judged]:
+    """An arm against another in both tasks, real pairs first."""
+    return {label: one for task in TASKS for label, one in gains(few_pairs(task), task, arm, base).items()}
+
+
+def missing(statement: str, what: str) -> Finding:
+    needs: dict[str, Any] = {what: None}
+    return untestable(statement, needs, lack="there are no records of")
+
+
+def level(comparisons: int) -> str:
+    """How often such comparisons err."""
+    return f"{comparisons} comparisons; each errs at most once in 20 in either direction"
+
+
+@evidence("S2.1.3a", chapter=CHAPTER)
+def translation_table() -> Finding:
+    needs = {
+        "models of the source's size on its data": None,
+        "English to German": None,
+        "patterns of whole words": None,
+    }
+    said = ", ".join(f"{arm} {there}/{back}" for arm, (there, back) in PRINTED.items())
+    found = untestable(f"BLEU: {said}", needs, lack="there are no records of")
+    pairs = few_pairs("translation")
+    if not pairs:
+        return found
+    most = max(pairs)
+    told = gains({most: pairs[most]}, "translation", FIXED) | gains({most: pairs[most]}, "translation", SINGLE)
+    listed = "; ".join(f"{label} {POINTS * one.difference.mean:+.1f} ({one.outcome})" for label, one in told.items())
+    means = ", ".join(f"{arm} {POINTS * one.mean('score'):.1f}" for arm, one in pairs[most].items())
+    return found.noting(
+        f"Of small models, {most:,} pairs of Multi30k, BLEU: {means}. Against {LEARNED}: {listed}. The printed table "
+        f"has {PRINTED[SINGLE][0] - PRINTED[LEARNED][0]:+.1f} for one learned head"
+    )
+
+
+def in_range() -> Pairs:
+    """Translation with numbers of pairs of which the source speaks."""
+    return {pairs: arms for pairs, arms in few_pairs("translation").items() if RANGE[0] <= pairs <= RANGE[1]}
+
+
+def fixed_against(base: str, does: str) -> Finding:
+    """Fixed patterns against other heads, by translation from as many pairs as the source has."""
+    pairs = f"from {RANGE[0]:,} to {RANGE[1]:,} pairs"
+    statement, found = f"{FIXED} {does} {base} {pairs}", gains(in_range(), "translation", FIXED, base)
+    if not found:
+        return missing(statement, f"translation {pairs} by {FIXED} and {base} at two seeds in common")
+    return outperforms(statement, in_points(found))
+
+
+def beside_most() -> str:
+    """How the gains over learned heads compare with the source's most, in words; '' without any."""
+    where: dict[str, list[str]] = {}
+    for pairs, arms in in_range().items():
+        for (low, high), _ in in_points(gains({pairs: arms}, "translation", FIXED)).values():
+            place = "above" if low > MOST else "below" if high < MOST else "around"
+            where.setdefault(place, []).append(f"{pairs:,}")
+    return ", ".join(f"{place} that from {' and '.join(numbers)} pairs" for place, numbers in where.items())
+
+
+def fixed_gain() -> Finding:
+    found, told = fixed_against(LEARNED, "gains over"), beside_most()
+    if not told:
+        return found
+    return found.noting(
+        f"The source's gain is {MOST} BLEU at most, which models of another size do not judge; here the interval "
+        f"is {told}"
+    )
+
+
+def fixed_beats_single() -> Finding:
+    return fixed_against(SINGLE, "beats")
+
+
+@evidence("S2.1.3b", chapter=CHAPTER)
+def from_few_pairs() -> Finding:
+    found = all_of({"against learned heads": fixed_gain(), "against a single one": fixed_beats_single()})
+    within = [f"{pairs:,}" for pairs in in_range()]
+    others = [
+        f"against {base}, {label.removeprefix(f'{FIXED} ')[1:-1]}: {figures.span(interval)} ({outcome})"
+        for base in (LEARNED, SINGLE)
+        for label, (interval, outcome) in in_points(both(FIXED, base)).items()
+        if label not in gains(in_range(), "translation", FIXED, base)
+    ]
+    if within:
+        found = found.noting(f"Of small models, from {' and '.join(within)} pairs")
+    if others:
+        found = found.noting(f"Not of the source's range, or no translation: {'; '.join(others)}")
+    return found
+
+
+@evidence("S2.1.3c", chapter=CHAPTER)
+def causes() -> Finding:
+    statement = "fewer trained parameters, better generalisation and steadier gradients make the gain"
+    if not any(map(few_pairs, TASKS)):
+        return missing(statement, "translation from few pairs")
+    gaining = {
+        (task, pairs): arms
+        for task in TASKS
+        for pairs, arms in few_pairs(task).items()
+        if (one := against_base(arms, LEARNED, "score").get(FIXED)) is not None and one.outcome == "better"
+    }
+    if not gaining:
+        needs: dict[str, Any] = {"a gain of fixed patterns over learned heads, to be explained": None}
+        found, told = untestable(statement, needs, lack="the records have not"), _measured()
+        return found.noting(told) if told else found
+    fewer: dict[str, Judged] = {}
+    gaps = {}
+    for (task, pairs), arms in gaining.items():
+        for arm in (SINGLE, *FROZEN_ENCODERS):
+            fewer |= gains({pairs: arms}, task, arm)
+        difference = more_than(with_gap(arms[FIXED]), with_gap(arms[LEARNED]), "gap", len(gaining))
+        assert difference is not None  # they were judged
+        gaps[f"{TASKS[task]}, {pairs:,} pairs"] = turned(difference.interval)
+    alone: dict[str, Any] = {"arms that differ in nothing else": None}
+    enough = "; ".join(f"{label} {one.outcome}" for label, one in fewer.items()) or "none"
+    return all_of(
+        {
+            "fewer parameters": untestable("it is their number", alone, lack="there are no records of").noting(
+                f"Others with fewer, against {LEARNED}: {enough}"
+            ),
+            "generalisation": improves("what unseen pairs take more than seen ones, in nats, is smaller", gaps),
+            "gradients": untestable("they are steadier", {"measure of steadiness": None}, lack="the source has no"),
+        }
+    ).noting(_measured())
+
+
+def with_gap(one: Runs) -> Runs:
+    """With the measure 'gap': nats a token that pairs of the test take more than pairs that were trained on."""
+    more = zip(one.values["loss"], one.values["seen"], strict=True)
+    values = {**one.values, "gap": tuple(unseen - seen for unseen, seen in more)}
+    return Runs(**{**one._asdict(), "values": values})
+
+
+def _measured() -> str:
+    """Parameters, gaps and spreads of the three arms with the fewest pairs; '' without records."""
+    texts = []
+    for task in TASKS:
+        for pairs, arms in list(few_pairs(task).items())[:1]:
+            there = {name: with_gap(arms[name]) for name in (LEARNED, FIXED, SINGLE, *FROZEN_ENCODERS) if name in arms}
+            told = "; ".join(
+                f"{name}: {one.parameters:,} trained, gap {one.mean('gap'):.2f} nats, scores within "
+                f"{POINTS * (max(one.values['score']) - min(one.values['score'])):.1f} {UNITS[task]}"
+                for name, one in there.items()
+            )
+            texts.append(f"{TASKS[task]}, {pairs:,} pairs: {told}")
+    return ". ".join(texts)
+
+
+@evidence("S2.5.2a", chapter=CHAPTER)
+def advantage() -> Finding:
+    statement = "frozen heads learn more from little than learned heads do"
+    found = of_text()
+    for arm in FROZEN_ENCODERS:
+        found |= in_points(both(arm, LEARNED))
+    if not found:
+        return missing(statement, "frozen and learned heads with little to learn from")
+    return outperforms(statement, found).noting(level(len(found)))

@@ -1,0 +1,325 @@
+r"""S0, sections 3.1, 3.2 and 5.2b: the methods compared, by what they cost and by what they can do."""
+
+from collections.abc import Sequence
+from functools import cache
+from math import sqrt
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor, nn
+
+from ortho.attention import MECHANISMS, softmax_attention_reference
+from ortho.attention.linear.favor import FEATURES, PositiveFeatures
+from ortho.attention.linear.linear_attention import linear_attention
+from ortho.attention.linear.random_features import orthogonal_features
+from ortho.cost import layer, synthesizer
+from ortho.cost.big_o import H, N, d, m
+from ortho.layers.multihead import MultiheadAttention
+from ortho.layers.synthesizer import Random, SynthesizerAttention
+from paper.claims.evidence import lookup
+from paper.claims.evidence.common import EXACT, SOME, normal, relative_error, seeded
+from paper.claims.evidence.frozen_layer import LEANEST
+from paper.claims.figures import show
+from paper.claims.ledger import evidence, evidence_table
+from paper.claims.rules import CONFIGURATION, all_of, counted, growth, holds, region, untestable
+from paper.claims.verdicts import Finding
+
+CHAPTER = "03-the-methods-compared"
+K = sympy.Symbol("K", positive=True)  # d / H
+
+# ----------------------------------------------------------------------------------- the rows of the source's table
+
+COSTS = {
+    "learned": layer(1, N, d, H, form="reference"),
+    "synthesizer": synthesizer(1, N, d, H),
+    "favor": layer(1, N, d, H, attention="favor", m=m),
+    "linear": layer(1, N, d, H, attention="linear"),
+    "frozen": layer(1, N, d, H, projection="frozen", form="reference"),
+    "stopped": layer(1, N, d, H, projection="stopped", form="reference"),
+}
+NAMES = {
+    "learned": "standard",
+    "synthesizer": "Synthesizer",
+    "favor": "Performer",
+    "linear": "linear attention",
+    "frozen": "ORA (frozen)",
+    "stopped": "frozen, gradient stopped",
+}
+# As the source prints them: time, space, trained parameters, backward. It has no row for the last layer.
+SOURCE = {
+    "learned": ("N^2*d + N*d^2", "N^2 + N*d", "4*d^2", "N^2*d + N*d^2"),
+    "synthesizer": ("N^2*d + N*d^2", "N^2 + N*d", "4*d^2", "N^2*d + N*d^2"),
+    "favor": ("N*d^2 + N*d*log(d)", "N*d", "4*d^2", "N*d^2 + N*d*log(d)"),
+    "linear": ("N*d^2", "N*d", "4*d^2", "N*d^2"),
+    "frozen": ("N^2*d + N*d^2", "N^2 + N*d", "2*d^2", "N*d^2"),
+}
+
+
+def kept(name: str) -> Any:
+    """How many numbers a row's layer keeps from the forward to the backward pass; a byte is a quarter of one."""
+    return sympy.expand(COSTS[name].saved_bytes / COSTS[name].itemsize)
+
+
+def evaluate(formula: Any, length: int, d_model: int, heads: int, features: int = FEATURES) -> int:
+    """A closed form at these sizes, exactly. ValueError if it is no integer there."""
+    sizes = {N: length, d: d_model, H: heads, m: features}
+    value = sympy.sympify(formula).subs(sizes)
+    if not value.is_integer:
+        raise ValueError(f"formula: expected an integer at {sizes}, got {value} of {formula}")
+    return int(value)
+
+
+def build(name: str, N: int, d_model: int, num_heads: int) -> nn.Module:
+    """The layer of a row, to be run on N tokens; the Performer with its default number of features."""
+    if name == "synthesizer":
+        return SynthesizerAttention(d_model, num_heads, N)
+    if name in ("linear", "favor"):
+        return MultiheadAttention(d_model, num_heads, attention=name)
+    return MultiheadAttention(d_model, num_heads, projection=name, form="reference")
+
+
+def _row(name: str, **instead: Finding) -> Finding:
+    time, space, trained, backward = SOURCE[name]
+    cost = COSTS[name]
+    settings = (*CONFIGURATION, "m")  # the number of features is chosen once, as the number of heads is
+    parts = {
+        "time": growth(time, sympy.expand(cost.forward), settings=settings),
+        "space": growth(space, kept(name), settings=settings),
+        "trained": counted({"": trained}, {"": cost.trained}),
+        "backward": growth(backward, sympy.expand(cost.backward), settings=settings),
+    }
+    return all_of({**parts, **instead})
+
+
+def _synthesizer_trained() -> Finding:
+    random = synthesizer(1, N, d, H, source="fixed-random")
+    both = {"learned": COSTS["synthesizer"].trained, "random": random.trained}
+    return counted(dict.fromkeys(both, SOURCE["synthesizer"][2]), both)
+
+
+def _feature_work() -> str:
+    leading = sympy.expand(COSTS["favor"].forward).coeff(m).coeff(d) * d  # of m
+    return show(leading / 8 * K * sympy.log(K))
+
+
+def _linear_space() -> Finding:
+    # The state, d^2/H numbers, is K d: the width of a head is the setting here, and the number of heads grows with d.
+    return growth(SOURCE["linear"][1], sympy.expand(kept("linear").subs(H, d / K)), settings=(*CONFIGURATION, "K"))
+
+
+def _fused_space() -> str:
+    fused = layer(1, N, d, H)
+    return show(sympy.expand(fused.saved_bytes / fused.itemsize))
+
+
+evidence_table(
+    CHAPTER,
+    {
+        "S0.3.1a": lambda: _row("learned"),
+        "S0.3.1b": lambda: _row("synthesizer", trained=_synthesizer_trained()),
+        "S0.3.1c": lambda: _row("favor").noting(
+            "With the order of $m$ that its authors' theorem 4 asks for, $K \\log K$, the term of $m$ grows like "
+            f"{_feature_work()}, not $N d \\log d$"
+        ),
+        "S0.3.1d": lambda: _row("linear", space=_linear_space()).noting(
+            f"The standard layer with a fused kernel keeps {_fused_space()}"
+        ),
+        "S0.3.1e": lambda: _row("frozen", backward=growth(SOURCE["frozen"][3], LEANEST.backward)).noting(
+            "This backward pass is the least of any variant's; that of ORA as it is defined takes "
+            f"{show(COSTS['frozen'].backward)}"
+        ),
+    },
+)
+
+# -------------------------------------------------------------------------------------------------- what they can do
+
+
+def moved_logits(length: int = 8, d_model: int = 16, heads: int = 2) -> tuple[int, int]:
+    """(entries of the attention logits that a step of training changes, entries) of a learned Synthesizer."""
+    g = seeded()
+    random = Random(d_model, heads, length, generator=g, dtype=torch.float64)
+    module = SynthesizerAttention(d_model, heads, length, source=random, generator=g, dtype=torch.float64)
+    before = random.matrix.detach().clone()
+    module(torch.randn(2, length, d_model, generator=g, dtype=torch.float64)).square().sum().backward()
+    torch.optim.AdamW(module.parameters()).step()
+    return int((random.matrix != before).sum()), before.numel()
+
+
+def standard_error() -> float:
+    """What a standard layer that is made for the lookup misses of it."""
+    embedding = lookup.apart()
+    data = lookup.sequences(embedding)
+    return lookup.error(lookup.standard_solution(embedding)(data.x), data.target)
+
+
+@evidence("S0.3.2a", chapter=CHAPTER)
+def synthesizer_properties() -> Finding:
+    moved, entries = moved_logits()
+    lost = 100 * (lookup.fixed_weights_error(lookup.ENTRIES) - standard_error())
+    products = COSTS["synthesizer"].forward.coeff(d, 2) / (2 * N)
+    return all_of(
+        {
+            "products with a $d \\times d$ matrix, of the standard layer's 4": counted({"": 2}, {"": products}),
+            "logits that a training step changes": counted({"": entries}, {"": moved}),
+            "expressiveness lost": region(
+                SOME, {f"lookup of {lookup.ENTRIES} entries, share of the target": round(lost, 1)}, unit=" %"
+            ),
+        }
+    )
+
+
+FAVOR_LENGTH, FAVOR_WIDTH, FAVOR_DRAWS = 128, 64, 5
+FAVOR_COUNTS = tuple(2**i for i in range(5, 13))
+
+
+@cache
+def _scores(spread: float) -> tuple[Tensor, Tensor, Tensor]:
+    """(q, k, softmax weights) with normal q and k, whose scores have this standard deviation."""
+    q, k = sqrt(spread) * normal(2, FAVOR_LENGTH, FAVOR_WIDTH)
+    exact: Any = softmax_attention_reference(q, k, torch.eye(FAVOR_LENGTH, dtype=torch.float64))
+    return q, k, exact
+
+
+def misplaced(weights: Tensor, exact: Tensor) -> float:
+    """The share of a row's weight, in per cent, that lies elsewhere than in the exact row; the mean over rows."""
+    return 50 * float((weights - exact).abs().sum(-1).mean())
+
+
+def uniform_misplaced(spread: float) -> float:
+    """`misplaced` of equal weights, which ask nothing of q and k."""
+    exact = _scores(spread)[2]
+    return misplaced(torch.full_like(exact, 1 / exact.shape[-1]), exact)
+
+
+@cache
+def _favor_rows(count: int) -> tuple[Tensor, ...]:
+    """Some draws of that many rows; not from the generator of q and k, to which the rows would be parallel."""
+    generators = (torch.Generator().manual_seed(1000 + draw) for draw in range(FAVOR_DRAWS))
+    return tuple(orthogonal_features(count, FAVOR_WIDTH, generator=g, dtype=torch.float64) for g in generators)
+
+
+@cache
+def favor_misplaced(spread: float, count: int) -> Sequence[float]:
+    """`misplaced` of FAVOR+ with that many features, for some draws of them, in rising order."""
+    q, k, exact = _scores(spread)
+    values = torch.eye(FAVOR_LENGTH, dtype=torch.float64)  # so that the outputs are the weights
+    found = []
+    for omega in _favor_rows(count):
+        weights: Any = linear_attention(q, k, values, feature_map=PositiveFeatures(omega))
+        found.append(misplaced(weights, exact))
+    return sorted(found)
+
+
+@evidence("S0.3.2b", chapter=CHAPTER)
+def performer_properties() -> Finding:
+    spread, few, many = 0.25, 64, 1024
+    core = MECHANISMS["favor"].cost(1, N, H, d / H, d / H, m=m)
+    worst, best = favor_misplaced(spread, many)[-1], favor_misplaced(spread, few)[0]
+    at = f"scores of standard deviation {spread:g}, $K = {FAVOR_WIDTH}$"
+    return all_of(
+        {
+            f"weight misplaced at {at}": region(
+                SOME, {f"$m = {count}$": round(favor_misplaced(spread, count)[0]) for count in (few, many)}, unit=" %"
+            ),
+            "time": growth("N", sympy.expand(core.forward), held=("d", "H", "m")),
+            "what features bring": region(
+                SOME, {f"less misplaced by {many} than by {few}, at least": round(best - worst)}, unit=" %"
+            ),
+            "what they cost": growth("m", sympy.expand(core.forward), held=("N", "d", "H")),
+        }
+    ).noting(f"Equal weights misplace {uniform_misplaced(spread):.0f} %")
+
+
+def reordered(length: int = 64, width: int = 16) -> float:
+    """Relative difference of (Q K^T) V and Q (K^T V) for normal matrices."""
+    q, k, v = normal(3, length, width)
+    return relative_error(q @ (k.T @ v), (q @ k.T) @ v)
+
+
+@evidence("S0.3.2c", chapter=CHAPTER)
+def linear_properties() -> Finding:
+    width = lookup.D_MODEL // lookup.HEADS
+    lost = 100 * lookup.low_rank_error(lookup.ENTRIES, width)
+    return all_of(
+        {
+            "reordering": holds("$(QK^\\top)V = Q(K^\\top V)$", reordered(), EXACT),
+            "expressiveness changed": region(
+                SOME, {f"one head's lookup of {lookup.ENTRIES} entries, $K = {width}$": lost}, unit=" %"
+            ),
+            "initialisation": untestable(
+                "it must be special", {"which initialisation": None, "what goes wrong with another": None}
+            ),
+        }
+    )
+
+
+@torch.no_grad()
+def unlike_softmax() -> float:
+    """Relative difference of a frozen layer's outputs and those of PyTorch's own layer with the same matrices."""
+    module, x = lookup.attention_layer("frozen"), lookup.sequences(lookup.apart()).x
+    return relative_error(module.to_torch()(x, x, x, need_weights=False)[0], module(x))
+
+
+@evidence("S0.3.2d", chapter=CHAPTER)
+def ora_properties() -> Finding:
+    errors = lookup.frozen_errors()
+    made, y = lookup.frozen_solution()
+    task = f"the lookup of {lookup.ENTRIES} entries"
+    return all_of(
+        {
+            "no approximation": holds(
+                "the outputs are those of softmax attention with the same matrices", unlike_softmax(), EXACT
+            ),
+            "expressiveness of the layer": holds(
+                "what a standard layer computes, a frozen one computes too",
+                max(0.0, errors[0] - standard_error()),
+                lookup.SOLVED,
+                at=f"{task}, best of {len(errors)} draws",
+            ),
+            "of a network with trained embeddings": holds(
+                "the same", lookup.error(y, lookup.sequences(made).target), lookup.SOLVED, at=task
+            ),
+            "accuracy": untestable("none is lost", {"a task": None, "a model": None, "a measure": None}),
+        }
+    ).noting(
+        f"Over the draws the least error is {100 * errors[0]:.0f} to {100 * errors[-1]:.0f} % of the target, "
+        f"that of weights which ignore the input {100 * lookup.fixed_weights_error(lookup.ENTRIES):.0f} %"
+    )
+
+
+@cache
+@torch.no_grad()
+def combined(attention: str, length: int = 150, cut: int = 70) -> tuple[float, float, int]:
+    """ORA with that attention, over several chunks: the relative differences of its fast form and its definition, and
+    of a sequence in two parts and whole; and how many outputs before the cut change with what comes after it."""
+    fast, definition = (
+        MultiheadAttention(
+            32, 4, projection="frozen", attention=attention, form=form, generator=seeded(2), dtype=torch.float64
+        )
+        for form in ("fast", "reference")
+    )
+    x, other = normal(2, 2, length, 32, seed=3)
+    y = fast(x, is_causal=True)
+    forms = max(relative_error(fast(x, is_causal=way), definition(x, is_causal=way)) for way in (False, True))
+    head, state = fast(x[:, :cut], is_causal=True, return_state=True)
+    parts = torch.cat([head, fast(x[:, cut:], is_causal=True, initial_state=state)], 1)
+    changed = fast(torch.cat([x[:, :cut], other[:, cut:]], 1), is_causal=True)[:, :cut] != y[:, :cut]
+    return forms, relative_error(parts, y), int(changed.sum())
+
+
+def combination(attention: str) -> Finding:
+    forms, parts, changed = combined(attention)
+    cost = layer(1, N, d, H, projection="frozen", attention=attention)
+    return all_of(
+        {
+            "fast form": holds("as its definition", forms, EXACT),
+            "cut in two": holds("as the whole", parts, EXACT),
+            "outputs changed by later tokens": counted({"": 0}, {"": changed}),
+            "step": growth("N", sympy.expand(cost.step), held=("d", "H")),
+            "trained": counted({"": "2*d^2"}, {"": cost.trained}),
+        }
+    )
+
+
+evidence_table(CHAPTER, {"S0.5.2b": lambda: all_of({NAMES[name]: combination(name) for name in ("linear", "favor")})})

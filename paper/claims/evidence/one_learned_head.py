@@ -1,0 +1,146 @@
+"""S2, section 4.1: whether projections need to be trained, what one learned head brings, and whether orthogonal
+matrices are better than Gaussian ones; by the records of language models of bytes."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from paper import experiments
+from paper.claims import figures
+from paper.claims.ledger import evidence
+from paper.claims.outcomes import BITS_A_BYTE, Told, loses_nothing, outperforms
+from paper.claims.rules import all_of, untestable
+from paper.claims.verdicts import Finding
+from paper.experiments.engine.records import Record
+from paper.experiments.learning import language, language_rows
+from paper.experiments.learning.paired_rows import Runs
+from paper.experiments.resampling import Crossing, crossing
+
+CHAPTER = "29-one-learned-head"
+
+# Kinds of heads whose queries and keys are not trained, or that have none.
+FIXED = ("frozen", "stopped", "positional", "static random", "identity")
+ORTHOGONAL = ("frozen", "stopped")  # of which there are Gaussian ones, too
+BASELINE = "learned"
+LACK = "there is no"
+Found = Mapping[str, Runs]
+
+
+def name(learned: int, kind: str, H: int) -> str:
+    """The arm with so many learned heads, whose others are of a kind."""
+    return f"{learned} learned + {H - learned} {kind}" if learned else kind
+
+
+def whole(found: Found) -> dict[str, Runs]:
+    """The arms of which all seeds have run."""
+    return {arm: one for arm, one in found.items() if one.seeds == language.SEEDS}
+
+
+def along_budgets(records: Iterable[Record], device: str, middle: Found) -> dict[tuple[int, float], dict[str, Runs]]:
+    """(width, budget) -> the arms there, in rising order; `middle` are arms of the experiment `bytes`, of which those
+    that are followed join at their own width."""
+    found: dict[tuple[int, float], dict[str, Runs]] = {}
+    for one in language_rows.runs(records, device):
+        c = one.configuration
+        found.setdefault((c["d"], language_rows.budget(c)), {})[one.arm] = one
+    followed = {arm for stage in found.values() for arm in stage}
+    for arm in followed & middle.keys():
+        found.setdefault((middle[arm].configuration["d"], 1.0), {})[arm] = middle[arm]
+    return dict(sorted(found.items()))
+
+
+def crossed(stages: Mapping[float, Found], arm: str, other: str) -> Crossing | None:
+    """Where an arm overtakes the other along rising budgets, or falls behind: fewer bits are ahead.
+
+    By the budgets and seeds that both have; None of fewer than two of either.
+    """
+    both = {x: (stage[arm], stage[other]) for x, stage in stages.items() if arm in stage and other in stage}
+    if len(both) < 2:
+        return None
+    seeds = set.intersection(*(set(one.seeds) for pair in both.values() for one in pair))
+    if len(seeds) < 2:
+        return None
+
+    def ahead(which: int) -> list[list[float]]:
+        values = [dict(zip(pair[which].seeds, pair[which].values["bits"], strict=True)) for pair in both.values()]
+        return [[-stage[seed] for stage in values] for seed in sorted(seeds)]
+
+    return crossing(list(both), ahead(0), ahead(1))
+
+
+@evidence("S2.4.1a", chapter=CHAPTER)
+def learned_heads() -> Finding:
+    records = experiments.load("bytes")
+    device = experiments.judged_device(records)
+    if not device:
+        return untestable("projections need not all be trained", {"record of the experiment bytes": None}, lack=LACK)
+    found = whole(language_rows.by_arm(records, device))
+    H = experiments.by_device(records)[device][0]["configuration"]["H"]
+    parts = {
+        "no head learned": part(
+            loses_nothing,
+            "fixed heads suffice: as good as learned ones",
+            found,
+            {kind: (kind, BASELINE) for kind in FIXED},
+        ),
+        f"one of {H} learned": part(
+            loses_nothing,
+            "they suffice beside one learned head",
+            found,
+            {f"others {kind}": (name(1, kind, H), BASELINE) for kind in FIXED},
+        ),
+        "one learned against none": part(
+            outperforms,
+            "keeping one learned head helps",
+            found,
+            {f"others {kind}": (name(1, kind, H), kind) for kind in FIXED},
+        ),
+        "orthogonal against Gaussian": part(
+            outperforms,
+            "orthogonality is a good inductive bias",
+            found,
+            {kind: (kind, f"{kind} Gaussian") for kind in ORTHOGONAL},
+        ),
+    }
+    return all_of(parts).noting(remarks(records, device, H))
+
+
+def part(rule: Callable[..., Finding], statement: str, found: Found, pairs: Mapping[str, tuple[str, str]]) -> Finding:
+    """What a rule says of pairs of arms, the first against the second; untestable until all seeds of all have run."""
+    missing = dict.fromkeys(arm for pair in pairs.values() for arm in pair if arm not in found)
+    if missing:
+        return untestable(statement, missing, lack=f"{LACK} run of every seed of")
+    return rule(
+        statement,
+        {label: judged(found[arm], found[other]) for label, (arm, other) in pairs.items()},
+        unit=f" {BITS_A_BYTE.name}",
+    )
+
+
+def judged(arm: Runs, other: Runs) -> Told:
+    """The interval of what an arm has more than the other, and what its rule says."""
+    told = language_rows.judged(arm, other)
+    assert told is not None, "five seeds each"
+    return BITS_A_BYTE.interval(told.difference.interval), told.outcome
+
+
+def remarks(records: Sequence[Record], device: str, H: int) -> str:
+    """What else the records say of the arms that are followed, against learned heads: at equal parameters, along
+    budgets, on other devices."""
+    middle = whole(language_rows.by_arm(records, device))
+    equal = whole(language_rows.by_arm(experiments.load("bytes-parameters"), device))
+    stages = along_budgets(experiments.load("bytes-budgets"), device, middle)
+    settings: dict[str, Found] = {"at equal parameters and steps": equal}
+    for (d, multiple), stage in stages.items():
+        if stage and any(one is not middle.get(arm) for arm, one in stage.items()):
+            settings[f"at {multiple:g} times the steps, $d = {d}$"] = whole(stage)
+    for other in experiments.by_device(records):
+        if other != device:
+            settings[f"on {other}"] = whole(language_rows.by_arm(records, other))
+    texts = [f"{setting}: {text}" for setting, found in settings.items() if (text := beside(found, H))]
+    least = "Bits a byte at equal training FLOPs, in what the first has more"
+    return "; ".join([least, *texts]) if texts else f"{least}; no record yet at equal parameters or other budgets"
+
+
+def beside(found: Found, H: int) -> str:
+    """The arms that are followed against learned heads, in words."""
+    told = {arm: judged(found[arm], found[BASELINE]) for arm in language.few(H)[1:] if {arm, BASELINE} <= found.keys()}
+    return ", ".join(f"{arm} {figures.span(interval)} ({outcome})" for arm, (interval, outcome) in told.items())

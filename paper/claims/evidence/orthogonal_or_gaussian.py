@@ -1,0 +1,139 @@
+"""S0, section 5.2: whether frozen matrices need to be orthogonal, by models that were trained with others as well."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from ortho.orthogonal import haar, svd
+from paper import experiments
+from paper.claims import figures
+from paper.claims.ledger import evidence
+from paper.claims.outcomes import outperforms
+from paper.claims.rules import all_of, holds, untestable
+from paper.claims.verdicts import Finding
+from paper.experiments.learning import images, images_rows, language, language_rows, paired_rows
+from paper.experiments.learning.paired_rows import Judged, Runs
+
+CHAPTER = "31-orthogonal-or-gaussian"
+
+Pair = tuple[str, str, str]  # the experiment, an arm of it, and the one that it is held against
+SEEDS = {"bytes": language.SEEDS, "images": images.SEEDS}
+MEASURES = {"bytes": "bits", "images": "correct"}
+# Matrices of one scale, orthogonal against Gaussian: where the claim says that the former are required.
+SAME_SCALE: dict[str, Pair] = {
+    "frozen on bytes": ("bytes", "frozen", "frozen Gaussian"),
+    "stopped on bytes": ("bytes", "stopped", "stopped Gaussian"),
+    "frozen on digits": ("images", "frozen", "frozen Gaussian"),
+}
+WAYS = ("low-rank", "4 x", "1/4 x")
+# Orthogonal matrices of that scale against matrices of a low rank, or of another scale. The latter are orthogonal but
+# for a factor: they show what the scale does, and nothing of other laws.
+OTHER_MATRICES: dict[str, Pair] = {
+    f"{kind} {way}": ("bytes", kind, f"{kind} {way}") for kind in ("frozen", "stopped") for way in WAYS
+}
+LOW_RANK = {label: pair for label, pair in OTHER_MATRICES.items() if label.endswith(WAYS[0])}
+OTHER_SCALE = {label: pair for label, pair in OTHER_MATRICES.items() if label not in LOW_RANK}
+# The same as first weights of trained matrices.
+LEARNED: dict[str, Pair] = {f"learned {way}": ("bytes", "learned", f"learned {way}") for way in WAYS[:2]}
+# What the heads of one scale are held against to see whether they add anything: heads that see no other token.
+ADDED: dict[str, Pair] = {
+    arm: (name, arm, "identity") for name, *both in SAME_SCALE.values() if name == "bytes" for arm in both
+}
+D = 64
+
+
+def raw_qr(d: int, *, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    """The orthogonal factor of a Gaussian matrix (d, d), with the signs that LAPACK gives it."""
+    q: Tensor = torch.linalg.qr(torch.randn(d, d, generator=generator, dtype=dtype)).Q
+    return q
+
+
+WAYS_TO_DRAW: dict[str, Callable[..., Tensor]] = {"QR": raw_qr, "SVD": svd, "Haar's law": haar}
+
+
+def trained(name: str, device: str | None = None) -> dict[str, Runs]:
+    """Arm -> its runs that count in the experiment `bytes` or `images` (the digits), on the preferred device unless
+    another is named."""
+    records = experiments.load(name)
+    device = experiments.judged_device(records) if device is None else device
+    return (language_rows if name == "bytes" else images_rows).by_arm(records, device)
+
+
+def compared(pairs: Mapping[str, Pair], *, every_seed: bool = True, device: str | None = None) -> dict[str, Judged]:
+    """What an arm has more than the other, for each pair that has run: all seeds of both, or two at least."""
+    runs = {name: trained(name, device) for name in dict.fromkeys(name for name, _, _ in pairs.values())}
+    found = {}
+    for label, (name, arm, other) in pairs.items():
+        one, against = runs[name].get(arm), runs[name].get(other)
+        if one is None or against is None or (every_seed and {one.seeds, against.seeds} != {SEEDS[name]}):
+            continue
+        told = paired_rows.judged(one, against, MEASURES[name])
+        if told is not None:
+            found[label] = told
+    return found
+
+
+def part(statement: str, pairs: Mapping[str, Pair]) -> Finding:
+    """Whether the first arms outperform the second ones; untestable until all seeds of all have run."""
+    told = compared(pairs)
+    lacking = {label: None for label in pairs if label not in told}
+    if lacking:
+        return untestable(statement, lacking, lack="there are not yet all runs of")
+    return outperforms(
+        statement, {label: (rounded(told[label].difference.interval), told[label].outcome) for label in pairs}
+    )
+
+
+def rounded(interval: tuple[float, float]) -> tuple[float, float]:
+    """An interval of bits a byte, or of shares, to the fourth place."""
+    low, high = interval
+    return round(low, 4), round(high, 4)
+
+
+def residual(way: str) -> float:
+    """The largest entry of W^T W - I, of a square matrix made in one of `WAYS_TO_DRAW`, float64."""
+    w = WAYS_TO_DRAW[way](D, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return float((w.T @ w - torch.eye(D, dtype=torch.float64)).abs().max())
+
+
+@evidence("S0.5.2d", chapter=CHAPTER)
+def orthogonal_is_required() -> Finding:
+    # Householder's QR leaves a residual of this order in d and eps (Higham 2002, theorem 19.4).
+    tolerance = D**1.5 * torch.finfo(torch.float64).eps
+    drawn = max(map(residual, WAYS_TO_DRAW))
+    found = all_of(
+        {
+            "orthogonal against Gaussian matrices of the same scale": part(
+                "orthogonal initialisation is required, and does better", SAME_SCALE
+            ),
+            "orthogonal against others of a low rank": part("others may work badly", LOW_RANK),
+            "orthogonal against orthogonal, of another scale": part("another scale may work badly", OTHER_SCALE),
+            "QR, SVD, Haar": holds("make orthogonal matrices", drawn, tolerance, at=f"$d = {D}$"),
+        }
+    )
+    return found.noting(remarks())
+
+
+def remarks() -> str:
+    """The units, what holds of trained matrices that begin so, and what the heads of one scale add at all."""
+    margins = ", ".join(
+        f"{module.DECISION.margin:g} {unit}"
+        for module, unit in ((language, "bits a byte"), (images, "of the digits' right answers"))
+    )
+    learned, added = in_words(LEARNED), in_words(ADDED)
+    learned = f". Of trained matrices, Xavier's against others at the start: {learned}" if learned else ""
+    added = f". More bits a byte than heads that see no other token: {added}" if added else ""
+    return (
+        "Intervals are of what the first has more: bits a byte, where less is better, and shares of right answers. "
+        f"A difference matters from {margins} on. QR without a choice of signs is orthogonal, but not of Haar's law"
+        f". Matrices of another scale are orthogonal but for a factor, and show nothing of other laws{learned}{added}"
+    )
+
+
+def in_words(pairs: Mapping[str, Pair]) -> str:
+    """The intervals of the pairs that have run and their outcomes; nothing if none has."""
+    told = compared(pairs)
+    return figures.listing(
+        {label: f"{figures.span(rounded(one.difference.interval))} ({one.outcome})" for label, one in told.items()}
+    )

@@ -1,0 +1,130 @@
+r"""S3, section 3, improvement 3: a delta rule beside the attention that makes a bias for its scores.
+
+The source's module is given "some form of position id embedding" and its bias is to be dynamic, as ALiBi's is not. It
+says nothing of how a state becomes a bias for a pair; `ortho.attention.positions.position_delta` is one answer.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ortho.attention.positions.alibi import alibi_attention_reference, slopes
+from ortho.attention.positions.position_delta import position_delta_attention_reference
+from ortho.attention.recurrent.delta import delta_rule_reference
+from ortho.attention.recurrent.householder import Reflections, reflected_scores
+from ortho.attention.recurrent.memory import unit
+from paper.claims.evidence.common import normal, relative_error
+from paper.claims.evidence.gates_and_losses import more_right
+from paper.claims.ledger import evidence
+from paper.claims.rules import all_of, holds, region
+from paper.claims.verdicts import Finding
+from paper.tasks.flip_flop import IGNORED, RANGES, TRAINED
+
+CHAPTER = "14-positions"
+
+RIVALS = {"softmax": "no bias", "alibi": "ALiBi"}
+LENGTH, WIDTH, INPUT = 40, 4, 16
+# Relative, in float64: forty steps that enlarge no error, with sums of four terms each, behind exponentials of scores
+# up to 10.
+EXACT = 1e-11
+SHARES = (1, 100)  # per cent: the source says that the bias is dynamic, but not how much of it
+BEYOND = tuple(f"{word}, tokens {first} to {last}" for word in IGNORED for first, last in RANGES if first > TRAINED)
+
+
+def gates(x: Tensor) -> dict[str, Tensor]:
+    """What trained gates would make of x (N, INPUT): u, u' and w of the width `WIDTH`, and a strength in (0, 2)."""
+    maps = normal(4, INPUT, WIDTH, seed=1) / sqrt(INPUT)
+    u, u_keys, w, strength = x @ maps
+    return {"bias_queries": u, "bias_keys": u_keys, "directions": w, "beta": 2 * strength[:, 0].sigmoid()}
+
+
+def weights(attend: Callable[..., Any], **operands: Tensor) -> Tensor:
+    """The weights (N, N): what a form of attention gives where the values are the unit vectors."""
+    found: Tensor = attend(v=torch.eye(operands["q"].shape[0], dtype=torch.float64), is_causal=True, **operands)
+    return found
+
+
+def bias(*, bias_queries: Tensor, bias_keys: Tensor, directions: Tensor, beta: Tensor) -> Tensor:
+    """What gates (N, D), and beta (N,), add to the scores, (N, N); 0 above the diagonal."""
+    reflections = Reflections(unit(directions), beta)
+    found, _ = reflected_scores(bias_queries, bias_keys, reflections, bias_keys[:0])
+    return found / sqrt(bias_queries.shape[-1])
+
+
+def unlike_delta_rule() -> float:
+    r"""The relative difference of the weights and those of a bias that a delta rule gives, for $u' = \beta w$.
+
+    Its keys are the w, its queries the u, and its values the unit vectors, one a token, so that its output for a token
+    is a number for each token before: a row of the bias.
+    """
+    made = gates(normal(LENGTH, INPUT, seed=2))
+    q, k = normal(2, LENGTH, WIDTH, seed=3)
+    w, beta = unit(made["directions"]), made["beta"]
+    made["bias_keys"] = beta[:, None] * w
+    memory = partial(delta_rule_reference, beta=beta, normalise=False)
+    scores = (q @ k.T + weights(memory, q=made["bias_queries"], k=w)) / sqrt(WIDTH)
+    future = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+    expected = scores.masked_fill(future, -torch.inf).softmax(-1)
+    return relative_error(weights(position_delta_attention_reference, q=q, k=k, **made), expected)
+
+
+def alibi_vectors(length: int, slope: float) -> dict[str, Tensor]:
+    """The u and u' of ALiBi's bias -m (i - j), two numbers each, made of the positions."""
+    places, ones = torch.arange(length, dtype=torch.float64), torch.ones(length, dtype=torch.float64)
+    queries = sqrt(2) * slope * torch.stack([-places, ones], -1)
+    return {"bias_queries": queries, "bias_keys": torch.stack([ones, places], -1)}
+
+
+def unlike_alibi() -> float:
+    """The relative difference of ALiBi's weights and those with the bias of `alibi_vectors`, without reflections."""
+    q, k = normal(2, LENGTH, WIDTH, seed=3)
+    found = weights(position_delta_attention_reference, q=q, k=k, **alibi_vectors(LENGTH, *slopes(1)))
+    return relative_error(found, weights(alibi_attention_reference, q=q, k=k))
+
+
+def changed(of: str) -> float:
+    """How many of the biases of earlier tokens are another for another input, in per cent, if gates are made of the
+    'tokens' alone, of 'positions' alone, or of their 'sum'."""
+    places = normal(LENGTH, INPUT, seed=4)
+    inputs = normal(2, LENGTH, INPUT, seed=5)
+    made = {"tokens": inputs, "positions": places.expand_as(inputs), "sum": inputs + places}[of]
+    one, other = (bias(**gates(x)) for x in made)
+    below = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(-1)
+    return round(100 * float(((one - other).abs() > EXACT)[below].double().mean()), 1)
+
+
+@evidence("S3.3d", chapter=CHAPTER)
+def position_delta_net() -> Finding:
+    return all_of(
+        {
+            "the bias": holds(
+                "for $u' = \\beta w$, the output of a delta rule whose values are the unit vectors, one a token",
+                unlike_delta_rule(),
+                EXACT,
+            ),
+            "ALiBi's": holds("a case of it, with vectors made of positions", unlike_alibi(), EXACT),
+            "dynamic, share of the biases that another input changes": region(
+                SHARES,
+                {
+                    "gates made of tokens": changed("tokens"),
+                    "gates made of tokens and position embeddings": changed("sum"),
+                    "gates made of position embeddings alone": changed("positions"),
+                },
+                unit=" %",
+            ),
+        }
+        | {
+            f"trained on the flip-flop language, against {other}": more_right(
+                f"right beyond the lengths of training more often than with {other}",
+                "flip-flop",
+                "position-delta",
+                arm,
+                BEYOND,
+            )
+            for arm, other in RIVALS.items()
+        }
+    )

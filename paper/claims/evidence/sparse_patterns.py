@@ -1,0 +1,395 @@
+r"""Windows, dilated, strided and fixed patterns, global tokens: what they keep, cost and connect.
+
+S1, sections 2.3, 2.4 and 4.2; S2, section 2.3; S4, on sparse attention. Orders of growth are those of sequences that
+are longer, by m tokens, than what a query reaches.
+"""
+
+from fractions import Fraction
+from math import inf
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor
+
+from ortho.attention import MECHANISMS
+from ortho.attention.sparse.dilated import Dilated, LocalDilated
+from ortho.attention.sparse.global_local import GlobalLocal
+from ortho.attention.sparse.pattern import Pattern, pattern_attention, pattern_attention_reference, pattern_cost
+from ortho.attention.sparse.window import BlockedWindow, Window
+from ortho.cost import orders
+from ortho.cost.big_o import N, d
+from ortho.cost.counting import count_forward
+from ortho.theory.reachability import layers_to_reach, reached
+from paper import experiments
+from paper.claims import figures
+from paper.claims.evidence.common import EXACT, normal, relative_error
+from paper.claims.ledger import evidence
+from paper.claims.rules import all_of, contradiction, counted, growth, holds, region, untestable
+from paper.claims.verdicts import Finding
+from paper.experiments.speed import attention_analysis as attention_rows
+
+CHAPTER = "15-sparse-patterns"
+# Pairs that are kept of N tokens, in closed form.
+LATEST = "k*N - k*(k - 1)/2"  # each with the k latest keys
+DILATED = "k*N - D*k*(k - 1)/2"  # each with k keys, every D-th
+EITHER_SIDE = "(2*w + 1)*N - w*(w + 1)"
+GLOBAL = f"{EITHER_SIDE} + 2*g*N - g^2 - 2*g*w - g"  # the first g tokens, g <= w, see all and are seen by all
+TOKENS, REACH, FIRST, STEP = 256, 8, 4, 3  # N, w or k, g, D
+
+
+def closed(formula: str, **sizes: int) -> Any:
+    """A formula in sympy's symbols, with these sizes put in."""
+    return orders.parse(formula).subs({sympy.Symbol(name, positive=True): size for name, size in sizes.items()})
+
+
+def longer(formula: Any, than: str) -> Any:
+    """A formula in N for sequences of N = m + `than` tokens."""
+    return orders.parse(formula).subs(N, orders.parse(f"m + {than}"))
+
+
+def time(claimed: str, pairs: str, than: str) -> Finding:
+    """The order of the products of one head, two FLOPs for each number of a key and of a value."""
+    return growth(longer(claimed, than), sympy.expand(longer(4 * d * orders.parse(pairs), than)))
+
+
+def space(claimed: str, pairs: str, than: str) -> Finding:
+    """The order of the weights that are kept."""
+    return growth(longer(claimed, than), sympy.expand(longer(pairs, than)))
+
+
+def saved() -> Any:
+    """Numbers that the form in parts keeps for the backward pass, which stores no weights."""
+    return sympy.expand(pattern_cost(1, N, 1, d, d, pattern=Window(REACH), causal=True).saved_bytes / 4)
+
+
+def either_space(claimed: str, pairs: str, than: str) -> dict[str, Finding]:
+    """Where the source does not say whose space: of weights, which a form may store, and of a form that stores none."""
+    return {
+        "space, weights stored": space(claimed, pairs, than),
+        "space, none stored": growth(claimed, saved(), held=("d",)),
+    }
+
+
+def kept(pattern: Pattern, *, is_causal: bool = True) -> int:
+    """How many pairs its mask has."""
+    return int(pattern.mask(TOKENS, is_causal=is_causal).sum())
+
+
+@evidence("S1.2.3a", chapter=CHAPTER)
+def local_and_dilated() -> Finding:
+    sizes = {"N": TOKENS, "k": REACH}
+    return all_of(
+        {
+            f"pairs of $N = {TOKENS}$, $k = {REACH}$": counted(
+                {"local": closed(LATEST, **sizes), f"every {STEP}rd": closed(DILATED, **sizes, D=STEP)},
+                {"local": kept(Window(REACH)), f"every {STEP}rd": kept(Dilated(REACH, STEP))},
+            ),
+            "time, local, $N = k + m$": time("N*k*d", LATEST, "k"),
+            "time, every $D$-th, $N = D k + m$": time("N*k*d", DILATED, "D*k"),
+            "space of the sparse matrix": space("N*k", LATEST, "k"),
+        }
+    ).noting(f"A form that stores no weights keeps {figures.show(saved())} numbers, whatever $k$ is")
+
+
+def later_keys(*, is_causal: bool) -> int:
+    """The most keys behind itself that a query attends to, global tokens apart."""
+    mask = GlobalLocal(REACH + 1, FIRST).mask(TOKENS, is_causal=is_causal)
+    return int(mask[FIRST:].triu(FIRST + 1).sum(1).max())
+
+
+@evidence("S1.2.4a", chapter=CHAPTER)
+def local_and_global() -> Finding:
+    sizes = {"N": TOKENS, "w": REACH, "g": FIRST}
+    pattern, window = GlobalLocal(REACH + 1, FIRST), Window(REACH + 1)
+    hops, causal, alone = (
+        layers_to_reach(p.mask(TOKENS, is_causal=is_causal), is_causal=is_causal)
+        for p, is_causal in ((pattern, False), (pattern, True), (window, True))
+    )
+    return all_of(
+        {
+            f"pairs of $N = {TOKENS}$, $w = {REACH}$, $g = {FIRST}$": counted(
+                {"": closed(GLOBAL, **sizes)}, {"": kept(pattern, is_causal=False)}
+            ),
+            "time, $N = w + g + m$": time("N*w*d + N*g*d", GLOBAL, "(w + g)"),
+            **either_space("N*(w + g)", GLOBAL, "(w + g)"),
+            "causality, later keys of a query": region(
+                (0, 0),
+                {
+                    "a window on either side, as described": later_keys(is_causal=False),
+                    "a causal mask": later_keys(is_causal=True),
+                },
+            ),
+        }
+    ).noting(
+        f"To connect {TOKENS} tokens takes {hops} layers both ways; causal, {causal}, and {alone} without the global "
+        "tokens, which at the front see nothing but each other"
+    )
+
+
+def shared_keys(pattern: Pattern) -> int:
+    """How many keys two neighbours have in common at least, away from the ends of the sequence."""
+    mask = pattern.mask(TOKENS)[REACH:-REACH]
+    return int((mask[1:] & mask[:-1]).sum(1).min())
+
+
+def away(*, is_causal: bool) -> float:
+    """How far the form in parts is from the definition, relatively."""
+    qkv: Tensor = normal(3, TOKENS, 8)
+    options: dict[str, Any] = {"pattern": Window(REACH), "is_causal": is_causal}
+    return relative_error(pattern_attention(*qkv, **options), pattern_attention_reference(*qkv, **options))
+
+
+@evidence("S1.4.2a", chapter=CHAPTER)
+def sliding_window() -> Finding:
+    sizes = {"N": TOKENS, "w": REACH}
+    return all_of(
+        {
+            f"pairs of $N = {TOKENS}$, $w = {REACH}$ on either side": counted(
+                {"": closed(EITHER_SIDE, **sizes)}, {"": kept(Window(REACH + 1), is_causal=False)}
+            ),
+            "time, $N = w + m$": time("N*w*d", EITHER_SIDE, "w"),
+            **either_space("N*w", EITHER_SIDE, "w"),
+            "keys shared by any neighbours, overlapping": region(
+                (1, inf), {f"window, {REACH} on either side": shared_keys(Window(REACH + 1))}
+            ),
+            "not overlapping": region((0, 0), {f"blocks of {REACH}": shared_keys(BlockedWindow(REACH))}),
+            "causal or not": holds(
+                "windows are computed as they are defined", max(away(is_causal=c) for c in (False, True)), EXACT
+            ),
+        }
+    )
+
+
+# -------------------------------------------------------------------------------- S2: strided and fixed, and the others
+
+# Pairs of the two heads of N tokens with a stride that divides N.
+NEAREST, EVERY = "(l + 1)*N - l*(l + 1)/2", "N^2/(2*l) + N/2"
+STRIDE = 16
+# Of what the records time: the pattern of blocks, and patterns that read keys one by one.
+BLOCKS, OTHERS = "block-sparse", ("dilated", "strided", "fixed")
+EXHAUSTED = 40  # tokens up to which every length and every stride is tried
+
+
+def strided_pairs(n: int, stride: int) -> int:
+    """Of both heads of n tokens, for any stride."""
+    near, q = min(stride, n - 1), (n - 1) // stride
+    return (near + 1) * n - near * (near + 1) // 2 + (q + 1) * n - stride * q * (q + 1) // 2
+
+
+def strided_heads(n: int, stride: int) -> tuple[Tensor, Tensor]:
+    """The masks of both heads as the source defines them, in a causal model (n, n)."""
+    distance = torch.arange(n)[:, None] - torch.arange(n)
+    return (distance >= 0) & (distance <= stride), (distance >= 0) & (distance % stride == 0)
+
+
+def fixed_heads(n: int, block: int, cells: int = 1) -> tuple[Tensor, Tensor]:
+    """The masks of attention within blocks, and to the last cells of all blocks, in a causal model (n, n)."""
+    i, j = torch.arange(n)[:, None], torch.arange(n)
+    return (j <= i) & (i // block == j // block), (j <= i) & (j % block >= block - cells)
+
+
+def missed(first: Tensor, second: Tensor) -> int:
+    """How many pairs j <= i two layers, with residual connections, do not connect."""
+    return int((~reached(first, second)).tril().sum())
+
+
+def picture_share(n: int, stride: int) -> float:
+    """The share of the pairs j <= i that the source's picture connects.
+
+    There each token attends to the nearest hub, before it, and itself, and then the hubs to each other.
+    """
+    i, j = torch.arange(n)[:, None], torch.arange(n)
+    first = (j == i) | (j == i // stride * stride)
+    second = (j <= i) & (i % stride == 0) & (j % stride == 0)
+    return int(reached(first, second).tril().sum()) / (n * (n + 1) / 2)
+
+
+@evidence("S2.2.3a", chapter=CHAPTER)
+def strided() -> Finding:
+    l = sympy.Symbol("l", positive=True)
+    sizes = {"N": TOKENS, "l": STRIDE}
+    forms = {"the last $l$": NEAREST, "every $l$-th": EVERY}
+    masks = strided_heads(TOKENS, STRIDE)
+    union = int((masks[0] | masks[1]).sum())
+    at_root = sympy.expand(sum(map(sympy.sympify, (closed(NEAREST), closed(EVERY)))).subs(l, sympy.sqrt(N)))
+    best = min(range(1, 4096), key=lambda stride: strided_pairs(4096, stride))
+    return all_of(
+        {
+            f"pairs of $N = {TOKENS}$, $l = {STRIDE}$": counted(
+                {name: closed(form, **sizes) for name, form in forms.items()},
+                {name: int(mask.sum()) for name, mask in zip(forms, masks, strict=True)},
+            ),
+            "both heads, $l = \\sqrt N$": growth("N*sqrt(N)", at_root),
+        }
+    ).noting(
+        f"One head with both kinds of pairs has {union:,}. Fewest pairs need $l \\approx \\sqrt{{N / 2}}$: of 4,096 "
+        f"tokens $l = {best}$"
+    )
+
+
+def always_missed(*, is_causal: bool) -> int:
+    """Pairs that two strided layers in either order miss, of all lengths up to `EXHAUSTED` and all strides."""
+    total = 0
+    for n in range(1, EXHAUSTED + 1):
+        for stride in range(1, n + 1):
+            heads = strided_heads(n, stride)
+            if not is_causal:
+                heads = heads[0] | heads[0].T, heads[1] | heads[1].T
+            wanted = torch.ones(n, n).tril() if is_causal else torch.ones(n, n)
+            total += sum(int((wanted.bool() & ~reached(*layers)).sum()) for layers in (heads, heads[::-1]))
+    return total
+
+
+@evidence("S2.2.3b", chapter=CHAPTER)
+def summaries() -> Finding:
+    own, cells = fixed_heads(TOKENS, STRIDE)
+    last = torch.arange(STRIDE - 1, TOKENS, STRIDE)
+    blind = sum(int((~cells[cell:, cell]).sum()) for cell in last.tolist())
+    return all_of(
+        {
+            "positions that the last cell of a block sees of it": counted(
+                {"": STRIDE}, {"": int(own[last].sum(1).min())}
+            ),
+            "later positions that do not see such a cell": counted({"": 0}, {"": blind}),
+            "earlier positions out of reach, blocks and then cells": counted({"": 0}, {"": missed(own, cells)}),
+        }
+    ).noting(
+        f"$N = {TOKENS}$, $l = {STRIDE}$, one cell a block. With the cells first, {missed(cells, own):,} of "
+        f"{TOKENS * (TOKENS + 1) // 2:,} pairs are out of reach: a summary is made before it is read"
+    )
+
+
+@evidence("S2.2.3c", chapter=CHAPTER)
+def two_layers() -> Finding:
+    within = f"all $N \\le {EXHAUSTED}$ and $l \\le N$"
+    return all_of(
+        {
+            f"pairs of {within} that two layers miss, causal": counted({"": 0}, {"": always_missed(is_causal=True)}),
+            "both ways": counted({"": 0}, {"": always_missed(is_causal=False)}),
+        }
+    ).noting(
+        "The picture beside it, tokens to the nearest hub and then hubs to hubs, is another pattern: of "
+        f"{TOKENS} tokens with $l = {STRIDE}$ it connects {100 * picture_share(TOKENS, STRIDE):.0f} % of the pairs"
+    )
+
+
+def friendly() -> Finding:
+    """Whether a FLOP of block-sparse attention takes less time than one of patterns that are not made of blocks, by the
+    records."""
+    per_flop: dict[tuple[str, int, str], dict[str, float]] = {}
+    for row in attention_rows.beside_alike(experiments.load("pattern-speed"), "patterns"):
+        name, *way = row["arm"].split()
+        if name in (BLOCKS, *OTHERS):
+            times = per_flop.setdefault((row["device"], row["N"], " ".join(way)), {})
+            times[name] = row["ratio_alike"][1] / row["flops_alike"]
+    ratios = {
+        f"$N = {N:,}${way and f', {way}'}, {device}": round(times[BLOCKS] / min(times[name] for name in OTHERS), 2)
+        for (device, N, way), times in per_flop.items()
+        if times.keys() == {BLOCKS, *OTHERS}
+    }
+    if not ratios:
+        return untestable("a FLOP takes less time in blocks", {f"`{BLOCKS}`": None}, lack="no record times")
+    return region((0, 1), ratios)
+
+
+@evidence("S2.2.3d", chapter=CHAPTER)
+def others() -> Finding:
+    rows = GlobalLocal(REACH + 1, FIRST).mask(TOKENS).sum(1)
+    return all_of(
+        {
+            "local": time("N*w*d", EITHER_SIDE, "w"),
+            "block-sparse, time of a FLOP over the least of other patterns": friendly(),
+            f"keys of a global token, $N = {TOKENS}$": counted({"": TOKENS}, {"": int(rows[:FIRST].min())}),
+        }
+    ).noting(f"Every other token has {int(rows[TOKENS // 2])} keys, of $w = {REACH}$ on either side and {FIRST} global")
+
+
+# ---------------------------------------------------------------- S4: the rule that is printed, and when it is worth it
+
+FAR = 16  # k
+# Width 16 is enough to count products, whose number is in proportion to it.
+COUNTED, WIDTH = 512, 16
+PATTERNS: dict[str, Pattern] = {"window of 64": Window(64), "local and dilated, $k = 16$": LocalDilated(16)}
+
+
+def _distance(n: int) -> Tensor:
+    return (torch.arange(n)[:, None] - torch.arange(n)).abs()
+
+
+def as_meant(n: int, k: int) -> Tensor:
+    """Local and dilated attention together: distances up to k, and the multiples of k (n, n)."""
+    return (_distance(n) <= k) | (_distance(n) % k == 0)
+
+
+def as_printed(n: int, k: int) -> Tensor:
+    """What is left if distances above k, and the multiples of k, are set to 0 (n, n)."""
+    return ~((_distance(n) > k) | (_distance(n) % k == 0))
+
+
+@evidence("S4.1a", chapter=CHAPTER)
+def printed_rule() -> Finding:
+    meant, printed = as_meant(TOKENS, FAR), as_printed(TOKENS, FAR)
+    multiples = _distance(TOKENS) % FAR == 0
+    return all_of(
+        {
+            "self-attention": growth("N^2", MECHANISMS["softmax"].cost(1, N, 1, d, d).forward, held=("d",)),
+            f"of $N = {TOKENS}$, $k = {FAR}$, at multiples of $k$": contradiction(
+                ("dilated and local attention combined", int((meant & multiples).sum())),
+                ("multiples of k set to 0", int((printed & multiples).sum())),
+                unit=" pairs",
+            ),
+        }
+    ).noting(
+        f"Combined they have {int(meant.sum()):,} pairs. The printed rule leaves {int(printed.sum()):,}, and no token "
+        "sees itself"
+    )
+
+
+def depends_on_input(pattern: Pattern, n: int = 64) -> int:
+    """In how many pairs the weights of two inputs differ in whether they are 0."""
+    generator = torch.Generator().manual_seed(0)
+    supports = []
+    for _ in range(2):
+        q, k = torch.randn(2, n, 8, generator=generator)
+        weights: Any = pattern_attention(q, k, torch.eye(n), pattern=pattern)
+        supports.append(weights > 0)
+    return int((supports[0] != supports[1]).sum())
+
+
+def products(pattern: Pattern, form: str) -> Fraction:
+    """FLOPs of the products of a form, over those of dense attention; causal."""
+    q, k, v = torch.zeros(3, 1, COUNTED, WIDTH)
+    run = {"mask": pattern_attention_reference, "parts": pattern_attention}[form]
+    flops = count_forward(lambda *x: run(*x, pattern=pattern, is_causal=True), q, k, v)[0]
+    return Fraction(flops, count_forward(MECHANISMS["softmax"].reference, q, k, v)[0])
+
+
+def timed() -> dict[str, float]:
+    """How many times as long a window takes as a mask for the fused attention than in parts, by device and length."""
+    found = {}
+    for device, lines in attention_rows.curves(experiments.load("pattern-speed"), "patterns").items():
+        if {"sdpa masked", "window"} <= lines.keys():
+            by_parts = {row["N"]: row["seconds"][1] for row in lines["window"]}
+            for row in lines["sdpa masked"]:
+                if row["N"] in by_parts:
+                    found[f"$N = {row['N']:,}$ on {device}"] = round(row["seconds"][1] / by_parts[row["N"]], 1)
+    return found
+
+
+@evidence("S4.1b", chapter=CHAPTER)
+def by_hand_and_made_for_it() -> Finding:
+    clock = timed()
+    measured = {"time by a mask over that in parts": region((1, inf), clock)} if clock else {}
+    return all_of(
+        {
+            "kept pairs that differ between two inputs": counted(
+                dict.fromkeys(PATTERNS, 0), {name: depends_on_input(p) for name, p in PATTERNS.items()}
+            ),
+            "products under a mask, over all": counted(
+                dict.fromkeys(PATTERNS, 1), {name: products(p, "mask") for name, p in PATTERNS.items()}
+            ),
+            "in parts": region((0, 1), {name: round(float(products(p, "parts")), 3) for name, p in PATTERNS.items()}),
+            **measured,
+        }
+    )

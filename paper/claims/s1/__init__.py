@@ -1,1 +1,0 @@
-"""Evidence for document S1, methods of optimising Transformers: one module a group of its sections."""

@@ -1,0 +1,319 @@
+"""The ladder: small language models of bytes along budgets of 1 to 64 times the least, on a text that repeats itself
+and on one that does not; with heads that retrieve untrained, and against learned heads with a short convolution.
+
+One run serves all budgets up to its own. It is trained at a constant rate (after a warm-up), and at each budget, a
+power of two, a copy of it goes on for a last fifth of that budget's steps while the rate falls to 0: what is tested
+there is a model whose whole training was planned for that budget (warm-up, stable, decay: Hu et al. 2024,
+arXiv:2404.06395; as good as a cosine of that length: Hägele et al. 2024, arXiv:2405.18392). So all arms are compared at
+equal steps, FLOPs and seconds, of one run each: FLOPs by closed form, seconds as the processor's time of the copy's
+steps.
+
+The arms of a seed see the same batches, and are tested on the same windows, nearly all that the test part has. Rates
+are chosen by the validation part at `rates.TUNING`, a seed that does not count: of four a factor of two apart at
+`TUNED`, and of the best and its half at `LONG`. The longest runs take the rate of these. What the main arms are
+compared for is in 'ladder', what stands beside them in 'ladder-others'.
+"""
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from math import log
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from ortho._checks import one_of, positive_int, share
+from paper.experiments.engine import records
+from paper.experiments.engine.records import Case, Needs
+from paper.experiments.engine.runner import Experiment
+from paper.experiments.learning import fitting, ladder_rows, rates
+from paper.experiments.learning.ladder_arms import ARMS, CONVOLUTION
+from paper.experiments.learning.rates import TUNING
+from paper.tasks import novels, text
+from paper.tasks.repeats import repeats
+from paper.tasks.task import Batch, Task
+from paper.tasks.text import Parts
+from paper.training import Recipe, Trainer
+
+TEXTS: Mapping[str, Callable[[], Parts]] = {"python": text.python_parts, "novels": novels.novels_parts}
+SIZES: Mapping[str, Mapping[str, int]] = {
+    "python": {"B": 4, "N": 512, "tested": 750},
+    "novels": {"B": 8, "N": 256, "tested": 1500},
+}
+MODEL = {"d": 96, "H": 4, "L": 3}
+BASE = 300  # steps, 614,400 bytes
+TUNED, LONG, LONGEST = 4, 16, 64  # budgets
+SEEDS = (1, 2, 3, 4, 5)
+TRIED = (6e-3, 3e-3, 1.2e-2, 1.5e-3)  # for d = 64, the likeliest first
+WARM_UP = 60  # steps
+COOLING = 0.2  # of a budget's steps
+WEIGHT_DECAY = 0.1
+BLOCKS = 40  # parts of the test that follow each other, each with a figure of its own
+VALIDATED = 200  # windows
+ROWS = 16  # windows of a test batch
+PLACES = (16, 64, 128, 256, 512)  # ends of the parts of a window
+MATCHED = 4  # bytes of a match from which on it counts as one
+
+# All with the convolution; and these without.
+MAIN = ("learned", "2 induction + 2 positional", "1 learned + 3 positional", "1 learned + 1 induction + 2 positional")
+WITHOUT = ("learned", "learned, KV shift", "2 induction + 2 positional", "1 learned + 3 positional")
+
+Pairs = Sequence[tuple[str, str, int]]  # a text, an arm, the width of its convolution
+
+
+@dataclass(frozen=True)
+class _Stable(Recipe):
+    """A rate that rises for `WARM_UP` steps and stays."""
+
+    def share_of_rate(self, step: int) -> float:
+        return min(1.0, (step + 1) / WARM_UP)
+
+
+@dataclass(frozen=True)
+class _Cooling(Recipe):
+    """A rate that falls to 0 in a straight line."""
+
+    def share_of_rate(self, step: int) -> float:
+        return 1 - step / self.steps
+
+
+def case(
+    text: str,
+    arm: str,
+    *,
+    convolution: int = CONVOLUTION,
+    seed: int = TUNING,
+    rate: float | None = None,
+    budget: int = TUNED,
+    device: str = "cpu",
+    **sizes: int,
+) -> Case:
+    """One run up to a budget; `sizes` (B, N, tested, d, H, L, base) are those above where they are not given.
+
+    Raises TypeError or ValueError for unknown names, for sizes below 1 or that are none, and for a budget that is no
+    power of two.
+    """
+    size = {**SIZES[one_of("text", text, TEXTS)], **MODEL, "base": BASE}
+    if unknown := set(sizes) - set(size):
+        raise TypeError(f"sizes: expected some of {', '.join(size)}, got {', '.join(sorted(unknown))}")
+    size = {key: positive_int(key, value) for key, value in {**size, **sizes}.items()}
+    if positive_int("budget", budget) & (budget - 1):
+        raise ValueError(f"budget: expected a power of two, got {budget}")
+    return {
+        "device": one_of("device", device, fitting.DEVICES),
+        "text": text,
+        "arm": one_of("arm", arm, ARMS),
+        "convolution": fitting.not_negative("convolution", convolution),
+        "budget": budget,
+        "seed": fitting.not_negative("seed", seed),
+        "rate": rates.tried(TRIED, size["d"])[0] if rate is None else share("rate", rate),
+        **size,
+        "d_ff": 4 * size["d"],
+        "validated": VALIDATED,
+        "blocks": BLOCKS,
+    }
+
+
+def cases(device: str) -> list[Case]:
+    """The main arms' runs, in the order of what they tell: rates, and seed by seed those that count."""
+    pairs = [(name, arm, CONVOLUTION) for arm in MAIN for name in TEXTS]
+    return [
+        *_tuned(pairs, device),
+        *_tuned_long("ladder", pairs, device),
+        *_counted("ladder", pairs, SEEDS[:2], LONG, device),
+        *_counted("ladder", pairs, SEEDS[:1], LONGEST, device),
+        *_counted("ladder", pairs, SEEDS[2:], LONG, device),
+        *_counted("ladder", pairs, SEEDS[1:3], LONGEST, device),
+    ]
+
+
+def other_cases(device: str) -> list[Case]:
+    """The same of the other arms, and of some without the convolution."""
+    arms = [*((arm, CONVOLUTION) for arm in ARMS if arm not in MAIN), *((arm, 0) for arm in WITHOUT)]
+    pairs = [(name, arm, width) for arm, width in arms for name in TEXTS]
+    return [
+        *_tuned(pairs, device),
+        *_tuned_long("ladder-others", pairs, device),
+        *_counted("ladder-others", pairs, SEEDS[:3], LONG, device),
+    ]
+
+
+def _tuned(pairs: Pairs, device: str) -> Iterator[Case]:
+    """The runs that choose one of the rates, all at the likeliest first."""
+    for rate in rates.tried(TRIED, MODEL["d"]):
+        for name, arm, width in pairs:
+            yield case(name, arm, convolution=width, rate=rate, device=device)
+
+
+def _tuned_long(experiment: str, pairs: Pairs, device: str) -> Iterator[Case]:
+    """The runs that choose between the rate of the shorter ones and its half."""
+    for name, arm, width in pairs:
+        rate = rates.chosen(experiment, case(name, arm, convolution=width, device=device))
+        for one in () if rate is None else (rate, rate / 2):
+            yield case(name, arm, convolution=width, rate=one, budget=LONG, device=device)
+
+
+def _counted(experiment: str, pairs: Pairs, seeds: Sequence[int], budget: int, device: str) -> Iterator[Case]:
+    """The runs that count, of those whose rate was chosen at `LONG`."""
+    for seed in seeds:
+        for name, arm, width in pairs:
+            rate = rates.chosen(experiment, case(name, arm, convolution=width, budget=LONG, device=device))
+            if rate is not None:
+                yield case(name, arm, convolution=width, seed=seed, rate=rate, budget=budget, device=device)
+
+
+def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
+    """Train one model up to its budget, and test it at each; a run that was killed goes on from its `checkpoint`.
+
+    What one budget's copy has done is lost with a kill, if it was not tested yet.
+
+    Raises AssertionError if the trained model's fast form does not compute what its definition does.
+    """
+    seeds = fitting.paired_seeds(f"{case['arm']}, {case['convolution']}", "ladder", case["text"], case["seed"])
+    draws = fitting.generators(seeds)
+    parts = TEXTS[case["text"]]()
+    task = text.language_modelling(case["text"], "the next byte", parts, case["N"])
+    model = ARMS[case["arm"]].build(case, draws["weights"]).to(case["device"])
+    budgets = [2**i for i in range(case["budget"].bit_length())]
+    branches = {_steps(case, budget)[0]: budget for budget in budgets}
+    kind: dict[str, Any] = {"weight_decay": WEIGHT_DECAY, "precision": fitting.PRECISION[case["device"]]}
+
+    def watch(step: int) -> dict[str, Any]:
+        steps = _steps(case, branches[step])[1]
+        own = torch.Generator().manual_seed(0)
+        own.set_state(trunk.generator.get_state())  # the batches that come next
+        branch = Trainer(copy.deepcopy(model), task.train, _Cooling(steps, case["rate"], case["B"], **kind), own)
+        branch.optimiser.load_state_dict(trunk.optimiser.state_dict())
+        began = time.process_time()
+        branch.run()
+        seconds = (time.process_time() - began) / steps
+        found = {"budget": branches[step], "step": step + steps, "step_s": round(seconds, 6)}
+        if branches[step] == case["budget"]:
+            fitting.check_forms(branch.model, task, draws["checks"])
+        return found | _examined(branch.model, task, case)
+
+    last = max(branches)
+    trunk = Trainer(
+        model,
+        task.train,
+        _Stable(last, case["rate"], case["B"], **kind),
+        draws["training"],
+        at=list(branches),
+        watch=watch,
+        checkpoint=checkpoint,
+        identity=records.key(case),
+    )
+    trunk.run()
+    learnt = fitting.facts(trunk)
+    looks = trunk.watched
+    repetitions = {
+        f"{look['budget']} x": {f"{part}_bits": look["blocks"][part] for part in look["blocks"]} for look in looks
+    }
+    kept = [{name: value for name, value in look.items() if name != "blocks"} for look in looks]
+    return {"seeds": seeds, "repetitions": repetitions, "facts": {**learnt, "validation": kept, "text": parts.facts()}}
+
+
+def _steps(case: Mapping[str, Any], budget: int) -> tuple[int, int]:
+    """After how many steps a budget's copy is taken, and how many it goes on for."""
+    whole = case["base"] * budget
+    cooling = max(1, round(COOLING * whole))
+    return whole - cooling, cooling
+
+
+@torch.no_grad()
+def _examined(model: nn.Module, task: Task, case: Case) -> dict[str, Any]:
+    """Bits a byte on the validation part, and of a run that counts on the test part, where and of which bytes."""
+    device, chosen_by = case["device"], _drawn(task.validation, case["validated"])
+    validation = _bits(model, chosen_by, device)
+    nats = float(validation.mean()) * log(2)
+    found: dict[str, Any] = {"loss_nats": round(nats, 6), "blocks": {"validation": _blocks(validation, case["blocks"])}}
+    if case["seed"] == TUNING:
+        return found | _by_repeats(validation, chosen_by)
+    tested = _drawn(task.tests["test"], case["tested"])
+    bits = _bits(model, tested, device)
+    found["blocks"]["test"] = _blocks(bits, case["blocks"])
+    return found | _by_repeats(bits, tested)
+
+
+def _drawn(draw: Callable[[int, torch.Generator], Batch], count: int) -> Batch:
+    return draw(count, torch.Generator().manual_seed(0))  # at even distances, whatever the generator
+
+
+def _bits(model: nn.Module, batch: Batch, device: str) -> Tensor:
+    """Bits of each byte, (count, N)."""
+    found = []
+    for start in range(0, len(batch.answers), ROWS):
+        tokens, answers = (x[start : start + ROWS].to(device) for x in (batch.inputs[0], batch.answers))
+        logits = model(tokens).double().flatten(0, 1)
+        nats = cross_entropy(logits, answers.flatten(), reduction="none")
+        found.append((nats / log(2)).reshape(answers.shape).cpu())
+    return torch.cat(found)
+
+
+def _blocks(bits: Tensor, count: int) -> list[float]:
+    """Means of so many equal parts of the windows, in their order."""
+    return [round(float(part.mean()), 6) for part in bits.tensor_split(min(count, len(bits)))]
+
+
+def _by_repeats(bits: Tensor, batch: Batch) -> dict[str, Any]:
+    """Bits a byte by the place in the window, and by what the byte repeats: after no match, as the latest longest match
+    goes on, or otherwise; and the share of the bytes that are of each sort."""
+    edges = [0, *(end for end in PLACES if end < bits.shape[1]), bits.shape[1]]
+    places = {f"to {b}": round(float(bits[:, a:b].mean()), 5) for a, b in pairwise(edges)}
+    matched, right = _repeats(batch)
+    sorts = {"no match": ~matched, "goes on": matched & right, "does not": matched & ~right}
+    there = {name: mask for name, mask in sorts.items() if mask.any()}
+    return {
+        "places_bits": places,
+        "repeats_bits": {name: round(float(bits[mask].mean()), 5) for name, mask in there.items()},
+        "repeats_fraction": {name: round(float(mask.double().mean()), 5) for name, mask in there.items()},
+    }
+
+
+_KNOWN: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+
+
+def _repeats(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Which bytes follow a match of `MATCHED` or more, and which of all go on as the match does."""
+    windows = torch.cat([batch.inputs[0], batch.answers[:, -1:]], 1)
+    key = (int(windows.sum()), windows.numel())
+    if key not in _KNOWN:
+        found = repeats(windows)
+        _KNOWN[key] = found.length >= MATCHED, found.right
+    return _KNOWN[key]
+
+
+def work(case: Case) -> float:
+    """Seconds that a case takes, roughly."""
+    steps = case["base"] * case["budget"] * (1 + COOLING)
+    products = 6 * 12 * case["d"] ** 2 * case["L"] * case["B"] * case["N"]
+    return 5.0 + steps * products / {"cpu": 5e10, "cuda": 1e13}[case["device"]]
+
+
+def label(case: Case) -> str:
+    """A case in a few words."""
+    convolved = " + convolution" if case["convolution"] else ""
+    return f"{case['text']}, {case['arm']}{convolved}, {case['budget']} x, seed={case['seed']}, rate={case['rate']:g}"
+
+
+@cache
+def _needs() -> Needs:
+    configuration = {key: type(value) for key, value in case("python", "learned").items()}
+    return Needs(configuration=configuration, quantities=("validation_bits",), facts=fitting.FACTS)
+
+
+def _experiment(name: str, title: str, cases: Callable[[str], list[Case]]) -> Experiment:
+    rows: dict[str, Any] = {"line": ladder_rows.line, "show": ladder_rows.table, "needs": _needs()}
+    return Experiment(name=name, title=title, cases=cases, run=run, work=work, label=label, resumes=True, **rows)
+
+
+EXPERIMENTS = (
+    _experiment("ladder", "language models of bytes along budgets, with heads that retrieve untrained", cases),
+    _experiment("ladder-others", "language models of bytes along budgets: other arms", other_cases),
+)

@@ -1,0 +1,272 @@
+"""Heads that find what followed: the formula, what they retrieve and why, what is there, states, costs, errors."""
+
+from dataclasses import fields
+from functools import partial
+from math import sqrt
+
+import pytest
+import torch
+
+from ortho import ConvolvedAttention, HybridAttention, InductionHeads, LanguageModel, freeze_qk, to_standard
+from ortho.cost import model as model_cost
+from ortho.cost.counting import Counts, count_forward, count_step, saved_bytes
+from ortho.cost.induction import induction_heads
+from ortho.cost.layers import convolved_layer, hybrid
+from ortho.layers.induction_projection import InductionProjection, default_sharpness
+from ortho.projections import FrozenProjection
+
+# Sums of at most 1e2 rounded products of size 1 in float64, magnified by exponentials of scores up to 16.
+close = partial(torch.testing.assert_close, atol=1e-11, rtol=1e-11)
+FORMS = pytest.mark.parametrize("form", ["reference", "fast"])
+DRAWS = ["haar", "gaussian", "structured"]
+B, N, WIDTH, H, K = 2, 9, 24, 4, 6
+
+
+def draw(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def heads(form="fast", *, dtype=torch.float64, width=WIDTH, count=H, seed=1, **kwargs):
+    return InductionHeads(width, count, form=form, generator=torch.Generator().manual_seed(seed), dtype=dtype, **kwargs)
+
+
+def matrices(projection):
+    """R_j of each head, (n, H, K, d)."""
+    if projection.draw != "structured":
+        return projection.weight.unflatten(1, (projection.num_heads, -1))
+    eye = torch.eye(projection.d_model, dtype=torch.float64)[None]
+    return torch.stack([projection._projected(eye, j)[0].mT for j in range(projection.tokens)])
+
+
+def by_formula(layer, x, causal):
+    """Pair by pair, as the formula reads; a gradient reaches the values alone."""
+    p = layer.projection
+    unit = (x / x.square().mean(-1, keepdim=True).sqrt()).detach()
+    R, c, n = matrices(p), p.sharpness, p.tokens
+    u = torch.zeros(B, H, N, K, dtype=x.dtype)
+    for t in range(N):
+        for j in range(min(n, t + 1)):
+            u[:, :, t] += torch.einsum("hkd,bd->bhk", R[j], unit[:, t - j]) * sqrt(c / n)
+    scores = torch.zeros(B, H, N, N, dtype=x.dtype)
+    for t in range(N):
+        for s in range(1, N):
+            scores[:, :, t, s] = (u[:, :, t] * u[:, :, s - 1]).sum(-1) / sqrt(K)
+    if causal:
+        scores = scores.masked_fill(torch.ones(N, N, dtype=torch.bool).triu(1), -torch.inf)
+    v = (x @ layer.weight_v.mT).unflatten(-1, (H, K)).transpose(1, 2)
+    return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2) @ layer.weight_o.mT
+
+
+@FORMS
+@pytest.mark.parametrize("draw_name", DRAWS)
+@pytest.mark.parametrize("tokens", [1, 2, 3])
+def test_as_the_formula_reads(tokens, draw_name, form):
+    """Outputs and all gradients, causal and not."""
+    layer = heads(form, tokens=tokens, draw=draw_name)
+    for causal in (False, True):
+        x, d_y = draw(B, N, WIDTH).requires_grad_(), draw(B, N, WIDTH, seed=9)
+        leaves = [x, *layer.parameters()]
+        found, expected = layer(x, is_causal=causal), by_formula(layer, x, causal)
+        close(found, expected)
+        for a, b in zip(*(torch.autograd.grad(y, leaves, d_y) for y in (found, expected)), strict=True):
+            close(a, b)
+
+
+def test_it_retrieves_what_followed():
+    """Tokens that occur once each, then some of them again: the head's weight is on what followed, untrained. With
+    K = 48 and c = 4 a match has the score 4 sqrt 48 = 28, the others 4 N(0, 1): the share of the right one misses
+    1 - 1e-3 if one of 200 others exceeds 28 - 7 = 21, which is 5 standard deviations, at 1e-4."""
+    g = torch.Generator().manual_seed(0)
+    vocabulary = torch.randn(200, 256, generator=g, dtype=torch.float64)
+    tokens = torch.cat([torch.arange(200), torch.tensor([17, 3, 150])])
+    layer = heads(width=256, count=1, head_dim=48)
+    q, k = layer.projection(vocabulary[tokens][None])
+    weights = (q @ k[:, :, :200].mT / sqrt(48)).softmax(-1)[0, 0]
+    for place, token in ((200, 17), (201, 3), (202, 150)):
+        assert weights[place, token + 1] > 1 - 1e-3
+
+
+@pytest.mark.parametrize("draw_name", DRAWS)
+def test_tied_and_untied_projections(draw_name):
+    """Over draws the score of a match is c sqrt K in the mean and that of orthogonal tokens 0, of standard deviation c
+    at most; of two projections drawn apart a match has 0 as well. Means of 500 draws, and so of 2,000 heads, of which
+    no deviation exceeds 5 standard errors but for 1 in 1e6."""
+    x = torch.zeros(1, 3, WIDTH, dtype=torch.float64)
+    x[0, :, 0], x[0, 1] = 1.0, torch.eye(WIDTH, dtype=torch.float64)[5]  # a, b, a: the last matches the key of b
+    g, c = torch.Generator().manual_seed(3), default_sharpness(K)
+    tied, other, untied = [], [], []
+    for _ in range(500):
+        q, k = InductionProjection(WIDTH, H, draw=draw_name, generator=g, dtype=torch.float64)(x)
+        tied.append((q[:, :, 2] * k[:, :, 1]).sum(-1) / sqrt(K))
+        other.append((q[:, :, 2] * k[:, :, 2]).sum(-1) / sqrt(K))
+        q, k = FrozenProjection(WIDTH, H, generator=g, dtype=torch.float64)(x * sqrt(WIDTH))
+        untied.append((q[:, :, 2] * k[:, :, 0]).sum(-1) * c / sqrt(K))
+    match, miss, apart = (torch.cat(scores, 1).flatten() for scores in (tied, other, untied))
+    error = 5 / sqrt(len(match))
+    assert abs(match.mean() - c * sqrt(K)) < error * match.std() + 1e-9  # structured: exactly, as signs drop out
+    assert abs(miss.mean()) < error * c and miss.std() < 1.2 * c
+    assert abs(apart.mean()) < error * apart.std() and apart.std() > c / 2
+
+
+def test_defaults():
+    """c is the square root of K, 4 at most; rows have unit length, and those of heads that fit into d are orthogonal
+    altogether."""
+    assert [default_sharpness(width) for width in (9, 16, 64)] == [3.0, 4.0, 4.0]
+    together = heads().projection.weight[0]
+    close(together @ together.mT, torch.eye(WIDTH, dtype=torch.float64))
+    more = heads(head_dim=10).projection.weight[0].unflatten(0, (H, 10))  # 40 rows: two heads at a time
+    close(more @ more.mT, torch.eye(10, dtype=torch.float64).expand(H, 10, 10))
+    close(more[0] @ more[1].mT, torch.zeros(10, 10, dtype=torch.float64))
+    wide = heads(head_dim=2 * WIDTH, count=1).projection.weight[0]
+    close(wide.square().sum(), torch.tensor(2.0 * WIDTH, dtype=torch.float64))  # the variance 1 / d
+    assert heads(sharpness=2).projection.sharpness == 2.0
+
+
+@FORMS
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_the_first_key_is_zero(tokens, form):
+    """Its score is that of what does not match, in the mean: a first token attends to itself alone."""
+    layer, x = heads(form, tokens=tokens), draw(B, N, WIDTH)
+    q, k = layer.projection(x)
+    assert torch.equal(k[:, :, 0], torch.zeros(B, H, K, dtype=torch.float64))
+    assert torch.equal(k[:, :, 1:], q[:, :, :-1])
+    close(layer(x, is_causal=True)[:, 0], x[:, 0] @ layer.weight_v.mT @ layer.weight_o.mT)
+
+
+@FORMS
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_padding_on_the_left_is_as_good_as_absent(tokens, causal, form):
+    """What follows a token that is not there has no predecessor, as the first of a sequence; whatever padding holds."""
+    layer, x = heads(form, tokens=tokens), draw(B, N, WIDTH)
+    x[:, :4] *= 30
+    padded = (torch.arange(N) < 4).expand(B, -1)
+    expected = layer(x[:, 4:], is_causal=causal)
+    close(layer(x, key_padding_mask=padded, is_causal=causal)[:, 4:], expected)
+    close(layer(x, attn_mask=~padded[:, None, None], is_causal=causal)[:, 4:], expected)
+    if causal:  # cut within the padding, and behind it
+        for cut in (2, 4, 6):
+            _, state = layer(x[:, :cut], key_padding_mask=padded[:, :cut], is_causal=True, return_state=True)
+            y = layer(x[:, cut:], key_padding_mask=padded, is_causal=True, initial_state=state)
+            close(y[:, max(0, 4 - cut) :], expected[:, max(0, cut - 4) :])
+
+
+@FORMS
+@pytest.mark.parametrize("kind", [{}, {"tokens": 3}, {"draw": "structured", "tokens": 2}], ids=str)
+def test_cut_equals_whole(kind, form):
+    """By states and by a cache, token by token and in pieces; a copy reads on by itself."""
+    layer, x = heads(form, **kind), draw(B, N, WIDTH)
+    whole, final = layer(x, is_causal=True, return_state=True)
+    state, cache, pieces, read = None, layer.new_cache(N), [], []
+    for a, b in ((0, 1), (1, 2), (2, 6), (6, N)):
+        y, state = layer(x[:, a:b], is_causal=True, initial_state=state, return_state=True)
+        pieces.append(y)
+        copy = cache.copy()
+        read.append(layer(x[:, a:b], is_causal=True, cache=cache))
+        close(layer(x[:, a:b], is_causal=True, cache=copy), read[-1])
+    for found in (pieces, read):
+        close(torch.cat(found, 1), whole)
+    for a, b in zip(state, final, strict=True):
+        close(a, b)
+    assert cache.length == N and cache.nbytes == sum(part.nbytes for part in final)
+
+
+def test_queries_and_keys_pass_on_no_gradient():
+    """With the values' gradient cut none is left: of a layer whose W_V is constant x has that through v alone."""
+    layer, x = heads(), draw(B, N, WIDTH).requires_grad_()
+    q, k = layer.projection(x)
+    assert not q.requires_grad and not k.requires_grad
+    assert {name for name, _ in layer.named_parameters()} == {"weight_v", "weight_o"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_kept(dtype):
+    """x, the merged heads, and a number a row; neither q, k nor v."""
+    layer, x = heads(dtype=dtype), draw(B, N, WIDTH, dtype=dtype).requires_grad_()
+    with saved_bytes(exclude=[*layer.parameters(), *layer.buffers()]) as kept:
+        layer(x, is_causal=True)
+    assert kept() == 2 * B * N * WIDTH * dtype.itemsize + B * H * N * 4
+
+
+SIZES = [(1, 5, 8, 2), (2, 7, 12, 3), (2, 33, 64, 4), (3, 1, 8, 4)]  # B, N, d, H
+COUNTED = [f.name for f in fields(Counts) if f.compare]
+
+
+@pytest.mark.parametrize("form", ["reference", "fast"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("input_grad", [False, True])
+def test_cost(form, causal, input_grad):
+    """Declared = counted, exactly, of all options."""
+    for kind in ({}, {"tokens": 2}, {"draw": "structured"}, {"tokens": 3, "draw": "structured"}, {"head_dim": 2}):
+        for length_first in SIZES:
+            b, n, d, h = length_first
+            x = torch.zeros(b, n, d, requires_grad=input_grad)
+            counts = count_step(InductionHeads(d, h, form=form, **kind), x, is_causal=causal)
+            declared = induction_heads(b, n, d, h, form=form, causal=causal, input_grad=input_grad, **kind)
+            assert {m: getattr(counts, m) for m in COUNTED} == {m: getattr(declared, m) for m in COUNTED}
+
+
+@pytest.mark.parametrize("kind", [{}, {"tokens": 3}, {"draw": "structured"}], ids=str)
+def test_cost_of_a_token(kind):
+    layer, state = InductionHeads(12, 4, **kind), None
+    for length in range(1, 5):
+        x, declared = torch.zeros(2, 1, 12), induction_heads(2, length, 12, 4, causal=True, **kind)
+        assert count_forward(layer, x, is_causal=True, initial_state=state)[0] == declared.decode
+        _, state = layer(x, is_causal=True, initial_state=state, return_state=True)
+        assert sum(part.nbytes for part in state) == declared.state_bytes
+
+
+def test_in_a_model():
+    """With a short convolution before heads of two kinds: decoding gives what the whole gives, and cost is exact."""
+    kind = {"layer": ConvolvedAttention, "of": HybridAttention, "heads": {"induction": 2, "positional": 2}}
+    model = LanguageModel(11, WIDTH, H, 2, max_length=None, dtype=torch.float64, **kind)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attention.taps.normal_(generator=torch.Generator().manual_seed(2))
+    tokens = torch.randint(11, (2, 12), generator=torch.Generator().manual_seed(1))
+    caches = model.new_caches(12)
+    read = [model(tokens[:, a:b], caches=caches) for a, b in ((0, 1), (1, 5), (5, 12))]
+    close(torch.cat(read, 1), model(tokens))
+    declared = model_cost(
+        2, 12, WIDTH, H, 2, vocab_size=11, max_length=None, itemsize=8,
+        layer=convolved_layer, of=hybrid, heads={"induction": 2, "positional": 2},
+    )  # fmt: skip
+    counts = count_step(model, tokens)
+    assert {m: getattr(counts, m) for m in COUNTED} == {m: getattr(declared, m) for m in COUNTED}
+
+
+def test_adapters_leave_them():
+    """They have no projection that could be trained, and so none to freeze; learned heads beside them have."""
+    layer = HybridAttention(WIDTH, H, heads={"induction": 2, "learned": 2}, dtype=torch.float64)
+    x = draw(B, N, WIDTH)
+    frozen = freeze_qk(layer, draw=None)
+    assert isinstance(frozen.groups[1].projection, FrozenProjection)
+    close(to_standard(frozen)(x, is_causal=True), layer(x, is_causal=True))
+
+
+BAD = [
+    (lambda x: heads(tokens=0), ValueError, "tokens: expected an integer of at least 1, got 0"),
+    (lambda x: heads(sharpness=0.0), ValueError, "sharpness: expected a number above 0, got 0.0"),
+    (lambda x: heads(draw="har"), ValueError, "draw: expected one of 'haar', .*, got 'har'"),
+    (
+        lambda x: heads(draw="structured", head_dim=8),
+        ValueError,
+        "head_dim: expected heads of at most d_model = 24 tog",
+    ),
+    (lambda x: heads().projection(x, x), ValueError, "context: expected None with keys a token late, got a float64"),
+    (lambda x: heads()(x[..., :4]), ValueError, r"x: expected shape \(B, N, 24\) with B, N >= 1, got \(2, 9, 4\)"),
+    (
+        lambda x: heads()(x, initial_state=(x, x)),
+        ValueError,
+        r"initial_state: expected a tuple of tensors \(key, token",
+    ),
+    (lambda x: heads()(x, cache=heads().new_cache(9)), ValueError, "cache: expected one of this layer, got another"),
+    (lambda x: heads()(x, cache=5), TypeError, "cache: expected a InductionCache, got int 5"),
+]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("call", "error", "message"), BAD)
+def test_errors(call, error, message):
+    with pytest.raises(error, match=message):
+        call(draw(B, N, WIDTH))

@@ -1,0 +1,258 @@
+"""The short convolution before attention, and the KV shift: formulas, padding, states, costs, errors."""
+
+from dataclasses import fields
+from functools import partial
+
+import pytest
+import torch
+
+from ortho import ConvolvedAttention, HybridAttention, MultiheadAttention, PositionalHeads, TransformerBlock, cost
+from ortho.attention.shifted import ShiftedKeysValues
+from ortho.cost.counting import Counts, count_forward, count_step
+from ortho.cost.layers import convolved_layer, shifted_layer
+from ortho.layers.short_convolution import short_convolution, short_convolution_reference
+
+# Sums of at most 1e2 rounded products of size 1 in float64, in different orders.
+close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
+FORMS = pytest.mark.parametrize("form", ["reference", "fast"])
+B, N, WIDTH, H = 2, 9, 24, 4
+FUNCTIONS = {"reference": short_convolution_reference, "fast": short_convolution}
+COUNTED = [f.name for f in fields(Counts) if f.compare]
+SIZES = [(1, 5, 8, 2), (2, 7, 12, 3), (2, 33, 64, 4), (3, 1, 8, 4), (2, 2, 8, 4)]  # B, N, d, H
+
+
+def draw(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def convolved(**kwargs):
+    """A layer whose taps are not 0."""
+    one = ConvolvedAttention(WIDTH, H, generator=torch.Generator().manual_seed(1), dtype=torch.float64, **kwargs)
+    with torch.no_grad():
+        one.taps.normal_(generator=torch.Generator().manual_seed(2))
+    return one
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 7])
+@pytest.mark.parametrize("form", FUNCTIONS)
+def test_as_the_formula_reads(form, width):
+    """Tap by tap, with a tail and without, outputs and all gradients; of sequences shorter than the taps, too."""
+    for length in (1, 3, N):
+        for tail in (None, draw(B, width - 1, WIDTH, seed=3)):
+            leaves = [draw(B, length, WIDTH).requires_grad_(), draw(width, WIDTH, seed=1).requires_grad_()]
+            leaves += [] if tail is None or width == 1 else [tail.requires_grad_()]
+            x, taps = leaves[:2]
+            line = torch.cat([torch.zeros(B, width - 1, WIDTH) if tail is None else tail, x], 1)
+            rows = [x[:, t] + sum(taps[i] * line[:, width - 1 + t - i] for i in range(width)) for t in range(length)]
+            found, expected = FUNCTIONS[form](x, taps, tail), torch.stack(rows, 1)
+            close(found, expected)
+            d_y = draw(B, length, WIDTH, seed=9)
+            for a, b in zip(*(torch.autograd.grad(y, leaves, d_y) for y in (found, expected)), strict=True):
+                close(a, b)
+
+
+@FORMS
+def test_it_begins_as_nothing(form):
+    """With the same draws the layer is the one that it wraps, bit for bit."""
+    kind = {"form": form, "dtype": torch.float64}
+    layer = MultiheadAttention(WIDTH, H, generator=torch.Generator().manual_seed(1), **kind)
+    one = ConvolvedAttention(WIDTH, H, generator=torch.Generator().manual_seed(1), **kind)
+    x = draw(B, N, WIDTH)
+    assert torch.equal(one(x, is_causal=True), layer(x, is_causal=True))
+
+
+LAYERS = {
+    "learned": {},
+    "positional": {"of": PositionalHeads},
+    "hybrid": {"of": HybridAttention, "heads": {"learned": 1, "linear": 1, "positional": 2}},
+}
+
+
+@FORMS
+@pytest.mark.parametrize("layer", LAYERS)
+def test_cut_equals_whole(layer, form):
+    """By states and by a cache; a copy of a cache reads on by itself. The future leaves the prefix."""
+    one, x = convolved(form=form, **LAYERS[layer]), draw(B, N, WIDTH)
+    whole, final = one(x, is_causal=True, return_state=True)
+    state, cache, pieces, read = None, one.new_cache(N), [], []
+    for a, b in ((0, 1), (1, 2), (2, 6), (6, N)):
+        y, state = one(x[:, a:b], is_causal=True, initial_state=state, return_state=True)
+        pieces.append(y)
+        copy = cache.copy()
+        read.append(one(x[:, a:b], is_causal=True, cache=cache))
+        close(one(x[:, a:b], is_causal=True, cache=copy), read[-1])
+    for found in (pieces, read):
+        close(torch.cat(found, 1), whole)
+    close(state[0], final[0])
+    assert cache.length == N and cache.nbytes == cache.attention_cache.nbytes + final[0].nbytes
+    other = x.clone()
+    other[:, 5:] = 30 * draw(B, N - 5, WIDTH, seed=4)
+    assert torch.equal(one(other, is_causal=True)[:, :5], one(x, is_causal=True)[:, :5])
+
+
+@FORMS
+@pytest.mark.parametrize("causal", [False, True])
+def test_padding(causal, form):
+    """On either side it is as good as absent, whatever it holds, by a mask of keys in one of its shapes; in a gap it
+    is as good as zeros. A mask of pairs leaves out no token."""
+    one, x = convolved(form=form), draw(B, N, WIDTH)
+    for there in (torch.arange(N) >= 4, torch.arange(N) < 6):
+        padded = torch.where(there[:, None], x, 30 * x)
+        expected = one(x[:, there], is_causal=causal)
+        masks = [{"key_padding_mask": ~there.expand(B, N)}, {"attn_mask": there}, {"attn_mask": there[None]}]
+        masks += [{"attn_mask": there[None, None]}, {"attn_mask": there.expand(B, H, 1, N)}]
+        for mask in masks:
+            close(one(padded, is_causal=causal, **mask)[:, there], expected)
+    gap = torch.arange(N) != 4
+    found = one(x, is_causal=causal, key_padding_mask=~gap.expand(B, N))
+    close(found[:, gap], one(x * gap[:, None], is_causal=causal, key_padding_mask=~gap.expand(B, N))[:, gap])
+    pairs = torch.ones(N, N, dtype=torch.bool).tril()
+    close(one(x, attn_mask=pairs), one(x, is_causal=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype):
+    """Sums are taken in float32 and rounded once: half a unit in the last place of each result."""
+    x, taps, tail = (draw(*shape, seed=i, dtype=dtype) for i, shape in enumerate([(B, N, 8), (4, 8), (B, 3, 8)]))
+    exact = short_convolution_reference(x.double(), taps.double(), tail.double())
+    found = short_convolution(x, taps, tail)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), exact, rtol=0.51 * torch.finfo(dtype).eps, atol=1e-6)
+
+
+def test_cost_of_a_block():
+    """Declared = counted, exactly, with a convolution as wide as some sequences are long."""
+    for width in (1, 2, 4):
+        for b, n, d, h in SIZES:
+            x = torch.zeros(b, n, d, requires_grad=True)
+            counts = count_step(TransformerBlock(d, h, layer=ConvolvedAttention, width=width), x, is_causal=True)
+            declared = cost.block(b, n, d, h, causal=True, layer=convolved_layer, width=width)
+            assert {m: getattr(counts, m) for m in COUNTED} == {m: getattr(declared, m) for m in COUNTED}
+
+
+def test_state_of_a_block():
+    block, state = TransformerBlock(12, 4, layer=ConvolvedAttention), None
+    for length in range(1, 6):
+        x, declared = torch.zeros(2, 1, 12), cost.block(2, length, 12, 4, causal=True, layer=convolved_layer)
+        assert count_forward(block, x, is_causal=True, initial_state=state)[0] == declared.decode
+        _, state = block(x, is_causal=True, initial_state=state, return_state=True)
+        assert sum(part.nbytes for part in state) == declared.state_bytes
+
+
+@pytest.mark.unchecked
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of a class that dynamo makes
+def test_compiles():
+    torch.compiler.reset()
+    one, x = convolved(), draw(B, N, WIDTH)
+    compiled = torch.compile(one, backend="aot_eager", fullgraph=True)
+    for kwargs in ({"is_causal": True}, {"attn_mask": torch.arange(N) < 6}):
+        results = []
+        for call in (compiled, one):
+            leaf = x.clone().requires_grad_()
+            y = call(leaf, **kwargs)
+            results.append([y, *torch.autograd.grad(y, [leaf, *one.parameters()], draw(B, N, WIDTH, seed=9))])
+        for a, b in zip(*results, strict=True):
+            close(a, b)
+
+
+# -- the KV shift
+
+
+def shifted(attention="softmax", form="fast", *, width=WIDTH, heads=H, dtype=torch.float64):
+    g = torch.Generator().manual_seed(1)
+    shift = ShiftedKeysValues(heads, attention, form=form, generator=g, dtype=dtype)
+    return MultiheadAttention(width, heads, attention=shift, generator=g, dtype=dtype)
+
+
+def test_the_shift_as_the_formula_reads():
+    """Head by head and token by token, causal and not; and the weights of a head add up to 1 at first."""
+    layer, x = shifted(), draw(B, N, WIDTH)
+    shift = layer.attention
+    close(shift.keys.sum(1), torch.ones(H, dtype=torch.float64))
+    assert shift.keys.min() >= 0 and shift.keys[:, 0].unique().numel() == H
+    with torch.no_grad():
+        shift.values.normal_(generator=torch.Generator().manual_seed(5))
+    q, k = layer.projection(x)
+    v = (x @ layer.weight_v.mT).unflatten(-1, (H, -1)).transpose(1, 2)
+    mixed = []
+    for y, weights in ((k, shift.keys), (v, shift.values)):
+        rows = [torch.stack([weights[h, 0] * y[:, h, t] + (weights[h, 1] * y[:, h, t - 1] if t else 0)
+                             for t in range(N)], 1) for h in range(H)]  # fmt: skip
+        mixed.append(torch.stack(rows, 1))
+    for causal in (False, True):
+        o = torch.nn.functional.scaled_dot_product_attention(q, *mixed, is_causal=causal)
+        close(layer(x, is_causal=causal), o.transpose(1, 2).flatten(2) @ layer.weight_o.mT)
+
+
+@FORMS
+@pytest.mark.parametrize("attention", ["softmax", "rotary", "linear", "window"])
+def test_the_shift_cut_and_decoded(attention, form):
+    layer, x = shifted(attention, form), draw(B, N, WIDTH)
+    whole = layer(x, is_causal=True)
+    state, cache, pieces, read = None, layer.new_cache(N), [], []
+    for a, b in ((0, 1), (1, 2), (2, 6), (6, N)):
+        y, state = layer(x[:, a:b], is_causal=True, initial_state=state, return_state=True)
+        pieces.append(y)
+        read.append(layer(x[:, a:b], is_causal=True, cache=cache))
+    for found in (pieces, read):
+        close(torch.cat(found, 1), whole)
+
+
+def test_the_shift_s_forms_agree():
+    """Outputs and all gradients."""
+    results = []
+    for form in ("reference", "fast"):
+        layer, x = shifted("rotary", form), draw(B, N, WIDTH).requires_grad_()
+        y = layer(x, is_causal=True)
+        results.append([y, *torch.autograd.grad(y, [x, *layer.parameters()], draw(B, N, WIDTH, seed=9))])
+    assert len(results[0]) == 8
+    for a, b in zip(*results, strict=True):
+        close(a, b)
+
+
+def test_the_shift_and_padding():
+    """A key that is not there adds nothing to the next one; on the left it is as good as absent."""
+    layer, x = shifted(), draw(B, N, WIDTH)
+    there = torch.arange(N) >= 4
+    padded = torch.where(there[:, None], x, 30 * x)
+    expected = layer(x[:, 4:], is_causal=True)
+    close(layer(padded, is_causal=True, key_padding_mask=~there.expand(B, N))[:, 4:], expected)
+
+
+@pytest.mark.parametrize("attention", ["softmax", "rotary"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_cost_of_the_shift(attention, causal):
+    """Declared = counted, exactly."""
+    for b, n, d, h in SIZES:
+        x = torch.zeros(b, n, d, requires_grad=True)
+        counts = count_step(shifted(attention, width=d, heads=h, dtype=torch.float32), x, is_causal=causal)
+        declared = shifted_layer(b, n, d, h, attention=attention, causal=causal)
+        assert {m: getattr(counts, m) for m in COUNTED} == {m: getattr(declared, m) for m in COUNTED}
+
+
+BAD = [
+    (lambda x: ConvolvedAttention(24, 4, width=0), ValueError, "width: expected an integer of at least 1, got 0"),
+    (lambda x: convolved(form="fst"), ValueError, "form: expected one of 'reference', 'fast', got 'fst'"),
+    (lambda x: convolved()(x[..., :4]), ValueError, r"x: expected shape \(B, N, 24\) with B, N >= 1, got \(2, 9, 4\)"),
+    (lambda x: convolved()(x, attn_mask=x > 0), ValueError, "attn_mask: expected a shape that broadcasts"),
+    (lambda x: convolved()(x, initial_state=5), TypeError, "initial_state: expected the last tokens and the attention"),
+    (lambda x: convolved()(x, initial_state=(x, x, x)), ValueError, "initial_state: expected tail torch.float64 of sh"),
+    (lambda x: convolved()(x, cache=5), TypeError, "cache: expected a ConvolvedCache, got int 5"),
+    (lambda x: convolved()(x, cache=convolved().new_cache(9)), ValueError, "cache: expected one of this layer, got an"),
+    (lambda x: convolved().new_cache(9).attend(x, x, x), TypeError, "cache: expected to be read by a ConvolvedAttent"),
+    (
+        lambda x: short_convolution(x, x),
+        ValueError,
+        r"taps: expected shape \(w, d\) without empty axes, got \(2, 9, 24\)",
+    ),
+    (lambda x: ShiftedKeysValues(4, "delta"), ValueError, "attention: expected a mechanism without gates, got 'delta'"),
+    (lambda x: ShiftedKeysValues(4, "softmx"), ValueError, "attention: expected one of .*, got 'softmx'"),
+    (lambda x: ShiftedKeysValues(4, form="slow"), ValueError, "form: expected one of 'reference', 'fast', got 'slow'"),
+]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("call", "error", "message"), BAD)
+def test_errors(call, error, message):
+    with pytest.raises(error, match=message):
+        call(draw(B, N, WIDTH))

@@ -1,0 +1,243 @@
+"""The ladder: its texts and arms, a run at every budget and after a kill, the rules by which records are judged."""
+
+import hashlib
+from functools import partial
+from math import log
+
+import numpy as np
+import pytest
+import torch
+
+from ortho.cost.counting import count_step
+from paper.experiments.learning import ladder, ladder_rows, rates
+from paper.experiments.learning.ladder_arms import ARMS, CONVOLUTION, MimeticProjection
+from paper.experiments.learning.ladder_rows import HYPOTHESES, Curve, at, at_equal, judged, tail
+from paper.tasks import novels, text
+from paper.tasks.download import RemoteFile
+from paper.tasks.repeats import repeats
+from paper.training import Recipe, Trainer
+
+TINY = {"base": 4, "tested": 8, "N": 32, "B": 2, "d": 16, "H": 4, "L": 1}
+
+
+def tiny(arm="2 induction + 2 positional", **kwargs):
+    return ladder.case("python", arm, **{"budget": 2, **TINY, **kwargs}) | {"validated": 6, "blocks": 3}
+
+
+def test_repeats():
+    """Against counting by hand, on three symbols, where matches are many."""
+    windows = torch.randint(3, (3, 31), generator=torch.Generator().manual_seed(0))
+    found = repeats(windows, 5)
+    for row, x in enumerate(windows.tolist()):
+        for t in range(30):
+            best, place = 0, None
+            for s in range(t):
+                length = 0
+                while length < 5 and s >= length and x[s - length] == x[t - length]:
+                    length += 1
+                if length and length >= best:
+                    best, place = length, s
+            assert found.length[row, t] == best
+            assert bool(found.right[row, t]) == (place is not None and x[place + 1] == x[t + 1])
+
+
+def test_novels(tmp_path, monkeypatch):
+    """Each novel's own parts, without what Gutenberg has around them; lines end in one byte."""
+    bodies = [b"".join(b"%d line %d\r\n" % (i, n) for n in range(500)) for i in range(2)]
+    files = []
+    for i, body in enumerate(bodies):
+        text = b"header\r\n*** START OF THIS PROJECT GUTENBERG EBOOK X ***\r\n\r\n" + body + b"***END OF THE PROJECT "
+        path = tmp_path / "novels" / f"{i}.txt"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(text + b"GUTENBERG EBOOK X***\r\nlicence\r\n")
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        files.append(RemoteFile(f"novels/{i}.txt", "https://localhost", digest))
+    monkeypatch.setattr(novels, "NOVELS", tuple(files))
+    plain = [body.replace(b"\r\n", b"\n") for body in bodies]
+    parts = novels.novels_parts(tmp_path)
+    ends = [[len(text) * share // 100 for share in (90, 95)] for text in plain]
+    assert parts.train == b"".join(text[:a] for text, (a, _) in zip(plain, ends, strict=True))
+    assert parts.validation == b"".join(text[a:b] for text, (a, b) in zip(plain, ends, strict=True))
+    assert parts.test == b"".join(text[b:] for text, (_, b) in zip(plain, ends, strict=True))
+    (tmp_path / "novels" / "0.txt").write_bytes(b"no marks")
+    monkeypatch.setattr(novels, "fetch", lambda file, folder: tmp_path / file.name)
+    novels._parts.cache_clear()
+    with pytest.raises(ValueError, match="expected a text between Project Gutenberg's marks"):
+        novels.novels_parts(tmp_path)
+
+
+@pytest.mark.parametrize("convolution", [0, 4])
+@pytest.mark.parametrize("arm", ARMS)
+def test_flop(arm, convolution):
+    """Declared = counted, exactly."""
+    case = tiny(arm, convolution=convolution)
+    model = ARMS[arm].build(case, torch.Generator().manual_seed(0))
+    counts = count_step(model, torch.zeros(2, 32, dtype=torch.int64))
+    assert counts.forward + counts.backward == ladder_rows.step_flop(case)
+
+
+def test_mimetic():
+    """The product of W_Q and W_K has about 0.7 of the identity in it: its mean diagonal is that times the share of the
+    singular values kept, all of them with one head; of noise it has 0.7 / sqrt(d d), 5 of which bound it."""
+    made = MimeticProjection(64, 1, generator=torch.Generator().manual_seed(0))
+    product = made.weight_q.mT @ made.weight_k
+    assert abs(product.diagonal().mean().item() - 0.7) < 5 * 0.7 / 64
+
+
+@pytest.fixture(scope="module")
+def outcome():
+    return ladder.run(tiny(seed=1))
+
+
+def test_a_run(outcome):
+    """Each budget is tested, as a model of its own steps; parts average to the whole; places and sorts too."""
+    looks = outcome["facts"]["validation"]
+    assert [(look["budget"], look["step"]) for look in looks] == [(1, 4), (2, 8)]
+    for look in looks:
+        parts = outcome["repetitions"][f"{look['budget']} x"]
+        assert len(parts["test_bits"]) == len(parts["validation_bits"]) == 3
+        assert abs(np.mean(parts["validation_bits"]) * log(2) - look["loss_nats"]) < 1e-5
+        shares, bits = look["repeats_fraction"], look["repeats_bits"]
+        assert abs(sum(shares.values()) - 1) < 1e-4
+        whole = sum(shares[name] * bits[name] for name in shares)
+        blocks = np.average(parts["test_bits"], weights=[3, 3, 2])
+        assert abs(whole - blocks) < 1e-3 * blocks
+
+
+def test_a_run_that_chooses_a_rate_leaves_the_test_alone():
+    assert set(ladder.run(tiny(budget=1))["repetitions"]["1 x"]) == {"validation_bits"}
+
+
+def test_the_schedule():
+    """Up, level, and down to the last step, which is not 0."""
+    stable, cooling = ladder._Stable(100, 0.1, 1), ladder._Cooling(4, 0.1, 1)
+    assert [stable.share_of_rate(s) for s in (0, 29, 59, 99)] == [1 / 60, 0.5, 1.0, 1.0]
+    assert [cooling.share_of_rate(s) for s in range(4)] == [1.0, 0.75, 0.5, 0.25]
+    assert [ladder._steps({"base": 300}, n) for n in (1, 16)] == [(240, 60), (3840, 960)]
+
+
+class Planned(Recipe):
+    """The two schedules one after the other."""
+
+    def share_of_rate(self, step):
+        return min(1.0, (step + 1) / ladder.WARM_UP) if step < 8 else 1 - (step - 8) / 2
+
+
+def test_a_budget_s_copy_is_a_run_of_that_length():
+    """Trained without a break on the same batches, a model has the same bits: the copy takes over weights, moments and
+    the place in the batches."""
+    case = tiny(seed=1, budget=1, base=10)
+    found = ladder.run(case)
+    seeds = found["seeds"]
+    model = ARMS[case["arm"]].build(case, torch.Generator().manual_seed(seeds["weights"]))
+    task = text.language_modelling("python", "", text.python_parts(), case["N"])
+    recipe = Planned(10, case["rate"], case["B"], weight_decay=ladder.WEIGHT_DECAY)
+    Trainer(model, task.train, recipe, torch.Generator().manual_seed(seeds["training"])).run()
+    assert ladder._examined(model, task, case)["blocks"]["test"] == found["repetitions"]["1 x"]["test_bits"]
+
+
+def test_after_a_kill(tmp_path, monkeypatch, outcome):
+    """To the bit, but for the seconds."""
+    whole, file = Trainer.run, tmp_path / "one.pt"
+
+    def stopped(self, until=None):
+        whole(self, 5 if self.checkpoint is not None else until)
+        if self.checkpoint is not None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "run", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        ladder.run(tiny(seed=1), checkpoint=file)
+    monkeypatch.setattr(Trainer, "run", whole)
+    again = ladder.run(tiny(seed=1), checkpoint=file)
+    assert again["repetitions"] == outcome["repetitions"] and again["facts"]["loss"] == outcome["facts"]["loss"]
+
+
+def test_cases(monkeypatch):
+    """Rates first; with these chosen the longer ones; never a case twice."""
+    monkeypatch.setattr(rates, "chosen", lambda experiment, case: None)
+    for cases in (ladder.cases, ladder.other_cases):
+        assert all(case["budget"] == ladder.TUNED and case["seed"] == rates.TUNING for case in cases("cpu"))
+    monkeypatch.setattr(rates, "chosen", lambda experiment, case: 0.004)
+    for cases in (ladder.cases, ladder.other_cases):
+        found = [repr(case) for case in cases("cpu")]
+        assert len(found) == len(set(found))
+        assert {case["budget"] for case in cases("cpu")} >= {ladder.TUNED, ladder.LONG}
+    assert {(h.text, h.arm) for h in HYPOTHESES} <= {(c["text"], c["arm"]) for c in ladder.cases("cpu")}
+
+
+def test_tail():
+    """Of one degree of freedom 1/2 + arctan(t) / pi."""
+    for t in (-3.0, -0.5, 0.5, 3.0):
+        assert abs(tail(t, 1) - (0.5 + np.arctan(t) / np.pi)) < 1e-9
+
+
+def test_a_difference():
+    """By hand: means over seeds 0 and 2, over parts 1 and 1; the error of both, and Student's 6.314 of one degree."""
+    ours = {1: np.array([1.0, 1.0]), 2: np.array([2.0, 4.0]), 3: np.array([9.0, 9.0])}
+    theirs = {1: np.array([1.0, 1.0]), 2: np.array([1.0, 1.0])}
+    found = ladder_rows.tested(ours, theirs, 0.0)
+    error = np.sqrt(2.0 / 2 + 0.5 / 2)
+    assert (found.mean, found.seeds) == (1.0, (1, 2))
+    np.testing.assert_allclose(found.interval, (1 - 6.3138 * error, 1 + 6.3138 * error), rtol=1e-4)
+    assert found.bootstrap[0] >= 0 and found.bootstrap[1] <= 3 and not found.equivalent
+    assert abs(found.chance - tail(1 / error, 1)) < 1e-12
+    assert ladder_rows.tested(ours, {3: ours[3]}, 0.0) is None
+
+
+def record(arm, seed, bits, text="python", budget=16):
+    configuration = ladder.case(text, arm, seed=seed, budget=budget)
+    parts = {f"{n} x": {"test_bits": [bits + 0.001 * i for i in range(4)]} for n in (1, budget)}
+    looks = [{"budget": n, "step_s": 0.1 if arm == "learned" else 0.05} for n in (1, budget)]
+    return {
+        "experiment": "ladder",
+        "configuration": configuration,
+        "repetitions": parts,
+        "facts": {"validation": looks},
+    }
+
+
+def test_hypotheses():
+    """An arm that is better by .1 with an error of .002 is shown where .05 or no worse is asked for, and one that is
+    worse by .1 is not; nothing is shown of what was not measured."""
+    spread = partial(np.multiply, 0.002)
+    records = [record("learned", seed, 2.0) for seed in (1, 2, 3)]
+    records += [record("2 induction + 2 positional", seed, 1.9 + float(spread(seed))) for seed in (1, 2, 3)]
+    records += [record("1 learned + 3 positional", seed, 2.1 + float(spread(seed))) for seed in (1, 2, 3)]
+    found = judged(records)
+    assert {name for name, (_, shown) in found.items() if shown} == {"b: python, 16 x"}
+    assert found["a: python, 16 x"][0].mean == pytest.approx(0.104)
+    assert found["a: novels, 16 x"] == (None, False)
+    same = judged(records[:3] + [record("1 learned + 3 positional", s, 2.0 + float(spread(s)) / 4) for s in (1, 2, 3)])
+    assert same["a: python, 16 x"][0].equivalent and same["a: python, 16 x"][1]
+
+
+def test_equal_steps_flop_and_seconds():
+    """A straight line in the logarithm of the steps; twice the steps at half the cost."""
+    ours, theirs = Curve((1, 4), (3.0, 2.0), 10, 5, 0.5), Curve((1, 2), (3.0, 2.7), 10, 10, 1.0)
+    assert at(ours, 20) == 2.5 and np.isnan(at(ours, 50))
+    assert at_equal(ours, theirs, 1) == {"steps": 3.0, "FLOPs": 2.5, "seconds": 2.5}
+    found = ladder_rows.curve([record("learned", 1, 2.0)], ("python", "learned", CONVOLUTION))
+    assert (found.budgets, found.seconds) == ((1, 16), 0.1) and found.bits[0] == pytest.approx(2.0015)
+    assert ladder_rows.curve([], ("python", "learned", CONVOLUTION)) is None
+
+
+def test_the_table(outcome):
+    shown = {"device": "cpu-x", "provenance": {"device_name": "x"}, **record("learned", 1, 2.0)}
+    other = {**shown, **record("2 induction + 2 positional", 1, 1.9)}
+    said = ladder_rows.table([shown, other])
+    assert "16 x 1.9" in said and "against learned + convolution at 16 x: -0.100 at equal steps" in said
+    assert ladder_rows.line({"configuration": tiny(seed=1), **outcome}).startswith("test 1 x ")
+
+
+@pytest.mark.bad_input
+def test_errors():
+    for call, message in (
+        (lambda: ladder.case("news", "learned"), "text: expected one of"),
+        (lambda: ladder.case("python", "lerned"), "arm: expected one of"),
+        (lambda: ladder.case("python", "learned", budget=3), "budget: expected a power of two, got 3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    with pytest.raises(TypeError, match="sizes: expected some of B, N"):
+        ladder.case("python", "learned", steps=3)

@@ -1,0 +1,88 @@
+"""Mechanisms that select their pairs, with sizes so small that short sequences leave most pairs out."""
+
+from dataclasses import replace
+from functools import cache, partial
+
+import torch
+
+from ortho.attention.linear.feature_maps import Taylor
+from ortho.attention.selected import importance, lsh, moba, nsa, routing, sparse_linear, top_k
+from ortho.attention.selected.lsh import draw_projections
+from ortho.attention.selected.nsa import Sizes
+from ortho.attention.selected.routing import draw_centroids
+
+ENTRIES = [m.MECHANISM for m in (top_k, importance, lsh, routing, moba, nsa, sparse_linear)]
+# Sums of at most 1e3 rounded products, of which the largest are some 10 (2e-13); a pair too many would show at 1e-2.
+TOLERANCE = {"atol": 1e-11, "rtol": 1e-11}
+FORMS = ["reference", "fast"]
+
+
+def draw(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def qkv(*lead, length, width=4, values=5, seed=0, keys=None):
+    M = length if keys is None else keys
+    return [draw(*lead, n, w, seed=3 * seed + i) for i, (n, w) in enumerate(((length, width), (M, width), (M, values)))]
+
+
+def ways(m):
+    """Of is_causal, those that are served."""
+    return [way for way, served in ((False, m.bidirectional), (True, m.causal)) if served]
+
+
+def with_sizes(name, entry, cost=None, **sizes):
+    """The entry with these sizes, which its closed form knows by the same names or by those in `cost`."""
+    forms = {form: partial(entry.form(form), **sizes) for form in FORMS}
+    return replace(entry, name=name, cost=partial(entry.cost, **(sizes if cost is None else cost)), **forms)
+
+
+@cache
+def projections(width):
+    return draw_projections(width, rounds=3, buckets=4, generator=torch.Generator().manual_seed(1))
+
+
+@cache
+def centroids(width):
+    return draw_centroids(width, count=4, generator=torch.Generator().manual_seed(1))
+
+
+def few_buckets(function, *args, **kwargs):
+    """With projections for keys of any width."""
+    return function(*args, projections=projections(args[0].shape[-1]), **kwargs)
+
+
+def few_clusters(function, *args, **kwargs):
+    return function(*args, centroids=centroids(args[0].shape[-1]), **kwargs)
+
+
+def wrapped(wrapper, entry):
+    return replace(entry, **{form: partial(wrapper, entry.form(form)) for form in FORMS})
+
+
+def _small():
+    lsh_cost, routing_cost = {"rounds": 3, "buckets": 4, "width": 3}, {"clusters": 4, "width": 3}
+    yield with_sizes("top-k, 3", top_k.MECHANISM, count=3)
+    yield with_sizes("top-k, 1", top_k.MECHANISM, count=1)
+    yield with_sizes("importance, 3", importance.MECHANISM, count=3)
+    yield wrapped(few_buckets, with_sizes("lsh, 3", lsh.MECHANISM, cost=lsh_cost, width=3))
+    yield wrapped(few_buckets, with_sizes("lsh, shared", lsh.MECHANISM, cost=lsh_cost, width=2, shared_qk=True))
+    nearest = with_sizes(
+        "routing, nearest", routing.MECHANISM, cost=routing_cost | {"balanced": False}, width=3, balanced=False
+    )
+    yield replace(wrapped(few_clusters, nearest), positional=True)
+    balanced = with_sizes(
+        "routing, balanced", routing.MECHANISM, cost=routing_cost | {"balanced": True}, width=3, balanced=True
+    )
+    yield replace(wrapped(few_clusters, balanced), causal=False)
+    yield with_sizes("moba, 4", moba.MECHANISM, block=4, count=3)
+    yield with_sizes("moba, 1", moba.MECHANISM, block=1, count=2)
+    yield with_sizes("moba, its own", moba.MECHANISM, block=4, count=1)
+    yield with_sizes("nsa, 4", nsa.MECHANISM, sizes=Sizes(length=4, stride=2, block=4, count=4, window=3))
+    yield with_sizes("sparse-linear, 3", sparse_linear.MECHANISM, window=3)
+    yield with_sizes("sparse-linear, all", sparse_linear.MECHANISM, window=10**4)
+    yield with_sizes("sparse-linear, taylor", sparse_linear.MECHANISM, window=5, feature_map=Taylor(2))
+
+
+SMALL = {m.name: m for m in _small()}
+ALL = {m.name: m for m in ENTRIES} | SMALL
