@@ -58,7 +58,7 @@ WHOLE = (
     "orthogonal", "models.generation", "layers.recomputation", "adapters", "layers.experts", "gates",
     "layers.hybrid", "layers.multihead", "models.language_model", "models.encoders", "models.encoder_decoder",
     "layers.decoder_block", "layers.positional", "layers.stop_gradient", "projections.matrices",
-    "projections.merged", "projections.seeded", "projections.structured", "layers.synthesizer.layer",
+    "projections.seeded", "projections.structured", "layers.synthesizer.layer",
     "layers.synthesizer.sources", "attention.cache", "attention.linear.random_feature_attention",
     "attention.softmax.backends", "attention.untrained.positional_attention", "attention.untrained.patterns",
     "attention.recurrent.ttt_losses", "attention.linear.linear_attention", "attention.linear.favor",

@@ -10,7 +10,7 @@ later token takes the place of an earlier one. (Lepikhin et al. 2020, arXiv:2006
 tokens precedence over any second choice, by which a later token can displace an earlier one.)
 """
 
-from math import ceil, inf
+from math import ceil
 from typing import Any, NamedTuple
 
 import torch
@@ -44,7 +44,7 @@ class GatedFeedForward(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        d_ff = 8 * _checks.positive_int("d_model", d_model) // 3 if d_ff is None else _checks.positive_int("d_ff", d_ff)
+        d_ff = 8 * d_model // 3 if d_ff is None else d_ff
         kind: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
         self.weight_gate = new_weight(d_ff, d_model, **kind)
         self.weight_up = new_weight(d_ff, d_model, **kind)
@@ -114,16 +114,13 @@ class MixtureOfExperts(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        d_ff = 4 * _checks.positive_int("d_model", d_model) if d_ff is None else _checks.positive_int("d_ff", d_ff)
-        self.num_experts = _checks.positive_int("num_experts", num_experts)
-        self.top_k = _checks.positive_int("top_k", top_k)
+        d_ff = 4 * d_model if d_ff is None else d_ff
         if top_k > num_experts:
             raise ValueError(f"top_k: expected at most num_experts = {num_experts}, got {top_k}")
-        if capacity_factor is not None and not 0 < _number("capacity_factor", capacity_factor) < inf:
+        if capacity_factor is not None and capacity_factor <= 0:
             raise ValueError(f"capacity_factor: expected a positive number, got {capacity_factor}")
-        self.capacity_factor = capacity_factor
-        self.d_model = d_model
-        self.form = _checks.one_of("form", form, ("reference", "fast"))
+        self.d_model, self.num_experts, self.top_k = d_model, num_experts, top_k
+        self.capacity_factor, self.form = capacity_factor, form
         kind: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
 
         def stacked(rows: int, columns: int) -> nn.Parameter:
@@ -192,12 +189,6 @@ class MixtureOfExperts(nn.Module):
 
     def extra_repr(self) -> str:
         return f"num_experts={self.num_experts}, top_k={self.top_k}, capacity_factor={self.capacity_factor}"
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name}: expected a number, got {_checks.describe(value)}")
-    return value
 
 
 def _network(x: Tensor, up: Tensor, down: Tensor, gate: Tensor | None) -> Tensor:

@@ -27,7 +27,7 @@ class FeedForward(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        d_ff = 4 * _checks.positive_int("d_model", d_model) if d_ff is None else _checks.positive_int("d_ff", d_ff)
+        d_ff = 4 * d_model if d_ff is None else d_ff
         self.weight_up = new_weight(d_ff, d_model, generator=generator, dtype=dtype, device=device)
         self.weight_down = new_weight(d_model, d_ff, generator=generator, dtype=dtype, device=device)
         self.bias_up, self.bias_down = (new_bias(w) if bias else None for w in (self.weight_up, self.weight_down))
