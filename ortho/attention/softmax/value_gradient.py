@@ -150,12 +150,14 @@ class _ValueGradient(Kernel):
     @once
     def backward(ctx: Any, do: Tensor) -> Any:
         L, mask, *kept = ctx.saved_tensors
-        if ctx.project is not None:
+        if ctx.project is None:
+            q, k = kept
+        else:
             (x,) = kept
             # The products are made as they were, in half precision where autocast made them so.
             with torch.autocast(x.device.type, ctx.dtype, enabled=ctx.dtype != x.dtype):
-                kept = ctx.project(x)
-        dv = gradient_of_values(*kept, L, do, mask, ctx.is_causal, ctx.scale)
+                q, k = ctx.project(x)
+        dv = gradient_of_values(q, k, L, do, mask, ctx.is_causal, ctx.scale)
         return dv, *(None for _ in ctx.needs_input_grad[1:])
 
 
