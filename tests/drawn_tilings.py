@@ -105,7 +105,8 @@ class Parity(Pattern):
     def pairs(self, n, *, is_causal=False):
         return int(self.mask(n, is_causal=is_causal).sum())
 
-    def tilings(self, first, stop, keys, *, is_causal, device):
+    def tilings(self, section):
+        first, stop, keys, is_causal, device = section
         queries, others = consecutive(first, stop, 8, device), consecutive(0, keys, 4, device)
         table = torch.arange(len(others.positions), device=device).expand(len(queries.positions), -1)
         nothing = torch.full_like(table, ABSENT)

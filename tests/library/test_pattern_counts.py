@@ -9,6 +9,7 @@ from ortho.attention.sparse.dilated import Dilated, LocalDilated, NeitherFarNorM
 from ortho.attention.sparse.fixed import Fixed, Summaries
 from ortho.attention.sparse.global_local import GlobalLocal
 from ortho.attention.sparse.strided import Columns, Strided
+from ortho.attention.sparse.tiling import Section
 from ortho.attention.sparse.window import BlockedWindow, Window
 
 
@@ -106,7 +107,7 @@ def test_a_row_for_each_block_of_queries():
     pattern = BlockSparse(16, ((0, 1, 2),))
     for keys in (128, 20):
         assert torch.equal(pattern.mask(16, keys), (torch.arange(keys) < 48).expand(16, keys))
-        (part,) = pattern.tilings(0, 16, keys, is_causal=False, device=torch.device("cpu"))
+        (part,) = pattern.tilings(Section(0, 16, keys))
         assert part.table.tolist() == [[0, 1, 2][: -(-keys // 16)]]
 
 
@@ -115,7 +116,7 @@ def test_masks_on_another_default_device():
     pattern = BigBird(4, 2, 1, 3, seed=1234)
     with torch.device("meta"):
         kept = pattern.mask(60, device="cpu")
-        (part,) = pattern.tilings(0, 60, 60, is_causal=False, device=torch.device("cpu"))
+        (part,) = pattern.tilings(Section(0, 60, 60))
     assert kept.device == part.table.device == torch.device("cpu")
     assert int(kept.sum()) == pattern.pairs(60)
 
@@ -158,6 +159,6 @@ def test_errors():
             BlockSparse(4, ((0,), row))
     short = BlockSparse(4, ((0,), (0, 1)))
     assert short.pairs(8) == 48
-    for ask in (short.pairs, short.mask, lambda n: short.tilings(0, n, n, is_causal=True, device=torch.device("cpu"))):
+    for ask in (short.pairs, short.mask, lambda n: short.tilings(Section(0, n, n, True))):
         with pytest.raises(ValueError, match="blocks: expected a row for each of the 3 blocks .* got 2 rows"):
             ask(9)

@@ -10,9 +10,9 @@ from ortho.attention.sparse.dilated import Dilated, LocalDilated
 from ortho.attention.sparse.fixed import Fixed, Summaries
 from ortho.attention.sparse.global_local import GlobalLocal
 from ortho.attention.sparse.strided import Columns, Strided
+from ortho.attention.sparse.tiling import Section
 from ortho.attention.sparse.window import BlockedWindow, Window
 
-CPU = torch.device("cpu")
 
 
 def kept_by(parts, first, stop, keys):
@@ -42,7 +42,7 @@ def test_parts_hold_the_mask(pattern, rule, causal):
         *behind,
         *(() if causal else ((0, 40, 100), (0, 100, 40), (7, 9, 150), (0, 1, 30))),
     ):
-        parts = pattern.tilings(first, stop, keys, is_causal=causal, device=CPU)
+        parts = pattern.tilings(Section(first, stop, keys, causal))
         kept, read = kept_by(parts, first, stop, keys)
         assert torch.equal(kept, pattern.mask(stop, keys, first=first, is_causal=causal).long()), (first, stop, keys)
         assert int(read.max()) <= len(parts)
@@ -82,7 +82,7 @@ def test_little_is_computed_in_vain(pattern, causal):
 @pytest.mark.parametrize("causal", [True, False])
 def test_keys_are_read_as_they_lie(pattern, causal):
     """No block of keys is copied for each tile that reads it."""
-    for part in pattern.tilings(0, N, N, is_causal=causal, device=CPU):
+    for part in pattern.tilings(Section(0, N, N, causal)):
         assert all(tiles.run is not None for tiles in engine._tiles(part, 8, 64))
 
 
@@ -99,7 +99,7 @@ LONG_ROWS = {
 def test_tables_hold_little_but_blocks(pattern, causal):
     """However few rows are long: a table is at most four times what it would be if all were as long as on average."""
     n = 2000
-    parts = pattern.tilings(0, n, n, is_causal=causal, device=CPU)
+    parts = pattern.tilings(Section(0, n, n, causal))
     tables = [part.table for part in parts]
     read = sum(int((table >= 0).sum()) for table in tables)
     assert sum(table.numel() for table in tables) <= 4 * len(tables) * read
@@ -112,7 +112,7 @@ def test_tables_hold_little_but_blocks(pattern, causal):
 def test_one_table_where_it_is_small():
     """Up to an entry a token a further part would cost more than it saves."""
     for n, parts in ((64 * 64, 1), (65 * 64, 2)):
-        assert len(BigBird(64).tilings(0, n, n, is_causal=False, device=CPU)) == parts
+        assert len(BigBird(64).tilings(Section(0, n, n))) == parts
 
 
 @pytest.mark.parametrize("pattern", WASTE, ids=str)

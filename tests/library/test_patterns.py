@@ -12,6 +12,7 @@ from drawn_tilings import Parity, draw
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference
 from ortho.attention.sparse.pattern import pattern_attention, pattern_attention_reference, pattern_mechanism
+from ortho.attention.sparse.tiling import Section
 from ortho.attention.sparse.window import Window
 
 FORMS = {"reference": pattern_attention_reference, "fast": pattern_attention}
@@ -43,7 +44,7 @@ def compare(leaves, **kwargs):
 def test_a_window_reads_no_block_in_vain(width):
     """Every block of the table holds a pair of its tile, for whole sequences and for a lone query."""
     for (first, stop), causal in product(((0, 256), (255, 256), (192, 193), (100, 230)), (False, True)):
-        (part,) = Window(width).tilings(first, stop, stop, is_causal=causal, device=torch.device("cpu"))
+        (part,) = Window(width).tilings(Section(first, stop, stop, causal))
         for t, row in enumerate(part.table):
             for block in row[row >= 0]:
                 i, j = part.queries.positions[t][:, None], part.keys.positions[block]

@@ -300,7 +300,7 @@ def test_selections_look_at_few_scores_at_once(monkeypatch):
     """No more than are asked for, whatever the length: memory stays linear."""
     monkeypatch.setattr(call, "SCORES", 1000)
     q, k, v = qkv(3, length=200)
-    one = call.Call(q, k, v, None, 0, True, 1.0, None, 200, (k, v), (), False)
+    one = call.Call(q, k, v, None, 0, True, 1.0, None, 200, (3,), (), False)
     steps = list(one.steps(50))
     assert [s.start for s in steps[1:]] == [s.stop for s in steps[:-1]] and steps[-1].stop == 200
     assert max(3 * 50 * (s.stop - s.start) for s in steps) <= 1000
