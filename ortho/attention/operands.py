@@ -92,7 +92,7 @@ def attention_form(
             if not return_state:
                 return o
             if trims:
-                keys, values, *state = (*(x.to(dtype) for x in state[:2]), *state[2:])
+                keys, values, state = state[0].to(dtype), state[1].to(dtype), state[2:]
             return o, tuple(state) if fixed_state else (keys, values, *state)
 
         return call

@@ -174,8 +174,8 @@ def _call(
         mask = attn_mask[None] if attn_mask.dim() == 1 else attn_mask
         visible = mask.expand(*k.shape[:-2], 1, M).reshape(-1, M)
     factor = 1 / sqrt(q.shape[-1]) if scale is None else scale
-    flat = (x.reshape(-1, *x.shape[-2:]) for x in (q, k, v))
-    return Call(*flat, visible, first, is_causal, factor, scale, M - past, tuple(q.shape[:-2]), (), False)
+    x, y, z = (x.reshape(-1, *x.shape[-2:]) for x in (q, k, v))
+    return Call(x, y, z, visible, first, is_causal, factor, scale, M - past, tuple(q.shape[:-2]), (), False)
 
 
 def with_options(function: Callable[..., Any], form: Callable[..., Any]) -> Callable[..., Any]:

@@ -129,8 +129,8 @@ def pattern_attention(
     scale, first = 1 / sqrt(q.shape[-1]) if scale is None else scale, past_length(initial_state)
     tilings = pattern.tilings(Section(first, first + q.shape[-2], k.shape[-2], is_causal, q.device))
     mask = None if attn_mask is None else flat_mask(attn_mask, q.shape[:-2])
-    flat = (x.reshape(-1, *x.shape[-2:]) for x in (q, k, v))
-    o = tiled_attention(*flat, tilings, scale=scale, start=first, attn_mask=mask)
+    flat_q, flat_k, flat_v = (x.reshape(-1, *x.shape[-2:]) for x in (q, k, v))
+    o = tiled_attention(flat_q, flat_k, flat_v, tilings, scale=scale, start=first, attn_mask=mask)
     return o.reshape(*q.shape[:-1], v.shape[-1])
 
 
