@@ -49,8 +49,8 @@ def table_bits(seen: Tensor, tested: Tensor, longest: int) -> tuple[float, ...]:
 def task_bits(task: Task, seen: int, tested: int, longest: int) -> tuple[float, ...]:
     """`table_bits` of a task on a text, counted on so many windows as they are drawn from the seed 0 to train on, and
     tested on so many of its test."""
-    windows = task.train(seen, torch.Generator().manual_seed(0)), task.tests["test"](tested, torch.Generator())
-    return table_bits(*map(whole_windows, windows), longest)
+    drawn = task.train(seen, torch.Generator().manual_seed(0))
+    return table_bits(whole_windows(drawn), whole_windows(task.tests["test"](tested, torch.Generator())), longest)
 
 
 def _codes(windows: Array, length: int) -> Array:

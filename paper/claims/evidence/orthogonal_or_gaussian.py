@@ -57,7 +57,7 @@ def trained(name: str, device: str | None = None) -> dict[str, Runs]:
     another is named."""
     records = experiments.load(name)
     device = experiments.judged_device(records) if device is None else device
-    return (language_rows if name == "bytes" else images_rows).by_arm(records, device)
+    return (language if name == "bytes" else images).by_arm(records, device)
 
 
 def compared(pairs: Mapping[str, Pair], *, every_seed: bool = True, device: str | None = None) -> dict[str, Judged]:
