@@ -9,8 +9,8 @@ from memory_operands import FORMS, FUNCTIONS, arguments, call, close, with_gradi
 
 from ortho.attention import MECHANISMS, chunking
 from ortho.attention.chunking import CHUNK, TILE
+from ortho.attention.operands import unit
 from ortho.attention.recurrent.delta import delta_rule, delta_rule_reference
-from ortho.attention.recurrent.memory import unit
 
 
 def by_loops(q, k, v, beta, log_decay=None, initial_state=None, *, is_causal):

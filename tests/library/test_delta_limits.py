@@ -8,8 +8,8 @@ from memory_operands import FORMS, FUNCTIONS, arguments, call, close, draw, with
 
 from ortho import MultiheadAttention
 from ortho.attention.chunking import CHUNK
+from ortho.attention.operands import unit
 from ortho.attention.recurrent.delta import delta_rule, delta_rule_reference
-from ortho.attention.recurrent.memory import unit
 from ortho.cost.allocations import Allocations
 from ortho.cost.counting import saved_bytes
 

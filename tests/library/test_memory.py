@@ -7,9 +7,8 @@ import pytest
 import torch
 from memory_operands import FORMS, FUNCTIONS, arguments, call, close, draw, with_gradients
 
-from ortho.attention.operands import attention_form
-from ortho.attention.recurrent import memory
-from ortho.attention.recurrent.memory import TINY, unit
+from ortho.attention.operands import TINY, attention_form, unit
+from ortho.attention.recurrent import recurrence as memory
 
 Prepared = namedtuple("Prepared", "q k v beta log_decay S")
 EPS = torch.finfo(torch.float64).eps

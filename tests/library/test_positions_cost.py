@@ -10,7 +10,7 @@ import sympy as sp
 import torch
 
 from ortho.attention import MECHANISMS
-from ortho.attention.positions.position_gates import BiasVectors
+from ortho.attention.positions.position_delta import BiasVectors
 from ortho.cost import big_o as sym
 from ortho.cost.counting import OperationCounter, count_forward, saved_bytes
 

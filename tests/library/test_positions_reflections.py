@@ -8,10 +8,15 @@ import pytest
 import torch
 
 from ortho.attention import softmax_attention_reference
-from ortho.attention.positions.path_attention import path_attention, path_attention_reference
+from ortho.attention.positions.path_attention import (
+    Reflections,
+    blocks,
+    path_attention,
+    path_attention_reference,
+    reflected_scores,
+)
 from ortho.attention.positions.position_delta import position_delta_attention, position_delta_attention_reference
 from ortho.attention.recurrent.delta import delta_rule_reference
-from ortho.attention.recurrent.householder import Reflections, blocks, reflected_scores
 from ortho.cost.allocations import Allocations
 
 PATH = [path_attention_reference, path_attention, partial(path_attention, block=3)]

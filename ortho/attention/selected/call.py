@@ -18,8 +18,7 @@ from ortho._autocast import no_autocast
 from ortho._checks import checked
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.indexing import indexing
-from ortho.attention.operands import carried, mask_of_keys, prepend_state, upcast
-from ortho.attention.recurrent.memory import gate
+from ortho.attention.operands import carried, gate, mask_of_keys, prepend_state, upcast
 from ortho.attention.transforms import uncompiled
 
 # Scores that are looked at together: as many as a few tiles of a fused kernel have, so that memory stays linear.
