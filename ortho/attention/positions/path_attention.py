@@ -45,7 +45,7 @@ def _check(
 def path_attention_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch N K"],
-    v: Float[Tensor, "*batch N V"],
+    v: Float[Tensor, "*batch M V"],
     *,
     directions: Float[Tensor, "*batch N K"] | None = None,
     beta: Float[Tensor, "*batch N"] | None = None,
@@ -75,7 +75,7 @@ def path_attention_reference(
 def path_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch N K"],
-    v: Float[Tensor, "*batch N V"],
+    v: Float[Tensor, "*batch M V"],
     *,
     directions: Float[Tensor, "*batch N K"] | None = None,
     beta: Float[Tensor, "*batch N"] | None = None,

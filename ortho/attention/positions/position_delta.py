@@ -56,8 +56,8 @@ def _check(
 @attention_form(beside=("bias keys",), check=_check)
 def position_delta_attention_reference(
     q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch N K"],
-    v: Float[Tensor, "*batch N V"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
     *,
     bias_queries: Float[Tensor, "*batch N D"] | None = None,
     bias_keys: Float[Tensor, "*batch N D"] | None = None,
@@ -89,8 +89,8 @@ def position_delta_attention_reference(
 @attention_form(beside=("bias keys",), check=_check)
 def position_delta_attention(
     q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch N K"],
-    v: Float[Tensor, "*batch N V"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
     *,
     bias_queries: Float[Tensor, "*batch N D"] | None = None,
     bias_keys: Float[Tensor, "*batch N D"] | None = None,

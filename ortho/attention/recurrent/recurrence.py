@@ -97,7 +97,7 @@ def recurrence_cost(
             + errors
             + (rows * V if k_grad else 0)
             + (decays + erase * k_grad) * states
-            + q_grad * state
+            + (state if q_grad else 0)
         ),
     )
 
