@@ -18,9 +18,7 @@ from ortho._cost import Cost, linear_map
 from ortho._typing import Float, Size, Tensor
 from ortho._weights import new_weight, split_heads
 
-__all__ = ["ChannelDecay", "Decay", "ForgetGate", "Gate", "GateCost", "ReflectingWriteStrength", "WriteStrength"]
-
-GateCost = Cost
+__all__ = ["ChannelDecay", "Decay", "ForgetGate", "Gate", "ReflectingWriteStrength", "WriteStrength"]
 
 
 class Gate(nn.Module, ABC):

@@ -25,6 +25,7 @@ def attention_form(
     beside: tuple[str, ...] = (),
     fixed_state: bool = False,
     moves_keys: bool = False,
+    trims: bool = False,
     upcasts: bool = True,
     check: Callable[..., None] | None = None,
 ) -> Callable[[F], F]: ...
@@ -34,6 +35,7 @@ def attention_form(
     beside: tuple[str, ...] = (),
     fixed_state: bool = False,
     moves_keys: bool = False,
+    trims: bool = False,
     upcasts: bool = True,
     check: Callable[..., None] | None = None,
 ) -> Any:
@@ -44,10 +46,12 @@ def attention_form(
 
     By default the state is (keys, values), in the caller's dtype: k and v begin with those of `initial_state`, and the
     mask spans them. `beside` names further parts of the state; the body reads them in `initial_state`, which has one
-    part for each name, and returns (o, these parts). With `moves_keys` tokens change the keys before them: the state
-    has these in float32 at least, the body gets the new keys alone, and returns (o, (all keys,)). With `fixed_state`
-    keys are summed up in a state of fixed size: the body reads `initial_state` as it came and returns (o, the whole new
-    state). The mask must be the same for all queries then, and stand beside no state; the body gets it as (..., M).
+    part for each name, and returns (o, these parts). One that `trims` the state, by keys that no later query reads,
+    returns (o, (keys, values, these parts)) if `return_state` asks for it. With `moves_keys` tokens change the keys
+    before them: the state has these in float32 at least, the body gets the new keys alone, and returns (o, (all
+    keys,)). With `fixed_state` keys are summed up in a state of fixed size: the body reads `initial_state` as it came
+    and returns (o, the whole new state). The mask must be the same for all queries then, and stand beside no state; the
+    body gets it as (..., M).
 
     Before anything else types and finite numbers are checked, by the annotations, and the shapes of q, k, v and the
     mask. `check` may refuse more: it is called with q, k, v as they came, and by name with `is_causal`, with the mask
@@ -96,7 +100,11 @@ def attention_form(
                 return o
             if fixed_state:
                 return o, tuple(state)
-            return o, (*state, values) if moves_keys else (keys, values, *state)
+            if moves_keys:
+                return o, (*state, values)
+            if trims:
+                keys, values, state = state[0].to(dtype), state[1].to(dtype), state[2:]
+            return o, (keys, values, *state)
 
         return call
 
@@ -200,12 +208,6 @@ def key_mask(attn_mask: Tensor | None, k: Tensor, initial_state: State | None) -
     return attn_mask.expand(*k.shape[:-2], 1, k.shape[-2])[..., 0, :]
 
 
-def hidden_keys(attn_mask: Tensor | None, k: Tensor, initial_state: State | None) -> Tensor | None:
-    """True where no query may attend to a key, (..., M)."""
-    kept = key_mask(attn_mask, k, initial_state)
-    return None if kept is None else ~kept
-
-
 def mask_of_keys(attn_mask: Tensor, keys: int) -> None:
     """ValueError for a mask that is not the same for all queries."""
     if attn_mask.dim() > 1 and attn_mask.shape[-2] != 1:
@@ -270,7 +272,3 @@ def masked_softmax(scores: Tensor, blocked: Tensor | None, *, empty_rows: bool) 
     # blocked entries has no NaN in it or in its gradient.
     weights = scores.masked_fill(blocked, torch.finfo(scores.dtype).min).softmax(-1)
     return weights.masked_fill(blocked, 0) if empty_rows else weights
-
-
-# The names by which other files know them, until these use `attention_form`.
-with_past, working = prepend_state, upcast

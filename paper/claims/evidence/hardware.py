@@ -16,7 +16,7 @@ from ortho.cost.big_o import H, N, d
 from ortho.cost.counting import count_step
 from ortho.cost.decoding import decoded
 from ortho.cost.layers import RecomputedCost, mixture_of_experts, recomputed
-from ortho.layers.experts import MixtureOfExperts
+from ortho.layers.feed_forward import MixtureOfExperts
 from paper import experiments
 from paper.claims.evidence.common import EXACT, normal, relative_error
 from paper.claims.ledger import evidence
