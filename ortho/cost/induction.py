@@ -5,7 +5,7 @@ from ortho._cost import Cost, head_width
 from ortho._typing import Size
 from ortho.attention import FORMS
 from ortho.attention.softmax.value_gradient import value_gradient_cost
-from ortho.layers.induction_projection import STRUCTURED
+from ortho.layers.induction import STRUCTURED
 from ortho.orthogonal import DRAWS
 from ortho.projections.structured import factors, sufficient_rounds
 

@@ -9,8 +9,8 @@ from paper.claims.evidence import combinations, gradient_depth, one_learned_head
 from paper.claims.evidence import does_freezing_hold as freezing
 from paper.claims.evidence import orthogonal_or_gaussian as initialisation
 from paper.experiments import measure
-from paper.experiments.learning import fine_tuning, images, language_rows, synthetic
-from paper.experiments.learning.synthetic_rows import Learnt
+from paper.experiments.learning import fine_tuning, images, language, synthetic
+from paper.experiments.learning.synthetic import Learnt
 from paper.experiments.statistics import Decision, success_interval
 
 CONFIRMED, CONDITIONAL = Verdict.CONFIRMED, Verdict.CONDITIONAL
@@ -494,7 +494,7 @@ def test_other_devices_parameters_and_budgets_stand_beside(stored):
 
 
 def by_arm(levels, **kwargs):
-    return language_rows.by_arm(runs(beside, levels, **kwargs), CPU)
+    return language.by_arm(runs(beside, levels, **kwargs), CPU)
 
 
 def test_the_middle_budget_joins_where_an_arm_is_followed():

@@ -11,9 +11,10 @@ from scipy import stats
 from ortho import MultiheadAttention
 from ortho.attention import MECHANISMS, softmax_attention_reference
 from ortho.attention.linear.efficient import efficient_attention_reference
+from ortho.attention.linear.favor import orthogonal_features
 from ortho.attention.linear.feature_maps import CosFormer, Cosine, Powers, Taylor
 from ortho.attention.linear.linear_attention import kernel_weights
-from ortho.attention.linear.random_features import iid_features, orthogonal_features, positive_features
+from ortho.attention.linear.random_features import iid_features, positive_features
 from ortho.cost.big_o import H, N, d
 from ortho.cost.counting import count_forward, count_step
 from ortho.theory.associativity import by_states, by_sums

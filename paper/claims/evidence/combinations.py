@@ -11,8 +11,8 @@ from paper.claims.ledger import evidence
 from paper.claims.outcomes import BITS_A_BYTE, Told, Unit, loses_nothing, outperforms
 from paper.claims.rules import all_of, counted, improves, region, untestable
 from paper.claims.verdicts import Finding
-from paper.experiments.learning import images_rows, language_rows, synthetic_rows
-from paper.experiments.learning.synthetic_rows import Learnt
+from paper.experiments.learning import images, language, synthetic
+from paper.experiments.learning.synthetic import Learnt
 from paper.experiments.statistics import LEVEL, Decision, Interval, success_interval
 
 CHAPTER = "32-combinations"
@@ -38,13 +38,13 @@ class Comparison(NamedTuple):
 def on_bytes() -> Arms:
     """The arms of `bytes`."""
     records = experiments.load("bytes")
-    return Arms(language_rows.by_arm(records, experiments.judged_device(records)), "bits", BITS_A_BYTE)
+    return Arms(language.by_arm(records, experiments.judged_device(records)), "bits", BITS_A_BYTE)
 
 
 def on_digits() -> Arms:
     """The arms of `images` on digits."""
     records = experiments.load("images")
-    return Arms(images_rows.by_arm(records, experiments.judged_device(records)), "correct", DIGITS)
+    return Arms(images.by_arm(records, experiments.judged_device(records)), "correct", DIGITS)
 
 
 def nothing_lost(comparisons: Sequence[tuple[Arms, Comparison]]) -> Finding:
@@ -148,7 +148,7 @@ Tasks = Mapping[str, Mapping[str, Learnt]]
 def tasks() -> dict[str, dict[str, Learnt]]:
     """Synthetic task -> arm -> its runs."""
     records = experiments.load("synthetic")
-    return synthetic_rows.learnt(records, experiments.judged_device(records))
+    return synthetic.learnt(records, experiments.judged_device(records))
 
 
 def rate(runs: Learnt, comparisons: int) -> Interval:

@@ -12,8 +12,8 @@ from paper.claims.figures import Interval, outward
 from paper.claims.outcomes import Told, Unit
 from paper.claims.rules import CONFIGURATION, growth, untestable
 from paper.claims.verdicts import Finding
-from paper.experiments.learning import paired_rows
-from paper.experiments.learning.paired_rows import Judged, Runs
+from paper.experiments.learning import analysis
+from paper.experiments.learning.analysis import Judged, Runs
 
 SOME = (1, 100)  # per cent: where a source says that there is a loss or a gain, but not how large it is
 # Two float64 computations of sums of some 1e3 terms in different orders, magnified by the exponentials of scores.
@@ -68,7 +68,7 @@ class Arms(NamedTuple):
         """What an arm has more than the other, by the rule of their records; None without two seeds of both."""
         if arm not in self.runs or other not in self.runs:
             return None
-        return paired_rows.judged(self.runs[arm], self.runs[other], self.measure)
+        return analysis.judged(self.runs[arm], self.runs[other], self.measure)
 
     def reported(self, arm: str, other: str) -> Told | None:
         """The same in the unit, as the rules take it."""

@@ -13,8 +13,8 @@ from paper.claims.ledger import evidence
 from paper.claims.outcomes import Unit, outperforms
 from paper.claims.rules import all_of, holds, untestable
 from paper.claims.verdicts import Finding
-from paper.experiments.learning import images, images_rows, language, language_rows
-from paper.experiments.learning.paired_rows import Judged, Runs
+from paper.experiments.learning import images, language
+from paper.experiments.learning.analysis import Judged, Runs
 
 CHAPTER = "31-orthogonal-or-gaussian"
 
@@ -59,7 +59,7 @@ def trained(name: str, device: str | None = None) -> dict[str, Runs]:
     another is named."""
     records = experiments.load(name)
     device = experiments.judged_device(records) if device is None else device
-    return (language_rows if name == "bytes" else images_rows).by_arm(records, device)
+    return (language if name == "bytes" else images).by_arm(records, device)
 
 
 def compared(pairs: Mapping[str, Pair], *, every_seed: bool = True, device: str | None = None) -> dict[str, Judged]:
