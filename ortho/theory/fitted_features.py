@@ -12,7 +12,7 @@ import torch
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, Tensor
-from ortho.attention.linear.random_features import DenseParameters, aderf, gerf, isotropic, saderf, sderf
+from ortho.attention.linear.dense_features import DenseParameters, aderf, gerf, isotropic, saderf, sderf
 from ortho.orthogonal import haar
 from ortho.theory.estimates import Estimate, estimate
 from ortho.theory.variance import log_moments, log_variances

@@ -19,8 +19,8 @@ import torch
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, Tensor
-from ortho.attention.recurrent import memory as recurrent
 from ortho.attention.recurrent.delta import delta_rule
+from ortho.attention.recurrent.recurrence import recurrence
 from ortho.theory.estimates import Estimate, estimate
 from ortho.theory.stability import unit_keys
 
@@ -118,7 +118,7 @@ def answers(
         found: Any = delta_rule(k, k, v, beta=strength, log_decay=log_decay, normalise=False)
         return found
     empty = v.new_zeros(*k.shape[:-2], k.shape[-1], v.shape[-1])
-    return recurrent.recurrence(k, k, v, strength, log_decay, empty, is_causal=False, erase=False)[0]
+    return recurrence(k, k, v, strength, log_decay, empty, is_causal=False, erase=False)[0]
 
 
 @checked

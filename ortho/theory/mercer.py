@@ -15,8 +15,7 @@ import torch
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, Tensor
-from ortho.attention.linear.feature_maps import FeatureMap
-from ortho.attention.linear.linear_attention import kernel_weights
+from ortho.attention.linear.linear_attention import FeatureMap, kernel_weights
 
 __all__ = ["INDEFINITE", "KERNELS", "features_of", "gram", "least_eigenvalue", "map_gram", "rank", "rounding"]
 

@@ -15,6 +15,7 @@ import torch
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, Tensor
+from ortho.attention.linear import dense_features as dense
 from ortho.attention.linear import random_features as maps
 from ortho.theory.estimates import SIGMAS, Estimate, estimate
 
@@ -29,11 +30,11 @@ def _plain(phi: Callable[[Tensor, Tensor], Tensor]) -> Products:
     return lambda x, y, omega: (phi(x, omega) * phi(y, omega)).sum(-1)
 
 
-def _fitted(parameters: Callable[[Tensor, Tensor], maps.DenseParameters]) -> Products:
+def _fitted(parameters: Callable[[Tensor, Tensor], dense.DenseParameters]) -> Products:
     def products(x: Tensor, y: Tensor, omega: Tensor) -> Tensor:
         a, B_q, B_k, axes = parameters(x, y)
         omega = omega if axes is None else omega @ axes
-        return (maps.dense_features(x, omega, a, B_q) * maps.dense_features(y, omega, a, B_k)).sum(-1)
+        return (dense.dense_features(x, omega, a, B_q) * dense.dense_features(y, omega, a, B_k)).sum(-1)
 
     return products
 
@@ -43,10 +44,10 @@ MAPS: dict[str, Products] = {
     "trigonometric": _plain(maps.trigonometric_features),
     "positive": _plain(maps.positive_features),
     "hyperbolic": _plain(maps.hyperbolic_features),
-    "gerf": _fitted(maps.gerf),
-    "saderf": _fitted(maps.saderf),
-    "aderf": _fitted(maps.aderf),
-    "sderf": _fitted(maps.sderf),
+    "gerf": _fitted(dense.gerf),
+    "saderf": _fitted(dense.saderf),
+    "aderf": _fitted(dense.aderf),
+    "sderf": _fitted(dense.sderf),
 }
 
 

@@ -15,14 +15,8 @@ from scipy.special import hyp1f1
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, Tensor
-from ortho.attention.linear.random_features import (
-    DenseParameters,
-    dense_features,
-    hyperbolic_features,
-    optimal_a,
-    positive_features,
-    trigonometric_features,
-)
+from ortho.attention.linear.dense_features import DenseParameters, dense_features, optimal_a
+from ortho.attention.linear.random_features import hyperbolic_features, positive_features, trigonometric_features
 from ortho.theory.estimates import Estimate, estimate
 
 __all__ = [

@@ -13,7 +13,8 @@ import torch
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, Tensor
-from ortho.attention.linear.random_features import orthogonal_features, structured_features
+from ortho.attention.linear.favor import orthogonal_features
+from ortho.attention.linear.random_features import structured_features
 
 __all__ = ["WRONG_DRAWS", "raw_qr_rows", "root_norm_rows", "sign_rows", "unit_norm_rows"]
 

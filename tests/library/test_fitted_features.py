@@ -5,7 +5,7 @@ from math import sqrt
 import pytest
 import torch
 
-from ortho.attention.linear.random_features import DenseParameters
+from ortho.attention.linear.dense_features import DenseParameters
 from ortho.orthogonal import haar
 from ortho.theory.estimates import SIGMAS
 from ortho.theory.fitted_features import DATA, FITS, mean_log_moment, reductions, sample_data, unfitted

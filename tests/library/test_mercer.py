@@ -5,14 +5,9 @@ import math
 import pytest
 import torch
 
-from ortho.attention.linear.favor import (
-    DenseExponentialFeatures,
-    HyperbolicFeatures,
-    PositiveFeatures,
-    TrigonometricFeatures,
-)
+from ortho.attention.linear.dense_features import DenseExponentialFeatures, DenseParameters
+from ortho.attention.linear.favor import HyperbolicFeatures, PositiveFeatures, TrigonometricFeatures
 from ortho.attention.linear.feature_maps import CosFormer, Cosine, EluPlusOne, Exp, Powers, Relu, Taylor
-from ortho.attention.linear.random_features import DenseParameters
 from ortho.theory.mercer import (
     INDEFINITE,
     KERNELS,

@@ -7,7 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
-from ortho.attention.linear.random_features import FEATURE_DRAWS, iid_features, orthogonal_features, structured_features
+from ortho.attention.linear.favor import orthogonal_features
+from ortho.attention.linear.random_features import FEATURE_DRAWS, iid_features, structured_features
 from ortho.theory import draw_bias
 from ortho.theory.estimates import SIGMAS, Estimate, estimate
 from ortho.theory.unbiasedness import LEVELS, MAPS, calibration, omegas, p_value, pairs, ratios, rejects, unbiasedness
