@@ -16,23 +16,7 @@ from ortho._checks import checked
 from ortho._typing import Float, Tensor
 from ortho.attention.linear.random_features import FEATURE_DRAWS, optimal_a
 from ortho.theory.estimates import Estimate, estimate
-from ortho.theory.fitted_features import FITS, sample_data
-from ortho.theory.variance import KINDS, dense_pair, moment
-
-__all__ = [
-    "FEATURES",
-    "MOST",
-    "attention_errors",
-    "choose_m",
-    "crossing",
-    "drawn_errors",
-    "kernel_estimates",
-    "row_errors",
-    "typical_square",
-    "uniform_error",
-    "uniform_errors",
-    "weights",
-]
+from ortho.theory.variance import FITS, KINDS, dense_pair, moment, sample_data
 
 FEATURES = (*KINDS, *FITS)
 TWO_A_ROW = ("trigonometric", "hyperbolic")
@@ -77,7 +61,7 @@ def drawn_errors(
     ValueError for an unknown kind or draw, and for an odd m where features come in pairs.
     """
     per_row = 2 if _checks.one_of("kind", kind, FEATURES) in TWO_A_ROW else 1
-    if _checks.positive_int("m", m) % per_row:
+    if m % per_row:
         raise ValueError(f"m: expected an even number of {kind} features, got {m}")
     rows = FEATURE_DRAWS[_checks.one_of("draw", draw, FEATURE_DRAWS)]
     found = []
@@ -143,7 +127,7 @@ def typical_square(K: int, spread: float) -> float:
     A query's weights turn the law of the keys, $N(0, \tau I)$ with $\tau = \sigma / \sqrt K$, into $N(\tau x, \tau I)$:
     it is $K \tau ((1 + \tau)^2 + 1)$, a little above the plain mean $2 K \tau = 2 \sigma \sqrt K$.
     """
-    tau = spread / sqrt(_checks.positive_int("K", K))
+    tau = spread / sqrt(K)
     return K * tau * ((1 + tau) ** 2 + 1)
 
 

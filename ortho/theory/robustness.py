@@ -14,13 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, State
 from ortho.attention.recurrent.ttt import memory_now, ttt_attention
 from ortho.attention.recurrent.ttt_losses import TokenLoss
-
-__all__ = ["RATES", "Stream", "best_rate", "errors", "moved", "pairs", "replaced", "retrieved", "stream"]
 
 WIDTH, LENGTH, NOISE, DRAWS = 8, 512, 0.1, 32
 RATES = (0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
@@ -53,7 +50,6 @@ def stream(
     """
     if not 0 <= share <= 1:
         raise ValueError(f"share: expected a number within 0 and 1, got {share}")
-    _checks.positive_int("draws", draws)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(draws, *shape, generator=generator, dtype=torch.float64)
@@ -108,7 +104,7 @@ def moved(loss: TokenLoss, eta: float, sizes: Sequence[float], *, width: int = W
 @checked
 def pairs(count: int, width: int, *, generator: torch.Generator, draws: int = DRAWS) -> tuple[Tensor, Tensor]:
     """(keys, values), independent random unit vectors (draws, count, width), float64."""
-    shape = (2, draws, _checks.positive_int("count", count), width)
+    shape = (2, draws, count, width)
     k, v = normalize(torch.randn(shape, generator=generator, dtype=torch.float64), dim=-1)
     return k, v
 
@@ -132,7 +128,7 @@ def retrieved(
 ) -> Float[Tensor, "R"]:
     """The share of P pairs that is found again after `passes` over all of them, each in an order of its own."""
     state = None
-    for _ in range(_checks.positive_int("passes", passes)):
+    for _ in range(passes):
         order = torch.randperm(k.shape[1], generator=generator)
         state = _written(k[:, order], v[:, order], loss, eta, batch, state)
     assert state is not None

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from seeded import generator
 
 from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, HuberNorm, Squared
 from ortho.theory.estimates import SIGMAS, estimate
@@ -11,10 +12,6 @@ from paper.claims.evidence import gates_and_losses as evidence
 
 # Sums of a thousand float64 numbers of size 1 in another order.
 close = {"atol": 1e-12, "rtol": 1e-12}
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def test_streams_differ_by_their_outliers():
