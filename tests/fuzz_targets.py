@@ -67,8 +67,8 @@ WHOLE = (
     "attention.selected.moba", "attention.selected.top_k", "attention.selected.importance", "attention.selected.nsa",
     "attention.sparse.window", "attention.sparse.dilated",
     "attention.sparse.strided", "attention.sparse.fixed", "attention.sparse.block_sparse",
-    "attention.sparse.global_local", "attention.sparse.flex", "cost.layers", "cost.models", "cost.choosing",
-    "cost.decoding", "cost.traffic", "cost.positional", "cost.synthesizer", "adapters.freezing", "adapters.hybrid",
+    "attention.sparse.global_local", "attention.sparse.flex", "cost.layers", "cost.models", "cost.attention",
+    "adapters.freezing", "adapters.hybrid",
     "adapters.layouts", "training.recipe", "tasks.copying", "tasks.induction", "tasks.modular_addition",
     "tasks.mqar", "tasks.needle",
 )  # fmt: skip
@@ -151,10 +151,10 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     "attention.linear.random_features.isotropic": {"a": torch.zeros(2, dtype=DOUBLE), "K": 4},
     "attention.linear.random_features.optimal_a": {"moment": torch.rand(3, dtype=DOUBLE)},
     "attention.linear.random_features.dense_features": {"parameters": _PARAMETERS},
-    "cost.choosing.choosing": {"attention": "top-k"},
-    "cost.layers.mixture_of_experts": {"k": 2},
-    **{f"cost.traffic.{name}": {"M": 100} for name in ("columns_first", "rows_first")},
-    **{f"cost.traffic.{name}_tile": {"M": 100} for name in ("columns_first", "rows_first")},
+    "cost.attention.choosing": {"attention": "top-k"},
+    "cost.models.mixture_of_experts": {"k": 2},
+    **{f"cost.attention.{name}": {"M": 100} for name in ("columns_first", "rows_first")},
+    **{f"cost.attention.{name}_tile": {"M": 100} for name in ("columns_first", "rows_first")},
     "cost.layers.projection_cost": {"projection": "frozen"},
     "cost.models.step_memory": {"cost": _COST},
     "cost.layers.hybrid": {"heads": {"learned": 1, "positional": 1}},
@@ -273,8 +273,8 @@ def targets() -> dict[str, Callable[..., Any]]:
 
 # Steps of others, which take what these have made and checked; of any number of arguments; compiled alone.
 LEFT_OUT = {
-    "layers.decoder_block.DecoderCache", "cost.layers.Cost", "cost.layers.RecomputedCost",
-    "cost.decoding.DecodeCost", "attention.selected.routing.members_of",
+    "layers.decoder_block.DecoderCache", "cost.layers.Cost", "cost.models.RecomputedCost",
+    "cost.attention.DecodeCost", "attention.selected.routing.members_of",
     "favor++ layer.new_cache",
     "layers.hybrid.HybridCache",
     *(f"attention.cache.{name}Cache" for name in ("", "KeyValue", "Pattern", "Rotary", "State")),

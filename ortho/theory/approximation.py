@@ -61,8 +61,7 @@ def drawn_errors(
     ValueError for an unknown kind or draw, and for an odd m where features come in pairs.
     """
     per_row = 2 if _checks.one_of("kind", kind, FEATURES) in TWO_A_ROW else 1
-    if m % per_row:
-        raise ValueError(f"m: expected an even number of {kind} features, got {m}")
+    _checks.expect(not m % per_row, "m", f"an even number of {kind} features", m)
     rows = FEATURE_DRAWS[_checks.one_of("draw", draw, FEATURE_DRAWS)]
     found = []
     for x, y, generator in _data(K, spread, tokens, draws, seed):
@@ -144,10 +143,8 @@ def choose_m(error: float, K: int, spread: float, *, kind: str = "positive") -> 
 
     Raises ValueError for another kind, for an error or spread that is not above 0, and for a spread out of range.
     """
-    if not error > 0:
-        raise ValueError(f"error: expected a positive number, got {error}")
-    if not spread > 0:
-        raise ValueError(f"spread: expected a positive number, got {spread}")
+    _checks.expect(error > 0, "error", "a positive number", error)
+    _checks.expect(spread > 0, "spread", "a positive number", spread)
     square = typical_square(K, spread)
     if _checks.one_of("kind", kind, ("positive", "hyperbolic", "gerf")) == "hyperbolic":
         return 2 * _rows((moment("hyperbolic", square) - 1) / error**2, spread)
@@ -157,10 +154,8 @@ def choose_m(error: float, K: int, spread: float, *, kind: str = "positive") -> 
 
 
 def _rows(wanted: float, spread: float) -> int:
-    if wanted == inf:
-        raise ValueError(
-            f"spread: expected scores whose variance a float can hold, got a standard deviation of {spread}"
-        )
+    got = f"a standard deviation of {spread}"
+    _checks.expect(wanted < inf, "spread", "scores whose variance a float can hold", got)
     return ceil(wanted)
 
 

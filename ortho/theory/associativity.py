@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, Size, Tensor
 
@@ -120,8 +121,7 @@ def rounding_bound(a: Float[Tensor, "N K"], b: Float[Tensor, "K M"], c: Float[Te
     most. Underflow is left out.
     """
     n, u = sum(b.shape), torch.finfo(a.dtype).eps / 2
-    if n * u >= 1:
-        raise ValueError(f"a, b, c: expected lengths that sum to less than {1 / u:g} in {a.dtype}, got {n}")
+    _checks.expect(n * u < 1, "a, b, c", f"lengths that sum to less than {1 / u:g} in {a.dtype}", n)
     a, b, c = (x.double().abs() for x in (a, b, c))
     # |a| |b| |c| is itself computed in floats; as all its terms are positive, its relative error is the same gamma.
     here = _gamma(n, torch.finfo(torch.float64).eps / 2)

@@ -78,8 +78,7 @@ def expected_answer(memory: str, K: int, pairs: int, age: int, *, beta: float = 
     $2 (1 - \rho^a) - \rho^M (1 - (\sigma / \rho)^a)$ with $\rho = 1 - 1/K$ and $\sigma = 1 - 2 (K + 1) / (K (K + 2))$.
     """
     _gates(memory, beta, decay)
-    if not 0 <= age < pairs:
-        raise ValueError(f"age: expected 0 to {pairs - 1} with {pairs} pairs, got {age}")
+    _checks.expect(0 <= age < pairs, "age", f"0 to {pairs - 1} with {pairs} pairs", age)
     fresh = beta * decay**age
     if memory == "linear":
         others = _geometric(decay**2, pairs) - decay ** (2 * age)
@@ -110,8 +109,7 @@ def mean_error(
     `scaled`: after all answers were multiplied by the one number with which it is least, as a layer may learn to do.
     """
     last = pairs if last is None else _checks.positive_int("last", last)
-    if last > pairs:
-        raise ValueError(f"last: expected at most the {pairs} pairs, got {last}")
+    _checks.expect(last <= pairs, "last", f"at most the {pairs} pairs", last)
     found = [expected_answer(memory, K, pairs, age, beta=beta, decay=decay) for age in range(last)]
     mean = Answer(*(sum(values) / last for values in zip(*found, strict=True)))
     return 1 - mean.own**2 / mean.square if scaled else mean.error
@@ -123,8 +121,7 @@ def capacity(memory: str, K: int, error: float, *, beta: float = 1.0, decay: flo
 
     There is one: the error of old pairs tends to 1 or more.
     """
-    if not 0 < error < 1:
-        raise ValueError(f"error: expected a number between 0 and 1, got {error}")
+    _checks.expect(0 < error < 1, "error", "a number between 0 and 1", error)
     gates: dict[str, Any] = {"beta": beta, "decay": decay, "scaled": scaled}
     return next(M for M in count() if mean_error(memory, K, M + 1, **gates) > error)
 
@@ -177,8 +174,7 @@ def _gates(memory: str, beta: float, decay: float) -> None:
     """ValueError for an unknown memory, and for gates outside their range."""
     _checks.one_of("memory", memory, MEMORIES)
     for name, value, most in (("beta", beta, 2), ("decay", decay, 1)):
-        if not 0 < value <= most:
-            raise ValueError(f"{name}: expected a number in (0, {most}], got {value}")
+        _checks.expect(0 < value <= most, name, f"a number in (0, {most}]", value)
 
 
 # -------------------------------------------------------------------------------------------------------- narrow states
@@ -202,8 +198,7 @@ def operands(
     steps: int, K: int, strengths: tuple[tuple[float, float], ...], *, generator: torch.Generator | None = None
 ) -> Operands:
     """Unit keys of uniform direction, normal values as wide, strengths uniform in [least, most]: a run a pair."""
-    if not strengths:
-        raise ValueError("strengths: expected one pair at least, got none")
+    _checks.expect(strengths, "strengths", "one pair at least", "none")
     least, most = torch.tensor(strengths).mT[..., None]  # (runs, 1)
     runs, N = len(strengths), steps
     share = torch.rand(runs, N, generator=generator)
@@ -368,9 +363,7 @@ def most_right(count: int) -> int:
 @checked
 def lasts(beta: float, margin: float) -> float:
     """The steps after which what unit keys of strength `beta` keep turning has fallen to the share `margin`."""
-    if not 0 <= beta <= 2:
-        raise ValueError(f"beta: expected a number in [0, 2], got {beta}")
-    if not 0 < margin < 1:
-        raise ValueError(f"margin: expected a number in (0, 1), got {margin}")
+    _checks.expect(0 <= beta <= 2, "beta", "a number in [0, 2]", beta)
+    _checks.expect(0 < margin < 1, "margin", "a number in (0, 1)", margin)
     kept = abs(1 - beta)
     return inf if kept == 1 else 0.0 if kept == 0 else log(margin) / log(kept)

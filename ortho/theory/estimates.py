@@ -3,6 +3,7 @@
 from math import copysign, inf, sqrt
 from typing import NamedTuple
 
+from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, Tensor
 
@@ -24,6 +25,5 @@ class Estimate(NamedTuple):
 @checked
 def estimate(samples: Float[Tensor, "count"]) -> Estimate:
     """The mean of independent samples (count,), with its standard error; ValueError for fewer than two."""
-    if len(samples) < 2:
-        raise ValueError(f"samples: expected shape (count,) with count of at least 2, got {tuple(samples.shape)}")
+    _checks.expect(len(samples) >= 2, "samples", "shape (count,) with count of at least 2", tuple(samples.shape))
     return Estimate(float(samples.double().mean()), float(samples.double().std()) / sqrt(len(samples)))

@@ -51,13 +51,11 @@ class LawTest(NamedTuple):
 
 
 def _sizes(d: int, k: int) -> None:
-    if k > d:
-        raise ValueError(f"k: expected at most d = {d}, got {k}")
+    _checks.expect(k <= d, "k", f"at most d = {d}", k)
 
 
 def _eps(eps: float) -> None:
-    if not 0 < eps < 1:
-        raise ValueError(f"eps: expected a number between 0 and 1, got {eps}")
+    _checks.expect(0 < eps < 1, "eps", "a number between 0 and 1", eps)
 
 
 @checked
@@ -80,8 +78,8 @@ def share_law(draw: str, d: int, k: int) -> Any:
     """
     _checks.one_of("draw", draw, DRAWS)
     _sizes(d, k)
-    if draw != "gaussian" and k == d:
-        raise ValueError(f"k: expected less than d = {d} (an orthogonal square matrix keeps all of a vector), got {k}")
+    some = draw == "gaussian" or k < d
+    _checks.expect(some, "k", f"less than d = {d} (an orthogonal square matrix keeps all of a vector)", k)
     return _law(draw, d, k)
 
 
@@ -151,8 +149,7 @@ def least_dimension(n: int, d: int, eps: float, *, failure: float = 1.0, draw: s
     """
     _checks.one_of("draw", draw, DRAWS)
     _eps(eps)
-    if not 0 < failure <= 1:
-        raise ValueError(f"failure: expected a probability above 0, got {failure}")
+    _checks.expect(0 < failure <= 1, "failure", "a probability above 0", failure)
     k = np.arange(1, d + 1 if draw == "gaussian" else d)
     short = k[n * (n - 1) / 2 * _outside(draw, d, k, eps) >= failure]
     return int(short.max(initial=0)) + 1
@@ -164,8 +161,7 @@ def distortion(points: Float[Tensor, "n d"], images: Float[Tensor, "n k"]) -> fl
 
     ValueError for fewer than two points, or equal ones.
     """
-    if len(points) < 2:
-        raise ValueError(f"points: expected (n, d) with n of at least 2, got {tuple(points.shape)}")
+    _checks.expect(len(points) >= 2, "points", "(n, d) with n of at least 2", tuple(points.shape))
     low, high = _change(_squares(points), torch.pdist(images).square())
     return max(1 - low, high - 1)
 
@@ -227,10 +223,8 @@ def _change(before: Tensor, after: Tensor) -> tuple[float, float]:
 
 
 def _pair(d: int, cosine: float) -> None:
-    if d < 2:
-        raise ValueError(f"d: expected room for two directions, at least 2, got {d}")
-    if not -1 <= cosine <= 1:
-        raise ValueError(f"cosine: expected a number between -1 and 1, got {cosine}")
+    _checks.expect(d >= 2, "d", "room for two directions, at least 2", d)
+    _checks.expect(-1 <= cosine <= 1, "cosine", "a number between -1 and 1", cosine)
 
 
 @checked

@@ -61,8 +61,8 @@ def map_gram(feature_map: FeatureMap, points: Float[Tensor, "n K"]) -> Float[Ten
 
 def _ones_on_diagonal(matrix: Tensor) -> Tensor:
     diagonal = matrix.diagonal()
-    if not (diagonal > 0).all():
-        raise ValueError(f"points: expected a kernel above 0 of each with itself, got {float(diagonal.min()):.3g}")
+    least = float(diagonal.min())
+    _checks.expect(least > 0, "points", "a kernel above 0 of each with itself", f"{least:.3g}")
     root = diagonal.rsqrt()
     return root[:, None] * matrix * root
 
@@ -96,15 +96,15 @@ def features_of(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
     ValueError if an eigenvalue is negative by more than rounding: then there are none.
     """
     values, vectors = torch.linalg.eigh(_symmetric(matrix))
-    if values[0] < -rounding(len(matrix), len(matrix)):
-        raise ValueError(f"matrix: expected no negative eigenvalue, got {float(values[0]):.3g}")
+    least = float(values[0])
+    _checks.expect(least >= -rounding(len(matrix), len(matrix)), "matrix", "no negative eigenvalue", f"{least:.3g}")
     return vectors * values.clamp(min=0).sqrt()
 
 
 def _symmetric(matrix: Tensor) -> Tensor:
     off = float((matrix - matrix.mT).abs().max())
-    if not off <= rounding(len(matrix), len(matrix)) * max(1.0, float(matrix.abs().max())):
-        raise ValueError(f"matrix: expected it symmetric, got entries that differ by {off:.3g}")
+    most = rounding(len(matrix), len(matrix)) * max(1.0, float(matrix.abs().max()))
+    _checks.expect(off <= most, "matrix", "it symmetric", f"entries that differ by {off:.3g}")
     return (matrix + matrix.mT) / 2
 
 
@@ -159,8 +159,7 @@ def copying(N: int, distance: int, features: int) -> tuple[Float[Tensor, "N K"],
     Token j goes to slot j modulo K, louder than all before it, so that a query to the slot hears its last token. Of the
     tokens after the wanted one, at most K - 1, none is in its slot.
     """
-    if not 0 < distance < features:
-        raise ValueError(f"distance: expected 1 to {features - 1} with {features} features, got {distance}")
+    _checks.expect(0 < distance < features, "distance", f"1 to {features - 1} with {features} features", distance)
     position = torch.arange(N, dtype=torch.float64)[:, None]
     slot = torch.arange(features)
     growth = SHARPNESS / features  # of the logarithm, a token

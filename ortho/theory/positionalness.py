@@ -90,8 +90,7 @@ def pattern_fits(
     N = centred.shape[-1]
     fits = []
     for pattern in named(patterns):
-        if not pattern.normalised:
-            raise ValueError(f"patterns: expected rows that sum to 1, got {pattern}")
+        _checks.expect(pattern.normalised, "patterns", "rows that sum to 1", pattern)
         matrix = pattern.weights(N, is_causal=is_causal).to(centred)
         direction = torch.where(matrix.sum(-1, keepdim=True) > 0, matrix - _even(N, is_causal, matrix.device), 0)
         square = float(direction.square().sum())
@@ -150,8 +149,7 @@ def _even(N: int, is_causal: bool, device: torch.device) -> Float[Tensor, "N N"]
 
 def _centred(weights: Tensor, is_causal: bool) -> Float[Tensor, "S N N"]:
     """The weights, float64, less even attention."""
-    if len(weights) < 3:
-        raise ValueError(f"weights: expected shape (S, N, N) with S of at least 3, got {tuple(weights.shape)}")
+    _checks.expect(len(weights) >= 3, "weights", "shape (S, N, N) with S of at least 3", tuple(weights.shape))
     # A row's sum and its quotient with each weight are rounded by eps/2 or less: together by eps, in relation to a
     # weight, and as much in a row's new sum.
     eps = torch.finfo(weights.dtype).eps

@@ -18,6 +18,7 @@ from itertools import count
 
 import torch
 
+from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Bool, Int, Tensor
 
@@ -28,8 +29,7 @@ def reached(*masks: Bool[Tensor, "N N"], residual: bool = True) -> Bool[Tensor, 
 
     Without a residual connection a token keeps nothing that it does not read.
     """
-    if not masks:
-        raise ValueError("masks: expected one or more, got none")
+    _checks.expect(masks, "masks", "one or more", "none")
     found = _itself(masks[0])
     for mask in masks:
         found = _after(mask, found, residual)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, State
 from ortho.attention.recurrent.ttt import memory_now, ttt_attention
@@ -48,8 +49,7 @@ def stream(
     Generators of one seed give the same stream but for the outliers, whatever their share and size. ValueError for a
     share outside [0, 1].
     """
-    if not 0 <= share <= 1:
-        raise ValueError(f"share: expected a number within 0 and 1, got {share}")
+    _checks.expect(0 <= share <= 1, "share", "a number within 0 and 1", share)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(draws, *shape, generator=generator, dtype=torch.float64)
@@ -75,8 +75,7 @@ def errors(loss: TokenLoss, eta: float, data: Stream, *, after: Sequence[int] = 
     r"""$|S_t - S_*| / |S_*|$ (Frobenius) of each draw after so many tokens, by default after all; token by token."""
     found, state, begun = [], None, 0
     for end in after or (data.k.shape[1],):
-        if not begun < end <= data.k.shape[1]:
-            raise ValueError(f"after: expected rising numbers up to {data.k.shape[1]}, got {tuple(after)}")
+        _checks.expect(begun < end <= data.k.shape[1], "after", f"rising numbers up to {data.k.shape[1]}", tuple(after))
         state = _written(data.k[:, begun:end], data.v[:, begun:end], loss, eta, 1, state)
         found.append((memory_now(state) - data.target).flatten(1).norm(dim=1) / data.target.flatten(1).norm(dim=1))
         begun = end
@@ -86,8 +85,7 @@ def errors(loss: TokenLoss, eta: float, data: Stream, *, after: Sequence[int] = 
 @checked
 def best_rate(loss: TokenLoss, data: Stream, rates: Sequence[float] = RATES) -> float:
     """The rate with the least mean error after the last token."""
-    if not rates:
-        raise ValueError("rates: expected one at least, got none")
+    _checks.expect(rates, "rates", "one at least", "none")
     return min(rates, key=lambda eta: float(errors(loss, eta, data).mean()))
 
 

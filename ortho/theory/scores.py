@@ -121,8 +121,7 @@ def freedoms(d: int, K: int) -> tuple[int, int]:
     Of a layer's maps M of rank K, (2 d - K) K each; and of the d^2 entries of the one map P that all heads share, which
     for two heads or more is less. Raises TypeError or ValueError for sizes below 1, and unless K divides d and is less.
     """
-    if d % K or d == K:
-        raise ValueError(f"K: expected a divisor of d = {d} that is less, got {K}")
+    _checks.expect(d > K and d % K == 0, "K", f"a divisor of d = {d} that is less", K)
     return (2 * d - K) * d, d * d
 
 

@@ -103,8 +103,7 @@ def growth(c: float, K: int) -> Growth:
 
     With u the square of the sine of an angle, whose density is in proportion to $\cos^{K-2}$.
     """
-    if K < 2:
-        raise ValueError(f"K: expected at least 2, got {K}")
+    _checks.expect(K >= 2, "K", "at least 2", K)
     shrink = c * (2 - c)
 
     def moment(power: int) -> float:
@@ -229,8 +228,7 @@ def condition_bound(C: int, beta: float) -> float:
     I + A and its inverse both have ones on the diagonal and entries of at most `beta` below: neither's Frobenius norm,
     which is no less than the spectral norm, is above the root of that number.
     """
-    if not 0 <= beta <= 2:
-        raise ValueError(f"beta: expected a number in [0, 2], got {beta}")
+    _checks.expect(0 <= beta <= 2, "beta", "a number in [0, 2]", beta)
     return C + beta**2 * C * (C - 1) / 2
 
 
@@ -307,8 +305,7 @@ def transition(update: str, k: Float[Tensor, "n K"], beta: Float[Tensor, "n"]) -
 @checked
 def pair(cosine: float, *, dtype: torch.dtype = torch.float64) -> Float[Tensor, "2 2"]:
     """Two unit keys in the plane, (2, 2), with that cosine."""
-    if not -1 <= cosine <= 1:
-        raise ValueError(f"cosine: expected a number in [-1, 1], got {cosine}")
+    _checks.expect(-1 <= cosine <= 1, "cosine", "a number in [-1, 1]", cosine)
     return torch.tensor([[1, 0], [cosine, sqrt(1 - cosine**2)]], dtype=dtype)
 
 
@@ -379,8 +376,7 @@ def as_erasing(
     v: Float[Tensor, "*batch N V"], gamma: Float[Tensor, "*batch N"], eta: Float[Tensor, "*batch N"]
 ) -> ErasingForm:
     """The operands with which Gated DeltaNet computes what the input form does; ValueError for a gamma not above 0."""
-    if not (gamma > 0).all():
-        raise ValueError(f"gamma: expected numbers above 0, got {float(gamma.min()):.3g}")
+    _checks.expect((gamma > 0).all(), "gamma", "numbers above 0", f"{float(gamma.min()):.3g}")
     return ErasingForm(gamma[..., None] * v, eta / gamma, gamma.log())
 
 

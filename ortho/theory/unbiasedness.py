@@ -171,8 +171,7 @@ def sign_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
     (Yu et al. 2016, arXiv:1610.09072, section 4, of a product with one factor.) Returns (m, K); raises ValueError for a
     K that is no power of two.
     """
-    if K & (K - 1):
-        raise ValueError(f"K: expected a power of two, got {K}")
+    _checks.expect(not K & (K - 1), "K", "a power of two", K)
     return maps.structured_features(m, K, factors=1, **options).sign()
 
 
@@ -270,8 +269,7 @@ def structured_mean(z: Float[Tensor, "K"], factors: int = 3) -> float:
     A row $r\, v$ with the length $r \sim \chi(W)$, W the padded width, has the mean
     ${}_1F_1(W/2; 1/2; (v^T z)^2 / 2)$ over r and both signs of v. Raises ValueError for a wider z.
     """
-    if not 1 <= len(z) <= _ENUMERATED:
-        raise ValueError(f"z: expected 1 to {_ENUMERATED} entries, got {len(z)}")
+    _checks.expect(1 <= len(z) <= _ENUMERATED, "z", f"1 to {_ENUMERATED} entries", len(z))
     width = 1 << (len(z) - 1).bit_length()
     padded = np.zeros(width)
     padded[: len(z)] = z.double().numpy()
@@ -306,7 +304,6 @@ def structured_fourth_moment(z: Float[Tensor, "K"]) -> float:
     of two.
     """
     K = len(z)
-    if K < 1 or K & (K - 1):
-        raise ValueError(f"z: expected a power of two as its length, got {K}")
+    _checks.expect(not K & (K - 1), "z", "a power of two as its length", K)
     square = z.double().square()
     return float(24 * square.sum() ** 2 / K**3 - (8 / K**2 + 16 / K**3) * square.square().sum())

@@ -45,8 +45,7 @@ def log_moment(square: float, K: int, a: float = 0.0, order: int = 2) -> float:
     p = 2 and a = 0 that is lemma 2 of Choromanski et al. 2021, arXiv:2009.14794. ValueError unless s > 0.
     """
     _check(square)
-    if not 4 * order * a < 1:
-        raise ValueError(f"a: expected a number below 1/{4 * order}, got {a}")
+    _checks.expect(4 * order * a < 1, "a", f"a number below 1/{4 * order}", a)
     s = 1 - 4 * order * a
     return K / 2 * (order * log(1 - 4 * a) - log(s)) + order * (order - 1) * square / (2 * s)
 
@@ -59,8 +58,7 @@ def moment(kind: str, square: float, order: int = 2, *, K: int = 1, a: float = 0
     at $t = -|x - y|^2$, for $\cosh iu = \cos u$. At p = 2 both are $\cosh t$.
     """
     _checks.one_of("kind", kind, KINDS)
-    if a and kind != "positive":
-        raise ValueError(f"a: expected 0 for {kind} features, got {a}")
+    _checks.expect(a == 0 or kind == "positive", "a", f"0 for {kind} features", a)
     try:
         if kind == "positive":
             return exp(log_moment(square, K, a, order))
@@ -80,8 +78,8 @@ def log_moments(
     p = 2 in Likhosherstov et al. 2023, arXiv:2302.00787, section 3. ValueError unless a < 1/(4p) throughout.
     """
     a = parameters.a[..., None, :]
-    if not bool((4 * order * a < 1).all()):
-        raise ValueError(f"parameters: expected each a below 1/{4 * order}, got {float(a.max()):.4g}")
+    most = float(a.max())
+    _checks.expect(4 * order * most < 1, "parameters", f"each a below 1/{4 * order}", f"{most:.4g}")
     s = 1 - 4 * order * a
     z_q, z_k = ((each @ B.mT) / (1 - 4 * a).sqrt() for each, B in ((x, parameters.B_q), (y, parameters.B_k)))
     weight = order * (order - 1) / (2 * s)
@@ -138,8 +136,7 @@ def orthogonal_gain(kind: str, square: float, K: int, *, m: int | None = None, a
     """
     m = K if m is None else m
     independent = squared_error(kind, square, m, K, a=a)
-    if not independent > 0:
-        raise ValueError(f"square: expected a number at which there is an error, got {square}")
+    _checks.expect(independent > 0, "square", "a number at which there is an error", square)
     return 1 - squared_error(kind, square, m, K, draw="orthogonal", a=a) / independent
 
 
@@ -157,8 +154,7 @@ def where_orthogonality_helps(share: float, K: int) -> float:
     """
     top = minimize_scalar(lambda t: -orthogonal_gain("positive", t, K), bounds=(0.1, 10), method="bounded").x
     most = orthogonal_gain("positive", top, K)
-    if not 0 < share < most:
-        raise ValueError(f"share: expected a number between 0 and {most:.4g}, the most at K = {K}, got {share}")
+    _checks.expect(0 < share < most, "share", f"a number between 0 and {most:.4g}, the most at K = {K}", share)
     return float(brentq(lambda t: orthogonal_gain("positive", t, K) - share, top, 100))
 
 
@@ -169,8 +165,7 @@ def squared_error_bound(square: float, m: int, K: int) -> float:
     (arXiv:2009.14794.) That of independent ones less $\frac{2 (m - 1)}{m (K + 2)} (1 - e^{-t/2})^2$ at
     $t = |x + y|^2$. ValueError for m > K.
     """
-    if m > K:
-        raise ValueError(f"m: expected at most K = {K}, got {m}")
+    _checks.expect(m <= K, "m", f"at most K = {K}", m)
     return squared_error("positive", square, m, K) - 2 * (m - 1) / (m * (K + 2)) * expm1(-square / 2) ** 2
 
 
@@ -188,8 +183,7 @@ def pair_optimum(square: float, K: int) -> float:
 def log_gain(square: float, K: int, a: float | None = None) -> float:
     r"""ln(variance of FAVOR+ / variance of GERF) at a $|x + y|^2$ above 0, with `pair_optimum` where no a is given."""
     moments = [log_moment(square, K, each) for each in (0.0, pair_optimum(square, K) if a is None else a)]
-    if not square > 0:
-        raise ValueError(f"square: expected a positive number, got {square}")
+    _checks.expect(square > 0, "square", "a positive number", square)
     plain, fitted = (each + log1p(-exp(-each)) for each in moments)
     return plain - fitted
 
@@ -197,8 +191,7 @@ def log_gain(square: float, K: int, a: float | None = None) -> float:
 @checked
 def where_gain(log_factor: float, K: int) -> float:
     r"""The $|x + y|^2$ at which GERF, fitted to it, lowers the variance by exp(`log_factor`) > 1, and from there on."""
-    if not log_factor > 0:
-        raise ValueError(f"log_factor: expected a positive number, got {log_factor}")
+    _checks.expect(log_factor > 0, "log_factor", "a positive number", log_factor)
     high = 1.0
     while log_gain(high, K) < log_factor:
         high *= 2
@@ -265,8 +258,7 @@ def _signed(kind: str, square: float) -> float:
 
 
 def _check(square: float) -> None:
-    if not square >= 0:
-        raise ValueError(f"square: expected a number of at least 0, got {square}")
+    _checks.expect(square >= 0, "square", "a number of at least 0", square)
 
 
 # ------------------------------------------------------------------------------------------------------ fitted features
@@ -323,8 +315,7 @@ def sample_data(
     spread that is not above 0.
     """
     _checks.one_of("name", name, DATA)
-    if not spread > 0:
-        raise ValueError(f"spread: expected a positive number, got {spread}")
+    _checks.expect(spread > 0, "spread", "a positive number", spread)
     x, y = DATA[name](tokens, K, generator) * sqrt(spread) * K**-0.25
     return x, y
 

@@ -11,7 +11,7 @@ from memory_operands import FORMS, call, close, draw, with_gradients
 
 from ortho.attention.recurrent.delta import delta_rule_reference
 from ortho.attention.recurrent.gla import chunk_width
-from ortho.cost.allocations import Allocations
+from ortho.cost.counting import Allocations
 
 
 def by_loops(q, k, v, log_decay, beta=None, initial_state=None, *, is_causal, scale):

@@ -10,8 +10,7 @@ from ortho import MultiheadAttention
 from ortho.attention.chunking import CHUNK
 from ortho.attention.recurrent.delta import delta_rule, delta_rule_reference
 from ortho.attention.recurrent.memory import unit
-from ortho.cost.allocations import Allocations
-from ortho.cost.counting import saved_bytes
+from ortho.cost.counting import Allocations, saved_bytes
 
 NAN, INF = float("nan"), float("inf")
 

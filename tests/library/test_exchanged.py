@@ -14,8 +14,7 @@ from ortho.attention.softmax.value_gradient import (
     value_gradient_attention_reference,
     value_gradient_cost,
 )
-from ortho.cost.allocations import Allocations
-from ortho.cost.counting import OperationCounter, saved_bytes
+from ortho.cost.counting import Allocations, OperationCounter, saved_bytes
 
 # Exponentials of scores up to 20, each off by some roundings of it, 20 x 8 x 1e-16 in all, and sums of at most 70.
 close = partial(torch.testing.assert_close, atol=1e-13, rtol=1e-13)

@@ -7,8 +7,7 @@ import torch
 
 from ortho.attention.softmax.flash import flash_attention, flash_cost, log_sum_exp, tiles
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference
-from ortho.cost.allocations import Allocations
-from ortho.cost.counting import count_forward
+from ortho.cost.counting import Allocations, count_forward
 
 SIZES = [(1, 1), (3, 7), (16, 5), (64, 64), (1000, 1000)]  # rows and columns of a tile
 # Sums of at most 70 products of size 10, in another order and behind exponentials of scores up to 10.

@@ -47,17 +47,9 @@ def test_law(draw):
 
 @pytest.mark.parametrize("draw", list(DRAWS))
 def test_moments(draw):
-    """Mean and variance against draws and against the law; the other law's variance, 9/4 or 4/9 of it, is not met."""
-    mean, variance = share_moments(draw, D, K)
+    """Those of the law that the draws follow."""
     law = share_law(draw, D, K)
-    assert (mean, variance) == pytest.approx((law.mean(), law.var()))
-    shares = sample_shares(draw, D, K, COUNT, generator=generator(1))
-    assert abs(estimate(shares).deviation(mean)) < SIGMAS
-    spread = estimate((shares - mean) ** 2)
-    assert abs(spread.deviation(variance)) < SIGMAS
-    other = share_moments("haar" if draw == "gaussian" else "gaussian", D, K)
-    assert other.mean == mean
-    assert abs(spread.deviation(other.variance)) > SIGMAS
+    assert share_moments(draw, D, K) == pytest.approx((law.mean(), law.var()))
 
 
 def test_moments_by_hand():
@@ -179,21 +171,13 @@ def test_measured_dimension(draw):
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("cosine", [-1.0, 0.0, 0.6])
 def test_products(draw, tied, cosine):
+    """The mean of one map is k/d of the product and that of two is zero, far apart in standard errors."""
     mean, variance = product_moments(draw, D, 4, cosine, tied=tied)
     products = sample_products(draw, D, 4, cosine, COUNT, tied=tied, generator=generator())
     assert abs(estimate(products).deviation(mean)) < SIGMAS
     assert abs(estimate((products - mean) ** 2).deviation(variance)) < SIGMAS
-
-
-@pytest.mark.parametrize("cosine", [-1.0, 0.6])
-def test_products_tell_tied_from_independent(cosine):
-    """The mean of one map is k/d of the product and that of two is zero, far apart in standard errors."""
-    products = {
-        tied: estimate(sample_products("haar", D, 4, cosine, COUNT, tied=tied, generator=generator()))
-        for tied in (True, False)
-    }
-    for tied, found in products.items():
-        assert abs(found.deviation(product_moments("haar", D, 4, cosine, tied=not tied).mean)) > SIGMAS
+    other = product_moments(draw, D, 4, cosine, tied=not tied).mean
+    assert cosine == 0 or abs(estimate(products).deviation(other)) > SIGMAS
 
 
 def test_products_by_hand():

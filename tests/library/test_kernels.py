@@ -1,7 +1,5 @@
 """Which functions of the score are kernels: those of feature maps; how far back heads with K features copy."""
 
-import math
-
 import pytest
 import torch
 from seeded import generator, normal
@@ -107,31 +105,6 @@ def test_without_features(kernel):
         features_of(matrix)
 
 
-def test_relu_of_eight_directions():
-    """By hand: with neighbours at 45 degrees the signs +-+-... have the quotient 1 - 2 cos 45."""
-    angles = torch.arange(8, dtype=torch.float64) * math.pi / 4
-    matrix = gram(INDEFINITE["ReLU"], torch.stack([angles.cos(), angles.sin()], -1))
-    signs = torch.tensor([1.0, -1.0] * 4).double()
-    assert float(signs @ matrix @ signs) / 8 == pytest.approx(1 - math.sqrt(2))
-    assert least_eigenvalue(matrix) == pytest.approx(1 - math.sqrt(2))
-
-
-def test_entrywise_products_and_series():
-    """Schur: entrywise powers of a positive semi-definite matrix are, too, and so are the partial sums of exp."""
-    products = points() @ points().T
-    total, term = torch.ones_like(products), torch.ones_like(products)
-    for n in range(1, 30):
-        term = term * products / n
-        total = total + term
-        for matrix in (term, total):
-            size = float(matrix.diagonal().max())
-            assert float(torch.linalg.eigvalsh(matrix)[0]) >= -rounding(N, K + n) * size
-    # The rest of the series: the next term, at most doubled by those that follow.
-    largest = float(products.abs().max())
-    assert largest < 15
-    assert (total - products.exp()).abs().max() <= 2 * largest**30 / math.factorial(30) + 1e-14 * math.exp(largest)
-
-
 @pytest.mark.parametrize("n", [4, 8, 12])
 def test_the_softmax_kernel_needs_as_many_features_as_there_are_points(n):
     matrix = gram(KERNELS["softmax"], line(n))
@@ -139,14 +112,6 @@ def test_the_softmax_kernel_needs_as_many_features_as_there_are_points(n):
     for m in (2, 3):
         estimated = map_gram(PositiveFeatures(count=m), line(n))
         assert rank(estimated, m) <= m < n
-
-
-def test_positive_semi_definite_is_not_positive():
-    x = torch.tensor([[0.0], [math.pi]]).double()
-    matrix = map_gram(Cosine(), x)
-    assert matrix[0, 1] == pytest.approx(-1)
-    assert least_eigenvalue(matrix) >= -rounding(2, 1)
-    assert map_gram(Taylor(1), torch.tensor([[2.0], [-2.0]]).double())[0, 1] < 0
 
 
 def test_a_map_that_treats_keys_otherwise_is_noticed():

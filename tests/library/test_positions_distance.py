@@ -10,7 +10,7 @@ from ortho.attention import softmax_attention_reference
 from ortho.attention.positions.alibi import alibi_attention, alibi_attention_reference, slopes
 from ortho.attention.positions.forgetting_transformer import forgetting_attention, forgetting_attention_reference
 from ortho.attention.softmax.tiling import spans
-from ortho.cost.allocations import Allocations
+from ortho.cost.counting import Allocations
 
 ALIBI = [alibi_attention_reference, alibi_attention, partial(alibi_attention, tile=3)]
 FOX = [forgetting_attention_reference, forgetting_attention, partial(forgetting_attention, tile=3)]

@@ -12,7 +12,7 @@ from ortho.attention.positions.path_attention import path_attention, path_attent
 from ortho.attention.positions.position_delta import position_delta_attention, position_delta_attention_reference
 from ortho.attention.recurrent.delta import delta_rule_reference
 from ortho.attention.recurrent.householder import Reflections, blocks, reflected_scores
-from ortho.cost.allocations import Allocations
+from ortho.cost.counting import Allocations
 
 PATH = [path_attention_reference, path_attention, partial(path_attention, block=3)]
 BIAS = [position_delta_attention_reference, position_delta_attention, partial(position_delta_attention, block=3)]

@@ -18,7 +18,7 @@ from ortho.attention.selected.routing import MECHANISM as ROUTING
 from ortho.attention.selected.routing import draw_centroids, update_centroids
 from ortho.attention.selected.sparse_linear import MECHANISM as SPARSE_LINEAR
 from ortho.attention.selected.top_k import MECHANISM as TOP_K
-from ortho.cost.choosing import choosing
+from ortho.cost.attention import choosing
 
 pytestmark = pytest.mark.bad_input
 

@@ -134,18 +134,6 @@ def test_covariance_of_orthogonal_rows(kind, K):
     assert abs(orthogonal.deviation(0.0)) > 2 * SIGMAS
 
 
-@pytest.mark.parametrize("kind", ["trigonometric", "hyperbolic"])
-def test_error_of_several_blocks(kind):
-    """Ten rows in blocks of 4, 4 and 2: the whole estimate's squared error, which is not that of independent rows."""
-    K, m, draws, square = 4, 10, 15_000, 0.5
-    x, y = pair(K, square, kind)
-    omega = orthogonal_features(3 * K * draws, K, generator=generator(2), dtype=F64)
-    f = variance.row_estimates(kind, x, y, omega).reshape(draws, 3 * K)[:, :m]
-    found = estimate((f.mean(-1) - 1).square())
-    assert abs(found.deviation(variance.squared_error(kind, square, m, K, draw="orthogonal"))) < SIGMAS
-    assert abs(found.deviation(variance.squared_error(kind, square, m, K))) > 2 * SIGMAS
-
-
 def test_pairs():
     for m in range(1, 12):
         blocks = [row // 4 for row in range(m)]
@@ -178,13 +166,6 @@ def test_covariance_is_an_integral(K, square):
     shares = np.cumprod([1, *((K + i) / (K + 2 * i) for i in k[:-1])])  # (K)_k / (2^k (K/2)_k)
     poisson = -stats.poisson(square).pmf(k) @ (1 - shares)
     assert variance.orthogonal_covariance("positive", square, K) == pytest.approx(poisson, rel=1e-9)
-
-
-def test_orthogonal_rows_help_positive_features_everywhere():
-    for K in (2, 3, 16, 128):
-        for square in np.geomspace(0.01, 60, 40):
-            assert -1 < variance.orthogonal_covariance("positive", square, K) < 0
-    assert variance.orthogonal_covariance("trigonometric", 16.0, 4) > 0  # but these not
 
 
 def test_gain():

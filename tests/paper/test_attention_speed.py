@@ -7,7 +7,7 @@ from tiny_arms import ALL, SETS, TINY
 
 from ortho.attention.chunking import CHUNK
 from ortho.attention.linear.feature_maps import HORIZON
-from ortho.cost.allocations import Allocations
+from ortho.cost.counting import Allocations
 from paper import experiments
 from paper.experiments import Experiment, measure
 from paper.experiments.engine import records

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ortho._checks import one_of, positive_int
 from ortho.attention.chunking import CHUNK
-from ortho.cost.allocations import Allocations
+from ortho.cost.counting import Allocations
 from paper.experiments.engine.records import Case, Needs
 from paper.experiments.engine.runner import Experiment
 from paper.experiments.engine.stopwatch import interleaved

@@ -19,7 +19,7 @@ from ortho._checks import one_of, positive_int
 from ortho.attention import MECHANISMS
 from ortho.attention.cache import Cache, new_cache
 from ortho.attention.mechanism import Mechanism
-from ortho.cost.decoding import DecodeCost, decoded
+from ortho.cost.attention import DecodeCost, decoded
 from paper.experiments.engine.clock import mean_seconds
 from paper.experiments.engine.closeness import assert_close
 from paper.experiments.engine.records import Case, Needs

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ortho._checks import one_of, positive_int
-from ortho.cost.allocations import Allocations
-from ortho.cost.layers import RecomputedCost, recomputed
+from ortho.cost.counting import Allocations
+from ortho.cost.models import RecomputedCost, recomputed
 from ortho.layers.block import TransformerBlock
 from ortho.layers.recomputation import Recomputed, RecomputedAttention
 from paper.experiments.engine.closeness import assert_close
