@@ -1,14 +1,12 @@
 """Orthogonal random attention and its rivals: definitions, fast forms, exact costs."""
 
 from ortho import attention, cost, orthogonal, projections
-from ortho.adapters import freeze_qk, set_heads, standard_heads, unfreeze_qk
-from ortho.adapters.conversion import to_standard
+from ortho.adapters import freeze_qk, set_heads, standard_heads, to_standard, unfreeze_qk
 from ortho.attention import MECHANISMS, RandomFeatureAttention
 from ortho.attention.cache import Cache, new_cache
 from ortho.attention.shifted import ShiftedKeysValues
 from ortho.layers.block import TransformerBlock
-from ortho.layers.experts import GatedFeedForward, MixtureOfExperts
-from ortho.layers.feed_forward import FeedForward
+from ortho.layers.feed_forward import FeedForward, GatedFeedForward, MixtureOfExperts
 from ortho.layers.hybrid import HEADS, HybridAttention
 from ortho.layers.induction import InductionHeads
 from ortho.layers.multihead import MultiheadAttention

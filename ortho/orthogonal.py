@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, Tensor
 
@@ -22,8 +21,6 @@ __all__ = ["DRAWS", "gaussian", "gram_schmidt", "haar", "householder", "orthonor
 def _normal(rows: int, cols: int, generator: torch.Generator | None, dtype: torch.dtype | None, device: Any) -> Tensor:
     """Standard normal entries, computed in float32 at least: factorisations do not exist below."""
     dtype = dtype or torch.get_default_dtype()
-    if not dtype.is_floating_point:
-        raise TypeError(f"dtype: expected a floating-point type, got {dtype}")
     working = dtype if dtype in (torch.float32, torch.float64) else torch.float32
     return torch.randn(rows, cols, generator=generator, dtype=working, device=device)
 
@@ -39,8 +36,7 @@ def _tall(draw: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> Float[Tensor, "rows cols"]:
-        rows = _checks.positive_int("rows", rows)
-        cols = rows if cols is None else _checks.positive_int("cols", cols)
+        cols = rows if cols is None else cols
         basis = draw(_normal(max(rows, cols), min(rows, cols), generator, dtype, device))
         return (basis if rows >= cols else basis.mT).contiguous().to(dtype or torch.get_default_dtype())
 
@@ -83,10 +79,6 @@ def orthonormalise(columns: Float[Tensor, "rows cols"]) -> Float[Tensor, "rows c
     restores it to rounding ("twice is enough", Giraud et al. 2005). Raises ValueError for more columns than rows or for
     linearly dependent columns.
     """
-    _checks.float_tensor("columns", columns)
-    if columns.dim() != 2 or 0 in columns.shape:
-        raise ValueError(f"columns: expected shape (rows, cols) without empty axes, got {tuple(columns.shape)}")
-    _checks.finite("columns", columns)
     rows, cols = columns.shape
     if cols > rows:
         raise ValueError(f"columns: expected at most as many columns as rows, got shape {(rows, cols)}")
@@ -150,8 +142,7 @@ def gaussian(
 
     Returns (rows, cols); raises TypeError or ValueError for sizes below 1.
     """
-    rows = _checks.positive_int("rows", rows)
-    cols = rows if cols is None else _checks.positive_int("cols", cols)
+    cols = rows if cols is None else cols
     matrix = _normal(rows, cols, generator, dtype, device) / sqrt(max(rows, cols))
     return matrix.to(dtype or torch.get_default_dtype())
 

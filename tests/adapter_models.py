@@ -182,6 +182,7 @@ MODELS = {
             resid_pdrop=0.0,
             embd_pdrop=0.0,
             attn_pdrop=0.0,
+            scale_attn_by_inverse_layer_idx=True,
             **TEXT,
         ),
         "causal",

@@ -9,10 +9,11 @@ from ortho.adapters import freeze_qk, set_heads
 from ortho.attention import FORMS
 from ortho.attention.linear.random_feature_attention import MAPS, RandomFeatureAttention
 from ortho.attention.sparse.window import Window
-from ortho.layers.experts import MixtureOfExperts
+from ortho.layers.feed_forward import MixtureOfExperts
 from ortho.layers.hybrid import HEADS
 from ortho.layers.positional import PositionalHeads
 from ortho.layers.recomputation import Recomputed, RecomputedAttention
+from ortho.layers.short_convolution import ConvolvedAttention
 from ortho.layers.stop_gradient import StoppedAttention
 from ortho.layers.synthesizer import SOURCES, SynthesizerAttention
 from ortho.models.encoder_decoder import EncoderDecoder
@@ -102,6 +103,7 @@ CASES |= {
     "padded, tiled": layer(padded, attention="alibi"),
     "exchanged": (lambda: StoppedAttention(D, H, **KIND), causal),
     "positional": (lambda: PositionalHeads(D, H, **KIND), causal),
+    "convolved": (lambda: ConvolvedAttention(D, H, **KIND), causal),
     "positional, reference": (lambda: PositionalHeads(D, H, form="reference", **KIND), bidirectional),
 }
 CASES |= {

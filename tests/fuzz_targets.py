@@ -55,10 +55,10 @@ SIZES = {"B": 2, "N": 5, "M": 5, "K": 4, "V": 4, "d": 8, "H": 2, "m": 4, "S": 2,
          "C": 3}  # fmt: skip
 
 WHOLE = (
-    "orthogonal", "models.generation", "layers.recomputation", "adapters", "layers.experts", "gates",
+    "orthogonal", "models.generation", "layers.recomputation", "adapters", "layers.feed_forward", "gates",
     "layers.hybrid", "layers.multihead", "models.language_model", "models.encoders", "models.encoder_decoder",
-    "layers.decoder_block", "layers.positional", "layers.stop_gradient", "projections.matrices",
-    "projections.merged", "projections.seeded", "projections.structured", "layers.synthesizer.layer",
+    "layers.block", "layers.positional", "layers.stop_gradient", "projections.matrices",
+    "projections.seeded", "projections.structured", "layers.synthesizer.layer",
     "layers.synthesizer.sources", "attention.cache", "attention.linear.random_feature_attention",
     "attention.softmax.backends", "attention.untrained.positional_attention", "attention.untrained.patterns",
     "attention.recurrent.ttt_losses", "attention.linear.linear_attention", "attention.linear.favor",
@@ -68,7 +68,7 @@ WHOLE = (
     "attention.sparse.window", "attention.sparse.dilated",
     "attention.sparse.strided", "attention.sparse.fixed", "attention.sparse.block_sparse",
     "attention.sparse.global_local", "attention.sparse.flex", "cost.layers", "cost.models", "cost.attention",
-    "adapters.freezing", "adapters.hybrid",
+    "adapters.conversion",
     "adapters.layouts", "training.recipe", "tasks.copying", "tasks.induction", "tasks.modular_addition",
     "tasks.mqar", "tasks.needle",
 )  # fmt: skip
@@ -273,7 +273,7 @@ def targets() -> dict[str, Callable[..., Any]]:
 
 # Steps of others, which take what these have made and checked; of any number of arguments; compiled alone.
 LEFT_OUT = {
-    "layers.decoder_block.DecoderCache", "cost.layers.Cost", "cost.models.RecomputedCost",
+    "layers.block.DecoderCache", "cost.layers.Cost", "cost.models.RecomputedCost",
     "cost.attention.DecodeCost", "attention.selected.routing.members_of",
     "favor++ layer.new_cache",
     "layers.hybrid.HybridCache",

@@ -1,12 +1,18 @@
 """Frozen heads, and heads of several kinds, in models of torch, of Hugging Face, and of this package."""
 
+from ortho.adapters.conversion import (
+    freeze_qk,
+    from_pretrained,
+    heads_record,
+    restore,
+    set_heads,
+    standard_heads,
+    to_standard,
+    unfreeze_qk,
+)
 from ortho.adapters.finding import AttentionLayer, attention_layers
-from ortho.adapters.freezing import freeze_qk, unfreeze_qk
-from ortho.adapters.hybrid import set_heads, standard_heads
 from ortho.adapters.layouts import LAYOUTS, Layout, Source
-from ortho.adapters.marking import heads_record
 from ortho.adapters.rows import FrozenRows
-from ortho.adapters.saving import from_pretrained, restore
 from ortho.adapters.torch_attention import AdaptedAttention
 
 __all__ = [
@@ -23,5 +29,6 @@ __all__ = [
     "restore",
     "set_heads",
     "standard_heads",
+    "to_standard",
     "unfreeze_qk",
 ]

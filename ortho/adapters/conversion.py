@@ -1,20 +1,276 @@
-"""From one kind of layer to another: what is frozen made to train, and the other way about."""
+"""What is done to other people's models, in place, and the way back: frozen queries and keys, heads of several kinds.
+
+Both are recorded, as JSON knows it, in the configuration of a model of transformers, and done again to a model that was
+loaded (`restore`).
+"""
 
 import copy
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
+from ortho import _checks
 from ortho._checks import checked
-from ortho.adapters import standard_heads, unfreeze_qk
+from ortho.adapters import huggingface
+from ortho.adapters.finding import (
+    AttentionLayer,
+    ByNames,
+    Matrices,
+    OfTorch,
+    attention_layers,
+    by_layer,
+    indices,
+    owned,
+)
+from ortho.adapters.kinds import SOFTMAX, Kind, asks, described, from_description, kinds_of, placed
+from ortho.adapters.layouts import Layout
+from ortho.adapters.torch_attention import AdaptedAttention
+from ortho.orthogonal import DRAWS
 
-__all__ = ["to_standard"]
+ModelT = TypeVar("ModelT", bound=nn.Module)
 
-ModuleT = TypeVar("ModuleT", bound=nn.Module)
+MARK = "ortho_heads"  # of a configuration
+_ASKED = "attn_implementation"  # likewise: the attention that whoever loads it has to have
+
+
+@checked(own=("layers", "heads"))
+def freeze_qk(
+    model: ModelT,
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | Mapping[int, Sequence[int]] | None = None,
+    draw: str | None = "haar",
+    stop_gradient: bool = False,
+    generator: torch.Generator | None = None,
+    layout: Layout | Sequence[Layout] = (),
+    strict: bool = True,
+) -> ModelT:
+    r"""Freeze W_Q and W_K of attention layers in any model: it is changed in place, and returned.
+
+    `layers` are indices into `attention_layers(model)`, `heads` those of their heads, by default all; a mapping has the
+    heads of each layer. With a `draw` (`ortho.orthogonal.DRAWS`) the chosen heads of a layer get a new W_Q and W_K,
+    orthogonal together: rows are orthonormal, or, of more rows than columns, columns; their biases are 0. With None
+    they keep what they have, as is meant for a pretrained model. With `stop_gradient` no gradient passes through these
+    heads' queries and keys to the layer's input. What a model applies behind these matrices, such as norms, stays
+    trained.
+
+    Known are `torch.nn.MultiheadAttention`, also within `nn.TransformerEncoderLayer`, `ortho.MultiheadAttention`, and
+    layers made of linear layers with the names in `ortho.adapters.LAYOUTS`, as Hugging Face's models have them.
+    `layout` says of others what they are made of (`ortho.adapters.Layout`). What looks like attention and is not known
+    is refused; with `strict=False` it is left as it is.
+
+    A head of keys that several heads of queries share is frozen with all of them. Heads that are frozen stay so in a
+    second call, which draws anew those that it chooses. Frozen weights are no longer parameters, and what is trained
+    of the same matrix is a new one: make the optimiser afterwards. The state dict keeps the names and shapes of the
+    layers' own, and says which rows are frozen: it loads into a model of which the same are. `save_pretrained` writes
+    what was done into the configuration (`ortho.adapters.restore`).
+
+    Raises TypeError or ValueError, naming the argument, for a model without such layers or with unknown ones, for
+    layers and heads that there are not, a part of the heads that share keys, weights that are shared with something
+    else, an unknown draw, and a `stop_gradient` other than that of heads of the layer that are frozen already and not
+    chosen. The model is then as it was.
+    """
+    found = attention_layers(model, strict=strict, layout=layout)
+    if draw is not None:
+        _checks.one_of("draw", draw, DRAWS)
+    plans = []
+    for index, chosen in by_layer("heads", heads, layers, found).items():
+        layer = found[index]
+        _served(layer, stop_gradient)
+        asking = layer.asking()
+        if not asking:
+            raise ValueError(f"layers: expected layers with queries and keys, got {index}, whose heads have none")
+        of_layer = asking if chosen is None else indices("heads", chosen, asking)
+        old = layer.read()
+        new = _frozen(layer, old, of_layer, draw, stop_gradient, generator)
+        if any(new[name] is not old[name] for name in old):
+            plans.append((layer, new))
+    owned(model, [layer for layer, _ in plans])
+    for layer, matrices in plans:
+        layer.write(matrices)
+    if plans:
+        mark(model)
+    return model
+
+
+def unfreeze_qk(model: ModelT) -> ModelT:
+    """Undo `freeze_qk`, in place: all weights of queries and keys are trained again, in layers of the original kind.
+
+    The outputs are the same, and the state dict is that of the model as it was made. The frozen projections of
+    `ortho.MultiheadAttention` become learned ones, however they came about. Heads that are of several kinds stay so
+    (`standard_heads`). A model of which nothing is frozen is left as it is. Raises TypeError for what is no module and
+    for a projection of one's own, whose weights need not say what it does; the model is then as it was.
+    """
+    plans = []
+    for layer in attention_layers(model, strict=False):
+        matrices = layer.read()
+        if any(matrix.freezes for matrix in matrices.values()):
+            plans.append((layer, {name: matrix.unfrozen() for name, matrix in matrices.items()}))
+    for layer, matrices in plans:
+        layer.write(matrices)
+    if plans:
+        mark(model)
+    return model
+
+
+def _frozen(
+    layer: AttentionLayer,
+    matrices: Matrices,
+    heads: Sequence[int],
+    draw: str | None,
+    stop_gradient: bool,
+    generator: torch.Generator | None,
+) -> Matrices:
+    """The layer's matrices with the rows of these heads frozen; those of which nothing changes are the same."""
+    shared = layer.num_heads // layer.num_kv_heads
+    kv_heads = layer.kv_heads(heads)
+    if len(heads) < shared * len(kv_heads):
+        raise ValueError(
+            f"heads: expected all {shared} heads that share a head of keys in {layer.name}, or none, got {list(heads)}"
+        )
+    matrices = dict(matrices)
+    for name, parts in layer.by_matrix(matrices, heads, kv_heads).items():
+        weight = matrices[name].weight
+        make = None
+        if draw is not None:
+            make = partial(DRAWS[draw], generator=generator, dtype=weight.dtype, device=weight.device)
+        matrices[name] = matrices[name].freeze(parts, make, stop_gradient)
+    return matrices
+
+
+def _served(layer: AttentionLayer, stop_gradient: bool) -> None:
+    """ValueError for a layer of torch's whose way to compute would not be known here."""
+    extra = isinstance(layer, OfTorch) and (layer.module.bias_k is not None or layer.module.add_zero_attn)
+    if extra and stop_gradient:
+        raise ValueError(
+            f"stop_gradient: expected False with add_bias_kv or add_zero_attn, as {layer.name} has, got True"
+        )
+
+
+def set_heads(
+    model: ModelT,
+    kinds: Sequence[Kind] | Mapping[int, Sequence[Kind]],
+    *,
+    layers: Sequence[int] | None = None,
+    layout: Layout | Sequence[Layout] = (),
+    strict: bool = True,
+) -> ModelT:
+    """Say of each head of a model's attention layers which kind it is: the model is changed in place, and returned.
+
+    `kinds` has a kind for each head: "learned", the softmax attention that it was; "stopped", the same with constant
+    queries and keys; "linear"; a pattern, such as `Window(64)`; or a positional pattern, or its name. Either all of the
+    chosen `layers` (indices into `attention_layers(model)`) have the same, or a mapping has those of each. "stopped"
+    is a matter of the gradient: weights of such heads are kept from weight decay by `freeze_qk`. `layout` and `strict`
+    are those of `freeze_qk`.
+
+    In a `torch.nn.MultiheadAttention`, which is then called with need_weights=False, positional heads lose their rows
+    of W_Q and W_K. Hugging Face's layers are served if they choose their attention by name (transformers'
+    `AttentionInterface`), and keep all weights. Both have the kinds in their state dicts, which load where they are the
+    same; `save_pretrained` writes them into the configuration (`ortho.adapters.restore`). In both, masks must be of
+    keys, causal or not, where a head is positional or linear, and dropout of attention weights in training is refused
+    when the layer is called.
+
+    Raises TypeError or ValueError, naming the argument, for a model without such layers or with unknown ones, layers
+    of this package, which has its own, layers whose attention cannot be chosen, or has biases of its scores; windows,
+    other patterns and positional heads in cross-attention; these, and linear heads, in layers with a sliding window;
+    unknown kinds, too few or many of them, and a kind with queries for a head that has lost its own. The model is then
+    as it was.
+    """
+    found = attention_layers(model, strict=strict, layout=layout)
+    of_layers = by_layer("kinds", kinds, layers, found)
+    wanted = {index: kinds_of("kinds", value, found[index].num_heads) for index, value in of_layers.items()}
+    of_torch, by_names = [], []
+    decoders = [module for module in model.modules() if isinstance(module, nn.TransformerDecoderLayer)]
+    for index, own in wanted.items():
+        layer = found[index]
+        if isinstance(layer, OfTorch):
+            other = layer.matrix("q") != "in_proj" or any(layer.module is m.multihead_attn for m in decoders)
+            if other and any(placed(kind) for kind in own):
+                raise ValueError(
+                    f"model: expected of {layer.name} self-attention, for windows, other patterns and positional "
+                    "heads, got cross-attention: choose other `layers`"
+                )
+            of_torch.append((layer, own, _matrices(layer, own)))
+        elif isinstance(layer, ByNames):
+            huggingface.served(layer.name, layer.module, own)
+            by_names.append((layer, own))
+        else:
+            raise ValueError(f"model: expected layers of torch or of Hugging Face, got ortho's at {layer.name}")
+    owned(model, [layer for layer, *_ in of_torch])
+    if by_names:
+        huggingface.register()
+    for layer, own, matrices in of_torch:
+        AdaptedAttention.adapt(layer.module, matrices, own)
+    for layer, own in by_names:
+        huggingface.set_kinds(layer.module, own)
+        layer.remember()
+    _nesting(model)
+    mark(model)
+    return model
+
+
+def standard_heads(model: ModelT) -> ModelT:
+    """Undo `set_heads`, in place, where that gives the same outputs: heads that are learned or stopped.
+
+    A stopped head passes gradients again, unless it is frozen so. A model whose heads are all of one kind is left as it
+    is. Raises TypeError for what is no module; and ValueError for heads of other kinds, of which no standard layer has
+    the outputs: the model is then as it was.
+    """
+    found = attention_layers(model, strict=False)
+    changed = [(layer, own) for layer in found if (own := layer.kinds()) is not None]
+    for layer, own in changed:
+        other = [h for h, kind in enumerate(own) if kind not in SOFTMAX]
+        if other:
+            raise ValueError(
+                f"model: expected heads that are learned or stopped, got {own[other[0]]!r} at head {other[0]} of "
+                f"{layer.name}, which no standard layer has"
+            )
+    for layer, _ in changed:
+        if isinstance(layer, OfTorch):
+            AdaptedAttention.adapt(layer.module, {}, None)
+        else:
+            huggingface.remove_kinds(layer.module)
+    if changed:
+        _nesting(model)
+        mark(model)
+    return model
+
+
+def _matrices(layer: OfTorch, kinds: Sequence[Kind]) -> Matrices:
+    """The layer's matrices, of queries and keys with the rows of the heads that ask."""
+    module = layer.module
+    if module.bias_k is not None or module.add_zero_attn:
+        raise ValueError(f"model: expected no add_bias_kv and no add_zero_attn, got one at {layer.name}")
+    asking = [h for h, kind in enumerate(kinds) if asks(kind)]
+    lost = [h for h in asking if h not in layer.asking()]
+    if lost:
+        raise ValueError(
+            f"kinds: expected positional ones of heads that have lost their queries, got {kinds[lost[0]]!r}"
+        )
+    matrices = layer.read()
+    rows = layer.by_matrix(matrices, asking, asking)
+    if "in_proj" in matrices:  # whose last rows are those of the values
+        first = matrices["in_proj"].out_features - module.embed_dim
+        rows["in_proj"].append(torch.arange(first, first + module.embed_dim, device=rows["in_proj"][0].device))
+    return {name: matrices[name].select(torch.cat(own)) for name, own in rows.items()}
+
+
+def _nesting(model: nn.Module) -> None:
+    """Bar `nn.TransformerEncoder` from nested tensors, which torch's fast path alone can read, while it has to be."""
+    for encoder in (m for m in model.modules() if isinstance(m, nn.TransformerEncoder)):
+        own: dict[str, Any] = encoder.__dict__
+        mixed = any(isinstance(m, AdaptedAttention) and m.kinds is not None for m in encoder.modules())
+        if mixed and "_use_nested_tensor" not in own:
+            own["_use_nested_tensor"], encoder.use_nested_tensor = encoder.use_nested_tensor, False
+        elif not mixed and "_use_nested_tensor" in own:
+            encoder.use_nested_tensor = own.pop("_use_nested_tensor")
 
 
 @checked
-def to_standard(module: ModuleT) -> ModuleT:
+def to_standard(module: ModelT) -> ModelT:
     """A copy of any module in which every projection is a learned one with the same weights: same outputs, all trained.
 
     The copy's layers are what the standard architecture loads and what a trainer may fine-tune in full. Raises
@@ -22,3 +278,102 @@ def to_standard(module: ModuleT) -> ModuleT:
     libraries with heads of kinds that no standard layer has (`ortho.adapters.standard_heads`).
     """
     return unfreeze_qk(standard_heads(copy.deepcopy(module)))
+
+
+def heads_record(model: nn.Module) -> dict[str, Any]:
+    """What `freeze_qk` and `set_heads` have made of a model: names, numbers and lists, to be saved beside its weights.
+
+    Of each layer that is not as it was, by its name: "frozen", the heads that are frozen; "stop_gradient"; "kinds", if
+    it was told any. `restore` does it again.
+    """
+    record: dict[str, Any] = {}
+    for layer in attention_layers(model, strict=False):
+        heads, stops = layer.frozen()
+        own = layer.kinds()
+        if heads or own is not None:
+            record[layer.name] = {"frozen": heads, "stop_gradient": stops}
+            if own is not None:
+                record[layer.name]["kinds"] = described(own)
+    return record
+
+
+def mark(model: nn.Module) -> None:
+    """Write the record into the configurations of a model of transformers, which are then its own.
+
+    Where heads are of several kinds it asks for the attention "ortho" when it is loaded, which nothing else knows.
+    """
+    if not huggingface.configured(model):
+        return
+    huggingface.own_configurations(model)
+    for part in huggingface.configured(model):
+        record = heads_record(part)
+        _set(part.config, MARK, {"attention": part.config._attn_implementation, "layers": record} if record else None)
+        mixed = any("kinds" in layer for layer in record.values())
+        _set(part.config, _ASKED, huggingface.NAME if mixed else None)
+
+
+def resolved(names: Sequence[str], found: Sequence[AttentionLayer]) -> list[int]:
+    """Which layers have these names, or names that end so or so much of them: a model may be a part of the one that was
+    saved, or it of this. Raises ValueError for a name that is not that of one layer."""
+    places = []
+    for name in names:
+        fits = [i for i, layer in enumerate(found) if layer.name == name] or [
+            i
+            for i, layer in enumerate(found)
+            if f".{layer.name}".endswith(f".{name}") or name.endswith(f".{layer.name}")
+        ]
+        if len(fits) != 1:
+            raise ValueError(f"record: expected names of attention layers of this model, got {name!r}")
+        places += fits
+    return places
+
+
+def _set(config: Any, name: str, value: Any) -> None:
+    if value is not None:
+        setattr(config, name, value)
+    elif name in config.__dict__:
+        delattr(config, name)
+
+
+@checked
+def restore(
+    model: ModelT, record: Mapping[str, Any] | None = None, *, layout: Layout | Sequence[Layout] = ()
+) -> ModelT:
+    """Do to a model what a record says (`heads_record`), in place: heads are frozen as they are, and told their kinds.
+
+    Without a record it is that of the model's configuration, which `save_pretrained` has written and `from_pretrained`
+    read. A state dict is loaded after this, weights of `from_pretrained` are there before. Layouts that are not known
+    here are given as they were to `freeze_qk`. Raises TypeError or ValueError if the record is not one of this model,
+    which is then as it was.
+    """
+    attention = None
+    if record is None:
+        mark = getattr(getattr(model, "config", None), MARK, None)
+        if mark is None:
+            raise ValueError(
+                f"record: expected one, or {MARK} in the configuration of {type(model).__name__}, got none"
+            )
+        attention, record = mark["attention"], mark["layers"]
+    places = dict(
+        zip(resolved(list(record), attention_layers(model, strict=False, layout=layout)), record, strict=True)
+    )
+    kinds = {i: from_description(record[name]["kinds"]) for i, name in places.items() if "kinds" in record[name]}
+    if attention is not None:
+        for part in huggingface.configured(model):
+            if part.config._attn_implementation == huggingface.NAME:
+                part.set_attn_implementation(attention)
+    given: dict[str, Any] = {"layout": layout, "strict": False}
+    for stops in (False, True):
+        heads = {i: record[name]["frozen"] for i, name in places.items() if record[name]["stop_gradient"] == stops}
+        heads = {i: own for i, own in heads.items() if own}
+        if heads:
+            freeze_qk(model, heads=heads, draw=None, stop_gradient=stops, **given)
+    return set_heads(model, kinds, **given) if kinds else model
+
+
+def from_pretrained(cls: Any, *args: Any, layout: Layout | Sequence[Layout] = (), **kwargs: Any) -> Any:
+    """`cls.from_pretrained(*args, **kwargs)` of transformers, and `restore`, if the model was converted before it was
+    saved."""
+    huggingface.register()
+    model = cls.from_pretrained(*args, **kwargs)
+    return restore(model, layout=layout) if getattr(model.config, MARK, None) else model

@@ -7,7 +7,7 @@ names of their linear layers (`ortho.adapters.layouts`). What looks like attenti
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,10 @@ from torch import nn
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Int, Tensor
+from ortho.adapters import huggingface
+from ortho.adapters.kinds import Kind
 from ortho.adapters.layouts import COUNTS, KV_COUNTS, LAYOUTS, WIDTHS, Layout, Source
-from ortho.adapters.ortho_projection import read_projection, written_projection
-from ortho.adapters.rows import FrozenRows
+from ortho.adapters.rows import FrozenRows, read_projection, written_projection
 from ortho.adapters.torch_attention import AdaptedAttention, read_attention
 from ortho.layers.multihead import MultiheadAttention
 from ortho.layers.stop_gradient import StoppedAttention
@@ -73,6 +74,18 @@ class AttentionLayer(ABC):
         """The name of the matrix with the rows of that part."""
         return self.layout.source(part).name
 
+    def by_matrix(self, matrices: Matrices, q_heads: Sequence[int], k_heads: Sequence[int]) -> dict[str, list[Tensor]]:
+        """By the names of the matrices their rows of these heads of queries, and of these of keys."""
+        rows: dict[str, list[Tensor]] = {}
+        for part, heads in (("q", q_heads), ("k", k_heads)):
+            name = self.matrix(part)
+            rows.setdefault(name, []).append(self.rows(part, heads, matrices[name]))
+        return rows
+
+    def kinds(self) -> tuple[Kind, ...] | None:
+        """The kinds of its heads, if it was told any."""
+        return None
+
     def kv_heads(self, heads: Sequence[int]) -> list[int]:
         """The heads of keys that these heads of queries read."""
         shared = self.num_heads // self.num_kv_heads
@@ -96,6 +109,9 @@ class ByNames(AttentionLayer):
             setattr(self.module, name, matrix.plain().train(self.module.training))
         self.remember()
 
+    def kinds(self) -> tuple[Kind, ...] | None:
+        return huggingface.kinds(self.module)
+
     def remember(self) -> None:
         """Keep a layout that a caller gave, by which the layer is found again."""
         if self.layout not in LAYOUTS:
@@ -114,7 +130,10 @@ class OfTorch(AttentionLayer):
         return {name: matrices[name] for name in self.layout.names()}
 
     def write(self, matrices: Matrices) -> None:
-        AdaptedAttention.adapt(self.module, matrices, getattr(self.module, "kinds", None))
+        AdaptedAttention.adapt(self.module, matrices, self.kinds())
+
+    def kinds(self) -> tuple[Kind, ...] | None:
+        return self.module.kinds if isinstance(self.module, AdaptedAttention) else None
 
     def weights(self) -> list[Any]:
         own = [self.module, *self.module.children()] if isinstance(self.module, AdaptedAttention) else [self.module]
@@ -160,11 +179,7 @@ def attention_layers(
     module or `layout` is not one; and ValueError, if `strict`, for a model without such layers, and for one in which
     something looks like attention and is of an unknown kind, which it names. With `strict=False` that is left out.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model: expected an nn.Module, got {_checks.describe(model)}")
     given = (layout,) if isinstance(layout, Layout) else layout
-    if not isinstance(given, tuple | list) or not all(isinstance(one, Layout) for one in given):
-        raise TypeError(f"layout: expected an ortho.adapters.Layout, or several, got {_checks.describe(layout)}")
     found: dict[str, AttentionLayer] = {}
     unknown: dict[str, str] = {}
     for name, module in model.named_modules():
@@ -258,3 +273,27 @@ def _said(name: str, expected: str, got: nn.Module, more: str = "") -> str:
     kind = type(got)
     place = "" if kind.__module__.startswith("torch.nn.") else f"{kind.__module__}."
     return f"expected of {name or 'the model'} {expected}, got {place}{kind.__qualname__}{more}"
+
+
+def indices(name: str, value: Any, allowed: Sequence[int]) -> list[int]:
+    """`value` in order, if they are distinct integers among `allowed`, else TypeError or ValueError."""
+    if isinstance(value, str) or not isinstance(value, Sequence | range | set | frozenset):
+        raise TypeError(f"{name}: expected indices, got {_checks.describe(value)}")
+    for index in value:
+        if isinstance(index, bool) or not isinstance(index, int):
+            raise TypeError(f"{name}: expected integers, got {_checks.describe(index)}")
+        if index not in allowed:
+            raise ValueError(f"{name}: expected a part of {list(allowed)}, got {index}")
+    if not value or len(set(value)) < len(value):
+        raise ValueError(f"{name}: expected at least one index, and none twice, got {list(value)}")
+    return sorted(value)
+
+
+def by_layer(name: str, value: Any, layers: Any, found: Sequence[AttentionLayer]) -> dict[int, Any]:
+    """A value for each chosen layer, by its index: all have the same one, or those of a mapping their own."""
+    every = range(len(found))
+    if not isinstance(value, Mapping):
+        return dict.fromkeys(every if layers is None else indices("layers", layers, every), value)
+    if layers is not None:
+        raise ValueError(f"layers: expected None beside a mapping of {name}, whose keys are layers, got {layers!r}")
+    return {index: value[index] for index in indices(name, list(value), every)}

@@ -18,7 +18,7 @@ from ortho.attention.untrained.positional_attention import PositionalPattern, na
 from ortho.cost.attention import positional_attention, shared_heads
 from ortho.gates import Gate
 from ortho.layers.hybrid import HEADS
-from ortho.layers.induction_projection import STRUCTURED
+from ortho.layers.induction import STRUCTURED
 from ortho.layers.positional import shared_out
 from ortho.layers.synthesizer import SOURCES, Call, SourceCost
 from ortho.layers.synthesizer.layer import by_position

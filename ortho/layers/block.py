@@ -1,6 +1,7 @@
-"""The Transformer block: attention and a feed-forward network, each added to its input."""
+"""The Transformer block, attention and a feed-forward network; and the decoder's, which attends to a context, too."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,11 +9,16 @@ from torch import nn
 
 from ortho import _checks
 from ortho._checks import checked
-from ortho._typing import Float, State, Tensor
+from ortho._typing import Bool, Float, State, Tensor
+from ortho._weights import spread_heads
+from ortho.attention import MECHANISMS
+from ortho.attention.cache import Cache
 from ortho.layers.feed_forward import FeedForward
 from ortho.layers.multihead import MultiheadAttention
 
-__all__ = ["TransformerBlock"]
+__all__ = ["DecoderBlock", "DecoderCache", "Settings", "TransformerBlock"]
+
+Settings = Mapping[str, Any]  # a layer's arguments, and by which class it is made (`layer`)
 
 
 class TransformerBlock(nn.Module):
@@ -84,3 +90,115 @@ class TransformerBlock(nn.Module):
             return self.norm_feed_forward(x + self.dropout(self.feed_forward(x)))
         x = x + self.dropout(y)
         return x + self.dropout(self.feed_forward(self.norm_feed_forward(x)))
+
+
+class DecoderBlock(nn.Module):
+    """Causal attention, attention to a context, and a feed-forward network, each of a norm and added to what it is
+    given (Vaswani et al. 2017, section 3.1, with the norms before the parts).
+
+    `attention` and `cross` are arguments of either layer, as `EncoderDecoder` takes them. The second is a
+    `MultiheadAttention`, whose mechanism answers each query by itself, wherever it stands: softmax attention, a kernel,
+    or a module of which the caller knows it.
+
+    Raises TypeError or ValueError, naming the argument, for a `cross` layer that is not such a one.
+    """
+
+    attention: Any
+    cross: Any
+
+    @checked
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        attention: Settings | None = None,
+        cross: Settings | None = None,
+        d_ff: int | None = None,
+        dropout: float = 0.0,
+        bias: bool = False,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        kind: dict[str, Any] = {"bias": bias, "dtype": dtype, "device": device}
+        drawn: dict[str, Any] = {"num_heads": num_heads, "generator": generator}
+        drawn |= {name: value for name, value in kind.items() if value}  # not every layer knows of biases
+        self.attention = _layer(d_model, **{**drawn, **(attention or {})})
+        self.cross = _layer(d_model, **{**drawn, **(cross or {})})
+        _check_cross(self.cross)
+        self.feed_forward = FeedForward(d_model, d_ff, generator=generator, **kind)
+        self.norm_attention, self.norm_cross, self.norm_feed_forward = (nn.LayerNorm(d_model, **kind) for _ in range(3))
+        self.dropout = nn.Dropout(_checks.share("dropout", dropout))
+
+    def forward(
+        self,
+        x: Float[Tensor, "B N d"],
+        context: Float[Tensor, "B M d"],
+        *,
+        context_mask: Bool[Tensor, "..."] | None = None,
+    ) -> Float[Tensor, "B N d"]:
+        """x (B, N, d) beside a context (B, M, d) -> (B, N, d); the mask broadcasts to (B, H, N, M), True = there."""
+        _checks.sequence("x", x, self.norm_attention.weight)
+        x = x + self.dropout(self.attention(self.norm_attention(x), is_causal=True))
+        x = x + self.dropout(self.cross(self.norm_cross(x), context, attn_mask=context_mask))
+        return x + self.dropout(self.feed_forward(self.norm_feed_forward(x)))
+
+    @torch.no_grad()
+    def new_cache(self, context: Float[Tensor, "B M d"], capacity: int) -> "DecoderCache":
+        """For decoding beside a context: room for `capacity` tokens, and the context's keys and values."""
+        layer = self.cross
+        _, k, v, gates = layer._operands(context, None)
+        keys, values = (spread_heads(x, layer.num_heads) for x in (k, v))
+        return DecoderCache(self.attention.new_cache(capacity), keys, values, gates, context[:, :1])
+
+    @torch.no_grad()
+    def step(
+        self,
+        x: Float[Tensor, "B n d"],
+        cache: "DecoderCache",
+        *,
+        context_mask: Bool[Tensor, "..."] | None = None,
+    ) -> Float[Tensor, "B n d"]:
+        """`forward` of further tokens behind those that the cache has read; nothing then has a gradient."""
+        layer = self.cross
+        x = x + self.dropout(self.attention(self.norm_attention(x), is_causal=True, cache=cache.attention))
+        y = self.norm_cross(x)
+        q, _ = layer.projection(y, cache.first)
+        gates = cache.gates | {name: layer.gates[name](y) for name in layer._query_gates}
+        keys = cache.keys.shape[2]
+        context_mask = _checks.layer_mask(context_mask, None, len(x), layer.num_heads, x.shape[1], keys)
+        attend = MECHANISMS[layer.attention].form(layer.form) if isinstance(layer.attention, str) else layer.attention
+        o = attend(q, cache.keys, cache.values, is_causal=False, attn_mask=context_mask, **gates)
+        x = x + self.dropout(layer._merge(o))
+        return x + self.dropout(self.feed_forward(self.norm_feed_forward(x)))
+
+
+@dataclass(frozen=True)
+class DecoderCache:
+    """What a block keeps for decoding: of its own tokens; of the context all that attention to it needs, made once.
+
+    `first` (B, 1, d) is a token of the context: a projection makes queries beside keys, of which one is the fewest.
+    """
+
+    attention: Cache
+    keys: Tensor
+    values: Tensor
+    gates: dict[str, Any]
+    first: Tensor
+
+
+def _check_cross(layer: Any) -> None:
+    if not isinstance(layer, MultiheadAttention):
+        name = type(layer).__name__
+        raise TypeError(f"cross: expected a MultiheadAttention, a layer that takes a context, got {name}")
+    if isinstance(layer.attention, str):
+        mechanism = MECHANISMS[layer.attention]
+        if mechanism.family not in ("softmax", "kernel") or mechanism.positional or mechanism.fitted:
+            wanted = "a mechanism that answers each query by itself, wherever it stands"
+            raise ValueError(f"cross: expected {wanted}, got {layer.attention!r}")
+
+
+def _layer(d_model: int, *, layer: Callable[..., Any] = MultiheadAttention, **kwargs: Any) -> Any:
+    return layer(d_model, **kwargs)

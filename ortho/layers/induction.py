@@ -1,5 +1,21 @@
-"""Induction heads that nothing has to learn: they find where the present token stood before, and read what followed."""
+r"""Induction heads that nothing has to learn: they find where the present token stood before, and read what followed.
 
+One frozen projection makes queries and keys, the keys' a token late. With $\hat x_t = \sqrt d\, x_t / |x_t|$ and a
+random orthogonal R (K x d) of a head, drawn once,
+
+$$u_t = \sqrt{c / n} \sum_{j=0}^{n-1} R_j\, \hat x_{t-j}, \qquad q_t = u_t, \qquad k_s = u_{s-1}.$$
+
+Scores are $q_t^T k_s / \sqrt K$. If the last n tokens before s are those up to t, the score is about $c \sqrt K$, and
+the value at s is what came next; of independent tokens it is about c times a standard normal number (Johnson and
+Lindenstrauss). Projections drawn apart, as orthogonal random attention has them, have $E[q^T k] = 0$ for every pair.
+
+Against M tokens that do not match the one that does has a share of the softmax of about
+$1 / (1 + M e^{c^2 / 2 - c \sqrt K})$, the larger the nearer c is to $\sqrt K$: a head finds it where $K > 2 \ln M$.
+Tokens of a text are not independent. From c = 4 on near matches decide rather than the noise, and a larger c only makes
+them less heard: by default c is $\sqrt K$, but 4 at most.
+"""
+
+from math import sqrt
 from typing import Any
 
 import torch
@@ -12,14 +28,150 @@ from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import new_weight, split_heads, tokens_there
 from ortho.attention import FORMS, MECHANISMS
 from ortho.attention.cache import KeyValueCache
+from ortho.attention.operands import carried, upcast
 from ortho.attention.softmax.value_gradient import (
     recomputed_attention,
     value_gradient_attention,
     value_gradient_attention_reference,
 )
-from ortho.layers.induction_projection import InductionProjection
+from ortho.orthogonal import DRAWS
+from ortho.projections.projection import Projection
+from ortho.projections.structured import StructuredProjection
 
-__all__ = ["InductionCache", "InductionHeads"]
+__all__ = ["InductionCache", "InductionHeads", "InductionProjection", "default_sharpness"]
+
+STRUCTURED = "structured"
+SHARPEST = 4.0  # of the default c
+
+
+@checked
+def default_sharpness(K: int) -> float:
+    """c for heads of width K: the square root of K, but 4 at most."""
+    return min(sqrt(_checks.positive_int("K", K)), SHARPEST)
+
+
+class _Rotation(StructuredProjection):
+    """Sign flips and small transforms of which there is one set, in place of one for queries and one for keys."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.register_buffer("signs_k", None)
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Any:
+        """x (B, N, d) -> (B, H, N, K), laid out token by token, as matrices leave it."""
+        del context
+        return self._rotated(x, self.signs_q, self.num_heads).transpose(1, 2).contiguous().transpose(1, 2)
+
+
+class InductionProjection(Projection):
+    """x (B, N, d) -> q and k (B, H, N, K) as above, which no gradient reaches.
+
+    `tokens` is n, the number of last tokens that are compared, and `sharpness` c. `draw` names the law of R, one of
+    `ortho.orthogonal.DRAWS`, or 'structured': sign flips and small transforms (`StructuredProjection`), which serve
+    heads of at most d numbers together. As many heads as fit into d are drawn with orthogonal rows altogether.
+
+    The first token has no predecessor: its key is 0, the mean of the scores of what does not match, as is what lies
+    before the sequence where several tokens are compared. The same holds behind a token that is not there.
+
+    Raises TypeError or ValueError, naming the argument, for sizes below 1, for an unknown draw, for a sharpness that is
+    not positive, and for structured heads that are too wide.
+    """
+
+    weight: Tensor
+    stop_gradient = True
+    bias_q = bias_k = None
+
+    @checked
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        head_dim: int | None = None,
+        tokens: int = 1,
+        sharpness: float | int | None = None,
+        draw: str = "haar",
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(d_model, num_heads, head_dim=head_dim)
+        self.tokens, self.draw = tokens, _checks.one_of("draw", draw, (*DRAWS, STRUCTURED))
+        self.sharpness = default_sharpness(self.head_dim) if sharpness is None else float(sharpness)
+        if self.sharpness <= 0:
+            raise ValueError(f"sharpness: expected a number above 0, got {sharpness}")
+        kind: dict[str, Any] = {"dtype": dtype or torch.get_default_dtype(), "device": device}
+        if draw == STRUCTURED:
+            sizes: dict[str, Any] = {"head_dim": self.head_dim, "generator": generator}
+            self.rotations = nn.ModuleList(_Rotation(d_model, num_heads, **sizes, **kind) for _ in range(tokens))
+        else:
+            drawn = [self._draw(generator, **kind) for _ in range(tokens)]
+            self.register_buffer("weight", torch.stack(drawn))  # (n, H K, d)
+
+    def _draw(self, generator: torch.Generator | None, **kind: Any) -> Float[Tensor, "q d"]:
+        """Rows of unit length, of as many heads at once as there can be orthogonal ones."""
+        d, K, make = self.d_model, self.head_dim, DRAWS[self.draw]
+        some = max(1, d // K) * K
+        rows = [min(some, self.q_width - first) for first in range(0, self.q_width, some)]
+        return torch.cat([make(n, d, generator=generator, **kind) * sqrt(max(n, d) / d) for n in rows])
+
+    @checked(shapes=False)
+    def forward(
+        self, x: Float[Tensor, "B N d"], context: Float[Tensor, "B M d"] | None = None
+    ) -> tuple[Float[Tensor, "B H N K"], Float[Tensor, "B H N K"]]:
+        """x (B, N, d) -> q, k (B, H, N, K) of a sequence that begins there. ValueError for a context: a key is what
+        stands before a token of the same sequence."""
+        if context is not None:
+            raise ValueError(f"context: expected None with keys a token late, got {_checks.describe(context)}")
+        q, k, _ = self.step(x)
+        return q, k
+
+    @torch.no_grad()
+    def step(
+        self, x: Float[Tensor, "B N d"], there: Bool[Tensor, "b N"] | None = None, before: State | None = None
+    ) -> tuple[Float[Tensor, "B H N K"], Float[Tensor, "B H N K"], tuple[Tensor, Tensor]]:
+        """q and k of further tokens, and what later ones need of these: the next key (B, H, 1, K), and the last n - 1
+        normalised tokens (B, n - 1, d). Tokens that are not `there` (True = there) count as zeros."""
+        n, (B, N, d) = self.tokens, x.shape
+        x = self._normalised(x)
+        if there is not None:
+            x = x * there[..., None]
+        earlier = x.new_zeros(B, n - 1, d) if before is None else carried("tokens", before[1], (B, n - 1, d), x.dtype)
+        line = torch.cat([earlier, x], 1) if n > 1 else x
+        u = self._projected(line[:, n - 1 :], 0)
+        for j in range(1, n):
+            u = u + self._projected(line[:, n - 1 - j : n - 1 - j + N], j)
+        shape = (B, self.num_heads, 1, self.head_dim)
+        first = u.new_zeros(shape) if before is None else carried("key", before[0], shape, u.dtype)
+        k = torch.cat([first, u[:, :, :-1]], 2)
+        return u, k, (u[:, :, -1:].clone(), line[:, N:].clone())
+
+    def _normalised(self, x: Tensor) -> Tensor:
+        """Each token at the length that gives its score with itself, computed in float32 at least."""
+        wide = upcast(x)
+        mean_square = wide.square().mean(-1, keepdim=True) + torch.finfo(wide.dtype).tiny  # no division by 0
+        return (wide * (mean_square.rsqrt() * sqrt(self.sharpness / self.tokens))).to(x.dtype)
+
+    def _projected(self, x: Float[Tensor, "B N d"], j: int) -> Float[Tensor, "B H N K"]:
+        """R_j x."""
+        if self.draw == STRUCTURED:
+            made: Tensor = self.rotations[j](x)
+            return made
+        return split_heads(linear(x, self.weight[j]), self.num_heads)
+
+    @property
+    def weight_q(self) -> Float[Tensor, "q d"]:  # type: ignore[override]
+        """R_0 of all heads, the matrix of queries and keys if one token is compared."""
+        return self.rotations[0].weight_q if self.draw == STRUCTURED else self.weight[0]  # type: ignore[return-value]
+
+    @property
+    def weight_k(self) -> Float[Tensor, "q d"]:  # type: ignore[override]
+        """The same."""
+        return self.weight_q
+
+    def extra_repr(self) -> str:
+        own = f"tokens={self.tokens}, sharpness={self.sharpness:g}, draw={self.draw!r}"
+        return f"{super().extra_repr()}, {own}"
 
 
 class InductionHeads(nn.Module):

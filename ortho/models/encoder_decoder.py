@@ -8,8 +8,7 @@ from torch.nn.functional import embedding, linear
 
 from ortho._checks import checked
 from ortho._typing import Bool, Float, Int, Tensor
-from ortho.layers.block import TransformerBlock
-from ortho.layers.decoder_block import DecoderBlock, Settings
+from ortho.layers.block import DecoderBlock, Settings, TransformerBlock
 from ortho.models.embeddings import (
     add_positions,
     check_length,

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from ortho.projections.matrices import FrozenProjection, LearnedProjection
-from ortho.projections.merged import MergedProjection
+from ortho.projections.matrices import FrozenProjection, LearnedProjection, MergedProjection
 from ortho.projections.projection import Projection, head_sizes, kv_heads
 from ortho.projections.seeded import SeededProjection
 from ortho.projections.structured import StructuredProjection

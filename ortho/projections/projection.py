@@ -85,8 +85,6 @@ def head_sizes(d_model: int, num_heads: int, head_dim: int | None) -> tuple[int,
     if head_dim is None:
         d_model, num_heads = _checks.heads(d_model, num_heads)
         return d_model, num_heads, d_model // num_heads
-    names = {"d_model": d_model, "num_heads": num_heads, "head_dim": head_dim}
-    d_model, num_heads, head_dim = (_checks.positive_int(name, value) for name, value in names.items())
     return d_model, num_heads, head_dim
 
 
@@ -97,6 +95,6 @@ def kv_heads(num_heads: int, num_kv_heads: int | None) -> int:
     """
     if num_kv_heads is None:
         return num_heads
-    if num_heads % _checks.positive_int("num_kv_heads", num_kv_heads):
+    if num_heads % num_kv_heads:
         raise ValueError(f"num_kv_heads: expected a divisor of num_heads = {num_heads}, got {num_kv_heads}")
     return num_kv_heads

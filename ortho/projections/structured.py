@@ -19,7 +19,6 @@ from math import isqrt, pi, sqrt
 import torch
 from torch import Tensor
 
-from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float
 from ortho._weights import split_heads
@@ -34,8 +33,8 @@ def factors(d: int, K: int | None = None) -> tuple[int, int]:
     With a width K of heads, (d/K, K) if that is a table of at most twice the cost. Raises TypeError or ValueError for
     numbers below 1.
     """
-    a = next(a for a in range(isqrt(_checks.positive_int("d", d)), 0, -1) if d % a == 0)
-    if K is not None and d % _checks.positive_int("K", K) == 0 and d // K + K <= 2 * (a + d // a):
+    a = next(a for a in range(isqrt(d), 0, -1) if d % a == 0)
+    if K is not None and d % K == 0 and d // K + K <= 2 * (a + d // a):
         return d // K, K
     return a, d // a
 
@@ -56,7 +55,7 @@ def transform(
     It is the Kronecker product of Hadamard's matrix for the power of two in n with Hartley's for the rest. Raises
     TypeError or ValueError for an n below 1.
     """
-    odd = _checks.positive_int("n", n)
+    odd = n
     matrix = torch.ones(1, 1, dtype=torch.float64)
     two = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64) / sqrt(2)
     while odd % 2 == 0:
@@ -103,7 +102,7 @@ class StructuredProjection(Detached):
         if self.q_width > d_model:
             raise ValueError(f"head_dim: expected heads of at most d_model = {d_model} together, got {self.q_width}")
         rounds = sufficient_rounds(d_model, self.head_dim) if rounds is None else rounds
-        self.rounds, self.stop_gradient = _checks.positive_int("rounds", rounds), stop_gradient
+        self.rounds, self.stop_gradient = rounds, stop_gradient
         dtype = dtype or torch.get_default_dtype()
         for name, size in zip("ab", factors(d_model, self.head_dim), strict=True):
             self.register_buffer(f"transform_{name}", transform(size, dtype=dtype, device=device), persistent=False)

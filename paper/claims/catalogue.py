@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 KINDS = ("formula", "table", "number", "property", "comparison", "open")
-FIELDS = ("id", "kind", "part", "claim")
+FIELDS = ("id", "kind", "part", "claim", "where", "quote")
 _ID = re.compile(r"(S\d+)(\.\d+)+[a-z]")
 
 
@@ -18,12 +18,14 @@ class LedgerError(ValueError):
 
 @dataclass(frozen=True)
 class Claim:
-    """One statement of a source, in our words and with its figures."""
+    """One statement of a source: in our words and with its figures, where it stands, and in its own words."""
 
     id: str
     kind: str
     part: str
     text: str
+    where: str
+    quote: str
 
     @property
     def document(self) -> str:
@@ -100,7 +102,7 @@ def _claim(where: str, entry: dict[str, Any]) -> Claim:
     if not _ID.fullmatch(entry["id"]):
         raise LedgerError(f"{where}: id: expected a key like 'S0.1.1a', got {entry['id']!r}")
     _expect(where, "kind", entry["kind"], KINDS)
-    return Claim(entry["id"], entry["kind"], entry["part"], entry["claim"])
+    return Claim(*(entry[field] for field in FIELDS))
 
 
 def _expect(where: str, field: str, value: str, known: Any) -> None:

@@ -34,6 +34,8 @@ class Entry:
     document: str
     kind: str
     claim: str
+    where: str
+    quote: str
     verdict: str
     awaits: str = ""
     chapter: str = ""
@@ -98,9 +100,8 @@ class Ledger:
         """The entry of one claim; its evidence runs the first time. LedgerError for an unknown id."""
         claim = self._claim(claim_id)
         self._import()
-        row = {"id": claim.id, "document": claim.document, "kind": claim.kind, "claim": claim.text}
         if claim_id not in self._evidence:
-            return Entry(**row, verdict=AWAITING, awaits=claim.part)
+            return _entry(claim, verdict=AWAITING, awaits=claim.part)
         function, chapter = self._evidence[claim_id]
         if claim_id not in self._findings:
             finding = function()
@@ -108,8 +109,8 @@ class Ledger:
                 raise TypeError(f"{_name(function)}: expected to return a Finding of a rule, got {finding!r}")
             self._findings[claim_id] = finding
         found = self._findings[claim_id]
-        return Entry(
-            **row,
+        return _entry(
+            claim,
             verdict=str(found.verdict),
             chapter=chapter,
             cell=claim_id,
@@ -217,4 +218,8 @@ def stored(path: Path) -> dict[str, tuple[Entry, tuple[str, ...]]]:
 
 
 def _stored_row(claim: Claim, *, records: list[str], **row: str) -> tuple[Entry, tuple[str, ...]]:
-    return Entry(claim.id, claim.document, claim.kind, claim.text, **row), tuple(records)
+    return _entry(claim, **row), tuple(records)
+
+
+def _entry(claim: Claim, **row: str) -> Entry:
+    return Entry(claim.id, claim.document, claim.kind, claim.text, claim.where, claim.quote, **row)

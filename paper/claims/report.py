@@ -65,7 +65,8 @@ def ledger_table(entries: Sequence[Entry]) -> Shown:
     def row(entry: Entry) -> tuple[str, str]:
         name = f"[{entry.id}](#{entry.cell})" if entry.cell else entry.id
         evidence = [f"*{part}:* {value}" for part, value in _evidence(entry)]
-        return f"{name}<br>**{_status(entry, brief=True)}**", "<br>".join([escape(entry.claim), *evidence])
+        claim = [escape(entry.claim), f"*said:* {_quotation(entry)}"]
+        return f"{name}<br>**{_status(entry, brief=True)}**", "<br>".join([*claim, *evidence])
 
     text = "\n".join(f"{entry.id:9} {_status(entry)}" for entry in entries)
     return Shown(table(map(row, entries), ("claim", "evidence")).markdown, text)
@@ -90,7 +91,8 @@ def rules_table() -> Shown:
 
 def entry_markdown(entry: Entry) -> str:
     """The box of one claim as Markdown."""
-    lines = [(entry.id, _status(entry)), ("---", "---"), ("claim", escape(entry.claim)), *_evidence(entry)]
+    said = ("said", _quotation(entry))
+    lines = [(entry.id, _status(entry)), ("---", "---"), ("claim", escape(entry.claim)), said, *_evidence(entry)]
     return "\n".join(f"| {name} | {_piped(value)} |" for name, value in lines)
 
 
@@ -98,8 +100,9 @@ def entry_text(entry: Entry) -> str:
     """The box of one claim as plain text."""
     body = [
         textwrap.fill(f"  {name:7} {value}", _WIDTH, subsequent_indent=" " * 10, break_on_hyphens=False)
-        for name, value in (("claim", entry.claim), *_evidence(entry))
+        for name, value in (("claim", entry.claim), ("said", entry.where), *_evidence(entry))
     ]
+    body[2:2] = [" " * 10 + line for line in entry.quote.splitlines()]
     return "\n".join([f"{entry.id} ({entry.kind}): {_status(entry)}", *body])
 
 
@@ -118,6 +121,12 @@ def _without_shared(rows: list[Sequence[Any]], headers: Sequence[str], shared: s
     first, *others = (header for header in headers if header != shared)
     named = ", ".join(filter(None, (first, *(_cell(value) for value in alike if value is not None))))
     return [(*row[:at], *row[at + 1 :]) for row in rows], [named, *others]
+
+
+def _quotation(entry: Entry) -> str:
+    """Where a claim stands in its source, and its words there, as Markdown that shows each line as it is."""
+    lines = escape(f"{entry.where}:\n{entry.quote}").splitlines()
+    return "<br>".join(re.sub(r"^ +", lambda indent: "\u00a0" * len(indent[0]), line) for line in lines)
 
 
 def _evidence(entry: Entry) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Frozen heads in models of torch, of this package and of others: law, outputs, training, the way back."""
+"""Frozen heads in models of torch, of this package and of others: law, outputs, gradients, the way back, refusals."""
 
 import copy
 import json
@@ -9,7 +9,21 @@ from functools import partial
 
 import pytest
 import torch
-from adapted_models import MODELS, TOLERANCE, D, H, assert_same, described, encoder, make, operands, rows
+from adapted_models import (
+    MODELS,
+    TOLERANCE,
+    D,
+    H,
+    N,
+    NamedAttention,
+    OfTorch,
+    assert_same,
+    described,
+    encoder,
+    make,
+    operands,
+    rows,
+)
 from torch import nn
 
 from ortho import MultiheadAttention, TextEncoder, to_standard
@@ -240,3 +254,219 @@ def test_the_bias_trains_if_it_did():
     with torch.no_grad():
         unfreeze_qk(freeze_qk(model))
     assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def by_hand(layer, x, stopped, mask=None):
+    """Attention of `layer`'s weights, with constants for the queries and keys of stopped heads; and its weights."""
+    q, k, v = (
+        y.unflatten(-1, (H, -1)).transpose(1, 2) for y in (x @ layer.in_proj_weight.T + layer.in_proj_bias).chunk(3, -1)
+    )
+    q, k = (torch.stack([y[:, h].detach() if h in stopped else y[:, h] for h in range(H)], 1) for y in (q, k))
+    scores = q @ k.mT * (D // H) ** -0.5
+    weights = (scores if mask is None else scores.masked_fill(mask, -torch.inf)).softmax(-1)
+    return layer.out_proj((weights @ v).transpose(1, 2).flatten(2)), weights
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("heads", [[1], [0, 2], [0, 1, 2, 3]])
+def test_stopped_gradient_of_torch(heads, need_weights):
+    """That of constant queries and keys, by autograd; also with masks, and in all layouts of the operands."""
+    layer = make("torch").layer
+    plain = copy.deepcopy(layer)
+    freeze_qk(layer, heads=heads, draw=None, stop_gradient=True)
+    (x,) = operands(layer)
+    padding = torch.zeros(3, N, dtype=torch.bool)
+    padding[1, 3:] = True
+    future = torch.ones(N, N, dtype=torch.bool).triu(1)
+    for masks in ({}, {"key_padding_mask": padding}, {"attn_mask": future, "key_padding_mask": padding}):
+        mask = padding[:, None, None] & ("key_padding_mask" in masks) | future & ("attn_mask" in masks)
+        inputs = [x.clone().requires_grad_() for _ in range(2)]
+        want, weights = by_hand(plain, inputs[0], heads, mask)
+        got, found = layer(*[inputs[1]] * 3, need_weights=need_weights, **masks)
+        torch.testing.assert_close(got, want, **TOLERANCE)
+        if need_weights:
+            torch.testing.assert_close(found, weights.mean(1), **TOLERANCE)
+            each = layer(*[x] * 3, average_attn_weights=False, **masks)[1]
+            torch.testing.assert_close(each, weights, **TOLERANCE)
+        for y in (got, want):
+            y.square().sum().backward()
+        torch.testing.assert_close(inputs[1].grad, inputs[0].grad, **TOLERANCE)
+        frozen = rows(heads) + [D + row for row in rows(heads)]
+        trained = [row for row in range(3 * D) if row not in frozen]
+        grads = torch.cat([p.grad for name, p in layer.in_proj.named_parameters() if "weight" in name])
+        torch.testing.assert_close(grads, plain.in_proj_weight.grad[trained], **TOLERANCE)
+        plain.zero_grad()
+        layer.zero_grad()
+    layer.batch_first = False
+    want = by_hand(plain, x, heads)[0]
+    torch.testing.assert_close(layer(*[x.transpose(0, 1)] * 3)[0].transpose(0, 1), want, **TOLERANCE)
+    y, w = layer(*[x[0]] * 3, need_weights=need_weights)
+    torch.testing.assert_close(y, want[0], **TOLERANCE)
+    assert w is None or w.shape == (N, N)
+
+
+@pytest.mark.parametrize("name", ["ortho", "ortho-grouped", "named"])
+def test_stopped_gradient_of_others(name):
+    """All heads stopped: x has the gradient that it has through the values alone."""
+    model = make(name)
+    plain = copy.deepcopy(model)
+    freeze_qk(model, draw=None, stop_gradient=True)
+    parts = [plain.projection] if name != "named" else [plain.q_proj, plain.k_proj]
+    for part in parts:
+        part.register_forward_hook(
+            lambda *call: tuple(y.detach() for y in call[-1]) if name != "named" else call[-1].detach()
+        )
+    grads = []
+    for one in (model, plain):
+        x = operands(one)[0].requires_grad_()
+        one(x).square().sum().backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(*grads, **TOLERANCE)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_dropout_of_stopped_heads(need_weights):
+    """torch's, in training."""
+    layer = freeze_qk(OfTorch(dropout=0.5).double(), draw=None, stop_gradient=True).layer
+    (x,) = operands(layer)
+    dropped = layer(x, x, x, need_weights=need_weights)[0]
+    kept = layer.eval()(x, x, x, need_weights=need_weights)[0]
+    assert ((dropped - kept).abs().amax((1, 2)) > 1e-3).all()  # that nothing is dropped has odds of 2^-100 an item
+
+
+def test_gradients_still_pass_without_it():
+    model = make("torch")
+    x = operands(model)[0].requires_grad_()
+    (want,) = torch.autograd.grad(model(x).square().sum(), x)
+    (got,) = torch.autograd.grad(freeze_qk(model, draw=None)(x).square().sum(), x)
+    torch.testing.assert_close(got, want, **TOLERANCE)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("stop", [False, True])
+@pytest.mark.parametrize("heads", [[1], None])
+def test_fast_path(heads, stop, monkeypatch):
+    """torch's inference reads packed weights past all modules: it is taken still, and gives what training gives."""
+    model = freeze_qk(make("encoder"), heads=heads, stop_gradient=stop)
+    (x,) = operands(model)
+    padding = torch.zeros(3, N, dtype=torch.bool)
+    padding[0, 3:] = True
+    calls = []
+    fast = torch._transformer_encoder_layer_fwd
+    monkeypatch.setattr(torch, "_transformer_encoder_layer_fwd", lambda *args: calls.append(0) or fast(*args))
+    for given in ({}, {"src_key_padding_mask": padding}):
+        want = model.train()(x, **given)
+        with torch.no_grad():
+            got = model.eval()(x, **given)
+        there = ~given.get("src_key_padding_mask", torch.zeros_like(padding))
+        torch.testing.assert_close(got[there], want[there], **TOLERANCE)
+    assert len(calls) == 6
+
+
+class Subclass(nn.MultiheadAttention):
+    pass
+
+
+class QuantisedLinear(nn.Linear):
+    pass
+
+
+def with_child(name, layer):
+    model = NamedAttention()
+    setattr(model, name, layer)
+    return model
+
+
+def tied():
+    model = nn.ModuleList([NamedAttention(), NamedAttention()])
+    model[1].q_proj.weight = model[0].q_proj.weight
+    return model
+
+
+ERRORS = {
+    "nothing": (lambda: nn.Linear(3, 3), {}, ValueError, "got Linear with none"),
+    "subclass": (
+        lambda: nn.ModuleList([OfTorch(), Subclass(D, H)]),
+        {},
+        ValueError,
+        "of 1 nn.MultiheadAttention itself, got .*Subclass",
+    ),
+    "quantised": (
+        lambda: with_child("k_proj", QuantisedLinear(D, D)),
+        {},
+        ValueError,
+        "k_proj .*got .*QuantisedLinear",
+    ),
+    "width": (
+        lambda: with_child("k_proj", nn.Linear(D, 7)),
+        {},
+        ValueError,
+        "fits 12 outputs of q_proj and 7 outputs of k_proj",
+    ),
+    "number": (lambda: with_child("num_heads", 6), {}, ValueError, "their number .* fits 12 outputs of q_proj"),
+    "tied": (tied, {}, ValueError, "of its own in 0"),
+    "layer": (encoder, {"layers": [1, 3]}, ValueError, "layers: expected a part of .0, 1, 2., got 3"),
+    "head": (encoder, {"heads": [4]}, ValueError, "heads: expected a part of .0, 1, 2, 3., got 4"),
+    "twice": (encoder, {"layers": [1, 1]}, ValueError, "layers: expected at least one index, and none twice"),
+    "layer of a mapping": (encoder, {"heads": {5: [1]}}, ValueError, "heads: expected a part of .0, 1, 2., got 5"),
+    "both": (encoder, {"heads": {0: [1]}, "layers": [0]}, ValueError, "layers: expected None beside a mapping"),
+    "draw": (encoder, {"draw": "uniform"}, ValueError, "draw: expected one of"),
+    "zero": (
+        lambda: OfTorch(add_zero_attn=True),
+        {"stop_gradient": True},
+        ValueError,
+        "expected False with add_bias_kv",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors_change_nothing(case):
+    build, kwargs, error, match = ERRORS[case]
+    model = build()
+    before = described(model)
+    with pytest.raises(error, match=match):
+        freeze_qk(model, **kwargs)
+    assert_same(described(model), before)
+
+
+def test_parts_of_a_group_change_nothing():
+    """Nor of the layers before it, whose heads have keys of their own."""
+    model = nn.ModuleList([OfTorch(), NamedAttention()])
+    before = described(model)
+    with pytest.raises(
+        ValueError, match="heads: expected all 2 heads that share a head of keys in 1, or none, got .0, 1, 2."
+    ):
+        freeze_qk(model, heads=[0, 1, 2])
+    assert_same(described(model), before)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("kwargs", "match"),
+    [
+        ({"model": "bert"}, "model: expected an nn.Module, got str"),
+        ({"layers": 1}, "layers: expected indices, got int 1"),
+        ({"layers": "0"}, "layers: expected indices, got str"),
+        ({"heads": [1.0]}, "heads: expected integers, got float"),
+        ({"heads": [True]}, "heads: expected integers, got bool"),
+        ({"stop_gradient": 1}, "stop_gradient: expected True or False, got int 1"),
+    ],
+)
+def test_wrong_types(kwargs, match):
+    with pytest.raises(TypeError, match=match):
+        freeze_qk(**{"model": encoder()} | kwargs)
+    with pytest.raises(TypeError, match="model: expected an nn.Module"):
+        unfreeze_qk(3)
+
+
+def test_own_projections_are_refused():
+    class Own(LearnedProjection):
+        pass
+
+    model = nn.ModuleList([MultiheadAttention(D, H), MultiheadAttention(D, H, projection=Own(D, H))])
+    before = described(model)
+    for convert in (freeze_qk, unfreeze_qk):
+        with pytest.raises(TypeError, match="projection: expected one of this package, got Own"):
+            convert(model)
+        assert_same(described(model), before)

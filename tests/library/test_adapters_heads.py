@@ -1,13 +1,14 @@
-"""Heads of several kinds in torch's own layers: each against its mechanism, masks, gradients, the way back."""
+"""Heads of several kinds in torch's own layers: by their mechanisms, masks, gradients, the way back, refusals."""
 
 import copy
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
-from layers_by_kinds import KINDS, SOFTMAX, TOLERANCE, D, H, N, encoder, future, make, tokens
 from torch import nn
 
-from ortho import MECHANISMS, to_standard
+from ortho import MECHANISMS, MultiheadAttention, to_standard
 from ortho.adapters import (
     AdaptedAttention,
     attention_layers,
@@ -22,6 +23,35 @@ from ortho.attention.softmax.softmax_attention import softmax_attention_referenc
 from ortho.attention.sparse.pattern import pattern_attention_reference
 from ortho.attention.sparse.window import Window
 from ortho.attention.untrained.positional_attention import PATTERNS, positional_attention_reference
+
+D, H, N = 12, 6, 7
+KINDS = ["learned", "previous", Window(2), "linear", "stopped", "start"]
+SOFTMAX = ["learned", "stopped"] * 3
+# Products of float64 in another order: sums of fewer than 100 terms of size 1, each of error 1e-16, a few layers deep.
+TOLERANCE = {"atol": 1e-12, "rtol": 0}
+
+
+def make(seed=0, **kwargs):
+    torch.manual_seed(seed)
+    layer = nn.MultiheadAttention(D, H, **{"batch_first": True} | kwargs).double()
+    with torch.no_grad():
+        for name, value in layer.named_parameters():
+            if "bias" in name:
+                value.normal_()  # they are 0 at first, and would show nothing
+    return layer
+
+
+def encoder(**kwargs):
+    layer = nn.TransformerEncoderLayer(D, H, 2 * D, **{"dropout": 0.0, "batch_first": True} | kwargs)
+    return nn.TransformerEncoder(layer, 3).double()
+
+
+def tokens(seed=1):
+    return torch.randn(3, N, D, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def future():
+    return torch.ones(N, N, dtype=torch.bool).triu(1)
 
 
 def by_kinds(layer, x, is_causal, there=None):
@@ -224,3 +254,87 @@ def test_again_and_state_dict(tmp_path):
     with pytest.raises(ValueError, match="heads: expected a part of .0, 2, 4., got 1"):
         freeze_qk(layer, heads=[1])
     assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+
+
+CALLS = {
+    "weights": ({}, "need_weights: expected False"),
+    "bias": (
+        {"need_weights": False, "attn_mask": torch.full((N, N), 0.5).double()},
+        "attn_mask: expected booleans, or 0",
+    ),
+    "pairs": ({"need_weights": False, "attn_mask": future().T}, "attention_mask: expected a mask of keys"),
+    "rows": (
+        {"need_weights": False, "attn_mask": future()[:1]},
+        r"attn_mask: expected shape \(7, 7\) or .* got \(1, 7\)",
+    ),
+    "padding": (
+        {"need_weights": False, "key_padding_mask": torch.zeros(N, 3) > 0},
+        r"key_padding_mask: expected shape \(3, 7\), got \(7, 3\)",
+    ),
+    "hint": ({"need_weights": False, "is_causal": True}, "attn_mask: expected the mask"),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_refused_calls(case):
+    kwargs, match = CALLS[case]
+    layer, x = set_heads(make(), KINDS), tokens()
+    with pytest.raises(ValueError, match=match):
+        layer(x, x, x, **kwargs)
+
+
+def test_dropout_is_refused_in_training():
+    layer, x = set_heads(make(dropout=0.1), KINDS), tokens()
+    with pytest.raises(ValueError, match="dropout: expected 0 in training with heads of several kinds, got 0.1"):
+        layer(x, x, x, need_weights=False)
+    layer.eval()(x, x, x, need_weights=False)
+
+
+ERRORS = {
+    "number": (encoder, ["learned"] * 5, {}, "kinds: expected a kind for each of 6 heads, got 5"),
+    "late": (encoder, {0: KINDS, 1: ["learned"]}, {}, "kinds: expected a kind for each of 6 heads, got 1"),
+    "both": (encoder, {0: KINDS}, {"layers": [0]}, "layers: expected None beside a mapping of kinds"),
+    "ortho": (lambda: nn.ModuleList([make(), MultiheadAttention(D, H)]), KINDS, {}, "got ortho's at 1"),
+    "zero": (lambda: nn.ModuleList([make(), make(add_zero_attn=True)]), KINDS, {}, "no add_zero_attn, got one at 1"),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors_change_nothing(case):
+    build, kinds, kwargs, match = ERRORS[case]
+    model = build()
+    before, types = copy.deepcopy(model.state_dict()), [type(module) for module in model.modules()]
+    with pytest.raises(ValueError, match=match):
+        set_heads(model, kinds, **kwargs)
+    assert [type(module) for module in model.modules()] == types
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.bad_input
+def test_wrong_types():
+    for kinds, match in (
+        ("learned", "kinds: expected a sequence of the kinds"),
+        ([3] * H, "kinds: expected names of kinds"),
+    ):
+        with pytest.raises(TypeError, match=match):
+            set_heads(make(), kinds)
+    with pytest.raises(TypeError, match="model: expected an nn.Module"):
+        standard_heads("model")
+
+
+def test_transformers_is_asked_for(monkeypatch):
+    """By models with the names of its layers alone, and before anything is changed."""
+
+    class Named(nn.Module):
+        def forward(self, hidden_states):
+            attention_interface = ALL_ATTENTION_FUNCTIONS
+            return attention_interface(self, hidden_states)
+
+    named = Named()
+    named.config = SimpleNamespace(_attn_implementation_internal="sdpa")
+    named.q_proj, named.k_proj, named.head_dim = nn.Linear(D, D), nn.Linear(D, D), D // H
+    model = nn.ModuleList([make(), named])
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError, match=r"transformers: expected version 5, as pip install ortho\[hf\] installs it"):
+        set_heads(model, KINDS)
+    assert type(model[0]) is nn.MultiheadAttention

@@ -23,6 +23,10 @@ FEW = [
     *(f"{name}, fast" for name in ("softmax", "flash", "linear", "fox", "top-k", "nsa")),
     *("synthesizer dot-product", "language model, window", "frozen torch", "stopped heads"),
 ]
+IN_ONE_GRAPH = [
+    *("frozen projection", "padded", "exchanged", "structured-stopped heads", "rotary heads", "linear heads"),
+    *("positional heads", "convolved", "language model, hybrid", "text encoder", "vision transformer"),
+]
 BY_DEFAULT = ["softmax, fast", "top-k, fast", "linear, fast", "fox, fast", "delta, fast", "language model, window"]
 
 
@@ -66,6 +70,12 @@ def agree(name, compiler, lengths=(5, 9, 13)):
 @pytest.mark.parametrize("name", CASES if WHOLE else FEW)
 def test_lengths_one_after_the_other(name):
     agree(name, lambda module: torch.compile(module, backend="aot_eager"))
+
+
+@pytest.mark.parametrize("name", IN_ONE_GRAPH)
+def test_without_a_graph_break(name):
+    """The checks that read values step aside while compiling."""
+    agree(name, lambda module: torch.compile(module, backend="eager", fullgraph=True), lengths=(5,))
 
 
 @pytest.mark.parametrize("name", BY_DEFAULT if WHOLE else BY_DEFAULT[:1])

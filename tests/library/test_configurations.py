@@ -105,11 +105,3 @@ def test_inputs_are_seeded():
         (one,), (two,), (other,) = (at.inputs(2, generator=torch.Generator().manual_seed(seed)) for seed in (0, 0, 1))
         assert torch.equal(one, two)
         assert not torch.equal(one, other)
-
-
-@pytest.mark.bad_input
-def test_errors():
-    with pytest.raises(ValueError, match="B: expected an integer of at least 1, got 0"):
-        CONFIGURATIONS["ViT-Base"].inputs(0)
-    with pytest.raises(ValueError, match="projection: expected one of 'learned'"):
-        CONFIGURATIONS["BERT-base"].build(projection="thawed", device="meta")

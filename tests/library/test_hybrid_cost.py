@@ -1,15 +1,12 @@
 """Costs of layers that stop the gradient, and of those with heads of several kinds: declared = counted, exactly."""
 
 from dataclasses import fields, replace
-from fractions import Fraction
 
 import pytest
 import sympy as sp
 import torch
 
-from ortho import cost
-from ortho.attention.softmax.value_gradient import channels
-from ortho.cost.big_o import H, N, constants, d, order, symbolic
+from ortho.cost.big_o import N, d
 from ortho.cost.counting import Counts, count_forward, count_step
 from ortho.cost.layers import COSTS, Cost, hybrid, stopped_layer
 from ortho.layers.hybrid import HEADS, HybridAttention
@@ -81,30 +78,6 @@ def test_decode(heads):
         assert sum(t.numel() * t.element_size() for part in state for t in part) == declared.state_bytes
 
 
-def test_by_hand():
-    """Of the backward pass in (N d^2, N^2 d): a stopped layer makes q and k again (4), gradients of W_V, W_O and of x
-    through v (8), and two products of N^2 d multiply-adds (4), where autograd's kernel makes five (10). The
-    log-sum-exp rides in further channels."""
-    of_stopped, standard = symbolic(stopped_layer, projection="stopped"), symbolic(cost.layer)
-    assert constants(of_stopped.forward) == constants(standard.forward) == {N * d**2: 8, N**2 * d: 4}
-    further = 2 * 2 * channels(4) * H * N**2
-    assert constants(of_stopped.backward - further) == {N * d**2: 12, N**2 * d: 4}
-    assert constants(standard.backward) == {N * d**2: 16, N**2 * d: 10}
-    # x and the merged heads, and a number a row; standard: q, k and v, too
-    assert constants(of_stopped.saved_bytes - 4 * H * N) == {N * d: 2 * 4}
-    assert constants(standard.saved_bytes - 4 * H * N) == {N * d: 5 * 4}
-
-
-@pytest.mark.parametrize("learned", [1, 3, 6])
-def test_a_share_of_learned_heads(learned):
-    """Of a step in (N d^2, N^2 d) a share p of learned heads beside positional ones takes 12 + 12 p, and 14 p."""
-    form, p = hybrid(1, N, d, 12, heads={"learned": learned, "positional": 12 - learned}), Fraction(learned, 12)
-    expected = {N * d**2: 12 + 12 * p, N**2 * d: 14 * p}
-    found = constants(form.step)
-    assert {term: sp.Rational(value) for term, value in expected.items()} == found
-    assert order(hybrid(1, N, d, 12, heads={"positional": 12}).step) == {N * d**2}
-
-
 def test_formulas_equal_counts():
     """A closed form with the sizes put in is the closed form called with them."""
     for heads in ({"learned": 1, "positional": 3}, {"stopped": 2, "frozen": 1, "rotary": 1}):
@@ -119,19 +92,11 @@ def test_formulas_equal_counts():
 
 @pytest.mark.bad_input
 def test_errors():
-    with pytest.raises(ValueError, match="heads: expected one of 'learned'.*, got 'haar'"):
-        hybrid(1, 5, 8, 2, heads={"haar": 2})
     with pytest.raises(ValueError, match="heads: expected numbers that are together H = 2, got 3"):
         hybrid(1, 5, 8, 2, heads={"learned": 1, "positional": 2})
     with pytest.raises(ValueError, match="H: expected a divisor of d = 8, got 3"):
         hybrid(1, 5, 8, 3, heads={"learned": 3})
-    with pytest.raises(ValueError, match="N: expected an integer of at least 1, got 0"):
-        hybrid(1, 0, 8, 2, heads={"learned": 2})
     with pytest.raises(ValueError, match="num_kv_heads: expected a divisor of num_heads = 4, got 3"):
         stopped_layer(1, 5, 8, 4, num_kv_heads=3)
-    with pytest.raises(ValueError, match="form: expected one of"):
-        stopped_layer(1, 5, 8, 4, form="flash")
-    with pytest.raises(ValueError, match="projection: expected one of"):
-        stopped_layer(1, 5, 8, 4, projection="haar")
     with pytest.raises(ValueError, match="projection: expected one of 'stopped', 'structured-stopped', got 'learned'"):
         stopped_layer(1, 5, 8, 4, projection="learned")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from ortho import MECHANISMS, FeedForward, LanguageModel, MultiheadAttention, TransformerBlock, to_standard
+from ortho import MECHANISMS, LanguageModel, MultiheadAttention, TransformerBlock, to_standard
 from ortho.gates import ReflectingWriteStrength
 from ortho.orthogonal import DRAWS
 from ortho.projections import PROJECTIONS, FrozenProjection
@@ -197,18 +197,6 @@ def test_draws_and_own_projection():
     assert torch.equal(layer("frozen").projection.weight_q, DRAWS["haar"](8, generator=generator()))
 
 
-def test_model_decodes_as_it_reads():
-    model = LanguageModel(13, 8, 2, 2, max_length=16, dtype=torch.float64, generator=generator())
-    tokens = torch.randint(13, (2, 9), generator=generator())
-    whole = model(tokens)
-    state, pieces = None, []
-    for t in range(9):
-        logits, state = model(tokens[:, t : t + 1], initial_state=state, return_state=True)
-        pieces.append(logits)
-    assert state[0] == 9
-    torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=1e-12, rtol=0)
-
-
 def test_a_model_without_positions_serves_any_length_and_takes_order_from_its_attention():
     model = LanguageModel(13, 8, 2, 1, max_length=None, dtype=torch.float64, generator=generator())
     assert model.embed_positions is None and "embed_positions" not in model.state_dict()
@@ -286,19 +274,11 @@ def test_initialisation_scale():
 
 BAD = [
     (lambda: MultiheadAttention(8, 3), ValueError, "num_heads: expected a divisor of d_model = 8, got 3"),
-    (lambda: MultiheadAttention(0, 1), ValueError, "d_model: expected an integer of at least 1, got 0"),
-    (lambda: MultiheadAttention(8, 2.0), TypeError, "num_heads: expected an integer"),
     (lambda: layer("freezed"), ValueError, "projection: expected one of 'learned', .*, got 'freezed'"),
     (
         lambda: layer("learned", attention="flush"),
         ValueError,
         "attention: expected one of .*got 'flush'; did you mean 'flash'",
-    ),
-    (lambda: layer("learned", attention="zzzz"), ValueError, "attention: .*'gated-delta'.*, or an nn.Module, got"),
-    (
-        lambda: layer("learned", attention=torch.relu),
-        TypeError,
-        "attention: expected a name or an nn.Module, got builtin",
     ),
     (
         lambda: layer("learned", attention=nn.Identity(), form="reference"),
@@ -315,21 +295,10 @@ BAD = [
         ValueError,
         r"gates: expected a part of \[\] with 'softmax', got 'beta'",
     ),
-    (lambda: layer("learned", form="slow"), ValueError, "form: expected one of 'reference', 'fast', got 'slow'"),
-    (lambda: FrozenProjection(8, 2, draw="qr"), ValueError, "draw: expected one of 'haar'"),
     (lambda: MultiheadAttention(8, 4, projection=FrozenProjection(8, 2)), ValueError, "projection: expected"),
-    (lambda: layer("learned")(draw(2, 5, 7)), ValueError, r"x: expected shape \(B, N, 8\).*got \(2, 5, 7\)"),
-    (lambda: layer("learned")(draw(5, 8)), ValueError, r"x: expected shape \(B, N, 8\)"),
-    (lambda: layer("learned")(draw(2, 0, 8)), ValueError, r"x: expected shape \(B, N, 8\) with B, N >= 1, got"),
-    (lambda: layer("learned")([1.0]), TypeError, "x: expected a floating-point tensor, got list"),
     (lambda: layer("learned")(draw(2, 5, 8).double()), TypeError, "x: expected torch.float32 like the weights"),
-    (lambda: layer("learned")(draw(2, 5, 8) / 0), ValueError, "x: expected finite numbers"),
     (lambda: layer("learned")(draw(2, 5, 8), draw(1, 5, 8)), ValueError, "context: expected batch 2 like x"),
     (lambda: layer("learned")(draw(2, 5, 8), draw(2, 5, 8).double()), TypeError, "context: expected torch.float32"),
-    (lambda: FeedForward(8)(draw(2, 5, 7)), ValueError, r"x: expected shape \(B, N, 8\)"),
-    (lambda: TransformerBlock(8, 2)(draw(2, 5, 8).double()), TypeError, "x: expected torch.float32 like the weights"),
-    (lambda: LanguageModel(5, 8, 2, 0, max_length=4), ValueError, "num_layers: expected an integer of at least 1"),
-    (lambda: LanguageModel(5, 8, 2, 1, max_length=0), ValueError, "max_length: expected an integer of at least 1"),
     (
         lambda: LanguageModel(5, 8, 2, 1, max_length=4)(torch.tensor([[5]])),
         ValueError,
@@ -341,11 +310,6 @@ BAD = [
         "tokens: expected at most 4 positions, got 5",
     ),
     (
-        lambda: LanguageModel(5, 8, 2, 1, max_length=4, positions="none"),
-        ValueError,
-        "positions: expected one of 'learned'",
-    ),
-    (
         lambda: LanguageModel(5, 8, 2, 1, max_length=None, positions="sinusoidal"),
         ValueError,
         "max_length: expected a number beside sinusoidal positions, got None",
@@ -355,8 +319,6 @@ BAD = [
         ValueError,
         r"dropout: expected a number in \[0, 1\), got 1.0",
     ),
-    (lambda: TransformerBlock(8, 2, dropout=True), TypeError, "dropout: expected a number, got bool"),
-    (lambda: LanguageModel(5, 8, 2, 1, max_length=4)(draw(1, 2)), TypeError, "tokens: expected int32 or int64 indices"),
 ]
 
 
@@ -365,18 +327,3 @@ BAD = [
 def test_errors(call, error, message):
     with pytest.raises(error, match=message):
         call()
-
-
-@pytest.mark.unchecked
-def test_compiles():
-    """No graph break: the checks that read values step aside while compiling."""
-    one = layer("frozen")
-    x = draw(2, 5, 8)
-    compiled = torch.compile(one, backend="eager", fullgraph=True)
-    assert torch.equal(compiled(x, is_causal=True), one(x, is_causal=True))
-
-
-def test_module_is_a_plain_module():
-    one = layer("stopped")
-    assert isinstance(one, nn.Module)
-    assert one.double().weight_v.dtype == one.projection.weight_q.dtype == torch.float64

@@ -267,13 +267,8 @@ def test_heads_of_any_width_and_number(projection, heads, width, shared):
 BAD = [
     (lambda: SeededProjection(24, 4, seed=-1), ValueError, r"seed: expected an integer from 0 to 2\^63 - 1, got -1"),
     (lambda: SeededProjection(24, 4, seed=2**63), ValueError, "seed: expected an integer from 0"),
-    (lambda: SeededProjection(24, 4, seed=1.0), TypeError, "seed: expected an integer.*, got float 1.0"),
-    (lambda: SeededProjection(24, 4, seed=True), TypeError, "seed: expected an integer.*, got bool True"),
     (lambda: SeededProjection(24, 4, bias=True), ValueError, "bias: expected False of a projection that is a seed"),
-    (lambda: SeededProjection(24, 5), ValueError, "num_heads: expected a divisor of d_model = 24, got 5"),
-    (lambda: SeededProjection(24, 4, head_dim=0), ValueError, "head_dim: expected an integer of at least 1, got 0"),
     (lambda: MergedProjection(24, 4), ValueError, "num_heads: expected 1, of which W_Q W_K"),
-    (lambda: MergedProjection(24, draw="qr"), ValueError, "draw: expected one of 'haar'"),
     (lambda: MultiheadAttention(24, 4, projection=LearnedProjection(24, 4, head_dim=5)), ValueError, "projection: exp"),
     (
         lambda: MultiheadAttention(24, 4, projection=torch.nn.Identity),

@@ -174,17 +174,6 @@ def test_weights_of_other_widths_begin_as_a_square_matrix_s(heads, width):
     assert f"head_dim={width}" in repr(module) and "head_dim" not in repr(layer())
 
 
-@every_case
-def test_float32_is_near_float64(case):
-    """Some 1e2 roundings of 6e-8 in sums of size up to 10, before and after the exponential."""
-    exact, x = layer(case), draw(2, 9, D)
-    single = layer(case, dtype=torch.float32)
-    single.load_state_dict({name: value.float() for name, value in exact.state_dict().items()})
-    y = single(x.float(), is_causal=True)
-    assert y.dtype == torch.float32
-    torch.testing.assert_close(y.double(), exact(x, is_causal=True), atol=1e-4, rtol=1e-4)
-
-
 def test_what_is_trained():
     trained = {
         "random": {"matrix"},

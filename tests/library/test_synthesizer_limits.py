@@ -2,38 +2,9 @@
 
 import pytest
 import torch
-from synthesizer_layers import HEADS, TOLERANCE, D, K, draw, every_case, layer
+from synthesizer_layers import HEADS, TOLERANCE, D, draw, every_case, layer
 
 from ortho.layers.synthesizer import SOURCES, FactoredDense, FactoredRandom, Random, SynthesizerAttention
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@every_case
-def test_the_future_and_the_batch(case, causal):
-    """A causal prefix does not see what follows, bit for bit; items of a batch never see each other."""
-    module, x = layer(case), draw(3, 9, D)
-    y = module(x, is_causal=causal)
-    for i in range(3):
-        torch.testing.assert_close(module(x[i : i + 1], is_causal=causal)[0], y[i], **TOLERANCE)
-    other = x.clone()
-    other[:, 5:] *= 1e3
-    assert torch.equal(module(other, is_causal=causal)[:, :5], y[:, :5]) is causal
-
-
-@every_case
-def test_cut_equals_whole(case):
-    module, x = layer(case), draw(2, 9, D)
-    whole, final = module(x, is_causal=True, return_state=True)
-    for stops in (*([cut, 9] for cut in range(1, 9)), [2, 3, 7, 9], range(1, 10)):
-        state, pieces = None, []
-        for start, stop in zip([0, *stops], stops, strict=False):
-            y, state = module(x[:, start:stop], is_causal=True, initial_state=state, return_state=True)
-            pieces.append(y)
-        torch.testing.assert_close(torch.cat(pieces, 1), whole, **TOLERANCE)
-        assert len(state) == 1 + ("dot-product" in {s.name for s in module.sources})
-        for part, once in zip(state, final, strict=True):
-            torch.testing.assert_close(part, once, **TOLERANCE)
-            assert part.shape == (2, HEADS, 9, K)
 
 
 @every_case
@@ -44,23 +15,6 @@ def test_a_mask_spans_the_past(case):
     _, state = module(x[:, :4], attn_mask=mask[:4, :4], is_causal=True, return_state=True)
     rest = module(x[:, 4:], attn_mask=mask[4:], is_causal=True, initial_state=state)
     torch.testing.assert_close(rest, whole[:, 4:], **TOLERANCE)
-
-
-@every_case
-@pytest.mark.parametrize("causal", [False, True])
-def test_padding_equals_truncation(case, causal):
-    """Masked keys are as good as absent, whatever stands there."""
-    module, x = layer(case), draw(2, 9, D)
-    lengths = (5, 8)
-    mask = (torch.arange(9) < torch.tensor(lengths)[:, None])[:, None, None]  # (B, 1, 1, N)
-    y = module(x, attn_mask=mask, is_causal=causal)
-    other = x.clone()
-    for i, length in enumerate(lengths):
-        truncated = module(x[i : i + 1, :length], is_causal=causal)
-        torch.testing.assert_close(y[i : i + 1, :length], truncated, **TOLERANCE)
-        other[i, length:] *= -1e3
-    changed = module(other, attn_mask=mask, is_causal=causal)
-    assert all(torch.equal(changed[i, :length], y[i, :length]) for i, length in enumerate(lengths))
 
 
 @every_case
@@ -88,21 +42,12 @@ def of(source):
 
 
 BAD = [
-    (lambda m, x: SynthesizerAttention(12, 5, 9), ValueError, "num_heads: expected a divisor of d_model = 12, got 5"),
-    (lambda m, x: SynthesizerAttention(12, 3, 0), ValueError, "max_length: expected an integer of at least 1, got 0"),
-    (lambda m, x: of("sparse"), ValueError, "source: expected one of 'random', .*'dot-product', got 'sparse'"),
     (lambda m, x: of(["dense", 3]), ValueError, "source: expected a name .*, got list of 2: .*int 3"),
     (lambda m, x: of([]), ValueError, "source: expected at least one, got none"),
-    (lambda m, x: of(3), TypeError, "source: expected a name or .*, got int 3"),
     (
         lambda m, x: of([FactoredRandom(12, 3, 8), FactoredRandom(12, 3, 9)]),
         ValueError,
         r"source: expected \(d_model, num_heads, max_length\) = \(12, 3, 8\), got \(12, 3, 9\) \(factored-random\)",
-    ),
-    (
-        lambda m, x: SynthesizerAttention(12, 5, 9, head_dim=0),
-        ValueError,
-        "head_dim: expected an integer of at least 1",
     ),
     (
         lambda m, x: SynthesizerAttention(12, 5, 9, head_dim=3, source=["random", "dense"]),
@@ -115,21 +60,13 @@ BAD = [
         r"source: expected \(d_model, num_heads, max_length\) = \(15, 5, 9\), got \(12, 3, 9\) \(factored-random\)",
     ),
     (lambda m, x: SOURCES["dense"](12, 5, 9), ValueError, "num_heads: expected a divisor of d_model = 12, got 5"),
-    (lambda m, x: SOURCES["random"](12, 3, -1), ValueError, "max_length: expected an integer of at least 1, got -1"),
-    (lambda m, x: FactoredRandom(*OTHER, rank=0), ValueError, "rank: expected an integer of at least 1, got 0"),
-    (lambda m, x: FactoredRandom(*OTHER, rank=1.5), TypeError, "rank: expected an integer of at least 1, got float"),
     (lambda m, x: FactoredDense(*OTHER, k1=2), ValueError, "k1: expected a divisor of max_length = 9, got 2"),
-    (lambda m, x: FactoredDense(*OTHER, k1=0), ValueError, "k1: expected an integer of at least 1, got 0"),
-    (lambda m, x: FactoredDense(12, 3, 0), ValueError, "max_length: expected an integer of at least 1, got 0"),
-    (lambda m, x: m(x[..., :4]), ValueError, r"x: expected shape \(B, N, 12\) with B, N >= 1, got \(2, 6, 4\)"),
-    (lambda m, x: m(x.float()), TypeError, "x: expected torch.float64 like the weights, got torch.float32"),
     (lambda m, x: m(torch.cat([x, x, x], 1)), ValueError, "x: expected at most 12 tokens, got 18"),
     (
         lambda m, x: m(torch.cat([x, x], 1), initial_state=m(x, return_state=True)[1]),
         ValueError,
         "x: expected at most 12 tokens, got 18",
     ),
-    (lambda m, x: m(x, attn_mask=torch.ones(6, 6)), TypeError, "attn_mask: expected a boolean tensor"),
     (
         lambda m, x: m(x, attn_mask=torch.ones(5, 6, dtype=torch.bool)),
         ValueError,

@@ -114,7 +114,7 @@ def test_evidence_leaves_the_verdict_to_rules(path):
 
 
 def _small_ledger(package: str = "") -> Ledger:
-    claim = Claim("S0.1a", "open", "I", "words")
+    claim = Claim("S0.1a", "open", "I", "words", "1 A heading (line 7)", "its own words")
     return Ledger(Catalogue({"S0": "A document"}, {"I": "A part"}, {claim.id: claim}), package)
 
 
@@ -190,6 +190,8 @@ id = "S0.1a"
 kind = "open"
 part = "I"
 claim = "words"
+where = "1 A heading (line 7)"
+quote = "its own words"
 """
 
 
@@ -666,7 +668,9 @@ def test_a_box_shows_the_claim_and_its_evidence():
     entry = judge("S0.1.2b")
     box = entry_markdown(entry)
     assert entry._repr_markdown_() == box
-    for part in ("S0.1.2b", "confirmed", entry.source, entry.ours, entry.rule):
+    first, *others = entry.quote.splitlines()
+    assert "<br>".join([f"| said | {entry.where}:", escape(first), *map(escape, others)]) in box
+    for part in ("S0.1.2b", "confirmed", entry.where, first, entry.source, entry.ours, entry.rule):
         assert part in box
         assert part.split()[0] in repr(entry)
     waiting = _small_ledger().judge("S0.1a")

@@ -368,7 +368,7 @@ TURNS = {
     "S1.4.1b": Turn(
         REFUTED,
         {
-            "ortho.layers.experts.MixtureOfExperts": lambda sound: (
+            "ortho.layers.feed_forward.MixtureOfExperts": lambda sound: (
                 lambda *sizes, **kind: sound(*sizes, **kind | {"top_k": 3})
             )
         },

@@ -15,7 +15,7 @@ from ortho.cost.attention import decoded
 from ortho.cost.big_o import H, N, d
 from ortho.cost.counting import Allocations, count_step
 from ortho.cost.models import RecomputedCost, mixture_of_experts, recomputed
-from ortho.layers.experts import MixtureOfExperts
+from ortho.layers.feed_forward import MixtureOfExperts
 from paper import experiments
 from paper.claims.evidence.common import EXACT, normal, relative_error
 from paper.claims.ledger import evidence

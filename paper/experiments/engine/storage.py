@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ortho import _files
 from paper.experiments.engine import records
 from paper.experiments.engine.records import Case, Needs, Record, RecordError
+from paper.files import remove
 
 MAY_PASS = (errno.ENOSPC, errno.EDQUOT)  # somebody else may free space while the next case is measured
 
@@ -87,7 +87,7 @@ class Store:
             self._held()
             records.put(self.results, one.record, one.needs, one.order)
             code = one.record["provenance"]["code"]
-            _files.remove(records.checkpoint(self.results, one.experiment, one.record["configuration"], code))
+            remove(records.checkpoint(self.results, one.experiment, one.record["configuration"], code))
         except RecordError as error:
             return str(error), False
         except OSError as error:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ortho._checks import one_of, positive_int
-from ortho.adapters.freezing import freeze_qk
+from ortho.adapters.conversion import freeze_qk
 from ortho.layers.multihead import MultiheadAttention
 from ortho.models.language_model import LanguageModel
 from paper.experiments.engine.records import Case, key

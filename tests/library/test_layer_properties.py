@@ -1,0 +1,287 @@
+"""What must hold for every layer: its forms agree, the past, cuts, caches, masks; on random shapes (hypothesis)."""
+
+from functools import partial
+
+import pytest
+import torch
+from extent import WHOLE, repeats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthesizer_layers import CASES
+
+from ortho import (
+    ConvolvedAttention,
+    HybridAttention,
+    InductionHeads,
+    MultiheadAttention,
+    PositionalHeads,
+    StoppedAttention,
+    SynthesizerAttention,
+    TransformerBlock,
+)
+from ortho.attention.shifted import ShiftedKeysValues
+from ortho.attention.untrained.patterns import Gaussian
+from ortho.layers.hybrid import HEADS
+
+H, LONGEST = 4, 40
+SPLITS = [
+    {"learned": 1, "positional": 3},
+    {"positional": 1, "learned": 1, "structured-stopped": 2},
+    {"rotary": 1, "stopped": 1, "window": 1, "linear": 1},
+    {"linear": 2, "frozen": 1, "structured": 1},
+    {"learned": 1, "frozen": 1, "stopped": 1, "linear": 1},
+    {"positional": 4},
+    {"induction": 2, "positional": 1, "learned": 1},
+]
+CONSTANT = {"stopped", "structured-stopped", "induction"}  # whose queries and keys pass on no gradient
+PATTERNS = ("previous", "next", Gaussian("", 0.5, 2.0, True), "end")
+
+
+def shifted(width, heads, attention="softmax", form="fast", generator=None, dtype=None):
+    shift = ShiftedKeysValues(heads, attention, form=form, generator=generator, dtype=dtype)
+    return MultiheadAttention(width, heads, attention=shift, generator=generator, dtype=dtype)
+
+
+# Each takes (width, heads, *, form, generator, dtype).
+LAYERS = {str(heads): partial(HybridAttention, heads=heads) for heads in SPLITS}
+LAYERS |= {
+    "stopped, grouped": partial(StoppedAttention, projection="stopped", num_kv_heads=2, bias=True),
+    "induction of three": partial(InductionHeads, tokens=3),
+    "structured induction": partial(InductionHeads, tokens=2, draw="structured"),
+    "patterns": partial(PositionalHeads, patterns=PATTERNS, empty="self"),
+    "convolved": ConvolvedAttention,
+    "convolved patterns": partial(ConvolvedAttention, of=PositionalHeads),
+    "convolved kinds": partial(ConvolvedAttention, of=HybridAttention, heads=SPLITS[0]),
+    **{f"shifted {name}": partial(shifted, attention=name) for name in ("softmax", "rotary", "linear", "window")},
+}
+KINDS = {"layer": HybridAttention, "heads": SPLITS[0]}
+BLOCKS = {"block": TransformerBlock, "block of kinds": partial(TransformerBlock, **KINDS)}
+
+
+def synthesizer(width, heads, *, source, form, **kwargs):
+    del form  # it has but one
+    return SynthesizerAttention(width, heads, LONGEST, source=source, **kwargs)
+
+
+SYNTHESIZERS = {f"synthesizer {name}": partial(synthesizer, source=source) for name, source in CASES.items()}
+ALL = LAYERS | BLOCKS | SYNTHESIZERS
+# See tests/library/test_properties.py: some 1e3 rounded terms, magnified by exponentials of scores up to 20.
+close = partial(torch.testing.assert_close, atol=1e-10, rtol=1e-10)
+
+shapes = st.tuples(st.integers(1, 3), st.integers(1, LONGEST), st.sampled_from([4, 8, 12, 24]))
+seeds = st.integers(0, 2**32 - 1)
+examples = settings(max_examples=repeats(4, 15), deadline=None, derandomize=True)
+# Every layer in its fast form; the definition of each kind of heads, of the others every night.
+FORMS = [(name, form) for name in ALL for form in ("fast", "reference") if form == "fast" or WHOLE or name in LAYERS]
+forms = pytest.mark.parametrize(("name", "form"), FORMS)
+
+
+def layer(name, form, width, seed):
+    """A layer whose taps, shares and shifts say something."""
+    g = torch.Generator().manual_seed(seed)
+    one = ALL[name](width, H, form=form, generator=g, dtype=torch.float64)
+    with torch.no_grad():
+        for key, parameter in one.named_parameters():
+            if key.rpartition(".")[2] in ("taps", "mixing", "values"):
+                parameter.normal_(generator=g)
+    return one
+
+
+def inputs(shape, seed):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=g, dtype=torch.float64), g
+
+
+def test_the_splits_have_all_kinds():
+    assert {kind for heads in SPLITS for kind in heads} == set(HEADS)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@given(shape=shapes, seed=seeds, causal=st.booleans(), padded=st.sampled_from(["no", "all heads", "each head"]))
+@examples
+def test_fast_equals_reference(name, shape, seed, causal, padded):
+    """Outputs and every gradient; with padded keys too, up to a sequence that is padding altogether."""
+    x, g = inputs(shape, seed)
+    mask = None
+    if padded != "no":
+        several = padded == "each head" and not name.startswith(("shifted", "convolved"))
+        lengths = torch.randint(0, shape[1] + 1, (shape[0], H if several else 1), generator=g)
+        mask = (torch.arange(shape[1]) < lengths[..., None])[:, :, None]  # (B, h, 1, N)
+    d_out = torch.randn(x.shape, generator=g, dtype=x.dtype)
+    results = []
+    for form in ("reference", "fast"):
+        one, leaf = layer(name, form, shape[2], seed), x.clone().requires_grad_()
+        y = one(leaf, is_causal=causal, attn_mask=mask)
+        results.append([y, *torch.autograd.grad(y, [leaf, *one.parameters()], d_out, materialize_grads=True)])
+    for reference, fast in zip(*results, strict=True):
+        close(fast, reference)
+
+
+@forms
+@given(shape=shapes, seed=seeds, data=st.data())
+@examples
+def test_the_future_leaves_the_prefix(name, form, shape, seed, data):
+    """New tokens after a cut, however large, change nothing before it: bit for bit. Items of a batch do not see each
+    other."""
+    x, g = inputs(shape, seed)
+    one, cut = layer(name, form, shape[2], seed), data.draw(st.integers(0, shape[1]))
+    y, other = one(x, is_causal=True), x.clone()
+    other[:, cut:] = 30 * torch.randn(other[:, cut:].shape, generator=g, dtype=x.dtype)
+    assert torch.equal(y[:, :cut], one(other, is_causal=True)[:, :cut])
+    close(torch.cat([one(item[None], is_causal=True) for item in x]), y)
+    close(torch.cat([one(item[None]) for item in x]), one(x))
+
+
+def flat(state):
+    return [part for parts in state for part in (flat(parts) if isinstance(parts, tuple) else [parts])]
+
+
+@forms
+@given(shape=shapes, seed=seeds, data=st.data())
+@examples
+def test_cut_equals_whole(name, form, shape, seed, data):
+    """By states, which are the same in the end, and by a cache, of which a copy reads on by itself."""
+    x, _ = inputs(shape, seed)
+    one = layer(name, form, shape[2], seed)
+    cuts = data.draw(st.lists(st.integers(1, shape[1]), max_size=3).map(lambda c: sorted({*c, shape[1]})))
+    whole, final = one(x, is_causal=True, return_state=True)
+    cached = one.new_cache(shape[1]) if hasattr(one, "new_cache") else None
+    pieces, read, state = [], [], None
+    assert cached is None or (cached.length, cached.nbytes) == (0, 0)
+    for start, stop in zip([0, *cuts[:-1]], cuts, strict=True):
+        piece = x[:, start:stop]
+        y, state = one(piece, is_causal=True, initial_state=state, return_state=True)
+        pieces.append(y)
+        if cached is not None:
+            copy = cached.copy()
+            read.append(one(piece, is_causal=True, cache=cached))
+            close(one(piece, is_causal=True, cache=copy), read[-1])
+            assert copy.length == cached.length == stop and not read[-1].requires_grad
+    close(torch.cat(pieces, 1), whole)
+    if cached is not None:
+        close(torch.cat(read, 1), whole)
+        assert cached.nbytes > 0
+    for piecewise, once in zip(flat(state), flat(final), strict=True):
+        close(piecewise, once)
+
+
+@forms
+@given(shape=shapes, seed=seeds, causal=st.booleans(), data=st.data())
+@examples
+def test_padding_equals_truncation(name, form, shape, seed, causal, data):
+    """Masked keys are as good as absent, whatever they hold; with nothing left to attend to, zeros without NaN."""
+    x, _ = inputs(shape, seed)
+    one, length = layer(name, form, shape[2], seed), data.draw(st.integers(0, shape[1]))
+    there = torch.arange(shape[1]) < length
+    x[:, length:] *= 30
+    y = one(x.requires_grad_(), attn_mask=there[None, None, None], is_causal=causal)
+    if length:
+        close(y[:, :length], one(x[:, :length], is_causal=causal))
+        close(one(x, key_padding_mask=~there.expand(shape[0], -1), is_causal=causal)[:, :length], y[:, :length])
+    elif name not in BLOCKS and name != "stopped, grouped":  # what adds to zeros, or has a bias
+        assert torch.equal(y, torch.zeros_like(y))
+    assert torch.autograd.grad(y.sum(), x, allow_unused=True, materialize_grads=True)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("form", ["fast", "reference"])
+@pytest.mark.parametrize("heads", SPLITS, ids=str)
+def test_gradients_by_finite_differences(heads, form):
+    """With respect to x, where q and k pass it on; where they do not, with respect to what is trained."""
+    x, _ = inputs((2, 5, 8), 0)
+    one = layer(str(heads), form, 8, 0)
+    if not CONSTANT & set(heads):
+        assert torch.autograd.gradcheck(lambda x: one(x, is_causal=True), x.requires_grad_(), fast_mode=not WHOLE)
+    names, weights = zip(*one.named_parameters(), strict=True)
+
+    def call(*weights):
+        return torch.func.functional_call(one, dict(zip(names, weights, strict=True)), (x,), {"is_causal": True})
+
+    assert torch.autograd.gradcheck(call, weights, fast_mode=True)
+
+
+@forms
+def test_float32_is_near_float64(name, form):
+    """Rounding the input and the weights to float32 moves a score by its size times eps; 1e-4 is some 800 eps."""
+    x, _ = inputs((2, 33, 24), 5)
+    one = layer(name, form, 24, 5)
+    exact = one(x, is_causal=True)
+    single = one.float()(x.float(), is_causal=True)
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single.double(), exact, atol=1e-4, rtol=1e-4)
+
+
+# -- masks: padding by its own argument; shapes that may be meant in two ways are refused
+
+B, N, D = 3, 5, 12
+PADDING = torch.tensor([[False] * 5, [False, True, False, False, True], [False] * 4 + [True]])
+MASKED = [*LAYERS, *BLOCKS, "synthesizer dense"]
+OF_PAIRS = ["stopped, grouped", "synthesizer dense", "block"]
+
+
+def tokens(batch=B, *, length=N, seed=0):
+    return torch.randn(batch, length, D, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_padding_is_hidden(name):
+    """Anywhere, the same as a mask of keys, and what padding holds does not matter."""
+    one, x = layer(name, "fast", D, 0), tokens()
+    y = one(x, key_padding_mask=PADDING)
+    close(y, one(x, attn_mask=~PADDING[:, None, None]))
+    louder = torch.where(PADDING[..., None], 9.0, x)
+    close(one(louder, key_padding_mask=PADDING)[~PADDING], y[~PADDING])
+    assert not torch.allclose(one(x)[~PADDING], y[~PADDING])
+
+
+def test_padding_is_that_of_torch():
+    """Also beside a mask of pairs, whose sense is the other way round there, and with a context."""
+    one, x, context = MultiheadAttention(D, H, dtype=torch.float64), tokens(), tokens(length=7, seed=1)
+    theirs = one.to_torch()
+    pairs = torch.ones(N, N, dtype=torch.bool).tril()
+    close(one(x, key_padding_mask=PADDING), theirs(x, x, x, key_padding_mask=PADDING, need_weights=False)[0])
+    both = theirs(x, x, x, key_padding_mask=PADDING, attn_mask=~pairs, need_weights=False)[0]
+    close(one(x, key_padding_mask=PADDING, attn_mask=pairs), both)
+    padding = torch.tensor([[False] * 7, [True] * 6 + [False], [False, True] * 3 + [False]])
+    expected = theirs(x, context, context, key_padding_mask=padding, need_weights=False)[0]
+    close(one(x, context, key_padding_mask=padding), expected)
+
+
+@pytest.mark.parametrize("name", OF_PAIRS)
+def test_ambiguous_masks_are_refused(name):
+    """(N, M) where B = N and (H, N, M) where B = H; with all axes, or one batch more, they are as they read."""
+    one = layer(name, "fast", D, 0)
+    pairs = torch.ones(N, N, dtype=torch.bool).tril()
+    x = tokens(N)
+    with pytest.raises(
+        ValueError, match=r"^attn_mask: expected four axes where B = N = 5, got \(5, 5\): write \(N, M\)"
+    ):
+        one(x, attn_mask=pairs)
+    close(one(x, attn_mask=pairs[None, None])[:3], one(x[:3], attn_mask=pairs))
+    of_heads = pairs.expand(H, N, N).clone()
+    of_heads[0] = True
+    x = tokens(H)
+    with pytest.raises(ValueError, match=r"^attn_mask: expected four axes where B = H = 4, got \(4, 5, 5\): write \(H"):
+        one(x, attn_mask=of_heads)
+    close(one(x, attn_mask=of_heads[None])[:3], one(x[:3], attn_mask=of_heads))
+    close(one(x, attn_mask=pairs), one(x, attn_mask=pairs[None, None]))
+
+
+def test_groups_of_heads_are_not_taken_for_batches():
+    """Two heads of a kind, two items: masks that tell heads apart."""
+    one = HybridAttention(D, H, heads={"learned": 2, "rotary": 2}, dtype=torch.float64)
+    masks = torch.randn(1, H, N, N, generator=torch.Generator().manual_seed(1)) > -1
+    x = tokens(2)
+    y = one(x, attn_mask=masks)
+    close(y, sum(group(x, attn_mask=masks[:, h : h + 2]) for group, h in zip(one.groups, (0, 2), strict=True)))
+    close(y, one(x, attn_mask=masks[0]))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", MASKED)
+def test_bad_padding(name):
+    one, x = layer(name, "fast", D, 0), tokens()
+    with pytest.raises(TypeError, match=r"^key_padding_mask: expected a boolean tensor \(True = padding\), got"):
+        one(x, key_padding_mask=PADDING.float())
+    for wrong in (PADDING[:2], PADDING[:, :4], PADDING[0], PADDING[:, None]):
+        with pytest.raises(ValueError, match=r"^key_padding_mask: expected shape \(3, 5\), got"):
+            one(x, key_padding_mask=wrong)
