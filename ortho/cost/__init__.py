@@ -4,7 +4,8 @@ A closed form is a plain function of sizes. Called with integers it gives an exa
 gives the formula. `ortho.cost.counting` takes the same figures from a run; the tests hold the two equal, exactly.
 """
 
-from ortho.cost.layers import Cost, hybrid, layer, synthesizer
+from ortho._cost import Cost
+from ortho.cost.layers import hybrid, layer, synthesizer
 from ortho.cost.models import (
     block,
     encoder_decoder,
