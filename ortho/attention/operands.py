@@ -21,6 +21,7 @@ def attention_form(
     *,
     beside: tuple[str, ...] = (),
     fixed_state: bool = False,
+    trims: bool = False,
     upcasts: bool = True,
     check: Callable[..., None] | None = None,
 ) -> Callable[[F], F]: ...
@@ -29,6 +30,7 @@ def attention_form(
     *,
     beside: tuple[str, ...] = (),
     fixed_state: bool = False,
+    trims: bool = False,
     upcasts: bool = True,
     check: Callable[..., None] | None = None,
 ) -> Any:
@@ -39,9 +41,10 @@ def attention_form(
 
     By default the state is (keys, values), in the caller's dtype: k and v begin with those of `initial_state`, and the
     mask spans them. `beside` names further parts of the state; the body reads them in `initial_state`, which has one
-    part for each name, and returns (o, these parts). With `fixed_state` keys are summed up in a state of fixed size:
-    the body reads `initial_state` as it came and returns (o, the whole new state). The mask must be the same for all
-    queries then, and stand beside no state; the body gets it as (..., M).
+    part for each name, and returns (o, these parts). One that `trims` the state, by keys that no later query reads,
+    returns (o, (keys, values, these parts)) if `return_state` asks for it. With `fixed_state` keys are summed up in a
+    state of fixed size: the body reads `initial_state` as it came and returns (o, the whole new state). The mask must
+    be the same for all queries then, and stand beside no state; the body gets it as (..., M).
 
     Before anything else types and finite numbers are checked, by the annotations, and the shapes of q, k, v and the
     mask. `check` may refuse more: it is called with q, k, v as they came, and by name with the mask that the body gets
@@ -88,6 +91,8 @@ def attention_form(
                 o = o.to(dtype)
             if not return_state:
                 return o
+            if trims:
+                keys, values, state = state[0].to(dtype), state[1].to(dtype), state[2:]
             return o, tuple(state) if fixed_state else (keys, values, *state)
 
         return call

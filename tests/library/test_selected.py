@@ -1,17 +1,21 @@
-"""Mechanisms that select their pairs, at the ends of their sizes: all is chosen, nothing is, groups that stay empty,
-long sequences, keys of another number than queries, masks, states."""
+"""Mechanisms that select their pairs: the properties of all mechanisms, at sizes that leave most pairs out; the ends of
+their sizes, where all is chosen or nothing is, groups that stay empty, masks, states; errors."""
 
 import math
+import re
 from itertools import product
 
 import pytest
+import test_properties as general
 import torch
 from selected_mechanisms import ALL, ENTRIES, FORMS, SMALL, TOLERANCE, draw, qkv, ways
 
+from ortho import MECHANISMS
 from ortho.attention import softmax_attention_reference
-from ortho.attention.selected import call
+from ortho.attention.selected import call, importance
 from ortho.attention.selected.importance import MECHANISM as IMPORTANCE
 from ortho.attention.selected.lsh import MECHANISM as LSH
+from ortho.attention.selected.lsh import draw_projections
 from ortho.attention.selected.moba import MECHANISM as MOBA
 from ortho.attention.selected.moba import moba_mask
 from ortho.attention.selected.nsa import MECHANISM as NSA
@@ -24,7 +28,34 @@ from ortho.attention.selected.top_k import MECHANISM as TOP_K
 from ortho.attention.selected.top_k import top_k_mask
 from ortho.attention.sparse.pattern import pattern_attention_reference
 from ortho.attention.sparse.window import Window
+from ortho.cost.attention import choosing
 from ortho.cost.counting import count_forward
+
+PASSED_ON = [general.test_symmetries, general.test_padding_equals_truncation, general.test_float32_is_near_float64]
+PASSED_ON += [general.test_the_future_leaves_the_prefix, general.test_cut_equals_whole]
+# Within the neighbourhood in which the same pairs are chosen: the choice itself is not differentiated.
+PASSED_ON += [general.test_gradients_by_finite_differences]
+
+
+@pytest.fixture
+def small(request, monkeypatch):
+    monkeypatch.setitem(MECHANISMS, request.param, SMALL[request.param])
+    monkeypatch.setattr(importance, "TILE", 8)  # several in a sequence
+    return request.param
+
+
+@pytest.mark.parametrize("small", SMALL, indirect=True)
+def test_fast_equals_reference(small):
+    general.test_fast_equals_reference(projection="learned", attention=small)
+
+
+@pytest.mark.parametrize("small", SMALL, indirect=True)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("test", PASSED_ON, ids=lambda test: test.__name__.removeprefix("test_"))
+def test_properties(test, form, small):
+    if SMALL[small].causal or test not in (general.test_the_future_leaves_the_prefix, general.test_cut_equals_whole):
+        test(form=form, projection="learned", attention=small)
+
 
 N = 23
 ONE_BUCKET, ONE_CLUSTER = torch.zeros(1, 4, 1, dtype=torch.float64), torch.ones(1, 4, dtype=torch.float64)
@@ -82,19 +113,15 @@ def test_nothing_far_is_a_window():
         torch.testing.assert_close(o, near, **TOLERANCE)
 
 
-@pytest.mark.parametrize("window", [10, 64, 65, 129, 130, 10**6])
+@pytest.mark.parametrize("window", [10, 64, 65, 129, 10**6])
 def test_windows_longer_than_the_sequence(window):
     """Cost no more than those as long as it; queries and keys may be as far apart as the longer of them is long."""
-    for N, M in ((130, 130), (16, 16), (200, 10), (10, 200), (150, 66)):
-        for causal in (False, True)[: 1 + (N == M)]:
-            compare(SPARSE_LINEAR, qkv(2, length=N, keys=M), window=window, is_causal=causal)
-    x = qkv(1, 1, length=16)
-    for causal in (False, True):
-        counted, longest = (
-            count_forward(SPARSE_LINEAR.fast, *x, window=w, is_causal=causal)[0] for w in (window, 10**6)
-        )
-        assert longest == SPARSE_LINEAR.cost(1, 16, 1, 4, 5, window=10**6, causal=causal).forward
-        assert window < 64 or counted == longest
+    for length, keys in ((130, 130), (200, 10), (10, 200), (150, 66)):
+        for causal in (False, True)[: 1 + (length == keys)]:
+            compare(SPARSE_LINEAR, qkv(2, length=length, keys=keys), window=window, is_causal=causal)
+    counted = count_forward(SPARSE_LINEAR.fast, *qkv(1, 1, length=16), window=window)[0]
+    longest = SPARSE_LINEAR.cost(1, 16, 1, 4, 5, window=10**6).forward
+    assert (counted == longest) is (window >= 64)
 
 
 @pytest.mark.parametrize("window", [3, 65, 200])
@@ -244,37 +271,23 @@ def test_masks_of_each_sequence(name):
         assert not d_v[~mask[:, 0]].any()
 
 
-@pytest.mark.parametrize("name", [name for name, m in ALL.items() if m.causal])
-def test_behind_a_state(name):
-    """A sequence in pieces, shorter and longer than all sizes, gives what the whole gives."""
-    m, (q, k, v) = ALL[name], qkv(2, length=70)
-    whole = m.reference(q, k, v, is_causal=True)
+@pytest.mark.parametrize("name", ["top-k, 3", "nsa, 4", "moba, 4"])
+def test_scales(name):
+    """By a negative one the highest scores are those of the lowest products. By 0 all scores are equal: the first keys
+    are taken, or the first blocks beside the own."""
+    m, (q, k, v) = ALL[name], qkv(2, length=N)
+    o = compare(m, (q, k, v), scale=-0.7, is_causal=True)
+    torch.testing.assert_close(o, m.reference(-q, k, v, scale=0.7, is_causal=True), **TOLERANCE)
+    zeros = m.reference(torch.zeros_like(q), k, v, is_causal=True)
     for form in FORMS:
-        state = None
-        for start, stop in ((0, 1), (1, 30), (30, 34), (34, 70)):
-            some = (x[:, start:stop] for x in (q, k, v))
-            o, state = m.form(form)(*some, is_causal=True, initial_state=state, return_state=True)
-            torch.testing.assert_close(o, whole[:, start:stop], **TOLERANCE)
+        torch.testing.assert_close(m.form(form)(q, k, v, scale=0.0, is_causal=True), zeros, **TOLERANCE)
 
 
-def test_negative_scale():
-    """The highest scores are those of the lowest products."""
-    q, k, v = qkv(2, length=N)
-    for name in ("top-k, 3", "nsa, 4", "moba, 4"):
-        o = compare(ALL[name], (q, k, v), scale=-0.7, is_causal=True)
-        torch.testing.assert_close(o, ALL[name].reference(-q, k, v, scale=0.7, is_causal=True), **TOLERANCE)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_no_scale(form):
-    """With a scale of 0 all scores are equal: the first keys are taken, or the first blocks beside the own."""
-    q, k, v = qkv(2, length=N)
-    zero = torch.zeros_like(q)
-    for name in ("top-k, 3", "nsa, 4", "moba, 4"):
-        o = ALL[name].form(form)(q, k, v, scale=0.0, is_causal=True)
-        torch.testing.assert_close(o, ALL[name].reference(zero, k, v, is_causal=True), **TOLERANCE)
+def test_masks_of_scales():
+    q, k, _ = qkv(2, length=N)
     assert top_k_mask(q, k, count=3, scale=0.0)[..., :3].all()
-    masks = [moba_mask(x, k, block=4, scale=scale) for x, scale in ((q, 0.0), (zero, None), (q, -1.0), (-q, 1.0))]
+    calls = ((q, 0.0), (torch.zeros_like(q), None), (q, -1.0), (-q, 1.0))
+    masks = [moba_mask(x, k, block=4, scale=scale) for x, scale in calls]
     assert torch.equal(*masks[:2]) and torch.equal(*masks[2:]) and not torch.equal(*masks[1:3])
 
 
@@ -300,7 +313,81 @@ def test_selections_look_at_few_scores_at_once(monkeypatch):
     """No more than are asked for, whatever the length: memory stays linear."""
     monkeypatch.setattr(call, "SCORES", 1000)
     q, k, v = qkv(3, length=200)
-    one = call.Call(q, k, v, None, 0, True, 1.0, None, 200, (k, v), (), False)
+    one = call.Call(q, k, v, None, 0, True, 1.0, None, 200, (3,), (), False)
     steps = list(one.steps(50))
     assert [s.start for s in steps[1:]] == [s.stop for s in steps[:-1]] and steps[-1].stop == 200
     assert max(3 * 50 * (s.stop - s.start) for s in steps) <= 1000
+
+
+# ----------------------------------------------------------------------------------------------------------- errors
+
+Q = draw(2, 9, 4)
+# What annotations refuse, of every function, is in `test_fuzz.py`.
+BAD = [
+    (TOP_K, {"count": 2.0}, TypeError, "count: expected an integer of at least 1, got float 2.0"),
+    (IMPORTANCE, {"importance": Q[..., :3, 0]}, ValueError, "importance: expected shape (2, 9) like the keys"),
+    (IMPORTANCE, {"importance": Q[..., 0] / 0}, ValueError, "importance: expected finite numbers"),
+    (LSH, {"projections": Q}, ValueError, "projections: expected shape (rounds, 4, half), got (2, 9, 4)"),
+    (ROUTING, {"balanced": 1}, TypeError, "balanced: expected True, False or None, got int 1"),
+    (ROUTING, {"centroids": Q[0, :2, :3]}, ValueError, "centroids: expected shape (clusters, 4)"),
+    (ROUTING, {"balanced": True, "return_state": True}, ValueError, "return_state: expected none with balanced"),
+    (ROUTING, {"balanced": True, "initial_state": (Q, Q, Q)}, ValueError, "initial_state: expected none with balanced"),
+    (MOBA, {"is_causal": False}, ValueError, "is_causal: expected True"),
+    (NSA, {"is_causal": False}, ValueError, "is_causal: expected True"),
+    (NSA, {"sizes": 64}, TypeError, "sizes: expected Sizes, got int 64"),
+    (NSA, {"gates": Q[..., :2]}, ValueError, "gates: expected shape (2, 9, 3) like the keys, got (2, 9, 2)"),
+    (SPARSE_LINEAR, {"scale": -1.0}, ValueError, "scale: expected a finite number of at least 0, got -1.0"),
+    (SPARSE_LINEAR, {"log_far": Q[..., :3, 0]}, ValueError, "log_far: expected shape (2, 9)"),
+    (SPARSE_LINEAR, {"log_far": Q[..., 0] / 0}, ValueError, "log_far: expected finite numbers"),
+]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("m", "given", "error", "message"), BAD, ids=lambda x: getattr(x, "name", None))
+def test_bad_options(m, given, error, message, form):
+    with pytest.raises(error, match="^" + re.escape(message)):
+        m.form(form)(Q, Q, Q, **{"is_causal": True, **given})
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("m", ENTRIES, ids=lambda m: m.name)
+def test_bad_calls(m, form):
+    """A mask of pairs, a state of other parts; a key more or less than there are buckets, clusters, numbers; a mask
+    beside a state that leaves keys out."""
+    f = m.form(form)
+    with pytest.raises(ValueError, match=r"attn_mask: expected a mask of keys, of shape \(..., 1, 9\)"):
+        f(Q, Q, Q, is_causal=True, attn_mask=torch.ones(9, 9, dtype=torch.bool))
+    with pytest.raises(ValueError, match="k: expected finite numbers, got 72 NaN or infinite of 72"):
+        f(Q, Q / 0, Q, is_causal=True)
+    with pytest.raises(ValueError, match="^initial_state: expected"):
+        f(Q, Q, Q, is_causal=True, initial_state=(Q, Q, Q, Q, Q))
+    call = {"is_causal": True, "initial_state": f(Q, Q, Q, is_causal=True, return_state=True)[1]}
+    if m in (LSH, ROUTING, IMPORTANCE):
+        *state, part = call["initial_state"]
+        with pytest.raises(ValueError, match="^initial_state: expected (buckets|clusters|importance) "):
+            f(Q, Q, Q, is_causal=True, initial_state=(*state, part[..., 1:]))
+    if m is IMPORTANCE or (m is SPARSE_LINEAR and form == "fast"):
+        with pytest.raises(ValueError, match="^attn_mask: expected None beside a"):
+            f(Q, Q, Q, attn_mask=torch.ones(18, dtype=torch.bool), **call)
+
+
+@pytest.mark.bad_input
+def test_bad_draws_and_sizes():
+    with pytest.raises(ValueError, match="buckets: expected an even number, one for each row and its opposite, got 3"):
+        draw_projections(4, buckets=3)
+    with pytest.raises(ValueError, match="decay: expected a number from 0 to 1, got float 1.5"):
+        update_centroids(draw_centroids(4), Q, Q, decay=1.5)
+    with pytest.raises(ValueError, match="k: expected q itself with shared_qk"):
+        LSH.fast(Q, Q[:, :5], Q[:, :5], shared_qk=True)
+    with pytest.raises(ValueError, match="attention: expected one of 'top-k', .* got 'window'"):
+        choosing("window", 10, 4, 4)
+    for name in ("moba", "nsa"):
+        with pytest.raises(ValueError, match=f"causal: expected True, since '{name}' chooses .* past, got False"):
+            choosing(name, 10, 4, 4, causal=False)
+    for name, size in (("length", 33), ("block", 8)):
+        with pytest.raises(ValueError, match=f"{name}: expected a multiple of stride = 16, got {size}"):
+            Sizes(**{name: size})
+    with pytest.raises(ValueError, match="count: expected at least 3, got 2"):
+        Sizes(count=2)
