@@ -33,8 +33,9 @@ from ortho import (
 )
 from ortho.adapters.layouts import Source
 from ortho.attention.cache import new_cache
+from ortho.attention.linear.dense_features import isotropic
 from ortho.attention.linear.feature_maps import EluPlusOne
-from ortho.attention.linear.random_features import iid_features, isotropic
+from ortho.attention.linear.random_features import iid_features
 from ortho.attention.recurrent.ttt_losses import Squared
 from ortho.attention.selected.nsa import Sizes
 from ortho.attention.sparse.window import Window
@@ -62,7 +63,7 @@ WHOLE = (
     "layers.synthesizer.sources", "attention.cache", "attention.linear.random_feature_attention",
     "attention.softmax.backends", "attention.untrained.positional_attention", "attention.untrained.patterns",
     "attention.recurrent.ttt_losses", "attention.linear.linear_attention", "attention.linear.favor",
-    "attention.linear.random_features", "attention.positions.alibi",
+    "attention.linear.dense_features", "attention.linear.random_features", "attention.positions.alibi",
     "attention.selected.lsh", "attention.selected.routing",
     "attention.selected.moba", "attention.selected.top_k", "attention.selected.importance", "attention.selected.nsa",
     "attention.sparse.window", "attention.sparse.dilated",
@@ -148,9 +149,9 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     "attention.sparse.block_sparse.BlockSparse": {"blocks": ((0,), (0, 1))},
     "attention.sparse.fixed.Summaries": {"summaries": 1},
     "attention.sparse.fixed.Fixed": {"summaries": 1},
-    "attention.linear.random_features.isotropic": {"a": torch.zeros(2, dtype=DOUBLE), "K": 4},
-    "attention.linear.random_features.optimal_a": {"moment": torch.rand(3, dtype=DOUBLE)},
-    "attention.linear.random_features.dense_features": {"parameters": _PARAMETERS},
+    "attention.linear.dense_features.isotropic": {"a": torch.zeros(2, dtype=DOUBLE), "K": 4},
+    "attention.linear.dense_features.optimal_a": {"moment": torch.rand(3, dtype=DOUBLE)},
+    "attention.linear.dense_features.dense_features": {"parameters": _PARAMETERS},
     "cost.attention.choosing": {"attention": "top-k"},
     "cost.models.mixture_of_experts": {"k": 2},
     **{f"cost.attention.{name}": {"M": 100} for name in ("columns_first", "rows_first")},
@@ -280,11 +281,12 @@ LEFT_OUT = {
     *(f"attention.cache.{name}Cache" for name in ("", "KeyValue", "Pattern", "Rotary", "State")),
     *(f"attention.untrained.patterns.{name}" for name in
       ("added", "cubes", "running", "sum_of_cubes", "times", "windows")),
-    *(f"attention.linear.linear_attention.{name}" for name in ("divisors", "kernel_mechanism", "kernel_weights")),
+    *(f"attention.linear.linear_attention.{name}" for name in
+      ("kernel_mechanism", "kernel_weights", "root_scale", "scaled")), "attention.linear.favor.exponentials",
     *(f"layers.synthesizer.sources.{name}" for name in ("product", "shared")),
     *(f"attention.selected.moba.{name}" for name in
       ("past_blocks", "none_selected", "select_blocks", "blocks_mask", "block_tilings", "block_work")),
     "attention.sparse.flex.flex_pattern_attention", "cost.layers.added", "theory.transitions.gated_step",
     "theory.reachability.reached", "theory.transitions.unit_keys", "theory.delta_memory.chunked",
-    "theory.delta_memory.recurrent", "attention.linear.random_features.dense_features",
+    "theory.delta_memory.recurrent", "attention.linear.dense_features.dense_features",
 }  # fmt: skip

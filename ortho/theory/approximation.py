@@ -14,7 +14,8 @@ import torch
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, Tensor
-from ortho.attention.linear.random_features import FEATURE_DRAWS, optimal_a
+from ortho.attention.linear.dense_features import optimal_a
+from ortho.attention.linear.random_features import FEATURE_DRAWS
 from ortho.theory.estimates import Estimate, estimate
 from ortho.theory.variance import FITS, KINDS, dense_pair, moment, sample_data
 

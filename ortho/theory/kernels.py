@@ -20,8 +20,8 @@ import torch
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, Tensor
-from ortho.attention.linear.feature_maps import Exp, FeatureMap
-from ortho.attention.linear.linear_attention import kernel_weights
+from ortho.attention.linear.feature_maps import Exp
+from ortho.attention.linear.linear_attention import FeatureMap, kernel_weights
 
 # --------------------------------------------------------------------------------------------------------------- mercer
 

@@ -27,7 +27,9 @@ from scipy.special import hyp0f1, hyp1f1
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, Tensor
+from ortho.attention.linear import dense_features as dense
 from ortho.attention.linear import random_features as maps
+from ortho.attention.linear.favor import orthogonal_features
 from ortho.theory.estimates import SIGMAS, Estimate, estimate
 from ortho.theory.variance import FITS, KINDS, dense_pair, same_block_pairs
 
@@ -41,7 +43,7 @@ def _plain(phi: Callable[[Tensor, Tensor], Tensor]) -> Products:
     return lambda x, y, omega: (phi(x, omega) * phi(y, omega)).sum(-1)
 
 
-def _fitted(fit: Callable[[Tensor, Tensor], maps.DenseParameters]) -> Products:
+def _fitted(fit: Callable[[Tensor, Tensor], dense.DenseParameters]) -> Products:
     def products(x: Tensor, y: Tensor, omega: Tensor) -> Tensor:
         phi_x, phi_y = dense_pair(x, y, omega, fit(x, y))
         return (phi_x * phi_y).sum(-1)
@@ -150,7 +152,7 @@ def unit_norm_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
 
     Returns (m, K), in blocks of K rows; raises TypeError or ValueError for sizes below 1.
     """
-    rows = maps.orthogonal_features(m, K, **options)
+    rows = orthogonal_features(m, K, **options)
     return rows / rows.norm(dim=-1, keepdim=True)
 
 

@@ -20,6 +20,7 @@ from scipy.special import hyp1f1
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, Tensor
+from ortho.attention.linear import dense_features as dense
 from ortho.attention.linear import random_features as maps
 from ortho.orthogonal import haar
 from ortho.theory.estimates import Estimate, estimate
@@ -70,7 +71,7 @@ def moment(kind: str, square: float, order: int = 2, *, K: int = 1, a: float = 0
 
 @checked
 def log_moments(
-    x: Float[Tensor, "*batch N K"], y: Float[Tensor, "*batch M K"], parameters: maps.DenseParameters, order: int = 2
+    x: Float[Tensor, "*batch N K"], y: Float[Tensor, "*batch M K"], parameters: dense.DenseParameters, order: int = 2
 ) -> Float[Tensor, "*batch N M"]:
     r"""$\ln E f^p$ of dense-exponential features, for every pair of rows of x and y.
 
@@ -176,7 +177,7 @@ def squared_error_bound(square: float, m: int, K: int) -> float:
 def pair_optimum(square: float, K: int) -> float:
     r"""The a of GERF that has the least variance at one $|x + y|^2$."""
     _check(square)
-    return float(maps.optimal_a(torch.tensor(square / K, dtype=torch.float64)))
+    return float(dense.optimal_a(torch.tensor(square / K, dtype=torch.float64)))
 
 
 @checked
@@ -206,20 +207,20 @@ def dense_pair(
     x: Float[Tensor, "N K"],
     y: Float[Tensor, "M K"],
     omega: Float[Tensor, "*batch m K"],
-    parameters: maps.DenseParameters,
+    parameters: dense.DenseParameters,
 ) -> tuple[Float[Tensor, "*batch N m"], Float[Tensor, "*batch M m"]]:
     """Dense-exponential features of queries and of keys, the rows of omega taken in the parameters' axes."""
     a, B_q, B_k, axes = parameters
     rows = omega if axes is None else omega @ axes
-    return maps.dense_features(x, rows, a, B_q), maps.dense_features(y, rows, a, B_k)
+    return dense.dense_features(x, rows, a, B_q), dense.dense_features(y, rows, a, B_k)
 
 
 @checked
 def row_estimates(
-    kind: str | maps.DenseParameters, x: Float[Tensor, "K"], y: Float[Tensor, "K"], omega: Float[Tensor, "m K"]
+    kind: str | dense.DenseParameters, x: Float[Tensor, "K"], y: Float[Tensor, "K"], omega: Float[Tensor, "m K"]
 ) -> Float[Tensor, "m"]:
     """f of each row (m,): a kind of `KINDS`, or dense-exponential features with these parameters."""
-    if isinstance(kind, maps.DenseParameters):
+    if isinstance(kind, dense.DenseParameters):
         phi_x, phi_y = dense_pair(x[None], y[None], omega, kind)
     else:
         phi_x, phi_y = (KINDS[_checks.one_of("kind", kind, KINDS)](each[None], omega) for each in (x, y))
@@ -264,8 +265,8 @@ def _check(square: float) -> None:
 # ------------------------------------------------------------------------------------------------------ fitted features
 
 
-FITS: dict[str, Callable[[Tensor, Tensor], maps.DenseParameters]]
-FITS = {"gerf": maps.gerf, "saderf": maps.saderf, "aderf": maps.aderf, "sderf": maps.sderf}
+FITS: dict[str, Callable[[Tensor, Tensor], dense.DenseParameters]]
+FITS = {"gerf": dense.gerf, "saderf": dense.saderf, "aderf": dense.aderf, "sderf": dense.sderf}
 SPREAD_OF_SCALES = 1.2  # the scales below are exp(u), with u uniform between -1.2 and 1.2
 
 
@@ -321,14 +322,14 @@ def sample_data(
 
 
 @checked
-def unfitted(K: int) -> maps.DenseParameters:
+def unfitted(K: int) -> dense.DenseParameters:
     """FAVOR+ as dense-exponential features: a = 0 and B = I, float64."""
-    return maps.isotropic(torch.zeros((), dtype=torch.float64), K)
+    return dense.isotropic(torch.zeros((), dtype=torch.float64), K)
 
 
 @checked
 def mean_log_moment(
-    x: Float[Tensor, "*batch N K"], y: Float[Tensor, "*batch M K"], parameters: maps.DenseParameters
+    x: Float[Tensor, "*batch N K"], y: Float[Tensor, "*batch M K"], parameters: dense.DenseParameters
 ) -> Float[Tensor, "*batch"]:
     """What all of `FITS` minimise, each within its family: the mean of ln E f^2 over all pairs."""
     return log_moments(x, y, parameters).mean((-2, -1))

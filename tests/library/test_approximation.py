@@ -6,7 +6,8 @@ import pytest
 import torch
 from seeded import generator
 
-from ortho.attention.linear.random_features import iid_features, orthogonal_features
+from ortho.attention.linear.favor import orthogonal_features
+from ortho.attention.linear.random_features import iid_features
 from ortho.theory import approximation as approx
 from ortho.theory.approximation import FEATURES, attention_errors, choose_m, crossing, drawn_errors, uniform_error
 from ortho.theory.estimates import SIGMAS, estimate

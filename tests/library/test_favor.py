@@ -8,12 +8,12 @@ import torch
 from scipy import stats
 
 from ortho.attention import MECHANISMS
+from ortho.attention.linear import dense_features as dense
 from ortho.attention.linear import favor
 from ortho.attention.linear import random_features as rf
+from ortho.attention.linear.dense_features import FITS, DenseExponentialFeatures
 from ortho.attention.linear.favor import (
     FEATURES,
-    FITS,
-    DenseExponentialFeatures,
     HyperbolicFeatures,
     PositiveFeatures,
     TrigonometricFeatures,
@@ -47,9 +47,9 @@ MAPS = {
 def plain_weights(name, x, y, omega, keep_x=None, keep_y=None):
     """phi(x_i) . phi(y_j) by the formulas as they stand."""
     if name in FITS:
-        a, B_q, B_k, axes = getattr(rf, name)(x, y, keep_x=keep_x, keep_y=keep_y)
+        a, B_q, B_k, axes = getattr(dense, name)(x, y, keep_x=keep_x, keep_y=keep_y)
         omega = omega if axes is None else omega @ axes
-        return rf.dense_features(x, omega, a, B_q) @ rf.dense_features(y, omega, a, B_k).mT
+        return dense.dense_features(x, omega, a, B_q) @ dense.dense_features(y, omega, a, B_k).mT
     phi = getattr(rf, f"{name}_features")
     return phi(x, omega) @ phi(y, omega).mT
 
@@ -243,7 +243,7 @@ def test_bad_rows(name):
 @pytest.mark.bad_input
 def test_bad_parameters():
     def parameters(width):
-        return rf.saderf(draw(9, width), draw(9, width, seed=1))
+        return dense.saderf(draw(9, width), draw(9, width, seed=1))
 
     with pytest.raises(ValueError, match="^fit: expected one of 'gerf', 'saderf', 'aderf', 'sderf', got 'derf'"):
         DenseExponentialFeatures("derf")
@@ -261,12 +261,12 @@ def test_bad_parameters():
 def test_parameters_of_each_sequence(name, attention):
     """One set for all, or one each: the output is that of the fit to the sequences that they were fitted to."""
     q, k, v = (draw(2, 3, 9, 4, seed=s) for s in range(3))
-    fitted = getattr(rf, name)(q / math.sqrt(2), k / math.sqrt(2))
+    fitted = getattr(dense, name)(q / math.sqrt(2), k / math.sqrt(2))
     assert fitted.a.shape == (2, 3, 4)
     expected = attention(q, k, v, feature_map=MAPS[name]())
     held = MAPS[name](parameters=fitted)
     torch.testing.assert_close(attention(q, k, v, feature_map=held), expected, atol=1e-13, rtol=1e-12)
-    shared = MAPS[name](parameters=rf.DenseParameters(*(x if x is None else x[1, 2] for x in fitted)))
+    shared = MAPS[name](parameters=dense.DenseParameters(*(x if x is None else x[1, 2] for x in fitted)))
     o = attention(q, k, v, feature_map=shared)
     torch.testing.assert_close(o[1, 2], expected[1, 2], atol=1e-13, rtol=1e-12)
     assert (o[0, 0] - expected[0, 0]).abs().max() > 1e-3

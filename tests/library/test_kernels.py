@@ -4,15 +4,10 @@ import pytest
 import torch
 from seeded import generator, normal
 
-from ortho.attention.linear.favor import (
-    DenseExponentialFeatures,
-    HyperbolicFeatures,
-    PositiveFeatures,
-    TrigonometricFeatures,
-)
+from ortho.attention.linear.dense_features import DenseExponentialFeatures, DenseParameters
+from ortho.attention.linear.favor import HyperbolicFeatures, PositiveFeatures, TrigonometricFeatures
 from ortho.attention.linear.feature_maps import CosFormer, Cosine, EluPlusOne, Exp, Powers, Relu, Taylor
 from ortho.attention.linear.linear_attention import kernel_weights
-from ortho.attention.linear.random_features import DenseParameters
 from ortho.theory.kernels import (
     INDEFINITE,
     KERNELS,

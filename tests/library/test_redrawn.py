@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from ortho import MultiheadAttention, TransformerBlock
-from ortho.attention.linear.favor import PositiveFeatures
+from ortho.attention.linear.favor import PositiveFeatures, orthogonal_features
 from ortho.attention.linear.linear_attention import linear_attention, linear_attention_reference
 from ortho.attention.linear.random_feature_attention import MAPS, RandomFeatureAttention
-from ortho.attention.linear.random_features import orthogonal_features
 
 
 def generator(seed=0):

@@ -39,7 +39,7 @@ def test_the_error_rate_of_an_estimate():
 POINTS = torch.ones(2, 4)
 MASK = torch.ones(3, 3, dtype=torch.bool)
 Q, K = (haar(8, 5, generator=generator(seed), dtype=torch.float64) for seed in (0, 1))
-STEEP = variance.maps.isotropic(torch.tensor(0.2).double(), 2)
+STEEP = variance.dense.isotropic(torch.tensor(0.2).double(), 2)
 REFUSED = [
     (lambda: estimate(torch.ones(1)), r"samples: .*count of at least 2, got \(1,\)"),
     (lambda: estimate(torch.tensor([1.0, torch.nan])), "samples: .*got 1 NaN or infinite of 2"),

@@ -8,7 +8,8 @@ import torch
 from scipy import stats
 from seeded import generator
 
-from ortho.attention.linear.random_features import FEATURE_DRAWS, iid_features, orthogonal_features, structured_features
+from ortho.attention.linear.favor import orthogonal_features
+from ortho.attention.linear.random_features import FEATURE_DRAWS, iid_features, structured_features
 from ortho.theory import unbiasedness as laws
 from ortho.theory.estimates import SIGMAS, Estimate, estimate
 from ortho.theory.unbiasedness import (

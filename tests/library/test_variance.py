@@ -8,7 +8,9 @@ import torch
 from scipy import integrate, optimize, special, stats
 from seeded import generator
 
-from ortho.attention.linear.random_features import DenseParameters, iid_features, isotropic, orthogonal_features
+from ortho.attention.linear.dense_features import DenseParameters, isotropic
+from ortho.attention.linear.favor import orthogonal_features
+from ortho.attention.linear.random_features import iid_features
 from ortho.orthogonal import haar
 from ortho.theory import variance
 from ortho.theory.estimates import SIGMAS, estimate

@@ -168,7 +168,7 @@ TURNS = {
         REFUTED,
         {"numpy.polynomial.hermite_e.hermegauss": giving(lambda rule: (rule[0] / 2, rule[1]))},  # w of variance 1/4
     ),
-    "S2.2.2b": Turn(REFUTED, {"ortho.attention.linear.random_features.orthogonal_features": constantly(iid_features)}),
+    "S2.2.2b": Turn(REFUTED, {"ortho.attention.linear.favor.orthogonal_features": constantly(iid_features)}),
     "S2.2.2c": Turn(REFUTED, {"ortho.attention.MECHANISMS[favor]": QUADRATIC}),
     "S2.2.2d": Turn(REFUTED, {f"{EVIDENCE}.random_features.log_gain": answering(-1.0)}),
     "S2.2.3a": Turn(REFUTED, {f"{EVIDENCE}.sparse_patterns.strided_heads": FIRST_TWICE}),

@@ -26,8 +26,9 @@ from ortho._cost import Cost, linear_map
 from ortho._typing import Float, Size, Tensor
 from ortho._weights import new_weight
 from ortho.attention.chunking import CHUNK
-from ortho.attention.linear.feature_maps import EluPlusOne, FeatureMap
-from ortho.attention.linear.linear_attention import divisors
+from ortho.attention.linear.feature_maps import EluPlusOne
+from ortho.attention.linear.linear_attention import FeatureMap
+from ortho.attention.linear.linear_kernels import divisors
 from ortho.attention.mechanism import AttentionCost, Mechanism
 from ortho.attention.operands import carried
 from ortho.attention.selected.call import Call, mask_form, selecting_form

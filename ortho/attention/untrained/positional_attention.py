@@ -16,7 +16,7 @@ from ortho._autocast import no_autocast
 from ortho._checks import checked
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.indexing import indexing
-from ortho.attention.operands import carried, hidden_keys
+from ortho.attention.operands import carried, key_mask
 from ortho.attention.untrained.patterns import EMPTY, PATTERNS, SEVEN, PositionalPattern, added, times
 from ortho.attention.untrained.places import NONE, Last, Places, places, word_starts
 
@@ -246,9 +246,9 @@ def _operands(
     if attn_mask is None:
         return None
     _checks.mask(attn_mask, (*v.shape[:-1], v.shape[-2]))
-    hidden = hidden_keys(attn_mask, v, initial_state)
-    assert hidden is not None
-    return ~(hidden if attn_mask.dim() > 2 and attn_mask.shape[-3] > 1 else hidden[..., :1, :])
+    there = key_mask(attn_mask, v, initial_state)
+    assert there is not None
+    return there if attn_mask.dim() > 2 and attn_mask.shape[-3] > 1 else there[..., :1, :]
 
 
 def named(patterns: Sequence[PositionalPattern | str]) -> tuple[PositionalPattern, ...]:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ortho.attention import MECHANISMS
-from ortho.attention.linear.random_features import iid_features, orthogonal_features, positive_features
+from ortho.attention.linear.favor import orthogonal_features
+from ortho.attention.linear.random_features import iid_features, positive_features
 from ortho.cost.big_o import H, N, d, m
 from ortho.orthogonal import haar
 from ortho.theory.approximation import MOST, drawn_errors
