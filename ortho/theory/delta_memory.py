@@ -47,7 +47,7 @@ from ortho import _checks
 from ortho._checks import checked, unchecked_values
 from ortho._typing import Float, Int, Tensor
 from ortho.attention.recurrent.delta import delta_rule
-from ortho.attention.recurrent.memory import recurrence
+from ortho.attention.recurrent.recurrence import recurrence
 from ortho.theory.estimates import Estimate, estimate
 from ortho.theory.transitions import unit_keys
 

@@ -17,7 +17,7 @@ from torch.nn.functional import normalize
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, State
-from ortho.attention.recurrent.ttt import memory_now, ttt_attention
+from ortho.attention.recurrent.ttt import state_now, ttt_attention
 from ortho.attention.recurrent.ttt_losses import TokenLoss
 
 WIDTH, LENGTH, NOISE, DRAWS = 8, 512, 0.1, 32
@@ -77,7 +77,7 @@ def errors(loss: TokenLoss, eta: float, data: Stream, *, after: Sequence[int] = 
     for end in after or (data.k.shape[1],):
         _checks.expect(begun < end <= data.k.shape[1], "after", f"rising numbers up to {data.k.shape[1]}", tuple(after))
         state = _written(data.k[:, begun:end], data.v[:, begun:end], loss, eta, 1, state)
-        found.append((memory_now(state) - data.target).flatten(1).norm(dim=1) / data.target.flatten(1).norm(dim=1))
+        found.append((state_now(state) - data.target).flatten(1).norm(dim=1) / data.target.flatten(1).norm(dim=1))
         begun = end
     return torch.stack(found)
 
@@ -96,7 +96,7 @@ def moved(loss: TokenLoss, eta: float, sizes: Sequence[float], *, width: int = W
     k, v = torch.eye(width, dtype=torch.float64)[:1], torch.full((1, width), width**-0.5, dtype=torch.float64)
     k, v = (x.expand(len(sizes), 1, width) for x in (k, v))
     v = torch.tensor(sizes, dtype=torch.float64)[:, None, None] * v
-    return memory_now(_written(k, v, loss, eta, 1)).flatten(1).norm(dim=1)
+    return state_now(_written(k, v, loss, eta, 1)).flatten(1).norm(dim=1)
 
 
 @checked
@@ -109,7 +109,7 @@ def pairs(count: int, width: int, *, generator: torch.Generator, draws: int = DR
 
 def _found(k: Tensor, v: Tensor, state: State) -> Tensor:
     """The share of keys, draw by draw, whose prediction scores the key's own value highest."""
-    nearest = (k @ memory_now(state) @ v.mT).argmax(-1)
+    nearest = (k @ state_now(state) @ v.mT).argmax(-1)
     return (nearest == torch.arange(k.shape[1])).double().mean(-1)
 
 

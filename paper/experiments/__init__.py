@@ -21,11 +21,9 @@ from paper.experiments.engine.runner import Experiment, Report, measure, run
 from paper.experiments.learning import ladder, language, synthetic, translating
 from paper.experiments.learning.depth import DEPTH
 from paper.experiments.learning.fine_tuning import FINE_TUNING
-from paper.experiments.learning.flip_flop import FLIP_FLOP
 from paper.experiments.learning.images import IMAGES
 from paper.experiments.learning.positional_heads import POSITIONAL_HEADS
-from paper.experiments.learning.recall import RECALL
-from paper.experiments.learning.state_tracking import PARITY, PERMUTATIONS
+from paper.experiments.learning.studies import FLIP_FLOP, PARITY, PERMUTATIONS, RECALL
 from paper.experiments.speed.analysis import memory, speedups
 from paper.experiments.speed.attention import ATTENTION_SPEED
 from paper.experiments.speed.decoding import DECODE_SPEED

@@ -27,9 +27,9 @@ from paper.claims.figures import Interval, outward
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, counted, holds, improves, region, untestable
 from paper.claims.verdicts import Finding
-from paper.experiments.learning import rows as learning_rows
+from paper.experiments.learning import analysis
 from paper.experiments.learning import study as learning
-from paper.experiments.learning.rows import Row
+from paper.experiments.learning.analysis import Row
 from paper.experiments.statistics import gain
 
 CHAPTER = "13-gates-products-losses"
@@ -138,7 +138,7 @@ def gained(experiment: str, better: str, worse: str, tests: Collection[str]) -> 
     records = experiments.load(experiment)
     pairs: dict[str, tuple[Row, Row]] = {}
     for device in experiments.by_device(records):
-        found = learning_rows.results(records, device)
+        found = analysis.results(records, device)
         for test in tests:
             rows = [found[arm][test] for arm in (better, worse) if test in found.get(arm, {})]
             if len(rows) == 2 and all(len(row["seeds"]) >= len(learning.SEEDS) for row in rows):

@@ -71,7 +71,7 @@ def _trainer(case: Case, name: str, task: Task) -> Trainer:
     model = arm.build(text.VOCAB_SIZE, case["d"], case["L"], generator=draws["weights"]).to(case["device"])
     fitting.check_forms(model, task, draws["checks"])
     steps = language.SIZES[case["device"]]["steps"]
-    plan = fitting.recipe({**case, "steps": steps, "rate": language.TRIED[0]}, weight_decay=language.WEIGHT_DECAY)
+    plan = fitting.recipe({**case, "steps": steps, "rate": language.TRIED[0]}, weight_decay=fitting.WEIGHT_DECAY)
     return Trainer(model, task.train, plan, draws["training"])
 
 

@@ -1,11 +1,12 @@
-"""Operands and gates for the delta rule, and what is compared of its calls: what several files of tests begin with."""
+"""States that are written token by token, and operands and gates for them: what several files of tests begin with."""
 
 import torch
 
-from ortho.attention.recurrent.delta import delta_rule, delta_rule_reference
+from ortho import MECHANISMS
 
-FUNCTIONS = {"reference": delta_rule_reference, "fast": delta_rule}
-FORMS = list(FUNCTIONS)
+NAMES = ["delta", "gated-delta", "gla", "kda"]
+FORMS = ["reference", "fast"]
+FUNCTIONS = {(name, form): MECHANISMS[name].form(form) for name in NAMES for form in FORMS}
 # Sums of at most 130 rounded products, of which the largest are some 10, through systems whose inverses have entries of
 # at most 2: some 1e-13. A wrong term would show at 1e-2.
 TOLERANCE = {"atol": 1e-12, "rtol": 1e-12}
@@ -15,14 +16,14 @@ def draw(*shape, seed=0, dtype=torch.float64):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def arguments(*lead, length, gated, keys=None, state=True, seed=0):
-    """All that a call can be given, by name: keys 4 wide, values 3, as many as queries by default.
+def arguments(name, *lead, length, keys=None, state=True, seed=0):
+    """All that a call can be given, by name: keys 4 wide, values 3, as many queries as keys by default.
 
-    Write strengths are from all of [0, 2], its ends included; half of the decays are near 0, some below -1;
-    `initial_state` is a tensor.
+    Write strengths are from all of [0, 2], its ends included. Half of a token's decays are near 0, some below -1; of
+    decays a channel some tokens have none, others lose all of two channels. `initial_state` is a tensor.
     """
     M = length if keys is None else keys
-    seeds = iter(range(100 * seed, 100 * seed + 6))
+    seeds = iter(range(100 * seed, 100 * seed + 8))
     given = {
         "q": draw(*lead, length, 4, seed=next(seeds)),
         "k": draw(*lead, M, 4, seed=next(seeds)),
@@ -31,8 +32,12 @@ def arguments(*lead, length, gated, keys=None, state=True, seed=0):
         "log_decay": -draw(*lead, M, seed=next(seeds)).square() / 2,
         "initial_state": draw(*lead, 4, 3, seed=next(seeds)),
     }
-    left_out = [name for name, wanted in (("log_decay", gated), ("initial_state", state)) if not wanted]
-    return {name: x for name, x in given.items() if name not in left_out}
+    if name in ("gla", "kda"):
+        rates = -draw(*given["k"].shape, seed=next(seeds)).square() / 2
+        given["log_decay"] = rates * (draw(*lead, M, 1, seed=next(seeds)) > -1)
+        given["log_decay"][..., 2::9, 1:3] = -1e30
+    taken = {"q", "k", "v", *MECHANISMS[name].gates, *(["initial_state"] if state else [])}
+    return {argument: x for argument, x in given.items() if argument in taken}
 
 
 def call(function, given, **kwargs):
@@ -43,7 +48,7 @@ def call(function, given, **kwargs):
 
 
 def with_gradients(function, given, wanted=None, **kwargs):
-    """The output, the memory, and the gradients of what is wanted (all), for one and the same gradients of both."""
+    """The output, the state, and the gradients of what is wanted (all), for one and the same gradients of both."""
     wanted = list(given) if wanted is None else wanted
     leaves = {name: x.clone().requires_grad_(name in wanted) for name, x in given.items()}
     o, S = call(function, leaves, **kwargs)

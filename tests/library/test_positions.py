@@ -1,17 +1,21 @@
-"""ALiBi and forgetting attention: their formulas by loops, what they have in common, large decays, memory."""
+"""Rotary positions, ALiBi and forgetting attention: their formulas by loops, what makes scores relative, limits."""
 
+import cmath
 import math
 from functools import partial
 
 import pytest
 import torch
 
+from ortho import MECHANISMS
 from ortho.attention import softmax_attention_reference
 from ortho.attention.positions.alibi import alibi_attention, alibi_attention_reference, slopes
 from ortho.attention.positions.forgetting_transformer import forgetting_attention, forgetting_attention_reference
+from ortho.attention.positions.rotary import angles, rotary_attention, rotary_attention_reference, turn
 from ortho.attention.softmax.tiling import spans
 from ortho.cost.counting import Allocations
 
+ROTARY = [rotary_attention_reference, rotary_attention]
 ALIBI = [alibi_attention_reference, alibi_attention, partial(alibi_attention, tile=3)]
 FOX = [forgetting_attention_reference, forgetting_attention, partial(forgetting_attention, tile=3)]
 # Sums of some 10 products rounded in float64, behind exponentials of scores below 10.
@@ -61,13 +65,6 @@ def test_alibi_formula(attention, causal):
             here = (item, head)
             expected = by_loops(q[here], k[here], v[here], lambda i, j, m=slope: -m * abs(i - j), allowed)
             close(o[here], expected)
-
-
-@pytest.mark.parametrize("attention", ALIBI)
-def test_alibi_of_one_head_without_its_axis(attention):
-    q, k, v = (draw(7, 4, seed=s) for s in range(3))
-    expected = by_loops(q, k, v, lambda i, j: -(2**-8) * abs(i - j), torch.ones(7, 7))
-    close(attention(q, k, v), expected)
 
 
 @pytest.mark.parametrize("attention", ALIBI)
@@ -190,38 +187,29 @@ def test_gates_at_their_limit_stay_finite(attention):
     assert gradient.isfinite().all()
 
 
-@pytest.mark.parametrize("attention", [alibi_attention, forgetting_attention])
-@pytest.mark.parametrize("causal", [False, True])
-def test_memory_is_linear(attention, causal):
+@pytest.mark.parametrize("name", ["alibi", "fox", "path", "position-delta"])
+def test_memory_is_linear(name):
     """Twice the tokens, twice the bytes that exist at once, forward and backward; some are independent of N."""
-    peaks = []
+    peaks, mechanism = [], MECHANISMS[name]
     for length in (512, 1024):
-        q, k, v = (draw(2, length, 8, seed=s, dtype=torch.float32).requires_grad_() for s in range(3))
-        gate = {"log_forget": gates(2, length, dtype=torch.float32).requires_grad_()}
-        gate = gate if attention is forgetting_attention else {}
+        x = draw(1, length, 8, dtype=torch.float32)
+        q, k, v = (draw(1, 2, length, 4, seed=s, dtype=torch.float32).requires_grad_() for s in range(3))
+        given = {gate: make(8, 2)(x) for gate, make in mechanism.gates.items()}
+        piece = {"tile" if name in ("alibi", "fox") else "block": 64}
         with Allocations() as memory:
-            o = attention(q, k, v, is_causal=causal, tile=64, **gate)
-            torch.autograd.grad(o, [q, k, v, *gate.values()], torch.ones_like(o))
+            o = mechanism.fast(q, k, v, is_causal=True, **piece, **given)
+            torch.autograd.grad(o, [q, k, v, *given.values()], torch.ones_like(o))
         peaks.append(memory.peak)
     assert peaks[1] < 2.1 * peaks[0]
 
 
 @pytest.mark.parametrize("attention", [alibi_attention, forgetting_attention])
-def test_a_second_derivative_is_refused(attention):
+def test_what_the_fast_form_refuses(attention):
     q = draw(5, 4).requires_grad_()
     with pytest.raises(RuntimeError, match="create_graph: expected False"):
         torch.autograd.grad(attention(q, q, q).sum(), q, create_graph=True)
-
-
-@pytest.mark.parametrize("attention", [*ALIBI[:2], *FOX[:2]])
-def test_low_precision(attention):
-    """Scores, biases and weights are float32 in bfloat16 calls too: only operands and outputs are rounded."""
-    q, k, v = (draw(2, 16, 8, seed=s).bfloat16() for s in range(3))
-    o, state = attention(q, k, v, is_causal=True, return_state=True)
-    exact = attention(q.double(), k.double(), v.double(), is_causal=True)
-    assert o.dtype == state[0].dtype == state[1].dtype == torch.bfloat16
-    assert all(x.dtype == torch.float32 for x in state[2:])
-    torch.testing.assert_close(o.double(), exact, atol=1e-5, rtol=torch.finfo(torch.bfloat16).eps)
+    with pytest.raises(ValueError, match="tile: expected an integer of at least 1, got 0"):
+        attention(q, q, q, tile=0)
 
 
 @pytest.mark.bad_input
@@ -249,15 +237,82 @@ def test_low_precision(attention):
         ({"attn_mask": torch.ones(5, 4, dtype=torch.bool)}, ValueError, "attn_mask: expected a shape that broadcasts"),
     ],
 )
-def test_errors(attention, change, error, message):
+def test_fox_errors(attention, change, error, message):
     operands = {name: draw(2, 5, 4, seed=s) for s, name in enumerate("qkv")} | change
     with pytest.raises(error, match=message):
         attention(**operands)
 
 
+def turned_by_loops(q, k, v, causal, base=10000.0):
+    """Plane c of a vector is a complex number; a score is the real part of q conj(k) e^{i (i - j) theta}."""
+    K = q.shape[1]
+    planes = K // 2
+    out = torch.zeros(len(q), v.shape[1], dtype=q.dtype)
+    for i in range(len(q)):
+        weights = []
+        for j in range(len(k)):
+            score = float(q[i, -1] * k[j, -1]) if K % 2 else 0.0
+            for c in range(planes):
+                of_q, of_k = complex(q[i, c], q[i, c + planes]), complex(k[j, c], k[j, c + planes])
+                score += (of_q * of_k.conjugate() * cmath.exp(1j * (i - j) * base ** (-2 * c / (2 * planes)))).real
+            weights.append(math.exp(score / math.sqrt(K)) if j <= i or not causal else 0.0)
+        for j, weight in enumerate(weights):
+            out[i] += weight / sum(weights) * v[j]
+    return out
+
+
+@pytest.mark.parametrize("attention", ROTARY)
+@pytest.mark.parametrize("width", [1, 2, 3, 6])
+@pytest.mark.parametrize(("causal", "base"), [(False, 10000.0), (True, 10000.0), (False, 10.0)])
+def test_rotary_formula(attention, width, causal, base):
+    q, k, v = (draw(7, width, seed=s) for s in range(3))
+    close(attention(q, k, v, is_causal=causal, base=base), turned_by_loops(q, k, v, causal, base))
+
+
+def test_scores_depend_on_the_distance_alone():
+    """The same two vectors everywhere: along each diagonal of the scores stands one number."""
+    q, k = draw(8), draw(8, seed=1)
+    table = angles(1000, 1020, 8)
+    turned = [turn(x.expand(20, 8), table.cos(), table.sin()) for x in (q, k)]
+    scores = turned[0] @ turned[1].T
+    assert len({round(float(x), 10) for x in scores.flatten()}) == 39
+    for distance in range(-19, 20):
+        diagonal = scores.diagonal(distance)
+        assert (diagonal - diagonal[0]).abs().max() < 1e-11  # angles near 7000 are rounded to 1e-12
+
+
+def test_turning_keeps_lengths():
+    x, table = draw(3, 9, 7), angles(5, 14, 7)
+    turned = turn(x, table.cos(), table.sin())
+    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1), **TOLERANCE)
+    assert torch.equal(turned[..., -1], x[..., -1])  # the odd channel
+
+
+@pytest.mark.parametrize("attention", ROTARY)
+def test_far_positions_in_float32(attention):
+    """Behind 100,000 keys angles in float32 would be 0.004 off; the state of one key stands for all of them here."""
+    q, k, v = (draw(3, 8, seed=s, dtype=torch.float32) for s in range(3))
+    past = tuple(torch.zeros(100_000, 8) for _ in range(2))
+    mask = torch.cat([torch.zeros(3, 100_000, dtype=torch.bool), torch.ones(3, 3, dtype=torch.bool)], -1)
+    far = attention(q, k, v, initial_state=past, attn_mask=mask)
+    torch.testing.assert_close(far, attention(q, k, v), atol=1e-5, rtol=0)  # some 100 eps
+
+
 @pytest.mark.bad_input
-@pytest.mark.parametrize("attention", [alibi_attention, forgetting_attention])
-def test_bad_tiles(attention):
-    q = draw(5, 4)
-    with pytest.raises(ValueError, match="tile: expected an integer of at least 1, got 0"):
-        attention(q, q, q, tile=0)
+@pytest.mark.parametrize("attention", ROTARY)
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"q": 3}, TypeError, "q: expected a floating-point tensor, got int 3"),
+        ({"k": draw(2, 5, 3)}, ValueError, "k: expected width 4 like q"),
+        ({"k": draw(2, 5, 4) / 0}, ValueError, "k: expected finite numbers"),
+        ({"base": 0.0}, ValueError, "base: expected a positive finite number, got float 0.0"),
+        ({"base": None}, TypeError, "base: expected a number, got NoneType None"),
+        ({"initial_state": 5}, TypeError, r"initial_state: expected a tuple of tensors \(keys, values\)"),
+        ({"scale": "1"}, TypeError, "scale: expected a number"),
+    ],
+)
+def test_rotary_errors(attention, change, error, message):
+    operands = {name: draw(2, 5, 4, seed=s) for s, name in enumerate("qkv")} | change
+    with pytest.raises(error, match=message):
+        attention(**operands)

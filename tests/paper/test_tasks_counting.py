@@ -1,4 +1,4 @@
-"""Tables of the last bytes, held to counts by hand and by dictionaries."""
+"""What counting makes of a text, held to counts by hand and by dictionaries: tables of the last bytes, repeats."""
 
 from collections import Counter
 from math import log2
@@ -6,8 +6,8 @@ from math import log2
 import pytest
 import torch
 
-from paper.experiments.learning import language, language_tables
-from paper.tasks.ngrams import table_bits
+from paper.tasks import text
+from paper.tasks.counting import repeats, table_bits, task_bits
 
 
 def windows(*rows):
@@ -55,20 +55,27 @@ def test_refuses_lengths_without_a_run(longest):
         table_bits(windows(b"abcd"), windows(b"abc"), longest)
 
 
-def test_tables_see_as_much_as_the_models(monkeypatch):
-    """As many windows as a model gets in the steps, and the models' own tests."""
-    counted = []
-    monkeypatch.setattr(language_tables.ngrams, "table_bits", lambda seen, *_: counted.append(seen.shape) or (2.0, 1.0))
-    language_tables.table_bits.cache_clear()
-    assert language_tables.best(3) == (2, 1.0)
-    size = language.SIZES["cpu"]
-    assert counted == [(3 * size["B"], size["N"] + 1)]
-    assert language_tables.held_out().shape == (size["tested"], size["N"] + 1)
-    language_tables.table_bits.cache_clear()
+def test_the_tables_of_a_task_are_of_what_it_draws():
+    task = text.language_modelling("numbers", "counting", text.Parts(*(bytes(range(200)) * 9 for _ in range(3))), 16)
+    windows = [text.whole_windows(draw(count, torch.Generator().manual_seed(0))) for draw, count in (
+        (task.train, 30), (task.tests["test"], 7)
+    )]  # fmt: skip
+    assert [tuple(one.shape) for one in windows] == [(30, 17), (7, 17)]
+    assert task_bits(task, 30, 7, 2) == table_bits(*windows, 2)
 
 
-def test_least_bits_of_pairs(monkeypatch):
-    """After 'a' there is 'b' two times of three, else 'c'; after 'b' always 'a'. Some ten float64 operations."""
-    monkeypatch.setattr(language_tables, "held_out", lambda _: windows(b"abab", b"acac", b"abac")[:, :3])
-    share = (-2 * log2(2 / 3) - log2(1 / 3)) / 6
-    assert language_tables.least_bits_of_pairs() == pytest.approx(share, rel=1e-14)
+def test_repeats():
+    """Against counting by hand, on three symbols, where matches are many."""
+    windows = torch.randint(3, (3, 31), generator=torch.Generator().manual_seed(0))
+    found = repeats(windows, 5)
+    for row, x in enumerate(windows.tolist()):
+        for t in range(30):
+            best, place = 0, None
+            for s in range(t):
+                length = 0
+                while length < 5 and s >= length and x[s - length] == x[t - length]:
+                    length += 1
+                if length and length >= best:
+                    best, place = length, s
+            assert found.length[row, t] == best
+            assert bool(found.right[row, t]) == (place is not None and x[place + 1] == x[t + 1])

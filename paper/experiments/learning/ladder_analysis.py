@@ -22,7 +22,7 @@ from paper.experiments.engine.records import Record, by_device
 from paper.experiments.learning import rates
 from paper.experiments.learning.ladder_arms import ALONE, ARMS, CONVOLUTION, ENDS, NEAR
 from paper.experiments.learning.rates import TUNING
-from paper.experiments.statistics import Interval, holm, reached, student
+from paper.experiments.statistics import Interval, holm, student, student_below
 from paper.tasks.text import VOCAB_SIZE
 
 LEVEL = 0.05  # of all hypotheses together
@@ -111,13 +111,7 @@ def tested(ours: Mapping[int, Array], theirs: Mapping[int, Array], margin: float
     means = np.einsum("sr,rc,sc->s", row_counts, table, column_counts, optimize=True)
     low, high = (float(end) for end in np.quantile(means, (LEVEL, 1 - LEVEL)))
     equivalent = interval[0] > -NO_WORSE and interval[1] < NO_WORSE
-    return Tested(mean, interval, (low, high), tail((mean - margin) / error, freedom), equivalent, seeds)
-
-
-def tail(t: float, freedom: int) -> float:
-    """The chance that Student's variable is at most t."""
-    within = reached(lambda p: student(p, freedom), abs(t), 1e-12, 1 - 1e-12)
-    return (1 - within) / 2 if t < 0 else (1 + within) / 2
+    return Tested(mean, interval, (low, high), student_below((mean - margin) / error, freedom), equivalent, seeds)
 
 
 def judged(records: Sequence[Record]) -> dict[str, tuple[Tested | None, bool]]:

@@ -1,13 +1,17 @@
-"""Tables of the last few bytes: what counting alone makes of a text, to hold trained models against."""
+"""What counting alone makes of a text, to hold trained models against: tables of the last few bytes, and repeats.
 
-from typing import Any
+A repeat is a byte that follows a match: the last bytes stand earlier in the window, too.
+"""
+
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ortho._checks import positive_int
-
-__all__ = ["table_bits"]
+from paper.tasks.task import Task
+from paper.tasks.text import whole_windows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -42,6 +46,13 @@ def table_bits(seen: Tensor, tested: Tensor, longest: int) -> tuple[float, ...]:
     return tuple(bits[1:])
 
 
+def task_bits(task: Task, seen: int, tested: int, longest: int) -> tuple[float, ...]:
+    """`table_bits` of a task on a text, counted on so many windows as they are drawn from the seed 0 to train on, and
+    tested on so many of its test."""
+    drawn = task.train(seen, torch.Generator().manual_seed(0))
+    return table_bits(whole_windows(drawn), whole_windows(task.tests["test"](tested, torch.Generator())), longest)
+
+
 def _codes(windows: Array, length: int) -> Array:
     """Each run of so many bytes as a number, (count, N + 2 - length); the last byte has the least weight."""
     columns = windows.shape[1] - length + 1
@@ -56,3 +67,33 @@ def _found(keys: Array, values: Array, wanted: Array) -> Array:
     at = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
     found: Array = np.where(keys[at] == wanted, values[at], 0)
     return found
+
+
+class Repeats(NamedTuple):
+    """Of every byte but the first of each window, (count, N): how many bytes before it (up to a most) stand earlier in
+    the window, too, and whether it is the byte that followed the latest of these places."""
+
+    length: Tensor
+    right: Tensor
+
+
+def repeats(windows: Tensor, longest: int = 16) -> Repeats:
+    """What the bytes of windows (count, N + 1) repeat, of matches of at most `longest` bytes.
+
+    The match is the longest one that ends right before the byte, and its place the latest one where there are several.
+    Without any, no byte is right. Raises TypeError or ValueError for `longest` below 1.
+    """
+    positive_int("longest", longest)
+    x = windows.long()
+    count, N = len(x), x.shape[1] - 1
+    run = torch.zeros(count, N, dtype=torch.int64)  # of each place: how long a match ends there and at the last byte
+    places = torch.arange(N)
+    lengths, right = [], []
+    for t in range(N):
+        run = torch.cat([run.new_zeros(count, 1), run[:, :-1]], 1)
+        run = torch.where((x[:, :N] == x[:, t : t + 1]) & (places < t), (run + 1).clamp(max=longest), 0)
+        length, place = (run * N + places).max(1).values, None
+        length, place = length // N, length % N
+        lengths.append(length)
+        right.append((length > 0) & (x.gather(1, place[:, None] + 1)[:, 0] == x[:, t + 1]))
+    return Repeats(torch.stack(lengths, 1), torch.stack(right, 1))
