@@ -22,7 +22,7 @@ from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, counted, holds, region, untestable
 from paper.claims.verdicts import Finding
 from paper.experiments.speed import attention_analysis as attention_rows
-from paper.experiments.speed.attention_analysis import Row
+from paper.experiments.speed.analysis import Row
 
 FORMULA, CHUNKS = "11-delta-rule", "12-chunked-form"
 

@@ -22,6 +22,7 @@ from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, counted, growth, holds, region, untestable
 from paper.claims.verdicts import Finding
 from paper.experiments.speed import attention_analysis as attention_rows
+from paper.experiments.speed.analysis import Row
 
 FLASH, SERVING, RECOMPUTATION, MIXTURES = "19-flash-attention", "20-serving", "21-recomputation", "22-experts"
 
@@ -85,7 +86,7 @@ def orders() -> Finding:
     )
 
 
-def rows() -> list[attention_rows.Row]:
+def rows() -> list[Row]:
     """What the records say of the materialised form, one row a device, direction and length."""
     found = attention_rows.beside_alike(experiments.load("flash-speed"), "exact")
     return [row for row in found if row["arm"].startswith("materialised")]
@@ -109,7 +110,7 @@ def faster_and_leaner() -> Finding:
     ).noting(f"On all devices the materialised form takes {min(times.values())} to {max(times.values())} times as long")
 
 
-def _named(row: attention_rows.Row) -> str:
+def _named(row: Row) -> str:
     way = "causal" if "causal" in row["arm"] else "both ways"
     return f"$N = {row['N']:,}$, {way}, {row['dtype']} on {row['device']}"
 

@@ -27,7 +27,7 @@ from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, counted, growth, holds, region, untestable
 from paper.claims.verdicts import Finding
 from paper.experiments.speed import attention_analysis as attention_rows
-from paper.experiments.speed.attention_analysis import Row
+from paper.experiments.speed.analysis import Row
 
 CHAPTER = "07-linear-attention"
 
