@@ -282,7 +282,7 @@ LEFT_OUT = {
     *(f"attention.untrained.patterns.{name}" for name in
       ("added", "cubes", "running", "sum_of_cubes", "times", "windows")),
     *(f"attention.linear.linear_attention.{name}" for name in
-      ("kernel_mechanism", "kernel_weights", "root_scale", "scaled")), "attention.linear.favor.exponentials",
+      ("kernel_mechanism", "kernel_weights")), "attention.linear.favor.exponentials",
     *(f"layers.synthesizer.sources.{name}" for name in ("product", "shared")),
     *(f"attention.selected.moba.{name}" for name in
       ("past_blocks", "none_selected", "select_blocks", "blocks_mask", "block_tilings", "block_work")),
