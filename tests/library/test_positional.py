@@ -15,7 +15,7 @@ from ortho.attention.untrained.positional_attention import (
     positional_attention,
     positional_attention_reference,
 )
-from ortho.cost.allocations import Allocations
+from ortho.cost.counting import Allocations
 
 FORMS = {"reference": positional_attention_reference, "fast": positional_attention}
 HEADS = (
