@@ -20,10 +20,9 @@ from ortho.cost.counting import count_forward, count_step
 from ortho.theory.associativity import by_states, by_sums
 from ortho.theory.estimates import SIGMAS
 from ortho.theory.johnson_lindenstrauss import dimension, failure_bound
-from ortho.theory.recall import tokens
-from ortho.theory.unbiasedness import omegas
+from ortho.theory.kernels import tokens
+from ortho.theory.unbiasedness import omegas, raw_qr_rows, root_norm_rows, unit_norm_rows
 from ortho.theory.variance import row_estimates, sampled_variance
-from ortho.theory.wrong_draws import raw_qr_rows, root_norm_rows, unit_norm_rows
 from paper.claims import Verdict, judge
 from paper.claims.evidence import linear_attention as linear
 from paper.claims.evidence import lookup

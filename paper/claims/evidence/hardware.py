@@ -11,11 +11,10 @@ from ortho.attention.cache import new_cache
 from ortho.attention.softmax.flash import ROWS, flash_attention
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference
 from ortho.cost import block, layer
-from ortho.cost.allocations import Allocations
+from ortho.cost.attention import decoded
 from ortho.cost.big_o import H, N, d
-from ortho.cost.counting import count_step
-from ortho.cost.decoding import decoded
-from ortho.cost.layers import RecomputedCost, mixture_of_experts, recomputed
+from ortho.cost.counting import Allocations, count_step
+from ortho.cost.models import RecomputedCost, mixture_of_experts, recomputed
 from ortho.layers.feed_forward import MixtureOfExperts
 from paper import experiments
 from paper.claims.evidence.common import EXACT, normal, relative_error

@@ -4,8 +4,8 @@ import sympy
 
 from ortho.attention import MECHANISMS
 from ortho.cost import layer
+from ortho.cost.attention import positional_attention
 from ortho.cost.big_o import H, N, d, m
-from ortho.cost.positional import positional_attention
 from paper.claims.evidence import lookup
 from paper.claims.evidence.common import without_records
 from paper.claims.evidence.frozen_layer import train_once
