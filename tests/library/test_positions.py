@@ -13,7 +13,7 @@ from ortho.attention.positions.alibi import alibi_attention, alibi_attention_ref
 from ortho.attention.positions.forgetting_transformer import forgetting_attention, forgetting_attention_reference
 from ortho.attention.positions.rotary import angles, rotary_attention, rotary_attention_reference, turn
 from ortho.attention.softmax.tiling import spans
-from ortho.cost.allocations import Allocations
+from ortho.cost.counting import Allocations
 
 ROTARY = [rotary_attention_reference, rotary_attention]
 ALIBI = [alibi_attention_reference, alibi_attention, partial(alibi_attention, tile=3)]

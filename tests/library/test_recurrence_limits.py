@@ -7,8 +7,7 @@ import torch
 from recurrent_operands import FORMS, FUNCTIONS, NAMES, arguments, call, close, draw, with_gradients
 
 from ortho.attention.chunking import CHUNK
-from ortho.cost.allocations import Allocations
-from ortho.cost.counting import saved_bytes
+from ortho.cost.counting import Allocations, saved_bytes
 
 NAN, INF = float("nan"), float("inf")
 FADING = [name for name in NAMES if name != "delta"]

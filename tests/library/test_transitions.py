@@ -4,43 +4,43 @@ from math import inf, log, pi, sqrt
 
 import pytest
 import torch
-from torch.nn.functional import normalize
+from seeded import filled, generator, normal
 
 from ortho import MECHANISMS
-from ortho.theory.chunk_system import (
+from ortho.theory.estimates import SIGMAS, estimate
+from ortho.theory.transitions import (
     KEYS,
+    affinity_error,
+    as_erasing,
+    at_once,
     chunk_keys,
     chunk_system,
     condition,
     condition_bound,
-    inverse_by_products,
-    solve_error,
-)
-from ortho.theory.estimates import SIGMAS, estimate
-from ortho.theory.gated_forms import affinity_error, as_erasing, contracts, gated_recurrence, gated_step, maps
-from ortho.theory.one_shot import at_once, in_turn, pair, pair_norm, repeated, transition
-from ortho.theory.stability import (
+    contracts,
+    gated_recurrence,
+    gated_step,
     growth,
+    in_turn,
+    inverse_by_products,
+    maps,
     mean_square,
     nearest_orthogonal,
     norm_bound,
+    pair,
+    pair_norm,
     product,
     recall_errors,
     reflection_drift,
+    repeated,
     sample_growth,
+    solve_error,
+    transition,
     unit_keys,
 )
 
 EPS = torch.finfo(torch.float64).eps
 FACTORS = [0.3, 1.0, 1.9, 2.1, 4.0]  # c = beta |k|^2
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
 
 
 def norm(P):
@@ -139,7 +139,7 @@ def test_nearest_orthogonal():
 def test_inverse_and_condition(kind, beta):
     """The inverse's formula, its bound, and the condition's; errors of both inverses grow with the condition number."""
     C = 64
-    k, b = chunk_keys(kind, C, 32, generator=generator()), torch.full((C,), beta, dtype=torch.float64)
+    k, b = chunk_keys(kind, C, 32, generator=generator()), filled(C, beta)
     inverse = torch.linalg.inv(chunk_system(k, b))
     number = condition(k, b)
     torch.testing.assert_close(inverse, inverse_by_products(k, b), rtol=0, atol=C * EPS * number)
@@ -149,11 +149,11 @@ def test_inverse_and_condition(kind, beta):
 
 def test_identical_keys_by_hand():
     """The inverse is -b (1 - b)^(i - j - 1) below the diagonal; at b = 2 the bound is met but for a factor of 1.3."""
-    k, b = chunk_keys("identical", 6, 4, generator=generator()), torch.full((6,), 1.5, dtype=torch.float64)
+    k, b = chunk_keys("identical", 6, 4, generator=generator()), filled(6, 1.5)
     inverse = torch.linalg.inv(chunk_system(k, b))
     i, j = torch.tril_indices(6, 6, -1)
     torch.testing.assert_close(inverse[i, j], -1.5 * (-0.5) ** (i - j - 1).double())
-    k, b = chunk_keys("identical", 64, 4, generator=generator()), torch.full((64,), 2.0, dtype=torch.float64)
+    k, b = chunk_keys("identical", 64, 4, generator=generator()), filled(64, 2.0)
     assert condition(k, b) > condition_bound(64, 2) / 1.3
 
 
@@ -167,7 +167,7 @@ def test_keys_are_what_their_name_says():
 
 def test_a_narrow_inverse_costs_digits():
     """bfloat16 keeps 8 bits: errors above 2^-10. float32's are below what the condition number can make of its eps."""
-    k, b = chunk_keys("near-parallel", 64, 32, generator=generator()), torch.full((64,), 1.0, dtype=torch.float64)
+    k, b = chunk_keys("near-parallel", 64, 32, generator=generator()), filled(64, 1.0)
     eps = torch.finfo(torch.float32).eps
     assert solve_error(k, b, torch.float32) < eps * condition(k, b)
     assert solve_error(k, b, torch.bfloat16) > 2**-10
@@ -178,7 +178,7 @@ def test_a_narrow_inverse_costs_digits():
 
 def test_at_once_diverges_where_in_turn_does_not():
     """Near-parallel unit keys, beta = 1.5: modulus 2 along both; the product of two contractions is one."""
-    keys, beta = pair(1 - 1e-12), torch.full((2,), 1.5, dtype=torch.float64)
+    keys, beta = pair(1 - 1e-12), filled(2, 1.5)
     values = normal(2, 3)
     eigenvalues = torch.linalg.eigvalsh(transition("at once", keys, beta))
     assert eigenvalues.min() == pytest.approx(-2, abs=1e-9)
@@ -190,7 +190,7 @@ def test_at_once_diverges_where_in_turn_does_not():
 @pytest.mark.parametrize("cosine", [-1, -0.5, 0, 0.3, 1 / 3, 0.9, 1])
 @pytest.mark.parametrize("beta", [0.5, 1.0, 1.5, 2.0])
 def test_norm_of_a_pair(cosine, beta):
-    strengths = torch.full((2,), beta, dtype=torch.float64)
+    strengths = filled(2, beta)
     assert norm(transition("at once", pair(cosine), strengths)) == pytest.approx(pair_norm(cosine, beta))
     assert (pair_norm(cosine, beta) > 1 + 1e-9) == (beta * (1 + abs(cosine)) > 2 + 1e-9)
     assert norm(transition("in turn", pair(cosine), strengths)) <= 1 + 10 * EPS
@@ -214,17 +214,12 @@ def test_both_are_the_delta_rule_for_one_key_and_the_same_for_orthogonal_ones():
 # --------------------------------------------------------------------------------------------------------- gated forms
 
 
-def gates(*shape, seed=3):
-    g = generator(seed)
-    gamma = 0.5 + 0.5 * torch.rand(*shape, generator=g, dtype=torch.float64)
-    return gamma, 2 * gamma * torch.rand(*shape, generator=g, dtype=torch.float64)  # eta <= 2 gamma
-
-
 @pytest.mark.parametrize("form", ["reference", "fast"])
 def test_the_input_form_is_gated_delta_net(form):
     q, v = normal(2, 90, 6), normal(2, 90, 5, seed=1)
     k = unit_keys(2, 90, 6, generator=generator(2))
-    gamma, eta = gates(2, 90)
+    one, other = torch.rand(2, 2, 90, generator=generator(3), dtype=torch.float64)
+    gamma, eta = (1 + one) / 2, (1 + one) * other  # eta <= 2 gamma
     mapped = as_erasing(v, gamma, eta)
     o = MECHANISMS["gated-delta"].form(form)(q, k, is_causal=True, normalise=False, **mapped._asdict())
     torch.testing.assert_close(o, gated_recurrence(q, k, v, gamma, eta), rtol=1e-10, atol=1e-10)
@@ -260,35 +255,10 @@ def test_channel_gates_have_no_such_map():
 
 def test_gates_made_of_the_memory_are_not_affine():
     k, v = unit_keys(1, 4, generator=generator())[0], normal(3)
-    one, other = normal(4, 3, seed=1), normal(4, 3, seed=2)
-    gamma, eta = torch.tensor(0.8).double(), torch.tensor(0.6).double()
-
-    def by_input(S):
-        return gated_step(S, k, v, gamma, eta)
-
-    def by_memory(S):
-        return gated_step(S, k, v, torch.sigmoid(S.sum()), eta)
-
-    assert affinity_error(by_input, one, other) < 100 * EPS
-    assert affinity_error(by_memory, one, other) > 1e-3
+    memories = normal(4, 3, seed=1), normal(4, 3, seed=2)
+    gamma, eta = torch.tensor([0.8, 0.6]).double()
+    assert affinity_error(lambda S: gated_step(S, k, v, gamma, eta), *memories) < 100 * EPS
+    assert affinity_error(lambda S: gated_step(S, k, v, torch.sigmoid(S.sum()), eta), *memories) > 1e-3
 
 
 # -------------------------------------------------------------------------------------------------------------- errors
-
-
-@pytest.mark.bad_input
-def test_errors():
-    with pytest.raises(ValueError, match="K: expected at least 2, got 1"):
-        growth(1.0, 1)
-    with pytest.raises(ValueError, match="steps: expected an integer of at least 1, got 0"):
-        norm_bound(1.0, 0)
-    with pytest.raises(ValueError, match="kind: expected one of 'random'.*got 'equal'"):
-        chunk_keys("equal", 4, 4)
-    with pytest.raises(ValueError, match=r"beta: expected a number in \[0, 2\], got 3"):
-        condition_bound(4, 3)
-    with pytest.raises(ValueError, match=r"cosine: expected a number in \[-1, 1\], got 2"):
-        pair(2)
-    with pytest.raises(ValueError, match="update: expected one of 'at once', 'in turn', got 'twice'"):
-        transition("twice", normalize(normal(2, 2)), torch.ones(2).double())
-    with pytest.raises(ValueError, match="gamma: expected numbers above 0, got 0"):
-        as_erasing(normal(1, 2), torch.zeros(1).double(), torch.ones(1).double())

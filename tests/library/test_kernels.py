@@ -1,23 +1,33 @@
-"""Kernels of the feature maps are positive semi-definite, some other functions of the score are not."""
-
-import math
+"""Which functions of the score are kernels: those of feature maps; how far back heads with K features copy."""
 
 import pytest
 import torch
+from seeded import generator, normal
 
 from ortho.attention.linear.dense_features import DenseExponentialFeatures, DenseParameters
 from ortho.attention.linear.favor import HyperbolicFeatures, PositiveFeatures, TrigonometricFeatures
 from ortho.attention.linear.feature_maps import CosFormer, Cosine, EluPlusOne, Exp, Powers, Relu, Taylor
-from ortho.theory.mercer import (
+from ortho.attention.linear.linear_attention import kernel_weights
+from ortho.theory.kernels import (
     INDEFINITE,
     KERNELS,
+    SHARPNESS,
+    causal_weights,
+    copy_error,
+    copying,
     features_of,
+    fitted_error,
     gram,
     least_eigenvalue,
+    least_error,
     map_gram,
     rank,
     rounding,
+    tokens,
 )
+
+# --------------------------------------------------------------------------------------------------------------- Mercer
+
 
 N, K = 40, 4
 MAPS = {
@@ -37,8 +47,8 @@ MAPS = {
 }
 
 
-def points(n=N, width=K, seed=0):
-    x = torch.randn(n, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+def points():
+    x = normal(N, K)
     x[:, 0] = x[:, 0].abs()  # or a point whose ReLUs are all 0 has no features
     return x
 
@@ -90,31 +100,6 @@ def test_without_features(kernel):
         features_of(matrix)
 
 
-def test_relu_of_eight_directions():
-    """By hand: with neighbours at 45 degrees the signs +-+-... have the quotient 1 - 2 cos 45."""
-    angles = torch.arange(8, dtype=torch.float64) * math.pi / 4
-    matrix = gram(INDEFINITE["ReLU"], torch.stack([angles.cos(), angles.sin()], -1))
-    signs = torch.tensor([1.0, -1.0] * 4).double()
-    assert float(signs @ matrix @ signs) / 8 == pytest.approx(1 - math.sqrt(2))
-    assert least_eigenvalue(matrix) == pytest.approx(1 - math.sqrt(2))
-
-
-def test_entrywise_products_and_series():
-    """Schur: entrywise powers of a positive semi-definite matrix are, too, and so are the partial sums of exp."""
-    products = points() @ points().T
-    total, term = torch.ones_like(products), torch.ones_like(products)
-    for n in range(1, 30):
-        term = term * products / n
-        total = total + term
-        for matrix in (term, total):
-            size = float(matrix.diagonal().max())
-            assert float(torch.linalg.eigvalsh(matrix)[0]) >= -rounding(N, K + n) * size
-    # The rest of the series: the next term, at most doubled by those that follow.
-    largest = float(products.abs().max())
-    assert largest < 15
-    assert (total - products.exp()).abs().max() <= 2 * largest**30 / math.factorial(30) + 1e-14 * math.exp(largest)
-
-
 @pytest.mark.parametrize("n", [4, 8, 12])
 def test_the_softmax_kernel_needs_as_many_features_as_there_are_points(n):
     matrix = gram(KERNELS["softmax"], line(n))
@@ -124,26 +109,6 @@ def test_the_softmax_kernel_needs_as_many_features_as_there_are_points(n):
         assert rank(estimated, m) <= m < n
 
 
-def test_positive_semi_definite_is_not_positive():
-    x = torch.tensor([[0.0], [math.pi]]).double()
-    matrix = map_gram(Cosine(), x)
-    assert matrix[0, 1] == pytest.approx(-1)
-    assert least_eigenvalue(matrix) >= -rounding(2, 1)
-    assert map_gram(Taylor(1), torch.tensor([[2.0], [-2.0]]).double())[0, 1] < 0
-
-
-@pytest.mark.bad_input
-def test_errors():
-    with pytest.raises(ValueError, match=r"matrix: expected shape \(n, n\) .*, got \(2, 3\)"):
-        least_eigenvalue(torch.ones(2, 3))
-    with pytest.raises(ValueError, match="matrix: expected it symmetric, got entries that differ by 1"):
-        least_eigenvalue(torch.tensor([[1.0, 0.0], [1.0, 1.0]]))
-    with pytest.raises(ValueError, match="points: expected a kernel above 0 of each with itself, got 0"):
-        map_gram(CosFormer(), -torch.ones(2, 3))
-    with pytest.raises(TypeError, match="matrix: expected a floating-point tensor"):
-        rank(torch.ones(2, 2, dtype=torch.long), 1)
-
-
 def test_a_map_that_treats_keys_otherwise_is_noticed():
     """Queries and keys of a biased fit have different features: the kernel is not symmetric."""
     a = torch.full((K,), -0.1, dtype=torch.float64)
@@ -151,3 +116,58 @@ def test_a_map_that_treats_keys_otherwise_is_noticed():
     given = DenseParameters(a, B, 1.4 * B.inverse())
     with pytest.raises(ValueError, match="matrix: expected it symmetric"):
         least_eigenvalue(map_gram(DenseExponentialFeatures("gerf", given, count=16), points()))
+
+
+# -------------------------------------------------------------------------------------------------------------- copying
+
+
+@pytest.mark.parametrize(("distance", "features"), [(1, 1), (2, 2), (5, 2), (5, 5), (6, 4), (9, 3)])
+def test_no_weights_of_that_rank_are_below(distance, features):
+    """Of either sign, divided by their sums or not."""
+    length, g = tokens(distance), generator()
+    for size in (0.3, 1.0, 4.0):
+        q, k = size * torch.randn(2, length, features, generator=g, dtype=torch.float64)
+        for feature_map in (EluPlusOne(), Taylor(1)):
+            weights = kernel_weights(feature_map, q, k, is_causal=True)
+            least = least_error(distance, feature_map.width(features))
+            assert copy_error(weights, distance) >= least
+            assert copy_error(weights / weights.sum(-1, keepdim=True), distance) >= least
+
+
+def test_the_bound_is_that_of_the_rank():
+    """r + 1 rows of the identity, of whose singular values K can be met."""
+    for distance, features in ((1, 1), (5, 2), (9, 3), (3, 8)):
+        missed = torch.linalg.svdvals(torch.eye(distance + 1))[features:].square().sum() / (distance + 1)
+        assert least_error(distance, features) == pytest.approx(float(missed))
+
+
+@pytest.mark.parametrize(("distance", "features"), [(1, 2), (1, 8), (4, 8), (7, 8), (15, 16)])
+def test_up_to_the_number_of_features_copies_are_built(distance, features):
+    """At most K unwanted weights of 2 exp(-SHARPNESS) each, and the sum of their squares twice: row and diagonal."""
+    length = tokens(distance, 20)
+    error = copy_error(causal_weights(*copying(length, distance, features)), distance)
+    assert least_error(distance, features) == 0
+    assert error < 2 * (2 * features * torch.tensor(-SHARPNESS).exp()) ** 2
+
+
+def test_a_slot_too_few():
+    """With r features for distance r the wanted token and the own one share a slot, and the own one is louder."""
+    length = tokens(8)
+    q, k = copying(length, 7, 8)
+    assert copy_error(causal_weights(q, k), 8) > 1
+    with pytest.raises(ValueError, match="distance: expected 1 to 7 with 8 features, got 8"):
+        copying(length, 8, 8)
+
+
+@pytest.mark.parametrize("distance", [3, 5])
+def test_fitted_heads_come_near_the_bound_and_not_below(distance):
+    least = least_error(distance, 2)
+    error = fitted_error(distance, 2, generator=generator())
+    assert least < error < least + 0.2
+    assert error == fitted_error(distance, 2, generator=generator())
+
+
+def test_weights_are_those_of_the_features():
+    q, k = torch.randn(2, 9, 3, generator=generator(), dtype=torch.float64)
+    expected = (q.exp() @ k.exp().T).tril()
+    torch.testing.assert_close(causal_weights(q, k), expected / expected.sum(-1, keepdim=True))
