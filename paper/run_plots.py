@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from paper import plots
-from paper.experiments.learning.paired_rows import Judged, Runs, judged
+from paper.experiments.learning.analysis import Judged, Runs, judged
 from paper.experiments.statistics import Decision
 
 __all__ = ["curves", "differences", "frontier", "points", "table_rows", "undominated"]

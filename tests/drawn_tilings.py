@@ -51,6 +51,22 @@ def drawn_part(g, *, start=0, label=1, labels=None, queries=(4, {}), keys=(3, {}
     return Tiling(queries, keys, drawn_table(queries, keys, g, **(table or {})), allowed)
 
 
+def counted(tilings, G, N, M, start=0):
+    """How many tilings hold each pair of queries from `start` on, and how many read it, (G, N, M) each."""
+    kept, read = torch.zeros(2, G, N, M, dtype=torch.long)
+    for tiling in tilings:
+        tables = (tiling.queries.positions, tiling.keys.positions, tiling.table)
+        for g, (queries, keys, table) in enumerate(zip(*(x.expand(G, *x.shape[-2:]) for x in tables), strict=True)):
+            i = queries[:, :, None]  # (T, B, 1)
+            j = keys[table.clamp(min=0)].masked_fill((table < 0)[..., None], ABSENT).flatten(1)[:, None]  # (T, 1, W B)
+            there = (i >= 0) & (j >= 0)
+            allowed = there if tiling.allowed is None else there & tiling.allowed(i, j)
+            for count, some in ((kept[g], allowed), (read[g], there)):
+                some, rows, columns = torch.broadcast_tensors(some, i - start, j)
+                count.index_put_((rows[some], columns[some]), torch.tensor(1), accumulate=True)
+    return kept, read
+
+
 SHUFFLED, OWN, HOLES = {"left_out": 0}, {"own": True}, {"own": True, "left_out": 5, "holes": 4}
 # name: queries, keys, table
 KINDS = {
@@ -105,7 +121,8 @@ class Parity(Pattern):
     def pairs(self, n, *, is_causal=False):
         return int(self.mask(n, is_causal=is_causal).sum())
 
-    def tilings(self, first, stop, keys, *, is_causal, device):
+    def tilings(self, section):
+        first, stop, keys, is_causal, device = section
         queries, others = consecutive(first, stop, 8, device), consecutive(0, keys, 4, device)
         table = torch.arange(len(others.positions), device=device).expand(len(queries.positions), -1)
         nothing = torch.full_like(table, ABSENT)

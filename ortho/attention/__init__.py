@@ -1,6 +1,6 @@
 """How queries, keys and values become outputs: one file a mechanism, one line here."""
 
-from ortho.attention.linear import efficient, favor, linear_attention
+from ortho.attention.linear import dense_features, efficient, favor, feature_maps
 from ortho.attention.linear.random_feature_attention import RandomFeatureAttention
 from ortho.attention.mechanism import FORMS, AttentionCost, AttentionFunction, Mechanism
 from ortho.attention.positions import alibi, forgetting_transformer, path_attention, position_delta, rotary
@@ -16,9 +16,10 @@ MECHANISMS: dict[str, Mechanism] = {
     for m in (
         SOFTMAX,
         flash.MECHANISM,
-        *linear_attention.MECHANISMS,
+        *feature_maps.MECHANISMS,
         efficient.MECHANISM,
         *favor.MECHANISMS,
+        *dense_features.MECHANISMS,
         *delta.MECHANISMS,
         delta_product.MECHANISM,
         *gla.MECHANISMS,

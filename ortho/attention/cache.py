@@ -13,14 +13,13 @@ import torch
 from torch import nn
 
 from ortho import _checks
-from ortho._autocast import no_autocast
 from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import spread_heads
 from ortho.attention import MECHANISMS
 from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import AttentionFunction
-from ortho.attention.operands import blocked_pairs, working
+from ortho.attention.operands import blocked_pairs
 from ortho.attention.positions import rotary
 from ortho.attention.sparse.pattern import Pattern, pattern_of
 
@@ -192,7 +191,7 @@ class Slots(Cache):
             keys, values = self._held
             self._held = keys.clone(), values.clone()
 
-    def _memory(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def _keys_values(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and the values in their slots."""
         if self._held is None or self._before is None:  # also where the first tokens were refused
             with torch.inference_mode(False):  # tensors of that mode could not be written to outside of it
@@ -212,7 +211,7 @@ class KeyValueCache(Slots):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:
         _no_gates(gates)
-        keys, values = self._memory(k, v)
+        keys, values = self._keys_values(k, v)
         n, stop = k.shape[-2], self.length + k.shape[-2]
         keys[..., self.length : stop, :], values[..., self.length : stop, :] = k, v
         if n > 1 and not self.length:
@@ -227,11 +226,7 @@ class RotaryCache(KeyValueCache):
     """Turned keys, and values: `KeyValueCache` with rotary positions."""
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:
-        with no_autocast(q):
-            table = rotary.angles(self.length, self.length + q.shape[-2], q.shape[-1], device=q.device)
-            wide = torch.promote_types(q.dtype, torch.float32)
-            cos, sin = table.cos().to(wide), table.sin().to(wide)
-            q, k = (rotary.turn(working(x), cos, sin).to(x.dtype) for x in (q, k))
+        q, k = rotary.turned(q, k, self.length)
         return super()._attend(q, k, v, scale, gates)
 
 
@@ -269,26 +264,26 @@ class PatternCache(Slots):
     @indexing()
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:
         _no_gates(gates)
-        memory, n = self._memory(k, v), k.shape[-2]
+        held, n = self._keys_values(k, v), k.shape[-2]
         if n == 1:  # it takes a slot first: the token whose place it takes is out of its reach
             slot = self._slot(self.length)
-            for held, x in zip(memory, (k, v), strict=True):
-                held[..., slot, :] = x[..., 0, :]
+            for slots, x in zip(held, (k, v), strict=True):
+                slots[..., slot, :] = x[..., 0, :]
             self._positions[slot] = self.length
-            return self._read(q, *memory, self._positions, scale)
+            return self._read(q, *held, self._positions, scale)
         new = torch.arange(self.length, self.length + n, device="cpu")
         if self.length:
-            keys, values = (torch.cat(pair, -2) for pair in zip(memory, (k, v), strict=True))
+            keys, values = (torch.cat(pair, -2) for pair in zip(held, (k, v), strict=True))
             o = self._read(q, keys, values, torch.cat([self._positions, new]), scale)
         else:
             o = self._whole(q, spread_heads(k, _heads(q)), spread_heads(v, _heads(q)), is_causal=True, scale=scale)
         if self._ring:  # of those that share a slot the last stays
             new = new[(new < self._first) | (new > int(new[-1]) - self._ring)]
-        slots = torch.tensor([self._slot(position) for position in new.tolist()], device="cpu")
-        self._positions[slots] = new
-        rows, slots = (index.to(k.device) for index in (new - self.length, slots))
-        for held, x in zip(memory, (k, v), strict=True):
-            held.index_copy_(-2, slots, x.index_select(-2, rows))
+        places = torch.tensor([self._slot(position) for position in new.tolist()], device="cpu")
+        self._positions[places] = new
+        rows, places = (index.to(k.device) for index in (new - self.length, places))
+        for slots, x in zip(held, (k, v), strict=True):
+            slots.index_copy_(-2, places, x.index_select(-2, rows))
         return o
 
     def _slot(self, position: int) -> int:

@@ -1,13 +1,14 @@
 """Whether arms differ: exact tests and intervals for a handful of runs each, and rules that are fixed before the runs.
 
 Here the runs of two arms are independent; `paper.experiments.resampling` has what is for runs paired by seed. Outcomes
-of which a run has one or the other, as where a task is either learnt or not, are counted as successes.
+of which a run has one or the other, as where a task is either learnt or not, are counted as successes. SciPy, whose
+quantiles these take, is imported where it is needed: experiments run without it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import combinations
-from math import comb, cos, exp, fsum, inf, log, log1p, pi, sin, sqrt, tan
+from math import comb, inf
 from typing import Any
 
 from ortho._checks import describe, one_of, positive_int
@@ -153,18 +154,11 @@ def success_interval(successes: int, runs: int, *, confidence: float = 0.95) -> 
     """
     _counted("successes", successes, "runs", runs)
     _probability("confidence", confidence)
-    chance = (1 - confidence) / 2
-    return _least_rate(successes, runs, chance), 1 - _least_rate(runs - successes, runs, chance)
+    from scipy.special import betaincinv
 
-
-def _least_rate(successes: int, runs: int, chance: float) -> float:
-    """The rate at which as many successes, or more, have a probability of `chance`; 0 if there are none."""
-
-    def as_many(rate: float) -> float:
-        terms = ((log(comb(runs, k)), k * log(rate), (runs - k) * log1p(-rate)) for k in range(successes, runs + 1))
-        return fsum(exp(fsum(term)) for term in terms)
-
-    return reached(as_many, chance, 0.0, 1.0) if successes else 0.0
+    chance, failures = (1 - confidence) / 2, runs - successes
+    low = float(betaincinv(successes, failures + 1, chance)) if successes else 0.0
+    return low, 1 - float(betaincinv(failures, successes + 1, chance)) if failures else 1.0
 
 
 def fisher(successes_a: int, runs_a: int, successes_b: int, runs_b: int, *, alternative: str = "two-sided") -> float:
@@ -200,27 +194,17 @@ def _counted(successes_name: str, successes: Any, runs_name: str, runs: Any) -> 
 def student(probability: float, freedom: int) -> float:
     """The t within +-which Student's variable with `freedom` degrees lies with `probability`.
 
-    By the finite sums for P(|T| < t) in the angle whose tangent is t / sqrt(freedom) (Abramowitz & Stegun 1964,
-    26.7.3 and 26.7.4). Raises TypeError or ValueError unless the degrees are an integer of at least 1, and for a
-    probability outside (0, 1).
+    Raises TypeError or ValueError unless the degrees are an integer of at least 1, and for a probability outside
+    (0, 1).
     """
+    from scipy.special import stdtrit
+
     _probability("probability", probability)
-    positive_int("freedom", freedom)
-
-    def within(angle: float) -> float:
-        odd = freedom % 2
-        term, terms = cos(angle) if odd else 1.0, []
-        for k in range(2 + odd, freedom + 1, 2):
-            terms.append(term)
-            term *= cos(angle) ** 2 * (k - 1) / k
-        total = sin(angle) * fsum(terms)
-        return 2 / pi * (angle + total) if odd else total
-
-    return sqrt(freedom) * tan(reached(within, probability, 0.0, pi / 2))
+    return float(stdtrit(positive_int("freedom", freedom), (1 + probability) / 2))
 
 
-def reached(increasing: Callable[[float], float], value: float, low: float, high: float) -> float:
-    """Where between two numbers an increasing function reaches a value, by halving down to neighbouring floats."""
-    while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if increasing(middle) < value else (low, middle)
-    return high
+def student_below(t: float, freedom: int) -> float:
+    """The probability that Student's variable with so many degrees of freedom is at most t."""
+    from scipy.special import stdtr
+
+    return float(stdtr(freedom, t))

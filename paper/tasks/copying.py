@@ -22,11 +22,9 @@ def task(*, length: int = 16, shortest: int = 8, symbols: int = 16, backwards: b
 
     Raises TypeError or ValueError for sizes below 1, and for a `shortest` above the `length`.
     """
-    if positive_int("shortest", shortest) > positive_int("length", length):
+    if shortest > length:
         raise ValueError(f"shortest: expected at most length = {length}, got {shortest}")
-    draw = partial(
-        _draw, length=length, shortest=shortest, symbols=positive_int("symbols", symbols), backwards=backwards
-    )
+    draw = partial(_draw, length=length, shortest=shortest, symbols=symbols, backwards=backwards)
     direction = "backwards" if backwards else "forwards"
     return Task(
         name="copying",

@@ -29,10 +29,10 @@ def task(*, hops: int = 1, length: int = 64, symbols: int = 16) -> Task:
     Raises TypeError or ValueError for sizes below 1, for fewer than three symbols, with which a token would follow from
     the one before, and for a `length` of hops * symbols or less.
     """
-    if positive_int("symbols", symbols) < 3:
+    if symbols < 3:
         raise ValueError(f"symbols: expected at least 3, got {symbols}")
-    lost = positive_int("hops", hops) * symbols
-    if positive_int("length", length) <= lost:
+    lost = hops * symbols
+    if length <= lost:
         raise ValueError(f"length: expected more than hops * symbols = {lost}, got {length}")
     draw = partial(_draw, hops=hops, length=length, symbols=symbols)
     return Task(

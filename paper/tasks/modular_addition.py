@@ -12,8 +12,8 @@ from functools import partial
 
 import torch
 
-from ortho._checks import checked, positive_int, share
-from paper.tasks.task import NONE, Batch, Task
+from ortho._checks import checked, share
+from paper.tasks.task import NONE, Batch, Task, any_of, first_of
 
 
 @checked
@@ -26,7 +26,7 @@ def task(*, modulus: int = 97, trained: float = 0.5, split: int = 0) -> Task:
 
     Raises TypeError or ValueError for a `modulus` below 1, a `trained` outside [0, 1), and where a part has no pair.
     """
-    total = positive_int("modulus", modulus) * (modulus + 1) // 2
+    total = modulus * (modulus + 1) // 2
     most = round(share("trained", trained) * total)
     middle = most + (total - most) // 2
     if not 0 < most < middle:
@@ -39,9 +39,9 @@ def task(*, modulus: int = 97, trained: float = 0.5, split: int = 0) -> Task:
         title=f"addition modulo {modulus}, trained on a share of {trained:g} of all pairs",
         vocab_size=modulus + 1,
         longest=3,
-        train=partial(_any, seen, modulus),
-        validation=partial(_first, chosen_by, modulus),
-        tests={"unseen pairs": partial(_first, unseen, modulus)},
+        train=partial(any_of, len(seen), partial(_batch, seen, modulus)),
+        validation=partial(first_of, len(chosen_by), partial(_batch, chosen_by, modulus)),
+        tests={"unseen pairs": partial(first_of, len(unseen), partial(_batch, unseen, modulus))},
         solve=partial(_solve, modulus=modulus),
     )
 
@@ -52,17 +52,8 @@ def _both(pairs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return every[torch.randperm(len(every), generator=generator)]
 
 
-def _any(pairs: torch.Tensor, modulus: int, count: int, generator: torch.Generator) -> Batch:
-    return _batch(pairs[torch.randint(len(pairs), (positive_int("count", count),), generator=generator)], modulus)
-
-
-def _first(pairs: torch.Tensor, modulus: int, count: int, _: torch.Generator) -> Batch:
-    if positive_int("count", count) > len(pairs):
-        raise ValueError(f"count: expected at most {len(pairs)}, all pairs of this part, got {count}")
-    return _batch(pairs[:count], modulus)
-
-
-def _batch(pairs: torch.Tensor, modulus: int) -> Batch:
+def _batch(part: torch.Tensor, modulus: int, picks: torch.Tensor) -> Batch:
+    pairs = part[picks]
     tokens = torch.cat([pairs, torch.full_like(pairs[:, :1], modulus)], -1)
     answers = torch.full_like(tokens, NONE)
     answers[:, -1] = pairs.sum(-1) % modulus

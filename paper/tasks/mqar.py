@@ -15,8 +15,7 @@ from functools import partial
 import torch
 
 from ortho._checks import checked, positive_int
-from paper.tasks.drawing import orders
-from paper.tasks.task import NONE, Batch, Task
+from paper.tasks.task import NONE, Batch, Task, orders
 
 BLANK = 0  # keys follow it, and values are the upper half of the vocabulary
 
@@ -28,10 +27,10 @@ def task(*, pairs: int = 8, length: int = 32, vocab_size: int = 64) -> Task:
     Raises TypeError or ValueError for sizes below 1, for a `length` below 3 * pairs, which the pairs and their keys
     take, and for a `vocab_size` below 2 * pairs + 2, whose lower half holds the keys and the blank.
     """
-    least = 3 * positive_int("pairs", pairs)
-    if positive_int("length", length) < least:
+    least = 3 * pairs
+    if length < least:
         raise ValueError(f"length: expected at least 3 * pairs = {least}, got {length}")
-    if positive_int("vocab_size", vocab_size) < 2 * pairs + 2:
+    if vocab_size < 2 * pairs + 2:
         raise ValueError(f"vocab_size: expected at least 2 * pairs + 2 = {2 * pairs + 2}, got {vocab_size}")
     draw = partial(_draw, pairs=pairs, length=length, vocab_size=vocab_size)
     return Task(

@@ -12,8 +12,7 @@ from functools import partial
 import torch
 
 from ortho._checks import checked, positive_int
-from paper.tasks.drawing import orders
-from paper.tasks.task import NONE, Batch, Task
+from paper.tasks.task import NONE, Batch, Task, orders
 
 MARK = 0  # the symbols follow it
 NEEDLE, QUESTION = 3, 2  # tokens of a mark, a key and its value, and of a mark and the key that is asked for
@@ -29,10 +28,10 @@ def task(*, needles: int = 4, length: int = 64, symbols: int = 32) -> Task:
     Raises TypeError or ValueError for sizes below 1, for a `length` below 3 * needles + 2, and for fewer symbols than
     needles.
     """
-    least = NEEDLE * positive_int("needles", needles) + QUESTION
-    if positive_int("length", length) < least:
+    least = NEEDLE * needles + QUESTION
+    if length < least:
         raise ValueError(f"length: expected at least {NEEDLE} * needles + {QUESTION} = {least}, got {length}")
-    if positive_int("symbols", symbols) < needles:
+    if symbols < needles:
         raise ValueError(f"symbols: expected at least needles = {needles}, got {symbols}")
     draw = partial(_draw, needles=needles, length=length, symbols=symbols)
     return Task(

@@ -10,10 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from paper.tasks.download import RemoteFile, fetch
-from paper.tasks.task import Task
-from paper.tasks.text import TRAIN, VALIDATION, Parts, language_modelling
-
-__all__ = ["NOVELS", "novels", "novels_parts"]
+from paper.tasks.text import TRAIN, VALIDATION, Parts
 
 _BEGIN = re.compile(rb"^\*\*\* ?START OF TH(E|IS) PROJECT GUTENBERG.*$", re.MULTILINE)
 _END = re.compile(rb"^\*\*\* ?END OF TH(E|IS) PROJECT GUTENBERG.*$", re.MULTILINE)
@@ -90,11 +87,6 @@ NOVELS = (
         "6cbcc5ca5e590fb9ace161a5b93e4ecf280d7118104be0d63b686c004cfa70ae",
     ),
 )
-
-
-def novels(length: int = 128, folder: str | os.PathLike[str] | None = None) -> Task:
-    """The task on `novels_parts(folder)`. Raises what that and `language_modelling` raise."""
-    return language_modelling("novels", "the next byte of eight novels", novels_parts(folder), length)
 
 
 def novels_parts(folder: str | os.PathLike[str] | None = None) -> Parts:

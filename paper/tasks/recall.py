@@ -12,8 +12,7 @@ from functools import partial
 import torch
 
 from ortho._checks import positive_int
-from paper.tasks.drawing import orders
-from paper.tasks.task import NONE, Batch, Draw, Task
+from paper.tasks.task import NONE, Batch, Draw, Task, orders
 
 KEYS, VALUES = 16, 8
 QUERY = KEYS * VALUES  # the first token that asks for a key; those before it write a key and a value

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ortho._checks import positive_int
+
 NONE = -1  # the answer where none is asked for
 
 
@@ -52,6 +54,23 @@ class Task:
     validation: Draw
     tests: Mapping[str, Draw]
     solve: Callable[[list[int]], list[int]] | None = None
+
+
+def any_of(size: int, batch: Callable[[Tensor], Batch], count: int, generator: torch.Generator) -> Batch:
+    """So many of a part's examples, drawn with replacement; `batch` makes a batch of those at indices below `size`."""
+    return batch(torch.randint(size, (positive_int("count", count),), generator=generator))
+
+
+def first_of(size: int, batch: Callable[[Tensor], Batch], count: int, _: torch.Generator) -> Batch:
+    """A part's first examples, whatever the generator. Raises ValueError for more than there are."""
+    if positive_int("count", count) > size:
+        raise ValueError(f"count: expected at most {size}, all examples of this part, got {count}")
+    return batch(torch.arange(count))
+
+
+def orders(*shape: int, generator: torch.Generator) -> Tensor:
+    """Independent random orders, each along the last axis: the numbers from 0 to its length, in that order."""
+    return torch.rand(*shape, generator=generator).argsort(-1)
 
 
 def check_answers(task: Task, generator: torch.Generator) -> None:

@@ -1,7 +1,6 @@
 """Language modelling over bytes: the next byte of a text, of which a part is kept for validation and one for the test.
 
-Two texts: the sources of the Python standard library, which need no download, and the plays of Shakespeare as Karpathy
-put them together (2015, github.com/karpathy/char-rnn).
+Its text is the sources of the Python standard library, which need no download.
 """
 
 import hashlib
@@ -15,10 +14,7 @@ import torch
 from torch import Tensor
 
 from ortho._checks import positive_int
-from paper.tasks.download import RemoteFile, fetch
 from paper.tasks.task import Batch, Task
-
-__all__ = ["Parts", "language_modelling", "python_parts", "python_sources", "shakespeare", "shakespeare_parts"]
 
 VOCAB_SIZE = 256
 TRAIN, VALIDATION = 90, 5  # per cent; the rest is the test's
@@ -32,13 +28,6 @@ LEFT_OUT = {
     *("encodings", "pydoc_data"),
 }
 BUILT = ("_sysconfigdata", "config-")  # how names begin of what a build writes about its own machine
-
-SHAKESPEARE = RemoteFile(
-    "tinyshakespeare/input.txt",
-    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
-    "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
-    1115394,
-)
 
 
 class Parts(NamedTuple):
@@ -88,20 +77,6 @@ def language_modelling(name: str, title: str, parts: Parts, length: int = 128) -
     )
 
 
-def python_sources(limit: int | None = None, length: int = 128, folder: str | os.PathLike[str] | None = None) -> Task:
-    """The task on `python_parts(folder)`, with the first `limit` bytes to train on; validation and test are the same
-    for every limit. Raises what `python_parts`, `Parts.limited` and `language_modelling` raise."""
-    parts = python_parts(folder).limited(limit)
-    return language_modelling(*_names("python-sources", "the Python standard library's sources", limit), parts, length)
-
-
-def shakespeare(limit: int | None = None, length: int = 128, folder: str | os.PathLike[str] | None = None) -> Task:
-    """The task on `shakespeare_parts(folder)`, with the first `limit` bytes to train on. Raises what
-    `shakespeare_parts`, `Parts.limited` and `language_modelling` raise."""
-    parts = shakespeare_parts(folder).limited(limit)
-    return language_modelling(*_names("shakespeare", "plays of Shakespeare", limit), parts, length)
-
-
 def python_parts(folder: str | os.PathLike[str] | None = None) -> Parts:
     """The Python files in `folder`, by default the running Python's standard library, split by content.
 
@@ -113,12 +88,6 @@ def python_parts(folder: str | os.PathLike[str] | None = None) -> Parts:
     Raises FileNotFoundError if there is no Python file.
     """
     return _python_parts(Path(sysconfig.get_path("stdlib") if folder is None else folder))
-
-
-def shakespeare_parts(folder: str | os.PathLike[str] | None = None) -> Parts:
-    """1,115,394 bytes of plays, the first 90 % to train on and two times 5 % after them; `folder` and what is raised
-    are those of `download.fetch`."""
-    return _shakespeare_parts(fetch(SHAKESPEARE, folder))
 
 
 @cache
@@ -152,16 +121,9 @@ def _content(path: Path) -> bytes:
         return b""
 
 
-@cache
-def _shakespeare_parts(path: Path) -> Parts:
-    text = path.read_bytes()
-    first, second = (len(text) * share // 100 for share in (TRAIN, TRAIN + VALIDATION))
-    return Parts(text[:first], text[first:second], text[second:])
-
-
-def _names(name: str, title: str, limit: int | None) -> tuple[str, str]:
-    title = f"the next byte of {title}"
-    return (name, title) if limit is None else (f"{name}-{limit}", f"{title}, {limit:,} bytes to train on")
+def whole_windows(batch: Batch) -> Tensor:
+    """The windows of a batch, (B, N + 1): its inputs, and the last answer."""
+    return torch.cat([batch.inputs[0], batch.answers[:, -1:]], 1)
 
 
 def _anywhere(text: Tensor, length: int, count: int, generator: torch.Generator) -> Batch:

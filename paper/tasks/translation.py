@@ -1,26 +1,26 @@
-"""Translation of short texts: German to English of Multi30k, or of any two files whose lines are each other's."""
+"""Translation of short texts, German to English of Multi30k: subwords, what a translation is worth, the task.
+
+Vocabularies and BLEU need other packages, which the extra `translation` brings.
+"""
 
 import gzip
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ortho._checks import positive_int
 from paper.tasks.download import RemoteFile, fetch
-from paper.tasks.pairs import Pair, batch_of, until_stop
-from paper.tasks.subwords import Bleu, Vocabulary, bleu
-from paper.tasks.task import Batch, Task
+from paper.tasks.pairs import SPECIAL, Pair, batch_of, until_stop
+from paper.tasks.task import Batch, Task, any_of, first_of
 
-__all__ = ["Corpus", "TextPair", "Translation", "aligned", "multi30k", "multi30k_corpus", "subwords", "translation"]
-
-TRAIN, VALIDATION = 90, 5  # per cent of aligned files; the rest is the test's
-MOST_SUBWORDS, FEWEST_SUBWORDS, PAIRS_A_SUBWORD = 4000, 1000, 4
+LEAST_PAIRS = 2  # how often two subwords must stand together to become one
 
 HOME = "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw"
 SUMS = {
@@ -34,6 +34,77 @@ SUMS = {
 FILES = {name: RemoteFile(f"multi30k/{name}.gz", f"{HOME}/{name}.gz", digest) for name, digest in SUMS.items()}
 
 TextPair = tuple[str, str]
+
+
+class Vocabulary:
+    """Subwords of given texts, by byte pair encoding (Sennrich, Haddow & Birch 2016, arXiv:1508.07909) on bytes.
+
+    At most `size` of them, of which the first are those of `paper.tasks.pairs`; fewer where no two stand together twice
+    any more. Words, numbers and punctuation are kept apart as in GPT-2. A text of known bytes is what its tokens spell;
+    a byte that no text has is UNKNOWN, and spells nothing. What looks like one of the first subwords is text.
+
+    Raises TypeError or ValueError for a size that leaves no room for the bytes, and ImportError without `tokenizers`.
+    """
+
+    def __init__(self, texts: Sequence[str], size: int) -> None:
+        tokenizers = _needed("tokenizers", "subword vocabularies")
+        alphabet = len(set("".join(texts).encode()))
+        if positive_int("size", size) < len(SPECIAL) + alphabet:
+            raise ValueError(f"size: expected at least {len(SPECIAL) + alphabet}, the texts' bytes, got {size}")
+        made = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token=SPECIAL[-1]))
+        made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        made.decoder = tokenizers.decoders.ByteLevel()
+        trainer = tokenizers.trainers.BpeTrainer(
+            vocab_size=size, min_frequency=LEAST_PAIRS, special_tokens=list(SPECIAL), show_progress=False
+        )
+        made.train_from_iterator(texts, trainer)
+        made.encode_special_tokens = True  # as text
+        self._tokenizer = made
+
+    @property
+    def size(self) -> int:
+        """The number of tokens."""
+        return int(self._tokenizer.get_vocab_size())
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text that tokens spell, without the first ones of the vocabulary."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def state(self) -> str:
+        """All that it is made of, as JSON."""
+        return str(self._tokenizer.to_str())
+
+
+class Bleu(NamedTuple):
+    """A score from 0 to 100, and how it was computed, in sacrebleu's words."""
+
+    score: float
+    signature: str
+
+
+def bleu(written: Sequence[str], references: Sequence[str]) -> Bleu:
+    """BLEU of a corpus (Papineni et al. 2002) by sacrebleu's defaults (Post 2018, arXiv:1804.08771): raw text with its
+    case, which it splits into words itself ('13a').
+
+    Raises ValueError unless there is a reference for each text, and one at least, and ImportError without `sacrebleu`.
+    """
+    if not written or len(written) != len(references):
+        raise ValueError(f"written: expected as many texts as references, {len(references)}, got {len(written)}")
+    metric = _needed("sacrebleu.metrics", "BLEU").BLEU()
+    score = metric.corpus_score(list(written), [list(references)])
+    return Bleu(float(score.score), str(metric.get_signature()))
+
+
+def _needed(module: str, purpose: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        name = module.partition(".")[0]
+        raise ImportError(f"{name}: expected for {purpose}, as pip install ortho[translation] installs it") from error
 
 
 class Corpus(NamedTuple):
@@ -76,20 +147,6 @@ class Translation:
         return bleu(self.read(written), [text for _, text in self.texts[part][: len(written)]])
 
 
-def multi30k(
-    pairs: int | None = None, vocab_size: int | None = None, folder: str | os.PathLike[str] | None = None
-) -> Translation:
-    """German to English on `multi30k_corpus(folder)`, with so many pairs to train on.
-
-    Raises what `multi30k_corpus`, `Corpus.limited` and `translation` raise.
-    """
-    corpus = multi30k_corpus(folder).limited(pairs)
-    name, title = "multi30k", "German to English, descriptions of photographs"
-    if pairs is not None:
-        name, title = f"{name}-{pairs}", f"{title}, {pairs:,} pairs to train on"
-    return translation(name, title, corpus, vocab_size)
-
-
 def multi30k_corpus(folder: str | os.PathLike[str] | None = None) -> Corpus:
     """Multi30k (Elliott, Frank, Sima'an & Specia 2016, arXiv:1605.00459): 29,000 pairs, 1,014 and, of 2016, 1,000.
 
@@ -99,34 +156,9 @@ def multi30k_corpus(folder: str | os.PathLike[str] | None = None) -> Corpus:
     return Corpus(*(_pairs(*(fetch(FILES[f"{part}.{side}"], folder) for side in ("de", "en"))) for part in parts))
 
 
-def aligned(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Corpus:
-    """The pairs of two files in UTF-8, `.gz` or not, of which each line of one translates that of the other.
-
-    The sha256 of its pair says in which part a source is: nine tenths are to train on, and half of the rest is to
-    validate with. A source that comes several times is in one part alone. Pairs with an empty side are left out.
-
-    Raises OSError for files that cannot be read, and ValueError for files of unlike lengths and for a part without
-    pairs.
-    """
-    parts: list[list[TextPair]] = [[], [], []]
-    for pair in sorted(_pairs(Path(source), Path(target)), key=_digest):
-        place = int.from_bytes(hashlib.sha256(pair[0].encode()).digest()[:4]) * 100 >> 32  # 0 to 99
-        parts[(place >= TRAIN) + (place >= TRAIN + VALIDATION)].append(pair)
-    if not all(parts):
-        sizes = ", ".join(str(len(part)) for part in parts)
-        raise ValueError(f"source: expected pairs for training, validation and test, got {sizes}")
-    return Corpus(*parts)
-
-
-def subwords(pairs: int) -> int:
-    """How many subwords there are at most for so many pairs of short texts, if nothing is said: fewer for fewer pairs,
-    as rare subwords are not learnt (Sennrich & Zhang 2019, arXiv:1905.11901)."""
-    return min(MOST_SUBWORDS, max(FEWEST_SUBWORDS, pairs // PAIRS_A_SUBWORD))
-
-
-def translation(name: str, title: str, corpus: Corpus, vocab_size: int | None = None) -> Translation:
+def translation(name: str, title: str, corpus: Corpus, vocab_size: int) -> Translation:
     """The task on a corpus, with a vocabulary of its training part: one for both languages, of `vocab_size` subwords
-    at most, by default `subwords`.
+    at most.
 
     Inputs and answers are those of `paper.tasks.pairs`. Training draws pairs with replacement. Validation and test give
     their first ones, whatever the generator, and raise ValueError for more than there are; what is longer than the
@@ -137,8 +169,7 @@ def translation(name: str, title: str, corpus: Corpus, vocab_size: int | None = 
     for part, found in corpus._asdict().items():
         if not found:
             raise ValueError(f"corpus: expected pairs in each part, got none for {part}")
-    size = subwords(len(corpus.train)) if vocab_size is None else vocab_size
-    vocabulary = Vocabulary([text for pair in corpus.train for text in pair], size)
+    vocabulary = Vocabulary([text for pair in corpus.train for text in pair], vocab_size)
     train, validation, test = ([_encoded(vocabulary, pair) for pair in part] for part in corpus)
     longest = 1 + max(len(side) for pair in train for side in pair)  # with the STOP
     task = Task(
@@ -146,9 +177,9 @@ def translation(name: str, title: str, corpus: Corpus, vocab_size: int | None = 
         title=title,
         vocab_size=vocabulary.size,
         longest=longest,
-        train=partial(_any, train),
-        validation=partial(_first, validation, longest),
-        tests={"test": partial(_first, test, longest)},
+        train=partial(any_of, len(train), partial(_batch, train, None)),
+        validation=partial(first_of, len(validation), partial(_batch, validation, longest)),
+        tests={"test": partial(first_of, len(test), partial(_batch, test, longest))},
     )
     return Translation(task, vocabulary, {"validation": corpus.validation, "test": corpus.test})
 
@@ -174,12 +205,5 @@ def _encoded(vocabulary: Vocabulary, pair: TextPair) -> Pair:
     return vocabulary.encode(pair[0]), vocabulary.encode(pair[1])
 
 
-def _any(pairs: Sequence[Pair], count: int, generator: torch.Generator) -> Batch:
-    picks = torch.randint(len(pairs), (positive_int("count", count),), generator=generator)
-    return batch_of([pairs[i] for i in picks.tolist()])
-
-
-def _first(pairs: Sequence[Pair], most: int, count: int, _: torch.Generator) -> Batch:
-    if positive_int("count", count) > len(pairs):
-        raise ValueError(f"count: expected at most the {len(pairs)} pairs of this part, got {count}")
-    return batch_of(pairs[:count], most=most)
+def _batch(pairs: Sequence[Pair], most: int | None, picks: torch.Tensor) -> Batch:
+    return batch_of([pairs[i] for i in picks.tolist()], most=most)

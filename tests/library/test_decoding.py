@@ -16,8 +16,8 @@ from ortho.attention.sparse.global_local import GlobalLocal
 from ortho.attention.sparse.pattern import pattern_mechanism
 from ortho.attention.sparse.strided import Columns, Strided
 from ortho.attention.sparse.window import BlockedWindow, Window
+from ortho.cost.attention import decoded, read_keys
 from ortho.cost.counting import count_forward
-from ortho.cost.decoding import decoded, read_keys
 
 CAUSAL = [name for name, m in MECHANISMS.items() if m.causal]
 RECURRENT = [name for name in CAUSAL if MECHANISMS[name].family in ("kernel", "memory")]

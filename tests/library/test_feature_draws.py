@@ -7,13 +7,8 @@ import torch
 from scipy import stats
 
 from ortho.attention.linear import random_features as rf
-from ortho.attention.linear.random_features import (
-    FEATURE_DRAWS,
-    iid_features,
-    mirrored,
-    orthogonal_features,
-    structured_features,
-)
+from ortho.attention.linear.favor import mirrored, orthogonal_features
+from ortho.attention.linear.random_features import FEATURE_DRAWS, iid_features, structured_features
 from ortho.theory.estimates import SIGMAS, estimate
 
 F64 = torch.float64

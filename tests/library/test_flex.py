@@ -109,25 +109,21 @@ def test_gradients_on_a_gpu(pattern):
 
 
 @compiles
-def test_what_cannot_be_compiled_is_an_error(monkeypatch):
-    """And not served by another form."""
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (NotImplementedError("no\n kernel"), (RuntimeError, "compiled: .*, got NotImplementedError: no kernel")),
+        (torch.OutOfMemoryError("no memory"), (torch.OutOfMemoryError, "^no memory")),
+    ],
+)
+def test_what_cannot_be_compiled_is_an_error(monkeypatch, raised, expected):
+    """And not served by another form; too little memory is an error of its own."""
 
     def fails(*args, **kwargs):
-        raise NotImplementedError("no\n kernel")
+        raise raised
 
     monkeypatch.setattr(flex, "_kernel", lambda: fails)
-    message = "compiled: expected a call that FlexAttention compiles, got NotImplementedError: no kernel"
-    with pytest.raises(RuntimeError, match=message):
-        flex_pattern_attention(*qkv(length=20, dtype=torch.float32), pattern=Window(3))
-
-
-@compiles
-def test_too_little_memory_is_told_from_that(monkeypatch):
-    def fails(*args, **kwargs):
-        raise torch.OutOfMemoryError("no memory")
-
-    monkeypatch.setattr(flex, "_kernel", lambda: fails)
-    with pytest.raises(torch.OutOfMemoryError, match="^no memory"):
+    with pytest.raises(expected[0], match=expected[1]):
         flex_pattern_attention(*qkv(length=20, dtype=torch.float32), pattern=Window(3))
 
 

@@ -1,4 +1,5 @@
-"""Linear attention's maps: each kernel by loops against its formula, its range, and what is said of it."""
+"""Linear attention's maps: each kernel by loops against its formula, its range, and what is said of it. At the end
+efficient attention, whose softmax over positions is no such map."""
 
 import math
 
@@ -6,6 +7,7 @@ import pytest
 import torch
 
 from ortho.attention import MECHANISMS, chunking
+from ortho.attention.linear.efficient import efficient_attention, efficient_attention_reference
 from ortho.attention.linear.feature_maps import HORIZON, CosFormer, Cosine, EluPlusOne, Exp, Powers, Relu, Taylor
 from ortho.attention.linear.linear_attention import kernel_weights, linear_attention, linear_attention_reference
 
@@ -87,9 +89,12 @@ def by_loops(q, k, v, kernel, allowed, scale):
 
 
 @pytest.mark.parametrize("attention", FORMS)
-@pytest.mark.parametrize("case", ["plain", "causal", "mask", "scale", "no scale", "cross"])
+@pytest.mark.parametrize("case", ["plain", "causal", "mask", "pairs", "scale", "no scale", "cross"])
 @pytest.mark.parametrize("name", KERNELS)
 def test_formula(name, attention, case):
+    """The reference serves any mask of pairs, too; a row without any is 0."""
+    if case == "pairs" and attention is linear_attention:
+        return
     feature_map, kernel = KERNELS[name]
     q, k, v = draw(5, 3), draw(5, 3, seed=1), draw(5, 2, seed=2)
     if case == "cross":
@@ -100,6 +105,9 @@ def test_formula(name, attention, case):
     if case == "mask":
         allowed = torch.tensor([True, False, True, True, False]).expand(5, 5)
         kwargs = {"attn_mask": allowed[:1]}
+    if case == "pairs":
+        allowed = torch.tensor([[1, 0, 1, 0, 1], [0] * 5, [1] * 5, [0, 0, 0, 1, 0], [1, 1, 0, 0, 0]]) > 0
+        kwargs = {"attn_mask": allowed}
     if "scale" in case:  # a scale of 0 leaves a map nothing to tell tokens by, and ReLUs without a floor no weight
         kwargs = {"scale": 0.3 if case == "scale" else 0.0}
     expected = by_loops(q, k, v, kernel, allowed, kwargs.get("scale"))
@@ -117,14 +125,6 @@ def test_width(name):
         features = feature_map(draw(2, 4, K), draw(2, 5, K))
         assert features.q.shape == (2, 4, feature_map.width(K)) and features.k.shape == (2, 5, feature_map.width(K))
         assert (features.log_k is not None) == feature_map.scales_keys
-
-
-def test_any_mask_in_the_reference():
-    q, k, v = draw(4, 3), draw(4, 3, seed=1), draw(4, 2, seed=2)
-    mask = torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 1]], dtype=torch.bool)
-    for name in ("elu", "exp"):
-        o = linear_attention_reference(q, k, v, feature_map=KERNELS[name][0], attn_mask=mask)
-        torch.testing.assert_close(o, by_loops(q, k, v, KERNELS[name][1], mask, None), **TOLERANCE)
 
 
 @pytest.mark.parametrize("tile", [chunking.TILE, 1])
@@ -161,7 +161,8 @@ def test_elu_plus_one():
 
 @pytest.mark.parametrize("attention", FORMS)
 def test_exp_is_softmax_over_features_for_queries(attention):
-    """Whose divisor, one a row, cancels; for keys it does not."""
+    """Whose divisor, one a row, cancels; for keys it does not. Where exp itself overflows, the result is the same as at
+    numbers that are smaller by a constant."""
     q, k, v = draw(2, 6, 4), draw(2, 6, 4, seed=1), draw(2, 6, 3, seed=2)
 
     def averaged(phi_q, phi_k):
@@ -171,12 +172,6 @@ def test_exp_is_softmax_over_features_for_queries(attention):
     o = attention(q, k, v, feature_map=Exp())
     torch.testing.assert_close(o, averaged(q.softmax(-1), k.exp()), **TOLERANCE)
     assert (o - averaged(q.softmax(-1), k.softmax(-1))).abs().max() > 0.01
-
-
-@pytest.mark.parametrize("attention", FORMS)
-def test_exp_keeps_its_range(attention):
-    """Where exp itself overflows: the same as at numbers that are smaller by a constant."""
-    q, k, v = draw(2, 6, 4), draw(2, 6, 4, seed=1), draw(2, 6, 3, seed=2)
     o = attention(q + 1000, k - 1000, v, feature_map=Exp(), is_causal=True)
     # which has lost 1000 eps of what it rounds, relative to 1
     torch.testing.assert_close(o, attention(q, k, v, feature_map=Exp(), is_causal=True), atol=1e-12, rtol=0)
@@ -262,6 +257,7 @@ def test_powers_are_no_function_of_the_product():
     assert float(kernel_weights(Powers(3), -2 * q, q).max()) < 0 < float(kernel_weights(Powers(2), -2 * q, q).min())
 
 
+@pytest.mark.bad_input
 def test_mechanisms():
     """The ones that are mechanisms, by the order and the horizon that they have; what is only printed is none."""
     expected = {
@@ -277,11 +273,80 @@ def test_mechanisms():
     assert {name for name in expected if MECHANISMS[name].positional} == {"cosformer"}
     assert not any(MECHANISMS[name].signed for name in expected)
     assert repr(Powers(3)) == "Powers(order=3)"
+    for make, name in ((CosFormer, "horizon"), (Taylor, "order"), (Powers, "order")):
+        for value, error in ((0, ValueError), (-1, ValueError), (2.0, TypeError), (True, TypeError)):
+            with pytest.raises(error, match=f"{name}: expected an integer of at least 1, got"):
+                make(value)
+
+
+# ------------------------------------------------------------------------------------------------ efficient attention
+
+
+EFFICIENT = [efficient_attention_reference, efficient_attention]
+
+
+def softmax(row):
+    powers = [math.exp(x - max(row)) for x in row]
+    return [x / sum(powers) for x in powers]
+
+
+def efficient_by_loops(q, k, v, kept, root):
+    """The formula, one scalar at a time: a query's softmax over features, times each feature's softmax over keys."""
+    keys = [j for j in range(len(k)) if kept[j]]
+    columns = [softmax([float(root * k[j, c]) for j in keys]) if keys else [] for c in range(k.shape[1])]
+    out = torch.zeros(len(q), v.shape[1], dtype=q.dtype)
+    for i in range(len(q)):
+        features = softmax([float(root * x) for x in q[i]])
+        for n, j in enumerate(keys):
+            out[i] += sum(feature * column[n] for feature, column in zip(features, columns, strict=True)) * v[j]
+    return out
+
+
+@pytest.mark.parametrize("attention", EFFICIENT)
+def test_efficient_formula(attention):
+    q, k, v = draw(4, 3), draw(7, 3, seed=1), draw(7, 2, seed=2)
+    for kept in ([True] * 7, [True, False, True, False, True, True, False], [False] * 7):
+        for scale in (None, 0.3, 0.0):
+            expected = efficient_by_loops(q, k, v, kept, math.sqrt(1 if scale is None else scale))
+            o = attention(q, k, v, attn_mask=torch.tensor(kept), scale=scale)
+            torch.testing.assert_close(o, expected, **TOLERANCE)
+    q, k, v = (draw(2, 3, 4, 3, seed=s) for s in range(3))
+    mask = draw(2, 3, 1, 4, seed=3) > 0
+    for b, h in ((0, 0), (1, 2)):
+        expected = efficient_by_loops(q[b, h], k[b, h], v[b, h], mask[b, h, 0].tolist(), 1)
+        torch.testing.assert_close(attention(q, k, v, attn_mask=mask)[b, h], expected, **TOLERANCE)
+
+
+def test_efficient_is_not_its_causal_counterpart():
+    """`linear-exp` divides a row's weights by their sum, this each feature's over positions: equal where keys are."""
+    q, k, v = draw(9, 6), draw(9, 6, seed=1), draw(9, 5, seed=2)
+    linear = MECHANISMS["linear-exp"].fast
+    assert (efficient_attention(q, k, v) - linear(q, k, v)).abs().max() > 0.01
+    same = k[:1].expand_as(k)
+    torch.testing.assert_close(efficient_attention(q, same, v), linear(q, same, v), **TOLERANCE)
+    # and where one token's keys are another's turned round, since then each feature's sum over positions is the same
+    turned = torch.stack([k[0].roll(i) for i in range(6)])
+    torch.testing.assert_close(efficient_attention(q, turned, v[:6]), linear(q, turned, v[:6]), **TOLERANCE)
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize(("make", "name"), [(CosFormer, "horizon"), (Taylor, "order"), (Powers, "order")])
-def test_errors(make, name):
-    for value, error in ((0, ValueError), (-1, ValueError), (2.0, TypeError), (True, TypeError)):
-        with pytest.raises(error, match=f"{name}: expected an integer of at least 1, got"):
-            make(value)
+@pytest.mark.parametrize("attention", EFFICIENT)
+def test_efficient_at_its_limits(attention):
+    """Softmax takes any norm: then each feature attends to its largest key, each query to its largest feature."""
+    q, k, v = (draw(2, 20, 6, seed=s, dtype=torch.float32) for s in range(3))
+    leaves = [(1e30 * q).requires_grad_(), (1e30 * k).requires_grad_(), v.requires_grad_()]
+    o = attention(*leaves)
+    assert all(x.isfinite().all() for x in (o, *torch.autograd.grad(o.sum(), leaves)))
+    best = k.argmax(-2).gather(-1, q.argmax(-1))
+    assert torch.equal(o, torch.stack([v[i, best[i]] for i in range(2)]))
+    assert torch.autograd.gradgradcheck(attention, [draw(3, 3, seed=s).requires_grad_() for s in range(3)])
+    for kwargs, message in (
+        ({"is_causal": True}, "is_causal: expected False, since keys are normalised over the whole"),
+        ({"return_state": True}, "return_state: expected False, since .* got bool True"),
+        ({"initial_state": ()}, "initial_state: expected None, since .* got tuple of 0"),
+        ({"initial_state": (torch.ones(2),)}, "initial_state: expected None, since .* got tuple of 1: a "),
+        ({"attn_mask": torch.ones(20, 20) > 0}, r"attn_mask: expected a mask of keys, of shape \(..., 1, 20\), got"),
+        ({"scale": -1.0}, "scale: expected a finite number of at least 0, got -1.0"),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            attention(q, k, v, **kwargs)

@@ -1,7 +1,11 @@
-"""Keys and values that leave the range of the dtype: what they do stays with the rows that may attend to them."""
+"""Extreme numbers: outputs are finite or refused, and keys and values that leave the range of the dtype change only the
+rows that may attend to them."""
+
+from itertools import product
 
 import pytest
 import torch
+from extent import some
 
 from ortho import MECHANISMS
 from ortho.attention import FORMS
@@ -11,8 +15,12 @@ SUMMING = {"rotary", "linear", "linear-relu", "cosformer", "taylor", "trigonomet
 SUMMING |= {"gated-delta", "delta-product", "kda", "ttt", "ttt-huber", "ttt-huber-norm", "ttt-contrastive"}
 
 
+def draw(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
 def drawn():
-    return [torch.randn(1, 2, LENGTH, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    return [draw(1, 2, LENGTH, 4, seed=seed, dtype=torch.float32) for seed in range(3)]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -75,3 +83,94 @@ def test_hidden_values_overflow_alone(name, form):
     for is_causal in {MECHANISMS[name].causal, not MECHANISMS[name].bidirectional}:
         hidden = f(q, k, values, attn_mask=mask, is_causal=is_causal)
         assert torch.equal(hidden, f(q, k, v, attn_mask=mask, is_causal=is_causal))
+
+
+TOKENS = 20
+EXTREMES = {
+    "huge queries and keys": lambda q, k, v: (1e3 * q, 1e3 * k, v),
+    "huge queries": lambda q, k, v: (1e3 * q, k, v),
+    "huge keys": lambda q, k, v: (q, 1e3 * k, v),
+    "huge": lambda q, k, v: (1e3 * q, 1e3 * k, 1e3 * v),
+    "large": lambda q, k, v: (30 * q, 30 * k, v),
+    "huge and negative": lambda q, k, v: (-1e3 * q.abs(), -1e3 * k.abs(), v),
+    "equal tokens": lambda q, k, v: (30 * q[:, :1].expand_as(q), 30 * q[:, :1].expand_as(q), v),
+    "opposite tokens": lambda q, k, v: (30 * q[:, :1].expand_as(q), -30 * q[:, :1].expand_as(q), v),
+    "tiny": lambda q, k, v: (1e-20 * q, 1e-20 * k, v),
+    "no queries": lambda q, k, v: (0 * q, k, v),
+    "no keys": lambda q, k, v: (q, 0 * k, v),
+    "nothing": lambda q, k, v: (0 * q, 0 * k, 0 * v),
+    "ones": lambda q, k, v: (torch.ones_like(q), torch.ones_like(k), v),
+    "minus ones": lambda q, k, v: (-torch.ones_like(q), -torch.ones_like(k), v),
+}
+HARMLESS = ["tiny", "no queries", "no keys", "nothing", "ones", "minus ones"]  # no mechanism may refuse these
+MASKS = {"none": None, "all": torch.arange(TOKENS) >= 0, "some": torch.arange(TOKENS) % 3 == 1}
+
+
+def ways(mechanism):
+    """Of is_causal, those that are served."""
+    return [way for way, served in ((False, mechanism.bidirectional), (True, mechanism.causal)) if served]
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", some([torch.float32, torch.float64], 2))
+def test_extremes(name, form, dtype):
+    """A finite output with finite gradients, or an error that names what is out of range; never NaN.
+
+    An output is right as far as can be said without computing it again: where no weight is negative it is an average
+    of the values, or 0 where no weight is left and may be.
+    """
+    m, drawn = MECHANISMS[name], [draw(2, TOKENS, 16, seed=i, dtype=dtype) for i in range(3)]
+    for (kind, change), causal, mask in product(EXTREMES.items(), ways(m), MASKS.values()):
+        operands = change(*drawn)
+        leaves = [x.clone().requires_grad_() for x in operands]
+        refused = None
+        try:
+            o = m.form(form)(*leaves, is_causal=causal, attn_mask=mask)
+        except ValueError as error:
+            refused = str(error)
+        if refused is not None:
+            assert refused.startswith(f"q, k: expected row sums of the {dtype} weights within")
+            assert kind not in HARMLESS
+            continue
+        assert all(x.isfinite().all() for x in (o, *torch.autograd.grad(o.sum(), leaves))), kind
+        if m.signed:
+            continue
+        v = operands[2]
+        empty = torch.tensor(mask is not None or name == "cosformer" or m.family in ("pattern", "dynamic"))
+        allowed = torch.ones(TOKENS, TOKENS, dtype=torch.bool) if mask is None else mask.expand(TOKENS, TOKENS)
+        allowed = (allowed.tril() if causal else allowed)[..., None]  # (N, M, 1)
+        low = v[:, None].masked_fill(~allowed, torch.inf).amin(-2)
+        high = v[:, None].masked_fill(~allowed, -torch.inf).amax(-2)
+        slack = 100 * torch.finfo(dtype).eps * v.abs().max()  # sums of 20 products, and their quotient
+        assert ((o >= low - slack) & (o <= high + slack) | empty & (o == 0)).all(), kind
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("form", FORMS)
+def test_float32_keeps_its_digits(name, form):
+    """Where tokens are alike, gradients are differences: float32's are float64's to some 1e4 eps all the same."""
+    for kind in ("no queries", "no keys", "ones", "minus ones"):
+        results = []
+        for dtype in (torch.float32, torch.float64):
+            drawn = (draw(2, TOKENS, 16, seed=i).to(dtype) for i in range(3))
+            leaves = [x.clone().requires_grad_() for x in EXTREMES[kind](*drawn)]
+            o = MECHANISMS[name].form(form)(*leaves, is_causal=ways(MECHANISMS[name])[0])
+            results.append([o, *torch.autograd.grad(o.square().sum(), leaves)])
+        for single, double in zip(*results, strict=True):
+            torch.testing.assert_close(single.double(), double, atol=1e-3, rtol=1e-3, msg=lambda m, k=kind: f"{k}: {m}")
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("form", FORMS)
+def test_nothing_to_attend_to(name, form):
+    """Zeros, without gradients; next to sequences that are not hidden, and whatever the hidden ones hold."""
+    m, (q, k, v) = MECHANISMS[name], [draw(2, TOKENS, 16, seed=s) for s in range(3)]
+    mask = torch.tensor([False, True])[:, None, None]
+    for causal, factor in product(ways(m), (0.0, 1.0, 1e3)):
+        leaves = [torch.cat([factor * x[:1], x[1:]]).requires_grad_() for x in (q, k, v)]
+        o = m.form(form)(*leaves, is_causal=causal, attn_mask=mask)
+        assert not o[0].any()
+        assert not any(gradient[0].any() for gradient in torch.autograd.grad(o.sum(), leaves))
+        alone = m.form(form)(q[1:], k[1:], v[1:], is_causal=causal)
+        torch.testing.assert_close(o[1:], alone)

@@ -1,28 +1,201 @@
-"""Attention by patterns at its edges: leading axes, masks, other keys, large scores outside, half precision, errors.
-
-What holds for each pattern is in `test_pattern_counts.py`, `test_pattern_tilings.py` and `test_pattern_attention.py`.
-"""
+"""Static patterns: rules, counts and tilings of each; attention by them, and what it refuses."""
 
 from itertools import product
 
 import pytest
 import torch
-from drawn_tilings import Parity, draw
+from drawn_tilings import Parity, counted, draw
+from static_patterns import IDS, LONGEST, RULES
 
-from ortho.attention.mechanism import Mechanism
+from ortho import MECHANISMS
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference
+from ortho.attention.sparse import tiled_attention as engine
+from ortho.attention.sparse.block_sparse import BigBird, BlockSparse
+from ortho.attention.sparse.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
+from ortho.attention.sparse.fixed import Fixed, Summaries
+from ortho.attention.sparse.global_local import GlobalLocal
 from ortho.attention.sparse.pattern import pattern_attention, pattern_attention_reference, pattern_mechanism
-from ortho.attention.sparse.window import Window
+from ortho.attention.sparse.strided import Columns, Strided
+from ortho.attention.sparse.tiling import Section
+from ortho.attention.sparse.window import BlockedWindow, Window
 
 FORMS = {"reference": pattern_attention_reference, "fast": pattern_attention}
 # Sums of at most 300 float64 products of size 10, in another order and behind the exponentials of scores up to 10.
 TOLERANCE = {"atol": 1e-12, "rtol": 1e-12}
 K, V = 4, 5
 
+# ------------------------------------------------------------------------------------------------- rules and counts
+
+
+@pytest.mark.parametrize(("pattern", "rule"), RULES, ids=IDS)
+def test_masks_follow_their_rules(pattern, rule):
+    n = 45
+    kept = [[rule(i, j) for j in range(n)] for i in range(n)]
+    assert pattern.mask(n).tolist() == kept
+    causal = [[kept[i][j] and j <= i for j in range(n)] for i in range(n)]
+    assert pattern.mask(n, is_causal=True).tolist() == causal
+    assert pattern.mask(30, n, first=11).tolist() == kept[11:30]
+
+
+@pytest.mark.parametrize(("pattern", "rule"), RULES, ids=IDS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_counts(pattern, rule, causal):
+    """Every length up to 70 and some longer; what is kept of two tokens does not depend on those behind them."""
+    whole = pattern.mask(LONGEST, is_causal=causal)
+    for n in (*range(1, 71), 99, 100, 127, 128, 129, 200, 257, LONGEST):
+        assert pattern.pairs(n, is_causal=causal) == int(whole[:n, :n].sum()), n
+
+
+def test_published_counts():
+    """Child et al. 2019, n = 256 and l = 16: window of l + 1 keys, or l as in the authors' code; columns; both in one
+    head. Beltagy et al. 2020, n = 256: 8 to each side and 4 global tokens."""
+    n, l, w, D = 256, 16, 8, 3
+    causal = {Window(l + 1): 4216, Window(l): 3976, Columns(l): 2176, Strided(l): 5896, BlockedWindow(l): 2176}
+    assert {p: p.pairs(n, is_causal=True) for p in causal} == causal
+    both = {
+        Window(w + 1): (2 * w + 1) * n - w * (w + 1),
+        Dilated(w + 1, D): (2 * w + 1) * n - D * w * (w + 1),
+        GlobalLocal(w + 1, 4): 6244,
+    }
+    assert {p: p.pairs(n) for p in both} == both
+
+
+@pytest.mark.parametrize("sizes", [(2, 1, 3, 0), (1, 0, 2, 5), (3, 2, 0, 1)])
+def test_big_bird(sizes):
+    """A window of blocks, leading ones, and as many others before each as are asked for, or as there are; both ways."""
+    reach, leading, random, seed = sizes
+    rows = BigBird(1, *sizes).rows(40, 40)
+    draws = set()
+    for t, row in enumerate(rows):
+        assert all((b in row) == (t in rows[b]) for b in range(40))
+        wanted = {b for b in range(40) if abs(t - b) < reach or min(t, b) < leading}
+        assert wanted <= set(row)
+        drawn = {b for b in set(row) - wanted if b < t}
+        assert len(drawn) == max(0, min(random, t - reach + 1 - leading))
+        draws.add(tuple(t - b for b in sorted(drawn)))
+    assert (len(draws) > 20) == (random > 0)
+    assert (BigBird(1, reach, leading, random, seed + 1).rows(40, 40) != rows) == (random > 0)
+    # What is drawn for a block does not depend on those behind it.
+    assert torch.equal(BigBird(1, *sizes).mask(60)[:40, :40], BigBird(1, *sizes).mask(40))
+
+
+def test_masks_on_another_default_device():
+    """Where new tensors go by default; a seed that nothing was drawn with yet."""
+    pattern = BigBird(4, 2, 1, 3, seed=1234)
+    with torch.device("meta"):
+        kept = pattern.mask(60, device="cpu")
+        (tiling,) = pattern.tilings(Section(0, 60, 60))
+    assert kept.device == tiling.table.device == torch.device("cpu")
+    assert int(kept.sum()) == pattern.pairs(60)
+
+
+# ---------------------------------------------------------------------------------------------------------- tilings
+
+
+@pytest.mark.parametrize(("pattern", "rule"), RULES, ids=IDS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_tilings_hold_the_mask(pattern, rule, causal):
+    """Each kept pair in one tiling: whole sequences, queries behind a state, a lone query, other numbers of keys."""
+    sections = [(0, n, n) for n in (1, 2, 5, 16, 63, 64, 65, 100, 197)]
+    sections += [(a, b, b) for a, b in ((1, 2), (37, 38), (199, 200), (3, 70), (60, 130), (64, 128), (130, 137))]
+    if not causal:
+        sections += [(0, 40, 100), (0, 100, 40), (7, 9, 150), (0, 1, 30)]
+    for first, stop, keys in sections:
+        tilings = pattern.tilings(Section(first, stop, keys, causal))
+        kept, read = counted(tilings, 1, stop - first, keys, first)
+        assert torch.equal(kept[0], pattern.mask(stop, keys, first=first, is_causal=causal).long()), (first, stop, keys)
+        assert int(read.max()) <= len(tilings)
+
+
+def test_a_row_for_each_block_of_queries():
+    """Of keys there may be more blocks than rows, and fewer than the rows name."""
+    pattern = BlockSparse(16, ((0, 1, 2),))
+    for keys in (128, 20):
+        assert torch.equal(pattern.mask(16, keys), (torch.arange(keys) < 48).expand(16, keys))
+        (tiling,) = pattern.tilings(Section(0, 16, keys))
+        assert tiling.table.tolist() == [[0, 1, 2][: -(-keys // 16)]]
+
+
+N = 4096
+# What is computed over what is kept of 4096 tokens, causal and not. Tiles of 64 queries read 63 keys that not all of
+# them keep; a column of 64 tokens is cut into two tiles, one of 32 is one.
+WASTE = {
+    Window(256): (1.25, 1.13),
+    BlockedWindow(256): (1.25, 1),
+    BlockedWindow(256, 128): (1.17, 1),
+    Dilated(256, 4): (1.25, 1.11),
+    Columns(64): (1.48, 1),
+    Columns(128): (1.94, 1),
+    Strided(64): (1.51, 1.18),
+    Strided(128): (1.57, 1.23),
+    LocalDilated(64): (1.85, 1.35),
+    Summaries(64, 8): (1.03, 1),
+    Fixed(64, 8): (1.12, 1.02),
+    Fixed(128, 8): (1.18, 1.03),
+    GlobalLocal(256, 16): (1.24, 1.12),
+    BigBird(64): (1.1, 1),
+}
+
+
+@pytest.mark.parametrize("pattern", WASTE, ids=str)
+@pytest.mark.parametrize("causal", [True, False])
+def test_little_is_computed_in_vain(pattern, causal):
+    """A lone query reads what it keeps, in whole blocks of a table or of summaries; and keys are read as they lie: no
+    block is copied for each tile that reads it."""
+    computed = sum(work.pairs for work in pattern.work(N, is_causal=causal))
+    most = WASTE[pattern][not causal]
+    assert most - 0.02 < computed / pattern.pairs(N, is_causal=causal) <= most
+    if causal:
+        computed = sum(work.pairs for work in pattern.work(N, is_causal=True, last=True))
+        assert computed == int(pattern.mask(N, first=N - 1, is_causal=True).sum())
+    if not isinstance(pattern, BigBird):
+        tilings = pattern.tilings(Section(0, N, N, causal))
+        assert all(tiles.run is not None for tiling in tilings for tiles in engine._tiles(tiling, 8, 64))
+
+
+@pytest.mark.parametrize("width", [1, 64, 65, 129])
+def test_a_window_reads_no_block_in_vain(width):
+    """Every block of the table holds a pair of its tile, for whole sequences and for a lone query."""
+    for (first, stop), causal in product(((0, 256), (255, 256), (192, 193), (100, 230)), (False, True)):
+        (tiling,) = Window(width).tilings(Section(first, stop, stop, causal))
+        for t, row in enumerate(tiling.table):
+            for block in row[row >= 0]:
+                i, j = tiling.queries.positions[t][:, None], tiling.keys.positions[block]
+                assert (tiling.allowed(i, j) & (j >= 0)).any()
+
+
+LONG_ROWS = {
+    "leading": BigBird(1, 2, 1, 0),
+    "leading and drawn": BigBird(5),
+    "any": BlockSparse(1, tuple(tuple(range(1500) if t % 500 == 7 else [t]) for t in range(2000))),
+    "of all lengths": BlockSparse(1, tuple(tuple(range(2000 // (t + 1))) for t in range(2000))),
+}
+
+
+@pytest.mark.parametrize("pattern", LONG_ROWS.values(), ids=LONG_ROWS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_tables_hold_little_but_blocks(pattern, causal):
+    """However few rows are long: a table is at most four times what it would be if all were as long as on average. Up
+    to an entry a token there is one table: a further tiling would cost more than it saves."""
+    n = 2000
+    tilings = pattern.tilings(Section(0, n, n, causal))
+    tables = [tiling.table for tiling in tilings]
+    read = sum(int((table >= 0).sum()) for table in tables)
+    assert sum(table.numel() for table in tables) <= 4 * len(tables) * read
+    assert len(tables) == 2 or not isinstance(pattern, BigBird)
+    kept, _ = counted(tilings, 1, n, n)
+    assert torch.equal(kept[0], pattern.mask(n, is_causal=causal).long())
+    assert [len(BigBird(64).tilings(Section(0, 64 * rows, 64 * rows))) for rows in (64, 65)] == [1, 2]
+
+
+# -------------------------------------------------------------------------------------------------------- attention
+
+EACH = [Window(20), BlockedWindow(9, 5), Dilated(5, 3), Strided(7), LocalDilated(8), NeitherFarNorMultiple(9)]
+EACH += [Summaries(16, 3), Fixed(12, 2), GlobalLocal(6, 3), BigBird(5), Parity()]
+
 
 def qkv(*lead, length, keys=None, dtype=torch.float64):
-    keys = length if keys is None else keys
-    shapes = (length, K), (keys, K), (keys, V)
+    shapes = (length, K), (keys or length, K), (keys or length, V)
     return [draw(*lead, *shape, seed=s).to(dtype).requires_grad_() for s, shape in enumerate(shapes)]
 
 
@@ -39,18 +212,24 @@ def compare(leaves, **kwargs):
     return results[0][0]
 
 
-@pytest.mark.parametrize("width", [1, 64, 65, 129])
-def test_a_window_reads_no_block_in_vain(width):
-    """Every block of the table holds a pair of its tile, for whole sequences and for a lone query."""
-    for (first, stop), causal in product(((0, 256), (255, 256), (192, 193), (100, 230)), (False, True)):
-        (part,) = Window(width).tilings(first, stop, stop, is_causal=causal, device=torch.device("cpu"))
-        for t, row in enumerate(part.table):
-            for block in row[row >= 0]:
-                i, j = part.queries.positions[t][:, None], part.keys.positions[block]
-                assert (part.allowed(i, j) & (j >= 0)).any()
+@pytest.mark.parametrize("pattern", EACH, ids=str)
+def test_fast_equals_reference(pattern):
+    """Any lengths, masks and states. What tilings hold, and what the engine makes of them, other tests show."""
+    g = torch.Generator().manual_seed(3)
+    past = tuple(draw(2, 70, width, seed=s).requires_grad_() for s, width in ((5, K), (6, V)))
+    for causal, length in product((False, True), (1, 66)):
+        compare(qkv(2, length=length), pattern=pattern, is_causal=causal, initial_state=past)
+    for causal, shape in product((False, True), ((90, 90), (2, 1, 90), (2, 90, 90))):
+        mask = torch.rand(shape, generator=g) < 0.4
+        o = compare(qkv(2, length=90), pattern=pattern, is_causal=causal, attn_mask=mask)
+        kept = mask.expand(2, 90, 90) & pattern.mask(90, is_causal=causal)
+        assert not o[~kept.any(-1)].any()
+    for length, keys in ((5, 150), (150, 5), (64, 65)):  # queries and keys both count from 0
+        o = compare(qkv(2, length=length, keys=keys), pattern=pattern)
+        assert not o[:, ~pattern.mask(length, keys).any(1)].any()
 
 
-@pytest.mark.parametrize("lead", [(), (1,), (3,), (2, 3), (2, 1, 2)])
+@pytest.mark.parametrize("lead", [(), (1,), (3,), (2, 1, 2)])
 @pytest.mark.parametrize("pattern", [Window(20), Parity()])
 def test_leading_axes(lead, pattern):
     """Any number, each sequence by itself."""
@@ -62,124 +241,116 @@ def test_leading_axes(lead, pattern):
         torch.testing.assert_close(alone, o.reshape(-1, 70, V)[number], **TOLERANCE)
 
 
-@pytest.mark.parametrize("pattern", [Window(7), Window(70), Parity()])
-def test_keys_of_another_sequence(pattern):
-    """Queries and keys both count from 0, whichever are more; queries too far from any key get zeros."""
-    for length, keys in ((5, 150), (150, 5), (64, 65)):
-        o = compare(qkv(2, length=length, keys=keys), pattern=pattern)
-        empty = ~pattern.mask(length, keys).any(1)
-        assert not o[:, empty].any()
-        assert empty.any() or (length, keys) != (150, 5)
-
-
-@pytest.mark.parametrize("pattern", [Window(9), Parity()])
 @pytest.mark.parametrize("causal", [False, True])
-def test_masks(pattern, causal):
-    """Of every shape that broadcasts, with a state and without; rows may be left with nothing."""
-    g = torch.Generator().manual_seed(3)
-    shapes = [(), (70,), (70, 1), (1, 70), (70, 70), (3, 1, 70), (2, 1, 70, 70), (2, 3, 70, 1), (1, 1, 70, 70)]
-    for shape in shapes:
-        mask = torch.rand(shape, generator=g) < 0.5
-        compare(qkv(2, 3, length=70), pattern=pattern, is_causal=causal, attn_mask=mask)
-    past = [x.requires_grad_() for x in (draw(2, 3, 30, K, seed=5), draw(2, 3, 30, V, seed=6))]
-    for shape in ((130 - 30,), (70, 100), (2, 1, 1, 100)):
-        mask = torch.rand(shape, generator=g) < 0.5
-        compare(qkv(2, 3, length=70), pattern=pattern, is_causal=causal, attn_mask=mask, initial_state=tuple(past))
-    o = compare(qkv(2, 3, length=70), pattern=pattern, attn_mask=torch.zeros(70, dtype=torch.bool))
-    assert not o.any()
+def test_masks_of_every_shape(causal):
+    """That broadcasts, with a state and without; rows may be left with nothing."""
+    g, call = torch.Generator().manual_seed(3), {"pattern": Parity(), "is_causal": causal}
+    for shape in ((), (70,), (70, 1), (1, 70), (3, 1, 70), (2, 1, 70, 70), (2, 3, 70, 1), (1, 1, 70, 70)):
+        compare(qkv(2, 3, length=70), attn_mask=torch.rand(shape, generator=g) < 0.5, **call)
+    past = tuple(draw(2, 3, 30, width, seed=s).requires_grad_() for s, width in ((5, K), (6, V)))
+    for shape in ((100,), (70, 100), (2, 1, 1, 100)):
+        compare(qkv(2, 3, length=70), attn_mask=torch.rand(shape, generator=g) < 0.5, initial_state=past, **call)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_window_of_all_is_softmax_attention(form, causal):
-    leaves = qkv(2, length=100)
-    o = FORMS[form](*leaves, pattern=Window(100), is_causal=causal)
-    torch.testing.assert_close(o, softmax_attention_reference(*leaves, is_causal=causal), **TOLERANCE)
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("pattern", [Window(9), Window(70), Parity()])
-def test_what_lies_outside_changes_nothing(form, pattern):
-    """Bit for bit, however large it is."""
-    length = 150
-    leaves = [x.detach() for x in qkv(1, length=length)]
-    for causal in (False, True):
-        o = FORMS[form](*leaves, pattern=pattern, is_causal=causal)
-        kept = pattern.mask(length, is_causal=causal)
+def test_what_lies_outside_changes_nothing(form, causal):
+    """Bit for bit, however large it is; and a window of all is softmax attention."""
+    leaves = [x.detach() for x in qkv(1, length=150)]
+    for pattern in (Window(9), Window(70), Parity()):
+        o, kept = FORMS[form](*leaves, pattern=pattern, is_causal=causal), pattern.mask(150, is_causal=causal)
         for row in (0, 64, 100, 149):
             changed = [x.clone() for x in leaves]
             for x in changed[1:]:
                 x[:, ~kept[row]] *= 1e3
-            again = FORMS[form](*changed, pattern=pattern, is_causal=causal)
-            assert torch.equal(again[:, row], o[:, row])
+            assert torch.equal(FORMS[form](*changed, pattern=pattern, is_causal=causal)[:, row], o[:, row])
+    o = FORMS[form](*leaves, pattern=Window(150), is_causal=causal)
+    torch.testing.assert_close(o, softmax_attention_reference(*leaves, is_causal=causal), **TOLERANCE)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("pattern", [Window(9), Parity()])
-def test_half_precision(dtype, pattern):
-    """Computed in float32: the result for the same numbers there, rounded once, and so its gradients."""
-    leaves = qkv(2, 3, length=100, dtype=dtype)
-    single = [x.detach().float().requires_grad_() for x in leaves]
-    d_o = draw(2, 3, 100, V, seed=9).to(dtype)
-    o, exact = (pattern_attention(*x, pattern=pattern, is_causal=True) for x in (leaves, single))
-    assert torch.equal(o, exact.to(dtype))
-    found = torch.autograd.grad(o, leaves, d_o)
-    for ours, theirs in zip(found, torch.autograd.grad(exact, single, d_o.float()), strict=True):
-        assert ours.dtype == dtype and torch.equal(ours, theirs.to(dtype))
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(pattern_attention(*single, pattern=pattern, is_causal=True), exact)
+@pytest.mark.parametrize("name", [name for name, m in MECHANISMS.items() if m.family == "pattern"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_mechanisms(name, causal):
+    """At the sizes that are registered, longer than they reach; float32 is near float64, and half precision near that.
+
+    A score of 5 is rounded by 3e-7 of it, as are sums of weighted values of 4; 2e-5 leaves a factor of 10. bfloat16
+    rounds the operands by 2^-9 of them and the output by as much: 0.1 for scores of 5 and values of 4.
+    """
+    mechanism, leaves = MECHANISMS[name], [x.detach() for x in qkv(2, length=700)]
+    exact = mechanism.reference(*leaves, is_causal=causal)
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 2e-5), (torch.bfloat16, 0.1)):
+        o = mechanism.fast(*(x.to(dtype) for x in leaves), is_causal=causal)
+        torch.testing.assert_close(o.double(), exact, atol=tolerance, rtol=0)
 
 
-def test_mechanism():
-    """An entry whose forms and cost are those of the pattern."""
-    window = Window(5)
-    entry = pattern_mechanism("window", window, "a source")
-    assert isinstance(entry, Mechanism)
+def test_an_entry_of_a_pattern():
+    """Its forms and cost are those of the pattern."""
+    entry = pattern_mechanism("window", Window(5), "a source")
     assert (entry.name, entry.family, entry.source) == ("window", "pattern", "a source")
     assert entry.causal and entry.bidirectional and entry.positional and not entry.exact and not entry.gates
     leaves = qkv(length=20)
     for form, function in FORMS.items():
-        assert torch.equal(entry.form(form)(*leaves), function(*leaves, pattern=window))
+        assert torch.equal(entry.form(form)(*leaves), function(*leaves, pattern=Window(5)))
     assert entry.cost(1, 20, 1, K, V, form="fast").decode == 2 * 5 * (K + V)
+
+
+# ----------------------------------------------------------------------------------------------------------- errors
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("form", FORMS)
 def test_errors(form):
-    function = FORMS[form]
+    """Of the pattern; and of operands, as `attention_form` refuses them for all mechanisms."""
     q, k, v = (x.detach() for x in qkv(2, length=6))
     for pattern in ("window", None, Window, torch.ones(6, 6, dtype=torch.bool)):
         with pytest.raises(TypeError, match="pattern: expected a Pattern, got "):
-            function(q, k, v, pattern=pattern)
-    call = {"pattern": Window(3)}
-    with pytest.raises(ValueError, match="k: expected width 4 like q"):
-        function(q, k[..., :3], v, **call)
-    with pytest.raises(ValueError, match="v: expected length 6 like k"):
-        function(q, k, v[:, :5], **call)
-    with pytest.raises(ValueError, match="v: expected finite numbers"):
-        function(q, k, v / 0, **call)
+            FORMS[form](q, k, v, pattern=pattern)
     with pytest.raises(TypeError, match="scale: expected a number"):
-        function(q, k, v, scale="1", **call)
-    with pytest.raises(ValueError, match="is_causal: expected as many queries as keys, got 6 and 5"):
-        function(q, k[:, :5], v[:, :5], is_causal=True, **call)
-    with pytest.raises(TypeError, match="attn_mask: expected a boolean tensor"):
-        function(q, k, v, attn_mask=torch.ones(6), **call)
+        FORMS[form](q, k, v, scale="1", pattern=Window(3))
     with pytest.raises(ValueError, match=r"attn_mask: expected a shape that broadcasts to \(2, 6, 6\), got \(6, 5\)"):
-        function(q, k, v, attn_mask=torch.ones(6, 5, dtype=torch.bool), **call)
-    with pytest.raises(TypeError, match="initial_state: expected a tuple of tensors"):
-        function(q, k, v, initial_state=k, **call)
+        FORMS[form](q, k, v, attn_mask=torch.ones(6, 5, dtype=torch.bool), pattern=Window(3))
     with pytest.raises(ValueError, match="initial_state: expected keys torch.float64"):
-        function(q, k, v, initial_state=(k[..., :2], v), **call)
-    with pytest.raises(ValueError, match="initial_state: expected values of length 6 like the keys"):
-        function(q, k, v, initial_state=(k, v[:, :4]), **call)
+        FORMS[form](q, k, v, initial_state=(k[..., :2], v), pattern=Window(3))
+    with pytest.raises(TypeError, match="pattern: expected a Pattern, got int 5"):
+        pattern_mechanism("window", 5, "")
+
+
+SIZES = {
+    "width": [Window, BlockedWindow, lambda x: Dilated(x, 2), lambda x: GlobalLocal(x, 2), BigBird],
+    "dilation": [lambda x: Dilated(2, x)],
+    "stride": [Columns, Strided, lambda x: Summaries(x, 1), lambda x: Fixed(x, 1)],
+    "summaries": [lambda x: Summaries(4, x), lambda x: Fixed(4, x)],
+    "reach": [LocalDilated, NeitherFarNorMultiple, lambda x: BigBird(4, x)],
+    "tokens": [lambda x: GlobalLocal(2, x)],
+}
+OPTIONAL = {"hop": [lambda x: BlockedWindow(4, x)], "width": [lambda x: Strided(4, x)]}
 
 
 @pytest.mark.bad_input
-def test_patterns_refuse():
-    with pytest.raises(ValueError, match="width: expected an integer of at least 1, got 0"):
-        Window(0)
-    for width in (1.5, "3", None, True):
-        with pytest.raises(TypeError, match="width: expected an integer of at least 1, got "):
-            Window(width)
-    with pytest.raises(TypeError, match="pattern: expected a Pattern, got int 5"):
-        pattern_mechanism("window", 5, "")
+@pytest.mark.parametrize("bad", [0, -3, 2.0, True, None, "8"])
+def test_sizes_are_positive_integers(bad):
+    error = ValueError if bad in (0, -3) else TypeError
+    for sizes in (SIZES, {} if bad is None else OPTIONAL):
+        for name, make in [(name, make) for name, makers in sizes.items() for make in makers]:
+            with pytest.raises(error, match=f"{name}: expected an integer of at least 1, got"):
+                make(bad)
+
+
+@pytest.mark.bad_input
+def test_sizes_that_do_not_fit_together():
+    with pytest.raises(ValueError, match="hop: expected at most the width, 4, or tokens are left out, got 5"):
+        BlockedWindow(4, 5)
+    for make in (Summaries, Fixed):
+        with pytest.raises(ValueError, match="summaries: expected at most the stride, 4, got 5"):
+            make(4, 5)
+    for name, bad in product(("leading", "random", "seed"), (-1, 1.5, True)):
+        with pytest.raises(ValueError, match=f"{name}: expected an integer of at least 0, got"):
+            BigBird(4, **{name: bad})
+    for row in ((1, 1), (-1,), (0.5,)):
+        with pytest.raises(ValueError, match="blocks: expected numbers of blocks, each once, in row 1, got"):
+            BlockSparse(4, ((0,), row))
+    short = BlockSparse(4, ((0,), (0, 1)))
+    assert short.pairs(8) == 48
+    for ask in (short.pairs, short.mask, lambda n: short.tilings(Section(0, n, n, True))):
+        with pytest.raises(ValueError, match="blocks: expected a row for each of the 3 blocks .* got 2 rows"):
+            ask(9)

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from ortho.attention.linear import dense_features as dense
 from ortho.attention.linear import random_features as rf
-from ortho.theory.fitted_features import mean_log_moment, unfitted
+from ortho.theory.variance import mean_log_moment, unfitted
 
 F32, F64 = torch.float32, torch.float64
-FITS = {name: getattr(rf, name) for name in ("gerf", "saderf", "aderf", "sderf")}
+FITS = {name: getattr(dense, name) for name in ("gerf", "saderf", "aderf", "sderf")}
 MAPS = {
     "positive": rf.positive_features,
     "hyperbolic": rf.hyperbolic_features,
@@ -67,27 +68,27 @@ def test_dense_features_by_hand():
     B, A, inverse = normal(3, 3, seed=2), torch.diag(a), torch.diag(1 / (1 - 4 * a))
     C, D = -B.mT @ inverse @ B / 2, torch.diag(1 - 4 * a).det() ** 0.25
     expected = [[D * (w @ A @ w + w @ B @ each + each @ C @ each).exp() / sqrt(5) for w in omega] for each in x]
-    torch.testing.assert_close(rf.dense_features(x, omega, a, B), torch.tensor(expected, dtype=F64))
+    torch.testing.assert_close(dense.dense_features(x, omega, a, B), torch.tensor(expected, dtype=F64))
 
 
 def test_dense_features_contain_positive_ones():
     x, omega = normal(4, 3), normal(5, 3, seed=1)
-    dense = rf.dense_features(x, omega, torch.zeros(3, dtype=F64), torch.eye(3, dtype=F64))
-    torch.testing.assert_close(dense, rf.positive_features(x, omega), rtol=1e-14, atol=0)  # some roundings of exponents
+    found = dense.dense_features(x, omega, torch.zeros(3, dtype=F64), torch.eye(3, dtype=F64))
+    torch.testing.assert_close(found, rf.positive_features(x, omega), rtol=1e-14, atol=0)  # some roundings of exponents
 
 
 @pytest.mark.parametrize("name", [*MAPS, "dense"])
 def test_leading_axes(name):
     """Features of a batch are those of its items, with rows of their own or in common."""
     x, y = queries_and_keys(batch=(2, 3))
-    fitted = rf.sderf(x, y)
+    fitted = dense.sderf(x, y)
     for omega in (normal(7, 6), normal(2, 3, 7, 6)):
-        found = rf.dense_features(x, omega, *fitted[:2]) if name == "dense" else MAPS[name](x, omega)
+        found = dense.dense_features(x, omega, *fitted[:2]) if name == "dense" else MAPS[name](x, omega)
         for b in range(2):
             for h in range(3):
                 rows = omega[b, h] if omega.dim() > 2 else omega
                 parameters = [each[b, h] for each in fitted[:2]]
-                map_ = (lambda *args, p=parameters: rf.dense_features(*args, *p)) if name == "dense" else MAPS[name]
+                map_ = (lambda *args, p=parameters: dense.dense_features(*args, *p)) if name == "dense" else MAPS[name]
                 torch.testing.assert_close(found[b, h], map_(x[b, h], rows), rtol=1e-12, atol=0)
 
 
@@ -137,35 +138,35 @@ def test_shape_of_each_family():
 def test_fits_balance_what_they_are_to_balance():
     """SADERF each coordinate's second moments, ADERF the whole matrices of them; SDERF turns x + y to its axes."""
     x, y = queries_and_keys(N=50, M=50)
-    _, B_q, B_k, _ = rf.saderf(x, y)
+    _, B_q, B_k, _ = dense.saderf(x, y)
     torch.testing.assert_close((x @ B_q.mT).square().mean(0), (y @ B_k.mT).square().mean(0))
-    _, B_q, B_k, _ = rf.aderf(x, y)
+    _, B_q, B_k, _ = dense.aderf(x, y)
     of_x, of_y = ((each @ B.mT).mT @ (each @ B.mT) / 50 for each, B in ((x, B_q), (y, B_k)))
     # to the ridge, relative to eigenvalues of which the least are a tenth of the mean
-    torch.testing.assert_close(of_x, of_y, atol=10 * rf.RIDGE, rtol=0)
-    a, B, _, _ = rf.sderf(x, y)
+    torch.testing.assert_close(of_x, of_y, atol=10 * dense.RIDGE, rtol=0)
+    a, B, _, _ = dense.sderf(x, y)
     sums = ((x[:, None] + y) @ B.mT).flatten(0, 1)
     moments = sums.mT @ sums / len(sums)
     torch.testing.assert_close(moments, torch.diag(moments.diagonal()), atol=1e-12, rtol=0)
-    torch.testing.assert_close(a, rf.optimal_a(moments.diagonal() / (1 - 4 * a)))
+    torch.testing.assert_close(a, dense.optimal_a(moments.diagonal() / (1 - 4 * a)))
 
 
 def test_optimal_a():
     """The stationary point: with s = 1 - 8a and the moment f, s^2 - (1 + 2f) s - 2f = 0, from the derivative of
     ln((1 + s)^2 / 4s) / 2 + f / s. And 0 for no moment."""
     moment = torch.tensor([0.0, 1e-3, 0.5, 3.0, 100.0], dtype=F64)
-    s = 1 - 8 * rf.optimal_a(moment)
+    s = 1 - 8 * dense.optimal_a(moment)
     torch.testing.assert_close(s**2 - (1 + 2 * moment) * s, 2 * moment, rtol=1e-12, atol=1e-12)
-    assert float(rf.optimal_a(moment)[0]) == 0 and (rf.optimal_a(moment).diff() < 0).all()
+    assert float(dense.optimal_a(moment)[0]) == 0 and (dense.optimal_a(moment).diff() < 0).all()
 
 
 def test_mean_square_sum_by_loops():
     x, y = queries_and_keys(N=5, M=7, batch=(2,))
     pairs = [[(x[b, i] + y[b, j]).square().sum() for i in range(5) for j in range(7)] for b in range(2)]
     pairs = torch.tensor(pairs, dtype=F64).unflatten(-1, (5, 7))
-    torch.testing.assert_close(rf.mean_square_sum(x, y), pairs.mean((-2, -1)))
+    torch.testing.assert_close(dense.mean_square_sum(x, y), pairs.mean((-2, -1)))
     keep = torch.arange(5).expand(2, 5) != 1, torch.arange(7).expand(2, 7) < 3
-    found = rf.mean_square_sum(x, y, keep_x=keep[0], keep_y=keep[1])
+    found = dense.mean_square_sum(x, y, keep_x=keep[0], keep_y=keep[1])
     torch.testing.assert_close(found, pairs[:, [0, 2, 3, 4], :3].mean((-2, -1)))
 
 
@@ -220,6 +221,6 @@ def test_poor_data(name, dtype, poor):
     lengths = x.double().norm(dim=-1, keepdim=True) * y.double().norm(dim=-1)
     off = (scores - x.double() @ y.double().mT).abs()
     assert bool((off <= 3e3 * torch.finfo(dtype).eps * lengths).all())
-    x, y, fitted = x.double(), y.double(), rf.DenseParameters(*(each.double() for each in fitted[:3]))
+    x, y, fitted = x.double(), y.double(), dense.DenseParameters(*(each.double() for each in fitted[:3]))
     plain = mean_log_moment(x, y, unfitted(8))
     assert float(mean_log_moment(x, y, fitted)) <= float(plain) * (1 + 1e-5) + 1e-5  # the ridge, and float32

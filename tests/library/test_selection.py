@@ -154,6 +154,14 @@ def test_nsa_by_hand():
         assert len(few) + len(read) + len(near) == SIZES.kept(i + 1)
 
 
+def test_nsa_reads_the_block_before_where_nothing_is_compressed():
+    """Of blocks without a weight the first ones would be taken."""
+    q, k, _ = qkv(length=N)
+    masks = nsa_masks(q, k, sizes=Sizes(length=2 * N, stride=2, block=4, count=3, window=3))
+    assert masks.compressed.shape == (N, 0)
+    assert rows(masks.selected) == [{j for j in range(i + 1) if j // 4 in {0, i // 4 - 1, i // 4}} for i in range(N)]
+
+
 def test_published_counts():
     """NSA reads 2047, 2559 and 5631 keys of 8192, 16384 and 65536 (2502.11089, table 4); MoBA with blocks of 512, 3 of
     them, keeps 0.289 of the causal pairs of 8192 tokens."""

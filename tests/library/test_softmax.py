@@ -1,22 +1,46 @@
-"""Softmax attention: the definition against its formula by loops, the fused form against the definition."""
+"""Softmax attention: the definition against its formula by loops; the fused form, the tiles of FlashAttention and
+PyTorch's kernels by name against the definition. (`test_precision` and `test_overflow` have the limits of numbers.)"""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch.nn.attention import SDPBackend
-from torch.nn.functional import scaled_dot_product_attention
 
 from ortho.attention import softmax_attention, softmax_attention_reference
+from ortho.attention.softmax.backends import BACKENDS, backend_attention, serves
+from ortho.attention.softmax.flash import flash_attention, flash_cost, log_sum_exp, tiles
+from ortho.cost.counting import Allocations, count_forward
 
 FORMS = [softmax_attention_reference, softmax_attention]
-# Sums of at most 8 rounded products behind exponentials of scores below 10: some 100 eps of float64.
-TOLERANCE = {"atol": 1e-13, "rtol": 1e-13}
+# Sums of at most 70 products of size 10, in another order and behind exponentials of scores up to 10.
+close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
+causal_or_not = pytest.mark.parametrize("causal", [False, True])
 
 
 def draw(*shape, seed=0, dtype=torch.float64):
-    g = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=g, dtype=dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def operands(N, M=None, lead=(2, 3), dtype=torch.float64, K=4, V=5):
+    shapes = (N, K), (M or N, K), (M or N, V)
+    return [draw(*lead, *shape, seed=s, dtype=dtype).requires_grad_() for s, shape in enumerate(shapes)]
+
+
+def with_gradients(form, leaves, **kwargs):
+    """The output and all gradients, that of a state's parts too."""
+    o = form(*leaves[:3], **kwargs)
+    return o, *torch.autograd.grad(o, leaves, draw(*o.shape, seed=9))
+
+
+def assert_same(call, leaves, **kwargs):
+    for one, other in zip(
+        with_gradients(call, leaves, **kwargs),
+        with_gradients(softmax_attention_reference, leaves, **kwargs),
+        strict=True,
+    ):
+        close(one, other)
 
 
 def by_loops(q, k, v, allowed, scale):
@@ -33,49 +57,34 @@ def by_loops(q, k, v, allowed, scale):
     return out
 
 
+CASES = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "mask": {"attn_mask": torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 1]]).bool()},
+    "causal, mask": {
+        "is_causal": True,
+        "attn_mask": torch.tensor([[1, 0, 1, 0], [0, 0, 1, 1], [1] * 4, [0, 1, 0, 1]]) > 0,
+    },
+    "scale": {"scale": 0.3},
+    "no scores": {"is_causal": True, "scale": 0.0},
+    "negative scale": {"is_causal": True, "scale": -0.4},
+}
+
+
 @pytest.mark.parametrize("attention", FORMS)
-@pytest.mark.parametrize("case", ["plain", "causal", "mask", "scale", "no scores", "negative scale"])
+@pytest.mark.parametrize("case", CASES)
 def test_formula(attention, case):
-    q, k, v = draw(4, 3), draw(4, 3, seed=1), draw(4, 3, seed=2)
-    allowed = torch.ones(4, 4, dtype=torch.bool)
-    kwargs = {}
-    if case == "causal":
-        allowed, kwargs = allowed.tril(), {"is_causal": True}
-    if case == "mask":
-        allowed = torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 1]], dtype=torch.bool)
-        kwargs = {"attn_mask": allowed}
-    if case == "scale":
-        kwargs = {"scale": 0.3}
-    if case == "no scores":
-        allowed, kwargs = allowed.tril(), {"is_causal": True, "scale": 0.0}
-    if case == "negative scale":
-        allowed, kwargs = allowed.tril(), {"is_causal": True, "scale": -0.4}
-    expected = by_loops(q, k, v, allowed, kwargs.get("scale", 1 / math.sqrt(3)))
-    torch.testing.assert_close(attention(q, k, v, **kwargs), expected, **TOLERANCE)
+    q, k, v, kwargs = draw(4, 3), draw(4, 3, seed=1), draw(4, 3, seed=2), CASES[case]
+    allowed = kwargs.get("attn_mask", torch.ones(4, 4, dtype=torch.bool))
+    allowed = allowed.tril() if "is_causal" in kwargs else allowed
+    close(attention(q, k, v, **kwargs), by_loops(q, k, v, allowed, kwargs.get("scale", 1 / math.sqrt(3))))
 
 
-def test_equals_pytorch():
-    q, k, v = (draw(2, 3, 5, 4, seed=s) for s in range(3))
-    expected = scaled_dot_product_attention(q, k, v, is_causal=True)
-    for attention in FORMS:
-        torch.testing.assert_close(attention(q, k, v, is_causal=True), expected, **TOLERANCE)
-
-
-@pytest.mark.parametrize("lead", [(), (3,), (2, 3), (2, 1, 3)])
-def test_leading_axes(lead):
-    q, k, v = (draw(*lead, 5, 4, seed=s) for s in range(3))
-    mask = draw(*lead, 5, 5, seed=3) > -0.5
-    expected = softmax_attention_reference(q, k, v, attn_mask=mask)
-    assert expected.shape == (*lead, 5, 4)
-    torch.testing.assert_close(softmax_attention(q, k, v, attn_mask=mask), expected, **TOLERANCE)
-
-
-def test_cross_attention_and_wide_values():
-    q, k, v = draw(2, 3, 4), draw(2, 7, 4, seed=1), draw(2, 7, 6, seed=2)
-    assert softmax_attention_reference(q, k, v).shape == (2, 3, 6)
+def test_values_of_another_width():
+    q, k, v = operands(3, 7)
+    assert softmax_attention_reference(q, k, v).shape == (2, 3, 3, 5)
     with pytest.raises(ValueError, match="v: expected width 4 like q, for the fused kernel"):
         softmax_attention(q, k, v)
-    torch.testing.assert_close(softmax_attention(q, k, k), softmax_attention_reference(q, k, k), **TOLERANCE)
 
 
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3), (2, 1, 3)])
@@ -84,91 +93,181 @@ def test_every_mask_that_broadcasts(lead, axes):
     """Whatever broadcasts to (..., N, M) is served by both forms, alike."""
     full = (*lead, 5, 7)
     shape = {"scalar": (), "keys": (7,), "queries and keys": (5, 7), "heads": (*lead[-1:], 1, 7), "full": full}[axes]
-    q, k, v = draw(*lead, 5, 4), draw(*lead, 7, 4, seed=1), draw(*lead, 7, 4, seed=2)
+    q, k, v = operands(5, 7, lead, V=4)
     mask = draw(*shape, seed=3) > -0.5
     expected = softmax_attention_reference(q, k, v, attn_mask=mask.expand(full))
+    assert expected.shape == (*lead, 5, 4)
     for attention in FORMS:
-        torch.testing.assert_close(attention(q, k, v, attn_mask=mask), expected, **TOLERANCE)
+        close(attention(q, k, v, attn_mask=mask), expected)
 
 
 def test_no_silent_fallback(monkeypatch):
     """Where no fused kernel serves the call, the fast form raises; it does not materialise the weights."""
-    monkeypatch.setattr(
-        "ortho.attention.softmax.softmax_attention._KERNELS", [SDPBackend.CUDNN_ATTENTION]
-    )  # not on a CPU
+    not_on_a_cpu = [SDPBackend.CUDNN_ATTENTION]
+    monkeypatch.setattr("ortho.attention.softmax.softmax_attention._KERNELS", not_on_a_cpu)
     q = draw(1, 2, 5, 4)
     with pytest.raises(RuntimeError, match="No viable backend"):
         softmax_attention(q, q, q)
 
 
-@pytest.mark.parametrize("attention", FORMS)
-def test_causal_and_mask_together(attention):
-    q, k, v = (draw(2, 6, 4, seed=s) for s in range(3))
-    mask = draw(2, 6, 6, seed=3) > 0
-    both = attention(q, k, v, attn_mask=mask, is_causal=True)
-    expected = softmax_attention_reference(q, k, v, attn_mask=mask & torch.ones(6, 6, dtype=torch.bool).tril())
-    torch.testing.assert_close(both, expected, **TOLERANCE)
-
-
-@pytest.mark.parametrize("attention", FORMS)
-@pytest.mark.parametrize("size", [1.0, 1e3, 1e30])
-def test_large_scores_stay_finite(attention, size):
-    q, k, v = (draw(3, 4, seed=s, dtype=torch.float32) * size**0.5 for s in range(3))
-    q.requires_grad_()
-    o = attention(q, k, v, is_causal=True)
-    o.sum().backward()
-    assert o.isfinite().all() and q.grad.isfinite().all()
-
-
-def test_low_precision():
-    """bfloat16 against float64: each weight and each output is rounded to 8 bits, and scores to 8 bits of up to 4."""
-    q, k, v = (draw(2, 16, 8, seed=s) for s in range(3))
-    exact = softmax_attention_reference(q, k, v, is_causal=True)
-    for attention in FORMS:
-        o = attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), is_causal=True)
-        assert o.dtype == torch.bfloat16
-        assert (o - exact).abs().max() < 4 * v.abs().max() * torch.finfo(torch.bfloat16).eps * 2
-
-
-BAD = [
-    (lambda q, k, v, f: f(q.long(), k, v), TypeError, "q: expected a floating-point tensor, got a int64 tensor"),
-    (lambda q, k, v, f: f(q, k.float(), v), TypeError, "k: expected torch.float64 on cpu like q, got torch.float32"),
-    (lambda q, k, v, f: f(q, k[:, :, :3], v), ValueError, "k: expected width 4 like q"),
-    (lambda q, k, v, f: f(q, k, v[:, :4]), ValueError, "v: expected length 5 like k"),
-    (lambda q, k, v, f: f(q, k[:1], v), ValueError, r"k: expected leading axes \(2,\) like q, got \(1, 5, 4\)"),
-    (lambda q, k, v, f: f(q[:, :0], k, v), ValueError, r"q: expected shape \(..., N, width\) without empty axes"),
-    (lambda q, k, v, f: f(q[0, 0], k, v), ValueError, "q: expected shape"),
-    (lambda q, k, v, f: f(q[:, :3], k, v, is_causal=True), ValueError, "is_causal: expected as many queries as keys"),
-    (lambda q, k, v, f: f(q, k, v, attn_mask=torch.ones(5, 5)), TypeError, "attn_mask: expected a boolean tensor"),
+BAD = [  # what is put in the place of q, k, v = (2, 5, 4) and beside them
+    ({"q": torch.ones(2, 5, 4).long()}, TypeError, "q: expected a floating-point tensor, got a int64 tensor"),
+    ({"k": torch.ones(2, 5, 4)}, TypeError, "k: expected torch.float64 on cpu like q, got torch.float32"),
+    ({"k": draw(2, 5, 3)}, ValueError, "k: expected width 4 like q"),
+    ({"v": draw(2, 4, 4)}, ValueError, "v: expected length 5 like k"),
+    ({"k": draw(1, 5, 4)}, ValueError, r"k: expected leading axes \(2,\) like q, got \(1, 5, 4\)"),
+    ({"q": draw(2, 0, 4)}, ValueError, r"q: expected shape \(..., N, width\) without empty axes"),
+    ({"q": draw(4)}, ValueError, "q: expected shape"),
+    ({"k": draw(2, 5, 4) / 0}, ValueError, "k: expected finite numbers, got 40 NaN or infinite of 40"),
+    ({"q": draw(2, 3, 4), "is_causal": True}, ValueError, "is_causal: expected as many queries as keys"),
+    ({"is_causal": torch.ones(2)}, TypeError, "is_causal: expected True or False"),
+    ({"attn_mask": torch.ones(5, 5)}, TypeError, "attn_mask: expected a boolean tensor"),
     (
-        lambda q, k, v, f: f(q, k, v, attn_mask=torch.ones(4, 5, dtype=torch.bool)),
+        {"attn_mask": torch.ones(4, 5, dtype=torch.bool)},
         ValueError,
         r"attn_mask: expected a shape that broadcasts to \(2, 5, 5\), got \(4, 5\)",
     ),
-    (lambda q, k, v, f: f(q, k / 0, v), ValueError, "k: expected finite numbers, got 40 NaN or infinite of 40"),
-    (lambda q, k, v, f: f(q, k, v, initial_state=(k,)), ValueError, r"initial_state: expected.*\(keys, values\)"),
-    (lambda q, k, v, f: f(q, k, v, initial_state=5), TypeError, "initial_state: expected a tuple of tensors"),
-    (
-        lambda q, k, v, f: f(q, k, v, initial_state=(k, v[:, :3])),
-        ValueError,
-        "initial_state: expected values of length",
-    ),
-    (lambda q, k, v, f: f(q, k, v, scale=float("nan")), ValueError, "scale: expected a finite number, got nan"),
-    (lambda q, k, v, f: f(q, k, v, scale="1"), TypeError, "scale: expected a number, got str"),
-    (lambda q, k, v, f: f(q, k, v, is_causal=torch.ones(2)), TypeError, "is_causal: expected True or False"),
-    (lambda q, k, v, f: f(q, k, v, initial_state=(k[:1], v)), ValueError, "initial_state: expected keys"),
-    (
-        lambda q, k, v, f: f(q, k, v, initial_state=(k[0, 0], v)),
-        ValueError,
-        "initial_state: expected a tuple of tensors",
-    ),
+    ({"scale": float("nan")}, ValueError, "scale: expected a finite number, got nan"),
+    ({"scale": "1"}, TypeError, "scale: expected a number, got str"),
+    ({"initial_state": (draw(2, 5, 4),)}, ValueError, r"initial_state: expected.*\(keys, values\)"),
+    ({"initial_state": 5}, TypeError, "initial_state: expected a tuple of tensors"),
+    ({"initial_state": (draw(4), draw(2, 5, 4))}, ValueError, "initial_state: expected a tuple of tensors"),
+    ({"initial_state": (draw(1, 5, 4), draw(2, 5, 4))}, ValueError, "initial_state: expected keys"),
+    ({"initial_state": (draw(2, 5, 4), draw(2, 3, 4))}, ValueError, "initial_state: expected values of length"),
 ]
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("attention", FORMS)
-@pytest.mark.parametrize(("call", "error", "message"), BAD)
-def test_errors(attention, call, error, message):
+@pytest.mark.parametrize(("change", "error", "message"), BAD)
+def test_errors(attention, change, error, message):
     q, k, v = (draw(2, 5, 4, seed=s) for s in range(3))
     with pytest.raises(error, match=message):
-        call(q, k, v, attention)
+        attention(**({"q": q, "k": k, "v": v} | change))
+
+
+# ------------------------------------------------------------------------------------------------ FlashAttention
+
+
+SIZES = [(1, 1), (3, 7), (16, 5), (64, 64), (1000, 1000)]  # rows and columns of a tile
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("past", [0, 6])
+@causal_or_not
+def test_flash_is_exact(size, causal, past):
+    """For any tile; queries that may attend to nothing among them."""
+    state = tuple(draw(2, 3, past, width, seed=7).requires_grad_() for width in (4, 5)) if past else None
+    tiled = partial(flash_attention, rows=size[0], columns=size[1])
+    for length in (1, 17, 64):
+        for mask in (None, draw(2, 1, length, past + length, seed=8) > 0.5, torch.arange(past + length) > 2):
+            kwargs = {"is_causal": causal, "attn_mask": mask, "initial_state": state, "scale": 0.7}
+            assert_same(tiled, [*operands(length), *(state or ())], **kwargs)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize(("N", "M"), [(1, 1), (17, 17), (5, 40), (70, 70)])
+@causal_or_not
+def test_tiles_are_what_may_be_seen(size, N, M, causal):
+    """Each pair that may be seen is in one tile, and none of those behind a whole tile of queries in any."""
+    read, wanted = torch.zeros(N, M, dtype=torch.int), torch.ones(N, M, dtype=torch.bool).tril(M - N if causal else M)
+    for queries, tile in tiles(N, M, causal, size):
+        for keys, diagonal in tile:
+            assert keys.stop - keys.start <= max(size)
+            read[queries, keys] += 1
+            assert diagonal or wanted[queries, keys].all()
+    assert (read[wanted] == 1).all() and read.max() == 1
+    beyond = int((read.bool() & ~wanted).sum())
+    assert beyond <= N * (min(size[0], N) - 1) / 2 * causal
+
+
+@causal_or_not
+def test_the_logarithm_of_the_sum(causal):
+    q, k, _ = operands(300)
+    scores = 0.5 * q @ k.mT
+    if causal:
+        scores = scores.masked_fill(torch.ones(300, 300).triu(1).bool(), -torch.inf)
+    found = log_sum_exp(q, k, is_causal=causal, scale=0.5)
+    assert not found.requires_grad
+    close(found, scores.logsumexp(-1))
+
+
+@causal_or_not
+def test_costs_of_other_tiles(causal):
+    for (rows, columns), N in ((size, N) for size in ((3, 7), (16, 5), (1000, 1000)) for N in (1, 16, 33)):
+        sizes = {"rows": rows, "columns": columns}
+        q, k, v = (x.detach().float() for x in operands(N))
+        flops, elementwise = count_forward(partial(flash_attention, **sizes, is_causal=causal), q, k, v)
+        declared = flash_cost(2, N, 3, 4, 5, **sizes, causal=causal)
+        assert (flops, elementwise) == (declared.forward, declared.elementwise_forward)
+
+
+def test_memory_is_linear():
+    """Of all tensors that are made, forward and backward, the largest: that of one head's scores would be 64 MB."""
+    leaves = operands(4096, lead=(1,), dtype=torch.float32, K=8, V=8)
+    with Allocations() as memory:
+        with_gradients(flash_attention, leaves, is_causal=True)
+    assert memory.largest <= 4 * 128 * 512
+
+
+@pytest.mark.bad_input
+def test_flash_errors():
+    for change, error, message in (
+        ({"rows": 0}, ValueError, "rows: expected an integer of at least 1, got 0"),
+        ({"columns": -1}, ValueError, "columns: expected an integer of at least 1, got -1"),
+        ({"rows": 2.0}, TypeError, "rows: expected an integer of at least 1, got float 2.0"),
+        ({"scale": "1"}, TypeError, "scale: expected a number"),
+    ):
+        with pytest.raises(error, match=message):
+            flash_attention(*operands(3), **change)
+    leaves = operands(5)
+    with pytest.raises(RuntimeError, match="create_graph: expected False"):
+        torch.autograd.grad(flash_attention(*leaves).sum(), leaves, create_graph=True)
+
+
+# ------------------------------------------------------------------------------------- PyTorch's kernels by name
+
+
+HERE = ["math", "flash"]  # on a CPU
+
+
+@pytest.mark.parametrize("backend", HERE)
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
+@causal_or_not
+def test_kernels_are_exact(backend, lead, causal):
+    leaves, mask = operands(17, lead=lead, K=8, V=8), draw(*lead, 17, 17, seed=4) > 0
+    mask[..., 0] = True  # a row with nothing to attend to is the kernel's own matter
+    for attn_mask in (None, mask):
+        assert_same(
+            partial(backend_attention, backend=backend), leaves, is_causal=causal, attn_mask=attn_mask, scale=0.7
+        )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_who_serves_on_a_cpu(backend):
+    q = draw(2, 5, 8, dtype=torch.float32)
+    assert serves(backend, q, q, q, is_causal=True, masked=True) == (backend in HERE)
+    assert serves(backend, q, q, q[..., :4]) == (backend == "math")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_exact_on_cuda(backend):
+    """bfloat16, whose numbers have 8 bits: two roundings of weights and values of size 1."""
+    q, k, v = (draw(2, 4, 64, 32, seed=s).to("cuda", torch.bfloat16) for s in range(3))
+    if serves(backend, q, k, v, is_causal=True):
+        o = backend_attention(q, k, v, backend=backend, is_causal=True)
+        want = softmax_attention_reference(*(x.double() for x in (q, k, v)), is_causal=True)
+        torch.testing.assert_close(o.double(), want, atol=2**-6, rtol=2**-6)
+
+
+@pytest.mark.bad_input
+def test_kernels_that_do_not_serve():
+    x, unserved = draw(2, 5, 8), "backend: expected one that serves torch.float64 on cpu in these shapes, got 'cudnn'"
+    for backend, width, error, message in (
+        ("fastest", 8, ValueError, "backend: expected one of 'math', 'flash', 'efficient', 'cudnn', got 'fastest'"),
+        ("cudnn", 8, RuntimeError, unserved),
+        ("flash", 4, RuntimeError, r"got 'flash': .*same last dimension"),
+    ):
+        with pytest.raises(error, match=message):
+            backend_attention(x, x, x[..., :width], backend=backend)

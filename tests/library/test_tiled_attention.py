@@ -5,24 +5,31 @@ from itertools import product
 
 import pytest
 import torch
-from drawn_tilings import KINDS, SHUFFLED, G, K, M, N, V, band, dilated, draw, drawn_part, operands
-from tilings_by_loops import kept_by, masked_attention
+from drawn_tilings import KINDS, SHUFFLED, G, K, M, N, V, band, counted, dilated, draw, drawn_part, operands
 
 from ortho.attention.sparse import tiled_attention as engine
 from ortho.attention.sparse.tiled_attention import tiled_attention
 from ortho.attention.sparse.tiling import ABSENT, Tiling, TokenBlocks, consecutive
-from ortho.cost.allocations import Allocations
-from ortho.cost.counting import saved_bytes
+from ortho.cost.counting import Allocations, saved_bytes
 
 # Sums of at most 40 float64 products of size 10, in another order and behind the exponentials of scores up to 10.
 close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
 
 
+def masked_attention(q, k, v, kept, scale):
+    """Softmax attention of q (G, N, K), k (G, M, K), v (G, M, V) over the pairs that are kept, (G, N, M); a row
+    without any is 0."""
+    scores = (scale * q @ k.mT).masked_fill(~kept, -torch.inf)
+    weights = (scores - scores.detach().amax(-1, keepdim=True).clamp(min=-1e300)).exp()
+    total = weights.sum(-1, keepdim=True)
+    return weights / torch.where(total == 0, 1, total) @ v
+
+
 def compare(parts, leaves, *, start=0, mask=None, scale=0.7):
     """The output and all gradients; gives the pairs that count."""
-    kept = kept_by(parts, len(leaves[0]), leaves[0].shape[1], leaves[1].shape[1], start)
-    if mask is not None:
-        kept = kept & mask
+    kept, _ = counted(parts, len(leaves[0]), leaves[0].shape[1], leaves[1].shape[1], start)
+    assert int(kept.max()) <= 1
+    kept = kept > 0 if mask is None else (kept > 0) & mask
     o = tiled_attention(*leaves, parts, scale=scale, start=start, attn_mask=mask)
     expected = masked_attention(*leaves, kept, scale)
     d_o = draw(*o.shape, seed=9)
@@ -34,10 +41,12 @@ def compare(parts, leaves, *, start=0, mask=None, scale=0.7):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("start", [0, 6])
-def test_one_part(kind, start):
-    """Every arrangement, with all pairs of the table and with some; among them tiles that read nothing."""
+def test_one_part(kind, start, monkeypatch):
+    """Every arrangement, with all pairs of the table and with some; among them tiles that read nothing. However many
+    numbers are computed together."""
     queries, keys, table = KINDS[kind]
-    for seed, some in product(range(3), (False, True)):
+    for (seed, together), some in product(enumerate((1, 50, 2**18)), (False, True)):
+        monkeypatch.setattr(engine, "NUMBERS", {"cpu": together})
         g = torch.Generator().manual_seed(seed)
         labels = torch.randint(0, 2, (start + N, M), generator=g) if some else None
         part = drawn_part(g, start=start, labels=labels, queries=queries, keys=keys, table=table)
@@ -113,46 +122,25 @@ def test_pairs_that_depend_on_distance_alone(monkeypatch, scores):
         assert int(kept[0].sum()) == sum(min(width, i // step + 1) for i in range(length))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_worked_on_together_changes_nothing(monkeypatch, kind):
-    """Beyond rounding, which BLAS may do otherwise for other numbers of products."""
-    results = []
-    for scores in (1, 50, 2**18):
-        monkeypatch.setattr(engine, "NUMBERS", {"cpu": scores})
-        queries, keys, table = KINDS[kind]
-        part = drawn_part(torch.Generator().manual_seed(3), queries=queries, keys=keys, table=table)
-        leaves = operands()
-        o = tiled_attention(*leaves, [part], scale=1.0)
-        results.append([o, *torch.autograd.grad(o, leaves, draw(*o.shape, seed=9))])
-    for others in results[1:]:
-        for one, other in zip(results[0], others, strict=True):
-            torch.testing.assert_close(one, other, atol=1e-14, rtol=1e-14)
-
-
 def test_gradients_of_some():
-    """Of v alone the scores' gradients are not computed; whichever are asked for are the same."""
-    parts = [band(N, 6, 4, 4)]
-    leaves = operands(keys=N)
-    o = tiled_attention(*leaves, parts, scale=1.0)
-    d_o = draw(*o.shape, seed=9)
-    whole = torch.autograd.grad(o, leaves, d_o)
-    for wanted in ([0], [1], [2], [0, 1], [1, 2]):
-        some = [x.detach().requires_grad_(n in wanted) for n, x in enumerate(leaves)]
-        found = torch.autograd.grad(tiled_attention(*some, parts, scale=1.0), [some[n] for n in wanted], d_o)
-        assert all(torch.equal(x, whole[n]) for n, x in zip(wanted, found, strict=True))
-
-
-def test_memory_of_any_layout():
-    """Operands that are not contiguous, and a gradient that is one number everywhere."""
+    """Of v alone the scores' gradients are not computed; whichever are asked for are the same, for operands in any
+    layout and for a gradient that is one number everywhere."""
     parts = [band(N, 6, 4, 4, relative=True), drawn_part(torch.Generator().manual_seed(0), queries=(4, SHUFFLED))]
     parts[1] = parts[1]._replace(allowed=lambda i, j: j > i)
     leaves = operands(keys=N)
-    results = []
-    for arranged in (leaves, [x.detach().mT.contiguous().mT.requires_grad_() for x in leaves]):
-        o = tiled_attention(*arranged, parts, scale=1.0)
-        results.append([o, *torch.autograd.grad(o.sum(), arranged)])
-    for one, other in zip(*results, strict=True):
-        close(one, other)
+    whole = torch.autograd.grad(tiled_attention(*leaves, parts, scale=1.0).sum(), leaves)
+    for wanted in ([2], [0], [1, 2], [0, 1, 2]):
+        some = [x.detach().mT.contiguous().mT.requires_grad_(i in wanted) for i, x in enumerate(leaves)]
+        found = torch.autograd.grad(tiled_attention(*some, parts, scale=1.0).sum(), [some[i] for i in wanted])
+        for one, i in zip(found, wanted, strict=True):
+            close(one, whole[i])
+
+
+def halves(labels, tile=4, block=5):
+    """Two parts of all pairs: those of label 0, and those of label 1."""
+    queries, keys = consecutive(0, labels.shape[0], tile), consecutive(0, labels.shape[1], block)
+    table = torch.arange(len(keys.positions)).expand(len(queries.positions), -1)
+    return [Tiling(queries, keys, table, lambda i, j, p=p: labels[i, j] == p) for p in (0, 1)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -161,15 +149,7 @@ def test_large_scores(dtype, size):
     """A score of s is rounded by s eps, which moves a weight by that share of itself, in both forms; where that is no
     longer small outputs are still means of values, over several parts too, and gradients are finite."""
     labels = torch.randint(0, 2, (N, M), generator=torch.Generator().manual_seed(5))
-    parts = [
-        Tiling(
-            consecutive(0, N, 4),
-            consecutive(0, M, 5),
-            torch.arange(4).expand(6, 4),
-            lambda i, j, p=p: labels[i, j] == p,
-        )
-        for p in (0, 1)
-    ]
+    parts = halves(labels)
     leaves = operands(dtype=dtype, size=size)
     o = tiled_attention(*leaves, parts, scale=1.0)
     found = [o, *torch.autograd.grad(o, leaves, draw(*o.shape, seed=9).to(dtype))]
@@ -180,7 +160,7 @@ def test_large_scores(dtype, size):
     # Products of 4 numbers of size 3: scores of up to 40 sizes, a few roundings each; twice that for values up to 3.
     bound = 1000 * size * eps
     if bound < 0.1:
-        expected = masked_attention(*(x.double() for x in leaves), kept_by(parts, G, N, M), 1.0)
+        expected = masked_attention(*(x.double() for x in leaves), torch.ones(G, N, M, dtype=torch.bool), 1.0)
         torch.testing.assert_close(o.double(), expected, atol=bound, rtol=0)
 
 
@@ -188,16 +168,8 @@ def test_equal_scores_of_any_size_share_their_weight():
     """In two parts as in one: the output is the mean of the values."""
     q, k = torch.full((1, 4, 1), 1e9), torch.full((1, 4, 1), 1e9)
     v = draw(1, 4, 3).float()
-    halves = [
-        Tiling(
-            consecutive(0, 4, 4),
-            consecutive(0, 4, 4),
-            torch.zeros(1, 1, dtype=torch.long),
-            lambda i, j, p=p: j % 2 + 0 * i == p,
-        )
-        for p in (0, 1)
-    ]
-    o = tiled_attention(q, k, v, halves, scale=1.0)
+    parts = halves((torch.arange(4) % 2).expand(4, 4))
+    o = tiled_attention(q, k, v, parts, scale=1.0)
     torch.testing.assert_close(o, v.mean(1, keepdim=True).expand_as(o), atol=1e-6, rtol=0)
 
 
@@ -240,28 +212,20 @@ def test_what_is_kept_is_linear(parts):
         assert kept() == 4 * G * length * (2 * K + 2 * V + 1)
 
 
-def test_scores_are_not_all_there_at_once():
-    """Of a part with all pairs either: the largest tensor, forward and backward, has no more than `NUMBERS` numbers."""
-    length = 1024
-    leaves = operands(length=length, keys=length, dtype=torch.float32)
-    tiles, blocks = consecutive(0, length, 64), consecutive(0, length, 16)
-    part = Tiling(tiles, blocks, torch.arange(64).expand(16, 64), lambda i, j: i != j)
-    with Allocations() as memory:
-        o = tiled_attention(*leaves, [part], scale=1.0)
-        torch.autograd.grad(o, leaves, torch.ones_like(o))
-    assert memory.largest <= 4 * engine.NUMBERS["cpu"] < 4 * length**2
-
-
-def test_gathered_keys_are_not_all_there_at_once():
-    """Of lone queries, which gather 64 numbers for a score: all together they would be 2^22, eight times `NUMBERS`."""
-    length, width, K = 2048, 32, 64
-    q, k, v = (draw(1, length, K, seed=s).float().requires_grad_() for s in range(3))
-    each = consecutive(0, length, 1)
-    part = Tiling(each, each, torch.stack([torch.randperm(length)[:width] for _ in range(length)]))
-    with Allocations() as memory:
-        o = tiled_attention(q, k, v, [part], scale=1.0)
-        torch.autograd.grad(o, (q, k, v), torch.ones_like(o))
-    assert memory.largest <= 4 * engine.NUMBERS["cpu"]
+def test_no_more_is_made_at_once():
+    """The largest tensor, forward and backward, has no more than `NUMBERS` numbers: of the scores of a part with all
+    pairs; of keys that lone queries gather, 64 numbers for a score, eight times `NUMBERS` in all."""
+    tiles, blocks, each = consecutive(0, 1024, 64), consecutive(0, 1024, 16), consecutive(0, 2048, 1)
+    gathered = torch.stack([torch.randperm(2048)[:32] for _ in range(2048)])
+    cases = [
+        (operands(length=1024, keys=1024, dtype=torch.float32), Tiling(tiles, blocks, torch.arange(64).expand(16, 64))),
+        ([draw(1, 2048, 64, seed=s).float().requires_grad_() for s in range(3)], Tiling(each, each, gathered)),
+    ]
+    for leaves, part in cases:
+        with Allocations() as memory:
+            o = tiled_attention(*leaves, [part], scale=1.0)
+            torch.autograd.grad(o, leaves, torch.ones_like(o))
+        assert memory.largest <= 4 * engine.NUMBERS["cpu"] < 2**22
 
 
 def test_memory_is_linear(monkeypatch):

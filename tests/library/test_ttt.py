@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ortho.attention.recurrent.delta import delta_rule
-from ortho.attention.recurrent.ttt import BATCH, StepSize, memory_now, ttt_attention, ttt_attention_reference
+from ortho.attention.recurrent.ttt import BATCH, StepSize, state_now, ttt_attention, ttt_attention_reference
 from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, HuberNorm, Squared
 
 LOSSES = [Squared(), Huber(0.4), HuberNorm(0.5), Contrastive(0.6)]
@@ -58,7 +58,7 @@ def test_a_mini_batch_of_one_is_the_delta_rule(form, causal):
     q, k, v, eta = operands(largest=2.0)
     o, state = form(q, k, v, eta=eta, batch=1, is_causal=causal, return_state=True)
     expected, (S,) = delta_rule(q, k, v, beta=eta, is_causal=causal, return_state=True)
-    assert_same([o, memory_now(state)], [expected, S])
+    assert_same([o, state_now(state)], [expected, S])
     assert (o - form(q, k, v, eta=eta, batch=2, is_causal=causal)).abs().max() > 0.1
 
 
@@ -73,7 +73,7 @@ def test_steps_are_gradients_of_the_loss(loss):
         total = (eta[..., part] * loss(unit[..., part, :] @ S, v[..., part, :])).sum()
         (gradient,) = torch.autograd.grad(total, S)
         S = (S - gradient).detach().requires_grad_()
-    assert_same([memory_now(state)], [S.detach()])
+    assert_same([state_now(state)], [S.detach()])
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -142,7 +142,7 @@ def test_options(form):
     assert_same([form(*unit, v, eta=mean, normalise=False, is_causal=True)], [o])
     assert_same([form(q, k, v, scale=-3.0, is_causal=True)], [-3 * o])
     everything, state = form(q[..., :7, :], k, v, return_state=True)
-    assert_same([everything], [unit[0][..., :7, :] @ memory_now(state)])
+    assert_same([everything], [unit[0][..., :7, :] @ state_now(state)])
     assert_same([everything[..., :1, :]], [form(q[..., :1, :].expand_as(q), k, v, is_causal=True)[..., -1:, :]])
 
 
@@ -177,7 +177,7 @@ def apart(loss, total, k):
     memories = draw(2, 20, K, V, seed=1)
     kwargs = {"loss": loss, "eta": eta, "batch": batch, "normalise": False, "return_state": True}
     one, other = (
-        memory_now(ttt_attention(k, k, draw(20, batch, V), initial_state=(S, *full), **kwargs)[1]) for S in memories
+        state_now(ttt_attention(k, k, draw(20, batch, V), initial_state=(S, *full), **kwargs)[1]) for S in memories
     )
     return (one - other).flatten(1).norm(dim=1) / (memories[0] - memories[1]).flatten(1).norm(dim=1)
 

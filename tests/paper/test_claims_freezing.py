@@ -12,7 +12,7 @@ from paper.claims.evidence import gradient_depth as depth
 from paper.claims.evidence import low_resource
 from paper.claims.outcomes import BITS_A_BYTE
 from paper.experiments.learning import fine_tuning, images, language, rates, synthetic, translating
-from paper.experiments.learning.synthetic_rows import Learnt
+from paper.experiments.learning.synthetic import Learnt
 from paper.experiments.statistics import Decision, success_interval
 
 CONFIRMED, CONDITIONAL = Verdict.CONFIRMED, Verdict.CONDITIONAL

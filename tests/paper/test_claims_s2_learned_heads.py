@@ -10,7 +10,7 @@ from paper import experiments
 from paper.claims import Verdict
 from paper.claims.evidence import one_learned_head as s2
 from paper.experiments import measure
-from paper.experiments.learning import language, language_rows
+from paper.experiments.learning import language
 from paper.experiments.learning.arms import BESIDE, arms, trained_parameters
 from paper.tasks import text
 
@@ -142,7 +142,7 @@ def test_equal_parameters_and_other_budgets_stand_beside(stored, make):
 
 
 def by_arm(records, **wanted):
-    return language_rows.by_arm(records, SLUG, **wanted)
+    return language.by_arm(records, SLUG, **wanted)
 
 
 def test_the_middle_budget_joins_where_an_arm_is_followed(make):

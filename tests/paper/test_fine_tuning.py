@@ -1,35 +1,23 @@
-"""The experiment on fine-tuning: its texts, its two stages, what an arm trains; and what its records say."""
+"""The experiment on fine-tuning: its texts, its two stages, and what an arm trains."""
 
 import dataclasses
 import sys
 
 import pytest
 import torch
-from experiment_fakes import SLUG, go, within
 
 from ortho.layers.multihead import MultiheadAttention
-from paper.experiments import measure
-from paper.experiments.engine import records
-from paper.experiments.learning import fine_tuning, fine_tuning_rows, fitting, language, rates
+from paper.experiments.learning import fine_tuning, fitting, language, rates
 from paper.experiments.learning.fine_tuning import SCRATCH
 from paper.tasks import text
 from paper.training import CheckpointError, trainer
 
-EXPERIMENT = fine_tuning.FINE_TUNING
 TINY = {"first_steps": 3, "steps": 2, "B": 2, "N": 16, "d": 16, "L": 2, "tested": 4}
 PRETRAINED = [arm for arm in fine_tuning.ARMS if arm != SCRATCH]
 
 
-def only(*cases):
-    return dataclasses.replace(EXPERIMENT, cases=lambda _: list(cases))
-
-
 def tiny(arm, seed=1, **more):
     return fine_tuning.case(arm, seed, **{**TINY, **more})
-
-
-def stored(results):
-    return records.read(records.path(results, EXPERIMENT.name, SLUG), EXPERIMENT.needs)
 
 
 def without_seconds(outcome):
@@ -78,19 +66,6 @@ def test_a_python_without_the_help_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(ImportError, match="pydoc_data: expected the texts of Python's help"):
         fine_tuning.help_parts.__wrapped__()
-
-
-@pytest.mark.parametrize("arm", fine_tuning.ARMS)
-def test_an_arm_is_trained_tested_and_stored_whole(arm, tmp_path):
-    report = go(only(tiny(arm)), tmp_path)
-    assert not report.errors
-    (record,) = stored(tmp_path)
-    assert list(record["repetitions"]) == ["old, before", "new, before", "old", "new"]
-    assert len(record["facts"]["loss"]) == TINY["steps"]
-    assert len(record["facts"]["validation"]) == min(fine_tuning.LOOKS, TINY["steps"])
-    assert record["facts"]["texts"]["new"]["test"]["bytes"] == len(fine_tuning.help_parts().test)
-    assert "bits a byte, old" in EXPERIMENT.line(record)
-    assert f"\n{SLUG}" in EXPERIMENT.show([record])
 
 
 @pytest.mark.parametrize("arm", fine_tuning.ARMS)
@@ -165,8 +140,7 @@ def test_a_damaged_first_stage_is_found(tmp_path):
         fine_tuning.run(tiny("QK frozen"), checkpoint=tmp_path / "run.pt")
 
 
-@pytest.mark.parametrize("stage", [0, 1])
-def test_a_run_that_was_killed_goes_on(stage, tmp_path, monkeypatch):
+def test_a_run_that_was_killed_in_its_first_stage_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "EVERY_S", -1.0)  # a checkpoint after each step
     case, file = tiny("QK redrawn", first_steps=4, steps=4), tmp_path / "run.pt"
     whole = without_seconds(fine_tuning.run(case))
@@ -176,11 +150,10 @@ def test_a_run_that_was_killed_goes_on(stage, tmp_path, monkeypatch):
         drawn.append(count)
         if len(drawn) == 3:
             raise KeyboardInterrupt
-        return real[stage].train(count, generator)
+        return real[0].train(count, generator)
 
-    watched = list(real)
-    watched[stage] = dataclasses.replace(real[stage], train=interrupted)
-    monkeypatch.setattr(fine_tuning, "tasks", lambda N: tuple(watched))
+    watched = dataclasses.replace(real[0], train=interrupted), real[1]
+    monkeypatch.setattr(fine_tuning, "tasks", lambda N: watched)
     with pytest.raises(KeyboardInterrupt):
         fine_tuning.run(case, checkpoint=file)
     assert without_seconds(fine_tuning.run(case, checkpoint=file)) == whole
@@ -190,20 +163,11 @@ def test_a_run_that_was_killed_goes_on(stage, tmp_path, monkeypatch):
 def test_the_stages_are_learnt_from():
     """600 and 300 steps teach more; these are enough to tell each text from the other's model."""
     case = fine_tuning.case("QK frozen", 1, 1e-2, first_steps=60, steps=40, N=32, d=32, tested=64)
-    record = {**fine_tuning.run(case)}
-    begun, ended = fine_tuning_rows.new_before(record), fine_tuning_rows.new(record)
+    record = fine_tuning.run(case)
+    begun, ended = (fine_tuning.MEASURES[name](record) for name in ("new, before", "new"))
     assert ended < begun - 0.1 and begun < 6  # bits; a guess has 8
     curve = [look["loss_nats"] for look in record["facts"]["validation"]]
     assert curve[-1] < curve[0]
-
-
-def test_a_fast_form_that_is_off_is_not_stored(monkeypatch, tmp_path):
-    def off(*_):
-        raise AssertionError("fast form: expected a relative error of at most 1e-10, got 1")
-
-    monkeypatch.setattr(fitting, "check_forms", off)
-    report = go(only(tiny("all trained")), tmp_path)
-    assert len(report.errors) == 1 and not stored(tmp_path)
 
 
 def test_the_first_stage_is_that_of_the_strong_baseline():
@@ -213,53 +177,7 @@ def test_the_first_stage_is_that_of_the_strong_baseline():
         assert {name: own[name] for name in ("B", "N", "d", "H", "L")} == {name: theirs[name] for name in "BNdHL"}
         assert sizes["first_steps"] == theirs["steps"]
         assert rates.chosen("bytes", theirs) in (None, own["first_rate"])
-    assert fine_tuning.WEIGHT_DECAY == language.WEIGHT_DECAY
+        for task in fine_tuning.tasks(own["N"]):  # there are as many windows
+            for draw in (task.validation, task.tests["test"]):
+                assert len(draw(own["tested"], torch.Generator()).answers) == own["tested"]
     assert fine_tuning.DECISION == language.DECISION
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_every_arm_has_every_seed_and_the_tuning_seed_every_rate(device, monkeypatch):
-    monkeypatch.setattr(rates, "chosen", lambda *_: None)
-    tuning = fine_tuning.cases(device)
-    monkeypatch.setattr(rates, "chosen", lambda name, case: 0.5 if name == EXPERIMENT.name else None)
-    cases = fine_tuning.cases(device)
-    assert cases[: len(tuning)] == tuning
-    runs = {(case["arm"], case["seed"], case["rate"]) for case in cases}
-    assert len(runs) == len(cases) == len(fine_tuning.ARMS) * (2 + len(fine_tuning.SEEDS))
-    assert {seed for _, seed, rate in runs if rate == 0.5} == set(fine_tuning.SEEDS)
-    assert {seed for _, seed, rate in runs if rate != 0.5} == {rates.TUNING}
-    for task in fine_tuning.tasks(cases[0]["N"]):  # there are as many windows
-        task.validation(cases[0]["tested"], torch.Generator())
-        task.tests["test"](cases[0]["tested"], torch.Generator())
-
-
-def test_the_sources_are_all_that_a_run_runs(tmp_path):
-    for arm in fine_tuning.ARMS:
-        # What is imported late, or made once, need not be watched.
-        case, file = tiny(arm), tmp_path / f"{arm}.pt"
-        fine_tuning.run(case, checkpoint=file)
-        with within(EXPERIMENT):
-            fine_tuning.run(case)
-            fine_tuning.run(case, checkpoint=file)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("arm", fine_tuning.ARMS)
-def test_a_case_runs_on_cuda(arm):
-    assert measure(EXPERIMENT, tiny(arm, device="cuda"), "cuda")["facts"]["parameters"]
-
-
-BAD = [
-    ({"arm": "frozen"}, ValueError, "arm: expected one of 'all trained', 'QK frozen'"),
-    ({"device": "tpu"}, ValueError, "device: expected one of 'cpu', 'cuda'"),
-    ({"first_steps": 0}, ValueError, "first_steps: expected an integer of at least 1, got 0"),
-    ({"tested": 1.5}, TypeError, "tested: expected an integer of at least 1"),
-    ({"d_ff": 2}, TypeError, "sizes: expected some of B, N, d, H, L, first_steps, steps, tested, got d_ff"),
-]
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("given", "error", "message"), BAD)
-def test_an_impossible_case_is_refused(given, error, message):
-    with pytest.raises(error, match=message):
-        fine_tuning.case(**{"arm": "all trained", **given})

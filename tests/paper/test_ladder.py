@@ -1,6 +1,5 @@
-"""The ladder: its texts and arms, a run at every budget and after a kill, the rules by which records are judged."""
+"""The ladder: its arms, a run at every budget and after a kill, the rules by which records are judged."""
 
-import hashlib
 from functools import partial
 from math import log
 
@@ -9,12 +8,11 @@ import pytest
 import torch
 
 from ortho.cost.counting import count_step
-from paper.experiments.learning import ladder, ladder_rows, rates
+from paper.experiments.learning import ladder, ladder_analysis, rates
+from paper.experiments.learning.ladder_analysis import HYPOTHESES, Curve, at, at_equal, judged
 from paper.experiments.learning.ladder_arms import ARMS, CONVOLUTION, MimeticProjection
-from paper.experiments.learning.ladder_rows import HYPOTHESES, Curve, at, at_equal, judged, tail
-from paper.tasks import novels, text
-from paper.tasks.download import RemoteFile
-from paper.tasks.repeats import repeats
+from paper.experiments.statistics import student_below
+from paper.tasks import text
 from paper.training import Recipe, Trainer
 
 TINY = {"base": 4, "tested": 8, "N": 32, "B": 2, "d": 16, "H": 4, "L": 1}
@@ -24,48 +22,6 @@ def tiny(arm="2 induction + 2 positional", **kwargs):
     return ladder.case("python", arm, **{"budget": 2, **TINY, **kwargs}) | {"validated": 6, "blocks": 3}
 
 
-def test_repeats():
-    """Against counting by hand, on three symbols, where matches are many."""
-    windows = torch.randint(3, (3, 31), generator=torch.Generator().manual_seed(0))
-    found = repeats(windows, 5)
-    for row, x in enumerate(windows.tolist()):
-        for t in range(30):
-            best, place = 0, None
-            for s in range(t):
-                length = 0
-                while length < 5 and s >= length and x[s - length] == x[t - length]:
-                    length += 1
-                if length and length >= best:
-                    best, place = length, s
-            assert found.length[row, t] == best
-            assert bool(found.right[row, t]) == (place is not None and x[place + 1] == x[t + 1])
-
-
-def test_novels(tmp_path, monkeypatch):
-    """Each novel's own parts, without what Gutenberg has around them; lines end in one byte."""
-    bodies = [b"".join(b"%d line %d\r\n" % (i, n) for n in range(500)) for i in range(2)]
-    files = []
-    for i, body in enumerate(bodies):
-        text = b"header\r\n*** START OF THIS PROJECT GUTENBERG EBOOK X ***\r\n\r\n" + body + b"***END OF THE PROJECT "
-        path = tmp_path / "novels" / f"{i}.txt"
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(text + b"GUTENBERG EBOOK X***\r\nlicence\r\n")
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        files.append(RemoteFile(f"novels/{i}.txt", "https://localhost", digest))
-    monkeypatch.setattr(novels, "NOVELS", tuple(files))
-    plain = [body.replace(b"\r\n", b"\n") for body in bodies]
-    parts = novels.novels_parts(tmp_path)
-    ends = [[len(text) * share // 100 for share in (90, 95)] for text in plain]
-    assert parts.train == b"".join(text[:a] for text, (a, _) in zip(plain, ends, strict=True))
-    assert parts.validation == b"".join(text[a:b] for text, (a, b) in zip(plain, ends, strict=True))
-    assert parts.test == b"".join(text[b:] for text, (_, b) in zip(plain, ends, strict=True))
-    (tmp_path / "novels" / "0.txt").write_bytes(b"no marks")
-    monkeypatch.setattr(novels, "fetch", lambda file, folder: tmp_path / file.name)
-    novels._parts.cache_clear()
-    with pytest.raises(ValueError, match="expected a text between Project Gutenberg's marks"):
-        novels.novels_parts(tmp_path)
-
-
 @pytest.mark.parametrize("convolution", [0, 4])
 @pytest.mark.parametrize("arm", ARMS)
 def test_flop(arm, convolution):
@@ -73,7 +29,7 @@ def test_flop(arm, convolution):
     case = tiny(arm, convolution=convolution)
     model = ARMS[arm].build(case, torch.Generator().manual_seed(0))
     counts = count_step(model, torch.zeros(2, 32, dtype=torch.int64))
-    assert counts.forward + counts.backward == ladder_rows.step_flop(case)
+    assert counts.forward + counts.backward == ladder_analysis.step_flop(case)
 
 
 def test_mimetic():
@@ -166,23 +122,17 @@ def test_cases(monkeypatch):
     assert {(h.text, h.arm) for h in HYPOTHESES} <= {(c["text"], c["arm"]) for c in ladder.cases("cpu")}
 
 
-def test_tail():
-    """Of one degree of freedom 1/2 + arctan(t) / pi."""
-    for t in (-3.0, -0.5, 0.5, 3.0):
-        assert abs(tail(t, 1) - (0.5 + np.arctan(t) / np.pi)) < 1e-9
-
-
 def test_a_difference():
     """By hand: means over seeds 0 and 2, over parts 1 and 1; the error of both, and Student's 6.314 of one degree."""
     ours = {1: np.array([1.0, 1.0]), 2: np.array([2.0, 4.0]), 3: np.array([9.0, 9.0])}
     theirs = {1: np.array([1.0, 1.0]), 2: np.array([1.0, 1.0])}
-    found = ladder_rows.tested(ours, theirs, 0.0)
+    found = ladder_analysis.tested(ours, theirs, 0.0)
     error = np.sqrt(2.0 / 2 + 0.5 / 2)
     assert (found.mean, found.seeds) == (1.0, (1, 2))
     np.testing.assert_allclose(found.interval, (1 - 6.3138 * error, 1 + 6.3138 * error), rtol=1e-4)
     assert found.bootstrap[0] >= 0 and found.bootstrap[1] <= 3 and not found.equivalent
-    assert abs(found.chance - tail(1 / error, 1)) < 1e-12
-    assert ladder_rows.tested(ours, {3: ours[3]}, 0.0) is None
+    assert abs(found.chance - student_below(1 / error, 1)) < 1e-12
+    assert ladder_analysis.tested(ours, {3: ours[3]}, 0.0) is None
 
 
 def record(arm, seed, bits, text="python", budget=16):
@@ -217,17 +167,17 @@ def test_equal_steps_flop_and_seconds():
     ours, theirs = Curve((1, 4), (3.0, 2.0), 10, 5, 0.5), Curve((1, 2), (3.0, 2.7), 10, 10, 1.0)
     assert at(ours, 20) == 2.5 and np.isnan(at(ours, 50))
     assert at_equal(ours, theirs, 1) == {"steps": 3.0, "FLOPs": 2.5, "seconds": 2.5}
-    found = ladder_rows.curve([record("learned", 1, 2.0)], ("python", "learned", CONVOLUTION))
+    found = ladder_analysis.curve([record("learned", 1, 2.0)], ("python", "learned", CONVOLUTION))
     assert (found.budgets, found.seconds) == ((1, 16), 0.1) and found.bits[0] == pytest.approx(2.0015)
-    assert ladder_rows.curve([], ("python", "learned", CONVOLUTION)) is None
+    assert ladder_analysis.curve([], ("python", "learned", CONVOLUTION)) is None
 
 
 def test_the_table(outcome):
     shown = {"device": "cpu-x", "provenance": {"device_name": "x"}, **record("learned", 1, 2.0)}
     other = {**shown, **record("2 induction + 2 positional", 1, 1.9)}
-    said = ladder_rows.table([shown, other])
+    said = ladder_analysis.table([shown, other])
     assert "16 x 1.9" in said and "against learned + convolution at 16 x: -0.100 at equal steps" in said
-    assert ladder_rows.line({"configuration": tiny(seed=1), **outcome}).startswith("test 1 x ")
+    assert ladder_analysis.line({"configuration": tiny(seed=1), **outcome}).startswith("test 1 x ")
 
 
 @pytest.mark.bad_input

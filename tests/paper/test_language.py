@@ -1,94 +1,101 @@
-"""A run of the experiments on bytes: what it stores, what it shares with others, that it resumes, what it runs."""
+"""The language models of bytes: what their cases match, which there are, and what a run shares with others."""
 
 import dataclasses
+from collections import Counter
+from math import log2
+from types import SimpleNamespace
 
 import pytest
 import torch
-from experiment_fakes import SLUG, go, within
 
-from paper.experiments import measure
-from paper.experiments.engine import records
-from paper.experiments.learning import fitting, language
+from paper.experiments.learning import language
 from paper.experiments.learning.arms import arms, trained_parameters
-from paper.experiments.learning.kinds import kinds
 from paper.tasks import text
-from paper.training import trainer
+from paper.tasks.task import Batch
+from paper.tasks.text import VOCAB_SIZE
 
 TINY = {"steps": 2, "B": 2, "N": 16, "d": 16, "H": 4, "L": 1, "tested": 4}
-ARMS = arms(TINY["H"], TINY["N"])
-# An arm of every kind of heads, of every embedding of places, and one of heads of two kinds.
-FIRST = {kind: next(name for name, arm in ARMS.items() if arm.heads[0][0] == kind) for kind in kinds(TINY["N"])}
-RUN = sorted({*FIRST.values(), "embeddings", "sinusoids", "1 learned + 3 positional"})
+every_device = pytest.mark.parametrize("device", ["cpu", "cuda"])
 
 
-@pytest.fixture(autouse=True, scope="module")
-def library(tmp_path_factory):
+@pytest.fixture
+def library(tmp_path, monkeypatch):
     """A small library in place of Python's own."""
-    folder = tmp_path_factory.mktemp("library")
     for i in range(200):
-        (folder / f"module_{i}.py").write_text(f"def power_{i}(x):\n    return x ** {i}\n" * 2)
-    parts = text.python_parts(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text, "python_parts", lambda: parts)
-        yield parts
+        (tmp_path / f"module_{i}.py").write_text(f"def power_{i}(x):\n    return x ** {i}\n" * 2)
+    parts = text.python_parts(tmp_path)
+    monkeypatch.setattr(text, "python_parts", lambda: parts)
+    return parts
 
 
-def only(*cases):
-    """The experiment of equal FLOPs with these cases."""
-    return dataclasses.replace(language.BYTES, cases=lambda _: list(cases))
+@every_device
+def test_all_arms_have_the_training_flop_of_the_baseline(device):
+    sizes = language.SIZES[device]
+    cases = language.of_equal_flop(device)
+    assert {case["arm"] for case in cases} == set(arms(sizes["H"], sizes["N"]))
+    baseline = next(case for case in cases if case["arm"] == "learned")
+    assert baseline["steps"] == sizes["steps"]
+    want = baseline["steps"] * language.step_flop(baseline)
+    for case in cases:
+        assert case["d_ff"] == 4 * case["d"]
+        own = language.step_flop(case)
+        assert abs(case["steps"] * own - want) <= own / 2, case["arm"]  # the integer that comes nearest
 
 
-def stored(results):
-    return records.read(records.path(results, "bytes", SLUG), language.BYTES.needs)
+@every_device
+def test_arms_of_equal_parameters_differ_by_less_than_a_hidden_unit(device):
+    sizes = language.SIZES[device]
+    cases = {case["arm"]: case for case in language.of_equal_parameters(device)}
+    H, d, L = (sizes[name] for name in "HdL")
+    assert {"learned", "positional", f"1 learned + {H - 1} positional", "1 learned, wider"} <= set(cases)
+    assert cases["learned"]["d_ff"] == 4 * d
 
-
-def without_times(record):
-    found = {name: part for name, part in record.items() if name not in ("elapsed_s", "provenance")}
-    return {**found, "facts": {name: fact for name, fact in record["facts"].items() if name != "train_s"}}
-
-
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
-    """A tiny run of an arm of each kind, through the runner: the folder, and the report."""
-    results = tmp_path_factory.mktemp("results")
-    return results, go(only(*(language.case(arm, 1, **TINY) for arm in RUN)), results)
-
-
-def test_an_arm_of_each_kind_stores_a_whole_record(outcomes, library):
-    results, report = outcomes
-    assert not report.errors
-    found = {record["configuration"]["arm"]: record for record in stored(results)}
-    assert set(found) == set(RUN) and len(report.done) == len(RUN)
-    for arm, record in found.items():
-        case, facts, shares = record["configuration"], record["facts"], record["repetitions"]["test"]
-        assert set(shares) == set(fitting.QUANTITIES) and all(0 <= shares[q][0] <= 1 for q in fitting.QUANTITIES[:2])
-        assert facts["kinds"] == ARMS[arm].describe() and facts["text"] == library.facts()
-        looks = sorted({round(case["steps"] * (i + 1) / language.LOOKS) for i in range(language.LOOKS)} - {0})
-        assert [look["step"] for look in facts["validation"]] == looks and looks[-1] == case["steps"]
-        assert len(facts["loss"]) == min(case["steps"], fitting.POINTS)
+    def parameters(case):
+        arm = arms(H, case["N"])[case["arm"]]
         with torch.device("meta"):
-            built = ARMS[arm].build(text.VOCAB_SIZE, TINY["d"], TINY["L"], d_ff=case["d_ff"])
-        assert facts["parameters"] == trained_parameters(built)
-        assert "bits a byte" in language.BYTES.line(record)
+            return trained_parameters(arm.build(VOCAB_SIZE, d, L, d_ff=case["d_ff"]))
+
+    for case in cases.values():
+        assert case["steps"] == sizes["steps"]
+        # A unit has a row of d and a column of d in each of L layers; the nearest integer is at most half of that off.
+        assert abs(parameters(case) - parameters(cases["learned"])) <= d * L, case["arm"]
 
 
-def test_what_runs_execute_is_within_the_code_of_their_records(outcomes):
-    cases = [language.case(arm, 1, **TINY) for arm in RUN]  # `outcomes` has imported and made what is made once
-    with within(language.BYTES):
-        for case in cases:
-            language.run(case)
+@every_device
+def test_budgets_and_limits(device, monkeypatch):
+    monkeypatch.setattr(language.rates, "chosen", lambda *_: None)
+    sizes = language.SIZES[device]
+    few = set(language.few(sizes["H"]))
+    assert few <= set(arms(sizes["H"], sizes["N"]))
+    budgets, little = language.of_budgets(device), language.of_little_text(device)
+    steps = sizes["steps"]
+    base = {(case["steps"], case["d"]) for case in budgets if case["arm"] == "learned"}
+    assert base == {(steps // 4, sizes["d"]), (4 * steps, sizes["d"]), (steps, 2 * sizes["d"])}
+    limits = {(case["limit"], case["dropout"]) for case in little}
+    assert limits == {(50_000, 0.0), (200_000, 0.0), (1_000_000, 0.0), (50_000, 0.1), (50_000, 0.3)}
+    for cases, groups in ((budgets, len(base)), (little, len(language.LIMITS))):
+        told = Counter(case["arm"] for case in cases if not case["dropout"])
+        assert told == dict.fromkeys(few, groups * len(language.TRIED))
+    tried = {d: {case["rate"] for case in budgets if case["d"] == d} for _, d in base}
+    scale = 64 / sizes["d"]
+    assert tried == {sizes["d"] * n: {5e-3 * scale / n, 1e-2 * scale / n} for n in (1, 2)}, "an n-th as high"
 
 
-def test_a_run_follows_from_its_seed():
-    one, again, other = (
-        without_times(measure(only(), language.case("1 learned + 3 positional", seed, **TINY), "cpu"))
-        for seed in (1, 1, 2)
-    )
-    assert one == again
-    assert one["facts"]["loss"] != other["facts"]["loss"]
+def test_the_arms_of_other_numbers_of_heads():
+    assert language.few(4) == language.FEW
+    assert set(language.few(8)) <= set(arms(8, 16)) and "1 learned + 7 positional" in language.few(8)
 
 
-def test_the_arms_of_a_seed_share_batches_and_tests(monkeypatch):
+def test_budgets_are_the_multiples_of_the_steps_at_equal_flop():
+    for arm in language.few(4):
+        for steps, multiple in ((150, 0.25), (600, 1.0), (2400, 4.0)):
+            for d in (16, 32):
+                assert language.budget(language.case(arm, 1, **{**TINY, "steps": steps, "d": d})) == multiple
+    with pytest.raises(ValueError, match="steps: expected those of a budget .* for 'learned', got 151"):
+        language.budget(language.case("learned", 1, **{**TINY, "steps": 151}))
+
+
+def test_the_arms_of_a_seed_share_batches(library, monkeypatch):
     make, drawn = text.language_modelling, {}
 
     def watched(*arguments):
@@ -108,74 +115,30 @@ def test_the_arms_of_a_seed_share_batches_and_tests(monkeypatch):
     assert torch.equal(ours, theirs) and not torch.equal(theirs, others)
 
 
-def test_the_seeds_of_arms_differ_in_the_weights_and_those_of_seeds_in_all():
-    one, other, next_seed = (
-        language.seeds_of(language.case(*told)) for told in (("learned", 1), ("frozen", 1), ("frozen", 2))
-    )
-    assert {part for part in one if one[part] != other[part]} == {"weights"}
-    everything = [*one.values(), other["weights"], *next_seed.values()]
-    assert len(set(everything)) == len(everything)
-    assert one == language.seeds_of(language.case("learned", 1, 1e-2, steps=9)), "whatever the rate and the budget"
-
-
-def test_an_interrupted_run_goes_on_to_the_same_record(tmp_path, monkeypatch):
-    monkeypatch.setattr(trainer, "EVERY_S", -1.0)  # a checkpoint after every step
-    make, steps = text.language_modelling, []
-
-    def interrupting(*arguments):
-        task = make(*arguments)
-
-        def train(count, generator):
-            steps.append(count)
-            if len(steps) == 5:
-                raise KeyboardInterrupt
-            return task.train(count, generator)
-
-        return dataclasses.replace(task, train=train)
-
-    experiment = only(language.case("learned", 1, **{**TINY, "steps": 6}))
-    go(experiment, tmp_path / "whole")
-    monkeypatch.setattr(text, "language_modelling", interrupting)
-    with pytest.raises(KeyboardInterrupt):
-        go(experiment, tmp_path / "cut")
-    assert not stored(tmp_path / "cut") and len(list((tmp_path / "cut").rglob("*.pt"))) == 1
-    assert not go(experiment, tmp_path / "cut").errors
-    assert len(steps) == 5 + 2, "four steps were not made again"
-    (whole,), (cut,) = stored(tmp_path / "whole"), stored(tmp_path / "cut")
-    assert without_times(cut) == without_times(whole)
-    assert not list(tmp_path.rglob("*.pt"))
-
-
-def test_dropout_is_for_training_alone():
+def test_dropout_is_for_training_alone_and_fewer_bytes_are_the_first(library):
     """Else the two forms of the model, each leaving out something else, would differ."""
-    run = language.run(language.case("learned", 1, dropout=0.5, **TINY))
-    plain = language.run(language.case("learned", 1, **TINY))
+    run = language.run(language.case("learned", 1, dropout=0.5, limit=300, **TINY))
+    plain = language.run(language.case("learned", 1, limit=300, **TINY))
     assert run["facts"]["loss"] != plain["facts"]["loss"]
+    assert run["facts"]["text"] == library.limited(300).facts() and run["facts"]["text"]["train"]["bytes"] == 300
+    assert run["facts"]["kinds"] == arms(4, 16)["learned"].describe()
+    assert language.same_text([{"facts": {"text": library.facts()}}]) and not language.same_text([plain])
 
 
-def test_the_weights_of_the_best_look_are_tested(monkeypatch):
-    seen = []
-
-    def evaluate(model, *_):
-        seen.append({name: part.clone() for name, part in model.state_dict().items()})
-        return {name: [float(len(seen))] for name in fitting.QUANTITIES}  # the first look has the lowest loss
-
-    def same(one, other):
-        return all(torch.equal(one[name], other[name]) for name in one)
-
-    monkeypatch.setattr(fitting, "evaluate", evaluate)
-    language.run(language.case("learned", 1, **{**TINY, "steps": language.LOOKS}))
-    first, *_, last, tested = seen
-    assert len(seen) == language.LOOKS + 1 and same(first, tested) and not same(last, tested)
+def test_tables_see_as_much_as_the_models(monkeypatch):
+    """As many windows as a model gets in the steps, and the models' own tests."""
+    counted = []
+    monkeypatch.setattr(language.counting, "task_bits", lambda _, *sizes: counted.append(sizes) or (2.0, 1.0))
+    language.table_bits.cache_clear()
+    assert language.best(3) == (2, 1.0)
+    assert counted == [(3 * language.SIZES["cpu"]["B"], language.SIZES["cpu"]["tested"], language.LONGEST)]
+    language.table_bits.cache_clear()
 
 
-def test_fewer_bytes_are_the_first(library):
-    facts = language.run(language.case("learned", 1, limit=300, **TINY))["facts"]["text"]
-    assert facts == library.limited(300).facts() and facts["train"]["bytes"] == 300
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("arm", RUN)
-def test_a_case_runs_on_cuda(arm):
-    record = measure(language.BYTES, language.case(arm, 1, device="cuda", **TINY), "cuda")
-    assert set(record["repetitions"]) == {"test"}
+def test_least_bits_of_pairs(monkeypatch):
+    """After 'a' there is 'b' two times of three, else 'c'; after 'b' always 'a'. Some ten float64 operations."""
+    rows = torch.tensor([list(row) for row in (b"aba", b"aca", b"aba")])
+    task = SimpleNamespace(tests={"test": lambda *_: Batch((rows[:, :-1],), rows[:, 1:])})
+    monkeypatch.setattr(language, "_task", lambda _: task)
+    share = (-2 * log2(2 / 3) - log2(1 / 3)) / 6
+    assert language.least_bits_of_pairs() == pytest.approx(share, rel=1e-14)

@@ -1,281 +1,267 @@
-"""The learning experiments: trained as said, checked before they are stored, resumed; what they depend on."""
+"""What holds for every experiment with training: whole records, the same bits again, resumed, paired, rates first."""
 
 import dataclasses
+from collections import Counter
+from functools import partial
 
 import pytest
 import torch
 from experiment_fakes import SLUG, go, within
 
-from ortho import LanguageModel
-from ortho.attention import MECHANISMS
 from paper import experiments
 from paper.experiments import measure
 from paper.experiments.engine import records
-from paper.experiments.learning import fitting, flip_flop, rates, recall
-from paper.experiments.learning import state_tracking as tracking
-from paper.experiments.learning import study as learning
-from paper.tasks import NONE, Batch, state_tracking
+from paper.experiments.learning import (
+    fine_tuning,
+    fitting,
+    images,
+    language,
+    rates,
+    studies,
+    study,
+    synthetic,
+    translating,
+)
+from paper.experiments.learning import positional_heads as heads
+from paper.experiments.learning.arms import arms
+from paper.experiments.learning.kinds import kinds
+from paper.experiments.statistics import Decision
+from paper.tasks import text
+from paper.training import Trainer, trainer
 
 STUDIES = {
-    study.name: study for study in (recall.STUDY, tracking.PARITY_STUDY, tracking.PERMUTATIONS_STUDY, flip_flop.STUDY)
+    one.name: one
+    for one in (studies.RECALL_STUDY, studies.PARITY_STUDY, studies.PERMUTATIONS_STUDY, studies.FLIP_FLOP_STUDY)
 }
-ARMS = [(name, arm) for name, study in STUDIES.items() for arm in study.arms]
-PARITY = tracking.PARITY_STUDY
-TINY = {"steps": 2, "B": 2, "tested": 4}
+FEW = {"steps": 2, "B": 2, "tested": 4}
+TINY = {**FEW, "d": 16, "L": 1}
+# Experiment -> what makes a tiny case of an arm; and the arms. Of the models of bytes one of each kind of heads and of
+# each embedding of places, and one with heads of two kinds.
+MAKE = {
+    **{name: partial(study.case, one, **FEW) for name, one in STUDIES.items()},
+    "images": partial(images.case, **TINY),
+    "bytes": partial(language.case, N=16, **TINY),
+    "synthetic": partial(synthetic.case, "induction", **TINY),
+    "fine-tuning": partial(fine_tuning.case, first_steps=3, N=16, **TINY),
+    "transduction": partial(translating.case, "transduction", pairs=0, looked=2, **TINY),
+    "positional-heads": lambda arm, *own, **more: heads.case(*arm.split(": "), *own, inputs=4, **{**FEW, **more}),
+}
+BYTES = arms(4, 16)
+FIRST = {kind: next(name for name, arm in BYTES.items() if arm.heads[0][0] == kind) for kind in kinds(16)}
+ARMS = {
+    **{name: list(one.arms) for name, one in STUDIES.items()},
+    "images": list(images.ARMS),
+    "bytes": sorted({*FIRST.values(), "embeddings", "sinusoids", "1 learned + 3 positional"}),
+    "synthetic": list(synthetic.ARMS),
+    "fine-tuning": list(fine_tuning.ARMS),
+    "transduction": list(translating.arms(16)),
+    "positional-heads": [f"{name}: {arm}" for name, one in heads.MEASURED.items() for arm in one.arms],
+}
+EVERY = [(name, arm) for name, names in ARMS.items() for arm in names]
+every_experiment = pytest.mark.parametrize("name", MAKE)
+# How many looks at the validation part there are, and how many evaluations before them, where the best one counts.
+BEST = {
+    "images": (images.LOOKS, 0),
+    "bytes": (language.LOOKS, 0),
+    "fine-tuning": (fine_tuning.LOOKS, 2),
+    "transduction": (translating.LOOKS, 0),
+}
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+@pytest.fixture(autouse=True, scope="module")
+def library(tmp_path_factory):
+    """A small library in place of Python's own."""
+    folder = tmp_path_factory.mktemp("library")
+    for i in range(200):
+        (folder / f"module_{i}.py").write_text(f"def power_{i}(x):\n    return x ** {i}\n" * 2)
+    parts = text.python_parts(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text, "python_parts", lambda: parts)
+        fine_tuning.tasks.cache_clear()
+        yield parts
+    fine_tuning.tasks.cache_clear()
 
 
-def only(name, arms=("softmax",), seeds=(1, 2)):
-    """The experiment with a few tiny cases."""
-    cases = [learning.case(STUDIES[name], arm, seed, **TINY) for seed in seeds for arm in arms]
-    return dataclasses.replace(experiments.EXPERIMENTS[name], cases=lambda _: cases)
+def only(name, *cases):
+    """The experiment with these cases."""
+    return dataclasses.replace(experiments.EXPERIMENTS[name], cases=lambda _: list(cases))
 
 
 def stored(results, name):
     return records.read(records.path(results, name, SLUG), experiments.EXPERIMENTS[name].needs)
 
 
-def without_origin(record):
-    found = {name: part for name, part in record.items() if name not in ("elapsed_s", "provenance")}
-    return {**found, "facts": {name: fact for name, fact in record["facts"].items() if name != "train_s"}}
+def without_seconds(outcome):
+    facts = {name: fact for name, fact in outcome["facts"].items() if name != "train_s"}
+    return {"seeds": outcome["seeds"], "repetitions": outcome["repetitions"], "facts": facts}
 
 
-@pytest.mark.parametrize(("name", "arm"), ARMS)
-def test_an_arm_is_trained_tested_and_stored_whole(name, arm, tmp_path):
-    study = STUDIES[name]
-    report = go(only(name, [arm], [1]), tmp_path)
-    assert not report.errors
+@pytest.mark.parametrize(("name", "arm"), EVERY)
+def test_a_run_is_stored_whole_and_again_gives_the_same_by_the_code_that_its_record_names(name, arm, tmp_path):
+    case, experiment = MAKE[name](arm, 1), experiments.EXPERIMENTS[name]
+    assert not go(only(name, case), tmp_path).errors
     (record,) = stored(tmp_path, name)
-    assert list(record["repetitions"]) == list(study.task.tests)
-    for shares in record["repetitions"].values():
-        assert set(shares) == set(fitting.QUANTITIES)
-        assert 0 <= shares["faultless_fraction"][0] <= 1 and 0 <= shares["correct_fraction"][0] <= 1
-    assert len(record["facts"]["loss"]) == TINY["steps"]
-    sizes = {"num_heads": study.H, **study.arms[arm]}
-    model = LanguageModel(study.task.vocab_size, study.d, num_layers=study.L, **sizes)
-    assert record["facts"]["parameters"] == sum(p.numel() for p in model.parameters())
-    assert record["facts"]["arm"]["attention"] == study.arms[arm]["attention"]
-    assert record["configuration"]["H"] == sizes["num_heads"]
-    assert experiments.EXPERIMENTS[name].line(record)
+    facts = record["facts"]
+    if name != "positional-heads":
+        for shares in record["repetitions"].values():
+            assert set(shares) == set(fitting.QUANTITIES)
+            assert all(0 <= shares[one][0] <= 1 for one in fitting.QUANTITIES[:2])
+    assert len(facts["loss"]) == min(case["steps"], fitting.POINTS) and facts["parameters"] > 0
+    looks = BEST.get(name, (synthetic.LOOKS if name == "synthetic" else 0,))[0]
+    wanted = {round(case["steps"] * (i + 1) / looks) for i in range(looks)} - {0}
+    assert [look["step"] for look in facts["validation"]] == sorted(wanted)
+    assert experiment.line(record) and f"\n{SLUG}" in f"\n{experiment.show([record])}".replace(" on ", "\n")
+    with within(experiment):  # after a run: what is imported late, or made once, need not be watched
+        again = experiment.run(case)
+    assert without_seconds(again) == without_seconds(record)
 
 
-def test_an_arm_names_its_gates(tmp_path):
-    go(only("parity", ["delta, beta to 2"], [1]), tmp_path)
-    (record,) = stored(tmp_path, "parity")
-    assert record["facts"]["arm"]["gates"] == {"beta": "ReflectingWriteStrength"}
+@every_experiment
+def test_a_run_that_was_killed_goes_on_to_the_same_bits(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer, "EVERY_S", -1.0)  # a checkpoint after every step
+    run, step, made = experiments.EXPERIMENTS[name].run, Trainer._make_step, []
+    case = MAKE[name](ARMS[name][0], 1, steps=4)
+    whole = without_seconds(run(case))
+    first = case.get("first_steps", 0)
+
+    def interrupted(self, call):
+        made.append(self.step)
+        if len(made) == first + 3:
+            raise KeyboardInterrupt
+        step(self, call)
+
+    monkeypatch.setattr(Trainer, "_make_step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(case, checkpoint=tmp_path / "run.pt")
+    assert without_seconds(run(case, checkpoint=tmp_path / "run.pt")) == whole
+    assert made == [*range(first), 0, 1, 2, 2, 3], "two steps were not made again"
 
 
-def test_a_run_follows_from_its_seed():
-    one, again, other = (
-        without_origin(measure(only("parity"), learning.case(PARITY, "linear", seed, **TINY), "cpu"))
-        for seed in (1, 1, 2)
-    )
-    assert one == again
-    assert one["facts"]["loss"] != other["facts"]["loss"]
+@every_experiment
+def test_a_fast_form_that_is_off_is_not_stored(name, tmp_path, monkeypatch):
+    def off(*_):
+        raise AssertionError("fast form: expected a relative error of at most 1e-10, got 1")
+
+    monkeypatch.setattr(*((heads, "check_weights") if name == "positional-heads" else (fitting, "check_forms")), off)
+    report = go(only(name, MAKE[name](ARMS[name][0], 1)), tmp_path)
+    assert len(report.errors) == 1 and "fast form: expected" in report.errors[0]
+    assert not stored(tmp_path, name)
 
 
-def test_no_two_runs_share_random_numbers():
-    seeds = [
+@pytest.mark.parametrize("name", BEST)
+def test_the_weights_of_the_best_look_are_tested(name, monkeypatch):
+    seen = []
+
+    def evaluate(model, *_):
+        seen.append({name: part.clone() for name, part in model.state_dict().items()})
+        return {name: [float(len(seen))] for name in fitting.QUANTITIES}  # the first look has the lowest loss
+
+    def same(one, other):
+        return all(torch.equal(one[name], other[name]) for name in one)
+
+    monkeypatch.setattr(fitting, "evaluate", evaluate)
+    looks, before = BEST[name]
+    experiments.EXPERIMENTS[name].run(MAKE[name](ARMS[name][0], 1, steps=looks))
+    assert same(seen[before], seen[-1]) and not same(seen[before + looks - 1], seen[-1])
+
+
+def seeds(name, arm, seed):
+    case = MAKE[name](arm, seed)
+    modules = {"images": images, "bytes": language, "synthetic": synthetic, "transduction": translating}
+    return study.seeds_of(STUDIES[name], case) if name in STUDIES else modules[name].seeds_of(case)
+
+
+@pytest.mark.parametrize("name", ["images", "bytes", "synthetic", "transduction"])
+def test_the_arms_of_a_seed_share_all_but_the_weights(name):
+    """Whatever the rate and the budget; and no other seed has any of theirs."""
+    runs = [seeds(name, arm, seed) for seed in (1, 2, 3) for arm in ARMS[name]]
+    for part in ("training", "tests", "checks", "dropout"):
+        assert len({run[part] for run in runs}) == 3
+    assert len({run["weights"] for run in runs}) == len(runs)
+    assert len({seed for run in runs for seed in run.values()}) == len(runs) + 4 * 3
+
+
+def test_unpaired_runs_share_no_random_numbers():
+    every = [
         seed
-        for study in STUDIES.values()
-        for case in learning.cases(study, "cpu")
-        for seed in learning.seeds_of(study, case).values()
+        for one in STUDIES.values()
+        for case in study.cases(one, "cpu")
+        for seed in study.seeds_of(one, case).values()
     ]
-    assert len(set(seeds)) == len(seeds)
+    assert len(set(every)) == len(every)
 
 
-def test_the_recorded_seeds_are_those_that_are_drawn_from(monkeypatch):
-    drawn = []
-
-    def watched(part, draw):
-        return lambda count, generator: drawn.append((part, generator.initial_seed())) or draw(count, generator)
-
-    tests = {name: watched("tests", draw) for name, draw in PARITY.task.tests.items()}
-    task = dataclasses.replace(PARITY.task, train=watched("training", PARITY.task.train), tests=tests)
-    build = learning.build
-    monkeypatch.setattr(learning, "build", lambda *x: drawn.append(("weights", x[2].initial_seed())) or build(*x))
-    study = dataclasses.replace(PARITY, task=task)
-    seeds = learning.run(study, learning.case(study, "softmax", 1, **TINY))["seeds"]
-    unseen = {("checks", seeds["checks"]), ("dropout", seeds["dropout"])}
-    assert {pair for pair in drawn if pair[1] != seeds["checks"]} == set(seeds.items()) - unseen
+def but(case, *names):
+    """A case without some of what it says."""
+    return tuple((name, value) for name, value in case.items() if name not in names)
 
 
-@pytest.mark.parametrize("name", STUDIES)
-def test_every_arm_has_every_seed_and_the_tuning_seed_every_rate(name):
-    study = STUDIES[name]
-    cases = learning.cases(study, "cpu")
-    runs = {(case["arm"], case["seed"], case["rate"]) for case in cases}
-    assert len(runs) == len(cases) == len(study.arms) * (len(study.seeds) + len(study.tried))
-    for arm in study.arms:
-        rate = learning.chosen_rate(study, arm)
-        assert rate in study.tried, "choose it: tools/rates.py"
-        assert {seed for a, seed, r in runs if (a, r) == (arm, rate)} == {rates.TUNING, *study.seeds}
-    assert [case["seed"] for case in cases[-len(study.arms) :]] == [study.seeds[-1]] * len(study.arms)
+TUNED = [name for name in experiments.EXPERIMENTS if name in {*MAKE, "translation"} or name.startswith("bytes-")]
+TUNED = [name for name in TUNED if name not in ("positional-heads", "bytes-speed")]
+
+
+@pytest.mark.parametrize("device", fitting.DEVICES)
+@pytest.mark.parametrize("name", TUNED)
+def test_all_rates_are_tried_first_and_where_one_is_chosen_all_seeds_are_asked_for(name, device, monkeypatch):
+    experiment = experiments.EXPERIMENTS[name]
+    monkeypatch.setattr(rates, "chosen", lambda *_: None)
+    tuning = experiment.cases(device)
+    assert {case["seed"] for case in tuning} == {rates.TUNING}
+    arms = Counter(but(case, "rate") for case in tuning)
+    assert set(arms.values()) == {2}, "all have as many rates to choose from"
+    monkeypatch.setattr(rates, "chosen", lambda found, case: 0.125 if found == name else None)
+    cases = experiment.cases(device)
+    assert [case for case in cases if case["seed"] == rates.TUNING] == tuning
+    counting = [case for case in cases if case["seed"] != rates.TUNING]
+    each = Counter(but(case, "seed", "rate") for case in counting)
+    assert set(each) == {but(case, "seed", "rate") for case in tuning}
+    assert set(each.values()) == {len({case["seed"] for case in counting})} and set(each.values()) <= {5, 9, 10}
+    assert {case["rate"] for case in counting} == {0.125}
+    assert len({records.key(case) for case in cases}) == len(cases)
+    for case in cases:
+        assert {key: type(value) for key, value in case.items()} == dict(experiment.needs.configuration)
+        assert experiment.work(case) > 0 and case["arm"] in experiment.label(case)
+        assert "decision_margin" not in case or Decision.of(case)
 
 
 def test_the_rates_are_those_that_the_stored_tuning_runs_chose():
     tuned = {name: one for name, one in experiments.EXPERIMENTS.items() if "rate" in one.needs.configuration}
     chosen = {name: rates.choose(experiments.load(name)) for name in tuned}
     assert {name: found for name, found in chosen.items() if found} == rates.table()
-
-
-def test_training_lowers_the_loss_and_what_is_learned_is_tested():
-    case = learning.case(PARITY, "delta, beta to 2", 3, 1e-2, steps=150, B=16, tested=64)
-    outcome = learning.run(PARITY, case)
-    curve = outcome["facts"]["loss"]
-    assert len(curve) == fitting.POINTS
-    assert curve[-1] < 0.05 < 0.5 < curve[0]  # a guess has log 2 = 0.69
-    near = outcome["repetitions"]["tokens 1 to 40"]
-    assert near["correct_fraction"][0] > 0.99
-
-
-class Known(torch.nn.Module):
-    """Answers as parity is answered, but for the tokens given."""
-
-    def __init__(self, wrong):
-        super().__init__()
-        self.wrong = wrong
-
-    def forward(self, tokens):
-        answers = 2 + tokens.cumsum(-1) % 2
-        for place in self.wrong:
-            answers[place] = 0
-        return torch.nn.functional.one_hot(answers, 4).float()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "correct", "faultless"),
-    [([], 1, 1), ([(0, 5)], 1 - 1 / 48, 1 - 1 / 4), ([(0, 5), (0, 7), (1, 11)], 1 - 3 / 48, 0.5), ([(0, 2)], 1, 1)],
-)
-def test_shares_of_right_answers_and_of_faultless_sequences(wrong, correct, faultless):
-    case = learning.case(PARITY, "softmax", tested=4)
-
-    def draw(count, generator):  # 12 of 16 tokens are asked for
-        return state_tracking.draw(count, generator, things=2, first=5, last=16)
-
-    found = fitting.evaluate(Known(wrong), draw, case, generator())
-    assert found | {"loss_nats": None} == {
-        "correct_fraction": [round(correct, 6)],
-        "faultless_fraction": [round(faultless, 6)],
-        "loss_nats": None,
-    }
-
-
-def test_sequences_that_ask_nothing_are_neither_right_nor_wrong():
-    def draw(count, generator):
-        batch = state_tracking.draw(count, generator, things=2, last=16)
-        batch.answers[:2] = NONE
-        return batch
-
-    found = fitting.evaluate(Known([(0, 5), (3, 5)]), draw, learning.case(PARITY, "softmax", tested=4), generator())
-    assert (found["correct_fraction"], found["faultless_fraction"]) == ([round(31 / 32, 6)], [0.5])
-
-
-def test_a_test_in_parts_gives_what_the_whole_gives(monkeypatch):
-    case = learning.case(PARITY, "softmax", tested=6)
-    model = learning.build(PARITY, case, generator())
-    draw = PARITY.task.tests["tokens 1 to 40"]
-    whole = fitting.evaluate(model, draw, case, generator(1))
-    calls = []
-    model.register_forward_pre_hook(lambda _, arguments: calls.append(len(arguments[0])))
-    monkeypatch.setattr(fitting, "TOKENS", 160)
-    assert fitting.evaluate(model, draw, case, generator(1)) == whole
-    assert calls == [4, 2]
-
-
-def test_wrong_answers_are_not_trained_on(tmp_path):
-    task = dataclasses.replace(PARITY.task, solve=lambda tokens: PARITY.task.solve(tokens)[::-1])
-    wrong = dataclasses.replace(PARITY, task=task)
-    with pytest.raises(AssertionError, match="parity, training: expected the answers"):
-        learning.run(wrong, learning.case(PARITY, "softmax", 1, **TINY))
-
-
-def test_a_test_that_asks_nothing_is_found(tmp_path):
-    def silent(count, generator):
-        inputs, answers = PARITY.task.train(count, generator)
-        return Batch(inputs, torch.full_like(answers, NONE))
-
-    wrong = dataclasses.replace(PARITY, task=dataclasses.replace(PARITY.task, tests={"silent": silent}))
-    with pytest.raises(AssertionError, match="parity, silent: expected the answers"):
-        learning.run(wrong, learning.case(PARITY, "softmax", 1, **TINY))
-
-
-def test_a_fast_form_that_is_off_is_not_stored(monkeypatch, tmp_path):
-    right = MECHANISMS["linear"]
-
-    def off(*arguments, **options):
-        return right.fast(*arguments, **options) * (1 + 1e-6)
-
-    monkeypatch.setitem(MECHANISMS, "linear", dataclasses.replace(right, fast=off))
-    report = go(only("parity", ["linear"], [1]), tmp_path)
-    assert len(report.errors) == 1 and "fast form: expected a relative error of at most" in report.errors[0]
-    assert not stored(tmp_path, "parity")
-
-
-def test_an_interrupted_run_resumes(tmp_path, monkeypatch):
-    fit, started = fitting.fit, []
-
-    def interrupted(model, task, recipe, case, draws, **options):
-        started.append((case["arm"], case["seed"]))
-        if len(started) == 3:
-            raise KeyboardInterrupt
-        return fit(model, task, recipe, case, draws, **options)
-
-    monkeypatch.setattr(fitting, "fit", interrupted)
-    experiment = only("flip-flop", ["softmax"], [1, 2, 3, 4])
-    with pytest.raises(KeyboardInterrupt):
-        go(experiment, tmp_path)
-    assert len(stored(tmp_path, "flip-flop")) == 2
-    assert len(go(experiment, tmp_path).done) == 2
-    assert started == [("softmax", seed) for seed in (1, 2, 3, 3, 4)]
-
-
-@pytest.mark.parametrize("name", STUDIES)
-def test_the_sources_are_all_that_a_run_runs(name):
-    study = STUDIES[name]
-    for arm in study.arms:
-        # What is imported late, or made once, need not be watched.
-        learning.run(study, learning.case(study, arm, **TINY))
-        with within(experiments.EXPERIMENTS[name]):
-            learning.run(study, learning.case(study, arm, **TINY))
+    for one in STUDIES.values():
+        assert all(study.chosen_rate(one, arm) in one.tried for arm in one.arms), "choose it: tools/rates.py"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize(("name", "arm"), ARMS)
+@pytest.mark.parametrize(("name", "arm"), EVERY)
 def test_a_case_runs_on_cuda(name, arm):
-    case = learning.case(STUDIES[name], arm, 1, device="cuda", **TINY)
-    record = measure(experiments.EXPERIMENTS[name], case, "cuda")
-    assert list(record["repetitions"]) == list(STUDIES[name].task.tests)
+    record = measure(experiments.EXPERIMENTS[name], MAKE[name](arm, 1, device="cuda"), "cuda")
+    assert record["facts"]["parameters"]
 
 
+# What any of them refuses, and what only some do.
 BAD = [
-    ({"arm": "delta rule"}, ValueError, "arm: expected one of 'softmax'"),
-    ({"seed": -1}, ValueError, "seed: expected an integer of at least 0, got -1"),
-    ({"seed": True}, TypeError, "seed: expected an integer of at least 0, got bool True"),
-    ({"rate": 0.0}, ValueError, r"rate: expected a number in \(0, 1\), got float 0.0"),
-    ({"rate": float("nan")}, ValueError, r"rate: expected a number in \(0, 1\)"),
-    ({"device": "tpu"}, ValueError, "device: expected one of 'cpu', 'cuda'"),
-    ({"steps": 0}, ValueError, "steps: expected an integer of at least 1, got 0"),
-    ({"B": 1.5}, TypeError, "B: expected an integer of at least 1"),
-    ({"tested": 0}, ValueError, "tested: expected an integer of at least 1, got 0"),
+    *((name, {"arm": "none"}, ValueError, "arm: expected one of ") for name in MAKE if name != "positional-heads"),
+    *((name, {"device": "tpu"}, ValueError, "device: expected one of 'cpu', 'cuda', got 'tpu'") for name in MAKE),
+    *((name, {"steps": 0}, ValueError, "steps: expected an integer of at least 1, got 0") for name in MAKE),
+    *((name, {"B": 1.5}, TypeError, "B: expected an integer of at least 1") for name in MAKE),
+    *((name, {"width": 8}, TypeError, "sizes: expected some of .*, got width") for name in MAKE),
+    *((name, {"seed": -1}, ValueError, "seed: expected an integer of at least 0, got -1") for name in STUDIES),
+    ("parity", {"seed": True}, TypeError, "seed: expected an integer of at least 0, got bool True"),
+    ("parity", {"rate": 0.0}, ValueError, r"rate: expected a number in \(0, 1\), got float 0.0"),
+    ("parity", {"rate": float("nan")}, ValueError, r"rate: expected a number in \(0, 1\)"),
+    ("bytes", {"matched": "time"}, ValueError, "matched: expected one of 'flop', 'parameters', 'steps', got 'time'"),
+    ("images", {"data": "mnist"}, ValueError, "data: expected one of 'digits', 'cifar10'"),
+    ("fine-tuning", {"first_steps": 0}, ValueError, "first_steps: expected an integer of at least 1, got 0"),
+    ("positional-heads", {"arm": "chess: softmax"}, ValueError, "task: expected one of 'recall', 'flip-flop'"),
+    ("positional-heads", {"arm": "recall: delta"}, ValueError, "arm: expected one of 'softmax'"),
+    ("transduction", {"pairs": 7}, ValueError, "pairs: expected one of 0, 500, got 7"),
 ]
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize(("given", "error", "message"), BAD)
-def test_an_impossible_case_is_refused(given, error, message):
+@pytest.mark.parametrize(("name", "given", "error", "message"), BAD)
+def test_an_impossible_case_is_refused(name, given, error, message):
+    given = {"arm": ARMS[name][0], "seed": 1, **given}
     with pytest.raises(error, match=message):
-        learning.case(PARITY, **{"arm": "softmax", **given})
-
-
-def test_a_record_of_another_task_is_refused(tmp_path, capsys):
-    go(only("parity", seeds=[1]), tmp_path)
-    file = records.path(tmp_path, "parity", SLUG)
-    (record,) = records.read(file)
-    del record["repetitions"]["tokens 41 to 80"]
-    records.write(file, [record])
-    with pytest.raises(records.RecordError, match="repetitions.tokens 41 to 80: missing"):
-        experiments.load("parity", tmp_path)
+        MAKE[name](given.pop("arm"), given.pop("seed"), **given)

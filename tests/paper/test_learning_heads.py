@@ -7,7 +7,6 @@ import torch
 
 from ortho import MultiheadAttention
 from ortho.attention.linear.random_feature_attention import RandomFeatureAttention
-from ortho.layers.synthesizer import SynthesizerAttention
 from ortho.projections import PROJECTIONS, FrozenProjection, LearnedProjection
 from paper.experiments.learning.heads import (
     StoppedRotaryAttention,
@@ -188,12 +187,6 @@ def test_random_features():
     assert one.attention.features.shape == (8, K) and "attention.features" in one.state_dict()
     assert torch.equal(one.attention.features, again.attention.features)
     assert not torch.equal(one.attention.features, other.attention.features)
-
-
-def test_synthesizer():
-    for form in ("reference", "fast"):
-        made = synthesizer_heads(D, 3, max_length=N, head_dim=K, form=form, source="fixed-random")
-        assert isinstance(made, SynthesizerAttention) and made.weight_v.shape == (3 * K, D)
 
 
 BAD = [

@@ -4,27 +4,16 @@ import dataclasses
 
 import pytest
 import torch
-from experiment_fakes import SLUG, go, within
+from experiment_fakes import SLUG
 
 from ortho.theory.positionalness import head_weights
 from paper.experiments import load, measure
-from paper.experiments.engine import records
-from paper.experiments.learning import fitting
 from paper.experiments.learning import positional_heads as heads
-from paper.experiments.learning import positional_heads_rows as heads_rows
 from paper.experiments.learning import study as learning
 
 TINY = {"steps": 2, "B": 2, "tested": 4, "inputs": 4}
 ARMS = [(name, arm) for name, measured in heads.MEASURED.items() for arm in measured.arms]
 EXPERIMENT = heads.POSITIONAL_HEADS
-
-
-def only(*cases):
-    return dataclasses.replace(EXPERIMENT, cases=lambda _: list(cases))
-
-
-def stored(results):
-    return records.read(records.path(results, EXPERIMENT.name, SLUG), EXPERIMENT.needs)
 
 
 def built(name="recall", arm="softmax", count=5):
@@ -36,22 +25,6 @@ def built(name="recall", arm="softmax", count=5):
     (block,) = heads.blocks(model)
     x = block.norm_attention(heads.embed(model, tokens))
     return model, head_weights(block.attention, x, is_causal=True), tokens
-
-
-@pytest.mark.parametrize(("name", "arm"), ARMS)
-def test_a_run_is_measured_and_stored_whole(name, arm, tmp_path):
-    case = heads.case(name, arm, 1, **TINY)
-    report = go(only(case), tmp_path)
-    assert not report.errors
-    (record,) = stored(tmp_path)
-    of = [f"layer 1, head {head + 1}" for head in range(case["H"])]
-    assert list(record["repetitions"]) == [f"{stage}, {head}" for stage in heads.STAGES for head in of]
-    assert set(record["facts"]["nearest"]) == set(record["repetitions"])
-    for figures in record["repetitions"].values():
-        assert set(figures) == set(EXPERIMENT.needs.quantities)
-        assert all(0 <= figures[f"{kind}_fraction"][0] <= 1 for kind in ("correct", "correct_means", "peak"))
-    assert EXPERIMENT.line(record).count("±") == case["H"]
-    assert f"{name:14}{arm:10}trained" in EXPERIMENT.show([record])
 
 
 @pytest.mark.parametrize(("name", "arm"), [("recall", "softmax"), ("flip-flop", "fox")])
@@ -131,51 +104,28 @@ def test_peaks():
     assert heads.peak(halves) == pytest.approx(2 * (0.75**2 + 0.25**2) - 1)
 
 
-def test_weights_that_are_not_the_models_are_not_stored(monkeypatch, tmp_path):
-    monkeypatch.setattr(heads, "head_weights", lambda *x, **o: head_weights(*x, **o).roll(1, dims=1))
-    report = go(only(heads.case("recall", "softmax", 1, **TINY)), tmp_path)
-    assert len(report.errors) == 1
-    assert "weights: expected a relative error of at most" in report.errors[0]
-    assert not stored(tmp_path)
-
-
-def test_wrong_answers_are_not_trained_on(monkeypatch):
+def test_what_is_not_the_models_is_not_stored(monkeypatch):
     study, arms, test = heads.MEASURED["parity"]
     wrong = dataclasses.replace(study.task, solve=lambda tokens: study.task.solve(tokens)[::-1])
-    monkeypatch.setitem(heads.MEASURED, "parity", heads.Measured(dataclasses.replace(study, task=wrong), arms, test))
-    with pytest.raises(AssertionError, match="parity, training: expected the answers"):
-        heads.run(heads.case("parity", "softmax", 1, **TINY))
-
-
-def test_an_interrupted_run_resumes(tmp_path, monkeypatch):
-    fit, started = fitting.fit, []
-
-    def interrupted(model, task, recipe, case, draws, **resumed):
-        started.append(case["seed"])
-        if len(started) == 3:
-            raise KeyboardInterrupt
-        return fit(model, task, recipe, case, draws, **resumed)
-
-    monkeypatch.setattr(fitting, "fit", interrupted)
-    experiment = only(*(heads.case("parity", "softmax", seed, **TINY) for seed in (1, 2, 3, 4)))
-    with pytest.raises(KeyboardInterrupt):
-        go(experiment, tmp_path)
-    assert len(stored(tmp_path)) == 2
-    assert len(go(experiment, tmp_path).done) == 2
-    assert started == [1, 2, 3, 3, 4]
-
-
-def test_the_sources_are_all_that_a_run_runs():
-    for name, arm in ARMS:
-        case = heads.case(name, arm, 1, **TINY)
-        heads.run(case)  # what is imported late, or made once, need not be watched
-        with within(EXPERIMENT):
-            heads.run(case)
+    with monkeypatch.context() as patch:
+        patch.setitem(heads.MEASURED, "parity", heads.Measured(dataclasses.replace(study, task=wrong), arms, test))
+        with pytest.raises(AssertionError, match="parity, training: expected the answers"):
+            heads.run(heads.case("parity", "softmax", 1, **TINY))
+    monkeypatch.setattr(heads, "head_weights", lambda *x, **o: head_weights(*x, **o).roll(1, dims=1))
+    with pytest.raises(AssertionError, match="weights: expected a relative error of at most"):
+        heads.run(heads.case("recall", "softmax", 1, **TINY))
 
 
 def test_rows():
     record = measure(EXPERIMENT, heads.case("flip-flop", "alibi", 1, **TINY), "cpu")
-    rows = heads_rows.rows([record])
+    of = [f"layer 1, head {head + 1}" for head in range(2)]
+    assert list(record["repetitions"]) == [f"{stage}, {head}" for stage in heads.STAGES for head in of]
+    for figures in record["repetitions"].values():
+        assert set(figures) == set(EXPERIMENT.needs.quantities)
+        assert all(0 <= figures[f"{kind}_fraction"][0] <= 1 for kind in ("correct", "correct_means", "peak"))
+    assert EXPERIMENT.line(record).count("±") == 2
+    assert f"{'flip-flop':14}{'alibi':10}trained" in EXPERIMENT.show([record])
+    rows = heads.rows([record])
     assert [(row["stage"], row["name"]) for row in rows] == [
         (stage, f"layer 1, head {head}") for stage in heads.STAGES for head in (1, 2)
     ]
@@ -183,11 +133,11 @@ def test_rows():
         arm = f"{row['stage']}, {row['name']}"
         assert row["absolute_error"] == record["repetitions"][arm]["absolute_error_fraction"][0]
         assert (row["nearest"], row["seed"]) == (record["facts"]["nearest"][arm], 1)
-    arms = heads_rows.arms([record], SLUG)
+    arms = heads.arms([record], SLUG)
     assert arms == {("flip-flop", "alibi"): {"untrained": rows[:2], "trained": rows[2:]}}
-    assert heads_rows.arms([record], "abacus") == {}
+    assert heads.arms([record], "abacus") == {}
     shares = [{"absolute": share, "relative": 1 - share} for share in (0.1, 0.5, 0.6, 0.7)]
-    assert (heads_rows.positional(shares), heads_rows.positional(shares, by="relative")) == (2, 1)
+    assert (heads.positional(shares), heads.positional(shares, by="relative")) == (2, 1)
 
 
 def test_the_stored_runs_are_those_of_the_learning_records():
@@ -201,24 +151,3 @@ def test_the_stored_runs_are_those_of_the_learning_records():
                 assert record["facts"]["loss"][0] == pytest.approx(other["facts"]["loss"][0], abs=1e-3)
                 found += 1
     assert found == len(load("positional-heads"))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_a_case_runs_on_cuda():
-    record = measure(EXPERIMENT, heads.case("flip-flop", "fox", 1, device="cuda", **TINY), "cuda")
-    assert len(record["repetitions"]) == 4
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("given", "error", "message"),
-    [
-        ({"task": "reversal"}, ValueError, "task: expected one of 'recall', 'flip-flop'"),
-        ({"arm": "delta"}, ValueError, "arm: expected one of 'softmax'"),
-        ({"inputs": 0}, ValueError, "inputs: expected an integer of at least 1, got 0"),
-        ({"seed": -1}, ValueError, "seed: expected an integer of at least 0, got -1"),
-    ],
-)
-def test_an_impossible_case_is_refused(given, error, message):
-    with pytest.raises(error, match=message):
-        heads.case(**{"task": "recall", "arm": "softmax", "seed": 1, **given})

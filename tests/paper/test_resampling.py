@@ -7,10 +7,11 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from scipy import optimize
 
 from paper.experiments import resampling
 from paper.experiments.resampling import Crossing, Place, crossing, expanded_tail, paired_difference, resamples
-from paper.experiments.statistics import reached, student
+from paper.experiments.statistics import student
 
 SIGMAS = 4.42  # two-sided 1e-5
 
@@ -82,7 +83,7 @@ def test_an_interval_by_hand():
     All of the 4's four places: 1 resample, mean 4; three of them and a 1: 4 resamples, 3.25, which makes 5; three and a
     0: 8 resamples, mean 3. At the other end all 16 resamples of zeros are more than that.
     """
-    confidence = reached(lambda tried: -expanded_tail(4, tried), -0.02, 0.6, 0.9)
+    confidence = optimize.brentq(lambda tried: expanded_tail(4, tried) - 0.02, 0.6, 0.9)
     found = paired_difference([1, 2, 3, 8], [1, 2, 2, 4], confidence=confidence)
     assert found == (1.25, (0, 3))
     assert paired_difference([1, 2, 2, 4], [1, 2, 3, 8], confidence=confidence) == (-1.25, (-3, 0))

@@ -4,7 +4,7 @@ import pytest
 from matplotlib import pyplot as plt
 
 from paper import plots, run_plots
-from paper.experiments.learning.paired_rows import Runs, judged
+from paper.experiments.learning.analysis import Runs, judged
 from paper.experiments.statistics import Decision
 
 RULE = Decision(margin=0.05, level=0.05, higher_is_better=False)

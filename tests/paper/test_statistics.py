@@ -3,9 +3,9 @@
 import itertools
 import math
 import random
-from fractions import Fraction
 
 import pytest
+from scipy import stats
 
 from paper.experiments.statistics import (
     OUTCOMES,
@@ -17,6 +17,7 @@ from paper.experiments.statistics import (
     holm,
     is_better,
     student,
+    student_below,
     success_interval,
 )
 
@@ -118,52 +119,6 @@ def test_holm_rejects_wrongly_no_more_often_than_its_level():
         assert all(holds or not is_better(value, 4) for holds, value in zip(falls, p, strict=True))
 
 
-@pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95, 0.999])
-@pytest.mark.parametrize("runs", range(5, 13))
-def test_a_rate_is_in_its_interval_as_often_as_it_says(runs, confidence):
-    """By summation over all outcomes, at the ends of the intervals, just beyond which fewest of them hold the rate,
-    and on a grid. Each end is wrong at most with half of what is left; the rounding of an end moves a sum of up to 13
-    probabilities by about 1e-14."""
-    intervals = [success_interval(k, runs, confidence=confidence) for k in range(runs + 1)]
-    ends = [end + nudge for interval in intervals for end in interval for nudge in (-1e-9, 1e-9)]
-    for rate in (*(end for end in ends if 0 < end < 1), *(i / 97 for i in range(98))):
-        chance = [math.comb(runs, k) * rate**k * (1 - rate) ** (runs - k) for k in range(runs + 1)]
-        too_high = sum(p for p, (low, _) in zip(chance, intervals, strict=True) if rate < low)
-        too_low = sum(p for p, (_, high) in zip(chance, intervals, strict=True) if rate > high)
-        assert max(too_high, too_low) <= (1 - confidence) / 2 + 1e-12
-
-
-@pytest.mark.parametrize(("runs", "confidence"), [(1, 0.95), (5, 0.95), (10, 0.99), (300, 0.9)])
-def test_the_interval_of_a_rate_is_no_wider_than_it_has_to_be(runs, confidence):
-    """At a rate equal to an end, the outcome or a further one has exactly the probability that the end may be wrong.
-
-    In exact fractions of the end as it is rounded. What it is found by is a sum of exponentials of at most 3,000, which
-    round to a relative 1e-12.
-    """
-    chance = (1 - confidence) / 2
-    for successes in {0, 1, runs // 3, runs - 1, runs}:
-        low, high = success_interval(successes, runs, confidence=confidence)
-        assert 0 <= low < high <= 1
-        assert (low == 0) == (successes == 0) and (high == 1) == (successes == runs)
-        ways = [math.comb(runs, k) for k in range(runs + 1)]
-
-        def probability(rate, outcomes, ways=ways):
-            p = Fraction(rate)
-            return float(sum(ways[k] * p**k * (1 - p) ** (runs - k) for k in outcomes))
-
-        if successes > 0:
-            assert probability(low, range(successes, runs + 1)) == pytest.approx(chance, rel=1e-11)
-        if successes < runs:
-            assert probability(high, range(successes + 1)) == pytest.approx(chance, rel=1e-11)
-
-
-def test_rates_without_failures_have_the_closed_form():
-    """All of n runs succeed at a rate r with probability r^n."""
-    for runs in (1, 5, 10):
-        low, high = success_interval(runs, runs)
-        assert (low, high) == (pytest.approx(0.025 ** (1 / runs), rel=1e-14), 1)
-
-
 @pytest.mark.parametrize(
     ("counts", "two_sided", "greater"),
     [
@@ -181,34 +136,23 @@ def test_the_probability_of_successes_as_uneven_by_chance(counts, two_sided, gre
     assert fisher(*counts, alternative="greater") == pytest.approx(greater, rel=1e-14)
 
 
-@pytest.mark.parametrize("freedom", range(1, 12))
-@pytest.mark.parametrize("probability", [0.5, 0.95, 0.9999])
-def test_students_quantile(freedom, probability):
-    """By the density, integrated with Simpson's rule in the angle a with t = sqrt(f) tan(a): there it is cos(a)^(f-1),
-    smooth, and its integral over both sides is B(f/2, 1/2)."""
-    angle = math.atan(student(probability, freedom) / math.sqrt(freedom))
-    steps = 2000
-    grid = [math.cos(angle * i / steps) ** (freedom - 1) for i in range(steps + 1)]
-    half = (grid[0] + grid[-1] + 4 * sum(grid[1::2]) + 2 * sum(grid[2:-1:2])) * angle / steps / 3
-    whole = math.gamma(freedom / 2) * math.sqrt(math.pi) / math.gamma(freedom / 2 + 0.5)
-    assert 2 * half / whole == pytest.approx(probability, abs=1e-11)
-
-
-def test_the_same_as_scipy():
-    stats = pytest.importorskip("scipy.stats")
+def test_the_quantiles_are_scipys():
+    """The exact interval by its definition, and the closed form without failures: a rate r has n successes in n runs
+    with probability r^n. Student's with one degree of freedom is 1/2 + arctan(t) / pi."""
     for runs in (1, 5, 10, 57):
         for successes in {0, 1, runs // 2, runs}:
             exact = stats.binomtest(successes, runs).proportion_ci(0.9, method="exact")
             assert success_interval(successes, runs, confidence=0.9) == pytest.approx(tuple(exact), abs=1e-10)
+        assert success_interval(runs, runs) == (pytest.approx(0.025 ** (1 / runs), rel=1e-14), 1)
     for n, m in ((1, 1), (5, 5), (6, 9)):
         for a, b in itertools.product(range(n + 1), range(m + 1)):
             for alternative in ("two-sided", "greater"):
                 expected = stats.fisher_exact([[a, n - a], [b, m - b]], alternative).pvalue
                 assert fisher(a, n, b, m, alternative=alternative) == pytest.approx(expected, rel=1e-10)
-    for freedom in (1, 2, 9, 30, 101):
-        for probability in (0.1, 0.95, 0.999):
-            expected = stats.t.ppf((1 + probability) / 2, freedom)
-            assert student(probability, freedom) == pytest.approx(expected, rel=1e-10)
+    assert student(0.95, 4) == pytest.approx(2.776445, rel=1e-6)  # of the printed tables
+    for t in (-3.0, -0.5, 0.5, 3.0):
+        assert student_below(t, 1) == pytest.approx(0.5 + math.atan(t) / math.pi, abs=1e-12)
+        assert student(2 * student_below(abs(t), 5) - 1, 5) == pytest.approx(abs(t), rel=1e-9)
 
 
 def intervals():

@@ -130,5 +130,5 @@ def test_no_sequences_are_refused(name):
 
 @pytest.mark.bad_input
 def test_more_pairs_than_a_part_has_are_refused():
-    with pytest.raises(ValueError, match="count: expected at most 13, all pairs of this part, got 14"):
+    with pytest.raises(ValueError, match="count: expected at most 13, all examples of this part, got 14"):
         modular_addition.task(modulus=7).validation(14, generator())

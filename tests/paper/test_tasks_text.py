@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from paper.tasks import text
+from paper.tasks import novels, text
 from paper.tasks.download import RemoteFile
 
 SIGMAS = 4.42  # two-sided error rate 1e-5
@@ -24,8 +24,7 @@ def generator(seed=0):
 
 def windows(batch):
     """The windows that a batch shows, as bytes."""
-    whole = torch.cat([batch.inputs[0], batch.answers[:, -1:]], 1)
-    return [bytes(row) for row in whole.tolist()]
+    return [bytes(row) for row in text.whole_windows(batch).tolist()]
 
 
 def draws(task):
@@ -147,34 +146,39 @@ def test_the_librarys_own_sources_are_there_and_a_limit_shortens_training_alone(
     parts = text.python_parts()
     assert text.python_parts() is parts  # read once
     assert len(parts.train) > 4_000_000
-    small, large = (text.python_sources(limit) for limit in (50_000, None))
     assert parts.limited(50_000) == text.Parts(parts.train[:50_000], parts.validation, parts.test)
-    assert small.name == "python-sources-50000" and large.name == "python-sources"
-    assert "50,000 bytes" in small.title and small.vocab_size == large.vocab_size == 256
-    assert all(window in parts.train[:50_000] for window in windows(small.train(64, generator())))
-    for part in ("validation", "test"):
-        few, many = (draws(task)[part](64, generator()) for task in (small, large))
-        assert torch.equal(few.inputs[0], many.inputs[0]) and torch.equal(few.answers, many.answers)
-        assert all(window in getattr(parts, part) for window in windows(few))
+    assert parts.limited(None) == parts
 
 
-def test_shakespeare_is_cut_by_place(tmp_path, monkeypatch):
-    content = np.random.default_rng(0).bytes(2001)
-    file = RemoteFile("some/plays", "http://127.0.0.1:1/", hashlib.sha256(content).hexdigest())
-    monkeypatch.setattr(text, "SHAKESPEARE", file)
-    write(tmp_path, {"some/plays": content})
-    parts = text.shakespeare_parts(tmp_path)
-    assert b"".join(parts) == content and list(map(len, parts)) == [1800, 100, 101]
-    task = text.shakespeare(500, 10, tmp_path)
-    assert task.name == "shakespeare-500" and task.longest == 10
-    assert all(window in content[:500] for window in windows(task.train(50, generator())))
+def test_novels(tmp_path, monkeypatch):
+    """Each novel's own parts, without what Gutenberg has around them; lines end in one byte."""
+    bodies = [b"".join(b"%d line %d\r\n" % (i, n) for n in range(500)) for i in range(2)]
+    files = []
+    for i, body in enumerate(bodies):
+        whole = b"header\r\n*** START OF THIS PROJECT GUTENBERG EBOOK X ***\r\n\r\n" + body + b"***END OF THE PROJECT "
+        path = tmp_path / "novels" / f"{i}.txt"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(whole + b"GUTENBERG EBOOK X***\r\nlicence\r\n")
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        files.append(RemoteFile(f"novels/{i}.txt", "https://localhost", digest))
+    monkeypatch.setattr(novels, "NOVELS", tuple(files))
+    plain = [body.replace(b"\r\n", b"\n") for body in bodies]
+    parts = novels.novels_parts(tmp_path)
+    ends = [[len(one) * share // 100 for share in (90, 95)] for one in plain]
+    assert parts.train == b"".join(one[:a] for one, (a, _) in zip(plain, ends, strict=True))
+    assert parts.validation == b"".join(one[a:b] for one, (a, b) in zip(plain, ends, strict=True))
+    assert parts.test == b"".join(one[b:] for one, (_, b) in zip(plain, ends, strict=True))
+    (tmp_path / "novels" / "0.txt").write_bytes(b"no marks")
+    monkeypatch.setattr(novels, "fetch", lambda file, folder: tmp_path / file.name)
+    novels._parts.cache_clear()
+    with pytest.raises(ValueError, match="expected a text between Project Gutenberg's marks"):
+        novels.novels_parts(tmp_path)
 
 
 BAD_TEXTS = [
-    (partial(text.python_sources, 10**9), ValueError, r"limit: expected at most the \d+ bytes .* got 1000000000"),
-    (partial(text.python_sources, 0), ValueError, "limit: expected an integer of at least 1, got 0"),
-    (partial(text.python_sources, 5e4), TypeError, "limit: expected an integer of at least 1, got float 50000.0"),
-    (partial(text.python_sources, 128), ValueError, "expected more than length = 128 bytes to train, got 128"),
+    (partial(PARTS.limited, 10**9), ValueError, r"limit: expected at most the \d+ bytes .* got 1000000000"),
+    (partial(PARTS.limited, 0), ValueError, "limit: expected an integer of at least 1, got 0"),
+    (partial(PARTS.limited, 5e4), TypeError, "limit: expected an integer of at least 1, got float 50000.0"),
     (partial(text.language_modelling, "", "", PARTS, 0), ValueError, "length: expected an integer of at least 1"),
     (
         partial(text.language_modelling, "", "", PARTS._replace(test=b"few"), 8),

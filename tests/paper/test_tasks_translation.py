@@ -1,4 +1,4 @@
-"""Translation: subwords, BLEU, aligned files; Multi30k where ORTHO_DATA has it."""
+"""Translation: subwords, BLEU, a corpus; Multi30k where ORTHO_DATA has it."""
 
 import gzip
 import os
@@ -9,9 +9,9 @@ from itertools import pairwise
 import pytest
 import torch
 
+from paper.tasks import translation as texts
 from paper.tasks.pairs import PAD, SPECIAL, START, STOP, UNKNOWN
-from paper.tasks.subwords import Vocabulary, bleu
-from paper.tasks.translation import Corpus, aligned, multi30k, multi30k_corpus, subwords, translation
+from paper.tasks.translation import Corpus, Vocabulary, bleu, multi30k_corpus, translation
 
 SIGMAS = 4.42  # two-sided error rate 1e-5
 
@@ -65,7 +65,6 @@ def test_what_stands_together_twice_becomes_one(tokenizers):
 
 def test_subwords_are_those_of_the_texts_alone(tokenizers):
     assert Vocabulary(TEXTS, 90).state() == Vocabulary(list(TEXTS), 90).state() != Vocabulary(TEXTS, 60).state()
-    assert [subwords(n) for n in (1, 4000, 8000, 16_000, 29_000)] == [1000, 1000, 2000, 4000, 4000]
 
 
 def test_bleu(sacrebleu):
@@ -77,39 +76,26 @@ def test_bleu(sacrebleu):
     assert bleu(["A cat sat down here"], ["a cat sat down here"]).score < 80  # case counts
 
 
-def write(folder, name, lines):
-    path = folder / name
-    content = "\n".join(lines).encode() + b"\n"
-    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    return path
-
-
 @pytest.fixture
-def files(tmp_path):
-    """Two aligned files, with a source that comes twice, an empty side, and a separator within a line."""
-    source = [f"das ist Satz {i} von {i * i}" for i in range(200)] + ["zwei\u2028mal", "zwei\u2028mal", "", "leer"]
-    target = [f"this is sentence {i} of {i * i}" for i in range(200)] + ["twice", "two times", "empty", " "]
-    return write(tmp_path, "a.de.gz", source), write(tmp_path, "a.en", target)
+def corpus():
+    pairs = [(f"das ist Satz {i} von {i * i}", f"this is sentence {i} of {i * i}") for i in range(200)]
+    return Corpus(pairs[:180], pairs[180:190], pairs[190:])
 
 
-def test_aligned_files(files):
-    corpus = aligned(*files)
-    pairs = [pair for part in corpus for pair in part]
-    assert len(pairs) == len(set(pairs)) == 202
-    assert all(
-        target == source.replace("das ist Satz", "this is sentence").replace("von", "of")
-        for source, target in pairs
-        if source.startswith("das")
-    )
-    sources = [{source for source, _ in part} for part in corpus]
-    assert not sources[0] & sources[1] and not (sources[0] | sources[1]) & sources[2]
-    spread = SIGMAS * (0.9 * 0.1 / 201) ** 0.5
-    assert abs(len(corpus.train) / 202 - 0.9) <= spread
-    assert corpus == aligned(*files)
+def test_lines_are_each_others(tmp_path):
+    """A separator within a line parts no lines, and pairs with an empty side are left out."""
+    sides = ["eins ", "zwei\u2028mal", "", "leer"], ["one", "twice", "empty", " "]
+    paths = [tmp_path / name for name in ("a.de.gz", "a.en")]
+    for path, lines in zip(paths, sides, strict=True):
+        content = "\n".join(lines).encode() + b"\n"
+        path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    assert texts._pairs(*paths) == [("eins", "one"), ("zwei\u2028mal", "twice")]
+    paths[1].write_bytes(b"one\ntwo\n")
+    with pytest.raises(ValueError, match="a.en: expected 4 lines like .*a.de.gz, got 2"):
+        texts._pairs(*paths)
 
 
-def test_smaller_training_sets_are_parts_of_larger_ones(files):
-    corpus = aligned(*files)
+def test_smaller_training_sets_are_parts_of_larger_ones(corpus):
     parts = [corpus.limited(n) for n in (5, 40, 120)]
     assert [len(part.train) for part in parts] == [5, 40, 120]
     assert all(set(small.train) < set(large.train) for small, large in pairwise(parts))
@@ -117,9 +103,9 @@ def test_smaller_training_sets_are_parts_of_larger_ones(files):
     assert parts[0].limited(None) == parts[0]
 
 
-def test_a_task_on_texts(files, tokenizers, sacrebleu):
-    corpus = aligned(*files).limited(60)
-    corpus = corpus._replace(train=[*corpus.train, ("das" * 20, "this" * 20)])  # so that none is cut
+def test_a_task_on_texts(corpus, tokenizers, sacrebleu):
+    corpus = corpus.limited(60)
+    corpus = corpus._replace(train=[*corpus.train, ("7 " * 30, "7 " * 30)])  # so that none is cut
     made = translation("two-files", "two files", corpus, 100)
     task = made.task
     assert task.vocab_size == made.vocabulary.size <= 100
@@ -165,31 +151,24 @@ def test_what_is_missing_is_named(monkeypatch, missing):
 
 
 @pytest.mark.bad_input
-def test_errors(files, tmp_path):
-    corpus = aligned(*files)
-    short = write(tmp_path, "short.en", ["one", "two"])
-    few = write(tmp_path, "few.en", ["one"])
+def test_errors(corpus):
     cases = [
-        (partial(corpus.limited, 1000), ValueError, "pairs: expected at most the .* of the training part, got 1000"),
-        (partial(aligned, files[0], short), ValueError, "short.en: expected 204 lines like .*a.de.gz, got 2"),
-        (partial(aligned, few, few), ValueError, "source: expected pairs for training, validation and test, got "),
-        (partial(aligned, files[0], tmp_path / "none"), FileNotFoundError, "none"),
-        (partial(translation, "", "", Corpus([], [], [])), ValueError, "corpus: expected pairs in each part, got none"),
-        (partial(bleu, [], []), ValueError, "written: expected as many texts as references, 0, got 0"),
-        (partial(bleu, ["a"], ["a", "b"]), ValueError, "written: expected as many texts as references, 2, got 1"),
+        (partial(corpus.limited, 1000), "pairs: expected at most the 180 of the training part, got 1000"),
+        (partial(translation, "", "", Corpus([], [], []), 90), "corpus: expected pairs in each part, got none"),
+        (partial(bleu, [], []), "written: expected as many texts as references, 0, got 0"),
+        (partial(bleu, ["a"], ["a", "b"]), "written: expected as many texts as references, 2, got 1"),
     ]
-    for call, error, message in cases:
-        with pytest.raises(error, match=message):
+    for call, message in cases:
+        with pytest.raises(ValueError, match=message):
             call()
 
 
 @pytest.mark.bad_input
-def test_errors_of_vocabularies(files, tokenizers):
+def test_errors_of_vocabularies(corpus, tokenizers):
     with pytest.raises(ValueError, match="size: expected at least .*, the texts' bytes, got 20"):
         Vocabulary(TEXTS, 20)
-    corpus = aligned(*files)
     task = translation("", "", corpus, 100).task
-    with pytest.raises(ValueError, match=f"count: expected at most the {len(corpus.test)} pairs of this part, got 99"):
+    with pytest.raises(ValueError, match="count: expected at most 10, all examples of this part, got 99"):
         task.tests["test"](99, generator())
 
 
@@ -197,8 +176,8 @@ def test_errors_of_vocabularies(files, tokenizers):
 def test_multi30k(tokenizers, sacrebleu):
     corpus = multi30k_corpus()
     assert [len(part) for part in corpus] == [29_000, 1_014, 1_000]
-    made = multi30k(1000)
-    assert made.vocabulary.size == made.task.vocab_size == 1000 and made.task.name == "multi30k-1000"
+    made = translation("multi30k", "", corpus.limited(1000), 1000)
+    assert made.vocabulary.size == made.task.vocab_size == 1000
     answers = made.task.tests["test"](1000, generator()).answers
     assert answers.shape[0] == 1000 and made.bleu("test", answers).score > 99  # long ones are cut
     assert not {source for source, _ in corpus.train} & {source for source, _ in corpus.test}

@@ -6,18 +6,14 @@ softmax over positions looks at the whole sequence, so that the attention is not
 `linear-exp` has the same features, normalises rows instead, and is causal.
 """
 
-import torch
-
 from ortho import _checks
-from ortho._autocast import no_autocast
 from ortho._checks import checked
 from ortho._typing import Bool, Float, Size, State, Tensor
-from ortho.attention.linear.feature_maps import root_scale
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost, Mechanism
-from ortho.attention.operands import hidden_keys, masked_softmax, working
+from ortho.attention.operands import attention_form, masked_softmax, scaled
 
 
-@checked(shapes=False)
+@attention_form(fixed_state=True)
 def efficient_attention_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -35,12 +31,12 @@ def efficient_attention_reference(
     before the softmax, and by default, as published, not at all. A mask must be one row for all queries. Raises
     ValueError for a causal call and for a state.
     """
-    q, k, v, hidden, dtype = _operands(q, k, v, is_causal, attn_mask, scale, initial_state, return_state)
-    with no_autocast(q):
-        return ((q.softmax(-1) @ _over_positions(k, hidden).mT) @ v).to(dtype)
+    _refuse_parts(is_causal=is_causal, initial_state=initial_state, return_state=return_state)
+    rho_q, rho_k = _shares(q, k, attn_mask, scale)
+    return (rho_q @ rho_k.mT) @ v
 
 
-@checked(shapes=False)
+@attention_form(fixed_state=True)
 def efficient_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -53,45 +49,24 @@ def efficient_attention(
     return_state: bool = False,
 ) -> Float[Tensor, "*batch N V"]:
     """`efficient_attention_reference` from the right: in time and memory linear in N."""
-    q, k, v, hidden, dtype = _operands(q, k, v, is_causal, attn_mask, scale, initial_state, return_state)
-    with no_autocast(q):
-        return (q.softmax(-1) @ (_over_positions(k, hidden).mT @ v)).to(dtype)
+    _refuse_parts(is_causal=is_causal, initial_state=initial_state, return_state=return_state)
+    rho_q, rho_k = _shares(q, k, attn_mask, scale)
+    return rho_q @ (rho_k.mT @ v)
 
 
-def _operands(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    is_causal: bool,
-    attn_mask: Tensor | None,
-    scale: float | None,
-    initial_state: State | None,
-    return_state: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, torch.dtype]:
-    """q and k scaled, all in float32 at least, True where a key is hidden, and the dtype they came in; or an error."""
-    _checks.qkv(q, k, v, attn_mask, is_causal)
-    _checks.scale_factor(scale)
-    in_parts = {
-        "is_causal": (is_causal, False),
-        "initial_state": (initial_state, None),
-        "return_state": (return_state, False),
-    }
-    for name, (given, none) in in_parts.items():
-        if given is not none:
-            got = _checks.describe(given)
-            raise ValueError(f"{name}: expected {none}, since keys are normalised over the whole sequence, got {got}")
-    hidden = hidden_keys(attn_mask, k, None)
-    dtype, (q, k, v) = q.dtype, (working(x) for x in (q, k, v))
-    if scale is not None:
-        root = root_scale(scale)
-        q, k = q * root, k * root
-    return q, k, v, hidden, dtype
+def _shares(q: Tensor, k: Tensor, attn_mask: Tensor | None, scale: float | None) -> tuple[Tensor, Tensor]:
+    """Softmax over features (..., N, K), and over positions (..., M, K), 0 for hidden keys."""
+    q, k = scaled(scale, q, k)
+    blocked = None if attn_mask is None else ~attn_mask[..., None, :]
+    return q.softmax(-1), masked_softmax(k.mT, blocked, empty_rows=True).mT
 
 
-def _over_positions(k: Tensor, hidden: Tensor | None) -> Tensor:
-    """Softmax over positions (..., M, K), 0 for hidden keys."""
-    blocked = None if hidden is None else hidden[..., None, :]
-    return masked_softmax(k.mT, blocked, empty_rows=True).mT
+def _refuse_parts(**given: object) -> None:
+    for name, value in given.items():
+        expected = None if name == "initial_state" else False
+        if value is not expected:
+            wanted = f"expected {expected}, since keys are normalised over the whole sequence"
+            raise ValueError(f"{name}: {wanted}, got {_checks.describe(value)}")
 
 
 @checked

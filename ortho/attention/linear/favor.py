@@ -1,8 +1,8 @@
 r"""Softmax attention with its kernel estimated by random features: Performer's FAVOR+, its kin and its successors.
 
 $\exp(x^T y) = E\, \phi(x)^T \phi(y)$ with $x = q K^{-1/4}$ and $y = k K^{-1/4}$ is the softmax kernel
-(`random_features` has the rows that the maps project on, and their formulas). The error of the estimate grows fast
-with the norms: with standard normal q and k of width 16 or more, and 256 positive features, a plain average of the
+(`random_features` has the maps as their formulas stand, and other draws of the rows). The error of the estimate grows
+fast with the norms: with standard normal q and k of width 16 or more, and 256 positive features, a plain average of the
 values is nearer to softmax attention than the estimate is (Choromanski et al. 2021, arXiv:2009.14794, lemma 2).
 
 Exponential features are divided, each token's by their largest, and trigonometric ones left without their factor
@@ -11,33 +11,45 @@ that nothing leaks from the future, and nothing is added that would not cancel. 
 divisors, they are constants to autograd.
 """
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from math import inf, sqrt
-from typing import Any, NamedTuple
+from math import sqrt
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from ortho import _checks
 from ortho._checks import checked
-from ortho._typing import Size
-from ortho.attention.linear.feature_maps import FeatureMap, Features, MapCost, root_scale
-from ortho.attention.linear.linear_attention import kernel_mechanism
-from ortho.attention.linear.random_features import (
-    DenseParameters,
-    aderf,
-    gerf,
-    mirrored,
-    orthogonal_features,
-    saderf,
-    sderf,
-)
+from ortho._typing import Float, Size, Tensor
+from ortho.attention.linear.linear_attention import FeatureMap, Features, MapCost, kernel_mechanism
+from ortho.attention.operands import root_scale
+from ortho.orthogonal import haar
 
 FEATURES = 256  # the default m, that of the authors' code; K ln K, the order of their theorem 4, is 266 at K = 64
 # Of the default rows, the same in every call. A number that nobody seeds data with: rows drawn from the seed of q and k
 # would be aligned with them.
 SEED = 2009_14794
+
+
+@checked
+def orthogonal_features(
+    m: int,
+    K: int,
+    *,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Float[Tensor, "m K"]:
+    r"""m rows, each $N(0, I_K)$, orthogonal to each other within each block of K of them (Choromanski et al. 2021).
+
+    A block is Haar, and its rows are scaled by independent lengths of the law $\chi(K)$, a Gaussian vector's. Rows of a
+    fixed length, or of a QR whose signs are left as they come, make the estimate of the kernel biased.
+
+    Returns (m, K); raises TypeError or ValueError for sizes below 1.
+    """
+    blocks = [haar(K, generator=generator, dtype=dtype, device=device) for _ in range(-(-m // K))]
+    lengths = torch.randn(m, K, generator=generator, dtype=dtype, device=device).norm(dim=-1, keepdim=True)
+    return torch.cat(blocks)[:m] * lengths
+
 
 _drawn: dict[tuple[int, int, torch.dtype, torch.device], Tensor] = {}
 
@@ -106,7 +118,7 @@ class PositiveFeatures(RandomFeatureMap):
         square = 1 / sqrt(q.shape[-1]) if scale is None else scale
         omega = self.rows(q) * root_scale(square)
         half = (k * k).sum(-1, keepdim=True) * (square / 2)  # |y|^2 / 2
-        return _exponentials(q @ omega.mT, k @ omega.mT, half)
+        return exponentials(q @ omega.mT, k @ omega.mT, half)
 
     def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> MapCost:
         products = 2 * G * (N + M) * K * m
@@ -122,11 +134,17 @@ class PositiveFeatures(RandomFeatureMap):
         )
 
 
-def _exponentials(q: Tensor, k: Tensor, half: Tensor) -> Features:
+def exponentials(q: Tensor, k: Tensor, half: Tensor) -> Features:
     """exp(q) and exp(k - half) for projections q and k, each token's relative to its largest."""
     top_q, top_k = (x.detach().amax(-1, keepdim=True) for x in (q, k))
     lift = half.detach() - half - top_k  # its value is that of -top_k, its gradient that of -half
     return Features(q.sub_(top_q).exp_(), k.add_(lift).exp_(), (top_k - half.detach())[..., 0])
+
+
+@checked
+def mirrored(omega: Float[Tensor, "... m K"]) -> Float[Tensor, "... 2*m K"]:
+    """The rows and their opposites, below each other."""
+    return torch.cat([omega, -omega], -2)
 
 
 class HyperbolicFeatures(PositiveFeatures):
@@ -171,121 +189,8 @@ class TrigonometricFeatures(RandomFeatureMap):
         )
 
 
-class Fit(NamedTuple):
-    """How parameters are fitted to queries and keys, and what that costs a sequence.
-
-    products: FLOPs in K^2 for each query and key, and in K^3. elementwise: scalar operations in K for each
-    query and key, and in K^2, K and 1. turned: whether the rows are taken in axes of its own.
-    """
-
-    function: Callable[..., DenseParameters]
-    products: tuple[int, int]
-    elementwise: tuple[int, int, int, int]
-    turned: bool = False
-
-
-FITS = {
-    "gerf": Fit(gerf, (0, 0), (3, 1, 4, 17)),
-    "saderf": Fit(saderf, (0, 0), (6, 3, 12, 17)),
-    "aderf": Fit(aderf, (2, 45), (1, 13, 13, 24)),
-    "sderf": Fit(sderf, (2, 9), (1, 7, 14, 0), turned=True),
-}
-
-
-class DenseExponentialFeatures(RandomFeatureMap):
-    r"""FAVOR++ and FAVOR#: `dense_features` with parameters fitted to the scaled queries and keys of each sequence.
-
-    `fit` is the name of one of `FITS`. A fit looks at the whole sequence: for causal use, and for a sequence in parts,
-    give `parameters`, fitted elsewhere; the estimate of the kernel is unbiased with any that satisfy their constraint.
-    With `same_tokens` the queries at hidden keys' positions are left out of the fit as well. The parameters are
-    constants to autograd.
-    """
-
-    @checked
-    def __init__(
-        self,
-        fit: str = "gerf",
-        parameters: DenseParameters | None = None,
-        features: Tensor | None = None,
-        *,
-        count: int | None = None,
-    ) -> None:
-        super().__init__(features, count=count)
-        self.fit, self.parameters = _checks.one_of("fit", fit, FITS), parameters
-        self.causal = parameters is not None
-        if parameters is not None:
-            if not isinstance(parameters, DenseParameters):
-                raise TypeError(f"parameters: expected DenseParameters, got {_checks.describe(parameters)}")
-            _checks.within("parameters", "a", parameters.a, -inf, 1 / 8)
-
-    def __repr__(self) -> str:
-        given = "" if self.parameters is None else "parameters=..., "
-        return f"{type(self).__name__}({self.fit!r}, {given}count={self.count})"
-
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        *,
-        scale: float | None = None,
-        hidden: Tensor | None = None,
-        hidden_q: Tensor | None = None,
-        **_: Any,
-    ) -> Features:
-        root = root_scale(1 / sqrt(q.shape[-1]) if scale is None else scale)
-        omega = self.rows(q)
-        with torch.no_grad():
-            a, B_q, B_k, axes = self._parameters(q * root, k * root, hidden_q, hidden)
-            if axes is not None:
-                omega = omega @ axes  # (..., m, K)
-            bias = 2 * (omega.square() @ a[..., None]).mT  # (..., 1, m), of both features of a pair
-            rows_q, rows_k = omega @ (B_q * root), omega @ (B_k * root)  # (..., m, K)
-            R = B_k * (root / (1 - 4 * a).sqrt()[..., None])
-        half = (k @ R.mT).square().sum(-1, keepdim=True) / 2
-        return _exponentials(q @ rows_q.mT + bias, k @ rows_k.mT, half)
-
-    def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> MapCost:
-        mapped = 2 * G * (N + M) * K * m + 2 * G * M * K * K  # projections, and the keys' quadratic form
-        given = self.parameters
-        fit = FITS[self.fit] if given is None else Fit(gerf, (0, 0), (0, 0, 0, 0), given.axes is not None)
-        sets = 1 if given is not None and given.a.dim() == 1 else G  # one for all sequences, or one for each
-        products = fit.products[0] * G * (N + M) * K * K + fit.products[1] * G * K**3
-        of_tokens, square, linear, once = fit.elementwise
-        return MapCost(
-            # The rows, turned, for q, and for k; the bias.
-            mapped + (4 + 2 * fit.turned) * sets * m * K * K + 2 * sets * m * K + products,
-            mapped,
-            # x and y; B_q, B_k and R from their roots; the bias. Per feature of a query the bias, maximum, sum and exp,
-            # of a key all but the bias; its quadratic form, its half, the lift and log_k
-            G * (N + M) * K
-            + sets * K * (3 * K + 5)
-            + m * (K * (sets if fit.turned else 1) + sets)
-            + G * (4 * N + 3 * M) * m
-            + G * M * (2 * K + 4)
-            + of_tokens * G * (N + M) * K
-            + G * (square * K * K + linear * K + once),
-            G * (N + M) * m + G * M * (m + 2 + 4 * K),
-            sets * K * K + G * M * K + 2 * sets * m * K,
-            True,
-        )
-
-    def _parameters(self, x: Tensor, y: Tensor, hidden_x: Tensor | None, hidden_y: Tensor | None) -> DenseParameters:
-        if self.parameters is not None:
-            a, B_q, B_k, axes = self.parameters
-            if a.shape[-1] != x.shape[-1]:
-                raise ValueError(f"parameters: expected width {x.shape[-1]} like q, got a of shape {tuple(a.shape)}")
-            return DenseParameters(a.to(x), B_q.to(x), B_k.to(x), None if axes is None else axes.to(x))
-        keep_x, keep_y = (None if hidden is None else ~hidden for hidden in (hidden_x, hidden_y))
-        return FITS[self.fit].function(x, y, keep_x=keep_x, keep_y=keep_y)
-
-
 MECHANISMS = (
     kernel_mechanism("trigonometric", TrigonometricFeatures(), "Rahimi & Recht 2007"),
     kernel_mechanism("favor", PositiveFeatures(), "Choromanski et al. 2021, arXiv:2009.14794"),
     kernel_mechanism("hyperbolic", HyperbolicFeatures(), "Choromanski et al. 2021, arXiv:2009.14794"),
-    kernel_mechanism("favor++", DenseExponentialFeatures("gerf"), "Likhosherstov et al. 2022, arXiv:2205.15317"),
-    *(
-        kernel_mechanism(fit, DenseExponentialFeatures(fit), "Likhosherstov et al. 2023, arXiv:2302.00787")
-        for fit in ("saderf", "aderf", "sderf")
-    ),
 )

@@ -1,99 +1,24 @@
-r"""Feature maps: the kernel $\kappa(q, k) = \phi(q)^T \phi(k)$ of linear attention, as an object.
+r"""Feature maps that are functions of one query or key, and the mechanisms that they make.
 
-First the contract, then maps that are functions of one query or key; those on random rows are in `favor`. Two maps are
-printed in texts on linear attention and do not do what they are meant to, `Cosine` and `Powers`. They can be handed to
-`linear_attention`, and are no mechanisms.
+Two maps are printed in texts on linear attention and do not do what they are meant to, `Cosine` and `Powers`. They can
+be handed to `linear_attention`, and are no mechanisms.
 """
 
-from abc import ABC, abstractmethod
-from math import inf, pi, sqrt
-from typing import Any, Literal, NamedTuple
+from math import pi, sqrt
+from typing import Any
 
 import torch
 from torch.autograd import Function
 
 from ortho import _checks
 from ortho._checks import checked
-from ortho._typing import Bool, Float, Int, Size, Tensor
+from ortho._typing import Size, Tensor
+from ortho.attention.linear.linear_attention import FeatureMap, Features, MapCost, kernel_mechanism
+from ortho.attention.operands import root_scale, scaled
 from ortho.attention.transforms import transformed
 
 RELU_FLOOR = 1e-3  # what Choromanski et al. add to their ReLU features, so that no row is without weight
 HORIZON = 4096
-
-
-class Features(NamedTuple):
-    r"""A kernel in factors, $\kappa(q_i, k_j) = e^{s_j}\, \phi(q_i)^T \phi(k_j)$.
-
-    `log_k`, the $s_j$, keeps the features of large and small keys in range together; it must carry no gradient. Any
-    factor of the query alone cancels in the attention, so a map may scale each query's features as it likes.
-    """
-
-    q: Float[Tensor, "*batch N m"]
-    k: Float[Tensor, "*batch M m"]
-    log_k: Float[Tensor, "*batch M"] | None = None
-
-
-class MapCost(NamedTuple):
-    """What a feature map adds to a call.
-
-    forward, backward: FLOPs of matrix products. elementwise_forward, elementwise_backward: scalar operations outside
-    them. saved: numbers that autograd keeps besides the features. keeps_features: whether the map's backward pass
-    reads the features that it made.
-    """
-
-    forward: Size
-    backward: Size
-    elementwise_forward: Size
-    elementwise_backward: Size
-    saved: Size
-    keeps_features: bool
-
-
-class FeatureMap(ABC):
-    r"""`map(q, k)` gives the `Features` of q (..., N, K) and k (..., M, K), which may be mapped differently.
-
-    Both are float32 at least. `scale` multiplies their products; None stands for what is published. `q_start` and
-    `k_start` are the positions of the first query and key. `hidden` is True for keys that no query sees, `hidden_q` for
-    queries that are no tokens, and None for none: a map that looks at the whole sequence must not look at them.
-    """
-
-    # Weights are 'positive', 'non-negative' (all may be 0, and the row is) or 'signed': then a row's total is anything,
-    # and divides all the same.
-    weights: Literal["positive", "non-negative", "signed"] = "positive"
-    positional = False  # whether positions matter; the state then ends with the number of tokens seen, int64 ()
-    scales_keys = False  # whether there is a `log_k`
-    causal = True  # False if the features of a token depend on the others
-
-    @abstractmethod
-    def __call__(
-        self,
-        q: Float[Tensor, "*batch N K"],
-        k: Float[Tensor, "*batch M K"],
-        *,
-        scale: float | None = None,
-        q_start: int | Int[Tensor, ""] = 0,
-        k_start: int | Int[Tensor, ""] = 0,
-        hidden: Bool[Tensor, "*batch M"] | None = None,
-        hidden_q: Bool[Tensor, "*batch N"] | None = None,
-    ) -> Features: ...
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
-
-    @abstractmethod
-    def width(self, K: Size) -> Size:
-        """The number m of features of a K-wide query or key."""
-
-    @abstractmethod
-    def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> MapCost:
-        """What it costs to map N queries and M keys, K wide, of each of G sequences, to m features."""
-
-
-def root_scale(scale: float) -> float:
-    """The factor of q and of k that multiplies their products by `scale`; ValueError for a negative one."""
-    if not 0 <= scale < inf:
-        raise ValueError(f"scale: expected a finite number of at least 0, got {scale}")
-    return sqrt(scale)
 
 
 class _Elementwise(FeatureMap):
@@ -108,9 +33,7 @@ class _Elementwise(FeatureMap):
         raise NotImplementedError
 
     def __call__(self, q: Tensor, k: Tensor, *, scale: float | None = None, **_: Any) -> Features:
-        if scale is not None:
-            root = root_scale(scale)
-            q, k = q * root, k * root
+        q, k = scaled(scale, q, k)
         return Features(self.function(q), self.function(k))
 
     def width(self, K: Size) -> Size:
@@ -172,9 +95,7 @@ class Exp(_Elementwise):
     scales_keys = True
 
     def __call__(self, q: Tensor, k: Tensor, *, scale: float | None = None, **_: Any) -> Features:
-        if scale is not None:
-            root = root_scale(scale)
-            q, k = q * root, k * root
+        q, k = scaled(scale, q, k)
         top_q, top_k = (x.detach().amax(-1, keepdim=True) for x in (q, k))
         return Features((q - top_q).exp_(), (k - top_k).exp_(), top_k[..., 0])
 
@@ -207,9 +128,7 @@ class CosFormer(FeatureMap):
         k_start: int | Tensor = 0,
         **_: Any,
     ) -> Features:
-        if scale is not None:
-            root = root_scale(scale)
-            q, k = q * root, k * root
+        q, k = scaled(scale, q, k)
         return Features(self._map(q, q_start), self._map(k, k_start))
 
     def _map(self, x: Tensor, start: int | Tensor) -> Tensor:
@@ -301,3 +220,12 @@ class Powers(_Elementwise):
 
     def width(self, K: Size) -> Size:
         return K * (self.order + 1)
+
+
+MECHANISMS = (
+    kernel_mechanism("linear", EluPlusOne(), "Katharopoulos et al. 2020, arXiv:2006.16236"),
+    kernel_mechanism("linear-relu", Relu(), "Choromanski et al. 2021, arXiv:2009.14794"),
+    kernel_mechanism("linear-exp", Exp(), "Shen et al. 2021, arXiv:1812.01243"),
+    kernel_mechanism("cosformer", CosFormer(), "Qin et al. 2022, arXiv:2202.08791"),
+    kernel_mechanism("taylor", Taylor(), "Arora et al. 2024, arXiv:2402.18668"),
+)

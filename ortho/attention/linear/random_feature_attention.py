@@ -3,14 +3,14 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ortho import _checks
 from ortho._checks import checked
-from ortho._typing import Bool, Float, State
+from ortho._typing import Float, State, Tensor
+from ortho.attention.linear.dense_features import DenseExponentialFeatures
 from ortho.attention.linear.favor import (
     FEATURES,
-    DenseExponentialFeatures,
     HyperbolicFeatures,
     PositiveFeatures,
     RandomFeatureMap,
@@ -80,34 +80,17 @@ class RandomFeatureAttention(nn.Module):
         rows = FEATURE_DRAWS[self.draw](count, d_head, generator=generator, dtype=torch.float64, device=device)
         self.features.copy_(rows)
 
-    @checked(shapes=False)
     def forward(
         self,
         q: Float[Tensor, "*batch N K"],
         k: Float[Tensor, "*batch M K"],
         v: Float[Tensor, "*batch M V"],
-        *,
-        is_causal: bool = False,
-        attn_mask: Bool[Tensor, "..."] | None = None,
-        scale: float | None = None,
-        initial_state: State | None = None,
-        return_state: bool = False,
-        same_tokens: bool = False,
+        **options: Any,
     ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-        """q (..., N, K), k (..., M, K), v (..., M, V) -> (..., N, V), as `linear_attention`."""
+        """q (..., N, K), k (..., M, K), v (..., M, V) -> (..., N, V), with the options of `linear_attention`."""
         attention = linear_attention if self.form == "fast" else linear_attention_reference
-        return attention(
-            q,
-            k,
-            v,
-            feature_map=MAPS[self.map](features=self.features, **self.options),
-            is_causal=is_causal,
-            attn_mask=attn_mask,
-            scale=scale,
-            initial_state=initial_state,
-            return_state=return_state,
-            same_tokens=same_tokens,
-        )
+        feature_map = MAPS[self.map](features=self.features, **self.options)
+        return attention(q, k, v, feature_map=feature_map, **options)
 
     def extra_repr(self) -> str:
         count, d_head = self.features.shape

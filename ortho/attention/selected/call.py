@@ -1,8 +1,8 @@
 """What surrounds the mechanisms of this folder, once for all: users hand in q, k, v and options, a mechanism a `Call`.
 
-A mechanism is a function of a `Call` and of options of its own. `attention_form` and `mask_form` make of it what users
-call: they check the operands, put keys and values after those of a state, and hand on sequences with one leading axis,
-in float32 at least. The result gets back the caller's leading axes and dtype.
+A mechanism is a function of a `Call` and of options of its own. `selecting_form` and `mask_form` make of it what users
+call: sequences come with one leading axis, and results get back the caller's. The rest is done by `attention_form`, as
+for all mechanisms.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,8 +18,7 @@ from ortho._autocast import no_autocast
 from ortho._checks import checked
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.indexing import indexing
-from ortho.attention.operands import carried, mask_of_keys, prepend_state, upcast
-from ortho.attention.recurrent.memory import gate
+from ortho.attention.operands import attention_form, carried, mask_of_keys, past_length, prepend_state, upcast
 from ortho.attention.transforms import uncompiled
 
 # Scores that are looked at together: as many as a few tiles of a fused kernel have, so that memory stays linear.
@@ -39,7 +38,7 @@ class Call(NamedTuple):
     scale: float
     given_scale: float | None
     new: int  # keys that are not from a state
-    given: State  # keys and values as the caller has them, those of a state first
+    leading: tuple[int, ...]  # the caller's axes, of which G is the product
     past: State  # what an `initial_state` holds beside keys and values
     return_state: bool
 
@@ -74,13 +73,18 @@ class Call(NamedTuple):
 
     def lead(self, x: Tensor) -> Tensor:
         """x (G, ...) with the caller's leading axes."""
-        return x.reshape(*self.given[0].shape[:-2], *x.shape[1:])
+        return x.reshape(*self.leading, *x.shape[1:])
 
-    def check_numbers(self, name: str, value: Tensor, *each: int, rows: int | None = None) -> None:
-        """ValueError unless a tensor has a finite number for each new key, or of `rows`, or as many as `each` says."""
-        shape = (*self.given[0].shape[:-2], self.new if rows is None else rows, *each)
-        gate(name, value, self.k, shape)
+    def flat(self, name: str, value: Tensor, *each: int, rows: int | None = None) -> Tensor:
+        """A tensor with a number for each new key, or of `rows`, or as many as `each` says, as (G, rows, *each); in the
+        dtype of q. ValueError unless it has that shape and its numbers are finite."""
+        shape = (*self.leading, self.new if rows is None else rows, *each)
+        if value.shape != shape:
+            raise ValueError(f"{name}: expected shape {shape} like the keys, got {tuple(value.shape)}")
+        if value.device != self.k.device:
+            raise TypeError(f"{name}: expected a tensor on {self.k.device} like the keys, got one on {value.device}")
         _checks.finite(name, value)
+        return value.to(self.q.dtype).reshape(len(self.q), *shape[len(self.leading) :])
 
     def continued(self, name: str, numbers: Tensor) -> Tensor:
         """Numbers of the new keys (G, ..., new) after those of the state's keys, the only other part of it."""
@@ -90,18 +94,17 @@ class Call(NamedTuple):
         earlier = carried(name, self.past[0], shape, numbers.dtype)
         return torch.cat([earlier.reshape(*numbers.shape[:-1], -1), numbers], -1)
 
-    def state(self, *parts: Tensor) -> State:
-        """Keys, values and further parts (G, ...), as the caller gets them."""
-        return (*self.given, *map(self.lead, parts))
 
+def selecting_form(
+    *beside: str, only_causal: bool = False, trims: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The attention function that a function of a `Call` and of options is; see `attention_form`.
 
-Form = Callable[..., tuple[Tensor, State]]  # of a `Call` and options: (o (G, N, V), the state)
+    The function returns o (G, N, V); or (o, parts), where the state has parts `beside` keys and values; or, where it
+    `trims` the state, (o, (keys, values, *parts)).
+    """
 
-
-def attention_form(*state: str, only_causal: bool = False) -> Callable[[Form], Callable[..., Any]]:
-    """The attention function that a function of a `Call` is; `state` names what is carried beside keys and values."""
-
-    def decorated(form: Form) -> Callable[..., Any]:
+    def decorated(form: Callable[..., Any]) -> Callable[..., Any]:
         def attend(
             q: Float[Tensor, "*batch N K"],
             k: Float[Tensor, "*batch M K"],
@@ -114,18 +117,13 @@ def attention_form(*state: str, only_causal: bool = False) -> Callable[[Form], C
             return_state: bool = False,
             **options: Any,
         ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-            parts = None if initial_state is None else _checks.state(initial_state, "keys", "values", *state)
-            keys, values = prepend_state(q, k, v, is_causal, attn_mask, parts and parts[:2])
-            _served(only_causal, is_causal)
-            call = _call(q, keys, values, k.shape[-2], keys.shape[-2] - k.shape[-2], is_causal, attn_mask, scale)
-            with no_autocast(q):
-                o, new_state = form(
-                    call._replace(past=parts[2:] if parts else (), return_state=return_state), **options
-                )
-                o = call.lead(o).to(q.dtype)
-            return (o, new_state) if return_state else o
+            past, parts = past_length(initial_state), tuple(initial_state or ())[2:]
+            call = _call(q, k, v, past, past, is_causal, attn_mask, scale, only_causal)
+            found = form(call._replace(past=parts, return_state=return_state), **options)
+            o, state = found if isinstance(found, tuple) else (found, ())
+            return call.lead(o), tuple(map(call.lead, state))
 
-        return checked(shapes=False)(uncompiled(indexing()(with_options(attend, form))))
+        return uncompiled(attention_form(beside=beside, trims=trims)(indexing()(with_options(attend, form))))
 
     return decorated
 
@@ -145,10 +143,10 @@ def mask_form(*, only_causal: bool = False) -> Callable[[Callable[..., Any]], Ca
             **options: Any,
         ) -> Any:
             prepend_state(q, k, k, False, attn_mask, None)
-            _served(only_causal, is_causal)
-            M, N = k.shape[-2], q.shape[-2]
-            call = _call(q, k, k, M, M - N if is_causal else 0, is_causal, attn_mask, scale)
+            x, y = upcast(q), upcast(k)
+            first = k.shape[-2] - q.shape[-2] if is_causal else 0
             with no_autocast(q):
+                call = _call(x, y, y, 0, first, is_causal, attn_mask, scale, only_causal)
                 found = form(call, **options)
             return type(found)(*map(call.lead, found)) if isinstance(found, tuple) else call.lead(found)
 
@@ -159,28 +157,25 @@ def mask_form(*, only_causal: bool = False) -> Callable[[Callable[..., Any]], Ca
 
 def _call(
     q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    new: int,
+    k: Tensor,
+    v: Tensor,
+    past: int,
     first: int,
     is_causal: bool,
     attn_mask: Tensor | None,
     scale: float | None,
+    only_causal: bool,
 ) -> Call:
-    visible = None
-    if attn_mask is not None:
-        M = keys.shape[-2]
-        mask_of_keys(attn_mask, M)
-        mask = attn_mask[None] if attn_mask.dim() == 1 else attn_mask
-        visible = mask.expand(*keys.shape[:-2], 1, M).reshape(-1, M)
-    factor = 1 / sqrt(q.shape[-1]) if scale is None else scale
-    x, y, z = (upcast(x).reshape(-1, *x.shape[-2:]) for x in (q, keys, values))
-    return Call(x, y, z, visible, first, is_causal, factor, scale, new, (keys, values), (), False)
-
-
-def _served(only_causal: bool, is_causal: bool) -> None:
     if only_causal and not is_causal:
         raise ValueError("is_causal: expected True, since what a query sees is selected from its past, got False")
+    M, visible = k.shape[-2], None
+    if attn_mask is not None:
+        mask_of_keys(attn_mask, M)
+        mask = attn_mask[None] if attn_mask.dim() == 1 else attn_mask
+        visible = mask.expand(*k.shape[:-2], 1, M).reshape(-1, M)
+    factor = 1 / sqrt(q.shape[-1]) if scale is None else scale
+    x, y, z = (x.reshape(-1, *x.shape[-2:]) for x in (q, k, v))
+    return Call(x, y, z, visible, first, is_causal, factor, scale, M - past, tuple(q.shape[:-2]), (), False)
 
 
 def with_options(function: Callable[..., Any], form: Callable[..., Any]) -> Callable[..., Any]:

@@ -132,12 +132,12 @@ def _alone(rounds: Sequence[Round], call: Call) -> Tiling:
     )
 
 
-def group_work(N: int, M: int, *, rounds: int, count: int, width: int, skip_self: bool = False) -> list[Work]:
+def group_work(N: int, M: int, *, rounds: int, count: int, width: int) -> list[Work]:
     """What the parts of N queries and M keys, in groups with labels below `count`, compute for a sequence."""
     width = min(width, M)
     size = _tile(width, N)
     T = tile_count(N, tile_count(M, count, width), size)
-    return [*[Work(T, 2 * T, size, width)] * rounds, *([Work(N, N, 1, 1)] if skip_self else [])]
+    return [Work(T, 2 * T, size, width)] * rounds
 
 
 def _tile(width: int, N: int) -> int:

@@ -20,7 +20,7 @@ from ortho._checks import checked
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.operands import upcast
-from ortho.attention.selected.call import Call, attention_form, mask_form
+from ortho.attention.selected.call import Call, mask_form, selecting_form
 from ortho.attention.selected.selection import (
     Selecting,
     attend_joined,
@@ -32,7 +32,7 @@ from ortho.attention.selected.selection import (
     positions_of,
     selection_cost,
 )
-from ortho.attention.sparse.tiling import ABSENT, TILE, Tiling, TokenBlocks, Work, consecutive
+from ortho.attention.sparse.tiling import ABSENT, TILE, Tiling, TokenBlocks, Work, consecutive, gather_rows
 
 COUNT = 64
 
@@ -52,7 +52,7 @@ def importance_mask(
     return _selected(call, _importance(call, importance), count)
 
 
-@attention_form("importance")
+@selecting_form("importance")
 def importance_attention_reference(
     call: Call, *, count: int = COUNT, importance: Float[Tensor, "*batch M"] | None = None
 ) -> tuple[Float[Tensor, "G N V"], State]:
@@ -63,10 +63,10 @@ def importance_attention_reference(
     Raises ValueError for a mask that is not the same for all queries, or that stands beside a state.
     """
     numbers = _importance(call, importance)
-    return attend_to_mask(call, _selected(call, numbers, count)), call.state(numbers)
+    return attend_to_mask(call, _selected(call, numbers, count)), (numbers,)
 
 
-@attention_form("importance")
+@selecting_form("importance", trims=True)
 def importance_attention(
     call: Call, *, count: int = COUNT, importance: Float[Tensor, "*batch M"] | None = None
 ) -> tuple[Float[Tensor, "G N V"], State]:
@@ -85,9 +85,9 @@ def importance_attention(
     o = attend_joined(call, parts)
     if not call.return_state:
         return o, ()
-    index = call.lead(last.clamp(min=0))
-    numbers = call.lead(numbers.gather(1, last.clamp(min=0)).masked_fill(last < 0, -torch.inf))
-    return o, (*(x.take_along_dim(index[..., None], -2) for x in call.given), numbers)
+    index = last.clamp(min=0)
+    numbers = numbers.gather(1, index).masked_fill(last < 0, -torch.inf)
+    return o, (*(gather_rows(x, index) for x in (call.k, call.v)), numbers)
 
 
 @checked
@@ -112,11 +112,7 @@ def _importance(call: Call, importance: Tensor | None) -> Float[Tensor, "G M"]:
     """Of all keys, of hidden ones -inf; by default their squared lengths."""
     if call.past and call.visible is not None:
         raise ValueError("attn_mask: expected None beside an initial_state, of which some keys are no longer there")
-    if importance is None:
-        numbers = key_norms(call.new_k)
-    else:
-        call.check_numbers("importance", importance)
-        numbers = importance.detach().to(call.k.dtype).reshape(-1, call.new)
+    numbers = key_norms(call.new_k) if importance is None else call.flat("importance", importance.detach())
     if call.visible is not None:
         numbers = numbers.masked_fill(~call.visible, -torch.inf)
     return call.continued("importance", numbers)

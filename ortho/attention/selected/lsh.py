@@ -21,9 +21,8 @@ from ortho._autocast import no_autocast
 from ortho._checks import checked
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.operands import upcast
-from ortho.attention.recurrent.memory import unit
-from ortho.attention.selected.call import Call, attention_form, mask_form
+from ortho.attention.operands import unit, upcast
+from ortho.attention.selected.call import Call, mask_form, selecting_form
 from ortho.attention.selected.groups import chunk_round, group_mask, group_tilings, group_work
 from ortho.attention.selected.selection import Selecting, attend_joined, attend_to_mask, drawn_once, selection_cost
 
@@ -55,7 +54,7 @@ def lsh_mask(
     return _selected(call, hashed(call.q, R), hashed(call.k, R), width, shared_qk)
 
 
-@attention_form("buckets")
+@selecting_form("buckets")
 def lsh_attention_reference(
     call: Call,
     *,
@@ -73,10 +72,10 @@ def lsh_attention_reference(
     """
     R, buckets = _buckets(call, projections, shared_qk)
     kept = _selected(call, hashed(call.q, R), buckets, width, shared_qk)
-    return attend_to_mask(_divided(call) if shared_qk else call, kept), call.state(buckets)
+    return attend_to_mask(_divided(call) if shared_qk else call, kept), (buckets,)
 
 
-@attention_form("buckets")
+@selecting_form("buckets")
 def lsh_attention(
     call: Call,
     *,
@@ -89,7 +88,7 @@ def lsh_attention(
     labels = zip(hashed(call.q, R).unbind(1), buckets.unbind(1), strict=True)
     rounds = [chunk_round(*pair, call, 2 * R.shape[-1], min(width, call.k.shape[1])) for pair in labels]
     parts = group_tilings(rounds, call, skip_self=shared_qk)
-    return attend_joined(_divided(call) if shared_qk else call, parts), call.state(buckets)
+    return attend_joined(_divided(call) if shared_qk else call, parts), (buckets,)
 
 
 def _selected(
@@ -122,8 +121,8 @@ def _buckets(
 ) -> tuple[Float[Tensor, "rounds K half"], Int[Tensor, "G rounds M"]]:
     """R, and the buckets of all keys."""
     if shared_qk and call.q.shape[1] != call.new:
-        q, k = (tuple(call.lead(x).shape) for x in (call.q, call.new_k))
-        raise ValueError(f"k: expected q itself with shared_qk, of shape {q}, got {k}")
+        queries, keys = (tuple(call.lead(x).shape) for x in (call.q, call.new_k))
+        raise ValueError(f"k: expected q itself with shared_qk, of shape {queries}, got {keys}")
     R = _projections(projections, call)
     return R, call.continued("buckets", hashed(call.new_k, R))
 

@@ -15,9 +15,9 @@ from collections.abc import Callable
 import torch
 
 from ortho._checks import checked
-from ortho._typing import Bool, Float, Int, State, Tensor
+from ortho._typing import Bool, Float, Int, Tensor
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.selected.call import Call, attention_form, mask_form
+from ortho.attention.selected.call import Call, mask_form, selecting_form
 from ortho.attention.selected.selection import (
     Selecting,
     attend_to_mask,
@@ -53,10 +53,8 @@ def moba_mask(call: Call, *, block: int = BLOCK, count: int = COUNT) -> Bool[Ten
     return blocks_mask(call, _selected(call, block, count), block)
 
 
-@attention_form(only_causal=True)
-def moba_attention_reference(
-    call: Call, *, block: int = BLOCK, count: int = COUNT
-) -> tuple[Float[Tensor, "G N V"], State]:
+@selecting_form(only_causal=True)
+def moba_attention_reference(call: Call, *, block: int = BLOCK, count: int = COUNT) -> Float[Tensor, "G N V"]:
     """Softmax attention under `moba_mask`; `is_causal` must be True.
 
     `count` blocks of `block` keys are read by each query, its own included, or all that there are. (The paper has
@@ -65,13 +63,13 @@ def moba_attention_reference(
 
     Raises ValueError for a mask that is not the same for all queries.
     """
-    return attend_to_mask(call, blocks_mask(call, _selected(call, block, count), block)), call.state()
+    return attend_to_mask(call, blocks_mask(call, _selected(call, block, count), block))
 
 
-@attention_form(only_causal=True)
-def moba_attention(call: Call, *, block: int = BLOCK, count: int = COUNT) -> tuple[Float[Tensor, "G N V"], State]:
+@selecting_form(only_causal=True)
+def moba_attention(call: Call, *, block: int = BLOCK, count: int = COUNT) -> Float[Tensor, "G N V"]:
     """`moba_attention_reference` from the selected blocks alone, in float32 at least; not differentiable twice."""
-    return attend_to_tilings(call, block_tilings(call, _selected(call, block, count), block)), call.state()
+    return attend_to_tilings(call, block_tilings(call, _selected(call, block, count), block))
 
 
 # --------------------------------------------------------------------------------------------- blocks, selected somehow

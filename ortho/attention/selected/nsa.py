@@ -19,17 +19,17 @@ import torch
 from torch.nn.functional import linear
 
 from ortho._checks import checked
-from ortho._typing import Bool, Float, Int, Size, State, Tensor
+from ortho._cost import Cost, linear_map
+from ortho._typing import Bool, Float, Int, Size, Tensor
 from ortho._weights import new_weight
-from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost, Mechanism
-from ortho.attention.operands import masked_softmax, upcast
-from ortho.attention.selected.call import Call, attention_form, mask_form
+from ortho.attention.mechanism import SOFTMAX_FORWARD, AttentionCost, Mechanism
+from ortho.attention.operands import masked_softmax
+from ortho.attention.selected.call import Call, mask_form, selecting_form
 from ortho.attention.selected.moba import block_tilings, block_work, blocks_mask, past_blocks, select_blocks
 from ortho.attention.selected.selection import attend_to_mask, attend_to_tilings, best_cost
 from ortho.attention.sparse.tiled_attention import masked_cost, tiled_cost
-from ortho.attention.sparse.tiling import ABSENT, TILE, Tiling, Work, consecutive
-from ortho.attention.sparse.window import Window
-from ortho.gates import Gate, GateCost
+from ortho.attention.sparse.tiling import ABSENT, TILE, Section, Tiling, Work, consecutive, window_band
+from ortho.gates import Gate
 
 ALWAYS = 3  # blocks that each query reads: the first, its own, and the one before
 
@@ -87,10 +87,10 @@ def nsa_masks(call: Call, *, sizes: Sizes = SIZES) -> Masks:
     return _masks(call, _compressed(call, sizes), sizes)
 
 
-@attention_form(only_causal=True)
+@selecting_form(only_causal=True)
 def nsa_attention_reference(
     call: Call, *, gates: Float[Tensor, "*batch N 3"] | None = None, sizes: Sizes = SIZES
-) -> tuple[Float[Tensor, "G N V"], State]:
+) -> Float[Tensor, "G N V"]:
     """Softmax attention under each of `nsa_masks`, weighed; `is_causal` must be True.
 
     `gates` are those of the compressed, the selected and the window's branch, by default a third each, and before the
@@ -103,23 +103,23 @@ def nsa_attention_reference(
     few, selected, window = _masks(call, pooled, sizes)
     branches = [attend_to_mask(pooled, few)] if pooled.k.shape[1] else []
     branches += [attend_to_mask(call, selected), attend_to_mask(call, window)]
-    return _weighed(branches, gates, call, sizes), call.state()
+    return _weighed(branches, gates, call, sizes)
 
 
-@attention_form(only_causal=True)
+@selecting_form(only_causal=True)
 def nsa_attention(
     call: Call, *, gates: Float[Tensor, "*batch N 3"] | None = None, sizes: Sizes = SIZES
-) -> tuple[Float[Tensor, "G N V"], State]:
+) -> Float[Tensor, "G N V"]:
     """`nsa_attention_reference` from what each branch keeps, in float32 at least; not differentiable twice.
 
     The compressed branch reads one token in `stride`, and so grows with N^2, as does what it selects by.
     """
     pooled, stop, M = _compressed(call, sizes), call.first + call.q.shape[1], call.k.shape[1]
     selected = block_tilings(call, _selected(call, pooled, sizes), sizes.block)
-    window = Window(sizes.window).tilings(call.first, stop, M, is_causal=True, device=call.q.device)
+    window = window_band(Section(call.first, stop, M, True, call.q.device), sizes.window)
     branches = [attend_to_tilings(pooled, [_compressed_tiling(pooled, sizes)])] if pooled.k.shape[1] else []
-    branches += [attend_to_tilings(call, selected), attend_to_tilings(call, window)]
-    return _weighed(branches, gates, call, sizes), call.state()
+    branches += [attend_to_tilings(call, selected), attend_to_tilings(call, [window])]
+    return _weighed(branches, gates, call, sizes)
 
 
 def _weighed(
@@ -129,8 +129,7 @@ def _weighed(
     if gates is None:
         reached = 2 + (call.places >= sizes.length - 1).to(branches[0])  # branches, without a mask
         return sum(branches[1:], branches[0]) / reached[:, None]
-    call.check_numbers("gates", gates, 3)
-    weights = upcast(gates).reshape(*call.q.shape[:2], 3)[..., -len(branches) :].unbind(-1)
+    weights = call.flat("gates", gates, 3)[..., -len(branches) :].unbind(-1)
     weighed = [branch * weight[..., None] for branch, weight in zip(branches, weights, strict=True)]
     return sum(weighed[1:], weighed[0])
 
@@ -170,12 +169,11 @@ def _compressed_mask(pooled: Call, i: Int[Tensor, "n"], sizes: Sizes) -> Bool[Te
 
 
 def _masks(call: Call, pooled: Call, sizes: Sizes) -> Masks:
-    stop = call.first + call.q.shape[1]
-    window = Window(sizes.window).mask(stop, call.k.shape[1], first=call.first, is_causal=True, device=call.q.device)
+    distance = call.places[:, None] - torch.arange(call.k.shape[1], device=call.q.device)
     return Masks(
         _compressed_mask(pooled, call.places, sizes),
         blocks_mask(call, _selected(call, pooled, sizes), sizes.block),
-        window & call.reachable(),
+        (distance < sizes.window) & call.reachable(),
     )
 
 
@@ -234,29 +232,16 @@ class BranchGates(Gate):
         return numbers.contiguous().sigmoid()
 
     @classmethod
-    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> GateCost:
+    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> Cost:
         rows = cls.branches * H
-        product, numbers = 2 * B * N * d * rows, B * N * rows
-        return GateCost(
-            forward=product,
-            backward=(1 + input_grad) * product,
-            elementwise_forward=numbers,
-            elementwise_backward=numbers + (B * N * d if input_grad else 0),
-            saved_bytes=0,  # the mechanism keeps what is made
-            decode=2 * B * d * rows,
-            trained=d * rows,
-        )
-
-
-def _choosing(N: int, sizes: Sizes) -> int:
-    """FLOPs in K of choosing for a query."""
-    return 2 * sizes.compressed(N) if past_blocks(N, sizes.block) else 0
+        sigmoid = Cost(elementwise_forward=B * N * rows, elementwise_backward=B * N * (rows + (d if input_grad else 0)))
+        return linear_map(B, N, d, rows, input_grad=input_grad, itemsize=itemsize) + sigmoid
 
 
 def _branches(N: int, sizes: Sizes, last: bool = False) -> list[list[Work]]:
     """What the parts of each branch compute, without a first one that has nothing to read."""
-    window = list(Window(sizes.window).work(N, is_causal=True, last=last))
-    branches = [block_work(N, block=sizes.block, count=sizes.count - 1, last=last), window]
+    window = window_band(Section(N - 1 if last else 0, N, N, True), sizes.window).work
+    branches = [block_work(N, block=sizes.block, count=sizes.count - 1, last=last), [window]]
     if not sizes.compressed(N):
         return branches
     tile = 1 if last or N == 1 else TILE
@@ -283,37 +268,34 @@ def nsa_cost(
     G, item, reach, few = B * H, max(itemsize, 4), int(qk_grad), sizes.compressed(N)
     rows, work = G * N, _branches(N, sizes)
     n = len(work)
+    call: dict[str, Any] = {"qk_grad": qk_grad, "itemsize": item}
     operands = rows * (2 * K + V)
     if form == "reference":
-        each = [masked_cost(G, N, K, V, masks=G, qk_grad=qk_grad, itemsize=item)] * 2
-        each += [_masked_few(G, N, few, K, V, qk_grad, item)] if few else []
-        saved = sum(cost.saved_bytes for cost in each) - reach * item * operands  # which two branches share
+        each = [masked_cost(G, N, K, V, masks=G, keys=keys, **call) for keys in ([few] if few else []) + [N, N]]
+        shared = operands + (n - 2) * rows * K  # by the branches
+        saved = sum(cost.saved_bytes for cost in each) - reach * item * shared
     else:
         both = zip(work, _branches(N, sizes, last=True), strict=True)
-        each = [tiled_cost(B, N, H, K, V, work=w, last=last, qk_grad=qk_grad, itemsize=item) for w, last in both]
-        if few:  # of compressed tokens there are fewer than of others, and so of their gradients
-            fewer = reach * (rows - G * few) * K
-            each[0] = replace(each[0], elementwise_backward=each[0].elementwise_backward - fewer)
+        each = [tiled_cost(B, N, H, K, V, work=w, last=last, **call) for w, last in both]
         # Beside keys and values the scaled queries and a logarithm of each branch; and the compressed tokens
         saved = item * (operands + (n - 1) * rows * K + n * rows + G * few * (K + V))
+    # Of compressed tokens there are fewer than of others, and so of their gradients.
+    fewer = reach * (rows - G * few) * K if few and form == "fast" else 0
+    choosing = 2 * few * G * K if past_blocks(N, sizes.block) else 0  # FLOPs for a query
     pooled, pooled_backward = _pooling(few, sizes)
-    again = n - 1  # uses of an operand whose gradients are added up
-    return AttentionCost(
-        forward=sum(cost.forward for cost in each) + _choosing(N, sizes) * rows * K,
-        backward=sum(cost.backward for cost in each),
-        # Branches times their gates, and added
-        elementwise_forward=sum(cost.elementwise_forward for cost in each)
-        + G * (_comparing(N, few, sizes) + pooled * (K + V))
-        + (2 * n - 1) * rows * V,
-        # Both products, and the sum over a row for the gates
-        elementwise_backward=sum(cost.elementwise_backward for cost in each)
-        + G * pooled_backward * (reach * K + V)
-        + again * rows * (2 * reach * K + V)
+    total = sum(each[1:], each[0]) + AttentionCost(
+        forward=choosing * N,
+        # Choosing, means, and branches times their gates, added
+        elementwise_forward=G * (_comparing(N, few, sizes) + pooled * (K + V)) + (2 * n - 1) * rows * V,
+        # Means; gradients of an operand that several branches use; products, and the sum over a row for the gates
+        elementwise_backward=G * pooled_backward * (reach * K + V)
+        - fewer
+        + (n - 1) * rows * (2 * reach * K + V)
         + n * rows * V * (2 if V == 1 else 3),
-        saved_bytes=saved + item * rows * (n * V + 3),  # branches and gates
-        decode=sum(cost.decode for cost in each) + _choosing(N, sizes) * G * K,
-        state_bytes=itemsize * rows * (K + V),
+        decode=choosing,
     )
+    saved += item * rows * (n * V + 3)  # branches and gates
+    return replace(total, saved_bytes=saved, state_bytes=itemsize * rows * (K + V), output_bytes=0)
 
 
 def _pooling(few: int, sizes: Sizes) -> tuple[int, int]:
@@ -334,20 +316,6 @@ def _comparing(N: int, few: int, sizes: Sizes) -> int:
     strides, steps = sizes.block // sizes.stride, sizes.length // sizes.stride
     weights = few * (3 + SOFTMAX_FORWARD + steps) + P * (strides + 1) if few else 0
     return N * (weights + P + best_cost(P, min(sizes.count - 1, P)))
-
-
-def _masked_few(G: int, N: int, few: int, K: int, V: int, qk_grad: bool, item: int) -> AttentionCost:
-    """As `masked_cost`, of the compressed tokens; the queries are kept by the other branches."""
-    pairs, reach = G * N * few, int(qk_grad)
-    return AttentionCost(
-        forward=2 * pairs * (K + V),
-        backward=2 * pairs * (V + reach * (2 * K + V)),
-        elementwise_forward=pairs * (3 + SOFTMAX_FORWARD),
-        elementwise_backward=reach * pairs * (3 + SOFTMAX_BACKWARD),
-        saved_bytes=item * (pairs + reach * (pairs + G * few * (K + V))) + reach * pairs,
-        decode=2 * G * few * (K + V),
-        state_bytes=0,
-    )
 
 
 MECHANISM = Mechanism(

@@ -27,7 +27,7 @@ from ortho._checks import checked
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost, Mechanism
 from ortho.attention.operands import known_tokens, masked_softmax, upcast
-from ortho.attention.selected.call import Call, attention_form, mask_form
+from ortho.attention.selected.call import Call, mask_form, selecting_form
 from ortho.attention.selected.groups import chunk_round, group_mask, group_tilings, group_work
 from ortho.attention.selected.selection import (
     Selecting,
@@ -85,7 +85,7 @@ def routing_mask(
     return group_mask(nearest(call.q, mu), nearest(call.k, mu), call, width)
 
 
-@attention_form("clusters")
+@selecting_form("clusters")
 def routing_attention_reference(
     call: Call,
     *,
@@ -107,7 +107,7 @@ def routing_attention_reference(
     mu = _centroids(call, centroids, same_tokens)
     if not _is_balanced(balanced, call.is_causal):
         clusters = call.continued("clusters", nearest(call.new_k, mu))
-        return attend_to_mask(call, group_mask(nearest(call.q, mu), clusters, call, width)), call.state(clusters)
+        return attend_to_mask(call, group_mask(nearest(call.q, mu), clusters, call, width)), (clusters,)
     masks = _clusters_mask(call, *members_of(call, mu, width, same_tokens))  # (G, clusters, N, M)
     scores = call.q @ call.k.mT * call.scale
     weights = [masked_softmax(scores, ~mask, empty_rows=True) for mask in masks.unbind(1)]
@@ -115,7 +115,7 @@ def routing_attention_reference(
     return sum(weights[1:], weights[0]) / clusters @ call.v, ()
 
 
-@attention_form("clusters")
+@selecting_form("clusters")
 def routing_attention(
     call: Call,
     *,
@@ -131,7 +131,7 @@ def routing_attention(
         return _within_clusters(call, *members_of(call, mu, width, same_tokens)), ()
     clusters = call.continued("clusters", nearest(call.new_k, mu))
     chunks = chunk_round(nearest(call.q, mu), clusters, call, mu.shape[-2], min(width, call.k.shape[1]))
-    return attend_joined(call, group_tilings([chunks], call)), call.state(clusters)
+    return attend_joined(call, group_tilings([chunks], call)), (clusters,)
 
 
 # --------------------------------------------------------------------------------------------------- balanced clusters
@@ -208,7 +208,7 @@ def _centroids(call: Call, centroids: Tensor | None, same_tokens: bool) -> Tenso
     """The centroids (clusters, K), or those of each sequence (G, clusters, K), for tokens that may be the same."""
     known_tokens(same_tokens, call.q, call.new_k)
     mu = _given_centroids(centroids, call.lead(call.q))
-    return mu if mu.dim() == 2 else mu.expand(*call.lead(call.q).shape[:-2], -1, -1).flatten(0, -3)
+    return mu if mu.dim() == 2 else mu.expand(*call.leading, -1, -1).flatten(0, -3)
 
 
 def _given_centroids(centroids: Tensor | None, q: Tensor) -> Float[Tensor, "... clusters K"]:

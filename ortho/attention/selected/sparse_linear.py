@@ -14,7 +14,6 @@ Local exact attention beside a kernel for the rest is that of Scatterbrain (Chen
 the kernel estimates the softmax, and of Based (Arora et al. 2024, arXiv:2402.18668), in layers of their own.
 """
 
-from functools import cached_property
 from math import log
 from typing import Any, NamedTuple
 
@@ -23,15 +22,17 @@ from torch import nn
 from torch.nn.functional import linear, pad
 
 from ortho._checks import checked
-from ortho._typing import Float, Size, State, Tensor
+from ortho._cost import Cost, linear_map
+from ortho._typing import Float, Size, Tensor
 from ortho._weights import new_weight
 from ortho.attention.chunking import CHUNK
-from ortho.attention.linear.feature_maps import EluPlusOne, FeatureMap
-from ortho.attention.linear.linear_attention import divisors
+from ortho.attention.linear.feature_maps import EluPlusOne
+from ortho.attention.linear.linear_attention import FeatureMap
+from ortho.attention.linear.linear_kernels import divisors
 from ortho.attention.mechanism import AttentionCost, Mechanism
 from ortho.attention.operands import carried
-from ortho.attention.selected.call import Call, attention_form, mask_form
-from ortho.gates import Gate, GateCost
+from ortho.attention.selected.call import Call, mask_form, selecting_form
+from ortho.gates import Gate
 
 WINDOW = 256
 FEATURES = EluPlusOne()
@@ -63,14 +64,14 @@ def sparse_linear_weights(
     return _weights(call, window, log_far, feature_map)
 
 
-@attention_form()
+@selecting_form()
 def sparse_linear_attention_reference(
     call: Call,
     *,
     window: int = WINDOW,
     log_far: Float[Tensor, "*batch N"] | None = None,
     feature_map: FeatureMap = FEATURES,
-) -> tuple[Float[Tensor, "G N V"], State]:
+) -> Float[Tensor, "G N V"]:
     r"""The N x M weights, materialised, times v; `sparse_linear_weights` has them.
 
     Near are the `window` - 1 keys on either side and the query's own, in a causal call only those before it. `log_far`
@@ -80,10 +81,10 @@ def sparse_linear_attention_reference(
     Raises ValueError for another map, for a mask that is not the same for all queries, and for a negative scale, which
     features cannot be given.
     """
-    return _weights(call, window, log_far, feature_map) @ call.v, call.state()
+    return _weights(call, window, log_far, feature_map) @ call.v
 
 
-@attention_form("S", "z")
+@selecting_form("S", "z", trims=True)
 def sparse_linear_attention(
     call: Call,
     *,
@@ -91,7 +92,7 @@ def sparse_linear_attention(
     log_far: Float[Tensor, "*batch N"] | None = None,
     feature_map: FeatureMap = FEATURES,
     chunk: int = CHUNK,
-) -> tuple[Float[Tensor, "G N V"], State]:
+) -> tuple[Float[Tensor, "G N V"], tuple[Tensor, ...]]:
     """`sparse_linear_attention_reference` in time and memory linear in N, in float32 at least.
 
     Chunks of queries read the chunks of keys that may be near by their weights, and the others by their sums. The state
@@ -111,7 +112,7 @@ def sparse_linear_attention(
     gone = max(0, call.k.shape[1] - window + 1)
     S = sums.S + features[:, :gone].mT @ call.v[:, :gone]
     z = (sums.z + features[:, :gone].sum(1)[..., None])[..., 0]
-    return o, (*(x[..., gone:, :] for x in call.given), call.lead(S), call.lead(z))
+    return o, (call.k[:, gone:], call.v[:, gone:], S, z)
 
 
 def _log_far(call: Call, log_far: Tensor | None, feature_map: FeatureMap) -> Tensor:
@@ -122,11 +123,10 @@ def _log_far(call: Call, log_far: Tensor | None, feature_map: FeatureMap) -> Ten
             "feature_map: expected one of single tokens whose features are not negative, without positions or scaled "
             f"keys, got {feature_map!r}"
         )
-    G, N, K = call.q.shape
+    N, K = call.q.shape[1:]
     if log_far is None:
         return call.q.new_full((1, 1, 1), -log(feature_map.width(K)))
-    call.check_numbers("log_far", log_far, rows=N)
-    return log_far.to(call.q.dtype).reshape(G, N, 1)
+    return call.flat("log_far", log_far, rows=N)[..., None]
 
 
 def _relative(scores: Tensor, log_far: Tensor, far: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,45 +164,37 @@ def _far_sums(call: Call, m: int) -> _FarSums:
     G, V = len(call.q), call.v.shape[-1]
     if not call.past:
         return _FarSums(call.v.new_zeros(G, m, V), call.v.new_zeros(G, m, 1))
-    lead = call.given[0].shape[:-2]
-    S = carried("S", call.past[0], (*lead, m, V), call.v.dtype)
-    z = carried("z", call.past[1], (*lead, m), call.v.dtype)
+    S = carried("S", call.past[0], (*call.leading, m, V), call.v.dtype)
+    z = carried("z", call.past[1], (*call.leading, m), call.v.dtype)
     return _FarSums(S.reshape(G, m, V), z.reshape(G, m, 1))
 
 
 class Band:
     """Of keys that may be near a chunk of C queries: their chunks, by offset from the queries'.
 
-    `chunks` is how many there are, of queries and of keys: none is further off than the last from the first.
+    `chunks` is how many there are, of queries and of keys: none is further off than the last from the first. Of the
+    chunks at the `mixed` offsets some queries find some keys far.
     """
 
     def __init__(self, window: int, chunk: int, is_causal: bool, chunks: int) -> None:
         self.window, self.chunk, self.is_causal = window, chunk, is_causal
         reach = min(-(-(window - 1) // chunk), chunks - 1)
         self.offsets = list(range(-reach, 1 if is_causal else reach + 1))
+        self.mixed = [o for o in self.offsets if (abs(o) + 1) * chunk > window]
 
-    @cached_property
-    def mixed(self) -> list[int]:
-        """Offsets of chunks of which some queries find some keys far."""
-        return [o for o in self.offsets if self._reaches(o)]
-
-    def _reaches(self, offset: int) -> bool:
-        low, high = -offset * self.chunk - self.chunk + 1, -offset * self.chunk + self.chunk - 1  # of i - j
-        return high >= self.window or (not self.is_causal and low <= -self.window)
-
-    def _distance(self, offsets: list[int], device: torch.device) -> Tensor:
-        """i - j, (C, C times the offsets)."""
+    def distance(self, offsets: list[int], device: torch.device) -> Tensor:
+        """i - j, (C, C times the offsets); no less than 0 for pairs that are allowed in a causal call."""
         place = torch.arange(self.chunk, device=device)
         return torch.cat([place[:, None] - place - o * self.chunk for o in offsets], 1)
 
     def near(self, device: torch.device) -> Tensor:
-        distance = self._distance(self.offsets, device)
+        distance = self.distance(self.offsets, device)
         near = distance.abs() < self.window
         return near & (distance >= 0) if self.is_causal else near
 
     def far(self, device: torch.device) -> Tensor:
-        distance = self._distance(self.mixed, device)
-        return distance >= self.window if self.is_causal else distance.abs() >= self.window
+        distance = self.distance(self.mixed, device)
+        return (distance if self.is_causal else distance.abs()) >= self.window
 
 
 def _lone(x: _Near, call: Call, log_far: Tensor, window: int, earlier: _FarSums, _: int) -> Float[Tensor, "G 1 V"]:
@@ -288,17 +280,10 @@ class FarWeight(Gate):
         return linear(x, self.weight).mT + self.bias[:, None]
 
     @classmethod
-    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> GateCost:
-        product, numbers = 2 * B * N * d * H, B * N * H
-        return GateCost(
-            forward=product,
-            backward=(1 + input_grad) * product,
-            elementwise_forward=numbers,
-            elementwise_backward=numbers + (B * N * d if input_grad else 0),  # the bias's sum
-            saved_bytes=0,
-            decode=2 * B * d * H,
-            trained=d * H + H,
-        )
+    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> Cost:
+        sums = B * N * (H + (d if input_grad else 0))  # of the bias's gradient; of x's
+        bias = Cost(elementwise_forward=B * N * H, elementwise_backward=sums, trained=H)
+        return linear_map(B, N, d, H, input_grad=input_grad, itemsize=itemsize) + bias
 
 
 @checked
@@ -331,37 +316,27 @@ def sparse_linear_cost(
         else:
             rest = _chunked_cost(G, N, K, V, m, Band(window, chunk, causal, -(-N // chunk)), reach, item)
         if mapped.keeps_features and (N % chunk or N == 1):  # the map's own
-            rest = rest._replace(saved_bytes=rest.saved_bytes + 2 * reach * item * G * m * N)
+            rest += AttentionCost(saved_bytes=2 * reach * item * G * m * N)
         decode = feature_map.cost(G, 1, near, K, m).forward + 2 * G * (near * (K + V) + m * (V + 1))
         state = G * (itemsize * min(N, window - 1) * (K + V) + item * m * (V + 1))
-    return AttentionCost(
-        forward=rest.forward + mapped.forward,
-        backward=rest.backward + reach * back.backward,
-        elementwise_forward=rest.elementwise_forward + mapped.elementwise_forward,
-        elementwise_backward=rest.elementwise_backward + reach * back.elementwise_backward,
-        saved_bytes=rest.saved_bytes + reach * item * mapped.saved,
+    return rest + AttentionCost(
+        forward=mapped.forward,
+        backward=reach * back.backward,
+        elementwise_forward=mapped.elementwise_forward,
+        elementwise_backward=reach * back.elementwise_backward,
+        saved_bytes=reach * item * mapped.saved,
         decode=decode,
         state_bytes=state,
     )
 
 
-class _Rest(NamedTuple):
-    """Without the feature map."""
-
-    forward: int
-    backward: int
-    elementwise_forward: int
-    elementwise_backward: int
-    saved_bytes: int
+# Below, without the feature map: G, the sequences; m, the features; `reach`, whether gradients reach q and k, as 0 or
+# 1; item, bytes a number. A gradient's sum over a broadcast axis is left out by autograd where that axis has length 1.
 
 
-# Below: G, the sequences; m, the features; `reach`, whether gradients reach q and k, as 0 or 1; item, bytes a number.
-# A gradient's sum over a broadcast axis is left out by autograd where that axis has length 1.
-
-
-def _reference_cost(G: int, N: int, K: int, V: int, m: int, reach: int, item: int) -> _Rest:
+def _reference_cost(G: int, N: int, K: int, V: int, m: int, reach: int, item: int) -> AttentionCost:
     rows, pairs, several = G * N, G * N * N, int(N != 1)
-    return _Rest(
+    return AttentionCost(
         forward=2 * pairs * (K + m + V),
         backward=2 * pairs * (2 * V + reach * 2 * (K + m)),
         # Scale, block, maximum, subtract, exp; far weights blocked, their sum, times their factor; sum of both, row
@@ -378,9 +353,9 @@ def _reference_cost(G: int, N: int, K: int, V: int, m: int, reach: int, item: in
     )
 
 
-def _lone_cost(G: int, K: int, V: int, m: int, reach: int, item: int) -> _Rest:
+def _lone_cost(G: int, K: int, V: int, m: int, reach: int, item: int) -> AttentionCost:
     """Of one query and key."""
-    return _Rest(
+    return AttentionCost(
         forward=2 * G * (K + V + m * (V + 1)),
         backward=2 * G * (V + reach * (V + 2 * K + m * (V + 1))),
         elementwise_forward=G * (K + 3 * V + 18),
@@ -393,7 +368,7 @@ def _lone_cost(G: int, K: int, V: int, m: int, reach: int, item: int) -> _Rest:
     )
 
 
-def _chunked_cost(G: int, N: int, K: int, V: int, m: int, band: Band, reach: int, item: int) -> _Rest:
+def _chunked_cost(G: int, N: int, K: int, V: int, m: int, band: Band, reach: int, item: int) -> AttentionCost:
     C, ways, mixed = band.chunk, 1 if band.is_causal else 2, int(bool(band.mixed))
     T = -(-N // C)
     rows, memory = G * T * C, G * m * (V + 1)
@@ -402,7 +377,7 @@ def _chunked_cost(G: int, N: int, K: int, V: int, m: int, band: Band, reach: int
     beside = G * C * _beside(T, band.offsets)  # places that gradients of neighbouring chunks are added up in
     beside_far = G * C * _beside(T, band.mixed)
     summed = G * m * (T * ways + (T + 1) * ways + T * (ways - 1))  # gathered; running sums; both ways added
-    return _Rest(
+    return AttentionCost(
         forward=2 * near * (K + V) + 4 * rows * m * V + 2 * rows * m + 2 * far * (m + V),
         # Of v in the band, of the sums, and of far ones; and of q and k
         backward=2 * near * V

@@ -8,9 +8,9 @@ first are taken. A key more or less changes a query's selection, but in a causal
 
 import torch
 
-from ortho._typing import Bool, Float, Int, Size, State, Tensor
+from ortho._typing import Bool, Float, Int, Size, Tensor
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.selected.call import Call, attention_form, mask_form
+from ortho.attention.selected.call import Call, mask_form, selecting_form
 from ortho.attention.selected.selection import (
     Selecting,
     attend_to_mask,
@@ -40,24 +40,24 @@ def top_k_mask(call: Call, *, count: int = COUNT) -> Bool[Tensor, "G N M"]:
     return mask_of(_selected(call, count), call.k.shape[1])
 
 
-@attention_form()
-def top_k_attention_reference(call: Call, *, count: int = COUNT) -> tuple[Float[Tensor, "G N V"], State]:
+@selecting_form()
+def top_k_attention_reference(call: Call, *, count: int = COUNT) -> Float[Tensor, "G N V"]:
     """Softmax attention under `top_k_mask`. All keys are kept where there are no more than `count`.
 
     The state is (keys, values). Raises ValueError for a mask that is not the same for all queries.
     """
-    return attend_to_mask(call, mask_of(_selected(call, count), call.k.shape[1])), call.state()
+    return attend_to_mask(call, mask_of(_selected(call, count), call.k.shape[1]))
 
 
-@attention_form()
-def top_k_attention(call: Call, *, count: int = COUNT) -> tuple[Float[Tensor, "G N V"], State]:
+@selecting_form()
+def top_k_attention(call: Call, *, count: int = COUNT) -> Float[Tensor, "G N V"]:
     """`top_k_attention_reference` from the selected keys alone, in float32 at least; not differentiable twice.
 
     The positions of the selected keys, `count` integers a query, are kept for the backward pass.
     """
     N, M = call.q.shape[1], call.k.shape[1]
     queries, each = consecutive(call.first, call.first + N, 1, call.q.device), consecutive(0, M, 1, call.q.device)
-    return attend_to_tilings(call._replace(visible=None), [Tiling(queries, each, _selected(call, count))]), call.state()
+    return attend_to_tilings(call._replace(visible=None), [Tiling(queries, each, _selected(call, count))])
 
 
 @selection_cost

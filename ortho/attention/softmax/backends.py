@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Bool, Float, Tensor
-from ortho.attention.operands import blocked_pairs, flat_mask, with_past
+from ortho.attention.operands import blocked_pairs, flat_mask
 
 BACKENDS = {
     "math": SDPBackend.MATH,  # the definition, materialised
@@ -40,8 +40,7 @@ def backend_attention(
     serve on this device.
     """
     kernel = BACKENDS[_checks.one_of("backend", backend, BACKENDS)]
-    with_past(q, k, v, is_causal, attn_mask, None)
-    _checks.scale_factor(scale)
+    _checks.qkv(q, k, v, attn_mask, is_causal)
     flat_q, flat_k, flat_v = (x.reshape(1, -1, *x.shape[-2:]) for x in (q, k, v))
     in_kernel = is_causal and attn_mask is None
     blocked = None if in_kernel else blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)

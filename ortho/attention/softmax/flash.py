@@ -20,18 +20,17 @@ import torch
 from torch import Tensor
 
 from ortho import _checks
-from ortho._autocast import no_autocast
 from ortho._checks import checked
 from ortho._typing import Bool, Float, State
 from ortho.attention.mechanism import AttentionCost, Mechanism
-from ortho.attention.operands import flat_mask, with_past, working
+from ortho.attention.operands import attention_form, flat_mask, upcast
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference, softmax_cost
 from ortho.attention.transforms import Kernel, once
 
 ROWS, COLUMNS = 128, 512  # of a tile: on a CPU, some such tiles of float32 stay in its cache
 
 
-@checked(shapes=False)
+@attention_form
 def flash_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -50,21 +49,16 @@ def flash_attention(
     A causal call skips the tiles behind its queries. Kept for the backward pass are q, k, v, the output, and one number
     a query; it cannot be differentiated twice.
     """
-    keys, values = with_past(q, k, v, is_causal, attn_mask, initial_state)
-    _checks.scale_factor(scale)
-    for name, size in (("rows", rows), ("columns", columns)):
-        _checks.positive_int(name, size)
     scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
     mask = None
     if attn_mask is not None:  # shared by sequences, it is not spread over them
-        mask = flat_mask(attn_mask, q.shape[:-2]).expand(-1, q.shape[-2], keys.shape[-2])
-    with no_autocast(q):
-        operands = (working(x).reshape(-1, *x.shape[-2:]) for x in (q, keys, values))
-        o, _ = _Flash.apply(*operands, mask, scale, is_causal, (rows, columns))
-    o = o.reshape(*q.shape[:-1], v.shape[-1]).to(q.dtype)
-    return (o, (keys, values)) if return_state else o
+        mask = flat_mask(attn_mask, q.shape[:-2]).expand(-1, q.shape[-2], k.shape[-2])
+    operands = (x.reshape(-1, *x.shape[-2:]) for x in (q, k, v))
+    o, _ = _Flash.apply(*operands, mask, scale, is_causal, (rows, columns))
+    return o.reshape(*q.shape[:-1], v.shape[-1])
 
 
+@checked(shapes=False)
 def log_sum_exp(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -73,10 +67,9 @@ def log_sum_exp(
     scale: float | None = None,
 ) -> Float[Tensor, "*batch N"]:
     """L of each query, the logarithm of its weights' sum, by the same tiles; without gradients."""
-    with_past(q, k, k, is_causal, None, None)
-    _checks.scale_factor(scale)
+    _checks.qkv(q, k, k, None, is_causal)
     scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
-    flat_q, flat_k = (working(x.detach()).reshape(-1, *x.shape[-2:]) for x in (q, k))
+    flat_q, flat_k = (upcast(x.detach()).reshape(-1, *x.shape[-2:]) for x in (q, k))
     _, L = _forward(flat_q * scale, flat_k, flat_k, None, is_causal, (ROWS, COLUMNS))
     return L.reshape(q.shape[:-1])
 

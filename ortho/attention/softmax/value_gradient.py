@@ -25,11 +25,17 @@ from torch import Tensor
 from ortho import _checks
 from ortho._typing import Bool, Float, Size, State
 from ortho.attention.mechanism import SOFTMAX_FORWARD, AttentionCost, causal_pairs
-from ortho.attention.operands import blocked_pairs, with_past
+from ortho.attention.operands import attention_form, blocked_pairs
 from ortho.attention.softmax.softmax_attention import positive_scale, softmax_attention_reference, softmax_cost
 from ortho.attention.transforms import Kernel, once
 
 aten = torch.ops.aten
+
+
+def _constants(q: Tensor, k: Tensor, _: Tensor, **__: Any) -> None:
+    for name, x in (("q", q), ("k", k)):
+        if isinstance(x, Tensor) and x.requires_grad:
+            raise ValueError(f"{name}: expected a constant, which has no gradient, got a tensor that needs one")
 
 
 def value_gradient_attention_reference(
@@ -47,7 +53,7 @@ def value_gradient_attention_reference(
 
     Raises what that raises, and ValueError for a q or k that needs a gradient: it would have none.
     """
-    _constants(q=q, k=k)
+    _constants(q, k, v)
     return softmax_attention_reference(
         q,
         k,
@@ -60,6 +66,7 @@ def value_gradient_attention_reference(
     )
 
 
+@attention_form(upcasts=False, check=_constants)
 def value_gradient_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -76,15 +83,11 @@ def value_gradient_attention(
     Takes and returns the same, for values as wide as keys: V != K raises ValueError, and a device without a fused
     kernel for the dtype PyTorch's RuntimeError. It cannot be differentiated twice.
     """
-    _constants(q=q, k=k)
-    if isinstance(v, Tensor) and isinstance(q, Tensor) and v.shape[-1:] != q.shape[-1:]:
+    if v.shape[-1] != q.shape[-1]:
         raise ValueError(f"v: expected width {q.shape[-1]} like q, for the fused kernel, got shape {tuple(v.shape)}")
-    _checks.scale_factor(scale)
-    keys, values = with_past(q, k, v, is_causal, attn_mask, initial_state)
-    mask, in_kernel = _mask(q.shape, keys.shape[-2], is_causal, attn_mask, initial_state is not None, q.device)
-    flat = [x if x.dim() == 4 else x.reshape(1, -1, *x.shape[-2:]) for x in (values, q, keys)]
-    o = _Exchanged.apply(*flat, mask, in_kernel, scale).reshape(v.shape[:-2] + q.shape[-2:])
-    return (o, (keys, values)) if return_state else o
+    mask, in_kernel = _mask(q.shape, k.shape[-2], is_causal, attn_mask, initial_state is not None, q.device)
+    flat = [x if x.dim() == 4 else x.reshape(1, -1, *x.shape[-2:]) for x in (v, q, k)]
+    return _ValueGradient.apply(flat[0], mask, None, in_kernel, scale, *flat[1:]).reshape(q.shape)
 
 
 def recomputed_attention(
@@ -107,13 +110,7 @@ def recomputed_attention(
     if attn_mask is not None:
         _checks.mask(attn_mask, (*v.shape[:-1], v.shape[-2]))
     mask, in_kernel = _mask(v.shape, v.shape[-2], is_causal, attn_mask, False, v.device)
-    return _Recomputed.apply(v, x, mask, project, in_kernel)
-
-
-def _constants(**operands: Any) -> None:
-    for name, x in operands.items():
-        if isinstance(x, Tensor) and x.requires_grad:
-            raise ValueError(f"{name}: expected a constant, which has no gradient, got a tensor that needs one")
+    return _ValueGradient.apply(v, mask, project, in_kernel, None, x)
 
 
 def _mask(
@@ -129,49 +126,39 @@ def _mask(
     return ~blocked[(None,) * (4 - blocked.dim())], False
 
 
-class _Exchanged(Kernel):
-    @staticmethod
-    def forward(
-        ctx: Any, v: Tensor, q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
-    ) -> Tensor:
-        ctx.scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
-        o, L = attend(q, k, v, mask, is_causal, ctx.scale)
-        ctx.save_for_backward(q, k, L, mask)
-        ctx.is_causal = is_causal
-        return o
+class _ValueGradient(Kernel):
+    """Attention to v whose q and k are `kept`, or are made of what is kept by `project`, forward and backward."""
 
-    @staticmethod
-    @once
-    def backward(ctx: Any, do: Tensor) -> Any:
-        q, k, L, mask = ctx.saved_tensors
-        return gradient_of_values(q, k, L, do, mask, ctx.is_causal, ctx.scale), None, None, None, None, None
-
-
-class _Recomputed(Kernel):
     @staticmethod
     def forward(
         ctx: Any,
         v: Tensor,
-        x: Tensor,
         mask: Tensor | None,
-        project: Callable[[Tensor], tuple[Tensor, Tensor]],
+        project: Callable[[Tensor], tuple[Tensor, Tensor]] | None,
         is_causal: bool,
+        scale: float | None,
+        *kept: Tensor,
     ) -> Tensor:
-        q, k = project(x)
-        ctx.scale = 1 / sqrt(q.shape[-1])
+        q, k = kept if project is None else project(*kept)
+        ctx.scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
         o, L = attend(q, k, v, mask, is_causal, ctx.scale)
-        ctx.save_for_backward(x, L, mask)
+        ctx.save_for_backward(L, mask, *kept)
         ctx.project, ctx.is_causal, ctx.dtype = project, is_causal, q.dtype
         return o
 
     @staticmethod
     @once
     def backward(ctx: Any, do: Tensor) -> Any:
-        x, L, mask = ctx.saved_tensors
-        # The products are made as they were, in half precision where autocast made them so.
-        with torch.autocast(x.device.type, ctx.dtype, enabled=ctx.dtype != x.dtype):
-            q, k = ctx.project(x)
-        return gradient_of_values(q, k, L, do, mask, ctx.is_causal, ctx.scale), None, None, None, None
+        L, mask, *kept = ctx.saved_tensors
+        if ctx.project is None:
+            q, k = kept
+        else:
+            (x,) = kept
+            # The products are made as they were, in half precision where autocast made them so.
+            with torch.autocast(x.device.type, ctx.dtype, enabled=ctx.dtype != x.dtype):
+                q, k = ctx.project(x)
+        dv = gradient_of_values(q, k, L, do, mask, ctx.is_causal, ctx.scale)
+        return dv, *(None for _ in ctx.needs_input_grad[1:])
 
 
 def attend(

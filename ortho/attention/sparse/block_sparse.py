@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ortho import _checks
 from ortho._checks import checked
-from ortho.attention.sparse.pattern import Pattern, both_ways, pattern_mechanism
-from ortho.attention.sparse.tiling import ABSENT, Tiling, TokenBlocks, causal, consecutive
+from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
+from ortho.attention.sparse.tiling import ABSENT, Section, Tiling, TokenBlocks, causal, consecutive
 
 Rows = tuple[tuple[int, ...], ...]  # the blocks of keys that each block of queries attends to
 
@@ -45,15 +45,8 @@ class Blocks(Pattern):
         kept = kept.to(device)
         return lambda i, j: kept[i // self.width, j // self.width]
 
-    def pairs(self, n: int, *, is_causal: bool = False) -> int:
-        sizes = [min(self.width, n - start) for start in range(0, n, self.width)]
-        kept = 0
-        for t, (size, row) in enumerate(zip(sizes, self.rows(len(sizes), len(sizes)), strict=True)):
-            kept += size * sum(sizes[b] for b in row if b < t or not is_causal)
-            kept += size * (size + 1) // 2 if is_causal and t in row else 0
-        return kept
-
-    def tilings(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Tiling, ...]:
+    def tilings(self, section: Section) -> tuple[Tiling, ...]:
+        first, stop, keys, is_causal, device = section
         tile = self.width if stop - first > 1 else 1  # of a lone query, which is decoded, as many rows as it needs
         queries, blocks = consecutive(first, stop, tile, device), consecutive(0, keys, self.width, device)
         owns = [t * tile // self.width for t in range(first // tile, -(-stop // tile))]
@@ -111,6 +104,14 @@ class BlockSparse(Blocks):
             )
         return tuple(tuple(b for b in row if b < keys) for row in self.blocks[:queries])
 
+    def pairs(self, n: int, *, is_causal: bool = False) -> int:
+        sizes = [min(self.width, n - start) for start in range(0, n, self.width)]
+        kept = 0
+        for t, (size, row) in enumerate(zip(sizes, self.rows(len(sizes), len(sizes)), strict=True)):
+            kept += size * sum(sizes[b] for b in row if b < t or not is_causal)
+            kept += size * (size + 1) // 2 if is_causal and t in row else 0
+        return kept
+
 
 @checked(own=("leading", "random", "seed"))
 @dataclass(frozen=True)
@@ -138,14 +139,14 @@ class BigBird(Blocks):
     def remembered(self) -> tuple[int, int] | None:
         return None if self.random else (self.leading * self.width, self.reach * self.width)
 
-    def pairs(self, n: int, *, is_causal: bool = False) -> int:
+    def causal_pairs(self, n: int) -> int:
         whole, rest = divmod(n, self.width)
         most = self.reach + self.leading + self.random  # blocks that a block reads, itself included
         short = min(whole, most)  # blocks that have fewer before them, or just as many
         others = short * (short - 1) // 2 + (whole - short) * (most - 1)
         last = rest * min(whole, most - 1)
-        causal = self.width * (self.width * others + last) + whole * self.width * (self.width + 1) // 2
-        return both_ways(causal + rest * (rest + 1) // 2, n, is_causal)
+        own = whole * self.width * (self.width + 1) // 2 + rest * (rest + 1) // 2
+        return self.width * (self.width * others + last) + own
 
 
 @lru_cache

@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ortho._checks import checked
-from ortho.attention.sparse.pattern import Pattern, both_ways, pattern_mechanism
+from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
 from ortho.attention.sparse.strided import Strided
-from ortho.attention.sparse.tiling import Tiling, band, residue_band
+from ortho.attention.sparse.tiling import Section, Tiling, band, residue_band
 from ortho.attention.sparse.window import Window
 
 
@@ -26,22 +25,13 @@ class Dilated(Pattern):
     def remembered(self) -> tuple[int, int]:
         return 0, (self.width - 1) * self.dilation + 1
 
-    def pairs(self, n: int, *, is_causal: bool = False) -> int:
+    def causal_pairs(self, n: int) -> int:
         last = min(self.width - 1, (n - 1) // self.dilation)
-        return both_ways((last + 1) * n - self.dilation * last * (last + 1) // 2, n, is_causal)
+        return (last + 1) * n - self.dilation * last * (last + 1) // 2
 
-    def tilings(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Tiling, ...]:
-        reach = min(self.width, max(stop, keys)) - 1
-        tiling = residue_band(
-            self.dilation,
-            (first, stop),
-            keys,
-            lambda s: s - reach,
-            lambda s: s if is_causal else s + reach,
-            self.rule(is_causal),
-            device=device,
-        )
-        return (tiling,)
+    def tilings(self, section: Section) -> tuple[Tiling, ...]:
+        reach = min(self.width, max(section.stop, section.keys)) - 1
+        return (residue_band(section, self.dilation, lambda s: s - reach, lambda s: s + reach, self.allowed),)
 
 
 @checked
@@ -57,15 +47,11 @@ class LocalDilated(Pattern):
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return ((i - j).abs() <= self.reach) | ((i - j) % self.reach == 0)
 
-    @property
-    def _strided(self) -> Strided:
-        return Strided(self.reach, self.reach + 1)
+    def causal_pairs(self, n: int) -> int:
+        return Strided(self.reach, self.reach + 1).causal_pairs(n)
 
-    def pairs(self, n: int, *, is_causal: bool = False) -> int:
-        return self._strided.pairs(n, is_causal=is_causal)
-
-    def tilings(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Tiling, ...]:
-        return self._strided.tilings(first, stop, keys, is_causal=is_causal, device=device)
+    def tilings(self, section: Section) -> tuple[Tiling, ...]:
+        return Strided(self.reach, self.reach + 1).tilings(section)
 
 
 @checked
@@ -89,17 +75,9 @@ class NeitherFarNorMultiple(Pattern):
         both = Window(self.reach).pairs(n) - n
         return both // 2 if is_causal else both
 
-    def tilings(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Tiling, ...]:
-        tiling = band(
-            (first, stop),
-            (0, keys),
-            lambda i: i - self.reach + 1,
-            lambda i: i - 1 if is_causal else i + self.reach - 1,
-            self.rule(is_causal),
-            relative=True,
-            device=device,
-        )
-        return (tiling,)
+    def tilings(self, section: Section) -> tuple[Tiling, ...]:
+        reach = self.reach - 1
+        return (band(section, lambda i: i - reach, lambda i: i + reach, self.allowed, relative=True),)
 
 
 SOURCE = "Beltagy et al. 2020, arXiv:2004.05150"

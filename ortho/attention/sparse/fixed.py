@@ -11,6 +11,7 @@ from ortho.attention.sparse.tiling import (
     ABSENT,
     Bound,
     Rule,
+    Section,
     Tiling,
     TokenBlocks,
     block_ranges,
@@ -48,34 +49,27 @@ class Summaries(Pattern):
         own = whole * c * (c + 1) // 2 + last * (last + 1) // 2  # of summaries, in their own block
         return l * c * whole * (whole - 1) // 2 + rest * whole * c + own
 
-    def tilings(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Tiling, ...]:
+    def tilings(self, section: Section) -> tuple[Tiling, ...]:
         def high(i: Tensor) -> Tensor:  # of the blocks whose summaries have begun
             return (i - self.stride + self.summaries) // self.stride
 
-        last, rule = (high, causal) if is_causal else (None, None)
-        return (_summaries(self, first, stop, keys, last, rule, device),)
+        last, rule = (high, causal) if section.is_causal else (None, None)
+        return (self.read(section, last, rule),)
 
-
-def _summaries(
-    pattern: Summaries, first: int, stop: int, keys: int, high: Bound | None, rule: Rule | None, device: torch.device
-) -> Tiling:
-    """The queries that read the summaries of the blocks up to high(i), or of all, a block of keys each."""
-    tile = tile_width(pattern.stride) if stop - first > 1 else 1
-    whole, _, last = pattern.blocks(keys)
-    count = whole + (last > 0)
-    j = pattern.stride * torch.arange(1, count + 1, device=device)[:, None]
-    j = j + torch.arange(-pattern.summaries, 0, device=device)
-    i = torch.arange(first // tile, -(-stop // tile), device=device) * tile
-    highest = torch.full_like(i, count - 1)
-    if high is not None:
-        highest = torch.minimum(highest, high((i + tile - 1).clamp(max=stop - 1)))
-    return Tiling(
-        consecutive(first, stop, tile, device),
-        TokenBlocks(j.masked_fill(j >= keys, ABSENT)),
-        block_ranges(torch.zeros_like(i), highest),
-        rule,
-        relative=True,
-    )
+    def read(self, section: Section, high: Bound | None, rule: Rule | None) -> Tiling:
+        """The queries that read the summaries of the blocks up to high(i), or of all, a block of keys each."""
+        first, stop, keys, _, device = section
+        tile = tile_width(self.stride) if stop - first > 1 else 1
+        whole, _, last = self.blocks(keys)
+        count = whole + (last > 0)
+        j = self.stride * torch.arange(1, count + 1, device=device)[:, None]
+        j = j + torch.arange(-self.summaries, 0, device=device)
+        i = section.tile_starts(tile)
+        highest = torch.full_like(i, count - 1)
+        if high is not None:
+            highest = torch.minimum(highest, high((i + tile - 1).clamp(max=stop - 1)))
+        queries, keys_of_blocks = consecutive(first, stop, tile, device), TokenBlocks(j.masked_fill(j >= keys, ABSENT))
+        return Tiling(queries, keys_of_blocks, block_ranges(torch.zeros_like(i), highest), rule, relative=True)
 
 
 @checked
@@ -102,19 +96,19 @@ class Fixed(Pattern):
             return own + l * c * whole * (whole - 1) // 2 + rest * whole * c
         return own + n * (whole * c + last) - whole * l * c - rest * last
 
-    def tilings(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Tiling, ...]:
+    def tilings(self, section: Section) -> tuple[Tiling, ...]:
+        is_causal = section.is_causal
+
         def others(i: Tensor, j: Tensor) -> Tensor:
             return (j // self.stride < i // self.stride) if is_causal else (j // self.stride != i // self.stride)
 
         def high(i: Tensor) -> Tensor:
             return i // self.stride - 1
 
-        summaries = Summaries(self.stride, self.summaries)
         alone = is_causal and self.stride % tile_width(self.stride) == 0  # a tile lies in one block, and reads no more
         rule = None if alone else others
-        tiling = _summaries(summaries, first, stop, keys, high if is_causal else None, rule, device)
-        own = BlockedWindow(self.stride).tilings(first, stop, keys, is_causal=is_causal, device=device)
-        return (*own, tiling._replace(relative=False))
+        tiling = Summaries(self.stride, self.summaries).read(section, high if is_causal else None, rule)
+        return *BlockedWindow(self.stride).tilings(section), tiling._replace(relative=False)
 
 
 SOURCE = "Child et al. 2019, arXiv:1904.10509"

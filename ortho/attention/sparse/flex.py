@@ -12,7 +12,7 @@ import torch
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
-from ortho.attention.operands import with_past
+from ortho.attention.operands import prepend_state
 from ortho.attention.sparse.block_sparse import Blocks
 from ortho.attention.sparse.pattern import Pattern
 
@@ -55,7 +55,7 @@ def flex_pattern_attention(
             raise ValueError(
                 f"{name}: expected none, which FlexAttention has no place for, got {_checks.describe(value)}"
             )
-    with_past(q, k, v, is_causal, None, None)
+    prepend_state(q, k, v, is_causal, None, None)
     _checks.scale_factor(scale)
     if q.device.type == "cpu" and torch.is_grad_enabled():
         for name, x in (("q", q), ("k", k), ("v", v)):

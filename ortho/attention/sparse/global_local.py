@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ortho._checks import checked
-from ortho.attention.sparse.pattern import Pattern, both_ways, pattern_mechanism
-from ortho.attention.sparse.tiling import TILE, Tiling, band, causal
+from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
+from ortho.attention.sparse.tiling import TILE, Section, Tiling, band
 from ortho.attention.sparse.window import Window
 
 
@@ -30,42 +30,29 @@ class GlobalLocal(Pattern):
     def remembered(self) -> tuple[int, int]:
         return self.tokens, self.width
 
-    def pairs(self, n: int, *, is_causal: bool = False) -> int:
+    def causal_pairs(self, n: int) -> int:
         beyond = max(0, n - self.width)  # tokens that have the first one outside their window
         some = min(self.tokens, beyond)  # global tokens that are outside anyone's
-        far = some * beyond - some * (some - 1) // 2
-        return both_ways(Window(self.width).pairs(n, is_causal=True) + far, n, is_causal)
+        return Window(self.width).causal_pairs(n) + some * beyond - some * (some - 1) // 2
 
-    def tilings(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Tiling, ...]:
-        reach, border = min(self.width, max(stop, keys)) - 1, min(self.tokens, keys)
+    def tilings(self, section: Section) -> tuple[Tiling, ...]:
+        first, stop, keys, is_causal, _ = section
+        reach, later = min(self.width, max(stop, keys)) - 1, max(first, self.tokens)
 
         def last(i: Tensor) -> Tensor:
-            return i if is_causal else torch.full_like(i, keys)
+            return torch.full_like(i, keys)
 
         tilings = []
         if not is_causal and first < self.tokens:  # global queries
-            rows = first, min(stop, self.tokens)
-            tilings.append(
-                band(rows, (0, keys), torch.zeros_like, last, None, tile=min(TILE, self.tokens), device=device)
-            )
-        others = first if is_causal else max(first, self.tokens), stop
-        if others[0] < stop:  # global keys
-            rule = causal if is_causal else None
-            tilings.append(band(others, (0, border), torch.zeros_like, last, rule, device=device))
-        near = max(first, self.tokens), stop
-        if near[0] < stop and self.tokens < keys:
-            window = Window(self.width)
-            tilings.append(
-                band(
-                    near,
-                    (self.tokens, keys),
-                    lambda i: i - reach,
-                    lambda i: i if is_causal else i + reach,
-                    window.rule(is_causal),
-                    relative=True,
-                    device=device,
-                )
-            )
+            rows = section._replace(stop=min(stop, self.tokens))
+            tilings.append(band(rows, torch.zeros_like, last, None, tile=min(TILE, self.tokens)))
+        others = section._replace(first=first if is_causal else later)
+        if others.first < stop:  # global keys
+            tilings.append(band(others, torch.zeros_like, last, None, keys=(0, min(self.tokens, keys))))
+        if later < stop and self.tokens < keys:
+            near, rule = section._replace(first=later), Window(self.width).allowed
+            between = (self.tokens, keys)
+            tilings.append(band(near, lambda i: i - reach, lambda i: i + reach, rule, keys=between, relative=True))
         return tuple(tilings)
 
 

@@ -11,15 +11,13 @@ from math import sqrt
 
 import torch
 
-from ortho import _checks
-from ortho._autocast import no_autocast
 from ortho._checks import checked
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import AttentionCost, Mechanism
-from ortho.attention.operands import flat_mask, masked_softmax, with_past, working
+from ortho.attention.operands import attention_form, flat_mask, masked_softmax, past_length
 from ortho.attention.sparse.tiled_attention import masked_cost, tiled_attention, tiled_cost
-from ortho.attention.sparse.tiling import Rule, Tiling, Work
+from ortho.attention.sparse.tiling import Rule, Section, Tiling, Work
 from ortho.attention.transforms import uncompiled
 
 
@@ -31,14 +29,22 @@ class Pattern(ABC):
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         """Whether the query at i may attend to the key at j, causality aside; integer tensors that broadcast."""
 
-    @abstractmethod
+    def causal_pairs(self, n: int) -> int:
+        """The number of allowed pairs of n tokens in a causal call, in closed form."""
+        raise NotImplementedError
+
+    @checked(shapes=False)
     def pairs(self, n: int, *, is_causal: bool = False) -> int:
-        """The number of allowed pairs of n tokens, in closed form."""
+        """The number of allowed pairs of n tokens, in closed form.
+
+        From `causal_pairs`, for a symmetric rule that allows every (i, i); another one counts them itself.
+        """
+        causal = self.causal_pairs(n)
+        return causal if is_causal else 2 * causal - n
 
     @abstractmethod
-    def tilings(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Tiling, ...]:
-        """Disjoint tilings that together hold the allowed pairs of the queries from `first` to `stop`, exclusive, with
-        the first `keys` keys."""
+    def tilings(self, section: Section) -> tuple[Tiling, ...]:
+        """Disjoint tilings that together hold the allowed pairs of a section."""
 
     def remembered(self) -> tuple[int, int] | None:
         """(first, last) if a causal query reads only the first so many tokens and the last so many, its own included;
@@ -57,8 +63,7 @@ class Pattern(ABC):
         """
         if not isinstance(N, int):
             raise TypeError(f"N: expected an integer, as {self} has no closed form of its work, got {N!r}")
-        tilings = self.tilings(N - 1 if last else 0, N, N, is_causal=is_causal, device=torch.device("cpu"))
-        return tuple(tiling.work for tiling in tilings)
+        return tuple(tiling.work for tiling in self.tilings(Section(N - 1 if last else 0, N, N, is_causal)))
 
     @checked(shapes=False)
     def mask(
@@ -76,8 +81,8 @@ class Pattern(ABC):
         return self.rule(is_causal)(i, j)
 
 
-@checked(shapes=False)
 @uncompiled
+@attention_form
 @indexing()
 def pattern_attention_reference(
     q: Float[Tensor, "*batch N K"],
@@ -96,21 +101,14 @@ def pattern_attention_reference(
     Keys stand at positions 0, 1, ..., and queries too, after the keys of the state. A query that may attend to nothing
     gets zeros. The state is (keys, values).
     """
-    keys, values = with_past(q, k, v, is_causal, attn_mask, initial_state)
-    _checks.scale_factor(scale)
-    scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
-    first, M = keys.shape[-2] - k.shape[-2], keys.shape[-2]
-    mask = pattern.mask(first + q.shape[-2], M, first=first, is_causal=is_causal, device=q.device)
+    scale, first = 1 / sqrt(q.shape[-1]) if scale is None else scale, past_length(initial_state)
+    mask = pattern.mask(first + q.shape[-2], k.shape[-2], first=first, is_causal=is_causal, device=q.device)
     mask = mask if attn_mask is None else mask & attn_mask
-    with no_autocast(q):
-        scores = working(q) @ working(keys).mT * scale  # (..., N, M)
-        o = masked_softmax(scores, ~mask, empty_rows=True) @ working(values)
-    o = o.to(q.dtype)
-    return (o, (keys, values)) if return_state else o
+    return masked_softmax(q @ k.mT * scale, ~mask, empty_rows=True) @ v
 
 
-@checked(shapes=False)
 @uncompiled
+@attention_form
 @indexing()
 def pattern_attention(
     q: Float[Tensor, "*batch N K"],
@@ -128,19 +126,12 @@ def pattern_attention(
 
     Kept for the backward pass are q, k, v, the output, and one number a query.
     """
-    keys, values = with_past(q, k, v, is_causal, attn_mask, initial_state)
-    _checks.scale_factor(scale)
-    scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
-    N, M = q.shape[-2], keys.shape[-2]
-    first = M - k.shape[-2]
-    tilings = pattern.tilings(first, first + N, M, is_causal=is_causal, device=q.device)
-    with no_autocast(q):
-        operands = (working(x).flatten(0, -3) if x.dim() > 2 else working(x)[None] for x in (q, keys, values))
-        flat_q, flat_k, flat_v = operands
-        mask = None if attn_mask is None else flat_mask(attn_mask, q.shape[:-2])
-        o = tiled_attention(flat_q, flat_k, flat_v, tilings, scale=scale, start=first, attn_mask=mask)
-    o = o.reshape(*q.shape[:-1], v.shape[-1]).to(q.dtype)
-    return (o, (keys, values)) if return_state else o
+    scale, first = 1 / sqrt(q.shape[-1]) if scale is None else scale, past_length(initial_state)
+    tilings = pattern.tilings(Section(first, first + q.shape[-2], k.shape[-2], is_causal, q.device))
+    mask = None if attn_mask is None else flat_mask(attn_mask, q.shape[:-2])
+    flat_q, flat_k, flat_v = (x.reshape(-1, *x.shape[-2:]) for x in (q, k, v))
+    o = tiled_attention(flat_q, flat_k, flat_v, tilings, scale=scale, start=first, attn_mask=mask)
+    return o.reshape(*q.shape[:-1], v.shape[-1])
 
 
 @checked
@@ -164,11 +155,6 @@ def pattern_of(mechanism: Mechanism) -> Pattern | None:
     keywords = mechanism.fast.keywords if isinstance(mechanism.fast, partial) else {}
     pattern = keywords.get("pattern")
     return pattern if isinstance(pattern, Pattern) else None
-
-
-def both_ways(causal_pairs: int, n: int, is_causal: bool) -> int:
-    """The pairs of n tokens, from those of a causal call, under a symmetric rule that allows every (i, i)."""
-    return causal_pairs if is_causal else 2 * causal_pairs - n
 
 
 @checked

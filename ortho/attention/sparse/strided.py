@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ortho._checks import checked
-from ortho.attention.sparse.pattern import Pattern, both_ways, pattern_mechanism
-from ortho.attention.sparse.tiling import TILE, Tiling, residue_band
+from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
+from ortho.attention.sparse.tiling import TILE, Section, Tiling, residue_band
 from ortho.attention.sparse.window import Window
 
 CAUSAL_TILE = 32  # of queries of a column: it has few, and half of what the last of its tiles read is not kept
@@ -23,11 +23,11 @@ class Columns(Pattern):
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return (i - j) % self.stride == 0
 
-    def pairs(self, n: int, *, is_causal: bool = False) -> int:
-        return both_ways(_multiples(n, self.stride, n), n, is_causal)
+    def causal_pairs(self, n: int) -> int:
+        return _multiples(n, self.stride, n)
 
-    def tilings(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Tiling, ...]:
-        return (_column(self, self.stride, 0, first, stop, keys, is_causal, device),)
+    def tilings(self, section: Section) -> tuple[Tiling, ...]:
+        return (_column(self, section, self.stride, 0),)
 
 
 @checked
@@ -49,13 +49,12 @@ class Strided(Pattern):
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return self.window.allowed(i, j) | Columns(self.stride).allowed(i, j)
 
-    def pairs(self, n: int, *, is_causal: bool = False) -> int:
-        window, columns = (p.pairs(n, is_causal=is_causal) for p in (self.window, Columns(self.stride)))
-        return window + columns - both_ways(_multiples(n, self.stride, self.window.width), n, is_causal)
+    def causal_pairs(self, n: int) -> int:
+        both = _multiples(n, self.stride, self.window.width)
+        return self.window.causal_pairs(n) + Columns(self.stride).causal_pairs(n) - both
 
-    def tilings(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Tiling, ...]:
-        window = self.window.tilings(first, stop, keys, is_causal=is_causal, device=device)
-        return (*window, _column(self, self.stride, self.window.width, first, stop, keys, is_causal, device))
+    def tilings(self, section: Section) -> tuple[Tiling, ...]:
+        return *self.window.tilings(section), _column(self, section, self.stride, self.window.width)
 
 
 def _multiples(n: int, stride: int, below: int) -> int:
@@ -64,21 +63,16 @@ def _multiples(n: int, stride: int, below: int) -> int:
     return (last + 1) * n - stride * last * (last + 1) // 2
 
 
-def _column(
-    pattern: Pattern, stride: int, beyond: int, first: int, stop: int, keys: int, is_causal: bool, device: torch.device
-) -> Tiling:
+def _column(pattern: Pattern, section: Section, stride: int, beyond: int) -> Tiling:
     """The pairs of a pattern that are a multiple of `stride` apart, and at least `beyond`."""
-    rule = pattern.rule(is_causal)
-    rows = min(-(-beyond // stride), keys)  # that lie nearer
+    rows = min(-(-beyond // stride), section.keys)  # that lie nearer
     return residue_band(
+        section,
         stride,
-        (first, stop),
-        keys,
         torch.zeros_like,
-        lambda s: s - rows if is_causal else torch.full_like(s, keys),
-        lambda i, j: rule(i, j) & ((i - j).abs() >= beyond),
-        tile=CAUSAL_TILE if is_causal else TILE,
-        device=device,
+        lambda s: s - rows if section.is_causal else torch.full_like(s, section.keys),
+        lambda i, j: pattern.allowed(i, j) & ((i - j).abs() >= beyond),
+        tile=CAUSAL_TILE if section.is_causal else TILE,
     )
 
 

@@ -341,20 +341,30 @@ def tiled_cost(
 
 
 def masked_cost(
-    G: Size, N: Size, K: Size, V: Size, *, masks: Size, qk_grad: bool = True, itemsize: int = 4
+    G: Size,
+    N: Size,
+    K: Size,
+    V: Size,
+    *,
+    masks: Size,
+    keys: Size = None,
+    qk_grad: bool = True,
+    itemsize: int = 4,
 ) -> AttentionCost:
-    """Cost of `softmax_attention_reference` on G sequences under so many `masks` (N, N), made by index arithmetic.
+    """Cost of `softmax_attention_reference` on G sequences under so many `masks` (N, keys), made by index arithmetic.
 
-    All pairs are computed; each is blocked before the softmax and again after it.
+    `keys` are by default as many as queries. All pairs are computed; each is blocked before the softmax and again after
+    it.
     """
-    rows, pairs, reach = G * N, G * N * N, int(qk_grad)
+    M, reach = N if keys is None else keys, int(qk_grad)
+    pairs, operands = G * N * M, G * (N * K + M * (K + V))
     return AttentionCost(
         forward=2 * pairs * (K + V),
         backward=2 * pairs * (V + reach * (2 * K + V)),
         elementwise_forward=pairs * (3 + SOFTMAX_FORWARD),  # scale, and block twice
         elementwise_backward=reach * pairs * (3 + SOFTMAX_BACKWARD),
         # Weights, and again before they are blocked; masks, a byte a pair.
-        saved_bytes=max(itemsize, 4) * (pairs + reach * (pairs + rows * (2 * K + V))) + reach * masks * N * N,
-        decode=2 * rows * (K + V),
-        state_bytes=itemsize * rows * (K + V),
+        saved_bytes=max(itemsize, 4) * (pairs + reach * (pairs + operands)) + reach * masks * N * M,
+        decode=2 * G * M * (K + V),
+        state_bytes=itemsize * G * M * (K + V),
     )

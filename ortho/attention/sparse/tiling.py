@@ -83,6 +83,31 @@ def causal(i: Tensor, j: Tensor) -> Tensor:
     return j <= i
 
 
+class Section(NamedTuple):
+    """What a call computes of the pairs of all tokens: queries from `first` to `stop`, exclusive, and the first `keys`
+    keys."""
+
+    first: int
+    stop: int
+    keys: int
+    is_causal: bool = False
+    device: torch.device = torch.device("cpu")
+
+    def rule(self, allowed: Rule | None) -> Rule | None:
+        """`allowed`, in a causal call without the keys after the query."""
+        if not self.is_causal or allowed is None:
+            return causal if self.is_causal else allowed
+        return lambda i, j: allowed(i, j) & causal(i, j)
+
+    def past(self, high: Tensor, i: Tensor) -> Tensor:
+        """The last keys `high` that queries at i read: in a causal call none after the query."""
+        return torch.minimum(high, i) if self.is_causal else high
+
+    def tile_starts(self, tile: int) -> Tensor:
+        """Where the tiles begin that hold the queries, (T,)."""
+        return torch.arange(self.first // tile, -(-self.stop // tile), device=self.device) * tile
+
+
 class Work(NamedTuple):
     """What a tiling computes for one sequence: the tiles that read anything, of so many `queries`; the blocks that they
     read, of so many `keys`, counted once for each tile that reads them. Places without a token are computed too."""
@@ -178,45 +203,52 @@ def _entries(mask: Tensor, i: Tensor, j: Tensor) -> Tensor:
 
 
 def band(
-    queries: tuple[int, int],
-    keys: tuple[int, int],
+    section: Section,
     low: Bound,
     high: Bound,
     allowed: Rule | None,
     *,
-    device: torch.device,
+    keys: tuple[int, int] | None = None,
     tile: int = TILE,
     relative: bool = False,
 ) -> Tiling:
-    """Queries (first, stop) that read, of the keys (first, stop), those from low(i) to high(i), which never fall."""
-    (first, stop), (start, end) = queries, keys
+    """The queries of a section that read the keys from low(i) to high(i), which never fall; in a causal call up to i.
+
+    `keys` (first, stop) are by default all of the section's.
+    """
+    first, stop, start, end = section.first, section.stop, *(keys or (0, section.keys))
     tile, block = (tile, BLOCK) if stop - first > 1 else (1, 1)  # a lone query, in decoding, reads no more
-    i = torch.arange(first // tile, -(-stop // tile), device=device) * tile
+    i = section.tile_starts(tile)
     lowest = low(i.clamp(min=first)).clamp(min=start) // block
-    highest = high((i + tile - 1).clamp(max=stop - 1)).clamp(max=end - 1) // block
+    last = (i + tile - 1).clamp(max=stop - 1)
+    highest = section.past(high(last), last).clamp(max=end - 1) // block
     table = block_ranges(lowest - start // block, highest - start // block)
-    return Tiling(
-        consecutive(first, stop, tile, device), consecutive(start, end, block, device), table, allowed, relative
-    )
+    queries, blocks = (consecutive(*some, section.device) for some in ((first, stop, tile), (start, end, block)))
+    return Tiling(queries, blocks, table, section.rule(allowed), relative)
 
 
-def residue_band(
-    step: int,
-    queries: tuple[int, int],
-    keys: int,
-    low: Bound,
-    high: Bound,
-    allowed: Rule,
-    *,
-    device: torch.device,
-    tile: int = TILE,
-) -> Tiling:
-    """Queries (first, stop) that read, of the keys at multiples of `step` from them, those from low(s) to high(s).
+def window_tile(width: int) -> int:
+    """Queries in a tile of a window: fewer for a narrow one, since they share few of the keys."""
+    return TILE if width > TILE else TILE // 2
+
+
+def window_band(section: Section, width: int) -> Tiling:
+    """The queries of a section with the keys less than `width` positions away."""
+    reach = min(width, max(section.stop, section.keys)) - 1
+
+    def near(i: Tensor, j: Tensor) -> Tensor:
+        return (i - j).abs() <= reach
+
+    return band(section, lambda i: i - reach, lambda i: i + reach, near, tile=window_tile(width), relative=True)
+
+
+def residue_band(section: Section, step: int, low: Bound, high: Bound, allowed: Rule, *, tile: int = TILE) -> Tiling:
+    """The queries of a section that read, of the keys at multiples of `step` from them, those from low(s) to high(s).
 
     Tokens are sorted into classes, by their position modulo `step`, and s counts those of a class. Which pairs count
     depends on i - j alone.
     """
-    first, stop = queries
+    first, stop, keys, device = section.first, section.stop, section.keys, section.device
     step = min(step, max(stop, keys))  # more classes than tokens would be empty
     tile = evenly(-(-(stop - first) // step), tile)
     block = evenly(-(-keys // step), BLOCK if stop - first > 1 else 1)
@@ -229,11 +261,11 @@ def residue_band(
     j = pad(j, (0, -j.shape[1] % block), value=keys)
     own, s = starts % step, starts // step
     last = torch.minimum(s + tile, (stop - own + step - 1) // step) - 1
-    highest = torch.minimum(high(last), (keys - own + step - 1) // step - 1) // block
+    highest = torch.minimum(section.past(high(last), last), (keys - own + step - 1) // step - 1) // block
     table = block_ranges(low(s).clamp(min=0) // block, highest.masked_fill(starts >= stop, ABSENT))
     table = torch.where(table < 0, ABSENT, table + own[:, None] * (j.shape[1] // block))
     tiles, blocks = i.masked_fill(i >= stop, ABSENT), j.masked_fill(j >= keys, ABSENT).view(-1, block)
-    return Tiling(TokenBlocks(tiles), TokenBlocks(blocks), table, allowed, relative=True)
+    return Tiling(TokenBlocks(tiles), TokenBlocks(blocks), table, section.rule(allowed), relative=True)
 
 
 def block_ranges(low: Tensor, high: Tensor) -> Tensor:

@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ortho._checks import checked
 from ortho._typing import Size
-from ortho.attention.sparse.pattern import Pattern, both_ways, pattern_mechanism
-from ortho.attention.sparse.tiling import BLOCK, TILE, Tiling, Work, band, tile_width
+from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
+from ortho.attention.sparse.tiling import BLOCK, TILE, Section, Tiling, Work, band, tile_width, window_band, window_tile
 
 
 @checked
@@ -27,29 +26,12 @@ class Window(Pattern):
     def remembered(self) -> tuple[int, int]:
         return 0, self.width
 
-    @checked(shapes=False)
-    def pairs(self, n: int, *, is_causal: bool = False) -> int:
+    def causal_pairs(self, n: int) -> int:
         w = min(self.width, n)
-        return both_ways(w * n - w * (w - 1) // 2, n, is_causal)
+        return w * n - w * (w - 1) // 2
 
-    def tilings(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Tiling, ...]:
-        reach = min(self.width, max(stop, keys)) - 1
-        tiling = band(
-            (first, stop),
-            (0, keys),
-            lambda i: i - reach,
-            lambda i: i if is_causal else i + reach,
-            self.rule(is_causal),
-            tile=self._tile,
-            relative=True,
-            device=device,
-        )
-        return (tiling,)
-
-    @property
-    def _tile(self) -> int:
-        """Fewer queries for a narrow window, since they share few of the keys."""
-        return TILE if self.width > TILE else TILE // 2
+    def tilings(self, section: Section) -> tuple[Tiling, ...]:
+        return (window_band(section, self.width),)
 
     def work(self, N: Size, *, is_causal: bool = False, last: bool = False) -> tuple[Work, ...]:
         """Also for symbols: N is then a multiple of `TILE`, and longer than the window reaches."""
@@ -57,7 +39,7 @@ class Window(Pattern):
             return super().work(N, is_causal=is_causal, last=last)
         if last:
             return (Work(1, self.width, 1, 1),)
-        tile, reach = self._tile, -(-(self.width - 1) // BLOCK)  # in blocks
+        tile, reach = window_tile(self.width), -(-(self.width - 1) // BLOCK)  # in blocks
         one_side = N / tile * reach - sum(range(reach, 0, -tile // BLOCK))  # the first tiles find fewer
         return (Work(N / tile, N / BLOCK + (one_side if is_causal else 2 * one_side), tile, BLOCK),)
 
@@ -94,24 +76,18 @@ class BlockedWindow(Pattern):
     def remembered(self) -> tuple[int, int]:
         return 0, self.width
 
-    def pairs(self, n: int, *, is_causal: bool = False) -> int:
+    def causal_pairs(self, n: int) -> int:
         hop = self._hop
         whole = max(0, (n - self.width) // hop + 1)  # blocks
         rest = n - whole * hop  # tokens whose last block is cut off
-        causal = whole * (hop * self.width - hop * (hop - 1) // 2) + rest * (rest + 1) // 2
-        return both_ways(causal, n, is_causal)
+        return whole * (hop * self.width - hop * (hop - 1) // 2) + rest * (rest + 1) // 2
 
-    def tilings(self, first: int, stop: int, keys: int, *, is_causal: bool, device: torch.device) -> tuple[Tiling, ...]:
-        tiling = band(
-            (first, stop),
-            (0, keys),
-            lambda i: ((i - self.width) // self._hop + 1) * self._hop,  # where the first block that holds i begins
-            lambda i: i if is_causal else self._end(i) - 1,
-            self.rule(is_causal),
-            tile=tile_width(self._hop, TILE if is_causal else max(TILE, min(self._hop, WHOLE))),
-            device=device,
-        )
-        return (tiling,)
+    def tilings(self, section: Section) -> tuple[Tiling, ...]:
+        def low(i: Tensor) -> Tensor:  # where the first block that holds i begins
+            return ((i - self.width) // self._hop + 1) * self._hop
+
+        tile = tile_width(self._hop, TILE if section.is_causal else max(TILE, min(self._hop, WHOLE)))
+        return (band(section, low, lambda i: self._end(i) - 1, self.allowed, tile=tile),)
 
 
 SOURCE = "Beltagy et al. 2020, arXiv:2004.05150"

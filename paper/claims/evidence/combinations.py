@@ -10,9 +10,9 @@ from paper.claims.ledger import evidence
 from paper.claims.outcomes import BITS_A_BYTE, Told, Unit, loses_nothing, outperforms
 from paper.claims.rules import all_of, counted, improves, region, untestable
 from paper.claims.verdicts import Finding
-from paper.experiments.learning import images_rows, language_rows, paired_rows, synthetic_rows
-from paper.experiments.learning.paired_rows import Runs
-from paper.experiments.learning.synthetic_rows import Learnt
+from paper.experiments.learning import analysis, images, language, synthetic
+from paper.experiments.learning.analysis import Runs
+from paper.experiments.learning.synthetic import Learnt
 from paper.experiments.statistics import LEVEL, Decision, Interval, success_interval
 
 CHAPTER = "32-combinations"
@@ -47,7 +47,7 @@ class Field(NamedTuple):
         both at the same seeds."""
         if arm not in self.arms or other not in self.arms:
             return None
-        found = paired_rows.judged(self.arms[arm], self.arms[other], self.measure)
+        found = analysis.judged(self.arms[arm], self.arms[other], self.measure)
         if found is None:
             return None
         return self.unit.interval(found.difference.interval), found.outcome
@@ -56,13 +56,13 @@ class Field(NamedTuple):
 def on_bytes() -> Field:
     """The arms of `bytes`."""
     records = experiments.load("bytes")
-    return Field(language_rows.by_arm(records, experiments.judged_device(records)), "bits", BITS_A_BYTE)
+    return Field(language.by_arm(records, experiments.judged_device(records)), "bits", BITS_A_BYTE)
 
 
 def on_digits() -> Field:
     """The arms of `images` on digits."""
     records = experiments.load("images")
-    return Field(images_rows.by_arm(records, experiments.judged_device(records)), "correct", DIGITS)
+    return Field(images.by_arm(records, experiments.judged_device(records)), "correct", DIGITS)
 
 
 def nothing_lost(comparisons: Sequence[tuple[Field, Comparison]]) -> Finding:
@@ -166,7 +166,7 @@ Tasks = Mapping[str, Mapping[str, Learnt]]
 def tasks() -> dict[str, dict[str, Learnt]]:
     """Synthetic task -> arm -> its runs."""
     records = experiments.load("synthetic")
-    return synthetic_rows.learnt(records, experiments.judged_device(records))
+    return synthetic.learnt(records, experiments.judged_device(records))
 
 
 def rate(runs: Learnt, comparisons: int) -> Interval:

@@ -14,7 +14,7 @@ import torch
 
 from ortho import cost
 from ortho.orthogonal import haar
-from ortho.theory.frozen_scores import carrying, expected_missed, freedoms
+from ortho.theory.scores import carrying, expected_missed, freedoms
 from paper import experiments
 from paper.claims import figures
 from paper.claims.evidence import gradient_depth as depth
@@ -24,17 +24,10 @@ from paper.claims.outcomes import BITS_A_BYTE, Unit, loses_nothing, outperforms
 from paper.claims.rules import all_of, holds, region, untestable
 from paper.claims.verdicts import Finding
 from paper.experiments import Record
-from paper.experiments.learning import (
-    fine_tuning_rows,
-    images_rows,
-    language_rows,
-    paired_rows,
-    synthetic_rows,
-    translating_rows,
-)
+from paper.experiments.learning import analysis, fine_tuning, images, language, synthetic, translating
+from paper.experiments.learning.analysis import Runs
 from paper.experiments.learning.images import DATA
-from paper.experiments.learning.paired_rows import Runs
-from paper.experiments.learning.synthetic_rows import Learnt
+from paper.experiments.learning.synthetic import Learnt
 from paper.experiments.statistics import Decision, Interval, decide, success_interval
 
 CHAPTER = "28-does-freezing-hold"
@@ -94,7 +87,7 @@ class Setting(NamedTuple):
             return Compared(mean, interval, decide(interval, self.rule), runs, self.unit)
         if arm not in self.runs or other not in self.runs:
             return None
-        found = paired_rows.judged(self.runs[arm], self.runs[other], self.measure)
+        found = analysis.judged(self.runs[arm], self.runs[other], self.measure)
         return None if found is None else Compared(*found.difference, found.outcome, found.pairs, self.unit)
 
     def at_stake(self, arm: str) -> bool:
@@ -178,22 +171,22 @@ def noting_missing(finding: Finding, names: Sequence[str] = NAMES) -> Finding:
 
 
 def _bytes(records: Sequence[Record], where: str) -> dict[str, Setting]:
-    arms = language_rows.by_arm(records, where)
+    arms = language.by_arm(records, where)
     return {"bytes, the whole text": Setting(arms, "bits", BITS_A_BYTE)} if arms else {}
 
 
 def _little(records: Sequence[Record], where: str) -> dict[str, Setting]:
     limits = sorted({record["configuration"]["limit"] for record in records if record["device"] == where})
-    found = {limit: language_rows.by_arm(records, where, limit=limit, dropout=0.0) for limit in limits}
+    found = {limit: language.by_arm(records, where, limit=limit, dropout=0.0) for limit in limits}
     return {f"bytes, {n:,} to train on": Setting(arms, "bits", BITS_A_BYTE) for n, arms in found.items() if arms}
 
 
 def _budgets(records: Sequence[Record], where: str) -> dict[str, Setting]:
     """In the order of widths, then of steps."""
     found: dict[tuple[int, float], dict[str, Runs]] = {}
-    for run in language_rows.runs(records, where):
+    for run in language.runs(records, where):
         case = run.configuration
-        found.setdefault((case["d"], language_rows.budget(case)), {})[run.arm] = run
+        found.setdefault((case["d"], language.budget(case)), {})[run.arm] = run
     labels = {
         (d, share): f"bytes, d = {d}" + ("" if share == 1 else f", {share:g} times the steps") for d, share in found
     }
@@ -201,19 +194,19 @@ def _budgets(records: Sequence[Record], where: str) -> dict[str, Setting]:
 
 
 def _images(records: Sequence[Record], where: str) -> dict[str, Setting]:
-    found = {data: images_rows.by_arm(records, where, data) for data in DATA}
+    found = {data: images.by_arm(records, where, data) for data in DATA}
     return {f"images, {data}": Setting(arms, "correct", RIGHT) for data, arms in found.items() if arms}
 
 
 def _tuned(records: Sequence[Record], where: str) -> dict[str, Setting]:
-    arms = fine_tuning_rows.by_arm(records, where)
+    arms = fine_tuning.by_arm(records, where)
     named = {name: arms[own] for name, own in TUNED.items() if own in arms}
     return {"fine-tuning, QK drawn anew": Setting(named, "new", BITS_A_BYTE)} if named else {}
 
 
 def _translated(records: Sequence[Record], where: str) -> dict[str, Setting]:
     found = {}
-    for pairs, arms in translating_rows.by_pairs(records, where).items():
+    for pairs, arms in translating.by_pairs(records, where).items():
         named = {name: arms[own] for name, own in TRANSLATED.items() if own in arms}
         case = next(iter(arms.values())).configuration
         many = f"{pairs:,} pairs" if pairs else "new pairs"
@@ -225,7 +218,7 @@ def _synthetic(records: Sequence[Record], where: str) -> dict[str, Setting]:
     margins = {record["configuration"]["task"]: record["configuration"]["margin_fraction"] for record in records}
     return {
         f"synthetic, {task}": Setting({}, "", RATE, arms, Decision(margins[task], level=0.05, higher_is_better=True))
-        for task, arms in synthetic_rows.learnt(records, where).items()
+        for task, arms in synthetic.learnt(records, where).items()
     }
 
 
@@ -319,7 +312,7 @@ def gaps(records: list[Record]) -> dict[str, Setting]:
     """The settings of an experiment with bytes, measured by `gap`."""
     where, found = experiments.judged_device(records), {}
     for limit in sorted({record["configuration"]["limit"] for record in records if record["device"] == where}):
-        arms = paired_rows.by_arm(records, where, {"gap": gap}, limit=limit, dropout=0.0)
+        arms = analysis.by_arm(records, where, {"gap": gap}, limit=limit, dropout=0.0)
         if arms:
             label = f"bytes, {limit:,} to train on" if limit else "bytes, the whole text"
             found[label] = Setting(arms, "gap", BITS_A_BYTE)

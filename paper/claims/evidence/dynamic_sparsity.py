@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from ortho.attention import MECHANISMS
-from ortho.attention.linear.feature_maps import EluPlusOne, FeatureMap, Taylor
+from ortho.attention.linear.feature_maps import EluPlusOne, Taylor
+from ortho.attention.linear.linear_attention import FeatureMap
 from ortho.attention.selected.importance import importance_mask, key_norms, sampled_importance
 from ortho.attention.selected.lsh import draw_projections, lsh_mask
 from ortho.attention.selected.moba import moba_mask

@@ -22,9 +22,9 @@ from paper.claims.rules import all_of, improves, region, untestable
 from paper.claims.verdicts import Finding
 from paper.experiments import Record
 from paper.experiments.engine.records import judged_device
-from paper.experiments.learning import language_rows, paired_rows, translating_rows
-from paper.experiments.learning.language_rows import BITS
-from paper.experiments.learning.paired_rows import Judged, Measures, Runs
+from paper.experiments.learning import analysis, language, translating
+from paper.experiments.learning.analysis import Judged, Measures, Runs
+from paper.experiments.learning.language import BITS
 from paper.experiments.resampling import Difference
 from paper.experiments.statistics import Decision
 
@@ -96,7 +96,7 @@ def lost(record: Record) -> float:
     return unseen(record) - min(float(look["loss_nats"]) for look in record["facts"]["validation"]) * BITS
 
 
-MEASURES: Measures = {**language_rows.MEASURES, "seen": seen, "unseen": unseen, "gap": gap, "lost": lost}
+MEASURES: Measures = {**language.MEASURES, "seen": seen, "unseen": unseen, "gap": gap, "lost": lost}
 
 
 def by_bytes(records: Iterable[Record], device: str) -> dict[int, dict[str, Runs]]:
@@ -111,7 +111,7 @@ def by_bytes(records: Iterable[Record], device: str) -> dict[int, dict[str, Runs
             groups.setdefault((record["facts"]["text"]["train"]["bytes"], case["dropout"]), []).append(record)
     found: dict[int, dict[str, Runs]] = {}
     for (size, dropout), group in sorted(groups.items()):
-        for name, one in paired_rows.by_arm(group, device, MEASURES, flop=language_rows.flop).items():
+        for name, one in analysis.by_arm(group, device, MEASURES, flop=language.flop).items():
             name = f"{name}, dropout {dropout:g}" if dropout else name
             found.setdefault(size, {})[name] = Runs(**{**one._asdict(), "arm": name})
     return {size: arms for size, arms in found.items() if arms}
@@ -132,14 +132,14 @@ def against_base(arms: Mapping[str, Runs], base: str = BASE, measure: str = "bit
     """Each arm against the base, by the rule of the records, where they have two seeds in common at least."""
     if base not in arms:
         return {}
-    found = {name: paired_rows.judged(one, arms[base], measure) for name, one in arms.items() if name != base}
+    found = {name: analysis.judged(one, arms[base], measure) for name, one in arms.items() if name != base}
     return {name: one for name, one in found.items() if one is not None}
 
 
 def more_than(one: Runs, base: Runs, measure: str, comparisons: int = 1) -> Difference | None:
     """What an arm has more than the base at the seeds of both, with an interval that so many hold at once; None for
     fewer than two seeds. For measures of which the records' rule does not speak."""
-    return paired_rows.paired(one, base, measure, Decision.of(one.configuration).confidence(comparisons))
+    return analysis.paired(one, base, measure, Decision.of(one.configuration).confidence(comparisons))
 
 
 def turned(ends: Interval) -> Interval:
@@ -184,7 +184,7 @@ def beside_dropout(size: int, arms: Mapping[str, Runs]) -> str:
     each = (f"{name} {found[name].difference.mean:+.3f} ({found[name].outcome})" for name in (*frozen, *dropped))
     told = f"{sentence} Bits a byte more than these, with {size:,} bytes: {'; '.join(each)}."
     one, other = (min(names, key=lambda name: arms[name].mean("bits")) for names in (frozen, dropped))
-    direct = paired_rows.judged(arms[one], arms[other], "bits")
+    direct = analysis.judged(arms[one], arms[other], "bits")
     if direct is None:
         return told
     return (
@@ -251,7 +251,7 @@ Pairs = dict[int, dict[str, Runs]]
 def by_pairs(task: str) -> Pairs:
     """Number of pairs to train on -> arm -> runs, of the device whose records are judged; 0 for pairs drawn anew."""
     records = experiments.load(task)
-    return translating_rows.by_pairs(records, judged_device(records))
+    return translating.by_pairs(records, judged_device(records))
 
 
 def few_pairs(task: str) -> Pairs:

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ortho.attention import MECHANISMS, softmax_attention_reference
-from ortho.attention.linear.favor import FEATURES, PositiveFeatures
+from ortho.attention.linear.favor import FEATURES, PositiveFeatures, orthogonal_features
 from ortho.attention.linear.linear_attention import linear_attention
-from ortho.attention.linear.random_features import orthogonal_features
 from ortho.cost import layer, synthesizer
 from ortho.cost.big_o import H, N, d, m
 from ortho.layers.multihead import MultiheadAttention

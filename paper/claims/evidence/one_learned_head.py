@@ -10,8 +10,8 @@ from paper.claims.outcomes import BITS_A_BYTE, Told, loses_nothing, outperforms
 from paper.claims.rules import all_of, untestable
 from paper.claims.verdicts import Finding
 from paper.experiments.engine.records import Record
-from paper.experiments.learning import language, language_rows
-from paper.experiments.learning.paired_rows import Runs
+from paper.experiments.learning import language
+from paper.experiments.learning.analysis import Runs
 from paper.experiments.resampling import Crossing, crossing
 
 CHAPTER = "29-one-learned-head"
@@ -38,9 +38,9 @@ def along_budgets(records: Iterable[Record], device: str, middle: Found) -> dict
     """(width, budget) -> the arms there, in rising order; `middle` are arms of the experiment `bytes`, of which those
     that are followed join at their own width."""
     found: dict[tuple[int, float], dict[str, Runs]] = {}
-    for one in language_rows.runs(records, device):
+    for one in language.runs(records, device):
         c = one.configuration
-        found.setdefault((c["d"], language_rows.budget(c)), {})[one.arm] = one
+        found.setdefault((c["d"], language.budget(c)), {})[one.arm] = one
     followed = {arm for stage in found.values() for arm in stage}
     for arm in followed & middle.keys():
         found.setdefault((middle[arm].configuration["d"], 1.0), {})[arm] = middle[arm]
@@ -72,7 +72,7 @@ def learned_heads() -> Finding:
     device = experiments.judged_device(records)
     if not device:
         return untestable("projections need not all be trained", {"record of the experiment bytes": None}, lack=LACK)
-    found = whole(language_rows.by_arm(records, device))
+    found = whole(language.by_arm(records, device))
     H = experiments.by_device(records)[device][0]["configuration"]["H"]
     parts = {
         "no head learned": part(
@@ -117,7 +117,7 @@ def part(rule: Callable[..., Finding], statement: str, found: Found, pairs: Mapp
 
 def judged(arm: Runs, other: Runs) -> Told:
     """The interval of what an arm has more than the other, and what its rule says."""
-    told = language_rows.judged(arm, other)
+    told = language.judged(arm, other)
     assert told is not None, "five seeds each"
     return BITS_A_BYTE.interval(told.difference.interval), told.outcome
 
@@ -125,8 +125,8 @@ def judged(arm: Runs, other: Runs) -> Told:
 def remarks(records: Sequence[Record], device: str, H: int) -> str:
     """What else the records say of the arms that are followed, against learned heads: at equal parameters, along
     budgets, on other devices."""
-    middle = whole(language_rows.by_arm(records, device))
-    equal = whole(language_rows.by_arm(experiments.load("bytes-parameters"), device))
+    middle = whole(language.by_arm(records, device))
+    equal = whole(language.by_arm(experiments.load("bytes-parameters"), device))
     stages = along_budgets(experiments.load("bytes-budgets"), device, middle)
     settings: dict[str, Found] = {"at equal parameters and steps": equal}
     for (d, multiple), stage in stages.items():
@@ -134,7 +134,7 @@ def remarks(records: Sequence[Record], device: str, H: int) -> str:
             settings[f"at {multiple:g} times the steps, $d = {d}$"] = whole(stage)
     for other in experiments.by_device(records):
         if other != device:
-            settings[f"on {other}"] = whole(language_rows.by_arm(records, other))
+            settings[f"on {other}"] = whole(language.by_arm(records, other))
     texts = [f"{setting}: {text}" for setting, found in settings.items() if (text := beside(found, H))]
     least = "Bits a byte at equal training FLOPs, in what the first has more"
     return "; ".join([least, *texts]) if texts else f"{least}; no record yet at equal parameters or other budgets"

@@ -12,8 +12,8 @@ from paper.claims.ledger import evidence
 from paper.claims.outcomes import outperforms
 from paper.claims.rules import all_of, holds, untestable
 from paper.claims.verdicts import Finding
-from paper.experiments.learning import images, images_rows, language, language_rows, paired_rows
-from paper.experiments.learning.paired_rows import Judged, Runs
+from paper.experiments.learning import analysis, images, language
+from paper.experiments.learning.analysis import Judged, Runs
 
 CHAPTER = "31-orthogonal-or-gaussian"
 
@@ -57,7 +57,7 @@ def trained(name: str, device: str | None = None) -> dict[str, Runs]:
     another is named."""
     records = experiments.load(name)
     device = experiments.judged_device(records) if device is None else device
-    return (language_rows if name == "bytes" else images_rows).by_arm(records, device)
+    return (language if name == "bytes" else images).by_arm(records, device)
 
 
 def compared(pairs: Mapping[str, Pair], *, every_seed: bool = True, device: str | None = None) -> dict[str, Judged]:
@@ -68,7 +68,7 @@ def compared(pairs: Mapping[str, Pair], *, every_seed: bool = True, device: str 
         one, against = runs[name].get(arm), runs[name].get(other)
         if one is None or against is None or (every_seed and {one.seeds, against.seeds} != {SEEDS[name]}):
             continue
-        told = paired_rows.judged(one, against, MEASURES[name])
+        told = analysis.judged(one, against, MEASURES[name])
         if told is not None:
             found[label] = told
     return found

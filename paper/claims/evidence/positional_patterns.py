@@ -14,7 +14,7 @@ from paper import experiments
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, counted, holds, untestable
 from paper.claims.verdicts import Finding
-from paper.experiments.learning import positional_heads_rows
+from paper.experiments.learning import positional_heads
 
 CHAPTER = "17-positional-patterns"
 
@@ -128,8 +128,8 @@ def heads() -> Finding:
     records = experiments.load("positional-heads")
     parts = []
     for device in experiments.by_device(records):
-        tasks = by_task(positional_heads_rows.arms(records, device)).items()
-        counts = (f"{positional_heads_rows.positional(rows)} of {len(rows)} in {task}" for task, rows in tasks)
+        tasks = by_task(positional_heads.arms(records, device)).items()
+        counts = (f"{positional_heads.positional(rows)} of {len(rows)} in {task}" for task, rows in tasks)
         parts.append(f"{', '.join(counts)} ({device})")
     if not parts:
         return found
@@ -139,8 +139,8 @@ def heads() -> Finding:
 
 
 def by_task(
-    arms: dict[tuple[str, str], dict[str, list[positional_heads_rows.Row]]],
-) -> dict[str, list[positional_heads_rows.Row]]:
+    arms: dict[tuple[str, str], dict[str, list[positional_heads.Row]]],
+) -> dict[str, list[positional_heads.Row]]:
     """The trained heads of each task."""
     tasks = dict.fromkeys(task for task, _ in arms)
     return {

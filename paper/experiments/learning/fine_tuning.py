@@ -9,7 +9,7 @@ that the first stage leaves and of what the second makes of it: what is learnt, 
 
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortho._checks import one_of, positive_int
+from ortho._checks import one_of
 from ortho.adapters.conversion import freeze_qk
 from ortho.layers.multihead import MultiheadAttention
 from ortho.models.language_model import LanguageModel
-from paper.experiments.engine.records import Case, key
-from paper.experiments.learning import fine_tuning_rows, fitting, rates
+from paper.experiments.engine.records import Case, Record, by_device, key
+from paper.experiments.learning import analysis, fitting, rates
+from paper.experiments.learning.analysis import Measures
 from paper.experiments.learning.arms import baseline
+from paper.experiments.learning.language import BITS
 from paper.experiments.learning.rates import TUNING
 from paper.experiments.statistics import Decision
 from paper.tasks import text
@@ -37,7 +39,6 @@ SIZES: dict[str, dict[str, int]] = {
 SEEDS = (1, 2, 3, 4, 5)
 FIRST_RATE = 5e-3  # of the first stage, for d = 64: the better of those that `bytes` tries for this model
 TRIED = (3e-3, 1e-2)  # of the second; a model that is n times as wide has rates an n-th as high
-WEIGHT_DECAY = 0.1
 LOOKS = 8
 SCRATCH = "from scratch"  # the arm without a first stage
 DECISION = Decision(margin=0.05, level=0.05, higher_is_better=False)  # bits a byte, as of the models of bytes
@@ -75,10 +76,7 @@ def case(arm: str, seed: int = TUNING, rate: float | None = None, *, device: str
 
     Raises TypeError or ValueError for unknown names, and for sizes below 1 or that are none.
     """
-    known = SIZES[one_of("device", device, SIZES)]
-    if unknown := set(sizes) - set(known):
-        raise TypeError(f"sizes: expected some of {', '.join(known)}, got {', '.join(sorted(unknown))}")
-    size = {name: positive_int(name, value) for name, value in {**known, **sizes}.items()}
+    size = fitting.sizes(SIZES[one_of("device", device, SIZES)], sizes)
     return {
         "device": device,
         "arm": one_of("arm", arm, ARMS),
@@ -92,9 +90,8 @@ def case(arm: str, seed: int = TUNING, rate: float | None = None, *, device: str
 
 def cases(device: str) -> list[Case]:
     """The runs that choose the rates, and of arms whose rate is chosen all seeds, one seed after the other."""
-    tuning = [case(arm, TUNING, rate, device=device) for arm in ARMS for rate in rates.tried(TRIED, SIZES[device]["d"])]
-    own = [case(arm, seed, device=device) for seed in SEEDS for arm in ARMS]
-    return [*tuning, *rates.with_chosen("fine-tuning", own)]
+    options = [{"arm": arm, "device": device} for arm in ARMS]
+    return fitting.cases("fine-tuning", case, options, partial(rates.tried, TRIED), SEEDS)
 
 
 def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
@@ -111,7 +108,7 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
         pretrain(model, old, case, draws["first training"], beside=checkpoint)
     found = {f"{name}, before": values for name, values in tested(model, case, draws["tests"]).items()}
     ARMS[case["arm"]](model, draws["redrawn"])
-    recipe = fitting.recipe(case, weight_decay=WEIGHT_DECAY)
+    recipe = fitting.recipe(case)
     learnt = fitting.fit(model, new, recipe, case, draws, looks=LOOKS, keep_best=True, checkpoint=checkpoint)
     found |= tested(model, case, draws["tests"])
     fitting.check_forms(model, new, draws["tests"])
@@ -136,7 +133,7 @@ def pretrain(
     if stored is None:
         first = {**case, "steps": case["first_steps"], "rate": case["first_rate"]}
         draws = {"training": generator, "dropout": generator}
-        recipe = fitting.recipe(first, weight_decay=WEIGHT_DECAY)
+        recipe = fitting.recipe(first)
         fitting.fit(model, task, recipe, first, draws, checkpoint=file, run=f"{identity}, on the way")
         stored = {name: weight.cpu() for name, weight in model.state_dict().items()}
         if file is not None:
@@ -201,19 +198,59 @@ def work(case: Case) -> float:
     return 3.0 + steps * (flop / rate + seconds * case["L"])
 
 
-def label(case: Case) -> str:
-    """A case in a few words."""
-    return f"{case['arm']} seed={case['seed']} rate={case['rate']:g}"
+def _bits(record: Record, test: str) -> float:
+    return analysis.tested(record, test, "loss_nats") * BITS
+
+
+def _forgotten(record: Record) -> float:
+    """Bits a byte that the first text takes more after the second stage than after the first."""
+    return _bits(record, "old") - _bits(record, "old, before")
+
+
+# Bits a byte, the better the lower they are: of the second text and of the first after the second stage, of the second
+# after the first stage, and what is forgotten.
+MEASURES: Measures = {
+    **{name: partial(_bits, test=name) for name in ("new", "new, before", "old")},
+    "forgotten": _forgotten,
+}
+by_arm = partial(analysis.by_arm, measures=MEASURES)
+
+
+def line(record: Record) -> str:
+    """One run in a line."""
+    return (
+        f"new text {_bits(record, 'new, before'):.4f} -> {_bits(record, 'new'):.4f} bits a byte, "
+        f"old {_bits(record, 'old'):.4f} ({_forgotten(record):+.4f}), {record['facts']['train_s']:.0f} s"
+    )
+
+
+def table(records: Sequence[Record]) -> str:
+    """The stored figures, a table per device: means over seeds, and what the rule says of each arm against the one of
+    which all is trained."""
+    texts = []
+    for device, group in by_device(records).items():
+        name = group[0]["provenance"]["device_name"]
+        texts.append(f"\n{device} ({name}): bits a byte of the new text, mean [lowest, highest], and of the old")
+        found = by_arm(group, device)
+        for one in sorted(found.values(), key=lambda one: one.mean("new")):
+            texts.append(
+                f"{one.arm:16}{one.span('new')}, old {one.mean('old'):.4f} "
+                f"({one.mean('forgotten'):+.4f}), {one.parameters:,} trained, "
+                f"rate {one.configuration['rate']:g}{analysis.against(one, found.get('all trained'), 'new')}"
+            )
+        texts.append(analysis.closing(group))
+    return "\n".join(texts)
 
 
 FINE_TUNING = fitting.experiment(
     "fine-tuning",
     "a model of one text goes on with another, parts of its attention frozen",
     case("all trained"),
-    fine_tuning_rows,
     tests=("old, before", "new, before", "old", "new"),
     cases=cases,
     run=run,
     work=work,
-    label=label,
+    label=fitting.label,
+    line=line,
+    show=table,
 )

@@ -1,8 +1,8 @@
-"""What every run of a learning experiment does: train a model on a task, look at it on the way, and test it."""
+"""What every experiment with training is made of: cases, runs that train a model on a task and test it, seeds."""
 
 import copy
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,16 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ortho._checks import describe
+from ortho._checks import describe, positive_int
 from paper.experiments.engine import records
-from paper.experiments.engine.closeness import assert_close
+from paper.experiments.engine.benchmark import assert_close
 from paper.experiments.engine.records import Case, Needs
 from paper.experiments.engine.runner import Experiment
-from paper.tasks.task import NONE, Batch, Draw, Task
+from paper.experiments.learning import rates
+from paper.experiments.learning.rates import TUNING
+from paper.tasks.task import NONE, Batch, Draw, Task, check_answers
 from paper.training import Recipe, Trainer
 
 DEVICES = ("cpu", "cuda")
 PRECISION = {"cpu": "float32", "cuda": "bfloat16"}
+WEIGHT_DECAY = 0.1
 POINTS = 20  # of the stored loss curve
 CHECKED = 2  # examples on which fast form and definition are compared
 CHECKED_LENGTH = 192  # tokens of these: several chunks and tiles
@@ -40,6 +43,35 @@ def not_negative(name: str, value: Any) -> int:
     return value
 
 
+def sizes(known: Mapping[str, int], given: Mapping[str, int]) -> dict[str, int]:
+    """The known sizes, those that are given in their place. Raises TypeError for a name that is not known, TypeError or
+    ValueError for a number that is no positive integer."""
+    if unknown := set(given) - set(known):
+        raise TypeError(f"sizes: expected some of {', '.join(known)}, got {', '.join(sorted(unknown))}")
+    return {name: positive_int(name, number) for name, number in {**known, **given}.items()}
+
+
+def cases(
+    experiment: str,
+    case: Callable[..., Case],
+    options: Iterable[Mapping[str, Any]],
+    tried: Callable[[int], Iterable[float]],
+    seeds: Sequence[int],
+) -> list[Case]:
+    """The runs that choose the rates; and those that count where a rate is chosen, one seed after the other.
+
+    `options` are arguments of `case`, all but seed and rate; `tried` says which rates to try at a width d.
+    """
+    options = list(options)
+    tuning = [case(**one, seed=TUNING, rate=rate) for one in options for rate in tried(case(**one)["d"])]
+    return [*tuning, *rates.with_chosen(experiment, [case(**one, seed=seed) for seed in seeds for one in options])]
+
+
+def label(case: Case) -> str:
+    """A case in a few words."""
+    return f"{case['arm']} seed={case['seed']} rate={case['rate']:g}"
+
+
 def seeds_of(parts: Mapping[str, tuple[Any, ...]]) -> dict[str, int]:
     """Seeds of a run: hashes of what is drawn and of the words that it depends on."""
     return {part: zlib.crc32(repr((part, *words)).encode()) for part, words in parts.items()}
@@ -56,7 +88,7 @@ def generators(seeds: Mapping[str, int]) -> dict[str, torch.Generator]:
     return {name: torch.Generator().manual_seed(seed) for name, seed in seeds.items()}
 
 
-def recipe(case: Case, *, weight_decay: float = 0.0) -> Recipe:
+def recipe(case: Case, *, weight_decay: float = WEIGHT_DECAY) -> Recipe:
     """How a case is trained."""
     return Recipe(
         case["steps"],
@@ -66,6 +98,32 @@ def recipe(case: Case, *, weight_decay: float = 0.0) -> Recipe:
         smoothing=case.get("smoothing", 0.0),
         precision=PRECISION[case["device"]],
     )
+
+
+def run(
+    case: Case,
+    seeds: dict[str, int],
+    task: Task,
+    build: Callable[[torch.Generator], nn.Module],
+    *,
+    weight_decay: float = WEIGHT_DECAY,
+    looks: int = 0,
+    keep_best: bool = False,
+    checkpoint: Path | None = None,
+    facts: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Train and test the model that `build` makes: what is stored of a case, with some `facts` about it. `fit` has the
+    other arguments. Weights are drawn on the CPU, so that every device has the same.
+
+    Raises AssertionError if a drawn answer is not what the task's solver says, or if the trained model's fast form does
+    not compute what its definition does.
+    """
+    draws = generators(seeds)
+    check_answers(task, draws["checks"])
+    model = build(draws["weights"]).to(case["device"])
+    how = recipe(case, weight_decay=weight_decay)
+    learnt = fit(model, task, how, case, draws, looks=looks, keep_best=keep_best, checkpoint=checkpoint)
+    return {"seeds": seeds, "repetitions": examine(model, task, case, draws), "facts": {**learnt, **facts}}
 
 
 def fit(
@@ -170,10 +228,10 @@ def check_forms(model: nn.Module, task: Task, generator: torch.Generator) -> Non
 
 
 def experiment(
-    name: str, title: str, example: Case, rows: Any, *, tests: tuple[str, ...] = (), facts: Facts = FACTS, **own: Any
+    name: str, title: str, example: Case, *, tests: tuple[str, ...] = (), facts: Facts = FACTS, **own: Any
 ) -> Experiment:
-    """An experiment whose cases are runs like `example`, which `rows` puts into lines and a table; a run that was
-    killed goes on. `own` is what else an `Experiment` has; records need all of `tests` and `facts`."""
+    """An experiment whose cases are runs like `example`; a run that was killed goes on. `own` is what else an
+    `Experiment` has; records need all of `tests` and `facts`."""
     configuration = {key: type(value) for key, value in example.items()}
     needs = Needs(configuration=configuration, arms=tests, quantities=QUANTITIES, facts=facts)
-    return Experiment(name=name, title=title, line=rows.line, show=rows.table, needs=needs, resumes=True, **own)
+    return Experiment(name=name, title=title, needs=needs, resumes=True, **own)

@@ -8,7 +8,7 @@ Attention has no biases, as not every kind knows of them; the rest of the blocks
 all tokens: heads by which no token, or but a neighbour, reaches the class token would otherwise leave nothing to read.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ortho._checks import one_of, positive_int
+from ortho._checks import one_of
 from ortho.attention.untrained.patterns import Shift
 from ortho.layers.hybrid import HybridAttention
 from ortho.layers.multihead import MultiheadAttention
@@ -25,13 +25,13 @@ from ortho.layers.positional import PositionalHeads
 from ortho.layers.stop_gradient import StoppedAttention
 from ortho.models.encoders import VisionTransformer
 from ortho.projections import FrozenProjection
-from paper.experiments.engine.records import Case
-from paper.experiments.learning import fitting, images_rows, rates
+from paper.experiments.engine.records import Case, Record, by_device
+from paper.experiments.learning import analysis, fitting, rates
+from paper.experiments.learning.analysis import Measures, Runs, tested
 from paper.experiments.learning.heads import random_feature_heads, synthesizer_heads
 from paper.experiments.learning.rates import TUNING
 from paper.experiments.statistics import Decision
-from paper.tasks.cifar import cifar10
-from paper.tasks.digits import digits
+from paper.tasks.images import cifar10, digits
 from paper.tasks.task import Task
 
 HEADS = 4
@@ -64,12 +64,10 @@ SIZES: dict[tuple[str, str], dict[str, int]] = {
 }
 SEEDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
 TRIED = (3e-3, 1e-2)  # for d = 64; a model that is n times as wide tries rates an n-th as high
-WEIGHT_DECAY = 0.1
 LOOKS = 8
 FEATURES = 32  # of FAVOR+: four for each of the 8 numbers of a head of the least models
 # A hundredth of the images, three or four of the digits tested.
 DECISION = Decision(margin=0.01, level=0.05, higher_is_better=True)
-
 
 ARMS: Mapping[str, tuple[tuple[str, int], ...]] = {
     "learned": (("learned", HEADS),),
@@ -127,11 +125,11 @@ class PooledTransformer(VisionTransformer):
 
 
 def build(case: Case, generator: torch.Generator) -> PooledTransformer:
-    """The untrained model of a case. Weights are drawn on the CPU, so that every device has the same."""
+    """The untrained model of a case, on the CPU."""
     data = DATA[case["data"]]
     known = kinds(data)
     heads = [(known[kind], count) for kind, count in ARMS[case["arm"]]]
-    model = PooledTransformer(
+    return PooledTransformer(
         data.image,
         data.patch,
         case["d"],
@@ -142,7 +140,6 @@ def build(case: Case, generator: torch.Generator) -> PooledTransformer:
         generator=generator,
         layer=partial(_without_bias, heads=heads),
     )
-    return model.to(case["device"])
 
 
 def _without_bias(
@@ -169,9 +166,7 @@ def case(
     Raises TypeError or ValueError for unknown names, and for sizes below 1 or that are none.
     """
     known = SIZES.get((one_of("device", device, fitting.DEVICES), one_of("data", data, DATA)), SIZES["cpu", "digits"])
-    if unknown := set(sizes) - set(known):
-        raise TypeError(f"sizes: expected some of {', '.join(known)}, got {', '.join(sorted(unknown))}")
-    size = {name: positive_int(name, value) for name, value in {**known, **sizes}.items()}
+    size = fitting.sizes(known, sizes)
     return {
         "device": device,
         "data": data,
@@ -187,32 +182,21 @@ def case(
 
 def cases(device: str) -> list[Case]:
     """The runs that choose the rates, and of those whose rate is chosen all seeds; the digits first."""
-    names = [data for where, data in SIZES if where == device]
-    tuning = [
-        case(arm, TUNING, rate, device=device, data=data)
-        for data in names
-        for arm in ARMS
-        for rate in rates.tried(TRIED, SIZES[device, data]["d"])
-    ]
-    own = [case(arm, seed, device=device, data=data) for data in names for seed in SEEDS for arm in ARMS]
-    return [*tuning, *rates.with_chosen("images", own)]
+    found = []
+    for where, data in SIZES:
+        options = [{"arm": arm, "device": device, "data": data} for arm in ARMS if where == device]
+        found += fitting.cases("images", case, options, partial(rates.tried, TRIED), SEEDS)
+    return found
 
 
 def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
-    """Train and test one model; a run that was killed goes on from its `checkpoint`.
+    """Train and test one model (`fitting.run`); a run that was killed goes on from its `checkpoint`.
 
-    Raises AssertionError if the trained model's fast form does not compute what its definition does, and for CIFAR-10
-    what `cifar10` raises where there is no such file.
+    Raises for CIFAR-10 what `cifar10` raises where there is no such file.
     """
-    seeds = seeds_of(case)
-    draws = fitting.generators(seeds)
-    task = DATA[case["data"]].task()
-    model = build(case, draws["weights"])
-    recipe = fitting.recipe(case, weight_decay=WEIGHT_DECAY)
-    learnt = fitting.fit(model, task, recipe, case, draws, looks=LOOKS, keep_best=True, checkpoint=checkpoint)
-    heads = " + ".join(f"{count} {kind}" for kind, count in ARMS[case["arm"]])
-    found = fitting.examine(model, task, case, draws)
-    return {"seeds": seeds, "repetitions": found, "facts": {**learnt, "heads": heads}}
+    facts = {"heads": " + ".join(f"{count} {kind}" for kind, count in ARMS[case["arm"]])}
+    how: dict[str, Any] = {"looks": LOOKS, "keep_best": True, "checkpoint": checkpoint, "facts": facts}
+    return fitting.run(case, seeds_of(case), DATA[case["data"]].task(), partial(build, case), **how)
 
 
 def seeds_of(case: Case) -> dict[str, int]:
@@ -228,19 +212,54 @@ def work(case: Case) -> float:
     return 1.0 + case["steps"] * (flop / rate + seconds * case["L"])
 
 
-def label(case: Case) -> str:
-    """A case in a few words."""
-    return f"{case['data']}: {case['arm']} seed={case['seed']} rate={case['rate']:g}"
+MEASURES: Measures = {
+    "correct": partial(tested, test="test", quantity="correct_fraction"),
+    "loss": partial(tested, test="test", quantity="loss_nats"),
+}
+judged = partial(analysis.judged, measure="correct")
+
+
+def by_arm(records: Iterable[Record], device: str, data: str = "digits") -> dict[str, Runs]:
+    """Arm -> its runs that count, with the measures 'correct', a share, and 'loss', nats an image.
+
+    Raises ValueError if an arm's runs differ in more than the seed.
+    """
+    return analysis.by_arm(records, device, MEASURES, data=data)
+
+
+def line(record: Record) -> str:
+    """One run in a line."""
+    correct, nats = (measure(record) for measure in MEASURES.values())
+    return f"{correct:.3f} right, {nats:.3f} nats, {record['facts']['train_s']:.1f} s"
+
+
+def table(records: Sequence[Record]) -> str:
+    """The stored figures, a table per device and data: mean and range over seeds, and what the rule says of each arm
+    against the learned one."""
+    texts = []
+    for device, group in by_device(records).items():
+        for data in dict.fromkeys(record["configuration"]["data"] for record in group):
+            name = group[0]["provenance"]["device_name"]
+            texts.append(f"\n{data} on {device} ({name}): right answers, mean [lowest, highest], and nats")
+            found = by_arm(group, device, data)
+            for one in sorted(found.values(), key=lambda one: -one.mean("correct")):
+                texts.append(
+                    f"{one.arm:26}{one.span('correct')}, {one.mean('loss'):.4f} nats, "
+                    f"rate {one.configuration['rate']:g}{analysis.against(one, found.get('learned'), 'correct')}"
+                )
+        texts.append(analysis.closing(group))
+    return "\n".join(texts)
 
 
 IMAGES = fitting.experiment(
     "images",
     "vision transformers of small images, all kinds of heads",
     case("learned"),
-    images_rows,
     tests=("test",),
     cases=cases,
     run=run,
     work=work,
-    label=label,
+    label=lambda case: f"{case['data']}: {fitting.label(case)}",
+    line=line,
+    show=table,
 )

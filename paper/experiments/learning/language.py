@@ -6,18 +6,25 @@ counts, for every arm: its weights are tested. Rates are chosen per arm, by the 
 arm has (`rates`).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
+from math import log
 from pathlib import Path
 from typing import Any
 
-from ortho._checks import one_of, positive_int, share
-from paper.experiments.engine.records import Case
+import torch
+
+from ortho._checks import one_of, share
+from ortho.models.language_model import LanguageModel
+from paper.experiments.engine.records import Case, Record, by_device
 from paper.experiments.engine.runner import Experiment
-from paper.experiments.learning import fitting, language_rows, rates
-from paper.experiments.learning.arms import BESIDE, arms, baseline, matched_steps, matched_width
+from paper.experiments.learning import analysis, fitting, rates
+from paper.experiments.learning.analysis import Measures
+from paper.experiments.learning.arms import BESIDE, arms, baseline, matched_steps, matched_width, training_flop
 from paper.experiments.learning.rates import TUNING
 from paper.experiments.statistics import Decision
-from paper.tasks import text
+from paper.tasks import counting, text
+from paper.tasks.task import Task
 
 SIZES: dict[str, dict[str, int]] = {
     "cpu": {"B": 8, "N": 128, "d": 64, "H": 4, "L": 2, "steps": 600, "tested": 128},
@@ -25,16 +32,16 @@ SIZES: dict[str, dict[str, int]] = {
 }
 SEEDS = (1, 2, 3, 4, 5)
 TRIED = (5e-3, 1e-2)  # for d = 64; a model that is n times as wide tries rates an n-th as high
-WEIGHT_DECAY = 0.1
 LOOKS = 8
 # Bits a byte. A fiftieth of what these models take, and what an eighth more or fewer steps make.
 DECISION = Decision(margin=0.05, level=0.05, higher_is_better=False)
-
 
 MATCHED = ("flop", "parameters", "steps")
 LIMITS = (50_000, 200_000, 1_000_000)  # bytes to train on; 0 is all there are
 BUDGETS = (0.25, 1.0, 4.0)  # of the steps
 FEW = ("learned", "frozen", "stopped", "1 learned + 3 positional", "positional")
+BITS = 1 / log(2)  # in a nat
+LONGEST = 5  # bytes before the next one, of tables
 
 
 def case(
@@ -55,10 +62,7 @@ def case(
     Raises TypeError or ValueError for unknown names, for sizes below 1 or that are none, for negative seeds and limits,
     and for a rate or a dropout outside [0, 1).
     """
-    size = {**SIZES[one_of("device", device, SIZES)], **sizes}
-    B, N, d, H, L, steps, tested = (positive_int(name, size.pop(name)) for name in tuple(SIZES[device]))
-    if size:
-        raise TypeError(f"sizes: expected some of {', '.join(SIZES[device])}, got {', '.join(size)}")
+    B, N, d, H, L, steps, tested = fitting.sizes(SIZES[one_of("device", device, SIZES)], sizes).values()
     for name, number in (("seed", seed), ("limit", limit)):
         fitting.not_negative(name, number)
     for name, part in (("rate", rate or 0.0), ("dropout", dropout)):
@@ -90,21 +94,18 @@ def case(
 
 
 def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
-    """Train and test one model; a run that was killed goes on from its `checkpoint`.
-
-    Raises AssertionError if the trained model's fast form does not compute what its definition does.
-    """
-    seeds = seeds_of(case)
-    draws = fitting.generators(seeds)
+    """Train and test one model (`fitting.run`); a run that was killed goes on from its `checkpoint`."""
     parts = text.python_parts().limited(case["limit"] or None)
     task = text.language_modelling("python-sources", "the next byte of the standard library", parts, case["N"])
     arm = arms(case["H"], case["N"])[case["arm"]]
     sizes: dict[str, Any] = {"d_ff": case["d_ff"], "dropout": case["dropout"]}
-    model = arm.build(text.VOCAB_SIZE, case["d"], case["L"], generator=draws["weights"], **sizes).to(case["device"])
-    recipe = fitting.recipe(case, weight_decay=WEIGHT_DECAY)
-    learnt = fitting.fit(model, task, recipe, case, draws, looks=LOOKS, keep_best=True, checkpoint=checkpoint)
-    facts = {**learnt, "kinds": arm.describe(), "text": parts.facts()}
-    return {"seeds": seeds, "repetitions": fitting.examine(model, task, case, draws), "facts": facts}
+
+    def build(generator: torch.Generator) -> LanguageModel:
+        return arm.build(text.VOCAB_SIZE, case["d"], case["L"], generator=generator, **sizes)
+
+    facts = {"kinds": arm.describe(), "text": parts.facts()}
+    how: dict[str, Any] = {"looks": LOOKS, "keep_best": True, "checkpoint": checkpoint, "facts": facts}
+    return fitting.run(case, seeds_of(case), task, build, **how)
 
 
 def seeds_of(case: Case) -> dict[str, int]:
@@ -113,16 +114,9 @@ def seeds_of(case: Case) -> dict[str, int]:
 
 
 def compared(name: str, device: str, choices: Iterable[dict[str, Any]]) -> list[Case]:
-    """The runs of an experiment: for each choice of `case`'s arguments those that choose its rate; and of those whose
-    rate is chosen all seeds."""
-    options = [dict(choice, device=device) for choice in choices]
-    tuning = [
-        case(**option, seed=TUNING, rate=rate)
-        for option in options
-        for rate in rates.tried(TRIED, option.get("d", SIZES[device]["d"]))
-    ]
-    own = [case(**option, seed=seed) for seed in SEEDS for option in options]
-    return [*tuning, *rates.with_chosen(name, own)]
+    """The runs of an experiment, for each choice of `case`'s arguments."""
+    options = [{**choice, "device": device} for choice in choices]
+    return fitting.cases(name, case, options, partial(rates.tried, TRIED), SEEDS)
 
 
 def of_equal_flop(device: str) -> list[Case]:
@@ -162,10 +156,17 @@ def few(H: int) -> tuple[str, ...]:
     return tuple(name.replace("3 positional", f"{H - 1} positional") for name in FEW)
 
 
+def step_flop(case: Mapping[str, Any]) -> int:
+    """FLOPs of the matrix products of a run's training step, by closed forms."""
+    arm = arms(case["H"], case["N"])[case["arm"]]
+    sizes = (case["B"], case["N"], case["d"], case["L"])
+    return training_flop(arm, *sizes, vocab_size=text.VOCAB_SIZE, d_ff=case["d_ff"])
+
+
 def work(case: Case) -> float:
     """Seconds that a case takes, roughly: products, and what a layer does besides."""
     rate, seconds = {"cpu": (3e10, 3e-3), "cuda": (1e14, 2e-3)}[case["device"]]
-    return 3.0 + case["steps"] * (language_rows.step_flop(case) / rate + seconds * case["L"])
+    return 3.0 + case["steps"] * (step_flop(case) / rate + seconds * case["L"])
 
 
 def label(case: Case) -> str:
@@ -175,9 +176,60 @@ def label(case: Case) -> str:
     return ", ".join([*words, f"seed={case['seed']}", f"rate={case['rate']:g}"])
 
 
+def bits(record: Record) -> float:
+    """Bits a byte on the test part."""
+    return analysis.tested(record, "test", "loss_nats") * BITS
+
+
+def flop(record: Record) -> int:
+    """FLOPs of the matrix products of a run's training."""
+    return int(record["configuration"]["steps"]) * step_flop(record["configuration"])
+
+
+MEASURES: Measures = {"bits": bits}
+runs = partial(analysis.runs, measures=MEASURES, flop=flop)
+by_arm = partial(analysis.by_arm, measures=MEASURES, flop=flop)
+judged = partial(analysis.judged, measure="bits")
+
+
+def budget(configuration: Mapping[str, Any]) -> float:
+    """Which of the budgets of steps a run has, as a multiple of the middle one, where all arms take equal FLOPs.
+
+    Raises ValueError if it has none of them.
+    """
+    c, like = configuration, baseline(configuration["H"], configuration["N"])
+    arm = arms(c["H"], c["N"])[c["arm"]]
+    for multiple in BUDGETS:
+        steps = round(SIZES[c["device"]]["steps"] * multiple)
+        if c["steps"] == matched_steps(arm, like, steps, c["B"], c["N"], c["d"], c["L"], vocab_size=text.VOCAB_SIZE):
+            return multiple
+    raise ValueError(f"steps: expected those of a budget in {BUDGETS} for {c['arm']!r}, got {c['steps']}")
+
+
+def line(record: Record) -> str:
+    """One run in a line."""
+    return f"{bits(record):.4f} bits a byte, {record['facts']['train_s']:.0f} s"
+
+
+def table(records: Sequence[Record]) -> str:
+    """The stored figures, a table per device: mean and range over seeds, and the rates chosen."""
+    texts = []
+    for device, group in by_device(records).items():
+        texts.append(f"\n{device} ({group[0]['provenance']['device_name']}): bits a byte, mean [lowest, highest]")
+        for one in sorted(runs(group, device), key=lambda one: one.mean("bits")):
+            told = one.configuration
+            texts.append(
+                f"{one.arm:28}{one.span('bits')}, "
+                f"matched {told['matched']}, d={told['d']}, {told['steps']} steps, d_ff={told['d_ff']}, "
+                f"limit={told['limit']}, dropout={told['dropout']:g}, rate {told['rate']:g}"
+            )
+        texts.append(analysis.closing(group))
+    return "\n".join(texts)
+
+
 def _experiment(name: str, title: str, cases: Callable[[str], list[Case]]) -> Experiment:
-    own: dict[str, Any] = {"cases": cases, "run": run, "work": work, "label": label}
-    return fitting.experiment(name, title, case("learned"), language_rows, tests=("test",), **own)
+    own: dict[str, Any] = {"cases": cases, "run": run, "work": work, "label": label, "line": line, "show": table}
+    return fitting.experiment(name, title, case("learned"), tests=("test",), **own)
 
 
 BYTES = _experiment("bytes", "language models of bytes, all arms at equal training FLOPs", of_equal_flop)
@@ -187,3 +239,45 @@ BYTES_PARAMETERS = _experiment(
 BYTES_BUDGETS = _experiment("bytes-budgets", "language models of bytes along budgets", of_budgets)
 BYTES_LITTLE = _experiment("bytes-little", "language models of few bytes", of_little_text)
 EXPERIMENTS = (BYTES, BYTES_PARAMETERS, BYTES_BUDGETS, BYTES_LITTLE)
+
+
+# Tables of the last bytes beside the models, counted on as much of their text as a model sees.
+
+
+def same_text(records: Iterable[Record]) -> bool:
+    """Whether the text here, which is that of one version of Python, is the one of all these records."""
+    facts = text.python_parts().facts()
+    return all(record["facts"]["text"] == facts for record in records)
+
+
+@cache
+def table_bits(steps: int, device: str = "cpu") -> tuple[float, ...]:
+    """Bits a byte of tables of the last 1, ..., `LONGEST` bytes, counted on the windows of so many steps of training.
+
+    The windows are drawn as those of the models are, and tests are the same.
+    """
+    sizes = SIZES[device]
+    return counting.task_bits(_task(device), steps * sizes["B"], sizes["tested"], LONGEST)
+
+
+def best(steps: int, device: str = "cpu") -> tuple[int, float]:
+    """How many of the last bytes the best of these tables has, and its bits a byte."""
+    found = table_bits(steps, device)
+    return found.index(min(found)) + 1, min(found)
+
+
+def least_bits_of_pairs(device: str = "cpu") -> float:
+    """Bits a byte below which no function of the last byte alone gets on these very windows.
+
+    The conditional entropy of the next byte by their own counts, which is what models of identity heads are bound by.
+    """
+    batch = _task(device).tests["test"](SIZES[device]["tested"], torch.Generator())
+    codes = (256 * batch.inputs[0] + batch.answers).flatten()
+    pairs = torch.bincount(codes, minlength=256**2).reshape(256, 256).double()
+    seen = pairs > 0
+    ratios = (pairs.sum(1, keepdim=True) / pairs)[seen]
+    return float((pairs[seen] * ratios.log2()).sum()) / int(pairs.sum())
+
+
+def _task(device: str) -> Task:
+    return text.language_modelling("python-sources", "the next byte", text.python_parts(), SIZES[device]["N"])

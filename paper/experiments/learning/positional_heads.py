@@ -4,10 +4,13 @@ The runs are those of the experiments themselves: the same seeds draw the same w
 were not trained on, each head is measured by `ortho.theory.positionalness`. What that says is tried out, too: the model
 answers with the head's weights replaced by their mean over other sequences, which is fixed, and with none; and with
 those means in all heads of the layer.
+
+Heads have no order that means anything from one run to the next: those of an arm's runs are taken together.
 """
 
 import copy
-from collections.abc import Mapping
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +24,10 @@ from ortho.layers.block import TransformerBlock
 from ortho.layers.multihead import MultiheadAttention
 from ortho.models.language_model import LanguageModel
 from ortho.theory.positionalness import head_weights, nearest_pattern, positionalness
-from paper.experiments.engine.closeness import assert_close
-from paper.experiments.engine.records import Case, Needs
+from paper.experiments.engine.benchmark import assert_close
+from paper.experiments.engine.records import Case, Needs, Record, by_device
 from paper.experiments.engine.runner import Experiment
-from paper.experiments.learning import fitting, flip_flop, positional_heads_rows, recall, state_tracking
+from paper.experiments.learning import fitting, studies
 from paper.experiments.learning import study as learning
 from paper.experiments.learning.study import Study
 from paper.tasks.task import Batch, check_answers
@@ -32,6 +35,7 @@ from paper.tasks.task import Batch, check_answers
 INPUTS = 128  # sequences on which weights are measured; as many others are drawn as the task tests with
 STAGES = ("untrained", "trained")
 SECONDS_PER_WEIGHT = 2e-7
+Row = dict[str, Any]
 
 
 class Measured(NamedTuple):
@@ -46,12 +50,14 @@ class Measured(NamedTuple):
 MEASURED: Mapping[str, Measured] = {
     measured.study.name: measured
     for measured in (
-        Measured(recall.STUDY, ("softmax",), "16 keys twice"),
+        Measured(studies.RECALL_STUDY, ("softmax",), "16 keys twice"),
         Measured(
-            flip_flop.STUDY, ("softmax", "rotary", "alibi", "fox", "path", "position-delta"), "dense, tokens 1 to 64"
+            studies.FLIP_FLOP_STUDY,
+            ("softmax", "rotary", "alibi", "fox", "path", "position-delta"),
+            "dense, tokens 1 to 64",
         ),
-        Measured(state_tracking.PARITY_STUDY, ("softmax",), "tokens 1 to 40"),
-        Measured(state_tracking.PERMUTATIONS_STUDY, ("softmax",), "tokens 1 to 16"),
+        Measured(studies.PARITY_STUDY, ("softmax",), "tokens 1 to 40"),
+        Measured(studies.PERMUTATIONS_STUDY, ("softmax",), "tokens 1 to 16"),
     )
 }
 
@@ -87,7 +93,7 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     seeds = learning.seeds_of(study, case)
     seeds |= fitting.seeds_of({"heads": (study.name, case["arm"], case["seed"], case["rate"])})
     draws = fitting.generators(seeds)
-    model = learning.build(study, case, draws["weights"])
+    model = learning.build(study, case, draws["weights"]).to(case["device"])
     check_answers(study.task, draws["checks"])
     (inputs,), _ = study.task.tests[test](case["inputs"], draws["heads"]).to(case["device"])
     batch = study.task.tests[test](case["tested"], draws["heads"])
@@ -197,6 +203,56 @@ def work(case: Case) -> float:
     return learning.work(case) + SECONDS_PER_WEIGHT * variants * case["tested"] * case["H"] * case["N"] ** 2
 
 
+def rows(records: Iterable[Record]) -> list[Row]:
+    """One row per device, run, stage and head: the configuration, `stage`, `name` of layer and head, `nearest` pattern
+    (None where the record does not say), and the figures by their names without `_fraction`."""
+    return [
+        {**record["configuration"], "device": record["device"], "stage": stage, "name": name}
+        | {"nearest": record["facts"].get("nearest", {}).get(arm)}
+        | {figure.removesuffix("_fraction"): float(values[0]) for figure, values in figures.items()}
+        for record in records
+        for arm, figures in record["repetitions"].items()
+        for stage, _, name in (arm.partition(", "),)
+    ]
+
+
+def arms(records: Iterable[Record], device: str) -> dict[tuple[str, str], dict[str, list[Row]]]:
+    """(task, arm) -> stage -> the rows of all runs' heads, on one device."""
+    found: dict[tuple[str, str], dict[str, list[Row]]] = {}
+    for row in rows(record for record in records if record["device"] == device):
+        found.setdefault((row["task"], row["arm"]), {}).setdefault(row["stage"], []).append(row)
+    return found
+
+
+def positional(rows: Sequence[Row], by: str = "absolute", share: float = 0.5) -> int:
+    """In how many of the heads positions explain more than this share of the weights' variation."""
+    return sum(row[by] > share for row in rows)
+
+
+def line(record: Record) -> str:
+    """One run in a line: how positional each head became."""
+    return "; ".join(
+        f"{row['name']} {row['absolute']:.3f} ± {row['absolute_error']:.3f}, near {row['nearest']!r}"
+        for row in rows([record])
+        if row["stage"] == "trained"
+    )
+
+
+def table(records: Sequence[Record]) -> str:
+    """The stored figures, a table per device: medians over all heads of an arm's runs, and ranges."""
+    texts = []
+    for device, group in by_device(records).items():
+        texts.append(f"\n{device} ({group[0]['provenance']['device_name']}): medians [lowest, highest] over heads")
+        for (task, arm), stages in arms(group, device).items():
+            for stage, found in stages.items():
+                spreads = []
+                for name in ("absolute", "relative", "peak"):
+                    values = [row[name] for row in found]
+                    spreads.append(f"{name} {statistics.median(values):.3f} [{min(values):.3f}, {max(values):.3f}]")
+                texts.append(f"{task:14}{arm:10}{stage:11}{len(found):3} heads  {', '.join(spreads)}")
+    return "\n".join(texts)
+
+
 _COMMON = (
     "correct",
     "correct_means",
@@ -216,9 +272,9 @@ POSITIONAL_HEADS = Experiment(
     cases=cases,
     run=run,
     work=work,
-    label=lambda case: f"{case['task']}: {learning.label(case)}",
-    line=positional_heads_rows.line,
-    show=positional_heads_rows.table,
+    label=lambda case: f"{case['task']}: {fitting.label(case)}",
+    line=line,
+    show=table,
     resumes=True,
     needs=Needs(
         configuration={name: type(value) for name, value in case("recall", "softmax", 1).items()},

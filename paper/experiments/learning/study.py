@@ -1,4 +1,4 @@
-"""What attention can learn: models trained on a task, arm by arm and seed by seed, and tested on what they never saw.
+"""A study: models trained on a synthetic task, arm by arm and seed by seed, and tested on what they never saw.
 
 A case is one model: one arm, one seed. Every arm of a study has the same width, depth, batches, steps and schedule,
 unless the study says otherwise, and its learning rate is chosen from those `tried` (`rates`). Runs share no random
@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from ortho._checks import describe, one_of, positive_int
+from ortho._checks import describe, one_of
 from ortho.models.language_model import LanguageModel
 from paper.experiments.engine.records import Case
 from paper.experiments.engine.runner import Experiment
-from paper.experiments.learning import fitting, rates, rows
+from paper.experiments.learning import analysis, fitting, rates
 from paper.experiments.learning.rates import TUNING
-from paper.tasks.task import Task, check_answers
+from paper.tasks.task import Task
 
 RATES = (3e-3, 1e-2)
 SEEDS = (1, 2, 3, 4, 5)
@@ -62,29 +62,28 @@ def case(
     rate: float | None = None,
     *,
     device: str = "cpu",
-    steps: int | None = None,
-    B: int | None = None,
-    tested: int | None = None,
+    **sizes: int,
 ) -> Case:
-    """One run of a study: an arm, a seed, a learning rate; sizes are the study's where they are not given.
+    """One run of a study: an arm, a seed, a learning rate; `sizes` (steps, B, tested) are the study's by default.
 
     Raises TypeError or ValueError for unknown names, a negative seed, and sizes and rates that are not positive.
     """
     rate = study.tried[0] if rate is None else rate
     if not isinstance(rate, float) or not 0 < rate < 1:
         raise ValueError(f"rate: expected a number in (0, 1), got {describe(rate)}")
+    size = fitting.sizes({"steps": study.steps, "B": study.B, "tested": study.tested}, sizes)
     return {
         "device": one_of("device", device, fitting.DEVICES),
         "arm": one_of("arm", arm, study.arms),
         "seed": fitting.not_negative("seed", seed),
         "rate": rate,
-        "steps": positive_int("steps", study.steps if steps is None else steps),
-        "B": positive_int("B", study.B if B is None else B),
+        "steps": size["steps"],
+        "B": size["B"],
         "N": study.task.longest,
         "d": study.d,
         "H": study.arms[arm].get("num_heads", study.H),
         "L": study.L,
-        "tested": positive_int("tested", study.tested if tested is None else tested),
+        "tested": size["tested"],
     }
 
 
@@ -95,25 +94,15 @@ def chosen_rate(study: Study, arm: str) -> float | None:
 
 def cases(study: Study, device: str) -> list[Case]:
     """The runs that choose the rates; and of arms whose rate is chosen those that count, seed after seed."""
-    tuning = [case(study, arm, TUNING, rate, device=device) for arm in study.arms for rate in study.tried]
-    own = [case(study, arm, seed, device=device) for seed in study.seeds for arm in study.arms]
-    return [*tuning, *rates.with_chosen(study.name, own)]
+    options = [{"arm": arm, "device": device} for arm in study.arms]
+    return fitting.cases(study.name, partial(case, study), options, lambda _: study.tried, study.seeds)
 
 
 def run(study: Study, case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
-    """Train and test one model; a run that was killed goes on from its `checkpoint`.
-
-    Raises AssertionError if a drawn answer is not what the task's solver says, or if the trained model's fast form does
-    not compute what its definition does.
-    """
-    seeds = seeds_of(study, case)
-    draws = fitting.generators(seeds)
-    model = build(study, case, draws["weights"])
-    check_answers(study.task, draws["checks"])
-    recipe = fitting.recipe(case, weight_decay=study.weight_decay)
-    learnt = fitting.fit(model, study.task, recipe, case, draws, looks=study.looks, checkpoint=checkpoint)
-    found = fitting.examine(model, study.task, case, draws)
-    return {"seeds": seeds, "repetitions": found, "facts": {"arm": plain(study.arms[case["arm"]]), **learnt}}
+    """Train and test one model (`fitting.run`); a run that was killed goes on from its `checkpoint`."""
+    how: dict[str, Any] = {"weight_decay": study.weight_decay, "looks": study.looks, "checkpoint": checkpoint}
+    facts = {"arm": plain(study.arms[case["arm"]])}
+    return fitting.run(case, seeds_of(study, case), study.task, partial(build, study, case), facts=facts, **how)
 
 
 def seeds_of(study: Study, case: Case) -> dict[str, int]:
@@ -126,11 +115,10 @@ def seeds_of(study: Study, case: Case) -> dict[str, int]:
 
 
 def build(study: Study, case: Case, generator: torch.Generator) -> LanguageModel:
-    """The untrained model of a case. Weights are drawn on the CPU, so that every device has the same."""
+    """The untrained model of a case, on the CPU."""
     arguments = dict(study.arms[case["arm"]])
     arguments.pop("num_heads", None)
-    model = LanguageModel(study.task.vocab_size, case["d"], case["H"], case["L"], generator=generator, **arguments)
-    return model.to(case["device"])
+    return LanguageModel(study.task.vocab_size, case["d"], case["H"], case["L"], generator=generator, **arguments)
 
 
 def plain(arm: Mapping[str, Any]) -> Any:
@@ -143,11 +131,6 @@ def work(case: Case) -> float:
     return 2.0 + SECONDS_PER_TOKEN * case["steps"] * case["B"] * case["N"] * case["L"]
 
 
-def label(case: Case) -> str:
-    """A case in a few words."""
-    return f"{case['arm']} seed={case['seed']} rate={case['rate']:g}"
-
-
 def experiment(study: Study) -> Experiment:
     """The experiment of a study."""
     example = case(study, next(iter(study.arms)))
@@ -155,10 +138,11 @@ def experiment(study: Study) -> Experiment:
         study.name,
         study.title,
         example,
-        rows,
         tests=tuple(study.task.tests),
         cases=partial(cases, study),
         run=partial(run, study),
         work=work,
-        label=label,
+        label=fitting.label,
+        line=analysis.line,
+        show=analysis.table,
     )

@@ -5,23 +5,28 @@ of right answers a run counts as a success where that is at least `SUCCESS`. The
 Places have learned embeddings in all of them, since linear heads know of order from nothing else.
 """
 
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from ortho._checks import one_of, positive_int
-from paper.experiments.engine.records import Case
-from paper.experiments.learning import fitting, rates, synthetic_rows
+import torch
+
+from ortho._checks import one_of
+from ortho.models.language_model import LanguageModel
+from paper.experiments.engine.records import Case, Record, by_device
+from paper.experiments.learning import fitting, rates
+from paper.experiments.learning.analysis import tested
 from paper.experiments.learning.arms import arms
 from paper.experiments.learning.rates import TUNING
+from paper.experiments.statistics import Interval, success_interval
 from paper.tasks import copying, induction, modular_addition, mqar, needle
-from paper.tasks.task import Task, check_answers
+from paper.tasks.task import Task
 
 SEEDS = tuple(range(1, 11))
 TRIED = (1e-3, 3e-3)
-WEIGHT_DECAY = 0.1
 LOOKS = 20
 SUCCESS = 0.9  # of the right answers
 MARGIN = 0.1  # a difference of success rates that matters
@@ -60,10 +65,7 @@ def case(name: str, arm: str, seed: int = TUNING, rate: float = TRIED[0], *, dev
     Raises TypeError or ValueError for unknown names, and for sizes below 1 or that are none.
     """
     own, setting = SIZES[one_of("device", device, SIZES)], SETTINGS[one_of("task", name, SETTINGS)]
-    size = {"steps": setting.steps * LONGER[device], "B": setting.B, **own}
-    if unknown := set(sizes) - set(size):
-        raise TypeError(f"sizes: expected some of {', '.join(size)}, got {', '.join(sorted(unknown))}")
-    size = {key: positive_int(key, value) for key, value in {**size, **sizes}.items()}
+    size = fitting.sizes({"steps": setting.steps * LONGER[device], "B": setting.B, **own}, sizes)
     return {
         "device": device,
         "task": name,
@@ -79,28 +81,20 @@ def case(name: str, arm: str, seed: int = TUNING, rate: float = TRIED[0], *, dev
 
 def cases(device: str) -> list[Case]:
     """The runs that choose the rates, and of arms whose rate is chosen those that count, task by task."""
-    names = [(name, arm) for name in SETTINGS for arm in ARMS]
-    tuning = [case(name, arm, TUNING, rate, device=device) for name, arm in names for rate in TRIED]
-    own = [case(name, arm, seed, device=device) for seed in SEEDS for name, arm in names]
-    return [*tuning, *rates.with_chosen("synthetic", own)]
+    options = [{"name": name, "arm": arm, "device": device} for name in SETTINGS for arm in ARMS]
+    return fitting.cases("synthetic", case, options, lambda _: TRIED, SEEDS)
 
 
 def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
-    """Train and test one model; a run that was killed goes on from its `checkpoint`.
-
-    Raises AssertionError if a drawn answer is not what the task's solver says, or if the trained model's fast form does
-    not compute what its definition does.
-    """
-    seeds = seeds_of(case)
-    draws = fitting.generators(seeds)
+    """Train and test one model (`fitting.run`); a run that was killed goes on from its `checkpoint`."""
     own = task(case["task"])
-    check_answers(own, draws["checks"])
     arm = replace(arms(case["H"], case["N"])[case["arm"]], embeddings="learned")
-    model = arm.build(own.vocab_size, case["d"], case["L"], generator=draws["weights"]).to(case["device"])
-    recipe = fitting.recipe(case, weight_decay=WEIGHT_DECAY)
-    learnt = fitting.fit(model, own, recipe, case, draws, looks=LOOKS, checkpoint=checkpoint)
-    facts = {**learnt, "kinds": arm.describe(), "title": own.title}
-    return {"seeds": seeds, "repetitions": fitting.examine(model, own, case, draws), "facts": facts}
+
+    def build(generator: torch.Generator) -> LanguageModel:
+        return arm.build(own.vocab_size, case["d"], case["L"], generator=generator)
+
+    how: dict[str, Any] = {"looks": LOOKS, "checkpoint": checkpoint}
+    return fitting.run(case, seeds_of(case), own, build, facts={"kinds": arm.describe(), "title": own.title}, **how)
 
 
 def seeds_of(case: Case) -> dict[str, int]:
@@ -120,13 +114,95 @@ def label(case: Case) -> str:
     return f"{case['task']}: {case['arm']}, seed={case['seed']}, rate={case['rate']:g}"
 
 
+class Learnt(NamedTuple):
+    """An arm's runs on a task, in the order of their seeds.
+
+    `correct`: the share of right answers of each; `steps`: after how many it was seen to be a success, None for a run
+    that was not one when it was tested.
+    """
+
+    task: str
+    arm: str
+    seeds: tuple[int, ...]
+    correct: tuple[float, ...]
+    steps: tuple[int | None, ...]
+
+    @property
+    def successes(self) -> int:
+        """The runs that learnt the task."""
+        return sum(step is not None for step in self.steps)
+
+    @property
+    def rate(self) -> Interval:
+        """The exact interval of the rate of successes, at 95 %."""
+        return success_interval(self.successes, len(self.seeds))
+
+
+def learnt(records: Iterable[Record], device: str) -> dict[str, dict[str, Learnt]]:
+    """Task -> arm -> its runs that count, of one device."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        case = record["configuration"]
+        if record["device"] == device and rates.counts(record):
+            groups.setdefault((case["task"], case["arm"]), []).append(record)
+    found: dict[str, dict[str, Learnt]] = {}
+    for (task, arm), group in groups.items():
+        group.sort(key=lambda record: int(record["configuration"]["seed"]))
+        found.setdefault(task, {})[arm] = Learnt(
+            task,
+            arm,
+            tuple(int(record["configuration"]["seed"]) for record in group),
+            tuple(map(_correct, group)),
+            tuple(map(_steps, group)),
+        )
+    return found
+
+
+def _correct(record: Record) -> float:
+    """The share of right answers in the one test that a task has."""
+    return tested(record, next(iter(record["repetitions"])), "correct_fraction")
+
+
+def _steps(record: Record) -> int | None:
+    case = record["configuration"]
+    if _correct(record) < case["success_fraction"]:
+        return None
+    looks = record["facts"]["validation"]
+    found = [int(look["step"]) for look in looks if look["correct_fraction"] >= case["success_fraction"]]
+    return min(found, default=int(case["steps"]))
+
+
+def line(record: Record) -> str:
+    """One run in a line."""
+    steps = _steps(record)
+    seen = "not learnt" if steps is None else f"learnt after {steps} steps"
+    return f"{_correct(record):.3f} of the answers right, {seen}, {record['facts']['train_s']:.0f} s"
+
+
+def table(records: Sequence[Record]) -> str:
+    """The stored figures, a table per device: successes with their exact interval, and right answers over seeds."""
+    texts = []
+    for device, group in by_device(records).items():
+        texts.append(f"\n{device} ({group[0]['provenance']['device_name']}): runs that learnt a task, interval at 95 %")
+        for task, found in learnt(group, device).items():
+            for arm, runs in found.items():
+                low, high = runs.rate
+                middle = statistics.median(runs.correct)
+                texts.append(
+                    f"{task:18}{arm:26}{runs.successes:3} of {len(runs.seeds):2} [{low:.2f}, {high:.2f}]"
+                    f"  right answers: median {middle:.3f} [{min(runs.correct):.3f}, {max(runs.correct):.3f}]"
+                )
+    return "\n".join(texts)
+
+
 SYNTHETIC = fitting.experiment(
     "synthetic",
     "small models on synthetic tasks: which arms learn which",
     case("induction", "learned"),
-    synthetic_rows,
     cases=cases,
     run=run,
     work=work,
     label=label,
+    line=line,
+    show=table,
 )

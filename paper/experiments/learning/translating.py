@@ -12,6 +12,7 @@ On CUDA they are all there. Of the looks at the validation part the best one cou
 chosen per arm and number of pairs (`rates`), and the arms of a seed see the same batches.
 """
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -20,18 +21,25 @@ from typing import Any
 import torch
 
 from ortho._checks import one_of, positive_int
+from ortho.attention.untrained.positional_attention import SEVEN
+from ortho.cost.models import encoder_decoder
+from ortho.layers.hybrid import HybridAttention
+from ortho.layers.positional import PositionalHeads
+from ortho.layers.stop_gradient import StoppedAttention
 from ortho.models.encoder_decoder import EncoderDecoder
-from paper.experiments.engine.records import Case
+from paper.experiments.engine.records import Case, Record, by_device
 from paper.experiments.engine.runner import Experiment
-from paper.experiments.learning import fitting, rates, translating_rows
+from paper.experiments.learning import analysis, fitting, rates
+from paper.experiments.learning.analysis import Measures, Runs
 from paper.experiments.learning.rates import TUNING
-from paper.experiments.learning.translating_arms import H, arms, build, training_flop
 from paper.experiments.statistics import Decision
 from paper.tasks import transduction
 from paper.tasks.pairs import START, STOP
 from paper.tasks.task import Batch, Draw, Task
 from paper.tasks.translation import Corpus, Translation, multi30k_corpus, translation
 
+H = len(SEVEN) + 1  # heads of a layer: one beside the fixed ones
+FIXED = partial(PositionalHeads, patterns=SEVEN)
 # By task and device. Texts have at most so many characters a side, and sentences so many clauses; tests have `tested`
 # pairs, and `looked` of the validation part are looked at on the way.
 SIZES: dict[str, dict[str, dict[str, int]]] = {
@@ -53,17 +61,64 @@ FEW = ("8 learned", "7 fixed + 1 learned", "1 learned", "8 frozen")
 SEEDS = (1, 2, 3, 4, 5)
 TRIED = (5e-3, 1e-2)  # for d = 64; a model that is n times as wide tries rates an n-th as high
 REGULARISED = {"translation": 0.1, "transduction": 0.0}  # dropout, and smoothing of the answers
-WEIGHT_DECAY = 0.1
 LOOKS = 8
 ALIKE = 8  # batches that are drawn for one of pairs about as long as each other
 SHAPES = 100  # batches whose mean shape is recorded
 CHECKED = 4  # pairs on which fast form and definition are compared
-# By task: the metric by which arms are judged. A point of BLEU is what the source's comparisons are about.
+# By task: the test and the metric by which arms are judged. A point of BLEU is what the source's comparisons are about.
+TESTS = {"translation": "test", "transduction": "like training"}
 METRICS = {"translation": "bleu_fraction", "transduction": "faultless_fraction"}
 DECISIONS = {
     "translation": Decision(margin=0.01, level=0.05, higher_is_better=True),
     "transduction": Decision(margin=0.05, level=0.05, higher_is_better=True),
 }
+
+
+def arms(d: int) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """Arm -> the arguments of `EncoderDecoder` that say what its attention is, at width d.
+
+    'fixed' heads have the patterns `SEVEN`, 'frozen' ones are orthogonal random attention, and 'stopped' ones have no
+    gradient through queries and keys either. '1 learned' is as wide as one of 8 heads, '1 learned, wide' as all.
+    """
+    frozen = {"projection": "frozen"}
+    return {
+        "8 learned": {},
+        "7 fixed + 1 learned": {"encoder": {"layer": HybridAttention, "heads": {"learned": 1, "positional": H - 1}}},
+        "1 learned": {"encoder": {"num_heads": 1, "head_dim": positive_int("d", d) // H}},
+        "1 learned, wide": {"encoder": {"num_heads": 1}},
+        "8 frozen": {"encoder": frozen},
+        "8 frozen everywhere": {"encoder": frozen, "decoder": frozen, "cross": frozen},
+        "8 stopped": {"encoder": {"layer": StoppedAttention, "projection": "stopped"}},
+        "7 stopped + 1 learned": {"encoder": {"layer": HybridAttention, "heads": {"learned": 1, "stopped": H - 1}}},
+    }
+
+
+def build(
+    arm: str, vocab_size: int, d: int, L: int, *, max_length: int, dropout: float, generator: torch.Generator
+) -> EncoderDecoder:
+    """The untrained model, with sinusoidal positions; its weights are drawn on the CPU.
+
+    Raises ValueError for an unknown arm, and what `EncoderDecoder` raises.
+    """
+    known = arms(d)
+    settings = dict(known[one_of("arm", arm, known)])
+    encoder = dict(settings.get("encoder", {}))
+    if "heads" in encoder:
+        encoder["heads"] = [(FIXED if kind == "positional" else kind, n) for kind, n in encoder["heads"].items()]
+    settings["encoder"] = encoder
+    own: dict[str, Any] = {"dropout": dropout, "generator": generator, **settings}
+    return EncoderDecoder(vocab_size, d, H, L, max_length=max_length, positions="sinusoidal", **own)
+
+
+def training_flop(arm: str, B: int, M: int, N: int, d: int, L: int, *, vocab_size: int) -> int:
+    """FLOPs of the matrix products of a training step on sources (B, M) and targets (B, N), without the loss.
+
+    Raises TypeError or ValueError for sizes below 1, and ValueError for an unknown arm.
+    """
+    known = arms(d)
+    settings: dict[str, Any] = dict(known[one_of("arm", arm, known)])
+    # Fixed patterns cost no products, whichever they are; nor do positions, however many.
+    return int(encoder_decoder(B, M, N, d, H, L, vocab_size=vocab_size, max_length=None, **settings).step)
 
 
 def case(
@@ -78,9 +133,7 @@ def case(
     steps = STEPS[task][device]
     if pairs not in steps:
         raise ValueError(f"pairs: expected one of {', '.join(map(str, steps))}, got {pairs}")
-    size = {"steps": steps[pairs], **known, **sizes}
-    if others := size.keys() - known.keys() - {"steps"}:
-        raise TypeError(f"sizes: expected some of steps, {', '.join(known)}, got {', '.join(sorted(others))}")
+    size = fitting.sizes({"steps": steps[pairs], **known}, sizes)
     return {
         "device": device,
         "task": task,
@@ -89,7 +142,7 @@ def case(
         "seed": seed,
         "rate": rates.tried(TRIED, size["d"])[0] if rate is None else rate,
         "H": H,
-        **{name: positive_int(name, value) for name, value in size.items()},
+        **size,
         "dropout": REGULARISED[task],
         "smoothing": REGULARISED[task],
         "decision_metric": METRICS[task],
@@ -108,7 +161,7 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     texts, task = subject(case)
     own: dict[str, Any] = {"max_length": task.longest, "dropout": case["dropout"], "generator": draws["weights"]}
     model = build(case["arm"], task.vocab_size, case["d"], case["L"], **own).to(case["device"])
-    recipe = fitting.recipe(case, weight_decay=WEIGHT_DECAY)
+    recipe = fitting.recipe(case)
     looked = {**case, "tested": case["looked"]}
     learnt = fitting.fit(model, task, recipe, looked, draws, looks=LOOKS, keep_best=True, checkpoint=checkpoint)
     known = task if texts is None else texts.task  # whose pairs are of all lengths at once
@@ -181,9 +234,7 @@ def cases(task: str, device: str) -> list[Case]:
     options: list[dict[str, Any]] = [
         {"task": task, "arm": arm, "pairs": pairs, "device": device} for pairs in STEPS[task][device] for arm in names
     ]
-    tuning = [case(**one, seed=TUNING, rate=rate) for one in options for rate in rates.tried(TRIED, size["d"])]
-    own = [case(**one, seed=seed) for seed in SEEDS for one in options]
-    return [*tuning, *rates.with_chosen(task, own)]
+    return fitting.cases(task, case, options, partial(rates.tried, TRIED), SEEDS)
 
 
 def work(case: Case) -> float:
@@ -200,12 +251,85 @@ def label(case: Case) -> str:
     return f"{case['arm']}, pairs={case['pairs']}, seed={case['seed']}, rate={case['rate']:g}"
 
 
+def _tested(record: Record, quantity: str) -> float:
+    return analysis.tested(record, TESTS[record["configuration"]["task"]], quantity)
+
+
+# A share of 1 of the metric that the configuration names, nats a token and the share of right tokens after right ones,
+# in the test; and nats a token on pairs that were trained on.
+MEASURES: Measures = {
+    "score": lambda record: _tested(record, record["configuration"]["decision_metric"]),
+    "loss": partial(_tested, quantity="loss_nats"),
+    "seen": lambda record: float(record["facts"]["seen"]["loss_nats"]),
+    "correct": partial(_tested, quantity="correct_fraction"),
+}
+judged = partial(analysis.judged, measure="score")
+
+
+def flop(record: Record) -> int:
+    """FLOPs of the matrix products of a run's training, by closed forms, without the loss.
+
+    Of batches of the mean shape that the run recorded, padding included, in whole tokens: products grow with the
+    lengths, and only attention's with their squares, so that this is near the mean over batches.
+    """
+    case, facts = record["configuration"], record["facts"]
+    shape = (case["B"], round(facts["source_tokens"]), round(facts["target_tokens"]))
+    step = training_flop(case["arm"], *shape, case["d"], case["L"], vocab_size=facts["vocab_size"])
+    return int(case["steps"]) * step
+
+
+def by_pairs(records: Iterable[Record], device: str, **wanted: Any) -> dict[int, dict[str, Runs]]:
+    """Number of pairs -> arm -> the runs that count, of one device, with the measures of `MEASURES`.
+
+    Raises ValueError if an arm's runs on so many pairs differ in more than the seed: `wanted` is to say more.
+    """
+    records = list(records)
+    numbers = dict.fromkeys(record["configuration"]["pairs"] for record in records)
+    found = {n: analysis.by_arm(records, device, MEASURES, flop=flop, pairs=n, **wanted) for n in numbers}
+    return {n: arms for n, arms in found.items() if arms}
+
+
+def line(record: Record) -> str:
+    """One run in a line."""
+    score, nats = (MEASURES[name](record) for name in ("score", "loss"))
+    return f"{_named(record)} {score:.3f}, {nats:.3f} nats a token, {record['facts']['train_s']:.0f} s"
+
+
+def table(records: Sequence[Record]) -> str:
+    """The stored figures, a table per device: mean and range over seeds, and the rates chosen."""
+    texts = []
+    for device, group in by_device(records).items():
+        name = group[0]["provenance"]["device_name"]
+        texts.append(f"\n{device} ({name}): {_named(group[0])}, mean [lowest, highest]")
+        for pairs, arms in sorted(by_pairs(group, device).items()):
+            for one in sorted(arms.values(), key=lambda one: -one.mean("score")):
+                told = one.configuration
+                texts.append(
+                    f"{pairs:6} pairs  {one.arm:22}{one.span('score')}, "
+                    f"{one.mean('loss'):.3f} nats a token, {one.mean('seen'):.3f} of those seen, "
+                    f"{told['steps']} steps, {one.parameters} parameters, rate {told['rate']:g}"
+                )
+        texts.append(analysis.closing(group))
+    return "\n".join(texts)
+
+
+def _named(record: Record) -> str:
+    return str(record["configuration"]["decision_metric"]).removesuffix("_fraction")
+
+
 def _experiment(task: str, title: str) -> Experiment:
     example = case(task, "8 learned", pairs=next(iter(STEPS[task]["cpu"])))
     facts = {**fitting.FACTS, "source_tokens": float, "target_tokens": float, "vocab_size": int}
-    own: dict[str, Any] = {"cases": partial(cases, task), "run": run, "work": work, "label": label}
-    tests = (translating_rows.TESTS[task],)
-    return fitting.experiment(task, title, example, translating_rows, tests=tests, facts=facts, **own)
+    own: dict[str, Any] = {
+        "cases": partial(cases, task),
+        "run": run,
+        "work": work,
+        "label": label,
+        "line": line,
+        "show": table,
+    }
+    tests = (TESTS[task],)
+    return fitting.experiment(task, title, example, tests=tests, facts=facts, **own)
 
 
 TRANSLATION = _experiment("translation", "German to English by small encoder-decoders, from few and from more pairs")

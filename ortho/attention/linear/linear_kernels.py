@@ -1,0 +1,230 @@
+"""Linear attention's two kernels, with their gradients written out: all keys at once, and causal in chunks.
+
+Autograd on the formulas gives the same gradients at twice the time: its sums of partial gradients, its slices and its
+products with a column of ones pass over the sequence a dozen times more. Neither kernel can be differentiated twice.
+
+Both take features of queries q (..., N, m), of keys k (..., M, m), values v (..., M, V), and the sums over earlier
+keys, S (..., m, V) and z (..., m); both return o (..., N, V), the row totals (..., N, 1), which have no gradient of
+their own, and the sums after the last key. A row without weight is 0.
+"""
+
+from math import inf
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ortho.attention.chunking import flat, sequences, tiles
+from ortho.attention.transforms import Kernel, once
+
+
+class AllAtOnce(Kernel):
+    r"""$o_i = q_i^T S / q_i^T z$ for the S and z that hold all keys, times their scales (..., M, 1) where given."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, S: Tensor, z: Tensor, scale: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        lead, scale = q.shape[:-2], None if scale is None else scale.reshape(-1, *scale.shape[-2:])
+        q, k, v = (x.reshape(-1, *x.shape[-2:]) for x in (q, k, v))  # (G, N or M, ·)
+        (G, N, m), V = q.shape, v.shape[-1]
+        S, z = S.reshape(G, m, V).clone(), z.reshape(G, m, 1).clone()
+        o, totals = v.new_empty(G, N, V), v.new_empty(G, N, 1)
+        for g in sequences(q, k):
+            if scale is None:
+                S[g].baddbmm_(k[g].mT, v[g])
+                z[g].add_(k[g].sum(-2)[..., None])
+            else:
+                S[g].baddbmm_(k[g].mT, v[g] * scale[g])
+                z[g].baddbmm_(k[g].mT, scale[g])
+            torch.bmm(q[g], z[g], out=totals[g])
+            torch.bmm(q[g], S[g], out=o[g]).div_(divisors(totals[g]))
+        ctx.save_for_backward(q, k, v, S, z, scale, o, totals)
+        ctx.lead = lead
+        o, totals = o.view(*lead, N, V), totals.view(*lead, N, 1)
+        ctx.mark_non_differentiable(totals)
+        return o, totals, S.view(*lead, m, V), z.view(*lead, m)
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, d_o: Tensor, _: Tensor, d_S: Tensor, d_z: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, S, z, scale, o, totals = ctx.saved_tensors
+        d_o = d_o.reshape(o.shape)
+        d_S, d_z = d_S.reshape(S.shape).clone(), d_z.reshape(z.shape).clone()
+        needed = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        d_q, d_k = (torch.empty_like(q), torch.empty_like(k)) if needed else (None, None)
+        d_v = torch.empty_like(v)
+        for g in sequences(q, k):
+            d_numerator, d_total = torch.empty_like(o[g]), torch.empty_like(totals[g])
+            _through_division(d_o[g], o[g], totals[g], out=(d_numerator, d_total))
+            d_S[g].baddbmm_(q[g].mT, d_numerator)
+            d_z[g].baddbmm_(q[g].mT, d_total)
+            torch.bmm(k[g], d_S[g], out=d_v[g])
+            if scale is not None:
+                d_v[g].mul_(scale[g])
+            if d_q is None or d_k is None:
+                continue
+            torch.bmm(d_numerator, S[g].mT, out=d_q[g]).addcmul_(d_total, z[g].mT)
+            if scale is None:
+                torch.bmm(v[g], d_S[g].mT, out=d_k[g]).add_(d_z[g].mT)
+            else:
+                torch.bmm(v[g] * scale[g], d_S[g].mT, out=d_k[g]).addcmul_(scale[g], d_z[g].mT)
+        gradients = (x if x is None else x.view(*ctx.lead, *x.shape[-2:]) for x in (d_q, d_k, d_v, d_S))
+        return *gradients, d_z.view(*ctx.lead, -1), None
+
+
+class Chunked(Kernel):
+    r"""Query i reads keys 0..i: in its own chunk by weights, in those before by their memory.
+
+    `s`, the logarithms of the keys' scales (..., N), and `peak`, that of the memory (...), may be None. Every exponent
+    is relative to the largest s up to the row (or up to the end of the chunk, for what later chunks read), so that it
+    is at most 0 and nothing that a row reads depends on keys after it.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        S: Tensor,
+        z: Tensor,
+        s: Tensor | None,
+        peak: Tensor | None,
+        width: int,
+    ) -> tuple[Tensor, ...]:
+        lead = q.shape[:-2]
+        q, k, v = (x.reshape(-1, x.shape[-2] // width, width, x.shape[-1]) for x in (q, k, v))  # (G, n, C, ·)
+        (G, n, C, m), V = q.shape, v.shape[-1]
+        o, totals, weights = v.new_empty(G, n, C, V), v.new_empty(G, n, C, 1), v.new_empty(G, n, C, C)
+        memory_S, memory_z = v.new_empty(G, n, m, V), v.new_empty(G, n, m, 1)
+        scales = () if s is None or peak is None else _scales(s.reshape(G, n, C), peak.reshape(G))
+        for tile in tiles(G, n, q.is_cuda):
+            kt, vt, St, zt = flat(tile, k, v, memory_S, memory_z)
+            if scales:
+                (to_end,) = flat(tile, scales.to_end)
+                torch.bmm(kt.mT, vt * to_end, out=St)
+                torch.bmm(kt.mT, to_end, out=zt)
+            else:
+                torch.bmm(kt.mT, vt, out=St)
+                torch.sum(kt, -2, out=zt[..., 0])
+        # From here on, memory_S and memory_z are what each chunk's queries read: that of the chunks before.
+        S = _accumulate(S.reshape(G, m, V), memory_S, scales)
+        z = _accumulate(z.reshape(G, m, 1), memory_z, scales)
+        for tile in tiles(G, n, q.is_cuda):
+            qt, kt, vt, ot, tt, wt, St, zt = flat(tile, q, k, v, o, totals, weights, memory_S, memory_z)
+            torch.bmm(qt, kt.mT, out=wt)
+            torch.bmm(qt, St, out=ot)
+            torch.bmm(qt, zt, out=tt)
+            if scales:
+                within, from_start = flat(tile, scales.within, scales.from_start)
+                wt.mul_(within)
+                ot.mul_(from_start)
+                tt.mul_(from_start)
+            else:
+                wt.tril_()
+            tt.add_(wt.sum(-1, keepdim=True))
+            ot.baddbmm_(wt, vt).div_(divisors(tt))
+        ctx.save_for_backward(q, k, v, o, totals, weights, memory_S, memory_z, *scales)
+        ctx.lead = lead
+        o, totals = o.view(*lead, n * C, V), totals.view(*lead, n * C, 1)
+        ctx.mark_non_differentiable(totals)
+        return o, totals, S.view(*lead, m, V), z.view(*lead, m)
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, d_o: Tensor, _: Tensor, d_S: Tensor, d_z: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, o, totals, weights, memory_S, memory_z, *saved = ctx.saved_tensors
+        scales = _Scales(*saved) if saved else ()
+        (G, n, C, m), V = q.shape, v.shape[-1]
+        d_o, d_numerators, d_totals = d_o.reshape(G, n, C, V), torch.empty_like(o), torch.empty_like(totals)
+        memory_dS, memory_dz = torch.empty_like(memory_S), torch.empty_like(memory_z)
+        for tile in tiles(G, n, q.is_cuda):
+            qt, gt, ot, tt, nt, dt, St, zt = flat(tile, q, d_o, o, totals, d_numerators, d_totals, memory_dS, memory_dz)
+            _through_division(gt, ot, tt, out=(nt, dt))
+            if scales:
+                (from_start,) = flat(tile, scales.from_start)
+                nt, dt = nt * from_start, dt * from_start
+            torch.bmm(qt.mT, nt, out=St)
+            torch.bmm(qt.mT, dt, out=zt)
+        # From here on, memory_dS and memory_dz are the gradients of the memory after each chunk.
+        d_S = _accumulate_back(d_S.reshape(G, m, V), memory_dS, scales)
+        d_z = _accumulate_back(d_z.reshape(G, m, 1), memory_dz, scales)
+        d_v = torch.empty_like(v)
+        needed = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        d_q, d_k = (torch.empty_like(q), torch.empty_like(k)) if needed else (None, None)
+        for tile in tiles(G, n, q.is_cuda):
+            kt, vt, wt, nt, dSt, dvt = flat(tile, k, v, weights, d_numerators, memory_dS, d_v)
+            torch.bmm(kt, dSt, out=dvt)
+            if scales:
+                within, from_start, to_end = flat(tile, scales.within, scales.from_start, scales.to_end)
+                dvt.mul_(to_end)
+            dvt.baddbmm_(wt.mT, nt)
+            if d_q is None or d_k is None:
+                continue
+            qt, dt, St, zt, dzt, dqt, dkt = flat(tile, q, d_totals, memory_S, memory_z, memory_dz, d_q, d_k)
+            d_w = torch.baddbmm(dt, nt, vt.mT)
+            if scales:
+                d_w.mul_(within)
+                torch.bmm(nt * from_start, St.mT, out=dqt).addcmul_(dt * from_start, zt.mT)
+                torch.bmm(vt * to_end, dSt.mT, out=dkt).addcmul_(to_end, dzt.mT)
+            else:
+                d_w.tril_()
+                torch.bmm(nt, St.mT, out=dqt).addcmul_(dt, zt.mT)
+                torch.bmm(vt, dSt.mT, out=dkt).add_(dzt.mT)
+            dqt.baddbmm_(d_w, kt)
+            dkt.baddbmm_(d_w.mT, qt)
+        gradients = (x if x is None else x.view(*ctx.lead, n * C, x.shape[-1]) for x in (d_q, d_k, d_v))
+        return *gradients, d_S.view(*ctx.lead, m, V), d_z.view(*ctx.lead, m), None, None, None
+
+
+def divisors(totals: Tensor) -> Tensor:
+    """The totals, but infinity for those of rows without weight, which become 0; or with so little that a gradient
+    divided by it would leave the range of the dtype."""
+    limits = torch.finfo(totals.dtype)
+    return totals.masked_fill(totals.detach().abs() < limits.tiny / limits.eps, inf)
+
+
+def _through_division(d_o: Tensor, o: Tensor, totals: Tensor, out: tuple[Tensor, Tensor]) -> None:
+    """The gradients of numerators and totals, from that of their quotient o."""
+    torch.div(d_o, divisors(totals), out=out[0])
+    torch.sum(out[0] * o, -1, keepdim=True, out=out[1]).neg_()
+
+
+class _Scales(NamedTuple):
+    """What multiplies the weights within a chunk, what a row reads from before it, what a key adds to the memory after
+    it, and the memory from chunk to chunk."""
+
+    within: Tensor  # (G, n, C, C), 0 for the future
+    from_start: Tensor  # (G, n, C, 1)
+    to_end: Tensor  # (G, n, C, 1)
+    fades: Tensor  # (G, n, 1, 1)
+
+
+def _scales(s: Tensor, peak: Tensor) -> _Scales:
+    n, C = s.shape[1:]
+    peaks = torch.cat([peak[:, None], s.flatten(1)], -1).cummax(-1).values  # (G, 1 + n C)
+    start, end, row = peaks[:, :-1:C], peaks[:, C::C], peaks[:, 1:].unflatten(-1, (n, C))
+    future = torch.ones(C, C, dtype=torch.bool, device=s.device).triu(1)
+    within = (s[..., None, :] - row[..., None]).masked_fill_(future, -inf).exp_()
+    from_start, to_end = (start[..., None] - row).exp_(), (s - end[..., None]).exp_()
+    return _Scales(within, from_start[..., None], to_end[..., None], (start - end).exp_()[..., None, None])
+
+
+def _accumulate(memory: Tensor, chunks: Tensor, scales: _Scales | tuple[()]) -> Tensor:
+    """The memory (G, ...) after all chunks; `chunks` (G, n, ...), what each adds, becomes what there is before each."""
+    for i in range(chunks.shape[1]):
+        after = (memory * scales.fades[:, i] if scales else memory) + chunks[:, i]
+        chunks[:, i] = memory
+        memory = after
+    return memory
+
+
+def _accumulate_back(d_memory: Tensor, chunks: Tensor, scales: _Scales | tuple[()]) -> Tensor:
+    """The gradient of the memory before all chunks, from that after them; `chunks` (G, n, ...), the gradient of what
+    each reads, becomes that of what each adds."""
+    for i in reversed(range(chunks.shape[1])):
+        before = (d_memory * scales.fades[:, i] if scales else d_memory) + chunks[:, i]
+        chunks[:, i] = d_memory
+        d_memory = before
+    return d_memory

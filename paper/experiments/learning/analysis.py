@@ -1,0 +1,234 @@
+"""What the records of the learning experiments say: accuracies over seeds, the rates chosen, and which arm is better.
+
+A record holds one run, so that all functions take many. The runs of the tuning seed count for the choice of the rates
+alone. Runs of two arms are independent, and compared by their ranks; or they are paired by seed, and compared by the
+differences of what was measured.
+"""
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from paper.experiments.engine.records import Record, by_device
+from paper.experiments.learning import rates
+from paper.experiments.learning.rates import TUNING, loss
+from paper.experiments.resampling import Difference, paired_difference
+from paper.experiments.statistics import Decision, better_by_chance, decide
+
+Row = dict[str, Any]
+Measures = Mapping[str, Callable[[Record], float]]
+Flop = Callable[[Record], int]
+
+
+def rows(records: Iterable[Record]) -> list[Row]:
+    """One row per device, arm and test, in the order of the records: `seeds`, `rate`, and of the right answers' share
+    `correct`, one number a seed, with `low`, `median` and `high`; `faultless` the share of sequences without a mistake.
+
+    Raises ValueError if an arm's runs differ in more than their seed.
+    """
+    groups: dict[tuple[str, str, str], list[Record]] = {}
+    for record in records:
+        case = record["configuration"]
+        if rates.counts(record):
+            for test in record["repetitions"]:
+                groups.setdefault((record["device"], case["arm"], test), []).append(record)
+    found = []
+    for (device, arm, test), group in groups.items():
+        group = sorted(group, key=lambda record: int(record["configuration"]["seed"]))
+        settings = [{k: v for k, v in record["configuration"].items() if k != "seed"} for record in group]
+        if any(other != settings[0] for other in settings):
+            raise ValueError(f"records: expected runs of {arm!r} on {device} that differ in the seed alone")
+        shares = {
+            name: [float(record["repetitions"][test][f"{name}_fraction"][0]) for record in group]
+            for name in ("correct", "faultless")
+        }
+        correct = shares["correct"]
+        found.append(
+            {**settings[0], "device": device, "arm": arm, "test": test}
+            | {"seeds": [record["configuration"]["seed"] for record in group], **shares}
+            | {"low": min(correct), "median": statistics.median(correct), "high": max(correct)}
+        )
+    return found
+
+
+def results(records: Iterable[Record], device: str) -> dict[str, dict[str, Row]]:
+    """Arm -> test -> row, of one device."""
+    found: dict[str, dict[str, Row]] = {}
+    for row in rows(record for record in records if record["device"] == device):
+        found.setdefault(row["arm"], {})[row["test"]] = row
+    return found
+
+
+def per_cent(row: Row) -> str:
+    """A row's right answers in per cent: the median (and the least to the most), or one figure where these agree."""
+    low, median, high = (f"{100 * row[name]:.0f}" for name in ("low", "median", "high"))
+    return median if low == high else f"{median} ({low}\xa0to\xa0{high})"
+
+
+def tuning(records: Iterable[Record], device: str) -> dict[str, dict[float, float]]:
+    """Arm -> rate -> the loss at the tuning seed by which the arm's rate is chosen, in nats (`rates.loss`)."""
+    found: dict[str, dict[float, float]] = {}
+    for record in records:
+        case = record["configuration"]
+        if record["device"] == device and case["seed"] == TUNING:
+            found.setdefault(case["arm"], {})[case["rate"]] = loss(record)
+    return found
+
+
+def compare(results: Mapping[str, Mapping[str, Row]], test: str, better: str, worse: str) -> Row:
+    """Two arms in one test: the difference of the medians, and the probability that like arms do as well by chance.
+
+    Raises ValueError for an arm or test that was not measured.
+    """
+    values = []
+    for arm in (better, worse):
+        if arm not in results or test not in results[arm]:
+            raise ValueError(f"results: expected {arm!r} with the test {test!r}, which was not measured")
+        values.append(results[arm][test]["correct"])
+    difference = statistics.median(values[0]) - statistics.median(values[1])
+    return {"difference": difference, "by_chance": better_by_chance(*values)}
+
+
+def line(record: Record) -> str:
+    """One run in a line: the share of right answers in each test."""
+    shares = {test: statistics.median(values["correct_fraction"]) for test, values in record["repetitions"].items()}
+    return ", ".join(f"{test} {share:.3f}" for test, share in shares.items())
+
+
+def table(records: Sequence[Record]) -> str:
+    """The stored accuracies, a table per device: the median over seeds, and the range."""
+    texts = []
+    for device, group in by_device(records).items():
+        texts.append(f"\n{device} ({group[0]['provenance']['device_name']}): right answers, median [lowest, highest]")
+        texts += [
+            f"{row['arm']:24}{row['test']:32}{row['median']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+            f"  {len(row['seeds'])} seeds, rate {row['rate']:g}"
+            for row in rows(group)
+        ]
+        for arm, losses in tuning(group, device).items():
+            each = ", ".join(f"{loss:.4f} at {rate:g}" for rate, loss in sorted(losses.items()))
+            texts.append(f"{arm:24}loss at the tuning seed: {each}")
+    return "\n".join(texts)
+
+
+def tested(record: Record, test: str, quantity: str) -> float:
+    """What a run's test gave."""
+    return float(record["repetitions"][test][quantity][0])
+
+
+class Runs(NamedTuple):
+    """An arm's runs that differ in the seed alone, in the order of the seeds.
+
+    `values`: measure -> a number a run; `curves` on the validation part, a list of (step, nats) a run; `parameters`
+    that are trained, `flop` of a run's training, 0 where no closed form is given; `configuration` of all, without the
+    seed.
+    """
+
+    arm: str
+    configuration: dict[str, Any]
+    seeds: tuple[int, ...]
+    values: dict[str, tuple[float, ...]]
+    curves: tuple[tuple[tuple[int, float], ...], ...]
+    parameters: int
+    flop: int
+
+    def mean(self, measure: str) -> float:
+        """The mean over seeds."""
+        return statistics.fmean(self.values[measure])
+
+    def span(self, measure: str) -> str:
+        """Mean and range over seeds, and their number."""
+        values = self.values[measure]
+        return f"{self.mean(measure):.4f} [{min(values):.4f}, {max(values):.4f}]  {len(values)} seeds"
+
+
+class Judged(NamedTuple):
+    """One arm against another at the same seeds: what it has more, and what its rule says of that."""
+
+    difference: Difference
+    outcome: str
+    pairs: int
+
+
+def runs(
+    records: Iterable[Record], device: str, measures: Measures, *, flop: Flop | None = None, **wanted: Any
+) -> list[Runs]:
+    """The runs of one device that count, put together where they differ in the seed alone, in the order of the records;
+    of these only those whose configuration holds what is `wanted`. `flop` says what a run's training takes."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        case = record["configuration"]
+        if record["device"] == device and rates.counts(record) and all(case[k] == v for k, v in wanted.items()):
+            found.setdefault(repr(_shared(case)), []).append(record)
+    return [_runs(group, measures, flop) for group in found.values()]
+
+
+def by_arm(
+    records: Iterable[Record], device: str, measures: Measures, *, flop: Flop | None = None, **wanted: Any
+) -> dict[str, Runs]:
+    """The same by arm. Raises ValueError if an arm's runs differ in more than the seed: `wanted` is to say more."""
+    found: dict[str, Runs] = {}
+    for one in runs(records, device, measures, flop=flop, **wanted):
+        if one.arm in found:
+            raise ValueError(f"wanted: expected runs of {one.arm!r} that differ in the seed alone, got {wanted}")
+        found[one.arm] = one
+    return found
+
+
+def paired(one: Runs, other: Runs, measure: str, confidence: float) -> Difference | None:
+    """What one arm has more than the other at the seeds that both have; None if they have fewer than two in common.
+
+    Raises KeyError for what was not measured.
+    """
+    ours, theirs = (dict(zip(each.seeds, each.values[measure], strict=True)) for each in (one, other))
+    seeds = sorted(ours.keys() & theirs.keys())
+    if len(seeds) < 2:
+        return None
+    return paired_difference([ours[s] for s in seeds], [theirs[s] for s in seeds], confidence=confidence)
+
+
+def judged(arm: Runs, other: Runs, measure: str) -> Judged | None:
+    """The arm against the other at the seeds that both have, by its rule; None if they have fewer than two in common.
+
+    Raises KeyError for what was not measured.
+    """
+    rule = Decision.of(arm.configuration)
+    found = paired(arm, other, measure, rule.confidence())
+    if found is None:
+        return None
+    return Judged(found, decide(found.interval, rule), len(set(arm.seeds) & set(other.seeds)))
+
+
+def against(arm: Runs, other: Runs | None, measure: str) -> str:
+    """What the rule says of an arm against another, in words; nothing where there is nothing to say."""
+    found = None if other is None or arm.arm == other.arm else judged(arm, other, measure)
+    if other is None or found is None:
+        return ""
+    low, high = found.difference.interval
+    return f", {found.difference.mean:+.4f} [{low:+.4f}, {high:+.4f}] against {other.arm!r}: {found.outcome}"
+
+
+def closing(records: Sequence[Record]) -> str:
+    """What is said below a table of records: how many rates they choose."""
+    return f"rates chosen: {len(rates.choose(records))}"
+
+
+def _shared(case: Mapping[str, Any]) -> dict[str, Any]:
+    """What a case has in common with those of other seeds."""
+    return {name: value for name, value in case.items() if name != "seed"}
+
+
+def _runs(group: Sequence[Record], measures: Measures, flop: Flop | None) -> Runs:
+    group = sorted(group, key=lambda record: int(record["configuration"]["seed"]))
+    return Runs(
+        arm=group[0]["configuration"]["arm"],
+        configuration=_shared(group[0]["configuration"]),
+        seeds=tuple(int(record["configuration"]["seed"]) for record in group),
+        values={name: tuple(map(measure, group)) for name, measure in measures.items()},
+        curves=tuple(
+            tuple((int(look["step"]), float(look["loss_nats"])) for look in record["facts"]["validation"])
+            for record in group
+        ),
+        parameters=int(group[0]["facts"]["parameters"]),
+        flop=0 if flop is None else flop(group[0]),
+    )

@@ -1,0 +1,248 @@
+"""What the records of the ladder say, by rules that stand here before the runs.
+
+`HYPOTHESES` are one family: each is tested at a level that holds for all together (Holm 1979). A difference is of bits
+a byte on the test part, in the mean of the seeds that both arms have. Its error has two parts, the seeds' and that of
+the text that happens to be the test's, which is judged by parts of it that follow each other: both are in the
+intervals.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from math import log2, sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ortho.cost import Cost
+from ortho.cost import model as model_cost
+from ortho.cost.layers import added, convolved_layer, induction_heads, layer, positional_heads, shifted_layer
+from paper.experiments.engine.records import Record, by_device
+from paper.experiments.learning import rates
+from paper.experiments.learning.ladder_arms import ALONE, ARMS, CONVOLUTION, ENDS, NEAR
+from paper.experiments.learning.rates import TUNING
+from paper.experiments.statistics import Interval, holm, student, student_below
+from paper.tasks.text import VOCAB_SIZE
+
+LEVEL = 0.05  # of all hypotheses together
+NO_WORSE = 0.02  # bits a byte
+BETTER = 0.05
+RIVAL = "learned"  # with the convolution
+DRAWN = 20_000  # resamples
+Key = tuple[str, str, int]  # text, arm, convolution
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """An arm takes less than `margin` bits a byte more than learned heads with the convolution, at one budget and equal
+    steps; a negative margin says how many fewer it must take. Both have the convolution."""
+
+    name: str
+    text: str
+    arm: str
+    budget: int
+    margin: float
+
+
+HYPOTHESES: tuple[Hypothesis, ...] = (
+    *(
+        Hypothesis(f"a: {text}, {budget} x", text, "1 learned + 3 positional", budget, NO_WORSE)
+        for text in ("python", "novels")
+        for budget in (16, 64)
+    ),
+    *(Hypothesis(f"b: python, {n} x", "python", "2 induction + 2 positional", n, -BETTER) for n in (16, 64)),
+    *(Hypothesis(f"b: novels, {n} x", "novels", "2 induction + 2 positional", n, NO_WORSE) for n in (16, 64)),
+)
+
+
+class Tested(NamedTuple):
+    """A difference of bits a byte, its Student and bootstrap intervals, the chance of a difference as low as this if
+    the margin were reached, whether it is equivalent within `NO_WORSE`, and the seeds."""
+
+    mean: float
+    interval: Interval
+    bootstrap: Interval
+    chance: float
+    equivalent: bool
+    seeds: tuple[int, ...]
+
+
+def counts(record: Record) -> bool:
+    """Whether a run is a result, and not one that chooses a rate."""
+    return bool(record["configuration"]["seed"] != TUNING)
+
+
+def key(record: Record) -> Key:
+    """What a run shares with those of other seeds and budgets."""
+    case = record["configuration"]
+    return case["text"], case["arm"], case["convolution"]
+
+
+def blocks(records: Iterable[Record], of: Key, budget: int) -> dict[int, Array]:
+    """Seed -> bits a byte of the test's parts, at a budget; of several runs that pass it that of the shortest."""
+    found: dict[int, Array] = {}
+    for record in sorted(records, key=lambda record: -int(record["configuration"]["budget"])):
+        part = record["repetitions"].get(f"{budget} x", {})
+        if counts(record) and key(record) == of and "test_bits" in part:
+            found[int(record["configuration"]["seed"])] = np.array(part["test_bits"])
+    return found
+
+
+def tested(ours: Mapping[int, Array], theirs: Mapping[int, Array], margin: float) -> Tested | None:
+    """The first arm's bits less the other's; None if they have fewer than two seeds in common."""
+    seeds = tuple(sorted(ours.keys() & theirs.keys()))
+    if len(seeds) < 2:
+        return None
+    table = np.stack([ours[seed] - theirs[seed] for seed in seeds])  # (seeds, parts)
+    mean, freedom = float(table.mean()), len(seeds) - 1
+    of_seeds = float(table.mean(1).var(ddof=1)) / len(seeds)
+    of_text = float(table.mean(0).var(ddof=1)) / table.shape[1]
+    error = sqrt(of_seeds + of_text)
+    reach = student(1 - 2 * LEVEL, freedom) * error  # each end is wrong with the level
+    interval = mean - reach, mean + reach
+    generator = np.random.default_rng(0)
+    rows, columns = (generator.integers(size, size=(DRAWN, size)) for size in table.shape)
+    row_counts, column_counts = (
+        np.apply_along_axis(np.bincount, 1, drawn, minlength=size) / size
+        for drawn, size in zip((rows, columns), table.shape, strict=True)
+    )
+    means = np.einsum("sr,rc,sc->s", row_counts, table, column_counts, optimize=True)
+    low, high = (float(end) for end in np.quantile(means, (LEVEL, 1 - LEVEL)))
+    equivalent = interval[0] > -NO_WORSE and interval[1] < NO_WORSE
+    return Tested(mean, interval, (low, high), student_below((mean - margin) / error, freedom), equivalent, seeds)
+
+
+def judged(records: Sequence[Record]) -> dict[str, tuple[Tested | None, bool]]:
+    """Hypothesis -> what was found, and whether it is shown. Those that were not measured count among the family."""
+    found = {}
+    for one in HYPOTHESES:
+        ours, theirs = (blocks(records, (one.text, arm, CONVOLUTION), one.budget) for arm in (one.arm, RIVAL))
+        found[one.name] = tested(ours, theirs, one.margin)
+    shown = holm([1.0 if each is None else each.chance for each in found.values()], level=LEVEL)
+    return {name: (each, held) for (name, each), held in zip(found.items(), shown, strict=True)}
+
+
+COSTS: Mapping[str, Callable[..., Cost]] = {
+    "learned": partial(layer, attention="rotary"),
+    "mimetic": partial(layer, attention="rotary"),
+    "shifted": partial(shifted_layer, attention="rotary"),
+    "frozen": partial(layer, attention="rotary", projection="frozen"),
+    "induction": induction_heads,
+    "near": partial(positional_heads, patterns=NEAR),
+    "ends": partial(positional_heads, patterns=ENDS),
+    "alone": partial(positional_heads, patterns=ALONE),
+}
+
+
+def layer_cost(B: int, N: int, d: int, H: int, *, arm: str, **kwargs: Any) -> Cost:
+    """The closed form of an arm's attention layer, but for the sums of heads of several kinds."""
+    return added(*(COSTS[kind](B, N, d, count, head_dim=d // H, **kwargs) for kind, count in ARMS[arm].heads))
+
+
+def step_flop(case: Mapping[str, Any]) -> int:
+    """FLOPs of the matrix products of a case's training step, by closed forms; the convolution has none."""
+    own: dict[str, Any] = {"layer": layer_cost, "arm": case["arm"]}
+    if case["convolution"]:
+        own |= {"layer": convolved_layer, "of": layer_cost, "width": case["convolution"]}
+    sizes = (case["B"], case["N"], case["d"], case["H"], case["L"])
+    return int(model_cost(*sizes, vocab_size=VOCAB_SIZE, max_length=None, d_ff=case["d_ff"], **own).step)
+
+
+class Curve(NamedTuple):
+    """Bits a byte at the budgets that a run has passed, in the mean of its seeds; and what a step takes."""
+
+    budgets: tuple[int, ...]
+    bits: tuple[float, ...]
+    steps: int  # of the least budget
+    flop: int
+    seconds: float
+
+
+def curve(records: Iterable[Record], of: Key, part: str = "test") -> Curve | None:
+    """An arm's curve: of the test part, of the runs that count; or of 'validation', of those that choose rates, at the
+    best rate of each budget. None if there is none."""
+    found: dict[int, dict[Any, float]] = {}
+    seconds: list[float] = []
+    case: Mapping[str, Any] | None = None
+    for record in records:
+        if key(record) != of or counts(record) != (part == "test"):
+            continue
+        case = record["configuration"]
+        for look in record["facts"]["validation"]:
+            bits = record["repetitions"][f"{look['budget']} x"][f"{part}_bits"]
+            run = (case["seed"], case["rate"])
+            found.setdefault(look["budget"], {})[run] = float(np.mean(bits))
+            seconds.append(look["step_s"])
+    if case is None or not found:
+        return None
+    combine = np.mean if part == "test" else np.min
+    budgets = tuple(sorted(found))
+    bits = tuple(float(combine(list(found[budget].values()))) for budget in budgets)
+    return Curve(budgets, bits, case["base"], step_flop(case), float(np.median(seconds)))
+
+
+def at(curve: Curve, steps: float) -> float:
+    """Bits after so many steps, between two budgets on a straight line in the logarithm; NaN beyond the ends."""
+    x = [log2(budget * curve.steps) for budget in curve.budgets]
+    for (a, b), (low, high) in zip(pairwise(x), pairwise(curve.bits), strict=True):
+        if a <= log2(steps) <= b:
+            return low + (high - low) * (log2(steps) - a) / (b - a)
+    return float("nan")
+
+
+def at_equal(ours: Curve, theirs: Curve, budget: int) -> dict[str, float]:
+    """The first arm's bits at the steps, the FLOPs and the seconds that the other has spent at a budget."""
+    steps = budget * theirs.steps
+    return {
+        "steps": at(ours, steps),
+        "FLOPs": at(ours, steps * theirs.flop / ours.flop),
+        "seconds": at(ours, steps * theirs.seconds / ours.seconds),
+    }
+
+
+def line(record: Record) -> str:
+    """One run in a line: bits a byte at each budget."""
+    part = "validation" if record["configuration"]["seed"] == TUNING else "test"
+    looks = {name: float(np.mean(values[f"{part}_bits"])) for name, values in record["repetitions"].items()}
+    return f"{part} " + ", ".join(f"{name} {bits:.4f}" for name, bits in looks.items())
+
+
+def table(records: Sequence[Record]) -> str:
+    """The stored figures, a table per device: curves, each arm at equal steps, FLOPs and seconds, the hypotheses."""
+    texts = []
+    for device, group in by_device(records).items():
+        texts.append(f"\n{device} ({group[0]['provenance']['device_name']}): bits a byte")
+        for part in ("validation", "test"):
+            texts += _curves(group, part)
+        for name, (found, shown) in judged(group).items():
+            if found is not None:
+                low, high = found.interval
+                texts.append(
+                    f"{name}: {found.mean:+.4f} [{low:+.4f}, {high:+.4f}], bootstrap [{found.bootstrap[0]:+.4f}, "
+                    f"{found.bootstrap[1]:+.4f}], chance {found.chance:.4f}, {len(found.seeds)} seeds: "
+                    + ("shown" if shown else "not shown")
+                    + (", equivalent" if found.equivalent else "")
+                )
+        texts.append(f"rates chosen: {len(rates.choose(group))}")
+    return "\n".join(texts)
+
+
+def _curves(group: Sequence[Record], part: str) -> list[str]:
+    lines = []
+    for of in sorted({key(record) for record in group}):
+        own, rival = (curve(group, one, part) for one in (of, (of[0], RIVAL, CONVOLUTION)))
+        if own is None:
+            continue
+        name = f"{of[0]}, {of[1]}{' + convolution' if of[2] else ''}"
+        figures = ", ".join(f"{n} x {bits:.3f}" for n, bits in zip(own.budgets, own.bits, strict=True))
+        lines.append(f"{part:11}{name:64}{figures}; {1e3 * own.seconds:.0f} ms a step")
+        if rival is None or rival == own:
+            continue
+        for budget, base in zip(rival.budgets, rival.bits, strict=True):
+            equal = {what: f"{bits - base:+.3f}" for what, bits in at_equal(own, rival, budget).items() if bits == bits}
+            if equal:  # a cheaper arm has not spent as much as the rival at the last budget
+                words = ", ".join(f"{difference} at equal {what}" for what, difference in equal.items())
+                lines.append(f"{'':15}against learned + convolution at {budget} x: {words}")
+    return lines

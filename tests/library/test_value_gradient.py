@@ -1,0 +1,293 @@
+"""The gradient of the values by an exchanged forward pass: as the definition has it, costs, what it keeps, errors; at
+extreme scales and scores, and in half precision, where terms carry the log-sum-exp."""
+
+from functools import partial
+from itertools import product
+from math import log
+
+import pytest
+import torch
+from torch.autograd import grad
+
+from ortho.attention.softmax import value_gradient
+from ortho.attention.softmax.value_gradient import (
+    channels,
+    recomputed_attention,
+    value_gradient_attention,
+    value_gradient_attention_reference,
+    value_gradient_cost,
+)
+from ortho.cost.counting import Allocations, OperationCounter, saved_bytes
+
+K = 8
+# Exponentials of scores up to 20, each off by some roundings of it, 20 x 8 x 1e-16 in all, and sums of at most 70.
+close = partial(torch.testing.assert_close, atol=1e-13, rtol=1e-13)
+causal_or_not = pytest.mark.parametrize("causal", [False, True])
+
+
+def draw(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def operands(N, lead=(2, 3), dtype=torch.float64, width=K):
+    """q, k, v with a gradient, and the gradient of the output."""
+    q, k, v, do = (draw(*lead, N, width, seed=seed).to(dtype) for seed in range(4))
+    return q, k, v.requires_grad_(), do
+
+
+def results(form, q, k, v, do, **kwargs):
+    """The output, the gradient of v, and that of the state's values."""
+    past = kwargs.get("initial_state")
+    o = form(q, k, v, **kwargs)
+    return o, *grad(o, [v] if past is None else [v, past[1]], do)
+
+
+def exactly(q, k, v, do, **kwargs):
+    """The definition's results for the same numbers in float64."""
+    q, k, v, do = (x.detach().double() for x in (q, k, v, do))
+    return results(value_gradient_attention_reference, q, k, v.requires_grad_(), do, **kwargs)
+
+
+def assert_same(*given, close=close, **kwargs):
+    found, expected = (
+        results(form, *given, **kwargs) for form in (value_gradient_attention, value_gradient_attention_reference)
+    )
+    for a, b in zip(found, expected, strict=True):
+        close(a, b)
+
+
+def holes(N, M, lead=(2, 3)):
+    """A mask in which a query attends to nothing, and a key is attended to by none."""
+    mask = draw(*lead, N, M, seed=7) > -0.5
+    mask[..., N // 2, :], mask[..., M // 3] = False, False
+    return mask
+
+
+MASKS = {
+    "none": lambda N, M: None,
+    "keys": lambda N, M: torch.arange(M) > M // 4,
+    "keys of heads": lambda N, M: draw(3, 1, M, seed=8) > 0,
+    "pairs": lambda N, M: holes(N, M, ()),
+    "pairs of heads": holes,
+}
+
+
+@causal_or_not
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("past", [0, 6])
+def test_as_the_definition(past, mask, causal):
+    for N in (1, 2, 17, 64):
+        kwargs = {"is_causal": causal, "attn_mask": MASKS[mask](N, past + N)}
+        if past:
+            kwargs["initial_state"] = draw(2, 3, past, K, seed=5), draw(2, 3, past, K, seed=6).requires_grad_()
+        assert_same(*operands(N), **kwargs)
+    for lead in ((), (3,), (2, 1, 3)):
+        if mask in ("none", "pairs of heads") and not past:
+            assert_same(*operands(9, lead), is_causal=causal, attn_mask=holes(9, 9, lead) if mask != "none" else None)
+
+
+def test_cut_anywhere():
+    """Of a causal sequence in two calls, the gradient of the first one's values by way of the state."""
+    q, k, v, do = operands(12)
+    whole = results(value_gradient_attention, q, k, v, do, is_causal=True)
+    for cut in (1, 5, 11):
+        head, state = value_gradient_attention(*(x[..., :cut, :] for x in (q, k, v)), is_causal=True, return_state=True)
+        tail = value_gradient_attention(*(x[..., cut:, :] for x in (q, k, v)), is_causal=True, initial_state=state)
+        o = torch.cat([head, tail], -2)
+        for a, b in zip((o, *grad(o, v, do)), whole, strict=True):
+            close(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("form", ["reference", "fast"])
+def test_costs(form, dtype):
+    """Declared = counted, exactly: q, k and a number a row are kept."""
+    call = value_gradient_attention if form == "fast" else value_gradient_attention_reference
+    sizes = [(1, 5, 1, 8), (2, 1, 3, 8), (2, 33, 3, 16), (1, 70, 2, 64)]
+    for (B, N, H, width), causal in product(sizes, (False, True)):
+        q, k, v, do = (torch.zeros(B, H, N, width, dtype=dtype) for _ in range(4))
+        v.requires_grad_()
+        with OperationCounter() as ahead, saved_bytes() as kept:
+            o = call(q, k, v, is_causal=causal)
+        with OperationCounter() as back:
+            grad(o, v, do)
+        declared = value_gradient_cost(B, N, H, width, width, form=form, causal=causal, itemsize=dtype.itemsize)
+        assert (ahead.flops.total(), back.flops.total()) == (declared.forward, declared.backward)
+        elementwise = declared.elementwise_forward, declared.elementwise_backward
+        assert (ahead.elementwise.total(), back.elementwise.total()) == elementwise
+        assert kept() == declared.saved_bytes
+        if form == "fast":
+            numbers = 2 * B * H * N * width
+            assert kept() == dtype.itemsize * numbers + max(4, dtype.itemsize) * B * H * N
+            assert channels(dtype.itemsize) * dtype.itemsize == 16
+
+
+def test_memory_is_linear():
+    """A token more takes as many bytes at any length, and no tensor is as large as the scores of a head."""
+    peaks = []
+    for N in (512, 1024, 2048):
+        given = operands(N, (1, 1), torch.float32)
+        with Allocations() as memory:
+            results(value_gradient_attention, *given, is_causal=True)
+        assert memory.largest <= 4 * N * 2 * K
+        peaks.append(memory.peak)
+    assert abs((peaks[2] - peaks[1]) - 2 * (peaks[1] - peaks[0])) <= 64
+
+
+@causal_or_not
+@pytest.mark.parametrize("mask", ["none", "keys of heads", "pairs of heads"])
+def test_recomputed(mask, causal):
+    """Bit for bit the same from x, which is kept with a number a row in place of q and k; x has no gradient by them."""
+    N, d = 17, 24
+    x, weights = draw(2, N, d).requires_grad_(), draw(2, d, d, seed=1)
+
+    def project(x):
+        return tuple((x @ w).unflatten(-1, (3, K)).transpose(1, 2) for w in weights)
+
+    q, k = (t.detach() for t in project(x))
+    _, _, v, do = operands(N)
+    kwargs = {"attn_mask": MASKS[mask](N, N), "is_causal": causal}
+    with saved_bytes() as kept:
+        o = recomputed_attention(x, v, project, **kwargs)
+    pairs = {"none": 0, "keys of heads": 3 * N * (N if causal else 1), "pairs of heads": 2 * 3 * N * N}
+    assert kept() == 8 * (2 * N * d + 2 * 3 * N) + pairs[mask]  # a byte for each of the mask's
+    expected = results(value_gradient_attention, q, k, v, do, **kwargs)
+    dv, dx = grad(o, [v, x], do, allow_unused=True)
+    assert dx is None
+    assert torch.equal(o, expected[0]) and torch.equal(dv, expected[1])
+
+
+@pytest.mark.unchecked
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of a class that dynamo makes
+def test_compiles():
+    """In one graph, forward and backward."""
+    torch.compiler.reset()
+    compiled = torch.compile(value_gradient_attention, backend="aot_eager", fullgraph=True)
+    for kwargs in ({"is_causal": True}, {"scale": 0.3}, {"attn_mask": holes(17, 17)}):
+        for a, b in zip(
+            *(results(f, *operands(17), **kwargs) for f in (compiled, value_gradient_attention)), strict=True
+        ):
+            close(a, b)
+
+
+def test_it_is_differentiated_once():
+    q, k, v, _ = operands(5)
+    with pytest.raises(RuntimeError, match="create_graph: expected False: the fast form cannot be differentiated twi"):
+        grad(value_gradient_attention(q, k, v).sum(), v, create_graph=True)
+    x = draw(2, 5, 24)
+    with pytest.raises(RuntimeError, match="create_graph: expected False"):
+        grad(recomputed_attention(x, v, lambda x: (q, k)).sum(), v, create_graph=True)
+
+
+@pytest.mark.bad_input
+def test_errors():
+    """Of both forms, and of the recomputed one, which looks at two arguments. The definition takes any width."""
+    q, k, v, _ = operands(5)
+    constant = "expected a constant, which has no gradient, got"
+    for change, error, message in (
+        ({"q": q.clone().requires_grad_()}, ValueError, f"q: {constant}"),
+        ({"k": k.clone().requires_grad_()}, ValueError, f"k: {constant}"),
+        ({"scale": "1"}, TypeError, "scale: expected a number"),
+        ({"v": v.detach() / 0}, ValueError, "v: expected finite numbers"),
+    ):
+        for form in (value_gradient_attention, value_gradient_attention_reference):
+            with pytest.raises(error, match=message):
+                form(**({"q": q, "k": k, "v": v} | change))
+    for change, error, message in (
+        ({"is_causal": 1}, TypeError, "is_causal: expected True or False, got int 1"),
+        ({"attn_mask": torch.ones(5, 5)}, TypeError, "attn_mask: expected a boolean tensor"),
+        ({"attn_mask": torch.ones(5, 4) > 0}, ValueError, "attn_mask: expected a shape that broadcasts to"),
+    ):
+        with pytest.raises(error, match=message):
+            recomputed_attention(draw(2, 5, 24), v, lambda x: (q, k), **change)
+    assert value_gradient_attention_reference(q, k, q[..., :3]).shape == (2, 3, 5, 3)
+    with pytest.raises(ValueError, match=r"v: expected width 8 like q, for the fused kernel, got shape \(2, 3, 5, 3\)"):
+        value_gradient_attention(q, k, q[..., :3])
+
+
+# ------------------------------------------------------------------------------------------------------- the limits
+
+
+@causal_or_not
+@pytest.mark.parametrize("scale", [0.0, -0.7, 3.0, 1e-300, 1e-9, -1e-9])
+def test_scales(scale, causal):
+    """In half precision too, where a log-sum-exp over a small scale is not within the range of float16."""
+    options = {"is_causal": causal, "scale": scale}
+    assert_same(*operands(17), close=partial(close, atol=1e-12, rtol=1e-12), **options)  # scores up to 100
+    for dtype in (torch.float16, torch.bfloat16):
+        rounded = operands(17, dtype=dtype)
+        for a, b in zip(
+            results(value_gradient_attention, *rounded, **options), exactly(*rounded, **options), strict=True
+        ):
+            assert (a - b).norm() <= 4 * torch.finfo(dtype).eps * b.norm()  # about as many roundings of each number
+
+
+def worst(dtype, N, gain, causal):
+    """The largest relative error of an entry of the gradient of v, over the dtype's rounding: of values and upstream
+    gradients between 0 and 1, so that no sum of them cancels, and scores of spread `gain`."""
+    q, k, v, do = operands(N, (1, 2), torch.float64, 64)
+    v, do = ((x.detach().abs() / (1 + x.detach().abs())).to(dtype) for x in (v, do))
+    given = (q * gain**0.5).to(dtype), (k * gain**0.5).to(dtype), v.requires_grad_(), do
+    (found,) = results(value_gradient_attention, *given, is_causal=causal)[1:]
+    (exact,) = exactly(*given, is_causal=causal)[1:]
+    seen = exact > 1e-3  # a key that hardly anybody reads has a gradient that half precision rounds coarsely or to 0
+    assert seen.sum() > seen.numel() / 4
+    return float(((found - exact).abs() / exact)[seen].max() / (torch.finfo(dtype).eps / 2))
+
+
+@causal_or_not
+def test_half_precision(causal, monkeypatch):
+    """Three roundings: of the kernel's weights, of what it sums up with them, of the gradient; what float32 adds, some
+    1e-5 for scores up to 40, is no tenth of one.
+
+    One term would not do: a log-sum-exp of 20 that is rounded to 8 bits is off by up to 2^-4, more than 30 roundings.
+    """
+    for gain, dtype in product((1, 5), (torch.bfloat16, torch.float16)):
+        assert worst(dtype, 200, gain, causal) <= 3.1
+    for terms, least, most in ((1, 10, 1e9), (2, 0, 3.5), (3, 0, 3.1)):
+        monkeypatch.setattr(value_gradient, "channels", lambda itemsize, terms=terms: terms)
+        assert least <= worst(torch.bfloat16, 200, 5, causal) <= most
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@causal_or_not
+def test_huge_scores(causal, dtype):
+    """Whole numbers, whose scores about 1000 are exact; the log-sum-exp then is rounded to 2^-14, three times over.
+
+    Of scores of a million nothing overflows: no weight is above 1, so no gradient above the upstream ones' sum.
+    """
+    N, whole = 40, torch.randint(-2, 3, (2, 1, 1, 40, 4), generator=torch.Generator().manual_seed(0)).double()
+    for sign in (1, -1):
+        q, k = (torch.cat([x, torch.full((1, 1, N, 4), 16.0)], -1).to(dtype) for x in whole)
+        q[..., 4:] *= sign
+        v, do = (draw(1, 1, N, 8, seed=s).to(dtype) for s in (2, 3))
+        given = q, k, v.requires_grad_(), do
+        assert (q.double() @ k.double().mT * sign).min() > 900
+        found = results(value_gradient_attention, *given, is_causal=causal, scale=1.0)
+        for a, b in zip(found, exactly(*given, is_causal=causal, scale=1.0), strict=True):
+            assert (a - b).norm() <= (3 * 2**-14 + 4 * torch.finfo(dtype).eps) * b.norm()
+        if dtype != torch.float16:
+            q, k, v, do = operands(30, dtype=dtype)
+            o, dv = results(value_gradient_attention, sign * 1000 * q, 1000 * k, v, do, is_causal=causal)
+            assert o.isfinite().all() and dv.isfinite().all()
+            assert dv.abs().max() <= 2 * do.abs().sum(-2).max()
+
+
+@causal_or_not
+def test_weights_are_at_most_1(causal, monkeypatch):
+    """So that the second log-sum-exp, of which the exponential is taken, is at most ln N; all of one key reaches it."""
+    met, kernel = [], value_gradient._kernel
+
+    def watched(*args):
+        met.append(kernel(*args)[1])
+        return kernel(*args)
+
+    monkeypatch.setattr(value_gradient, "_kernel", watched)
+    for gain in (0, 1, 30):
+        q, k, v, do = operands(33, (1, 2))
+        results(value_gradient_attention, gain * q, gain * k, v, do, is_causal=causal)
+        assert met[-1].max() <= log(33) + 1e-12
+    one = torch.zeros_like(k)
+    one[..., 0, :] = 1000
+    results(value_gradient_attention, torch.ones_like(q), one, v, do, is_causal=causal)
+    assert abs(float(met[-1].max()) - log(33)) < 1e-10

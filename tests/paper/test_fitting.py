@@ -1,0 +1,164 @@
+"""One run of an experiment with training: its seeds, what is checked, what is learnt, how it is tested."""
+
+import dataclasses
+
+import pytest
+import torch
+from experiment_fakes import SLUG, go
+
+from ortho.attention import MECHANISMS
+from paper import experiments
+from paper.experiments import measure
+from paper.experiments.engine import records
+from paper.experiments.learning import fitting, study
+from paper.experiments.learning.studies import PARITY_STUDY
+from paper.tasks import NONE, Batch, state_tracking
+
+TINY = {"steps": 2, "B": 2, "tested": 4}
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def tiny(arm="softmax", seed=1, **more):
+    return study.case(PARITY_STUDY, arm, seed, **{**TINY, **more})
+
+
+def only(*cases):
+    return dataclasses.replace(experiments.EXPERIMENTS["parity"], cases=lambda _: list(cases))
+
+
+def with_task(**changes):
+    """The study with another task."""
+    return dataclasses.replace(PARITY_STUDY, task=dataclasses.replace(PARITY_STUDY.task, **changes))
+
+
+def test_an_arm_names_its_gates_and_has_its_heads():
+    record = measure(only(), tiny("delta, beta to 2"), "cpu")
+    assert record["facts"]["arm"]["gates"] == {"beta": "ReflectingWriteStrength"}
+    own = dataclasses.replace(PARITY_STUDY, arms={"wide": {"attention": "softmax", "max_length": None, "num_heads": 1}})
+    assert (
+        study.case(own, "wide")["H"] == 1
+        and study.build(own, study.case(own, "wide"), generator()).blocks[0].attention.num_heads == 1
+    )
+
+
+def test_the_recorded_seeds_are_those_that_are_drawn_from(monkeypatch):
+    drawn = []
+
+    def watched(part, draw):
+        return lambda count, generator: drawn.append((part, generator.initial_seed())) or draw(count, generator)
+
+    task = PARITY_STUDY.task
+    tests = {name: watched("tests", draw) for name, draw in task.tests.items()}
+    build = study.build
+    monkeypatch.setattr(study, "build", lambda *x: drawn.append(("weights", x[2].initial_seed())) or build(*x))
+    own = with_task(train=watched("training", task.train), tests=tests)
+    seeds = study.run(own, tiny())["seeds"]
+    unseen = {("checks", seeds["checks"]), ("dropout", seeds["dropout"])}
+    assert {pair for pair in drawn if pair[1] != seeds["checks"]} == set(seeds.items()) - unseen
+
+
+def test_training_lowers_the_loss_and_what_is_learned_is_tested():
+    case = study.case(PARITY_STUDY, "delta, beta to 2", 3, 1e-2, steps=150, B=16, tested=64)
+    outcome = study.run(PARITY_STUDY, case)
+    curve = outcome["facts"]["loss"]
+    assert len(curve) == fitting.POINTS
+    assert curve[-1] < 0.05 < 0.5 < curve[0]  # a guess has log 2 = 0.69
+    assert outcome["repetitions"]["tokens 1 to 40"]["correct_fraction"][0] > 0.99
+
+
+class Known(torch.nn.Module):
+    """Answers as parity is answered, but for the tokens given."""
+
+    def __init__(self, wrong):
+        super().__init__()
+        self.wrong = wrong
+
+    def forward(self, tokens):
+        answers = 2 + tokens.cumsum(-1) % 2
+        for place in self.wrong:
+            answers[place] = 0
+        return torch.nn.functional.one_hot(answers, 4).float()
+
+
+def evaluated(wrong, draw):
+    found = fitting.evaluate(Known(wrong), draw, tiny(), generator())
+    return found["correct_fraction"][0], found["faultless_fraction"][0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "correct", "faultless"),
+    [([], 1, 1), ([(0, 5)], 1 - 1 / 48, 1 - 1 / 4), ([(0, 5), (0, 7), (1, 11)], 1 - 3 / 48, 0.5), ([(0, 2)], 1, 1)],
+)
+def test_shares_of_right_answers_and_of_faultless_sequences(wrong, correct, faultless):
+    def draw(count, generator):  # 12 of 16 tokens are asked for
+        return state_tracking.draw(count, generator, things=2, first=5, last=16)
+
+    assert evaluated(wrong, draw) == (round(correct, 6), faultless)
+
+
+def test_sequences_that_ask_nothing_are_neither_right_nor_wrong():
+    def draw(count, generator):
+        batch = state_tracking.draw(count, generator, things=2, last=16)
+        batch.answers[:2] = NONE
+        return batch
+
+    assert evaluated([(0, 5), (3, 5)], draw) == (round(31 / 32, 6), 0.5)
+
+
+def test_a_test_in_parts_gives_what_the_whole_gives(monkeypatch):
+    case = tiny(tested=6)
+    model, draw = study.build(PARITY_STUDY, case, generator()), PARITY_STUDY.task.tests["tokens 1 to 40"]
+    whole, calls = fitting.evaluate(model, draw, case, generator(1)), []
+    model.register_forward_pre_hook(lambda _, arguments: calls.append(len(arguments[0])))
+    monkeypatch.setattr(fitting, "TOKENS", 160)
+    assert fitting.evaluate(model, draw, case, generator(1)) == whole
+    assert calls == [4, 2]
+
+
+def test_wrong_answers_and_tests_that_ask_nothing_are_not_trained_on():
+    def silent(count, generator):
+        inputs, answers = PARITY_STUDY.task.train(count, generator)
+        return Batch(inputs, torch.full_like(answers, NONE))
+
+    wrong = {"solve": lambda tokens: PARITY_STUDY.task.solve(tokens)[::-1]}
+    for part, changes in (("training", wrong), ("silent", {"tests": {"silent": silent}})):
+        with pytest.raises(AssertionError, match=f"parity, {part}: expected the answers"):
+            study.run(with_task(**changes), tiny())
+
+
+def test_a_fast_form_that_is_off_by_a_millionth_is_found(monkeypatch):
+    right = MECHANISMS["linear"]
+    off = dataclasses.replace(right, fast=lambda *own, **options: right.fast(*own, **options) * (1 + 1e-6))
+    monkeypatch.setitem(MECHANISMS, "linear", off)
+    with pytest.raises(AssertionError, match="fast form: expected a relative error of at most"):
+        study.run(PARITY_STUDY, tiny("linear"))
+
+
+def test_after_an_interrupt_what_was_stored_is_not_measured_again(tmp_path, monkeypatch):
+    fit, started = fitting.fit, []
+
+    def interrupted(model, task, recipe, case, draws, **options):
+        started.append(case["seed"])
+        if len(started) == 3:
+            raise KeyboardInterrupt
+        return fit(model, task, recipe, case, draws, **options)
+
+    monkeypatch.setattr(fitting, "fit", interrupted)
+    experiment = only(*(tiny(seed=seed) for seed in (1, 2, 3, 4)))
+    with pytest.raises(KeyboardInterrupt):
+        go(experiment, tmp_path)
+    assert len(go(experiment, tmp_path).done) == 2
+    assert started == [1, 2, 3, 3, 4]
+
+
+def test_a_record_of_another_task_is_refused(tmp_path):
+    go(only(tiny()), tmp_path)
+    file = records.path(tmp_path, "parity", SLUG)
+    (record,) = records.read(file)
+    del record["repetitions"]["tokens 41 to 80"]
+    records.write(file, [record])
+    with pytest.raises(records.RecordError, match="repetitions.tokens 41 to 80: missing"):
+        experiments.load("parity", tmp_path)
