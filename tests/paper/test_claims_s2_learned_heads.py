@@ -11,7 +11,7 @@ from paper.claims import Verdict
 from paper.claims.evidence import one_learned_head as s2
 from paper.experiments import measure
 from paper.experiments.learning import language
-from paper.experiments.learning.arms import BESIDE, arms, trained_parameters
+from paper.experiments.learning.arms import BESIDE, arms
 from paper.tasks import text
 
 CONFIRMED, CONDITIONAL = Verdict.CONFIRMED, Verdict.CONDITIONAL
@@ -182,7 +182,7 @@ def test_an_early_lead_that_vanishes_is_a_crossing(make):
 
 def test_fixed_heads_train_neither_queries_nor_keys():
     def trained(kind):
-        return trained_parameters(arms(4, 16)[kind].build(256, 16, 1))
+        return sum(p.numel() for p in arms(4, 16)[kind].build(256, 16, 1).parameters() if p.requires_grad)
 
     fewer = {kind: trained("learned") - trained(kind) for kind in BESIDE}
     assert {kind for kind, count in fewer.items() if count == 2 * 16 * 16} == set(s2.FIXED)
