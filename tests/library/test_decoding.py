@@ -247,79 +247,37 @@ def test_generate_draws_by_the_probabilities():
         assert ((share - p).abs() <= 5 * (p * (1 - p) / 4000).sqrt()).all()
 
 
+# What a token is changed to, and how the cache words its refusal; after eight tokens (2, 4, 8, 6), with room for one.
 REFUSED = {
-    "k alone": (
-        lambda q, k, v: (q, k.float(), v),
-        TypeError,
-        "q: expected torch.float32 on cpu like k, got torch.float64",
-    ),
-    "another dtype": (
-        lambda q, k, v: (q.float(), k.float(), v.float()),
-        TypeError,
-        "k: expected torch.float64 on cpu like the tokens before, got torch.float32",
-    ),
-    "another device": (
-        lambda q, k, v: tuple(x.to("meta") for x in (q, k, v)),
-        TypeError,
-        "k: expected torch.float64 on cpu like the tokens before, got torch.float64 on meta",
-    ),
-    "q alone": (lambda q, k, v: (q.float(), k, v), TypeError, "q: expected torch.float64 on cpu like k"),
-    "another batch": (
-        lambda q, k, v: (q[:1], k[:1], v[:1]),
-        ValueError,
-        r"k: expected shape \(2, 4, 1, 6\) like the tokens before, got \(1, 4, 1, 6\)",
-    ),
-    "q of another batch": (
-        lambda q, k, v: (q[:1], k, v),
-        ValueError,
-        r"q: expected shape \(2, 4, 1, 6\) like k with a multiple of 4 for 4, got \(1, 4, 1, 6\)",
-    ),
-    "heads": (
-        lambda q, k, v: (q, k[:, :3], v[:, :3]),
-        ValueError,
-        r"q: expected shape \(2, 3, 1, 6\) like k with a multiple of 3 for 3, got \(2, 4, 1, 6\)",
-    ),
-    "width of q": (lambda q, k, v: (q[..., :5], k, v), ValueError, r"q: expected shape \(2, 4, 1, 6\) like k"),
-    "widths": (
-        lambda q, k, v: (q[..., :5], k[..., :5], v[..., :5]),
-        ValueError,
-        r"k: expected shape \(2, 4, 1, 6\) like the tokens before, got \(2, 4, 1, 5\)",
-    ),
-    "width of v": (
-        lambda q, k, v: (q, k, v[..., :5]),
-        ValueError,
-        r"v: expected shape \(2, 4, 1, 6\) like the tokens before, got \(2, 4, 1, 5\)",
-    ),
-    "length of v": (
-        lambda q, k, v: (q, k, v.expand(-1, -1, 2, -1)),
-        ValueError,
-        r"v: expected shape \(2, 4, 1, 'V'\) like k, got \(2, 4, 2, 6\)",
-    ),
-    "no tensor": (lambda q, k, v: (q, None, v), TypeError, "k: expected a floating-point tensor, got NoneType None"),
-    "no token": (
-        lambda q, k, v: tuple(x[..., :0, :] for x in (q, k, v)),
-        ValueError,
-        r"k: expected shape \(..., n, width\) without empty axes, got \(2, 4, 0, 6\)",
-    ),
-    "NaN": (lambda q, k, v: (q, k * torch.nan, v), ValueError, "k: expected finite numbers, got 48 NaN"),
-    "infinity": (lambda q, k, v: (q * torch.inf, k, v), ValueError, "q: expected finite numbers"),
-    "no room": (
-        lambda q, k, v: tuple(x.expand(-1, -1, 3, -1) for x in (q, k, v)),
-        ValueError,
-        "k: expected at most 2 tokens more in a cache of capacity 9, got 3",
-    ),
+    "k alone": (lambda q, k, v: (q, k.float(), v), "q: expected torch.float32 on cpu like k, got torch.float64"),
+    "q alone": (lambda q, k, v: (q.float(), k, v), "q: expected torch.float64 on cpu like k"),
+    "another dtype": (lambda *x: [t.float() for t in x], "k: expected torch.float64 .* before, got torch.float32"),
+    "another device": (lambda *x: [t.to("meta") for t in x], "k: expected torch.float64 on cpu .* got .* on meta"),
+    "no tensor": (lambda q, k, v: (q, None, v), "k: expected a floating-point tensor, got NoneType None"),
+    "batch": (lambda *x: [t[:1] for t in x], r"k: expected shape \(2, 4, 1, 6\) .* tokens before, got \(1, 4, 1, 6\)"),
+    "batch of q": (lambda q, k, v: (q[:1], k, v), r"q: .* \(2, 4, 1, 6\) like k with a multiple of 4 for 4, got \(1,"),
+    "heads": (lambda q, k, v: (q, k[:, :3], v[:, :3]), r"q: .* with a multiple of 3 for 3, got \(2, 4, 1, 6\)"),
+    "width of q": (lambda q, k, v: (q[..., :5], k, v), r"q: expected shape \(2, 4, 1, 6\) like k"),
+    "widths": (lambda *x: [t[..., :5] for t in x], r"k: expected shape \(2, 4, 1, 6\) .* got \(2, 4, 1, 5\)"),
+    "width of v": (lambda q, k, v: (q, k, v[..., :5]), r"v: expected shape \(2, 4, 1, 6\) .* got \(2, 4, 1, 5\)"),
+    "length of v": (lambda q, k, v: (q, k, v.expand(-1, -1, 2, -1)), r"v: .* \(2, 4, 1, 'V'\) like k, got \(2, 4, 2"),
+    "no token": (lambda *x: [t[..., :0, :] for t in x], r"k: expected shape \(..., n, width\) without empty axes"),
+    "NaN": (lambda q, k, v: (q, k * torch.nan, v), "k: expected finite numbers, got 48 NaN"),
+    "infinity": (lambda q, k, v: (q * torch.inf, k, v), "q: expected finite numbers"),
+    "no room": (lambda *x: [t.expand(-1, -1, 3, -1) for t in x], "k: expected at most 2 tokens more .* 9, got 3"),
 }
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("name", ["softmax", "rotary", "window", "linear", "delta"])
-@pytest.mark.parametrize(("change", "error", "message"), REFUSED.values(), ids=REFUSED)
-def test_a_refused_token_leaves_the_cache_as_it_was(name, change, error, message):
+@pytest.mark.parametrize(("change", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_refused_token_leaves_the_cache_as_it_was(name, change, message):
     q, k, v = qkv(length=8)
     cache, undisturbed = new_cache(name, 9), new_cache(name, 9)
     for one in (cache, undisturbed):
         one.attend(*(x[..., :7, :] for x in (q, k, v)))
     last = [x[..., 7:, :] for x in (q, k, v)]
+    error = TypeError if "torch.float" in message or "tensor" in message else ValueError
     with pytest.raises(error, match=message):
         cache.attend(*change(*last))
     assert cache.length == 7
@@ -414,22 +372,14 @@ def test_errors():
         new_cache("sofmax", 4)
     with pytest.raises(ValueError, match="attention: expected a causal mechanism, got 'efficient'"):
         new_cache("efficient", 4)
-    with pytest.raises(ValueError, match="form: expected one of"):
-        new_cache("softmax", 4, form="quick")
     for name in ("softmax", "rotary", "strided"):
         with pytest.raises(ValueError, match="capacity: expected a number of tokens, as .* got None"):
             new_cache(name)
-    with pytest.raises(ValueError, match="capacity: expected an integer of at least 1, got 0"):
-        new_cache("linear", 0)
-    with pytest.raises(TypeError, match="capacity: expected an integer of at least 1, got float 4.5"):
-        new_cache("softmax", 4.5)
     for name in ("softmax", "window"):
         with pytest.raises(TypeError, match="gates: expected none for this mechanism, got beta"):
             new_cache(name, 9).attend(*qkv(length=1), beta=torch.ones(2, 4, 1))
     with pytest.raises(TypeError, match="scale: expected a number"):
         new_cache("linear").attend(*qkv(length=1), scale="large")
-    with pytest.raises(ValueError, match="B: expected an integer of at least 1, got 0"):
-        decoded("softmax", 0, 4, 2, 4, 4)
     with pytest.raises(ValueError, match="num_kv_heads: expected a divisor of num_heads = 4, got 3"):
         decoded("window", 1, 4, 4, 4, 4, num_kv_heads=3)
     with pytest.raises(TypeError, match="N: expected an integer, as the pairs of a pattern are counted"):
