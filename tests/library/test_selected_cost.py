@@ -14,7 +14,7 @@ from ortho.attention.selected.moba import moba_mask
 from ortho.attention.selected.nsa import nsa_masks
 from ortho.attention.selected.routing import routing_mask
 from ortho.attention.selected.top_k import top_k_mask
-from ortho.cost.choosing import CHOOSING, choosing
+from ortho.cost.attention import CHOOSING, choosing
 from ortho.cost.counting import OperationCounter, count_forward, saved_bytes
 
 COUNTED = ["forward", "backward", "elementwise_forward", "elementwise_backward"]

@@ -7,8 +7,7 @@ from tiny_arms import ALL, SETS, TINY
 from ortho.attention import MECHANISMS
 from ortho.attention.chunking import CHUNK
 from ortho.attention.linear.feature_maps import HORIZON
-from ortho.cost.allocations import Allocations
-from ortho.cost.counting import OperationCounter
+from ortho.cost.counting import Allocations, OperationCounter
 from paper.experiments import measure
 from paper.experiments.speed import attention as speed
 from paper.experiments.speed import attention_analysis as rows

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ortho._checks import positive_int
-from ortho.cost.allocations import Allocations
-from ortho.cost.counting import saved_bytes
+from ortho.cost.counting import Allocations, saved_bytes
 from paper.experiments.engine.records import Case, Needs, Record
 from paper.experiments.engine.runner import Experiment
 

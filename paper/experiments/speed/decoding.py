@@ -20,7 +20,7 @@ from ortho._checks import one_of
 from ortho.attention import MECHANISMS
 from ortho.attention.cache import Cache, new_cache
 from ortho.attention.mechanism import Mechanism
-from ortho.cost.decoding import DecodeCost, decoded
+from ortho.cost.attention import DecodeCost, decoded
 from paper.experiments.engine import benchmark
 from paper.experiments.engine.benchmark import Budget, Timing
 from paper.experiments.engine.records import Case, Record

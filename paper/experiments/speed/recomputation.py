@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ortho._checks import one_of
-from ortho.cost.layers import RecomputedCost, recomputed
+from ortho.cost.models import RecomputedCost, recomputed
 from ortho.layers.block import TransformerBlock
 from ortho.layers.recomputation import Recomputed, RecomputedAttention
 from paper.experiments.engine import benchmark
