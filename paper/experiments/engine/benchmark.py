@@ -178,7 +178,7 @@ def sizes(**given: int) -> dict[str, int]:
     return {name: positive_int(name, value) for name, value in given.items()}
 
 
-def dtype(case: Case) -> torch.dtype:
+def dtype(case: Mapping[str, Any]) -> torch.dtype:
     """The precision of a case."""
     found: torch.dtype = getattr(torch, case["dtype"])
     return found

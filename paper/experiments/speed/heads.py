@@ -3,7 +3,7 @@
 Measured as in `training_step`: all arms of a case are interleaved, after each was held to its definition.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -61,7 +61,7 @@ def build(case: Case, arm: str) -> nn.Module:
     return cast(nn.Module, module.to(case["device"], benchmark.dtype(case)))
 
 
-def declared(case: Case, arm: str) -> cost.Cost:
+def declared(case: Mapping[str, Any], arm: str) -> cost.Cost:
     """The closed form of an arm."""
     B, N, d, H = (case[name] for name in ("B", "N", "d", "H"))
     options: dict[str, Any] = {"causal": case["causal"], "itemsize": benchmark.dtype(case).itemsize}
