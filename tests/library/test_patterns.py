@@ -214,7 +214,7 @@ def compare(leaves, **kwargs):
 
 @pytest.mark.parametrize("pattern", EACH, ids=str)
 def test_fast_equals_reference(pattern):
-    """Any leading axes, lengths, masks and states. Other tests show what tilings hold, and what the engine makes of it."""
+    """Any leading axes, lengths, masks and states. Other tests show what tilings hold and that they are served."""
     g = torch.Generator().manual_seed(3)
     past = tuple(draw(2, 70, width, seed=s).requires_grad_() for s, width in ((5, K), (6, V)))
     for causal, length in product((False, True), (1, 66)):
