@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import wraps
+from math import inf, sqrt
 from typing import Any, TypeVar, overload
 
 import torch
@@ -254,6 +255,21 @@ def blocked_pairs(
         future = torch.ones(queries, keys, dtype=torch.bool, device=device).triu(1 + keys - queries)
         blocked = future if blocked is None else blocked | future
     return blocked
+
+
+def root_scale(scale: float) -> float:
+    """The factor of q and of k that multiplies their products by `scale`; ValueError for a negative one."""
+    if not 0 <= scale < inf:
+        raise ValueError(f"scale: expected a finite number of at least 0, got {scale}")
+    return sqrt(scale)
+
+
+def scaled(scale: float | None, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """q and k whose products are multiplied by `scale`; as they are for None."""
+    if scale is None:
+        return q, k
+    root = root_scale(scale)
+    return q * root, k * root
 
 
 def flat_mask(mask: Bool[Tensor, "..."], lead: torch.Size) -> Bool[Tensor, "G N M"]:

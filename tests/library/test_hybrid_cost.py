@@ -6,9 +6,10 @@ import pytest
 import sympy as sp
 import torch
 
+from ortho.cost import Cost
 from ortho.cost.big_o import N, d
 from ortho.cost.counting import Counts, count_forward, count_step
-from ortho.cost.layers import COSTS, Cost, hybrid, stopped_layer
+from ortho.cost.layers import COSTS, hybrid, stopped_layer
 from ortho.layers.hybrid import HEADS, HybridAttention
 from ortho.layers.stop_gradient import StoppedAttention
 

@@ -10,8 +10,7 @@ import torch
 from ortho import ConvolvedAttention, HybridAttention, InductionHeads, LanguageModel, freeze_qk, to_standard
 from ortho.cost import model as model_cost
 from ortho.cost.counting import Counts, count_forward, count_step
-from ortho.cost.induction import induction_heads
-from ortho.cost.layers import convolved_layer, hybrid
+from ortho.cost.layers import convolved_layer, hybrid, induction_heads
 from ortho.layers.induction import InductionProjection, default_sharpness
 from ortho.projections import FrozenProjection
 

@@ -11,8 +11,7 @@ from torch.nn.attention import SDPBackend
 from ortho.attention import softmax_attention, softmax_attention_reference
 from ortho.attention.softmax.backends import BACKENDS, backend_attention, serves
 from ortho.attention.softmax.flash import flash_attention, flash_cost, log_sum_exp, tiles
-from ortho.cost.allocations import Allocations
-from ortho.cost.counting import count_forward
+from ortho.cost.counting import Allocations, count_forward
 
 FORMS = [softmax_attention_reference, softmax_attention]
 # Sums of at most 70 products of size 10, in another order and behind exponentials of scores up to 10.

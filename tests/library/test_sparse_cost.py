@@ -22,7 +22,7 @@ from ortho.attention.sparse.tiled_attention import tiled_attention, tiled_cost
 from ortho.attention.sparse.tiling import ABSENT, BLOCK, TILE, Tiling, TokenBlocks, Work, consecutive
 from ortho.attention.sparse.window import Window
 from ortho.cost import big_o as sym
-from ortho.cost.choosing import CHOOSING, choosing
+from ortho.cost.attention import CHOOSING, choosing
 from ortho.cost.counting import OperationCounter, count_forward, saved_bytes
 
 COUNTED = ["forward", "backward", "elementwise_forward", "elementwise_backward"]

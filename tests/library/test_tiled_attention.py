@@ -10,7 +10,7 @@ from drawn_tilings import KINDS, SHUFFLED, G, M, N, V, band, counted, dilated, d
 from ortho.attention.sparse import tiled_attention as engine
 from ortho.attention.sparse.tiled_attention import tiled_attention
 from ortho.attention.sparse.tiling import ABSENT, Tiling, TokenBlocks, consecutive
-from ortho.cost.allocations import Allocations
+from ortho.cost.counting import Allocations
 
 # Sums of at most 40 float64 products of size 10, in another order and behind the exponentials of scores up to 10.
 close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)

@@ -17,8 +17,7 @@ from ortho.attention.softmax.value_gradient import (
     value_gradient_attention_reference,
     value_gradient_cost,
 )
-from ortho.cost.allocations import Allocations
-from ortho.cost.counting import OperationCounter, saved_bytes
+from ortho.cost.counting import Allocations, OperationCounter, saved_bytes
 
 K = 8
 # Exponentials of scores up to 20, each off by some roundings of it, 20 x 8 x 1e-16 in all, and sums of at most 70.

@@ -15,7 +15,7 @@ from ortho.attention.linear.linear_attention import kernel_weights
 from ortho.cost.big_o import H, N, d
 from ortho.cost.counting import count_forward, count_step
 from ortho.theory.associativity import by_states, by_sums
-from ortho.theory.recall import tokens
+from ortho.theory.kernels import tokens
 from paper.claims import judge
 from paper.claims.evidence import linear_attention as s1
 from paper.claims.evidence import linear_attention as s2

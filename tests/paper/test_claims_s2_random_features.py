@@ -9,8 +9,7 @@ from scipy import stats
 from ortho.attention.linear.favor import orthogonal_features
 from ortho.attention.linear.random_features import iid_features, positive_features
 from ortho.theory.estimates import SIGMAS
-from ortho.theory.unbiasedness import omegas
-from ortho.theory.wrong_draws import raw_qr_rows, root_norm_rows, unit_norm_rows
+from ortho.theory.unbiasedness import omegas, raw_qr_rows, root_norm_rows, unit_norm_rows
 from paper.claims.evidence import random_features as evidence
 from paper.claims.evidence.methods import misplaced
 

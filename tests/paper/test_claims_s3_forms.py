@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ortho.attention.recurrent.delta import delta_rule_reference
-from ortho.theory import one_shot
+from ortho.theory import transitions
 from paper.claims.evidence import delta_rule as stability
 from paper.claims.evidence import gates_and_losses as forms
 from paper.claims.verdicts import Verdict
@@ -26,7 +26,7 @@ def test_ranks():
 def test_norms_by_hand():
     """Orthogonal keys: 1 - 3/2 on both. Nearly parallel ones at once: 1 - 3/2 (1 + c)."""
     assert list(forms.norms().values()) == [0.5, pytest.approx(1, abs=0.01), 0.5, 2]
-    assert one_shot.pair_norm(forms.NEAR, forms.STRENGTH) == pytest.approx(2, abs=0.01)
+    assert transitions.pair_norm(forms.NEAR, forms.STRENGTH) == pytest.approx(2, abs=0.01)
 
 
 def records(product, one, device="cpu-x"):

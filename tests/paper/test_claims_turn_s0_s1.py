@@ -357,14 +357,14 @@ TURNS = {
     "S1.3.1a": Turn(
         REFUTED,
         {
-            "ortho.cost.decoding.decoded": lambda sound: (
+            "ortho.cost.attention.decoded": lambda sound: (
                 lambda name, B, N, *sizes: replace((cost := sound(name, B, N, *sizes)), forward=N * cost.forward)
             )
         },
     ),
     "S1.3.1b": Turn(REFUTED, {"ortho.attention.cache.new_cache": constantly(Forgetful)}),
-    "S1.3.2a": Turn(CONFIRMED, {"ortho.cost.layers.recomputed": as_claimed}),
-    "S1.4.1a": Turn(CONFIRMED, {"ortho.cost.layers.mixture_of_experts": sharing}),
+    "S1.3.2a": Turn(CONFIRMED, {"ortho.cost.models.recomputed": as_claimed}),
+    "S1.4.1a": Turn(CONFIRMED, {"ortho.cost.models.mixture_of_experts": sharing}),
     "S1.4.1b": Turn(
         REFUTED,
         {

@@ -183,19 +183,19 @@ TURNS = {
             )
         },
     ),
-    "S2.3.2a": Turn(REFUTED, {"ortho.theory.mercer.features_of": giving(lambda features: features[:, :-1])}),
+    "S2.3.2a": Turn(REFUTED, {"ortho.theory.kernels.features_of": giving(lambda features: features[:, :-1])}),
     "S2.3.2b": Turn(REFUTED, {"ortho.attention.softmax_attention_reference": DOUBLED}),
     "S2.3.2c": Turn(
         REFUTED, {"ortho.attention.MECHANISMS[linear]": lambda linear: replace(linear, fast=DOUBLED(linear.fast))}
     ),
     "S2.3.3a": Turn(REFUTED, {"ortho.theory.unbiasedness.MAPS[positive]": DOUBLED}),
-    "S2.3.3b": Turn(CONDITIONAL, {"ortho.theory.draw_bias.fixed_length_mean": answering(1.0)}),
+    "S2.3.3b": Turn(CONDITIONAL, {"ortho.theory.unbiasedness.fixed_length_mean": answering(1.0)}),
     "S2.3.3c": Turn(
         CONDITIONAL,
-        {"ortho.theory.draw_bias.fixed_length_kernel": constantly(lambda x, y, _: (x @ y.mT).exp())},
+        {"ortho.theory.unbiasedness.fixed_length_kernel": constantly(lambda x, y, _: (x @ y.mT).exp())},
     ),
     "S2.4.1a": Turn(REFUTED, stored(reached("loss_nats", 0.5, "learned"), "bytes")),
-    "S2.4.2a": Turn(CONDITIONAL, {"ortho.theory.frozen_scores.expected_missed": answering(0.25)}),
+    "S2.4.2a": Turn(CONDITIONAL, {"ortho.theory.scores.expected_missed": answering(0.25)}),
     "S2.4.2b": Turn(CONFIRMED, {"ortho.orthogonal.haar": rescaled}),
     "S2.4.2c": Turn(REFUTED, stored(overfitted, "bytes", "bytes-little")),
     "S2.4.2d": Turn(REFUTED, {"ortho.projections.structured.factors": constantly(lambda d, *_: (1, d))}),
@@ -227,7 +227,7 @@ TURNS = {
     "S3.3c": Turn(  # one reflection a token
         REFUTED,
         {
-            "ortho.theory.state_tracking.counter_operands": giving(
+            "ortho.theory.delta_memory.counter_operands": giving(
                 lambda operands: {**operands, "more_keys": 0 * operands["more_keys"]}
             )
         },

@@ -13,14 +13,8 @@ from torch.autograd import Function
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Size, Tensor
-from ortho.attention.linear.linear_attention import (
-    FeatureMap,
-    Features,
-    MapCost,
-    kernel_mechanism,
-    root_scale,
-    scaled,
-)
+from ortho.attention.linear.linear_attention import FeatureMap, Features, MapCost, kernel_mechanism
+from ortho.attention.operands import root_scale, scaled
 from ortho.attention.transforms import transformed
 
 RELU_FLOOR = 1e-3  # what Choromanski et al. add to their ReLU features, so that no row is without weight

@@ -14,15 +14,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ortho._checks import unchecked_values
 from ortho.attention import MECHANISMS
 from ortho.attention.recurrent.delta import delta_rule, delta_rule_reference
-from ortho.theory import state_precision
-from ortho.theory.stability import product, recall_errors, reflection_drift, unit_keys
+from ortho.theory import delta_memory
+from ortho.theory.transitions import product, recall_errors, reflection_drift, unit_keys
 from paper import experiments
 from paper.claims.evidence.common import EXACT_STEPS, normal, relative_error, seeded
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, counted, holds, region, untestable
 from paper.claims.verdicts import Finding
 from paper.experiments.speed import attention_analysis as attention_rows
-from paper.experiments.speed.attention_analysis import Row
+from paper.experiments.speed.analysis import Row
 
 FORMULA, CHUNKS = "11-delta-rule", "12-chunked-form"
 
@@ -190,7 +190,7 @@ MEMORY, STEPS = 16, 400
 LENGTHS = (1.0, 1.4, 1.5, 2.0)  # of keys
 ROUNDED = (64, 8192)  # steps, after which errors of a bfloat16 memory are compared
 STRENGTHS = {"$\\beta = 1$": (1.0, 1.0), "$\\beta$ in (0, 2)": (0.0, 2.0), "$\\beta = 2$": (2.0, 2.0)}
-BITS = state_precision.STATES[torch.bfloat16]
+BITS = delta_memory.STATES[torch.bfloat16]
 # Errors that nothing damps add up like the root of the steps, damped ones settle at a factor of 1: growth is what lies,
 # on a logarithmic scale, nearer to the first.
 GROWS = round((ROUNDED[1] / ROUNDED[0]) ** 0.25, 1)
@@ -211,7 +211,7 @@ def growing(strengths: tuple[float, float]) -> float:
 
     Measured factors differ from one processor to another; `unlike_derived` holds the errors to these.
     """
-    few, many = (state_precision.expected_error(strengths, MEMORY, steps, BITS) for steps in ROUNDED)
+    few, many = (delta_memory.expected_error(strengths, MEMORY, steps, BITS) for steps in ROUNDED)
     return round(many / few, 1)
 
 
@@ -219,10 +219,10 @@ def growing(strengths: tuple[float, float]) -> float:
 def unlike_derived() -> float:
     """The largest logarithm, in size, of measured errors of a bfloat16 memory over derived ones; 0 if they agree."""
     at, strengths = list(ROUNDED), tuple(STRENGTHS.values())
-    x = state_precision.operands(at[-1], MEMORY, strengths, generator=seeded())
-    exact = state_precision.chunked(x, at, torch.float64)
-    (found,) = state_precision.relative_errors(state_precision.recurrent(x, at, (torch.bfloat16,)), exact)
-    derived = torch.tensor([[state_precision.expected_error(s, MEMORY, n, BITS) for s in strengths] for n in at])
+    x = delta_memory.operands(at[-1], MEMORY, strengths, generator=seeded())
+    exact = delta_memory.chunked(x, at, torch.float64)
+    (found,) = delta_memory.relative_errors(delta_memory.recurrent(x, at, (torch.bfloat16,)), exact)
+    derived = torch.tensor([[delta_memory.expected_error(s, MEMORY, n, BITS) for s in strengths] for n in at])
     return float((found / derived).log().abs().max())
 
 

@@ -14,7 +14,7 @@ import torch
 
 from ortho import cost
 from ortho.orthogonal import haar
-from ortho.theory.frozen_scores import carrying, expected_missed, freedoms
+from ortho.theory.scores import carrying, expected_missed, freedoms
 from paper import experiments
 from paper.claims import figures
 from paper.claims.evidence import gradient_depth as depth

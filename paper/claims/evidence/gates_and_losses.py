@@ -18,9 +18,9 @@ from ortho.attention.recurrent.delta_product import delta_product, delta_product
 from ortho.attention.recurrent.ttt import BATCH
 from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, HuberNorm, Squared, TokenLoss
 from ortho.cost import layer
-from ortho.theory import gated_forms, one_shot, robustness
-from ortho.theory.stability import unit_keys
-from ortho.theory.state_tracking import counter_operands, read_counts
+from ortho.theory import robustness, transitions
+from ortho.theory.delta_memory import counter_operands, read_counts
+from ortho.theory.transitions import unit_keys
 from paper import experiments
 from paper.claims.evidence.common import EXACT_STEPS, mean_interval, relative_error, seeded
 from paper.claims.figures import Interval, outward
@@ -56,9 +56,9 @@ def gated_operands(channels: int | None = None) -> dict[str, Any]:
 def unlike_gated_delta_net(attend: Callable[..., Any]) -> float:
     """The relative difference of a form of Gated DeltaNet, with mapped operands, and the source's recurrence."""
     x = gated_operands()
-    mapped = gated_forms.as_erasing(x["v"], x["gamma"], x["eta"])._asdict()
+    mapped = transitions.as_erasing(x["v"], x["gamma"], x["eta"])._asdict()
     found = attend(x["q"], x["k"], is_causal=True, normalise=False, **mapped)
-    return relative_error(found, gated_forms.gated_recurrence(**x))
+    return relative_error(found, transitions.gated_recurrence(**x))
 
 
 def bend(*, channels: int | None = None, of_memory: bool = False) -> float:
@@ -69,16 +69,16 @@ def bend(*, channels: int | None = None, of_memory: bool = False) -> float:
 
     def step(S: Tensor) -> Tensor:
         kept = S.mean().sigmoid() if of_memory else gamma
-        return gated_forms.gated_step(S, k, v, kept, eta)
+        return transitions.gated_step(S, k, v, kept, eta)
 
-    return gated_forms.affinity_error(step, *torch.randn(2, WIDTH, WIDTH, generator=seeded(1), dtype=torch.float64))
+    return transitions.affinity_error(step, *torch.randn(2, WIDTH, WIDTH, generator=seeded(1), dtype=torch.float64))
 
 
 @evidence("S3.3b", chapter=CHAPTER)
 def gated() -> Finding:
     beyond = (0.1, 1.0)
-    reach = "contracts" if gated_forms.contracts(*beyond) else "does not contract"
-    mapped = "is" if gated_forms.maps(*beyond) else "is not"
+    reach = "contracts" if transitions.contracts(*beyond) else "does not contract"
+    mapped = "is" if transitions.maps(*beyond) else "is not"
     return all_of(
         {
             "recurrence": holds(
@@ -114,7 +114,7 @@ def norms() -> dict[str, float]:
     beta = torch.full((2,), STRENGTH, dtype=torch.float64)
     return {
         f"{how}, keys with the cosine {cosine:g}": round(
-            float(torch.linalg.matrix_norm(one_shot.transition(update, one_shot.pair(cosine), beta), 2)), 2
+            float(torch.linalg.matrix_norm(transitions.transition(update, transitions.pair(cosine), beta), 2)), 2
         )
         for update, how in (("in turn", "one after the other"), ("at once", "from one old memory"))
         for cosine in (0, NEAR)

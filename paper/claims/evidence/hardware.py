@@ -11,11 +11,10 @@ from ortho.attention.cache import new_cache
 from ortho.attention.softmax.flash import ROWS, flash_attention
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference
 from ortho.cost import block, layer
-from ortho.cost.allocations import Allocations
+from ortho.cost.attention import decoded
 from ortho.cost.big_o import H, N, d
-from ortho.cost.counting import count_step
-from ortho.cost.decoding import decoded
-from ortho.cost.layers import RecomputedCost, mixture_of_experts, recomputed
+from ortho.cost.counting import Allocations, count_step
+from ortho.cost.models import RecomputedCost, mixture_of_experts, recomputed
 from ortho.layers.feed_forward import MixtureOfExperts
 from paper import experiments
 from paper.claims.evidence.common import EXACT, normal, relative_error
@@ -23,6 +22,7 @@ from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, counted, growth, holds, region, untestable
 from paper.claims.verdicts import Finding
 from paper.experiments.speed import attention_analysis as attention_rows
+from paper.experiments.speed.analysis import Row
 
 FLASH, SERVING, RECOMPUTATION, MIXTURES = "19-flash-attention", "20-serving", "21-recomputation", "22-experts"
 
@@ -86,7 +86,7 @@ def orders() -> Finding:
     )
 
 
-def rows() -> list[attention_rows.Row]:
+def rows() -> list[Row]:
     """What the records say of the materialised form, one row a device, direction and length."""
     found = attention_rows.beside_alike(experiments.load("flash-speed"), "exact")
     return [row for row in found if row["arm"].startswith("materialised")]
@@ -110,7 +110,7 @@ def faster_and_leaner() -> Finding:
     ).noting(f"On all devices the materialised form takes {min(times.values())} to {max(times.values())} times as long")
 
 
-def _named(row: attention_rows.Row) -> str:
+def _named(row: Row) -> str:
     way = "causal" if "causal" in row["arm"] else "both ways"
     return f"$N = {row['N']:,}$, {way}, {row['dtype']} on {row['device']}"
 

@@ -9,9 +9,8 @@ import sympy
 import torch
 
 from ortho.attention import MECHANISMS
-from ortho.cost import block, feed_forward, layer
+from ortho.cost import Cost, block, feed_forward, layer
 from ortho.cost.big_o import H, N, d
-from ortho.cost.layers import Cost
 from ortho.layers.multihead import MultiheadAttention
 from paper.claims.evidence.common import orders
 from paper.claims.evidence.printed_models import SCENARIOS

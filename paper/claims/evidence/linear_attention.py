@@ -17,7 +17,7 @@ from ortho.attention.linear.feature_maps import CosFormer, Cosine, EluPlusOne, E
 from ortho.attention.linear.linear_attention import FeatureMap, kernel_weights, linear_attention_reference
 from ortho.cost import layer
 from ortho.cost.big_o import H, N, d, m
-from ortho.theory import associativity, mercer, recall
+from ortho.theory import associativity, kernels
 from ortho.theory.associativity import Matrix, left_first, product, product_flops, right_first
 from paper import experiments
 from paper.claims.evidence import lookup
@@ -27,7 +27,7 @@ from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, counted, growth, holds, region, untestable
 from paper.claims.verdicts import Finding
 from paper.experiments.speed import attention_analysis as attention_rows
-from paper.experiments.speed.attention_analysis import Row
+from paper.experiments.speed.analysis import Row
 
 CHAPTER = "07-linear-attention"
 
@@ -225,9 +225,9 @@ POINTS = 40
 def mercer_error(width: int = 4) -> float:
     """The greatest difference of an entry of a kernel's matrix to the inner product of the features found for it."""
     found = []
-    for kernel in mercer.KERNELS.values():
-        matrix = mercer.gram(kernel, normal(POINTS, width))
-        phi = mercer.features_of(matrix)
+    for kernel in kernels.KERNELS.values():
+        matrix = kernels.gram(kernel, normal(POINTS, width))
+        phi = kernels.features_of(matrix)
         found.append(float((phi @ phi.T - matrix).abs().max()))
     return max(found)
 
@@ -235,13 +235,13 @@ def mercer_error(width: int = 4) -> float:
 @evidence("S2.3.2a", chapter=CHAPTER)
 def inner_products() -> Finding:
     points = normal(POINTS, 4)
-    rank = mercer.rank(mercer.gram(mercer.KERNELS["softmax"], points), 4)
-    without = mercer.least_eigenvalue(mercer.gram(mercer.INDEFINITE["ReLU"], points))
+    rank = kernels.rank(kernels.gram(kernels.KERNELS["softmax"], points), 4)
+    without = kernels.least_eigenvalue(kernels.gram(kernels.INDEFINITE["ReLU"], points))
     return holds(
         "$\\kappa(x, y) = \\phi(x)^\\top \\phi(y)$",
         mercer_error(),
-        mercer.rounding(POINTS, POINTS),
-        at=f"{len(mercer.KERNELS)} kernels on {POINTS} points",
+        kernels.rounding(POINTS, POINTS),
+        at=f"{len(kernels.KERNELS)} kernels on {POINTS} points",
     ).noting(
         f"The features may be infinitely many: $e^{{x^\\top y}}$ needs {rank} on these {POINTS} points. A kernel that "
         f"is not positive semi-definite has none: ReLU of the score has an eigenvalue of {without:.1f} there"
@@ -342,14 +342,14 @@ NEAR, FAR = FEATURES - 1, (15, 31, 63)  # tokens
 
 def near_error() -> float:
     """How much of the target a head that is built for it misses when it copies from `NEAR` tokens back."""
-    q, k = recall.copying(recall.tokens(NEAR, 20), NEAR, FEATURES)
-    return float(recall.copy_error(recall.causal_weights(q, k), NEAR))
+    q, k = kernels.copying(kernels.tokens(NEAR, 20), NEAR, FEATURES)
+    return float(kernels.copy_error(kernels.causal_weights(q, k), NEAR))
 
 
 @evidence("S1.2.2b", chapter=CHAPTER)
 def power_lost() -> Finding:
     looked_up = 100 * lookup.low_rank_error(lookup.ENTRIES, FEATURES)
-    copied = {f"{r} tokens back": 100 * recall.least_error(r, FEATURES) for r in FAR}
+    copied = {f"{r} tokens back": 100 * kernels.least_error(r, FEATURES) for r in FAR}
     nothing = near_error() <= lookup.SOLVED
     return all_of(
         {

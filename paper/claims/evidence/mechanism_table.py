@@ -5,8 +5,8 @@ import torch
 
 from ortho.attention import MECHANISMS
 from ortho.cost import layer
+from ortho.cost.attention import positional_attention
 from ortho.cost.big_o import H, N, d, m
-from ortho.cost.positional import positional_attention
 from ortho.layers.multihead import MultiheadAttention
 from paper.claims.evidence import lookup
 from paper.claims.evidence.low_resource import (

@@ -17,21 +17,28 @@ from ortho.attention.linear.favor import orthogonal_features
 from ortho.attention.linear.random_features import iid_features, positive_features
 from ortho.cost.big_o import H, N, d, m
 from ortho.orthogonal import haar
-from ortho.theory import draw_bias
 from ortho.theory.approximation import MOST, drawn_errors
 from ortho.theory.estimates import SIGMAS, Estimate
-from ortho.theory.fitted_features import DATA, reductions
 from ortho.theory.johnson_lindenstrauss import dimension, distortion, failure_bound, least_dimension
-from ortho.theory.unbiasedness import omegas, unbiasedness
+from ortho.theory.unbiasedness import (
+    fixed_length_correlation,
+    fixed_length_error,
+    fixed_length_kernel,
+    fixed_length_mean,
+    omegas,
+    unbiasedness,
+    unit_norm_rows,
+)
 from ortho.theory.variance import (
+    DATA,
     log_gain,
     moment,
     orthogonal_gain,
+    reductions,
     squared_error,
     where_gain,
     where_orthogonality_helps,
 )
-from ortho.theory.wrong_draws import unit_norm_rows
 from paper.claims.evidence.common import EXACT, SOME, normal, orders, relative_error, seeded
 from paper.claims.evidence.methods import COSTS, FAVOR_WIDTH, favor_misplaced, misplaced, unlike_softmax
 from paper.claims.figures import Interval, show
@@ -207,8 +214,8 @@ def complexity() -> Finding:
 @evidence("S2.3.3b", chapter=CHAPTER)
 def gram_schmidt() -> Finding:
     squares = (1, 2, 4)
-    unit = {square: draw_bias.fixed_length_error(WIDTH, WIDTH, 1, square) for square in squares}
-    bias = {square: draw_bias.fixed_length_mean(WIDTH, 1, square) - 1 for square in squares}
+    unit = {square: fixed_length_error(WIDTH, WIDTH, 1, square) for square in squares}
+    bias = {square: fixed_length_mean(WIDTH, 1, square) - 1 for square in squares}
     lower = {
         square: 100 * (1 - (unit[square] - bias[square] ** 2) / squared_error("positive", square, WIDTH, WIDTH))
         for square in squares
@@ -223,7 +230,7 @@ def gram_schmidt() -> Finding:
             ),
             "correlation of two estimates": region(
                 (-inf, 0),
-                {f"$|x + y|^2 = {square}$": draw_bias.fixed_length_correlation(WIDTH, 1, square) for square in squares},
+                {f"$|x + y|^2 = {square}$": fixed_length_correlation(WIDTH, 1, square) for square in squares},
             ),
             "variance taken away": region(
                 SOME, {f"$|x + y|^2 = {square}$": round(gain, 2) for square, gain in lower.items()}, unit=" %"
@@ -251,7 +258,7 @@ def printed_algorithm(q: Tensor, k: Tensor, v: Tensor, omega: Tensor) -> Tensor:
 
 def printed_limit(x: Tensor, y: Tensor) -> Tensor:
     """The weights that its outputs tend to with many blocks of orthonormal rows."""
-    kernel = draw_bias.fixed_length_kernel(x, y, 1.0)
+    kernel = fixed_length_kernel(x, y, 1.0)
     return kernel / kernel.sum(-1, keepdim=True)
 
 
