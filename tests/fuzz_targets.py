@@ -159,7 +159,8 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     "cost.layers.projection_cost": {"projection": "frozen"},
     "cost.models.step_memory": {"cost": _COST},
     "cost.layers.hybrid": {"heads": {"learned": 1, "positional": 1}},
-    "adapters.hybrid.set_heads": {"model": nn.Sequential(nn.MultiheadAttention(8, 2, batch_first=True)),
+    "adapters.conversion.restore": {"record": {}},
+    "adapters.conversion.set_heads": {"model": nn.Sequential(nn.MultiheadAttention(8, 2, batch_first=True)),
     "kinds": ["learned", "linear"]},
     "adapters.layouts.Source": {"name": "q_proj", "holds": "q"},
     "adapters.layouts.Layout": {"q": Source("q_proj", "q"), "k": Source("k_proj", "k")},
@@ -276,7 +277,7 @@ def targets() -> dict[str, Callable[..., Any]]:
 LEFT_OUT = {
     "layers.block.DecoderCache", "cost.layers.Cost", "cost.models.RecomputedCost",
     "cost.attention.DecodeCost", "attention.selected.routing.members_of",
-    "favor++ layer.new_cache",
+    "favor++ layer.new_cache", "adapters.conversion.from_pretrained",
     "layers.hybrid.HybridCache",
     *(f"attention.cache.{name}Cache" for name in ("", "KeyValue", "Pattern", "Rotary", "State")),
     *(f"attention.untrained.patterns.{name}" for name in

@@ -5,6 +5,7 @@ gives the formula. `ortho.cost.counting` takes the same figures from a run; the 
 """
 
 from ortho._cost import Cost
+from ortho.cost.budgets import Choice, choose
 from ortho.cost.layers import hybrid, layer, synthesizer
 from ortho.cost.models import (
     block,
@@ -17,8 +18,10 @@ from ortho.cost.models import (
 )
 
 __all__ = [
+    "Choice",
     "Cost",
     "block",
+    "choose",
     "encoder_decoder",
     "feed_forward",
     "hybrid",

@@ -389,6 +389,7 @@ def _mechanism(name: str, loss: TokenLoss, source: str) -> Mechanism:
         positional=True,
         signed=True,
         gates={"eta": StepSize},
+        gives_weights=loss.__class__ not in (Huber, HuberNorm),
     )
 
 
