@@ -5,6 +5,7 @@ from ortho.adapters import freeze_qk, set_heads, standard_heads, to_standard, un
 from ortho.attention import MECHANISMS, RandomFeatureAttention
 from ortho.attention.cache import Cache, new_cache
 from ortho.attention.shifted import ShiftedKeysValues
+from ortho.cost import choose
 from ortho.layers.block import TransformerBlock
 from ortho.layers.feed_forward import FeedForward, GatedFeedForward, MixtureOfExperts
 from ortho.layers.hybrid import HEADS, HybridAttention
@@ -44,6 +45,7 @@ __all__ = [
     "TransformerBlock",
     "VisionTransformer",
     "attention",
+    "choose",
     "cost",
     "freeze_qk",
     "new_cache",

@@ -2,7 +2,7 @@ r"""How a layer makes, from its input, what a mechanism takes beside q, k and v:
 
 A gate is a module that maps x (B, N, d) to (B, H, N), or to (B, H, N, K). A mechanism says which of its arguments come
 from which gate (`Mechanism.gates`), and `MultiheadAttention` makes and trains them. Gates see their own token alone: a
-gate that looked at the memory would make it impossible to compute a sequence in parallel.
+gate that looked at the state would make it impossible to compute a sequence in parallel.
 """
 
 from abc import ABC, abstractmethod
@@ -18,16 +18,16 @@ from ortho._cost import Cost, linear_map
 from ortho._typing import Float, Size, Tensor
 from ortho._weights import new_weight, split_heads
 
-__all__ = ["ChannelDecay", "Decay", "ForgetGate", "Gate", "GateCost", "ReflectingWriteStrength", "WriteStrength"]
-
-
-# What a gate costs a layer. The sum of x's gradient with those of the layer's other paths is included. What a gate
-# makes is kept by the mechanism, or not at all.
-GateCost = Cost
+__all__ = ["ChannelDecay", "Decay", "ForgetGate", "Gate", "ReflectingWriteStrength", "WriteStrength"]
 
 
 class Gate(nn.Module, ABC):
-    """x (B, N, d) -> (B, H, N), or (B, H, N, K) for one value a channel, with K = d/H."""
+    """x (B, N, d) -> (B, H, N), or (B, H, N, width): a product x W^T, and what the subclass makes of its numbers.
+
+    With a `rank` the product is x W_1^T W_2^T, through a bottleneck of so many numbers.
+    """
+
+    rank: ClassVar[int | None] = None
 
     @checked
     def __init__(
@@ -43,45 +43,60 @@ class Gate(nn.Module, ABC):
         self.d_model, self.num_heads = heads(d_model, num_heads)
         self._make(generator, {"dtype": dtype, "device": device})
 
-    @abstractmethod
+    @classmethod
+    def rows(cls, d: Size, H: Size) -> Size:
+        """How many numbers are made for a token: by default one a head."""
+        return H
+
     def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
         """Draw the parameters."""
+        rows = self.rows(self.d_model, self.num_heads)
+        if self.rank is None:
+            self.weight = new_weight(rows, self.d_model, generator=generator, **kind)
+        else:
+            self.weight_down = new_weight(self.rank, self.d_model, generator=generator, **kind)
+            self.weight_up = new_weight(rows, self.rank, generator=generator, **kind)
 
     @abstractmethod
     def forward(self, x: Float[Tensor, "B N d"]) -> Tensor: ...
 
+    def _product(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B N rows"]:
+        return linear(x, self.weight) if self.rank is None else linear(linear(x, self.weight_down), self.weight_up)
+
+    def _vectors(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N K"]:
+        """The product by heads, several numbers each."""
+        return split_heads(self._product(x), self.num_heads)
+
+    def _numbers(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
+        """The product by heads, one number each."""
+        # Copied to where it is read before anything is made of it, so that autograd keeps one copy.
+        return self._product(x).mT.contiguous()
+
     @classmethod
-    @abstractmethod
     def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> Cost:
-        """The closed form, within a layer on x (B, N, d); `input_grad` says whether x needs a gradient."""
+        """The closed form, within a layer on x (B, N, d); `input_grad` says whether x needs a gradient.
+
+        The sum of x's gradient with those of the layer's other paths is included. What a gate makes is kept by the
+        mechanism, or not at all.
+        """
+        rows = cls.rows(d, H)
+        sum_of_gradients = Cost(elementwise_backward=B * N * d if input_grad else 0)
+        rest = cls._own_cost(B * N * rows, rows, itemsize) + sum_of_gradients
+        if cls.rank is None:
+            return linear_map(B, N, d, rows, input_grad=input_grad, itemsize=itemsize) + rest
+        down = linear_map(B, N, d, cls.rank, input_grad=input_grad, itemsize=itemsize)
+        return down + linear_map(B, N, cls.rank, rows) + Cost(saved_bytes=itemsize * B * N * cls.rank) + rest
+
+    @classmethod
+    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
+        """What is done with the numbers of the product, `rows` a token; the parameters beside the matrices."""
+        return Cost()
 
     def extra_repr(self) -> str:
         return f"d_model={self.d_model}, num_heads={self.num_heads}"
 
 
-class _PerHead(Gate):
-    """One product x W^T with W (H, d), and what the subclass makes of each number."""
-
-    def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
-        self.weight = new_weight(self.num_heads, self.d_model, generator=generator, **kind)
-
-    def _numbers(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
-        # Copied to where it is read before anything is made of it, so that autograd keeps one copy.
-        return linear(x, self.weight).mT.contiguous()
-
-    @classmethod
-    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> Cost:
-        sum_of_gradients = Cost(elementwise_backward=B * N * d if input_grad else 0)
-        product = linear_map(B, N, d, H, input_grad=input_grad, itemsize=itemsize)
-        return product + cls._own_cost(B * N * H, H, itemsize) + sum_of_gradients
-
-    @classmethod
-    @abstractmethod
-    def _own_cost(cls, numbers: Size, H: Size, itemsize: int) -> Cost:
-        """What is done with the numbers."""
-
-
-class WriteStrength(_PerHead):
+class WriteStrength(Gate):
     r"""$\beta = \sigma(x W^T)$ in (0, 1): how much of what a key holds is replaced (Yang et al. 2024,
     arXiv:2406.06484, section 3.1)."""
 
@@ -92,12 +107,9 @@ class WriteStrength(_PerHead):
         return self._numbers(x).sigmoid() * self.maximum
 
     @classmethod
-    def _own_cost(cls, numbers: Size, H: Size, itemsize: int) -> Cost:
-        return Cost(
-            elementwise_forward=2 * numbers,
-            elementwise_backward=2 * numbers,
-            saved_bytes=itemsize * numbers,
-        )  # sigmoid, product
+    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
+        # sigmoid, product
+        return Cost(elementwise_forward=2 * numbers, elementwise_backward=2 * numbers, saved_bytes=itemsize * numbers)
 
 
 class ReflectingWriteStrength(WriteStrength):
@@ -107,7 +119,7 @@ class ReflectingWriteStrength(WriteStrength):
     maximum: ClassVar[float] = 2
 
 
-class Decay(_PerHead):
+class Decay(Gate):
     r"""$\log a = -e^A\, \mathrm{softplus}(x W^T + b)$, at most 0: one decay a head and token (Dao & Gu 2024,
     arXiv:2405.21060; Yang et al. 2024, arXiv:2412.06464).
 
@@ -125,18 +137,18 @@ class Decay(_PerHead):
         return -self.log_rate.exp()[:, None] * softplus(self._numbers(x) + self.bias[:, None])
 
     @classmethod
-    def _own_cost(cls, numbers: Size, H: Size, itemsize: int) -> Cost:
+    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
         # forward: add, softplus, multiply; the rate's exp and sign. backward: two products, softplus, two sums over
         # tokens. Kept: what goes into the softplus and comes out, and the rate before and after its sign.
         return Cost(
-            elementwise_forward=3 * numbers + 2 * H,
-            elementwise_backward=5 * numbers + 2 * H,
-            saved_bytes=itemsize * (2 * numbers + 2 * H),
-            trained=2 * H,
+            elementwise_forward=3 * numbers + 2 * rows,
+            elementwise_backward=5 * numbers + 2 * rows,
+            saved_bytes=itemsize * (2 * numbers + 2 * rows),
+            trained=2 * rows,
         )
 
 
-class ForgetGate(_PerHead):
+class ForgetGate(Gate):
     r"""$\log f = \log \sigma(x W^T + b)$, at most 0 (Lin et al. 2025, arXiv:2503.02130, equation 5)."""
 
     def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
@@ -147,13 +159,13 @@ class ForgetGate(_PerHead):
         return -softplus(-(self._numbers(x) + self.bias[:, None]))
 
     @classmethod
-    def _own_cost(cls, numbers: Size, H: Size, itemsize: int) -> Cost:
+    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
         # add, two signs, softplus; backward the same three and the sum of the bias's gradient
         return Cost(
             elementwise_forward=4 * numbers,
             elementwise_backward=4 * numbers,
             saved_bytes=itemsize * numbers,
-            trained=H,
+            trained=rows,
         )
 
 
@@ -161,28 +173,26 @@ class ChannelDecay(Gate):
     r"""$\log a = \log \sigma(x W_1^T W_2^T + b) / 16$, at most 0: one decay a channel of the keys, through a
     bottleneck of 16 numbers (Yang et al. 2023, arXiv:2312.06635, section 4.4)."""
 
-    rank: ClassVar[int] = 16
+    rank: ClassVar[int | None] = 16
     temperature: ClassVar[int] = 16
 
+    @classmethod
+    def rows(cls, d: Size, H: Size) -> Size:
+        return d
+
     def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
-        self.weight_down = new_weight(self.rank, self.d_model, generator=generator, **kind)
-        self.weight_up = new_weight(self.d_model, self.rank, generator=generator, **kind)
+        super()._make(generator, kind)
         self.bias = nn.Parameter(torch.zeros(self.num_heads, 1, self.d_model // self.num_heads, **kind))
 
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N K"]:
-        z = split_heads(linear(linear(x, self.weight_down), self.weight_up), self.num_heads).contiguous()
-        return softplus(-(z + self.bias)) * (-1 / self.temperature)
+        return softplus(-(self._vectors(x).contiguous() + self.bias)) * (-1 / self.temperature)
 
     @classmethod
-    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> Cost:
-        product, numbers = 2 * B * N * d * cls.rank, B * N * d
+    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
+        # add, sign, softplus, multiply; backward the last three and the sum of the bias's gradient
         return Cost(
-            forward=2 * product,
-            backward=(3 + input_grad) * product,
-            elementwise_forward=4 * numbers,  # add, sign, softplus, multiply
-            # the same three, the sum of the bias's gradient, and the sum of x's
-            elementwise_backward=4 * numbers + (numbers if input_grad else 0),
-            saved_bytes=itemsize * (B * N * cls.rank + numbers),
-            decode=4 * B * d * cls.rank,
-            trained=2 * d * cls.rank + d,
+            elementwise_forward=4 * numbers,
+            elementwise_backward=4 * numbers,
+            saved_bytes=itemsize * numbers,
+            trained=rows,
         )

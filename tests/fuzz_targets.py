@@ -44,7 +44,7 @@ from ortho.gates import WriteStrength
 from ortho.layers.recomputation import Recomputed, RecomputedAttention
 from ortho.theory.estimates import Estimate
 from ortho.theory.johnson_lindenstrauss import share_law
-from ortho.theory.mercer import KERNELS
+from ortho.theory.kernels import KERNELS
 from ortho.theory.robustness import stream
 
 DOUBLE = torch.float64
@@ -68,8 +68,8 @@ WHOLE = (
     "attention.selected.moba", "attention.selected.top_k", "attention.selected.importance", "attention.selected.nsa",
     "attention.sparse.window", "attention.sparse.dilated",
     "attention.sparse.strided", "attention.sparse.fixed", "attention.sparse.block_sparse",
-    "attention.sparse.global_local", "attention.sparse.flex", "cost.layers", "cost.models", "cost.choosing",
-    "cost.decoding", "cost.traffic", "cost.positional", "cost.synthesizer", "adapters.conversion",
+    "attention.sparse.global_local", "attention.sparse.flex", "cost.layers", "cost.models", "cost.attention",
+    "adapters.conversion",
     "adapters.layouts", "training.recipe", "tasks.copying", "tasks.induction", "tasks.modular_addition",
     "tasks.mqar", "tasks.needle",
 )  # fmt: skip
@@ -121,10 +121,10 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     **{f"attention.selected.{name}{form}": _CAUSAL for form in ("", "_reference")
        for name in ("moba.moba_attention", "nsa.nsa_attention")},
     "theory.associativity.product_flops": {"inner": 3, "columns": 3},
-    "theory.frozen_scores.carrying": {
+    "theory.scores.carrying": {
         name: torch.eye(8, dtype=DOUBLE)[:, first:first + 4] for name, first in
         (("q", 0), ("k", 4), ("wanted_q", 0), ("wanted_k", 4))},
-    "theory.gated_forms.gated_recurrence": {"gamma": torch.rand(2, 2, 5, dtype=DOUBLE)},
+    "theory.transitions.gated_recurrence": {"gamma": torch.rand(2, 2, 5, dtype=DOUBLE)},
     "language model.generate": {"count": 3},
     **{f"text encoder.{name}": {"attn_mask": torch.ones(2, 3, dtype=torch.bool), "tokens": _TOKENS}
        for name in ("forward", "encode")},
@@ -133,7 +133,7 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     "random features.forward": {},
     **{f"{name}.new_cache": {"capacity": 8} for name in ("softmax layer", "rotary layer", "hybrid")},
     "key-value cache.attend": {name: torch.rand(2, 2, 1, 4, dtype=DOUBLE) for name in "qkv"},
-    "theory.memory_recall.answers": {"k": torch.rand(2, 2, 5, 4, dtype=DOUBLE) / 4},
+    "theory.delta_memory.answers": {"k": torch.rand(2, 2, 5, 4, dtype=DOUBLE) / 4},
     **{f"{name}:{form}": _CAUSAL for name in ("path", "position-delta", "moba", "nsa") for form in ("fast",
     "reference")},
     "models.generation.penalty": {"alpha": 0.6},
@@ -152,14 +152,15 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     "attention.linear.dense_features.isotropic": {"a": torch.zeros(2, dtype=DOUBLE), "K": 4},
     "attention.linear.dense_features.optimal_a": {"moment": torch.rand(3, dtype=DOUBLE)},
     "attention.linear.dense_features.dense_features": {"parameters": _PARAMETERS},
-    "cost.choosing.choosing": {"attention": "top-k"},
-    "cost.layers.mixture_of_experts": {"k": 2},
-    **{f"cost.traffic.{name}": {"M": 100} for name in ("columns_first", "rows_first")},
-    **{f"cost.traffic.{name}_tile": {"M": 100} for name in ("columns_first", "rows_first")},
+    "cost.attention.choosing": {"attention": "top-k"},
+    "cost.models.mixture_of_experts": {"k": 2},
+    **{f"cost.attention.{name}": {"M": 100} for name in ("columns_first", "rows_first")},
+    **{f"cost.attention.{name}_tile": {"M": 100} for name in ("columns_first", "rows_first")},
     "cost.layers.projection_cost": {"projection": "frozen"},
     "cost.models.step_memory": {"cost": _COST},
     "cost.layers.hybrid": {"heads": {"learned": 1, "positional": 1}},
-    "adapters.hybrid.set_heads": {"model": nn.Sequential(nn.MultiheadAttention(8, 2, batch_first=True)),
+    "adapters.conversion.restore": {"record": {}},
+    "adapters.conversion.set_heads": {"model": nn.Sequential(nn.MultiheadAttention(8, 2, batch_first=True)),
     "kinds": ["learned", "linear"]},
     "adapters.layouts.Source": {"name": "q_proj", "holds": "q"},
     "adapters.layouts.Layout": {"q": Source("q_proj", "q"), "k": Source("k_proj", "k")},
@@ -168,26 +169,26 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     **{f"theory.associativity.{name}": dict.fromkeys(parts, _RATIONAL) for name, parts in {
         "by_chunks": "qkv", "by_states": "qkv", "by_sums": "qkv", "divided": ("rows",), "left_first": "abc",
         "product": "ab", "right_first": "abc", "transpose": "a", "with_ones": "v"}.items()},
-    "theory.chunk_system.chunk_keys": {"kind": "random"},
-    "theory.fitted_features.reductions": {"data": "isotropic"},
-    "theory.fitted_features.sample_data": {"name": "isotropic", "tokens": 3},
-    "theory.fitted_features.mean_log_moment": {"parameters": _PARAMETERS},
-    "theory.frozen_scores.rank_at": {"function": torch.square, "point": torch.rand(3, dtype=DOUBLE)},
-    "theory.gated_forms.affinity_error": {"step": torch.square, "one": _UNIT, "other": _UNIT},
+    "theory.transitions.chunk_keys": {"kind": "random"},
+    "theory.variance.reductions": {"data": "isotropic"},
+    "theory.variance.sample_data": {"name": "isotropic", "tokens": 3},
+    "theory.variance.mean_log_moment": {"parameters": _PARAMETERS},
+    "theory.scores.rank_at": {"function": torch.square, "point": torch.rand(3, dtype=DOUBLE)},
+    "theory.transitions.affinity_error": {"step": torch.square, "one": _UNIT, "other": _UNIT},
     "theory.johnson_lindenstrauss.law_test": {"law": share_law("haar", 8, 2)},
-    "theory.mercer.gram": {"kernel": KERNELS["softmax"]},
-    **{f"theory.mercer.{name}": {"matrix": _POSITIVE} for name in ("features_of", "least_eigenvalue", "rank")},
+    "theory.kernels.gram": {"kernel": KERNELS["softmax"]},
+    **{f"theory.kernels.{name}": {"matrix": _POSITIVE} for name in ("features_of", "least_eigenvalue", "rank")},
     "theory.positionalness.head_weights": {"layer": _LAYER},
     **{f"theory.positionalness.{name}": {"weights": _WEIGHTS}
        for name in ("positionalness", "pattern_fits", "nearest_pattern")},
-    "theory.recall.copying": {"distance": 1},
-    "theory.recall.copy_error": {"weights": _WEIGHTS[0]},
+    "theory.kernels.copying": {"distance": 1},
+    "theory.kernels.copy_error": {"weights": _WEIGHTS[0]},
     "theory.robustness.best_rate": {"data": _STREAM},
     "theory.robustness.errors": {"data": _STREAM},
     "theory.robustness.moved": {"sizes": (1.0, 2.0)},
     "theory.robustness.retrieved": {"batch": 1, "passes": 2},
-    "theory.state_precision.expected_error": {"strengths": (0.1, 0.9)},
-    "theory.state_precision.relative_errors": {"found": _ROWS, "exact": _ROWS},
+    "theory.delta_memory.expected_error": {"strengths": (0.1, 0.9)},
+    "theory.delta_memory.relative_errors": {"found": _ROWS, "exact": _ROWS},
     "theory.unbiasedness.omegas": {"draw": iid_features},
     "theory.unbiasedness.unbiasedness": {"draw": iid_features, "name": "positive"},
     "theory.unbiasedness.ratios": {"name": "positive"},
@@ -274,19 +275,19 @@ def targets() -> dict[str, Callable[..., Any]]:
 
 # Steps of others, which take what these have made and checked; of any number of arguments; compiled alone.
 LEFT_OUT = {
-    "layers.block.DecoderCache", "cost.layers.Cost", "cost.layers.RecomputedCost",
-    "cost.decoding.DecodeCost", "attention.selected.routing.members_of",
-    "favor++ layer.new_cache",
+    "layers.block.DecoderCache", "cost.layers.Cost", "cost.models.RecomputedCost",
+    "cost.attention.DecodeCost", "attention.selected.routing.members_of",
+    "favor++ layer.new_cache", "adapters.conversion.from_pretrained",
     "layers.hybrid.HybridCache",
     *(f"attention.cache.{name}Cache" for name in ("", "KeyValue", "Pattern", "Rotary", "State")),
     *(f"attention.untrained.patterns.{name}" for name in
       ("added", "cubes", "running", "sum_of_cubes", "times", "windows")),
     *(f"attention.linear.linear_attention.{name}" for name in
-      ("kernel_mechanism", "kernel_weights", "root_scale", "scaled")), "attention.linear.favor.exponentials",
-    *(f"layers.synthesizer.sources.{name}" for name in ("product", "shared")),
+      ("kernel_mechanism", "kernel_weights")), "attention.linear.favor.exponentials",
+    *(f"layers.synthesizer.sources.{name}" for name in ("SourceCost", "product", "shared")),
     *(f"attention.selected.moba.{name}" for name in
       ("past_blocks", "none_selected", "select_blocks", "blocks_mask", "block_tilings", "block_work")),
-    "attention.sparse.flex.flex_pattern_attention", "cost.layers.added", "theory.gated_forms.gated_step",
-    "theory.reachability.reached", "theory.stability.unit_keys", "theory.state_precision.chunked",
-    "theory.state_precision.recurrent", "attention.linear.dense_features.dense_features",
+    "attention.sparse.flex.flex_pattern_attention", "cost.layers.added", "theory.transitions.gated_step",
+    "theory.reachability.reached", "theory.transitions.unit_keys", "theory.delta_memory.chunked",
+    "theory.delta_memory.recurrent", "attention.linear.dense_features.dense_features",
 }  # fmt: skip

@@ -90,7 +90,6 @@ EXPERIMENTS = {
         experiment("meeting", []),
         experiment("lingering", ["nothing", "linger"]),
         experiment("failing", ["die", "die", "fail", "nothing"]),
-        experiment("reducing", ["reduce", "reduce"]),
         experiment("torn", ["reduce", {"does": "reduce", "failing": 1}, "reduce"]),
         experiment("resuming", ["resume"], resumes=True),
         experiment("quiet", ["nothing"], quiet=True),

@@ -39,6 +39,12 @@ def describe(value: Any) -> str:
     return f"{type(value).__name__} {value!r}"
 
 
+def expect(fits: Any, name: str, wanted: str, got: Any) -> None:
+    """ValueError, `name: expected <wanted>, got <got>`, unless it `fits`."""
+    if not fits:
+        raise ValueError(f"{name}: expected {wanted}, got {got}")
+
+
 def positive_int(name: str, value: Any) -> int:
     """`value` if it is an integer of at least 1, else TypeError or ValueError."""
     if isinstance(value, bool) or not isinstance(value, int):

@@ -30,6 +30,17 @@ from ortho.adapters.layouts import Layout
 from ortho.adapters.torch_attention import AdaptedAttention
 from ortho.orthogonal import DRAWS
 
+__all__ = [
+    "freeze_qk",
+    "from_pretrained",
+    "heads_record",
+    "restore",
+    "set_heads",
+    "standard_heads",
+    "to_standard",
+    "unfreeze_qk",
+]
+
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 MARK = "ortho_heads"  # of a configuration
@@ -337,7 +348,7 @@ def _set(config: Any, name: str, value: Any) -> None:
 
 @checked
 def restore(
-    model: ModelT, record: Mapping[str, Any] | None = None, *, layout: Layout | Sequence[Layout] = ()
+    model: ModelT, record: Mapping[str, Mapping[str, Any]] | None = None, *, layout: Layout | Sequence[Layout] = ()
 ) -> ModelT:
     """Do to a model what a record says (`heads_record`), in place: heads are frozen as they are, and told their kinds.
 

@@ -13,14 +13,13 @@ import torch
 from torch import nn
 
 from ortho import _checks
-from ortho._autocast import no_autocast
 from ortho._checks import checked
-from ortho._typing import Bool, Float, State, Tensor
+from ortho._typing import Bool, Float, Tensor
 from ortho._weights import spread_heads
 from ortho.attention import MECHANISMS
 from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import AttentionFunction
-from ortho.attention.operands import blocked_pairs, working
+from ortho.attention.operands import blocked_pairs
 from ortho.attention.positions import rotary
 from ortho.attention.sparse.pattern import Pattern, pattern_of
 
@@ -66,6 +65,7 @@ class Cache(ABC):
         self.capacity = None if capacity is None else _checks.positive_int("capacity", capacity)
         self.length = 0
         self._before: tuple[Tensor, Tensor] | None = None  # keys and values of no tokens, like those read
+        self._held: tuple[Tensor, ...] = ()
 
     @checked(shapes=False)
     @torch.no_grad()
@@ -99,9 +99,9 @@ class Cache(ABC):
         """`attend`, of checked operands, after `length` tokens."""
 
     @property
-    @abstractmethod
     def nbytes(self) -> int:
         """Bytes that are held; none before the first token."""
+        return sum(x.nbytes for x in self._held)
 
     def copy(self: CacheT) -> CacheT:
         """Another cache that has read the same, and reads on by itself."""
@@ -109,9 +109,9 @@ class Cache(ABC):
         other._own()
         return other
 
-    @abstractmethod
     def _own(self) -> None:
         """Copy all that changes."""
+        self._held = tuple(x.clone() for x in self._held)
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         for name, x in (("k", k), ("q", q), ("v", v)):  # k, with which the others are compared, first
@@ -154,24 +154,16 @@ class StateCache(Cache):
     def __init__(self, attention: str | nn.Module, function: Callable[..., Any], capacity: int | None = None) -> None:
         super().__init__(attention, capacity)
         self._function = function
-        self._state: State = ()
-
-    @property
-    def nbytes(self) -> int:
-        return sum(x.nbytes for x in self._state)
-
-    def _own(self) -> None:
-        self._state = tuple(x.clone() for x in self._state)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:
         spread = spread_heads(k, _heads(q)), spread_heads(v, _heads(q))
-        past = self._state if self.length else None
+        past = self._held if self.length else None
         o, state = self._function(
             q, *spread, is_causal=True, scale=scale, initial_state=past, return_state=True, **gates
         )
         given = {x.untyped_storage().data_ptr() for x in (*spread, *gates.values())}
         # The first call's state may be the operands themselves, which are the caller's to change.
-        self._state = tuple(x.clone() if x.untyped_storage().data_ptr() in given else x for x in state)
+        self._held = tuple(x.clone() if x.untyped_storage().data_ptr() in given else x for x in state)
         return o
 
 
@@ -181,24 +173,14 @@ class Slots(Cache):
     def __init__(self, attention: str | nn.Module, slots: int, capacity: int | None) -> None:
         super().__init__(attention, capacity)
         self.slots = slots
-        self._held: tuple[Tensor, Tensor] | None = None
 
-    @property
-    def nbytes(self) -> int:
-        return sum(x.nbytes for x in self._held or ())
-
-    def _own(self) -> None:
-        if self._held is not None:
-            keys, values = self._held
-            self._held = keys.clone(), values.clone()
-
-    def _memory(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def _keys_values(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and the values in their slots."""
-        if self._held is None or self._before is None:  # also where the first tokens were refused
+        if self._before is None:  # also where the first tokens were refused
             with torch.inference_mode(False):  # tensors of that mode could not be written to outside of it
-                keys, values = (x.new_empty(*x.shape[:-2], self.slots, x.shape[-1]) for x in (k, v))
-            self._held = keys, values
-        return self._held
+                self._held = tuple(x.new_empty(*x.shape[:-2], self.slots, x.shape[-1]) for x in (k, v))
+        keys, values = self._held
+        return keys, values
 
 
 class KeyValueCache(Slots):
@@ -212,7 +194,7 @@ class KeyValueCache(Slots):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:
         _no_gates(gates)
-        keys, values = self._memory(k, v)
+        keys, values = self._keys_values(k, v)
         n, stop = k.shape[-2], self.length + k.shape[-2]
         keys[..., self.length : stop, :], values[..., self.length : stop, :] = k, v
         if n > 1 and not self.length:
@@ -227,11 +209,7 @@ class RotaryCache(KeyValueCache):
     """Turned keys, and values: `KeyValueCache` with rotary positions."""
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:
-        with no_autocast(q):
-            table = rotary.angles(self.length, self.length + q.shape[-2], q.shape[-1], device=q.device)
-            wide = torch.promote_types(q.dtype, torch.float32)
-            cos, sin = table.cos().to(wide), table.sin().to(wide)
-            q, k = (rotary.turn(working(x), cos, sin).to(x.dtype) for x in (q, k))
+        q, k = rotary.turned(q, k, self.length)
         return super()._attend(q, k, v, scale, gates)
 
 
@@ -269,26 +247,26 @@ class PatternCache(Slots):
     @indexing()
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:
         _no_gates(gates)
-        memory, n = self._memory(k, v), k.shape[-2]
+        held, n = self._keys_values(k, v), k.shape[-2]
         if n == 1:  # it takes a slot first: the token whose place it takes is out of its reach
             slot = self._slot(self.length)
-            for held, x in zip(memory, (k, v), strict=True):
-                held[..., slot, :] = x[..., 0, :]
+            for slots, x in zip(held, (k, v), strict=True):
+                slots[..., slot, :] = x[..., 0, :]
             self._positions[slot] = self.length
-            return self._read(q, *memory, self._positions, scale)
+            return self._read(q, *held, self._positions, scale)
         new = torch.arange(self.length, self.length + n, device="cpu")
         if self.length:
-            keys, values = (torch.cat(pair, -2) for pair in zip(memory, (k, v), strict=True))
+            keys, values = (torch.cat(pair, -2) for pair in zip(held, (k, v), strict=True))
             o = self._read(q, keys, values, torch.cat([self._positions, new]), scale)
         else:
             o = self._whole(q, spread_heads(k, _heads(q)), spread_heads(v, _heads(q)), is_causal=True, scale=scale)
         if self._ring:  # of those that share a slot the last stays
             new = new[(new < self._first) | (new > int(new[-1]) - self._ring)]
-        slots = torch.tensor([self._slot(position) for position in new.tolist()], device="cpu")
-        self._positions[slots] = new
-        rows, slots = (index.to(k.device) for index in (new - self.length, slots))
-        for held, x in zip(memory, (k, v), strict=True):
-            held.index_copy_(-2, slots, x.index_select(-2, rows))
+        places = torch.tensor([self._slot(position) for position in new.tolist()], device="cpu")
+        self._positions[places] = new
+        rows, places = (index.to(k.device) for index in (new - self.length, places))
+        for slots, x in zip(held, (k, v), strict=True):
+            slots.index_copy_(-2, places, x.index_select(-2, rows))
         return o
 
     def _slot(self, position: int) -> int:

@@ -29,6 +29,11 @@ def pad_tokens(x: Tensor, behind: int) -> Tensor:
     return pad(x, (0, 0, 0, behind)) if behind else x
 
 
+def cut(x: Tensor, width: int) -> Tensor:
+    """Chunks (G, n, width, K) of x (..., N, K), G sequences in all, the last chunk filled up with zeros."""
+    return pad_tokens(x, -x.shape[-2] % width).reshape(-1, -(-x.shape[-2] // width), width, x.shape[-1])
+
+
 def tiles(G: int, n: int, whole: bool) -> Iterator[tuple[slice, slice]]:
     """(sequences, chunks) of about `TILE` chunks each, contiguous in (G, n, ...); or all of them in one."""
     if whole or G * n <= TILE:

@@ -67,6 +67,7 @@ class Mechanism:
     gates: Mapping[str, type[Any]] = field(default_factory=dict)
     query_gates: frozenset[str] = frozenset()
     one_sequence: bool = False  # whether each query must be one of the keys' tokens
+    gives_weights: bool = True  # whether the result is weights, of queries, keys and gates, times the values
     same_tokens: bool = False  # whether the functions take `same_tokens`, which says that it is
 
     def form(self, name: str) -> AttentionFunction:

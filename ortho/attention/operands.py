@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import wraps
+from math import inf, sqrt
 from typing import Any, TypeVar, overload
 
 import torch
@@ -9,9 +10,12 @@ import torch
 from ortho import _checks
 from ortho._autocast import no_autocast
 from ortho._checks import checked
-from ortho._typing import Bool, State, Tensor
+from ortho._cost import AttentionCost
+from ortho._typing import Bool, Float, Size, State, Tensor
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+TINY = 1e-6  # beside the squared length by which a vector is divided
 
 
 @overload
@@ -21,6 +25,7 @@ def attention_form(
     *,
     beside: tuple[str, ...] = (),
     fixed_state: bool = False,
+    moves_keys: bool = False,
     trims: bool = False,
     upcasts: bool = True,
     check: Callable[..., None] | None = None,
@@ -30,6 +35,7 @@ def attention_form(
     *,
     beside: tuple[str, ...] = (),
     fixed_state: bool = False,
+    moves_keys: bool = False,
     trims: bool = False,
     upcasts: bool = True,
     check: Callable[..., None] | None = None,
@@ -42,14 +48,16 @@ def attention_form(
     By default the state is (keys, values), in the caller's dtype: k and v begin with those of `initial_state`, and the
     mask spans them. `beside` names further parts of the state; the body reads them in `initial_state`, which has one
     part for each name, and returns (o, these parts). One that `trims` the state, by keys that no later query reads,
-    returns (o, (keys, values, these parts)) if `return_state` asks for it. With `fixed_state` keys are summed up in a
-    state of fixed size: the body reads `initial_state` as it came and returns (o, the whole new state). The mask must
-    be the same for all queries then, and stand beside no state; the body gets it as (..., M).
+    returns (o, (keys, values, these parts)) if `return_state` asks for it. With `moves_keys` tokens change the keys
+    before them: the state has these in float32 at least, the body gets the new keys alone, and returns (o, (all
+    keys,)). With `fixed_state` keys are summed up in a state of fixed size: the body reads `initial_state` as it came
+    and returns (o, the whole new state). The mask must be the same for all queries then, and stand beside no state; the
+    body gets it as (..., M).
 
     Before anything else types and finite numbers are checked, by the annotations, and the shapes of q, k, v and the
-    mask. `check` may refuse more: it is called with q, k, v as they came, and by name with the mask that the body gets
-    and with the mechanism's own arguments, if they were given. With `upcasts=False` operands keep their dtype and
-    layout, for kernels that choose them.
+    mask. `check` may refuse more: it is called with q, k, v as they came, and by name with `is_causal`, with the mask
+    that the body gets and with the mechanism's own arguments, if they were given. With `upcasts=False` operands keep
+    their dtype and layout, for kernels that choose them.
     """
 
     def adapted(body: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,9 +79,9 @@ def attention_form(
                 attn_mask = key_mask(attn_mask, k, initial_state)
                 keys, values = k, v
             else:
-                keys, values = prepend_state(q, k, v, is_causal, attn_mask, initial_state, beside)
+                keys, values = prepend_state(q, k, v, is_causal, attn_mask, initial_state, beside, moves_keys)
             if check is not None:
-                check(q, k, v, attn_mask=attn_mask, **own)
+                check(q, k, v, is_causal=is_causal, attn_mask=attn_mask, **own)
             operands, dtype = (q, keys, values), q.dtype
             with no_autocast(q):
                 if upcasts:
@@ -91,9 +99,13 @@ def attention_form(
                 o = o.to(dtype)
             if not return_state:
                 return o
+            if fixed_state:
+                return o, tuple(state)
+            if moves_keys:
+                return o, (*state, values)
             if trims:
                 keys, values, state = state[0].to(dtype), state[1].to(dtype), state[2:]
-            return o, tuple(state) if fixed_state else (keys, values, *state)
+            return o, (keys, values, *state)
 
         return call
 
@@ -108,23 +120,28 @@ def prepend_state(
     attn_mask: Tensor | None,
     initial_state: State | None,
     beside: tuple[str, ...] = (),
+    moves_keys: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The checked keys and values, after those that the state holds, which has further parts of the names `beside`."""
+    """The checked keys and values, after those that the state holds, which has further parts of the names `beside`.
+
+    With `moves_keys` the state's keys are in float32 at least, and not put before the others.
+    """
     if initial_state is None:
         _checks.qkv(q, k, v, attn_mask, is_causal)
         return k, v
     parts = _checks.state(initial_state, "keys", "values", *beside, axes=0 if beside else 2)
     past_k, past_v = _checks.state(parts[:2], "keys", "values", axes=2)
     _checks.qkv(q, k, v, attn_mask, is_causal, past=past_k.shape[-2])
-    for name, past, new in (("keys", past_k, k), ("values", past_v, v)):
-        if past.shape[:-2] != new.shape[:-2] or past.shape[-1] != new.shape[-1] or past.dtype != new.dtype:
-            expected = f"{new.dtype} of shape {(*new.shape[:-2], '...', new.shape[-1])}"
+    keys_dtype = _at_least_float32(k.dtype) if moves_keys else k.dtype
+    for name, past, new, dtype in (("keys", past_k, k, keys_dtype), ("values", past_v, v, v.dtype)):
+        if past.shape[:-2] != new.shape[:-2] or past.shape[-1] != new.shape[-1] or past.dtype != dtype:
+            expected = f"{dtype} of shape {(*new.shape[:-2], '...', new.shape[-1])}"
             raise ValueError(f"initial_state: expected {name} {expected}, got {_checks.describe(past)}")
     if past_v.shape[-2] != past_k.shape[-2]:
         raise ValueError(
             f"initial_state: expected values of length {past_k.shape[-2]} like the keys, got {tuple(past_v.shape)}"
         )
-    return torch.cat([past_k, k], -2), torch.cat([past_v, v], -2)
+    return k if moves_keys else torch.cat([past_k, k], -2), torch.cat([past_v, v], -2)
 
 
 def past_length(initial_state: State | None) -> int:
@@ -134,7 +151,46 @@ def past_length(initial_state: State | None) -> int:
 
 def upcast(x: Tensor) -> Tensor:
     """float32 at least; and contiguous, which a layer's heads are not: else each product would copy its operands."""
-    return x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
+    return x.to(_at_least_float32(x.dtype)).contiguous()
+
+
+def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def gate(name: str, value: Tensor | None, k: Tensor, shape: tuple[int, ...]) -> None:
+    """TypeError or ValueError unless a gate is None or a tensor of that shape, on the device of k.
+
+    Its dtype is its own: autocast makes gates in float32 beside keys in half precision.
+    """
+    if value is None:
+        return
+    _checks.float_tensor(name, value)
+    if value.shape != shape:
+        raise ValueError(f"{name}: expected shape {tuple(shape)} like the keys, got {tuple(value.shape)}")
+    if value.device != k.device:
+        raise TypeError(f"{name}: expected a tensor on {k.device} like the keys, got one on {value.device}")
+
+
+def unit(x: Float[Tensor, "*batch N K"], name: str = "x") -> Float[Tensor, "*batch N K"]:
+    """Vectors of length 1, but for very short ones, which become at most `TINY` ** -0.5 times as long: zero stays zero.
+
+    Raises ValueError that names the argument, on the CPU, where a squared length is beyond the dtype's range: such a
+    vector would become 0.
+    """
+    squares = (x * x).sum(-1, keepdim=True)
+    _checks.within(name, "squared lengths", squares, 0, torch.finfo(x.dtype).max)
+    return x * squares.add(TINY).rsqrt()
+
+
+def unit_cost(vectors: Size, K: Size, differentiated: Size, itemsize: int) -> AttentionCost:
+    """`unit` of so many vectors, and of those through which a gradient passes."""
+    return AttentionCost(
+        elementwise_forward=vectors * (3 * K + 2),
+        # A gradient's sum over a broadcast axis is left out by autograd where that axis has length 1.
+        elementwise_backward=differentiated * (6 * K + 3 + (K if K != 1 else 0)),
+        saved_bytes=itemsize * differentiated * (K + 1),
+    )
 
 
 def _upcast_like(q: Tensor, value: Any) -> Any:
@@ -151,12 +207,6 @@ def key_mask(attn_mask: Tensor | None, k: Tensor, initial_state: State | None) -
         raise ValueError("attn_mask: expected None beside an initial_state, whose keys are summed and cannot be masked")
     mask_of_keys(attn_mask, k.shape[-2])
     return attn_mask.expand(*k.shape[:-2], 1, k.shape[-2])[..., 0, :]
-
-
-def hidden_keys(attn_mask: Tensor | None, k: Tensor, initial_state: State | None) -> Tensor | None:
-    """True where no query may attend to a key, (..., M)."""
-    kept = key_mask(attn_mask, k, initial_state)
-    return None if kept is None else ~kept
 
 
 def mask_of_keys(attn_mask: Tensor, keys: int) -> None:
@@ -207,6 +257,21 @@ def blocked_pairs(
     return blocked
 
 
+def root_scale(scale: float) -> float:
+    """The factor of q and of k that multiplies their products by `scale`; ValueError for a negative one."""
+    if not 0 <= scale < inf:
+        raise ValueError(f"scale: expected a finite number of at least 0, got {scale}")
+    return sqrt(scale)
+
+
+def scaled(scale: float | None, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """q and k whose products are multiplied by `scale`; as they are for None."""
+    if scale is None:
+        return q, k
+    root = root_scale(scale)
+    return q * root, k * root
+
+
 def flat_mask(mask: Bool[Tensor, "..."], lead: torch.Size) -> Bool[Tensor, "G N M"]:
     """A mask that broadcasts to (*lead, N, M) with its leading axes in one, of size 1 where all sequences share it."""
     mask = mask[(None,) * (2 - mask.dim())] if mask.dim() < 2 else mask
@@ -223,7 +288,3 @@ def masked_softmax(scores: Tensor, blocked: Tensor | None, *, empty_rows: bool) 
     # blocked entries has no NaN in it or in its gradient.
     weights = scores.masked_fill(blocked, torch.finfo(scores.dtype).min).softmax(-1)
     return weights.masked_fill(blocked, 0) if empty_rows else weights
-
-
-# The names by which other files know them, until these use `attention_form`.
-with_past, working = prepend_state, upcast

@@ -4,13 +4,24 @@ A closed form is a plain function of sizes. Called with integers it gives an exa
 gives the formula. `ortho.cost.counting` takes the same figures from a run; the tests hold the two equal, exactly.
 """
 
-from ortho.cost.layers import Cost, block, feed_forward, hybrid, layer
-from ortho.cost.models import encoder_decoder, model, step_memory, text_encoder, vision_transformer
-from ortho.cost.synthesizer import synthesizer
+from ortho._cost import Cost
+from ortho.cost.budgets import Choice, choose
+from ortho.cost.layers import hybrid, layer, synthesizer
+from ortho.cost.models import (
+    block,
+    encoder_decoder,
+    feed_forward,
+    model,
+    step_memory,
+    text_encoder,
+    vision_transformer,
+)
 
 __all__ = [
+    "Choice",
     "Cost",
     "block",
+    "choose",
     "encoder_decoder",
     "feed_forward",
     "hybrid",

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ortho._checks import checked, positive_int
+from ortho._checks import checked
 from ortho.cost import Cost, feed_forward, model, text_encoder, vision_transformer
 from ortho.models.encoders import TextEncoder, VisionTransformer
 from ortho.models.language_model import LanguageModel
@@ -61,7 +61,6 @@ class Configuration:
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, ...]:
         """Random arguments for a call of the model: tokens (B, N), or images, which alone have a `dtype`."""
-        positive_int("B", B)
         return (self.draw(self, B, dtype=dtype, device=device, generator=generator),)
 
     @checked

@@ -1,9 +1,11 @@
-"""Costs counted from running code: every operation that PyTorch dispatches, every byte that autograd keeps.
+"""Costs counted from running code: every operation that PyTorch dispatches, every byte that autograd keeps or a
+call takes.
 
 PyTorch's own FlopCounterMode counts nothing for the fused attention kernel of the CPU and nothing outside matrix
 products. Counts here depend on the shapes and on what autograd executes, not on the machine or its speed.
 """
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,8 +21,6 @@ from torch.utils._pytree import tree_leaves
 from ortho._checks import unchecked_values
 from ortho.attention.indexing import is_indexing
 from ortho.attention.mechanism import FUSED_BACKWARD, SOFTMAX_BACKWARD, SOFTMAX_FORWARD, causal_pairs
-
-__all__ = ["Counts", "OperationCounter", "count_forward", "count_step", "optimiser_bytes", "saved_bytes"]
 
 aten = torch.ops.aten
 
@@ -262,3 +262,42 @@ def optimiser_bytes(optimiser: torch.optim.Optimizer) -> int:
     """Bytes of an optimiser's state after a step, without its scalar step counts."""
     tensors = (t for state in optimiser.state.values() for t in state.values() if isinstance(t, Tensor))
     return sum(t.numel() * t.element_size() for t in tensors if t.dim() > 0)
+
+
+class Allocations(TorchDispatchMode):
+    """Counts the bytes of the tensors that are made inside `with Allocations() as memory:`, forward or backward.
+
+    `live`: of those that still exist, each storage once and whole, however many views there are of it. `peak`: the
+    most that there were at once. `largest`: of the largest. Tensors made before do not count, wherever they come in;
+    nor does what a kernel takes and gives back inside: on a CPU about 3 MB of PyTorch's fused softmax attention.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = self.largest = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        self._meet((args, kwargs), made=False)  # first, or a view of them would pass for new
+        out = func(*args, **kwargs)
+        self._meet(out, made=True)
+        return out
+
+    def _meet(self, tensors: Any, *, made: bool) -> None:
+        for tensor in tree_leaves(tensors):
+            if not isinstance(tensor, Tensor):
+                continue
+            storage = tensor.untyped_storage()  # the same object for as long as the memory is held
+            if id(storage) in self._known:
+                continue
+            size = storage.nbytes() if made else 0
+            self._known.add(id(storage))
+            self.live += size
+            self.peak = max(self.peak, self.live)
+            self.largest = max(self.largest, size)
+            weakref.finalize(storage, self._leave, id(storage), size).atexit = False
+
+    def _leave(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.live -= size

@@ -1,44 +1,30 @@
-"""Closed forms of layers and blocks, with all their constants."""
+"""Closed forms of attention layers, with all their constants."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from math import nan
 from operator import add
-from typing import Any, NamedTuple
+from typing import Any
 
-from ortho._checks import checked, one_of, positive_int
+from ortho._checks import checked, expect, one_of
 from ortho._cost import Cost, head_width, linear_map
 from ortho._typing import Size
 from ortho.attention import FORMS, MECHANISMS
+from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD
 from ortho.attention.softmax.softmax_attention import softmax_cost
 from ortho.attention.softmax.value_gradient import value_gradient_cost
-from ortho.cost.counting import LAYER_NORM_BACKWARD, LAYER_NORM_FORWARD
-from ortho.cost.induction import induction_heads
-from ortho.cost.positional import positional_heads
+from ortho.attention.untrained.positional_attention import PositionalPattern, named
+from ortho.cost.attention import positional_attention, shared_heads
 from ortho.gates import Gate
 from ortho.layers.hybrid import HEADS
-from ortho.projections import PROJECTIONS, kv_heads
+from ortho.layers.induction import STRUCTURED
+from ortho.layers.positional import shared_out
+from ortho.layers.synthesizer import SOURCES, Call, SourceCost
+from ortho.layers.synthesizer.layer import by_position
+from ortho.orthogonal import DRAWS
+from ortho.projections import PROJECTIONS
 from ortho.projections.structured import factors, sufficient_rounds
-
-__all__ = [
-    "Cost",
-    "RecomputedCost",
-    "added",
-    "block",
-    "convolved_layer",
-    "cross_layer",
-    "feed_forward",
-    "gated_feed_forward",
-    "hybrid",
-    "layer",
-    "layer_norm",
-    "mixture_of_experts",
-    "projection_cost",
-    "recomputed",
-    "shifted_layer",
-    "stopped_layer",
-]
 
 # Figures that a closed form does not give. Sums with them are not a number either.
 NOT_DERIVED: dict[str, Any] = dict.fromkeys(
@@ -51,15 +37,7 @@ def added(*costs: Cost) -> Cost:
     return reduce(add, costs)
 
 
-@checked
-def shared_heads(H: Size, num_kv_heads: Size | None) -> Size:
-    """The heads of keys that H heads of queries share, by default as many; numbers are checked, symbols pass."""
-    if num_kv_heads is None or hasattr(num_kv_heads, "free_symbols"):
-        return H if num_kv_heads is None else num_kv_heads
-    return num_kv_heads if hasattr(H, "free_symbols") else kv_heads(H, num_kv_heads)
-
-
-def passes_gradient(projection: str, input_grad: bool = True) -> bool:
+def _passes_gradient(projection: str, input_grad: bool = True) -> bool:
     """Whether a gradient reaches queries and keys."""
     return projection == "learned" or (input_grad and not projection.endswith("stopped"))
 
@@ -85,7 +63,7 @@ def projection_cost(
     """
     one_of("projection", projection, PROJECTIONS)
     numbers = K * (H + G)  # of a token's queries and keys
-    gradient = passes_gradient(projection, input_grad)
+    gradient = _passes_gradient(projection, input_grad)
     if not projection.startswith("structured"):
         made = linear_map(B, N, d, numbers, bias=bias, input_grad=input_grad, itemsize=itemsize)
         if projection == "learned":
@@ -129,7 +107,7 @@ def layer(
 
     Symbols stand for more than one head and token: a single one's output is not copied to be put side by side. Each of
     `num_kv_heads` heads of keys and values is spread before the call to the heads of queries that share it; the state,
-    and the decode step, are those of a call with a state, where all of them are held (`ortho.cost.decoding` has a
+    and the decode step, are those of a call with a state, where all of them are held (`ortho.cost.attention` has a
     cache's).
     `input_grad` says whether x needs a gradient: always, but for a first layer over frozen embeddings. Without it, q
     and k of a frozen projection depend on nothing that is trained, and autograd leaves their path out.
@@ -139,7 +117,7 @@ def layer(
     mechanism = MECHANISMS[one_of("attention", attention, MECHANISMS)]
     maps: dict[str, Any] = {"bias": bias, "itemsize": itemsize}
     qk = projection_cost(projection, B, N, d, H, K, G, input_grad=input_grad, **maps)
-    qk_grad = passes_gradient(projection, input_grad)
+    qk_grad = _passes_gradient(projection, input_grad)
     values = linear_map(B, N, d, K * G, input_grad=input_grad, **maps)
     merged = linear_map(B, N, H * K, d, **maps)
     core = mechanism.cost(B, N, H, K, K, form=form, causal=causal, qk_grad=qk_grad, itemsize=itemsize, **options)
@@ -253,6 +231,153 @@ def convolved_layer(
     )
 
 
+@checked
+def induction_heads(
+    B: Size,
+    N: Size,
+    d: Size,
+    H: Size,
+    *,
+    head_dim: Size = None,
+    tokens: Size = 1,
+    draw: str = "haar",
+    form: str = "fast",
+    causal: bool = False,
+    input_grad: bool = True,
+    itemsize: int = 4,
+) -> Cost:
+    """`InductionHeads(d, H)` on x (B, N, d); structured draws need numbers for d, H and `head_dim`.
+
+    Queries are made, and keys are the same a token late: one product. The fast form makes them again backward.
+    """
+    one_of("form", form, FORMS)
+    K, n = head_width(d, H, head_dim), tokens
+    width = H * K
+    product = 2 * B * N * d * width  # with W_V, or W_O
+    made, drawn, frozen = n * product, 0, n * d * width
+    if one_of("draw", draw, (*DRAWS, STRUCTURED)) == STRUCTURED:
+        (a, b), rounds = factors(d, K), sufficient_rounds(d, K)
+        rows = -(-width // b)  # of the table, which are read in the end
+        made = n * B * N * (rounds * 2 * d * b + (rounds - 1) * 2 * d * a + 2 * rows * a * b)
+        drawn, frozen = n * rounds * 2 * d * b, n * (rounds * 2 * d + a * a + b * b)  # signs into the blocks
+    # Squares, their sum, the product with the length; of a token its length. The sum over tokens.
+    elementwise = 3 * B * N * d + 3 * B * N + (n - 1) * B * N * width + drawn
+    core = value_gradient_cost(B, N, H, K, K, form=form, causal=causal, itemsize=itemsize)
+    again = form == "fast"
+    kept = 2 * itemsize * B * N * width if again else 0  # q and k, which are not kept
+    token = made // N if isinstance(N, int) else made / N
+    return Cost(
+        forward=2 * product + made + core.forward,
+        backward=(3 + input_grad) * product + core.backward + (made if again else 0),
+        elementwise_forward=core.elementwise_forward + elementwise,
+        elementwise_backward=core.elementwise_backward + (elementwise if again else 0),
+        saved_bytes=itemsize * B * N * (d + width) + core.saved_bytes - kept,
+        decode=4 * B * d * width + token + core.decode,
+        state_bytes=core.state_bytes + itemsize * B * (width + (n - 1) * d),
+        trained=2 * d * width,
+        frozen=frozen,
+        itemsize=itemsize,
+    )
+
+
+@checked
+def positional_heads(
+    B: Size,
+    N: Size,
+    d: Size,
+    H: Size,
+    *,
+    patterns: Sequence[PositionalPattern | str] | None = None,
+    head_dim: Size = None,
+    causal: bool = False,
+    empty: str = "zero",
+    input_grad: bool = True,
+    itemsize: int = 4,
+) -> Cost:
+    """`PositionalHeads(d, H)` in its fast form on x (B, N, d), without masks or words; H is a number.
+
+    Symbols stand for more than one token. Raises TypeError or ValueError as the layer does.
+    """
+    K = head_width(d, H, head_dim)
+    found = shared_out(H) if patterns is None else named(patterns)
+    expect(len(found) == H, "patterns", f"one for each of {H} heads", len(found))
+    attention = positional_attention(B, N, K, found, causal=causal, empty=empty, itemsize=itemsize)
+    values = linear_map(B, N, d, H * K, input_grad=input_grad, itemsize=itemsize)
+    merged = linear_map(B, N, H * K, d, itemsize=itemsize)
+    kept = Cost(saved_bytes=itemsize * B * N * (d + H * K))  # x, the merged heads
+    return values + merged + kept + attention
+
+
+@checked
+def synthesizer(
+    B: Size,
+    N: Size,
+    d: Size,
+    H: Size,
+    *,
+    source: str | Sequence[str] = "random",
+    max_length: Size = None,
+    rank: Size = 8,
+    k1: Size = None,
+    head_dim: Size = None,
+    causal: bool = False,
+    input_grad: bool = True,
+    itemsize: int = 4,
+) -> Cost:
+    """`SynthesizerAttention(d, H, max_length, source=source)` on x (B, N, d); `max_length` is N by default.
+
+    `rank` is that of "factored-random". `k1` is "factored-dense"'s, by default as there; a `max_length` that is a
+    symbol needs one. Weights that do not depend on x are the same for the whole batch: their softmax is taken, and
+    kept, once. With `head_dim` heads are of that width, and weights by position alone.
+    """
+    names = [source] if isinstance(source, str) else source
+    expect(names, "source", "at least one", "none")
+    L = N if max_length is None else max_length
+    width = H * head_width(d, H, head_dim)  # of all heads together
+    if isinstance(N, int) and isinstance(L, int) and N > L:
+        raise ValueError(f"N: expected at most max_length = {L}, got {N}")
+    call = Call(B, N, d, H, L, rank, k1, int(len(names) > 1), input_grad, itemsize)
+    sources = [SOURCES[one_of("source", name, SOURCES)] for name in names]
+    if head_dim is not None:
+        by_position(sources)
+    parts = [source.cost(call) for source in sources]
+    parts.append(_mixing(call, [part.items for part in parts]))
+    trained = sum(part.trained for part in parts)
+    product, values, weights = 2 * B * N * d * width, 2 * B * N * N * width, parts[-1].items * H * N * N
+    own = Cost(
+        forward=2 * product + values,
+        backward=(3 + input_grad) * product + (1 + (trained != 0)) * values,
+        elementwise_forward=weights * (SOFTMAX_FORWARD + causal),
+        elementwise_backward=weights * (SOFTMAX_BACKWARD + causal) if trained else 0,
+        # x, the merged heads, the weights; for the gradient of the logits v, and the blocked entries, a byte each
+        saved_bytes=itemsize * (B * N * (d + width) + weights)
+        + (itemsize * B * N * width + (N * N if causal else 0) if trained else 0),
+        decode=4 * B * d * width + 2 * B * N * width,
+        state_bytes=itemsize * B * N * width,
+        trained=2 * d * width,
+        itemsize=itemsize,
+    )
+    return added(own, *parts)
+
+
+def _mixing(call: Call, items: Sequence[Size]) -> SourceCost:
+    """Of the sum of logits of (B or 1, H, N, N) and of the shares; `items` of the result is its length."""
+    entries, shares = call.H * call.N**2, len(items) if call.shared else 0
+    total, forward, backward = items[0], 0, 0
+    for one in items[1:]:
+        both = total if one == 1 else one
+        forward += both * entries
+        backward += both * entries * ((total != both) + (one != both))  # summed over the batch for who has no batch
+        total = both
+    return SourceCost(
+        items=total,
+        elementwise_forward=forward + SOFTMAX_FORWARD * shares,
+        elementwise_backward=backward + SOFTMAX_BACKWARD * shares,
+        saved_bytes=call.itemsize * shares,
+        trained=shares,
+    )
+
+
 # The closed form of each of `ortho.layers.hybrid.HEADS`.
 COSTS: dict[str, Callable[..., Cost]] = {
     "learned": layer,
@@ -285,8 +410,7 @@ def hybrid(
     Raises TypeError or ValueError as the layer does.
     """
     K = head_width(d, H)
-    if sum(heads.values()) != H:
-        raise ValueError(f"heads: expected numbers that are together H = {H}, got {sum(heads.values())}")
+    expect(sum(heads.values()) == H, "heads", f"numbers that are together H = {H}", sum(heads.values()))
     options: dict[str, Any] = {"head_dim": K, "causal": causal, "input_grad": input_grad, "itemsize": itemsize}
     groups = [COSTS[one_of("heads", kind, HEADS)](B, N, d, count, **options) for kind, count in heads.items() if count]
     sums = (len(groups) - 1) * B * N * d
@@ -325,7 +449,7 @@ def cross_layer(
     halves = [projection_cost(projection, B, n, d, h, K, h, bias=bias) for n, h in ((N, H), (M, G))]
     qk = projection_cost(projection, B, N, d, H, K, G, bias=bias)
     values, merged = linear_map(B, M, d, K * G, bias=bias), linear_map(B, N, H * K, d, bias=bias)
-    pair = softmax_cost(B, 1, H, K, K, form=form, qk_grad=passes_gradient(projection))
+    pair = softmax_cost(B, 1, H, K, K, form=form, qk_grad=_passes_gradient(projection))
     figures = {
         name: sum(getattr(half, name) for half in halves) // 2
         + getattr(values, name)
@@ -335,120 +459,3 @@ def cross_layer(
     }
     trained = qk.trained + values.trained + merged.trained
     return Cost(**figures, trained=trained, frozen=qk.frozen, **NOT_DERIVED)
-
-
-@checked
-def feed_forward(B: Size, N: Size, d: Size, d_ff: Size = None, *, bias: bool = False, itemsize: int = 4) -> Cost:
-    """`FeedForward(d, d_ff)` on x (B, N, d) that needs a gradient."""
-    d_ff = 4 * d if d_ff is None else d_ff
-    product = 2 * B * N * d * d_ff
-    return Cost(
-        forward=2 * product,
-        backward=4 * product,
-        elementwise_forward=B * N * d_ff,
-        elementwise_backward=B * N * d_ff + (B * N * (d + d_ff) if bias else 0),  # GELU's; the biases' sums
-        saved_bytes=itemsize * B * N * (d + 2 * d_ff),  # x, and what goes into and comes out of the GELU
-        decode=4 * B * d * d_ff,
-        trained=2 * d * d_ff + (d + d_ff if bias else 0),
-        itemsize=itemsize,
-    )
-
-
-@checked
-def gated_feed_forward(B: Size, N: Size, d: Size, d_ff: Size) -> Cost:
-    """`GatedFeedForward(d, d_ff)` on x (B, N, d) that needs a gradient: three products, and two backward for each.
-
-    FLOPs of matrix products and parameters; the other figures are not derived.
-    """
-    weights = 3 * d * d_ff
-    products = {"forward": 2 * B * N * weights, "backward": 4 * B * N * weights, "trained": weights}
-    return Cost(**{**NOT_DERIVED, **products, "decode": 2 * B * weights})
-
-
-@checked
-def mixture_of_experts(
-    B: Size, N: Size, d: Size, E: Size, k: Size, d_ff: Size, *, gated: bool = False, form: str = "fast"
-) -> Cost:
-    """`MixtureOfExperts(d, E, top_k=k, d_ff=d_ff)`, none of whose tokens is dropped: the router's product, and those of
-    k experts a token; of all E in the form "reference".
-
-    FLOPs of matrix products on x that needs a gradient, and parameters; the other figures are not derived.
-    """
-    matrices = 3 if gated else 2
-    expert, run = matrices * d * d_ff, E if form == "reference" else k
-    token = 2 * d * E + 2 * run * expert
-    products = {"forward": B * N * token, "backward": 2 * B * N * token, "trained": E * expert + d * E}
-    return Cost(**{**NOT_DERIVED, **products, "decode": B * token})
-
-
-@checked
-def layer_norm(B: Size, N: Size, d: Size, *, bias: bool = False, itemsize: int = 4) -> Cost:
-    """`torch.nn.LayerNorm(d)` on x (B, N, d) that needs a gradient."""
-    size = B * N * d
-    return Cost(
-        elementwise_forward=(LAYER_NORM_FORWARD + bias) * size,
-        elementwise_backward=(LAYER_NORM_BACKWARD + bias) * size,
-        # x, and each row's mean and 1/std, in float32 at least as on CUDA (the CPU's kernel has them in half precision)
-        saved_bytes=itemsize * size + 2 * max(itemsize, 4) * B * N,
-        trained=d + (d if bias else 0),
-        itemsize=itemsize,
-    )
-
-
-@checked
-def block(
-    B: Size,
-    N: Size,
-    d: Size,
-    H: Size,
-    *,
-    layer: Callable[..., Cost] = layer,
-    d_ff: Size = None,
-    bias: bool = False,
-    itemsize: int = 4,
-    **kwargs: Any,
-) -> Cost:
-    """`TransformerBlock(d, H, d_ff=d_ff)` on x (B, N, d) that needs a gradient; `layer` is the closed form of its
-    attention layer, and `kwargs` are its.
-
-    The norm before the attention has a trained gain, so the attention's own input always needs a gradient, and
-    `input_grad` may not be said. Raises TypeError if it is.
-    """
-    if "input_grad" in kwargs:
-        raise TypeError("input_grad: expected in ortho.cost.layer alone; a block's attention always needs the gradient")
-    kind: dict[str, Any] = {"bias": bias, "itemsize": itemsize}
-    own = kind if bias else {"itemsize": itemsize}  # not every layer knows of biases
-    norm = layer_norm(B, N, d, **kind)
-    sums = 2 * B * N * d  # two residual sums forward; backward, the two gradients of each branch point are added
-    residuals = Cost(elementwise_forward=sums, elementwise_backward=sums)
-    return added(norm, layer(B, N, d, H, **own, **kwargs), norm, feed_forward(B, N, d, d_ff, **kind), residuals)
-
-
-class RecomputedCost(NamedTuple):
-    """FLOPs of a step's matrix products, those of them that are computed again, and bytes of activations: kept from
-    the forward pass, and at the peak, when a segment's are there again."""
-
-    step: Any
-    again: Any
-    kept_bytes: Any
-    peak_bytes: Any
-
-
-@checked
-def recomputed(
-    B: Size, N: Size, d: Size, H: Size, L: int, segments: int, *, itemsize: int = 4, **kwargs: Any
-) -> RecomputedCost:
-    """`ortho.layers.recomputation.Recomputed` of L blocks, of whose last products in each segment PyTorch knows that
-    nothing needs them; `kwargs` are `block`'s. With 0 segments nothing is recomputed, and all is kept."""
-    one = block(B, N, d, H, itemsize=itemsize, **kwargs)
-    whole = L * one.step
-    if not segments:
-        return RecomputedCost(whole, 0, L * one.saved_bytes, L * one.saved_bytes)
-    if positive_int("segments", segments) > L:
-        raise ValueError(f"segments: expected at most the {L} blocks, got {segments}")
-    d_ff = kwargs.get("d_ff") or 4 * d
-    again = L * one.forward - segments * 2 * B * N * d * d_ff
-    own, longest = itemsize * B * N * d, -(-L // segments)
-    # A segment's input is also what its first block keeps.
-    peak = (segments - 1) * own + longest * one.saved_bytes
-    return RecomputedCost(whole + again, again, segments * own, peak)

@@ -1,4 +1,4 @@
-"""Closed forms of whole models, and what a step of training holds in memory.
+"""Closed forms of blocks and whole models, and what a step of training holds in memory.
 
 The loss is not included: counts and `saved_bytes` end at what `forward` returns. An encoder reads its input as a whole;
 its costs of decoding are 0.
@@ -6,20 +6,134 @@ its costs of decoding are 0.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from ortho._checks import checked, describe, one_of
+from ortho._checks import checked, describe, expect, one_of
 from ortho._cost import Cost, linear_map
 from ortho._typing import Size
-from ortho.cost.layers import NOT_DERIVED, added, block, cross_layer, hybrid, layer, layer_norm, stopped_layer
-from ortho.cost.positional import positional_heads
+from ortho.cost.counting import LAYER_NORM_BACKWARD, LAYER_NORM_FORWARD
+from ortho.cost.layers import NOT_DERIVED, added, cross_layer, hybrid, layer, positional_heads, stopped_layer
 from ortho.layers.hybrid import HybridAttention
 from ortho.layers.multihead import MultiheadAttention
 from ortho.layers.positional import PositionalHeads
 from ortho.layers.stop_gradient import StoppedAttention
 from ortho.models.embeddings import POSITIONS
 
-__all__ = ["encoder_decoder", "model", "step_memory", "text_encoder", "vision_transformer"]
+
+@checked
+def feed_forward(B: Size, N: Size, d: Size, d_ff: Size = None, *, bias: bool = False, itemsize: int = 4) -> Cost:
+    """`FeedForward(d, d_ff)` on x (B, N, d) that needs a gradient."""
+    d_ff = 4 * d if d_ff is None else d_ff
+    product = 2 * B * N * d * d_ff
+    return Cost(
+        forward=2 * product,
+        backward=4 * product,
+        elementwise_forward=B * N * d_ff,
+        elementwise_backward=B * N * d_ff + (B * N * (d + d_ff) if bias else 0),  # GELU's; the biases' sums
+        saved_bytes=itemsize * B * N * (d + 2 * d_ff),  # x, and what goes into and comes out of the GELU
+        decode=4 * B * d * d_ff,
+        trained=2 * d * d_ff + (d + d_ff if bias else 0),
+        itemsize=itemsize,
+    )
+
+
+@checked
+def gated_feed_forward(B: Size, N: Size, d: Size, d_ff: Size) -> Cost:
+    """`GatedFeedForward(d, d_ff)` on x (B, N, d) that needs a gradient: three products, and two backward for each.
+
+    FLOPs of matrix products and parameters; the other figures are not derived.
+    """
+    weights = 3 * d * d_ff
+    products = {"forward": 2 * B * N * weights, "backward": 4 * B * N * weights, "trained": weights}
+    return Cost(**{**NOT_DERIVED, **products, "decode": 2 * B * weights})
+
+
+@checked
+def mixture_of_experts(
+    B: Size, N: Size, d: Size, E: Size, k: Size, d_ff: Size, *, gated: bool = False, form: str = "fast"
+) -> Cost:
+    """`MixtureOfExperts(d, E, top_k=k, d_ff=d_ff)`, none of whose tokens is dropped: the router's product, and those of
+    k experts a token; of all E in the form "reference".
+
+    FLOPs of matrix products on x that needs a gradient, and parameters; the other figures are not derived.
+    """
+    matrices = 3 if gated else 2
+    expert, run = matrices * d * d_ff, E if form == "reference" else k
+    token = 2 * d * E + 2 * run * expert
+    products = {"forward": B * N * token, "backward": 2 * B * N * token, "trained": E * expert + d * E}
+    return Cost(**{**NOT_DERIVED, **products, "decode": B * token})
+
+
+@checked
+def layer_norm(B: Size, N: Size, d: Size, *, bias: bool = False, itemsize: int = 4) -> Cost:
+    """`torch.nn.LayerNorm(d)` on x (B, N, d) that needs a gradient."""
+    size = B * N * d
+    return Cost(
+        elementwise_forward=(LAYER_NORM_FORWARD + bias) * size,
+        elementwise_backward=(LAYER_NORM_BACKWARD + bias) * size,
+        # x, and each row's mean and 1/std, in float32 at least as on CUDA (the CPU's kernel has them in half precision)
+        saved_bytes=itemsize * size + 2 * max(itemsize, 4) * B * N,
+        trained=d + (d if bias else 0),
+        itemsize=itemsize,
+    )
+
+
+@checked
+def block(
+    B: Size,
+    N: Size,
+    d: Size,
+    H: Size,
+    *,
+    layer: Callable[..., Cost] = layer,
+    d_ff: Size = None,
+    bias: bool = False,
+    itemsize: int = 4,
+    **kwargs: Any,
+) -> Cost:
+    """`TransformerBlock(d, H, d_ff=d_ff)` on x (B, N, d) that needs a gradient; `layer` is the closed form of its
+    attention layer, and `kwargs` are its.
+
+    The norm before the attention has a trained gain, so the attention's own input always needs a gradient, and
+    `input_grad` may not be said. Raises TypeError if it is.
+    """
+    if "input_grad" in kwargs:
+        raise TypeError("input_grad: expected in ortho.cost.layer alone; a block's attention always needs the gradient")
+    kind: dict[str, Any] = {"bias": bias, "itemsize": itemsize}
+    own = kind if bias else {"itemsize": itemsize}  # not every layer knows of biases
+    norm = layer_norm(B, N, d, **kind)
+    sums = 2 * B * N * d  # two residual sums forward; backward, the two gradients of each branch point are added
+    residuals = Cost(elementwise_forward=sums, elementwise_backward=sums)
+    return added(norm, layer(B, N, d, H, **own, **kwargs), norm, feed_forward(B, N, d, d_ff, **kind), residuals)
+
+
+class RecomputedCost(NamedTuple):
+    """FLOPs of a step's matrix products, those of them that are computed again, and bytes of activations: kept from
+    the forward pass, and at the peak, when a segment's are there again."""
+
+    step: Any
+    again: Any
+    kept_bytes: Any
+    peak_bytes: Any
+
+
+@checked
+def recomputed(
+    B: Size, N: Size, d: Size, H: Size, L: int, segments: int, *, itemsize: int = 4, **kwargs: Any
+) -> RecomputedCost:
+    """`ortho.layers.recomputation.Recomputed` of L blocks, of whose last products in each segment PyTorch knows that
+    nothing needs them; `kwargs` are `block`'s. With 0 segments nothing is recomputed, and all is kept."""
+    one = block(B, N, d, H, itemsize=itemsize, **kwargs)
+    whole = L * one.step
+    if not segments:
+        return RecomputedCost(whole, 0, L * one.saved_bytes, L * one.saved_bytes)
+    expect(segments <= L, "segments", f"at most the {L} blocks", segments)
+    d_ff = kwargs.get("d_ff") or 4 * d
+    again = L * one.forward - segments * 2 * B * N * d * d_ff
+    own, longest = itemsize * B * N * d, -(-L // segments)
+    # A segment's input is also what its first block keeps.
+    peak = (segments - 1) * own + longest * one.saved_bytes
+    return RecomputedCost(whole + again, again, segments * own, peak)
 
 
 @checked

@@ -28,7 +28,8 @@ class TransformerBlock(nn.Module):
     `norm_first`, post-norm, norm(x + attention(x)), then norm(x + feed-forward(x)) (Vaswani et al. 2017, section 3.1).
     `layer` is the class of the attention layer, which is given `kwargs`: `MultiheadAttention`, or one that is called as
     it is, such as `HybridAttention`. `bias` is that of all parts, the norms' included. While training, a share
-    `dropout` of what either half gives is left out (Srivastava et al. 2014), by PyTorch's global generator.
+    `dropout` of what either half gives is left out (Srivastava et al. 2014), by PyTorch's global generator, and a share
+    `attention_dropout` of the attention's weights, which is the `dropout` of the layer.
 
     Raises TypeError or ValueError for a `dropout` outside [0, 1).
     """
@@ -45,6 +46,7 @@ class TransformerBlock(nn.Module):
         d_ff: int | None = None,
         norm_first: bool = True,
         dropout: float = 0.0,
+        attention_dropout: float = 0.0,
         bias: bool = False,
         generator: torch.Generator | None = None,
         dtype: torch.dtype | None = None,
@@ -53,7 +55,8 @@ class TransformerBlock(nn.Module):
     ) -> None:
         super().__init__()
         kind: dict[str, Any] = {"bias": bias, "dtype": dtype, "device": device}
-        own = {name: value for name, value in kind.items() if value}  # not every layer knows of biases
+        told = {**kind, "dropout": attention_dropout}
+        own = {name: value for name, value in told.items() if value}  # not every layer knows of biases or dropout
         self.attention = layer(d_model, num_heads, generator=generator, **own, **kwargs)
         self.feed_forward = FeedForward(d_model, d_ff, generator=generator, **kind)
         self.norm_attention = nn.LayerNorm(d_model, **kind)
@@ -149,6 +152,7 @@ class DecoderBlock(nn.Module):
     def new_cache(self, context: Float[Tensor, "B M d"], capacity: int) -> "DecoderCache":
         """For decoding beside a context: room for `capacity` tokens, and the context's keys and values."""
         layer = self.cross
+        layer.refuse_dropout("a cache")
         _, k, v, gates = layer._operands(context, None)
         keys, values = (spread_heads(x, layer.num_heads) for x in (k, v))
         return DecoderCache(self.attention.new_cache(capacity), keys, values, gates, context[:, :1])

@@ -1,11 +1,11 @@
 """Multi-head attention as projection x attention."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.nn.functional import dropout as drop
 from torch.nn.functional import linear
 
 from ortho import _checks
@@ -31,6 +31,10 @@ class MultiheadAttention(nn.Module):
     is its own. W_V and W_O (`weight_v`, `weight_o`, stored as in `torch.nn.Linear`) are always trained, and with `bias`
     what is added to their outputs.
 
+    While training, a share `dropout` of the attention weights is left out (Srivastava et al. 2014), by PyTorch's global
+    generator, as `torch.nn.MultiheadAttention` does. The weights, N x M of each head, are then computed by the
+    mechanism's definition, whatever the form.
+
     With `num_kv_heads` fewer heads of keys and values, a divisor of `num_heads`, as many heads of queries one after the
     other share each (grouped queries, Ainslie et al. 2023, arXiv:2305.13245; 1: multi-query attention). With `head_dim`
     there may be any number of heads, each of that width: W_V is (G K, d) and W_O (d, H K), and their entries begin with
@@ -42,8 +46,9 @@ class MultiheadAttention(nn.Module):
     `same_tokens`.
 
     Raises TypeError or ValueError, naming the argument, for unknown names, for d_model not divisible by num_heads, for
-    a `form` beside a module, for sizes or a `bias` other than those of a projection that is a module, and for a
-    mechanism with gates beside `head_dim`: gates are those of heads that share x.
+    a `form` beside a module, for sizes or a `bias` other than those of a projection that is a module, for a mechanism
+    with gates beside `head_dim`: gates are those of heads that share x, and for a `dropout` outside [0, 1), or beside
+    an attention that has no weights (`Mechanism.gives_weights`).
     """
 
     @checked
@@ -59,6 +64,7 @@ class MultiheadAttention(nn.Module):
         attention: str | nn.Module = "softmax",
         form: str = "fast",
         gates: Mapping[str, type[Gate]] | None = None,
+        dropout: float = 0.0,
         generator: torch.Generator | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
@@ -82,6 +88,9 @@ class MultiheadAttention(nn.Module):
         self._query_gates = frozenset(getattr(entry, "query_gates", ())) & makers.keys()
         self._one_sequence = bool(getattr(entry, "one_sequence", False))
         self._takes_same_tokens = bool(getattr(entry, "same_tokens", False))
+        self.dropout = _checks.share("dropout", dropout)
+        if dropout:
+            self._has_weights("dropout", "0", dropout)
 
     @checked(shapes=False)
     def forward(
@@ -95,7 +104,8 @@ class MultiheadAttention(nn.Module):
         initial_state: State | None = None,
         return_state: bool = False,
         cache: Cache | None = None,
-    ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], State]:
+        need_weights: bool = False,
+    ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], Any]:
         """x (B, N, d) -> (B, N, d); queries come from x, keys and values from `context` (B, M, d), by default x.
 
         `attn_mask` broadcasts to (B, H, N, M), True = may attend; `key_padding_mask` is (B, M), as in
@@ -103,10 +113,15 @@ class MultiheadAttention(nn.Module):
         causal sequence anywhere: the state that one call returns is what the next one starts from. A `cache`
         (`new_cache`) does so in place, for x that follows on the tokens that it has read; nothing then has a gradient.
 
+        With `need_weights` the result is (y, weights), the weights (B, H, N, M) by which each head's output is a sum of
+        values. They are what the mechanism's definition makes of the identity as values, after `dropout`; those of a
+        signed mechanism may be negative, and only a softmax's rows sum to 1.
+
         Raises TypeError or ValueError, naming the argument, for operands that do not fit together, for an `attn_mask`
         (N, M) where B = N, or (H, N, M) where B = H, which may be meant in two ways, for a context beside an attention
-        in which each query is one of the keys' tokens (fox, path, position-delta), for another attention's cache, and
-        beside a cache for a call that is not causal, and for a context, a mask or a state.
+        in which each query is one of the keys' tokens (fox, path, position-delta), for another attention's cache,
+        beside a cache for a call that is not causal, and for a context, a mask or a state; and for weights, or dropout
+        in training, beside a state or a cache, or of an attention that has none (`Mechanism.gives_weights`).
         """
         _checks.sequence("x", x, self.weight_v)
         if context is not None:
@@ -118,7 +133,8 @@ class MultiheadAttention(nn.Module):
                 raise ValueError(f"context: expected {wanted}, got shape {tuple(context.shape)}")
         if cache is not None:
             others: dict[str, Any] = {"context": context, "attn_mask": attn_mask, "initial_state": initial_state}
-            others["key_padding_mask"] = key_padding_mask
+            others |= {"key_padding_mask": key_padding_mask, "need_weights": need_weights}
+            self.refuse_dropout("a cache")
             _alone(cache, self.attention, is_causal, **others, return_state=return_state)
             with torch.no_grad():
                 q, k, v, gates = self._operands(x, None)
@@ -126,21 +142,26 @@ class MultiheadAttention(nn.Module):
         keys = None if initial_state is not None else x.shape[1] if context is None else context.shape[1]
         mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], keys)
         q, k, v, gates = self._operands(x, context)
+        k, v = spread_heads(k, self.num_heads), spread_heads(v, self.num_heads)
+        own: dict[str, Any] = {"is_causal": is_causal, "attn_mask": mask, **gates}
+        if self._takes_same_tokens:
+            own["same_tokens"] = context is None
+        if need_weights:
+            self._has_weights("need_weights", "False", True)
+        if initial_state is not None or return_state:
+            self.refuse_dropout("a state")
+            if need_weights:
+                raise ValueError("need_weights: expected False beside a state, got True")
+        if need_weights or (self.training and self.dropout):
+            identity = torch.eye(k.shape[2], dtype=v.dtype, device=v.device).expand(*k.shape[:2], -1, -1)
+            weights = MECHANISMS[cast(str, self.attention)].reference(q, k, identity, **own)  # (B, H, N, M)
+            weights = drop(weights, self.dropout, self.training)
+            y = self._merge(weights @ v)
+            return (y, weights) if need_weights else y
         attend: Any = self.attention
         if isinstance(attend, str):
             attend = MECHANISMS[attend].form(self.form)
-        if self._takes_same_tokens:
-            attend = partial(attend, same_tokens=context is None)
-        o = attend(
-            q,
-            spread_heads(k, self.num_heads),
-            spread_heads(v, self.num_heads),
-            is_causal=is_causal,
-            attn_mask=mask,
-            initial_state=initial_state,
-            return_state=return_state,
-            **gates,
-        )
+        o = attend(q, k, v, initial_state=initial_state, return_state=return_state, **own)
         if not return_state:
             return self._merge(o)
         o, state = o
@@ -163,6 +184,47 @@ class MultiheadAttention(nn.Module):
         """Heads side by side, then W_O."""
         return linear(o.transpose(1, 2).flatten(2), self.weight_o, self.bias_o)
 
+    def refuse_dropout(self, beside: str) -> None:
+        """ValueError where weights would be left out of a call that computes none."""
+        if self.training and self.dropout:
+            raise ValueError(f"dropout: expected 0 in training beside {beside}, got {self.dropout}: call eval() first")
+
+    def _has_weights(self, name: str, expected: str, got: Any) -> None:
+        """ValueError, naming the argument, unless outputs are weights, of queries and keys alone, times values."""
+        if not isinstance(self.attention, str) or not MECHANISMS[self.attention].gives_weights:
+            kind = repr(self.attention) if isinstance(self.attention, str) else type(self.attention).__name__
+            raise ValueError(f"{name}: expected {expected} with the attention {kind}, which has no weights, got {got}")
+
+    @classmethod
+    def from_torch(cls, layer: nn.MultiheadAttention, **kwargs: Any) -> "MultiheadAttention":
+        """A layer with the weights of PyTorch's own `nn.MultiheadAttention`, and by default with identical outputs.
+
+        `kwargs` are this class's other arguments: `projection` "frozen" keeps the queries' and keys' weights as they
+        are, and `attention` makes something else of them. Of masks the sense differs: True is "may attend" here.
+
+        Raises TypeError for a layer of another class; and ValueError for one with `kdim`, `vdim`, `add_bias_kv` or
+        `add_zero_attn`, and for a projection that is not by matrices.
+        """
+        if type(layer) is not nn.MultiheadAttention:
+            raise TypeError(f"layer: expected an nn.MultiheadAttention itself, got {type(layer).__name__}")
+        d, w = layer.embed_dim, layer.in_proj_weight
+        if layer.kdim != d or layer.vdim != d or layer.bias_k is not None or layer.add_zero_attn:
+            got = f"{layer.kdim}, {layer.vdim}, {layer.bias_k is not None} and {layer.add_zero_attn}"
+            wanted = f"kdim and vdim of embed_dim = {d}, no add_bias_kv and no add_zero_attn"
+            raise ValueError(f"layer: expected {wanted}, got {got}")
+        kind: dict[str, Any] = {"dtype": w.dtype, "device": w.device, "generator": torch.Generator(w.device)}
+        biased = layer.in_proj_bias is not None
+        made = cls(d, layer.num_heads, bias=biased, dropout=layer.dropout, **{**kind, **kwargs})
+        parts = ("projection.{}_q", "projection.{}_k", "{}_v", "{}_o")
+        state = dict(zip(parts, (*w.chunk(3), layer.out_proj.weight), strict=True))
+        named = {part.format("weight"): value for part, value in state.items()}
+        if biased:
+            biases = (*layer.in_proj_bias.chunk(3), layer.out_proj.bias)
+            named |= {part.format("bias"): value for part, value in zip(parts, biases, strict=True)}
+        if unknown_names := made.load_state_dict(named, strict=False).unexpected_keys:
+            raise ValueError(f"projection: expected one that has {', '.join(unknown_names)}, got {made.projection}")
+        return made.train(layer.training)
+
     def to_torch(self) -> nn.MultiheadAttention:
         """This layer as PyTorch's own `nn.MultiheadAttention` (batch first), with identical outputs.
 
@@ -178,7 +240,13 @@ class MultiheadAttention(nn.Module):
             raise ValueError(f"head_dim: expected d_model / num_heads, got {self.head_dim}")
         w, biases = self.weight_o, [b for b in (made.bias_q, made.bias_k, self.bias_v) if b is not None]
         layer = nn.MultiheadAttention(
-            self.d_model, self.num_heads, bias=bool(biases), batch_first=True, dtype=w.dtype, device=w.device
+            self.d_model,
+            self.num_heads,
+            self.dropout,
+            bias=bool(biases),
+            batch_first=True,
+            dtype=w.dtype,
+            device=w.device,
         )
         with torch.no_grad():
             layer.in_proj_weight.copy_(torch.cat([made.weight_q, made.weight_k, self.weight_v]))

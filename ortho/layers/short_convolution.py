@@ -22,7 +22,7 @@ from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import tokens_there
 from ortho.attention import FORMS
 from ortho.attention.cache import Cache
-from ortho.attention.operands import carried, working
+from ortho.attention.operands import carried, upcast
 from ortho.attention.transforms import Kernel, once
 from ortho.layers.multihead import MultiheadAttention
 
@@ -48,7 +48,7 @@ def short_convolution(
     Takes and returns the same. It cannot be differentiated twice.
     """
     with no_autocast(x):
-        y = _Convolution.apply(working(x), working(taps))
+        y = _Convolution.apply(upcast(x), upcast(taps))
         before = None if tail is None else _tail(x, taps, tail)
         if before is not None and before.shape[1]:
             y = _with_tail(y, before, taps)
@@ -64,8 +64,8 @@ def _with_tail(y: Tensor, tail: Tensor, taps: Tensor) -> Tensor:
     """What earlier tokens add to the first of y."""
     past, N = tail.shape[1], y.shape[1]
     reached = min(past, N)
-    line = torch.cat([working(tail), y.new_zeros(len(y), reached, y.shape[2])], 1)
-    sums = (line.unfold(1, past + 1, 1) * working(taps).flip(0).mT).sum(-1)  # (B, reached, d)
+    line = torch.cat([upcast(tail), y.new_zeros(len(y), reached, y.shape[2])], 1)
+    sums = (line.unfold(1, past + 1, 1) * upcast(taps).flip(0).mT).sum(-1)  # (B, reached, d)
     return torch.cat([y[:, :reached] + sums, y[:, reached:]], 1)
 
 

@@ -24,7 +24,8 @@ class StoppedAttention(MultiheadAttention):
     Backward, the values' gradient is a forward pass with q and k exchanged (`softmax.value_gradient`). Between the
     passes it keeps x, the merged heads, and one number a head and token: neither q, k nor v. Takes what that takes but
     another attention; `projection` is 'structured-stopped', 'stopped', a class that stops the gradient, or such a
-    module. The reference form, and calls with a context, a state or a cache, are that layer's, with the same results.
+    module. The reference form, and calls with a context, a state or a cache, with weights or their dropout, are that
+    layer's, with the same results.
 
     Raises TypeError or ValueError, naming the argument, for what `MultiheadAttention` refuses, and for a projection
     through which a gradient passes.
@@ -57,11 +58,13 @@ class StoppedAttention(MultiheadAttention):
         initial_state: State | None = None,
         return_state: bool = False,
         cache: Cache | None = None,
-    ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], State]:
+        need_weights: bool = False,
+    ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], Any]:
         """x (B, N, d) -> (B, N, d); see `MultiheadAttention.forward`."""
         kwargs: dict[str, Any] = {"initial_state": initial_state, "return_state": return_state, "cache": cache}
+        kwargs["need_weights"] = need_weights
         others = [x for x in (context, *kwargs.values()) if x is not None and x is not False]
-        if self.form == "reference" or others:
+        if self.form == "reference" or others or (self.training and self.dropout):
             kwargs |= {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask, "is_causal": is_causal}
             return super().forward(x, context, **kwargs)
         _checks.sequence("x", x, self.weight_v)

@@ -69,11 +69,9 @@ def check_length(name: str, length: int, past: int, max_length: int | None) -> N
 def mask_of_tokens(
     name: str, mask: Bool[Tensor, "B N"] | None, like: str, shape: tuple[int, ...]
 ) -> Bool[Tensor, "B 1 1 N"] | None:
-    """A mask of tokens (B, N), True = a token, as one of the keys of every head and query, (B, 1, 1, N)."""
+    """A mask of tokens (B, N) as one of the keys of every head and query, (B, 1, 1, N)."""
     if mask is None:
         return None
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        raise TypeError(f"{name}: expected a boolean tensor (True = a token), got {_checks.describe(mask)}")
     if mask.shape != shape:
         raise ValueError(f"{name}: expected shape {tuple(shape)} like {like}, got {tuple(mask.shape)}")
     return mask[:, None, None]

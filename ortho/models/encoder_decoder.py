@@ -17,7 +17,7 @@ from ortho.models.embeddings import (
     new_embeddings,
     token_indices,
 )
-from ortho.models.generation import beam_search
+from ortho.models.generation import beam_search, check_sampling, next_token
 
 __all__ = ["EncoderDecoder"]
 
@@ -133,9 +133,13 @@ class EncoderDecoder(nn.Module):
         start: int,
         stop: int,
         max_length: int | None = None,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        generator: torch.Generator | None = None,
     ) -> Int[Tensor, "B n"]:
         """The likeliest token, one after the other: (B, n), without `start`, and each row with its `stop`, which also
-        fills what is behind it.
+        fills what is behind it. At a `temperature` above 0 tokens are drawn (`ortho.models.generation.next_token`).
 
         A row ends after `max_length` tokens, by default and at most the model's, if no `stop` has come. Keys and values
         of the source are made once.
@@ -143,6 +147,8 @@ class EncoderDecoder(nn.Module):
         Raises TypeError or ValueError as `forward`, for a start or a stop that is not in the vocabulary, and for no or
         too large a `max_length`.
         """
+        check_sampling(temperature, top_p)
+        how: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
         most = self._most(start, stop, max_length)
         memory = self.encode(source, source_mask)
         mask = mask_of_tokens("source_mask", source_mask, "source", source.shape)
@@ -154,7 +160,7 @@ class EncoderDecoder(nn.Module):
             x = self.dropout(self.embed_target("target", token, past=len(drawn)))
             for block, cache in zip(blocks, caches, strict=True):
                 x = block.step(x, cache, context_mask=mask)
-            token = self._read_out(x).argmax(-1).to(token.dtype).masked_fill(ended, stop)  # (B, 1)
+            token = next_token(self._read_out(x)[:, -1], **how).to(token.dtype).masked_fill(ended, stop)  # (B, 1)
             drawn.append(token)
             ended = ended | (token == stop)
         return torch.cat(drawn, 1)

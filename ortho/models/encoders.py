@@ -1,6 +1,6 @@
 """Whole encoders built from the blocks: of a text (BERT) and of an image (ViT). Each gives one vector for its input."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -57,12 +57,13 @@ class TextEncoder(nn.Module):
         segments: Int[Tensor, "B N"] | None = None,
         *,
         attn_mask: Bool[Tensor, "B N"] | None = None,
+        key_padding_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B d"]:
         """What stands for the whole input, (B, d): the first token's vector after a linear map and tanh.
 
         The arguments, and what is raised for bad ones, are those of `encode`.
         """
-        x = self.encode(tokens, segments, attn_mask=attn_mask)
+        x = self.encode(tokens, segments, attn_mask=attn_mask, key_padding_mask=key_padding_mask)
         return linear(x[:, 0], self.weight_pool, self.bias_pool).tanh()
 
     @checked(shapes=False)
@@ -72,14 +73,16 @@ class TextEncoder(nn.Module):
         segments: Int[Tensor, "B N"] | None = None,
         *,
         attn_mask: Bool[Tensor, "B N"] | None = None,
+        key_padding_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B N d"]:
         """A vector for each token: indices (B, N) -> (B, N, d).
 
         `segments` says which of the segments a token belongs to, by default the first. `attn_mask` is True where there
-        is a token and False where there is padding, to which nothing attends.
+        is a token and False where there is padding, to which nothing attends; or `key_padding_mask` says the same as
+        in `torch.nn.MultiheadAttention`, True = padding.
 
         Raises TypeError or ValueError, naming the argument, for indices that are none or are out of range, for more
-        than `max_length` tokens, and for a mask that is not boolean and of the tokens' shape.
+        than `max_length` tokens, for a mask that is not boolean and of the tokens' shape, and for two masks.
         """
         token_indices("tokens", tokens, self.vocab_size)
         check_length("tokens", tokens.shape[1], 0, self.max_length)
@@ -90,6 +93,11 @@ class TextEncoder(nn.Module):
         x = embedding(tokens, self.embed_tokens) + embedding(segments, self.embed_segments)  # (B, N, d)
         x = self.norm(x + self.embed_positions[: tokens.shape[1]])
         mask = mask_of_tokens("attn_mask", attn_mask, "tokens", tokens.shape)
+        if key_padding_mask is not None:
+            if mask is not None:
+                raise ValueError("key_padding_mask: expected None beside an attn_mask of the tokens, got both")
+            padded = cast(Tensor, mask_of_tokens("key_padding_mask", key_padding_mask, "tokens", tokens.shape))
+            mask = ~padded
         for block in self.blocks:
             x = block(x, attn_mask=mask)
         return x

@@ -1,4 +1,4 @@
-"""Beam search: the likeliest sequences that are found by keeping a few at a time."""
+"""What comes next: drawing a token, and beam search, the likeliest sequences found by keeping a few at a time."""
 
 from collections.abc import Callable
 from math import inf
@@ -9,7 +9,40 @@ import torch
 from ortho._checks import checked
 from ortho._typing import Float, Int, Tensor
 
-__all__ = ["Found", "beam_search", "penalty"]
+__all__ = ["Found", "beam_search", "next_token", "penalty"]
+
+
+@checked
+def next_token(
+    logits: Float[Tensor, "B vocab"],
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Int[Tensor, "B 1"]:
+    """A token for each row of logits (B, vocab), drawn by their softmax at a temperature; the likeliest at 0.
+
+    `top_k` leaves the k likeliest tokens to choose from, and those that are as likely as the last of them (Fan et al.
+    2018, arXiv:1805.04833). `top_p` then leaves the fewest of the likeliest tokens whose chances are together p or more
+    (Holtzman et al. 2020, arXiv:1904.09751). Both look at the chances at that temperature.
+
+    Raises TypeError or ValueError for a temperature below 0, a `top_k` below 1, and a `top_p` outside (0, 1].
+    """
+    check_sampling(temperature, top_p)
+    if temperature == 0:
+        return logits.argmax(-1, keepdim=True)
+    # In float64, below the largest: else a very low temperature leads out of the range of the dtype.
+    scaled = (logits.double() - logits.amax(-1, keepdim=True)) / temperature
+    if top_k is not None:
+        least = scaled.topk(min(top_k, scaled.shape[-1])).values[:, -1:]
+        scaled = scaled.masked_fill(scaled < least, -inf)
+    chances = scaled.softmax(-1)
+    if top_p is not None:
+        ordered, tokens = chances.sort(-1, descending=True)
+        before = ordered.cumsum(-1) - ordered  # the chances of all that are likelier
+        chances = chances.masked_fill((before >= top_p).gather(-1, tokens.argsort(-1)), 0)
+    return torch.multinomial(chances.float(), 1, generator=generator)
 
 
 class Found(NamedTuple):
@@ -17,6 +50,14 @@ class Found(NamedTuple):
 
     tokens: Tensor
     scores: Tensor
+
+
+def check_sampling(temperature: float, top_p: float | None) -> None:
+    """ValueError for a temperature below 0, or a `top_p` outside (0, 1]."""
+    if temperature < 0:
+        raise ValueError(f"temperature: expected a number of at least 0, got {temperature}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p: expected a number in (0, 1], got {top_p}")
 
 
 @checked

@@ -9,10 +9,18 @@ from torch.nn.functional import embedding, linear
 
 from ortho import _checks
 from ortho._checks import checked
-from ortho._typing import Int, State, Tensor
+from ortho._typing import Bool, Int, State, Tensor
 from ortho.attention.cache import Cache
 from ortho.layers.block import TransformerBlock
-from ortho.models.embeddings import add_positions, check_length, new_embeddings, token_indices
+from ortho.models.embeddings import (
+    add_positions,
+    check_length,
+    check_token,
+    mask_of_tokens,
+    new_embeddings,
+    token_indices,
+)
+from ortho.models.generation import check_sampling, next_token
 
 __all__ = ["LanguageModel"]
 
@@ -68,25 +76,31 @@ class LanguageModel(nn.Module):
         initial_state: tuple[int, list[State]] | None = None,
         return_state: bool = False,
         caches: Sequence[Cache] | None = None,
+        key_padding_mask: Bool[Tensor, "B M"] | None = None,
     ) -> Any:
         """Token indices (B, N) -> logits (B, N, vocab_size), or (logits, state) with `return_state`.
 
         The state is the number of tokens seen and each block's own state; given as `initial_state`, the call continues
         that sequence. `caches` (`new_caches`), one a block, do so in place; nothing then has a gradient.
 
+        `key_padding_mask` (B, M), as in `torch.nn.MultiheadAttention` True = padding, spans the tokens of the state,
+        too. Nothing attends to padding, wherever it stands, and position embeddings count the other tokens alone; what
+        an attention says of positions itself counts it. The logits at padding have no meaning.
+
         Raises TypeError or ValueError for tokens that are no indices into the vocabulary, for sequences longer than
-        `max_length`, and for caches beside a state, of another number than the blocks, or of different lengths, as a
-        call leaves them that fails in a later block.
+        `max_length`, for a padding mask of another shape or beside caches, and for caches beside a state, of another
+        number than the blocks, or of different lengths, as a call leaves them that fails in a later block.
         """
         if caches is not None:
-            if initial_state is not None or return_state:
-                raise ValueError("caches: expected None beside initial_state or return_state")
+            if initial_state is not None or return_state or key_padding_mask is not None:
+                raise ValueError("caches: expected None beside initial_state, return_state or key_padding_mask")
             return self._decoded(tokens, caches)
         past, states = initial_state or (0, [None] * len(self.blocks))  # type: ignore[list-item]
-        x = self._embed(tokens, past)  # (B, N, d)
+        x = self._embed(tokens, past, key_padding_mask)  # (B, N, d)
+        masks = {} if key_padding_mask is None else {"key_padding_mask": key_padding_mask}  # if the layer knows of them
         new_states = []
         for block, state in zip(self.blocks, states, strict=True):
-            x = block(x, is_causal=True, initial_state=state, return_state=return_state)
+            x = block(x, is_causal=True, initial_state=state, return_state=return_state, **masks)
             if return_state:
                 x, state = x
                 new_states.append(state)
@@ -107,28 +121,57 @@ class LanguageModel(nn.Module):
         count: int,
         *,
         temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        stop: int | None = None,
+        key_padding_mask: Bool[Tensor, "B N"] | None = None,
         generator: torch.Generator | None = None,
-    ) -> Int[Tensor, "B N_and_count"]:
-        """The tokens (B, N), and `count` more that the model draws one after the other; likeliest at temperature 0.
+    ) -> Int[Tensor, "B N_and_more"]:
+        """The tokens (B, N), and up to `count` more that the model draws one after the other.
 
-        Raises TypeError or ValueError for a `count` or a temperature that is none, and for more tokens than are read
-        with `max_length`: all but the last.
+        `temperature`, `top_k` and `top_p` are those of `ortho.models.generation.next_token`: likeliest at temperature
+        0. A row ends with the token `stop`, which also fills what is behind it; where all have ended, drawing does.
+        `key_padding_mask` (B, N) is True where a prompt is padded, on either side. Rows with as many tokens are then
+        drawn together, the shortest first, from these tokens alone: what is drawn does not depend on the padding, and
+        stands behind column N in all rows.
+
+        Raises TypeError or ValueError for a `count`, a temperature, a `top_k`, a `top_p` or a `stop` that is none, for
+        a row without a token, and for more tokens than are read with `max_length`: all but the last.
         """
-        if temperature < 0:
-            raise ValueError(f"temperature: expected a number of at least 0, got {temperature}")
+        check_sampling(temperature, top_p)
         token_indices("tokens", tokens, self.vocab_size)
+        if stop is not None:
+            check_token("stop", stop, self.vocab_size)
+        how: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
+        if key_padding_mask is None:
+            return torch.cat([tokens, self._continued(tokens, count, stop, how)], 1)
+        mask_of_tokens("key_padding_mask", key_padding_mask, "tokens", tokens.shape)
+        lengths = (~key_padding_mask).sum(1)
+        if not lengths.all():
+            raise ValueError("key_padding_mask: expected a token in each row, got one of padding alone")
+        check_length("tokens", int(lengths.max()) + count - 1, 0, self.max_length)
+        drawn = tokens.new_full((len(tokens), count), 0 if stop is None else stop)
+        most = 0
+        for length in lengths.unique():
+            rows = (lengths == length).nonzero()[:, 0]
+            prompts = tokens[rows][~key_padding_mask[rows]].view(len(rows), -1)
+            found = self._continued(prompts, count, stop, how)
+            drawn[rows, : found.shape[1]] = found.to(drawn.dtype)
+            most = max(most, found.shape[1])
+        return torch.cat([tokens, drawn[:, :most]], 1)
+
+    def _continued(self, tokens: Tensor, count: int, stop: int | None, how: dict[str, Any]) -> Int[Tensor, "B n"]:
+        """What is drawn behind tokens without padding: `count` columns, or as many as the longest row has."""
         check_length("tokens", tokens.shape[1] + count - 1, 0, self.max_length)  # the last one is not read
-        caches = self.new_caches(tokens.shape[1] + count)
-        drawn = [tokens]
-        for _ in range(count):
-            logits = self(drawn[-1], caches=caches)[:, -1]  # (B, vocab)
-            if temperature == 0:
-                drawn.append(logits.argmax(-1, keepdim=True))
-            else:
-                # In float64, below the largest: else a very low temperature leads out of the range of the dtype.
-                logits = logits.double() - logits.amax(-1, keepdim=True)
-                chances = (logits / temperature).softmax(-1).float()
-                drawn.append(torch.multinomial(chances, 1, generator=generator))
+        caches, last = self.new_caches(tokens.shape[1] + count), tokens
+        drawn: list[Tensor] = []
+        ended = torch.zeros(len(tokens), 1, dtype=torch.bool, device=tokens.device)
+        while len(drawn) < count and not (stop is not None and bool(ended.all())):
+            last = next_token(self(last, caches=caches)[:, -1], **how)
+            if stop is not None:
+                last = last.masked_fill(ended, stop)
+                ended = ended | (last == stop)
+            drawn.append(last)
         return torch.cat(drawn, 1)
 
     @torch.no_grad()
@@ -146,12 +189,17 @@ class LanguageModel(nn.Module):
             x = block(x, is_causal=True, cache=cache)
         return self._read_out(x)
 
-    def _embed(self, tokens: Tensor, past: int) -> Tensor:
+    def _embed(self, tokens: Tensor, past: int, padding: Tensor | None = None) -> Tensor:
         token_indices("tokens", tokens, self.vocab_size)
-        check_length("tokens", tokens.shape[1], past, self.max_length)
-        x = embedding(tokens, self.embed_tokens)
-        if self.embed_positions is not None:
-            x = x + self.embed_positions[past : past + tokens.shape[1]]
+        (B, N), x = tokens.shape, embedding(tokens, self.embed_tokens)
+        check_length("tokens", N, past, self.max_length)
+        if padding is not None and padding.shape != (B, past + N):
+            raise ValueError(f"key_padding_mask: expected shape {(B, past + N)}, got {tuple(padding.shape)}")
+        if self.embed_positions is not None and padding is None:
+            x = x + self.embed_positions[past : past + N]
+        elif self.embed_positions is not None:
+            places = ((~cast(Tensor, padding)).cumsum(1) - 1).clamp(min=0)[:, past:]  # (B, N), padding not counted
+            x = x + embedding(places, self.embed_positions)
         return self.dropout(x)
 
     def _read_out(self, x: Tensor) -> Tensor:

@@ -17,23 +17,7 @@ from ortho._typing import Float, Tensor
 from ortho.attention.linear.dense_features import optimal_a
 from ortho.attention.linear.random_features import FEATURE_DRAWS
 from ortho.theory.estimates import Estimate, estimate
-from ortho.theory.fitted_features import FITS, sample_data
-from ortho.theory.variance import KINDS, dense_pair, moment
-
-__all__ = [
-    "FEATURES",
-    "MOST",
-    "attention_errors",
-    "choose_m",
-    "crossing",
-    "drawn_errors",
-    "kernel_estimates",
-    "row_errors",
-    "typical_square",
-    "uniform_error",
-    "uniform_errors",
-    "weights",
-]
+from ortho.theory.variance import FITS, KINDS, dense_pair, moment, sample_data
 
 FEATURES = (*KINDS, *FITS)
 TWO_A_ROW = ("trigonometric", "hyperbolic")
@@ -78,8 +62,7 @@ def drawn_errors(
     ValueError for an unknown kind or draw, and for an odd m where features come in pairs.
     """
     per_row = 2 if _checks.one_of("kind", kind, FEATURES) in TWO_A_ROW else 1
-    if _checks.positive_int("m", m) % per_row:
-        raise ValueError(f"m: expected an even number of {kind} features, got {m}")
+    _checks.expect(not m % per_row, "m", f"an even number of {kind} features", m)
     rows = FEATURE_DRAWS[_checks.one_of("draw", draw, FEATURE_DRAWS)]
     found = []
     for x, y, generator in _data(K, spread, tokens, draws, seed):
@@ -144,7 +127,7 @@ def typical_square(K: int, spread: float) -> float:
     A query's weights turn the law of the keys, $N(0, \tau I)$ with $\tau = \sigma / \sqrt K$, into $N(\tau x, \tau I)$:
     it is $K \tau ((1 + \tau)^2 + 1)$, a little above the plain mean $2 K \tau = 2 \sigma \sqrt K$.
     """
-    tau = spread / sqrt(_checks.positive_int("K", K))
+    tau = spread / sqrt(K)
     return K * tau * ((1 + tau) ** 2 + 1)
 
 
@@ -161,10 +144,8 @@ def choose_m(error: float, K: int, spread: float, *, kind: str = "positive") -> 
 
     Raises ValueError for another kind, for an error or spread that is not above 0, and for a spread out of range.
     """
-    if not error > 0:
-        raise ValueError(f"error: expected a positive number, got {error}")
-    if not spread > 0:
-        raise ValueError(f"spread: expected a positive number, got {spread}")
+    _checks.expect(error > 0, "error", "a positive number", error)
+    _checks.expect(spread > 0, "spread", "a positive number", spread)
     square = typical_square(K, spread)
     if _checks.one_of("kind", kind, ("positive", "hyperbolic", "gerf")) == "hyperbolic":
         return 2 * _rows((moment("hyperbolic", square) - 1) / error**2, spread)
@@ -174,10 +155,8 @@ def choose_m(error: float, K: int, spread: float, *, kind: str = "positive") -> 
 
 
 def _rows(wanted: float, spread: float) -> int:
-    if wanted == inf:
-        raise ValueError(
-            f"spread: expected scores whose variance a float can hold, got a standard deviation of {spread}"
-        )
+    got = f"a standard deviation of {spread}"
+    _checks.expect(wanted < inf, "spread", "scores whose variance a float can hold", got)
     return ceil(wanted)
 
 

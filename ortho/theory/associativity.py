@@ -14,26 +14,6 @@ from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, Size, Tensor
 
-__all__ = [
-    "Flops",
-    "Matrix",
-    "Reordering",
-    "by_chunks",
-    "by_states",
-    "by_sums",
-    "divided",
-    "flops",
-    "left_first",
-    "product",
-    "product_flops",
-    "rational",
-    "reorder",
-    "right_first",
-    "rounding_bound",
-    "transpose",
-    "with_ones",
-]
-
 Matrix = tuple[tuple[Any, ...], ...]
 
 
@@ -43,7 +23,7 @@ Matrix = tuple[tuple[Any, ...], ...]
 @checked
 def rational(rows: int, columns: int, *, generator: torch.Generator | None = None) -> Matrix:
     """Random fractions (rows, columns) with numerators -9..9 and denominators 1..9."""
-    sizes = (_checks.positive_int("rows", rows), _checks.positive_int("columns", columns))
+    sizes = (rows, columns)
     above = torch.randint(-9, 10, sizes, generator=generator).tolist()
     below = torch.randint(1, 10, sizes, generator=generator).tolist()
     return tuple(tuple(Fraction(*entry) for entry in zip(*row, strict=True)) for row in zip(above, below, strict=True))
@@ -104,7 +84,6 @@ def by_states(q: Matrix, k: Matrix, v: Matrix) -> Matrix:
 @checked
 def by_chunks(q: Matrix, k: Matrix, v: Matrix, chunk: int) -> Matrix:
     """The same outputs: earlier chunks through their state, the own chunk by sums. With chunk = 1 a recurrence."""
-    _checks.positive_int("chunk", chunk)
     if not (q and len(q) == len(k) == len(v)):
         raise ValueError(f"q, k, v: expected as many rows, at least one, got {len(q)}, {len(k)} and {len(v)}")
     state: Matrix = tuple((0,) * len(v[0]) for _ in k[0])  # (K, V)
@@ -142,8 +121,7 @@ def rounding_bound(a: Float[Tensor, "N K"], b: Float[Tensor, "K M"], c: Float[Te
     most. Underflow is left out.
     """
     n, u = sum(b.shape), torch.finfo(a.dtype).eps / 2
-    if n * u >= 1:
-        raise ValueError(f"a, b, c: expected lengths that sum to less than {1 / u:g} in {a.dtype}, got {n}")
+    _checks.expect(n * u < 1, "a, b, c", f"lengths that sum to less than {1 / u:g} in {a.dtype}", n)
     a, b, c = (x.double().abs() for x in (a, b, c))
     # |a| |b| |c| is itself computed in floats; as all its terms are positive, its relative error is the same gamma.
     here = _gamma(n, torch.finfo(torch.float64).eps / 2)

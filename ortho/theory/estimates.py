@@ -7,8 +7,6 @@ from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, Tensor
 
-__all__ = ["SIGMAS", "Estimate", "estimate"]
-
 SIGMAS = 4.42  # standard errors: a normal deviation is beyond them, on either side, with probability 1e-5
 
 
@@ -27,8 +25,5 @@ class Estimate(NamedTuple):
 @checked
 def estimate(samples: Float[Tensor, "count"]) -> Estimate:
     """The mean of independent samples (count,), with its standard error; ValueError for fewer than two."""
-    _checks.float_tensor("samples", samples)
-    if samples.dim() != 1 or len(samples) < 2:
-        raise ValueError(f"samples: expected shape (count,) with count of at least 2, got {tuple(samples.shape)}")
-    _checks.finite("samples", samples)
+    _checks.expect(len(samples) >= 2, "samples", "shape (count,) with count of at least 2", tuple(samples.shape))
     return Estimate(float(samples.double().mean()), float(samples.double().std()) / sqrt(len(samples)))

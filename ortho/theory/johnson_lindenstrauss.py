@@ -3,8 +3,13 @@ r"""How well a random projection keeps the distances between points: laws, bound
 W is a (d, k) draw of `ortho.orthogonal`, k <= d, whose entries have variance 1/d. A vector x keeps the share
 $|W^T x|^2 / |x|^2$ of its squared length, k/d on average; *rescaled* means times d/k, so that the average is one.
 Points are kept to eps if no rescaled squared distance between two of them is off by more than the share eps.
+
+*Inner products* $\langle W_Q^T x, W_K^T y \rangle$ of fixed unit vectors x and y. *Tied*: one map for both, $W_Q =
+W_K$, as in the Johnson-Lindenstrauss lemma. Otherwise the two are independent, as in a frozen attention head. Both are
+such draws.
 """
 
+from collections.abc import Callable
 from math import ceil, log, sqrt
 from typing import Any, NamedTuple
 
@@ -15,12 +20,11 @@ from torch.nn.functional import normalize
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, Tensor
-from ortho.orthogonal import DRAWS
+from ortho.orthogonal import DRAWS, haar
+from ortho.theory.scores import score_moment
 
-__all__ = [
-    "FALSE_ALARM", "LawTest", "Moments", "dimension", "distortion", "failure_bound", "law_test", "least_dimension",
-    "measured_dimension", "sample_distortions", "sample_shares", "share_law", "share_moments",
-]  # fmt: skip
+# ------------------------------------------------------------------------------------------------------------ distances
+
 
 FALSE_ALARM = 1e-5  # the chance that a test of a law rejects the right one
 
@@ -47,14 +51,14 @@ class LawTest(NamedTuple):
         return self.p_value < self.false_alarm
 
 
-def _sizes(d: int, k: int) -> None:
-    if _checks.positive_int("k", k) > _checks.positive_int("d", d):
-        raise ValueError(f"k: expected at most d = {d}, got {k}")
+def _known(draw: str, d: int, k: int) -> Callable[..., Tensor]:
+    """The draw of that name; ValueError for another name, and for a k above d."""
+    _checks.expect(k <= d, "k", f"at most d = {d}", k)
+    return DRAWS[_checks.one_of("draw", draw, DRAWS)]
 
 
 def _eps(eps: float) -> None:
-    if not 0 < eps < 1:
-        raise ValueError(f"eps: expected a number between 0 and 1, got {eps}")
+    _checks.expect(0 < eps < 1, "eps", "a number between 0 and 1", eps)
 
 
 @checked
@@ -65,7 +69,7 @@ def dimension(n: int, eps: float) -> int:
     above d.
     """
     _eps(eps)
-    return max(1, ceil(4 * log(_checks.positive_int("n", n)) / (eps**2 / 2 - eps**3 / 3)))
+    return max(1, ceil(4 * log(n) / (eps**2 / 2 - eps**3 / 3)))
 
 
 @checked
@@ -75,10 +79,9 @@ def share_law(draw: str, d: int, k: int) -> Any:
     Beta(k/2, (d-k)/2) for an orthogonal draw, $\chi^2_k / d$ for the Gaussian one. ValueError for an orthogonal square
     matrix, for which the share is one and has no density.
     """
-    _checks.one_of("draw", draw, DRAWS)
-    _sizes(d, k)
-    if draw != "gaussian" and k == d:
-        raise ValueError(f"k: expected less than d = {d} (an orthogonal square matrix keeps all of a vector), got {k}")
+    _known(draw, d, k)
+    some = draw == "gaussian" or k < d
+    _checks.expect(some, "k", f"less than d = {d} (an orthogonal square matrix keeps all of a vector)", k)
     return _law(draw, d, k)
 
 
@@ -91,8 +94,7 @@ def _law(draw: str, d: int, k: Any) -> Any:
 @checked
 def share_moments(draw: str, d: int, k: int) -> Moments:
     r"""Mean k/d and variance of the share: $2k(d-k)/(d^2(d+2))$ for an orthogonal draw, $2k/d^2$ for the Gaussian."""
-    _checks.one_of("draw", draw, DRAWS)
-    _sizes(d, k)
+    _known(draw, d, k)
     return Moments(k / d, 2 * k / d**2 * (1.0 if draw == "gaussian" else (d - k) / (d + 2)))
 
 
@@ -101,8 +103,7 @@ def sample_shares(
     draw: str, d: int, k: int, count: int, *, generator: torch.Generator | None = None
 ) -> Float[Tensor, "count"]:
     """The share (count,) that one random vector keeps under each of `count` fresh draws, float64."""
-    law = DRAWS[_checks.one_of("draw", draw, DRAWS)]
-    _sizes(d, k)
+    law = _known(draw, d, k)
     x = normalize(torch.randn(d, generator=generator, dtype=torch.float64), dim=0)
     images = [x @ law(d, k, generator=generator, dtype=torch.float64) for _ in range(count)]
     return torch.stack(images).square().sum(-1)
@@ -132,9 +133,7 @@ def failure_bound(n: int, d: int, k: int, eps: float, *, draw: str = "haar") -> 
     The union bound: n (n - 1) / 2 times the exact probability for one pair; above one it says nothing. The Gaussian
     draw's does not depend on d, and is the limit of the orthogonal draws' for large d.
     """
-    _checks.one_of("draw", draw, DRAWS)
-    _checks.positive_int("n", n)
-    _sizes(d, k)
+    _known(draw, d, k)
     _eps(eps)
     if k == d and draw != "gaussian":
         return 0.0
@@ -148,11 +147,8 @@ def least_dimension(n: int, d: int, eps: float, *, failure: float = 1.0, draw: s
     At most d for an orthogonal draw, which keeps everything there; d + 1 if even d is too few for the Gaussian one.
     """
     _checks.one_of("draw", draw, DRAWS)
-    _checks.positive_int("n", n)
-    _checks.positive_int("d", d)
     _eps(eps)
-    if not 0 < failure <= 1:
-        raise ValueError(f"failure: expected a probability above 0, got {failure}")
+    _checks.expect(0 < failure <= 1, "failure", "a probability above 0", failure)
     k = np.arange(1, d + 1 if draw == "gaussian" else d)
     short = k[n * (n - 1) / 2 * _outside(draw, d, k, eps) >= failure]
     return int(short.max(initial=0)) + 1
@@ -164,9 +160,7 @@ def distortion(points: Float[Tensor, "n d"], images: Float[Tensor, "n k"]) -> fl
 
     ValueError for fewer than two points, or equal ones.
     """
-    if points.dim() != 2 or images.dim() != 2 or not 1 < len(points) == len(images):
-        shapes = f"{tuple(points.shape)} and {tuple(images.shape)}"
-        raise ValueError(f"images: expected (n, k) for points (n, d) with n of at least 2, got {shapes}")
+    _checks.expect(len(points) >= 2, "points", "(n, d) with n of at least 2", tuple(points.shape))
     low, high = _change(_squares(points), torch.pdist(images).square())
     return max(1 - low, high - 1)
 
@@ -181,8 +175,7 @@ def sample_distortions(
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "count"]:
     """The `distortion` (count,) of points (n, d) by each of `count` fresh draws, rescaled, float64."""
-    law = DRAWS[_checks.one_of("draw", draw, DRAWS)]
-    _sizes(d := points.shape[-1], k)
+    law = _known(draw, d := points.shape[-1], k)
     images = (points @ law(d, k, generator=generator, dtype=points.dtype) for _ in range(count))
     return torch.tensor([distortion(points, image * sqrt(d / k)) for image in images], dtype=torch.float64)
 
@@ -222,3 +215,47 @@ def _change(before: Tensor, after: Tensor) -> tuple[float, float]:
     """The least and the greatest factor between squared distances."""
     low, high = (after / before).aminmax()
     return float(low), float(high)
+
+
+# ------------------------------------------------------------------------------------------------------- inner products
+
+
+def _pair(d: int, cosine: float) -> None:
+    _checks.expect(d >= 2, "d", "room for two directions, at least 2", d)
+    _checks.expect(-1 <= cosine <= 1, "cosine", "a number between -1 and 1", cosine)
+
+
+@checked
+def product_moments(draw: str, d: int, k: int, cosine: float, *, tied: bool) -> Moments:
+    r"""Mean and variance over the draws, exact, for unit vectors of which c is the cosine.
+
+    Tied: mean $kc/d$; variance $\frac{k(d-k)}{d(d+2)} (\frac{2c^2}{d} + \frac{1-c^2}{d-1})$ for an orthogonal draw and
+    $k(1 + c^2)/d^2$ for the Gaussian one. Independent: mean 0 and variance $k/d^2$, whatever c.
+    """
+    _pair(d, cosine)
+    share = share_moments(draw, d, k)
+    if not tied:
+        return Moments(score_moment(draw, d, k, 1), score_moment(draw, d, k, 2))
+    # With P = W W^T and y = c x + s z, z orthogonal to x, the product is c x^T P x + s x^T P z, whose parts are
+    # uncorrelated: z -> -z changes the sign of the second alone. As P is a projection, |P x|^2 = x^T P x, and the
+    # squares of x^T P z over d - 1 directions z sum to this less (x^T P x)^2.
+    gaussian = draw == "gaussian"
+    across = k / d**2 if gaussian else (share.mean - share.mean**2 - share.variance) / (d - 1)
+    return Moments(share.mean * cosine, cosine**2 * share.variance + (1 - cosine**2) * across)
+
+
+@checked
+def sample_products(
+    draw: str, d: int, k: int, cosine: float, count: int, *, tied: bool, generator: torch.Generator | None = None
+) -> Float[Tensor, "count"]:
+    """Products (count,) of one random pair of unit vectors with that cosine, each under fresh draws, float64."""
+    law = DRAWS[_checks.one_of("draw", draw, DRAWS)]
+    _pair(d, cosine)
+    x, z = haar(d, 2, generator=generator, dtype=torch.float64).T
+    y = cosine * x + sqrt(1 - cosine**2) * z
+    products = []
+    for _ in range(count):
+        w_q = law(d, k, generator=generator, dtype=torch.float64)
+        w_k = w_q if tied else law(d, k, generator=generator, dtype=torch.float64)
+        products.append((x @ w_q) @ (y @ w_k))
+    return torch.stack(products)

@@ -28,8 +28,6 @@ from ortho.attention.untrained.positional_attention import SEVEN, PositionalPatt
 from ortho.layers.multihead import MultiheadAttention
 from ortho.theory.estimates import Estimate, estimate
 
-__all__ = ["PatternFit", "head_weights", "nearest_pattern", "pattern_fits", "positionalness"]
-
 BY = ("absolute", "relative")
 ROUNDING = 1e-3  # by which a row's sum may miss 1 in any precision: half's eps, in which the weights may have been made
 
@@ -92,8 +90,7 @@ def pattern_fits(
     N = centred.shape[-1]
     fits = []
     for pattern in named(patterns):
-        if not pattern.normalised:
-            raise ValueError(f"patterns: expected rows that sum to 1, got {pattern}")
+        _checks.expect(pattern.normalised, "patterns", "rows that sum to 1", pattern)
         matrix = pattern.weights(N, is_causal=is_causal).to(centred)
         direction = torch.where(matrix.sum(-1, keepdim=True) > 0, matrix - _even(N, is_causal, matrix.device), 0)
         square = float(direction.square().sum())
@@ -151,11 +148,8 @@ def _even(N: int, is_causal: bool, device: torch.device) -> Float[Tensor, "N N"]
 
 
 def _centred(weights: Tensor, is_causal: bool) -> Float[Tensor, "S N N"]:
-    """The checked weights, float64, less even attention."""
-    _checks.float_tensor("weights", weights)
-    if weights.dim() != 3 or weights.shape[0] < 3 or weights.shape[1] != weights.shape[2] or 0 in weights.shape:
-        raise ValueError(f"weights: expected shape (S, N, N) with S of at least 3, got {tuple(weights.shape)}")
-    _checks.finite("weights", weights)
+    """The weights, float64, less even attention."""
+    _checks.expect(len(weights) >= 3, "weights", "shape (S, N, N) with S of at least 3", tuple(weights.shape))
     # A row's sum and its quotient with each weight are rounded by eps/2 or less: together by eps, in relation to a
     # weight, and as much in a row's new sum.
     eps = torch.finfo(weights.dtype).eps

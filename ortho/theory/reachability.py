@@ -18,18 +18,19 @@ from itertools import count
 
 import torch
 
-from ortho._checks import checked, describe, positive_int
+from ortho import _checks
+from ortho._checks import checked
 from ortho._typing import Bool, Int, Tensor
 
-__all__ = ["layers_between", "layers_to_reach", "reached", "window_layers"]
 
-
+@checked
 def reached(*masks: Bool[Tensor, "N N"], residual: bool = True) -> Bool[Tensor, "N N"]:
     """True at (i, j) where token j reaches i through layers with these masks, the first first.
 
     Without a residual connection a token keeps nothing that it does not read.
     """
-    found = _itself(_square(*masks))
+    _checks.expect(masks, "masks", "one or more", "none")
+    found = _itself(masks[0])
     for mask in masks:
         found = _after(mask, found, residual)
     return found
@@ -38,7 +39,7 @@ def reached(*masks: Bool[Tensor, "N N"], residual: bool = True) -> Bool[Tensor, 
 @checked
 def layers_between(mask: Bool[Tensor, "N N"]) -> Int[Tensor, "N N"]:
     """The fewest layers with this mask, and residual connections, through which j reaches i; -1 where none suffice."""
-    found = _itself(_square(mask))
+    found = _itself(mask)
     layers = found.long() - 1
     for number in count(1):
         more = _after(mask, found, residual=True)
@@ -61,8 +62,8 @@ def layers_to_reach(mask: Bool[Tensor, "N N"], *, is_causal: bool = True) -> int
 @checked
 def window_layers(n: int, width: int) -> int | None:
     """`layers_to_reach` of `Window(width)` for n tokens, causal or not; None for a window of one key."""
-    back = positive_int("width", width) - 1
-    if positive_int("n", n) == 1:
+    back = width - 1
+    if n == 1:
         return 0
     return -(-(n - 1) // back) if back else None
 
@@ -76,14 +77,3 @@ def _after(mask: Tensor, found: Tensor, residual: bool) -> Tensor:
 def _itself(mask: Tensor) -> Tensor:
     """What a token has before the first layer, (N, N)."""
     return torch.eye(len(mask), dtype=torch.bool, device=mask.device)
-
-
-def _square(*masks: Tensor) -> Tensor:
-    """The first mask, if all are boolean and square and of one size."""
-    if not masks:
-        raise ValueError("masks: expected one or more, got none")
-    for mask in masks:
-        boolean = isinstance(mask, Tensor) and mask.dtype == torch.bool
-        if not boolean or mask.dim() != 2 or mask.shape != (len(masks[0]),) * 2:
-            raise ValueError(f"masks: expected boolean tensors of one shape (N, N), got {describe(mask)}")
-    return masks[0]

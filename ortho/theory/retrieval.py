@@ -22,11 +22,6 @@ from ortho._checks import checked
 from ortho._typing import Bool, Float, Tensor
 from ortho.orthogonal import DRAWS
 
-__all__ = [
-    "Retrieved", "capacity", "capacity_exponent", "found_chance", "sample_retrieval", "threshold_law",
-    "weight_bound",
-]  # fmt: skip
-
 KNOWN = ("haar", "gaussian")  # the draws whose threshold has a known law
 NODES = 200  # of a Gauss-Legendre rule over the quantiles of a law
 
@@ -48,8 +43,7 @@ def threshold_law(K: int, d: int, *, draw: str = "haar") -> Any:
     from scipy.stats import beta
 
     _widths(K, d, draw)
-    if d == K and draw == "haar":
-        raise ValueError(f"K: expected a width below d = {d} for an orthogonal draw, got {K}")
+    _checks.expect(d > K or draw != "haar", "K", f"a width below d = {d} for an orthogonal draw", K)
     return beta(K / 2, (d - K if draw == "haar" else d - 1) / 2)
 
 
@@ -63,11 +57,8 @@ def found_chance(M: int, K: int, d: int, *, draw: str = "haar", cosine: float = 
 
     Raises ValueError for a cosine outside [-1, 1], or below 1 for another draw.
     """
-    _checks.positive_int("M", M)
-    if not -1 <= cosine <= 1:
-        raise ValueError(f"cosine: expected a number in [-1, 1], got {cosine}")
-    if cosine < 1 and draw != "haar":
-        raise ValueError(f"cosine: expected 1 for a {draw} draw, got {cosine}")
+    _checks.expect(-1 <= cosine <= 1, "cosine", "a number in [-1, 1]", cosine)
+    _checks.expect(cosine == 1 or draw == "haar", "cosine", f"1 for a {draw} draw", cosine)
     return _found(M, K, d, draw, cosine)
 
 
@@ -79,8 +70,7 @@ def capacity(K: int, d: int, *, draw: str = "haar", chance: float = 0.5, cosine:
     """
     from scipy.optimize import brentq
 
-    if not 0 < chance < 1:
-        raise ValueError(f"chance: expected a number in (0, 1), got {chance}")
+    _checks.expect(0 < chance < 1, "chance", "a number in (0, 1)", chance)
     if found_chance(1, K, d, draw=draw, cosine=cosine) < chance:
         return 0.0
     return float(10 ** brentq(lambda e: _found(10**e, K, d, draw, cosine) - chance, 0, 300, xtol=1e-10))
@@ -106,11 +96,8 @@ def weight_bound(M: int, K: int, d: int, c: float, *, draw: str = "haar") -> flo
 
     Raises ValueError for another draw, and for a c that is not positive.
     """
-    _checks.positive_int("M", M)
-    if draw != "haar":
-        raise ValueError(f"draw: expected 'haar', got {draw!r}")
-    if not 0 < c < inf:
-        raise ValueError(f"c: expected a positive number, got {c}")
+    _checks.expect(draw == "haar", "draw", "'haar'", f"{draw!r}")
+    _checks.expect(0 < c < inf, "c", "a positive number", c)
     t, weights = _thresholds(K, d, draw)
     slope = c * d * t / K**0.5
     exponent = log(M) + _log_mean_exponential(slope, d) - slope * t
@@ -137,11 +124,10 @@ def sample_retrieval(
     Raises ValueError for a cosine outside [-1, 1] and sizes below 1.
     """
     _widths(K, d, draw)
-    if not -1 <= cosine <= 1:
-        raise ValueError(f"cosine: expected a number in [-1, 1], got {cosine}")
+    _checks.expect(-1 <= cosine <= 1, "cosine", "a number in [-1, 1]", cosine)
     kind: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
     weights, found = [], []
-    for _ in range(_checks.positive_int("count", count)):
+    for _ in range(count):
         R = DRAWS[draw](K, d, **kind)
         W = R if tied else DRAWS[draw](K, d, **kind)
         tokens = d**0.5 * normalize(torch.randn(M + 1, d, **kind), dim=-1)  # the first is the right one
@@ -158,8 +144,7 @@ def sample_retrieval(
 
 def _widths(K: int, d: int, draw: str) -> None:
     _checks.one_of("draw", draw, KNOWN)
-    if _checks.positive_int("K", K) > _checks.positive_int("d", d):
-        raise ValueError(f"K: expected at most d = {d}, got {K}")
+    _checks.expect(d >= K, "K", f"at most d = {d}", K)
 
 
 def _found(M: float, K: int, d: int, draw: str, cosine: float) -> float:

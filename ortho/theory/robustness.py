@@ -17,10 +17,8 @@ from torch.nn.functional import normalize
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, State
-from ortho.attention.recurrent.ttt import memory_now, ttt_attention
+from ortho.attention.recurrent.ttt import state_now, ttt_attention
 from ortho.attention.recurrent.ttt_losses import TokenLoss
-
-__all__ = ["RATES", "Stream", "best_rate", "errors", "moved", "pairs", "replaced", "retrieved", "stream"]
 
 WIDTH, LENGTH, NOISE, DRAWS = 8, 512, 0.1, 32
 RATES = (0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
@@ -51,9 +49,7 @@ def stream(
     Generators of one seed give the same stream but for the outliers, whatever their share and size. ValueError for a
     share outside [0, 1].
     """
-    if not 0 <= share <= 1:
-        raise ValueError(f"share: expected a number within 0 and 1, got {share}")
-    _checks.positive_int("draws", draws)
+    _checks.expect(0 <= share <= 1, "share", "a number within 0 and 1", share)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(draws, *shape, generator=generator, dtype=torch.float64)
@@ -79,10 +75,9 @@ def errors(loss: TokenLoss, eta: float, data: Stream, *, after: Sequence[int] = 
     r"""$|S_t - S_*| / |S_*|$ (Frobenius) of each draw after so many tokens, by default after all; token by token."""
     found, state, begun = [], None, 0
     for end in after or (data.k.shape[1],):
-        if not begun < end <= data.k.shape[1]:
-            raise ValueError(f"after: expected rising numbers up to {data.k.shape[1]}, got {tuple(after)}")
+        _checks.expect(begun < end <= data.k.shape[1], "after", f"rising numbers up to {data.k.shape[1]}", tuple(after))
         state = _written(data.k[:, begun:end], data.v[:, begun:end], loss, eta, 1, state)
-        found.append((memory_now(state) - data.target).flatten(1).norm(dim=1) / data.target.flatten(1).norm(dim=1))
+        found.append((state_now(state) - data.target).flatten(1).norm(dim=1) / data.target.flatten(1).norm(dim=1))
         begun = end
     return torch.stack(found)
 
@@ -90,8 +85,7 @@ def errors(loss: TokenLoss, eta: float, data: Stream, *, after: Sequence[int] = 
 @checked
 def best_rate(loss: TokenLoss, data: Stream, rates: Sequence[float] = RATES) -> float:
     """The rate with the least mean error after the last token."""
-    if not rates:
-        raise ValueError("rates: expected one at least, got none")
+    _checks.expect(rates, "rates", "one at least", "none")
     return min(rates, key=lambda eta: float(errors(loss, eta, data).mean()))
 
 
@@ -102,20 +96,20 @@ def moved(loss: TokenLoss, eta: float, sizes: Sequence[float], *, width: int = W
     k, v = torch.eye(width, dtype=torch.float64)[:1], torch.full((1, width), width**-0.5, dtype=torch.float64)
     k, v = (x.expand(len(sizes), 1, width) for x in (k, v))
     v = torch.tensor(sizes, dtype=torch.float64)[:, None, None] * v
-    return memory_now(_written(k, v, loss, eta, 1)).flatten(1).norm(dim=1)
+    return state_now(_written(k, v, loss, eta, 1)).flatten(1).norm(dim=1)
 
 
 @checked
 def pairs(count: int, width: int, *, generator: torch.Generator, draws: int = DRAWS) -> tuple[Tensor, Tensor]:
     """(keys, values), independent random unit vectors (draws, count, width), float64."""
-    shape = (2, draws, _checks.positive_int("count", count), width)
+    shape = (2, draws, count, width)
     k, v = normalize(torch.randn(shape, generator=generator, dtype=torch.float64), dim=-1)
     return k, v
 
 
 def _found(k: Tensor, v: Tensor, state: State) -> Tensor:
     """The share of keys, draw by draw, whose prediction scores the key's own value highest."""
-    nearest = (k @ memory_now(state) @ v.mT).argmax(-1)
+    nearest = (k @ state_now(state) @ v.mT).argmax(-1)
     return (nearest == torch.arange(k.shape[1])).double().mean(-1)
 
 
@@ -132,7 +126,7 @@ def retrieved(
 ) -> Float[Tensor, "R"]:
     """The share of P pairs that is found again after `passes` over all of them, each in an order of its own."""
     state = None
-    for _ in range(_checks.positive_int("passes", passes)):
+    for _ in range(passes):
         order = torch.randperm(k.shape[1], generator=generator)
         state = _written(k[:, order], v[:, order], loss, eta, batch, state)
     assert state is not None

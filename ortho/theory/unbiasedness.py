@@ -4,24 +4,37 @@ What is averaged are *ratios*: estimates of the kernel, one for each of many ind
 kernel, so that the right mean is 1. Their distribution has tails that grow fast with $|x + y|^2$. Up to 3 the mean of
 some hundred of them is near enough to normal for the stated rates (`calibration` shows that); far above, no affordable
 number is.
+
+*Wrong draws* of orthogonal rows estimate another kernel than the softmax kernel; each is in use somewhere. All take the
+arguments of `ortho.attention.linear.random_features`, whose draws are the right ones; `options` are `generator`,
+`dtype` and `device`.
+
+*Their means*: what an estimate tends to when its rows have a law other than $N(0, I_K)$, in closed form. Every mean is
+relative to the kernel, so that 1 is right. With positive or hyperbolic features and $z = x + y$, it is $E \exp(\omega^T
+z)\, e^{-|z|^2/2}$ for one row $\omega$; rows of the same law all have the same mean, coupled or not.
 """
 
 from collections.abc import Callable
-from math import erfc, sqrt
-from typing import NamedTuple
+from itertools import product
+from math import erfc, exp, sqrt
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from scipy.linalg import hadamard
+from scipy.special import hyp0f1, hyp1f1
 
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, Tensor
 from ortho.attention.linear import dense_features as dense
 from ortho.attention.linear import random_features as maps
+from ortho.attention.linear.favor import orthogonal_features
 from ortho.theory.estimates import SIGMAS, Estimate, estimate
+from ortho.theory.variance import FITS, KINDS, dense_pair, same_block_pairs
 
-__all__ = [
-    "LEVELS", "MAPS", "Calibration", "calibration", "omegas", "p_value", "pairs", "ratios", "rejects", "unbiasedness",
-]  # fmt: skip
+# ------------------------------------------------------------------------------------------------------------- the test
+
 
 Products = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -30,25 +43,17 @@ def _plain(phi: Callable[[Tensor, Tensor], Tensor]) -> Products:
     return lambda x, y, omega: (phi(x, omega) * phi(y, omega)).sum(-1)
 
 
-def _fitted(parameters: Callable[[Tensor, Tensor], dense.DenseParameters]) -> Products:
+def _fitted(fit: Callable[[Tensor, Tensor], dense.DenseParameters]) -> Products:
     def products(x: Tensor, y: Tensor, omega: Tensor) -> Tensor:
-        a, B_q, B_k, axes = parameters(x, y)
-        omega = omega if axes is None else omega @ axes
-        return (dense.dense_features(x, omega, a, B_q) * dense.dense_features(y, omega, a, B_k)).sum(-1)
+        phi_x, phi_y = dense_pair(x, y, omega, fit(x, y))
+        return (phi_x * phi_y).sum(-1)
 
     return products
 
 
 # phi(x_i) . phi(y_i) for x and y (N, K) and Omega (..., m, K): (..., N). The dense maps are fitted to all of x and y.
-MAPS: dict[str, Products] = {
-    "trigonometric": _plain(maps.trigonometric_features),
-    "positive": _plain(maps.positive_features),
-    "hyperbolic": _plain(maps.hyperbolic_features),
-    "gerf": _fitted(dense.gerf),
-    "saderf": _fitted(dense.saderf),
-    "aderf": _fitted(dense.aderf),
-    "sderf": _fitted(dense.sderf),
-}
+MAPS: dict[str, Products] = {name: _plain(phi) for name, phi in KINDS.items()}
+MAPS |= {name: _fitted(fit) for name, fit in FITS.items()}
 
 
 @checked
@@ -60,8 +65,6 @@ def pairs(
     x has its larger entries at one end of the axis and y at the other, so that maps which treat the two alike and maps
     which do not are fitted differently.
     """
-    _checks.positive_int("N", N)
-    _checks.positive_int("K", K)
     tilt = torch.linspace(-0.4, 0.4, K, dtype=torch.float64).exp()
     x, y = torch.randn(2, N, K, generator=generator, dtype=torch.float64)
     x, y = x * tilt, y / tilt
@@ -138,3 +141,171 @@ def calibration(samples: Float[Tensor, "repetitions count"], expected: float = 1
     p_values = [p_value(estimate(row), expected) for row in samples]
     rates = tuple(sum(p < level for p in p_values) / len(p_values) for level in LEVELS)
     return Calibration(len(p_values), rates, float(kstest(p_values, "uniform").pvalue))
+
+
+# ---------------------------------------------------------------------------------------------------------- wrong draws
+
+
+@checked
+def unit_norm_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
+    """Orthonormal rows: Gram-Schmidt and nothing after it, as source S2 prints it (section 3.3.2).
+
+    Returns (m, K), in blocks of K rows; raises TypeError or ValueError for sizes below 1.
+    """
+    rows = orthogonal_features(m, K, **options)
+    return rows / rows.norm(dim=-1, keepdim=True)
+
+
+@checked
+def root_norm_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
+    r"""Orthogonal rows of length $\sqrt K$, the root mean square of the right ones.
+
+    They estimate the regularised softmax kernel (SMREG) of Choromanski et al. 2021 (arXiv:2009.14794, theorem 1), and
+    are what their code and its descendants draw with `scaling=1`. Returns (m, K); errors as in `unit_norm_rows`.
+    """
+    return sqrt(K) * unit_norm_rows(m, K, **options)
+
+
+@checked
+def sign_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
+    r"""Rows of $\sqrt K H D$ with one diagonal of random signs, the cheapest of the structured blocks: entries +-1.
+
+    (Yu et al. 2016, arXiv:1610.09072, section 4, of a product with one factor.) Returns (m, K); raises ValueError for a
+    K that is no power of two.
+    """
+    _checks.expect(not K & (K - 1), "K", "a power of two", K)
+    return maps.structured_features(m, K, factors=1, **options).sign()
+
+
+@checked
+def raw_qr_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
+    r"""Columns of a QR whose signs are left as LAPACK returns them, with lengths $\chi(K)$: not Haar.
+
+    The lengths are right, the directions are not: Householder's reflections leave the first entry of the first column
+    negative, always. So does the code of Choromanski et al. 2021 in JAX, and by default that of several ports of it
+    (`qr_uniform_q=False`). Returns (m, K), in blocks of K rows; errors as in `unit_norm_rows`.
+    """
+    blocks = [torch.linalg.qr(torch.randn(K, K, **options)).Q.mT for _ in range(-(-m // K))]
+    return torch.cat(blocks)[:m] * torch.randn(m, K, **options).norm(dim=-1, keepdim=True)
+
+
+WRONG_DRAWS: dict[str, Callable[..., Tensor]] = {
+    "unit norm": unit_norm_rows,
+    "root norm": root_norm_rows,
+    "signs": sign_rows,
+    "raw QR": raw_qr_rows,
+}
+
+
+# ---------------------------------------------------------------------------------------------------------- their means
+
+
+@checked
+def fixed_length_mean(K: int, length: float, square: float) -> float:
+    r"""For rows of one length r and uniform direction: ${}_0F_1(; K/2; r^2 |z|^2 / 4)\, e^{-|z|^2/2}$.
+
+    `square` is $|x + y|^2$ for positive and hyperbolic features, and $-|x - y|^2$ for trigonometric ones. (A Bessel
+    function: the mean of $e^{r u^T z}$ over the sphere has the even moments $(1/2)_n / (K/2)_n$ of a coordinate.)
+    """
+    return _product_mean(K, length, square, 1) * exp(-square / 2)
+
+
+def _product_mean(K: int, length: float, square: float, squared: int) -> float:
+    """The mean of exp(w.z) for a w of uniform direction and the squared length `squared` length^2."""
+    return float(hyp0f1(K / 2, squared * length**2 * square / 4))
+
+
+@checked
+def fixed_length_kernel(x: Float[Tensor, "N K"], y: Float[Tensor, "M K"], length: float) -> Float[Tensor, "N M"]:
+    r"""The kernel that positive features with such rows estimate in place of $\exp(x_i^T y_j)$: (N, M), float64."""
+    x, y = x.double(), y.double()
+    squares = (x[:, None] + y).square().sum(-1)
+    means = hyp0f1(x.shape[-1] / 2, length**2 / 4 * squares.numpy())
+    halves = x.square().sum(-1)[:, None] / 2 + y.square().sum(-1) / 2
+    return torch.as_tensor(means) * (-halves).exp()
+
+
+@checked
+def fixed_length_correlation(K: int, length: float, square: float) -> float:
+    r"""Of the estimates by two orthogonal rows of that length, whose sum has the length $\sqrt 2\, r$."""
+    mean, both, same = (_product_mean(K, length, square, squared) for squared in (1, 2, 4))
+    return (both - mean**2) / (same - mean**2)
+
+
+@checked
+def fixed_length_error(m: int, K: int, length: float, square: float) -> float:
+    """The relative mean squared error of positive features with m such rows in blocks of K, the bias included.
+
+    The right draws have theirs in `ortho.theory.variance.squared_error`.
+    """
+    mean, both, same = (_product_mean(K, length, square, squared) for squared in (1, 2, 4))
+    pairs = same_block_pairs(m, K)
+    second = (m * same + pairs * both + (m * m - m - pairs) * mean**2) / m**2
+    return second * exp(-square) - 2 * mean * exp(-square / 2) + 1
+
+
+@checked
+def sign_mean(z: Float[Tensor, "K"]) -> float:
+    r"""For rows of independent signs (`sign_rows`): $\prod_j \cosh(z_j)\, e^{-|z|^2/2}$."""
+    return float(z.double().cosh().prod()) * exp(-float(z.double().square().sum()) / 2)
+
+
+@checked
+def raw_qr_mean(z: Float[Tensor, "K"]) -> float:
+    r"""For the first row of each block of `raw_qr_rows`: $2\, \Phi(-z_1)$.
+
+    The row is $N(0, I)$ given that its first entry is negative. Later rows have no such simple law. Trigonometric and
+    hyperbolic features are even in $\omega$, and with them every row's mean is 1.
+    """
+    return erfc(float(z[0]) / sqrt(2))
+
+
+# Width 8 takes 2^14 sign patterns, width 16 would take 2^30.
+_ENUMERATED = 8
+
+
+@checked
+def structured_mean(z: Float[Tensor, "K"], factors: int = 3) -> float:
+    r"""For `structured_features`, by enumeration of all signs: exact to rounding, for K up to 8.
+
+    A row $r\, v$ with the length $r \sim \chi(W)$, W the padded width, has the mean
+    ${}_1F_1(W/2; 1/2; (v^T z)^2 / 2)$ over r and both signs of v. Raises ValueError for a wider z.
+    """
+    _checks.expect(1 <= len(z) <= _ENUMERATED, "z", f"1 to {_ENUMERATED} entries", len(z))
+    width = 1 << (len(z) - 1).bit_length()
+    padded = np.zeros(width)
+    padded[: len(z)] = z.double().numpy()
+    # D_1's first sign only turns v around, which changes nothing: it stays +1.
+    signs = np.array([(1, *rest) for rest in product((1, -1), repeat=width - 1)])
+    sizes, shares = _sizes(width, signs, factors)
+    means = hyp1f1(width / 2, 0.5, ((sizes * padded) @ signs.T) ** 2 / 2).mean(1)
+    return float(shares @ means) * exp(-float(padded @ padded) / 2)
+
+
+def _sizes(width: int, signs: np.ndarray, factors: int) -> tuple[np.ndarray, np.ndarray]:
+    """The vectors of absolute entries that a row of the unit block takes (n, width), and their probabilities (n,)."""
+    orthonormal = hadamard(width) / sqrt(width)
+    sizes: np.ndarray = np.abs(orthonormal[:1])
+    shares: np.ndarray = np.ones(1)
+    for _ in range(factors - 1):
+        # A later diagonal makes the signs random again, so that only the absolute entries need be told apart.
+        following = np.abs((signs * sizes[:, None]) @ orthonormal).reshape(-1, width).round(12)
+        sizes, which = np.unique(following, axis=0, return_inverse=True)
+        shares = np.bincount(which.ravel(), np.repeat(shares / len(signs), len(signs)))
+    return sizes, shares
+
+
+@checked
+def structured_fourth_moment(z: Float[Tensor, "K"]) -> float:
+    r"""$E\,(\omega^T z)^4 - 3 |z|^4$ for a row of `structured_features`: 0 for $N(0, I)$, and here, exactly,
+
+    $24\, |z|^4 / K^3 - (8 / K^2 + 16 / K^3) \sum_j z_j^4$.
+
+    One 24th of it, times $e^{-|z|^2/2}$, is the leading term of the bias for small z: of the order $K^{-2}$ along an
+    axis, $K^{-3}$ where z is spread out. The second moment is right at every K. Raises ValueError unless K is a power
+    of two.
+    """
+    K = len(z)
+    _checks.expect(not K & (K - 1), "z", "a power of two as its length", K)
+    square = z.double().square()
+    return float(24 * square.sum() ** 2 / K**3 - (8 / K**2 + 16 / K**3) * square.square().sum())

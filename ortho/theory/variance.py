@@ -4,8 +4,13 @@ Everything is relative: a row of $\Omega$ gives an estimate of $\exp(x^T y)$, an
 $\exp(x^T y)$, of mean 1. Of x and y the formulas need one number, `square`: $|x - y|^2$ for trigonometric features and
 $|x + y|^2$ for the others. Positive features with `a` are generalised exponential ones (GERF), $A = a I$ and
 $B = \sqrt{1 - 4a}\, I$; a = 0 is FAVOR+.
+
+*Fitted features* (FAVOR++, FAVOR#; Likhosherstov et al. 2022, arXiv:2205.15317, and 2023, arXiv:2302.00787): what they
+gain, by the distribution of the queries and keys. There x and y are the scaled queries and
+keys, $q K^{-1/4}$ and $k K^{-1/4}$, whose products are the scores.
 """
 
+from collections.abc import Callable
 from math import comb, exp, expm1, inf, log, log1p, sqrt
 
 import torch
@@ -15,37 +20,18 @@ from scipy.special import hyp1f1
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, Tensor
-from ortho.attention.linear.dense_features import DenseParameters, dense_features, optimal_a
-from ortho.attention.linear.random_features import hyperbolic_features, positive_features, trigonometric_features
+from ortho.attention.linear import dense_features as dense
+from ortho.attention.linear import random_features as maps
+from ortho.orthogonal import haar
 from ortho.theory.estimates import Estimate, estimate
 
-__all__ = [
-    "KINDS",
-    "dense_pair",
-    "gain_limit",
-    "log_gain",
-    "log_moment",
-    "log_moments",
-    "log_variances",
-    "moment",
-    "orthogonal_covariance",
-    "orthogonal_gain",
-    "pair_optimum",
-    "row_estimates",
-    "same_block_pairs",
-    "sampled_covariance",
-    "sampled_variance",
-    "squared_error",
-    "squared_error_bound",
-    "variance_spread",
-    "where_gain",
-    "where_orthogonality_helps",
-]
+# --------------------------------------------------------------------------------------------------------- closed forms
+
 
 KINDS = {
-    "trigonometric": trigonometric_features,
-    "positive": positive_features,
-    "hyperbolic": hyperbolic_features,
+    "trigonometric": maps.trigonometric_features,
+    "positive": maps.positive_features,
+    "hyperbolic": maps.hyperbolic_features,
 }
 
 
@@ -59,9 +45,8 @@ def log_moment(square: float, K: int, a: float = 0.0, order: int = 2) -> float:
     With $s = 1 - 4pa$ it is $\frac K2 (p \ln(1 - 4a) - \ln s) + p (p - 1) |x + y|^2 / (2s)$, a Gaussian integral. For
     p = 2 and a = 0 that is lemma 2 of Choromanski et al. 2021, arXiv:2009.14794. ValueError unless s > 0.
     """
-    _check(square, K)
-    if not 4 * order * a < 1:
-        raise ValueError(f"a: expected a number below 1/{4 * order}, got {a}")
+    _check(square)
+    _checks.expect(4 * order * a < 1, "a", f"a number below 1/{4 * order}", a)
     s = 1 - 4 * order * a
     return K / 2 * (order * log(1 - 4 * a) - log(s)) + order * (order - 1) * square / (2 * s)
 
@@ -74,12 +59,11 @@ def moment(kind: str, square: float, order: int = 2, *, K: int = 1, a: float = 0
     at $t = -|x - y|^2$, for $\cosh iu = \cos u$. At p = 2 both are $\cosh t$.
     """
     _checks.one_of("kind", kind, KINDS)
-    if a and kind != "positive":
-        raise ValueError(f"a: expected 0 for {kind} features, got {a}")
+    _checks.expect(a == 0 or kind == "positive", "a", f"0 for {kind} features", a)
     try:
         if kind == "positive":
             return exp(log_moment(square, K, a, order))
-        t = _signed(kind, square, K)
+        t = _signed(kind, square)
         return sum(comb(order, k) * exp(((order - 2 * k) ** 2 - order) * t / 2) for k in range(order + 1)) / 2**order
     except OverflowError:
         return inf
@@ -87,7 +71,7 @@ def moment(kind: str, square: float, order: int = 2, *, K: int = 1, a: float = 0
 
 @checked
 def log_moments(
-    x: Float[Tensor, "*batch N K"], y: Float[Tensor, "*batch M K"], parameters: DenseParameters, order: int = 2
+    x: Float[Tensor, "*batch N K"], y: Float[Tensor, "*batch M K"], parameters: dense.DenseParameters, order: int = 2
 ) -> Float[Tensor, "*batch N M"]:
     r"""$\ln E f^p$ of dense-exponential features, for every pair of rows of x and y.
 
@@ -95,8 +79,8 @@ def log_moments(
     p = 2 in Likhosherstov et al. 2023, arXiv:2302.00787, section 3. ValueError unless a < 1/(4p) throughout.
     """
     a = parameters.a[..., None, :]
-    if not bool((4 * order * a < 1).all()):
-        raise ValueError(f"parameters: expected each a below 1/{4 * order}, got {float(a.max()):.4g}")
+    most = float(a.max())
+    _checks.expect(4 * order * most < 1, "parameters", f"each a below 1/{4 * order}", f"{most:.4g}")
     s = 1 - 4 * order * a
     z_q, z_k = ((each @ B.mT) / (1 - 4 * a).sqrt() for each, B in ((x, parameters.B_q), (y, parameters.B_k)))
     weight = order * (order - 1) / (2 * s)
@@ -122,14 +106,14 @@ def orthogonal_covariance(kind: str, square: float, K: int) -> float:
     ones; at $t = -|x - y|^2$ for trigonometric ones. (The sum of two such rows has a uniform direction and the squared
     length $\chi^2_{2K}$.) Negative for t > 0.
     """
-    t = _signed(kind, square, K)
+    t = _signed(kind, square)
     return float(exp(-t / 2) * hyp1f1(-K / 2, K / 2, -t / 2) - 1)  # Kummer: for t > 0, K even a sum without cancelling
 
 
 @checked
 def same_block_pairs(m: int, K: int) -> int:
     """Ordered pairs of different rows that share a block, of m rows in blocks of K."""
-    blocks, rest = divmod(_checks.positive_int("m", m), _checks.positive_int("K", K))
+    blocks, rest = divmod(m, K)
     return blocks * K * (K - 1) + rest * (rest - 1)
 
 
@@ -142,7 +126,7 @@ def squared_error(kind: str, square: float, m: int, K: int, *, draw: str = "iid"
     """
     pairs = same_block_pairs(m, K) if _checks.one_of("draw", draw, ("iid", "orthogonal")) == "orthogonal" else 0
     covariance = orthogonal_covariance(kind, square, K) if pairs else 0.0
-    return (moment(kind, square, K=K, a=a) - 1 + pairs / _checks.positive_int("m", m) * covariance) / m
+    return (moment(kind, square, K=K, a=a) - 1 + pairs / m * covariance) / m
 
 
 @checked
@@ -153,8 +137,7 @@ def orthogonal_gain(kind: str, square: float, K: int, *, m: int | None = None, a
     """
     m = K if m is None else m
     independent = squared_error(kind, square, m, K, a=a)
-    if not independent > 0:
-        raise ValueError(f"square: expected a number at which there is an error, got {square}")
+    _checks.expect(independent > 0, "square", "a number at which there is an error", square)
     return 1 - squared_error(kind, square, m, K, draw="orthogonal", a=a) / independent
 
 
@@ -172,8 +155,7 @@ def where_orthogonality_helps(share: float, K: int) -> float:
     """
     top = minimize_scalar(lambda t: -orthogonal_gain("positive", t, K), bounds=(0.1, 10), method="bounded").x
     most = orthogonal_gain("positive", top, K)
-    if not 0 < share < most:
-        raise ValueError(f"share: expected a number between 0 and {most:.4g}, the most at K = {K}, got {share}")
+    _checks.expect(0 < share < most, "share", f"a number between 0 and {most:.4g}, the most at K = {K}", share)
     return float(brentq(lambda t: orthogonal_gain("positive", t, K) - share, top, 100))
 
 
@@ -184,8 +166,7 @@ def squared_error_bound(square: float, m: int, K: int) -> float:
     (arXiv:2009.14794.) That of independent ones less $\frac{2 (m - 1)}{m (K + 2)} (1 - e^{-t/2})^2$ at
     $t = |x + y|^2$. ValueError for m > K.
     """
-    if _checks.positive_int("m", m) > _checks.positive_int("K", K):
-        raise ValueError(f"m: expected at most K = {K}, got {m}")
+    _checks.expect(m <= K, "m", f"at most K = {K}", m)
     return squared_error("positive", square, m, K) - 2 * (m - 1) / (m * (K + 2)) * expm1(-square / 2) ** 2
 
 
@@ -195,16 +176,15 @@ def squared_error_bound(square: float, m: int, K: int) -> float:
 @checked
 def pair_optimum(square: float, K: int) -> float:
     r"""The a of GERF that has the least variance at one $|x + y|^2$."""
-    _check(square, K)
-    return float(optimal_a(torch.tensor(square / K, dtype=torch.float64)))
+    _check(square)
+    return float(dense.optimal_a(torch.tensor(square / K, dtype=torch.float64)))
 
 
 @checked
 def log_gain(square: float, K: int, a: float | None = None) -> float:
     r"""ln(variance of FAVOR+ / variance of GERF) at a $|x + y|^2$ above 0, with `pair_optimum` where no a is given."""
     moments = [log_moment(square, K, each) for each in (0.0, pair_optimum(square, K) if a is None else a)]
-    if not square > 0:
-        raise ValueError(f"square: expected a positive number, got {square}")
+    _checks.expect(square > 0, "square", "a positive number", square)
     plain, fitted = (each + log1p(-exp(-each)) for each in moments)
     return plain - fitted
 
@@ -212,8 +192,7 @@ def log_gain(square: float, K: int, a: float | None = None) -> float:
 @checked
 def where_gain(log_factor: float, K: int) -> float:
     r"""The $|x + y|^2$ at which GERF, fitted to it, lowers the variance by exp(`log_factor`) > 1, and from there on."""
-    if not log_factor > 0:
-        raise ValueError(f"log_factor: expected a positive number, got {log_factor}")
+    _checks.expect(log_factor > 0, "log_factor", "a positive number", log_factor)
     high = 1.0
     while log_gain(high, K) < log_factor:
         high *= 2
@@ -225,20 +204,23 @@ def where_gain(log_factor: float, K: int) -> float:
 
 @checked
 def dense_pair(
-    x: Float[Tensor, "N K"], y: Float[Tensor, "M K"], omega: Float[Tensor, "m K"], parameters: DenseParameters
-) -> tuple[Float[Tensor, "N m"], Float[Tensor, "M m"]]:
+    x: Float[Tensor, "N K"],
+    y: Float[Tensor, "M K"],
+    omega: Float[Tensor, "*batch m K"],
+    parameters: dense.DenseParameters,
+) -> tuple[Float[Tensor, "*batch N m"], Float[Tensor, "*batch M m"]]:
     """Dense-exponential features of queries and of keys, the rows of omega taken in the parameters' axes."""
-    rows = omega if parameters.axes is None else omega @ parameters.axes
-    a = parameters.a
-    return dense_features(x, rows, a, parameters.B_q), dense_features(y, rows, a, parameters.B_k)
+    a, B_q, B_k, axes = parameters
+    rows = omega if axes is None else omega @ axes
+    return dense.dense_features(x, rows, a, B_q), dense.dense_features(y, rows, a, B_k)
 
 
 @checked
 def row_estimates(
-    kind: str | DenseParameters, x: Float[Tensor, "K"], y: Float[Tensor, "K"], omega: Float[Tensor, "m K"]
+    kind: str | dense.DenseParameters, x: Float[Tensor, "K"], y: Float[Tensor, "K"], omega: Float[Tensor, "m K"]
 ) -> Float[Tensor, "m"]:
     """f of each row (m,): a kind of `KINDS`, or dense-exponential features with these parameters."""
-    if isinstance(kind, DenseParameters):
+    if isinstance(kind, dense.DenseParameters):
         phi_x, phi_y = dense_pair(x[None], y[None], omega, kind)
     else:
         phi_x, phi_y = (KINDS[_checks.one_of("kind", kind, KINDS)](each[None], omega) for each in (x, y))
@@ -260,7 +242,7 @@ def variance_spread(kind: str, square: float, count: int, *, K: int = 1, a: floa
     """The exact standard error of `sampled_variance` from `count` independent values."""
     second, third, fourth = (moment(kind, square, order, K=K, a=a) for order in (2, 3, 4))
     central = fourth - 4 * third + 6 * second - 3
-    return sqrt((central - (second - 1) ** 2) / _checks.positive_int("count", count))
+    return sqrt((central - (second - 1) ** 2) / count)
 
 
 @checked
@@ -271,12 +253,101 @@ def sampled_covariance(f: Float[Tensor, "blocks n"]) -> Estimate:
     return estimate((centred.sum(-1).square() - centred.square().sum(-1)) / (n * (n - 1)))
 
 
-def _signed(kind: str, square: float, K: int) -> float:
-    _check(square, K)
+def _signed(kind: str, square: float) -> float:
+    _check(square)
     return -square if _checks.one_of("kind", kind, KINDS) == "trigonometric" else square
 
 
-def _check(square: float, K: int) -> None:
-    _checks.positive_int("K", K)
-    if not square >= 0:
-        raise ValueError(f"square: expected a number of at least 0, got {square}")
+def _check(square: float) -> None:
+    _checks.expect(square >= 0, "square", "a number of at least 0", square)
+
+
+# ------------------------------------------------------------------------------------------------------ fitted features
+
+
+FITS: dict[str, Callable[[Tensor, Tensor], dense.DenseParameters]]
+FITS = {"gerf": dense.gerf, "saderf": dense.saderf, "aderf": dense.aderf, "sderf": dense.sderf}
+SPREAD_OF_SCALES = 1.2  # the scales below are exp(u), with u uniform between -1.2 and 1.2
+
+
+def _normal(tokens: int, K: int, g: torch.Generator | None) -> Tensor:
+    return torch.randn(2, tokens, K, generator=g, dtype=torch.float64)
+
+
+def _scales(K: int, g: torch.Generator | None) -> Tensor:
+    return (SPREAD_OF_SCALES * (2 * torch.rand(K, generator=g, dtype=torch.float64) - 1)).exp()
+
+
+def _isotropic(tokens: int, K: int, g: torch.Generator | None) -> Tensor:
+    return _normal(tokens, K, g)
+
+
+def _scaled(tokens: int, K: int, g: torch.Generator | None) -> Tensor:
+    scales = _scales(K, g)
+    return _normal(tokens, K, g) * torch.stack([scales, 1 / scales])[:, None]
+
+
+def _correlated(tokens: int, K: int, g: torch.Generator | None) -> Tensor:
+    scales = _scales(K, g)
+    axes = haar(K, generator=g, dtype=torch.float64)
+    return _normal(tokens, K, g) * (scales / scales.pow(4).mean() ** 0.25) @ axes
+
+
+def _shifted(tokens: int, K: int, g: torch.Generator | None) -> Tensor:
+    direction = haar(K, 1, generator=g, dtype=torch.float64)[:, 0]
+    return _normal(tokens, K, g) + sqrt(K) * direction
+
+
+DATA: dict[str, Callable[[int, int, torch.Generator | None], Tensor]] = {
+    "isotropic": _isotropic,  # independent standard normal coordinates
+    "scaled": _scaled,  # those of queries times some factors, those of keys divided by the same ones
+    "correlated": _correlated,  # queries and keys wider along the same random axes
+    "shifted": _shifted,  # queries and keys with a common mean, as long as what varies
+}
+
+
+@checked
+def sample_data(
+    name: str, tokens: int, K: int, spread: float, *, generator: torch.Generator | None = None
+) -> tuple[Float[Tensor, "tokens K"], Float[Tensor, "tokens K"]]:
+    """Scaled queries and keys of a distribution of `DATA`, float64; of scores with the standard deviation `spread`.
+
+    (Of 'shifted', that is the standard deviation of what the means leave.) Raises ValueError for an unknown name or a
+    spread that is not above 0.
+    """
+    _checks.one_of("name", name, DATA)
+    _checks.expect(spread > 0, "spread", "a positive number", spread)
+    x, y = DATA[name](tokens, K, generator) * sqrt(spread) * K**-0.25
+    return x, y
+
+
+@checked
+def unfitted(K: int) -> dense.DenseParameters:
+    """FAVOR+ as dense-exponential features: a = 0 and B = I, float64."""
+    return dense.isotropic(torch.zeros((), dtype=torch.float64), K)
+
+
+@checked
+def mean_log_moment(
+    x: Float[Tensor, "*batch N K"], y: Float[Tensor, "*batch M K"], parameters: dense.DenseParameters
+) -> Float[Tensor, "*batch"]:
+    """What all of `FITS` minimise, each within its family: the mean of ln E f^2 over all pairs."""
+    return log_moments(x, y, parameters).mean((-2, -1))
+
+
+@checked
+def reductions(
+    data: str, K: int, spread: float, *, tokens: int = 64, draws: int = 10, seed: int = 0
+) -> dict[str, Estimate]:
+    """ln(variance of FAVOR+ / variance) for each of `FITS`, the mean over pairs; with its error over draws of the data.
+
+    Each draw's features are fitted to its own tokens. Arguments and errors as in `sample_data`; needs two draws.
+    """
+    gains: dict[str, list[Tensor]] = {name: [] for name in FITS}
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(draws):
+        x, y = sample_data(data, tokens, K, spread, generator=generator)
+        plain = log_variances(log_moments(x, y, unfitted(K)))
+        for name, fit in FITS.items():
+            gains[name].append((plain - log_variances(log_moments(x, y, fit(x, y)))).mean())
+    return {name: estimate(torch.stack(values)) for name, values in gains.items()}

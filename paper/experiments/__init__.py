@@ -24,19 +24,15 @@ from paper.experiments.learning.fine_tuning import FINE_TUNING
 from paper.experiments.learning.images import IMAGES
 from paper.experiments.learning.positional_heads import POSITIONAL_HEADS
 from paper.experiments.learning.studies import FLIP_FLOP, PARITY, PERMUTATIONS, RECALL
-from paper.experiments.speed.analysis import memory, speedups
-from paper.experiments.speed.attention import ATTENTION_SPEED
+from paper.experiments.speed.attention import ATTENTION_SPEED, FLASH_SPEED, MEMORY_SPEED, PATTERN_SPEED
 from paper.experiments.speed.decoding import DECODE_SPEED
-from paper.experiments.speed.flash import FLASH_SPEED
 from paper.experiments.speed.generation import GENERATION
 from paper.experiments.speed.heads import HEADS_SPEED
 from paper.experiments.speed.inference import INFERENCE, gains
 from paper.experiments.speed.language_models import BYTES_SPEED
-from paper.experiments.speed.memory import MEMORY_SPEED
-from paper.experiments.speed.patterns import PATTERN_SPEED
 from paper.experiments.speed.projections import PROJECTION_SPEED
 from paper.experiments.speed.recomputation import RECOMPUTATION_SPEED
-from paper.experiments.speed.training_step import TRAINING_STEP
+from paper.experiments.speed.training_step import TRAINING_STEP, memory, speedups
 from paper.experiments.speed.value_gradient import EXCHANGED_SPEED
 from paper.experiments.speed.whole_models import WHOLE_MODELS
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from paper.files import written_whole
+from paper._files import written_whole
 
 __all__ = ["CheckpointError", "load", "save"]
 

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import gelu, silu
 
 from ortho.cost.counting import count_step
-from ortho.cost.layers import gated_feed_forward, mixture_of_experts
+from ortho.cost.models import gated_feed_forward, mixture_of_experts
 from ortho.layers.block import TransformerBlock
 from ortho.layers.feed_forward import FeedForward, GatedFeedForward, MixtureOfExperts
 

@@ -1,5 +1,7 @@
-"""Random-feature attention: maps that are the plain formulas but for what cancels, and an error like 1/sqrt(m)."""
+"""Random-feature attention: maps that are the plain formulas but for what cancels, and an error like 1/sqrt(m). At the
+end `RandomFeatureAttention`: rows in the state dict, drawn anew on request and never by themselves."""
 
+import copy
 import math
 from functools import partial
 
@@ -7,6 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
+from ortho import MultiheadAttention, TransformerBlock
 from ortho.attention import MECHANISMS
 from ortho.attention.linear import dense_features as dense
 from ortho.attention.linear import favor
@@ -18,8 +21,11 @@ from ortho.attention.linear.favor import (
     PositiveFeatures,
     TrigonometricFeatures,
     default_rows,
+    orthogonal_features,
 )
 from ortho.attention.linear.linear_attention import kernel_weights, linear_attention, linear_attention_reference
+from ortho.attention.linear.random_feature_attention import MAPS as NAMED
+from ortho.attention.linear.random_feature_attention import RandomFeatureAttention
 from ortho.attention.linear.random_features import FEATURE_DRAWS
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference
 from ortho.cost.counting import count_forward
@@ -55,10 +61,12 @@ def plain_weights(name, x, y, omega, keep_x=None, keep_y=None):
 
 
 @pytest.mark.parametrize("name", MAPS)
-@pytest.mark.parametrize("scale", [None, 0.2, 0.0])
-@pytest.mark.parametrize("kind", FEATURE_DRAWS)
+@pytest.mark.parametrize(("scale", "kind"), [(None, "orthogonal"), (0.2, "iid"), (0.0, "structured")])
 def test_weights_are_the_plain_formulas(name, scale, kind):
-    """Row by row, normalised: what the maps divide by cancels. 100 eps, where exponents of some 10 magnify 10 eps."""
+    """Row by row, normalised: what the maps divide by cancels. 100 eps, where exponents of some 10 magnify 10 eps.
+
+    Operands in float32 make rows of that dtype.
+    """
     q, k, v = draw(2, 5, 4), draw(2, 7, 4, seed=1), draw(2, 7, 3, seed=2)
     omega = rows(20, 4, seed=3, kind=kind)
     root = math.sqrt(4**-0.5 if scale is None else scale)
@@ -69,6 +77,9 @@ def test_weights_are_the_plain_formulas(name, scale, kind):
     for attention in FORMS:
         o = attention(q, k, v, feature_map=MAPS[name](features=omega), scale=scale)
         torch.testing.assert_close(o, weights @ v, atol=1e-13, rtol=1e-12)
+        single = attention(q.float(), k.float(), v.float(), feature_map=MAPS[name](features=omega), scale=scale)
+        assert single.dtype == torch.float32
+        torch.testing.assert_close(single.double(), o, atol=1e-4, rtol=1e-4)  # some 100 eps, magnified by exponents
 
 
 @pytest.mark.parametrize("name", FITS)
@@ -187,22 +198,6 @@ def test_default_rows_are_what_maps_have(name):
     assert counted(q, k).q.shape[-1] == counted.width(4) == given.width(4)
 
 
-@pytest.mark.parametrize("name", MAPS)
-@pytest.mark.parametrize("attention", FORMS)
-def test_redraw(name, attention):
-    """Other rows, another output; the same rows, the same, from another map; and in the dtype of the operands."""
-    q, k, v = (draw(2, 5, 4, seed=s) for s in range(3))
-    omega = rows(16, 4)
-    first, same, other = (
-        attention(q, k, v, feature_map=MAPS[name](features=each))
-        for each in (omega, omega.clone(), rows(16, 4, seed=1))
-    )
-    assert torch.equal(first, same) and (first - other).abs().max() > 0.01
-    single = attention(q.float(), k.float(), v.float(), feature_map=MAPS[name](features=omega))
-    assert single.dtype == torch.float32
-    torch.testing.assert_close(single.double(), first, atol=1e-4, rtol=1e-4)  # some 100 eps, magnified by exponents
-
-
 def test_mechanisms():
     """Their maps by name, as they are shown."""
     expected = {
@@ -226,15 +221,10 @@ def test_bad_rows(name):
             attention(*operands, feature_map=make(features=draw(8, 5)))
     for kwargs, error, message in (
         ({"features": [1.0]}, TypeError, "features: expected a .*ensor, got list of 1"),
-        ({"features": torch.ones(8, 4, dtype=torch.int64)}, TypeError, "features: expected a floating-point tensor"),
         ({"features": draw(4)}, ValueError, r"features: expected shape \(m, K\) without empty axes, got \(4,\)"),
-        ({"features": draw(0, 4)}, ValueError, r"features: expected shape \(m, K\) without empty axes, got \(0, 4\)"),
-        ({"features": draw(2, 8, 4)}, ValueError, r"features: expected shape \(m, K\) without empty axes"),
         ({"features": draw(8, 4) / 0}, ValueError, "features: expected finite numbers, got 32 NaN or infinite of 32"),
         ({"features": draw(8, 4), "count": 8}, ValueError, "count: expected None beside features, got 8"),
         ({"count": 0}, ValueError, "count: expected an integer of at least 1, got 0"),
-        ({"count": -1}, ValueError, "count: expected an integer of at least 1, got -1"),
-        ({"count": 2.0}, TypeError, "count: expected an integer of at least 1, got float 2.0"),
     ):
         with pytest.raises(error, match=f"^{message}"):
             make(**kwargs)
@@ -271,3 +261,96 @@ def test_parameters_of_each_sequence(name, attention):
     torch.testing.assert_close(o[1, 2], expected[1, 2], atol=1e-13, rtol=1e-12)
     assert (o[0, 0] - expected[0, 0]).abs().max() > 1e-3
     assert held.causal and shared.causal and not MAPS[name]().causal
+
+
+# ---------------------------------------------------------------------------------------------- the module
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def drawn_attention(**options):
+    return RandomFeatureAttention(4, 16, generator=generator(1), dtype=torch.float64, **options)
+
+
+@pytest.mark.parametrize(("form", "function"), [("fast", linear_attention), ("reference", linear_attention_reference)])
+def test_is_feature_attention_on_its_rows(form, function):
+    rows = orthogonal_features(16, 4, generator=generator(1), dtype=torch.float64)
+    q, k, v = (draw(2, 3, 9, 4, seed=s) for s in range(3))
+    module = drawn_attention(form=form)
+    assert torch.equal(module.features, rows)
+    for causal in (False, True):
+        expected = function(q, k, v, feature_map=PositiveFeatures(rows), is_causal=causal)
+        assert torch.equal(module(q, k, v, is_causal=causal), expected)
+
+
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("kind", ["orthogonal", "iid", "structured"])
+def test_redraw(name, kind):
+    """Other rows of the same law, reproducibly; the output follows, and nothing else changes it."""
+    module, (q, k, v) = drawn_attention(map=name, draw=kind), [draw(2, 9, 4, seed=s) for s in range(3)]
+    before = module(q, k, v)
+    assert torch.equal(module(q, k, v), before)
+    module.redraw(generator(2))
+    after = module(q, k, v)
+    assert not torch.equal(after, before)
+    assert module.features.shape == (16 // NAMED[name].of_a_row, 4)  # 16 features in all
+    module.redraw(generator(1))
+    torch.testing.assert_close(module(q, k, v), before, atol=1e-12, rtol=1e-12)
+
+
+def test_state_dict():
+    """The rows are saved, loaded, copied and cast with the module, and are not trained."""
+    module, other = drawn_attention(), RandomFeatureAttention(4, 16, generator=generator(5), dtype=torch.float64)
+    assert list(module.state_dict()) == ["features"]
+    assert not list(module.parameters())
+    other.load_state_dict(module.state_dict())
+    operands = [draw(2, 9, 4, seed=s) for s in range(3)]
+    assert torch.equal(other(*operands), module(*operands))
+    copied = copy.deepcopy(module)
+    copied.redraw(generator(3))
+    assert not torch.equal(copied.features, module.features)
+    assert module.float().features.dtype == torch.float32
+
+
+def test_in_a_layer():
+    """In place of a name; saved with the layer, and one sequence in parts as the whole."""
+    options = {"generator": generator(4), "dtype": torch.float64}
+    layer = MultiheadAttention(12, 3, attention=drawn_attention(), **options)
+    assert "attention.features" in layer.state_dict()
+    x = torch.randn(2, 9, 12, generator=generator(6), dtype=torch.float64)
+    whole = layer(x, is_causal=True)
+    head, state = layer(x[:, :5], is_causal=True, return_state=True)
+    parts = torch.cat([head, layer(x[:, 5:], is_causal=True, initial_state=state)], 1)
+    torch.testing.assert_close(parts, whole, atol=1e-12, rtol=1e-12)
+    layer.attention.redraw(generator(8))
+    assert not torch.equal(layer(x, is_causal=True), whole)
+    block = TransformerBlock(12, 3, attention=drawn_attention(), **options)
+    assert block(x, is_causal=True).shape == x.shape
+    assert "RandomFeatureAttention(4, 16, map='positive', draw='orthogonal', form='fast')" in repr(layer)
+    with pytest.raises(ValueError, match="attention: expected 'softmax', got RandomFeatureAttention"):
+        layer.to_torch()
+
+
+@pytest.mark.bad_input
+def test_errors_of_the_module():
+    with pytest.raises(ValueError, match="m: expected an integer of at least 1, got 0"):
+        RandomFeatureAttention(4, 0)
+    with pytest.raises(
+        ValueError, match="m: expected an even number of features, two for each row of 'hyperbolic', got 5"
+    ):
+        RandomFeatureAttention(4, 5, map="hyperbolic")
+    with pytest.raises(ValueError, match="d_head: expected an integer of at least 1, got 0"):
+        RandomFeatureAttention(0)
+    with pytest.raises(ValueError, match="map: expected one of 'positive', .* got 'cosine'"):
+        RandomFeatureAttention(4, map="cosine")
+    with pytest.raises(ValueError, match="draw: expected one of .* got 'qr'"):
+        RandomFeatureAttention(4, draw="qr")
+    with pytest.raises(ValueError, match="fit: expected one of .* got 'best'"):
+        RandomFeatureAttention(4, map="dense", fit="best")
+    layer = MultiheadAttention(12, 3, attention=RandomFeatureAttention(5))
+    with pytest.raises(ValueError, match=r"features: expected shape \(m, 4\), as wide as q, got \(256, 5\)"):
+        layer(torch.ones(1, 2, 12))
+    with pytest.raises(ValueError, match="is_causal: expected a feature map that looks at one token at a time"):
+        drawn_attention(map="dense")(*[draw(2, 9, 4, seed=s) for s in range(3)], is_causal=True)

@@ -5,6 +5,7 @@ from math import log
 import pytest
 import torch
 from scipy import stats
+from seeded import generator
 
 from ortho.orthogonal import DRAWS, haar
 from ortho.theory.estimates import SIGMAS, estimate
@@ -16,19 +17,16 @@ from ortho.theory.johnson_lindenstrauss import (
     law_test,
     least_dimension,
     measured_dimension,
+    product_moments,
     sample_distortions,
+    sample_products,
     sample_shares,
     share_law,
     share_moments,
 )
-from ortho.theory.projected_products import product_moments, sample_products
 
 ORTHOGONAL = [name for name in DRAWS if name != "gaussian"]
 D, K, COUNT = 16, 8, 1500
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def points(n, d, seed=0):
@@ -49,17 +47,9 @@ def test_law(draw):
 
 @pytest.mark.parametrize("draw", list(DRAWS))
 def test_moments(draw):
-    """Mean and variance against draws and against the law; the other law's variance, 9/4 or 4/9 of it, is not met."""
-    mean, variance = share_moments(draw, D, K)
+    """Those of the law that the draws follow."""
     law = share_law(draw, D, K)
-    assert (mean, variance) == pytest.approx((law.mean(), law.var()))
-    shares = sample_shares(draw, D, K, COUNT, generator=generator(1))
-    assert abs(estimate(shares).deviation(mean)) < SIGMAS
-    spread = estimate((shares - mean) ** 2)
-    assert abs(spread.deviation(variance)) < SIGMAS
-    other = share_moments("haar" if draw == "gaussian" else "gaussian", D, K)
-    assert other.mean == mean
-    assert abs(spread.deviation(other.variance)) > SIGMAS
+    assert share_moments(draw, D, K) == pytest.approx((law.mean(), law.var()))
 
 
 def test_moments_by_hand():
@@ -181,21 +171,13 @@ def test_measured_dimension(draw):
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("cosine", [-1.0, 0.0, 0.6])
 def test_products(draw, tied, cosine):
+    """The mean of one map is k/d of the product and that of two is zero, far apart in standard errors."""
     mean, variance = product_moments(draw, D, 4, cosine, tied=tied)
     products = sample_products(draw, D, 4, cosine, COUNT, tied=tied, generator=generator())
     assert abs(estimate(products).deviation(mean)) < SIGMAS
     assert abs(estimate((products - mean) ** 2).deviation(variance)) < SIGMAS
-
-
-@pytest.mark.parametrize("cosine", [-1.0, 0.6])
-def test_products_tell_tied_from_independent(cosine):
-    """The mean of one map is k/d of the product and that of two is zero, far apart in standard errors."""
-    products = {
-        tied: estimate(sample_products("haar", D, 4, cosine, COUNT, tied=tied, generator=generator()))
-        for tied in (True, False)
-    }
-    for tied, found in products.items():
-        assert abs(found.deviation(product_moments("haar", D, 4, cosine, tied=not tied).mean)) > SIGMAS
+    other = product_moments(draw, D, 4, cosine, tied=not tied).mean
+    assert cosine == 0 or abs(estimate(products).deviation(other)) > SIGMAS
 
 
 def test_products_by_hand():
@@ -208,25 +190,3 @@ def test_products_by_hand():
 
 
 # --------------------------------------------------------------------------------------------------------------- errors
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: dimension(0, 0.3), "n: expected an integer of at least 1, got 0"),
-        (lambda: dimension(9, 1.0), "eps: expected a number between 0 and 1, got 1.0"),
-        (lambda: share_law("haar", 8, 8), "k: expected less than d = 8 .*got 8"),
-        (lambda: share_law("haar", 8, 9), "k: expected at most d = 8, got 9"),
-        (lambda: share_law("uniform", 8, 4), "draw: expected one of 'haar'.*got 'uniform'"),
-        (lambda: failure_bound(9, 8, 4, -0.1), "eps: expected .*got -0.1"),
-        (lambda: least_dimension(9, 8, 0.5, failure=0.0), "failure: expected a probability above 0, got 0.0"),
-        (lambda: distortion(points(3, 4), points(2, 4)), r"images: .* n = 3 like points, got \(2, 4\)"),
-        (lambda: distortion(torch.ones(2, 4), torch.ones(2, 4)), "points: expected no two equal points"),
-        (lambda: product_moments("haar", 8, 4, 1.5, tied=True), "cosine: expected .*got 1.5"),
-        (lambda: sample_products("haar", 1, 1, 1.0, 2, tied=True), "d: expected .* at least 2, got 1"),
-    ],
-)
-def test_errors(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

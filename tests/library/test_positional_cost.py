@@ -7,16 +7,13 @@ import pytest
 import sympy as sp
 import torch
 
-from ortho import PROJECTIONS
 from ortho.attention.mechanism import AttentionCost
 from ortho.attention.untrained.patterns import Gaussian, Recent, Shift
 from ortho.attention.untrained.positional_attention import PATTERNS, SEVEN, positional_attention
-from ortho.cost import positional
+from ortho.cost.attention import positional_attention as declared_of
 from ortho.cost.big_o import N, constants, d, order
-from ortho.cost.counting import Counts, OperationCounter, count_forward, count_step, saved_bytes
-from ortho.cost.layers import hybrid
-from ortho.layers.hybrid import HybridAttention
-from ortho.layers.positional import PositionalHeads
+from ortho.cost.counting import OperationCounter, count_forward, saved_bytes
+from ortho.cost.layers import hybrid, positional_heads
 
 HEADS = (
     *PATTERNS.values(),
@@ -26,7 +23,6 @@ HEADS = (
     *(Recent(f"{width} {where}", width, where == "ahead") for width in (1, 2, 3, 9) for where in ("behind", "ahead")),
 )
 SIZES = [(2, 7, 3), (1, 100, 4), (1, 1, 1), (2, 1, 3), (1, 2, 1), (3, 63, 2), (3, 64, 2), (1, 130, 1)]  # B, N, V
-COUNTED = [f.name for f in fields(Counts) if f.compare]
 OF_CALLS = ("forward", "backward", "elementwise_forward", "elementwise_backward", "saved_bytes")
 
 
@@ -45,9 +41,7 @@ def counted(patterns, B, N, V, dtype, **kwargs):
 @pytest.mark.parametrize("pattern", HEADS, ids=lambda p: p.name)
 def test_calls(pattern, empty, causal):
     for (B, length, V), dtype in product(SIZES, [torch.float32, torch.float64]):
-        declared = positional.positional_attention(
-            B, length, V, [pattern], causal=causal, empty=empty, itemsize=dtype.itemsize
-        )
+        declared = declared_of(B, length, V, [pattern], causal=causal, empty=empty, itemsize=dtype.itemsize)
         expected = {name: getattr(declared, name) for name in OF_CALLS}
         assert counted([pattern], B, length, V, dtype, is_causal=causal, empty=empty) == expected
 
@@ -60,14 +54,14 @@ def test_equal_heads_are_one_wide_head(causal, empty):
         for heads in ([pattern] * 3, [pattern, HEADS[0], pattern], [HEADS[1], pattern, pattern, HEADS[1]]):
             for B, length, V in SIZES[:4]:
                 options = {"causal": causal, "empty": empty}
-                declared = positional.positional_attention(B, length, V, heads, **options)
+                declared = declared_of(B, length, V, heads, **options)
                 found = counted(heads, B, length, V, torch.float32, is_causal=causal, empty=empty)
                 assert found == {name: getattr(declared, name) for name in OF_CALLS}
 
 
 def test_heads_add_up():
     for causal in (False, True):
-        whole = positional.positional_attention(2, 70, 3, HEADS, causal=causal)
+        whole = declared_of(2, 70, 3, HEADS, causal=causal)
         assert counted(HEADS, 2, 70, 3, torch.float32, is_causal=causal) == {n: getattr(whole, n) for n in OF_CALLS}
 
 
@@ -75,65 +69,22 @@ def test_heads_add_up():
 def test_decode(length):
     """One token more; the state's size is the same at every length."""
     _, state = positional_attention(torch.zeros(2, len(HEADS), length, 3), HEADS, is_causal=True, return_state=True)
-    declared = positional.positional_attention(2, length, 3, HEADS, causal=True)
+    declared = declared_of(2, length, 3, HEADS, causal=True)
     assert sum(t.numel() * t.element_size() for t in state) == declared.state_bytes
     v = torch.zeros(2, len(HEADS), 1, 3)
     flops, _ = count_forward(positional_attention, v, HEADS, is_causal=True, initial_state=state)
     assert flops == declared.decode
 
 
-LAYERS = [(1, 5, 8, 2), (2, 7, 12, 3), (3, 16, 16, 1), (1, 1, 4, 4), (2, 33, 64, 4)]  # B, N, d, H
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("input_grad", [True, False])
-@pytest.mark.parametrize("empty", ["zero", "self"])
-def test_layer(empty, input_grad, causal):
-    """With heads of any width and number, and by default."""
-    for (B, length, width, H), dtype in product(LAYERS, [torch.float32, torch.float64]):
-        x = torch.zeros(B, length, width, dtype=dtype, requires_grad=input_grad)
-        kwargs = {"causal": causal, "empty": empty, "input_grad": input_grad, "itemsize": dtype.itemsize}
-        fixed = ("left", "end", "recent", "recent", "gaussian 0", "previous")
-        for heads, of in ((H, {}), (6, {"patterns": fixed, "head_dim": 5}), (1, {"head_dim": 2 * width})):
-            counts = count_step(PositionalHeads(width, heads, empty=empty, dtype=dtype, **of), x, is_causal=causal)
-            declared = positional.positional_heads(B, length, width, heads, **of, **kwargs)
-            assert {n: getattr(counts, n) for n in COUNTED} == {n: getattr(declared, n) for n in COUNTED}
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("input_grad", [True, False])
-@pytest.mark.parametrize("projection", PROJECTIONS)
-def test_beside_learned_heads(projection, input_grad, causal):
-    for (B, length, width, H), fixed in product(LAYERS, [0, 1, 3, 4]):
-        if fixed > H:
-            continue
-        heads = {"positional": fixed, projection: H - fixed}
-        x = torch.zeros(B, length, width, requires_grad=input_grad)
-        counts = count_step(HybridAttention(width, H, heads=heads), x, is_causal=causal)
-        declared = hybrid(B, length, width, H, heads=heads, causal=causal, input_grad=input_grad)
-        assert {n: getattr(counts, n) for n in COUNTED} == {n: getattr(declared, n) for n in COUNTED}
-
-
-def test_layer_decode():
-    patterns, state = ("left", "gaussian -1", "recent"), None
-    module = PositionalHeads(12, 3, patterns=patterns)
-    for length in range(1, 6):
-        x = torch.zeros(2, 1, 12)
-        declared = positional.positional_heads(2, length, 12, 3, patterns=patterns, causal=True)
-        assert count_forward(module, x, is_causal=True, initial_state=state)[0] == declared.decode
-        _, state = module(x, is_causal=True, initial_state=state, return_state=True)
-        assert sum(t.numel() * t.element_size() for t in state) == declared.state_bytes
-
-
 def test_orders():
     """Linear in N: products with none but Gaussians, sums with all. Seven heads of eight fixed leave an eighth of the
     quadratic term, and of the parameters for queries and keys."""
     for causal in (False, True):
-        form = positional.positional_attention(1, N, d, HEADS, causal=causal)
+        form = declared_of(1, N, d, HEADS, causal=causal)
         for field in ("forward", "backward", "elementwise_forward", "elementwise_backward"):
             assert order(getattr(form, field)) == {N * d}
         assert order(form.saved_bytes) == {N}  # the rows' divisors, whatever the width
-        assert positional.positional_attention(1, N, d, SEVEN, causal=causal).forward == 0
+        assert declared_of(1, N, d, SEVEN, causal=causal).forward == 0
     seven, none = (hybrid(1, N, d, 8, heads={"positional": h, "learned": 8 - h}) for h in (7, 0))
     assert constants(seven.forward) == {N * d**2: sp.Rational(9, 2), N**2 * d: sp.Rational(1, 2)}
     assert constants(none.forward) == {N * d**2: 8, N**2 * d: 4}
@@ -144,9 +95,7 @@ def test_formulas_equal_counts():
     for causal, empty in product([False, True], ["zero", "self"]):
         length = 640 - causal  # the rows fill chunks of 64 and of 83
         heads = [p for p in HEADS if p.name != "wide"]
-        formula, numbers = (
-            positional.positional_attention(2, n, 3, heads, causal=causal, empty=empty) for n in (N, length)
-        )
+        formula, numbers = (declared_of(2, n, 3, heads, causal=causal, empty=empty) for n in (N, length))
         values = {f.name: sp.sympify(getattr(formula, f.name)).subs({N: length}) for f in fields(AttentionCost)}
         assert replace(numbers, **{name: int(value) for name, value in values.items()}) == numbers
 
@@ -154,18 +103,8 @@ def test_formulas_equal_counts():
 @pytest.mark.bad_input
 def test_errors():
     with pytest.raises(ValueError, match="patterns: expected one for each of 4 heads, got 7"):
-        positional.positional_heads(1, 5, 8, 4, patterns=SEVEN)
+        positional_heads(1, 5, 8, 4, patterns=SEVEN)
     with pytest.raises(ValueError, match="H: expected a divisor of d = 8, got 3"):
-        positional.positional_heads(1, 5, 8, 3)
-    with pytest.raises(ValueError, match="head_dim: expected an integer of at least 1, got 0"):
-        positional.positional_heads(1, 5, 8, 3, head_dim=0)
-    with pytest.raises(ValueError, match="heads: expected one of 'learned'.*, got 'haar'"):
-        hybrid(1, 5, 8, 2, heads={"haar": 2})
-    with pytest.raises(ValueError, match="heads: expected numbers that are together H = 2, got 3"):
-        hybrid(1, 5, 8, 2, heads={"positional": 3})
+        positional_heads(1, 5, 8, 3)
     with pytest.raises(ValueError, match="patterns: expected one of .* got 'last'"):
-        positional.positional_attention(1, 5, 8, ["last"])
-    with pytest.raises(ValueError, match="empty: expected one of"):
-        positional.positional_attention(1, 5, 8, empty="one")
-    with pytest.raises(ValueError, match="N: expected an integer of at least 1, got 0"):
-        positional.positional_attention(1, 0, 8)
+        declared_of(1, 5, 8, ["last"])

@@ -8,11 +8,15 @@ import pytest
 import torch
 
 from ortho.attention import softmax_attention_reference
-from ortho.attention.positions.path_attention import path_attention, path_attention_reference
+from ortho.attention.positions.path_attention import (
+    Reflections,
+    blocks,
+    path_attention,
+    path_attention_reference,
+    reflected_scores,
+)
 from ortho.attention.positions.position_delta import position_delta_attention, position_delta_attention_reference
 from ortho.attention.recurrent.delta import delta_rule_reference
-from ortho.attention.recurrent.householder import Reflections, blocks, reflected_scores
-from ortho.cost.allocations import Allocations
 
 PATH = [path_attention_reference, path_attention, partial(path_attention, block=3)]
 BIAS = [position_delta_attention_reference, position_delta_attention, partial(position_delta_attention, block=3)]
@@ -154,20 +158,17 @@ def test_without_reflections(forms, bias, without):
 
 
 @pytest.mark.parametrize("attention", BIAS)
-def test_without_bias_vectors(attention):
-    q, k, v = (draw(2, 9, 4, seed=s) for s in range(3))
+def test_defaults(attention):
+    """Without bias vectors it is softmax attention; strengths are 1."""
+    given = operands(2, length=9, bias=2)
+    ones = given | {"beta": torch.ones(2, 9, dtype=torch.float64)}
+    del given["beta"]
+    assert torch.equal(attention(**given, is_causal=True), attention(**ones, is_causal=True))
+    q, k, v = (given[name] for name in "qkv")
     expected = softmax_attention_reference(q, k, v, is_causal=True)
     o, state = attention(q, k, v, is_causal=True, return_state=True)
     close(o, expected)
     assert state[2].shape == (2, 9, 0)
-
-
-@pytest.mark.parametrize("attention", PATH)
-def test_a_strength_of_1_by_default(attention):
-    given = operands(2, length=9)
-    ones = given | {"beta": torch.ones(2, 9, dtype=torch.float64)}
-    del given["beta"]
-    assert torch.equal(attention(**given, is_causal=True), attention(**ones, is_causal=True))
 
 
 def test_the_products_are_the_delta_rules():
@@ -215,30 +216,6 @@ def test_one_direction_in_float32(attention, beta):
     torch.testing.assert_close(o.double(), exact, atol=2e-4, rtol=0)
 
 
-@pytest.mark.parametrize(("attention", "bias"), [(path_attention, None), (position_delta_attention, 2)])
-def test_memory_is_linear(attention, bias):
-    """Twice the tokens, twice the bytes that exist at once, forward and backward."""
-    peaks = []
-    for length in (512, 1024):
-        given = {name: x.float().requires_grad_() for name, x in operands(2, length=length, bias=bias).items()}
-        with Allocations() as memory:
-            o = attention(**given, is_causal=True, block=64)
-            torch.autograd.grad(o, list(given.values()), torch.ones_like(o))
-        peaks.append(memory.peak)
-    assert peaks[1] < 2.1 * peaks[0]
-
-
-@pytest.mark.parametrize(("attention", "bias"), [*((f, None) for f in PATH), *((f, 2) for f in BIAS)])
-def test_low_precision(attention, bias):
-    """Scores, reflections and weights are float32 in bfloat16 calls too: only operands and outputs are rounded."""
-    given = {name: x.bfloat16() for name, x in operands(2, length=16, bias=bias).items()}
-    o, state = attention(**given, is_causal=True, return_state=True)
-    exact = attention(**{name: x.double() for name, x in given.items()}, is_causal=True)
-    assert o.dtype == torch.bfloat16
-    assert state[2 if bias else 0].dtype == torch.float32
-    torch.testing.assert_close(o.double(), exact, atol=1e-5, rtol=torch.finfo(torch.bfloat16).eps)
-
-
 @pytest.mark.bad_input
 @pytest.mark.parametrize(("attention", "bias"), [*((f, None) for f in PATH[:2]), *((f, 2) for f in BIAS[:2])])
 @pytest.mark.parametrize(
@@ -252,8 +229,6 @@ def test_low_precision(attention, bias):
         ({"directions": "x"}, TypeError, "directions: expected a floating-point tensor, got str 'x'"),
         ({"directions": draw(2, 5, 4)[..., :2] / 0}, ValueError, "directions: expected"),
         ({"initial_state": (draw(2, 3, 4),)}, ValueError, r"initial_state: expected a tuple of tensors \(keys, values"),
-        ({"scale": float("inf")}, ValueError, "scale: expected a finite number"),
-        ({"v": draw(2, 4, 3)}, ValueError, "v: expected length 5 like k"),
     ],
 )
 def test_errors(attention, bias, change, error, message):
@@ -266,9 +241,11 @@ def test_errors(attention, bias, change, error, message):
 def test_bad_states():
     given = operands(2, length=5)
     for attention in PATH:
-        with pytest.raises(ValueError, match=r"initial_state: expected keys torch.float64 of shape \(2, 3, 4\), got"):
+        with pytest.raises(ValueError, match=r"initial_state: expected keys torch.float64 of shape \(2, .*, 4\), got"):
             attention(**given, is_causal=True, initial_state=(draw(2, 3, 5), draw(2, 3, 3)))
-        with pytest.raises(ValueError, match=r"initial_state: expected values torch.float64 of shape \(2, 3, 3\), got"):
+        with pytest.raises(
+            ValueError, match=r"initial_state: expected values of length 3 like the keys, got \(2, 2, 3\)"
+        ):
             attention(**given, is_causal=True, initial_state=(draw(2, 3, 4), draw(2, 2, 3)))
     given = operands(2, length=5, bias=2)
     for attention in BIAS:

@@ -1,4 +1,15 @@
-"""What must hold for every attention mechanism and for every projection, on random shapes (hypothesis)."""
+"""What must hold for every attention mechanism and for every projection, on random shapes (hypothesis).
+
+No other file need show these of a mechanism of the list, in the layer that calls it:
+- the fast form equals the definition: outputs, all gradients, with and without padded keys, however many of them;
+- new tokens leave the prefix as it was, bit for bit; a sequence cut anywhere gives what the whole gives, the state too;
+- items of a batch do not see each other; permuted tokens give permuted outputs where positions do not count;
+- masked keys are as good as absent, and a row that may attend to nothing gives zeros without NaN;
+- gradients agree with finite differences in both forms; float32 is near float64.
+
+Elsewhere for all: costs and the counted decode step in `test_cost.py`; decoding with a cache in `test_decoding.py`; odd
+arguments in `test_fuzz.py`; compiling and second derivatives in `test_compile.py`.
+"""
 
 from functools import partial
 

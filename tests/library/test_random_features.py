@@ -8,7 +8,7 @@ import torch
 
 from ortho.attention.linear import dense_features as dense
 from ortho.attention.linear import random_features as rf
-from ortho.theory.fitted_features import mean_log_moment, unfitted
+from ortho.theory.variance import mean_log_moment, unfitted
 
 F32, F64 = torch.float32, torch.float64
 FITS = {name: getattr(dense, name) for name in ("gerf", "saderf", "aderf", "sderf")}

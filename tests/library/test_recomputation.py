@@ -6,9 +6,8 @@ from torch import nn
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from ortho import LanguageModel, MultiheadAttention, TransformerBlock, cost
-from ortho.cost.allocations import Allocations
-from ortho.cost.counting import count_step
-from ortho.cost.layers import recomputed
+from ortho.cost.counting import Allocations, count_step
+from ortho.cost.models import recomputed
 from ortho.layers.recomputation import Recomputed, RecomputedAttention
 
 D, H, N = 12, 2, 10

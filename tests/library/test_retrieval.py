@@ -63,23 +63,3 @@ def test_the_bound_is_below_the_weight_and_near_it_for_small_c():
 def test_two_projections_find_nothing():
     """Queries and keys of independent matrices: all tokens are alike, so each has the mean weight 1/(M + 1)."""
     assert abs(estimate(sample(20, 16, 32, 1000, tied=False).weight).deviation(1 / 21)) < SIGMAS
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: retrieval.found_chance(3, 9, 8), "K: expected at most d = 8, got 9"),
-        (lambda: retrieval.found_chance(3, 4, 8, cosine=1.5), r"cosine: expected a number in \[-1, 1\], got 1.5"),
-        (lambda: retrieval.found_chance(3, 4, 8, draw="gaussian", cosine=0.5), "cosine: expected 1 for a gaussian"),
-        (lambda: retrieval.found_chance(3, 4, 8, draw="svd"), "draw: expected"),
-        (lambda: retrieval.threshold_law(8, 8), "K: expected a width below d = 8"),
-        (lambda: retrieval.capacity(4, 8, chance=1.0), r"chance: expected a number in \(0, 1\), got 1"),
-        (lambda: retrieval.weight_bound(3, 4, 8, 0.0), "c: expected a positive number, got 0"),
-        (lambda: retrieval.weight_bound(3, 4, 8, 1.0, draw="gaussian"), "draw: expected 'haar', got 'gaussian'"),
-        (lambda: retrieval.sample_retrieval(3, 4, 8, 2, c=1.0, cosine=2.0), "cosine: expected a number"),
-    ],
-)
-def test_what_is_refused(call, words):
-    with pytest.raises(ValueError, match=words):
-        call()

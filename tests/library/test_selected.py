@@ -28,7 +28,7 @@ from ortho.attention.selected.top_k import MECHANISM as TOP_K
 from ortho.attention.selected.top_k import top_k_mask
 from ortho.attention.sparse.pattern import pattern_attention_reference
 from ortho.attention.sparse.window import Window
-from ortho.cost.choosing import choosing
+from ortho.cost.attention import choosing
 from ortho.cost.counting import count_forward
 
 PASSED_ON = [general.test_symmetries, general.test_padding_equals_truncation, general.test_float32_is_near_float64]

@@ -1,47 +1,115 @@
-"""The law of a head's score: exact moments against simulation, and the test's power against a wrong law."""
+"""An estimate is a mean and its standard error, normal at the rate that SIGMAS states; what `ortho.theory` refuses.
+
+Limits that only one function has. `test_fuzz.py` tries sizes below 1, unknown names and the like with all functions.
+"""
+
+from math import inf
 
 import pytest
 import torch
 from scipy import stats
+from seeded import generator, normal
 
-from ortho.orthogonal import DRAWS
-from ortho.theory.scores import head_spectrum, moment_deviation, sample_scores, score_moment
-
-FALSE_ALARM = 1e-4  # chance that the right law fails one comparison
-LIMIT = stats.norm.isf(FALSE_ALARM / 2)  # standard errors
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-@pytest.mark.parametrize("draw", list(DRAWS))
-def test_moments(draw):
-    scores = sample_scores(draw, 6, 3, 4000, generator=generator())
-    for order in (1, 2, 3, 4):
-        assert abs(moment_deviation(scores, draw, 6, 3, order)) < LIMIT
+from ortho.attention.linear.feature_maps import CosFormer
+from ortho.orthogonal import haar
+from ortho.theory import associativity, kernels, retrieval, scores, transitions, unbiasedness, variance
+from ortho.theory import delta_memory as memory
+from ortho.theory import johnson_lindenstrauss as jl
+from ortho.theory.approximation import attention_errors, choose_m
+from ortho.theory.estimates import SIGMAS, Estimate, estimate
+from ortho.theory.reachability import layers_to_reach, reached
 
 
-def test_the_laws_are_told_apart():
-    """At d = 4 the fourth moments differ by (1 + 2/d)^2 = 2.25, which the comparison above does not let pass."""
-    scores = sample_scores("haar", 4, 4, 4000, generator=generator())
-    assert abs(moment_deviation(scores, "gaussian", 4, 4, 4)) > LIMIT
+def test_an_estimate_by_hand():
+    """1, 2, 3, 6: mean 3, squared deviations 4 + 1 + 0 + 9 = 14, so that the error is sqrt(14 / 3 / 4)."""
+    found = estimate(torch.tensor([1.0, 2.0, 3.0, 6.0]).double())
+    assert found == pytest.approx((3.0, (14 / 12) ** 0.5))
+    assert found.deviation(3.0) == 0
+    assert found.deviation(0.0) == pytest.approx(3 / (14 / 12) ** 0.5)
+    assert Estimate(2.0, 0.0).deviation(2.0) == 0
+    assert Estimate(2.0, 0.0).deviation(3.0) == -inf
 
 
-def test_closed_forms():
-    assert score_moment("haar", 8, 2, 2) == score_moment("gaussian", 8, 2, 2) == 2 / 64
-    assert score_moment("gaussian", 8, 2, 4) == pytest.approx(score_moment("haar", 8, 2, 4) * (1 + 2 / 8) ** 2)
-    # One head: W_Q W_K^T is itself Haar, and s is a coordinate of a uniform unit vector, of fourth moment 3/(d(d+2)).
-    assert score_moment("haar", 8, 8, 4) == pytest.approx(3 / 8 / 10)
+def test_the_error_rate_of_an_estimate():
+    assert 2 * stats.norm.sf(SIGMAS) == pytest.approx(1e-5, rel=0.02)
+    deviations = [estimate(row).deviation(0.0) for row in normal(300, 400)]
+    assert stats.kstest(deviations, "norm").pvalue > 1e-5  # the chance that a right law fails
 
 
-def test_spectrum():
-    torch.testing.assert_close(head_spectrum("haar", 12, 12, generator=generator()), torch.ones(12).double())
-    gaussian = head_spectrum("gaussian", 12, 4, generator=generator())
-    assert gaussian.shape == (4,) and gaussian.diff().le(0).all() and gaussian.std() > 0.1
+POINTS = torch.ones(2, 4)
+MASK = torch.ones(3, 3, dtype=torch.bool)
+Q, K = (haar(8, 5, generator=generator(seed), dtype=torch.float64) for seed in (0, 1))
+STEEP = variance.dense.isotropic(torch.tensor(0.2).double(), 2)
+REFUSED = [
+    (lambda: estimate(torch.ones(1)), r"samples: .*count of at least 2, got \(1,\)"),
+    (lambda: estimate(torch.tensor([1.0, torch.nan])), "samples: .*got 1 NaN or infinite of 2"),
+    (lambda: attention_errors("hyperbolic", "iid", 5, 4, 1.0), "m: expected an even number of hyperbolic.*got 5"),
+    (lambda: attention_errors("gerf", "iid", 4, 4, 1.0, draws=1), "count of at least 2"),
+    (lambda: choose_m(0.0, 4, 1.0), "error: expected a positive number, got 0.0"),
+    (lambda: choose_m(0.1, 4, -1.0), "spread: expected a positive number, got -1.0"),
+    (lambda: choose_m(0.1, 4, 1.0, kind="trigonometric"), "kind: expected one of 'positive'.*got 'trigonometric'"),
+    (lambda: associativity.product(((1, 2, 3), (4, 5, 6)), ((1,), (2,))), r"got \(2, 3\) and \(2, 1\)"),
+    (lambda: associativity.product((), ((1,),)), r"a, b: expected shapes .* got \(0, 0\) and \(1, 1\)"),
+    (lambda: associativity.rounding_bound(POINTS[:, :1].bfloat16(), torch.ones(1, 299).bfloat16(),
+     torch.ones(299, 2).bfloat16()), "sum to less than 256 in torch.bfloat16, got 300"),
+    (lambda: unbiasedness.sign_rows(4, 6), "K: expected a power of two, got 6"),
+    (lambda: unbiasedness.structured_fourth_moment(torch.ones(3)), "z: expected a power of two as its length, got 3"),
+    (lambda: unbiasedness.structured_mean(torch.ones(9)), "z: expected 1 to 8 entries, got 9"),
+    (lambda: variance.moment("hyperbolic", 1.0, a=-0.1), "a: expected 0 for hyperbolic features, got -0.1"),
+    (lambda: variance.moment("positive", -1.0), "square: expected a number of at least 0, got -1.0"),
+    (lambda: variance.log_moment(1.0, 4, 0.125), r"a: expected a number below 1/8, got 0.125"),
+    (lambda: variance.squared_error_bound(1.0, 5, 4), "m: expected at most K = 4, got 5"),
+    (lambda: variance.orthogonal_gain("positive", 0.0, 4), "square: expected .* an error, got 0.0"),
+    (lambda: variance.where_orthogonality_helps(0.4, 16), "share: expected .* 0 and 0.2299, .* got 0.4"),
+    (lambda: variance.where_gain(0.0, 4), "log_factor: expected a positive number, got 0.0"),
+    (lambda: variance.log_gain(0.0, 4), "square: expected a positive number, got 0.0"),
+    (lambda: variance.log_moments(POINTS[:, :2], POINTS[:, :2], STEEP), "parameters: .* a below 1/8, got 0.2"),
+    (lambda: variance.sample_data("scaled", 4, 4, 0), "spread: expected a positive number, got 0"),
+    (lambda: jl.dimension(9, 1.0), "eps: expected a number between 0 and 1, got 1.0"),
+    (lambda: jl.share_law("haar", 8, 8), "k: expected less than d = 8 .*got 8"),
+    (lambda: jl.share_law("haar", 8, 9), "k: expected at most d = 8, got 9"),
+    (lambda: jl.least_dimension(9, 8, 0.5, failure=0.0), "failure: expected a probability above 0, got 0.0"),
+    (lambda: jl.distortion(torch.eye(3), torch.ones(2, 4)), r"images: .* n = 3 like points, got \(2, 4\)"),
+    (lambda: jl.distortion(POINTS, POINTS), "points: expected no two equal points"),
+    (lambda: jl.product_moments("haar", 8, 4, 1.5, tied=True), "cosine: expected .*got 1.5"),
+    (lambda: jl.sample_products("haar", 1, 1, 1.0, 2, tied=True), "d: expected .* at least 2, got 1"),
+    (lambda: scores.freedoms(8, 3), "K: expected a divisor of d = 8 that is less, got 3"),
+    (lambda: scores.freedoms(8, 8), "K: expected a divisor of d = 8 that is less, got 8"),
+    (lambda: scores.carrying(Q, K, Q, K), "q, k: expected 10 independent columns, got rank 8"),
+    (lambda: scores.carrying(Q, Q, Q, Q), "q, k: expected 10 independent columns, got rank 5"),
+    (lambda: transitions.growth(1.0, 1), "K: expected at least 2, got 1"),
+    (lambda: transitions.condition_bound(4, 3), r"beta: expected a number in \[0, 2\], got 3"),
+    (lambda: transitions.pair(2), r"cosine: expected a number in \[-1, 1\], got 2"),
+    (lambda: transitions.as_erasing(normal(1, 2), torch.zeros(1), torch.ones(1)), "gamma: expected .* above 0, got 0"),
+    (lambda: memory.expected_answer("delta", 4, 4, 4), "age: expected 0 to 3 with 4 pairs, got 4"),
+    (lambda: memory.mean_error("delta", 4, 4, last=5), "last: expected at most the 4 pairs, got 5"),
+    (lambda: memory.sampled_errors("delta", 4, 4, draws=2, beta=2.1), "beta: expected a number in"),
+    (lambda: memory.sampled_errors("delta", 4, 4, draws=2, decay=0.0), "decay: expected a number in"),
+    (lambda: memory.capacity("linear", 4, 1), "error: expected a number between 0 and 1, got 1"),
+    (lambda: memory.lasts(2.5, 0.5), r"beta: expected a number in \[0, 2\], got 2.5"),
+    (lambda: memory.lasts(1.5, 1), r"margin: expected a number in \(0, 1\), got 1"),
+    (lambda: kernels.least_eigenvalue(torch.tensor([[1.0, 0.0], [1.0, 1.0]])), "symmetric, got .* differ by 1"),
+    (lambda: kernels.map_gram(CosFormer(), -POINTS), "points: expected a kernel above 0 of each with itself, got 0"),
+    (lambda: kernels.copy_error(torch.eye(9), 3), "weights: expected 3 tokens and a multiple of 4, got 9"),
+    (lambda: kernels.copy_error(torch.eye(3), 3), "weights: expected 3 tokens and a multiple of 4, got 3"),
+    (lambda: kernels.least_error(0, 1), "distance: expected an integer of at least 1, got 0"),
+    (lambda: kernels.copying(9, 8, 8), "distance: expected 1 to 7 with 8 features, got 8"),
+    (lambda: reached(), "masks: expected one or more, got none"),
+    (lambda: reached(MASK, torch.ones(4, 4, dtype=torch.bool)), r"masks: expected shape .* N = 3 .*got \(4, 4\)"),
+    (lambda: layers_to_reach(MASK[:2]), "mask: expected shape"),
+    (lambda: retrieval.found_chance(3, 9, 8), "K: expected at most d = 8, got 9"),
+    (lambda: retrieval.found_chance(3, 4, 8, cosine=1.5), r"cosine: expected a number in \[-1, 1\], got 1.5"),
+    (lambda: retrieval.found_chance(3, 4, 8, draw="gaussian", cosine=0.5), "cosine: expected 1 for a gaussian"),
+    (lambda: retrieval.threshold_law(8, 8), "K: expected a width below d = 8"),
+    (lambda: retrieval.capacity(4, 8, chance=1.0), r"chance: expected a number in \(0, 1\), got 1"),
+    (lambda: retrieval.weight_bound(3, 4, 8, 0.0), "c: expected a positive number, got 0"),
+    (lambda: retrieval.weight_bound(3, 4, 8, 1.0, draw="gaussian"), "draw: expected 'haar', got 'gaussian'"),
+    (lambda: retrieval.sample_retrieval(3, 4, 8, 2, c=1.0, cosine=2.0), "cosine: expected a number"),
+]  # fmt: skip
 
 
 @pytest.mark.bad_input
-def test_errors():
-    with pytest.raises(ValueError, match="draw: expected one of 'haar'.*got 'uniform'"):
-        score_moment("uniform", 8, 2, 4)
+@pytest.mark.parametrize(("call", "message"), REFUSED)
+def test_what_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -17,8 +17,7 @@ from ortho.attention.softmax.value_gradient import (
     value_gradient_attention_reference,
     value_gradient_cost,
 )
-from ortho.cost.allocations import Allocations
-from ortho.cost.counting import OperationCounter, saved_bytes
+from ortho.cost.counting import Allocations, OperationCounter, saved_bytes
 
 K = 8
 # Exponentials of scores up to 20, each off by some roundings of it, 20 x 8 x 1e-16 in all, and sums of at most 70.
@@ -188,8 +187,6 @@ def test_errors():
     for change, error, message in (
         ({"q": q.clone().requires_grad_()}, ValueError, f"q: {constant}"),
         ({"k": k.clone().requires_grad_()}, ValueError, f"k: {constant}"),
-        ({"scale": "1"}, TypeError, "scale: expected a number"),
-        ({"v": v.detach() / 0}, ValueError, "v: expected finite numbers"),
     ):
         for form in (value_gradient_attention, value_gradient_attention_reference):
             with pytest.raises(error, match=message):

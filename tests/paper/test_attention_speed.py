@@ -1,149 +1,125 @@
-"""The experiment attention-speed: right before it is timed, in turn, what fails is recorded; on a CPU and on CUDA."""
+"""The attention functions that are timed: each does what its definition does; what fails is recorded, with why."""
 
 import pytest
 import torch
-from experiment_fakes import SLUG, within
 from tiny_arms import ALL, SETS, TINY
 
+from ortho.attention import MECHANISMS
 from ortho.attention.chunking import CHUNK
 from ortho.attention.linear.feature_maps import HORIZON
-from ortho.cost.allocations import Allocations
-from paper import experiments
-from paper.experiments import Experiment, measure
-from paper.experiments.engine import records
+from ortho.cost.counting import Allocations, OperationCounter
+from paper.experiments import measure
 from paper.experiments.speed import attention as speed
 from paper.experiments.speed import attention_analysis as rows
 from paper.experiments.speed import attention_variants as arms
-from paper.experiments.speed import (
-    flash as flash_speed,
-)
-from paper.experiments.speed import (
-    memory as memory_speed,
-)
-from paper.experiments.speed import (
-    patterns as pattern_speed,
-)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def at_once():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(speed.CALL_SECONDS, "cpu", 1e-3)
-        yield
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    monkeypatch.setitem(speed.CALL_SECONDS, "cpu", 1e-3)
 
 
-@pytest.fixture(scope="module")
-def measured(at_once):
-    return measure(speed.ATTENTION_SPEED, SETS["main"], "cpu", seconds=0.01)
+# ---------------------------------------------------------------------------------------------- what is compared
 
 
-def test_every_arm_runs_once_a_repetition_in_a_drawn_order(measured):
-    orders = measured["facts"]["order"]
-    assert all(sorted(order) == sorted(arms.SETS["main"]) for order in orders)
-    assert len({tuple(order) for order in orders}) > 1
-    assert speed.REPETITIONS["cpu"][0] <= len(orders) <= speed.REPETITIONS["cpu"][1]
-    for arm in arms.SETS["main"]:
-        quantities = measured["repetitions"][arm]
-        assert set(quantities) == {f"{p}{c}_s" for p in ("forward", "backward") for c in ("", "_cpu")}
-        assert {len(values) for values in quantities.values()} == {len(orders)}
-        facts = measured["facts"][arm]
-        assert facts["calls"] >= 1
-        assert facts["peak_bytes"] >= facts["largest_bytes"] > 0
+@pytest.mark.parametrize(("name", "family", "left_out"), [(n, *of) for n, of in arms.FAMILIES.items()])
+def test_a_family_is_every_mechanism_of_it(name, family, left_out):
+    """Each in all ways that it serves, memories causal."""
+    found, others = arms.arms_of(SETS[name]), {arm.split()[0] for arm in left_out}
+    for mechanism in MECHANISMS.values():
+        if mechanism.family == family and mechanism.name not in others:
+            both = mechanism.bidirectional and family != "memory"
+            assert (mechanism.name in found, f"{mechanism.name} causal" in found) == (both, mechanism.causal)
 
 
-def test_a_timing_is_the_mean_of_its_calls(monkeypatch):
-    clock = iter(range(1000))
-    monkeypatch.setattr(speed.time, "perf_counter", lambda: float(next(clock)))
-    monkeypatch.setattr(speed.time, "process_time", lambda: 0.0)
-    ran = []
-    operands, upstream = arms.draw(SETS["main"])
-    call = arms.function("linear", 8)
-    times = speed.timed(lambda *x: ran.append(1) or call(*x), operands, upstream, 4)
-    assert len(ran) == 4
-    assert times == {"forward_s": 1.0, "forward_cpu_s": 0.0, "backward_s": 1.0, "backward_cpu_s": 0.0}
+def test_arms_that_keep_too_much_are_left_out():
+    long = arms.arms_of(speed.case(4096, "family"))
+    assert "cosformer" in long and "taylor" not in long  # whose 4161 features would keep 1.1 GB
+    assert "taylor" in arms.arms_of(speed.case(1024, "family"))
 
 
-class OnCuda(torch.Tensor):
-    """Says of itself that it lies on CUDA."""
-
-    is_cuda = True
-
-
-@pytest.fixture
-def cuda(monkeypatch):
-    """A CUDA device whose events are a millisecond apart; what was called, in order."""
-    called, ticks = [], iter(range(10**6))
-
-    class Event:
-        def __init__(self, enable_timing):
-            assert enable_timing
-
-        def record(self):
-            self.at = next(ticks)
-            called.append("event")
-
-        def elapsed_time(self, other):
-            return float(other.at - self.at)
-
-    def draw(case, *arm):
-        operands, upstream = drawn({**case, "device": "cpu"}, *arm)
-        return tuple(x.detach().as_subclass(OnCuda).requires_grad_() for x in operands), upstream.as_subclass(OnCuda)
-
-    drawn = arms.draw
-    monkeypatch.setattr(arms, "draw", draw)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    held = {"memory_allocated": 100, "max_memory_allocated": 180, "reset_peak_memory_stats": None}
-    for name, value in held.items():
-        monkeypatch.setattr(torch.cuda, name, lambda name=name, value=value: called.append(name) or value)
-    for name in ("synchronize", "empty_cache"):
-        monkeypatch.setattr(torch.cuda, name, lambda name=name: called.append(name))
-    return called
+def test_cases_have_few_chunks_and_positions_below_the_horizon():
+    """On CUDA, where chunks follow one another in a loop; on a CPU memories alone go far."""
+    for cases, compiled in ((speed.cases, 16), (speed.memory_cases, 64)):
+        for case in cases("cuda"):
+            assert case["N"] % case["chunk"] == 0
+            few = compiled if case["compiled"] and case["N"] > compiled * CHUNK else 128
+            assert case["N"] // case["chunk"] <= few
+            assert case["arms"] != "family" or case["N"] <= HORIZON
+    assert max(case["N"] for case in speed.cases("cuda")) == 131072
+    assert max(case["N"] for case in speed.memory_cases("cpu") if case["arms"] == "delta alone") == 32768
 
 
-@pytest.mark.unchecked
-def test_on_cuda_time_comes_from_events_behind_an_untimed_call(cuda):
-    operands, upstream = arms.draw(SETS["main"])
-    ran = []
-    call = arms.function("linear causal", 8)
-    times = speed.timed(lambda *x: ran.append(1) or call(*x), operands, upstream, 2)
-    assert times == {"forward_s": 0.001, "backward_s": 0.001}
-    assert len(ran) == 3
-    assert cuda == 9 * ["event"] + ["synchronize"]  # nothing is waited for between the calls
+@pytest.mark.parametrize(("case", "arm"), ALL, ids=[f"{case['arms']}-{arm}" for case, arm in ALL])
+def test_every_arm_passes_its_check_in_half_precision(case, arm):
+    """In float32 each does in test_speed.py."""
+    arms.check({**case, "dtype": "bfloat16"}, arm, arms.function(arm, case["chunk"]))
 
 
-@pytest.mark.unchecked
-def test_a_case_on_cuda(cuda):
-    case = speed.case(24, device="cuda", dtype="bfloat16", **TINY)
-    outcome = speed.run(case, seconds=0.01)
-    for arm in arms.SETS["main"]:
-        assert set(outcome["repetitions"][arm]) == {"forward_s", "backward_s"}
-        assert outcome["facts"][arm]["peak_bytes"] == 80
-        assert outcome["facts"][arm]["calls"] == 5  # two milliseconds each, of the ten that a timing should take
-    assert not outcome["failures"]
-    assert cuda.count("empty_cache") == len(arms.SETS["main"])
-    assert cuda.index("memory_allocated") < cuda.index("reset_peak_memory_stats") < cuda.index("max_memory_allocated")
+@pytest.mark.parametrize("place", ["output", "gradient of q", "gradient of k", "gradient of v"])
+@pytest.mark.parametrize("arm", ["sdpa causal", "linear causal"])
+def test_the_check_finds_wrong_results(arm, place):
+    """An output that is off by a thousandth, or the gradient of one operand alone."""
+    right, where = arms.function(arm, 8), place[-1]
+
+    def wrong(q, k, v):
+        o, x = right(q, k, v), {"q": q, "k": k, "v": v}.get(where)
+        return o * 1.001 if x is None else o + 1e-3 * (x - x.detach())
+
+    with pytest.raises(AssertionError, match=f"{arm}, {place}: expected a relative error of at most .*, got"):
+        arms.check(SETS["main"], arm, wrong)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("name", arms.SETS)
-@pytest.mark.parametrize("dtype", speed.RATES["cuda"])
-def test_a_case_runs_on_cuda(name, dtype):
-    case = speed.case(256, name, device="cuda", dtype=dtype, compiled=name in ("main", "delta"))
-    record = measure(memory_speed.MEMORY_SPEED, case, "cuda", seconds=0.05)
-    assert not record["failures"]
-    assert set(arms.arms_of(case)) <= set(record["repetitions"])
-    assert all(record["facts"][arm]["peak_bytes"] > 0 for arm in record["repetitions"])
+def test_gates_are_timed_and_checked_with_the_operands():
+    """An arm's gradient of a gate that is off is found."""
+    case = SETS["delta"]
+    operands, _ = arms.draw(case, "gated-delta causal")
+    assert [x.shape for x in operands[3:]] == 2 * [operands[0].shape[:-1]]
+    assert all(x.requires_grad for x in operands)
+    assert torch.equal(operands[1], arms.draw(case)[0][1])  # q, k and v are those of the other arms
+    right = arms.function("delta causal", 8)
+    with pytest.raises(AssertionError, match="delta causal, gradient of beta: expected a relative error"):
+        arms.check(case, "delta causal", lambda q, k, v, beta: right(q, k, v, beta.detach() + 1e-9 * beta))
+
+
+def test_the_recurrence_takes_one_token_at_a_time():
+    """The products of its closed form, and work in proportion to N, forward and backward."""
+    work = []
+    for N in (12, 24):
+        case = speed.case(N, "recurrent", **TINY)
+        (q, k, v), upstream = arms.draw(case)
+        with OperationCounter() as counter:
+            torch.autograd.grad(arms.recurrent(q, k, v), (q, k, v), upstream)
+        work.append((counter.flops.total(), counter.elementwise.total()))
+    (short, a), (long, b) = work
+    assert long == 2 * short > 0
+    assert b == pytest.approx(2 * a, rel=0.05)  # the first and last token take a few sums less
+
+
+# ------------------------------------------------------------------------------------------------- what fails
 
 
 def test_a_kernel_that_does_not_serve_is_recorded_as_such():
     """On a CPU, of the kernels by their names, one materialises and one is fused."""
-    record = measure(flash_speed.FLASH_SPEED, SETS["kernels"], "cpu", seconds=0.01)
-    ways = ("", " causal")
-    served = {f"sdpa{kernel}{way}" for kernel in ("", " math", " flash") for way in ways}
+    record = measure(speed.FLASH_SPEED, SETS["kernels"], "cpu", seconds=0.01)
+    served = {f"sdpa{kernel}{way}" for kernel in ("", " math", " flash") for way in ("", " causal")}
     assert set(record["repetitions"]) == served
     assert set(record["failures"]) == set(arms.SETS["kernels"]) - served
     assert "expected one that serves torch.float32 on cpu" in record["failures"]["sdpa cudnn"]
     assert "which FlexAttention does not have on a CPU" in record["failures"]["sdpa flex causal"]
+
+
+def _fails_at_full_size(monkeypatch, arm):
+    function, check = arms.function, arms.check
+
+    def failing(name, chunk):
+        def call(*_):
+            raise torch.OutOfMemoryError("CUDA out of memory. See /usr/lib/x.md\nand more")
+
+        return call if name == arm else function(name, chunk)
+
+    monkeypatch.setattr(arms, "function", failing)
+    monkeypatch.setattr(arms, "check", lambda case, name, call: check(case, name, function(name, case["chunk"])))
 
 
 def test_an_arm_that_does_not_fit_is_recorded_as_such(monkeypatch):
@@ -161,36 +137,6 @@ def test_without_the_yardstick_there_is_no_record(monkeypatch):
         speed.run(SETS["main"], seconds=0.01)
 
 
-def _fails_at_full_size(monkeypatch, arm):
-    function, check = arms.function, arms.check
-
-    def failing(name, chunk):
-        def call(*_):
-            raise torch.OutOfMemoryError("CUDA out of memory. See /usr/lib/x.md\nand more")
-
-        return call if name == arm else function(name, chunk)
-
-    monkeypatch.setattr(arms, "function", failing)
-    monkeypatch.setattr(arms, "check", lambda case, name, call: check(case, name, function(name, case["chunk"])))
-
-
-def test_a_compiler_that_fails_or_is_off_is_recorded_as_such(monkeypatch):
-    def compiler(call, **_):
-        compiled.append(call)
-        if len(compiled) == 1:
-            raise RuntimeError("no kernel in /usr/lib/x/kernel.so\nand more")
-        return lambda *x: call(*x) * (2 if len(compiled) == 2 else 1)
-
-    compiled = []
-    monkeypatch.setattr(torch, "compile", compiler)
-    record = measure(speed.ATTENTION_SPEED, {**SETS["main"], "compiled": True}, "cpu", seconds=0.01)
-    assert record["failures"]["linear compiled"] == "RuntimeError: no kernel in kernel.so"
-    assert "linear causal compiled, output: expected a relative error" in record["failures"]["linear causal compiled"]
-    assert set(record["repetitions"]) == {*arms.SETS["main"], "favor compiled", "favor causal compiled"}
-    found = {row["arm"]: row for row in rows.rows([record])}
-    assert found["favor causal compiled"]["flops_ratio"] == found["favor causal"]["flops_ratio"]
-
-
 def test_wrong_arms_are_not_timed(monkeypatch):
     right = arms.function
     monkeypatch.setattr(arms, "function", lambda arm, chunk: lambda *x: right(arm, chunk)(*x) * 1.001)
@@ -198,87 +144,36 @@ def test_wrong_arms_are_not_timed(monkeypatch):
         speed.run(SETS["main"], seconds=0.01)
 
 
-@pytest.mark.parametrize(
-    "experiment",
-    [speed.ATTENTION_SPEED, memory_speed.MEMORY_SPEED, pattern_speed.PATTERN_SPEED, flash_speed.FLASH_SPEED],
-    ids=lambda experiment: experiment.name,
-)
-def test_the_sources_are_all_that_a_timed_call_runs(experiment):
-    with Allocations():  # the first of its kind imports much of PyTorch, which need not be watched
-        torch.zeros(1)
-    sets = {case["arms"] for case in experiment.cases("cpu")}
-    for case, arm in ((case, arm) for case, arm in ALL if case["arms"] in sets):
-        operands, upstream = arms.draw(case, arm)
-        call = arms.function(arm, case["chunk"])
-        with within(experiment), Allocations():
-            speed.timed(call, operands, upstream, 1)
+# ------------------------------------------------------------------------------------------------------- memory
 
 
-@pytest.mark.parametrize("module", [speed, memory_speed, pattern_speed, flash_speed])
-def test_the_arms_that_readers_need_are_in_every_case(module):
-    (experiment,) = (x for x in vars(module).values() if isinstance(x, Experiment) and x.cases is module.cases)
-    for case in (*module.cases("cpu"), *module.cases("cuda")):
-        assert set(experiment.needs.arms) <= set(arms.arms_of(case))
+@pytest.mark.parametrize("arm", ["favor causal", "linear causal", "hyperbolic causal", "cosformer causal"])
+def test_a_causal_call_stores_nothing_of_a_state_per_token(arm):
+    """The largest tensor has the features of all tokens, N m numbers, or a state for each chunk, N m V / C; a state for
+    each token would have N m V. All that is held at once grows like N."""
+    H, K, peaks = 2, 32, []
+    m = MECHANISMS[arm.split()[0]].fast.keywords["feature_map"].width(K)
+    for N in (512, 1024):
+        memory = _memory(arms.function(arm, CHUNK), N, H, K)
+        assert memory.largest <= 4 * H * N * max(m, m * K // CHUNK, CHUNK, K)
+        assert memory.largest < 4 * H * N * m * K / 8
+        peaks.append(memory.peak)
+    assert peaks[1] == pytest.approx(2 * peaks[0], rel=0.03)  # the state itself, and the features' rows, do not grow
 
 
-def test_cases_on_cuda_have_few_chunks_and_positions_below_the_horizon():
-    for case in speed.cases("cuda"):
-        assert case["N"] % case["chunk"] == 0
-        assert case["N"] // case["chunk"] <= (16 if case["compiled"] and case["N"] > 16 * CHUNK else 128)
-        assert case["arms"] != "family" or case["N"] <= HORIZON
-    assert max(case["N"] for case in speed.cases("cuda")) == 131072
+def test_a_state_per_token_would_be_found_and_the_fused_softmax_keeps_one_number_a_row():
+    def cumulative(q, k, v):
+        S = (k[..., :, None] * v[..., None, :]).cumsum(-3)  # (B, H, N, K, V)
+        return (q[..., None, :] @ S)[..., 0, :]
+
+    N, H, K = 512, 2, 32
+    assert _memory(cumulative, N, H, K).largest == 4 * H * N * K * K
+    assert _memory(arms.function("sdpa", CHUNK), N, H, K).peak == 4 * H * N * (4 * K + 1)  # o, dq, dk, dv
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [({"arms": "all"}, "arms: expected one of"), ({"N": 0}, "N: "), ({"dtype": "int8"}, "dtype: expected one of")],
-)
-def test_an_impossible_case_is_refused(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        speed.case(**{"N": 8, **wrong})
-
-
-def test_memories_on_cuda_have_few_chunks_and_on_a_cpu_go_far():
-    for case in memory_speed.cases("cuda"):
-        assert case["N"] % case["chunk"] == 0
-        assert case["N"] // case["chunk"] <= (64 if case["compiled"] else 128)
-    assert max(case["N"] for case in memory_speed.cases("cpu") if case["arms"] == "delta alone") == 32768
-
-
-def test_without_a_yardstick_there_is_no_ratio():
-    """And no crossing, but growth."""
-    case = SETS["delta alone"]
-    record = measure(memory_speed.MEMORY_SPEED, case, "cpu", seconds=0.01)
-    found = rows.rows([record])
-    assert [row["arm"] for row in found] == list(arms.SETS["delta alone"])
-    assert all(row["ratio"] is row["ratio_alike"] is row["bytes_ratio"] is None for row in found)
-    longer = [record | {"configuration": {**case, "N": N}} for N in (2048, 4096, 8192)]
-    assert rows.crossovers(longer) == []
-    assert len(rows.growth(longer)) == 2
-    assert "gated-delta causal -" in rows.line(record)
-
-
-def test_gates_are_timed_and_checked_with_the_operands(monkeypatch):
-    """An arm's gradient of a gate that is off is found."""
-    case = SETS["delta"]
-    operands, _ = arms.draw(case, "gated-delta causal")
-    assert [x.shape for x in operands[3:]] == 2 * [operands[0].shape[:-1]]
-    assert all(x.requires_grad for x in operands)
-    assert torch.equal(operands[1], arms.draw(case)[0][1])  # q, k and v are those of the other arms
-    right = arms.function("delta causal", 8)
-    with pytest.raises(AssertionError, match="delta causal, gradient of beta: expected a relative error"):
-        arms.check(case, "delta causal", lambda q, k, v, beta: right(q, k, v, beta.detach() + 1e-9 * beta))
-
-
-def test_the_view_prints_ratios_and_crossovers(measured, tmp_path, capsys):
-    file = records.path(tmp_path, "attention-speed", SLUG)
-    records.write(file, [measured | {"configuration": {**SETS["main"], "N": N}} for N in (2048, 4096, 8192)])
-    assert experiments.main(["--show", "attention-speed", "--results", str(tmp_path)]) == 0
-    text = capsys.readouterr().out
-    loaded = experiments.load("attention-speed", tmp_path)
-    for row in rows.rows(loaded):
-        low, middle, high = row["ratio"]
-        assert f"{middle:.4f} [{low:.4f}, {high:.4f}]" in text
-    assert "main float32 favor: N^-0.00 in time" in text or "main float32 favor: N^0.00 in time" in text
-    for row in rows.crossovers(loaded):
-        assert f"main float32 {row['arm']}: faster than sdpa {rows.in_words(row['yardstick'])}" in text
+def _memory(call, N, H, K):
+    (q, k, v), upstream = arms.draw(speed.case(N, H=H, K=K))
+    for _ in range(2):  # the first call draws the default features
+        with Allocations() as memory:
+            torch.autograd.grad(call(q, k, v), (q, k, v), upstream)
+    return memory

@@ -1,4 +1,4 @@
-"""`python -m ortho`, in this process and from a bare source tree."""
+"""`python -m ortho` and `python -m paper`, in this process and from a bare source tree."""
 
 import json
 import shutil
@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+import ortho
+from ortho import choose
 from ortho.__main__ import main as library
 from ortho.attention import MECHANISMS, Mechanism
+from ortho.cost.budgets import FIGURES
 from paper import claims, experiments
 from paper.__main__ import main
 from paper.claims import LedgerError, judge, ledger
@@ -48,6 +51,31 @@ def test_mechanisms(capsys):
     for line, m in zip(lines, MECHANISMS.values(), strict=True):
         flags = ["yes" if flag else "no" for flag in (m.causal, m.exact, m.positional, m.signed)]
         assert line.split() == [m.name, m.family, *flags, *m.source.split()]
+
+
+def test_choose(capsys):
+    """What `ortho.choose` finds, as a table and as JSON; bad budgets are bad usage."""
+    words = ["choose", "64", "16", "--heads", "2", "--budget", "state_bytes=2e3", "--budget", "2e6"]
+    assert library([*words, "--json"]) == 0
+    rows, found = json.loads(capsys.readouterr().out), choose(64, 16, {"state_bytes": 2e3, "forward": 2e6}, num_heads=2)
+    assert found and [row.pop("name") for row in rows] == [one.attention for one in found]
+    assert rows == [{name: getattr(one.cost, name) for name in FIGURES} for one in found]
+    assert library(words) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["name", "state_bytes", "forward"]
+    wanted = [[one.attention, f"{one.cost.state_bytes:,}", f"{one.cost.forward:,}"] for one in found]
+    assert [line.split() for line in lines] == wanted
+    assert library(["choose", "64", "16", "--bidirectional", "--exact", "--budget", "1"]) == 0
+    for budget, message in (("x", "--budget: expected FIGURE=MOST"), ("foward=1", "did you mean 'forward'")):
+        with pytest.raises(SystemExit) as stopped:
+            library(["choose", "64", "16", "--budget", budget])
+        assert stopped.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        library(["--version"])
+    assert stopped.value.code == 0 and capsys.readouterr().out == f"ortho {ortho.__version__}\n"
 
 
 def test_claims(capsys, monkeypatch):
@@ -160,7 +188,7 @@ def test_from_a_bare_source_tree(tmp_path):
 
 def test_a_reader_may_stop_early():
     """`python -m paper claims | head -1` ends quietly, with more to write than a pipe holds, which are 64 KiB."""
-    many = "S0.1.3a " * 500
+    many = "S0.1.3a " * 120  # some 700 bytes each
     command = f'"{sys.executable}" -m paper claims --json {many} | head -1'
     ended = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
     assert ended.stdout == "[\n"

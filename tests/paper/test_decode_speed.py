@@ -1,53 +1,43 @@
-"""The experiment decode-speed: right before it is timed, in turn, what cannot be read is recorded; what readers get."""
+"""Decoding, of a mechanism and of a whole model: a wrong cache is not timed, what cannot be read is recorded."""
 
-import math
+import dataclasses
 
 import pytest
 import torch
-from experiment_fakes import within
 
 from ortho.attention.linear.feature_maps import HORIZON
+from ortho.cost.configurations import CONFIGURATIONS
+from ortho.models.language_model import LanguageModel
 from paper.experiments import measure
-from paper.experiments.engine import clock as stopped
 from paper.experiments.speed import decoding as speed
-from paper.experiments.speed import decoding_analysis as rows
+from paper.experiments.speed import generation
 
 TINY = {"H": 2, "K": 8, "N": 1024}
 
 
-def measured(family, **kwargs):
-    return measure(speed.DECODE_SPEED, speed.case(family, **TINY | kwargs), "cpu", seconds=0.01)
-
-
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    monkeypatch.setitem(speed.CALL_SECONDS, "cpu", 1e-3)
-    monkeypatch.setitem(speed.REPETITIONS, "cpu", (2, 2))
+    for module in (speed, generation):
+        monkeypatch.setitem(module.CALL_SECONDS, "cpu", 1e-3)
+        monkeypatch.setitem(module.BUDGETS, "cpu", dataclasses.replace(module.BUDGETS["cpu"], least=2))
 
 
-@pytest.mark.parametrize("family", speed.FAMILIES)
-def test_every_arm_runs_once_a_repetition(family):
-    record = measured(family)
-    arms = speed.arms_of(record["configuration"])
-    assert speed.YARDSTICK in arms
-    assert not record["failures"]
-    assert set(record["repetitions"]) == set(arms)
-    for order in record["facts"]["order"]:
-        assert sorted(order) == sorted(arms)
-    for arm in arms:
-        name, context = speed.parts_of(arm)  # its state holds the context, or memory for what is timed besides
-        held = {speed.declared(record["configuration"], f"{name} {n - 1}").nbytes for n in (1024, 1024 + 32)}
+@pytest.fixture
+def small_model(monkeypatch):
+    name, sizes = generation.MODEL, {"vocab_size": 23, "max_length": 64, "bias": True}
+    made = dataclasses.replace(CONFIGURATIONS[name], N=64, d=16, H=4, L=3, sizes=sizes, parameters=0)
+    monkeypatch.setitem(CONFIGURATIONS, name, made)
+
+
+def test_what_a_cache_holds_is_what_is_declared():
+    """Of a mechanism that keeps its tokens with what is timed beside the context, or without it."""
+    case = speed.case("recurrent", **TINY)
+    outcome = speed.run(case, seconds=0.0)
+    for arm in speed.arms_of(case):
+        name, context = speed.parts_of(arm)
+        held = {speed.declared(case, f"{name} {n - 1}").nbytes for n in (1024, 1024 + 32)}
         assert context == 1024
-        assert record["facts"][arm]["held_bytes"] in held
-        assert {len(values) for values in record["repetitions"][arm].values()} == {2}
-    assert all(f"{name} " in rows.table([record]) for name in {speed.parts_of(arm)[0] for arm in arms})
-
-
-@pytest.mark.parametrize("device", speed.CONTEXTS)
-def test_the_yardstick_is_in_every_case(device):
-    for case in speed.DECODE_SPEED.cases(device):
-        assert speed.YARDSTICK in speed.arms_of(case)
-        assert speed.work(case) > 0
+        assert outcome["facts"][arm]["held_bytes"] in held
 
 
 def test_a_wrong_cache_is_not_timed(monkeypatch):
@@ -76,7 +66,8 @@ def test_what_cannot_be_read_is_a_failure(monkeypatch):
     """Beyond cosFormer's horizon; the other arms are timed."""
     monkeypatch.setitem(speed.CONTEXTS, "cpu", (1024, 2 * HORIZON))
     monkeypatch.setitem(speed.READ_FLOPS, "cpu", 2e9)
-    record = measured("recurrent", N=2 * HORIZON)
+    case = speed.case("recurrent", **TINY | {"N": 2 * HORIZON})
+    record = measure(speed.DECODE_SPEED, case, "cpu", seconds=0.01)
     assert list(record["failures"]) == [f"cosformer {2 * HORIZON}"]
     assert "horizon: expected positions within" in record["failures"][f"cosformer {2 * HORIZON}"]
     assert f"linear {2 * HORIZON}" in record["repetitions"]
@@ -93,71 +84,39 @@ def test_another_error_is_the_case_s(monkeypatch):
 
 def test_what_is_too_long_to_read_is_left_out():
     """But softmax attention, with which the others are compared, at every context."""
-    case = speed.case("softmax")
-    arms = speed.arms_of(case)
+    arms = speed.arms_of(speed.case("softmax"))
     assert all(f"softmax {context}" in arms for context in speed.CONTEXTS["cpu"])
     assert "path 65536" not in arms
     assert "path 4096" in arms
 
 
-def test_a_timing_is_the_mean_of_its_tokens_and_leaves_the_cache_as_it_was(monkeypatch):
-    clock = iter(range(1000))
-    monkeypatch.setattr(stopped.time, "perf_counter", lambda: float(next(clock)))
-    monkeypatch.setattr(stopped.time, "process_time", lambda: 0.0)
-    cache, tokens = speed._read(speed.case("recurrent", **TINY), "softmax", 20, 8)
-    assert speed.timed(cache, tokens, 4) == {"step_s": 0.25, "step_cpu_s": 0.0}
-    assert cache.length == 20
+def test_what_a_model_holds(small_model):
+    record = measure(generation.GENERATION, generation.case(2, N=20), "cpu", seconds=0.0)
+    found = {row["arm"]: row for row in generation.rows([record])}
+    held = {arm: row["held_bytes"] for arm, row in found.items()}
+    assert held["learned"] == held["frozen"] == 4 * held["multi-query"] == 3 * 2 * 2 * (20 + generation.STEPS) * 16 * 4
+    assert found["learned"]["speedup"] == (1.0, 1.0, 1.0)
+    model = generation.build(generation.case(N=20), "learned")
+    assert found["learned"]["weight_bytes"] == 4 * sum(x.numel() for x in model.parameters())
 
 
-def record_of(steps, held):
-    """A record with the given seconds of steps and bytes held, by arm."""
-    return {
-        "configuration": speed.case("recurrent"),
-        "device": "cpu-test",
-        "repetitions": {arm: {"step_s": values, "step_cpu_s": values} for arm, values in steps.items()},
-        "facts": {arm: {"held_bytes": nbytes} for arm, nbytes in held.items()},
-        "provenance": {"threads": 1, "device_name": "test"},
-    }
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("arm", generation.ARMS)
+def test_models_that_decode_rightly_pass_the_check(small_model, arm, dtype):
+    generation.check(generation.case(N=20, dtype=dtype), arm, torch.randint(23, (1, 40)))
 
 
-def test_rows_and_slopes():
-    steps = {"softmax 1024": [1.0, 2.0, 4.0], "softmax 4096": [4.0, 8.0, 16.0], "linear 1024": [0.5, 1.0, 2.0]}
-    steps["linear 4096"] = steps["linear 1024"]
-    held = {"softmax 1024": 100, "softmax 4096": 400, "linear 1024": 7, "linear 4096": 7}
-    record = record_of(steps, held)
-    found = {(row["name"], row["context"]): row for row in rows.rows([record])}
-    assert found["softmax", 4096]["ratio"] == (4.0, 4.0, 4.0)
-    assert found["linear", 4096]["ratio"] == (0.5, 0.5, 0.5)
-    assert found["linear", 1024]["tokens_per_s"] == 1.0
-    assert found["linear", 1024]["held_bytes"] == 7
-    growth = {row["name"]: row for row in rows.slopes([record])}
-    assert all(math.isclose(x, 1.0) for x in growth["softmax"]["time"])
-    assert math.isclose(growth["softmax"]["bytes"], 1.0)
-    assert growth["linear"]["time"] == (0.0, 0.0, 0.0)
-    assert growth["linear"]["bytes"] == 0.0
-    assert rows.line(record) == "softmax +1.00, linear +0.00"
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_that_decodes_wrongly_is_not_timed(monkeypatch, small_model, dtype):
+    """Each token at the first place."""
+    embed = LanguageModel._embed
+    calls = []
 
+    def lost(self, tokens, past):
+        calls.append(past)
+        return embed(self, tokens, 0 if next(self.parameters()).dtype == getattr(torch, dtype) else past)
 
-def test_the_sources_are_all_that_a_timed_step_runs():
-    for family in speed.FAMILIES:
-        case = speed.case(family, **TINY)
-        for name in {speed.parts_of(arm)[0] for arm in speed.arms_of(case)}:
-            cache, tokens = speed._read(case, name, 300, 2)
-            with within(speed.DECODE_SPEED):
-                speed.timed(cache, tokens, 2)
-
-
-def test_errors():
-    with pytest.raises(ValueError, match="family: expected one of"):
-        speed.case("conv")
-    with pytest.raises(ValueError, match="B: expected an integer of at least 1"):
-        speed.case("softmax", B=0)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("family", speed.FAMILIES)
-def test_a_case_runs_on_cuda(family):
-    case = speed.case(family, device="cuda", dtype="bfloat16", **TINY)
-    record = measure(speed.DECODE_SPEED, case, "cuda", seconds=0.05)
-    assert not record["failures"]
-    assert all(values["step_s"] for values in record["repetitions"].values())
+    monkeypatch.setattr(LanguageModel, "_embed", lost)
+    with pytest.raises(AssertionError, match="learned: expected a relative error of at most"):
+        generation.check(generation.case(N=20, dtype=dtype), "learned", torch.randint(23, (1, 40)))
+    assert max(calls) == 39

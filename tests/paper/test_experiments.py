@@ -5,7 +5,6 @@ import json
 import math
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from experiment_fakes import SLUG, Clock, fake, go, indices, of_other_code, outc
 from paper import experiments
 from paper.experiments.engine import cli, provenance, records
 from paper.experiments.engine.runner import estimate
+from paper.experiments.speed import attention, attention_variants, decoding
 
 ROOT = Path(experiments.__file__).parents[2]
 
@@ -45,43 +45,6 @@ def test_a_record_is_complete_on_its_own(tmp_path):
     assert records.read(stored(tmp_path))[1]["provenance"]["code"] == provenance.code_of(fake().run)
 
 
-def test_an_interrupted_run_resumes(tmp_path):
-    ran = []
-
-    def interrupted(case):
-        ran.append(case["index"])
-        if ran == [0, 1]:
-            raise KeyboardInterrupt
-        return outcome()
-
-    with pytest.raises(KeyboardInterrupt):
-        go(fake(interrupted), tmp_path)
-    assert indices(tmp_path) == [0]
-    assert len(go(fake(interrupted), tmp_path).done) == 2
-
-
-def test_a_killed_run_loses_the_case_in_flight_alone(tmp_path):
-    script = """
-import os, signal, sys
-from pathlib import Path
-from paper.experiments import Experiment, run
-def one(case):
-    if case["index"] == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return {"seeds": {}, "repetitions": {"arm": {"forward_s": [1.0]}}}
-cases = lambda device: [{"index": i, "work": 1} for i in range(3)]
-run([Experiment("fake", "", cases, one)], "cpu", Path(sys.argv[1]))
-"""
-    process = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        check=False,
-    )
-    assert process.returncode == -signal.SIGKILL
-    assert indices(tmp_path) == [0, 1]
-    assert len(go(fake(works=(1,)), tmp_path).done) == 1  # of another code; and the dead run's lock is gone
-
-
 def test_a_kill_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
     go(fake(works=(1,)), tmp_path)
     before = stored(tmp_path).read_bytes()
@@ -94,44 +57,26 @@ def test_a_kill_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
     assert len(go(fake(), tmp_path).done) == 2
 
 
-def test_the_budget_is_kept_and_smaller_cases_still_run(tmp_path):
+@pytest.mark.parametrize(
+    ("takes", "works", "budget", "kept", "left"),
+    [
+        (lambda work: work, (1, 2, 10, 1, 1), 5.0, [0, 1, 3, 4], [2]),  # smaller cases still run
+        (lambda _: 100, (1, 1, 1), 10.0, [0], [1, 2]),  # of the first a second of work was expected
+        (lambda work: work, (12, 3, 12), 3.0, [1], [0, 2]),  # though nothing was measured before
+        (lambda work: work, (12, 12), 3.0, [], [0, 1]),
+    ],
+)
+def test_the_budget_is_kept(tmp_path, takes, works, budget, kept, left):
     clock = Clock()
 
     def one(case):
-        clock.now += case["work"]
+        clock.now += takes(case["work"])
         return outcome()
 
-    report = go(fake(one, works=(1, 2, 10, 1, 1)), tmp_path, budget=5.0, clock=clock)
-    assert indices(tmp_path) == [0, 1, 3, 4]
-    assert report.left == ["fake: index=2 work=10"]
-    assert clock.now <= 5
-    assert go(fake(one, works=(1, 2, 10, 1, 1)), tmp_path, clock=clock).done == ["fake: index=2 work=10"]
-
-
-def test_nothing_starts_after_the_budget(tmp_path):
-    clock = Clock()
-
-    def slow(_):
-        clock.now += 100
-        return outcome()
-
-    report = go(fake(slow), tmp_path, budget=10.0, clock=clock)
-    assert len(report.done) == 1  # of which a second of work was expected
-    assert len(report.left) == 2
-
-
-def test_a_case_that_should_not_fit_is_left_though_nothing_was_measured(tmp_path):
-    clock = Clock()
-
-    def one(case):
-        clock.now += case["work"]
-        return outcome()
-
-    report = go(fake(one, works=(12, 3, 12)), tmp_path, budget=3.0, clock=clock)
-    assert indices(tmp_path) == [1]
-    assert report.left == ["fake: index=0 work=12", "fake: index=2 work=12"]
-    assert go(fake(name="other", works=(12, 12)), tmp_path, budget=3.0, clock=Clock()).done == []
-    assert not stored(tmp_path, "other").exists()
+    report = go(fake(one, works=works), tmp_path, budget=budget, clock=clock)
+    assert report.left == [f"fake: index={index} work={works[index]}" for index in left]
+    assert (indices(tmp_path) if kept else stored(tmp_path).exists()) == (kept or False)
+    assert len(go(fake(one, works=works), tmp_path, clock=clock).done) == len(left)
 
 
 def test_a_case_finds_what_it_kept_before_it_was_interrupted(tmp_path):
@@ -141,8 +86,8 @@ def test_a_case_finds_what_it_kept_before_it_was_interrupted(tmp_path):
     def resuming(case, checkpoint):
         found.setdefault(case["index"], []).append(checkpoint.read_text() if checkpoint.exists() else None)
         checkpoint.write_text(f"half of {case['index']}")
-        if len(found) == 2 and len(found[1]) == 1:
-            raise KeyboardInterrupt
+        if len(found[case["index"]]) == 1 and case["index"]:
+            raise KeyboardInterrupt if case["index"] == 1 else ValueError("expected another")
         return outcome()
 
     with pytest.raises(KeyboardInterrupt):
@@ -152,18 +97,11 @@ def test_a_case_finds_what_it_kept_before_it_was_interrupted(tmp_path):
     assert kept == records.checkpoint(tmp_path, "fake", case, provenance.code_of(resuming))
     assert kept != records.checkpoint(tmp_path, "fake", case, provenance.code_of(outcome)), "that of other code"
     assert indices(tmp_path) == [0]
-    assert len(go(fake(resuming, resumes=True), tmp_path).done) == 2
-    assert found == {0: [None], 1: [None, "half of 1"], 2: [None]}
+    assert len(go(fake(resuming, resumes=True), tmp_path).done) == 1
+    assert len(list(tmp_path.glob(".checkpoints/fake/*/*"))) == 1, "a case that failed keeps its own"
+    assert len(go(fake(resuming, resumes=True), tmp_path).done) == 1
+    assert found == {0: [None], 1: [None, "half of 1"], 2: [None, "half of 2"]}
     assert list(tmp_path.glob(".checkpoints/fake/*/*")) == []
-
-
-def test_a_failed_case_keeps_its_checkpoint(tmp_path):
-    def failing(case, checkpoint):
-        checkpoint.touch()
-        raise ValueError("expected another")
-
-    go(fake(failing, resumes=True, works=(1,)), tmp_path)
-    assert len(list(tmp_path.glob(".checkpoints/fake/*/*"))) == 1
 
 
 def test_how_far_a_run_is_shows_on_a_terminal_alone(tmp_path, monkeypatch, capsys):
@@ -208,20 +146,42 @@ def test_unknown_names_are_refused(tmp_path, capsys):
     with pytest.raises(SystemExit) as caught:
         experiments.main(["trainingstep"])
     assert caught.value.code == 2
-    said = capsys.readouterr().err
-    assert "did you mean 'training-step'?" in said
-    assert "did you mean 'training-step'?" in said
+    assert "did you mean 'training-step'?" in capsys.readouterr().err
     with pytest.raises(ValueError, match="expected one of 'training-step'.*, got 'nothing'"):
         experiments.load("nothing")
     assert experiments.load("training-step", tmp_path) == []
 
 
-@pytest.mark.parametrize("budget", ["0", "-1", "nan", "inf", "soon"])
-def test_a_bad_budget_is_refused(budget, capsys):
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        *((["--budget", budget], "expected a positive number of seconds") for budget in ("0", "nan", "inf", "soon")),
+        pytest.param(
+            ["--device", "cuda"],
+            "--device: expected cpu, got cuda",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+        ),
+    ],
+)
+def test_bad_options_exit_with_2(arguments, message, capsys):
     with pytest.raises(SystemExit) as caught:
-        experiments.main(["--budget", budget])
+        experiments.main(arguments)
     assert caught.value.code == 2
-    assert "expected a positive number of seconds" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
+
+
+def test_every_experiment_has_cases_that_differ():
+    """And what their readers need."""
+    for experiment in experiments.EXPERIMENTS.values():
+        for device in cli.DEVICES:
+            cases = experiment.cases(device)
+            assert len({records.key(case) for case in cases}) == len(cases)
+            assert cases or device == "cuda"
+            assert all(experiment.work(case) > 0 and case["device"] == device for case in cases)
+            if experiment.run is attention.run:
+                assert all(set(experiment.needs.arms) <= set(attention_variants.arms_of(case)) for case in cases)
+            if experiment.run is decoding.run:
+                assert all(decoding.YARDSTICK in decoding.arms_of(case) for case in cases)
 
 
 @pytest.mark.parametrize("action", [[], ["--list"], ["--show"]], ids=str)
@@ -234,13 +194,6 @@ def test_results_that_are_no_folder_are_refused(action, tmp_path, capsys):
     below = str(tmp_path / "file" / "below")
     assert cli.main(["--device", "cpu", "--results", below], {"fake": fake()}) == 1
     assert capsys.readouterr().err == f"error: {below}: expected a folder for the results (Not a directory)\n"
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
-def test_a_missing_cuda_device_is_refused(capsys):
-    with pytest.raises(SystemExit):
-        experiments.main(["--device", "cuda"])
-    assert "--device: expected cpu, got cuda" in capsys.readouterr().err
 
 
 def test_list_and_show_measure_nothing(tmp_path, capsys):
@@ -272,21 +225,17 @@ def test_records_of_an_earlier_code_are_counted_below_what_is_shown(tmp_path, ca
     assert [line for line in lines if "earlier state" in line] == [lines[-1]] == [noted]
 
 
-def test_the_command_alone_starts_over_for_cpu_timing(tmp_path, monkeypatch):
+def test_only_the_command_starts_over_for_cpu_timing(tmp_path, monkeypatch):
+    """Not this process, nor a notebook; that the command does, the next test shows."""
     started = []
     monkeypatch.setattr(os, "execve", lambda *arguments: started.append(arguments))
     monkeypatch.setattr(provenance, "in_cpu_environment", lambda: False)
-    arguments = ["--results", str(tmp_path), "--device", "cpu"]
-    assert cli.main(arguments, {"fake": fake(quiet=True)}) == 0
-    assert started == []  # this process is not the command
-    monkeypatch.setattr(cli, "_is_own_process", lambda: True)
-    assert cli.main(arguments, {"fake": fake(quiet=True)}) == 0
-    ((program, command, environment),) = started
-    assert program == command[0] == sys.executable
-    assert provenance.CPU_ENVIRONMENT.items() <= environment.items()
+    assert cli.main(["--results", str(tmp_path), "--device", "cpu"], {"fake": fake(quiet=True)}) == 0
+    assert started == []
 
 
 def test_runs_from_a_bare_source_tree_on_torch_and_numpy_alone(tmp_path):
+    """And starts itself over with the environment of CPU timings, which is not set."""
     for package in ("ortho", "paper"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     script = """
@@ -296,15 +245,16 @@ for name in ("sympy", "scipy", "matplotlib", "yaml", "IPython", "jaxtyping", "su
 import paper.experiments.speed.training_step as step
 del sys.modules["sympy"]  # PyTorch's own dependency, which its backward pass imports
 step._cpu_cases = lambda: [step.case("layer", 24, 32, H=2)]
-step.SECONDS["cpu"] = 0.1
+step.BUDGETS["cpu"] = step.Budget(0.1, 7, 31)
 sys.argv = ["paper", "experiments", "training-step", "--budget", "60", "--device", "cpu"]
 runpy.run_module("paper", run_name="__main__", alter_sys=True)
 """
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "ORTHO", "GIT"))}
+    unset = ("PYTHON", "ORTHO", "GIT", *provenance.CPU_ENVIRONMENT)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(unset)}
     process = subprocess.run(
         [sys.executable, "-c", script],
         cwd=tmp_path,
-        env=environment | provenance.CPU_ENVIRONMENT,
+        env=environment,
         capture_output=True,
         text=True,
         check=False,

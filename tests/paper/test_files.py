@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from paper import files
-from paper.files import remove, written_whole
+from paper import _files
+from paper._files import remove, written_whole
 from paper.training import checkpoints
 
 
@@ -59,7 +59,7 @@ def killed_while_writing(file):
         "with runpy.run_path(sys.argv[1])['written_whole'](Path(sys.argv[2])) as stream:\n"
         "    stream.write(b'half'); stream.flush(); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    ended = subprocess.run([sys.executable, "-c", code, files.__file__, str(file)], check=False)
+    ended = subprocess.run([sys.executable, "-c", code, _files.__file__, str(file)], check=False)
     assert ended.returncode == -signal.SIGKILL
 
 

@@ -14,7 +14,7 @@ import pytest
 from experiment_fakes import Clock, fake, go, indices, outcome, stored
 from test_launchers import Later
 
-from paper.experiments import RecordError, run
+from paper.experiments import run
 from paper.experiments.engine import cli, records
 
 ROOM = records.ROOM
@@ -89,12 +89,6 @@ def test_nothing_is_measured_where_nothing_can_be_written(disk, capsys):
     assert only_line(capsys).endswith("expected a folder for the results (Read-only file system)")
 
 
-def test_nothing_is_measured_on_a_full_disk(disk, capsys):
-    (disk / "filler").write_bytes(bytes(2**20 - ROOM // 2))
-    assert command(disk / "results", fake(never)) == 1
-    assert only_line(capsys).endswith("bytes there (No space left on device)")
-
-
 def fill(disk):
     """Take what is left of a disk."""
     with suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
@@ -138,7 +132,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(disk, capsys):
     assert indices(disk / "results") == [0, 1, 2]
 
 
-@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EFBIG, errno.EIO], ids=errno.errorcode.get)
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EIO], ids=errno.errorcode.get)
 def test_no_case_is_begun_that_could_not_be_stored(number, trouble, tmp_path):
     """The file of one experiment is refused; that of the next is not."""
     ran = []
@@ -264,16 +258,6 @@ def test_a_file_that_is_damaged_meanwhile_is_left(tmp_path):
     assert error.endswith(", 1 not begun")
     assert stored(tmp_path).read_text() == "mine"
     assert len(report.done) == 3
-
-
-def test_a_folder_that_was_replaced_is_not_held(tmp_path):
-    with records.lock(tmp_path / "results") as held:
-        held()
-        (tmp_path / "results").rename(tmp_path / "another")
-        with pytest.raises(RecordError, match="removed or replaced"):
-            held()
-        (tmp_path / "another").rename(tmp_path / "results")
-        held()
 
 
 def test_a_full_disk_under_stdout_is_no_traceback():

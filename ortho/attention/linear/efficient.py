@@ -9,9 +9,8 @@ softmax over positions looks at the whole sequence, so that the attention is not
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Bool, Float, Size, State, Tensor
-from ortho.attention.linear.linear_attention import scaled
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost, Mechanism
-from ortho.attention.operands import attention_form, masked_softmax
+from ortho.attention.operands import attention_form, masked_softmax, scaled
 
 
 @attention_form(fixed_state=True)

@@ -9,7 +9,7 @@ one query or key, `favor` and `dense_features` those on random rows.
 
 from abc import ABC, abstractmethod
 from functools import partial
-from math import inf, nan, sqrt
+from math import inf, nan
 from typing import Literal, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from ortho._typing import Bool, Float, Int, Size, State, Tensor
 from ortho.attention.chunking import CHUNK, chunks, default_chunk, pad_tokens
 from ortho.attention.linear.linear_kernels import AllAtOnce, Chunked, divisors
 from ortho.attention.mechanism import AttentionCost, Mechanism
-from ortho.attention.operands import attention_form, blocked_pairs, known_tokens, past_length
+from ortho.attention.operands import attention_form, blocked_pairs, carried, known_tokens, past_length
 
 
 class Features(NamedTuple):
@@ -90,21 +90,6 @@ class FeatureMap(ABC):
     @abstractmethod
     def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> MapCost:
         """What it costs to map N queries and M keys, K wide, of each of G sequences, to m features."""
-
-
-def root_scale(scale: float) -> float:
-    """The factor of q and of k that multiplies their products by `scale`; ValueError for a negative one."""
-    if not 0 <= scale < inf:
-        raise ValueError(f"scale: expected a finite number of at least 0, got {scale}")
-    return sqrt(scale)
-
-
-def scaled(scale: float | None, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """q and k whose products are multiplied by `scale`; as they are for None."""
-    if scale is None:
-        return q, k
-    root = root_scale(scale)
-    return q * root, k * root
 
 
 def kernel_weights(
@@ -257,18 +242,15 @@ def _memory(
     state: State | None, feature_map: FeatureMap, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None, int | Tensor]:
     """(S, z, peak, start) that the state holds; without one, no key and no scale yet, at position 0."""
-    lead, m, V = k.shape[:-2], feature_map.width(k.shape[-1]), v.shape[-1]
-    shapes = {"S": (*lead, m, V), "z": (*lead, m)} | ({"peak": tuple(lead)} if feature_map.scales_keys else {})
+    lead, m, V = tuple(k.shape[:-2]), feature_map.width(k.shape[-1]), v.shape[-1]
+    parts = {"S": ((*lead, m, V), v.dtype), "z": ((*lead, m), v.dtype)}
     if state is None:
         peak = v.new_full(lead, torch.finfo(v.dtype).min) if feature_map.scales_keys else None
-        return v.new_zeros(shapes["S"]), v.new_zeros(shapes["z"]), peak, 0
-    seen = {"seen": ()} if feature_map.positional else {}
-    state = _checks.state(state, *shapes, *seen)
-    expected = [(v.dtype, shape) for shape in shapes.values()] + [(torch.int64, shape) for shape in seen.values()]
-    if [(x.dtype, tuple(x.shape)) for x in state] != expected:
-        wanted = ", ".join(f"{dtype} {shape}".removeprefix("torch.") for dtype, shape in expected)
-        raise ValueError(f"initial_state: expected {wanted}, got {_checks.describe(state)}")
-    named = dict(zip((*shapes, *seen), state, strict=True))
+        return v.new_zeros(parts["S"][0]), v.new_zeros(parts["z"][0]), peak, 0
+    parts |= {"peak": (lead, v.dtype)} if feature_map.scales_keys else {}
+    parts |= {"seen": ((), torch.int64)} if feature_map.positional else {}
+    given = zip(parts, _checks.state(state, *parts), strict=True)
+    named = {name: carried(name, value, *parts[name]) for name, value in given}
     return named["S"], named["z"], named.get("peak"), named.get("seen", 0)
 
 

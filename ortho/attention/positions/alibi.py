@@ -5,16 +5,15 @@ from functools import partial
 
 import torch
 
-from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.operands import with_past
+from ortho.attention.operands import attention_form, past_length
 from ortho.attention.positions.distance import distance_attention, distance_attention_reference, distance_cost
 from ortho.attention.softmax.tiling import TILE
 
 
-@checked(shapes=False)
+@attention_form
 def alibi_attention_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -32,14 +31,11 @@ def alibi_attention_reference(
     operands have one. Keys stand at positions 0, 1, ..., and queries too, behind those of the state; a masked key keeps
     its position. The bias is the published one for causal calls, and its mirror image on the other side in others.
     """
-    _checks.scale_factor(scale)
-    k, v = with_past(q, k, v, is_causal, attn_mask, initial_state)
-    depths = _depths(q, k, initial_state)
-    o = distance_attention_reference(q, k, v, *depths, is_causal=is_causal, attn_mask=attn_mask, scale=scale)
-    return (o, (k, v)) if return_state else o
+    depths = _depths(q, k, past_length(initial_state))
+    return distance_attention_reference(q, k, v, *depths, is_causal=is_causal, attn_mask=attn_mask, scale=scale)
 
 
-@checked(shapes=False)
+@attention_form
 def alibi_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -53,11 +49,8 @@ def alibi_attention(
     tile: int = TILE,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
     """`alibi_attention_reference` `tile` queries at a time, in memory linear in N. Not differentiable twice."""
-    _checks.scale_factor(scale)
-    k, v = with_past(q, k, v, is_causal, attn_mask, initial_state)
-    depths = _depths(q, k, initial_state)
-    o = distance_attention(q, k, v, *depths, is_causal=is_causal, attn_mask=attn_mask, scale=scale, tile=tile)
-    return (o, (k, v)) if return_state else o
+    depths = _depths(q, k, past_length(initial_state))
+    return distance_attention(q, k, v, *depths, is_causal=is_causal, attn_mask=attn_mask, scale=scale, tile=tile)
 
 
 @checked
@@ -69,9 +62,8 @@ def slopes(heads: int) -> list[float]:
     return own if power == heads else own + slopes(2 * power)[::2][: heads - power]
 
 
-def _depths(q: Tensor, k: Tensor, initial_state: State | None) -> tuple[Tensor, Tensor]:
+def _depths(q: Tensor, k: Tensor, past: int) -> tuple[Tensor, Tensor]:
     """The depth -m_h p of each query and key, (H, N) and (H, M); without heads (N,) and (M,)."""
-    past = 0 if initial_state is None else initial_state[0].shape[-2]
     end = max(past + q.shape[-2], k.shape[-2])
     of_heads = torch.tensor(slopes(q.shape[-3] if q.dim() > 2 else 1), dtype=torch.float64, device=q.device)
     depths = of_heads[:, None] * torch.arange(0, -end, -1, dtype=torch.float64, device=q.device)

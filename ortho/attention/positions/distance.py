@@ -8,12 +8,10 @@ in half precision none: here depths are float64, and are subtracted from each ot
 
 from math import sqrt
 
-from ortho import _checks
-from ortho._autocast import no_autocast
 from ortho._checks import checked
 from ortho._typing import Float, Size, Tensor
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost
-from ortho.attention.operands import blocked_pairs, masked_softmax, working
+from ortho.attention.operands import blocked_pairs, masked_softmax
 from ortho.attention.softmax.tiling import TILE, Span, tile_sums, tiled_attention
 
 
@@ -29,12 +27,9 @@ def distance_attention_reference(
     scale: float | None,
 ) -> Float[Tensor, "*batch N V"]:
     """The N x M scores, less the distances of the depths, materialised. A row that may attend to nothing gives 0."""
-    dtype = q.dtype
-    with no_autocast(q):
-        q, k, v = (working(x) for x in (q, k, v))
-        scores = q @ k.mT * _factor(q, scale) - _distance(q_depth, k_depth, is_causal).to(q.dtype)
-        blocked = blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
-        return (masked_softmax(scores, blocked, empty_rows=attn_mask is not None) @ v).to(dtype)
+    scores = q @ k.mT * _factor(q, scale) - _distance(q_depth, k_depth, is_causal).to(q.dtype)
+    blocked = blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
+    return masked_softmax(scores, blocked, empty_rows=attn_mask is not None) @ v
 
 
 def distance_attention(
@@ -50,21 +45,15 @@ def distance_attention(
     tile: int = TILE,
 ) -> Float[Tensor, "*batch N V"]:
     """`distance_attention_reference` a tile of queries at a time, in memory linear in N."""
-    _checks.positive_int("tile", tile)
-    dtype = q.dtype
 
     def scores(s: Span, q: Tensor, k: Tensor, q_depth: Tensor, k_depth: Tensor) -> Tensor:
         distance = _distance(q_depth[..., s.start : s.stop], k_depth[..., : s.end], is_causal)
         return q[..., s.start : s.stop, :] @ k[..., : s.end, :].mT - distance.to(q.dtype)
 
-    with no_autocast(q):
-        q, k, v = (working(x) for x in (q, k, v))
-        q = q * _factor(q, scale)
-        operands = (q, k, q_depth, k_depth)
-        o = tiled_attention(
-            scores, operands, v, queries=q.shape[-2], tile=tile, is_causal=is_causal, attn_mask=attn_mask
-        )
-        return o.to(dtype)
+    operands = (q * _factor(q, scale), k, q_depth, k_depth)
+    return tiled_attention(
+        scores, operands, v, queries=q.shape[-2], tile=tile, is_causal=is_causal, attn_mask=attn_mask
+    )
 
 
 def _factor(q: Tensor, scale: float | None) -> float:

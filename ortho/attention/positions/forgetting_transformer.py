@@ -6,27 +6,35 @@ A constant gate $f = e^{-m}$ is ALiBi with the slope m. The bias is added to the
 """
 
 from functools import partial
+from typing import Any
 
 import torch
 
 from ortho import _checks
-from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.operands import absent_keys, carried, with_past
+from ortho.attention.operands import absent_keys, attention_form, carried, gate, past_length
 from ortho.attention.positions.distance import distance_attention, distance_attention_reference, distance_cost
-from ortho.attention.recurrent.memory import gate
 from ortho.attention.softmax.tiling import TILE
 from ortho.gates import ForgetGate
 
 
-@checked(shapes=False)
+def _check(q: Tensor, k: Tensor, v: Tensor, *, log_forget: Tensor | None = None, **_: Any) -> None:
+    if q.shape[-2] != k.shape[-2]:
+        raise ValueError(f"q: expected as many queries as keys, {k.shape[-2]}, got {q.shape[-2]}")
+    gate("log_forget", log_forget, k, k.shape[:-1])
+    if log_forget is not None:
+        limits = torch.finfo(torch.promote_types(k.dtype, torch.float32))
+        _checks.within("log_forget", "logarithms of forget gates", log_forget, limits.min / k.shape[-2], 0.0)
+
+
+@attention_form(beside=("faded",), check=_check)
 def forgetting_attention_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
     v: Float[Tensor, "*batch M V"],
     *,
-    log_forget: Float[Tensor, "*batch M"] | None = None,
+    log_forget: Float[Tensor, "*batch N"] | None = None,
     is_causal: bool = False,
     attn_mask: Bool[Tensor, "..."] | None = None,
     scale: float | None = None,
@@ -43,18 +51,18 @@ def forgetting_attention_reference(
     Raises TypeError or ValueError for operands that do not fit together; for a `log_forget` above 0 or so low that sums
     leave the range of its dtype; and for another number of queries than of keys.
     """
-    k, v, q_depth, k_depth = _operands(q, k, v, log_forget, is_causal, attn_mask, scale, initial_state)
-    o = distance_attention_reference(q, k, v, q_depth, k_depth, is_causal=is_causal, attn_mask=attn_mask, scale=scale)
-    return (o, (k, v, _faded(k_depth, k))) if return_state else o
+    depths = _depths(k, log_forget, is_causal, attn_mask, initial_state)
+    o = distance_attention_reference(q, k, v, *depths, is_causal=is_causal, attn_mask=attn_mask, scale=scale)
+    return (o, _faded(depths[1], k)) if return_state else o
 
 
-@checked(shapes=False)
+@attention_form(beside=("faded",), check=_check)
 def forgetting_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
     v: Float[Tensor, "*batch M V"],
     *,
-    log_forget: Float[Tensor, "*batch M"] | None = None,
+    log_forget: Float[Tensor, "*batch N"] | None = None,
     is_causal: bool = False,
     attn_mask: Bool[Tensor, "..."] | None = None,
     scale: float | None = None,
@@ -63,48 +71,31 @@ def forgetting_attention(
     tile: int = TILE,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
     """`forgetting_attention_reference` `tile` queries at a time, in memory linear in N. Not differentiable twice."""
-    k, v, q_depth, k_depth = _operands(q, k, v, log_forget, is_causal, attn_mask, scale, initial_state)
-    o = distance_attention(q, k, v, q_depth, k_depth, is_causal=is_causal, attn_mask=attn_mask, scale=scale, tile=tile)
-    return (o, (k, v, _faded(k_depth, k))) if return_state else o
+    depths = _depths(k, log_forget, is_causal, attn_mask, initial_state)
+    o = distance_attention(q, k, v, *depths, is_causal=is_causal, attn_mask=attn_mask, scale=scale, tile=tile)
+    return (o, _faded(depths[1], k)) if return_state else o
 
 
-def _operands(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_forget: Tensor | None,
-    is_causal: bool,
-    attn_mask: Tensor | None,
-    scale: float | None,
-    initial_state: State | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The keys and values behind those of the state, and the depths of queries and keys, 0 before the first new one."""
-    _checks.scale_factor(scale)
-    state = None if initial_state is None else _checks.state(initial_state, "keys", "values", "faded")
-    keys, values = with_past(q, k, v, is_causal, attn_mask, state if state is None else state[:2])
-    if q.shape[-2] != k.shape[-2]:
-        raise ValueError(f"q: expected as many queries as keys, {k.shape[-2]}, got {q.shape[-2]}")
-    gate("log_forget", log_forget, k, k.shape[:-1])
+def _depths(
+    k: Tensor, log_forget: Tensor | None, is_causal: bool, attn_mask: Tensor | None, initial_state: State | None
+) -> tuple[Tensor, Tensor]:
+    """The depths of queries and of all keys k, in float64, 0 before the first new one."""
+    past = past_length(initial_state)
+    k = k[..., past:, :]  # the new ones
     log_forget = k.new_zeros(k.shape[:-1]) if log_forget is None else log_forget
-    limits = torch.finfo(torch.promote_types(log_forget.dtype, torch.float32))
-    _checks.within("log_forget", "logarithms of forget gates", log_forget, limits.min / k.shape[-2], 0.0)
-    absent = absent_keys(attn_mask, k, keys.shape[-2] - k.shape[-2], is_causal)
+    absent = absent_keys(attn_mask, k, past, is_causal)
     if absent is not None:
         log_forget = log_forget.masked_fill(absent, 0)
     depth = log_forget.double().cumsum(-1)
-    if state is None:
-        return keys, values, depth, depth
-    faded = carried("faded", state[2], (*k.shape[:-2], keys.shape[-2] - k.shape[-2]), _state_dtype(k))
-    return keys, values, depth, torch.cat([-faded.double(), depth], -1)
+    if initial_state is None:
+        return depth, depth
+    faded = carried("faded", initial_state[2], (*k.shape[:-2], past), k.dtype)
+    return depth, torch.cat([-faded.double(), depth], -1)
 
 
-def _faded(k_depth: Tensor, k: Tensor) -> Float[Tensor, "*batch M"]:
+def _faded(k_depth: Tensor, k: Tensor) -> tuple[Float[Tensor, "*batch M"]]:
     """What a query right behind the last token finds subtracted from each key's score, at most 0."""
-    return (k_depth[..., -1:] - k_depth).clamp(min=torch.finfo(_state_dtype(k)).min).to(_state_dtype(k))
-
-
-def _state_dtype(k: Tensor) -> torch.dtype:
-    return torch.promote_types(k.dtype, torch.float32)
+    return ((k_depth[..., -1:] - k_depth).clamp(min=torch.finfo(k.dtype).min).to(k.dtype),)
 
 
 MECHANISM = Mechanism(

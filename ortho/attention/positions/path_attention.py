@@ -1,38 +1,51 @@
 r"""PaTH: between a key and a query stand the reflections of the tokens on the way,
 $q_i^T H_i \cdots H_{j+1} k_j / \sqrt K$ with $H_t = I - \beta_t w_t w_t^T$ (Yang et al. 2025, arXiv:2505.16381).
 
-The same products carry a delta-rule memory from token to token; here they carry the keys. As published, w comes out of
-a low-rank map and a convolution over three tokens; here without the convolution, so that a token's gates are its own.
+The same products carry a delta rule's state from token to token; here they carry the keys. $H_t$ shrinks, removes
+($\beta_t = 1$) or reverses ($\beta_t = 2$) what lies along the unit vector $w_t$, for every pair that has token t
+between them. As published, w comes out of a low-rank map and a convolution over three tokens; here without the
+convolution, so that a token's gates are its own.
+
+Over a block of C tokens the product is $H_1 \cdots H_C = I - W^T L^T W$ with the rows $w_t$ of W and the lower
+triangular
+
+$$L = (I + \mathrm{diag}(\beta)\, \mathrm{stril}(W W^T))^{-1}\, \mathrm{diag}(\beta),$$
+
+whose leading and trailing parts belong to the products from the first token on and up to the last one. So four small
+matrices say all of a block: the scores within it, its queries moved to its start, its keys moved to its end, and its
+whole product, by which the queries of later blocks move across it.
 """
 
 from math import sqrt
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch.nn.functional import pad
 
 from ortho import _checks
-from ortho._autocast import no_autocast
 from ortho._checks import checked
-from ortho._typing import Bool, Float, State, Tensor
-from ortho.attention.mechanism import Mechanism
-from ortho.attention.operands import absent_keys, carried, working
-from ortho.attention.positions.position_gates import Directions
-from ortho.attention.recurrent.householder import (
-    BLOCK,
-    Reflections,
-    reflected_attention,
-    reflected_attention_reference,
-    reflections,
-)
-from ortho.attention.recurrent.householder_cost import reflections_cost
-from ortho.gates import ReflectingWriteStrength
+from ortho._typing import Bool, Float, Size, State, Tensor
+from ortho.attention.chunking import chunks, pad_tokens
+from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost, Mechanism, causal_pairs
+from ortho.attention.operands import absent_keys, attention_form, blocked_pairs, gate, masked_softmax, unit, unit_cost
+from ortho.attention.softmax.tiling import Span, tile_sums, tiled_attention
+from ortho.gates import Gate, ReflectingWriteStrength
+
+# With heads of width 64 on a CPU blocks of 128 were the fastest from N = 2048 on, and of 64 at N = 512.
+BLOCK = 128
 
 
-@checked(shapes=False)
+def _check(
+    q: Tensor, k: Tensor, v: Tensor, *, directions: Tensor | None = None, beta: Tensor | None = None, **rest: Any
+) -> None:
+    check_reflections(k, k.shape[-1], directions, beta, rest["is_causal"])
+
+
+@attention_form(moves_keys=True, check=_check)
 def path_attention_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch N K"],
-    v: Float[Tensor, "*batch N V"],
+    v: Float[Tensor, "*batch M V"],
     *,
     directions: Float[Tensor, "*batch N K"] | None = None,
     beta: Float[Tensor, "*batch N"] | None = None,
@@ -51,17 +64,18 @@ def path_attention_reference(
 
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together or leave their range.
     """
-    q, k, v, r, past, dtype = _operands(q, k, v, directions, beta, is_causal, attn_mask, scale, initial_state)
-    with no_autocast(q):
-        o, keys = reflected_attention_reference(q, k, working(v), r, past, attn_mask)
-    return (o.to(dtype), (keys, v)) if return_state else o.to(dtype)
+    past = k.new_zeros(*k.shape[:-2], 0, k.shape[-1]) if initial_state is None else initial_state[0]
+    r = reflections(directions, beta, k, k.shape[-1], attn_mask, past.shape[-2])
+    q = q * (1 / sqrt(q.shape[-1]) if scale is None else scale)
+    o, keys = reflected_attention_reference(q, k, v, r, past, attn_mask)
+    return o, (keys,)
 
 
-@checked(shapes=False)
+@attention_form(moves_keys=True, check=_check)
 def path_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch N K"],
-    v: Float[Tensor, "*batch N V"],
+    v: Float[Tensor, "*batch M V"],
     *,
     directions: Float[Tensor, "*batch N K"] | None = None,
     beta: Float[Tensor, "*batch N"] | None = None,
@@ -76,37 +90,293 @@ def path_attention(
 
     Queries are moved from block to block by the product of a block's reflections, as in section 3.3 of the paper.
     """
-    q, k, v, r, past, dtype = _operands(q, k, v, directions, beta, is_causal, attn_mask, scale, initial_state)
-    with no_autocast(q):
-        o, keys = reflected_attention(q, k, working(v), r, past, attn_mask, block=block, return_keys=return_state)
-    return (o.to(dtype), (keys, v)) if return_state else o.to(dtype)
+    past = k.new_zeros(*k.shape[:-2], 0, k.shape[-1]) if initial_state is None else initial_state[0]
+    r = reflections(directions, beta, k, k.shape[-1], attn_mask, past.shape[-2])
+    q = q * (1 / sqrt(q.shape[-1]) if scale is None else scale)
+    o, keys = reflected_attention(q, k, v, r, past, attn_mask, block=block, return_keys=return_state)
+    return o, (keys,)
 
 
-def _operands(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    directions: Tensor | None,
-    beta: Tensor | None,
-    is_causal: bool,
-    attn_mask: Tensor | None,
-    scale: float | None,
-    initial_state: State | None,
-) -> tuple[Tensor, Tensor, Tensor, Reflections, Tensor, torch.dtype]:
-    """q, scaled, and k in float32 at least; all values; the reflections; past keys; the dtype of q."""
-    _checks.scale_factor(scale)
-    past, past_v = (None, None) if initial_state is None else _checks.state(initial_state, "keys", "values", axes=2)
-    _checks.qkv(q, k, v, attn_mask, is_causal, past=0 if past is None else past.shape[-2])
+class Reflections(NamedTuple):
+    """One reflection a token: unit directions w (..., M, K) and strengths b (..., M)."""
+
+    w: Float[Tensor, "*batch M K"]
+    b: Float[Tensor, "*batch M"]
+
+
+def check_reflections(k: Tensor, width: int, directions: Tensor | None, beta: Tensor | None, is_causal: bool) -> None:
+    """Raise TypeError or ValueError for a call that is not causal; for gates of other shapes than (..., M, width) and
+    (..., M) with k (..., M, K); for a `beta` without `directions`; and, on the CPU, for directions whose squared
+    lengths are beyond the dtype's range or a `beta` outside [0, 2]."""
     if not is_causal:
         raise ValueError("is_causal: expected True, since tokens reflect the keys before them, got False")
-    absent = absent_keys(attn_mask, k, 0 if past is None else past.shape[-2], is_causal)
-    r = reflections(directions, beta, k, k.shape[-1], absent)
-    scaled, keys = working(q) * (1 / sqrt(q.shape[-1]) if scale is None else scale), working(k)
-    if past is None or past_v is None:
-        return scaled, keys, v, r, keys.new_zeros((*k.shape[:-2], 0, k.shape[-1])), q.dtype
-    carried("keys", past, (*k.shape[:-2], past.shape[-2], k.shape[-1]), keys.dtype)
-    carried("values", past_v, (*v.shape[:-2], past.shape[-2], v.shape[-1]), v.dtype)
-    return scaled, keys, torch.cat([past_v, v], -2), r, past, q.dtype
+    gate("directions", directions, k, (*k.shape[:-1], width))
+    gate("beta", beta, k, k.shape[:-1])
+    if directions is not None:
+        most = (torch.finfo(torch.promote_types(k.dtype, torch.float32)).max / width) ** 0.5
+        _checks.within("directions", "numbers", directions, -most, most)
+    elif beta is not None:
+        raise ValueError(f"beta: expected None without directions, got {_checks.describe(beta)}")
+    if beta is not None:
+        _checks.within("beta", "strengths of reflections", beta, 0.0, 2.0)
+
+
+def reflections(
+    directions: Tensor | None, beta: Tensor | None, k: Tensor, width: int, attn_mask: Tensor | None, past: int
+) -> Reflections:
+    """The reflections of checked gates, by default none, for keys k (..., M, K) behind `past` others; of tokens that no
+    query may attend to none."""
+    if directions is None:
+        return Reflections(k.new_zeros(*k.shape[:-1], width), k.new_zeros(k.shape[:-1]))
+    absent = absent_keys(attn_mask, k, past, is_causal=True)
+    beta = k.new_ones(k.shape[:-1]) if beta is None else beta
+    return Reflections(unit(directions, "directions"), beta if absent is None else beta.masked_fill(absent, 0))
+
+
+def reflected_scores(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch N K"],
+    r: Reflections,
+    past: Float[Tensor, "*batch P K"],
+) -> tuple[Float[Tensor, "*batch N M"], Float[Tensor, "*batch M K"]]:
+    """(scores, all keys behind the last reflection) as the formula reads: token t reflects each key before it, `past`
+    ones first, and then scores them and its own. The scores of keys to come are 0."""
+    length, keys, rows = past.shape[-2] + k.shape[-2], past, []
+    steps = (x[..., None, :].unbind(-3) for x in (q, k, r.w, r.b[..., None] * r.w))  # of (..., 1, K)
+    for query, key, w, bw in zip(*steps, strict=True):
+        keys = torch.cat([keys - (keys @ w.mT) @ bw, key], -2)
+        rows.append(pad(query @ keys.mT, (0, length - keys.shape[-2])))
+    return torch.cat(rows, -2), keys
+
+
+def reflected_attention_reference(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch N K"],
+    v: Float[Tensor, "*batch M V"],
+    r: Reflections,
+    past: Float[Tensor, "*batch P K"],
+    attn_mask: Tensor | None,
+    content: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Float[Tensor, "*batch N V"], Float[Tensor, "*batch M K"]]:
+    """(o, all keys behind the last reflection) of causal softmax attention with these scores, to which those of
+    `content`, queries (..., N, ·) and keys (..., M, ·), are added. One token after the other, in O(N^2 K)."""
+    scores, keys = reflected_scores(q, k, r, past)
+    if content is not None:
+        scores = scores + content[0] @ content[1].mT
+    blocked = blocked_pairs(q.shape[-2], v.shape[-2], True, attn_mask, q.device)
+    return masked_softmax(scores, blocked, empty_rows=attn_mask is not None) @ v, keys
+
+
+class Blocks(NamedTuple):
+    """What n blocks of C tokens do to queries q and keys k of width K."""
+
+    scores: Float[Tensor, "*batch n C C"]  # within the block; above the diagonal anything
+    q: Float[Tensor, "*batch n C K"]  # the queries, moved to the start of their block
+    k: Float[Tensor, "*batch n C K"]  # the keys, moved to its end
+    across: Float[Tensor, "*batch n K K"]  # rows of queries times it are moved from its end to its start
+
+
+def blocks(q: Tensor, k: Tensor, r: Reflections, width: int) -> Blocks:
+    """The closed forms for blocks of `width` tokens, which divides their number."""
+    q, k, w = (x.unflatten(-2, (-1, width)) for x in (q, k, r.w))  # (..., n, C, K)
+    b = r.b.unflatten(-1, (-1, width))  # (..., n, C)
+    # L itself is safe to have: off the diagonal it is -b_s b_r w_s^T H_{s-1} ... H_{r+1} w_r, at most 4 in size.
+    lower = torch.linalg.solve_triangular(
+        b[..., None] * (w @ w.mT), torch.diag_embed(b), upper=False, unitriangular=True
+    )
+    across_keys = (k @ w.mT).triu(1)  # k_j w_r for the reflections r behind j
+    to_start = (q @ w.mT).tril() @ lower
+    lower_w = lower @ w
+    return Blocks(
+        scores=q @ k.mT - to_start @ across_keys.mT,
+        q=q - to_start @ w,
+        k=k - across_keys @ (lower.mT @ w),
+        across=torch.eye(w.shape[-1], dtype=w.dtype, device=w.device) - w.mT @ lower_w,
+    )
+
+
+def tile_scores(s: Span, of: Blocks, past: Float[Tensor, "*batch P K"]) -> Float[Tensor, "*batch C end"]:
+    """The scores of block `s.number` with all keys up to its end, `past` ones first."""
+    moved, scores = of.q.unbind(-3)[s.number], [of.scores.unbind(-3)[s.number]]
+    keys, across = of.k.unbind(-3), of.across.unbind(-3)
+    for i in reversed(range(s.number)):
+        scores.append(moved @ keys[i].mT)
+        if i or past.shape[-2]:
+            moved = moved @ across[i]
+    if past.shape[-2]:
+        scores.append(moved @ past.mT)
+    return torch.cat(scores[::-1], -1)
+
+
+def moved_keys(of: Blocks, past: Float[Tensor, "*batch P K"]) -> Float[Tensor, "*batch M K"]:
+    """All keys, moved behind the last block."""
+    keys = past
+    for block, across in zip(of.k.unbind(-3), of.across.unbind(-3), strict=True):
+        keys = torch.cat([keys @ across.mT, block], -2)
+    return keys
+
+
+def reflected_attention(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch N K"],
+    v: Float[Tensor, "*batch M V"],
+    r: Reflections,
+    past: Float[Tensor, "*batch P K"],
+    attn_mask: Tensor | None,
+    content: tuple[Tensor, Tensor] | None = None,
+    *,
+    block: int = BLOCK,
+    return_keys: bool,
+) -> tuple[Float[Tensor, "*batch N V"], Float[Tensor, "*batch M K"] | None]:
+    """`reflected_attention_reference` in blocks of at most `block` tokens, whose queries move from block to block, in
+    memory linear in N; the keys are None unless they are asked for. A lone token is the reference's one step."""
+    length, keys = q.shape[-2], v.shape[-2]
+    if length == 1:
+        return reflected_attention_reference(q, k, v, r, past, attn_mask, content)
+    width, behind = chunks(length, block)
+    q, k, v = (pad_tokens(x, behind) for x in (q, k, v))
+    r = Reflections(pad_tokens(r.w, behind), pad(r.b, (0, behind)) if behind else r.b)
+    if content is not None:
+        content = (pad_tokens(content[0], behind), pad_tokens(content[1], behind))
+    of = blocks(q, k, r, width)
+
+    def scores(s: Span, *operands: Tensor) -> Tensor:
+        reflected = tile_scores(s, Blocks(*operands[:4]), operands[4])
+        if content is None:
+            return reflected
+        return reflected + operands[5][..., s.start : s.stop, :] @ operands[6][..., : s.end, :].mT
+
+    o = tiled_attention(
+        scores,
+        (*of, past, *(content or ())),
+        v,
+        queries=length + behind,
+        tile=width,
+        is_causal=True,
+        attn_mask=_padded_mask(attn_mask, keys, behind),
+    )
+    return o[..., :length, :], moved_keys(of, past)[..., :keys, :] if return_keys else None
+
+
+def _padded_mask(attn_mask: Tensor | None, keys: int, behind: int) -> Tensor | None:
+    """The mask of so many keys with the keys and queries, hidden, that the last block is filled up with."""
+    if attn_mask is None or not behind:
+        return attn_mask
+    attn_mask = attn_mask.expand(torch.broadcast_shapes(attn_mask.shape, (1, keys)))
+    return pad(attn_mask, (0, behind, 0, 0 if attn_mask.shape[-2] == 1 else behind))
+
+
+class Directions(Gate):
+    r"""$w = x W_1^T W_2^T$, one vector a head and token as wide as the keys, through a bottleneck of 32 numbers
+    (Yang et al. 2025, arXiv:2505.16381, without the convolution behind it)."""
+
+    rank: ClassVar[int | None] = 32
+
+    @classmethod
+    def rows(cls, d: Size, H: Size) -> Size:
+        return d
+
+    def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N K"]:
+        return self._vectors(x)
+
+
+@checked
+def reflections_cost(
+    B: Size,
+    N: Size,
+    H: Size,
+    K: Size,
+    V: Size,
+    *,
+    bias_width: int | None = None,
+    form: str = "fast",
+    causal: bool = True,
+    qk_grad: bool = True,
+    itemsize: int = 4,
+    block: int = BLOCK,
+) -> AttentionCost:
+    """Closed form of one self-attention call, in either form, which is causal, whatever `causal` says.
+
+    With a `bias_width` the reflected scores are those of vectors of that width, added to q^T k; without one they are
+    those of q and k. With symbols, N is a multiple of `block`, and greater.
+    """
+    G, item, bias = B * H, max(itemsize, 4), int(bias_width is not None)
+    D = K if bias_width is None else bias_width
+    rows = G * N
+    part = _blocks if form == "fast" and N != 1 else _steps
+    rest = part(G, N, K, V, D, bias, int(qk_grad), item, block)
+    scaled = rows * (D + K * bias)  # queries: those of the bias, those of the content
+    rest += AttentionCost(
+        elementwise_forward=scaled,
+        elementwise_backward=scaled if qk_grad else rows * D * bias,
+        # the keys before are reflected, then all are scored; the content; the values
+        decode=4 * G * (N - 1) * D + 2 * rows * (D + K * bias + V),
+        state_bytes=item * rows * D + itemsize * rows * (V + K * bias),
+    )
+    return rest + unit_cost(rows, D, rows, item)
+
+
+# Below: G = B H; D, the width of what is reflected; bias says that content is added; item, bytes a number;
+# a flag counts as 0 or 1.
+
+
+def _steps(
+    G: Size, N: Size, K: Size, V: Size, D: Size, bias: int, qk_grad: int, item: int, block: int
+) -> AttentionCost:
+    rows, pairs, upto = G * N, G * N * N, G * causal_pairs(N)
+    before, grad = upto - rows, bias or qk_grad  # (token, earlier key) pairs; whether the vectors need a gradient
+    return AttentionCost(
+        forward=D * (4 * before + 2 * upto) + 2 * pairs * (V + K * bias),
+        backward=D * (8 * before + (4 if grad else 2) * upto) + 4 * pairs * (V + K * bias * qk_grad),
+        # b w, and what it takes from the keys; block, softmax, the content added
+        elementwise_forward=D * (rows + before) + pairs * (1 + SOFTMAX_FORWARD + bias),
+        # a sign and two sums of gradients for each key and step; products, sum over channels, w's two gradients added
+        elementwise_backward=pairs * (1 + SOFTMAX_BACKWARD) + 3 * D * before + rows * D * (3 + int(D != 1)),
+        # keys of all steps and what is along w; b, w, b w, and the queries; weights and values; the content's
+        saved_bytes=item
+        * (D * (upto if grad else before) + before + rows * (3 * D + 1 + V + 2 * K * bias * qk_grad) + pairs)
+        + N * N,  # the blocked pairs, a byte each
+    )
+
+
+def _blocks(
+    G: Size, N: Size, K: Size, V: Size, D: Size, bias: int, qk_grad: int, item: int, block: int
+) -> AttentionCost:
+    C, behind = chunks(N, block) if isinstance(N, int) else (block, 0)
+    T = (N + behind) // C if isinstance(N, int) else N / C
+    n, rows, grad = G * T, G * (N + behind), bias or qk_grad
+    t = tile_sums(N + behind, C, True)
+    apart = (causal_pairs(T) - T) * G  # pairs of a tile and an earlier block; between the two others:
+    crossed = (causal_pairs(T - 1) - (T - 1)) * G
+    inside = n * (16 * C * C * D + 5 * C**3 + 2 * C * D * D)  # C^3 of them the triangular system
+    tiles = 2 * C * D * (C * apart + D * crossed) + 2 * G * t.pairs * K * bias
+    # block, softmax, the content added
+    again = G * t.pairs * (1 + SOFTMAX_FORWARD + bias)
+    return AttentionCost(
+        forward=inside + tiles + 2 * G * t.pairs * V,
+        # Twice each product, but for the content's, and the system's, which takes another system and a product; tiles
+        # again; dV and dP.
+        backward=2 * inside
+        + n * C**3
+        - (0 if grad else 8 * n * C * C * D)
+        + 3 * tiles
+        - 4 * G * t.pairs * K * bias * (1 - qk_grad)
+        + 4 * G * t.pairs * V,
+        # A block's system, three differences and the identity's
+        elementwise_forward=n * (2 * C * C + 2 * C * D + D * D) + again,
+        # Of a block: what the system is made of, signs, and sums of gradients where a matrix is used again. Of a tile:
+        # weights and values, queries that are used and moved; and its gradients added to the others'.
+        elementwise_backward=n * (C * C * (8 + int(C != 1)) + 9 * C * D + D * D + C + (4 * C * D if grad else 0))
+        + again
+        + G * t.pairs * (1 + SOFTMAX_BACKWARD)
+        + G * t.keys * V
+        + crossed * C * D
+        + rows * (T * C + 2 * (T - 1) * D + 2 * T * K * bias * qk_grad)
+        + (T - 2 if T != 1 else 0) * n * D * D,
+        # Of the tiles: values, scores, moved queries and keys, products, the content's. Of the blocks: six C x C; q, k,
+        # w, and two more C x D; strengths.
+        saved_bytes=item * (rows * (V + C + 2 * D + 2 * K * bias) + n * D * D + rows * (6 * C + 5 * D + 1)),
+    )
 
 
 MECHANISM = Mechanism(

@@ -2,54 +2,62 @@ r"""Softmax attention with a bias that a delta rule of its own makes: $q_i^T k_j
 u_i / \sqrt D$ with $H_t = I - \beta_t w_t w_t^T$ and narrow u, u', w of width D.
 
 The source asks for a "position DeltaNet" beside the attention, whose state gives a dynamic bias for its scores. The
-memory of a delta rule is $S_t = S_{t-1} H_t + \beta_t\, v_t w_t^T$; read at $u_i$, what a token j has written is seen
+state of a delta rule is $S_t = S_{t-1} H_t + \beta_t\, v_t w_t^T$; read at $u_i$, what a token j has written is seen
 through the later tokens' products, so that the bias is PaTH's score (Yang et al. 2025, arXiv:2505.16381, equation 3) of
 vectors made for it. It depends on the input where the gates do: made of positions alone it would be the same for all.
 """
 
 from functools import partial
 from math import sqrt
-from typing import Any, NamedTuple
-
-import torch
+from typing import Any, ClassVar
 
 from ortho import _checks
-from ortho._autocast import no_autocast
-from ortho._checks import checked
-from ortho._typing import Bool, Float, State, Tensor
+from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.operands import absent_keys, carried, with_past, working
-from ortho.attention.positions.position_gates import BiasVectors
-from ortho.attention.recurrent.householder import (
+from ortho.attention.operands import attention_form, carried, gate, past_length
+from ortho.attention.positions.path_attention import (
     BLOCK,
     Reflections,
+    check_reflections,
     reflected_attention,
     reflected_attention_reference,
     reflections,
+    reflections_cost,
 )
-from ortho.attention.recurrent.householder_cost import reflections_cost
-from ortho.attention.recurrent.memory import gate
-from ortho.gates import ReflectingWriteStrength
+from ortho.gates import Gate, ReflectingWriteStrength
 
 
-class _Operands(NamedTuple):
-    """The vectors of the bias, their reflections, those of past keys; the content's queries, scaled, and all keys; all
-    values, in float32 at least. Keys and values as they came."""
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    is_causal: bool,
+    bias_queries: Tensor | None = None,
+    bias_keys: Tensor | None = None,
+    directions: Tensor | None = None,
+    beta: Tensor | None = None,
+    **_: Any,
+) -> None:
+    """Refuse bias vectors of another shape than (..., N, D), one part alone, and reflections that do not fit them."""
+    for name, one, other in (("bias_queries", bias_queries, bias_keys), ("bias_keys", bias_keys, bias_queries)):
+        if one is None and other is not None:
+            raise ValueError(f"{name}: expected a tensor beside the other part of the bias, got None")
+    if bias_keys is None and directions is not None:
+        raise ValueError(f"directions: expected None without bias vectors, got {_checks.describe(directions)}")
+    width = bias_queries.shape[-1] if bias_queries is not None and bias_queries.dim() else 0
+    for name, value in (("bias_queries", bias_queries), ("bias_keys", bias_keys)):
+        gate(name, value, k, (*k.shape[:-1], width))
+        if value is not None:
+            _checks.finite(name, value)
+    check_reflections(k, width, directions, beta, is_causal)
 
-    q: Float[Tensor, "*batch N D"]
-    k: Float[Tensor, "*batch N D"]
-    v: Float[Tensor, "*batch M V"]
-    reflections: Reflections
-    past: Float[Tensor, "*batch P D"]
-    attn_mask: Bool[Tensor, "..."] | None
-    content: tuple[Float[Tensor, "*batch N K"], Float[Tensor, "*batch M K"]]
 
-
-@checked(shapes=False)
+@attention_form(beside=("bias keys",), check=_check)
 def position_delta_attention_reference(
     q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch N K"],
-    v: Float[Tensor, "*batch N V"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
     *,
     bias_queries: Float[Tensor, "*batch N D"] | None = None,
     bias_keys: Float[Tensor, "*batch N D"] | None = None,
@@ -72,17 +80,17 @@ def position_delta_attention_reference(
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together or leave their range.
     """
     gates = (bias_queries, bias_keys, directions, beta)
-    k, v, operands = _operands(q, k, v, *gates, is_causal, attn_mask, scale, initial_state)
-    with no_autocast(q):
-        o, keys = reflected_attention_reference(*operands)
-    return (o.to(q.dtype), (k, v, keys)) if return_state else o.to(q.dtype)
+    u, u_keys, r, past = _bias(k, *gates, attn_mask, initial_state)
+    q = q * (1 / sqrt(q.shape[-1]) if scale is None else scale)
+    o, keys = reflected_attention_reference(u, u_keys, v, r, past, attn_mask, (q, k))
+    return o, (keys,)
 
 
-@checked(shapes=False)
+@attention_form(beside=("bias keys",), check=_check)
 def position_delta_attention(
     q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch N K"],
-    v: Float[Tensor, "*batch N V"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
     *,
     bias_queries: Float[Tensor, "*batch N D"] | None = None,
     bias_keys: Float[Tensor, "*batch N D"] | None = None,
@@ -98,59 +106,45 @@ def position_delta_attention(
     """`position_delta_attention_reference` in blocks of at most `block` tokens, in memory linear in N. Not
     differentiable twice."""
     gates = (bias_queries, bias_keys, directions, beta)
-    k, v, operands = _operands(q, k, v, *gates, is_causal, attn_mask, scale, initial_state)
-    with no_autocast(q):
-        o, keys = reflected_attention(*operands, block=block, return_keys=return_state)
-    return (o.to(q.dtype), (k, v, keys)) if return_state else o.to(q.dtype)
+    u, u_keys, r, past = _bias(k, *gates, attn_mask, initial_state)
+    q = q * (1 / sqrt(q.shape[-1]) if scale is None else scale)
+    o, keys = reflected_attention(u, u_keys, v, r, past, attn_mask, (q, k), block=block, return_keys=return_state)
+    return o, (keys,)
 
 
-def _operands(
-    q: Tensor,
+def _bias(
     k: Tensor,
-    v: Tensor,
     bias_queries: Tensor | None,
     bias_keys: Tensor | None,
     directions: Tensor | None,
     beta: Tensor | None,
-    is_causal: bool,
     attn_mask: Tensor | None,
-    scale: float | None,
     initial_state: State | None,
-) -> tuple[Tensor, Tensor, _Operands]:
-    """All keys and values as they came, and the operands of the reflected attention."""
-    _checks.scale_factor(scale)
-    state = None if initial_state is None else _checks.state(initial_state, "keys", "values", "bias keys")
-    keys, values = with_past(q, k, v, is_causal, attn_mask, state if state is None else state[:2])
-    if not is_causal:
-        raise ValueError("is_causal: expected True, since tokens reflect the keys before them, got False")
-    wide = torch.promote_types(q.dtype, torch.float32)
-    u, u_keys = _bias_vectors(bias_queries, bias_keys, k)
-    if bias_keys is None and directions is not None:
-        raise ValueError(f"directions: expected None without bias vectors, got {_checks.describe(directions)}")
-    past = u_keys.new_zeros((*k.shape[:-2], 0, u.shape[-1]))
-    if state is not None:
-        past = carried("bias keys", state[2], (*k.shape[:-2], keys.shape[-2] - k.shape[-2], u.shape[-1]), wide)
-    r = reflections(directions, beta, k, u.shape[-1], absent_keys(attn_mask, k, past.shape[-2], is_causal))
-    content = working(q) * (1 / sqrt(q.shape[-1]) if scale is None else scale), working(keys)
-    u = u * (1 / sqrt(max(1, u.shape[-1])))
-    return keys, values, _Operands(u, u_keys, working(values), r, past, attn_mask, content)
-
-
-def _bias_vectors(bias_queries: Tensor | None, bias_keys: Tensor | None, k: Tensor) -> tuple[Tensor, Tensor]:
-    """u and u' in float32 at least; by default of width 0, whose products are 0."""
-    wide = torch.promote_types(k.dtype, torch.float32)
-    for name, one, other in (("bias_queries", bias_queries, bias_keys), ("bias_keys", bias_keys, bias_queries)):
-        if one is None and other is not None:
-            raise ValueError(f"{name}: expected a tensor beside the other part of the bias, got None")
+) -> tuple[Tensor, Tensor, Reflections, Tensor]:
+    """(u, scaled; u'; their reflections; the u' of past keys), by default of width 0, whose products are 0."""
+    length = past_length(initial_state)
+    k = k[..., length:, :]  # the new ones
     if bias_queries is None or bias_keys is None:
-        nothing = k.new_zeros((*k.shape[:-1], 0), dtype=wide)
-        return nothing, nothing
-    _checks.float_tensor("bias_queries", bias_queries)
-    width = bias_queries.shape[-1] if bias_queries.dim() else 0
-    for name, value in (("bias_queries", bias_queries), ("bias_keys", bias_keys)):
-        gate(name, value, k, (*k.shape[:-1], width))
-        _checks.finite(name, value)
-    return working(bias_queries.to(wide)), working(bias_keys.to(wide))
+        bias_queries = bias_keys = k.new_zeros(*k.shape[:-1], 0)
+    D = bias_keys.shape[-1]
+    past = k.new_zeros(*k.shape[:-2], 0, D)
+    if initial_state is not None:
+        past = carried("bias keys", initial_state[2], (*k.shape[:-2], length, D), k.dtype)
+    r = reflections(directions, beta, k, D, attn_mask, length)
+    return bias_queries * (1 / sqrt(max(1, D))), bias_keys, r, past
+
+
+class BiasVectors(Gate):
+    r"""$x W^T$, one vector of 8 numbers a head and token: the u, u' or w of `position_delta`."""
+
+    width: ClassVar[int] = 8
+
+    @classmethod
+    def rows(cls, d: Size, H: Size) -> Size:
+        return H * cls.width
+
+    def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N K"]:
+        return self._vectors(x)
 
 
 MECHANISM = Mechanism(

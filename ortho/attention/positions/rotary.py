@@ -6,16 +6,15 @@ $p\, \theta_i$, $\theta_i = 10000^{-2i/K}$. Turning both leaves $q_i^T R_{j-i}\,
 channel is not turned.
 """
 
-from math import inf
+from dataclasses import replace
 
 import torch
 
 from ortho import _checks
-from ortho._autocast import no_autocast
 from ortho._checks import checked
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.mechanism import AttentionCost, Mechanism
-from ortho.attention.operands import working
+from ortho.attention.operands import past_length, upcast
 from ortho.attention.softmax.softmax_attention import softmax_attention, softmax_attention_reference, softmax_cost
 
 BASE = 10000.0
@@ -94,21 +93,24 @@ def turn(x: Float[Tensor, "*batch N K"], cos: Float[Tensor, "N h"], sin: Float[T
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
 
 
+def turned(q: Tensor, k: Tensor, past: int, base: float = BASE) -> tuple[Tensor, Tensor]:
+    """q and k behind `past` other keys turned by their positions, computed in float32 at least."""
+    upto = max(q.shape[-2], k.shape[-2])
+    table = angles(past, past + upto, q.shape[-1], base, device=q.device)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    cos, sin = table.cos().to(wide), table.sin().to(wide)
+    q, k = (turn(upcast(x), cos[: x.shape[-2]], sin[: x.shape[-2]]).to(x.dtype) for x in (q, k))
+    return q, k
+
+
 def _turned(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool, initial_state: State | None, base: float
 ) -> tuple[Tensor, Tensor]:
-    """q and k turned by their positions, computed in float32 at least."""
     _checks.qkv(q, k, v, None, is_causal)
-    if isinstance(base, bool) or not isinstance(base, int | float) or not 0 < base < inf:
+    if base <= 0:
         raise ValueError(f"base: expected a positive finite number, got {_checks.describe(base)}")
-    past = 0 if initial_state is None else _checks.state(initial_state, "keys", "values", axes=2)[0].shape[-2]
-    N, M = q.shape[-2], k.shape[-2]
-    with no_autocast(q):
-        table = angles(past, past + max(N, M), q.shape[-1], base, device=q.device)
-        wide = torch.promote_types(q.dtype, torch.float32)
-        cos, sin = table.cos().to(wide), table.sin().to(wide)
-        q, k = (turn(working(x), cos[: x.shape[-2]], sin[: x.shape[-2]]).to(x.dtype) for x in (q, k))
-    return q, k
+    state = None if initial_state is None else _checks.state(initial_state, "keys", "values", axes=2)
+    return turned(q, k, past_length(state), base)
 
 
 @checked
@@ -128,16 +130,16 @@ def rotary_cost(
     core = softmax_cost(B, N, H, K, V, form=form, causal=causal, qk_grad=qk_grad, itemsize=itemsize)
     planes = K // 2 if isinstance(K, int) else K / 2
     rows = B * H * N
-    kept = core.__dict__ | {
+    return replace(
+        core,
         # angles, cosines and sines; four products and two sums for q and k
-        "elementwise_forward": core.elementwise_forward + 3 * N * planes + 2 * 6 * rows * planes,
+        elementwise_forward=core.elementwise_forward + 3 * N * planes + 2 * 6 * rows * planes,
         # the same and a sign
-        "elementwise_backward": core.elementwise_backward + (2 * 7 * rows * planes if qk_grad else 0),
-        "saved_bytes": core.saved_bytes + (2 * max(itemsize, 4) * N * planes if qk_grad else 0),
+        elementwise_backward=core.elementwise_backward + (2 * 7 * rows * planes if qk_grad else 0),
+        saved_bytes=core.saved_bytes + (2 * max(itemsize, 4) * N * planes if qk_grad else 0),
         # The kernel lays its output out like the turned queries, heads apart, and keeps it.
-        "output_bytes": itemsize * rows * V if form == "fast" else 0,
-    }
-    return AttentionCost(**kept)
+        output_bytes=itemsize * rows * V if form == "fast" else 0,
+    )
 
 
 MECHANISM = Mechanism(

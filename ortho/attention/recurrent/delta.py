@@ -1,25 +1,34 @@
-r"""The delta rule, plain and gated: a linear memory that corrects what it holds instead of adding to it.
+r"""The delta rule, plain and gated: a linear state that corrects what it holds instead of adding to it.
 
 $S_t = a_t S_{t-1} + \beta_t k_t (v_t - a_t S_{t-1}^T k_t)^T$, $o_t = S_t^T q_t$: one step of gradient descent with the
 rate $\beta_t$ on $\tfrac12 |S^T k_t - v_t|^2$, behind a decay $a_t$. With $a_t = 1$ it is DeltaNet (Schlag et al. 2021,
 arXiv:2102.11174; in chunks: Yang et al. 2024, arXiv:2406.06484), else Gated DeltaNet (arXiv:2412.06464).
 """
 
+from dataclasses import replace
 from functools import partial
+from math import inf
+from typing import Any, NamedTuple
 
 import torch
 
-from ortho._typing import Bool, Float, State, Tensor
-from ortho.attention.chunking import chunks, default_chunk, pad_tokens
-from ortho.attention.mechanism import Mechanism
-from ortho.attention.operands import attention_form
-from ortho.attention.recurrent import memory
-from ortho.attention.recurrent.delta_cost import delta_cost
-from ortho.attention.recurrent.delta_kernels import Read, Write, decays
+from ortho._checks import checked
+from ortho._typing import Bool, Float, Size, State, Tensor
+from ortho.attention.chunking import CHUNK, chunks, cut, default_chunk, flat, tiles
+from ortho.attention.mechanism import AttentionCost, Mechanism
+from ortho.attention.operands import attention_form, unit_cost
+from ortho.attention.recurrent.recurrence import (
+    check_writes,
+    prepared,
+    read_at_end_cost,
+    recurrence,
+    recurrence_cost,
+)
+from ortho.attention.transforms import Kernel, once
 from ortho.gates import Decay, WriteStrength
 
 
-@attention_form(fixed_state=True, check=memory.check_writes)
+@attention_form(fixed_state=True, check=check_writes)
 def delta_rule_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -38,30 +47,20 @@ def delta_rule_reference(
 
     `beta` in [0, 2] is 1 by default; `log_decay`, $\log a_t \le 0$, is 0. Queries and keys are divided by their lengths
     unless `normalise` is False; `scale` multiplies the queries then, by default not. A call that is not causal reads
-    the memory after the last key, for every query. A masked key leaves the memory as it is; a mask must be one row for
+    the state after the last key, for every query. A masked key leaves the state as it is; a mask must be one row for
     all queries, and stand beside no state. The state is (S (..., K, V),), in float32 at least, as is all that is
     computed.
 
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together; on the CPU also for
-    gates outside their range, and for keys that are not normalised and have $\beta |k|^2 > 2$: the memory along them
+    gates outside their range, and for keys that are not normalised and have $\beta |k|^2 > 2$: the state along them
     would grow with every write.
     """
-    x = memory.prepared(
-        q,
-        k,
-        v,
-        beta,
-        log_decay,
-        normalise=normalise,
-        attn_mask=attn_mask,
-        scale=scale,
-        initial_state=initial_state,
-    )
-    o, S = memory.recurrence(*x, is_causal=is_causal)
+    x = prepared(q, k, v, beta, log_decay, attn_mask, scale, initial_state, normalise=normalise)
+    o, S = recurrence(*x, is_causal=is_causal)
     return o, (S,)
 
 
-@attention_form(fixed_state=True, check=memory.check_writes)
+@attention_form(fixed_state=True, check=check_writes)
 def delta_rule(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -80,21 +79,11 @@ def delta_rule(
     """`delta_rule_reference` by matrix products over chunks of at most `chunk` tokens; time and memory linear in N.
 
     By default chunks are of 64 tokens, on a GPU of so many that there are 128 of them at most. Kept for the backward
-    pass are one memory a chunk and some vectors of widths K, V and `chunk` a token. It cannot be differentiated twice;
+    pass are one state a chunk and some vectors of widths K, V and `chunk` a token. It cannot be differentiated twice;
     the reference can.
     """
-    x = memory.prepared(
-        q,
-        k,
-        v,
-        beta,
-        log_decay,
-        normalise=normalise,
-        attn_mask=attn_mask,
-        scale=scale,
-        initial_state=initial_state,
-    )
-    o, S = _in_chunks(*x, is_causal=is_causal, chunk=default_chunk(k) if chunk is None else chunk)
+    x = prepared(q, k, v, beta, log_decay, attn_mask, scale, initial_state, normalise=normalise)
+    o, S = _in_chunks(*x, is_causal=is_causal, chunk=chunk or default_chunk(k))
     return o, (S,)
 
 
@@ -109,23 +98,297 @@ def _in_chunks(
     is_causal: bool,
     chunk: int,
 ) -> tuple[Tensor, Tensor]:
-    """(o, the memory after the last key)."""
+    """(o, the state after the last key)."""
     *lead, N, _ = k.shape
     width, behind = chunks(N, chunk)
-
-    def cut(tensor: Tensor) -> Tensor:  # (..., N, width) -> (G, n, C, width)
-        return pad_tokens(tensor, behind).reshape(-1, (N + behind) // width, width, tensor.shape[-1])
-
-    strengths = cut((torch.ones_like(k[..., 0]) if beta is None else beta)[..., None])
-    keys = cut(k)
-    rates = None if log_decay is None else cut(log_decay[..., None])[..., 0]
+    keys, values, strengths = (
+        cut(x, width) for x in (k, v, (torch.ones_like(k[..., 0]) if beta is None else beta)[..., None])
+    )
+    rates = None if log_decay is None else cut(log_decay[..., None], width)[..., 0]
     fading = () if rates is None else decays(rates)
-    written, before, after = Write.apply(keys, cut(v), strengths, S.reshape(-1, *S.shape[-2:]), rates, *fading)
+    written, before, after = Write.apply(keys, values, strengths, S.reshape(-1, *S.shape[-2:]), rates, *fading)
     after = after.view(S.shape)
     if not is_causal:
         return q @ after, after
-    o = Read.apply(cut(q), keys, written, before, rates, *fading)
+    o = Read.apply(cut(q, width), keys, written, before, rates, *fading)
     return o.reshape(*lead, N + behind, -1)[..., :N, :], after
+
+
+class Decays(NamedTuple):
+    """What decays do within each chunk. They are made of `log_decay`, and `through_decays` is the gradient of that."""
+
+    within: Tensor  # Gamma, (G, n, C, C), 0 for the future
+    from_start: Tensor  # exp(gamma), (G, n, C, 1)
+    to_end: Tensor  # exp(gamma_C - gamma), (G, n, C, 1)
+
+    @property
+    def fades(self) -> Tensor:
+        """From chunk to chunk, (G, n, 1, 1)."""
+        return self.from_start[..., -1:, :]
+
+
+@torch.no_grad()
+def decays(log_decay: Tensor) -> Decays:
+    """The decays of chunks (G, n, C), from sums of the terms between two tokens alone: differences of two sums from the
+    chunk's start would lose, behind a very strong decay, all digits of those after it."""
+    C = log_decay.shape[-1]
+    ones = torch.ones(C, C, dtype=torch.bool, device=log_decay.device)
+    between = log_decay[..., :, None].expand(*log_decay.shape, C).masked_fill(ones.triu(), 0)  # x_s where s > j
+    within = between.cumsum(-2).masked_fill_(ones.triu(1), -inf).exp_()
+    from_start = log_decay.cumsum(-1).exp_()
+    return Decays(within, from_start[..., None], within[..., -1, :, None])
+
+
+def through_decays(d_gamma: Tensor | None) -> Tensor | None:
+    """The gradient of `log_decay` (G, n, C) from that of its sums from the chunk's start (G, n, C, 1)."""
+    return None if d_gamma is None else d_gamma[..., 0].flip(-1).cumsum(-1).flip(-1)
+
+
+class Write(Kernel):
+    r"""In chunks (U, the state before each of them (G, n, K, V), the state S after the last (G, K, V)).
+
+    Within a chunk, with $\gamma_i$ the sum of the logarithms of the decays up to token i, $\Gamma_{ij} = e^{\gamma_i -
+    \gamma_j}$ for $j \le i$ and S the state before it, the errors $e_i = v_i - a_i S_{i-1}^T k_i$ solve a triangular
+    system
+
+    $$(I + M\,\mathrm{diag}(\beta)) E = V - \mathrm{diag}(e^\gamma) K S,
+    \quad M = \mathrm{tril}(K K^T, -1) \circ \Gamma,$$
+
+    so that with its inverse T (the UT transform of Yang et al. 2024, arXiv:2406.06484, section 3.2; with decays
+    arXiv:2412.06464, section 3.3) $E = T V - T\,\mathrm{diag}(e^\gamma) K S$, of which all but the products with S is
+    the work of all chunks at once. What is written is $U = \mathrm{diag}(\beta) E$, and then
+    $S \leftarrow e^{\gamma_C} S + K^T \mathrm{diag}(e^{\gamma_C - \gamma})\, U$ and
+    $O = \mathrm{diag}(e^\gamma) Q S + (\mathrm{tril}(Q K^T) \circ \Gamma)\, U$, by `Read`.
+
+    Operands are (G, n, C, ·): G sequences of n chunks of C tokens. `beta` is (G, n, C, 1); `log_decay` (G, n, C) and
+    the `Decays` made of it may be None. The gradient of `log_decay` is all that needs that of the products, where no
+    query or key has one. Neither kernel can be differentiated twice.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, k: Tensor, v: Tensor, beta: Tensor, S: Tensor, _log_decay: Tensor | None, *decays: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        fading = Decays(*decays) if decays else None
+        (G, n, C, K), V = k.shape, v.shape[-1]
+        identity = torch.eye(C, dtype=k.dtype, device=k.device)
+        products, inverse = k.new_empty(G, n, C, C), k.new_empty(G, n, C, C)
+        erased, errors = torch.empty_like(k), torch.empty_like(v)
+        written, before = torch.empty_like(v), v.new_empty(G, n, K, V)
+        for tile in tiles(G, n, k.is_cuda):
+            kt, vt, bt, Mt, Tt, Wt, et = flat(tile, k, v, beta, products, inverse, erased, errors)
+            torch.bmm(kt, kt.mT, out=Mt).tril_(-1)
+            if fading:
+                Mt.mul_(flat(tile, fading.within)[0])
+                kt = kt * flat(tile, fading.from_start)[0]
+            system = Mt * bt.mT
+            torch.linalg.solve_triangular(system, identity.expand_as(system), upper=False, unitriangular=True, out=Tt)
+            torch.bmm(Tt, kt, out=Wt)
+            torch.bmm(Tt, vt, out=et)
+        to_end = k * fading.to_end if fading else k
+        for i in range(n):
+            before[:, i] = S
+            errors[:, i].baddbmm_(erased[:, i], S, alpha=-1)
+            written[:, i] = errors[:, i] * beta[:, i]
+            S = torch.baddbmm(S * fading.fades[:, i] if fading else S, to_end[:, i].mT, written[:, i])
+        ctx.save_for_backward(k, beta, products, inverse, erased, errors, written, before, *decays)
+        return written, before, S
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, d_written: Tensor, d_before: Tensor, d_S: Tensor) -> tuple[Tensor | None, ...]:
+        k, beta, products, inverse, erased, errors, written, before, *decays = ctx.saved_tensors
+        fading = Decays(*decays) if decays else None
+        G, n, _, _ = k.shape
+        to_end = k * fading.to_end if fading else k
+        d_written, d_errors, d_after = d_written.clone(), torch.empty_like(errors), torch.empty_like(before)
+        for i in reversed(range(n)):
+            d_after[:, i] = d_S
+            d_written[:, i].baddbmm_(to_end[:, i], d_S)
+            d_errors[:, i] = d_written[:, i] * beta[:, i]
+            d_S = d_before[:, i] + (d_S * fading.fades[:, i] if fading else d_S)
+            d_S.baddbmm_(erased[:, i].mT, d_errors[:, i], alpha=-1)
+        d_v, d_beta = torch.empty_like(errors), torch.empty_like(beta)
+        d_k = torch.empty_like(k) if ctx.needs_input_grad[0] else None
+        d_gamma = torch.empty_like(beta) if fading else None
+        for tile in tiles(G, n, k.is_cuda):
+            bt, Mt, Tt, et, ut, d_ut, d_et, d_vt, d_bt = flat(
+                tile, beta, products, inverse, errors, written, d_written, d_errors, d_v, d_beta
+            )
+            torch.bmm(Tt.mT, d_et, out=d_vt)
+            d_M = torch.bmm(d_vt, et.mT).neg_()  # so far of M diag(beta)
+            torch.sum(d_ut * et, -1, keepdim=True, out=d_bt).add_((d_M * Mt).sum(-2)[..., None])
+            if d_k is None and d_gamma is None:
+                continue
+            d_M.mul_(bt.mT)
+            kt, before_t, d_after_t = flat(tile, k, before, d_after)
+            by_erasing = torch.bmm(d_vt, before_t.mT).neg_()
+            by_writing = torch.bmm(ut, d_after_t.mT)
+            if fading and d_gamma is not None:
+                within, from_start, to_end_t = flat(tile, *fading)
+                by_erasing.mul_(from_start)
+                by_writing.mul_(to_end_t)
+                at_end = (kt * by_writing).sum(-1, keepdim=True)
+                kept = (before_t * d_after_t).sum((-1, -2))[..., None] * from_start[:, -1]
+                (d_gamma_t,) = flat(tile, d_gamma)
+                torch.sub(_of_gamma(d_M, Mt) + (kt * by_erasing).sum(-1, keepdim=True), at_end, out=d_gamma_t)
+                d_gamma_t[:, -1].add_(at_end.sum(-2)).add_(kept)
+                d_M.mul_(within)
+            if d_k is not None:
+                (d_kt,) = flat(tile, d_k)
+                d_M.tril_(-1)
+                torch.bmm(d_M + d_M.mT, kt, out=d_kt).add_(by_erasing).add_(by_writing)
+        return d_k, d_v, d_beta, d_S, through_decays(d_gamma), *(None for _ in decays)
+
+
+class Read(Kernel):
+    """The answers O (G, n, C, V) to the queries, from what `Write` has written and the state before each chunk."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, written: Tensor, before: Tensor, _log_decay: Tensor | None, *decays: Tensor
+    ) -> Tensor:
+        fading = Decays(*decays) if decays else None
+        G, n, C, _ = q.shape
+        weights, o = q.new_empty(G, n, C, C), torch.empty_like(written)
+        for tile in tiles(G, n, q.is_cuda):
+            qt, kt, ut, St, wt, ot = flat(tile, q, k, written, before, weights, o)
+            torch.bmm(qt, kt.mT, out=wt)
+            if fading:
+                within, from_start = flat(tile, fading.within, fading.from_start)
+                wt.mul_(within)
+                qt = qt * from_start
+            else:
+                wt.tril_()
+            torch.bmm(qt, St, out=ot).baddbmm_(wt, ut)
+        ctx.save_for_backward(q, k, written, before, weights, *decays)
+        return o
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, d_o: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, written, before, weights, *decays = ctx.saved_tensors
+        fading = Decays(*decays) if decays else None
+        G, n, _, _ = q.shape
+        d_o = d_o.contiguous()
+        d_written, d_before = torch.empty_like(written), torch.empty_like(before)
+        needed = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        d_q, d_k = (torch.empty_like(q), torch.empty_like(k)) if needed else (None, None)
+        d_gamma = q.new_empty(*q.shape[:-1], 1) if fading else None
+        for tile in tiles(G, n, q.is_cuda):
+            qt, kt, ut, St, wt, gt, d_ut, d_St = flat(tile, q, k, written, before, weights, d_o, d_written, d_before)
+            torch.bmm(wt.mT, gt, out=d_ut)
+            reader = qt
+            if fading:
+                within, from_start = flat(tile, fading.within, fading.from_start)
+                reader = qt * from_start
+            torch.bmm(reader.mT, gt, out=d_St)
+            if d_q is None and d_gamma is None:
+                continue
+            d_w = torch.bmm(gt, ut.mT)
+            by_reading = torch.bmm(gt, St.mT)
+            if fading and d_gamma is not None:
+                by_reading.mul_(from_start)
+                (d_gamma_t,) = flat(tile, d_gamma)
+                torch.add(_of_gamma(d_w, wt), (qt * by_reading).sum(-1, keepdim=True), out=d_gamma_t)
+                d_w.mul_(within)
+            else:
+                d_w.tril_()
+            if d_q is not None and d_k is not None:
+                d_qt, d_kt = flat(tile, d_q, d_k)
+                torch.bmm(d_w, kt, out=d_qt).add_(by_reading)
+                torch.bmm(d_w.mT, qt, out=d_kt)
+        return d_q, d_k, d_written, d_before, through_decays(d_gamma), *(None for _ in decays)
+
+
+def _of_gamma(d_weights: Tensor, weights: Tensor) -> Tensor:
+    """The gradient of gamma (G, C, 1) from that of weights with the factor exp(gamma_i - gamma_j)."""
+    by_exponent = d_weights * weights
+    return by_exponent.sum(-1)[..., None] - by_exponent.sum(-2)[..., None]
+
+
+@checked
+def delta_cost(
+    B: Size,
+    N: Size,
+    H: Size,
+    K: Size,
+    V: Size,
+    *,
+    gated: bool = False,
+    form: str = "fast",
+    causal: bool = False,
+    qk_grad: bool = True,
+    itemsize: int = 4,
+    chunk: int = CHUNK,
+) -> AttentionCost:
+    """Closed form of one self-attention call with `beta` given, and if `gated` with `log_decay`, in either form.
+
+    Half precision costs what float32 does. With symbols, N is a multiple of `chunk`, and no width is 1.
+    """
+    G, item = B * H, max(itemsize, 4)
+    if form == "reference":
+        needed: dict[str, Any] = {"causal": causal, "q_grad": qk_grad, "k_grad": qk_grad, "itemsize": item}
+        rest, decode = recurrence_cost(G, N, K, V, rates=int(gated), **needed), 6 * G * K * V
+    else:
+        width, behind = chunks(N, chunk) if isinstance(N, int) else (chunk, 0)
+        number = (N + behind) // width if isinstance(N, int) else N / chunk
+        rest = _chunks_cost(G, N, K, V, width, number, int(gated), causal, qk_grad, item)
+        decode = _chunks_cost(G, 1, K, V, 1, 1, int(gated), True, qk_grad, item).forward
+    total = rest + unit_cost(2 * G * N, K, 2 * G * N if qk_grad else 0, item)
+    return replace(total, decode=decode, state_bytes=item * G * K * V)
+
+
+# Below: G = B H, the sequences; a flag counts as 0 or 1.
+
+
+def write_cost(
+    G: Size, K: Size, V: Size, width: Size, number: Size, itemsize: int, gated: int = 0, qk_grad: bool = True
+) -> AttentionCost:
+    """`Write` on so many chunks of that width, the last one's empty rows included."""
+    rows, states = G * number * width, G * number * K * V
+    pairs = rows * width
+    products = qk_grad or gated  # those that a key's gradient, or a decay's, is made of
+    return AttentionCost(
+        # Products of keys, their inverse system, two products with it; what is erased and written, chunk after chunk.
+        forward=pairs * (4 * K + 2 * V + width) + 4 * rows * K * V,
+        backward=4 * pairs * V
+        + 4 * rows * K * V
+        + (4 * rows * K * V if products else 0)
+        + (2 * pairs * K if qk_grad else 0),
+        elementwise_forward=pairs + rows * V + gated * (pairs + 2 * rows * K + states),
+        elementwise_backward=3 * pairs
+        + rows * (3 * V + 1)
+        + states
+        + (pairs + rows * K if products else 0)
+        + (pairs + 2 * rows * K if qk_grad else 0)
+        + gated * (4 * pairs + rows * (7 * K + 5) + 3 * states + 3 * G * number),
+        saved_bytes=itemsize * (rows * (2 * K + 2 * V + 1) + 2 * pairs + states),
+    )
+
+
+def _chunks_cost(
+    G: Size, N: Size, K: Size, V: Size, width: Size, number: Size, gated: int, causal: bool, qk_grad: bool, item: int
+) -> AttentionCost:
+    rows = G * number * width  # with what is behind the end
+    pairs = rows * width
+    write = write_cost(G, K, V, width, number, item, gated, qk_grad) + AttentionCost(  # and the decays
+        elementwise_forward=gated * (4 * pairs + 2 * rows), saved_bytes=item * gated * (pairs + rows)
+    )
+    if not causal:
+        return write + read_at_end_cost(G, N, K, V, qk_grad, item)
+    products = qk_grad or gated  # those that a query's gradient, or a decay's, is made of
+    return write + AttentionCost(
+        forward=2 * pairs * (K + V) + 2 * rows * K * V,
+        backward=2 * pairs * V
+        + 2 * rows * K * V
+        + (2 * pairs * V + 2 * rows * K * V if products else 0)
+        + (4 * pairs * K if qk_grad else 0),
+        elementwise_forward=gated * (pairs + rows * K),
+        # and the sums of two gradients, of keys and of decays
+        elementwise_backward=(2 * rows * K if qk_grad else 0) + gated * (4 * pairs + rows * (4 * K + 4)),
+        saved_bytes=item * (rows * K + pairs),
+    )
 
 
 DELTA = Mechanism(

@@ -1,12 +1,13 @@
-r"""Memories in which each channel of the keys fades at a rate of its own.
+r"""States in which each channel of the keys fades at a rate of its own.
 
 Gated Linear Attention (Yang et al. 2023, arXiv:2312.06635, section 4) adds to what is left,
 $S_t = \mathrm{Diag}(a_t)\, S_{t-1} + k_t v_t^T$. Kimi Delta Attention (arXiv:2510.26692, section 3) corrects it,
 $S_t = (I - \beta_t k_t k_t^T)\, \mathrm{Diag}(a_t)\, S_{t-1} + \beta_t k_t v_t^T$. Answers are $o_t = S_t^T q_t$.
 """
 
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import pad
@@ -15,12 +16,18 @@ from ortho._checks import checked
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import CHUNK, default_chunk, pad_tokens
 from ortho.attention.mechanism import AttentionCost, Mechanism
-from ortho.attention.operands import attention_form
-from ortho.attention.recurrent import memory
+from ortho.attention.operands import attention_form, unit_cost
+from ortho.attention.recurrent.recurrence import (
+    check_writes,
+    prepared,
+    read_at_end_cost,
+    recurrence,
+    recurrence_cost,
+)
 from ortho.gates import ChannelDecay, WriteStrength
 
-_ADDING = partial(memory.check_writes, channels=True, erase=False)
-_CORRECTING = partial(memory.check_writes, channels=True)
+_ADDING = partial(check_writes, channels=True, erase=False)
+_CORRECTING = partial(check_writes, channels=True)
 
 
 @attention_form(fixed_state=True, check=_ADDING)
@@ -39,26 +46,15 @@ def gated_linear_attention_reference(
     r"""The recurrence without erasing, one token after the other.
 
     `log_decay`, $\log a_t \le 0$, is 0 by default. Queries and keys are taken as they are; `scale`, by default
-    1/sqrt(K), multiplies the queries. A call that is not causal reads the memory after the last key, for every query. A
-    masked key leaves the memory as it is; a mask must be one row for all queries, and stand beside no state. The state
+    1/sqrt(K), multiplies the queries. A call that is not causal reads the state after the last key, for every query. A
+    masked key leaves the state as it is; a mask must be one row for all queries, and stand beside no state. The state
     is (S (..., K, V),), in float32 at least, as is all that is computed.
 
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together; on the CPU also for a
     `log_decay` above 0 or not finite.
     """
-    x = memory.prepared(
-        q,
-        k,
-        v,
-        None,
-        log_decay,
-        normalise=False,
-        erase=False,
-        attn_mask=attn_mask,
-        scale=scale,
-        initial_state=initial_state,
-    )
-    o, S = memory.recurrence(*x, is_causal=is_causal, erase=False)
+    x = prepared(q, k, v, None, log_decay, attn_mask, scale, initial_state, normalise=False, erase=False)
+    o, S = recurrence(*x, is_causal=is_causal, erase=False)
     return o, (S,)
 
 
@@ -77,19 +73,8 @@ def gated_linear_attention(
     chunk: int | None = None,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
     """`gated_linear_attention_reference` by matrix products over chunks, as `kimi_delta_attention` goes over them."""
-    x = memory.prepared(
-        q,
-        k,
-        v,
-        None,
-        log_decay,
-        normalise=False,
-        erase=False,
-        attn_mask=attn_mask,
-        scale=scale,
-        initial_state=initial_state,
-    )
-    o, S = _by_chunks(*x, is_causal=is_causal, chunk=default_chunk(k) if chunk is None else chunk, erase=False)
+    x = prepared(q, k, v, None, log_decay, attn_mask, scale, initial_state, normalise=False, erase=False)
+    o, S = _by_chunks(*x, is_causal=is_causal, chunk=chunk or default_chunk(k), erase=False)
     return o, (S,)
 
 
@@ -112,18 +97,8 @@ def kimi_delta_attention_reference(
 
     Arguments, state and errors are those of `delta_rule_reference`, but for one decay a channel of the keys.
     """
-    x = memory.prepared(
-        q,
-        k,
-        v,
-        beta,
-        log_decay,
-        normalise=normalise,
-        attn_mask=attn_mask,
-        scale=scale,
-        initial_state=initial_state,
-    )
-    o, S = memory.recurrence(*x, is_causal=is_causal)
+    x = prepared(q, k, v, beta, log_decay, attn_mask, scale, initial_state, normalise=normalise)
+    o, S = recurrence(*x, is_causal=is_causal)
     return o, (S,)
 
 
@@ -146,21 +121,11 @@ def kimi_delta_attention(
     """`kimi_delta_attention_reference` by matrix products over chunks, in time and memory linear in N.
 
     A chunk has the largest power of two tokens that is at most `chunk`: by default 64, on a GPU more beyond 8192
-    tokens. Kept for the backward pass are one memory a chunk and, for each token, a few vectors for each time that a
+    tokens. Kept for the backward pass are one state a chunk and, for each token, a few vectors for each time that a
     chunk can be halved.
     """
-    x = memory.prepared(
-        q,
-        k,
-        v,
-        beta,
-        log_decay,
-        normalise=normalise,
-        attn_mask=attn_mask,
-        scale=scale,
-        initial_state=initial_state,
-    )
-    o, S = _by_chunks(*x, is_causal=is_causal, chunk=default_chunk(k) if chunk is None else chunk, erase=True)
+    x = prepared(q, k, v, beta, log_decay, attn_mask, scale, initial_state, normalise=normalise)
+    o, S = _by_chunks(*x, is_causal=is_causal, chunk=chunk or default_chunk(k), erase=True)
     return o, (S,)
 
 
@@ -176,7 +141,7 @@ def _by_chunks(
     chunk: int,
     erase: bool,
 ) -> tuple[Tensor, Tensor]:
-    """(o, the memory after the last key)."""
+    """(o, the state after the last key)."""
     width = chunk_width(k.shape[-2], chunk)
     behind = -k.shape[-2] % width
     if erase and beta is None:
@@ -207,11 +172,11 @@ def _by_chunks(
 
 
 class Blocks(NamedTuple):
-    """Tokens in b blocks of h each, along two axes. A reader is a vector that a memory or a key is multiplied with."""
+    """Tokens in b blocks of h each, along two axes. A reader is a vector that a state or a key is multiplied with."""
 
-    fade: Tensor  # (..., b, 1, K), what is left of an earlier memory at the end of the block
+    fade: Tensor  # (..., b, 1, K), what is left of an earlier state at the end of the block
     keys: Tensor  # (..., b, h, K), times what is left of each at the end of the block
-    readers: tuple[Tensor, ...]  # (..., b, h, K) each, times what is left for it of a memory before the block
+    readers: tuple[Tensor, ...]  # (..., b, h, K) each, times what is left for it of a state before the block
     weights: tuple[Tensor, ...]  # (..., b, h, h) each, what a reader finds of the keys of its block up to its own
 
 
@@ -247,9 +212,9 @@ def _pairs(x: Tensor) -> tuple[Tensor, ...]:
 def in_chunks(
     q: Tensor | None, k: Tensor, v: Tensor, beta: Tensor | None, decay: Tensor, S: Tensor
 ) -> tuple[list[Tensor], Tensor]:
-    r"""(the answers (..., C, V) of each chunk, none without queries; the memory after the last key).
+    r"""(the answers (..., C, V) of each chunk, none without queries; the state after the last key).
 
-    Operands are (..., n, C, ·): n chunks of C tokens, a power of two; the memory S before them is (..., K, V). With
+    Operands are (..., n, C, ·): n chunks of C tokens, a power of two; the state S before them is (..., K, V). With
     `beta` (..., n, C, 1) keys erase what they find: what is written at key i is $u_i = \beta_i (v_i - S_{i-1}^T
     \mathrm{Diag}(a_i) k_i)$. With $\beta_i k_i$ as a reader, faded R and with the weights L below the diagonal, this is
     the system $(I + L)\, U = \mathrm{diag}(\beta) V - R S$, whose two right sides are solved for all chunks at once.
@@ -297,38 +262,24 @@ def _cost(
     What autograd keeps of `log_decay` itself is a matter of the gate that made it. Half precision costs what float32
     does. With symbols, N is a multiple of `chunk`, a power of two, and greater.
     """
-    G, item, wanted = B * H, max(itemsize, 4), int(qk_grad)
+    G, item = B * H, max(itemsize, 4)
     if form == "reference":
-        rest, behind = _recurrence_cost(G, N, K, V, erase, int(causal), wanted), 0
+        needed: dict[str, Any] = {"causal": causal, "q_grad": qk_grad, "k_grad": qk_grad, "itemsize": item}
+        rest = recurrence_cost(G, N, K, V, erase=erase, rates=K, **needed)
         decode = 2 * (2 + erase) * G * K * V
     else:
         width = chunk_width(N if isinstance(N, int) else chunk, chunk)
-        number, behind = (-(-N // width), -N % width) if isinstance(N, int) else (N / width, 0)
-        rest = _chunks_cost(G, N, K, V, width, number, erase, int(causal), wanted)
-        decode = _chunks_cost(G, 1, K, V, 1, 1, erase, 1, wanted).forward
-    strengths = erase * G * (N + behind)
-    made = _units(2 * G * N, K, wanted) if erase else _Cost(0, 0, G * N * K, wanted * G * N * K, 0)  # or a scale
-    total = _Cost(*map(sum, zip(rest, made, strict=True)))
-    return AttentionCost(
-        forward=total.forward,
-        backward=total.backward,
-        elementwise_forward=total.elementwise_forward,
-        elementwise_backward=total.elementwise_backward,
-        saved_bytes=item * (total.saved + strengths),
-        decode=decode,
-        state_bytes=item * G * K * V,
-    )
+        number = -(-N // width) if isinstance(N, int) else N / width
+        rest = _chunks_cost(G, N, K, V, width, number, erase, int(causal), int(qk_grad), item)
+        decode = _chunks_cost(G, 1, K, V, 1, 1, erase, 1, int(qk_grad), item).forward
+    if erase:
+        total = rest + unit_cost(2 * G * N, K, 2 * G * N * int(qk_grad), item)
+    else:  # queries are scaled
+        total = rest + AttentionCost(elementwise_forward=G * N * K, elementwise_backward=int(qk_grad) * G * N * K)
+    return replace(total, decode=decode, state_bytes=item * G * K * V)
 
 
 gla_cost, kda_cost = partial(_cost, erase=0), partial(_cost, erase=1)
-
-
-class _Cost(NamedTuple):
-    forward: Size
-    backward: Size
-    elementwise_forward: Size
-    elementwise_backward: Size
-    saved: Size  # numbers
 
 
 # Below: G = B H, the sequences; a flag counts as 0 or 1. A gradient's sum over a broadcast axis is left out by autograd
@@ -340,31 +291,17 @@ def _sum(axis: Size, numbers: Size) -> Size:
     return 0 if axis == 1 else numbers
 
 
-def _units(vectors: Size, K: Size, wanted: int) -> _Cost:
-    """Vectors divided by their lengths."""
-    return _Cost(
-        forward=0,
-        backward=0,
-        elementwise_forward=vectors * (3 * K + 2),
-        elementwise_backward=wanted * vectors * (6 * K + 3 + _sum(K, K)),
-        saved=wanted * vectors * (K + 1),
-    )
-
-
-def _chunks_cost(G: Size, N: Size, K: Size, V: Size, C: int, n: Size, erase: int, causal: int, wanted: int) -> _Cost:
-    parts = [
-        _merged(G * n, K, C, erase, causal, wanted, int(n == 1)),
-        _passed_on(G, K, V, C, n, erase, causal, wanted),
-    ]
+def _chunks_cost(
+    G: Size, N: Size, K: Size, V: Size, C: int, n: Size, erase: int, causal: int, wanted: int, item: int
+) -> AttentionCost:
+    cost = _merged(G * n, K, C, erase, causal, wanted, int(n == 1), item)
+    cost += _passed_on(G, K, V, C, n, erase, causal, wanted, item)
     if erase:
-        parts.append(_solved(G * n * C, K, V, C, wanted))
-    if not causal:
-        product = 2 * G * N * K * V
-        parts.append(_Cost(product, product * (1 + wanted), 0, 0, G * N * K + wanted * G * K * V))
-    return _Cost(*map(sum, zip(*parts, strict=True)))
+        cost += _solved(G * n * C, K, V, C, wanted, item)
+    return cost if causal else cost + read_at_end_cost(G, N, K, V, bool(wanted), item)
 
 
-def _merged(chunks: Size, K: Size, C: int, erase: int, causal: int, wanted: int, lone: int) -> _Cost:
+def _merged(chunks: Size, K: Size, C: int, erase: int, causal: int, wanted: int, lone: int, item: int) -> AttentionCost:
     """From tokens to blocks of C. What a lone chunk leaves behind is not read in a causal call, and has no gradient."""
     levels, rows, readers = C.bit_length() - 1, chunks * C * K, causal + erase
     # Each level multiplies half the keys and half of each reader by fades: numbers on one level, and on all. The fades
@@ -386,62 +323,48 @@ def _merged(chunks: Size, K: Size, C: int, erase: int, causal: int, wanted: int,
         backward -= (1 + int(C > 2) + 2 * int(wanted or C > 2)) * half + 4 * chunks * K
     # Decays, keys, what is to read; then keys from level to level, and queries and erasers with their first decay.
     kept = 2 + readers + levels + causal * (levels + 1 - lone) + erase * levels
-    return _Cost(
+    return AttentionCost(
         forward=readers * rows * (C + 1),  # each pair of a reader and a key up to its own once
         backward=2 * rows * (2 * causal * wanted + erase * (1 + wanted))  # own keys
         + readers * (2 * rows * (C - 1) - (0 if wanted or C == 1 else rows)),
         elementwise_forward=rows * (1 + readers) + (1 + readers) * halves + fades,
         elementwise_backward=backward,
-        saved=rows * kept + fades - (chunks * K if lone and C > 1 else 0) + causal * chunks * C * C,
+        saved_bytes=item * (rows * kept + fades - (chunks * K if lone and C > 1 else 0) + causal * chunks * C * C),
     )
 
 
-def _passed_on(G: Size, K: Size, V: Size, C: int, n: Size, erase: int, causal: int, wanted: int) -> _Cost:
-    """What chunks find in the memory and write to it; in a causal call also what they answer."""
-    rows, memory, products = G * n * C, G * K * V, int(wanted or C > 1)  # whether products with keys have a gradient
-    # Chunks with another one behind them; whose memory is read; that have one before and hand its memory on.
+def _passed_on(
+    G: Size, K: Size, V: Size, C: int, n: Size, erase: int, causal: int, wanted: int, item: int
+) -> AttentionCost:
+    """What chunks find in the state and write to it; in a causal call also what they answer."""
+    rows, state, products = G * n * C, G * K * V, int(wanted or C > 1)  # whether products with keys have a gradient
+    # Chunks with another one behind them; whose state is read; that have one before and hand its state on.
     heirs = n - 1
     writers = heirs if causal else n
     between = heirs if not causal or n == 1 else heirs - 1
-    return _Cost(
+    return AttentionCost(
         forward=2 * rows * K * V * (1 + causal + erase) + 2 * causal * rows * C * V,
         backward=2 * G * C * K * V * (writers * (1 + products) + (causal + erase) * (n + heirs))
         + 2 * causal * rows * C * V * (1 + products),
-        elementwise_forward=2 * n * memory + (causal + erase) * rows * V,
-        # Sums of the gradients of what is written and of memories; the sign of what is found; both products with fades.
+        elementwise_forward=2 * n * state + (causal + erase) * rows * V,
+        # Sums of the gradients of what is written and of states; the sign of what is found; both products with fades.
         elementwise_backward=causal * G * heirs * C * V
-        + memory * (erase * heirs + causal * between)
+        + state * (erase * heirs + causal * between)
         + erase * rows * V
-        + memory * (writers + between)
-        + _sum(V, writers * memory),
-        saved=n * memory + products * rows * V,
+        + state * (writers + between)
+        + _sum(V, writers * state),
+        saved_bytes=item * (n * state + products * rows * V),
     )
 
 
-def _solved(rows: Size, K: Size, V: Size, C: int, wanted: int) -> _Cost:
-    """Keys and values times beta, and the system of each chunk."""
-    return _Cost(
+def _solved(rows: Size, K: Size, V: Size, C: int, wanted: int, item: int) -> AttentionCost:
+    """Keys and values times the strengths, which are kept, and the system of each chunk."""
+    return AttentionCost(
         forward=rows * C * (K + V),
         backward=3 * rows * C * (K + V),
         elementwise_forward=rows * (K + V),
         elementwise_backward=rows * (C + (1 + wanted) * K + 2 * V + 1) + _sum(K, rows * K) + _sum(V, rows * V),
-        saved=rows * (C + K + 2 * V),
-    )
-
-
-def _recurrence_cost(G: Size, N: Size, K: Size, V: Size, erase: int, causal: int, wanted: int) -> _Cost:
-    rows, memory, products = G * N, G * K * V, 2 + erase  # what is written, read and, with `erase`, held
-    return _Cost(
-        forward=2 * products * rows * K * V,
-        backward=2 * products * rows * K * V * (1 + wanted),
-        elementwise_forward=rows * (K + 2 * K * V + 2 * erase * V),  # exp, decay, sum; error, strength
-        # The decay's two products, of which none reaches the first memory; gradients of memories used more than once.
-        elementwise_backward=rows * K
-        + (2 * N - 1) * memory
-        + _sum(V, N * memory)
-        + erase * (N * memory + rows * 3 * V + _sum(V, rows * V) + wanted * rows * K)
-        + causal * (N - 1) * memory,
-        saved=rows * (3 * K + (erase + wanted) * V) + N * (1 + erase * wanted) * memory + wanted * memory,
+        saved_bytes=item * rows * (C + K + 2 * V + 1),
     )
 
 

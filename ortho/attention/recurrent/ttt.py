@@ -1,7 +1,7 @@
-r"""A memory that learns while it reads, by gradient descent on a loss of its predictions, in mini-batches of tokens.
+r"""A state that learns while it reads, by gradient descent on a loss of its predictions, in mini-batches of tokens.
 
-The memory S (K, V) predicts the value of a key, $p = S^T k$, and each token moves it against the gradient $k \psi^T$
-of a loss of that prediction (`ttt_losses`). The gradients of a mini-batch are all taken at the memory $S_0$ from
+The state S (K, V) predicts the value of a key, $p = S^T k$, and each token moves it against the gradient $k \psi^T$
+of a loss of that prediction (`ttt_losses`). The gradients of a mini-batch are all taken at the state $S_0$ from
 before it (Sun et al. 2024, arXiv:2407.04620, sections 2.1 and 2.4):
 
 $$S_t = S_{t-1} - \eta_t k_t \psi_t^T, \qquad \psi_t = \psi(S_0^T k_t, v_t), \qquad o_t = S_t^T q_t .$$
@@ -9,23 +9,21 @@ $$S_t = S_{t-1} - \eta_t k_t \psi_t^T, \qquad \psi_t = \psi(S_0^T k_t, v_t), \qq
 So they do not depend on each other, and $o_t = S_0^T q_t - \sum_{i \le t} \eta_i (k_i^T q_t)\, \psi_i$ over the
 mini-batch. Mini-batches are counted from the start of the sequence, and their size changes the result. With the squared
 loss and mini-batches of one token this is the delta rule. Steps that are all taken from $S_0$ may overshoot together:
-with the squared loss or Huber's a mini-batch moves two memories no further apart if its $\eta_i |k_i|^2$ sum to at
+with the squared loss or Huber's a mini-batch moves two states no further apart if its $\eta_i |k_i|^2$ sum to at
 most 2; beyond that it can.
 """
 
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
 from ortho import _checks
-from ortho._autocast import no_autocast
 from ortho._checks import checked
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.mechanism import AttentionCost, Mechanism
-from ortho.attention.operands import hidden_keys, working
-from ortho.attention.recurrent.delta_cost import Part, division_cost
-from ortho.attention.recurrent.memory import gate, unit
+from ortho.attention.operands import attention_form, gate, unit, unit_cost
+from ortho.attention.recurrent.recurrence import check_growth
 from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, HuberNorm, Squared, TokenLoss
 from ortho.gates import WriteStrength
 
@@ -34,13 +32,13 @@ BATCH = 16  # tokens in a mini-batch (Sun et al. 2024, section 2.4)
 
 
 class StepSize(WriteStrength):
-    r"""$\eta = \sigma(x W^T) / 16$: a mini-batch moves the memory by a mean of its gradients, and cannot overshoot."""
+    r"""$\eta = \sigma(x W^T) / 16$: a mini-batch moves the state by a mean of its gradients, and cannot overshoot."""
 
     maximum: ClassVar[float] = 1 / BATCH
 
 
-class _Memory(NamedTuple):
-    """The memory before a mini-batch, and its p tokens so far: full, it waits for the next token."""
+class _State(NamedTuple):
+    """S before a mini-batch, and its p tokens so far: full, it waits for the next token."""
 
     S: Float[Tensor, "*batch K V"]
     k: Float[Tensor, "*batch p K"]
@@ -50,20 +48,37 @@ class _Memory(NamedTuple):
 
     @property
     def now(self) -> Float[Tensor, "*batch K V"]:
-        """The memory after the last token."""
+        """S after the last token."""
         return self.S - self.k.mT @ self.steps if self.k.shape[-2] else self.S
 
-
-class _Operands(NamedTuple):
-    q: Float[Tensor, "*batch N K"]
-    k: Float[Tensor, "*batch M K"]
-    v: Float[Tensor, "*batch M V"]
-    eta: Float[Tensor, "*batch M 1"]
-    hidden: Bool[Tensor, "*batch M"]
-    memory: _Memory
+    def parts(self, loss: TokenLoss) -> State:
+        """What a call returns."""
+        # Copies: the last tokens' keys and values are views, and would hold on to those of the whole sequence.
+        return tuple(x.clone() for x in self[: 5 if loss.looks_back else 3])
 
 
-@checked(shapes=False)
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    attn_mask: Tensor | None,
+    loss: TokenLoss = SQUARED,
+    eta: Tensor | None = None,
+    batch: int = BATCH,
+    normalise: bool = True,
+    **_: Any,
+) -> None:
+    """Refuse steps that do not fit the keys, or are out of range, and those that overshoot."""
+    gate("eta", eta, k, k.shape[:-1])
+    if eta is not None:
+        _checks.within("eta", "steps", eta, 0.0, 2.0)
+    if not normalise and loss.curvature is not None:
+        steps = 1 / batch if eta is None else eta
+        check_growth("eta", loss.curvature * steps, k, attn_mask)
+
+
+@attention_form(fixed_state=True, check=_check)
 def ttt_attention_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -79,51 +94,47 @@ def ttt_attention_reference(
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    """Token after token: predict with the memory from before the mini-batch, write, read.
+    """Token after token: predict with the state from before the mini-batch, write, read.
 
     `eta` are the steps, 1 / batch by default: the mean of the mini-batch's gradients. Queries and keys are made vectors
     of length 1 unless `normalise` is False. `scale`, 1 by default, multiplies the outputs. A call that is not causal
-    lets every query read the memory after the last key. A masked key keeps its place in its mini-batch, writes nothing,
+    lets every query read the state after the last key. A masked key keeps its place in its mini-batch, writes nothing,
     and is no candidate of the contrastive loss.
 
     The state is (S (..., K, V) from before the mini-batch, its keys so far (..., p, K), its steps so far eta psi
     (..., p, V)), in float32 at least, 1 <= p <= batch; of a loss that looks back at earlier values also these
-    (..., p, V), and which of them are masked (..., p). The memory after the last token is S - keys^T steps.
+    (..., p, V), and which of them are masked (..., p). S after the last token is S - keys^T steps.
 
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together, an `attn_mask` that is
     not one row for all queries, and a `batch` below 1; on the CPU also for an `eta` outside [0, 2], and, where keys are
     not normalised, for a step that overshoots by more than it corrects, eta |k|^2 > 2 (of losses whose curvature does
     not depend on the values).
     """
-    dtype = q.dtype
-    with no_autocast(q):
-        q, k, v, rates, hidden, memory = _operands(
-            q, k, v, loss, eta, batch, normalise, is_causal, attn_mask, scale, initial_state
-        )
-        before, S, outputs = memory.S, memory.now, []
-        keys, steps, values, absent = ([x] if x.numel() else [] for x in memory[1:])
-        tokens = zip(*(x.split(1, -2) for x in (k, v, rates)), hidden.split(1, -1), strict=True)
-        queries, begun = q.split(1, -2), memory.k.shape[-2]
-        for t, (key, value, rate, mask) in enumerate(tokens):
-            if (begun + t) % batch == 0:
-                before, keys, steps, values, absent = S, [], [], [], []
-            keys.append(key)
-            values.append(value)
-            absent.append(mask)
-            seen = slice(0 if loss.looks_back else -1, None)
-            psi = loss.gradient(key @ before, torch.cat(values[seen], -2), torch.cat(absent[seen], -1))
-            steps.append(_steps(rate, psi))
-            S = S - key.mT @ steps[-1]
-            if is_causal:
-                outputs.append(queries[t] @ S)
-        o = (torch.cat(outputs, -2) if is_causal else q @ S).to(dtype)
+    q, k, v, rates, hidden, state = _prepared(q, k, v, loss, eta, batch, normalise, attn_mask, scale, initial_state)
+    before, S, outputs = state.S, state.now, []
+    keys, steps, values, absent = ([x] if x.numel() else [] for x in state[1:])
+    tokens = zip(*(x.split(1, -2) for x in (k, v, rates)), hidden.split(1, -1), strict=True)
+    queries, begun = q.split(1, -2), state.k.shape[-2]
+    for t, (key, value, rate, mask) in enumerate(tokens):
+        if (begun + t) % batch == 0:
+            before, keys, steps, values, absent = S, [], [], [], []
+        keys.append(key)
+        values.append(value)
+        absent.append(mask)
+        seen = slice(0 if loss.looks_back else -1, None)
+        psi = loss.gradient(key @ before, torch.cat(values[seen], -2), torch.cat(absent[seen], -1))
+        steps.append(_steps(rate, psi))
+        S = S - key.mT @ steps[-1]
+        if is_causal:
+            outputs.append(queries[t] @ S)
+    o = torch.cat(outputs, -2) if is_causal else q @ S
     if not return_state:
         return o
-    k, v, written = (torch.cat(x, -2) for x in (keys, values, steps))
-    return o, _state(_Memory(before, k, written, v, torch.cat(absent, -1)), loss)
+    k, written, v = (torch.cat(x, -2) for x in (keys, steps, values))
+    return o, _State(before, k, written, v, torch.cat(absent, -1)).parts(loss)
 
 
-@checked(shapes=False)
+@attention_form(fixed_state=True, check=_check)
 def ttt_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -140,41 +151,37 @@ def ttt_attention(
     return_state: bool = False,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
     """`ttt_attention_reference` by products over whole mini-batches; arguments, state and errors are the same."""
-    dtype = q.dtype
-    with no_autocast(q):
-        q, k, v, rates, hidden, memory = _operands(
-            q, k, v, loss, eta, batch, normalise, is_causal, attn_mask, scale, initial_state
-        )
-        sizes, outputs = _sizes(memory.k.shape[-2], k.shape[-2], batch), []
-        tokens = zip(*(x.split(sizes, -2) for x in (k, v, rates)), hidden.split(sizes, -1), strict=True)
-        queries = q.split(sizes, -2) if is_causal else ()
-        for i, (key, value, rate, mask) in enumerate(tokens):
-            memory = _extended(memory, key, value, rate, mask, loss, batch)
-            if is_causal:
-                pairs = (queries[i] @ memory.k.mT).tril(memory.k.shape[-2] - sizes[i])
-                outputs.append(queries[i] @ memory.S - pairs @ memory.steps)
-        o = (torch.cat(outputs, -2) if is_causal else q @ memory.now).to(dtype)
-    return (o, _state(memory, loss)) if return_state else o
+    q, k, v, rates, hidden, state = _prepared(q, k, v, loss, eta, batch, normalise, attn_mask, scale, initial_state)
+    sizes, outputs = _sizes(state.k.shape[-2], k.shape[-2], batch), []
+    tokens = zip(*(x.split(sizes, -2) for x in (k, v, rates)), hidden.split(sizes, -1), strict=True)
+    queries = q.split(sizes, -2) if is_causal else ()
+    for i, (key, value, rate, mask) in enumerate(tokens):
+        state = _extended(state, key, value, rate, mask, loss, batch)
+        if is_causal:
+            pairs = (queries[i] @ state.k.mT).tril(state.k.shape[-2] - sizes[i])
+            outputs.append(queries[i] @ state.S - pairs @ state.steps)
+    o = torch.cat(outputs, -2) if is_causal else q @ state.now
+    return (o, state.parts(loss)) if return_state else o
 
 
-def memory_now(state: State) -> Float[Tensor, "*batch K V"]:
-    """The memory after the last token, from the state that a call has returned."""
+def state_now(state: State) -> Float[Tensor, "*batch K V"]:
+    """S after the last token, from the state that a call has returned."""
     S, keys, steps = state[:3]
     return S - keys.mT @ steps
 
 
 def _extended(
-    memory: _Memory, k: Tensor, v: Tensor, rates: Tensor, hidden: Tensor, loss: TokenLoss, batch: int
-) -> _Memory:
-    """The memory with n more tokens in its mini-batch; if that is full, in the next one."""
-    begun = memory.k.shape[-2] % batch > 0
-    before = memory.S if begun else memory.now
+    state: _State, k: Tensor, v: Tensor, rates: Tensor, hidden: Tensor, loss: TokenLoss, batch: int
+) -> _State:
+    """The state with n more tokens in its mini-batch; if that is full, in the next one."""
+    begun = state.k.shape[-2] % batch > 0
+    before = state.S if begun else state.now
     if begun and loss.looks_back:
-        v, hidden = torch.cat([memory.v, v], -2), torch.cat([memory.hidden, hidden], -1)
+        v, hidden = torch.cat([state.v, v], -2), torch.cat([state.hidden, hidden], -1)
     steps = _steps(rates, loss.gradient(k @ before, v, hidden))
     if begun:
-        k, steps = torch.cat([memory.k, k], -2), torch.cat([memory.steps, steps], -2)
-    return _Memory(before, k, steps, v, hidden)
+        k, steps = torch.cat([state.k, k], -2), torch.cat([state.steps, steps], -2)
+    return _State(before, k, steps, v, hidden)
 
 
 def _steps(rates: Tensor, psi: Tensor) -> Tensor:
@@ -192,7 +199,7 @@ def _sizes(begun: int, length: int, batch: int) -> list[int]:
     return [first, *[batch] * whole, *([rest] if rest else [])]
 
 
-def _operands(
+def _prepared(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -200,44 +207,30 @@ def _operands(
     eta: Tensor | None,
     batch: int,
     normalise: bool,
-    is_causal: bool,
     attn_mask: Tensor | None,
     scale: float | None,
     initial_state: State | None,
-) -> _Operands:
-    """What the loops take: checked, in float32 at least, hidden keys with steps of size 0."""
-    _checks.qkv(q, k, v, attn_mask, is_causal)
-    _checks.scale_factor(scale)
-    _checks.positive_int("batch", batch)
-    if not isinstance(loss, TokenLoss):
-        raise TypeError(f"loss: expected a TokenLoss, got {_checks.describe(loss)}")
-    gate("eta", eta, k, k.shape[:-1])
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, _State]:
+    """(q, k, v, steps (..., M, 1), which keys are hidden (..., M), the state) as the loops take them; the steps of
+    hidden keys are 0."""
     rates = k.new_full(k.shape[:-1], 1 / batch) if eta is None else eta
-    _checks.within("eta", "steps", rates, 0.0, 2.0)
-    hidden, dtype = hidden_keys(attn_mask, k, initial_state), q.dtype
-    q, k, v = (working(x) for x in (q, k, v))
-    rates = working(rates.to(k.dtype))
-    if hidden is None:
+    if attn_mask is None:
         hidden = torch.zeros(k.shape[:-1], dtype=torch.bool, device=k.device)
     else:
+        hidden = ~attn_mask
         rates, v = rates.masked_fill(hidden, 0), v.masked_fill(hidden[..., None], 0)
     if normalise:
         q, k = unit(q, "q"), unit(k, "k")
-    elif loss.curvature is not None:
-        # Rounding, of the caller's keys and of this sum, may leave a unit key a little longer.
-        most = 2 + 8 * max(torch.finfo(dtype).eps, torch.finfo(k.dtype).eps * k.shape[-1])
-        overshoot = loss.curvature * rates.detach() * k.detach().square().sum(-1)
-        _checks.within("k", "eta |k|^2", overshoot, 0.0, most)
     if scale is not None:
         q = q * scale
-    return _Operands(q, k, v, rates[..., None], hidden, _memory(initial_state, k, v, hidden, loss, batch))
+    return q, k, v, rates[..., None], hidden, _first(initial_state, k, v, hidden, loss, batch)
 
 
-def _memory(state: State | None, k: Tensor, v: Tensor, hidden: Tensor, loss: TokenLoss, batch: int) -> _Memory:
-    """The memory that a state holds; without one an empty memory."""
+def _first(state: State | None, k: Tensor, v: Tensor, hidden: Tensor, loss: TokenLoss, batch: int) -> _State:
+    """What an `initial_state` holds; without one an empty state."""
     lead, K, V = k.shape[:-2], k.shape[-1], v.shape[-1]
     if state is None:
-        return _Memory(v.new_zeros(*lead, K, V), k[..., :0, :], v[..., :0, :], v[..., :0, :], hidden[..., :0])
+        return _State(v.new_zeros(*lead, K, V), k[..., :0, :], v[..., :0, :], v[..., :0, :], hidden[..., :0])
     names = ("S", "keys", "steps", "values", "masked")[: 5 if loss.looks_back else 3]
     tensors = _checks.state(state, *names)
     p = tensors[1].shape[-2] if tensors[1].dim() > 1 else 0
@@ -252,12 +245,7 @@ def _memory(state: State | None, k: Tensor, v: Tensor, hidden: Tensor, loss: Tok
         )
     S, keys, steps = tensors[:3]
     values, masked = tensors[3:] if loss.looks_back else (v[..., :0, :], hidden[..., :0])
-    return _Memory(S, keys, steps, values, masked)
-
-
-def _state(memory: _Memory, loss: TokenLoss) -> State:
-    # Copies: the last tokens' keys and values are views, and would hold on to those of the whole sequence.
-    return tuple(x.clone() for x in memory[: 5 if loss.looks_back else 3])
+    return _State(S, keys, steps, values, masked)
 
 
 class _Sizes(NamedTuple):
@@ -308,86 +296,83 @@ def ttt_cost(
     back = int(loss.looks_back)
     whole, rest = divmod(N, batch) if isinstance(N, int) else (N / batch, 0)
     s = _Sizes(N, K, V, batch, whole, rest)
-    core = (_by_mini_batches if fast else _by_tokens)(s, causal, qk_grad)
+    core = (_by_mini_batches if fast else _by_tokens)(s, causal, qk_grad, item)
 
     def seen(tokens: Size) -> Size:
         """Values that a mini-batch's predictions see: each all of them; token after token, those up to its own."""
         return tokens**2 if fast else tokens * (tokens + 1) // 2
 
     pairs = whole * seen(batch) + seen(rest)
-    psi = loss.cost(N, N if fast else pairs, pairs, V)
-    # Without a gradient of k, the predictions of the first memory, which is empty, need none.
-    unreached = 0 if qk_grad else loss.cost(0, 0, seen(N - s.later), V).into_predictions
+    psi = loss.cost(N, N if fast else pairs, pairs, V, item)
+    # Without a gradient of k, the predictions of the first S, which is empty, need none.
+    unreached = 0 if qk_grad else loss.into_predictions(seen(N - s.later), V)
     # A value that is handed to several tokens sums up the gradients from them.
     handed_on = 0 if fast else (pairs - N) * V
     values = (N if fast else pairs) * V
-    total = core + division_cost(2 * N, K, 2 * N if qk_grad else 0)
-    return AttentionCost(
-        forward=G * (total.forward + psi.forward),
-        backward=G * (total.backward + psi.backward - unreached),
-        elementwise_forward=G * (total.elementwise_forward + psi.elementwise_forward),
-        elementwise_backward=G * (total.elementwise_backward + psi.elementwise_backward + back * handed_on),
-        saved_bytes=G * (item * (total.saved + psi.saved + back * values) + psi.saved_bytes),
-        decode=G * _decode(s, loss, fast),
-        state_bytes=G * (item * (K * V + s.last * (K + V)) + back * s.last * (item * V + 1)),
+    other = AttentionCost(
+        backward=-unreached,
+        elementwise_backward=back * handed_on,
+        saved_bytes=item * back * values,
+        decode=_decode(s, loss, fast),
+        state_bytes=item * (K * V + s.last * (K + V)) + back * s.last * (item * V + 1),
     )
+    return (core + unit_cost(2 * N, K, 2 * N if qk_grad else 0, item) + psi + other) * G
 
 
 def _decode(s: _Sizes, loss: TokenLoss, fast: bool) -> Size:
     """FLOPs of the last token, as a call of its own that starts from a state."""
     begun = s.last - 1 or (0 if s.N == 1 else s.batch)  # tokens of the state's mini-batch
     K, V = s.K, s.V
-    predict = 2 * K * V + loss.cost(1, s.last, s.last, V).forward
+    predict = 2 * K * V + loss.cost(1, s.last, s.last, V, 4).forward
     if fast:  # a full mini-batch is folded first
         return (2 * begun * K * V if s.last == 1 else 0) + predict + 2 * K * V + 2 * s.last * (K + V)
     return 2 * begun * K * V + predict + 4 * K * V
 
 
-# Below: K V numbers are a memory, 2 K V FLOPs a product with one. The first memory is empty, and needs no gradient; q
+# Below: S has K V numbers, and a product with it 2 K V FLOPs. The first S is empty, and needs no gradient; q
 # and k need one if `qk`. A gradient's sum over a broadcast axis is left out where its length is 1.
 
 
-def _by_mini_batches(s: _Sizes, causal: bool, qk: bool) -> Part:
+def _by_mini_batches(s: _Sizes, causal: bool, qk: bool, item: int) -> AttentionCost:
     N, K, V = s.N, s.K, s.V
-    memory, pairs = K * V, s.whole * s.batch**2 + s.rest**2
+    state, pairs = K * V, s.whole * s.batch**2 + s.rest**2
     folds, folded = (s.parts - 1, N - s.last) if causal else (s.parts, N)
-    core = Part(
-        forward=2 * memory * (2 * N + folded),  # predict, read, fold
-        # Into memories through predictions and readings, into steps through folds; into k by all three, and into q.
-        backward=2 * memory * (s.later + (s.later if causal else N) + folded + (2 * N + folded if qk else 0)),
-        elementwise_forward=N * V + folds * memory,  # steps, folds
+    core = AttentionCost(
+        forward=2 * state * (2 * N + folded),  # predict, read, fold
+        # Into states through predictions and readings, into steps through folds; into k by all three, and into q.
+        backward=2 * state * (s.later + (s.later if causal else N) + folded + (2 * N + folded if qk else 0)),
+        elementwise_forward=N * V + folds * state,  # steps, folds
         elementwise_backward=(2 + (V != 1)) * N * V  # steps
-        + (folds + s.parts - 1) * memory  # folds; memories from predictions and folds
+        + (folds + s.parts - 1) * state  # folds; states from predictions and folds
         + (folded * K if qk else 0),
-        saved=N * (1 + V) + (2 * N * K if qk or folds else 0) + (N * V + (folds + 1) * memory if qk else 0),
+        saved_bytes=item
+        * (N * (1 + V) + (2 * N * K if qk or folds else 0) + (N * V + (folds + 1) * state if qk else 0)),
     )
     if not causal:
         return core
     # What the mini-batch itself adds to a reading: pairs of its tokens, and their product with the steps.
-    within = Part(
+    within = AttentionCost(
         forward=2 * pairs * (K + V),
         backward=2 * pairs * (V + (2 * K + V if qk else 0)),
         elementwise_forward=N * V,
-        elementwise_backward=(N + folded) * V
-        + (0 if s.parts == 1 else s.parts - 2) * memory
-        + (2 * N * K if qk else 0),
-        saved=pairs,
+        elementwise_backward=(N + folded) * V + (0 if s.parts == 1 else s.parts - 2) * state + (2 * N * K if qk else 0),
+        saved_bytes=item * pairs,
     )
     return core + within
 
 
-def _by_tokens(s: _Sizes, causal: bool, qk: bool) -> Part:
+def _by_tokens(s: _Sizes, causal: bool, qk: bool, item: int) -> AttentionCost:
     N, K, V = s.N, s.K, s.V
-    memory = K * V
-    return Part(
-        forward=6 * N * memory,  # predict, write, read
-        backward=2 * memory * (s.later + 2 * N + (3 * N if qk else 0)),
-        elementwise_forward=N * (V + memory),
-        # Steps, writing, memories from predictions, and from the next token and their reading
+    state = K * V
+    return AttentionCost(
+        forward=6 * N * state,  # predict, write, read
+        backward=2 * state * (s.later + 2 * N + (3 * N if qk else 0)),
+        elementwise_forward=N * (V + state),
+        # Steps, writing, states from predictions, and from the next token and their reading
         elementwise_backward=(2 + (V != 1)) * N * V
-        + memory * (N + s.later + (N - 1 if causal else 0))
+        + state * (N + s.later + (N - 1 if causal else 0))
         + (N * K if qk else 0),
-        saved=N * (1 + V + 2 * K) + (N * V + ((N if causal else s.parts) + 1) * memory if qk else 0),
+        saved_bytes=item * (N * (1 + V + 2 * K) + (N * V + ((N if causal else s.parts) + 1) * state if qk else 0)),
     )
 
 
@@ -404,6 +389,7 @@ def _mechanism(name: str, loss: TokenLoss, source: str) -> Mechanism:
         positional=True,
         signed=True,
         gates={"eta": StepSize},
+        gives_weights=loss.__class__ not in (Huber, HuberNorm),
     )
 
 

@@ -1,4 +1,4 @@
-r"""What a memory that learns while it reads minimises: the loss of a prediction $p = S^T k$ of the value v.
+r"""What a state that learns while it reads minimises: the loss of a prediction $p = S^T k$ of the value v.
 
 Each loss gives its values and its derivative $\psi = \partial \ell / \partial p$; the gradient in S is $k \psi^T$.
 """
@@ -6,7 +6,7 @@ Each loss gives its values and its derivative $\psi = \partial \ell / \partial p
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,24 +14,9 @@ from torch.nn.functional import pad
 
 from ortho import _checks
 from ortho._typing import Bool, Float, Size
-from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD
+from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost
 
-__all__ = ["Contrastive", "Huber", "HuberNorm", "LossCost", "Squared", "TokenLoss"]
-
-
-class LossCost(NamedTuple):
-    """What psi costs: FLOPs of products, scalar operations, numbers that autograd keeps besides v and psi; and bytes.
-
-    Of `backward`, `into_predictions` is done only where these need a gradient.
-    """
-
-    forward: Size
-    backward: Size
-    into_predictions: Size
-    elementwise_forward: Size
-    elementwise_backward: Size
-    saved: Size
-    saved_bytes: Size
+__all__ = ["Contrastive", "Huber", "HuberNorm", "Squared", "TokenLoss"]
 
 
 class TokenLoss(ABC):
@@ -64,8 +49,12 @@ class TokenLoss(ABC):
         """psi (..., n, V)."""
 
     @abstractmethod
-    def cost(self, rows: Size, seen: Size, pairs: Size, V: Size) -> LossCost:
-        """The closed form of calls of `gradient`, summed: of n, of m, and of n m."""
+    def cost(self, rows: Size, seen: Size, pairs: Size, V: Size, itemsize: int) -> AttentionCost:
+        """The closed form of calls of `gradient`, by the sums of n, m and n m; autograd keeps v and psi besides."""
+
+    def into_predictions(self, pairs: Size, V: Size) -> Size:
+        """What of `cost`'s backward FLOPs is done only where predictions need a gradient."""
+        return 0
 
 
 class _OfResidual(TokenLoss):
@@ -90,10 +79,14 @@ class _OfResidual(TokenLoss):
     def gradient(self, p: Tensor, v: Tensor, hidden: Tensor | None = None) -> Tensor:
         return self.influence(p - v[..., -p.shape[-2] :, :])
 
-    def cost(self, rows: Size, seen: Size, pairs: Size, V: Size) -> LossCost:
+    def cost(self, rows: Size, seen: Size, pairs: Size, V: Size, itemsize: int) -> AttentionCost:
         forward, backward, saved = (rows * count for count in self.operations(V))
         # The residual; backward the sign of v's gradient.
-        return LossCost(0, 0, 0, rows * V + forward, rows * V + backward, saved, 0)
+        return AttentionCost(
+            elementwise_forward=rows * V + forward,
+            elementwise_backward=rows * V + backward,
+            saved_bytes=itemsize * saved,
+        )
 
 
 @dataclass(frozen=True)
@@ -201,18 +194,19 @@ class Contrastive(TokenLoss):
         weights = self._scores(p, v, hidden).softmax(-1)[..., 1:]
         return (weights @ v - v[..., -p.shape[-2] :, :]) / self.temperature
 
-    def cost(self, rows: Size, seen: Size, pairs: Size, V: Size) -> LossCost:
+    def cost(self, rows: Size, seen: Size, pairs: Size, V: Size, itemsize: int) -> AttentionCost:
         weights = pairs + rows  # with those of the zero vector
-        return LossCost(
+        return AttentionCost(
             forward=4 * pairs * V,
             backward=8 * pairs * V,
-            into_predictions=2 * pairs * V,
             # Mask, temperature, masked entries; difference, temperature. Backward v's gradient has three parts.
             elementwise_forward=3 * pairs + SOFTMAX_FORWARD * weights + 2 * rows * V,
             elementwise_backward=2 * pairs + SOFTMAX_BACKWARD * weights + 2 * rows * V + 2 * seen * V,
-            saved=rows * V + weights,
-            saved_bytes=pairs,
+            saved_bytes=itemsize * (rows * V + weights) + pairs,
         )
+
+    def into_predictions(self, pairs: Size, V: Size) -> Size:
+        return 2 * pairs * V
 
 
 def _positive(name: str, value: Any) -> None:

@@ -21,8 +21,7 @@ from ortho._autocast import no_autocast
 from ortho._checks import checked
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.operands import upcast
-from ortho.attention.recurrent.memory import unit
+from ortho.attention.operands import unit, upcast
 from ortho.attention.selected.call import Call, mask_form, selecting_form
 from ortho.attention.selected.groups import chunk_round, group_mask, group_tilings, group_work
 from ortho.attention.selected.selection import Selecting, attend_joined, attend_to_mask, drawn_once, selection_cost

@@ -73,9 +73,10 @@ def positional_attention_reference(
         numbers = None if words is None else words[item[:-1]].tolist()
         past_place = int(position[item][:-N].max()) if position.shape[-1] > N else NONE
         position[item][-N:], word[item] = _ranks(there[item].tolist(), numbers, past_place, int(word[item]))
-    for item in product(*map(range, (*lead, H))):
-        at = position[*item[:-1], min(item[-1], h - 1)]
-        heads[item] = _matrix(patterns[item[-1]], at, N, is_causal, empty).to(v.device) @ values[item].double()
+    with no_autocast(v):
+        for item in product(*map(range, (*lead, H))):
+            at = position[*item[:-1], min(item[-1], h - 1)]
+            heads[item] = _matrix(patterns[item[-1]], at, N, is_causal, empty).to(v.device) @ values[item].double()
     o = heads.to(v.dtype)
     return (o, (values, position, word)) if return_state else o
 
@@ -158,7 +159,7 @@ def positional_attention(
             else:
                 o = _whole(pattern, x, at, empty)
             heads.append(at.kept(o).to(v.dtype).unflatten(-2, (count, -1)))
-    o = torch.cat(heads, -3).mT
+        o = torch.cat(heads, -3).mT
     if not return_state:
         return o
     ends = torch.stack(where.last, -1)

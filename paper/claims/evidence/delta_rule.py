@@ -14,15 +14,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ortho._checks import unchecked_values
 from ortho.attention import MECHANISMS
 from ortho.attention.recurrent.delta import delta_rule, delta_rule_reference
-from ortho.theory import state_precision
-from ortho.theory.stability import product, recall_errors, reflection_drift, unit_keys
+from ortho.theory import delta_memory
+from ortho.theory.transitions import product, recall_errors, reflection_drift, unit_keys
 from paper import experiments
 from paper.claims.evidence.common import EXACT_STEPS, normal, relative_error, seeded
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, counted, holds, region, untestable
-from paper.claims.verdicts import Finding
+from paper.claims.verdicts import Finding, Parts
 from paper.experiments.speed import attention_analysis as attention_rows
-from paper.experiments.speed.attention_analysis import Row
+from paper.experiments.speed.analysis import Row
 
 FORMULA, CHUNKS = "11-delta-rule", "12-chunked-form"
 
@@ -80,16 +80,15 @@ def left_after(square: float, writes: int) -> float:
 def formula() -> Finding:
     squares = (1.0, 2.0, 2.5)
     left = ", ".join(f"{left_after(square, 20):.0f} for $|k|^2 = {square:g}$" for square in squares)
-    return all_of(
-        {
-            "recurrence": holds("the package's, with $\\beta = 1$ and keys as they are", unlike_printed(), EXACT_STEPS),
-            "least mean squares": holds(
-                "each step is one of gradient descent on $\\frac12 |S k - v|^2$, of rate 1",
-                unlike_descent(),
-                EXACT_STEPS,
-            ),
-        }
-    ).noting(
+    parts = {
+        "recurrence": holds("the package's, with $\\beta = 1$ and keys as they are", unlike_printed(), EXACT_STEPS),
+        "least mean squares": holds(
+            "each step is one of gradient descent on $\\frac12 |S k - v|^2$, of rate 1",
+            unlike_descent(),
+            EXACT_STEPS,
+        ),
+    }
+    return all_of(parts).noting(
         "The printed form has neither a write strength nor keys of a given length, and needs one of them: of the error "
         f"at a key that is written 20 times there is left, as a multiple of it, {left}"
     )
@@ -166,22 +165,20 @@ def by_the_clock() -> Finding:
 
 
 @evidence("S3.3e", chapter=CHUNKS)
-def matrix_form() -> Finding:
-    return all_of(
-        {
-            "form in chunks": holds(
-                "what the recurrence gives, with write strengths and decays",
-                unlike_recurrence(),
-                EXACT_STEPS,
-                at=f"chunks of {', '.join(map(str, CUTS))}",
-            ),
-            "most operations in products of matrices": region(
-                (50, 100), {"$N = 4,096$, $K = V = 64$": round(product_share(), 1)}, unit=" %"
-            ),
-            "operations beyond PyTorch's own": counted({"": 0}, {"": foreign_operations()}),
-            "time over softmax attention's": by_the_clock(),
-        }
-    )
+def matrix_form() -> Parts:
+    return {
+        "form in chunks": holds(
+            "what the recurrence gives, with write strengths and decays",
+            unlike_recurrence(),
+            EXACT_STEPS,
+            at=f"chunks of {', '.join(map(str, CUTS))}",
+        ),
+        "most operations in products of matrices": region(
+            (50, 100), {"$N = 4,096$, $K = V = 64$": round(product_share(), 1)}, unit=" %"
+        ),
+        "operations beyond PyTorch's own": counted({"": 0}, {"": foreign_operations()}),
+        "time over softmax attention's": by_the_clock(),
+    }
 
 
 # ------------------------------------------------------------ whether products of transitions are unstable (chapter 12)
@@ -190,7 +187,7 @@ MEMORY, STEPS = 16, 400
 LENGTHS = (1.0, 1.4, 1.5, 2.0)  # of keys
 ROUNDED = (64, 8192)  # steps, after which errors of a bfloat16 memory are compared
 STRENGTHS = {"$\\beta = 1$": (1.0, 1.0), "$\\beta$ in (0, 2)": (0.0, 2.0), "$\\beta = 2$": (2.0, 2.0)}
-BITS = state_precision.STATES[torch.bfloat16]
+BITS = delta_memory.STATES[torch.bfloat16]
 # Errors that nothing damps add up like the root of the steps, damped ones settle at a factor of 1: growth is what lies,
 # on a logarithmic scale, nearer to the first.
 GROWS = round((ROUNDED[1] / ROUNDED[0]) ** 0.25, 1)
@@ -211,7 +208,7 @@ def growing(strengths: tuple[float, float]) -> float:
 
     Measured factors differ from one processor to another; `unlike_derived` holds the errors to these.
     """
-    few, many = (state_precision.expected_error(strengths, MEMORY, steps, BITS) for steps in ROUNDED)
+    few, many = (delta_memory.expected_error(strengths, MEMORY, steps, BITS) for steps in ROUNDED)
     return round(many / few, 1)
 
 
@@ -219,10 +216,10 @@ def growing(strengths: tuple[float, float]) -> float:
 def unlike_derived() -> float:
     """The largest logarithm, in size, of measured errors of a bfloat16 memory over derived ones; 0 if they agree."""
     at, strengths = list(ROUNDED), tuple(STRENGTHS.values())
-    x = state_precision.operands(at[-1], MEMORY, strengths, generator=seeded())
-    exact = state_precision.chunked(x, at, torch.float64)
-    (found,) = state_precision.relative_errors(state_precision.recurrent(x, at, (torch.bfloat16,)), exact)
-    derived = torch.tensor([[state_precision.expected_error(s, MEMORY, n, BITS) for s in strengths] for n in at])
+    x = delta_memory.operands(at[-1], MEMORY, strengths, generator=seeded())
+    exact = delta_memory.chunked(x, at, torch.float64)
+    (found,) = delta_memory.relative_errors(delta_memory.recurrent(x, at, (torch.bfloat16,)), exact)
+    derived = torch.tensor([[delta_memory.expected_error(s, MEMORY, n, BITS) for s in strengths] for n in at])
     return float((found / derived).log().abs().max())
 
 
@@ -274,21 +271,20 @@ def smaller() -> dict[str, int]:
 @evidence("S3.3f", chapter=CHUNKS)
 def unstable() -> Finding:
     lost = round(100 * recall_errors(MEMORY, generator=seeded())[1])
-    return all_of(
-        {
-            f"norm after {STEPS} steps of $I - k k^\\top$ grows": region(
-                (1, inf), {f"$\\lvert k \\rvert = {length:g}$": left(length) for length in LENGTHS}
-            ),
-            f"rounding errors grow, from {ROUNDED[0]} to {ROUNDED[1]:,} steps, by a derived factor (unit keys)": region(
-                (GROWS, inf), {name: growing(strengths) for name, strengths in STRENGTHS.items()}
-            ),
-            "measured, in bfloat16": holds(
-                f"the errors are the derived ones, as logarithms to $\\ln {FACTOR:g}$", unlike_derived(), log(FACTOR)
-            ),
-            # "Re-orthogonalisation or initialisation": one part, of which either may hold.
-            "better by a power of ten": region((1, inf), nearer() | smaller()),
-        }
-    ).noting(
+    parts = {
+        f"norm after {STEPS} steps of $I - k k^\\top$ grows": region(
+            (1, inf), {f"$\\lvert k \\rvert = {length:g}$": left(length) for length in LENGTHS}
+        ),
+        f"rounding errors grow, from {ROUNDED[0]} to {ROUNDED[1]:,} steps, by a derived factor (unit keys)": region(
+            (GROWS, inf), {name: growing(strengths) for name, strengths in STRENGTHS.items()}
+        ),
+        "measured, in bfloat16": holds(
+            f"the errors are the derived ones, as logarithms to $\\ln {FACTOR:g}$", unlike_derived(), log(FACTOR)
+        ),
+        # "Re-orthogonalisation or initialisation": one part, of which either may hold.
+        "better by a power of ten": region((1, inf), nearer() | smaller()),
+    }
+    return all_of(parts).noting(
         f"With $\\beta \\lvert k \\rvert^2 \\le 2$ no product grows. Two memories with the same keys differ by "
         f"the product times what they differed at the start, which does not change the product. Orthogonalising "
         f"the memory itself changes its answers by {lost} %"

@@ -18,9 +18,9 @@ from ortho.attention.recurrent.delta_product import delta_product, delta_product
 from ortho.attention.recurrent.ttt import BATCH
 from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, HuberNorm, Squared, TokenLoss
 from ortho.cost import layer
-from ortho.theory import gated_forms, one_shot, robustness
-from ortho.theory.stability import unit_keys
-from ortho.theory.state_tracking import counter_operands, read_counts
+from ortho.theory import robustness, transitions
+from ortho.theory.delta_memory import counter_operands, read_counts
+from ortho.theory.transitions import unit_keys
 from paper import experiments
 from paper.claims.evidence.common import EXACT_STEPS, mean_interval, relative_error, seeded
 from paper.claims.figures import Interval, outward
@@ -56,9 +56,9 @@ def gated_operands(channels: int | None = None) -> dict[str, Any]:
 def unlike_gated_delta_net(attend: Callable[..., Any]) -> float:
     """The relative difference of a form of Gated DeltaNet, with mapped operands, and the source's recurrence."""
     x = gated_operands()
-    mapped = gated_forms.as_erasing(x["v"], x["gamma"], x["eta"])._asdict()
+    mapped = transitions.as_erasing(x["v"], x["gamma"], x["eta"])._asdict()
     found = attend(x["q"], x["k"], is_causal=True, normalise=False, **mapped)
-    return relative_error(found, gated_forms.gated_recurrence(**x))
+    return relative_error(found, transitions.gated_recurrence(**x))
 
 
 def bend(*, channels: int | None = None, of_memory: bool = False) -> float:
@@ -69,28 +69,27 @@ def bend(*, channels: int | None = None, of_memory: bool = False) -> float:
 
     def step(S: Tensor) -> Tensor:
         kept = S.mean().sigmoid() if of_memory else gamma
-        return gated_forms.gated_step(S, k, v, kept, eta)
+        return transitions.gated_step(S, k, v, kept, eta)
 
-    return gated_forms.affinity_error(step, *torch.randn(2, WIDTH, WIDTH, generator=seeded(1), dtype=torch.float64))
+    return transitions.affinity_error(step, *torch.randn(2, WIDTH, WIDTH, generator=seeded(1), dtype=torch.float64))
 
 
 @evidence("S3.3b", chapter=CHAPTER)
 def gated() -> Finding:
     beyond = (0.1, 1.0)
-    reach = "contracts" if gated_forms.contracts(*beyond) else "does not contract"
-    mapped = "is" if gated_forms.maps(*beyond) else "is not"
-    return all_of(
-        {
-            "recurrence": holds(
-                "Gated DeltaNet's, of $a = \\gamma$, $\\beta = \\eta / \\gamma$ and values $\\gamma v$",
-                unlike_gated_delta_net(delta_rule_reference),
-                EXACT_STEPS,
-            ),
-            "in chunks": holds("what the recurrence gives", unlike_gated_delta_net(delta_rule), EXACT_STEPS),
-            "a step, one gate": holds("affine in the memory, so that steps compose", bend(), EXACT_STEPS),
-            "a step, a gate a channel": holds("the same", bend(channels=WIDTH), EXACT_STEPS),
-        }
-    ).noting(
+    reach = "contracts" if transitions.contracts(*beyond) else "does not contract"
+    mapped = "is" if transitions.maps(*beyond) else "is not"
+    parts = {
+        "recurrence": holds(
+            "Gated DeltaNet's, of $a = \\gamma$, $\\beta = \\eta / \\gamma$ and values $\\gamma v$",
+            unlike_gated_delta_net(delta_rule_reference),
+            EXACT_STEPS,
+        ),
+        "in chunks": holds("what the recurrence gives", unlike_gated_delta_net(delta_rule), EXACT_STEPS),
+        "a step, one gate": holds("affine in the memory, so that steps compose", bend(), EXACT_STEPS),
+        "a step, a gate a channel": holds("the same", bend(channels=WIDTH), EXACT_STEPS),
+    }
+    return all_of(parts).noting(
         f"A gate that is made of the memory makes a step that is not affine, by {100 * bend(of_memory=True):.1f} % "
         f"half way between two memories. A step with $\\gamma = {beyond[0]:g}$, $\\eta = {beyond[1]:g}$ and a unit key "
         f"{reach}, and {mapped} among Gated DeltaNet's"
@@ -114,7 +113,7 @@ def norms() -> dict[str, float]:
     beta = torch.full((2,), STRENGTH, dtype=torch.float64)
     return {
         f"{how}, keys with the cosine {cosine:g}": round(
-            float(torch.linalg.matrix_norm(one_shot.transition(update, one_shot.pair(cosine), beta), 2)), 2
+            float(torch.linalg.matrix_norm(transitions.transition(update, transitions.pair(cosine), beta), 2)), 2
         )
         for update, how in (("in turn", "one after the other"), ("at once", "from one old memory"))
         for cosine in (0, NEAR)
@@ -259,15 +258,14 @@ def losses() -> Finding:
         for name, loss in ROBUST.items()
     }
     found = {f"{COUNT} pairs, {n} pass{'es' * (n > 1)}": more_found(n) for n in PASSES}
-    return all_of(
-        {
-            "one token": holds(
-                "the norm form moves the memory by $\\eta \\delta \\lvert k \\rvert$ at most", excess(), EXACT_STEPS
-            ),
-            "with outliers": improves("Huber's error is below that of the squared loss", gains, unit=" %"),
-            "contrastive": improves("retrieves more pairs than the squared loss", found, unit=" %"),
-        }
-    ).noting(
+    parts = {
+        "one token": holds(
+            "the norm form moves the memory by $\\eta \\delta \\lvert k \\rvert$ at most", excess(), EXACT_STEPS
+        ),
+        "with outliers": improves("Huber's error is below that of the squared loss", gains, unit=" %"),
+        "contrastive": improves("retrieves more pairs than the squared loss", found, unit=" %"),
+    }
+    return all_of(parts).noting(
         f"Without outliers the error is larger than with the squared loss, by "
         f"{', '.join(f'{more:.0f} % ({name})' for name, more in clean.items())}. What is new looks like an outlier: of "
         f"values that replace others the squared loss finds {replacing(Squared(), 1.0):.0f} %, Huber's norm form with "

@@ -18,7 +18,8 @@ from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, counted, effect, region, untestable
 from paper.claims.verdicts import Finding
 from paper.experiments import Record
-from paper.experiments.speed.analysis import declared, quartiles, seconds
+from paper.experiments.speed.analysis import quartiles, seconds
+from paper.experiments.speed.training_step import declared
 
 CHAPTER = "05-the-measured-step"
 

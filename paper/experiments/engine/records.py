@@ -26,7 +26,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from paper import files
+from paper import _files
 
 Record = dict[str, Any]
 Case = dict[str, Any]
@@ -155,7 +155,7 @@ def write(file: Path, records: Sequence[Record]) -> None:
         _check_file(list(records), NOTHING, experiment=file.parent.name, device=file.stem)
     except ValueError as error:
         raise RecordError(f"{file}: refused to write: {error}") from error
-    with files.written_whole(file) as stream:
+    with _files.written_whole(file) as stream:
         stream.write(_packed(records).encode())
 
 
@@ -176,7 +176,7 @@ def probe(file: Path) -> None:
     size = ROOM
     try:
         size += file.stat().st_size if file.exists() else 0
-        files.probe(file, size)
+        _files.probe(file, size)
     except OSError as error:
         raise RecordError(f"{file.parent}: expected to write {size:,} bytes there ({error.strerror})") from error
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from paper._files import remove
 from paper.experiments.engine import records
 from paper.experiments.engine.records import Case, Needs, Record, RecordError
-from paper.files import remove
 
 MAY_PASS = (errno.ENOSPC, errno.EDQUOT)  # somebody else may free space while the next case is measured
 

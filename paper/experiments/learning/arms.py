@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ortho._checks import positive_int
-from ortho.cost.layers import Cost, added
+from ortho.cost import Cost
+from ortho.cost.layers import added
 from ortho.cost.models import model
 from ortho.layers.hybrid import HybridAttention
 from ortho.models.language_model import LanguageModel

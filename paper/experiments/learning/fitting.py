@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from ortho._checks import describe, positive_int
 from paper.experiments.engine import records
-from paper.experiments.engine.closeness import assert_close
+from paper.experiments.engine.benchmark import assert_close
 from paper.experiments.engine.records import Case, Needs
 from paper.experiments.engine.runner import Experiment
 from paper.experiments.learning import rates

@@ -15,7 +15,7 @@ from ortho import _checks
 from ortho._autocast import no_autocast
 from ortho._weights import split_heads
 from ortho.attention.linear.random_feature_attention import RandomFeatureAttention
-from ortho.attention.operands import working
+from ortho.attention.operands import upcast
 from ortho.attention.positions.rotary import angles, turn
 from ortho.attention.sparse.pattern import pattern_attention
 from ortho.attention.sparse.window import Window
@@ -112,7 +112,7 @@ class StoppedRotaryAttention(StoppedAttention):
             table = angles(0, x.shape[1], self.head_dim, device=x.device)
             wide = torch.promote_types(q.dtype, torch.float32)
             cos, sin = table.cos().to(wide), table.sin().to(wide)
-            q, k = (turn(working(one), cos, sin).to(one.dtype) for one in (q, k))
+            q, k = (turn(upcast(one), cos, sin).to(one.dtype) for one in (q, k))
         return q, k
 
 

@@ -9,9 +9,8 @@ from torch import nn
 
 from ortho._checks import positive_int
 from ortho.attention.sparse.window import Window
-from ortho.cost.layers import Cost, layer, stopped_layer
-from ortho.cost.positional import positional_heads
-from ortho.cost.synthesizer import synthesizer
+from ortho.cost import Cost
+from ortho.cost.layers import layer, positional_heads, stopped_layer, synthesizer
 from ortho.layers.multihead import MultiheadAttention
 from ortho.layers.positional import PositionalHeads
 from ortho.projections import FrozenProjection

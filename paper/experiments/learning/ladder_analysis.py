@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ortho.cost import Cost
 from ortho.cost import model as model_cost
-from ortho.cost.induction import induction_heads
-from ortho.cost.layers import Cost, added, convolved_layer, layer, shifted_layer
-from ortho.cost.positional import positional_heads
+from ortho.cost.layers import added, convolved_layer, induction_heads, layer, positional_heads, shifted_layer
 from paper.experiments.engine.records import Record, by_device
 from paper.experiments.learning import rates
 from paper.experiments.learning.ladder_arms import ALONE, ARMS, CONVOLUTION, ENDS, NEAR

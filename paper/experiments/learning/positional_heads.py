@@ -24,7 +24,7 @@ from ortho.layers.block import TransformerBlock
 from ortho.layers.multihead import MultiheadAttention
 from ortho.models.language_model import LanguageModel
 from ortho.theory.positionalness import head_weights, nearest_pattern, positionalness
-from paper.experiments.engine.closeness import assert_close
+from paper.experiments.engine.benchmark import assert_close
 from paper.experiments.engine.records import Case, Needs, Record, by_device
 from paper.experiments.engine.runner import Experiment
 from paper.experiments.learning import fitting, studies

@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from paper._files import written_whole
 from paper.experiments.engine.records import Case, Record
-from paper.files import written_whole
 
 TUNING = 0  # the seed whose runs choose the rates
 WIDTH = 64  # for which rates are listed

@@ -1,45 +1,30 @@
 """The attention function alone, forward and backward, of every mechanism beside PyTorch's fused softmax attention.
 
-A case holds several arms (`attention_arms`) at one length. Each is held to its definition first; then, in each
-repetition, all run one after the other in an order drawn anew, so that a ratio is taken within repetitions. An arm that
-is over soon runs several times in a row, and counts with the mean.
+A case holds several arms (`attention_variants`) at one length. Each is held to its definition first; then all are timed
+in turn. An arm that is over soon runs several times in a row, and counts with the mean. Four experiments measure so: of
+kernels, of memories that erase, of patterns, and of softmax attention itself, materialised, in tiles, and by PyTorch's
+kernels, each by its name.
 """
 
-import re
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from ortho._checks import one_of, positive_int
+from ortho._checks import one_of
 from ortho.attention.chunking import CHUNK
-from ortho.cost.allocations import Allocations
-from paper.experiments.engine.records import Case, Needs
-from paper.experiments.engine.runner import Experiment
-from paper.experiments.engine.stopwatch import interleaved
-from paper.experiments.speed import (
-    attention_analysis as attention_rows,
-)
-from paper.experiments.speed import (
-    attention_variants as attention_arms,
-)
-from paper.experiments.speed.attention_variants import (
-    SETS,
-    YARDSTICK,
-    Attention,
-    Operands,
-)
+from paper.experiments.engine import benchmark
+from paper.experiments.engine.benchmark import PASSES, Budget, Timing
+from paper.experiments.engine.records import Case
+from paper.experiments.speed import attention_analysis
+from paper.experiments.speed import attention_variants as variants
+from paper.experiments.speed.attention_variants import SETS, YARDSTICK, Attention, Operands
 
-PHASES = ("forward", "backward")
-SEEDS = {"inputs": attention_arms.SEED, "order": 1}
+SEEDS = {"inputs": variants.SEED, "order": 1}
 
-# How long a timing should take, by calls in a row, and how long all repetitions of a case, and how many there are.
-CALL_SECONDS = {"cpu": 0.2, "cuda": 0.01}
-SECONDS = {"cpu": 8.0, "cuda": 4.0}
-REPETITIONS = {"cpu": (3, 15), "cuda": (5, 31)}
+CALL_SECONDS = {"cpu": 0.2, "cuda": 0.01}  # that a timing should take, by calls in a row
+BUDGETS = {"cpu": Budget(8.0, 3, 15), "cuda": Budget(4.0, 5, 31)}  # without warm-up: every arm has run at its size
 RATES = {"cpu": {"float32": 8e10}, "cuda": {"bfloat16": 3e14, "float32": 1e13}}  # FLOPs a second, about
 START_SECONDS = {"cpu": 2.0, "cuda": 6.0}  # until the first timing
 COMPILE_SECONDS = 40.0  # an arm
@@ -57,44 +42,78 @@ def case(
     chunk: int = CHUNK,
     compiled: bool = False,
 ) -> Case:
-    """One configuration: operands (B, H, N, K), and which arms (`attention_arms.SETS`).
+    """One configuration: operands (B, H, N, K), and which arms (`variants.SETS`).
 
     Causal mechanisms go in chunks of at most `chunk`. `compiled` adds to each mechanism its `torch.compile`d twin.
     Raises TypeError or ValueError for sizes below 1 and unknown names.
     """
     return {
-        "device": one_of("device", device, SECONDS),
+        "device": one_of("device", device, RATES),
         "arms": one_of("arms", arms, SETS),
-        "B": positive_int("B", B),
-        "H": positive_int("H", H),
-        "N": positive_int("N", N),
-        "K": positive_int("K", K),
+        **benchmark.sizes(B=B, H=H, N=N, K=K, chunk=chunk),
         "dtype": one_of("dtype", dtype, RATES[device]),
-        "chunk": positive_int("chunk", chunk),
         "compiled": compiled,
     }
 
 
+def _on_cuda(N: int, arms: str = "main", dtype: str = "bfloat16", compiled: bool = False, **sizes: int) -> Case:
+    return case(N, arms, device="cuda", dtype=dtype, compiled=compiled, **sizes)
+
+
 def cases(device: str) -> list[Case]:
-    """All configurations for a device, the most informative first."""
-    if device == "cuda":
-        return _cuda_cases()
-    lengths = [case(N) for N in (4096, 2048, 1024, 512, 8192)]
-    others = [case(N, "recurrent") for N in (512, 1024, 2048)] + [case(N, "family") for N in (4096, 1024)]
-    return [*lengths, *others, case(16384)]
+    """Kernels, the most informative first.
 
-
-def _cuda_cases() -> list[Case]:
-    """Chunks follow one another in a loop: long sequences have at most 128 of them, 16 where the loop is compiled."""
+    Chunks follow one another in a loop: on CUDA long sequences have at most 128 of them, 16 where the loop is compiled.
+    """
+    if device == "cpu":
+        lengths = [case(N) for N in (4096, 2048, 1024, 512, 8192)]
+        others = [case(N, "recurrent") for N in (512, 1024, 2048)] + [case(N, "family") for N in (4096, 1024)]
+        return [*lengths, *others, case(16384)]
 
     def at(N: int, arms: str = "main", dtype: str = "bfloat16", compiled: bool = False) -> Case:
-        chunk = max(CHUNK, N // (16 if compiled else 128))
-        return case(N, arms, device="cuda", dtype=dtype, chunk=chunk, compiled=compiled)
+        return _on_cuda(N, arms, dtype, compiled, chunk=max(CHUNK, N // (16 if compiled else 128)))
 
     main = [at(N) for N in (4096, 16384, 65536, 1024, 8192, 32768, 131072, 2048)]
     others = [at(2048, "recurrent"), at(4096, "family"), at(4096, compiled=True)]
     single = [at(N, dtype="float32") for N in (4096, 16384, 1024, 8192, 32768, 2048, 65536)]
     return [*main, *others, *single, at(32768, compiled=True)]
+
+
+def memory_cases(device: str) -> list[Case]:
+    """The delta rule, plain and gated, at lengths that take softmax attention minutes; beside it all other memories.
+
+    Chunks follow one another in a loop: on CUDA long sequences have at most 128 of them, 64 where it is compiled.
+    """
+    if device == "cpu":
+        beside = [case(N, "delta") for N in (4096, 1024, 2048, 512, 8192)]
+        alone = [case(N, "delta alone") for N in (2048, 4096, 8192, 16384, 32768)]
+        return [*beside, *alone, case(4096, "memories"), case(1024, "memories")]
+
+    def at(N: int, arms: str = "delta", dtype: str = "bfloat16", compiled: bool = False) -> Case:
+        return _on_cuda(N, arms, dtype, compiled, K=128, chunk=max(CHUNK, N // (64 if compiled else 128)))
+
+    lengths = [at(N) for N in (4096, 16384, 1024, 65536, 8192, 2048, 32768)]
+    compiled = [at(N, compiled=True) for N in (4096, 1024, 16384)]
+    return [*lengths, *compiled, at(4096, "memories"), at(4096, dtype="float32")]
+
+
+def pattern_cases(device: str) -> list[Case]:
+    """Windows at lengths that take softmax attention minutes, and every other pattern and choice of keys beside it."""
+    if device == "cuda":
+        lengths = [_on_cuda(N, "patterns") for N in (4096, 16384, 1024, 8192)]
+        return lengths + [_on_cuda(N, "dynamic") for N in (4096, 16384)]
+    alone = [case(N, "window alone") for N in (2048, 4096, 8192, 16384, 32768)]
+    return [case(4096, "patterns"), *alone, case(4096, "dynamic"), case(1024, "patterns"), case(1024, "dynamic")]
+
+
+def flash_cases(device: str) -> list[Case]:
+    """Softmax attention itself, the most informative first."""
+    if device == "cpu":
+        return [*(case(N, "exact") for N in (1024, 4096, 256, 2048, 512)), case(2048, "kernels")]
+    lengths = [_on_cuda(N, "exact") for N in (4096, 1024, 16384, 512, 2048, 8192)]
+    kernels = [_on_cuda(N, "kernels") for N in (4096, 1024, 16384)] + [_on_cuda(4096, "kernels", "float32")]
+    single = [_on_cuda(N, "exact", "float32") for N in (1024, 4096)]
+    return [*lengths, *kernels, *single, *(_on_cuda(N, "exact", K=128) for N in (1024, 4096))]
 
 
 def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
@@ -104,28 +123,28 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
     output or gradients are off. An arm that runs out of the device's memory, a kernel that does not serve the call, and
     a compiled twin that fails or is off, is recorded as a failure and not timed; the yardstick's failure is the case's.
     """
-    shared, upstream = attention_arms.draw(case)
-    arms: dict[str, Callable[[], dict[str, float]]] = {}
+    shared, upstream = variants.draw(case)
+    arms: dict[str, Timing] = {}
     facts: dict[str, Any] = {}
     failures: dict[str, str] = {}
 
     def operands_of(arm: str) -> Operands:
-        return (*shared, *attention_arms.draw(case, arm)[0][len(shared) :]) if attention_arms.gated(arm) else shared
+        return (*shared, *variants.draw(case, arm)[0][len(shared) :]) if variants.gated(arm) else shared
 
     def enter(name: str, call: Attention) -> None:
-        step = partial(timed, call, operands_of(name), upstream)
+        step = partial(benchmark.timed, call, operands_of(name), upstream)
         facts[name] = _first_steps(case["device"], step)
         arms[name] = partial(step, facts[name]["calls"])
 
-    for name in attention_arms.arms_of(case):
-        call = attention_arms.function(name, case["chunk"])
+    for name in variants.arms_of(case):
+        call = variants.function(name, case["chunk"])
         try:
-            attention_arms.check(case, name, call)
+            variants.check(case, name, call)
             enter(name, call)
         except (RuntimeError, TypeError, ValueError) as error:
-            if not (isinstance(error, torch.OutOfMemoryError) or attention_arms.by_name(name)):
+            if not (isinstance(error, torch.OutOfMemoryError) or variants.by_name(name)):
                 raise
-            failures[name] = _reason(error)
+            failures[name] = benchmark.reason(error)
         _give_back(case["device"])
     if YARDSTICK in failures:
         raise RuntimeError(f"{YARDSTICK}: expected to fit into the device, got {failures[YARDSTICK]}")
@@ -134,85 +153,23 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
         for name in [name for name in arms if not name.startswith(YARDSTICK)]:
             twin = f"{name} compiled"
             try:
-                call = torch.compile(attention_arms.function(name, case["chunk"]), fullgraph=True, dynamic=False)
-                attention_arms.check_twin(case, name, call, operands_of(name), upstream)
+                call = torch.compile(variants.function(name, case["chunk"]), fullgraph=True, dynamic=False)
+                variants.check_twin(case, name, call, operands_of(name), upstream)
                 enter(twin, call)
             except Exception as error:  # whatever a compiler raises is its result here
-                failures[twin] = _reason(error)
+                failures[twin] = benchmark.reason(error)
             _give_back(case["device"])
-    times, order = interleaved(
-        arms,
-        warm_up=0,  # every arm has run at this size
-        repetitions=REPETITIONS[case["device"]],
-        seconds=SECONDS[case["device"]] if seconds is None else seconds,
-        seed=SEEDS["order"],
-    )
-    return {"seeds": SEEDS, "repetitions": times, "facts": facts | {"order": order}, "failures": failures}
+    outcome = benchmark.compare(arms, BUDGETS[case["device"]], SEEDS, seconds)
+    outcome["facts"] |= facts
+    return outcome | {"failures": failures}
 
 
 def _first_steps(device: str, step: Callable[[int], dict[str, float]]) -> dict[str, int]:
-    """How many calls make a timing, and the bytes that one takes at most, besides q, k, v and the upstream gradient.
-
-    On CUDA by the allocator; on a CPU the tensors', counted, and those of the largest.
-    """
-    if device == "cuda":
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        times = step(1)
-        facts = {"peak_bytes": torch.cuda.max_memory_allocated() - before}
-    else:
-        with Allocations() as memory:
-            times = step(1)
-        facts = {"peak_bytes": memory.peak, "largest_bytes": memory.largest}
-    if sum(times[f"{phase}_s"] for phase in PHASES) < 10 * CALL_SECONDS[device]:  # else it is one call in any case
+    """How many calls make a timing, and the bytes that one takes at most, besides q, k, v and the upstream gradient."""
+    times, facts = benchmark.peak(device, partial(step, 1))
+    if sum(times[f"{phase}_s"] for phase in PASSES) < 10 * CALL_SECONDS[device]:  # else it is one call in any case
         times = step(1)  # warm, and without the counting
-    return facts | {"calls": max(1, round(CALL_SECONDS[device] / sum(times[f"{phase}_s"] for phase in PHASES)))}
-
-
-def timed(call: Attention, operands: Operands, upstream: Tensor, calls: int) -> dict[str, float]:
-    """Seconds of a forward pass and of a backward pass, the means over some calls in a row.
-
-    On a CPU both the wall's (`forward_s`) and the process's own (`forward_cpu_s`), which other load does not lengthen.
-    On CUDA by events, behind an untimed call: the timed ones are queued while the device is still at work, and the
-    host's time to launch kernels does not show unless it is the longer.
-    """
-    cuda = upstream.is_cuda
-    marks: list[Any] = []
-
-    def mark() -> None:
-        marks.append(_event() if cuda else (time.perf_counter(), time.process_time()))
-
-    def step() -> None:
-        mark()
-        o = call(*operands)
-        mark()
-        gradients = torch.autograd.grad(o, operands, upstream)
-        mark()
-        del o, gradients  # their memory is given back off the clock
-
-    if cuda:
-        step()
-        marks.clear()
-    for _ in range(calls):
-        step()
-    if cuda:
-        torch.cuda.synchronize()
-    seconds = {}
-    for index, phase in enumerate(PHASES):
-        pairs = list(zip(marks[index::3], marks[index + 1 :: 3], strict=True))
-        if cuda:
-            seconds[f"{phase}_s"] = sum(start.elapsed_time(end) for start, end in pairs) / 1e3 / calls
-            continue
-        for clock, quantity in enumerate((f"{phase}_s", f"{phase}_cpu_s")):
-            seconds[quantity] = sum(end[clock] - start[clock] for start, end in pairs) / calls
-    return {quantity: round(value, 9) for quantity, value in seconds.items()}
-
-
-def _event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
+    return facts | {"calls": benchmark.calls_in(CALL_SECONDS[device], sum(times[f"{phase}_s"] for phase in PASSES))}
 
 
 def _give_back(device: str) -> None:
@@ -221,22 +178,15 @@ def _give_back(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def _reason(error: Exception) -> str:
-    """What went wrong, in one line and without the paths of the machine."""
-    line = next(iter(str(error).strip().splitlines()), "")
-    return re.sub(r"(/[\w.+-]+)+/", "", f"{type(error).__name__}: {line}")[:300]
-
-
 def work(case: Case) -> float:
     """Seconds that a case takes, roughly; the runner corrects them by what like cases took."""
     device = case["device"]
     rate, shortest = RATES[device][case["dtype"]], CALL_SECONDS[device]
-    arms = attention_arms.arms_of(case)
-    flops = [attention_arms.declared(case, arm) for arm in arms]
+    arms = variants.arms_of(case)
+    flops = [variants.declared(case, arm) for arm in arms]
     one_round = sum(max(shortest, (cost.forward + cost.backward) / rate) for cost in flops)
-    least, most = REPETITIONS[device]
-    rounds = 1 + min(most, max(least, SECONDS[device] / one_round))
-    return float(START_SECONDS[device] + COMPILE_SECONDS * len(arms) * case["compiled"] + rounds * one_round)
+    compiling = COMPILE_SECONDS * len(arms) * case["compiled"]
+    return START_SECONDS[device] + compiling + BUDGETS[device].work(one_round, more=1)
 
 
 def label(case: Case) -> str:
@@ -245,21 +195,36 @@ def label(case: Case) -> str:
     return " ".join(words + (["compiled"] if case["compiled"] else []))
 
 
-# What a timed call runs, whatever the mechanism.
-
-ATTENTION_SPEED = Experiment(
-    name="attention-speed",
-    title="time and memory of attention alone, forward and backward, beside the fused softmax attention",
+ATTENTION_SPEED = benchmark.experiment(
+    "attention-speed",
+    "time and memory of attention alone, forward and backward, beside the fused softmax attention",
     cases=cases,
     run=run,
     work=work,
     label=label,
-    line=attention_rows.line,
-    show=attention_rows.table,
-    needs=Needs(
-        configuration={name: type(value) for name, value in case(1).items()},
-        arms=(YARDSTICK,),
-        quantities=tuple(f"{phase}_s" for phase in PHASES),
-    ),
-    quiet=True,
+    line=attention_analysis.line,
+    show=attention_analysis.table,
+    like=case(1),
+    arms=(YARDSTICK,),
+    quantities=PASSES,
+)
+MEMORY_SPEED = benchmark.another(
+    ATTENTION_SPEED,
+    "memory-speed",
+    "time and memory of memories that erase, forward and backward, beside the fused softmax attention",
+    memory_cases,
+    "delta causal",
+)
+PATTERN_SPEED = benchmark.another(
+    ATTENTION_SPEED,
+    "pattern-speed",
+    "time and memory of sparse attention, forward and backward, beside the fused softmax attention",
+    pattern_cases,
+)
+FLASH_SPEED = benchmark.another(
+    ATTENTION_SPEED,
+    "flash-speed",
+    "time and memory of softmax attention, materialised, in tiles and fused, forward and backward",
+    flash_cases,
+    YARDSTICK,
 )

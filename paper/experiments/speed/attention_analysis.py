@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from paper.experiments.engine.records import Record, by_device
-from paper.experiments.speed.analysis import quartiles, step_seconds
+from paper.experiments.speed.analysis import Row, by_arm, failures, quartiles, ratio, row_of, spread, tables
 from paper.experiments.speed.attention_variants import YARDSTICK, alike, declared
 
-Row = dict[str, Any]
 Series = tuple[str, str, str, bool, str]  # device, dtype, set of arms, whether compiled twins ran beside, arm
 
 GROWTH = (2048, 16384)  # the lengths over which growth is fitted
@@ -27,13 +26,11 @@ def rows(records: Iterable[Record]) -> list[Row]:
     """
     found = []
     for record in records:
-        case, facts = record["configuration"], record["facts"]
-        times = {arm: step_seconds(record, arm) for arm in record["repetitions"]}
-        for arm, seconds in times.items():
-            row = {**case, "device": record["device"], "arm": arm, "repetitions": len(seconds)}
-            row["seconds"] = quartiles(seconds)
+        case, facts, times = record["configuration"], record["facts"], by_arm(record)
+        for arm, own in times.items():
+            row = row_of(record, arm=arm, repetitions=len(own), seconds=quartiles(own))
             row["ratio"], row["ratio_alike"] = (
-                _ratio(seconds, times[other]) if other in times else None for other in (YARDSTICK, alike(arm))
+                ratio(own, times[other]) if other in times else None for other in (YARDSTICK, alike(arm))
             )
             row["flops_ratio"] = _flops(case, arm) / _flops(case, YARDSTICK)
             row["peak_bytes"], whole = (facts.get(name, {}).get("peak_bytes") for name in (arm, YARDSTICK))
@@ -175,25 +172,17 @@ def doubling(records: Iterable[Record]) -> list[Row]:
 
 def line(record: Record) -> str:
     """One case in a line: each arm's ratio to the yardstick, with quartiles."""
-    parts = [f"{row['arm']} {_spread(row['ratio'])}" for row in rows([record]) if row["arm"] != YARDSTICK]
-    parts += [f"{arm} failed: {reason}" for arm, reason in record["failures"].items()]
-    return "; ".join(parts)
+    parts = [f"{row['arm']} {spread(row['ratio'], 4)}" for row in rows([record]) if row["arm"] != YARDSTICK]
+    return "; ".join(parts + failures(record))
 
 
 def table(records: Sequence[Record]) -> str:
     """The stored ratios, growth and crossovers, tables per device."""
-    texts = []
-    for device, group in by_device(records).items():
-        origin = group[0]["provenance"]
-        head = (
-            f"{'arms':12}{'dtype':9}{'N':>7}  {'arm':24}{'n':>3}{'seconds':>11}"
-            f"  {'over sdpa [q1, q3]':24}{'by FLOPs':>9}{'MB':>9}"
-        )
-        title = f"\n{device} ({origin['device_name']}, threads {origin['threads']}, torch {origin['torch']})"
-        texts += [title, head, "-" * len(head)]
-        texts += [
+
+    def lines(group: list[Record]) -> list[str]:
+        texts = [
             f"{row['arms']:12}{row['dtype']:9}{row['N']:7}  {row['arm']:24}{row['repetitions']:3}"
-            f"{row['seconds'][1]:11.5f}  {_spread(row['ratio']):24}{row['flops_ratio']:9.4f}"
+            f"{row['seconds'][1]:11.5f}  {spread(row['ratio'], 4):24}{row['flops_ratio']:9.4f}"
             + ("" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:9.1f}")
             for row in sorted(rows(group), key=lambda row: (row["arms"], row["dtype"], row["compiled"], row["N"]))
         ]
@@ -208,12 +197,19 @@ def table(records: Sequence[Record]) -> str:
             + ("" if row["alike"] in (None, row["yardstick"]) else f", than sdpa causal {in_words(row['alike'])}")
             for row in crossovers(group)
         ]
-        texts += [
-            f"{_title(record['configuration'] | {'arm': arm})} N={record['configuration']['N']} failed: {reason}"
-            for record in group
-            for arm, reason in record["failures"].items()
-        ]
-    return "\n".join(texts)
+        for record in group:
+            case = record["configuration"]
+            texts += [
+                f"{_title(case | {'arm': arm})} N={case['N']} failed: {reason}"
+                for arm, reason in record["failures"].items()
+            ]
+        return texts
+
+    head = (
+        f"{'arms':12}{'dtype':9}{'N':>7}  {'arm':24}{'n':>3}{'seconds':>11}"
+        f"  {'over sdpa [q1, q3]':24}{'by FLOPs':>9}{'MB':>9}"
+    )
+    return tables(records, lines, head=head, versions=True)
 
 
 def in_words(crossing: tuple[float, float]) -> str:
@@ -234,17 +230,6 @@ def _title(row: Mapping[str, Any]) -> str:
     return f"{row['arms']} {row['dtype']}{' beside compiled' if row['compiled'] else ''} {row['arm']}"
 
 
-def _ratio(seconds: Sequence[float], others: Sequence[float]) -> tuple[float, float, float]:
-    return quartiles([a / b for a, b in zip(seconds, others, strict=True)])
-
-
 def _flops(case: Mapping[str, Any], arm: str) -> float:
     cost = declared(dict(case), arm)
     return float(cost.forward + cost.backward)
-
-
-def _spread(values: tuple[float, float, float] | None) -> str:
-    if values is None:
-        return "-"
-    low, middle, high = values
-    return f"{middle:.4f} [{low:.4f}, {high:.4f}]"

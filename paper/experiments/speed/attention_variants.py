@@ -9,7 +9,6 @@ Gates are operands of an arm like q, k and v, and have gradients like them.
 from collections.abc import Callable
 from functools import cache, partial
 from inspect import signature
-from math import sqrt
 from typing import Any, cast
 
 import torch
@@ -23,7 +22,7 @@ from ortho.attention.softmax.backends import BACKENDS, backend_attention
 from ortho.attention.sparse.flex import flex_pattern_attention
 from ortho.attention.sparse.pattern import Pattern
 from ortho.attention.sparse.window import Window
-from paper.experiments.engine.closeness import assert_close
+from paper.experiments.engine.benchmark import assert_all_close, dtype, rounding_error
 from paper.experiments.engine.records import Case
 
 YARDSTICK, MATERIALISED, FLEX = "sdpa", "materialised", "flex"
@@ -152,7 +151,7 @@ def declared(case: Case, arm: str) -> AttentionCost:
     name, causal = _parts(arm)
     chunk = {} if name in (YARDSTICK, MATERIALISED) else _chunk(_mechanism(arm), causal, case["chunk"])
     sizes = (case[size] for size in ("B", "N", "H", "K", "K"))
-    itemsize = getattr(torch, case["dtype"]).itemsize
+    itemsize = dtype(case).itemsize
     form = "reference" if name == MATERIALISED else "fast"
     cost: AttentionCost = _mechanism(arm).cost(*sizes, form=form, causal=causal, itemsize=itemsize, **chunk)
     return cost
@@ -195,7 +194,7 @@ def draw(case: Case, arm: str = YARDSTICK) -> tuple[Operands, Tensor]:
     tokens = torch.randn(B, N, H * K, generator=generator)
     with torch.no_grad():
         gates = [make(H * K, H, generator=generator)(tokens) for make in _mechanism(arm).gates.values()]
-    operands = [x.to(case["device"], getattr(torch, case["dtype"])) for x in (q, k, v, *gates, upstream)]
+    operands = [x.to(case["device"], dtype(case)) for x in (q, k, v, *gates, upstream)]
     return tuple(x.requires_grad_() for x in operands[:-1]), operands[-1]
 
 
@@ -209,27 +208,23 @@ def check(case: Case, arm: str, call: Attention) -> None:
     operands, upstream = draw(small, arm)
     working = torch.promote_types(upstream.dtype, torch.float32)
     exact = tuple(x.detach().to(working).requires_grad_() for x in operands)
-    want = _results(definition(arm), exact, upstream.to(working))
+    want = _results(arm, definition(arm), exact, upstream.to(working))
     bound = tolerance(small) + tolerance({**small, "dtype": "float32"})
-    _assert_close(arm, _results(call, operands, upstream), want, bound)
+    assert_all_close(arm, _results(arm, call, operands, upstream), want, bound)
 
 
 def check_twin(case: Case, arm: str, call: Attention, operands: Operands, upstream: Tensor) -> None:
     """Raise AssertionError unless a call gives what the arm does, on the case's own operands."""
     eager = function(arm, case["chunk"])
-    got, want = (_results(each, operands, upstream) for each in (call, eager))
-    _assert_close(f"{arm} compiled", got, want, 2 * tolerance(case))  # both sides round
+    got, want = (_results(arm, each, operands, upstream) for each in (call, eager))
+    assert_all_close(f"{arm} compiled", got, want, 2 * tolerance(case))  # both sides round
 
 
 def tolerance(case: Case) -> float:
-    """The relative error that rounding alone may make in a computation of a case.
-
-    Each of the stages in a row rounds its result once, and a sum of n terms of random sign, accumulated in float32,
-    adds sqrt(n) roundings of that precision; the longest sum is over keys, or over the features of 'taylor'.
-    """
+    """The relative error that rounding alone may make in a computation of a case; the longest sum is over keys, or over
+    the features of 'taylor'."""
     terms = max(case["N"], 1 + case["K"] + case["K"] ** 2)
-    rounding = torch.finfo(getattr(torch, case["dtype"])).eps / 2
-    return STAGES * (rounding + sqrt(terms) * torch.finfo(torch.float32).eps / 2)
+    return rounding_error(STAGES, terms, dtype(case))
 
 
 def _parts(arm: str) -> tuple[str, bool]:
@@ -247,13 +242,9 @@ def _mechanism(arm: str) -> Mechanism:
     return MECHANISMS["softmax" if name in (YARDSTICK, MATERIALISED) else name]
 
 
-def _results(call: Any, operands: tuple[Tensor, ...], upstream: Tensor) -> list[Tensor]:
+def _results(arm: str, call: Any, operands: Operands, upstream: Tensor) -> dict[str, Tensor]:
     """The output, and the gradients of all operands."""
     o = call(*operands)
-    return [o.detach(), *torch.autograd.grad(o, operands, upstream)]
-
-
-def _assert_close(arm: str, got: list[Tensor], want: list[Tensor], bound: float) -> None:
-    operands = ("q", "k", "v", *_mechanism(arm).gates)
-    for what, a, b in zip(("output", *(f"gradient of {x}" for x in operands)), got, want, strict=True):
-        assert_close(f"{arm}, {what}", a, b, bound)
+    names = (f"gradient of {x}" for x in ("q", "k", "v", *_mechanism(arm).gates))
+    gradients = torch.autograd.grad(o, operands, upstream)
+    return {"output": o.detach(), **dict(zip(names, gradients, strict=True))}

@@ -7,7 +7,8 @@ repetitions. What is timed begins with a copy of the cache, whose context grows 
 which a processor's caches may hold what they have room for.
 """
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -15,22 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ortho._checks import one_of, positive_int
+from ortho._checks import one_of
 from ortho.attention import MECHANISMS
 from ortho.attention.cache import Cache, new_cache
 from ortho.attention.mechanism import Mechanism
-from ortho.cost.decoding import DecodeCost, decoded
-from paper.experiments.engine.clock import mean_seconds
-from paper.experiments.engine.closeness import assert_close
-from paper.experiments.engine.records import Case, Needs
-from paper.experiments.engine.runner import Experiment
-from paper.experiments.engine.stopwatch import interleaved
-from paper.experiments.speed import (
-    attention_variants as attention_arms,
-)
-from paper.experiments.speed import (
-    decoding_analysis as decode_rows,
-)
+from ortho.cost.attention import DecodeCost, decoded
+from paper.experiments.engine import benchmark
+from paper.experiments.engine.benchmark import Budget, Timing
+from paper.experiments.engine.records import Case, Record
+from paper.experiments.speed import attention_variants
+from paper.experiments.speed.analysis import Row, by_arm, quartiles, ratio, row_of, tables
+from paper.experiments.speed.attention_analysis import exponent
 
 FAMILIES = {
     "softmax": ("softmax", "positions"),
@@ -41,16 +37,15 @@ FAMILIES = {
 SHARED = "multi-query"  # softmax attention whose heads of queries share one of keys
 LEFT_OUT = ("flash",)  # the same attention as softmax, for training
 CONTEXTS = {"cpu": (1024, 4096, 16384, 65536), "cuda": (1024, 4096, 16384, 65536, 131072)}
-YARDSTICK = decode_rows.YARDSTICK
+YARDSTICK = "softmax 1024"
 
-SEEDS = {"inputs": attention_arms.SEED, "order": 1}
+SEEDS = {"inputs": attention_variants.SEED, "order": 1}
 READ_FLOPS = {"cpu": 1e12, "cuda": 1e15}  # at most, of reading the context, but for softmax attention itself
 HELD_BYTES = {"cpu": 2**30, "cuda": 2**32}  # at most, of a cache
 PIECE = 4096  # tokens
 GROWTH = 32  # a timing adds at most one token for so many of the context
 CALL_SECONDS = {"cpu": 0.01, "cuda": 0.02}
-SECONDS = {"cpu": 30.0, "cuda": 15.0}
-REPETITIONS = {"cpu": (5, 25), "cuda": (5, 31)}
+BUDGETS = {"cpu": Budget(30.0, 5, 25, warm_up=1), "cuda": Budget(15.0, 5, 31, warm_up=1)}
 RATES = {"cpu": {"float32": 4e10}, "cuda": {"bfloat16": 1e14}}  # FLOPs a second, about, of reading
 
 CHECKED_LENGTH, CHECKED_STEPS = 320, 4  # more tokens than a window has; how many of them one by one
@@ -66,11 +61,8 @@ def case(
     return {
         "device": one_of("device", device, CONTEXTS),
         "family": one_of("family", family, FAMILIES),
-        "B": positive_int("B", B),
-        "H": positive_int("H", H),
-        "K": positive_int("K", K),
+        **benchmark.sizes(B=B, H=H, K=K, N=N or max(CONTEXTS[device])),
         "dtype": one_of("dtype", dtype, RATES[device]),
-        "N": positive_int("N", N or max(CONTEXTS[device])),
     }
 
 
@@ -94,7 +86,7 @@ def arms_of(case: Case) -> tuple[str, ...]:
 def _readable(case: Case, name: str, N: int) -> bool:
     """Whether a context can be read in reasonable time, and held."""
     if name != "softmax":
-        cost = _mechanism(name).cost(*_sizes(case, N), causal=True, itemsize=_itemsize(case))
+        cost = _mechanism(name).cost(*_sizes(case, N), causal=True, itemsize=benchmark.dtype(case).itemsize)
         if cost.forward > READ_FLOPS[case["device"]]:
             return False
     return bool(declared(case, f"{name} {N}").nbytes <= HELD_BYTES[case["device"]])
@@ -108,11 +100,6 @@ def _mechanism(name: str) -> Mechanism:
     return MECHANISMS["softmax" if name == SHARED else name]
 
 
-def _itemsize(case: Case) -> int:
-    size: int = getattr(torch, case["dtype"]).itemsize
-    return size
-
-
 def parts_of(arm: str) -> tuple[str, int]:
     """(name, context) of an arm."""
     name, context = arm.split()
@@ -123,7 +110,9 @@ def declared(case: Case, arm: str) -> DecodeCost:
     """The closed form of a step: the token behind the context."""
     name, N = parts_of(arm)
     shared = 1 if name == SHARED else None
-    return decoded(_mechanism(name).name, *_sizes(case, N + 1), num_kv_heads=shared, itemsize=_itemsize(case))
+    return decoded(
+        _mechanism(name).name, *_sizes(case, N + 1), num_kv_heads=shared, itemsize=benchmark.dtype(case).itemsize
+    )
 
 
 def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
@@ -133,7 +122,7 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
     is off. An arm whose context cannot be read is recorded as a failure: one beyond a mechanism's horizon, or beyond
     the device's memory; the yardstick's failure is the case's.
     """
-    arms: dict[str, Callable[[], dict[str, float]]] = {}
+    arms: dict[str, Timing] = {}
     facts: dict[str, Any] = {}
     failures: dict[str, str] = {}
     names = arms_of(case)
@@ -145,7 +134,7 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
             cache, tokens = _read(case, name, N, N // GROWTH)
             step = partial(timed, cache, tokens)
             first = step(1)
-            calls = min(N // GROWTH, max(1, round(CALL_SECONDS[case["device"]] / step(1)["step_s"])))
+            calls = min(N // GROWTH, benchmark.calls_in(CALL_SECONDS[case["device"]], step(1)["step_s"]))
         except (torch.OutOfMemoryError, ValueError) as error:
             if arm == YARDSTICK or (isinstance(error, ValueError) and not str(error).startswith("horizon:")):
                 raise
@@ -156,14 +145,9 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
                 torch.cuda.empty_cache()
         facts[arm] = {"held_bytes": cache.nbytes, "calls": calls, "first_s": first["step_s"]}
         arms[arm] = partial(step, calls)
-    times, order = interleaved(
-        arms,
-        warm_up=1,
-        repetitions=REPETITIONS[case["device"]],
-        seconds=SECONDS[case["device"]] if seconds is None else seconds,
-        seed=SEEDS["order"],
-    )
-    return {"seeds": SEEDS, "repetitions": times, "facts": facts | {"order": order}, "failures": failures}
+    outcome = benchmark.compare(arms, BUDGETS[case["device"]], SEEDS, seconds)
+    outcome["facts"] |= facts
+    return outcome | {"failures": failures}
 
 
 def _read(case: Case, name: str, N: int, more: int) -> tuple[Cache, list[dict[str, Any]]]:
@@ -186,7 +170,7 @@ def _tokens(operands: dict[str, Tensor], start: int, stop: int) -> dict[str, Any
 
 def draw(case: Case, name: str, N: int) -> dict[str, Tensor]:
     """q, k, v and a mechanism's gates of N tokens, by their names."""
-    found, _ = attention_arms.draw(case | {"N": N}, _mechanism(name).name)
+    found, _ = attention_variants.draw(case | {"N": N}, _mechanism(name).name)
     names = ("q", "k", "v", *_mechanism(name).gates)
     operands = dict(zip(names, (x.detach() for x in found), strict=True))
     if name == SHARED:
@@ -206,8 +190,8 @@ def check(case: Case, name: str) -> None:
     spread: dict[str, Any] = {n: x.expand(-1, case["H"], *x.shape[2:]).to(working) for n, x in operands.items()}
     with torch.no_grad():
         want: Tensor = _mechanism(name).reference(**spread, is_causal=True)
-    bound = attention_arms.tolerance(small) + attention_arms.tolerance(small | {"dtype": "float32"})
-    assert_close(name, got, want, bound)
+    bound = attention_variants.tolerance(small) + attention_variants.tolerance(small | {"dtype": "float32"})
+    benchmark.assert_close(name, got, want, bound)
 
 
 def timed(cache: Cache, tokens: list[dict[str, Any]], calls: int) -> dict[str, float]:
@@ -218,7 +202,7 @@ def timed(cache: Cache, tokens: list[dict[str, Any]], calls: int) -> dict[str, f
         for token in tokens[:calls]:
             reader.attend(**token)
 
-    return mean_seconds(steps, calls, cuda=tokens[0]["q"].is_cuda)
+    return benchmark.mean_seconds(steps, calls, cuda=tokens[0]["q"].is_cuda)
 
 
 def work(case: Case) -> float:
@@ -227,8 +211,8 @@ def work(case: Case) -> float:
     flops = 0.0
     for arm in arms_of(case):
         name, N = parts_of(arm)
-        flops += _mechanism(name).cost(*_sizes(case, N), causal=True, itemsize=_itemsize(case)).forward
-    return flops / rate + 1.5 * SECONDS[case["device"]]
+        flops += _mechanism(name).cost(*_sizes(case, N), causal=True, itemsize=benchmark.dtype(case).itemsize).forward
+    return flops / rate + 1.5 * BUDGETS[case["device"]].seconds
 
 
 def label(case: Case) -> str:
@@ -236,19 +220,80 @@ def label(case: Case) -> str:
     return f"{case['family']} B={case['B']} {case['dtype']}"
 
 
-DECODE_SPEED = Experiment(
-    name="decode-speed",
-    title="a decoded token behind contexts of many lengths: time, and what the cache holds",
+# ---------------------------------------------------------------------------------------------- what the records say
+
+
+def rows(records: Iterable[Record]) -> list[Row]:
+    """One row per record and arm: `name`, `context`, `seconds` of a step and their `ratio` to the yardstick's within
+    repetitions, (q1, median, q3) each; `tokens_per_s`, of all sequences; `held_bytes`."""
+    found = []
+    for record in records:
+        times = by_arm(record, "step")
+        for arm, own in times.items():
+            name, context = parts_of(arm)
+            row = row_of(record, name=name, context=context, repetitions=len(own), seconds=quartiles(own))
+            row |= {"ratio": ratio(own, times[YARDSTICK]), "tokens_per_s": row["B"] / statistics.median(own)}
+            found.append(row | {"held_bytes": record["facts"][arm].get("held_bytes")})
+    return found
+
+
+def slopes(records: Iterable[Record]) -> list[Row]:
+    """One row per record and mechanism with two contexts or more: the power of the context with which a step's time
+    grows, fitted in each repetition, (q1, median, q3); and with which the bytes do."""
+    found = []
+    for record in records:
+        groups: dict[str, dict[int, str]] = {}
+        for arm in record["repetitions"]:
+            name, context = parts_of(arm)
+            groups.setdefault(name, {})[context] = arm
+        steps = by_arm(record, "step")
+        for name, arms in groups.items():
+            if len(arms) < 2:
+                continue
+            fits = [
+                exponent(dict(zip(arms, each, strict=True)))
+                for each in zip(*(steps[arm] for arm in arms.values()), strict=True)
+            ]
+            held = {context: record["facts"][arm]["held_bytes"] for context, arm in arms.items()}
+            figures = {"time": quartiles(fits), "bytes": exponent(held)}
+            found.append(row_of(record, name=name, contexts=sorted(arms), **figures))
+    return found
+
+
+def line(record: Record) -> str:
+    """One case in a line: how each mechanism's step grows with the context."""
+    return ", ".join(f"{row['name']} {row['time'][1]:+.2f}" for row in slopes([record]))
+
+
+def table(records: Sequence[Record]) -> str:
+    """The stored steps, a table per device and case."""
+
+    def lines(group: list[Record]) -> list[str]:
+        texts = []
+        for record in group:
+            found = rows([record])
+            contexts = sorted({row["context"] for row in found})
+            head = f"{label(record['configuration']):24}" + "".join(f"{context:>10}" for context in contexts)
+            head += "  microseconds a step"
+            texts += [head, "-" * len(head)]
+            for name in dict.fromkeys(row["name"] for row in found):
+                steps = {row["context"]: f"{1e6 * row['seconds'][1]:.0f}" for row in found if row["name"] == name}
+                texts.append(f"{name:24}" + "".join(f"{steps.get(context, ''):>10}" for context in contexts))
+        return texts
+
+    return tables(records, lines)
+
+
+DECODE_SPEED = benchmark.experiment(
+    "decode-speed",
+    "a decoded token behind contexts of many lengths: time, and what the cache holds",
     cases=cases,
     run=run,
     work=work,
     label=label,
-    line=decode_rows.line,
-    show=decode_rows.table,
-    needs=Needs(
-        configuration={name: type(value) for name, value in case("softmax").items()},
-        arms=(YARDSTICK,),
-        quantities=("step_s",),
-    ),
-    quiet=True,
+    line=line,
+    show=table,
+    like=case("softmax"),
+    arms=(YARDSTICK,),
+    quantities=("step",),
 )

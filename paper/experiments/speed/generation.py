@@ -15,12 +15,10 @@ from ortho._checks import one_of, positive_int
 from ortho.attention.cache import Cache
 from ortho.cost.configurations import CONFIGURATIONS, Configuration
 from ortho.models.language_model import LanguageModel
-from paper.experiments.engine.clock import mean_seconds
-from paper.experiments.engine.closeness import assert_close, relative_error
-from paper.experiments.engine.records import Case, Needs, Record, by_device
-from paper.experiments.engine.runner import Experiment
-from paper.experiments.engine.stopwatch import interleaved
-from paper.experiments.speed.analysis import quartiles, seconds
+from paper.experiments.engine import benchmark
+from paper.experiments.engine.benchmark import Budget, assert_close
+from paper.experiments.engine.records import Case, Record
+from paper.experiments.speed.analysis import Row, by_arm, quartiles, ratio, row_of, tables
 
 MODEL = "GPT-2 medium"
 STANDARD = "learned"
@@ -37,8 +35,7 @@ CONTEXT = 512
 CHECKED_LAYERS, CHECKED_LENGTH, CHECKED_STEPS = 2, 264, 4  # more tokens than a window has; the last ones one by one
 STEPS = 16  # at most, one after the other: what the context grows by while one timing lasts
 CALL_SECONDS = {"cpu": 0.5, "cuda": 0.2}
-SECONDS = {"cpu": 40.0, "cuda": 12.0}
-REPETITIONS = {"cpu": (5, 15), "cuda": (5, 31)}
+BUDGETS = {"cpu": Budget(40.0, 5, 15, warm_up=1), "cuda": Budget(12.0, 5, 31, warm_up=1)}
 RATES = {"cpu": 4e10, "cuda": 1e14}  # FLOPs a second, about, of reading
 STAGES = 200  # roundings: some 20 results that follow one another, of sums whose errors are some ten roundings
 AS_FAR = 4  # times as far from what is exact as another computation in the same precision
@@ -86,18 +83,13 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
         module(tokens[:, : case["N"]], caches=caches)
         step = partial(timed, module, caches, tokens[:, case["N"] :])
         step(1)
-        calls = min(STEPS, max(1, round(CALL_SECONDS[device] / step(1)["step_s"])))
+        calls = min(STEPS, benchmark.calls_in(CALL_SECONDS[device], step(1)["step_s"]))
         weights = sum(x.nbytes for x in (*module.parameters(), *module.buffers()))
         facts[arm] = {"held_bytes": sum(cache.nbytes for cache in caches), "weight_bytes": weights, "calls": calls}
         timings[arm] = partial(step, calls)
-    times, order = interleaved(
-        timings,
-        warm_up=1,
-        repetitions=REPETITIONS[device],
-        seconds=SECONDS[device] if seconds is None else seconds,
-        seed=SEEDS["order"],
-    )
-    return {"seeds": SEEDS, "repetitions": times, "facts": facts | {"order": order}}
+    outcome = benchmark.compare(timings, BUDGETS[device], SEEDS, seconds)
+    outcome["facts"] |= facts
+    return outcome
 
 
 def build(case: Case, arm: str, configuration: Configuration | None = None, **kwargs: Any) -> LanguageModel:
@@ -107,7 +99,7 @@ def build(case: Case, arm: str, configuration: Configuration | None = None, **kw
     module = made.build(device=case["device"], generator=generator, **ARMS[arm], **kwargs)
     if not isinstance(module, LanguageModel):
         raise TypeError(f"model: expected a LanguageModel, got {type(module).__name__}")
-    return module.to(getattr(torch, case["dtype"]))
+    return module.to(benchmark.dtype(case))
 
 
 def check(case: Case, arm: str, tokens: Tensor) -> None:
@@ -122,10 +114,10 @@ def check(case: Case, arm: str, tokens: Tensor) -> None:
     with torch.no_grad():
         want = exact(few).double()
     single = _decoded(build(case | {"dtype": "float32"}, arm, small), few)
-    assert_close(arm, single, want, STAGES * torch.finfo(torch.float32).eps / 2)
+    assert_close(arm, single, want, benchmark.rounding_error(STAGES, 0, torch.float32))
     if case["dtype"] != "float32":
         with torch.no_grad():
-            bound = AS_FAR * relative_error(build(case, arm, small, form="reference")(few), want)
+            bound = AS_FAR * benchmark.relative_error(build(case, arm, small, form="reference")(few), want)
         assert_close(arm, _decoded(build(case, arm, small), few), want, bound)
 
 
@@ -144,24 +136,20 @@ def timed(module: LanguageModel, caches: Sequence[Cache], tokens: Tensor, calls:
         for token in tokens[:, :calls].split(1, 1):
             module(token, caches=readers)
 
-    return mean_seconds(steps, calls, cuda=tokens.is_cuda)
+    return benchmark.mean_seconds(steps, calls, cuda=tokens.is_cuda)
 
 
-def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
+def rows(records: Sequence[Record]) -> list[Row]:
     """One row per record and arm: `tokens_per_s` of all sequences and `speedup` over the standard model within
     repetitions, (q1, median, q3) each; `held_bytes` of the caches and `weight_bytes`."""
     found = []
     for record in records:
-        case = record["configuration"]
-        times = {arm: seconds(record, arm, "step") for arm in record["repetitions"]}
+        times = by_arm(record, "step")
         for arm, own in times.items():
+            row = row_of(record, arm=arm, repetitions=len(own), speedup=ratio(times[STANDARD], own))
+            row["tokens_per_s"] = quartiles([row["B"] / value for value in own])
             facts = record["facts"].get(arm, {})
-            found.append(
-                {**case, "device": record["device"], "arm": arm, "repetitions": len(own)}
-                | {"tokens_per_s": quartiles([case["B"] / value for value in own])}
-                | {"speedup": quartiles([a / b for a, b in zip(times[STANDARD], own, strict=True)])}
-                | {name: facts.get(name) for name in ("held_bytes", "weight_bytes")}
-            )
+            found.append(row | {name: facts.get(name) for name in ("held_bytes", "weight_bytes")})
     return found
 
 
@@ -172,23 +160,22 @@ def line(record: Record) -> str:
 
 def table(records: Sequence[Record]) -> str:
     """The stored rates, a table per device."""
-    texts = []
-    for device, group in by_device(records).items():
-        head = f"{'':14}{'B':>5}{'tokens/s':>12}{'over learned':>14}{'cache, MB':>12}"
-        texts += [f"\n{device} ({group[0]['provenance']['device_name']})", head, "-" * len(head)]
-        texts += [
+
+    def lines(group: list[Record]) -> list[str]:
+        return [
             f"{row['arm']:14}{row['B']:5}{row['tokens_per_s'][1]:12.1f}{row['speedup'][1]:14.3f}"
             f"{(row['held_bytes'] or 0) / 1e6:12.1f}"
             for row in rows(group)
         ]
-    return "\n".join(texts)
+
+    return tables(records, lines, head=f"{'':14}{'B':>5}{'tokens/s':>12}{'over learned':>14}{'cache, MB':>12}")
 
 
 def work(case: Case) -> float:
     """Seconds that a case takes, roughly."""
     known, device = CONFIGURATIONS[MODEL], case["device"]
     reading = 2 * known.parameters * case["B"] * case["N"] / RATES[device]
-    return float(len(ARMS) * (10 + reading) + 1.5 * SECONDS[device])
+    return float(len(ARMS) * (10 + reading) + 1.5 * BUDGETS[device].seconds)
 
 
 def label(case: Case) -> str:
@@ -196,19 +183,16 @@ def label(case: Case) -> str:
     return f"{case['model']} B={case['B']} N={case['N']} {case['dtype']}"
 
 
-GENERATION = Experiment(
-    name="generation",
-    title="tokens a second that GPT-2 medium decodes, by its attention and cache",
+GENERATION = benchmark.experiment(
+    "generation",
+    "tokens a second that GPT-2 medium decodes, by its attention and cache",
     cases=cases,
     run=run,
     work=work,
     label=label,
     line=line,
     show=table,
-    needs=Needs(
-        configuration={name: type(value) for name, value in case().items()},
-        arms=tuple(ARMS),
-        quantities=("step_s",),
-    ),
-    quiet=True,
+    like=case(),
+    arms=tuple(ARMS),
+    quantities=("step",),
 )

@@ -3,21 +3,30 @@
 Measured as in `training_step`: all arms of a case are interleaved, after each was held to its definition.
 """
 
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import nn
 
+from ortho import cost
+from ortho.cost.layers import hybrid
 from ortho.layers.block import TransformerBlock
 from ortho.layers.hybrid import HybridAttention
-from paper.experiments.engine.records import Case, Needs
-from paper.experiments.engine.runner import Experiment
-from paper.experiments.engine.stopwatch import PHASES
-from paper.experiments.speed import heads_analysis as heads_rows
+from paper.experiments.engine import benchmark
+from paper.experiments.engine.benchmark import PHASES
+from paper.experiments.engine.records import Case, Record
 from paper.experiments.speed import training_step
-from paper.experiments.speed.heads_analysis import SPLITS, STANDARD, declared
+from paper.experiments.speed.analysis import Row
+from paper.experiments.speed.training_step import STANDARD
 
+SPLITS: dict[str, Callable[[int], dict[str, int]]] = {  # of H heads
+    "stopped": lambda H: {"stopped": H},
+    "structured": lambda H: {"structured-stopped": H},
+    "quarter": lambda H: {"learned": H // 4, "structured-stopped": H - H // 4},
+    "one": lambda H: {"learned": 1, "positional": H - 1},
+}
 ARMS = (STANDARD, *SPLITS)
 
 
@@ -49,22 +58,37 @@ def build(case: Case, arm: str) -> nn.Module:
     make: Any = HybridAttention if case["scope"] == "layer" else partial(TransformerBlock, layer=HybridAttention)
     generator = torch.Generator().manual_seed(training_step.SEEDS["weights"])
     module = make(case["d"], case["H"], heads=SPLITS[arm](case["H"]), generator=generator, dtype=torch.float32)
-    return cast(nn.Module, module.to(case["device"], getattr(torch, case["dtype"])))
+    return cast(nn.Module, module.to(case["device"], benchmark.dtype(case)))
 
 
-HEADS_SPEED = Experiment(
-    name="heads-speed",
-    title="the training step of layers with stopped heads and with heads of several kinds",
+def declared(case: Mapping[str, Any], arm: str) -> cost.Cost:
+    """The closed form of an arm."""
+    B, N, d, H = (case[name] for name in ("B", "N", "d", "H"))
+    options: dict[str, Any] = {"causal": case["causal"], "itemsize": benchmark.dtype(case).itemsize}
+    kind: dict[str, Any] = {} if arm == STANDARD else {"heads": SPLITS[arm](H)}
+    form: Callable[..., cost.Cost] = cost.layer if arm == STANDARD else hybrid
+    if case["scope"] == "block":
+        return cost.block(B, N, d, H, layer=form, **options, **kind)
+    return form(B, N, d, H, input_grad=case["input_grad"], **options, **kind)
+
+
+def speedups(records: Iterable[Record]) -> list[Row]:
+    """One row per record and arm other than the standard, see `training_step.speedups`; and the `share` of its bound
+    that an arm reaches, of forward and backward."""
+    found = training_step.speedups(records, declared)
+    return [row | {"share": row["speedup"][1] / row["bound"]} for row in found]
+
+
+HEADS_SPEED = benchmark.experiment(
+    "heads-speed",
+    "the training step of layers with stopped heads and with heads of several kinds",
     cases=cases,
     run=run,
     work=partial(training_step.work, variants=ARMS, declared=declared),
     label=training_step.label,
-    line=heads_rows.line,
-    show=heads_rows.table,
-    needs=Needs(
-        configuration={name: type(value) for name, value in training_step.case().items()},
-        arms=ARMS,
-        quantities=tuple(f"{phase}_s" for phase in PHASES),
-    ),
-    quiet=True,
+    line=partial(training_step.line, declared=declared),
+    show=partial(training_step.table, declared=declared),
+    like=training_step.case(),
+    arms=ARMS,
+    quantities=PHASES,
 )

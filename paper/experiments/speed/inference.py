@@ -6,7 +6,6 @@ measurement cannot tell from nothing. Every arm is copied anew before it is time
 """
 
 import copy
-import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 from math import comb
@@ -16,20 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from ortho.adapters.conversion import to_standard
-from paper.experiments.engine.records import Case, Needs, Record, by_device
-from paper.experiments.engine.runner import Experiment
-from paper.experiments.engine.stopwatch import interleaved
-from paper.experiments.speed import analysis as summary
+from paper.experiments.engine import benchmark
+from paper.experiments.engine.benchmark import Budget
+from paper.experiments.engine.records import Case, Record
 from paper.experiments.speed import training_step
+from paper.experiments.speed.analysis import Quartiles, Row, by_arm, row_of, tables
 
 ARMS = STANDARD, FROZEN, CONTROL = "learned", "frozen", "learned-again"
 SEEDS = {"weights": training_step.SEEDS["weights"], "inputs": training_step.SEEDS["inputs"], "order": 3}
 CONFIDENCE = 0.99
 
-# How long one timing and how long all repetitions of a case should take, and how many there are at least and at most.
-CALL_SECONDS = {"cpu": 0.02, "cuda": 0.01}
-SECONDS = {"cpu": 40.0, "cuda": 4.0}
-REPETITIONS = (31, 301)
+CALL_SECONDS = {"cpu": 0.02, "cuda": 0.01}  # that one timing should take
+BUDGETS = {"cpu": Budget(40.0, 31, 301, warm_up=1), "cuda": Budget(4.0, 31, 301, warm_up=1)}
 
 
 def cases(device: str) -> list[Case]:
@@ -48,45 +45,28 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
     frozen = training_step.build(case, "frozen").requires_grad_(False)
     training_step.check(case, "frozen", training_step.build(case, "frozen"))
     arms: dict[str, nn.Module] = {STANDARD: to_standard(frozen), FROZEN: frozen, CONTROL: to_standard(frozen)}
-    x = torch.randn(case["B"], case["N"], case["d"], generator=torch.Generator().manual_seed(SEEDS["inputs"]))
-    x = x.to(device, getattr(torch, case["dtype"]))
+    (x,) = benchmark.drawn(case, (case["B"], case["N"], case["d"]), 1, SEEDS["inputs"])
     with torch.no_grad():
         expected = frozen(x)
         for name, module in arms.items():
             if not torch.equal(module(x), expected):
                 raise AssertionError(f"{name}: expected the frozen layer's output, bit for bit")
-        calls = max(1, round(CALL_SECONDS[device] / _forward(frozen, x, 3)["forward_s"]))
-        times, order = interleaved(
-            {name: partial(_forward, module, x, calls) for name, module in arms.items()},
-            warm_up=1,
-            repetitions=REPETITIONS,
-            seconds=SECONDS[device] if seconds is None else seconds,
-            seed=SEEDS["order"],
-        )
-    return {"seeds": SEEDS, "repetitions": times, "facts": {"calls": calls, "order": order}}
+        calls = benchmark.calls_in(CALL_SECONDS[device], _forward(frozen, x, 3)["forward_s"])
+        timings = {name: partial(_forward, module, x, calls) for name, module in arms.items()}
+        outcome = benchmark.compare(timings, BUDGETS[device], SEEDS, seconds)
+    outcome["facts"] |= {"calls": calls}
+    return outcome
 
 
 def _forward(module: nn.Module, x: Tensor, calls: int) -> dict[str, float]:
     """Seconds of one call, from `calls` in a row after one that does not count; by events on CUDA."""
     module = copy.deepcopy(module)
     module(x)
-    if x.is_cuda:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(calls):
-            module(x)
-        end.record()
-        torch.cuda.synchronize()
-        return {"forward_s": round(start.elapsed_time(end) / 1e3 / calls, 9)}
-    began = time.perf_counter(), time.process_time()
-    for _ in range(calls):
-        module(x)
-    ended = time.perf_counter(), time.process_time()
-    wall, own = ((b - a) / calls for a, b in zip(began, ended, strict=True))
-    return {"forward_s": round(wall, 9), "forward_cpu_s": round(own, 9)}
+    steps = benchmark.repeated(partial(module, x), calls)
+    return benchmark.mean_seconds(steps, calls, cuda=x.is_cuda, quantity="forward", events=True)
 
 
-def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float, float]:
+def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Quartiles:
     """(low, median, high): a confidence interval of the median whatever the distribution, from order statistics.
 
     The median lies outside the k-th smallest and k-th largest of n values with probability 2 P(Bin(n, 1/2) < k).
@@ -101,17 +81,17 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
     return ordered[k - 1], (ordered[(n - 1) // 2] + ordered[n // 2]) / 2, ordered[n - k]
 
 
-def gains(records: Iterable[Record]) -> list[dict[str, Any]]:
+def gains(records: Iterable[Record]) -> list[Row]:
     """One row a record: by how many per cent the frozen arm and the control are faster than the learned one.
 
     `frozen` and `control` are (low, median, high), the interval of the median over the ratios within repetitions.
     """
     rows = []
     for record in records:
-        seconds = {arm: summary.seconds(record, arm, "forward") for arm in ARMS}
-        row = {**record["configuration"], "device": record["device"], "repetitions": len(seconds[STANDARD])}
+        times = by_arm(record, "forward")
+        row = row_of(record, repetitions=len(times[STANDARD]))
         for name, arm in (("frozen", FROZEN), ("control", CONTROL)):
-            pairs = zip(seconds[STANDARD], seconds[arm], strict=True)
+            pairs = zip(times[STANDARD], times[arm], strict=True)
             row[name] = median_interval([100 * (standard / other - 1) for standard, other in pairs])
         rows.append(row)
     return rows
@@ -119,7 +99,7 @@ def gains(records: Iterable[Record]) -> list[dict[str, Any]]:
 
 def work(case: Case) -> float:
     """Seconds that a case takes, roughly."""
-    return SECONDS[case["device"]] + 5.0
+    return BUDGETS[case["device"]].seconds + 5.0
 
 
 def line(record: Record) -> str:
@@ -130,32 +110,33 @@ def line(record: Record) -> str:
 
 def table(records: Sequence[Record]) -> str:
     """The stored gains, a table per device."""
-    texts = []
-    for device, group in by_device(records).items():
-        head = f"{'N':>6}{'d':>6}{'B':>5}{'n':>4}  {'frozen [99 % interval]':30}{'control [99 % interval]':30}"
-        texts += [f"\n{device} ({group[0]['provenance']['device_name']})", head, "-" * len(head)]
-        texts += [
+
+    def lines(group: list[Record]) -> list[str]:
+        return [
             f"{row['N']:6}{row['d']:6}{row['B']:5}{row['repetitions']:4}"
             f"  {_interval(row['frozen']):30}{_interval(row['control']):30}"
             for row in sorted(gains(group), key=lambda row: (row["d"], row["N"]))
         ]
-    return "\n".join(texts)
+
+    head = f"{'N':>6}{'d':>6}{'B':>5}{'n':>4}  {'frozen [99 % interval]':30}{'control [99 % interval]':30}"
+    return tables(records, lines, head=head)
 
 
-def _interval(values: tuple[float, float, float]) -> str:
+def _interval(values: Quartiles) -> str:
     low, middle, high = values
     return f"{middle:+.2f} % [{low:+.2f}, {high:+.2f}]"
 
 
-INFERENCE = Experiment(
-    name="inference",
-    title="forward passes without gradients, learned, frozen, and learned once more as a control",
+INFERENCE = benchmark.experiment(
+    "inference",
+    "forward passes without gradients, learned, frozen, and learned once more as a control",
     cases=cases,
     run=run,
     work=work,
     label=training_step.label,
     line=line,
     show=table,
-    needs=Needs(training_step.TRAINING_STEP.needs.configuration, ARMS, ("forward_s",)),
-    quiet=True,
+    like=training_step.case(),
+    arms=ARMS,
+    quantities=("forward",),
 )

@@ -4,26 +4,25 @@ Seconds of whole runs say little where several ran beside each other. Here one p
 sizes and trains each for some steps in every repetition, in an order drawn anew.
 """
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ortho._checks import one_of, positive_int
-from paper.experiments.engine.clock import mean_seconds
-from paper.experiments.engine.records import Case, Needs
-from paper.experiments.engine.runner import Experiment
-from paper.experiments.engine.stopwatch import interleaved
+from ortho._checks import one_of
+from paper.experiments.engine import benchmark
+from paper.experiments.engine.benchmark import Budget
+from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import fitting, language
 from paper.experiments.learning.arms import arms
-from paper.experiments.speed import language_models_analysis as language_speed_rows
+from paper.experiments.speed.analysis import by_arm, quartiles, tables
 from paper.tasks import text
 from paper.tasks.task import Task
 from paper.training import Trainer
 
+BASELINE = "learned"
 SEEDS = {"weights": 0, "training": 1, "checks": 2, "order": 3}
 CALLS = {"cpu": 2, "cuda": 8}  # steps in a row
-WARM_UP = {"cpu": 1, "cuda": 2}
-REPETITIONS = (11, 31)
-SECONDS = 120.0  # that the repetitions should take
+BUDGETS = {"cpu": Budget(120.0, 11, 31, warm_up=1), "cuda": Budget(120.0, 11, 31, warm_up=2)}
 STEP_SECONDS = 0.03  # about
 
 
@@ -36,7 +35,7 @@ def case(*, device: str = "cpu", **sizes: int) -> Case:
     names = ("B", "N", "d", "H", "L")
     if unknown := sizes.keys() - set(names):
         raise TypeError(f"sizes: expected some of {', '.join(names)}, got {', '.join(sorted(unknown))}")
-    return {"device": device, **{name: positive_int(name, sizes.get(name, known[name])) for name in names}}
+    return {"device": device, **benchmark.sizes(**{name: sizes.get(name, known[name]) for name in names})}
 
 
 def cases(device: str) -> list[Case]:
@@ -54,14 +53,10 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
     title = "the next byte of the standard library"
     task = text.language_modelling("python-sources", title, text.python_parts(), case["N"])
     trainers = {name: _trainer(case, name, task) for name in arms(case["H"], case["N"])}
-    times, order = interleaved(
-        {name: partial(_timed, trainer, CALLS[device]) for name, trainer in trainers.items()},
-        warm_up=WARM_UP[device],
-        repetitions=REPETITIONS,
-        seconds=SECONDS if seconds is None else seconds,
-        seed=SEEDS["order"],
-    )
-    return {"seeds": SEEDS, "repetitions": times, "facts": {"calls": CALLS[device], "order": order}}
+    timings = {name: partial(_timed, trainer, CALLS[device]) for name, trainer in trainers.items()}
+    outcome = benchmark.compare(timings, BUDGETS[device], SEEDS, seconds)
+    outcome["facts"] |= {"calls": CALLS[device]}
+    return outcome
 
 
 def _trainer(case: Case, name: str, task: Task) -> Trainer:
@@ -77,14 +72,13 @@ def _trainer(case: Case, name: str, task: Task) -> Trainer:
 
 def _timed(trainer: Trainer, calls: int) -> dict[str, float]:
     cuda = trainer.device.type == "cuda"
-    return mean_seconds(lambda: trainer.run(trainer.step + calls), calls, cuda=cuda)
+    return benchmark.mean_seconds(lambda: trainer.run(trainer.step + calls), calls, cuda=cuda)
 
 
 def work(case: Case) -> float:
     """Seconds that a case takes, roughly."""
-    count = len(arms(case["H"], case["N"]))
-    least, most = (n * count * CALLS[case["device"]] * STEP_SECONDS for n in REPETITIONS)
-    return float(0.5 * count + max(least, min(most, SECONDS)))
+    count, device = len(arms(case["H"], case["N"])), case["device"]
+    return 0.5 * count + BUDGETS[device].work(count * CALLS[device] * STEP_SECONDS)
 
 
 def label(case: Case) -> str:
@@ -92,17 +86,55 @@ def label(case: Case) -> str:
     return f"{len(arms(case['H'], case['N']))} arms, " + " ".join(f"{name}={case[name]}" for name in "BNdHL")
 
 
-BYTES_SPEED = Experiment(
-    name="bytes-speed",
-    title="the training step of the language models of bytes, all arms in turn",
+def relative(record: Record, steps: Mapping[str, int] | None = None) -> dict[str, list[float]]:
+    """The seconds of each arm's step over those of the baseline's, a number a repetition, in which all ran in turn.
+
+    With `steps`, those of so many steps of each arm over those of the baseline's steps; arms of which it says nothing
+    are left out.
+    """
+    times, found = by_arm(record, "step"), {}
+    for arm, seconds in times.items():
+        if steps is None or arm in steps:
+            factor = 1.0 if steps is None else steps[arm] / steps[BASELINE]
+            found[arm] = [factor * own / other for own, other in zip(seconds, times[BASELINE], strict=True)]
+    return found
+
+
+def line(record: Record) -> str:
+    """One case in a line."""
+    middle = {arm: quartiles(ratios)[1] for arm, ratios in relative(record).items()}
+    least, most = min(middle, key=middle.__getitem__), max(middle, key=middle.__getitem__)
+    step = quartiles(by_arm(record, "step")[BASELINE])[1]
+    ends = ", ".join(f"{arm} {middle[arm]:.2f} times" for arm in (least, most))
+    return f"{BASELINE} {1e3 * step:.1f} ms a step; {ends} as long"
+
+
+def table(records: Sequence[Record]) -> str:
+    """The stored ratios, a table per device, the quickest arm first."""
+
+    def lines(group: list[Record]) -> list[str]:
+        texts = []
+        for record in group:
+            found = {arm: quartiles(ratios) for arm, ratios in relative(record).items()}
+            texts += [
+                f"{arm:28}{middle:6.2f} [{low:.2f}, {high:.2f}]"
+                for arm, (low, middle, high) in sorted(found.items(), key=lambda item: item[1][1])
+            ]
+        return texts
+
+    return tables(records, lines, note=": a step over the baseline's, quartiles")
+
+
+BYTES_SPEED = benchmark.experiment(
+    "bytes-speed",
+    "the training step of the language models of bytes, all arms in turn",
     cases=cases,
     run=run,
     work=work,
     label=label,
-    line=language_speed_rows.line,
-    show=language_speed_rows.table,
-    needs=Needs(
-        configuration={name: type(value) for name, value in case().items()}, arms=("learned",), quantities=("step_s",)
-    ),
-    quiet=True,
+    line=line,
+    show=table,
+    like=case(),
+    arms=(BASELINE,),
+    quantities=("step",),
 )

@@ -18,12 +18,10 @@ from ortho._checks import one_of, positive_int
 from ortho._weights import split_heads
 from ortho.projections import FrozenProjection, MergedProjection, Projection, StructuredProjection
 from ortho.projections.structured import factors
-from paper.experiments.engine.clock import mean_seconds
-from paper.experiments.engine.closeness import assert_close
-from paper.experiments.engine.records import Case, Needs, Record, by_device
-from paper.experiments.engine.runner import Experiment
-from paper.experiments.engine.stopwatch import interleaved
-from paper.experiments.speed.analysis import clocked, quartiles
+from paper.experiments.engine import benchmark
+from paper.experiments.engine.benchmark import Budget, Timing
+from paper.experiments.engine.records import Case, Record
+from paper.experiments.speed.analysis import Row, by_arm, ratio, row_of, spread, tables
 
 DENSE, MERGED = "dense", "merged"
 ROUNDS = {"structured": 1, "structured, 2 rounds": 2, "structured, 3 rounds": 3}
@@ -37,8 +35,7 @@ LENGTHS = {"cpu": (2048, 512), "cuda": (4096,)}
 BATCH = {"cpu": 1, "cuda": 8}
 DTYPES = {"cpu": "float32", "cuda": "bfloat16"}
 CALL_SECONDS = 0.02
-SECONDS = {"cpu": 12.0, "cuda": 4.0}
-REPETITIONS = {"cpu": (5, 25), "cuda": (7, 31)}
+BUDGETS = {"cpu": Budget(12.0, 5, 25, warm_up=1), "cuda": Budget(4.0, 7, 31, warm_up=1)}
 RATES = {"cpu": 5e10, "cuda": 3e14}  # FLOPs a second, about
 CHECKED = 256  # tokens
 STAGES = 16  # roundings in a row: four a round (two matrices, two products), and the sum of two gradients
@@ -53,9 +50,7 @@ def case(d: int = 768, *, device: str = "cpu", B: int = 1, N: int = 2048, dtype:
         raise ValueError(f"d: expected a multiple of {HEAD_DIM}, the width of a head, got {d}")
     return {
         "device": one_of("device", device, RATES),
-        "B": positive_int("B", B),
-        "N": positive_int("N", N),
-        "d": d,
+        **benchmark.sizes(B=B, N=N, d=d),
         "dtype": one_of("dtype", dtype, ("float32", "bfloat16")),
     }
 
@@ -79,9 +74,7 @@ def build(case: Case) -> dict[str, Projection]:
 
 def draw(case: Case, N: int) -> tuple[Tensor, Tensor, Tensor]:
     """x of N tokens, and the gradients of q and k, of all heads, (B, N, d) each."""
-    generator = torch.Generator().manual_seed(SEEDS["inputs"])
-    to: dict[str, Any] = {"device": case["device"], "dtype": getattr(torch, case["dtype"])}
-    x, dq, dk = (torch.randn(case["B"], N, case["d"], generator=generator).to(**to) for _ in range(3))
+    x, dq, dk = benchmark.drawn(case, (case["B"], N, case["d"]), 3, SEEDS["inputs"])
     return x, dq, dk
 
 
@@ -93,38 +86,29 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
     """
     device = case["device"]
     operands = draw(case, case["N"])
-    arms: dict[str, Callable[[], dict[str, float]]] = {}
+    arms: dict[str, Timing] = {}
     facts: dict[str, Any] = {}
     for arm, exact in build(case).items():
-        projection = copy.deepcopy(exact).to(device, getattr(torch, case["dtype"]))
+        projection = copy.deepcopy(exact).to(device, benchmark.dtype(case))
         check(case, arm, projection, exact)
         passes = _passes(projection, *operands)
         calls = {}
         for phase, call in passes.items():
             call()
             first = _timed({phase: call}, {phase: 1}, cuda=device == "cuda")[f"{phase}_s"]
-            calls[phase] = max(1, round(CALL_SECONDS / first))
+            calls[phase] = benchmark.calls_in(CALL_SECONDS, first)
         facts[arm] = {"calls": calls}
         arms[arm] = partial(_timed, passes, calls, cuda=device == "cuda")
-    times, order = interleaved(
-        arms,
-        warm_up=1,
-        repetitions=REPETITIONS[device],
-        seconds=SECONDS[device] if seconds is None else seconds,
-        seed=SEEDS["order"],
-    )
-    return {"seeds": SEEDS, "repetitions": times, "facts": facts | {"order": order}}
+    outcome = benchmark.compare(arms, BUDGETS[device], SEEDS, seconds)
+    outcome["facts"] |= facts
+    return outcome
 
 
 def check(case: Case, arm: str, projection: Projection, exact: Projection) -> None:
-    """Raise AssertionError unless q, k and the gradient of x are those of the exact projection's matrices, in float64.
-
-    Each result is rounded once, and a sum over d numbers, accumulated in float32, adds sqrt(d) roundings of that
-    precision.
-    """
+    """Raise AssertionError unless q, k and the gradient of x are those of the exact projection's matrices, in float64,
+    but for the rounding of sums over d numbers."""
     x, dq, dk = draw({**case, "B": 1}, min(case["N"], CHECKED))
-    own, single = (torch.finfo(dtype).eps / 2 for dtype in (x.dtype, torch.float32))
-    bound = STAGES * (own + case["d"] ** 0.5 * single)
+    bound = benchmark.rounding_error(STAGES, case["d"], x.dtype)
     w_q, w_k = (w.to(x.device) for w in (exact.weight_q, exact.weight_k))  # stored as in torch.nn.Linear
     wanted = {
         "q": x.double() @ w_q.T,
@@ -134,9 +118,8 @@ def check(case: Case, arm: str, projection: Projection, exact: Projection) -> No
     x.requires_grad_()
     q, k = projection(x)
     (dx,) = torch.autograd.grad((q, k), x, _heads(projection, dq, dk))
-    got = (q.transpose(1, 2).flatten(2), k.transpose(1, 2).flatten(2), dx)
-    for (name, want), found in zip(wanted.items(), got, strict=True):
-        assert_close(f"{arm}, {name}", found, want, bound)
+    got = {"q": q.transpose(1, 2).flatten(2), "k": k.transpose(1, 2).flatten(2), "gradient of x": dx}
+    benchmark.assert_all_close(arm, got, wanted, bound)
 
 
 def _heads(projection: Projection, *rows: Tensor) -> tuple[Tensor, ...]:
@@ -157,13 +140,10 @@ def _passes(projection: Projection, x: Tensor, dq: Tensor, dk: Tensor) -> dict[s
 def _timed(passes: dict[str, Callable[[], Any]], calls: dict[str, int], *, cuda: bool) -> dict[str, float]:
     """Seconds of a call of each phase, the means over some calls in a row."""
 
-    def repeat(call: Callable[[], Any], count: int) -> None:
-        for _ in range(count):
-            call()
-
     found: dict[str, float] = {}
     for phase, call in passes.items():
-        found |= mean_seconds(partial(repeat, call, calls[phase]), calls[phase], cuda=cuda, quantity=phase)
+        count = calls[phase]
+        found |= benchmark.mean_seconds(benchmark.repeated(call, count), count, cuda=cuda, quantity=phase)
     return found
 
 
@@ -174,20 +154,19 @@ def flops(case: Case, arm: str) -> int:
     return int(2 * case["B"] * case["N"] * d * numbers)
 
 
-def rows(records: Iterable[Record]) -> list[dict[str, Any]]:
+def rows(records: Iterable[Record]) -> list[Row]:
     """One row per record and arm but the dense one: how many times as fast it is, `forward` and `step`, (q1, median,
     q3) of the ratios within repetitions, beside the ratio of `flops`, and the `factors` of a token's table."""
     found = []
     for record in records:
-        case, times = record["configuration"], record["repetitions"]
-        for arm in (name for name in times if name != DENSE):
-            row = {**case, "device": record["device"], "arm": arm, "repetitions": len(times[arm]["step_s"])}
-            for phase in PHASES:
-                dense, own = (clocked(record, times[name], phase) for name in (DENSE, arm))
-                row[phase] = quartiles([a / b for a, b in zip(dense, own, strict=True)])
-            row["flops"] = flops(case, DENSE) / flops(case, arm)
-            row["factors"] = factors(case["d"], HEAD_DIM) if arm in ROUNDS else None
-            found.append(row)
+        case, times = record["configuration"], {phase: by_arm(record, phase) for phase in PHASES}
+        for arm, own in times["step"].items():
+            if arm != DENSE:
+                row = row_of(record, arm=arm, repetitions=len(own))
+                row |= {phase: ratio(each[DENSE], each[arm]) for phase, each in times.items()}
+                row["flops"] = flops(case, DENSE) / flops(case, arm)
+                row["factors"] = factors(case["d"], HEAD_DIM) if arm in ROUNDS else None
+                found.append(row)
     return found
 
 
@@ -222,28 +201,29 @@ def line(record: Record) -> str:
     return "; ".join(_figures(row) for row in rows([record]))
 
 
-def _figures(row: dict[str, Any]) -> str:
-    spreads = (f"{phase} {row[phase][1]:.2f} [{row[phase][0]:.2f}, {row[phase][2]:.2f}]" for phase in PHASES)
+def _figures(row: Row) -> str:
+    spreads = (f"{phase} {spread(row[phase], 2)}" for phase in PHASES)
     return f"{row['arm']}: {', '.join(spreads)}, FLOPs {row['flops']:.2f}"
 
 
 def table(records: Sequence[Record]) -> str:
     """The stored ratios, a table per device."""
-    texts = []
-    for device, group in by_device(records).items():
-        texts.append(f"\n{device} ({group[0]['provenance']['device_name']}), times as fast as dense matrices")
-        for row in sorted(rows(group), key=lambda row: (row["N"], row["d"], ARMS.index(row["arm"]))):
-            texts.append(f"B={row['B']:<3} N={row['N']:<6} d={row['d']:<5} {row['dtype']:9}{_figures(row)}")
-        for (_, N), d in crossover(group).items():
-            texts.append(f"N={N}: structured ones, forward and backward, are faster from d = {d}")
-    return "\n".join(texts)
+
+    def lines(group: list[Record]) -> list[str]:
+        found = sorted(rows(group), key=lambda row: (row["N"], row["d"], ARMS.index(row["arm"])))
+        texts = [f"B={row['B']:<3} N={row['N']:<6} d={row['d']:<5} {row['dtype']:9}{_figures(row)}" for row in found]
+        return texts + [
+            f"N={N}: structured ones, forward and backward, are faster from d = {d}"
+            for (_, N), d in crossover(group).items()
+        ]
+
+    return tables(records, lines, note=", times as fast as dense matrices")
 
 
 def work(case: Case) -> float:
     """Seconds that a case takes, roughly; the runner corrects them by what like cases took."""
-    least, most = REPETITIONS[case["device"]]
     one_round = sum(max(3 * flops(case, arm) / RATES[case["device"]], 2 * CALL_SECONDS) for arm in ARMS)
-    return 2 + one_round * (2 + min(most, max(least, SECONDS[case["device"]] / one_round)))
+    return 2 + BUDGETS[case["device"]].work(one_round, more=1)
 
 
 def label(case: Case) -> str:
@@ -251,19 +231,16 @@ def label(case: Case) -> str:
     return f"d={case['d']} N={case['N']} B={case['B']} {case['dtype']}"
 
 
-PROJECTION_SPEED = Experiment(
-    name="projection-speed",
-    title="queries and keys by dense, structured and merged frozen matrices",
+PROJECTION_SPEED = benchmark.experiment(
+    "projection-speed",
+    "queries and keys by dense, structured and merged frozen matrices",
     cases=cases,
     run=run,
     work=work,
     label=label,
     line=line,
     show=table,
-    needs=Needs(
-        configuration={name: type(value) for name, value in case().items()},
-        arms=(DENSE, "structured"),
-        quantities=tuple(f"{phase}_s" for phase in PHASES),
-    ),
-    quiet=True,
+    like=case(),
+    arms=(DENSE, "structured"),
+    quantities=PHASES,
 )

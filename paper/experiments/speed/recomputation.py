@@ -1,29 +1,25 @@
 """Time and memory of a row of blocks, forward and backward, whose activations are kept or computed again."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ortho._checks import one_of, positive_int
-from ortho.cost.allocations import Allocations
-from ortho.cost.layers import RecomputedCost, recomputed
+from ortho._checks import one_of
+from ortho.cost.models import RecomputedCost, recomputed
 from ortho.layers.block import TransformerBlock
 from ortho.layers.recomputation import Recomputed, RecomputedAttention
-from paper.experiments.engine.closeness import assert_close
-from paper.experiments.engine.records import Case, Needs, Record, by_device
-from paper.experiments.engine.runner import Experiment
-from paper.experiments.engine.stopwatch import interleaved
-from paper.experiments.speed.analysis import quartiles, step_seconds
-from paper.experiments.speed.attention import PHASES, timed
+from paper.experiments.engine import benchmark
+from paper.experiments.engine.benchmark import PASSES, Budget, Timing
+from paper.experiments.engine.records import Case, Record
+from paper.experiments.speed.analysis import Row, by_arm, ratio, row_of, tables
 
 KEPT, MATERIALISED, SELECTIVE = "kept", "materialised", "attention again"
 ALIKE = {SELECTIVE: MATERIALISED}  # what an arm must agree with, and is compared with; others with what is kept
 SEEDS = {"weights": 0, "inputs": 1, "order": 2}
-SECONDS = {"cpu": 60.0, "cuda": 8.0}
-REPETITIONS = {"cpu": (5, 15), "cuda": (7, 31)}
+BUDGETS = {"cpu": Budget(60.0, 5, 15), "cuda": Budget(8.0, 7, 31)}  # without warm-up: every arm has run before
 RATES = {"cpu": 4e10, "cuda": 2e14}  # FLOPs a second, about
 ROUNDING = 64  # roundings in a row; the same products are made again, by kernels that may add in another order
 
@@ -35,11 +31,7 @@ def case(*, device: str = "cpu", B: int = 1, N: int = 512, L: int = 6, dtype: st
     """
     return {
         "device": one_of("device", device, RATES),
-        "B": positive_int("B", B),
-        "N": positive_int("N", N),
-        "d": 768,
-        "H": 12,
-        "L": positive_int("L", L),
+        **benchmark.sizes(B=B, N=N, d=768, H=12, L=L),
         "dtype": one_of("dtype", dtype, ("float32", "bfloat16")),
     }
 
@@ -68,7 +60,7 @@ def declared(case: Case, arm: str) -> RecomputedCost | None:
     if segments is None:
         return None
     sizes = {size: case[size] for size in ("B", "N", "d", "H", "L")}
-    return recomputed(**sizes, segments=segments, itemsize=getattr(torch, case["dtype"]).itemsize)
+    return recomputed(**sizes, segments=segments, itemsize=benchmark.dtype(case).itemsize)
 
 
 def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
@@ -78,32 +70,28 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
     or gradient is off.
     """
     device = case["device"]
-    generator = torch.Generator().manual_seed(SEEDS["inputs"])
-    kind = {"device": device, "dtype": getattr(torch, case["dtype"])}
-    x, upstream = (torch.randn(case["B"], case["N"], case["d"], generator=generator).to(**kind) for _ in range(2))
+    x, upstream = benchmark.drawn(case, (case["B"], case["N"], case["d"]), 2, SEEDS["inputs"])
     x.requires_grad_()
     modules = build(case)
-    steps: dict[str, Callable[[], dict[str, float]]] = {}
-    facts: dict[str, Any] = {}
+    steps: dict[str, Timing] = {}
     results: dict[str, list[Tensor]] = {}
+    bound = benchmark.rounding_error(ROUNDING, 0, x.dtype)
     for arm, module in modules.items():
         operands = (x, *module.parameters())
         call = partial(_first, module)
         y = call(*operands)
         results[arm] = [y.detach(), *torch.autograd.grad(y, operands, upstream)]
-        _assert_close(arm, results[arm], results[ALIKE.get(arm, KEPT)])
-        steps[arm] = partial(timed, call, operands, upstream, 1)
+        for got, want in zip(results[arm], results[ALIKE.get(arm, KEPT)], strict=True):
+            benchmark.assert_close(arm, got, want, bound)
+        steps[arm] = partial(benchmark.timed, call, operands, upstream, 1)
     results.clear()
-    for arm, module in modules.items():
-        facts[arm] = {"peak_bytes": _peak(device, partial(timed, module, (x,), upstream, 1))}
-    times, order = interleaved(
-        steps,
-        warm_up=0,  # every arm has run
-        repetitions=REPETITIONS[device],
-        seconds=SECONDS[device] if seconds is None else seconds,
-        seed=SEEDS["order"],
-    )
-    return {"seeds": SEEDS, "repetitions": times, "facts": facts | {"order": order}}
+    # Bytes of a step for the gradient of x alone: all activations are kept, or made again, and the weights' gradients,
+    # which no way to recompute makes smaller, do not hide them.
+    alone = {arm: partial(benchmark.timed, module, (x,), upstream, 1) for arm, module in modules.items()}
+    facts = {arm: {"peak_bytes": benchmark.peak(device, step)[1]["peak_bytes"]} for arm, step in alone.items()}
+    outcome = benchmark.compare(steps, BUDGETS[device], SEEDS, seconds)
+    outcome["facts"] |= facts
+    return outcome
 
 
 def build(case: Case) -> dict[str, nn.Module]:
@@ -112,7 +100,7 @@ def build(case: Case) -> dict[str, nn.Module]:
     def blocks(**attention: Any) -> list[nn.Module]:
         generator = torch.Generator().manual_seed(SEEDS["weights"])
         made = [TransformerBlock(case["d"], case["H"], generator=generator, **attention) for _ in range(case["L"])]
-        return [block.to(case["device"], getattr(torch, case["dtype"])) for block in made]
+        return [block.to(case["device"], benchmark.dtype(case)) for block in made]
 
     fused = blocks()
     modules: dict[str, nn.Module] = {KEPT: nn.Sequential(*fused)}
@@ -127,47 +115,19 @@ def _first(module: nn.Module, x: Tensor, *_: Tensor) -> Tensor:
     return y
 
 
-def _assert_close(arm: str, got: Sequence[Tensor], want: Sequence[Tensor]) -> None:
-    bound = ROUNDING * torch.finfo(got[0].dtype).eps / 2
-    for a, b in zip(got, want, strict=True):
-        assert_close(arm, a, b, bound)
-
-
-def _peak(device: str, step: Callable[[], Any]) -> int:
-    """Bytes that a step takes at most besides weights and operands: on a CPU its tensors', counted.
-
-    The step is one for the gradient of x alone: all activations are kept, or made again, and the weights' gradients,
-    which no way to recompute makes smaller, do not hide them.
-    """
-    if device == "cuda":
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        step()
-        return torch.cuda.max_memory_allocated() - before
-    with Allocations() as memory:
-        step()
-    return memory.peak
-
-
-def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
+def rows(records: Sequence[Record]) -> list[Row]:
     """One row per record and arm: `time` and `bytes` over those of what it is compared with, the time within
     repetitions as (q1, median, q3); `peak_bytes`; and, where the closed form knows, `flops`, a step's over the same."""
     found = []
     for record in records:
-        case = record["configuration"]
-        times = {arm: step_seconds(record, arm) for arm in record["repetitions"]}
+        case, times = record["configuration"], by_arm(record)
         whole = declared(case, KEPT)
         for arm, own in times.items():
-            like = ALIKE.get(arm, KEPT)
+            like, cost = ALIKE.get(arm, KEPT), declared(case, arm)
+            row = row_of(record, arm=arm, like=like, repetitions=len(own), time=ratio(own, times[like]))
             peaks = [record["facts"].get(name, {}).get("peak_bytes") for name in (arm, like)]
-            cost = declared(case, arm)
-            found.append(
-                {**case, "device": record["device"], "arm": arm, "like": like, "repetitions": len(own)}
-                | {"time": quartiles([a / b for a, b in zip(own, times[like], strict=True)])}
-                | {"peak_bytes": peaks[0], "bytes": peaks[0] / peaks[1] if all(peaks) else None}
-                | {"flops": cost.step / whole.step if cost and whole else None}
-            )
+            row |= {"peak_bytes": peaks[0], "bytes": peaks[0] / peaks[1] if all(peaks) else None}
+            found.append(row | {"flops": cost.step / whole.step if cost and whole else None})
     return found
 
 
@@ -178,16 +138,15 @@ def line(record: Record) -> str:
 
 def table(records: Sequence[Record]) -> str:
     """The stored steps, a table per device."""
-    texts = []
-    for device, group in by_device(records).items():
-        head = f"{'N':>6}{'L':>4}  {'':18}{'time':>8}{'FLOPs':>8}{'peak':>8}"
-        texts += [f"\n{device} ({group[0]['provenance']['device_name']})", head, "-" * len(head)]
-        texts += [
+
+    def lines(group: list[Record]) -> list[str]:
+        return [
             f"{row['N']:6}{row['L']:4}  {row['arm']:18}{row['time'][1]:8.3f}{_ratio(row['flops']):>8}"
             f"{_ratio(row['bytes']):>8}"
             for row in rows(group)
         ]
-    return "\n".join(texts)
+
+    return tables(records, lines, head=f"{'N':>6}{'L':>4}  {'':18}{'time':>8}{'FLOPs':>8}{'peak':>8}")
 
 
 def _ratio(value: float | None) -> str:
@@ -199,8 +158,7 @@ def work(case: Case) -> float:
     whole = declared(case, KEPT)
     assert whole is not None
     one_round = 1.3 * len(arms_of(case)) * whole.step / RATES[case["device"]]
-    least, most = REPETITIONS[case["device"]]
-    return float(2 + one_round * (2 + min(most, max(least, SECONDS[case["device"]] / one_round))))
+    return 2 + BUDGETS[case["device"]].work(one_round, more=2)
 
 
 def label(case: Case) -> str:
@@ -208,19 +166,16 @@ def label(case: Case) -> str:
     return f"B={case['B']} N={case['N']} L={case['L']} {case['dtype']}"
 
 
-RECOMPUTATION_SPEED = Experiment(
-    name="recomputation-speed",
-    title="a row of blocks, forward and backward, activations kept or computed again",
+RECOMPUTATION_SPEED = benchmark.experiment(
+    "recomputation-speed",
+    "a row of blocks, forward and backward, activations kept or computed again",
     cases=cases,
     run=run,
     work=work,
     label=label,
     line=line,
     show=table,
-    needs=Needs(
-        configuration={name: type(value) for name, value in case().items()},
-        arms=(KEPT, MATERIALISED),
-        quantities=tuple(f"{phase}_s" for phase in PHASES),
-    ),
-    quiet=True,
+    like=case(),
+    arms=(KEPT, MATERIALISED),
+    quantities=PASSES,
 )

@@ -1,48 +1,51 @@
 """The training step of the attention layer and of the whole block, measured for each way to make q and k.
 
-One case holds every variant at one size. In each repetition the variants run one after the other in an order drawn
-anew, so that a drift of the machine falls on all of them, and a speed-up is a median of ratios within repetitions.
+One case holds every variant at one size. Other experiments measure the same of other variants: `compare`, and what the
+records say, take these and their closed forms.
 """
 
 import copy
-import math
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from ortho._checks import one_of, positive_int
-from ortho.cost import Cost
-from ortho.cost.counting import saved_bytes
+from ortho import cost
+from ortho._checks import one_of
 from ortho.layers.block import TransformerBlock
 from ortho.layers.multihead import MultiheadAttention
-from paper.experiments.engine.closeness import assert_close
-from paper.experiments.engine.records import Case, Needs
-from paper.experiments.engine.runner import Experiment
-from paper.experiments.engine.stopwatch import (
-    PHASES,
-    Arm,
-    cuda_memory,
-    interleaved,
-    timed_step,
-)
-from paper.experiments.speed import analysis as summary
+from paper.experiments.engine import benchmark
+from paper.experiments.engine.benchmark import PHASES, Arm, Budget, assert_all_close, trained
+from paper.experiments.engine.records import Case, Record
+from paper.experiments.speed.analysis import Row, failures, ratio, row_of, spread, step_seconds, tables
 
-VARIANTS = ("learned", "frozen", "stopped")
+STANDARD = "learned"
+VARIANTS = (STANDARD, "frozen", "stopped")
 SEEDS = {"weights": 0, "inputs": 1, "order": 2}
 TOKENS = 32768  # B N on CUDA: the same work for the projections at every N, and enough of it to fill the device
 CHECKED_LENGTH = 256  # the reference form materialises N x N weights in float64
-
-# How long the repetitions of a case should take, and within which numbers.
-SECONDS = {"cpu": 22.0, "cuda": 2.0}
-REPETITIONS = {"cpu": (7, 31), "cuda": (10, 40)}
-WARM_UP = {"cpu": 1, "cuda": 3}
+BUDGETS = {"cpu": Budget(22.0, 7, 31, warm_up=1), "cuda": Budget(2.0, 10, 40, warm_up=3)}
 
 # Stored results that follow one another from x to the last gradient; each is rounded once to the working precision.
 _STAGES = {"layer": 12, "block": 28}
+
+Declared = Callable[[Mapping[str, Any], str], cost.Cost]
+
+
+def declared(case: Mapping[str, Any], variant: str) -> cost.Cost:
+    """The closed forms of one variant of a case, for its fast form."""
+    sizes = [case[name] for name in ("B", "N", "d", "H")]
+    options = {
+        "projection": variant,
+        "form": "fast",
+        "causal": case["causal"],
+        "itemsize": benchmark.dtype(case).itemsize,
+    }
+    if case["scope"] == "block":
+        return cost.block(*sizes, **options)
+    return cost.layer(*sizes, input_grad=case["input_grad"], **options)
 
 
 def case(
@@ -64,12 +67,9 @@ def case(
     unknown names.
     """
     return {
-        "device": one_of("device", device, SECONDS),
+        "device": one_of("device", device, BUDGETS),
         "scope": one_of("scope", scope, _STAGES),
-        "B": positive_int("B", B),
-        "N": positive_int("N", N),
-        "d": positive_int("d", d),
-        "H": positive_int("H", d // 64 if H is None else H),
+        **benchmark.sizes(B=B, N=N, d=d, H=d // 64 if H is None else H),
         "dtype": one_of("dtype", dtype, ("float32", "bfloat16", "float16", "float64")),
         "causal": causal,
         "input_grad": input_grad,
@@ -108,14 +108,14 @@ def _cuda_cases() -> list[Case]:
 
 def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
     """Measure one case: check every variant against its definition, then time them in turn; see `compare`."""
-    return compare(case, VARIANTS, build, summary.declared, seconds)
+    return compare(case, VARIANTS, build, declared, seconds)
 
 
 def compare(
     case: Case,
     variants: Sequence[str],
     build: Callable[[Case, str], nn.Module],
-    declared: Callable[[Case, str], Cost],
+    declared: Declared,
     seconds: float | None = None,
 ) -> dict[str, Any]:
     """Check every variant against its definition, then time them in turn.
@@ -124,30 +124,25 @@ def compare(
     variant's output or gradients are off, or if it does not train what its closed form says. A compiled twin that fails
     or is off is recorded as a failure, not timed.
     """
-    device, options = case["device"], {"is_causal": case["causal"]}
+    options = {"is_causal": case["causal"]}
     x, upstream = _inputs(case)
     arms: list[Arm] = []
-    failures: dict[str, str] = {}
+    failed: dict[str, str] = {}
     for variant in variants:
         module = build(case, variant)
         check(case, variant, module, declared)
-        arms.append(_arm(variant, module, module))
+        arms.append(trained(variant, module))
     if case["compiled"]:
         torch.compiler.reset()  # its count of recompilations is per process, and a case must not meet an earlier one's
         for eager in arms[:]:
             try:
                 arms.append(_compiled(case, eager, x, upstream))
             except Exception as error:  # whatever a compiler raises is its result here
-                failures[f"{eager.name}-compiled"] = _first_line(error)
-    times, order = interleaved(
-        {arm.name: partial(timed_step, arm, x, upstream, **options) for arm in arms},
-        warm_up=WARM_UP[device],
-        repetitions=REPETITIONS[device],
-        seconds=SECONDS[device] if seconds is None else seconds,
-        seed=SEEDS["order"],
-    )
-    facts: dict[str, Any] = {arm.name: _memory(arm, x, upstream, options) for arm in arms}
-    return {"seeds": SEEDS, "repetitions": times, "facts": facts | {"order": order}, "failures": failures}
+                failed[f"{eager.name}-compiled"] = benchmark.reason(error)
+    timings = {arm.name: partial(benchmark.timed_step, arm, x, upstream, **options) for arm in arms}
+    outcome = benchmark.compare(timings, BUDGETS[case["device"]], SEEDS, seconds)
+    outcome["facts"] |= {arm.name: benchmark.step_bytes(arm, x, upstream, **options) for arm in arms}
+    return outcome | {"failures": failed}
 
 
 def build(case: Case, variant: str) -> nn.Module:
@@ -155,17 +150,14 @@ def build(case: Case, variant: str) -> nn.Module:
     make: type[nn.Module] = {"layer": MultiheadAttention, "block": TransformerBlock}[case["scope"]]
     generator = torch.Generator().manual_seed(SEEDS["weights"])
     module = make(case["d"], case["H"], projection=variant, form="fast", generator=generator, dtype=torch.float32)
-    return module.to(case["device"], getattr(torch, case["dtype"]))
+    return module.to(case["device"], benchmark.dtype(case))
 
 
-def check(
-    case: Case, variant: str, module: nn.Module, declared: Callable[[Case, str], Cost] = summary.declared
-) -> None:
+def check(case: Case, variant: str, module: nn.Module, declared: Declared = declared) -> None:
     """Raise AssertionError unless a fast form, in the case's dtype, computes what the reference in float64 does.
 
     Compared on a shorter sequence: the output, the gradients of x and of every trained weight; a frozen weight must
-    have none. The bound on the relative error: each of the stages in a row rounds its result once, and a sum of n
-    terms of random sign, accumulated in float32, adds sqrt(n) roundings of that precision.
+    have none.
     """
     small = {**case, "B": 1, "N": min(case["N"], CHECKED_LENGTH), "input_grad": True}
     exact = copy.deepcopy(module).double()
@@ -173,97 +165,43 @@ def check(
         if hasattr(part, "form"):
             cast(Any, part).form = "reference"
     x, upstream = _inputs(small)
-    got, want = (
-        _results(module, module, small, x, upstream),
-        _results(exact, exact, small, x.double(), upstream.double()),
-    )
-    for (name, a), b in zip(got.items(), want.values(), strict=True):
-        assert_close(f"{variant}, {name}", a, b, tolerance(small))
-    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    options = {"is_causal": case["causal"]}
+    want = benchmark.results(exact, exact, x.double(), upstream.double(), **options)
+    assert_all_close(variant, benchmark.results(module, module, x, upstream, **options), want, tolerance(small))
+    count = sum(p.numel() for p in module.parameters() if p.requires_grad)
     expected = declared(small, variant).trained
-    if trained != expected:
-        raise AssertionError(f"{variant}: expected {expected} trained weights, got {trained}")
+    if count != expected:
+        raise AssertionError(f"{variant}: expected {expected} trained weights, got {count}")
 
 
 def tolerance(case: Case) -> float:
-    """The relative error that rounding alone may make in a case's step, see `check`."""
+    """The relative error that rounding alone may make in a case's step."""
     terms = max(4 * case["d"] if case["scope"] == "block" else case["d"], case["B"] * case["N"])
-    rounding = torch.finfo(getattr(torch, case["dtype"])).eps / 2
-    return _STAGES[case["scope"]] * (rounding + math.sqrt(terms) * torch.finfo(torch.float32).eps / 2)
+    return benchmark.rounding_error(_STAGES[case["scope"]], terms, benchmark.dtype(case))
 
 
 def _inputs(case: Case) -> tuple[Tensor, Tensor]:
     """x and the gradient of the output, (B, N, d) each, of unit variance, as after a normalisation."""
-    generator = torch.Generator().manual_seed(SEEDS["inputs"])
-    shape, to = (case["B"], case["N"], case["d"]), {"device": case["device"], "dtype": getattr(torch, case["dtype"])}
-    x, upstream = (torch.randn(shape, generator=generator).to(**to) for _ in range(2))
+    x, upstream = benchmark.drawn(case, (case["B"], case["N"], case["d"]), 2, SEEDS["inputs"])
     return x.requires_grad_(case["input_grad"]), upstream
-
-
-def _results(call: Any, module: nn.Module, case: Case, x: Tensor, upstream: Tensor) -> dict[str, Tensor]:
-    """Output and gradients of one forward and backward pass: of x if it needs one, and of all that is trained.
-
-    Raises AssertionError if one of these is missing, or if there is another.
-    """
-    module.zero_grad(set_to_none=True)
-    x = x.detach().requires_grad_(case["input_grad"])
-    y = call(x, is_causal=case["causal"])
-    y.backward(upstream)
-    found: dict[str, Tensor | None] = {"output": y.detach()}
-    found |= {f"gradient of {name}": weight.grad for name, weight in module.named_parameters() if weight.requires_grad}
-    if case["input_grad"]:
-        found["gradient of x"] = x.grad
-    frozen = [*module.buffers(), *(p for p in module.parameters() if not p.requires_grad)]
-    if any(weight.grad is not None for weight in frozen):
-        raise AssertionError("a frozen weight has a gradient")
-    for name, tensor in found.items():
-        if tensor is None:
-            raise AssertionError(f"{name}: there is none")
-    module.zero_grad(set_to_none=True)
-    return {name: tensor for name, tensor in found.items() if tensor is not None}
-
-
-def _arm(name: str, module: nn.Module, call: Any) -> Arm:
-    trained = [p for p in module.parameters() if p.requires_grad]
-    return Arm(name, module, call, torch.optim.AdamW(trained, lr=1e-4, fused=True))
 
 
 def _compiled(case: Case, eager: Arm, x: Tensor, upstream: Tensor) -> Arm:
     """The compiled twin of an arm, compared with it on the case's own input."""
     module = copy.deepcopy(eager.module)
     call = torch.compile(module, fullgraph=True, dynamic=False)
-    got, want = (_results(c, module, case, x, upstream) for c in (call, module))
-    for (name, a), b in zip(got.items(), want.values(), strict=True):
-        assert_close(f"{eager.name} compiled, {name}", a, b, 2 * tolerance(case))  # both sides round
-    return _arm(f"{eager.name}-compiled", module, call)
+    got, want = (benchmark.results(c, module, x, upstream, is_causal=case["causal"]) for c in (call, module))
+    assert_all_close(f"{eager.name} compiled", got, want, 2 * tolerance(case))  # both sides round
+    return trained(f"{eager.name}-compiled", module, call)
 
 
-def _memory(arm: Arm, x: Tensor, upstream: Tensor, options: dict[str, Any]) -> dict[str, int]:
-    """Bytes of a step: measured on CUDA; on a CPU those that autograd keeps, counted."""
-    if x.is_cuda:
-        return cuda_memory(arm, x, upstream, **options)
-    with saved_bytes([*arm.module.parameters(), *arm.module.buffers()]) as kept:
-        arm.call(x, **options)
-    return {"saved_bytes": kept()}
-
-
-def _first_line(error: Exception) -> str:
-    """What went wrong, in one line and without the paths of the machine."""
-    line = next(iter(str(error).strip().splitlines()), "")
-    return re.sub(r"(/[\w.+-]+)+/", "", f"{type(error).__name__}: {line}")[:300]
-
-
-def work(
-    case: Case, variants: Sequence[str] = VARIANTS, declared: Callable[[Case, str], Cost] = summary.declared
-) -> float:
+def work(case: Case, variants: Sequence[str] = VARIANTS, declared: Declared = declared) -> float:
     """Seconds that a case takes, roughly; the runner corrects them by what like cases took."""
     device = case["device"]
     rate = {"cpu": 6e10, "cuda": 3e14 if case["dtype"] == "bfloat16" else 3e13}[device]
     steps = (1 + case["compiled"]) * (2 if device == "cuda" else 1)
     one_round = steps * sum(declared(case, variant).step for variant in variants) / rate
-    least, most = REPETITIONS[device]
-    rounds = WARM_UP[device] + min(most, max(least, SECONDS[device] / one_round))
-    return float(1 + 30 * case["compiled"] + rounds * one_round)
+    return 1 + 30 * case["compiled"] + BUDGETS[device].work(one_round)
 
 
 def label(case: Case) -> str:
@@ -273,19 +211,109 @@ def label(case: Case) -> str:
     return " ".join(words + ([] if case["input_grad"] else ["x without gradient"]))
 
 
-TRAINING_STEP = Experiment(
-    name="training-step",
-    title="forward, backward and optimiser of the layer and the block, learned, frozen and stopped q and k",
+# ---------------------------------------------------------------------------------------------- what the records say
+
+
+def _counterpart(arm: str) -> tuple[str, str]:
+    """(variant, standard arm to compare with): 'frozen-compiled' -> ('frozen', 'learned-compiled')."""
+    variant, dash, kind = arm.partition("-")
+    return variant, f"{STANDARD}{dash}{kind}"
+
+
+def speedups(records: Iterable[Record], declared: Declared = declared) -> list[Row]:
+    """One row per record and arm other than the standard: how many times as fast as the standard arm it is.
+
+    `speedup` (q1, median, q3) is of forward and backward, `speedup_with_optimiser` of the whole step; each is taken
+    over the ratios within the repetitions, in which the arms ran one after the other. `bound` is the ratio of the
+    matrix products' FLOPs of forward and backward. An eager arm is compared with the eager standard, a compiled one
+    with the compiled.
+    """
+    rows = []
+    for record in records:
+        case = record["configuration"]
+        for arm in record["repetitions"]:
+            variant, standard = _counterpart(arm)
+            if variant == STANDARD or standard not in record["repetitions"]:
+                continue
+            measured = {
+                name: ratio(*(step_seconds(record, each, optimiser=optimiser) for each in (standard, arm)))
+                for name, optimiser in (("speedup", False), ("speedup_with_optimiser", True))
+            }
+            bound = declared(case, STANDARD).step / declared(case, variant).step
+            repetitions = len(record["repetitions"][arm]["forward_s"])
+            rows.append(row_of(record, arm=arm, variant=variant, repetitions=repetitions, **measured, bound=bound))
+    return rows
+
+
+def memory(records: Iterable[Record], declared: Declared = declared) -> list[Row]:
+    """One row per record and arm: the bytes measured, and `declared_saved_bytes` of the closed form.
+
+    Measured: `saved_bytes` on a CPU, counted from autograd's graph; `peak_bytes` and `activation_bytes` on CUDA. Each
+    has its ratio to the standard arm's beside it (`peak_bytes_ratio`).
+    """
+    rows = []
+    for record in records:
+        for arm in record["repetitions"]:
+            variant, like = _counterpart(arm)
+            facts, standard = record["facts"][arm], record["facts"].get(like, {})
+            measured = {name: value for name, value in facts.items() if name.endswith("_bytes")}
+            ratios = {f"{name}_ratio": value / standard[name] for name, value in measured.items() if standard.get(name)}
+            saved = declared(record["configuration"], variant).saved_bytes
+            rows.append(row_of(record, arm=arm, variant=variant, **measured, **ratios, declared_saved_bytes=saved))
+    return rows
+
+
+def line(record: Record, declared: Declared = declared) -> str:
+    """One case in a line: each arm's speed-up, its quartiles, and the bound."""
+    parts = [
+        f"{row['arm']} {spread(row['speedup'])}, with optimiser {spread(row['speedup_with_optimiser'])}, "
+        f"FLOP bound {row['bound']:.3f}"
+        for row in speedups([record], declared)
+    ]
+    return "; ".join(parts + failures(record))
+
+
+def table(records: Sequence[Record], declared: Declared = declared) -> str:
+    """The stored speed-ups, a table per device."""
+
+    def lines(group: list[Record]) -> list[str]:
+        order = sorted(group, key=lambda r: (_setting(r["configuration"]), *_size(r["configuration"])))
+        texts = [
+            f"{row['scope']:6}{row['N']:6}{row['d']:6}{row['B']:5}  {_setting(row):27}{row['arm']:18}"
+            f"{row['repetitions']:3}  {spread(row['speedup']):22}{spread(row['speedup_with_optimiser']):22}"
+            f"{row['bound']:10.3f}"
+            for row in speedups(order, declared)
+        ]
+        for record in order:
+            texts += failures(record, f"{_setting(record['configuration'])} N={record['configuration']['N']}: ")
+        return texts
+
+    head = (
+        f"{'scope':6}{'N':>6}{'d':>6}{'B':>5}  {'setting':27}{'variant':18}{'n':>3}"
+        f"  {'speed-up [q1, q3]':22}{'with optimiser':22}{'FLOP bound':>10}"
+    )
+    return tables(records, lines, head=head, versions=True)
+
+
+def _size(case: Mapping[str, Any]) -> tuple[str, int, int]:
+    return case["scope"], case["d"], case["N"]
+
+
+def _setting(case: Mapping[str, Any]) -> str:
+    words = [case["dtype"], "causal" if case["causal"] else "", "" if case["input_grad"] else "x without gradient"]
+    return " ".join(word for word in words if word)
+
+
+TRAINING_STEP = benchmark.experiment(
+    "training-step",
+    "forward, backward and optimiser of the layer and the block, learned, frozen and stopped q and k",
     cases=cases,
     run=run,
     work=work,
     label=label,
-    line=summary.line,
-    show=summary.table,
-    needs=Needs(
-        configuration={name: type(value) for name, value in case().items()},
-        arms=VARIANTS,
-        quantities=tuple(f"{phase}_s" for phase in PHASES),
-    ),
-    quiet=True,
+    line=line,
+    show=table,
+    like=case(),
+    arms=VARIANTS,
+    quantities=PHASES,
 )

@@ -4,40 +4,31 @@ As in `training_step`, all variants of a case run one after the other in an orde
 square matrix product runs beside them: what it reaches is the rate that a model's step is compared with.
 """
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from math import prod, sqrt
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ortho._checks import one_of, positive_int
+from ortho._checks import one_of
+from ortho.cost import Cost
 from ortho.cost.configurations import CONFIGURATIONS, Configuration
-from ortho.cost.counting import saved_bytes
-from paper.experiments.engine.clock import mean_seconds
-from paper.experiments.engine.closeness import assert_close, relative_error
-from paper.experiments.engine.records import Case, Needs
-from paper.experiments.engine.runner import Experiment
-from paper.experiments.engine.stopwatch import (
-    PHASES,
-    Arm,
-    cuda_memory,
-    interleaved,
-    timed_step,
-)
-from paper.experiments.speed import training_step
-from paper.experiments.speed import whole_models_analysis as model_rows
+from ortho.cost.models import step_memory
+from paper.experiments.engine import benchmark
+from paper.experiments.engine.benchmark import PHASES, Budget, Timing, assert_all_close
+from paper.experiments.engine.records import Case, Record
+from paper.experiments.speed.analysis import Row, clocked, quartiles, ratio, row_of, step_seconds, tables
+from paper.experiments.speed.training_step import STANDARD, VARIANTS
 
-VARIANTS = training_step.VARIANTS
-MATMUL = model_rows.MATMUL
+MATMUL = "matmul"
 SEEDS = {"weights": 0, "inputs": 1, "order": 2}
 EDGE = {"cpu": 2048, "cuda": 8192}  # of the square matrices
 BATCHES = {"BERT-base": 64, "GPT-2 medium": 16, "ViT-Base": 256}  # on CUDA
-WARM_UP = {"cpu": 1, "cuda": 3}
-SECONDS = {"cpu": 90.0, "cuda": 15.0}
-REPETITIONS = {"cpu": (5, 15), "cuda": (11, 31)}
+BUDGETS = {"cpu": Budget(90.0, 5, 15, warm_up=1), "cuda": Budget(15.0, 11, 31, warm_up=3)}
 RATES = {"cpu": 4e10, "cuda": 3e14}  # FLOPs a second, about
 BUILD_SECONDS = 20.0
 CHECKED_LAYERS = 2
@@ -53,8 +44,7 @@ def case(model: str, *, device: str = "cpu", B: int = 1, dtype: str = "float32")
     return {
         "device": one_of("device", device, EDGE),
         "model": one_of("model", model, CONFIGURATIONS),
-        "B": positive_int("B", B),
-        "N": CONFIGURATIONS[model].N,
+        **benchmark.sizes(B=B, N=CONFIGURATIONS[model].N),
         "dtype": one_of("dtype", dtype, ("float32", "bfloat16")),
         "edge": EDGE[device],
     }
@@ -77,29 +67,21 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
     for variant in VARIANTS:
         check(case, variant)
     x = inputs(case)
-    arms = [_arm(variant, build(case, variant, known)) for variant in VARIANTS]
+    arms = [benchmark.trained(variant, build(case, variant, known)) for variant in VARIANTS]
     upstream = _gradient(arms[0].module, x)
-    timings: dict[str, Callable[[], dict[str, float]]] = {
-        arm.name: partial(timed_step, arm, x, upstream) for arm in arms
-    }
+    timings: dict[str, Timing] = {arm.name: partial(benchmark.timed_step, arm, x, upstream) for arm in arms}
     timings[MATMUL] = partial(_product, _square(case), 1 if device == "cpu" else 32)
-    times, order = interleaved(
-        timings,
-        warm_up=WARM_UP[device],
-        repetitions=REPETITIONS[device],
-        seconds=SECONDS[device] if seconds is None else seconds,
-        seed=SEEDS["order"],
-    )
-    facts: dict[str, Any] = {arm.name: _memory(arm, x, upstream) for arm in arms}
-    facts |= {"order": order, MATMUL: times.pop(MATMUL)}
-    return {"seeds": SEEDS, "repetitions": times, "facts": facts}
+    outcome = benchmark.compare(timings, BUDGETS[device], SEEDS, seconds)
+    outcome["facts"] |= {arm.name: benchmark.step_bytes(arm, x, upstream) for arm in arms}
+    outcome["facts"][MATMUL] = outcome["repetitions"].pop(MATMUL)
+    return outcome
 
 
 def inputs(case: Case) -> Tensor:
     """What the model reads, drawn on the CPU, so that every device has the same."""
     generator = torch.Generator().manual_seed(SEEDS["inputs"])
     (x,) = CONFIGURATIONS[case["model"]].inputs(case["B"], generator=generator)
-    return x.to(case["device"], getattr(torch, case["dtype"]) if x.is_floating_point() else x.dtype)
+    return x.to(case["device"], benchmark.dtype(case) if x.is_floating_point() else x.dtype)
 
 
 def build(case: Case, variant: str, configuration: Configuration, **kwargs: Any) -> nn.Module:
@@ -113,7 +95,7 @@ def build(case: Case, variant: str, configuration: Configuration, **kwargs: Any)
     found = sum(tensor.numel() for tensor in (*module.parameters(), *module.buffers()))
     if configuration in CONFIGURATIONS.values() and not kwargs and found != configuration.parameters:
         raise AssertionError(f"{configuration.name}: expected {configuration.parameters} parameters, got {found}")
-    return module.to(getattr(torch, case["dtype"]))
+    return module.to(benchmark.dtype(case))
 
 
 def _gradient(module: nn.Module, x: Tensor) -> Tensor:
@@ -139,66 +121,31 @@ def check(case: Case, variant: str) -> None:
     upstream = _gradient(exact, x.to(wide) if x.is_floating_point() else x)
     want = _results(exact, x, upstream)
     terms = max(prod(upstream.shape[:-1]), 4 * configuration.d)
-    rounding = torch.finfo(torch.float32).eps / 2
-    bounds = dict.fromkeys(want, STAGES * (1 + sqrt(terms)) * rounding)
-    _assert_close(variant, _results(build(single, variant, configuration), x, upstream), want, bounds)
+    bound = benchmark.rounding_error(STAGES, terms, torch.float32)
+    assert_all_close(variant, _results(build(single, variant, configuration), x, upstream), want, bound)
     if case["dtype"] != "float32":
-        own, least = {**single, "dtype": case["dtype"]}, torch.finfo(getattr(torch, case["dtype"])).eps
+        own, least = {**single, "dtype": case["dtype"]}, torch.finfo(benchmark.dtype(case)).eps
         alike = _results(build(own, variant, configuration, form="reference"), x, upstream)
-        bounds = {name: AS_FAR * relative_error(alike[name], tensor) + least for name, tensor in want.items()}
-        _assert_close(variant, _results(build(own, variant, configuration), x, upstream), want, bounds)
+        bounds = {n: AS_FAR * benchmark.relative_error(alike[n], tensor) + least for n, tensor in want.items()}
+        assert_all_close(variant, _results(build(own, variant, configuration), x, upstream), want, bounds)
 
 
 def _results(module: nn.Module, x: Tensor, upstream: Tensor) -> dict[str, Tensor]:
-    """The output and the gradient of each trained weight, by their names, but for the biases of keys: they add the same
-    to all scores of a query, and have a gradient of 0, of which rounding leaves something.
-
-    Raises AssertionError if one of these is missing, or if a frozen weight has a gradient.
-    """
+    """`benchmark.results` in the model's precision, but for the biases of keys: they add the same to all scores of a
+    query, and have a gradient of 0, of which rounding leaves something."""
     kind = next(module.parameters()).dtype
-    y = module(x.to(kind) if x.is_floating_point() else x)
-    y.backward(upstream.to(kind))
-    if any(buffer.grad is not None for buffer in module.buffers()):
-        raise AssertionError("a frozen weight has a gradient")
-    found = {"output": y.detach()}
-    for name, weight in module.named_parameters():
-        if weight.grad is None:
-            raise AssertionError(f"gradient of {name}: there is none")
-        if not name.endswith("bias_k"):
-            found[f"gradient of {name}"] = weight.grad
-    return found
-
-
-def _assert_close(what: str, got: dict[str, Tensor], want: dict[str, Tensor], bounds: dict[str, float]) -> None:
-    for name, tensor in want.items():
-        assert_close(f"{what}, {name}", got[name], tensor, bounds[name])
-
-
-def _arm(name: str, module: nn.Module) -> Arm:
-    return Arm(name, module, module, torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True))
-
-
-def _memory(arm: Arm, x: Tensor, upstream: Tensor) -> dict[str, int]:
-    """Bytes of a step: measured on CUDA; on a CPU those that autograd keeps, counted."""
-    if x.is_cuda:
-        return cuda_memory(arm, x, upstream)
-    with saved_bytes([*arm.module.parameters(), *arm.module.buffers()]) as kept:
-        arm.call(x)
-    return {"saved_bytes": kept()}
+    found = benchmark.results(module, module, x.to(kind) if x.is_floating_point() else x, upstream.to(kind))
+    return {name: tensor for name, tensor in found.items() if not name.endswith("bias_k")}
 
 
 def _square(case: Case) -> Tensor:
-    return torch.randn(case["edge"], case["edge"], device=case["device"], dtype=getattr(torch, case["dtype"]))
+    return torch.randn(case["edge"], case["edge"], device=case["device"], dtype=benchmark.dtype(case))
 
 
 def _product(matrix: Tensor, calls: int) -> dict[str, float]:
     """Seconds of one square product, the mean over some in a row."""
-
-    def products() -> None:
-        for _ in range(calls):
-            torch.mm(matrix, matrix)
-
-    return mean_seconds(products, calls, cuda=matrix.is_cuda, quantity="product")
+    products = benchmark.repeated(partial(torch.mm, matrix, matrix), calls)
+    return benchmark.mean_seconds(products, calls, cuda=matrix.is_cuda, quantity="product")
 
 
 def work(case: Case) -> float:
@@ -206,9 +153,7 @@ def work(case: Case) -> float:
     device, known = case["device"], CONFIGURATIONS[case["model"]]
     steps = sum(known.cost(case["B"], projection=variant).step for variant in VARIANTS)
     one_round = (2 if device == "cuda" else 1) * steps / RATES[device]
-    least, most = REPETITIONS[device]
-    rounds = WARM_UP[device] + min(most, max(least, SECONDS[device] / one_round))
-    return float(BUILD_SECONDS + rounds * one_round)
+    return BUILD_SECONDS + BUDGETS[device].work(one_round)
 
 
 def label(case: Case) -> str:
@@ -216,19 +161,91 @@ def label(case: Case) -> str:
     return f"{case['model']} B={case['B']} {case['dtype']}"
 
 
-WHOLE_MODELS = Experiment(
-    name="whole-models",
-    title="the training step of published models, learned, frozen and stopped q and k",
+# ---------------------------------------------------------------------------------------------- what the records say
+
+
+def declared(case: Case, variant: str) -> Cost:
+    """The closed form of a variant's step."""
+    itemsize = benchmark.dtype(case).itemsize
+    return CONFIGURATIONS[case["model"]].cost(case["B"], projection=variant, itemsize=itemsize)
+
+
+def rows(records: Iterable[Record]) -> list[Row]:
+    """One row per record and variant.
+
+    `speedup` of forward and backward and `speedup_with_optimiser`, over the standard model within repetitions, and the
+    `seconds` of a whole step are (q1, median, q3); `bound` is the ratio of the matrix products' FLOPs. `rate` is that
+    of the step's products in FLOPs a second, the optimiser's time left aside, and `of_matmul` what share it is of that
+    of the square product timed beside. Bytes as measured, and as `declared_…` by the closed form: of activations, and
+    of all that a step holds.
+    """
+    found = []
+    for record in records:
+        case, reached = record["configuration"], _matmul_rate(record)
+        times = {arm: step_seconds(record, arm) for arm in record["repetitions"]}
+        whole = {arm: step_seconds(record, arm, optimiser=True) for arm in times}
+        for arm, own in times.items():
+            cost = declared(case, arm)
+            row = row_of(record, variant=arm, repetitions=len(own), seconds=quartiles(whole[arm]))
+            row["speedup"] = ratio(times[STANDARD], own)
+            row["speedup_with_optimiser"] = ratio(whole[STANDARD], whole[arm])
+            row["bound"] = declared(case, STANDARD).step / cost.step
+            row["rate"] = cost.step / statistics.median(own)
+            row["of_matmul"] = row["rate"] / reached if reached else None
+            facts = record["facts"].get(arm, {})
+            row |= {name: value for name, value in facts.items() if name.endswith("_bytes")}
+            row["declared_saved_bytes"] = cost.saved_bytes
+            row["declared_bytes"] = sum(step_memory(cost).values())
+            found.append(row)
+    return found
+
+
+def _matmul_rate(record: Record) -> float | None:
+    """FLOPs a second of the square product."""
+    times = record["facts"].get(MATMUL)
+    if not times:
+        return None
+    edge: int = record["configuration"]["edge"]
+    return 2 * edge**3 / statistics.median(clocked(record, times, "product"))
+
+
+def line(record: Record) -> str:
+    """One case in a line: each variant's speed-up and its bound, and the share of the square product's rate."""
+    found = rows([record])
+    texts = [
+        f"{r['variant']} x{r['speedup'][1]:.3f} (bound {r['bound']:.3f})" for r in found if r["variant"] != STANDARD
+    ]
+    return ", ".join([*texts, f"{_percent(found[0]['of_matmul'])} of the matmul rate"])
+
+
+def _percent(share: float | None) -> str:
+    return "?" if share is None else f"{100 * share:.0f} %"
+
+
+def table(records: Sequence[Record]) -> str:
+    """The stored steps, a table per device."""
+
+    def lines(group: list[Record]) -> list[str]:
+        return [
+            f"{row['model']:14}{row['B']:5}  {row['variant']:10}{1e3 * row['seconds'][1]:10.1f}"
+            f"{row['speedup'][1]:10.3f}{row['bound']:8.3f}{_percent(row['of_matmul']):>11}"
+            for row in rows(group)
+        ]
+
+    head = f"{'model':14}{'B':>5}  {'variant':10}{'step, ms':>10}{'speed-up':>10}{'bound':>8}{'of matmul':>11}"
+    return tables(records, lines, head=head)
+
+
+WHOLE_MODELS = benchmark.experiment(
+    "whole-models",
+    "the training step of published models, learned, frozen and stopped q and k",
     cases=cases,
     run=run,
     work=work,
     label=label,
-    line=model_rows.line,
-    show=model_rows.table,
-    needs=Needs(
-        configuration={name: type(value) for name, value in case("BERT-base").items()},
-        arms=VARIANTS,
-        quantities=tuple(f"{phase}_s" for phase in PHASES),
-    ),
-    quiet=True,
+    line=line,
+    show=table,
+    like=case("BERT-base"),
+    arms=VARIANTS,
+    quantities=PHASES,
 )

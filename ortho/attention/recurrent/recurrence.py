@@ -1,0 +1,206 @@
+r"""States that are written to, erased from and read, one token after the other: what all of them share.
+
+A state is a matrix S (K, V) that answers a query with $o = S^T q$. Token t fades it, by one factor $a_t$ or by one for
+each channel of the keys, replaces a share $\beta_t$ of what it holds at the key $k_t$, and then answers $q_t$:
+
+$$S_t = (I - \beta_t k_t k_t^T)\, \mathrm{Diag}(a_t)\, S_{t-1} + \beta_t k_t v_t^T, \qquad o_t = S_t^T q_t .$$
+
+In a call that is not causal every query reads the state after the last key. A masked key leaves the state as it is.
+"""
+
+from typing import Any
+
+import torch
+
+from ortho import _checks
+from ortho._cost import AttentionCost
+from ortho._typing import Float, Size, State, Tensor
+from ortho.attention.operands import gate, unit, upcast
+
+
+def recurrence(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
+    beta: Float[Tensor, "*batch M"] | None,
+    log_decay: Float[Tensor, "..."] | None,
+    S: Float[Tensor, "*batch K V"],
+    *,
+    is_causal: bool,
+    erase: bool = True,
+    steps: int = 1,
+) -> tuple[Float[Tensor, "*batch N V"], Float[Tensor, "*batch K V"]]:
+    """(o, the state after the last key) as the formula reads, with a query behind each `steps` keys; without `erase`, a
+    key adds to what the state holds."""
+    # Unbound at once: to take each token by its index would make the backward pass quadratic.
+    rows = []
+    queries = q[..., None, :].unbind(-3) if is_causal else ()
+    strengths = None if beta is None else beta[..., None, None].unbind(-3)
+    decays = None
+    if log_decay is not None:
+        a = log_decay.exp()
+        decays = (a[..., None] if a.dim() == k.dim() else a[..., None, None]).unbind(-3)  # (..., K or 1, 1)
+    for t, (key, value) in enumerate(zip(k[..., None, :].unbind(-3), v[..., None, :].unbind(-3), strict=True)):
+        if decays is not None:
+            S = decays[t] * S
+        new = value - key @ S if erase else value  # (..., 1, V)
+        if strengths is not None:
+            new = strengths[t] * new
+        S = S + key.mT @ new
+        if is_causal and (t + 1) % steps == 0:
+            rows.append(queries[t // steps] @ S)
+    return torch.cat(rows, -2) if is_causal else q @ S, S
+
+
+def recurrence_cost(
+    G: Size,
+    N: Size,
+    K: Size,
+    V: Size,
+    *,
+    causal: bool,
+    q_grad: bool,
+    k_grad: bool,
+    itemsize: int,
+    erase: int = 1,
+    rates: Size = 0,
+    steps: Size = 1,
+) -> AttentionCost:
+    """`recurrence` on G sequences of N tokens, with `rates` decays a key: 0, 1 or K. A strength is given if it erases.
+
+    `q_grad` and `k_grad` say whether queries and keys need a gradient.
+    """
+    reads, rows, state, decays = G * N, G * N * steps, G * K * V, int(rates != 0)
+    states, later = N * steps * state, (N * steps - 1) * state
+    summed = V if rates == K else K * V  # of a decay's gradient; autograd leaves sums over axes of length 1 out
+    errors = erase * rows * V
+    return AttentionCost(
+        # What a key holds, what is written; what is read. No gradient reaches the first state, but its decay's does.
+        forward=2 * (1 + erase) * rows * K * V + 2 * reads * K * V,
+        backward=2 * (1 + erase) * (1 + k_grad) * rows * K * V
+        + 2 * (1 + q_grad) * reads * K * V
+        - 2 * (1 - decays) * state,
+        # Errors and their strengths; sums; decays, exp and product
+        elementwise_forward=2 * errors + states + rows * rates + decays * states,
+        # Strengths' two products, signs of the errors, sums; keys are used twice, and so is each state but the last,
+        # three times where it is read. With decays exp and two products; none reaches the first state's.
+        elementwise_backward=3 * errors
+        + (errors if V != 1 else 0)
+        + erase * ((rows * K if k_grad else 0) - (0 if k_grad or decays else G * V) + later + decays * state)
+        + (rows * rates + states + later + (states if summed != 1 else 0) if decays else 0)
+        + ((N - 1) * state if causal else 0),
+        # Queries, keys, strengths, decays, errors; what is written; the states that are faded, held at a key, and read
+        saved_bytes=itemsize
+        * (
+            (reads + rows) * K
+            + rows * (erase + rates)
+            + errors
+            + (rows * V if k_grad else 0)
+            + (decays + erase * k_grad) * states
+            + (state if q_grad else 0)
+        ),
+    )
+
+
+def read_at_end_cost(G: Size, N: Size, K: Size, V: Size, qk_grad: bool, itemsize: int) -> AttentionCost:
+    """N queries that all read the last state."""
+    product = 2 * G * N * K * V
+    kept = G * N * K + (G * K * V if qk_grad else 0)
+    return AttentionCost(product, product * (1 + qk_grad), saved_bytes=itemsize * kept)
+
+
+def check_writes(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    beta: Tensor | None = None,
+    log_decay: Tensor | None = None,
+    normalise: bool = True,
+    channels: bool = False,
+    erase: bool = True,
+    **_: Any,
+) -> None:
+    """Refuse gates that do not fit the keys, or are out of range; `channels` says that decays are (..., M, K).
+
+    Raises TypeError or ValueError, naming the argument; on the CPU also for a `beta` outside [0, 2], a `log_decay`
+    above 0 or not finite, and, in a state that is erased from, as `check_growth` does where keys are not normalised.
+    """
+    gate("beta", beta, k, k.shape[:-1])
+    gate("log_decay", log_decay, k, k.shape if channels else k.shape[:-1])
+    if beta is not None:
+        _checks.within("beta", "write strengths", beta, 0, 2)
+    if log_decay is not None:
+        _checks.within("log_decay", "logarithms of decays", log_decay, torch.finfo(log_decay.dtype).min, 0)
+    if erase and not normalise:
+        check_growth("beta", beta, k, attn_mask)
+
+
+def check_growth(name: str, strengths: Tensor | float | None, k: Tensor, attn_mask: Tensor | None) -> None:
+    """ValueError, on the CPU, for a key along which writing would enlarge the state, strength |k|^2 > 2, unless the
+    mask (..., M) hides it. Strengths (..., M) are 1 by default."""
+    keys = upcast(k.detach())
+    corrected = (keys**2).sum(-1)
+    if isinstance(strengths, Tensor):
+        strengths = strengths.detach().to(keys.dtype)
+    corrected = corrected if strengths is None else strengths * corrected
+    # Rounding, of the caller's keys and of this sum, may leave a unit key a little longer.
+    most = 2 + 8 * max(torch.finfo(k.dtype).eps, torch.finfo(keys.dtype).eps * k.shape[-1])
+    shown = corrected if attn_mask is None else corrected.masked_fill(~attn_mask, 0)
+    _checks.within("k", f"{name} |k|^2", shown, 0, most)
+
+
+def prepared(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    log_decay: Tensor | None,
+    attn_mask: Tensor | None,
+    scale: float | None,
+    initial_state: State | None,
+    *,
+    normalise: bool,
+    erase: bool = True,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor]:
+    """(q, k, v, beta, log_decay, S) as the recurrence takes them; keys that the mask (..., M) hides neither write nor
+    fade.
+
+    A state that one does not `erase` from takes keys of any length and no `beta`, and scales its queries by 1/sqrt(K)
+    by default. Raises ValueError for an `initial_state` that does not fit; on the CPU also for values whose sum may
+    leave the range of the dtype.
+    """
+    if attn_mask is not None:
+        hidden = ~attn_mask
+        if erase:
+            v = v.masked_fill(hidden[..., None], 0)
+            beta = (torch.ones_like(k[..., 0]) if beta is None else beta).masked_fill(hidden, 0)
+        else:
+            k = k.masked_fill(hidden[..., None], 0)
+        if log_decay is not None:
+            log_decay = log_decay.masked_fill(hidden[..., None] if log_decay.dim() == k.dim() else hidden, 0)
+    if erase:
+        # No write enlarges what is held, so that a state holds 2 |v| of each token at most, and is corrected by as
+        # much. Were this infinite, products with weights of 0 would make it NaN in the rows of earlier tokens.
+        most = torch.finfo(v.dtype).max / (4 * v.shape[-2])
+        _checks.within("v", f"values of {v.shape[-2]} tokens", v, -most, most)
+    if normalise:
+        q, k = unit(q, "q"), unit(k, "k")
+    if scale is None and not erase:
+        scale = q.shape[-1] ** -0.5
+    if scale is not None:
+        q = q * scale
+    return q, k, v, beta, log_decay, _first(initial_state, k, v)
+
+
+def _first(state: State | None, k: Tensor, v: Tensor) -> Float[Tensor, "*batch K V"]:
+    """What an `initial_state` (S,) holds; without one an empty state."""
+    shape = (*k.shape[:-2], k.shape[-1], v.shape[-1])
+    if state is None:
+        return v.new_zeros(shape)
+    (S,) = _checks.state(state, "S")
+    if S.shape != shape or S.dtype != v.dtype:
+        dtype = str(v.dtype).removeprefix("torch.")
+        raise ValueError(f"initial_state: expected S {dtype} {shape}, got {_checks.describe(S)}")
+    return S

@@ -1,0 +1,273 @@
+"""What calls of attention cost beside their mechanisms' closed forms: by position, decoded with a cache, in choosing
+pairs, and in numbers that move between two memories.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from ortho import _checks
+from ortho._checks import checked, one_of
+from ortho._cost import AttentionCost
+from ortho._typing import Size
+from ortho.attention import MECHANISMS
+from ortho.attention.cache import KeyValueCache, PatternCache, new_cache
+from ortho.attention.chunking import CHUNK
+from ortho.attention.sparse.pattern import Pattern, pattern_of
+from ortho.attention.untrained.patterns import EMPTY, Border, Context, Gaussian, Recent, Shift
+from ortho.attention.untrained.positional_attention import SEVEN, PositionalPattern, named
+from ortho.projections import kv_heads
+
+# ---------------------------------------------------------------------------------------------------------- by position
+
+
+_WIDE = 8  # bytes of a float64 or int64
+
+
+@checked
+def positional_attention(
+    B: Size,
+    N: Size,
+    V: Size,
+    patterns: Sequence[PositionalPattern | str] = SEVEN,
+    *,
+    causal: bool = False,
+    empty: str = "zero",
+    itemsize: int = 4,
+) -> AttentionCost:
+    """`ortho.attention.untrained.positional_attention` on v (B, H, N, V), a pattern a head, without masks or words.
+
+    The fast form; v needs a gradient. With symbols, N stands for more than one token, and a Gaussian's rows, of which
+    a causal call has one more than tokens, fill chunks.
+    """
+    one_of("empty", empty, EMPTY)
+    item, found = max(itemsize, 4), named(patterns)
+    # Equal heads that follow each other are one wide head.
+    runs = [(pattern, len(list(equal))) for pattern, equal in groupby(found)]
+    heads = [_head(pattern, B, N, count * V, causal, empty == "self", item) for pattern, count in runs]
+    decoded = AttentionCost(
+        # A Gaussian's row of the last token before, and of the new one
+        decode=sum(4 * B * V * (2 + pattern.vectors) for pattern in found if isinstance(pattern, Gaussian)),
+        state_bytes=_WIDE * B * (V * sum(1 + pattern.vectors for pattern in found) + 3),
+    )
+    return sum(heads, start=decoded)
+
+
+def _head(p: PositionalPattern, B: Size, N: Size, V: Size, causal: bool, to_itself: bool, item: int) -> AttentionCost:
+    """One head. A causal call has a position more than tokens: that of the last token before it."""
+    P = N + int(causal)
+    x, u = B * N * V, B * P * V  # numbers at the tokens, and at the positions
+    sums = 0 if P == 1 else u  # the gradient of a sum of one is no sum
+    if isinstance(p, Gaussian):
+        part = _gaussian(p, B, V, x, P, causal, item)
+    elif isinstance(p, Recent):
+        part = _recent(p, B, V, x, u, P, causal, item)
+    elif causal and not p.vectors:  # zeros, but for the current token; a context has its divisors all the same
+        zeros = 0 if isinstance(p, Shift) and p.offset == 0 else x
+        part = AttentionCost(0, 0, zeros + (P if isinstance(p, Context) else 0), zeros, 0)
+    elif isinstance(p, Shift):
+        part = AttentionCost(0, 0, 0, 0, 0)
+    elif isinstance(p, Context) or not causal:
+        # Cubes, a product with them, sums, squares, a division by them. Kept: cubes and squares.
+        part = AttentionCost(0, 0, 3 * u + 2 * P, 2 * u + sums, 2 * _WIDE * P)
+    elif isinstance(p, Border) and p.end:
+        # As before; cubes of the row's own, over squares too, times the token's value, a sum
+        part = AttentionCost(0, 0, 3 * u + 2 * x + 4 * P, 3 * u + 2 * x, 3 * _WIDE * P)
+    elif isinstance(p, Border):
+        # Four sums, a product and two sums of them, a division; own weights of 1 over squares, a product, a sum.
+        # Backward also two sums where a sum is used twice.
+        part = AttentionCost(0, 0, 8 * u + 2 * x + 3 * P, 8 * u + 2 * x, 2 * _WIDE * P)
+    else:
+        raise TypeError(f"patterns: expected those of ortho.attention.untrained.positional_attention, got {p}")
+    if not to_itself or isinstance(p, Gaussian | Border | Recent) or (isinstance(p, Shift) and p.offset == 0):
+        return part
+    # A choice between two; backward two, and the sum of their gradients. Kept: a byte a position.
+    return part + AttentionCost(0, 0, x, 3 * x, P)
+
+
+def _gaussian(p: Gaussian, B: Size, V: Size, x: Size, P: Size, causal: bool, item: int) -> AttentionCost:
+    sides = [p] if causal else [p, p.mirrored()]
+    forward = chunks = saved = 0
+    for side in sides:
+        R = side.vectors
+        width = min(P, max(CHUNK, R)) if isinstance(P, int) else max(CHUNK, R)
+        number = -(-P // width) if isinstance(P, int) else P / width
+        forward += 2 * B * V * number * width * (width + R)
+        chunks += 0 if number == 1 else B * V * (number + 1) * width  # gradients of a chunk's own and next reader
+        saved += item * width * (width + R)
+    once, rows = 0, 0
+    if p.normalise:
+        # Weights summed up; a row's two sums and its own weight; a division. Causal: also of the own weights.
+        once = p.vectors + p.mirrored().vectors + 2 + 2 * P + (2 * P if causal else 0)
+        rows = B * V * P
+        saved += item * P * (1 + causal)
+    # Own weights, and the sum with each side's; the same backward
+    own = x * (1 + len(sides))
+    return AttentionCost(forward, forward, own + rows + once, own + rows + chunks, saved)
+
+
+def _recent(p: Recent, B: Size, V: Size, x: Size, u: Size, P: Size, causal: bool, item: int) -> AttentionCost:
+    """Sums of the places behind, over how many there are, and the token's own; backward the gradients of the places,
+    each as long as all of them, are added up."""
+    w = p.vectors + 1 if causal else p.width
+    several, places = int(w > 1), max(0, w - 2) * B * V * (P + w - 1)
+    if causal:  # the divisors of the own weight and of the others; the own weight, and a product with it
+        own = x + 2 * P
+        return AttentionCost(
+            0, 0, (w - 1) * u + several * x + own, places + several * (u + x) + x, item * P * (1 + several)
+        )
+    return AttentionCost(0, 0, w * u, places + (1 + several) * u, item * P)
+
+
+# -------------------------------------------------------------------------------------------------------------- decoded
+
+
+@checked
+def shared_heads(H: Size, num_kv_heads: Size | None) -> Size:
+    """The heads of keys that H heads of queries share, by default as many; numbers are checked, symbols pass."""
+    if num_kv_heads is None or hasattr(num_kv_heads, "free_symbols"):
+        return H if num_kv_heads is None else num_kv_heads
+    return num_kv_heads if hasattr(H, "free_symbols") else kv_heads(H, num_kv_heads)
+
+
+@dataclass(frozen=True)
+class DecodeCost:
+    """forward: FLOPs of matrix products, 2 a multiply-add. nbytes: of a cache with room for the token and no more."""
+
+    forward: Any
+    nbytes: Any
+
+
+@checked
+def decoded(
+    attention: str, B: Size, N: Size, H: Size, K: Size, V: Size, *, num_kv_heads: Size = None, itemsize: int = 4
+) -> DecodeCost:
+    """The N-th token of B sequences in H heads, read by `new_cache(attention, N)` in its fast form.
+
+    Queries share `num_kv_heads` heads of keys, by default H. Of a pattern N is an integer; elsewhere a symbol will do.
+    Raises TypeError or ValueError, naming the argument, for a mechanism that has no cache and for sizes that are none.
+    """
+    G = shared_heads(H, num_kv_heads)
+    cache = new_cache(attention, N if isinstance(N, int) else 1)
+    mechanism = MECHANISMS[attention]
+    pattern = pattern_of(mechanism)
+    if isinstance(cache, PatternCache) and pattern is not None:
+        if not isinstance(N, int):
+            raise TypeError(f"N: expected an integer, as the pairs of a pattern are counted, got {N!r}")
+        return DecodeCost(2 * B * H * read_keys(pattern, N) * (K + V), itemsize * B * G * cache.slots * (K + V))
+    if isinstance(cache, KeyValueCache):
+        return DecodeCost(2 * B * H * N * (K + V), itemsize * B * G * N * (K + V))
+    core = mechanism.cost(B, N, H, K, V, causal=True, itemsize=itemsize)  # heads are spread before
+    return DecodeCost(core.decode, core.state_bytes)
+
+
+@checked
+def read_keys(pattern: Pattern, N: int) -> int:
+    """How many keys the N-th token's query reads."""
+    before = pattern.pairs(N - 1, is_causal=True) if N > 1 else 0
+    return pattern.pairs(N, is_causal=True) - before
+
+
+# ------------------------------------------------------------------------------------------------------- choosing pairs
+
+
+# Not of a sparse + linear hybrid, in which near keys are so by their positions.
+CHOOSING = ("top-k", "importance", "lsh", "routing", "moba", "nsa")
+
+
+class Flops(NamedTuple):
+    """FLOPs of matrix products in a forward pass: what goes into choosing pairs, and into attending to them."""
+
+    choosing: Size
+    attending: Size
+
+    @property
+    def share(self) -> Size:
+        """Of choosing, in both."""
+        return self.choosing / (self.choosing + self.attending)
+
+
+@checked
+def choosing(attention: str, N: int, K: int, V: int, *, causal: bool = True, **sizes: Any) -> Flops:
+    """What the fast form spends on choosing pairs and on attending to them, for a sequence of N tokens, in FLOPs of
+    matrix products; its `share` is that of choosing. `sizes` are those of the mechanism's closed form.
+
+    Comparisons are not in it, which is all that "importance" chooses by. Raises ValueError for a mechanism that does
+    not choose, and for a call that it does not serve.
+    """
+    mechanism = MECHANISMS[one_of("attention", attention, CHOOSING)]
+    if not causal and not mechanism.bidirectional:
+        raise ValueError(f"causal: expected True, since {attention!r} chooses from a query's past, got {causal}")
+    whole, one_more = (mechanism.cost(1, N, 1, K, width, causal=causal, **sizes).forward for width in (V, V + 1))
+    attending = (K + V) * (one_more - whole)  # values of one number more: so much does a pair take for a number
+    return Flops(whole - attending, attending)
+
+
+# -------------------------------------------------------------------------------------------------------------- traffic
+
+
+# Numbers that attention moves between a large, slow memory and a small, fast one of M numbers: one head of width d, no
+# mask, forward (Dao et al. 2022, arXiv:2205.14135, section 3.2).
+#
+# Products of the fast memory's contents cost nothing here; what is counted is each number that is read from the slow
+# memory or written to it.
+
+
+class Traffic(NamedTuple):
+    """Numbers read from and written to the slow memory."""
+
+    reads: int
+    writes: int
+
+    @property
+    def total(self) -> int:
+        return self.reads + self.writes
+
+
+class Tile(NamedTuple):
+    """Queries and keys that are in the fast memory together."""
+
+    rows: int
+    columns: int
+
+
+@checked
+def materialised(N: int, d: int) -> Traffic:
+    """Scores, their softmax and its product with the values, one after the other through the slow memory (algorithm 0):
+    4 N^2 + 4 N d."""
+    return Traffic(reads=2 * N * d + N * N + (N * N + N * d), writes=2 * N * N + N * d)
+
+
+@checked
+def columns_first_tile(d: int, M: int) -> Tile:
+    """The tile of algorithm 1: four blocks of M / 4d keys or queries fill the fast memory. ValueError for M < 4 d."""
+    _checks.expect(4 * d <= M, "M", f"room for four rows of {d} numbers", M)
+    columns = M // (4 * d)
+    return Tile(min(columns, d), columns)
+
+
+@checked
+def columns_first(N: int, d: int, M: int) -> Traffic:
+    """Algorithm 1: for each block of keys and values, all queries pass by, with their outputs, maxima and sums, which
+    are read and written each time. About 12 N^2 d^2 / M."""
+    passes = -(-N // columns_first_tile(d, M).columns)
+    state = N * (d + 2)
+    return Traffic(reads=2 * N * d + passes * (N * d + state), writes=(1 + passes) * state)
+
+
+@checked
+def rows_first_tile(d: int, M: int) -> Tile:
+    """The tile with the most queries when keys come one by one: of a query its row, output, maximum, sum and score are
+    in the fast memory, of a key its row and value. ValueError for an M without room for one of each."""
+    rows = (M - 2 * d) // (2 * d + 3)
+    _checks.expect(rows >= 1, "M", f"room for a query and a key of {d} numbers, at least {4 * d + 3}", M)
+    return Tile(rows, 1)
+
+
+@checked
+def rows_first(N: int, d: int, M: int) -> Traffic:
+    """The order of Dao 2023 (arXiv:2307.08691, algorithm 1): for each block of queries all keys and values pass by, and
+    its output and logarithms of sums are written once. About 4 N^2 d^2 / M."""
+    passes = -(-N // rows_first_tile(d, M).rows)
+    return Traffic(reads=N * d + passes * 2 * N * d, writes=N * (d + 1))

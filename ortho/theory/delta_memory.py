@@ -1,0 +1,369 @@
+r"""What memories recall, what rounding makes of their states, and what they can keep track of.
+
+*Recall.* What a memory answers after it was told M pairs: exact expected errors, linear and by the delta rule. Keys are
+independent unit vectors of uniform direction in $R^K$, values independent with mean 0 and one mean square, of which
+errors are shares: a memory that answers 0 has the error 1. The age a of a pair counts those written after it. A write
+fades the memory by `decay`, $\alpha$, and enters its pair with the strength `beta`; linear, it adds to what is there,
+$S \leftarrow \alpha S + \beta k v^T$, and by the delta rule it erases first, $S \leftarrow (I - \beta k k^T)\, \alpha S
++ \beta k v^T$.
+
+The answer to the key $k_j$ is $\sum_i w_i v_i$, $w_i = \beta \alpha^{M-i} k_i^T x_i$, where $x_i$ is $k_j$ in the
+linear memory, and by the delta rule $x_M = k_j$, $x_{i-1} = (I - \beta k_i k_i^T) x_i$. With
+$E\, k k^T X k k^T = (2 X + \mathrm{tr}(X) I) / (K (K + 2))$ for symmetric X, all $E w_i^2$ are sums of powers.
+
+*Narrow states.* What rounding makes of a delta rule's memory over a long sequence, against float64. Each step, or each
+chunk, rounds the memory that it leaves behind. A rounding adds a relative error u (`rounding_error`), and each step
+multiplies the errors there are by $I - \beta k k^T$. For independent unit keys of uniform direction that leaves, on
+average, $\rho = 1 - \beta (2 - \beta) / K$ of a mean square, of the errors as of the memory, to which a write adds
+$\beta^2 |v|^2$ (`expected_error`). For $\beta$ between 0 and 2 errors die out as fast as memories do, and stay about $u
+/ \sqrt{1 - \rho}$ however long the sequence is. At $\beta = 2$ nothing dies out: the memory grows like $\sqrt{t}$, and
+the relative error like $u \sqrt{t / 2}$.
+
+*State tracking.* Parity, and counting round a circle, need eigenvalues below 0. Constructions in exact numbers, with
+unit keys. A first token writes the start; a symbol then turns the memory.
+
+* Parity, one channel: $1 - \beta k^2 = -1$ for $\beta = 2$ turns the sign at each one; $\beta = 0$ leaves it at a zero.
+* Counting modulo m, two channels: two reflections whose keys are an angle $\pi s / m$ apart turn the plane by
+  $2 \pi s / m$. That takes two steps a token (DeltaProduct; Siems et al. 2025, arXiv:2502.10297): the eigenvalues of
+  one step are real.
+
+Without negative eigenvalues there is no parity (after Grazzi et al. 2024, arXiv:2411.12537, theorem 1). Let a token,
+with key k, value v and strength $\beta$, be repeated from any memory. Along k the memory goes to v by the factor
+$\lambda = 1 - \beta |k|^2$ a step, and elsewhere it stays. So the answer after t of them is
+$o_t = o_\infty + \lambda^t (o_0 - o_\infty)$, with the answer $o_\infty$ of the memory that holds v at k (`repeat`).
+For $0 \le \lambda \le 1$ each linear function of $o_t$ moves one way only: a threshold on it changes sides at most
+once, and the parity of t changes at every step. Nor does another way to read help at a finite precision: $o_t$
+converges, and is the same for all but finitely many t.
+"""
+
+from itertools import count, pairwise
+from math import inf, log, pi
+from typing import Any, NamedTuple
+
+import torch
+from scipy.special import ndtr
+
+from ortho import _checks
+from ortho._checks import checked, unchecked_values
+from ortho._typing import Float, Int, Tensor
+from ortho.attention.recurrent.delta import delta_rule
+from ortho.attention.recurrent.recurrence import recurrence
+from ortho.theory.estimates import Estimate, estimate
+from ortho.theory.transitions import unit_keys
+
+# --------------------------------------------------------------------------------------------------------------- recall
+
+
+MEMORIES = ("linear", "delta")
+VALUES = 16  # numbers of a value in draws
+
+
+class Answer(NamedTuple):
+    """Expectations of an answer, as shares of the values' mean square."""
+
+    own: float  # the product with the value that was written, E o^T v
+    square: float  # E |o|^2
+
+    @property
+    def error(self) -> float:
+        """E |o - v|^2."""
+        return 1 - 2 * self.own + self.square
+
+
+@checked
+def expected_answer(memory: str, K: int, pairs: int, age: int, *, beta: float = 1.0, decay: float = 1.0) -> Answer:
+    r"""What the key of the pair of that age, 0 for the last one written, is answered after M `pairs`.
+
+    For beta = decay = 1 the error is $(M - 1) / K$ in the linear memory, and by the delta rule
+    $2 (1 - \rho^a) - \rho^M (1 - (\sigma / \rho)^a)$ with $\rho = 1 - 1/K$ and $\sigma = 1 - 2 (K + 1) / (K (K + 2))$.
+    """
+    _gates(memory, beta, decay)
+    _checks.expect(0 <= age < pairs, "age", f"0 to {pairs - 1} with {pairs} pairs", age)
+    fresh = beta * decay**age
+    if memory == "linear":
+        others = _geometric(decay**2, pairs) - decay ** (2 * age)
+        return Answer(fresh, fresh**2 + beta**2 / K * others)
+    erased = beta * (2 - beta)
+    kept = 1 - erased / K  # by one write, of the mean square of x
+    along = 1 - 2 * beta / K + 2 * beta**2 / (K * (K + 2))  # of that of x along k_j, but for what comes from across
+    square = ((K - 1) * along**age + kept**age) / K  # E (k_j^T x_j)^2
+    fading = decay**2 * kept
+    later = _geometric(fading, age)
+    earlier = decay ** (2 * age + 2) * (kept**age - erased * square) * _geometric(fading, pairs - 1 - age)
+    return Answer(fresh * (1 - beta / K) ** age, fresh**2 * square + beta**2 / K * (later + earlier))
+
+
+@checked
+def mean_error(
+    memory: str,
+    K: int,
+    pairs: int,
+    *,
+    last: int | None = None,
+    beta: float = 1.0,
+    decay: float = 1.0,
+    scaled: bool = False,
+) -> float:
+    """The expected error, the mean over the `last` pairs that were written, by default all.
+
+    `scaled`: after all answers were multiplied by the one number with which it is least, as a layer may learn to do.
+    """
+    last = pairs if last is None else _checks.positive_int("last", last)
+    _checks.expect(last <= pairs, "last", f"at most the {pairs} pairs", last)
+    found = [expected_answer(memory, K, pairs, age, beta=beta, decay=decay) for age in range(last)]
+    mean = Answer(*(sum(values) / last for values in zip(*found, strict=True)))
+    return 1 - mean.own**2 / mean.square if scaled else mean.error
+
+
+@checked
+def capacity(memory: str, K: int, error: float, *, beta: float = 1.0, decay: float = 1.0, scaled: bool = False) -> int:
+    """The most pairs of which any number up to it has at most that `mean_error`, a number between 0 and 1.
+
+    There is one: the error of old pairs tends to 1 or more.
+    """
+    _checks.expect(0 < error < 1, "error", "a number between 0 and 1", error)
+    gates: dict[str, Any] = {"beta": beta, "decay": decay, "scaled": scaled}
+    return next(M for M in count() if mean_error(memory, K, M + 1, **gates) > error)
+
+
+@checked
+def answers(
+    memory: str,
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
+    *,
+    beta: float = 1.0,
+    decay: float = 1.0,
+) -> Float[Tensor, "*batch M V"]:
+    """What each key is answered when all M pairs of unit keys and values have been written, in their order."""
+    _checks.one_of("memory", memory, MEMORIES)
+    strength = torch.full_like(k[..., 0], beta)
+    log_decay = None if decay == 1 else torch.full_like(strength, decay).log()
+    if memory == "delta":
+        found: Any = delta_rule(k, k, v, beta=strength, log_decay=log_decay, normalise=False)
+        return found
+    empty = v.new_zeros(*k.shape[:-2], k.shape[-1], v.shape[-1])
+    return recurrence(k, k, v, strength, log_decay, empty, is_causal=False, erase=False)[0]
+
+
+@checked
+def sampled_errors(
+    memory: str,
+    K: int,
+    pairs: int,
+    *,
+    draws: int,
+    beta: float = 1.0,
+    decay: float = 1.0,
+    generator: torch.Generator | None = None,
+) -> list[Estimate]:
+    """The errors of drawn keys and normal values, float64, by age; each is the mean of so many draws."""
+    _gates(memory, beta, decay)
+    k = unit_keys(draws, pairs, K, generator=generator)
+    v = torch.randn(draws, pairs, VALUES, generator=generator, dtype=torch.float64)
+    errors = (answers(memory, k, v, beta=beta, decay=decay) - v).square().mean(-1)  # (draws, M)
+    return [estimate(column) for column in errors.flip(-1).mT]
+
+
+def _geometric(ratio: float, terms: int) -> float:
+    """1 + ratio + ratio^2 + ..., so many terms."""
+    return terms if ratio == 1 else (1 - ratio**terms) / (1 - ratio)
+
+
+def _gates(memory: str, beta: float, decay: float) -> None:
+    """ValueError for an unknown memory, and for gates outside their range."""
+    _checks.one_of("memory", memory, MEMORIES)
+    for name, value, most in (("beta", beta, 2), ("decay", decay, 1)):
+        _checks.expect(0 < value <= most, name, f"a number in (0, {most}]", value)
+
+
+# -------------------------------------------------------------------------------------------------------- narrow states
+
+
+# What the memory is rounded to, and the significant bits of that. The arithmetic is float32's.
+STATES = {torch.float32: 24, torch.bfloat16: 8}
+CHUNK = 64
+
+
+class Operands(NamedTuple):
+    """Keys, values and write strengths of some runs, in float32: all states are made of the same numbers."""
+
+    k: Float[Tensor, "runs N K"]
+    v: Float[Tensor, "runs N K"]
+    beta: Float[Tensor, "runs N"]
+
+
+@checked
+def operands(
+    steps: int, K: int, strengths: tuple[tuple[float, float], ...], *, generator: torch.Generator | None = None
+) -> Operands:
+    """Unit keys of uniform direction, normal values as wide, strengths uniform in [least, most]: a run a pair."""
+    _checks.expect(strengths, "strengths", "one pair at least", "none")
+    least, most = torch.tensor(strengths).mT[..., None]  # (runs, 1)
+    runs, N = len(strengths), steps
+    share = torch.rand(runs, N, generator=generator)
+    k = unit_keys(runs, N, K, generator=generator).float()
+    return Operands(k, torch.randn(runs, N, K, generator=generator), least + (most - least) * share)
+
+
+@checked
+def marks(steps: int, count: int = 13, *, chunk: int = CHUNK) -> list[int]:
+    """About so many multiples of `chunk` up to `steps`, evenly spread on a logarithmic axis: where errors are taken."""
+    last = steps // chunk
+    return sorted({round(last ** (i / (count - 1))) * chunk for i in range(count)})
+
+
+def recurrent(x: Operands, at: list[int], states: tuple[torch.dtype, ...]) -> Float[Tensor, "states marks runs K V"]:
+    """The memories after so many steps, one step after the other in float32, rounded after each to every state."""
+    k = x.k[..., None].unbind(1)  # (runs, K, 1)
+    written, v = (x.beta[..., None] * x.k)[..., None].unbind(1), x.v[:, :, None].unbind(1)
+    S = x.v.new_zeros(len(states), *x.k.shape[::2], x.v.shape[-1])
+    narrow = [(memory, state) for memory, state in zip(S, states, strict=True) if state != S.dtype]
+    found = []
+    for start, stop in pairwise([0, *at]):
+        for t in range(start, stop):
+            S.addcmul_(written[t], v[t] - (k[t] * S).sum(-2, keepdim=True))
+            for memory, state in narrow:
+                memory.copy_(memory.to(state))
+        found.append(S.clone())
+    return torch.stack(found, 1)
+
+
+def chunked(x: Operands, at: list[int], state: torch.dtype) -> Float[Tensor, "marks runs K V"]:
+    """The memories after so many steps by the chunked delta rule, rounded after each chunk to `state`; what is computed
+    for float64 is computed in float64, all else in float32."""
+    wide = torch.float64 if state == torch.float64 else torch.float32
+    k, v, beta = (operand.to(wide) for operand in x)
+    S = v.new_zeros(*k.shape[::2], v.shape[-1])
+    found = []
+    with torch.no_grad(), unchecked_values():  # float32's unit keys are a little too long for float64's check
+        for start, stop in pairwise([0, *at]):
+            cuts = [start, stop] if state == wide else range(start, stop + 1, CHUNK)
+            for first, last in pairwise(cuts):
+                tokens = slice(first, last)
+                _, (S,) = delta_rule(
+                    k[:, -1:],
+                    k[:, tokens],
+                    v[:, tokens],
+                    beta=beta[:, tokens],
+                    normalise=False,
+                    initial_state=(S,),
+                    return_state=True,
+                )
+                S = S.to(state).to(wide)
+            found.append(S)
+    return torch.stack(found)
+
+
+@checked
+def rounding_error(bits: int) -> float:
+    """What rounding to so many significant bits changes in normal numbers: root mean squares of errors over numbers.
+
+    The error of a number in [2^e, 2^(e+1)) is uniform within 2^(e - bits) on either side.
+    """
+    exponents = range(-20, 4)  # all but 1e-5 of the numbers, and all that count
+    square = sum(4.0**e * 2 * (ndtr(2.0 ** (e + 1)) - ndtr(2.0**e)) for e in exponents)
+    return (square / 3) ** 0.5 / 2**bits
+
+
+@checked
+def expected_error(strengths: tuple[float, float], K: int, steps: int, bits: int, *, every: int = 1) -> float:
+    """The relative error of a memory that is rounded after `every` so many steps, from roundings of the memory alone.
+
+    Root of the ratio of mean squares, for independent unit keys of uniform direction and strengths uniform in [least,
+    most]: with $r = \\rho^{every}$ and n roundings, $u^2 (1 / (1 - r) - n r^n / (1 - r^n))$, or $u^2 (n + 1) / 2$
+    for r = 1.
+    """
+    least, most = strengths
+    mean, square = (least + most) / 2, (least**2 + least * most + most**2) / 3
+    kept = 1 - (2 * mean - square) / K
+    n, r = steps // every, kept**every
+    carried = (n + 1) / 2 if r == 1 else 1 / (1 - r) - n * r**n / (1 - r**n)
+    return rounding_error(bits) * carried**0.5
+
+
+@checked
+def relative_errors(found: Float[Tensor, "*any K V"], exact: Float[Tensor, "*#any K V"]) -> Float[Tensor, "*any"]:
+    """Frobenius norms of the differences over those of the exact memories."""
+    return (found.double() - exact).flatten(-2).norm(dim=-1) / exact.flatten(-2).norm(dim=-1)
+
+
+# ------------------------------------------------------------------------------------------------------- state tracking
+
+
+@checked
+def parity_operands(bits: Int[Tensor, "*batch N"]) -> dict[str, Any]:
+    r"""q, k, v (..., N + 1, 1) and beta (..., N + 1) with which the delta rule answers $(-1)^{b_1 + \dots + b_t}$."""
+    _checks.indices("bits", bits, 2)
+    start = torch.zeros(*bits.shape[:-1], bits.shape[-1] + 1, dtype=torch.float64)
+    start[..., 0] = 1
+    ones = torch.ones_like(start)[..., None]
+    return {"q": ones, "k": ones, "v": start[..., None], "beta": torch.cat([start[..., :1], 2.0 * bits], -1)}
+
+
+@checked
+def counter_operands(numbers: Int[Tensor, "*batch N"], m: int) -> dict[str, Any]:
+    r"""Operands of DeltaProduct, width 2, N + 1 tokens of two steps, that add up numbers modulo m.
+
+    The memory is a rotation by $2 \pi s / m$ for the sum s, of which the answers are the first row (`read_counts`).
+    """
+    shape = (*numbers.shape[:-1], numbers.shape[-1] + 1)
+    axes = torch.eye(2, dtype=torch.float64)
+    first = axes[0].expand(*shape, 2)  # what all tokens have in common
+    angle = torch.cat([torch.full_like(numbers[..., :1], m / 2.0, dtype=torch.float64), numbers], -1)
+    angle = angle * (pi / m)  # a quarter turn at the start: its keys are the axes
+    start = torch.zeros(shape, dtype=torch.float64)
+    start[..., 0] = 1
+    return {
+        "q": first,
+        "k": first,
+        "v": start[..., None] * axes[0],
+        "beta": (2 - start)[..., None].expand(*shape, 2),
+        "more_keys": torch.stack([angle.cos(), angle.sin()], -1)[..., None, :],
+        "more_values": (start[..., None] * axes[1])[..., None, :],
+    }
+
+
+@checked
+def read_counts(o: Float[Tensor, "*batch N 2"], m: int) -> Int[Tensor, "*batch N"]:
+    """The sums modulo m that the answers of `counter_operands` stand for."""
+    turns = torch.atan2(-o[..., 1], o[..., 0]) / (2 * pi)
+    return (turns * m).round().long() % m
+
+
+@checked
+def repeat(
+    q: Float[Tensor, "K"],
+    k: Float[Tensor, "K"],
+    v: Float[Tensor, "V"],
+    beta: float,
+    S: Float[Tensor, "K V"],
+    steps: int,
+) -> Float[Tensor, "T V"]:
+    """The answers o_0 to o_steps to q while one token is repeated, by their closed form; S is the memory at first."""
+    square = k @ k
+    powers = (1 - beta * square) ** torch.arange(steps + 1, dtype=k.dtype)
+    held = q @ S
+    settled = held + (q @ k) * (v - k @ S) / square
+    return settled + powers[:, None] * (held - settled)
+
+
+@checked
+def sign_changes(x: Float[Tensor, "T ..."]) -> Int[Tensor, "..."]:
+    """How often a sequence, along its first axis, goes from positive to negative or back; zeros count as negative."""
+    return (x > 0).diff(dim=0).sum(0)
+
+
+@checked
+def most_right(count: int) -> int:
+    """Of so many alternating labels, the most that a sequence which changes sides at most once can have right."""
+    return min(count, count // 2 + 1)
+
+
+@checked
+def lasts(beta: float, margin: float) -> float:
+    """The steps after which what unit keys of strength `beta` keep turning has fallen to the share `margin`."""
+    _checks.expect(0 <= beta <= 2, "beta", "a number in [0, 2]", beta)
+    _checks.expect(0 < margin < 1, "margin", "a number in (0, 1)", margin)
+    kept = abs(1 - beta)
+    return inf if kept == 1 else 0.0 if kept == 0 else log(margin) / log(kept)

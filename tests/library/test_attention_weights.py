@@ -1,0 +1,168 @@
+"""Attention weights of a layer: what `need_weights` gives, their dropout; weights from PyTorch's layer and back."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from ortho import MECHANISMS, MultiheadAttention, RandomFeatureAttention, StoppedAttention, TransformerBlock
+
+# Two float64 computations of the same sums in different orders, magnified by exponentials of scores up to 20.
+close = partial(torch.testing.assert_close, atol=1e-10, rtol=1e-10)
+B, N, D, H = 2, 9, 12, 3
+WITH = [name for name, m in MECHANISMS.items() if m.gives_weights]
+WITHOUT = [name for name in MECHANISMS if name not in WITH]
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def draw(*shape, seed=1):
+    return torch.randn(shape, generator=generator(seed), dtype=torch.float64)
+
+
+def layer(attention="softmax", cls=MultiheadAttention, **kwargs):
+    kwargs = {"attention": attention, **kwargs} if cls is MultiheadAttention else kwargs
+    return cls(D, H, generator=generator(), dtype=torch.float64, **kwargs)
+
+
+def merged(one, x, weights):
+    """The outputs that the weights make of the layer's values."""
+    heads = weights.shape[1]
+    v = (x @ one.weight_v.T).unflatten(-1, (one.num_kv_heads, -1)).transpose(1, 2)
+    v = v.repeat_interleave(heads // one.num_kv_heads, 1)
+    return (weights @ v).transpose(1, 2).flatten(2) @ one.weight_o.T
+
+
+@pytest.mark.parametrize("form", ["fast", "reference"])
+@pytest.mark.parametrize("name", WITH)
+def test_outputs_are_the_weights_times_the_values(name, form):
+    """Also with padding, of which no query takes anything; gradients are those of the layer's own call."""
+    m, x, d_y = MECHANISMS[name], draw(B, N, D), draw(B, N, D, seed=2)
+    one = layer(name, form=form)
+    padding = torch.arange(N).expand(B, -1) >= torch.tensor([[N], [6]])
+    for masks in ({}, {"key_padding_mask": padding}):
+        call = {"is_causal": m.causal, **masks}
+        leaf = x.clone().requires_grad_()
+        leaves = [leaf, *one.parameters()]
+        plain = one(leaf, **call)
+        y, weights = one(leaf, need_weights=True, **call)
+        assert weights.shape == (B, H, N, N)
+        close(y, plain)
+        close(merged(one, x, weights), y)
+        if masks and not m.fitted:
+            assert not weights[1, :, :, 6:].any()
+        if m.causal:
+            assert not weights.triu(1).any()
+        if not m.fitted:  # whose constants see of what passes a gradient another part
+            for a, b in zip(*(torch.autograd.grad(out, leaves, d_y) for out in (y, plain)), strict=True):
+                close(a, b)
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_without_weights_the_outputs_are_not_linear_in_the_values(name):
+    """And weights, or dropout of them, are refused by name."""
+    one, call = layer(name), {"is_causal": True}
+    gates = {gate: make(draw(B, N, D)) for gate, make in one.gates.items()}
+    q, k, v = (draw(B, H, N, D // H, seed=seed) for seed in (3, 4, 5))
+    once, twice = (MECHANISMS[name].reference(q, k, values, **call, **gates) for values in (v, 2 * v))
+    assert (twice - 2 * once).abs().max() > 1e-3
+    wanted = f"expected False with the attention {name!r}, which has no weights, got True"
+    with pytest.raises(ValueError, match=f"need_weights: {wanted}"):
+        one(draw(B, N, D), is_causal=True, need_weights=True)
+    with pytest.raises(ValueError, match=f"dropout: expected 0 with the attention {name!r}, which has no weights, got"):
+        layer(name, dropout=0.1)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_weights_are_those_of_torch(masked):
+    one, x, context = layer(), draw(B, N, D), draw(B, 5, D, seed=2)
+    padding = torch.tensor([[False] * 5, [False, True, True, False, False]]) if masked else None
+    y, weights = one(x, context, key_padding_mask=padding, need_weights=True)
+    theirs = one.to_torch()(x, context, context, key_padding_mask=padding, average_attn_weights=False)
+    close(y, theirs[0])
+    close(weights, theirs[1])
+
+
+@pytest.mark.parametrize(
+    "cls", [partial(MultiheadAttention, num_kv_heads=1), StoppedAttention], ids=["grouped", "stopped"]
+)
+def test_dropout_leaves_out_a_share_of_the_weights(cls):
+    """While training alone. What is left is scaled; the outputs are those of what is left; x has a gradient of it."""
+    one, plain = (cls(D, 4, dropout=p, generator=generator(), dtype=torch.float64) for p in (0.25, 0.0))
+    x = draw(B, 40, D)
+    assert torch.equal(one.eval()(x), plain(x))
+    _, whole = plain(x, need_weights=True)
+    one.train()
+    torch.manual_seed(0)
+    y, weights = one(x, need_weights=True)
+    torch.manual_seed(0)
+    close(one(x), y)
+    close(merged(one, x, weights), y)
+    kept = weights != 0
+    close(weights[kept], whole[kept] / 0.75)
+    # 12,800 weights are left out independently: five standard errors.
+    assert abs(float((~kept).double().mean()) - 0.25) < 5 * (0.25 * 0.75 / kept.numel()) ** 0.5
+    leaf = x.clone().requires_grad_()
+    one(leaf).square().sum().backward()
+    assert leaf.grad.abs().sum() > 0
+
+
+def test_dropout_in_a_block_and_a_model():
+    block = TransformerBlock(D, 3, attention_dropout=0.5, generator=generator())
+    assert (block.attention.dropout, block.dropout.p) == (0.5, 0.0)
+    assert "dropout" not in block.state_dict()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_from_torch_and_back(bias):
+    """Weights, biases, dropout and mode; the same outputs, and the same layer again. No number is drawn."""
+    theirs = nn.MultiheadAttention(D, H, 0.1, bias=bias, batch_first=True, dtype=torch.float64).eval()
+    if bias:
+        nn.init.normal_(theirs.in_proj_bias, generator=generator())
+        nn.init.normal_(theirs.out_proj.bias, generator=generator(1))
+    before = torch.get_rng_state()
+    ours, frozen = MultiheadAttention.from_torch(theirs), MultiheadAttention.from_torch(theirs, projection="stopped")
+    assert torch.equal(torch.get_rng_state(), before)
+    x = draw(B, N, D)
+    want = theirs(x, x, x, need_weights=False)[0]
+    assert (ours.dropout, ours.training) == (0.1, False)
+    close(ours(x), want)
+    close(frozen(x), want)
+    assert {name for name, _ in frozen.named_parameters()} == {
+        f"{kind}_{part}" for kind in ("weight", "bias")[: 1 + bias] for part in "vo"
+    }
+    again = ours.to_torch()
+    assert again.dropout == 0.1
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in theirs.state_dict().items())
+    linear = MultiheadAttention.from_torch(theirs, attention="linear", form="reference")
+    assert torch.equal(linear.weight_v, ours.weight_v) and linear.attention == "linear"
+
+
+@pytest.mark.bad_input
+def test_errors():
+    x, trained = draw(B, N, D), layer(dropout=0.1)
+    module = layer(RandomFeatureAttention(D // H, 8, dtype=torch.float64))
+    plain = layer()
+    of = MultiheadAttention.from_torch
+    with pytest.raises(TypeError, match="layer: expected an nn.MultiheadAttention itself, got Linear"):
+        of(nn.Linear(2, 2))
+    causal, unbiased = partial(plain, x, is_causal=True, need_weights=True), nn.MultiheadAttention(D, H, bias=False)
+    for call, message in (
+        (lambda: layer(dropout=1.0), r"dropout: expected a number in \[0, 1\), got 1.0"),
+        (
+            lambda: module(x, need_weights=True),
+            "need_weights: expected False with the attention RandomFeatureAttention",
+        ),
+        (lambda: causal(return_state=True), "need_weights: expected False beside a state, got True"),
+        (lambda: causal(cache=plain.new_cache(9)), "need_weights: expected none beside a cache, got bool True"),
+        (lambda: trained(x, is_causal=True, return_state=True), "dropout: expected 0 in training beside a state"),
+        (lambda: trained(x, is_causal=True, cache=trained.new_cache(9)), "dropout: expected 0 .* beside a cache, got"),
+        (lambda: of(nn.MultiheadAttention(D, H, kdim=4)), "layer: expected kdim and vdim of embed_dim = 12"),
+        (lambda: of(nn.MultiheadAttention(D, H, add_bias_kv=True)), "layer: .* no add_bias_kv and no"),
+        (lambda: of(unbiased, projection="structured"), "projection: expected one that has projection.weight_q"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()

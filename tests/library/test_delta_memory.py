@@ -1,0 +1,304 @@
+"""What memories recall, by closed forms, draws and hand; narrow states over long sequences; what a state can track."""
+
+from math import inf
+
+import pytest
+import torch
+from seeded import generator
+
+from ortho import MECHANISMS
+from ortho.theory.delta_memory import (
+    CHUNK,
+    STATES,
+    answers,
+    capacity,
+    chunked,
+    counter_operands,
+    expected_answer,
+    expected_error,
+    lasts,
+    marks,
+    mean_error,
+    most_right,
+    operands,
+    parity_operands,
+    read_counts,
+    recurrent,
+    relative_errors,
+    repeat,
+    rounding_error,
+    sampled_errors,
+    sign_changes,
+)
+from ortho.theory.estimates import SIGMAS, estimate
+from ortho.theory.transitions import unit_keys
+
+# --------------------------------------------------------------------------------------------------------------- recall
+
+
+def error_of(*args, **gates):
+    return expected_answer(*args, **gates).error
+
+
+@pytest.mark.parametrize("memory", ["linear", "delta"])
+@pytest.mark.parametrize(
+    ("K", "pairs", "beta", "decay"),
+    [(1, 3, 1.0, 1.0), (2, 5, 1.0, 1.0), (4, 12, 1.0, 1.0), (4, 12, 0.6, 1.0), (4, 6, 2.0, 1.0), (6, 14, 1.5, 0.9)],
+)
+def test_drawn_errors_have_the_expected_mean(memory, K, pairs, beta, decay):
+    """100 means in all, each beyond SIGMAS with probability 1e-5: 1 false alarm in 1,000 seeds."""
+    gates = {"beta": beta, "decay": decay}
+    found = sampled_errors(memory, K, pairs, draws=4000, generator=generator(), **gates)
+    for age, error in enumerate(found):
+        expected = error_of(memory, K, pairs, age, **gates)
+        if age == 0 and beta == 1 and memory == "delta":
+            assert expected == 0
+            assert error.value < 1e-28  # the square of rounding
+        else:
+            assert abs(error.deviation(expected)) < SIGMAS
+            assert error.standard_error < 0.1 * (1 + expected)
+
+
+@pytest.mark.parametrize("memory", ["linear", "delta"])
+def test_the_product_with_the_own_value_has_the_expected_mean(memory):
+    """8 means: 1 false alarm in 12,500 seeds."""
+    gates = {"beta": 0.8, "decay": 0.95}
+    k = unit_keys(4000, 8, 4, generator=generator())
+    v = torch.randn(4000, 8, 16, generator=generator(1), dtype=torch.float64)
+    products = (answers(memory, k, v, **gates) * v).mean(-1)
+    for age, column in enumerate(products.flip(-1).mT):
+        assert abs(estimate(column).deviation(expected_answer(memory, 4, 8, age, **gates).own)) < SIGMAS
+
+
+@pytest.mark.parametrize("memory", ["linear", "delta"])
+def test_the_best_multiple_of_the_answers(memory):
+    """No other has a smaller error, and the linear memory's is that of a Wiener filter."""
+    K, pairs = 8, 12
+    found = [expected_answer(memory, K, pairs, age) for age in range(5)]
+    own, square = (sum(values) / 5 for values in zip(*found, strict=True))
+    least = mean_error(memory, K, pairs, last=5, scaled=True)
+    errors = [1 - 2 * c * own + c**2 * square for c in torch.linspace(0, 2, 1001).tolist()]
+    assert least <= min(errors) < least + 1e-5
+    assert mean_error(memory, K, pairs, last=5) == pytest.approx(1 - 2 * own + square)
+    assert mean_error("linear", K, pairs, scaled=True) == pytest.approx((pairs - 1) / (K + pairs - 1))
+
+
+def test_by_hand():
+    """One dimension, keys of +1 or -1: the delta rule knows the last value, and takes it, or its negative, for all."""
+    assert error_of("delta", 1, 3, 0) == 0
+    for age in (1, 2):
+        assert error_of("delta", 1, 3, age) == pytest.approx(2)
+        assert error_of("linear", 1, 3, age) == 2
+    # Two pairs in two dimensions, the first asked for: (1 - w_1)^2 + w_2^2 with w_1 = sin^2 and w_2 = cos of the angle.
+    assert error_of("delta", 2, 2, 1) == pytest.approx(3 / 8 + 1 / 2)
+
+
+@pytest.mark.parametrize("K", [4, 16, 64])
+def test_the_printed_forms(K):
+    rho, sigma = 1 - 1 / K, 1 - 2 * (K + 1) / (K * (K + 2))
+    for pairs in (1, 2, K, 4 * K):
+        for age in {0, pairs // 2, pairs - 1}:
+            assert error_of("linear", K, pairs, age) == pytest.approx((pairs - 1) / K)
+            printed = 2 * (1 - rho**age) - rho**pairs * (1 - (sigma / rho) ** age)
+            assert error_of("delta", K, pairs, age) == pytest.approx(printed, abs=1e-12)
+
+
+def test_a_decay_bounds_the_error_of_the_oldest():
+    """1 for what is lost, and what the last pairs leave: their weights' squares sum to 1 / K / (1 - decay^2 rho)."""
+    K, decay = 16, 0.9
+    rest = 1 / K / (1 - decay**2 * (1 - 1 / K))
+    assert error_of("delta", K, 2000, 1500, decay=decay) == pytest.approx(1 + rest)
+    assert error_of("delta", K, 2000, 1500) == pytest.approx(2)
+
+
+def test_orthonormal_keys_are_recalled_by_both():
+    """But for rounding: K = 16 terms."""
+    k = torch.linalg.qr(torch.randn(16, 16, generator=generator(), dtype=torch.float64))[0]
+    v = torch.randn(16, 3, generator=generator(1), dtype=torch.float64)
+    for memory in ("linear", "delta"):
+        assert (answers(memory, k, v) - v).abs().max() < 1e-13
+    twice, later = torch.cat([k, k]), torch.cat([v, 2 * v])
+    assert (answers("linear", twice, later)[:16] - 3 * v).abs().max() < 1e-13
+    assert (answers("delta", twice, later)[:16] - 2 * v).abs().max() < 1e-13
+
+
+def test_decays_weigh_the_last_pair_with_beta_alone():
+    k, v = unit_keys(1, 4, generator=generator()), torch.ones(1, 2, dtype=torch.float64)
+    for memory in ("linear", "delta"):
+        torch.testing.assert_close(answers(memory, k, v, beta=0.5, decay=0.1), 0.5 * v)
+
+
+@pytest.mark.parametrize("memory", ["linear", "delta"])
+def test_capacity_is_the_last_number_below_the_error(memory):
+    for K, error in ((8, 0.1), (16, 0.5)):
+        pairs = capacity(memory, K, error)
+        assert mean_error(memory, K, pairs) <= error < mean_error(memory, K, pairs + 1)
+    assert capacity("linear", 64, 0.5) == 33
+    assert capacity("linear", 64, 0.1, beta=0.5) == 0  # even one pair is answered with half of its value
+
+
+# -------------------------------------------------------------------------------------------------------- narrow states
+
+
+STRENGTHS = ((0.0, 1.0), (0.0, 2.0), (2.0, 2.0))
+STEPS, WIDTH = 4096, 8
+
+
+@pytest.fixture(scope="module")
+def run():
+    """(operands, marks, exact memories), of a length that takes a second."""
+    x, at = operands(STEPS, WIDTH, STRENGTHS, generator=torch.Generator().manual_seed(0)), marks(STEPS, 5)
+    return x, at, chunked(x, at, torch.float64)
+
+
+def test_rounding_error():
+    """Against normal numbers, 2e6 of them: a relative standard error of some 1e-3 each; four times that is allowed."""
+    x = torch.randn(2_000_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for dtype, bits in ((torch.bfloat16, 8), (torch.float16, 11), (torch.float32, 24)):
+        y = x if dtype == torch.float32 else x.float().double()  # a second rounding, far below the first
+        measured = float((y.to(dtype).double() - y).norm() / y.norm())
+        assert measured == pytest.approx(rounding_error(bits), rel=4e-3)
+
+
+def test_expected_error_is_its_recursion():
+    """e <- r e + u^2 s with s <- r s + 1, for strengths whose r is known by hand."""
+    for strengths, r in (((1.0, 1.0), 1 - 1 / WIDTH), ((0.0, 2.0), 1 - 2 / 3 / WIDTH), ((2.0, 2.0), 1.0)):
+        e = s = 0.0
+        for _ in range(50):
+            s = r * s + 1
+            e = r * e + rounding_error(8) ** 2 * s
+        assert expected_error(strengths, WIDTH, 50, 8) == pytest.approx((e / s) ** 0.5)
+    # Rounded once a chunk: as many roundings, with the chunk's decay between them.
+    assert expected_error((2.0, 2.0), WIDTH, 640, 8, every=64) == expected_error((2.0, 2.0), WIDTH, 10, 8)
+
+
+def test_exact_memories_are_the_recurrence(run):
+    x, at, exact = run
+    k, v, beta = (operand[:, : at[1]].double() for operand in x)
+    k = torch.nn.functional.normalize(k, dim=-1)  # float32's unit keys are some 1e-8 too long for float64's check
+    _, (S,) = MECHANISMS["delta"].reference(k, k, v, beta=beta, normalise=False, return_state=True)
+    torch.testing.assert_close(exact[1], S, rtol=0, atol=1e-4)
+
+
+def test_errors_are_as_derived(run):
+    """bfloat16's roundings of the memory are all there is to see: within 2, where chance moves errors by about 1/WIDTH.
+
+    float32's arithmetic rounds as finely as its state: within 2.5 for a step at a time. A chunk sums up products of
+    many tokens, of alternating sign at beta = 2: above what is derived, by less than 30 times.
+    """
+    x, at, exact = run
+    single, narrow = (relative_errors(S, exact) for S in recurrent(x, at, tuple(STATES)))
+    in_chunks = relative_errors(chunked(x, at, torch.bfloat16), exact)
+    single_chunks = relative_errors(chunked(x, at, torch.float32), exact)
+    for i, steps in enumerate(at):
+        for run_number, strengths in enumerate(STRENGTHS):
+            by_step, by_chunk = (expected_error(strengths, WIDTH, steps, 8, every=every) for every in (1, CHUNK))
+            assert 0.5 < narrow[i, run_number] / by_step < 2
+            assert 0.5 < in_chunks[i, run_number] / by_chunk < 2
+            by_step = expected_error(strengths, WIDTH, steps, 24)
+            assert 0.5 < single[i, run_number] / by_step < 2.5
+            assert 0.5 < single_chunks[i, run_number] / by_step < 30
+    assert narrow[-1, 0] < 2 * narrow[0, 0]  # errors die out
+    assert narrow[-1, 2] > 3 * narrow[0, 2]  # and do not at beta = 2
+
+
+def test_marks():
+    assert marks(STEPS, 5) == [64, 192, 512, 1472, 4096]
+    assert all(mark % CHUNK == 0 for mark in marks(100_000))
+
+
+# ------------------------------------------------------------------------------------------------------- state tracking
+
+
+LENGTH = 300
+
+
+def numbers(most, seed=0):
+    return torch.randint(most, (2, 3, LENGTH), generator=generator(seed))
+
+
+def tracked(name, form, operands):
+    return MECHANISMS[name].form(form)(**operands, normalise=False, is_causal=True)
+
+
+@pytest.mark.parametrize("form", ["reference", "fast"])
+def test_parity_is_exact(form):
+    """Products of 1 and -1 and sums with 0: no rounding."""
+    bits = numbers(2)
+    o = tracked("delta", form, parity_operands(bits))[..., 0]
+    signs = 1 - 2 * (bits.cumsum(-1) % 2)
+    assert torch.equal(o[..., 0], torch.ones(2, 3, dtype=o.dtype))
+    assert torch.equal(o[..., 1:], signs.double())
+
+
+@pytest.mark.parametrize("form", ["reference", "fast"])
+@pytest.mark.parametrize("m", [2, 3, 5, 12])
+def test_counting_round_a_circle(form, m):
+    """Each step is off by a few eps of the circle's radius; a count is misread at half a turn by m, pi/12 at least."""
+    steps = numbers(m)
+    o = tracked("delta-product", form, counter_operands(steps, m))
+    sums = steps.cumsum(-1) % m
+    assert torch.equal(read_counts(o, m)[..., 1:], sums)
+    assert torch.equal(read_counts(o, m)[..., 0], torch.zeros_like(sums[..., 0]))
+    torch.testing.assert_close(o.norm(dim=-1), torch.ones_like(o[..., 0]), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0, 1.7, 2.0])
+def test_a_repeated_token(beta):
+    """The closed form is the recurrence's, for a key of any length."""
+    g = generator()
+    S, v, q = (torch.randn(*shape, generator=g, dtype=torch.float64) for shape in ((4, 3), (3,), (4,)))
+    k = 0.8 * torch.nn.functional.normalize(torch.randn(4, generator=g, dtype=torch.float64), dim=0)
+    steps = 30
+    found = MECHANISMS["delta"].reference(
+        *(x.expand(steps, -1) for x in (q, k, v)),
+        beta=torch.full((steps,), beta, dtype=torch.float64),
+        normalise=False,
+        is_causal=True,
+        initial_state=(S,),
+    )
+    torch.testing.assert_close(repeat(q, k, v, beta, S, steps), torch.cat([(q @ S)[None], found]))
+
+
+def test_a_threshold_changes_sides_once_without_negative_eigenvalues():
+    """Random tokens, memories, read-outs and thresholds; beyond 1 the same search finds any number of changes."""
+    g, steps = generator(), 60
+    most = dict.fromkeys((0.2, 0.9, 1.0, 1.9), 0)
+    for beta in most:
+        for _ in range(100):
+            q, k, v = torch.randn(3, 4, generator=g, dtype=torch.float64)
+            S = torch.randn(4, 4, generator=g, dtype=torch.float64)
+            o = repeat(q, k / k.norm(), v, beta, S, steps) @ torch.randn(4, 5, generator=g, dtype=torch.float64)
+            # Thresholds between two values that occur, so that no rounding decides.
+            values = o.sort(0).values
+            gap = torch.randint(steps, (5,), generator=g)
+            threshold = (values[gap, range(5)] + values[gap + 1, range(5)]) / 2
+            apart = values[gap + 1, range(5)] - values[gap, range(5)] > 1e-9
+            most[beta] = max([most[beta], *sign_changes(o - threshold)[apart].tolist()])
+    assert most.pop(1.9) > 20
+    assert set(most.values()) == {1}
+
+
+def test_the_most_that_one_change_of_sides_gets_right():
+    """By trying them all."""
+    for count in range(1, 12):
+        labels = [t % 2 for t in range(count)]
+        best = 0
+        for change in range(count + 1):
+            for side in (0, 1):
+                guesses = [side] * change + [1 - side] * (count - change)
+                best = max(best, sum(a == b for a, b in zip(guesses, labels, strict=True)))
+        assert most_right(count) == best
+
+
+def test_sign_changes():
+    x = torch.tensor([[1.0, -1, 2, 3, -1], [0, 0, 1, 1, 1]]).T
+    assert sign_changes(x).tolist() == [3, 1]
+
+
+def test_how_long_a_turn_lasts():
+    """0.9^t falls below a half after ln 2 / ln (1 / 0.9) steps."""
+    assert 0.9 ** lasts(1.9, 0.5) == pytest.approx(0.5)
+    assert lasts(0.1, 0.5) == pytest.approx(lasts(1.9, 0.5))
+    assert lasts(2, 0.5) == lasts(0, 0.5) == inf
+    assert lasts(1, 0.5) == 0

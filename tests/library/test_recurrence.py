@@ -1,0 +1,279 @@
+"""States written token by token: products of matrices, both forms and all gradients across chunks, states, masks.
+
+What holds for every mechanism, `test_properties.py` and `test_decoding.py` show, up to 40 tokens.
+"""
+
+from functools import partial
+from itertools import product
+
+import pytest
+import torch
+from extent import WHOLE
+from recurrent_operands import FORMS, FUNCTIONS, NAMES, arguments, call, close, draw, with_gradients
+
+from ortho.attention import chunking
+from ortho.attention.chunking import CHUNK, TILE
+from ortho.attention.operands import TINY, unit
+from ortho.attention.recurrent.gla import chunk_width
+from ortho.attention.recurrent.recurrence import recurrence
+
+ERASING = [name for name in NAMES if name != "gla"]
+
+
+def by_products(q, k, v, beta, log_decay, S, *, is_causal, erase=True):
+    """(o, S) for one sequence, with every matrix S_t = (I - b k k^T) Diag(a) S_{t-1} + b k v^T multiplied out; without
+    erasing Diag(a) S_{t-1} + b k v^T."""
+    rows = []
+    for t in range(len(k)):
+        b = 1 if beta is None else beta[t]
+        outer = torch.outer(k[t], k[t])
+        if log_decay is not None:
+            S = torch.diag_embed(log_decay[t].exp().expand(k.shape[1])) @ S
+        S = (torch.eye(k.shape[1], dtype=k.dtype) - b * outer) @ S if erase else S
+        S = S + b * torch.outer(k[t], v[t])
+        if is_causal:
+            rows.append(S.mT @ q[t])
+    return torch.stack(rows) if is_causal else q @ S, S
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("erase", [False, True])
+@pytest.mark.parametrize("channels", [None, False, True])
+@pytest.mark.parametrize("written", [False, True])
+def test_recurrence(causal, erase, channels, written):
+    """With a decay a token, or one a channel of the keys, or none. Strengths are 1 by default."""
+    given = arguments("gated-delta", 2, length=7)
+    q, k, v, S = (given[name] for name in ("q", "k", "v", "initial_state"))
+    beta = given["beta"] if written else None
+    log_decay = {None: None, False: given["log_decay"], True: -draw(*k.shape, seed=8).square()}[channels]
+    found = recurrence(q, k, v, beta, log_decay, S, is_causal=causal, erase=erase)
+    for i in range(2):
+        one = [None if x is None else x[i] for x in (q, k, v, beta, log_decay, S)]
+        close([x[i] for x in found], by_products(*one, is_causal=causal, erase=erase))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scale", [None, 0.3, -2.0])
+def test_formula(name, form, causal, scale):
+    """As published, with all gradients. Without a scale GLA divides by sqrt(K), which is 2 here, and the others by the
+    lengths of queries and keys, unless these are to be taken as they are."""
+    given = arguments(name, length=7, keys=7 if causal else 9)
+    kwargs = {"is_causal": causal, "scale": scale} | ({"chunk": 4} if form == "fast" else {})
+    factor = (0.5 if name == "gla" else 1) if scale is None else scale
+
+    def expected(length):
+        def function(q, k, v, beta=None, log_decay=None, *, return_state, initial_state):
+            q, k = (x / length(x) for x in (q, k))
+            o, S = by_products(
+                factor * q, k, v, beta, log_decay, initial_state[0], is_causal=causal, erase=name != "gla"
+            )
+            return o, (S,)
+
+        return with_gradients(function, given)
+
+    function = FUNCTIONS[name, form]
+    if name == "gla":
+        close(with_gradients(function, given, **kwargs), expected(lambda x: 1))
+        return
+    close(with_gradients(function, given, **kwargs), expected(lambda x: (x.square().sum(-1, True) + 1e-6).sqrt()))
+    given["k"] = given["k"] / given["k"].norm(dim=-1, keepdim=True) * torch.linspace(0, 1, len(given["k"]))[:, None]
+    close(with_gradients(function, given, **kwargs, normalise=False), expected(lambda x: 1))
+
+
+LENGTHS = [(1, 4), (2, 1), (7, 7), (12, 4), (13, 3), (33, 16), (63, 64), (65, 64), (5, 1000), (130, CHUNK)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("length", "chunk"), LENGTHS)
+def test_fast_equals_reference(name, causal, length, chunk, monkeypatch):
+    """Of the delta rule six sequences, all in one tile, several a tile, one, or a part of one. If not causal, of a few
+    queries."""
+    given = arguments(name, 2, 3, length=length if causal else 4, keys=length)
+    expected = with_gradients(FUNCTIONS[name, "reference"], given, is_causal=causal)
+    for tile in (TILE, 7, 5, 2) if "delta" in name else (TILE,):
+        monkeypatch.setattr(chunking, "TILE", tile)
+        close(with_gradients(FUNCTIONS[name, "fast"], given, is_causal=causal, chunk=chunk), expected)
+
+
+def test_chunk_width():
+    """The largest power of two that is at most the chunk, and no larger than the sequence needs."""
+    widths = {(1, 64): 1, (2, 64): 2, (3, 64): 4, (64, 64): 64, (65, 64): 64, (1000, 63): 32, (1000, 1): 1, (9, 4): 4}
+    assert {sizes: chunk_width(*sizes) for sizes in widths} == widths
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_of_a_part(name, causal):
+    """Whichever operands need a gradient: those are the same as where all do."""
+    given = arguments(name, 2, length=11)
+    found = with_gradients(FUNCTIONS[name, "reference"], given, is_causal=causal)[2:]
+    everything = dict(zip(given, found, strict=True))
+    parts = [[x] for x in given] + [[x for x in given if x not in part] for part in (["q", "k"], ["v"], ["beta"])]
+    for part in parts:
+        found = with_gradients(FUNCTIONS[name, "fast"], given, part, is_causal=causal, chunk=4)[2:]
+        close(found, [everything[x] for x in part])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_by_finite_differences(name, form, causal):
+    """Of all operands, within [0, 2] and below 0, once and twice; the delta rule's fast form refuses the latter."""
+    given = arguments(name, length=4)
+    if "beta" in given:
+        given["beta"] = 0.2 + 0.8 * given["beta"]
+    if "log_decay" in given:
+        given["log_decay"] = -draw(*given["log_decay"].shape).square() / 2 - 0.1
+    kwargs = {"chunk": 2} if form == "fast" else {}
+    leaves = [x.requires_grad_() for x in given.values()]
+
+    def function(*values):
+        return call(FUNCTIONS[name, form], dict(zip(given, values, strict=True)), is_causal=causal, **kwargs)
+
+    assert torch.autograd.gradcheck(function, leaves, fast_mode=not WHOLE)
+    if form == "reference" or "delta" not in name:
+        assert torch.autograd.gradgradcheck(function, leaves, atol=1e-4, fast_mode=not WHOLE)
+        return
+    for leaf in leaves[0 if causal else 1 :]:  # where not causal, a product of q and the state is all that q meets
+        with pytest.raises(RuntimeError, match=r"^create_graph: expected False: .* its reference form can"):
+            torch.autograd.grad(function(*leaves)[0].square().sum(), leaf, create_graph=True)
+
+
+@pytest.mark.parametrize(("first", "second"), list(product(FORMS, FORMS)))
+@pytest.mark.parametrize("name", NAMES)
+def test_cut_equals_whole(first, second, name):
+    """With whichever form before and behind the cut; and all gradients, through the state."""
+    given = arguments(name, 2, length=9)
+
+    def in_two(return_state, initial_state, cut, **rest):
+        state, outputs = initial_state, []
+        for form, part in ((first, slice(cut)), (second, slice(cut, None))):
+            some, chunk = {x: y[:, part] for x, y in rest.items()}, {"chunk": 2} if form == "fast" else {}
+            o, state = FUNCTIONS[name, form](**some, is_causal=True, initial_state=state, return_state=True, **chunk)
+            outputs.append(o)
+        return torch.cat(outputs, 1), state
+
+    expected = with_gradients(FUNCTIONS[name, "reference"], given, is_causal=True)
+    for cut in (1, 4, 5, 8):
+        close(with_gradients(partial(in_two, cut=cut), given), expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("tile", [TILE, 2])
+def test_the_future_leaves_the_prefix(name, tile, monkeypatch):
+    """Bit for bit, at cuts inside and between chunks, whatever comes."""
+    monkeypatch.setattr(chunking, "TILE", tile)
+    function = FUNCTIONS[name, "fast"]
+    given, other = (arguments(name, 2, length=150, state=False, seed=seed) for seed in (0, 1))
+    before, _ = call(function, given, is_causal=True)
+    for cut, size in product((1, 49, 50, 64, 65, 149), (0.0, 30.0)):
+        mixed = {x: torch.cat([y[:, :cut], other[x][:, cut:]], 1) for x, y in given.items()}
+        mixed["v"][:, cut:] *= size
+        assert torch.equal(call(function, mixed, is_causal=True)[0][:, :cut], before[:, :cut])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kept", ["right", "left", "middle", "scattered", "none", "all"])
+def test_hidden_keys(name, form, kept):
+    """As if cut out of the sequence: rows of other tokens, the state, and all gradients; a hidden token has none but
+    that of its query, and reads what there was before it."""
+    given = arguments(name, 2, length=11, state=False)
+    index = torch.arange(11)
+    outside = (index < 4) | (index > 7)
+    masks = {"right": index < 7, "left": index > 4, "middle": outside, "scattered": index % 3 == 1}
+    mask = {**masks, "none": index < 0, "all": index >= 0}[kept]
+    mask = torch.stack([mask, mask.roll(1)])
+    kwargs = {"chunk": 4} if form == "fast" else {}
+    masked = partial(FUNCTIONS[name, form], attn_mask=mask[:, None], **kwargs)
+    found = with_gradients(masked, given, is_causal=True)
+
+    def cut_out(return_state, **leaves):
+        """Token by token, past those that are hidden."""
+        outputs, states = [], []
+        for b in range(2):
+            S = torch.zeros(4, 3, dtype=torch.float64)
+            for t in range(11):
+                if mask[b, t]:
+                    token = {x: y[b, t : t + 1] for x, y in leaves.items()}
+                    _, (S,) = FUNCTIONS[name, "reference"](**token, initial_state=(S,), return_state=True)
+                q = leaves["q"][b, t : t + 1]
+                outputs.append((q / 2 if name == "gla" else unit(q)) @ S)
+            states.append(S)
+        # Where all is hidden nothing else leads to the operands.
+        nothing = 0 * sum(x.sum() for x in leaves.values())
+        return torch.cat(outputs).view(2, 11, 3) + nothing, (torch.stack(states),)
+
+    close(found, with_gradients(cut_out, given))
+    for gradient in found[3:]:  # all but that of q
+        assert not gradient[~mask].any()
+    # Whatever it holds, and wherever queries are read.
+    wild = {x: y.clone() for x, y in given.items()}
+    wild["k"][~mask] *= 1e6
+    wild["v"][~mask] *= -1e6
+    close(call(masked, wild, is_causal=True), found[:2])
+    close(call(masked, wild)[1:], found[1:2])
+    if name == "gla":
+        return
+    wild["k"] = torch.where(mask[..., None], unit(given["k"]), wild["k"])
+    wild["q"] = unit(given["q"])
+    for causal in (False, True):  # keys of any length, too
+        o, S = call(masked, wild, is_causal=causal, normalise=False)
+        close([o, S], [found[0] if causal else wild["q"] @ S, found[1]])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("form", FORMS)
+def test_masks_that_hide_keys(name, form):
+    """Every shape that broadcasts over the queries."""
+    given = arguments(name, 2, 3, length=5, state=False)
+    for shape in ((), (5,), (1, 5), (3, 1, 5), (2, 1, 1, 5), (2, 3, 1, 1)):
+        mask = draw(*shape, seed=4) > -0.3
+        whole = mask.expand(2, 3, 1, 5)
+        for causal in (False, True):
+            expected = call(FUNCTIONS[name, form], given, is_causal=causal, attn_mask=whole)
+            close(call(FUNCTIONS[name, form], given, is_causal=causal, attn_mask=mask), expected)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_special_cases(form, causal):
+    """With one decay for all channels KDA is the gated delta rule, without decay the delta rule; GLA without decay is
+    linear attention's sum of k v^T; without write strengths all of each value is written."""
+    kwargs = {"is_causal": causal} | ({"chunk": 8} if form == "fast" else {})
+    given = arguments("kda", 2, length=20)
+    kda, gla, delta = FUNCTIONS["kda", form], FUNCTIONS["gla", form], FUNCTIONS["delta", "reference"]
+    rate = -draw(2, 20).square() / 2
+    close(
+        call(kda, given | {"log_decay": rate[..., None].expand_as(given["k"])}, **kwargs),
+        call(delta, given | {"log_decay": rate}, is_causal=causal),
+    )
+    del given["log_decay"]
+    expected = call(delta, given, is_causal=causal)
+    close(call(kda, given, **kwargs), expected)
+    none = given | {"log_decay": torch.zeros(2, 20, dtype=torch.float64)}
+    close(call(FUNCTIONS["gated-delta", form], none, **kwargs), expected)
+    ones = given | {"beta": torch.ones(2, 20, dtype=torch.float64)}
+    del given["beta"]
+    for name in ERASING:
+        close(call(FUNCTIONS[name, form], given, **kwargs), call(delta, ones, is_causal=causal))
+    q, k, v, S = (given[x] for x in ("q", "k", "v", "initial_state"))
+    weights = q @ k.mT
+    expected = (weights.tril() if causal else weights) @ v + q @ S
+    close(call(gla, given, **kwargs), [expected / 2, S + k.mT @ v])
+
+
+def test_unit():
+    """x / sqrt(|x|^2 + 1e-6): of length 1 for long ones; zero stays zero, and has a gradient."""
+    x = torch.tensor([[3.0, 4.0], [1e-3, 0.0], [0.0, 0.0], [1e150, 0.0]], dtype=torch.float64, requires_grad=True)
+    expected = [[0.6, 0.8], [0.5**0.5, 0.0], [0.0, 0.0], [1.0, 0.0]]
+    torch.testing.assert_close(unit(x), torch.tensor(expected, dtype=torch.float64), atol=TINY / 25, rtol=0)
+    (gradient,) = torch.autograd.grad(unit(x).sum(), x)
+    torch.testing.assert_close(gradient[2], torch.full((2,), TINY**-0.5, dtype=torch.float64))
+    assert gradient.isfinite().all()
+    for dtype, large in ((torch.float32, 1e20), (torch.float64, 1e160)):
+        with pytest.raises(ValueError, match=r"^x: expected squared lengths within 0 and .*, got 0 to inf"):
+            unit(torch.tensor([[1.0, large], [0.0, 0.0]], dtype=dtype))

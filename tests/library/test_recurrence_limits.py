@@ -1,0 +1,264 @@
+"""States written token by token at the edges: any decay, half precision, layouts, memory, errors, compiling."""
+
+from itertools import pairwise, product
+
+import pytest
+import torch
+from recurrent_operands import FORMS, FUNCTIONS, NAMES, arguments, call, close, draw, with_gradients
+
+from ortho.attention.chunking import CHUNK
+from ortho.cost.counting import Allocations, saved_bytes
+
+NAN, INF = float("nan"), float("inf")
+FADING = [name for name in NAMES if name != "delta"]
+
+
+def to(given, dtype):
+    return {name: x.to(dtype) for name, x in given.items()}
+
+
+@pytest.mark.parametrize(("name", "causal"), list(product(FADING, [False, True])))
+@pytest.mark.parametrize("rate", [0.0, -1e-3, -5.0, -1e4, -1e30, "any"])
+def test_any_decay(name, causal, rate):
+    """Of all tokens, or of one in three beside weak ones: as the recurrence has it, to 1e-12, with all gradients.
+
+    Over a chunk of 64 the decay e^-5 multiplies up to e^-320, by which keys could not be divided in float32.
+    """
+    given = arguments(name, 2, length=130)
+    shape = given["log_decay"].shape
+    if rate == "any":
+        exponents = torch.randint(-3, 301, shape, generator=torch.Generator().manual_seed(1)).double()
+        strong = draw(*shape, seed=2) > 0.4
+        given["log_decay"] = torch.where(strong, -(10**exponents), -draw(*shape, seed=3).abs() / 9)
+    else:
+        given["log_decay"] = torch.full_like(given["log_decay"], rate)
+        given["log_decay"][:, 1::3] = -0.1
+    expected = with_gradients(FUNCTIONS[name, "reference"], given, is_causal=causal)
+    assert all(x.isfinite().all() for x in expected)
+    close(with_gradients(FUNCTIONS[name, "fast"], given, is_causal=causal), expected)
+
+
+@pytest.mark.parametrize(("name", "form"), list(product(FADING, FORMS)))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("strong", [-1e4, "least"])
+def test_strong_decays(name, form, dtype, strong):
+    """Such a decay empties the state: what comes after is what a sequence that begins there gives, to rounding; so are
+    all gradients. A difference of sums that hold -1e4 would leave float32 an error of 1e-3."""
+    given = to(arguments(name, 2, length=150), dtype)  # three chunks of 50 or more
+    cuts = [0, 1, 20, 21, 49, 50, 51, 97, 100, 150]
+    given["log_decay"][given["log_decay"] < -1e4] = -0.1
+    given["log_decay"][:, cuts[:-1]] = torch.finfo(dtype).min if strong == "least" else strong
+
+    def in_parts(return_state, initial_state, log_decay, **leaves):
+        outputs, S = [], None
+        for start, stop in pairwise(cuts):
+            mild = torch.cat([0 * log_decay[:, start : start + 1], log_decay[:, start + 1 : stop]], 1)
+            part = {x: y[:, start:stop] for x, y in leaves.items()} | {"log_decay": mild}
+            o, S = FUNCTIONS[name, "reference"](**part, is_causal=True, return_state=True)
+            outputs.append(o)
+        return torch.cat(outputs, 1) + 0 * initial_state[0].sum(), S
+
+    found = with_gradients(FUNCTIONS[name, form], given, is_causal=True)
+    exact = with_gradients(in_parts, to(given, torch.float64))
+    # 50 rounded products, through systems whose inverses have entries of at most 2; keys of any length: of some 10.
+    bound = (1e4 if name == "gla" else 1e3) * torch.finfo(dtype).eps
+    for one, other in zip(found, exact, strict=True):
+        assert one.isfinite().all()
+        torch.testing.assert_close(one.double(), other, atol=bound, rtol=bound)
+
+
+@pytest.mark.parametrize(("name", "form"), list(product(FADING, FORMS)))
+def test_decays_beyond_float32(name, form):
+    """A gate in float64 beside operands in float32: what overflows there is a decay to nothing, and not NaN."""
+    given = to(arguments(name, 2, length=70, state=False), torch.float32)
+    given["log_decay"] = given["log_decay"].double()
+    results = []
+    for strong in (-1e300, -1e4):
+        given["log_decay"][:, 30] = strong
+        results.append(with_gradients(FUNCTIONS[name, form], given, is_causal=True))
+    assert all(x.isfinite().all() for x in results[0])
+    assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize(("name", "form"), list(product(NAMES, FORMS)))
+@pytest.mark.parametrize("gates", [torch.float32, torch.bfloat16])
+def test_half_precision(name, form, gates):
+    """Only the operands and the output are rounded, the latter by eps / 2. In between are sums in float32 of 70 terms
+    of some 10. Gates have a dtype of their own, and the state is of float32."""
+    given = {x: y.to(torch.bfloat16 if x in "qkv" else gates) for x, y in arguments(name, 2, length=70).items()}
+    given["initial_state"] = given["initial_state"].float()
+    exact, state = call(FUNCTIONS[name, "reference"], to(given, torch.float64), is_causal=True)
+    o, S = call(FUNCTIONS[name, form], given, is_causal=True)
+    assert o.dtype == torch.bfloat16 and S.dtype == torch.float32
+    assert ((o - exact).abs() <= torch.finfo(o.dtype).eps / 2 * exact.abs() + 1e-4).all()
+    torch.testing.assert_close(S.double(), state, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("form", FORMS)
+def test_rounded_unit_keys_are_unit_keys(dtype, form):
+    """Where a caller divides by lengths, in his own precision, strengths of 2 are served."""
+    k = torch.nn.functional.normalize(draw(500, 64, dtype=torch.float32).to(dtype), dim=-1)
+    beta = torch.full((500,), 2, dtype=dtype)
+    assert FUNCTIONS["delta", form](k, k, k, beta=beta, normalise=False).isfinite().all()
+    with pytest.raises(ValueError, match=r"^k: expected beta \|k\|\^2 within 0 and 2.*, got 2"):
+        FUNCTIONS["delta", form](k, 1.2 * k, k, beta=beta, normalise=False)
+
+
+@pytest.mark.parametrize("name", ["delta", "gated-delta"])
+def test_backward_under_autocast(name):
+    """A causal backward pass that is written out is computed in float32 inside autocast, too."""
+    given = to(arguments(name, 2, length=9), torch.float32)
+    expected = with_gradients(FUNCTIONS[name, "fast"], given, is_causal=True, chunk=4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = with_gradients(FUNCTIONS[name, "fast"], given, is_causal=True, chunk=4)
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize(("name", "form"), list(product(NAMES, FORMS)))
+def test_views_with_gaps(name, form):
+    """What a caller hands in is not written to, in a backward pass neither."""
+
+    def strided(x):
+        """Its last two axes turned in memory, every other number of it."""
+        wide = torch.zeros(*x.shape[:-2], x.shape[-1], 2 * x.shape[-2], dtype=x.dtype)
+        wide[..., ::2] = x.mT
+        return wide[..., ::2].mT
+
+    given = arguments(name, 2, 1, 3, length=70)
+    leaves = {x: strided(y).requires_grad_() for x, y in given.items()}
+    assert not any(x.is_contiguous() for x in leaves.values())
+    versions = [x._version for x in leaves.values()]
+    o, S = call(FUNCTIONS[name, form], leaves, is_causal=True)
+    gradients = torch.autograd.grad([o, S], leaves.values(), [draw(*o.shape, seed=98), draw(*S.shape, seed=99)])
+    close([o, S, *gradients], with_gradients(FUNCTIONS[name, form], given, is_causal=True))
+    assert [x._version for x in leaves.values()] == versions
+    assert all(map(torch.equal, leaves.values(), given.values()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_memory_is_linear(name):
+    """A step's peak, forward and backward, grows by the same from 4 chunks to 8 as from 8 to 12."""
+    peaks = []
+    for number in (4, 8, 12):
+        leaves = {x: y.requires_grad_() for x, y in arguments(name, 2, length=number * CHUNK, state=False).items()}
+        with Allocations() as memory:
+            o = FUNCTIONS[name, "fast"](**leaves, is_causal=True)
+            torch.autograd.grad(o.sum(), list(leaves.values()))
+        peaks.append(memory.peak)
+    slack = 0 if "delta" in name else 0.02 * peaks[0]
+    assert abs((peaks[2] - peaks[1]) - (peaks[1] - peaks[0])) <= slack < peaks[1] - peaks[0]
+
+
+def test_one_state_a_chunk_is_kept():
+    """Of what autograd keeps for the delta rule nothing else is as large as K V."""
+
+    def kept(form, width, **kwargs):
+        q, k, v = (torch.ones(1, 48, width, requires_grad=True) for _ in range(3))
+        with saved_bytes() as count:
+            FUNCTIONS["delta", form](q, k, v, beta=torch.ones(1, 48), is_causal=True, **kwargs)
+        return count()
+
+    for form, kwargs, states in (("fast", {"chunk": 16}, 3), ("fast", {"chunk": 4}, 12), ("reference", {}, 49)):
+        small, middle, large = (kept(form, width, **kwargs) for width in (10, 20, 30))
+        assert large - 2 * middle + small == 4 * 2 * 10**2 * states  # the second difference of 4 K^2 a state
+
+
+ONES = torch.ones(2, 5, dtype=torch.float64)
+KEYS = torch.ones(2, 5, 4, dtype=torch.float64)
+STATE = torch.zeros(2, 4, 3, dtype=torch.float64)
+HIDDEN = torch.ones(5, dtype=torch.bool)
+BAD = [
+    ({"beta": ONES[:, :4]}, ValueError, r"beta: expected shape \(2, 5\) like the keys, got \(2, 4\)"),
+    ({"beta": ONES[0]}, ValueError, r"beta: expected shape \(2, 5\) like the keys, got \(5,\)"),
+    ({"beta": ONES[..., None]}, ValueError, r"beta: expected shape \(2, 5\) like the keys, got \(2, 5, 1\)"),
+    ({"beta": ONES * -0.1}, ValueError, "beta: expected write strengths within 0 and 2, got -0.1 to -0.1"),
+    ({"beta": ONES * 2.1}, ValueError, "beta: expected write strengths within 0 and 2, got 2.1 to 2.1"),
+    ({"beta": ONES * NAN}, ValueError, "beta: expected write strengths within 0 and 2, got nan to nan"),
+    ({"beta": 0.5}, TypeError, "beta: expected a floating-point tensor, got float 0.5"),
+    ({"beta": ONES.long()}, TypeError, "beta: expected a floating-point tensor, got a int64"),
+    ({"beta": ONES.to("meta")}, TypeError, "beta: expected a tensor on cpu like the keys, got one on meta"),
+    ({"normalise": False}, ValueError, r"k: expected beta \|k\|\^2 within 0 and 2, got 0.\d+ to \d"),
+    ({"k": KEYS * 1e200}, ValueError, "k: expected squared lengths within 0 and 1.8e.308, got inf"),
+    ({"attn_mask": HIDDEN.expand(5, 5)}, ValueError, r"attn_mask: expected a mask of keys, of shape"),
+    ({"attn_mask": HIDDEN[:4]}, ValueError, "attn_mask: expected a shape that broadcasts to"),
+    ({"attn_mask": torch.ones(5)}, TypeError, "attn_mask: expected a boolean tensor"),
+    ({"scale": "1"}, TypeError, "scale: expected a number, got str '1'"),
+    ({"scale": INF}, ValueError, "scale: expected a finite number, got inf"),
+    ({"is_causal": 1}, TypeError, "is_causal: expected True or False, got int 1"),
+    ({"q": KEYS[:, :0]}, ValueError, r"q: expected shape \(..., N, width\) without empty axes, got \(2, 0, 4"),
+    ({"q": KEYS[:, :4], "is_causal": True}, ValueError, "is_causal: expected as many queries as keys, got 4"),
+    ({"v": STATE}, ValueError, r"v: expected length 5 like k, got shape \(2, 4, 3\)"),
+    ({"v": KEYS * NAN}, ValueError, "v: expected finite numbers, got 40 NaN or infinite of 40"),
+    ({"initial_state": 5}, TypeError, r"initial_state: expected a tuple of tensors \(S\), got int 5"),
+    ({"initial_state": STATE}, TypeError, r"initial_state: expected a tuple of tensors \(S\), got a"),
+    ({"initial_state": ()}, ValueError, r"initial_state: expected a tuple of tensors \(S\), got tuple of 0"),
+    ({"initial_state": (STATE, STATE)}, ValueError, r"initial_state: .* \(S\), got tuple of 2"),
+    *(
+        (
+            {"initial_state": (x,)},
+            ValueError,
+            r"initial_state: expected S float64 \(2, 4, 3\), got a float\d+ tensor of",
+        )
+        for x in (STATE.mT, STATE[0], STATE.float())
+    ),
+    (
+        {"initial_state": (STATE,), "attn_mask": HIDDEN},
+        ValueError,
+        "attn_mask: expected None beside an initial_state",
+    ),
+    ({"log_decay": "shape"}, ValueError, r"log_decay: expected shape \(2, 5.*\) like the keys, got \(2, 5"),
+    ({"log_decay": 1.0}, ValueError, "log_decay: expected logarithms of decays within .* 0, got 1 to 1"),
+    ({"log_decay": NAN}, ValueError, "log_decay: expected logarithms of decays .* got nan to nan"),
+    ({"log_decay": -INF}, ValueError, "log_decay: expected logarithms of .* got -inf to -inf"),
+    ({"log_decay": [0.0]}, TypeError, "log_decay: expected a floating-point tensor, got list of 1: float 0.0"),
+]
+ERASURE = "beta", "normalise", "k"  # what GLA does not take, or takes as it is
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("change", "error", "message"), BAD)
+def test_errors(form, change, error, message):
+    argument, value = next(iter(change.items()))
+    for name in NAMES:
+        if (name == "gla" and argument in ERASURE) or (name == "delta" and argument == "log_decay"):
+            continue
+        given = arguments(name, 2, length=5, state=False)
+        given.pop("beta", None)
+        if argument == "log_decay":
+            rates = given["log_decay"]
+            if value == "shape":
+                change = {argument: KEYS if rates.dim() == 2 else ONES}
+            elif isinstance(value, float):
+                change = {argument: torch.full_like(rates, value)}
+        with pytest.raises(error, match=f"^{message}"):
+            FUNCTIONS[name, form](**given | change)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", NAMES)
+def test_bad_chunks_and_long_keys(name):
+    """Keys that are not normalised and too long a state that is erased from refuses; GLA takes them of any length."""
+    given = arguments(name, 2, length=5, state=False)
+    for chunk, error in ((0, ValueError), (-1, ValueError), (2.5, TypeError), (True, TypeError)):
+        with pytest.raises(error, match="^chunk: expected an integer of at least 1, got "):
+            FUNCTIONS[name, "fast"](**given, chunk=chunk)
+    given["k"] = 2 * given["k"] / given["k"].norm(dim=-1, keepdim=True)
+    if name == "gla":
+        FUNCTIONS[name, "fast"](**given)
+        return
+    given["beta"] = 0.6 * ONES
+    with pytest.raises(ValueError, match=r"^k: expected beta \|k\|\^2 within 0 and 2, got 2.4 to 2.4"):
+        FUNCTIONS[name, "fast"](**given, normalise=False)
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("name", ["gated-delta", "kda"])
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of a class that dynamo makes
+def test_compiles(name):
+    """In one graph, forward and backward, bit for bit."""
+    torch.compiler.reset()
+    given, function = arguments(name, 2, length=70), FUNCTIONS[name, "fast"]
+    compiled = torch.compile(function, backend="eager", fullgraph=True)
+    assert all(map(torch.equal, *(with_gradients(f, given, is_causal=True) for f in (function, compiled))))

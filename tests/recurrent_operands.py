@@ -1,0 +1,64 @@
+"""States that are written token by token, and operands and gates for them: what several files of tests begin with."""
+
+import torch
+
+from ortho import MECHANISMS
+
+NAMES = ["delta", "gated-delta", "gla", "kda"]
+FORMS = ["reference", "fast"]
+FUNCTIONS = {(name, form): MECHANISMS[name].form(form) for name in NAMES for form in FORMS}
+# Sums of at most 130 rounded products, of which the largest are some 10, through systems whose inverses have entries of
+# at most 2: some 1e-13. A wrong term would show at 1e-2.
+TOLERANCE = {"atol": 1e-12, "rtol": 1e-12}
+
+
+def draw(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def arguments(name, *lead, length, keys=None, state=True, seed=0):
+    """All that a call can be given, by name: keys 4 wide, values 3, as many queries as keys by default.
+
+    Write strengths are from all of [0, 2], its ends included. Half of a token's decays are near 0, some below -1; of
+    decays a channel some tokens have none, others lose all of two channels. `initial_state` is a tensor.
+    """
+    M = length if keys is None else keys
+    seeds = iter(range(100 * seed, 100 * seed + 8))
+    given = {
+        "q": draw(*lead, length, 4, seed=next(seeds)),
+        "k": draw(*lead, M, 4, seed=next(seeds)),
+        "v": draw(*lead, M, 3, seed=next(seeds)),
+        "beta": (1 + 0.8 * draw(*lead, M, seed=next(seeds))).clamp(0, 2),
+        "log_decay": -draw(*lead, M, seed=next(seeds)).square() / 2,
+        "initial_state": draw(*lead, 4, 3, seed=next(seeds)),
+    }
+    if name in ("gla", "kda"):
+        rates = -draw(*given["k"].shape, seed=next(seeds)).square() / 2
+        given["log_decay"] = rates * (draw(*lead, M, 1, seed=next(seeds)) > -1)
+        given["log_decay"][..., 2::9, 1:3] = -1e30
+    taken = {"q", "k", "v", *MECHANISMS[name].gates, *(["initial_state"] if state else [])}
+    return {argument: x for argument, x in given.items() if argument in taken}
+
+
+def call(function, given, **kwargs):
+    """(o, S)."""
+    state = {"initial_state": (given["initial_state"],)} if "initial_state" in given else {}
+    o, (S,) = function(**given | state, return_state=True, **kwargs)
+    return o, S
+
+
+def with_gradients(function, given, wanted=None, **kwargs):
+    """The output, the state, and the gradients of what is wanted (all), for one and the same gradients of both."""
+    wanted = list(given) if wanted is None else wanted
+    leaves = {name: x.clone().requires_grad_(name in wanted) for name, x in given.items()}
+    o, S = call(function, leaves, **kwargs)
+    reached = [(x, draw(*x.shape, seed=98 + i).to(x.dtype)) for i, x in enumerate((o, S)) if x.requires_grad]
+    gradients = torch.autograd.grad(
+        [x for x, _ in reached], [leaves[name] for name in wanted], [upstream for _, upstream in reached]
+    )
+    return [o, S, *gradients]
+
+
+def close(ours, theirs):
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, **TOLERANCE)

@@ -1,0 +1,17 @@
+"""Random numbers that are the same in every run."""
+
+import torch
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape, seed=0):
+    """Standard normal numbers, float64."""
+    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+
+
+def filled(size, value):
+    """So many equal numbers, float64."""
+    return torch.full((size,), value, dtype=torch.float64)
