@@ -1,4 +1,4 @@
-r"""Three views of the past, weighed by gates: compressed, chosen and near (Native Sparse Attention: Yuan et al. 2025,
+r"""Three views of the past, weighed by gates: compressed, selected and near (Native Sparse Attention: Yuan et al. 2025,
 arXiv:2502.11089, section 3).
 
 - compressed: every `stride` tokens the mean key and value of the last `length`, once these are all in the past;
@@ -8,7 +8,7 @@ arXiv:2502.11089, section 3).
 
 Each is a softmax attention of its own, $o = \sum_b g_b o_b$. The paper compresses by a small network with positions of
 their own for the tokens of a block, where this takes means; has keys and values of their own for each branch; and lets
-the heads of a group choose together, where here each head chooses for itself. Blocks are chosen from the past, and
+the heads of a group select together, where here each head selects for itself. Blocks are selected from the past, and
 compressed tokens end in it: nothing leaks. Of blocks with equal weight the first are taken.
 """
 
@@ -16,12 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch.nn.functional import linear
 
 from ortho._checks import checked
-from ortho._cost import Cost, linear_map
+from ortho._cost import Cost
 from ortho._typing import Bool, Float, Int, Size, Tensor
-from ortho._weights import new_weight
 from ortho.attention.mechanism import SOFTMAX_FORWARD, AttentionCost, Mechanism
 from ortho.attention.operands import masked_softmax
 from ortho.attention.selected.call import Call, mask_form, selecting_form
@@ -224,22 +222,20 @@ class BranchGates(Gate):
 
     branches: ClassVar[int] = 3
 
-    def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
-        self.weight = new_weight(self.num_heads * self.branches, self.d_model, generator=generator, **kind)
+    @classmethod
+    def rows(cls, d: Size, H: Size) -> Size:
+        return cls.branches * H
 
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N 3"]:
-        numbers = linear(x, self.weight).unflatten(-1, (self.num_heads, self.branches)).transpose(1, 2)
-        return numbers.contiguous().sigmoid()
+        return self._vectors(x).contiguous().sigmoid()
 
     @classmethod
-    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> Cost:
-        rows = cls.branches * H
-        sigmoid = Cost(elementwise_forward=B * N * rows, elementwise_backward=B * N * (rows + (d if input_grad else 0)))
-        return linear_map(B, N, d, rows, input_grad=input_grad, itemsize=itemsize) + sigmoid
+    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
+        return Cost(elementwise_forward=numbers, elementwise_backward=numbers)
 
 
 def _branches(N: int, sizes: Sizes, last: bool = False) -> list[list[Work]]:
-    """What the parts of each branch compute, without a first one that has nothing to read."""
+    """What the tilings of each branch compute, without a first one that has nothing to read."""
     window = window_band(Section(N - 1 if last else 0, N, N, True), sizes.window).work
     branches = [block_work(N, block=sizes.block, count=sizes.count - 1, last=last), [window]]
     if not sizes.compressed(N):
