@@ -1,7 +1,7 @@
 """Rules for differences of trained models, which a decision that was fixed before the runs has judged.
 
 An outcome is what `paper.experiments.statistics.decide` says of an interval. Mappings go from a setting to the interval
-of what the arm in question has more than the other, and its outcome.
+of the difference, first arm minus second, and its outcome.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ Told = tuple[Interval, str]
 
 
 class Unit(NamedTuple):
-    """In what a measure is told: a name, how many of it the stored number 1 is, and the digits behind the point."""
+    """The unit a measure is reported in: its name, how many of it are a stored 1, and the digits after the point."""
 
     name: str
     scale: int = 1

@@ -45,7 +45,7 @@ class Finding:
     rule: str
 
     def noting(self, remark: str) -> "Finding":
-        """The same finding with a remark behind our figure."""
+        """The same finding with a remark after our figure."""
         return replace(self, ours=f"{self.ours}. {remark}")
 
 

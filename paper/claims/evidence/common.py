@@ -32,13 +32,13 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def relative_error(found: Any, exact: Any) -> float:
-    """How far a tensor is from the exact one, over the size of that (Frobenius)."""
+    """The relative error of a tensor in the Frobenius norm."""
     return float((found - exact).norm() / exact.norm())
 
 
 def mean_interval(samples: Tensor) -> Interval:
-    """Of the mean of independent draws, to one decimal. With the standard error known it leaves out the true mean with
-    a probability of 1e-5; with one from 16 normal draws it is 5e-4, from 32 it is 1e-4."""
+    """An interval for the mean of independent draws, to one decimal. It misses the true mean with probability 1e-5 if
+    the standard error is known; with one from 16 normal draws it is 5e-4, from 32 it is 1e-4."""
     found = estimate(samples)
     reach = SIGMAS * found.standard_error
     return outward((found.value - reach, found.value + reach))

@@ -157,7 +157,7 @@ def defect(model: LanguageModel) -> float:
 
 
 def inference_cost(model: LanguageModel) -> dict[str, int]:
-    """Counted: FLOPs of reading 16 tokens, of one token decoded behind 15, the cache's bytes, the weights' bytes."""
+    """Counted: FLOPs of reading 16 tokens, of one token decoded after 15, the cache's bytes, the weights' bytes."""
     tokens = held_out()[:1]
     with torch.no_grad():
         with OperationCounter() as whole:

@@ -53,9 +53,9 @@ NAMES = (
 
 
 class Compared(NamedTuple):
-    """What one arm has more than another, as stored: the mean, its interval; what the rule says, of how many runs each.
+    """One arm against another, as stored: mean difference, its interval, the rule's outcome, and the runs of each.
 
-    `unit` is in what the numbers are told.
+    `unit` is the unit to report the numbers in.
     """
 
     mean: float

@@ -40,7 +40,7 @@ def decades(arm: str, residual: bool, stage: str, seed: int) -> float:
 def compared(
     arm: str, residual: bool, stage: str, *, measure: Callable[..., float] = decades
 ) -> tuple[tuple[float, Interval], str]:
-    """What an arm has more of them than learned heads, with its interval, and what the rule says of that."""
+    """The mean difference to learned heads with its interval, and the rule's outcome."""
     ours, theirs = ([measure(name, residual, stage, seed) for seed in SEEDS] for name in (arm, "learned"))
     found = paired_difference(ours, theirs, confidence=DECISION.confidence())
     return (found.mean, found.interval), decide(found.interval, DECISION)

@@ -34,7 +34,7 @@ FORMS = {"reference": softmax_attention_reference, "tiles": flash_attention}
 
 
 def away(*, is_causal: bool) -> float:
-    """How far the form in tiles is from the definition, relatively: output and gradients."""
+    """The largest relative error of the tiled form, of its output and gradients."""
     results: dict[str, Any] = {}
     for name, form in FORMS.items():
         q, k, v, upstream = normal(4, TOKENS, WIDTH)

@@ -77,8 +77,7 @@ def batch(name: str, precision: str, memory: float, *, frozen: bool = False) -> 
 
 
 def seen(record: Record) -> float:
-    """Bits a byte of the text that was trained on, in the last twentieth of the steps, as training had them: with what
-    dropout leaves out."""
+    """Bits a byte on the training text, over the last twentieth of the steps, with dropout on."""
     return float(record["facts"]["loss"][-1]) * BITS
 
 
@@ -88,12 +87,12 @@ def unseen(record: Record) -> float:
 
 
 def gap(record: Record) -> float:
-    """What other text takes more, in bits a byte, at the end of training."""
+    """The generalisation gap at the end of training, in bits a byte: validation part minus training text."""
     return unseen(record) - seen(record)
 
 
 def lost(record: Record) -> float:
-    """How far the validation part's bits a byte are above their lowest, at the end of training."""
+    """How far the last validation look lies above the best one, in bits a byte."""
     return unseen(record) - min(float(look["loss_nats"]) for look in record["facts"]["validation"]) * BITS
 
 
@@ -138,13 +137,13 @@ def against_base(arms: Mapping[str, Runs], base: str = BASE, measure: str = "bit
 
 
 def more_than(one: Runs, base: Runs, measure: str, comparisons: int = 1) -> Difference | None:
-    """What an arm has more than the base at the seeds of both, with an interval that so many hold at once; None for
-    fewer than two seeds. For measures of which the records' rule does not speak."""
+    """The difference to the base at the seeds of both, with an interval for so many comparisons at once; None for fewer
+    than two seeds. For measures that the records' rule does not cover."""
     return analysis.paired(one, base, measure, Decision.of(one.configuration).confidence(comparisons))
 
 
 def turned(ends: Interval) -> Interval:
-    """The interval of what is less, from that of what is more."""
+    """The interval of the opposite difference."""
     return -ends[1], -ends[0]
 
 
