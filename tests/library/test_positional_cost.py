@@ -10,7 +10,6 @@ import torch
 from counted import SIZES as LAYERS
 from counted import assert_declared, assert_decodes
 
-from ortho import PROJECTIONS
 from ortho.attention.mechanism import AttentionCost
 from ortho.attention.untrained.patterns import Gaussian, Recent, Shift
 from ortho.attention.untrained.positional_attention import PATTERNS, SEVEN, positional_attention
@@ -18,7 +17,6 @@ from ortho.cost.attention import positional_attention as declared_of
 from ortho.cost.big_o import N, constants, d, order
 from ortho.cost.counting import OperationCounter, count_forward, saved_bytes
 from ortho.cost.layers import hybrid, positional_heads
-from ortho.layers.hybrid import HybridAttention
 from ortho.layers.positional import PositionalHeads
 
 HEADS = (
@@ -95,19 +93,6 @@ def test_layer(empty, input_grad, causal):
             declared = positional_heads(B, length, width, heads, **of, **kwargs)
             layer = PositionalHeads(width, heads, empty=empty, dtype=dtype, **of)
             assert_declared(declared, layer, x, is_causal=causal)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("input_grad", [True, False])
-@pytest.mark.parametrize("projection", PROJECTIONS)
-def test_beside_learned_heads(projection, input_grad, causal):
-    for (B, length, width, H), fixed in product(LAYERS, [0, 1, 3, 4]):
-        if fixed > H:
-            continue
-        heads = {"positional": fixed, projection: H - fixed}
-        x = torch.zeros(B, length, width, requires_grad=input_grad)
-        declared = hybrid(B, length, width, H, heads=heads, causal=causal, input_grad=input_grad)
-        assert_declared(declared, HybridAttention(width, H, heads=heads), x, is_causal=causal)
 
 
 def test_layer_decode():
