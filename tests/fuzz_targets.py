@@ -69,7 +69,7 @@ WHOLE = (
     "attention.sparse.window", "attention.sparse.dilated",
     "attention.sparse.strided", "attention.sparse.fixed", "attention.sparse.block_sparse",
     "attention.sparse.global_local", "attention.sparse.flex", "cost.layers", "cost.models", "cost.attention",
-    "adapters.conversion",
+    "adapters.conversion", "cost.budgets",
     "adapters.layouts", "training.recipe", "tasks.copying", "tasks.induction", "tasks.modular_addition",
     "tasks.mqar", "tasks.needle",
 )  # fmt: skip
@@ -158,6 +158,7 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     **{f"cost.attention.{name}_tile": {"M": 100} for name in ("columns_first", "rows_first")},
     "cost.layers.projection_cost": {"projection": "frozen"},
     "cost.models.step_memory": {"cost": _COST},
+    "cost.budgets.choose": {"budget": 1e9},
     "cost.layers.hybrid": {"heads": {"learned": 1, "positional": 1}},
     "adapters.conversion.restore": {"record": {}},
     "adapters.conversion.set_heads": {"model": nn.Sequential(nn.MultiheadAttention(8, 2, batch_first=True)),
