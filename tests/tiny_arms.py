@@ -9,4 +9,6 @@ SETS = {
     name: speed.case(600 if name in ("patterns", "dynamic", "window alone") else 24, name, **TINY) for name in arms.SETS
 }
 SERVED = {None, "math", "flash"}  # of the kernels by their names, on a CPU
-ALL = [(case, arm) for case in SETS.values() for arm in arms.arms_of(case) if arms.by_name(arm) in SERVED]
+ALL = list(  # each arm once
+    {arm: (case, arm) for case in SETS.values() for arm in arms.arms_of(case) if arms.by_name(arm) in SERVED}.values()
+)

@@ -7,20 +7,20 @@ know only the broken world. Evidence that returned the same finding whatever it 
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 import pytest
 
 import paper.claims
-from paper.claims import Ledger, Verdict, catalogue, judge
+from paper.claims import Ledger, Verdict, catalogue, stored
 from paper.claims.ledger import Entry, _ledger
+from tools.notebooks import VERDICTS
 
-PAGE = Path(__file__).parents[1] / "book" / "ledger.ipynb"
 _EVIDENCE = re.compile(r"paper\.claims\.evidence(\..+)?")
 _JUDGES = re.compile(r"paper\.claims\.(rules|outcomes|verdicts|figures|ledger|catalogue)")
 
@@ -57,55 +57,24 @@ def giving(change: Change) -> Change:
     return lambda sound: lambda *args, **kwargs: change(sound(*args, **kwargs))
 
 
-def cases(turns: Mapping[str, Turn]) -> list[Any]:
-    """Parameters (claim id, turn) of a test; those that fail are expected to."""
-    return [
-        pytest.param(claim_id, turn, id=claim_id, marks=pytest.mark.xfail(reason=turn.fails) if turn.fails else ())
-        for claim_id, turn in turns.items()
-    ]
-
-
 def check(claim_id: str, turn: Turn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sound world gives the published verdict, the broken one that of the turn, which is another."""
-    sound = judge(claim_id)
-    assert sound.verdict == published(claim_id), "judged now and on the ledger's page"
-    assert turn.to != sound.verdict, "a turn leads to another verdict"
+    """The broken world gives the verdict of the turn, which is not the stored one (`tests/book/test_verdicts.py` holds
+    that to the evidence as it is)."""
+    entry, _ = stored_verdicts()[claim_id]
+    assert turn.to != entry.verdict, "a turn leads to another verdict"
     with monkeypatch.context() as patch:
         broken = judged_anew(claim_id, turn.changes, patch)
     assert broken.verdict == turn.to, f"in the broken world: {broken.ours}"
 
 
-def check_complete(documents: Iterable[str], turns: Mapping[str, Turn], left_out: Mapping[str, str]) -> None:
-    """Each claim of the documents has a turn or a reason why it has none."""
-    claims = {claim.id for claim in catalogue().claims.values() if claim.document in documents}
-    assert not turns.keys() & left_out.keys()
-    assert turns.keys() | left_out.keys() == claims
-    assert all(left_out.values())
-
-
-def check_notices_a_constant(claim_id: str, turn: Turn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Evidence replaced by the finding that it has now does not turn, and that is noticed."""
-    judge(claim_id)
-    finding, enter = _ledger()._findings[claim_id], Ledger.evidence
-
-    def constant(self: Ledger, name: str, *, chapter: str) -> Change:
-        return lambda function: enter(self, name, chapter=chapter)((lambda: finding) if name == claim_id else function)
-
-    monkeypatch.setattr(Ledger, "evidence", constant)
-    with pytest.raises(AssertionError, match="in the broken world"):
-        check(claim_id, turn, monkeypatch)
-
-
-def published(claim_id: str) -> str:
-    """The verdict on the ledger's page, as its stored output has it."""
-    found = set(re.findall(rf"\[{re.escape(claim_id)}\]\(#[^)]*\)<br>\*\*(\w+)\*\*", PAGE.read_text("utf-8")))
-    assert len(found) == 1, f"{claim_id}: expected one verdict in {PAGE.name}, got {sorted(found)}"
-    return found.pop()
+@cache
+def stored_verdicts() -> dict[str, tuple[Entry, tuple[str, ...]]]:
+    return stored(VERDICTS)
 
 
 def judged_anew(claim_id: str, changes: Mapping[str, Change], monkeypatch: pytest.MonkeyPatch) -> Entry:
     """The claim by evidence modules that are imported with the changes made; `monkeypatch` takes all of it back."""
-    judge(claim_id)  # so that all modules of its document are imported, and come back
+    _ledger()._import()  # so that all modules come back
     home = _ledger()._evidence[claim_id][0].__module__
     anew = Ledger(catalogue())
     monkeypatch.setattr(sys.modules[Ledger.__module__], "_ledger", lambda: anew)

@@ -14,7 +14,7 @@ from torch import nn
 
 from ortho import _checks
 from ortho._checks import checked
-from ortho._typing import Bool, Float, State, Tensor
+from ortho._typing import Bool, Float, Tensor
 from ortho._weights import spread_heads
 from ortho.attention import MECHANISMS
 from ortho.attention.indexing import indexing
@@ -65,6 +65,7 @@ class Cache(ABC):
         self.capacity = None if capacity is None else _checks.positive_int("capacity", capacity)
         self.length = 0
         self._before: tuple[Tensor, Tensor] | None = None  # keys and values of no tokens, like those read
+        self._held: tuple[Tensor, ...] = ()
 
     @checked(shapes=False)
     @torch.no_grad()
@@ -98,9 +99,9 @@ class Cache(ABC):
         """`attend`, of checked operands, after `length` tokens."""
 
     @property
-    @abstractmethod
     def nbytes(self) -> int:
         """Bytes that are held; none before the first token."""
+        return sum(x.nbytes for x in self._held)
 
     def copy(self: CacheT) -> CacheT:
         """Another cache that has read the same, and reads on by itself."""
@@ -108,9 +109,9 @@ class Cache(ABC):
         other._own()
         return other
 
-    @abstractmethod
     def _own(self) -> None:
         """Copy all that changes."""
+        self._held = tuple(x.clone() for x in self._held)
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         for name, x in (("k", k), ("q", q), ("v", v)):  # k, with which the others are compared, first
@@ -153,24 +154,16 @@ class StateCache(Cache):
     def __init__(self, attention: str | nn.Module, function: Callable[..., Any], capacity: int | None = None) -> None:
         super().__init__(attention, capacity)
         self._function = function
-        self._state: State = ()
-
-    @property
-    def nbytes(self) -> int:
-        return sum(x.nbytes for x in self._state)
-
-    def _own(self) -> None:
-        self._state = tuple(x.clone() for x in self._state)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:
         spread = spread_heads(k, _heads(q)), spread_heads(v, _heads(q))
-        past = self._state if self.length else None
+        past = self._held if self.length else None
         o, state = self._function(
             q, *spread, is_causal=True, scale=scale, initial_state=past, return_state=True, **gates
         )
         given = {x.untyped_storage().data_ptr() for x in (*spread, *gates.values())}
         # The first call's state may be the operands themselves, which are the caller's to change.
-        self._state = tuple(x.clone() if x.untyped_storage().data_ptr() in given else x for x in state)
+        self._held = tuple(x.clone() if x.untyped_storage().data_ptr() in given else x for x in state)
         return o
 
 
@@ -180,24 +173,14 @@ class Slots(Cache):
     def __init__(self, attention: str | nn.Module, slots: int, capacity: int | None) -> None:
         super().__init__(attention, capacity)
         self.slots = slots
-        self._held: tuple[Tensor, Tensor] | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return sum(x.nbytes for x in self._held or ())
-
-    def _own(self) -> None:
-        if self._held is not None:
-            keys, values = self._held
-            self._held = keys.clone(), values.clone()
 
     def _keys_values(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and the values in their slots."""
-        if self._held is None or self._before is None:  # also where the first tokens were refused
+        if self._before is None:  # also where the first tokens were refused
             with torch.inference_mode(False):  # tensors of that mode could not be written to outside of it
-                keys, values = (x.new_empty(*x.shape[:-2], self.slots, x.shape[-1]) for x in (k, v))
-            self._held = keys, values
-        return self._held
+                self._held = tuple(x.new_empty(*x.shape[:-2], self.slots, x.shape[-1]) for x in (k, v))
+        keys, values = self._held
+        return keys, values
 
 
 class KeyValueCache(Slots):

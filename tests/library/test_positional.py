@@ -264,25 +264,18 @@ V = torch.zeros(2, 2, 4, 3)
 TWO = ("previous", "next")
 STATE = positional_attention(V, TWO, is_causal=True, return_state=True)[1]
 BAD = [
-    ({"v": V.long()}, TypeError, "v: expected a floating-point tensor, got a int64 tensor"),
     ({"v": V[0, 0]}, ValueError, r"v: expected shape \(..., H, N, V\) without empty axes, got \(4, 3\)"),
-    ({"v": V[:, :, :0]}, ValueError, r"v: expected shape .* got \(2, 2, 0, 3\)"),
-    ({"v": V + torch.inf}, ValueError, "v: expected finite numbers, got 48 NaN or infinite of 48"),
     ({"patterns": "previous"}, TypeError, "patterns: expected a sequence .*, got str 'previous'"),
     ({"patterns": ("previous", "nxt")}, ValueError, "patterns: expected one of 'current'.*, got 'nxt'"),
     ({"patterns": (1, 2)}, ValueError, "patterns: expected a sequence .of a PositionalPattern or a name each., got"),
     ({"patterns": SEVEN}, ValueError, "patterns: expected one for each of 2 heads, got 7"),
-    ({"is_causal": 1}, TypeError, "is_causal: expected True or False, got int 1"),
-    ({"return_state": None}, TypeError, "return_state: expected True or False, got NoneType None"),
     ({"empty": "one"}, ValueError, "empty: expected one of 'zero', 'self', got 'one'"),
-    ({"attn_mask": torch.ones(4)}, TypeError, "attn_mask: expected a boolean tensor"),
     (
         {"attn_mask": torch.ones(4, 4, dtype=torch.bool)},
         ValueError,
         r"attn_mask: expected a mask of keys, of shape \(..., 1, 4\), got \(4, 4\)",
     ),
     ({"attn_mask": torch.ones(5, dtype=torch.bool)}, ValueError, r"attn_mask: expected a shape that broadcasts"),
-    ({"words": torch.zeros(2, 4)}, TypeError, "words: expected int32 or int64 indices, got a float32"),
     ({"words": torch.zeros(4).long()}, ValueError, r"words: expected shape \(2, 4\), got \(4,\)"),
     ({"return_state": True}, ValueError, "return_state: expected none in a call that is not causal"),
     ({"initial_state": STATE}, ValueError, "initial_state: expected none in a call that is not causal"),

@@ -233,8 +233,6 @@ def test_what_the_fast_form_refuses(attention):
             ValueError,
             r"initial_state: expected faded torch.float64 of shape \(2, 3\), got a float64 tensor of shape \(2, 2\)",
         ),
-        ({"scale": float("nan")}, ValueError, "scale: expected a finite number"),
-        ({"attn_mask": torch.ones(5, 4, dtype=torch.bool)}, ValueError, "attn_mask: expected a shape that broadcasts"),
     ],
 )
 def test_fox_errors(attention, change, error, message):
@@ -303,13 +301,10 @@ def test_far_positions_in_float32(attention):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"q": 3}, TypeError, "q: expected a floating-point tensor, got int 3"),
         ({"k": draw(2, 5, 3)}, ValueError, "k: expected width 4 like q"),
-        ({"k": draw(2, 5, 4) / 0}, ValueError, "k: expected finite numbers"),
         ({"base": 0.0}, ValueError, "base: expected a positive finite number, got float 0.0"),
         ({"base": None}, TypeError, "base: expected a number, got NoneType None"),
         ({"initial_state": 5}, TypeError, r"initial_state: expected a tuple of tensors \(keys, values\)"),
-        ({"scale": "1"}, TypeError, "scale: expected a number"),
     ],
 )
 def test_rotary_errors(attention, change, error, message):

@@ -212,14 +212,8 @@ def test_memory_is_linear():
 
 @pytest.mark.bad_input
 def test_flash_errors():
-    for change, error, message in (
-        ({"rows": 0}, ValueError, "rows: expected an integer of at least 1, got 0"),
-        ({"columns": -1}, ValueError, "columns: expected an integer of at least 1, got -1"),
-        ({"rows": 2.0}, TypeError, "rows: expected an integer of at least 1, got float 2.0"),
-        ({"scale": "1"}, TypeError, "scale: expected a number"),
-    ):
-        with pytest.raises(error, match=message):
-            flash_attention(*operands(3), **change)
+    with pytest.raises(ValueError, match="rows: expected an integer of at least 1, got 0"):
+        flash_attention(*operands(3), rows=0)
     leaves = operands(5)
     with pytest.raises(RuntimeError, match="create_graph: expected False"):
         torch.autograd.grad(flash_attention(*leaves).sum(), leaves, create_graph=True)

@@ -5,12 +5,12 @@ from itertools import product
 
 import pytest
 import torch
-from drawn_tilings import KINDS, SHUFFLED, G, K, M, N, V, band, counted, dilated, draw, drawn_part, operands
+from drawn_tilings import KINDS, SHUFFLED, G, M, N, V, band, counted, dilated, draw, drawn_part, operands
 
 from ortho.attention.sparse import tiled_attention as engine
 from ortho.attention.sparse.tiled_attention import tiled_attention
 from ortho.attention.sparse.tiling import ABSENT, Tiling, TokenBlocks, consecutive
-from ortho.cost.counting import Allocations, saved_bytes
+from ortho.cost.counting import Allocations
 
 # Sums of at most 40 float64 products of size 10, in another order and behind the exponentials of scores up to 10.
 close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
@@ -200,16 +200,6 @@ def many_parts(length):
     order = TokenBlocks(torch.randperm(length, generator=g)[: length // 4 * 4].unflatten(0, (-1, 4)))
     far = Tiling(order, order, torch.arange(len(order.positions))[:, None], lambda i, j: i - j >= 16)
     return [band(length, 12, 8, 8, relative=True), far]
-
-
-@pytest.mark.parametrize("parts", [lambda n: many_parts(n)[:1], lambda n: many_parts(n)[1:], many_parts])
-def test_what_is_kept_is_linear(parts):
-    """q, k, v, the output and one number a query: exactly, without what pads a block."""
-    for length in (1, 4, 61, 128):
-        leaves = operands(length=length, keys=length, dtype=torch.float32)
-        with saved_bytes() as kept:
-            tiled_attention(*leaves, parts(length), scale=1.0)
-        assert kept() == 4 * G * length * (2 * K + 2 * V + 1)
 
 
 def test_no_more_is_made_at_once():

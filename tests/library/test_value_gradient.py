@@ -187,8 +187,6 @@ def test_errors():
     for change, error, message in (
         ({"q": q.clone().requires_grad_()}, ValueError, f"q: {constant}"),
         ({"k": k.clone().requires_grad_()}, ValueError, f"k: {constant}"),
-        ({"scale": "1"}, TypeError, "scale: expected a number"),
-        ({"v": v.detach() / 0}, ValueError, "v: expected finite numbers"),
     ):
         for form in (value_gradient_attention, value_gradient_attention_reference):
             with pytest.raises(error, match=message):

@@ -50,11 +50,10 @@ def test_cases_have_few_chunks_and_positions_below_the_horizon():
     assert max(case["N"] for case in speed.memory_cases("cpu") if case["arms"] == "delta alone") == 32768
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("case", "arm"), ALL, ids=[f"{case['arms']}-{arm}" for case, arm in ALL])
-def test_every_arm_passes_its_check(case, arm, dtype):
-    case = {**case, "dtype": dtype}
-    arms.check(case, arm, arms.function(arm, case["chunk"]))
+def test_every_arm_passes_its_check_in_half_precision(case, arm):
+    """In float32 each does in test_speed.py."""
+    arms.check({**case, "dtype": "bfloat16"}, arm, arms.function(arm, case["chunk"]))
 
 
 @pytest.mark.parametrize("place", ["output", "gradient of q", "gradient of k", "gradient of v"])

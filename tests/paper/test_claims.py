@@ -154,6 +154,7 @@ def test_unknown_names_raise(ask):
         ask()
 
 
+@pytest.mark.bad_input
 def test_evidence_must_return_a_finding():
     small = _small_ledger()
     small.evidence("S0.1a", chapter="01-a-chapter")(lambda: "confirmed")

@@ -1,4 +1,4 @@
-"""`python -m ortho`, in this process and from a bare source tree."""
+"""`python -m ortho` and `python -m paper`, in this process and from a bare source tree."""
 
 import json
 import shutil
@@ -188,7 +188,7 @@ def test_from_a_bare_source_tree(tmp_path):
 
 def test_a_reader_may_stop_early():
     """`python -m paper claims | head -1` ends quietly, with more to write than a pipe holds, which are 64 KiB."""
-    many = "S0.1.3a " * 500
+    many = "S0.1.3a " * 120  # some 700 bytes each
     command = f'"{sys.executable}" -m paper claims --json {many} | head -1'
     ended = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
     assert ended.stdout == "[\n"

@@ -1,8 +1,11 @@
 """The rules for differences of trained models: each verdict they can give."""
 
+from math import inf
+
 import pytest
 
 from paper.claims import RULES, Verdict, loses_nothing, outperforms
+from paper.claims.outcomes import BITS_A_BYTE, Unit
 from paper.experiments.statistics import OUTCOMES
 
 ENDS = {
@@ -68,3 +71,16 @@ def test_an_outcome_is_one_of_those_that_are_known():
 def test_nothing_is_no_evidence():
     with pytest.raises(ValueError, match="found: expected at least one setting, got none"):
         outperforms("a statement", {})
+
+
+@pytest.mark.parametrize(
+    ("unit", "interval", "shown"),
+    [
+        (BITS_A_BYTE, (-inf, inf), ("-inf", "inf")),
+        (BITS_A_BYTE, (-0.00049, 0.0126), ("0.0", "0.013")),  # no negative zero
+        (Unit("% right", 100, 1), (-0.00049, 0.0126), ("0.0", "1.3")),
+    ],
+)
+def test_differences_are_reported_in_their_unit(unit, interval, shown):
+    assert tuple(map(str, unit.interval(interval))) == shown
+    assert (unit.signed(-0.0126), unit.signed(inf)) == (f"{-0.0126 * unit.scale:+.{unit.digits}f}", "+inf")

@@ -38,16 +38,22 @@ MODELS = {
     "GPT-2 medium": {"N": 64, "sizes": {"vocab_size": 23, "max_length": 64, "bias": True}},
     "ViT-Base": {"N": 10, "sizes": {"image_size": 12, "patch_size": 4, "num_classes": 5, "channels": 3}},
 }
-# name of an experiment -> its tiny cases, with all that is special to a case: options are those of its `case`
+
+
+def of_set(name, **kind):
+    return SETS[name] | kind
+
+
+# Name of an experiment -> functions that make its tiny cases, for another device or precision if they are told.
 TINY = {
     "training-step": [partial(training_step.case, "block", **LAYER)],
     "heads-speed": [partial(training_step.case, scope, causal=True, **HEADS) for scope in ("layer", "block")],
     "inference": [partial(training_step.case, "layer", 8, 32, H=2, input_grad=False)],
     "exchanged-speed": [partial(value_gradient.case, 24, 128, causal=True)],
-    "attention-speed": [partial(_tiny := lambda name, **kind: SETS[name] | kind, n) for n in ("main", "recurrent")],
-    "memory-speed": [partial(_tiny, name) for name in ("delta", "memories")],
-    "pattern-speed": [partial(_tiny, name) for name in ("patterns", "dynamic")],
-    "flash-speed": [partial(_tiny, name) for name in ("exact", "kernels")],
+    "attention-speed": [partial(of_set, name) for name in ("main", "recurrent", "family")],
+    "memory-speed": [partial(of_set, name) for name in ("delta", "memories")],
+    "pattern-speed": [partial(of_set, name) for name in ("patterns", "dynamic")],
+    "flash-speed": [partial(of_set, name) for name in ("exact", "kernels")],
     "decode-speed": [partial(decoding.case, family, **DECODED) for family in decoding.FAMILIES],
     "projection-speed": [partial(projections.case, 128, N=8)],
     "recomputation-speed": [lambda **kind: recomputation.case(N=8, L=2, **kind) | {"d": 16, "H": 2}],

@@ -213,7 +213,7 @@ class DenseExponentialFeatures(RandomFeatureMap):
         self,
         fit: str = "gerf",
         parameters: DenseParameters | None = None,
-        features: Tensor | None = None,
+        features: Float[Tensor, "m K"] | None = None,
         *,
         count: int | None = None,
     ) -> None:
@@ -221,8 +221,6 @@ class DenseExponentialFeatures(RandomFeatureMap):
         self.fit, self.parameters = _checks.one_of("fit", fit, FITS), parameters
         self.causal = parameters is not None
         if parameters is not None:
-            if not isinstance(parameters, DenseParameters):
-                raise TypeError(f"parameters: expected DenseParameters, got {_checks.describe(parameters)}")
             _checks.within("parameters", "a", parameters.a, -inf, 1 / 8)
 
     def __repr__(self) -> str:

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, Size, Tensor
 from ortho.attention.linear.linear_attention import FeatureMap, Features, MapCost, kernel_mechanism
@@ -83,17 +82,11 @@ class RandomFeatureMap(FeatureMap):
     of_a_row = 1  # features a row
 
     @checked
-    def __init__(self, features: Tensor | None = None, *, count: int | None = None) -> None:
-        if features is not None:
-            _checks.float_tensor("features", features)
-            if features.dim() != 2 or 0 in features.shape:
-                raise ValueError(f"features: expected shape (m, K) without empty axes, got {tuple(features.shape)}")
-            if count is not None:
-                raise ValueError(f"count: expected None beside features, got {count}")
-            _checks.finite("features", features)
+    def __init__(self, features: Float[Tensor, "m K"] | None = None, *, count: int | None = None) -> None:
+        if features is not None and count is not None:
+            raise ValueError(f"count: expected None beside features, got {count}")
         self.features = features
-        count = FEATURES // self.of_a_row if count is None else _checks.positive_int("count", count)
-        self.count = count if features is None else len(features)
+        self.count = len(features) if features is not None else count or FEATURES // self.of_a_row
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(count={self.count})"

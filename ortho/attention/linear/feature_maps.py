@@ -113,7 +113,7 @@ class CosFormer(FeatureMap):
 
     @checked
     def __init__(self, horizon: int = HORIZON) -> None:
-        self.horizon = _checks.positive_int("horizon", horizon)
+        self.horizon = horizon
 
     def __repr__(self) -> str:
         return f"CosFormer(horizon={self.horizon})"
@@ -158,7 +158,7 @@ class Taylor(FeatureMap):
 
     @checked
     def __init__(self, order: int = 2) -> None:
-        self.order = _checks.positive_int("order", order)
+        self.order = order
         self.weights = "signed" if order % 2 else "positive"
 
     def __repr__(self) -> str:
@@ -207,7 +207,7 @@ class Powers(_Elementwise):
 
     @checked
     def __init__(self, order: int = 2) -> None:
-        self.order = _checks.positive_int("order", order)
+        self.order = order
         self.weights = "signed" if order % 2 else "positive"  # 1 + t + ... + t^p has no real zero for even p
         # A power each; backward three products and a sum each but the constant's; x.
         self.operations = (order + 1, 4 * order, 1)

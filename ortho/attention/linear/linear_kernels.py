@@ -31,11 +31,10 @@ class AllAtOnce(Kernel):
         S, z = S.reshape(G, m, V).clone(), z.reshape(G, m, 1).clone()
         o, totals = v.new_empty(G, N, V), v.new_empty(G, N, 1)
         for g in sequences(q, k):
+            S[g].baddbmm_(k[g].mT, v[g] if scale is None else v[g] * scale[g])
             if scale is None:
-                S[g].baddbmm_(k[g].mT, v[g])
                 z[g].add_(k[g].sum(-2)[..., None])
             else:
-                S[g].baddbmm_(k[g].mT, v[g] * scale[g])
                 z[g].baddbmm_(k[g].mT, scale[g])
             torch.bmm(q[g], z[g], out=totals[g])
             torch.bmm(q[g], S[g], out=o[g]).div_(divisors(totals[g]))
@@ -148,8 +147,8 @@ class Chunked(Kernel):
             torch.bmm(qt.mT, nt, out=St)
             torch.bmm(qt.mT, dt, out=zt)
         # From here on, memory_dS and memory_dz are the gradients of the memory after each chunk.
-        d_S = _accumulate_back(d_S.reshape(G, m, V), memory_dS, scales)
-        d_z = _accumulate_back(d_z.reshape(G, m, 1), memory_dz, scales)
+        d_S = _accumulate(d_S.reshape(G, m, V), memory_dS, scales, backward=True)
+        d_z = _accumulate(d_z.reshape(G, m, 1), memory_dz, scales, backward=True)
         d_v = torch.empty_like(v)
         needed = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         d_q, d_k = (torch.empty_like(q), torch.empty_like(k)) if needed else (None, None)
@@ -211,20 +210,15 @@ def _scales(s: Tensor, peak: Tensor) -> _Scales:
     return _Scales(within, from_start[..., None], to_end[..., None], (start - end).exp_()[..., None, None])
 
 
-def _accumulate(memory: Tensor, chunks: Tensor, scales: _Scales | tuple[()]) -> Tensor:
-    """The memory (G, ...) after all chunks; `chunks` (G, n, ...), what each adds, becomes what there is before each."""
-    for i in range(chunks.shape[1]):
+def _accumulate(memory: Tensor, chunks: Tensor, scales: _Scales | tuple[()], *, backward: bool = False) -> Tensor:
+    """The memory (G, ...) after all chunks; `chunks` (G, n, ...), what each adds, becomes what there is before each.
+
+    In a `backward` pass these are gradients: of the memory before all chunks, and of what each reads, which becomes
+    that of what each adds.
+    """
+    steps = range(chunks.shape[1])
+    for i in reversed(steps) if backward else steps:
         after = (memory * scales.fades[:, i] if scales else memory) + chunks[:, i]
         chunks[:, i] = memory
         memory = after
     return memory
-
-
-def _accumulate_back(d_memory: Tensor, chunks: Tensor, scales: _Scales | tuple[()]) -> Tensor:
-    """The gradient of the memory before all chunks, from that after them; `chunks` (G, n, ...), the gradient of what
-    each reads, becomes that of what each adds."""
-    for i in reversed(range(chunks.shape[1])):
-        before = (d_memory * scales.fades[:, i] if scales else d_memory) + chunks[:, i]
-        chunks[:, i] = d_memory
-        d_memory = before
-    return d_memory

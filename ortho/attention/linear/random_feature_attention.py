@@ -18,7 +18,6 @@ from ortho.attention.linear.favor import (
 )
 from ortho.attention.linear.linear_attention import linear_attention, linear_attention_reference
 from ortho.attention.linear.random_features import FEATURE_DRAWS
-from ortho.attention.mechanism import FORMS
 
 MAPS: dict[str, type[RandomFeatureMap]] = {
     "positive": PositiveFeatures,
@@ -59,12 +58,11 @@ class RandomFeatureAttention(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        _checks.positive_int("d_head", d_head)
         self.map = _checks.one_of("map", map, MAPS)
         self.draw = _checks.one_of("draw", draw, FEATURE_DRAWS)
-        self.form = _checks.one_of("form", form, FORMS)
+        self.form = form
         self.options = options
-        rows_of_m, rest = divmod(_checks.positive_int("m", m), MAPS[map].of_a_row)
+        rows_of_m, rest = divmod(m, MAPS[map].of_a_row)
         if rest:
             raise ValueError(f"m: expected an even number of features, two for each row of {map!r}, got {m}")
         rows = FEATURE_DRAWS[draw](rows_of_m, d_head, generator=generator, dtype=dtype, device=device)

@@ -18,7 +18,7 @@ from ortho._autocast import no_autocast
 from ortho._checks import checked
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.indexing import indexing
-from ortho.attention.operands import attention_form, carried, mask_of_keys, past_length, prepend_state, upcast
+from ortho.attention.operands import attention_form, carried, gate, mask_of_keys, past_length, prepend_state, upcast
 from ortho.attention.transforms import uncompiled
 
 # Scores that are looked at together: as many as a few tiles of a fused kernel have, so that memory stays linear.
@@ -79,10 +79,7 @@ class Call(NamedTuple):
         """A tensor with a number for each new key, or of `rows`, or as many as `each` says, as (G, rows, *each); in the
         dtype of q. ValueError unless it has that shape and its numbers are finite."""
         shape = (*self.leading, self.new if rows is None else rows, *each)
-        if value.shape != shape:
-            raise ValueError(f"{name}: expected shape {shape} like the keys, got {tuple(value.shape)}")
-        if value.device != self.k.device:
-            raise TypeError(f"{name}: expected a tensor on {self.k.device} like the keys, got one on {value.device}")
+        gate(name, value, self.k, shape)
         _checks.finite(name, value)
         return value.to(self.q.dtype).reshape(len(self.q), *shape[len(self.leading) :])
 

@@ -16,12 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch.nn.functional import linear
 
 from ortho._checks import checked
-from ortho._cost import Cost, linear_map
+from ortho._cost import Cost
 from ortho._typing import Bool, Float, Int, Size, Tensor
-from ortho._weights import new_weight
 from ortho.attention.mechanism import SOFTMAX_FORWARD, AttentionCost, Mechanism
 from ortho.attention.operands import masked_softmax
 from ortho.attention.selected.call import Call, mask_form, selecting_form
@@ -224,18 +222,16 @@ class BranchGates(Gate):
 
     branches: ClassVar[int] = 3
 
-    def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
-        self.weight = new_weight(self.num_heads * self.branches, self.d_model, generator=generator, **kind)
+    @classmethod
+    def rows(cls, d: Size, H: Size) -> Size:
+        return cls.branches * H
 
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N 3"]:
-        numbers = linear(x, self.weight).unflatten(-1, (self.num_heads, self.branches)).transpose(1, 2)
-        return numbers.contiguous().sigmoid()
+        return self._vectors(x).contiguous().sigmoid()
 
     @classmethod
-    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> Cost:
-        rows = cls.branches * H
-        sigmoid = Cost(elementwise_forward=B * N * rows, elementwise_backward=B * N * (rows + (d if input_grad else 0)))
-        return linear_map(B, N, d, rows, input_grad=input_grad, itemsize=itemsize) + sigmoid
+    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
+        return Cost(elementwise_forward=numbers, elementwise_backward=numbers)
 
 
 def _branches(N: int, sizes: Sizes, last: bool = False) -> list[list[Work]]:

@@ -19,12 +19,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.functional import linear, pad
+from torch.nn.functional import pad
 
 from ortho._checks import checked
-from ortho._cost import Cost, linear_map
+from ortho._cost import Cost
 from ortho._typing import Float, Size, Tensor
-from ortho._weights import new_weight
 from ortho.attention.chunking import CHUNK
 from ortho.attention.linear.feature_maps import EluPlusOne
 from ortho.attention.linear.linear_attention import FeatureMap
@@ -273,17 +272,15 @@ class FarWeight(Gate):
     """x W^T + b, the logarithm of a far key's weight: x (B, N, d) -> (B, H, N); b starts at -log(d/H)."""
 
     def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
-        self.weight = new_weight(self.num_heads, self.d_model, generator=generator, **kind)
+        super()._make(generator, kind)
         self.bias = nn.Parameter(torch.full((self.num_heads,), -log(self.d_model / self.num_heads), **kind))
 
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
-        return linear(x, self.weight).mT + self.bias[:, None]
+        return self._numbers(x) + self.bias[:, None]
 
     @classmethod
-    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> Cost:
-        sums = B * N * (H + (d if input_grad else 0))  # of the bias's gradient; of x's
-        bias = Cost(elementwise_forward=B * N * H, elementwise_backward=sums, trained=H)
-        return linear_map(B, N, d, H, input_grad=input_grad, itemsize=itemsize) + bias
+    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
+        return Cost(elementwise_forward=numbers, elementwise_backward=numbers, trained=rows)
 
 
 @checked

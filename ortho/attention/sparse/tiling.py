@@ -84,8 +84,7 @@ def causal(i: Tensor, j: Tensor) -> Tensor:
 
 
 class Section(NamedTuple):
-    """What a call computes of the pairs of all tokens: queries from `first` to `stop`, exclusive, and the first `keys`
-    keys."""
+    """The pairs that a call computes: of queries at `first` to `stop`, exclusive, with the first `keys` keys."""
 
     first: int
     stop: int
@@ -99,12 +98,12 @@ class Section(NamedTuple):
             return causal if self.is_causal else allowed
         return lambda i, j: allowed(i, j) & causal(i, j)
 
-    def past(self, high: Tensor, i: Tensor) -> Tensor:
-        """The last keys `high` that queries at i read: in a causal call none after the query."""
+    def last_keys(self, high: Tensor, i: Tensor) -> Tensor:
+        """The last key that each query at i reads: `high`, in a causal call none after the query."""
         return torch.minimum(high, i) if self.is_causal else high
 
     def tile_starts(self, tile: int) -> Tensor:
-        """Where the tiles begin that hold the queries, (T,)."""
+        """The positions at which tiles of queries begin, (T,)."""
         return torch.arange(self.first // tile, -(-self.stop // tile), device=self.device) * tile
 
 
@@ -221,7 +220,7 @@ def band(
     i = section.tile_starts(tile)
     lowest = low(i.clamp(min=first)).clamp(min=start) // block
     last = (i + tile - 1).clamp(max=stop - 1)
-    highest = section.past(high(last), last).clamp(max=end - 1) // block
+    highest = section.last_keys(high(last), last).clamp(max=end - 1) // block
     table = block_ranges(lowest - start // block, highest - start // block)
     queries, blocks = (consecutive(*some, section.device) for some in ((first, stop, tile), (start, end, block)))
     return Tiling(queries, blocks, table, section.rule(allowed), relative)
@@ -261,7 +260,7 @@ def residue_band(section: Section, step: int, low: Bound, high: Bound, allowed: 
     j = pad(j, (0, -j.shape[1] % block), value=keys)
     own, s = starts % step, starts // step
     last = torch.minimum(s + tile, (stop - own + step - 1) // step) - 1
-    highest = torch.minimum(section.past(high(last), last), (keys - own + step - 1) // step - 1) // block
+    highest = torch.minimum(section.last_keys(high(last), last), (keys - own + step - 1) // step - 1) // block
     table = block_ranges(low(s).clamp(min=0) // block, highest.masked_fill(starts >= stop, ABSENT))
     table = torch.where(table < 0, ABSENT, table + own[:, None] * (j.shape[1] // block))
     tiles, blocks = i.masked_fill(i >= stop, ABSENT), j.masked_fill(j >= keys, ABSENT).view(-1, block)

@@ -18,7 +18,7 @@ from paper.claims.evidence.common import SOME
 from paper.claims.evidence.frozen_layer import train_once
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, counted, holds, region
-from paper.claims.verdicts import Finding
+from paper.claims.verdicts import Finding, Parts
 
 STRUCTURED, KINDS = "25-structured-projections", "26-heads-of-several-kinds"
 
@@ -64,28 +64,26 @@ def still_right(trained: bool) -> float:
 
 
 @evidence("S2.4.2d", chapter=STRUCTURED)
-def fast_products() -> Finding:
+def fast_products() -> Parts:
     shares = {f"rounds, $d = {d:,}$": round(structured(d), 1) for d in WIDTHS}
     shares[f"rounds, $d = {PRIME:,}$"] = round(structured(PRIME, None), 1)
     shares[f"almost any orthogonal matrix, $d = {D}$, at least"] = round(general(D), 1)
     moved = train_once("frozen", TRAINED).moved
-    return all_of(
-        {
-            "multiplications, of the matrix's": region(FAST, shares, unit=" %"),
-            "matrices": counted(
-                {"entries that a training step changes": 0},
-                {"entries that a training step changes": moved["Q"] + moved["K"]},
-            ),
-            "products that $W_Q W_K^\\top$ saves": region(
-                SOME, {"one head": merged(1), f"{HEADS} heads": merged(HEADS)}, unit=" %"
-            ),
-            "queries and keys kept that a step leaves right": region(
-                (100, 100),
-                {"frozen embeddings": still_right(False), "trained embeddings": still_right(True)},
-                unit=" %",
-            ),
-        }
-    )
+    return {
+        "multiplications, of the matrix's": region(FAST, shares, unit=" %"),
+        "matrices": counted(
+            {"entries that a training step changes": 0},
+            {"entries that a training step changes": moved["Q"] + moved["K"]},
+        ),
+        "products that $W_Q W_K^\\top$ saves": region(
+            SOME, {"one head": merged(1), f"{HEADS} heads": merged(HEADS)}, unit=" %"
+        ),
+        "queries and keys kept that a step leaves right": region(
+            (100, 100),
+            {"frozen embeddings": still_right(False), "trained embeddings": still_right(True)},
+            unit=" %",
+        ),
+    }
 
 
 def _model(projection: Projection) -> LanguageModel:
@@ -121,13 +119,12 @@ def nothing_stored() -> Finding:
         "AdamW's state": step.optimiser_bytes - 2 * others,
     }
     in_all = f"$W_Q, W_K$ of {LAYERS} layers, $d = {NARROW}$"
-    return all_of(
-        {
-            "gradients": counted(dict.fromkeys(ours, 0), ours, unit=" bytes"),
-            "shared": counted({in_all: 2 * NARROW**2}, {in_all: numbers}, unit=" numbers"),
-            "a model that shares": holds("logits and gradients of one with copies", difference, SAME),
-        }
-    ).noting(
+    parts = {
+        "gradients": counted(dict.fromkeys(ours, 0), ours, unit=" bytes"),
+        "shared": counted({in_all: 2 * NARROW**2}, {in_all: numbers}, unit=" numbers"),
+        "a model that shares": holds("logits and gradients of one with copies", difference, SAME),
+    }
+    return all_of(parts).noting(
         "The gradients of $Q$ and $K$, which lead to those of $X$, are computed all the same, and $X$ is kept for $W_V$"
     )
 
@@ -158,12 +155,11 @@ def some_heads_learned() -> Finding:
     trained = {label(n): round(over_learned("trained", LENGTHS[0], n), 3) for n in LEARNED}
     stopped = [1 / over_learned("step", N, LEARNED[0], "structured-stopped") for N in LENGTHS]
     positional = [1 / over_learned("step", N, LEARNED[0], "positional") for N in LENGTHS]
-    return all_of(
-        {
-            "FLOPs of the layer's training step, over those with learned heads alone": region((0, 1), work),
-            "numbers that are trained, likewise": region((0, 1), trained),
-        }
-    ).noting(
+    parts = {
+        "FLOPs of the layer's training step, over those with learned heads alone": region((0, 1), work),
+        "numbers that are trained, likewise": region((0, 1), trained),
+    }
+    return all_of(parts).noting(
         "An open question of the source's, answered here for what such a layer costs; what it learns is another "
         "matter. With gradients through the frozen heads little is saved. A step of one learned head beside stopped "
         f"ones takes {stopped[0]:.2f} and {stopped[1]:.2f} times fewer FLOPs at $N = {LENGTHS[0]:,}$ and "

@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 from ortho.cost import layer
 from paper import experiments
+from paper.claims.evidence.common import Arms
 from paper.claims.figures import listing, span
 from paper.claims.ledger import evidence
 from paper.claims.outcomes import BITS_A_BYTE, Told, Unit, loses_nothing, outperforms
 from paper.claims.rules import all_of, counted, improves, region, untestable
 from paper.claims.verdicts import Finding
-from paper.experiments.learning import analysis, images, language, synthetic
-from paper.experiments.learning.analysis import Runs
+from paper.experiments.learning import images, language, synthetic
 from paper.experiments.learning.synthetic import Learnt
 from paper.experiments.statistics import LEVEL, Decision, Interval, success_interval
 
@@ -35,37 +35,19 @@ class Comparison(NamedTuple):
     other: str
 
 
-class Field(NamedTuple):
-    """The arms that were trained on some data, by what they are compared, and in which unit that is told."""
-
-    arms: dict[str, Runs]
-    measure: str
-    unit: Unit
-
-    def compared(self, arm: str, other: str) -> Told | None:
-        """What an arm has more than the other, and what the rule of its records says of that; None without two runs of
-        both at the same seeds."""
-        if arm not in self.arms or other not in self.arms:
-            return None
-        found = analysis.judged(self.arms[arm], self.arms[other], self.measure)
-        if found is None:
-            return None
-        return self.unit.interval(found.difference.interval), found.outcome
-
-
-def on_bytes() -> Field:
+def on_bytes() -> Arms:
     """The arms of `bytes`."""
     records = experiments.load("bytes")
-    return Field(language.by_arm(records, experiments.judged_device(records)), "bits", BITS_A_BYTE)
+    return Arms(language.by_arm(records, experiments.judged_device(records)), "bits", BITS_A_BYTE)
 
 
-def on_digits() -> Field:
+def on_digits() -> Arms:
     """The arms of `images` on digits."""
     records = experiments.load("images")
-    return Field(images.by_arm(records, experiments.judged_device(records)), "correct", DIGITS)
+    return Arms(images.by_arm(records, experiments.judged_device(records)), "correct", DIGITS)
 
 
-def nothing_lost(comparisons: Sequence[tuple[Field, Comparison]]) -> Finding:
+def nothing_lost(comparisons: Sequence[tuple[Arms, Comparison]]) -> Finding:
     """Whether nothing is lost, wherever there is something to lose.
 
     There is where the other arm is shown to be better than heads that see no other token. Where it is not, that no
@@ -74,8 +56,8 @@ def nothing_lost(comparisons: Sequence[tuple[Field, Comparison]]) -> Finding:
     """
     statement = "nothing is lost"
     labels = [f"{one.arm} against {one.other}, {field.unit.name}" for field, one in comparisons]
-    gained = [field.compared(one.other, IDLE) for field, one in comparisons]
-    found = [field.compared(*one) for field, one in comparisons]
+    gained = [field.reported(one.other, IDLE) for field, one in comparisons]
+    found = [field.reported(*one) for field, one in comparisons]
     missing = [label for label, *both in zip(labels, gained, found, strict=True) if None in both]
     if missing:
         return untestable(statement, dict.fromkeys(missing), lack="there are not yet two runs of the arms of")
@@ -113,14 +95,14 @@ def share(kind: str, N: int) -> float:
     return round(step(kind, N, "frozen") / step(kind, N, "learned"), 3)
 
 
-def beside_its_own() -> list[tuple[Field, Comparison]]:
+def beside_its_own() -> list[tuple[Arms, Comparison]]:
     """Frozen queries and keys against learned ones in the same attention."""
     text, digits = on_bytes(), on_digits()
     pairs = {kind: Comparison(f"frozen {kind}", kind) for kind in KINDS}
     return [*((text, pair) for pair in pairs.values()), *((digits, pairs[kind]) for kind in ON_DIGITS)]
 
 
-def beside_ora() -> list[tuple[Field, Comparison]]:
+def beside_ora() -> list[tuple[Arms, Comparison]]:
     """Another attention against softmax, with frozen queries and keys, on digits: there nothing else differs."""
     digits = on_digits()
     return [(digits, Comparison(f"frozen {kind}", ORA)) for kind in ON_DIGITS]
@@ -129,7 +111,7 @@ def beside_ora() -> list[tuple[Field, Comparison]]:
 def beside_ora_on_bytes() -> Mapping[str, Told]:
     """The same on bytes, where positions differ as well: kind -> more bits a byte, as far as there are runs."""
     text = on_bytes()
-    found = {kind: text.compared(f"frozen {kind}", ORA) for kind in KINDS}
+    found = {kind: text.reported(f"frozen {kind}", ORA) for kind in KINDS}
     return {kind: outcome for kind, outcome in found.items() if outcome is not None}
 
 
@@ -210,7 +192,7 @@ def by_attending() -> Finding:
     """Whether linear heads see more in images than heads that see no other token do."""
     digits = on_digits()
     statement = f"better than heads that see no other token, {digits.unit.name}"
-    found = {arm: digits.compared(arm, IDLE) for arm in KERNELS}
+    found = {arm: digits.reported(arm, IDLE) for arm in KERNELS}
     have = {arm: outcome for arm, outcome in found.items() if outcome is not None}
     if len(have) < len(found):
         lacking = dict.fromkeys(found.keys() - have.keys())
@@ -221,7 +203,7 @@ def by_attending() -> Finding:
 def beside_softmax() -> str:
     """What linear heads have more than softmax on digits, in words, as far as there are runs."""
     digits = on_digits()
-    found = {arm: digits.compared(arm, SOFTMAX) for arm in KERNELS}
+    found = {arm: digits.reported(arm, SOFTMAX) for arm in KERNELS}
     told = {arm: f"{span(one[0])} ({one[1]})" for arm, one in found.items() if one is not None}
     return f"More {digits.unit.name} than softmax: {listing(told)}. " if told else ""
 

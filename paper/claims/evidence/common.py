@@ -1,7 +1,7 @@
-"""What evidence of several topics is made with: draws, distances, intervals, and tables of orders of growth."""
+"""What evidence of several topics is made with: draws, distances, intervals, orders of growth, and trained arms."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sympy
 import torch
@@ -9,8 +9,11 @@ from torch import Tensor
 
 from ortho.theory.estimates import SIGMAS, estimate
 from paper.claims.figures import Interval, outward
-from paper.claims.rules import CONFIGURATION, growth
+from paper.claims.outcomes import Told, Unit
+from paper.claims.rules import CONFIGURATION, growth, untestable
 from paper.claims.verdicts import Finding
+from paper.experiments.learning import analysis
+from paper.experiments.learning.analysis import Judged, Runs
 
 SOME = (1, 100)  # per cent: where a source says that there is a loss or a gain, but not how large it is
 # Two float64 computations of sums of some 1e3 terms in different orders, magnified by the exponentials of scores.
@@ -47,3 +50,32 @@ def orders(rows: Mapping[str, Sequence[Any]], settings: Sequence[str] = CONFIGUR
         label: growth(claimed, sympy.expand(ours), held=held, settings=settings)
         for label, (claimed, ours, *held) in rows.items()
     }
+
+
+def reported(judged: Judged, unit: Unit) -> Told:
+    """A comparison of two arms as the rules of `outcomes` take it: the interval in the unit, and the outcome."""
+    return unit.interval(judged.difference.interval), judged.outcome
+
+
+class Arms(NamedTuple):
+    """The runs of a setting by arm, the measure by which arms are compared, and the unit that it is reported in."""
+
+    runs: Mapping[str, Runs]
+    measure: str
+    unit: Unit
+
+    def judged(self, arm: str, other: str) -> Judged | None:
+        """What an arm has more than the other, by the rule of their records; None without two seeds of both."""
+        if arm not in self.runs or other not in self.runs:
+            return None
+        return analysis.judged(self.runs[arm], self.runs[other], self.measure)
+
+    def reported(self, arm: str, other: str) -> Told | None:
+        """The same in the unit, as the rules take it."""
+        found = self.judged(arm, other)
+        return None if found is None else reported(found, self.unit)
+
+
+def without_records(statement: str, what: str) -> Finding:
+    """Untestable, as there are no records of what is named."""
+    return untestable(statement, {what: None}, lack="there are no records of")

@@ -242,15 +242,14 @@ def pretrained_losses() -> dict[str, tuple[float, float]]:
 def fine_tuning() -> Finding:
     rise = {name: round(after - before, 1) for name, (before, after) in pretrained_losses().items()}
     attention = {p: cost.layer(1, 1, 768, 12, projection=p).trained for p in ("learned", "frozen")}
-    return all_of(
-        {
-            "fits, read as no rise of the pretrained loss": region((0.0, 0.0), rise, unit=" nats"),
-            "attention's weights that are trained": counted(
-                {"$d = 768$": attention["learned"] // 2}, {"$d = 768$": attention["frozen"]}
-            ),
-            "further layers": counted({"blocks frozen besides, of 4": 4}, {"blocks frozen besides, of 4": freezable()}),
-        }
-    ).noting("A standard model allows the same: neither needs an orthogonal matrix")
+    parts = {
+        "fits, read as no rise of the pretrained loss": region((0.0, 0.0), rise, unit=" nats"),
+        "attention's weights that are trained": counted(
+            {"$d = 768$": attention["learned"] // 2}, {"$d = 768$": attention["frozen"]}
+        ),
+        "further layers": counted({"blocks frozen besides, of 4": 4}, {"blocks frozen besides, of 4": freezable()}),
+    }
+    return all_of(parts).noting("A standard model allows the same: neither needs an orthogonal matrix")
 
 
 @evidence("S0.5.2a", chapter=CHAPTER)
@@ -266,9 +265,8 @@ def conversion() -> Finding:
         }
     error = max(torch_error(layer) for layer in model.modules() if isinstance(layer, MultiheadAttention))
     ours, theirs = inference_cost(model), inference_cost(standard)
-    return all_of(
-        {
-            f"logits that differ, of {expected.numel():,}": counted(dict.fromkeys(pairs, 0), pairs),
-            "as PyTorch's own layer": holds("the same outputs", error, torch_tolerance()),
-        }
-    ).noting(f"It saves nothing: {theirs['forward']:,} FLOPs converted, {ours['forward']:,} before")
+    parts = {
+        f"logits that differ, of {expected.numel():,}": counted(dict.fromkeys(pairs, 0), pairs),
+        "as PyTorch's own layer": holds("the same outputs", error, torch_tolerance()),
+    }
+    return all_of(parts).noting(f"It saves nothing: {theirs['forward']:,} FLOPs converted, {ours['forward']:,} before")

@@ -20,7 +20,7 @@ from paper import experiments
 from paper.claims.evidence.common import EXACT_STEPS, normal, relative_error, seeded
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, counted, holds, region, untestable
-from paper.claims.verdicts import Finding
+from paper.claims.verdicts import Finding, Parts
 from paper.experiments.speed import attention_analysis as attention_rows
 from paper.experiments.speed.analysis import Row
 
@@ -80,16 +80,15 @@ def left_after(square: float, writes: int) -> float:
 def formula() -> Finding:
     squares = (1.0, 2.0, 2.5)
     left = ", ".join(f"{left_after(square, 20):.0f} for $|k|^2 = {square:g}$" for square in squares)
-    return all_of(
-        {
-            "recurrence": holds("the package's, with $\\beta = 1$ and keys as they are", unlike_printed(), EXACT_STEPS),
-            "least mean squares": holds(
-                "each step is one of gradient descent on $\\frac12 |S k - v|^2$, of rate 1",
-                unlike_descent(),
-                EXACT_STEPS,
-            ),
-        }
-    ).noting(
+    parts = {
+        "recurrence": holds("the package's, with $\\beta = 1$ and keys as they are", unlike_printed(), EXACT_STEPS),
+        "least mean squares": holds(
+            "each step is one of gradient descent on $\\frac12 |S k - v|^2$, of rate 1",
+            unlike_descent(),
+            EXACT_STEPS,
+        ),
+    }
+    return all_of(parts).noting(
         "The printed form has neither a write strength nor keys of a given length, and needs one of them: of the error "
         f"at a key that is written 20 times there is left, as a multiple of it, {left}"
     )
@@ -166,22 +165,20 @@ def by_the_clock() -> Finding:
 
 
 @evidence("S3.3e", chapter=CHUNKS)
-def matrix_form() -> Finding:
-    return all_of(
-        {
-            "form in chunks": holds(
-                "what the recurrence gives, with write strengths and decays",
-                unlike_recurrence(),
-                EXACT_STEPS,
-                at=f"chunks of {', '.join(map(str, CUTS))}",
-            ),
-            "most operations in products of matrices": region(
-                (50, 100), {"$N = 4,096$, $K = V = 64$": round(product_share(), 1)}, unit=" %"
-            ),
-            "operations beyond PyTorch's own": counted({"": 0}, {"": foreign_operations()}),
-            "time over softmax attention's": by_the_clock(),
-        }
-    )
+def matrix_form() -> Parts:
+    return {
+        "form in chunks": holds(
+            "what the recurrence gives, with write strengths and decays",
+            unlike_recurrence(),
+            EXACT_STEPS,
+            at=f"chunks of {', '.join(map(str, CUTS))}",
+        ),
+        "most operations in products of matrices": region(
+            (50, 100), {"$N = 4,096$, $K = V = 64$": round(product_share(), 1)}, unit=" %"
+        ),
+        "operations beyond PyTorch's own": counted({"": 0}, {"": foreign_operations()}),
+        "time over softmax attention's": by_the_clock(),
+    }
 
 
 # ------------------------------------------------------------ whether products of transitions are unstable (chapter 12)
@@ -274,21 +271,20 @@ def smaller() -> dict[str, int]:
 @evidence("S3.3f", chapter=CHUNKS)
 def unstable() -> Finding:
     lost = round(100 * recall_errors(MEMORY, generator=seeded())[1])
-    return all_of(
-        {
-            f"norm after {STEPS} steps of $I - k k^\\top$ grows": region(
-                (1, inf), {f"$\\lvert k \\rvert = {length:g}$": left(length) for length in LENGTHS}
-            ),
-            f"rounding errors grow, from {ROUNDED[0]} to {ROUNDED[1]:,} steps, by a derived factor (unit keys)": region(
-                (GROWS, inf), {name: growing(strengths) for name, strengths in STRENGTHS.items()}
-            ),
-            "measured, in bfloat16": holds(
-                f"the errors are the derived ones, as logarithms to $\\ln {FACTOR:g}$", unlike_derived(), log(FACTOR)
-            ),
-            # "Re-orthogonalisation or initialisation": one part, of which either may hold.
-            "better by a power of ten": region((1, inf), nearer() | smaller()),
-        }
-    ).noting(
+    parts = {
+        f"norm after {STEPS} steps of $I - k k^\\top$ grows": region(
+            (1, inf), {f"$\\lvert k \\rvert = {length:g}$": left(length) for length in LENGTHS}
+        ),
+        f"rounding errors grow, from {ROUNDED[0]} to {ROUNDED[1]:,} steps, by a derived factor (unit keys)": region(
+            (GROWS, inf), {name: growing(strengths) for name, strengths in STRENGTHS.items()}
+        ),
+        "measured, in bfloat16": holds(
+            f"the errors are the derived ones, as logarithms to $\\ln {FACTOR:g}$", unlike_derived(), log(FACTOR)
+        ),
+        # "Re-orthogonalisation or initialisation": one part, of which either may hold.
+        "better by a power of ten": region((1, inf), nearer() | smaller()),
+    }
+    return all_of(parts).noting(
         f"With $\\beta \\lvert k \\rvert^2 \\le 2$ no product grows. Two memories with the same keys differ by "
         f"the product times what they differed at the start, which does not change the product. Orthogonalising "
         f"the memory itself changes its answers by {lost} %"

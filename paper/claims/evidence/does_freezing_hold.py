@@ -18,6 +18,7 @@ from ortho.theory.scores import carrying, expected_missed, freedoms
 from paper import experiments
 from paper.claims import figures
 from paper.claims.evidence import gradient_depth as depth
+from paper.claims.evidence.common import Arms
 from paper.claims.evidence.low_resource import gap
 from paper.claims.ledger import evidence
 from paper.claims.outcomes import BITS_A_BYTE, Unit, loses_nothing, outperforms
@@ -65,15 +66,12 @@ class Compared(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A task at a size: its arms, by the names that they have among the bytes, and in what unit they are measured.
+    """A task at a size: its arms, by the names that they have among the bytes.
 
-    `runs` are those of arms that are compared by a mean, with the `measure`; `learnt` those of which each has learnt
-    the task or not.
+    `arms` are compared by a mean; of `learnt`, each run has learnt the task or not, and `rule` compares the rates.
     """
 
-    runs: Mapping[str, Runs]
-    measure: str
-    unit: Unit
+    arms: Arms
     learnt: Mapping[str, Learnt] = {}
     rule: Decision | None = None
 
@@ -84,11 +82,9 @@ class Setting(NamedTuple):
             interval = rate_difference(ours, theirs, self.rule)
             mean = ours.successes / len(ours.seeds) - theirs.successes / len(theirs.seeds)
             runs = min(len(ours.seeds), len(theirs.seeds))
-            return Compared(mean, interval, decide(interval, self.rule), runs, self.unit)
-        if arm not in self.runs or other not in self.runs:
-            return None
-        found = analysis.judged(self.runs[arm], self.runs[other], self.measure)
-        return None if found is None else Compared(*found.difference, found.outcome, found.pairs, self.unit)
+            return Compared(mean, interval, decide(interval, self.rule), runs, self.arms.unit)
+        found = self.arms.judged(arm, other)
+        return None if found is None else Compared(*found.difference, found.outcome, found.pairs, self.arms.unit)
 
     def at_stake(self, arm: str) -> bool:
         """Whether the arm has anything to lose: more than heads that see no other token, where those have run, else a
@@ -98,8 +94,9 @@ class Setting(NamedTuple):
             return one.successes / len(one.seeds) > self.rule.margin
         if (over_idle := self.compare(arm, IDLE)) is not None:
             return over_idle.outcome == "better"
-        rule = Decision.of(self.runs[arm].configuration)
-        return not rule.higher_is_better or self.runs[arm].mean(self.measure) > rule.margin
+        runs = self.arms.runs[arm]
+        rule = Decision.of(runs.configuration)
+        return not rule.higher_is_better or runs.mean(self.arms.measure) > rule.margin
 
 
 def rate_difference(ours: Learnt, theirs: Learnt, rule: Decision) -> Interval:
@@ -172,13 +169,13 @@ def noting_missing(finding: Finding, names: Sequence[str] = NAMES) -> Finding:
 
 def _bytes(records: Sequence[Record], where: str) -> dict[str, Setting]:
     arms = language.by_arm(records, where)
-    return {"bytes, the whole text": Setting(arms, "bits", BITS_A_BYTE)} if arms else {}
+    return {"bytes, the whole text": Setting(Arms(arms, "bits", BITS_A_BYTE))} if arms else {}
 
 
 def _little(records: Sequence[Record], where: str) -> dict[str, Setting]:
     limits = sorted({record["configuration"]["limit"] for record in records if record["device"] == where})
     found = {limit: language.by_arm(records, where, limit=limit, dropout=0.0) for limit in limits}
-    return {f"bytes, {n:,} to train on": Setting(arms, "bits", BITS_A_BYTE) for n, arms in found.items() if arms}
+    return {f"bytes, {n:,} to train on": Setting(Arms(arms, "bits", BITS_A_BYTE)) for n, arms in found.items() if arms}
 
 
 def _budgets(records: Sequence[Record], where: str) -> dict[str, Setting]:
@@ -190,18 +187,18 @@ def _budgets(records: Sequence[Record], where: str) -> dict[str, Setting]:
     labels = {
         (d, share): f"bytes, d = {d}" + ("" if share == 1 else f", {share:g} times the steps") for d, share in found
     }
-    return {labels[key]: Setting(found[key], "bits", BITS_A_BYTE) for key in sorted(found)}
+    return {labels[key]: Setting(Arms(found[key], "bits", BITS_A_BYTE)) for key in sorted(found)}
 
 
 def _images(records: Sequence[Record], where: str) -> dict[str, Setting]:
     found = {data: images.by_arm(records, where, data) for data in DATA}
-    return {f"images, {data}": Setting(arms, "correct", RIGHT) for data, arms in found.items() if arms}
+    return {f"images, {data}": Setting(Arms(arms, "correct", RIGHT)) for data, arms in found.items() if arms}
 
 
 def _tuned(records: Sequence[Record], where: str) -> dict[str, Setting]:
     arms = fine_tuning.by_arm(records, where)
     named = {name: arms[own] for name, own in TUNED.items() if own in arms}
-    return {"fine-tuning, QK drawn anew": Setting(named, "new", BITS_A_BYTE)} if named else {}
+    return {"fine-tuning, QK drawn anew": Setting(Arms(named, "new", BITS_A_BYTE))} if named else {}
 
 
 def _translated(records: Sequence[Record], where: str) -> dict[str, Setting]:
@@ -210,16 +207,15 @@ def _translated(records: Sequence[Record], where: str) -> dict[str, Setting]:
         named = {name: arms[own] for name, own in TRANSLATED.items() if own in arms}
         case = next(iter(arms.values())).configuration
         many = f"{pairs:,} pairs" if pairs else "new pairs"
-        found[f"{case['task']}, {many}"] = Setting(named, "score", SCORES[case["decision_metric"]])
+        found[f"{case['task']}, {many}"] = Setting(Arms(named, "score", SCORES[case["decision_metric"]]))
     return found
 
 
 def _synthetic(records: Sequence[Record], where: str) -> dict[str, Setting]:
     margins = {record["configuration"]["task"]: record["configuration"]["margin_fraction"] for record in records}
-    return {
-        f"synthetic, {task}": Setting({}, "", RATE, arms, Decision(margins[task], level=0.05, higher_is_better=True))
-        for task, arms in synthetic.learnt(records, where).items()
-    }
+    rules = {task: Decision(margin, level=0.05, higher_is_better=True) for task, margin in margins.items()}
+    found, none = synthetic.learnt(records, where), Arms({}, "", RATE)
+    return {f"synthetic, {task}": Setting(none, arms, rules[task]) for task, arms in found.items()}
 
 
 _READ: dict[str, Callable[[Sequence[Record], str], dict[str, Setting]]] = {
@@ -297,12 +293,11 @@ def expressiveness() -> Finding:
         reached[f"all heads and one map, $d = {d}$"] = round(min(1.0, carried / learned), 3)
         reached[f"as drawn, $d = {d}$"] = 0.0
     share = "share of a map's squared norm that the best multiple of a drawn one misses, in the mean"
-    return all_of(
-        {
-            share: region(APPROXIMATES, {f"$d = {d}$": round(expected_missed(d), 6) for d, _ in WIDTHS}),
-            "dimensions of the score maps that are reached, of learned heads'": region((1.0, 1.0), reached),
-        }
-    ).noting("What a whole network with frozen heads can do is judged at S0.3.2d")
+    parts = {
+        share: region(APPROXIMATES, {f"$d = {d}$": round(expected_missed(d), 6) for d, _ in WIDTHS}),
+        "dimensions of the score maps that are reached, of learned heads'": region((1.0, 1.0), reached),
+    }
+    return all_of(parts).noting("What a whole network with frozen heads can do is judged at S0.3.2d")
 
 
 # ------------------------------------------------------------------------------------------------------- generalisation
@@ -315,7 +310,7 @@ def gaps(records: list[Record]) -> dict[str, Setting]:
         arms = analysis.by_arm(records, where, {"gap": gap}, limit=limit, dropout=0.0)
         if arms:
             label = f"bytes, {limit:,} to train on" if limit else "bytes, the whole text"
-            found[label] = Setting(arms, "gap", BITS_A_BYTE)
+            found[label] = Setting(Arms(arms, "gap", BITS_A_BYTE))
     return found
 
 
@@ -386,14 +381,13 @@ def stability() -> Finding:
     found = {label: round(worst("frozen", *place), 1) for label, place in places().items()}
     theirs = figures.listing({label: f"{worst('learned', *place):.1f}" for label, place in places().items()})
     rules = figures.listing({label: depth.compared("frozen", *place)[1] for label, place in places().items()})
-    return all_of(
-        {
-            "feature scale": kept,
-            f"decades by which the gradient's length differs between the ends of {depth.L} frozen blocks": region(
-                TENFOLD, found
-            ),
-        }
-    ).noting(
+    parts = {
+        "feature scale": kept,
+        f"decades by which the gradient's length differs between the ends of {depth.L} frozen blocks": region(
+            TENFOLD, found
+        ),
+    }
+    return all_of(parts).noting(
         f"Decades with learned heads: {theirs}. Frozen against learned: {rules}. With the same matrices both pass the "
         "same gradient on, to the bit: freezing changes nothing about it"
     )

@@ -34,7 +34,7 @@ from paper.claims.evidence.common import mean_interval, seeded
 from paper.claims.figures import Interval
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, counted, holds, improves, region
-from paper.claims.verdicts import Finding
+from paper.claims.verdicts import Finding, Parts
 
 CHAPTER = "16-dynamic-sparsity"
 
@@ -93,17 +93,14 @@ def off_by() -> float:
 
 @evidence("S1.2.3b", chapter=CHAPTER)
 def chosen_by_content() -> Finding:
-    return all_of(
-        {
-            "kept pairs that differ between two inputs": region(
-                (1, inf), {name: differing(choose) for name, choose in BY_CONTENT.items()}
-            ),
-            "of clusters, kept pairs across them": counted({"": 0}, {"": strangers()}),
-            "of a sample": holds(
-                "a key is drawn in proportion to its importance, in standard errors", off_by(), SIGMAS
-            ),
-        }
-    ).noting(
+    parts = {
+        "kept pairs that differ between two inputs": region(
+            (1, inf), {name: differing(choose) for name, choose in BY_CONTENT.items()}
+        ),
+        "of clusters, kept pairs across them": counted({"": 0}, {"": strangers()}),
+        "of a sample": holds("a key is drawn in proportion to its importance, in standard errors", off_by(), SIGMAS),
+    }
+    return all_of(parts).noting(
         f"({SAMPLES:,} draws.) Clusters depend on query and key, importance on the key alone; and the $O(n k d)$ "
         "beside it is without the choice"
     )
@@ -276,18 +273,17 @@ def depends_on_input(choice: Callable[[str], Tensor]) -> int:
 
 @evidence("S4.4a", chapter=CHAPTER)
 def chosen_region() -> Finding:
-    return all_of(
-        {
-            "kept pairs that differ between two inputs": region(
-                (1, inf), {name: depends_on_input(choice) for name, choice in CHOICES.items()}
-            ),
-            **{
-                name: improves(f"more weight than the last {WINDOW} keys", gains(choice), unit=" points")
-                for name, choice in CHOICES.items()
-            },
-            "sizes set by hand, of which a window has 1": region((0, 1), {name: len(SIZES[name]) for name in CHOICES}),
-        }
-    ).noting(
+    parts = {
+        "kept pairs that differ between two inputs": region(
+            (1, inf), {name: depends_on_input(choice) for name, choice in CHOICES.items()}
+        ),
+        **{
+            name: improves(f"more weight than the last {WINDOW} keys", gains(choice), unit=" points")
+            for name, choice in CHOICES.items()
+        },
+        "sizes set by hand, of which a window has 1": region((0, 1), {name: len(SIZES[name]) for name in CHOICES}),
+    }
+    return all_of(parts).noting(
         "No choice keeps more pairs than the window. Positions are no longer set by hand, but for the blocks that are "
         "always read in MoBA (one) and NSA (three, and a window)"
     )
@@ -367,28 +363,26 @@ def over_dense() -> dict[str, float]:
 
 
 @evidence("S4.4c", chapter=CHAPTER)
-def sparse_and_linear() -> Finding:
+def sparse_and_linear() -> Parts:
     wider = WINDOW + WIDTH  # a feature costs as many FLOPs as a key, and elu + 1 has K of them
     n = LENGTHS[0]
     bends = {name: flops(3 * n, f) - 2 * flops(2 * n, f) + flops(n, f) for name, f in MAPS.items()}
-    return all_of(
-        {
-            "FLOPs beyond linear in $N$": counted(dict.fromkeys(MAPS, 0), bends),
-            "FLOPs over dense attention's": region((0, 1), over_dense()),
-            **{
-                f"error with {name}": improves(
-                    "less than of the window alone", less_than_window(feature_map, WINDOW), unit=" %"
-                )
-                for name, feature_map in MAPS.items()
-            },
-            f"with elu + 1, for the same FLOPs as a window of {wider}": improves(
-                "less", less_than_window(MAPS["elu + 1"], wider), unit=" %"
-            ),
-            **{
-                f"with {name} beside MoBA's choice": improves(
-                    "less than of the choice alone", less_than_choice(by_block, feature_map), unit=" %"
-                )
-                for name, feature_map in MAPS.items()
-            },
-        }
-    )
+    return {
+        "FLOPs beyond linear in $N$": counted(dict.fromkeys(MAPS, 0), bends),
+        "FLOPs over dense attention's": region((0, 1), over_dense()),
+        **{
+            f"error with {name}": improves(
+                "less than of the window alone", less_than_window(feature_map, WINDOW), unit=" %"
+            )
+            for name, feature_map in MAPS.items()
+        },
+        f"with elu + 1, for the same FLOPs as a window of {wider}": improves(
+            "less", less_than_window(MAPS["elu + 1"], wider), unit=" %"
+        ),
+        **{
+            f"with {name} beside MoBA's choice": improves(
+                "less than of the choice alone", less_than_choice(by_block, feature_map), unit=" %"
+            )
+            for name, feature_map in MAPS.items()
+        },
+    }

@@ -16,7 +16,7 @@ from ortho.layers.multihead import MultiheadAttention
 from paper.claims.figures import percent, show
 from paper.claims.ledger import evidence, evidence_table
 from paper.claims.rules import all_of, contradiction, counted, growth, holds, printed, region
-from paper.claims.verdicts import Finding
+from paper.claims.verdicts import Finding, Parts
 
 CHAPTER = "02-what-freezing-removes"
 
@@ -206,20 +206,18 @@ def train_once(projection: str, d_model: int = 64) -> Trained:
 
 
 @evidence("S0.2.1a", chapter=CHAPTER)
-def definition() -> Finding:
+def definition() -> Parts:
     d_model = 64
     step = train_once("frozen", d_model)
     # Householder's QR leaves a residual of this order in d and eps (Higham 2002, theorem 19.4).
     tolerance = d_model**1.5 * torch.finfo(torch.float64).eps
-    return all_of(
-        {
-            "$W_Q, W_K$ at the start": holds("$W^\\top W = I$", step.orthogonality, tolerance),
-            "entries that a training step changes": counted(
-                {"$W_Q, W_K$": 0, "$W_V, W_O$": 2 * d_model**2},
-                {"$W_Q, W_K$": step.moved["Q"] + step.moved["K"], "$W_V, W_O$": step.moved["V"] + step.moved["O"]},
-            ),
-        }
-    )
+    return {
+        "$W_Q, W_K$ at the start": holds("$W^\\top W = I$", step.orthogonality, tolerance),
+        "entries that a training step changes": counted(
+            {"$W_Q, W_K$": 0, "$W_V, W_O$": 2 * d_model**2},
+            {"$W_Q, W_K$": step.moved["Q"] + step.moved["K"], "$W_V, W_O$": step.moved["V"] + step.moved["O"]},
+        ),
+    }
 
 
 @evidence("S0.2.3a", chapter=CHAPTER)
@@ -230,29 +228,27 @@ def weight_gradients() -> Finding:
     off = min(float(derivative.abs().max()) for derivative in derivatives)
     products = backward_products("frozen")
     computed = sum(products[name] != "absent" for name in ("dW_Q", "dW_K"))
-    return all_of(
-        {
-            "value": holds(
-                "$\\partial L/\\partial W_Q = 0$ and $\\partial L/\\partial W_K = 0$",
-                off,
-                8 * torch.finfo(torch.float64).eps,
-                at="two tokens of width two",
-            ),
-            "products for $W_Q$ and $W_K$": counted({"": 0}, {"": computed}),
-            "each of $X^\\top \\mathrm{d}V$, $O^\\top \\mathrm{d}Y$": growth("N*d^2", WEIGHT_GRADIENT),
-        }
-    ).noting("The two derivatives are not computed, which is all that the saving needs")
+    parts = {
+        "value": holds(
+            "$\\partial L/\\partial W_Q = 0$ and $\\partial L/\\partial W_K = 0$",
+            off,
+            8 * torch.finfo(torch.float64).eps,
+            at="two tokens of width two",
+        ),
+        "products for $W_Q$ and $W_K$": counted({"": 0}, {"": computed}),
+        "each of $X^\\top \\mathrm{d}V$, $O^\\top \\mathrm{d}Y$": growth("N*d^2", WEIGHT_GRADIENT),
+    }
+    return all_of(parts).noting("The two derivatives are not computed, which is all that the saving needs")
 
 
 @evidence("S0.2.3e", chapter=CHAPTER)
 def share_in_words() -> Finding:
     frozen, stopped = saved_share("frozen"), saved_share("stopped")
-    return all_of(
-        {
-            "$N \\gg d$": contradiction(("the share saved is about 1", 100), ("that is about 50 %", 50), unit=" %"),
-            "$N \\approx d$": region((45, 55), weights_alone(), unit=" %"),
-        }
-    ).noting(
+    parts = {
+        "$N \\gg d$": contradiction(("the share saved is about 1", 100), ("that is about 50 %", 50), unit=" %"),
+        "$N \\approx d$": region((45, 55), weights_alone(), unit=" %"),
+    }
+    return all_of(parts).noting(
         f"Of the whole backward pass, frozen saves {percent(float(frozen.subs(r, 1)))} at $N = d$ and "
         f"{show(sympy.limit(frozen, r, sympy.oo))} in the limit, frozen and stopped "
         f"{percent(float(stopped.subs(r, 1)))} and {percent(float(sympy.limit(stopped, r, sympy.oo)))}"
@@ -295,12 +291,10 @@ def half_the_gradients() -> Finding:
 evidence_table(
     CHAPTER,
     {
-        "S0.2.2a": lambda: all_of(
-            {
-                "order": growth("N^2*d + N*d^2", FROZEN.forward + FROZEN.elementwise_forward),
-                "as the standard": counted({"FLOPs": STANDARD.forward}, {"FLOPs": FROZEN.forward}),
-            }
-        ),
+        "S0.2.2a": lambda: {
+            "order": growth("N^2*d + N*d^2", FROZEN.forward + FROZEN.elementwise_forward),
+            "as the standard": counted({"FLOPs": STANDARD.forward}, {"FLOPs": FROZEN.forward}),
+        },
         "S0.2.3b": lambda: growth("N^2*d + N*d^2", STANDARD.backward + STANDARD.elementwise_backward),
         "S0.2.3c": lambda: growth("N*d^2", LEANEST.backward).noting(
             f"This is the least that any variant does; frozen alone {show(FROZEN.backward)}, "

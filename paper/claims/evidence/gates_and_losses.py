@@ -79,18 +79,17 @@ def gated() -> Finding:
     beyond = (0.1, 1.0)
     reach = "contracts" if transitions.contracts(*beyond) else "does not contract"
     mapped = "is" if transitions.maps(*beyond) else "is not"
-    return all_of(
-        {
-            "recurrence": holds(
-                "Gated DeltaNet's, of $a = \\gamma$, $\\beta = \\eta / \\gamma$ and values $\\gamma v$",
-                unlike_gated_delta_net(delta_rule_reference),
-                EXACT_STEPS,
-            ),
-            "in chunks": holds("what the recurrence gives", unlike_gated_delta_net(delta_rule), EXACT_STEPS),
-            "a step, one gate": holds("affine in the memory, so that steps compose", bend(), EXACT_STEPS),
-            "a step, a gate a channel": holds("the same", bend(channels=WIDTH), EXACT_STEPS),
-        }
-    ).noting(
+    parts = {
+        "recurrence": holds(
+            "Gated DeltaNet's, of $a = \\gamma$, $\\beta = \\eta / \\gamma$ and values $\\gamma v$",
+            unlike_gated_delta_net(delta_rule_reference),
+            EXACT_STEPS,
+        ),
+        "in chunks": holds("what the recurrence gives", unlike_gated_delta_net(delta_rule), EXACT_STEPS),
+        "a step, one gate": holds("affine in the memory, so that steps compose", bend(), EXACT_STEPS),
+        "a step, a gate a channel": holds("the same", bend(channels=WIDTH), EXACT_STEPS),
+    }
+    return all_of(parts).noting(
         f"A gate that is made of the memory makes a step that is not affine, by {100 * bend(of_memory=True):.1f} % "
         f"half way between two memories. A step with $\\gamma = {beyond[0]:g}$, $\\eta = {beyond[1]:g}$ and a unit key "
         f"{reach}, and {mapped} among Gated DeltaNet's"
@@ -259,15 +258,14 @@ def losses() -> Finding:
         for name, loss in ROBUST.items()
     }
     found = {f"{COUNT} pairs, {n} pass{'es' * (n > 1)}": more_found(n) for n in PASSES}
-    return all_of(
-        {
-            "one token": holds(
-                "the norm form moves the memory by $\\eta \\delta \\lvert k \\rvert$ at most", excess(), EXACT_STEPS
-            ),
-            "with outliers": improves("Huber's error is below that of the squared loss", gains, unit=" %"),
-            "contrastive": improves("retrieves more pairs than the squared loss", found, unit=" %"),
-        }
-    ).noting(
+    parts = {
+        "one token": holds(
+            "the norm form moves the memory by $\\eta \\delta \\lvert k \\rvert$ at most", excess(), EXACT_STEPS
+        ),
+        "with outliers": improves("Huber's error is below that of the squared loss", gains, unit=" %"),
+        "contrastive": improves("retrieves more pairs than the squared loss", found, unit=" %"),
+    }
+    return all_of(parts).noting(
         f"Without outliers the error is larger than with the squared loss, by "
         f"{', '.join(f'{more:.0f} % ({name})' for name, more in clean.items())}. What is new looks like an outlier: of "
         f"values that replace others the squared loss finds {replacing(Squared(), 1.0):.0f} %, Huber's norm form with "

@@ -60,14 +60,15 @@ def largest(form: str) -> int:
 @evidence("S1.2.1a", chapter=FLASH)
 def exact_by_tiles() -> Finding:
     worst = max(away(is_causal=is_causal) for is_causal in (False, True))
-    return all_of(
-        {
-            "exact": holds("outputs and gradients are those of the definition", worst, EXACT, at=f"$N = {TOKENS:,}$"),
-            f"numbers of the largest tensor, of $N^2 = {TOKENS**2:,}$": region(
-                (0, TOKENS**2 / 2), {"tiles": largest("tiles")}
-            ),
-        }
-    ).noting(f"Tiles of {ROWS} queries. The definition's largest tensor has {largest('reference'):,}")
+    parts = {
+        "exact": holds("outputs and gradients are those of the definition", worst, EXACT, at=f"$N = {TOKENS:,}$"),
+        f"numbers of the largest tensor, of $N^2 = {TOKENS**2:,}$": region(
+            (0, TOKENS**2 / 2), {"tiles": largest("tiles")}
+        ),
+    }
+    return all_of(parts).noting(
+        f"Tiles of {ROWS} queries. The definition's largest tensor has {largest('reference'):,}"
+    )
 
 
 @evidence("S1.2.1b", chapter=FLASH)
@@ -75,12 +76,11 @@ def orders() -> Finding:
     fused, materialised = (layer(1, N, d, H, form=form) for form in ("fast", "reference"))
     saved = sympy.expand(fused.saved_bytes / fused.itemsize)
     backward = sympy.expand(fused.backward - materialised.backward)
-    return all_of(
-        {
-            "time": growth("N^2*d + N*d^2", sympy.expand(fused.forward)),
-            "space": growth("N*d", saved),
-        }
-    ).noting(
+    parts = {
+        "time": growth("N^2*d + N*d^2", sympy.expand(fused.forward)),
+        "space": growth("N*d", saved),
+    }
+    return all_of(parts).noting(
         f"Forward the FLOPs are those of the materialised form, backward ${sympy.latex(backward)}$ more, "
         "for scores that are computed again"
     )
@@ -100,14 +100,15 @@ def faster_and_leaner() -> Finding:
         return untestable(f"3 to 5 times faster, {LESS} % less memory", both, lack="no record times")
     times = {_named(row): round(row["ratio_alike"][1], 2) for row in found}
     saved = {_named(row): round(100 - 100 / row["bytes_ratio"], 1) for row in found if row["bytes_ratio"]}
-    return all_of(
-        {
-            "time": untestable("3 to 5 times faster", both, lack="no record of a GPU times")
-            if all(row["device"].startswith("cpu") for row in found)
-            else region(FASTER, times),
-            "less memory, %": region((LESS - NEAR, LESS + NEAR), saved),
-        }
-    ).noting(f"On all devices the materialised form takes {min(times.values())} to {max(times.values())} times as long")
+    parts = {
+        "time": untestable("3 to 5 times faster", both, lack="no record of a GPU times")
+        if all(row["device"].startswith("cpu") for row in found)
+        else region(FASTER, times),
+        "less memory, %": region((LESS - NEAR, LESS + NEAR), saved),
+    }
+    return all_of(parts).noting(
+        f"On all devices the materialised form takes {min(times.values())} to {max(times.values())} times as long"
+    )
 
 
 def _named(row: Row) -> str:
@@ -127,13 +128,12 @@ def step() -> Finding:
     of_layer = sympy.expand(layer(1, N, d, 1, causal=True).decode)
     rest = sympy.expand(of_layer - with_cache.forward)
     crossing = sympy.solve(with_cache.forward - rest, N)[0]
-    return all_of(
-        {
-            "attention of a token, with a cache": growth("N*d", with_cache.forward),
-            "without": growth("N^2*d", whole.forward),
-            "cache": growth("N*d", with_cache.nbytes),
-        }
-    ).noting(
+    parts = {
+        "attention of a token, with a cache": growth("N*d", with_cache.forward),
+        "without": growth("N^2*d", whole.forward),
+        "cache": growth("N*d", with_cache.nbytes),
+    }
+    return all_of(parts).noting(
         f"A layer's step takes ${sympy.latex(of_layer)}$ FLOPs: its projections, ${sympy.latex(rest)}$, are the larger "
         f"part up to $N = {sympy.latex(crossing)}$"
     )
@@ -160,9 +160,8 @@ def last_row() -> Finding:
     whole, steps, before = decoded_rows()
     apart, printed = (float((found - whole).norm() / whole.norm()) for found in (steps, before))
     readings = {"all keys, the token's own included": apart, "the keys before it alone, as printed": round(printed, 2)}
-    return all_of({"difference from the whole pass": region((0, EXACT), readings)}).noting(
-        f"Relative, over all lengths to $N = {DECODED}$. The source prints $K_{{1:t-1}}$"
-    )
+    parts = {"difference from the whole pass": region((0, EXACT), readings)}
+    return all_of(parts).noting(f"Relative, over all lengths to $N = {DECODED}$. The source prints $K_{{1:t-1}}$")
 
 
 # -------------------------------------------- activations that are computed again, in GPT-2 small's sizes (section 3.2)
@@ -195,12 +194,11 @@ def less(segments: int, form: str = "fast") -> int:
 
 @evidence("S1.3.2a", chapter=RECOMPUTATION)
 def compute_and_memory() -> Finding:
-    return all_of(
-        {
-            "compute, %": region(COMPUTE, {way: more(segments) for way, segments in WAYS.items()}),
-            "less memory for activations, %": region(MEMORY, {way: less(segments) for way, segments in WAYS.items()}),
-        }
-    ).noting(
+    parts = {
+        "compute, %": region(COMPUTE, {way: more(segments) for way, segments in WAYS.items()}),
+        "less memory for activations, %": region(MEMORY, {way: less(segments) for way, segments in WAYS.items()}),
+    }
+    return all_of(parts).noting(
         f"GPT-2 small, {GPT2['N']:,} tokens, fused attention, to whole per cents as the source has them. All of the "
         f"forward pass again would be {all_again():.1f} % more; the last product of a segment is not needed again"
     )
@@ -215,12 +213,11 @@ E, k = sympy.symbols("E k", positive=True)
 @evidence("S1.4.1a", chapter=MIXTURES)
 def expert_orders() -> Finding:
     cost = mixture_of_experts(1, N, d, E, k, 4 * d)
-    return all_of(
-        {
-            "time": growth("N*d^2/k + N*d*E", sympy.expand(cost.forward)),
-            "space, parameters": growth("d^2*E", sympy.expand(cost.trained)),
-        }
-    ).noting("More active experts are more work, not less: $k$ multiplies")
+    parts = {
+        "time": growth("N*d^2/k + N*d*E", sympy.expand(cost.forward)),
+        "space, parameters": growth("d^2*E", sympy.expand(cost.trained)),
+    }
+    return all_of(parts).noting("More active experts are more work, not less: $k$ multiplies")
 
 
 def mixture(form: str) -> Any:
@@ -244,10 +241,9 @@ def routing() -> Finding:
     router = 2 * ROUTED * EXPERT_WIDTH * EXPERTS
     one = 4 * ROUTED * EXPERT_WIDTH * 4 * EXPERT_WIDTH  # an expert, all tokens
     flops = count_step(mixture("fast"), tokens().requires_grad_()).forward
-    return all_of(
-        {
-            "experts a token": counted({"": PICKED}, {"": found.experts.shape[-1]}),
-            "networks computed, in passes of all tokens": counted({"": PICKED}, {"": (flops - router) // one}),
-            "combined": holds("the outputs are weighed by the gate", unlike_all(), EXACT, at=f"{EXPERTS} experts"),
-        }
-    ).noting("The gate's weights are those of the picked experts, divided by their sum")
+    parts = {
+        "experts a token": counted({"": PICKED}, {"": found.experts.shape[-1]}),
+        "networks computed, in passes of all tokens": counted({"": PICKED}, {"": (flops - router) // one}),
+        "combined": holds("the outputs are weighed by the gate", unlike_all(), EXACT, at=f"{EXPERTS} experts"),
+    }
+    return all_of(parts).noting("The gate's weights are those of the picked experts, divided by their sum")

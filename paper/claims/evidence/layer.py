@@ -55,16 +55,12 @@ evidence_table(
     {
         # Q, K, V and the output projection, all alike
         "S0.1.1a": lambda: growth("N*d^2", 3 * (STANDARD.forward - CORE.forward) / 4),
-        "S0.1.1b": lambda: all_of(
-            {
-                "$QK^T$": growth("N^2*d", product(d / H, 0)),
-                "softmax": growth("N^2", CORE.elementwise_forward),
-                "times $V$": growth("N^2*d", product(0, d / H)),
-            }
-        ),
-        "S0.1.1c": lambda: all_of(
-            {"total": growth("N^2*d + N*d^2", TIME), "$N \\gg d$": growth("N^2*d", TIME, held=("d",))}
-        ),
+        "S0.1.1b": lambda: {
+            "$QK^T$": growth("N^2*d", product(d / H, 0)),
+            "softmax": growth("N^2", CORE.elementwise_forward),
+            "times $V$": growth("N^2*d", product(0, d / H)),
+        },
+        "S0.1.1c": lambda: {"total": growth("N^2*d + N*d^2", TIME), "$N \\gg d$": growth("N^2*d", TIME, held=("d",))},
         "S0.1.2a": lambda: all_of(
             {"total": growth("N^2 + N*d", KEPT), "$N \\gg d$": growth("N^2", KEPT, held=("d",))}
         ).noting(fused_space()),
@@ -135,47 +131,44 @@ def steps() -> dict[str, tuple[str, sympy.Expr]]:
 @evidence("S1.1.1b", chapter=WHOLE)
 def attention_space() -> Finding:
     kept = numbers(LAYER)
-    return all_of(
-        {
-            "parameters": counted({"": 4 * d**2}, {"": LAYER.trained}),
-            **orders(
-                {
-                    "activations": ("N*d", kept - quadratic(kept)),
-                    "scores": ("N^2", quadratic(kept)),
-                    "total": ("N^2 + d^2", kept + LAYER.trained),
-                }
-            ),
-        }
-    ).noting(f"{HEADS}. $N d$ is never more than $N^2 + d^2$")
+    parts = {
+        "parameters": counted({"": 4 * d**2}, {"": LAYER.trained}),
+        **orders(
+            {
+                "activations": ("N*d", kept - quadratic(kept)),
+                "scores": ("N^2", quadratic(kept)),
+                "total": ("N^2 + d^2", kept + LAYER.trained),
+            }
+        ),
+    }
+    return all_of(parts).noting(f"{HEADS}. $N d$ is never more than $N^2 + d^2$")
 
 
 @evidence("S1.1.1c", chapter=WHOLE)
 def bottleneck() -> Finding:
     lengths = {"the source's example": EXAMPLE} | {n: (at.length, at.width) for n, at in SCENARIOS.items()}
     space = numbers(STANDARD) + STANDARD.trained
-    return all_of(
-        {
-            "$N / d$, far larger than 1": region((2, inf), {n: round(N_ / d_, 2) for n, (N_, d_) in lengths.items()}),
-            "the scores' share of a block's FLOPs, %": region(
-                (50, 100), {n: share(BLOCK.forward, *sizes) for n, sizes in lengths.items()}
-            ),
-            "of a layer's numbers, %": region((50, 100), {n: share(space, *sizes) for n, sizes in lengths.items()}),
-        }
-    ).noting("The models are those of document S0")
+    parts = {
+        "$N / d$, far larger than 1": region((2, inf), {n: round(N_ / d_, 2) for n, (N_, d_) in lengths.items()}),
+        "the scores' share of a block's FLOPs, %": region(
+            (50, 100), {n: share(BLOCK.forward, *sizes) for n, sizes in lengths.items()}
+        ),
+        "of a layer's numbers, %": region((50, 100), {n: share(space, *sizes) for n, sizes in lengths.items()}),
+    }
+    return all_of(parts).noting("The models are those of document S0")
 
 
 @evidence("S1.1.3b", chapter=WHOLE)
 def dominant() -> Finding:
     crossing = sympy.solve(sympy.expand(BLOCK.forward) - 2 * quadratic(BLOCK.forward), N)
     width = EXAMPLE[1]
-    return all_of(
-        {
-            f"share of $N^2$ in a block's FLOPs at $N = {SHORT}$, %": region(
-                (0, 50), {"": share(BLOCK.forward, SHORT, width)}
-            ),
-            f"at $N = {LONG:,}$, %": region((50, 100), {"": share(BLOCK.forward, LONG, width)}),
-        }
-    ).noting(f"$d = {width}$. They are equal at $N = {sympy.latex(crossing[-1])}$")
+    parts = {
+        f"share of $N^2$ in a block's FLOPs at $N = {SHORT}$, %": region(
+            (0, 50), {"": share(BLOCK.forward, SHORT, width)}
+        ),
+        f"at $N = {LONG:,}$, %": region((50, 100), {"": share(BLOCK.forward, LONG, width)}),
+    }
+    return all_of(parts).noting(f"$d = {width}$. They are equal at $N = {sympy.latex(crossing[-1])}$")
 
 
 @evidence("S2.3.1a", chapter=WHOLE)
@@ -197,18 +190,16 @@ evidence_table(
                 }
             )
         ).noting(HEADS),
-        "S1.1.2a": lambda: all_of(
-            {
-                "multiply-adds": counted({"": 8 * N * d**2}, {"": NETWORK.forward / 2}),
-                "parameters": counted({"": 8 * d**2}, {"": NETWORK.trained}),
-                **orders(
-                    {
-                        "activations": ("N*d", numbers(NETWORK)),
-                        "total": ("N*d + d^2", numbers(NETWORK) + NETWORK.trained),
-                    }
-                ),
-            }
-        ),
+        "S1.1.2a": lambda: {
+            "multiply-adds": counted({"": 8 * N * d**2}, {"": NETWORK.forward / 2}),
+            "parameters": counted({"": 8 * d**2}, {"": NETWORK.trained}),
+            **orders(
+                {
+                    "activations": ("N*d", numbers(NETWORK)),
+                    "total": ("N*d + d^2", numbers(NETWORK) + NETWORK.trained),
+                }
+            ),
+        },
         "S1.1.3a": lambda: all_of(
             orders(
                 {

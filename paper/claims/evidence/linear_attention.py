@@ -25,7 +25,7 @@ from paper.claims.evidence.common import EXACT, SOME, normal, orders, relative_e
 from paper.claims.figures import show
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, counted, growth, holds, region, untestable
-from paper.claims.verdicts import Finding
+from paper.claims.verdicts import Finding, Parts
 from paper.experiments.speed import attention_analysis as attention_rows
 from paper.experiments.speed.analysis import Row
 
@@ -84,23 +84,22 @@ def differing(one: Callable[..., Matrix], other: Callable[..., Matrix], *, token
 def reordered() -> Finding:
     found = reordering(EluPlusOne().function)
     heads = MECHANISMS["linear"].cost(1, N, H, d / H, d / H)
-    return all_of(
-        {
-            "value": holds(
-                "$(\\phi(Q) \\phi(K)^\\top) V = \\phi(Q) (\\phi(K)^\\top V)$",
-                found.difference,
-                found.bound,
-                at=f"{TOKENS} normal tokens of width {WIDTH}",
-            ),
-            **orders(
-                {
-                    "from the left": ("N^2*d", PRODUCTS.left),
-                    "from the right": ("N*d^2", PRODUCTS.right),
-                    "stored in place of the $N^2$ weights": ("d^2", HEAD.state_bytes / 4),
-                }
-            ),
-        }
-    ).noting(
+    parts = {
+        "value": holds(
+            "$(\\phi(Q) \\phi(K)^\\top) V = \\phi(Q) (\\phi(K)^\\top V)$",
+            found.difference,
+            found.bound,
+            at=f"{TOKENS} normal tokens of width {WIDTH}",
+        ),
+        **orders(
+            {
+                "from the left": ("N^2*d", PRODUCTS.left),
+                "from the right": ("N*d^2", PRODUCTS.right),
+                "stored in place of the $N^2$ weights": ("d^2", HEAD.state_bytes / 4),
+            }
+        ),
+    }
+    return all_of(parts).noting(
         f"For a backward pass more is kept, {show(sympy.expand(HEAD.saved_bytes / 4))} numbers. With $H$ heads: "
         f"{show(sympy.expand(heads.forward))} FLOPs, {show(sympy.expand(heads.state_bytes / 4))} numbers stored"
     )
@@ -136,14 +135,13 @@ def twice_the_length() -> Finding:
 @evidence("S3.2a", chapter=CHAPTER)
 def same_outputs() -> Finding:
     found = reordering()
-    return all_of(
-        {
-            **{name: counted(numbered(EXAMPLE[name]), numbered(entries)) for name, entries in worked_example().items()},
-            "outputs that differ, in fractions": counted(
-                {"": 0}, {"": differing(associativity.by_sums, associativity.by_states)}
-            ),
-        }
-    ).noting(
+    parts = {
+        **{name: counted(numbered(EXAMPLE[name]), numbered(entries)) for name, entries in worked_example().items()},
+        "outputs that differ, in fractions": counted(
+            {"": 0}, {"": differing(associativity.by_sums, associativity.by_states)}
+        ),
+    }
+    return all_of(parts).noting(
         f"In floating point the two orders are {'not ' if found.changed else ''}the same numbers; in float64 they are "
         f"within {show(float(f'{found.bound:.0e}'))} of each other, relatively, at {TOKENS} tokens of width {WIDTH}"
     )
@@ -152,20 +150,19 @@ def same_outputs() -> Finding:
 @evidence("S3.2b", chapter=CHAPTER)
 def recurrence() -> Finding:
     first = sympy.solve(MECHANISMS["softmax"].cost(1, N, 1, d, d).decode - HEAD.decode, N)[0]
-    return all_of(
-        {
-            "outputs that differ from the sums, in fractions": counted(
-                {"": 0}, {"": differing(associativity.by_sums, associativity.by_states)}
-            ),
-            **orders(
-                {
-                    "a step": ("d^2", HEAD.decode),
-                    "in all": ("N*d^2", N * HEAD.decode),
-                    "numbers kept, in $t$": ("1", HEAD.state_bytes / 4, "d"),
-                }
-            ),
-        }
-    ).noting(f"A step takes fewer FLOPs than one of softmax attention from $t >$ {show(first)} on")
+    parts = {
+        "outputs that differ from the sums, in fractions": counted(
+            {"": 0}, {"": differing(associativity.by_sums, associativity.by_states)}
+        ),
+        **orders(
+            {
+                "a step": ("d^2", HEAD.decode),
+                "in all": ("N*d^2", N * HEAD.decode),
+                "numbers kept, in $t$": ("1", HEAD.state_bytes / 4, "d"),
+            }
+        ),
+    }
+    return all_of(parts).noting(f"A step takes fewer FLOPs than one of softmax attention from $t >$ {show(first)} on")
 
 
 # --------------------------------------------------------------------------------------------------------- feature maps
@@ -202,17 +199,16 @@ def feature_maps() -> Finding:
     elu = (EluPlusOne().function(x) - (torch.nn.functional.elu(x) + 1)).abs().max()
     outer, entrywise = of_same_score(Taylor(2)), of_same_score(Powers(2))
     below = negative(Cosine(), 2), negative(CosFormer(64), 2)
-    return all_of(
-        {
-            "elu": holds("$\\operatorname{elu}(x) + 1$ as it is defined", float(elu), EXACT),
-            "cosine": holds(
-                "$\\cos(x)$ gives the weights of Qin et al. (2022)", cosine_away(), EXACT, at=f"{64} normal tokens"
-            ),
-            "powers, as outer products": holds(
-                "a function of $q^\\top k$", abs(outer[0] - outer[1]), EXACT, at="two pairs of the same score"
-            ),
-        }
-    ).noting(
+    parts = {
+        "elu": holds("$\\operatorname{elu}(x) + 1$ as it is defined", float(elu), EXACT),
+        "cosine": holds(
+            "$\\cos(x)$ gives the weights of Qin et al. (2022)", cosine_away(), EXACT, at=f"{64} normal tokens"
+        ),
+        "powers, as outer products": holds(
+            "a function of $q^\\top k$", abs(outer[0] - outer[1]), EXACT, at="two pairs of the same score"
+        ),
+    }
+    return all_of(parts).noting(
         f"For entries of standard deviation 2, {below[0]:.0f} % of the weights of $\\cos(x)$ are negative, of "
         f"cosFormer's {below[1]:.0f} %. Powers of each entry give the two pairs the weights {show(entrywise[0])} and "
         f"{show(entrywise[1])}"
@@ -268,18 +264,17 @@ def by_sums() -> Finding:
     linear, favor = (MECHANISMS[name] for name in ("linear", "favor"))
     qkv = normal(3, TOKENS, WIDTH)
     plain, mapped = (mechanism.cost(1, N, 1, d, d, m=m) for mechanism in (linear, favor))
-    return all_of(
-        {
-            "value": holds(
-                "$O_i = \\phi(q_i)^\\top S / \\phi(q_i)^\\top z$",
-                relative_error(linear.fast(*qkv), linear.reference(*qkv)),
-                EXACT,
-                at=f"{TOKENS} normal tokens",
-            ),
-            "numbers": counted({"$S$ and $z$": "m*d + m"}, {"$S$ and $z$": sympy.expand(plain.state_bytes / 4)}),
-            **orders({"all queries": ("N*m*d", mapped.forward), "one more": ("m*d", mapped.decode)}),
-        }
-    ).noting(f"With random features made as well; $S$ alone takes {show(product_flops(m, N, d))}")
+    parts = {
+        "value": holds(
+            "$O_i = \\phi(q_i)^\\top S / \\phi(q_i)^\\top z$",
+            relative_error(linear.fast(*qkv), linear.reference(*qkv)),
+            EXACT,
+            at=f"{TOKENS} normal tokens",
+        ),
+        "numbers": counted({"$S$ and $z$": "m*d + m"}, {"$S$ and $z$": sympy.expand(plain.state_bytes / 4)}),
+        **orders({"all queries": ("N*m*d", mapped.forward), "one more": ("m*d", mapped.decode)}),
+    }
+    return all_of(parts).noting(f"With random features made as well; $S$ alone takes {show(product_flops(m, N, d))}")
 
 
 # ------------------------------------------------------------------------------- S1's formula, and what a head may lose
@@ -319,18 +314,17 @@ def printed_formula() -> Finding:
     nearest = min(READINGS, key=away)
     low, high = ones_become(nearest)
     core = MECHANISMS["linear"].cost(1, N, 1, d, d)
-    return all_of(
-        {
-            "value": holds(
-                "$Q (K^\\top V) / \\sum(K^\\top)$ is linear attention",
-                away(nearest),
-                EXACT,
-                at=f"normal tokens, with the sum over {nearest}",
-            ),
-            "time": growth("N*d^2", sympy.expand(core.forward)),
-            "space": growth("N*d", sympy.expand(core.saved_bytes / 4), held=("d",)),
-        }
-    ).noting(
+    parts = {
+        "value": holds(
+            "$Q (K^\\top V) / \\sum(K^\\top)$ is linear attention",
+            away(nearest),
+            EXACT,
+            at=f"normal tokens, with the sum over {nearest}",
+        ),
+        "time": growth("N*d^2", sympy.expand(core.forward)),
+        "space": growth("N*d", sympy.expand(core.saved_bytes / 4), held=("d",)),
+    }
+    return all_of(parts).noting(
         "What divides row $i$ must depend on its query, $\\phi(q_i)^\\top \\sum_j \\phi(k_j)$. As printed, values of 1 "
         f"become outputs from {low:.1f} to {high:.1f}; the other readings are further off"
     )
@@ -351,12 +345,11 @@ def power_lost() -> Finding:
     looked_up = 100 * lookup.low_rank_error(lookup.ENTRIES, FEATURES)
     copied = {f"{r} tokens back": 100 * kernels.least_error(r, FEATURES) for r in FAR}
     nothing = near_error() <= lookup.SOLVED
-    return all_of(
-        {
-            "modelling power": region(SOME, {f"a lookup among {lookup.ENTRIES} entries": looked_up}, unit=" %"),
-            "long range": region(SOME, copied, unit=" %"),
-        }
-    ).noting(
+    parts = {
+        "modelling power": region(SOME, {f"a lookup among {lookup.ENTRIES} entries": looked_up}, unit=" %"),
+        "long range": region(SOME, copied, unit=" %"),
+    }
+    return all_of(parts).noting(
         f"These are the least shares of the target that a head with {FEATURES} features misses, whatever its weights. "
         f"Up to {NEAR} tokens back it {'need not' if nothing else 'must'} miss any"
     )
@@ -377,13 +370,11 @@ def negative_weights() -> int:
 
 
 @evidence("S4.2a", chapter=CHAPTER)
-def without_softmax() -> Finding:
-    return all_of(
-        {
-            **orders({"with softmax": ("N^2*d", PRODUCTS.left), "without": ("N*d^2", HEAD.forward)}),
-            "weights below 0 with elu + 1, ReLU and exp": counted({"": 0}, {"": negative_weights()}),
-        }
-    )
+def without_softmax() -> Parts:
+    return {
+        **orders({"with softmax": ("N^2*d", PRODUCTS.left), "without": ("N*d^2", HEAD.forward)}),
+        "weights below 0 with elu + 1, ReLU and exp": counted({"": 0}, {"": negative_weights()}),
+    }
 
 
 def printed_code(q: Tensor, k: Tensor, v: Tensor, kv_mask: Tensor | None = None, *, axes: str = "b") -> Tensor:
@@ -443,13 +434,12 @@ def _difference(one: Any, other: Any) -> float:
 @evidence("S4.2b", chapter=CHAPTER)
 def linear_attn() -> Finding:
     found = run_printed_code()
-    return all_of(
-        {
-            "without a mask": counted({"weights below 0": 0}, {"weights below 0": found.negative}),
-            "their row sums": holds("1, as with softmax", found.sums_off, EXACT),
-            "with a mask": holds("a hidden key is as good as absent", found.masked, EXACT),
-        }
-    ).noting(
+    parts = {
+        "without a mask": counted({"weights below 0": 0}, {"weights below 0": found.negative}),
+        "their row sums": holds("1, as with softmax", found.sums_off, EXACT),
+        "with a mask": holds("a hidden key is as good as absent", found.masked, EXACT),
+    }
+    return all_of(parts).noting(
         f"As printed the call with a mask {'runs' if found.runs else 'fails'}: the mask has one axis more than the "
         "products; here they have it too. With softmax over positions for the keys, as Shen et al. (2021) have it, "
         "all three hold"

@@ -7,19 +7,20 @@ and of a made-up language from few pairs, and text of which there are few bytes.
 each record holds. They are given as gains: bits a byte that are saved, points of BLEU, of sentences without a mistake.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import inf
 from typing import Any
 
 from ortho.cost.configurations import CONFIGURATIONS
 from paper import experiments
 from paper.claims import figures
+from paper.claims.evidence.common import reported, without_records
 from paper.claims.evidence.printed_models import PRECISIONS, SCENARIOS
 from paper.claims.figures import Interval
 from paper.claims.ledger import evidence
 from paper.claims.outcomes import Told, Unit, outperforms
 from paper.claims.rules import all_of, improves, region, untestable
-from paper.claims.verdicts import Finding
+from paper.claims.verdicts import Finding, Parts
 from paper.experiments import Record
 from paper.experiments.engine.records import judged_device
 from paper.experiments.learning import analysis, language, translating
@@ -208,8 +209,7 @@ def smaller_gap() -> Finding:
         if found is not None:
             gains[f"{name} ({size:,} bytes)"] = turned(found.interval)
     if not gains:
-        needs: dict[str, Any] = {"learned and frozen heads on little text, at two seeds in common": None}
-        return untestable(statement, needs, lack="there are no records of")
+        return without_records(statement, "learned and frozen heads on little text, at two seeds in common")
     told = "; ".join(
         f"{name} {one.difference.mean:+.3f} ({one.outcome})"
         for name, one in against_base(arms).items()
@@ -223,13 +223,11 @@ def smaller_gap() -> Finding:
 
 
 @evidence("S0.5.1a", chapter=CHAPTER)
-def batch_and_overfitting() -> Finding:
-    return all_of(
-        {
-            "sequences that take what freezing saves": larger_batch(),
-            "overfitting": smaller_gap(),
-        }
-    )
+def batch_and_overfitting() -> Parts:
+    return {
+        "sequences that take what freezing saves": larger_batch(),
+        "overfitting": smaller_gap(),
+    }
 
 
 # ----------------------------------------------------------------------------------------------- fixed and frozen heads
@@ -271,27 +269,24 @@ def gains(found: Mapping[int, Mapping[str, Runs]], task: str, arm: str, base: st
 
 def in_points(found: Mapping[str, Judged]) -> dict[str, Told]:
     """As the rules want it, shares in points."""
-    return {label: (SCORE.interval(one.difference.interval), one.outcome) for label, one in found.items()}
+    return {label: reported(one, SCORE) for label, one in found.items()}
 
 
-def of_text() -> dict[str, Told]:
-    """What frozen heads save on little text, in bits a byte, by setting."""
-    records, told = text_records(), {}
-    for size, arms in by_bytes(records, judged_device(records)).items():
-        for name, one in against_base(arms).items():
-            if is_little(arms) and name in FROZEN:
-                told[f"{name} ({size:,} bytes, bits)"] = (turned(one.difference.interval), one.outcome)
-    return told
+def of_text(kinds: Collection[str] = FROZEN) -> dict[str, Told]:
+    """What heads of these kinds, by default frozen ones, save on little text, in bits a byte, by setting."""
+    records = text_records()
+    return {
+        f"{name} ({size:,} bytes, bits)": (turned(one.difference.interval), one.outcome)
+        for size, arms in by_bytes(records, judged_device(records)).items()
+        if is_little(arms)
+        for name, one in against_base(arms).items()
+        if name in kinds
+    }
 
 
 def both(arm: str, base: str) -> dict[str, Judged]:
     """An arm against another in both tasks, real pairs first."""
     return {label: one for task in TASKS for label, one in gains(few_pairs(task), task, arm, base).items()}
-
-
-def missing(statement: str, what: str) -> Finding:
-    needs: dict[str, Any] = {what: None}
-    return untestable(statement, needs, lack="there are no records of")
 
 
 def level(comparisons: int) -> str:
@@ -331,7 +326,7 @@ def fixed_against(base: str, does: str) -> Finding:
     pairs = f"from {RANGE[0]:,} to {RANGE[1]:,} pairs"
     statement, found = f"{FIXED} {does} {base} {pairs}", gains(in_range(), "translation", FIXED, base)
     if not found:
-        return missing(statement, f"translation {pairs} by {FIXED} and {base} at two seeds in common")
+        return without_records(statement, f"translation {pairs} by {FIXED} and {base} at two seeds in common")
     return outperforms(statement, in_points(found))
 
 
@@ -380,7 +375,7 @@ def from_few_pairs() -> Finding:
 def causes() -> Finding:
     statement = "fewer trained parameters, better generalisation and steadier gradients make the gain"
     if not any(map(few_pairs, TASKS)):
-        return missing(statement, "translation from few pairs")
+        return without_records(statement, "translation from few pairs")
     gaining = {
         (task, pairs): arms
         for task in TASKS
@@ -401,15 +396,14 @@ def causes() -> Finding:
         gaps[f"{TASKS[task]}, {pairs:,} pairs"] = turned(difference.interval)
     alone: dict[str, Any] = {"arms that differ in nothing else": None}
     enough = "; ".join(f"{label} {one.outcome}" for label, one in fewer.items()) or "none"
-    return all_of(
-        {
-            "fewer parameters": untestable("it is their number", alone, lack="there are no records of").noting(
-                f"Others with fewer, against {LEARNED}: {enough}"
-            ),
-            "generalisation": improves("what unseen pairs take more than seen ones, in nats, is smaller", gaps),
-            "gradients": untestable("they are steadier", {"measure of steadiness": None}, lack="the source has no"),
-        }
-    ).noting(_measured())
+    parts = {
+        "fewer parameters": untestable("it is their number", alone, lack="there are no records of").noting(
+            f"Others with fewer, against {LEARNED}: {enough}"
+        ),
+        "generalisation": improves("what unseen pairs take more than seen ones, in nats, is smaller", gaps),
+        "gradients": untestable("they are steadier", {"measure of steadiness": None}, lack="the source has no"),
+    }
+    return all_of(parts).noting(_measured())
 
 
 def with_gap(one: Runs) -> Runs:
@@ -441,5 +435,5 @@ def advantage() -> Finding:
     for arm in FROZEN_ENCODERS:
         found |= in_points(both(arm, LEARNED))
     if not found:
-        return missing(statement, "frozen and learned heads with little to learn from")
+        return without_records(statement, "frozen and learned heads with little to learn from")
     return outperforms(statement, found).noting(level(len(found)))

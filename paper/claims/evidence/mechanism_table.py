@@ -1,52 +1,28 @@
 """S2, section 4.4: its table of five mechanisms, what each computes with, costs, and can express."""
 
 import sympy
-import torch
 
 from ortho.attention import MECHANISMS
 from ortho.cost import layer
 from ortho.cost.attention import positional_attention
 from ortho.cost.big_o import H, N, d, m
-from ortho.layers.multihead import MultiheadAttention
 from paper.claims.evidence import lookup
-from paper.claims.evidence.low_resource import (
-    CHAPTER,
-    against_base,
-    by_bytes,
-    fixed_gain,
-    is_little,
-    missing,
-    text_records,
-    turned,
-)
+from paper.claims.evidence.common import without_records
+from paper.claims.evidence.frozen_layer import train_once
+from paper.claims.evidence.low_resource import CHAPTER, fixed_gain, of_text
 from paper.claims.ledger import evidence
 from paper.claims.outcomes import loses_nothing
 from paper.claims.rules import all_of, counted, growth, holds, region, untestable
 from paper.claims.verdicts import Finding
-from paper.experiments import judged_device
 
 DRAWS = 4  # of frozen matrices
 
 
-def orthogonal_error() -> float:
-    """How far a frozen layer's W_Q and W_K are from orthogonal, the largest entry."""
-    generator = torch.Generator().manual_seed(0)
-    made = MultiheadAttention(64, 4, projection="frozen", generator=generator, dtype=torch.float64)
-    frozen = dict(made.named_buffers())
-    drawn = (frozen[f"projection.weight_{name}"] for name in "qk")
-    return max(float((w @ w.mT - torch.eye(64, dtype=torch.float64)).abs().max()) for w in drawn)
-
-
 def near() -> Finding:
     """Linear attention and the Performer, of which the source says that they come near the baseline."""
-    statement = "near the baseline with little data"
-    records, found = text_records(), {}
-    for size, arms in by_bytes(records, judged_device(records)).items():
-        for name, one in against_base(arms).items():
-            if is_little(arms) and name in ("linear", "FAVOR+"):
-                found[f"{name} ({size:,} bytes, bits)"] = (turned(one.difference.interval), one.outcome)
+    statement, found = "near the baseline with little data", of_text(("linear", "FAVOR+"))
     if not found:
-        return missing(statement, "linear attention and FAVOR+ on little text")
+        return without_records(statement, "linear attention and FAVOR+ on little text")
     return loses_nothing(statement, found)
 
 
@@ -87,14 +63,15 @@ def mechanisms() -> Finding:
         "Performer": ("N*m*d", MECHANISMS["favor"].cost(1, N, H, d / H, d / H, m=m).forward),
     }
     sides = [layer(1, N, d, H, projection=side, form="reference") for side in ("learned", "frozen")]
-    return all_of(
-        {
-            **{f"cost, {name}": growth(said, sympy.expand(ours)) for name, (said, ours) in core.items()},
-            "cost, ORA as standard": counted({"": sides[0].forward}, {"": sides[1].forward}),
-            # products of 64 numbers of size 1/8 at most, rounded, of matrices orthogonal to a few roundings of QR
-            "ORA's queries and keys": holds("frozen and orthogonal", orthogonal_error(), 1e-13),
-            "little data, fixed": fixed_gain(),
-            "little data, linear and Performer": near(),
-            **{f"expressiveness, {name}": found for name, found in expressive().items()},
-        }
-    ).noting("ORA's values are trained. What it does with little data, untested in the source, is S2.5.2a here")
+    parts = {
+        **{f"cost, {name}": growth(said, sympy.expand(ours)) for name, (said, ours) in core.items()},
+        "cost, ORA as standard": counted({"": sides[0].forward}, {"": sides[1].forward}),
+        # products of 64 numbers of size 1/8 at most, rounded, of matrices orthogonal to a few roundings of QR
+        "ORA's queries and keys": holds("frozen and orthogonal", train_once("frozen").orthogonality, 1e-13),
+        "little data, fixed": fixed_gain(),
+        "little data, linear and Performer": near(),
+        **{f"expressiveness, {name}": found for name, found in expressive().items()},
+    }
+    return all_of(parts).noting(
+        "ORA's values are trained. What it does with little data, untested in the source, is S2.5.2a here"
+    )

@@ -22,7 +22,7 @@ from paper.claims.evidence.frozen_layer import LEANEST
 from paper.claims.figures import show
 from paper.claims.ledger import evidence, evidence_table
 from paper.claims.rules import CONFIGURATION, all_of, counted, growth, holds, region, untestable
-from paper.claims.verdicts import Finding
+from paper.claims.verdicts import Finding, Parts
 
 CHAPTER = "03-the-methods-compared"
 K = sympy.Symbol("K", positive=True)  # d / H
@@ -153,19 +153,17 @@ def standard_error() -> float:
 
 
 @evidence("S0.3.2a", chapter=CHAPTER)
-def synthesizer_properties() -> Finding:
+def synthesizer_properties() -> Parts:
     moved, entries = moved_logits()
     lost = 100 * (lookup.fixed_weights_error(lookup.ENTRIES) - standard_error())
     products = COSTS["synthesizer"].forward.coeff(d, 2) / (2 * N)
-    return all_of(
-        {
-            "products with a $d \\times d$ matrix, of the standard layer's 4": counted({"": 2}, {"": products}),
-            "logits that a training step changes": counted({"": entries}, {"": moved}),
-            "expressiveness lost": region(
-                SOME, {f"lookup of {lookup.ENTRIES} entries, share of the target": round(lost, 1)}, unit=" %"
-            ),
-        }
-    )
+    return {
+        "products with a $d \\times d$ matrix, of the standard layer's 4": counted({"": 2}, {"": products}),
+        "logits that a training step changes": counted({"": entries}, {"": moved}),
+        "expressiveness lost": region(
+            SOME, {f"lookup of {lookup.ENTRIES} entries, share of the target": round(lost, 1)}, unit=" %"
+        ),
+    }
 
 
 FAVOR_LENGTH, FAVOR_WIDTH, FAVOR_DRAWS = 128, 64, 5
@@ -216,18 +214,17 @@ def performer_properties() -> Finding:
     core = MECHANISMS["favor"].cost(1, N, H, d / H, d / H, m=m)
     worst, best = favor_misplaced(spread, many)[-1], favor_misplaced(spread, few)[0]
     at = f"scores of standard deviation {spread:g}, $K = {FAVOR_WIDTH}$"
-    return all_of(
-        {
-            f"weight misplaced at {at}": region(
-                SOME, {f"$m = {count}$": round(favor_misplaced(spread, count)[0]) for count in (few, many)}, unit=" %"
-            ),
-            "time": growth("N", sympy.expand(core.forward), held=("d", "H", "m")),
-            "what features bring": region(
-                SOME, {f"less misplaced by {many} than by {few}, at least": round(best - worst)}, unit=" %"
-            ),
-            "what they cost": growth("m", sympy.expand(core.forward), held=("N", "d", "H")),
-        }
-    ).noting(f"Equal weights misplace {uniform_misplaced(spread):.0f} %")
+    parts = {
+        f"weight misplaced at {at}": region(
+            SOME, {f"$m = {count}$": round(favor_misplaced(spread, count)[0]) for count in (few, many)}, unit=" %"
+        ),
+        "time": growth("N", sympy.expand(core.forward), held=("d", "H", "m")),
+        "what features bring": region(
+            SOME, {f"less misplaced by {many} than by {few}, at least": round(best - worst)}, unit=" %"
+        ),
+        "what they cost": growth("m", sympy.expand(core.forward), held=("N", "d", "H")),
+    }
+    return all_of(parts).noting(f"Equal weights misplace {uniform_misplaced(spread):.0f} %")
 
 
 def reordered(length: int = 64, width: int = 16) -> float:
@@ -237,20 +234,18 @@ def reordered(length: int = 64, width: int = 16) -> float:
 
 
 @evidence("S0.3.2c", chapter=CHAPTER)
-def linear_properties() -> Finding:
+def linear_properties() -> Parts:
     width = lookup.D_MODEL // lookup.HEADS
     lost = 100 * lookup.low_rank_error(lookup.ENTRIES, width)
-    return all_of(
-        {
-            "reordering": holds("$(QK^\\top)V = Q(K^\\top V)$", reordered(), EXACT),
-            "expressiveness changed": region(
-                SOME, {f"one head's lookup of {lookup.ENTRIES} entries, $K = {width}$": lost}, unit=" %"
-            ),
-            "initialisation": untestable(
-                "it must be special", {"which initialisation": None, "what goes wrong with another": None}
-            ),
-        }
-    )
+    return {
+        "reordering": holds("$(QK^\\top)V = Q(K^\\top V)$", reordered(), EXACT),
+        "expressiveness changed": region(
+            SOME, {f"one head's lookup of {lookup.ENTRIES} entries, $K = {width}$": lost}, unit=" %"
+        ),
+        "initialisation": untestable(
+            "it must be special", {"which initialisation": None, "what goes wrong with another": None}
+        ),
+    }
 
 
 @torch.no_grad()
@@ -265,23 +260,22 @@ def ora_properties() -> Finding:
     errors = lookup.frozen_errors()
     made, y = lookup.frozen_solution()
     task = f"the lookup of {lookup.ENTRIES} entries"
-    return all_of(
-        {
-            "no approximation": holds(
-                "the outputs are those of softmax attention with the same matrices", unlike_softmax(), EXACT
-            ),
-            "expressiveness of the layer": holds(
-                "what a standard layer computes, a frozen one computes too",
-                max(0.0, errors[0] - standard_error()),
-                lookup.SOLVED,
-                at=f"{task}, best of {len(errors)} draws",
-            ),
-            "of a network with trained embeddings": holds(
-                "the same", lookup.error(y, lookup.sequences(made).target), lookup.SOLVED, at=task
-            ),
-            "accuracy": untestable("none is lost", {"a task": None, "a model": None, "a measure": None}),
-        }
-    ).noting(
+    parts = {
+        "no approximation": holds(
+            "the outputs are those of softmax attention with the same matrices", unlike_softmax(), EXACT
+        ),
+        "expressiveness of the layer": holds(
+            "what a standard layer computes, a frozen one computes too",
+            max(0.0, errors[0] - standard_error()),
+            lookup.SOLVED,
+            at=f"{task}, best of {len(errors)} draws",
+        ),
+        "of a network with trained embeddings": holds(
+            "the same", lookup.error(y, lookup.sequences(made).target), lookup.SOLVED, at=task
+        ),
+        "accuracy": untestable("none is lost", {"a task": None, "a model": None, "a measure": None}),
+    }
+    return all_of(parts).noting(
         f"Over the draws the least error is {100 * errors[0]:.0f} to {100 * errors[-1]:.0f} % of the target, "
         f"that of weights which ignore the input {100 * lookup.fixed_weights_error(lookup.ENTRIES):.0f} %"
     )

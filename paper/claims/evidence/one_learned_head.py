@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from paper import experiments
 from paper.claims import figures
+from paper.claims.evidence.common import Arms
 from paper.claims.ledger import evidence
-from paper.claims.outcomes import BITS_A_BYTE, Told, loses_nothing, outperforms
+from paper.claims.outcomes import BITS_A_BYTE, loses_nothing, outperforms
 from paper.claims.rules import all_of, untestable
 from paper.claims.verdicts import Finding
 from paper.experiments.engine.records import Record
@@ -108,18 +109,9 @@ def part(rule: Callable[..., Finding], statement: str, found: Found, pairs: Mapp
     missing = dict.fromkeys(arm for pair in pairs.values() for arm in pair if arm not in found)
     if missing:
         return untestable(statement, missing, lack=f"{LACK} run of every seed of")
-    return rule(
-        statement,
-        {label: judged(found[arm], found[other]) for label, (arm, other) in pairs.items()},
-        unit=f" {BITS_A_BYTE.name}",
-    )
-
-
-def judged(arm: Runs, other: Runs) -> Told:
-    """The interval of what an arm has more than the other, and what its rule says."""
-    told = language.judged(arm, other)
-    assert told is not None, "five seeds each"
-    return BITS_A_BYTE.interval(told.difference.interval), told.outcome
+    arms = Arms(found, "bits", BITS_A_BYTE)
+    told = {label: arms.reported(*pair) for label, pair in pairs.items()}
+    return rule(statement, told, unit=f" {BITS_A_BYTE.name}")
 
 
 def remarks(records: Sequence[Record], device: str, H: int) -> str:
@@ -142,5 +134,6 @@ def remarks(records: Sequence[Record], device: str, H: int) -> str:
 
 def beside(found: Found, H: int) -> str:
     """The arms that are followed against learned heads, in words."""
-    told = {arm: judged(found[arm], found[BASELINE]) for arm in language.few(H)[1:] if {arm, BASELINE} <= found.keys()}
-    return ", ".join(f"{arm} {figures.span(interval)} ({outcome})" for arm, (interval, outcome) in told.items())
+    arms = Arms(found, "bits", BITS_A_BYTE)
+    told = {arm: arms.reported(arm, BASELINE) for arm in language.few(H)[1:]}
+    return ", ".join(f"{arm} {figures.span(one[0])} ({one[1]})" for arm, one in told.items() if one is not None)

@@ -8,11 +8,12 @@ from torch import Tensor
 from ortho.orthogonal import haar, svd
 from paper import experiments
 from paper.claims import figures
+from paper.claims.evidence.common import Arms, reported
 from paper.claims.ledger import evidence
-from paper.claims.outcomes import outperforms
+from paper.claims.outcomes import Unit, outperforms
 from paper.claims.rules import all_of, holds, untestable
 from paper.claims.verdicts import Finding
-from paper.experiments.learning import analysis, images, language
+from paper.experiments.learning import images, language
 from paper.experiments.learning.analysis import Judged, Runs
 
 CHAPTER = "31-orthogonal-or-gaussian"
@@ -40,6 +41,7 @@ LEARNED: dict[str, Pair] = {f"learned {way}": ("bytes", "learned", f"learned {wa
 ADDED: dict[str, Pair] = {
     arm: (name, arm, "identity") for name, *both in SAME_SCALE.values() if name == "bytes" for arm in both
 }
+AS_STORED = Unit("", digits=4)  # bits a byte, or shares of right answers
 D = 64
 
 
@@ -65,30 +67,19 @@ def compared(pairs: Mapping[str, Pair], *, every_seed: bool = True, device: str 
     runs = {name: trained(name, device) for name in dict.fromkeys(name for name, _, _ in pairs.values())}
     found = {}
     for label, (name, arm, other) in pairs.items():
-        one, against = runs[name].get(arm), runs[name].get(other)
-        if one is None or against is None or (every_seed and {one.seeds, against.seeds} != {SEEDS[name]}):
-            continue
-        told = analysis.judged(one, against, MEASURES[name])
-        if told is not None:
-            found[label] = told
+        arms = {one: run for one, run in runs[name].items() if not every_seed or run.seeds == SEEDS[name]}
+        judged = Arms(arms, MEASURES[name], AS_STORED).judged(arm, other)
+        if judged is not None:
+            found[label] = judged
     return found
 
 
 def part(statement: str, pairs: Mapping[str, Pair]) -> Finding:
     """Whether the first arms outperform the second ones; untestable until all seeds of all have run."""
-    told = compared(pairs)
-    lacking = {label: None for label in pairs if label not in told}
-    if lacking:
+    found = compared(pairs)
+    if lacking := dict.fromkeys(label for label in pairs if label not in found):
         return untestable(statement, lacking, lack="there are not yet all runs of")
-    return outperforms(
-        statement, {label: (rounded(told[label].difference.interval), told[label].outcome) for label in pairs}
-    )
-
-
-def rounded(interval: tuple[float, float]) -> tuple[float, float]:
-    """An interval of bits a byte, or of shares, to the fourth place."""
-    low, high = interval
-    return round(low, 4), round(high, 4)
+    return outperforms(statement, {label: reported(one, AS_STORED) for label, one in found.items()})
 
 
 def residual(way: str) -> float:
@@ -133,7 +124,5 @@ def remarks() -> str:
 
 def in_words(pairs: Mapping[str, Pair]) -> str:
     """The intervals of the pairs that have run and their outcomes; nothing if none has."""
-    told = compared(pairs)
-    return figures.listing(
-        {label: f"{figures.span(rounded(one.difference.interval))} ({one.outcome})" for label, one in told.items()}
-    )
+    found = {label: reported(one, AS_STORED) for label, one in compared(pairs).items()}
+    return figures.listing({label: f"{figures.span(ends)} ({outcome})" for label, (ends, outcome) in found.items()})

@@ -72,16 +72,13 @@ def empty_rows(n: int) -> dict[str, list[int]]:
 @evidence("S2.1.1a", chapter=CHAPTER)
 def seven() -> Finding:
     empty = "; ".join(f"{name}: {', '.join(map(str, rows))}" for name, rows in empty_rows(TOKENS).items())
-    return all_of(
-        {
-            "patterns": counted({"": 7}, {"": len(SEVEN)}),
-            f"pairs that differ from the named ones, lengths up to {TOKENS}": counted(
-                {"": 0}, {"": sum(map(off, NAMED))}
-            ),
-            "rows of the two ends that are heaviest elsewhere": counted({"": 0}, {"": not_heaviest()}),
-            "trained parameters": counted({"": 0}, {"": trained(list(NAMED))}),
-        }
-    ).noting(f"The last token is $n - 1$. Rows without a key, of {TOKENS} tokens: {empty}")
+    parts = {
+        "patterns": counted({"": 7}, {"": len(SEVEN)}),
+        f"pairs that differ from the named ones, lengths up to {TOKENS}": counted({"": 0}, {"": sum(map(off, NAMED))}),
+        "rows of the two ends that are heaviest elsewhere": counted({"": 0}, {"": not_heaviest()}),
+        "trained parameters": counted({"": 0}, {"": trained(list(NAMED))}),
+    }
+    return all_of(parts).noting(f"The last token is $n - 1$. Rows without a key, of {TOKENS} tokens: {empty}")
 
 
 def printed_previous(i: int, j: int) -> Fraction:

@@ -18,7 +18,7 @@ from ortho.layers.multihead import MultiheadAttention
 from paper.claims.evidence.printed_speed_ups import CHAPTER, HEAD_WIDTH, against_limit, against_table, limit
 from paper.claims.ledger import evidence, evidence_table
 from paper.claims.rules import all_of, bound, counted, growth, printed, region
-from paper.claims.verdicts import Finding
+from paper.claims.verdicts import Finding, Parts
 
 SIDES = {"standard": "learned", "ORA": "frozen"}
 
@@ -113,20 +113,21 @@ def components() -> Finding:
     cells = {f"{name}, {side}": (name, i) for name in COMPONENTS for i, side in enumerate(SIDES)}
     ours = megabytes(768)
     in_block, mixed = saved_share(768, of=block), saved_share(768, precision="mixed")
-    return all_of(
-        {
-            "bytes": printed(
-                {label: COMPONENTS[name][i] for label, (name, i) in cells.items()},
-                {label: ours[name][i] for label, (name, i) in cells.items()},
-                unit=" MB",
-            ),
-            "saved": printed({"": SHARE}, {"": saved_share(768)}, unit=" %"),
-        }
-    ).noting(f"In mixed precision {mixed:.2f} % are saved; of a block with its feed-forward half, {in_block:.1f} %")
+    parts = {
+        "bytes": printed(
+            {label: COMPONENTS[name][i] for label, (name, i) in cells.items()},
+            {label: ours[name][i] for label, (name, i) in cells.items()},
+            unit=" MB",
+        ),
+        "saved": printed({"": SHARE}, {"": saved_share(768)}, unit=" %"),
+    }
+    return all_of(parts).noting(
+        f"In mixed precision {mixed:.2f} % are saved; of a block with its feed-forward half, {in_block:.1f} %"
+    )
 
 
 @evidence("S0.4.2b", chapter=CHAPTER)
-def configurations() -> Finding:
+def configurations() -> Parts:
     columns = (*SIDES, "saved")
     said = {f"{width} {name}": row[i] for width, row in BY_WIDTH.items() for i, name in enumerate(columns)}
     ours: dict[str, float] = {}
@@ -134,16 +135,14 @@ def configurations() -> Finding:
         standard, frozen = megabytes(width)["total"]
         ours |= zip((f"{width} {name}" for name in columns), (standard, frozen, standard - frozen), strict=True)
     shares = {str(width): saved_share(width) for width in BY_WIDTH}
-    return all_of(
-        {
-            "bytes, by $d$": printed(said, ours, unit=" MB"),
-            "share saved, by $d$": printed(dict.fromkeys(shares, SHARE), shares, unit=" %"),
-        }
-    )
+    return {
+        "bytes, by $d$": printed(said, ours, unit=" MB"),
+        "share saved, by $d$": printed(dict.fromkeys(shares, SHARE), shares, unit=" %"),
+    }
 
 
 @evidence("S0.4.2c", chapter=CHAPTER)
-def activations() -> Finding:
+def activations() -> Finding | Parts:
     forms = {"materialised": "reference", "fused": "fast"}
     x = torch.zeros(1, 48, 64, requires_grad=True)
 
@@ -154,13 +153,11 @@ def activations() -> Finding:
         made = {name: MultiheadAttention(64, 4, projection=side, form=form) for name, form in forms.items()}
         return {name: count_step(module, x).saved_bytes for name, module in made.items()}
 
-    return all_of(
-        {
-            "bytes, ORA as standard": counted(kept("learned"), kept("frozen")),
-            "in a run with $N = 48$, $d = 64$": counted(ran("learned"), ran("frozen")),
-            "order": growth("N^2 + N*d", kept("frozen")["materialised"]),
-        }
-    )
+    return {
+        "bytes, ORA as standard": counted(kept("learned"), kept("frozen")),
+        "in a run with $N = 48$, $d = 64$": counted(ran("learned"), ran("frozen")),
+        "order": growth("N^2 + N*d", kept("frozen")["materialised"]),
+    }
 
 
 @evidence("S0.4.2d", chapter=CHAPTER)
@@ -275,7 +272,7 @@ def _trained(name: str, *, whole: bool = False) -> Finding:
 
 
 @evidence("S0.4.4a", chapter=CHAPTER)
-def summary() -> Finding:
+def summary() -> Parts:
     (standard, kept), (frozen, less) = (
         (layer(1, N, d, H, projection=side), memory(768, side)) for side in SIDES.values()
     )
@@ -286,49 +283,43 @@ def summary() -> Finding:
         "memory": (f"-{SHARE}", sum(less.values()) / sum(kept.values())),
         "inference": ("~0", frozen.forward / standard.forward),
     }
-    return all_of(
-        {
-            "shares": printed(
-                {name: said for name, (said, _) in changes.items()},
-                {name: float(100 * ratio - 100) for name, (_, ratio) in changes.items()},
-                unit=" %",
-            ),
-            # The two ends of the range where the source's own table has its largest and smallest figure.
-            "speed-up": against_limit({(128, 768): SUMMARY[1], (4096, 768): SUMMARY[0]}),
-        }
-    )
+    return {
+        "shares": printed(
+            {name: said for name, (said, _) in changes.items()},
+            {name: float(100 * ratio - 100) for name, (_, ratio) in changes.items()},
+            unit=" %",
+        ),
+        # The two ends of the range where the source's own table has its largest and smallest figure.
+        "speed-up": against_limit({(128, 768): SUMMARY[1], (4096, 768): SUMMARY[0]}),
+    }
 
 
 @evidence("S0.4.4c", chapter=CHAPTER)
-def bert() -> Finding:
+def bert() -> Parts:
     whole = " and ".join(f"{millions('BERT-base', projection, whole=True):.1f}" for projection in SIDES.values())
-    return all_of(
-        {
-            "trained weights of the blocks": _trained("BERT-base").noting(f"Of the whole model {whole} million"),
-            "saved": _saved("BERT-base"),
-            "speed-up in its own table": _table(35, (512, 768)),
-            "speed-up by count": _speed("BERT-base"),
-        }
-    )
+    return {
+        "trained weights of the blocks": _trained("BERT-base").noting(f"Of the whole model {whole} million"),
+        "saved": _saved("BERT-base"),
+        "speed-up in its own table": _table(35, (512, 768)),
+        "speed-up by count": _speed("BERT-base"),
+    }
 
 
 @evidence("S0.4.4e", chapter=CHAPTER)
-def vit() -> Finding:
+def vit() -> Parts:
     gains = {name: whole_limit(name) for name in SCENARIOS}
-    return all_of(
-        {
-            "saved": _saved("ViT"),
-            "the most of the three": region(
-                (max(gains["BERT-base"], gains["GPT-2 medium"]), inf), {"its bound": gains["ViT"]}, unit=" %"
-            ),
-            "speed-up in its own table at the lengths around": _table(45, (128, 768), (256, 768)),
-            "speed-up by count": _speed("ViT"),
-        }
-    )
+    return {
+        "saved": _saved("ViT"),
+        "the most of the three": region(
+            (max(gains["BERT-base"], gains["GPT-2 medium"]), inf), {"its bound": gains["ViT"]}, unit=" %"
+        ),
+        "speed-up in its own table at the lengths around": _table(45, (128, 768), (256, 768)),
+        "speed-up by count": _speed("ViT"),
+    }
 
 
 @evidence("S0.5.3a", chapter=CHAPTER)
-def final_orders() -> Finding:
+def final_orders() -> Parts:
     standard, frozen = (layer(1, N, d, H, projection=side, form="reference") for side in SIDES.values())
     ours = {
         "standard": ("4*d^2", standard.trained),
@@ -336,46 +327,38 @@ def final_orders() -> Finding:
         "its state, standard": ("8*d^2", standard.optimiser_bytes / standard.itemsize),
         "its state, ORA": ("4*d^2", frozen.optimiser_bytes / frozen.itemsize),
     }
-    return all_of(
-        {
-            "forward and space the same": counted(
-                {"FLOPs": standard.forward, "bytes": standard.saved_bytes},
-                {"FLOPs": frozen.forward, "bytes": frozen.saved_bytes},
-            ),
-            "trained and optimiser": counted(
-                {name: said for name, (said, _) in ours.items()}, {name: cost for name, (_, cost) in ours.items()}
-            ),
-            "standard backward": growth("N^2*d + N*d^2", standard.backward),
-            "ORA backward": growth("N*d^2", frozen.backward),
-        }
-    )
+    return {
+        "forward and space the same": counted(
+            {"FLOPs": standard.forward, "bytes": standard.saved_bytes},
+            {"FLOPs": frozen.forward, "bytes": frozen.saved_bytes},
+        ),
+        "trained and optimiser": counted(
+            {name: said for name, (said, _) in ours.items()}, {name: cost for name, (_, cost) in ours.items()}
+        ),
+        "standard backward": growth("N^2*d + N*d^2", standard.backward),
+        "ORA backward": growth("N*d^2", frozen.backward),
+    }
 
 
 evidence_table(
     CHAPTER,
     {
         "S0.4.3a": lambda: counted(inference("learned"), inference("frozen")),
-        "S0.4.4b": lambda: all_of(
-            {
-                "in its own table, $N = 1024$": _table(30, (1024, 768)),
-                "in its own table, $N = 128$": _table(50, (128, 768)),
-                "by count": against_limit(CASES),
-            }
-        ),
-        "S0.4.4d": lambda: all_of(
-            {
-                "trained weights with embeddings": _trained("GPT-2 medium", whole=True),
-                "saved": _saved("GPT-2 medium"),
-                "speed-up in its own table at the same $N/d$": _table(30, (512, 512)),
-                "speed-up by count": _speed("GPT-2 medium"),
-            }
-        ),
-        "S0.5.3b": lambda: all_of(
-            {
-                "memory": printed({"": SHARE}, {"": saved_share(768)}, unit=" %"),
-                "BERT in its own table": against_table("25-35 %", FINAL[512, 768], (512, 768)),
-                "each range's lower end by count": against_limit({at: low for at, (low, _) in FINAL.items()}),
-            }
-        ),
+        "S0.4.4b": lambda: {
+            "in its own table, $N = 1024$": _table(30, (1024, 768)),
+            "in its own table, $N = 128$": _table(50, (128, 768)),
+            "by count": against_limit(CASES),
+        },
+        "S0.4.4d": lambda: {
+            "trained weights with embeddings": _trained("GPT-2 medium", whole=True),
+            "saved": _saved("GPT-2 medium"),
+            "speed-up in its own table at the same $N/d$": _table(30, (512, 512)),
+            "speed-up by count": _speed("GPT-2 medium"),
+        },
+        "S0.5.3b": lambda: {
+            "memory": printed({"": SHARE}, {"": saved_share(768)}, unit=" %"),
+            "BERT in its own table": against_table("25-35 %", FINAL[512, 768], (512, 768)),
+            "each range's lower end by count": against_limit({at: low for at, (low, _) in FINAL.items()}),
+        },
     },
 )

@@ -204,32 +204,28 @@ def _at(length: int, width: int) -> str:
 evidence_table(
     CHAPTER,
     {
-        "S0.4.1c": lambda: all_of(
-            {
-                "as $(9 + r)/(14 + 14 r)$, by $(N, d)$": printed(
-                    {_at(*at): text for at, text in SPEED_UPS.items()},
-                    {_at(*at): table_rule(*at) for at in SPEED_UPS},
-                    unit=" %",
-                ),
-                # The text's recipe comes to this much at least, for it leaves the optimiser open; at most to all.
-                "by the text's recipe": against_table(
-                    "backward pass and optimiser halved when $N \\gg d$",
-                    (step_gain(0, BACKWARD, 0, BACKWARD / 2), 100.0),
-                    (4096, 768),
-                ),
-                "by count": against_limit({at: float(text) for at, text in SPEED_UPS.items()}),
-            }
-        ),
+        "S0.4.1c": lambda: {
+            "as $(9 + r)/(14 + 14 r)$, by $(N, d)$": printed(
+                {_at(*at): text for at, text in SPEED_UPS.items()},
+                {_at(*at): table_rule(*at) for at in SPEED_UPS},
+                unit=" %",
+            ),
+            # The text's recipe comes to this much at least, for it leaves the optimiser open; at most to all.
+            "by the text's recipe": against_table(
+                "backward pass and optimiser halved when $N \\gg d$",
+                (step_gain(0, BACKWARD, 0, BACKWARD / 2), 100.0),
+                (4096, 768),
+            ),
+            "by count": against_limit({at: float(text) for at, text in SPEED_UPS.items()}),
+        },
         # By count each range's lower end, at lengths that are kind to it: the limit falls as N/d grows.
-        "S0.4.1d": lambda: all_of(
-            {
-                "$N \\ll d$ in the table": against_table("40-50 %", RANGES["N << d"], (128, 768)),
-                "$N \\approx d$ in the table": against_table("25-30 %", RANGES["N ~ d"], (512, 512)),
-                "$N \\gg d$ in the table": against_table("15-20 %", RANGES["N >> d"], (4096, 768)),
-                "by count": against_limit(
-                    {at: RANGES[name][0] for at, name in zip(((1, 768), (768, 768), (4096, 768)), RANGES, strict=True)}
-                ),
-            }
-        ),
+        "S0.4.1d": lambda: {
+            "$N \\ll d$ in the table": against_table("40-50 %", RANGES["N << d"], (128, 768)),
+            "$N \\approx d$ in the table": against_table("25-30 %", RANGES["N ~ d"], (512, 512)),
+            "$N \\gg d$ in the table": against_table("15-20 %", RANGES["N >> d"], (4096, 768)),
+            "by count": against_limit(
+                {at: RANGES[name][0] for at, name in zip(((1, 768), (768, 768), (4096, 768)), RANGES, strict=True)}
+            ),
+        },
     },
 )

@@ -44,7 +44,7 @@ from paper.claims.evidence.methods import COSTS, FAVOR_WIDTH, favor_misplaced, m
 from paper.claims.figures import Interval, show
 from paper.claims.ledger import evidence
 from paper.claims.rules import CONFIGURATION, all_of, counted, effect, growth, holds, region
-from paper.claims.verdicts import Finding
+from paper.claims.verdicts import Finding, Parts
 
 CHAPTER, VARIANCE, PROJECTIONS = "08-favor-unbiased", "09-variance", "10-johnson-lindenstrauss"
 WIDTH = 64  # K, the source's d: its features are those of one head
@@ -122,12 +122,11 @@ def mean_is_the_kernel(draw: Callable[..., Tensor]) -> Finding:
 @evidence("S2.3.3a", chapter=CHAPTER)
 def theorem() -> Finding:
     lines = proof_lines()
-    return all_of(
-        {
-            "lines of the proof that hold": counted({"": len(lines)}, {"": sum(lines.values())}),
-            "the map": mean_is_the_kernel(iid_features),
-        }
-    ).noting(
+    parts = {
+        "lines of the proof that hold": counted({"": len(lines)}, {"": sum(lines.values())}),
+        "the map": mean_is_the_kernel(iid_features),
+    }
+    return all_of(parts).noting(
         r"With $m$ rows the map needs the factor $m^{-1/2}$ as well, which the source leaves out and attention cancels"
     )
 
@@ -182,13 +181,12 @@ def orthogonal_rows() -> Finding:
     gains = {f"$|x + y|^2 = {n}$": round(100 * orthogonal_gain("positive", n, WIDTH), 1) for n in (1, 2, 4, 8, 16)}
     steady = {f"$|x + y|^2 = {square}$ in the mean": steadied(square) for square in (1, 16)}
     ours, control = ({label: found[i] for label, found in steady.items()} for i in (0, 1))
-    return all_of(
-        {
-            "variance taken away": region(SOME, gains, unit=" %"),
-            "spread of the attention weights taken away": effect(SOME, ours, control, unit=" %"),
-            "no bias": mean_is_the_kernel(orthogonal_features),
-        }
-    ).noting(
+    parts = {
+        "variance taken away": region(SOME, gains, unit=" %"),
+        "spread of the attention weights taken away": effect(SOME, ours, control, unit=" %"),
+        "no bias": mean_is_the_kernel(orthogonal_features),
+    }
+    return all_of(parts).noting(
         f"Rows have the lengths $\\chi(K)$; $K = {WIDTH}$, for the weights {NARROW}. One per cent is gained up to "
         f"$|x + y|^2 = {where_orthogonality_helps(0.01, WIDTH):.1f}$; behind a LayerNorm this square is about "
         f"${2 * sqrt(WIDTH):g}$"
@@ -222,24 +220,23 @@ def gram_schmidt() -> Finding:
     }
     sizes = {f"$m = {count}$": count for count in (WIDTH // 2, WIDTH, 4 * WIDTH)}
     omega = unit_norm_rows(4 * WIDTH, WIDTH, generator=seeded(), dtype=torch.float64)
-    return all_of(
-        {
-            r"size of $\Omega^\top \Omega$ for $\Omega \in \mathbb{R}^{m \times d}$": region(
-                {label: (count, count) for label, count in sizes.items()},
-                {label: len(omega[:count].mT @ omega[:count]) for label, count in sizes.items()},
-            ),
-            "correlation of two estimates": region(
-                (-inf, 0),
-                {f"$|x + y|^2 = {square}$": fixed_length_correlation(WIDTH, 1, square) for square in squares},
-            ),
-            "variance taken away": region(
-                SOME, {f"$|x + y|^2 = {square}$": round(gain, 2) for square, gain in lower.items()}, unit=" %"
-            ),
-            "they estimate the kernel": holds(
-                r"the mean ratio of estimate and $e^{x^\top y}$ is 1", abs(bias[1]), EXACT, at="$|x + y|^2 = 1$"
-            ),
-        }
-    ).noting(
+    parts = {
+        r"size of $\Omega^\top \Omega$ for $\Omega \in \mathbb{R}^{m \times d}$": region(
+            {label: (count, count) for label, count in sizes.items()},
+            {label: len(omega[:count].mT @ omega[:count]) for label, count in sizes.items()},
+        ),
+        "correlation of two estimates": region(
+            (-inf, 0),
+            {f"$|x + y|^2 = {square}$": fixed_length_correlation(WIDTH, 1, square) for square in squares},
+        ),
+        "variance taken away": region(
+            SOME, {f"$|x + y|^2 = {square}$": round(gain, 2) for square, gain in lower.items()}, unit=" %"
+        ),
+        "they estimate the kernel": holds(
+            r"the mean ratio of estimate and $e^{x^\top y}$ is 1", abs(bias[1]), EXACT, at="$|x + y|^2 = 1$"
+        ),
+    }
+    return all_of(parts).noting(
         f"$d = {WIDTH}$. Gaussian rows have the lengths $\\chi(d)$, about $\\sqrt d$, and not 1; and beyond $m = d$ "
         f"Gram-Schmidt has no direction left, so that further blocks must be drawn"
     )
@@ -290,20 +287,19 @@ def algorithm() -> Finding:
     x, y, exact = scaled(1)
     limit, equal = printed_limit(x, y), torch.full_like(exact, 1 / exact.shape[-1])
     lengths = {"$d^{1/4}$, divided as FAVOR+ has it": 128**0.25, "8": 8.0, r"$\sqrt d$, behind a LayerNorm": sqrt(128)}
-    return all_of(
-        {
-            "sums over keys first": holds("as with the weights materialised", reordering_error(), EXACT),
-            "for many features": holds(
-                "the weights tend to those of softmax attention",
-                misplaced(limit, exact) / 100,
-                EXACT,
-                at="scores of standard deviation 1",
-            ),
-            "rows that are numbers in float32": region(
-                (100, 100), {f"length {label}": finite_rows(length) for label, length in lengths.items()}, unit=" %"
-            ),
-        }
-    ).noting(
+    parts = {
+        "sums over keys first": holds("as with the weights materialised", reordering_error(), EXACT),
+        "for many features": holds(
+            "the weights tend to those of softmax attention",
+            misplaced(limit, exact) / 100,
+            EXACT,
+            at="scores of standard deviation 1",
+        ),
+        "rows that are numbers in float32": region(
+            (100, 100), {f"length {label}": finite_rows(length) for label, length in lengths.items()}, unit=" %"
+        ),
+    }
+    return all_of(parts).noting(
         f"With orthonormal rows {misplaced(limit, exact):.0f} % of the weight lies in the wrong place however many "
         f"features there are, with equal weights {misplaced(equal, exact):.0f} %; {query_share(limit):.1f} % of it "
         f"depends on the query, of softmax attention's {query_share(exact):.0f} %"
@@ -358,30 +354,29 @@ def variances() -> Finding:
         f"{where_gain(2.0, K):.1f} to {where_gain(3.0, K):.1f} at $K = {K}$ (with unit scores it is {2 * sqrt(K):.1f})"
         for K in HEAD_WIDTHS
     )
-    return all_of(
-        {
-            "TrigRF, ln of its variance over FAVOR+'s": region(
-                (0, inf), {f"$x^\\top y = {score:g}$": round(trigonometric_over_positive(score), 2) for score in SCORES}
-            ),
-            "TrigRF, rows further off than weights can be, by $(K, \\sigma)$": region(
-                (1, 100), off["trigonometric"], unit=" %"
-            ),
-            "FAVOR+, such rows": region((0, 0), off["positive"], unit=" %"),
-            "FAVOR+, ln of its variance over FAVOR++'s": region(
-                (0, inf), {"least of the settings below": min(gains.values())}
-            ),
-            "FAVOR++, ln of the factor, by $(K, \\lvert x + y \\rvert^2)$": region((2, 3), gains),
-            "FAVOR#, ln of the factor, by data and $(K, \\sigma)$": region(
-                (10, inf),
-                {
-                    f"{data} ({K}, {spread:g})": round(sharp_gains(data, K, spread), 1)
-                    for data in DATA
-                    for K in (8, 64)
-                    for spread in (0.5, 1.0)
-                },
-            ),
-        }
-    ).noting(
+    parts = {
+        "TrigRF, ln of its variance over FAVOR+'s": region(
+            (0, inf), {f"$x^\\top y = {score:g}$": round(trigonometric_over_positive(score), 2) for score in SCORES}
+        ),
+        "TrigRF, rows further off than weights can be, by $(K, \\sigma)$": region(
+            (1, 100), off["trigonometric"], unit=" %"
+        ),
+        "FAVOR+, such rows": region((0, 0), off["positive"], unit=" %"),
+        "FAVOR+, ln of its variance over FAVOR++'s": region(
+            (0, inf), {"least of the settings below": min(gains.values())}
+        ),
+        "FAVOR++, ln of the factor, by $(K, \\lvert x + y \\rvert^2)$": region((2, 3), gains),
+        "FAVOR#, ln of the factor, by data and $(K, \\sigma)$": region(
+            (10, inf),
+            {
+                f"{data} ({K}, {spread:g})": round(sharp_gains(data, K, spread), 1)
+                for data in DATA
+                for K in (8, 64)
+                for spread in (0.5, 1.0)
+            },
+        ),
+    }
+    return all_of(parts).noting(
         f"FAVOR++ has $e^2$ to $e^3$ at $\\lvert x + y \\rvert^2$ from {where}; "
         "$\\sigma$ is the standard deviation of the scores"
     )
@@ -413,7 +408,8 @@ def distances_kept() -> Finding:
     off = {label: round(distortions(width)[0], 2) for width, label in labels.items()}
     rescaled = max(distortions(width)[1] for width in SPACES)
     change = f"greatest relative change of a squared distance, {POINTS} points, $k = {k}$"
-    return all_of({change: region((0, EPS), off)}).noting(
+    parts = {change: region((0, EPS), off)}
+    return all_of(parts).noting(
         f"Section 4.3 has this $k$ for $\\epsilon = {EPS}$. Times $\\sqrt{{d/k}}$ the projection changes none by more "
         f"than {rescaled:.2f} at these widths"
     )
@@ -430,37 +426,34 @@ def lemma() -> Finding:
     labels = {(n, eps): f"{n:,} points, $\\epsilon = {eps}$" for n, eps in SIZES}
     asked = {size: dimension(*size) for size in SIZES}
     n, eps, width = 1000, 0.3, 1024
-    return all_of(
-        {
-            "$k$ that suffices": region(
-                {labels[size]: (-inf, k) for size, k in asked.items()},
-                {labels[size]: least_dimension(size[0], k, size[1], draw="gaussian") for size, k in asked.items()},
-            ),
-            "probability with the source's": region(
-                LIKELY, {labels[size]: round(1 - unlikely(*size), 3) for size in SIZES}
-            ),
-        }
-    ).noting(
+    parts = {
+        "$k$ that suffices": region(
+            {labels[size]: (-inf, k) for size, k in asked.items()},
+            {labels[size]: least_dimension(size[0], k, size[1], draw="gaussian") for size, k in asked.items()},
+        ),
+        "probability with the source's": region(
+            LIKELY, {labels[size]: round(1 - unlikely(*size), 3) for size in SIZES}
+        ),
+    }
+    return all_of(parts).noting(
         f"This holds for any $d$ and the projection times $\\sqrt{{d/k}}$. In {width:,} dimensions {n:,} points and "
         f"$\\epsilon = {eps}$ need no more than $k = {least_dimension(n, width, eps)}$"
     )
 
 
 @evidence("S2.4.3d", chapter=PROJECTIONS)
-def two_uses() -> Finding:
+def two_uses() -> Parts:
     standard, favor, ora = (COSTS[name] for name in ("learned", "favor", "frozen"))
     others = {"FAVOR+": favor.trained - 4 * d**2, "ORA": ora.trained - 2 * d**2}  # than the weights that both train
-    return all_of(
-        {
-            "trained entries of the orthogonal matrices": counted(dict.fromkeys(others, 0), others),
-            "FAVOR+, in time": growth("N", sympy.expand(favor.forward), held=("d", "H", "m")),
-            "ORA, in time": growth("N^2", sympy.expand(ora.forward), held=("d", "H")),
-            "trained parameters that ORA saves": region(
-                SOME, {"": 100 - 100 * float(ora.trained / standard.trained)}, unit=" %"
-            ),
-            f"weight that FAVOR+ misplaces, $K = {FAVOR_WIDTH}$": region(
-                SOME, {f"$m = {m}$": round(favor_misplaced(0.25, m)[0]) for m in (64, 1024)}, unit=" %"
-            ),
-            "ORA": holds("softmax attention, exactly", unlike_softmax(), EXACT),
-        }
-    )
+    return {
+        "trained entries of the orthogonal matrices": counted(dict.fromkeys(others, 0), others),
+        "FAVOR+, in time": growth("N", sympy.expand(favor.forward), held=("d", "H", "m")),
+        "ORA, in time": growth("N^2", sympy.expand(ora.forward), held=("d", "H")),
+        "trained parameters that ORA saves": region(
+            SOME, {"": 100 - 100 * float(ora.trained / standard.trained)}, unit=" %"
+        ),
+        f"weight that FAVOR+ misplaces, $K = {FAVOR_WIDTH}$": region(
+            SOME, {f"$m = {m}$": round(favor_misplaced(0.25, m)[0]) for m in (64, 1024)}, unit=" %"
+        ),
+        "ORA": holds("softmax attention, exactly", unlike_softmax(), EXACT),
+    }

@@ -26,7 +26,7 @@ from paper.claims import figures
 from paper.claims.evidence.common import EXACT, normal, relative_error
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, contradiction, counted, growth, holds, region, untestable
-from paper.claims.verdicts import Finding
+from paper.claims.verdicts import Finding, Parts
 from paper.experiments.speed import attention_analysis as attention_rows
 
 CHAPTER = "15-sparse-patterns"
@@ -79,17 +79,16 @@ def kept(pattern: Pattern, *, is_causal: bool = True) -> int:
 @evidence("S1.2.3a", chapter=CHAPTER)
 def local_and_dilated() -> Finding:
     sizes = {"N": TOKENS, "k": REACH}
-    return all_of(
-        {
-            f"pairs of $N = {TOKENS}$, $k = {REACH}$": counted(
-                {"local": closed(LATEST, **sizes), f"every {STEP}rd": closed(DILATED, **sizes, D=STEP)},
-                {"local": kept(Window(REACH)), f"every {STEP}rd": kept(Dilated(REACH, STEP))},
-            ),
-            "time, local, $N = k + m$": time("N*k*d", LATEST, "k"),
-            "time, every $D$-th, $N = D k + m$": time("N*k*d", DILATED, "D*k"),
-            "space of the sparse matrix": space("N*k", LATEST, "k"),
-        }
-    ).noting(f"A form that stores no weights keeps {figures.show(saved())} numbers, whatever $k$ is")
+    parts = {
+        f"pairs of $N = {TOKENS}$, $k = {REACH}$": counted(
+            {"local": closed(LATEST, **sizes), f"every {STEP}rd": closed(DILATED, **sizes, D=STEP)},
+            {"local": kept(Window(REACH)), f"every {STEP}rd": kept(Dilated(REACH, STEP))},
+        ),
+        "time, local, $N = k + m$": time("N*k*d", LATEST, "k"),
+        "time, every $D$-th, $N = D k + m$": time("N*k*d", DILATED, "D*k"),
+        "space of the sparse matrix": space("N*k", LATEST, "k"),
+    }
+    return all_of(parts).noting(f"A form that stores no weights keeps {figures.show(saved())} numbers, whatever $k$ is")
 
 
 def later_keys(*, is_causal: bool) -> int:
@@ -106,22 +105,21 @@ def local_and_global() -> Finding:
         layers_to_reach(p.mask(TOKENS, is_causal=is_causal), is_causal=is_causal)
         for p, is_causal in ((pattern, False), (pattern, True), (window, True))
     )
-    return all_of(
-        {
-            f"pairs of $N = {TOKENS}$, $w = {REACH}$, $g = {FIRST}$": counted(
-                {"": closed(GLOBAL, **sizes)}, {"": kept(pattern, is_causal=False)}
-            ),
-            "time, $N = w + g + m$": time("N*w*d + N*g*d", GLOBAL, "(w + g)"),
-            **either_space("N*(w + g)", GLOBAL, "(w + g)"),
-            "causality, later keys of a query": region(
-                (0, 0),
-                {
-                    "a window on either side, as described": later_keys(is_causal=False),
-                    "a causal mask": later_keys(is_causal=True),
-                },
-            ),
-        }
-    ).noting(
+    parts = {
+        f"pairs of $N = {TOKENS}$, $w = {REACH}$, $g = {FIRST}$": counted(
+            {"": closed(GLOBAL, **sizes)}, {"": kept(pattern, is_causal=False)}
+        ),
+        "time, $N = w + g + m$": time("N*w*d + N*g*d", GLOBAL, "(w + g)"),
+        **either_space("N*(w + g)", GLOBAL, "(w + g)"),
+        "causality, later keys of a query": region(
+            (0, 0),
+            {
+                "a window on either side, as described": later_keys(is_causal=False),
+                "a causal mask": later_keys(is_causal=True),
+            },
+        ),
+    }
+    return all_of(parts).noting(
         f"To connect {TOKENS} tokens takes {hops} layers both ways; causal, {causal}, and {alone} without the global "
         "tokens, which at the front see nothing but each other"
     )
@@ -141,24 +139,22 @@ def away(*, is_causal: bool) -> float:
 
 
 @evidence("S1.4.2a", chapter=CHAPTER)
-def sliding_window() -> Finding:
+def sliding_window() -> Parts:
     sizes = {"N": TOKENS, "w": REACH}
-    return all_of(
-        {
-            f"pairs of $N = {TOKENS}$, $w = {REACH}$ on either side": counted(
-                {"": closed(EITHER_SIDE, **sizes)}, {"": kept(Window(REACH + 1), is_causal=False)}
-            ),
-            "time, $N = w + m$": time("N*w*d", EITHER_SIDE, "w"),
-            **either_space("N*w", EITHER_SIDE, "w"),
-            "keys shared by any neighbours, overlapping": region(
-                (1, inf), {f"window, {REACH} on either side": shared_keys(Window(REACH + 1))}
-            ),
-            "not overlapping": region((0, 0), {f"blocks of {REACH}": shared_keys(BlockedWindow(REACH))}),
-            "causal or not": holds(
-                "windows are computed as they are defined", max(away(is_causal=c) for c in (False, True)), EXACT
-            ),
-        }
-    )
+    return {
+        f"pairs of $N = {TOKENS}$, $w = {REACH}$ on either side": counted(
+            {"": closed(EITHER_SIDE, **sizes)}, {"": kept(Window(REACH + 1), is_causal=False)}
+        ),
+        "time, $N = w + m$": time("N*w*d", EITHER_SIDE, "w"),
+        **either_space("N*w", EITHER_SIDE, "w"),
+        "keys shared by any neighbours, overlapping": region(
+            (1, inf), {f"window, {REACH} on either side": shared_keys(Window(REACH + 1))}
+        ),
+        "not overlapping": region((0, 0), {f"blocks of {REACH}": shared_keys(BlockedWindow(REACH))}),
+        "causal or not": holds(
+            "windows are computed as they are defined", max(away(is_causal=c) for c in (False, True)), EXACT
+        ),
+    }
 
 
 # -------------------------------------------------------------------------------- S2: strided and fixed, and the others
@@ -214,15 +210,14 @@ def strided() -> Finding:
     union = int((masks[0] | masks[1]).sum())
     at_root = sympy.expand(sum(map(sympy.sympify, (closed(NEAREST), closed(EVERY)))).subs(l, sympy.sqrt(N)))
     best = min(range(1, 4096), key=lambda stride: strided_pairs(4096, stride))
-    return all_of(
-        {
-            f"pairs of $N = {TOKENS}$, $l = {STRIDE}$": counted(
-                {name: closed(form, **sizes) for name, form in forms.items()},
-                {name: int(mask.sum()) for name, mask in zip(forms, masks, strict=True)},
-            ),
-            "both heads, $l = \\sqrt N$": growth("N*sqrt(N)", at_root),
-        }
-    ).noting(
+    parts = {
+        f"pairs of $N = {TOKENS}$, $l = {STRIDE}$": counted(
+            {name: closed(form, **sizes) for name, form in forms.items()},
+            {name: int(mask.sum()) for name, mask in zip(forms, masks, strict=True)},
+        ),
+        "both heads, $l = \\sqrt N$": growth("N*sqrt(N)", at_root),
+    }
+    return all_of(parts).noting(
         f"One head with both kinds of pairs has {union:,}. Fewest pairs need $l \\approx \\sqrt{{N / 2}}$: of 4,096 "
         f"tokens $l = {best}$"
     )
@@ -246,15 +241,12 @@ def summaries() -> Finding:
     own, cells = fixed_heads(TOKENS, STRIDE)
     last = torch.arange(STRIDE - 1, TOKENS, STRIDE)
     blind = sum(int((~cells[cell:, cell]).sum()) for cell in last.tolist())
-    return all_of(
-        {
-            "positions that the last cell of a block sees of it": counted(
-                {"": STRIDE}, {"": int(own[last].sum(1).min())}
-            ),
-            "later positions that do not see such a cell": counted({"": 0}, {"": blind}),
-            "earlier positions out of reach, blocks and then cells": counted({"": 0}, {"": missed(own, cells)}),
-        }
-    ).noting(
+    parts = {
+        "positions that the last cell of a block sees of it": counted({"": STRIDE}, {"": int(own[last].sum(1).min())}),
+        "later positions that do not see such a cell": counted({"": 0}, {"": blind}),
+        "earlier positions out of reach, blocks and then cells": counted({"": 0}, {"": missed(own, cells)}),
+    }
+    return all_of(parts).noting(
         f"$N = {TOKENS}$, $l = {STRIDE}$, one cell a block. With the cells first, {missed(cells, own):,} of "
         f"{TOKENS * (TOKENS + 1) // 2:,} pairs are out of reach: a summary is made before it is read"
     )
@@ -263,12 +255,11 @@ def summaries() -> Finding:
 @evidence("S2.2.3c", chapter=CHAPTER)
 def two_layers() -> Finding:
     within = f"all $N \\le {EXHAUSTED}$ and $l \\le N$"
-    return all_of(
-        {
-            f"pairs of {within} that two layers miss, causal": counted({"": 0}, {"": always_missed(is_causal=True)}),
-            "both ways": counted({"": 0}, {"": always_missed(is_causal=False)}),
-        }
-    ).noting(
+    parts = {
+        f"pairs of {within} that two layers miss, causal": counted({"": 0}, {"": always_missed(is_causal=True)}),
+        "both ways": counted({"": 0}, {"": always_missed(is_causal=False)}),
+    }
+    return all_of(parts).noting(
         "The picture beside it, tokens to the nearest hub and then hubs to hubs, is another pattern: of "
         f"{TOKENS} tokens with $l = {STRIDE}$ it connects {100 * picture_share(TOKENS, STRIDE):.0f} % of the pairs"
     )
@@ -296,13 +287,14 @@ def friendly() -> Finding:
 @evidence("S2.2.3d", chapter=CHAPTER)
 def others() -> Finding:
     rows = GlobalLocal(REACH + 1, FIRST).mask(TOKENS).sum(1)
-    return all_of(
-        {
-            "local": time("N*w*d", EITHER_SIDE, "w"),
-            "block-sparse, time of a FLOP over the least of other patterns": friendly(),
-            f"keys of a global token, $N = {TOKENS}$": counted({"": TOKENS}, {"": int(rows[:FIRST].min())}),
-        }
-    ).noting(f"Every other token has {int(rows[TOKENS // 2])} keys, of $w = {REACH}$ on either side and {FIRST} global")
+    parts = {
+        "local": time("N*w*d", EITHER_SIDE, "w"),
+        "block-sparse, time of a FLOP over the least of other patterns": friendly(),
+        f"keys of a global token, $N = {TOKENS}$": counted({"": TOKENS}, {"": int(rows[:FIRST].min())}),
+    }
+    return all_of(parts).noting(
+        f"Every other token has {int(rows[TOKENS // 2])} keys, of $w = {REACH}$ on either side and {FIRST} global"
+    )
 
 
 # ---------------------------------------------------------------- S4: the rule that is printed, and when it is worth it
@@ -331,16 +323,15 @@ def as_printed(n: int, k: int) -> Tensor:
 def printed_rule() -> Finding:
     meant, printed = as_meant(TOKENS, FAR), as_printed(TOKENS, FAR)
     multiples = _distance(TOKENS) % FAR == 0
-    return all_of(
-        {
-            "self-attention": growth("N^2", MECHANISMS["softmax"].cost(1, N, 1, d, d).forward, held=("d",)),
-            f"of $N = {TOKENS}$, $k = {FAR}$, at multiples of $k$": contradiction(
-                ("dilated and local attention combined", int((meant & multiples).sum())),
-                ("multiples of k set to 0", int((printed & multiples).sum())),
-                unit=" pairs",
-            ),
-        }
-    ).noting(
+    parts = {
+        "self-attention": growth("N^2", MECHANISMS["softmax"].cost(1, N, 1, d, d).forward, held=("d",)),
+        f"of $N = {TOKENS}$, $k = {FAR}$, at multiples of $k$": contradiction(
+            ("dilated and local attention combined", int((meant & multiples).sum())),
+            ("multiples of k set to 0", int((printed & multiples).sum())),
+            unit=" pairs",
+        ),
+    }
+    return all_of(parts).noting(
         f"Combined they have {int(meant.sum()):,} pairs. The printed rule leaves {int(printed.sum()):,}, and no token "
         "sees itself"
     )
@@ -378,18 +369,16 @@ def timed() -> dict[str, float]:
 
 
 @evidence("S4.1b", chapter=CHAPTER)
-def by_hand_and_made_for_it() -> Finding:
+def by_hand_and_made_for_it() -> Parts:
     clock = timed()
     measured = {"time by a mask over that in parts": region((1, inf), clock)} if clock else {}
-    return all_of(
-        {
-            "kept pairs that differ between two inputs": counted(
-                dict.fromkeys(PATTERNS, 0), {name: depends_on_input(p) for name, p in PATTERNS.items()}
-            ),
-            "products under a mask, over all": counted(
-                dict.fromkeys(PATTERNS, 1), {name: products(p, "mask") for name, p in PATTERNS.items()}
-            ),
-            "in parts": region((0, 1), {name: round(float(products(p, "parts")), 3) for name, p in PATTERNS.items()}),
-            **measured,
-        }
-    )
+    return {
+        "kept pairs that differ between two inputs": counted(
+            dict.fromkeys(PATTERNS, 0), {name: depends_on_input(p) for name, p in PATTERNS.items()}
+        ),
+        "products under a mask, over all": counted(
+            dict.fromkeys(PATTERNS, 1), {name: products(p, "mask") for name, p in PATTERNS.items()}
+        ),
+        "in parts": region((0, 1), {name: round(float(products(p, "parts")), 3) for name, p in PATTERNS.items()}),
+        **measured,
+    }

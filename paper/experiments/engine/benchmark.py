@@ -61,6 +61,31 @@ def rounding_error(stages: int, terms: int, dtype: torch.dtype) -> float:
     return stages * (torch.finfo(dtype).eps / 2 + math.sqrt(terms) * torch.finfo(torch.float32).eps / 2)
 
 
+def results(
+    call: Callable[..., Tensor], module: nn.Module, x: Tensor, upstream: Tensor, **options: Any
+) -> dict[str, Tensor]:
+    """Output and gradients of one forward and backward pass: of all that is trained, and of x if it needs one.
+
+    Raises AssertionError if one of these is missing, or if there is another.
+    """
+    module.zero_grad(set_to_none=True)
+    leaf = x.detach().requires_grad_(x.requires_grad)
+    y = call(leaf, **options)
+    y.backward(upstream)
+    found: dict[str, Tensor | None] = {"output": y.detach()}
+    found |= {f"gradient of {name}": weight.grad for name, weight in module.named_parameters() if weight.requires_grad}
+    if x.requires_grad:
+        found["gradient of x"] = leaf.grad
+    frozen = [*module.buffers(), *(p for p in module.parameters() if not p.requires_grad)]
+    if any(weight.grad is not None for weight in frozen):
+        raise AssertionError("a frozen weight has a gradient")
+    for name, tensor in found.items():
+        if tensor is None:
+            raise AssertionError(f"{name}: there is none")
+    module.zero_grad(set_to_none=True)
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
 def reason(error: Exception) -> str:
     """What went wrong, in one line and without the paths of the machine."""
     line = next(iter(str(error).strip().splitlines()), "")
@@ -151,6 +176,18 @@ def another(like: Experiment, name: str, title: str, cases: Callable[[str], list
 def sizes(**given: int) -> dict[str, int]:
     """Sizes of a case. Raises TypeError or ValueError, naming the first that is no integer of at least 1."""
     return {name: positive_int(name, value) for name, value in given.items()}
+
+
+def dtype(case: Mapping[str, Any]) -> torch.dtype:
+    """The precision of a case."""
+    found: torch.dtype = getattr(torch, case["dtype"])
+    return found
+
+
+def drawn(case: Case, shape: Sequence[int], count: int, seed: int) -> tuple[Tensor, ...]:
+    """Normal numbers for a case, drawn on the CPU in float32, so that every device has the same."""
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(*shape, generator=generator).to(case["device"], dtype(case)) for _ in range(count))
 
 
 # ------------------------------------------------------------------------------------------------------------- clocks

@@ -15,7 +15,7 @@ import torch
 from ortho._checks import one_of
 from ortho.attention.chunking import CHUNK
 from paper.experiments.engine import benchmark
-from paper.experiments.engine.benchmark import PASSES, Budget
+from paper.experiments.engine.benchmark import PASSES, Budget, Timing
 from paper.experiments.engine.records import Case
 from paper.experiments.speed import attention_analysis
 from paper.experiments.speed import attention_variants as variants
@@ -124,7 +124,7 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
     a compiled twin that fails or is off, is recorded as a failure and not timed; the yardstick's failure is the case's.
     """
     shared, upstream = variants.draw(case)
-    arms: dict[str, Callable[[], dict[str, float]]] = {}
+    arms: dict[str, Timing] = {}
     facts: dict[str, Any] = {}
     failures: dict[str, str] = {}
 

@@ -22,7 +22,7 @@ from ortho.attention.softmax.backends import BACKENDS, backend_attention
 from ortho.attention.sparse.flex import flex_pattern_attention
 from ortho.attention.sparse.pattern import Pattern
 from ortho.attention.sparse.window import Window
-from paper.experiments.engine.benchmark import assert_all_close, rounding_error
+from paper.experiments.engine.benchmark import assert_all_close, dtype, rounding_error
 from paper.experiments.engine.records import Case
 
 YARDSTICK, MATERIALISED, FLEX = "sdpa", "materialised", "flex"
@@ -151,7 +151,7 @@ def declared(case: Case, arm: str) -> AttentionCost:
     name, causal = _parts(arm)
     chunk = {} if name in (YARDSTICK, MATERIALISED) else _chunk(_mechanism(arm), causal, case["chunk"])
     sizes = (case[size] for size in ("B", "N", "H", "K", "K"))
-    itemsize = getattr(torch, case["dtype"]).itemsize
+    itemsize = dtype(case).itemsize
     form = "reference" if name == MATERIALISED else "fast"
     cost: AttentionCost = _mechanism(arm).cost(*sizes, form=form, causal=causal, itemsize=itemsize, **chunk)
     return cost
@@ -194,7 +194,7 @@ def draw(case: Case, arm: str = YARDSTICK) -> tuple[Operands, Tensor]:
     tokens = torch.randn(B, N, H * K, generator=generator)
     with torch.no_grad():
         gates = [make(H * K, H, generator=generator)(tokens) for make in _mechanism(arm).gates.values()]
-    operands = [x.to(case["device"], getattr(torch, case["dtype"])) for x in (q, k, v, *gates, upstream)]
+    operands = [x.to(case["device"], dtype(case)) for x in (q, k, v, *gates, upstream)]
     return tuple(x.requires_grad_() for x in operands[:-1]), operands[-1]
 
 
@@ -224,7 +224,7 @@ def tolerance(case: Case) -> float:
     """The relative error that rounding alone may make in a computation of a case; the longest sum is over keys, or over
     the features of 'taylor'."""
     terms = max(case["N"], 1 + case["K"] + case["K"] ** 2)
-    return rounding_error(STAGES, terms, getattr(torch, case["dtype"]))
+    return rounding_error(STAGES, terms, dtype(case))
 
 
 def _parts(arm: str) -> tuple[str, bool]:

@@ -8,7 +8,7 @@ which a processor's caches may hold what they have room for.
 """
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -22,7 +22,7 @@ from ortho.attention.cache import Cache, new_cache
 from ortho.attention.mechanism import Mechanism
 from ortho.cost.attention import DecodeCost, decoded
 from paper.experiments.engine import benchmark
-from paper.experiments.engine.benchmark import Budget
+from paper.experiments.engine.benchmark import Budget, Timing
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.speed import attention_variants
 from paper.experiments.speed.analysis import Row, by_arm, quartiles, ratio, row_of, tables
@@ -86,7 +86,7 @@ def arms_of(case: Case) -> tuple[str, ...]:
 def _readable(case: Case, name: str, N: int) -> bool:
     """Whether a context can be read in reasonable time, and held."""
     if name != "softmax":
-        cost = _mechanism(name).cost(*_sizes(case, N), causal=True, itemsize=_itemsize(case))
+        cost = _mechanism(name).cost(*_sizes(case, N), causal=True, itemsize=benchmark.dtype(case).itemsize)
         if cost.forward > READ_FLOPS[case["device"]]:
             return False
     return bool(declared(case, f"{name} {N}").nbytes <= HELD_BYTES[case["device"]])
@@ -100,11 +100,6 @@ def _mechanism(name: str) -> Mechanism:
     return MECHANISMS["softmax" if name == SHARED else name]
 
 
-def _itemsize(case: Case) -> int:
-    size: int = getattr(torch, case["dtype"]).itemsize
-    return size
-
-
 def parts_of(arm: str) -> tuple[str, int]:
     """(name, context) of an arm."""
     name, context = arm.split()
@@ -115,7 +110,9 @@ def declared(case: Case, arm: str) -> DecodeCost:
     """The closed form of a step: the token behind the context."""
     name, N = parts_of(arm)
     shared = 1 if name == SHARED else None
-    return decoded(_mechanism(name).name, *_sizes(case, N + 1), num_kv_heads=shared, itemsize=_itemsize(case))
+    return decoded(
+        _mechanism(name).name, *_sizes(case, N + 1), num_kv_heads=shared, itemsize=benchmark.dtype(case).itemsize
+    )
 
 
 def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
@@ -125,7 +122,7 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
     is off. An arm whose context cannot be read is recorded as a failure: one beyond a mechanism's horizon, or beyond
     the device's memory; the yardstick's failure is the case's.
     """
-    arms: dict[str, Callable[[], dict[str, float]]] = {}
+    arms: dict[str, Timing] = {}
     facts: dict[str, Any] = {}
     failures: dict[str, str] = {}
     names = arms_of(case)
@@ -214,7 +211,7 @@ def work(case: Case) -> float:
     flops = 0.0
     for arm in arms_of(case):
         name, N = parts_of(arm)
-        flops += _mechanism(name).cost(*_sizes(case, N), causal=True, itemsize=_itemsize(case)).forward
+        flops += _mechanism(name).cost(*_sizes(case, N), causal=True, itemsize=benchmark.dtype(case).itemsize).forward
     return flops / rate + 1.5 * BUDGETS[case["device"]].seconds
 
 

@@ -99,7 +99,7 @@ def build(case: Case, arm: str, configuration: Configuration | None = None, **kw
     module = made.build(device=case["device"], generator=generator, **ARMS[arm], **kwargs)
     if not isinstance(module, LanguageModel):
         raise TypeError(f"model: expected a LanguageModel, got {type(module).__name__}")
-    return module.to(getattr(torch, case["dtype"]))
+    return module.to(benchmark.dtype(case))
 
 
 def check(case: Case, arm: str, tokens: Tensor) -> None:

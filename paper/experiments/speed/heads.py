@@ -58,13 +58,13 @@ def build(case: Case, arm: str) -> nn.Module:
     make: Any = HybridAttention if case["scope"] == "layer" else partial(TransformerBlock, layer=HybridAttention)
     generator = torch.Generator().manual_seed(training_step.SEEDS["weights"])
     module = make(case["d"], case["H"], heads=SPLITS[arm](case["H"]), generator=generator, dtype=torch.float32)
-    return cast(nn.Module, module.to(case["device"], getattr(torch, case["dtype"])))
+    return cast(nn.Module, module.to(case["device"], benchmark.dtype(case)))
 
 
 def declared(case: Mapping[str, Any], arm: str) -> cost.Cost:
     """The closed form of an arm."""
     B, N, d, H = (case[name] for name in ("B", "N", "d", "H"))
-    options: dict[str, Any] = {"causal": case["causal"], "itemsize": getattr(torch, case["dtype"]).itemsize}
+    options: dict[str, Any] = {"causal": case["causal"], "itemsize": benchmark.dtype(case).itemsize}
     kind: dict[str, Any] = {} if arm == STANDARD else {"heads": SPLITS[arm](H)}
     form: Callable[..., cost.Cost] = cost.layer if arm == STANDARD else hybrid
     if case["scope"] == "block":

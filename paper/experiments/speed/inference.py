@@ -45,8 +45,7 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
     frozen = training_step.build(case, "frozen").requires_grad_(False)
     training_step.check(case, "frozen", training_step.build(case, "frozen"))
     arms: dict[str, nn.Module] = {STANDARD: to_standard(frozen), FROZEN: frozen, CONTROL: to_standard(frozen)}
-    x = torch.randn(case["B"], case["N"], case["d"], generator=torch.Generator().manual_seed(SEEDS["inputs"]))
-    x = x.to(device, getattr(torch, case["dtype"]))
+    (x,) = benchmark.drawn(case, (case["B"], case["N"], case["d"]), 1, SEEDS["inputs"])
     with torch.no_grad():
         expected = frozen(x)
         for name, module in arms.items():

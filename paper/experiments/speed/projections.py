@@ -19,7 +19,7 @@ from ortho._weights import split_heads
 from ortho.projections import FrozenProjection, MergedProjection, Projection, StructuredProjection
 from ortho.projections.structured import factors
 from paper.experiments.engine import benchmark
-from paper.experiments.engine.benchmark import Budget
+from paper.experiments.engine.benchmark import Budget, Timing
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.speed.analysis import Row, by_arm, ratio, row_of, spread, tables
 
@@ -74,9 +74,7 @@ def build(case: Case) -> dict[str, Projection]:
 
 def draw(case: Case, N: int) -> tuple[Tensor, Tensor, Tensor]:
     """x of N tokens, and the gradients of q and k, of all heads, (B, N, d) each."""
-    generator = torch.Generator().manual_seed(SEEDS["inputs"])
-    to: dict[str, Any] = {"device": case["device"], "dtype": getattr(torch, case["dtype"])}
-    x, dq, dk = (torch.randn(case["B"], N, case["d"], generator=generator).to(**to) for _ in range(3))
+    x, dq, dk = benchmark.drawn(case, (case["B"], N, case["d"]), 3, SEEDS["inputs"])
     return x, dq, dk
 
 
@@ -88,10 +86,10 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
     """
     device = case["device"]
     operands = draw(case, case["N"])
-    arms: dict[str, Callable[[], dict[str, float]]] = {}
+    arms: dict[str, Timing] = {}
     facts: dict[str, Any] = {}
     for arm, exact in build(case).items():
-        projection = copy.deepcopy(exact).to(device, getattr(torch, case["dtype"]))
+        projection = copy.deepcopy(exact).to(device, benchmark.dtype(case))
         check(case, arm, projection, exact)
         passes = _passes(projection, *operands)
         calls = {}

@@ -1,6 +1,6 @@
 """Time and memory of a row of blocks, forward and backward, whose activations are kept or computed again."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from ortho.cost.models import RecomputedCost, recomputed
 from ortho.layers.block import TransformerBlock
 from ortho.layers.recomputation import Recomputed, RecomputedAttention
 from paper.experiments.engine import benchmark
-from paper.experiments.engine.benchmark import PASSES, Budget
+from paper.experiments.engine.benchmark import PASSES, Budget, Timing
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.speed.analysis import Row, by_arm, ratio, row_of, tables
 
@@ -60,7 +60,7 @@ def declared(case: Case, arm: str) -> RecomputedCost | None:
     if segments is None:
         return None
     sizes = {size: case[size] for size in ("B", "N", "d", "H", "L")}
-    return recomputed(**sizes, segments=segments, itemsize=getattr(torch, case["dtype"]).itemsize)
+    return recomputed(**sizes, segments=segments, itemsize=benchmark.dtype(case).itemsize)
 
 
 def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
@@ -70,14 +70,12 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
     or gradient is off.
     """
     device = case["device"]
-    generator = torch.Generator().manual_seed(SEEDS["inputs"])
-    kind = {"device": device, "dtype": getattr(torch, case["dtype"])}
-    x, upstream = (torch.randn(case["B"], case["N"], case["d"], generator=generator).to(**kind) for _ in range(2))
+    x, upstream = benchmark.drawn(case, (case["B"], case["N"], case["d"]), 2, SEEDS["inputs"])
     x.requires_grad_()
     modules = build(case)
-    steps: dict[str, Callable[[], dict[str, float]]] = {}
+    steps: dict[str, Timing] = {}
     results: dict[str, list[Tensor]] = {}
-    bound = benchmark.rounding_error(ROUNDING, 0, kind["dtype"])
+    bound = benchmark.rounding_error(ROUNDING, 0, x.dtype)
     for arm, module in modules.items():
         operands = (x, *module.parameters())
         call = partial(_first, module)
@@ -102,7 +100,7 @@ def build(case: Case) -> dict[str, nn.Module]:
     def blocks(**attention: Any) -> list[nn.Module]:
         generator = torch.Generator().manual_seed(SEEDS["weights"])
         made = [TransformerBlock(case["d"], case["H"], generator=generator, **attention) for _ in range(case["L"])]
-        return [block.to(case["device"], getattr(torch, case["dtype"])) for block in made]
+        return [block.to(case["device"], benchmark.dtype(case)) for block in made]
 
     fused = blocks()
     modules: dict[str, nn.Module] = {KEPT: nn.Sequential(*fused)}

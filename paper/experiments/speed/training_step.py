@@ -41,7 +41,7 @@ def declared(case: Mapping[str, Any], variant: str) -> cost.Cost:
         "projection": variant,
         "form": "fast",
         "causal": case["causal"],
-        "itemsize": getattr(torch, case["dtype"]).itemsize,
+        "itemsize": benchmark.dtype(case).itemsize,
     }
     if case["scope"] == "block":
         return cost.block(*sizes, **options)
@@ -150,7 +150,7 @@ def build(case: Case, variant: str) -> nn.Module:
     make: type[nn.Module] = {"layer": MultiheadAttention, "block": TransformerBlock}[case["scope"]]
     generator = torch.Generator().manual_seed(SEEDS["weights"])
     module = make(case["d"], case["H"], projection=variant, form="fast", generator=generator, dtype=torch.float32)
-    return module.to(case["device"], getattr(torch, case["dtype"]))
+    return module.to(case["device"], benchmark.dtype(case))
 
 
 def check(case: Case, variant: str, module: nn.Module, declared: Declared = declared) -> None:
@@ -165,8 +165,9 @@ def check(case: Case, variant: str, module: nn.Module, declared: Declared = decl
         if hasattr(part, "form"):
             cast(Any, part).form = "reference"
     x, upstream = _inputs(small)
-    want = _results(exact, exact, small, x.double(), upstream.double())
-    assert_all_close(variant, _results(module, module, small, x, upstream), want, tolerance(small))
+    options = {"is_causal": case["causal"]}
+    want = benchmark.results(exact, exact, x.double(), upstream.double(), **options)
+    assert_all_close(variant, benchmark.results(module, module, x, upstream, **options), want, tolerance(small))
     count = sum(p.numel() for p in module.parameters() if p.requires_grad)
     expected = declared(small, variant).trained
     if count != expected:
@@ -176,45 +177,20 @@ def check(case: Case, variant: str, module: nn.Module, declared: Declared = decl
 def tolerance(case: Case) -> float:
     """The relative error that rounding alone may make in a case's step."""
     terms = max(4 * case["d"] if case["scope"] == "block" else case["d"], case["B"] * case["N"])
-    return benchmark.rounding_error(_STAGES[case["scope"]], terms, getattr(torch, case["dtype"]))
+    return benchmark.rounding_error(_STAGES[case["scope"]], terms, benchmark.dtype(case))
 
 
 def _inputs(case: Case) -> tuple[Tensor, Tensor]:
     """x and the gradient of the output, (B, N, d) each, of unit variance, as after a normalisation."""
-    generator = torch.Generator().manual_seed(SEEDS["inputs"])
-    shape, to = (case["B"], case["N"], case["d"]), {"device": case["device"], "dtype": getattr(torch, case["dtype"])}
-    x, upstream = (torch.randn(shape, generator=generator).to(**to) for _ in range(2))
+    x, upstream = benchmark.drawn(case, (case["B"], case["N"], case["d"]), 2, SEEDS["inputs"])
     return x.requires_grad_(case["input_grad"]), upstream
-
-
-def _results(call: Any, module: nn.Module, case: Case, x: Tensor, upstream: Tensor) -> dict[str, Tensor]:
-    """Output and gradients of one forward and backward pass: of x if it needs one, and of all that is trained.
-
-    Raises AssertionError if one of these is missing, or if there is another.
-    """
-    module.zero_grad(set_to_none=True)
-    x = x.detach().requires_grad_(case["input_grad"])
-    y = call(x, is_causal=case["causal"])
-    y.backward(upstream)
-    found: dict[str, Tensor | None] = {"output": y.detach()}
-    found |= {f"gradient of {name}": weight.grad for name, weight in module.named_parameters() if weight.requires_grad}
-    if case["input_grad"]:
-        found["gradient of x"] = x.grad
-    frozen = [*module.buffers(), *(p for p in module.parameters() if not p.requires_grad)]
-    if any(weight.grad is not None for weight in frozen):
-        raise AssertionError("a frozen weight has a gradient")
-    for name, tensor in found.items():
-        if tensor is None:
-            raise AssertionError(f"{name}: there is none")
-    module.zero_grad(set_to_none=True)
-    return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
 def _compiled(case: Case, eager: Arm, x: Tensor, upstream: Tensor) -> Arm:
     """The compiled twin of an arm, compared with it on the case's own input."""
     module = copy.deepcopy(eager.module)
     call = torch.compile(module, fullgraph=True, dynamic=False)
-    got, want = (_results(c, module, case, x, upstream) for c in (call, module))
+    got, want = (benchmark.results(c, module, x, upstream, is_causal=case["causal"]) for c in (call, module))
     assert_all_close(f"{eager.name} compiled", got, want, 2 * tolerance(case))  # both sides round
     return trained(f"{eager.name}-compiled", module, call)
 

@@ -52,10 +52,8 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
 
 def draw(case: Case) -> tuple[Operands, Tensor]:
     """q, k and v (B, H, N, K), laid out as a layer's are, and the gradient of the output."""
-    generator = torch.Generator().manual_seed(SEEDS["inputs"])
     shape = (case["B"], case["N"], case["H"], case["d"] // case["H"])
-    to: dict[str, Any] = {"device": case["device"], "dtype": getattr(torch, case["dtype"])}
-    *operands, upstream = (torch.randn(shape, generator=generator).to(**to).transpose(1, 2) for _ in range(4))
+    *operands, upstream = (x.transpose(1, 2) for x in benchmark.drawn(case, shape, 4, SEEDS["inputs"]))
     return tuple(operands), upstream
 
 
@@ -90,7 +88,7 @@ def _results(function: Callable[..., Tensor], operands: Operands, upstream: Tens
 
 def declared(case: Case, arm: str) -> tuple[int, int]:
     """FLOPs of an arm, forward and backward."""
-    K, itemsize = case["d"] // case["H"], getattr(torch, case["dtype"]).itemsize
+    K, itemsize = case["d"] // case["H"], benchmark.dtype(case).itemsize
     form = softmax_cost if arm == SDPA else value_gradient_cost
     found = form(case["B"], case["N"], case["H"], K, K, causal=case["causal"], itemsize=itemsize)
     return found.forward, found.backward

@@ -5,7 +5,7 @@ square matrix product runs beside them: what it reaches is the rate that a model
 """
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -19,7 +19,7 @@ from ortho.cost import Cost
 from ortho.cost.configurations import CONFIGURATIONS, Configuration
 from ortho.cost.models import step_memory
 from paper.experiments.engine import benchmark
-from paper.experiments.engine.benchmark import PHASES, Budget, assert_all_close
+from paper.experiments.engine.benchmark import PHASES, Budget, Timing, assert_all_close
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.speed.analysis import Row, clocked, quartiles, ratio, row_of, step_seconds, tables
 from paper.experiments.speed.training_step import STANDARD, VARIANTS
@@ -69,9 +69,7 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
     x = inputs(case)
     arms = [benchmark.trained(variant, build(case, variant, known)) for variant in VARIANTS]
     upstream = _gradient(arms[0].module, x)
-    timings: dict[str, Callable[[], dict[str, float]]] = {
-        arm.name: partial(benchmark.timed_step, arm, x, upstream) for arm in arms
-    }
+    timings: dict[str, Timing] = {arm.name: partial(benchmark.timed_step, arm, x, upstream) for arm in arms}
     timings[MATMUL] = partial(_product, _square(case), 1 if device == "cpu" else 32)
     outcome = benchmark.compare(timings, BUDGETS[device], SEEDS, seconds)
     outcome["facts"] |= {arm.name: benchmark.step_bytes(arm, x, upstream) for arm in arms}
@@ -83,7 +81,7 @@ def inputs(case: Case) -> Tensor:
     """What the model reads, drawn on the CPU, so that every device has the same."""
     generator = torch.Generator().manual_seed(SEEDS["inputs"])
     (x,) = CONFIGURATIONS[case["model"]].inputs(case["B"], generator=generator)
-    return x.to(case["device"], getattr(torch, case["dtype"]) if x.is_floating_point() else x.dtype)
+    return x.to(case["device"], benchmark.dtype(case) if x.is_floating_point() else x.dtype)
 
 
 def build(case: Case, variant: str, configuration: Configuration, **kwargs: Any) -> nn.Module:
@@ -97,7 +95,7 @@ def build(case: Case, variant: str, configuration: Configuration, **kwargs: Any)
     found = sum(tensor.numel() for tensor in (*module.parameters(), *module.buffers()))
     if configuration in CONFIGURATIONS.values() and not kwargs and found != configuration.parameters:
         raise AssertionError(f"{configuration.name}: expected {configuration.parameters} parameters, got {found}")
-    return module.to(getattr(torch, case["dtype"]))
+    return module.to(benchmark.dtype(case))
 
 
 def _gradient(module: nn.Module, x: Tensor) -> Tensor:
@@ -126,34 +124,22 @@ def check(case: Case, variant: str) -> None:
     bound = benchmark.rounding_error(STAGES, terms, torch.float32)
     assert_all_close(variant, _results(build(single, variant, configuration), x, upstream), want, bound)
     if case["dtype"] != "float32":
-        own, least = {**single, "dtype": case["dtype"]}, torch.finfo(getattr(torch, case["dtype"])).eps
+        own, least = {**single, "dtype": case["dtype"]}, torch.finfo(benchmark.dtype(case)).eps
         alike = _results(build(own, variant, configuration, form="reference"), x, upstream)
         bounds = {n: AS_FAR * benchmark.relative_error(alike[n], tensor) + least for n, tensor in want.items()}
         assert_all_close(variant, _results(build(own, variant, configuration), x, upstream), want, bounds)
 
 
 def _results(module: nn.Module, x: Tensor, upstream: Tensor) -> dict[str, Tensor]:
-    """The output and the gradient of each trained weight, by their names, but for the biases of keys: they add the same
-    to all scores of a query, and have a gradient of 0, of which rounding leaves something.
-
-    Raises AssertionError if one of these is missing, or if a frozen weight has a gradient.
-    """
+    """`benchmark.results` in the model's precision, but for the biases of keys: they add the same to all scores of a
+    query, and have a gradient of 0, of which rounding leaves something."""
     kind = next(module.parameters()).dtype
-    y = module(x.to(kind) if x.is_floating_point() else x)
-    y.backward(upstream.to(kind))
-    if any(buffer.grad is not None for buffer in module.buffers()):
-        raise AssertionError("a frozen weight has a gradient")
-    found = {"output": y.detach()}
-    for name, weight in module.named_parameters():
-        if weight.grad is None:
-            raise AssertionError(f"gradient of {name}: there is none")
-        if not name.endswith("bias_k"):
-            found[f"gradient of {name}"] = weight.grad
-    return found
+    found = benchmark.results(module, module, x.to(kind) if x.is_floating_point() else x, upstream.to(kind))
+    return {name: tensor for name, tensor in found.items() if not name.endswith("bias_k")}
 
 
 def _square(case: Case) -> Tensor:
-    return torch.randn(case["edge"], case["edge"], device=case["device"], dtype=getattr(torch, case["dtype"]))
+    return torch.randn(case["edge"], case["edge"], device=case["device"], dtype=benchmark.dtype(case))
 
 
 def _product(matrix: Tensor, calls: int) -> dict[str, float]:
@@ -180,7 +166,7 @@ def label(case: Case) -> str:
 
 def declared(case: Case, variant: str) -> Cost:
     """The closed form of a variant's step."""
-    itemsize = getattr(torch, case["dtype"]).itemsize
+    itemsize = benchmark.dtype(case).itemsize
     return CONFIGURATIONS[case["model"]].cost(case["B"], projection=variant, itemsize=itemsize)
 
 

@@ -1,5 +1,7 @@
-"""Costs of attention by parts: declared = counted, exactly, by hand, and as N grows; what index arithmetic counts."""
+"""Costs of patterns and of mechanisms that choose their pairs: declared = counted, exactly, at sizes that leave pairs
+out; by hand, and as N grows; what choosing takes; what index arithmetic counts."""
 
+from functools import partial
 from itertools import product
 
 import pytest
@@ -7,20 +9,36 @@ import sympy as sp
 import torch
 from drawn_tilings import Parity
 from extent import some
+from selected_mechanisms import ALL, ENTRIES, FORMS, centroids, projections, qkv, ways
 
 from ortho.attention.indexing import indexing
+from ortho.attention.selected.lsh import lsh_mask
+from ortho.attention.selected.moba import moba_mask
+from ortho.attention.selected.nsa import nsa_masks
+from ortho.attention.selected.routing import routing_mask
+from ortho.attention.selected.top_k import top_k_mask
 from ortho.attention.sparse.pattern import pattern_mechanism
 from ortho.attention.sparse.tiled_attention import tiled_attention, tiled_cost
 from ortho.attention.sparse.tiling import ABSENT, BLOCK, TILE, Tiling, TokenBlocks, Work, consecutive
 from ortho.attention.sparse.window import Window
 from ortho.cost import big_o as sym
+from ortho.cost.attention import CHOOSING, choosing
 from ortho.cost.counting import OperationCounter, count_forward, saved_bytes
 
-FORMS = ["reference", "fast"]
-PATTERNS = {"one key": Window(1), "window": Window(70), "all": Window(10**6), "several parts": Parity()}
-ALL = {name: pattern_mechanism(name, pattern, "") for name, pattern in PATTERNS.items()}
 COUNTED = ["forward", "backward", "elementwise_forward", "elementwise_backward"]
 PARTS = [*COUNTED, "saved_bytes", "decode", "state_bytes"]
+PATTERNS = {"one key": Window(1), "near": Window(70), "all": Window(10**6), "several tilings": Parity()}
+# The closed form of "lsh" is that of queries beside keys.
+TESTED = {name: m for name, m in ALL.items() if name != "lsh, shared"}
+TESTED |= {name: pattern_mechanism(name, pattern, "") for name, pattern in PATTERNS.items()}
+GATES = {"gates": (3,), "log_far": ()}  # numbers a token
+
+
+def operands(m, B, N, H, K, V, dtype=torch.float32, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(B, H, N, width, generator=g).to(dtype) for width in (K, K, V))
+    gates = {gate: torch.rand(B, H, N, *GATES[gate], generator=g).to(dtype) for gate in m.gates}
+    return (q, k, v), gates
 
 
 def count(call, wanted):
@@ -33,24 +51,55 @@ def count(call, wanted):
     return dict(zip(COUNTED, totals, strict=True)), kept()
 
 
-# Every fifth of the product has all patterns, forms and dtypes, each with a gradient of q and k and without.
-@pytest.mark.parametrize(
-    ("name", "form", "qk_grad", "dtype"),
-    some(product(ALL, FORMS, [False, True], [torch.bfloat16, torch.float32, torch.float64]), 5),
-)
+@pytest.fixture(autouse=True, scope="module")
+def drawn():
+    """What is drawn once is not part of a call."""
+    for width in (1, 2, 3, 4):
+        projections(width), centroids(width)
+    for name in ("lsh", "routing"):
+        for width, dtype in product((1, 2, 3, 4), (torch.float32, torch.float64)):
+            ALL[name].fast(*torch.ones(3, 1, 1, 1, width, dtype=dtype))
+
+
+# Every fifth of the product has all dtypes, forms and mechanisms, each with a gradient of q and k and without.
+VARIANTS = product(TESTED, FORMS, [False, True], [torch.bfloat16, torch.float32, torch.float64])
+
+
+@pytest.mark.parametrize(("name", "form", "qk_grad", "dtype"), some(VARIANTS, 5))
 def test_declared_equals_counted(name, form, qk_grad, dtype):
-    """Within a block, in several, whole and not, and of one token; with values of another width, and of width 1."""
-    cases = [(1, 12, 2, 3, 3), (2, 130, 1, 2, 5), (1, 192, 1, 1, 1), (3, 1, 2, 4, 2), (1, 65, 3, 2, 3)]
-    for (B, N, H, K, V), causal in product(cases, (False, True)):
-        q, k, v = (torch.zeros(B, H, N, w, dtype=dtype) for w in (K, K, V))
-        wanted = [x.requires_grad_() for x in ([q, k, v] if qk_grad else [v])]
-        counted, kept = count(lambda: ALL[name].form(form)(q, k, v, is_causal=causal), wanted)  # noqa: B023
-        itemsize = q.element_size()
-        declared = ALL[name].cost(B, N, H, K, V, form=form, causal=causal, qk_grad=qk_grad, itemsize=itemsize)
-        assert {part: getattr(declared, part) for part in counted} == counted
-        if itemsize >= 4 or form == "reference":
-            assert kept == declared.saved_bytes + declared.output_bytes
+    """In several tiles, whole and not, and of one token; with values of another width, and of width 1."""
+    m = TESTED[name]
+    sizes = [(1, 12, 2, 3, 3), (2, 130, 1, 2, 5), (1, 192, 1, 1, 1), (3, 1, 2, 4, 2), (1, 65, 3, 2, 3), (1, 7, 1, 3, 1)]
+    for number, (size, causal) in enumerate(product(sizes, ways(m))):
+        (q, k, v), gates = operands(m, *size, dtype=dtype, seed=number)
+        wanted = [x.requires_grad_() for x in ([q, k, v] if qk_grad else [v]) + list(gates.values())]
+        counted, kept = count(partial(m.form(form), q, k, v, **gates, is_causal=causal), wanted)
+        declared = m.cost(*size, form=form, causal=causal, qk_grad=qk_grad, itemsize=q.element_size())
+        where = (size, causal)
+        assert counted == {part: getattr(declared, part) for part in counted}, where
+        assert dtype == torch.bfloat16 or kept == declared.saved_bytes + declared.output_bytes, where
         assert all(type(part) is int for part in vars(declared).values())
+
+
+@pytest.mark.parametrize("name", [name for name, m in TESTED.items() if m.causal])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_decode(name, form, dtype):
+    """One token more, behind a state: its FLOPs, and the bytes of the state with it."""
+    m, (B, H, K, V) = TESTED[name], (2, 3, 4, 2)
+    for N in (1, 2, 7, 64, 65, 200):
+        x, gates = operands(m, B, N, H, K, V, dtype)
+        state = None
+        if N > 1:
+            before = [part[:, :, :-1] for part in x]
+            gated = {gate: value[:, :, :-1] for gate, value in gates.items()}
+            _, state = m.form(form)(*before, **gated, is_causal=True, return_state=True)
+        last = [part[:, :, -1:] for part in x]
+        call = {gate: value[:, :, -1:] for gate, value in gates.items()} | {"is_causal": True, "initial_state": state}
+        declared = m.cost(B, N, H, K, V, form=form, causal=True, itemsize=x[0].element_size())
+        assert count_forward(m.form(form), *last, **call)[0] == declared.decode, N
+        _, state = m.form(form)(*last, **call, return_state=True)
+        assert sum(part.nbytes for part in state) == declared.state_bytes, N
 
 
 @pytest.mark.parametrize("qk_grad", [False, True])
@@ -83,20 +132,35 @@ def test_any_parts(qk_grad):
         assert kept == declared.saved_bytes + declared.output_bytes
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_decode(name, form, dtype):
-    """One token more, behind a state: its FLOPs, and the bytes of the state with it."""
-    mechanism, (B, H, K, V) = ALL[name], (2, 3, 4, 2)
-    for N in (2, 7, 64, 65, 200):
-        q, k, v = (torch.zeros(B, H, length, w, dtype=dtype) for length, w in ((1, K), (N, K), (N, V)))
-        state, last = (k[:, :, :-1], v[:, :, :-1]), (k[:, :, -1:], v[:, :, -1:])
-        call = {"is_causal": True, "initial_state": state}
-        declared = mechanism.cost(B, N, H, K, V, form=form, causal=True, itemsize=q.element_size())
-        assert count_forward(mechanism.form(form), q, *last, **call)[0] == declared.decode
-        _, state = mechanism.form(form)(q, *last, **call, return_state=True)
-        assert sum(x.nbytes for x in state) == declared.state_bytes
+MASKS = {
+    "top-k": partial(top_k_mask, is_causal=True),
+    "lsh": partial(lsh_mask, is_causal=True),
+    "routing": partial(routing_mask, is_causal=True),
+    "moba": moba_mask,
+    "nsa": nsa_masks,
+}
+
+
+@pytest.mark.parametrize("name", CHOOSING)
+def test_choosing_and_attending(name):
+    """Together they are the cost's products; choosing alone is what the mask takes to be made, as counted."""
+    m = next(m for m in ENTRIES if m.name == name)
+    for length, causal in ((1, True), (50, True), (300, True), *([(300, False)] if m.bidirectional else [])):
+        spent = choosing(name, length, 6, 5, causal=causal)
+        assert sum(spent) == m.cost(1, length, 1, 6, 5, causal=causal).forward
+        assert spent.share == spent.choosing / sum(spent)
+        if name in MASKS and causal:
+            q, k, _ = (x[None, None].float() for x in qkv(length=length, width=6))
+            MASKS[name](q, k)  # draws what it draws once
+            assert count_forward(MASKS[name], q, k)[0] == spent.choosing
+
+
+def test_shares_by_hand():
+    """Of 4096 tokens with K = V = 64: all scores beside 64 keys' scores and values; nothing; 64 products beside 320."""
+    assert choosing("top-k", 4096, 64, 64).share == 4096 / (4096 + 2 * 64)
+    assert choosing("importance", 4096, 64, 64).choosing == 0
+    assert choosing("routing", 4096, 64, 64, causal=False) == (4 * 4096 * 64 * 16, 4 * 16 * 64 * 64 * 64)
+    assert choosing("moba", 4096, 64, 64, count=1).choosing == 0
 
 
 @pytest.mark.parametrize("width", [1, 2, 64, 65, 66, 128, 129, 300])
@@ -111,7 +175,7 @@ def test_closed_form_of_a_window_s_work(width, causal):
             assert [tuple(sp.sympify(x).subs(sym.N, N) for x in w) for w in formula] == [tuple(w) for w in numbers]
 
 
-@pytest.mark.parametrize("name", ["one key", "window"])
+@pytest.mark.parametrize("name", ["one key", "near"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_formulas(name, causal):
     """With the sizes put in they are the numbers. A window's costs are linear in N, and those of a token that is
@@ -119,8 +183,8 @@ def test_formulas(name, causal):
     K, V = sp.symbols("K V", positive=True)
     sizes, found = {sym.B: 2, sym.N: 5 * TILE, sym.H: 3, K: 10, V: 7}, {}
     for form in FORMS:
-        found[form] = ALL[name].cost(sym.B, sym.N, sym.H, K, V, form=form, causal=causal)
-        numbers = ALL[name].cost(2, 5 * TILE, 3, 10, 7, form=form, causal=causal)
+        found[form] = TESTED[name].cost(sym.B, sym.N, sym.H, K, V, form=form, causal=causal)
+        numbers = TESTED[name].cost(2, 5 * TILE, 3, 10, 7, form=form, causal=causal)
         for part in PARTS:
             assert sp.sympify(getattr(found[form], part)).subs(sizes) == getattr(numbers, part), part
     fast, reference = found["fast"], found["reference"]
@@ -135,19 +199,19 @@ def test_products_by_hand():
     """For one sequence of 256 tokens in four tiles, and a causal window of 70, which reaches 69 keys back."""
     assert (TILE, BLOCK) == (64, 16)
     N, K = 256, 64
-    cost = ALL["window"].cost(1, N, 1, K, K, causal=True)
+    cost = TESTED["near"].cost(1, N, 1, K, K, causal=True)
     pairs = (4 + (4 + 4) + (4 + 5) + (4 + 5)) * 64 * 16  # each tile's own four blocks, and up to five before them
     assert cost.forward == 2 * pairs * (K + K)
     assert cost.backward == 2 * pairs * (3 * K + 2 * K)  # as the fused kernel's: scores again, dP, dV, dQ, dK
     assert cost.saved_bytes + cost.output_bytes == 4 * (4 * N * K + N)
     assert cost.decode == 2 * 70 * (K + K)
-    assert ALL["window"].cost(1, N, 1, K, K, form="reference").forward == 2 * N**2 * (K + K)
+    assert TESTED["near"].cost(1, N, 1, K, K, form="reference").forward == 2 * N**2 * (K + K)
 
 
 @pytest.mark.bad_input
 def test_a_pattern_without_a_closed_form_takes_no_symbols():
     with pytest.raises(TypeError, match=r"N: expected an integer, as Parity\(\) has no closed form of its work, got N"):
-        ALL["several parts"].cost(1, sym.N, 1, 4, 4)
+        TESTED["several tilings"].cost(1, sym.N, 1, 4, 4)
 
 
 def counted(call):

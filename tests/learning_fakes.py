@@ -1,0 +1,98 @@
+"""Made-up records of trained models, as far as evidence reads them: levels by arm, changed alike by a seed."""
+
+from math import log
+
+from paper import experiments
+from paper.experiments.learning import images, language, synthetic, translating
+
+CPU, GPU = "cpu-abacus", "nvidia-h200"
+SEEDS = language.SEEDS
+LEVEL = 0.1  # more with each seed: more than arms differ, so that only pairs of runs show these
+ALL = 900_000  # bytes of the whole made-up text
+BIT = log(2)  # nats
+
+
+def record(case, tests, device=CPU, **facts):
+    """One run; `tests` has the numbers of each test."""
+    tests = {test: {quantity: [value] for quantity, value in found.items()} for test, found in tests.items()}
+    facts = {"loss": [1.0], "validation": [], "parameters": 10, "train_s": 1.0, **facts}
+    # Of an experiment of which no learning rate was chosen.
+    made = {"experiment": "made-up", "device": device, "configuration": case, "provenance": {}}
+    return made | {"repetitions": tests, "facts": facts}
+
+
+def text(arm, bits, *, gap=0.5, seeds=SEEDS, device=CPU, **choice):
+    """Runs of a model of bytes that takes so many bits a byte of other text, `gap` less of its own: one number each,
+    or one a seed. The validation part's look before the last is lower by 0.1 nats."""
+    records = []
+    for i, seed in enumerate(seeds):
+        own, less = (value[i] if isinstance(value, list) else value for value in (bits, gap))
+        nats = (own + LEVEL * (seed - 1)) * BIT
+        looks = [{"step": 1, "loss_nats": nats - 0.1}, {"step": 2, "loss_nats": nats}]
+        case = language.case(arm, seed, 0.01, **choice)
+        size = {"train": {"bytes": case["limit"] or ALL}}
+        facts = {"validation": looks, "loss": [9.0, nats - less * BIT], "text": size}
+        records.append(record(case, {"test": {"loss_nats": nats, "correct_fraction": 0.5}}, device, **facts))
+    return records
+
+
+def digits(arm, share, *, seeds=images.SEEDS, device=CPU):
+    """Runs of a model of images that names such a share of the digits."""
+    return [
+        record(
+            images.case(arm, seed, 0.01),
+            {"test": {"loss_nats": 1.0, "correct_fraction": share - LEVEL / 100 * seed}},
+            device,
+        )
+        for seed in seeds
+    ]
+
+
+def task(name, arm, successes):
+    """Ten runs of a synthetic task, of which so many learn it."""
+    return [
+        record(synthetic.case(name, arm, seed), {"any": {"correct_fraction": 1.0 if seed <= successes else 0.2}})
+        for seed in synthetic.SEEDS
+    ]
+
+
+def pairs(name, arm, number, score, *, gap=0.5, device=CPU):
+    """Runs of a translation, whose test takes so much more than what was seen, in nats."""
+    test = {"translation": "test", "transduction": "like training"}[name]
+    more = {"source_tokens": 10.0, "target_tokens": 10.0, "vocab_size": 100}
+    more |= {"seen": {"loss_nats": 2.0}, "parameters": len(arm)}
+    where = "cpu" if device == CPU else "cuda"
+    return [
+        record(
+            translating.case(name, arm, seed, 0.01, pairs=number, device=where),
+            {
+                test: {
+                    translating.METRICS[name]: score + LEVEL / 4 * (seed - 1),
+                    "loss_nats": 2.0 + gap,
+                    "correct_fraction": 0.5,
+                }
+            },
+            device,
+            **more,
+        )
+        for seed in SEEDS
+    ]
+
+
+def real(scores, number=1000, **kwargs):
+    return [run for arm, score in scores.items() for run in pairs("translation", arm, number, score, **kwargs)]
+
+
+def made_up(scores, number=500, **kwargs):
+    return [run for arm, score in scores.items() for run in pairs("transduction", arm, number, score, **kwargs)]
+
+
+def keep(monkeypatch):
+    """A function by which experiments have what it is given by name, and nothing of the others."""
+
+    def these(**found):
+        records = {name.strip("_").replace("_", "-"): rows for name, rows in found.items()}
+        monkeypatch.setattr(experiments, "load", lambda name: records.get(name, []))
+
+    these()
+    return these

@@ -1,0 +1,451 @@
+"""Evidence on layers, projections, memory and printed tables: its figures against others found independently."""
+
+import copy
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ortho import MultiheadAttention
+from ortho.attention.linear.favor import PositiveFeatures
+from ortho.attention.linear.feature_maps import EluPlusOne
+from ortho.attention.linear.linear_attention import linear_attention_reference
+from ortho.cost import block, layer
+from ortho.cost.big_o import H, N, d
+from ortho.cost.counting import count_forward, count_step
+from ortho.layers.synthesizer import SynthesizerAttention
+from ortho.projections import FrozenProjection, MergedProjection, StructuredProjection
+from paper import experiments
+from paper.claims import Verdict
+from paper.claims.evidence import cheaper_heads as cheaper
+from paper.claims.evidence import hardware, lookup, methods
+from paper.claims.evidence import measured_step as measured
+from paper.claims.evidence import printed_models as scenarios
+from paper.claims.evidence import printed_speed_ups as printed
+from paper.claims.evidence.frozen_layer import PRODUCTS, backward_products, r, saved_share, speed_up
+from paper.claims.evidence.methods import COSTS, build, evaluate
+from paper.claims.evidence.printed_models import SCENARIOS, even_length, memory, millions, saved_megabytes, whole_limit
+from paper.claims.evidence.printed_speed_ups import (
+    SPEED_UPS,
+    limit,
+    needed_share,
+    ratios_that_fit,
+    step_gain,
+    weights_that_fit,
+)
+from paper.experiments.speed import analysis as summary
+from paper.experiments.speed import training_step
+
+CONFIRMED, CORRECTED, REFUTED = Verdict.CONFIRMED, Verdict.CORRECTED, Verdict.REFUTED
+INCONSISTENT, CONDITIONAL, UNTESTABLE = Verdict.INCONSISTENT, Verdict.CONDITIONAL, Verdict.UNTESTABLE
+
+# ---------------- The products found on autograd's graph are those that the closed forms declare and the counter counts
+
+
+@pytest.mark.parametrize("projection", ["learned", "frozen", "stopped"])
+@pytest.mark.parametrize("form", ["reference", "fast"])
+@pytest.mark.parametrize("input_grad", [True, False])
+def test_products_add_up(projection, form, input_grad):
+    found = backward_products(projection, form=form, input_grad=input_grad)
+    total = sum(PRODUCTS[name][1] for name, state in found.items() if state != "absent")
+    declared = layer(1, N, d, H, projection=projection, form=form, input_grad=input_grad)
+    assert total.expand() == declared.backward.expand()
+    x = torch.zeros(1, 5, 8, requires_grad=input_grad)
+    counts = count_step(MultiheadAttention(8, 2, projection=projection, form=form), x)
+    assert counts.backward == total.subs({N: 5, d: 8})
+    discarded = {name for name, state in found.items() if state == "discarded"}
+    idle = form == "fast" and (projection == "stopped" or (projection == "frozen" and not input_grad))
+    assert discarded == ({"dP", "dQ", "dK"} if idle else set())
+
+
+def test_shares_by_hand():
+    """Section 2's bounds at N = d, by hand: steps of 36, 32 and 22 units of N d^2, or 38, 34 and 30 with the kernel."""
+    assert [speed_up(p).subs(r, 1) * s for p, s in (("frozen", 32), ("stopped", 22))] == [36, 36]
+    assert [speed_up(p, form="fast").subs(r, 1) * s for p, s in (("frozen", 34), ("stopped", 30))] == [38, 38]
+    assert [saved_share(p).subs(r, 1) * 24 for p in ("frozen", "stopped")] == [4, 14]
+
+
+# ----------------------------------------- The evidence on layers with heads of several kinds fails where a cost is off
+
+
+def test_the_shares_by_hand():
+    """In units of N d^2 and with a fused kernel: 24 + 14 r learned, of which freezing takes 4 from the others."""
+    r = 512 / 768
+    for learned in cheaper.LEARNED:
+        expected = 1 - 4 * (1 - learned / 12) / (24 + 14 * r)
+        assert cheaper.over_learned("step", 512, learned) == pytest.approx(expected, rel=1e-12)
+        assert cheaper.over_learned("trained", 512, learned) == pytest.approx(0.5 + learned / 24)
+
+
+# --------------------------------------------------------------------------------------------- S2, sections 4.2 and 4.3
+
+
+@pytest.mark.parametrize("d", [128, 512])
+def test_shares_are_counted(d):
+    """On running projections, of twice as many FLOPs as multiplications."""
+    x = torch.randn(1, 1, d)
+    dense = count_forward(FrozenProjection(d, 2, draw="gaussian"), x)[0]
+    assert dense == 2 * 2 * d**2
+    assert count_forward(StructuredProjection(d, d // 64, rounds=1), x)[0] / dense == pytest.approx(
+        cheaper.structured(d) / 100
+    )
+    alone = count_forward(MergedProjection(d, draw="gaussian"), x)[0]
+    assert 1 - alone / dense == cheaper.merged(1) / 100 == 0.5
+
+
+@pytest.mark.parametrize("heads", [2, 4])
+def test_several_merged_heads(heads):
+    """A head's scores are those of x (W_Q W_K^T) and x, at as many FLOPs as one matrix a head has."""
+    d = 16
+    both = FrozenProjection(d, heads, dtype=torch.float64)
+    w_q, w_k = (w.view(heads, d // heads, d) for w in (both.weight_q, both.weight_k))
+    products = w_q.mT @ w_k  # (heads, d, d)
+    x = torch.randn(1, 5, d, dtype=torch.float64)
+    q, k = both(x)
+    found = (x[:, None] @ products) @ x[:, None].mT
+    torch.testing.assert_close(found, q @ k.mT, atol=1e-12, rtol=0)
+    flops = count_forward(lambda x: x @ products, x.expand(heads, -1, -1))[0] / count_forward(both, x)[0]
+    assert 1 - flops == pytest.approx(cheaper.merged(heads) / 100)
+
+
+def test_what_is_called_fast():
+    """No threshold that the comment allows would decide otherwise."""
+    assert (
+        max(cheaper.structured(d) for d in cheaper.WIDTHS) < 15 < cheaper.FAST[1] < 49 < cheaper.general(cheaper.D) < 50
+    )
+    assert all(cheaper.PRIME % n for n in range(2, cheaper.PRIME))
+    assert cheaper.structured(cheaper.PRIME, None) > 100
+
+
+def test_general_is_the_dimension_of_the_group():
+    """The tangent space at the identity, the antisymmetric matrices, has d (d - 1) / 2 of d^2 dimensions."""
+    d = 7
+    entries = torch.eye(d * d, dtype=torch.float64).view(-1, d, d)
+    rank = torch.linalg.matrix_rank((entries - entries.mT).flatten(1))
+    assert cheaper.general(d) == pytest.approx(100 * int(rank) / d**2)
+
+
+def test_sharing_and_copies_differ_where_they_must(monkeypatch):
+    """Half as many layers hold as much; with a copy that is another matrix the model is another one."""
+    assert cheaper.shared() == (2 * cheaper.NARROW**2, 0.0)
+    monkeypatch.setattr(cheaper, "LAYERS", 2)
+    assert cheaper.shared.__wrapped__() == (2 * cheaper.NARROW**2, 0.0)
+    right = copy.deepcopy
+
+    def other(x):
+        made = right(x)
+        if isinstance(made, FrozenProjection):
+            made.weight_q.neg_()
+        return made
+
+    monkeypatch.setattr(cheaper, "copy", SimpleNamespace(deepcopy=other))
+    assert cheaper.shared.__wrapped__()[1] > 0.01
+
+
+# ------------------------------------------------------------------------------------- Evidence of S1 on FlashAttention
+
+
+def test_a_form_that_is_off_is_noticed(monkeypatch):
+    right = hardware.FORMS["tiles"]
+    monkeypatch.setitem(hardware.FORMS, "tiles", lambda *x, **options: right(*x, **options) * (1 + 1e-9))
+    assert hardware.exact_by_tiles().verdict == REFUTED
+
+
+def row(N, ratio, memory, device="cuda-a", arm="materialised"):
+    return {
+        "N": N,
+        "arm": arm,
+        "device": device,
+        "dtype": "float32",
+        "ratio_alike": (ratio, ratio, ratio),
+        "bytes_ratio": memory,
+    }
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        ([row(1024, 4.0, 3.3)], CONFIRMED),
+        ([row(1024, 4.0, 3.3), row(4096, 9.0, 3.3)], CONDITIONAL),
+        ([row(1024, 4.0, 3.3), row(4096, 4.0, 20.0)], CONDITIONAL),
+        ([row(1024, 1.0, 20.0)], REFUTED),
+        ([row(1024, 1.0, 3.3, "cpu-a"), row(4096, 4.0, 3.3)], CONDITIONAL),
+        ([row(1024, 1.0, 3.3, "cpu-a")], UNTESTABLE),
+        ([row(1024, 4.0, 3.3), row(4096, 4.0, None)], CONFIRMED),
+        ([], UNTESTABLE),
+    ],
+)
+def test_by_the_clock(monkeypatch, found, verdict):
+    monkeypatch.setattr(hardware, "rows", lambda: found)
+    assert hardware.faster_and_leaner().verdict == verdict
+
+
+def test_rows_are_of_the_materialised_form(monkeypatch):
+    rows = [row(1024, 1.0, 2.0, arm=arm) for arm in ("flash", "materialised", "materialised causal")]
+    monkeypatch.setattr(hardware.experiments, "load", lambda name: [name])
+    monkeypatch.setattr(hardware.attention_rows, "beside_alike", lambda records, arms: rows if arms == "exact" else [])
+    assert [found["arm"] for found in hardware.rows()] == ["materialised", "materialised causal"]
+
+
+# ------------------------------------------------------------------------------------------ Evidence that reads records
+
+
+def record(device="cpu-a", seconds=(2.0, 1.0), threads=1, **case):
+    """A record of a device whose phases take `seconds` each, learned and frozen, by the process's own clock."""
+    arms = {}
+    for arm, value in zip(("learned", "frozen"), seconds, strict=True):
+        arms[arm] = {f"{p}_cpu_s": [value] * 3 for p in measured.PHASES} | {
+            f"{p}_s": [9.0] * 3 for p in measured.PHASES
+        }
+    origin = {"threads": threads, "device_name": "A", "torch": "2", "python": "3", "commit": None, "clean": None}
+    origin |= {"date_utc": "2026-01-02T00:00:00+00:00"}
+    configuration = training_step.case(**case)
+    return {"device": device, "configuration": configuration, "repetitions": arms, "provenance": origin}
+
+
+def stored(monkeypatch, **by_name):
+    monkeypatch.setattr(experiments, "load", lambda name: by_name.get(name.replace("-", "_"), []))
+
+
+def test_the_main_setting_is_one_case_a_length():
+    records = [record(N=N) for N in (512, 128)]
+    others = [{"N": 64, "d": 512}, {"causal": True}, {"input_grad": False}, {"compiled": True}, {"dtype": "bfloat16"}]
+    records += [record(**{"N": 96, **other}) for other in others]
+    records += [record("gpu", N=256, dtype=dtype) for dtype in ("bfloat16", "bfloat16", "float32")][1:]
+    chosen = measured.main_setting(records, "layer")
+    assert [(r["device"], r["configuration"]["N"], r["configuration"]["dtype"]) for r in chosen] == [
+        ("cpu-a", 128, "float32"),
+        ("cpu-a", 512, "float32"),
+        ("gpu", 256, "bfloat16"),
+    ]
+
+
+def test_phases_are_compared_by_the_process_own_time():
+    assert measured.phase_ratio(record(), "frozen", "backward") == (0.5, 0.5, 0.5)
+    assert measured.phase_ratio(record(threads=2), "frozen", "backward") == (1, 1, 1)
+    assert measured.seconds is summary.seconds  # the one rule for every page
+
+
+def test_time_saved_beside_the_flops_saved():
+    saved = measured.saved_time(record(N=768, d=768))
+    assert saved["flops"] == 4 * 768**3  # two products of 2 N d^2
+    assert saved["flops_share"] == pytest.approx(4 / 26)
+    assert (saved["seconds"], saved["seconds_share"]) == (1.0, 0.5)
+
+
+def test_provenance_of_records_without_a_commit():
+    rows = dict(measured.provenance([record(), record()]))
+    assert rows["commit"] == "`unknown`"
+    assert (rows["measured on"], rows["cases"]) == ("2026-01-02", "2")
+
+
+def test_verdicts_without_any_record(monkeypatch):
+    stored(monkeypatch)
+    assert measured.parts_of_a_step().verdict == REFUTED
+    assert measured.inference().verdict == UNTESTABLE
+
+
+def test_measured_parts_enter_the_verdict(monkeypatch):
+    stored(monkeypatch, training_step=[record(N=4096), record(N=128)])
+    ours = measured.parts_of_a_step().ours
+    assert "backward, $N \\gg d$: holds at $N = 4,096$ on cpu-a, measured; not at" in ours
+    assert "optimiser, measured: median on cpu-a: 0.5 (confirmed)" in ours
+    assert "forward, measured: least on cpu-a: 0.5, most on cpu-a: 0.5: outside everywhere (refuted)" in ours
+
+
+# -------------------------------- The rules found behind S0's printed tables, and the limits that they are held against
+
+
+def test_the_search_finds_one_ratio_and_it_is_the_rule():
+    assert ratios_that_fit(60) == [(9, 1, 14, 14)]
+    assert ratios_that_fit(13) == []
+
+
+def test_the_search_finds_a_planted_ratio(monkeypatch):
+    planted = {(n, d): f"{100 * (2 * d + 3 * n) / (7 * d + 5 * n):.1f}" for n, d in SPEED_UPS}
+    monkeypatch.setattr(printed, "SPEED_UPS", planted)
+    assert (2, 3, 7, 5) in ratios_that_fit(12)
+
+
+def test_the_weights_give_the_rule():
+    found = weights_that_fit()
+    assert ("saved", "N d^2", printed.BACKWARD, printed.OPTIMISER, printed.DROPPED) in found
+    assert {(reading, part) for reading, part, *_ in found} == {("saved", "N d^2")}
+    for n, width in SPEED_UPS:
+        gain = step_gain(n / width, printed.BACKWARD, printed.OPTIMISER, printed.DROPPED)
+        assert gain == pytest.approx(printed.table_rule(n, width), rel=1e-12)
+    total = 1 + printed.BACKWARD + printed.OPTIMISER
+    assert printed.OPTIMISER / total == pytest.approx(float(printed.OPTIMISER_SHARE), rel=1e-12)
+
+
+def test_speed_up_and_share_saved_say_the_same():
+    saved, speed_up = (step_gain(1.5, 2, 0.5, 1, reading=reading) / 100 for reading in ("saved", "speed-up"))
+    assert 1 / (1 - saved) == pytest.approx(1 + speed_up, rel=1e-12)
+    assert step_gain(1.0, 0, 0, 2, reading="speed-up") == float("inf")
+
+
+@pytest.mark.parametrize("n", [128, 768, 8192])
+def test_limits_in_closed_form(n):
+    r = n / 768
+    assert limit(n, 768, optimiser=0) == pytest.approx(100 / (5 + 3 * r), rel=1e-12)
+    assert float(limit(n, 768)) == pytest.approx(100 * (6 + r) / (22 + 13 * r), rel=1e-12)
+    assert limit(n, 768, optimiser=0, of=block) == pytest.approx(100 / (17 + 3 * r), rel=1e-12)
+    assert limit(n, 768, optimiser=0, form="fast") < limit(n, 768, optimiser=0) < float(limit(n, 768))
+
+
+def test_the_needed_share_is_just_enough():
+    share = needed_share(30.0, 512, 768)
+    assert limit(512, 768, optimiser=share) == pytest.approx(30.0, rel=1e-12)
+
+
+@pytest.mark.parametrize("form", ["fast", "reference"])
+def test_even_length_is_the_shortest(form):
+    length = even_length(128, form=form)
+    # The definition keeps float32; the sources' bytes are those of half precision.
+    itemsize = {"fast": 2, "reference": 4}[form]
+    kept = [layer(1, n, 128, 2, form=form, itemsize=itemsize).saved_bytes * 2 // itemsize for n in (length - 1, length)]
+    assert kept[0] < sum(memory(128).values()) <= kept[1]
+
+
+def test_limits_of_whole_models_by_hand():
+    """Products by model, with the two forms' ways to count pairs of tokens; the kinder one is the bound."""
+    N, d = 512, 768
+    pooler = 3 * 2 * d * d
+    step = 12 * (72 * N * d**2 + 12 * N**2 * d) + pooler
+    assert whole_limit("BERT-base", optimiser=0) == pytest.approx(100 * (step / (step - 12 * 4 * N * d**2) - 1))
+    N, d = 1024, 1024
+    read_out, pairs = 3 * 2 * N * d * 50257, 14 * d * N * (N + 1) / 2  # fused: forward 4, backward 10, by pairs
+    step = 24 * (72 * N * d**2 + pairs) + read_out
+    assert whole_limit("GPT-2 medium", optimiser=0) == pytest.approx(100 * (step / (step - 24 * 4 * N * d**2) - 1))
+    N, d = 197, 768
+    ends = 2 * 2 * 196 * d * d + 3 * 2 * 1000 * d  # patches, of which only the weights' gradient; head
+    step = 12 * (72 * N * d**2 + 12 * N**2 * d) + ends
+    assert whole_limit("ViT", optimiser=0) == pytest.approx(100 * (step / (step - 12 * 4 * N * d**2) - 1))
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_whole_model_gains_less_than_its_layers(name):
+    at = SCENARIOS[name]
+    alone = limit(at.length, at.width)
+    assert 0 < whole_limit(name, optimiser=0) < whole_limit(name) < alone < at.speed_up
+    assert whole_limit(name, optimiser=0) < whole_limit(name, "stopped", optimiser=0)
+
+
+def test_weights_of_whole_models():
+    """Two matrices and their biases a layer are frozen; in FP16 a gradient and two moments of each are saved."""
+    for name, layers, width, published in (
+        ("BERT-base", 12, 768, 109_482_240),
+        ("GPT-2 medium", 24, 1024, 354_823_168),
+    ):
+        frozen = layers * 2 * (width * width + width)
+        for whole in (False, True):
+            fall = millions(name, whole=whole) - millions(name, "frozen", whole=whole)
+            assert fall == pytest.approx(frozen / 1e6, rel=1e-12)
+        assert millions(name, whole=True) == published / 1e6
+        assert saved_megabytes(name) == 3 * 2 * frozen / 1e6
+
+
+def test_a_possible_speed_up_would_be_noticed(monkeypatch):
+    modest = replace(SCENARIOS["BERT-base"], speed_up=12)
+    monkeypatch.setitem(scenarios.SCENARIOS, "BERT-base", modest)
+    assert scenarios.bert().verdict == INCONSISTENT  # with the source's own table, and with that alone
+    monkeypatch.setitem(scenarios.SCENARIOS, "BERT-base", replace(modest, speed_up=14))
+    assert scenarios.bert().verdict == REFUTED
+
+
+# ------ Section 3's rows are those of running layers; the lookup's bounds are met, and passed by nothing that was tried
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_rows_are_counted(name):
+    for length, d_model, heads in ((6, 4, 2), (9, 12, 3)):  # formulas are for several heads
+        counts = count_step(build(name, length, d_model, heads), torch.zeros(1, length, d_model, requires_grad=True))
+        for figure in ("forward", "backward", "elementwise_forward", "elementwise_backward", "saved_bytes", "trained"):
+            assert getattr(counts, figure) == evaluate(getattr(COSTS[name], figure), length, d_model, heads), figure
+
+
+def test_the_task_in_words():
+    """A token's key is found among the axes, and its target is the value which stands beside the next key."""
+    embedding = lookup.apart(entries=5)
+    x, target = lookup.sequences(embedding, 7)
+    assert torch.allclose(x.square().mean(-1), torch.ones(7, 5).double())  # mean square one
+    keys = x[..., :5].argmax(-1)
+    values = x @ torch.linalg.pinv(embedding.values)
+    for item in range(7):
+        assert sorted(keys[item].tolist()) == list(range(5))
+        for i, key in enumerate(keys[item].tolist()):
+            wanted = keys[item].tolist().index((key + 1) % 5)
+            assert torch.allclose(values[item, wanted], target[item, i])
+    assert not torch.equal(x, lookup.sequences(embedding, 7, seed=2).x)
+
+
+def test_least_error_is_a_minimum():
+    """No random attempt is better; and the layer that solves the task has no error to speak of."""
+    data = lookup.sequences(lookup.apart(6), 40)
+    frozen = lookup.attention_layer("frozen")
+    least = lookup.least_error(frozen, data)
+    with torch.no_grad():
+        for _ in range(20):
+            frozen.weight_v.normal_(std=0.1)
+            assert lookup.error(frozen(data.x), data.target) > least
+    assert lookup.least_error(lookup.standard_solution(lookup.apart(6)), data) <= lookup.SOLVED
+
+
+def test_training_does_not_get_below():
+    """Gradient descent on W_V and W_O comes near the bound from above."""
+    data = lookup.sequences(lookup.apart(4), 60)
+    frozen = lookup.attention_layer("frozen")
+    least = lookup.least_error(frozen, data)
+    optimiser = torch.optim.Adam(frozen.parameters(), lr=0.01)
+    for _ in range(150):
+        loss = (frozen(data.x)[..., : lookup.VALUES] - data.target).square().mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    reached = lookup.error(frozen(data.x), data.target)
+    assert least - 1e-9 < reached < least + 0.1
+
+
+@pytest.mark.bad_input
+def test_fixed_weights_reach_their_bound():
+    """A Synthesizer with equal weights on all other tokens; its error is the bound up to the sample's spread."""
+    embedding = lookup.apart()
+    data = lookup.sequences(embedding, 400)
+    module = SynthesizerAttention(lookup.D_MODEL, lookup.HEADS, lookup.ENTRIES, dtype=torch.float64)
+    with torch.no_grad():
+        module.sources[0].matrix.copy_(-1e3 * torch.eye(lookup.ENTRIES).expand(lookup.HEADS, -1, -1))
+        lookup.pass_values(module, embedding)
+        found = lookup.error(module(data.x), data.target)
+    # 51,200 outputs; the error of one has a standard deviation below 1
+    assert abs(found - lookup.fixed_weights_error(lookup.ENTRIES)) < 4 / 51_200**0.5
+
+
+@pytest.mark.parametrize("name", ["linear", "favor"])
+def test_rank_bound(name):
+    """Against random attempts: the weights of few features stay as far from a permutation as their rank says."""
+    generator = torch.Generator().manual_seed(3)
+    eye = torch.eye(12, dtype=torch.float64)
+    width = 3
+    rows = torch.randn(width, width, generator=generator).double()
+    feature_map = EluPlusOne() if name == "linear" else PositiveFeatures(rows)
+    for size in (0.5, 2.0, 6.0):
+        q, k = size * torch.randn(2, 12, width, generator=generator, dtype=torch.float64)
+        weights = linear_attention_reference(q, k, eye, feature_map=feature_map)
+        assert (weights - eye.roll(1, 1)).square().sum() / 12 >= lookup.low_rank_error(12, width)
+    assert lookup.low_rank_error(12, width) == pytest.approx(1 - width / 12)
+    assert lookup.low_rank_error(12, 12) == 0
+
+
+def test_codes_are_apart():
+    products = lookup.codes(7, 4) @ lookup.codes(7, 4).T
+    assert torch.equal(products.diag(), torch.ones(7).double())
+    assert products.fill_diagonal_(0).max() <= 0
+    with pytest.raises(ValueError, match="entries: expected at most 2 width = 8, got 9"):
+        lookup.codes(9, 4)
+
+
+def test_misplaced_weight():
+    exact = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
+    assert methods.misplaced(exact, exact) == 0
+    assert methods.misplaced(exact.flip(1), exact) == 50  # all of the first row, none of the second

@@ -1,0 +1,389 @@
+"""Evidence on fixed, dynamic and positional patterns: its figures against others found independently."""
+
+import math
+from fractions import Fraction
+from itertools import product
+from math import exp, inf, sqrt
+
+import pytest
+import sympy
+import torch
+
+from ortho.attention.sparse.dilated import LocalDilated, NeitherFarNorMultiple
+from ortho.attention.sparse.window import Window
+from ortho.attention.untrained.patterns import Shift
+from ortho.attention.untrained.positional_attention import PATTERNS
+from paper import experiments
+from paper.claims import Verdict, judge
+from paper.claims.evidence import dynamic_sparsity as dynamic
+from paper.claims.evidence import positional_patterns as positional
+from paper.claims.evidence import sparse_patterns as patterns
+from paper.experiments.speed import attention_analysis as attention_rows
+
+CONFIRMED, CORRECTED, REFUTED = Verdict.CONFIRMED, Verdict.CORRECTED, Verdict.REFUTED
+INCONSISTENT, CONDITIONAL, UNTESTABLE = Verdict.INCONSISTENT, Verdict.CONDITIONAL, Verdict.UNTESTABLE
+
+# ------------------------------------------------------------------- The evidence on fixed patterns, in three documents
+
+
+SIZES = [(n, k) for n in (1, 2, 9, 20) for k in (1, 2, 5, 9) if k <= n]
+
+
+def pairs(n, keeps):
+    return sum(keeps(i, j) for i in range(n) for j in range(n))
+
+
+@pytest.mark.parametrize(("n", "k"), SIZES)
+def test_closed_forms_of_windows(n, k):
+    assert patterns.closed(patterns.LATEST, N=n, k=k) == pairs(n, lambda i, j: 0 <= i - j < k)
+    w = k - 1
+    assert patterns.closed(patterns.EITHER_SIDE, N=n, w=w) == pairs(n, lambda i, j: abs(i - j) <= w)
+    for D in (1, 2, 3):
+        if D * (k - 1) < n:
+            dilated = pairs(n, lambda i, j, D=D: 0 <= i - j < D * k and (i - j) % D == 0)
+            assert patterns.closed(patterns.DILATED, N=n, k=k, D=D) == dilated
+
+
+@pytest.mark.parametrize(("n", "w", "g"), [(20, 4, 4), (20, 4, 1), (20, 9, 3), (9, 3, 2), (9, 1, 0)])
+def test_the_closed_form_with_global_tokens(n, w, g):
+    expected = pairs(n, lambda i, j: abs(i - j) <= w or i < g or j < g)
+    assert patterns.closed(patterns.GLOBAL, N=n, w=w, g=g) == expected
+
+
+def test_sequences_longer_than_the_window():
+    """The growth of N w is compared where N >= w: it is not that of N^2, nor of N."""
+    assert patterns.time("N*k*d", patterns.LATEST, "k").verdict == CONFIRMED
+    assert patterns.time("N^2*d", patterns.LATEST, "k").verdict == CORRECTED
+    assert patterns.time("N*d", patterns.LATEST, "k").verdict == REFUTED
+    m, k = sympy.symbols("m k", positive=True)
+    assert sympy.expand(patterns.longer("N^2", "k") - (m + k) ** 2) == 0
+
+
+def test_later_keys():
+    assert (patterns.later_keys(is_causal=False), patterns.later_keys(is_causal=True)) == (patterns.REACH, 0)
+    assert judge("S1.2.4a").verdict == CONDITIONAL
+
+
+def test_neighbours_share():
+    assert patterns.shared_keys(Window(patterns.REACH + 1)) == 2 * patterns.REACH
+    assert patterns.shared_keys(Window(1)) == 0
+
+
+def test_strided_counts():
+    for n, stride in product((1, 2, 7, 20), (1, 2, 5, 7, 20, 30)):
+        latest = pairs(n, lambda i, j, s=stride: max(0, i - s) <= j <= i)
+        every = pairs(n, lambda i, j, s=stride: j <= i and (i - j) % s == 0)
+        assert patterns.strided_pairs(n, stride) == latest + every
+        assert [int(head.sum()) for head in patterns.strided_heads(n, stride)] == [latest, every]
+        if n % stride == 0:
+            assert (
+                patterns.closed(patterns.NEAREST, N=n, l=stride),
+                patterns.closed(patterns.EVERY, N=n, l=stride),
+            ) == (latest, every)
+
+
+def test_a_gap_in_a_strided_head_is_noticed(monkeypatch):
+    """Without the distance 1 in the first head, strides above 1 miss it."""
+    heads = patterns.strided_heads
+    assert patterns.always_missed(is_causal=True) == patterns.always_missed(is_causal=False) == 0
+
+    def gap(n, stride):
+        latest, every = heads(n, stride)
+        return latest.triu() | latest.tril(-2), every
+
+    monkeypatch.setattr(patterns, "strided_heads", gap)
+    assert patterns.always_missed(is_causal=True) > 0
+    assert patterns.always_missed(is_causal=False) > 0
+
+
+def test_summaries_by_sets():
+    n, block = 30, 6
+    own, cells = patterns.fixed_heads(n, block)
+    for i in range(n):
+        held = {i} | set(own[i].nonzero().flatten().tolist())
+        for cell in cells[i].nonzero().flatten().tolist():
+            held |= {cell} | set(own[cell].nonzero().flatten().tolist())
+        assert held == set(range(i + 1))
+    assert patterns.missed(own, cells) == 0
+    before = pairs(n, lambda i, j: j // block < i // block and j % block != block - 1)
+    assert patterns.missed(cells, own) == before
+
+
+def test_the_picture_by_sets():
+    n, stride = 20, 4
+    count = 0
+    for i in range(n):
+        stops = {i} | (set(range(0, i + 1, stride)) if i % stride == 0 else set())
+        count += len(set().union(*({s, s // stride * stride} for s in stops)))
+    assert patterns.picture_share(n, stride) == count / (n * (n + 1) / 2)
+
+
+def row(N, ratio=1.0, seconds=1.0):
+    return {"N": N, "ratio_alike": (ratio, ratio, ratio), "seconds": (seconds, seconds, seconds)}
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Sets what the records of pattern-speed say, arm -> rows on one device."""
+    monkeypatch.setattr(experiments, "load", lambda name: [name])
+
+    def enter(**lines):
+        named = {arm.replace("_", " "): rows for arm, rows in lines.items()}
+        found = {"cpu-a": {arm.replace("blocks", patterns.BLOCKS): rows for arm, rows in named.items()}}
+        monkeypatch.setattr(
+            attention_rows,
+            "curves",
+            lambda records, arms: found if (records, arms) == (["pattern-speed"], "patterns") else {},
+        )
+
+    return enter
+
+
+def timed(arm, ratio, flops, N=4096):
+    return {"device": "cpu-a", "N": N, "arm": arm, "ratio_alike": (ratio,) * 3, "flops_alike": flops}
+
+
+@pytest.fixture
+def beside(monkeypatch):
+    """Sets what the records of pattern-speed say of patterns beside the attention that sees the same keys."""
+    monkeypatch.setattr(experiments, "load", lambda name: [name])
+    return lambda *rows: monkeypatch.setattr(attention_rows, "beside_alike", lambda *_: list(rows))
+
+
+@pytest.mark.parametrize(("ratio", "verdict"), [(0.3, CONFIRMED), (0.5, REFUTED)])
+def test_blocks_by_the_clock(beside, ratio, verdict):
+    """A FLOP in blocks against those of the others, 2 to 4 times softmax's."""
+    others = [timed(name, flops * 0.1, 0.1) for name, flops in zip(patterns.OTHERS, (2, 3, 4), strict=True)]
+    beside(timed(patterns.BLOCKS, ratio, 0.2), *others)
+    assert patterns.friendly().verdict == verdict
+    causal = [row | {"arm": f"{row['arm']} causal"} for row in others]
+    beside(timed(patterns.BLOCKS, ratio, 0.2), timed(f"{patterns.BLOCKS} causal", 0.39, 0.2), *others, *causal)
+    assert patterns.friendly().verdict == (CONFIRMED if ratio < 0.4 else CONDITIONAL)
+
+
+def test_without_a_record_blocks_are_not_judged(beside):
+    beside(timed("dilated", 0.1, 0.1), timed(patterns.BLOCKS, 0.1, 0.1))
+    assert patterns.friendly().verdict == patterns.others().verdict == UNTESTABLE
+
+
+def test_the_printed_rule():
+    n, k = 13, 4
+    for i, j in product(range(n), range(n)):
+        far, multiple = abs(i - j) > k, abs(i - j) % k == 0
+        assert bool(patterns.as_printed(n, k)[i, j]) == (not far and not multiple)
+        assert bool(patterns.as_meant(n, k)[i, j]) == (not far or multiple)
+    assert torch.equal(LocalDilated(k).mask(n), patterns.as_meant(n, k))
+    assert torch.equal(NeitherFarNorMultiple(k).mask(n), patterns.as_printed(n, k))
+
+
+def test_products_of_both_forms():
+    for pattern in patterns.PATTERNS.values():
+        assert patterns.products(pattern, "mask") == 1
+        kept = pattern.pairs(patterns.COUNTED, is_causal=True) / patterns.COUNTED**2
+        assert kept <= patterns.products(pattern, "parts") < 0.5
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), [(0.2, CONFIRMED), (2.0, REFUTED)])
+def test_a_mask_by_the_clock(recorded, seconds, verdict):
+    lines = {"sdpa_masked": [row(4096)], "window": [row(4096, seconds=seconds), row(8192, seconds=9.0)]}
+    recorded(**lines)
+    assert patterns.timed() == {"$N = 4,096$ on cpu-a": 1 / seconds}
+    assert patterns.by_hand_and_made_for_it().verdict == verdict
+    recorded(window=lines["window"])
+    assert patterns.timed() == {}
+    assert patterns.by_hand_and_made_for_it().verdict == CONFIRMED
+
+
+# ------------------------------------------------------------------- The evidence on dynamic sparsity, in two documents
+
+
+def test_choices_by_content():
+    assert judge("S1.2.3b").verdict == CONFIRMED
+    q, k = dynamic.operands(2)
+    for choose in dynamic.BY_CONTENT.values():
+        mask = choose(q, k)
+        assert not mask.triu(1).any()
+        assert int(mask.sum(1).max()) == dynamic.KEPT
+
+
+@pytest.mark.parametrize("power", [0, 2])
+def test_a_sample_by_something_else_is_noticed(monkeypatch, power):
+    """By other powers of the lengths: shares of 4,000 draws have standard errors of 0.008, and are off by 0.05 or more
+    somewhere."""
+    drawn = dynamic.sampled_importance
+    monkeypatch.setattr(dynamic, "sampled_importance", lambda k, generator: drawn(k**power, generator=generator))
+    assert dynamic.off_by() > dynamic.SIGMAS
+    assert dynamic.chosen_by_content().verdict == REFUTED
+
+
+@pytest.mark.parametrize("kind", dynamic.INPUTS)
+def test_weights_by_hand(kind):
+    q, k, _ = dynamic.drawn(kind)
+    for i in (0, 1, 40, dynamic.TOKENS - 1):
+        numbers = [exp(float(q[3, i] @ k[3, j]) / sqrt(dynamic.WIDTH)) for j in range(i + 1)]
+        expected = torch.tensor(numbers, dtype=torch.float64) / sum(numbers)
+        torch.testing.assert_close(dynamic.weights(kind)[3, i, : i + 1], expected, rtol=1e-12, atol=1e-15)
+        assert not dynamic.weights(kind)[3, i, i + 1 :].any()
+
+
+def test_inputs_are_what_they_are_called():
+    """Correlations of unit vectors: random ones of width 32 have some 0.2."""
+    q, k, _ = dynamic.drawn("one far key")
+    copies = (q[..., None, :] - 2 * k[:, None]).abs().amax(-1) == 0
+    assert (copies.sum(-1) == 1).all()
+    assert not copies.triu(1).any()
+    _, k, _ = dynamic.drawn("topics")
+    unit = k / k.norm(dim=-1, keepdim=True)
+    stretch = unit.unflatten(1, (-1, dynamic.STRETCH))
+    assert (stretch @ stretch.mT).mean() > 0.7
+    _, k, _ = dynamic.drawn("drifting")
+    unit = k / k.norm(dim=-1, keepdim=True)
+    near, far = ((unit[:, gap:] * unit[:, :-gap]).sum(-1).mean() for gap in (1, 128))
+    assert near > 0.6
+    assert abs(far) < 0.2
+    q, k, _ = dynamic.drawn("flat")
+    scores = q @ k.mT / sqrt(dynamic.WIDTH)
+    assert abs(scores.std() - 0.5) < 0.01
+
+
+@pytest.mark.parametrize("kind", dynamic.INPUTS)
+def test_choices_have_no_more_pairs_than_the_window(kind):
+    most = int(dynamic.by_window(kind).sum())
+    for name, choice in dynamic.CHOICES.items():
+        mask = choice(kind)
+        assert not mask.triu(1).any()
+        assert int(mask.sum((-2, -1)).max()) <= most, name
+        rows = (dynamic.weights(kind) * choice(kind)).sum(-1)[:, dynamic.WINDOW :]
+        torch.testing.assert_close(dynamic.held(choice, kind), rows.mean(1))
+        assert (dynamic.held(choice, kind) <= dynamic.held(dynamic.by_top_k, kind) + 1e-12).all()  # sums of 256 weights
+
+
+def test_the_window_by_hand():
+    q, k, v = dynamic.drawn("peaked")
+    i, low = 100, 101 - dynamic.WINDOW
+    expected = (q[2, i] @ k[2, low : i + 1].T / sqrt(dynamic.WIDTH)).softmax(-1) @ v[2, low : i + 1]
+    torch.testing.assert_close(dynamic.windowed("peaked", dynamic.WINDOW)[2, i], expected)
+
+
+@pytest.mark.parametrize("name", dynamic.MAPS)
+def test_both_by_hand(name):
+    q, k, v = dynamic.drawn("topics")
+    i = 200
+    t = q[2, i] @ k[2, : i + 1].T / sqrt(dynamic.WIDTH)
+    if name == "Taylor":
+        far = 1 + t + t**2 / 2
+    else:
+        f = [torch.where(x > 0, x + 1, x.exp()) for x in (q[2, i], k[2, : i + 1])]
+        far = f[0] @ f[1].T / dynamic.WIDTH
+    near = torch.arange(i + 1) > i - dynamic.WINDOW
+    w = torch.where(near, t.exp(), far)
+    torch.testing.assert_close(dynamic.both("topics", dynamic.MAPS[name])[2, i], w / w.sum() @ v[2, : i + 1])
+
+
+@pytest.mark.parametrize("kind", dynamic.INPUTS)
+def test_beside_the_window(kind):
+    """With the window as its choice it is the mechanism of the package; without a map, the window alone."""
+    for feature_map in dynamic.MAPS.values():
+        torch.testing.assert_close(
+            dynamic.beside(dynamic.by_window, kind, feature_map), dynamic.both(kind, feature_map)
+        )
+    torch.testing.assert_close(dynamic.beside(dynamic.by_window, kind), dynamic.windowed(kind, dynamic.WINDOW))
+
+
+def test_a_query_without_keys_puts_out_zeros():
+    def nothing(kind):
+        return torch.zeros_like(dynamic.by_window(kind))
+
+    assert not dynamic.beside(nothing, "flat").any()
+
+
+def test_intervals_cover():
+    """Of 1,000 means of 16 normal draws each, 16 - 1 degrees of freedom leave 0.5 in 1,000 outside: 8 have a
+    probability below 1e-6."""
+    generator = torch.Generator().manual_seed(0)
+    outside = 0
+    for _ in range(1000):
+        low, high = dynamic.percent_interval(torch.randn(dynamic.DRAWS, generator=generator, dtype=torch.float64))
+        assert -inf < low < high < inf
+        outside += not low <= 0 <= high
+    assert outside < 8
+
+
+# ---------------------------------------------------------------------------------- The evidence on positional patterns
+
+
+@pytest.fixture
+def swapped(monkeypatch):
+    """Puts another pattern in the place of a name."""
+    return lambda name, pattern: monkeypatch.setitem(PATTERNS, name, pattern)
+
+
+@pytest.mark.parametrize("name", positional.NAMED)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_the_weights_are_the_definitions(name, is_causal):
+    """Quotients of integers below 2^53, as `positional.ROUNDED` has it."""
+    expected = PATTERNS[name].weights(9, is_causal=is_causal)
+    torch.testing.assert_close(
+        positional.weights(name, 9, is_causal=is_causal), expected, rtol=0, atol=positional.ROUNDED
+    )
+
+
+def test_a_pattern_that_is_off_is_noticed(swapped):
+    assert [positional.off(name) for name in positional.NAMED] == [0] * 7
+    swapped("left", Shift("left", -2))  # of i - 1 named keys it has one
+    assert positional.off("left") == sum(max(0, i - 2) for n in range(1, positional.TOKENS + 1) for i in range(n))
+    assert positional.seven().verdict == REFUTED
+
+
+def test_ends_the_wrong_way_round_are_noticed(swapped):
+    assert positional.not_heaviest() == 0
+    swapped("end", PATTERNS["start"])
+    assert positional.off("end") == 0
+    assert positional.not_heaviest() == sum(range(2, positional.TOKENS + 1))
+
+
+def test_empty_rows_by_hand():
+    assert positional.empty_rows(5) == {"previous": [0], "next": [4], "left": [0, 1], "right": [3, 4]}
+    assert positional.empty_rows(1) == {name: [0] for name in ("previous", "next", "left", "right")}
+
+
+def test_the_printed_cubes():
+    """1, 8 and 27 of 36."""
+    assert [positional.printed_left(4, j) for j in range(5)] == [Fraction(x, 36) for x in (1, 8, 27, 0, 0)]
+    assert [positional.printed_left(1, j) for j in range(3)] == [0, 0, 0]
+    assert [positional.printed_previous(2, j) for j in range(4)] == [0, 1, 0, 0]
+
+
+def test_printed_positions(monkeypatch):
+    assert positional.printed_position(3, 0, 8) == pytest.approx(math.sin(3), abs=1e-15)
+    assert positional.printed_position(3, 5, 8) == pytest.approx(math.cos(3 / 10000**0.5), abs=1e-15)
+    assert positional.sinusoids().verdict == CONFIRMED
+    right = positional.sinusoidal_positions
+    monkeypatch.setattr(positional, "sinusoidal_positions", lambda *x, **o: right(*x, **o).flip(-1))
+    assert positional.sinusoids().verdict == REFUTED
+
+
+def record(task, shares, device="abacus", stage="trained"):
+    return {
+        "device": device,
+        "configuration": {"task": task, "arm": "softmax", "seed": 1},
+        "repetitions": {f"{stage}, head {i}": {"absolute_fraction": [x]} for i, x in enumerate(shares)},
+        "facts": {"nearest": {f"{stage}, head {i}": "start" for i in range(len(shares))}},
+    }
+
+
+def test_heads_are_counted_by_task(monkeypatch):
+    records = [record("recall", [0.2, 0.6]), record("recall", [0.7]), record("parity", [0.1])]
+    for other in records:
+        other["repetitions"]["untrained, head 0"] = {"absolute_fraction": [0.9]}
+        other["facts"]["nearest"]["untrained, head 0"] = "start"
+    monkeypatch.setattr(experiments, "load", lambda name: records if name == "positional-heads" else [])
+    found = positional.heads()
+    assert found.verdict == UNTESTABLE
+    assert "more than half: 2 of 3 in recall, 0 of 1 in parity (abacus)" in found.ours
+
+
+def test_without_a_record_nothing_is_counted(monkeypatch):
+    monkeypatch.setattr(experiments, "load", lambda _: [])
+    assert positional.heads().verdict == UNTESTABLE
+    assert "more than half" not in positional.heads().ours
