@@ -344,22 +344,20 @@ def synthesizer(
     parts.append(_mixing(call, [part.items for part in parts]))
     trained = sum(part.trained for part in parts)
     product, values, weights = 2 * B * N * d * width, 2 * B * N * N * width, parts[-1].items * H * N * N
-    return Cost(
-        forward=2 * product + values + sum(part.forward for part in parts),
-        backward=(3 + input_grad) * product + (1 + (trained != 0)) * values + sum(part.backward for part in parts),
-        elementwise_forward=weights * (SOFTMAX_FORWARD + causal) + sum(part.elementwise_forward for part in parts),
-        elementwise_backward=(weights * (SOFTMAX_BACKWARD + causal) if trained else 0)
-        + sum(part.elementwise_backward for part in parts),
+    own = Cost(
+        forward=2 * product + values,
+        backward=(3 + input_grad) * product + (1 + (trained != 0)) * values,
+        elementwise_forward=weights * (SOFTMAX_FORWARD + causal),
+        elementwise_backward=weights * (SOFTMAX_BACKWARD + causal) if trained else 0,
         # x, the merged heads, the weights; for the gradient of the logits v, and the blocked entries, a byte each
         saved_bytes=itemsize * (B * N * (d + width) + weights)
-        + (itemsize * B * N * width + (N * N if causal else 0) if trained else 0)
-        + sum(part.saved_bytes for part in parts),
-        decode=4 * B * d * width + 2 * B * N * width + sum(part.decode for part in parts),
-        state_bytes=itemsize * B * N * width + sum(part.state_bytes for part in parts),
-        trained=2 * d * width + trained,
-        frozen=sum(part.frozen for part in parts),
+        + (itemsize * B * N * width + (N * N if causal else 0) if trained else 0),
+        decode=4 * B * d * width + 2 * B * N * width,
+        state_bytes=itemsize * B * N * width,
+        trained=2 * d * width,
         itemsize=itemsize,
     )
+    return added(own, *parts)
 
 
 def _mixing(call: Call, items: Sequence[Size]) -> SourceCost:
