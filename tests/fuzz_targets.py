@@ -276,7 +276,8 @@ def targets() -> dict[str, Callable[..., Any]]:
 
 # Steps of others, which take what these have made and checked; of any number of arguments; compiled alone.
 LEFT_OUT = {
-    "layers.synthesizer.sources.SourceCost", "cost.layers.passes_gradient", "layers.block.DecoderCache", "cost.layers.Cost", "cost.models.RecomputedCost",
+    "layers.synthesizer.sources.SourceCost", "cost.layers.passes_gradient",
+    "layers.block.DecoderCache", "cost.layers.Cost", "cost.models.RecomputedCost",
     "cost.attention.DecodeCost", "attention.selected.routing.members_of",
     "favor++ layer.new_cache", "adapters.conversion.from_pretrained",
     "layers.hybrid.HybridCache",
