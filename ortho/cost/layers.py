@@ -37,7 +37,7 @@ def added(*costs: Cost) -> Cost:
     return reduce(add, costs)
 
 
-def passes_gradient(projection: str, input_grad: bool = True) -> bool:
+def _passes_gradient(projection: str, input_grad: bool = True) -> bool:
     """Whether a gradient reaches queries and keys."""
     return projection == "learned" or (input_grad and not projection.endswith("stopped"))
 
@@ -63,7 +63,7 @@ def projection_cost(
     """
     one_of("projection", projection, PROJECTIONS)
     numbers = K * (H + G)  # of a token's queries and keys
-    gradient = passes_gradient(projection, input_grad)
+    gradient = _passes_gradient(projection, input_grad)
     if not projection.startswith("structured"):
         made = linear_map(B, N, d, numbers, bias=bias, input_grad=input_grad, itemsize=itemsize)
         if projection == "learned":
@@ -117,7 +117,7 @@ def layer(
     mechanism = MECHANISMS[one_of("attention", attention, MECHANISMS)]
     maps: dict[str, Any] = {"bias": bias, "itemsize": itemsize}
     qk = projection_cost(projection, B, N, d, H, K, G, input_grad=input_grad, **maps)
-    qk_grad = passes_gradient(projection, input_grad)
+    qk_grad = _passes_gradient(projection, input_grad)
     values = linear_map(B, N, d, K * G, input_grad=input_grad, **maps)
     merged = linear_map(B, N, H * K, d, **maps)
     core = mechanism.cost(B, N, H, K, K, form=form, causal=causal, qk_grad=qk_grad, itemsize=itemsize, **options)
@@ -449,7 +449,7 @@ def cross_layer(
     halves = [projection_cost(projection, B, n, d, h, K, h, bias=bias) for n, h in ((N, H), (M, G))]
     qk = projection_cost(projection, B, N, d, H, K, G, bias=bias)
     values, merged = linear_map(B, M, d, K * G, bias=bias), linear_map(B, N, H * K, d, bias=bias)
-    pair = softmax_cost(B, 1, H, K, K, form=form, qk_grad=passes_gradient(projection))
+    pair = softmax_cost(B, 1, H, K, K, form=form, qk_grad=_passes_gradient(projection))
     figures = {
         name: sum(getattr(half, name) for half in halves) // 2
         + getattr(values, name)

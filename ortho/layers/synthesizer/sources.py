@@ -49,7 +49,7 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceCost(Cost):
-    """What a source costs a layer: of the bytes those beside x, the weights and what the layer keeps of v.
+    """What a source costs a layer: `Cost`, bytes kept beside x, the weights and what the layer keeps of v.
 
     `items` is the length of the logits' first axis, B or 1. The sum of x's gradient with those of the layer's other
     paths is included.
@@ -226,16 +226,17 @@ class _Hidden(LogitSource):
         """Of the hidden units, and of the `second` map, which makes logits of them."""
         tokens = call.B * call.N * call.d
         product = 2 * tokens * call.d
-        own = {
-            "forward": product,
-            "backward": (1 + call.input_grad) * product,
-            "elementwise_forward": tokens,  # ReLU
-            "elementwise_backward": (1 + call.input_grad) * tokens,  # ReLU; sum of dx
-            "saved_bytes": call.itemsize * tokens,
-            "decode": 2 * call.B * call.d**2,
-            "trained": call.d**2,
-        }
-        return SourceCost(items=call.B, **{name: size + second[name] for name, size in own.items()})
+        own = SourceCost(
+            items=call.B,
+            forward=product,
+            backward=(1 + call.input_grad) * product,
+            elementwise_forward=tokens,  # ReLU
+            elementwise_backward=(1 + call.input_grad) * tokens,  # ReLU; sum of dx
+            saved_bytes=call.itemsize * tokens,
+            decode=2 * call.B * call.d**2,
+            trained=call.d**2,
+        )
+        return own + Cost(**second)
 
 
 class Dense(_Hidden):
