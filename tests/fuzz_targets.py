@@ -284,7 +284,7 @@ LEFT_OUT = {
       ("added", "cubes", "running", "sum_of_cubes", "times", "windows")),
     *(f"attention.linear.linear_attention.{name}" for name in
       ("kernel_mechanism", "kernel_weights")), "attention.linear.favor.exponentials",
-    *(f"layers.synthesizer.sources.{name}" for name in ("product", "shared")),
+    *(f"layers.synthesizer.sources.{name}" for name in ("SourceCost", "product", "shared")),
     *(f"attention.selected.moba.{name}" for name in
       ("past_blocks", "none_selected", "select_blocks", "blocks_mask", "block_tilings", "block_work")),
     "attention.sparse.flex.flex_pattern_attention", "cost.layers.added", "theory.transitions.gated_step",

@@ -325,7 +325,7 @@ _SHAPES = "cannot be multiplied|must match|must be equal|dimension|1-?D|both arg
 def _explain(error: Exception, given: list[tuple[str, Any]]) -> None:
     """Raise TypeError or ValueError that names the arguments, for an error of others that their values explain."""
     text = str(error)
-    if re.match(r"[\w, .]+: expected ", text):  # one of ours
+    if re.match(r"[\w, .]*\w: expected ", text):  # one of ours
         return
     for name, value in given:
         if getattr(getattr(value, "device", None), "type", "") == "meta":

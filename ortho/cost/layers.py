@@ -37,7 +37,7 @@ def added(*costs: Cost) -> Cost:
     return reduce(add, costs)
 
 
-def passes_gradient(projection: str, input_grad: bool = True) -> bool:
+def _passes_gradient(projection: str, input_grad: bool = True) -> bool:
     """Whether a gradient reaches queries and keys."""
     return projection == "learned" or (input_grad and not projection.endswith("stopped"))
 
@@ -63,7 +63,7 @@ def projection_cost(
     """
     one_of("projection", projection, PROJECTIONS)
     numbers = K * (H + G)  # of a token's queries and keys
-    gradient = passes_gradient(projection, input_grad)
+    gradient = _passes_gradient(projection, input_grad)
     if not projection.startswith("structured"):
         made = linear_map(B, N, d, numbers, bias=bias, input_grad=input_grad, itemsize=itemsize)
         if projection == "learned":
@@ -117,7 +117,7 @@ def layer(
     mechanism = MECHANISMS[one_of("attention", attention, MECHANISMS)]
     maps: dict[str, Any] = {"bias": bias, "itemsize": itemsize}
     qk = projection_cost(projection, B, N, d, H, K, G, input_grad=input_grad, **maps)
-    qk_grad = passes_gradient(projection, input_grad)
+    qk_grad = _passes_gradient(projection, input_grad)
     values = linear_map(B, N, d, K * G, input_grad=input_grad, **maps)
     merged = linear_map(B, N, H * K, d, **maps)
     core = mechanism.cost(B, N, H, K, K, form=form, causal=causal, qk_grad=qk_grad, itemsize=itemsize, **options)
@@ -344,22 +344,20 @@ def synthesizer(
     parts.append(_mixing(call, [part.items for part in parts]))
     trained = sum(part.trained for part in parts)
     product, values, weights = 2 * B * N * d * width, 2 * B * N * N * width, parts[-1].items * H * N * N
-    return Cost(
-        forward=2 * product + values + sum(part.forward for part in parts),
-        backward=(3 + input_grad) * product + (1 + (trained != 0)) * values + sum(part.backward for part in parts),
-        elementwise_forward=weights * (SOFTMAX_FORWARD + causal) + sum(part.elementwise_forward for part in parts),
-        elementwise_backward=(weights * (SOFTMAX_BACKWARD + causal) if trained else 0)
-        + sum(part.elementwise_backward for part in parts),
+    own = Cost(
+        forward=2 * product + values,
+        backward=(3 + input_grad) * product + (1 + (trained != 0)) * values,
+        elementwise_forward=weights * (SOFTMAX_FORWARD + causal),
+        elementwise_backward=weights * (SOFTMAX_BACKWARD + causal) if trained else 0,
         # x, the merged heads, the weights; for the gradient of the logits v, and the blocked entries, a byte each
         saved_bytes=itemsize * (B * N * (d + width) + weights)
-        + (itemsize * B * N * width + (N * N if causal else 0) if trained else 0)
-        + sum(part.saved_bytes for part in parts),
-        decode=4 * B * d * width + 2 * B * N * width + sum(part.decode for part in parts),
-        state_bytes=itemsize * B * N * width + sum(part.state_bytes for part in parts),
-        trained=2 * d * width + trained,
-        frozen=sum(part.frozen for part in parts),
+        + (itemsize * B * N * width + (N * N if causal else 0) if trained else 0),
+        decode=4 * B * d * width + 2 * B * N * width,
+        state_bytes=itemsize * B * N * width,
+        trained=2 * d * width,
         itemsize=itemsize,
     )
+    return added(own, *parts)
 
 
 def _mixing(call: Call, items: Sequence[Size]) -> SourceCost:
@@ -451,7 +449,7 @@ def cross_layer(
     halves = [projection_cost(projection, B, n, d, h, K, h, bias=bias) for n, h in ((N, H), (M, G))]
     qk = projection_cost(projection, B, N, d, H, K, G, bias=bias)
     values, merged = linear_map(B, M, d, K * G, bias=bias), linear_map(B, N, H * K, d, bias=bias)
-    pair = softmax_cost(B, 1, H, K, K, form=form, qk_grad=passes_gradient(projection))
+    pair = softmax_cost(B, 1, H, K, K, form=form, qk_grad=_passes_gradient(projection))
     figures = {
         name: sum(getattr(half, name) for half in halves) // 2
         + getattr(values, name)

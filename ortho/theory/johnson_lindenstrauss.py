@@ -9,6 +9,7 @@ W_K$, as in the Johnson-Lindenstrauss lemma. Otherwise the two are independent, 
 such draws.
 """
 
+from collections.abc import Callable
 from math import ceil, log, sqrt
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ import torch
 from torch.nn.functional import normalize
 
 from ortho import _checks
-from ortho._checks import checked, one_of
+from ortho._checks import checked
 from ortho._typing import Float, Tensor
 from ortho.orthogonal import DRAWS, haar
 from ortho.theory.scores import score_moment
@@ -50,8 +51,10 @@ class LawTest(NamedTuple):
         return self.p_value < self.false_alarm
 
 
-def _sizes(d: int, k: int) -> None:
+def _known(draw: str, d: int, k: int) -> Callable[..., Tensor]:
+    """The draw of that name; ValueError for another name, and for a k above d."""
     _checks.expect(k <= d, "k", f"at most d = {d}", k)
+    return DRAWS[_checks.one_of("draw", draw, DRAWS)]
 
 
 def _eps(eps: float) -> None:
@@ -76,8 +79,7 @@ def share_law(draw: str, d: int, k: int) -> Any:
     Beta(k/2, (d-k)/2) for an orthogonal draw, $\chi^2_k / d$ for the Gaussian one. ValueError for an orthogonal square
     matrix, for which the share is one and has no density.
     """
-    _checks.one_of("draw", draw, DRAWS)
-    _sizes(d, k)
+    _known(draw, d, k)
     some = draw == "gaussian" or k < d
     _checks.expect(some, "k", f"less than d = {d} (an orthogonal square matrix keeps all of a vector)", k)
     return _law(draw, d, k)
@@ -92,8 +94,7 @@ def _law(draw: str, d: int, k: Any) -> Any:
 @checked
 def share_moments(draw: str, d: int, k: int) -> Moments:
     r"""Mean k/d and variance of the share: $2k(d-k)/(d^2(d+2))$ for an orthogonal draw, $2k/d^2$ for the Gaussian."""
-    _checks.one_of("draw", draw, DRAWS)
-    _sizes(d, k)
+    _known(draw, d, k)
     return Moments(k / d, 2 * k / d**2 * (1.0 if draw == "gaussian" else (d - k) / (d + 2)))
 
 
@@ -102,8 +103,7 @@ def sample_shares(
     draw: str, d: int, k: int, count: int, *, generator: torch.Generator | None = None
 ) -> Float[Tensor, "count"]:
     """The share (count,) that one random vector keeps under each of `count` fresh draws, float64."""
-    law = DRAWS[_checks.one_of("draw", draw, DRAWS)]
-    _sizes(d, k)
+    law = _known(draw, d, k)
     x = normalize(torch.randn(d, generator=generator, dtype=torch.float64), dim=0)
     images = [x @ law(d, k, generator=generator, dtype=torch.float64) for _ in range(count)]
     return torch.stack(images).square().sum(-1)
@@ -133,8 +133,7 @@ def failure_bound(n: int, d: int, k: int, eps: float, *, draw: str = "haar") -> 
     The union bound: n (n - 1) / 2 times the exact probability for one pair; above one it says nothing. The Gaussian
     draw's does not depend on d, and is the limit of the orthogonal draws' for large d.
     """
-    _checks.one_of("draw", draw, DRAWS)
-    _sizes(d, k)
+    _known(draw, d, k)
     _eps(eps)
     if k == d and draw != "gaussian":
         return 0.0
@@ -176,8 +175,7 @@ def sample_distortions(
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "count"]:
     """The `distortion` (count,) of points (n, d) by each of `count` fresh draws, rescaled, float64."""
-    law = DRAWS[_checks.one_of("draw", draw, DRAWS)]
-    _sizes(d := points.shape[-1], k)
+    law = _known(draw, d := points.shape[-1], k)
     images = (points @ law(d, k, generator=generator, dtype=points.dtype) for _ in range(count))
     return torch.tensor([distortion(points, image * sqrt(d / k)) for image in images], dtype=torch.float64)
 
@@ -251,7 +249,7 @@ def sample_products(
     draw: str, d: int, k: int, cosine: float, count: int, *, tied: bool, generator: torch.Generator | None = None
 ) -> Float[Tensor, "count"]:
     """Products (count,) of one random pair of unit vectors with that cosine, each under fresh draws, float64."""
-    law = DRAWS[one_of("draw", draw, DRAWS)]
+    law = DRAWS[_checks.one_of("draw", draw, DRAWS)]
     _pair(d, cosine)
     x, z = haar(d, 2, generator=generator, dtype=torch.float64).T
     y = cosine * x + sqrt(1 - cosine**2) * z

@@ -1,16 +1,15 @@
 """Heads that find what followed: the formula, what they retrieve and why, what is there, states, costs, errors."""
 
-from dataclasses import fields
 from functools import partial
 from math import sqrt
 
 import pytest
 import torch
+from counted import assert_declared
 
 from ortho import ConvolvedAttention, HybridAttention, InductionHeads, LanguageModel, freeze_qk, to_standard
 from ortho.cost import model as model_cost
-from ortho.cost.counting import Counts, count_forward, count_step
-from ortho.cost.layers import convolved_layer, hybrid, induction_heads
+from ortho.cost.layers import convolved_layer, hybrid
 from ortho.layers.induction import InductionProjection, default_sharpness
 from ortho.projections import FrozenProjection
 
@@ -158,34 +157,6 @@ def test_queries_and_keys_pass_on_no_gradient():
     assert {name for name, _ in layer.named_parameters()} == {"weight_v", "weight_o"}
 
 
-SIZES = [(1, 5, 8, 2), (2, 7, 12, 3), (2, 33, 64, 4), (3, 1, 8, 4)]  # B, N, d, H
-COUNTED = [f.name for f in fields(Counts) if f.compare]
-
-
-@pytest.mark.parametrize("form", ["reference", "fast"])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("input_grad", [False, True])
-def test_cost(form, causal, input_grad):
-    """Declared = counted, exactly, of all options."""
-    for kind in ({}, {"tokens": 2}, {"draw": "structured"}, {"tokens": 3, "draw": "structured"}, {"head_dim": 2}):
-        for length_first in SIZES:
-            b, n, d, h = length_first
-            x = torch.zeros(b, n, d, requires_grad=input_grad)
-            counts = count_step(InductionHeads(d, h, form=form, **kind), x, is_causal=causal)
-            declared = induction_heads(b, n, d, h, form=form, causal=causal, input_grad=input_grad, **kind)
-            assert {m: getattr(counts, m) for m in COUNTED} == {m: getattr(declared, m) for m in COUNTED}
-
-
-@pytest.mark.parametrize("kind", [{}, {"tokens": 3}, {"draw": "structured"}], ids=str)
-def test_cost_of_a_token(kind):
-    layer, state = InductionHeads(12, 4, **kind), None
-    for length in range(1, 5):
-        x, declared = torch.zeros(2, 1, 12), induction_heads(2, length, 12, 4, causal=True, **kind)
-        assert count_forward(layer, x, is_causal=True, initial_state=state)[0] == declared.decode
-        _, state = layer(x, is_causal=True, initial_state=state, return_state=True)
-        assert sum(part.nbytes for part in state) == declared.state_bytes
-
-
 def test_in_a_model():
     """With a short convolution before heads of two kinds: decoding gives what the whole gives, and cost is exact."""
     kind = {"layer": ConvolvedAttention, "of": HybridAttention, "heads": {"induction": 2, "positional": 2}}
@@ -201,8 +172,7 @@ def test_in_a_model():
         2, 12, WIDTH, H, 2, vocab_size=11, max_length=None, itemsize=8,
         layer=convolved_layer, of=hybrid, heads={"induction": 2, "positional": 2},
     )  # fmt: skip
-    counts = count_step(model, tokens)
-    assert {m: getattr(counts, m) for m in COUNTED} == {m: getattr(declared, m) for m in COUNTED}
+    assert_declared(declared, model, tokens)
 
 
 def test_adapters_leave_them():

@@ -1,16 +1,12 @@
 """Costs of attention by position: declared = counted, exactly, and their orders of growth."""
 
 from dataclasses import fields, replace
-from functools import partial
 from itertools import product
 
 import pytest
 import sympy as sp
 import torch
-from counted import SIZES as LAYERS
-from counted import assert_declared, assert_decodes
 
-from ortho import PROJECTIONS
 from ortho.attention.mechanism import AttentionCost
 from ortho.attention.untrained.patterns import Gaussian, Recent, Shift
 from ortho.attention.untrained.positional_attention import PATTERNS, SEVEN, positional_attention
@@ -18,8 +14,6 @@ from ortho.cost.attention import positional_attention as declared_of
 from ortho.cost.big_o import N, constants, d, order
 from ortho.cost.counting import OperationCounter, count_forward, saved_bytes
 from ortho.cost.layers import hybrid, positional_heads
-from ortho.layers.hybrid import HybridAttention
-from ortho.layers.positional import PositionalHeads
 
 HEADS = (
     *PATTERNS.values(),
@@ -80,40 +74,6 @@ def test_decode(length):
     v = torch.zeros(2, len(HEADS), 1, 3)
     flops, _ = count_forward(positional_attention, v, HEADS, is_causal=True, initial_state=state)
     assert flops == declared.decode
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("input_grad", [True, False])
-@pytest.mark.parametrize("empty", ["zero", "self"])
-def test_layer(empty, input_grad, causal):
-    """With heads of any width and number, and by default."""
-    for (B, length, width, H), dtype in product(LAYERS, [torch.float32, torch.float64]):
-        x = torch.zeros(B, length, width, dtype=dtype, requires_grad=input_grad)
-        kwargs = {"causal": causal, "empty": empty, "input_grad": input_grad, "itemsize": dtype.itemsize}
-        fixed = ("left", "end", "recent", "recent", "gaussian 0", "previous")
-        for heads, of in ((H, {}), (6, {"patterns": fixed, "head_dim": 5}), (1, {"head_dim": 2 * width})):
-            declared = positional_heads(B, length, width, heads, **of, **kwargs)
-            layer = PositionalHeads(width, heads, empty=empty, dtype=dtype, **of)
-            assert_declared(declared, layer, x, is_causal=causal)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("input_grad", [True, False])
-@pytest.mark.parametrize("projection", PROJECTIONS)
-def test_beside_learned_heads(projection, input_grad, causal):
-    for (B, length, width, H), fixed in product(LAYERS, [0, 1, 3, 4]):
-        if fixed > H:
-            continue
-        heads = {"positional": fixed, projection: H - fixed}
-        x = torch.zeros(B, length, width, requires_grad=input_grad)
-        declared = hybrid(B, length, width, H, heads=heads, causal=causal, input_grad=input_grad)
-        assert_declared(declared, HybridAttention(width, H, heads=heads), x, is_causal=causal)
-
-
-def test_layer_decode():
-    patterns = ("left", "gaussian -1", "recent")
-    declared = partial(positional_heads, d=12, H=3, patterns=patterns, causal=True)
-    assert_decodes(declared, PositionalHeads(12, 3, patterns=patterns), 12)
 
 
 def test_orders():

@@ -1,14 +1,13 @@
 """The short convolution before attention, and the KV shift: formulas, padding, states, costs, errors."""
 
-from dataclasses import fields
 from functools import partial
 
 import pytest
 import torch
+from counted import assert_declared, assert_decodes
 
 from ortho import ConvolvedAttention, MultiheadAttention, TransformerBlock, cost
 from ortho.attention.shifted import ShiftedKeysValues
-from ortho.cost.counting import Counts, count_forward, count_step
 from ortho.cost.layers import convolved_layer, shifted_layer
 from ortho.layers.short_convolution import short_convolution, short_convolution_reference
 
@@ -17,7 +16,6 @@ close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
 FORMS = pytest.mark.parametrize("form", ["reference", "fast"])
 B, N, WIDTH, H = 2, 9, 24, 4
 FUNCTIONS = {"reference": short_convolution_reference, "fast": short_convolution}
-COUNTED = [f.name for f in fields(Counts) if f.compare]
 SIZES = [(1, 5, 8, 2), (2, 7, 12, 3), (2, 33, 64, 4), (3, 1, 8, 4), (2, 2, 8, 4)]  # B, N, d, H
 
 
@@ -96,18 +94,11 @@ def test_cost_of_a_block():
     for width in (1, 2, 4):
         for b, n, d, h in SIZES:
             x = torch.zeros(b, n, d, requires_grad=True)
-            counts = count_step(TransformerBlock(d, h, layer=ConvolvedAttention, width=width), x, is_causal=True)
             declared = cost.block(b, n, d, h, causal=True, layer=convolved_layer, width=width)
-            assert {m: getattr(counts, m) for m in COUNTED} == {m: getattr(declared, m) for m in COUNTED}
-
-
-def test_state_of_a_block():
-    block, state = TransformerBlock(12, 4, layer=ConvolvedAttention), None
-    for length in range(1, 6):
-        x, declared = torch.zeros(2, 1, 12), cost.block(2, length, 12, 4, causal=True, layer=convolved_layer)
-        assert count_forward(block, x, is_causal=True, initial_state=state)[0] == declared.decode
-        _, state = block(x, is_causal=True, initial_state=state, return_state=True)
-        assert sum(part.nbytes for part in state) == declared.state_bytes
+            block = TransformerBlock(d, h, layer=ConvolvedAttention, width=width)
+            assert_declared(declared, block, x, is_causal=True)
+    declared = partial(cost.block, d=12, H=4, causal=True, layer=convolved_layer)
+    assert_decodes(declared, TransformerBlock(12, 4, layer=ConvolvedAttention), 12)
 
 
 # -- the KV shift
@@ -154,9 +145,9 @@ def test_cost_of_the_shift(attention, causal):
     """Declared = counted, exactly."""
     for b, n, d, h in SIZES:
         x = torch.zeros(b, n, d, requires_grad=True)
-        counts = count_step(shifted(attention, width=d, heads=h, dtype=torch.float32), x, is_causal=causal)
         declared = shifted_layer(b, n, d, h, attention=attention, causal=causal)
-        assert {m: getattr(counts, m) for m in COUNTED} == {m: getattr(declared, m) for m in COUNTED}
+        layer = shifted(attention, width=d, heads=h, dtype=torch.float32)
+        assert_declared(declared, layer, x, is_causal=causal)
 
 
 BAD = [

@@ -1,15 +1,15 @@
 """Synthesizers' costs: declared = counted for every source and mixture, by hand, as published, and as N grows."""
 
-from dataclasses import fields
+from functools import partial
 from itertools import product
 
 import pytest
 import sympy as sp
 import torch
+from counted import assert_declared, assert_decodes
 
 from ortho import MultiheadAttention, cost
 from ortho.cost.big_o import H, N, d, symbolic
-from ortho.cost.counting import Counts, count_forward, count_step
 from ortho.layers.synthesizer import SOURCES, FactoredDense, FactoredRandom, SynthesizerAttention
 
 MIXTURES = [*product(SOURCES, SOURCES), ("random", "factored-random", "dot-product"), ("dense", "random", "dense")]
@@ -23,12 +23,7 @@ SIZES = [
     (2, 5, 8, 2, 12),
     (2, 3, 8, 2, 16),
 ]
-COUNTED = [f.name for f in fields(Counts) if f.compare]
 rank, k1 = sp.symbols("r k_1", positive=True)
-
-
-def assert_declared(counts, declared):
-    assert {n: getattr(counts, n) for n in COUNTED} == {n: getattr(declared, n) for n in COUNTED}
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -39,18 +34,16 @@ def test_one_source(source, causal, input_grad):
         x = torch.zeros(batch, n, width, dtype=dtype, requires_grad=input_grad)
         variant = {"source": source, "max_length": longest, "causal": causal, "input_grad": input_grad}
         declared = cost.synthesizer(batch, n, width, heads, itemsize=x.element_size(), **variant)
-        assert_declared(count_step(module, x, is_causal=causal), declared)
+        assert_declared(declared, module, x, is_causal=causal)
 
 
 @pytest.mark.parametrize("names", MIXTURES, ids="+".join)
 def test_mixtures(names):
     for (batch, n, width, heads, longest), flag in product(SIZES, [True, False]):
-        module = SynthesizerAttention(width, heads, longest, source=names)
         x = torch.zeros(batch, n, width, requires_grad=flag)
-        declared = cost.synthesizer(
-            batch, n, width, heads, source=names, max_length=longest, causal=flag, input_grad=flag
-        )
-        assert_declared(count_step(module, x, is_causal=flag), declared)
+        kind = {"source": names, "max_length": longest}
+        declared = cost.synthesizer(batch, n, width, heads, causal=flag, input_grad=flag, **kind)
+        assert_declared(declared, SynthesizerAttention(width, heads, **kind), x, is_causal=flag)
 
 
 @pytest.mark.parametrize(
@@ -59,17 +52,12 @@ def test_mixtures(names):
 def test_heads_of_another_width(source):
     """Any number of heads, wider together than x or narrower; a step, and a token more."""
     for (batch, n, width, heads, longest), head_dim, flag in product(SIZES, [1, 3, 24], [True, False]):
-        module = SynthesizerAttention(width, heads, longest, source=source, head_dim=head_dim)
         x = torch.zeros(batch, n, width, requires_grad=flag)
-        kind = {"source": source, "max_length": longest, "head_dim": head_dim, "causal": flag, "input_grad": flag}
-        declared = cost.synthesizer(batch, n, width, heads, **kind)
-        assert_declared(count_step(module, x, is_causal=flag), declared)
-        _, state = module(x, is_causal=True, return_state=True)
-        assert sum(part.numel() * 4 for part in state) == declared.state_bytes
-    module = SynthesizerAttention(8, 3, 4, source=source, head_dim=5)
-    _, state = module(torch.zeros(2, 3, 8), is_causal=True, return_state=True)
-    flop, _ = count_forward(module, torch.zeros(2, 1, 8), is_causal=True, initial_state=state)
-    assert flop == cost.synthesizer(2, 4, 8, 3, source=source, head_dim=5).decode
+        kind = {"source": source, "max_length": longest, "head_dim": head_dim}
+        declared = cost.synthesizer(batch, n, width, heads, causal=flag, input_grad=flag, **kind)
+        assert_declared(declared, SynthesizerAttention(width, heads, **kind), x, is_causal=flag)
+    kind = {"source": source, "max_length": 4, "head_dim": 5}
+    assert_decodes(partial(cost.synthesizer, d=8, H=3, **kind), SynthesizerAttention(8, 3, **kind), 8, range(1, 5))
 
 
 @pytest.mark.parametrize("length", [12, 7, 2])
@@ -80,19 +68,14 @@ def test_own_options(length):
         *((FactoredRandom(8, 2, 12, rank=r), {"rank": r}) for r in (1, 3)),
         *((FactoredDense(8, 2, 12, k1=k), {"k1": k}) for k in (1, 2, 6, 12)),
     ]:
-        counts = count_step(SynthesizerAttention(8, 2, 12, source=source), x)
-        assert_declared(counts, cost.synthesizer(2, length, 8, 2, source=source.name, max_length=12, **option))
+        declared = cost.synthesizer(2, length, 8, 2, source=source.name, max_length=12, **option)
+        assert_declared(declared, SynthesizerAttention(8, 2, 12, source=source), x)
 
 
 @pytest.mark.parametrize("source", [*SOURCES, ("factored-dense", "factored-random", "dot-product")], ids=str)
 def test_decode(source):
-    module, state = SynthesizerAttention(12, 3, 8, source=source), None
-    for length in range(1, 9):
-        x = torch.zeros(2, 1, 12)
-        declared = cost.synthesizer(2, length, 12, 3, source=source, max_length=8)
-        assert count_forward(module, x, is_causal=True, initial_state=state)[0] == declared.decode
-        _, state = module(x, is_causal=True, initial_state=state, return_state=True)
-        assert sum(part.numel() * 4 for part in state) == declared.state_bytes
+    kind = {"source": source, "max_length": 8}
+    assert_decodes(partial(cost.synthesizer, d=12, H=3, **kind), SynthesizerAttention(12, 3, **kind), 12, range(1, 9))
 
 
 @pytest.mark.parametrize("source", [*SOURCES, ("random", "dense"), ("factored-dense", "dot-product")], ids=str)

@@ -15,7 +15,7 @@ import torch
 from ortho import _checks
 from ortho._cost import AttentionCost
 from ortho._typing import Float, Size, State, Tensor
-from ortho.attention.operands import gate, unit, upcast
+from ortho.attention.operands import check_growth, gate, unit
 
 
 def recurrence(
@@ -135,20 +135,6 @@ def check_writes(
         _checks.within("log_decay", "logarithms of decays", log_decay, torch.finfo(log_decay.dtype).min, 0)
     if erase and not normalise:
         check_growth("beta", beta, k, attn_mask)
-
-
-def check_growth(name: str, strengths: Tensor | float | None, k: Tensor, attn_mask: Tensor | None) -> None:
-    """ValueError, on the CPU, for a key along which writing would enlarge the state, strength |k|^2 > 2, unless the
-    mask (..., M) hides it. Strengths (..., M) are 1 by default."""
-    keys = upcast(k.detach())
-    corrected = (keys**2).sum(-1)
-    if isinstance(strengths, Tensor):
-        strengths = strengths.detach().to(keys.dtype)
-    corrected = corrected if strengths is None else strengths * corrected
-    # Rounding, of the caller's keys and of this sum, may leave a unit key a little longer.
-    most = 2 + 8 * max(torch.finfo(k.dtype).eps, torch.finfo(keys.dtype).eps * k.shape[-1])
-    shown = corrected if attn_mask is None else corrected.masked_fill(~attn_mask, 0)
-    _checks.within("k", f"{name} |k|^2", shown, 0, most)
 
 
 def prepared(

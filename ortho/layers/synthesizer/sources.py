@@ -6,6 +6,7 @@ source's share $\alpha_i$ multiplies such a factor, not the logits: those would 
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from math import isqrt
 from typing import Any, ClassVar, NamedTuple
 
@@ -16,6 +17,7 @@ from torch.nn.functional import linear
 from ortho import _checks
 from ortho._autocast import no_autocast
 from ortho._checks import checked
+from ortho._cost import Cost
 from ortho._typing import Float, Size, State, Tensor
 from ortho._weights import new_weight, split_heads
 
@@ -45,24 +47,15 @@ class Call(NamedTuple):
     itemsize: int
 
 
-class SourceCost(NamedTuple):
-    """What a source costs a layer: FLOPs of matrix products, scalar operations, bytes kept beside x, the weights and
-    what the layer keeps of v, FLOPs of one more token, bytes carried between tokens, parameters.
+@dataclass(frozen=True)
+class SourceCost(Cost):
+    """What a source costs a layer: `Cost`, bytes kept beside x, the weights and what the layer keeps of v.
 
     `items` is the length of the logits' first axis, B or 1. The sum of x's gradient with those of the layer's other
     paths is included.
     """
 
-    items: Size
-    forward: Size = 0
-    backward: Size = 0
-    elementwise_forward: Size = 0
-    elementwise_backward: Size = 0
-    saved_bytes: Size = 0
-    decode: Size = 0
-    state_bytes: Size = 0
-    trained: Size = 0
-    frozen: Size = 0
+    items: Any = 1
 
 
 class LogitSource(nn.Module, ABC):
@@ -233,16 +226,17 @@ class _Hidden(LogitSource):
         """Of the hidden units, and of the `second` map, which makes logits of them."""
         tokens = call.B * call.N * call.d
         product = 2 * tokens * call.d
-        own = {
-            "forward": product,
-            "backward": (1 + call.input_grad) * product,
-            "elementwise_forward": tokens,  # ReLU
-            "elementwise_backward": (1 + call.input_grad) * tokens,  # ReLU; sum of dx
-            "saved_bytes": call.itemsize * tokens,
-            "decode": 2 * call.B * call.d**2,
-            "trained": call.d**2,
-        }
-        return SourceCost(items=call.B, **{name: size + second[name] for name, size in own.items()})
+        own = SourceCost(
+            items=call.B,
+            forward=product,
+            backward=(1 + call.input_grad) * product,
+            elementwise_forward=tokens,  # ReLU
+            elementwise_backward=(1 + call.input_grad) * tokens,  # ReLU; sum of dx
+            saved_bytes=call.itemsize * tokens,
+            decode=2 * call.B * call.d**2,
+            trained=call.d**2,
+        )
+        return own + Cost(**second)
 
 
 class Dense(_Hidden):
