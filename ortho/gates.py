@@ -1,24 +1,23 @@
 r"""How a layer makes, from its input, what a mechanism takes beside q, k and v: a number a head and token, or several.
 
 A gate is a module that maps x (B, N, d) to (B, H, N), or to (B, H, N, K). A mechanism says which of its arguments come
-from which gate (`Mechanism.gates`), and `MultiheadAttention` makes and trains them. Gates see their own token alone: a
-gate that looked at the state would make it impossible to compute a sequence in parallel.
+from which gate (`Mechanism.gates`), mostly one of its own file, and `MultiheadAttention` makes and trains them. Gates
+see their own token alone: a gate that looked at the state would make it impossible to compute a sequence in parallel.
 """
 
 from abc import ABC, abstractmethod
-from math import log
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from torch.nn.functional import linear, softplus
+from torch.nn.functional import linear
 
 from ortho._checks import checked, heads
 from ortho._cost import Cost, linear_map
 from ortho._typing import Float, Size, Tensor
 from ortho._weights import new_weight, split_heads
 
-__all__ = ["ChannelDecay", "Decay", "ForgetGate", "Gate", "ReflectingWriteStrength", "WriteStrength"]
+__all__ = ["Gate", "ReflectingWriteStrength", "WriteStrength"]
 
 
 class Gate(nn.Module, ABC):
@@ -117,82 +116,3 @@ class ReflectingWriteStrength(WriteStrength):
     2024, arXiv:2411.12537)."""
 
     maximum: ClassVar[float] = 2
-
-
-class Decay(Gate):
-    r"""$\log a = -e^A\, \mathrm{softplus}(x W^T + b)$, at most 0: one decay a head and token (Dao & Gu 2024,
-    arXiv:2405.21060; Yang et al. 2024, arXiv:2412.06464).
-
-    $e^A$ starts uniform in [1, 16] and softplus(b) log-uniform in [0.001, 0.1].
-    """
-
-    def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
-        super()._make(generator, kind)
-        rate, step = (torch.empty(self.num_heads, **kind) for _ in range(2))
-        self.log_rate = nn.Parameter(nn.init.uniform_(rate, 1, 16, generator=generator).log_())
-        step = nn.init.uniform_(step, log(1e-3), log(1e-1), generator=generator).exp_()
-        self.bias = nn.Parameter(step + (-(-step).expm1()).log())  # softplus of it is the step
-
-    def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
-        return -self.log_rate.exp()[:, None] * softplus(self._numbers(x) + self.bias[:, None])
-
-    @classmethod
-    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
-        # forward: add, softplus, multiply; the rate's exp and sign. backward: two products, softplus, two sums over
-        # tokens. Kept: what goes into the softplus and comes out, and the rate before and after its sign.
-        return Cost(
-            elementwise_forward=3 * numbers + 2 * rows,
-            elementwise_backward=5 * numbers + 2 * rows,
-            saved_bytes=itemsize * (2 * numbers + 2 * rows),
-            trained=2 * rows,
-        )
-
-
-class ForgetGate(Gate):
-    r"""$\log f = \log \sigma(x W^T + b)$, at most 0 (Lin et al. 2025, arXiv:2503.02130, equation 5)."""
-
-    def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
-        super()._make(generator, kind)
-        self.bias = nn.Parameter(torch.zeros(self.num_heads, **kind))
-
-    def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
-        return -softplus(-(self._numbers(x) + self.bias[:, None]))
-
-    @classmethod
-    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
-        # add, two signs, softplus; backward the same three and the sum of the bias's gradient
-        return Cost(
-            elementwise_forward=4 * numbers,
-            elementwise_backward=4 * numbers,
-            saved_bytes=itemsize * numbers,
-            trained=rows,
-        )
-
-
-class ChannelDecay(Gate):
-    r"""$\log a = \log \sigma(x W_1^T W_2^T + b) / 16$, at most 0: one decay a channel of the keys, through a
-    bottleneck of 16 numbers (Yang et al. 2023, arXiv:2312.06635, section 4.4)."""
-
-    rank: ClassVar[int | None] = 16
-    temperature: ClassVar[int] = 16
-
-    @classmethod
-    def rows(cls, d: Size, H: Size) -> Size:
-        return d
-
-    def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
-        super()._make(generator, kind)
-        self.bias = nn.Parameter(torch.zeros(self.num_heads, 1, self.d_model // self.num_heads, **kind))
-
-    def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N K"]:
-        return softplus(-(self._vectors(x).contiguous() + self.bias)) * (-1 / self.temperature)
-
-    @classmethod
-    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
-        # add, sign, softplus, multiply; backward the last three and the sum of the bias's gradient
-        return Cost(
-            elementwise_forward=4 * numbers,
-            elementwise_backward=4 * numbers,
-            saved_bytes=itemsize * numbers,
-            trained=rows,
-        )

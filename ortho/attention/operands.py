@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import wraps
 from math import inf, sqrt
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,9 +18,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 TINY = 1e-6  # beside the squared length by which a vector is divided
 
 
-@overload
-def attention_form(form: F) -> F: ...
-@overload
 def attention_form(
     *,
     beside: tuple[str, ...] = (),
@@ -29,17 +26,7 @@ def attention_form(
     trims: bool = False,
     upcasts: bool = True,
     check: Callable[..., None] | None = None,
-) -> Callable[[F], F]: ...
-def attention_form(
-    form: Any = None,
-    *,
-    beside: tuple[str, ...] = (),
-    fixed_state: bool = False,
-    moves_keys: bool = False,
-    trims: bool = False,
-    upcasts: bool = True,
-    check: Callable[..., None] | None = None,
-) -> Any:
+) -> Callable[[F], F]:
     """A definition or a fast form, whose body reads like the formula because its operands come checked and clean.
 
     The body gets q, k, v and all other floating-point tensors in float32 at least, contiguous, with autocast off. It
@@ -60,7 +47,7 @@ def attention_form(
     their dtype and layout, for kernels that choose them.
     """
 
-    def adapted(body: Callable[..., Any]) -> Callable[..., Any]:
+    def adapted(body: F) -> F:
         @checked(shapes=False)
         @wraps(body)
         def call(
@@ -107,9 +94,9 @@ def attention_form(
                 keys, values, state = state[0].to(dtype), state[1].to(dtype), state[2:]
             return o, (keys, values, *state)
 
-        return call
+        return call  # type: ignore[return-value]
 
-    return adapted if form is None else adapted(form)
+    return adapted
 
 
 def prepend_state(
@@ -170,6 +157,20 @@ def gate(name: str, value: Tensor | None, k: Tensor, shape: tuple[int, ...]) -> 
         raise ValueError(f"{name}: expected shape {tuple(shape)} like the keys, got {tuple(value.shape)}")
     if value.device != k.device:
         raise TypeError(f"{name}: expected a tensor on {k.device} like the keys, got one on {value.device}")
+
+
+def check_growth(name: str, strengths: Tensor | float | None, k: Tensor, attn_mask: Tensor | None) -> None:
+    """ValueError, on the CPU, for a key along which writing would enlarge the state, strength |k|^2 > 2, unless the
+    mask (..., M) hides it. Strengths (..., M) are 1 by default."""
+    keys = upcast(k.detach())
+    corrected = (keys**2).sum(-1)
+    if isinstance(strengths, Tensor):
+        strengths = strengths.detach().to(keys.dtype)
+    corrected = corrected if strengths is None else strengths * corrected
+    # Rounding, of the caller's keys and of this sum, may leave a unit key a little longer.
+    most = 2 + 8 * max(torch.finfo(k.dtype).eps, torch.finfo(keys.dtype).eps * k.shape[-1])
+    shown = corrected if attn_mask is None else corrected.masked_fill(~attn_mask, 0)
+    _checks.within("k", f"{name} |k|^2", shown, 0, most)
 
 
 def unit(x: Float[Tensor, "*batch N K"], name: str = "x") -> Float[Tensor, "*batch N K"]:

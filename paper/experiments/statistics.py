@@ -11,7 +11,7 @@ from itertools import combinations
 from math import comb, inf
 from typing import Any
 
-from ortho._checks import describe, one_of, positive_int
+from ortho._checks import describe, positive_int
 
 Interval = tuple[float, float]
 
@@ -120,12 +120,12 @@ def gain(better: Sequence[float], worse: Sequence[float], chance: float) -> Inte
     return (differences[cut - 1], differences[-cut]) if cut else (-inf, inf)
 
 
-def is_better(by_chance: float, comparisons: int, *, level: float = LEVEL) -> bool:
-    """Whether a probability of chance shows that an arm is better, at a level of so many comparisons together.
+def is_better(by_chance: float, comparisons: int) -> bool:
+    """Whether a probability of chance shows that an arm is better, at the level `LEVEL` of so many comparisons.
 
     By Bonferroni's correction, which needs none of the other comparisons; `holm` does no worse where all are at hand.
     """
-    return by_chance <= level / positive_int("comparisons", comparisons)
+    return by_chance <= LEVEL / positive_int("comparisons", comparisons)
 
 
 def holm(p_values: Sequence[float], *, level: float = LEVEL) -> list[bool]:
@@ -161,21 +161,18 @@ def success_interval(successes: int, runs: int, *, confidence: float = 0.95) -> 
     return low, 1 - float(betaincinv(failures, successes + 1, chance)) if failures else 1.0
 
 
-def fisher(successes_a: int, runs_a: int, successes_b: int, runs_b: int, *, alternative: str = "two-sided") -> float:
+def fisher(successes_a: int, runs_a: int, successes_b: int, runs_b: int) -> float:
     """The probability by which chance deals the successes of two like arms as unevenly as here, or more so.
 
     The exact test (Fisher 1934, Statistical Methods for Research Workers, section 21.02): given how many runs succeed
-    in all, each choice of these is as likely. 'two-sided' counts all tables that are no likelier than the one at hand,
-    'greater' those in which the first arm has as many successes or more. Raises TypeError or ValueError for counts that
-    are none.
+    in all, each choice of these is as likely; all tables count that are no likelier than the one at hand. Raises
+    TypeError or ValueError for counts that are none.
     """
     _counted("successes_a", successes_a, "runs_a", runs_a)
     _counted("successes_b", successes_b, "runs_b", runs_b)
-    one_of("alternative", alternative, ("two-sided", "greater"))
     total = successes_a + successes_b
     ways = [comb(runs_a, k) * comb(runs_b, total - k) for k in range(min(total, runs_a) + 1)]
-    extreme = ways[successes_a:] if alternative == "greater" else [each for each in ways if each <= ways[successes_a]]
-    return sum(extreme) / comb(runs_a + runs_b, total)
+    return sum(each for each in ways if each <= ways[successes_a]) / comb(runs_a + runs_b, total)
 
 
 def _probability(name: str, value: float) -> None:

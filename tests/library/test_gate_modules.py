@@ -9,8 +9,11 @@ import torch
 from torch.nn.functional import logsigmoid, softplus
 
 from ortho import MECHANISMS, MultiheadAttention, cost
+from ortho.attention.positions.forgetting_transformer import ForgetGate
+from ortho.attention.recurrent.delta import Decay
+from ortho.attention.recurrent.gla import ChannelDecay
 from ortho.cost.counting import Counts, count_step
-from ortho.gates import ChannelDecay, Decay, ForgetGate, ReflectingWriteStrength, WriteStrength
+from ortho.gates import ReflectingWriteStrength, WriteStrength
 
 GATES = [WriteStrength, ReflectingWriteStrength, Decay, ForgetGate, ChannelDecay]
 RANGES = {WriteStrength: (0, 1), ReflectingWriteStrength: (0, 2)}  # of the others: at most 0

@@ -99,15 +99,3 @@ def test_decays_are_a_scale_of_values(attend, constant):
     scale = given.pop("log_decay").cumsum(-1).exp()[..., None]
     plain, plain_S = call(attend, given | {"v": given["v"] / scale}, is_causal=True)
     close([o, S], [plain * scale, plain_S * scale[:, -1:]])
-
-
-@EITHER
-@pytest.mark.parametrize("name", ["delta", "gated-delta"])
-def test_not_causal_reads_the_last_state(attend, name):
-    """For every query, of which there may be any number; and as the last query of a causal call does."""
-    given = arguments(name, 2, length=9)
-    _, S = call(attend, given, is_causal=True)
-    for queries in (1, 5, 9, 30):
-        q = draw(2, queries, 4, seed=queries)
-        o, after = call(attend, given | {"q": q})
-        close([o, after], [unit(q) @ S, S])

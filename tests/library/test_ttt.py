@@ -38,10 +38,6 @@ def assert_same(ours, theirs):
         torch.testing.assert_close(one, other, **close)
 
 
-def cut(x, start, stop):
-    return tuple(each[..., start:stop, :] for each in x)
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_by_hand(form):
     """Three tokens, a mini-batch of two: the second predicts with the empty memory, the third with both steps."""
@@ -95,26 +91,6 @@ def test_forms(loss, batch):
             total = (o * draw(*o.shape, seed=7)).sum() + sum(x.square().sum() for x in state[:3])
             results.append([o, *state, *torch.autograd.grad(total, leaves)])
         assert_same(*results)
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize(("first", "second"), list(product(FORMS, FORMS)))
-def test_cut_anywhere(loss, first, second):
-    """Between and within mini-batches, by one form and gone on with by the other."""
-    q, k, v, eta = operands()
-    for causal, batch in product((True, False), (1, 4, 16)):
-        kwargs = {"loss": loss, "batch": batch, "is_causal": causal, "return_state": True}
-        whole, end = second(q, k, v, eta=eta, **kwargs)
-        for cuts in ((1,), (16,), (3, 5, 16, 17, 32), (36,)):
-            outputs, state = [], None
-            for i, (start, stop) in enumerate(zip((0, *cuts), (*cuts, LENGTH), strict=True)):
-                form = (first, second)[i % 2]
-                part = cut((q, k, v), start, stop)
-                o, state = form(*part, eta=eta[..., start:stop], initial_state=state, **kwargs)
-                outputs.append(o)
-            assert_same(state, end)
-            if causal:
-                assert_same([torch.cat(outputs, -2)], [whole])
 
 
 @pytest.mark.parametrize("loss", LOSSES)

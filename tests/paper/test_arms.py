@@ -26,7 +26,6 @@ from paper.experiments.learning.arms import (
     matched_steps,
     matched_width,
     mixed,
-    trained_parameters,
     training_flop,
 )
 from paper.experiments.learning.heads import StoppedRotaryAttention
@@ -43,6 +42,10 @@ def tokens(batch=B, length=N, seed=0):
 
 def built(arm, d=D, layers=1, seed=1, **kwargs):
     return arm.build(VOCABULARY, d, layers, generator=torch.Generator().manual_seed(seed), **kwargs)
+
+
+def trained_parameters(model):
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def groups(model):

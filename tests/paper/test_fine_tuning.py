@@ -13,6 +13,7 @@ from paper.tasks import text
 from paper.training import CheckpointError, trainer
 
 TINY = {"first_steps": 3, "steps": 2, "B": 2, "N": 16, "d": 16, "L": 2, "tested": 4}
+FIT = fitting.fit
 PRETRAINED = [arm for arm in fine_tuning.ARMS if arm != SCRATCH]
 
 
@@ -24,16 +25,15 @@ def without_seconds(outcome):
     return {**outcome, "facts": {name: fact for name, fact in outcome["facts"].items() if name != "train_s"}}
 
 
-@pytest.fixture
-def fits(monkeypatch):
-    """What was trained: for each call the model, its weights before, and the task's name."""
-    fit, found = fitting.fit, []
+def watch(patch):
+    """What is trained from now on: for each call the model, its weights before, and the task's name."""
+    found = []
 
     def watched(model, task, *arguments, **options):
         found.append((model, {name: weight.clone() for name, weight in model.state_dict().items()}, task.name))
-        return fit(model, task, *arguments, **options)
+        return FIT(model, task, *arguments, **options)
 
-    monkeypatch.setattr(fitting, "fit", watched)
+    patch.setattr(fitting, "fit", watched)
     return found
 
 
@@ -68,11 +68,21 @@ def test_a_python_without_the_help_says_so(monkeypatch):
         fine_tuning.help_parts.__wrapped__()
 
 
+@pytest.fixture(scope="module")
+def runs():
+    """Arm -> the outcome of a tiny run, and what it trained."""
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for arm in fine_tuning.ARMS:
+            trained = watch(patch)
+            found[arm] = fine_tuning.run(tiny(arm)), trained
+    return found
+
+
 @pytest.mark.parametrize("arm", fine_tuning.ARMS)
-def test_an_arm_trains_what_it_says(arm, fits):
+def test_an_arm_trains_what_it_says(arm, runs):
     case = tiny(arm)
-    outcome = fine_tuning.run(case)
-    *first, (model, begun, name) = fits
+    outcome, (*first, (model, begun, name)) = runs[arm]
     assert [one[2] for one in first] == ([] if arm == SCRATCH else ["python-sources"])
     assert name == "python-help"
     parts = {"QK": ("weight_q", "weight_k"), "VO": ("weight_v", "weight_o")}.get(arm.partition(" ")[0], ())
@@ -88,42 +98,32 @@ def test_an_arm_trains_what_it_says(arm, fits):
         assert layer.attention == "rotary"
 
 
-def test_the_second_stage_begins_where_the_first_ended(fits):
+def test_the_arms_of_a_seed_begin_with_the_same_model_where_its_first_stage_ended(runs):
+    """With queries and keys that are redrawn, where an arm says so; and of no other seed."""
+    outcomes = {arm: outcome for arm, (outcome, _) in runs.items()}
+    (_, at_first, _), (_, begun, _) = runs["all trained"][1]
+    assert any(not torch.equal(at_first[key], begun[key]) for key in begun)
     for arm in PRETRAINED:
-        fine_tuning.run(tiny(arm))
-    firsts, seconds = fits[::2], fits[1::2]
-    ended = firsts[0][0]  # trained in both stages
-    begun = seconds[0][1]
-    assert all(torch.equal(firsts[0][1][key], one[1][key]) for one in firsts for key in begun)
-    for arm, (_, weights, _) in zip(PRETRAINED, seconds, strict=True):
-        redrawn = ("weight_q", "weight_k") if arm == "QK redrawn" else ()
+        (_, first, _), (_, weights, _) = runs[arm][1]
+        assert all(torch.equal(first[key], at_first[key]) for key in begun)
         for key, weight in begun.items():
-            assert torch.equal(weight, weights[key]) != key.endswith(tuple(redrawn)) if redrawn else True
-            assert redrawn or torch.equal(weight, weights[key])
-        for key in (key for key in weights if redrawn and key.endswith(tuple(redrawn))):
-            eye = weights[key] @ weights[key].T
-            torch.testing.assert_close(eye, torch.eye(16), rtol=0, atol=1e-5)  # 16 products of float32
-    assert any(not torch.equal(begun[key], weight) for key, weight in ended.state_dict().items())
+            redrawn = arm == "QK redrawn" and key.endswith(("weight_q", "weight_k"))
+            assert torch.equal(weight, weights[key]) != redrawn
+            if redrawn:
+                eye = weights[key] @ weights[key].T
+                torch.testing.assert_close(eye, torch.eye(16), rtol=0, atol=1e-5)  # 16 products of float32
+        assert outcomes[arm]["seeds"] == outcomes["all trained"]["seeds"]
+    before = {arm: outcome["repetitions"]["old, before"] for arm, outcome in outcomes.items()}
+    assert all((found == before["all trained"]) is (arm != SCRATCH) for arm, found in before.items())
+    seeds = [*outcomes[SCRATCH]["seeds"].values(), *fine_tuning.seeds_of(tiny("all trained", 2)).values()]
+    assert len(set(seeds)) == len(seeds)
 
 
-def test_the_arms_of_a_seed_begin_with_the_same_model_and_see_the_same_batches(fits):
-    outcomes = {arm: fine_tuning.run(tiny(arm)) for arm in fine_tuning.ARMS}
-    other = fine_tuning.run(tiny("all trained", 2))
-    before = {arm: (one["repetitions"]["old, before"], one["seeds"]) for arm, one in outcomes.items()}
-    for arm in PRETRAINED:
-        assert before[arm] == before["all trained"]
-    assert before[SCRATCH][0] != before["all trained"][0]
-    assert not set(other["seeds"].values()) & set(before["all trained"][1].values())
-    assert other["repetitions"]["old, before"] != before["all trained"][0]
-    assert len(set(before[SCRATCH][1].values())) == len(before[SCRATCH][1])
-
-
-def test_the_first_stage_is_made_once(tmp_path, fits):
-    alone = {arm: without_seconds(fine_tuning.run(tiny(arm))) for arm in PRETRAINED}
-    fits.clear()
+def test_the_first_stage_is_made_once(tmp_path, runs, monkeypatch):
+    fits = watch(monkeypatch)
     for arm in PRETRAINED:
         found = fine_tuning.run(tiny(arm), checkpoint=tmp_path / f"{arm}.pt")
-        assert without_seconds(found) == alone[arm]
+        assert without_seconds(found) == without_seconds(runs[arm][0])
     assert [name for _, _, name in fits].count("python-sources") == 1
     # Whatever the second stage is; but not for another first one.
     fits.clear()

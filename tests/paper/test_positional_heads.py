@@ -49,7 +49,7 @@ def test_the_sizes_are_those_of_the_learning_experiments():
 
 
 def test_no_two_runs_share_inputs():
-    seeds = [heads.run(heads.case(name, arm, seed, **TINY))["seeds"] for name, arm in ARMS[:3] for seed in (1, 2)]
+    seeds = [heads.run(heads.case(name, arm, seed, **TINY))["seeds"] for name, arm in ARMS[-2:] for seed in (1, 2)]
     every = [number for run in seeds for number in run.values()]
     assert len(set(every)) == len(every)
 

@@ -37,18 +37,6 @@ def test_all_resamples_are_there_as_often_as_they_would_be_drawn(n):
     assert found == pytest.approx(expected, rel=1e-14)
 
 
-@pytest.mark.parametrize("n", [8, 10])
-def test_the_moments_of_the_resamples(n):
-    """A value is in a resample once in the mean, with the variance 1 - 1/n and covariances -1/n of a multinomial;
-    sums of up to 92,378 terms, pairwise or in a few lanes, round to far below 1e-12."""
-    counts, shares = resamples(n)
-    assert counts.shape == (math.comb(2 * n - 1, n), n) and (counts.sum(1) == n).all()
-    assert shares.sum() == pytest.approx(1, abs=1e-12)
-    assert shares @ counts == pytest.approx(np.ones(n), abs=1e-12)
-    covariance = (counts - 1).T @ (shares[:, None] * (counts - 1))
-    assert covariance == pytest.approx(np.eye(n) - 1 / n, abs=1e-12)
-
-
 def test_many_pairs_are_resampled_by_the_generator():
     """Each value is taken n times out of n with variance 1 - 1/n, here by the mean of `DRAWN`."""
     counts, shares = resamples(20)
@@ -118,8 +106,8 @@ def misses(kind, n, tail, samples):
     return above / samples, below / samples
 
 
-@pytest.mark.parametrize(("n", "samples"), [(5, 200), (10, 10)])
-def test_the_intervals_that_miss_are_counted_without_sorting(n, samples):
+def test_the_intervals_that_miss_are_counted_without_sorting():
+    n, samples = 5, 200
     tail = expanded_tail(n, 0.95)
     counts, shares = resamples(n)
     for shift in (0, 1):
@@ -149,13 +137,6 @@ def test_how_often_the_interval_holds_the_mean(kind, n, samples, least):
         assert covers + SIGMAS * error < 15 / 16
     if kind == "exponential":
         assert below > 5 * above  # the long tail is above
-
-
-def test_the_plain_percentile_interval_is_too_narrow():
-    """Of five normal differences it holds the mean in fewer than 17 of 20 samples, at a confidence of 95 %."""
-    above, below = misses("normal", 5, 0.025, 40_000)
-    covers = 1 - above - below
-    assert covers + SIGMAS * math.sqrt(covers * (1 - covers) / 40_000) < 17 / 20
 
 
 def test_too_few_pairs_have_infinite_ends():

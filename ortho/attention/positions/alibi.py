@@ -13,7 +13,7 @@ from ortho.attention.positions.distance import distance_attention, distance_atte
 from ortho.attention.softmax.tiling import TILE
 
 
-@attention_form
+@attention_form()
 def alibi_attention_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -35,7 +35,7 @@ def alibi_attention_reference(
     return distance_attention_reference(q, k, v, *depths, is_causal=is_causal, attn_mask=attn_mask, scale=scale)
 
 
-@attention_form
+@attention_form()
 def alibi_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],

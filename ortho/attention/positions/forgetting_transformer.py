@@ -9,14 +9,17 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.functional import softplus
 
 from ortho import _checks
-from ortho._typing import Bool, Float, State, Tensor
+from ortho._cost import Cost
+from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.operands import absent_keys, attention_form, carried, gate, past_length
 from ortho.attention.positions.distance import distance_attention, distance_attention_reference, distance_cost
 from ortho.attention.softmax.tiling import TILE
-from ortho.gates import ForgetGate
+from ortho.gates import Gate
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, *, log_forget: Tensor | None = None, **_: Any) -> None:
@@ -49,7 +52,7 @@ def forgetting_attention_reference(
     values, what each key's score has lost so far).
 
     Raises TypeError or ValueError for operands that do not fit together; for a `log_forget` above 0 or so low that sums
-    leave the range of its dtype; and for another number of queries than of keys.
+    leave the range of the dtype; and for another number of queries than of keys.
     """
     depths = _depths(k, log_forget, is_causal, attn_mask, initial_state)
     o = distance_attention_reference(q, k, v, *depths, is_causal=is_causal, attn_mask=attn_mask, scale=scale)
@@ -96,6 +99,27 @@ def _depths(
 def _faded(k_depth: Tensor, k: Tensor) -> tuple[Float[Tensor, "*batch M"]]:
     """What a query right behind the last token finds subtracted from each key's score, at most 0."""
     return ((k_depth[..., -1:] - k_depth).clamp(min=torch.finfo(k.dtype).min).to(k.dtype),)
+
+
+class ForgetGate(Gate):
+    r"""$\log f = \log \sigma(x W^T + b)$, at most 0 (Lin et al. 2025, arXiv:2503.02130, equation 5)."""
+
+    def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
+        super()._make(generator, kind)
+        self.bias = nn.Parameter(torch.zeros(self.num_heads, **kind))
+
+    def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
+        return -softplus(-(self._numbers(x) + self.bias[:, None]))
+
+    @classmethod
+    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
+        # add, two signs, softplus; backward the same three and the sum of the bias's gradient
+        return Cost(
+            elementwise_forward=4 * numbers,
+            elementwise_backward=4 * numbers,
+            saved_bytes=itemsize * numbers,
+            trained=rows,
+        )
 
 
 MECHANISM = Mechanism(

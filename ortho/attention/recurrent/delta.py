@@ -7,12 +7,15 @@ arXiv:2102.11174; in chunks: Yang et al. 2024, arXiv:2406.06484), else Gated Del
 
 from dataclasses import replace
 from functools import partial
-from math import inf
+from math import inf, log
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
+from torch.nn.functional import softplus
 
 from ortho._checks import checked
+from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import CHUNK, chunks, cut, default_chunk, flat, tiles
 from ortho.attention.mechanism import AttentionCost, Mechanism
@@ -25,7 +28,7 @@ from ortho.attention.recurrent.recurrence import (
     recurrence_cost,
 )
 from ortho.attention.transforms import Kernel, once
-from ortho.gates import Decay, WriteStrength
+from ortho.gates import Gate, WriteStrength
 
 
 @attention_form(fixed_state=True, check=check_writes)
@@ -305,6 +308,35 @@ def _of_gamma(d_weights: Tensor, weights: Tensor) -> Tensor:
     """The gradient of gamma (G, C, 1) from that of weights with the factor exp(gamma_i - gamma_j)."""
     by_exponent = d_weights * weights
     return by_exponent.sum(-1)[..., None] - by_exponent.sum(-2)[..., None]
+
+
+class Decay(Gate):
+    r"""$\log a = -e^A\, \mathrm{softplus}(x W^T + b)$, at most 0: one decay a head and token (Dao & Gu 2024,
+    arXiv:2405.21060; Yang et al. 2024, arXiv:2412.06464).
+
+    $e^A$ starts uniform in [1, 16] and softplus(b) log-uniform in [0.001, 0.1].
+    """
+
+    def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
+        super()._make(generator, kind)
+        rate, step = (torch.empty(self.num_heads, **kind) for _ in range(2))
+        self.log_rate = nn.Parameter(nn.init.uniform_(rate, 1, 16, generator=generator).log_())
+        step = nn.init.uniform_(step, log(1e-3), log(1e-1), generator=generator).exp_()
+        self.bias = nn.Parameter(step + (-(-step).expm1()).log())  # softplus of it is the step
+
+    def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
+        return -self.log_rate.exp()[:, None] * softplus(self._numbers(x) + self.bias[:, None])
+
+    @classmethod
+    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
+        # forward: add, softplus, multiply; the rate's exp and sign. backward: two products, softplus, two sums over
+        # tokens. Kept: what goes into the softplus and comes out, and the rate before and after its sign.
+        return Cost(
+            elementwise_forward=3 * numbers + 2 * rows,
+            elementwise_backward=5 * numbers + 2 * rows,
+            saved_bytes=itemsize * (2 * numbers + 2 * rows),
+            trained=2 * rows,
+        )
 
 
 @checked

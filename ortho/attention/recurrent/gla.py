@@ -7,12 +7,14 @@ $S_t = (I - \beta_t k_t k_t^T)\, \mathrm{Diag}(a_t)\, S_{t-1} + \beta_t k_t v_t^
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch.nn.functional import pad
+from torch import nn
+from torch.nn.functional import pad, softplus
 
 from ortho._checks import checked
+from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import CHUNK, default_chunk, pad_tokens
 from ortho.attention.mechanism import AttentionCost, Mechanism
@@ -24,7 +26,7 @@ from ortho.attention.recurrent.recurrence import (
     recurrence,
     recurrence_cost,
 )
-from ortho.gates import ChannelDecay, WriteStrength
+from ortho.gates import Gate, WriteStrength
 
 _ADDING = partial(check_writes, channels=True, erase=False)
 _CORRECTING = partial(check_writes, channels=True)
@@ -240,6 +242,35 @@ def in_chunks(
             answers.append(reader @ S + weight @ new)
         S = left.mT * S + key.mT @ new
     return answers, S
+
+
+class ChannelDecay(Gate):
+    r"""$\log a = \log \sigma(x W_1^T W_2^T + b) / 16$, at most 0: one decay a channel of the keys, through a
+    bottleneck of 16 numbers (Yang et al. 2023, arXiv:2312.06635, section 4.4)."""
+
+    rank: ClassVar[int | None] = 16
+    temperature: ClassVar[int] = 16
+
+    @classmethod
+    def rows(cls, d: Size, H: Size) -> Size:
+        return d
+
+    def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
+        super()._make(generator, kind)
+        self.bias = nn.Parameter(torch.zeros(self.num_heads, 1, self.d_model // self.num_heads, **kind))
+
+    def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N K"]:
+        return softplus(-(self._vectors(x).contiguous() + self.bias)) * (-1 / self.temperature)
+
+    @classmethod
+    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
+        # add, sign, softplus, multiply; backward the last three and the sum of the bias's gradient
+        return Cost(
+            elementwise_forward=4 * numbers,
+            elementwise_backward=4 * numbers,
+            saved_bytes=itemsize * numbers,
+            trained=rows,
+        )
 
 
 @checked

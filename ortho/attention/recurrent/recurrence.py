@@ -15,7 +15,7 @@ import torch
 from ortho import _checks
 from ortho._cost import AttentionCost
 from ortho._typing import Float, Size, State, Tensor
-from ortho.attention.operands import gate, unit, upcast
+from ortho.attention.operands import carried, check_growth, gate, unit
 
 
 def recurrence(
@@ -137,20 +137,6 @@ def check_writes(
         check_growth("beta", beta, k, attn_mask)
 
 
-def check_growth(name: str, strengths: Tensor | float | None, k: Tensor, attn_mask: Tensor | None) -> None:
-    """ValueError, on the CPU, for a key along which writing would enlarge the state, strength |k|^2 > 2, unless the
-    mask (..., M) hides it. Strengths (..., M) are 1 by default."""
-    keys = upcast(k.detach())
-    corrected = (keys**2).sum(-1)
-    if isinstance(strengths, Tensor):
-        strengths = strengths.detach().to(keys.dtype)
-    corrected = corrected if strengths is None else strengths * corrected
-    # Rounding, of the caller's keys and of this sum, may leave a unit key a little longer.
-    most = 2 + 8 * max(torch.finfo(k.dtype).eps, torch.finfo(keys.dtype).eps * k.shape[-1])
-    shown = corrected if attn_mask is None else corrected.masked_fill(~attn_mask, 0)
-    _checks.within("k", f"{name} |k|^2", shown, 0, most)
-
-
 def prepared(
     q: Tensor,
     k: Tensor,
@@ -191,16 +177,8 @@ def prepared(
         scale = q.shape[-1] ** -0.5
     if scale is not None:
         q = q * scale
-    return q, k, v, beta, log_decay, _first(initial_state, k, v)
-
-
-def _first(state: State | None, k: Tensor, v: Tensor) -> Float[Tensor, "*batch K V"]:
-    """What an `initial_state` (S,) holds; without one an empty state."""
     shape = (*k.shape[:-2], k.shape[-1], v.shape[-1])
-    if state is None:
-        return v.new_zeros(shape)
-    (S,) = _checks.state(state, "S")
-    if S.shape != shape or S.dtype != v.dtype:
-        dtype = str(v.dtype).removeprefix("torch.")
-        raise ValueError(f"initial_state: expected S {dtype} {shape}, got {_checks.describe(S)}")
-    return S
+    if initial_state is None:
+        return q, k, v, beta, log_decay, v.new_zeros(shape)
+    (S,) = _checks.state(initial_state, "S")
+    return q, k, v, beta, log_decay, carried("S", S, shape, v.dtype)

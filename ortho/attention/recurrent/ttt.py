@@ -22,8 +22,7 @@ from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.mechanism import AttentionCost, Mechanism
-from ortho.attention.operands import attention_form, gate, unit, unit_cost
-from ortho.attention.recurrent.recurrence import check_growth
+from ortho.attention.operands import attention_form, check_growth, gate, unit, unit_cost
 from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, HuberNorm, Squared, TokenLoss
 from ortho.gates import WriteStrength
 

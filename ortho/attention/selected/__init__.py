@@ -1,1 +1,1 @@
-"""Pairs that are chosen by what queries and keys hold: one file a mechanism."""
+"""Pairs that are selected by what queries and keys hold: one file a mechanism."""

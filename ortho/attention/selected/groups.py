@@ -70,13 +70,13 @@ def chunk_round(
 
 
 def group_tilings(rounds: Sequence[Round], call: Call, *, skip_self: bool = False) -> list[Tiling]:
-    """The parts, for `attend_joined`, of the pairs that any round finds, each in the first one.
+    """Tilings, for `attend_joined`, of the pairs that any round finds, each in the first one.
 
     With `skip_self` no query attends to its own token, but for one that finds nothing else; as many queries as keys are
     then expected, behind those of a state.
     """
     N, M, causal, first = call.q.shape[1], call.k.shape[1], call.is_causal, call.first
-    parts: list[Tiling] = []
+    tilings: list[Tiling] = []
     earlier: list[tuple[Tensor, ...]] = []  # of the rounds before
     for each in rounds:
         S, width = each.keys.shape[1:]
@@ -87,13 +87,13 @@ def group_tilings(rounds: Sequence[Round], call: Call, *, skip_self: bool = Fals
         keys = torch.cat([joined(each.keys, M).flatten(0, 1), each.keys.new_full((1, width), ABSENT)])
         table = table.masked_fill(table < 0, len(keys) - 1)
         queries = joined(tiles.positions, N).flatten(0, 1)
-        parts.append(
+        tilings.append(
             Tiling(TokenBlocks(queries), TokenBlocks(keys), table, _allowed(N, M, first, causal, skip_self, earlier))
         )
         own, of_keys = joined(each.own, S).flatten(), joined(each.of_keys, S).flatten()
         previous = torch.where(each.continues.gather(1, each.own.clamp(min=0)).flatten(), own - 1, own)
         earlier = [*earlier, (own, previous.masked_fill(own < 0, ABSENT), of_keys.masked_fill(of_keys < 0, 2 * ABSENT))]
-    return [*parts, _alone(rounds, call)] if skip_self else parts
+    return [*tilings, _alone(rounds, call)] if skip_self else tilings
 
 
 def _allowed(
@@ -133,7 +133,7 @@ def _alone(rounds: Sequence[Round], call: Call) -> Tiling:
 
 
 def group_work(N: int, M: int, *, rounds: int, count: int, width: int) -> list[Work]:
-    """What the parts of N queries and M keys, in groups with labels below `count`, compute for a sequence."""
+    """What the tilings of N queries and M keys compute for a sequence, in groups with labels below `count`."""
     width = min(width, M)
     size = _tile(width, N)
     T = tile_count(N, tile_count(M, count, width), size)

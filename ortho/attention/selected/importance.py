@@ -78,11 +78,11 @@ def importance_attention(
     call = call._replace(visible=None)  # hidden keys have no importance
     if call.is_causal:
         held = _held(call, numbers, count)
-        parts, last = _causal_tilings(call, held), held.last
+        tilings, last = _causal_tilings(call, held), held.last
     else:
         last = best_positions(numbers, count)
-        parts = [_part(call, last)]
-    o = attend_joined(call, parts)
+        tilings = [_same_keys(call, last)]
+    o = attend_joined(call, tilings)
     if not call.return_state:
         return o, ()
     index = last.clamp(min=0)
@@ -163,23 +163,23 @@ def _causal_tilings(call: Call, held: _Held) -> list[Tiling]:
     queries, number = _queries(call, held.tile)
     own = (number + first).masked_fill(number < 0, ABSENT).expand(G, -1, -1)
     keys = TokenBlocks(joined(own, M).transpose(0, 1).flatten(0, 1))
-    parts = [Tiling(queries, keys, torch.arange(T * G, device=until.device)[:, None], kept)]
+    tilings = [Tiling(queries, keys, torch.arange(T * G, device=until.device)[:, None], kept)]
     # So many keys at most: in place of one that is hidden, a key of nothing, which is the last.
     most = (first + held.tile * torch.arange(T, device=until.device)).clamp(max=held.last.shape[1])
     if not int(most[-1]):
-        return parts
+        return tilings
     table = joined(held.before.transpose(0, 1), M).transpose(0, 1)  # (T, G, count)
     there = torch.arange(table.shape[-1], device=until.device) < most[:, None, None]
     table = torch.where(there & (table < 0), G * M, table).flatten(0, 1)
     each = torch.arange(G * M + 1, device=until.device)[:, None]
-    return [*parts, Tiling(queries, TokenBlocks(each.masked_fill(each == G * M, ABSENT)), table, kept)]
+    return [*tilings, Tiling(queries, TokenBlocks(each.masked_fill(each == G * M, ABSENT)), table, kept)]
 
 
-def _part(call: Call, chosen: Int[Tensor, "G count"]) -> Tiling:
+def _same_keys(call: Call, selected: Int[Tensor, "G count"]) -> Tiling:
     """The same keys for all queries of a sequence."""
     queries, number = _queries(call, min(TILE, call.q.shape[1]))
-    own = torch.arange(len(chosen), device=chosen.device).repeat(len(number))[:, None]
-    return Tiling(queries, TokenBlocks(joined(chosen, call.k.shape[1])), own)
+    own = torch.arange(len(selected), device=selected.device).repeat(len(number))[:, None]
+    return Tiling(queries, TokenBlocks(joined(selected, call.k.shape[1])), own)
 
 
 def _queries(call: Call, tile: int) -> tuple[TokenBlocks, Int[Tensor, "T tile"]]:

@@ -87,8 +87,8 @@ def lsh_attention(
     R, buckets = _buckets(call, projections, shared_qk)
     labels = zip(hashed(call.q, R).unbind(1), buckets.unbind(1), strict=True)
     rounds = [chunk_round(*pair, call, 2 * R.shape[-1], min(width, call.k.shape[1])) for pair in labels]
-    parts = group_tilings(rounds, call, skip_self=shared_qk)
-    return attend_joined(_divided(call) if shared_qk else call, parts), (buckets,)
+    tilings = group_tilings(rounds, call, skip_self=shared_qk)
+    return attend_joined(_divided(call) if shared_qk else call, tilings), (buckets,)
 
 
 def _selected(

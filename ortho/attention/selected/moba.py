@@ -115,7 +115,7 @@ def blocks_mask(call: Call, selected: Int[Tensor, "G N selected"], block: int) -
 
 
 def block_tilings(call: Call, selected: Int[Tensor, "G N selected"], block: int) -> list[Tiling]:
-    """The parts of `blocks_mask`: own blocks, and each query's first selected block, its second, and so on."""
+    """The tilings of `blocks_mask`: own blocks, and each query's first selected block, its second, and so on."""
     N, M, first, device = call.q.shape[1], call.k.shape[1], call.first, selected.device
     width = _own_tile(block)
     tile = width if N > 1 else 1
@@ -124,13 +124,13 @@ def block_tilings(call: Call, selected: Int[Tensor, "G N selected"], block: int)
     table = low + torch.arange(block // width, device=device)
     table = table.masked_fill(table > high, ABSENT)
     queries, own = consecutive(first, first + N, tile, device), consecutive(0, M, width, device)
-    parts = [Tiling(queries, own, table, lambda i, j: j <= i)]
+    tilings = [Tiling(queries, own, table, lambda i, j: j <= i)]
     P, blocks = past_blocks(M, block), consecutive(0, M, block, device)
     for each in selected.unbind(-1):
         tiles = tiles_by_label(each, P, min(_selected_tile(block), N))
         positions = torch.where(tiles.positions < 0, ABSENT, tiles.positions + first)
-        parts.append(Tiling(TokenBlocks(positions), blocks, tiles.labels[..., None]))
-    return parts
+        tilings.append(Tiling(TokenBlocks(positions), blocks, tiles.labels[..., None]))
+    return tilings
 
 
 def _own_tile(block: int) -> int:
@@ -144,7 +144,7 @@ def _selected_tile(block: int) -> int:
 
 
 def block_work(N: int, *, block: int, count: int, last: bool = False) -> list[Work]:
-    """What the parts compute of N tokens, with `count` past blocks a query; or of the `last` query alone."""
+    """What the tilings compute of N tokens, with `count` past blocks a query; or of the `last` query alone."""
     P, width = past_blocks(N, block), _own_tile(block)
     selected, queries = min(count, P), 1 if last else N
     if last:

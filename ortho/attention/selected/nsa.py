@@ -1,4 +1,4 @@
-r"""Three views of the past, weighed by gates: compressed, chosen and near (Native Sparse Attention: Yuan et al. 2025,
+r"""Three views of the past, weighed by gates: compressed, selected and near (Native Sparse Attention: Yuan et al. 2025,
 arXiv:2502.11089, section 3).
 
 - compressed: every `stride` tokens the mean key and value of the last `length`, once these are all in the past;
@@ -8,7 +8,7 @@ arXiv:2502.11089, section 3).
 
 Each is a softmax attention of its own, $o = \sum_b g_b o_b$. The paper compresses by a small network with positions of
 their own for the tokens of a block, where this takes means; has keys and values of their own for each branch; and lets
-the heads of a group choose together, where here each head chooses for itself. Blocks are chosen from the past, and
+the heads of a group select together, where here each head selects for itself. Blocks are selected from the past, and
 compressed tokens end in it: nothing leaks. Of blocks with equal weight the first are taken.
 """
 
@@ -235,7 +235,7 @@ class BranchGates(Gate):
 
 
 def _branches(N: int, sizes: Sizes, last: bool = False) -> list[list[Work]]:
-    """What the parts of each branch compute, without a first one that has nothing to read."""
+    """What the tilings of each branch compute, without a first one that has nothing to read."""
     window = window_band(Section(N - 1 if last else 0, N, N, True), sizes.window).work
     branches = [block_work(N, block=sizes.block, count=sizes.count - 1, last=last), [window]]
     if not sizes.compressed(N):

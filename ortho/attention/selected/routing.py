@@ -177,12 +177,12 @@ def _within_clusters(call: Call, of_queries: Int[Tensor, "G c n"], of_keys: Int[
         return j[b.clamp(min=0)] <= i[a.clamp(min=0)]
 
     queries, keys = (_copies(of) for of in (of_queries, of_keys))
-    part = Tiling(queries, keys, _numbers(queries.positions[:, :1]), allowed if call.is_causal else None)
+    tiling = Tiling(queries, keys, _numbers(queries.positions[:, :1]), allowed if call.is_causal else None)
     own, theirs, values = (
         x.reshape(-1, x.shape[-1]).index_select(0, index)[None]
         for x, index in ((call.q, rows), (call.k, columns), (call.v, columns))
     )
-    o = tiled_attention(own, theirs, values, [part], scale=call.scale)[0]
+    o = tiled_attention(own, theirs, values, [tiling], scale=call.scale)[0]
     # The first key of a cluster says whether a query sees any.
     least = of_keys.masked_fill(of_keys < 0, M).amin(-1, keepdim=True)
     share = ((of_queries >= 0) & (least < M) & (least <= last)).flatten().to(o)

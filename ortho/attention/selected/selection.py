@@ -28,17 +28,17 @@ def attend_to_mask(call: Call, kept: Bool[Tensor, "G N M"]) -> Float[Tensor, "G 
     return masked_softmax(scores, ~kept, empty_rows=True) @ call.v
 
 
-def attend_to_tilings(call: Call, parts: Sequence[Tiling]) -> Float[Tensor, "G N V"]:
-    """The same over the pairs of the parts, of which each sequence has its own."""
+def attend_to_tilings(call: Call, tilings: Sequence[Tiling]) -> Float[Tensor, "G N V"]:
+    """The same over the pairs of tilings, of which each sequence has its own."""
     mask = None if call.visible is None else call.visible[:, None]
-    return tiled_attention(call.q, call.k, call.v, parts, scale=call.scale, start=call.first, attn_mask=mask)
+    return tiled_attention(call.q, call.k, call.v, tilings, scale=call.scale, start=call.first, attn_mask=mask)
 
 
-def attend_joined(call: Call, parts: Sequence[Tiling]) -> Float[Tensor, "G N V"]:
-    """The same with all sequences as one: query i of sequence g stands at g N + i, key j at g M + j. What a part allows
-    can then look up numbers that each token has of its own."""
+def attend_joined(call: Call, tilings: Sequence[Tiling]) -> Float[Tensor, "G N V"]:
+    """The same with all sequences as one: query i of sequence g stands at g N + i, key j at g M + j. So what a tiling
+    allows can look up numbers that each token has of its own."""
     q, k, v = (x.reshape(1, -1, x.shape[-1]) for x in (call.q, call.k, call.v))
-    return tiled_attention(q, k, v, parts, scale=call.scale).reshape(*call.q.shape[:2], -1)
+    return tiled_attention(q, k, v, tilings, scale=call.scale).reshape(*call.q.shape[:2], -1)
 
 
 def joined(numbers: Int[Tensor, "G *rest"], size: int) -> Int[Tensor, "G *rest"]:
@@ -171,9 +171,9 @@ class Selecting(NamedTuple):
 
 
 def selection_cost(selecting: Callable[..., Selecting]) -> Callable[..., AttentionCost]:
-    """The closed form of one self-attention call, in either form, that a function of N and K says a sequence's part of.
+    """The closed form of one self-attention call, in either form, from a function of N and K that gives one sequence's.
 
-    In the reference form all pairs are computed, in the fast one the work of the parts.
+    The reference form computes all pairs, the fast one the work of the tilings.
     """
 
     def cost(

@@ -30,7 +30,7 @@ from ortho.attention.transforms import Kernel, once
 ROWS, COLUMNS = 128, 512  # of a tile: on a CPU, some such tiles of float32 stay in its cache
 
 
-@attention_form
+@attention_form()
 def flash_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],

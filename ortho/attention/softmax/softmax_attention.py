@@ -22,7 +22,7 @@ from ortho.attention.transforms import no_forward_derivative
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
 
 
-@attention_form
+@attention_form()
 def softmax_attention_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],

@@ -82,7 +82,7 @@ class Pattern(ABC):
 
 
 @uncompiled
-@attention_form
+@attention_form()
 @indexing()
 def pattern_attention_reference(
     q: Float[Tensor, "*batch N K"],
@@ -108,7 +108,7 @@ def pattern_attention_reference(
 
 
 @uncompiled
-@attention_form
+@attention_form()
 @indexing()
 def pattern_attention(
     q: Float[Tensor, "*batch N K"],

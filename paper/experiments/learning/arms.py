@@ -6,8 +6,6 @@ An arm is data, a name and the kinds of its heads (`kinds`), so that it can be s
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-
 from ortho._checks import positive_int
 from ortho.cost import Cost
 from ortho.cost.layers import added
@@ -153,11 +151,6 @@ def training_flop(arm: Arm, B: int, N: int, d: int, L: int, *, vocab_size: int, 
     Raises TypeError or ValueError for sizes below 1 or that do not fit the arm.
     """
     return int(_cost(arm, B, N, d, L, vocab_size, d_ff).step)
-
-
-def trained_parameters(module: nn.Module) -> int:
-    """The number of a module's parameters that are trained."""
-    return sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
 def matched_width(arm: Arm, like: Arm, d: int, L: int, *, d_ff: int | None = None) -> int:

@@ -195,8 +195,10 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     Raises for CIFAR-10 what `cifar10` raises where there is no such file.
     """
     facts = {"heads": " + ".join(f"{count} {kind}" for kind, count in ARMS[case["arm"]])}
-    how: dict[str, Any] = {"looks": LOOKS, "keep_best": True, "checkpoint": checkpoint, "facts": facts}
-    return fitting.run(case, seeds_of(case), DATA[case["data"]].task(), partial(build, case), **how)
+    task, make = DATA[case["data"]].task(), partial(build, case)
+    return fitting.run(
+        case, seeds_of(case), task, make, looks=LOOKS, keep_best=True, checkpoint=checkpoint, facts=facts
+    )
 
 
 def seeds_of(case: Case) -> dict[str, int]:

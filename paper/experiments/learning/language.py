@@ -104,8 +104,9 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
         return arm.build(text.VOCAB_SIZE, case["d"], case["L"], generator=generator, **sizes)
 
     facts = {"kinds": arm.describe(), "text": parts.facts()}
-    how: dict[str, Any] = {"looks": LOOKS, "keep_best": True, "checkpoint": checkpoint, "facts": facts}
-    return fitting.run(case, seeds_of(case), task, build, **how)
+    return fitting.run(
+        case, seeds_of(case), task, build, looks=LOOKS, keep_best=True, checkpoint=checkpoint, facts=facts
+    )
 
 
 def seeds_of(case: Case) -> dict[str, int]:

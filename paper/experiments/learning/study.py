@@ -100,9 +100,16 @@ def cases(study: Study, device: str) -> list[Case]:
 
 def run(study: Study, case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     """Train and test one model (`fitting.run`); a run that was killed goes on from its `checkpoint`."""
-    how: dict[str, Any] = {"weight_decay": study.weight_decay, "looks": study.looks, "checkpoint": checkpoint}
-    facts = {"arm": plain(study.arms[case["arm"]])}
-    return fitting.run(case, seeds_of(study, case), study.task, partial(build, study, case), facts=facts, **how)
+    return fitting.run(
+        case,
+        seeds_of(study, case),
+        study.task,
+        partial(build, study, case),
+        weight_decay=study.weight_decay,
+        looks=study.looks,
+        checkpoint=checkpoint,
+        facts={"arm": plain(study.arms[case["arm"]])},
+    )
 
 
 def seeds_of(study: Study, case: Case) -> dict[str, int]:

@@ -93,8 +93,8 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     def build(generator: torch.Generator) -> LanguageModel:
         return arm.build(own.vocab_size, case["d"], case["L"], generator=generator)
 
-    how: dict[str, Any] = {"looks": LOOKS, "checkpoint": checkpoint}
-    return fitting.run(case, seeds_of(case), own, build, facts={"kinds": arm.describe(), "title": own.title}, **how)
+    facts = {"kinds": arm.describe(), "title": own.title}
+    return fitting.run(case, seeds_of(case), own, build, looks=LOOKS, checkpoint=checkpoint, facts=facts)
 
 
 def seeds_of(case: Case) -> dict[str, int]:
