@@ -1,7 +1,7 @@
 """One look for all figures: readable in print, safe for colour-blind readers, the same bytes on every run."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -12,99 +12,59 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ortho._checks import one_of
 
-__all__ = ["COLOURS", "DASHES", "LABELS", "MARKERS", "figure", "powers_of_two", "style", "use"]
+__all__ = ["COLOURS", "LABELS", "LOOKS", "MARKERS", "figure", "powers_of_two", "style", "use"]
 
 # Okabe & Ito's palette (2008), told apart with any colour vision. A variant has one look everywhere; those that meet in
 # a figure differ in colour and in marker, so that it survives a grey printer too.
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
 )  # fmt: skip
-COLOURS = {
-    "learned": BLACK,
-    "frozen": BLUE,
-    "stopped": VERMILION,
-    "structured": ORANGE,
-    "structured-stopped": ORANGE,
-    "quarter": SKY,
-    "one": GREEN,
-    "positional": GREEN,
-    "window": PURPLE,
-    "source": PURPLE,
-    "softmax": BLACK,
-    "linear": GREEN,
-    "linear-relu": GREEN,
-    "linear-exp": GREEN,
-    "cosformer": SKY,
-    "taylor": PURPLE,
-    "efficient": BLUE,
-    "trigonometric": VERMILION,
-    "favor": ORANGE,
-    "hyperbolic": ORANGE,
-    "favor++": BLUE,
-    "saderf": PURPLE,
-    "aderf": GREEN,
-    "sderf": SKY,
-    "synthesizer": SKY,
-    "rotary": SKY,
-    "alibi": BLUE,
-    "fox": ORANGE,
-    "path": GREEN,
-    "position-delta": VERMILION,
+
+
+class Look(NamedTuple):
+    """How a variant is drawn; without a label it is called by its name."""
+
+    colour: str
+    marker: str
+    dashes: str = "-"
+    label: str = ""
+
+
+LOOKS = {
+    "learned": Look(BLACK, "o", label="standard (learned)"),
+    "frozen": Look(BLUE, "s", "--"),
+    "stopped": Look(VERMILION, "^", "-.", "frozen, gradient stopped"),
+    "structured": Look(ORANGE, "D", "--", "structured, stopped"),
+    "structured-stopped": Look(ORANGE, "D", "--", "structured, stopped"),
+    "quarter": Look(SKY, "p", ":", "a quarter learned, others structured, stopped"),
+    "one": Look(GREEN, "v", label="one learned, others positional"),
+    "positional": Look(GREEN, "v"),
+    "window": Look(PURPLE, "P"),
+    "source": Look(PURPLE, "x", ":", "the source's figure"),
+    "softmax": Look(BLACK, "o"),  # the standard layer is learned x softmax: one look for both
+    "linear": Look(GREEN, "D"),
+    "linear-relu": Look(GREEN, "d", "--"),
+    "linear-exp": Look(GREEN, "<", ":"),
+    "cosformer": Look(SKY, "X"),
+    "taylor": Look(PURPLE, "*"),
+    "efficient": Look(BLUE, "s"),
+    "trigonometric": Look(VERMILION, "^"),
+    "favor": Look(ORANGE, "v"),
+    "hyperbolic": Look(ORANGE, ">", "--"),
+    "favor++": Look(BLUE, "s"),
+    "saderf": Look(PURPLE, "p"),
+    "aderf": Look(GREEN, "h"),
+    "sderf": Look(SKY, "X"),
+    "synthesizer": Look(SKY, "P"),
+    "rotary": Look(SKY, "<"),
+    "alibi": Look(BLUE, "s"),
+    "fox": Look(ORANGE, "v"),
+    "path": Look(GREEN, "D"),
+    "position-delta": Look(VERMILION, "^"),
 }
-MARKERS = {
-    "learned": "o",
-    "frozen": "s",
-    "stopped": "^",
-    "structured": "D",
-    "structured-stopped": "D",
-    "quarter": "p",
-    "one": "v",
-    "positional": "v",
-    "window": "P",
-    "source": "x",
-    "softmax": "o",  # the standard layer is learned x softmax: one look for both
-    "linear": "D",
-    "linear-relu": "d",
-    "linear-exp": "<",
-    "cosformer": "X",
-    "taylor": "*",
-    "efficient": "s",
-    "trigonometric": "^",
-    "favor": "v",
-    "hyperbolic": ">",
-    "favor++": "s",
-    "saderf": "p",
-    "aderf": "h",
-    "sderf": "X",
-    "synthesizer": "P",
-    "rotary": "<",
-    "alibi": "s",
-    "fox": "v",
-    "path": "D",
-    "position-delta": "^",
-}
-DASHES = {
-    "learned": "-",
-    "frozen": "--",
-    "stopped": "-.",
-    "structured": "--",
-    "structured-stopped": "--",
-    "quarter": ":",
-    "source": ":",
-    "linear-relu": "--",
-    "linear-exp": ":",
-    "hyperbolic": "--",
-}
-LABELS = {
-    "learned": "standard (learned)",
-    "frozen": "frozen",
-    "stopped": "frozen, gradient stopped",
-    "structured": "structured, stopped",
-    "structured-stopped": "structured, stopped",
-    "quarter": "a quarter learned, others structured, stopped",
-    "one": "one learned, others positional",
-    "source": "the source's figure",
-}
+COLOURS = {name: look.colour for name, look in LOOKS.items()}
+MARKERS = {name: look.marker for name, look in LOOKS.items()}
+LABELS = {name: look.label or name for name, look in LOOKS.items()}
 
 _STYLE: dict[Any, Any] = {
     "figure.figsize": (7.0, 3.8),
@@ -159,12 +119,8 @@ def style(name: str) -> dict[str, Any]:
 
     Raises ValueError for a name that has no look.
     """
-    return {
-        "color": COLOURS[one_of("name", name, COLOURS)],
-        "marker": MARKERS[name],
-        "linestyle": DASHES.get(name, "-"),
-        "label": LABELS.get(name, name),
-    }
+    look = LOOKS[one_of("name", name, LOOKS)]
+    return {"color": look.colour, "marker": look.marker, "linestyle": look.dashes, "label": LABELS[name]}
 
 
 def powers_of_two(axis: Axes, values: Iterable[float]) -> None:

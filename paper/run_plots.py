@@ -97,8 +97,8 @@ def table_rows(
 
 
 def undominated(points: Mapping[str, tuple[float, float]]) -> list[str]:
-    """The names of the points than which no other is lower in one number and at least as low in the other, by the first
-    number."""
+    """The Pareto front, by the first number: the names of the points that no other beats. One beats another if it is
+    lower in one number and not higher in the other."""
 
     def beaten(x: float, y: float) -> bool:
         return any(a <= x and b <= y and (a, b) != (x, y) for a, b in points.values())

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ortho._checks import one_of
 from paper.claims import figures
 from paper.claims.figures import Interval
+from paper.claims.rules import by_setting
 from paper.claims.verdicts import Verdict, rule
 from paper.experiments.statistics import OUTCOMES
 
@@ -75,12 +76,4 @@ def _judge(
     answers = {label: says.get(one_of("outcome", outcome, OUTCOMES)) for label, (_, outcome) in found.items()}
     shown = [label for label, answer in answers.items() if answer is wanted]
     undecided = [label for label, answer in answers.items() if answer is None]
-    listed = figures.listing(have, undecided)
-    if len(shown) == len(found):
-        return Verdict.CONFIRMED, statement, listed
-    if shown:
-        rest = figures.listing({label: text for label, text in have.items() if label not in shown})
-        return Verdict.CONDITIONAL, statement, f"holds at {figures.some(shown)}; not shown at {rest}"
-    if undecided:
-        return Verdict.UNTESTABLE, statement, f"{listed}: undecided at {figures.some(undecided)}"
-    return Verdict.REFUTED, statement, f"{listed}: nowhere"
+    return by_setting(statement, have, shown, undecided, how=("holds", "not shown"), nowhere="nowhere")

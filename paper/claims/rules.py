@@ -220,15 +220,10 @@ def effect(
             within.append(label)
         elif low <= noise and high >= (least + most) / 2:
             hidden.append(label)
-    said, listed = figures.span((least, most), unit), figures.listing(have, hidden)
-    if len(within) == len(measured):
-        return Verdict.CONFIRMED, said, listed
-    if within:
-        rest = figures.listing({label: have[label] for label in _rest(measured, within)})
-        return Verdict.CONDITIONAL, said, f"shows at {figures.some(within)}; not at {rest}"
-    if hidden:
-        return Verdict.UNTESTABLE, said, f"{listed}: the noise at {figures.some(hidden)} could hide it"
-    return Verdict.REFUTED, said, f"{listed}: no such gain shows anywhere"
+    said = figures.span((least, most), unit)
+    return by_setting(
+        said, have, within, hidden, unclear="the noise at {} could hide it", nowhere="no such gain shows anywhere"
+    )
 
 
 @rule
@@ -246,15 +241,7 @@ def improves(statement: str, gains: Mapping[str, Interval], *, unit: str = "") -
     have = {label: figures.span(gain, unit) for label, gain in ends.items()}
     shown = [label for label, (low, _) in ends.items() if low > 0]
     undecided = [label for label, (low, high) in ends.items() if low <= 0 < high]
-    listed = figures.listing(have, undecided)
-    if len(shown) == len(ends):
-        return Verdict.CONFIRMED, statement, listed
-    if shown:
-        rest = figures.listing({label: have[label] for label in _rest(ends, shown)})
-        return Verdict.CONDITIONAL, statement, f"shows at {figures.some(shown)}; not at {rest}"
-    if undecided:
-        return Verdict.UNTESTABLE, statement, f"{listed}: undecided at {figures.some(undecided)}"
-    return Verdict.REFUTED, statement, f"{listed}: no gain anywhere"
+    return by_setting(statement, have, shown, undecided, nowhere="no gain anywhere")
 
 
 @rule
@@ -284,6 +271,29 @@ def all_of(parts: Parts) -> Finding:
     )
     names = dict.fromkeys(name for finding in parts.values() for name in finding.rule.split(", "))
     return Finding(verdict, source, ours, ", ".join(names))
+
+
+def by_setting(
+    said: str,
+    have: Mapping[str, str],
+    shown: Collection[str],
+    undecided: Collection[str],
+    *,
+    how: tuple[str, str] = ("shows", "not"),
+    unclear: str = "undecided at {}",
+    nowhere: str,
+) -> tuple[Verdict, str, str]:
+    """What rules say that look for something in each setting: `shown` everywhere, in some, or in none; and if in none,
+    whether it is `undecided` somewhere, or nowhere. `have` is what was found, in words."""
+    listed = figures.listing(have, undecided)
+    if len(shown) == len(have):
+        return Verdict.CONFIRMED, said, listed
+    if shown:
+        rest = figures.listing({label: have[label] for label in _rest(have, shown)})
+        return Verdict.CONDITIONAL, said, f"{how[0]} at {figures.some(shown)}; {how[1]} at {rest}"
+    if undecided:
+        return Verdict.UNTESTABLE, said, f"{listed}: {unclear.format(figures.some(undecided))}"
+    return Verdict.REFUTED, said, f"{listed}: {nowhere}"
 
 
 def _compare(claimed: Formula, exact: Formula, held: Collection[str]) -> tuple[list[Formula], list[Formula]]:

@@ -66,90 +66,68 @@ def test_it_is_run_on_request_only():
 # ---------------------------------------------------------------------------------------------------------------- check
 
 
-def unexecuted(nb):
-    nb.cells[1].execution_count = None
+def cell(number, **changed):
+    """Changes a cell of a notebook."""
+    return lambda nb: nb.cells[number].update(changed)
 
 
-def out_of_order(nb):
+def shows(*outputs):
+    return cell(0, outputs=list(outputs))
+
+
+def tagged(tag):
+    return cell(0, metadata={"tags": [tag]})
+
+
+def swapped(nb):
     nb.cells[1].execution_count, nb.cells[2].execution_count = 3, 2
-
-
-def raised(nb):
-    nb.cells[0].outputs = [v4.new_output("error", ename="ValueError", evalue="no", traceback=[])]
-
-
-def warned(nb):
-    nb.cells[0].outputs = [printed("UserWarning: slow\n", "stderr")]
-
-
-def edited(nb):
-    nb.cells[1].source += "  # changed"
-
-
-def extended(nb):
-    nb.cells.append(v4.new_code_cell("pass", id="cell-3", execution_count=4))
-
-
-def shortened(nb):
-    del nb.cells[2]
-
-
-def never_executed(nb):
-    del nb.metadata["ortho"]
-
-
-def draws_another_picture(nb):
-    nb.cells[0].outputs = [v4.new_output("display_data", {"image/png": "iVBORw0KGgo="})]
-
-
-def skipped(nb):
-    nb.cells[0].metadata["tags"] = ["nbval-skip"]
-
-
-def left_out_by_a_comment(nb):
-    nb.cells[0].source = "# NBVAL_IGNORE_OUTPUT\nx = 2"
-
-
-def timed_without_a_clock(nb):
-    nb.cells[0].metadata["tags"] = [notebooks.TIMING_TAG]
-
-
-def shows_a_path(nb):
-    nb.cells[0].outputs = [printed("saved to /home/someone/figure.png\n")]
-
-
-def shows_this_checkout(nb):
-    nb.cells[0].outputs = [v4.new_output("execute_result", {"text/plain": f"'{ROOT}/results'"})]
-
-
-def shows_an_address(nb):
-    nb.cells[0].outputs = [v4.new_output("execute_result", {"text/plain": "<object at 0x7f3a5c0d12e0>"})]
 
 
 @pytest.mark.parametrize(
     ("alter", "reason"),
     [
-        (unexecuted, "code cell 1 (cell-1) is not executed"),
-        (out_of_order, "code cell 1 (cell-1) is out of order: executed as number 3, expected 2"),
-        (raised, "code cell 0 (cell-0) stores an error: ValueError: no"),
-        (warned, "code cell 0 (cell-0) stores a warning: UserWarning: slow"),
-        (edited, "code cell 1 (cell-1) was edited, added or removed after execution"),
-        (extended, "code cell 3 (cell-3) was edited, added or removed after execution"),
-        (shortened, "code cell 2 was edited, added or removed after execution"),
-        (never_executed, "was never executed by tools/notebooks.py"),
-        (draws_another_picture, "code cell 0 (cell-0) has outputs that were edited after execution"),
-        (skipped, "code cell 0 (cell-0) has tags other than "),
+        (cell(1, execution_count=None), "code cell 1 (cell-1) is not executed"),
+        (swapped, "code cell 1 (cell-1) is out of order: executed as number 3, expected 2"),
         (
-            left_out_by_a_comment,
+            shows(v4.new_output("error", ename="ValueError", evalue="no", traceback=[])),
+            "code cell 0 (cell-0) stores an error: ValueError: no",
+        ),
+        (
+            shows(printed("UserWarning: slow\n", "stderr")),
+            "code cell 0 (cell-0) stores a warning: UserWarning: slow",
+        ),
+        (cell(1, source="x  # changed"), "code cell 1 (cell-1) was edited, added or removed after execution"),
+        (
+            lambda nb: nb.cells.append(v4.new_code_cell("pass", id="cell-3", execution_count=4)),
+            "code cell 3 (cell-3) was edited, added or removed after execution",
+        ),
+        (lambda nb: nb.cells.pop(), "code cell 2 was edited, added or removed after execution"),
+        (lambda nb: nb.metadata.pop("ortho"), "was never executed by tools/notebooks.py"),
+        (
+            shows(v4.new_output("display_data", {"image/png": "iVBORw0KGgo="})),  # another picture
+            "code cell 0 (cell-0) has outputs that were edited after execution",
+        ),
+        (tagged("nbval-skip"), "code cell 0 (cell-0) has tags other than "),
+        (
+            cell(0, source="# NBVAL_IGNORE_OUTPUT\nx = 2"),
             "code cell 0 (cell-0) keeps itself from the comparison of outputs: # NBVAL_IGNORE_OUTPUT",
         ),
         (
-            timed_without_a_clock,
+            tagged(notebooks.TIMING_TAG),
             "code cell 0 (cell-0) has the tag nbval-ignore-output, and takes no time that could differ",
         ),
-        (shows_a_path, "code cell 0 (cell-0) shows an absolute path: /home/someone/figure.png"),
-        (shows_this_checkout, "code cell 0 (cell-0) shows an absolute path"),
-        (shows_an_address, "code cell 0 (cell-0) shows a memory address: at 0x7f3a5c0d12e0"),
+        (
+            shows(printed("saved to /home/someone/figure.png\n")),
+            "code cell 0 (cell-0) shows an absolute path: /home/someone/figure.png",
+        ),
+        (
+            shows(v4.new_output("execute_result", {"text/plain": f"'{ROOT}/results'"})),
+            "code cell 0 (cell-0) shows an absolute path",
+        ),
+        (
+            shows(v4.new_output("execute_result", {"text/plain": "<object at 0x7f3a5c0d12e0>"})),
+            "code cell 0 (cell-0) shows a memory address: at 0x7f3a5c0d12e0",
+        ),
     ],
 )
 def test_check_names_the_reason(alter, reason):

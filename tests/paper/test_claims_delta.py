@@ -13,8 +13,8 @@ from paper.claims.evidence import gates_and_losses as forms
 from paper.claims.evidence import positions
 from paper.tasks import flip_flop, state_tracking
 
-CONFIRMED, CORRECTED, REFUTED = Verdict.CONFIRMED, Verdict.CORRECTED, Verdict.REFUTED
-INCONSISTENT, CONDITIONAL, UNTESTABLE = Verdict.INCONSISTENT, Verdict.CONDITIONAL, Verdict.UNTESTABLE
+CONFIRMED, REFUTED = Verdict.CONFIRMED, Verdict.REFUTED
+CONDITIONAL, UNTESTABLE = Verdict.CONDITIONAL, Verdict.UNTESTABLE
 
 # --------------------------------------------------------------------------------------- The evidence on the delta rule
 

@@ -1,7 +1,6 @@
 """Evidence on layers, projections, memory and printed tables: its figures against others found independently."""
 
 import copy
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -21,10 +20,8 @@ from paper.claims import Verdict
 from paper.claims.evidence import cheaper_heads as cheaper
 from paper.claims.evidence import hardware, lookup, methods
 from paper.claims.evidence import measured_step as measured
-from paper.claims.evidence import printed_models as scenarios
 from paper.claims.evidence import printed_speed_ups as printed
 from paper.claims.evidence.frozen_layer import PRODUCTS, backward_products, r, saved_share, speed_up
-from paper.claims.evidence.methods import COSTS, build, evaluate
 from paper.claims.evidence.printed_models import SCENARIOS, even_length, memory, millions, saved_megabytes, whole_limit
 from paper.claims.evidence.printed_speed_ups import (
     SPEED_UPS,
@@ -37,8 +34,8 @@ from paper.claims.evidence.printed_speed_ups import (
 from paper.experiments.speed import analysis as summary
 from paper.experiments.speed import training_step
 
-CONFIRMED, CORRECTED, REFUTED = Verdict.CONFIRMED, Verdict.CORRECTED, Verdict.REFUTED
-INCONSISTENT, CONDITIONAL, UNTESTABLE = Verdict.INCONSISTENT, Verdict.CONDITIONAL, Verdict.UNTESTABLE
+CONFIRMED, REFUTED = Verdict.CONFIRMED, Verdict.REFUTED
+CONDITIONAL, UNTESTABLE = Verdict.CONDITIONAL, Verdict.UNTESTABLE
 
 # ---------------- The products found on autograd's graph are those that the closed forms declare and the counter counts
 
@@ -346,23 +343,7 @@ def test_weights_of_whole_models():
         assert saved_megabytes(name) == 3 * 2 * frozen / 1e6
 
 
-def test_a_possible_speed_up_would_be_noticed(monkeypatch):
-    modest = replace(SCENARIOS["BERT-base"], speed_up=12)
-    monkeypatch.setitem(scenarios.SCENARIOS, "BERT-base", modest)
-    assert scenarios.bert().verdict == INCONSISTENT  # with the source's own table, and with that alone
-    monkeypatch.setitem(scenarios.SCENARIOS, "BERT-base", replace(modest, speed_up=14))
-    assert scenarios.bert().verdict == REFUTED
-
-
 # ------ Section 3's rows are those of running layers; the lookup's bounds are met, and passed by nothing that was tried
-
-
-@pytest.mark.parametrize("name", COSTS)
-def test_rows_are_counted(name):
-    for length, d_model, heads in ((6, 4, 2), (9, 12, 3)):  # formulas are for several heads
-        counts = count_step(build(name, length, d_model, heads), torch.zeros(1, length, d_model, requires_grad=True))
-        for figure in ("forward", "backward", "elementwise_forward", "elementwise_backward", "saved_bytes", "trained"):
-            assert getattr(counts, figure) == evaluate(getattr(COSTS[name], figure), length, d_model, heads), figure
 
 
 def test_the_task_in_words():
@@ -390,21 +371,6 @@ def test_least_error_is_a_minimum():
             frozen.weight_v.normal_(std=0.1)
             assert lookup.error(frozen(data.x), data.target) > least
     assert lookup.least_error(lookup.standard_solution(lookup.apart(6)), data) <= lookup.SOLVED
-
-
-def test_training_does_not_get_below():
-    """Gradient descent on W_V and W_O comes near the bound from above."""
-    data = lookup.sequences(lookup.apart(4), 60)
-    frozen = lookup.attention_layer("frozen")
-    least = lookup.least_error(frozen, data)
-    optimiser = torch.optim.Adam(frozen.parameters(), lr=0.01)
-    for _ in range(150):
-        loss = (frozen(data.x)[..., : lookup.VALUES] - data.target).square().mean()
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-    reached = lookup.error(frozen(data.x), data.target)
-    assert least - 1e-9 < reached < least + 0.1
 
 
 @pytest.mark.bad_input

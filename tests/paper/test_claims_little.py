@@ -243,11 +243,6 @@ def test_records_of_a_gpu_are_read_where_there_are_no_others(stored):
     assert list(evidence.few_pairs("translation")) == [1000]
 
 
-def test_a_made_up_language_alone_is_no_translation(stored):
-    stored(transduction=made_up({evidence.LEARNED: 0.3, evidence.FIXED: 0.4, evidence.SINGLE: 0.2}))
-    assert evidence.from_few_pairs().verdict == UNTESTABLE
-
-
 # ---------------------------------------------------------------------------------------------------------- the causes
 
 
@@ -300,12 +295,6 @@ def test_the_advantage_is_looked_for_in_all_little_data(stored):
 def test_all_of_the_text_is_no_little_text(stored):
     stored(bytes=[*text("learned", 2.5), *text("frozen", 1.5)])
     assert evidence.advantage().verdict == UNTESTABLE
-
-
-def test_gains_of_text_are_what_is_saved(stored):
-    stored(bytes_little=[*little("learned", 2.5), *little("frozen", 2.2)])
-    ((label, (ends, outcome)),) = evidence.of_text().items()
-    assert (label, outcome) == ("frozen (50,000 bytes, bits)", "better") and ends == pytest.approx((0.3, 0.3))
 
 
 # ----------------------------------------------------------------------------------------------------------- the table

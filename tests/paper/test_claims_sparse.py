@@ -21,7 +21,7 @@ from paper.claims.evidence import sparse_patterns as patterns
 from paper.experiments.speed import attention_analysis as attention_rows
 
 CONFIRMED, CORRECTED, REFUTED = Verdict.CONFIRMED, Verdict.CORRECTED, Verdict.REFUTED
-INCONSISTENT, CONDITIONAL, UNTESTABLE = Verdict.INCONSISTENT, Verdict.CONDITIONAL, Verdict.UNTESTABLE
+CONDITIONAL, UNTESTABLE = Verdict.CONDITIONAL, Verdict.UNTESTABLE
 
 # ------------------------------------------------------------------- The evidence on fixed patterns, in three documents
 
@@ -118,27 +118,6 @@ def test_the_picture_by_sets():
     assert patterns.picture_share(n, stride) == count / (n * (n + 1) / 2)
 
 
-def row(N, ratio=1.0, seconds=1.0):
-    return {"N": N, "ratio_alike": (ratio, ratio, ratio), "seconds": (seconds, seconds, seconds)}
-
-
-@pytest.fixture
-def recorded(monkeypatch):
-    """Sets what the records of pattern-speed say, arm -> rows on one device."""
-    monkeypatch.setattr(experiments, "load", lambda name: [name])
-
-    def enter(**lines):
-        named = {arm.replace("_", " "): rows for arm, rows in lines.items()}
-        found = {"cpu-a": {arm.replace("blocks", patterns.BLOCKS): rows for arm, rows in named.items()}}
-        monkeypatch.setattr(
-            attention_rows,
-            "curves",
-            lambda records, arms: found if (records, arms) == (["pattern-speed"], "patterns") else {},
-        )
-
-    return enter
-
-
 def timed(arm, ratio, flops, N=4096):
     return {"device": "cpu-a", "N": N, "arm": arm, "ratio_alike": (ratio,) * 3, "flops_alike": flops}
 
@@ -181,17 +160,6 @@ def test_products_of_both_forms():
         assert patterns.products(pattern, "mask") == 1
         kept = pattern.pairs(patterns.COUNTED, is_causal=True) / patterns.COUNTED**2
         assert kept <= patterns.products(pattern, "parts") < 0.5
-
-
-@pytest.mark.parametrize(("seconds", "verdict"), [(0.2, CONFIRMED), (2.0, REFUTED)])
-def test_a_mask_by_the_clock(recorded, seconds, verdict):
-    lines = {"sdpa_masked": [row(4096)], "window": [row(4096, seconds=seconds), row(8192, seconds=9.0)]}
-    recorded(**lines)
-    assert patterns.timed() == {"$N = 4,096$ on cpu-a": 1 / seconds}
-    assert patterns.by_hand_and_made_for_it().verdict == verdict
-    recorded(window=lines["window"])
-    assert patterns.timed() == {}
-    assert patterns.by_hand_and_made_for_it().verdict == CONFIRMED
 
 
 # ------------------------------------------------------------------- The evidence on dynamic sparsity, in two documents

@@ -14,7 +14,7 @@ from ortho.layers.multihead import MultiheadAttention
 from ortho.models.language_model import LanguageModel
 from ortho.projections import FrozenProjection, Projection
 from ortho.projections.structured import factors
-from paper.claims.evidence.common import SOME
+from paper.claims.evidence.common import SOME, seeded
 from paper.claims.evidence.frozen_layer import train_once
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, counted, holds, region
@@ -52,8 +52,7 @@ def merged(heads: int) -> float:
 def still_right(trained: bool) -> float:
     """Per cent of the numbers of q and k, computed in advance from embeddings, that a training step leaves as they
     are."""
-    generator = torch.Generator().manual_seed(0)
-    kind: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
+    kind: dict[str, Any] = {"generator": seeded(), "dtype": torch.float64}
     layer = MultiheadAttention(NARROW, 2, projection="frozen", **kind)
     embeddings = torch.randn(1, 8, NARROW, **kind).requires_grad_(trained)
     before = torch.cat(layer.projection(embeddings)).detach()
@@ -87,8 +86,7 @@ def fast_products() -> Parts:
 
 
 def _model(projection: Projection) -> LanguageModel:
-    generator = torch.Generator().manual_seed(1)
-    sizes: dict[str, Any] = {"max_length": 8, "generator": generator, "dtype": torch.float64}
+    sizes: dict[str, Any] = {"max_length": 8, "generator": seeded(1), "dtype": torch.float64}
     return LanguageModel(11, NARROW, 2, LAYERS, projection=projection, **sizes)
 
 
@@ -96,8 +94,7 @@ def _model(projection: Projection) -> LanguageModel:
 def shared() -> tuple[int, float]:
     """(numbers of frozen matrices that a model holds whose blocks share one projection, the greatest difference of
     its logits and gradients from those of a model in which each block has a copy)."""
-    generator = torch.Generator().manual_seed(0)
-    one = _model(FrozenProjection(NARROW, 2, generator=generator, dtype=torch.float64))
+    one = _model(FrozenProjection(NARROW, 2, generator=seeded(), dtype=torch.float64))
     other = copy.deepcopy(one)
     for block in cast(Iterable[TransformerBlock], other.blocks):
         block.attention.projection = copy.deepcopy(block.attention.projection)

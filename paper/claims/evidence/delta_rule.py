@@ -35,7 +35,7 @@ ARMS = ("delta causal", "gated-delta causal")
 
 def operands(length: int = LENGTH) -> tuple[Tensor, Tensor, Tensor]:
     """Normal queries and values, and keys of uniform direction with squared lengths up to 2, (length, WIDTH)."""
-    g = torch.Generator().manual_seed(0)
+    g = seeded()
     q, k, v = torch.randn(3, length, WIDTH, generator=g, dtype=torch.float64)
     squares = 2 * torch.rand(length, 1, generator=g, dtype=torch.float64)
     return q, k / k.norm(dim=-1, keepdim=True) * squares.sqrt(), v
@@ -66,7 +66,7 @@ def unlike_descent() -> float:
 
 def left_after(square: float, writes: int) -> float:
     """The share of the error that is left when one pair, with that |k|^2, is written so often to a random memory."""
-    g = torch.Generator().manual_seed(2)
+    g = seeded(2)
     S = torch.randn(WIDTH, WIDTH, generator=g, dtype=torch.float64)
     k, v = torch.randn(2, WIDTH, generator=g, dtype=torch.float64)
     k = k * (square**0.5 / k.norm())

@@ -18,7 +18,7 @@ from ortho.theory.scores import carrying, expected_missed, freedoms
 from paper import experiments
 from paper.claims import figures
 from paper.claims.evidence import gradient_depth as depth
-from paper.claims.evidence.common import Arms
+from paper.claims.evidence.common import Arms, seeded
 from paper.claims.evidence.low_resource import gap
 from paper.claims.ledger import evidence
 from paper.claims.outcomes import BITS_A_BYTE, Unit, loses_nothing, outperforms
@@ -271,7 +271,7 @@ def unreached() -> tuple[float, float]:
     Products of matrices with norm c, the condition of the drawn columns, in d roundings each: 8 d eps c^2.
     """
     d, K = CARRIED
-    g = torch.Generator().manual_seed(0)
+    g = seeded()
     worst = allowed = 0.0
     for _ in range(PAIRS):
         q, k = (haar(d, K, generator=g, dtype=torch.float64) for _ in "qk")
@@ -354,7 +354,7 @@ def generalisation() -> Finding:
 @cache
 def scale_changed() -> float:
     """The largest relative change of a token's length by the orthogonal W_Q and W_K, of random tokens."""
-    g = torch.Generator().manual_seed(1)
+    g = seeded(1)
     x = torch.randn(1000, depth.D, generator=g, dtype=torch.float64)
     made = (x @ haar(depth.D, depth.D, generator=g, dtype=torch.float64) for _ in "qk")
     return max(float((y.norm(dim=1) / x.norm(dim=1) - 1).abs().max()) for y in made)

@@ -13,6 +13,7 @@ from ortho.cost import block, layer
 from ortho.cost.big_o import H, N, d
 from ortho.cost.counting import optimiser_bytes
 from ortho.layers.multihead import MultiheadAttention
+from paper.claims.evidence.common import seeded
 from paper.claims.figures import percent, show
 from paper.claims.ledger import evidence, evidence_table
 from paper.claims.rules import all_of, contradiction, counted, growth, holds, printed, region
@@ -74,7 +75,7 @@ def backward_products(projection: str, *, form: str = "reference", input_grad: b
     'used': an edge of the graph asks for the result. 'discarded': none does, but the fused kernel returns it all the
     same. 'absent': it is not computed.
     """
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     module = MultiheadAttention(4, 1, projection=projection, form=form, generator=generator, dtype=torch.float64)
     x = torch.randn(1, 3, 4, generator=generator, dtype=torch.float64).requires_grad_(input_grad)
     y = module(x)
@@ -178,7 +179,7 @@ class Trained:
 @cache
 def train_once(projection: str, d_model: int = 64) -> Trained:
     """Build a layer, take one step of AdamW on a random batch and look at what there is afterwards."""
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     module = MultiheadAttention(d_model, 4, projection=projection, generator=generator, dtype=torch.float64)
     optimiser = torch.optim.AdamW(module.parameters())
     before = {name: weight.clone() for name, weight in module.state_dict().items()}

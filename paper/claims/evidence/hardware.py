@@ -17,7 +17,7 @@ from ortho.cost.counting import Allocations, count_step
 from ortho.cost.models import RecomputedCost, mixture_of_experts, recomputed
 from ortho.layers.feed_forward import MixtureOfExperts
 from paper import experiments
-from paper.claims.evidence.common import EXACT, normal, relative_error
+from paper.claims.evidence.common import EXACT, normal, relative_error, seeded
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, counted, growth, holds, region, untestable
 from paper.claims.verdicts import Finding
@@ -37,13 +37,11 @@ def away(*, is_causal: bool) -> float:
     """How far the form in tiles is from the definition, relatively: output and gradients."""
     results: dict[str, Any] = {}
     for name, form in FORMS.items():
-        generator = torch.Generator().manual_seed(0)
-        q, k, v, upstream = torch.randn(4, TOKENS, WIDTH, generator=generator, dtype=torch.float64)
+        q, k, v, upstream = normal(4, TOKENS, WIDTH)
         leaves = [x.clone().requires_grad_() for x in (q, k, v)]
         o: Any = form(*leaves, is_causal=is_causal)
         results[name] = o.detach(), *torch.autograd.grad(o, leaves, upstream)
-    pairs = zip(results["tiles"], results["reference"], strict=True)
-    return max(float((one - other).norm() / other.norm()) for one, other in pairs)
+    return max(map(relative_error, results["tiles"], results["reference"]))
 
 
 @cache
@@ -145,8 +143,7 @@ def decoded_rows() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
     Each is (DECODED - 1, WIDTH): the first token has none before it.
     """
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = torch.randn(3, DECODED, WIDTH, generator=generator, dtype=torch.float64)
+    q, k, v = normal(3, DECODED, WIDTH)
     whole = softmax_attention_reference(q, k, v, is_causal=True)
     reader = new_cache("softmax", DECODED)
     steps = [reader.attend(q[t : t + 1], k[t : t + 1], v[t : t + 1]) for t in range(DECODED)]
@@ -158,7 +155,7 @@ def decoded_rows() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 @evidence("S1.3.1b", chapter=SERVING)
 def last_row() -> Finding:
     whole, steps, before = decoded_rows()
-    apart, printed = (float((found - whole).norm() / whole.norm()) for found in (steps, before))
+    apart, printed = (relative_error(found, whole) for found in (steps, before))
     readings = {"all keys, the token's own included": apart, "the keys before it alone, as printed": round(printed, 2)}
     parts = {"difference from the whole pass": region((0, EXACT), readings)}
     return all_of(parts).noting(f"Relative, over all lengths to $N = {DECODED}$. The source prints $K_{{1:t-1}}$")
@@ -222,8 +219,7 @@ def expert_orders() -> Finding:
 
 def mixture(form: str) -> Any:
     """A layer, of which every form draws the same."""
-    generator = torch.Generator().manual_seed(0)
-    return MixtureOfExperts(EXPERT_WIDTH, EXPERTS, top_k=PICKED, form=form, generator=generator, dtype=torch.float64)
+    return MixtureOfExperts(EXPERT_WIDTH, EXPERTS, top_k=PICKED, form=form, generator=seeded(), dtype=torch.float64)
 
 
 def tokens() -> torch.Tensor:

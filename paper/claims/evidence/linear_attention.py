@@ -21,7 +21,7 @@ from ortho.theory import associativity, kernels
 from ortho.theory.associativity import Matrix, left_first, product, product_flops, right_first
 from paper import experiments
 from paper.claims.evidence import lookup
-from paper.claims.evidence.common import EXACT, SOME, normal, orders, relative_error
+from paper.claims.evidence.common import EXACT, SOME, normal, orders, relative_error, seeded
 from paper.claims.figures import show
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, counted, growth, holds, region, untestable
@@ -74,7 +74,7 @@ def numbered(entries: tuple[Any, ...]) -> dict[str, Any]:
 
 def differing(one: Callable[..., Matrix], other: Callable[..., Matrix], *, tokens: int = 12, width: int = 4) -> int:
     """Entries in which two ways of computing causal outputs differ, on random fractions."""
-    g = torch.Generator().manual_seed(0)
+    g = seeded()
     operands = [associativity.rational(tokens, width, generator=g) for _ in "qkv"]
     pairs = zip(one(*operands), other(*operands), strict=True)
     return sum(x != y for rows in pairs for x, y in zip(*rows, strict=True))

@@ -13,6 +13,7 @@ from torch import Tensor
 from ortho._checks import unchecked_values
 from ortho.attention import MECHANISMS
 from ortho.layers.multihead import MultiheadAttention
+from paper.claims.evidence.common import seeded
 
 ENTRIES, VALUES, D_MODEL, HEADS = 16, 8, 64, 8
 SOLVED = 1e-6  # an error that counts as none
@@ -41,7 +42,7 @@ def apart(entries: int = ENTRIES, d_model: int = D_MODEL) -> Embedding:
 
 def sequences(embedding: Embedding, count: int = 200, *, seed: int = 1) -> Sequences:
     """`count` random dictionaries in this embedding, with values of independent random signs."""
-    g = torch.Generator().manual_seed(seed)
+    g = seeded(seed)
     p, c = len(embedding.keys), len(embedding.values)
     order = torch.stack([torch.randperm(p, generator=g) for _ in range(count)])
     value = 2.0 * torch.randint(2, (count, p, c), generator=g, dtype=torch.float64) - 1  # of each key
@@ -64,7 +65,7 @@ def codes(entries: int, width: int) -> Tensor:
 
 
 def attention_layer(projection: str, *, heads: int = HEADS, draw: int = 0) -> MultiheadAttention:
-    g = torch.Generator().manual_seed(10_000 + draw)
+    g = seeded(10_000 + draw)
     return MultiheadAttention(D_MODEL, heads, projection=projection, form="reference", generator=g, dtype=torch.float64)
 
 

@@ -192,7 +192,7 @@ def uniform_misplaced(spread: float) -> float:
 @cache
 def _favor_rows(count: int) -> tuple[Tensor, ...]:
     """Some draws of that many rows; not from the generator of q and k, to which the rows would be parallel."""
-    generators = (torch.Generator().manual_seed(1000 + draw) for draw in range(FAVOR_DRAWS))
+    generators = (seeded(1000 + draw) for draw in range(FAVOR_DRAWS))
     return tuple(orthogonal_features(count, FAVOR_WIDTH, generator=g, dtype=torch.float64) for g in generators)
 
 

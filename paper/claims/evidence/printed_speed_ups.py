@@ -147,10 +147,6 @@ def weights_that_fit(largest: int = 6, steps: int = 4) -> list[tuple[str, str, f
 
 # The weights among these whose backward pass costs twice the forward pass, as it does by count.
 BACKWARD, OPTIMISER, DROPPED = 2.0, 0.5, 2.0
-# The weights among these whose backward pass costs twice the forward pass, as it does by count.
-BACKWARD, OPTIMISER, DROPPED = 2.0, 0.5, 2.0
-# The weights among these whose backward pass costs twice the forward pass, as it does by count.
-BACKWARD, OPTIMISER, DROPPED = 2.0, 0.5, 2.0
 OPTIMISER_SHARE = Fraction(1, 7)  # of the standard step: OPTIMISER/(1 + BACKWARD + OPTIMISER)
 
 

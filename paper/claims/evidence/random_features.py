@@ -395,7 +395,7 @@ LIKELY = (0.8, 1)
 def distortions(width: int) -> tuple[float, float]:
     """How far off squared distances are after a projection to the k of section 4.3: as it is, and rescaled."""
     k = dimension(POINTS, EPS)
-    g = torch.Generator().manual_seed(0)
+    g = seeded()
     points = torch.randn(POINTS, width, generator=g, dtype=torch.float64)
     images = points @ haar(width, k, generator=g, dtype=torch.float64)
     return distortion(points, images), distortion(points, (width / k) ** 0.5 * images)

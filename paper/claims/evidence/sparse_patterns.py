@@ -23,7 +23,7 @@ from ortho.cost.counting import count_forward
 from ortho.theory.reachability import layers_to_reach, reached
 from paper import experiments
 from paper.claims import figures
-from paper.claims.evidence.common import EXACT, normal, relative_error
+from paper.claims.evidence.common import EXACT, normal, relative_error, seeded
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, contradiction, counted, growth, holds, region, untestable
 from paper.claims.verdicts import Finding, Parts
@@ -339,7 +339,7 @@ def printed_rule() -> Finding:
 
 def depends_on_input(pattern: Pattern, n: int = 64) -> int:
     """In how many pairs the weights of two inputs differ in whether they are 0."""
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     supports = []
     for _ in range(2):
         q, k = torch.randn(2, n, 8, generator=generator)
