@@ -1,6 +1,7 @@
 """Small models of every layout of attention, built from their configurations without downloads, and their inputs."""
 
 import warnings
+from functools import partial
 
 import torch
 from torch import nn
@@ -31,9 +32,12 @@ def config(name, *args, **kwargs):
     return getattr(tf, name)(*args, **kwargs)
 
 
-def of(cls, conf, **kwargs):
-    """A model of transformers: its class, that of its configuration, and the sizes of that."""
-    return lambda: getattr(tf, cls)(config(conf, **kwargs))
+def of(kind, cls, conf, **kwargs):
+    """A model of transformers and what it is given: the kind of input, its class, its configuration's, and sizes."""
+    return lambda: getattr(tf, cls)(config(conf, **kwargs)), kind
+
+
+text, causal, both, image = (partial(of, kind) for kind in ("text", "causal", "both", "image"))
 
 
 def blip():
@@ -152,187 +156,65 @@ def transformer():
 
 # Name -> what builds it, and what it is given: tokens, "text", of a causal model, "causal", or of one with an encoder,
 # "both"; or another kind of input.
+DISTIL = {"dim": D, "hidden_dim": 48, "n_layers": 2, "n_heads": H, "dropout": 0.0, "attention_dropout": 0.0}
+GPT2 = {"n_embd": D, "n_layer": 2, "n_head": H, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+OPT = {"ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": H, "dropout": 0.0, "word_embed_proj_dim": D}
+EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 4, "head_dim": 8}
+EXPERTS["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4}
+T5 = {"d_model": D, "d_kv": 6, "d_ff": 48, "num_layers": 2, "num_heads": H, "dropout_rate": 0.0, "vocab_size": WORDS}
+WHISPER = {"num_mel_bins": 8, "max_source_positions": 6, "max_target_positions": 32, "vocab_size": WORDS}
+SWIN = {"image_size": 16, "patch_size": 2, "embed_dim": 12, "depths": [1, 1], "num_heads": [2, 4], "window_size": 2}
+SOUND = {"conv_dim": (8, 8), "conv_stride": (2, 2), "conv_kernel": (3, 3), "num_feat_extract_layers": 2}
+SOUND |= {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "apply_spec_augment": False}
+SOUND |= {f"{part}_dropout": 0.0 for part in ("hidden", "attention", "activation", "feat_proj")} | {"layerdrop": 0.0}
+SLIDING = {"head_dim": 8, "sliding_window": 4, **GROUPED}
+CLIP = {"projection_dim": 8}
 MODELS = {
-    "bert": (of("BertModel", "BertConfig", **BERT), "text"),
-    "bert-decoder": (of("BertModel", "BertConfig", is_decoder=True, add_cross_attention=True, **BERT), "cross"),
-    "roberta": (of("RobertaModel", "RobertaConfig", **BERT), "text"),
-    "distilbert": (
-        of(
-            "DistilBertModel",
-            "DistilBertConfig",
-            dim=D,
-            hidden_dim=48,
-            n_layers=2,
-            n_heads=H,
-            dropout=0.0,
-            attention_dropout=0.0,
-            **TEXT,
-        ),
-        "text",
+    "bert": text("BertModel", "BertConfig", **BERT),
+    "bert-decoder": of("cross", "BertModel", "BertConfig", is_decoder=True, add_cross_attention=True, **BERT),
+    "roberta": text("RobertaModel", "RobertaConfig", **BERT),
+    "distilbert": text("DistilBertModel", "DistilBertConfig", **DISTIL, **TEXT),
+    "albert": text("AlbertModel", "AlbertConfig", embedding_size=16, **BERT),
+    "electra": text("ElectraModel", "ElectraConfig", embedding_size=16, **BERT),
+    "gpt2": causal("GPT2LMHeadModel", "GPT2Config", scale_attn_by_inverse_layer_idx=True, **GPT2, **TEXT),
+    "gpt-neox": causal("GPTNeoXForCausalLM", "GPTNeoXConfig", **SIZES, **TEXT),
+    "opt": causal("OPTForCausalLM", "OPTConfig", hidden_size=D, **OPT, **TEXT),
+    "llama": causal("LlamaForCausalLM", "LlamaConfig", **GROUPED),
+    "mistral": causal("MistralForCausalLM", "MistralConfig", sliding_window=4, **GROUPED),
+    "mistral-full": causal("MistralForCausalLM", "MistralConfig", sliding_window=None, **GROUPED),
+    "qwen2": causal("Qwen2ForCausalLM", "Qwen2Config", **GROUPED),
+    "qwen3": causal("Qwen3ForCausalLM", "Qwen3Config", head_dim=8, **GROUPED),
+    "gemma2": causal("Gemma2ForCausalLM", "Gemma2Config", **SLIDING),
+    "gemma3": causal(
+        "Gemma3ForCausalLM", "Gemma3TextConfig", layer_types=["sliding_attention", "full_attention"], **SLIDING
     ),
-    "albert": (of("AlbertModel", "AlbertConfig", embedding_size=16, **BERT), "text"),
-    "electra": (of("ElectraModel", "ElectraConfig", embedding_size=16, **BERT), "text"),
-    "gpt2": (
-        of(
-            "GPT2LMHeadModel",
-            "GPT2Config",
-            n_embd=D,
-            n_layer=2,
-            n_head=H,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            scale_attn_by_inverse_layer_idx=True,
-            **TEXT,
-        ),
-        "causal",
+    "phi3": causal("Phi3ForCausalLM", "Phi3Config", **GROUPED),
+    "falcon": causal("FalconForCausalLM", "FalconConfig", multi_query=True, **FALCON),
+    "falcon-mha": causal("FalconForCausalLM", "FalconConfig", multi_query=False, **FALCON),
+    "falcon-new": causal("FalconForCausalLM", "FalconConfig", new_decoder_architecture=True, num_kv_heads=2, **FALCON),
+    "mpt": causal("MptForCausalLM", "MptConfig", d_model=D, n_heads=H, n_layers=2, vocab_size=WORDS, max_seq_len=32),
+    "gpt-oss": causal("GptOssForCausalLM", "GptOssConfig", **EXPERTS, **GROUPED),
+    "modernbert": text(
+        "ModernBertModel", "ModernBertConfig", local_attention=4, cls_token_id=1, sep_token_id=2, **SIZES, **TEXT
     ),
-    "gpt-neox": (of("GPTNeoXForCausalLM", "GPTNeoXConfig", **SIZES, **TEXT), "causal"),
-    "opt": (
-        of(
-            "OPTForCausalLM",
-            "OPTConfig",
-            hidden_size=D,
-            ffn_dim=48,
-            num_hidden_layers=2,
-            num_attention_heads=H,
-            dropout=0.0,
-            word_embed_proj_dim=D,
-            **TEXT,
-        ),
-        "causal",
+    "deberta": text("DebertaModel", "DebertaConfig", **BERT),
+    "deberta-v2": text("DebertaV2Model", "DebertaV2Config", **BERT),
+    "deberta-v2-relative": text(
+        "DebertaV2Model", "DebertaV2Config", relative_attention=True, pos_att_type=["p2c", "c2p"], **BERT
     ),
-    "llama": (of("LlamaForCausalLM", "LlamaConfig", **GROUPED), "causal"),
-    "mistral": (of("MistralForCausalLM", "MistralConfig", sliding_window=4, **GROUPED), "causal"),
-    "mistral-full": (of("MistralForCausalLM", "MistralConfig", sliding_window=None, **GROUPED), "causal"),
-    "qwen2": (of("Qwen2ForCausalLM", "Qwen2Config", **GROUPED), "causal"),
-    "qwen3": (of("Qwen3ForCausalLM", "Qwen3Config", head_dim=8, **GROUPED), "causal"),
-    "gemma2": (of("Gemma2ForCausalLM", "Gemma2Config", head_dim=8, sliding_window=4, **GROUPED), "causal"),
-    "gemma3": (
-        of(
-            "Gemma3ForCausalLM",
-            "Gemma3TextConfig",
-            head_dim=8,
-            sliding_window=4,
-            layer_types=["sliding_attention", "full_attention"],
-            **GROUPED,
-        ),
-        "causal",
-    ),
-    "phi3": (of("Phi3ForCausalLM", "Phi3Config", **GROUPED), "causal"),
-    "falcon": (of("FalconForCausalLM", "FalconConfig", multi_query=True, **FALCON), "causal"),
-    "falcon-mha": (of("FalconForCausalLM", "FalconConfig", multi_query=False, **FALCON), "causal"),
-    "falcon-new": (
-        of("FalconForCausalLM", "FalconConfig", new_decoder_architecture=True, num_kv_heads=2, **FALCON),
-        "causal",
-    ),
-    "mpt": (
-        of("MptForCausalLM", "MptConfig", d_model=D, n_heads=H, n_layers=2, vocab_size=WORDS, max_seq_len=32),
-        "causal",
-    ),
-    "gpt-oss": (
-        of(
-            "GptOssForCausalLM",
-            "GptOssConfig",
-            head_dim=8,
-            num_local_experts=2,
-            num_experts_per_tok=1,
-            sliding_window=4,
-            rope_parameters={"rope_type": "default", "rope_theta": 1e4},
-            **GROUPED,
-        ),
-        "causal",
-    ),
-    "modernbert": (
-        of("ModernBertModel", "ModernBertConfig", local_attention=4, cls_token_id=1, sep_token_id=2, **SIZES, **TEXT),
-        "text",
-    ),
-    "deberta": (of("DebertaModel", "DebertaConfig", **BERT), "text"),
-    "deberta-v2": (of("DebertaV2Model", "DebertaV2Config", **BERT), "text"),
-    "deberta-v2-relative": (
-        of("DebertaV2Model", "DebertaV2Config", relative_attention=True, pos_att_type=["p2c", "c2p"], **BERT),
-        "text",
-    ),
-    "longformer": (of("LongformerModel", "LongformerConfig", attention_window=4, sep_token_id=2, **BERT), "text"),
-    "t5": (
-        of(
-            "T5ForConditionalGeneration",
-            "T5Config",
-            d_model=D,
-            d_kv=6,
-            d_ff=48,
-            num_layers=2,
-            num_heads=H,
-            dropout_rate=0.0,
-            vocab_size=WORDS,
-            decoder_start_token_id=0,
-        ),
-        "both",
-    ),
-    "bart": (of("BartForConditionalGeneration", "BartConfig", forced_eos_token_id=None, **SEQ, **TEXT), "both"),
-    "whisper": (
-        of(
-            "WhisperForConditionalGeneration",
-            "WhisperConfig",
-            num_mel_bins=8,
-            max_source_positions=6,
-            max_target_positions=32,
-            vocab_size=WORDS,
-            **SEQ,
-            **IDS,
-        ),
-        "speech",
-    ),
-    "vit": (of("ViTModel", "ViTConfig", **IMAGE), "image"),
-    "swin": (
-        of(
-            "SwinModel",
-            "SwinConfig",
-            image_size=16,
-            patch_size=2,
-            embed_dim=12,
-            depths=[1, 1],
-            num_heads=[2, 4],
-            window_size=2,
-            drop_path_rate=0.0,
-        ),
-        "image-16",
-    ),
-    "clip": (
-        lambda: tf.CLIPModel(
-            config(
-                "CLIPConfig",
-                text_config={**SIZES, **TEXT, "projection_dim": 8},
-                vision_config={**IMAGE, "projection_dim": 8},
-                projection_dim=8,
-            )
-        ),
-        "image-text",
+    "longformer": text("LongformerModel", "LongformerConfig", attention_window=4, sep_token_id=2, **BERT),
+    "t5": both("T5ForConditionalGeneration", "T5Config", decoder_start_token_id=0, **T5),
+    "bart": both("BartForConditionalGeneration", "BartConfig", forced_eos_token_id=None, **SEQ, **TEXT),
+    "whisper": of("speech", "WhisperForConditionalGeneration", "WhisperConfig", **WHISPER, **SEQ, **IDS),
+    "vit": image("ViTModel", "ViTConfig", **IMAGE),
+    "swin": of("image-16", "SwinModel", "SwinConfig", drop_path_rate=0.0, **SWIN),
+    "clip": of(
+        "image-text", "CLIPModel", "CLIPConfig", text_config=SIZES | TEXT | CLIP, vision_config=IMAGE | CLIP, **CLIP
     ),
     "blip": (blip, "image-text"),
     "sam": (sam, "points"),
     "qwen2-vl": (qwen2_vl, "image-tokens"),
-    "wav2vec2": (
-        of(
-            "Wav2Vec2Model",
-            "Wav2Vec2Config",
-            conv_dim=(8, 8),
-            conv_stride=(2, 2),
-            conv_kernel=(3, 3),
-            num_feat_extract_layers=2,
-            num_conv_pos_embeddings=4,
-            num_conv_pos_embedding_groups=2,
-            hidden_dropout=0.0,
-            attention_dropout=0.0,
-            activation_dropout=0.0,
-            feat_proj_dropout=0.0,
-            layerdrop=0.0,
-            apply_spec_augment=False,
-            vocab_size=WORDS,
-            **SIZES,
-        ),
-        "sound",
-    ),
+    "wav2vec2": of("sound", "Wav2Vec2Model", "Wav2Vec2Config", vocab_size=WORDS, **SOUND, **SIZES),
     "peft-wrapped llama": (wrapped, "causal"),
     "timm-style qkv": (Attention, "vectors"),
     "torch": (Attend, "vectors"),

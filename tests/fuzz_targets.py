@@ -69,7 +69,7 @@ WHOLE = (
     "attention.sparse.window", "attention.sparse.dilated",
     "attention.sparse.strided", "attention.sparse.fixed", "attention.sparse.block_sparse",
     "attention.sparse.global_local", "attention.sparse.flex", "cost.layers", "cost.models", "cost.attention",
-    "adapters.conversion",
+    "adapters.conversion", "cost.budgets",
     "adapters.layouts", "training.recipe", "tasks.copying", "tasks.induction", "tasks.modular_addition",
     "tasks.mqar", "tasks.needle",
 )  # fmt: skip
@@ -158,6 +158,7 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     **{f"cost.attention.{name}_tile": {"M": 100} for name in ("columns_first", "rows_first")},
     "cost.layers.projection_cost": {"projection": "frozen"},
     "cost.models.step_memory": {"cost": _COST},
+    "cost.budgets.choose": {"budget": 1e9},
     "cost.layers.hybrid": {"heads": {"learned": 1, "positional": 1}},
     "adapters.conversion.restore": {"record": {}},
     "adapters.conversion.set_heads": {"model": nn.Sequential(nn.MultiheadAttention(8, 2, batch_first=True)),
@@ -275,6 +276,7 @@ def targets() -> dict[str, Callable[..., Any]]:
 
 # Steps of others, which take what these have made and checked; of any number of arguments; compiled alone.
 LEFT_OUT = {
+    "layers.synthesizer.sources.SourceCost", "cost.layers.passes_gradient",
     "layers.block.DecoderCache", "cost.layers.Cost", "cost.models.RecomputedCost",
     "cost.attention.DecodeCost", "attention.selected.routing.members_of",
     "favor++ layer.new_cache", "adapters.conversion.from_pretrained",
@@ -287,6 +289,7 @@ LEFT_OUT = {
     *(f"layers.synthesizer.sources.{name}" for name in ("SourceCost", "product", "shared")),
     *(f"attention.selected.moba.{name}" for name in
       ("past_blocks", "none_selected", "select_blocks", "blocks_mask", "block_tilings", "block_work")),
+    "attention.sparse.strided.residue_band", "attention.sparse.window.evenly", "attention.sparse.window.tile_width",
     "attention.sparse.flex.flex_pattern_attention", "cost.layers.added", "theory.transitions.gated_step",
     "theory.reachability.reached", "theory.transitions.unit_keys", "theory.delta_memory.chunked",
     "theory.delta_memory.recurrent", "attention.linear.dense_features.dense_features",

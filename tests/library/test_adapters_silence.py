@@ -281,10 +281,3 @@ def test_functional_call():
     torch.testing.assert_close(got[:, trained], 2 * layer(x)[:, trained], **TOLERANCE)
     torch.testing.assert_close(got[:, ~trained], layer(x)[:, ~trained], **TOLERANCE)
     assert all(grad.abs().sum() > 0 for grad in grads.values())
-
-
-def test_lora_by_weights_beside_frozen_heads():
-    """What adapters add to a layer goes beside: a frozen matrix is not a linear layer that they could change."""
-    model = freeze_qk(OwnAttention(), layout=Layout(Source("ask", "q"), Source("answer", "k"), num_heads=H))
-    assert not isinstance(model.ask, nn.Linear)
-    assert isinstance(model.tell, nn.Linear)

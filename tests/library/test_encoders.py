@@ -4,14 +4,11 @@ from itertools import product
 
 import pytest
 import torch
-from counted import assert_declared
 from torch import nn
-from torch.nn.functional import conv2d, gelu, layer_norm
+from torch.nn.functional import gelu, layer_norm
 
-from ortho import PROJECTIONS, TextEncoder, TransformerBlock, VisionTransformer, to_standard
-from ortho.cost.models import text_encoder, vision_transformer
-
-VARIANTS = list(product(PROJECTIONS, ["reference", "fast"]))
+from ortho import TextEncoder, TransformerBlock, VisionTransformer
+from ortho.cost import vision_transformer
 
 
 def generator(seed=0):
@@ -110,17 +107,6 @@ def test_vision_transformer_by_its_formulas(form):
     assert_near(model(given), x[:, 0] @ model.weight_head.T + model.bias_head)
 
 
-def test_patches_are_a_convolution():
-    """The published models' weights are a convolution's; a model without blocks shows the patches alone."""
-    model = VisionTransformer(8, 2, 6, 2, 1, num_classes=2, channels=2, dtype=torch.float64, generator=generator())
-    drawn(model)
-    model.blocks = nn.ModuleList()
-    given = images(3, 2, 8, 8)
-    weight = model.weight_patch.unflatten(1, (2, 2, 2))
-    patches = conv2d(given, weight, model.bias_patch, stride=2).flatten(2).mT
-    assert_near(model.encode(given)[:, 1:], norm(patches + model.embed_positions[1:], model.norm))
-
-
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("projection", ["learned", "frozen"])
 def test_block_is_pytorchs(norm_first, projection):
@@ -148,57 +134,12 @@ def test_padding_has_no_influence(form):
     padded = torch.cat([tokens, indices(13, 1, 3, seed=2)], 1)
     mask = torch.arange(8)[None] < 5
     assert_near(model(padded, attn_mask=mask), alone)
+    assert_near(model(padded, key_padding_mask=~mask), alone)
     assert_near(model.encode(padded, attn_mask=mask)[:, :5], model.encode(tokens))
     assert (model(padded) - alone).abs().max() > 1e-3
 
 
-def test_segments_and_places_have_influence():
-    model, tokens = text(), indices(13, 1, 5)
-    other = model(tokens, torch.tensor([[0, 0, 0, 1, 1]]))
-    assert (other - model(tokens)).abs().max() > 1e-3
-    swapped = tokens[:, [0, 2, 1, 3, 4]]
-    assert tokens[0, 1] != tokens[0, 2]
-    assert (model(swapped) - model(tokens)).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("projection", ["learned", "frozen", "stopped"])
-def test_to_standard(projection):
-    for model, given in ((text(projection=projection), indices(13, 2, 7)), (vision(projection=projection), None)):
-        given = images(2, 3, 6, 6) if given is None else given
-        standard = to_standard(model)
-        assert torch.equal(standard(given), model(given))
-        assert sum(p.numel() for p in standard.parameters()) == sum(
-            t.numel() for t in (*model.parameters(), *model.buffers())
-        )
-
-
-@pytest.mark.parametrize(("projection", "form"), VARIANTS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_text_encoder_costs(projection, form, dtype):
-    """Declared = counted, exactly."""
-    variant = {"projection": projection, "form": form}
-    for (B, N, d, H), L in product([(1, 5, 8, 2), (2, 7, 12, 3), (3, 16, 16, 1), (1, 1, 4, 4)], (1, 3)):
-        sizes = {"vocab_size": 11, "max_length": 16, "num_segments": 2}
-        model = TextEncoder(d_model=d, num_heads=H, num_layers=L, d_ff=3 * d + 1, dtype=dtype, **sizes, **variant)
-        tokens = torch.zeros(B, N, dtype=torch.long)
-        declared = text_encoder(B, N, d, H, L, d_ff=3 * d + 1, itemsize=dtype.itemsize, **sizes, **variant)
-        for inputs in ((tokens,), (tokens, torch.ones_like(tokens))):
-            assert_declared(declared, model, *inputs)
-        assert declared.decode == declared.state_bytes == 0
-
-
-@pytest.mark.parametrize(("projection", "form"), VARIANTS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_vision_transformer_costs(projection, form, dtype):
-    variant = {"projection": projection, "form": form}
-    grid = [(1, 6, 3, 8, 2), (2, 6, 2, 12, 3), (3, 4, 4, 16, 1), (1, 3, 1, 8, 4)]
-    for (B, S, patch, d, H), L in product(grid, (1, 3)):
-        sizes = {"image_size": S, "patch_size": patch, "num_classes": 7, "channels": 2}
-        model = VisionTransformer(d_model=d, num_heads=H, num_layers=L, dtype=dtype, **sizes, **variant)
-        declared = vision_transformer(B, d, H, L, itemsize=dtype.itemsize, **sizes, **variant)
-        assert_declared(declared, model, torch.zeros(B, 2, S, S, dtype=dtype))
-
-
+DIVISOR, HERE = "expected a divisor of image_size = 7, got 2", torch.ones(1, 1, dtype=torch.bool)
 BAD = [
     (lambda: TextEncoder(5, 8, 3, 1, max_length=4), ValueError, "num_heads: expected a divisor of d_model = 8, got 3"),
     (lambda: text()(torch.tensor([[13]])), ValueError, r"tokens: expected indices in 0..12, got 13..13"),
@@ -215,10 +156,16 @@ BAD = [
         ValueError,
         r"attn_mask: expected shape \(1, 4\) like tokens, got \(1, 3\)",
     ),
+    (lambda: VisionTransformer(7, 2, 8, 2, 1, num_classes=2), ValueError, f"patch_size: {DIVISOR}"),
     (
-        lambda: VisionTransformer(7, 2, 8, 2, 1, num_classes=2),
+        lambda: vision_transformer(1, 8, 2, 1, image_size=7, patch_size=2, num_classes=2),
         ValueError,
-        "patch_size: expected a divisor of image_size = 7, got 2",
+        f"patch_size: {DIVISOR}",
+    ),
+    (
+        lambda: text()(indices(13, 1, 1), attn_mask=HERE, key_padding_mask=~HERE),
+        ValueError,
+        "key_padding_mask: .* both",
     ),
     (lambda: vision()(images(2, 3, 6, 5)), ValueError, r"images: expected shape \(B, 3, 6, 6\).*got \(2, 3, 6, 5\)"),
     (lambda: vision()(images(0, 3, 6, 6)), ValueError, r"images: expected shape \(B, 3, 6, 6\) with B >= 1"),

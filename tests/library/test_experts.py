@@ -8,7 +8,6 @@ from torch.nn.functional import gelu, silu
 
 from ortho.cost.counting import count_step
 from ortho.cost.models import gated_feed_forward, mixture_of_experts
-from ortho.layers.block import TransformerBlock
 from ortho.layers.feed_forward import FeedForward, GatedFeedForward, MixtureOfExperts
 
 D, E = 6, 5
@@ -133,26 +132,6 @@ def test_a_gated_network():
     assert GatedFeedForward(24).weight_up.shape == (64, 24)
     sizes = (sum(p.numel() for p in m.parameters()) for m in (GatedFeedForward(24), FeedForward(24)))
     assert len(set(sizes)) == 1
-
-
-def test_one_expert_is_a_network():
-    module = MixtureOfExperts(D, 1, top_k=1, d_ff=9, dtype=torch.float64)
-    network = FeedForward(D, 9, dtype=torch.float64)
-    with torch.no_grad():
-        network.weight_up.copy_(module.weight_up[0])
-        network.weight_down.copy_(module.weight_down[0])
-    x = draw(2, 3, D)
-    torch.testing.assert_close(module(x), network(x), **TOLERANCE)
-
-
-def test_in_a_block():
-    block = TransformerBlock(D, 2, dtype=torch.float64)
-    block.feed_forward = mixture()
-    x = draw(2, 8, D)
-    whole = block(x, is_causal=True)
-    head, state = block(x[:, :5], is_causal=True, return_state=True)
-    tail = block(x[:, 5:], is_causal=True, initial_state=state)
-    torch.testing.assert_close(torch.cat([head, tail], 1), whole, **TOLERANCE)
 
 
 def test_half_precision_routes_in_float32():

@@ -108,23 +108,6 @@ def test_initial_variance(kind):
         assert abs(weight.square().mean().item() * 1024 - 1) < 0.04
 
 
-@FORMS
-def test_masks(form):
-    """Of all heads alike, or of each: a group is given its own. Where q and k are at hand, of any pairs."""
-    one, x = layer({"positional": 2, "learned": 1, "stopped": 1}, form=form), draw(2, 7, WIDTH)
-    for shape in ((7,), (1, 7), (2, 1, 1, 7), (H, 1, 7), (2, H, 1, 7)):
-        mask = draw(*shape, seed=3) > -0.5
-        parts = mask.expand(2, H, 1, 7).split([2, 1, 1], 1)
-        close(one(x, attn_mask=mask), sum(g(x, attn_mask=m) for g, m in zip(one.groups, parts, strict=True)))
-    pairs = layer({"stopped": 2, "learned": 1, "window": 1}, form=form)
-    mask = draw(2, H, 7, 7, seed=3) > 0
-    parts = mask.split([2, 1, 1], 1)
-    y = sum(g(x, attn_mask=m, is_causal=True) for g, m in zip(pairs.groups, parts, strict=True))
-    close(pairs(x, attn_mask=mask, is_causal=True), y)
-    single = HybridAttention(6, 1, heads={"learned": 1}, dtype=torch.float64)
-    assert single(x[..., :6], attn_mask=torch.ones(2, 1, 1, 7, dtype=torch.bool)).shape == (2, 7, 6)
-
-
 def test_a_cache_that_failed_in_a_later_group_says_so():
     one, x = layer(), draw(2, 3, WIDTH)
     cache = one.new_cache(4)

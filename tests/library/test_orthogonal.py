@@ -34,7 +34,7 @@ def test_low_precision_and_reproducible(name):
     assert not torch.equal(w, DRAWS[name](16, generator=generator(4), dtype=torch.bfloat16))
 
 
-def haar_alarms(draw, n: int = 4, draws: int = 4000) -> list[str]:
+def haar_alarms(draw, n: int = 4, draws: int = 2000) -> list[str]:
     """Which properties of the Haar law on O(n) a draw visibly lacks; each is a test at level FALSE_ALARM.
 
     For W Haar: u^T W u has the law of a coordinate on the sphere, (1 + coordinate)/2 ~ Beta((n-1)/2, (n-1)/2), for
@@ -75,7 +75,7 @@ def test_haar_law_catches_wrong_draws():
 @pytest.mark.parametrize("name", list(DRAWS))
 def test_isotropic_second_moments(name):
     """E[W_ij W_kl] = delta_ik delta_jl / n for every draw, the Gaussian control included."""
-    n, draws = 5, 4000
+    n, draws = 5, 2000
     g = generator(2)
     w = torch.stack([DRAWS[name](n, generator=g, dtype=torch.float64).flatten() for _ in range(draws)])
     products = w.mT @ w / draws

@@ -61,39 +61,6 @@ def test_by_default_three_patterns_are_shared_out():
         assert names == [name for name, count in expected for _ in range(count)]
 
 
-@pytest.mark.parametrize("form", ["reference", "fast"])
-@pytest.mark.parametrize("patterns", SPLITS, ids=len)
-def test_decoding(patterns, form):
-    """Token by token, and in pieces: what the whole gives. A copy reads on by itself."""
-    module, x = layer(patterns, form=form), draw(2, 9, 12)
-    whole = module(x, is_causal=True).detach()
-    cache, other = module.new_cache(9), None
-    for t in range(9):
-        if t == 4:
-            other = cache.copy()
-        close(module(x[:, t : t + 1], is_causal=True, cache=cache), whole[:, t : t + 1])
-        assert cache.length == t + 1
-    assert other.length == 4
-    close(module(x[:, 4:], is_causal=True, cache=other), whole[:, 4:])
-    if form == "fast":
-        assert cache.nbytes == 8 * 2 * (3 * sum(1 + p.vectors for p in module.patterns) + 3)
-
-
-def test_masks():
-    """Of keys, for all heads or for each: what is masked is not there, for a pattern and for a learned head."""
-    module, x = beside_learned(("previous", "end", "start"), 1), draw(2, 8, 12)
-    there = torch.tensor([True, False, True, True, False, True, True, False])
-    close(module(x, attn_mask=there)[:, there], module(x[:, there]))
-    close(module(x, attn_mask=there.expand(2, 4, 1, 8))[:, there], module(x[:, there]))
-    of_heads = torch.ones(2, 4, 1, 8, dtype=torch.bool)
-    of_heads[:, 3] = there  # of the learned head alone
-    difference = module(x, attn_mask=of_heads) - module(x)
-    with torch.no_grad():
-        module.groups[1].weight_o.zero_()
-    assert difference.abs().max() > 1e-3
-    close(module(x, attn_mask=of_heads), module(x))
-
-
 def test_equal_heads_with_masks_of_their_own():
     """They are then not one wide head: each is what it would be alone."""
     names, x = ("left", "left", "recent", "recent"), draw(2, 8, 12)

@@ -122,6 +122,8 @@ def test_masks(forms, bias):
     for f, attn_mask in product(forms, (mask, mask[0, 0])):
         with pytest.raises(ValueError, match=r"^attn_mask: expected a mask of keys, of shape \(..., 1, 10\), got"):
             f(**given, is_causal=True, attn_mask=attn_mask)
+        with pytest.raises(ValueError, match="^attn_mask: expected a mask of keys"):
+            f(given["q"], given["k"], given["v"], is_causal=True, attn_mask=attn_mask)
 
 
 @pytest.mark.parametrize(("forms", "bias"), [(PATH, None), (BIAS, 2)])

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from ortho import LanguageModel, MultiheadAttention, TransformerBlock, cost
 from ortho.cost.counting import Allocations, count_step
@@ -39,27 +38,6 @@ def test_the_same_numbers(count, segments, causal):
         torch.autograd.grad(y, leaves, upstream), torch.autograd.grad(z, leaves, upstream), strict=True
     ):
         assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize(("count", "segments"), [(6, 1), (6, 2), (6, 6), (7, 3)])
-def test_one_forward_pass_more(count, segments):
-    """And kept are the segments' inputs alone. Left to itself PyTorch stops recomputing at the last saved tensor of a
-    segment, and leaves out the product with the last W_2, 2 N d d_ff FLOPs."""
-    x, one = draw(1, N, D).requires_grad_(), cost.block(1, N, D, H, itemsize=8)
-    plain = count_step(Recomputed(blocks(count), segments), x)
-    assert plain.forward == count * one.forward
-    assert plain.saved_bytes == segments * 8 * N * D
-    assert plain.backward == count * (one.forward + one.backward) - segments * 2 * N * D * 4 * D
-    with set_checkpoint_early_stop(False):
-        whole = count_step(Recomputed(blocks(count), segments), x)
-    assert whole.backward == count * (one.forward + one.backward)
-
-
-def test_segments_are_about_equal():
-    for count, segments in ((7, 3), (9, None), (10, None), (5, 5), (1, None)):
-        lengths = [len(part) for part in Recomputed(blocks(count), segments)._split()]
-        assert sum(lengths) == count and max(lengths) - min(lengths) <= 1
-        assert len(lengths) == (segments or count)
 
 
 def test_in_a_model():

@@ -198,7 +198,7 @@ BAD = [
         (
             {"initial_state": (x,)},
             ValueError,
-            r"initial_state: expected S float64 \(2, 4, 3\), got a float\d+ tensor of",
+            r"initial_state: expected S torch.float64 of shape \(2, 4, 3\), got a float\d+ tensor of",
         )
         for x in (STATE.mT, STATE[0], STATE.float())
     ),

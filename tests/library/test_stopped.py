@@ -9,7 +9,7 @@ import torch
 from ortho import MultiheadAttention
 from ortho.cost.counting import saved_bytes
 from ortho.layers.stop_gradient import StoppedAttention
-from ortho.projections import FrozenProjection, SeededProjection
+from ortho.projections import FrozenProjection
 
 # Sums of at most 1e2 rounded products of size 1 in float64, in different orders.
 close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
@@ -72,37 +72,6 @@ def test_as_by_autograd(projection, causal, mask, form):
         found, expected = (step(m, draw(B, N, WIDTH), attn_mask=MASKS[mask], is_causal=causal) for m in (one, other))
         for a, b in zip(found, expected, strict=True):
             close(a, b)
-
-
-@pytest.mark.parametrize(
-    "projection",
-    [
-        partial(FrozenProjection, stop_gradient=True, draw="gaussian"),
-        partial(SeededProjection, stop_gradient=True, seed=3),
-        FrozenProjection(WIDTH, H, stop_gradient=True, dtype=torch.float64, generator=torch.Generator().manual_seed(5)),
-    ],
-    ids=["class", "seed", "module"],
-)
-def test_other_projections(projection):
-    one, other = pair(projection)
-    for a, b in zip(*(step(m, draw(B, N, WIDTH), is_causal=True) for m in (one, other)), strict=True):
-        close(a, b)
-
-
-@BOTH
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("causal", [False, True])
-def test_what_is_kept(projection, dtype, causal):
-    """x, the merged heads, and the log-sum-exp of each row, in float32 at least; a mask, where there is one."""
-    one, _ = pair(projection, dtype=dtype, num_kv_heads=2)
-    x, exists = draw(B, N, WIDTH, dtype=dtype).requires_grad_(), [*one.parameters(), *one.buffers()]
-    numbers = 2 * B * N * WIDTH * dtype.itemsize + B * H * N * max(4, dtype.itemsize)
-    with saved_bytes(exclude=exists) as kept:
-        one(x, is_causal=causal)
-    assert kept() == numbers
-    with saved_bytes(exclude=exists) as kept:
-        one(x, attn_mask=MASKS["pairs of heads"])
-    assert kept() == numbers + B * H * N * N
 
 
 def test_what_needs_no_gradient():

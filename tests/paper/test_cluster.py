@@ -57,14 +57,6 @@ def test_cases_are_jobs_of_a_cluster(cluster, tmp_path, monkeypatch, capsys):
     assert not (cluster / "cancelled").exists()
 
 
-def test_jobs_that_are_left_are_cancelled(cluster, tmp_path):
-    (cluster / "down").touch()
-    plain = EXPERIMENTS["plain"]
-    with Slurm(2, lookup, tmp_path, {}) as launcher:
-        jobs = [launcher.submit(plain, case, "cpu", {}) for case in plain.cases("cpu")]
-    assert sorted((cluster / "cancelled").read_text().split()) == sorted(job.submitted.job_id for job in jobs)
-
-
 def test_a_signal_while_a_job_is_submitted_leaves_none(cluster, tmp_path):
     """The queue has the job before the command that asked for it has said so."""
     (cluster / "down").touch()

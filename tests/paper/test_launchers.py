@@ -76,19 +76,6 @@ def test_timings_are_taken_one_at_a_time(tmp_path):
     assert said[1] == "fake: one case at a time, as these are timings"
 
 
-def test_a_lost_job_is_reported_and_the_others_run(tmp_path):
-    class Losing(Later):
-        def submit(self, experiment, case, device, options):
-            job = super().submit(experiment, case, device, options)
-            if case["index"] == 1:
-                job.result = lambda: (_ for _ in ()).throw(RuntimeError("timed out"))
-            return job
-
-    report = go(fake(), tmp_path, launcher=Losing(2, Clock()))
-    assert report.errors == ["fake: index=1 work=1: RuntimeError: timed out"]
-    assert indices(tmp_path) == [0, 2]
-
-
 def test_a_record_is_stored_under_the_device_that_it_names(tmp_path, monkeypatch):
     """A cluster may have more than one kind."""
     go(fake(works=(1,)), tmp_path)

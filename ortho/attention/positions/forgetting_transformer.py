@@ -52,7 +52,7 @@ def forgetting_attention_reference(
     values, what each key's score has lost so far).
 
     Raises TypeError or ValueError for operands that do not fit together; for a `log_forget` above 0 or so low that sums
-    leave the range of its dtype; and for another number of queries than of keys.
+    leave the range of the dtype; and for another number of queries than of keys.
     """
     depths = _depths(k, log_forget, is_causal, attn_mask, initial_state)
     o = distance_attention_reference(q, k, v, *depths, is_causal=is_causal, attn_mask=attn_mask, scale=scale)

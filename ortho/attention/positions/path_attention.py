@@ -126,9 +126,9 @@ def reflections(
 ) -> Reflections:
     """The reflections of checked gates, by default none, for keys k (..., M, K) behind `past` others; of tokens that no
     query may attend to none."""
+    absent = absent_keys(attn_mask, k, past, is_causal=True)
     if directions is None:
         return Reflections(k.new_zeros(*k.shape[:-1], width), k.new_zeros(k.shape[:-1]))
-    absent = absent_keys(attn_mask, k, past, is_causal=True)
     beta = k.new_ones(k.shape[:-1]) if beta is None else beta
     return Reflections(unit(directions, "directions"), beta if absent is None else beta.masked_fill(absent, 0))
 

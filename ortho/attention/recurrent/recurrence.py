@@ -15,7 +15,7 @@ import torch
 from ortho import _checks
 from ortho._cost import AttentionCost
 from ortho._typing import Float, Size, State, Tensor
-from ortho.attention.operands import check_growth, gate, unit
+from ortho.attention.operands import carried, check_growth, gate, unit
 
 
 def recurrence(
@@ -177,16 +177,8 @@ def prepared(
         scale = q.shape[-1] ** -0.5
     if scale is not None:
         q = q * scale
-    return q, k, v, beta, log_decay, _first(initial_state, k, v)
-
-
-def _first(state: State | None, k: Tensor, v: Tensor) -> Float[Tensor, "*batch K V"]:
-    """What an `initial_state` (S,) holds; without one an empty state."""
     shape = (*k.shape[:-2], k.shape[-1], v.shape[-1])
-    if state is None:
-        return v.new_zeros(shape)
-    (S,) = _checks.state(state, "S")
-    if S.shape != shape or S.dtype != v.dtype:
-        dtype = str(v.dtype).removeprefix("torch.")
-        raise ValueError(f"initial_state: expected S {dtype} {shape}, got {_checks.describe(S)}")
-    return S
+    if initial_state is None:
+        return q, k, v, beta, log_decay, v.new_zeros(shape)
+    (S,) = _checks.state(initial_state, "S")
+    return q, k, v, beta, log_decay, carried("S", S, shape, v.dtype)

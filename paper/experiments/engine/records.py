@@ -36,38 +36,23 @@ ROOM = 2**18  # bytes that a record may need with its code, about twice the larg
 COUNTED = ("s", "bytes", "flop", "steps", "count")  # units of what is never negative
 UNITS = (*COUNTED, "fraction", "nats", "bits")
 
-_FIELDS: dict[str, type | tuple[type, ...]] = {
-    "experiment": str,
-    "device": str,
-    "configuration": dict,
-    "seeds": dict,
-    "repetitions": dict,
-    "facts": dict,
-    "failures": dict,
+_Kinds = dict[str, type | tuple[type, ...]]
+_TEXT, _FLAG = (str, type(None)), (bool, type(None))
+_FIELDS: _Kinds = {
+    **dict.fromkeys(("experiment", "device"), str),
+    **dict.fromkeys(("configuration", "seeds", "repetitions", "facts", "failures"), dict),
     "elapsed_s": (int, float),
     "provenance": dict,
 }
-_PROVENANCE: dict[str, type | tuple[type, ...]] = {
-    "device_name": str,
+_CODE_OF: _Kinds = {"commit": _TEXT, "clean": _FLAG, "code": dict, "date_utc": str}
+_PROVENANCE: _Kinds = {
+    **dict.fromkeys(("device_name", "python", "torch", "numpy"), str),
     "threads": int,
-    "python": str,
-    "torch": str,
-    "numpy": str,
-    "cuda": (str, type(None)),
+    "cuda": _TEXT,
     "environment": dict,
-    "commit": (str, type(None)),
-    "clean": (bool, type(None)),
-    "code": dict,
-    "date_utc": str,
+    **_CODE_OF,
 }
-_CARRIED: dict[str, type | tuple[type, ...]] = {
-    "commit": (str, type(None)),
-    "clean": (bool, type(None)),
-    "code": dict,
-    "date_utc": str,
-    "reproduced": int,
-    "of": int,
-}
+_CARRIED: _Kinds = {**_CODE_OF, "reproduced": int, "of": int}
 # A definition of the project, or what a test or a notebook has bound to its own.
 _CODE = re.compile(r"[a-z_]\w*(\.\w+)*:.+|run.*", re.DOTALL)
 _DIGEST = re.compile(r"[0-9a-f]{16}")
