@@ -9,7 +9,7 @@ A mutant is an expression of a function and what replaces it. Both are kept as n
 the function by its qualified name, so that a mutant still applies after code has moved, to other lines or to another
 file. One that no longer applies is reported as gone, not as noticed.
 
-The list was drawn at random from all faults of nine kinds (`tools/faults.py` in the history of this repository): so many
+The list was drawn at random from all faults of nine kinds (`tools/faults.py` in the history of the repository): so many
 of each part of the package, one a function. In it, "select" is the part of the tests of all mechanisms that a mutant is
 shown to (pytest's -k), and "rejected" are mutants that change no behaviour, each with the reason.
 """
