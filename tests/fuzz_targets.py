@@ -289,6 +289,7 @@ LEFT_OUT = {
     *(f"layers.synthesizer.sources.{name}" for name in ("SourceCost", "product", "shared")),
     *(f"attention.selected.moba.{name}" for name in
       ("past_blocks", "none_selected", "select_blocks", "blocks_mask", "block_tilings", "block_work")),
+    "attention.sparse.strided.residue_band", "attention.sparse.window.evenly", "attention.sparse.window.tile_width",
     "attention.sparse.flex.flex_pattern_attention", "cost.layers.added", "theory.transitions.gated_step",
     "theory.reachability.reached", "theory.transitions.unit_keys", "theory.delta_memory.chunked",
     "theory.delta_memory.recurrent", "attention.linear.dense_features.dense_features",

@@ -87,7 +87,7 @@ def _wrapped(function: Callable[..., Any], shapes: bool, values: bool, own: tupl
             rules.look_together(args, kwargs)
         for name in rules.masks:
             if kwargs.get(name) is not None:
-                rules.look_at_mask(name, kwargs[name], args)
+                rules.look_at_mask(name, kwargs[name], (*args, *kwargs.values()))
         try:
             return function(*args, **kwargs)
         except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
@@ -113,9 +113,9 @@ class Rules(NamedTuple):
         yield from zip(self.positions, args, strict=False)
         yield from ((self.others, value) for value in args[len(self.positions) :])
 
-    def look_at_mask(self, name: str, mask: Tensor, args: tuple[Any, ...]) -> None:
+    def look_at_mask(self, name: str, mask: Tensor, given: tuple[Any, ...]) -> None:
         """Raise TypeError for a mask on another device than the operands."""
-        first = next(filter(torch.is_tensor, args), None)
+        first = next((x for x in given if isinstance(x, Tensor) and x is not mask), None)
         if first is not None and mask.device != first.device:
             raise TypeError(f"{name}: expected a tensor on {first.device} like the others, got one on {mask.device}")
 

@@ -15,8 +15,8 @@ from ortho.attention.softmax.value_gradient import value_gradient_attention, val
 
 FUNCTIONS = {(name, form): m.form(form) for name, m in MECHANISMS.items() for form in FORMS}
 FUNCTIONS |= {
-    ("exchanged", "reference"): value_gradient_attention_reference,
-    ("exchanged", "fast"): value_gradient_attention,
+    ("value gradient", "reference"): value_gradient_attention_reference,
+    ("value gradient", "fast"): value_gradient_attention,
 }
 
 

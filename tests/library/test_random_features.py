@@ -71,27 +71,6 @@ def test_dense_features_by_hand():
     torch.testing.assert_close(dense.dense_features(x, omega, a, B), torch.tensor(expected, dtype=F64))
 
 
-def test_dense_features_contain_positive_ones():
-    x, omega = normal(4, 3), normal(5, 3, seed=1)
-    found = dense.dense_features(x, omega, torch.zeros(3, dtype=F64), torch.eye(3, dtype=F64))
-    torch.testing.assert_close(found, rf.positive_features(x, omega), rtol=1e-14, atol=0)  # some roundings of exponents
-
-
-@pytest.mark.parametrize("name", [*MAPS, "dense"])
-def test_leading_axes(name):
-    """Features of a batch are those of its items, with rows of their own or in common."""
-    x, y = queries_and_keys(batch=(2, 3))
-    fitted = dense.sderf(x, y)
-    for omega in (normal(7, 6), normal(2, 3, 7, 6)):
-        found = dense.dense_features(x, omega, *fitted[:2]) if name == "dense" else MAPS[name](x, omega)
-        for b in range(2):
-            for h in range(3):
-                rows = omega[b, h] if omega.dim() > 2 else omega
-                parameters = [each[b, h] for each in fitted[:2]]
-                map_ = (lambda *args, p=parameters: dense.dense_features(*args, *p)) if name == "dense" else MAPS[name]
-                torch.testing.assert_close(found[b, h], map_(x[b, h], rows), rtol=1e-12, atol=0)
-
-
 # ---------------------------------------------------------------------------------------------------- what fits them
 
 

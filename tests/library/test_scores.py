@@ -26,7 +26,7 @@ LIMIT = stats.norm.isf(FALSE_ALARM / 2)  # standard errors
 
 @pytest.mark.parametrize("draw", list(DRAWS))
 def test_moments(draw):
-    scores = sample_scores(draw, 6, 3, 4000, generator=generator())
+    scores = sample_scores(draw, 6, 3, 2000, generator=generator())
     for order in (1, 2, 3, 4):
         assert abs(moment_deviation(scores, draw, 6, 3, order)) < LIMIT
 

@@ -219,16 +219,6 @@ def test_matched_width(name, layers):
     assert matched_width(ARMS[name], ARMS[name], d, layers, d_ff=7) == 7
 
 
-@every_arm
-def test_matched_steps(name):
-    """As many FLOPs as the baseline, to half a step."""
-    sizes = {"B": 2, "N": N, "d": D, "L": 1, "vocab_size": VOCABULARY, "d_ff": 40}
-    steps = matched_steps(ARMS[name], ARMS["learned"], 1000, **sizes)
-    ours, theirs = (training_flop(ARMS[one], **sizes) for one in (name, "learned"))
-    assert abs(steps * ours - 1000 * theirs) <= ours / 2
-    assert matched_steps(ARMS[name], ARMS[name], 1, **sizes) == 1
-
-
 @pytest.mark.bad_input
 def test_errors():
     for bad in (0, -1):

@@ -8,6 +8,7 @@ from task_draws import drawn, generator
 
 from paper.tasks import NONE, TASKS, copying, flip_flop, induction, modular_addition, mqar, needle, recall
 from paper.tasks import state_tracking as tracking
+from paper.tasks.task import Batch, any_of, first_of
 
 # Beside the usual sizes: the smallest there are, odd ones, those that leave no room, and other kinds.
 OTHERS = (
@@ -128,7 +129,12 @@ def test_no_sequences_are_refused(name):
             draw(0, generator())
 
 
-@pytest.mark.bad_input
-def test_more_pairs_than_a_part_has_are_refused():
-    with pytest.raises(ValueError, match="count: expected at most 13, all examples of this part, got 14"):
-        modular_addition.task(modulus=7).validation(14, generator())
+def test_a_part_gives_its_first_examples_or_any():
+    def batch(picks):
+        return Batch((picks,), picks)
+
+    assert first_of(3, batch, 3, generator(1)).answers.tolist() == [0, 1, 2]
+    assert first_of(3, batch, 2, generator(2)).answers.tolist() == [0, 1]
+    assert set(any_of(3, batch, 100, generator()).answers.tolist()) == {0, 1, 2}
+    with pytest.raises(ValueError, match="count: expected at most 3, all examples of this part, got 4"):
+        first_of(3, batch, 4, generator())

@@ -39,31 +39,14 @@ def _constants(q: Tensor, k: Tensor, _: Tensor, **__: Any) -> None:
 
 
 def value_gradient_attention_reference(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    v: Float[Tensor, "*batch M V"],
-    *,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
+    q: Float[Tensor, "*batch N K"], k: Float[Tensor, "*batch M K"], v: Float[Tensor, "*batch M V"], **options: Any
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    """`softmax_attention_reference` of queries and keys without gradients.
+    """`softmax_attention_reference`, with its options, of queries and keys without gradients.
 
     Raises what that raises, and ValueError for a q or k that needs a gradient: it would have none.
     """
     _constants(q, k, v)
-    return softmax_attention_reference(
-        q,
-        k,
-        v,
-        is_causal=is_causal,
-        attn_mask=attn_mask,
-        scale=scale,
-        initial_state=initial_state,
-        return_state=return_state,
-    )
+    return softmax_attention_reference(q, k, v, **options)
 
 
 @attention_form(upcasts=False, check=_constants)

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from ortho._checks import checked
 from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
-from ortho.attention.sparse.strided import Strided
-from ortho.attention.sparse.tiling import Section, Tiling, band, residue_band
+from ortho.attention.sparse.strided import Strided, residue_band
+from ortho.attention.sparse.tiling import Section, Tiling, band
 from ortho.attention.sparse.window import Window
 
 

@@ -17,9 +17,8 @@ from ortho.attention.sparse.tiling import (
     block_ranges,
     causal,
     consecutive,
-    tile_width,
 )
-from ortho.attention.sparse.window import BlockedWindow
+from ortho.attention.sparse.window import BlockedWindow, tile_width
 
 
 @checked

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ortho._checks import checked
 from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
-from ortho.attention.sparse.tiling import TILE, Section, Tiling, residue_band
-from ortho.attention.sparse.window import Window
+from ortho.attention.sparse.tiling import ABSENT, BLOCK, TILE, Bound, Rule, Section, Tiling, TokenBlocks, block_ranges
+from ortho.attention.sparse.window import Window, evenly
 
 CAUSAL_TILE = 32  # of queries of a column: it has few, and half of what the last of its tiles read is not kept
 
@@ -74,6 +75,32 @@ def _column(pattern: Pattern, section: Section, stride: int, beyond: int) -> Til
         lambda i, j: pattern.allowed(i, j) & ((i - j).abs() >= beyond),
         tile=CAUSAL_TILE if section.is_causal else TILE,
     )
+
+
+def residue_band(section: Section, step: int, low: Bound, high: Bound, allowed: Rule, *, tile: int = TILE) -> Tiling:
+    """The queries of a section that read, of the keys at multiples of `step` from them, those from low(s) to high(s).
+
+    Tokens are sorted into classes, by their position modulo `step`, and s counts those of a class. Which pairs count
+    depends on i - j alone.
+    """
+    first, stop, keys, device = section.first, section.stop, section.keys, section.device
+    step = min(step, max(stop, keys))  # more classes than tokens would be empty
+    tile = evenly(-(-(stop - first) // step), tile)
+    block = evenly(-(-keys // step), BLOCK if stop - first > 1 else 1)
+    classes = torch.arange(step, device=device)
+    starts = torch.arange(first, stop, step * tile, device=device)[:, None] + classes[: stop - first]
+    # Tiles are computed in runs: of one class or over all classes, whichever are longer.
+    starts = (starts.T if starts.shape[0] > starts.shape[1] else starts).flatten()
+    i = starts[:, None] + step * torch.arange(tile, device=device)
+    j = classes[:, None] + torch.arange(0, keys, step, device=device)
+    j = pad(j, (0, -j.shape[1] % block), value=keys)
+    own, s = starts % step, starts // step
+    last = torch.minimum(s + tile, (stop - own + step - 1) // step) - 1
+    highest = torch.minimum(section.last_keys(high(last), last), (keys - own + step - 1) // step - 1) // block
+    table = block_ranges(low(s).clamp(min=0) // block, highest.masked_fill(starts >= stop, ABSENT))
+    table = torch.where(table < 0, ABSENT, table + own[:, None] * (j.shape[1] // block))
+    tiles, blocks = i.masked_fill(i >= stop, ABSENT), j.masked_fill(j >= keys, ABSENT).view(-1, block)
+    return Tiling(TokenBlocks(tiles), TokenBlocks(blocks), table, section.rule(allowed), relative=True)
 
 
 SOURCE = "Child et al. 2019, arXiv:1904.10509"

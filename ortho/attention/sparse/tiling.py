@@ -1,7 +1,7 @@
 """Tilings of a pattern: queries in tiles, keys in blocks, and a table of the blocks that each tile reads.
 
-A pattern says by tilings which pairs are computed. `band` makes the tiling of a window and `residue_band` that of a
-dilated one; others put `TokenBlocks` and a table together by themselves.
+A pattern says by tilings which pairs are computed. `band` makes the tiling of consecutive keys; others put
+`TokenBlocks` and a table together by themselves.
 """
 
 from collections.abc import Callable
@@ -241,43 +241,7 @@ def window_band(section: Section, width: int) -> Tiling:
     return band(section, lambda i: i - reach, lambda i: i + reach, near, tile=window_tile(width), relative=True)
 
 
-def residue_band(section: Section, step: int, low: Bound, high: Bound, allowed: Rule, *, tile: int = TILE) -> Tiling:
-    """The queries of a section that read, of the keys at multiples of `step` from them, those from low(s) to high(s).
-
-    Tokens are sorted into classes, by their position modulo `step`, and s counts those of a class. Which pairs count
-    depends on i - j alone.
-    """
-    first, stop, keys, device = section.first, section.stop, section.keys, section.device
-    step = min(step, max(stop, keys))  # more classes than tokens would be empty
-    tile = evenly(-(-(stop - first) // step), tile)
-    block = evenly(-(-keys // step), BLOCK if stop - first > 1 else 1)
-    classes = torch.arange(step, device=device)
-    starts = torch.arange(first, stop, step * tile, device=device)[:, None] + classes[: stop - first]
-    # Tiles are computed in runs: of one class or over all classes, whichever are longer.
-    starts = (starts.T if starts.shape[0] > starts.shape[1] else starts).flatten()
-    i = starts[:, None] + step * torch.arange(tile, device=device)
-    j = classes[:, None] + torch.arange(0, keys, step, device=device)
-    j = pad(j, (0, -j.shape[1] % block), value=keys)
-    own, s = starts % step, starts // step
-    last = torch.minimum(s + tile, (stop - own + step - 1) // step) - 1
-    highest = torch.minimum(section.last_keys(high(last), last), (keys - own + step - 1) // step - 1) // block
-    table = block_ranges(low(s).clamp(min=0) // block, highest.masked_fill(starts >= stop, ABSENT))
-    table = torch.where(table < 0, ABSENT, table + own[:, None] * (j.shape[1] // block))
-    tiles, blocks = i.masked_fill(i >= stop, ABSENT), j.masked_fill(j >= keys, ABSENT).view(-1, block)
-    return Tiling(TokenBlocks(tiles), TokenBlocks(blocks), table, section.rule(allowed), relative=True)
-
-
 def block_ranges(low: Tensor, high: Tensor) -> Tensor:
     """A table (T, W) of the blocks from low (T,) to high (T,), inclusive; no blocks where high is lower."""
     table = low[:, None] + torch.arange(max(0, int((high - low).max()) + 1), device=low.device)
     return table.masked_fill(table > high[:, None], ABSENT)
-
-
-def evenly(length: int, most: int) -> int:
-    """The width of the fewest equal pieces of at most `most` that cover `length`."""
-    return -(-length // -(-length // most))
-
-
-def tile_width(block: int, most: int = TILE) -> int:
-    """A number of queries, at most `most`, whose tiles cross as few borders of blocks of `block` tokens as possible."""
-    return most // block * block if block <= most else evenly(block, most)

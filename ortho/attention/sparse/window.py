@@ -7,7 +7,7 @@ from torch import Tensor
 from ortho._checks import checked
 from ortho._typing import Size
 from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
-from ortho.attention.sparse.tiling import BLOCK, TILE, Section, Tiling, Work, band, tile_width, window_band, window_tile
+from ortho.attention.sparse.tiling import BLOCK, TILE, Section, Tiling, Work, band, window_band, window_tile
 
 
 @checked
@@ -88,6 +88,16 @@ class BlockedWindow(Pattern):
 
         tile = tile_width(self._hop, TILE if section.is_causal else max(TILE, min(self._hop, WHOLE)))
         return (band(section, low, lambda i: self._end(i) - 1, self.allowed, tile=tile),)
+
+
+def evenly(length: int, most: int) -> int:
+    """The width of the fewest equal pieces of at most `most` that cover `length`."""
+    return -(-length // -(-length // most))
+
+
+def tile_width(block: int, most: int = TILE) -> int:
+    """A number of queries, at most `most`, whose tiles cross as few borders of blocks of `block` tokens as possible."""
+    return most // block * block if block <= most else evenly(block, most)
 
 
 SOURCE = "Beltagy et al. 2020, arXiv:2004.05150"

@@ -112,12 +112,18 @@ class Budget:
 
 
 def compare(
-    timings: Mapping[str, Timing], budget: Budget, seeds: Mapping[str, int], seconds: float | None = None
+    timings: Mapping[str, Timing],
+    budget: Budget,
+    seeds: Mapping[str, int],
+    seconds: float | None = None,
+    *,
+    facts: Mapping[str, Any] | None = None,
+    failures: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Call every timing once a repetition, in an order drawn anew; returns what is a record's own.
 
     `timings` are functions by the variants' names; the `repetitions` are variant -> quantity -> a number per
-    repetition, and the orders are among the `facts`. `seconds` takes the place of those of the budget. The garbage
+    repetition, and the orders join the `facts`. `seconds` takes the place of those of the budget. The garbage
     collector waits meanwhile.
     """
     draw = random.Random(seeds["order"])
@@ -144,7 +150,8 @@ def compare(
     finally:
         if enabled:
             gc.enable()
-    return {"seeds": dict(seeds), "repetitions": measured, "facts": {"order": orders}}
+    whole = {**(facts or {}), "order": orders}
+    return {"seeds": dict(seeds), "repetitions": measured, "facts": whole, "failures": dict(failures or {})}
 
 
 def experiment(

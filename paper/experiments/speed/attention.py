@@ -159,9 +159,7 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
             except Exception as error:  # whatever a compiler raises is its result here
                 failures[twin] = benchmark.reason(error)
             _give_back(case["device"])
-    outcome = benchmark.compare(arms, BUDGETS[case["device"]], SEEDS, seconds)
-    outcome["facts"] |= facts
-    return outcome | {"failures": failures}
+    return benchmark.compare(arms, BUDGETS[case["device"]], SEEDS, seconds, facts=facts, failures=failures)
 
 
 def _first_steps(device: str, step: Callable[[int], dict[str, float]]) -> dict[str, int]:

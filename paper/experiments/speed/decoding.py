@@ -145,9 +145,7 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
                 torch.cuda.empty_cache()
         facts[arm] = {"held_bytes": cache.nbytes, "calls": calls, "first_s": first["step_s"]}
         arms[arm] = partial(step, calls)
-    outcome = benchmark.compare(arms, BUDGETS[case["device"]], SEEDS, seconds)
-    outcome["facts"] |= facts
-    return outcome | {"failures": failures}
+    return benchmark.compare(arms, BUDGETS[case["device"]], SEEDS, seconds, facts=facts, failures=failures)
 
 
 def _read(case: Case, name: str, N: int, more: int) -> tuple[Cache, list[dict[str, Any]]]:

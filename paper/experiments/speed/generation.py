@@ -87,9 +87,7 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
         weights = sum(x.nbytes for x in (*module.parameters(), *module.buffers()))
         facts[arm] = {"held_bytes": sum(cache.nbytes for cache in caches), "weight_bytes": weights, "calls": calls}
         timings[arm] = partial(step, calls)
-    outcome = benchmark.compare(timings, BUDGETS[device], SEEDS, seconds)
-    outcome["facts"] |= facts
-    return outcome
+    return benchmark.compare(timings, BUDGETS[device], SEEDS, seconds, facts=facts)
 
 
 def build(case: Case, arm: str, configuration: Configuration | None = None, **kwargs: Any) -> LanguageModel:

@@ -53,9 +53,7 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
                 raise AssertionError(f"{name}: expected the frozen layer's output, bit for bit")
         calls = benchmark.calls_in(CALL_SECONDS[device], _forward(frozen, x, 3)["forward_s"])
         timings = {name: partial(_forward, module, x, calls) for name, module in arms.items()}
-        outcome = benchmark.compare(timings, BUDGETS[device], SEEDS, seconds)
-    outcome["facts"] |= {"calls": calls}
-    return outcome
+        return benchmark.compare(timings, BUDGETS[device], SEEDS, seconds, facts={"calls": calls})
 
 
 def _forward(module: nn.Module, x: Tensor, calls: int) -> dict[str, float]:

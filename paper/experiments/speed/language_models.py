@@ -54,9 +54,7 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
     task = text.language_modelling("python-sources", title, text.python_parts(), case["N"])
     trainers = {name: _trainer(case, name, task) for name in arms(case["H"], case["N"])}
     timings = {name: partial(_timed, trainer, CALLS[device]) for name, trainer in trainers.items()}
-    outcome = benchmark.compare(timings, BUDGETS[device], SEEDS, seconds)
-    outcome["facts"] |= {"calls": CALLS[device]}
-    return outcome
+    return benchmark.compare(timings, BUDGETS[device], SEEDS, seconds, facts={"calls": CALLS[device]})
 
 
 def _trainer(case: Case, name: str, task: Task) -> Trainer:

@@ -99,9 +99,7 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
             calls[phase] = benchmark.calls_in(CALL_SECONDS, first)
         facts[arm] = {"calls": calls}
         arms[arm] = partial(_timed, passes, calls, cuda=device == "cuda")
-    outcome = benchmark.compare(arms, BUDGETS[device], SEEDS, seconds)
-    outcome["facts"] |= facts
-    return outcome
+    return benchmark.compare(arms, BUDGETS[device], SEEDS, seconds, facts=facts)
 
 
 def check(case: Case, arm: str, projection: Projection, exact: Projection) -> None:

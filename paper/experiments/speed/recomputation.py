@@ -89,9 +89,7 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
     # which no way to recompute makes smaller, do not hide them.
     alone = {arm: partial(benchmark.timed, module, (x,), upstream, 1) for arm, module in modules.items()}
     facts = {arm: {"peak_bytes": benchmark.peak(device, step)[1]["peak_bytes"]} for arm, step in alone.items()}
-    outcome = benchmark.compare(steps, BUDGETS[device], SEEDS, seconds)
-    outcome["facts"] |= facts
-    return outcome
+    return benchmark.compare(steps, BUDGETS[device], SEEDS, seconds, facts=facts)
 
 
 def build(case: Case) -> dict[str, nn.Module]:

@@ -140,9 +140,9 @@ def compare(
             except Exception as error:  # whatever a compiler raises is its result here
                 failed[f"{eager.name}-compiled"] = benchmark.reason(error)
     timings = {arm.name: partial(benchmark.timed_step, arm, x, upstream, **options) for arm in arms}
-    outcome = benchmark.compare(timings, BUDGETS[case["device"]], SEEDS, seconds)
+    outcome = benchmark.compare(timings, BUDGETS[case["device"]], SEEDS, seconds, failures=failed)
     outcome["facts"] |= {arm.name: benchmark.step_bytes(arm, x, upstream, **options) for arm in arms}
-    return outcome | {"failures": failed}
+    return outcome
 
 
 def build(case: Case, variant: str) -> nn.Module:
