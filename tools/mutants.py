@@ -4,14 +4,14 @@
     python -m tools.mutants run --only cost-02f48a   # some, again
     python -m tools.mutants run --before tools/mutants-baseline.json  # first by the test that noticed it then
     python -m tools.mutants show                     # the table and the share noticed
+    python -m tools.mutants draw                     # draw the list anew (tools/faults.py)
 
 A mutant is an expression of a function and what replaces it. Both are kept as normalised source (`ast.unparse`), and
 the function by its qualified name, so that a mutant still applies after code has moved, to other lines or to another
 file. One that no longer applies is reported as gone, not as noticed.
 
-The list was drawn at random from all faults of nine kinds (`tools/faults.py` in the history of the repository): so many
-of each part of the package, one a function. In it, "select" is the part of the tests of all mechanisms that a mutant is
-shown to (pytest's -k), and "rejected" are mutants that change no behaviour, each with the reason.
+In the list, "select" is the part of the tests of all mechanisms that a mutant is shown to (pytest's -k), and "rejected"
+are mutants that change no behaviour, each with the reason: `draw` passes over them.
 """
 
 import argparse
@@ -25,17 +25,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from tools.faults import PACKAGES, REPLACED, Function, draw, functions, own, verdicts
+
 Mutant = dict[str, str]
-PACKAGES = ("ortho", "paper")
-REPLACED = ast.expr | ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return | ast.Expr
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 ROOT = Path(__file__).parent.parent
 LIST = Path(__file__).with_suffix(".json")
@@ -47,34 +46,15 @@ SHARED = ("test_properties.py", "test_cost.py", "test_decoding.py")
 NOT_RUN = re.compile(r"shapes|portability|test_gates|book|makefile|environment|pdf|readme|per_cent|docstrings|mutants")
 
 
-def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]:
-    """Every function of a module with its qualified name."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, Function):
-            yield prefix + node.name, node
-        inner = f"{prefix}{node.name}." if isinstance(node, Function | ast.ClassDef) else prefix
-        yield from functions(node, inner)
-
-
-def own(node: ast.AST) -> Iterator[Any]:
-    """The nodes of a function that do something: no annotations, texts or inner functions."""
-    apart = Function | ast.ClassDef | ast.Raise | ast.Assert | ast.JoinedStr
-    for field, value in ast.iter_fields(node):
-        for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST) and field not in ("annotation", "returns") and not isinstance(child, apart):
-                yield child
-                yield from own(child)
-
-
 def places(tree: ast.AST, mutant: Mutant) -> Sequence[ast.expr | ast.stmt]:
     """The nodes of a module that a mutant replaces, none if it does not apply."""
     found: list[ast.expr | ast.stmt] = []
     for name, function in functions(tree):
         if name == mutant["function"]:
-            nodes = [node for node in own(function) if isinstance(node, REPLACED)]
             if mutant["kind"] == "constant verdict":
-                return [n for n in nodes if isinstance(n, ast.Attribute) and ast.unparse(n).startswith("Verdict.")]
-            found += [node for node in nodes if ast.unparse(node) == mutant["original"]]
+                return verdicts(function)
+            nodes = [n for n, _ in own(function) if isinstance(n, REPLACED)]
+            found += [n for n in nodes if ast.unparse(n) == mutant["original"]]
     return found if len(found) == 1 else []
 
 
@@ -261,7 +241,7 @@ def show(mutants: list[Mutant], out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure which small faults of the package the tests notice.")
-    parser.add_argument("what", choices=("run", "show"))
+    parser.add_argument("what", choices=("run", "show", "draw"))
     parser.add_argument("--only", nargs="+", metavar="ID", help="these mutants, also if they have a result")
     parser.add_argument("--tree", type=Path, default=ROOT, help="the checkout whose package is mutated and tested")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where results are kept")
@@ -270,7 +250,14 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=150, help="processor seconds for a run of tests")
     parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
     asked = parser.parse_args()
-    mutants = [m for m in json.loads(LIST.read_text())["mutants"] if not asked.only or m["id"] in asked.only]
+    kept = json.loads(LIST.read_text()) if LIST.exists() else {"mutants": [], "rejected": {}}
+    mutants = [m for m in kept["mutants"] if not asked.only or m["id"] in asked.only]
+    if asked.what == "draw":
+        named = {m["id"]: {"select": m["select"]} for m in mutants if "select" in m}
+        lines = [json.dumps(m | named.get(m["id"], {}), ensure_ascii=False) for m in draw(asked.tree, kept["rejected"])]
+        reasons = json.dumps(kept["rejected"], indent=1, ensure_ascii=False)
+        LIST.write_text('{"mutants": [\n' + ",\n".join(lines) + f'\n],\n"rejected": {reasons}}}\n')
+        return
     if asked.what == "run":
         done = json.loads(asked.out.read_text()) if asked.out.exists() else {}
         left = [m for m in mutants if asked.only or done.get(m["id"], {"result": "broken"})["result"] == "broken"]

@@ -1,10 +1,11 @@
-"""Mutants are kept, found again and tested, in a small package of their own."""
+"""Mutants are drawn, kept, found again and tested, in a small package of their own."""
 
+import ast
 import json
 
 import pytest
 
-from tools import mutants
+from tools import faults, mutants
 
 WINDOW = '''"""Which keys a query sees."""
 
@@ -60,6 +61,8 @@ def test_a_constant_verdict_changes_every_verdict():
     rule = "def rule(x):\n    if x:\n        return Verdict.CONFIRMED, x\n    return Verdict.REFUTED, x\n"
     mutant = MUTANT | {"function": "rule", "kind": "constant verdict", "replacement": "Verdict.REFUTED"}
     assert mutants.mutated(rule, mutant).count("(Verdict.REFUTED)") == 2
+    found = faults.possible("rule", ast.parse(rule).body[0], rules=True)
+    assert [new for kind, _, new in found if kind == "constant verdict"] == ["Verdict.CONFIRMED", "Verdict.REFUTED"]
 
 
 def test_a_mutant_is_found_after_a_move(tree):
@@ -77,6 +80,31 @@ def test_what_no_longer_applies_is_not_found(tree):
     (tree / "ortho" / "other.py").write_text(WINDOW)
     assert mutants.find(tree, MUTANT) == tree / "ortho" / "window.py"  # the file it names comes first
     assert mutants.find(tree, MUTANT | {"file": "ortho/a.py"}) is None  # and of two others, neither
+
+
+def test_faults_are_in_what_runs():
+    """None in annotations, texts, messages or inner functions; each at a place the function has once."""
+    found = {name: list(faults.possible(name, f, rules=False)) for name, f in faults.functions(ast.parse(WINDOW))}
+    assert found == {
+        "check": [("raise", "width < 1", "False"), ("comparison", "width < 1", "width <= 1")],
+        "Window.allowed": [
+            ("condition", "i - j <= 4 and j <= i", "i - j <= 4 or j <= i"),
+            ("comparison", "i - j <= 4", "i - j < 4"),
+            ("sign", "i - j", "i + j"),
+            ("comparison", "j <= i", "j < i"),
+        ],
+        "size": [("factor", "2 * n", "2"), ("factor", "2 * n", "3 * n")],
+    }
+
+
+def test_the_draw_passes_over_rejected_mutants_and_keeps_the_others(tree, monkeypatch):
+    monkeypatch.setattr(faults, "ROOMS", {"toy": ("ortho/*.py", 3)})
+    drawn = faults.draw(tree, {})
+    assert len({mutant["function"] for mutant in drawn}) == 3
+    assert all(mutants.find(tree, mutant) for mutant in drawn)
+    (tree / "ortho" / "window.py").write_text(WINDOW + "\n\ndef more():\n    return 0\n")
+    assert faults.draw(tree, {}) == drawn
+    assert drawn[0] not in faults.draw(tree, {drawn[0]["id"]: "a reason"})
 
 
 def test_what_tests_notice_and_what_they_do_not(tree, tmp_path, capsys):
@@ -122,7 +150,7 @@ def test_a_limit_counts_where_the_tests_end_without_the_mutant(tree, monkeypatch
 
 def test_the_kept_list_is_well_formed():
     kept = json.loads(mutants.LIST.read_text())
-    assert len({mutant["id"] for mutant in kept["mutants"]}) == 80
+    assert len({mutant["id"] for mutant in kept["mutants"]}) == sum(count for _, count in faults.ROOMS.values())
     assert not kept["rejected"].keys() & {mutant["id"] for mutant in kept["mutants"]}
     assert all(mutant.keys() - {"select"} == MUTANT.keys() for mutant in kept["mutants"])
     assert all(reason for reason in kept["rejected"].values())
