@@ -11,6 +11,7 @@ from paper.claims.ledger import AWAITING, Entry, catalogue, judge
 from paper.claims.verdicts import MEANINGS, RULES
 
 _WIDTH = 100
+_SPECIAL = re.compile(r"([\\`*_\[\]<>$~^{}])")  # what Markdown reads as more than itself
 _NUMBER = re.compile(r"([+\-]?\d[\d,]*(\.\d+)?( ?%)?)?")  # as a string, or nothing
 _FORMULA = re.compile(r"(?<!\\)\$[^$]+\$")
 
@@ -109,7 +110,7 @@ def entry_text(entry: Entry) -> str:
 def escape(text: str) -> str:
     """Plain words as Markdown that shows them as they are, but for the commonest exponents, which are raised."""
     text = re.sub(r"\^([23T])\b", lambda match: "²³ᵀ"["23T".index(match[1])], text)
-    return re.sub(r"([\\`*_\[\]<>$~^{}])", r"\\\1", text)
+    return _SPECIAL.sub(r"\\\1", text)
 
 
 def _without_shared(rows: list[Sequence[Any]], headers: Sequence[str], shared: str) -> tuple[Any, Sequence[str]]:
@@ -124,9 +125,10 @@ def _without_shared(rows: list[Sequence[Any]], headers: Sequence[str], shared: s
 
 
 def _quotation(entry: Entry) -> str:
-    """Where a claim stands in its source, and its words there, as Markdown that shows each line as it is."""
-    lines = escape(f"{entry.where}:\n{entry.quote}").splitlines()
-    return "<br>".join(re.sub(r"^ +", lambda indent: "\u00a0" * len(indent[0]), line) for line in lines)
+    """Where a claim stands in its source, and its words there, letter by letter."""
+    lines = _SPECIAL.sub(r"\\\1", entry.quote).splitlines()
+    words = "<br>".join(re.sub(r"^ +", lambda indent: "\u00a0" * len(indent[0]), line) for line in lines)
+    return f'{escape(entry.where)}:<br><q lang="zh">{words}</q>'
 
 
 def _evidence(entry: Entry) -> list[tuple[str, str]]:

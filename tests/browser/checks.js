@@ -3,7 +3,7 @@
 window.checks = (() => {
   "use strict";
 
-  const CODE = "code, pre, script, style, noscript, textarea, mjx-container";
+  const CODE = "code, pre, script, style, noscript, textarea, mjx-container, q[lang]"; // and what is quoted as it was typed
   // TeX that was not read, roles or fields that were never filled in, and types in a signature that was not.
   const RAW = /\\[a-zA-Z()[\]]|\$|[_^]\{|\{[a-z][\w:.-]*(\([^)]*\))?\}|~[a-z]+\.[a-zA-Z]/;
 

@@ -8,7 +8,7 @@ PAGE = """<!DOCTYPE html>
 <html lang="en" data-theme="light"><head><meta charset="utf-8"><title>{title}</title><link rel="icon" href="data:,">
 <script defer src="tex-svg-full.js"></script></head>
 <body><main><article><h1>A page</h1>{body}</article></main></body></html>"""
-SOUND = r"""<p>The cost is <span class="math">\(N^2\)</span>; <code>$x$ {y}</code>.</p>
+SOUND = r"""<p>The cost is <span class="math">\(N^2\)</span>; <code>$x$ {y}</code>; <q lang="zh">$x$</q>.</p>
 <div style="overflow-x: auto"><table style="width: 2000px"><tr><td>wide</td></tr></table></div>
 <img src="data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA=" alt="One dot.">"""
 

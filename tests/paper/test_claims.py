@@ -656,8 +656,9 @@ def test_a_box_shows_the_claim_and_its_evidence():
     entry = judge("S0.1.2b")
     box = entry_markdown(entry)
     assert entry._repr_markdown_() == box
-    first, *others = entry.quote.splitlines()
-    assert "<br>".join([f"| said | {entry.where}:", escape(first), *map(escape, others)]) in box
+    first = entry.quote.splitlines()[0]
+    quoted = "<br>".join(re.sub(r"([$^_*{}\\])", r"\\\1", line) for line in entry.quote.splitlines())
+    assert f'| said | {entry.where}:<br><q lang="zh">{quoted}</q> |' in box
     for part in ("S0.1.2b", "confirmed", entry.where, first, entry.source, entry.ours, entry.rule):
         assert part in box
         assert part.split()[0] in repr(entry)
