@@ -424,7 +424,7 @@ def test_errors_of_layers():
 @pytest.mark.bad_input
 def test_errors_of_models():
     one, tokens = model(), torch.zeros(1, 3, dtype=torch.long)
-    with pytest.raises(ValueError, match="caches: expected None beside initial_state, return_state or key_padding_mask"):
+    with pytest.raises(ValueError, match="caches: expected None beside initial_state, return_state or key_padding"):
         one(tokens, caches=one.new_caches(), return_state=True)
     with pytest.raises(ValueError, match="caches: expected 2, one a block, got 1"):
         one(tokens, caches=one.new_caches()[:1])
