@@ -256,6 +256,22 @@ def test_what_lies_outside_changes_nothing(form, causal):
     torch.testing.assert_close(o, softmax_attention_reference(*leaves, is_causal=causal), **TOLERANCE)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("pattern", [Window(9), Parity()])
+def test_half_precision(dtype, pattern):
+    """Computed in float32: the result for the same numbers there, rounded once, and so its gradients."""
+    leaves = qkv(2, 3, length=100, dtype=dtype)
+    single = [x.detach().float().requires_grad_() for x in leaves]
+    d_o = draw(2, 3, 100, V, seed=9).to(dtype)
+    o, exact = (pattern_attention(*x, pattern=pattern, is_causal=True) for x in (leaves, single))
+    assert torch.equal(o, exact.to(dtype))
+    found = torch.autograd.grad(o, leaves, d_o)
+    for ours, theirs in zip(found, torch.autograd.grad(exact, single, d_o.float()), strict=True):
+        assert ours.dtype == dtype and torch.equal(ours, theirs.to(dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(pattern_attention(*single, pattern=pattern, is_causal=True), exact)
+
+
 @pytest.mark.parametrize("name", [name for name, m in MECHANISMS.items() if m.family == "pattern"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_mechanisms(name, causal):
