@@ -1,5 +1,6 @@
 """An experiment that measures nothing, for the tests of what is around experiments; and what a call runs."""
 
+import gc
 import sys
 from contextlib import contextmanager
 
@@ -24,6 +25,7 @@ def within(experiment):
     """Raise AssertionError if the block runs a definition that is not among those that the experiment's `run` reaches:
     it could change, and the records would not be stale."""
     ran = set()
+    gc.collect()  # what earlier tests left behind must not be taken apart inside the block
     sys.setprofile(lambda frame, *_: ran.add(frame.f_code))
     try:
         yield
