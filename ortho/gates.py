@@ -17,7 +17,7 @@ from ortho._cost import Cost, linear_map
 from ortho._typing import Float, Size, Tensor
 from ortho._weights import new_weight, split_heads
 
-__all__ = ["Gate", "ReflectingWriteStrength", "WriteStrength"]
+__all__ = ["Gate", "LogSigmoidGate", "ReflectingWriteStrength", "WriteStrength"]
 
 
 class Gate(nn.Module, ABC):
@@ -93,6 +93,20 @@ class Gate(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         return f"d_model={self.d_model}, num_heads={self.num_heads}"
+
+
+class LogSigmoidGate(Gate):
+    r"""A gate $\log \sigma(x W^T + b)$ or a multiple of it, at most 0, with a bias for each of its numbers."""
+
+    @classmethod
+    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
+        # add, sign, softplus, sign or factor; backward the last three and the sum of the bias's gradient
+        return Cost(
+            elementwise_forward=4 * numbers,
+            elementwise_backward=4 * numbers,
+            saved_bytes=itemsize * numbers,
+            trained=rows,
+        )
 
 
 class WriteStrength(Gate):

@@ -112,7 +112,7 @@ def unfreeze_qk(model: ModelT) -> ModelT:
 
     The outputs are the same, and the state dict is that of the model as it was made. The frozen projections of
     `ortho.MultiheadAttention` become learned ones, however they came about. Heads that are of several kinds stay so
-    (`standard_heads`). A model of which nothing is frozen is left as it is. Raises TypeError for what is no module and
+    (`standard_heads`). A model with nothing frozen is left as it is. Raises TypeError unless `model` is a module, and
     for a projection of one's own, whose weights need not say what it does; the model is then as it was.
     """
     plans = []
@@ -227,8 +227,8 @@ def standard_heads(model: ModelT) -> ModelT:
     """Undo `set_heads`, in place, where that gives the same outputs: heads that are learned or stopped.
 
     A stopped head passes gradients again, unless it is frozen so. A model whose heads are all of one kind is left as it
-    is. Raises TypeError for what is no module; and ValueError for heads of other kinds, of which no standard layer has
-    the outputs: the model is then as it was.
+    is. Raises TypeError unless `model` is a module, and ValueError for heads of other kinds, whose outputs no standard
+    layer gives: the model is then as it was.
     """
     found = attention_layers(model, strict=False)
     changed = [(layer, own) for layer in found if (own := layer.kinds()) is not None]

@@ -146,7 +146,7 @@ def decoded(
     """The N-th token of B sequences in H heads, read by `new_cache(attention, N)` in its fast form.
 
     Queries share `num_kv_heads` heads of keys, by default H. Of a pattern N is an integer; elsewhere a symbol will do.
-    Raises TypeError or ValueError, naming the argument, for a mechanism that has no cache and for sizes that are none.
+    Raises TypeError or ValueError, naming the argument, for a mechanism that has no cache and for sizes below 1.
     """
     G = shared_heads(H, num_kv_heads)
     cache = new_cache(attention, N if isinstance(N, int) else 1)

@@ -123,7 +123,7 @@ class MixtureOfExperts(nn.Module):
 
     In its `form` "reference" all experts compute all tokens and the gates, 0 but for a few, weigh them; "fast" computes
     the pairs that are kept. Raises TypeError or ValueError, naming the argument, for `top_k` above `num_experts` and
-    for sizes that are none.
+    for sizes below 1.
     """
 
     @checked

@@ -135,8 +135,8 @@ class LanguageModel(nn.Module):
         drawn together, the shortest first, from these tokens alone: what is drawn does not depend on the padding, and
         stands behind column N in all rows.
 
-        Raises TypeError or ValueError for a `count`, a temperature, a `top_k`, a `top_p` or a `stop` that is none, for
-        a row without a token, and for more tokens than are read with `max_length`: all but the last.
+        Raises TypeError or ValueError for a wrong `count`, temperature, `top_k`, `top_p` or `stop`, for a row without a
+        token, and for more tokens than are read with `max_length`: all but the last.
         """
         check_sampling(temperature, top_p)
         token_indices("tokens", tokens, self.vocab_size)

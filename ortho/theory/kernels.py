@@ -35,7 +35,7 @@ KERNELS: dict[str, Kernel] = {
     "powers": lambda x, y: (1 + x[:, None] * y + (x[:, None] * y).square()).sum(-1),
     "cosine": lambda x, y: x.cos() @ y.cos().mT,
 }
-# Functions of the score that are no inner products of features, whatever the features.
+# Functions of the score that no features have as their inner product.
 INDEFINITE: dict[str, Kernel] = {
     "ReLU": lambda x, y: (x @ y.mT).relu(),
     "sigmoid": lambda x, y: (x @ y.mT).sigmoid(),

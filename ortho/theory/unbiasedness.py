@@ -170,8 +170,8 @@ def root_norm_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
 def sign_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
     r"""Rows of $\sqrt K H D$ with one diagonal of random signs, the cheapest of the structured blocks: entries +-1.
 
-    (Yu et al. 2016, arXiv:1610.09072, section 4, of a product with one factor.) Returns (m, K); raises ValueError for a
-    K that is no power of two.
+    (Yu et al. 2016, arXiv:1610.09072, section 4, of a product with one factor.) Returns (m, K); raises ValueError
+    unless K is a power of two.
     """
     _checks.expect(not K & (K - 1), "K", "a power of two", K)
     return maps.structured_features(m, K, factors=1, **options).sign()

@@ -57,7 +57,7 @@ class FeatureMap(ABC):
 
     Both are float32 at least. `scale` multiplies their products; None stands for what is published. `q_start` and
     `k_start` are the positions of the first query and key. `hidden` is True for keys that no query sees, `hidden_q` for
-    queries that are no tokens, and None for none: a map that looks at the whole sequence must not look at them.
+    padding among the queries; None where nothing is hidden. A map of the whole sequence leaves these out.
     """
 
     # Weights are 'positive', 'non-negative' (all may be 0, and the row is) or 'signed': then a row's total is anything,

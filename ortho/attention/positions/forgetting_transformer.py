@@ -13,13 +13,12 @@ from torch import nn
 from torch.nn.functional import softplus
 
 from ortho import _checks
-from ortho._cost import Cost
-from ortho._typing import Bool, Float, Size, State, Tensor
+from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.operands import absent_keys, attention_form, carried, gate, past_length
 from ortho.attention.positions.distance import distance_attention, distance_attention_reference, distance_cost
 from ortho.attention.softmax.tiling import TILE
-from ortho.gates import Gate
+from ortho.gates import LogSigmoidGate
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, *, log_forget: Tensor | None = None, **_: Any) -> None:
@@ -101,7 +100,7 @@ def _faded(k_depth: Tensor, k: Tensor) -> tuple[Float[Tensor, "*batch M"]]:
     return ((k_depth[..., -1:] - k_depth).clamp(min=torch.finfo(k.dtype).min).to(k.dtype),)
 
 
-class ForgetGate(Gate):
+class ForgetGate(LogSigmoidGate):
     r"""$\log f = \log \sigma(x W^T + b)$, at most 0 (Lin et al. 2025, arXiv:2503.02130, equation 5)."""
 
     def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
@@ -110,16 +109,6 @@ class ForgetGate(Gate):
 
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
         return -softplus(-(self._numbers(x) + self.bias[:, None]))
-
-    @classmethod
-    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
-        # add, two signs, softplus; backward the same three and the sum of the bias's gradient
-        return Cost(
-            elementwise_forward=4 * numbers,
-            elementwise_backward=4 * numbers,
-            saved_bytes=itemsize * numbers,
-            trained=rows,
-        )
 
 
 MECHANISM = Mechanism(

@@ -14,7 +14,6 @@ from torch import nn
 from torch.nn.functional import pad, softplus
 
 from ortho._checks import checked
-from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import CHUNK, default_chunk, pad_tokens
 from ortho.attention.mechanism import AttentionCost, Mechanism
@@ -26,7 +25,7 @@ from ortho.attention.recurrent.recurrence import (
     recurrence,
     recurrence_cost,
 )
-from ortho.gates import Gate, WriteStrength
+from ortho.gates import LogSigmoidGate, WriteStrength
 
 _ADDING = partial(check_writes, channels=True, erase=False)
 _CORRECTING = partial(check_writes, channels=True)
@@ -244,7 +243,7 @@ def in_chunks(
     return answers, S
 
 
-class ChannelDecay(Gate):
+class ChannelDecay(LogSigmoidGate):
     r"""$\log a = \log \sigma(x W_1^T W_2^T + b) / 16$, at most 0: one decay a channel of the keys, through a
     bottleneck of 16 numbers (Yang et al. 2023, arXiv:2312.06635, section 4.4)."""
 
@@ -261,16 +260,6 @@ class ChannelDecay(Gate):
 
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N K"]:
         return softplus(-(self._vectors(x).contiguous() + self.bias)) * (-1 / self.temperature)
-
-    @classmethod
-    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
-        # add, sign, softplus, multiply; backward the last three and the sum of the bias's gradient
-        return Cost(
-            elementwise_forward=4 * numbers,
-            elementwise_backward=4 * numbers,
-            saved_bytes=itemsize * numbers,
-            trained=rows,
-        )
 
 
 @checked

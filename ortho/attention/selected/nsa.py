@@ -37,8 +37,8 @@ ALWAYS = 3  # blocks that each query reads: the first, its own, and the one befo
 class Sizes:
     """In tokens, but for `count`, in blocks; the defaults are the paper's.
 
-    Raises TypeError or ValueError for sizes that are none; `length` and `block` are multiples of `stride`, and there
-    are at least 3 blocks, which every query reads.
+    Raises TypeError or ValueError for sizes below 1. `length` and `block` are multiples of `stride`, and there are at
+    least 3 blocks, which every query reads.
     """
 
     length: int = 32
