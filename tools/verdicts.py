@@ -16,7 +16,7 @@ from unittest import mock
 from tools.notebooks import VERDICTS, replace, title
 
 # What the catalogue has is left to it: a word changed there is no other verdict.
-IN_THE_CATALOGUE = {"id", "document", "kind", "claim", "where", "quote"}
+IN_THE_CATALOGUE = {"id", "document", "kind", "claim", "where", "quote", "note"}
 
 
 def gathered() -> dict[str, dict[str, Any]]:

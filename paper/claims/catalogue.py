@@ -9,6 +9,7 @@ from typing import Any
 
 KINDS = ("formula", "table", "number", "property", "comparison", "open")
 FIELDS = ("id", "kind", "part", "claim", "where", "quote")
+OPTIONAL = ("note",)
 _ID = re.compile(r"(S\d+)(\.\d+)+[a-z]")
 
 
@@ -18,7 +19,11 @@ class LedgerError(ValueError):
 
 @dataclass(frozen=True)
 class Claim:
-    """One statement of a source: in our words and with its figures, where it stands, and in its own words."""
+    """One statement of a source: in our words and with its figures, where it stands, and in its own words.
+
+    `note` says how the passage is read where it can be read in two ways, or why the verdict stands though it could be
+    contested; as a rule there is none.
+    """
 
     id: str
     kind: str
@@ -26,6 +31,7 @@ class Claim:
     text: str
     where: str
     quote: str
+    note: str = ""
 
     @property
     def document(self) -> str:
@@ -92,9 +98,9 @@ def _titles(raw: dict[str, Any], name: str) -> dict[str, str]:
 
 
 def _claim(where: str, entry: dict[str, Any]) -> Claim:
-    if unknown := entry.keys() - set(FIELDS):
+    if unknown := entry.keys() - {*FIELDS, *OPTIONAL}:
         raise LedgerError(f"{where}: expected the fields {', '.join(FIELDS)}, got {min(unknown)!r} besides")
-    for field in FIELDS:
+    for field in (*FIELDS, *(entry.keys() & set(OPTIONAL))):
         if field not in entry:
             raise LedgerError(f"{where}: {field}: expected a string, but the field is missing")
         if not isinstance(entry[field], str) or not entry[field].strip():
@@ -102,7 +108,7 @@ def _claim(where: str, entry: dict[str, Any]) -> Claim:
     if not _ID.fullmatch(entry["id"]):
         raise LedgerError(f"{where}: id: expected a key like 'S0.1.1a', got {entry['id']!r}")
     _expect(where, "kind", entry["kind"], KINDS)
-    return Claim(*(entry[field] for field in FIELDS))
+    return Claim(*(entry[field] for field in FIELDS), *(entry.get(field, "") for field in OPTIONAL))
 
 
 def _expect(where: str, field: str, value: str, known: Any) -> None:

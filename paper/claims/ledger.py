@@ -46,6 +46,7 @@ class Entry:
     source: str = ""
     ours: str = ""
     rule: str = ""
+    note: str = ""
 
     def _repr_markdown_(self) -> str:
         from paper.claims.report import entry_markdown
@@ -230,4 +231,4 @@ def _stored_row(claim: Claim, *, records: list[str], **row: str) -> tuple[Entry,
 
 
 def _entry(claim: Claim, **row: str) -> Entry:
-    return Entry(claim.id, claim.document, claim.kind, claim.text, claim.where, claim.quote, **row)
+    return Entry(claim.id, claim.document, claim.kind, claim.text, claim.where, claim.quote, note=claim.note, **row)

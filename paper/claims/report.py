@@ -133,7 +133,8 @@ def _quotation(entry: Entry) -> str:
 
 def _evidence(entry: Entry) -> list[tuple[str, str]]:
     """What was compared, and by which rules; nothing while the claim awaits its chapter."""
-    return [(name, value) for name in ("source", "ours", "rule") if (value := getattr(entry, name))]
+    found = [(name, value) for name in ("source", "ours", "rule") if (value := getattr(entry, name))]
+    return [*found, ("note", escape(entry.note))] if entry.note else found
 
 
 def _status(entry: Entry, *, brief: bool = False) -> str:

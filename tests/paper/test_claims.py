@@ -205,6 +205,7 @@ quote = "its own words"
         ('"words"', '" "', r"claim 1 \(S0\.1a\): claim: expected a string with text, got ' '"),
         ('"words"', "7", r"claim 1 \(S0\.1a\): claim: expected a string with text, got 7"),
         ('"words"', '"words"\nverdict = "confirmed"', r"claim 1 \(S0\.1a\): expected the fields .* got 'verdict'"),
+        ('"words"', '"words"\nnote = ""', r"claim 1 \(S0\.1a\): note: expected a string with text, got ''"),
         ('part = "I"', 'part = "X"', r"claim 1 \(S0\.1a\): part: expected one of I, got 'X'"),
         ('"S0.1a"', '"S7.1a"', r"claim 1 \(S7\.1a\): id: the document: expected one of S0, got 'S7'"),
         ('"S0.1a"', '"0.1"', r"claim 1 \(0\.1\): id: expected a key like 'S0\.1\.1a', got '0\.1'"),
