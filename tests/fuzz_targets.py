@@ -278,7 +278,7 @@ def targets() -> dict[str, Callable[..., Any]]:
 
 # Steps of others, which take what these have made and checked; of any number of arguments; compiled alone.
 LEFT_OUT = {
-    "layers.synthesizer.sources.SourceCost", "cost.layers.passes_gradient",
+    "cost.layers.passes_gradient",
     "layers.block.DecoderCache", "cost.layers.Cost", "cost.models.RecomputedCost",
     "cost.attention.DecodeCost", "attention.selected.routing.members_of",
     "favor++ layer.new_cache", "adapters.conversion.from_pretrained", "adapters.pruning.without_head",
@@ -288,7 +288,7 @@ LEFT_OUT = {
       ("added", "cubes", "running", "sum_of_cubes", "times", "windows")),
     *(f"attention.linear.linear_attention.{name}" for name in
       ("kernel_mechanism", "kernel_weights")), "attention.linear.favor.exponentials",
-    *(f"layers.synthesizer.sources.{name}" for name in ("SourceCost", "product", "shared")),
+    *(f"layers.synthesizer.sources.{name}" for name in ("product", "shared")),
     *(f"attention.selected.moba.{name}" for name in
       ("past_blocks", "none_selected", "select_blocks", "blocks_mask", "block_tilings", "block_work")),
     "attention.sparse.strided.residue_band", "attention.sparse.window.evenly", "attention.sparse.window.tile_width",
