@@ -136,10 +136,9 @@ def _served(model: nn.Module, layer: AttentionLayer) -> None:
     if not known and not isinstance(module.attention, RandomFeatureAttention):
         got = module.attention if isinstance(module.attention, str) else type(module.attention).__name__
         raise ValueError(f"model: expected attention that treats all heads alike, got {got}")
-    parts = [of for m in model.modules() for own in (m._parameters, m._modules) for of in own.values()]
+    parts: list[Any] = [of for m in model.modules() for of in (*m._parameters.values(), *m._modules.values())]
     owners = Counter(map(id, parts))
-    own = [module.projection, *module.parameters()]
-    if any(owners[id(part)] > 1 for part in own):
+    if any(owners[id(part)] > 1 for part in (module.projection, *module.parameters())):
         raise ValueError(f"model: expected weights of its own in {layer.name}, got shared ones")
 
 
