@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -61,7 +61,7 @@ def prune_heads(
         _prune(layer, remaining, matrices)
     for module in reversed(list(model.modules())):  # what a layer is a part of comes after it
         if isinstance(module, HybridAttention):
-            module.counts = [group.num_heads for group in module.groups]
+            module.counts = [cast(Any, group).num_heads for group in module.groups]
             module.num_heads = sum(module.counts)
         elif isinstance(module, ConvolvedAttention):
             module.num_heads = module.attention.num_heads
