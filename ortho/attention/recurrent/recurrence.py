@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ortho import _checks
-from ortho._cost import AttentionCost
+from ortho._cost import Cost
 from ortho._typing import Float, Size, State, Tensor
 from ortho.attention.operands import carried, check_growth, gate, unit
 
@@ -65,7 +65,7 @@ def recurrence_cost(
     erase: int = 1,
     rates: Size = 0,
     steps: Size = 1,
-) -> AttentionCost:
+) -> Cost:
     """`recurrence` on G sequences of N tokens, with `rates` decays a key: 0, 1 or K. A strength is given if it erases.
 
     `q_grad` and `k_grad` say whether queries and keys need a gradient.
@@ -74,7 +74,7 @@ def recurrence_cost(
     states, later = N * steps * state, (N * steps - 1) * state
     summed = V if rates == K else K * V  # of a decay's gradient; autograd leaves sums over axes of length 1 out
     errors = erase * rows * V
-    return AttentionCost(
+    return Cost(
         # What a key holds, what is written; what is read. No gradient reaches the first state, but its decay's does.
         forward=2 * (1 + erase) * rows * K * V + 2 * reads * K * V,
         backward=2 * (1 + erase) * (1 + k_grad) * rows * K * V
@@ -102,11 +102,11 @@ def recurrence_cost(
     )
 
 
-def read_at_end_cost(G: Size, N: Size, K: Size, V: Size, qk_grad: bool, itemsize: int) -> AttentionCost:
+def read_at_end_cost(G: Size, N: Size, K: Size, V: Size, qk_grad: bool, itemsize: int) -> Cost:
     """N queries that all read the last state."""
     product = 2 * G * N * K * V
     kept = G * N * K + (G * K * V if qk_grad else 0)
-    return AttentionCost(product, product * (1 + qk_grad), saved_bytes=itemsize * kept)
+    return Cost(product, product * (1 + qk_grad), saved_bytes=itemsize * kept)
 
 
 def check_writes(
