@@ -26,6 +26,7 @@ from paper.claims.evidence.one_learned_head import along_budgets
 from paper.claims.figures import read, show
 from paper.claims.outcomes import BITS_A_BYTE
 from paper.experiments.learning import analysis, language, positional_heads, synthetic, translating
+from paper.experiments.learning.analysis import Judged, Runs
 from paper.experiments.speed import analysis as speed
 from paper.experiments.speed import attention_analysis, decoding, heads, language_models, value_gradient, whole_models
 from paper.experiments.statistics import Decision, fisher
@@ -112,6 +113,7 @@ def printed() -> Values:
     rule = sympy.factor(printed_speed_ups.table_rule(r * d, d) / 100)
     low, high = printed_speed_ups.RANGES["N >> d"]
     trained = printed_models.SCENARIOS["GPT-2 medium"].trained
+    assert trained is not None
     fall = printed_models.millions("GPT-2 medium") - printed_models.millions("GPT-2 medium", "frozen")
     said = {name: model.speed_up for name, model in printed_models.SCENARIOS.items()}
     bounds = {name: printed_models.whole_limit(name, optimiser=0) for name in said}
@@ -156,7 +158,7 @@ def measured_steps() -> dict[tuple[str, str], list[Any]]:
 def measured() -> Values:
     """Steps of frozen layers, blocks and models on the clock."""
     timed = measured_steps()
-    found = {}
+    found: Values = {}
     if timed:
         lengths = sorted({row["N"] for rows in timed.values() for row in rows})
         found |= {"step_shortest": str(lengths[0]), "step_longest": f"{lengths[-1]:,}"}
@@ -191,7 +193,9 @@ def kernels() -> Values:
         for name, form in (("softmax", "reference"), ("linear", "fast"))
     }
     first = int(sympy.solve(core["softmax"] - core["linear"], N)[0].subs(K, 64)) + 1
-    yardstick = 2 ** approximation.crossing("positive", "orthogonal", 64, 0.5).value
+    crossing = approximation.crossing("positive", "orthogonal", 64, 0.5)
+    assert crossing is not None
+    yardstick = 2**crossing.value
     squared, cubed = (variance.where_gain(log_factor, 64) for log_factor in (2, 3))
     assert johnson_lindenstrauss.product_moments("haar", 1024, 64, 0.9, tied=False).mean == 0
     return {
@@ -232,7 +236,7 @@ def clocks() -> Values:
     kernel_records, memory_records, pattern_records = (
         experiments.load(f"{name}-speed") for name in ("attention", "memory", "pattern")
     )
-    found = {}
+    found: Values = {}
     kernel_clocks = _shares(kernel_records, "main", kernel_names, ".2g")
     if kernel_clocks:
         found["kernel_clocks"] = "; ".join(f"on `{device}` {took}" for device, took in kernel_clocks.items())
@@ -265,7 +269,7 @@ def clocks() -> Values:
 
 def _shares(records: Sequence[Any], arms: str, names: Mapping[str, str], digits: str) -> dict[str, str]:
     """Device -> the times of named arms in words, as shares of the fused softmax's at `LENGTH`, where all are there."""
-    found = {}
+    found: Values = {}
     for device, lines in attention_analysis.curves(records, arms).items():
         share = {arm: 100 * row["ratio"][1] for arm, rows in lines.items() for row in rows if row["N"] == LENGTH}
         if names.keys() <= share.keys():
@@ -284,7 +288,7 @@ def _powers(records: Sequence[Any], arms: str) -> dict[tuple[str, str], float]:
 
 def memories() -> Values:
     """What memories and positions learn: medians of five models, in per cent."""
-    found = {}
+    found: Values = {}
     for arms in _learnt("parity", "tokens 161 to 256"):
         found |= {"parity_wide": f"{arms['delta, beta to 2']:.0f}", "parity_narrow": f"{arms['delta']:.0f}"}
     for arms in _learnt("flip-flop", "sparse, tokens 257 to 512"):
@@ -348,7 +352,7 @@ def hardware() -> Values:
 
 def mixed_heads() -> Values:
     """What the exchanged pass and layers of several kinds of heads save."""
-    found = {}
+    found: Values = {}
     longest: dict[str, Any] = {}
     for row in value_gradient.rows(experiments.load("exchanged-speed")):
         if not row["causal"] and row["N"] >= longest.get(row["device"], row)["N"]:
@@ -429,11 +433,11 @@ def freezing_learnt() -> Values:
     return found | _little(device) | _seconds(device, text)
 
 
-def _later(runs: Mapping[str, Any], times: float, margin: str) -> Values:
+def _later(runs: Mapping[str, Runs], times: float, margin: str) -> Values:
     """The same models at the longest budget."""
     _expect(runs, "learned", frozen="worse")
-    assert language.judged(runs["positional"], runs["learned"]).outcome != "better"
-    difference = language.judged(runs[MIXED], runs["learned"]).difference
+    assert _judged(language.judged, runs["positional"], runs["learned"]).outcome != "better"
+    difference = _judged(language.judged, runs[MIXED], runs["learned"]).difference
     assert abs(difference.mean) < float(margin)
     return _bits("later", runs) | {
         "later_times": f"{times:g}",
@@ -442,7 +446,7 @@ def _later(runs: Mapping[str, Any], times: float, margin: str) -> Values:
     }
 
 
-def _tables(text: Mapping[str, Any], later: Mapping[str, Any], steps: int, times: float) -> Values:
+def _tables(text: Mapping[str, Runs], later: Mapping[str, Runs], steps: int, times: float) -> Values:
     """Tables of the last bytes, counted on as many bytes as the models see."""
     (last, counted), (_, counted_later) = (language.best(round(steps * factor)) for factor in (1, times))
     assert counted < min(runs.mean("bits") for runs in text.values())
@@ -460,7 +464,7 @@ def _little(device: str) -> Values:
     return _bits("little", runs) | {"little_bytes": f"{limit:,}"}
 
 
-def _seconds(device: str, text: Mapping[str, Any]) -> Values:
+def _seconds(device: str, text: Mapping[str, Runs]) -> Values:
     """How long models of one learned head take, over those of four: a step, and training at equal FLOPs."""
     timed = [record for record in experiments.load("bytes-speed") if record["device"] == device]
     if not timed:
@@ -475,7 +479,7 @@ def other_learning() -> Values:
     """Retrieval tasks, translation, and draws of the frozen matrices."""
     records = experiments.load("bytes")
     device = experiments.judged_device(records)
-    found = {}
+    found: Values = {}
     tasks = synthetic.learnt(experiments.load("synthetic"), device)
     if tasks:
         one, four = (tasks["needle"][arm] for arm in (MIXED, "learned"))
@@ -486,16 +490,16 @@ def other_learning() -> Values:
     pairs = translating.by_pairs(experiments.load("translation"), device)
     if pairs:
         few, more = pairs[min(pairs)], pairs[max(pairs)]
-        gains = [translating.judged(arms[FIXED], arms[LEARNED]) for arms in (few, more)]
+        gains = [_judged(translating.judged, arms[FIXED], arms[LEARNED]) for arms in (few, more)]
         assert [gain.outcome for gain in gains] == ["not better", "better"]
-        assert translating.judged(more[SINGLE], more[LEARNED]).outcome == "worse"
+        assert _judged(translating.judged, more[SINGLE], more[LEARNED]).outcome == "worse"
         named = (("fixed", FIXED), ("learned", LEARNED), ("single", SINGLE))
         found |= {f"bleu_{name}": f"{100 * more[arm].mean('score'):.1f}" for name, arm in named}
         found |= {"pairs_more": f"{max(pairs):,}", "pairs_few": f"{min(pairs):,}"}
         found["bleu_few_gain"] = f"{100 * gains[0].difference.mean:+.1f}"
     text = language.by_arm(records, device)
     if text:
-        assert language.judged(text["frozen"], text["frozen Gaussian"]).outcome not in ("better", "worse")
+        assert _judged(language.judged, text["frozen"], text["frozen Gaussian"]).outcome not in ("better", "worse")
         _expect(text, "frozen 4 x", frozen="better")
         _expect(text, "frozen 1/4 x", frozen="better")
         _expect(text, "stopped Gaussian", stopped="better")
@@ -518,25 +522,32 @@ _ARMS = {
 }
 
 
-def _bits(name: str, runs: Mapping[str, Any]) -> Values:
+def _bits(name: str, runs: Mapping[str, Runs]) -> Values:
     """Mean bits a byte of each arm that has runs."""
     return {f"{name}_{short}": f"{runs[arm].mean('bits'):.2f}" for short, arm in _ARMS.items() if arm in runs}
 
 
-def _expect(runs: Mapping[str, Any], other: str, **outcomes: str) -> None:
+def _judged(judge: Callable[[Runs, Runs], Judged | None], arm: Runs, other: Runs) -> Judged:
+    """An arm against another; AssertionError where the runs are too few to be judged."""
+    found = judge(arm, other)
+    assert found is not None
+    return found
+
+
+def _expect(runs: Mapping[str, Runs], other: str, **outcomes: str) -> None:
     """AssertionError unless the rule that was fixed before the runs says this of these arms against another."""
     for arm, outcome in outcomes.items():
-        said = language.judged(runs[arm], runs[other]).outcome
+        said = _judged(language.judged, runs[arm], runs[other]).outcome
         assert said == outcome, f"{arm} against {other}: expected {outcome}, got {said}"
 
 
-def _difference(runs: Mapping[str, Any], arm: str, other: str) -> str:
+def _difference(runs: Mapping[str, Runs], arm: str, other: str) -> str:
     """What an arm takes more than another, with its interval."""
-    mean, (low, high) = language.judged(runs[arm], runs[other]).difference
+    mean, (low, high) = _judged(language.judged, runs[arm], runs[other]).difference
     return f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
 
 
-def _kept(runs: Mapping[str, Any]) -> float:
+def _kept(runs: Mapping[str, Runs]) -> float:
     """Of the lead of learned heads over stopped ones, the share that frozen ones have."""
     learned, frozen, stopped = (runs[arm].mean("bits") for arm in ("learned", "frozen", "stopped"))
     return float((stopped - frozen) / (stopped - learned))

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from html import escape
+from typing import Any
 
 import sympy
 
 from paper.claims.evidence.frozen_layer import PRODUCTS, backward_products
 
-Formula = sympy.Expr
+Formula = Any  # sympy's
 
 # What a row of the picture is about, from the output back, and its products.
 ROWS = {
