@@ -148,9 +148,8 @@ def backward_counted(order: str, *, projection: str = "frozen", input_grad: bool
     """
 
     def counts(length: int, width: int, heads: int) -> int:
-        module: nn.Module = MultiheadAttention(width, heads, projection=projection, form="reference")
-        if order == VALUES_LAST:
-            module = ValuesLast(module)
+        made = MultiheadAttention(width, heads, projection=projection, form="reference")
+        module = ValuesLast(made) if order == VALUES_LAST else made
         return count_step(module, torch.ones(1, length, width, requires_grad=input_grad)).backward
 
     def terms(run: tuple[int, ...]) -> list[sympy.Expr]:
