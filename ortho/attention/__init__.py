@@ -2,7 +2,7 @@
 
 from ortho.attention.linear import dense_features, efficient, favor, feature_maps
 from ortho.attention.linear.random_feature_attention import RandomFeatureAttention
-from ortho.attention.mechanism import FORMS, AttentionCost, AttentionFunction, Mechanism
+from ortho.attention.mechanism import FORMS, AttentionFunction, Mechanism
 from ortho.attention.positions import alibi, forgetting_transformer, path_attention, position_delta, rotary
 from ortho.attention.recurrent import delta, delta_product, gla, ssd, ttt
 from ortho.attention.selected import importance, lsh, moba, nsa, routing, sparse_linear, top_k
@@ -49,7 +49,6 @@ MECHANISMS: dict[str, Mechanism] = {
 __all__ = [
     "FORMS",
     "MECHANISMS",
-    "AttentionCost",
     "AttentionFunction",
     "Mechanism",
     "RandomFeatureAttention",

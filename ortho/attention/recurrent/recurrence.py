@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ortho import _checks
-from ortho._cost import AttentionCost
+from ortho._cost import Cost
 from ortho._typing import Float, Size, State, Tensor
 from ortho.attention.operands import carried, check_growth, gate, unit
 
@@ -66,7 +66,7 @@ def recurrence_cost(
     strengths: int | None = None,
     rates: Size = 0,
     steps: Size = 1,
-) -> AttentionCost:
+) -> Cost:
     """`recurrence` on G sequences of N tokens, with `rates` decays a key: 0, 1 or K; and with write `strengths`, 0 or
     1, by default if it erases.
 
@@ -77,7 +77,7 @@ def recurrence_cost(
     summed = V if rates == K else K * V  # of a decay's gradient; autograd leaves sums over axes of length 1 out
     strengths = erase if strengths is None else strengths
     errors, writes = erase * rows * V, strengths * rows * V
-    return AttentionCost(
+    return Cost(
         # What a key holds, what is written; what is read. No gradient reaches the first state, but its decay's does.
         forward=2 * (1 + erase) * rows * K * V + 2 * reads * K * V,
         backward=2 * (1 + erase) * (1 + k_grad) * rows * K * V
@@ -107,11 +107,11 @@ def recurrence_cost(
     )
 
 
-def read_at_end_cost(G: Size, N: Size, K: Size, V: Size, qk_grad: bool, itemsize: int) -> AttentionCost:
+def read_at_end_cost(G: Size, N: Size, K: Size, V: Size, qk_grad: bool, itemsize: int) -> Cost:
     """N queries that all read the last state."""
     product = 2 * G * N * K * V
     kept = G * N * K + (G * K * V if qk_grad else 0)
-    return AttentionCost(product, product * (1 + qk_grad), saved_bytes=itemsize * kept)
+    return Cost(product, product * (1 + qk_grad), saved_bytes=itemsize * kept)
 
 
 def check_writes(

@@ -24,7 +24,7 @@ from ortho._checks import checked
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import CHUNK, chunks, cut, default_chunk
-from ortho.attention.mechanism import AttentionCost, Mechanism
+from ortho.attention.mechanism import Mechanism
 from ortho.attention.operands import attention_form, gate
 from ortho.attention.recurrent.recurrence import prepared, read_at_end_cost, recurrence, recurrence_cost
 from ortho.gates import Gate, rate_logarithms, step_biases
@@ -192,7 +192,7 @@ def ssd_cost(
     qk_grad: bool = True,
     itemsize: int = 4,
     chunk: int = CHUNK,
-) -> AttentionCost:
+) -> Cost:
     """Closed form of one self-attention call with `step` and `rate` given, in either form.
 
     Half precision costs what float32 does. With symbols, N is a multiple of `chunk` and greater, and no width is 1.
@@ -207,13 +207,11 @@ def ssd_cost(
         rest = _chunks_cost(G, N, K, V, width, number, int(causal), int(qk_grad), item)
         decode = _chunks_cost(G, 1, K, V, 1, 1, 1, 1, item).forward
     # The rate times the step, and the sign; backward these and the other factor's, and the sum of two of the step's.
-    made = AttentionCost(elementwise_forward=2 * G * N, elementwise_backward=4 * G * N, saved_bytes=item * G * N)
+    made = Cost(elementwise_forward=2 * G * N, elementwise_backward=4 * G * N, saved_bytes=item * G * N)
     return replace(rest + made, decode=decode, state_bytes=item * G * K * V)
 
 
-def _chunks_cost(
-    G: Size, N: Size, K: Size, V: Size, C: Size, n: Size, causal: int, wanted: int, item: int
-) -> AttentionCost:
+def _chunks_cost(G: Size, N: Size, K: Size, V: Size, C: Size, n: Size, causal: int, wanted: int, item: int) -> Cost:
     """G = B H sequences in n chunks of C tokens; a flag counts as 0 or 1. Autograd leaves out sums over axes of length
     1, of a gradient or of logarithms."""
     rows, state = G * n * C, G * K * V
@@ -222,7 +220,7 @@ def _chunks_cost(
     heirs = n - 1
     writers = heirs if causal else n  # chunks whose state is read
     writes = int(not causal or n != 1)  # whether there are any
-    written = AttentionCost(
+    written = Cost(
         forward=2 * rows * K * V,
         backward=writes * 4 * rows * K * V,
         # Values times steps; both sums of logarithms, and exp; keys times decays; states fade and add up
@@ -236,7 +234,7 @@ def _chunks_cost(
     )
     if not causal:
         return written + read_at_end_cost(G, N, K, V, bool(wanted), item)
-    return written + AttentionCost(
+    return written + Cost(
         forward=2 * pairs * (K + V) + 2 * rows * K * V,
         backward=4 * pairs * V + wanted * 4 * pairs * K + 2 * G * C * K * V * (n + heirs),
         # Queries times decays; sums of logarithms, exp, the product with the weights; both parts of the answers
