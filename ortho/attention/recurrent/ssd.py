@@ -68,9 +68,7 @@ def state_space_duality_reference(
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together; on the CPU also for
     steps or rates below 0 or not finite, and for values that times their steps leave the dtype's range.
     """
-    x = prepared(
-        q, k, v, step, _log_decay(k, step, rate), attn_mask, scale, initial_state, normalise=False, erase=False
-    )
+    x = prepared(q, k, v, step, _log_decay(step, rate), attn_mask, scale, initial_state, normalise=False, erase=False)
     o, S = recurrence(*x, is_causal=is_causal, erase=False)
     return o, (S,)
 
@@ -96,26 +94,27 @@ def state_space_duality(
     pass are one state a chunk and some vectors of widths K, V and `chunk` a token.
     """
     q, k, v, step, log_decay, S = prepared(
-        q, k, v, step, _log_decay(k, step, rate), attn_mask, scale, initial_state, normalise=False, erase=False
+        q, k, v, step, _log_decay(step, rate), attn_mask, scale, initial_state, normalise=False, erase=False
     )
     written = v if step is None else v * step[..., None]
     o, S = _in_chunks(q, k, written, log_decay, S, is_causal=is_causal, chunk=chunk or default_chunk(k))
     return o, (S,)
 
 
-def _log_decay(k: Tensor, step: Tensor | None, rate: Tensor | None) -> Tensor:
-    r"""$-\Delta_t \alpha$, (..., M)."""
+def _log_decay(step: Tensor | None, rate: Tensor | None) -> Tensor | None:
+    r"""$-\Delta_t \alpha$, (..., M), or None where nothing fades."""
     if rate is None:
-        return torch.zeros_like(k[..., 0])
+        return None
     return -rate if step is None else -(rate * step)
 
 
 def _in_chunks(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, S: Tensor, *, is_causal: bool, chunk: int
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, S: Tensor, *, is_causal: bool, chunk: int
 ) -> tuple[Tensor, Tensor]:
     """(o, the state after the last key), of values times their steps."""
     *lead, N, _ = k.shape
     width, behind = chunks(N, chunk)
+    log_decay = torch.zeros_like(k[..., 0]) if log_decay is None else log_decay
     k, v, log_decay = (cut(x, width) for x in (k, v, log_decay[..., None]))  # (G, n, C, ·)
     from_start = log_decay.cumsum(-2).exp()
     to_end = pad(log_decay[..., 1:, :], (0, 0, 0, 1)).flip(-2).cumsum(-2).flip(-2).exp()
