@@ -1,8 +1,8 @@
-"""Typeset the article, `_build/article.pdf`: book/article/article.typ, with the values and figures of the executed book.
+"""Typeset the article, `_build/article.pdf`: book/article/article.typ, with values and figures of the executed book.
 
     python -m tools.article [PDF]
 
-Its numbers are the values of `paper.findings` and the counts of the ledger, its figures are outputs of pages. Formulas,
+Its numbers are those of the landing page and the counts of the ledger, its figures are outputs of pages. Formulas,
 which are TeX there, are written as Typst has them.
 """
 
@@ -19,10 +19,10 @@ import typst
 import yaml
 
 from paper.claims import MEANINGS, stored
-from paper.findings import values
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = ROOT / "book" / "article" / "article.typ"
+PAGE = ROOT / "book" / "index.ipynb"
 PICTURE = re.compile(r'#picture\("([\w-]+)"')
 FOLDERS = ("notebooks", "book")
 SUFFIXES = {"image/svg+xml": "svg", "image/png": "png"}
@@ -50,7 +50,11 @@ def ledger_table() -> list[list[str]]:
     documents = list(dict.fromkeys(entry.document for entry in entries))
     found = Counter((entry.verdict, entry.document) for entry in entries)
     rows = [
-        [str(verdict), *(str(found[verdict, name]) for name in documents), str(sum(found[verdict, n] for n in documents))]
+        [
+            str(verdict),
+            *(str(found[verdict, name]) for name in documents),
+            str(sum(found[verdict, n] for n in documents)),
+        ]
         for verdict in MEANINGS
     ]
     sums = [sum(int(row[i]) for row in rows) for i in range(1, len(documents) + 2)]
@@ -71,6 +75,14 @@ def picture(name: str) -> tuple[str, bytes]:
                         data = output["data"][kind]
                         return suffix, data.encode() if suffix == "svg" else base64.b64decode(data)
     raise ArticleError(f"{TEXT.name}: expected figures of executed pages, got {name!r}: make execute")
+
+
+def values() -> dict[str, str]:
+    """The values that the landing page shows. Raises ArticleError where it is not executed."""
+    for cell in nbformat.read(PAGE, as_version=4).cells:
+        for output in cell.get("outputs", []) if cell.id == "values" else []:
+            return dict(output["data"]["application/json"])
+    raise ArticleError(f"{PAGE.name}: expected an output of the cell 'values', found none: make execute")
 
 
 def gathered() -> dict[str, Any]:
