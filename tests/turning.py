@@ -22,7 +22,9 @@ from paper.claims.ledger import Entry, _ledger
 from tools.notebooks import VERDICTS
 
 _EVIDENCE = re.compile(r"paper\.claims\.evidence(\..+)?")
-_JUDGES = re.compile(r"paper\.claims\.(rules|settings|outcomes|parts|severity|verdicts|figures|ledger|catalogue)")
+_JUDGES = re.compile(r"paper\.claims\.(?!evidence)")
+    r"paper\.claims\.(rules|growth|settings|outcomes|parts|severity|verdicts|figures|ledger|catalogue)"
+)
 
 Change = Callable[[Any], Any]
 

@@ -15,27 +15,28 @@ from ortho.cost import orders
 from ortho.cost.orders import Formula
 from paper.claims import figures
 from paper.claims.figures import Interval, Number, Printed, bracketed, share
+from paper.claims.growth import CONFIGURATION, compare, growth, growth_where
 from paper.claims.parts import all_of
-from paper.claims.settings import effect, improves
+from paper.claims.settings import agrees, effect, improves
 from paper.claims.severity import Severity, apart, heaviest
 from paper.claims.verdicts import Finding, Verdict, rule
 
 __all__ = [
+    "agrees",
     "all_of",
     "bound",
     "contradiction",
     "counted",
     "effect",
     "growth",
+    "growth_where",
     "holds",
     "improves",
+    "mended",
     "printed",
     "region",
     "untestable",
 ]
-
-# Symbols that configure a model and do not grow with the problem: an order without one lacks a constant, not a term.
-CONFIGURATION = ("B", "H", "L")
 
 
 @rule
@@ -108,40 +109,6 @@ def counted(source: Mapping[str, Any], ours: Mapping[str, Any], *, unit: str = "
 
 
 @rule
-def growth(
-    claimed: Formula, exact: Formula, *, held: Collection[str] = (), settings: Collection[str] = CONFIGURATION
-) -> Finding:
-    r"""A big-O claim against the exact closed form, all sizes growing independently.
-
-    Terms are compared as in `ortho.cost.orders`; sizes in `held` are constants (to ask what dominates for N >> d,
-    hold d). confirmed: each is within the order of the other. corrected: the claim is an upper bound but not a tight
-    one (`wording`); or it misses nothing but constants of the configuration (`settings`, such as the number of heads;
-    `constant`). refuted, `substance`: the exact form has a term that grows faster than the whole claim, so that the
-    claim is not an upper bound.
-    """
-    said = f"$O({figures.latex(orders.parse(claimed))})$"
-    have = figures.show(exact) + (f" for constant ${', '.join(held)}$" if held else "")
-    missing, loose = _compare(claimed, exact, held)
-    if not missing and not loose:
-        return Finding(Verdict.CONFIRMED, said, have, f"{said} is the order of the exact form, {have}")
-    exactly = f"the exact form is {have}"
-    left_out = ""
-    if missing:
-        dropped, loose = _compare(claimed, exact, (*held, *settings))
-        if dropped:
-            why = f"drops {_terms(dropped)}"
-            clause = f"{said} {why}; {exactly}"
-            return Finding(Verdict.REFUTED, said, f"{have}: the claim {why}", clause, Severity.SUBSTANCE)
-        symbols = {symbol for term in missing for symbol in term.free_symbols if symbol.name in settings}
-        left_out = f"leaves out {_terms(sorted(symbols, key=str))} in {_terms(missing)}"
-    too_high = f"nothing grows like {_terms(loose)}" if loose else ""
-    why = "; ".join(filter(None, (left_out and f"the claim {left_out}", too_high)))
-    clause = "; ".join(filter(None, (f"{said} {left_out or 'is not tight'}", too_high, exactly)))
-    severity = Severity.CONSTANT if left_out else Severity.WORDING
-    return Finding(Verdict.CORRECTED, said, f"{have}: {why}", clause, severity)
-
-
-@rule
 def bound(claimed: Mapping[str, Number], limit: Mapping[str, Number], *, unit: str = "") -> Finding:
     """Claimed gains against a proven upper limit.
 
@@ -191,6 +158,29 @@ def holds(statement: str, error: Number, tolerance: Number, *, at: str = "") -> 
     have = f"counter-example{where}: off by {float(error):.2g}, tolerance {limit}"
     clause = f"a counter-example{where} is off by {float(error):.2g}, where {limit} is allowed"
     return Finding(Verdict.REFUTED, statement, have, clause, Severity.SUBSTANCE)
+
+
+@rule
+def mended(statement: str, printed: Number, right: Mapping[str, Number], tolerance: Number, *, at: str = "") -> Finding:
+    """A printed formula, by its residual as it is printed, and with one term put right.
+
+    `right` is the residual with a term added or replaced, by what that is. confirmed: the printed formula's residual is
+    within the tolerance. corrected, `wording`: one of `right` is. refuted, `substance`: none is.
+    """
+    as_it_is = holds(statement, printed, tolerance, at=at)
+    if as_it_is.verdict == Verdict.CONFIRMED:
+        return as_it_is
+    off = f"off by {float(printed):.2g}"
+    for change, error in right.items():
+        if holds(statement, error, tolerance).verdict == Verdict.CONFIRMED:
+            clause = f"it holds {change}; as printed it is {off}{f' at {at}' if at else ''}"
+            return Finding(
+                Verdict.CORRECTED, statement, f"{as_it_is.ours}; it holds {change}", clause, Severity.WORDING
+            )
+    tried = "".join(f"; off by {float(error):.2g} {change}" for change, error in right.items())
+    return Finding(
+        Verdict.REFUTED, statement, f"{as_it_is.ours}{tried}", f"{as_it_is.clause}{tried}", Severity.SUBSTANCE
+    )
 
 
 @rule
@@ -297,21 +287,11 @@ def _counts_apart(claimed: Formula, found: Formula) -> Severity:
         return apart([(float(claimed), float(found))])
     try:
         over, under = sympy.fraction(sympy.together(claimed / found))
-        same = _compare(over, under, CONFIGURATION) == ([], [])
+        same = compare(over, under, CONFIGURATION) == ([], [])
     except ValueError:  # no sum of products: there is no order to compare
         same = False
     return Severity.CONSTANT if same else Severity.SUBSTANCE
 
 
-def _compare(claimed: Formula, exact: Formula, held: Collection[str]) -> tuple[list[Formula], list[Formula]]:
-    """Terms of the exact form that outgrow the claim, and terms of the claim that outgrow the exact form."""
-    upper, truth = orders.monomials(claimed, held), orders.monomials(exact, held)
-    return orders.excess(truth, upper), orders.excess(upper, truth)
-
-
 def _rest(labels: Collection[str], taken: Collection[str]) -> list[str]:
     return [label for label in labels if label not in taken]
-
-
-def _terms(terms: Collection[Formula]) -> str:
-    return f"${', '.join(figures.latex(term) for term in terms)}$"

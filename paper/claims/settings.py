@@ -9,6 +9,35 @@ from paper.claims.verdicts import Finding, Verdict, rule
 
 
 @rule
+def agrees(claimed: Interval, measured: Mapping[str, Interval], *, unit: str = "") -> Finding:
+    """A range that is claimed, which may contain 0, against measured confidence intervals.
+
+    confirmed: each interval has a value in common with the range. conditional: some have; the settings are named.
+    refuted: none has. Both are as severe as the nearest ends of range and interval are `apart`.
+    """
+    if not measured:
+        raise ValueError("measured: expected at least one setting, got none")
+    wanted = figures.interval(claimed, "claimed")
+    ends = {label: figures.interval(found, "measured") for label, found in measured.items()}
+    near = {label: figures.nearest(figures.nearest(wanted[0], found), wanted) for label, found in ends.items()}
+    pairs = {label: (near[label], figures.nearest(near[label], found)) for label, found in ends.items()}
+    have = {label: figures.span(found, unit) for label, found in ends.items()}
+    common = [label for label, (one, other) in pairs.items() if one == other]
+    said = figures.span(wanted, unit)
+    return by_setting(
+        said,
+        have,
+        common,
+        (),
+        how=("holds", "not"),
+        what=f"the claimed {said} is within the error",
+        nowhere="nowhere in the claimed range",
+        against={label: abs(one - other) for label, (one, other) in pairs.items()},
+        excluded=apart(pair for label, pair in pairs.items() if label not in common),
+    )
+
+
+@rule
 def effect(
     claimed: Interval, measured: Mapping[str, Interval], control: Mapping[str, Interval], *, unit: str = ""
 ) -> Finding:

@@ -17,8 +17,8 @@ class Severity(StrEnum):
 FACTOR = 2  # figures of one sign that are at most so many times each other differ by a constant
 
 SEVERITIES = {
-    Severity.WORDING: "nothing is wrong, but the words say more than is known: a bound that is not tight, or a "
-    "condition left out, where no setting contradicts the claim",
+    Severity.WORDING: "what is meant is not wrong: a term of a printed formula to be put right, a bound that is not "
+    "tight, or a condition left out where no setting contradicts the claim",
     Severity.CONSTANT: "a unit, a rounding, one factor throughout, a constant of the configuration left out, or "
     f"figures within a factor of {FACTOR}",
     Severity.SUBSTANCE: "an order of growth, a sign, a property or an effect that is not there, or figures further "

@@ -6,13 +6,16 @@ import pytest
 
 from paper.claims import SEVERITIES, Severity, Verdict, all_of, loses_nothing, outperforms
 from paper.claims.rules import (
+    agrees,
     bound,
     contradiction,
     counted,
     effect,
     growth,
+    growth_where,
     holds,
     improves,
+    mended,
     printed,
     region,
     untestable,
@@ -79,6 +82,10 @@ def test_figures_within_a_factor_of_two_differ_by_a_constant(pair, severity):
         (growth("N^2", "H*N^2"), CONSTANT),
         (growth("N^2 + N*d^2", "H*N^2 + N*d"), CONSTANT),  # not tight, and a constant left out
         (growth("N*d^2", "N^2*d + N*d^2"), SUBSTANCE),
+        (growth_where("N*d", on("N*d", "2*N*d")), None),
+        (growth_where("N*d", on("N*d", "N")), WORDING),
+        (growth_where("N*d", on("N", "H*N*d")), CONSTANT),
+        (growth_where("N*d", on("N", "N^2")), SUBSTANCE),
         (bound(on(0.1), on(0.2)), None),
         (bound(on(0.3), on(0.2)), CONSTANT),
         (bound(on(0.1, 0.3), on(0.2, 0.2)), CONSTANT),
@@ -86,6 +93,9 @@ def test_figures_within_a_factor_of_two_differ_by_a_constant(pair, severity):
         (bound(on(0.1, 0.5), on(0.2, 0.2)), SUBSTANCE),
         (holds("p", 0.0, 1e-6), None),
         (holds("p", 1.0, 1e-6), SUBSTANCE),
+        (mended("p", 0.0, on(0.0), 1e-6), None),
+        (mended("p", 1.0, on(1.0, 0.0), 1e-6), WORDING),
+        (mended("p", 1.0, on(1.0), 1e-6), SUBSTANCE),
         (contradiction(("x", 1), ("y", (1, 2))), None),
         (contradiction(("x", (25, 30)), ("y", 35.7)), CONSTANT),
         (contradiction(("x", 61), ("y", (25, 30))), SUBSTANCE),
@@ -96,6 +106,10 @@ def test_figures_within_a_factor_of_two_differ_by_a_constant(pair, severity):
         (region((1, 2), on(1, 0.4)), SUBSTANCE),
         (region((1, 2), on(-1)), SUBSTANCE),
         (region(on((1, 2), (10, 20)), on(1, 9)), CONSTANT),
+        (agrees((0, 5), on((-1, 0.1))), None),
+        (agrees((2, 5), on((3, 4), (1, 1.5))), CONSTANT),
+        (agrees((2, 5), on((6, 9))), CONSTANT),
+        (agrees((2, 5), on((3, 4), (-1, 0.5))), SUBSTANCE),
         (effect((0, 5), on((1, 3)), on((-1, 0.9))), None),
         (effect((0, 5), on((1, 3), (0, 1)), on((-1, 0.9), (-1, 1))), SUBSTANCE),
         (effect((0, 5), on((1, 3), (0, 9)), on((-1, 0.9), (-1, 1))), WORDING),  # the noise could hide it
@@ -215,6 +229,28 @@ def test_the_heaviest_part_counts_unless_the_whole_is_untestable(parts, severity
         ),
         (loses_nothing("p", on(((-3, -2), "worse"))), "Refuted: a loss everywhere, a: -3 to -2 (worse)."),
         (outperforms("p", on(((2, 3), "better"))), "Confirmed: a gain shows in the one setting, a: 2 to 3 (better)."),
+        (
+            growth_where("N*d", on("N*d", "2*N*d")),
+            "Confirmed: $O(N d)$ is the order in both settings, as at a: $N d$.",
+        ),
+        (
+            growth_where("N*d", on("N*d", "H*N*d")),
+            "Corrected: $O(N d)$ leaves out $H$ in $H N d$; the exact form is $H N d$ (b).",
+        ),
+        (
+            growth_where("N*d", on("N*d", "N^2")),
+            "Conditional: $O(N d)$ is an upper bound in one of two settings, not at b: $N^2$: the claim drops $N^2$.",
+        ),
+        (mended("p", 0.5, {"with x": 0.0}, 0.1), "Corrected: it holds with x; as printed it is off by 0.5."),
+        (
+            mended("p", 0.5, {"with x": 0.4}, 0.1, at="y"),
+            "Refuted: a counter-example at y is off by 0.5, where 0.1 is allowed; off by 0.4 with x.",
+        ),
+        (
+            agrees((0, 5), on((-1, 1), (-3, -2), (7, 8))),
+            "Conditional: the claimed 0 to 5 is within the error in one of three settings, "
+            "not at b: -3 to -2, and one more.",
+        ),
         (untestable("p", {"a task": None}), "Untestable: the source does not define a task."),
     ],
 )
