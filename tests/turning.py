@@ -23,8 +23,6 @@ from tools.notebooks import VERDICTS
 
 _EVIDENCE = re.compile(r"paper\.claims\.evidence(\..+)?")
 _JUDGES = re.compile(r"paper\.claims\.(?!evidence)")
-    r"paper\.claims\.(rules|growth|settings|outcomes|parts|severity|verdicts|figures|ledger|catalogue)"
-)
 
 Change = Callable[[Any], Any]
 

@@ -189,6 +189,10 @@ def nearest(value: Number, ends: Interval) -> Number:
     return min(max(value, low), high)
 
 
+def distance(one: Number, other: Number) -> Number:
+    return max(one, other) - min(one, other)
+
+
 def in_words(count: int) -> str:
     """A count up to twelve as a word, a larger one in figures; 0 is 'none'."""
     return _WORDS[count] if count < len(_WORDS) else f"{count:,}"

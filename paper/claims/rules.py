@@ -22,6 +22,7 @@ from paper.claims.severity import Severity, apart, heaviest
 from paper.claims.verdicts import Finding, Verdict, rule
 
 __all__ = [
+    "CONFIGURATION",
     "agrees",
     "all_of",
     "bound",
@@ -228,7 +229,7 @@ def region(claimed: Interval | Mapping[str, Interval], measured: Mapping[str, Nu
         wanted = "ranges" if isinstance(claimed, Mapping) else f"range, {said}"
         clause = f"what was found is in the claimed {wanted}: {figures.few(have)}"
         return Finding(Verdict.CONFIRMED, said, figures.listing(have), clause)
-    worst = figures.furthest({label: abs(measured[label] - ends[label]) for label in outside})
+    worst = figures.furthest({label: figures.distance(measured[label], ends[label]) for label in outside})
     clause = f"{have[worst]} found, {texts[worst]} claimed{bracketed(worst)}"
     if len(have) > 1:
         clause = f"{share(len(outside), len(have), 'figures', 'is', 'are')} off; the furthest: {clause}"

@@ -32,7 +32,7 @@ def agrees(claimed: Interval, measured: Mapping[str, Interval], *, unit: str = "
         how=("holds", "not"),
         what=f"the claimed {said} is within the error",
         nowhere="nowhere in the claimed range",
-        against={label: abs(one - other) for label, (one, other) in pairs.items()},
+        against={label: figures.distance(*pair) for label, pair in pairs.items()},
         excluded=apart(pair for label, pair in pairs.items() if label not in common),
     )
 

@@ -36,7 +36,6 @@ def apart(pairs: Iterable[tuple[Number, Number]]) -> Severity:
     most `FACTOR` times the smaller; else `substance`."""
 
     def near(one: Number, other: Number) -> bool:
-        small, large = sorted((abs(one), abs(other)))
-        return one * other > 0 and not above(large, FACTOR * small)
+        return one * other > 0 and not above(max(one / other, other / one), FACTOR)
 
     return Severity.CONSTANT if all(near(*pair) for pair in pairs) else Severity.SUBSTANCE
