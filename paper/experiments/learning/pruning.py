@@ -108,7 +108,7 @@ def arm(first: str, count: int) -> str:
 
 def curve(record: Record, first: str, quantity: str = "loss_nats") -> list[float]:
     """What the test says, by the number of heads removed, from 0."""
-    found = []
+    found: list[float] = []
     while (name := arm(first, len(found))) in record["repetitions"]:
         found.append(float(record["repetitions"][name][quantity][0]))
     return found
