@@ -5,7 +5,7 @@
 The pages that lie in FOLDER, `_build/html`, are joined in the order of `_toc.yml` into one document, whose look is
 `tools/pdf.css`; the reference of the package is left out. There each id carries the name of its page, so that equal
 ones do not meet, and links between pages lead to places of the document. Chromium, driven by Playwright, typesets and
-prints it. Folded code is left out.
+prints it. Folded code is left out, folded evidence unfolded.
 """
 
 import html
@@ -31,6 +31,7 @@ TITLE = re.compile(r'<h1>(.*?)<a class="headerlink"', re.DOTALL)
 HEADING = re.compile(r"(</?h)([1-5])\b")
 ATTRIBUTE = re.compile(r' (id|href|src)="([^"]*)"')
 ELSEWHERE = re.compile(r"[a-z]+:|//")
+FOLDED = '<details class="evidence"'
 LOOK = re.compile(r'<link [^>]*rel="stylesheet"[^>]*>|<script>window\.MathJax = .*?</script>')
 
 DOCUMENT = """<!DOCTYPE html>
@@ -127,7 +128,7 @@ def joined(folder: Path, root: Path = ROOT) -> str:
         for page in chapters:
             text = read(folder, page, pages)
             look |= dict.fromkeys(LOOK.findall(text))
-            (article,) = ARTICLE.findall(text)
+            (article,) = ARTICLE.findall(text.replace(FOLDED, f"{FOLDED} open"))
             contents += f'<li><a href="#{page}">{TITLE.findall(article)[0]}</a></li>'
             if part:
                 article = HEADING.sub(lambda match: f"{match[1]}{int(match[2]) + 1}", article)
