@@ -13,6 +13,7 @@ from extent import some
 from selected_mechanisms import ALL, ENTRIES, FORMS, centroids, projections, qkv, ways
 
 from ortho.attention.indexing import indexing
+from ortho.attention.mechanism import CostedCall
 from ortho.attention.selected.lsh import lsh_mask
 from ortho.attention.selected.moba import moba_mask
 from ortho.attention.selected.nsa import nsa_masks
@@ -113,7 +114,7 @@ def test_any_parts(qk_grad):
         q, k, v = (torch.zeros(G, N, w) for w in (K, K, V))
         for x in (q, k, v) if qk_grad else (v,):
             x.requires_grad_()
-        declared = tiled_cost(G, N, 1, K, V, work=work[:number], last=work[:1], qk_grad=qk_grad)
+        declared = tiled_cost(CostedCall(G, N, 1, K, V, qk_grad=qk_grad), work[:number], work[:1])
         assert_declared(declared, tiled_attention, q, k, v, parts[:number], scale=2.0)
 
 
