@@ -29,10 +29,11 @@ def recurrence(
     *,
     is_causal: bool,
     erase: bool = True,
+    before_fading: bool = False,
     steps: int = 1,
 ) -> tuple[Float[Tensor, "*batch N V"], Float[Tensor, "*batch K V"]]:
     """(o, the state after the last key) as the formula reads, with a query behind each `steps` keys; without `erase`, a
-    key adds to what the state holds."""
+    key adds to what the state holds. `before_fading` says that it replaces what the state held then."""
     # Unbound at once: to take each token by its index would make the backward pass quadratic.
     rows = []
     queries = q[..., None, :].unbind(-3) if is_causal else ()
@@ -42,9 +43,10 @@ def recurrence(
         a = log_decay.exp()
         decays = (a[..., None] if a.dim() == k.dim() else a[..., None, None]).unbind(-3)  # (..., K or 1, 1)
     for t, (key, value) in enumerate(zip(k[..., None, :].unbind(-3), v[..., None, :].unbind(-3), strict=True)):
+        old = S
         if decays is not None:
             S = decays[t] * S
-        new = value - key @ S if erase else value  # (..., 1, V)
+        new = value - key @ (old if before_fading else S) if erase else value  # (..., 1, V)
         if strengths is not None:
             new = strengths[t] * new
         S = S + key.mT @ new
@@ -54,9 +56,17 @@ def recurrence(
 
 
 def recurrence_cost(
-    call: CostedCall, *, erase: int = 1, rates: Size = 0, steps: Size = 1, k_grad: bool | None = None
+    call: CostedCall,
+    *,
+    erase: int = 1,
+    strengths: int | None = None,
+    before_fading: int = 0,
+    rates: Size = 0,
+    steps: Size = 1,
+    k_grad: bool | None = None,
 ) -> Cost:
-    """`recurrence` with `rates` decays a key: 0, 1 or K. A strength is given if it erases.
+    """`recurrence` with `rates` decays a key: 0, 1 or K; and with write `strengths`, 0 or 1, by default if it erases.
+    `before_fading`, 0 or 1, needs decays.
 
     `k_grad` says whether keys need a gradient, by default as queries do.
     """
@@ -64,31 +74,35 @@ def recurrence_cost(
     k_grad = q_grad if k_grad is None else k_grad
     reads, rows, state, decays = G * N, G * N * steps, G * K * V, int(rates != 0)
     states, later = N * steps * state, (N * steps - 1) * state
+    faded = decays * (1 - before_fading)  # whether what a key finds is
     summed = V if rates == K else K * V  # of a decay's gradient; autograd leaves sums over axes of length 1 out
-    errors = erase * rows * V
+    strengths = erase if strengths is None else strengths
+    errors, writes = erase * rows * V, strengths * rows * V
     return Cost(
         # What a key holds, what is written; what is read. No gradient reaches the first state, but its decay's does.
         forward=2 * (1 + erase) * rows * K * V + 2 * reads * K * V,
         backward=2 * (1 + erase) * (1 + k_grad) * rows * K * V
         + 2 * (1 + q_grad) * reads * K * V
-        - 2 * (1 - decays) * state,
-        # Errors and their strengths; sums; decays, exp and product
-        elementwise_forward=2 * errors + states + rows * rates + decays * states,
+        - 2 * (1 - faded) * state,
+        # Errors; strengths; sums; decays, exp and product
+        elementwise_forward=errors + writes + states + rows * rates + decays * states,
         # Strengths' two products, signs of the errors, sums; keys are used twice, and so is each state but the last,
         # three times where it is read. With decays exp and two products; none reaches the first state's.
-        elementwise_backward=3 * errors
-        + (errors if V != 1 else 0)
-        + erase * ((rows * K if k_grad else 0) - (0 if k_grad or decays else G * V) + later + decays * state)
+        elementwise_backward=errors
+        + 2 * writes
+        + (writes if V != 1 else 0)
+        + erase * ((rows * K if k_grad else 0) - (0 if k_grad or faded else G * V) + later + faded * state)
         + (rows * rates + states + later + (states if summed != 1 else 0) if decays else 0)
         + ((N - 1) * state if causal else 0),
-        # Queries, keys, strengths, decays, errors; what is written; the states that are faded, held at a key, and read
+        # Queries, keys, decays; strengths, and what they are of; what is written; the states that are faded, held at a
+        # key, and read
         saved_bytes=call.item
         * (
             (reads + rows) * K
-            + rows * (erase + rates)
-            + errors
+            + rows * (strengths + rates)
+            + writes
             + (rows * V if k_grad else 0)
-            + (decays + erase * k_grad) * states
+            + (decays + erase * k_grad * (1 - before_fading)) * states
             + (state if q_grad else 0)
         ),
     )
@@ -113,17 +127,18 @@ def check_writes(
     normalise: bool = True,
     channels: bool = False,
     erase: bool = True,
+    most: float = 2,
     **_: Any,
 ) -> None:
     """Refuse gates that do not fit the keys, or are out of range; `channels` says that decays are (..., M, K).
 
-    Raises TypeError or ValueError, naming the argument; on the CPU also for a `beta` outside [0, 2], a `log_decay`
+    Raises TypeError or ValueError, naming the argument; on the CPU also for a `beta` outside [0, most], a `log_decay`
     above 0 or not finite, and, in a state that is erased from, as `check_growth` does where keys are not normalised.
     """
     gate("beta", beta, k, k.shape[:-1])
     gate("log_decay", log_decay, k, k.shape if channels else k.shape[:-1])
     if beta is not None:
-        _checks.within("beta", "write strengths", beta, 0, 2)
+        _checks.within("beta", "write strengths", beta, 0, most)
     if log_decay is not None:
         _checks.within("log_decay", "logarithms of decays", log_decay, torch.finfo(log_decay.dtype).min, 0)
     if erase and not normalise:
@@ -146,9 +161,8 @@ def prepared(
     """(q, k, v, beta, log_decay, S) as the recurrence takes them; keys that the mask (..., M) hides neither write nor
     fade.
 
-    A state that one does not `erase` from takes keys of any length and no `beta`, and scales its queries by 1/sqrt(K)
-    by default. Raises ValueError for an `initial_state` that does not fit; on the CPU also for values whose sum may
-    leave the range of the dtype.
+    A state that one does not `erase` from takes keys of any length. Raises ValueError for an `initial_state` that does
+    not fit; on the CPU, of a state that is erased from, also for values whose sum may leave the range of the dtype.
     """
     if attn_mask is not None:
         hidden = ~attn_mask
@@ -166,8 +180,6 @@ def prepared(
         _checks.within("v", f"values of {v.shape[-2]} tokens", v, -most, most)
     if normalise:
         q, k = unit(q, "q"), unit(k, "k")
-    if scale is None and not erase:
-        scale = q.shape[-1] ** -0.5
     if scale is not None:
         q = q * scale
     shape = (*k.shape[:-2], k.shape[-1], v.shape[-1])
