@@ -13,7 +13,13 @@ from tools import pdf
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {
-    "_toc.yml": {"root": "book/index", "parts": [{"caption": "Work & time", "chapters": [{"file": "notebooks/01-a"}]}]},
+    "_toc.yml": {
+        "root": "book/index",
+        "parts": [
+            {"caption": "Work & time", "chapters": [{"file": "notebooks/01-a"}]},
+            {"caption": "The package", "chapters": [{"file": "book/reference/cost"}]},  # not printed, and not built
+        ],
+    },
     "_config.yml": {"title": "A book", "author": "nobody", "sphinx": {"config": {"mathjax_path": "tex-svg-full.js"}}},
     "CITATION.cff": {"version": "1.2.3"},
 }
