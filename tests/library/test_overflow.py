@@ -12,7 +12,16 @@ from ortho.attention import FORMS
 
 CUT, LENGTH = 5, 9
 SUMMING = {"rotary", "linear", "linear-relu", "cosformer", "taylor", "trigonometric", "favor", "hyperbolic", "delta"}
-SUMMING |= {"gated-delta", "delta-product", "kda", "ttt", "ttt-huber", "ttt-huber-norm", "ttt-contrastive"}
+SUMMING |= {
+    "favor++-expected",
+    "gated-delta",
+    "delta-product",
+    "kda",
+    "ttt",
+    "ttt-huber",
+    "ttt-huber-norm",
+    "ttt-contrastive",
+}
 
 
 def draw(*shape, seed=0, dtype=torch.float64):
