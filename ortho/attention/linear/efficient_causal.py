@@ -12,11 +12,17 @@ from typing import Any
 import torch
 
 from ortho import _checks
-from ortho._checks import checked
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import CHUNK
-from ortho.attention.mechanism import LOG_SUM_FORWARD, SOFTMAX_BACKWARD, SOFTMAX_FORWARD, Mechanism
+from ortho.attention.mechanism import (
+    LOG_SUM_FORWARD,
+    SOFTMAX_BACKWARD,
+    SOFTMAX_FORWARD,
+    CostedCall,
+    Mechanism,
+    closed_form,
+)
 from ortho.attention.operands import attention_form, blocked_pairs, carried, masked_softmax, scaled
 from ortho.attention.recurrent.gla import chunk_width, gated_linear_attention, gla_cost
 from ortho.attention.transforms import Kernel, once
@@ -86,7 +92,7 @@ def causal_efficient_attention(
 
 
 class RunningLogSum(Kernel):
-    r"""$\log \sum_{j \le i} e^{x_j}$ along the tokens of x (..., N, K); PyTorch's own gives NaN differentiated twice."""
+    r"""$\log \sum_{j \le i} e^{x_j}$ along the tokens of x (..., N, K). PyTorch's own is NaN differentiated twice."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -115,72 +121,61 @@ def _memory(state: State | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return S, L
 
 
-@checked
-def causal_efficient_cost(
-    B: Size,
-    N: Size,
-    H: Size,
-    K: Size,
-    V: Size,
-    *,
-    form: str = "fast",
-    causal: bool = True,
-    qk_grad: bool = True,
-    itemsize: int = 4,
-    chunk: int = CHUNK,
-) -> Cost:
+@closed_form
+def causal_efficient_cost(call: CostedCall, *, chunk: int = CHUNK) -> Cost:
     """Closed form of one self-attention call, in either form. Half precision costs what float32 does.
 
     With symbols, N is a multiple of `chunk`, a power of two, and greater. Raises ValueError for a call that is not
     causal.
     """
-    if not causal:
+    if not call.causal:
         raise ValueError("causal: expected True, got False")
-    G, item = B * H, max(itemsize, 4)
-    if form == "reference":
-        return _materialised(G, N, K, V, qk_grad, item, itemsize)
+    if call.form == "reference":
+        return _materialised(call)
+    (G, N, K, V), item = call.sizes, call.item
     width = chunk_width(N if isinstance(N, int) else chunk, chunk)
     number = -(-N // width) if isinstance(N, int) else N / width
-    core = gla_cost(B, N, H, K, V, causal=True, itemsize=itemsize, chunk=chunk)
-    # The softmax of q, the running sums, what differs from them, exp.
+    core = gla_cost(*call[:5], **call.options | {"qk_grad": True}, chunk=chunk)
+    # The softmax of q, the running sums, what differs from them, exp
     ahead = G * K * ((SOFTMAX_FORWARD + 3) * N + LOG_SUM_FORWARD * (N + 1))
     core = replace(core, elementwise_forward=core.elementwise_forward + ahead, state_bytes=item * G * K * (V + 1))
-    if not qk_grad:
-        return _of_values(core, G, K, V, width, number, item)
-    again = number * width != N  # shares are kept once more, with what is behind the end
+    if not call.qk_grad:
+        return _of_values(core, call, width, number)
+    again = int(number * width != N)  # shares are kept once more, with what is behind the end
+    # Of the running sums, of the softmax of q; exp, signs, sums
+    back = G * K * ((13 + 2 * LOG_SUM_FORWARD) * (N + 1) + (SOFTMAX_BACKWARD + 6) * N + 2)
     return replace(
         core,
-        # Of the running sums, of the softmax of q; exp, signs, sums
-        elementwise_backward=core.elementwise_backward
-        + G * K * ((13 + 2 * LOG_SUM_FORWARD) * (N + 1) + (SOFTMAX_BACKWARD + 6) * N + 2),
-        saved_bytes=core.saved_bytes + item * G * K * (3 * N + 2 + int(again) * N),
+        elementwise_backward=core.elementwise_backward + back,
+        saved_bytes=core.saved_bytes + item * G * K * (3 * N + 2 + again * N),
     )
 
 
-def _materialised(G: Size, N: Size, K: Size, V: Size, qk_grad: bool, item: int, itemsize: int) -> Cost:
+def _materialised(call: CostedCall) -> Cost:
+    (G, N, K, V), item, qk_grad = call.sizes, call.item, int(call.qk_grad)
     pairs, rows = G * N * N, G * N
     sums = 2 * int(N != 1)  # autograd leaves them out over axes of length 1
     return Cost(
         forward=2 * pairs * V,
-        backward=(4 if qk_grad else 2) * pairs * V,
+        backward=2 * (1 + qk_grad) * pairs * V,
         # Blocked before and after; times the shares of q, summed over the features
         elementwise_forward=pairs * K * (SOFTMAX_FORWARD + 4) + SOFTMAX_FORWARD * rows * K,
-        elementwise_backward=(pairs * K * (SOFTMAX_BACKWARD + 4 + sums) + SOFTMAX_BACKWARD * rows * K) * int(qk_grad),
-        saved_bytes=item * pairs + (item * (2 * pairs * K + rows * (K + V)) + N * N if qk_grad else 0),
+        elementwise_backward=qk_grad * (pairs * K * (SOFTMAX_BACKWARD + 4 + sums) + SOFTMAX_BACKWARD * rows * K),
+        saved_bytes=item * pairs + qk_grad * (item * (2 * pairs * K + rows * (K + V)) + N * N),
         decode=2 * rows * V,
-        state_bytes=itemsize * rows * (K + V),
+        state_bytes=call.itemsize * rows * (K + V),
     )
 
 
-def _of_values(core: Cost, G: Size, K: Size, V: Size, C: Size, n: Size, item: int) -> Cost:
-    """The fast form's backward pass where a gradient reaches the values alone: all else is constant."""
-    later = n - 1  # chunks that read what others have written
-    several = int(n != 1)
+def _of_values(core: Cost, call: CostedCall, C: Size, n: Size) -> Cost:
+    """The fast form's backward pass through n chunks of C where a gradient reaches the values alone."""
+    G, _, K, V = call.sizes
+    later, several = n - 1, int(n != 1)  # chunks that read what others have written
     return replace(
         core,
         backward=2 * G * n * C * C * V + 4 * G * later * C * K * V,
         elementwise_backward=G * later * C * V + 2 * G * K * V * (later - 1) * several,
-        saved_bytes=item * G * (n * C * C + n * C * K * (1 + several) + n * K * several),
+        saved_bytes=call.item * G * (n * C * C + n * C * K * (1 + several) + n * K * several),
     )
 
 
