@@ -113,7 +113,8 @@ def test_formulas_equal_numbers(name, form):
         for part in (*PARTS, "decode", "state_bytes"):
             assert sp.sympify(getattr(formula, part)).subs(values) == getattr(numbers, part), (part, causal, qk_grad)
         if name in RECURRENT:
-            assert all(sym.order(getattr(formula, part), sym.N) == {sym.N} for part in PARTS)
+            found = [getattr(formula, part) for part in PARTS]
+            assert all(sym.order(one, sym.N) == {sym.N} for one in found if one != 0)  # sums have no backward pass
             assert sym.order(formula.decode, sym.N) == sym.order(formula.state_bytes, sym.N) == {sp.Integer(1)}
 
 
