@@ -7,15 +7,13 @@ is erased, and nothing fades. With one column it is linear attention without fea
 """
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 
-from ortho._checks import checked
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
-from ortho.attention.chunking import CHUNK, chunks, cut, default_chunk
-from ortho.attention.mechanism import Mechanism
+from ortho.attention.chunking import CHUNK, chunks, cut, default_chunk, equal_chunks
+from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.operands import attention_form
 from ortho.attention.recurrent.delta_product import LaterOperands, by_step, check_steps
 from ortho.attention.recurrent.recurrence import prepared, read_at_end_cost, recurrence, recurrence_cost
@@ -88,43 +86,25 @@ def low_rank(
     return o.reshape(*lead, N + behind, -1)[..., :N, :], (S,)
 
 
-@checked
-def low_rank_cost(
-    B: Size,
-    N: Size,
-    H: Size,
-    K: Size,
-    V: Size,
-    *,
-    steps: Size = 2,
-    form: str = "fast",
-    causal: bool = False,
-    qk_grad: bool = True,
-    itemsize: int = 4,
-    chunk: int = CHUNK,
-) -> Cost:
+@closed_form
+def low_rank_cost(call: CostedCall, *, steps: Size = 2, chunk: int = CHUNK) -> Cost:
     """Closed form of one self-attention call with the keys and values of so many `steps` a token, in either form.
 
     Those after the first come from gates and need a gradient, whether or not the projected queries and keys do
-    (`qk_grad`). With symbols, N is a multiple of the tokens in a chunk.
+    (`call.qk_grad`). With symbols, N is a multiple of the tokens in a chunk.
     """
-    G, item = B * H, max(itemsize, 4)
-    if form == "reference":
-        needed: dict[str, Any] = {"causal": causal, "q_grad": qk_grad, "k_grad": True, "itemsize": item}
-        total = recurrence_cost(G, N, K, V, erase=0, steps=steps, **needed)
+    G, N, K, V = call.sizes
+    if call.form == "reference":
+        total = recurrence_cost(call, erase=0, steps=steps, k_grad=True)
         decode = 2 * G * K * V * (steps + 1)
     else:
-        width = max(1, chunk // steps)  # of a chunk, in tokens
-        width, behind = chunks(N, width) if isinstance(N, int) else (width, 0)
-        number = (N + behind) // width if isinstance(N, int) else N / width
-        total = _chunks_cost(G, N, K, V, steps, width, number, causal, qk_grad, item)
-        decode = _chunks_cost(G, 1, K, V, steps, 1, 1, True, qk_grad, item).forward
-    return replace(total, decode=decode, state_bytes=item * G * K * V)
+        total = _chunks_cost(call, steps, *equal_chunks(N, max(1, chunk // steps)))  # of so many tokens
+        decode = _chunks_cost(call._replace(N=1, causal=True), steps, 1, 1).forward
+    return replace(total, decode=decode, state_bytes=call.item * G * K * V)
 
 
-def _chunks_cost(
-    G: Size, N: Size, K: Size, V: Size, steps: Size, width: Size, number: Size, causal: bool, qk_grad: bool, item: int
-) -> Cost:
+def _chunks_cost(call: CostedCall, steps: Size, width: Size, number: Size) -> Cost:
+    (G, _, K, V), qk_grad, item = call.sizes, call.qk_grad, call.item
     tokens, states = G * number * width, G * number * K * V
     rows = tokens * steps
     seen = rows * width  # pairs of a token and a key
@@ -134,8 +114,8 @@ def _chunks_cost(
         elementwise_forward=states + G * K * V,
         saved_bytes=item * rows * (K + V),
     )
-    if not causal:
-        return written + read_at_end_cost(G, N, K, V, qk_grad, item)
+    if not call.causal:
+        return written + read_at_end_cost(call)
     return written + Cost(
         forward=2 * seen * (K + V) + 2 * tokens * K * V,
         backward=2 * seen * (K + 2 * V) + 2 * tokens * K * V + (2 * seen * K + 2 * tokens * K * V if qk_grad else 0),
