@@ -154,6 +154,24 @@ def holds(statement: str, error: Number, tolerance: Number, *, at: str = "") -> 
 
 
 @rule
+def mended(
+    statement: str, printed: Number, right: Mapping[str, Number], tolerance: Number, *, at: str = ""
+) -> tuple[Verdict, str, str]:
+    """A printed formula, by its residual as it is printed, and with one term put right.
+
+    `right` is the residual with a term added or replaced, by what that is. confirmed: the printed formula's residual is
+    within the tolerance. corrected: one of `right` is. refuted: none is.
+    """
+    if (as_it_is := holds(statement, printed, tolerance, at=at)).verdict == Verdict.CONFIRMED:
+        return as_it_is.verdict, statement, as_it_is.ours
+    for change, error in right.items():
+        if holds(statement, error, tolerance).verdict == Verdict.CONFIRMED:
+            return Verdict.CORRECTED, statement, f"{as_it_is.ours}; it holds {change}"
+    tried = "".join(f"; off by {float(error):.2g} {change}" for change, error in right.items())
+    return Verdict.REFUTED, statement, f"{as_it_is.ours}{tried}"
+
+
+@rule
 def contradiction(
     first: tuple[str, Number | Interval], second: tuple[str, Number | Interval], *, unit: str = ""
 ) -> tuple[Verdict, str, str]:
