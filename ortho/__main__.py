@@ -1,16 +1,25 @@
-"""`python -m ortho`: the attention mechanisms, from the command line."""
+"""`python -m ortho`: what the library has, from the command line."""
 
 import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from ortho import __version__
 
 BUDGET = "the most of a figure, as forward=1e9 (FLOPs), decode, step, state_bytes, saved_bytes, trained; several may be"
 MOVED = ("claims", "experiments")  # commands of the paper, which is no part of an installed library
+
+# Lists beside that of mechanisms, by their key in the JSON: what they hold, and the call that takes their names.
+BESIDE = {
+    "projections": "Projections: MultiheadAttention(projection=NAME)",
+    "heads": "Kinds of heads: HybridAttention(heads={NAME: COUNT})",
+    "patterns": "Positional patterns: PositionalHeads(patterns=[NAME, ...])",
+    "synthesizers": "Synthesizers: SynthesizerAttention(source=NAME)",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,7 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m ortho", description=__doc__)
     parser.add_argument("--version", action="version", version=f"ortho {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="{mechanisms,choose}")
-    mechanisms = commands.add_parser("mechanisms", help="list the attention mechanisms")
+    mechanisms = commands.add_parser(
+        "mechanisms", help="list mechanisms, projections, kinds of heads, patterns, Synthesizers"
+    )
     mechanisms.add_argument("--json", action="store_true", help="as JSON, with the places of the functions")
     choose = commands.add_parser("choose", help="list the mechanisms whose layer fits a budget, the cheapest first")
     choose.add_argument("N", type=int, help="tokens of a sequence")
@@ -65,6 +76,7 @@ def _choose(args: argparse.Namespace) -> None:
 def _mechanisms(as_json: bool) -> None:
     from ortho.attention import MECHANISMS
 
+    beside = _beside()
     if as_json:
         places = ("reference", "fast", "cost")
         plain = ["name", "family", "source", "causal", "bidirectional", "exact", "positional", "signed", "fitted"]
@@ -75,14 +87,32 @@ def _mechanisms(as_json: bool) -> None:
             | {"gates": {name: _place(gate) for name, gate in m.gates.items()}, "query_gates": sorted(m.query_gates)}
             for m in MECHANISMS.values()
         ]
-        print(json.dumps(entries, indent=2))
+        lists = {key: [{"name": name, "made_by": place} for name, place in rows] for key, rows in beside.items()}
+        print(json.dumps({"mechanisms": entries} | lists, indent=2))
         return
     flags = ("causal", "exact", "positional", "signed")
     rows = [
         (m.name, m.family, *("yes" if getattr(m, flag) else "no" for flag in flags), m.source)
         for m in MECHANISMS.values()
     ]
+    print("Mechanisms: MultiheadAttention(attention=NAME)")
     _table(("name", "family", *flags, "source"), rows)
+    for key, title in BESIDE.items():
+        print(f"\n{title}")
+        _table(("name", "made by"), beside[key])
+
+
+def _beside() -> dict[str, list[tuple[str, str]]]:
+    """The lists beside that of mechanisms: the names of each, and what makes what they stand for."""
+    from ortho import HEADS, PROJECTIONS
+    from ortho.attention.untrained.patterns import PATTERNS
+    from ortho.layers.synthesizer import SOURCES
+
+    lists: tuple[Mapping[str, Any], ...] = (PROJECTIONS, HEADS, PATTERNS, SOURCES)
+    return {
+        key: [(name, _place(entry)) for name, entry in entries.items()]
+        for key, entries in zip(BESIDE, lists, strict=True)
+    }
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -92,11 +122,15 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def _place(function: Any) -> str:
-    """Module and name of a function or class; of a partial one with what it is bound to."""
-    bound = ", ".join(f"{name}={value!r}" for name, value in getattr(function, "keywords", {}).items())
-    function = getattr(function, "func", function)
-    return f"{function.__module__}.{function.__qualname__}" + (f"({bound})" if bound else "")
+def _place(made: Any) -> str:
+    """Module and name of a function or class; with what a partial one is bound to, or a pattern's fields."""
+    bound = getattr(made, "keywords", {})
+    if is_dataclass(made) and not isinstance(made, type):
+        bound = {field.name: getattr(made, field.name) for field in fields(made)[1:]}  # the first is its name
+        made = type(made)
+    made = getattr(made, "func", made)
+    said = ", ".join(f"{name}={value!r}" for name, value in bound.items())
+    return f"{made.__module__}.{made.__qualname__}" + (f"({said})" if said else "")
 
 
 if __name__ == "__main__":

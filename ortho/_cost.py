@@ -1,23 +1,23 @@
 """The record of what a call, a layer or a model costs. Records add up."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from ortho._typing import Size
 
-__all__ = ["AttentionCost", "Cost", "head_width", "linear_map"]
-
-
-F = TypeVar("F", bound="Figures")
+__all__ = ["Cost", "head_width", "linear_map"]
 
 
 @dataclass(frozen=True)
-class Figures:
+class Cost:
     """Figures of everything that runs: integers for integer sizes, formulas for symbols, 0 if not given.
 
     forward, backward: FLOPs of matrix products, 2 a multiply-add. elementwise_forward, elementwise_backward: scalar
-    operations outside them. saved_bytes: kept by autograd from forward to backward. decode: FLOPs of one generated
-    token at context N, itself included. state_bytes: carried from one decode step to the next.
+    operations outside them. saved_bytes: kept by autograd from forward to backward; of a call of an attention function
+    that is q, k, v and the function's own tensors, as the layer keeps the output, which is the input of W_O.
+    output_bytes: of the output, if autograd keeps it for the call too; a layer that puts heads side by side has copied
+    it by then. decode: FLOPs of one generated token at context N, itself included. state_bytes: carried from one decode
+    step to the next. trained, frozen: numbers of parameters, of `itemsize` bytes each.
     """
 
     forward: Any = 0
@@ -27,43 +27,24 @@ class Figures:
     saved_bytes: Any = 0
     decode: Any = 0
     state_bytes: Any = 0
+    output_bytes: Any = 0
+    trained: Any = 0
+    frozen: Any = 0
+    itemsize: Any = 4
 
-    def __add__(self: F, other: "Figures") -> F:
-        """The costs of both; a figure that only `other` has is left out."""
-        return replace(self, **{name: value + getattr(other, name, 0) for name, value in self._figures()})
+    def __add__(self, other: "Cost") -> "Cost":
+        """The costs of both."""
+        return replace(self, **{name: value + getattr(other, name) for name, value in self._figures()})
 
-    def __sub__(self: F, other: "Figures") -> F:
+    def __sub__(self, other: "Cost") -> "Cost":
         return self + other * -1
 
-    def __mul__(self: F, count: Any) -> F:
+    def __mul__(self, count: Any) -> "Cost":
         """The cost of so many."""
         return replace(self, **{name: count * value for name, value in self._figures()})
 
     def _figures(self) -> list[tuple[str, Any]]:
         return [(each.name, getattr(self, each.name)) for each in fields(self) if each.name != "itemsize"]
-
-
-@dataclass(frozen=True)
-class AttentionCost(Figures):
-    """What one call of an attention function costs: `Figures`, where saved_bytes is what autograd keeps of q, k, v and
-    the function's own tensors. The output is not included, because the layer keeps it as the input of W_O;
-    output_bytes is what is kept of it all the same where the layer, which puts heads side by side, has to copy it.
-    decode: FLOPs of one more query against N keys, itself included.
-    """
-
-    output_bytes: Any = 0
-
-
-@dataclass(frozen=True)
-class Cost(Figures):
-    """What one training step or one decode step of a layer or a model costs: `Figures`, and parameters, trained and
-    frozen. recompute: further FLOPs if only the input is kept and the forward pass is run again. optimiser_bytes:
-    AdamW's moments.
-    """
-
-    trained: Any = 0
-    frozen: Any = 0
-    itemsize: Any = 4
 
     @property
     def step(self) -> Any:

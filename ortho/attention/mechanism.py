@@ -8,8 +8,10 @@ from torch import Tensor
 
 from ortho._checks import FORMS as FORMS
 from ortho._checks import one_of
-from ortho._cost import AttentionCost as AttentionCost
+from ortho._cost import Cost
 from ortho._typing import State
+
+AttentionCost = Cost  # its name before
 
 # Scalar operations per element that a composite kernel is counted as, by its textbook definition.
 SOFTMAX_FORWARD = 5  # maximum, subtract, exp, sum, divide
@@ -60,7 +62,7 @@ class Mechanism:
     causal: bool  # whether is_causal=True is served
     bidirectional: bool = field(default=True, kw_only=True)  # whether is_causal=False is
     exact: bool  # whether the result is softmax attention itself, not an approximation or another function
-    cost: Callable[..., AttentionCost]
+    cost: Callable[..., Cost]
     positional: bool = False  # whether the result depends on where a token stands, not only on what it is
     signed: bool = False  # whether weights may be negative
     fitted: bool = False  # whether it fits constants to the sequence, through which autograd does not differentiate

@@ -10,7 +10,7 @@ import torch
 from ortho import _checks
 from ortho._autocast import no_autocast
 from ortho._checks import checked
-from ortho._cost import AttentionCost
+from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -184,9 +184,9 @@ def unit(x: Float[Tensor, "*batch N K"], name: str = "x") -> Float[Tensor, "*bat
     return x * squares.add(TINY).rsqrt()
 
 
-def unit_cost(vectors: Size, K: Size, differentiated: Size, itemsize: int) -> AttentionCost:
+def unit_cost(vectors: Size, K: Size, differentiated: Size, itemsize: int) -> Cost:
     """`unit` of so many vectors, and of those through which a gradient passes."""
-    return AttentionCost(
+    return Cost(
         elementwise_forward=vectors * (3 * K + 2),
         # A gradient's sum over a broadcast axis is left out by autograd where that axis has length 1.
         elementwise_backward=differentiated * (6 * K + 3 + (K if K != 1 else 0)),

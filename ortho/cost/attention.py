@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ortho import _checks
 from ortho._checks import checked, one_of
-from ortho._cost import AttentionCost
+from ortho._cost import Cost
 from ortho._typing import Size
 from ortho.attention import MECHANISMS
 from ortho.attention.cache import KeyValueCache, PatternCache, new_cache
@@ -35,7 +35,7 @@ def positional_attention(
     causal: bool = False,
     empty: str = "zero",
     itemsize: int = 4,
-) -> AttentionCost:
+) -> Cost:
     """`ortho.attention.untrained.positional_attention` on v (B, H, N, V), a pattern a head, without masks or words.
 
     The fast form; v needs a gradient. With symbols, N stands for more than one token, and a Gaussian's rows, of which
@@ -46,7 +46,7 @@ def positional_attention(
     # Equal heads that follow each other are one wide head.
     runs = [(pattern, len(list(equal))) for pattern, equal in groupby(found)]
     heads = [_head(pattern, B, N, count * V, causal, empty == "self", item) for pattern, count in runs]
-    decoded = AttentionCost(
+    decoded = Cost(
         # A Gaussian's row of the last token before, and of the new one
         decode=sum(4 * B * V * (2 + pattern.vectors) for pattern in found if isinstance(pattern, Gaussian)),
         state_bytes=_WIDE * B * (V * sum(1 + pattern.vectors for pattern in found) + 3),
@@ -54,7 +54,7 @@ def positional_attention(
     return sum(heads, start=decoded)
 
 
-def _head(p: PositionalPattern, B: Size, N: Size, V: Size, causal: bool, to_itself: bool, item: int) -> AttentionCost:
+def _head(p: PositionalPattern, B: Size, N: Size, V: Size, causal: bool, to_itself: bool, item: int) -> Cost:
     """One head. A causal call has a position more than tokens: that of the last token before it."""
     P = N + int(causal)
     x, u = B * N * V, B * P * V  # numbers at the tokens, and at the positions
@@ -65,28 +65,28 @@ def _head(p: PositionalPattern, B: Size, N: Size, V: Size, causal: bool, to_itse
         part = _recent(p, B, V, x, u, P, causal, item)
     elif causal and not p.vectors:  # zeros, but for the current token; a context has its divisors all the same
         zeros = 0 if isinstance(p, Shift) and p.offset == 0 else x
-        part = AttentionCost(0, 0, zeros + (P if isinstance(p, Context) else 0), zeros, 0)
+        part = Cost(0, 0, zeros + (P if isinstance(p, Context) else 0), zeros, 0)
     elif isinstance(p, Shift):
-        part = AttentionCost(0, 0, 0, 0, 0)
+        part = Cost(0, 0, 0, 0, 0)
     elif isinstance(p, Context) or not causal:
         # Cubes, a product with them, sums, squares, a division by them. Kept: cubes and squares.
-        part = AttentionCost(0, 0, 3 * u + 2 * P, 2 * u + sums, 2 * _WIDE * P)
+        part = Cost(0, 0, 3 * u + 2 * P, 2 * u + sums, 2 * _WIDE * P)
     elif isinstance(p, Border) and p.end:
         # As before; cubes of the row's own, over squares too, times the token's value, a sum
-        part = AttentionCost(0, 0, 3 * u + 2 * x + 4 * P, 3 * u + 2 * x, 3 * _WIDE * P)
+        part = Cost(0, 0, 3 * u + 2 * x + 4 * P, 3 * u + 2 * x, 3 * _WIDE * P)
     elif isinstance(p, Border):
         # Four sums, a product and two sums of them, a division; own weights of 1 over squares, a product, a sum.
         # Backward also two sums where a sum is used twice.
-        part = AttentionCost(0, 0, 8 * u + 2 * x + 3 * P, 8 * u + 2 * x, 2 * _WIDE * P)
+        part = Cost(0, 0, 8 * u + 2 * x + 3 * P, 8 * u + 2 * x, 2 * _WIDE * P)
     else:
         raise TypeError(f"patterns: expected those of ortho.attention.untrained.positional_attention, got {p}")
     if not to_itself or isinstance(p, Gaussian | Border | Recent) or (isinstance(p, Shift) and p.offset == 0):
         return part
     # A choice between two; backward two, and the sum of their gradients. Kept: a byte a position.
-    return part + AttentionCost(0, 0, x, 3 * x, P)
+    return part + Cost(0, 0, x, 3 * x, P)
 
 
-def _gaussian(p: Gaussian, B: Size, V: Size, x: Size, P: Size, causal: bool, item: int) -> AttentionCost:
+def _gaussian(p: Gaussian, B: Size, V: Size, x: Size, P: Size, causal: bool, item: int) -> Cost:
     sides = [p] if causal else [p, p.mirrored()]
     forward = chunks = saved = 0
     for side in sides:
@@ -104,20 +104,18 @@ def _gaussian(p: Gaussian, B: Size, V: Size, x: Size, P: Size, causal: bool, ite
         saved += item * P * (1 + causal)
     # Own weights, and the sum with each side's; the same backward
     own = x * (1 + len(sides))
-    return AttentionCost(forward, forward, own + rows + once, own + rows + chunks, saved)
+    return Cost(forward, forward, own + rows + once, own + rows + chunks, saved)
 
 
-def _recent(p: Recent, B: Size, V: Size, x: Size, u: Size, P: Size, causal: bool, item: int) -> AttentionCost:
+def _recent(p: Recent, B: Size, V: Size, x: Size, u: Size, P: Size, causal: bool, item: int) -> Cost:
     """Sums of the places behind, over how many there are, and the token's own; backward the gradients of the places,
     each as long as all of them, are added up."""
     w = p.vectors + 1 if causal else p.width
     several, places = int(w > 1), max(0, w - 2) * B * V * (P + w - 1)
     if causal:  # the divisors of the own weight and of the others; the own weight, and a product with it
         own = x + 2 * P
-        return AttentionCost(
-            0, 0, (w - 1) * u + several * x + own, places + several * (u + x) + x, item * P * (1 + several)
-        )
-    return AttentionCost(0, 0, w * u, places + (1 + several) * u, item * P)
+        return Cost(0, 0, (w - 1) * u + several * x + own, places + several * (u + x) + x, item * P * (1 + several))
+    return Cost(0, 0, w * u, places + (1 + several) * u, item * P)
 
 
 # -------------------------------------------------------------------------------------------------------------- decoded

@@ -20,7 +20,7 @@ from ortho.gates import Gate
 from ortho.layers.hybrid import HEADS
 from ortho.layers.induction import STRUCTURED
 from ortho.layers.positional import shared_out
-from ortho.layers.synthesizer import SOURCES, Call, SourceCost
+from ortho.layers.synthesizer import SOURCES, Call
 from ortho.layers.synthesizer.layer import by_position
 from ortho.orthogonal import DRAWS
 from ortho.projections import PROJECTIONS
@@ -132,7 +132,7 @@ def layer(
     )
     gate_classes = {**mechanism.gates, **(gates or {})}.values()
     of_gates = [gate.cost(B, N, d, H, input_grad=input_grad, itemsize=itemsize) for gate in gate_classes]
-    return added(own, qk, values, merged, *of_gates) + core
+    return added(own, qk, values, merged, *of_gates, replace(core, output_bytes=0))
 
 
 @checked
@@ -340,10 +340,10 @@ def synthesizer(
     sources = [SOURCES[one_of("source", name, SOURCES)] for name in names]
     if head_dim is not None:
         by_position(sources)
-    parts = [source.cost(call) for source in sources]
-    parts.append(_mixing(call, [part.items for part in parts]))
+    items = [B if source.by_token else 1 for source in sources]  # how often logits are there
+    parts = [*(source.cost(call) for source in sources), _mixing(call, items)]
     trained = sum(part.trained for part in parts)
-    product, values, weights = 2 * B * N * d * width, 2 * B * N * N * width, parts[-1].items * H * N * N
+    product, values, weights = 2 * B * N * d * width, 2 * B * N * N * width, _most(items) * H * N * N
     own = Cost(
         forward=2 * product + values,
         backward=(3 + input_grad) * product + (1 + (trained != 0)) * values,
@@ -360,17 +360,20 @@ def synthesizer(
     return added(own, *parts)
 
 
-def _mixing(call: Call, items: Sequence[Size]) -> SourceCost:
-    """Of the sum of logits of (B or 1, H, N, N) and of the shares; `items` of the result is its length."""
+def _most(items: Sequence[Size]) -> Size:
+    """The first axis of a sum of logits of (B or 1, H, N, N)."""
+    return next((one for one in items if one != 1), 1)
+
+
+def _mixing(call: Call, items: Sequence[Size]) -> Cost:
+    """Of the sum of logits of (B or 1, H, N, N), and of the shares."""
     entries, shares = call.H * call.N**2, len(items) if call.shared else 0
-    total, forward, backward = items[0], 0, 0
-    for one in items[1:]:
-        both = total if one == 1 else one
+    forward = backward = 0
+    for i, one in enumerate(items[1:], 1):
+        before, both = _most(items[:i]), _most(items[: i + 1])
         forward += both * entries
-        backward += both * entries * ((total != both) + (one != both))  # summed over the batch for who has no batch
-        total = both
-    return SourceCost(
-        items=total,
+        backward += both * entries * ((before != both) + (one != both))  # summed over the batch for who has no batch
+    return Cost(
         elementwise_forward=forward + SOFTMAX_FORWARD * shares,
         elementwise_backward=backward + SOFTMAX_BACKWARD * shares,
         saved_bytes=call.itemsize * shares,

@@ -4,6 +4,7 @@ import re
 import tomllib
 from dataclasses import dataclass
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +56,21 @@ def load(path: Path | None = None) -> Catalogue:
     repeated id.
     """
     source = files(__package__) / "claims.toml" if path is None else path
-    try:
-        raw = tomllib.loads(source.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise LedgerError(f"{source}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise LedgerError(f"{source}: expected TOML in UTF-8: {error}") from error
+    raw = read_toml(source)
     try:
         return _catalogue(raw)
     except LedgerError as error:
         raise LedgerError(f"{source}: {error}") from None
+
+
+def read_toml(source: Traversable) -> dict[str, Any]:
+    """What a file in TOML holds; LedgerError, naming the file, if it is missing or is not TOML."""
+    try:
+        return tomllib.loads(source.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise LedgerError(f"{source}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise LedgerError(f"{source}: expected TOML in UTF-8: {error}") from error
 
 
 def _catalogue(raw: dict[str, Any]) -> Catalogue:
@@ -82,8 +88,8 @@ def _catalogue(raw: dict[str, Any]) -> Catalogue:
         if isinstance(entry.get("id"), str):
             where += f" ({entry['id']})"
         claim = _claim(where, entry)
-        _expect(where, "id: the document", claim.document, documents)
-        _expect(where, "part", claim.part, parts)
+        expect_one_of(where, "id: the document", claim.document, documents)
+        expect_one_of(where, "part", claim.part, parts)
         if claim.id in claims:
             raise LedgerError(f"{where}: id: expected each once, got {claim.id!r} again")
         claims[claim.id] = claim
@@ -107,10 +113,11 @@ def _claim(where: str, entry: dict[str, Any]) -> Claim:
             raise LedgerError(f"{where}: {field}: expected a string with text, got {entry[field]!r}")
     if not _ID.fullmatch(entry["id"]):
         raise LedgerError(f"{where}: id: expected a key like 'S0.1.1a', got {entry['id']!r}")
-    _expect(where, "kind", entry["kind"], KINDS)
+    expect_one_of(where, "kind", entry["kind"], KINDS)
     return Claim(*(entry[field] for field in FIELDS), *(entry.get(field, "") for field in OPTIONAL))
 
 
-def _expect(where: str, field: str, value: str, known: Any) -> None:
+def expect_one_of(where: str, field: str, value: str, known: Any) -> None:
+    """LedgerError, naming the entry and the field, for a value that is not among the known ones."""
     if value not in known:
         raise LedgerError(f"{where}: {field}: expected one of {', '.join(known)}, got {value!r}")

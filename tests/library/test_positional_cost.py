@@ -7,9 +7,9 @@ import pytest
 import sympy as sp
 import torch
 
-from ortho.attention.mechanism import AttentionCost
 from ortho.attention.untrained.patterns import Gaussian, Recent, Shift
 from ortho.attention.untrained.positional_attention import PATTERNS, SEVEN, positional_attention
+from ortho.cost import Cost
 from ortho.cost.attention import positional_attention as declared_of
 from ortho.cost.big_o import N, constants, d, order
 from ortho.cost.counting import OperationCounter, count_forward, saved_bytes
@@ -96,7 +96,7 @@ def test_formulas_equal_counts():
         length = 640 - causal  # the rows fill chunks of 64 and of 83
         heads = [p for p in HEADS if p.name != "wide"]
         formula, numbers = (declared_of(2, n, 3, heads, causal=causal, empty=empty) for n in (N, length))
-        values = {f.name: sp.sympify(getattr(formula, f.name)).subs({N: length}) for f in fields(AttentionCost)}
+        values = {f.name: sp.sympify(getattr(formula, f.name)).subs({N: length}) for f in fields(Cost)}
         assert replace(numbers, **{name: int(value) for name, value in values.items()}) == numbers
 
 

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 import ortho
-from ortho import choose
+from ortho import HEADS, PROJECTIONS, choose
 from ortho.__main__ import main as library
 from ortho.attention import MECHANISMS, Mechanism
+from ortho.attention.untrained.patterns import PATTERNS
 from ortho.cost.budgets import FIGURES
+from ortho.layers.synthesizer import SOURCES
 from paper import claims, experiments
 from paper.__main__ import main
 from paper.claims import LedgerError, judge, ledger
@@ -26,7 +28,7 @@ PLACES = ("reference", "fast", "cost")
 def test_mechanisms(capsys):
     """The JSON says where each function is and what it is bound to, so that no two are alike; the table the rest."""
     assert library(["mechanisms", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = json.loads(capsys.readouterr().out)["mechanisms"]
     assert [row["name"] for row in rows] == list(MECHANISMS)
     plain, places = {f.name for f in fields(Mechanism)} - {*PLACES, "gates", "query_gates"}, set()
     for row in rows:
@@ -46,11 +48,43 @@ def test_mechanisms(capsys):
         places.add((*row.values(), *gates.values()))
     assert len(places) == len(rows)
     assert library(["mechanisms"]) == 0
-    header, *lines = capsys.readouterr().out.splitlines()
+    title, header, *lines = capsys.readouterr().out.split("\n\n")[0].splitlines()
+    assert title == "Mechanisms: MultiheadAttention(attention=NAME)"
     assert header.split() == ["name", "family", "causal", "exact", "positional", "signed", "source"]
     for line, m in zip(lines, MECHANISMS.values(), strict=True):
         flags = ["yes" if flag else "no" for flag in (m.causal, m.exact, m.positional, m.signed)]
         assert line.split() == [m.name, m.family, *flags, *m.source.split()]
+
+
+LISTS = {
+    "projections": ("Projections: MultiheadAttention(projection=NAME)", PROJECTIONS),
+    "heads": ("Kinds of heads: HybridAttention(heads={NAME: COUNT})", HEADS),
+    "patterns": ("Positional patterns: PositionalHeads(patterns=[NAME, ...])", PATTERNS),
+    "synthesizers": ("Synthesizers: SynthesizerAttention(source=NAME)", SOURCES),
+}
+
+
+def test_what_is_listed_beside_the_mechanisms(capsys):
+    """Each name has a class that is there, bound to what makes it differ from others; both outputs say the same."""
+    assert library(["mechanisms", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert library(["mechanisms"]) == 0
+    _, *tables = capsys.readouterr().out.split("\n\n")
+    assert list(listed) == ["mechanisms", *LISTS]
+    for (key, (title, entries)), table in zip(LISTS.items(), tables, strict=True):
+        rows = [(row["name"], row["made_by"]) for row in listed[key]]
+        first, header, *lines = table.splitlines()
+        assert (first, header.split()) == (title, ["name", "made", "by"])
+        assert [line.split() for line in lines] == [[*n.split(), *m.split()] for n, m in rows]
+        assert [name for name, _ in rows] == list(entries)
+        assert len({place for _, place in rows}) == len(rows)
+        for name, said in rows:
+            module, _, made = said.partition("(")[0].rpartition(".")
+            entry = entries[name]
+            cls = entry if isinstance(entry, type) else getattr(entry, "func", type(entry))
+            assert getattr(sys.modules[module], made) is cls
+    assert {row["name"]: row["made_by"] for row in listed["patterns"]}["previous"].endswith(".Shift(offset=-1)")
+    assert {row["name"]: row["made_by"] for row in listed["projections"]}["stopped"].endswith("(stop_gradient=True)")
 
 
 def test_choose(capsys):

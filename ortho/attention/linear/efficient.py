@@ -8,8 +8,9 @@ softmax over positions looks at the whole sequence, so that the attention is not
 
 from ortho import _checks
 from ortho._checks import checked
+from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
-from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost, Mechanism
+from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, Mechanism
 from ortho.attention.operands import attention_form, masked_softmax, scaled
 
 
@@ -81,13 +82,13 @@ def efficient_cost(
     causal: bool = False,
     qk_grad: bool = True,
     itemsize: int = 4,
-) -> AttentionCost:
+) -> Cost:
     """Closed form of one self-attention call, in either form; decoding keeps the keys and goes over all of them."""
     rows, item = B * H * N, max(itemsize, 4)
     pairs, memory = rows * N, B * H * K * V
     fast = form == "fast"
     forward = 4 * rows * K * V if fast else 2 * pairs * (K + V)
-    return AttentionCost(
+    return Cost(
         forward=forward,
         backward=2 * forward if qk_grad else 2 * rows * K * V * 2 if fast else 2 * pairs * V,
         elementwise_forward=2 * SOFTMAX_FORWARD * rows * K,

@@ -17,10 +17,11 @@ from torch.nn.functional import pad
 
 from ortho import _checks
 from ortho._checks import checked
+from ortho._cost import Cost
 from ortho._typing import Bool, Float, Int, Size, State, Tensor
 from ortho.attention.chunking import CHUNK, chunks, default_chunk, pad_tokens
 from ortho.attention.linear.linear_kernels import AllAtOnce, Chunked, divisors
-from ortho.attention.mechanism import AttentionCost, Mechanism
+from ortho.attention.mechanism import Mechanism
 from ortho.attention.operands import attention_form, blocked_pairs, carried, known_tokens, past_length
 
 
@@ -285,7 +286,7 @@ def linear_attention_cost(
     itemsize: int = 4,
     chunk: int = CHUNK,
     m: Size = None,
-) -> AttentionCost:
+) -> Cost:
     """Closed form of one self-attention call, in either form; `m` is the number of features, by default the map's.
 
     Half precision costs what float32 does. Drawing random features is left out: it is done once. With symbols, N is a
@@ -309,7 +310,7 @@ def linear_attention_cost(
     decoded = feature_map.cost(G, 1, 1 if recurrent else N, K, m).forward
     gathered = 2 * G * m * (V + scaled) * (1 if recurrent else N)
     state = item * G * (m * (V + 1) + scaled) + 8 * int(feature_map.positional)
-    return AttentionCost(
+    return Cost(
         forward=rest.forward + mapped.forward,
         backward=rest.backward + (mapped.backward if qk_grad else 0),
         elementwise_forward=rest.elementwise_forward + mapped.elementwise_forward,
@@ -324,14 +325,12 @@ def linear_attention_cost(
 # Below: G = B H, the sequences; m, the features; item, bytes a number; a flag counts as 0 or 1.
 
 
-def _materialised(
-    G: Size, N: Size, m: Size, V: Size, causal: int, qk_grad: bool, item: int, scaled: int
-) -> AttentionCost:
+def _materialised(G: Size, N: Size, m: Size, V: Size, causal: int, qk_grad: bool, item: int, scaled: int) -> Cost:
     rows, pairs = G * N, G * N * N
     scales = pairs if causal else rows  # exp(s_j - max): one for all rows, unless they see different keys
     # A gradient's sum over a broadcast axis is left out by autograd where that axis has length 1.
     division_backward = rows * (5 * V + 1) + (rows * V if V != 1 else 0)
-    return AttentionCost(
+    return Cost(
         forward=2 * pairs * (m + V),
         backward=2 * pairs * (2 * (m + V) if qk_grad else V),
         elementwise_forward=pairs * (1 + causal)  # row sums; blocked entries
@@ -345,9 +344,9 @@ def _materialised(
     )
 
 
-def _at_once(G: Size, N: Size, m: Size, V: Size, qk_grad: bool, item: int, scaled: int) -> AttentionCost:
+def _at_once(G: Size, N: Size, m: Size, V: Size, qk_grad: bool, item: int, scaled: int) -> Cost:
     rows, memory = G * N, G * m * (V + 1)
-    return AttentionCost(
+    return Cost(
         forward=4 * rows * m * V + 2 * rows * m * (1 + scaled),  # gather and read S; read z; with scales, gather it
         backward=(8 if qk_grad else 4) * rows * m * V + 2 * rows * m,
         elementwise_forward=(1 - scaled) * (rows + G) * m  # z
@@ -363,10 +362,10 @@ def _at_once(G: Size, N: Size, m: Size, V: Size, qk_grad: bool, item: int, scale
 
 def _in_chunks(
     G: Size, N: Size, m: Size, V: Size, width: Size, number: Size, qk_grad: bool, item: int, scaled: int
-) -> AttentionCost:
+) -> Cost:
     rows, memory = G * number * width, G * number * m * (V + 1)  # with what is behind the end
     pairs = rows * width
-    return AttentionCost(
+    return Cost(
         # In the chunk: weights, outputs. Memories: gather and read S, read z; with scales, gather z by a product too.
         forward=2 * pairs * (m + V) + 4 * rows * m * V + 2 * rows * m * (1 + scaled),
         backward=2 * pairs * V

@@ -9,8 +9,9 @@ in half precision none: here depths are float64, and are subtracted from each ot
 from math import sqrt
 
 from ortho._checks import checked
+from ortho._cost import Cost
 from ortho._typing import Float, Size, Tensor
-from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost
+from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD
 from ortho.attention.operands import blocked_pairs, masked_softmax
 from ortho.attention.softmax.tiling import TILE, Span, tile_sums, tiled_attention
 
@@ -80,7 +81,7 @@ def distance_cost(
     qk_grad: bool = True,
     itemsize: int = 4,
     tile: int = TILE,
-) -> AttentionCost:
+) -> Cost:
     """Closed form of one self-attention call, in either form; with symbols, N is a multiple of `tile`, and greater.
 
     `gated` says that depths are the sums of a gate's numbers, which need a gradient; else the batch has them in common.
@@ -106,7 +107,7 @@ def distance_cost(
     else:
         saved = item * (G * t.pairs + (2 * rows * K if qk_grad else 0) + (rows * V if pairs_grad else 0))
         saved += (N * N if causal and pairs_grad else 0) + (8 * G * t.pairs if gated and far else 0)
-    return AttentionCost(
+    return Cost(
         forward=2 * G * t.pairs * (K + V),
         # dV, dP, dQ and dK; the fast form's scores again
         backward=2 * G * t.pairs * (V * (1 + pairs_grad) + K * (2 * int(qk_grad) + int(fast))),

@@ -24,9 +24,10 @@ from torch.nn.functional import pad
 
 from ortho import _checks
 from ortho._checks import checked
+from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import chunks, pad_tokens
-from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost, Mechanism, causal_pairs
+from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, Mechanism, causal_pairs
 from ortho.attention.operands import absent_keys, attention_form, blocked_pairs, gate, masked_softmax, unit, unit_cost
 from ortho.attention.softmax.tiling import Span, tile_sums, tiled_attention
 from ortho.gates import Gate, ReflectingWriteStrength
@@ -294,7 +295,7 @@ def reflections_cost(
     qk_grad: bool = True,
     itemsize: int = 4,
     block: int = BLOCK,
-) -> AttentionCost:
+) -> Cost:
     """Closed form of one self-attention call, in either form, which is causal, whatever `causal` says.
 
     With a `bias_width` the reflected scores are those of vectors of that width, added to q^T k; without one they are
@@ -306,7 +307,7 @@ def reflections_cost(
     part = _blocks if form == "fast" and N != 1 else _steps
     rest = part(G, N, K, V, D, bias, int(qk_grad), item, block)
     scaled = rows * (D + K * bias)  # queries: those of the bias, those of the content
-    rest += AttentionCost(
+    rest += Cost(
         elementwise_forward=scaled,
         elementwise_backward=scaled if qk_grad else rows * D * bias,
         # the keys before are reflected, then all are scored; the content; the values
@@ -320,12 +321,10 @@ def reflections_cost(
 # a flag counts as 0 or 1.
 
 
-def _steps(
-    G: Size, N: Size, K: Size, V: Size, D: Size, bias: int, qk_grad: int, item: int, block: int
-) -> AttentionCost:
+def _steps(G: Size, N: Size, K: Size, V: Size, D: Size, bias: int, qk_grad: int, item: int, block: int) -> Cost:
     rows, pairs, upto = G * N, G * N * N, G * causal_pairs(N)
     before, grad = upto - rows, bias or qk_grad  # (token, earlier key) pairs; whether the vectors need a gradient
-    return AttentionCost(
+    return Cost(
         forward=D * (4 * before + 2 * upto) + 2 * pairs * (V + K * bias),
         backward=D * (8 * before + (4 if grad else 2) * upto) + 4 * pairs * (V + K * bias * qk_grad),
         # b w, and what it takes from the keys; block, softmax, the content added
@@ -339,9 +338,7 @@ def _steps(
     )
 
 
-def _blocks(
-    G: Size, N: Size, K: Size, V: Size, D: Size, bias: int, qk_grad: int, item: int, block: int
-) -> AttentionCost:
+def _blocks(G: Size, N: Size, K: Size, V: Size, D: Size, bias: int, qk_grad: int, item: int, block: int) -> Cost:
     C, behind = chunks(N, block) if isinstance(N, int) else (block, 0)
     T = (N + behind) // C if isinstance(N, int) else N / C
     n, rows, grad = G * T, G * (N + behind), bias or qk_grad
@@ -352,7 +349,7 @@ def _blocks(
     tiles = 2 * C * D * (C * apart + D * crossed) + 2 * G * t.pairs * K * bias
     # block, softmax, the content added
     again = G * t.pairs * (1 + SOFTMAX_FORWARD + bias)
-    return AttentionCost(
+    return Cost(
         forward=inside + tiles + 2 * G * t.pairs * V,
         # Twice each product, but for the content's, and the system's, which takes another system and a product; tiles
         # again; dV and dP.

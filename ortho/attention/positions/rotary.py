@@ -12,8 +12,9 @@ import torch
 
 from ortho import _checks
 from ortho._checks import checked
+from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
-from ortho.attention.mechanism import AttentionCost, Mechanism
+from ortho.attention.mechanism import Mechanism
 from ortho.attention.operands import past_length, upcast
 from ortho.attention.softmax.softmax_attention import softmax_attention, softmax_attention_reference, softmax_cost
 
@@ -125,7 +126,7 @@ def rotary_cost(
     causal: bool = False,
     qk_grad: bool = True,
     itemsize: int = 4,
-) -> AttentionCost:
+) -> Cost:
     """Closed form of one self-attention call: that of softmax attention, and of turning q and k."""
     core = softmax_cost(B, N, H, K, V, form=form, causal=causal, qk_grad=qk_grad, itemsize=itemsize)
     planes = K // 2 if isinstance(K, int) else K / 2

@@ -7,7 +7,7 @@ arXiv:2102.11174; in chunks: Yang et al. 2024, arXiv:2406.06484), else Gated Del
 
 from dataclasses import replace
 from functools import partial
-from math import inf, log
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from ortho._checks import checked
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import CHUNK, chunks, cut, default_chunk, flat, tiles
-from ortho.attention.mechanism import AttentionCost, Mechanism
+from ortho.attention.mechanism import Mechanism
 from ortho.attention.operands import attention_form, unit_cost
 from ortho.attention.recurrent.recurrence import (
     check_writes,
@@ -28,7 +28,7 @@ from ortho.attention.recurrent.recurrence import (
     recurrence_cost,
 )
 from ortho.attention.transforms import Kernel, once
-from ortho.gates import Gate, WriteStrength
+from ortho.gates import Gate, WriteStrength, rate_logarithms, step_biases
 
 
 @attention_form(fixed_state=True, check=check_writes)
@@ -319,10 +319,8 @@ class Decay(Gate):
 
     def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
         super()._make(generator, kind)
-        rate, step = (torch.empty(self.num_heads, **kind) for _ in range(2))
-        self.log_rate = nn.Parameter(nn.init.uniform_(rate, 1, 16, generator=generator).log_())
-        step = nn.init.uniform_(step, log(1e-3), log(1e-1), generator=generator).exp_()
-        self.bias = nn.Parameter(step + (-(-step).expm1()).log())  # softplus of it is the step
+        self.log_rate = nn.Parameter(rate_logarithms(self.num_heads, generator, kind))
+        self.bias = nn.Parameter(step_biases(self.num_heads, generator, kind))
 
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
         return -self.log_rate.exp()[:, None] * softplus(self._numbers(x) + self.bias[:, None])
@@ -353,7 +351,7 @@ def delta_cost(
     qk_grad: bool = True,
     itemsize: int = 4,
     chunk: int = CHUNK,
-) -> AttentionCost:
+) -> Cost:
     """Closed form of one self-attention call with `beta` given, and if `gated` with `log_decay`, in either form.
 
     Half precision costs what float32 does. With symbols, N is a multiple of `chunk`, and no width is 1.
@@ -376,12 +374,12 @@ def delta_cost(
 
 def write_cost(
     G: Size, K: Size, V: Size, width: Size, number: Size, itemsize: int, gated: int = 0, qk_grad: bool = True
-) -> AttentionCost:
+) -> Cost:
     """`Write` on so many chunks of that width, the last one's empty rows included."""
     rows, states = G * number * width, G * number * K * V
     pairs = rows * width
     products = qk_grad or gated  # those that a key's gradient, or a decay's, is made of
-    return AttentionCost(
+    return Cost(
         # Products of keys, their inverse system, two products with it; what is erased and written, chunk after chunk.
         forward=pairs * (4 * K + 2 * V + width) + 4 * rows * K * V,
         backward=4 * pairs * V
@@ -401,16 +399,16 @@ def write_cost(
 
 def _chunks_cost(
     G: Size, N: Size, K: Size, V: Size, width: Size, number: Size, gated: int, causal: bool, qk_grad: bool, item: int
-) -> AttentionCost:
+) -> Cost:
     rows = G * number * width  # with what is behind the end
     pairs = rows * width
-    write = write_cost(G, K, V, width, number, item, gated, qk_grad) + AttentionCost(  # and the decays
+    write = write_cost(G, K, V, width, number, item, gated, qk_grad) + Cost(  # and the decays
         elementwise_forward=gated * (4 * pairs + 2 * rows), saved_bytes=item * gated * (pairs + rows)
     )
     if not causal:
         return write + read_at_end_cost(G, N, K, V, qk_grad, item)
     products = qk_grad or gated  # those that a query's gradient, or a decay's, is made of
-    return write + AttentionCost(
+    return write + Cost(
         forward=2 * pairs * (K + V) + 2 * rows * K * V,
         backward=2 * pairs * V
         + 2 * rows * K * V

@@ -19,7 +19,7 @@ from ortho._checks import checked
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import CHUNK, chunks, cut, default_chunk
-from ortho.attention.mechanism import AttentionCost, Mechanism
+from ortho.attention.mechanism import Mechanism
 from ortho.attention.operands import attention_form, gate, unit_cost
 from ortho.attention.recurrent.delta import Write, write_cost
 from ortho.attention.recurrent.recurrence import (
@@ -232,7 +232,7 @@ def delta_product_cost(
     qk_grad: bool = True,
     itemsize: int = 4,
     chunk: int = CHUNK,
-) -> AttentionCost:
+) -> Cost:
     """Closed form of one self-attention call with `beta`, and with the keys and values of so many `steps` a token.
 
     Those of the later steps come from gates and need a gradient, whether or not the projected queries and keys do
@@ -265,14 +265,14 @@ def _chunks_cost(
     causal: bool,
     qk_grad: bool,
     itemsize: int,
-) -> AttentionCost:
+) -> Cost:
     tokens = G * number * width  # with what is behind the end
     rows = tokens * steps
     seen = rows * width  # pairs of a token and a key
     write = write_cost(G, K, V, width * steps, number, itemsize)
     if not causal:
         return write + read_at_end_cost(G, N, K, V, qk_grad, itemsize)
-    return write + AttentionCost(
+    return write + Cost(
         forward=2 * seen * (K + V) + 2 * tokens * K * V,
         backward=2 * seen * (K + 2 * V) + 2 * tokens * K * V + (2 * seen * K + 2 * tokens * K * V if qk_grad else 0),
         elementwise_forward=seen + tokens * V,

@@ -14,9 +14,10 @@ from torch import nn
 from torch.nn.functional import pad, softplus
 
 from ortho._checks import checked
+from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import CHUNK, default_chunk, pad_tokens
-from ortho.attention.mechanism import AttentionCost, Mechanism
+from ortho.attention.mechanism import Mechanism
 from ortho.attention.operands import attention_form, unit_cost
 from ortho.attention.recurrent.recurrence import (
     check_writes,
@@ -54,6 +55,7 @@ def gated_linear_attention_reference(
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together; on the CPU also for a
     `log_decay` above 0 or not finite.
     """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
     x = prepared(q, k, v, None, log_decay, attn_mask, scale, initial_state, normalise=False, erase=False)
     o, S = recurrence(*x, is_causal=is_causal, erase=False)
     return o, (S,)
@@ -74,6 +76,7 @@ def gated_linear_attention(
     chunk: int | None = None,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
     """`gated_linear_attention_reference` by matrix products over chunks, as `kimi_delta_attention` goes over them."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
     x = prepared(q, k, v, None, log_decay, attn_mask, scale, initial_state, normalise=False, erase=False)
     o, S = _by_chunks(*x, is_causal=is_causal, chunk=chunk or default_chunk(k), erase=False)
     return o, (S,)
@@ -276,7 +279,7 @@ def _cost(
     qk_grad: bool = True,
     itemsize: int = 4,
     chunk: int = CHUNK,
-) -> AttentionCost:
+) -> Cost:
     """Closed form of one self-attention call with its gates given, in either form.
 
     What autograd keeps of `log_decay` itself is a matter of the gate that made it. Half precision costs what float32
@@ -295,7 +298,7 @@ def _cost(
     if erase:
         total = rest + unit_cost(2 * G * N, K, 2 * G * N * int(qk_grad), item)
     else:  # queries are scaled
-        total = rest + AttentionCost(elementwise_forward=G * N * K, elementwise_backward=int(qk_grad) * G * N * K)
+        total = rest + Cost(elementwise_forward=G * N * K, elementwise_backward=int(qk_grad) * G * N * K)
     return replace(total, decode=decode, state_bytes=item * G * K * V)
 
 
@@ -313,7 +316,7 @@ def _sum(axis: Size, numbers: Size) -> Size:
 
 def _chunks_cost(
     G: Size, N: Size, K: Size, V: Size, C: int, n: Size, erase: int, causal: int, wanted: int, item: int
-) -> AttentionCost:
+) -> Cost:
     cost = _merged(G * n, K, C, erase, causal, wanted, int(n == 1), item)
     cost += _passed_on(G, K, V, C, n, erase, causal, wanted, item)
     if erase:
@@ -321,7 +324,7 @@ def _chunks_cost(
     return cost if causal else cost + read_at_end_cost(G, N, K, V, bool(wanted), item)
 
 
-def _merged(chunks: Size, K: Size, C: int, erase: int, causal: int, wanted: int, lone: int, item: int) -> AttentionCost:
+def _merged(chunks: Size, K: Size, C: int, erase: int, causal: int, wanted: int, lone: int, item: int) -> Cost:
     """From tokens to blocks of C. What a lone chunk leaves behind is not read in a causal call, and has no gradient."""
     levels, rows, readers = C.bit_length() - 1, chunks * C * K, causal + erase
     # Each level multiplies half the keys and half of each reader by fades: numbers on one level, and on all. The fades
@@ -343,7 +346,7 @@ def _merged(chunks: Size, K: Size, C: int, erase: int, causal: int, wanted: int,
         backward -= (1 + int(C > 2) + 2 * int(wanted or C > 2)) * half + 4 * chunks * K
     # Decays, keys, what is to read; then keys from level to level, and queries and erasers with their first decay.
     kept = 2 + readers + levels + causal * (levels + 1 - lone) + erase * levels
-    return AttentionCost(
+    return Cost(
         forward=readers * rows * (C + 1),  # each pair of a reader and a key up to its own once
         backward=2 * rows * (2 * causal * wanted + erase * (1 + wanted))  # own keys
         + readers * (2 * rows * (C - 1) - (0 if wanted or C == 1 else rows)),
@@ -353,16 +356,14 @@ def _merged(chunks: Size, K: Size, C: int, erase: int, causal: int, wanted: int,
     )
 
 
-def _passed_on(
-    G: Size, K: Size, V: Size, C: int, n: Size, erase: int, causal: int, wanted: int, item: int
-) -> AttentionCost:
+def _passed_on(G: Size, K: Size, V: Size, C: int, n: Size, erase: int, causal: int, wanted: int, item: int) -> Cost:
     """What chunks find in the state and write to it; in a causal call also what they answer."""
     rows, state, products = G * n * C, G * K * V, int(wanted or C > 1)  # whether products with keys have a gradient
     # Chunks with another one behind them; whose state is read; that have one before and hand its state on.
     heirs = n - 1
     writers = heirs if causal else n
     between = heirs if not causal or n == 1 else heirs - 1
-    return AttentionCost(
+    return Cost(
         forward=2 * rows * K * V * (1 + causal + erase) + 2 * causal * rows * C * V,
         backward=2 * G * C * K * V * (writers * (1 + products) + (causal + erase) * (n + heirs))
         + 2 * causal * rows * C * V * (1 + products),
@@ -377,9 +378,9 @@ def _passed_on(
     )
 
 
-def _solved(rows: Size, K: Size, V: Size, C: int, wanted: int, item: int) -> AttentionCost:
+def _solved(rows: Size, K: Size, V: Size, C: int, wanted: int, item: int) -> Cost:
     """Keys and values times the strengths, which are kept, and the system of each chunk."""
-    return AttentionCost(
+    return Cost(
         forward=rows * C * (K + V),
         backward=3 * rows * C * (K + V),
         elementwise_forward=rows * (K + V),

@@ -20,8 +20,9 @@ import torch
 
 from ortho import _checks
 from ortho._checks import checked
+from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
-from ortho.attention.mechanism import AttentionCost, Mechanism
+from ortho.attention.mechanism import Mechanism
 from ortho.attention.operands import attention_form, check_growth, gate, unit, unit_cost
 from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, HuberNorm, Squared, TokenLoss
 from ortho.gates import WriteStrength
@@ -286,7 +287,7 @@ def ttt_cost(
     causal: bool = False,
     qk_grad: bool = True,
     itemsize: int = 4,
-) -> AttentionCost:
+) -> Cost:
     """Closed form of one self-attention call with `eta` given, in either form.
 
     Half precision costs what float32 does. With symbols, N is a multiple of `batch`, and greater.
@@ -308,7 +309,7 @@ def ttt_cost(
     # A value that is handed to several tokens sums up the gradients from them.
     handed_on = 0 if fast else (pairs - N) * V
     values = (N if fast else pairs) * V
-    other = AttentionCost(
+    other = Cost(
         backward=-unreached,
         elementwise_backward=back * handed_on,
         saved_bytes=item * back * values,
@@ -332,11 +333,11 @@ def _decode(s: _Sizes, loss: TokenLoss, fast: bool) -> Size:
 # and k need one if `qk`. A gradient's sum over a broadcast axis is left out where its length is 1.
 
 
-def _by_mini_batches(s: _Sizes, causal: bool, qk: bool, item: int) -> AttentionCost:
+def _by_mini_batches(s: _Sizes, causal: bool, qk: bool, item: int) -> Cost:
     N, K, V = s.N, s.K, s.V
     state, pairs = K * V, s.whole * s.batch**2 + s.rest**2
     folds, folded = (s.parts - 1, N - s.last) if causal else (s.parts, N)
-    core = AttentionCost(
+    core = Cost(
         forward=2 * state * (2 * N + folded),  # predict, read, fold
         # Into states through predictions and readings, into steps through folds; into k by all three, and into q.
         backward=2 * state * (s.later + (s.later if causal else N) + folded + (2 * N + folded if qk else 0)),
@@ -350,7 +351,7 @@ def _by_mini_batches(s: _Sizes, causal: bool, qk: bool, item: int) -> AttentionC
     if not causal:
         return core
     # What the mini-batch itself adds to a reading: pairs of its tokens, and their product with the steps.
-    within = AttentionCost(
+    within = Cost(
         forward=2 * pairs * (K + V),
         backward=2 * pairs * (V + (2 * K + V if qk else 0)),
         elementwise_forward=N * V,
@@ -360,10 +361,10 @@ def _by_mini_batches(s: _Sizes, causal: bool, qk: bool, item: int) -> AttentionC
     return core + within
 
 
-def _by_tokens(s: _Sizes, causal: bool, qk: bool, item: int) -> AttentionCost:
+def _by_tokens(s: _Sizes, causal: bool, qk: bool, item: int) -> Cost:
     N, K, V = s.N, s.K, s.V
     state = K * V
-    return AttentionCost(
+    return Cost(
         forward=6 * N * state,  # predict, write, read
         backward=2 * state * (s.later + 2 * N + (3 * N if qk else 0)),
         elementwise_forward=N * (V + state),

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ortho import _checks
+from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size
-from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost
+from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD
 
 __all__ = ["Contrastive", "Huber", "HuberNorm", "Squared", "TokenLoss"]
 
@@ -49,7 +50,7 @@ class TokenLoss(ABC):
         """psi (..., n, V)."""
 
     @abstractmethod
-    def cost(self, rows: Size, seen: Size, pairs: Size, V: Size, itemsize: int) -> AttentionCost:
+    def cost(self, rows: Size, seen: Size, pairs: Size, V: Size, itemsize: int) -> Cost:
         """The closed form of calls of `gradient`, by the sums of n, m and n m; autograd keeps v and psi besides."""
 
     def into_predictions(self, pairs: Size, V: Size) -> Size:
@@ -79,10 +80,10 @@ class _OfResidual(TokenLoss):
     def gradient(self, p: Tensor, v: Tensor, hidden: Tensor | None = None) -> Tensor:
         return self.influence(p - v[..., -p.shape[-2] :, :])
 
-    def cost(self, rows: Size, seen: Size, pairs: Size, V: Size, itemsize: int) -> AttentionCost:
+    def cost(self, rows: Size, seen: Size, pairs: Size, V: Size, itemsize: int) -> Cost:
         forward, backward, saved = (rows * count for count in self.operations(V))
         # The residual; backward the sign of v's gradient.
-        return AttentionCost(
+        return Cost(
             elementwise_forward=rows * V + forward,
             elementwise_backward=rows * V + backward,
             saved_bytes=itemsize * saved,
@@ -194,9 +195,9 @@ class Contrastive(TokenLoss):
         weights = self._scores(p, v, hidden).softmax(-1)[..., 1:]
         return (weights @ v - v[..., -p.shape[-2] :, :]) / self.temperature
 
-    def cost(self, rows: Size, seen: Size, pairs: Size, V: Size, itemsize: int) -> AttentionCost:
+    def cost(self, rows: Size, seen: Size, pairs: Size, V: Size, itemsize: int) -> Cost:
         weights = pairs + rows  # with those of the zero vector
-        return AttentionCost(
+        return Cost(
             forward=4 * pairs * V,
             backward=8 * pairs * V,
             # Mask, temperature, masked entries; difference, temperature. Backward v's gradient has three parts.

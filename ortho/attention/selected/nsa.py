@@ -20,7 +20,7 @@ import torch
 from ortho._checks import checked
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Int, Size, Tensor
-from ortho.attention.mechanism import SOFTMAX_FORWARD, AttentionCost, Mechanism
+from ortho.attention.mechanism import SOFTMAX_FORWARD, Mechanism
 from ortho.attention.operands import masked_softmax
 from ortho.attention.selected.call import Call, mask_form, selecting_form
 from ortho.attention.selected.moba import block_tilings, block_work, blocks_mask, past_blocks, select_blocks
@@ -259,7 +259,7 @@ def nsa_cost(
     causal: bool = True,
     qk_grad: bool = True,
     itemsize: int = 4,
-) -> AttentionCost:
+) -> Cost:
     """Closed form of one self-attention call with `gates`, in either form, for a number of tokens."""
     G, item, reach, few = B * H, max(itemsize, 4), int(qk_grad), sizes.compressed(N)
     rows, work = G * N, _branches(N, sizes)
@@ -279,7 +279,7 @@ def nsa_cost(
     fewer = reach * (rows - G * few) * K if few and form == "fast" else 0
     choosing = 2 * few * G * K if past_blocks(N, sizes.block) else 0  # FLOPs for a query
     pooled, pooled_backward = _pooling(few, sizes)
-    total = sum(each[1:], each[0]) + AttentionCost(
+    total = sum(each[1:], each[0]) + Cost(
         forward=choosing * N,
         # Choosing, means, and branches times their gates, added
         elementwise_forward=G * (_comparing(N, few, sizes) + pooled * (K + V)) + (2 * n - 1) * rows * V,

@@ -24,8 +24,9 @@ from torch.nn.functional import one_hot
 from ortho import _checks
 from ortho._autocast import no_autocast
 from ortho._checks import checked
+from ortho._cost import Cost
 from ortho._typing import Bool, Float, Int, State, Tensor
-from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost, Mechanism
+from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, Mechanism
 from ortho.attention.operands import known_tokens, masked_softmax, upcast
 from ortho.attention.selected.call import Call, mask_form, selecting_form
 from ortho.attention.selected.groups import chunk_round, group_mask, group_tilings, group_work
@@ -277,7 +278,7 @@ def routing_cost(
     causal: bool = False,
     qk_grad: bool = True,
     itemsize: int = 4,
-) -> AttentionCost:
+) -> Cost:
     """Closed form of one self-attention call, in either form, for a number of tokens."""
     call: dict[str, Any] = {"form": form, "qk_grad": qk_grad, "itemsize": itemsize}
     if not _is_balanced(balanced, causal):
@@ -318,9 +319,9 @@ def _normalising(N: int, K: int) -> int:
     return 2 * N * (5 * K + 2)
 
 
-def _materialised(G: int, N: int, K: int, V: int, clusters: int, qk_grad: bool, item: int) -> AttentionCost:
+def _materialised(G: int, N: int, K: int, V: int, clusters: int, qk_grad: bool, item: int) -> Cost:
     rows, pairs, reach = G * N, G * N * N, int(qk_grad)
-    return AttentionCost(
+    return Cost(
         forward=2 * pairs * (K + V),
         backward=2 * pairs * (V + reach * (2 * K + V)),
         # scale; of each cluster block, softmax, block; their sum, and its share
@@ -333,7 +334,7 @@ def _materialised(G: int, N: int, K: int, V: int, clusters: int, qk_grad: bool, 
     )
 
 
-def _copied(B: int, H: int, K: int, V: int, N: int, clusters: int, w: int, qk_grad: bool, item: int) -> AttentionCost:
+def _copied(B: int, H: int, K: int, V: int, N: int, clusters: int, w: int, qk_grad: bool, item: int) -> Cost:
     """As attention of as many tokens as clusters hold, with the copies there and back."""
     G, reach = B * H, int(qk_grad)
     work, last = ([Work(clusters, clusters, n, w)] for n in (w, 1))

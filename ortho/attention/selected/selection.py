@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ortho._checks import checked
+from ortho._cost import Cost
 from ortho._typing import Bool, Float, Int, Size, Tensor
-from ortho.attention.mechanism import AttentionCost
 from ortho.attention.operands import masked_softmax
 from ortho.attention.selected.call import Call, with_options
 from ortho.attention.sparse.tiled_attention import masked_cost, tiled_attention, tiled_cost
@@ -170,7 +170,7 @@ class Selecting(NamedTuple):
     integers: Size = 0
 
 
-def selection_cost(selecting: Callable[..., Selecting]) -> Callable[..., AttentionCost]:
+def selection_cost(selecting: Callable[..., Selecting]) -> Callable[..., Cost]:
     """The closed form of one self-attention call, in either form, from a function of N and K that gives one sequence's.
 
     The reference form computes all pairs, the fast one the work of the tilings.
@@ -188,7 +188,7 @@ def selection_cost(selecting: Callable[..., Selecting]) -> Callable[..., Attenti
         qk_grad: bool = True,
         itemsize: int = 4,
         **options: Any,
-    ) -> AttentionCost:
+    ) -> Cost:
         G, spent = B * H, selecting(N, K, form=form, causal=causal, **options)
         if form == "reference":
             attending = masked_cost(G, N, K, V, masks=G, qk_grad=qk_grad, itemsize=itemsize)

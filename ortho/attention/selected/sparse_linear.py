@@ -28,7 +28,7 @@ from ortho.attention.chunking import CHUNK
 from ortho.attention.linear.feature_maps import EluPlusOne
 from ortho.attention.linear.linear_attention import FeatureMap
 from ortho.attention.linear.linear_kernels import divisors
-from ortho.attention.mechanism import AttentionCost, Mechanism
+from ortho.attention.mechanism import Mechanism
 from ortho.attention.operands import carried
 from ortho.attention.selected.call import Call, mask_form, selecting_form
 from ortho.gates import Gate
@@ -298,7 +298,7 @@ def sparse_linear_cost(
     qk_grad: bool = True,
     itemsize: int = 4,
     chunk: int = CHUNK,
-) -> AttentionCost:
+) -> Cost:
     """Closed form of one self-attention call with `log_far`, in either form, for a number of tokens."""
     G, item, m, reach = B * H, max(itemsize, 4), feature_map.width(K), int(qk_grad)
     mapped = feature_map.cost(G, N, N, K, m)
@@ -313,10 +313,10 @@ def sparse_linear_cost(
         else:
             rest = _chunked_cost(G, N, K, V, m, Band(window, chunk, causal, -(-N // chunk)), reach, item)
         if mapped.keeps_features and (N % chunk or N == 1):  # the map's own
-            rest += AttentionCost(saved_bytes=2 * reach * item * G * m * N)
+            rest += Cost(saved_bytes=2 * reach * item * G * m * N)
         decode = feature_map.cost(G, 1, near, K, m).forward + 2 * G * (near * (K + V) + m * (V + 1))
         state = G * (itemsize * min(N, window - 1) * (K + V) + item * m * (V + 1))
-    return rest + AttentionCost(
+    return rest + Cost(
         forward=mapped.forward,
         backward=reach * back.backward,
         elementwise_forward=mapped.elementwise_forward,
@@ -331,9 +331,9 @@ def sparse_linear_cost(
 # 1; item, bytes a number. A gradient's sum over a broadcast axis is left out by autograd where that axis has length 1.
 
 
-def _reference_cost(G: int, N: int, K: int, V: int, m: int, reach: int, item: int) -> AttentionCost:
+def _reference_cost(G: int, N: int, K: int, V: int, m: int, reach: int, item: int) -> Cost:
     rows, pairs, several = G * N, G * N * N, int(N != 1)
-    return AttentionCost(
+    return Cost(
         forward=2 * pairs * (K + m + V),
         backward=2 * pairs * (2 * V + reach * 2 * (K + m)),
         # Scale, block, maximum, subtract, exp; far weights blocked, their sum, times their factor; sum of both, row
@@ -350,9 +350,9 @@ def _reference_cost(G: int, N: int, K: int, V: int, m: int, reach: int, item: in
     )
 
 
-def _lone_cost(G: int, K: int, V: int, m: int, reach: int, item: int) -> AttentionCost:
+def _lone_cost(G: int, K: int, V: int, m: int, reach: int, item: int) -> Cost:
     """Of one query and key."""
-    return AttentionCost(
+    return Cost(
         forward=2 * G * (K + V + m * (V + 1)),
         backward=2 * G * (V + reach * (V + 2 * K + m * (V + 1))),
         elementwise_forward=G * (K + 3 * V + 18),
@@ -365,7 +365,7 @@ def _lone_cost(G: int, K: int, V: int, m: int, reach: int, item: int) -> Attenti
     )
 
 
-def _chunked_cost(G: int, N: int, K: int, V: int, m: int, band: Band, reach: int, item: int) -> AttentionCost:
+def _chunked_cost(G: int, N: int, K: int, V: int, m: int, band: Band, reach: int, item: int) -> Cost:
     C, ways, mixed = band.chunk, 1 if band.is_causal else 2, int(bool(band.mixed))
     T = -(-N // C)
     rows, memory = G * T * C, G * m * (V + 1)
@@ -374,7 +374,7 @@ def _chunked_cost(G: int, N: int, K: int, V: int, m: int, band: Band, reach: int
     beside = G * C * _beside(T, band.offsets)  # places that gradients of neighbouring chunks are added up in
     beside_far = G * C * _beside(T, band.mixed)
     summed = G * m * (T * ways + (T + 1) * ways + T * (ways - 1))  # gathered; running sums; both ways added
-    return AttentionCost(
+    return Cost(
         forward=2 * near * (K + V) + 4 * rows * m * V + 2 * rows * m + 2 * far * (m + V),
         # Of v in the band, of the sums, and of far ones; and of q and k
         backward=2 * near * V

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from ortho import _checks
 from ortho._checks import checked
+from ortho._cost import Cost
 from ortho._typing import Bool, Float, State
-from ortho.attention.mechanism import AttentionCost, Mechanism
+from ortho.attention.mechanism import Mechanism
 from ortho.attention.operands import attention_form, flat_mask, upcast
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference, softmax_cost
 from ortho.attention.transforms import Kernel, once
@@ -173,7 +174,7 @@ def flash_cost(
     causal: bool = False,
     qk_grad: bool = True,
     itemsize: int = 4,
-) -> AttentionCost:
+) -> Cost:
     """Closed form of one self-attention call, in either form, for a number of tokens: sums over its tiles."""
     if form == "reference":
         return softmax_cost(B, N, H, K, V, form=form, causal=causal, qk_grad=qk_grad, itemsize=itemsize)
@@ -185,7 +186,7 @@ def flash_cost(
     ]
     tokens, pairs = G * N, G * sum(n * m for n, m, _ in sizes)
     visits, blocked = G * sum(n for n, _, _ in sizes), G * sum(n * m for n, m, diagonal in sizes if diagonal)
-    return AttentionCost(
+    return Cost(
         forward=2 * pairs * (K + V),
         backward=2 * pairs * (K + V + reach * (2 * K + V)),  # scores again, dV; dP, dQ, dK
         # Scaled queries; maximum, subtract, exp, sum; the diagonal. Each time a tile is read: a row's maximum, its

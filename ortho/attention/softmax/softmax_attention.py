@@ -7,15 +7,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from ortho._checks import checked
+from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
-from ortho.attention.mechanism import (
-    FUSED_BACKWARD,
-    SOFTMAX_BACKWARD,
-    SOFTMAX_FORWARD,
-    AttentionCost,
-    Mechanism,
-    causal_pairs,
-)
+from ortho.attention.mechanism import FUSED_BACKWARD, SOFTMAX_BACKWARD, SOFTMAX_FORWARD, Mechanism, causal_pairs
 from ortho.attention.operands import attention_form, blocked_pairs, masked_softmax
 from ortho.attention.transforms import no_forward_derivative
 
@@ -114,7 +108,7 @@ def softmax_cost(
     causal: bool = False,
     qk_grad: bool = True,
     itemsize: int = 4,
-) -> AttentionCost:
+) -> Cost:
     """Closed form of one self-attention call, in either form.
 
     The reference does every one of the N^2 scores and keeps them, in float32 at least; a causal call merely blocks half
@@ -125,7 +119,7 @@ def softmax_cost(
     if form == "reference":
         pairs = rows * N
         kept = pairs + (rows * (2 * K + V) if qk_grad else 0)
-        return AttentionCost(
+        return Cost(
             forward=2 * pairs * (K + V),
             backward=2 * pairs * (2 * (K + V) if qk_grad else V),
             # scale and softmax; a causal call fills the blocked entries, and zeroes their gradient
@@ -137,7 +131,7 @@ def softmax_cost(
             state_bytes=itemsize * rows * (K + V),
         )
     pairs = B * H * causal_pairs(N) if causal else rows * N
-    return AttentionCost(
+    return Cost(
         forward=2 * pairs * (K + V),
         backward=2 * pairs * (3 * K + 2 * V),  # scores again, dP, dV, dQ, dK
         elementwise_forward=pairs * (1 + SOFTMAX_FORWARD),

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 
 from ortho import _checks
+from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State
-from ortho.attention.mechanism import SOFTMAX_FORWARD, AttentionCost, causal_pairs
+from ortho.attention.mechanism import SOFTMAX_FORWARD, causal_pairs
 from ortho.attention.operands import attention_form, blocked_pairs
 from ortho.attention.softmax.softmax_attention import positive_scale, softmax_attention_reference, softmax_cost
 from ortho.attention.transforms import Kernel, once
@@ -249,14 +250,14 @@ def value_gradient_cost(
     form: str = "fast",
     causal: bool = False,
     itemsize: int = 4,
-) -> AttentionCost:
+) -> Cost:
     """Closed form of one self-attention call, in either form; q and k have no gradient."""
     if form == "reference":
         return softmax_cost(B, N, H, K, V, form=form, causal=causal, qk_grad=False, itemsize=itemsize)
     rows, c = B * H * N, channels(itemsize)
     pairs = B * H * causal_pairs(N) if causal else rows * N
     forward = softmax_cost(B, N, H, K, V, form=form, causal=causal, itemsize=itemsize)
-    return AttentionCost(
+    return Cost(
         forward=forward.forward,
         backward=2 * pairs * (K + V + 2 * c),
         elementwise_forward=forward.elementwise_forward,

@@ -12,9 +12,10 @@ from math import sqrt
 import torch
 
 from ortho._checks import checked
+from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.indexing import indexing
-from ortho.attention.mechanism import AttentionCost, Mechanism
+from ortho.attention.mechanism import Mechanism
 from ortho.attention.operands import attention_form, flat_mask, masked_softmax, past_length
 from ortho.attention.sparse.tiled_attention import masked_cost, tiled_attention, tiled_cost
 from ortho.attention.sparse.tiling import Rule, Section, Tiling, Work
@@ -170,7 +171,7 @@ def pattern_cost(
     causal: bool = False,
     qk_grad: bool = True,
     itemsize: int = 4,
-) -> AttentionCost:
+) -> Cost:
     """Closed form of one self-attention call, in either form; with symbols if `pattern.work` takes them.
 
     Half precision costs what float32 does. The positions and tables of the tilings, some integers a token and a block,

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from ortho._autocast import no_autocast
+from ortho._cost import Cost
 from ortho._typing import Size
 from ortho.attention.indexing import indexing
-from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, AttentionCost
+from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD
 from ortho.attention.sparse.tiling import Tiling, Work, gather_rows
 from ortho.attention.transforms import Kernel, once
 
@@ -312,7 +313,7 @@ def tiled_cost(
     last: Sequence[Work],
     qk_grad: bool = True,
     itemsize: int = 4,
-) -> AttentionCost:
+) -> Cost:
     """Cost of `tiled_attention` on B H sequences, in float32 at least, from the work of its tilings, and from that of
     the tilings for the `last` query alone. The keys are the state."""
     G, item, reach = B * H, max(itemsize, 4), int(qk_grad)
@@ -320,7 +321,7 @@ def tiled_cost(
     pairs = G * sum(w.pairs for w in work)
     places = G * sum(w.tiles * w.queries for w in work)
     read = G * sum(w.blocks * w.keys for w in work)
-    return AttentionCost(
+    return Cost(
         forward=2 * pairs * (K + V),
         backward=2 * pairs * (K + V + reach * (2 * K + V)),  # scores again, dV; dP, dQ, dK
         # Scaled queries. A pair: score kept in range and hidden, maximum, subtract, exp2, sum. A row of a tile: maximum
@@ -350,7 +351,7 @@ def masked_cost(
     keys: Size = None,
     qk_grad: bool = True,
     itemsize: int = 4,
-) -> AttentionCost:
+) -> Cost:
     """Cost of `softmax_attention_reference` on G sequences under so many `masks` (N, keys), made by index arithmetic.
 
     `keys` are by default as many as queries. All pairs are computed; each is blocked before the softmax and again after
@@ -358,7 +359,7 @@ def masked_cost(
     """
     M, reach = N if keys is None else keys, int(qk_grad)
     pairs, operands = G * N * M, G * (N * K + M * (K + V))
-    return AttentionCost(
+    return Cost(
         forward=2 * pairs * (K + V),
         backward=2 * pairs * (V + reach * (2 * K + V)),
         elementwise_forward=pairs * (3 + SOFTMAX_FORWARD),  # scale, and block twice

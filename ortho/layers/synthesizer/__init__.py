@@ -12,7 +12,6 @@ from ortho.layers.synthesizer.sources import (
     LogitSource,
     Random,
     Seen,
-    SourceCost,
 )
 
 __all__ = [
@@ -26,6 +25,5 @@ __all__ = [
     "LogitSource",
     "Random",
     "Seen",
-    "SourceCost",
     "SynthesizerAttention",
 ]

@@ -17,7 +17,7 @@ from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import new_weight, split_heads
 from ortho.attention.operands import blocked_pairs, masked_softmax
-from ortho.layers.synthesizer.sources import SOURCES, FactoredRandom, LogitSource, Random, Seen
+from ortho.layers.synthesizer.sources import SOURCES, LogitSource, Seen
 from ortho.projections import head_sizes
 
 __all__ = ["SynthesizerAttention"]
@@ -179,7 +179,7 @@ class SynthesizerAttention(nn.Module):
 def by_position(sources: Iterable[type[LogitSource]]) -> None:
     """Raise ValueError for a source that looks at the tokens: it cuts what it makes of them into heads of width d/H."""
     for source in sources:
-        if not issubclass(source, Random | FactoredRandom):
+        if source.by_token:
             raise ValueError(f"source: expected sources by position beside head_dim, got {source.name!r}")
 
 

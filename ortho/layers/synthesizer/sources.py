@@ -6,7 +6,6 @@ source's share $\alpha_i$ multiplies such a factor, not the logits: those would 
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from math import isqrt
 from typing import Any, ClassVar, NamedTuple
 
@@ -47,26 +46,16 @@ class Call(NamedTuple):
     itemsize: int
 
 
-@dataclass(frozen=True)
-class SourceCost(Cost):
-    """What a source costs a layer: `Cost`, bytes kept beside x, the weights and what the layer keeps of v.
-
-    `items` is the length of the logits' first axis, B or 1. The sum of x's gradient with those of the layer's other
-    paths is included.
-    """
-
-    items: Any = 1
-
-
 class LogitSource(nn.Module, ABC):
     """One source of logits, for sequences of at most `max_length` tokens.
 
     A subclass draws its parameters in `_make`, such that the logits of independent standard normal tokens have a
-    variance of 1 or little more. `carries` names what later queries need of earlier tokens, which `state` makes of
-    them.
+    variance of 1 or little more. `by_token` says whether logits depend on the tokens, not on positions alone. `carries`
+    names what later queries need of earlier tokens, which `state` makes of them.
     """
 
     name: ClassVar[str]
+    by_token: ClassVar[bool] = True
     carries: ClassVar[tuple[str, ...]] = ()
 
     @checked
@@ -99,8 +88,11 @@ class LogitSource(nn.Module, ABC):
 
     @classmethod
     @abstractmethod
-    def cost(cls, call: Call) -> SourceCost:
-        """The closed form of the logits of a call, integers for integer sizes, formulas for symbols."""
+    def cost(cls, call: Call) -> Cost:
+        """The closed form of the logits of a call, with the sum of x's gradient and those of the layer's other paths.
+
+        Bytes are those kept beside x, the weights and what the layer keeps of v.
+        """
 
     def extra_repr(self) -> str:
         return f"d_model={self.d_model}, num_heads={self.num_heads}, max_length={self.max_length}"
@@ -129,6 +121,7 @@ class Random(LogitSource):
     N(0, 1), the same for every sequence."""
 
     name = "random"
+    by_token = False
     trained: ClassVar[bool] = True
 
     matrix: Tensor
@@ -145,10 +138,9 @@ class Random(LogitSource):
         return shared(matrix, share)
 
     @classmethod
-    def cost(cls, call: Call) -> SourceCost:
+    def cost(cls, call: Call) -> Cost:
         entries, matrix = call.H * call.N**2, call.H * call.max_length**2
-        return SourceCost(
-            items=1,
+        return Cost(
             elementwise_forward=call.shared * entries,
             elementwise_backward=call.shared * (2 + cls.trained) * entries,  # of the share: multiply, sum; of R
             trained=matrix if cls.trained else 0,
@@ -171,6 +163,7 @@ class FactoredRandom(LogitSource):
     """
 
     name = "factored-random"
+    by_token = False
 
     @checked
     def __init__(self, d_model: int, num_heads: int, max_length: int, *, rank: int = 8, **options: Any) -> None:
@@ -187,10 +180,9 @@ class FactoredRandom(LogitSource):
         return product(shared(left, share), self.right[:, : seen.keys])
 
     @classmethod
-    def cost(cls, call: Call) -> SourceCost:
+    def cost(cls, call: Call) -> Cost:
         factor = call.H * call.N * call.rank
-        return SourceCost(
-            items=1,
+        return Cost(
             forward=2 * call.N * factor,
             backward=4 * call.N * factor,
             elementwise_forward=call.shared * factor,
@@ -222,12 +214,11 @@ class _Hidden(LogitSource):
         return split_heads(linear(x, self.weight_1).relu(), self.num_heads)
 
     @classmethod
-    def _cost(cls, call: Call, **second: Size) -> SourceCost:
+    def _cost(cls, call: Call, **second: Size) -> Cost:
         """Of the hidden units, and of the `second` map, which makes logits of them."""
         tokens = call.B * call.N * call.d
         product = 2 * tokens * call.d
-        own = SourceCost(
-            items=call.B,
+        own = Cost(
             forward=product,
             backward=(1 + call.input_grad) * product,
             elementwise_forward=tokens,  # ReLU
@@ -256,7 +247,7 @@ class Dense(_Hidden):
         return product(shared(self.hidden(x), share), self.weight_2[:, : seen.keys])
 
     @classmethod
-    def cost(cls, call: Call) -> SourceCost:
+    def cost(cls, call: Call) -> Cost:
         tokens = call.B * call.N * call.d
         return cls._cost(
             call,
@@ -315,7 +306,7 @@ class FactoredDense(_Hidden):
         return (a[..., None] * b[..., None, :]).flatten(-2)[..., : seen.keys]
 
     @classmethod
-    def cost(cls, call: Call) -> SourceCost:
+    def cost(cls, call: Call) -> Cost:
         tokens, rows = call.B * call.N * call.d, call.B * call.N * call.H
         k1 = _block_count(call.max_length, call.k1)
         k2 = call.max_length // k1 if isinstance(call.max_length, int) else call.max_length / k1
@@ -359,11 +350,10 @@ class DotProduct(LogitSource):
         return product(shared(q * q.shape[-1] ** -0.5, share), seen.state[0])
 
     @classmethod
-    def cost(cls, call: Call) -> SourceCost:
+    def cost(cls, call: Call) -> Cost:
         tokens = call.B * call.N * call.d
         product, scores = 2 * tokens * call.d, 2 * tokens * call.N
-        return SourceCost(
-            items=call.B,
+        return Cost(
             forward=2 * product + scores,
             backward=2 * (1 + call.input_grad) * product + 2 * scores,
             elementwise_forward=(1 + call.shared) * tokens,  # the scale

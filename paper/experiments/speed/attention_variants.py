@@ -17,11 +17,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ortho.attention import MECHANISMS
 from ortho.attention.linear.feature_maps import EluPlusOne
-from ortho.attention.mechanism import AttentionCost, Mechanism
+from ortho.attention.mechanism import Mechanism
 from ortho.attention.softmax.backends import BACKENDS, backend_attention
 from ortho.attention.sparse.flex import flex_pattern_attention
 from ortho.attention.sparse.pattern import Pattern
 from ortho.attention.sparse.window import Window
+from ortho.cost import Cost
 from paper.experiments.engine.benchmark import assert_all_close, dtype, rounding_error
 from paper.experiments.engine.records import Case
 
@@ -143,7 +144,7 @@ def alike(arm: str) -> str:
     return "sdpa causal" if {"causal", "recurrent"} & {*_words(arm)} else YARDSTICK
 
 
-def declared(case: Case, arm: str) -> AttentionCost:
+def declared(case: Case, arm: str) -> Cost:
     """The closed form of an arm at a case's sizes.
 
     The recurrence makes the sums of the form that is not causal, one term at a time, and reads them as often.
@@ -153,7 +154,7 @@ def declared(case: Case, arm: str) -> AttentionCost:
     sizes = (case[size] for size in ("B", "N", "H", "K", "K"))
     itemsize = dtype(case).itemsize
     form = "reference" if name == MATERIALISED else "fast"
-    cost: AttentionCost = _mechanism(arm).cost(*sizes, form=form, causal=causal, itemsize=itemsize, **chunk)
+    cost: Cost = _mechanism(arm).cost(*sizes, form=form, causal=causal, itemsize=itemsize, **chunk)
     return cost
 
 
