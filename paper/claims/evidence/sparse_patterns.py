@@ -232,7 +232,7 @@ def strided() -> Finding:
             {name: int(mask.sum()) for name, mask in zip(forms, masks, strict=True)},
         ),
         "earlier positions that the first head reads": counted({"": STRIDE}, {"": before(masks[0])}),
-        "the second head, other positions": mended(
+        "the second head, as printed": mended(
             "what a token reads is its own past",
             later[TOKENS],
             {"with $j \\le i$": int(masks[1].triu(1).sum())},
