@@ -23,11 +23,17 @@ import torch
 from torch.nn.functional import pad
 
 from ortho import _checks
-from ortho._checks import checked
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import chunks, pad_tokens
-from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, Mechanism, causal_pairs
+from ortho.attention.mechanism import (
+    SOFTMAX_BACKWARD,
+    SOFTMAX_FORWARD,
+    CostedCall,
+    Mechanism,
+    causal_pairs,
+    closed_form,
+)
 from ortho.attention.operands import absent_keys, attention_form, blocked_pairs, gate, masked_softmax, unit, unit_cost
 from ortho.attention.softmax.tiling import Span, tile_sums, tiled_attention
 from ortho.gates import Gate, ReflectingWriteStrength
@@ -281,47 +287,33 @@ class Directions(Gate):
         return self._vectors(x)
 
 
-@checked
-def reflections_cost(
-    B: Size,
-    N: Size,
-    H: Size,
-    K: Size,
-    V: Size,
-    *,
-    bias_width: int | None = None,
-    form: str = "fast",
-    causal: bool = True,
-    qk_grad: bool = True,
-    itemsize: int = 4,
-    block: int = BLOCK,
-) -> Cost:
-    """Closed form of one self-attention call, in either form, which is causal, whatever `causal` says.
+@closed_form
+def reflections_cost(call: CostedCall, *, bias_width: int | None = None, block: int = BLOCK) -> Cost:
+    """Closed form of one self-attention call, in either form, which is causal, whatever `call.causal` says.
 
     With a `bias_width` the reflected scores are those of vectors of that width, added to q^T k; without one they are
     those of q and k. With symbols, N is a multiple of `block`, and greater.
     """
-    G, item, bias = B * H, max(itemsize, 4), int(bias_width is not None)
+    (G, N, K, V), item, bias = call.sizes, call.item, int(bias_width is not None)
     D = K if bias_width is None else bias_width
     rows = G * N
-    part = _blocks if form == "fast" and N != 1 else _steps
-    rest = part(G, N, K, V, D, bias, int(qk_grad), item, block)
+    rest = _blocks(call, D, bias, block) if call.form == "fast" and N != 1 else _steps(call, D, bias)
     scaled = rows * (D + K * bias)  # queries: those of the bias, those of the content
     rest += Cost(
         elementwise_forward=scaled,
-        elementwise_backward=scaled if qk_grad else rows * D * bias,
+        elementwise_backward=scaled if call.qk_grad else rows * D * bias,
         # the keys before are reflected, then all are scored; the content; the values
         decode=4 * G * (N - 1) * D + 2 * rows * (D + K * bias + V),
-        state_bytes=item * rows * D + itemsize * rows * (V + K * bias),
+        state_bytes=item * rows * D + call.itemsize * rows * (V + K * bias),
     )
     return rest + unit_cost(rows, D, rows, item)
 
 
-# Below: G = B H; D, the width of what is reflected; bias says that content is added; item, bytes a number;
-# a flag counts as 0 or 1.
+# Below: D, the width of what is reflected; bias says that content is added; a flag counts as 0 or 1.
 
 
-def _steps(G: Size, N: Size, K: Size, V: Size, D: Size, bias: int, qk_grad: int, item: int, block: int) -> Cost:
+def _steps(call: CostedCall, D: Size, bias: int) -> Cost:
+    (G, N, K, V), qk_grad, item = call.sizes, int(call.qk_grad), call.item
     rows, pairs, upto = G * N, G * N * N, G * causal_pairs(N)
     before, grad = upto - rows, bias or qk_grad  # (token, earlier key) pairs; whether the vectors need a gradient
     return Cost(
@@ -338,7 +330,8 @@ def _steps(G: Size, N: Size, K: Size, V: Size, D: Size, bias: int, qk_grad: int,
     )
 
 
-def _blocks(G: Size, N: Size, K: Size, V: Size, D: Size, bias: int, qk_grad: int, item: int, block: int) -> Cost:
+def _blocks(call: CostedCall, D: Size, bias: int, block: int) -> Cost:
+    (G, N, K, V), qk_grad, item = call.sizes, int(call.qk_grad), call.item
     C, behind = chunks(N, block) if isinstance(N, int) else (block, 0)
     T = (N + behind) // C if isinstance(N, int) else N / C
     n, rows, grad = G * T, G * (N + behind), bias or qk_grad

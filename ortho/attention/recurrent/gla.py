@@ -14,11 +14,10 @@ import torch
 from torch import nn
 from torch.nn.functional import pad, softplus
 
-from ortho._checks import checked
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import CHUNK, default_chunk, pad_tokens
-from ortho.attention.mechanism import Mechanism
+from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.operands import attention_form, unit_cost
 from ortho.attention.recurrent.recurrence import (
     check_writes,
@@ -278,49 +277,33 @@ class ChannelDecay(LogSigmoidGate):
         return softplus(-(self._vectors(x).contiguous() + self.bias)) * (-1 / self.temperature)
 
 
-@checked
-def channel_cost(
-    B: Size,
-    N: Size,
-    H: Size,
-    K: Size,
-    V: Size,
-    *,
-    erase: int,
-    before_fading: int = 0,
-    form: str = "fast",
-    causal: bool = False,
-    qk_grad: bool = True,
-    itemsize: int = 4,
-    chunk: int = CHUNK,
-) -> Cost:
+@closed_form
+def channel_cost(call: CostedCall, *, erase: int, before_fading: int = 0, chunk: int = CHUNK) -> Cost:
     """Closed form of one self-attention call with its gates given, in either form.
 
     What autograd keeps of `log_decay` itself is a matter of the gate that made it. Half precision costs what float32
     does. With symbols, N is a multiple of `chunk`, a power of two, and greater.
     """
-    G, item = B * H, max(itemsize, 4)
-    if form == "reference":
-        needed: dict[str, Any] = {"causal": causal, "q_grad": qk_grad, "k_grad": qk_grad, "itemsize": item}
-        rest = recurrence_cost(G, N, K, V, erase=erase, before_fading=before_fading, rates=K, **needed)
+    (G, N, K, V), item, wanted = call.sizes, call.item, int(call.qk_grad)
+    if call.form == "reference":
+        rest = recurrence_cost(call, erase=erase, before_fading=before_fading, rates=K)
         decode = 2 * (2 + erase) * G * K * V
     else:
         width = chunk_width(N if isinstance(N, int) else chunk, chunk)
         number = -(-N // width) if isinstance(N, int) else N / width
-        rest = _chunks_cost(G, N, K, V, width, number, erase, before_fading, int(causal), int(qk_grad), item)
-        decode = _chunks_cost(G, 1, K, V, 1, 1, erase, before_fading, 1, int(qk_grad), item).forward
+        rest = _chunks_cost(call, width, number, erase, before_fading)
+        decode = _chunks_cost(call._replace(N=1, causal=True), 1, 1, erase, before_fading).forward
     if erase:
-        total = rest + unit_cost(2 * G * N, K, 2 * G * N * int(qk_grad), item)
+        rest += unit_cost(2 * G * N, K, 2 * G * N * wanted, item)
     else:  # queries are scaled
-        total = rest + Cost(elementwise_forward=G * N * K, elementwise_backward=int(qk_grad) * G * N * K)
-    return replace(total, decode=decode, state_bytes=item * G * K * V)
+        rest += Cost(elementwise_forward=G * N * K, elementwise_backward=wanted * G * N * K)
+    return replace(rest, decode=decode, state_bytes=item * G * K * V)
 
 
 gla_cost, kda_cost = partial(channel_cost, erase=0), partial(channel_cost, erase=1)
 
 
-# Below: G = B H, the sequences; a flag counts as 0 or 1. A gradient's sum over a broadcast axis is left out by autograd
-# where that axis has length 1.
+# Below a flag counts as 0 or 1. Autograd leaves out a gradient's sum over a broadcast axis of length 1.
 
 
 def _sum(axis: Size, numbers: Size) -> Size:
@@ -328,20 +311,17 @@ def _sum(axis: Size, numbers: Size) -> Size:
     return 0 if axis == 1 else numbers
 
 
-def _chunks_cost(
-    G: Size, N: Size, K: Size, V: Size, C: int, n: Size, erase: int, early: int, causal: int, wanted: int, item: int
-) -> Cost:
-    cost = _merged(G * n, K, C, erase, early, causal, wanted, int(n == 1), item)
-    cost += _passed_on(G, K, V, C, n, erase, causal, wanted, item)
+def _chunks_cost(call: CostedCall, C: int, n: Size, erase: int, early: int) -> Cost:
+    cost = _merged(call, C, n, erase, early) + _passed_on(call, C, n, erase)
     if erase:
-        cost += _solved(G * n * C, K, V, C, wanted, item)
-    return cost if causal else cost + read_at_end_cost(G, N, K, V, bool(wanted), item)
+        cost += _solved(call, C, n)
+    return cost if call.causal else cost + read_at_end_cost(call)
 
 
-def _merged(
-    chunks: Size, K: Size, C: int, erase: int, early: int, causal: int, wanted: int, lone: int, item: int
-) -> Cost:
+def _merged(call: CostedCall, C: int, n: Size, erase: int, early: int) -> Cost:
     """From tokens to blocks of C. What a lone chunk leaves behind is not read in a causal call, and has no gradient."""
+    (G, _, K, _), causal, wanted = call.sizes, int(call.causal), int(call.qk_grad)
+    chunks, lone = G * n, int(n == 1)
     levels, rows, readers = C.bit_length() - 1, chunks * C * K, causal + erase
     # Each level multiplies half the keys and half of each reader by fades: numbers on one level, and on all. The fades
     # themselves halve from level to level.
@@ -370,12 +350,13 @@ def _merged(
         + readers * (2 * rows * (C - 1) - (0 if wanted or C == 1 else rows)),
         elementwise_forward=rows * (1 + readers - early) + (1 + readers) * halves + fades,
         elementwise_backward=backward - 3 * early * rows,
-        saved_bytes=item * (rows * kept + fades - (chunks * K if lone and C > 1 else 0) + causal * chunks * C * C),
+        saved_bytes=call.item * (rows * kept + fades - (chunks * K if lone and C > 1 else 0) + causal * chunks * C * C),
     )
 
 
-def _passed_on(G: Size, K: Size, V: Size, C: int, n: Size, erase: int, causal: int, wanted: int, item: int) -> Cost:
+def _passed_on(call: CostedCall, C: int, n: Size, erase: int) -> Cost:
     """What chunks find in the state and write to it; in a causal call also what they answer."""
+    (G, _, K, V), causal, wanted = call.sizes, int(call.causal), int(call.qk_grad)
     rows, state, products = G * n * C, G * K * V, int(wanted or C > 1)  # whether products with keys have a gradient
     # Chunks with another one behind them; whose state is read; that have one before and hand its state on.
     heirs = n - 1
@@ -392,18 +373,20 @@ def _passed_on(G: Size, K: Size, V: Size, C: int, n: Size, erase: int, causal: i
         + erase * rows * V
         + state * (writers + between)
         + _sum(V, writers * state),
-        saved_bytes=item * (n * state + products * rows * V),
+        saved_bytes=call.item * (n * state + products * rows * V),
     )
 
 
-def _solved(rows: Size, K: Size, V: Size, C: int, wanted: int, item: int) -> Cost:
+def _solved(call: CostedCall, C: int, n: Size) -> Cost:
     """Keys and values times the strengths, which are kept, and the system of each chunk."""
+    (G, _, K, V), wanted = call.sizes, int(call.qk_grad)
+    rows = G * n * C
     return Cost(
         forward=rows * C * (K + V),
         backward=3 * rows * C * (K + V),
         elementwise_forward=rows * (K + V),
         elementwise_backward=rows * (C + (1 + wanted) * K + 2 * V + 1) + _sum(K, rows * K) + _sum(V, rows * V),
-        saved_bytes=item * rows * (C + K + 2 * V + 1),
+        saved_bytes=call.item * rows * (C + K + 2 * V + 1),
     )
 
 

@@ -15,6 +15,7 @@ import torch
 from ortho import _checks
 from ortho._cost import Cost
 from ortho._typing import Float, Size, State, Tensor
+from ortho.attention.mechanism import CostedCall
 from ortho.attention.operands import carried, check_growth, gate, unit
 
 
@@ -55,26 +56,22 @@ def recurrence(
 
 
 def recurrence_cost(
-    G: Size,
-    N: Size,
-    K: Size,
-    V: Size,
+    call: CostedCall,
     *,
-    causal: bool,
-    q_grad: bool,
-    k_grad: bool,
-    itemsize: int,
     erase: int = 1,
     strengths: int | None = None,
     before_fading: int = 0,
     rates: Size = 0,
     steps: Size = 1,
+    k_grad: bool | None = None,
 ) -> Cost:
-    """`recurrence` on G sequences of N tokens, with `rates` decays a key: 0, 1 or K; and with write `strengths`, 0 or
-    1, by default if it erases. `before_fading`, 0 or 1, needs decays.
+    """`recurrence` with `rates` decays a key: 0, 1 or K; and with write `strengths`, 0 or 1, by default if it erases.
+    `before_fading`, 0 or 1, needs decays.
 
-    `q_grad` and `k_grad` say whether queries and keys need a gradient.
+    `k_grad` says whether keys need a gradient, by default as queries do.
     """
+    (G, N, K, V), causal, q_grad = call.sizes, call.causal, call.qk_grad
+    k_grad = q_grad if k_grad is None else k_grad
     reads, rows, state, decays = G * N, G * N * steps, G * K * V, int(rates != 0)
     states, later = N * steps * state, (N * steps - 1) * state
     faded = decays * (1 - before_fading)  # whether what a key finds is
@@ -99,7 +96,7 @@ def recurrence_cost(
         + ((N - 1) * state if causal else 0),
         # Queries, keys, decays; strengths, and what they are of; what is written; the states that are faded, held at a
         # key, and read
-        saved_bytes=itemsize
+        saved_bytes=call.item
         * (
             (reads + rows) * K
             + rows * (strengths + rates)
@@ -111,11 +108,12 @@ def recurrence_cost(
     )
 
 
-def read_at_end_cost(G: Size, N: Size, K: Size, V: Size, qk_grad: bool, itemsize: int) -> Cost:
+def read_at_end_cost(call: CostedCall) -> Cost:
     """N queries that all read the last state."""
+    (G, N, K, V), qk_grad = call.sizes, call.qk_grad
     product = 2 * G * N * K * V
     kept = G * N * K + (G * K * V if qk_grad else 0)
-    return Cost(product, product * (1 + qk_grad), saved_bytes=itemsize * kept)
+    return Cost(product, product * (1 + qk_grad), saved_bytes=call.item * kept)
 
 
 def check_writes(

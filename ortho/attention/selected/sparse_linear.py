@@ -14,6 +14,7 @@ Local exact attention beside a kernel for the rest is that of Scatterbrain (Chen
 the kernel estimates the softmax, and of Based (Arora et al. 2024, arXiv:2402.18668), in layers of their own.
 """
 
+from functools import partial
 from math import log
 from typing import Any, NamedTuple
 
@@ -21,14 +22,13 @@ import torch
 from torch import nn
 from torch.nn.functional import pad
 
-from ortho._checks import checked
 from ortho._cost import Cost
 from ortho._typing import Float, Size, Tensor
 from ortho.attention.chunking import CHUNK
 from ortho.attention.linear.feature_maps import EluPlusOne
 from ortho.attention.linear.linear_attention import FeatureMap
 from ortho.attention.linear.linear_kernels import divisors
-from ortho.attention.mechanism import Mechanism
+from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.operands import carried
 from ortho.attention.selected.call import Call, mask_form, selecting_form
 from ortho.gates import Gate
@@ -283,35 +283,24 @@ class FarWeight(Gate):
         return Cost(elementwise_forward=numbers, elementwise_backward=numbers, trained=rows)
 
 
-@checked
+@partial(closed_form, symbols=False)
 def sparse_linear_cost(
-    B: int,
-    N: int,
-    H: int,
-    K: int,
-    V: int,
-    *,
-    window: int = WINDOW,
-    feature_map: FeatureMap = FEATURES,
-    form: str = "fast",
-    causal: bool = False,
-    qk_grad: bool = True,
-    itemsize: int = 4,
-    chunk: int = CHUNK,
+    call: CostedCall, *, window: int = WINDOW, feature_map: FeatureMap = FEATURES, chunk: int = CHUNK
 ) -> Cost:
     """Closed form of one self-attention call with `log_far`, in either form, for a number of tokens."""
-    G, item, m, reach = B * H, max(itemsize, 4), feature_map.width(K), int(qk_grad)
+    (G, N, K, V), item, itemsize = call.sizes, call.item, call.itemsize
+    form, m, reach = call.form, feature_map.width(K), int(call.qk_grad)
     mapped = feature_map.cost(G, N, N, K, m)
     back = mapped if form == "reference" or N > 1 else feature_map.cost(G, 1, 0, K, m)  # a lone key is not far
     if form == "reference":
-        rest = _reference_cost(G, N, K, V, m, reach, item)
+        rest = _reference_cost(call, m)
         decode, state = feature_map.cost(G, 1, N, K, m).forward + 2 * G * N * (K + m + V), itemsize * G * N * (K + V)
     else:
         near = min(N, window)
         if N == 1:
-            rest = _lone_cost(G, K, V, m, reach, item)
+            rest = _lone_cost(call, m)
         else:
-            rest = _chunked_cost(G, N, K, V, m, Band(window, chunk, causal, -(-N // chunk)), reach, item)
+            rest = _chunked_cost(call, m, Band(window, chunk, call.causal, -(-N // chunk)))
         if mapped.keeps_features and (N % chunk or N == 1):  # the map's own
             rest += Cost(saved_bytes=2 * reach * item * G * m * N)
         decode = feature_map.cost(G, 1, near, K, m).forward + 2 * G * (near * (K + V) + m * (V + 1))
@@ -327,11 +316,12 @@ def sparse_linear_cost(
     )
 
 
-# Below, without the feature map: G, the sequences; m, the features; `reach`, whether gradients reach q and k, as 0 or
-# 1; item, bytes a number. A gradient's sum over a broadcast axis is left out by autograd where that axis has length 1.
+# Below, without the feature map: m, the features; `reach`, whether gradients reach q and k, as 0 or 1. A gradient's sum
+# over a broadcast axis of length 1 is left out by autograd.
 
 
-def _reference_cost(G: int, N: int, K: int, V: int, m: int, reach: int, item: int) -> Cost:
+def _reference_cost(call: CostedCall, m: int) -> Cost:
+    (G, N, K, V), item, reach = call.sizes, call.item, int(call.qk_grad)
     rows, pairs, several = G * N, G * N * N, int(N != 1)
     return Cost(
         forward=2 * pairs * (K + m + V),
@@ -350,8 +340,9 @@ def _reference_cost(G: int, N: int, K: int, V: int, m: int, reach: int, item: in
     )
 
 
-def _lone_cost(G: int, K: int, V: int, m: int, reach: int, item: int) -> Cost:
+def _lone_cost(call: CostedCall, m: int) -> Cost:
     """Of one query and key."""
+    (G, _, K, V), item, reach = call.sizes, call.item, int(call.qk_grad)
     return Cost(
         forward=2 * G * (K + V + m * (V + 1)),
         backward=2 * G * (V + reach * (V + 2 * K + m * (V + 1))),
@@ -365,7 +356,8 @@ def _lone_cost(G: int, K: int, V: int, m: int, reach: int, item: int) -> Cost:
     )
 
 
-def _chunked_cost(G: int, N: int, K: int, V: int, m: int, band: Band, reach: int, item: int) -> Cost:
+def _chunked_cost(call: CostedCall, m: int, band: Band) -> Cost:
+    (G, N, K, V), item, reach = call.sizes, call.item, int(call.qk_grad)
     C, ways, mixed = band.chunk, 1 if band.is_causal else 2, int(bool(band.mixed))
     T = -(-N // C)
     rows, memory = G * T * C, G * m * (V + 1)
