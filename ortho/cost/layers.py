@@ -187,15 +187,14 @@ def shifted_layer(
     bare = layer(B, N, d, H, attention=attention, **options)
     K = head_width(d, H, head_dim)
     numbers = 2 * B * N * H * K  # of keys and of values
-    return replace(
-        bare,
+    return bare + Cost(
         # A product with the one number, a product with the other and a sum in one.
-        elementwise_forward=bare.elementwise_forward + 2 * numbers,
+        elementwise_forward=2 * numbers,
         # Into the vectors two products and a sum; for either number a product, a sum, and for one a factor of 1.
-        elementwise_backward=bare.elementwise_backward + 8 * numbers + 2 * H,
-        saved_bytes=bare.saved_bytes + 2 * itemsize * numbers,  # the vectors, and those before them
-        state_bytes=bare.state_bytes + 2 * itemsize * B * H * K,
-        trained=bare.trained + 4 * H,
+        elementwise_backward=8 * numbers + 2 * H,
+        saved_bytes=2 * itemsize * numbers,  # the vectors, and those before them
+        state_bytes=2 * itemsize * B * H * K,
+        trained=4 * H,
     )
 
 
@@ -220,13 +219,12 @@ def convolved_layer(
     reached = min(width, N) if isinstance(width, int) and isinstance(N, int) else width  # taps within the sequence
     before = reached * (reached - 1)  # twice the tokens that would stand before the first
     sums = B * d * (reached * N - (before // 2 if isinstance(before, int) else before / 2))
-    return replace(
-        bare,
-        elementwise_forward=bare.elementwise_forward + sums,
-        elementwise_backward=bare.elementwise_backward + 3 * sums,  # into x; for the taps a product and a sum
-        saved_bytes=bare.saved_bytes + itemsize * B * N * d,
-        state_bytes=bare.state_bytes + itemsize * B * (width - 1) * d,
-        trained=bare.trained + width * d,
+    return bare + Cost(
+        elementwise_forward=sums,
+        elementwise_backward=3 * sums,  # into x; for the taps a product and a sum
+        saved_bytes=itemsize * B * N * d,
+        state_bytes=itemsize * B * (width - 1) * d,
+        trained=width * d,
     )
 
 

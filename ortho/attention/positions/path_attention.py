@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 from ortho import _checks
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
-from ortho.attention.chunking import chunks, pad_tokens
+from ortho.attention.chunking import chunks, equal_chunks, pad_tokens
 from ortho.attention.mechanism import (
     SOFTMAX_BACKWARD,
     SOFTMAX_FORWARD,
@@ -331,41 +331,44 @@ def _steps(call: CostedCall, D: Size, bias: int) -> Cost:
 
 
 def _blocks(call: CostedCall, D: Size, bias: int, block: int) -> Cost:
-    (G, N, K, V), qk_grad, item = call.sizes, int(call.qk_grad), call.item
-    C, behind = chunks(N, block) if isinstance(N, int) else (block, 0)
-    T = (N + behind) // C if isinstance(N, int) else N / C
-    n, rows, grad = G * T, G * (N + behind), bias or qk_grad
-    t = tile_sums(N + behind, C, True)
+    """T blocks of C tokens, and the tiles of a block's queries and another's keys."""
+    C, T = equal_chunks(call.N, block)
+    n, grad = call.sizes[0] * T, bias or call.qk_grad
+    products = n * (16 * C * C * D + 5 * C**3 + 2 * C * D * D)  # C^3 of them the triangular system
+    blocks = Cost(
+        forward=products,
+        # Twice each product, but for the system's, which takes another system and a product
+        backward=2 * products + n * C**3 - (0 if grad else 8 * n * C * C * D),
+        elementwise_forward=n * (2 * C * C + 2 * C * D + D * D),  # the system, three differences and the identity's
+        # What the system is made of, signs, and sums of gradients where a matrix is used again
+        elementwise_backward=n * (C * C * (8 + int(C != 1)) + 9 * C * D + D * D + C + (4 * C * D if grad else 0)),
+        # Six C x C; q, k, w, and two more C x D; strengths
+        saved_bytes=call.item * n * C * (6 * C + 5 * D + 1),
+    )
+    return blocks + _tiles(call, D, bias, C, T)
+
+
+def _tiles(call: CostedCall, D: Size, bias: int, C: Size, T: Size) -> Cost:
+    (G, _, K, V), qk_grad = call.sizes, int(call.qk_grad)
+    t, rows = tile_sums(T * C, C, True), G * T * C
+    pairs = G * t.pairs
     apart = (causal_pairs(T) - T) * G  # pairs of a tile and an earlier block; between the two others:
     crossed = (causal_pairs(T - 1) - (T - 1)) * G
-    inside = n * (16 * C * C * D + 5 * C**3 + 2 * C * D * D)  # C^3 of them the triangular system
-    tiles = 2 * C * D * (C * apart + D * crossed) + 2 * G * t.pairs * K * bias
-    # block, softmax, the content added
-    again = G * t.pairs * (1 + SOFTMAX_FORWARD + bias)
+    scores = 2 * C * D * (C * apart + D * crossed) + 2 * pairs * K * bias
+    again = pairs * (1 + SOFTMAX_FORWARD + bias)  # block, softmax, the content added
     return Cost(
-        forward=inside + tiles + 2 * G * t.pairs * V,
-        # Twice each product, but for the content's, and the system's, which takes another system and a product; tiles
-        # again; dV and dP.
-        backward=2 * inside
-        + n * C**3
-        - (0 if grad else 8 * n * C * C * D)
-        + 3 * tiles
-        - 4 * G * t.pairs * K * bias * (1 - qk_grad)
-        + 4 * G * t.pairs * V,
-        # A block's system, three differences and the identity's
-        elementwise_forward=n * (2 * C * C + 2 * C * D + D * D) + again,
-        # Of a block: what the system is made of, signs, and sums of gradients where a matrix is used again. Of a tile:
-        # weights and values, queries that are used and moved; and its gradients added to the others'.
-        elementwise_backward=n * (C * C * (8 + int(C != 1)) + 9 * C * D + D * D + C + (4 * C * D if grad else 0))
-        + again
-        + G * t.pairs * (1 + SOFTMAX_BACKWARD)
+        forward=scores + 2 * pairs * V,
+        backward=3 * scores - 4 * pairs * K * bias * (1 - qk_grad) + 4 * pairs * V,  # scores again; dV and dP
+        elementwise_forward=again,
+        # Weights and values, queries that are used and moved; and its gradients added to the others'
+        elementwise_backward=again
+        + pairs * (1 + SOFTMAX_BACKWARD)
         + G * t.keys * V
         + crossed * C * D
         + rows * (T * C + 2 * (T - 1) * D + 2 * T * K * bias * qk_grad)
-        + (T - 2 if T != 1 else 0) * n * D * D,
-        # Of the tiles: values, scores, moved queries and keys, products, the content's. Of the blocks: six C x C; q, k,
-        # w, and two more C x D; strengths.
-        saved_bytes=item * (rows * (V + C + 2 * D + 2 * K * bias) + n * D * D + rows * (6 * C + 5 * D + 1)),
+        + (T - 2 if T != 1 else 0) * G * T * D * D,
+        # Values, scores, moved queries and keys, products, the content's
+        saved_bytes=call.item * (rows * (V + C + 2 * D + 2 * K * bias) + G * T * D * D),
     )
 
 

@@ -176,7 +176,7 @@ class Band:
     """
 
     def __init__(self, window: int, chunk: int, is_causal: bool, chunks: int) -> None:
-        self.window, self.chunk, self.is_causal = window, chunk, is_causal
+        self.window, self.chunk, self.is_causal, self.chunks = window, chunk, is_causal, chunks
         reach = min(-(-(window - 1) // chunk), chunks - 1)
         self.offsets = list(range(-reach, 1 if is_causal else reach + 1))
         self.mixed = [o for o in self.offsets if (abs(o) + 1) * chunk > window]
@@ -357,64 +357,71 @@ def _lone_cost(call: CostedCall, m: int) -> Cost:
 
 
 def _chunked_cost(call: CostedCall, m: int, band: Band) -> Cost:
+    return _near_cost(call, band) + _sums_cost(call, m, band) + _mixed_cost(call, m, band) + _joined_cost(call, band)
+
+
+def _near_cost(call: CostedCall, band: Band) -> Cost:
+    """Of near keys: softmax attention over the band."""
     (G, N, K, V), item, reach = call.sizes, call.item, int(call.qk_grad)
-    C, ways, mixed = band.chunk, 1 if band.is_causal else 2, int(bool(band.mixed))
-    T = -(-N // C)
-    rows, memory = G * T * C, G * m * (V + 1)
-    X, F = len(band.offsets) * C, len(band.mixed) * C
-    near, far = rows * X, rows * F
+    C, T, X = band.chunk, band.chunks, len(band.offsets) * band.chunk
+    rows, pairs = G * T * C, G * T * C * X
     beside = G * C * _beside(T, band.offsets)  # places that gradients of neighbouring chunks are added up in
-    beside_far = G * C * _beside(T, band.mixed)
-    summed = G * m * (T * ways + (T + 1) * ways + T * (ways - 1))  # gathered; running sums; both ways added
     return Cost(
-        forward=2 * near * (K + V) + 4 * rows * m * V + 2 * rows * m + 2 * far * (m + V),
-        # Of v in the band, of the sums, and of far ones; and of q and k
-        backward=2 * near * V
-        + 4 * rows * m * V
-        + 2 * far * V
-        + reach * (2 * near * (2 * K + V) + 4 * rows * m * (V + 1) + 2 * far * (2 * m + V)),
-        # Scaled queries; block, maximum, subtract, exp, row sum; what a row is relative to, 9, far totals times their
-        # factor, sum of totals, divisors; z of each chunk; running sums; far outputs times their factor, added,
-        # divided. Far: block, sum.
-        elementwise_forward=G * N * K
-        + 5 * near
-        + 14 * rows
-        + rows * m
-        + memory * ((T + 1) * ways + T * (ways - 1))
-        + 3 * rows * V
-        + 2 * far
-        + mixed * rows * (V + 1),
-        elementwise_backward=rows * ((5 + int(V != 1)) * V + 1)  # quotient
-        + rows * ((2 + int(V != 1)) * V + 4)  # factor: its products and their sums, added, exp, block
-        + summed * V
-        + beside * V
-        + beside_far * V
-        + rows * V * (1 + mixed)
-        # Near weights; far ones, their totals and z; features; and q and k, which are used twice, the former scaled
-        + reach
-        * (
-            3 * near
-            + 2 * far
-            + rows
-            + summed
-            + beside * K
-            + beside_far * m
-            + 2 * rows * m * (1 + mixed)
-            + 3 * G * N * K
-        ),
-        # Near weights, factors, features; far outputs and totals, far weights; numerators, divisors, masks of factors
-        # and divisors; chunks' numbers. For q and k queries, keys and values of the band, the band's mask, values and
-        # chunks' numbers; memories, the far keys' features and values, and their mask.
-        saved_bytes=item * (near + rows * (3 + 2 * m + 2 * V) + far)
-        + 2 * rows
-        + 8 * T * ways
-        + reach
-        * (
-            item * (rows * (K + V) + G * T * X * (K + V) + T * memory + G * T * F * (m + V))
-            + T * C * X
-            + 8 * T * ways
-            + C * F
-        ),
+        forward=2 * pairs * (K + V),
+        backward=2 * pairs * V + reach * 2 * pairs * (2 * K + V),
+        elementwise_forward=G * N * K + 5 * pairs,  # scaled queries; block, maximum, subtract, exp, row sum
+        # values; to reach q and k weights, neighbours' keys, and both used twice, the former scaled
+        elementwise_backward=beside * V + reach * (3 * pairs + beside * K + 3 * G * N * K),
+        # weights; to reach q and k queries, keys and values of the band, and its mask
+        saved_bytes=item * pairs + reach * (item * (rows * K + G * T * X * (K + V)) + T * C * X),
+    )
+
+
+def _sums_cost(call: CostedCall, m: int, band: Band) -> Cost:
+    """Of far chunks: a memory of their features that is gathered and read, in one direction or both."""
+    (G, _, _, V), item, reach = call.sizes, call.item, int(call.qk_grad)
+    T, ways = band.chunks, 1 if band.is_causal else 2
+    rows, memory = G * T * band.chunk, G * m * (V + 1)
+    added = (T + 1) * ways + T * (ways - 1)  # running sums; both ways added
+    gradients = G * m * (T * ways + added)  # and what is gathered
+    return Cost(
+        forward=4 * rows * m * V + 2 * rows * m,
+        backward=4 * rows * m * V + reach * 4 * rows * m * (V + 1),
+        elementwise_forward=rows * m + memory * added,  # z of each chunk
+        # values, which near keys have, too; to reach q and k z, and features, which are used twice
+        elementwise_backward=gradients * V + rows * V + reach * (gradients + 2 * rows * m),
+        # features, chunks' numbers; to reach q and k values, memories, and chunks' numbers
+        saved_bytes=item * rows * 2 * m + 8 * T * ways + reach * (item * (rows * V + T * memory) + 8 * T * ways),
+    )
+
+
+def _mixed_cost(call: CostedCall, m: int, band: Band) -> Cost:
+    """Of far keys in chunks that have near ones, too."""
+    (G, _, _, V), item, reach = call.sizes, call.item, int(call.qk_grad)
+    C, T, F = band.chunk, band.chunks, len(band.mixed) * band.chunk
+    rows, pairs = int(F != 0) * G * T * C, G * T * C * F
+    beside = G * C * _beside(T, band.mixed)
+    return Cost(
+        forward=2 * pairs * (m + V),
+        backward=2 * pairs * V + reach * 2 * pairs * (2 * m + V),
+        elementwise_forward=2 * pairs + rows * (V + 1),  # block, sum; outputs and totals added to the memory's
+        elementwise_backward=beside * V + rows * V + reach * (2 * pairs + beside * m + 2 * rows * m),
+        # weights; to reach q and k the keys' features and values, and their mask
+        saved_bytes=item * pairs + reach * (item * G * T * F * (m + V) + C * F),
+    )
+
+
+def _joined_cost(call: CostedCall, band: Band) -> Cost:
+    """Of near and far outputs as one."""
+    (G, _, _, V), item, reach = call.sizes, call.item, int(call.qk_grad)
+    rows, sums = G * band.chunks * band.chunk, int(V != 1)
+    return Cost(
+        # What a row is relative to, 9; far totals and outputs times their factor, added; divisors, quotient
+        elementwise_forward=rows * (14 + 3 * V),
+        # Quotient; the factor's products and their sums, added, exp, block; to reach q and k the far totals
+        elementwise_backward=rows * ((5 + sums) * V + 1 + (2 + sums) * V + 4 + reach),
+        # Factors, far totals and outputs, numerators, divisors; masks of factors and divisors
+        saved_bytes=item * rows * (3 + 2 * V) + 2 * rows,
     )
 
 
