@@ -398,7 +398,7 @@ def from_few_pairs() -> Finding:
 
 def in_favour(gaining: Mapping[tuple[str, int], Mapping[str, Runs]]) -> dict[str, float]:
     """Of the gain of fixed patterns, what other arms make that train no more weights: at most, in per cent."""
-    shares = {}
+    shares: dict[str, float] = {}
     for (task, pairs), arms in gaining.items():
         ours = against_base(arms, LEARNED, "score")
         for arm in (SINGLE, *FROZEN_ENCODERS):
