@@ -64,7 +64,6 @@ def all_entries() -> list[Entry]:
 def test_every_claim_has_a_verdict_or_awaits():
     entries = all_entries()
     assert [entry.id for entry in entries] == list(catalogue().claims)
-    assert len(entries) == 126
     for entry in entries:
         if entry.verdict == AWAITING:
             assert entry.awaits in catalogue().parts
