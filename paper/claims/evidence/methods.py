@@ -21,7 +21,7 @@ from paper.claims.evidence.common import EXACT, SOME, normal, relative_error, se
 from paper.claims.evidence.frozen_layer import linear_backward
 from paper.claims.figures import show
 from paper.claims.ledger import evidence, evidence_table
-from paper.claims.rules import CONFIGURATION, all_of, counted, growth, holds, region, untestable
+from paper.claims.rules import CONFIGURATION, all_of, contradiction, counted, growth, holds, region, untestable
 from paper.claims.verdicts import Finding, Parts
 
 CHAPTER = "03-the-methods-compared"
@@ -161,6 +161,14 @@ def synthesizer_properties() -> Parts:
             SOME, {f"lookup of {lookup.ENTRIES} entries, share of the target": round(lost, 1)}, unit=" %"
         ),
     }
+
+
+@evidence("S0.3.2e", chapter=CHAPTER)
+def synthesizer_weights() -> Finding:
+    random = synthesizer(1, N, d, H, source="fixed-random")  # no projections of queries and keys, and no other weights
+    return contradiction(
+        ("it trains $4d^2$", 4), ("it needs no projections of queries and keys", random.trained / d**2), unit=" $d^2$"
+    ).noting(f"A matrix of weights that is learned comes on top: {show(COSTS['synthesizer'].trained)}")
 
 
 FAVOR_LENGTH, FAVOR_WIDTH, FAVOR_DRAWS = 128, 64, 5
