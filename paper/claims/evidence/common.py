@@ -22,8 +22,8 @@ EXACT = 1e-10
 # A hundred float64 steps that enlarge no error, with sums of eight terms each, round to about 1e-14, relatively.
 EXACT_STEPS = 1e-12
 
-# What a claim holds constant is chosen once: nothing, but what its source does ("when N >> d"). A constant of a layer that
-# a claim leaves out makes it `corrected`: H, B and L, and m. So does d where the claim is on growth with N alone.
+# What a claim holds constant is chosen once: nothing but what its source does ("when N >> d"). A constant of a layer
+# that a claim leaves out makes it `corrected`: H, B, L and m. So does d where the claim is on growth with N alone.
 IN_N = (*CONFIGURATION, "m", "d")
 
 

@@ -149,7 +149,9 @@ def parts_of_a_step() -> Finding:
     parts = {
         "forward, FLOPs of a run": counted({"": forward_flops["learned"]}, {"": forward_flops["frozen"]}),
         "backward, $N \\gg d$": region(_near("backward"), backward),
-        "weights that an update changes": counted({"": sum(standard.moved.values()) // 2}, {"": sum(frozen.moved.values())}),
+        "weights that an update changes": counted(
+            {"": sum(standard.moved.values()) // 2}, {"": sum(frozen.moved.values())}
+        ),
     }
     if ours:
         forward: dict[str, float] = {}

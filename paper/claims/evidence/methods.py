@@ -28,7 +28,6 @@ from paper.claims.verdicts import Finding, Parts
 from paper.experiments.learning import synthetic
 
 CHAPTER = "03-the-methods-compared"
-K = sympy.Symbol("K", positive=True)  # d / H
 
 # ----------------------------------------------------------------------------------- the rows of the source's table
 
@@ -250,6 +249,26 @@ def reordered(length: int = 64, width: int = 16) -> float:
     return relative_error(q @ (k.T @ v), (q @ k.T) @ v)
 
 
+@evidence("S1.2.2c", chapter=CHAPTER)
+def lower_order() -> Finding:
+    cores = {
+        name: MECHANISMS[name].cost(1, N, H, d / H, d / H, form="reference" if name == "softmax" else "fast").forward
+        for name in ("softmax", "linear")
+    }
+    ratio = sympy.cancel(cores["linear"] / cores["softmax"])
+    heads = {d: 768, H: 12}
+    shares = {f"$N = {length:,}$": float(100 * ratio.subs({N: length, **heads})) for length in (16, 32, 128, 1024)}
+    return all_of(
+        {
+            "softmax": growth("N^2*d", cores["softmax"]),
+            "linear": growth("N*d^2", sympy.expand(cores["linear"])),
+            "lower: its FLOPs, of softmax attention's": region((0, 99), shares, unit=" %"),
+        }
+    ).noting(
+        f"$d = {heads[d]}$, {heads[H]} heads. It is lower for $N$ above the width of a head; with one head, above $d$"
+    )
+
+
 @evidence("S0.3.2c", chapter=CHAPTER)
 def linear_properties() -> Parts:
     width = lookup.D_MODEL // lookup.HEADS
@@ -292,7 +311,7 @@ def ora_properties() -> Finding:
     made, y = lookup.frozen_solution()
     task = f"the lookup of {lookup.ENTRIES} entries"
     parts = {
-        "no approximation": holds(
+        "no approximation, no loss of precision": holds(
             "the outputs are those of softmax attention with the same matrices", unlike_softmax(), EXACT
         ),
         "expressiveness of the layer": holds(
