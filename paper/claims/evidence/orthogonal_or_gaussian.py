@@ -111,17 +111,13 @@ def orthogonal_is_required() -> Finding:
 
 def remarks() -> str:
     """The units, what holds of trained matrices that begin so, and what the heads of one scale add at all."""
-    margins = ", ".join(
-        f"{module.DECISION.margin:g} {unit}"
-        for module, unit in ((language, "bits a byte"), (images, "of the digits' right answers"))
-    )
     learned, added = in_words(LEARNED), in_words(ADDED)
     learned = f". Of trained matrices, Xavier's against others at the start: {learned}" if learned else ""
     added = f". More bits a byte than heads that see no other token: {added}" if added else ""
     return (
-        "Intervals are of what the first has more: bits a byte, where less is better, and shares of right answers. "
-        f"A difference matters from {margins} on. QR without a choice of signs is orthogonal, but not of Haar's law"
-        f". Matrices of another scale are orthogonal but for a factor, and show nothing of other laws{learned}{added}"
+        "Intervals are of the bits a byte that the first has more; less is better. A difference matters from "
+        f"{language.DECISION.margin:g} bits a byte on. QR without a choice of signs does not follow Haar's law"
+        f"{learned}{added}"
     )
 
 
