@@ -316,11 +316,10 @@ def some_frozen_heads_do_better(record):
 
 
 def explained(record):
-    """Heads of encoders whose weights depend on positions alone, and without any of which nothing is lost."""
+    """Heads of encoders whose weights depend on positions alone, and of which all can go."""
     record["configuration"]["task"] = "translation"
-    for head in record["repetitions"].values():
-        head["absolute_fraction"] = [1.0]
-        head["correct_without_fraction"] = head["correct_fraction"]
+    for figures in record["repetitions"].values():
+        figures |= {"absolute_fraction": [1.0], "faultless_fraction": [1.0]}
 
 
 def slow_blocks_on_a_gpu(record):
@@ -536,7 +535,7 @@ TURNS = {
     "S2.1.1a": Turn(REFUTED, UNIFORM),
     "S2.1.1b": Turn(REFUTED, UNIFORM),
     "S2.1.1c": Turn(REFUTED, UNIFORM),
-    "S2.1.2a": Turn(CONFIRMED, records(explained, "positional-heads")),
+    "S2.1.2a": Turn(CONFIRMED, records(explained, "positional-heads", "pruning")),
     "S2.1.2b": Turn(
         REFUTED, {"ortho.layers.positional.sinusoidal_positions": giving(lambda positions: positions.roll(1, -1))}
     ),
@@ -547,7 +546,7 @@ TURNS = {
         UNTESTABLE, records(reached("bleu_fraction", 3, "8 frozen"), "translation")
     ),
     "S2.2.1a": Turn(REFUTED, {"ortho.attention.MECHANISMS[linear]": QUADRATIC}),
-    "S2.2.1b": Turn(CONFIRMED, {"ortho.attention.linear.feature_maps.Cosine": constantly(lambda: CosFormer(64))}),
+    "S2.2.1b": Turn(CONDITIONAL, {"ortho.attention.linear.feature_maps.Cosine": constantly(lambda: CosFormer(64))}),
     "S2.2.1c": Turn(
         CONFIRMED,
         {"ortho.attention.linear.linear_attention.linear_attention_reference": constantly(undivided)},
@@ -556,7 +555,7 @@ TURNS = {
         REFUTED,
         {"numpy.polynomial.hermite_e.hermegauss": giving(lambda rule: (rule[0] / 2, rule[1]))},  # w of variance 1/4
     ),
-    "S2.2.2b": Turn(REFUTED, {"ortho.attention.linear.favor.orthogonal_features": constantly(iid_features)}),
+    "S2.2.2b": Turn(UNTESTABLE, {"ortho.attention.linear.favor.orthogonal_features": constantly(iid_features)}),
     "S2.2.2c": Turn(CORRECTED, mechanism("favor", features_alone)),
     "S2.2.2d": Turn(REFUTED, {f"{EVIDENCE}.random_features.log_gain": answering(-1.0)}),
     "S2.2.3a": Turn(REFUTED, {f"{EVIDENCE}.sparse_patterns.strided_heads": FIRST_TWICE}),
@@ -587,7 +586,10 @@ TURNS = {
         {"ortho.theory.unbiasedness.fixed_length_kernel": constantly(lambda x, y, _: (x @ y.mT).exp())},
     ),
     "S2.4.1a": Turn(REFUTED, records(reached("loss_nats", 0.5, "learned"), "bytes")),
-    "S2.4.2a": Turn(CONDITIONAL, {"ortho.theory.scores.expected_missed": answering(0.25)}),
+    "S2.4.2a": Turn(
+        CONFIRMED,
+        {"ortho.theory.scores.expected_missed": answering(0.25), "ortho.theory.scores.freedoms": answering((1, 1))},
+    ),
     "S2.4.2b": Turn(CONFIRMED, {"ortho.orthogonal.haar": rescaled}),
     "S2.4.2c": Turn(CONDITIONAL, records(reached("loss_nats", 0.5, "frozen"), "bytes", "bytes-little")),
     "S2.4.2d": Turn(REFUTED, {"ortho.projections.structured.factors": constantly(lambda d, *_: (1, d))}),

@@ -411,10 +411,11 @@ def stability() -> Finding:
         arm: figures.listing({label: f"{worst(arm, *place):.1f}" for label, place in places().items()})
         for arm in ("frozen", "learned")
     }
-    ends = f"decades by which the gradient's length differs between the ends of {depth.L} blocks"
     parts = {
         "feature scale": kept,
-        f"{ends}, frozen minus learned": outperforms("freezing avoids what learned heads suffer", told),
+        f"decades lost or gained by gradients in {depth.L} blocks, frozen minus learned": outperforms(
+            "freezing avoids what learned heads suffer", told
+        ),
     }
     return all_of(parts).noting(
         f"The most decades of any seed, frozen: {both['frozen']}; learned: {both['learned']}. With the same matrices "

@@ -411,7 +411,7 @@ def from_few_pairs() -> Finding:
 
 def in_favour(gaining: Mapping[tuple[str, int], Mapping[str, Runs]]) -> dict[str, float]:
     """Of the gain of fixed patterns, what other arms make that train no more weights: at most, in per cent."""
-    shares = {}
+    shares: dict[str, float] = {}
     for (task, pairs), arms in gaining.items():
         ours = against_base(arms, LEARNED, "score")
         for arm in (SINGLE, *FROZEN_ENCODERS):
@@ -443,9 +443,7 @@ def causes() -> Finding:
         gaps[f"{TASKS[task]}, {pairs:,} pairs"] = turned(difference.interval)
     shares = in_favour(gaining)
     parts = {
-        "fewer parameters: of the gain, what arms with no more of them make, at most": region(
-            (MOSTLY, inf), shares, unit=" %"
-        )
+        "share of the gain that arms with as few parameters make, at most": region((MOSTLY, inf), shares, unit=" %")
         if shares
         else without_records("fewer parameters", "other arms with no more of them"),
         "generalisation": improves("what unseen pairs take more than seen ones, in nats, is smaller", gaps),

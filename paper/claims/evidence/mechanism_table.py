@@ -1,5 +1,7 @@
 """S2, section 4.4: its table of five mechanisms, what each computes with, costs, and can express."""
 
+import re
+
 import sympy
 
 from ortho.attention import MECHANISMS
@@ -12,7 +14,7 @@ from paper.claims.evidence.cheaper_heads import still_right
 from paper.claims.evidence.common import without_records
 from paper.claims.evidence.low_resource import CHAPTER, fixed_gain, of_text
 from paper.claims.figures import show
-from paper.claims.ledger import evidence
+from paper.claims.ledger import catalogue, evidence
 from paper.claims.outcomes import loses_nothing
 from paper.claims.rules import all_of, contradiction, growth, holds, improves, region
 from paper.claims.verdicts import Finding
@@ -55,6 +57,13 @@ def expressive() -> dict[str, Finding]:
     }
 
 
+def frozen(claim_id: str, pattern: str) -> tuple[str, int]:
+    """Which projections the source says to be orthogonal, in the words of a claim, and how many matrices they are."""
+    found = re.search(pattern, catalogue().claims[claim_id].quote)
+    assert found, f"{claim_id}: no words like {pattern!r}"
+    return f"orthogonal and frozen: {found[1]}", len(found[1].split("/"))
+
+
 def learned_weights() -> Finding:
     """Whether a training step changes the attention weights of frozen queries and keys."""
     moved = {"inputs that are trained": 100 - still_right(True), "inputs as they are": 100 - still_right(False)}
@@ -91,10 +100,11 @@ def mechanisms() -> Finding:
             sympy.expand(layer(1, N, d, H, projection="frozen", form="reference").forward).coeff(N, 2) * N**2,
         ),
     }
-    frozen, all_three = "Q/K projection matrices are fixed (4.2.1)", "Q/K/V projections: random orthogonal and frozen"
     parts = {
         "weights, ORA, learned": learned_weights(),
-        "projections, ORA": contradiction((frozen, len("QK")), (all_three, len("QKV")), unit=" matrices"),
+        "projections, ORA": contradiction(
+            frozen("S2.4.3d", r"作为(Q[/KV]*)投影矩阵"), frozen("S2.4.4a", r"(Q[/KV]*)投影.*\+冻结"), unit=" matrices"
+        ),
         **{f"cost, {name}": growth(said, sympy.expand(ours)) for name, (said, ours) in core.items()},
         "trained parameters, beside standard": fewer_trained(),
         "little data, fixed": fixed_gain(),

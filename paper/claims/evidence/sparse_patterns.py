@@ -217,16 +217,21 @@ def before(mask: Tensor) -> int:
 @evidence("S2.2.3a", chapter=CHAPTER)
 def strided() -> Finding:
     l = sympy.Symbol("l", positive=True)
+    forms = {"the last $l$ and its own": NEAREST, "every $l$-th": EVERY}
     masks = strided_heads(TOKENS, STRIDE)
     union = int((masks[0] | masks[1]).sum())
     at_root = sympy.expand(sum(map(sympy.sympify, (closed(NEAREST), closed(EVERY)))).subs(l, sympy.sqrt(N)))
     best = min(range(1, 4096), key=lambda stride: strided_pairs(4096, stride))
-    later = {n: printed_every(n, STRIDE) & ~strided_heads(n, STRIDE)[1] for n in (TOKENS // 4, TOKENS)}
+    later = {n: int(printed_every(n, STRIDE).triu(1).sum()) for n in (TOKENS // 4, TOKENS)}
     parts = {
+        f"pairs with $j \\le i$, $N = {TOKENS}$, $l = {STRIDE}$": counted(
+            {name: closed(form, N=TOKENS, l=STRIDE) for name, form in forms.items()},
+            {name: int(mask.sum()) for name, mask in zip(forms, masks, strict=True)},
+        ),
         "earlier positions that the first head reads": counted({"": STRIDE}, {"": before(masks[0])}),
-        "the second head, other positions": mended(
+        "the second head, as printed": mended(
             "what a token reads is its own past",
-            int(later[TOKENS].sum()),
+            later[TOKENS],
             {"with $j \\le i$": int(masks[1].triu(1).sum())},
             0.5,  # of a count
             at=f"$N = {TOKENS}$, $l = {STRIDE}$: pairs with $j > i$",
@@ -235,7 +240,7 @@ def strided() -> Finding:
     }
     return all_of(parts).noting(
         f"The first head reads its own position as well, the {STRIDE + 1}th. Of {TOKENS // 4} tokens the second has "
-        f"{int(later[TOKENS // 4].sum()):,} pairs in the future. One head with both kinds of pairs has {union:,}. "
+        f"{later[TOKENS // 4]:,} pairs in the future. One head with both kinds of pairs has {union:,}. "
         f"Fewest pairs need $l \\approx \\sqrt{{N / 2}}$: of 4,096 tokens $l = {best}$"
     )
 
