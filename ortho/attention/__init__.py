@@ -1,6 +1,6 @@
 """How queries, keys and values become outputs: one file a mechanism, one line here."""
 
-from ortho.attention.linear import dense_features, efficient, favor, feature_maps
+from ortho.attention.linear import dense_features, efficient, efficient_causal, favor, feature_maps
 from ortho.attention.linear.random_feature_attention import RandomFeatureAttention
 from ortho.attention.mechanism import FORMS, AttentionFunction, Mechanism
 from ortho.attention.positions import alibi, forgetting_transformer, path_attention, position_delta, rotary
@@ -18,6 +18,7 @@ MECHANISMS: dict[str, Mechanism] = {
         flash.MECHANISM,
         *feature_maps.MECHANISMS,
         efficient.MECHANISM,
+        efficient_causal.MECHANISM,
         *favor.MECHANISMS,
         *dense_features.MECHANISMS,
         *delta.MECHANISMS,

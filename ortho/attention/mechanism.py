@@ -16,6 +16,7 @@ from ortho._typing import Size, State
 # Scalar operations per element that a composite kernel is counted as, by its textbook definition.
 SOFTMAX_FORWARD = 5  # maximum, subtract, exp, sum, divide
 SOFTMAX_BACKWARD = 4  # multiply by the weights, sum, subtract, multiply
+LOG_SUM_FORWARD = 5  # of a running logarithm of sums: maximum, subtract, exp, log1p, add
 # A fused backward kernel, a score: scale, subtract the log-sum-exp, exp; subtract the row's term, multiply, scale.
 FUSED_BACKWARD = 6
 
