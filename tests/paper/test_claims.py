@@ -59,7 +59,6 @@ def all_entries() -> list[Entry]:
 def test_every_claim_has_a_verdict_or_awaits():
     entries = all_entries()
     assert [entry.id for entry in entries] == list(catalogue().claims)
-    assert len(entries) == 126
     for entry in entries:
         if entry.verdict == AWAITING:
             assert entry.awaits in catalogue().parts
@@ -676,6 +675,7 @@ def test_tables_of_the_ledger_are_whole():
     for entry in all_entries():
         assert (f"| [{entry.id}](#{entry.id})<br>**{entry.verdict}**" in text) == (entry.verdict != AWAITING)
         assert (f"| {entry.id}<br>**awaiting" in text) == (entry.verdict == AWAITING)
-    assert repr(counts_table(all_entries())).splitlines()[-1].split() == ["claims", "48", "20", "39", "11", "8", "126"]
+    counts = [len([entry for entry in all_entries() if entry.document == name]) for name in catalogue().documents]
+    assert repr(counts_table(all_entries())).splitlines()[-1].split() == ["claims", *map(str, counts), str(sum(counts))]
     assert all(rule in repr(rules_table()) for rule in RULES)
     assert claims.show("S0.1.1a", "S0.1.1b").markdown.count("| claim |") == 2
