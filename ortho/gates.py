@@ -6,6 +6,7 @@ see their own token alone: a gate that looked at the state would make it impossi
 """
 
 from abc import ABC, abstractmethod
+from math import log
 from typing import Any, ClassVar
 
 import torch
@@ -130,3 +131,14 @@ class ReflectingWriteStrength(WriteStrength):
     2024, arXiv:2411.12537)."""
 
     maximum: ClassVar[float] = 2
+
+
+def rate_logarithms(H: int, generator: torch.Generator | None, kind: dict[str, Any]) -> Tensor:
+    """How fast heads fade, (H,), at first: logarithms of rates that are uniform in [1, 16]."""
+    return nn.init.uniform_(torch.empty(H, **kind), 1, 16, generator=generator).log_()
+
+
+def step_biases(H: int, generator: torch.Generator | None, kind: dict[str, Any]) -> Tensor:
+    """For how long tokens hold, (H,), at first: numbers whose softplus is log-uniform in [0.001, 0.1]."""
+    step = nn.init.uniform_(torch.empty(H, **kind), log(1e-3), log(1e-1), generator=generator).exp_()
+    return step + (-(-step).expm1()).log()

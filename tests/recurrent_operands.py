@@ -4,9 +4,11 @@ import torch
 
 from ortho import MECHANISMS
 
-NAMES = ["delta", "gated-delta", "gla", "kda"]
+NAMES = ["delta", "gated-delta", "ssd", "gla", "kda"]
+ADDING = [name for name in NAMES if "beta" not in MECHANISMS[name].gates]  # they erase nothing
 FORMS = ["reference", "fast"]
 FUNCTIONS = {(name, form): MECHANISMS[name].form(form) for name in NAMES for form in FORMS}
+SCALES = {"gla": 0.5}  # by which queries of width 4 are multiplied, where that is not 1
 # Sums of at most 130 rounded products, of which the largest are some 10, through systems whose inverses have entries of
 # at most 2: some 1e-13. A wrong term would show at 1e-2.
 TOLERANCE = {"atol": 1e-12, "rtol": 1e-12}
@@ -19,8 +21,8 @@ def draw(*shape, seed=0, dtype=torch.float64):
 def arguments(name, *lead, length, keys=None, state=True, seed=0):
     """All that a call can be given, by name: keys 4 wide, values 3, as many queries as keys by default.
 
-    Write strengths are from all of [0, 2], its ends included. Half of a token's decays are near 0, some below -1; of
-    decays a channel some tokens have none, others lose all of two channels. `initial_state` is a tensor.
+    Write strengths, and steps, are from all of [0, 2], its ends included. Half of a token's decays are near 0, some
+    below -1; of decays a channel some tokens have none, others lose all of two channels. `initial_state` is a tensor.
     """
     M = length if keys is None else keys
     seeds = iter(range(100 * seed, 100 * seed + 8))
@@ -32,12 +34,21 @@ def arguments(name, *lead, length, keys=None, state=True, seed=0):
         "log_decay": -draw(*lead, M, seed=next(seeds)).square() / 2,
         "initial_state": draw(*lead, 4, 3, seed=next(seeds)),
     }
+    given |= {"step": given["beta"], "rate": -given["log_decay"]}
     if name in ("gla", "kda"):
         rates = -draw(*given["k"].shape, seed=next(seeds)).square() / 2
         given["log_decay"] = rates * (draw(*lead, M, 1, seed=next(seeds)) > -1)
         given["log_decay"][..., 2::9, 1:3] = -1e30
     taken = {"q", "k", "v", *MECHANISMS[name].gates, *(["initial_state"] if state else [])}
     return {argument: x for argument, x in given.items() if argument in taken}
+
+
+def fading(name, form):
+    """The function of `log_decay`, also where it takes a step and a rate: then of steps of 1."""
+    function = FUNCTIONS[name, form]
+    if name != "ssd":
+        return function
+    return lambda *x, log_decay, **kwargs: function(*x, rate=-log_decay, **kwargs)
 
 
 def call(function, given, **kwargs):

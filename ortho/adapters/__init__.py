@@ -1,4 +1,4 @@
-"""Frozen heads, and heads of several kinds, in models of torch, of Hugging Face, and of this package."""
+"""Frozen heads, heads of several kinds, and heads removed, in models of torch, of Hugging Face, and of this package."""
 
 from ortho.adapters.conversion import (
     freeze_qk,
@@ -12,6 +12,7 @@ from ortho.adapters.conversion import (
 )
 from ortho.adapters.finding import AttentionLayer, attention_layers
 from ortho.adapters.layouts import LAYOUTS, Layout, Source
+from ortho.adapters.pruning import head_importance, prune_heads, without_head
 from ortho.adapters.rows import FrozenRows
 from ortho.adapters.torch_attention import AdaptedAttention
 
@@ -25,10 +26,13 @@ __all__ = [
     "attention_layers",
     "freeze_qk",
     "from_pretrained",
+    "head_importance",
     "heads_record",
+    "prune_heads",
     "restore",
     "set_heads",
     "standard_heads",
     "to_standard",
     "unfreeze_qk",
+    "without_head",
 ]

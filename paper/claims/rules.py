@@ -112,6 +112,27 @@ def growth(
 
 
 @rule
+def growth_where(
+    claimed: Formula, exact: Mapping[str, Formula], *, settings: Collection[str] = CONFIGURATION
+) -> tuple[Verdict, str, str]:
+    """A big-O claim against the exact closed forms of several settings, each compared as by `growth`.
+
+    confirmed: `growth` confirms it in every setting. corrected: it refutes it in none. conditional: the claim is an
+    upper bound, but for constants of the configuration, in some settings, which are named. refuted: in none.
+    """
+    if not exact:
+        raise ValueError("exact: expected at least one setting, got none")
+    found = {label: growth(claimed, formula, settings=settings) for label, formula in exact.items()}
+    have = {label: finding.ours for label, finding in found.items()}
+    said = next(iter(found.values())).source
+    held = [label for label, finding in found.items() if finding.verdict != Verdict.REFUTED]
+    verdict, said, ours = by_setting(said, have, held, (), how=("holds", "not"), nowhere="nowhere")
+    if verdict != Verdict.CONFIRMED:
+        return verdict, said, ours
+    return min((finding.verdict for finding in found.values()), key=PRECEDENCE.index), said, ours
+
+
+@rule
 def bound(claimed: Mapping[str, Number], limit: Mapping[str, Number], *, unit: str = "") -> tuple[Verdict, str, str]:
     """Claimed gains against a proven upper limit.
 
@@ -151,6 +172,24 @@ def holds(statement: str, error: Number, tolerance: Number, *, at: str = "") -> 
         return Verdict.CONFIRMED, statement, f"holds to {figures.show(tolerance)}{where}"
     off = f"off by {float(error):.2g}, tolerance {figures.show(tolerance)}"
     return Verdict.REFUTED, statement, f"counter-example{where}: {off}"
+
+
+@rule
+def mended(
+    statement: str, printed: Number, right: Mapping[str, Number], tolerance: Number, *, at: str = ""
+) -> tuple[Verdict, str, str]:
+    """A printed formula, by its residual as it is printed, and with one term put right.
+
+    `right` is the residual with a term added or replaced, by what that is. confirmed: the printed formula's residual is
+    within the tolerance. corrected: one of `right` is. refuted: none is.
+    """
+    if (as_it_is := holds(statement, printed, tolerance, at=at)).verdict == Verdict.CONFIRMED:
+        return as_it_is.verdict, statement, as_it_is.ours
+    for change, error in right.items():
+        if holds(statement, error, tolerance).verdict == Verdict.CONFIRMED:
+            return Verdict.CORRECTED, statement, f"{as_it_is.ours}; it holds {change}"
+    tried = "".join(f"; off by {float(error):.2g} {change}" for change, error in right.items())
+    return Verdict.REFUTED, statement, f"{as_it_is.ours}{tried}"
 
 
 @rule
@@ -195,6 +234,22 @@ def region(
         return Verdict.REFUTED, said, f"{figures.listing(have)}: outside everywhere"
     failing = figures.listing({label: have[label] for label in outside})
     return Verdict.CONDITIONAL, said, f"holds at {figures.some(inside)}; not at {failing}"
+
+
+@rule
+def agrees(claimed: Interval, measured: Mapping[str, Interval], *, unit: str = "") -> tuple[Verdict, str, str]:
+    """A range that is claimed, which may contain 0, against measured confidence intervals.
+
+    confirmed: each interval has a value in common with the range. conditional: some have; the settings are named.
+    refuted: none has.
+    """
+    if not measured:
+        raise ValueError("measured: expected at least one setting, got none")
+    least, most = figures.interval(claimed, "claimed")
+    ends = {label: figures.interval(found, "measured") for label, found in measured.items()}
+    have = {label: figures.span(found, unit) for label, found in ends.items()}
+    common = [label for label, (low, high) in ends.items() if low <= most and high >= least]
+    return by_setting(figures.span((least, most), unit), have, common, (), how=("holds", "not"), nowhere="nowhere")
 
 
 @rule

@@ -12,11 +12,12 @@ from ortho import MECHANISMS, MultiheadAttention, cost
 from ortho.attention.positions.forgetting_transformer import ForgetGate
 from ortho.attention.recurrent.delta import Decay
 from ortho.attention.recurrent.gla import ChannelDecay
+from ortho.attention.recurrent.ssd import Rate, Step
 from ortho.cost.counting import Counts, count_step
 from ortho.gates import ReflectingWriteStrength, WriteStrength
 
-GATES = [WriteStrength, ReflectingWriteStrength, Decay, ForgetGate, ChannelDecay]
-RANGES = {WriteStrength: (0, 1), ReflectingWriteStrength: (0, 2)}  # of the others: at most 0
+GATES = [WriteStrength, ReflectingWriteStrength, Decay, ForgetGate, ChannelDecay, Step]
+RANGES = {WriteStrength: (0, 1), ReflectingWriteStrength: (0, 2), Step: (0, torch.inf)}  # of the others: at most 0
 
 
 def draw(*shape, seed=0, dtype=torch.float64):
@@ -36,6 +37,8 @@ def by_formula(gate, x):
     heads = [x @ gate.weight[j] for j in range(3)]
     if isinstance(gate, Decay):
         heads = [-gate.log_rate[j].exp() * (1 + (z + gate.bias[j]).exp()).log() for j, z in enumerate(heads)]
+    elif isinstance(gate, Step):
+        heads = [(1 + (z + gate.bias[j]).exp()).log() for j, z in enumerate(heads)]
     elif isinstance(gate, ForgetGate):
         heads = [logsigmoid(z + gate.bias[j]) for j, z in enumerate(heads)]
     else:
@@ -69,18 +72,30 @@ def test_range_and_extremes(kind, dtype):
         assert y.isfinite().all() and (low <= y).all() and (y <= high).all()
         assert all(g.isfinite().all() for g in torch.autograd.grad(y.sum(), [x, *gate.parameters()]))
         if size == 1e3:  # both ends are met
-            assert y.max() > high - 1e-2 * (high - low if high else 1)
+            assert y.max() > (10 if high == torch.inf else high - 1e-2 * (high - low if high else 1))
             assert y.min() < (low + 1e-2 if high else -10)
+
+
+def test_rates_are_the_same_for_every_token():
+    """And the gradient is that of all tokens."""
+    gate = make(Rate)
+    y = gate(draw(2, 5, 12))
+    assert torch.equal(y, gate.log_rate.exp()[None, :, None].expand(2, 3, 5))
+    upstream = draw(2, 3, 5, seed=1)
+    (found,) = torch.autograd.grad(y, gate.log_rate, upstream)
+    torch.testing.assert_close(found, upstream.sum((0, 2)) * gate.log_rate.exp())
 
 
 def test_initial_values():
     """Decays' rates in [1, 16] and steps in [0.001, 0.1], uniform and log-uniform: their means over 20 000 heads are
     within 4.42 standard errors, which a right draw leaves with probability 1e-5 each. Other biases are 0."""
     g = torch.Generator().manual_seed(3)
-    gates = [Decay(40, 40, generator=g, dtype=torch.float64) for _ in range(500)]
-    rates = torch.cat([gate.log_rate.exp() for gate in gates])
-    steps = torch.cat([softplus(gate.bias).log10() for gate in gates])
-    for drawn, low, high in ((rates, 1, 16), (steps, -3, -1)):
+    decays, steps, rates = (
+        [kind(40, 40, generator=g, dtype=torch.float64) for _ in range(500)] for kind in (Decay, Step, Rate)
+    )
+    drawn_rates = (torch.cat([gate.log_rate.exp() for gate in gates]) for gates in (decays, rates))
+    drawn_steps = (torch.cat([softplus(gate.bias).log10() for gate in gates]) for gates in (decays, steps))
+    for drawn, low, high in (*((x, 1, 16) for x in drawn_rates), *((x, -3, -1) for x in drawn_steps)):
         assert low - 1e-9 < drawn.min() and drawn.max() < high + 1e-9
         error = (high - low) / math.sqrt(12 * len(drawn))
         assert (drawn.mean() - (low + high) / 2).abs() < 4.42 * error

@@ -8,14 +8,26 @@ from itertools import product
 
 import pytest
 import torch
-from recurrent_operands import FORMS, FUNCTIONS, NAMES, arguments, call, close, draw, with_gradients
+from recurrent_operands import (
+    ADDING,
+    FORMS,
+    FUNCTIONS,
+    NAMES,
+    SCALES,
+    TOLERANCE,
+    arguments,
+    call,
+    close,
+    draw,
+    with_gradients,
+)
 
 from ortho.attention import chunking
 from ortho.attention.chunking import CHUNK, TILE
 from ortho.attention.operands import TINY, unit
 from ortho.attention.recurrent.gla import chunk_width
 
-ERASING = [name for name in NAMES if name != "gla"]
+ERASING = [name for name in NAMES if name not in ADDING]
 
 
 def by_products(q, k, v, beta, log_decay, S, *, is_causal, erase=True):
@@ -39,24 +51,26 @@ def by_products(q, k, v, beta, log_decay, S, *, is_causal, erase=True):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("scale", [None, 0.3, -2.0])
 def test_formula(name, form, causal, scale):
-    """As published, with all gradients. Without a scale GLA divides by sqrt(K), which is 2 here, and the others by the
-    lengths of queries and keys, unless these are to be taken as they are."""
+    """As published, with all gradients. Without a scale GLA divides by sqrt(K), which is 2 here, and what erases by the
+    lengths of queries and keys, unless these are to be taken as they are. SSD's decay is that of its step and rate."""
     given = arguments(name, length=7, keys=7 if causal else 9)
     kwargs = {"is_causal": causal, "scale": scale} | ({"chunk": 4} if form == "fast" else {})
-    factor = (0.5 if name == "gla" else 1) if scale is None else scale
+    factor = SCALES.get(name, 1) if scale is None else scale
 
     def expected(length):
-        def function(q, k, v, beta=None, log_decay=None, *, return_state, initial_state):
+        def function(q, k, v, beta=None, log_decay=None, step=None, rate=None, *, return_state, initial_state):
             q, k = (x / length(x) for x in (q, k))
+            if name == "ssd":
+                beta, log_decay = step, -step * rate
             o, S = by_products(
-                factor * q, k, v, beta, log_decay, initial_state[0], is_causal=causal, erase=name != "gla"
+                factor * q, k, v, beta, log_decay, initial_state[0], is_causal=causal, erase=name in ERASING
             )
             return o, (S,)
 
         return with_gradients(function, given)
 
     function = FUNCTIONS[name, form]
-    if name == "gla":
+    if name in ADDING:
         close(with_gradients(function, given, **kwargs), expected(lambda x: 1))
         return
     close(with_gradients(function, given, **kwargs), expected(lambda x: (x.square().sum(-1, True) + 1e-6).sqrt()))
@@ -151,7 +165,7 @@ def test_hidden_keys(name, form, kept):
                     token = {x: y[b, t : t + 1] for x, y in leaves.items()}
                     _, (S,) = FUNCTIONS[name, "reference"](**token, initial_state=(S,), return_state=True)
                 q = leaves["q"][b, t : t + 1]
-                outputs.append((q / 2 if name == "gla" else unit(q)) @ S)
+                outputs.append((unit(q) if name in ERASING else SCALES.get(name, 1) * q) @ S)
             states.append(S)
         # Where all is hidden nothing else leads to the operands.
         nothing = 0 * sum(x.sum() for x in leaves.values())
@@ -166,7 +180,7 @@ def test_hidden_keys(name, form, kept):
     wild["v"][~mask] *= -1e6
     close(call(masked, wild, is_causal=True), found[:2])
     close(call(masked, wild)[1:], found[1:2])
-    if name == "gla":
+    if name in ADDING:
         return
     wild["k"] = torch.where(mask[..., None], unit(given["k"]), wild["k"])
     wild["q"] = unit(given["q"])
@@ -191,8 +205,9 @@ def test_masks_that_hide_keys(name, form):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("causal", [False, True])
 def test_special_cases(form, causal):
-    """With one decay for all channels KDA is the gated delta rule, without decay the delta rule; GLA without decay is
-    linear attention's sum of k v^T; without write strengths all of each value is written."""
+    """With one decay for all channels KDA is the gated delta rule, without decay the delta rule; with one for all and
+    values times their steps GLA is SSD; without decay both are linear attention's sum of k v^T; without write strengths
+    all of each value is written."""
     kwargs = {"is_causal": causal} | ({"chunk": 8} if form == "fast" else {})
     given = arguments("kda", 2, length=20)
     kda, gla, delta = FUNCTIONS["kda", form], FUNCTIONS["gla", form], FUNCTIONS["delta", "reference"]
@@ -214,6 +229,25 @@ def test_special_cases(form, causal):
     weights = q @ k.mT
     expected = (weights.tril() if causal else weights) @ v + q @ S
     close(call(gla, given, **kwargs), [expected / 2, S + k.mT @ v])
+    ssd = FUNCTIONS["ssd", form]
+    close(call(ssd, given, **kwargs), [expected, S + k.mT @ v])
+    step, fades = draw(2, 20).exp(), {"log_decay": rate[..., None].expand_as(k)}
+    close(
+        call(ssd, given | {"step": step, "rate": -rate / step}, **kwargs),
+        call(gla, given | fades | {"q": 2 * q, "v": v * step[..., None]}, **kwargs),
+    )
+    close(call(ssd, given | {"rate": -rate}, **kwargs), call(gla, given | fades | {"q": 2 * q}, **kwargs))
+
+
+def test_duality():
+    """Mamba-2's state is a masked attention: (L o Q K^T) diag(step) V, L_ij the product of the decays after j up to i
+    (Dao & Gu 2024, section 5); L is the inverse of the matrix with ones on its diagonal and minus the decays below."""
+    given = arguments("ssd", 2, length=70, state=False)
+    a = (-given["rate"] * given["step"]).exp()
+    L = torch.linalg.inv(torch.eye(70, dtype=a.dtype) - torch.diag_embed(a[:, 1:], -1))
+    expected = (L * (given["q"] @ given["k"].mT)) @ (given["step"][..., None] * given["v"])
+    for form in FORMS:
+        torch.testing.assert_close(call(FUNCTIONS["ssd", form], given, is_causal=True)[0], expected, **TOLERANCE)
 
 
 def test_unit():

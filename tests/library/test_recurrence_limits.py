@@ -4,13 +4,23 @@ from itertools import pairwise, product
 
 import pytest
 import torch
-from recurrent_operands import FORMS, FUNCTIONS, NAMES, arguments, call, close, draw, with_gradients
+from recurrent_operands import ADDING, FORMS, FUNCTIONS, NAMES, arguments, call, close, draw, fading, with_gradients
 
+from ortho import MECHANISMS
 from ortho.attention.chunking import CHUNK
 from ortho.cost.counting import Allocations, saved_bytes
 
 NAN, INF = float("nan"), float("inf")
 FADING = [name for name in NAMES if name != "delta"]
+LOGARITHMS = [name for name in NAMES if "log_decay" in MECHANISMS[name].gates]
+
+
+def fading_arguments(name, *lead, **kwargs):
+    """Of the functions of `fading`."""
+    given = arguments(name, *lead, **kwargs)
+    if name == "ssd":
+        given["log_decay"] = -given.pop("rate") * given.pop("step")
+    return given
 
 
 def to(given, dtype):
@@ -24,7 +34,7 @@ def test_any_decay(name, causal, rate):
 
     Over a chunk of 64 the decay e^-5 multiplies up to e^-320, by which keys could not be divided in float32.
     """
-    given = arguments(name, 2, length=130)
+    given = fading_arguments(name, 2, length=130)
     shape = given["log_decay"].shape
     if rate == "any":
         exponents = torch.randint(-3, 301, shape, generator=torch.Generator().manual_seed(1)).double()
@@ -33,9 +43,9 @@ def test_any_decay(name, causal, rate):
     else:
         given["log_decay"] = torch.full_like(given["log_decay"], rate)
         given["log_decay"][:, 1::3] = -0.1
-    expected = with_gradients(FUNCTIONS[name, "reference"], given, is_causal=causal)
+    expected = with_gradients(fading(name, "reference"), given, is_causal=causal)
     assert all(x.isfinite().all() for x in expected)
-    close(with_gradients(FUNCTIONS[name, "fast"], given, is_causal=causal), expected)
+    close(with_gradients(fading(name, "fast"), given, is_causal=causal), expected)
 
 
 @pytest.mark.parametrize(("name", "form"), list(product(FADING, FORMS)))
@@ -44,7 +54,7 @@ def test_any_decay(name, causal, rate):
 def test_strong_decays(name, form, dtype, strong):
     """Such a decay empties the state: what comes after is what a sequence that begins there gives, to rounding; so are
     all gradients. A difference of sums that hold -1e4 would leave float32 an error of 1e-3."""
-    given = to(arguments(name, 2, length=150), dtype)  # three chunks of 50 or more
+    given = to(fading_arguments(name, 2, length=150), dtype)  # three chunks of 50 or more
     cuts = [0, 1, 20, 21, 49, 50, 51, 97, 100, 150]
     given["log_decay"][given["log_decay"] < -1e4] = -0.1
     given["log_decay"][:, cuts[:-1]] = torch.finfo(dtype).min if strong == "least" else strong
@@ -54,20 +64,20 @@ def test_strong_decays(name, form, dtype, strong):
         for start, stop in pairwise(cuts):
             mild = torch.cat([0 * log_decay[:, start : start + 1], log_decay[:, start + 1 : stop]], 1)
             part = {x: y[:, start:stop] for x, y in leaves.items()} | {"log_decay": mild}
-            o, S = FUNCTIONS[name, "reference"](**part, is_causal=True, return_state=True)
+            o, S = fading(name, "reference")(**part, is_causal=True, return_state=True)
             outputs.append(o)
         return torch.cat(outputs, 1) + 0 * initial_state[0].sum(), S
 
-    found = with_gradients(FUNCTIONS[name, form], given, is_causal=True)
+    found = with_gradients(fading(name, form), given, is_causal=True)
     exact = with_gradients(in_parts, to(given, torch.float64))
     # 50 rounded products, through systems whose inverses have entries of at most 2; keys of any length: of some 10.
-    bound = (1e4 if name == "gla" else 1e3) * torch.finfo(dtype).eps
+    bound = (1e4 if name in ADDING else 1e3) * torch.finfo(dtype).eps
     for one, other in zip(found, exact, strict=True):
         assert one.isfinite().all()
         torch.testing.assert_close(one.double(), other, atol=bound, rtol=bound)
 
 
-@pytest.mark.parametrize(("name", "form"), list(product(FADING, FORMS)))
+@pytest.mark.parametrize(("name", "form"), list(product(LOGARITHMS, FORMS)))
 def test_decays_beyond_float32(name, form):
     """A gate in float64 beside operands in float32: what overflows there is a decay to nothing, and not NaN."""
     given = to(arguments(name, 2, length=70, state=False), torch.float32)
@@ -213,7 +223,7 @@ BAD = [
     ({"log_decay": -INF}, ValueError, "log_decay: expected logarithms of .* got -inf to -inf"),
     ({"log_decay": [0.0]}, TypeError, "log_decay: expected a floating-point tensor, got list of 1: float 0.0"),
 ]
-ERASURE = "beta", "normalise", "k"  # what GLA does not take, or takes as it is
+ERASURE = "beta", "normalise", "k"  # what those that only add do not take, or take as it is
 
 
 @pytest.mark.bad_input
@@ -222,7 +232,9 @@ ERASURE = "beta", "normalise", "k"  # what GLA does not take, or takes as it is
 def test_errors(form, change, error, message):
     argument, value = next(iter(change.items()))
     for name in NAMES:
-        if (name == "gla" and argument in ERASURE) or (name == "delta" and argument == "log_decay"):
+        if (name in ADDING and argument in ERASURE) or (
+            argument == "log_decay" and argument not in MECHANISMS[name].gates
+        ):
             continue
         given = arguments(name, 2, length=5, state=False)
         given.pop("beta", None)
@@ -237,15 +249,36 @@ def test_errors(form, change, error, message):
 
 
 @pytest.mark.bad_input
+@pytest.mark.parametrize("form", FORMS)
+def test_bad_steps_and_rates(form):
+    """Of half-precision keys those that float32 holds are served."""
+    q, k, v = (KEYS.to(torch.bfloat16),) * 3
+    ssd, single = FUNCTIONS["ssd", form], ONES.float()
+    for change, message in (
+        ({"step": -0.1 * single}, "step: expected steps within 0 and 3.4e.38, got -0.1 to -0.1"),
+        ({"rate": -0.1 * single}, "rate: expected rates within 0 and 3.4e.38, got -0.1 to -0.1"),
+        ({"rate": 1e39 * ONES}, r"rate: expected rates within 0 and 3.4e.38, got 1e\+39"),
+        ({"step": KEYS}, r"step: expected shape \(2, 5\) like the keys, got \(2, 5, 4\)"),
+        (
+            {"step": 1e30 * single, "v": 1e9 * v},
+            "v: expected values times their steps within -3.4e.38 and 3.4e.38, got",
+        ),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            ssd(**{"q": q, "k": k, "v": v} | change)
+    assert ssd(q, k, v, step=1e30 * single, rate=1e30 * single, is_causal=True).isfinite().all()
+
+
+@pytest.mark.bad_input
 @pytest.mark.parametrize("name", NAMES)
 def test_bad_chunks_and_long_keys(name):
-    """Keys that are not normalised and too long a state that is erased from refuses; GLA takes them of any length."""
+    """Keys that are not normalised and too long a state that is erased from refuses; others take them of any length."""
     given = arguments(name, 2, length=5, state=False)
     for chunk, error in ((0, ValueError), (-1, ValueError), (2.5, TypeError), (True, TypeError)):
         with pytest.raises(error, match="^chunk: expected an integer of at least 1, got "):
             FUNCTIONS[name, "fast"](**given, chunk=chunk)
     given["k"] = 2 * given["k"] / given["k"].norm(dim=-1, keepdim=True)
-    if name == "gla":
+    if name in ADDING:
         FUNCTIONS[name, "fast"](**given)
         return
     given["beta"] = 0.6 * ONES
@@ -254,7 +287,7 @@ def test_bad_chunks_and_long_keys(name):
 
 
 @pytest.mark.unchecked
-@pytest.mark.parametrize("name", ["gated-delta", "kda"])
+@pytest.mark.parametrize("name", ["gated-delta", "ssd", "kda"])
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of a class that dynamo makes
 def test_compiles(name):
     """In one graph, forward and backward, bit for bit."""

@@ -10,12 +10,13 @@ import torch
 from ortho import MECHANISMS
 from ortho.attention.chunking import CHUNK
 from ortho.attention.positions.position_delta import BiasVectors
+from ortho.attention.recurrent.gla import ChannelDecay
 from ortho.cost import big_o as sym
 from ortho.cost.counting import OperationCounter, count_forward, saved_bytes
 
 FORMS = ["reference", "fast"]
-TTT = ["ttt", "ttt-huber", "ttt-huber-norm", "ttt-contrastive"]
-RECURRENT = ["delta", "gated-delta", "delta-product", "gla", "kda", *TTT]
+RECURRENT = [name for name, m in MECHANISMS.items() if m.family == "memory"]
+TTT = [name for name in RECURRENT if name.startswith("ttt")]
 POSITIONS = ["rotary", "alibi", "fox", "path", "position-delta"]
 NAMES = RECURRENT + POSITIONS
 PARTS = ["forward", "backward", "elementwise_forward", "elementwise_backward", "saved_bytes"]
@@ -36,7 +37,7 @@ def gates(name, B, H, N, K, V, dtype=torch.float32):
     shapes = {"more_keys": (1, K), "more_values": (1, V)}
     if name == "delta-product":
         shapes["beta"] = (2,)
-    if name in ("gla", "kda"):
+    if MECHANISMS[name].gates.get("log_decay") is ChannelDecay:
         shapes["log_decay"] = (K,)
     if name == "path":
         shapes["directions"] = (K,)

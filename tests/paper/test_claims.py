@@ -29,13 +29,16 @@ from paper.claims.figures import outward, read, show, some
 from paper.claims.ledger import AWAITING
 from paper.claims.report import counts_table, entry_markdown, escape, ledger_table, rules_table, table
 from paper.claims.rules import (
+    agrees,
     bound,
     contradiction,
     counted,
     effect,
     growth,
+    growth_where,
     holds,
     improves,
+    mended,
     printed,
     region,
     untestable,
@@ -244,7 +247,7 @@ def test_files_that_are_no_ledger(tmp_path):
 def test_rules_are_described():
     assert set(RULES) == {
         "printed", "counted", "growth", "bound", "holds", "contradiction", "region", "effect", "improves", "untestable",
-        "outperforms", "loses_nothing",
+        "outperforms", "loses_nothing", "growth_where", "mended", "agrees",
     }  # fmt: skip
     assert all(line.endswith(".") for line in RULES.values())
 
@@ -364,6 +367,51 @@ def test_counted(source, ours, unit, verdict):
 def test_growth(claimed, exact, held, verdict, why):
     finding = growth(claimed, exact, held=held)
     assert (finding.verdict, finding.rule) == (verdict, "growth"), finding
+    assert why in finding.ours
+
+
+@pytest.mark.parametrize(
+    ("exact", "verdict", "why"),
+    [
+        (["6*N*d^2", "N*d^2"], CONFIRMED, "a: $6 N d^2$"),
+        (["6*N*d^2", "H*N*d^2"], CORRECTED, "leaves out $H$"),
+        (["6*N*d^2", "N*d"], CORRECTED, "nothing grows like $N d^2$"),
+        (["N^2*d", "6*H*N*d^2"], CONDITIONAL, "holds at b; not at a"),
+        (["N^2*d", "N^3"], REFUTED, "nowhere"),
+    ],
+)
+def test_growth_where(exact, verdict, why):
+    finding = growth_where("N*d^2", dict(zip("ab", exact, strict=True)))
+    assert (finding.verdict, finding.rule, finding.source) == (verdict, "growth_where", "$O(N d^2)$")
+    assert why in finding.ours
+
+
+@pytest.mark.parametrize(
+    ("printed_error", "right", "verdict", "why"),
+    [
+        (0.0, {"with x": 0.5}, CONFIRMED, "holds to"),
+        (0.5, {"with x": 0.5, "with y": 0.0}, CORRECTED, "off by 0.5, tolerance 0.1; it holds with y"),
+        (0.5, {"with x": 0.4}, REFUTED, "off by 0.4 with x"),
+        (0.5, {}, REFUTED, "off by 0.5"),
+    ],
+)
+def test_mended(printed_error, right, verdict, why):
+    finding = mended("a formula", printed_error, right, 0.1)
+    assert (finding.verdict, finding.rule, finding.source) == (verdict, "mended", "a formula")
+    assert why in finding.ours
+
+
+@pytest.mark.parametrize(
+    ("measured", "verdict", "why"),
+    [
+        ([(-1, 1), (4, 9)], CONFIRMED, "a: -1 to 1 %, b: 4 to 9 %"),  # a claim that contains 0 can be confirmed
+        ([(-3, -0.1), (0, 0)], CONDITIONAL, "holds at b; not at a: -3 to -0.1 %"),
+        ([(-3, -1), (5.1, 6)], REFUTED, "nowhere"),
+    ],
+)
+def test_agrees(measured, verdict, why):
+    finding = agrees((0, 5), dict(zip("ab", measured, strict=True)), unit=" %")
+    assert (finding.verdict, finding.rule, finding.source) == (verdict, "agrees", "0 to 5 %")
     assert why in finding.ours
 
 
@@ -545,6 +593,9 @@ def test_intervals_are_rounded_outward(ends, wider):
         (lambda: improves("better", {"a": (2, 1)}), "gains: expected"),
         (lambda: improves("better", {"a": (nan, 1)}), "gains: expected"),
         (lambda: untestable("works", {"a task": "any"}), "expected a quantity that the source does not define"),
+        (lambda: growth_where("N", {}), "exact: expected at least one setting"),
+        (lambda: agrees((0, 5), {}), "measured: expected at least one setting"),
+        (lambda: agrees((0, 5), {"a": (2, 1)}), "measured: expected"),
         (lambda: all_of({}), "expected at least one finding"),
     ],
 )

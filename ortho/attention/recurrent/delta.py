@@ -7,7 +7,7 @@ arXiv:2102.11174; in chunks: Yang et al. 2024, arXiv:2406.06484), else Gated Del
 
 from dataclasses import replace
 from functools import partial
-from math import inf, log
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +28,7 @@ from ortho.attention.recurrent.recurrence import (
     recurrence_cost,
 )
 from ortho.attention.transforms import Kernel, once
-from ortho.gates import Gate, WriteStrength
+from ortho.gates import Gate, WriteStrength, rate_logarithms, step_biases
 
 
 @attention_form(fixed_state=True, check=check_writes)
@@ -319,10 +319,8 @@ class Decay(Gate):
 
     def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
         super()._make(generator, kind)
-        rate, step = (torch.empty(self.num_heads, **kind) for _ in range(2))
-        self.log_rate = nn.Parameter(nn.init.uniform_(rate, 1, 16, generator=generator).log_())
-        step = nn.init.uniform_(step, log(1e-3), log(1e-1), generator=generator).exp_()
-        self.bias = nn.Parameter(step + (-(-step).expm1()).log())  # softplus of it is the step
+        self.log_rate = nn.Parameter(rate_logarithms(self.num_heads, generator, kind))
+        self.bias = nn.Parameter(step_biases(self.num_heads, generator, kind))
 
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
         return -self.log_rate.exp()[:, None] * softplus(self._numbers(x) + self.bias[:, None])

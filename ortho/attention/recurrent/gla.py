@@ -55,6 +55,7 @@ def gated_linear_attention_reference(
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together; on the CPU also for a
     `log_decay` above 0 or not finite.
     """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
     x = prepared(q, k, v, None, log_decay, attn_mask, scale, initial_state, normalise=False, erase=False)
     o, S = recurrence(*x, is_causal=is_causal, erase=False)
     return o, (S,)
@@ -75,6 +76,7 @@ def gated_linear_attention(
     chunk: int | None = None,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
     """`gated_linear_attention_reference` by matrix products over chunks, as `kimi_delta_attention` goes over them."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
     x = prepared(q, k, v, None, log_decay, attn_mask, scale, initial_state, normalise=False, erase=False)
     o, S = _by_chunks(*x, is_causal=is_causal, chunk=chunk or default_chunk(k), erase=False)
     return o, (S,)

@@ -63,38 +63,43 @@ def recurrence_cost(
     k_grad: bool,
     itemsize: int,
     erase: int = 1,
+    strengths: int | None = None,
     rates: Size = 0,
     steps: Size = 1,
 ) -> Cost:
-    """`recurrence` on G sequences of N tokens, with `rates` decays a key: 0, 1 or K. A strength is given if it erases.
+    """`recurrence` on G sequences of N tokens, with `rates` decays a key: 0, 1 or K; and with write `strengths`, 0 or
+    1, by default if it erases.
 
     `q_grad` and `k_grad` say whether queries and keys need a gradient.
     """
     reads, rows, state, decays = G * N, G * N * steps, G * K * V, int(rates != 0)
     states, later = N * steps * state, (N * steps - 1) * state
     summed = V if rates == K else K * V  # of a decay's gradient; autograd leaves sums over axes of length 1 out
-    errors = erase * rows * V
+    strengths = erase if strengths is None else strengths
+    errors, writes = erase * rows * V, strengths * rows * V
     return Cost(
         # What a key holds, what is written; what is read. No gradient reaches the first state, but its decay's does.
         forward=2 * (1 + erase) * rows * K * V + 2 * reads * K * V,
         backward=2 * (1 + erase) * (1 + k_grad) * rows * K * V
         + 2 * (1 + q_grad) * reads * K * V
         - 2 * (1 - decays) * state,
-        # Errors and their strengths; sums; decays, exp and product
-        elementwise_forward=2 * errors + states + rows * rates + decays * states,
+        # Errors; strengths; sums; decays, exp and product
+        elementwise_forward=errors + writes + states + rows * rates + decays * states,
         # Strengths' two products, signs of the errors, sums; keys are used twice, and so is each state but the last,
         # three times where it is read. With decays exp and two products; none reaches the first state's.
-        elementwise_backward=3 * errors
-        + (errors if V != 1 else 0)
+        elementwise_backward=errors
+        + 2 * writes
+        + (writes if V != 1 else 0)
         + erase * ((rows * K if k_grad else 0) - (0 if k_grad or decays else G * V) + later + decays * state)
         + (rows * rates + states + later + (states if summed != 1 else 0) if decays else 0)
         + ((N - 1) * state if causal else 0),
-        # Queries, keys, strengths, decays, errors; what is written; the states that are faded, held at a key, and read
+        # Queries, keys, decays; strengths, and what they are of; what is written; the states that are faded, held at a
+        # key, and read
         saved_bytes=itemsize
         * (
             (reads + rows) * K
-            + rows * (erase + rates)
-            + errors
+            + rows * (strengths + rates)
+            + writes
             + (rows * V if k_grad else 0)
             + (decays + erase * k_grad) * states
             + (state if q_grad else 0)
@@ -153,9 +158,8 @@ def prepared(
     """(q, k, v, beta, log_decay, S) as the recurrence takes them; keys that the mask (..., M) hides neither write nor
     fade.
 
-    A state that one does not `erase` from takes keys of any length and no `beta`, and scales its queries by 1/sqrt(K)
-    by default. Raises ValueError for an `initial_state` that does not fit; on the CPU also for values whose sum may
-    leave the range of the dtype.
+    A state that one does not `erase` from takes keys of any length. Raises ValueError for an `initial_state` that does
+    not fit; on the CPU, of a state that is erased from, also for values whose sum may leave the range of the dtype.
     """
     if attn_mask is not None:
         hidden = ~attn_mask
@@ -173,8 +177,6 @@ def prepared(
         _checks.within("v", f"values of {v.shape[-2]} tokens", v, -most, most)
     if normalise:
         q, k = unit(q, "q"), unit(k, "k")
-    if scale is None and not erase:
-        scale = q.shape[-1] ** -0.5
     if scale is not None:
         q = q * scale
     shape = (*k.shape[:-2], k.shape[-1], v.shape[-1])

@@ -1,0 +1,173 @@
+"""Heads that are removed from trained layers, and what each of them is worth."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import nn
+
+from ortho._checks import checked
+from ortho._typing import Tensor
+from ortho.adapters.finding import AttentionLayer, Matrices, OfOrtho, OfTorch, attention_layers, by_layer, indices
+from ortho.adapters.rows import written_projection
+from ortho.attention import RandomFeatureAttention
+from ortho.layers.hybrid import HybridAttention
+from ortho.layers.short_convolution import ConvolvedAttention
+from ortho.projections import Projection
+
+__all__ = ["head_importance", "prune_heads", "without_head"]
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
+
+BY_NUMBER = ("alibi",)  # mechanisms in which a head's outputs depend on its number among the layer's
+
+
+@checked(own=("heads", "layers"))
+def prune_heads(
+    model: ModelT,
+    heads: Sequence[int] | Mapping[int, Sequence[int]],
+    *,
+    layers: Sequence[int] | None = None,
+) -> ModelT:
+    """Remove heads from attention layers of this package, in place: the model is returned.
+
+    `layers` are indices into `ortho.adapters.attention_layers(model)`, by default all, and `heads` those of the heads
+    that each of them loses; a mapping has those of each layer. A layer is a model of one layer. The outputs are those
+    of the model in which the outputs of these heads are zeros (`without_head`). A head takes its K rows of W_Q, W_K and
+    W_V and its K columns of W_O with it; the closed form is that of a layer with as many heads of `head_dim` K.
+
+    Heads that share keys and values lose as many in each group, or a group goes as a whole. What was frozen stays
+    frozen; structured and seeded projections become frozen matrices with the same values. The weights are new
+    parameters: make the optimiser afterwards. The pruned model's state dict loads where the same heads are gone.
+
+    Raises TypeError or ValueError, naming the argument, for layers of torch and of Hugging Face, which know no heads
+    narrower than their share of d (`MultiheadAttention.from_torch` makes a layer of this package), for layers with
+    gates, for attention that tells heads apart by their number (ALiBi) or is a module of one's own, for layers and
+    heads that there are not, all heads of a layer, a part of the heads that share keys, a projection of one's own, and
+    weights that are shared with something else. The model is then as it was.
+
+    Source: Voita et al. 2019 (arXiv:1905.09418) and Michel et al. 2019 (arXiv:1905.10650), who mask heads.
+    """
+    found = attention_layers(model)
+    plans = []
+    for index, chosen in by_layer("heads", heads, layers, found).items():
+        layer = found[index]
+        _served(model, layer)
+        removed = indices("heads", chosen, range(layer.num_heads))
+        plans.append((layer, _remaining(layer, removed), layer.read()))
+    for layer, remaining, matrices in plans:
+        _prune(layer, remaining, matrices)
+    for module in reversed(list(model.modules())):  # what a layer is a part of comes after it
+        if isinstance(module, HybridAttention):
+            module.counts = [cast(Any, group).num_heads for group in module.groups]
+            module.num_heads = sum(module.counts)
+        elif isinstance(module, ConvolvedAttention):
+            module.num_heads = module.attention.num_heads
+    return model
+
+
+@torch.no_grad()
+@checked(own=("layers",))
+def head_importance(
+    model: ModelT, loss: Callable[[ModelT], Tensor | float], *, layers: Sequence[int] | None = None
+) -> dict[int, list[float]]:
+    """How much `loss(model)` rises without each head alone, by the layer's index: the larger, the more it is needed.
+
+    `layers` are indices into `ortho.adapters.attention_layers(model)`, by default all, of this package and of torch.
+    `loss` is called once with the whole model, and once for each head; call `model.eval()` first, and let it take the
+    same data each time. Without gradients.
+
+    Raises TypeError or ValueError as `prune_heads` does for layers, and for those of Hugging Face.
+
+    Source: Michel et al. 2019 (arXiv:1905.10650), section 3.2: ablation of one head at a time.
+    """
+    found = attention_layers(model)
+    chosen = by_layer("layers", None, layers, found)
+    for index in chosen:
+        _output(found[index])
+    whole = float(loss(model))
+    rises: dict[int, list[float]] = {}
+    for index in chosen:
+        rises[index] = []
+        for head in range(found[index].num_heads):
+            with without_head(found[index], head):
+                rises[index].append(float(loss(model)) - whole)
+    return rises
+
+
+@contextmanager
+def without_head(layer: AttentionLayer, head: int) -> Iterator[None]:
+    """A layer of `ortho.adapters.attention_layers` in which one head's outputs are zeros: its columns of W_O are.
+
+    Raises ValueError for a head that there is not, and for a layer of Hugging Face.
+    """
+    (head,) = indices("head", [head], range(layer.num_heads))
+    columns = _output(layer).data[:, head * layer.head_dim : (head + 1) * layer.head_dim]
+    kept = columns.clone()
+    columns.zero_()
+    try:
+        yield
+    finally:
+        columns.copy_(kept)
+
+
+def _output(layer: AttentionLayer) -> Tensor:
+    """W_O (d, H K)."""
+    if isinstance(layer, OfOrtho):
+        weight: Tensor = layer.module.weight_o
+    elif isinstance(layer, OfTorch):
+        weight = layer.module.out_proj.weight
+    else:
+        raise ValueError(f"model: expected layers of ortho or torch, got another at {layer.name}")
+    return weight
+
+
+def _served(model: nn.Module, layer: AttentionLayer) -> None:
+    """ValueError for a layer that would not compute the same with fewer heads."""
+    if not isinstance(layer, OfOrtho):
+        wanted = "layers of ortho (MultiheadAttention.from_torch makes one of torch's)"
+        raise ValueError(f"model: expected {wanted}, got {type(layer.module).__name__} at {layer.name or 'the top'}")
+    module = layer.module
+    if module.gates:
+        raise ValueError(f"model: expected layers without gates, which are those of all heads, got {module.attention}")
+    known = isinstance(module.attention, str) and module.attention not in BY_NUMBER
+    if not known and not isinstance(module.attention, RandomFeatureAttention):
+        got = module.attention if isinstance(module.attention, str) else type(module.attention).__name__
+        raise ValueError(f"model: expected attention that treats all heads alike, got {got}")
+    parts: list[Any] = [of for m in model.modules() for of in (*m._parameters.values(), *m._modules.values())]
+    owners = Counter(map(id, parts))
+    if any(owners[id(part)] > 1 for part in (module.projection, *module.parameters())):
+        raise ValueError(f"model: expected weights of its own in {layer.name}, got shared ones")
+
+
+def _remaining(layer: AttentionLayer, removed: Sequence[int]) -> list[int]:
+    """The heads that stay, if some do, and as many in each group that has any."""
+    remaining = [head for head in range(layer.num_heads) if head not in removed]
+    if not remaining:
+        raise ValueError(f"heads: expected at least one that stays in each layer, got all {layer.num_heads}")
+    shared = layer.num_heads // layer.num_kv_heads
+    if len(set(Counter(head // shared for head in remaining).values())) > 1:
+        wanted = f"as many heads of each {shared} that share keys, or all of them"
+        raise ValueError(f"heads: expected {wanted}, got {list(removed)}")
+    return remaining
+
+
+@torch.no_grad()
+def _prune(layer: AttentionLayer, remaining: Sequence[int], matrices: Matrices) -> None:
+    """Leave a layer these heads."""
+    module, of_keys = layer.module, layer.kv_heads(remaining)
+    rows = {"q": layer.rows("q", remaining, matrices["q"]), "k": layer.rows("k", of_keys, matrices["k"])}
+    sizes: dict[str, Any] = {"head_dim": layer.head_dim, "num_kv_heads": len(of_keys)}
+    like = Projection(module.d_model, len(remaining), **sizes).train(module.training)
+    module.projection = written_projection(like, {name: matrices[name].select(rows[name]) for name in rows})
+    module.weight_v = _part(module.weight_v, rows["k"], 0)
+    module.bias_v = None if module.bias_v is None else _part(module.bias_v, rows["k"], 0)
+    module.weight_o = _part(module.weight_o, rows["q"], 1)
+    module.num_heads, module.num_kv_heads = len(remaining), len(of_keys)
+
+
+def _part(weight: nn.Parameter, chosen: Tensor, axis: int) -> nn.Parameter:
+    """A parameter of these rows or columns, trained if the whole was."""
+    return nn.Parameter(weight.detach().index_select(axis, chosen).contiguous(), weight.requires_grad)

@@ -1,0 +1,263 @@
+r"""State-space duality, the memory of Mamba-2 (Dao & Gu 2024, arXiv:2405.21060): a state-space model, one rate a head.
+
+The state fades by $\dot S = -\alpha S$ for the time $\Delta_t$ that a token chooses, and takes up
+$\Delta_t k_t v_t^T$:
+
+$$S_t = e^{-\Delta_t \alpha} S_{t-1} + \Delta_t k_t v_t^T, \qquad o_t = S_t^T q_t ,$$
+
+with C, B, x in the paper for q, k, v. The same answers are $(L \circ Q K^T)\, \mathrm{diag}(\Delta)\, V$ with $L_{ij} =
+a_{j+1} \cdots a_i$ for $j \le i$, the products of the decays (section 5): the fast form takes these within chunks, and
+the recurrence from chunk to chunk (section 6).
+
+Left to the layer around it are the skip $D v_t$, the short convolution and the gate of the output.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import pad, softplus
+
+from ortho import _checks
+from ortho._checks import checked
+from ortho._cost import Cost
+from ortho._typing import Bool, Float, Size, State, Tensor
+from ortho.attention.chunking import CHUNK, chunks, cut, default_chunk
+from ortho.attention.mechanism import Mechanism
+from ortho.attention.operands import attention_form, gate
+from ortho.attention.recurrent.recurrence import prepared, read_at_end_cost, recurrence, recurrence_cost
+from ortho.gates import Gate, rate_logarithms, step_biases
+
+
+def _check(
+    _q: Tensor, k: Tensor, v: Tensor, *, step: Tensor | None = None, rate: Tensor | None = None, **_: Any
+) -> None:
+    """Refuse steps and rates that do not fit the keys, or are below 0, and steps that take the values out of range."""
+    most = torch.finfo(torch.promote_types(k.dtype, torch.float32)).max
+    for name, value, what in (("step", step, "steps"), ("rate", rate, "rates")):
+        gate(name, value, k, k.shape[:-1])
+        if value is not None:
+            _checks.within(name, what, value, 0, most)
+    if step is not None and _checks.reads_values(v):
+        # An infinite one would make earlier rows NaN, in which its weight is 0.
+        _checks.within("v", "values times their steps", v.detach().double() * step.detach()[..., None], -most, most)
+
+
+@attention_form(fixed_state=True, check=_check)
+def state_space_duality_reference(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
+    *,
+    step: Float[Tensor, "*batch M"] | None = None,
+    rate: Float[Tensor, "*batch M"] | None = None,
+    is_causal: bool = False,
+    attn_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+    r"""The recurrence, one token after the other.
+
+    `step`, $\Delta_t \ge 0$, is 1 by default; `rate`, $\alpha \ge 0$, is 0, so that nothing fades. Queries and keys are
+    taken as they are; `scale` multiplies the queries, by default not. A call that is not causal reads the state after
+    the last key, for every query. A masked key leaves the state as it is; a mask must be one row for all queries, and
+    stand beside no state. The state is (S (..., K, V),), in float32 at least, as is all that is computed.
+
+    Raises TypeError or ValueError, naming the argument, for operands that do not fit together; on the CPU also for
+    steps or rates below 0 or not finite, and for values that times their steps leave the dtype's range.
+    """
+    x = prepared(q, k, v, step, _log_decay(step, rate), attn_mask, scale, initial_state, normalise=False, erase=False)
+    o, S = recurrence(*x, is_causal=is_causal, erase=False)
+    return o, (S,)
+
+
+@attention_form(fixed_state=True, check=_check)
+def state_space_duality(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
+    *,
+    step: Float[Tensor, "*batch M"] | None = None,
+    rate: Float[Tensor, "*batch M"] | None = None,
+    is_causal: bool = False,
+    attn_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+    chunk: int | None = None,
+) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+    """`state_space_duality_reference` by matrix products over chunks of at most `chunk` tokens; linear in N.
+
+    By default chunks are of 64 tokens, on a GPU of so many that there are 128 of them at most. Kept for the backward
+    pass are one state a chunk and some vectors of widths K, V and `chunk` a token.
+    """
+    q, k, v, step, log_decay, S = prepared(
+        q, k, v, step, _log_decay(step, rate), attn_mask, scale, initial_state, normalise=False, erase=False
+    )
+    written = v if step is None else v * step[..., None]
+    o, S = _in_chunks(q, k, written, log_decay, S, is_causal=is_causal, chunk=chunk or default_chunk(k))
+    return o, (S,)
+
+
+def _log_decay(step: Tensor | None, rate: Tensor | None) -> Tensor | None:
+    r"""$-\Delta_t \alpha$, (..., M), or None where nothing fades."""
+    if rate is None:
+        return None
+    return -rate if step is None else -(rate * step)
+
+
+def _in_chunks(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, S: Tensor, *, is_causal: bool, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """(o, the state after the last key), of values times their steps."""
+    *lead, N, _ = k.shape
+    width, behind = chunks(N, chunk)
+    log_decay = torch.zeros_like(k[..., 0]) if log_decay is None else log_decay
+    k, v, log_decay = (cut(x, width) for x in (k, v, log_decay[..., None]))  # (G, n, C, ·)
+    from_start = log_decay.cumsum(-2).exp()
+    to_end = pad(log_decay[..., 1:, :], (0, 0, 0, 1)).flip(-2).cumsum(-2).flip(-2).exp()
+    added = ((k * to_end).mT @ v).unbind(1)  # (G, K, V) each
+    if is_causal:
+        q = cut(q, width)
+        readers = (q * from_start).unbind(1)
+    state, read = S.reshape(-1, *S.shape[-2:]), []
+    for i, fade in enumerate(from_start[..., -1:, :].unbind(1)):
+        if is_causal:
+            read.append(readers[i] @ state)
+        state = fade * state + added[i]
+    S = state.view(S.shape)
+    if not is_causal:
+        return q @ S, S
+    # Sums of the terms between two tokens alone: differences of sums from the start would lose, behind a very strong
+    # decay, all digits of those after it. Of pairs with the future `tril` takes whatever it is, also infinity.
+    between = log_decay.expand(*log_decay.shape[:-1], width).tril(-1).cumsum(-2).exp()
+    weights = ((q @ k.mT) * between).tril()
+    o = torch.stack(read, 1) + weights @ v
+    return o.reshape(*lead, N + behind, -1)[..., :N, :], S
+
+
+class Step(Gate):
+    r"""$\Delta = \mathrm{softplus}(x W^T + b)$, for how long a token holds; softplus(b) starts log-uniform in [0.001,
+    0.1] (Dao & Gu 2024, arXiv:2405.21060)."""
+
+    def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
+        super()._make(generator, kind)
+        self.bias = nn.Parameter(step_biases(self.num_heads, generator, kind))
+
+    def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
+        return softplus(self._numbers(x) + self.bias[:, None])
+
+    @classmethod
+    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
+        # add, softplus; backward softplus and the sum of the bias's gradient
+        return Cost(
+            elementwise_forward=2 * numbers,
+            elementwise_backward=2 * numbers,
+            saved_bytes=itemsize * numbers,
+            trained=rows,
+        )
+
+
+class Rate(Gate):
+    r"""$\alpha = e^A$, how fast a head's state fades, the same for every token: it starts uniform in [1, 16] (Dao & Gu
+    2024, arXiv:2405.21060)."""
+
+    def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
+        self.log_rate = nn.Parameter(rate_logarithms(self.num_heads, generator, kind))
+
+    def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
+        return self.log_rate.exp()[:, None].expand(len(x), -1, x.shape[1])
+
+    @classmethod
+    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> Cost:
+        """The closed form; x has no part in it. What the mechanism keeps is a copy."""
+        return Cost(
+            elementwise_forward=H, elementwise_backward=H + B * N * H, saved_bytes=itemsize * H, trained=H
+        )  # exp; its product, the sum over tokens
+
+
+@checked
+def ssd_cost(
+    B: Size,
+    N: Size,
+    H: Size,
+    K: Size,
+    V: Size,
+    *,
+    form: str = "fast",
+    causal: bool = False,
+    qk_grad: bool = True,
+    itemsize: int = 4,
+    chunk: int = CHUNK,
+) -> Cost:
+    """Closed form of one self-attention call with `step` and `rate` given, in either form.
+
+    Half precision costs what float32 does. With symbols, N is a multiple of `chunk` and greater, and no width is 1.
+    """
+    G, item = B * H, max(itemsize, 4)
+    if form == "reference":
+        needed: dict[str, Any] = {"causal": causal, "q_grad": qk_grad, "k_grad": qk_grad, "itemsize": item}
+        rest, decode = recurrence_cost(G, N, K, V, erase=0, strengths=1, rates=1, **needed), 4 * G * K * V
+    else:
+        width, behind = chunks(N, chunk) if isinstance(N, int) else (chunk, 0)
+        number = (N + behind) // width if isinstance(N, int) else N / chunk
+        rest = _chunks_cost(G, N, K, V, width, number, int(causal), int(qk_grad), item)
+        decode = _chunks_cost(G, 1, K, V, 1, 1, 1, 1, item).forward
+    # The rate times the step, and the sign; backward these and the other factor's, and the sum of two of the step's.
+    made = Cost(elementwise_forward=2 * G * N, elementwise_backward=4 * G * N, saved_bytes=item * G * N)
+    return replace(rest + made, decode=decode, state_bytes=item * G * K * V)
+
+
+def _chunks_cost(G: Size, N: Size, K: Size, V: Size, C: Size, n: Size, causal: int, wanted: int, item: int) -> Cost:
+    """G = B H sequences in n chunks of C tokens; a flag counts as 0 or 1. Autograd leaves out sums over axes of length
+    1, of a gradient or of logarithms."""
+    rows, state = G * n * C, G * K * V
+    pairs = rows * C
+    of_K, of_V, of_C, of_state = (int(width != 1) for width in (K, V, C, K * V))
+    heirs = n - 1
+    writers = heirs if causal else n  # chunks whose state is read
+    writes = int(not causal or n != 1)  # whether there are any
+    written = Cost(
+        forward=2 * rows * K * V,
+        backward=writes * 4 * rows * K * V,
+        # Values times steps; both sums of logarithms, and exp; keys times decays; states fade and add up
+        elementwise_forward=G * N * V + 4 * rows + rows * K + 2 * n * state,
+        elementwise_backward=G * N * V * (2 + of_V)
+        + rows * (1 + of_C)
+        + writes * (rows * K * (1 + of_K + wanted) + rows * (2 + of_C))
+        + writers * state * (1 + of_state)
+        + (writers - writes) * state,
+        saved_bytes=item * (G * N * (V + 1) + 2 * rows * K + rows * V + 2 * rows + n * state),
+    )
+    if not causal:
+        return written + read_at_end_cost(G, N, K, V, bool(wanted), item)
+    return written + Cost(
+        forward=2 * pairs * (K + V) + 2 * rows * K * V,
+        backward=4 * pairs * V + wanted * 4 * pairs * K + 2 * G * C * K * V * (n + heirs),
+        # Queries times decays; sums of logarithms, exp, the product with the weights; both parts of the answers
+        elementwise_forward=rows * K + 3 * pairs + rows * V,
+        elementwise_backward=rows * K * (1 + of_K + wanted)
+        + pairs * (2 + 2 * of_C + wanted)
+        + rows
+        # Sums of gradients: of queries; and, where a state is handed on, of keys, values, decays and states
+        + wanted * rows * K
+        + writes * (rows * (wanted * K + V + 1) + (heirs - 1) * state),
+        saved_bytes=item * (rows * K * (1 + writes) + 3 * pairs),
+    )
+
+
+MECHANISM = Mechanism(
+    name="ssd",
+    family="memory",
+    source="Dao & Gu 2024, arXiv:2405.21060",
+    reference=state_space_duality_reference,
+    fast=state_space_duality,
+    causal=True,
+    exact=False,
+    cost=ssd_cost,
+    positional=True,
+    signed=True,
+    gates={"step": Step, "rate": Rate},
+)

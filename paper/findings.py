@@ -1,0 +1,569 @@
+"""What this paper found, as values that its pages print: landing page, article, README, the pages in Chinese.
+
+Each value is computed once, by the functions below, and has a name by which a page asks for it. All are strings, as
+they are printed; formulas are TeX without dollars. Without the records that a value needs there is no such value, and
+`Sentences` leaves out what would print it. What the pages' words rely on (that a loss is a loss, that one bound lies
+below another) is asserted where it is computed.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import sympy
+
+from ortho import MECHANISMS
+from ortho.cost import block, layer
+from ortho.cost.attention import choosing, decoded
+from ortho.cost.big_o import H, N, constants, d
+from ortho.cost.layers import hybrid
+from ortho.theory import approximation, johnson_lindenstrauss, retrieval, unbiasedness, variance
+from paper import experiments
+from paper.claims.evidence import does_freezing_hold as learning
+from paper.claims.evidence import frozen_layer, printed_models, printed_speed_ups
+from paper.claims.evidence.low_resource import FIXED, LEARNED, SINGLE
+from paper.claims.evidence.one_learned_head import along_budgets
+from paper.claims.figures import read, show
+from paper.claims.outcomes import BITS_A_BYTE
+from paper.experiments.learning import analysis, language, positional_heads, synthetic, translating
+from paper.experiments.learning.analysis import Judged, Runs
+from paper.experiments.speed import analysis as speed
+from paper.experiments.speed import attention_analysis, decoding, heads, language_models, value_gradient, whole_models
+from paper.experiments.statistics import Decision, fisher
+
+WIDTH, HEADS, LENGTH = 768, 12, 4096
+K = sympy.Symbol("K", positive=True)
+r = sympy.Symbol("r", positive=True)  # N / d
+MIXED, IDLE = "1 learned + 3 positional", "1 learned + 3 identity"
+
+Values = dict[str, str]
+
+
+class Sentences:
+    """Sentences with values in them: `{name}` in a template is a value of `values()`."""
+
+    def __init__(self, known: Mapping[str, str]) -> None:
+        self.known = known
+
+    def say(self, template: str) -> str:
+        """The sentence, or nothing where a value that it needs is not there."""
+        try:
+            return template.format_map(self.known)
+        except KeyError:
+            return ""
+
+
+@cache
+def values() -> Mapping[str, str]:
+    """All values by their names, which are letters, digits and underscores."""
+    found: Values = {}
+    for topic in TOPICS:
+        new = topic()
+        assert not new.keys() & found.keys(), f"two values of one name: {sorted(new.keys() & found.keys())}"
+        found |= new
+    return found
+
+
+def _tex(formula: Any) -> str:
+    """A formula without its dollars."""
+    return show(formula).strip("$")
+
+
+def speed_up(of: Callable[..., Any], projection: str, form: str = "reference") -> Any:
+    """How many times as fast a training step of a layer or a block is by its FLOPs, as a function of r = N / d."""
+    sides = [of(1, N, d, H, projection=one, form=form).step for one in ("learned", projection)]
+    return sympy.simplify((sides[0] / sides[1]).subs(N, r * d))
+
+
+# ---------------------------------------------------------------------------------------------- what freezing removes
+
+
+def freezing() -> Values:
+    """Products that leave the backward pass of a layer, and what that allows a step to gain."""
+    learned, frozen, stopped = (
+        layer(1, N, d, H, projection=one, form="reference").backward for one in ("learned", "frozen", "stopped")
+    )
+    weighted = [name for name in frozen_layer.PRODUCTS if name.startswith(("dW", "dX", "dO"))]
+    before, after = (frozen_layer.backward_products(one) for one in ("learned", "frozen"))
+    removed = [name for name in weighted if before[name] != after[name]]
+    assert sympy.expand(frozen - learned + len(removed) * 2 * N * d**2) == 0
+    fused = {one: constants(layer(1, N, d, H, projection=one, form="fast").backward) for one in ("learned", "stopped")}
+    assert fused["stopped"][N**2 * d] == fused["learned"][N**2 * d]  # PyTorch's kernel computes what nobody asks for
+    short, long = (sympy.limit(speed_up(layer, "stopped"), r, end) for end in (0, sympy.oo))
+    return {
+        "width": str(WIDTH),
+        "heads": str(HEADS),
+        "length": f"{LENGTH:,}".replace(",", "{,}"),
+        "removed": str(len(removed)),
+        "weighted": str(len(weighted)),
+        "removed_flops": _tex(learned - frozen),
+        "backward_learned": _tex(learned),
+        "backward_frozen": _tex(frozen),
+        "backward_stopped": _tex(stopped),
+        "layer_most": f"{float(sympy.limit(speed_up(layer, 'frozen'), r, 0)):.3g}",
+        "block_most": f"{float(sympy.limit(speed_up(block, 'frozen'), r, 0)):.3g}",
+        "stopped_short": f"{float(short):.4g}",
+        "stopped_long": f"{float(long):.4g}",
+    }
+
+
+def printed() -> Values:
+    """The figures that the first source prints, and the rules behind them."""
+    claimed = sorted(printed_speed_ups.SPEED_UPS.values(), key=float)
+    rule = sympy.factor(printed_speed_ups.table_rule(r * d, d) / 100)
+    low, high = printed_speed_ups.RANGES["N >> d"]
+    trained = printed_models.SCENARIOS["GPT-2 medium"].trained
+    assert trained is not None
+    fall = printed_models.millions("GPT-2 medium") - printed_models.millions("GPT-2 medium", "frozen")
+    said = {name: model.speed_up for name, model in printed_models.SCENARIOS.items()}
+    bounds = {name: printed_models.whole_limit(name, optimiser=0) for name in said}
+    assert all(bounds[name] < claim for name, claim in said.items())
+    return {
+        "source_least": str(claimed[0]),
+        "source_most": str(claimed[-1]),
+        "source_rule": _tex(rule),
+        "source_rule_long": f"{float(100 * sympy.limit(rule, r, sympy.oo)):.1f}",
+        "source_long_low": str(low),
+        "source_long_high": str(high),
+        "memory_share": str(printed_models.SHARE),
+        "memory_block": f"{printed_models.saved_share(WIDTH, of=block):.1f}",
+        "gpt2_fall": f"{fall:.1f}",
+        "gpt2_said": str(read(trained[0]).value - read(trained[1]).value),
+        "model_bounds": ", ".join(f"{name} {bound:.1f} %" for name, bound in bounds.items()),
+        "model_claims": ", ".join(map(str, said.values())),
+    }
+
+
+def plain(case: Mapping[str, Any]) -> bool:
+    """Whether a timed step is of the kind that the source speaks of, in the precision that its device is made for."""
+    usual = "float32" if case["device"] == "cpu" else "bfloat16"
+    kind = case["d"], case["dtype"], case["input_grad"], case["causal"], case["compiled"]
+    return kind == (WIDTH, usual, True, False, False)
+
+
+@cache
+def measured_steps() -> dict[tuple[str, str], list[Any]]:
+    """(device, 'layer' or 'block') -> the measured speed-ups of the frozen layer, by length."""
+    kept = [record for record in experiments.load("training-step") if plain(record["configuration"])]
+    return {
+        (records[0]["provenance"]["device_name"], scope): sorted(
+            (row for row in experiments.speedups(records) if (row["arm"], row["scope"]) == ("frozen", scope)),
+            key=lambda row: row["N"],
+        )
+        for records in experiments.by_device(kept).values()
+        for scope in ("layer", "block")
+    }
+
+
+def measured() -> Values:
+    """Steps of frozen layers, blocks and models on the clock."""
+    timed = measured_steps()
+    found: Values = {}
+    if timed:
+        lengths = sorted({row["N"] for rows in timed.values() for row in rows})
+        found |= {"step_shortest": str(lengths[0]), "step_longest": f"{lengths[-1]:,}"}
+        found["step_gains"] = "; ".join(
+            f"on {device} the frozen layer was {_gain(timed[device, 'layer'])} faster, "
+            f"the block {_gain(timed[device, 'block'])}"
+            for device in dict.fromkeys(device for device, _ in timed)
+        )
+        first = next(iter(timed))[0]
+        found |= {f"step_gain_{scope}": _gain(timed[first, scope]) for scope in ("layer", "block")}
+        found["step_device"] = first
+    models = [row for row in whole_models.rows(experiments.load("whole-models")) if row["variant"] == "frozen"]
+    if models:
+        found["model_clocks"] = "; ".join(
+            f"on `{row['device']}` {row['model']} was {100 * row['speedup'][1] - 100:.1f} % faster" for row in models
+        )
+    return found
+
+
+def _gain(rows: Sequence[Any]) -> str:
+    gains = [100 * row["speedup"][1] - 100 for row in rows]
+    return f"{min(gains):.0f} to {max(gains):.0f} %"
+
+
+# ------------------------------------------------------------------------------------------------ kernels, projections
+
+
+def kernels() -> Values:
+    """Linear attention, random features and random projections, by formula."""
+    core = {
+        name: MECHANISMS[name].cost(1, N, 1, K, K, form=form).forward
+        for name, form in (("softmax", "reference"), ("linear", "fast"))
+    }
+    first = int(sympy.solve(core["softmax"] - core["linear"], N)[0].subs(K, 64)) + 1
+    crossing = approximation.crossing("positive", "orthogonal", 64, 0.5)
+    assert crossing is not None
+    yardstick = 2**crossing.value
+    squared, cubed = (variance.where_gain(log_factor, 64) for log_factor in (2, 3))
+    assert johnson_lindenstrauss.product_moments("haar", 1024, 64, 0.9, tied=False).mean == 0
+    return {
+        "linear_from": str(first),
+        "favor_short": f"{100 * unbiasedness.fixed_length_mean(64, 1.0, 1.0):.0f}",
+        "favor_features": f"{100 * round(yardstick / 100):,}",
+        "orthogonal_helps": f"{variance.where_orthogonality_helps(0.05, 64):.1f}",
+        "favor_gain_low": f"{squared:.0f}",
+        "favor_gain_high": f"{cubed:.0f}",
+        "jl_asked": str(johnson_lindenstrauss.dimension(1000, 0.3)),
+        "jl_enough": str(johnson_lindenstrauss.least_dimension(1000, 1024, 0.3)),
+    }
+
+
+def retrieving() -> Values:
+    """Heads that retrieve untrained, by formula."""
+    wide, narrow = 32, 16
+    return {
+        "retrieval_width": str(narrow),
+        "retrieval_d": "96",
+        "retrieval_capacity": f"{round(retrieval.capacity(narrow, 96), -3):,.0f}",
+        "retrieval_gaussian": f"{round(retrieval.capacity(narrow, 96, draw='gaussian'), -2):,.0f}",
+        "retrieval_wide": str(wide),
+        "retrieval_wide_capacity": f"{retrieval.capacity(wide, 96) / 1e9:.1f}",
+    }
+
+
+def clocks() -> Values:
+    """Kernels, memories and patterns on the clock, as shares of the fused softmax's time."""
+    kernel_names = {
+        "linear": "linear attention",
+        "linear causal": "causal linear attention",
+        "favor": "FAVOR+",
+        "favor causal": "causal FAVOR+",
+    }
+    memory_names = {"delta causal": "the delta rule", "gated-delta causal": "with decays"}
+    pattern_names = {"window": "in tiles", "sdpa masked": "as a mask"}  # of one pattern
+    kernel_records, memory_records, pattern_records = (
+        experiments.load(f"{name}-speed") for name in ("attention", "memory", "pattern")
+    )
+    found: Values = {}
+    kernel_clocks = _shares(kernel_records, "main", kernel_names, ".2g")
+    if kernel_clocks:
+        found["kernel_clocks"] = "; ".join(f"on `{device}` {took}" for device, took in kernel_clocks.items())
+    memory_clocks, growth = (
+        _shares(memory_records, "delta", memory_names, ".2g"),
+        _powers(memory_records, "delta alone"),
+    )
+    told = []
+    for device, took in memory_clocks.items():
+        if all((device, arm) in growth for arm in memory_names):
+            powers = " and ".join(f"$N^{{{growth[device, arm]:.2f}}}$" for arm in memory_names)
+            told.append(f"on `{device}` {took}; up to 32,768 tokens they grow as {powers}")
+    if told:
+        found["memory_clocks"] = "; ".join(told)
+    growth = _powers(pattern_records, "window alone")
+    patterns = [
+        f"on `{device}` {took}; in tiles it grows as $N^{{{growth[device, 'window']:.2f}}}$"
+        for device, took in _shares(pattern_records, "patterns", pattern_names, ".0f").items()
+        if (device, "window") in growth
+    ]
+    if patterns:
+        found["pattern_clocks"] = "; ".join(patterns)
+    both = [device for device in kernel_clocks if device in memory_clocks]
+    if both:
+        found["linear_time"] = "; ".join(
+            f"on `{device}`, {kernel_clocks[device]}; {memory_clocks[device]}" for device in both
+        )
+    return found
+
+
+def _shares(records: Sequence[Any], arms: str, names: Mapping[str, str], digits: str) -> dict[str, str]:
+    """Device -> the times of named arms in words, as shares of the fused softmax's at `LENGTH`, where all are there."""
+    found: Values = {}
+    for device, lines in attention_analysis.curves(records, arms).items():
+        share = {arm: 100 * row["ratio"][1] for arm, rows in lines.items() for row in rows if row["N"] == LENGTH}
+        if names.keys() <= share.keys():
+            found[device] = ", ".join(f"{name} {share[arm]:{digits}} %" for arm, name in names.items())
+    return found
+
+
+def _powers(records: Sequence[Any], arms: str) -> dict[tuple[str, str], float]:
+    """(device, arm) -> the power of N with which its time grows, of one set of arms."""
+    found = attention_analysis.growth(records, (2048, 32768))
+    return {(row["device"], row["arm"]): row["time"] for row in found if row["arms"] == arms}
+
+
+# -------------------------------------------------------------------------------- memories, patterns, serving, heads
+
+
+def memories() -> Values:
+    """What memories and positions learn: medians of five models, in per cent."""
+    found: Values = {}
+    for arms in _learnt("parity", "tokens 161 to 256"):
+        found |= {"parity_wide": f"{arms['delta, beta to 2']:.0f}", "parity_narrow": f"{arms['delta']:.0f}"}
+    for arms in _learnt("flip-flop", "sparse, tokens 257 to 512"):
+        assert arms["position-delta"] > max(arms["rotary"], arms["alibi"], arms["softmax"])
+        names = {"alibi": "ALiBi", "rotary": "rotary", "fox": "a forgetting bias", "path": "PaTH"}
+        found |= {
+            "flip_flop": f"{arms['position-delta']:.0f}",
+            "flip_flop_others": ", ".join(f"{name} {arms[arm]:.0f} %" for arm, name in names.items()),
+            "flip_flop_none": f"{arms['softmax']:.0f}",
+        }
+    return found
+
+
+def _learnt(experiment: str, test: str) -> Iterable[dict[str, float]]:
+    """For each device: arm -> the median of its right answers in per cent."""
+    records = experiments.load(experiment)
+    for device in experiments.by_device(records):
+        yield {arm: 100 * tests[test]["median"] for arm, tests in analysis.results(records, device).items()}
+
+
+def patterns() -> Values:
+    """Keys that are chosen, and heads that turn out to be positional."""
+    chosen, blocks = (100 * choosing(name, LENGTH, 64, 64).share for name in ("top-k", "moba"))
+    found = {"choosing_top_k": f"{chosen:.0f}", "choosing_blocks": f"{blocks:.0f}"}
+    records = experiments.load("positional-heads")
+    for device in experiments.by_device(records):
+        stages = positional_heads.arms(records, device).values()
+        trained = [row for stage in stages for row in stage["trained"]]
+        found |= {"heads_positional": str(positional_heads.positional(trained)), "heads_trained": str(len(trained))}
+    return found
+
+
+def hardware() -> Values:
+    """Flash attention and decoding."""
+    tiled, whole = (MECHANISMS["softmax"].cost(1, N, 1, K, K, form=form) for form in ("fast", "reference"))
+    assert sympy.expand(tiled.forward - whole.forward) == 0
+    step = decoded("softmax", 1, N, 1, d, d)
+    assert N not in decoded("delta", 1, N, 1, d, d).nbytes.free_symbols
+    found = {
+        "flash_forward": _tex(tiled.forward),
+        "flash_backward": _tex(tiled.backward),
+        "whole_backward": _tex(whole.backward),
+        "flash_kept": _tex(sympy.expand(tiled.saved_bytes / 4)),
+        "whole_kept": _tex(sympy.expand(whole.saved_bytes / 4)),
+        "decode_flops": _tex(step.forward),
+        "decode_numbers": _tex(step.nbytes / 4),
+    }
+    timed = {
+        (row["device"], row["name"], row["context"]): row["seconds"][1]
+        for row in decoding.rows(experiments.load("decode-speed"))
+    }
+    longest = {device: max(c for of, name, c in timed if (of, name) == (device, "softmax")) for device, _, _ in timed}
+    told = [
+        f"on `{device}`, behind {context:,} tokens, softmax takes {timed[device, 'softmax', context] / own:.0f} times "
+        "as long as the delta rule"
+        for device, context in longest.items()
+        if (own := timed.get((device, "delta", context)))
+    ]
+    return found | ({"decode_clocks": "; ".join(told)} if told else {})
+
+
+def mixed_heads() -> Values:
+    """What the exchanged pass and layers of several kinds of heads save."""
+    found: Values = {}
+    longest: dict[str, Any] = {}
+    for row in value_gradient.rows(experiments.load("exchanged-speed")):
+        if not row["causal"] and row["N"] >= longest.get(row["device"], row)["N"]:
+            longest[row["device"]] = row
+    if longest:
+        told = (f"on `{name}` it is {row['backward'][1]:.1f} times as fast" for name, row in longest.items())
+        found["exchanged_clocks"] = "; ".join(told)
+    splits = {"structured": "all stopped", "quarter": "a quarter learned", "one": "one learned, the others positional"}
+    standard = layer(1, LENGTH, WIDTH, HEADS, causal=True).step
+    bounds = {
+        arm: standard / hybrid(1, LENGTH, WIDTH, HEADS, heads=heads.SPLITS[arm](HEADS), causal=True).step
+        for arm in splits
+    }
+    found["split_bounds"] = ", ".join(f"{name} {bounds[arm]:.2f}" for arm, name in splits.items())
+    rows = heads.speedups(experiments.load("heads-speed"))
+    layers = [
+        row for row in rows if (row["scope"], row["N"], row["d"], row["causal"]) == ("layer", LENGTH, WIDTH, True)
+    ]
+    by_device = {
+        device: {row["variant"]: row["speedup"][1] for row in layers if row["device"] == device}
+        for device in dict.fromkeys(row["device"] for row in layers)
+    }
+    if by_device:
+        found["split_clocks"] = "; ".join(
+            f"on `{device}` {', '.join(f'{gains[arm]:.2f}' for arm in splits)}" for device, gains in by_device.items()
+        )
+        device = next(iter(by_device))
+        found |= {"split_device": device, "split_layer": f"{by_device[device]['one']:.1f}"}
+        kind = ("one", "block", WIDTH, True, device)
+        blocks = [row for row in rows if (row["variant"], row["scope"], row["d"], row["causal"], row["device"]) == kind]
+        if blocks:
+            last = max(blocks, key=lambda row: row["N"])
+            found |= {
+                "split_block": f"{last['speedup'][1]:.1f}",
+                "split_block_length": f"{last['N']:,}".replace(",", "{,}"),
+            }
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------ learning
+
+
+def freezing_learnt() -> Values:
+    """Small language models of bytes with learned, frozen, stopped and mixed heads, and settings beside them."""
+    records = experiments.load("bytes")
+    device = experiments.judged_device(records)
+    text = language.by_arm(records, device)
+    if not text:
+        return {}
+    _expect(text, "learned", frozen="worse", stopped="worse", positional="better", **{MIXED: "better"})
+    _expect(text, "identity", stopped="equivalent")
+    baseline = text["learned"]
+    steps = baseline.configuration["steps"]
+    against = learning.compared("frozen", "learned", learning.every_setting())
+    others = {label: pair for label, pair in against.items() if pair.unit.name != BITS_A_BYTE.name}
+    lost = [label for label, pair in against.items() if pair.outcome == "worse"]
+    assert len(lost) == len(against) - len(others)
+    assert not others.keys() & set(lost)
+    margin = f"{Decision.of(baseline.configuration).margin:g}"
+    parameters = f"{round(baseline.parameters, -3) // 1000} thousand"
+    found = _bits("bytes", text) | {
+        "bytes_margin": margin,
+        "bytes_parameters": parameters,
+        "bytes_steps": str(steps),
+        "bytes_models": str(len(baseline.seeds)),
+        "bytes_size": f"{parameters} parameters, {steps} steps, margin {margin} bits",
+        "lost": str(len(lost)),
+        "not_lost": str(len(others)),
+        "not_lost_where": "; ".join(others),
+        "bytes_kept": f"{100 * _kept(text):.0f} %",
+    }
+    stages = along_budgets(experiments.load("bytes-budgets"), device, text)
+    longest = min((width for width, _ in stages), default=0), max(language.BUDGETS)
+    if longest in stages:
+        found |= _later(stages[longest], longest[1], found["bytes_margin"])
+        if language.same_text(records):
+            found |= _tables(text, stages[longest], steps, longest[1])
+    return found | _little(device) | _seconds(device, text)
+
+
+def _later(runs: Mapping[str, Runs], times: float, margin: str) -> Values:
+    """The same models at the longest budget."""
+    _expect(runs, "learned", frozen="worse")
+    assert _judged(language.judged, runs["positional"], runs["learned"]).outcome != "better"
+    difference = _judged(language.judged, runs[MIXED], runs["learned"]).difference
+    assert abs(difference.mean) < float(margin)
+    return _bits("later", runs) | {
+        "later_times": f"{times:g}",
+        "later_kept": f"{100 * _kept(runs):.0f} %",
+        "later_mixed_gap": _difference(runs, MIXED, "learned"),
+    }
+
+
+def _tables(text: Mapping[str, Runs], later: Mapping[str, Runs], steps: int, times: float) -> Values:
+    """Tables of the last bytes, counted on as many bytes as the models see."""
+    (last, counted), (_, counted_later) = (language.best(round(steps * factor)) for factor in (1, times))
+    assert counted < min(runs.mean("bits") for runs in text.values())
+    assert counted_later > later["learned"].mean("bits")
+    return {"table_last": str(last), "table_bits": f"{counted:.2f}", "table_later_bits": f"{counted_later:.2f}"}
+
+
+def _little(device: str) -> Values:
+    """The least text to train on."""
+    limit = min(language.LIMITS)
+    runs = language.by_arm(experiments.load("bytes-little"), device, limit=limit, dropout=0.0)
+    if not runs:
+        return {}
+    _expect(runs, "learned", frozen="worse", positional="worse")
+    return _bits("little", runs) | {"little_bytes": f"{limit:,}"}
+
+
+def _seconds(device: str, text: Mapping[str, Runs]) -> Values:
+    """How long models of one learned head take, over those of four: a step, and training at equal FLOPs."""
+    timed = [record for record in experiments.load("bytes-speed") if record["device"] == device]
+    if not timed:
+        return {}
+    own = {arm: runs.configuration["steps"] for arm, runs in text.items()}
+    step, whole = (speed.quartiles(language_models.relative(timed[0], steps)[MIXED])[1] for steps in (None, own))
+    assert step < 1 < whole
+    return {"bytes_device": device, "mixed_step": f"{step:.2f}", "mixed_training": f"{whole:.2f}"}
+
+
+def other_learning() -> Values:
+    """Retrieval tasks, translation, and draws of the frozen matrices."""
+    records = experiments.load("bytes")
+    device = experiments.judged_device(records)
+    found: Values = {}
+    tasks = synthetic.learnt(experiments.load("synthetic"), device)
+    if tasks:
+        one, four = (tasks["needle"][arm] for arm in (MIXED, "learned"))
+        runs = len(four.seeds)
+        assert len(one.seeds) == runs
+        assert fisher(one.successes, runs, four.successes, runs) < 0.01 / len(tasks)
+        found |= {"needle_one": str(one.successes), "needle_four": str(four.successes), "needle_runs": str(runs)}
+    pairs = translating.by_pairs(experiments.load("translation"), device)
+    if pairs:
+        few, more = pairs[min(pairs)], pairs[max(pairs)]
+        gains = [_judged(translating.judged, arms[FIXED], arms[LEARNED]) for arms in (few, more)]
+        assert [gain.outcome for gain in gains] == ["not better", "better"]
+        assert _judged(translating.judged, more[SINGLE], more[LEARNED]).outcome == "worse"
+        named = (("fixed", FIXED), ("learned", LEARNED), ("single", SINGLE))
+        found |= {f"bleu_{name}": f"{100 * more[arm].mean('score'):.1f}" for name, arm in named}
+        found |= {"pairs_more": f"{max(pairs):,}", "pairs_few": f"{min(pairs):,}"}
+        found["bleu_few_gain"] = f"{100 * gains[0].difference.mean:+.1f}"
+    text = language.by_arm(records, device)
+    if text:
+        assert _judged(language.judged, text["frozen"], text["frozen Gaussian"]).outcome not in ("better", "worse")
+        _expect(text, "frozen 4 x", frozen="better")
+        _expect(text, "frozen 1/4 x", frozen="better")
+        _expect(text, "stopped Gaussian", stopped="better")
+        found["draw_gap"] = _difference(text, "frozen", "frozen Gaussian")
+    return found
+
+
+_ARMS = {
+    "learned": "learned",
+    "frozen": "frozen",
+    "stopped": "stopped",
+    "identity": "identity",
+    "positional": "positional",
+    "mixed": MIXED,
+    "idle": IDLE,
+    "gaussian": "frozen Gaussian",
+    "stopped_gaussian": "stopped Gaussian",
+    "large": "frozen 4 x",
+    "small": "frozen 1/4 x",
+}
+
+
+def _bits(name: str, runs: Mapping[str, Runs]) -> Values:
+    """Mean bits a byte of each arm that has runs."""
+    return {f"{name}_{short}": f"{runs[arm].mean('bits'):.2f}" for short, arm in _ARMS.items() if arm in runs}
+
+
+def _judged(judge: Callable[[Runs, Runs], Judged | None], arm: Runs, other: Runs) -> Judged:
+    """An arm against another; AssertionError where the runs are too few to be judged."""
+    found = judge(arm, other)
+    assert found is not None
+    return found
+
+
+def _expect(runs: Mapping[str, Runs], other: str, **outcomes: str) -> None:
+    """AssertionError unless the rule that was fixed before the runs says this of these arms against another."""
+    for arm, outcome in outcomes.items():
+        said = _judged(language.judged, runs[arm], runs[other]).outcome
+        assert said == outcome, f"{arm} against {other}: expected {outcome}, got {said}"
+
+
+def _difference(runs: Mapping[str, Runs], arm: str, other: str) -> str:
+    """What an arm takes more than another, with its interval."""
+    mean, (low, high) = _judged(language.judged, runs[arm], runs[other]).difference
+    return f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
+
+
+def _kept(runs: Mapping[str, Runs]) -> float:
+    """Of the lead of learned heads over stopped ones, the share that frozen ones have."""
+    learned, frozen, stopped = (runs[arm].mean("bits") for arm in ("learned", "frozen", "stopped"))
+    return float((stopped - frozen) / (stopped - learned))
+
+
+TOPICS = (
+    freezing,
+    printed,
+    measured,
+    kernels,
+    retrieving,
+    clocks,
+    memories,
+    patterns,
+    hardware,
+    mixed_heads,
+    freezing_learnt,
+    other_learning,
+)

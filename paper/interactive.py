@@ -1,0 +1,75 @@
+"""What a reader of the pages can set, as HTML that also says everything where nothing can be set, as in print."""
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+import sympy
+
+from paper.claims.evidence.frozen_layer import PRODUCTS, backward_products
+
+Formula = Any  # sympy's
+
+# What a row of the picture is about, from the output back, and its products.
+ROWS = {
+    "output": ("dW_O", "dO"),
+    "values": ("dV", "dW_V", "dX_V"),
+    "scores": ("S", "dP", "dQ", "dK"),
+    "queries": ("dW_Q", "dX_Q"),
+    "keys": ("dW_K", "dX_K"),
+}
+VARIANTS = {
+    "learned": "learned",
+    "frozen": "frozen",
+    "stopped": "frozen, gradient stopped",
+}
+
+
+def backward_switch() -> str:
+    """The products of a layer's backward pass, and a switch that strikes out those that a variant does without.
+
+    Which they are is read off autograd's graph of small layers (`backward_products`), what they cost is theirs.
+    """
+    used = {variant: _used(backward_products(variant)) for variant in VARIANTS}
+    names = [name for row in ROWS.values() for name in row]
+    shown = [name for name in names if any(name in products for products in used.values())]
+    inputs = "".join(
+        f'<input type="radio" name="backward" id="backward-{variant}"{" checked" if not index else ""}>'
+        f'<label for="backward-{variant}">{escape(title)}</label>'
+        for index, (variant, title) in enumerate(VARIANTS.items())
+    )
+    rows = "".join(
+        f"<tr><th scope='row'>{row}</th><td>{''.join(_chip(name, used) for name in members if name in shown)}</td></tr>"
+        for row, members in ROWS.items()
+    )
+    totals = "".join(
+        f'<tr class="in-{variant}"><th scope="row">{escape(title)}</th><td>{_html(_total(used[variant]))} FLOPs, '
+        f"{len(used[variant])} products</td></tr>"
+        for variant, title in VARIANTS.items()
+    )
+    return (
+        f'<div class="switch">{inputs}<table class="products"><caption>Products of the backward pass</caption>{rows}'
+        f'</table><table class="totals"><caption>In all</caption>{totals}</table></div>'
+    )
+
+
+def _used(products: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(name for name, state in products.items() if state == "used")
+
+
+def _total(names: tuple[str, ...]) -> Formula:
+    return sympy.expand(sum(PRODUCTS[name][1] for name in names))
+
+
+def _chip(name: str, used: Mapping[str, tuple[str, ...]]) -> str:
+    """A product with its FLOPs, and the variants that have it."""
+    classes = " ".join(f"in-{variant}" for variant, names in used.items() if name in names)
+    stem, _, of = name.partition("_")
+    said = f"{stem}<sub>{of}</sub>" if of else stem
+    return f'<span class="product {classes}"><i>{said}</i> <small>{_html(PRODUCTS[name][1])}</small></span> '
+
+
+def _html(formula: Formula) -> str:
+    """A polynomial as text: 8 N² d + 16 N d²."""
+    text = str(sympy.expand(formula)).replace("**2", "<sup>2</sup>").replace("*", "\N{NARROW NO-BREAK SPACE}")
+    return text.replace("d\N{NARROW NO-BREAK SPACE}N", "N\N{NARROW NO-BREAK SPACE}d")
