@@ -19,7 +19,7 @@ JOBS ?=
 LIMITS = $(if $(BUDGET),--budget $(BUDGET)) $(if $(JOBS),--jobs $(JOBS))
 
 .DEFAULT_GOAL := help
-.PHONY: help env exact book html pdf serve execute check test browser lint experiments clean
+.PHONY: help env exact book html pdf paper serve execute check test browser lint experiments clean
 .SUFFIXES:
 
 help: ## list what can be made
@@ -42,6 +42,10 @@ html: check ## build the pages from the stored outputs, warnings as errors
 	@rm -rf $(HTML)
 	@$(PY) -c 'import gc; gc.set_threshold(50_000); from jupyter_book.cli.main import main; main()' build . -W -n --keep-going --all -q >/dev/null
 	@$(PY) tools/pages.py $(HTML)
+	@$(PY) -m tools.article $(HTML)/article.pdf >/dev/null
+
+paper: $(READY) ## typeset the article on all of this, _build/article.pdf, from what the executed pages show
+	@$(PY) -m tools.article
 
 pdf: html ## print the pages as one PDF, _build/book.pdf, in Chromium (CHROMIUM=/path/to/another)
 	@$(PY) tools/pdf.py

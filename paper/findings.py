@@ -100,6 +100,8 @@ def freezing() -> Values:
         "backward_learned": _tex(learned),
         "backward_frozen": _tex(frozen),
         "backward_stopped": _tex(stopped),
+        "first_alone": _tex(frozen_layer.backward_counted(frozen_layer.VALUES_FIRST, input_grad=False)),
+        "last_alone": _tex(frozen_layer.backward_counted(frozen_layer.VALUES_LAST, input_grad=False)),
         "layer_most": f"{float(sympy.limit(speed_up(layer, 'frozen'), r, 0)):.3g}",
         "block_most": f"{float(sympy.limit(speed_up(block, 'frozen'), r, 0)):.3g}",
         "stopped_short": f"{float(short):.4g}",

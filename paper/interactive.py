@@ -6,7 +6,7 @@ from typing import Any
 
 import sympy
 
-from paper.claims.evidence.frozen_layer import PRODUCTS, backward_products
+from paper.claims.evidence.frozen_layer import PRODUCTS, VALUES_LAST, backward_counted, backward_products
 
 Formula = Any  # sympy's
 
@@ -22,15 +22,18 @@ VARIANTS = {
     "learned": "learned",
     "frozen": "frozen",
     "stopped": "frozen, gradient stopped",
+    "last": "frozen, (P X) W\N{LATIN SUBSCRIPT SMALL LETTER V}, no gradient for X",
 }
 
 
 def backward_switch() -> str:
     """The products of a layer's backward pass, and a switch that strikes out those that a variant does without.
 
-    Which they are is read off autograd's graph of small layers (`backward_products`), what they cost is theirs.
+    Which they are is read off autograd's graph of small layers (`backward_products`), what they cost is theirs. The
+    order (P X) W_V, where the input needs no gradient, is held to what was counted.
     """
-    used = {variant: _used(backward_products(variant)) for variant in VARIANTS}
+    used = {variant: _used(variant) for variant in VARIANTS}
+    assert sympy.expand(_total(used["last"]) - backward_counted(VALUES_LAST, input_grad=False)) == 0
     names = [name for row in ROWS.values() for name in row]
     shown = [name for name in names if any(name in products for products in used.values())]
     inputs = "".join(
@@ -39,22 +42,26 @@ def backward_switch() -> str:
         for index, (variant, title) in enumerate(VARIANTS.items())
     )
     rows = "".join(
-        f"<tr><th scope='row'>{row}</th><td>{''.join(_chip(name, used) for name in members if name in shown)}</td></tr>"
+        f'<tr><th scope="row">{row}</th><td>{"".join(_chip(name, used) for name in members if name in shown)}</td></tr>'
         for row, members in ROWS.items()
     )
     totals = "".join(
-        f'<tr class="in-{variant}"><th scope="row">{escape(title)}</th><td>{_html(_total(used[variant]))} FLOPs, '
-        f"{len(used[variant])} products</td></tr>"
+        f'<tr class="in-{variant}"><th scope="row">{escape(title)}</th><td>{_html(_total(used[variant]))}</td>'
+        f"<td>{len(used[variant])}</td></tr>"
         for variant, title in VARIANTS.items()
     )
     return (
-        f'<div class="switch">{inputs}<table class="products"><caption>Products of the backward pass</caption>{rows}'
-        f'</table><table class="totals"><caption>In all</caption>{totals}</table></div>'
+        f'<div class="switch">{inputs}<table class="products"><caption>Products of the backward pass, with their FLOPs'
+        f'</caption>{rows}</table><table class="totals"><caption>In all</caption><tr><th scope="col">variant</th>'
+        f'<th scope="col">FLOPs</th><th scope="col">products</th></tr>{totals}</table></div>'
     )
 
 
-def _used(products: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(name for name, state in products.items() if state == "used")
+def _used(variant: str) -> tuple[str, ...]:
+    """The products of a variant. With (P X) W_V these are dW_O, dO, and dW_V as the product of P X and dO."""
+    if variant == "last":
+        return ("dW_O", "dO", "dW_V")
+    return tuple(name for name, state in backward_products(variant).items() if state == "used")
 
 
 def _total(names: tuple[str, ...]) -> Formula:

@@ -22,7 +22,7 @@ from paper.claims.ledger import Entry, _ledger
 from tools.notebooks import VERDICTS
 
 _EVIDENCE = re.compile(r"paper\.claims\.evidence(\..+)?")
-_JUDGES = re.compile(r"paper\.claims\.(rules|outcomes|verdicts|figures|ledger|catalogue)")
+_JUDGES = re.compile(r"paper\.claims\.(?!evidence)")
 
 Change = Callable[[Any], Any]
 

@@ -3,8 +3,8 @@
     from paper.claims import judge, ledger
     judge("S0.1.2b").verdict
 
-`verdicts` says what can come out, `rules` and `outcomes` hold the criteria, `evidence` what decides each claim, by
-topic, `report` the boxes and tables of the book.
+`verdicts` and `severity` say what can come out, `rules`, `settings` and `outcomes` hold the criteria, `parts` puts the
+parts of a claim together, `evidence` decides each claim, by topic, `report` makes the boxes and tables of the book.
 """
 
 from paper.claims.catalogue import Catalogue, Claim, LedgerError
@@ -21,8 +21,9 @@ from paper.claims.ledger import (
     stored,
 )
 from paper.claims.outcomes import loses_nothing, outperforms
+from paper.claims.parts import all_of
 from paper.claims.report import counts_table, ledger_table, rules_table, show, table
-from paper.claims.rules import all_of
+from paper.claims.severity import SEVERITIES, Severity
 from paper.claims.verdicts import MEANINGS, PRECEDENCE, RULES, Finding, Verdict
 
 __all__ = [
@@ -30,12 +31,14 @@ __all__ = [
     "MEANINGS",
     "PRECEDENCE",
     "RULES",
+    "SEVERITIES",
     "Catalogue",
     "Claim",
     "Entry",
     "Finding",
     "Ledger",
     "LedgerError",
+    "Severity",
     "UnjudgedError",
     "Verdict",
     "all_of",

@@ -23,6 +23,8 @@ _NOISE = Fraction(1, 10**9)  # of a unit of the last digit: what rounding in flo
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _ROUNDING = 1e-9  # what is smaller is the rounding of a computation, or a bound on it
 _SHOWN = 6  # figures listed in full; of a longer list the first are shown
+_WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_FEW = 3  # those that a sentence names
 
 
 @dataclass(frozen=True)
@@ -176,9 +178,50 @@ def span(ends: Interval, unit: str = "") -> str:
     return f"at most {show(high, unit)}" if low == -inf else f"{show(low)} to {show(high, unit)}"
 
 
-def some(labels: Collection[str]) -> str:
+def furthest(values: Mapping[str, Number]) -> str:
+    """The label of the greatest value, the first of those that are equal but for rounding in float64."""
+    return max(values, key=lambda label: float(f"{float(values[label]):.6g}"))
+
+
+def nearest(value: Number, ends: Interval) -> Number:
+    """The number of an interval that is nearest to a value."""
+    low, high = ends
+    return min(max(value, low), high)
+
+
+def distance(one: Number, other: Number) -> Number:
+    return max(one, other) - min(one, other)
+
+
+def in_words(count: int) -> str:
+    """A count up to twelve as a word, a larger one in figures; 0 is 'none'."""
+    return _WORDS[count] if count < len(_WORDS) else f"{count:,}"
+
+
+def share(count: int, whole: int, noun: str, one: str = "", several: str = "") -> str:
+    """'one of three parts holds', 'both parts hold', 'all three parts hold': the noun is a plural, the verb has two
+    forms."""
+    verb = one if count == 1 else several
+    if count < whole:
+        amount = f"{in_words(count)} of {in_words(whole)}"
+    else:
+        amount = "both" if whole == 2 else f"all {in_words(whole)}"
+    return " ".join(filter(None, (amount, noun, verb)))
+
+
+def bracketed(label: str) -> str:
+    """A label as it stands after its figure: ' (label)', or nothing."""
+    return f" {label if label.startswith('(') else f'({label})'}" if label else ""
+
+
+def few(texts: Mapping[str, str]) -> str:
+    """'text (label)' in a row, the first of many, as a sentence has it."""
+    return some([f"{text}{bracketed(label)}" for label, text in texts.items()], _FEW)
+
+
+def some(labels: Collection[str], most: int = _SHOWN) -> str:
     """Labels in a row, the first of many; parted by semicolons if one of them has a comma."""
-    first = list(labels)[:_SHOWN]
+    first = list(labels)[:most]
     mark = "; " if any(", " in label for label in first) else ", "
     return mark.join(first) + (f" and {len(labels) - len(first)} more" if len(labels) > len(first) else "")
 

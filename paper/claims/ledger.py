@@ -15,7 +15,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 
 from paper.claims.catalogue import Catalogue, Claim, LedgerError, load
-from paper.claims.rules import all_of
+from paper.claims.parts import all_of
 from paper.claims.verdicts import Finding, Parts
 from paper.experiments.engine.records import NoRecordsError
 
@@ -30,7 +30,8 @@ class Entry:
     """A row of the ledger. `verdict` is a verdict's name, or 'awaiting', with the part of the book that it awaits.
 
     `chapter` is the notebook's name without suffix, `cell` the anchor in it; both are empty while awaiting, as are
-    the source's figure, ours, and the rules that compared them.
+    the finding in a sentence, its severity, the source's figure, ours, and the rules that compared them. `severity` is
+    empty, too, for a claim that is confirmed or untestable.
     """
 
     id: str
@@ -43,6 +44,8 @@ class Entry:
     awaits: str = ""
     chapter: str = ""
     cell: str = ""
+    severity: str = ""
+    sentence: str = ""
     source: str = ""
     ours: str = ""
     rule: str = ""
@@ -123,6 +126,8 @@ class Ledger:
             verdict=str(found.verdict),
             chapter=chapter,
             cell=claim_id,
+            severity=str(found.severity or ""),
+            sentence=found.sentence,
             source=found.source,
             ours=found.ours,
             rule=found.rule,

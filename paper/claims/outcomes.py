@@ -10,8 +10,8 @@ from typing import NamedTuple
 from ortho._checks import one_of
 from paper.claims import figures
 from paper.claims.figures import Interval
-from paper.claims.rules import by_setting
-from paper.claims.verdicts import Verdict, rule
+from paper.claims.settings import by_setting
+from paper.claims.verdicts import Finding, rule
 from paper.experiments.statistics import OUTCOMES
 
 Told = tuple[Interval, str]
@@ -46,34 +46,42 @@ _LOSS = {"worse": True, "equivalent": False, "better": False, "not worse": False
 
 
 @rule
-def outperforms(statement: str, found: Mapping[str, Told], *, unit: str = "") -> tuple[Verdict, str, str]:
+def outperforms(statement: str, found: Mapping[str, Told], *, unit: str = "") -> Finding:
     """A gain by another way to learn, by what a decision fixed before the runs says of measured differences.
 
     confirmed: 'better' in every setting. conditional: in some, which are named. refuted: in none, and in each a gain as
     large as the decision's margin is excluded ('equivalent', 'worse', 'not better'). untestable: in none, and somewhere
-    the runs do not decide.
+    the runs do not decide. How severe that is: as `by_setting` has it.
     """
-    return _judge(statement, found, unit, _GAIN, wanted=True)
+    return _judge(statement, found, unit, _GAIN, wanted=True, what="a gain shows", nowhere="no gain anywhere")
 
 
 @rule
-def loses_nothing(statement: str, found: Mapping[str, Told], *, unit: str = "") -> tuple[Verdict, str, str]:
+def loses_nothing(statement: str, found: Mapping[str, Told], *, unit: str = "") -> Finding:
     """That nothing is lost by another way to learn, by what a decision fixed before the runs says of differences.
 
     confirmed: in every setting a loss as large as the decision's margin is excluded ('equivalent', 'better', 'not
     worse'). conditional: in some, which are named. refuted: in none, and it is 'worse' in each. untestable: in none,
-    and somewhere the runs do not decide.
+    and somewhere the runs do not decide. How severe that is: as `by_setting` has it.
     """
-    return _judge(statement, found, unit, _LOSS, wanted=False)
+    return _judge(statement, found, unit, _LOSS, wanted=False, what="nothing is lost", nowhere="a loss everywhere")
 
 
 def _judge(
-    statement: str, found: Mapping[str, Told], unit: str, says: Mapping[str, bool], *, wanted: bool
-) -> tuple[Verdict, str, str]:
+    statement: str,
+    found: Mapping[str, Told],
+    unit: str,
+    says: Mapping[str, bool],
+    *,
+    wanted: bool,
+    what: str,
+    nowhere: str,
+) -> Finding:
     if not found:
         raise ValueError("found: expected at least one setting, got none")
     have = {label: f"{figures.span(interval, unit)} ({outcome})" for label, (interval, outcome) in found.items()}
     answers = {label: says.get(one_of("outcome", outcome, OUTCOMES)) for label, (_, outcome) in found.items()}
     shown = [label for label, answer in answers.items() if answer is wanted]
     undecided = [label for label, answer in answers.items() if answer is None]
-    return by_setting(statement, have, shown, undecided, how=("holds", "not shown"), nowhere="nowhere")
+    how = "holds", "not shown"
+    return by_setting(statement, have, shown, undecided, what=what, nowhere=nowhere, how=how)

@@ -6,6 +6,8 @@ from enum import StrEnum
 from functools import wraps
 from typing import ParamSpec
 
+from paper.claims.severity import Severity
+
 P = ParamSpec("P")
 
 
@@ -32,17 +34,31 @@ MEANINGS = {
 # verdicts which say that the claim holds, the weakest first.
 PRECEDENCE = tuple(reversed(MEANINGS))
 
+
 RULES: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule found: its verdict, the source's figure, ours, and the rule's name."""
+    """What a rule found: its verdict, the source's figure, ours, the same in short, and the rule's name.
+
+    `clause` is what a reader is told first, after the verdict: one clause, without a full stop. `scope` says of how
+    many parts of the claim the verdict is. `severity` is None for a claim that is confirmed or untestable.
+    """
 
     verdict: Verdict
     source: str
     ours: str
-    rule: str
+    clause: str
+    severity: Severity | None = None
+    scope: str = ""
+    rule: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """The finding in one sentence, the verdict first."""
+        opening = " ".join(filter(None, (self.verdict.capitalize(), self.scope)))
+        return f"{opening}: {self.clause}."
 
     def noting(self, remark: str) -> "Finding":
         """The same finding with a remark after our figure."""
@@ -52,12 +68,12 @@ class Finding:
 Parts = Mapping[str, Finding]  # of a claim, by label
 
 
-def rule(judge: Callable[P, tuple[Verdict, str, str]]) -> Callable[P, Finding]:
-    """Enter a function that returns (verdict, source, ours) into `RULES`, with its docstring's first line."""
+def rule(judge: Callable[P, Finding]) -> Callable[P, Finding]:
+    """Enter a function that makes a finding into `RULES`, with its docstring's first line; findings get its name."""
     RULES[judge.__name__] = (judge.__doc__ or "").partition("\n")[0]
 
     @wraps(judge)
     def found(*args: P.args, **kwargs: P.kwargs) -> Finding:
-        return Finding(*judge(*args, **kwargs), rule=judge.__name__)
+        return replace(judge(*args, **kwargs), rule=judge.__name__)
 
     return found

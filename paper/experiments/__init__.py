@@ -23,6 +23,7 @@ from paper.experiments.learning.depth import DEPTH
 from paper.experiments.learning.fine_tuning import FINE_TUNING
 from paper.experiments.learning.images import IMAGES
 from paper.experiments.learning.positional_heads import POSITIONAL_HEADS
+from paper.experiments.learning.pruning import PRUNING
 from paper.experiments.learning.studies import FLIP_FLOP, PARITY, PERMUTATIONS, RECALL
 from paper.experiments.speed.attention import ATTENTION_SPEED, FLASH_SPEED, MEMORY_SPEED, PATTERN_SPEED
 from paper.experiments.speed.decoding import DECODE_SPEED
@@ -65,6 +66,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         IMAGES,
         FINE_TUNING,
         *translating.EXPERIMENTS,
+        PRUNING,
     )
 }
 

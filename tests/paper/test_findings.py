@@ -35,7 +35,8 @@ def test_without_records_there_are_the_values_of_formulas_alone(monkeypatch):
 
 
 def test_a_page_relies_on_outcomes_that_are_checked(monkeypatch):
-    monkeypatch.setattr(findings.language, "judged", lambda *_: type("Judged", (), {"outcome": "equivalent"}))
+    judged = findings.language.judged
+    monkeypatch.setattr(findings.language, "judged", lambda *runs: judged(*runs)._replace(outcome="equivalent"))
     with pytest.raises(AssertionError, match="frozen against learned: expected worse, got equivalent"):
         findings.freezing_learnt()
 

@@ -16,6 +16,7 @@ from paper.experiments.learning import (
     fitting,
     images,
     language,
+    pruning,
     rates,
     studies,
     study,
@@ -44,6 +45,7 @@ MAKE = {
     "synthetic": partial(synthetic.case, "induction", **TINY),
     "fine-tuning": partial(fine_tuning.case, first_steps=3, N=16, **TINY),
     "transduction": partial(translating.case, "transduction", pairs=0, looked=2, **TINY),
+    "pruning": lambda _, *own, **more: pruning.case(*own, looked=2, **{**TINY, "rate": 0.01, **more}),
     "positional-heads": lambda arm, *own, **more: heads.case(*arm.split(": "), *own, inputs=4, **{**FEW, **more}),
 }
 BYTES = arms(4, 16)
@@ -55,6 +57,7 @@ ARMS = {
     "synthetic": list(synthetic.ARMS),
     "fine-tuning": list(fine_tuning.ARMS),
     "transduction": list(translating.arms(16)),
+    "pruning": [pruning.ARM],
     "positional-heads": [f"{name}: {arm}" for name, one in heads.MEASURED.items() for arm in one.arms],
 }
 EVERY = [(name, arm) for name, names in ARMS.items() for arm in names]
@@ -65,6 +68,7 @@ BEST = {
     "bytes": (language.LOOKS, 0),
     "fine-tuning": (fine_tuning.LOOKS, 2),
     "transduction": (translating.LOOKS, 0),
+    "pruning": (translating.LOOKS, 0),
 }
 
 
@@ -197,7 +201,7 @@ def but(case, *names):
 
 
 TUNED = [name for name in experiments.EXPERIMENTS if name in {*MAKE, "translation"} or name.startswith("bytes-")]
-TUNED = [name for name in TUNED if name not in ("positional-heads", "bytes-speed")]
+TUNED = [name for name in TUNED if name not in ("positional-heads", "pruning", "bytes-speed")]
 
 
 @pytest.mark.parametrize("device", fitting.DEVICES)
@@ -239,9 +243,10 @@ def test_a_case_runs_on_cuda(name, arm):
     assert record["facts"]["parameters"]
 
 
+NO_ARMS = {"positional-heads", "pruning"}  # of their own
 # What any of them refuses, and what only some do.
 BAD = [
-    *((name, {"arm": "none"}, ValueError, "arm: expected one of ") for name in MAKE if name != "positional-heads"),
+    *((name, {"arm": "none"}, ValueError, "arm: expected one of ") for name in MAKE if name not in NO_ARMS),
     *((name, {"device": "tpu"}, ValueError, "device: expected one of 'cpu', 'cuda', got 'tpu'") for name in MAKE),
     *((name, {"steps": 0}, ValueError, "steps: expected an integer of at least 1, got 0") for name in MAKE),
     *((name, {"B": 1.5}, TypeError, "B: expected an integer of at least 1") for name in MAKE),

@@ -1,0 +1,55 @@
+"""Claims of several parts: one finding of those of the parts."""
+
+from collections import Counter
+
+from paper.claims.figures import in_words, share
+from paper.claims.severity import heaviest
+from paper.claims.verdicts import PRECEDENCE, Finding, Parts, Verdict
+
+# What is said of the parts that have another verdict than the whole, of one and of several; never refuted, which comes
+# first in the precedence.
+_OTHERS = {
+    Verdict.CONFIRMED: ("holds", "hold"),
+    Verdict.CORRECTED: ("is corrected", "are corrected"),
+    Verdict.CONDITIONAL: ("holds in part", "hold in part"),
+    Verdict.UNTESTABLE: ("is untestable", "are untestable"),
+    Verdict.INCONSISTENT: ("is inconsistent", "are inconsistent"),
+}
+
+
+def all_of(parts: Parts) -> Finding:
+    """A claim of several parts, by label.
+
+    The verdict is the first in `PRECEDENCE` that a part has, the severity the heaviest that a part has; there is none
+    where the whole is untestable. A reader is told first of the heaviest part with that verdict.
+    """
+    if not parts:
+        raise ValueError("parts: expected at least one finding, got none")
+    verdict = min((finding.verdict for finding in parts.values()), key=PRECEDENCE.index)
+    mixed = any(finding.verdict != verdict for finding in parts.values())
+    source = "; ".join(f"{label}: {finding.source}" for label, finding in parts.items())
+    ours = "; ".join(
+        f"{label}: {finding.ours}" + (f" ({finding.verdict})" if mixed else "") for label, finding in parts.items()
+    )
+    names = dict.fromkeys(name for finding in parts.values() for name in finding.rule.split(", "))
+    severity = None if verdict == Verdict.UNTESTABLE else heaviest(finding.severity for finding in parts.values())
+    scope, clause = _in_short(parts, verdict)
+    return Finding(verdict, source, ours, clause, severity, scope, ", ".join(names))
+
+
+def _in_short(parts: Parts, verdict: Verdict) -> tuple[str, str]:
+    """In which of the parts the verdict is found, and what is found in the heaviest of them and in the others."""
+    deciding = {label: finding for label, finding in parts.items() if finding.verdict == verdict}
+    heavy = heaviest(finding.severity for finding in deciding.values())
+    label, first = next((label, finding) for label, finding in deciding.items() if finding.severity == heavy)
+    named = label if len(deciding) == 1 else f"{label} and {in_words(len(deciding) - 1)} more"
+    scope = f"in {share(len(deciding), len(parts), 'parts')} " if len(parts) > 1 else ""
+    others = Counter(finding.verdict for finding in parts.values() if finding.verdict != verdict)
+    return f"{scope}({named})", first.clause + _of_others([(v, others[v]) for v in reversed(PRECEDENCE) if others[v]])
+
+
+def _of_others(counts: list[tuple[Verdict, int]]) -> str:
+    said = [f"{in_words(count)} {_OTHERS[verdict][count > 1]}" for verdict, count in counts]
+    if len(said) == 1:
+        return f"; the other {said[0].removeprefix('one ')}"
+    return f"; of the others {', '.join(said[:-1])} and {said[-1]}" if said else ""

@@ -1,0 +1,167 @@
+"""How many heads of a trained encoder can be removed (Voita et al. 2019, arXiv:1905.09418; Michel et al. 2019,
+arXiv:1905.10650).
+
+The model is the one of `translating` with learned heads alone, trained longer on the made-up language, until it writes
+most sentences without a mistake. Without each of the encoder's heads its loss on the validation part rises by so much:
+that is the head's importance, measured once. In this order heads are removed for good, without further training, the
+least needed first; and, to compare, the most needed first. One head stays in each layer.
+"""
+
+import copy
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ortho.adapters.finding import attention_layers
+from ortho.adapters.pruning import head_importance, prune_heads
+from ortho.models.encoder_decoder import EncoderDecoder
+from paper.experiments.engine.records import Case, Needs, Record, by_device
+from paper.experiments.engine.runner import Experiment
+from paper.experiments.learning import fitting, rates, translating
+
+TASK, ARM = "transduction", "8 learned"
+SEEDS = (1, 2, 3, 4, 5)
+LONGER = 2  # times the steps of `translating`, after which some seeds have not learnt the language
+FIRST = ("least", "most")  # which heads go first: those that are needed least, or most
+QUANTITIES = fitting.QUANTITIES
+Head = tuple[int, int]  # a layer's index among all, and the head's in it
+
+
+def case(seed: int = SEEDS[0], rate: float | None = None, *, device: str = "cpu", **sizes: int) -> Case:
+    """One run; `sizes` and errors are those of `translating.case`. By default the rate is the one chosen there."""
+    known = translating.case(TASK, ARM, seed, rate, pairs=0, device=device)
+    if rate is None:
+        rate = rates.chosen(TASK, known) or known["rate"]
+    sizes = {"steps": LONGER * known["steps"], **sizes}
+    whole = translating.case(TASK, ARM, seed, rate, pairs=0, device=device, **sizes)
+    return {name: value for name, value in whole.items() if not name.startswith("decision_")}
+
+
+def cases(device: str) -> list[Case]:
+    """A seed after the other, where the rate is chosen."""
+    known = translating.case(TASK, ARM, pairs=0, device=device)
+    return [case(seed, device=device) for seed in SEEDS] if rates.chosen(TASK, known) is not None else []
+
+
+def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
+    """Train one model, and test it with fewer and fewer heads.
+
+    Raises AssertionError if the trained model's fast form does not compute what its definition does.
+    """
+    seeds = translating.seeds_of(case)
+    draws = fitting.generators(seeds)
+    _, task = translating.subject(case)
+    own: dict[str, Any] = {"max_length": task.longest, "dropout": case["dropout"], "generator": draws["weights"]}
+    model = translating.build(ARM, task.vocab_size, case["d"], case["L"], **own).to(case["device"])
+    looked, looks = {**case, "tested": case["looked"]}, translating.LOOKS
+    recipe = fitting.recipe(case)
+    learnt = fitting.fit(model, task, recipe, looked, draws, looks=looks, keep_best=True, checkpoint=checkpoint)
+
+    def loss(one: EncoderDecoder) -> float:
+        return fitting.evaluate(one, task.validation, looked, torch.Generator().manual_seed(0))["loss_nats"][0]
+
+    importance = head_importance(model.eval(), loss, layers=encoder_layers(model))
+    batch = task.tests[translating.TESTS[TASK]](case["tested"], torch.Generator().manual_seed(0))
+    found = {}
+    for first in FIRST:
+        removed = order(importance, first)
+        for count in range(len(removed) + 1):
+            smaller = pruned(model, removed[:count])
+            found[arm(first, count)] = fitting.evaluate(smaller, lambda *_: batch, case, torch.Generator())
+    named = {str(index): [round(rise, 6) for rise in rises] for index, rises in importance.items()}
+    return {
+        "seeds": seeds,
+        "repetitions": {**found, **fitting.examine(model, task, case, draws)},
+        "facts": {**learnt, "importance": named},
+    }
+
+
+def encoder_layers(model: EncoderDecoder) -> list[int]:
+    """The encoder's layers among `attention_layers(model)`."""
+    return [i for i, layer in enumerate(attention_layers(model)) if layer.name.startswith("encoder.")]
+
+
+def order(importance: dict[int, list[float]], first: str) -> list[Head]:
+    """Which heads go, and in which order: of each layer all but the last that would."""
+    sign = 1 if first == "least" else -1
+    heads = [(index, head) for index, rises in importance.items() for head in range(len(rises))]
+    ranked = sorted(heads, key=lambda head: sign * importance[head[0]][head[1]])
+    staying = {index: [head for head in ranked if head[0] == index][-1] for index in importance}
+    return [head for head in ranked if head not in staying.values()]
+
+
+def pruned(model: EncoderDecoder, removed: Sequence[Head]) -> EncoderDecoder:
+    """A copy of the model without these heads."""
+    by_layer: dict[int, list[int]] = {}
+    for index, head in removed:
+        by_layer.setdefault(index, []).append(head)
+    other = copy.deepcopy(model)
+    return prune_heads(other, by_layer) if by_layer else other
+
+
+def arm(first: str, count: int) -> str:
+    """The name of the test with so many heads removed."""
+    return f"{count} removed, {first} needed first"
+
+
+def curve(record: Record, first: str, quantity: str = "loss_nats") -> list[float]:
+    """What the test says, by the number of heads removed, from 0."""
+    found: list[float] = []
+    while (name := arm(first, len(found))) in record["repetitions"]:
+        found.append(float(record["repetitions"][name][quantity][0]))
+    return found
+
+
+def removable(record: Record, first: str = "least", lost: float = 0.01) -> int:
+    """How many heads go before the share of faultless sentences is lower by more than `lost`."""
+    shares = curve(record, first, "faultless_fraction")
+    return next((count - 1 for count, share in enumerate(shares) if share < shares[0] - lost), len(shares) - 1)
+
+
+def line(record: Record) -> str:
+    """One run in a line."""
+    share = curve(record, "least", "faultless_fraction")[0]
+    numbers = (removable(record, first) for first in FIRST)
+    return "{:.3f} faultless; {} heads go for a point, least needed first, and {} most needed first".format(
+        share, *numbers
+    )
+
+
+def table(records: Sequence[Record]) -> str:
+    """The stored figures, a table per device: faultless sentences by the number of heads removed, mean and range."""
+    texts = []
+    for device, group in by_device(records).items():
+        texts.append(
+            f"\n{device} ({group[0]['provenance']['device_name']}): faultless sentences, mean [lowest, highest]"
+        )
+        for first in FIRST:
+            for count, shares in enumerate(together(group, first)):
+                mean, spread = sum(shares) / len(shares), f"[{min(shares):.3f}, {max(shares):.3f}]"
+                texts.append(f"{arm(first, count):32}{mean:.3f} {spread}")
+    return "\n".join(texts)
+
+
+def together(records: Iterable[Record], first: str, quantity: str = "faultless_fraction") -> list[tuple[float, ...]]:
+    """By the number of heads removed, what the test says of each run."""
+    return list(zip(*(curve(record, first, quantity) for record in records), strict=False))
+
+
+PRUNING = Experiment(
+    name="pruning",
+    title="how many heads of a trained encoder can be removed",
+    cases=cases,
+    run=run,
+    work=translating.work,
+    label=fitting.label,
+    line=line,
+    show=table,
+    resumes=True,
+    needs=Needs(
+        configuration={name: type(value) for name, value in case().items()},
+        arms=tuple(arm(first, count) for first in FIRST for count in (0, 1)),
+        quantities=QUANTITIES,
+        facts={**fitting.FACTS, "importance": dict},
+    ),
+)

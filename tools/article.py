@@ -1,0 +1,126 @@
+"""Typeset the article, `_build/article.pdf`: book/article/article.typ, with values and figures of the executed book.
+
+    python -m tools.article [PDF]
+
+Its numbers are those of the landing page and the counts of the ledger, its figures are outputs of pages. Formulas,
+which are TeX there, are written as Typst has them.
+"""
+
+import base64
+import json
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import typst
+import yaml
+
+from paper.claims import MEANINGS, stored
+
+ROOT = Path(__file__).resolve().parent.parent
+TEXT = ROOT / "book" / "article" / "article.typ"
+PAGE = ROOT / "book" / "index.ipynb"
+PICTURE = re.compile(r'#picture\("([\w-]+)"')
+FOLDERS = ("notebooks", "book")
+SUFFIXES = {"image/svg+xml": "svg", "image/png": "png"}
+
+
+class ArticleError(Exception):
+    """The article asks for what is not there; the message names it."""
+
+
+def typst_math(tex: str) -> str:
+    """A formula of TeX as Typst has it: fractions, powers, groups of digits."""
+    tex = re.sub(r"\\left|\\right", "", tex.replace("{,}", ","))
+    tex = re.sub(r"\\frac\{(.*)\}\{(.*)\}", r"(\1) / (\2)", tex)
+    return tex.replace("{", "(").replace("}", ")")
+
+
+def words(text: str) -> str:
+    """A value of several words without the marks of Markdown."""
+    return text.replace("`", "").replace("{,}", ",")
+
+
+def ledger_table() -> list[list[str]]:
+    """A row of titles, one for each verdict that there is, and the sums: numbers of claims by document."""
+    entries = [entry for entry, _ in stored(ROOT / "book" / "verdicts.json").values()]
+    documents = list(dict.fromkeys(entry.document for entry in entries))
+    found = Counter((entry.verdict, entry.document) for entry in entries)
+    rows = [
+        [
+            str(verdict),
+            *(str(found[verdict, name]) for name in documents),
+            str(sum(found[verdict, n] for n in documents)),
+        ]
+        for verdict in MEANINGS
+    ]
+    sums = [sum(int(row[i]) for row in rows) for i in range(1, len(documents) + 2)]
+    return [["verdict", *documents, "all"], *rows, ["claims", *map(str, sums)]]
+
+
+def picture(name: str) -> tuple[str, bytes]:
+    """The suffix and the bytes of a figure: NN-CELL is the image of that cell of chapter NN.
+
+    Raises ArticleError where no executed page has it.
+    """
+    chapter, _, cell = name.partition("-")
+    for path in (path for folder in FOLDERS for path in sorted((ROOT / folder).glob(f"{chapter}-*.ipynb"))):
+        for found in nbformat.read(path, as_version=4).cells:
+            for output in found.get("outputs", []) if found.id == cell else []:
+                for kind, suffix in SUFFIXES.items():
+                    if kind in output.get("data", {}):
+                        data = output["data"][kind]
+                        return suffix, data.encode() if suffix == "svg" else base64.b64decode(data)
+    raise ArticleError(f"{TEXT.name}: expected figures of executed pages, got {name!r}: make execute")
+
+
+def values() -> dict[str, str]:
+    """The values that the landing page shows. Raises ArticleError where it is not executed."""
+    for cell in nbformat.read(PAGE, as_version=4).cells:
+        for output in cell.get("outputs", []) if cell.id == "values" else []:
+            return dict(output["data"]["application/json"])
+    raise ArticleError(f"{PAGE.name}: expected an output of the cell 'values', found none: make execute")
+
+
+def gathered() -> dict[str, Any]:
+    """What the article prints, by name."""
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    ledger = ledger_table()
+    known = {name: words(typst_math(text) if _is_formula(text) else text) for name, text in values().items()}
+    about = {"version": f"version {cited['version']}", "author": cited["authors"][0]["name"], "claims": ledger[-1][-1]}
+    return {**known, **about, "ledger": ledger}
+
+
+def _is_formula(text: str) -> bool:
+    return "$" not in text and re.search(r"[\\^{]", text) is not None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the PDF; returns the exit status."""
+    chosen = sys.argv[1:] if arguments is None else arguments
+    target = Path(chosen[0]) if chosen else ROOT / "_build" / "article.pdf"
+    text = TEXT.read_text(encoding="utf-8")
+    folder = ROOT / "_build" / "article"
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        for name in PICTURE.findall(text):
+            suffix, data = picture(name)
+            (folder / f"{name}.{suffix}").write_bytes(data)
+            text = text.replace(f'#picture("{name}"', f'#picture("{name}.{suffix}"')
+        source = folder / "article.typ"
+        source.write_text(text, encoding="utf-8")
+        inputs = {"values": json.dumps(gathered()), "figures": folder.relative_to(ROOT).as_posix()}
+        target.parent.mkdir(parents=True, exist_ok=True)
+        typst.compile(source, output=target, root=ROOT, sys_inputs=inputs)
+    except (ArticleError, typst.TypstError) as error:
+        print(f"no article: {error}", file=sys.stderr)
+        return 1
+    print(f"The article: {target}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
