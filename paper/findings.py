@@ -414,7 +414,7 @@ def freezing_learnt() -> Values:
     assert len(lost) == len(against) - len(others)
     assert not others.keys() & set(lost)
     margin = f"{Decision.of(baseline.configuration).margin:g}"
-    parameters = f"{round(baseline.parameters, -3) // 1000} thousand"
+    parameters = f"{round(baseline.parameters, -3):,}"
     found = _bits("bytes", text) | {
         "bytes_margin": margin,
         "bytes_parameters": parameters,

@@ -1,11 +1,15 @@
 """States that are written token by token, and operands and gates for them: what several files of tests begin with."""
 
+from inspect import signature
+
 import torch
 
 from ortho import MECHANISMS
+from ortho.attention.recurrent.gla import ChannelDecay
 
-NAMES = ["delta", "gated-delta", "ssd", "gla", "kda"]
+NAMES = ["delta", "gated-delta", "ssd", "gla", "kda", "vector-gated"]
 ADDING = [name for name in NAMES if "beta" not in MECHANISMS[name].gates]  # they erase nothing
+NORMALISING = [name for name in NAMES if "normalise" in signature(MECHANISMS[name].reference).parameters]
 FORMS = ["reference", "fast"]
 FUNCTIONS = {(name, form): MECHANISMS[name].form(form) for name in NAMES for form in FORMS}
 SCALES = {"gla": 0.5}  # by which queries of width 4 are multiplied, where that is not 1
@@ -21,8 +25,9 @@ def draw(*shape, seed=0, dtype=torch.float64):
 def arguments(name, *lead, length, keys=None, state=True, seed=0):
     """All that a call can be given, by name: keys 4 wide, values 3, as many queries as keys by default.
 
-    Write strengths, and steps, are from all of [0, 2], its ends included. Half of a token's decays are near 0, some
-    below -1; of decays a channel some tokens have none, others lose all of two channels. `initial_state` is a tensor.
+    Write strengths, and steps, are from all of [0, 2], its ends included; those of vector gates from half of it. Half
+    of a token's decays are near 0, some below -1; of decays a channel some tokens have none, others lose all of two
+    channels. `initial_state` is a tensor.
     """
     M = length if keys is None else keys
     seeds = iter(range(100 * seed, 100 * seed + 8))
@@ -35,7 +40,9 @@ def arguments(name, *lead, length, keys=None, state=True, seed=0):
         "initial_state": draw(*lead, 4, 3, seed=next(seeds)),
     }
     given |= {"step": given["beta"], "rate": -given["log_decay"]}
-    if name in ("gla", "kda"):
+    if name == "vector-gated":
+        given["beta"] = given["beta"] / 2
+    if MECHANISMS[name].gates.get("log_decay") is ChannelDecay:
         rates = -draw(*given["k"].shape, seed=next(seeds)).square() / 2
         given["log_decay"] = rates * (draw(*lead, M, 1, seed=next(seeds)) > -1)
         given["log_decay"][..., 2::9, 1:3] = -1e30

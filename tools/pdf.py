@@ -3,8 +3,9 @@
     python tools/pdf.py [FOLDER [PDF]]
 
 The pages that lie in FOLDER, `_build/html`, are joined in the order of `_toc.yml` into one document, whose look is
-`tools/pdf.css`. There each id carries the name of its page, so that equal ones do not meet, and links between pages
-lead to places of the document. Chromium, driven by Playwright, typesets and prints it. Folded code is left out.
+`tools/pdf.css`; the reference of the package is left out. There each id carries the name of its page, so that equal
+ones do not meet, and links between pages lead to places of the document. Chromium, driven by Playwright, typesets and
+prints it. Folded code is left out, folded evidence unfolded.
 """
 
 import html
@@ -22,6 +23,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULTS = (ROOT / "_build" / "html", ROOT / "_build" / "book.pdf")  # FOLDER and PDF
+NOT_PRINTED = ("The package",)  # its reference, which is looked up and not read
 WIDTH = 658  # CSS pixels between the margins that tools/pdf.css leaves of A4
 
 ARTICLE = re.compile(r'<article class="bd-article">(.*?)</article>', re.DOTALL)
@@ -29,6 +31,7 @@ TITLE = re.compile(r'<h1>(.*?)<a class="headerlink"', re.DOTALL)
 HEADING = re.compile(r"(</?h)([1-5])\b")
 ATTRIBUTE = re.compile(r' (id|href|src)="([^"]*)"')
 ELSEWHERE = re.compile(r"[a-z]+:|//")
+FOLDED = '<details class="evidence"'
 LOOK = re.compile(r'<link [^>]*rel="stylesheet"[^>]*>|<script>window\.MathJax = .*?</script>')
 
 DOCUMENT = """<!DOCTYPE html>
@@ -74,8 +77,9 @@ class PdfError(Exception):
 
 
 def parts(toc: dict[str, Any]) -> dict[str, list[str]]:
-    """The names of the pages by the captions of their parts; the first page stands before the parts."""
-    later = {part["caption"]: [page["file"] for page in part["chapters"]] for part in toc["parts"]}
+    """The names of the pages to print by the captions of their parts; the first page stands before the parts."""
+    printed = [part for part in toc["parts"] if part["caption"] not in NOT_PRINTED]
+    later = {part["caption"]: [page["file"] for page in part["chapters"]] for part in printed}
     return {"": [toc["root"]]} | later
 
 
@@ -124,7 +128,7 @@ def joined(folder: Path, root: Path = ROOT) -> str:
         for page in chapters:
             text = read(folder, page, pages)
             look |= dict.fromkeys(LOOK.findall(text))
-            (article,) = ARTICLE.findall(text)
+            (article,) = ARTICLE.findall(text.replace(FOLDED, f"{FOLDED} open"))
             contents += f'<li><a href="#{page}">{TITLE.findall(article)[0]}</a></li>'
             if part:
                 article = HEADING.sub(lambda match: f"{match[1]}{int(match[2]) + 1}", article)

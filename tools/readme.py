@@ -1,10 +1,10 @@
-"""Keep the README's picture and findings as the landing page has them.
+"""Keep picture and findings of the two READMEs as the first pages, in English and in Chinese, have them.
 
     python tools/readme.py [--check]
 
-The landing page's cell `headline` draws the picture, which is copied to `book/_static/headline.svg`, and its cell
-`findings` prints the findings, which are copied between the README's two markers, their links made relative to the
-README. With `--check` nothing is written, and the exit status says whether both are current.
+The landing page's cell `headline` draws the picture, which is copied to `book/_static/headline.svg`, and the cell
+`findings` of either page prints the findings, which are copied between the two markers of its README, their links made
+relative to it. With `--check` nothing is written, and the exit status says whether all is current.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import nbformat
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = "book/index.ipynb"
 PICTURE = "book/_static/headline.svg"
-README = "README.md"
+READMES = {"README.md": PAGE, "README.zh.md": "book/zh.ipynb"}  # and the pages that they follow
 START, END = "<!-- from the landing page, by tools/readme.py -->", "<!-- end of what the landing page says -->"
 
 
@@ -27,14 +27,14 @@ class ReadmeError(Exception):
     """The page or the README lacks what this tool looks for; the message names it."""
 
 
-def cell(nb: Any, name: str, kind: str) -> tuple[dict[str, Any], str]:
+def cell(root: Path, page: str, name: str, kind: str) -> tuple[dict[str, Any], str]:
     """A cell's metadata and its output of one MIME type. Raises ReadmeError where there is no such cell or output."""
-    for found in nb.cells:
+    for found in nbformat.reads(read(root, page), as_version=4).cells:
         if found.get("id") == name:
             for output in found.get("outputs", []):
                 if kind in output.get("data", {}):
                     return found.metadata, output["data"][kind]
-    raise ReadmeError(f"{PAGE}: expected a cell {name!r} with an output of type {kind}, found none: execute the page")
+    raise ReadmeError(f"{page}: expected a cell {name!r} with an output of type {kind}, found none: execute the page")
 
 
 def moved(text: str) -> str:
@@ -66,22 +66,22 @@ def described(metadata: dict[str, Any]) -> str:
 
 
 def wanted(root: Path = ROOT) -> dict[str, str]:
-    """The texts of the picture and of the README as they should be, by path. Raises ReadmeError for what is missing."""
-    nb = nbformat.reads(read(root, PAGE), as_version=4)
-    metadata, picture = cell(nb, "headline", "image/svg+xml")
-    findings = cell(nb, "findings", "text/markdown")[1]
-    alt = described(metadata)
-    readme = read(root, README)
-    before, start, rest = readme.partition(START)
-    _, end, after = rest.partition(END)
-    if not (start and end):
-        raise ReadmeError(f"{README}: expected the lines {START!r} and {END!r}")
-    new = f"\n\n![{alt}]({PICTURE})\n\n{moved(findings).strip()}\n\n"
-    return {PICTURE: picture.strip() + "\n", README: before + start + new + end + after}
+    """The texts of the picture and of the READMEs as they should be, by path. ReadmeError for what is missing."""
+    metadata, picture = cell(root, PAGE, "headline", "image/svg+xml")
+    texts = {PICTURE: picture.strip() + "\n"}
+    for name, page in READMES.items():
+        findings = moved(cell(root, page, "findings", "text/markdown")[1]).strip()
+        before, start, rest = read(root, name).partition(START)
+        _, end, after = rest.partition(END)
+        if not (start and end):
+            raise ReadmeError(f"{name}: expected the lines {START!r} and {END!r}")
+        shown = f"![{described(metadata)}]({PICTURE})\n\n" if page == PAGE else ""
+        texts[name] = f"{before}{start}\n\n{shown}{findings}\n\n{end}{after}"
+    return texts
 
 
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
-    parser = argparse.ArgumentParser(description="Copy picture and findings from the landing page to the README.")
+    parser = argparse.ArgumentParser(description="Copy picture and findings from the first pages to the READMEs.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if something is not current")
     check = parser.parse_args(arguments).check
     try:
@@ -96,7 +96,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     ]
     for name in stale:
         if check:
-            print(f"{name} is not what {PAGE} says: run python tools/readme.py", file=sys.stderr)
+            print(f"{name} is not what its page says: run python tools/readme.py", file=sys.stderr)
         else:
             (root / name).write_text(texts[name], encoding="utf-8")
             print(f"{name} is current again")

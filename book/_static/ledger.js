@@ -1,10 +1,10 @@
 /* The ledger's controls. Without this script the page is plain tables, one a document; with it their rows can be
-   searched, filtered by document, verdict and chapter, and sorted. What is chosen stands in the address, so that a
+   searched, filtered by document, verdict, severity and chapter, and sorted. What is chosen stands in the address, so that a
    choice can be linked: ledger.html?verdict=refuted. */
 (() => {
   "use strict";
 
-  const KEYS = ["document", "verdict", "chapter"];
+  const KEYS = ["document", "verdict", "severity", "chapter"];
   const ORDERS = { claim: "as in the documents", verdict: "by verdict", chapter: "by chapter" };
 
   function read(row) {
@@ -17,6 +17,7 @@
       id,
       document: id.split(".")[0],
       verdict: name.querySelector("strong").textContent.trim().split(" ")[0],
+      severity: name.querySelector("em")?.textContent.trim() ?? "none",
       chapter,
       text: `${name.textContent} ${evidence.textContent}`.toLowerCase(),
     };

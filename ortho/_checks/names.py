@@ -18,6 +18,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "native-sparse-attention": ("nsa",), "performer": ("favor",),
     "random-fourier": ("trigonometric",), "reformer": ("lsh",), "relu": ("linear-relu",), "rfa": ("trigonometric",),
     "rope": ("rotary",), "rotary-embedding": ("rotary",), "routing-transformer": ("routing",),
+    "rwkv": ("vector-gated",), "rwkv-7": ("vector-gated",),
     "scaled-dot-product": ("softmax",), "sdpa": ("softmax",), "sliding-window": ("window",),
     "sparse-transformer": ("strided",), "standard": ("softmax", "learned"), "state-space": ("ssd",),
     "state-space-duality": ("ssd",), "swa": ("window",), "test-time-training": ("ttt",), "vanilla": ("softmax",),

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ortho._typing import Size
+
 # Within a chunk of C the weights are materialised, N C numbers; from chunk to chunk a memory is carried, N m V / C
 # numbers. The two are equal at C = sqrt(m V), which is 64 for heads of width 64; at m = 256, 64 was the fastest too.
 CHUNK = 64
@@ -22,6 +24,14 @@ def chunks(length: int, chunk: int) -> tuple[int, int]:
     number = -(-length // chunk)
     width = -(-length // number)
     return width, number * width - length
+
+
+def equal_chunks(length: Size, chunk: Size) -> tuple[Size, Size]:
+    """(the width of these chunks, how many they are); a symbol stands for a multiple of `chunk`."""
+    if not isinstance(length, int):
+        return chunk, length / chunk
+    width, behind = chunks(length, chunk)
+    return width, (length + behind) // width
 
 
 def pad_tokens(x: Tensor, behind: int) -> Tensor:

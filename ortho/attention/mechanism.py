@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from functools import update_wrapper
+from inspect import Parameter, Signature, signature
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from ortho._checks import FORMS as FORMS
-from ortho._checks import one_of
+from ortho._checks import checked, one_of
 from ortho._cost import Cost
-from ortho._typing import State
-
-AttentionCost = Cost  # its name before
+from ortho._typing import Size, State
 
 # Scalar operations per element that a composite kernel is counted as, by its textbook definition.
 SOFTMAX_FORWARD = 5  # maximum, subtract, exp, sum, divide
@@ -23,6 +23,81 @@ FUSED_BACKWARD = 6
 def causal_pairs(N: Any) -> Any:
     """The number of (query, key) pairs with key <= query, N (N + 1) / 2, exact for integers and symbols alike."""
     return N * (N + 1) // 2 if isinstance(N, int) else N * (N + 1) / 2
+
+
+class CostedCall(NamedTuple):
+    """What a closed form is of: self-attention of queries and keys (B, H, N, K) and values (B, H, N, V).
+
+    `qk_grad` says whether autograd must reach q and k, or v alone.
+    """
+
+    B: Size
+    N: Size
+    H: Size
+    K: Size
+    V: Size
+    form: str = "fast"
+    causal: bool = False
+    qk_grad: bool = True
+    itemsize: int = 4
+
+    @property
+    def sizes(self) -> tuple[Size, Size, Size, Size]:
+        """(G, N, K, V), where G = B H is the number of sequences."""
+        return self.B * self.H, self.N, self.K, self.V
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What is said of the call besides its sizes."""
+        return dict(zip(self._fields[5:], self[5:], strict=True))
+
+    @property
+    def item(self) -> int:
+        """Bytes of a number in what is computed in float32 at least."""
+        return max(self.itemsize, 4)
+
+
+def closed_form(
+    of: Callable[..., Cost], *, symbols: bool = True, like: Callable[..., Any] | None = None
+) -> Callable[..., Cost]:
+    """`of(call, **options)`, of a `CostedCall`, as a `Mechanism.cost`; without `symbols` sizes must be numbers.
+
+    Options, and sizes of those names, are what they are for `like`, by default for `of`.
+    """
+
+    def cost(
+        B: Size,
+        N: Size,
+        H: Size,
+        K: Size,
+        V: Size,
+        *,
+        form: str = "fast",
+        causal: bool = False,
+        qk_grad: bool = True,
+        itemsize: int = 4,
+        **options: Any,
+    ) -> Cost:
+        return of(CostedCall(B, N, H, K, V, form, causal, qk_grad, itemsize), **options)
+
+    if not symbols:
+        cost.__annotations__.update(dict.fromkeys(CostedCall._fields[:5], int))
+    return checked(with_options(cost, like or of))
+
+
+def with_options(function: Callable[..., Any], form: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with the name of the form, and the form's options in place of `**options`."""
+    given, own = signature(function).parameters, signature(form).parameters
+    options = [p for p in own.values() if p.kind is Parameter.KEYWORD_ONLY and p.name not in given]
+    kept = [
+        p.replace(annotation=own[p.name].annotation) if p.name in own else p
+        for p in given.values()
+        if p.kind is not Parameter.VAR_KEYWORD
+    ]
+    by_position = [p for p in kept if p.kind is not Parameter.KEYWORD_ONLY]
+    signed: Any = update_wrapper(function, form)
+    signed.__signature__ = Signature([*by_position, *options, *kept[len(by_position) :]])
+    return function
 
 
 @runtime_checkable
@@ -47,11 +122,10 @@ class AttentionFunction(Protocol):
 class Mechanism:
     """An entry of `MECHANISMS`.
 
-    `cost(B, N, H, K, V, *, form, causal, qk_grad, itemsize)` is the closed form of one call on (B, H, N, ·) operands;
-    `qk_grad` says whether autograd must reach q and k, or v alone. What the functions take besides has a default that
-    works; `gates` has the classes (of `ortho.gates.Gate`) by which a layer makes it, by the argument's name: from the
-    keys' tokens, and for the names in `query_gates` from the queries'. The closed form is that of a call with gates,
-    which need a gradient.
+    `cost(B, N, H, K, V, *, form, causal, qk_grad, itemsize)` is the closed form of one call on (B, H, N, ·) operands,
+    as `closed_form` makes it. What the functions take besides has a default that works; `gates` has the classes (of
+    `ortho.gates.Gate`) by which a layer makes it, by the argument's name: from the keys' tokens, and for the names in
+    `query_gates` from the queries'. The closed form is that of a call with gates, which need a gradient.
     """
 
     name: str

@@ -223,17 +223,18 @@ class Counts:
     by_operation: dict[str, dict[str, int]] = field(repr=False, compare=False)
 
 
-def count_step(module: nn.Module, *inputs: Tensor, **kwargs: Any) -> Counts:
-    """Run `module(*inputs, **kwargs)` forward and backward once and count.
+def count_step(call: Callable[..., Tensor], *inputs: Any, **kwargs: Any) -> Counts:
+    """Run `call(*inputs, **kwargs)`, of a module or a function, forward and backward once and count.
 
-    Gradients are taken for every parameter and input that requires one, with a given gradient of the output, so that
+    Gradients are taken for every parameter and argument that requires one, with a given gradient of the output, so that
     no loss is counted.
     """
+    module = call if isinstance(call, nn.Module) else nn.Module()  # a function has no parameters
     trained = [p for p in module.parameters() if p.requires_grad]
     stored = [*module.parameters(), *module.buffers()]
-    wanted = [*trained, *(x for x in inputs if x.requires_grad)]
+    wanted = [*trained, *(x for x in tree_leaves((inputs, kwargs)) if isinstance(x, Tensor) and x.requires_grad)]
     with OperationCounter() as ahead, saved_bytes(stored) as kept:
-        y = module(*inputs, **kwargs)
+        y = call(*inputs, **kwargs)
     gradient = torch.ones_like(y)
     with OperationCounter() as back:
         torch.autograd.grad(y, wanted, gradient)

@@ -11,7 +11,7 @@ from ortho._checks import checked, expect, one_of
 from ortho._cost import Cost, head_width, linear_map
 from ortho._typing import Size
 from ortho.attention import FORMS, MECHANISMS
-from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD
+from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, CostedCall
 from ortho.attention.softmax.softmax_attention import softmax_cost
 from ortho.attention.softmax.value_gradient import value_gradient_cost
 from ortho.attention.untrained.positional_attention import PositionalPattern, named
@@ -160,14 +160,13 @@ def stopped_layer(
         return plain
     K, G = head_width(d, H, head_dim), shared_heads(H, num_kv_heads)
     qk = projection_cost(projection, B, N, d, H, K, G, bias=bias, input_grad=input_grad, itemsize=itemsize)
-    kernel = softmax_cost(B, N, H, K, K, causal=causal, qk_grad=False, itemsize=itemsize)
-    exchanged = value_gradient_cost(B, N, H, K, K, causal=causal, itemsize=itemsize)
+    call = CostedCall(B, N, H, K, K, causal=causal, qk_grad=False, itemsize=itemsize)
     again = Cost(
         backward=qk.forward,
         elementwise_backward=qk.elementwise_forward,
         saved_bytes=-itemsize * 2 * B * N * H * K,  # q and k, which are not kept
     )
-    return plain - kernel + exchanged + again
+    return plain - softmax_cost(call) + value_gradient_cost(call) + again
 
 
 @checked
@@ -188,15 +187,14 @@ def shifted_layer(
     bare = layer(B, N, d, H, attention=attention, **options)
     K = head_width(d, H, head_dim)
     numbers = 2 * B * N * H * K  # of keys and of values
-    return replace(
-        bare,
+    return bare + Cost(
         # A product with the one number, a product with the other and a sum in one.
-        elementwise_forward=bare.elementwise_forward + 2 * numbers,
+        elementwise_forward=2 * numbers,
         # Into the vectors two products and a sum; for either number a product, a sum, and for one a factor of 1.
-        elementwise_backward=bare.elementwise_backward + 8 * numbers + 2 * H,
-        saved_bytes=bare.saved_bytes + 2 * itemsize * numbers,  # the vectors, and those before them
-        state_bytes=bare.state_bytes + 2 * itemsize * B * H * K,
-        trained=bare.trained + 4 * H,
+        elementwise_backward=8 * numbers + 2 * H,
+        saved_bytes=2 * itemsize * numbers,  # the vectors, and those before them
+        state_bytes=2 * itemsize * B * H * K,
+        trained=4 * H,
     )
 
 
@@ -221,13 +219,12 @@ def convolved_layer(
     reached = min(width, N) if isinstance(width, int) and isinstance(N, int) else width  # taps within the sequence
     before = reached * (reached - 1)  # twice the tokens that would stand before the first
     sums = B * d * (reached * N - (before // 2 if isinstance(before, int) else before / 2))
-    return replace(
-        bare,
-        elementwise_forward=bare.elementwise_forward + sums,
-        elementwise_backward=bare.elementwise_backward + 3 * sums,  # into x; for the taps a product and a sum
-        saved_bytes=bare.saved_bytes + itemsize * B * N * d,
-        state_bytes=bare.state_bytes + itemsize * B * (width - 1) * d,
-        trained=bare.trained + width * d,
+    return bare + Cost(
+        elementwise_forward=sums,
+        elementwise_backward=3 * sums,  # into x; for the taps a product and a sum
+        saved_bytes=itemsize * B * N * d,
+        state_bytes=itemsize * B * (width - 1) * d,
+        trained=width * d,
     )
 
 
@@ -262,7 +259,7 @@ def induction_heads(
         drawn, frozen = n * rounds * 2 * d * b, n * (rounds * 2 * d + a * a + b * b)  # signs into the blocks
     # Squares, their sum, the product with the length; of a token its length. The sum over tokens.
     elementwise = 3 * B * N * d + 3 * B * N + (n - 1) * B * N * width + drawn
-    core = value_gradient_cost(B, N, H, K, K, form=form, causal=causal, itemsize=itemsize)
+    core = value_gradient_cost(CostedCall(B, N, H, K, K, form, causal, itemsize=itemsize))
     again = form == "fast"
     kept = 2 * itemsize * B * N * width if again else 0  # q and k, which are not kept
     token = made // N if isinstance(N, int) else made / N
@@ -452,7 +449,7 @@ def cross_layer(
     halves = [projection_cost(projection, B, n, d, h, K, h, bias=bias) for n, h in ((N, H), (M, G))]
     qk = projection_cost(projection, B, N, d, H, K, G, bias=bias)
     values, merged = linear_map(B, M, d, K * G, bias=bias), linear_map(B, N, H * K, d, bias=bias)
-    pair = softmax_cost(B, 1, H, K, K, form=form, qk_grad=_passes_gradient(projection))
+    pair = softmax_cost(CostedCall(B, 1, H, K, K, form, qk_grad=_passes_gradient(projection)))
     figures = {
         name: sum(getattr(half, name) for half in halves) // 2
         + getattr(values, name)

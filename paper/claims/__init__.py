@@ -22,7 +22,7 @@ from paper.claims.ledger import (
 )
 from paper.claims.outcomes import loses_nothing, outperforms
 from paper.claims.parts import all_of
-from paper.claims.report import counts_table, ledger_table, rules_table, show, table
+from paper.claims.report import counts_table, counts_text, ledger_table, rules_table, show, table
 from paper.claims.severity import SEVERITIES, Severity
 from paper.claims.verdicts import MEANINGS, PRECEDENCE, RULES, Finding, Verdict
 
@@ -44,6 +44,7 @@ __all__ = [
     "all_of",
     "catalogue",
     "counts_table",
+    "counts_text",
     "evidence",
     "judge",
     "judge_all",

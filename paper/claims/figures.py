@@ -24,7 +24,7 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _ROUNDING = 1e-9  # what is smaller is the rounding of a computation, or a bound on it
 _SHOWN = 6  # figures listed in full; of a longer list the first are shown
 _WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
-_FEW = 3  # those that a sentence names
+_FEW = 2  # those that a sentence names
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from functools import cache, wraps
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
+from typing import Any
 
 from paper.claims.catalogue import Catalogue, Claim, LedgerError, load
 from paper.claims.parts import all_of
@@ -31,7 +32,8 @@ class Entry:
 
     `chapter` is the notebook's name without suffix, `cell` the anchor in it; both are empty while awaiting, as are
     the finding in a sentence, its severity, the source's figure, ours, and the rules that compared them. `severity` is
-    empty, too, for a claim that is confirmed or untestable.
+    empty, too, for a claim that is confirmed or untestable. `parts` has label, verdict, the source's figure and ours of
+    each part of a claim of several; `remark` stands after our figure.
     """
 
     id: str
@@ -49,6 +51,8 @@ class Entry:
     source: str = ""
     ours: str = ""
     rule: str = ""
+    parts: tuple[tuple[str, str, str, str], ...] = ()
+    remark: str = ""
     note: str = ""
 
     def _repr_markdown_(self) -> str:
@@ -131,6 +135,8 @@ class Ledger:
             source=found.source,
             ours=found.ours,
             rule=found.rule,
+            parts=tuple((label, str(part.verdict), part.source, part.ours) for label, part in found.parts),
+            remark=found.remark,
         )
 
     def entries(self, document: str | None = None) -> tuple[Entry, ...]:
@@ -231,9 +237,11 @@ def stored(path: Path) -> dict[str, tuple[Entry, tuple[str, ...]]]:
         raise LedgerError(f"{path}: expected the verdicts that `python -m tools.verdicts` writes: {error}") from error
 
 
-def _stored_row(claim: Claim, *, records: list[str], **row: str) -> tuple[Entry, tuple[str, ...]]:
-    return _entry(claim, **row), tuple(records)
+def _stored_row(
+    claim: Claim, *, records: list[str], parts: Iterable[list[str]] = (), **row: str
+) -> tuple[Entry, tuple[str, ...]]:
+    return _entry(claim, parts=tuple(map(tuple, parts)), **row), tuple(records)
 
 
-def _entry(claim: Claim, **row: str) -> Entry:
+def _entry(claim: Claim, **row: Any) -> Entry:
     return Entry(claim.id, claim.document, claim.kind, claim.text, claim.where, claim.quote, note=claim.note, **row)

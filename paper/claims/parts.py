@@ -34,7 +34,7 @@ def all_of(parts: Parts) -> Finding:
     names = dict.fromkeys(name for finding in parts.values() for name in finding.rule.split(", "))
     severity = None if verdict == Verdict.UNTESTABLE else heaviest(finding.severity for finding in parts.values())
     scope, clause = _in_short(parts, verdict)
-    return Finding(verdict, source, ours, clause, severity, scope, ", ".join(names))
+    return Finding(verdict, source, ours, clause, severity, scope, ", ".join(names), tuple(parts.items()))
 
 
 def _in_short(parts: Parts, verdict: Verdict) -> tuple[str, str]:

@@ -2,12 +2,14 @@
 
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from paper.claims import figures
 from paper.claims.ledger import AWAITING, Entry, catalogue, judge
+from paper.claims.severity import SEVERITIES
 from paper.claims.verdicts import MEANINGS, RULES
 
 _WIDTH = 100
@@ -61,28 +63,42 @@ def show(*claim_ids: str) -> Shown:
 
 
 def ledger_table(entries: Sequence[Entry]) -> Shown:
-    """Some claims of the ledger: a row each, linked to the cell that derives it."""
+    """Some claims of the ledger: a row each, linked to the cell that derives it; the evidence is folded."""
 
     def row(entry: Entry) -> tuple[str, str]:
         name = f"[{entry.id}](#{entry.cell})" if entry.cell else entry.id
-        evidence = [f"*{part}:* {value}" for part, value in _evidence(entry)]
-        claim = [escape(entry.claim), f"*said:* {_quotation(entry)}"]
-        return f"{name}<br>**{_status(entry, brief=True)}**", "<br>".join([*claim, *evidence])
+        severity = f"<br>*{entry.severity}*" if entry.severity else ""
+        told = [f"*{part}:* {value}" for part, value in _told(entry)]
+        evidence = "<br>".join(f"*{part}:* {value}" for part, value in _evidence(entry))
+        return f"{name}<br>**{_status(entry, brief=True)}**{severity}", "<br>".join(told) + _folded(evidence)
 
     text = "\n".join(f"{entry.id:9} {_status(entry)}" for entry in entries)
-    return Shown(table(map(row, entries), ("claim", "evidence")).markdown, text)
+    return Shown(table(map(row, entries), ("claim", "what was found")).markdown, text)
 
 
 def counts_table(entries: Sequence[Entry]) -> Shown:
-    """How many claims of each document have which verdict."""
-    documents = [*catalogue().documents, "all"]
+    """How many claims of each document have which verdict, and how severe those of all documents are."""
+    documents = catalogue().documents
 
     def row(name: str, verdicts: Sequence[str]) -> Sequence[Any]:
-        chosen = [entry.document for entry in entries if entry.verdict in verdicts]
-        return name, *(len(chosen) if document == "all" else chosen.count(document) for document in documents)
+        chosen = [entry for entry in entries if entry.verdict in verdicts]
+        by_document = [sum(entry.document == document for entry in chosen) for document in documents]
+        by_severity = [sum(entry.severity == severity for entry in chosen) or None for severity in SEVERITIES]
+        return name, *by_document, len(chosen), *by_severity
 
     verdicts = [*map(str, MEANINGS), AWAITING]
-    return table([*(row(verdict, [verdict]) for verdict in verdicts), row("claims", verdicts)], ("", *documents))
+    rows = [*(row(verdict, [verdict]) for verdict in verdicts), row("claims", verdicts)]
+    return table(rows, ("", *documents, "all", *SEVERITIES))
+
+
+def counts_text(entries: Iterable[Entry]) -> str:
+    """The claims by verdict and by severity in words: '54 confirmed, ..., 27 refuted; severity: 5 wording, ...'."""
+
+    def counted(names: Iterable[str]) -> str:
+        return ", ".join(f"{found[name]} {name}" for name in names if found[name])
+
+    found = Counter(name for entry in entries for name in (entry.verdict, entry.severity))
+    return "; severity: ".join(filter(None, map(counted, ([*MEANINGS, AWAITING], SEVERITIES))))
 
 
 def rules_table() -> Shown:
@@ -91,20 +107,25 @@ def rules_table() -> Shown:
 
 
 def entry_markdown(entry: Entry) -> str:
-    """The box of one claim as Markdown."""
-    said = ("said", _quotation(entry))
-    lines = [(entry.id, _status(entry)), ("---", "---"), ("claim", escape(entry.claim)), said, *_evidence(entry)]
-    return "\n".join(f"| {name} | {_piped(value)} |" for name, value in lines)
+    """The box of one claim as Markdown: what is claimed and what was found; the evidence is folded below."""
+    lines = [(entry.id, _status(entry)), ("---", "---"), *_told(entry)]
+    box = "\n".join(f"| {name} | {_piped(value)} |" for name, value in lines)
+    evidence = "\n".join(f"- *{name}:* {_piped(value)}" for name, value in _evidence(entry))
+    return "\n\n".join(filter(None, (box, _folded(f"\n\n{evidence}\n\n" if evidence else ""))))
 
 
 def entry_text(entry: Entry) -> str:
     """The box of one claim as plain text."""
-    body = [
-        textwrap.fill(f"  {name:7} {value}", _WIDTH, subsequent_indent=" " * 10, break_on_hyphens=False)
-        for name, value in (("claim", entry.claim), ("said", entry.where), *_evidence(entry))
-    ]
-    body[2:2] = [" " * 10 + line for line in entry.quote.splitlines()]
-    return "\n".join([f"{entry.id} ({entry.kind}): {_status(entry)}", *body])
+
+    def filled(name: str, value: str) -> str:
+        return textwrap.fill(f"  {name:7} {value}", _WIDTH, subsequent_indent=" " * 10, break_on_hyphens=False)
+
+    told = {"claim": entry.claim, "found": entry.sentence, "said": entry.where, "note": entry.note}
+    lines = [filled(name, value) for name, value in told.items() if value]
+    quoted = [" " * 10 + line for line in _plain(entry.quote).splitlines()]
+    at = lines.index(filled("said", entry.where)) + 1
+    evidence = [filled(f"{name}:", value) for name, value in _evidence(entry)]
+    return "\n".join([f"{entry.id} ({entry.kind}): {_status(entry)}", *lines[:at], *quoted, *lines[at:], *evidence])
 
 
 def escape(text: str) -> str:
@@ -124,24 +145,47 @@ def _without_shared(rows: list[Sequence[Any]], headers: Sequence[str], shared: s
     return [(*row[:at], *row[at + 1 :]) for row in rows], [named, *others]
 
 
+def _told(entry: Entry) -> list[tuple[str, str]]:
+    """What a reader is told of a claim, with the names of the parts: the sentence of the finding and what it is on."""
+    told = {
+        "claim": escape(entry.claim),
+        "found": entry.sentence,
+        "said": _quotation(entry),
+        "note": escape(entry.note),
+    }
+    return [(name, value) for name, value in told.items() if value]
+
+
 def _quotation(entry: Entry) -> str:
-    """Where a claim stands in its source, and its words there, letter by letter."""
-    lines = _SPECIAL.sub(r"\\\1", entry.quote).splitlines()
+    """Where a claim stands in its source, and its words there, letter by letter but for marks of bold type."""
+    lines = _SPECIAL.sub(r"\\\1", _plain(entry.quote)).splitlines()
     words = "<br>".join(re.sub(r"^ +", lambda indent: "\u00a0" * len(indent[0]), line) for line in lines)
     return f'{escape(entry.where)}:<br><q lang="zh">{words}</q>'
 
 
+def _plain(quote: str) -> str:
+    return quote.replace("**", "")
+
+
 def _evidence(entry: Entry) -> list[tuple[str, str]]:
-    """What was compared, and by which rules; nothing while the claim awaits its chapter."""
-    found = [(name, value) for name in ("source", "ours", "rule") if (value := getattr(entry, name))]
-    return [*found, ("note", escape(entry.note))] if entry.note else found
+    """What was compared, part by part, and by which rules; nothing while the claim awaits its chapter."""
+    whole = [("source", entry.source), ("ours", entry.ours)]
+    parts = [(label, f"{verdict}; source: {source}; ours: {ours}") for label, verdict, source, ours in entry.parts]
+    found = [*parts, ("remark", entry.remark)] if parts else whole
+    return [(name, value) for name, value in (*found, ("rule", entry.rule)) if value]
+
+
+def _folded(evidence: str) -> str:
+    """Evidence that a reader unfolds; nothing if there is none."""
+    title = "Evidence: the source's figures, ours, and the rule that compared them"
+    return f'<details class="evidence"><summary>{title}</summary>{evidence}</details>' if evidence else ""
 
 
 def _status(entry: Entry, *, brief: bool = False) -> str:
-    """The verdict, or what it awaits; with the part's title unless brief."""
-    if not entry.awaits:
-        return entry.verdict
-    return f"{entry.verdict} part {entry.awaits}" + ("" if brief else f", {catalogue().parts[entry.awaits]}")
+    """The verdict and how severe it is, or what it awaits; with the part's title and the severity unless brief."""
+    if entry.awaits:
+        return f"{entry.verdict} part {entry.awaits}" + ("" if brief else f", {catalogue().parts[entry.awaits]}")
+    return f"{entry.verdict}, {entry.severity}" if entry.severity and not brief else entry.verdict
 
 
 def _cell(value: Any) -> str:

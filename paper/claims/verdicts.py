@@ -43,7 +43,8 @@ class Finding:
     """What a rule found: its verdict, the source's figure, ours, the same in short, and the rule's name.
 
     `clause` is what a reader is told first, after the verdict: one clause, without a full stop. `scope` says of how
-    many parts of the claim the verdict is. `severity` is None for a claim that is confirmed or untestable.
+    many parts of the claim the verdict is. `severity` is None for a claim that is confirmed or untestable. `parts` are
+    the findings of which it is made, by label; `remark` stands after our figure.
     """
 
     verdict: Verdict
@@ -53,6 +54,8 @@ class Finding:
     severity: Severity | None = None
     scope: str = ""
     rule: str = ""
+    parts: "tuple[tuple[str, Finding], ...]" = ()
+    remark: str = ""
 
     @property
     def sentence(self) -> str:
@@ -62,7 +65,7 @@ class Finding:
 
     def noting(self, remark: str) -> "Finding":
         """The same finding with a remark after our figure."""
-        return replace(self, ours=f"{self.ours}. {remark}")
+        return replace(self, ours=f"{self.ours}. {remark}", remark=f"{self.remark}. {remark}".removeprefix(". "))
 
 
 Parts = Mapping[str, Finding]  # of a claim, by label

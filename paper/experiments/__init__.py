@@ -6,6 +6,7 @@ Needs torch and numpy alone, and runs from a bare source tree.
 from collections.abc import Sequence
 from pathlib import Path
 
+from paper.experiments.campaign import staged
 from paper.experiments.engine import cli, records
 from paper.experiments.engine.provenance import changes, default_results
 from paper.experiments.engine.records import (
@@ -25,6 +26,7 @@ from paper.experiments.learning.images import IMAGES
 from paper.experiments.learning.positional_heads import POSITIONAL_HEADS
 from paper.experiments.learning.pruning import PRUNING
 from paper.experiments.learning.studies import FLIP_FLOP, PARITY, PERMUTATIONS, RECALL
+from paper.experiments.speed.agreement import AGREEMENT
 from paper.experiments.speed.attention import ATTENTION_SPEED, FLASH_SPEED, MEMORY_SPEED, PATTERN_SPEED
 from paper.experiments.speed.decoding import DECODE_SPEED
 from paper.experiments.speed.generation import GENERATION
@@ -67,6 +69,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         FINE_TUNING,
         *translating.EXPERIMENTS,
         PRUNING,
+        AGREEMENT,
     )
 }
 
@@ -113,4 +116,4 @@ def is_stale(record: Record) -> bool:
 
 def main(argv: Sequence[str]) -> int:
     """`python -m paper experiments`, with the arguments after that word. Returns the exit status."""
-    return cli.main(argv, EXPERIMENTS)
+    return cli.main(argv, EXPERIMENTS, campaign=staged(EXPERIMENTS))

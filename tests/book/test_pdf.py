@@ -13,7 +13,13 @@ from tools import pdf
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {
-    "_toc.yml": {"root": "book/index", "parts": [{"caption": "Work & time", "chapters": [{"file": "notebooks/01-a"}]}]},
+    "_toc.yml": {
+        "root": "book/index",
+        "parts": [
+            {"caption": "Work & time", "chapters": [{"file": "notebooks/01-a"}]},
+            {"caption": "The package", "chapters": [{"file": "book/reference/cost"}]},  # not printed, and not built
+        ],
+    },
     "_config.yml": {"title": "A book", "author": "nobody", "sphinx": {"config": {"mathjax_path": "tex-svg-full.js"}}},
     "CITATION.cff": {"version": "1.2.3"},
 }
@@ -27,7 +33,8 @@ TEXTS = {
     "book/index": '<p><a href="../notebooks/01-a.html#limits">there</a> <a href="../notebooks/01-a.html">begin</a></p>',
     "notebooks/01-a": '<p><a href="#limits">here</a> <a href="../book/index.html#limits">back</a>'
     ' <a href="https://example.org/#x">out</a> <a class="file" href="../_sources/01-a.ipynb">file</a>'
-    ' <img src="../_images/a.svg" alt=""> <span class="math">\\(x^2\\)</span></p><h2>Costs</h2>',
+    ' <img src="../_images/a.svg" alt=""> <span class="math">\\(x^2\\)</span></p><h2>Costs</h2>'
+    '<details class="evidence"><summary>Evidence</summary></details>',
 }
 PICTURE = '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><rect width="9" height="9"/></svg>'
 
@@ -58,6 +65,7 @@ def test_pages_are_joined_in_order_below_their_parts(html):
     order = ["<title>A book", "version 1.2.3", 'href="#notebooks/01-a">A<', "<h1>X<", ">Work &amp; time</h1>", "<h2>A<"]
     places = [text.index(words) for words in order]
     assert places == sorted(places)
+    assert '<details class="evidence" open>' in text
     assert "<h3>Costs</h3>" in text
     assert '<link rel="stylesheet" href="_static/look.css" />' in text
     assert "window.MathJax = " in text

@@ -1,4 +1,4 @@
-"""The README says what the landing page says, its code runs, and the pages name only what exists."""
+"""The READMEs say what their pages say, the code in them runs, and the pages name only what exists."""
 
 import re
 import shutil
@@ -12,8 +12,10 @@ from paper.__main__ import main as paper
 from tools import readme
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "CONTRIBUTING.md")
+PAGES = ("README.md", "README.zh.md", "CONTRIBUTING.md")
+ENGLISH, CHINESE = readme.READMES
 LANDING = (ROOT / readme.PAGE).read_text(encoding="utf-8")
+FOUND = re.findall(r"- \*\*.*notebooks/33.*", readme.cell(ROOT, readme.PAGE, "all-findings", "text/markdown")[1])
 STATUS = ("book/status.ipynb", "book/artifact.ipynb")
 GUIDES = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "book" / "guides").glob("*.ipynb"))]
 
@@ -24,8 +26,8 @@ def read(name):
 
 @pytest.fixture
 def copy(tmp_path):
-    """A tree with the README, and the landing page and picture that it follows."""
-    for name in (readme.README, readme.PAGE, readme.PICTURE):
+    """A tree with the READMEs, and the pages and the picture that they follow."""
+    for name in (*readme.READMES, *readme.READMES.values(), readme.PICTURE):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
@@ -35,21 +37,21 @@ def test_picture_and_findings_are_current(capsys):
     assert readme.main(["--check"]) == 0, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", [readme.README, readme.PICTURE])
+@pytest.mark.parametrize("name", [*readme.READMES, readme.PICTURE])
 def test_a_change_is_noticed_and_mended(copy, name, capsys):
     page = copy / name
     before = page.read_text(encoding="utf-8")
-    altered = before.replace("bound", "guess").replace("<svg", "<svg ")
+    altered = before.replace("bound", "guess").replace("<svg", "<svg ").replace("冻结层快", "冻结层慢")
     page.write_text(altered, encoding="utf-8")
     assert readme.main(["--check"], copy) == 1
-    assert f"{name} is not what {readme.PAGE} says" in capsys.readouterr().err
+    assert f"{name} is not what its page says" in capsys.readouterr().err
     assert page.read_text(encoding="utf-8") == altered, "a check writes nothing"
     assert readme.main([], copy) == 0
     assert page.read_text(encoding="utf-8") == before
 
 
 def test_what_is_missing_is_named(copy, capsys):
-    (copy / readme.README).write_text("# No markers\n", encoding="utf-8")
+    (copy / ENGLISH).write_text("# No markers\n", encoding="utf-8")
     assert readme.main([], copy) == 1
     assert "README.md: expected the lines" in capsys.readouterr().err
     page = copy / readme.PAGE
@@ -64,10 +66,32 @@ def test_a_picture_without_words_and_a_file_that_is_not_there_are_named(copy, ca
     assert readme.main([], copy) == 1
     assert f"{readme.PAGE}: expected mystnb.image.alt" in capsys.readouterr().err
     shutil.copy(ROOT / readme.PAGE, page)
-    for name in (readme.README, readme.PAGE):
+    for name in (ENGLISH, readme.PAGE):
         (copy / name).unlink()
         assert readme.main([], copy) == 1
         assert f"{name}: expected a file that can be read (No such file" in capsys.readouterr().err
+
+
+def test_both_languages_have_the_same_figures():
+    """Of each chapter whose findings both pages print, the Chinese one has no figure that the English ones have not."""
+    landing, chinese = (
+        {
+            tuple(re.findall(r"notebooks/(\d\d)", line)): line
+            for line in read(name).splitlines()
+            if line.startswith("- **")
+        }
+        for name in readme.READMES
+    )
+    elsewhere = {tuple(re.findall(r"notebooks/(\d\d)", line)): line for line in FOUND}
+    assert len(chinese) >= len(landing)
+    for chapters, line in chinese.items():
+        beside = landing.get(chapters) or elsewhere[chapters]
+        assert figures(line) <= figures(beside), chapters
+
+
+def figures(line):
+    """The numbers of a finding, without its links."""
+    return set(re.findall(r"\d+(?:[.,]\d+)*", re.sub(r"\[[^]]*\]\([^)]*\)", "", line).replace("{,}", ",")))
 
 
 def test_links_are_made_relative_to_the_readme():

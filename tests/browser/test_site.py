@@ -77,9 +77,9 @@ def test_a_notebook_can_be_taken_along(page, book):
 
 
 def rows(page):
-    """(id, verdict) of the claims that are shown, in order."""
+    """(id, verdict, severity or "none") of the claims that are shown, in order."""
     cells = page.locator(".tag_ledger tbody tr:visible td:first-child")
-    return [tuple(text.split()[:2]) for text in cells.all_inner_texts()]
+    return [tuple([*text.split(), "none"][:3]) for text in cells.all_inner_texts()]
 
 
 def counted(page):
@@ -103,7 +103,7 @@ def ledger(page, book):
 
 
 def test_without_scripts_the_ledger_is_whole(whole):
-    assert [claim for claim, _ in whole] == list(catalogue().claims)
+    assert [claim for claim, *_ in whole] == list(catalogue().claims)
 
 
 def test_with_scripts_it_begins_whole(ledger, whole):
@@ -113,8 +113,8 @@ def test_with_scripts_it_begins_whole(ledger, whole):
 
 @pytest.mark.parametrize(
     ("name", "of"),
-    [("document", lambda row: row[0].split(".")[0]), ("verdict", lambda row: row[1])],
-    ids=["document", "verdict"],
+    [("document", lambda row: row[0].split(".")[0]), ("verdict", lambda row: row[1]), ("severity", lambda row: row[2])],
+    ids=["document", "verdict", "severity"],
 )
 def test_it_is_filtered(ledger, whole, name, of):
     for value in {of(row) for row in whole}:
@@ -133,9 +133,9 @@ def test_each_claim_has_its_chapter(ledger, whole):
 
 
 def test_it_is_searched(ledger, whole):
-    claim, verdict = whole[2]
+    claim, verdict, _ = whole[2]
     ledger.fill("input[name=words]", claim.lower())
-    assert rows(ledger) == [(claim, verdict)]
+    assert rows(ledger) == [whole[2]]
     ledger.fill("input[name=words]", verdict)
     assert {row for row in whole if row[1] == verdict} <= set(rows(ledger))
     ledger.fill("input[name=words]", "no such words")
@@ -152,6 +152,15 @@ def test_the_contents_lead_to_what_is_shown(ledger):
     shown = [link.inner_text() for link in links.all() if link.is_visible()]
     assert shown == [text for text in everything if not re.match("S[0124]:", text)]
     assert len(shown) == len(everything) - 4
+
+
+def test_evidence_is_folded_until_it_is_asked_for(ledger, whole):
+    evidence = ledger.locator(".tag_ledger details.evidence")
+    assert evidence.count() == len(whole)
+    hidden = evidence.first.get_by_text("rule:")
+    assert not hidden.is_visible()
+    evidence.first.locator("summary").click()
+    assert hidden.is_visible()
 
 
 def test_it_is_sorted(ledger, whole):

@@ -7,11 +7,11 @@ from functools import partial
 
 import pytest
 import torch
+from counted import assert_declared
 
 from ortho import MultiheadAttention, cost
 from ortho.attention.recurrent.delta import delta_rule_reference
 from ortho.attention.recurrent.delta_product import LaterOperands, StepStrengths, delta_product, delta_product_reference
-from ortho.cost.counting import Counts, count_step
 
 # As in tests/library/test_properties.py: two float64 computations of the same sums.
 close = partial(torch.testing.assert_close, atol=1e-10, rtol=1e-10)
@@ -111,11 +111,8 @@ def test_three_steps_cost_what_is_declared(form, causal):
         b, n, d, h = size
         x = torch.zeros(b, n, d, requires_grad=True)
         layer = MultiheadAttention(d, h, attention="delta-product", form=form, gates=THREE)
-        counts = count_step(layer, x, is_causal=causal)
         declared = cost.layer(*size, attention="delta-product", form=form, causal=causal, gates=THREE, steps=3)
-        for name in Counts.__dataclass_fields__:
-            if name != "by_operation":
-                assert getattr(counts, name) == getattr(declared, name), name
+        assert_declared(declared, layer, x, is_causal=causal)
 
 
 def test_gates():

@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 import sympy as sp
 import torch
+from counted import CALLS, assert_declared, assert_formula
 from extent import WHOLE, some
 
 from ortho import _checks
@@ -22,7 +23,6 @@ from ortho.attention.linear.linear_attention import (
     linear_attention_reference,
 )
 from ortho.cost import big_o as sym
-from ortho.cost.counting import OperationCounter, saved_bytes
 
 # Sums of at most 1e3 rounded products (2e-13) of which the largest are some 10; a wrong term would show at 1e-2. Totals
 # of signed weights cancel: the smallest of the rows here is some 1e-3 of what is summed, and its gradient squares that.
@@ -436,19 +436,11 @@ def test_declared_equals_counted(name, form, qk_grad):
     cases = zip([(1, 12, 2), (2, 13, 1), (1, 1, 1)], widths, (5, 1, 1), (4, 5, 64), strict=True)
     for ((B, N, H), K, V, chunk), causal in product(cases, (False, True)[: 1 + m.causal]):
         leaves = [torch.zeros(B, H, N, w) for w in (K, K, V)]
-        wanted = [x.requires_grad_() for x in (leaves if qk_grad else leaves[2:])]
+        for x in leaves if qk_grad else leaves[2:]:
+            x.requires_grad_()
         kwargs = {"chunk": chunk} if form == "fast" and name != "efficient" else {}
-        with OperationCounter() as ahead, saved_bytes() as kept:
-            o = m.form(form)(*leaves, is_causal=causal, **kwargs)
-        with OperationCounter() as back:
-            torch.autograd.grad(o, wanted, torch.ones_like(o))
         declared = m.cost(B, N, H, K, V, form=form, causal=causal, qk_grad=qk_grad, **kwargs)
-        assert ahead.flops.total() == declared.forward
-        assert back.flops.total() == declared.backward
-        assert ahead.elementwise.total() == declared.elementwise_forward
-        assert back.elementwise.total() == declared.elementwise_backward
-        assert kept() == declared.saved_bytes + declared.output_bytes
-        assert all(type(part) is int for part in vars(declared).values())
+        assert_declared(declared, m.form(form), *leaves, is_causal=causal, **kwargs)
 
 
 @pytest.mark.parametrize(("name", "causal"), CASES)
@@ -458,7 +450,7 @@ def test_growth(name, causal):
     K, V = sp.symbols("K V", positive=True)
     sizes = (sym.B, sym.N, sym.H, K, V)
     fast, reference = (ALL[name].cost(*sizes, form=form, causal=causal) for form in ("fast", "reference"))
-    for part in ("forward", "backward", "elementwise_forward", "elementwise_backward", "saved_bytes"):
+    for part in CALLS:
         assert sym.order(getattr(fast, part), sym.N) == {sym.N}
         assert sym.order(getattr(reference, part), sym.N) == {sym.N**2}
     expected = {sym.N} if name in FITTED else {sp.Integer(1)}
@@ -475,8 +467,7 @@ def test_formulas_equal_numbers():
         for form, causal in product(FORMS, (False, True)[: 1 + m.causal]):
             formula = m.cost(sym.B, sym.N, sym.H, sym.d, sym.d, form=form, causal=causal, **width)
             numbers = m.cost(2, 3 * CHUNK, 3, 16, 16, form=form, causal=causal, **({"m": 10} if width else {}))
-            for part in ("forward", "backward", "elementwise_forward", "elementwise_backward", "saved_bytes", "decode"):
-                assert sp.sympify(getattr(formula, part)).subs(sizes) == getattr(numbers, part), (name, form, part)
+            assert_formula(formula, numbers, sizes)
 
 
 def test_products_by_hand():

@@ -1,15 +1,12 @@
 """Layers whose heads are of one kind or of several: a step and a decoded token, declared = counted, exactly."""
 
-from dataclasses import fields, replace
 from functools import partial
 
 import pytest
-import sympy as sp
 import torch
-from counted import SIZES, assert_declared, assert_decodes
+from counted import FIGURES, SIZES, assert_declared, assert_decodes, assert_formula
 
 from ortho import PROJECTIONS
-from ortho.cost import Cost
 from ortho.cost.big_o import N, d
 from ortho.cost.layers import COSTS, hybrid, induction_heads, positional_heads, stopped_layer
 from ortho.layers.hybrid import HEADS, HybridAttention
@@ -76,12 +73,7 @@ def test_formulas_equal_counts():
     """A closed form with the sizes put in is the closed form called with them."""
     for split in ({"learned": 1, "positional": 3}, {"stopped": 2, "frozen": 1, "rotary": 1}):
         formula, numbers = hybrid(2, N, d, 4, heads=split), hybrid(2, 48, 24, 4, heads=split)
-        values = {
-            f.name: int(sp.sympify(getattr(formula, f.name)).subs({N: 48, d: 24}))
-            for f in fields(Cost)
-            if f.name not in ("elementwise_forward", "elementwise_backward")
-        }
-        assert replace(numbers, **values) == numbers
+        assert_formula(formula, numbers, {N: 48, d: 24}, [name for name in FIGURES if "elementwise" not in name])
 
 
 @pytest.mark.bad_input

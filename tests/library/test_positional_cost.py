@@ -1,18 +1,17 @@
 """Costs of attention by position: declared = counted, exactly, and their orders of growth."""
 
-from dataclasses import fields, replace
 from itertools import product
 
 import pytest
 import sympy as sp
 import torch
+from counted import assert_declared, assert_formula
 
 from ortho.attention.untrained.patterns import Gaussian, Recent, Shift
 from ortho.attention.untrained.positional_attention import PATTERNS, SEVEN, positional_attention
-from ortho.cost import Cost
 from ortho.cost.attention import positional_attention as declared_of
 from ortho.cost.big_o import N, constants, d, order
-from ortho.cost.counting import OperationCounter, count_forward, saved_bytes
+from ortho.cost.counting import count_forward
 from ortho.cost.layers import hybrid, positional_heads
 
 HEADS = (
@@ -23,17 +22,12 @@ HEADS = (
     *(Recent(f"{width} {where}", width, where == "ahead") for width in (1, 2, 3, 9) for where in ("behind", "ahead")),
 )
 SIZES = [(2, 7, 3), (1, 100, 4), (1, 1, 1), (2, 1, 3), (1, 2, 1), (3, 63, 2), (3, 64, 2), (1, 130, 1)]  # B, N, V
-OF_CALLS = ("forward", "backward", "elementwise_forward", "elementwise_backward", "saved_bytes")
 
 
-def counted(patterns, B, N, V, dtype, **kwargs):
+def assert_call(patterns, B, N, V, *, dtype=torch.float32, causal=False, empty="zero"):
     v = torch.zeros(B, len(patterns), N, V, dtype=dtype, requires_grad=True)
-    with OperationCounter() as ahead, saved_bytes() as kept:
-        o = positional_attention(v, patterns, **kwargs)
-    with OperationCounter() as back:
-        torch.autograd.grad(o, v, torch.ones_like(o))
-    passes = (ahead.flops, back.flops, ahead.elementwise, back.elementwise)
-    return dict(zip(OF_CALLS, (*(counter.total() for counter in passes), kept()), strict=True))
+    declared = declared_of(B, N, V, patterns, causal=causal, empty=empty, itemsize=dtype.itemsize)
+    assert_declared(declared, positional_attention, v, patterns, is_causal=causal, empty=empty)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -41,9 +35,7 @@ def counted(patterns, B, N, V, dtype, **kwargs):
 @pytest.mark.parametrize("pattern", HEADS, ids=lambda p: p.name)
 def test_calls(pattern, empty, causal):
     for (B, length, V), dtype in product(SIZES, [torch.float32, torch.float64]):
-        declared = declared_of(B, length, V, [pattern], causal=causal, empty=empty, itemsize=dtype.itemsize)
-        expected = {name: getattr(declared, name) for name in OF_CALLS}
-        assert counted([pattern], B, length, V, dtype, is_causal=causal, empty=empty) == expected
+        assert_call([pattern], B, length, V, dtype=dtype, causal=causal, empty=empty)
 
 
 @pytest.mark.parametrize("empty", ["zero", "self"])
@@ -52,17 +44,13 @@ def test_equal_heads_are_one_wide_head(causal, empty):
     """Where they follow each other; elsewhere they are added up."""
     for pattern in HEADS:
         for heads in ([pattern] * 3, [pattern, HEADS[0], pattern], [HEADS[1], pattern, pattern, HEADS[1]]):
-            for B, length, V in SIZES[:2]:
-                options = {"causal": causal, "empty": empty}
-                declared = declared_of(B, length, V, heads, **options)
-                found = counted(heads, B, length, V, torch.float32, is_causal=causal, empty=empty)
-                assert found == {name: getattr(declared, name) for name in OF_CALLS}
+            for size in SIZES[:2]:
+                assert_call(heads, *size, causal=causal, empty=empty)
 
 
 def test_heads_add_up():
     for causal in (False, True):
-        whole = declared_of(2, 70, 3, HEADS, causal=causal)
-        assert counted(HEADS, 2, 70, 3, torch.float32, is_causal=causal) == {n: getattr(whole, n) for n in OF_CALLS}
+        assert_call(HEADS, 2, 70, 3, causal=causal)
 
 
 @pytest.mark.parametrize("length", [1, 5, 70])
@@ -96,8 +84,7 @@ def test_formulas_equal_counts():
         length = 640 - causal  # the rows fill chunks of 64 and of 83
         heads = [p for p in HEADS if p.name != "wide"]
         formula, numbers = (declared_of(2, n, 3, heads, causal=causal, empty=empty) for n in (N, length))
-        values = {f.name: sp.sympify(getattr(formula, f.name)).subs({N: length}) for f in fields(Cost)}
-        assert replace(numbers, **{name: int(value) for name, value in values.items()}) == numbers
+        assert_formula(formula, numbers, {N: length})
 
 
 @pytest.mark.bad_input

@@ -7,11 +7,13 @@ from itertools import product
 import pytest
 import sympy as sp
 import torch
+from counted import CALLS, assert_declared, assert_formula
 from drawn_tilings import Parity
 from extent import some
 from selected_mechanisms import ALL, ENTRIES, FORMS, centroids, projections, qkv, ways
 
 from ortho.attention.indexing import indexing
+from ortho.attention.mechanism import CostedCall
 from ortho.attention.selected.lsh import lsh_mask
 from ortho.attention.selected.moba import moba_mask
 from ortho.attention.selected.nsa import nsa_masks
@@ -23,10 +25,8 @@ from ortho.attention.sparse.tiling import ABSENT, BLOCK, TILE, Tiling, TokenBloc
 from ortho.attention.sparse.window import Window
 from ortho.cost import big_o as sym
 from ortho.cost.attention import CHOOSING, choosing
-from ortho.cost.counting import OperationCounter, count_forward, saved_bytes
+from ortho.cost.counting import OperationCounter, count_forward
 
-COUNTED = ["forward", "backward", "elementwise_forward", "elementwise_backward"]
-PARTS = [*COUNTED, "saved_bytes", "decode", "state_bytes"]
 PATTERNS = {"one key": Window(1), "near": Window(70), "all": Window(10**6), "several tilings": Parity()}
 # The closed form of "lsh" is that of queries beside keys.
 TESTED = {name: m for name, m in ALL.items() if name != "lsh, shared"}
@@ -39,16 +39,6 @@ def operands(m, B, N, H, K, V, dtype=torch.float32, seed=0):
     q, k, v = (torch.randn(B, H, N, width, generator=g).to(dtype) for width in (K, K, V))
     gates = {gate: torch.rand(B, H, N, *GATES[gate], generator=g).to(dtype) for gate in m.gates}
     return (q, k, v), gates
-
-
-def count(call, wanted):
-    """What one call counts, forward and backward to `wanted`; and the bytes that are kept."""
-    with OperationCounter() as ahead, saved_bytes() as kept:
-        o = call()
-    with OperationCounter() as back:
-        torch.autograd.grad(o, wanted, torch.ones_like(o))
-    totals = [getattr(c, kind).total() for kind in ("flops", "elementwise") for c in (ahead, back)]
-    return dict(zip(COUNTED, totals, strict=True)), kept()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -72,13 +62,11 @@ def test_declared_equals_counted(name, form, qk_grad, dtype):
     sizes = [(1, 12, 2, 3, 3), (2, 130, 1, 2, 5), (1, 192, 1, 1, 1), (3, 1, 2, 4, 2), (1, 65, 3, 2, 3), (1, 7, 1, 3, 1)]
     for number, (size, causal) in enumerate(product(sizes, ways(m))):
         (q, k, v), gates = operands(m, *size, dtype=dtype, seed=number)
-        wanted = [x.requires_grad_() for x in ([q, k, v] if qk_grad else [v]) + list(gates.values())]
-        counted, kept = count(partial(m.form(form), q, k, v, **gates, is_causal=causal), wanted)
+        for x in ((q, k, v) if qk_grad else (v,)) + tuple(gates.values()):
+            x.requires_grad_()
         declared = m.cost(*size, form=form, causal=causal, qk_grad=qk_grad, itemsize=q.element_size())
-        where = (size, causal)
-        assert counted == {part: getattr(declared, part) for part in counted}, where
-        assert dtype == torch.bfloat16 or kept == declared.saved_bytes + declared.output_bytes, where
-        assert all(type(part) is int for part in vars(declared).values())
+        left_out = ("saved_bytes",) if dtype == torch.bfloat16 else ()
+        assert_declared(declared, m.form(form), q, k, v, leaving_out=left_out, is_causal=causal, **gates)
 
 
 @pytest.mark.parametrize("name", [name for name, m in TESTED.items() if m.causal])
@@ -124,12 +112,10 @@ def test_any_parts(qk_grad):
     assert work == [Work(3, 5, 5, 8), Work(6, 10, 3, 5), Work(3, 6, 8, 3), Work(0, 0, 8, 8), Work(0, 0, 8, 8)]
     for number in range(1, len(parts) + 1):
         q, k, v = (torch.zeros(G, N, w) for w in (K, K, V))
-        wanted = [x.requires_grad_() for x in ([q, k, v] if qk_grad else [v])]
-        call = lambda: tiled_attention(q, k, v, parts[:number], scale=2.0)  # noqa: B023, E731
-        declared = tiled_cost(G, N, 1, K, V, work=work[:number], last=work[:1], qk_grad=qk_grad)
-        counted, kept = count(call, wanted)
-        assert {part: getattr(declared, part) for part in counted} == counted
-        assert kept == declared.saved_bytes + declared.output_bytes
+        for x in (q, k, v) if qk_grad else (v,):
+            x.requires_grad_()
+        declared = tiled_cost(CostedCall(G, N, 1, K, V, qk_grad=qk_grad), work[:number], work[:1])
+        assert_declared(declared, tiled_attention, q, k, v, parts[:number], scale=2.0)
 
 
 MASKS = {
@@ -185,10 +171,9 @@ def test_formulas(name, causal):
     for form in FORMS:
         found[form] = TESTED[name].cost(sym.B, sym.N, sym.H, K, V, form=form, causal=causal)
         numbers = TESTED[name].cost(2, 5 * TILE, 3, 10, 7, form=form, causal=causal)
-        for part in PARTS:
-            assert sp.sympify(getattr(found[form], part)).subs(sizes) == getattr(numbers, part), part
+        assert_formula(found[form], numbers, sizes)
     fast, reference = found["fast"], found["reference"]
-    for part in (*COUNTED, "saved_bytes"):
+    for part in CALLS:
         assert sym.order(getattr(fast, part), sym.N) == {sym.N}
         assert sym.order(getattr(reference, part), sym.N) == {sym.N**2}
     assert sym.order(fast.decode, sym.N) == {sp.Integer(1)}

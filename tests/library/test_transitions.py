@@ -225,6 +225,18 @@ def test_the_input_form_is_gated_delta_net(form):
     torch.testing.assert_close(o, gated_recurrence(q, k, v, gamma, eta), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("form", ["reference", "fast"])
+def test_the_input_form_with_vector_gates(form):
+    """The mechanism divides by |k| and some 5e-7 more."""
+    q, v = normal(2, 90, 6), normal(2, 90, 5, seed=1)
+    k = unit_keys(2, 90, 6, generator=generator(2))
+    gamma, eta = (torch.rand(2, 90, *rest, generator=generator(3), dtype=torch.float64) for rest in ([6], []))
+    o = MECHANISMS["vector-gated"].form(form)(q, k, v, is_causal=True, log_decay=gamma.log(), beta=eta)
+    unit_q = q / (q.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+    expected = gated_recurrence(unit_q, k / (1 + 1e-6) ** 0.5, v, gamma, eta)
+    torch.testing.assert_close(o, expected, rtol=1e-10, atol=1e-10)
+
+
 def test_transition_of_the_input_form():
     """Its eigenvalues are gamma and gamma - eta |k|^2, so that `contracts` is exact; `maps` is a part of it."""
     k = 1.3 * unit_keys(1, 4, generator=generator())[0]

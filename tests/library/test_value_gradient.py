@@ -7,8 +7,10 @@ from math import log
 
 import pytest
 import torch
+from counted import assert_declared
 from torch.autograd import grad
 
+from ortho.attention.mechanism import CostedCall
 from ortho.attention.softmax import value_gradient
 from ortho.attention.softmax.value_gradient import (
     channels,
@@ -17,7 +19,7 @@ from ortho.attention.softmax.value_gradient import (
     value_gradient_attention_reference,
     value_gradient_cost,
 )
-from ortho.cost.counting import Allocations, OperationCounter, saved_bytes
+from ortho.cost.counting import Allocations, saved_bytes
 
 K = 8
 # Exponentials of scores up to 20, each off by some roundings of it, 20 x 8 x 1e-16 in all, and sums of at most 70.
@@ -105,20 +107,12 @@ def test_costs(form, dtype):
     call = value_gradient_attention if form == "fast" else value_gradient_attention_reference
     sizes = [(1, 5, 1, 8), (2, 1, 3, 8), (2, 33, 3, 16), (1, 70, 2, 64)]
     for (B, N, H, width), causal in product(sizes, (False, True)):
-        q, k, v, do = (torch.zeros(B, H, N, width, dtype=dtype) for _ in range(4))
-        v.requires_grad_()
-        with OperationCounter() as ahead, saved_bytes() as kept:
-            o = call(q, k, v, is_causal=causal)
-        with OperationCounter() as back:
-            grad(o, v, do)
-        declared = value_gradient_cost(B, N, H, width, width, form=form, causal=causal, itemsize=dtype.itemsize)
-        assert (ahead.flops.total(), back.flops.total()) == (declared.forward, declared.backward)
-        elementwise = declared.elementwise_forward, declared.elementwise_backward
-        assert (ahead.elementwise.total(), back.elementwise.total()) == elementwise
-        assert kept() == declared.saved_bytes
+        q, k, v = (torch.zeros(B, H, N, width, dtype=dtype, requires_grad=name == "v") for name in "qkv")
+        declared = value_gradient_cost(CostedCall(B, N, H, width, width, form, causal, itemsize=dtype.itemsize))
+        assert_declared(declared, call, q, k, v, is_causal=causal)
         if form == "fast":
             numbers = 2 * B * H * N * width
-            assert kept() == dtype.itemsize * numbers + max(4, dtype.itemsize) * B * H * N
+            assert declared.saved_bytes == dtype.itemsize * numbers + max(4, dtype.itemsize) * B * H * N
             assert channels(dtype.itemsize) * dtype.itemsize == 16
 
 

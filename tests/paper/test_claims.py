@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+from dataclasses import replace
 from functools import cache
 from math import inf, nan
 from pathlib import Path
@@ -13,6 +14,7 @@ from paper import claims
 from paper.claims import (
     PRECEDENCE,
     RULES,
+    SEVERITIES,
     Entry,
     Finding,
     Ledger,
@@ -27,7 +29,7 @@ from paper.claims import (
 from paper.claims.catalogue import Catalogue, Claim, load
 from paper.claims.figures import outward, read, show, some
 from paper.claims.ledger import AWAITING
-from paper.claims.report import counts_table, entry_markdown, escape, ledger_table, rules_table, table
+from paper.claims.report import counts_table, counts_text, entry_markdown, escape, ledger_table, rules_table, table
 from paper.claims.rules import (
     agrees,
     bound,
@@ -71,6 +73,17 @@ def test_every_claim_has_a_verdict_or_awaits():
             assert not entry.awaits
             assert all((entry.chapter, entry.cell, entry.source, entry.ours))
             assert set(entry.rule.split(", ")) <= RULES.keys()
+            assert (entry.severity == "") == (entry.verdict in (CONFIRMED, UNTESTABLE))
+            assert entry.severity in {"", *SEVERITIES}
+
+
+MOST_WORDS = 50  # a formula counts as one; what is longer is no sentence that one reads first
+
+
+def test_every_claim_is_told_in_a_sentence():
+    for entry in all_entries():
+        assert re.match(rf"{entry.verdict.capitalize()}\b[^:]*: .*[^.]\.$", entry.sentence), entry
+        assert len(re.sub(r"\$[^$]*\$", "formula", entry.sentence).split()) <= MOST_WORDS, entry
 
 
 def test_no_claim_waits():
@@ -703,18 +716,54 @@ def test_labels_with_commas_are_parted_by_semicolons():
     assert some(["a, small", "b"]) == "a, small; b"
 
 
-def test_a_box_shows_the_claim_and_its_evidence():
+def test_a_box_shows_the_claim_and_what_was_found():
     entry = judge("S0.1.2b")
-    box = entry_markdown(entry)
-    assert entry._repr_markdown_() == box
+    box, _, folded = entry_markdown(entry).partition('<details class="evidence">')
+    assert entry._repr_markdown_() == entry_markdown(entry)
     first = entry.quote.splitlines()[0]
     quoted = "<br>".join(re.sub(r"([$^_*{}\\])", r"\\\1", line) for line in entry.quote.splitlines())
     assert f'| said | {entry.where}:<br><q lang="zh">{quoted}</q> |' in box
-    for part in ("S0.1.2b", "confirmed", entry.where, first, entry.source, entry.ours, entry.rule):
-        assert part in box
+    evidence = (f"*source:* {entry.source}", f"*ours:* {entry.ours}", f"*rule:* {entry.rule}")
+    assert all(line in folded and line not in box for line in evidence)
+    assert all(part in box for part in ("S0.1.2b", "confirmed", entry.where, first, entry.sentence))
+    for part in ("S0.1.2b", "confirmed", entry.where, first, entry.sentence, entry.source, entry.ours, entry.rule):
         assert part.split()[0] in repr(entry)
     waiting = _small_ledger().judge("S0.1a")
     assert f"awaiting part {waiting.awaits}, {catalogue().parts[waiting.awaits]}" in entry_markdown(waiting)
+    assert "<details" not in entry_markdown(waiting) and "found" not in repr(waiting)
+
+
+def _entry_of(finding: Finding, **changed: str) -> Entry:
+    small = _small_ledger()
+    small.evidence("S0.1a", chapter="01-a-chapter")(lambda: finding)
+    return replace(small.judge("S0.1a"), **changed)
+
+
+def test_a_box_of_several_parts_has_them_line_by_line():
+    parts = {"one": FOUND[CONFIRMED], "two": FOUND[CORRECTED]}
+    entry = _entry_of(all_of(parts).noting("Seen twice").noting("And again"))
+    assert entry.parts == tuple((label, str(p.verdict), p.source, p.ours) for label, p in parts.items())
+    assert (entry.severity, entry.sentence) == ("wording", all_of(parts).sentence)
+    two = f"corrected; source: {FOUND[CORRECTED].source}; ours: {FOUND[CORRECTED].ours}"
+    evidence = entry_markdown(entry).partition("</summary>")[2].strip().splitlines()
+    assert evidence[1] == f"- *two:* {two}"
+    assert evidence[2:4] == ["- *remark:* Seen twice. And again", "- *rule:* holds, growth"]
+    assert "| S0.1a | corrected, wording |" in entry_markdown(entry)
+    assert "S0.1a (open): corrected, wording" in repr(entry)
+    assert "[S0.1a](#S0.1a)<br>**corrected**<br>*wording* |" in ledger_table([entry]).markdown
+    assert f"<br>*two:* {two}<br>" in ledger_table([entry]).markdown
+
+
+def test_marks_of_bold_type_are_dropped_from_quotations():
+    entry = _entry_of(_finding(), quote="**bold** and 2*3")
+    assert r'<q lang="zh">bold and 2\*3</q>' in entry_markdown(entry)
+    assert "bold and 2*3" in repr(entry)
+
+
+def test_a_note_stands_with_what_is_told():
+    entry = _entry_of(_finding(), note="It can be read as $x$.")
+    assert r"| note | It can be read as \$x\$. |" in entry_markdown(entry).partition("<details")[0]
+    assert "note    It can be read as $x$." in repr(entry)
 
 
 def test_words_are_escaped():
@@ -726,7 +775,20 @@ def test_tables_of_the_ledger_are_whole():
     for entry in all_entries():
         assert (f"| [{entry.id}](#{entry.id})<br>**{entry.verdict}**" in text) == (entry.verdict != AWAITING)
         assert (f"| {entry.id}<br>**awaiting" in text) == (entry.verdict == AWAITING)
-    counts = [len([entry for entry in all_entries() if entry.document == name]) for name in catalogue().documents]
-    assert repr(counts_table(all_entries())).splitlines()[-1].split() == ["claims", *map(str, counts), str(sum(counts))]
     assert all(rule in repr(rules_table()) for rule in RULES)
     assert claims.show("S0.1.1a", "S0.1.1b").markdown.count("| claim |") == 2
+
+
+def test_claims_are_counted_by_verdict_and_by_severity():
+    found = [FOUND[verdict] for verdict in (CONFIRMED, CORRECTED, CORRECTED, REFUTED)]
+    entries = [
+        replace(_entry_of(finding), document=name)
+        for finding, name in zip(found, ("S0", "S0", "S1", "S1"), strict=True)
+    ]
+    rows = {line.split()[0]: line.split()[1:] for line in repr(counts_table(entries)).splitlines()}
+    assert list(rows) == ["S0", *Verdict, AWAITING, "claims"]
+    assert rows["S0"] == ["S1", "S2", "S3", "S4", "all", *SEVERITIES]
+    assert rows["corrected"] == ["1", "1", "0", "0", "0", "2", "2", "\u2013", "\u2013"]
+    assert rows["claims"] == ["2", "2", "0", "0", "0", "4", "2", "\u2013", "1"]
+    assert counts_text(entries) == "1 confirmed, 2 corrected, 1 refuted; severity: 2 wording, 1 substance"
+    assert counts_text(entries[:1]) == "1 confirmed"

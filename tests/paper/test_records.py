@@ -178,8 +178,10 @@ def test_a_record_without_what_its_readers_need_is_refused(tmp_path, name, kind,
     times = {arm: dict.fromkeys(needs.quantities, [1.0] * 31) for arm in needs.arms or ("sdpa",)}
     facts = {arm: {} for arm in times} | {"loss": [1.0], "validation": [], "parameters": 1, "train_s": 1.0}
     facts |= {"source_tokens": 2.0, "target_tokens": 2.0, "vocab_size": 2, "gradients": {}}
+    facts |= {name: kind() for name, kind in needs.facts.items() if name not in facts}
     parts = {"seeds": {}, "repetitions": times, "facts": facts}
-    record = measure(dataclasses.replace(experiment, run=lambda _: parts), experiment.cases("cpu")[0], "cpu")
+    case = (experiment.cases("cpu") or experiment.cases("cuda"))[0]
+    record = measure(dataclasses.replace(experiment, run=lambda _: parts), case, "cpu")
     file = records.path(tmp_path, name, SLUG)
     show = ["--show", name, "--results", str(tmp_path)]
     records.write(file, [record])

@@ -7,10 +7,9 @@ softmax over positions looks at the whole sequence, so that the attention is not
 """
 
 from ortho import _checks
-from ortho._checks import checked
 from ortho._cost import Cost
-from ortho._typing import Bool, Float, Size, State, Tensor
-from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, Mechanism
+from ortho._typing import Bool, Float, State, Tensor
+from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, CostedCall, Mechanism, closed_form
 from ortho.attention.operands import attention_form, masked_softmax, scaled
 
 
@@ -70,23 +69,12 @@ def _refuse_parts(**given: object) -> None:
             raise ValueError(f"{name}: {wanted}, got {_checks.describe(value)}")
 
 
-@checked
-def efficient_cost(
-    B: Size,
-    N: Size,
-    H: Size,
-    K: Size,
-    V: Size,
-    *,
-    form: str = "fast",
-    causal: bool = False,
-    qk_grad: bool = True,
-    itemsize: int = 4,
-) -> Cost:
+@closed_form
+def efficient_cost(call: CostedCall) -> Cost:
     """Closed form of one self-attention call, in either form; decoding keeps the keys and goes over all of them."""
-    rows, item = B * H * N, max(itemsize, 4)
-    pairs, memory = rows * N, B * H * K * V
-    fast = form == "fast"
+    (G, N, K, V), item, qk_grad = call.sizes, call.item, call.qk_grad
+    rows, fast = G * N, call.form == "fast"
+    pairs, memory = rows * N, G * K * V
     forward = 4 * rows * K * V if fast else 2 * pairs * (K + V)
     return Cost(
         forward=forward,
@@ -96,8 +84,8 @@ def efficient_cost(
         saved_bytes=item * (2 * rows * K + (rows * V + memory if qk_grad else 0))
         if fast
         else item * (pairs + (rows * (2 * K + V) if qk_grad else 0)),
-        decode=2 * B * H * K * V * (N + 1) if fast else 2 * rows * (K + V),
-        state_bytes=itemsize * rows * (K + V),
+        decode=2 * G * K * V * (N + 1) if fast else 2 * rows * (K + V),
+        state_bytes=call.itemsize * rows * (K + V),
     )
 
 

@@ -16,12 +16,11 @@ import torch
 from torch.nn.functional import pad
 
 from ortho import _checks
-from ortho._checks import checked
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Int, Size, State, Tensor
-from ortho.attention.chunking import CHUNK, chunks, default_chunk, pad_tokens
+from ortho.attention.chunking import CHUNK, chunks, default_chunk, equal_chunks, pad_tokens
 from ortho.attention.linear.linear_kernels import AllAtOnce, Chunked, divisors
-from ortho.attention.mechanism import Mechanism
+from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.operands import attention_form, blocked_pairs, carried, known_tokens, past_length
 
 
@@ -271,38 +270,23 @@ def _in_range(o: Tensor, total: Tensor, feature_map: FeatureMap, blocked: Tensor
     return o
 
 
-@checked
-def linear_attention_cost(
-    B: Size,
-    N: Size,
-    H: Size,
-    K: Size,
-    V: Size,
-    *,
-    feature_map: FeatureMap,
-    form: str = "fast",
-    causal: bool = False,
-    qk_grad: bool = True,
-    itemsize: int = 4,
-    chunk: int = CHUNK,
-    m: Size = None,
-) -> Cost:
+@closed_form
+def linear_attention_cost(call: CostedCall, *, feature_map: FeatureMap, chunk: int = CHUNK, m: Size = None) -> Cost:
     """Closed form of one self-attention call, in either form; `m` is the number of features, by default the map's.
 
     Half precision costs what float32 does. Drawing random features is left out: it is done once. With symbols, N is a
     multiple of `chunk`, and greater.
     """
-    G, item, scaled = B * H, max(itemsize, 4), int(feature_map.scales_keys)
-    m = feature_map.width(K) if m is None else m
-    fast = form == "fast"
+    (G, N, K, V), item, fast = call.sizes, call.item, call.form == "fast"
+    scaled, reach = int(feature_map.scales_keys), int(call.qk_grad)
+    m, behind = feature_map.width(K) if m is None else m, 0
     if not fast:
-        rest, behind = _materialised(G, N, m, V, int(causal), qk_grad, item, scaled), 0
-    elif not causal or N == 1:
-        rest, behind = _at_once(G, N, m, V, qk_grad, item, scaled), 0
+        rest = _materialised(call, m, scaled)
+    elif not call.causal or N == 1:
+        rest = _at_once(call, m, scaled)
     else:
-        width, behind = chunks(N, chunk) if isinstance(N, int) else (chunk, 0)
-        number = (N + behind) // width if isinstance(N, int) else N / chunk
-        rest = _in_chunks(G, N, m, V, width, number, qk_grad, item, scaled)
+        width, number = equal_chunks(N, chunk)
+        rest, behind = _in_chunks(call, m, width, number, scaled), width * number - N
     mapped = feature_map.cost(G, N, N, K, m)
     # The features are kept once, unless the kernel keeps a copy, with rows behind the end, and the map its own.
     twice = 2 * G * N * m if behind and mapped.keeps_features else 0
@@ -310,22 +294,22 @@ def linear_attention_cost(
     decoded = feature_map.cost(G, 1, 1 if recurrent else N, K, m).forward
     gathered = 2 * G * m * (V + scaled) * (1 if recurrent else N)
     state = item * G * (m * (V + 1) + scaled) + 8 * int(feature_map.positional)
-    return Cost(
-        forward=rest.forward + mapped.forward,
-        backward=rest.backward + (mapped.backward if qk_grad else 0),
-        elementwise_forward=rest.elementwise_forward + mapped.elementwise_forward,
-        elementwise_backward=rest.elementwise_backward + (mapped.elementwise_backward if qk_grad else 0),
-        saved_bytes=rest.saved_bytes + (item * (mapped.saved + twice) if qk_grad else 0),
+    return rest + Cost(
+        forward=mapped.forward,
+        backward=reach * mapped.backward,
+        elementwise_forward=mapped.elementwise_forward,
+        elementwise_backward=reach * mapped.elementwise_backward,
+        saved_bytes=reach * item * (mapped.saved + twice),
         decode=decoded + (gathered + 2 * G * m * (V + 1) if fast else 2 * G * N * (m + V)),
-        state_bytes=state if recurrent else itemsize * G * N * (K + V),
-        output_bytes=item * rest.output_bytes,
+        state_bytes=state if recurrent else call.itemsize * G * N * (K + V),
     )
 
 
-# Below: G = B H, the sequences; m, the features; item, bytes a number; a flag counts as 0 or 1.
+# Below: m, the features; a flag counts as 0 or 1.
 
 
-def _materialised(G: Size, N: Size, m: Size, V: Size, causal: int, qk_grad: bool, item: int, scaled: int) -> Cost:
+def _materialised(call: CostedCall, m: Size, scaled: int) -> Cost:
+    (G, N, _, V), causal, qk_grad, item = call.sizes, int(call.causal), call.qk_grad, call.item
     rows, pairs = G * N, G * N * N
     scales = pairs if causal else rows  # exp(s_j - max): one for all rows, unless they see different keys
     # A gradient's sum over a broadcast axis is left out by autograd where that axis has length 1.
@@ -339,12 +323,11 @@ def _materialised(G: Size, N: Size, m: Size, V: Size, causal: int, qk_grad: bool
         elementwise_backward=pairs * (1 + causal + scaled) + division_backward if qk_grad else rows * V,
         saved_bytes=item * (pairs + rows)  # weights and totals; if gradients reach them, also all they come from
         + (item * (rows * (2 * m + 2 * V) + scaled * scales) + rows + causal * N * N if qk_grad else 0),
-        decode=None,
-        state_bytes=None,
     )
 
 
-def _at_once(G: Size, N: Size, m: Size, V: Size, qk_grad: bool, item: int, scaled: int) -> Cost:
+def _at_once(call: CostedCall, m: Size, scaled: int) -> Cost:
+    (G, N, _, V), qk_grad, item = call.sizes, call.qk_grad, call.item
     rows, memory = G * N, G * m * (V + 1)
     return Cost(
         forward=4 * rows * m * V + 2 * rows * m * (1 + scaled),  # gather and read S; read z; with scales, gather it
@@ -354,15 +337,12 @@ def _at_once(G: Size, N: Size, m: Size, V: Size, qk_grad: bool, item: int, scale
         + scaled * (rows * (3 + V) + memory + 3 * G),  # maximum, subtract, exp; products with values and memory
         elementwise_backward=rows * (3 * V + 4) + scaled * rows * V + ((2 * m + scaled * V) * rows if qk_grad else 0),
         saved_bytes=item * (rows * (2 * m + V + 1 + scaled) + memory),
-        output_bytes=rows * V,
-        decode=None,
-        state_bytes=None,
+        output_bytes=item * rows * V,
     )
 
 
-def _in_chunks(
-    G: Size, N: Size, m: Size, V: Size, width: Size, number: Size, qk_grad: bool, item: int, scaled: int
-) -> Cost:
+def _in_chunks(call: CostedCall, m: Size, width: Size, number: Size, scaled: int) -> Cost:
+    (G, N, _, V), qk_grad, item = call.sizes, call.qk_grad, call.item
     rows, memory = G * number * width, G * number * m * (V + 1)  # with what is behind the end
     pairs = rows * width
     return Cost(
@@ -384,9 +364,7 @@ def _in_chunks(
         + scaled * (memory + rows * (2 * V + 1))
         + (2 * rows * m + scaled * (pairs + rows * (2 * V + 1)) if qk_grad else 0),
         saved_bytes=item * (rows * (2 * m + V + 1) + pairs + memory + scaled * (pairs + 2 * rows + G * number)),
-        output_bytes=rows * V,
-        decode=None,
-        state_bytes=None,
+        output_bytes=item * rows * V,
     )
 
 

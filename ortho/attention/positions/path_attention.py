@@ -23,11 +23,17 @@ import torch
 from torch.nn.functional import pad
 
 from ortho import _checks
-from ortho._checks import checked
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
-from ortho.attention.chunking import chunks, pad_tokens
-from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, Mechanism, causal_pairs
+from ortho.attention.chunking import chunks, equal_chunks, pad_tokens
+from ortho.attention.mechanism import (
+    SOFTMAX_BACKWARD,
+    SOFTMAX_FORWARD,
+    CostedCall,
+    Mechanism,
+    causal_pairs,
+    closed_form,
+)
 from ortho.attention.operands import absent_keys, attention_form, blocked_pairs, gate, masked_softmax, unit, unit_cost
 from ortho.attention.softmax.tiling import Span, tile_sums, tiled_attention
 from ortho.gates import Gate, ReflectingWriteStrength
@@ -281,47 +287,33 @@ class Directions(Gate):
         return self._vectors(x)
 
 
-@checked
-def reflections_cost(
-    B: Size,
-    N: Size,
-    H: Size,
-    K: Size,
-    V: Size,
-    *,
-    bias_width: int | None = None,
-    form: str = "fast",
-    causal: bool = True,
-    qk_grad: bool = True,
-    itemsize: int = 4,
-    block: int = BLOCK,
-) -> Cost:
-    """Closed form of one self-attention call, in either form, which is causal, whatever `causal` says.
+@closed_form
+def reflections_cost(call: CostedCall, *, bias_width: int | None = None, block: int = BLOCK) -> Cost:
+    """Closed form of one self-attention call, in either form, which is causal, whatever `call.causal` says.
 
     With a `bias_width` the reflected scores are those of vectors of that width, added to q^T k; without one they are
     those of q and k. With symbols, N is a multiple of `block`, and greater.
     """
-    G, item, bias = B * H, max(itemsize, 4), int(bias_width is not None)
+    (G, N, K, V), item, bias = call.sizes, call.item, int(bias_width is not None)
     D = K if bias_width is None else bias_width
     rows = G * N
-    part = _blocks if form == "fast" and N != 1 else _steps
-    rest = part(G, N, K, V, D, bias, int(qk_grad), item, block)
+    rest = _blocks(call, D, bias, block) if call.form == "fast" and N != 1 else _steps(call, D, bias)
     scaled = rows * (D + K * bias)  # queries: those of the bias, those of the content
     rest += Cost(
         elementwise_forward=scaled,
-        elementwise_backward=scaled if qk_grad else rows * D * bias,
+        elementwise_backward=scaled if call.qk_grad else rows * D * bias,
         # the keys before are reflected, then all are scored; the content; the values
         decode=4 * G * (N - 1) * D + 2 * rows * (D + K * bias + V),
-        state_bytes=item * rows * D + itemsize * rows * (V + K * bias),
+        state_bytes=item * rows * D + call.itemsize * rows * (V + K * bias),
     )
     return rest + unit_cost(rows, D, rows, item)
 
 
-# Below: G = B H; D, the width of what is reflected; bias says that content is added; item, bytes a number;
-# a flag counts as 0 or 1.
+# Below: D, the width of what is reflected; bias says that content is added; a flag counts as 0 or 1.
 
 
-def _steps(G: Size, N: Size, K: Size, V: Size, D: Size, bias: int, qk_grad: int, item: int, block: int) -> Cost:
+def _steps(call: CostedCall, D: Size, bias: int) -> Cost:
+    (G, N, K, V), qk_grad, item = call.sizes, int(call.qk_grad), call.item
     rows, pairs, upto = G * N, G * N * N, G * causal_pairs(N)
     before, grad = upto - rows, bias or qk_grad  # (token, earlier key) pairs; whether the vectors need a gradient
     return Cost(
@@ -338,41 +330,45 @@ def _steps(G: Size, N: Size, K: Size, V: Size, D: Size, bias: int, qk_grad: int,
     )
 
 
-def _blocks(G: Size, N: Size, K: Size, V: Size, D: Size, bias: int, qk_grad: int, item: int, block: int) -> Cost:
-    C, behind = chunks(N, block) if isinstance(N, int) else (block, 0)
-    T = (N + behind) // C if isinstance(N, int) else N / C
-    n, rows, grad = G * T, G * (N + behind), bias or qk_grad
-    t = tile_sums(N + behind, C, True)
+def _blocks(call: CostedCall, D: Size, bias: int, block: int) -> Cost:
+    """T blocks of C tokens, and the tiles of a block's queries and another's keys."""
+    C, T = equal_chunks(call.N, block)
+    n, grad = call.sizes[0] * T, bias or call.qk_grad
+    products = n * (16 * C * C * D + 5 * C**3 + 2 * C * D * D)  # C^3 of them the triangular system
+    blocks = Cost(
+        forward=products,
+        # Twice each product, but for the system's, which takes another system and a product
+        backward=2 * products + n * C**3 - (0 if grad else 8 * n * C * C * D),
+        elementwise_forward=n * (2 * C * C + 2 * C * D + D * D),  # the system, three differences and the identity's
+        # What the system is made of, signs, and sums of gradients where a matrix is used again
+        elementwise_backward=n * (C * C * (8 + int(C != 1)) + 9 * C * D + D * D + C + (4 * C * D if grad else 0)),
+        # Six C x C; q, k, w, and two more C x D; strengths
+        saved_bytes=call.item * n * C * (6 * C + 5 * D + 1),
+    )
+    return blocks + _tiles(call, D, bias, C, T)
+
+
+def _tiles(call: CostedCall, D: Size, bias: int, C: Size, T: Size) -> Cost:
+    (G, _, K, V), qk_grad = call.sizes, int(call.qk_grad)
+    t, rows = tile_sums(T * C, C, True), G * T * C
+    pairs = G * t.pairs
     apart = (causal_pairs(T) - T) * G  # pairs of a tile and an earlier block; between the two others:
     crossed = (causal_pairs(T - 1) - (T - 1)) * G
-    inside = n * (16 * C * C * D + 5 * C**3 + 2 * C * D * D)  # C^3 of them the triangular system
-    tiles = 2 * C * D * (C * apart + D * crossed) + 2 * G * t.pairs * K * bias
-    # block, softmax, the content added
-    again = G * t.pairs * (1 + SOFTMAX_FORWARD + bias)
+    scores = 2 * C * D * (C * apart + D * crossed) + 2 * pairs * K * bias
+    again = pairs * (1 + SOFTMAX_FORWARD + bias)  # block, softmax, the content added
     return Cost(
-        forward=inside + tiles + 2 * G * t.pairs * V,
-        # Twice each product, but for the content's, and the system's, which takes another system and a product; tiles
-        # again; dV and dP.
-        backward=2 * inside
-        + n * C**3
-        - (0 if grad else 8 * n * C * C * D)
-        + 3 * tiles
-        - 4 * G * t.pairs * K * bias * (1 - qk_grad)
-        + 4 * G * t.pairs * V,
-        # A block's system, three differences and the identity's
-        elementwise_forward=n * (2 * C * C + 2 * C * D + D * D) + again,
-        # Of a block: what the system is made of, signs, and sums of gradients where a matrix is used again. Of a tile:
-        # weights and values, queries that are used and moved; and its gradients added to the others'.
-        elementwise_backward=n * (C * C * (8 + int(C != 1)) + 9 * C * D + D * D + C + (4 * C * D if grad else 0))
-        + again
-        + G * t.pairs * (1 + SOFTMAX_BACKWARD)
+        forward=scores + 2 * pairs * V,
+        backward=3 * scores - 4 * pairs * K * bias * (1 - qk_grad) + 4 * pairs * V,  # scores again; dV and dP
+        elementwise_forward=again,
+        # Weights and values, queries that are used and moved; and its gradients added to the others'
+        elementwise_backward=again
+        + pairs * (1 + SOFTMAX_BACKWARD)
         + G * t.keys * V
         + crossed * C * D
         + rows * (T * C + 2 * (T - 1) * D + 2 * T * K * bias * qk_grad)
-        + (T - 2 if T != 1 else 0) * n * D * D,
-        # Of the tiles: values, scores, moved queries and keys, products, the content's. Of the blocks: six C x C; q, k,
-        # w, and two more C x D; strengths.
-        saved_bytes=item * (rows * (V + C + 2 * D + 2 * K * bias) + n * D * D + rows * (6 * C + 5 * D + 1)),
+        + (T - 2 if T != 1 else 0) * G * T * D * D,
+        # Values, scores, moved queries and keys, products, the content's
+        saved_bytes=call.item * (rows * (V + C + 2 * D + 2 * K * bias) + G * T * D * D),
     )
 
 

@@ -6,15 +6,13 @@ $p\, \theta_i$, $\theta_i = 10000^{-2i/K}$. Turning both leaves $q_i^T R_{j-i}\,
 channel is not turned.
 """
 
-from dataclasses import replace
-
 import torch
 
 from ortho import _checks
 from ortho._checks import checked
 from ortho._cost import Cost
-from ortho._typing import Bool, Float, Size, State, Tensor
-from ortho.attention.mechanism import Mechanism
+from ortho._typing import Bool, Float, State, Tensor
+from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.operands import past_length, upcast
 from ortho.attention.softmax.softmax_attention import softmax_attention, softmax_attention_reference, softmax_cost
 
@@ -114,32 +112,19 @@ def _turned(
     return turned(q, k, past_length(state), base)
 
 
-@checked
-def rotary_cost(
-    B: Size,
-    N: Size,
-    H: Size,
-    K: Size,
-    V: Size,
-    *,
-    form: str = "fast",
-    causal: bool = False,
-    qk_grad: bool = True,
-    itemsize: int = 4,
-) -> Cost:
+@closed_form
+def rotary_cost(call: CostedCall) -> Cost:
     """Closed form of one self-attention call: that of softmax attention, and of turning q and k."""
-    core = softmax_cost(B, N, H, K, V, form=form, causal=causal, qk_grad=qk_grad, itemsize=itemsize)
+    (G, N, K, V), reach = call.sizes, int(call.qk_grad)
     planes = K // 2 if isinstance(K, int) else K / 2
-    rows = B * H * N
-    return replace(
-        core,
+    rows = G * N
+    return softmax_cost(call) + Cost(
         # angles, cosines and sines; four products and two sums for q and k
-        elementwise_forward=core.elementwise_forward + 3 * N * planes + 2 * 6 * rows * planes,
-        # the same and a sign
-        elementwise_backward=core.elementwise_backward + (2 * 7 * rows * planes if qk_grad else 0),
-        saved_bytes=core.saved_bytes + (2 * max(itemsize, 4) * N * planes if qk_grad else 0),
+        elementwise_forward=3 * N * planes + 2 * 6 * rows * planes,
+        elementwise_backward=reach * 2 * 7 * rows * planes,  # the same and a sign
+        saved_bytes=reach * 2 * call.item * N * planes,
         # The kernel lays its output out like the turned queries, heads apart, and keeps it.
-        output_bytes=itemsize * rows * V if form == "fast" else 0,
+        output_bytes=call.itemsize * rows * V if call.form == "fast" else 0,
     )
 
 

@@ -14,11 +14,10 @@ import torch
 from torch import nn
 from torch.nn.functional import softplus
 
-from ortho._checks import checked
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
-from ortho.attention.chunking import CHUNK, chunks, cut, default_chunk, flat, tiles
-from ortho.attention.mechanism import Mechanism
+from ortho.attention.chunking import CHUNK, chunks, cut, default_chunk, equal_chunks, flat, tiles
+from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.operands import attention_form, unit_cost
 from ortho.attention.recurrent.recurrence import (
     check_writes,
@@ -337,45 +336,28 @@ class Decay(Gate):
         )
 
 
-@checked
-def delta_cost(
-    B: Size,
-    N: Size,
-    H: Size,
-    K: Size,
-    V: Size,
-    *,
-    gated: bool = False,
-    form: str = "fast",
-    causal: bool = False,
-    qk_grad: bool = True,
-    itemsize: int = 4,
-    chunk: int = CHUNK,
-) -> Cost:
+@closed_form
+def delta_cost(call: CostedCall, *, gated: bool = False, chunk: int = CHUNK) -> Cost:
     """Closed form of one self-attention call with `beta` given, and if `gated` with `log_decay`, in either form.
 
     Half precision costs what float32 does. With symbols, N is a multiple of `chunk`, and no width is 1.
     """
-    G, item = B * H, max(itemsize, 4)
-    if form == "reference":
-        needed: dict[str, Any] = {"causal": causal, "q_grad": qk_grad, "k_grad": qk_grad, "itemsize": item}
-        rest, decode = recurrence_cost(G, N, K, V, rates=int(gated), **needed), 6 * G * K * V
+    (G, N, K, V), item, qk_grad = call.sizes, call.item, call.qk_grad
+    if call.form == "reference":
+        rest, decode = recurrence_cost(call, rates=int(gated)), 6 * G * K * V
     else:
-        width, behind = chunks(N, chunk) if isinstance(N, int) else (chunk, 0)
-        number = (N + behind) // width if isinstance(N, int) else N / chunk
-        rest = _chunks_cost(G, N, K, V, width, number, int(gated), causal, qk_grad, item)
-        decode = _chunks_cost(G, 1, K, V, 1, 1, int(gated), True, qk_grad, item).forward
+        rest = _chunks_cost(call, *equal_chunks(N, chunk), int(gated))
+        decode = _chunks_cost(call._replace(N=1, causal=True), 1, 1, int(gated)).forward
     total = rest + unit_cost(2 * G * N, K, 2 * G * N if qk_grad else 0, item)
     return replace(total, decode=decode, state_bytes=item * G * K * V)
 
 
-# Below: G = B H, the sequences; a flag counts as 0 or 1.
+# Below a flag counts as 0 or 1.
 
 
-def write_cost(
-    G: Size, K: Size, V: Size, width: Size, number: Size, itemsize: int, gated: int = 0, qk_grad: bool = True
-) -> Cost:
+def write_cost(call: CostedCall, width: Size, number: Size, gated: int = 0, qk_grad: bool = True) -> Cost:
     """`Write` on so many chunks of that width, the last one's empty rows included."""
+    G, _, K, V = call.sizes
     rows, states = G * number * width, G * number * K * V
     pairs = rows * width
     products = qk_grad or gated  # those that a key's gradient, or a decay's, is made of
@@ -393,20 +375,19 @@ def write_cost(
         + (pairs + rows * K if products else 0)
         + (pairs + 2 * rows * K if qk_grad else 0)
         + gated * (4 * pairs + rows * (7 * K + 5) + 3 * states + 3 * G * number),
-        saved_bytes=itemsize * (rows * (2 * K + 2 * V + 1) + 2 * pairs + states),
+        saved_bytes=call.item * (rows * (2 * K + 2 * V + 1) + 2 * pairs + states),
     )
 
 
-def _chunks_cost(
-    G: Size, N: Size, K: Size, V: Size, width: Size, number: Size, gated: int, causal: bool, qk_grad: bool, item: int
-) -> Cost:
+def _chunks_cost(call: CostedCall, width: Size, number: Size, gated: int) -> Cost:
+    (G, _, K, V), item, qk_grad = call.sizes, call.item, call.qk_grad
     rows = G * number * width  # with what is behind the end
     pairs = rows * width
-    write = write_cost(G, K, V, width, number, item, gated, qk_grad) + Cost(  # and the decays
+    write = write_cost(call, width, number, gated, qk_grad) + Cost(  # and the decays
         elementwise_forward=gated * (4 * pairs + 2 * rows), saved_bytes=item * gated * (pairs + rows)
     )
-    if not causal:
-        return write + read_at_end_cost(G, N, K, V, qk_grad, item)
+    if not call.causal:
+        return write + read_at_end_cost(call)
     products = qk_grad or gated  # those that a query's gradient, or a decay's, is made of
     return write + Cost(
         forward=2 * pairs * (K + V) + 2 * rows * K * V,

@@ -15,11 +15,10 @@ from typing import Any, ClassVar
 import torch
 
 from ortho import _checks
-from ortho._checks import checked
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
-from ortho.attention.chunking import CHUNK, chunks, cut, default_chunk
-from ortho.attention.mechanism import Mechanism
+from ortho.attention.chunking import CHUNK, chunks, cut, default_chunk, equal_chunks
+from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.operands import attention_form, gate, unit_cost
 from ortho.attention.recurrent.delta import Write, write_cost
 from ortho.attention.recurrent.recurrence import (
@@ -218,60 +217,33 @@ class LaterOperands(_Steps):
         return self._by_step(x, self.steps - 1)
 
 
-@checked
-def delta_product_cost(
-    B: Size,
-    N: Size,
-    H: Size,
-    K: Size,
-    V: Size,
-    *,
-    steps: Size = 2,
-    form: str = "fast",
-    causal: bool = False,
-    qk_grad: bool = True,
-    itemsize: int = 4,
-    chunk: int = CHUNK,
-) -> Cost:
+@closed_form
+def delta_product_cost(call: CostedCall, *, steps: Size = 2, chunk: int = CHUNK) -> Cost:
     """Closed form of one self-attention call with `beta`, and with the keys and values of so many `steps` a token.
 
     Those of the later steps come from gates and need a gradient, whether or not the projected queries and keys do
-    (`qk_grad`). With symbols, N is a multiple of the tokens in a chunk, and no width is 1.
+    (`call.qk_grad`). With symbols, N is a multiple of the tokens in a chunk, and no width is 1.
     """
-    G, item = B * H, max(itemsize, 4)
+    G, N, K, V = call.sizes
     keys = G * N * steps
-    if form == "reference":
-        needed: dict[str, Any] = {"causal": causal, "q_grad": qk_grad, "k_grad": True, "itemsize": item}
-        rest = recurrence_cost(G, N, K, V, steps=steps, **needed)
+    if call.form == "reference":
+        rest = recurrence_cost(call, steps=steps, k_grad=True)
         decode = 2 * G * K * V * (2 * steps + 1)
     else:
-        width = max(1, chunk // steps)  # of a chunk, in tokens
-        width, behind = chunks(N, width) if isinstance(N, int) else (width, 0)
-        number = (N + behind) // width if isinstance(N, int) else N / width
-        rest = _chunks_cost(G, N, K, V, steps, width, number, causal, qk_grad, item)
-        decode = _chunks_cost(G, 1, K, V, steps, 1, 1, True, qk_grad, item).forward
-    total = rest + unit_cost(keys + G * N, K, keys + (G * N if qk_grad else 0), item)
-    return replace(total, decode=decode, state_bytes=item * G * K * V)
+        rest = _chunks_cost(call, steps, *equal_chunks(N, max(1, chunk // steps)))  # of so many tokens
+        decode = _chunks_cost(call._replace(N=1, causal=True), steps, 1, 1).forward
+    total = rest + unit_cost(keys + G * N, K, keys + (G * N if call.qk_grad else 0), call.item)
+    return replace(total, decode=decode, state_bytes=call.item * G * K * V)
 
 
-def _chunks_cost(
-    G: Size,
-    N: Size,
-    K: Size,
-    V: Size,
-    steps: Size,
-    width: Size,
-    number: Size,
-    causal: bool,
-    qk_grad: bool,
-    itemsize: int,
-) -> Cost:
+def _chunks_cost(call: CostedCall, steps: Size, width: Size, number: Size) -> Cost:
+    (G, _, K, V), qk_grad = call.sizes, call.qk_grad
     tokens = G * number * width  # with what is behind the end
     rows = tokens * steps
     seen = rows * width  # pairs of a token and a key
-    write = write_cost(G, K, V, width * steps, number, itemsize)
-    if not causal:
-        return write + read_at_end_cost(G, N, K, V, qk_grad, itemsize)
+    write = write_cost(call, width * steps, number)
+    if not call.causal:
+        return write + read_at_end_cost(call)
     return write + Cost(
         forward=2 * seen * (K + V) + 2 * tokens * K * V,
         backward=2 * seen * (K + 2 * V) + 2 * tokens * K * V + (2 * seen * K + 2 * tokens * K * V if qk_grad else 0),
@@ -279,7 +251,7 @@ def _chunks_cost(
         # blocked; the sums of the gradients of keys and of queries
         elementwise_backward=seen + rows * K + (tokens * K if qk_grad else 0),
         # and the steps that a token does not see, a byte each
-        saved_bytes=itemsize * (tokens * K + seen) + width**2 * steps,
+        saved_bytes=call.item * (tokens * K + seen) + width**2 * steps,
     )
 
 

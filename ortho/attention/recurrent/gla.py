@@ -5,6 +5,7 @@ $S_t = \mathrm{Diag}(a_t)\, S_{t-1} + k_t v_t^T$. Kimi Delta Attention (arXiv:25
 $S_t = (I - \beta_t k_t k_t^T)\, \mathrm{Diag}(a_t)\, S_{t-1} + \beta_t k_t v_t^T$. Answers are $o_t = S_t^T q_t$.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -13,11 +14,10 @@ import torch
 from torch import nn
 from torch.nn.functional import pad, softplus
 
-from ortho._checks import checked
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import CHUNK, default_chunk, pad_tokens
-from ortho.attention.mechanism import Mechanism
+from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.operands import attention_form, unit_cost
 from ortho.attention.recurrent.recurrence import (
     check_writes,
@@ -78,7 +78,7 @@ def gated_linear_attention(
     """`gated_linear_attention_reference` by matrix products over chunks, as `kimi_delta_attention` goes over them."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     x = prepared(q, k, v, None, log_decay, attn_mask, scale, initial_state, normalise=False, erase=False)
-    o, S = _by_chunks(*x, is_causal=is_causal, chunk=chunk or default_chunk(k), erase=False)
+    o, S = by_chunks(*x, is_causal=is_causal, chunk=chunk or default_chunk(k), erase=False)
     return o, (S,)
 
 
@@ -129,11 +129,11 @@ def kimi_delta_attention(
     chunk can be halved.
     """
     x = prepared(q, k, v, beta, log_decay, attn_mask, scale, initial_state, normalise=normalise)
-    o, S = _by_chunks(*x, is_causal=is_causal, chunk=chunk or default_chunk(k), erase=True)
+    o, S = by_chunks(*x, is_causal=is_causal, chunk=chunk or default_chunk(k), erase=True)
     return o, (S,)
 
 
-def _by_chunks(
+def by_chunks(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -144,6 +144,7 @@ def _by_chunks(
     is_causal: bool,
     chunk: int,
     erase: bool,
+    before_fading: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """(o, the state after the last key)."""
     width = chunk_width(k.shape[-2], chunk)
@@ -156,7 +157,8 @@ def _by_chunks(
 
     decay = cut(torch.zeros_like(k) if log_decay is None else log_decay).exp()
     strengths = None if beta is None else cut(beta[..., None])
-    answers, S = in_chunks(cut(q) if is_causal else None, cut(k), cut(v), strengths, decay, S)
+    queries = cut(q) if is_causal else None
+    answers, S = in_chunks(queries, cut(k), cut(v), strengths, decay, S, before_fading=before_fading)
     if not is_causal:
         return q @ S, S
     answers[-1] = answers[-1][..., : width - behind, :]
@@ -189,10 +191,12 @@ def chunk_width(length: int, chunk: int) -> int:
     return 1 << min(chunk.bit_length() - 1, (length - 1).bit_length())
 
 
-def tokens(decay: Tensor, k: Tensor, *readers: Tensor) -> Blocks:
-    """Tokens (..., C, K) as C blocks of one. A reader finds its own token's key as it was written."""
-    decay, k, *rows = (x[..., None, :] for x in (decay, k, *readers))
-    return Blocks(decay, k, tuple(x * decay for x in rows), tuple(x @ k.mT for x in rows))
+def tokens(decay: Tensor, k: Tensor, readers: Sequence[Tensor], early: Sequence[Tensor] = ()) -> Blocks:
+    """Tokens (..., C, K) as C blocks of one. A reader finds its own token's key as it was written, and a state faded by
+    its own token; an early one, which comes after the others, the state before that."""
+    decay, k, *rows = (x[..., None, :] for x in (decay, k, *readers, *early))
+    faded = tuple(x * decay if i < len(readers) else x for i, x in enumerate(rows))
+    return Blocks(decay, k, faded, tuple(x @ k.mT for x in rows))
 
 
 def merged(x: Blocks) -> Blocks:
@@ -214,7 +218,14 @@ def _pairs(x: Tensor) -> tuple[Tensor, ...]:
 
 
 def in_chunks(
-    q: Tensor | None, k: Tensor, v: Tensor, beta: Tensor | None, decay: Tensor, S: Tensor
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    decay: Tensor,
+    S: Tensor,
+    *,
+    before_fading: bool = False,
 ) -> tuple[list[Tensor], Tensor]:
     r"""(the answers (..., C, V) of each chunk, none without queries; the state after the last key).
 
@@ -222,9 +233,10 @@ def in_chunks(
     `beta` (..., n, C, 1) keys erase what they find: what is written at key i is $u_i = \beta_i (v_i - S_{i-1}^T
     \mathrm{Diag}(a_i) k_i)$. With $\beta_i k_i$ as a reader, faded R and with the weights L below the diagonal, this is
     the system $(I + L)\, U = \mathrm{diag}(\beta) V - R S$, whose two right sides are solved for all chunks at once.
+    `before_fading` says that $\mathrm{Diag}(a_i)$ is left out.
     """
-    readers = [x for x in (q, None if beta is None else k * beta) if x is not None]
-    x = tokens(decay, k, *readers)
+    queries, erasers = ([] if q is None else [q]), ([] if beta is None else [k * beta])
+    x = tokens(decay, k, queries, erasers) if before_fading else tokens(decay, k, queries + erasers)
     while x.fade.shape[-3] > 1:
         x = merged(x)
     fade, keys = x.fade.squeeze(-3), x.keys.squeeze(-3)
@@ -265,48 +277,33 @@ class ChannelDecay(LogSigmoidGate):
         return softplus(-(self._vectors(x).contiguous() + self.bias)) * (-1 / self.temperature)
 
 
-@checked
-def _cost(
-    B: Size,
-    N: Size,
-    H: Size,
-    K: Size,
-    V: Size,
-    *,
-    erase: int,
-    form: str = "fast",
-    causal: bool = False,
-    qk_grad: bool = True,
-    itemsize: int = 4,
-    chunk: int = CHUNK,
-) -> Cost:
+@closed_form
+def channel_cost(call: CostedCall, *, erase: int, before_fading: int = 0, chunk: int = CHUNK) -> Cost:
     """Closed form of one self-attention call with its gates given, in either form.
 
     What autograd keeps of `log_decay` itself is a matter of the gate that made it. Half precision costs what float32
     does. With symbols, N is a multiple of `chunk`, a power of two, and greater.
     """
-    G, item = B * H, max(itemsize, 4)
-    if form == "reference":
-        needed: dict[str, Any] = {"causal": causal, "q_grad": qk_grad, "k_grad": qk_grad, "itemsize": item}
-        rest = recurrence_cost(G, N, K, V, erase=erase, rates=K, **needed)
+    (G, N, K, V), item, wanted = call.sizes, call.item, int(call.qk_grad)
+    if call.form == "reference":
+        rest = recurrence_cost(call, erase=erase, before_fading=before_fading, rates=K)
         decode = 2 * (2 + erase) * G * K * V
     else:
         width = chunk_width(N if isinstance(N, int) else chunk, chunk)
         number = -(-N // width) if isinstance(N, int) else N / width
-        rest = _chunks_cost(G, N, K, V, width, number, erase, int(causal), int(qk_grad), item)
-        decode = _chunks_cost(G, 1, K, V, 1, 1, erase, 1, int(qk_grad), item).forward
+        rest = _chunks_cost(call, width, number, erase, before_fading)
+        decode = _chunks_cost(call._replace(N=1, causal=True), 1, 1, erase, before_fading).forward
     if erase:
-        total = rest + unit_cost(2 * G * N, K, 2 * G * N * int(qk_grad), item)
+        rest += unit_cost(2 * G * N, K, 2 * G * N * wanted, item)
     else:  # queries are scaled
-        total = rest + Cost(elementwise_forward=G * N * K, elementwise_backward=int(qk_grad) * G * N * K)
-    return replace(total, decode=decode, state_bytes=item * G * K * V)
+        rest += Cost(elementwise_forward=G * N * K, elementwise_backward=wanted * G * N * K)
+    return replace(rest, decode=decode, state_bytes=item * G * K * V)
 
 
-gla_cost, kda_cost = partial(_cost, erase=0), partial(_cost, erase=1)
+gla_cost, kda_cost = partial(channel_cost, erase=0), partial(channel_cost, erase=1)
 
 
-# Below: G = B H, the sequences; a flag counts as 0 or 1. A gradient's sum over a broadcast axis is left out by autograd
-# where that axis has length 1.
+# Below a flag counts as 0 or 1. Autograd leaves out a gradient's sum over a broadcast axis of length 1.
 
 
 def _sum(axis: Size, numbers: Size) -> Size:
@@ -314,18 +311,17 @@ def _sum(axis: Size, numbers: Size) -> Size:
     return 0 if axis == 1 else numbers
 
 
-def _chunks_cost(
-    G: Size, N: Size, K: Size, V: Size, C: int, n: Size, erase: int, causal: int, wanted: int, item: int
-) -> Cost:
-    cost = _merged(G * n, K, C, erase, causal, wanted, int(n == 1), item)
-    cost += _passed_on(G, K, V, C, n, erase, causal, wanted, item)
+def _chunks_cost(call: CostedCall, C: int, n: Size, erase: int, early: int) -> Cost:
+    cost = _merged(call, C, n, erase, early) + _passed_on(call, C, n, erase)
     if erase:
-        cost += _solved(G * n * C, K, V, C, wanted, item)
-    return cost if causal else cost + read_at_end_cost(G, N, K, V, bool(wanted), item)
+        cost += _solved(call, C, n)
+    return cost if call.causal else cost + read_at_end_cost(call)
 
 
-def _merged(chunks: Size, K: Size, C: int, erase: int, causal: int, wanted: int, lone: int, item: int) -> Cost:
+def _merged(call: CostedCall, C: int, n: Size, erase: int, early: int) -> Cost:
     """From tokens to blocks of C. What a lone chunk leaves behind is not read in a causal call, and has no gradient."""
+    (G, _, K, _), causal, wanted = call.sizes, int(call.causal), int(call.qk_grad)
+    chunks, lone = G * n, int(n == 1)
     levels, rows, readers = C.bit_length() - 1, chunks * C * K, causal + erase
     # Each level multiplies half the keys and half of each reader by fades: numbers on one level, and on all. The fades
     # themselves halve from level to level.
@@ -344,20 +340,23 @@ def _merged(chunks: Size, K: Size, C: int, erase: int, causal: int, wanted: int,
         backward -= (1 + readers) * half
     if unread and C > 1:  # the last level's keys and fades
         backward -= (1 + int(C > 2) + 2 * int(wanted or C > 2)) * half + 4 * chunks * K
-    # Decays, keys, what is to read; then keys from level to level, and queries and erasers with their first decay.
+    # Decays, keys, what is to read; then keys from level to level, and queries and erasers with their first decay,
+    # which an early one has not.
     kept = 2 + readers + levels + causal * (levels + 1 - lone) + erase * levels
+    kept -= early * int(C > 1 or not wanted)
     return Cost(
         forward=readers * rows * (C + 1),  # each pair of a reader and a key up to its own once
         backward=2 * rows * (2 * causal * wanted + erase * (1 + wanted))  # own keys
         + readers * (2 * rows * (C - 1) - (0 if wanted or C == 1 else rows)),
-        elementwise_forward=rows * (1 + readers) + (1 + readers) * halves + fades,
-        elementwise_backward=backward,
-        saved_bytes=item * (rows * kept + fades - (chunks * K if lone and C > 1 else 0) + causal * chunks * C * C),
+        elementwise_forward=rows * (1 + readers - early) + (1 + readers) * halves + fades,
+        elementwise_backward=backward - 3 * early * rows,
+        saved_bytes=call.item * (rows * kept + fades - (chunks * K if lone and C > 1 else 0) + causal * chunks * C * C),
     )
 
 
-def _passed_on(G: Size, K: Size, V: Size, C: int, n: Size, erase: int, causal: int, wanted: int, item: int) -> Cost:
+def _passed_on(call: CostedCall, C: int, n: Size, erase: int) -> Cost:
     """What chunks find in the state and write to it; in a causal call also what they answer."""
+    (G, _, K, V), causal, wanted = call.sizes, int(call.causal), int(call.qk_grad)
     rows, state, products = G * n * C, G * K * V, int(wanted or C > 1)  # whether products with keys have a gradient
     # Chunks with another one behind them; whose state is read; that have one before and hand its state on.
     heirs = n - 1
@@ -374,18 +373,20 @@ def _passed_on(G: Size, K: Size, V: Size, C: int, n: Size, erase: int, causal: i
         + erase * rows * V
         + state * (writers + between)
         + _sum(V, writers * state),
-        saved_bytes=item * (n * state + products * rows * V),
+        saved_bytes=call.item * (n * state + products * rows * V),
     )
 
 
-def _solved(rows: Size, K: Size, V: Size, C: int, wanted: int, item: int) -> Cost:
+def _solved(call: CostedCall, C: int, n: Size) -> Cost:
     """Keys and values times the strengths, which are kept, and the system of each chunk."""
+    (G, _, K, V), wanted = call.sizes, int(call.qk_grad)
+    rows = G * n * C
     return Cost(
         forward=rows * C * (K + V),
         backward=3 * rows * C * (K + V),
         elementwise_forward=rows * (K + V),
         elementwise_backward=rows * (C + (1 + wanted) * K + 2 * V + 1) + _sum(K, rows * K) + _sum(V, rows * V),
-        saved_bytes=item * rows * (C + K + 2 * V + 1),
+        saved_bytes=call.item * rows * (C + K + 2 * V + 1),
     )
 
 

@@ -15,6 +15,7 @@ import torch
 from ortho import _checks
 from ortho._cost import Cost
 from ortho._typing import Float, Size, State, Tensor
+from ortho.attention.mechanism import CostedCall
 from ortho.attention.operands import carried, check_growth, gate, unit
 
 
@@ -28,10 +29,11 @@ def recurrence(
     *,
     is_causal: bool,
     erase: bool = True,
+    before_fading: bool = False,
     steps: int = 1,
 ) -> tuple[Float[Tensor, "*batch N V"], Float[Tensor, "*batch K V"]]:
     """(o, the state after the last key) as the formula reads, with a query behind each `steps` keys; without `erase`, a
-    key adds to what the state holds."""
+    key adds to what the state holds. `before_fading` says that it replaces what the state held then."""
     # Unbound at once: to take each token by its index would make the backward pass quadratic.
     rows = []
     queries = q[..., None, :].unbind(-3) if is_causal else ()
@@ -41,9 +43,10 @@ def recurrence(
         a = log_decay.exp()
         decays = (a[..., None] if a.dim() == k.dim() else a[..., None, None]).unbind(-3)  # (..., K or 1, 1)
     for t, (key, value) in enumerate(zip(k[..., None, :].unbind(-3), v[..., None, :].unbind(-3), strict=True)):
+        old = S
         if decays is not None:
             S = decays[t] * S
-        new = value - key @ S if erase else value  # (..., 1, V)
+        new = value - key @ (old if before_fading else S) if erase else value  # (..., 1, V)
         if strengths is not None:
             new = strengths[t] * new
         S = S + key.mT @ new
@@ -53,27 +56,25 @@ def recurrence(
 
 
 def recurrence_cost(
-    G: Size,
-    N: Size,
-    K: Size,
-    V: Size,
+    call: CostedCall,
     *,
-    causal: bool,
-    q_grad: bool,
-    k_grad: bool,
-    itemsize: int,
     erase: int = 1,
     strengths: int | None = None,
+    before_fading: int = 0,
     rates: Size = 0,
     steps: Size = 1,
+    k_grad: bool | None = None,
 ) -> Cost:
-    """`recurrence` on G sequences of N tokens, with `rates` decays a key: 0, 1 or K; and with write `strengths`, 0 or
-    1, by default if it erases.
+    """`recurrence` with `rates` decays a key: 0, 1 or K; and with write `strengths`, 0 or 1, by default if it erases.
+    `before_fading`, 0 or 1, needs decays.
 
-    `q_grad` and `k_grad` say whether queries and keys need a gradient.
+    `k_grad` says whether keys need a gradient, by default as queries do.
     """
+    (G, N, K, V), causal, q_grad = call.sizes, call.causal, call.qk_grad
+    k_grad = q_grad if k_grad is None else k_grad
     reads, rows, state, decays = G * N, G * N * steps, G * K * V, int(rates != 0)
     states, later = N * steps * state, (N * steps - 1) * state
+    faded = decays * (1 - before_fading)  # whether what a key finds is
     summed = V if rates == K else K * V  # of a decay's gradient; autograd leaves sums over axes of length 1 out
     strengths = erase if strengths is None else strengths
     errors, writes = erase * rows * V, strengths * rows * V
@@ -82,7 +83,7 @@ def recurrence_cost(
         forward=2 * (1 + erase) * rows * K * V + 2 * reads * K * V,
         backward=2 * (1 + erase) * (1 + k_grad) * rows * K * V
         + 2 * (1 + q_grad) * reads * K * V
-        - 2 * (1 - decays) * state,
+        - 2 * (1 - faded) * state,
         # Errors; strengths; sums; decays, exp and product
         elementwise_forward=errors + writes + states + rows * rates + decays * states,
         # Strengths' two products, signs of the errors, sums; keys are used twice, and so is each state but the last,
@@ -90,28 +91,29 @@ def recurrence_cost(
         elementwise_backward=errors
         + 2 * writes
         + (writes if V != 1 else 0)
-        + erase * ((rows * K if k_grad else 0) - (0 if k_grad or decays else G * V) + later + decays * state)
+        + erase * ((rows * K if k_grad else 0) - (0 if k_grad or faded else G * V) + later + faded * state)
         + (rows * rates + states + later + (states if summed != 1 else 0) if decays else 0)
         + ((N - 1) * state if causal else 0),
         # Queries, keys, decays; strengths, and what they are of; what is written; the states that are faded, held at a
         # key, and read
-        saved_bytes=itemsize
+        saved_bytes=call.item
         * (
             (reads + rows) * K
             + rows * (strengths + rates)
             + writes
             + (rows * V if k_grad else 0)
-            + (decays + erase * k_grad) * states
+            + (decays + erase * k_grad * (1 - before_fading)) * states
             + (state if q_grad else 0)
         ),
     )
 
 
-def read_at_end_cost(G: Size, N: Size, K: Size, V: Size, qk_grad: bool, itemsize: int) -> Cost:
+def read_at_end_cost(call: CostedCall) -> Cost:
     """N queries that all read the last state."""
+    (G, N, K, V), qk_grad = call.sizes, call.qk_grad
     product = 2 * G * N * K * V
     kept = G * N * K + (G * K * V if qk_grad else 0)
-    return Cost(product, product * (1 + qk_grad), saved_bytes=itemsize * kept)
+    return Cost(product, product * (1 + qk_grad), saved_bytes=call.item * kept)
 
 
 def check_writes(
@@ -125,17 +127,18 @@ def check_writes(
     normalise: bool = True,
     channels: bool = False,
     erase: bool = True,
+    most: float = 2,
     **_: Any,
 ) -> None:
     """Refuse gates that do not fit the keys, or are out of range; `channels` says that decays are (..., M, K).
 
-    Raises TypeError or ValueError, naming the argument; on the CPU also for a `beta` outside [0, 2], a `log_decay`
+    Raises TypeError or ValueError, naming the argument; on the CPU also for a `beta` outside [0, most], a `log_decay`
     above 0 or not finite, and, in a state that is erased from, as `check_growth` does where keys are not normalised.
     """
     gate("beta", beta, k, k.shape[:-1])
     gate("log_decay", log_decay, k, k.shape if channels else k.shape[:-1])
     if beta is not None:
-        _checks.within("beta", "write strengths", beta, 0, 2)
+        _checks.within("beta", "write strengths", beta, 0, most)
     if log_decay is not None:
         _checks.within("log_decay", "logarithms of decays", log_decay, torch.finfo(log_decay.dtype).min, 0)
     if erase and not normalise:

@@ -20,11 +20,10 @@ from torch import nn
 from torch.nn.functional import pad, softplus
 
 from ortho import _checks
-from ortho._checks import checked
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
-from ortho.attention.chunking import CHUNK, chunks, cut, default_chunk
-from ortho.attention.mechanism import Mechanism
+from ortho.attention.chunking import CHUNK, chunks, cut, default_chunk, equal_chunks
+from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.operands import attention_form, gate
 from ortho.attention.recurrent.recurrence import prepared, read_at_end_cost, recurrence, recurrence_cost
 from ortho.gates import Gate, rate_logarithms, step_biases
@@ -178,41 +177,26 @@ class Rate(Gate):
         )  # exp; its product, the sum over tokens
 
 
-@checked
-def ssd_cost(
-    B: Size,
-    N: Size,
-    H: Size,
-    K: Size,
-    V: Size,
-    *,
-    form: str = "fast",
-    causal: bool = False,
-    qk_grad: bool = True,
-    itemsize: int = 4,
-    chunk: int = CHUNK,
-) -> Cost:
+@closed_form
+def ssd_cost(call: CostedCall, *, chunk: int = CHUNK) -> Cost:
     """Closed form of one self-attention call with `step` and `rate` given, in either form.
 
     Half precision costs what float32 does. With symbols, N is a multiple of `chunk` and greater, and no width is 1.
     """
-    G, item = B * H, max(itemsize, 4)
-    if form == "reference":
-        needed: dict[str, Any] = {"causal": causal, "q_grad": qk_grad, "k_grad": qk_grad, "itemsize": item}
-        rest, decode = recurrence_cost(G, N, K, V, erase=0, strengths=1, rates=1, **needed), 4 * G * K * V
+    (G, N, K, V), item = call.sizes, call.item
+    if call.form == "reference":
+        rest, decode = recurrence_cost(call, erase=0, strengths=1, rates=1), 4 * G * K * V
     else:
-        width, behind = chunks(N, chunk) if isinstance(N, int) else (chunk, 0)
-        number = (N + behind) // width if isinstance(N, int) else N / chunk
-        rest = _chunks_cost(G, N, K, V, width, number, int(causal), int(qk_grad), item)
-        decode = _chunks_cost(G, 1, K, V, 1, 1, 1, 1, item).forward
+        rest = _chunks_cost(call, *equal_chunks(N, chunk))
+        decode = _chunks_cost(call._replace(N=1, causal=True), 1, 1).forward
     # The rate times the step, and the sign; backward these and the other factor's, and the sum of two of the step's.
     made = Cost(elementwise_forward=2 * G * N, elementwise_backward=4 * G * N, saved_bytes=item * G * N)
     return replace(rest + made, decode=decode, state_bytes=item * G * K * V)
 
 
-def _chunks_cost(G: Size, N: Size, K: Size, V: Size, C: Size, n: Size, causal: int, wanted: int, item: int) -> Cost:
-    """G = B H sequences in n chunks of C tokens; a flag counts as 0 or 1. Autograd leaves out sums over axes of length
-    1, of a gradient or of logarithms."""
+def _chunks_cost(call: CostedCall, C: Size, n: Size) -> Cost:
+    """In n chunks of C tokens. Autograd leaves out sums over axes of length 1, of a gradient or of logarithms."""
+    (G, N, K, V), causal, wanted, item = call.sizes, call.causal, int(call.qk_grad), call.item
     rows, state = G * n * C, G * K * V
     pairs = rows * C
     of_K, of_V, of_C, of_state = (int(width != 1) for width in (K, V, C, K * V))
@@ -232,7 +216,7 @@ def _chunks_cost(G: Size, N: Size, K: Size, V: Size, C: Size, n: Size, causal: i
         saved_bytes=item * (G * N * (V + 1) + 2 * rows * K + rows * V + 2 * rows + n * state),
     )
     if not causal:
-        return written + read_at_end_cost(G, N, K, V, bool(wanted), item)
+        return written + read_at_end_cost(call)
     return written + Cost(
         forward=2 * pairs * (K + V) + 2 * rows * K * V,
         backward=4 * pairs * V + wanted * 4 * pairs * K + 2 * G * C * K * V * (n + heirs),

@@ -19,10 +19,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from ortho import _checks
-from ortho._checks import checked
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
-from ortho.attention.mechanism import Mechanism
+from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.operands import attention_form, check_growth, gate, unit, unit_cost
 from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, HuberNorm, Squared, TokenLoss
 from ortho.gates import WriteStrength
@@ -273,30 +272,17 @@ class _Sizes(NamedTuple):
         return self.N - (self.batch if self.whole else self.rest)
 
 
-@checked
-def ttt_cost(
-    B: Size,
-    N: Size,
-    H: Size,
-    K: Size,
-    V: Size,
-    *,
-    loss: TokenLoss,
-    batch: int,
-    form: str = "fast",
-    causal: bool = False,
-    qk_grad: bool = True,
-    itemsize: int = 4,
-) -> Cost:
+@closed_form
+def ttt_cost(call: CostedCall, *, loss: TokenLoss, batch: int) -> Cost:
     """Closed form of one self-attention call with `eta` given, in either form.
 
     Half precision costs what float32 does. With symbols, N is a multiple of `batch`, and greater.
     """
-    G, item, fast = B * H, max(itemsize, 4), form == "fast"
+    (G, N, K, V), item, qk_grad, fast = call.sizes, call.item, call.qk_grad, call.form == "fast"
     back = int(loss.looks_back)
     whole, rest = divmod(N, batch) if isinstance(N, int) else (N / batch, 0)
     s = _Sizes(N, K, V, batch, whole, rest)
-    core = (_by_mini_batches if fast else _by_tokens)(s, causal, qk_grad, item)
+    core = (_by_mini_batches if fast else _by_tokens)(s, call.causal, qk_grad, item)
 
     def seen(tokens: Size) -> Size:
         """Values that a mini-batch's predictions see: each all of them; token after token, those up to its own."""

@@ -6,8 +6,6 @@ for all mechanisms.
 """
 
 from collections.abc import Callable, Iterator
-from functools import update_wrapper
-from inspect import Parameter, Signature, signature
 from math import sqrt
 from typing import Any, NamedTuple
 
@@ -18,6 +16,7 @@ from ortho._autocast import no_autocast
 from ortho._checks import checked
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.indexing import indexing
+from ortho.attention.mechanism import with_options
 from ortho.attention.operands import attention_form, carried, gate, mask_of_keys, past_length, prepend_state, upcast
 from ortho.attention.transforms import uncompiled
 
@@ -173,18 +172,3 @@ def _call(
     factor = 1 / sqrt(q.shape[-1]) if scale is None else scale
     x, y, z = (x.reshape(-1, *x.shape[-2:]) for x in (q, k, v))
     return Call(x, y, z, visible, first, is_causal, factor, scale, M - past, tuple(q.shape[:-2]), (), False)
-
-
-def with_options(function: Callable[..., Any], form: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with the name of the form, and the form's options in place of `**options`."""
-    given, own = signature(function).parameters, signature(form).parameters
-    options = [p for p in own.values() if p.kind is Parameter.KEYWORD_ONLY and p.name not in given]
-    kept = [
-        p.replace(annotation=own[p.name].annotation) if p.name in own else p
-        for p in given.values()
-        if p.kind is not Parameter.VAR_KEYWORD
-    ]
-    by_position = [p for p in kept if p.kind is not Parameter.KEYWORD_ONLY]
-    signed: Any = update_wrapper(function, form)
-    signed.__signature__ = Signature([*by_position, *options, *kept[len(by_position) :]])
-    return function

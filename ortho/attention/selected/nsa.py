@@ -13,14 +13,15 @@ compressed tokens end in it: nothing leaks. Of blocks with equal weight the firs
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from functools import partial
+from typing import ClassVar, NamedTuple
 
 import torch
 
 from ortho._checks import checked
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Int, Size, Tensor
-from ortho.attention.mechanism import SOFTMAX_FORWARD, Mechanism
+from ortho.attention.mechanism import SOFTMAX_FORWARD, CostedCall, Mechanism, closed_form
 from ortho.attention.operands import masked_softmax
 from ortho.attention.selected.call import Call, mask_form, selecting_form
 from ortho.attention.selected.moba import block_tilings, block_work, blocks_mask, past_blocks, select_blocks
@@ -246,37 +247,24 @@ def _branches(N: int, sizes: Sizes, last: bool = False) -> list[list[Work]]:
     return [[Work(sum(map(bool, blocks)), sum(blocks), tile, TILE)], *branches]
 
 
-@checked
-def nsa_cost(
-    B: int,
-    N: int,
-    H: int,
-    K: int,
-    V: int,
-    *,
-    sizes: Sizes = SIZES,
-    form: str = "fast",
-    causal: bool = True,
-    qk_grad: bool = True,
-    itemsize: int = 4,
-) -> Cost:
+@partial(closed_form, symbols=False)
+def nsa_cost(call: CostedCall, *, sizes: Sizes = SIZES) -> Cost:
     """Closed form of one self-attention call with `gates`, in either form, for a number of tokens."""
-    G, item, reach, few = B * H, max(itemsize, 4), int(qk_grad), sizes.compressed(N)
-    rows, work = G * N, _branches(N, sizes)
+    (G, N, K, V), item, reach = call.sizes, call.item, int(call.qk_grad)
+    few, rows, work = sizes.compressed(N), G * N, _branches(N, sizes)
     n = len(work)
-    call: dict[str, Any] = {"qk_grad": qk_grad, "itemsize": item}
     operands = rows * (2 * K + V)
-    if form == "reference":
-        each = [masked_cost(G, N, K, V, masks=G, keys=keys, **call) for keys in ([few] if few else []) + [N, N]]
+    if call.form == "reference":
+        each = [masked_cost(call, masks=G, keys=keys) for keys in ([few] if few else []) + [N, N]]
         shared = operands + (n - 2) * rows * K  # by the branches
         saved = sum(cost.saved_bytes for cost in each) - reach * item * shared
     else:
         both = zip(work, _branches(N, sizes, last=True), strict=True)
-        each = [tiled_cost(B, N, H, K, V, work=w, last=last, **call) for w, last in both]
+        each = [tiled_cost(call, w, last) for w, last in both]
         # Beside keys and values the scaled queries and a logarithm of each branch; and the compressed tokens
         saved = item * (operands + (n - 1) * rows * K + n * rows + G * few * (K + V))
     # Of compressed tokens there are fewer than of others, and so of their gradients.
-    fewer = reach * (rows - G * few) * K if few and form == "fast" else 0
+    fewer = reach * (rows - G * few) * K if few and call.form == "fast" else 0
     choosing = 2 * few * G * K if past_blocks(N, sizes.block) else 0  # FLOPs for a query
     pooled, pooled_backward = _pooling(few, sizes)
     total = sum(each[1:], each[0]) + Cost(
@@ -291,7 +279,7 @@ def nsa_cost(
         decode=choosing,
     )
     saved += item * rows * (n * V + 3)  # branches and gates
-    return replace(total, saved_bytes=saved, state_bytes=itemsize * rows * (K + V), output_bytes=0)
+    return replace(total, saved_bytes=saved, state_bytes=call.itemsize * rows * (K + V), output_bytes=0)
 
 
 def _pooling(few: int, sizes: Sizes) -> tuple[int, int]:

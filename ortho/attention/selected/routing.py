@@ -16,7 +16,7 @@ there attend to a window instead.
 """
 
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import torch
 from torch.nn.functional import one_hot
@@ -26,7 +26,7 @@ from ortho._autocast import no_autocast
 from ortho._checks import checked
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Int, State, Tensor
-from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, Mechanism
+from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, CostedCall, Mechanism, closed_form
 from ortho.attention.operands import known_tokens, masked_softmax, upcast
 from ortho.attention.selected.call import Call, mask_form, selecting_form
 from ortho.attention.selected.groups import chunk_round, group_mask, group_tilings, group_work
@@ -263,37 +263,20 @@ def update_centroids(
 # ---------------------------------------------------------------------------------------------------------------- cost
 
 
-@checked
+@partial(closed_form, symbols=False)
 def routing_cost(
-    B: int,
-    N: int,
-    H: int,
-    K: int,
-    V: int,
-    *,
-    clusters: int = CLUSTERS,
-    width: int = WIDTH,
-    balanced: bool | None = None,
-    form: str = "fast",
-    causal: bool = False,
-    qk_grad: bool = True,
-    itemsize: int = 4,
+    call: CostedCall, *, clusters: int = CLUSTERS, width: int = WIDTH, balanced: bool | None = None
 ) -> Cost:
     """Closed form of one self-attention call, in either form, for a number of tokens."""
-    call: dict[str, Any] = {"form": form, "qk_grad": qk_grad, "itemsize": itemsize}
-    if not _is_balanced(balanced, causal):
-        return _nearest_cost(B, N, H, K, V, clusters=clusters, width=width, causal=causal, **call)
-    G, item, a_token = B * H, max(itemsize, 4), 2 * K * clusters
-    if form == "reference":
-        cost = _materialised(G, N, K, V, clusters, qk_grad, item)
-    else:
-        cost = _copied(B, H, K, V, N, clusters, min(width, N), qk_grad, item)
-    return replace(
-        cost,
-        forward=cost.forward + G * 2 * N * a_token,
-        elementwise_forward=cost.elementwise_forward + G * (_normalising(N, K) + 2 * clusters * best_cost(N, width)),
-        decode=cost.decode + G * (1 + N) * a_token,  # a query and all keys
-        state_bytes=itemsize * G * N * (K + V),
+    if not _is_balanced(balanced, call.causal):
+        return _nearest_cost(*call[:5], clusters=clusters, width=width, **call.options)
+    G, N, K, V = call.sizes
+    attending = _materialised(call, clusters) if call.form == "reference" else _copied(call, clusters, min(width, N))
+    a_token = 2 * K * clusters
+    return replace(attending, state_bytes=call.itemsize * G * N * (K + V)) + Cost(
+        forward=G * 2 * N * a_token,
+        elementwise_forward=G * (_normalising(N, K) + 2 * clusters * best_cost(N, width)),
+        decode=G * (1 + N) * a_token,  # a query and all keys
     )
 
 
@@ -319,8 +302,9 @@ def _normalising(N: int, K: int) -> int:
     return 2 * N * (5 * K + 2)
 
 
-def _materialised(G: int, N: int, K: int, V: int, clusters: int, qk_grad: bool, item: int) -> Cost:
-    rows, pairs, reach = G * N, G * N * N, int(qk_grad)
+def _materialised(call: CostedCall, clusters: int) -> Cost:
+    (G, N, K, V), item, reach = call.sizes, call.item, int(call.qk_grad)
+    rows, pairs = G * N, G * N * N
     return Cost(
         forward=2 * pairs * (K + V),
         backward=2 * pairs * (V + reach * (2 * K + V)),
@@ -330,24 +314,21 @@ def _materialised(G: int, N: int, K: int, V: int, clusters: int, qk_grad: bool, 
         # the weights; those of each cluster, with a mask, a byte a pair; how many clusters a query is in
         saved_bytes=item * pairs + reach * (clusters * (item + 1) * pairs + item * rows * (2 * K + V) + 8 * rows),
         decode=2 * rows * (K + V),
-        state_bytes=0,
     )
 
 
-def _copied(B: int, H: int, K: int, V: int, N: int, clusters: int, w: int, qk_grad: bool, item: int) -> Cost:
+def _copied(call: CostedCall, clusters: int, w: int) -> Cost:
     """As attention of as many tokens as clusters hold, with the copies there and back."""
-    G, reach = B * H, int(qk_grad)
+    (G, N, K, V), reach = call.sizes, int(call.qk_grad)
     work, last = ([Work(clusters, clusters, n, w)] for n in (w, 1))
-    cost = tiled_cost(B, clusters * w, H, K, V, work=work, last=last, qk_grad=qk_grad, itemsize=item)
+    cost = tiled_cost(call._replace(N=clusters * w), work, last)
     copies = G * clusters * w
-    return replace(
-        cost,
+    return replace(cost, output_bytes=0) + Cost(
         # how many clusters a query is in, at least 1, a copy's share; outputs times their shares, added up
-        elementwise_forward=cost.elementwise_forward + 2 * copies + G * N + 2 * copies * V,
-        elementwise_backward=cost.elementwise_backward + copies * (2 * V + 2 * reach * K),
+        elementwise_forward=2 * copies + G * N + 2 * copies * V,
+        elementwise_backward=copies * (2 * V + 2 * reach * K),
         # outputs before and after their shares, these, the numbers of the rows that were copied, of queries and of keys
-        saved_bytes=cost.saved_bytes + cost.output_bytes + item * copies * (V + 1) + 16 * copies,
-        output_bytes=0,
+        saved_bytes=cost.output_bytes + call.item * copies * (V + 1) + 16 * copies,
     )
 
 

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ortho._checks import checked
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Int, Size, Tensor
+from ortho.attention.mechanism import CostedCall, closed_form
 from ortho.attention.operands import masked_softmax
-from ortho.attention.selected.call import Call, with_options
+from ortho.attention.selected.call import Call
 from ortho.attention.sparse.tiled_attention import masked_cost, tiled_attention, tiled_cost
 from ortho.attention.sparse.tiling import ABSENT, Tiling, Work
 
@@ -176,35 +176,19 @@ def selection_cost(selecting: Callable[..., Selecting]) -> Callable[..., Cost]:
     The reference form computes all pairs, the fast one the work of the tilings.
     """
 
-    def cost(
-        B: Size,
-        N: Size,
-        H: Size,
-        K: Size,
-        V: Size,
-        *,
-        form: str = "fast",
-        causal: bool = False,
-        qk_grad: bool = True,
-        itemsize: int = 4,
-        **options: Any,
-    ) -> Cost:
-        G, spent = B * H, selecting(N, K, form=form, causal=causal, **options)
-        if form == "reference":
-            attending = masked_cost(G, N, K, V, masks=G, qk_grad=qk_grad, itemsize=itemsize)
-        else:
-            work, last = spent.work, spent.last_work
-            attending = tiled_cost(B, N, H, K, V, work=work, last=last, qk_grad=qk_grad, itemsize=itemsize)
-        held = itemsize * spent.keys * (K + V) + max(itemsize, 4) * spent.numbers + 8 * spent.integers
-        return replace(
-            attending,
-            forward=attending.forward + G * spent.choosing,
-            elementwise_forward=attending.elementwise_forward + G * spent.comparing,
-            decode=attending.decode + G * spent.last_choosing,
-            state_bytes=G * held,
+    def cost(call: CostedCall, **options: Any) -> Cost:
+        (G, N, K, V), itemsize = call.sizes, call.itemsize
+        spent = selecting(N, K, form=call.form, causal=call.causal, **options)
+        fast = call.form == "fast"
+        attending = tiled_cost(call, spent.work, spent.last_work) if fast else masked_cost(call, masks=G)
+        held = itemsize * spent.keys * (K + V) + call.item * spent.numbers + 8 * spent.integers
+        return replace(attending, state_bytes=G * held) + Cost(
+            forward=G * spent.choosing,
+            elementwise_forward=G * spent.comparing,
+            decode=G * spent.last_choosing,
         )
 
-    return checked(with_options(cost, selecting))
+    return closed_form(cost, like=selecting)
 
 
 def best_cost(M: Size, count: Size) -> Size:

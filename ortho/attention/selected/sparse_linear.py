@@ -14,6 +14,7 @@ Local exact attention beside a kernel for the rest is that of Scatterbrain (Chen
 the kernel estimates the softmax, and of Based (Arora et al. 2024, arXiv:2402.18668), in layers of their own.
 """
 
+from functools import partial
 from math import log
 from typing import Any, NamedTuple
 
@@ -21,14 +22,13 @@ import torch
 from torch import nn
 from torch.nn.functional import pad
 
-from ortho._checks import checked
 from ortho._cost import Cost
 from ortho._typing import Float, Size, Tensor
 from ortho.attention.chunking import CHUNK
 from ortho.attention.linear.feature_maps import EluPlusOne
 from ortho.attention.linear.linear_attention import FeatureMap
 from ortho.attention.linear.linear_kernels import divisors
-from ortho.attention.mechanism import Mechanism
+from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.operands import carried
 from ortho.attention.selected.call import Call, mask_form, selecting_form
 from ortho.gates import Gate
@@ -176,7 +176,7 @@ class Band:
     """
 
     def __init__(self, window: int, chunk: int, is_causal: bool, chunks: int) -> None:
-        self.window, self.chunk, self.is_causal = window, chunk, is_causal
+        self.window, self.chunk, self.is_causal, self.chunks = window, chunk, is_causal, chunks
         reach = min(-(-(window - 1) // chunk), chunks - 1)
         self.offsets = list(range(-reach, 1 if is_causal else reach + 1))
         self.mixed = [o for o in self.offsets if (abs(o) + 1) * chunk > window]
@@ -283,35 +283,24 @@ class FarWeight(Gate):
         return Cost(elementwise_forward=numbers, elementwise_backward=numbers, trained=rows)
 
 
-@checked
+@partial(closed_form, symbols=False)
 def sparse_linear_cost(
-    B: int,
-    N: int,
-    H: int,
-    K: int,
-    V: int,
-    *,
-    window: int = WINDOW,
-    feature_map: FeatureMap = FEATURES,
-    form: str = "fast",
-    causal: bool = False,
-    qk_grad: bool = True,
-    itemsize: int = 4,
-    chunk: int = CHUNK,
+    call: CostedCall, *, window: int = WINDOW, feature_map: FeatureMap = FEATURES, chunk: int = CHUNK
 ) -> Cost:
     """Closed form of one self-attention call with `log_far`, in either form, for a number of tokens."""
-    G, item, m, reach = B * H, max(itemsize, 4), feature_map.width(K), int(qk_grad)
+    (G, N, K, V), item, itemsize = call.sizes, call.item, call.itemsize
+    form, m, reach = call.form, feature_map.width(K), int(call.qk_grad)
     mapped = feature_map.cost(G, N, N, K, m)
     back = mapped if form == "reference" or N > 1 else feature_map.cost(G, 1, 0, K, m)  # a lone key is not far
     if form == "reference":
-        rest = _reference_cost(G, N, K, V, m, reach, item)
+        rest = _reference_cost(call, m)
         decode, state = feature_map.cost(G, 1, N, K, m).forward + 2 * G * N * (K + m + V), itemsize * G * N * (K + V)
     else:
         near = min(N, window)
         if N == 1:
-            rest = _lone_cost(G, K, V, m, reach, item)
+            rest = _lone_cost(call, m)
         else:
-            rest = _chunked_cost(G, N, K, V, m, Band(window, chunk, causal, -(-N // chunk)), reach, item)
+            rest = _chunked_cost(call, m, Band(window, chunk, call.causal, -(-N // chunk)))
         if mapped.keeps_features and (N % chunk or N == 1):  # the map's own
             rest += Cost(saved_bytes=2 * reach * item * G * m * N)
         decode = feature_map.cost(G, 1, near, K, m).forward + 2 * G * (near * (K + V) + m * (V + 1))
@@ -327,11 +316,12 @@ def sparse_linear_cost(
     )
 
 
-# Below, without the feature map: G, the sequences; m, the features; `reach`, whether gradients reach q and k, as 0 or
-# 1; item, bytes a number. A gradient's sum over a broadcast axis is left out by autograd where that axis has length 1.
+# Below, without the feature map: m, the features; `reach`, whether gradients reach q and k, as 0 or 1. A gradient's sum
+# over a broadcast axis of length 1 is left out by autograd.
 
 
-def _reference_cost(G: int, N: int, K: int, V: int, m: int, reach: int, item: int) -> Cost:
+def _reference_cost(call: CostedCall, m: int) -> Cost:
+    (G, N, K, V), item, reach = call.sizes, call.item, int(call.qk_grad)
     rows, pairs, several = G * N, G * N * N, int(N != 1)
     return Cost(
         forward=2 * pairs * (K + m + V),
@@ -350,8 +340,9 @@ def _reference_cost(G: int, N: int, K: int, V: int, m: int, reach: int, item: in
     )
 
 
-def _lone_cost(G: int, K: int, V: int, m: int, reach: int, item: int) -> Cost:
+def _lone_cost(call: CostedCall, m: int) -> Cost:
     """Of one query and key."""
+    (G, _, K, V), item, reach = call.sizes, call.item, int(call.qk_grad)
     return Cost(
         forward=2 * G * (K + V + m * (V + 1)),
         backward=2 * G * (V + reach * (V + 2 * K + m * (V + 1))),
@@ -365,64 +356,72 @@ def _lone_cost(G: int, K: int, V: int, m: int, reach: int, item: int) -> Cost:
     )
 
 
-def _chunked_cost(G: int, N: int, K: int, V: int, m: int, band: Band, reach: int, item: int) -> Cost:
-    C, ways, mixed = band.chunk, 1 if band.is_causal else 2, int(bool(band.mixed))
-    T = -(-N // C)
-    rows, memory = G * T * C, G * m * (V + 1)
-    X, F = len(band.offsets) * C, len(band.mixed) * C
-    near, far = rows * X, rows * F
+def _chunked_cost(call: CostedCall, m: int, band: Band) -> Cost:
+    return _near_cost(call, band) + _sums_cost(call, m, band) + _mixed_cost(call, m, band) + _joined_cost(call, band)
+
+
+def _near_cost(call: CostedCall, band: Band) -> Cost:
+    """Of near keys: softmax attention over the band."""
+    (G, N, K, V), item, reach = call.sizes, call.item, int(call.qk_grad)
+    C, T, X = band.chunk, band.chunks, len(band.offsets) * band.chunk
+    rows, pairs = G * T * C, G * T * C * X
     beside = G * C * _beside(T, band.offsets)  # places that gradients of neighbouring chunks are added up in
-    beside_far = G * C * _beside(T, band.mixed)
-    summed = G * m * (T * ways + (T + 1) * ways + T * (ways - 1))  # gathered; running sums; both ways added
     return Cost(
-        forward=2 * near * (K + V) + 4 * rows * m * V + 2 * rows * m + 2 * far * (m + V),
-        # Of v in the band, of the sums, and of far ones; and of q and k
-        backward=2 * near * V
-        + 4 * rows * m * V
-        + 2 * far * V
-        + reach * (2 * near * (2 * K + V) + 4 * rows * m * (V + 1) + 2 * far * (2 * m + V)),
-        # Scaled queries; block, maximum, subtract, exp, row sum; what a row is relative to, 9, far totals times their
-        # factor, sum of totals, divisors; z of each chunk; running sums; far outputs times their factor, added,
-        # divided. Far: block, sum.
-        elementwise_forward=G * N * K
-        + 5 * near
-        + 14 * rows
-        + rows * m
-        + memory * ((T + 1) * ways + T * (ways - 1))
-        + 3 * rows * V
-        + 2 * far
-        + mixed * rows * (V + 1),
-        elementwise_backward=rows * ((5 + int(V != 1)) * V + 1)  # quotient
-        + rows * ((2 + int(V != 1)) * V + 4)  # factor: its products and their sums, added, exp, block
-        + summed * V
-        + beside * V
-        + beside_far * V
-        + rows * V * (1 + mixed)
-        # Near weights; far ones, their totals and z; features; and q and k, which are used twice, the former scaled
-        + reach
-        * (
-            3 * near
-            + 2 * far
-            + rows
-            + summed
-            + beside * K
-            + beside_far * m
-            + 2 * rows * m * (1 + mixed)
-            + 3 * G * N * K
-        ),
-        # Near weights, factors, features; far outputs and totals, far weights; numerators, divisors, masks of factors
-        # and divisors; chunks' numbers. For q and k queries, keys and values of the band, the band's mask, values and
-        # chunks' numbers; memories, the far keys' features and values, and their mask.
-        saved_bytes=item * (near + rows * (3 + 2 * m + 2 * V) + far)
-        + 2 * rows
-        + 8 * T * ways
-        + reach
-        * (
-            item * (rows * (K + V) + G * T * X * (K + V) + T * memory + G * T * F * (m + V))
-            + T * C * X
-            + 8 * T * ways
-            + C * F
-        ),
+        forward=2 * pairs * (K + V),
+        backward=2 * pairs * V + reach * 2 * pairs * (2 * K + V),
+        elementwise_forward=G * N * K + 5 * pairs,  # scaled queries; block, maximum, subtract, exp, row sum
+        # values; to reach q and k weights, neighbours' keys, and both used twice, the former scaled
+        elementwise_backward=beside * V + reach * (3 * pairs + beside * K + 3 * G * N * K),
+        # weights; to reach q and k queries, keys and values of the band, and its mask
+        saved_bytes=item * pairs + reach * (item * (rows * K + G * T * X * (K + V)) + T * C * X),
+    )
+
+
+def _sums_cost(call: CostedCall, m: int, band: Band) -> Cost:
+    """Of far chunks: a memory of their features that is gathered and read, in one direction or both."""
+    (G, _, _, V), item, reach = call.sizes, call.item, int(call.qk_grad)
+    T, ways = band.chunks, 1 if band.is_causal else 2
+    rows, memory = G * T * band.chunk, G * m * (V + 1)
+    added = (T + 1) * ways + T * (ways - 1)  # running sums; both ways added
+    gradients = G * m * (T * ways + added)  # and what is gathered
+    return Cost(
+        forward=4 * rows * m * V + 2 * rows * m,
+        backward=4 * rows * m * V + reach * 4 * rows * m * (V + 1),
+        elementwise_forward=rows * m + memory * added,  # z of each chunk
+        # values, which near keys have, too; to reach q and k z, and features, which are used twice
+        elementwise_backward=gradients * V + rows * V + reach * (gradients + 2 * rows * m),
+        # features, chunks' numbers; to reach q and k values, memories, and chunks' numbers
+        saved_bytes=item * rows * 2 * m + 8 * T * ways + reach * (item * (rows * V + T * memory) + 8 * T * ways),
+    )
+
+
+def _mixed_cost(call: CostedCall, m: int, band: Band) -> Cost:
+    """Of far keys in chunks that have near ones, too."""
+    (G, _, _, V), item, reach = call.sizes, call.item, int(call.qk_grad)
+    C, T, F = band.chunk, band.chunks, len(band.mixed) * band.chunk
+    rows, pairs = int(F != 0) * G * T * C, G * T * C * F
+    beside = G * C * _beside(T, band.mixed)
+    return Cost(
+        forward=2 * pairs * (m + V),
+        backward=2 * pairs * V + reach * 2 * pairs * (2 * m + V),
+        elementwise_forward=2 * pairs + rows * (V + 1),  # block, sum; outputs and totals added to the memory's
+        elementwise_backward=beside * V + rows * V + reach * (2 * pairs + beside * m + 2 * rows * m),
+        # weights; to reach q and k the keys' features and values, and their mask
+        saved_bytes=item * pairs + reach * (item * G * T * F * (m + V) + C * F),
+    )
+
+
+def _joined_cost(call: CostedCall, band: Band) -> Cost:
+    """Of near and far outputs as one."""
+    (G, _, _, V), item, reach = call.sizes, call.item, int(call.qk_grad)
+    rows, sums = G * band.chunks * band.chunk, int(V != 1)
+    return Cost(
+        # What a row is relative to, 9; far totals and outputs times their factor, added; divisors, quotient
+        elementwise_forward=rows * (14 + 3 * V),
+        # Quotient; the factor's products and their sums, added, exp, block; to reach q and k the far totals
+        elementwise_backward=rows * ((5 + sums) * V + 1 + (2 + sums) * V + 4 + reach),
+        # Factors, far totals and outputs, numerators, divisors; masks of factors and divisors
+        saved_bytes=item * rows * (3 + 2 * V) + 2 * rows,
     )
 
 

@@ -13,6 +13,7 @@ This is the algorithm, to be read and counted. `softmax_attention` is what a dev
 """
 
 from collections.abc import Iterator
+from functools import partial
 from math import sqrt
 from typing import Any
 
@@ -23,7 +24,7 @@ from ortho import _checks
 from ortho._checks import checked
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, State
-from ortho.attention.mechanism import Mechanism
+from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.operands import attention_form, flat_mask, upcast
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference, softmax_cost
 from ortho.attention.transforms import Kernel, once
@@ -160,28 +161,15 @@ class _Flash(Kernel):
         return (*gradients, d_v, None, None, None, None)
 
 
-@checked
-def flash_cost(
-    B: int,
-    N: int,
-    H: int,
-    K: int,
-    V: int,
-    *,
-    rows: int = ROWS,
-    columns: int = COLUMNS,
-    form: str = "fast",
-    causal: bool = False,
-    qk_grad: bool = True,
-    itemsize: int = 4,
-) -> Cost:
+@partial(closed_form, symbols=False)
+def flash_cost(call: CostedCall, *, rows: int = ROWS, columns: int = COLUMNS) -> Cost:
     """Closed form of one self-attention call, in either form, for a number of tokens: sums over its tiles."""
-    if form == "reference":
-        return softmax_cost(B, N, H, K, V, form=form, causal=causal, qk_grad=qk_grad, itemsize=itemsize)
-    G, item, reach = B * H, max(itemsize, 4), int(qk_grad)
+    if call.form == "reference":
+        return softmax_cost(call)
+    (G, N, K, V), item, reach = call.sizes, call.item, int(call.qk_grad)
     sizes = [
         (queries.stop - queries.start, keys.stop - keys.start, diagonal)
-        for queries, read in tiles(N, N, causal, (rows, columns))
+        for queries, read in tiles(N, N, call.causal, (rows, columns))
         for keys, diagonal in read
     ]
     tokens, pairs = G * N, G * sum(n * m for n, m, _ in sizes)
@@ -196,7 +184,7 @@ def flash_cost(
         elementwise_backward=2 * pairs + blocked + reach * (2 * tokens * V + 2 * pairs + tokens * K),
         saved_bytes=item * tokens * (2 * K + V + 1),
         decode=2 * G * N * (K + V),
-        state_bytes=itemsize * tokens * (K + V),
+        state_bytes=call.itemsize * tokens * (K + V),
         output_bytes=item * tokens * V,
     )
 

@@ -8,8 +8,16 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ortho._checks import checked
 from ortho._cost import Cost
-from ortho._typing import Bool, Float, Size, State, Tensor
-from ortho.attention.mechanism import FUSED_BACKWARD, SOFTMAX_BACKWARD, SOFTMAX_FORWARD, Mechanism, causal_pairs
+from ortho._typing import Bool, Float, State, Tensor
+from ortho.attention.mechanism import (
+    FUSED_BACKWARD,
+    SOFTMAX_BACKWARD,
+    SOFTMAX_FORWARD,
+    CostedCall,
+    Mechanism,
+    causal_pairs,
+    closed_form,
+)
 from ortho.attention.operands import attention_form, blocked_pairs, masked_softmax
 from ortho.attention.transforms import no_forward_derivative
 
@@ -97,48 +105,34 @@ def positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
 
 
 @checked
-def softmax_cost(
-    B: Size,
-    N: Size,
-    H: Size,
-    K: Size,
-    V: Size,
-    *,
-    form: str = "fast",
-    causal: bool = False,
-    qk_grad: bool = True,
-    itemsize: int = 4,
-) -> Cost:
+def softmax_cost(call: CostedCall) -> Cost:
     """Closed form of one self-attention call, in either form.
 
     The reference does every one of the N^2 scores and keeps them, in float32 at least; a causal call merely blocks half
     of them. The fused kernel does the causal half alone, keeps q, k, v and one log-sum-exp a row, and recomputes the
     scores backward; it returns dq and dk whether or not they are asked for (Dao et al. 2022, algorithms 1 and 4).
     """
-    rows = B * H * N
-    if form == "reference":
+    (G, N, K, V), causal, qk_grad = call.sizes, call.causal, call.qk_grad
+    rows = G * N
+    held = Cost(decode=2 * rows * (K + V), state_bytes=call.itemsize * rows * (K + V))
+    if call.form == "reference":
         pairs = rows * N
         kept = pairs + (rows * (2 * K + V) if qk_grad else 0)
-        return Cost(
+        return held + Cost(
             forward=2 * pairs * (K + V),
             backward=2 * pairs * (2 * (K + V) if qk_grad else V),
             # scale and softmax; a causal call fills the blocked entries, and zeroes their gradient
             elementwise_forward=pairs * (1 + SOFTMAX_FORWARD + causal),
             elementwise_backward=pairs * (1 + SOFTMAX_BACKWARD + causal) if qk_grad else 0,
-            saved_bytes=max(itemsize, 4) * kept
-            + (N * N if causal and qk_grad else 0),  # the blocked entries, a byte each
-            decode=2 * B * H * N * (K + V),
-            state_bytes=itemsize * rows * (K + V),
+            saved_bytes=call.item * kept + (N * N if causal and qk_grad else 0),  # the blocked entries, a byte each
         )
-    pairs = B * H * causal_pairs(N) if causal else rows * N
-    return Cost(
+    pairs = G * causal_pairs(N) if causal else rows * N
+    return held + Cost(
         forward=2 * pairs * (K + V),
         backward=2 * pairs * (3 * K + 2 * V),  # scores again, dP, dV, dQ, dK
         elementwise_forward=pairs * (1 + SOFTMAX_FORWARD),
         elementwise_backward=FUSED_BACKWARD * pairs + 2 * rows * V,  # and the row's term, sum_v do * o
-        saved_bytes=itemsize * rows * (2 * K + V) + max(itemsize, 4) * rows,
-        decode=2 * B * H * N * (K + V),
-        state_bytes=itemsize * rows * (K + V),
+        saved_bytes=call.itemsize * rows * (2 * K + V) + call.item * rows,
     )
 
 
@@ -150,5 +144,5 @@ MECHANISM = Mechanism(
     fast=softmax_attention,
     causal=True,
     exact=True,
-    cost=softmax_cost,
+    cost=closed_form(softmax_cost),
 )

@@ -16,6 +16,7 @@ into the range of float16. In a causal call $k_j$ is asked by $q_i$ with $i \ge 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import floor, frexp, log2, sqrt
 from typing import Any
 
@@ -24,8 +25,8 @@ from torch import Tensor
 
 from ortho import _checks
 from ortho._cost import Cost
-from ortho._typing import Bool, Float, Size, State
-from ortho.attention.mechanism import SOFTMAX_FORWARD, causal_pairs
+from ortho._typing import Bool, Float, State
+from ortho.attention.mechanism import SOFTMAX_FORWARD, CostedCall, causal_pairs
 from ortho.attention.operands import attention_form, blocked_pairs
 from ortho.attention.softmax.softmax_attention import positive_scale, softmax_attention_reference, softmax_cost
 from ortho.attention.transforms import Kernel, once
@@ -240,30 +241,18 @@ def _kernel(
     return o, L[..., : q.shape[-2]]  # made up to a multiple of 32
 
 
-def value_gradient_cost(
-    B: Size,
-    N: Size,
-    H: Size,
-    K: Size,
-    V: Size,
-    *,
-    form: str = "fast",
-    causal: bool = False,
-    itemsize: int = 4,
-) -> Cost:
+def value_gradient_cost(call: CostedCall) -> Cost:
     """Closed form of one self-attention call, in either form; q and k have no gradient."""
-    if form == "reference":
-        return softmax_cost(B, N, H, K, V, form=form, causal=causal, qk_grad=False, itemsize=itemsize)
-    rows, c = B * H * N, channels(itemsize)
-    pairs = B * H * causal_pairs(N) if causal else rows * N
-    forward = softmax_cost(B, N, H, K, V, form=form, causal=causal, itemsize=itemsize)
-    return Cost(
-        forward=forward.forward,
+    forward = softmax_cost(call._replace(qk_grad=False))
+    if call.form == "reference":
+        return forward
+    (G, N, K, V), c = call.sizes, channels(call.itemsize)
+    rows = G * N
+    pairs = G * causal_pairs(N) if call.causal else rows * N
+    return replace(
+        forward,
         backward=2 * pairs * (K + V + 2 * c),
-        elementwise_forward=forward.elementwise_forward,
         # The kernel's; the bias over the scale and its terms, the factors and their products.
         elementwise_backward=pairs * (1 + SOFTMAX_FORWARD) + rows * (1 + c + 1 + V),
-        saved_bytes=itemsize * rows * 2 * K + max(itemsize, 4) * rows,
-        decode=forward.decode,
-        state_bytes=forward.state_bytes,
+        saved_bytes=call.itemsize * rows * 2 * K + call.item * rows,
     )

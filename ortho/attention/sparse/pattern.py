@@ -15,7 +15,7 @@ from ortho._checks import checked
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.indexing import indexing
-from ortho.attention.mechanism import Mechanism
+from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.operands import attention_form, flat_mask, masked_softmax, past_length
 from ortho.attention.sparse.tiled_attention import masked_cost, tiled_attention, tiled_cost
 from ortho.attention.sparse.tiling import Rule, Section, Tiling, Work
@@ -158,26 +158,13 @@ def pattern_of(mechanism: Mechanism) -> Pattern | None:
     return pattern if isinstance(pattern, Pattern) else None
 
 
-@checked
-def pattern_cost(
-    B: Size,
-    N: Size,
-    H: Size,
-    K: Size,
-    V: Size,
-    *,
-    pattern: Pattern,
-    form: str = "fast",
-    causal: bool = False,
-    qk_grad: bool = True,
-    itemsize: int = 4,
-) -> Cost:
+@closed_form
+def pattern_cost(call: CostedCall, *, pattern: Pattern) -> Cost:
     """Closed form of one self-attention call, in either form; with symbols if `pattern.work` takes them.
 
     Half precision costs what float32 does. The positions and tables of the tilings, some integers a token and a block,
     are not counted.
     """
-    if form == "reference":
-        return masked_cost(B * H, N, K, V, masks=1, qk_grad=qk_grad, itemsize=itemsize)
-    work, last = (pattern.work(N, is_causal=causal, last=last) for last in (False, True))
-    return tiled_cost(B, N, H, K, V, work=work, last=last, qk_grad=qk_grad, itemsize=itemsize)
+    if call.form == "reference":
+        return masked_cost(call, masks=1)
+    return tiled_cost(call, *(pattern.work(call.N, is_causal=call.causal, last=last) for last in (False, True)))

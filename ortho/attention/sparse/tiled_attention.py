@@ -22,7 +22,7 @@ from ortho._autocast import no_autocast
 from ortho._cost import Cost
 from ortho._typing import Size
 from ortho.attention.indexing import indexing
-from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD
+from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, CostedCall
 from ortho.attention.sparse.tiling import Tiling, Work, gather_rows
 from ortho.attention.transforms import Kernel, once
 
@@ -302,22 +302,11 @@ def _equal_steps(firsts: list[int], start: int, width: int) -> Iterator[_Run]:
         t = stop
 
 
-def tiled_cost(
-    B: Size,
-    N: Size,
-    H: Size,
-    K: Size,
-    V: Size,
-    *,
-    work: Sequence[Work],
-    last: Sequence[Work],
-    qk_grad: bool = True,
-    itemsize: int = 4,
-) -> Cost:
-    """Cost of `tiled_attention` on B H sequences, in float32 at least, from the work of its tilings, and from that of
-    the tilings for the `last` query alone. The keys are the state."""
-    G, item, reach = B * H, max(itemsize, 4), int(qk_grad)
-    rows, further = B * H * N, len(work) - 1
+def tiled_cost(call: CostedCall, work: Sequence[Work], last: Sequence[Work]) -> Cost:
+    """Cost of `tiled_attention` from the work of its tilings, and from that of the tilings for the `last` query alone.
+    The keys are the state."""
+    (G, N, K, V), reach = call.sizes, int(call.qk_grad)
+    rows, further = G * N, len(work) - 1
     pairs = G * sum(w.pairs for w in work)
     places = G * sum(w.tiles * w.queries for w in work)
     read = G * sum(w.blocks * w.keys for w in work)
@@ -334,30 +323,21 @@ def tiled_cost(
         + read * V
         + further * rows * V
         + reach * (2 * rows * V + 2 * pairs + read * K + 2 * further * rows * K + 2 * rows * K),
-        saved_bytes=item * rows * (2 * K + V + 1),  # q, k, v, a logarithm
+        saved_bytes=call.item * rows * (2 * K + V + 1),  # q, k, v, a logarithm
         decode=2 * G * (K + V) * sum(w.pairs for w in last),
-        state_bytes=itemsize * rows * (K + V),
-        output_bytes=item * rows * V,
+        state_bytes=call.itemsize * rows * (K + V),
+        output_bytes=call.item * rows * V,
     )
 
 
-def masked_cost(
-    G: Size,
-    N: Size,
-    K: Size,
-    V: Size,
-    *,
-    masks: Size,
-    keys: Size = None,
-    qk_grad: bool = True,
-    itemsize: int = 4,
-) -> Cost:
-    """Cost of `softmax_attention_reference` on G sequences under so many `masks` (N, keys), made by index arithmetic.
+def masked_cost(call: CostedCall, *, masks: Size, keys: Size = None) -> Cost:
+    """Cost of `softmax_attention_reference` under so many `masks` (N, keys), made by index arithmetic.
 
     `keys` are by default as many as queries. All pairs are computed; each is blocked before the softmax and again after
     it.
     """
-    M, reach = N if keys is None else keys, int(qk_grad)
+    (G, N, K, V), reach = call.sizes, int(call.qk_grad)
+    M = N if keys is None else keys
     pairs, operands = G * N * M, G * (N * K + M * (K + V))
     return Cost(
         forward=2 * pairs * (K + V),
@@ -365,7 +345,7 @@ def masked_cost(
         elementwise_forward=pairs * (3 + SOFTMAX_FORWARD),  # scale, and block twice
         elementwise_backward=reach * pairs * (3 + SOFTMAX_BACKWARD),
         # Weights, and again before they are blocked; masks, a byte a pair.
-        saved_bytes=max(itemsize, 4) * (pairs + reach * (pairs + operands)) + reach * masks * N * M,
+        saved_bytes=call.item * (pairs + reach * (pairs + operands)) + reach * masks * N * M,
         decode=2 * G * M * (K + V),
-        state_bytes=itemsize * G * M * (K + V),
+        state_bytes=call.itemsize * G * M * (K + V),
     )

@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ortho.attention.operands import unit
 from ortho.attention.recurrent.delta import delta_rule, delta_rule_reference
 from ortho.attention.recurrent.delta_product import delta_product, delta_product_reference
 from ortho.attention.recurrent.ttt import BATCH
 from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, HuberNorm, Squared, TokenLoss
+from ortho.attention.recurrent.vector_gated import vector_gated_delta
 from ortho.cost import layer
 from ortho.theory import robustness, transitions
 from ortho.theory.delta_memory import counter_operands, read_counts
@@ -66,6 +68,17 @@ def unlike_gated_delta_net(attend: Callable[..., Any]) -> float:
     return relative_error(found, transitions.gated_recurrence(**x))
 
 
+def unlike_vector_gates(attend: Callable[..., Any]) -> float:
+    """The relative difference of a form with a forgetting gate for each channel, and the source's recurrence with that.
+
+    Keys are divided by their lengths, and eta is 1 at most.
+    """
+    x = gated_operands(WIDTH)
+    x["eta"] = x["eta"] / 2
+    found = attend(x["q"], x["k"], x["v"], is_causal=True, beta=x["eta"], log_decay=x["gamma"].log())
+    return relative_error(found, transitions.gated_recurrence(**x | {name: unit(x[name]) for name in "qk"}))
+
+
 def bend(*, channels: int | None = None, gate: Callable[[Tensor], Tensor] | None = None) -> float:
     """How far a step of the source's form is from affine in the memory; with a gate for each channel, or with one that
     is made of the memory's mean."""
@@ -91,6 +104,9 @@ def gated() -> Finding:
             EXACT_STEPS,
         ),
         "in chunks": holds("what the recurrence gives", unlike_gated_delta_net(delta_rule), EXACT_STEPS),
+        "in chunks, a gate a channel": holds(
+            "what the recurrence gives", unlike_vector_gates(vector_gated_delta), EXACT_STEPS
+        ),
         "a step, one gate": holds("affine in the memory, so that steps compose", bend(), EXACT_STEPS),
         "a step, a gate a channel": holds("the same", bend(channels=WIDTH), EXACT_STEPS),
         "half way between two memories, distance from affine": contradiction(

@@ -29,14 +29,14 @@ from paper.experiments.engine.runner import Experiment, Launcher
 DEVICES = ("cpu", "cuda")
 
 
-def main(argv: Sequence[str], experiments: Mapping[str, Experiment]) -> int:
-    """Run, list or show experiments.
+def main(argv: Sequence[str], experiments: Mapping[str, Experiment], campaign: Sequence[Experiment] = ()) -> int:
+    """Run, list or show experiments; with `--campaign` those of the `campaign`, in its order.
 
     Returns 0; 1 if a case or a file of records failed, records could not be stored, or a launch was impossible; 130
     for Ctrl-C and 143 for SIGTERM, both of which end the jobs that were handed out. Bad usage raises SystemExit with 2.
     """
     arguments = _parse(argv, experiments)
-    chosen = [experiments[name] for name in arguments.names or experiments]
+    chosen = list(campaign) if arguments.campaign else [experiments[name] for name in arguments.names or experiments]
     try:
         if arguments.show:
             return _show(chosen, arguments.results)
@@ -80,6 +80,11 @@ def _parse(argv: Sequence[str], experiments: Mapping[str, Experiment]) -> argpar
         "by default here, one after the other; the processes of `torchrun -m paper experiments NAME` share each case"
     )
     _add_places(parser.add_argument_group("where cases run", places))
+    parser.add_argument(
+        "--campaign",
+        action="store_true",
+        help="what tells most on a GPU that is at hand for a short while, in this order; each call goes on",
+    )
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--list", action="store_true", help="say what is stored, stale and missing; run nothing")
     action.add_argument("--show", action="store_true", help="print the stored results of every device; run nothing")
@@ -92,6 +97,8 @@ def _parse(argv: Sequence[str], experiments: Mapping[str, Experiment]) -> argpar
     try:
         for name in arguments.names:
             find(name, experiments)
+        if arguments.campaign and arguments.names:
+            raise ValueError(f"--campaign: expected no names with it, got {' '.join(arguments.names)}")
         _check_places(arguments, [name for name in arguments.names or experiments if experiments[name].quiet])
     except ValueError as error:
         parser.error(str(error))

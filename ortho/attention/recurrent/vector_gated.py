@@ -1,0 +1,88 @@
+r"""The delta rule with a vector for its forgetting gate: what was held at a key is replaced while all of it fades.
+
+$$S_t = \mathrm{Diag}(a_t)\, S_{t-1} + \beta_t k_t (v_t - S_{t-1}^T k_t)^T, \qquad o_t = S_t^T q_t .$$
+
+The error is that of the state before it fades, where Kimi Delta Attention (`gla.py`) takes it afterwards; with a decay
+for each channel neither is the other with other gates. It is the recurrence of RWKV-7 (Peng et al. 2025,
+arXiv:2503.14456),
+$S_t = (\mathrm{Diag}(w_t) - (\alpha_t \circ \kappa_t) \kappa_t^T)\, S_{t-1} + \tilde k_t v_t^T$, with one number for
+$\alpha_t$ and $\tilde k_t = \alpha_t \kappa_t$.
+
+A step multiplies the state by $\mathrm{Diag}(a) - \beta k k^T$, which is symmetric and for a unit key has no eigenvalue
+below $\min a - \beta$ or above $\max a$: with $\beta$ up to 1 it enlarges nothing, whatever the decays.
+"""
+
+from functools import partial
+
+from ortho._typing import Bool, Float, State, Tensor
+from ortho.attention.chunking import default_chunk
+from ortho.attention.mechanism import Mechanism
+from ortho.attention.operands import attention_form
+from ortho.attention.recurrent.gla import ChannelDecay, by_chunks, channel_cost
+from ortho.attention.recurrent.recurrence import check_writes, prepared, recurrence
+from ortho.gates import WriteStrength
+
+_check = partial(check_writes, channels=True, most=1)
+
+
+@attention_form(fixed_state=True, check=_check)
+def vector_gated_delta_reference(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
+    *,
+    beta: Float[Tensor, "*batch M"] | None = None,
+    log_decay: Float[Tensor, "*batch M K"] | None = None,
+    is_causal: bool = False,
+    attn_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+    """The recurrence, one token after the other.
+
+    `beta` in [0, 1] is 1 by default; `log_decay`, log a, is 0 and at most that. Queries and keys are divided by their
+    lengths. All else is as in `delta_rule_reference`; the state is (S (..., K, V),) in float32 at least.
+
+    Raises TypeError or ValueError, naming the argument, for operands that do not fit together; on the CPU also for
+    gates outside their range.
+    """
+    x = prepared(q, k, v, beta, log_decay, attn_mask, scale, initial_state, normalise=True)
+    o, S = recurrence(*x, is_causal=is_causal, before_fading=True)
+    return o, (S,)
+
+
+@attention_form(fixed_state=True, check=_check)
+def vector_gated_delta(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
+    *,
+    beta: Float[Tensor, "*batch M"] | None = None,
+    log_decay: Float[Tensor, "*batch M K"] | None = None,
+    is_causal: bool = False,
+    attn_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+    chunk: int | None = None,
+) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+    """`vector_gated_delta_reference` by matrix products over chunks, as `kimi_delta_attention` goes over them."""
+    x = prepared(q, k, v, beta, log_decay, attn_mask, scale, initial_state, normalise=True)
+    o, S = by_chunks(*x, is_causal=is_causal, chunk=chunk or default_chunk(k), erase=True, before_fading=True)
+    return o, (S,)
+
+
+MECHANISM = Mechanism(
+    name="vector-gated",
+    family="memory",
+    source="Peng et al. 2025, arXiv:2503.14456",
+    reference=vector_gated_delta_reference,
+    fast=vector_gated_delta,
+    causal=True,
+    exact=False,
+    cost=partial(channel_cost, erase=1, before_fading=1),
+    positional=True,
+    signed=True,
+    gates={"beta": WriteStrength, "log_decay": ChannelDecay},
+)

@@ -1,0 +1,62 @@
+"""What to measure on a GPU that is at hand for half an hour, in the order of what it tells.
+
+`python -m paper experiments --campaign` runs the stages one after the other and stores each record when it is made, so
+that it can be cut off anywhere; the next call goes on where it was.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from paper.experiments.engine.runner import Experiment
+
+
+class Stage(NamedTuple):
+    """An experiment, and how many of its cases, the most informative first; all for None."""
+
+    experiment: str
+    first: int | None = None
+
+
+# First of all whether the kernels are right; then layer and block, attention alone, decoding, whole models; then the
+# rest of each.
+STAGES = (
+    Stage("agreement"),
+    Stage("training-step", 8),
+    Stage("heads-speed", 8),
+    Stage("exchanged-speed", 4),
+    Stage("flash-speed", 3),
+    Stage("attention-speed", 3),
+    Stage("memory-speed", 3),
+    Stage("pattern-speed", 2),
+    Stage("decode-speed", 2),
+    Stage("whole-models", 2),
+    Stage("inference"),
+    Stage("generation"),
+    Stage("recomputation-speed"),
+    Stage("projection-speed", 4),
+    Stage("bytes-speed"),
+    Stage("training-step"),
+    Stage("heads-speed"),
+    Stage("exchanged-speed"),
+    Stage("flash-speed"),
+    Stage("attention-speed"),
+    Stage("memory-speed"),
+    Stage("pattern-speed"),
+    Stage("decode-speed"),
+    Stage("whole-models"),
+    Stage("projection-speed"),
+    Stage("ladder"),
+)
+
+
+def staged(experiments: Mapping[str, Experiment], stages: Sequence[Stage] = STAGES) -> list[Experiment]:
+    """The experiments of the stages, each with the cases that the stage has.
+
+    A case that an earlier stage has measured is fresh in a later one, and not run again.
+    """
+    return [_first(experiments[stage.experiment], stage.first) for stage in stages]
+
+
+def _first(experiment: Experiment, count: int | None) -> Experiment:
+    return experiment if count is None else replace(experiment, cases=lambda device: experiment.cases(device)[:count])
