@@ -609,6 +609,7 @@ TURNS = {
     "S4.2b": Turn(CONFIRMED, {f"{EVIDENCE}.linear_attention.printed_code": constantly(padding_left_out)}),
     "S4.2c": Turn(REFUTED, records(reached("correct_fraction", 0.05, "linear", "FAVOR+"), "images")),
     "S4.3a": Turn(REFUTED, records(timed(0.01, "linear recurrent"), "attention-speed")),
+    "S4.3b": Turn(REFUTED, records(reached("loss_nats", 0.5, "window", "linear + embeddings"), "bytes")),
     "S4.4a": Turn(REFUTED, {"ortho.attention.selected.top_k.top_k_mask": least_keys}),
     "S4.4b": Turn(CONDITIONAL, records(reached("loss_nats", 0.5, "linear + embeddings"), "bytes")),
     "S4.4c": Turn(REFUTED, {"ortho.attention.selected.sparse_linear.sparse_linear_cost": all_pairs}),

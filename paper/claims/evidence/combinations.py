@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from ortho.cost import layer
 from paper import experiments
-from paper.claims.evidence.common import Arms
+from paper.claims.evidence.common import Arms, without_records
 from paper.claims.figures import listing, span
 from paper.claims.ledger import evidence
-from paper.claims.outcomes import BITS_A_BYTE, Told, Unit, loses_nothing
+from paper.claims.outcomes import BITS_A_BYTE, Told, Unit, loses_nothing, outperforms
 from paper.claims.rules import all_of, counted, improves, region, untestable
 from paper.claims.verdicts import Finding
 from paper.experiments.learning import images, language, synthetic
@@ -222,6 +222,21 @@ def idle_fields() -> str:
     return (
         f"Images are left out: on digits softmax heads are not shown to be better than heads that see no other token "
         f"({span(gain[0])} {digits.unit.name}). "
+    )
+
+
+WINDOWED = "window", SOFTMAX
+
+
+@evidence("S4.3b", chapter=CHAPTER)
+def not_for_all() -> Finding:
+    text, found = on_bytes(), {}
+    for kind, (arm, other) in {"sparse, a window": WINDOWED, "linear": PLACED}.items():
+        if (told := text.reported(other, arm)) is not None:
+            found[f"{kind}, text, {text.unit.name}"] = told
+    statement = "a task at which softmax heads are better"
+    return (
+        outperforms(statement, found) if len(found) == 2 else without_records(statement, "both kinds of heads on text")
     )
 
 

@@ -133,29 +133,37 @@ def two_products() -> Finding:
     )
 
 
-COLUMN_OF_K, ROW_OF_V = "numbers in a column of $K$", "in a row of $V$"
-
-
-def inner_product() -> dict[str, int]:
-    """Of $K^T V$ with `TOKENS` rows and `WIDTH` columns: what its entries are made of, and how many there are."""
-    _, k, v = normal(3, TOKENS, WIDTH)
-    of_k, of_v = (sympy.symbols(f"{name}:{TOKENS}") for name in "kv")
-    ((entry,),) = product((of_k,), associativity.transpose((of_v,)))
+def entry_operations(length: int) -> dict[str, int]:
+    """Multiplications and additions of an inner product of this length."""
+    one, other = (sympy.symbols(f"{name}:{length}") for name in "ab")
+    ((entry,),) = product((one,), associativity.transpose((other,)))
     operations = sympy.count_ops(entry, visual=True)
-    return {
-        COLUMN_OF_K: k[:, 0].numel(),
-        ROW_OF_V: v[0].numel(),
-        "multiplications": int(operations.coeff(sympy.Symbol("MUL"))),
-        "additions": int(operations.coeff(sympy.Symbol("ADD"))),
-        "entries": (k.mT @ v).numel(),
-    }
+    counts = {"multiplications": "MUL", "additions": "ADD"}
+    return {name: int(operations.coeff(sympy.Symbol(symbol))) for name, symbol in counts.items()}
 
 
 @evidence("S3.1c", chapter=CHAPTER)
-def entries_of_the_product() -> Finding:
-    said = {COLUMN_OF_K: TOKENS, ROW_OF_V: TOKENS, "multiplications": TOKENS, "additions": TOKENS - 1}
-    return counted(said | {"entries": WIDTH**2}, inner_product()).noting(
-        f"$n = {TOKENS}$, $d = {WIDTH}$. An entry is the inner product of a column of $K$ and a column of $V$"
+def entries_of_the_products() -> Finding:
+    q, k, v = normal(3, TOKENS, WIDTH)
+    P = k.mT @ v
+    by_tokens = {"multiplications": TOKENS, "additions": TOKENS - 1}
+    by_width = {"multiplications": WIDTH, "additions": WIDTH - 1}
+    parts = {
+        "numbers in": counted(
+            {"a column of $K$": TOKENS, "a row of $V$": TOKENS, "a row of $Q$": WIDTH, "a column of $P$": WIDTH},
+            {
+                "a column of $K$": k[:, 0].numel(),
+                "a row of $V$": v[0].numel(),
+                "a row of $Q$": q[0].numel(),
+                "a column of $P$": P[:, 0].numel(),
+            },
+        ),
+        "for an entry of $P$": counted(by_tokens, entry_operations(k[:, 0].numel())),
+        "for an entry of $Q P$": counted(by_width, entry_operations(q[0].numel())),
+        "entries": counted({"$P$": WIDTH**2, "$Q P$": TOKENS * WIDTH}, {"$P$": P.numel(), "$Q P$": (q @ P).numel()}),
+    }
+    return all_of(parts).noting(
+        f"$n = {TOKENS}$, $d = {WIDTH}$. An entry of $P$ is the inner product of a column of $K$ and a column of $V$"
     )
 
 
@@ -264,11 +272,11 @@ def lower(left: Any, right: Any, *lengths: int) -> dict[str, tuple[int, int]]:
 def fewer_steps() -> Parts:
     by_sum = product_flops(1, d, N) + product_flops(1, N, d)  # N is t: as many keys, and as many values
     state = HEAD.decode
-    whole, at = 4 * N**2 * d, (NARROW // 2, NARROW, 2 * NARROW, 16 * NARROW)
+    at = NARROW // 2, NARROW, 2 * NARROW, 16 * NARROW
     return {
         **orders({"by the sum": ("N*d", by_sum), "by the state": ("d^2", state)}),
         f"for one token, $d = {NARROW}$": saves("fewer FLOPs by the state", lower(by_sum, state, *at)),
-        f"for all tokens, $d = {NARROW}$": saves("fewer FLOPs than $O(n^2 d)$", lower(whole, N * state, *at)),
+        f"for all tokens, $d = {NARROW}$": saves("fewer FLOPs than $O(n^2 d)$", lower(SOFTMAX.forward, N * state, *at)),
     }
 
 
