@@ -5,7 +5,7 @@ from typing import Any
 
 from ortho._typing import Size
 
-__all__ = ["Cost", "head_width", "linear_map"]
+__all__ = ["Cost", "head_width", "linear_map", "quotient"]
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,15 @@ def linear_map(
     )
 
 
+def quotient(number: Size, divisor: Size) -> Size:
+    """number / divisor, an integer if both are; a fraction of these is left out."""
+    return number // divisor if isinstance(number, int) and isinstance(divisor, int) else number / divisor
+
+
 def head_width(d: Size, H: Size, head_dim: Size | None = None) -> Size:
     """K: `head_dim`, by default d/H. ValueError for numbers of which H does not divide d."""
     if head_dim is not None:
         return head_dim
-    if isinstance(d, int) and isinstance(H, int):
-        if d % H:
-            raise ValueError(f"H: expected a divisor of d = {d}, got {H}")
-        return d // H
-    return d / H
+    if isinstance(d, int) and isinstance(H, int) and d % H:
+        raise ValueError(f"H: expected a divisor of d = {d}, got {H}")
+    return quotient(d, H)

@@ -261,6 +261,7 @@ def clocks() -> Values:
     ]
     if patterns:
         found["pattern_clocks"] = "; ".join(patterns)
+        found["pattern_clocks_plain"] = "; ".join(told.partition(";")[0] for told in patterns)
     both = [device for device in kernel_clocks if device in memory_clocks]
     if both:
         found["linear_time"] = "; ".join(

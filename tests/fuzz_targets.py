@@ -134,8 +134,8 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     **{f"{name}.new_cache": {"capacity": 8} for name in ("softmax layer", "rotary layer", "hybrid")},
     "key-value cache.attend": {name: torch.rand(2, 2, 1, 4, dtype=DOUBLE) for name in "qkv"},
     "theory.delta_memory.answers": {"k": torch.rand(2, 2, 5, 4, dtype=DOUBLE) / 4},
-    **{f"{name}:{form}": _CAUSAL for name in ("path", "position-delta", "moba", "nsa") for form in ("fast",
-    "reference")},
+    **{f"{name}:{form}": _CAUSAL for name in ("path", "position-delta", "moba", "nsa", "efficient-causal")
+       for form in ("fast", "reference")},
     "models.generation.penalty": {"alpha": 0.6},
     "layers.recomputation.Recomputed": {"blocks": [nn.Linear(2, 2)]},
     "layers.hybrid.HybridAttention": {"heads": {"learned": 1, "positional": 1}},

@@ -18,7 +18,8 @@ import nbformat
 import typst
 import yaml
 
-from paper.claims import MEANINGS, stored
+from paper.claims import MEANINGS, Entry, stored
+from paper.claims.severity import SEVERITIES
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = ROOT / "book" / "article" / "article.typ"
@@ -45,20 +46,18 @@ def words(text: str) -> str:
 
 
 def ledger_table() -> list[list[str]]:
-    """A row of titles, one for each verdict that there is, and the sums: numbers of claims by document."""
+    """A row of titles, one for each verdict, and the sums: claims by document, and by severity."""
     entries = [entry for entry, _ in stored(ROOT / "book" / "verdicts.json").values()]
     documents = list(dict.fromkeys(entry.document for entry in entries))
-    found = Counter((entry.verdict, entry.document) for entry in entries)
-    rows = [
-        [
-            str(verdict),
-            *(str(found[verdict, name]) for name in documents),
-            str(sum(found[verdict, n] for n in documents)),
-        ]
-        for verdict in MEANINGS
-    ]
-    sums = [sum(int(row[i]) for row in rows) for i in range(1, len(documents) + 2)]
-    return [["verdict", *documents, "all"], *rows, ["claims", *map(str, sums)]]
+
+    def row(name: str, chosen: list[Entry]) -> list[str]:
+        by_document = Counter(entry.document for entry in chosen)
+        by_severity = Counter(entry.severity for entry in chosen)
+        counts = [*(by_document[one] for one in documents), len(chosen), *(by_severity[one] for one in SEVERITIES)]
+        return [name, *map(str, counts)]
+
+    rows = [row(verdict, [entry for entry in entries if entry.verdict == verdict]) for verdict in MEANINGS]
+    return [["verdict", *documents, "all", *SEVERITIES], *rows, row("claims", entries)]
 
 
 def picture(name: str) -> tuple[str, bytes]:
@@ -90,7 +89,11 @@ def gathered() -> dict[str, Any]:
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     ledger = ledger_table()
     known = {name: words(typst_math(text) if _is_formula(text) else text) for name, text in values().items()}
-    about = {"version": f"version {cited['version']}", "author": cited["authors"][0]["name"], "claims": ledger[-1][-1]}
+    about = {
+        "version": f"version {cited['version']}",
+        "author": cited["authors"][0]["name"],
+        "claims": ledger[-1][ledger[0].index("all")],
+    }
     return {**known, **about, "ledger": ledger}
 
 

@@ -1,10 +1,10 @@
 """How queries, keys and values become outputs: one file a mechanism, one line here."""
 
-from ortho.attention.linear import dense_features, efficient, favor, feature_maps
+from ortho.attention.linear import dense_features, efficient, efficient_causal, favor, feature_maps
 from ortho.attention.linear.random_feature_attention import RandomFeatureAttention
 from ortho.attention.mechanism import FORMS, AttentionFunction, Mechanism
 from ortho.attention.positions import alibi, forgetting_transformer, path_attention, position_delta, rotary
-from ortho.attention.recurrent import delta, delta_product, gla, ssd, ttt, vector_gated
+from ortho.attention.recurrent import delta, delta_product, gla, low_rank, ssd, ttt, vector_gated
 from ortho.attention.selected import importance, lsh, moba, nsa, routing, sparse_linear, top_k
 from ortho.attention.softmax import flash
 from ortho.attention.softmax.softmax_attention import MECHANISM as SOFTMAX
@@ -18,10 +18,12 @@ MECHANISMS: dict[str, Mechanism] = {
         flash.MECHANISM,
         *feature_maps.MECHANISMS,
         efficient.MECHANISM,
+        efficient_causal.MECHANISM,
         *favor.MECHANISMS,
         *dense_features.MECHANISMS,
         *delta.MECHANISMS,
         delta_product.MECHANISM,
+        low_rank.MECHANISM,
         ssd.MECHANISM,
         *gla.MECHANISMS,
         vector_gated.MECHANISM,

@@ -10,19 +10,20 @@ from torch import Tensor
 
 from ortho._checks import FORMS as FORMS
 from ortho._checks import checked, one_of
-from ortho._cost import Cost
+from ortho._cost import Cost, quotient
 from ortho._typing import Size, State
 
 # Scalar operations per element that a composite kernel is counted as, by its textbook definition.
 SOFTMAX_FORWARD = 5  # maximum, subtract, exp, sum, divide
 SOFTMAX_BACKWARD = 4  # multiply by the weights, sum, subtract, multiply
+LOG_SUM_FORWARD = 5  # of a running logarithm of sums: maximum, subtract, exp, log1p, add
 # A fused backward kernel, a score: scale, subtract the log-sum-exp, exp; subtract the row's term, multiply, scale.
 FUSED_BACKWARD = 6
 
 
 def causal_pairs(N: Any) -> Any:
     """The number of (query, key) pairs with key <= query, N (N + 1) / 2, exact for integers and symbols alike."""
-    return N * (N + 1) // 2 if isinstance(N, int) else N * (N + 1) / 2
+    return quotient(N * (N + 1), 2)
 
 
 class CostedCall(NamedTuple):

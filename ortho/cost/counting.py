@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from ortho._checks import unchecked_values
 from ortho.attention.indexing import is_indexing
-from ortho.attention.mechanism import FUSED_BACKWARD, SOFTMAX_BACKWARD, SOFTMAX_FORWARD, causal_pairs
+from ortho.attention.mechanism import FUSED_BACKWARD, LOG_SUM_FORWARD, SOFTMAX_BACKWARD, SOFTMAX_FORWARD, causal_pairs
 
 aten = torch.ops.aten
 
@@ -53,6 +53,7 @@ _COMPOSITE = {
     aten.argmax: 1,
     aten.cumsum: 1,
     aten.cummax: 1,
+    aten.logcumsumexp: LOG_SUM_FORWARD,
     aten.topk: 1,  # one comparison a number, however many are wanted
 }
 # They add numbers to those at some places; by the name of the argument that holds the numbers.

@@ -8,7 +8,7 @@ from operator import add
 from typing import Any
 
 from ortho._checks import checked, expect, one_of
-from ortho._cost import Cost, head_width, linear_map
+from ortho._cost import Cost, head_width, linear_map, quotient
 from ortho._typing import Size
 from ortho.attention import FORMS, MECHANISMS
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, CostedCall
@@ -217,8 +217,8 @@ def convolved_layer(
     """
     bare = of(B, N, d, H, itemsize=itemsize, **kwargs)
     reached = min(width, N) if isinstance(width, int) and isinstance(N, int) else width  # taps within the sequence
-    before = reached * (reached - 1)  # twice the tokens that would stand before the first
-    sums = B * d * (reached * N - (before // 2 if isinstance(before, int) else before / 2))
+    before = quotient(reached * (reached - 1), 2)  # tokens that would stand before the first
+    sums = B * d * (reached * N - before)
     return bare + Cost(
         elementwise_forward=sums,
         elementwise_backward=3 * sums,  # into x; for the taps a product and a sum
@@ -262,14 +262,13 @@ def induction_heads(
     core = value_gradient_cost(CostedCall(B, N, H, K, K, form, causal, itemsize=itemsize))
     again = form == "fast"
     kept = 2 * itemsize * B * N * width if again else 0  # q and k, which are not kept
-    token = made // N if isinstance(N, int) else made / N
     return Cost(
         forward=2 * product + made + core.forward,
         backward=(3 + input_grad) * product + core.backward + (made if again else 0),
         elementwise_forward=core.elementwise_forward + elementwise,
         elementwise_backward=core.elementwise_backward + (elementwise if again else 0),
         saved_bytes=itemsize * B * N * (d + width) + core.saved_bytes - kept,
-        decode=4 * B * d * width + token + core.decode,
+        decode=4 * B * d * width + quotient(made, N) + core.decode,
         state_bytes=core.state_bytes + itemsize * B * (width + (n - 1) * d),
         trained=2 * d * width,
         frozen=frozen,

@@ -77,18 +77,16 @@ def ledger_table(entries: Sequence[Entry]) -> Shown:
 
 
 def counts_table(entries: Sequence[Entry]) -> Shown:
-    """How many claims of each document have which verdict, and how severe those of all documents are."""
+    """How many claims of each document have which verdict, and how many are how severe (in italics)."""
     documents = catalogue().documents
 
-    def row(name: str, verdicts: Sequence[str]) -> Sequence[Any]:
-        chosen = [entry for entry in entries if entry.verdict in verdicts]
-        by_document = [sum(entry.document == document for entry in chosen) for document in documents]
-        by_severity = [sum(entry.severity == severity for entry in chosen) or None for severity in SEVERITIES]
-        return name, *by_document, len(chosen), *by_severity
+    def row(name: str, chosen: Sequence[Entry]) -> Sequence[Any]:
+        return name, *(sum(entry.document == document for entry in chosen) for document in documents), len(chosen)
 
-    verdicts = [*map(str, MEANINGS), AWAITING]
-    rows = [*(row(verdict, [verdict]) for verdict in verdicts), row("claims", verdicts)]
-    return table(rows, ("", *documents, "all", *SEVERITIES))
+    awaiting = [AWAITING] if any(entry.awaits for entry in entries) else []
+    verdicts = [row(str(name), [e for e in entries if e.verdict == name]) for name in (*MEANINGS, *awaiting)]
+    severities = [row(f"*{name}*", [e for e in entries if e.severity == name]) for name in SEVERITIES]
+    return table([*verdicts, row("claims", entries), *severities], ("", *documents, "all"))
 
 
 def counts_text(entries: Iterable[Entry]) -> str:

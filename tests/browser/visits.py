@@ -25,6 +25,8 @@ PATIENCE = 120_000  # milliseconds: nothing here measures time, and the machine 
 TOC = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8"))
 WRITTEN = [TOC["root"], *(chapter["file"] for part in TOC["parts"] for chapter in part["chapters"])]
 MADE = ["genindex", "prf-prf", "py-modindex", "search"]  # pages by Sphinx and its extensions
+# What is folded is looked at, too.
+UNFOLD = "document.querySelectorAll('details.evidence').forEach((folded) => { folded.open = true })"
 SOURCE = "a.btn-download-source-button"
 
 
@@ -81,6 +83,7 @@ class Visit:
         self.page.on("response", self.note_response)
         self.page.goto(address)
         self.page.evaluate("async () => { await window.MathJax?.startup?.promise }")
+        self.page.evaluate(UNFOLD)
 
     def refuse(self, route):
         self.trouble.append(f"asks another machine: {route.request.url}")

@@ -1,4 +1,4 @@
-"""DeltaProduct: several steps of the delta rule a token, their gates, costs, and errors.
+"""Several keys a token: DeltaProduct's steps of the delta rule, low-rank sums; their gates, costs, and errors.
 
 `test_properties.py` and `test_cost.py` hold it with two steps to all that holds for every mechanism.
 """
@@ -9,9 +9,10 @@ import pytest
 import torch
 from counted import assert_declared
 
-from ortho import MultiheadAttention, cost
+from ortho import MECHANISMS, MultiheadAttention, cost
 from ortho.attention.recurrent.delta import delta_rule_reference
 from ortho.attention.recurrent.delta_product import LaterOperands, StepStrengths, delta_product, delta_product_reference
+from ortho.attention.recurrent.low_rank import low_rank, low_rank_reference
 
 # As in tests/library/test_properties.py: two float64 computations of the same sums.
 close = partial(torch.testing.assert_close, atol=1e-10, rtol=1e-10)
@@ -104,14 +105,42 @@ def test_without_gates_it_is_the_delta_rule(attend):
     close(attend(q, k, v, beta=all_ones, is_causal=True), attend(q, k, v, is_causal=True))
 
 
+@pytest.mark.parametrize("attend", [low_rank_reference, low_rank, partial(low_rank, chunk=7)])
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("causal", [True, False])
+def test_low_rank_sums(attend, steps, causal):
+    """S + U V^T, of the token's own keys and values; with all gradients, and where tokens are masked."""
+    x = operands(steps, requires_grad=True)
+    del x["beta"]
+    start = torch.randn(B, H, K, V, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    U, W = (x[first][..., None, :] for first in "kv")
+    if steps > 1:
+        U, W = torch.cat([U, x["more_keys"]], -2), torch.cat([W, x["more_values"]], -2)
+    for kept in (None, torch.arange(N) % 4 != 1):
+        held = torch.ones(N) if kept is None else kept
+        S = (start[:, :, None] if kept is None else 0) + (held[:, None, None] * (U.mT @ W)).cumsum(
+            -3
+        )  # (B, H, N, K, V)
+        expected = (0.7 * x["q"][..., None, :] @ (S if causal else S[..., -1:, :, :]))[..., 0, :]
+        state = {"initial_state": (start,)} if kept is None else {"attn_mask": kept}
+        o, (after,) = attend(**x, **state, is_causal=causal, scale=0.7, return_state=True)
+        close(after, S[..., -1, :, :])
+        close(o, expected)
+        found, wanted = (torch.autograd.grad(y.sin().sum(), list(x.values()), retain_graph=True) for y in (o, expected))
+        for one, other in zip(found, wanted, strict=True):
+            close(one, other)
+
+
+@pytest.mark.parametrize("name", ["delta-product", "low-rank"])
 @pytest.mark.parametrize("form", ["reference", "fast"])
 @pytest.mark.parametrize("causal", [True, False])
-def test_three_steps_cost_what_is_declared(form, causal):
+def test_three_steps_cost_what_is_declared(name, form, causal):
     for size in [(1, 5, 8, 2), (1, 1, 4, 4), (2, 33, 64, 4)]:
         b, n, d, h = size
         x = torch.zeros(b, n, d, requires_grad=True)
-        layer = MultiheadAttention(d, h, attention="delta-product", form=form, gates=THREE)
-        declared = cost.layer(*size, attention="delta-product", form=form, causal=causal, gates=THREE, steps=3)
+        gates = {gate: make for gate, make in THREE.items() if gate in MECHANISMS[name].gates}
+        layer = MultiheadAttention(d, h, attention=name, form=form, gates=gates)
+        declared = cost.layer(*size, attention=name, form=form, causal=causal, gates=gates, steps=3)
         assert_declared(declared, layer, x, is_causal=causal)
 
 
@@ -127,10 +156,11 @@ def test_gates():
     close(beta, 2 * (x @ strengths.weight.T).view(2, 4, 3, 3).transpose(1, 2).sigmoid())
 
 
-@FORMS
+@pytest.mark.parametrize("attend", [delta_product_reference, delta_product, low_rank_reference, low_rank])
 @pytest.mark.bad_input
 def test_errors(attend):
     x = operands(3)
+    beta = x.pop("beta")
 
     def raised(error, message, **changes):
         with pytest.raises(error, match=message):
@@ -142,6 +172,9 @@ def test_errors(attend):
     raised(ValueError, wide, more_keys=x["more_values"])
     raised(ValueError, r"more_keys: expected shape \(..., M, more, width\)", more_keys=x["more_keys"][..., :0, :])
     raised(ValueError, "more_values: expected 2 a token like more_keys", more_values=x["more_values"][..., :1, :])
+    if "low_rank" in attend.__name__:
+        return
+    x["beta"] = beta
     raised(ValueError, r"beta: expected shape \(2, 3, 37, 3\) like the keys, got \(2, 3, 37\)", beta=x["beta"][..., 0])
     raised(ValueError, "beta: expected write strengths within 0 and 2", beta=2 * x["beta"])
     raised(ValueError, r"k: expected beta \|k\|\^2 within 0 and 2", normalise=False)

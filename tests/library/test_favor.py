@@ -205,6 +205,7 @@ def test_mechanisms():
         "favor": "PositiveFeatures(count=256)",
         "hyperbolic": "HyperbolicFeatures(count=128)",
         "favor++": "DenseExponentialFeatures('gerf', count=256)",
+        "favor++-expected": "ExpectedExponentialFeatures(count=256)",
     } | {fit: f"DenseExponentialFeatures({fit!r}, count=256)" for fit in ("saderf", "aderf", "sderf")}
     shown = {name: repr(MECHANISMS[name].fast.keywords["feature_map"]) for name in expected}
     assert shown == expected
@@ -244,6 +245,25 @@ def test_bad_parameters():
     for attention in FORMS:
         with pytest.raises(ValueError, match=r"^parameters: expected width 4 like q, got a of shape \(5,\)"):
             attention(*(draw(2, 5, 4) for _ in "qkv"), feature_map=DenseExponentialFeatures(parameters=parameters(5)))
+
+
+@pytest.mark.parametrize("scale", [None, 0.3, 0.0])
+@pytest.mark.parametrize("attention", FORMS)
+def test_expected_parameters(attention, scale):
+    """All four fits find them for tokens of mean 0 and second moments I, and they are used whatever comes."""
+    width, root = 4, math.sqrt(0.5 if scale is None else scale)
+    tokens = root * torch.cat([torch.eye(width), -torch.eye(width)]).double() * math.sqrt(width)
+    expected = dense.optimal_a(torch.tensor(2 * root**2, dtype=torch.float64))
+    for fit in FITS if scale != 0 else ("gerf",):  # of nothing but zeros the moments have no roots
+        a = getattr(dense, fit)(tokens, tokens).a
+        # aderf lifts the moments by a relative RIDGE, sderf's eigenvalues are rounded
+        torch.testing.assert_close(a, expected.expand(width), rtol=2 * dense.RIDGE if fit == "aderf" else 1e-12, atol=0)
+    q, k, v = (3 * draw(2, 9, width, seed=s) for s in range(3))
+    given = DenseExponentialFeatures(parameters=dense.isotropic(expected, width))
+    for is_causal in (False, True):
+        call = {"is_causal": is_causal, "scale": scale}
+        o = attention(q, k, v, feature_map=dense.ExpectedExponentialFeatures(), **call)
+        torch.testing.assert_close(o, attention(q, k, v, feature_map=given, **call), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", FITS)

@@ -8,6 +8,7 @@ import torch
 
 from ortho.attention import MECHANISMS, chunking
 from ortho.attention.linear.efficient import efficient_attention, efficient_attention_reference
+from ortho.attention.linear.efficient_causal import causal_efficient_attention, causal_efficient_attention_reference
 from ortho.attention.linear.feature_maps import HORIZON, CosFormer, Cosine, EluPlusOne, Exp, Powers, Relu, Taylor
 from ortho.attention.linear.linear_attention import kernel_weights, linear_attention, linear_attention_reference
 
@@ -286,6 +287,56 @@ def test_efficient_formula(attention):
     for b, h in ((0, 0), (1, 2)):
         expected = efficient_by_loops(q[b, h], k[b, h], v[b, h], mask[b, h, 0].tolist(), 1)
         torch.testing.assert_close(attention(q, k, v, attn_mask=mask)[b, h], expected, **TOLERANCE)
+
+
+CAUSAL_EFFICIENT = [causal_efficient_attention_reference, causal_efficient_attention]
+
+
+@pytest.mark.parametrize("attention", CAUSAL_EFFICIENT)
+def test_causal_efficient_formula(attention):
+    """Row i is what the formula gives, at its last query, for the tokens up to i."""
+    q, k, v = draw(7, 3), draw(7, 3, seed=1), draw(7, 2, seed=2)
+    for kept in ([True] * 7, [False, True, True, False, True, True, False], [False] * 7):
+        for scale in (None, 0.3, 0.0):
+            o = attention(q, k, v, is_causal=True, attn_mask=torch.tensor(kept), scale=scale)
+            for i in range(7):
+                upto = (x[: i + 1] for x in (q, k, v))
+                expected = efficient_by_loops(*upto, kept[: i + 1], math.sqrt(1 if scale is None else scale))
+                torch.testing.assert_close(o[i], expected[-1], **TOLERANCE)
+
+
+def test_causal_efficient_is_gated_linear_attention():
+    """The running softmax p is the key, and 1 - p what is left; the state is the averages, and the sums' logarithms."""
+    q, k, v = draw(9, 3), draw(9, 3, seed=1), draw(9, 2, seed=2)
+    p = torch.stack([k[: i + 1].softmax(0)[-1] for i in range(9)])
+    decay = (1 - p).log().clamp(min=-1e3)  # the first token leaves nothing
+    gla = MECHANISMS["gla"].reference(q.softmax(-1), p, v, log_decay=decay, is_causal=True, scale=1.0)
+    o, (S, L) = causal_efficient_attention(q, k, v, is_causal=True, return_state=True)
+    torch.testing.assert_close(o, gla, **TOLERANCE)
+    torch.testing.assert_close(S, k.softmax(0).T @ v, **TOLERANCE)
+    torch.testing.assert_close(L, k.logsumexp(0), **TOLERANCE)
+
+
+@pytest.mark.parametrize("attention", CAUSAL_EFFICIENT)
+def test_causal_efficient_at_its_limits(attention):
+    """Keys of any size: each feature has the value of its largest key so far."""
+    q, k, v = (draw(2, 70, 6, seed=s, dtype=torch.float32) for s in range(3))
+    leaves = [q.requires_grad_(), (1e30 * k).requires_grad_(), v.requires_grad_()]
+    o = attention(*leaves, is_causal=True)
+    largest = k.cummax(1).indices[..., None].expand(-1, -1, -1, 6)  # (B, N, features, 1 -> V)
+    wanted = (q.softmax(-1)[..., None] * v[:, None].expand(-1, 70, -1, -1).gather(2, largest)).sum(2)
+    torch.testing.assert_close(o, wanted, atol=1e-5, rtol=1e-5)  # sums of some dozen numbers of 1, in float32
+    assert all(x.isfinite().all() for x in torch.autograd.grad(o.sum(), leaves))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("attention", CAUSAL_EFFICIENT)
+def test_causal_efficient_refuses(attention):
+    q, k, v = (draw(5, 3, seed=s) for s in range(3))
+    with pytest.raises(ValueError, match="^is_causal: expected True .*got False"):
+        attention(q, k, v, is_causal=False)
+    with pytest.raises(ValueError, match="^causal: expected True, got False"):
+        MECHANISMS["efficient-causal"].cost(1, 5, 1, 3, 3, causal=False)
 
 
 def test_efficient_is_not_its_causal_counterpart():

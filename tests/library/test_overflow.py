@@ -15,6 +15,7 @@ MEMORIES = {name: m.gates for name, m in MECHANISMS.items() if m.family == "memo
 ERASING = {name for name, gates in MEMORIES.items() if "beta" in gates}
 SUMMING = ERASING | {name for name in MEMORIES if name.startswith("ttt")}
 SUMMING |= {"rotary", "linear", "linear-relu", "cosformer", "taylor", "trigonometric", "favor", "hyperbolic"}
+SUMMING |= {"favor++-expected"}
 
 
 def draw(*shape, seed=0, dtype=torch.float64):

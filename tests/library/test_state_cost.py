@@ -101,7 +101,8 @@ def test_formulas_equal_numbers(name, form):
         formula, numbers = m.cost(*symbols, **kwargs), m.cost(*(values[s] for s in symbols), **kwargs)
         assert_formula(formula, numbers, values)
         if name in RECURRENT:
-            assert all(sym.order(getattr(formula, part), sym.N) == {sym.N} for part in CALLS)
+            found = [getattr(formula, part) for part in CALLS]
+            assert all(sym.order(one, sym.N) == {sym.N} for one in found if one != 0)  # sums have no backward pass
             assert sym.order(formula.decode, sym.N) == sym.order(formula.state_bytes, sym.N) == {sp.Integer(1)}
 
 

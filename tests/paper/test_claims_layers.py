@@ -66,6 +66,14 @@ def test_shares_by_hand():
 # ----------------------------------------- The evidence on layers with heads of several kinds fails where a cost is off
 
 
+def test_what_a_layer_with_frozen_heads_spares():
+    """Nothing of one learned head among one, and with the gradient stopped more than without."""
+    assert 0 < cheaper.spared("step", 512, 11, "frozen") < cheaper.spared("step", 512, 1, "frozen")
+    for length in cheaper.LENGTHS:
+        assert cheaper.spared("step", length, 1, "frozen") < cheaper.spared("step", length, 1, "stopped") < 50
+    assert cheaper.spared("trained", 512, 3, "frozen") == 37.5
+
+
 def test_the_shares_by_hand():
     """In units of N d^2 and with a fused kernel: 24 + 14 r learned, of which freezing takes 4 from the others."""
     r = 512 / 768
@@ -401,6 +409,20 @@ def test_rank_bound(name):
         assert (weights - eye.roll(1, 1)).square().sum() / 12 >= lookup.low_rank_error(12, width)
     assert lookup.low_rank_error(12, width) == pytest.approx(1 - width / 12)
     assert lookup.low_rank_error(12, 12) == 0
+
+
+def test_heads_of_linear_attention_solve_the_lookup_together():
+    """Not without the head that takes the means away; and with all features in use there is none left for it."""
+    embedding = lookup.apart()
+    data = lookup.sequences(embedding)
+    layer = lookup.linear_solution(embedding)
+    assert lookup.error(layer(data.x), data.target) <= lookup.SOLVED
+    K, last = lookup.D_MODEL // lookup.HEADS, 3  # 16 keys in three heads, 7 at most in each
+    with torch.no_grad():
+        layer.weight_o[:, K * last : K * (last + 1)] = 0
+    assert lookup.error(layer(data.x), data.target) > 0.1
+    with pytest.raises(ValueError, match="at most 49 keys, got 50"):
+        lookup.linear_solution(lookup.apart(50))
 
 
 def test_codes_are_apart():

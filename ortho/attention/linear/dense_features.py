@@ -203,7 +203,11 @@ class DenseExponentialFeatures(RandomFeatureMap):
     r"""FAVOR++ and FAVOR#: `dense_features` with parameters fitted to the scaled queries and keys of each sequence.
 
     `fit` is the name of one of `FITS`. A fit looks at the whole sequence: for causal use, and for a sequence in parts,
-    give `parameters`, fitted elsewhere; the estimate of the kernel is unbiased with any that satisfy their constraint.
+    give `parameters`, fitted elsewhere, or take `ExpectedExponentialFeatures`; the estimate of the kernel is unbiased
+    with any that satisfy their constraint. To fit to the tokens so far, anew at each token, is causal too, but no state
+    of fixed size serves it: a new a changes the feature $\exp(c\, w^T k)$, $c = \sqrt{1 - 4a}$, of every earlier key.
+    As functions of c these exponentials are linearly independent, so that the sums over N keys that N values of c ask
+    for determine N numbers.
     With `same_tokens` the queries at hidden keys' positions are left out of the fit as well. The parameters are
     constants to autograd.
     """
@@ -284,8 +288,36 @@ class DenseExponentialFeatures(RandomFeatureMap):
         return FITS[self.fit].function(x, y, keep_x=keep_x, keep_y=keep_y)
 
 
+class ExpectedExponentialFeatures(DenseExponentialFeatures):
+    r"""FAVOR++ for causal use: `isotropic` features, with the a that is best for queries and keys of the law N(0, I).
+
+    With x and y those times the root of `scale`, the mean of $|x + y|^2 / K$ is 2 `scale`: no token is looked at, none
+    leaks, and a state of fixed size serves all later queries. The estimate is unbiased for any data; it has the least
+    variance, of those with $A = a I$, for data of that law, for which the four fits would all find these parameters.
+    """
+
+    def __init__(self, features: Float[Tensor, "m K"] | None = None, *, count: int | None = None) -> None:
+        super().__init__(features=features, count=count)
+        self.causal = True
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(count={self.count})"
+
+    def __call__(self, q: Tensor, k: Tensor, *, scale: float | None = None, **positions: Any) -> Features:
+        K = q.shape[-1]
+        mean = 2 * root_scale(1 / sqrt(K) if scale is None else scale) ** 2
+        a = optimal_a(torch.tensor(mean, dtype=torch.float64, device=q.device))
+        given = DenseExponentialFeatures(parameters=isotropic(a, K), features=self.rows(q))
+        return given(q, k, scale=scale, **positions)
+
+    def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> MapCost:
+        given = DenseExponentialFeatures(parameters=isotropic(torch.zeros(()), 1)).cost(G, N, M, K, m)
+        return given._replace(elementwise_forward=given.elementwise_forward + K * K + 13)  # B; a
+
+
 MECHANISMS = (
     kernel_mechanism("favor++", DenseExponentialFeatures("gerf"), "Likhosherstov et al. 2022, arXiv:2205.15317"),
+    kernel_mechanism("favor++-expected", ExpectedExponentialFeatures(), "after Likhosherstov et al. 2022"),
     *(
         kernel_mechanism(fit, DenseExponentialFeatures(fit), "Likhosherstov et al. 2023, arXiv:2302.00787")
         for fit in ("saderf", "aderf", "sderf")

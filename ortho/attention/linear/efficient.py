@@ -3,7 +3,7 @@ r"""Efficient Attention: softmax over features for queries, over positions for k
 $O = \rho_q(Q)\, (\rho_k(K)^T V)$ (arXiv:1812.01243), in which row i of the implied weights is an average, by
 the softmax of $q_i$, of K distributions over positions, one for each feature. Rows sum to 1 without a division. The
 softmax over positions looks at the whole sequence, so that the attention is not causal, and no state is kept here.
-`linear-exp` has the same features, normalises rows instead, and is causal.
+`efficient-causal` takes it over the positions so far; `linear-exp` has the same features and normalises rows instead.
 """
 
 from ortho import _checks

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ortho._checks import checked
+from ortho._cost import quotient
 from ortho._typing import Float, Size, Tensor
 from ortho.attention.linear.linear_attention import FeatureMap, Features, MapCost, kernel_mechanism
 from ortho.attention.operands import root_scale
@@ -150,8 +151,9 @@ class HyperbolicFeatures(PositiveFeatures):
 
     def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> MapCost:
         cost = super().cost(G, N, M, K, m)
-        drawn = m // 2 if isinstance(m, int) else m / 2
-        return cost._replace(elementwise_forward=cost.elementwise_forward + drawn * K)  # the mirrored rows' sign
+        return cost._replace(
+            elementwise_forward=cost.elementwise_forward + quotient(m, 2) * K
+        )  # the mirrored rows' sign
 
 
 class TrigonometricFeatures(RandomFeatureMap):
@@ -170,7 +172,7 @@ class TrigonometricFeatures(RandomFeatureMap):
         return Features(waves_q, waves_k * lift, half.detach()[..., 0])
 
     def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> MapCost:
-        rows = m // 2 if isinstance(m, int) else m / 2
+        rows = quotient(m, 2)
         products = 2 * G * (N + M) * K * rows
         return MapCost(
             products,

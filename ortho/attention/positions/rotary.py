@@ -10,7 +10,7 @@ import torch
 
 from ortho import _checks
 from ortho._checks import checked
-from ortho._cost import Cost
+from ortho._cost import Cost, quotient
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.operands import past_length, upcast
@@ -116,8 +116,7 @@ def _turned(
 def rotary_cost(call: CostedCall) -> Cost:
     """Closed form of one self-attention call: that of softmax attention, and of turning q and k."""
     (G, N, K, V), reach = call.sizes, int(call.qk_grad)
-    planes = K // 2 if isinstance(K, int) else K / 2
-    rows = G * N
+    planes, rows = quotient(K, 2), G * N
     return softmax_cost(call) + Cost(
         # angles, cosines and sines; four products and two sums for q and k
         elementwise_forward=3 * N * planes + 2 * 6 * rows * planes,

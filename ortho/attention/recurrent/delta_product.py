@@ -31,7 +31,7 @@ from ortho.attention.recurrent.recurrence import (
 from ortho.gates import Gate
 
 
-def _by_step(
+def by_step(
     k: Tensor,
     v: Tensor,
     beta: Tensor | None,
@@ -51,7 +51,7 @@ def _by_step(
     return k, v, beta, attn_mask if attn_mask is None else attn_mask.repeat_interleave(steps, -1)
 
 
-def _check(
+def check_steps(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -75,7 +75,7 @@ def _check(
                 f"more_values: expected {steps - 1} a token like more_keys, got shape {tuple(more_values.shape)}"
             )
     gate("beta", beta, k, (*k.shape[:-1], steps))
-    k, v, beta, attn_mask = _by_step(k, v, beta, more_keys, more_values, attn_mask)
+    k, v, beta, attn_mask = by_step(k, v, beta, more_keys, more_values, attn_mask)
     check_writes(q, k, v, attn_mask=attn_mask, beta=beta, normalise=normalise)
 
 
@@ -90,7 +90,7 @@ def _later(name: str, value: Tensor, first: Tensor) -> int:
     return more
 
 
-@attention_form(fixed_state=True, check=_check)
+@attention_form(fixed_state=True, check=check_steps)
 def delta_product_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -116,14 +116,14 @@ def delta_product_reference(
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together; on the CPU also for
     gates outside their range and, without `normalise`, for keys with $\beta |k|^2 > 2$.
     """
-    keys, values, beta, attn_mask = _by_step(k, v, beta, more_keys, more_values, attn_mask)
+    keys, values, beta, attn_mask = by_step(k, v, beta, more_keys, more_values, attn_mask)
     steps = keys.shape[-2] // k.shape[-2]
     x = prepared(q, keys, values, beta, None, attn_mask, scale, initial_state, normalise=normalise)
     o, S = recurrence(*x, is_causal=is_causal, steps=steps)
     return o, (S,)
 
 
-@attention_form(fixed_state=True, check=_check)
+@attention_form(fixed_state=True, check=check_steps)
 def delta_product(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -145,7 +145,7 @@ def delta_product(
     What is written is the delta rule's, on the longer sequence; queries are answered for each token alone. It cannot be
     differentiated twice; the reference can.
     """
-    keys, values, beta, attn_mask = _by_step(k, v, beta, more_keys, more_values, attn_mask)
+    keys, values, beta, attn_mask = by_step(k, v, beta, more_keys, more_values, attn_mask)
     steps = keys.shape[-2] // k.shape[-2]
     x = prepared(q, keys, values, beta, None, attn_mask, scale, initial_state, normalise=normalise)
     o, S = _in_chunks(*x, steps=steps, is_causal=is_causal, chunk=chunk or default_chunk(k))

@@ -83,7 +83,7 @@ def recurrence_cost(
         forward=2 * (1 + erase) * rows * K * V + 2 * reads * K * V,
         backward=2 * (1 + erase) * (1 + k_grad) * rows * K * V
         + 2 * (1 + q_grad) * reads * K * V
-        - 2 * (1 - faded) * state,
+        - 2 * erase * (1 - faded) * state,
         # Errors; strengths; sums; decays, exp and product
         elementwise_forward=errors + writes + states + rows * rates + decays * states,
         # Strengths' two products, signs of the errors, sums; keys are used twice, and so is each state but the last,
@@ -104,6 +104,7 @@ def recurrence_cost(
             + (rows * V if k_grad else 0)
             + (decays + erase * k_grad * (1 - before_fading)) * states
             + (state if q_grad else 0)
+            + ((N - 1) * state * (1 - erase) * (1 - decays) if q_grad and causal else 0)
         ),
     )
 

@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 from ortho import _checks
 from ortho._autocast import no_autocast
 from ortho._checks import checked
-from ortho._cost import Cost
+from ortho._cost import Cost, quotient
 from ortho._typing import Float, Size, State, Tensor
 from ortho._weights import new_weight, split_heads
 
@@ -309,7 +309,7 @@ class FactoredDense(_Hidden):
     def cost(cls, call: Call) -> Cost:
         tokens, rows = call.B * call.N * call.d, call.B * call.N * call.H
         k1 = _block_count(call.max_length, call.k1)
-        k2 = call.max_length // k1 if isinstance(call.max_length, int) else call.max_length / k1
+        k2 = quotient(call.max_length, k1)
         a, b = k1, k2  # how many of the numbers a call computes
         if call.max_length != call.N:
             a, b = -(-call.N // k2), min(k2, call.N) if isinstance(call.N, int) else k2

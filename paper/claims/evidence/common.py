@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from math import inf
 from typing import Any, NamedTuple
 
 import sympy
@@ -11,7 +12,7 @@ from torch import Tensor
 from ortho.theory.estimates import SIGMAS, estimate
 from paper.claims.figures import Interval, Number, outward
 from paper.claims.outcomes import Told, Unit
-from paper.claims.rules import CONFIGURATION, growth, improves, untestable
+from paper.claims.rules import CONFIGURATION, growth, improves, region, untestable
 from paper.claims.verdicts import Finding
 from paper.experiments.learning import analysis
 from paper.experiments.learning.analysis import Judged, Runs
@@ -57,6 +58,12 @@ def saves(statement: str, costs: Mapping[str, tuple[Number, Number]]) -> Finding
     """Whether the first cost is below the second, by setting: the share saved in per cent; equal costs save nothing."""
     shares = {label: 100 * (1 - Fraction(ours) / Fraction(theirs)) for label, (ours, theirs) in costs.items()}
     return improves(statement, {label: (share, share) for label, share in shares.items()}, unit=" %")
+
+
+def as_much_as(most: Number, best: Number, *, unit: str = "") -> Finding:
+    """A gain of 'up to' so much, against the best that was found in any setting: it is reached, and it is the most."""
+    ranges = {"reached somewhere": (most, inf), "passed nowhere": (-inf, most)}
+    return region(ranges, dict.fromkeys(ranges, best), unit=unit)
 
 
 def reported(judged: Judged, unit: Unit) -> Told:

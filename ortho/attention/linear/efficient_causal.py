@@ -1,0 +1,192 @@
+r"""Causal Efficient Attention: keys are normalised over the positions up to the query's own.
+
+$O_i = \sum_f \rho_q(q_i)_f \sum_{j \le i} e^{k_{jf} - L_{if}}\, v_j$ with $L_{if} = \log \sum_{j \le i} e^{k_{jf}}$:
+what `efficient` (Shen et al. 2021, arXiv:1812.01243) gives for the tokens up to i, at its last query. With one running
+normaliser for each feature this is a recurrence, and no other than gated linear attention (`gla`): token i writes the
+key $p_i = e^{k_i - L_i}$, the running softmax, and leaves $a_i = e^{L_{i-1} - L_i} = 1 - p_i$ of what there was.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ortho import _checks
+from ortho._cost import Cost
+from ortho._typing import Bool, Float, Size, State, Tensor
+from ortho.attention.chunking import CHUNK
+from ortho.attention.mechanism import (
+    LOG_SUM_FORWARD,
+    SOFTMAX_BACKWARD,
+    SOFTMAX_FORWARD,
+    CostedCall,
+    Mechanism,
+    closed_form,
+)
+from ortho.attention.operands import attention_form, blocked_pairs, carried, masked_softmax, scaled
+from ortho.attention.recurrent.gla import chunk_width, gated_linear_attention, gla_cost
+from ortho.attention.transforms import Kernel, once
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, **_: object) -> None:
+    if not is_causal:
+        raise ValueError("is_causal: expected True (`efficient` serves calls that are not causal), got False")
+
+
+@attention_form(check=_causal)
+def causal_efficient_attention_reference(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
+    *,
+    is_causal: bool = True,
+    attn_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+    r"""The N x M weights, a softmax over the keys up to i for each query and feature, materialised, times v.
+
+    Arguments and state as in `softmax_attention_reference`, but for `scale`: q and k are multiplied by its square root
+    before the softmax, and by default, as published, not at all. A row that may attend to nothing gives 0. Raises
+    ValueError for a call that is not causal.
+    """
+    q, k = scaled(scale, q, k)
+    blocked = blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
+    assert blocked is not None
+    over_keys = masked_softmax(k.mT[..., None, :], blocked[..., None, :, :], empty_rows=True)  # (..., K, N, M)
+    return (q.softmax(-1).mT[..., None] * over_keys).sum(-3) @ v
+
+
+@attention_form(fixed_state=True, check=_causal)
+def causal_efficient_attention(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
+    *,
+    is_causal: bool = True,
+    attn_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+    chunk: int | None = None,
+) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+    """`causal_efficient_attention_reference` in time and memory linear in N, as gated linear attention in chunks.
+
+    The state is the averages of the values (S (..., K, V)), one for each feature, and the logarithms of the sums that
+    they are divided by (L (..., K)), in float32 at least. It cannot be differentiated twice; the reference can. Raises
+    ValueError for a call that is not causal, and for a mask that is not one row for all queries, or stands beside a
+    state.
+    """
+    q, k = scaled(scale, q, k)
+    hidden = None if attn_mask is None else ~attn_mask[..., None]  # (..., M, 1)
+    S, before = _memory(initial_state, k, v)
+    k = k if hidden is None else k.masked_fill(hidden, torch.finfo(k.dtype).min)
+    sums = RunningLogSum.apply(torch.cat([before[..., None, :], k], -2))  # (..., 1 + M, K)
+    shares = (k - sums[..., 1:, :]).exp()
+    shares = shares if hidden is None else shares.masked_fill(hidden, 0)
+    log_decay = sums[..., :-1, :] - sums[..., 1:, :]
+    own = {"log_decay": log_decay, "is_causal": True, "scale": 1.0, "initial_state": (S,), "return_state": True}
+    o, (S,) = gated_linear_attention(q.softmax(-1), shares, v, **own, chunk=chunk)
+    return o, (S, sums[..., -1, :])
+
+
+class RunningLogSum(Kernel):
+    r"""$\log \sum_{j \le i} e^{x_j}$ along the tokens of x (..., N, K). PyTorch's own is NaN differentiated twice."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        sums = x.logcumsumexp(-2)
+        ctx.save_for_backward(x, sums)
+        return sums
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, d_sums: Tensor) -> Tensor:
+        x, sums = ctx.saved_tensors
+        # $e^{x_j} \sum_{i \ge j} d_i e^{-L_i}$, of positive and of negative d_i apart, of which there are logarithms
+        parts = ((sign * d_sums).clamp(min=0).log().sub_(sums) for sign in (1, -1))
+        plus, minus = ((part.flip(-2).logcumsumexp(-2).flip(-2) + x).exp() for part in parts)
+        return plus - minus
+
+
+def _memory(state: State | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """(S, L) that the state holds; without one, averages of nothing."""
+    shapes = {"S": (*k.shape[:-2], k.shape[-1], v.shape[-1]), "L": (*k.shape[:-2], k.shape[-1])}
+    if state is None:
+        # Lower than any sum, and not so low that its difference to one is infinite.
+        return v.new_zeros(shapes["S"]), k.new_full(shapes["L"], torch.finfo(k.dtype).min / 2)
+    given = zip(shapes, _checks.state(state, *shapes), strict=True)
+    S, L = (carried(name, value, shapes[name], v.dtype) for name, value in given)
+    return S, L
+
+
+@closed_form
+def causal_efficient_cost(call: CostedCall, *, chunk: int = CHUNK) -> Cost:
+    """Closed form of one self-attention call, in either form. Half precision costs what float32 does.
+
+    With symbols, N is a multiple of `chunk`, a power of two, and greater. Raises ValueError for a call that is not
+    causal.
+    """
+    if not call.causal:
+        raise ValueError("causal: expected True, got False")
+    if call.form == "reference":
+        return _materialised(call)
+    (G, N, K, V), item = call.sizes, call.item
+    width = chunk_width(N if isinstance(N, int) else chunk, chunk)
+    number = -(-N // width) if isinstance(N, int) else N / width
+    core = gla_cost(*call[:5], **call.options | {"qk_grad": True}, chunk=chunk)
+    # The softmax of q, the running sums, what differs from them, exp
+    ahead = G * K * ((SOFTMAX_FORWARD + 3) * N + LOG_SUM_FORWARD * (N + 1))
+    core = replace(core, elementwise_forward=core.elementwise_forward + ahead, state_bytes=item * G * K * (V + 1))
+    if not call.qk_grad:
+        return _of_values(core, call, width, number)
+    again = int(number * width != N)  # shares are kept once more, with what is behind the end
+    # Of the running sums, of the softmax of q; exp, signs, sums
+    back = G * K * ((13 + 2 * LOG_SUM_FORWARD) * (N + 1) + (SOFTMAX_BACKWARD + 6) * N + 2)
+    return replace(
+        core,
+        elementwise_backward=core.elementwise_backward + back,
+        saved_bytes=core.saved_bytes + item * G * K * (3 * N + 2 + again * N),
+    )
+
+
+def _materialised(call: CostedCall) -> Cost:
+    (G, N, K, V), item, qk_grad = call.sizes, call.item, int(call.qk_grad)
+    pairs, rows = G * N * N, G * N
+    sums = 2 * int(N != 1)  # autograd leaves them out over axes of length 1
+    return Cost(
+        forward=2 * pairs * V,
+        backward=2 * (1 + qk_grad) * pairs * V,
+        # Blocked before and after; times the shares of q, summed over the features
+        elementwise_forward=pairs * K * (SOFTMAX_FORWARD + 4) + SOFTMAX_FORWARD * rows * K,
+        elementwise_backward=qk_grad * (pairs * K * (SOFTMAX_BACKWARD + 4 + sums) + SOFTMAX_BACKWARD * rows * K),
+        saved_bytes=item * pairs + qk_grad * (item * (2 * pairs * K + rows * (K + V)) + N * N),
+        decode=2 * rows * V,
+        state_bytes=call.itemsize * rows * (K + V),
+    )
+
+
+def _of_values(core: Cost, call: CostedCall, C: Size, n: Size) -> Cost:
+    """The fast form's backward pass through n chunks of C where a gradient reaches the values alone."""
+    G, _, K, V = call.sizes
+    later, several = n - 1, int(n != 1)  # chunks that read what others have written
+    return replace(
+        core,
+        backward=2 * G * n * C * C * V + 4 * G * later * C * K * V,
+        elementwise_backward=G * later * C * V + 2 * G * K * V * (later - 1) * several,
+        saved_bytes=call.item * G * (n * C * C + n * C * K * (1 + several) + n * K * several),
+    )
+
+
+MECHANISM = Mechanism(
+    name="efficient-causal",
+    family="kernel",
+    source="after Shen et al. 2021, arXiv:1812.01243",
+    reference=causal_efficient_attention_reference,
+    fast=causal_efficient_attention,
+    causal=True,
+    bidirectional=False,
+    exact=False,
+    cost=causal_efficient_cost,
+)

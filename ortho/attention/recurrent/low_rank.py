@@ -1,0 +1,143 @@
+r"""A state that takes up several outer products a token, $S_t = S_{t-1} + U_t V_t^T$, $o_t = S_t^T q_t$.
+
+The columns of $U_t$ (K, n) are a token's keys, those of $V_t$ (V, n) its values, all made of its input alone: nothing
+is erased, and nothing fades. With one column it is linear attention without feature map or divisor. DeltaProduct
+(`delta_product.py`) has the errors of its memory in place of the values; the memory of Mamba-3 with several inputs
+(Lahoti et al. 2026, arXiv:2603.15569) fades besides, and is read by several queries.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from ortho._cost import Cost
+from ortho._typing import Bool, Float, Size, State, Tensor
+from ortho.attention.chunking import CHUNK, chunks, cut, default_chunk, equal_chunks
+from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
+from ortho.attention.operands import attention_form
+from ortho.attention.recurrent.delta_product import LaterOperands, by_step, check_steps
+from ortho.attention.recurrent.recurrence import prepared, read_at_end_cost, recurrence, recurrence_cost
+
+
+@attention_form(fixed_state=True, check=check_steps)
+def low_rank_reference(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
+    *,
+    more_keys: Float[Tensor, "*batch M more K"] | None = None,
+    more_values: Float[Tensor, "*batch M more V"] | None = None,
+    is_causal: bool = False,
+    attn_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+    """The sum, one column after the other.
+
+    A token's columns are (k, v) and those of `more_keys` and `more_values`, which come together; without them it has
+    one. Queries and keys are taken as they are; `scale` multiplies the queries, by default not. A call that is not
+    causal reads the state after the last key, for every query. A masked key leaves the state as it is; a mask must be
+    one row for all queries, and stand beside no state. The state is (S (..., K, V),), in float32 at least, as is all
+    that is computed.
+
+    Raises TypeError or ValueError, naming the argument, for operands that do not fit together.
+    """
+    keys, values, _, attn_mask = by_step(k, v, None, more_keys, more_values, attn_mask)
+    x = prepared(q, keys, values, None, None, attn_mask, scale, initial_state, normalise=False, erase=False)
+    o, S = recurrence(*x, is_causal=is_causal, erase=False, steps=keys.shape[-2] // k.shape[-2])
+    return o, (S,)
+
+
+@attention_form(fixed_state=True, check=check_steps)
+def low_rank(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
+    *,
+    more_keys: Float[Tensor, "*batch M more K"] | None = None,
+    more_values: Float[Tensor, "*batch M more V"] | None = None,
+    is_causal: bool = False,
+    attn_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+    chunk: int | None = None,
+) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+    """`low_rank_reference` by matrix products over chunks of at most `chunk` columns, though of no part of a token."""
+    keys, values, _, attn_mask = by_step(k, v, None, more_keys, more_values, attn_mask)
+    steps = keys.shape[-2] // k.shape[-2]
+    q, keys, values, _, _, S = prepared(
+        q, keys, values, None, None, attn_mask, scale, initial_state, normalise=False, erase=False
+    )
+    width, behind = chunks(k.shape[-2], max(1, (chunk or default_chunk(k)) // steps))  # of a chunk, in tokens
+    keys, values = cut(keys, width * steps), cut(values, width * steps)  # (G, n, C, ·)
+    added = keys.mT @ values  # (G, n, K, V)
+    if not is_causal:
+        S = S + added.sum(1).view(S.shape)
+        return q @ S, (S,)
+    before = torch.cat([S.reshape(-1, 1, *S.shape[-2:]), added[:, :-1]], 1).cumsum(1)
+    S = (before[:, -1] + added[:, -1]).view(S.shape)
+    *lead, N, _ = q.shape
+    q = cut(q, width)
+    future = torch.ones(width, width, dtype=torch.bool, device=q.device).triu(1).repeat_interleave(steps, 1)
+    weights = (q @ keys.mT).masked_fill(future, 0)  # (G, n, tokens, columns) of a chunk
+    o = q @ before + weights @ values
+    return o.reshape(*lead, N + behind, -1)[..., :N, :], (S,)
+
+
+@closed_form
+def low_rank_cost(call: CostedCall, *, steps: Size = 2, chunk: int = CHUNK) -> Cost:
+    """Closed form of one self-attention call with the keys and values of so many `steps` a token, in either form.
+
+    Those after the first come from gates and need a gradient, whether or not the projected queries and keys do
+    (`call.qk_grad`). With symbols, N is a multiple of the tokens in a chunk.
+    """
+    G, N, K, V = call.sizes
+    if call.form == "reference":
+        total = recurrence_cost(call, erase=0, steps=steps, k_grad=True)
+        decode = 2 * G * K * V * (steps + 1)
+    else:
+        total = _chunks_cost(call, steps, *equal_chunks(N, max(1, chunk // steps)))  # of so many tokens
+        decode = _chunks_cost(call._replace(N=1, causal=True), steps, 1, 1).forward
+    return replace(total, decode=decode, state_bytes=call.item * G * K * V)
+
+
+def _chunks_cost(call: CostedCall, steps: Size, width: Size, number: Size) -> Cost:
+    (G, _, K, V), qk_grad, item = call.sizes, call.qk_grad, call.item
+    tokens, states = G * number * width, G * number * K * V
+    rows = tokens * steps
+    seen = rows * width  # pairs of a token and a key
+    written = Cost(
+        forward=2 * rows * K * V,
+        backward=4 * rows * K * V,
+        elementwise_forward=states + G * K * V,
+        saved_bytes=item * rows * (K + V),
+    )
+    if not call.causal:
+        return written + read_at_end_cost(call)
+    return written + Cost(
+        forward=2 * seen * (K + V) + 2 * tokens * K * V,
+        backward=2 * seen * (K + 2 * V) + 2 * tokens * K * V + (2 * seen * K + 2 * tokens * K * V if qk_grad else 0),
+        elementwise_forward=seen + tokens * V,
+        # blocked; the sums of states, unless there is one, and of the gradients of keys, of values and of queries
+        elementwise_backward=seen + (states if number != 1 else 0) + rows * (K + V) + (tokens * K if qk_grad else 0),
+        # and the columns that a token does not see, a byte each
+        saved_bytes=item * (tokens * K + seen + (states if qk_grad else 0)) + width**2 * steps,
+    )
+
+
+MECHANISM = Mechanism(
+    name="low-rank",
+    family="memory",
+    source="Lahoti et al. 2026, arXiv:2603.15569, without decay, and with one query",
+    reference=low_rank_reference,
+    fast=low_rank,
+    causal=True,
+    exact=False,
+    cost=low_rank_cost,
+    positional=True,
+    signed=True,
+    gives_weights=False,  # it has further values of its own
+    gates={"more_keys": LaterOperands, "more_values": LaterOperands},
+)
