@@ -142,9 +142,9 @@ FORGETTING = (
 def forgetting() -> Finding:
     settings = sum(len(tests) for *_, tests in FORGETTING)
     gains = {
-        f"{experiment}, {label}": gain
-        for experiment, *arms, tests in FORGETTING
-        for label, gain in gained(experiment, *arms, tests, of=settings).items()
+        f"{experiment}, {label}": more
+        for experiment, fading, plain, tests in FORGETTING
+        for label, more in gained(experiment, fading, plain, tests, of=settings).items()
     }
     statement = "right beyond the lengths of training more often with a forget gate"
     return all_of(

@@ -110,7 +110,8 @@ def unlike_path() -> float:
         behind, empty = slice(j + 1, None), torch.zeros(LENGTH - 1 - j, 1, dtype=q.dtype)
         held = (k[j][:, None],)
         options: dict[str, Any] = {"beta": beta[behind], "normalise": False, "is_causal": True, "initial_state": held}
-        scores[behind, j] = delta_rule_reference(q[behind], unit(w[behind]), empty, **options)[:, 0]
+        read: Any = delta_rule_reference(q[behind], unit(w[behind]), empty, **options)
+        scores[behind, j] = read[:, 0]
     future = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
     expected = (scores / sqrt(WIDTH)).masked_fill(future, -torch.inf).softmax(-1)
     return relative_error(weights(path_attention_reference, q=q, k=k, directions=w, beta=beta), expected)
