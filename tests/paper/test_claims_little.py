@@ -91,37 +91,55 @@ def test_runs_by_bytes_and_dropout():
     assert evidence.passes(found[50_000]["learned"], 50_000) == told["steps"] * 8 * 128 / 50_000
 
 
+def gap_on_the_least():
+    return evidence.smaller_gap(*evidence.on_least_text())
+
+
 @pytest.mark.parametrize(
-    ("frozen", "stopped", "verdict"),
+    ("frozen", "positional", "verdict"),
     [(1.5, 1.4, CONFIRMED), (1.5, 0.9, CONDITIONAL), (0.9, 0.8, REFUTED), (1.0, 1.0, REFUTED)],
 )
-def test_the_gap_is_judged_on_the_least_text(stored, frozen, stopped, verdict):
+def test_the_gap_is_judged_on_the_least_text(stored, frozen, positional, verdict):
     """All arms have the same loss on other text; what they have seen tells their gaps apart."""
     least = [
         *little("learned", 2.5, gap=2.5 - 1.0),
         *little("frozen", 2.5, gap=2.5 - frozen),
-        *little("stopped", 2.5, gap=2.5 - stopped),
+        *little("positional", 2.5, gap=2.5 - positional),
     ]
     more = [*little("learned", 2.5, gap=2.5 - 1.0, limit=200_000), *little("frozen", 2.5, gap=2.5 - 9.0, limit=200_000)]
     stored(bytes_little=[*more, *least])
-    found = evidence.smaller_gap()
+    found = gap_on_the_least()
     assert found.verdict == verdict
-    assert "frozen +0.000 (equivalent)" in found.ours and "gone through 12 times" in found.ours
+    assert "gone through 12 times" in found.ours
+
+
+@pytest.mark.parametrize(
+    ("frozen", "positional", "verdict"),
+    [(2.2, 2.3, CONFIRMED), (2.2, 2.5, CONDITIONAL), (2.5, 2.8, REFUTED)],
+)
+def test_overfitting_takes_a_better_test(stored, frozen, positional, verdict):
+    records = [*little("learned", 2.5), *little("frozen", frozen), *little("positional", positional)]
+    stored(bytes_little=[*records, *little("learned", 2.4, dropout=0.1)])
+    _, arms = evidence.on_least_text()
+    found = evidence.better_on_the_test(arms)
+    assert found.verdict == verdict
+    assert "learned, dropout 0.1 -0.100" in found.ours
 
 
 def test_gaps_within_the_noise_do_not_decide(stored):
     records = little("learned", 2.5, gap=1.5)
     records += little("frozen", 2.5, gap=[1.5 - (-1) ** seed * 0.3 for seed in SEEDS])
     stored(bytes_little=records)
-    assert evidence.smaller_gap().verdict == UNTESTABLE
+    assert gap_on_the_least().verdict == UNTESTABLE
 
 
 def test_without_records_overfitting_is_not_judged(stored):
-    assert evidence.smaller_gap().verdict == UNTESTABLE and "no records" in evidence.smaller_gap().ours
+    assert gap_on_the_least().verdict == UNTESTABLE and "no records" in gap_on_the_least().ours
+    assert evidence.better_on_the_test({}).verdict == UNTESTABLE
     stored(bytes=[*text("learned", 2.0), *text("frozen", 2.0)])
-    assert evidence.smaller_gap().verdict == UNTESTABLE, "all of the text is not little"
+    assert gap_on_the_least().verdict == UNTESTABLE, "all of the text is not little"
     stored(bytes_little=little("learned", 2.0, seeds=(1,)) + little("frozen", 2.0, seeds=(1, 2)))
-    assert evidence.smaller_gap().verdict == UNTESTABLE, "one seed in common"
+    assert gap_on_the_least().verdict == UNTESTABLE, "one seed in common"
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_sequences_longer_than_the_window():
 
 def test_later_keys():
     assert (patterns.later_keys(is_causal=False), patterns.later_keys(is_causal=True)) == (patterns.REACH, 0)
-    assert judge("S1.2.4a").verdict == CONDITIONAL
+    assert judge("S1.2.4a").verdict == Verdict.INCONSISTENT
 
 
 def test_neighbours_share():

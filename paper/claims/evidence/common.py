@@ -22,6 +22,10 @@ EXACT = 1e-10
 # A hundred float64 steps that enlarge no error, with sums of eight terms each, round to about 1e-14, relatively.
 EXACT_STEPS = 1e-12
 
+# What a claim holds constant is chosen once: nothing but what its source does ("when N >> d"). A constant of a layer
+# that a claim leaves out makes it `corrected`: H, B, L and m. So does d where the claim is on growth with N alone.
+IN_N = (*CONFIGURATION, "m", "d")
+
 
 def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)

@@ -23,7 +23,7 @@ from ortho.cost.counting import count_forward
 from ortho.theory.reachability import layers_to_reach, reached
 from paper import experiments
 from paper.claims import figures
-from paper.claims.evidence.common import EXACT, normal, relative_error, seeded
+from paper.claims.evidence.common import EXACT, IN_N, normal, relative_error, seeded
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, contradiction, counted, growth, holds, mended, region, untestable
 from paper.claims.verdicts import Finding, Parts
@@ -67,7 +67,7 @@ def either_space(claimed: str, pairs: str, than: str) -> dict[str, Finding]:
     """Where the source does not say whose space: of weights, which a form may store, and of a form that stores none."""
     return {
         "space, weights stored": space(claimed, pairs, than),
-        "space, none stored": growth(claimed, saved(), held=("d",)),
+        "space, none stored": growth(claimed, saved(), settings=IN_N),
     }
 
 
@@ -111,12 +111,9 @@ def local_and_global() -> Finding:
         ),
         "time, $N = w + g + m$": time("N*w*d + N*g*d", GLOBAL, "(w + g)"),
         **either_space("N*(w + g)", GLOBAL, "(w + g)"),
-        "causality, later keys of a query": region(
-            (0, 0),
-            {
-                "a window on either side, as described": later_keys(is_causal=False),
-                "a causal mask": later_keys(is_causal=True),
-            },
+        "later keys of a query": contradiction(
+            ("causality is kept", later_keys(is_causal=True)),
+            (f"$w = {REACH}$ positions on the left and on the right", later_keys(is_causal=False)),
         ),
     }
     return all_of(parts).noting(
