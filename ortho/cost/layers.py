@@ -190,7 +190,8 @@ def longformer_layer(
     Raises ValueError for N of at most `tokens`, of which none is local.
     """
     expect(tokens < N, "N", f"more than tokens = {tokens}", N)
-    K, maps = head_width(d, H), {"bias": bias, "itemsize": itemsize}
+    K = head_width(d, H)
+    maps: dict[str, Any] = {"bias": bias, "itemsize": itemsize}
     own = linear_map(B, N, d, 5 * d, input_grad=input_grad, **maps)  # of all tokens, but for global queries
     first = linear_map(B, tokens, d, d, input_grad=input_grad, **maps)
     call = CostedCall(B, N, H, K, K, form=one_of("form", form, FORMS), itemsize=itemsize)

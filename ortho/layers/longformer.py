@@ -54,8 +54,8 @@ class LongformerAttention(nn.Module):
         self.d_model, self.num_heads, self.pattern = d_model, num_heads, GlobalKeys(width, tokens)
         self.weight_v, self.weight_o = (new_weight(d_model, d_model, **kind) for _ in range(2))
         self.bias_v, self.bias_o = (new_bias(w) if bias else None for w in (self.weight_v, self.weight_o))
-        for name in ("projection", "weight_v", "bias_v"):
-            setattr(self, f"{name}_global", copy.deepcopy(getattr(self, name)))
+        self.projection_global = copy.deepcopy(self.projection)
+        self.weight_v_global, self.bias_v_global = copy.deepcopy((self.weight_v, self.bias_v))
 
     @checked(shapes=False)
     def forward(
@@ -89,7 +89,8 @@ class LongformerAttention(nn.Module):
             attend = pattern_attention if self.form == "fast" else pattern_attention_reference
             q, k = self.projection(x)
             v = split_heads(linear(x, self.weight_v, self.bias_v), self.num_heads)
-            outputs.append(attend(q, k, v, pattern=self.pattern, attn_mask=mask)[:, :, first:])
+            o: Any = attend(q, k, v, pattern=self.pattern, attn_mask=mask)
+            outputs.append(o[:, :, first:])
         o = torch.cat(outputs, 2)  # (B, H, N, K)
         return linear(o.transpose(1, 2).flatten(2), self.weight_o, self.bias_o)
 
