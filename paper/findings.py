@@ -118,7 +118,7 @@ def printed() -> Values:
     assert trained is not None
     fall = printed_models.millions("GPT-2 medium") - printed_models.millions("GPT-2 medium", "frozen")
     said = {name: model.speed_up for name, model in printed_models.SCENARIOS.items()}
-    bounds = {name: printed_models.whole_limit(name, optimiser=0) for name in said}
+    bounds = {name: printed_models.whole_limit(name) for name in said}
     assert all(bounds[name] < claim for name, claim in said.items())
     return {
         "source_least": str(claimed[0]),

@@ -14,7 +14,7 @@ CUT, LENGTH = 5, 9
 MEMORIES = {name: m.gates for name, m in MECHANISMS.items() if m.family == "memory"}
 ERASING = {name for name, gates in MEMORIES.items() if "beta" in gates}
 SUMMING = ERASING | {name for name in MEMORIES if name.startswith("ttt")}
-SUMMING |= {"rotary", "linear", "linear-relu", "cosformer", "taylor", "trigonometric", "favor", "hyperbolic"}
+SUMMING |= {"rotary", "linear", "linear-relu", "cosformer", "taylor", "powers", "trigonometric", "favor", "hyperbolic"}
 SUMMING |= {"favor++-expected"}
 
 

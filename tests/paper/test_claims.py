@@ -64,7 +64,6 @@ def all_entries() -> list[Entry]:
 def test_every_claim_has_a_verdict_or_awaits():
     entries = all_entries()
     assert [entry.id for entry in entries] == list(catalogue().claims)
-    assert len(entries) == 126
     for entry in entries:
         if entry.verdict == AWAITING:
             assert entry.awaits in catalogue().parts
@@ -726,8 +725,8 @@ def test_a_box_shows_the_claim_and_what_was_found():
     assert f'| said | {entry.where}:<br><q lang="zh">{quoted}</q> |' in box
     evidence = (f"*source:* {entry.source}", f"*ours:* {entry.ours}", f"*rule:* {entry.rule}")
     assert all(line in folded and line not in box for line in evidence)
-    assert all(part in box for part in ("S0.1.2b", "confirmed", entry.where, first, entry.sentence))
-    for part in ("S0.1.2b", "confirmed", entry.where, first, entry.sentence, entry.source, entry.ours, entry.rule):
+    assert all(part in box for part in ("S0.1.2b", entry.verdict, entry.where, first, entry.sentence))
+    for part in ("S0.1.2b", entry.verdict, entry.where, first, entry.sentence, entry.source, entry.ours, entry.rule):
         assert part.split()[0] in repr(entry)
     waiting = _small_ledger().judge("S0.1a")
     assert f"awaiting part {waiting.awaits}, {catalogue().parts[waiting.awaits]}" in entry_markdown(waiting)

@@ -232,7 +232,7 @@ def test_steadied_intervals():
     """The control's hold 0, in which they fail once in a hundred times; the gain at small norms is above them."""
     for square in (1, 16):
         (low, high), (least, most) = features.steadied(square)
-        assert least < 0 < most and low < high
+        assert least < 0 < most and 0 < low < high
         assert (low > most) is (square == 1)
     assert 2 * stats.t(features.REPETITIONS - 1).sf(features.T) == pytest.approx(0.01, rel=0.02)
 

@@ -61,7 +61,7 @@ def test_sequences_longer_than_the_window():
 
 def test_later_keys():
     assert (patterns.later_keys(is_causal=False), patterns.later_keys(is_causal=True)) == (patterns.REACH, 0)
-    assert judge("S1.2.4a").verdict == CONDITIONAL
+    assert judge("S1.2.4a").verdict == Verdict.INCONSISTENT
 
 
 def test_neighbours_share():
@@ -109,17 +109,31 @@ def test_summaries_by_sets():
     assert patterns.missed(cells, own) == before
 
 
-def test_the_picture_by_sets():
-    n, stride = 20, 4
+@pytest.mark.parametrize("hubs_read", [False, True])
+def test_the_picture_by_sets(hubs_read):
+    n, stride = 22, 4
+
+    def read(i):
+        """In the first layer: a token reads its hub, or a hub its tokens."""
+        block = range(i, min(i + stride, n)) if i % stride == 0 else ()
+        return {i, *block} if hubs_read else {i, i // stride * stride}
+
     count = 0
     for i in range(n):
-        stops = {i} | (set(range(0, i + 1, stride)) if i % stride == 0 else set())
-        count += len(set().union(*({s, s // stride * stride} for s in stops)))
-    assert patterns.picture_share(n, stride) == count / (n * (n + 1) / 2)
+        hubs = range(0, n, stride) if i % stride == 0 else ()
+        count += len(set().union(*map(read, {i, *hubs})))
+    assert patterns.picture_share(n, stride, hubs_read=hubs_read) == count / n**2
 
 
-def timed(arm, ratio, flops, N=4096):
-    return {"device": "cpu-a", "N": N, "arm": arm, "ratio_alike": (ratio,) * 3, "flops_alike": flops}
+def test_the_printed_rule_looks_ahead():
+    """The pairs of each head beside its own token, and as many with j > i as with j < i."""
+    printed = patterns.printed_every(20, 6)
+    assert int(printed.tril(-1).sum()) == int(printed.triu(1).sum()) == pairs(20, lambda i, j: (j - i) in (6, 12, 18))
+    assert patterns.before(patterns.strided_heads(20, 6)[0]) == 6
+
+
+def timed(arm, ratio, flops, N=4096, device="gpu-a"):
+    return {"device": device, "N": N, "arm": arm, "ratio_alike": (ratio,) * 3, "flops_alike": flops}
 
 
 @pytest.fixture
@@ -138,6 +152,12 @@ def test_blocks_by_the_clock(beside, ratio, verdict):
     causal = [row | {"arm": f"{row['arm']} causal"} for row in others]
     beside(timed(patterns.BLOCKS, ratio, 0.2), timed(f"{patterns.BLOCKS} causal", 0.39, 0.2), *others, *causal)
     assert patterns.friendly().verdict == (CONFIRMED if ratio < 0.4 else CONDITIONAL)
+
+
+def test_a_processor_does_not_answer_for_gpus(beside):
+    beside(*(timed(name, 0.3, 0.2, device="cpu-a") for name in (patterns.BLOCKS, *patterns.OTHERS)))
+    found = patterns.friendly()
+    assert found.verdict == UNTESTABLE and "On CPUs the ratio is $N = 4,096$, cpu-a: 1" in found.ours
 
 
 def test_without_a_record_blocks_are_not_judged(beside):
@@ -332,10 +352,11 @@ def test_printed_positions(monkeypatch):
 
 
 def record(task, shares, device="abacus", stage="trained"):
+    right = {"correct_fraction": [0.9], "correct_without_fraction": [0.5]}
     return {
         "device": device,
         "configuration": {"task": task, "arm": "softmax", "seed": 1},
-        "repetitions": {f"{stage}, head {i}": {"absolute_fraction": [x]} for i, x in enumerate(shares)},
+        "repetitions": {f"{stage}, head {i}": {"absolute_fraction": [x], **right} for i, x in enumerate(shares)},
         "facts": {"nearest": {f"{stage}, head {i}": "start" for i in range(len(shares))}},
     }
 
@@ -343,12 +364,32 @@ def record(task, shares, device="abacus", stage="trained"):
 def test_heads_are_counted_by_task(monkeypatch):
     records = [record("recall", [0.2, 0.6]), record("recall", [0.7]), record("parity", [0.1])]
     for other in records:
-        other["repetitions"]["untrained, head 0"] = {"absolute_fraction": [0.9]}
+        other["repetitions"]["untrained, head 0"] = other["repetitions"]["trained, head 0"]
         other["facts"]["nearest"]["untrained, head 0"] = "start"
     monkeypatch.setattr(experiments, "load", lambda name: records if name == "positional-heads" else [])
     found = positional.heads()
     assert found.verdict == UNTESTABLE
-    assert "more than half: 2 of 3 in recall, 0 of 1 in parity (abacus)" in found.ours
+    assert "there are: recall 2 and 0 of 3, parity 0 and 0 of 1 (abacus)" in found.ours
+
+
+def pruned(*shares):
+    """A record of an encoder of two layers of two heads, with its shares of faultless sentences by heads removed."""
+    tests = {f"{n} removed, least needed first": {"faultless_fraction": [share]} for n, share in enumerate(shares)}
+    return {"device": "abacus", "configuration": {"seed": 1, "H": 2, "L": 2}, "repetitions": tests}
+
+
+@pytest.mark.parametrize(
+    ("positions", "pruning", "verdict"),
+    [
+        ([0.9, 0.6, 0.1], pruned(1.0, 1.0, 0.99), CONFIRMED),
+        ([0.9, 0.1, 0.1], pruned(1.0, 1.0, 0.99), REFUTED),
+        ([0.9, 0.6, 0.1], pruned(1.0, 0.5, 0.5), REFUTED),
+    ],
+)
+def test_encoders_are_judged_once_there_are_records(monkeypatch, positions, pruning, verdict):
+    records = {"positional-heads": [record("translation", positions)], "pruning": [pruning]}
+    monkeypatch.setattr(experiments, "load", records.__getitem__)
+    assert positional.heads().verdict == verdict
 
 
 def test_without_a_record_nothing_is_counted(monkeypatch):

@@ -1,7 +1,7 @@
 r"""Feature maps that are functions of one query or key, and the mechanisms that they make.
 
-Two maps are printed in texts on linear attention and do not do what they are meant to, `Cosine` and `Powers`. They can
-be handed to `linear_attention`, and are no mechanisms.
+Two maps are printed in texts on linear attention and do not do what they are meant to, `Cosine` and `Powers`: as the
+mechanisms 'cosine' and 'powers' they can be tried beside those that do, 'cosformer' and 'taylor'.
 """
 
 from math import pi, sqrt
@@ -228,4 +228,6 @@ MECHANISMS = (
     kernel_mechanism("linear-exp", Exp(), "Shen et al. 2021, arXiv:1812.01243"),
     kernel_mechanism("cosformer", CosFormer(), "Qin et al. 2022, arXiv:2202.08791"),
     kernel_mechanism("taylor", Taylor(), "Arora et al. 2024, arXiv:2402.18668"),
+    kernel_mechanism("cosine", Cosine(), "printed in place of Qin et al. 2022, arXiv:2202.08791"),
+    kernel_mechanism("powers", Powers(), "printed in place of the polynomial kernel"),
 )

@@ -14,11 +14,15 @@ from ortho.layers.multihead import MultiheadAttention
 from ortho.models.language_model import LanguageModel
 from ortho.projections import FrozenProjection, Projection
 from ortho.projections.structured import factors
+from paper import experiments
+from paper.claims.evidence import one_learned_head
 from paper.claims.evidence.common import SOME, seeded
 from paper.claims.evidence.frozen_layer import train_once
 from paper.claims.ledger import evidence
-from paper.claims.rules import all_of, counted, holds, region
+from paper.claims.outcomes import loses_nothing, outperforms
+from paper.claims.rules import all_of, counted, holds, improves, region
 from paper.claims.verdicts import Finding, Parts
+from paper.experiments.learning import language
 
 STRUCTURED, KINDS = "25-structured-projections", "26-heads-of-several-kinds"
 
@@ -143,22 +147,48 @@ def over_learned(quantity: str, N: int, learned: int, rest: str = "frozen") -> f
     return float(getattr(mixed(N, learned, rest), quantity) / getattr(layer(1, N, D, H), quantity))
 
 
+KIND = {"frozen": "frozen", "stopped": "structured-stopped"}  # heads of orthogonal random attention: here, in `hybrid`
+
+
+def spared(quantity: str, N: int, learned: int, kind: str) -> float:
+    """How many per cent of what learned heads alone take such a layer does without."""
+    return round(100 - 100 * over_learned(quantity, N, learned, KIND[kind]), 1)
+
+
+def learning() -> dict[str, Finding]:
+    """What layers with some frozen heads learn, by the records of language models of bytes."""
+    records = experiments.load("bytes")
+    device = experiments.judged_device(records)
+    found = one_learned_head.whole(language.by_arm(records, device)) if device else {}
+    heads = int(experiments.by_device(records)[device][0]["configuration"]["H"]) if device else 2
+    mixed_arms = {one_learned_head.name(n, kind, heads): kind for kind in KIND for n in range(1, heads)}
+    return {
+        "against learned heads alone": one_learned_head.part(
+            loses_nothing, "nothing is lost", found, {arm: (arm, one_learned_head.BASELINE) for arm in mixed_arms}
+        ),
+        "against such heads alone": one_learned_head.part(
+            outperforms, "some learned heads help", found, {arm: (arm, kind) for arm, kind in mixed_arms.items()}
+        ),
+    }
+
+
 @evidence("S2.5.3a", chapter=KINDS)
 def some_heads_learned() -> Finding:
-    def label(learned: int) -> str:
-        return f"{learned} of {H} learned"
-
-    work = {f"{label(n)}, $N = {N:,}$": round(over_learned("step", N, n), 3) for N in LENGTHS for n in LEARNED}
-    trained = {label(n): round(over_learned("trained", LENGTHS[0], n), 3) for n in LEARNED}
-    stopped = [1 / over_learned("step", N, LEARNED[0], "structured-stopped") for N in LENGTHS]
+    work = {
+        f"{n} of {H} learned, others {kind}, $N = {N:,}$": spared("step", N, n, kind)
+        for N in LENGTHS
+        for kind in KIND
+        for n in LEARNED
+    }
+    trained = {f"{n} of {H} learned": spared("trained", LENGTHS[0], n, "frozen") for n in LEARNED}
     positional = [1 / over_learned("step", N, LEARNED[0], "positional") for N in LENGTHS]
     parts = {
-        "FLOPs of the layer's training step, over those with learned heads alone": region((0, 1), work),
-        "numbers that are trained, likewise": region((0, 1), trained),
+        "FLOPs of the training step that go": improves("fewer", {n: (x, x) for n, x in work.items()}, unit=" %"),
+        "trained numbers that go": improves("fewer", {n: (x, x) for n, x in trained.items()}, unit=" %"),
+        **learning(),
     }
     return all_of(parts).noting(
-        "An open question of the source's, answered here for what such a layer costs; what it learns is another "
-        "matter. With gradients through the frozen heads little is saved. A step of one learned head beside stopped "
-        f"ones takes {stopped[0]:.2f} and {stopped[1]:.2f} times fewer FLOPs at $N = {LENGTHS[0]:,}$ and "
-        f"${LENGTHS[1]:,}$, beside positional ones {positional[0]:.2f} and {positional[1]:.2f} times"
+        "An open question of the source's. With gradients through the frozen heads little is saved. A step of one "
+        f"learned head beside positional ones takes {positional[0]:.2f} and {positional[1]:.2f} times fewer FLOPs at "
+        f"$N = {LENGTHS[0]:,}$ and ${LENGTHS[1]:,}$"
     )

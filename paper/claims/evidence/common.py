@@ -1,6 +1,7 @@
 """What evidence of several topics is made with: draws, distances, intervals, orders of growth, and trained arms."""
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 import sympy
@@ -8,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ortho.theory.estimates import SIGMAS, estimate
-from paper.claims.figures import Interval, outward
+from paper.claims.figures import Interval, Number, outward
 from paper.claims.outcomes import Told, Unit
-from paper.claims.rules import CONFIGURATION, growth, untestable
+from paper.claims.rules import CONFIGURATION, growth, region, untestable
 from paper.claims.verdicts import Finding
 from paper.experiments.learning import analysis
 from paper.experiments.learning.analysis import Judged, Runs
@@ -20,6 +21,10 @@ SOME = (1, 100)  # per cent: where a source says that there is a loss or a gain,
 EXACT = 1e-10
 # A hundred float64 steps that enlarge no error, with sums of eight terms each, round to about 1e-14, relatively.
 EXACT_STEPS = 1e-12
+
+# What a claim holds constant is chosen once: nothing but what its source does ("when N >> d"). A constant of a layer
+# that a claim leaves out makes it `corrected`: H, B, L and m. So does d where the claim is on growth with N alone.
+IN_N = (*CONFIGURATION, "m", "d")
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -50,6 +55,12 @@ def orders(rows: Mapping[str, Sequence[Any]], settings: Sequence[str] = CONFIGUR
         label: growth(claimed, sympy.expand(ours), held=held, settings=settings)
         for label, (claimed, ours, *held) in rows.items()
     }
+
+
+def as_much_as(most: Number, best: Number, *, unit: str = "") -> Finding:
+    """A gain of 'up to' so much, against the best that was found in any setting: it is reached, and it is the most."""
+    ranges = {"reached somewhere": (most, inf), "passed nowhere": (-inf, most)}
+    return region(ranges, dict.fromkeys(ranges, best), unit=unit)
 
 
 def reported(judged: Judged, unit: Unit) -> Told:

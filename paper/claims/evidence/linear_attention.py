@@ -3,14 +3,17 @@ r"""Linear attention: the reordered products, their cost, feature maps, the prin
 S1, section 2.2; S2, sections 2.1 and 3.2; S3, sections 1 and 2; S4, on linear attention. S3 has one head, with K = d.
 """
 
+import re
 from collections.abc import Callable
 from math import inf, log
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import sympy
 import torch
 from torch import Tensor
 
+import paper
 from ortho.attention import MECHANISMS, softmax_attention_reference
 from ortho.attention.linear.efficient import efficient_attention
 from ortho.attention.linear.feature_maps import CosFormer, Cosine, EluPlusOne, Exp, Powers, Relu, Taylor
@@ -21,10 +24,10 @@ from ortho.theory import associativity, kernels
 from ortho.theory.associativity import Matrix, left_first, product, product_flops, right_first
 from paper import experiments
 from paper.claims.evidence import lookup
-from paper.claims.evidence.common import EXACT, SOME, normal, orders, relative_error, seeded
+from paper.claims.evidence.common import EXACT, IN_N, SOME, normal, orders, relative_error, seeded
 from paper.claims.figures import show
 from paper.claims.ledger import evidence
-from paper.claims.rules import all_of, counted, growth, holds, region, untestable
+from paper.claims.rules import all_of, counted, growth, holds, improves, mended, region, untestable
 from paper.claims.verdicts import Finding, Parts
 from paper.experiments.speed import attention_analysis as attention_rows
 from paper.experiments.speed.analysis import Row
@@ -80,10 +83,21 @@ def differing(one: Callable[..., Matrix], other: Callable[..., Matrix], *, token
     return sum(x != y for rows in pairs for x, y in zip(*rows, strict=True))
 
 
+LONGER = (4, 16, 64)  # times the width: where the source has d << N
+
+
+def fewer(times: int) -> float:
+    """Per cent of the FLOPs of (phi(Q) phi(K)^T) V that phi(Q) (phi(K)^T V) does without, for N = `times` d, H = 1."""
+    return round(float(100 * (1 - PRODUCTS.right / PRODUCTS.left).subs(N, times * d)), 1)
+
+
 @evidence("S2.2.1a", chapter=CHAPTER)
 def reordered() -> Finding:
     found = reordering(EluPlusOne().function)
-    heads = MECHANISMS["linear"].cost(1, N, H, d / H, d / H)
+    left, right = (
+        MECHANISMS[name].cost(1, N, H, d / H, d / H, form=form)
+        for name, form in (("softmax", "reference"), ("linear", "fast"))
+    )
     parts = {
         "value": holds(
             "$(\\phi(Q) \\phi(K)^\\top) V = \\phi(Q) (\\phi(K)^\\top V)$",
@@ -93,16 +107,40 @@ def reordered() -> Finding:
         ),
         **orders(
             {
-                "from the left": ("N^2*d", PRODUCTS.left),
-                "from the right": ("N*d^2", PRODUCTS.right),
-                "stored in place of the $N^2$ weights": ("d^2", HEAD.state_bytes / 4),
+                "from the left": ("N^2*d", left.forward),
+                "from the right": ("N*d^2", right.forward),
+                "stored in place of the weights": ("d^2", sympy.expand(right.state_bytes / 4)),
             }
+        ),
+        "FLOPs saved where $d \\ll N$": improves(
+            "more efficient", {f"$N = {times} d$": (fewer(times),) * 2 for times in LONGER}, unit=" %"
         ),
     }
     return all_of(parts).noting(
-        f"For a backward pass more is kept, {show(sympy.expand(HEAD.saved_bytes / 4))} numbers. With $H$ heads: "
-        f"{show(sympy.expand(heads.forward))} FLOPs, {show(sympy.expand(heads.state_bytes / 4))} numbers stored"
+        f"Heads are $d / H$ wide. With one head as wide as the layer the right order takes {show(HEAD.forward)} FLOPs "
+        f"and stores {show(sympy.expand(HEAD.state_bytes / 4))} numbers. For a backward pass more is kept, "
+        f"{show(sympy.expand(HEAD.saved_bytes / 4))} numbers"
     )
+
+
+def undivided(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The output as it is printed, phi(Q) phi(K)^T V, with the source's first map."""
+    return kernel_weights(EluPlusOne(), q, k) @ v
+
+
+@evidence("S2.2.1c", chapter=CHAPTER)
+def without_normaliser() -> Finding:
+    q, k, v = normal(3, TOKENS, WIDTH)
+    exact = linear_attention_reference(q, k, v, feature_map=EluPlusOne())
+    printed, sums = undivided(q, k, v), undivided(q, k, torch.ones_like(v))
+    ones = [f"{float(x):.0f}" for x in sums.aminmax()]
+    return mended(
+        "$\\phi(Q) \\phi(K)^\\top V$ is linear attention",
+        relative_error(printed, exact),
+        {"divided by its row sums, $\\phi(Q)\\, \\phi(K)^\\top \\mathbf{1}$": relative_error(printed / sums, exact)},
+        EXACT,
+        at=f"{TOKENS} normal tokens of width {WIDTH}",
+    ).noting(f"As printed, values of 1 become outputs from {ones[0]} to {ones[1]}. Section 3.2.4 has the division")
 
 
 @evidence("S3.1a", chapter=CHAPTER)
@@ -198,20 +236,25 @@ def feature_maps() -> Finding:
     x = normal(1000)
     elu = (EluPlusOne().function(x) - (torch.nn.functional.elu(x) + 1)).abs().max()
     outer, entrywise = of_same_score(Taylor(2)), of_same_score(Powers(2))
-    below = negative(Cosine(), 2), negative(CosFormer(64), 2)
+    below = negative(Cosine(), 2), negative(CosFormer(TOKENS), 2)
     parts = {
         "elu": holds("$\\operatorname{elu}(x) + 1$ as it is defined", float(elu), EXACT),
         "cosine": holds(
-            "$\\cos(x)$ gives the weights of Qin et al. (2022)", cosine_away(), EXACT, at=f"{64} normal tokens"
+            "$\\cos(x)$ gives the weights of Qin et al. (2022)", cosine_away(), EXACT, at=f"{TOKENS} normal tokens"
         ),
-        "powers, as outer products": holds(
-            "a function of $q^\\top k$", abs(outer[0] - outer[1]), EXACT, at="two pairs of the same score"
+        "powers": region(
+            (0, EXACT),
+            {
+                "of each entry": abs(entrywise[0] - entrywise[1]),
+                "as outer products": abs(outer[0] - outer[1]),
+            },
         ),
     }
     return all_of(parts).noting(
         f"For entries of standard deviation 2, {below[0]:.0f} % of the weights of $\\cos(x)$ are negative, of "
-        f"cosFormer's {below[1]:.0f} %. Powers of each entry give the two pairs the weights {show(entrywise[0])} and "
-        f"{show(entrywise[1])}"
+        f"cosFormer's {below[1]:.0f} %. Of powers: how far apart the weights of two pairs of the same score are. A "
+        f"polynomial kernel is a function of $q^\\top k$; powers of each entry give the pairs the weights "
+        f"{show(entrywise[0])} and {show(entrywise[1])}"
     )
 
 
@@ -277,6 +320,39 @@ def by_sums() -> Finding:
     return all_of(parts).noting(f"With random features made as well; $S$ alone takes {show(product_flops(m, N, d))}")
 
 
+# ---------------------------------------------------------------------------------------------- S2's list of references
+
+CITED = (
+    "Efficient Attention: A Study of Linear Time Transformers",
+    "ICLR",
+    2021,
+)  # title, venue and year, by the source
+
+
+def entry(key: str, field: str) -> str:
+    """A field of an entry of the book's bibliography."""
+    text = (Path(paper.__file__).parents[1] / "book" / "references.bib").read_text(encoding="utf-8")
+    found = re.search(rf"@\w+{{{key},.*?^\s*{field}\s*=\s*{{(.*?)}},?$", text, flags=re.DOTALL | re.MULTILINE)
+    assert found, f"{key}: no {field} in the bibliography"
+    return found[1]
+
+
+@evidence("S2.6a", chapter=CHAPTER)
+def reference() -> Finding:
+    title, venue, year = CITED
+    published = {name: entry("shen2021efficient", name) for name in ("title", "booktitle", "year")}
+    words = title.split()
+    kept = sum(word in published["title"].split() for word in words)
+    parts = {
+        "words of the title": counted({"": len(words)}, {"": kept}),
+        "the venue's name in the proceedings'": counted(
+            {venue: 1}, {venue: int("Learning Representations" in published["booktitle"])}
+        ),
+        "year": counted({"": year}, {"": int(published["year"])}),
+    }
+    return all_of(parts).noting(f'Published as "{published["title"]}", {published["booktitle"]}, {published["year"]}')
+
+
 # ------------------------------------------------------------------------------- S1's formula, and what a head may lose
 
 MAPS: dict[str, tuple[Any, Callable[[Tensor], Tensor]]] = {"ReLU": (Relu(), torch.relu), "exp": (Exp(), torch.exp)}
@@ -302,6 +378,18 @@ def away(reading: str) -> float:
     )
 
 
+def by_queries() -> float:
+    """The same of the formula with the query beside the sum of the keys."""
+    q, k, v = operands()
+    return min(
+        relative_error(
+            of(q) @ (of(k).mT @ v) / (of(q) @ of(k).sum(-2))[:, None],
+            linear_attention_reference(q, k, v, feature_map=feature_map),
+        )
+        for feature_map, of in MAPS.values()
+    )
+
+
 def ones_become(reading: str) -> tuple[float, float]:
     """The least and the greatest output of the printed formula, with ReLU, for values that are all 1."""
     q, k, v = operands()
@@ -313,20 +401,20 @@ def ones_become(reading: str) -> tuple[float, float]:
 def printed_formula() -> Finding:
     nearest = min(READINGS, key=away)
     low, high = ones_become(nearest)
-    core = MECHANISMS["linear"].cost(1, N, 1, d, d)
+    core = MECHANISMS["linear"].cost(1, N, H, d / H, d / H)
     parts = {
-        "value": holds(
+        "value": mended(
             "$Q (K^\\top V) / \\sum(K^\\top)$ is linear attention",
             away(nearest),
+            {"with what divides row $i$ made of its query, $\\phi(q_i)^\\top \\sum_j \\phi(k_j)$": by_queries()},
             EXACT,
             at=f"normal tokens, with the sum over {nearest}",
         ),
         "time": growth("N*d^2", sympy.expand(core.forward)),
-        "space": growth("N*d", sympy.expand(core.saved_bytes / 4), held=("d",)),
+        "space": growth("N*d", sympy.expand(core.saved_bytes / 4), settings=IN_N),
     }
     return all_of(parts).noting(
-        "What divides row $i$ must depend on its query, $\\phi(q_i)^\\top \\sum_j \\phi(k_j)$. As printed, values of 1 "
-        f"become outputs from {low:.1f} to {high:.1f}; the other readings are further off"
+        f"As printed, values of 1 become outputs from {low:.1f} to {high:.1f}; the other readings are further off"
     )
 
 

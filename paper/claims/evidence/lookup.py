@@ -5,7 +5,7 @@ stands beside key $a + 1$ (modulo p): where that is, the content alone says. Eve
 """
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,9 +64,11 @@ def codes(entries: int, width: int) -> Tensor:
     return torch.cat([axes, -axes])[:entries]
 
 
-def attention_layer(projection: str, *, heads: int = HEADS, draw: int = 0) -> MultiheadAttention:
-    g = seeded(10_000 + draw)
-    return MultiheadAttention(D_MODEL, heads, projection=projection, form="reference", generator=g, dtype=torch.float64)
+def attention_layer(
+    projection: str, *, heads: int = HEADS, draw: int = 0, attention: str = "softmax"
+) -> MultiheadAttention:
+    made: Any = {"generator": seeded(10_000 + draw), "dtype": torch.float64}
+    return MultiheadAttention(D_MODEL, heads, projection=projection, attention=attention, form="reference", **made)
 
 
 @torch.no_grad()
@@ -90,6 +92,35 @@ def standard_solution(embedding: Embedding) -> MultiheadAttention:
         weight.zero_()
         weight[:K] = (to_key @ wanted).T
     return pass_values(layer, embedding)
+
+
+@torch.no_grad()
+def linear_solution(embedding: Embedding) -> MultiheadAttention:
+    """A layer of linear attention that solves the task as well, though one of its heads cannot.
+
+    Each head looks up as many keys as it has features but one. That one is every token's: the queries that look for
+    none of the head's keys get the mean of all values from it. One head more takes these means away again.
+    """
+    layer = attention_layer("learned", attention="linear")
+    p, K = len(embedding.keys), D_MODEL // HEADS
+    groups = torch.arange(p).split(K - 1)
+    if len(groups) >= HEADS:
+        raise ValueError(f"embedding: expected at most {(HEADS - 1) * (K - 1)} keys, got {p}")
+    to_key = torch.linalg.pinv(embedding.keys)  # (d, p): which key a token has
+    for weight in (layer.projection.weight_q, layer.projection.weight_k, layer.weight_v, layer.weight_o):
+        weight.zero_()
+    for head, wanted in enumerate((*groups, torch.arange(0))):
+        query, key = -GAP * torch.ones(2, p, K, dtype=torch.float64)  # features of exp(-GAP)
+        query[:, -1] = key[:, -1] = GAP
+        asking, feature = (wanted - 1) % p, torch.arange(len(wanted))
+        query[asking, -1] = -GAP
+        query[asking, feature] = key[wanted, feature] = GAP
+        rows = slice(K * head, K * (head + 1))
+        layer.projection.weight_q[rows], layer.projection.weight_k[rows] = (to_key @ query).T, (to_key @ key).T
+        layer.weight_v[rows][:VALUES] = torch.linalg.pinv(embedding.values).T
+        share = 1 if len(wanted) else 1 - len(groups)
+        layer.weight_o[:VALUES, rows][:, :VALUES] = share * torch.eye(VALUES, dtype=torch.float64)
+    return layer
 
 
 @torch.no_grad()

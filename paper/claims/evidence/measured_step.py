@@ -10,12 +10,16 @@ from statistics import median
 from typing import Any
 
 import sympy
+import torch
 
 from ortho.cost import layer
 from ortho.cost.big_o import H, N, d
+from ortho.cost.counting import count_step
+from ortho.layers.multihead import MultiheadAttention
 from paper import experiments
+from paper.claims.evidence.frozen_layer import train_once
 from paper.claims.ledger import evidence
-from paper.claims.rules import all_of, counted, effect, region, untestable
+from paper.claims.rules import agrees, all_of, counted, effect, region, untestable
 from paper.claims.verdicts import Finding
 from paper.experiments import Record
 from paper.experiments.speed.analysis import quartiles, seconds
@@ -124,9 +128,16 @@ def long_limits() -> dict[str, float]:
     return {name: float(sympy.limit(ratio, N, sympy.oo)) for name, ratio in ratios.items()}
 
 
+def forward_of(projection: str) -> int:
+    """FLOPs of a layer's forward pass, counted in a run with 48 tokens of width 64."""
+    module = MultiheadAttention(64, 4, projection=projection, form="reference")
+    return count_step(module, torch.zeros(1, 48, 64, requires_grad=True)).forward
+
+
 @evidence("S0.4.1b", chapter=CHAPTER)
 def parts_of_a_step() -> Finding:
-    standard, frozen = (layer(1, N, d, H, projection=p) for p in ("learned", "frozen"))
+    standard, frozen = (train_once(projection) for projection in ("learned", "frozen"))
+    forward_flops = {projection: forward_of(projection) for projection in ("learned", "frozen")}
     ours = main_setting(experiments.load("training-step"), "layer")
 
     def measured(phase: str, records: Iterable[Record]) -> list[float]:
@@ -136,9 +147,11 @@ def parts_of_a_step() -> Finding:
     backward = {f"limit of the FLOPs, {name}": limit for name, limit in long_limits().items()}
     backward |= dict(zip((f"{_place(r)}, measured" for r in long), measured("backward", long), strict=True))
     parts = {
-        "forward, FLOPs": counted({"": standard.forward}, {"": frozen.forward}),
+        "forward, FLOPs of a run": counted({"": forward_flops["learned"]}, {"": forward_flops["frozen"]}),
         "backward, $N \\gg d$": region(_near("backward"), backward),
-        "weights to update": counted({"": standard.trained / 2}, {"": frozen.trained}),
+        "weights that an update changes": counted(
+            {"": sum(standard.moved.values()) // 2}, {"": sum(frozen.moved.values())}
+        ),
     }
     if ours:
         forward: dict[str, float] = {}
@@ -167,6 +180,11 @@ def inference() -> Finding:
             f"$N = {row['N']:,}$ on {row['device']}": (round(row[name][0], 1), round(row[name][2], 1)) for row in rows
         }
 
-    return effect(GAIN, intervals("frozen"), intervals("control"), unit=" %").noting(
-        "Both layers run the same operations on the same shapes"
-    )
+    return all_of(
+        {
+            "0 to 5 % faster": agrees(GAIN, intervals("frozen"), unit=" %"),
+            "better cached: a gain beyond that of a standard layer timed twice": effect(
+                GAIN, intervals("frozen"), intervals("control"), unit=" %"
+            ),
+        }
+    ).noting("Both layers run the same operations on the same shapes")
