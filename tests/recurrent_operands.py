@@ -7,7 +7,8 @@ import torch
 from ortho import MECHANISMS
 from ortho.attention.recurrent.gla import ChannelDecay
 
-NAMES = ["delta", "gated-delta", "ssd", "gla", "kda", "vector-gated"]
+GATES = {"beta", "log_decay", "step", "rate"}
+NAMES = [name for name, m in MECHANISMS.items() if m.family == "memory" and GATES.issuperset(m.gates)]
 ADDING = [name for name in NAMES if "beta" not in MECHANISMS[name].gates]  # they erase nothing
 NORMALISING = [name for name in NAMES if "normalise" in signature(MECHANISMS[name].reference).parameters]
 FORMS = ["reference", "fast"]

@@ -11,9 +11,11 @@ from ortho._checks import checked, expect, one_of
 from ortho._cost import Cost, head_width, linear_map, quotient
 from ortho._typing import Size
 from ortho.attention import FORMS, MECHANISMS
-from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD
+from ortho.attention.mechanism import FUSED_BACKWARD, SOFTMAX_BACKWARD, SOFTMAX_FORWARD, CostedCall
 from ortho.attention.softmax.softmax_attention import softmax_cost
 from ortho.attention.softmax.value_gradient import value_gradient_cost
+from ortho.attention.sparse.global_local import GlobalKeys
+from ortho.attention.sparse.pattern import pattern_cost
 from ortho.attention.untrained.positional_attention import PositionalPattern, named
 from ortho.cost.attention import positional_attention, shared_heads
 from ortho.gates import Gate
@@ -169,6 +171,57 @@ def stopped_layer(
         saved_bytes=-itemsize * 2 * B * N * H * K,  # q and k, which are not kept
     )
     return plain - kernel + exchanged + again
+
+
+@checked
+def longformer_layer(
+    B: int,
+    N: int,
+    d: int,
+    H: int,
+    *,
+    width: int = 256,
+    tokens: int = 16,
+    bias: bool = False,
+    form: str = "fast",
+    input_grad: bool = True,
+    itemsize: int = 4,
+) -> Cost:
+    """`LongformerAttention(d, H)` on x (B, N, d), N > tokens, which does not decode.
+
+    Raises ValueError for N of at most `tokens`, of which none is local.
+    """
+    expect(tokens < N, "N", f"more than tokens = {tokens}", N)
+    K = head_width(d, H)
+    maps: dict[str, Any] = {"bias": bias, "itemsize": itemsize}
+    own = linear_map(B, N, d, 5 * d, input_grad=input_grad, **maps)  # of all tokens, but for global queries
+    first = linear_map(B, tokens, d, d, input_grad=input_grad, **maps)
+    call = CostedCall(B, N, H, K, K, form=one_of("form", form, FORMS), itemsize=itemsize)
+    local = call.by(pattern_cost, pattern=GlobalKeys(width, tokens))
+    numbers, rows = B * N * d, B * tokens * d
+    whole = Cost(
+        elementwise_backward=5 * numbers if input_grad else 0,  # sums of x's gradients
+        # x, merged heads, global keys and values; global queries, and the first tokens where they are copied
+        saved_bytes=itemsize * (4 * numbers + rows * (1 + int(B > 1))) + local.output_bytes,
+        itemsize=itemsize,
+    )
+    merged = linear_map(B, N, d, d, **maps)
+    total = added(whole, own, first, merged, replace(local, output_bytes=0), _global_rows(call, tokens))
+    return replace(total, decode=0, state_bytes=0)
+
+
+def _global_rows(call: CostedCall, tokens: int) -> Cost:
+    """Softmax attention of the first tokens to all, beside their queries, and the keys and values of all."""
+    G, N, K, V = call.sizes
+    pairs, rows, fast = G * tokens * N, G * tokens, call.form == "fast"
+    return Cost(
+        forward=2 * pairs * (K + V),
+        backward=2 * pairs * (3 * K + 2 * V if fast else 2 * (K + V)),
+        elementwise_forward=pairs * (1 + SOFTMAX_FORWARD),
+        elementwise_backward=FUSED_BACKWARD * pairs + 2 * rows * V if fast else pairs * (1 + SOFTMAX_BACKWARD),
+        # Outputs and a logarithm a row; or the weights
+        saved_bytes=call.itemsize * rows * V + call.item * rows if fast else call.item * pairs,
+    )
 
 
 @checked

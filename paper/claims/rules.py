@@ -100,7 +100,8 @@ def counted(source: Mapping[str, Any], ours: Mapping[str, Any], *, unit: str = "
     pairs = {label: (orders.parse(source[label]), orders.parse(ours[label])) for label in source}
     wrong = [label for label, (a, b) in pairs.items() if sympy.simplify(a - b) != 0]
     if not wrong:
-        return Finding(Verdict.CONFIRMED, said, have, f"the counts are as claimed, {figures.few(found)}")
+        counts = "the counts are" if len(found) > 1 else "the count is"
+        return Finding(Verdict.CONFIRMED, said, have, f"{counts} as claimed, {figures.few(found)}")
     first = f"{claimed[wrong[0]]} claimed, {found[wrong[0]]} counted{bracketed(wrong[0])}"
     if why := _factor(list(pairs.values()), unit):
         return Finding(Verdict.CORRECTED, said, f"{have}: {why}", f"{why}: {first}", Severity.CONSTANT)
@@ -157,7 +158,7 @@ def holds(statement: str, error: Number, tolerance: Number, *, at: str = "") -> 
             Verdict.CONFIRMED, statement, f"holds to {limit}{where}", f"{statement}, to within {limit}{where}"
         )
     have = f"counter-example{where}: off by {float(error):.2g}, tolerance {limit}"
-    clause = f"a counter-example{where} is off by {float(error):.2g}, where {limit} is allowed"
+    clause = f"a counter-example is off by {float(error):.2g}{where}; {limit} is allowed"
     return Finding(Verdict.REFUTED, statement, have, clause, Severity.SUBSTANCE)
 
 

@@ -145,7 +145,7 @@ def by_setting(
         clause = f"{have[first]} leaves it open{figures.bracketed(first)}"
         if len(have) > 1:
             who = figures.share(len(undecided), len(have), "settings", "leaves", "leave")
-            clause = f"{who} it open, as at {first}: {have[first]}"
+            clause = f"{who} it open, {'as ' if len(undecided) > 1 else ''}at {first}: {have[first]}"
         reason = unclear.format(figures.some(undecided))
         return Finding(Verdict.UNTESTABLE, said, f"{listed}: {reason}", clause)
     where = f"in {figures.in_words(len(have))} settings, as at " if len(have) > 1 else ""

@@ -182,6 +182,7 @@ def test_the_heaviest_part_counts_unless_the_whole_is_untestable(parts, severity
         ),
         (printed({"": "1"}, {"": 9}), "Refuted: 1 printed, 9 computed."),
         (counted(on(4, 2), on(4, 2)), "Confirmed: the counts are as claimed, 4 (a), 2 (b)."),
+        (counted({"": 4}, {"": 4}), "Confirmed: the count is as claimed, 4."),
         (
             counted({"": "4*d^2"}, {"": "2*d^2"}),
             "Corrected: ours are 0.5 times the source's: $4 d^2$ claimed, $2 d^2$ counted.",
@@ -202,7 +203,7 @@ def test_the_heaviest_part_counts_unless_the_whole_is_untestable(parts, severity
         (holds("outputs agree", 0.0, 0.5, at="$N = 3$"), "Confirmed: outputs agree, to within 0.5 at $N = 3$."),
         (
             holds("outputs agree", 2.0, 0.5, at="$N = 3$"),
-            "Refuted: a counter-example at $N = 3$ is off by 2, where 0.5 is allowed.",
+            "Refuted: a counter-example is off by 2 at $N = 3$; 0.5 is allowed.",
         ),
         (contradiction(("half", 50), ("all", 100)), 'Inconsistent: "half" and "all" exclude each other.'),
         (contradiction(("half", 50), ("some", (1, 100))), 'Confirmed: "half" and "some" agree.'),
@@ -221,7 +222,7 @@ def test_the_heaviest_part_counts_unless_the_whole_is_untestable(parts, severity
             "Conditional: the gain shows in one of three settings, not at c: -3 to 0, and one more.",
         ),
         (improves("p", on((-1, 0), (-3, 0))), "Refuted: no gain anywhere, in two settings, as at b: -3 to 0."),
-        (improves("p", on((-1, 1), (-3, 0))), "Untestable: one of two settings leaves it open, as at a: -1 to 1."),
+        (improves("p", on((-1, 1), (-3, 0))), "Untestable: one of two settings leaves it open, at a: -1 to 1."),
         (improves("p", {"": (-1, 1)}), "Untestable: -1 to 1 leaves it open."),
         (
             loses_nothing("p", on(((-1, 1), "equivalent"), ((-3, -2), "worse"))),
@@ -244,7 +245,7 @@ def test_the_heaviest_part_counts_unless_the_whole_is_untestable(parts, severity
         (mended("p", 0.5, {"with x": 0.0}, 0.1), "Corrected: it holds with x; as printed it is off by 0.5."),
         (
             mended("p", 0.5, {"with x": 0.4}, 0.1, at="y"),
-            "Refuted: a counter-example at y is off by 0.5, where 0.1 is allowed; off by 0.4 with x.",
+            "Refuted: a counter-example is off by 0.5 at y; 0.1 is allowed; off by 0.4 with x.",
         ),
         (
             agrees((0, 5), on((-1, 1), (-3, -2), (7, 8))),
