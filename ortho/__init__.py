@@ -10,6 +10,7 @@ from ortho.layers.block import TransformerBlock
 from ortho.layers.feed_forward import FeedForward, GatedFeedForward, MixtureOfExperts
 from ortho.layers.hybrid import HEADS, HybridAttention
 from ortho.layers.induction import InductionHeads
+from ortho.layers.longformer import LongformerAttention
 from ortho.layers.multihead import MultiheadAttention
 from ortho.layers.positional import PositionalHeads
 from ortho.layers.short_convolution import ConvolvedAttention
@@ -34,6 +35,7 @@ __all__ = [
     "HybridAttention",
     "InductionHeads",
     "LanguageModel",
+    "LongformerAttention",
     "MixtureOfExperts",
     "MultiheadAttention",
     "PositionalHeads",

@@ -37,8 +37,8 @@ def backward_switch() -> str:
     names = [name for row in ROWS.values() for name in row]
     shown = [name for name in names if any(name in products for products in used.values())]
     inputs = "".join(
-        f'<input type="radio" name="backward" id="backward-{variant}"{" checked" if not index else ""}>'
-        f'<label for="backward-{variant}">{escape(title)}</label>'
+        f'<span><input type="radio" name="backward" id="backward-{variant}"{" checked" if not index else ""}>'
+        f'<label for="backward-{variant}">{escape(title)}</label></span> '
         for index, (variant, title) in enumerate(VARIANTS.items())
     )
     rows = "".join(

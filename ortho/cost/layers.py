@@ -11,9 +11,11 @@ from ortho._checks import checked, expect, one_of
 from ortho._cost import Cost, head_width, linear_map, quotient
 from ortho._typing import Size
 from ortho.attention import FORMS, MECHANISMS
-from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, CostedCall
+from ortho.attention.mechanism import FUSED_BACKWARD, SOFTMAX_BACKWARD, SOFTMAX_FORWARD, CostedCall
 from ortho.attention.softmax.softmax_attention import softmax_cost
 from ortho.attention.softmax.value_gradient import value_gradient_cost
+from ortho.attention.sparse.global_local import GlobalKeys
+from ortho.attention.sparse.pattern import pattern_cost
 from ortho.attention.untrained.positional_attention import PositionalPattern, named
 from ortho.cost.attention import positional_attention, shared_heads
 from ortho.gates import Gate
@@ -160,13 +162,66 @@ def stopped_layer(
         return plain
     K, G = head_width(d, H, head_dim), shared_heads(H, num_kv_heads)
     qk = projection_cost(projection, B, N, d, H, K, G, bias=bias, input_grad=input_grad, itemsize=itemsize)
-    call = CostedCall(B, N, H, K, K, causal=causal, qk_grad=False, itemsize=itemsize)
+    call: dict[str, Any] = {"causal": causal, "itemsize": itemsize}
+    kernel = softmax_cost(B, N, H, K, K, qk_grad=False, **call)
+    exchanged = value_gradient_cost(B, N, H, K, K, **call)
     again = Cost(
         backward=qk.forward,
         elementwise_backward=qk.elementwise_forward,
         saved_bytes=-itemsize * 2 * B * N * H * K,  # q and k, which are not kept
     )
-    return plain - softmax_cost(call) + value_gradient_cost(call) + again
+    return plain - kernel + exchanged + again
+
+
+@checked
+def longformer_layer(
+    B: int,
+    N: int,
+    d: int,
+    H: int,
+    *,
+    width: int = 256,
+    tokens: int = 16,
+    bias: bool = False,
+    form: str = "fast",
+    input_grad: bool = True,
+    itemsize: int = 4,
+) -> Cost:
+    """`LongformerAttention(d, H)` on x (B, N, d), N > tokens, which does not decode.
+
+    Raises ValueError for N of at most `tokens`, of which none is local.
+    """
+    expect(tokens < N, "N", f"more than tokens = {tokens}", N)
+    K = head_width(d, H)
+    maps: dict[str, Any] = {"bias": bias, "itemsize": itemsize}
+    own = linear_map(B, N, d, 5 * d, input_grad=input_grad, **maps)  # of all tokens, but for global queries
+    first = linear_map(B, tokens, d, d, input_grad=input_grad, **maps)
+    call = CostedCall(B, N, H, K, K, form=one_of("form", form, FORMS), itemsize=itemsize)
+    local = call.by(pattern_cost, pattern=GlobalKeys(width, tokens))
+    numbers, rows = B * N * d, B * tokens * d
+    whole = Cost(
+        elementwise_backward=5 * numbers if input_grad else 0,  # sums of x's gradients
+        # x, merged heads, global keys and values; global queries, and the first tokens where they are copied
+        saved_bytes=itemsize * (4 * numbers + rows * (1 + int(B > 1))) + local.output_bytes,
+        itemsize=itemsize,
+    )
+    merged = linear_map(B, N, d, d, **maps)
+    total = added(whole, own, first, merged, replace(local, output_bytes=0), _global_rows(call, tokens))
+    return replace(total, decode=0, state_bytes=0)
+
+
+def _global_rows(call: CostedCall, tokens: int) -> Cost:
+    """Softmax attention of the first tokens to all, beside their queries, and the keys and values of all."""
+    G, N, K, V = call.sizes
+    pairs, rows, fast = G * tokens * N, G * tokens, call.form == "fast"
+    return Cost(
+        forward=2 * pairs * (K + V),
+        backward=2 * pairs * (3 * K + 2 * V if fast else 2 * (K + V)),
+        elementwise_forward=pairs * (1 + SOFTMAX_FORWARD),
+        elementwise_backward=FUSED_BACKWARD * pairs + 2 * rows * V if fast else pairs * (1 + SOFTMAX_BACKWARD),
+        # Outputs and a logarithm a row; or the weights
+        saved_bytes=call.itemsize * rows * V + call.item * rows if fast else call.item * pairs,
+    )
 
 
 @checked
@@ -259,7 +314,7 @@ def induction_heads(
         drawn, frozen = n * rounds * 2 * d * b, n * (rounds * 2 * d + a * a + b * b)  # signs into the blocks
     # Squares, their sum, the product with the length; of a token its length. The sum over tokens.
     elementwise = 3 * B * N * d + 3 * B * N + (n - 1) * B * N * width + drawn
-    core = value_gradient_cost(CostedCall(B, N, H, K, K, form, causal, itemsize=itemsize))
+    core = value_gradient_cost(B, N, H, K, K, form=form, causal=causal, itemsize=itemsize)
     again = form == "fast"
     kept = 2 * itemsize * B * N * width if again else 0  # q and k, which are not kept
     return Cost(
@@ -448,7 +503,7 @@ def cross_layer(
     halves = [projection_cost(projection, B, n, d, h, K, h, bias=bias) for n, h in ((N, H), (M, G))]
     qk = projection_cost(projection, B, N, d, H, K, G, bias=bias)
     values, merged = linear_map(B, M, d, K * G, bias=bias), linear_map(B, N, H * K, d, bias=bias)
-    pair = softmax_cost(CostedCall(B, 1, H, K, K, form, qk_grad=_passes_gradient(projection)))
+    pair = softmax_cost(B, 1, H, K, K, form=form, qk_grad=_passes_gradient(projection))
     figures = {
         name: sum(getattr(half, name) for half in halves) // 2
         + getattr(values, name)

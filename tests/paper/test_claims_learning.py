@@ -130,25 +130,37 @@ BOTH, ONE = {"learned": 10, "linear": 10}, {"learned": 10, "linear": 0}
         ({"copying": BOTH, "mqar": {"learned": 5, "linear": 0}}, {}, CONFIRMED),  # nor that, for sure
         ({"copying": {"learned": 10}}, {}, UNTESTABLE),
         ({}, {}, UNTESTABLE),
-        ({"copying": BOTH}, {"linear": 0.7}, CONDITIONAL),
-        ({"copying": BOTH}, {"linear": 0.7, "FAVOR+": 0.6}, REFUTED),
-        ({"copying": BOTH}, {"learned": 0.99}, CONFIRMED),  # softmax sees more: noted
+        ({"copying": BOTH}, {"linear": 0.99}, CONFIRMED),
+        ({"copying": BOTH}, {"linear": 0.7}, REFUTED),
+        ({"copying": BOTH}, {"learned": 0.7}, UNTESTABLE),  # softmax sees no more than heads that see no other token
+        ({"copying": BOTH}, {"learned": 0.7, "linear": 0.6}, UNTESTABLE),
     ],
 )
 def test_linear_attention_in_other_fields(combined, tasks, shares, verdict):
-    combined(shares=DIGITS | shares, tasks=tasks)
+    combined(shares=DIGITS | {"linear": 0.95} | shares, tasks=tasks)
     found = combinations.other_fields()
     assert found.verdict == verdict and "No model here hears speech" in found.ours
+    assert ("Images are left out" in found.ours) == (shares.get("learned") == 0.7)
+
+
+@pytest.mark.parametrize(("linear", "verdict"), [(2.5, REFUTED), (1.9, CONFIRMED)])
+def test_linear_attention_on_text(combined, linear, verdict):
+    """Heads that both know positions are compared."""
+    placed = {"learned": 2.0, "learned + embeddings": 2.0, "linear + embeddings": linear}
+    combined(TEXT | placed, DIGITS | {"linear": 0.95})
+    assert combinations.beside_softmax().verdict == (CONFIRMED if verdict == CONFIRMED else CONDITIONAL)
+    combined(TEXT | placed, {"identity": 0.7})
+    assert combinations.beside_softmax().verdict == verdict
 
 
 def test_runs_are_counted_in_words_and_missing_arms_named(combined):
     combined(tasks={"copying": {"learned": 9, "linear": 2}})
     said = combinations.other_fields().ours
     assert "of softmax in brackets: copying 2 of 10 (9 of 10)" in said
-    assert "More % of the digits than softmax: linear: " in said and "(worse)" in said
-    combined(shares={arm: share for arm, share in DIGITS.items() if arm != "FAVOR+"}, tasks={"copying": BOTH})
+    assert "images, % of the digits: " in said and "(worse)" in said
+    combined(shares={arm: share for arm, share in DIGITS.items() if arm != "linear"}, tasks={"copying": BOTH})
     found = combinations.other_fields()
-    assert found.verdict == UNTESTABLE and "not yet two runs of FAVOR+" in found.ours
+    assert found.verdict == UNTESTABLE and "there are no runs of both in a field" in found.ours
 
 
 # ------------------------------------------------------------------------------------- whether freezing holds (S0, S2)

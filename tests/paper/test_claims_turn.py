@@ -186,6 +186,21 @@ def the_latest(q, k, **_):
     return torch.ones(len(q), len(k), dtype=torch.bool).tril().triu(-3)
 
 
+def hidden(scores, mask):
+    """A mask whose zeros hide."""
+    return scores.masked_fill(mask == 0, -torch.inf)
+
+
+def wide_heads(sound):
+    """Layers whose heads have memories of the whole width, and DeltaProduct one of twice as many numbers."""
+
+    def layer(B, N, d, H, *, attention="softmax", **options):
+        cost = sound(B, N, d, H, attention=attention, **options)
+        return replace(cost, state_bytes=H * H * cost.state_bytes * (1 + (attention == "delta-product")))
+
+    return layer
+
+
 class Forgetful:
     """A cache that has the latest token alone."""
 
@@ -608,31 +623,44 @@ TURNS = {
     "S2.6a": Turn(CONFIRMED, {f"{EVIDENCE}.linear_attention.entry": constantly(as_cited)}),
     "S3.1a": Turn(REFUTED, {"ortho.theory.associativity.flops": EXCHANGED}),
     "S3.1b": Turn(REFUTED, {"ortho.attention.MECHANISMS[linear]": QUADRATIC}),
+    "S3.1c": Turn(CONFIRMED, {f"{EVIDENCE}.linear_attention.WIDTH": constantly(64)}),  # as wide as it is long
+    "S3.1d": Turn(
+        REFUTED, {"ortho.attention.MECHANISMS[softmax]": costing(lambda cost: replace(cost, forward=N * cost.forward))}
+    ),
+    "S3.1e": Turn(CONFIRMED, {f"{EVIDENCE}.linear_attention.multiplied": constantly(hidden)}),
+    "S3.1f": Turn(
+        CONFIRMED, {"ortho.attention.softmax.flash.flash_attention": constantly(softmax_attention_reference)}
+    ),
     "S3.2a": Turn(REFUTED, {"ortho.theory.associativity.by_states": giving(lambda outputs: outputs[::-1])}),
     "S3.2b": Turn(REFUTED, {"ortho.attention.MECHANISMS[linear]": QUADRATIC}),
+    "S3.2c": Turn(REFUTED, {"ortho.attention.MECHANISMS[linear]": QUADRATIC}),
     "S3.3a": Turn(REFUTED, {"ortho.attention.recurrent.delta.delta_rule_reference": DOUBLED}),
     "S3.3b": Turn(REFUTED, {"ortho.attention.recurrent.delta.delta_rule": DOUBLED}),
-    "S3.3c": Turn(  # one reflection a token
-        REFUTED,
-        {
-            "ortho.theory.delta_memory.counter_operands": giving(
-                lambda operands: {**operands, "more_keys": 0 * operands["more_keys"]}
-            )
-        },
+    "S3.3c": Turn(
+        CONDITIONAL,
+        {"ortho.cost.layer": wide_heads, "ortho.theory.transitions.transition": giving(lambda A: (A + A.T) / 2)},
     ),
     "S3.3d": Turn(REFUTED, {"ortho.attention.positions.position_delta.position_delta_attention_reference": DOUBLED}),
     "S3.3e": Turn(REFUTED, {"ortho.attention.recurrent.delta.delta_rule": DOUBLED}),
     "S3.3f": Turn(REFUTED, {f"{EVIDENCE}.delta_rule.product": giving(lambda P: 0 * P)}),
     "S3.3g": Turn(REFUTED, {"ortho.theory.robustness.moved": DOUBLED}),
+    "S3.3h": Turn(CONFIRMED, records(reached("correct_fraction", 0.5, "delta", "delta, beta to 2"))),
+    "S3.3i": Turn(REFUTED, {f"{EVIDENCE}.delta_rule.least_missed": answering(0.0)}),
+    "S3.3j": Turn(REFUTED, {"ortho.attention.positions.path_attention.path_attention_reference": DOUBLED}),
+    "S3.3k": Turn(REFUTED, records(on_a_gpu, "memory-speed")),
+    "S3.3l": Turn(REFUTED, {"ortho.attention.recurrent.ttt_losses.Squared.gradient": DOUBLED}),
     "S4.1a": Turn(
         CONFIRMED, {f"{EVIDENCE}.sparse_patterns.as_printed": giving(torch.ones_like)}
     ),  # multiples of k are kept
     "S4.1b": Turn(REFUTED, records(timed(0.01, "sdpa masked"), "pattern-speed")),
+    "S4.1c": Turn(REFUTED, {f"{EVIDENCE}.dynamic_sparsity.WINDOW": constantly(1)}),
     "S4.2a": Turn(REFUTED, {"ortho.theory.associativity.flops": EXCHANGED}),
     "S4.2b": Turn(CONFIRMED, {f"{EVIDENCE}.linear_attention.printed_code": constantly(padding_left_out)}),
+    "S4.2c": Turn(REFUTED, records(reached("correct_fraction", 0.05, "linear", "FAVOR+"), "images")),
     "S4.3a": Turn(REFUTED, records(timed(0.01, "linear recurrent"), "attention-speed")),
+    "S4.3b": Turn(REFUTED, records(reached("loss_nats", 0.5, "window", "linear + embeddings"), "bytes")),
     "S4.4a": Turn(REFUTED, {"ortho.attention.selected.top_k.top_k_mask": least_keys}),
-    "S4.4b": Turn(CONDITIONAL, records(reached("correct_fraction", 0.5, "identity"), "images")),
+    "S4.4b": Turn(CONDITIONAL, records(reached("loss_nats", 0.5, "linear + embeddings"), "bytes")),
     "S4.4c": Turn(REFUTED, {"ortho.attention.selected.sparse_linear.sparse_linear_cost": all_pairs}),
 }
 

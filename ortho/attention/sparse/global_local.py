@@ -18,7 +18,7 @@ class GlobalLocal(Pattern):
 
     Global tokens attend to all tokens, and all to them. Of that a causal call leaves the latter alone: the first tokens
     see none but each other, and can collect nothing of the sequence. The paper projects global tokens by weights of
-    their own; here they share those of the others.
+    their own (`ortho.layers.longformer`); here they share those of the others.
     """
 
     width: int
@@ -54,6 +54,23 @@ class GlobalLocal(Pattern):
             between = (self.tokens, keys)
             tilings.append(band(near, lambda i: i - reach, lambda i: i + reach, rule, keys=between, relative=True))
         return tuple(tilings)
+
+
+@checked
+@dataclass(frozen=True)
+class GlobalKeys(GlobalLocal):
+    """`GlobalLocal` without the rows of its global tokens, which attend to nothing: somebody else computes them."""
+
+    def allowed(self, i: Tensor, j: Tensor) -> Tensor:
+        return super().allowed(i, j) & (i >= self.tokens)
+
+    @checked(shapes=False)
+    def pairs(self, n: int, *, is_causal: bool = False) -> int:
+        rows = min(self.tokens, n)
+        return super().pairs(n, is_causal=is_causal) - (rows * (rows + 1) // 2 if is_causal else rows * n)
+
+    def tilings(self, section: Section) -> tuple[Tiling, ...]:
+        return super().tilings(section._replace(first=max(section.first, self.tokens)))
 
 
 MECHANISMS = (pattern_mechanism("global-local", GlobalLocal(256, 16), "Beltagy et al. 2020, arXiv:2004.05150"),)

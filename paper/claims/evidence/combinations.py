@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ortho.cost import layer
 from paper import experiments
-from paper.claims.evidence.common import Arms
+from paper.claims.evidence.common import Arms, without_records
 from paper.claims.figures import listing, span
 from paper.claims.ledger import evidence
 from paper.claims.outcomes import BITS_A_BYTE, Told, Unit, loses_nothing, outperforms
@@ -141,6 +141,7 @@ def with_other_attention() -> Finding:
 
 LINEAR, SOFTMAX = "linear", "learned"
 KERNELS = (LINEAR, "FAVOR+")  # linear arms that see images
+PLACED = "linear + embeddings", "learned + embeddings"  # the two that know positions in the same way
 HALF = 0.5  # a task is learnt by an arm of which more than half of the runs learn it
 Tasks = Mapping[str, Mapping[str, Learnt]]
 
@@ -188,32 +189,63 @@ def counts(found: Tasks) -> str:
     )
 
 
-def by_attending() -> Finding:
-    """Whether linear heads see more in images than heads that see no other token do."""
-    digits = on_digits()
-    statement = f"better than heads that see no other token, {digits.unit.name}"
-    found = {arm: digits.reported(arm, IDLE) for arm in KERNELS}
-    have = {arm: outcome for arm, outcome in found.items() if outcome is not None}
-    if len(have) < len(found):
-        lacking = dict.fromkeys(found.keys() - have.keys())
-        return untestable(statement, dict(sorted(lacking.items())), lack="there are not yet two runs of")
-    return outperforms(statement, have)
+def beside_softmax() -> Finding:
+    """Whether linear heads lose nothing to softmax heads, in the fields where those need what other tokens say.
+
+    They do where they are better than heads that see no other token.
+    """
+    fields = {"text": (on_bytes(), *PLACED), "images": (on_digits(), LINEAR, SOFTMAX)}
+    found = {
+        f"{field}, {arms.unit.name}": told
+        for field, (arms, ours, theirs) in fields.items()
+        if needed(arms) and (told := arms.reported(ours, theirs)) is not None
+    }
+    statement = "linear heads lose nothing to softmax heads"
+    if found:
+        return loses_nothing(statement, found)
+    lack = "there are no runs of both in a field where softmax heads are better than heads that see no other token, as"
+    return untestable(statement, dict.fromkeys(fields), lack=lack)
 
 
-def beside_softmax() -> str:
-    """What linear heads have more than softmax on digits, in words, as far as there are runs."""
+def needed(arms: Arms) -> bool:
+    """Whether softmax heads are better than heads that see no other token."""
+    gain = arms.reported(SOFTMAX, IDLE)
+    return gain is not None and gain[1] == "better"
+
+
+def idle_fields() -> str:
+    """What is said of digits where they decide nothing."""
     digits = on_digits()
-    found = {arm: digits.reported(arm, SOFTMAX) for arm in KERNELS}
-    told = {arm: f"{span(one[0])} ({one[1]})" for arm, one in found.items() if one is not None}
-    return f"More {digits.unit.name} than softmax: {listing(told)}. " if told else ""
+    gain = digits.reported(SOFTMAX, IDLE)
+    if gain is None or needed(digits):
+        return ""
+    return (
+        f"Images are left out: on digits softmax heads are not shown to be better than heads that see no other token "
+        f"({span(gain[0])} {digits.unit.name}). "
+    )
+
+
+WINDOWED = "window", SOFTMAX
+
+
+@evidence("S4.3b", chapter=CHAPTER)
+def not_for_all() -> Finding:
+    text, found = on_bytes(), {}
+    for kind, (arm, other) in {"sparse, a window": WINDOWED, "linear": PLACED}.items():
+        if (told := text.reported(other, arm)) is not None:
+            found[f"{kind}, text, {text.unit.name}"] = told
+    statement = "a task at which softmax heads are better"
+    return (
+        outperforms(statement, found) if len(found) == 2 else without_records(statement, "both kinds of heads on text")
+    )
 
 
 @evidence("S4.4b", chapter=CHAPTER)
 def other_fields() -> Finding:
-    finding = all_of({"images": by_attending(), "synthetic tasks that softmax heads learn": fit_for_all()})
+    finding = all_of({"fields": beside_softmax(), "synthetic tasks that softmax heads learn": fit_for_all()})
     runs = counts(tasks())
     learnt = f"Runs that learn a task, of softmax in brackets: {runs}. " if runs else ""
     return finding.noting(
-        f"{beside_softmax()}{learnt}An open question of the source's, answered here for small models and short "
+        f"{idle_fields()}{learnt}An open question of the source's, answered here for small models and short "
         "sequences. No model here hears speech"
     )

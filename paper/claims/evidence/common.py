@@ -1,6 +1,7 @@
 """What evidence of several topics is made with: draws, distances, intervals, orders of growth, and trained arms."""
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from math import inf
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from ortho.theory.estimates import SIGMAS, estimate
 from paper.claims.figures import Interval, Number, outward
 from paper.claims.outcomes import Told, Unit
-from paper.claims.rules import CONFIGURATION, growth, region, untestable
+from paper.claims.rules import CONFIGURATION, growth, improves, region, untestable
 from paper.claims.verdicts import Finding
 from paper.experiments.learning import analysis
 from paper.experiments.learning.analysis import Judged, Runs
@@ -55,6 +56,12 @@ def orders(rows: Mapping[str, Sequence[Any]], settings: Sequence[str] = CONFIGUR
         label: growth(claimed, sympy.expand(ours), held=held, settings=settings)
         for label, (claimed, ours, *held) in rows.items()
     }
+
+
+def saves(statement: str, costs: Mapping[str, tuple[Number, Number]]) -> Finding:
+    """Whether the first cost is below the second, by setting: the share saved in per cent; equal costs save nothing."""
+    shares = {label: 100 * (1 - Fraction(ours) / Fraction(theirs)) for label, (ours, theirs) in costs.items()}
+    return improves(statement, {label: (share, share) for label, share in shares.items()}, unit=" %")
 
 
 def as_much_as(most: Number, best: Number, *, unit: str = "") -> Finding:

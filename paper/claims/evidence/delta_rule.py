@@ -4,7 +4,7 @@ The source's S is (V, K), the transpose of the package's; it names neither a wri
 """
 
 from functools import cache
-from math import inf, log, log10
+from math import inf, log, log10, prod
 from typing import Any
 
 import torch
@@ -12,15 +12,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortho._checks import unchecked_values
-from ortho.attention import MECHANISMS
 from ortho.attention.recurrent.delta import delta_rule, delta_rule_reference
 from ortho.theory import delta_memory
 from ortho.theory.transitions import product, recall_errors, reflection_drift, unit_keys
 from paper import experiments
-from paper.claims.evidence.common import EXACT_STEPS, normal, relative_error, seeded
+from paper.claims.evidence.common import EXACT_STEPS, normal, relative_error, saves, seeded, without_records
+from paper.claims.figures import listing, show
 from paper.claims.ledger import evidence
-from paper.claims.rules import all_of, counted, holds, region, untestable
-from paper.claims.verdicts import Finding, Parts
+from paper.claims.rules import all_of, counted, holds, improves, region
+from paper.claims.verdicts import Finding
 from paper.experiments.speed import attention_analysis as attention_rows
 from paper.experiments.speed.analysis import Row
 
@@ -29,6 +29,9 @@ FORMULA, CHUNKS = "11-delta-rule", "12-chunked-form"
 LENGTH, WIDTH = 100, 8
 CUTS = (1, 7, 16, 100)  # chunks; most do not divide the length
 ARMS = ("delta causal", "gated-delta causal")
+HARDWARE = (256, 64)  # tokens and width at which operations are counted
+PRODUCTS = ("mm", "bmm", "mv", "addmm", "baddbmm")  # of matrices, and of matrices and vectors, as PyTorch runs them
+TILE = 16  # the largest side of the tiles that Tensor Cores multiply in half precision: 16 x 8 x 16
 
 # -------------------------------------------------------------------------------------------------- the rule as printed
 
@@ -94,6 +97,31 @@ def formula() -> Finding:
     )
 
 
+def stored(pairs: int) -> float:
+    """The relative error of the answers of a delta rule that has written so many pairs with orthonormal keys."""
+    keys, values = torch.linalg.qr(normal(WIDTH, WIDTH)).Q[:pairs], normal(pairs, WIDTH, seed=1)
+    _, (S,) = delta_rule_reference(keys, keys, values, is_causal=True, normalise=False, return_state=True)
+    return relative_error(keys @ S, values)
+
+
+def least_missed(pairs: int) -> float:
+    """What any memory of this width misses at least of so many random pairs, in per cent of the values."""
+    keys, values = normal(pairs, WIDTH), normal(pairs, WIDTH, seed=1)
+    return 100 * relative_error(keys @ torch.linalg.lstsq(keys, values).solution, values)
+
+
+@evidence("S3.3i", chapter=FORMULA)
+def capacity() -> Finding:
+    more = {f"{pairs} pairs": least_missed(pairs) for pairs in (WIDTH + 1, 2 * WIDTH, 8 * WIDTH)}
+    parts = {
+        "up to $d$ pairs": holds("answered without error, keys orthonormal", stored(WIDTH), EXACT_STEPS),
+        "a limit": improves(
+            "missed by any memory, of the values", {label: (share, share) for label, share in more.items()}, unit=" %"
+        ),
+    }
+    return all_of(parts).noting(f"$d = {WIDTH}$, random pairs: a matrix has $d^2$ numbers, and $n$ values $n d$")
+
+
 # --------------------------------------------------------------------------------------------------- the form in chunks
 
 
@@ -134,11 +162,37 @@ def foreign_operations() -> int:
     return sum(seen.found.values()) - seen.found["aten"]
 
 
-def product_share(N: int = 4096, K: int = 64) -> float:
-    """How many of the operations of a training step are in products of matrices, in per cent."""
-    cost = MECHANISMS["delta"].cost(1, N, 1, K, K, causal=True)
-    products, others = cost.forward + cost.backward, cost.elementwise_forward + cost.elementwise_backward
-    return float(100 * products / (products + others))
+class _Products(TorchDispatchMode):
+    """Counts operations one after the other, FLOPs of products, and those of products with no side below `TILE`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = self.flops = self.tiled = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.operations += 1
+        name = func.overloadpacket.__name__
+        if name in PRODUCTS:
+            first, second = args[-2:]
+            *batch, rows, inner = first.shape
+            columns = second.shape[-1] if second.dim() > 1 else 1
+            flops = 2 * prod(batch) * rows * inner * columns
+            self.flops += flops
+            self.tiled += flops * (min(rows, inner, columns) >= TILE)
+        return func(*args, **(kwargs or {}))
+
+
+@cache
+def products(form: str) -> _Products:
+    """What a forward and a backward pass of a form does, at `HARDWARE` tokens and width."""
+    tokens, width = HARDWARE
+    q, k, v = (x.requires_grad_() for x in torch.zeros(3, tokens, width).unbind())
+    attend = {"chunks": delta_rule, "recurrence": delta_rule_reference}[form]
+    with _Products() as seen:
+        o = attend(q, k, v, is_causal=True)
+        assert isinstance(o, Tensor)
+        o.sum().backward()
+    return seen
 
 
 def longest() -> dict[str, dict[str, Row]]:
@@ -151,34 +205,68 @@ def longest() -> dict[str, dict[str, Row]]:
     return found
 
 
-def by_the_clock() -> Finding:
+def by_the_clock() -> dict[str, float]:
     """The time over that of fused softmax attention, causal as well, at the greatest length of each device."""
-    measured = {
+    return {
         f"{arm.split()[0]}, $N = {row['N']:,}$ on {device}": round(row["ratio_alike"][1], 2)
         for device, rows in longest().items()
         for arm, row in rows.items()
     }
-    if not measured:
-        lack = "the experiment 'memory-speed' has no records of"
-        return untestable("faster than fused softmax attention", dict.fromkeys(ARMS), lack=lack)
-    return region((0, 1), measured)
 
 
 @evidence("S3.3e", chapter=CHUNKS)
-def matrix_form() -> Parts:
-    return {
+def matrix_form() -> Finding:
+    chunks, steps = products("chunks"), products("recurrence")
+    tokens, width = HARDWARE
+    tiled, one_by_one = (100 * one.tiled / max(one.flops, 1) for one in (chunks, steps))
+    parts = {
         "form in chunks": holds(
             "what the recurrence gives, with write strengths and decays",
             unlike_recurrence(),
             EXACT_STEPS,
             at=f"chunks of {', '.join(map(str, CUTS))}",
         ),
-        "most operations in products of matrices": region(
-            (50, 100), {"$N = 4,096$, $K = V = 64$": round(product_share(), 1)}, unit=" %"
+        f"of its products' FLOPs, in products of matrices with no side below {TILE}": region(
+            (50, 100), {f"$N = {tokens}$, $K = V = {width}$": round(tiled, 1)}, unit=" %"
+        ),
+        "operations one after the other": saves(
+            "fewer than of the recurrence", {"": (chunks.operations, steps.operations)}
         ),
         "operations beyond PyTorch's own": counted({"": 0}, {"": foreign_operations()}),
-        "time over softmax attention's": by_the_clock(),
     }
+    clock = by_the_clock()
+    told = f". Time over that of fused softmax attention: {listing({label: show(x) for label, x in clock.items()})}"
+    return all_of(parts).noting(f"Of the recurrence's products {one_by_one:.0f} % are such{told if clock else ''}")
+
+
+def by_a_linear_system() -> float:
+    """The relative difference of one chunk's answers, from a triangular system for all of its errors at once, and the
+    recurrence's."""
+    q, k, v = operands()
+    errors = torch.linalg.solve_triangular(torch.eye(LENGTH) + (k @ k.T).tril(-1), v, upper=False)
+    return relative_error((q @ k.T).tril() @ errors, as_printed(q, k, v))
+
+
+def without_kernels() -> Finding:
+    """Whether a form without kernels of its own is slower on a GPU than fused softmax attention."""
+    statement = "without kernels in CUDA the form is slower than fused softmax attention"
+    on_gpus = {label: ratio for label, ratio in by_the_clock().items() if " on cpu-" not in label}
+    if not on_gpus:
+        return without_records(statement, "the form in chunks, which has no such kernel, on a GPU")
+    return region((1, inf), on_gpus)
+
+
+@evidence("S3.3k", chapter=CHUNKS)
+def kernels() -> Finding:
+    parts = {
+        "in parallel, by a linear system": holds("what the recurrence gives", by_a_linear_system(), EXACT_STEPS),
+        "needs kernels in CUDA": without_kernels(),
+    }
+    clock = {label: show(ratio) for label, ratio in by_the_clock().items()}
+    told = f"; time over that of fused softmax attention, {listing(clock)}" if clock else ""
+    return all_of(parts).noting(
+        f"The form in chunks runs {foreign_operations()} operations that are not PyTorch's own{told}"
+    )
 
 
 # ------------------------------------------------------------ whether products of transitions are unstable (chapter 12)

@@ -24,15 +24,16 @@ from ortho.theory import robustness, transitions
 from ortho.theory.delta_memory import counter_operands, read_counts
 from ortho.theory.transitions import unit_keys
 from paper import experiments
-from paper.claims.evidence.common import EXACT_STEPS, mean_interval, relative_error, seeded
+from paper.claims.evidence.common import EXACT_STEPS, mean_interval, normal, relative_error, seeded, without_records
 from paper.claims.figures import Interval, outward
 from paper.claims.ledger import evidence
-from paper.claims.rules import all_of, counted, holds, improves, region, untestable
+from paper.claims.rules import all_of, contradiction, counted, holds, improves, region, untestable
 from paper.claims.verdicts import Finding
 from paper.experiments.learning import analysis
 from paper.experiments.learning import study as learning
 from paper.experiments.learning.analysis import Row
 from paper.experiments.statistics import gain
+from paper.tasks.flip_flop import IGNORED, RANGES, TRAINED
 
 CHAPTER = "13-gates-products-losses"
 
@@ -41,6 +42,10 @@ STRENGTH = 1.5
 NEAR = 0.999  # the cosine of keys that are nearly parallel
 MODULUS, NUMBERS = 5, 300
 BEYOND = ("tokens 17 to 32", "tokens 33 to 64", "tokens 65 to 128")  # the lengths of training, which end at 16
+LONGER = ("tokens 41 to 80", "tokens 81 to 160", "tokens 161 to 256")  # of `parity`, which ends at 40
+OVERWRITTEN = tuple(
+    f"{word}, tokens {first} to {last}" for word in IGNORED for first, last in RANGES if first > TRAINED
+)
 LEVEL = 0.05  # the probability that chance shows a gain in any of the settings of an experiment
 
 
@@ -74,14 +79,14 @@ def unlike_vector_gates(attend: Callable[..., Any]) -> float:
     return relative_error(found, transitions.gated_recurrence(**x | {name: unit(x[name]) for name in "qk"}))
 
 
-def bend(*, channels: int | None = None, of_memory: bool = False) -> float:
+def bend(*, channels: int | None = None, gate: Callable[[Tensor], Tensor] | None = None) -> float:
     """How far a step of the source's form is from affine in the memory; with a gate for each channel, or with one that
-    is made of the memory."""
+    is made of the memory's mean."""
     x = gated_operands(channels)
     k, v, gamma, eta = (x[name][0] for name in ("k", "v", "gamma", "eta"))
 
     def step(S: Tensor) -> Tensor:
-        kept = S.mean().sigmoid() if of_memory else gamma
+        kept = gate(S.mean()) if gate else gamma
         return transitions.gated_step(S, k, v, kept, eta)
 
     return transitions.affinity_error(step, *torch.randn(2, WIDTH, WIDTH, generator=seeded(1), dtype=torch.float64))
@@ -104,11 +109,51 @@ def gated() -> Finding:
         ),
         "a step, one gate": holds("affine in the memory, so that steps compose", bend(), EXACT_STEPS),
         "a step, a gate a channel": holds("the same", bend(channels=WIDTH), EXACT_STEPS),
+        "half way between two memories, distance from affine": contradiction(
+            ("computed from the current input or even the current state", round(100 * bend(gate=torch.sigmoid), 1)),
+            ("only on the current input", (0, 100 * EXACT_STEPS)),
+            unit=" %",
+        ),
     }
     return all_of(parts).noting(
-        f"A gate that is made of the memory makes a step that is not affine, by {100 * bend(of_memory=True):.1f} % "
-        f"half way between two memories. A step with $\\gamma = {beyond[0]:g}$, $\\eta = {beyond[1]:g}$ and a unit key "
-        f"{reach}, and {mapped} among Gated DeltaNet's"
+        f"A gate that is linear in the memory makes a step that is quadratic in it, "
+        f"{100 * bend(gate=torch.clone):.1f} % from affine. A step with $\\gamma = {beyond[0]:g}$, "
+        f"$\\eta = {beyond[1]:g}$ and a unit key {reach}, and {mapped} among Gated DeltaNet's"
+    )
+
+
+def kept_across() -> float:
+    """How much an ungated step changes what a memory answers across the key, relatively."""
+    x = gated_operands()
+    S, one = normal(WIDTH, WIDTH, seed=1), torch.tensor(1.0, dtype=torch.float64)
+    k, across = x["k"][0], torch.linalg.qr(x["k"][:1].T, mode="complete").Q[:, 1:].T
+    return relative_error(across @ transitions.gated_step(S, k, x["v"][0], one, one), across @ S)
+
+
+# Where answers may depend on what is to be forgotten, or on all that came before: experiment, the two arms, tests.
+FORGETTING = (
+    ("flip-flop", "gated-delta", "delta", OVERWRITTEN),
+    ("permutations", "gated-delta, beta to 2", "delta, beta to 2", BEYOND),
+    ("parity", "gated-delta, beta to 2", "delta, beta to 2", LONGER),
+)
+
+
+@evidence("S3.3h", chapter=CHAPTER)
+def forgetting() -> Finding:
+    settings = sum(len(tests) for *_, tests in FORGETTING)
+    gains = {
+        f"{experiment}, {label}": more
+        for experiment, fading, plain, tests in FORGETTING
+        for label, more in gained(experiment, fading, plain, tests, of=settings).items()
+    }
+    statement = "right beyond the lengths of training more often with a forget gate"
+    return all_of(
+        {
+            "no forget gate": holds("what is stored across a key stays as it is", kept_across(), EXACT_STEPS),
+            "an explicit one is often better": improves(statement, gains, unit=" %")
+            if gains
+            else without_records(statement, "delta rules with and without gates"),
+        }
     )
 
 
@@ -144,11 +189,12 @@ def miscounted() -> int:
     return int((read_counts(o, MODULUS)[1:] != numbers.cumsum(0) % MODULUS).sum())
 
 
-def gained(experiment: str, better: str, worse: str, tests: Collection[str]) -> dict[str, Interval]:
+def gained(experiment: str, better: str, worse: str, tests: Collection[str], *, of: int = 0) -> dict[str, Interval]:
     """By test and device: how many more answers in a hundred are right in an arm's runs than in the other's.
 
     The intervals, of the exact rank test, hold all at once but for a probability `LEVEL` at either end, which five
-    seeds can reach in up to 12 settings. Arms with fewer runs than `learning.SEEDS` are left out.
+    seeds can reach in up to 12 settings: all of these `of` settings, by default those that are found. Arms with fewer
+    runs than `learning.SEEDS` are left out.
     """
     records = experiments.load(experiment)
     pairs: dict[str, tuple[Row, Row]] = {}
@@ -160,7 +206,7 @@ def gained(experiment: str, better: str, worse: str, tests: Collection[str]) -> 
                 pairs[f"{test} on {device}"] = rows[0], rows[1]
     gains = {}
     for label, (one, other) in pairs.items():
-        low, high = gain(one["correct"], other["correct"], LEVEL / len(pairs))
+        low, high = gain(one["correct"], other["correct"], LEVEL / max(of, len(pairs)))
         gains[label] = outward((100 * low, 100 * high))
     return gains
 
@@ -174,10 +220,38 @@ def more_right(statement: str, experiment: str, better: str, worse: str, tests: 
     return improves(statement, gains, unit=" %")
 
 
+def widened() -> dict[str, Interval]:
+    """By how many per cent the memory of a layer has more numbers than that of one head with one key a token."""
+    kinds = {"16 heads": (16, "delta"), "DeltaProduct, one head": (1, "delta-product")}
+    one = layer(1, 1, 1024, 1, attention="delta").state_bytes
+    found = {label: layer(1, 1, 1024, H, attention=name).state_bytes for label, (H, name) in kinds.items()}
+    return {label: (100 * (size / one - 1),) * 2 for label, size in found.items()}
+
+
+def asymmetry() -> float:
+    """How far the matrix by which a token of DeltaProduct multiplies the memory is from symmetric, relatively."""
+    beta = torch.full((2,), STRENGTH, dtype=torch.float64)
+    A = transitions.transition("in turn", transitions.pair(0.5), beta)
+    return relative_error(A.T, A)
+
+
+def replaced_value() -> float:
+    """The relative error of a memory's answer at a key that gets a second value, by sums of $U_t V_t^T$ made of each
+    token alone."""
+    k, values = unit_keys(1, WIDTH, generator=seeded()), normal(2, WIDTH, seed=1)
+    return relative_error(k @ (k.T @ values[:1] + k.T @ values[1:]), values[1:])
+
+
 @evidence("S3.3c", chapter=CHAPTER)
 def higher_rank() -> Finding:
     parts = {
-        "DeltaProduct": holds("what a token adds has the rank of its keys, 2", surplus_rank(), EXACT_STEPS),
+        "heads widen the memory": improves("more numbers than one head's", widened(), unit=" %"),
+        "DeltaProduct goes that way": holds(
+            "a token multiplies the memory by a symmetric matrix, as in each head",
+            asymmetry(),
+            EXACT_STEPS,
+        ),
+        "several keys a token": holds("what a token adds has the rank of its keys, 2", surplus_rank(), EXACT_STEPS),
         f"stable, $\\beta = {STRENGTH:g}$: norm of what the memory is multiplied by": region((0, 1), norms()),
         f"running sums modulo {MODULUS} that two keys a token get wrong, of {NUMBERS}": counted(
             {"": 0}, {"": miscounted()}
@@ -191,10 +265,10 @@ def higher_rank() -> Finding:
         ),
     }
     one, two = (layer(1, 4096, 1024, 16, attention=name, causal=True).forward for name in ("delta", "delta-product"))
-    heads = [layer(1, 1, 1024, H, attention="delta").state_bytes for H in (1, 16)]
     return all_of(parts).noting(
-        f"A layer of 16 heads, $d = 1,024$, takes {two / one:.2f} times the FLOPs with two keys a token. Heads divide "
-        f"the memory: 16 of them hold {heads[1] / heads[0]:.4g} of the numbers that one holds"
+        f"A layer of 16 heads, $d = 1,024$, takes {two / one:.2f} times the FLOPs with two keys a token. If $U_t$ and "
+        f"$V_t$ are made of the token alone nothing is erased: the answer at a key that gets a second value is off by "
+        f"{100 * replaced_value():.0f} %"
     )
 
 
@@ -264,11 +338,42 @@ def excess(delta: float = 0.2, eta: float = 0.5) -> float:
     return float((lengths / (eta * delta) - 1).max())
 
 
+def unlike_normal_errors() -> float:
+    """The relative difference of the squared loss's derivative and that of the negative logarithm of a normal density
+    of variance 1 around the values."""
+    p, v = normal(2, COUNT, PAIR_WIDTH)
+    p.requires_grad_()
+    (wanted,) = torch.autograd.grad(-torch.distributions.Normal(v, 1.0).log_prob(p).sum(), p)
+    return relative_error(Squared().gradient(p.detach(), v), wanted)
+
+
+def with_outliers() -> dict[str, Interval]:
+    """By how many per cent Huber's losses err less than the squared one, by loss and by outliers."""
+    return {
+        f"{name}, {100 * share:g} % of length {size:g}": saved(loss, share, size)
+        for name, loss in ROBUST.items()
+        for share, size in OUTLIERS
+    }
+
+
+@evidence("S3.3l", chapter=CHAPTER)
+def normal_errors() -> Finding:
+    parts = {
+        "the squared loss": holds(
+            "that of the likeliest memory under normal errors", unlike_normal_errors(), EXACT_STEPS
+        ),
+        "others may be better": improves(
+            "Huber's error is below its own, errors not normal", with_outliers(), unit=" %"
+        ),
+    }
+    return all_of(parts).noting(
+        "Least squares needs no normal errors to be unbiased, nor to be the best linear estimate (Gauss and Markov); "
+        "under normal ones it is the likeliest"
+    )
+
+
 @evidence("S3.3g", chapter=CHAPTER)
 def losses() -> Finding:
-    settings = [(name, loss, *outliers) for name, loss in ROBUST.items() for outliers in OUTLIERS]
-    labels = [f"{name}, {100 * share:g} % of length {size:g}" for name, _, share, size in settings]
-    gains = {label: saved(*setting[1:]) for label, setting in zip(labels, settings, strict=True)}
     clean = {
         name: 100 * float((regression(loss, 0.0, 1.0) / regression(Squared(), 0.0, 1.0) - 1).mean())
         for name, loss in ROBUST.items()
@@ -278,7 +383,7 @@ def losses() -> Finding:
         "one token": holds(
             "the norm form moves the memory by $\\eta \\delta \\lvert k \\rvert$ at most", excess(), EXACT_STEPS
         ),
-        "with outliers": improves("Huber's error is below that of the squared loss", gains, unit=" %"),
+        "with outliers": improves("Huber's error is below that of the squared loss", with_outliers(), unit=" %"),
         "contrastive": improves("retrieves more pairs than the squared loss", found, unit=" %"),
     }
     return all_of(parts).noting(

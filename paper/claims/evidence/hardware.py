@@ -1,5 +1,6 @@
 """S1, sections 2.1, 3.1, 3.2 and 4.1: tiles, decoding with a cache, recomputation, and mixtures of experts."""
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -46,11 +47,16 @@ def away(*, is_causal: bool) -> float:
 
 @cache
 def largest(form: str) -> int:
-    """Numbers of the largest tensor that is made, forward and backward, in float32."""
+    """Numbers of the largest tensor that a form of softmax attention makes, forward and backward, in float32."""
+    return largest_tensor(FORMS[form])
+
+
+def largest_tensor(attend: Callable[..., Any]) -> int:
+    """The same of any attention."""
     q, k, v = torch.zeros(3, 1, TOKENS, WIDTH).unbind()
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     with Allocations() as memory:
-        o: Any = FORMS[form](*leaves)
+        o: Any = attend(*leaves)
         torch.autograd.grad(o.sum(), leaves)
     return memory.largest // 4
 

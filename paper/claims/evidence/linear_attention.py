@@ -23,12 +23,25 @@ from ortho.cost.big_o import H, N, d, m
 from ortho.theory import associativity, kernels
 from ortho.theory.associativity import Matrix, left_first, product, product_flops, right_first
 from paper import experiments
-from paper.claims.evidence import lookup
-from paper.claims.evidence.common import EXACT, IN_N, SOME, normal, orders, relative_error, seeded
+from paper.claims.evidence import hardware, lookup
+from paper.claims.evidence.combinations import KERNELS
+from paper.claims.evidence.common import (
+    EXACT,
+    IN_N,
+    SOME,
+    mean_interval,
+    normal,
+    orders,
+    relative_error,
+    saves,
+    seeded,
+    without_records,
+)
 from paper.claims.figures import show
 from paper.claims.ledger import evidence
-from paper.claims.rules import all_of, counted, growth, holds, improves, mended, region, untestable
+from paper.claims.rules import all_of, contradiction, counted, growth, holds, improves, mended, region, untestable
 from paper.claims.verdicts import Finding, Parts
+from paper.experiments.learning import images
 from paper.experiments.speed import attention_analysis as attention_rows
 from paper.experiments.speed.analysis import Row
 
@@ -36,7 +49,9 @@ CHAPTER = "07-linear-attention"
 
 TOKENS, WIDTH = 64, 16
 HEAD = MECHANISMS["linear"].cost(1, N, 1, d, d)
+SOFTMAX = MECHANISMS["softmax"].cost(1, N, 1, d, d, form="reference")
 PRODUCTS = associativity.flops(N, d, N, d)  # of (Q K^T) V and of Q (K^T V)
+NARROW = 64  # d, where lengths are compared with it
 
 # ----------------------------------------------------------------------------------------------- the reordered products
 
@@ -157,12 +172,95 @@ def two_products() -> Finding:
     )
 
 
+def entry_operations(length: int) -> dict[str, int]:
+    """Multiplications and additions of an inner product of this length."""
+    one, other = (sympy.symbols(f"{name}:{length}") for name in "ab")
+    ((entry,),) = product((one,), associativity.transpose((other,)))
+    operations = sympy.count_ops(entry, visual=True)
+    counts = {"multiplications": "MUL", "additions": "ADD"}
+    return {name: int(operations.coeff(sympy.Symbol(symbol))) for name, symbol in counts.items()}
+
+
+@evidence("S3.1c", chapter=CHAPTER)
+def entries_of_the_products() -> Finding:
+    q, k, v = normal(3, TOKENS, WIDTH)
+    P = k.mT @ v
+    by_tokens = {"multiplications": TOKENS, "additions": TOKENS - 1}
+    by_width = {"multiplications": WIDTH, "additions": WIDTH - 1}
+    parts = {
+        "numbers in": counted(
+            {"a column of $K$": TOKENS, "a row of $V$": TOKENS, "a row of $Q$": WIDTH, "a column of $P$": WIDTH},
+            {
+                "a column of $K$": k[:, 0].numel(),
+                "a row of $V$": v[0].numel(),
+                "a row of $Q$": q[0].numel(),
+                "a column of $P$": P[:, 0].numel(),
+            },
+        ),
+        "for an entry of $P$": counted(by_tokens, entry_operations(k[:, 0].numel())),
+        "for an entry of $Q P$": counted(by_width, entry_operations(q[0].numel())),
+        "entries": counted({"$P$": WIDTH**2, "$Q P$": TOKENS * WIDTH}, {"$P$": P.numel(), "$Q P$": (q @ P).numel()}),
+    }
+    return all_of(parts).noting(
+        f"$n = {TOKENS}$, $d = {WIDTH}$. An entry of $P$ is the inner product of a column of $K$ and a column of $V$"
+    )
+
+
+@evidence("S3.1d", chapter=CHAPTER)
+def standard_steps() -> Parts:
+    return orders(
+        {
+            "$Q K^\\top$": ("N^2*d", product_flops(N, d, N)),
+            "softmax": ("N^2", SOFTMAX.elementwise_forward),
+            "$A' V$": ("N^2*d", product_flops(N, N, d)),
+            "both products": ("N^2*d", SOFTMAX.forward),
+            "in $N$": ("N^2", SOFTMAX.forward, "d"),
+        }
+    )
+
+
+def multiplied(scores: Tensor, mask: Tensor) -> Tensor:
+    """The source's $A \\odot M$."""
+    return scores * mask
+
+
+def left_on_hidden() -> float:
+    """The share of the weight, in the mean over queries, that lies on keys where a causal mask M of ones and zeros
+    has zeros."""
+    q, k, _ = normal(3, TOKENS, WIDTH) / WIDTH**0.25  # scores of standard deviation 1
+    mask = torch.ones(TOKENS, TOKENS, dtype=q.dtype).tril()
+    return float((multiplied(q @ k.mT, mask).softmax(-1) * (1 - mask)).sum(-1).mean())
+
+
+@evidence("S3.1e", chapter=CHAPTER)
+def multiplied_mask() -> Finding:
+    left = left_on_hidden()
+    return holds("a key that the mask hides has no weight", left, EXACT, at=f"{TOKENS} normal tokens, causal").noting(
+        f"A score of 0 is a score like others, with the weight $e^0 = 1$ before the division: {100 * left:.0f} % of "
+        "all weight lies on hidden keys. A mask is added, as $-\\infty$"
+    )
+
+
+@evidence("S3.1f", chapter=CHAPTER)
+def stored_matrix() -> Finding:
+    pairs, widest = hardware.TOKENS**2, hardware.TOKENS * hardware.WIDTH
+    linear = hardware.largest_tensor(MECHANISMS["linear"].fast)
+    parts = {
+        "softmax attention must compute a score of each pair": growth("N^2*d", SOFTMAX.forward),
+        "and store them: numbers of the largest tensor": region((pairs, inf), {"in tiles": hardware.largest("tiles")}),
+        "linear attention, numbers of the largest tensor": region((0, widest), {"the form from the right": linear}),
+    }
+    return all_of(parts).noting(
+        f"$n = {hardware.TOKENS:,}$, $d = {hardware.WIDTH}$, forward and backward. The definition of softmax attention "
+        f"makes a tensor of {hardware.largest('reference'):,} numbers; tiles give the same outputs"
+    )
+
+
 @evidence("S3.1b", chapter=CHAPTER)
 def twice_the_length() -> Finding:
-    standard = MECHANISMS["softmax"].cost(1, N, 1, d, d, form="reference").forward
     layers = {name: layer(1, N, d, H, attention=name).forward for name in ("softmax", "linear")}
     return counted(
-        {"standard": 4, "linear": 2}, {"standard": doubling(standard), "linear": doubling(HEAD.forward)}
+        {"standard": 4, "linear": 2}, {"standard": doubling(SOFTMAX.forward), "linear": doubling(HEAD.forward)}
     ).noting(
         f"These are the products of the attention itself. With the projections a standard layer becomes "
         f"{show(doubling(layers['softmax']))} times as costly, between 2 for short sequences and 4 for long ones, "
@@ -201,6 +299,24 @@ def recurrence() -> Finding:
         ),
     }
     return all_of(parts).noting(f"A step takes fewer FLOPs than one of softmax attention from $t >$ {show(first)} on")
+
+
+def lower(left: Any, right: Any, *lengths: int) -> dict[str, tuple[int, int]]:
+    """The second closed form beside the first, at these lengths and the width `NARROW`."""
+    sizes = ({N: length, d: NARROW} for length in lengths)
+    return {f"{at[N]:,} tokens": (int(right.subs(at)), int(left.subs(at))) for at in sizes}
+
+
+@evidence("S3.2c", chapter=CHAPTER)
+def fewer_steps() -> Parts:
+    by_sum = product_flops(1, d, N) + product_flops(1, N, d)  # N is t: as many keys, and as many values
+    state = HEAD.decode
+    at = NARROW // 2, NARROW, 2 * NARROW, 16 * NARROW
+    return {
+        **orders({"by the sum": ("N*d", by_sum), "by the state": ("d^2", state)}),
+        f"for one token, $d = {NARROW}$": saves("fewer FLOPs by the state", lower(by_sum, state, *at)),
+        f"for all tokens, $d = {NARROW}$": saves("fewer FLOPs than $O(n^2 d)$", lower(SOFTMAX.forward, N * state, *at)),
+    }
 
 
 # --------------------------------------------------------------------------------------------------------- feature maps
@@ -451,20 +567,6 @@ def heads_of_8(tokens: int = 32) -> tuple[Tensor, ...]:
     return normal(3, 1, tokens, 8).unbind()
 
 
-def negative_weights() -> int:
-    """How many weights below 0 the non-negative activations give to all pairs of normal tokens."""
-    q, k, _ = heads_of_8()
-    return sum(int((kernel_weights(activation, q, k) < 0).sum()) for activation in (EluPlusOne(), Relu(), Exp()))
-
-
-@evidence("S4.2a", chapter=CHAPTER)
-def without_softmax() -> Parts:
-    return {
-        **orders({"with softmax": ("N^2*d", PRODUCTS.left), "without": ("N*d^2", HEAD.forward)}),
-        "weights below 0 with elu + 1, ReLU and exp": counted({"": 0}, {"": negative_weights()}),
-    }
-
-
 def printed_code(q: Tensor, k: Tensor, v: Tensor, kv_mask: Tensor | None = None, *, axes: str = "b") -> Tensor:
     """The source's function: q, k, v (B, N, K), kv_mask (B, N).
 
@@ -513,6 +615,19 @@ def run_printed_code(hidden: int = 8) -> Printed:
     )
 
 
+@evidence("S4.2a", chapter=CHAPTER)
+def without_softmax() -> Parts:
+    lengths = NARROW // 4, NARROW, 4 * NARROW, 64 * NARROW
+    return {
+        **orders({"with softmax": ("N^2*d", PRODUCTS.left), "without": ("N*d^2", HEAD.forward)}),
+        f"lower, $d = {NARROW}$": saves("fewer FLOPs without", lower(PRODUCTS.left, HEAD.forward, *lengths)),
+        "weights below 0": contradiction(
+            ("non-negative activations in place of softmax", 0),
+            ("q = torch.softmax(q, dim=-1), and k as it is", run_printed_code().negative),
+        ),
+    }
+
+
 def _difference(one: Any, other: Any) -> float:
     """Relative, and infinite if it is no number."""
     found = relative_error(one, other)
@@ -532,6 +647,24 @@ def linear_attn() -> Finding:
         "products; here they have it too. With softmax over positions for the keys, as Shen et al. (2021) have it, "
         "all three hold"
     )
+
+
+# ------------------------------------------------------------------------------------------------ S4: where it is used
+
+CHANCE = 0.1  # of ten digits
+
+
+@evidence("S4.2c", chapter=CHAPTER)
+def on_images() -> Finding:
+    records, gains = experiments.load("images"), {}
+    for device in experiments.by_device(records):
+        for arm, runs in images.by_arm(records, device).items():
+            if arm in KERNELS:
+                right = torch.tensor(runs.values["correct"], dtype=torch.float64)
+                gains[f"{arm} on {device}"] = mean_interval(100 * (right - CHANCE))
+    if not gains:
+        return without_records("images are classified", "kernels on images")
+    return improves("images are classified by such attention better than by chance", gains, unit=" % of the digits")
 
 
 # ---------------------------------------------------------------------------- S4: without matrix products, by the clock

@@ -14,15 +14,15 @@ from torch import Tensor
 
 from ortho.attention.operands import unit
 from ortho.attention.positions.alibi import alibi_attention_reference, slopes
-from ortho.attention.positions.path_attention import Reflections, reflected_scores
+from ortho.attention.positions.path_attention import Reflections, path_attention_reference, reflected_scores
 from ortho.attention.positions.position_delta import position_delta_attention_reference
 from ortho.attention.recurrent.delta import delta_rule_reference
 from paper.claims.evidence.common import normal, relative_error
+from paper.claims.evidence.gates_and_losses import OVERWRITTEN as BEYOND
 from paper.claims.evidence.gates_and_losses import more_right
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, holds, region
-from paper.claims.verdicts import Finding
-from paper.tasks.flip_flop import IGNORED, RANGES, TRAINED
+from paper.claims.verdicts import Finding, Parts
 
 CHAPTER = "14-positions"
 
@@ -32,7 +32,6 @@ LENGTH, WIDTH, INPUT = 40, 4, 16
 # up to 10.
 EXACT = 1e-11
 SHARES = (1, 100)  # per cent: the source says that the bias is dynamic, but not how much of it
-BEYOND = tuple(f"{word}, tokens {first} to {last}" for word in IGNORED for first, last in RANGES if first > TRAINED)
 
 
 def gates(x: Tensor) -> dict[str, Tensor]:
@@ -95,6 +94,49 @@ def changed(of: str) -> float:
     one, other = (bias(**gates(x)) for x in made)
     below = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(-1)
     return round(100 * float(((one - other).abs() > EXACT)[below].double().mean()), 1)
+
+
+def unlike_path() -> float:
+    """The relative difference of PaTH's weights and those of scores that a delta rule gives.
+
+    The score of token i at key j is what its query reads from a memory that holds key j alone, after the tokens between
+    have erased by their directions and written nothing.
+    """
+    q, k = normal(2, LENGTH, WIDTH, seed=3)
+    made = gates(normal(LENGTH, INPUT, seed=2))
+    w, beta = made["directions"], made["beta"]
+    scores = torch.diag((q * k).sum(-1))
+    for j in range(LENGTH - 1):
+        behind, empty = slice(j + 1, None), torch.zeros(LENGTH - 1 - j, 1, dtype=q.dtype)
+        held = (k[j][:, None],)
+        options: dict[str, Any] = {"beta": beta[behind], "normalise": False, "is_causal": True, "initial_state": held}
+        read: Any = delta_rule_reference(q[behind], unit(w[behind]), empty, **options)
+        scores[behind, j] = read[:, 0]
+    future = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+    expected = (scores / sqrt(WIDTH)).masked_fill(future, -torch.inf).softmax(-1)
+    return relative_error(weights(path_attention_reference, q=q, k=k, directions=w, beta=beta), expected)
+
+
+def moved_by_content() -> float:
+    """How many of PaTH's weights on earlier tokens are others if only its directions are made of another input, in per
+    cent."""
+    q, k = normal(2, LENGTH, WIDTH, seed=3)
+    made = (gates(x) for x in normal(2, LENGTH, INPUT, seed=5))
+    one, other = (
+        weights(path_attention_reference, q=q, k=k, **{name: x[name] for name in ("directions", "beta")}) for x in made
+    )
+    below = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(-1)
+    return round(100 * float(((one - other).abs() > EXACT)[below].double().mean()), 1)
+
+
+@evidence("S3.3j", chapter=CHAPTER)
+def delta_rule_in_positions() -> Parts:
+    return {
+        "PaTH's scores": holds("what a delta rule reads, tokens between erasing", unlike_path(), EXACT),
+        "made of the content, weights that other directions change": region(
+            SHARES, {"": moved_by_content()}, unit=" %"
+        ),
+    }
 
 
 @evidence("S3.3d", chapter=CHAPTER)

@@ -4,7 +4,9 @@ S1, sections 2.3, 2.4 and 4.2; S2, section 2.3; S4, on sparse attention. Orders 
 are longer, by m tokens, than what a query reaches.
 """
 
+from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -13,6 +15,8 @@ import torch
 from torch import Tensor
 
 from ortho.attention import MECHANISMS
+from ortho.attention.selected.importance import importance_mask
+from ortho.attention.selected.top_k import top_k_mask
 from ortho.attention.sparse.dilated import Dilated, LocalDilated
 from ortho.attention.sparse.global_local import GlobalLocal
 from ortho.attention.sparse.pattern import Pattern, pattern_attention, pattern_attention_reference, pattern_cost
@@ -23,7 +27,9 @@ from ortho.cost.counting import count_forward
 from ortho.theory.reachability import layers_to_reach, reached
 from paper import experiments
 from paper.claims import figures
-from paper.claims.evidence.common import EXACT, IN_N, normal, relative_error, seeded
+from paper.claims.evidence import dynamic_sparsity, hardware
+from paper.claims.evidence.common import EXACT, IN_N, normal, relative_error, saves
+from paper.claims.evidence.dynamic_sparsity import INPUTS
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, contradiction, counted, growth, holds, mended, region, untestable
 from paper.claims.verdicts import Finding, Parts
@@ -343,6 +349,13 @@ FAR = 16  # k
 # Width 16 is enough to count products, whose number is in proportion to it.
 COUNTED, WIDTH = 512, 16
 PATTERNS: dict[str, Pattern] = {"window of 64": Window(64), "local and dilated, $k = 16$": LocalDilated(16)}
+Choice = Callable[[Tensor, Tensor], Tensor]
+# Sparse attention that looks at queries and keys, each with 16 keys a query at most.
+CHOSEN: dict[str, Choice] = {
+    "top-k": partial(top_k_mask, count=16, is_causal=True),
+    "by importance of keys": partial(importance_mask, count=16, is_causal=True),
+}
+LOCAL = "drifting"  # of the inputs of chapter 16, that in which tokens near in position are alike
 
 
 def _distance(n: int) -> Tensor:
@@ -364,7 +377,8 @@ def printed_rule() -> Finding:
     meant, printed = as_meant(TOKENS, FAR), as_printed(TOKENS, FAR)
     multiples = _distance(TOKENS) % FAR == 0
     parts = {
-        "self-attention": growth("N^2", MECHANISMS["softmax"].cost(1, N, 1, d, d).forward, held=("d",)),
+        "self-attention": growth("N^2", MECHANISMS["softmax"].cost(1, N, 1, d, d).forward, settings=IN_N),
+        "numbers of the matrix": counted({"": hardware.TOKENS**2}, {"": hardware.largest("reference")}),
         f"of $N = {TOKENS}$, $k = {FAR}$, at multiples of $k$": contradiction(
             ("dilated and local attention combined", int((meant & multiples).sum())),
             ("multiples of k set to 0", int((printed & multiples).sum())),
@@ -377,15 +391,20 @@ def printed_rule() -> Finding:
     )
 
 
-def depends_on_input(pattern: Pattern, n: int = 64) -> int:
-    """In how many pairs the weights of two inputs differ in whether they are 0."""
-    generator = seeded()
-    supports = []
-    for _ in range(2):
-        q, k = torch.randn(2, n, 8, generator=generator)
-        weights: Any = pattern_attention(q, k, torch.eye(n), pattern=pattern)
-        supports.append(weights > 0)
-    return int((supports[0] != supports[1]).sum())
+def pattern_weights(pattern: Pattern) -> Choice:
+    """Where the weights of attention by a pattern are not 0."""
+
+    def support(q: Tensor, k: Tensor) -> Tensor:
+        weights: Any = pattern_attention(q, k, torch.eye(len(k), dtype=q.dtype), pattern=pattern)
+        return weights > 0
+
+    return support
+
+
+def depends_on_input(choose: Choice, n: int = 128) -> int:
+    """In how many pairs the choices for two inputs differ."""
+    first, second = normal(2, 2, n, 8)
+    return int((choose(*first) != choose(*second)).sum())
 
 
 def products(pattern: Pattern, form: str) -> Fraction:
@@ -396,29 +415,48 @@ def products(pattern: Pattern, form: str) -> Fraction:
     return Fraction(flops, count_forward(MECHANISMS["softmax"].reference, q, k, v)[0])
 
 
-def timed() -> dict[str, float]:
-    """How many times as long a window takes as a mask for the fused attention than in parts, by device and length."""
+def timed() -> dict[str, tuple[float, float]]:
+    """Seconds of a window in parts, and as a mask for the fused attention, by device and length."""
     found = {}
     for device, lines in attention_rows.curves(experiments.load("pattern-speed"), "patterns").items():
         if {"sdpa masked", "window"} <= lines.keys():
             by_parts = {row["N"]: row["seconds"][1] for row in lines["window"]}
             for row in lines["sdpa masked"]:
                 if row["N"] in by_parts:
-                    found[f"$N = {row['N']:,}$ on {device}"] = round(row["seconds"][1] / by_parts[row["N"]], 1)
+                    found[f"$N = {row['N']:,}$ on {device}"] = by_parts[row["N"]], row["seconds"][1]
     return found
 
 
 @evidence("S4.1b", chapter=CHAPTER)
 def by_hand_and_made_for_it() -> Parts:
+    written = {name: depends_on_input(pattern_weights(pattern)) for name, pattern in PATTERNS.items()}
+    chosen = {name: depends_on_input(choose) for name, choose in CHOSEN.items()}
     clock = timed()
-    measured = {"time by a mask over that in parts": region((1, inf), clock)} if clock else {}
+    measured = {"less time in parts than by a mask": saves("less time", clock)} if clock else {}
     return {
-        "kept pairs that differ between two inputs": counted(
-            dict.fromkeys(PATTERNS, 0), {name: depends_on_input(p) for name, p in PATTERNS.items()}
-        ),
+        "chosen by hand: kept pairs that another input changes": region((0, 0), written | chosen),
         "products under a mask, over all": counted(
             dict.fromkeys(PATTERNS, 1), {name: products(p, "mask") for name, p in PATTERNS.items()}
         ),
-        "in parts": region((0, 1), {name: round(float(products(p, "parts")), 3) for name, p in PATTERNS.items()}),
+        "in parts": saves("fewer products", {name: (products(p, "parts"), 1) for name, p in PATTERNS.items()}),
         **measured,
     }
+
+
+@evidence("S4.1c", chapter=CHAPTER)
+def efficient_where_local() -> Finding:
+    held = {
+        kind: round(100 * float(dynamic_sparsity.held(dynamic_sparsity.by_window, kind).mean()), 1) for kind in INPUTS
+    }
+    width = dynamic_sparsity.WINDOW
+    parts = {
+        "fewer products": saves(
+            "than dense attention", {name: (products(p, "parts"), 1) for name, p in PATTERNS.items()}
+        ),
+        f"softmax's weight on the last {width} keys, where near tokens are alike": region(
+            (50, 100), {LOCAL: held.pop(LOCAL)}, unit=" %"
+        ),
+    }
+    return all_of(parts).noting(
+        f"Where it is elsewhere, these keys hold less: {figures.listing({kind: f'{x} %' for kind, x in held.items()})}"
+    )

@@ -1,0 +1,98 @@
+"""A window and global tokens, which have projections of their own (Longformer)."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from ortho import _checks
+from ortho._checks import checked
+from ortho._typing import Bool, Float, State, Tensor
+from ortho._weights import new_bias, new_weight, split_heads
+from ortho.attention import FORMS, MECHANISMS
+from ortho.attention.sparse.global_local import GlobalKeys
+from ortho.attention.sparse.pattern import pattern_attention, pattern_attention_reference
+from ortho.projections import LearnedProjection
+
+__all__ = ["LongformerAttention"]
+
+
+class LongformerAttention(nn.Module):
+    """`GlobalLocal(width, tokens)` in which the first `tokens` are projected by weights of their own when they attend.
+
+    Their queries, and the keys and values that these read of all tokens, come from `projection_global` and
+    `weight_v_global`; all other rows, and what they read of the global tokens, from `projection` and `weight_v`. The
+    former begin with the values of the latter, so that a new layer gives what a `MultiheadAttention` over that pattern
+    does. There are 7 d^2 weights. Calls are not causal, as an encoder's are.
+
+    Source: Beltagy et al. 2020, arXiv:2004.05150, section 3.1, "Linear Projections for Global Attention".
+
+    Raises TypeError or ValueError, naming the argument, for sizes below 1, an unknown form, and heads that do not
+    divide d_model.
+    """
+
+    @checked
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        width: int = 256,
+        tokens: int = 16,
+        bias: bool = False,
+        form: str = "fast",
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.form = _checks.one_of("form", form, FORMS)
+        kind: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
+        self.projection = LearnedProjection(d_model, num_heads, bias=bias, **kind)
+        self.d_model, self.num_heads, self.pattern = d_model, num_heads, GlobalKeys(width, tokens)
+        self.weight_v, self.weight_o = (new_weight(d_model, d_model, **kind) for _ in range(2))
+        self.bias_v, self.bias_o = (new_bias(w) if bias else None for w in (self.weight_v, self.weight_o))
+        self.projection_global = copy.deepcopy(self.projection)
+        self.weight_v_global, self.bias_v_global = copy.deepcopy((self.weight_v, self.bias_v))
+
+    @checked(shapes=False)
+    def forward(
+        self,
+        x: Float[Tensor, "B N d"],
+        *,
+        attn_mask: Bool[Tensor, "..."] | None = None,
+        key_padding_mask: Bool[Tensor, "B N"] | None = None,
+        is_causal: bool = False,
+        initial_state: State | None = None,
+        return_state: bool = False,
+    ) -> Float[Tensor, "B N d"]:
+        """x (B, N, d) -> (B, N, d). The masks, and what is raised for bad ones, are those of `MultiheadAttention`.
+
+        Raises ValueError for a causal call and for a state: the first tokens would see none but each other.
+        """
+        _checks.sequence("x", x, self.weight_v)
+        for name, given in {"is_causal": is_causal, "return_state": return_state}.items():
+            if given:
+                raise ValueError(f"{name}: expected False, since global tokens see the whole sequence, got {given}")
+        if initial_state is not None:
+            got = _checks.describe(initial_state)
+            raise ValueError(f"initial_state: expected None, since global tokens see the whole sequence, got {got}")
+        N, first = x.shape[1], min(self.pattern.tokens, x.shape[1])
+        mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, N, N)
+        q, k = self.projection_global(x[:, :first].contiguous(), x)
+        v = split_heads(linear(x, self.weight_v_global, self.bias_v_global), self.num_heads)
+        rows = mask if mask is None or mask.dim() < 2 or mask.shape[-2] == 1 else mask[..., :first, :]
+        outputs = [MECHANISMS["softmax"].form(self.form)(q, k, v, attn_mask=rows)]
+        if first < N:
+            attend = pattern_attention if self.form == "fast" else pattern_attention_reference
+            q, k = self.projection(x)
+            v = split_heads(linear(x, self.weight_v, self.bias_v), self.num_heads)
+            o: Any = attend(q, k, v, pattern=self.pattern, attn_mask=mask)
+            outputs.append(o[:, :, first:])
+        o = torch.cat(outputs, 2)  # (B, H, N, K)
+        return linear(o.transpose(1, 2).flatten(2), self.weight_o, self.bias_o)
+
+    def extra_repr(self) -> str:
+        return f"d_model={self.d_model}, num_heads={self.num_heads}, pattern={self.pattern}, form={self.form!r}"

@@ -1,0 +1,153 @@
+"""Global tokens with projections of their own: by definition, as the pattern at first, who reads what, cost."""
+
+import copy
+
+import pytest
+import torch
+from counted import assert_declared
+from torch import nn
+
+from ortho import LongformerAttention, MultiheadAttention, TextEncoder
+from ortho.attention import FORMS
+from ortho.attention.sparse.global_local import GlobalKeys, GlobalLocal
+from ortho.attention.sparse.pattern import pattern_attention, pattern_attention_reference
+from ortho.cost.layers import longformer_layer
+
+D, H, K, WIDTH, TOKENS = 12, 3, 4, 4, 5
+# Sums of some dozens of products of numbers near 1, in another order: each is rounded to eps.
+TOLERANCE = {"rtol": 0, "atol": 1e3 * torch.finfo(torch.float64).eps}
+
+
+def make(form="fast", bias=True, different=True):
+    """A layer, whose global weights are by default no longer those that it began with."""
+    generator = torch.Generator().manual_seed(0)
+    kind = {"bias": bias, "form": form, "dtype": torch.float64, "generator": generator}
+    layer = LongformerAttention(D, H, width=WIDTH, tokens=TOKENS, **kind)
+    if different:
+        for p in layer.parameters():
+            nn.init.normal_(p, std=D**-0.5, generator=generator)
+    return layer
+
+
+def inputs(length, seed=1):
+    return torch.randn(2, length, D, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def by_rows(layer, x, mask):
+    """One query of one head at a time: the first tokens by global weights over all keys, others by the rest."""
+    heads = torch.zeros(*x.shape, dtype=x.dtype)
+    for i in range(x.shape[1]):
+        end = "_global" if i < TOKENS else ""
+        made, weight, bias = (getattr(layer, f"{name}{end}") for name in ("projection", "weight_v", "bias_v"))
+        keys = [j for j in range(x.shape[1]) if i < TOKENS or j < TOKENS or abs(i - j) < WIDTH]
+        q = x[:, i] @ made.weight_q.T + made.bias_q
+        k, v = x[:, keys] @ made.weight_k.T + made.bias_k, x[:, keys] @ weight.T + bias
+        for h in range(H):
+            own = slice(h * K, (h + 1) * K)
+            scores = (k[..., own] @ q[:, own, None])[..., 0] / K**0.5
+            weights = scores.masked_fill(~mask[:, i, keys], -torch.inf).softmax(-1)
+            heads[:, i, own] = (weights[:, None] @ v[..., own])[:, 0]
+    return heads @ layer.weight_o.T + layer.bias_o
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("length", [3, TOKENS, TOKENS + 1, 23])
+@pytest.mark.parametrize("masked", ["", "pairs", "keys"])
+def test_definition_and_gradients(form, length, masked):
+    layer, x = make(form), inputs(length).requires_grad_()
+    mask, call = torch.ones(2, length, length, dtype=torch.bool), {}
+    if masked == "pairs":
+        mask = torch.rand(2, length, length, generator=torch.Generator().manual_seed(2)) < 0.7
+        mask |= torch.eye(length, dtype=torch.bool)
+        call = {"attn_mask": mask[:, None]}
+    elif masked:
+        call = {"key_padding_mask": torch.arange(length).expand(2, -1) >= length - 1}
+        mask = mask & ~call["key_padding_mask"][:, None]
+    operands = [x, *layer.parameters()]
+    found, wanted = layer(x, **call), by_rows(layer, x, mask)
+    torch.testing.assert_close(found, wanted, **TOLERANCE)
+    pairs = zip(
+        *(torch.autograd.grad(y.square().sum(), operands, allow_unused=True) for y in (found, wanted)), strict=True
+    )
+    for got, expected in pairs:
+        assert (got is None) == (expected is None)
+        if got is not None:
+            torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)  # of squares of some dozen
+
+
+def test_a_new_layer_is_the_pattern():
+    """Global weights begin as the others, and are parameters of their own: 7 d^2 in all."""
+
+    class Attend(nn.Module):
+        def forward(self, q, k, v, *, attn_mask=None, **_):
+            return pattern_attention(q, k, v, pattern=GlobalLocal(WIDTH, TOKENS), attn_mask=attn_mask)
+
+    layer, x = make(bias=False, different=False), inputs(20)
+    plain = MultiheadAttention(D, H, attention=Attend(), dtype=torch.float64)
+    own = {name: value for name, value in layer.state_dict().items() if "global" not in name}
+    plain.load_state_dict(own)
+    torch.testing.assert_close(layer(x), plain(x), **TOLERANCE)
+    assert sum(p.numel() for p in layer.parameters()) == 7 * D**2
+
+
+@pytest.mark.parametrize("part", ["projection_global.weight_q", "projection_global.weight_k", "weight_v_global"])
+def test_global_weights_reach_the_rows_of_global_tokens_alone(part):
+    layer, x = make(), inputs(20)
+    before = layer(x)
+    layer.get_parameter(part).data.mul_(2)
+    moved = (layer(x) - before).abs().amax((0, 2))
+    assert (moved[:TOKENS] > 1e-6).all() and not moved[TOKENS:].any()
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("length", [4, 6, 30])
+def test_keys_without_rows(is_causal, length):
+    """The pattern's pairs, counted and attended to; the first rows are zeros."""
+    pattern = GlobalKeys(WIDTH, TOKENS)
+    assert pattern.pairs(length, is_causal=is_causal) == int(pattern.mask(length, is_causal=is_causal).sum())
+    q, k, v = (inputs(length, seed)[:, None] for seed in range(3))
+    call = {"pattern": pattern, "is_causal": is_causal}
+    wanted = pattern_attention_reference(q, k, v, **call)
+    assert not wanted[:, :, :TOKENS].any()
+    if length > TOKENS:
+        torch.testing.assert_close(pattern_attention(q, k, v, **call), wanted, **TOLERANCE)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("input_grad", [False, True])
+def test_cost_is_declared(form, bias, input_grad):
+    for B, N, heads, width, tokens in [
+        (1, 20, 3, 4, 5),
+        (2, 20, 3, 4, 5),
+        (2, 6, 3, 4, 5),
+        (2, 20, 1, 4, 5),
+        (1, 300, 3, 9, 1),
+    ]:
+        kind = {"width": width, "tokens": tokens, "bias": bias, "form": form}
+        layer = LongformerAttention(D, heads, **kind)
+        x = torch.zeros(B, N, D, requires_grad=input_grad)
+        assert_declared(longformer_layer(B, N, D, heads, input_grad=input_grad, **kind), layer, x)
+
+
+def test_in_an_encoder():
+    kind = {"layer": LongformerAttention, "width": 3, "tokens": 1, "dtype": torch.float64}
+    encoder = TextEncoder(11, D, H, 2, max_length=16, **kind)
+    y = encoder(torch.arange(11)[None])
+    y.sum().backward()
+    assert y.shape == (1, D) and all(p.grad is not None for p in encoder.blocks.parameters())
+    again = copy.deepcopy(encoder)
+    again.load_state_dict(encoder.state_dict())
+    assert torch.equal(again(torch.arange(11)[None]), y)
+
+
+@pytest.mark.bad_input
+def test_refusals():
+    layer, x = make(), inputs(8)
+    for name, value in (("is_causal", True), ("return_state", True), ("initial_state", (x, x))):
+        with pytest.raises(ValueError, match=f"^{name}: expected .* global tokens see the whole sequence, got"):
+            layer(x, **{name: value})
+    with pytest.raises(ValueError, match="^form: expected one of"):
+        LongformerAttention(D, H, form="slow")
+    with pytest.raises(ValueError, match="^N: expected more than tokens = 16, got 16"):
+        longformer_layer(1, 16, D, H)
