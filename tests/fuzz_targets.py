@@ -156,6 +156,7 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     "cost.models.mixture_of_experts": {"k": 2},
     **{f"cost.attention.{name}": {"M": 100} for name in ("columns_first", "rows_first")},
     **{f"cost.attention.{name}_tile": {"M": 100} for name in ("columns_first", "rows_first")},
+    "efficient-causal:cost": {"causal": True},
     "cost.layers.projection_cost": {"projection": "frozen"},
     "cost.layers.longformer_layer": {"tokens": 2},
     "cost.models.step_memory": {"cost": _COST},

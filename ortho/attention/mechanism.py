@@ -48,14 +48,13 @@ class CostedCall(NamedTuple):
         return self.B * self.H, self.N, self.K, self.V
 
     @property
-    def options(self) -> dict[str, Any]:
-        """What is said of the call besides its sizes."""
-        return dict(zip(self._fields[5:], self[5:], strict=True))
-
-    @property
     def item(self) -> int:
         """Bytes of a number in what is computed in float32 at least."""
         return max(self.itemsize, 4)
+
+    def by(self, form: Callable[..., Cost], **options: Any) -> Cost:
+        """What the call costs by another closed form."""
+        return form(*self[:5], **dict(zip(self._fields[5:], self[5:], strict=True)), **options)
 
 
 def closed_form(

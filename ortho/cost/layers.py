@@ -162,13 +162,15 @@ def stopped_layer(
         return plain
     K, G = head_width(d, H, head_dim), shared_heads(H, num_kv_heads)
     qk = projection_cost(projection, B, N, d, H, K, G, bias=bias, input_grad=input_grad, itemsize=itemsize)
-    call = CostedCall(B, N, H, K, K, causal=causal, qk_grad=False, itemsize=itemsize)
+    call: dict[str, Any] = {"causal": causal, "itemsize": itemsize}
+    kernel = softmax_cost(B, N, H, K, K, qk_grad=False, **call)
+    exchanged = value_gradient_cost(B, N, H, K, K, **call)
     again = Cost(
         backward=qk.forward,
         elementwise_backward=qk.elementwise_forward,
         saved_bytes=-itemsize * 2 * B * N * H * K,  # q and k, which are not kept
     )
-    return plain - softmax_cost(call) + value_gradient_cost(call) + again
+    return plain - kernel + exchanged + again
 
 
 @checked
@@ -195,7 +197,7 @@ def longformer_layer(
     own = linear_map(B, N, d, 5 * d, input_grad=input_grad, **maps)  # of all tokens, but for global queries
     first = linear_map(B, tokens, d, d, input_grad=input_grad, **maps)
     call = CostedCall(B, N, H, K, K, form=one_of("form", form, FORMS), itemsize=itemsize)
-    local = pattern_cost(*call[:5], **call.options, pattern=GlobalKeys(width, tokens))
+    local = call.by(pattern_cost, pattern=GlobalKeys(width, tokens))
     numbers, rows = B * N * d, B * tokens * d
     whole = Cost(
         elementwise_backward=5 * numbers if input_grad else 0,  # sums of x's gradients
@@ -312,7 +314,7 @@ def induction_heads(
         drawn, frozen = n * rounds * 2 * d * b, n * (rounds * 2 * d + a * a + b * b)  # signs into the blocks
     # Squares, their sum, the product with the length; of a token its length. The sum over tokens.
     elementwise = 3 * B * N * d + 3 * B * N + (n - 1) * B * N * width + drawn
-    core = value_gradient_cost(CostedCall(B, N, H, K, K, form, causal, itemsize=itemsize))
+    core = value_gradient_cost(B, N, H, K, K, form=form, causal=causal, itemsize=itemsize)
     again = form == "fast"
     kept = 2 * itemsize * B * N * width if again else 0  # q and k, which are not kept
     return Cost(
@@ -501,7 +503,7 @@ def cross_layer(
     halves = [projection_cost(projection, B, n, d, h, K, h, bias=bias) for n, h in ((N, H), (M, G))]
     qk = projection_cost(projection, B, N, d, H, K, G, bias=bias)
     values, merged = linear_map(B, M, d, K * G, bias=bias), linear_map(B, N, H * K, d, bias=bias)
-    pair = softmax_cost(CostedCall(B, 1, H, K, K, form, qk_grad=_passes_gradient(projection)))
+    pair = softmax_cost(B, 1, H, K, K, form=form, qk_grad=_passes_gradient(projection))
     figures = {
         name: sum(getattr(half, name) for half in halves) // 2
         + getattr(values, name)

@@ -44,6 +44,7 @@ part $0 < \gamma \le 1$, $0 \le \eta |k|^2 \le 2 \gamma$.
 
 With one gate a channel, $\mathrm{Diag}(\gamma_t) S_{t-1}$, there is no such map: $\mathrm{Diag}(\gamma) - \eta k k^T$
 is $(I - \eta k l^T) \mathrm{Diag}(\gamma)$ with $l = k / \gamma$, which is not parallel to k.
+The mechanism 'vector-gated' is this form.
 """
 
 from collections.abc import Callable

@@ -189,6 +189,11 @@ def nearest(value: Number, ends: Interval) -> Number:
     return min(max(value, low), high)
 
 
+def words(text: str) -> int:
+    """How many words a text has; a formula counts as one."""
+    return len(re.sub(r"\$[^$]*\$", "formula", text).split())
+
+
 def distance(one: Number, other: Number) -> Number:
     return max(one, other) - min(one, other)
 

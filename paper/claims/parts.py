@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from paper.claims.figures import in_words, share
+from paper.claims.figures import in_words, share, words
 from paper.claims.severity import heaviest
 from paper.claims.verdicts import PRECEDENCE, Finding, Parts, Verdict
 
@@ -15,6 +15,8 @@ _OTHERS = {
     Verdict.UNTESTABLE: ("is untestable", "are untestable"),
     Verdict.INCONSISTENT: ("is inconsistent", "are inconsistent"),
 }
+
+_ROOM = 30  # a sentence with more words than these says nothing of the other parts; its scope counts them
 
 
 def all_of(parts: Parts) -> Finding:
@@ -45,7 +47,8 @@ def _in_short(parts: Parts, verdict: Verdict) -> tuple[str, str]:
     named = label if len(deciding) == 1 else f"{label} and {in_words(len(deciding) - 1)} more"
     scope = f"in {share(len(deciding), len(parts), 'parts')} " if len(parts) > 1 else ""
     others = Counter(finding.verdict for finding in parts.values() if finding.verdict != verdict)
-    return f"{scope}({named})", first.clause + _of_others([(v, others[v]) for v in reversed(PRECEDENCE) if others[v]])
+    rest = _of_others([(v, others[v]) for v in reversed(PRECEDENCE) if others[v]])
+    return f"{scope}({named})", first.clause + (rest if words(f"{named} {first.clause}") <= _ROOM else "")
 
 
 def _of_others(counts: list[tuple[Verdict, int]]) -> str:

@@ -10,7 +10,6 @@ import torch
 from counted import assert_declared
 from torch.autograd import grad
 
-from ortho.attention.mechanism import CostedCall
 from ortho.attention.softmax import value_gradient
 from ortho.attention.softmax.value_gradient import (
     channels,
@@ -108,7 +107,7 @@ def test_costs(form, dtype):
     sizes = [(1, 5, 1, 8), (2, 1, 3, 8), (2, 33, 3, 16), (1, 70, 2, 64)]
     for (B, N, H, width), causal in product(sizes, (False, True)):
         q, k, v = (torch.zeros(B, H, N, width, dtype=dtype, requires_grad=name == "v") for name in "qkv")
-        declared = value_gradient_cost(CostedCall(B, N, H, width, width, form, causal, itemsize=dtype.itemsize))
+        declared = value_gradient_cost(B, N, H, width, width, form=form, causal=causal, itemsize=dtype.itemsize)
         assert_declared(declared, call, q, k, v, is_causal=causal)
         if form == "fast":
             numbers = 2 * B * H * N * width

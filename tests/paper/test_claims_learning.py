@@ -479,7 +479,7 @@ def test_a_claim_that_holds_is_confirmed(stored):
         # one learned head is no better than none
         ({arm: 0.01 for arm in AS_CLAIMED if "+" in arm}, REFUTED, "others frozen: 0 bits a byte (equivalent)"),
         # orthogonal matrices are as good as Gaussian ones
-        ({"frozen Gaussian": 0.02, "stopped Gaussian": 0.02}, REFUTED, "nowhere"),
+        ({"frozen Gaussian": 0.02, "stopped Gaussian": 0.02}, REFUTED, "no gain anywhere"),
         ({"frozen Gaussian": 0.02}, CONDITIONAL, "holds at stopped; not shown at frozen"),
         # nobody can tell
         ({arm: [0.4, -0.4, 0.3, -0.3, 0.0] for arm in BAD}, UNTESTABLE, "undecided"),

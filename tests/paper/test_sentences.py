@@ -5,6 +5,7 @@ from math import inf
 import pytest
 
 from paper.claims import SEVERITIES, Severity, Verdict, all_of, loses_nothing, outperforms
+from paper.claims.figures import few, furthest, in_words, share, words
 from paper.claims.rules import (
     agrees,
     bound,
@@ -257,3 +258,60 @@ def test_the_heaviest_part_counts_unless_the_whole_is_untestable(parts, severity
 )
 def test_a_rule_writes_a_sentence(finding, sentence):
     assert finding.sentence == sentence
+
+
+COUNTED = counted({"": 4}, {"": 4})
+DROPPED = "$O(N)$ drops $N^2$; the exact form is $N^2$"
+EXACT = "$O(N^2)$ is the order of the exact form, $3 N^2$"
+
+
+@pytest.mark.parametrize(
+    ("parts", "sentence"),
+    [
+        ([TIGHT], f"Confirmed (a): {EXACT}."),
+        ([TIGHT, COUNTED], f"Confirmed in both parts (a and one more): {EXACT}."),
+        ([COUNTED, TIGHT, TIGHT], "Confirmed in all three parts (a and two more): the count is as claimed, 4."),
+        (
+            [TIGHT, DROPS],
+            f"Refuted in one of two parts (b): {DROPPED}; the other holds.",
+        ),
+        (
+            [TIGHT, COUNTED, OPEN],
+            "Untestable in one of three parts (c): the source does not define a task; the other two hold.",
+        ),
+        (
+            [LOOSE, HEADS, TIGHT],  # the heavier one
+            "Corrected in two of three parts (b and one more): $O(N^2)$ leaves out $H$ in $H N^2$; "
+            "the exact form is $H N^2$; the other holds.",
+        ),
+        (
+            [PART, DROPS, TIGHT, COUNTED, OPEN, HEADS],
+            f"Refuted in one of six parts (b): {DROPPED}; "
+            "of the others two hold, one is corrected, one holds in part and one is untestable.",
+        ),
+    ],
+)
+def test_a_sentence_begins_with_the_heaviest_part(parts, sentence):
+    assert all_of(on(*parts)).sentence == sentence
+
+
+def test_a_long_sentence_is_silent_on_the_other_parts():
+    label = " ".join(["word"] * 25)
+    told = all_of({label: DROPS, "b": TIGHT}).sentence
+    assert told == f"Refuted in one of two parts ({label}): {DROPPED}."
+    assert words("$a + b$ is a formula") == 4
+
+
+@pytest.mark.parametrize(
+    ("shared", "text"),
+    [((1, 3), "one of three parts holds"), ((2, 3), "two of three parts hold"), ((0, 2), "none of two parts hold"),
+     ((2, 2), "both parts hold"), ((14, 14), "all 14 parts hold")],
+)  # fmt: skip
+def test_shares_are_told_in_words(shared, text):
+    assert share(*shared, "parts", "holds", "hold") == text
+
+
+def test_a_sentence_names_few_figures_and_counts_the_others():
+    assert in_words(12) == "twelve" and in_words(1300) == "1,300"
+    assert few({"a": "1", "(2, 3)": "2", "c": "3"}) == "1 (a); 2 (2, 3) and 1 more"
+    assert furthest({"a": 1.0, "b": 1.0 + 1e-12, "c": 0.5}) == "a", "rounding decides nothing"

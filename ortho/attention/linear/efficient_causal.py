@@ -135,7 +135,7 @@ def causal_efficient_cost(call: CostedCall, *, chunk: int = CHUNK) -> Cost:
     (G, N, K, V), item = call.sizes, call.item
     width = chunk_width(N if isinstance(N, int) else chunk, chunk)
     number = -(-N // width) if isinstance(N, int) else N / width
-    core = gla_cost(*call[:5], **call.options | {"qk_grad": True}, chunk=chunk)
+    core = call._replace(qk_grad=True).by(gla_cost, chunk=chunk)
     # The softmax of q, the running sums, what differs from them, exp
     ahead = G * K * ((SOFTMAX_FORWARD + 3) * N + LOG_SUM_FORWARD * (N + 1))
     core = replace(core, elementwise_forward=core.elementwise_forward + ahead, state_bytes=item * G * K * (V + 1))

@@ -117,7 +117,7 @@ def rotary_cost(call: CostedCall) -> Cost:
     """Closed form of one self-attention call: that of softmax attention, and of turning q and k."""
     (G, N, K, V), reach = call.sizes, int(call.qk_grad)
     planes, rows = quotient(K, 2), G * N
-    return softmax_cost(call) + Cost(
+    return call.by(softmax_cost) + Cost(
         # angles, cosines and sines; four products and two sums for q and k
         elementwise_forward=3 * N * planes + 2 * 6 * rows * planes,
         elementwise_backward=reach * 2 * 7 * rows * planes,  # the same and a sign

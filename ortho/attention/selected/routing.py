@@ -269,7 +269,7 @@ def routing_cost(
 ) -> Cost:
     """Closed form of one self-attention call, in either form, for a number of tokens."""
     if not _is_balanced(balanced, call.causal):
-        return _nearest_cost(*call[:5], clusters=clusters, width=width, **call.options)
+        return call.by(_nearest_cost, clusters=clusters, width=width)
     G, N, K, V = call.sizes
     attending = _materialised(call, clusters) if call.form == "reference" else _copied(call, clusters, min(width, N))
     a_token = 2 * K * clusters

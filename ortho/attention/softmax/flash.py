@@ -165,7 +165,7 @@ class _Flash(Kernel):
 def flash_cost(call: CostedCall, *, rows: int = ROWS, columns: int = COLUMNS) -> Cost:
     """Closed form of one self-attention call, in either form, for a number of tokens: sums over its tiles."""
     if call.form == "reference":
-        return softmax_cost(call)
+        return call.by(softmax_cost)
     (G, N, K, V), item, reach = call.sizes, call.item, int(call.qk_grad)
     sizes = [
         (queries.stop - queries.start, keys.stop - keys.start, diagonal)

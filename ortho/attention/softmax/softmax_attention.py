@@ -105,6 +105,7 @@ def positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
 
 
 @checked
+@closed_form
 def softmax_cost(call: CostedCall) -> Cost:
     """Closed form of one self-attention call, in either form.
 
@@ -144,5 +145,5 @@ MECHANISM = Mechanism(
     fast=softmax_attention,
     causal=True,
     exact=True,
-    cost=closed_form(softmax_cost),
+    cost=softmax_cost,
 )

@@ -26,7 +26,7 @@ from torch import Tensor
 from ortho import _checks
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, State
-from ortho.attention.mechanism import SOFTMAX_FORWARD, CostedCall, causal_pairs
+from ortho.attention.mechanism import SOFTMAX_FORWARD, CostedCall, causal_pairs, closed_form
 from ortho.attention.operands import attention_form, blocked_pairs
 from ortho.attention.softmax.softmax_attention import positive_scale, softmax_attention_reference, softmax_cost
 from ortho.attention.transforms import Kernel, once
@@ -241,9 +241,10 @@ def _kernel(
     return o, L[..., : q.shape[-2]]  # made up to a multiple of 32
 
 
+@closed_form
 def value_gradient_cost(call: CostedCall) -> Cost:
     """Closed form of one self-attention call, in either form; q and k have no gradient."""
-    forward = softmax_cost(call._replace(qk_grad=False))
+    forward = call._replace(qk_grad=False).by(softmax_cost)
     if call.form == "reference":
         return forward
     (G, N, K, V), c = call.sizes, channels(call.itemsize)

@@ -422,7 +422,7 @@ def normalised() -> Finding:
 def by_sums() -> Finding:
     linear, favor = (MECHANISMS[name] for name in ("linear", "favor"))
     qkv = normal(3, TOKENS, WIDTH)
-    plain, mapped = (mechanism.cost(1, N, 1, d, d, m=m) for mechanism in (linear, favor))
+    plain, mapped = linear.cost(1, N, 1, d, d, m=m), favor.cost(1, N, H, d / H, d / H, m=m)
     parts = {
         "value": holds(
             "$O_i = \\phi(q_i)^\\top S / \\phi(q_i)^\\top z$",
@@ -430,7 +430,7 @@ def by_sums() -> Finding:
             EXACT,
             at=f"{TOKENS} normal tokens",
         ),
-        "numbers": counted({"$S$ and $z$": "m*d + m"}, {"$S$ and $z$": sympy.expand(plain.state_bytes / 4)}),
+        "numbers, one head": counted({"$S$ and $z$": "m*d + m"}, {"$S$ and $z$": sympy.expand(plain.state_bytes / 4)}),
         **orders({"all queries": ("N*m*d", mapped.forward), "one more": ("m*d", mapped.decode)}),
     }
     return all_of(parts).noting(f"With random features made as well; $S$ alone takes {show(product_flops(m, N, d))}")

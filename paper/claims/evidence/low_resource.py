@@ -443,7 +443,7 @@ def causes() -> Finding:
         gaps[f"{TASKS[task]}, {pairs:,} pairs"] = turned(difference.interval)
     shares = in_favour(gaining)
     parts = {
-        "share of the gain that arms with as few parameters make, at most": region((MOSTLY, inf), shares, unit=" %")
+        "of the gain, arms with as few parameters make at most": region((MOSTLY, inf), shares, unit=" %")
         if shares
         else without_records("fewer parameters", "other arms with no more of them"),
         "generalisation": improves("what unseen pairs take more than seen ones, in nats, is smaller", gaps),

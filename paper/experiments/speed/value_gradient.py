@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ortho.attention.mechanism import CostedCall
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference, softmax_cost
 from ortho.attention.softmax.value_gradient import value_gradient_attention, value_gradient_cost
 from paper.experiments.engine import benchmark
@@ -91,7 +90,7 @@ def declared(case: Case, arm: str) -> tuple[int, int]:
     """FLOPs of an arm, forward and backward."""
     K, itemsize = case["d"] // case["H"], benchmark.dtype(case).itemsize
     form = softmax_cost if arm == SDPA else value_gradient_cost
-    found = form(CostedCall(case["B"], case["N"], case["H"], K, K, causal=case["causal"], itemsize=itemsize))
+    found = form(case["B"], case["N"], case["H"], K, K, causal=case["causal"], itemsize=itemsize)
     return found.forward, found.backward
 
 
