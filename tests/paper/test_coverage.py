@@ -12,6 +12,7 @@ from paper.claims.coverage import coverage_table, left_table, lines_of, load_cov
 def test_every_statement_is_counted():
     """`load_coverage` raises for what is not in order."""
     sections = load_coverage(catalogue())
+    assert {section.document for section in sections} == catalogue().documents.keys()
     assert str(coverage_table(catalogue(), sections)).count("\n") == len(catalogue().documents) + 1
     assert str(left_table(sections)).count("\n") == sum(len(section.left) for section in sections)
 

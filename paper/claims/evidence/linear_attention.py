@@ -50,6 +50,8 @@ CHAPTER = "07-linear-attention"
 TOKENS, WIDTH = 64, 16
 HEAD = MECHANISMS["linear"].cost(1, N, 1, d, d)
 SOFTMAX = MECHANISMS["softmax"].cost(1, N, 1, d, d, form="reference")
+SOFTMAX_OF_HEADS = MECHANISMS["softmax"].cost(1, N, H, d / H, d / H, form="reference")
+LINEAR_OF_HEADS = MECHANISMS["linear"].cost(1, N, H, d / H, d / H)
 PRODUCTS = associativity.flops(N, d, N, d)  # of (Q K^T) V and of Q (K^T V)
 NARROW = 64  # d, where lengths are compared with it
 
@@ -109,10 +111,7 @@ def fewer(times: int) -> float:
 @evidence("S2.2.1a", chapter=CHAPTER)
 def reordered() -> Finding:
     found = reordering(EluPlusOne().function)
-    left, right = (
-        MECHANISMS[name].cost(1, N, H, d / H, d / H, form=form)
-        for name, form in (("softmax", "reference"), ("linear", "fast"))
-    )
+    left, right = SOFTMAX_OF_HEADS, LINEAR_OF_HEADS
     parts = {
         "value": holds(
             "$(\\phi(Q) \\phi(K)^\\top) V = \\phi(Q) (\\phi(K)^\\top V)$",
@@ -160,15 +159,16 @@ def without_normaliser() -> Finding:
 
 @evidence("S3.1a", chapter=CHAPTER)
 def two_products() -> Finding:
-    of_heads = sympy.expand(H * associativity.flops(N, d / H, N, d / H).right)
+    both = sympy.expand(H * associativity.flops(N, d / H, N, d / H).right)
     rows = {
-        "$K^\\top V$": ("N*d^2", product_flops(d, N, d)),
-        "$Q (K^\\top V)$": ("N*d^2", product_flops(N, d, d)),
-        "both": ("N*d^2", PRODUCTS.right),
-        "in $N$": ("N", PRODUCTS.right, "d"),
+        "$K^\\top V$": ("N*d^2", H * product_flops(d / H, N, d / H)),
+        "$Q (K^\\top V)$": ("N*d^2", H * product_flops(N, d / H, d / H)),
+        "both": ("N*d^2", both),
+        "in $N$": ("N", both, "d", "H"),
     }
     return all_of(orders(rows)).noting(
-        f"With $H$ heads the two take {show(of_heads)}, and the four projections around them {show(8 * N * d**2)}"
+        f"Heads are $d / H$ wide. With one head as wide as the layer the two take {show(PRODUCTS.right)}; the four "
+        f"projections around them take {show(8 * N * d**2)}"
     )
 
 
@@ -211,7 +211,7 @@ def standard_steps() -> Parts:
     return orders(
         {
             "$Q K^\\top$": ("N^2*d", product_flops(N, d, N)),
-            "softmax": ("N^2", SOFTMAX.elementwise_forward),
+            "softmax": ("N^2", SOFTMAX_OF_HEADS.elementwise_forward),
             "$A' V$": ("N^2*d", product_flops(N, N, d)),
             "both products": ("N^2*d", SOFTMAX.forward),
             "in $N$": ("N^2", SOFTMAX.forward, "d"),
@@ -619,7 +619,7 @@ def run_printed_code(hidden: int = 8) -> Printed:
 def without_softmax() -> Parts:
     lengths = NARROW // 4, NARROW, 4 * NARROW, 64 * NARROW
     return {
-        **orders({"with softmax": ("N^2*d", PRODUCTS.left), "without": ("N*d^2", HEAD.forward)}),
+        **orders({"with softmax": ("N^2*d", PRODUCTS.left), "without": ("N*d^2", LINEAR_OF_HEADS.forward)}),
         f"lower, $d = {NARROW}$": saves("fewer FLOPs without", lower(PRODUCTS.left, HEAD.forward, *lengths)),
         "weights below 0": contradiction(
             ("non-negative activations in place of softmax", 0),
