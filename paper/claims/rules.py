@@ -158,7 +158,7 @@ def holds(statement: str, error: Number, tolerance: Number, *, at: str = "") -> 
             Verdict.CONFIRMED, statement, f"holds to {limit}{where}", f"{statement}, to within {limit}{where}"
         )
     have = f"counter-example{where}: off by {float(error):.2g}, tolerance {limit}"
-    clause = f"a counter-example is off by {float(error):.2g}{where}; {limit} is allowed"
+    clause = f"a counter-example is off by {_short(error)}{where}; {limit} is allowed"
     return Finding(Verdict.REFUTED, statement, have, clause, Severity.SUBSTANCE)
 
 
@@ -172,14 +172,13 @@ def mended(statement: str, printed: Number, right: Mapping[str, Number], toleran
     as_it_is = holds(statement, printed, tolerance, at=at)
     if as_it_is.verdict == Verdict.CONFIRMED:
         return as_it_is
-    off = f"off by {float(printed):.2g}"
     for change, error in right.items():
         if holds(statement, error, tolerance).verdict == Verdict.CONFIRMED:
-            clause = f"it holds {change}; as printed it is {off}{f' at {at}' if at else ''}"
+            clause = f"it holds {change}; as printed it is off by {_short(printed)}{f' at {at}' if at else ''}"
             return Finding(
                 Verdict.CORRECTED, statement, f"{as_it_is.ours}; it holds {change}", clause, Severity.WORDING
             )
-    tried = "".join(f"; off by {float(error):.2g} {change}" for change, error in right.items())
+    tried = "".join(f"; off by {_short(error)} {change}" for change, error in right.items())
     return Finding(
         Verdict.REFUTED, statement, f"{as_it_is.ours}{tried}", f"{as_it_is.clause}{tried}", Severity.SUBSTANCE
     )
@@ -253,6 +252,10 @@ def untestable(statement: str, needs: Mapping[str, Any], *, lack: str = "the sou
     if not missing:
         raise ValueError(f"needs: expected a quantity that the source does not define, got {dict(needs)}")
     return Finding(Verdict.UNTESTABLE, statement, f"{lack} {', '.join(missing)}", f"{lack} {', '.join(missing)}")
+
+
+def _short(residual: Number) -> str:
+    return figures.show(float(f"{float(residual):.2g}"))
 
 
 def _slip(read: Mapping[str, Printed], exact: Mapping[str, Fraction], unit: str) -> str:

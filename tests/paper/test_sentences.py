@@ -244,6 +244,7 @@ def test_the_heaviest_part_counts_unless_the_whole_is_untestable(parts, severity
             "Conditional: $O(N d)$ is an upper bound in one of two settings, not at b: $N^2$: the claim drops $N^2$.",
         ),
         (mended("p", 0.5, {"with x": 0.0}, 0.1), "Corrected: it holds with x; as printed it is off by 0.5."),
+        (mended("p", 1391.2, {"with x": 0.0}, 0.1), "Corrected: it holds with x; as printed it is off by 1,400."),
         (
             mended("p", 0.5, {"with x": 0.4}, 0.1, at="y"),
             "Refuted: a counter-example is off by 0.5 at y; 0.1 is allowed; off by 0.4 with x.",
