@@ -123,7 +123,7 @@ def test_claims(capsys, monkeypatch):
     out = capsys.readouterr().out
     assert "S3.3f (property)" in out
     assert "S0.1.1a" not in out
-    assert out.splitlines()[-1].startswith(f"{len(ledger('S3'))} claims: ")
+    assert out.splitlines()[-1].startswith(f"{len(rows)} claims: ")
     assert main(["claims", "S3.1b", "S0.1.1a"]) == 0
     out = capsys.readouterr().out
     assert out == f"{judge('S3.1b')!r}\n\n{judge('S0.1.1a')!r}\n\n2 claims: 2 confirmed\n"
