@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -34,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _claims(parser: argparse.ArgumentParser, as_json: bool, document: str | None, ids: Sequence[str]) -> int:
-    from paper.claims import LedgerError, UnjudgedError, catalogue, judge_all, ledger
+    from paper.claims import LedgerError, UnjudgedError, catalogue, counts_text, judge_all, ledger
     from paper.experiments import RecordError
 
     status = 0
@@ -58,8 +57,7 @@ def _claims(parser: argparse.ArgumentParser, as_json: bool, document: str | None
         print(json.dumps([asdict(entry) for entry in entries], indent=2))
         return status
     print(*map(repr, entries), sep="\n\n")
-    counts = Counter(entry.verdict for entry in entries)
-    print(f"\n{len(entries)} claims:", ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()))
+    print(f"\n{len(entries)} claims: {counts_text(entries)}")
     return status
 
 

@@ -650,7 +650,7 @@ TURNS = {
     "S3.3k": Turn(REFUTED, records(on_a_gpu, "memory-speed")),
     "S3.3l": Turn(REFUTED, {"ortho.attention.recurrent.ttt_losses.Squared.gradient": DOUBLED}),
     "S4.1a": Turn(
-        CONFIRMED, {f"{EVIDENCE}.sparse_patterns.as_printed": giving(torch.ones_like)}
+        CORRECTED, {f"{EVIDENCE}.sparse_patterns.as_printed": giving(torch.ones_like)}
     ),  # multiples of k are kept
     "S4.1b": Turn(REFUTED, records(timed(0.01, "sdpa masked"), "pattern-speed")),
     "S4.1c": Turn(REFUTED, {f"{EVIDENCE}.dynamic_sparsity.WINDOW": constantly(1)}),
