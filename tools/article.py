@@ -14,18 +14,16 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import typst
 import yaml
 
 from paper.claims import MEANINGS, Entry, stored
 from paper.claims.severity import SEVERITIES
+from tools import readme
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = ROOT / "book" / "article" / "article.typ"
-PAGE = ROOT / "book" / "index.ipynb"
 PICTURE = re.compile(r'#picture\("([\w-]+)"')
-FOLDERS = ("notebooks", "book")
 SUFFIXES = {"image/svg+xml": "svg", "image/png": "png"}
 
 
@@ -66,29 +64,22 @@ def picture(name: str) -> tuple[str, bytes]:
     Raises ArticleError where no executed page has it.
     """
     chapter, _, cell = name.partition("-")
-    for path in (path for folder in FOLDERS for path in sorted((ROOT / folder).glob(f"{chapter}-*.ipynb"))):
-        for found in nbformat.read(path, as_version=4).cells:
-            for output in found.get("outputs", []) if found.id == cell else []:
-                for kind, suffix in SUFFIXES.items():
-                    if kind in output.get("data", {}):
-                        data = output["data"][kind]
-                        return suffix, data.encode() if suffix == "svg" else base64.b64decode(data)
+    for path in sorted((ROOT / "notebooks").glob(f"{chapter}-*.ipynb")):
+        for kind, suffix in SUFFIXES.items():
+            try:
+                data = readme.cell(ROOT, path.relative_to(ROOT).as_posix(), cell, kind)[1]
+            except readme.ReadmeError:
+                continue
+            return suffix, data.encode() if suffix == "svg" else base64.b64decode(data)
     raise ArticleError(f"{TEXT.name}: expected figures of executed pages, got {name!r}: make execute")
-
-
-def values() -> dict[str, str]:
-    """The values that the landing page shows. Raises ArticleError where it is not executed."""
-    for cell in nbformat.read(PAGE, as_version=4).cells:
-        for output in cell.get("outputs", []) if cell.id == "values" else []:
-            return dict(output["data"]["application/json"])
-    raise ArticleError(f"{PAGE.name}: expected an output of the cell 'values', found none: make execute")
 
 
 def gathered() -> dict[str, Any]:
     """What the article prints, by name."""
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     ledger = ledger_table()
-    known = {name: words(typst_math(text) if _is_formula(text) else text) for name, text in values().items()}
+    values = readme.cell(ROOT, readme.PAGE, "values", "application/json")[1]
+    known = {name: words(typst_math(text) if _is_formula(text) else text) for name, text in values.items()}
     about = {
         "version": f"version {cited['version']}",
         "author": cited["authors"][0]["name"],
@@ -118,7 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
         inputs = {"values": json.dumps(gathered()), "figures": folder.relative_to(ROOT).as_posix()}
         target.parent.mkdir(parents=True, exist_ok=True)
         typst.compile(source, output=target, root=ROOT, sys_inputs=inputs)
-    except (ArticleError, typst.TypstError) as error:
+    except (ArticleError, readme.ReadmeError, typst.TypstError) as error:
         print(f"no article: {error}", file=sys.stderr)
         return 1
     print(f"The article: {target}")

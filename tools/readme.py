@@ -27,7 +27,7 @@ class ReadmeError(Exception):
     """The page or the README lacks what this tool looks for; the message names it."""
 
 
-def cell(root: Path, page: str, name: str, kind: str) -> tuple[dict[str, Any], str]:
+def cell(root: Path, page: str, name: str, kind: str) -> tuple[dict[str, Any], Any]:
     """A cell's metadata and its output of one MIME type. Raises ReadmeError where there is no such cell or output."""
     for found in nbformat.reads(read(root, page), as_version=4).cells:
         if found.get("id") == name:
