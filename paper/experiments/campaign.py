@@ -18,9 +18,8 @@ class Stage(NamedTuple):
     first: int | None = None
 
 
-# First of all whether the kernels are right; then layer and block, attention alone, decoding, whole models; then the
-# rest of each.
-STAGES = (
+# First of all whether the kernels are right; then layer and block, attention alone, decoding, whole models.
+FIRST = (
     Stage("agreement"),
     Stage("training-step", 8),
     Stage("heads-speed", 8),
@@ -36,18 +35,9 @@ STAGES = (
     Stage("recomputation-speed"),
     Stage("projection-speed", 4),
     Stage("bytes-speed"),
-    Stage("training-step"),
-    Stage("heads-speed"),
-    Stage("exchanged-speed"),
-    Stage("flash-speed"),
-    Stage("attention-speed"),
-    Stage("memory-speed"),
-    Stage("pattern-speed"),
-    Stage("decode-speed"),
-    Stage("whole-models"),
-    Stage("projection-speed"),
-    Stage("ladder"),
 )
+# Then the rest of each.
+STAGES = (*FIRST, *(Stage(stage.experiment) for stage in FIRST if stage.first is not None), Stage("ladder"))
 
 
 def staged(experiments: Mapping[str, Experiment], stages: Sequence[Stage] = STAGES) -> list[Experiment]:
