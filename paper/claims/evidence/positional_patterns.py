@@ -178,8 +178,8 @@ def heads() -> Finding:
         for task, rows in found.items()
     )
     return all_of(parts).noting(
-        "Of heads of causal models, of whose variation positions explain more than half, and without which, each "
-        f"alone, at most 1 % of the answers is lost, there are: {', '.join(counts)} ({device})"
+        "Two counts of heads in causal models: those whose positions explain more than half of their variation, and "
+        f"those whose removal alone loses at most 1 % of the answers: {', '.join(counts)} ({device})"
     )
 
 

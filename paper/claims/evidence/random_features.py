@@ -456,9 +456,9 @@ def distances_kept() -> Finding:
     printed = ", ".join(f"{one:.2f} at $d = {width:,}$" for width, (one, _) in off.items())
     same, independent = alike(SPACES[-1])
     return found.noting(
-        f"Section 4.3 has this $k$. As printed the greatest changes are {printed}. What is kept is told of one "
-        f"projection. Of scores $q^\\top k$ it says nothing if $W_Q$ and $W_K$ are drawn independently: they correlate "
-        f"with $x^\\top y$ by {independent:.2f}, by one matrix for both by {same:.2f}"
+        f"Section 4.3 has this $k$. As printed the greatest changes are {printed}. The statement is about one "
+        f"projection, and says nothing about scores $q^\\top k$ with independent $W_Q$ and $W_K$: these correlate with "
+        f"$x^\\top y$ by {independent:.2f}, scores with one matrix for both by {same:.2f}"
     )
 
 
