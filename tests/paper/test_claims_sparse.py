@@ -369,7 +369,7 @@ def test_heads_are_counted_by_task(monkeypatch):
     monkeypatch.setattr(experiments, "load", lambda name: records if name == "positional-heads" else [])
     found = positional.heads()
     assert found.verdict == UNTESTABLE
-    assert "there are: recall 2 and 0 of 3, parity 0 and 0 of 1 (abacus)" in found.ours
+    assert "recall 2 and 0 of 3, parity 0 and 0 of 1 (abacus)" in found.remark
 
 
 def pruned(*shares):
