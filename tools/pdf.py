@@ -5,7 +5,7 @@
 The pages that lie in FOLDER, `_build/html`, are joined in the order of `_toc.yml` into one document, whose look is
 `tools/pdf.css`; the reference of the package is left out. There each id carries the name of its page, so that equal
 ones do not meet, and links between pages lead to places of the document. Chromium, driven by Playwright, typesets and
-prints it. Folded code is left out, folded evidence unfolded.
+prints it. Folded code is left out; folded evidence is unfolded in the chapters and left out of the ledger.
 """
 
 import html
@@ -23,7 +23,9 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULTS = (ROOT / "_build" / "html", ROOT / "_build" / "book.pdf")  # FOLDER and PDF
-NOT_PRINTED = ("The package",)  # its reference, which is looked up and not read
+# What is looked up and not read: the reference of the package, and pages that tell of the web pages' own making.
+NOT_PRINTED = ("The package", "book/status", "book/artifact")
+FOLDED_IN_PRINT = ("book/ledger",)  # each claim's evidence is unfolded in its chapter
 WIDTH = 658  # CSS pixels between the margins that tools/pdf.css leaves of A4
 
 ARTICLE = re.compile(r'<article class="bd-article">(.*?)</article>', re.DOTALL)
@@ -78,8 +80,11 @@ class PdfError(Exception):
 
 def parts(toc: dict[str, Any]) -> dict[str, list[str]]:
     """The names of the pages to print by the captions of their parts; the first page stands before the parts."""
-    printed = [part for part in toc["parts"] if part["caption"] not in NOT_PRINTED]
-    later = {part["caption"]: [page["file"] for page in part["chapters"]] for part in printed}
+    later = {
+        part["caption"]: [page["file"] for page in part["chapters"] if page["file"] not in NOT_PRINTED]
+        for part in toc["parts"]
+        if part["caption"] not in NOT_PRINTED
+    }
     return {"": [toc["root"]]} | later
 
 
@@ -128,7 +133,8 @@ def joined(folder: Path, root: Path = ROOT) -> str:
         for page in chapters:
             text = read(folder, page, pages)
             look |= dict.fromkeys(LOOK.findall(text))
-            (article,) = ARTICLE.findall(text.replace(FOLDED, f"{FOLDED} open"))
+            unfolded = text if page in FOLDED_IN_PRINT else text.replace(FOLDED, f"{FOLDED} open")
+            (article,) = ARTICLE.findall(unfolded)
             contents += f'<li><a href="#{page}">{TITLE.findall(article)[0]}</a></li>'
             if part:
                 article = HEADING.sub(lambda match: f"{match[1]}{int(match[2]) + 1}", article)

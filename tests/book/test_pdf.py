@@ -18,6 +18,7 @@ SETTINGS = {
         "parts": [
             {"caption": "Work & time", "chapters": [{"file": "notebooks/01-a"}]},
             {"caption": "The package", "chapters": [{"file": "book/reference/cost"}]},  # not printed, and not built
+            {"caption": "Back matter", "chapters": [{"file": "book/status"}]},  # nor this page
         ],
     },
     "_config.yml": {"title": "A book", "author": "nobody", "sphinx": {"config": {"mathjax_path": "tex-svg-full.js"}}},
@@ -70,6 +71,11 @@ def test_pages_are_joined_in_order_below_their_parts(html):
     assert '<link rel="stylesheet" href="_static/look.css" />' in text
     assert "window.MathJax = " in text
     assert "sidebar" not in text
+
+
+def test_evidence_that_is_told_elsewhere_stays_folded(html, monkeypatch):
+    monkeypatch.setattr(pdf, "FOLDED_IN_PRINT", ("notebooks/01-a",))
+    assert '<details class="evidence">' in pdf.joined(html, html.parent)
 
 
 def test_links_and_ids_of_two_pages_do_not_meet(html):

@@ -1,4 +1,4 @@
-"""What a reader of the pages can set, as HTML that also says everything where nothing can be set, as in print."""
+"""The products of the backward pass, with a switch from variant to variant (styles alone, no script)."""
 
 from collections.abc import Mapping
 from html import escape

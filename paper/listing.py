@@ -1,0 +1,46 @@
+"""Code of the package as pages show it."""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from IPython.display import Markdown
+
+__all__ = ["listing"]
+
+ROOT = Path(__file__).resolve().parent.parent
+WIDTH = 96  # characters, which fit a page
+
+
+def listing(*functions: Callable[..., Any]) -> Markdown:
+    """The code of functions, each behind the name of its file, without docstrings, decorators and annotations.
+
+    A page that shows it shows what runs: its stored output no longer fits as soon as the code is another.
+    """
+    return Markdown("```python\n" + "\n\n".join(map(_code, functions)) + "\n```")
+
+
+def _code(function: Callable[..., Any]) -> str:
+    function = inspect.unwrap(function)
+    path = Path(inspect.getfile(function)).resolve().relative_to(ROOT)
+    lines = textwrap.dedent(inspect.getsource(function)).splitlines()
+    (defined,) = ast.parse("\n".join(lines)).body
+    assert isinstance(defined, ast.FunctionDef)
+    body = defined.body[1:] if ast.get_docstring(defined) else defined.body
+    start = body[0].lineno - 1
+    while lines[start - 1].lstrip().startswith("#"):
+        start -= 1
+    return "\n".join([f"# {path.as_posix()}", *_signature(defined), *lines[start:]])
+
+
+def _signature(defined: ast.FunctionDef) -> list[str]:
+    """Its name and the names and defaults of its parameters, on as many lines as it takes."""
+    for node in ast.walk(defined.args):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+    opening = f"def {defined.name}("
+    text = f"{opening}{ast.unparse(defined.args)}):"
+    return textwrap.wrap(text, WIDTH, subsequent_indent=" " * len(opening), break_long_words=False)

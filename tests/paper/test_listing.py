@@ -1,0 +1,45 @@
+"""Code on a page is the code that runs, without what a reader of the page has in words."""
+
+from functools import wraps
+
+from paper.listing import listing
+
+
+def passed_on(function):
+    @wraps(function)
+    def outer(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return outer
+
+
+@passed_on
+def scaled(x: float, *, by: float = 2.0) -> float:
+    """A number, multiplied."""
+    # Why it is so.
+    return x * by  # a product
+
+
+def many(first_of_the_names, second_of_the_names, third_of_the_names, fourth_of_the_names=None, *others):
+    return first_of_the_names
+
+
+def test_docstring_decorators_and_annotations_are_left_out_and_comments_stay():
+    assert listing(scaled).data.splitlines() == [
+        "```python",
+        "# tests/paper/test_listing.py",
+        "def scaled(x, *, by=2.0):",
+        "    # Why it is so.",
+        "    return x * by  # a product",
+        "```",
+    ]
+
+
+def test_long_signatures_are_wrapped_and_functions_stand_apart():
+    lines = listing(many, scaled).data.splitlines()
+    assert lines[2:5] == [
+        "def many(first_of_the_names, second_of_the_names, third_of_the_names, fourth_of_the_names=None,",
+        "         *others):",
+        "    return first_of_the_names",
+    ]
+    assert lines[5:8] == ["", "# tests/paper/test_listing.py", "def scaled(x, *, by=2.0):"]
