@@ -343,9 +343,9 @@ def large_cases(device: str) -> list[Case]:
     for seed in LARGE_SEEDS:
         for name in TEXTS:
             for arm in LARGE_ARMS:
-                rate = rates.chosen("ladder-large", _large(name, *arm, device))
-                if rate is not None:
-                    found.append(_large(name, *arm, device, seed=seed, rate=rate, budget=LONG))
+                chosen = rates.chosen("ladder-large", _large(name, *arm, device))
+                if chosen is not None:
+                    found.append(_large(name, *arm, device, seed=seed, rate=chosen, budget=LONG))
     return found
 
 
