@@ -44,7 +44,8 @@ def sparse_reach() -> str:
         for name, layers in found.items()
     )
     return (
-        f'<div class="reach" data-layers="{escape(json.dumps(found))}"><table><caption>Per cent of {TOKENS} tokens that '
-        f'reach the last one, by number of layers (causal)</caption><thead><tr><th scope="col">pattern</th>{heads}</tr>'
+        f'<div class="reach" data-layers="{escape(json.dumps(found))}">'
+        f"<table><caption>Per cent of {TOKENS} tokens that reach the last one, by number of layers (causal)</caption>"
+        f'<thead><tr><th scope="col">pattern</th>{heads}</tr>'
         f"</thead><tbody>{rows}</tbody></table></div>"
     )

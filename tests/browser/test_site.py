@@ -180,7 +180,26 @@ def test_a_choice_can_be_linked(ledger, whole, book):
     assert rows(ledger) == [row for row in whole if row[1] == verdict]
 
 
-# --------------------------------------------------------------------------------------------------------- interactives
+# --------------------------------------------------------------------------------------------------------------- slider
+
+
+def test_the_slider_over_lengths_moves_the_costs(page, book):
+    page.goto(f"{book}notebooks/02-what-freezing-removes.html")
+    slider, rows = page.locator(".cost-slider input"), page.locator(".cost-slider .chosen tbody tr")
+    assert rows.count() == 6
+    saved = rows.nth(1).locator("td").last
+    assert saved.inner_text() == "11.1 %"  # frozen, N = d: 4 of 36 units
+    slider.focus()
+    for _ in range(4):
+        page.keyboard.press("ArrowLeft")  # to N = d/16: 4 of 24.75
+    assert page.locator(".cost-slider output").inner_text() == "1/16"
+    assert saved.inner_text() == "16.2 %"
+    page.locator(".cost-slider select").select_option("fast")  # 4 of 24.875
+    assert saved.inner_text() == "16.1 %"
+    assert not page.locator(".cost-slider .fixed").is_visible()
+
+
+# ---------------------------------------------------------------------------------------------------------------- reach
 
 
 def test_a_pattern_and_a_number_of_layers_show_which_tokens_arrive(page, book):
