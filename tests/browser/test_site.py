@@ -226,3 +226,20 @@ def test_the_slider_over_lengths_moves_the_costs(page, book):
     page.locator(".cost-slider select").select_option("fast")  # 4 of 24.875
     assert saved.inner_text() == "16.1 %"
     assert not page.locator(".cost-slider .fixed").is_visible()
+
+
+# ---------------------------------------------------------------------------------------------------------------- reach
+
+
+def test_a_pattern_and_a_number_of_layers_show_which_tokens_arrive(page, book):
+    page.goto(f"{book}notebooks/15-sparse-patterns.html")
+    box = page.locator(".reach")
+    said, reached = box.locator("output"), box.locator(".reach-tokens .reached")
+    box.locator("select").select_option("window of 8")
+    box.locator("input").fill("1")
+    assert (said.inner_text(), reached.count()) == ("8 of 64 tokens after 1 layer", 8)
+    box.locator("input").press("ArrowRight")
+    assert (said.inner_text(), reached.count()) == ("15 of 64 tokens after 2 layers", 15)
+    box.locator("select").select_option("strided by 8")
+    assert (said.inner_text(), reached.count()) == ("64 of 64 tokens after 2 layers", 64)
+    assert box.locator(".chosen").inner_text() == "100"
