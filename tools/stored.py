@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TOP_FOLDERS = "home|mnt|opt|private|root|srv|tmp|usr|var|Users|Volumes"
 ABSOLUTE_PATH = re.compile(rf"(?<![\w.-])(?:/(?:{TOP_FOLDERS})/|[A-Z]:\\)[^\s'\"<]*")
 TIMING_TAG = "nbval-ignore-output"
-TAGS = {TIMING_TAG, "hide-input", "ledger", "remove-cell", "remove-input"}
+TAGS = {TIMING_TAG, "hide-cell", "hide-input", "hide-output", "ledger", "remove-cell", "remove-input"}
 # By comments as well, nbval leaves cells, their outputs or their errors out of the comparison.
 MARKER = re.compile(r"^\s*#[#\s]*((?:NBVAL|PYTEST_VALIDATE)_\w+)", re.MULTILINE)
 ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]{6,}")
