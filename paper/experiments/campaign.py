@@ -36,8 +36,13 @@ FIRST = (
     Stage("projection-speed", 4),
     Stage("bytes-speed"),
 )
-# Then the rest of each.
-STAGES = (*FIRST, *(Stage(stage.experiment) for stage in FIRST if stage.first is not None), Stage("ladder"))
+# Then larger models that learn, the rest of each, and what a CPU can do as well.
+STAGES = (
+    *FIRST,
+    Stage("ladder-large"),
+    *(Stage(stage.experiment) for stage in FIRST if stage.first is not None),
+    Stage("ladder"),
+)
 
 
 def staged(experiments: Mapping[str, Experiment], stages: Sequence[Stage] = STAGES) -> list[Experiment]:

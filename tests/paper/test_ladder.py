@@ -15,10 +15,11 @@ from paper.experiments.statistics import student_below
 from paper.tasks import text
 from paper.training import Recipe, Trainer
 
-TINY = {"base": 4, "tested": 8, "N": 32, "B": 2, "d": 16, "H": 4, "L": 1}
+TINY = {"base": 4, "tested": 8, "N": 32, "B": 2, "d": 16, "L": 1}
 
 
 def tiny(arm="2 induction + 2 positional", **kwargs):
+    kwargs = {"H": ARMS[arm].num_heads, **kwargs}
     return ladder.case("python", arm, **{"budget": 2, **TINY, **kwargs}) | {"validated": 6, "blocks": 3}
 
 
@@ -30,6 +31,24 @@ def test_flop(arm, convolution):
     model = ARMS[arm].build(case, torch.Generator().manual_seed(0))
     counts = count_step(model, torch.zeros(2, 32, dtype=torch.int64))
     assert counts.forward + counts.backward == ladder_analysis.step_flop(case)
+
+
+def test_a_case_has_as_many_heads_as_its_arm():
+    with pytest.raises(ValueError, match="H: expected 8, the heads of the arm '8 learned', got 4"):
+        ladder.case("python", "8 learned")
+
+
+def test_larger_models(monkeypatch):
+    """On a GPU alone; 25 million weights in the layers; rates first, and then two seeds of each arm."""
+    assert ladder.large_cases("cpu") == []
+    tried = ladder.large_cases("cuda")
+    assert {case["seed"] for case in tried} == {rates.TUNING}
+    model = ARMS["8 learned"].build(tried[0], torch.Generator())
+    layers = sum(p.numel() for name, p in model.named_parameters() if "embedding" not in name)
+    assert 25e6 < layers < 26e6
+    monkeypatch.setattr(rates, "chosen", lambda experiment, case: 0.001)
+    counted = ladder.large_cases("cuda")[len(tried) :]
+    assert len(counted) == len(tried) and {case["budget"] for case in counted} == {ladder.LONG}
 
 
 def test_mimetic():

@@ -11,7 +11,7 @@ steps.
 The arms of a seed see the same batches, and are tested on the same windows, nearly all that the test part has. Rates
 are chosen by the validation part at `rates.TUNING`, a seed that does not count: of four a factor of two apart at
 `TUNED`, and of the best and its half at `LONG`. The longest runs take the rate of these. What the main arms are
-compared for is in 'ladder', what stands beside them in 'ladder-others'.
+compared for is in 'ladder', what stands beside them in 'ladder-others', larger models in 'ladder-large'.
 """
 
 import copy
@@ -98,7 +98,7 @@ def case(
     """One run up to a budget; `sizes` (B, N, tested, d, H, L, base) are those above where they are not given.
 
     Raises TypeError or ValueError for unknown names, for sizes below 1 or that are none, and for a budget that is no
-    power of two.
+    power of two, or for another H than the arm has heads.
     """
     size = {**SIZES[one_of("text", text, TEXTS)], **MODEL, "base": BASE}
     if unknown := set(sizes) - set(size):
@@ -106,10 +106,12 @@ def case(
     size = {key: positive_int(key, value) for key, value in {**size, **sizes}.items()}
     if positive_int("budget", budget) & (budget - 1):
         raise ValueError(f"budget: expected a power of two, got {budget}")
+    if (heads := ARMS[one_of("arm", arm, ARMS)].num_heads) != size["H"]:
+        raise ValueError(f"H: expected {heads}, the heads of the arm {arm!r}, got {size['H']}")
     return {
         "device": one_of("device", device, fitting.DEVICES),
         "text": text,
-        "arm": one_of("arm", arm, ARMS),
+        "arm": arm,
         "convolution": fitting.not_negative("convolution", convolution),
         "budget": budget,
         "seed": fitting.not_negative("seed", seed),
@@ -135,8 +137,9 @@ def cases(device: str) -> list[Case]:
 
 
 def other_cases(device: str) -> list[Case]:
-    """The same of the other arms, and of some without the convolution."""
-    arms = [*((arm, CONVOLUTION) for arm in ARMS if arm not in MAIN), *((arm, 0) for arm in WITHOUT)]
+    """The same of the other arms of so many heads, and of some without the convolution."""
+    others = [arm for arm, heads in ARMS.items() if heads.num_heads == MODEL["H"] and arm not in MAIN]
+    arms = [*((arm, CONVOLUTION) for arm in others), *((arm, 0) for arm in WITHOUT)]
     pairs = [(name, arm, width) for arm, width in arms for name in TEXTS]
     return [
         *_tuned(pairs, device),
@@ -314,9 +317,46 @@ def _experiment(name: str, title: str, cases: Callable[[str], list[Case]]) -> Ex
     return Experiment(name=name, title=title, cases=cases, run=run, work=work, label=label, resumes=True, **rows)
 
 
+# Larger models, for which a GPU is needed: 25 million parameters, 8 heads, windows of 1,024 bytes.
+LARGE = {"d": 512, "H": 8, "L": 8, "B": 16, "N": 1024, "tested": 384, "base": 120}
+LARGE_ARMS = (
+    ("8 learned", CONVOLUTION),
+    ("1 learned + 7 positional", CONVOLUTION),
+    ("2 induction + 6 positional", CONVOLUTION),
+    ("8 learned", 0),
+    ("8 frozen", CONVOLUTION),
+    ("1 learned + 1 induction + 6 positional", CONVOLUTION),
+)
+LARGE_SEEDS = (1, 2)
+
+
+def large_cases(device: str) -> list[Case]:
+    """Runs of the larger models on a GPU: two rates each, then those that count, up to 31 million bytes; on a CPU none.
+
+    The rate that is chosen at `TUNED` serves the longer runs, too.
+    """
+    if device == "cpu":
+        return []
+    found = []
+    for rate in rates.tried(TRIED[:2], LARGE["d"]):
+        found += [_large(name, *arm, device, rate=rate) for name in TEXTS for arm in LARGE_ARMS]
+    for seed in LARGE_SEEDS:
+        for name in TEXTS:
+            for arm in LARGE_ARMS:
+                chosen = rates.chosen("ladder-large", _large(name, *arm, device))
+                if chosen is not None:
+                    found.append(_large(name, *arm, device, seed=seed, rate=chosen, budget=LONG))
+    return found
+
+
+def _large(name: str, arm: str, width: int, device: str, **options: Any) -> Case:
+    return case(name, arm, convolution=width, device=device, **LARGE, **options)
+
+
 EXPERIMENTS = (
     _experiment("ladder", "language models of bytes along budgets, with heads that retrieve untrained", cases),
     _experiment("ladder-others", "language models of bytes along budgets: other arms", other_cases),
+    _experiment("ladder-large", "larger language models of bytes, on a GPU", large_cases),
 )
 
 

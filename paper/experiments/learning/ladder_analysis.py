@@ -29,6 +29,7 @@ LEVEL = 0.05  # of all hypotheses together
 NO_WORSE = 0.02  # bits a byte
 BETTER = 0.05
 RIVAL = "learned"  # with the convolution
+RIVALS = {4: RIVAL, 8: "8 learned"}  # by the heads of a layer
 DRAWN = 20_000  # resamples
 Key = tuple[str, str, int]  # text, arm, convolution
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -232,7 +233,8 @@ def table(records: Sequence[Record]) -> str:
 def _curves(group: Sequence[Record], part: str) -> list[str]:
     lines = []
     for of in sorted({key(record) for record in group}):
-        own, rival = (curve(group, one, part) for one in (of, (of[0], RIVAL, CONVOLUTION)))
+        base = RIVALS[ARMS[of[1]].num_heads]
+        own, rival = (curve(group, one, part) for one in (of, (of[0], base, CONVOLUTION)))
         if own is None:
             continue
         name = f"{of[0]}, {of[1]}{' + convolution' if of[2] else ''}"
@@ -240,8 +242,10 @@ def _curves(group: Sequence[Record], part: str) -> list[str]:
         lines.append(f"{part:11}{name:64}{figures}; {1e3 * own.seconds:.0f} ms a step")
         if rival is None or rival == own:
             continue
-        for budget, base in zip(rival.budgets, rival.bits, strict=True):
-            equal = {what: f"{bits - base:+.3f}" for what, bits in at_equal(own, rival, budget).items() if bits == bits}
+        for budget, theirs in zip(rival.budgets, rival.bits, strict=True):
+            equal = {
+                what: f"{bits - theirs:+.3f}" for what, bits in at_equal(own, rival, budget).items() if bits == bits
+            }
             if equal:  # a cheaper arm has not spent as much as the rival at the last budget
                 words = ", ".join(f"{difference} at equal {what}" for what, difference in equal.items())
                 lines.append(f"{'':15}against learned + convolution at {budget} x: {words}")

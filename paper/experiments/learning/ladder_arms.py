@@ -103,4 +103,10 @@ ARMS: Mapping[str, Arm] = {
     "learned, KV shift": Arm((("shifted", 4),)),
     "learned, mimetic": Arm((("mimetic", 4),)),
     "frozen": Arm((("frozen", 4),)),
+    # Of eight heads, for larger models.
+    "8 learned": Arm((("learned", 8),)),
+    "1 learned + 7 positional": Arm((("learned", 1), ("near", 3), ("alone", 4))),
+    "2 induction + 6 positional": Arm((("induction", 2), ("near", 3), ("near", 3))),
+    "1 learned + 1 induction + 6 positional": Arm((("learned", 1), ("induction", 1), ("near", 3), ("near", 3))),
+    "8 frozen": Arm((("frozen", 8),)),
 }
