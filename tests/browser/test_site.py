@@ -41,6 +41,35 @@ def test_the_search_finds_every_mechanism(page, book, name):
     assert page.locator("#search-results .search li").count() > 0
 
 
+def test_the_search_shows_chapters_before_names_of_the_package(page, book):
+    for words, first in (("delta rule", "11-delta-rule"), ("FAVOR", "08-favor-unbiased")):
+        page.goto(f"{book}search.html?q={quote(words)}")
+        page.wait_for_function("/finished/.test(document.querySelector('#search-results').textContent)")
+        links = page.locator("#search-results .search li > a")
+        found = links.evaluate_all("links => links.map((link) => new URL(link.href).pathname)")
+        assert first in found[0]
+        groups = [address.split("/")[1] for address in found]
+        chapters = groups.count("notebooks")
+        assert set(groups[:chapters]) == {"notebooks"}, found
+        names = [address for address in found if "/reference/" in address]
+        assert found[len(found) - len(names) :] == names
+
+
+def test_every_page_leads_to_the_index(page, book):
+    page.goto(f"{book}{WRITTEN[1]}.html")
+    page.get_by_role("link", name="Index of terms and names").click()
+    page.wait_for_url(f"{book}genindex.html")
+
+
+def test_no_formula_in_a_sentence_scrolls(page, book):
+    page.goto(f"{book}notebooks/07-linear-attention.html")
+    page.evaluate("async () => { await window.MathJax?.startup?.promise }")
+    wide = "formulas => formulas.filter((it) => it.scrollWidth > it.clientWidth).length"
+    formulas = page.locator(".bd-article span.math")
+    assert formulas.count() > 100
+    assert formulas.evaluate_all(wide) == 0
+
+
 def test_a_choice_of_colours_is_kept(page, book):
     def shown():
         return page.evaluate("(({ mode, theme }) => [mode, theme])(document.documentElement.dataset)")
