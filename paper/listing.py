@@ -16,7 +16,8 @@ WIDTH = 96  # characters, which fit a page
 
 
 def listing(*functions: Callable[..., Any]) -> Markdown:
-    """The code of functions, each behind the name of its file, without docstrings, decorators and annotations.
+    """The code of functions, each behind the name of its file, and of a method's class, without docstrings, decorators
+    and annotations.
 
     A page that shows it shows what runs: its stored output no longer fits as soon as the code is another.
     """
@@ -33,7 +34,9 @@ def _code(function: Callable[..., Any]) -> str:
     start = body[0].lineno - 1
     while lines[start - 1].lstrip().startswith("#"):
         start -= 1
-    return "\n".join([f"# {path.as_posix()}", *_signature(defined), *lines[start:]])
+    owner = function.__qualname__.rpartition(".")[0]  # the class of a method
+    place = f"{path.as_posix()} ({owner})" if owner.isidentifier() else path.as_posix()
+    return "\n".join([f"# {place}", *_signature(defined), *lines[start:]])
 
 
 def _signature(defined: ast.FunctionDef) -> list[str]:

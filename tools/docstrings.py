@@ -18,8 +18,7 @@ from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("ortho", "paper")
-NOT_DESCRIBED = "paper.claims.evidence*"  # evidence: the chapters show what it finds
+PACKAGE = "ortho"  # what users import; `paper` is read in its source
 MODULE = """## {name}
 
 ```{{eval-rst}}
@@ -41,10 +40,9 @@ UNREADABLE = re.compile(r"<(?:(?:built-in )?function |class ')?(?:\w+\.)*(\w+)'?
 
 def public_modules() -> list[str]:
     """All modules without a leading underscore, in the order of their names."""
-    paths = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-    files = (path.relative_to(ROOT).with_suffix("") for path in paths)
+    files = (path.relative_to(ROOT).with_suffix("") for path in (ROOT / PACKAGE).rglob("*.py"))
     names = sorted(".".join(path.parts).removesuffix(".__init__") for path in files)
-    return [name for name in names if "._" not in name and not fnmatchcase(name, NOT_DESCRIBED)]
+    return [name for name in names if "._" not in name]
 
 
 def chosen(patterns: Iterable[str]) -> list[str]:
@@ -122,7 +120,7 @@ def signature(_app: Any, _what: str, _name: str, _thing: Any, _options: Any, tex
 def skip(_app: Any, _what: str, _name: str, thing: Any, _skipped: bool, _options: Any) -> bool | None:
     """Leave out what no docstring of the package describes; None leaves the choice to autodoc."""
     text = getattr(thing, "__doc__", None) or ""
-    foreign = str(getattr(thing, "__module__", "ortho") or "ortho").split(".")[0] not in (*PACKAGES, "builtins")
+    foreign = str(getattr(thing, "__module__", "ortho") or "ortho").split(".")[0] not in (PACKAGE, "builtins")
     return True if foreign or GENERATED.match(text) else None
 
 

@@ -13,6 +13,7 @@ from paper.plots import BLACK
 __all__ = ["arrow", "box", "canvas", "cells", "label"]
 
 Point = tuple[float, float]
+Tint = str | tuple[str, float]  # a colour, or a colour and how opaque it is, from 0 to 1
 
 
 def canvas(width: float, height: float, *, inches: float = 7.0) -> tuple[Figure, Axes]:
@@ -49,7 +50,7 @@ def arrow(
     axes.annotate("", end, start, arrowprops={**line, "connectionstyle": f"arc3,rad={bend}", "linewidth": 1.3})
 
 
-def cells(axes: Axes, corner: Point, colours: Sequence[Sequence[str | None]], *, side: float = 1.0) -> None:
+def cells(axes: Axes, corner: Point, colours: Sequence[Sequence[Tint | None]], *, side: float = 1.0) -> None:
     """A matrix of square cells, its first row on top; `corner` is its upper left one. None leaves a cell white."""
     x, y = corner
     for row, line in enumerate(colours):

@@ -41,6 +41,35 @@ def test_the_search_finds_every_mechanism(page, book, name):
     assert page.locator("#search-results .search li").count() > 0
 
 
+def test_the_search_shows_chapters_before_names_of_the_package(page, book):
+    for words, first in (("delta rule", "11-delta-rule"), ("FAVOR", "08-favor-unbiased")):
+        page.goto(f"{book}search.html?q={quote(words)}")
+        page.wait_for_function("/finished/.test(document.querySelector('#search-results').textContent)")
+        links = page.locator("#search-results .search li > a")
+        found = links.evaluate_all("links => links.map((link) => new URL(link.href).pathname)")
+        assert first in found[0]
+        groups = [address.split("/")[1] for address in found]
+        chapters = groups.count("notebooks")
+        assert set(groups[:chapters]) == {"notebooks"}, found
+        names = [address for address in found if "/reference/" in address]
+        assert found[len(found) - len(names) :] == names
+
+
+def test_every_page_leads_to_the_index(page, book):
+    page.goto(f"{book}{WRITTEN[1]}.html")
+    page.get_by_role("link", name="Index of terms and names").click()
+    page.wait_for_url(f"{book}genindex.html")
+
+
+def test_no_formula_in_a_sentence_scrolls(page, book):
+    page.goto(f"{book}notebooks/07-linear-attention.html")
+    page.evaluate("async () => { await window.MathJax?.startup?.promise }")
+    wide = "formulas => formulas.filter((it) => it.scrollWidth > it.clientWidth).length"
+    formulas = page.locator(".bd-article span.math")
+    assert formulas.count() > 100
+    assert formulas.evaluate_all(wide) == 0
+
+
 def test_a_choice_of_colours_is_kept(page, book):
     def shown():
         return page.evaluate("(({ mode, theme }) => [mode, theme])(document.documentElement.dataset)")
@@ -204,3 +233,39 @@ def test_a_choice_can_be_linked(ledger, whole, book):
     ledger.goto("about:blank")
     ledger.goto(address)
     assert rows(ledger) == [row for row in whole if row[1] == verdict]
+
+
+# --------------------------------------------------------------------------------------------------------------- slider
+
+
+def test_the_slider_over_lengths_moves_the_costs(page, book):
+    page.goto(f"{book}notebooks/02-what-freezing-removes.html")
+    slider, rows = page.locator(".cost-slider input"), page.locator(".cost-slider .chosen tbody tr")
+    assert rows.count() == 6
+    saved = rows.nth(1).locator("td").last
+    assert saved.inner_text() == "11.1 %"  # frozen, N = d: 4 of 36 units
+    slider.focus()
+    for _ in range(4):
+        page.keyboard.press("ArrowLeft")  # to N = d/16: 4 of 24.75
+    assert page.locator(".cost-slider output").inner_text() == "1/16"
+    assert saved.inner_text() == "16.2 %"
+    page.locator(".cost-slider select").select_option("fast")  # 4 of 24.875
+    assert saved.inner_text() == "16.1 %"
+    assert not page.locator(".cost-slider .fixed").is_visible()
+
+
+# ---------------------------------------------------------------------------------------------------------------- reach
+
+
+def test_a_pattern_and_a_number_of_layers_show_which_tokens_arrive(page, book):
+    page.goto(f"{book}notebooks/15-sparse-patterns.html")
+    box = page.locator(".reach")
+    said, reached = box.locator("output"), box.locator(".reach-tokens .reached")
+    box.locator("select").select_option("window of 8")
+    box.locator("input").fill("1")
+    assert (said.inner_text(), reached.count()) == ("8 of 64 tokens after 1 layer", 8)
+    box.locator("input").press("ArrowRight")
+    assert (said.inner_text(), reached.count()) == ("15 of 64 tokens after 2 layers", 15)
+    box.locator("select").select_option("strided by 8")
+    assert (said.inner_text(), reached.count()) == ("64 of 64 tokens after 2 layers", 64)
+    assert box.locator(".chosen").inner_text() == "100"

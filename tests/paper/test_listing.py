@@ -24,6 +24,11 @@ def many(first_of_the_names, second_of_the_names, third_of_the_names, fourth_of_
     return first_of_the_names
 
 
+class Scale:
+    def applied(self, x: float) -> float:
+        return x * self.by
+
+
 def test_docstring_decorators_and_annotations_are_left_out_and_comments_stay():
     assert listing(scaled).data.splitlines() == [
         "```python",
@@ -43,3 +48,12 @@ def test_long_signatures_are_wrapped_and_functions_stand_apart():
         "    return first_of_the_names",
     ]
     assert lines[5:8] == ["", "# tests/paper/test_listing.py", "def scaled(x, *, by=2.0):"]
+
+
+def test_a_method_stands_behind_the_name_of_its_class():
+    assert listing(Scale.applied).data.splitlines()[1:] == [
+        "# tests/paper/test_listing.py (Scale)",
+        "def applied(self, x):",
+        "    return x * self.by",
+        "```",
+    ]
