@@ -12,7 +12,9 @@ COUNT = 5  # tiles of queries, and of keys
 NOW = (3, 2)  # the tile in work: of queries, of keys
 TINTS = {"done": (BLUE, 0.45), "now": (ORANGE, 0.9), "to come": (BLUE, 0.12), "never": None}
 
-KEPT = "of these queries, so far:\n$m$, the largest score\n$l$, the sum of $e^{S - m}$\n$a$, the sum of $e^{S - m}\\, v$"
+KEPT = (
+    "of these queries, so far:\n$m$, the largest score\n$l$, the sum of $e^{S - m}$\n$a$, the sum of $e^{S - m}\\, v$"
+)
 
 
 def tile_states(count: int, now: tuple[int, int]) -> list[list[str]]:
