@@ -1,4 +1,4 @@
-"""Mechanisms by cost for what a reader sets (`book/_static/calculator.js`), and a table of three settings without it."""
+"""Mechanisms by cost for sizes that a reader sets (`book/_static/calculator.js`), and a table that needs no script."""
 
 import json
 from functools import cache
