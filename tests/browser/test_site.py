@@ -102,6 +102,32 @@ def test_a_notebook_can_be_taken_along(page, book):
     assert Path(download.value.path()).read_bytes() == (ROOT / f"{name}.ipynb").read_bytes()
 
 
+def test_writes_into_a_memory_are_gone_through(page, book):
+    page.goto(f"{book}notebooks/11-delta-rule.html")
+    stepper = page.locator(".delta-writes")
+    slider = stepper.get_by_label("Writes so far")
+    shown = stepper.locator("tbody td:visible")
+    everything = shown.count()
+    slider.fill("2")
+    assert 0 < shown.count() < everything
+    assert stepper.locator("tr.now th").inner_text() == "2"
+    assert "10" in stepper.locator(".bars").inner_text()
+    before = stepper.locator(".bars").inner_text()
+    slider.press("ArrowRight")
+    assert stepper.locator("tr.now th").inner_text() == "3"
+    assert stepper.locator(".bars").inner_text() != before
+
+
+def test_a_chunk_is_solved_row_by_row(page, book):
+    page.goto(f"{book}notebooks/12-chunked-form.html")
+    stepper = page.locator(".chunk-solve")
+    slider = stepper.get_by_label("Rows solved")
+    for solved in range(stepper.locator("tbody tr").count() + 1):
+        slider.fill(str(solved))
+        assert stepper.locator("td.error:visible").count() == solved
+    assert stepper.locator("td.known").count() > 0
+
+
 # --------------------------------------------------------------------------------------------------------------- ledger
 
 
