@@ -16,25 +16,23 @@ from ortho import MECHANISMS
 from ortho.cost import block, layer
 from ortho.cost.attention import choosing, decoded
 from ortho.cost.big_o import H, N, constants, d
-from ortho.cost.layers import hybrid
-from ortho.theory import approximation, johnson_lindenstrauss, retrieval, unbiasedness, variance
+from ortho.theory import approximation, retrieval, unbiasedness
 from paper import experiments
 from paper.claims.evidence import does_freezing_hold as learning
 from paper.claims.evidence import frozen_layer, printed_models, printed_speed_ups
-from paper.claims.evidence.low_resource import FIXED, LEARNED, SINGLE
 from paper.claims.evidence.one_learned_head import along_budgets
 from paper.claims.figures import read, show
 from paper.claims.outcomes import BITS_A_BYTE
-from paper.experiments.learning import analysis, language, positional_heads, synthetic, translating
+from paper.experiments.learning import analysis, language
 from paper.experiments.learning.analysis import Judged, Runs
 from paper.experiments.speed import analysis as speed
 from paper.experiments.speed import attention_analysis, decoding, heads, language_models, value_gradient, whole_models
-from paper.experiments.statistics import Decision, fisher
+from paper.experiments.statistics import Decision
 
 WIDTH, HEADS, LENGTH = 768, 12, 4096
 K = sympy.Symbol("K", positive=True)
 r = sympy.Symbol("r", positive=True)  # N / d
-MIXED, IDLE = "1 learned + 3 positional", "1 learned + 3 identity"
+MIXED = "1 learned + 3 positional"
 
 Values = dict[str, str]
 
@@ -96,7 +94,6 @@ def freezing() -> Values:
         "length": f"{LENGTH:,}".replace(",", "{,}"),
         "removed": str(len(removed)),
         "weighted": str(len(weighted)),
-        "removed_flops": _tex(learned - frozen),
         "backward_learned": _tex(learned),
         "backward_frozen": _tex(frozen),
         "backward_stopped": _tex(stopped),
@@ -189,26 +186,13 @@ def _gain(rows: Sequence[Any]) -> str:
 
 
 def kernels() -> Values:
-    """Linear attention, random features and random projections, by formula."""
-    core = {
-        name: MECHANISMS[name].cost(1, N, 1, K, K, form=form).forward
-        for name, form in (("softmax", "reference"), ("linear", "fast"))
-    }
-    first = int(sympy.solve(core["softmax"] - core["linear"], N)[0].subs(K, 64)) + 1
+    """Random features, by formula."""
     crossing = approximation.crossing("positive", "orthogonal", 64, 0.5)
     assert crossing is not None
     yardstick = 2**crossing.value
-    squared, cubed = (variance.where_gain(log_factor, 64) for log_factor in (2, 3))
-    assert johnson_lindenstrauss.product_moments("haar", 1024, 64, 0.9, tied=False).mean == 0
     return {
-        "linear_from": str(first),
         "favor_short": f"{100 * unbiasedness.fixed_length_mean(64, 1.0, 1.0):.0f}",
         "favor_features": f"{100 * round(yardstick / 100):,}",
-        "orthogonal_helps": f"{variance.where_orthogonality_helps(0.05, 64):.1f}",
-        "favor_gain_low": f"{squared:.0f}",
-        "favor_gain_high": f"{cubed:.0f}",
-        "jl_asked": str(johnson_lindenstrauss.dimension(1000, 0.3)),
-        "jl_enough": str(johnson_lindenstrauss.least_dimension(1000, 1024, 0.3)),
     }
 
 
@@ -240,28 +224,10 @@ def clocks() -> Values:
     )
     found: Values = {}
     kernel_clocks = _shares(kernel_records, "main", kernel_names, ".2g")
-    if kernel_clocks:
-        found["kernel_clocks"] = "; ".join(f"on `{device}` {took}" for device, took in kernel_clocks.items())
-    memory_clocks, growth = (
-        _shares(memory_records, "delta", memory_names, ".2g"),
-        _powers(memory_records, "delta alone"),
-    )
-    told = []
-    for device, took in memory_clocks.items():
-        if all((device, arm) in growth for arm in memory_names):
-            powers = " and ".join(f"$N^{{{growth[device, arm]:.2f}}}$" for arm in memory_names)
-            told.append(f"on `{device}` {took}; up to 32,768 tokens they grow as {powers}")
-    if told:
-        found["memory_clocks"] = "; ".join(told)
-    growth = _powers(pattern_records, "window alone")
-    patterns = [
-        f"on `{device}` {took}; in tiles it grows as $N^{{{growth[device, 'window']:.2f}}}$"
-        for device, took in _shares(pattern_records, "patterns", pattern_names, ".0f").items()
-        if (device, "window") in growth
-    ]
+    memory_clocks = _shares(memory_records, "delta", memory_names, ".2g")
+    patterns = _shares(pattern_records, "patterns", pattern_names, ".0f")
     if patterns:
-        found["pattern_clocks"] = "; ".join(patterns)
-        found["pattern_clocks_plain"] = "; ".join(told.partition(";")[0] for told in patterns)
+        found["pattern_clocks"] = "; ".join(f"on `{device}` {took}" for device, took in patterns.items())
     both = [device for device in kernel_clocks if device in memory_clocks]
     if both:
         found["linear_time"] = "; ".join(
@@ -280,12 +246,6 @@ def _shares(records: Sequence[Any], arms: str, names: Mapping[str, str], digits:
     return found
 
 
-def _powers(records: Sequence[Any], arms: str) -> dict[tuple[str, str], float]:
-    """(device, arm) -> the power of N with which its time grows, of one set of arms."""
-    found = attention_analysis.growth(records, (2048, 32768))
-    return {(row["device"], row["arm"]): row["time"] for row in found if row["arms"] == arms}
-
-
 # -------------------------------------------------------------------------------- memories, patterns, serving, heads
 
 
@@ -296,12 +256,7 @@ def memories() -> Values:
         found |= {"parity_wide": f"{arms['delta, beta to 2']:.0f}", "parity_narrow": f"{arms['delta']:.0f}"}
     for arms in _learnt("flip-flop", "sparse, tokens 257 to 512"):
         assert arms["position-delta"] > max(arms["rotary"], arms["alibi"], arms["softmax"])
-        names = {"alibi": "ALiBi", "rotary": "rotary", "fox": "a forgetting bias", "path": "PaTH"}
-        found |= {
-            "flip_flop": f"{arms['position-delta']:.0f}",
-            "flip_flop_others": ", ".join(f"{name} {arms[arm]:.0f} %" for arm, name in names.items()),
-            "flip_flop_none": f"{arms['softmax']:.0f}",
-        }
+        found["flip_flop"] = f"{arms['position-delta']:.0f}"
     return found
 
 
@@ -313,15 +268,9 @@ def _learnt(experiment: str, test: str) -> Iterable[dict[str, float]]:
 
 
 def patterns() -> Values:
-    """Keys that are chosen, and heads that turn out to be positional."""
+    """Keys that are chosen."""
     chosen, blocks = (100 * choosing(name, LENGTH, 64, 64).share for name in ("top-k", "moba"))
-    found = {"choosing_top_k": f"{chosen:.0f}", "choosing_blocks": f"{blocks:.0f}"}
-    records = experiments.load("positional-heads")
-    for device in experiments.by_device(records):
-        stages = positional_heads.arms(records, device).values()
-        trained = [row for stage in stages for row in stage["trained"]]
-        found |= {"heads_positional": str(positional_heads.positional(trained)), "heads_trained": str(len(trained))}
-    return found
+    return {"choosing_top_k": f"{chosen:.0f}", "choosing_blocks": f"{blocks:.0f}"}
 
 
 def hardware() -> Values:
@@ -363,27 +312,14 @@ def mixed_heads() -> Values:
     if longest:
         told = (f"on `{name}` it is {row['backward'][1]:.1f} times as fast" for name, row in longest.items())
         found["exchanged_clocks"] = "; ".join(told)
-    splits = {"structured": "all stopped", "quarter": "a quarter learned", "one": "one learned, the others positional"}
-    standard = layer(1, LENGTH, WIDTH, HEADS, causal=True).step
-    bounds = {
-        arm: standard / hybrid(1, LENGTH, WIDTH, HEADS, heads=heads.SPLITS[arm](HEADS), causal=True).step
-        for arm in splits
-    }
-    found["split_bounds"] = ", ".join(f"{name} {bounds[arm]:.2f}" for arm, name in splits.items())
     rows = heads.speedups(experiments.load("heads-speed"))
     layers = [
         row for row in rows if (row["scope"], row["N"], row["d"], row["causal"]) == ("layer", LENGTH, WIDTH, True)
     ]
-    by_device = {
-        device: {row["variant"]: row["speedup"][1] for row in layers if row["device"] == device}
-        for device in dict.fromkeys(row["device"] for row in layers)
-    }
-    if by_device:
-        found["split_clocks"] = "; ".join(
-            f"on `{device}` {', '.join(f'{gains[arm]:.2f}' for arm in splits)}" for device, gains in by_device.items()
-        )
-        device = next(iter(by_device))
-        found |= {"split_device": device, "split_layer": f"{by_device[device]['one']:.1f}"}
+    gains = {row["device"]: row["speedup"][1] for row in reversed(layers) if row["variant"] == "one"}
+    if gains:
+        device = layers[0]["device"]
+        found |= {"split_device": device, "split_layer": f"{gains[device]:.1f}"}
         kind = ("one", "block", WIDTH, True, device)
         blocks = [row for row in rows if (row["variant"], row["scope"], row["d"], row["causal"], row["device"]) == kind]
         if blocks:
@@ -421,32 +357,28 @@ def freezing_learnt() -> Values:
     margin = f"{Decision.of(baseline.configuration).margin:g}"
     parameters = f"{round(baseline.parameters, -3):,}"
     found = _bits("bytes", text) | {
-        "bytes_margin": margin,
-        "bytes_parameters": parameters,
-        "bytes_steps": str(steps),
         "bytes_models": str(len(baseline.seeds)),
         "bytes_size": f"{parameters} parameters, {steps} steps, margin {margin} bits",
         "lost": str(len(lost)),
         "not_lost": str(len(others)),
-        "not_lost_where": "; ".join(others),
         "bytes_kept": f"{100 * _kept(text):.0f} %",
         "draw_gap": _difference(text, "frozen", "frozen Gaussian"),
     }
     stages = along_budgets(experiments.load("bytes-budgets"), device, text)
     longest = min((width for width, _ in stages), default=0), max(language.BUDGETS)
     if longest in stages:
-        found |= _later(stages[longest], longest[1], found["bytes_margin"])
+        found |= _later(stages[longest], longest[1], float(margin))
         if language.same_text(records):
             found |= _tables(text, stages[longest], steps, longest[1])
-    return found | _little(device) | _seconds(device, text)
+    return found | _seconds(device, text)
 
 
-def _later(runs: Mapping[str, Runs], times: float, margin: str) -> Values:
+def _later(runs: Mapping[str, Runs], times: float, margin: float) -> Values:
     """The same models at the longest budget."""
     _expect(runs, "learned", frozen="worse")
     assert _judged(language.judged, runs["positional"], runs["learned"]).outcome != "better"
     difference = _judged(language.judged, runs[MIXED], runs["learned"]).difference
-    assert abs(difference.mean) < float(margin)
+    assert abs(difference.mean) < margin
     return _bits("later", runs) | {
         "later_times": f"{times:g}",
         "later_kept": f"{100 * _kept(runs):.0f} %",
@@ -462,49 +394,15 @@ def _tables(text: Mapping[str, Runs], later: Mapping[str, Runs], steps: int, tim
     return {"table_last": str(last), "table_bits": f"{counted:.2f}", "table_later_bits": f"{counted_later:.2f}"}
 
 
-def _little(device: str) -> Values:
-    """The least text to train on."""
-    limit = min(language.LIMITS)
-    runs = language.by_arm(experiments.load("bytes-little"), device, limit=limit, dropout=0.0)
-    if not runs:
-        return {}
-    _expect(runs, "learned", frozen="worse", positional="worse")
-    return _bits("little", runs) | {"little_bytes": f"{limit:,}"}
-
-
 def _seconds(device: str, text: Mapping[str, Runs]) -> Values:
-    """How long models of one learned head take, over those of four: a step, and training at equal FLOPs."""
+    """How long models of one learned head train, over those of four, at equal FLOPs."""
     timed = [record for record in experiments.load("bytes-speed") if record["device"] == device]
     if not timed:
         return {}
     own = {arm: runs.configuration["steps"] for arm, runs in text.items()}
     step, whole = (speed.quartiles(language_models.relative(timed[0], steps)[MIXED])[1] for steps in (None, own))
     assert step < 1 < whole
-    return {"bytes_device": device, "mixed_step": f"{step:.2f}", "mixed_training": f"{whole:.2f}"}
-
-
-def other_learning() -> Values:
-    """Retrieval tasks, and translation."""
-    device = experiments.judged_device(experiments.load("bytes"))
-    found: Values = {}
-    tasks = synthetic.learnt(experiments.load("synthetic"), device)
-    if tasks:
-        one, four = (tasks["needle"][arm] for arm in (MIXED, "learned"))
-        runs = len(four.seeds)
-        assert len(one.seeds) == runs
-        assert fisher(one.successes, runs, four.successes, runs) < 0.01 / len(tasks)
-        found |= {"needle_one": str(one.successes), "needle_four": str(four.successes), "needle_runs": str(runs)}
-    pairs = translating.by_pairs(experiments.load("translation"), device)
-    if pairs:
-        few, more = pairs[min(pairs)], pairs[max(pairs)]
-        gains = [_judged(translating.judged, arms[FIXED], arms[LEARNED]) for arms in (few, more)]
-        assert [gain.outcome for gain in gains] == ["not better", "better"]
-        assert _judged(translating.judged, more[SINGLE], more[LEARNED]).outcome == "worse"
-        named = (("fixed", FIXED), ("learned", LEARNED), ("single", SINGLE))
-        found |= {f"bleu_{name}": f"{100 * more[arm].mean('score'):.1f}" for name, arm in named}
-        found |= {"pairs_more": f"{max(pairs):,}", "pairs_few": f"{min(pairs):,}"}
-        found["bleu_few_gain"] = f"{100 * gains[0].difference.mean:+.1f}"
-    return found
+    return {"mixed_training": f"{whole:.2f}"}
 
 
 _ARMS = {
@@ -512,12 +410,8 @@ _ARMS = {
     "frozen": "frozen",
     "stopped": "stopped",
     "identity": "identity",
-    "positional": "positional",
     "mixed": MIXED,
-    "idle": IDLE,
     "gaussian": "frozen Gaussian",
-    "stopped_gaussian": "stopped Gaussian",
-    "large": "frozen 4 x",
     "small": "frozen 1/4 x",
 }
 
@@ -565,5 +459,4 @@ TOPICS = (
     hardware,
     mixed_heads,
     freezing_learnt,
-    other_learning,
 )

@@ -55,3 +55,12 @@ def test_the_workflow_builds_the_pages_once_for_every_change():
     tagged = "startsWith(github.ref, 'refs/tags/v')"
     assert when == {"html": f"${{{{ !{tagged} }}}}", "pdf": tagged}
     assert re.search(r"^pdf: html\b", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_the_entry_for_bibtex_says_what_the_citation_file_says():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    entry = (ROOT / "book" / "bibliography.md").read_text().partition("```bibtex\n")[2].partition("```")[0]
+    (kind, *_), fields = re.findall(r"@(\w+)", entry), dict(re.findall(r"(\w+) += \{+([^}]*)\}", entry))
+    (author,) = cited["authors"]
+    wanted = {"author": author["name"], "title": cited["title"], "version": cited["version"]}
+    assert (kind, fields) == (cited["type"], {**wanted, "year": str(CONFIG["copyright"])})

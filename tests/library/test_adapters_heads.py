@@ -161,24 +161,6 @@ def test_in_an_encoder(layers):
         torch.testing.assert_close(got[1:2, :4], model(x[1:2, :4], **short), **TOLERANCE)
 
 
-@pytest.mark.nightly
-@pytest.mark.unchecked
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of torch's own code
-def test_compiles():
-    """In one graph, forward and backward."""
-    x = tokens()
-    for layer in (freeze_qk(make(), heads=[1], stop_gradient=True), set_heads(make(), KINDS)):
-        compiled = torch.compile(layer, backend="eager", fullgraph=True)
-        grads = []
-        for call in (layer, compiled):
-            y = x.clone().requires_grad_()
-            call(y, y, y, need_weights=False, attn_mask=future(), is_causal=True)[0].square().sum().backward()
-            grads.append(y.grad)
-        torch.testing.assert_close(*grads, **TOLERANCE)
-    with pytest.raises(RuntimeError, match="attention_mask: expected a mask of keys"):
-        compiled(x, x, x, need_weights=False, attn_mask=future().T, is_causal=True)
-
-
 def test_gradients():
     """Stopped heads have none, learned ones that of softmax attention; AdamW leaves frozen heads as they are."""
     model = make()

@@ -27,11 +27,11 @@ def test_by_hand():
 
 @pytest.mark.parametrize("kind", FEATURES)
 def test_kernels_are_unbiased(kind):
-    """Over 800 draws each entry is a mean with a standard error; of 12 entries none is too far off."""
+    """Over 400 draws each entry is a mean with a standard error; of 12 entries none is too far off."""
     x, y = sample_data("scaled", 4, 3, 0.3, generator=generator())
     y = y[:3]
     g = generator(1)
-    drawn = [approx.kernel_estimates(kind, x, y, orthogonal_features(6, 3, generator=g, dtype=F64)) for _ in range(800)]
+    drawn = [approx.kernel_estimates(kind, x, y, orthogonal_features(6, 3, generator=g, dtype=F64)) for _ in range(400)]
     entries = torch.stack(drawn).flatten(1).unbind(-1)
     for found, exact in zip(entries, torch.exp(x @ y.mT).flatten(), strict=True):
         assert abs(estimate(found).deviation(float(exact))) < SIGMAS

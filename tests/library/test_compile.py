@@ -1,6 +1,7 @@
 """`torch.compile` as a user writes it: at one length after the other, a training step included, the result is right.
 
-To compile takes seconds. Of each way to compute one is tried; with ORTHO_TESTS=all, as in the nightly run, all.
+To compile takes seconds, most of them for sizes that are symbols. Of each kind of code one is compiled with these, and
+of each way to compute one at a single length; with ORTHO_TESTS=all, as in the nightly run, all are with symbols.
 """
 
 import copy
@@ -17,13 +18,13 @@ pytestmark = [
     # Of what PyTorch does itself while it compiles.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"),
 ]
-# A kernel of PyTorch's, kernels of ours in chunks, by autograd in chunks, in tiles, parts of a pattern,
-# parts that are chosen, several kinds; every kind of model.
-FEW = [
-    *(f"{name}, fast" for name in ("softmax", "flash", "linear", "fox", "top-k", "nsa")),
-    *("synthesizer dot-product", "language model, window", "frozen torch", "stopped heads"),
-]
+# A kernel of PyTorch's, kernels of ours in chunks, parts that are chosen; a layer of PyTorch's, heads of several kinds.
+FEW = ["softmax, fast", "linear, fast", "top-k, fast", "frozen torch", "stopped heads"]
+# By autograd in chunks, parts of several kinds, parts of a pattern.
+AT_ONE_LENGTH = ["fox, fast", "nsa, fast", "language model, window"]
+# In tiles, kernels of ours with maps and with gates, every kind of layer and of model.
 IN_ONE_GRAPH = [
+    *("flash, fast", "favor, fast", "gated-delta, fast", "synthesizer dot-product"),
     *("frozen projection", "padded", "exchanged", "structured-stopped heads", "rotary heads", "linear heads"),
     *("positional heads", "convolved", "language model, hybrid", "text encoder", "vision transformer"),
 ]
@@ -67,9 +68,10 @@ def agree(name, compiler, lengths=(5, 9, 13)):
             torch.testing.assert_close(found[key], value, atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize("name", CASES if WHOLE else FEW)
+@pytest.mark.parametrize("name", CASES if WHOLE else [*FEW, *AT_ONE_LENGTH])
 def test_lengths_one_after_the_other(name):
-    agree(name, lambda module: torch.compile(module, backend="aot_eager"))
+    lengths = (5, 9, 13) if WHOLE or name in FEW else (5,)
+    agree(name, lambda module: torch.compile(module, backend="aot_eager"), lengths)
 
 
 @pytest.mark.parametrize("name", IN_ONE_GRAPH)
@@ -89,7 +91,7 @@ def test_by_default(name, tmp_path, monkeypatch):
     except InvalidCxxCompiler:
         pytest.skip("torch.compile needs a compiler of C++, and there is none")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    agree(name, torch.compile)
+    agree(name, torch.compile, lengths=(5, 9, 13) if WHOLE else (5,))
 
 
 def second(attend, causal, power):
@@ -107,9 +109,12 @@ def second(attend, causal, power):
         return str(error)
 
 
+# Refused by each of two kernels, served by autograd and by tiles; one of each kind with an upstream that is a constant.
+TWICE = [("linear", 1), ("delta-product", 2), ("fox", 2), ("window", 1)]
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"] if WHOLE else ["eager"])
-@pytest.mark.parametrize("power", [1, 2])
-@pytest.mark.parametrize("name", MECHANISMS if WHOLE else ["linear", "delta-product", "fox", "window"])
+@pytest.mark.parametrize(("name", "power"), [(name, n) for name in MECHANISMS for n in (1, 2)] if WHOLE else TWICE)
 def test_second_derivatives(name, power, backend):
     """What is refused is refused compiled, also where the backward pass is a traced one that runs as it is, and the
     upstream gradient is a constant; what is served is the same, or refused by PyTorch."""

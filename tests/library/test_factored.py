@@ -8,7 +8,7 @@ import pytest
 import sympy as sp
 import torch
 from counted import CALLS, assert_declared, assert_formula
-from extent import WHOLE, some
+from extent import WHOLE
 
 from ortho import _checks
 from ortho.attention import MECHANISMS, chunking
@@ -343,21 +343,6 @@ def test_masks_that_hide_keys_only(name):
     weightless = (lone == 0).all(-1, keepdim=True)
     assert not weightless.any() or feature_map(name).weights == "non-negative"
     torch.testing.assert_close(lone, v.masked_fill(weightless, 0), **tolerance(name))
-
-
-@pytest.mark.unchecked
-@pytest.mark.parametrize("name", some(FACTORED, 6))
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of a class that dynamo makes
-def test_compiles(name):
-    """In one graph, forward and backward, bit for bit; default rows must have been drawn before."""
-    m = MECHANISMS[name]
-    torch.compiler.reset()  # or the mechanisms, one function with different maps, would count as recompilations
-    leaves = [x.requires_grad_() for x in qkv(2, length=70)]
-    results = []
-    for function in (m.fast, torch.compile(m.fast, backend="eager", fullgraph=True)):
-        o = function(*leaves, is_causal=m.causal)
-        results.append([o, *torch.autograd.grad(o.sum(), leaves)])
-    assert all(map(torch.equal, *results))
 
 
 @pytest.mark.parametrize("causal", [False, True])

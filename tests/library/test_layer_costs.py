@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from counted import FIGURES, SIZES, assert_declared, assert_decodes, assert_formula
+from extent import WHOLE
 
 from ortho import PROJECTIONS
 from ortho.cost.big_o import N, d
@@ -48,11 +49,16 @@ def test_all_kinds_have_a_closed_form():
     assert list(COSTS) == list(HEADS) and {kind for split in SPLITS for kind in split} == set(HEADS)
 
 
+# Whether x has a gradient changes what is kept and the products with the weights, whatever may be seen. By default each
+# has a size with a single token, one without, and one of more than a chunk.
+WAYS = [(True, True), (False, True), (True, False)] + [(False, False)] * WHOLE
+STEPS = [*SIZES, (3, 1, 8, 4), (2, 70, 24, 4)] if WHOLE else [SIZES[1], SIZES[3], (2, 70, 24, 4)]
+
+
 @EVERY
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("input_grad", [True, False])
+@pytest.mark.parametrize(("causal", "input_grad"), WAYS)
 def test_a_step(layer, declared, kind, causal, input_grad):
-    for number, (B, length, width, count) in enumerate([*SIZES, (3, 1, 8, 4), (2, 70, 24, 4)]):
+    for number, (B, length, width, count) in enumerate(STEPS):
         dtype, H = DTYPES[(number + input_grad) % 2], heads(kind, count)
         if kind.get("head_dim", 0) * H > width and layer is not PositionalHeads:
             continue  # a structured draw has no more columns than rows

@@ -249,14 +249,6 @@ def test_lower_precision():
                 torch.testing.assert_close(o.double(), exact, atol=eps * 1e-3 + 3e-6, rtol=eps)
 
 
-@pytest.mark.unchecked
-def test_compiles():
-    v = draw(1, 7, 6, 2)
-    for causal in (False, True):
-        compiled = torch.compile(positional_attention, backend="eager", fullgraph=True)
-        assert torch.equal(compiled(v, SEVEN, is_causal=causal), positional_attention(v, SEVEN, is_causal=causal))
-
-
 # -------------------------------------------------------------------------------------------- what is refused
 
 

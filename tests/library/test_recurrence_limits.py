@@ -298,14 +298,3 @@ def test_bad_chunks_and_long_keys(name):
     given["beta"] = 0.6 * ONES
     with pytest.raises(ValueError, match=r"^k: expected beta \|k\|\^2 within 0 and 2, got 2.4 to 2.4"):
         FUNCTIONS[name, "fast"](**given, normalise=False)
-
-
-@pytest.mark.unchecked
-@pytest.mark.parametrize("name", ["gated-delta", "ssd", "kda"])
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of a class that dynamo makes
-def test_compiles(name):
-    """In one graph, forward and backward, bit for bit."""
-    torch.compiler.reset()
-    given, function = arguments(name, 2, length=70), FUNCTIONS[name, "fast"]
-    compiled = torch.compile(function, backend="eager", fullgraph=True)
-    assert all(map(torch.equal, *(with_gradients(f, given, is_causal=True) for f in (function, compiled))))

@@ -150,19 +150,6 @@ def test_recomputed(mask, causal):
     assert torch.equal(o, expected[0]) and torch.equal(dv, expected[1])
 
 
-@pytest.mark.unchecked
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of a class that dynamo makes
-def test_compiles():
-    """In one graph, forward and backward."""
-    torch.compiler.reset()
-    compiled = torch.compile(value_gradient_attention, backend="aot_eager", fullgraph=True)
-    for kwargs in ({"is_causal": True}, {"scale": 0.3}, {"attn_mask": holes(17, 17)}):
-        for a, b in zip(
-            *(results(f, *operands(17), **kwargs) for f in (compiled, value_gradient_attention)), strict=True
-        ):
-            close(a, b)
-
-
 def test_it_is_differentiated_once():
     q, k, v, _ = operands(5)
     with pytest.raises(RuntimeError, match="create_graph: expected False: the fast form cannot be differentiated twi"):

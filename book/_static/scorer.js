@@ -1,0 +1,17 @@
+/* The order of what a search finds: chapters first, then guides and the glossary, then the ledger, last names of the
+   package. Sphinx puts this before its own script (`html_search_scorer`); within a group its scores decide. */
+var Scorer = {
+  score: ([page, , , , score]) => {
+    const groups = [/^notebooks\//, /^book\/(guides\/|notation)/, /^book\/(?!reference\/)/];
+    const group = groups.findIndex((pattern) => pattern.test(page));
+    return score + 1000 * (group < 0 ? 0 : groups.length - group);
+  },
+  objNameMatch: 11,
+  objPartialMatch: 6,
+  objPrio: { 0: 15, 1: 5, 2: -5 },
+  objPrioDefault: 0,
+  title: 15,
+  partialTitle: 7,
+  term: 5,
+  partialTerm: 2,
+};
