@@ -10,6 +10,7 @@ a uniform point of the unit sphere. So the right token has the largest logit if 
 $t = q^T k / (\sqrt{d}\, |R^T q|)$, and the law of t is known exactly (`threshold_law`).
 """
 
+from functools import cache
 from math import inf, log, log1p
 from typing import Any, NamedTuple
 
@@ -163,6 +164,7 @@ def _quantiles() -> tuple[Any, Any]:
     return (1 + nodes) / 2, weights / 2
 
 
+@cache
 def _thresholds(K: int, d: int, draw: str) -> tuple[Any, Any]:
     """Values of t and their weights."""
     _widths(K, d, draw)
@@ -172,6 +174,7 @@ def _thresholds(K: int, d: int, draw: str) -> tuple[Any, Any]:
     return np.sqrt(threshold_law(K, d, draw=draw).ppf(nodes)), weights
 
 
+@cache
 def _coordinates(n: int) -> tuple[Any, Any]:
     """Values of a coordinate of a uniform point of the unit sphere in n dimensions, and their weights."""
     from scipy.stats import beta
