@@ -31,11 +31,53 @@ class ArticleError(Exception):
     """The article asks for what is not there; the message names it."""
 
 
+# What Typst calls otherwise; what it has under the same name loses its backslash alone.
+SYMBOLS = {
+    "left": "", "right": "", ",": " ", "top": "top", "lvert": "|", "rvert": "|", "gg": ">>", "ll": "<<", "ge": ">=",
+    "le": "<=", "kappa": "kappa", "mathbb": "bb", "mathbf": "bold", "operatorname": "op",
+}  # fmt: skip
+TOKEN = re.compile(r"\\([A-Za-z]+|.)|[{}]|[^\\{}]+")
+
+
 def typst_math(tex: str) -> str:
-    """A formula of TeX as Typst has it: fractions, powers, groups of digits."""
-    tex = re.sub(r"\\left|\\right", "", tex.replace("{,}", ","))
-    tex = re.sub(r"\\frac\{(.*)\}\{(.*)\}", r"(\1) / (\2)", tex)
-    return tex.replace("{", "(").replace("}", ")")
+    """A formula of TeX as Typst has it: fractions, powers, names, groups of digits."""
+    tokens = list(TOKEN.finditer(tex.replace("{,}", ",")))
+    return re.sub(r"(?<=[(^_]) | (?=\))", "", " ".join(_sequence(tokens).split()))
+
+
+def _sequence(tokens: list[re.Match[str]]) -> str:
+    """Tokens up to the end of a group, taken from the front of the list."""
+    found = ""
+    while tokens:
+        token = tokens.pop(0)
+        if token[0] == "}":
+            break
+        if token[0] == "{":
+            inner = _sequence(tokens)
+            found += f"({inner})" if found.endswith(("^", "_")) else inner
+        elif token[1] == "frac":
+            upper, lower = (_argument(tokens) for _ in range(2))
+            found += f"({upper}) / ({lower})"
+        elif token[1] == "operatorname":
+            found += f'op("{_argument(tokens)}")'
+        elif token[1]:
+            found += f" {SYMBOLS.get(token[1], token[1])} "
+        else:
+            found += token[0]
+    return found
+
+
+def _argument(tokens: list[re.Match[str]]) -> str:
+    """What stands between the next two braces."""
+    assert tokens.pop(0)[0] == "{"
+    return _sequence(tokens)
+
+
+def pieces(text: str) -> list[list[str]]:
+    """A text with formulas between dollars as pieces, each with what it is: ["text", ...] or ["math", ...]."""
+    parts = text.replace("`", "").split("$")
+    kinds = [("text", words)] + [("math", typst_math), ("text", words)] * (len(parts) // 2)
+    return [[kind, made(part)] for (kind, made), part in zip(kinds, parts, strict=True) if part]
 
 
 def words(text: str) -> str:
@@ -56,6 +98,14 @@ def ledger_table() -> list[list[str]]:
 
     rows = [row(verdict, [entry for entry in entries if entry.verdict == verdict]) for verdict in MEANINGS]
     return [["verdict", *documents, "all", *SEVERITIES], *rows, row("claims", entries)]
+
+
+def refuted_table() -> list[list[Any]]:
+    """A row for each claim that is wrong in substance: its id, its words, and what was found."""
+    entries = [entry for entry, _ in stored(ROOT / "book" / "verdicts.json").values()]
+    return [
+        [entry.id, pieces(entry.claim), pieces(entry.sentence)] for entry in entries if entry.severity == "substance"
+    ]
 
 
 def picture(name: str) -> tuple[str, bytes]:
@@ -84,8 +134,9 @@ def gathered() -> dict[str, Any]:
         "version": f"version {cited['version']}",
         "author": cited["authors"][0]["name"],
         "claims": ledger[-1][ledger[0].index("all")],
+        "substance": ledger[-1][ledger[0].index("substance")],
     }
-    return {**known, **about, "ledger": ledger}
+    return {**known, **about, "ledger": ledger, "refuted": refuted_table()}
 
 
 def _is_formula(text: str) -> bool:

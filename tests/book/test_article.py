@@ -17,6 +17,9 @@ TEXT = article.TEXT.read_text(encoding="utf-8")
         (r"\frac{r + 9}{14 \left(r + 1\right)}", "(r + 9) / (14 (r + 1))"),
         ("4{,}096", "4,096"),
         (r"2^{10} N", "2^(10) N"),
+        (r"\frac{1}{1 + \frac{d}{N}}", "(1) / (1 + (d) / (N))"),
+        (r"N d \log{\left(d \right)} \gg 2\times 10^{-3}", "N d log (d) >> 2 times 10^(-3)"),
+        (r"\operatorname{softmax}(Q K^\top)", 'op("softmax")(Q K^top)'),
     ],
 )
 def test_formulas_are_written_as_typst_has_them(tex, said):
@@ -46,6 +49,15 @@ def test_the_ledger_s_table_adds_up():
         assert int(sums[column]) == sum(int(row[column]) for row in rows)
     documents = slice(1, titles.index("all"))
     assert all(sum(map(int, row[documents])) == int(row[titles.index("all")]) for row in (*rows, sums))
+
+
+def test_texts_are_taken_apart_at_their_formulas():
+    assert article.pieces("a `b` of $N^{2}$, $d$") == [
+        ["text", "a b of "],
+        ["math", "N^(2)"],
+        ["text", ", "],
+        ["math", "d"],
+    ]
 
 
 def test_it_is_typeset(tmp_path, capsys):

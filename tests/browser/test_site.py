@@ -9,6 +9,7 @@ from visits import BOOK, MADE, ROOT, SOURCE, WRITTEN, new_context
 
 from ortho import MECHANISMS
 from paper.claims import catalogue
+from paper.interactive import calculator
 
 pytestmark = pytest.mark.browser
 
@@ -100,6 +101,32 @@ def test_a_notebook_can_be_taken_along(page, book):
     with page.expect_download() as download:
         page.locator(SOURCE).click()
     assert Path(download.value.path()).read_bytes() == (ROOT / f"{name}.ipynb").read_bytes()
+
+
+def test_writes_into_a_memory_are_gone_through(page, book):
+    page.goto(f"{book}notebooks/11-delta-rule.html")
+    stepper = page.locator(".delta-writes")
+    slider = stepper.get_by_label("Writes so far")
+    shown = stepper.locator("tbody td:visible")
+    everything = shown.count()
+    slider.fill("2")
+    assert 0 < shown.count() < everything
+    assert stepper.locator("tr.now th").inner_text() == "2"
+    assert "10" in stepper.locator(".bars").inner_text()
+    before = stepper.locator(".bars").inner_text()
+    slider.press("ArrowRight")
+    assert stepper.locator("tr.now th").inner_text() == "3"
+    assert stepper.locator(".bars").inner_text() != before
+
+
+def test_a_chunk_is_solved_row_by_row(page, book):
+    page.goto(f"{book}notebooks/12-chunked-form.html")
+    stepper = page.locator(".chunk-solve")
+    slider = stepper.get_by_label("Rows solved")
+    for solved in range(stepper.locator("tbody tr").count() + 1):
+        slider.fill(str(solved))
+        assert stepper.locator("td.error:visible").count() == solved
+    assert stepper.locator("td.known").count() > 0
 
 
 # --------------------------------------------------------------------------------------------------------------- ledger
@@ -243,3 +270,30 @@ def test_a_pattern_and_a_number_of_layers_show_which_tokens_arrive(page, book):
     box.locator("select").select_option("strided by 8")
     assert (said.inner_text(), reached.count()) == ("64 of 64 tokens after 2 layers", 64)
     assert box.locator(".chosen").inner_text() == "100"
+
+
+# ----------------------------------------------------------------------------------------------------------- calculator
+
+
+def test_the_calculator_lists_what_fits(page, book):
+    page.goto(f"{book}book/guides/choose-a-mechanism.html")
+    form, shown = page.locator(".calculator form"), page.locator(".calculator table.chosen tbody tr")
+    for use, causal, N, d in (
+        ("training", True, 8192, 1024),
+        ("training", False, 512, 4096),
+        ("decoding", True, 2048, 512),
+    ):
+        form.locator("[name=N]").select_option(str(N))
+        form.locator("[name=d]").select_option(str(d))
+        form.locator("[name=use]").select_option(use)
+        if use == "training":
+            form.locator("[name=causal]").set_checked(causal)
+        else:
+            assert form.locator("[name=causal]").is_disabled()
+        wanted = [row.name for row in calculator.rows(use, causal, N, d)]
+        names = [row.locator("td").first.inner_text() for row in shown.all()]
+        assert names[:12] == wanted[:12] and "softmax" in names
+        assert page.locator(".calculator output").inner_text().startswith(f"{len(wanted)} mechanisms fit")
+    form.locator("[name=exact]").check()
+    assert [row.locator("td").first.inner_text() for row in shown.all()] == [n for n in wanted if MECHANISMS[n].exact]
+    assert not page.locator(".calculator .fixed").is_visible()

@@ -1,0 +1,77 @@
+"""What a memory is: a matrix, written with a key and a value, and read with a query."""
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from paper.plots import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
+from paper.schematics.drawing import arrow, canvas, cells, label
+
+__all__ = ["writes"]
+
+K, V = 4, 3  # rows and columns of the memories drawn
+
+
+def writes() -> Figure:
+    """The linear memory adds the outer product of key and value; the delta rule reads at the key, and adds the error.
+
+    Keys stand to the left of a memory and queries to its right, one number a row; what is written stands above it and
+    what is read below, one number a column.
+    """
+    drawn, axes = canvas(34, 14.6)
+    _linear(axes, 5.5)
+    _delta(axes, 20.5)
+    return drawn
+
+
+def _memory(axes: Axes, x: float, title: str) -> None:
+    """The matrix S with its upper left corner at (x, 9), the key k beside it, and the title of the picture."""
+    label(axes, (x + V / 2, 13.9), title, size=10)
+    cells(axes, (x, 9), [[_tint(SKY)] * V] * K)
+    label(axes, (x + V / 2, 9 - K / 2), "$S$", size=12)
+    cells(axes, (x - 2.5, 9), [[_tint(BLUE)]] * K)
+    label(axes, (x - 3.3, 9 - K / 2), "$k$", size=11)
+    arrow(axes, (x - 1.3, 9 - K / 2), (x - 0.2, 9 - K / 2), colour=BLUE)
+
+
+def _row(axes: Axes, x: float, y: float, colour: str) -> None:
+    """A vector of V numbers, its left upper corner at (x, y)."""
+    cells(axes, (x, y), [[_tint(colour)] * V])
+
+
+def _linear(axes: Axes, x: float) -> None:
+    _memory(axes, x, "Linear memory: adds")
+    _row(axes, x, 12, ORANGE)
+    label(axes, (x - 0.3, 11.5), "value $v$", align="right")
+    arrow(axes, (x + V / 2, 10.8), (x + V / 2, 9.2), colour=ORANGE)
+    label(axes, (x + V / 2 + 0.5, 10), r"write $k\,v^\top$", align="left")
+    cells(axes, (x + V + 1.5, 9), [[_tint(GREEN)]] * K)
+    label(axes, (x + V + 3.2, 9 - K / 2), "$q$", size=11)
+    arrow(axes, (x + V + 1.3, 9 - K / 2), (x + V + 0.2, 9 - K / 2), colour=GREEN)
+    arrow(axes, (x + V / 2, 4.8), (x + V / 2, 3.2), colour=PURPLE)
+    label(axes, (x + V / 2 + 0.5, 4), "read", align="left")
+    _row(axes, x, 3, PURPLE)
+    label(axes, (x + V / 2, 1.1), r"answer $o = S^\top q$")
+
+
+def _delta(axes: Axes, x: float) -> None:
+    _memory(axes, x, "Delta rule: reads first, writes the error")
+    arrow(axes, (x + V / 2, 4.8), (x + V / 2, 3.2), colour=PURPLE)
+    label(axes, (x + V / 2 + 0.5, 4), "1. read at $k$", align="left")
+    _row(axes, x, 3, PURPLE)
+    label(axes, (x + V / 2, 1.1), r"answer so far $S^\top k$")
+    side = x + 8.2  # of the value, and of the difference from it
+    arrow(axes, (x + V + 0.2, 2.5), (side + 0.5, 6.7), colour=PURPLE, bend=0.3)
+    _row(axes, side - 1, 8, ORANGE)
+    label(axes, (side + V + 0.4 - 1, 7.5), "value $v$", align="left")
+    label(axes, (side + 1.4, 6.3), "$-$", size=13)
+    arrow(axes, (side + 0.5, 8.2), (x + V + 0.2, 11.5), colour=VERMILION, bend=0.3)
+    label(axes, (side + 0.6, 10.6), "2. subtract", align="left")
+    _row(axes, x, 12, VERMILION)
+    label(axes, (x - 0.3, 11.5), "error $e$", align="right")
+    arrow(axes, (x + V / 2, 10.8), (x + V / 2, 9.2), colour=VERMILION)
+    label(axes, (x + V / 2 + 0.5, 10), r"3. write $\beta\,k\,e^\top$", align="left")
+
+
+def _tint(colour: str) -> str:
+    """The colour, nearly transparent."""
+    return colour + "55"

@@ -1,0 +1,70 @@
+"""The steppers of chapters 11 and 12 say what the package computes."""
+
+import html
+import json
+import re
+
+import torch
+
+from ortho.attention.recurrent.delta import delta_rule
+from ortho.theory import delta_memory
+from paper.interactive import chunk_solve, delta_writes
+
+CELL = re.compile(r"<t[hd][^>]*>(.*?)</t[hd]>")
+
+
+def body(page):
+    """The texts of the cells of each row, headers of columns left out."""
+    return [CELL.findall(row) for row in re.findall("<tr>(.*?)</tr>", page.split("<tbody>")[1])]
+
+
+def numbers(text):
+    return [float(number.replace("−", "-")) for number in text.split(", ")]
+
+
+def test_each_write_is_the_package_s():
+    page = delta_writes.delta_writes()
+    figures = json.loads(html.unescape(re.search('data-figures="(.*?)"', page)[1]))
+    rows = body(page)
+    assert len(rows) == len(figures["steps"]) == len(delta_writes.WRITES)
+    both = torch.tensor(list(delta_writes.KEYS.values()), dtype=torch.float64)
+    for t, (row, shown) in enumerate(zip(rows, figures["steps"], strict=True), 1):
+        written = delta_writes.WRITES[:t]
+        keys = torch.tensor([delta_writes.KEYS[name] for name, _ in written], dtype=torch.float64)
+        values = torch.tensor([[value] for _, value in written], dtype=torch.float64)
+        for memory, place in (("linear", 3), ("delta", 6)):
+            answered = delta_memory.answers(memory, keys, values)[-1, 0]
+            last = list(delta_writes.KEYS).index(written[-1][0])
+            # Four digits are shown: off by half of the last of them at most
+            assert abs(numbers(row[place])[last] - answered) <= 5e-4 * abs(answered)
+            assert abs(shown[memory][last] - answered) < 1e-4
+        # The memories of the row answer both keys as the row says.
+        for place in (2, 5):
+            memory = torch.tensor(numbers(row[place]), dtype=torch.float64)
+            found = torch.tensor(numbers(row[place + 1]), dtype=torch.float64)
+            assert torch.allclose(both @ memory, found, rtol=2e-3, atol=0)
+        assert shown["wanted"][last] == written[-1][1]
+
+
+def test_the_errors_are_those_of_the_recurrence():
+    keys, values, beta, start = (
+        torch.tensor(
+            [[float(x) for x in row] if isinstance(row, tuple) else float(row) for row in rows], dtype=torch.float64
+        )
+        for rows in (chunk_solve.KEYS, chunk_solve.VALUES, chunk_solve.BETA, chunk_solve.START)
+    )
+    system = chunk_solve.solved()
+    gates = {"beta": beta, "normalise": False, "initial_state": (start[:, None],), "return_state": True}
+    _, (after,) = delta_rule(keys, keys, values[:, None], **gates)
+    errors = torch.tensor([float(e) for e in system.errors], dtype=torch.float64)
+    # Fractions on one side, six roundings of numbers up to 20 on the other
+    assert (start + keys.T @ (beta * errors) - after[:, 0]).abs().max() < 1e-13
+
+
+def test_the_table_has_the_system_and_each_row_s_arithmetic():
+    system = chunk_solve.solved()
+    for i, cells in enumerate(body(chunk_solve.chunk_solve())):
+        shown = [numbers(cell)[0] for cell in cells[1:-1]]
+        assert shown == [float(x) for x in (*system.matrix[i], system.errors[i], system.right[i])]
+        sides = [side.replace("−", "-").replace("·", "*") for side in cells[-1].split(" = ")]
+        assert abs(eval(sides[0]) - eval(sides[1])) < 1e-12
