@@ -6,6 +6,7 @@ from matplotlib.patches import Rectangle
 
 from ortho import InductionHeads
 from paper.schematics.heads import heads_of_several_kinds, induction_pairs
+from paper.schematics.tiles import attention_by_tiles, tile_states
 from tests.seeded import generator
 
 
@@ -26,4 +27,18 @@ def test_heads_of_several_kinds():
     tinted = [patch for patch in squares if patch.get_facecolor()[:3] != (1, 1, 1)]
     # Six tokens: all pairs of the past, each token before, and the pairs of the induction head.
     assert (len(squares), len(tinted)) == (3 * 36, 21 + 5 + len(induction_pairs("abcabc")))
+    plt.close(drawn)
+
+
+def test_tile_states():
+    states = tile_states(4, (2, 1))
+    assert states[0] == ["done", "never", "never", "never"]
+    assert states[2] == ["done", "now", "to come", "never"]
+    assert states[3] == ["to come"] * 4
+
+
+def test_attention_by_tiles():
+    drawn = attention_by_tiles()
+    squares = [patch for patch in drawn.axes[0].patches if isinstance(patch, Rectangle)]
+    assert len(squares) == 25 + 3 * 5  # tiles of scores; of keys, of queries and of the output
     plt.close(drawn)
