@@ -70,13 +70,12 @@ def chapter_map(folder: str = "../notebooks") -> str:
     captions = "".join(
         f'<text class="part" x="1" y="{row * HEIGHT + 24}">{escape(part)}</text>' for row, part in enumerate(parts)
     )
-        f'<text class="part" x="1" y="{i * HEIGHT + 24}">{escape(p)}</text>' for i, p in enumerate(parts)
-    )
     edges = "".join(_edge(places[n], places[one.number]) for one in chapters() for n in one.builds_on or ())
     boxes = "".join(_box(one, places[one.number], f"{folder}/{one.name}.html") for one in chapters())
     return (
         f'<div class="chapter-map"><svg viewBox="0 0 {WIDTH} {len(parts) * HEIGHT + 4}" role="group" '
-        f'aria-label="Which chapter builds on which; the head of each chapter says the same">{edges}{captions}{boxes}</svg></div>'
+        f'aria-label="Which chapter builds on which; the head of each chapter says the same">'
+        f"{edges}{captions}{boxes}</svg></div>"
     )
 
 
