@@ -12,7 +12,7 @@ from IPython.display import Markdown
 __all__ = ["listing"]
 
 ROOT = Path(__file__).resolve().parent.parent
-WIDTH = 96  # characters, which fit a page
+WIDTH = 84  # characters, which fit a page
 
 
 def listing(*functions: Callable[..., Any]) -> Markdown:

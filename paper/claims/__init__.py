@@ -22,7 +22,7 @@ from paper.claims.ledger import (
 )
 from paper.claims.outcomes import loses_nothing, outperforms
 from paper.claims.parts import all_of
-from paper.claims.report import counts_table, counts_text, ledger_table, rules_table, show, table
+from paper.claims.report import counts_table, counts_text, judged_here, ledger_table, rules_table, show, table
 from paper.claims.severity import SEVERITIES, Severity
 from paper.claims.verdicts import MEANINGS, PRECEDENCE, RULES, Finding, Verdict
 
@@ -48,6 +48,7 @@ __all__ = [
     "evidence",
     "judge",
     "judge_all",
+    "judged_here",
     "ledger",
     "ledger_table",
     "loses_nothing",

@@ -62,6 +62,13 @@ def show(*claim_ids: str) -> Shown:
     return Shown("\n\n".join(map(entry_markdown, entries)), "\n".join(map(entry_text, entries)))
 
 
+def judged_here(*claim_ids: str) -> Shown:
+    """A line at the head of a chapter: the claims that it judges, each linked to its derivation, with its verdict."""
+    entries = [judge(claim_id) for claim_id in claim_ids]
+    linked = ", ".join(f"[{entry.id}](#{entry.id}) {entry.verdict}" for entry in entries)
+    return Shown(f"**Claims judged here:** {linked}.", ", ".join(f"{entry.id} {entry.verdict}" for entry in entries))
+
+
 def ledger_table(entries: Sequence[Entry]) -> Shown:
     """Some claims of the ledger: a row each, linked to the cell that derives it; the evidence is folded."""
 

@@ -1,6 +1,6 @@
 """The notebooks' stored outputs hold on another processor: other vector instructions, another number of threads.
 
-Of every twenty notebooks one is run, always the same, so that a run that fails fails again; with ORTHO_TESTS=all,
+Of every thirty notebooks one is run, always the same, so that a run that fails fails again; with ORTHO_TESTS=all,
 as in the nightly run, all are.
 """
 
@@ -13,7 +13,7 @@ from extent import some
 
 from tools import notebooks
 
-NOTEBOOKS = some(notebooks.every_notebook(), 20)
+NOTEBOOKS = some(notebooks.every_notebook(), 30)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=notebooks.title)

@@ -7,12 +7,25 @@ import sys
 import pytest
 
 from paper.claims import LedgerError, judge, stored
+from paper.claims.report import entry_markdown
 from paper.experiments import EXPERIMENTS
 from tools.notebooks import ROOT, VERDICTS, environment
 
 WRITE = "import sys; from pathlib import Path; from tools.verdicts import main; main(Path(sys.argv[1]))"
 
 
+def test_the_stored_verdicts_are_those_that_the_chapters_show():
+    """As their evidence gives them anew wherever the chapters are run against what they store."""
+    shown = {}
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        outputs = (output.get("data", {}) for cell in cells for output in cell.get("outputs", []))
+        shown[path.stem] = "\n".join("".join(data.get("text/markdown", "")) for data in outputs)
+    for name, (entry, _) in stored(VERDICTS).items():
+        assert entry_markdown(entry) in shown[entry.chapter], name
+
+
+@pytest.mark.nightly
 def test_the_stored_verdicts_are_those_of_the_evidence(tmp_path):
     """In a process of its own: a record that was read before is not read again, and would not be named."""
     path = tmp_path / "verdicts.json"

@@ -145,7 +145,7 @@ def greedy(ours, source, mask, most):
 @EVERY_ARM
 def test_greedy_decoding_with_caches_is_that_without(arm):
     ours, ends = model(**ARMS[arm]), set()
-    for seed in range(4):
+    for seed in range(4 if arm == "learned" else 2):
         source, mask = texts(seed=seed)[0], padding()
         got = ours.generate(source, mask, start=START, stop=STOP, max_length=9)
         assert torch.equal(got, greedy(ours, source, mask, 9))

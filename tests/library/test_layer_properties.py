@@ -70,7 +70,7 @@ close = partial(torch.testing.assert_close, atol=1e-10, rtol=1e-10)
 
 shapes = st.tuples(st.integers(1, 3), st.integers(1, LONGEST), st.sampled_from([4, 8, 12, 24]))
 seeds = st.integers(0, 2**32 - 1)
-examples = settings(max_examples=repeats(4, 15), deadline=None, derandomize=True)
+examples = settings(max_examples=repeats(3, 15), deadline=None, derandomize=True)
 # Every layer in its fast form; the definition of each kind of heads, of the others every night.
 FORMS = [(name, form) for name in ALL for form in ("fast", "reference") if form == "fast" or WHOLE or name in LAYERS]
 forms = pytest.mark.parametrize(("name", "form"), FORMS)

@@ -36,7 +36,7 @@ close = partial(torch.testing.assert_close, atol=2e-13, rtol=0)
 
 lengths = st.one_of(st.integers(1, 12), st.integers(60, 100))
 seeds = st.integers(0, 2**32 - 1)
-examples = settings(max_examples=repeats(10, 25), deadline=None, derandomize=True)
+examples = settings(max_examples=repeats(6, 25), deadline=None, derandomize=True)
 both_forms = pytest.mark.parametrize("form", FORMS)
 
 

@@ -159,7 +159,7 @@ def test_flash_is_exact(size, causal, past):
     """For any tile; queries that may attend to nothing among them."""
     state = tuple(draw(2, 3, past, width, seed=7).requires_grad_() for width in (4, 5)) if past else None
     tiled = partial(flash_attention, rows=size[0], columns=size[1])
-    for length in (1, 17, 64):
+    for length in (1, 17) if size == (1, 1) else (1, 17, 64):
         for mask in (None, draw(2, 1, length, past + length, seed=8) > 0.5, torch.arange(past + length) > 2):
             kwargs = {"is_causal": causal, "attn_mask": mask, "initial_state": state, "scale": 0.7}
             assert_same(tiled, [*operands(length), *(state or ())], **kwargs)

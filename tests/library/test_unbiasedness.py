@@ -117,7 +117,7 @@ def test_fixed_lengths_are_caught(draw, length, features, direction):
 def test_errors_of_fixed_lengths(draw, length, m):
     """The squared error with one row, within a block, and with two blocks and a part of one."""
     x, y = along([1, 2, 0, 0, 1, 3], 2.25)
-    omega = omegas(draw, m, 6, 4000, generator=generator())
+    omega = omegas(draw, m, 6, 2000, generator=generator())
     squared_errors = (ratios("positive", omega, x, y) - 1).square()
     assert not rejects(estimate(squared_errors), laws.fixed_length_error(m, 6, length, 2.25))
 
@@ -211,7 +211,7 @@ def test_structured_bias_is_the_known_one(direction, mean):
     x, y = along(direction, 2.25)
     exact = laws.structured_mean((x + y)[0])
     assert exact == pytest.approx(mean, abs=5e-5)
-    found = unbiasedness("hyperbolic", structured_features, x, y, m=8, count=2000, generator=generator(1))
+    found = unbiasedness("hyperbolic", structured_features, x, y, m=8, count=1000, generator=generator(1))
     assert not rejects(found, exact)
     assert rejects(found) is (len(direction) == 2)
 

@@ -777,6 +777,8 @@ def test_tables_of_the_ledger_are_whole():
         assert (f"| {entry.id}<br>**awaiting" in text) == (entry.verdict == AWAITING)
     assert all(rule in repr(rules_table()) for rule in RULES)
     assert claims.show("S0.1.1a", "S0.1.1b").markdown.count("| claim |") == 2
+    line = "**Claims judged here:** [S0.1.1a](#S0.1.1a) confirmed, [S0.1.2a](#S0.1.2a) corrected."
+    assert claims.judged_here("S0.1.1a", "S0.1.2a").markdown == line
 
 
 def test_claims_are_counted_by_verdict_and_by_severity():

@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 
-from ortho.attention.recurrent.delta import delta_rule_reference
 from ortho.theory import transitions
-from paper.claims import Verdict, judge
+from paper.claims import Verdict
 from paper.claims.evidence import delta_rule as delta
 from paper.claims.evidence import gates_and_losses as forms
 from paper.claims.evidence import positions
@@ -30,20 +29,6 @@ def test_the_printed_formula_by_hand():
 def test_each_write_leaves_the_same_share(square):
     for writes in (1, 3, 10):
         assert delta.left_after(square, writes) == pytest.approx(abs(1 - square) ** writes, abs=1e-12)
-
-
-def test_a_wrong_formula_would_be_seen(monkeypatch):
-    assert delta.unlike_printed() < delta.EXACT_STEPS
-    printed = delta.as_printed
-    monkeypatch.setattr(delta, "as_printed", lambda q, k, v: printed(q, 1.001 * k, v))
-    assert delta.unlike_printed() > 1e-5
-
-
-def test_a_wrong_chunk_would_be_seen(monkeypatch):
-    assert delta.unlike_recurrence() < delta.EXACT_STEPS
-    fast = delta.delta_rule
-    monkeypatch.setattr(delta, "delta_rule", lambda *x, chunk, **options: fast(*x, chunk=chunk, **options) * (1 + 1e-9))
-    assert delta.unlike_recurrence() > 100 * delta.EXACT_STEPS
 
 
 def test_an_operation_of_ones_own_would_be_counted(monkeypatch):
@@ -96,20 +81,7 @@ def test_products_are_sorted_by_their_sides():
     assert (seen.flops, seen.tiled) == (48 + 30 + 2 * 2 * 20 * 16 * 17, 2 * 2 * 20 * 16 * 17)
 
 
-def test_a_memory_holds_as_many_pairs_as_it_is_wide():
-    assert delta.capacity().verdict == CONFIRMED
-    assert delta.least_missed(delta.WIDTH) < 1e-6 < delta.least_missed(delta.WIDTH + 1)
-    assert delta.stored(delta.WIDTH) < delta.EXACT_STEPS
-
-
 # -------------------------------------------------------------------------------------------------- S3.3b, S3.3c, S3.3f
-
-
-def test_gates():
-    assert forms.gated().verdict == INCONSISTENT
-    assert forms.unlike_gated_delta_net(lambda q, k, v, **_: delta_rule_reference(q, k, v, is_causal=True)) > 0.1
-    assert forms.bend(gate=torch.sigmoid) > 0.01 and forms.bend(gate=torch.clone) > 0.01
-    assert forms.kept_across() < forms.EXACT_STEPS
 
 
 def test_norms_by_hand():
@@ -191,17 +163,6 @@ def test_higher_rank_without_records(monkeypatch):
     assert forms.miscounted() > forms.NUMBERS / 2
 
 
-def test_stability():
-    finding = delta.unstable()
-    assert finding.verdict == CONDITIONAL
-    assert delta.left(1.0) < 1e-3 < delta.left(1.4) < 1 < delta.left(1.5)
-    factors = [delta.growing(strengths) for strengths in delta.STRENGTHS.values()]
-    assert max(factors[:2]) < delta.GROWS / 2 < 2 * delta.GROWS < factors[2]
-    assert list(delta.nearer().values()) == [1, 0]
-    assert list(delta.smaller().values()) == [0, 0, 0, 0]
-    assert 0 < delta.unlike_derived() < 0.4
-
-
 def test_stability_can_be_helped_or_not(monkeypatch):
     """One remedy that helps makes that part conditional, none refutes it; errors unlike the derived ones refute."""
     monkeypatch.setattr(delta, "nearer", lambda: {"orthogonalised": 0})
@@ -230,22 +191,6 @@ def test_the_bias_by_loops():
     torch.testing.assert_close(positions.bias(**gates), expected, atol=1e-13, rtol=1e-13)
 
 
-def test_the_identities_can_fail(monkeypatch):
-    assert positions.unlike_delta_rule() < positions.EXACT
-    assert positions.unlike_alibi() < positions.EXACT
-    monkeypatch.setattr(positions, "slopes", lambda heads: [2.0**-7])
-    assert positions.unlike_alibi() > 1e-3
-    monkeypatch.setattr(positions, "unit", lambda x: x / 4)
-    assert positions.unlike_delta_rule() > 1e-3
-
-
-def test_what_another_input_changes():
-    """Tokens enter through the gates; so do positions, which are the same in both inputs."""
-    assert [positions.changed(of) for of in ("tokens", "sum", "positions")] == [100, 100, 0]
-    with pytest.raises(KeyError):
-        positions.changed("nothing")
-
-
 def test_verdict_without_and_with_records(monkeypatch):
     """What the measured gains add: that nothing was measured, or the verdict of the gain."""
 
@@ -261,21 +206,3 @@ def test_verdict_without_and_with_records(monkeypatch):
     assert "far: 30 to 45 % (confirmed)" in better.ours
     assert found({"far": (-5, 0)}).verdict == REFUTED
     assert found({"far": (-20, 90)}).verdict == UNTESTABLE
-
-
-def test_a_score_of_path_by_hand(monkeypatch):
-    """A direction that is left out between two tokens is noticed."""
-    assert positions.unlike_path() < positions.EXACT
-    reads = positions.delta_rule_reference
-    monkeypatch.setattr(
-        positions,
-        "delta_rule_reference",
-        lambda q, k, v, beta, **rest: reads(q, k, v, beta=beta * (beta > 1), **rest),
-    )
-    assert positions.unlike_path() > 1e-6
-    assert positions.moved_by_content() == 100
-
-
-def test_positions_alone_are_what_is_wrong_with_it():
-    found = judge("S3.3d")
-    assert "not at gates made of position embeddings alone: 0 %" in found.ours

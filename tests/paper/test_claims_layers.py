@@ -1,8 +1,5 @@
 """Evidence on layers, projections, memory and printed tables: its figures against others found independently."""
 
-import copy
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -75,14 +72,6 @@ def test_shares_by_hand():
 # ----------------------------------------- The evidence on layers with heads of several kinds fails where a cost is off
 
 
-def test_what_a_layer_with_frozen_heads_spares():
-    """Nothing of one learned head among one, and with the gradient stopped more than without."""
-    assert 0 < cheaper.spared("step", 512, 11, "frozen") < cheaper.spared("step", 512, 1, "frozen")
-    for length in cheaper.LENGTHS:
-        assert cheaper.spared("step", length, 1, "frozen") < cheaper.spared("step", length, 1, "stopped") < 50
-    assert cheaper.spared("trained", 512, 3, "frozen") == 37.5
-
-
 def test_the_shares_by_hand():
     """In units of N d^2 and with a fused kernel: 24 + 14 r learned, of which freezing takes 4 from the others."""
     r = 512 / 768
@@ -123,47 +112,7 @@ def test_several_merged_heads(heads):
     assert 1 - flops == pytest.approx(cheaper.merged(heads) / 100)
 
 
-def test_what_is_called_fast():
-    """No threshold that the comment allows would decide otherwise."""
-    assert (
-        max(cheaper.structured(d) for d in cheaper.WIDTHS) < 15 < cheaper.FAST[1] < 49 < cheaper.general(cheaper.D) < 50
-    )
-    assert all(cheaper.PRIME % n for n in range(2, cheaper.PRIME))
-    assert cheaper.structured(cheaper.PRIME, None) > 100
-
-
-def test_general_is_the_dimension_of_the_group():
-    """The tangent space at the identity, the antisymmetric matrices, has d (d - 1) / 2 of d^2 dimensions."""
-    d = 7
-    entries = torch.eye(d * d, dtype=torch.float64).view(-1, d, d)
-    rank = torch.linalg.matrix_rank((entries - entries.mT).flatten(1))
-    assert cheaper.general(d) == pytest.approx(100 * int(rank) / d**2)
-
-
-def test_sharing_and_copies_differ_where_they_must(monkeypatch):
-    """Half as many layers hold as much; with a copy that is another matrix the model is another one."""
-    assert cheaper.shared() == (2 * cheaper.NARROW**2, 0.0)
-    monkeypatch.setattr(cheaper, "LAYERS", 2)
-    assert cheaper.shared.__wrapped__() == (2 * cheaper.NARROW**2, 0.0)
-    right = copy.deepcopy
-
-    def other(x):
-        made = right(x)
-        if isinstance(made, FrozenProjection):
-            made.weight_q.neg_()
-        return made
-
-    monkeypatch.setattr(cheaper, "copy", SimpleNamespace(deepcopy=other))
-    assert cheaper.shared.__wrapped__()[1] > 0.01
-
-
 # ------------------------------------------------------------------------------------- Evidence of S1 on FlashAttention
-
-
-def test_a_form_that_is_off_is_noticed(monkeypatch):
-    right = hardware.FORMS["tiles"]
-    monkeypatch.setitem(hardware.FORMS, "tiles", lambda *x, **options: right(*x, **options) * (1 + 1e-9))
-    assert hardware.exact_by_tiles().verdict == REFUTED
 
 
 def row(N, ratio, memory, device="cuda-a", arm="materialised"):
@@ -269,11 +218,6 @@ def test_measured_parts_enter_the_verdict(monkeypatch):
 
 
 # -------------------------------- The rules found behind S0's printed tables, and the limits that they are held against
-
-
-def test_the_search_finds_one_ratio_and_it_is_the_rule():
-    assert ratios_that_fit(60) == [(9, 1, 14, 14)]
-    assert ratios_that_fit(13) == []
 
 
 def test_the_search_finds_a_planted_ratio(monkeypatch):

@@ -43,8 +43,8 @@ def test_docstring_decorators_and_annotations_are_left_out_and_comments_stay():
 def test_long_signatures_are_wrapped_and_functions_stand_apart():
     lines = listing(many, scaled).data.splitlines()
     assert lines[2:5] == [
-        "def many(first_of_the_names, second_of_the_names, third_of_the_names, fourth_of_the_names=None,",
-        "         *others):",
+        "def many(first_of_the_names, second_of_the_names, third_of_the_names,",
+        "         fourth_of_the_names=None, *others):",
         "    return first_of_the_names",
     ]
     assert lines[5:8] == ["", "# tests/paper/test_listing.py", "def scaled(x, *, by=2.0):"]
