@@ -1,0 +1,41 @@
+"""The map of the chapters is drawn from their own lines."""
+
+import re
+
+import pytest
+
+from paper.interactive import chapter_map
+from paper.interactive.chapter_map import Chapter, chapters, faults
+
+CHAPTER = Chapter(7, "07-linear-attention", "Linear attention", "II", ())
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("# Title\n\n**Builds on** nothing before it.", []),
+        ("**Builds on** [chapter 1](01-the-standard-layer.ipynb),\n[chapter 2](02-what-freezing-removes.ipynb).", []),
+        ("# Title", ["expected one line that begins with **Builds on**, found 0"]),
+        ("**Builds on** [chapter 8](08-favor-unbiased.ipynb).", ["chapter 8 is not before it"]),
+        (
+            "**Builds on** [chapter 1](02-what-freezing-removes.ipynb).",
+            ["02-what-freezing-removes.ipynb is not chapter 1"],
+        ),
+        ("**Builds on** much.", ["expected links to chapters or 'nothing before it.', found 'much.'"]),
+    ],
+)
+def test_faults_of_a_line(line, wrong):
+    assert faults(CHAPTER, line) == wrong
+
+
+def test_chapters_are_those_of_the_contents():
+    assert [chapter.number for chapter in chapters()] == list(range(1, len(chapters()) + 1))
+    first = chapters()[0]
+    assert (first.name, first.builds_on) == ("01-the-standard-layer", ())
+    assert chapters()[1].builds_on == (1,)
+
+
+def test_the_map_has_a_link_for_each_chapter_and_a_curve_for_each_line():
+    page = chapter_map.chapter_map()
+    assert re.findall(r'href="\.\./notebooks/([^"]+)\.html"', page) == [chapter.name for chapter in chapters()]
+    assert page.count("<path ") == sum(len(chapter.builds_on or ()) for chapter in chapters())
