@@ -1,5 +1,6 @@
 """The map of the chapters is drawn from their own lines."""
 
+import json
 import re
 
 import pytest
@@ -26,6 +27,14 @@ CHAPTER = Chapter(7, "07-linear-attention", "Linear attention", "II", ())
 )
 def test_faults_of_a_line(line, wrong):
     assert faults(CHAPTER, line) == wrong
+
+
+@pytest.mark.parametrize("chapter", chapters(), ids=lambda chapter: chapter.name)
+def test_every_chapter_says_what_it_builds_on(chapter):
+    cells = json.loads((chapter_map.ROOT / "notebooks" / f"{chapter.name}.ipynb").read_text(encoding="utf-8"))["cells"]
+    text = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    assert faults(chapter, text) == []
+    assert chapter.builds_on is not None
 
 
 def test_chapters_are_those_of_the_contents():
