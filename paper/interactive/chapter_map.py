@@ -58,6 +58,15 @@ def faults(chapter: Chapter, text: str) -> list[str]:
     return wrong
 
 
+def nearest(chapter: Chapter) -> list[int]:
+    """Of the chapters it builds on those that none of the others builds on, itself or by way of more."""
+    before = {one.number: set[int]() for one in chapters()}
+    for one in chapters():
+        before[one.number].update(*({n} | before[n] for n in one.builds_on or ()))
+    named = chapter.builds_on or ()
+    return [number for number in named if not any(number in before[other] for other in named)]
+
+
 def chapter_map(folder: str = "../notebooks") -> str:
     """The map as HTML, a row for each part; links lead to pages in `folder`."""
     parts = list(dict.fromkeys(chapter.part for chapter in chapters()))
@@ -70,7 +79,7 @@ def chapter_map(folder: str = "../notebooks") -> str:
     captions = "".join(
         f'<text class="part" x="1" y="{row * HEIGHT + 24}">{escape(part)}</text>' for row, part in enumerate(parts)
     )
-    edges = "".join(_edge(places[n], places[one.number]) for one in chapters() for n in one.builds_on or ())
+    edges = "".join(_edge(places[n], places[one.number]) for one in chapters() for n in nearest(one))
     boxes = "".join(_box(one, places[one.number], f"{folder}/{one.name}.html") for one in chapters())
     return (
         f'<div class="chapter-map"><svg viewBox="0 0 {WIDTH} {len(parts) * HEIGHT + 4}" role="group" '

@@ -44,7 +44,13 @@ def test_chapters_are_those_of_the_contents():
     assert chapters()[1].builds_on == (1,)
 
 
-def test_the_map_has_a_link_for_each_chapter_and_a_curve_for_each_line():
+def test_a_curve_is_left_out_where_others_lead_the_same_way(monkeypatch):
+    row = [Chapter(n, f"{n}", f"{n}", "I", before) for n, before in ((1, ()), (2, (1,)), (3, (2,)), (4, (1, 3)))]
+    monkeypatch.setattr(chapter_map, "chapters", lambda: row)
+    assert list(map(chapter_map.nearest, row)) == [[], [1], [2], [3]]
+
+
+def test_the_map_has_a_link_for_each_chapter_and_a_curve_for_what_it_builds_on():
     page = chapter_map.chapter_map()
     assert re.findall(r'href="\.\./notebooks/([^"]+)\.html"', page) == [chapter.name for chapter in chapters()]
-    assert page.count("<path ") == sum(len(chapter.builds_on or ()) for chapter in chapters())
+    assert page.count("<path ") == sum(len(chapter_map.nearest(chapter)) for chapter in chapters())
