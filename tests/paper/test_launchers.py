@@ -121,6 +121,7 @@ def test_no_worker_is_left_behind(sent, jobs, tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which tests in the background ignore
     )
     lines = [process.stdout.readline() for _ in range(3)]  # a header, a record, and a case that lingers
     assert "lingering\n" in lines
