@@ -18,7 +18,7 @@ import typst
 import yaml
 
 from paper.claims import MEANINGS, Entry, stored
-from paper.claims.severity import SEVERITIES
+from paper.claims.severity import SEVERITIES, Severity
 from tools import readme
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,8 +33,8 @@ class ArticleError(Exception):
 
 # What Typst calls otherwise; what it has under the same name loses its backslash alone.
 SYMBOLS = {
-    "left": "", "right": "", ",": " ", "top": "top", "lvert": "|", "rvert": "|", "gg": ">>", "ll": "<<", "ge": ">=",
-    "le": "<=", "kappa": "kappa", "mathbb": "bb", "mathbf": "bold", "operatorname": "op",
+    "left": "", "right": "", ",": " ", "lvert": "|", "rvert": "|", "gg": ">>", "ll": "<<", "ge": ">=", "le": "<=",
+    "mathbb": "bb", "mathbf": "bold",
 }  # fmt: skip
 TOKEN = re.compile(r"\\([A-Za-z]+|.)|[{}]|[^\\{}]+")
 
@@ -85,9 +85,13 @@ def words(text: str) -> str:
     return text.replace("`", "").replace("{,}", ",")
 
 
-def ledger_table() -> list[list[str]]:
+def judged() -> list[Entry]:
+    """The ledger's entries, as they are stored."""
+    return [entry for entry, _ in stored(ROOT / "book" / "verdicts.json").values()]
+
+
+def ledger_table(entries: list[Entry]) -> list[list[str]]:
     """A row of titles, one for each verdict, and the sums: claims by document, and by severity."""
-    entries = [entry for entry, _ in stored(ROOT / "book" / "verdicts.json").values()]
     documents = list(dict.fromkeys(entry.document for entry in entries))
 
     def row(name: str, chosen: list[Entry]) -> list[str]:
@@ -100,12 +104,10 @@ def ledger_table() -> list[list[str]]:
     return [["verdict", *documents, "all", *SEVERITIES], *rows, row("claims", entries)]
 
 
-def refuted_table() -> list[list[Any]]:
+def refuted_table(entries: list[Entry]) -> list[list[Any]]:
     """A row for each claim that is wrong in substance: its id, its words, and what was found."""
-    entries = [entry for entry, _ in stored(ROOT / "book" / "verdicts.json").values()]
-    return [
-        [entry.id, pieces(entry.claim), pieces(entry.sentence)] for entry in entries if entry.severity == "substance"
-    ]
+    wrong = [entry for entry in entries if entry.severity == Severity.SUBSTANCE]
+    return [[entry.id, pieces(entry.claim), pieces(entry.sentence)] for entry in wrong]
 
 
 def picture(name: str) -> tuple[str, bytes]:
@@ -127,16 +129,17 @@ def picture(name: str) -> tuple[str, bytes]:
 def gathered() -> dict[str, Any]:
     """What the article prints, by name."""
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    ledger = ledger_table()
+    entries = judged()
+    ledger = ledger_table(entries)
     values = readme.cell(ROOT, readme.PAGE, "values", "application/json")[1]
     known = {name: words(typst_math(text) if _is_formula(text) else text) for name, text in values.items()}
     about = {
         "version": f"version {cited['version']}",
         "author": cited["authors"][0]["name"],
         "claims": ledger[-1][ledger[0].index("all")],
-        "substance": ledger[-1][ledger[0].index("substance")],
+        "substance": ledger[-1][ledger[0].index(Severity.SUBSTANCE)],
     }
-    return {**known, **about, "ledger": ledger, "refuted": refuted_table()}
+    return {**known, **about, "ledger": ledger, "refuted": refuted_table(entries)}
 
 
 def _is_formula(text: str) -> bool:

@@ -23,8 +23,9 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULTS = (ROOT / "_build" / "html", ROOT / "_build" / "book.pdf")  # FOLDER and PDF
-# What is looked up and not read: the reference of the package, and pages that tell of the web pages' own making.
-NOT_PRINTED = ("The package", "book/status", "book/artifact")
+# What is looked up and not read: the part with the package's reference, and pages on the web pages' own making.
+PARTS_NOT_PRINTED = ("The package",)
+PAGES_NOT_PRINTED = ("book/status", "book/artifact")
 FOLDED_IN_PRINT = ("book/ledger",)  # each claim's evidence is unfolded in its chapter
 WIDTH = 658  # CSS pixels between the margins that tools/pdf.css leaves of A4
 
@@ -81,9 +82,9 @@ class PdfError(Exception):
 def parts(toc: dict[str, Any]) -> dict[str, list[str]]:
     """The names of the pages to print by the captions of their parts; the first page stands before the parts."""
     later = {
-        part["caption"]: [page["file"] for page in part["chapters"] if page["file"] not in NOT_PRINTED]
+        part["caption"]: [page["file"] for page in part["chapters"] if page["file"] not in PAGES_NOT_PRINTED]
         for part in toc["parts"]
-        if part["caption"] not in NOT_PRINTED
+        if part["caption"] not in PARTS_NOT_PRINTED
     }
     return {"": [toc["root"]]} | later
 

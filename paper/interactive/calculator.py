@@ -1,13 +1,12 @@
 """Mechanisms by cost for sizes that a reader sets (`book/_static/calculator.js`), and a table that needs no script."""
 
-import json
 from functools import cache
-from html import escape
 from typing import Any, NamedTuple
 
 from ortho import MECHANISMS
 from ortho.cost import Cost, choose
 from ortho.cost.attention import decoded
+from paper.interactive.markup import attribute, cells
 
 LENGTHS = tuple(2**k for k in range(9, 16))  # N, tokens; of decoding, those before the new one
 WIDTHS = (512, 1024, 4096)  # d
@@ -61,7 +60,7 @@ def calculator() -> str:
     widths = _options([(d, f"{d:,}") for d in WIDTHS], chosen=1024)
     uses = _options([(use, use) for use in USES], chosen="training")
     return (
-        f'<div class="calculator" data-costs="{escape(json.dumps(data, separators=(",", ":")))}">'
+        f'<div class="calculator" data-costs="{attribute(data)}">'
         f'<form class="setting" hidden><label>tokens N <select name="N">{lengths}</select></label> '
         f'<label>width d <select name="d">{widths}</select></label> '
         f'<label>for <select name="use">{uses}</select></label> '
@@ -80,11 +79,12 @@ def _typical() -> str:
         softmax = next(row for row in found if row.name == "softmax")
         work, memory = USES[use]
         said = f"{words}: N = {N:,}, d = {d:,}{'' if causal else ', not causal'}"
-        body += f'<tr><th colspan="2" scope="rowgroup">{said}</th>{_cells("th", work, memory, "of softmax")}</tr>'
+        body += f'<tr><th colspan="2" scope="rowgroup">{said}</th>{cells("th", (work, memory, "of softmax"))}</tr>'
         for row in _cheapest_of_families(found):
             share = f"{100 * row.work / softmax.work:.3g} %"
-            named = _cells("td", f"<code>{row.name}</code>", MECHANISMS[row.name].family)
-            body += f"<tr>{named}{_cells('td', f'{_short(row.work):,}', f'{_short(row.memory):,}', share)}</tr>"
+            figures = (f"{_short(row.work):,}", f"{_short(row.memory):,}", share)
+            texts = (f"<code>{row.name}</code>", MECHANISMS[row.name].family, *figures)
+            body += f"<tr>{cells('td', texts)}</tr>"
     return f'<table class="fixed"><caption>The cheapest mechanism of each family, one layer</caption>{body}</table>'
 
 
@@ -106,7 +106,3 @@ def _options(values: list[tuple[Any, str]], chosen: Any) -> str:
     return "".join(
         f'<option value="{value}"{" selected" * (value == chosen)}>{text}</option>' for value, text in values
     )
-
-
-def _cells(tag: str, *texts: str) -> str:
-    return "".join(f"<{tag}>{text}</{tag}>" for text in texts)

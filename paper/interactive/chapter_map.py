@@ -35,11 +35,16 @@ def chapters() -> list[Chapter]:
     return [_chapter(number, part, page) for number, (part, page) in enumerate(pages, 1)]
 
 
+def _lines(text: str) -> list[str]:
+    """The paragraphs of a text that say what a chapter builds on, each on one line."""
+    return [" ".join(part.split()) for part in text.split("\n\n") if part.lstrip().startswith(LINE)]
+
+
 def _chapter(number: int, part: str, page: str) -> Chapter:
     cells = json.loads((ROOT / f"{page}.ipynb").read_text(encoding="utf-8"))["cells"]
     texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
     title = next(line for line in texts[0].splitlines() if line.startswith("# "))[2:]
-    lines = [" ".join(par.split()) for text in texts for par in text.split("\n\n") if par.lstrip().startswith(LINE)]
+    lines = _lines("\n\n".join(texts))
     before = tuple(int(found[1]) for found in LINK.finditer(lines[0])) if lines else None
     return Chapter(number, page.rpartition("/")[2], title, part, before)
 
@@ -47,7 +52,7 @@ def _chapter(number: int, part: str, page: str) -> Chapter:
 def faults(chapter: Chapter, text: str) -> list[str]:
     """What is wrong with a chapter's line "**Builds on** ...": missing, later chapters, links that lead elsewhere."""
     names = {one.number: one.name for one in chapters()}
-    lines = [" ".join(par.split()) for par in text.split("\n\n") if par.lstrip().startswith(LINE)]
+    lines = _lines(text)
     if len(lines) != 1:
         return [f"expected one line that begins with {LINE.strip()}, found {len(lines)}"]
     said, found = lines[0].removeprefix(LINE), LINK.findall(lines[0])

@@ -3,6 +3,8 @@
 from fractions import Fraction
 from typing import NamedTuple
 
+from paper.interactive.markup import cells, decimal
+
 __all__ = ["BETA", "KEYS", "START", "VALUES", "System", "chunk_solve", "solved"]
 
 # Four tokens with unit keys of width 2 and values of one number; the memory before them.
@@ -43,9 +45,9 @@ def chunk_solve() -> str:
     """The system, its solution, and each row's arithmetic; `chunk_solve.js` adds a control that goes row by row."""
     system = solved()
     rows = "".join(
-        f'<tr><th scope="row">{i + 1}</th>{"".join(f"<td>{_text(x)}</td>" for x in row)}<td class="error">'
-        f'{_text(system.errors[i])}</td><td>{_text(system.right[i])}</td><td class="how">{_how(system, i)}</td></tr>'
-        for i, row in enumerate(system.matrix)
+        f'<tr><th scope="row">{i + 1}</th>{cells("td", map(decimal, row))}<td class="error">{decimal(error)}</td>'
+        f'<td>{decimal(right)}</td><td class="how">{_how(system, i)}</td></tr>'
+        for i, (row, error, right) in enumerate(zip(system.matrix, system.errors, system.right, strict=True))
     )
     columns = "".join(f'<th scope="col">{j + 1}</th>' for j in range(len(KEYS)))
     return (
@@ -64,10 +66,5 @@ def _product(one: "list[Fraction] | tuple[Fraction, ...]", other: "list[Fraction
 def _how(system: System, i: int) -> str:
     """7.6 = 8.6 - 0.6 · 1, for row i, without the terms that are 0."""
     known = zip(system.matrix[i][:i], system.errors, strict=False)
-    terms = [f" − {_text(a)} · {_text(e) if e >= 0 else f'({_text(e)})'}" for a, e in known if a]
-    return f"{_text(system.right[i])}{''.join(terms)} = {_text(system.errors[i])}"
-
-
-def _text(number: Fraction) -> str:
-    """A decimal with up to four digits, with a minus sign that is one."""
-    return f"{float(number):.4g}".replace("-", "−")
+    terms = [f" − {decimal(a)} · {decimal(e) if e >= 0 else f'({decimal(e)})'}" for a, e in known if a]
+    return f"{decimal(system.right[i])}{''.join(terms)} = {decimal(system.errors[i])}"

@@ -1,11 +1,9 @@
 """The cost of layer and block over N/d, with a slider (`book/_static/cost-slider.js`), and a table that needs none."""
 
-import json
 from fractions import Fraction
-from html import escape
-from typing import Any
 
 from ortho import cost
+from paper.interactive.markup import attribute, cells
 
 VARIANTS = {"learned": "learned", "frozen": "frozen", "stopped": "frozen, gradient stopped"}
 SCOPES = {"layer": cost.layer, "block": cost.block}
@@ -42,14 +40,14 @@ def cost_slider() -> str:
         "variants": list(VARIANTS.values()),
         "costs": {form: [[list(at.values()) for at in figures(form, r).values()] for r in RATIOS] for form in FORMS},
     }
-    attribute = escape(json.dumps(data, separators=(",", ":")))
     options = "".join(f'<option value="{form}">{name}</option>' for form, name in FORMS.items())
+    heads = cells("th", ("", "variant", "forward", "backward", "total", "saved"))
     return (
-        f'<div class="cost-slider" data-costs="{attribute}"><div class="setting" hidden>'
+        f'<div class="cost-slider" data-costs="{attribute(data)}"><div class="setting" hidden>'
         f'<label>N/d <input type="range" min="0" max="{len(RATIOS) - 1}" value="{START}" step="1"></label> '
         f'<output></output> <label>attention <select>{options}</select></label></div><table class="chosen" hidden>'
         "<caption>Products of one training step, in units of N d<sup>2</sup> FLOPs</caption><thead>"
-        f"{_row('th', ('', 'variant', 'forward', 'backward', 'total', 'saved'))}</thead><tbody></tbody></table>"
+        f"<tr>{heads}</tr></thead><tbody></tbody></table>"
         f"{_savings()}</div>"
     )
 
@@ -60,15 +58,13 @@ def _savings() -> str:
         ("layer", "frozen", "reference"), ("layer", "stopped", "reference"), ("layer", "stopped", "fast"),
         ("block", "frozen", "reference"), ("block", "stopped", "reference"), ("block", "stopped", "fast"),
     ]  # fmt: skip
-    heads = ("N/d", *(f"{scope}, {variant}{', fused' * (form == 'fast')}" for scope, variant, form in columns))
+    titles = ("N/d", *(f"{scope}, {variant}{', fused' * (form == 'fast')}" for scope, variant, form in columns))
     rows = [
         (str(RATIOS[at]), *(f"{saved(figures(form, RATIOS[at])[scope], v):.1f} %" for scope, v, form in columns))
         for at in SHOWN
     ]
-    body = "".join(_row("td", row) for row in rows)
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
     caption = "Share of a training step's FLOPs saved; weights P kept, unless fused"
-    return f'<table class="fixed"><caption>{caption}</caption><thead>{_row("th", heads)}</thead>{body}</table>'
-
-
-def _row(tag: str, cells: Any) -> str:
-    return f"<tr>{''.join(f'<{tag}>{cell}</{tag}>' for cell in cells)}</tr>"
+    return (
+        f'<table class="fixed"><caption>{caption}</caption><thead><tr>{cells("th", titles)}</tr></thead>{body}</table>'
+    )

@@ -1,12 +1,12 @@
 """Writes into a memory of one column, step by step: what the linear memory and the delta rule answer to each key."""
 
-import json
 from html import escape
 from typing import NamedTuple
 
 import torch
 
 from ortho.attention.recurrent.recurrence import recurrence
+from paper.interactive.markup import attribute, decimal
 
 __all__ = ["KEYS", "WRITES", "Step", "delta_writes", "steps"]
 
@@ -61,7 +61,7 @@ def delta_writes() -> str:
         {"wanted": step.wanted, **{name: [round(x, 4) for x in getattr(step, name)] for name in ("linear", "delta")}}
         for step in found
     ]
-    data = escape(json.dumps({"keys": list(KEYS), "steps": figures}))
+    data = attribute({"keys": list(KEYS), "steps": figures})
     return (
         f'<div class="stepper delta-writes" data-figures="{data}"><table><caption>Every write, and both memories after '
         'it</caption><thead><tr><th scope="col">step</th><th scope="col">written</th><th scope="col">linear <i>S</i>'
@@ -75,5 +75,4 @@ def _answers(S: torch.Tensor) -> list[float]:
 
 
 def _numbers(values: list[float]) -> str:
-    """With four digits, and a minus sign that is one."""
-    return ", ".join(f"{value + 0.0:.4g}".replace("-", "−") for value in values)
+    return ", ".join(map(decimal, values))

@@ -1,6 +1,5 @@
 """Which tokens reach the last one through layers of a pattern: a table, and a script that shows them one by one."""
 
-import json
 from html import escape
 
 from ortho.attention.sparse.block_sparse import BigBird
@@ -10,6 +9,7 @@ from ortho.attention.sparse.global_local import GlobalLocal
 from ortho.attention.sparse.pattern import Pattern
 from ortho.attention.sparse.window import BlockedWindow, Window
 from ortho.theory.reachability import layers_between
+from paper.interactive.markup import attribute, cells
 
 TOKENS, LAYERS = 64, 6
 PATTERNS: dict[str, Pattern] = {
@@ -39,12 +39,11 @@ def sparse_reach() -> str:
     found = {name: needed(pattern) for name, pattern in PATTERNS.items()}
     heads = "".join(f'<th scope="col">{layer}</th>' for layer in range(1, LAYERS + 1))
     rows = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{100 * share:.0f}</td>" for share in shares(layers))}'
-        "</tr>"
+        f'<tr><th scope="row">{escape(name)}</th>{cells("td", (f"{100 * share:.0f}" for share in shares(layers)))}</tr>'
         for name, layers in found.items()
     )
     return (
-        f'<div class="reach" data-layers="{escape(json.dumps(found))}">'
+        f'<div class="reach" data-layers="{attribute(found)}">'
         f"<table><caption>Per cent of {TOKENS} tokens that reach the last one, by number of layers (causal)</caption>"
         f'<thead><tr><th scope="col">pattern</th>{heads}</tr>'
         f"</thead><tbody>{rows}</tbody></table></div>"

@@ -27,7 +27,7 @@ def canvas(width: float, height: float, *, inches: float = 7.0) -> tuple[Figure,
 def box(
     axes: Axes, centre: Point, text: str, *, width: float, height: float, colour: str, dashed: bool = False
 ) -> None:
-    """A rounded box around a text, filled with a tint of its colour; dashed for what is not trained or not stored."""
+    """A rounded box around a text, with a tint of its colour inside. Its line is dashed if `dashed`."""
     (x, y), rounding = centre, min(width, height) / 6
     corner = x - width / 2 + rounding, y - height / 2 + rounding
     style = f"round,pad={rounding},rounding_size={rounding}"

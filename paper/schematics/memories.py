@@ -9,6 +9,7 @@ from paper.schematics.drawing import arrow, canvas, cells, label
 __all__ = ["writes"]
 
 K, V = 4, 3  # rows and columns of the memories drawn
+OPAQUE = 1 / 3
 
 
 def writes() -> Figure:
@@ -26,16 +27,16 @@ def writes() -> Figure:
 def _memory(axes: Axes, x: float, title: str) -> None:
     """The matrix S with its upper left corner at (x, 9), the key k beside it, and the title of the picture."""
     label(axes, (x + V / 2, 13.9), title, size=10)
-    cells(axes, (x, 9), [[_tint(SKY)] * V] * K)
+    cells(axes, (x, 9), [[(SKY, OPAQUE)] * V] * K)
     label(axes, (x + V / 2, 9 - K / 2), "$S$", size=12)
-    cells(axes, (x - 2.5, 9), [[_tint(BLUE)]] * K)
+    cells(axes, (x - 2.5, 9), [[(BLUE, OPAQUE)]] * K)
     label(axes, (x - 3.3, 9 - K / 2), "$k$", size=11)
     arrow(axes, (x - 1.3, 9 - K / 2), (x - 0.2, 9 - K / 2), colour=BLUE)
 
 
 def _row(axes: Axes, x: float, y: float, colour: str) -> None:
     """A vector of V numbers, its left upper corner at (x, y)."""
-    cells(axes, (x, y), [[_tint(colour)] * V])
+    cells(axes, (x, y), [[(colour, OPAQUE)] * V])
 
 
 def _linear(axes: Axes, x: float) -> None:
@@ -44,7 +45,7 @@ def _linear(axes: Axes, x: float) -> None:
     label(axes, (x - 0.3, 11.5), "value $v$", align="right")
     arrow(axes, (x + V / 2, 10.8), (x + V / 2, 9.2), colour=ORANGE)
     label(axes, (x + V / 2 + 0.5, 10), r"write $k\,v^\top$", align="left")
-    cells(axes, (x + V + 1.5, 9), [[_tint(GREEN)]] * K)
+    cells(axes, (x + V + 1.5, 9), [[(GREEN, OPAQUE)]] * K)
     label(axes, (x + V + 3.2, 9 - K / 2), "$q$", size=11)
     arrow(axes, (x + V + 1.3, 9 - K / 2), (x + V + 0.2, 9 - K / 2), colour=GREEN)
     arrow(axes, (x + V / 2, 4.8), (x + V / 2, 3.2), colour=PURPLE)
@@ -70,8 +71,3 @@ def _delta(axes: Axes, x: float) -> None:
     label(axes, (x - 0.3, 11.5), "error $e$", align="right")
     arrow(axes, (x + V / 2, 10.8), (x + V / 2, 9.2), colour=VERMILION)
     label(axes, (x + V / 2 + 0.5, 10), r"3. write $\beta\,k\,e^\top$", align="left")
-
-
-def _tint(colour: str) -> str:
-    """The colour, nearly transparent."""
-    return colour + "55"

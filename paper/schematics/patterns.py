@@ -52,7 +52,7 @@ def patterns() -> Figure:
 
 
 def _colours(name: str, mask: Tensor) -> list[list[str | None]]:
-    """Of each query up to its own key: blue for what is near, vermilion for what is far, orange for what was chosen."""
+    """A row of colours for each query: near keys are blue, far ones vermilion, chosen ones orange."""
     near = PICTURES[name][1] if name in PICTURES else None
     close = mask & near.mask(TOKENS, is_causal=True) if near else mask & False
     far = ORANGE if name == SELECTED else VERMILION

@@ -46,11 +46,8 @@ SIZES: Mapping[str, Mapping[str, int]] = {
     "python": {"B": 2, "N": 512, "tested": 750},
     "novels": {"B": 4, "N": 256, "tested": 1500},
 }
-MODEL = {
-    "d": 64,
-    "H": 4,
-    "L": 2,
-}  # as small as a model can be in which a head of one layer reads what one before it wrote
+# As small as a model can be in which a head of one layer reads what one before it wrote.
+MODEL = {"d": 64, "H": 4, "L": 2}
 BASE = 300  # steps, 307,200 bytes; 64 times as many are once the novels
 TUNED, LONG, LONGEST = 4, 16, 64  # budgets
 SEEDS = (1, 2, 3, 4, 5)
@@ -68,6 +65,18 @@ LAST = 5  # bytes before the next one, of tables
 # All with the convolution; and these without.
 MAIN = ("learned", "2 induction + 2 positional", "1 learned + 3 positional", "1 learned + 1 induction + 2 positional")
 WITHOUT = ("learned", "learned, KV shift", "2 induction + 2 positional", "1 learned + 3 positional")
+
+# Larger models, for which a GPU is needed: 25 million parameters, 8 heads, windows of 1,024 bytes.
+LARGE = {"d": 512, "H": 8, "L": 8, "B": 16, "N": 1024, "tested": 384, "base": 120}
+LARGE_ARMS = (
+    ("8 learned", CONVOLUTION),
+    ("1 learned + 7 positional", CONVOLUTION),
+    ("2 induction + 6 positional", CONVOLUTION),
+    ("8 learned", 0),
+    ("8 frozen", CONVOLUTION),
+    ("1 learned + 1 induction + 6 positional", CONVOLUTION),
+)
+LARGE_SEEDS = (1, 2)
 
 Pairs = Sequence[tuple[str, str, int]]  # a text, an arm, the width of its convolution
 
@@ -150,11 +159,25 @@ def other_cases(device: str) -> list[Case]:
     ]
 
 
-def _tuned(pairs: Pairs, device: str) -> Iterator[Case]:
-    """The runs that choose one of the rates, all at the likeliest first."""
-    for rate in rates.tried(TRIED, MODEL["d"]):
+def large_cases(device: str) -> list[Case]:
+    """Runs of the larger models on a GPU: two rates each, then those that count, up to 31 million bytes; on a CPU none.
+
+    The rate that is chosen at `TUNED` serves the longer runs, too.
+    """
+    if device == "cpu":
+        return []
+    pairs = [(name, arm, width) for name in TEXTS for arm, width in LARGE_ARMS]
+    return [
+        *_tuned(pairs, device, TRIED[:2], **LARGE),
+        *_counted("ladder-large", pairs, LARGE_SEEDS, LONG, device, chosen_at=TUNED, **LARGE),
+    ]
+
+
+def _tuned(pairs: Pairs, device: str, tried: Sequence[float] = TRIED, **sizes: int) -> Iterator[Case]:
+    """The runs that choose one of the rates, all at the likeliest first; `sizes` are those of `case`."""
+    for rate in rates.tried(tried, {**MODEL, **sizes}["d"]):
         for name, arm, width in pairs:
-            yield case(name, arm, convolution=width, rate=rate, device=device)
+            yield case(name, arm, convolution=width, rate=rate, device=device, **sizes)
 
 
 def _tuned_long(experiment: str, pairs: Pairs, device: str) -> Iterator[Case]:
@@ -165,13 +188,23 @@ def _tuned_long(experiment: str, pairs: Pairs, device: str) -> Iterator[Case]:
             yield case(name, arm, convolution=width, rate=one, budget=LONG, device=device)
 
 
-def _counted(experiment: str, pairs: Pairs, seeds: Sequence[int], budget: int, device: str) -> Iterator[Case]:
-    """The runs that count, of those whose rate was chosen at `LONG`."""
+def _counted(
+    experiment: str,
+    pairs: Pairs,
+    seeds: Sequence[int],
+    budget: int,
+    device: str,
+    *,
+    chosen_at: int = LONG,
+    **sizes: int,
+) -> Iterator[Case]:
+    """The runs that count, of those whose rate was chosen at a budget; `sizes` are those of `case`."""
     for seed in seeds:
         for name, arm, width in pairs:
-            rate = rates.chosen(experiment, case(name, arm, convolution=width, budget=LONG, device=device))
+            own: dict[str, Any] = {"convolution": width, "device": device, **sizes}
+            rate = rates.chosen(experiment, case(name, arm, budget=chosen_at, **own))
             if rate is not None:
-                yield case(name, arm, convolution=width, seed=seed, rate=rate, budget=budget, device=device)
+                yield case(name, arm, seed=seed, rate=rate, budget=budget, **own)
 
 
 def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
@@ -317,42 +350,6 @@ def _needs() -> Needs:
 def _experiment(name: str, title: str, cases: Callable[[str], list[Case]]) -> Experiment:
     rows: dict[str, Any] = {"line": ladder_analysis.line, "show": ladder_analysis.table, "needs": _needs()}
     return Experiment(name=name, title=title, cases=cases, run=run, work=work, label=label, resumes=True, **rows)
-
-
-# Larger models, for which a GPU is needed: 25 million parameters, 8 heads, windows of 1,024 bytes.
-LARGE = {"d": 512, "H": 8, "L": 8, "B": 16, "N": 1024, "tested": 384, "base": 120}
-LARGE_ARMS = (
-    ("8 learned", CONVOLUTION),
-    ("1 learned + 7 positional", CONVOLUTION),
-    ("2 induction + 6 positional", CONVOLUTION),
-    ("8 learned", 0),
-    ("8 frozen", CONVOLUTION),
-    ("1 learned + 1 induction + 6 positional", CONVOLUTION),
-)
-LARGE_SEEDS = (1, 2)
-
-
-def large_cases(device: str) -> list[Case]:
-    """Runs of the larger models on a GPU: two rates each, then those that count, up to 31 million bytes; on a CPU none.
-
-    The rate that is chosen at `TUNED` serves the longer runs, too.
-    """
-    if device == "cpu":
-        return []
-    found = []
-    for rate in rates.tried(TRIED[:2], LARGE["d"]):
-        found += [_large(name, *arm, device, rate=rate) for name in TEXTS for arm in LARGE_ARMS]
-    for seed in LARGE_SEEDS:
-        for name in TEXTS:
-            for arm in LARGE_ARMS:
-                chosen = rates.chosen("ladder-large", _large(name, *arm, device))
-                if chosen is not None:
-                    found.append(_large(name, *arm, device, seed=seed, rate=chosen, budget=LONG))
-    return found
-
-
-def _large(name: str, arm: str, width: int, device: str, **options: Any) -> Case:
-    return case(name, arm, convolution=width, device=device, **LARGE, **options)
 
 
 EXPERIMENTS = (
