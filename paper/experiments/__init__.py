@@ -23,6 +23,7 @@ from paper.experiments.learning import ladder, language, synthetic, translating
 from paper.experiments.learning.depth import DEPTH
 from paper.experiments.learning.fine_tuning import FINE_TUNING
 from paper.experiments.learning.images import IMAGES
+from paper.experiments.learning.ladder_tables import LADDER_TABLES
 from paper.experiments.learning.positional_heads import POSITIONAL_HEADS
 from paper.experiments.learning.pruning import PRUNING
 from paper.experiments.learning.studies import FLIP_FLOP, PARITY, PERMUTATIONS, RECALL
@@ -63,6 +64,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         DEPTH,
         *language.EXPERIMENTS,
         *ladder.EXPERIMENTS,
+        LADDER_TABLES,
         BYTES_SPEED,
         synthetic.SYNTHETIC,
         IMAGES,

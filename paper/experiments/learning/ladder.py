@@ -35,7 +35,7 @@ from paper.experiments.engine.runner import Experiment
 from paper.experiments.learning import fitting, ladder_analysis, rates
 from paper.experiments.learning.ladder_arms import ARMS, CONVOLUTION
 from paper.experiments.learning.rates import TUNING
-from paper.tasks import counting, novels, text
+from paper.tasks import novels, text
 from paper.tasks.counting import repeats
 from paper.tasks.task import Batch, Task
 from paper.tasks.text import Parts
@@ -60,7 +60,6 @@ VALIDATED = 200  # windows
 ROWS = 16  # windows of a test batch
 PLACES = (16, 64, 128, 256, 512)  # ends of the parts of a window
 MATCHED = 4  # bytes of a match from which on it counts as one
-LAST = 5  # bytes before the next one, of tables
 
 # All with the convolution; and these without.
 MAIN = ("learned", "2 induction + 2 positional", "1 learned + 3 positional", "1 learned + 1 induction + 2 positional")
@@ -357,12 +356,3 @@ EXPERIMENTS = (
     _experiment("ladder-others", "language models of bytes along budgets: other arms", other_cases),
     _experiment("ladder-large", "larger language models of bytes, on a GPU", large_cases),
 )
-
-
-@cache
-def table_bits(name: str, budget: int) -> tuple[float, ...]:
-    """Bits a byte of tables of the last 1, ..., `LAST` bytes, by Witten and Bell's rule, on the windows on which the
-    models of a text are tested; counted on as many windows as a run of that budget draws."""
-    sizes = SIZES[name]
-    task = text.language_modelling(name, "the next byte", TEXTS[name](), sizes["N"])
-    return counting.task_bits(task, budget * BASE * sizes["B"], sizes["tested"], LAST)

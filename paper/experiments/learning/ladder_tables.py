@@ -1,0 +1,76 @@
+"""Tables of the last few bytes, beside the language models of the ladder: counted on as much text, tested on the same.
+
+They are stored, as nobody who reads the pages has to have the novels.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
+
+from ortho._checks import one_of, positive_int
+from paper.experiments.engine.records import Case, Needs, Record
+from paper.experiments.engine.runner import Experiment
+from paper.experiments.learning.ladder import BASE, LONGEST, SIZES, TEXTS
+from paper.tasks import counting, text
+
+BYTES = 5  # before the next one, at the most
+BUDGETS = tuple(2**i for i in range(LONGEST.bit_length()))
+
+
+def case(name: str, budget: int) -> Case:
+    """Tables of a text, counted on as many windows as a run of that budget draws.
+
+    Raises TypeError or ValueError for an unknown text, and for a budget below 1.
+    """
+    sizes = SIZES[one_of("name", name, TEXTS)]
+    windows = positive_int("budget", budget) * BASE * sizes["B"]
+    return {"text": name, "budget": budget, "windows": windows, "bytes": BYTES, **sizes}
+
+
+def cases(device: str) -> list[Case]:
+    """All budgets of both texts; on a GPU none, as counting is the same everywhere."""
+    return [case(name, budget) for budget in BUDGETS for name in TEXTS] if device == "cpu" else []
+
+
+def run(case: Case) -> dict[str, Any]:
+    """Bits a byte of the tables of the last 1, 2, ... bytes, by Witten and Bell's rule."""
+    parts = TEXTS[case["text"]]()
+    task = text.language_modelling(case["text"], "the next byte", parts, case["N"])
+    found = counting.task_bits(task, case["windows"], case["tested"], case["bytes"])
+    repetitions = {"tables": {"test_bits": [round(bits, 6) for bits in found]}}
+    return {"seeds": {"training": 0}, "repetitions": repetitions, "facts": {"text": parts.facts()}}
+
+
+def bits(records: Iterable[Record], name: str) -> dict[int, tuple[float, ...]]:
+    """Budget -> bits a byte of the tables of the last 1, 2, ... bytes of a text."""
+    own = [record for record in records if record["configuration"]["text"] == name]
+    own.sort(key=lambda record: int(record["configuration"]["budget"]))
+    return {r["configuration"]["budget"]: tuple(r["repetitions"]["tables"]["test_bits"]) for r in own}
+
+
+def line(record: Record) -> str:
+    """The best table of one budget."""
+    found: Sequence[float] = record["repetitions"]["tables"]["test_bits"]
+    return f"the last {found.index(min(found)) + 1} bytes: {min(found):.4f} bits a byte"
+
+
+def label(case: Case) -> str:
+    """A case in a few words."""
+    return f"{case['text']}, {case['budget']} x"
+
+
+@cache
+def _needs() -> Needs:
+    configuration = {key: type(value) for key, value in case("python", 1).items()}
+    return Needs(configuration=configuration, arms=("tables",), quantities=("test_bits",))
+
+
+LADDER_TABLES = Experiment(
+    "ladder-tables",
+    "tables of the last bytes, beside the language models of bytes along budgets",
+    cases,
+    run,
+    label=label,
+    line=line,
+    needs=_needs(),
+)
