@@ -31,7 +31,7 @@ from paper.experiments.speed.agreement import AGREEMENT
 from paper.experiments.speed.attention import ATTENTION_SPEED, FLASH_SPEED, MEMORY_SPEED, PATTERN_SPEED
 from paper.experiments.speed.decoding import DECODE_SPEED
 from paper.experiments.speed.generation import GENERATION
-from paper.experiments.speed.heads import HEADS_SPEED
+from paper.experiments.speed.heads import HEADS_SPEED, INDUCTION_SPEED
 from paper.experiments.speed.inference import INFERENCE, gains
 from paper.experiments.speed.language_models import BYTES_SPEED
 from paper.experiments.speed.projections import PROJECTION_SPEED
@@ -56,6 +56,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         EXCHANGED_SPEED,
         PROJECTION_SPEED,
         HEADS_SPEED,
+        INDUCTION_SPEED,
         RECALL,
         PARITY,
         PERMUTATIONS,

@@ -23,6 +23,7 @@ FIRST = (
     Stage("agreement"),
     Stage("training-step", 8),
     Stage("heads-speed", 8),
+    Stage("induction-speed", 4),
     Stage("exchanged-speed", 4),
     Stage("flash-speed", 3),
     Stage("attention-speed", 3),

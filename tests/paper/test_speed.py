@@ -49,6 +49,7 @@ def of_set(name, **kind):
 TINY = {
     "training-step": [partial(training_step.case, "block", **LAYER)],
     "heads-speed": [partial(training_step.case, scope, causal=True, **HEADS) for scope in ("layer", "block")],
+    "induction-speed": [partial(training_step.case, scope, causal=True, **HEADS) for scope in ("layer", "block")],
     "inference": [partial(training_step.case, "layer", 8, 32, H=2, input_grad=False)],
     "exchanged-speed": [partial(value_gradient.case, 24, 128, causal=True)],
     "attention-speed": [partial(of_set, name) for name in ("main", "recurrent", "family")],
@@ -129,7 +130,7 @@ def test_every_arm_runs_once_a_repetition_and_by_code_that_is_known(name, make):
 def test_every_case_runs_on_cuda(name, make):
     kind = {"device": "cuda", "dtype": "bfloat16"} if name != "bytes-speed" else {"device": "cuda"}
     case = make(**kind)
-    case |= {"compiled": True} if name in ("training-step", "heads-speed", "attention-speed") else {}
+    case |= {"compiled": True} if name in ("training-step", "heads-speed", "induction-speed", "attention-speed") else {}
     record = measure(EXPERIMENTS[name], case, "cuda", seconds=0.05)
     assert not record["failures"]
     assert all(value > 0 for times in record["repetitions"].values() for values in times.values() for value in values)

@@ -52,7 +52,8 @@ def test_what_is_compared_holds_no_graph():
 
 @pytest.mark.parametrize("scope", ["layer", "block"])
 def test_saved_bytes_are_those_of_the_closed_forms(scope):
-    for experiment, declared in ((step.TRAINING_STEP, step.declared), (heads.HEADS_SPEED, heads.declared)):
+    measured = ((step.TRAINING_STEP, step), (heads.HEADS_SPEED, heads), (heads.INDUCTION_SPEED, heads))
+    for experiment, declared in ((experiment, module.declared) for experiment, module in measured):
         record = measure(experiment, step.case(scope, causal=True, **TINY), "cpu", seconds=0.0)
         rows = step.memory([record], declared)
         assert [row["variant"] for row in rows] == list(experiment.needs.arms)

@@ -3,7 +3,7 @@
 Measured as in `training_step`: all arms of a case are interleaved, after each was held to its definition.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ from ortho.layers.hybrid import HybridAttention
 from paper.experiments.engine import benchmark
 from paper.experiments.engine.benchmark import PHASES
 from paper.experiments.engine.records import Case, Record
+from paper.experiments.engine.runner import Experiment
 from paper.experiments.speed import training_step
 from paper.experiments.speed.analysis import Row
 from paper.experiments.speed.training_step import STANDARD
@@ -26,29 +27,42 @@ SPLITS: dict[str, Callable[[int], dict[str, int]]] = {  # of H heads
     "structured": lambda H: {"structured-stopped": H},
     "quarter": lambda H: {"learned": H // 4, "structured-stopped": H - H // 4},
     "one": lambda H: {"learned": 1, "positional": H - 1},
+    "induction": lambda H: {"induction": 2, "positional": H - 2},
+    "positional": lambda H: {"positional": H},  # no retrieval: whatever makes that cheaper can save no more than this
 }
-ARMS = (STANDARD, *SPLITS)
+ARMS = (STANDARD, "stopped", "structured", "quarter", "one")
+RETRIEVING = (STANDARD, "one", "induction", "positional")
 
 
 def cases(device: str) -> list[Case]:
-    """All configurations for a device, the most informative first."""
+    """The configurations of `heads-speed` for a device, the most informative first."""
     case, ways = training_step.case, (False, True)
     if device == "cpu":
         found = [case("layer", N, causal=causal) for N in (512, 2048, 1024, 4096) for causal in ways]
         return found + [case("block", N, causal=causal) for N in (512, 2048) for causal in ways]
 
-    def at(scope: str, N: int, d: int, causal: bool) -> Case:
-        kind: dict[str, Any] = {"dtype": "bfloat16", "causal": causal, "compiled": True}
-        return case(scope, N, d, device="cuda", B=max(1, training_step.TOKENS // N), **kind)
-
     lengths, scopes = (4096, 1024, 16384, 32768), ("layer", "block")
-    found = [at(scope, N, 768, causal) for N in lengths for causal in ways for scope in scopes]
-    return found + [at("layer", N, d, causal) for d in (2048, 1024) for N in (1024, 4096, 32768) for causal in ways]
+    found = [_on_gpu(scope, N, 768, causal) for N in lengths for causal in ways for scope in scopes]
+    rest = [("layer", N, d, causal) for d in (2048, 1024) for N in (1024, 4096, 32768) for causal in ways]
+    return found + [_on_gpu(*one) for one in rest]
 
 
-def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
-    """Measure one case, see `training_step.compare`."""
-    return training_step.compare(case, ARMS, build, declared, seconds)
+def retrieving_cases(device: str) -> list[Case]:
+    """The configurations of `induction-speed`, all causal, as untrained retrieval is."""
+    if device == "cpu":
+        sizes = [("layer", N) for N in (2048, 512, 8192, 1024, 4096)] + [("block", 2048), ("block", 512)]
+        return [training_step.case(scope, N, causal=True) for scope, N in sizes]
+    return [_on_gpu(scope, N, 768, True) for N in (4096, 1024, 16384, 32768) for scope in ("layer", "block")]
+
+
+def _on_gpu(scope: str, N: int, d: int, causal: bool) -> Case:
+    kind: dict[str, Any] = {"dtype": "bfloat16", "causal": causal, "compiled": True}
+    return training_step.case(scope, N, d, device="cuda", B=max(1, training_step.TOKENS // N), **kind)
+
+
+def run(case: Case, seconds: float | None = None, *, arms: Sequence[str] = ARMS) -> dict[str, Any]:
+    """Measure these arms of one case, see `training_step.compare`."""
+    return training_step.compare(case, arms, build, declared, seconds)
 
 
 def build(case: Case, arm: str) -> nn.Module:
@@ -79,16 +93,25 @@ def speedups(records: Iterable[Record]) -> list[Row]:
     return [row | {"share": row["speedup"][1] / row["bound"]} for row in found]
 
 
-HEADS_SPEED = benchmark.experiment(
-    "heads-speed",
-    "the training step of layers with stopped heads and with heads of several kinds",
-    cases=cases,
-    run=run,
-    work=partial(training_step.work, variants=ARMS, declared=declared),
-    label=training_step.label,
-    line=partial(training_step.line, declared=declared),
-    show=partial(training_step.table, declared=declared),
-    like=training_step.case(),
-    arms=ARMS,
-    quantities=PHASES,
+def _experiment(name: str, title: str, cases: Callable[[str], list[Case]], arms: tuple[str, ...]) -> Experiment:
+    return benchmark.experiment(
+        name,
+        title,
+        cases=cases,
+        run=partial(run, arms=arms),
+        work=partial(training_step.work, variants=arms, declared=declared),
+        label=training_step.label,
+        line=partial(training_step.line, declared=declared),
+        show=partial(training_step.table, declared=declared),
+        like=training_step.case(),
+        arms=arms,
+        quantities=PHASES,
+    )
+
+
+HEADS_SPEED = _experiment(
+    "heads-speed", "the training step of layers with stopped heads and with heads of several kinds", cases, ARMS
+)
+INDUCTION_SPEED = _experiment(
+    "induction-speed", "the training step of layers with heads that retrieve untrained", retrieving_cases, RETRIEVING
 )
