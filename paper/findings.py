@@ -23,8 +23,9 @@ from paper.claims.evidence import frozen_layer, printed_models, printed_speed_up
 from paper.claims.evidence.one_learned_head import along_budgets
 from paper.claims.figures import read, show
 from paper.claims.outcomes import BITS_A_BYTE
-from paper.experiments.learning import analysis, language
+from paper.experiments.learning import analysis, ladder, ladder_analysis, language
 from paper.experiments.learning.analysis import Judged, Runs
+from paper.experiments.learning.ladder_arms import CONVOLUTION
 from paper.experiments.speed import analysis as speed
 from paper.experiments.speed import attention_analysis, decoding, heads, language_models, value_gradient, whole_models
 from paper.experiments.statistics import Decision
@@ -373,6 +374,46 @@ def freezing_learnt() -> Values:
     return found | _seconds(device, text)
 
 
+def longer_budgets() -> Values:
+    """Heads that retrieve untrained, and one learned head, beside learned heads with the convolution, at the longest
+    budget at which all were compared on both texts."""
+    records = [record for record in experiments.load("ladder") if ladder_analysis.counts(record)]
+    device = experiments.judged_device(records)
+    records = [record for record in records if record["device"] == device]
+    arms = {"induction": "2 induction + 2 positional", "one": MIXED}
+    for budget in (ladder.LONGEST, ladder.LONG):
+        found = {
+            f"{name}_{short}": ladder_analysis.compared(records, name, arm, budget)
+            for name in ladder.TEXTS
+            for short, arm in arms.items()
+        }
+        if None not in found.values():
+            return _compared(records, found, budget)
+    return {}
+
+
+def _compared(records: Sequence[Any], found: Mapping[str, Any], budget: int) -> Values:
+    """The differences at a budget; AssertionError unless they have the signs that the pages give them in words."""
+    assert found["python_induction"].interval[1] < 0 < found["novels_induction"].interval[0]
+    ours, theirs = (
+        ladder_analysis.curve(records, ("python", arm, CONVOLUTION))
+        for arm in ("2 induction + 2 positional", ladder_analysis.RIVAL)
+    )
+    assert ours is not None
+    assert theirs is not None
+    sizes = ladder.case("python", ladder_analysis.RIVAL)
+    seen = budget * sizes["base"] * sizes["B"] * sizes["N"]
+    told = {
+        f"ladder_{name}": f"{one.mean:+.3f} ({one.interval[0]:+.3f} to {one.interval[1]:+.3f})"
+        for name, one in found.items()
+    }
+    return told | {
+        "ladder_bytes": f"{seen / 1e6:.0f} million",
+        "ladder_step": f"{ours.seconds / theirs.seconds:.2f}",
+        "ladder_size": f"$d = {sizes['d']}$, {sizes['L']} blocks",
+    }
+
+
 def _later(runs: Mapping[str, Runs], times: float, margin: float) -> Values:
     """The same models at the longest budget."""
     _expect(runs, "learned", frozen="worse")
@@ -459,4 +500,5 @@ TOPICS = (
     hardware,
     mixed_heads,
     freezing_learnt,
+    longer_budgets,
 )

@@ -115,12 +115,18 @@ def tested(ours: Mapping[int, Array], theirs: Mapping[int, Array], margin: float
     return Tested(mean, interval, (low, high), student_below((mean - margin) / error, freedom), equivalent, seeds)
 
 
+def compared(
+    records: Sequence[Record], text: str, arm: str, budget: int, *, convolution: int = CONVOLUTION, margin: float = 0.0
+) -> Tested | None:
+    """An arm's bits on a text less those of learned heads with the convolution; None of fewer than two seeds."""
+    sides = ((text, arm, convolution), (text, RIVALS[ARMS[arm].num_heads], CONVOLUTION))
+    ours, theirs = (blocks(records, of, budget) for of in sides)
+    return tested(ours, theirs, margin)
+
+
 def judged(records: Sequence[Record]) -> dict[str, tuple[Tested | None, bool]]:
     """Hypothesis -> what was found, and whether it is shown. Those that were not measured count among the family."""
-    found = {}
-    for one in HYPOTHESES:
-        ours, theirs = (blocks(records, (one.text, arm, CONVOLUTION), one.budget) for arm in (one.arm, RIVAL))
-        found[one.name] = tested(ours, theirs, one.margin)
+    found = {one.name: compared(records, one.text, one.arm, one.budget, margin=one.margin) for one in HYPOTHESES}
     shown = holm([1.0 if each is None else each.chance for each in found.values()], level=LEVEL)
     return {name: (each, held) for (name, each), held in zip(found.items(), shown, strict=True)}
 
