@@ -408,7 +408,7 @@ def _compared(records: Sequence[Any], found: Mapping[str, Any], budget: int) -> 
         for name, one in found.items()
     }
     return told | {
-        "ladder_bytes": f"{seen / 1e6:.0f} million",
+        "ladder_bytes": f"{seen:,}",
         "ladder_step": f"{ours.seconds / theirs.seconds:.2f}",
         "ladder_size": f"$d = {sizes['d']}$, {sizes['L']} blocks",
     }
