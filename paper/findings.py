@@ -377,9 +377,7 @@ def freezing_learnt() -> Values:
 def longer_budgets() -> Values:
     """Heads that retrieve untrained, and one learned head, beside learned heads with the convolution, at the longest
     budget at which all were compared on both texts."""
-    records = [record for record in experiments.load("ladder") if ladder_analysis.counts(record)]
-    device = experiments.judged_device(records)
-    records = [record for record in records if record["device"] == device]
+    records = ladder_analysis.standing(experiments.load("ladder"))
     arms = {"induction": "2 induction + 2 positional", "one": MIXED}
     for budget in (ladder.LONGEST, ladder.LONG):
         found = {

@@ -1,7 +1,7 @@
 """S2, section 4.1: whether projections need to be trained, what one learned head brings, and whether orthogonal
 matrices are better than Gaussian ones; by the records of language models of bytes."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from paper import experiments
 from paper.claims import figures
@@ -11,7 +11,7 @@ from paper.claims.outcomes import BITS_A_BYTE, loses_nothing, outperforms
 from paper.claims.rules import all_of, untestable
 from paper.claims.verdicts import Finding
 from paper.experiments.engine.records import Record
-from paper.experiments.learning import language
+from paper.experiments.learning import ladder, ladder_analysis, language
 from paper.experiments.learning.analysis import Runs
 from paper.experiments.resampling import Crossing, crossing
 
@@ -129,7 +129,20 @@ def remarks(records: Sequence[Record], device: str, H: int) -> str:
             settings[f"on {other}"] = whole(language.by_arm(records, other))
     texts = [f"{setting}: {text}" for setting, found in settings.items() if (text := beside(found, H))]
     least = "Bits a byte at equal training FLOPs, in what the first has more"
-    return "; ".join([least, *texts]) if texts else f"{least}; no record yet at equal parameters or other budgets"
+    texts = texts or ["no record yet at equal parameters or other budgets"]
+    return "; ".join([least, *texts, *convolved(H)])
+
+
+def convolved(H: int) -> Iterator[str]:
+    """One learned head against all along longer budgets, where all layers have a short convolution."""
+    arm, runs = name(1, "positional", H), ladder_analysis.standing(experiments.load("ladder"))
+    for text in ladder.TEXTS:
+        for budget in (ladder.LONG, ladder.LONGEST):
+            found = ladder_analysis.compared(runs, text, arm, budget)
+            if found is not None:
+                low, high = found.interval
+                where = f"with a short convolution, {text}, {budget} times the least budget, equal steps"
+                yield f"{where}: {arm} {figures.span((round(low, 3), round(high, 3)))}"
 
 
 def beside(found: Found, H: int) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from ortho.cost import Cost
 from ortho.cost import model as model_cost
 from ortho.cost.layers import added, convolved_layer, induction_heads, layer, positional_heads, shifted_layer
-from paper.experiments.engine.records import Record, by_device
+from paper.experiments.engine.records import Record, by_device, judged_device
 from paper.experiments.learning import rates
 from paper.experiments.learning.ladder_arms import ALONE, ARMS, CONVOLUTION, ENDS, NEAR
 from paper.experiments.learning.rates import TUNING
@@ -73,6 +73,12 @@ class Tested(NamedTuple):
 def counts(record: Record) -> bool:
     """Whether a run is a result, and not one that chooses a rate."""
     return bool(record["configuration"]["seed"] != TUNING)
+
+
+def standing(records: Iterable[Record]) -> list[Record]:
+    """The runs that count, of the device by whose records claims are judged."""
+    found = [record for record in records if counts(record)]
+    return [record for record in found if record["device"] == judged_device(found)]
 
 
 def key(record: Record) -> Key:
