@@ -210,3 +210,13 @@ def test_errors():
             call()
     with pytest.raises(TypeError, match="sizes: expected some of B, N"):
         ladder.case("python", "learned", steps=3)
+
+
+def test_runs_that_count():
+    """Those that choose rates do not; of several devices the first CPU's do."""
+    runs = [
+        {"device": device, "configuration": {"seed": seed}}
+        for device in ("cuda-a", "cpu-b", "cpu-a")
+        for seed in (rates.TUNING, 1)
+    ]
+    assert ladder_analysis.standing(runs) == [{"device": "cpu-a", "configuration": {"seed": 1}}]

@@ -78,7 +78,8 @@ def counts(record: Record) -> bool:
 def standing(records: Iterable[Record]) -> list[Record]:
     """The runs that count, of the device by whose records claims are judged."""
     found = [record for record in records if counts(record)]
-    return [record for record in found if record["device"] == judged_device(found)]
+    device = judged_device(found)
+    return [record for record in found if record["device"] == device]
 
 
 def key(record: Record) -> Key:
