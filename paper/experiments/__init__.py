@@ -33,6 +33,7 @@ from paper.experiments.speed.decoding import DECODE_SPEED
 from paper.experiments.speed.generation import GENERATION
 from paper.experiments.speed.heads import HEADS_SPEED, INDUCTION_SPEED
 from paper.experiments.speed.inference import INFERENCE, gains
+from paper.experiments.speed.ladder_models import LADDER_SPEED
 from paper.experiments.speed.language_models import BYTES_SPEED
 from paper.experiments.speed.projections import PROJECTION_SPEED
 from paper.experiments.speed.recomputation import RECOMPUTATION_SPEED
@@ -67,6 +68,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         *ladder.EXPERIMENTS,
         LADDER_TABLES,
         BYTES_SPEED,
+        LADDER_SPEED,
         synthetic.SYNTHETIC,
         IMAGES,
         FINE_TUNING,

@@ -20,6 +20,7 @@ from paper.experiments.speed import (
     generation,
     heads,
     inference,
+    ladder_models,
     language_models,
     projections,
     recomputation,
@@ -62,6 +63,7 @@ TINY = {
     "whole-models": [partial(whole_models.case, model) for model in MODELS],
     "generation": [partial(generation.case, 2, N=20)],
     "bytes-speed": [partial(language_models.case, **BYTES)],
+    "ladder-speed": [partial(ladder_models.case, "python", B=2, N=16, d=16, L=1)],
 }
 CASES = [(name, make) for name, cases in TINY.items() for make in cases]
 IDS = [f"{name}-{index}" for name, cases in TINY.items() for index in range(len(cases))]

@@ -206,13 +206,16 @@ def at(curve: Curve, steps: float) -> float:
     return float("nan")
 
 
-def at_equal(ours: Curve, theirs: Curve, budget: int) -> dict[str, float]:
-    """The first arm's bits at the steps, the FLOPs and the seconds that the other has spent at a budget."""
-    steps = budget * theirs.steps
+def at_equal(ours: Curve, theirs: Curve, budget: int, *, time: float | None = None) -> dict[str, float]:
+    """The first arm's bits at the steps, the FLOPs and the seconds that the other has spent at a budget.
+
+    `time` is how many times as long a step of the first takes, by default in the runs themselves.
+    """
+    steps, time = budget * theirs.steps, time or ours.seconds / theirs.seconds
     return {
         "steps": at(ours, steps),
         "FLOPs": at(ours, steps * theirs.flop / ours.flop),
-        "seconds": at(ours, steps * theirs.seconds / ours.seconds),
+        "seconds": at(ours, steps / time),
     }
 
 

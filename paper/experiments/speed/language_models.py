@@ -53,7 +53,7 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
     title = "the next byte of the standard library"
     task = text.language_modelling("python-sources", title, text.python_parts(), case["N"])
     trainers = {name: _trainer(case, name, task) for name in arms(case["H"], case["N"])}
-    timings = {name: partial(_timed, trainer, CALLS[device]) for name, trainer in trainers.items()}
+    timings = {name: partial(timed, trainer, CALLS[device]) for name, trainer in trainers.items()}
     return benchmark.compare(timings, BUDGETS[device], SEEDS, seconds, facts={"calls": CALLS[device]})
 
 
@@ -68,7 +68,8 @@ def _trainer(case: Case, name: str, task: Task) -> Trainer:
     return Trainer(model, task.train, plan, draws["training"])
 
 
-def _timed(trainer: Trainer, calls: int) -> dict[str, float]:
+def timed(trainer: Trainer, calls: int) -> dict[str, float]:
+    """Seconds of a step, the mean of so many in a row."""
     cuda = trainer.device.type == "cuda"
     return benchmark.mean_seconds(lambda: trainer.run(trainer.step + calls), calls, cuda=cuda)
 

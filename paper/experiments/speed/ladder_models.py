@@ -1,0 +1,90 @@
+"""The time of a training step of the ladder's models, all arms of a text in turn.
+
+An arm has its name where its layers have the short convolution, and 'without convolution' behind it where they have
+not.
+"""
+
+from functools import partial
+from typing import Any
+
+from ortho._checks import one_of
+from paper.experiments.engine import benchmark
+from paper.experiments.engine.records import Case
+from paper.experiments.learning import fitting, ladder
+from paper.experiments.learning.ladder_arms import ARMS, CONVOLUTION
+from paper.experiments.speed import language_models
+from paper.experiments.speed.language_models import BASELINE, BUDGETS, CALLS, SEEDS, STEP_SECONDS
+from paper.tasks import text
+from paper.training import Trainer
+
+SIZES = ("B", "N", "d", "H", "L")
+
+
+def case(name: str, *, device: str = "cpu", **sizes: int) -> Case:
+    """One text; `sizes` (B, N, d, H, L) are those of the ladder where they are not given.
+
+    Raises TypeError or ValueError for an unknown text or device, and for sizes below 1 or that are none.
+    """
+    known = {**ladder.SIZES[one_of("name", name, ladder.TEXTS)], **ladder.MODEL}
+    if unknown := sizes.keys() - set(SIZES):
+        raise TypeError(f"sizes: expected some of {', '.join(SIZES)}, got {', '.join(sorted(unknown))}")
+    wanted = benchmark.sizes(**{size: sizes.get(size, known[size]) for size in SIZES})
+    return {"device": one_of("device", device, BUDGETS), "text": name, **wanted}
+
+
+def cases(device: str) -> list[Case]:
+    """Both texts."""
+    return [case(name, device=device) for name in ladder.TEXTS]
+
+
+def arms(case: Case) -> dict[str, tuple[str, int]]:
+    """Name -> the arm and the width of its convolution, of those with as many heads as the case."""
+    found = {arm: (arm, CONVOLUTION) for arm, heads in ARMS.items() if heads.num_heads == case["H"]}
+    return found | {f"{arm} without convolution": (arm, 0) for arm in ladder.WITHOUT if arm in found}
+
+
+def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
+    """Measure one case: hold each arm to its definition, then train all of them in turn.
+
+    `seconds` bounds the time of the repetitions, of which there are always a few. Raises AssertionError if an arm's
+    fast form does not compute what its definition does.
+    """
+    calls = CALLS[case["device"]]
+    task = text.language_modelling(case["text"], "the next byte", ladder.TEXTS[case["text"]](), case["N"])
+    timings = {}
+    for name, (arm, width) in arms(case).items():
+        draws = fitting.generators(SEEDS)
+        sizes = {key: case[key] for key in SIZES}
+        own = ladder.case(case["text"], arm, convolution=width, device=case["device"], **sizes)
+        model = ARMS[arm].build(own, draws["weights"]).to(case["device"])
+        fitting.check_forms(model, task, draws["checks"])
+        plan = fitting.recipe({**own, "steps": ladder.BASE}, weight_decay=ladder.WEIGHT_DECAY)
+        trainer = Trainer(model, task.train, plan, draws["training"])
+        timings[name] = partial(language_models.timed, trainer, calls)
+    return benchmark.compare(timings, BUDGETS[case["device"]], SEEDS, seconds, facts={"calls": calls})
+
+
+def work(case: Case) -> float:
+    """Seconds that a case takes, roughly."""
+    count = len(arms(case))
+    return 0.5 * count + BUDGETS[case["device"]].work(count * CALLS[case["device"]] * STEP_SECONDS)
+
+
+def label(case: Case) -> str:
+    """A case in a few words."""
+    return f"{case['text']}, {len(arms(case))} arms, " + " ".join(f"{name}={case[name]}" for name in SIZES)
+
+
+LADDER_SPEED = benchmark.experiment(
+    "ladder-speed",
+    "the training step of the ladder's models, all arms in turn",
+    cases=cases,
+    run=run,
+    work=work,
+    label=label,
+    line=language_models.line,
+    show=language_models.table,
+    like=case("python"),
+    arms=(BASELINE,),
+    quantities=("step",),
+)
