@@ -79,14 +79,16 @@ def boundaries(records: Iterable[Record]) -> dict[Key, int]:
     return {key: found.boundary for key, found in climbs(records).items()}
 
 
-def judged(records: Iterable[Record]) -> dict[tuple[str, int, int], tuple[float, bool]]:
-    """Task, convolution and d -> the chance that of two like arms one goes as far beyond the other as the untrained
-    head beyond the learned one, or further; and whether that shows that it goes further. What was not measured counts
-    among the family with a chance of 1."""
+def judged(records: Iterable[Record]) -> dict[tuple[str, str, int, int], tuple[float, bool]]:
+    """For each of `PAIRS`, and each of its arms `ONE`: the chance that of two like arms one goes as far beyond the
+    other as this one goes, or further; and whether that shows that it goes further. What was not measured counts among
+    the family with a chance of 1."""
     found, chances = climbs(records), {}
     for name, width, d in PAIRS:
-        ours, theirs = (found.get((name, arm, width, d)) for arm in ONE)
-        chances[name, width, d] = better_by_chance(ours.reached, theirs.reached) if ours and theirs else 1.0
+        for ours, theirs in (ONE, ONE[::-1]):
+            both = [found.get((name, arm, width, d)) for arm in (ours, theirs)]
+            reached = [one.reached for one in both if one is not None]
+            chances[name, ours, width, d] = better_by_chance(*reached) if len(reached) == 2 else 1.0
     shown = holm(list(chances.values()), level=LEVEL)
     return {key: (chance, held) for (key, chance), held in zip(chances.items(), shown, strict=True)}
 
@@ -134,7 +136,7 @@ def table(records: Sequence[Record]) -> str:
                 steps = [each[N] for each in found.steps if N in each]
                 middle = f", median {median(steps):g} steps" if steps else ""
                 texts.append(f"  {N:5}: {found.successes(N)} of {len(found.seeds)} [{low:.2f}, {high:.2f}]{middle}")
-        for (name, width, d), (chance, shown) in judged(group).items():
-            words = f"{name}{' + convolution' if width else ''}, d={d}: untrained further than learned"
+        for (name, arm, width, d), (chance, shown) in judged(group).items():
+            words = f"{name}{' + convolution' if width else ''}, d={d}: {arm} goes further than the other"
             texts.append(f"{words}, chance {chance:.4f}: {'shown' if shown else 'not shown'}")
     return "\n".join(texts)

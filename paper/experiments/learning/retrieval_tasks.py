@@ -12,9 +12,8 @@ from paper.tasks import copying, mqar, needle, ngrams
 from paper.tasks.task import Task
 from paper.tasks.text import VOCAB_SIZE
 
-LENGTHS = (64, 256, 1024)
+LENGTHS = (32, 64, 256, 1024)  # the first, to find out how a task is done
 SUCCESS = 0.8  # of the right answers in the test
-SYMBOLS = 64
 WIDE, NARROW = 64, 32  # d; by the law one untrained head serves all lengths at the first, and few at the second
 H = 4
 ONE = UNTRAINED, LEARNED = "1 induction + 3 positional", "1 learned + 3 positional"
@@ -29,13 +28,13 @@ class Setting:
     others: Callable[[int], int] | None = None
 
 
-# A symbol means the same at all lengths. In needles a mark and a key are matched, in copies as many tokens as it takes
-# to tell places apart: two, but for the shortest strings.
+# A symbol means the same at all lengths. In needles a mark and a key are to be matched together, as most of the key's
+# places are noise; in copies as many tokens as it takes to tell places apart: two, but for the shortest strings.
 SETTINGS: Mapping[str, Setting] = {
     "mqar": Setting(lambda N: mqar.task(pairs=N // 8 - 1, length=N, vocab_size=VOCAB_SIZE), lambda N: N // 4 - 2),
     "ngrams": Setting(lambda N: ngrams.task(order=1, length=N, symbols=N // 4), lambda N: N // 4 - 1),
     "copying": Setting(lambda N: copying.task(length=N // 2, shortest=N // 4, symbols=VOCAB_SIZE - 2)),
-    "needle": Setting(lambda N: needle.task(length=N, symbols=SYMBOLS)),
+    "needle": Setting(lambda N: needle.task(needles=2, length=N, symbols=16)),
 }
 ARMS: Mapping[str, Arm] = {
     UNTRAINED: ladder_arms.ARMS[UNTRAINED],
