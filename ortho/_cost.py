@@ -10,14 +10,14 @@ __all__ = ["Cost", "head_width", "linear_map", "quotient"]
 
 @dataclass(frozen=True)
 class Cost:
-    """Figures of everything that runs: integers for integer sizes, formulas for symbols, 0 if not given.
+    """The cost of a computation: integers for integer sizes, formulas for symbols, 0 if not given.
 
-    forward, backward: FLOPs of matrix products, 2 a multiply-add. elementwise_forward, elementwise_backward: scalar
-    operations outside them. saved_bytes: kept by autograd from forward to backward; of a call of an attention function
-    that is q, k, v and the function's own tensors, as the layer keeps the output, which is the input of W_O.
-    output_bytes: of the output, if autograd keeps it for the call too; a layer that puts heads side by side has copied
-    it by then. decode: FLOPs of one generated token at context N, itself included. state_bytes: carried from one decode
-    step to the next. trained, frozen: numbers of parameters, of `itemsize` bytes each.
+    forward, backward: FLOPs of matrix products; a multiply-add counts as 2. elementwise_forward, elementwise_backward:
+    scalar operations outside them. saved_bytes: bytes that autograd keeps from forward to backward. For a call of an
+    attention function these are q, k, v and the function's own tensors; the layer keeps the output, as the input of
+    W_O. output_bytes: bytes of the output, if autograd keeps it for the call too; a layer that puts heads side by side
+    has copied it by then. decode: FLOPs of one generated token at context N, itself included. state_bytes: bytes
+    carried from one decode step to the next. trained, frozen: numbers of parameters, of `itemsize` bytes each.
     """
 
     forward: Any = 0

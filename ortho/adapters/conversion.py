@@ -59,30 +59,30 @@ def freeze_qk(
     layout: Layout | Sequence[Layout] = (),
     strict: bool = True,
 ) -> ModelT:
-    r"""Freeze W_Q and W_K of attention layers in any model: it is changed in place, and returned.
+    r"""Freeze W_Q and W_K of the attention layers of any model, in place; returns the model.
 
-    `layers` are indices into `attention_layers(model)`, `heads` those of their heads, by default all; a mapping has the
-    heads of each layer. With a `draw` (`ortho.orthogonal.DRAWS`) the chosen heads of a layer get a new W_Q and W_K,
-    orthogonal together: rows are orthonormal, or, of more rows than columns, columns; their biases are 0. With None
-    they keep what they have, as is meant for a pretrained model. With `stop_gradient` no gradient passes through these
-    heads' queries and keys to the layer's input. What a model applies behind these matrices, such as norms, stays
-    trained.
+    `layers` are indices into `attention_layers(model)`; `heads` are indices of heads, by default all, or a mapping from
+    layers to their heads. With a `draw` (`ortho.orthogonal.DRAWS`) the chosen heads of a layer get a new W_Q and W_K,
+    orthogonal together: their rows are orthonormal, or their columns if there are more rows than columns; their biases
+    are 0. With `draw=None`, for pretrained models, they keep their weights. With `stop_gradient` no gradient passes
+    through these heads' queries and keys to the layer's input. What a model applies after these matrices, such as
+    norms, stays trained.
 
-    Known are `torch.nn.MultiheadAttention`, also within `nn.TransformerEncoderLayer`, `ortho.MultiheadAttention`, and
-    layers made of linear layers with the names in `ortho.adapters.LAYOUTS`, as Hugging Face's models have them.
-    `layout` says of others what they are made of (`ortho.adapters.Layout`). What looks like attention and is not known
-    is refused; with `strict=False` it is left as it is.
+    Known layers are `ortho.MultiheadAttention`, `torch.nn.MultiheadAttention`, also in `nn.TransformerEncoderLayer`,
+    and layers made of linear layers with the names in `ortho.adapters.LAYOUTS`, as in Hugging Face's models. `layout`
+    describes others (`ortho.adapters.Layout`). A layer that looks like attention but is not known is refused; with
+    `strict=False` it is left as it is.
 
-    A head of keys that several heads of queries share is frozen with all of them. Heads that are frozen stay so in a
-    second call, which draws anew those that it chooses. Frozen weights are no longer parameters, and what is trained
-    of the same matrix is a new one: make the optimiser afterwards. The state dict keeps the names and shapes of the
-    layers' own, and says which rows are frozen: it loads into a model of which the same are. `save_pretrained` writes
-    what was done into the configuration (`ortho.adapters.restore`).
+    A head of keys that several heads of queries share is frozen with all of them. A second call leaves frozen heads
+    frozen and draws the chosen ones again. Frozen weights are no longer parameters, and the trained rest of the same
+    matrix is a new parameter: make the optimiser afterwards. The state dict keeps the layers' own names and shapes and
+    says which rows are frozen; it loads into a model with the same frozen rows. `save_pretrained` writes the conversion
+    into the configuration (`ortho.adapters.restore`).
 
-    Raises TypeError or ValueError, naming the argument, for a model without such layers or with unknown ones, for
-    layers and heads that there are not, a part of the heads that share keys, weights that are shared with something
-    else, an unknown draw, and a `stop_gradient` other than that of heads of the layer that are frozen already and not
-    chosen. The model is then as it was.
+    Raises TypeError or ValueError, naming the argument, for a model without such layers or with unknown ones; for
+    layers and heads that do not exist; for only some of the heads that share keys; for weights that are shared with
+    something else; for an unknown draw; and for a `stop_gradient` other than that of frozen heads of the layer that are
+    not chosen. The model is then unchanged.
     """
     found = attention_layers(model, strict=strict, layout=layout)
     if draw is not None:
@@ -110,10 +110,10 @@ def freeze_qk(
 def unfreeze_qk(model: ModelT) -> ModelT:
     """Undo `freeze_qk`, in place: all weights of queries and keys are trained again, in layers of the original kind.
 
-    The outputs are the same, and the state dict is that of the model as it was made. The frozen projections of
-    `ortho.MultiheadAttention` become learned ones, however they came about. Heads that are of several kinds stay so
-    (`standard_heads`). A model with nothing frozen is left as it is. Raises TypeError unless `model` is a module, and
-    for a projection of one's own, whose weights need not say what it does; the model is then as it was.
+    The outputs are the same, and the state dict is that of the original model. All frozen projections of
+    `ortho.MultiheadAttention` become learned ones. Kinds of heads do not change (`standard_heads`). A model with
+    nothing frozen is left as it is. Raises TypeError unless `model` is a module, and for a custom projection, whose
+    weights need not define it; the model is then unchanged.
     """
     plans = []
     for layer in attention_layers(model, strict=False):
@@ -169,26 +169,25 @@ def set_heads(
     layout: Layout | Sequence[Layout] = (),
     strict: bool = True,
 ) -> ModelT:
-    """Say of each head of a model's attention layers which kind it is: the model is changed in place, and returned.
+    """Set the kind of each head of a model's attention layers, in place; returns the model.
 
-    `kinds` has a kind for each head: "learned", the softmax attention that it was; "stopped", the same with constant
-    queries and keys; "linear"; a pattern, such as `Window(64)`; or a positional pattern, or its name. Either all of the
-    chosen `layers` (indices into `attention_layers(model)`) have the same, or a mapping has those of each. "stopped"
-    is a matter of the gradient: weights of such heads are kept from weight decay by `freeze_qk`. `layout` and `strict`
-    are those of `freeze_qk`.
+    `kinds` has a kind for each head: "learned", the layer's softmax attention; "stopped", the same with constant
+    queries and keys; "linear"; a pattern, such as `Window(64)`; or a positional pattern, or its name. All chosen
+    `layers` (indices into `attention_layers(model)`) get the same kinds, unless a mapping has those of each. "stopped"
+    only stops the gradient; use `freeze_qk` to keep such weights from weight decay, too. `layout` and `strict` are
+    those of `freeze_qk`.
 
-    In a `torch.nn.MultiheadAttention`, which is then called with need_weights=False, positional heads lose their rows
-    of W_Q and W_K. Hugging Face's layers are served if they choose their attention by name (transformers'
-    `AttentionInterface`), and keep all weights. Both have the kinds in their state dicts, which load where they are the
-    same; `save_pretrained` writes them into the configuration (`ortho.adapters.restore`). In both, masks must be of
-    keys, causal or not, where a head is positional or linear, and dropout of attention weights in training is refused
-    when the layer is called.
+    A `torch.nn.MultiheadAttention` must then be called with need_weights=False; its positional heads lose their rows of
+    W_Q and W_K. Layers of Hugging Face's models keep all weights; they can be converted if they choose their attention
+    by name (transformers' `AttentionInterface`). The state dicts of both contain the kinds and load into layers with
+    the same kinds; `save_pretrained` writes them into the configuration (`ortho.adapters.restore`). If a head is
+    positional or linear, masks must be of keys, causal or not. A call refuses dropout of attention weights in training.
 
-    Raises TypeError or ValueError, naming the argument, for a model without such layers or with unknown ones, layers
-    of this package, which has its own, layers whose attention cannot be chosen, or has biases of its scores; windows,
-    other patterns and positional heads in cross-attention; these, and linear heads, in layers with a sliding window;
-    unknown kinds, too few or many of them, and a kind with queries for a head that has lost its own. The model is then
-    as it was.
+    Raises TypeError or ValueError, naming the argument, for a model without such layers or with unknown ones; for
+    layers of this package, which has `HybridAttention`; for layers whose attention cannot be chosen or adds biases to
+    its scores; for patterns and positional heads in cross-attention; for these, and linear heads, in layers with a
+    sliding window; for unknown kinds, or too few or many; and for a kind with queries for a head that has lost its own.
+    The model is then unchanged.
     """
     found = attention_layers(model, strict=strict, layout=layout)
     of_layers = by_layer("kinds", kinds, layers, found)
@@ -224,11 +223,11 @@ def set_heads(
 
 
 def standard_heads(model: ModelT) -> ModelT:
-    """Undo `set_heads`, in place, where that gives the same outputs: heads that are learned or stopped.
+    """Undo `set_heads`, in place, for heads that are learned or stopped; the outputs are the same.
 
-    A stopped head passes gradients again, unless it is frozen so. A model whose heads are all of one kind is left as it
-    is. Raises TypeError unless `model` is a module, and ValueError for heads of other kinds, whose outputs no standard
-    layer gives: the model is then as it was.
+    A stopped head passes gradients again, unless it was frozen with `stop_gradient`. A model that
+    `set_heads` did not change is left as it is. Raises TypeError unless `model` is a module, and ValueError for heads
+    of other kinds, whose outputs no standard layer gives: the model is then unchanged.
     """
     found = attention_layers(model, strict=False)
     changed = [(layer, own) for layer in found if (own := layer.kinds()) is not None]
@@ -284,9 +283,9 @@ def _nesting(model: nn.Module) -> None:
 def to_standard(module: ModelT) -> ModelT:
     """A copy of any module in which every projection is a learned one with the same weights: same outputs, all trained.
 
-    The copy's layers are what the standard architecture loads and what a trainer may fine-tune in full. Raises
-    TypeError for a projection of one's own, whose weights need not say what it does; and ValueError for layers of other
-    libraries with heads of kinds that no standard layer has (`ortho.adapters.standard_heads`).
+    The copy can be loaded by the standard architecture and fine-tuned in full. Raises TypeError for a custom
+    projection, whose weights need not define it; and ValueError for layers of other libraries with heads of kinds that
+    no standard layer has (`ortho.adapters.standard_heads`).
     """
     return unfreeze_qk(standard_heads(copy.deepcopy(module)))
 

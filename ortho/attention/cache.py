@@ -32,11 +32,11 @@ CacheT = TypeVar("CacheT", bound="Cache")
 def new_cache(attention: str | nn.Module, capacity: int | None = None, *, form: str = "fast") -> "Cache":
     """An empty cache for a mechanism by its name, or for a module with a mechanism's signature.
 
-    `capacity` is the number of tokens that it can read in all. A cache that takes its memory at once needs one; others
-    read without end where it is None. In the fast form values are as wide as keys, as the fused kernels need them.
+    `capacity` is the number of tokens that it can read in all. A cache that allocates its memory at once needs it; for
+    others None means no limit. In the fast form values are as wide as keys, as the fused kernels need them.
 
     Raises TypeError or ValueError, naming the argument, for a mechanism that is not causal, for a capacity below 1, and
-    for none where one is needed.
+    for a missing capacity where one is needed.
     """
     if isinstance(attention, nn.Module):
         return StateCache(attention, attention, capacity)
@@ -55,9 +55,9 @@ def new_cache(attention: str | nn.Module, capacity: int | None = None, *, form: 
 
 
 class Cache(ABC):
-    """What a causal mechanism keeps of the tokens that it has read, to read on from there. It has no gradients.
+    """What a causal mechanism keeps of the tokens read so far, in order to decode further ones. It has no gradients.
 
-    `attention` is what it was made for, a mechanism's name or a module; `length` the number of tokens read.
+    `attention` is the mechanism's name, or the module, that it was made for; `length` is the number of tokens read.
     """
 
     def __init__(self, attention: str | nn.Module, capacity: int | None) -> None:
@@ -80,12 +80,11 @@ class Cache(ABC):
     ) -> Float[Tensor, "*heads n V"]:
         """The outputs of n more tokens, as a causal call on the whole sequence would give them; the tokens are kept.
 
-        With q (..., H, n, K), k (..., G, n, K) and v (..., G, n, V), H a multiple of G, each H/G successive heads of
-        queries share a head of keys and values. `gates` are what the mechanism takes besides, for these tokens.
+        q is (..., H, n, K), k (..., G, n, K) and v (..., G, n, V), where H is a multiple of G: H/G successive heads of
+        queries share a head of keys and values. `gates` are the mechanism's further operands for these tokens.
 
-        Raises TypeError or ValueError, naming the argument, for operands that do not fit together or do not fit the
-        tokens before, by shape, dtype or device, and for more tokens than there is room for. After an error the cache
-        is as it was.
+        Raises TypeError or ValueError, naming the argument, if shapes, dtypes or devices do not fit together or do not
+        fit the earlier tokens, and for more tokens than there is room for. The cache is then unchanged.
         """
         self._check(q, k, v)
         o = self._attend(q, k, v, scale, gates)
@@ -104,7 +103,7 @@ class Cache(ABC):
         return sum(x.nbytes for x in self._held)
 
     def copy(self: CacheT) -> CacheT:
-        """Another cache that has read the same, and reads on by itself."""
+        """An independent copy."""
         other = copy.copy(self)
         other._own()
         return other

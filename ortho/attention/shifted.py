@@ -23,14 +23,14 @@ __all__ = ["ShiftedKeysValues"]
 
 
 class ShiftedKeysValues(nn.Module):
-    """A mechanism whose keys and values are mixed with those before, for `MultiheadAttention(attention=...)`.
+    """A mechanism whose keys and values are mixed with the previous token's, for `MultiheadAttention(attention=...)`.
 
-    `attention` names the mechanism, one without gates, and `form` its form: with 'rotary' keys are turned after they
-    are mixed. Heads of keys that queries share are mixed for each head of queries. `keys` and `values` (num_heads, 2)
-    hold the numbers of the present token and of the one before.
+    `attention` names a mechanism without gates, and `form` its form; with 'rotary', keys are rotated after they are
+    mixed. Shared heads of keys are mixed for each head of queries. `keys` and `values` (num_heads, 2) hold the weights
+    of the present token and of the one before.
 
-    A key that a mask of keys leaves out adds nothing to the next one. A state is the last key and value as they came,
-    and the mechanism's own.
+    A key that a mask of keys leaves out adds nothing to the next one. A state is the last key and value before mixing,
+    and the mechanism's own state.
 
     Raises TypeError or ValueError, naming the argument, for an unknown mechanism or form and for one with gates.
     """

@@ -15,7 +15,7 @@ FIGURES = ("forward", "backward", "step", "decode", "saved_bytes", "state_bytes"
 
 
 class Choice(NamedTuple):
-    """A mechanism that fits, by its name in `MECHANISMS`, and what a layer with it costs."""
+    """A mechanism that fits: its name in `MECHANISMS`, and the cost of a layer with it."""
 
     attention: str
     cost: Cost
@@ -37,14 +37,14 @@ def choose(
 ) -> list[Choice]:
     """The mechanisms whose layer, `MultiheadAttention(d, num_heads)` on (batch, N, d), stays within a budget.
 
-    `budget` has the most that a figure of the layer's `Cost` may be, by its name in `FIGURES`: FLOPs of the forward and
-    the backward pass, of both (`step`), and of one more token (`decode`); bytes kept for the gradient, carried from
-    token to token, and held by the optimiser; trained parameters. A number alone bounds the FLOPs of the forward pass.
-    With `exact` only softmax attention itself is asked for, in whatever form. The cheapest by the first figure come
-    first. Costs say nothing of quality, nor of time, to which memory traffic and kernels add.
+    `budget` maps names in `FIGURES` to the largest allowed figures of the layer's `Cost`: FLOPs of the forward and the
+    backward pass, of both (`step`), and of one more token (`decode`); bytes kept for the gradient, carried from token
+    to token, and held by the optimiser; trained parameters. A single number bounds the FLOPs of the forward pass.
+    `exact` keeps only mechanisms that compute softmax attention itself. The cheapest by the first figure come first.
+    Costs do not tell quality, or time, which also depends on memory traffic and kernels.
 
-    Mechanisms that do not serve such calls, causal or not, are left out. One that is listed may still ask something of
-    sizes: rotary positions, for one, heads of an even width.
+    Mechanisms that cannot serve such calls, causal or not, are left out. A listed one can still restrict the sizes:
+    rotary positions need heads of an even width.
 
     Raises TypeError or ValueError, naming the argument, for sizes below 1, heads that do not divide d, unknown figures,
     an empty budget, and bounds below 0.

@@ -105,14 +105,14 @@ def layer(
     gates: Mapping[str, type[Gate]] | None = None,
     **options: Any,
 ) -> Cost:
-    """`MultiheadAttention(d, H)` on x (B, N, d); `options` go to the mechanism's closed form (FAVOR+'s `m`).
+    """Cost of `MultiheadAttention(d, H)` on x (B, N, d); `options` go to the mechanism's closed form (FAVOR+'s `m`).
 
-    Symbols stand for more than one head and token: a single one's output is not copied to be put side by side. Each of
-    `num_kv_heads` heads of keys and values is spread before the call to the heads of queries that share it; the state,
-    and the decode step, are those of a call with a state, where all of them are held (`ortho.cost.attention` has a
-    cache's).
-    `input_grad` says whether x needs a gradient: always, but for a first layer over frozen embeddings. Without it, q
-    and k of a frozen projection depend on nothing that is trained, and autograd leaves their path out.
+    Symbols stand for more than one head and token, since the output of a single head is not copied. Before the call
+    each of `num_kv_heads` heads of keys and values is copied to the heads of queries that share it; the state and the
+    decode step are those of a call with a state, which holds these copies (`ortho.cost.attention` has a cache's).
+
+    `input_grad` says whether x needs a gradient; only the input of a first layer over frozen embeddings does not.
+    Without it, autograd leaves out the path through q and k of a frozen projection.
     """
     K, G = head_width(d, H, head_dim), shared_heads(H, num_kv_heads)
     one_of("form", form, FORMS)
@@ -375,7 +375,7 @@ def synthesizer(
     input_grad: bool = True,
     itemsize: int = 4,
 ) -> Cost:
-    """`SynthesizerAttention(d, H, max_length, source=source)` on x (B, N, d); `max_length` is N by default.
+    """Cost of `SynthesizerAttention(d, H, max_length, source=source)` on x (B, N, d); `max_length` is N by default.
 
     `rank` is that of "factored-random". `k1` is "factored-dense"'s, by default as there; a `max_length` that is a
     symbol needs one. Weights that do not depend on x are the same for the whole batch: their softmax is taken, and
@@ -459,7 +459,7 @@ def hybrid(
     input_grad: bool = True,
     itemsize: int = 4,
 ) -> Cost:
-    """`HybridAttention(d, H, heads=heads)` on x (B, N, d), in its fast forms; H is a number.
+    """Cost of `HybridAttention(d, H, heads=heads)` on x (B, N, d), in its fast forms; H is a number.
 
     Raises TypeError or ValueError as the layer does.
     """

@@ -22,7 +22,7 @@ from ortho.models.embeddings import POSITIONS
 
 @checked
 def feed_forward(B: Size, N: Size, d: Size, d_ff: Size = None, *, bias: bool = False, itemsize: int = 4) -> Cost:
-    """`FeedForward(d, d_ff)` on x (B, N, d) that needs a gradient."""
+    """Cost of `FeedForward(d, d_ff)` on x (B, N, d) that needs a gradient."""
     d_ff = 4 * d if d_ff is None else d_ff
     product = 2 * B * N * d * d_ff
     return Cost(
@@ -91,11 +91,10 @@ def block(
     itemsize: int = 4,
     **kwargs: Any,
 ) -> Cost:
-    """`TransformerBlock(d, H, d_ff=d_ff)` on x (B, N, d) that needs a gradient; `layer` is the closed form of its
-    attention layer, and `kwargs` are its.
+    """Cost of `TransformerBlock(d, H, d_ff=d_ff)` on x (B, N, d) that needs a gradient.
 
-    The norm before the attention has a trained gain, so the attention's own input always needs a gradient, and
-    `input_grad` may not be said. Raises TypeError if it is.
+    `layer` is the closed form of its attention layer, and takes `kwargs`. The norm before the attention has a trained
+    gain, so the attention's own input always needs a gradient. Raises TypeError if `input_grad` is given.
     """
     if "input_grad" in kwargs:
         raise TypeError("input_grad: expected in ortho.cost.layer alone; a block's attention always needs the gradient")
@@ -150,7 +149,7 @@ def model(
     itemsize: int = 4,
     **kwargs: Any,
 ) -> Cost:
-    """`LanguageModel(vocab_size, d, H, L, max_length=max_length)` on tokens (B, N); `kwargs` are `block`'s."""
+    """Cost of `LanguageModel(vocab_size, d, H, L, max_length=max_length)` on tokens (B, N); `kwargs` are `block`'s."""
     places, sums = (0, 0) if max_length is None else (max_length, B * N * d)  # token + position
     one = block(B, N, d, H, bias=bias, itemsize=itemsize, **{"causal": True, **kwargs})
     read_out = linear_map(B, N, d, vocab_size, itemsize=itemsize)  # the tied matrix, which has the tokens' vectors
@@ -178,7 +177,7 @@ def text_encoder(
     itemsize: int = 4,
     **kwargs: Any,
 ) -> Cost:
-    """`TextEncoder(vocab_size, d, H, L, max_length=max_length)` on tokens (B, N); `kwargs` are `block`'s."""
+    """Cost of `TextEncoder(vocab_size, d, H, L, max_length=max_length)` on tokens (B, N); `kwargs` are `block`'s."""
     if isinstance(N, int) and isinstance(max_length, int) and max_length < N:
         raise ValueError(f"N: expected at most max_length = {max_length}, got {N}")
     norm = layer_norm(B, N, d, bias=True, itemsize=itemsize)
@@ -208,9 +207,9 @@ def vision_transformer(
     itemsize: int = 4,
     **kwargs: Any,
 ) -> Cost:
-    """`VisionTransformer(image_size, patch_size, d, H, L, num_classes=num_classes)` on B images without gradients.
+    """Cost of `VisionTransformer(image_size, patch_size, d, H, L, num_classes=num_classes)` on B images.
 
-    `kwargs` are `block`'s.
+    The images need no gradient. `kwargs` are `block`'s.
     """
     if isinstance(image_size, int) and isinstance(patch_size, int) and image_size % patch_size:
         raise ValueError(f"patch_size: expected a divisor of image_size = {image_size}, got {patch_size}")
@@ -269,11 +268,11 @@ def encoder_decoder(
     d_ff: Size = None,
     bias: bool = False,
 ) -> Cost:
-    """`EncoderDecoder(vocab_size, d, H, L, max_length=max_length, ...)` on sources (B, M) and targets (B, N), with the
-    model's own settings of its layers: FLOPs of matrix products, and parameters. The other figures are not derived.
+    """FLOPs of matrix products, and parameters, of `EncoderDecoder(vocab_size, d, H, L, max_length=max_length, ...)` on
+    sources (B, M) and targets (B, N), with the model's own settings of its layers. Other figures are not derived.
 
-    A mask of the source's tokens changes nothing: padding is computed. Raises TypeError or ValueError as the model
-    does, and for a layer that has no closed form here.
+    A mask of the source's tokens does not change the cost: padding is computed, too. Raises TypeError or
+    ValueError as the model does, and for a layer that has no closed form here.
     """
     parts: dict[str, Any] = {"d_ff": d_ff, "bias": bias}
     read = block(B, M, d, **_settings("encoder", H, encoder), **parts)
@@ -311,7 +310,7 @@ def _names(classes: Mapping[Any, Any]) -> str:
 
 @checked
 def step_memory(cost: Cost) -> dict[str, Any]:
-    """Bytes that a step of training with AdamW holds, by part, if all numbers have the size of `cost`."""
+    """Bytes in memory during a training step with AdamW, by part, if all numbers have the size that `cost` assumes."""
     return {
         "trained weights": cost.itemsize * cost.trained,
         "frozen weights": cost.itemsize * cost.frozen,

@@ -22,14 +22,14 @@ Settings = Mapping[str, Any]  # a layer's arguments, and by which class it is ma
 
 
 class TransformerBlock(nn.Module):
-    """Attention and a feed-forward network, each added to what it is given.
+    """Attention and a feed-forward network, each added to its input.
 
     Pre-norm, x + attention(norm(x)), then x + feed-forward(norm(x)) (Xiong et al. 2020, arXiv:2002.04745); or, without
     `norm_first`, post-norm, norm(x + attention(x)), then norm(x + feed-forward(x)) (Vaswani et al. 2017, section 3.1).
-    `layer` is the class of the attention layer, which is given `kwargs`: `MultiheadAttention`, or one that is called as
-    it is, such as `HybridAttention`. `bias` is that of all parts, the norms' included. While training, a share
-    `dropout` of what either half gives is left out (Srivastava et al. 2014), by PyTorch's global generator, and a share
-    `attention_dropout` of the attention's weights, which is the `dropout` of the layer.
+    `layer` is the class of the attention layer, made with `kwargs`: `MultiheadAttention`, or one that is called alike,
+    such as `HybridAttention`. `bias` applies to all parts, norms included. While training, a share `dropout` of the
+    output of each half is set to 0 (Srivastava et al. 2014), by PyTorch's global generator; `attention_dropout` is the
+    layer's `dropout`, of attention weights.
 
     Raises TypeError or ValueError for a `dropout` outside [0, 1).
     """

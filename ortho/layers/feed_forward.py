@@ -58,7 +58,8 @@ class FeedForward(nn.Module):
 class GatedFeedForward(nn.Module):
     r"""$(\mathrm{SiLU}(x W_g) \odot x W_1)\, W_2$ with hidden width `d_ff`, no biases (Shazeer 2020, arXiv:2002.05202).
 
-    Three matrices where `FeedForward` has two: with 2/3 of its hidden width, by default, it has as many parameters.
+    It has three matrices where `FeedForward` has two. By default its hidden width is 2/3 of that layer's, for as many
+    parameters.
     """
 
     @checked
@@ -116,12 +117,12 @@ class Routing(NamedTuple):
 class MixtureOfExperts(nn.Module):
     """`num_experts` networks of hidden width `d_ff`, of which a router picks `top_k` for each token.
 
-    They are those of `FeedForward`, or with `gated` those of `GatedFeedForward`. With a `capacity_factor` c each expert
-    has room for ceil(c top_k N / num_experts) of the N tokens of a sequence; pairs without room add nothing. Without,
-    none is dropped. How much room there is depends on N: a causal model sees the length of its sequence by what is
-    dropped, and nothing else of what comes later.
+    Each network is a `FeedForward`, or with `gated` a `GatedFeedForward`. With a `capacity_factor` c each expert has
+    room for ceil(c top_k N / num_experts) of the N tokens of a sequence; a pair of token and expert without room adds
+    nothing. Without the factor no pair is dropped. The room depends on N, so what is dropped tells a causal model the
+    length of its sequence, and nothing else about later tokens.
 
-    In its `form` "reference" all experts compute all tokens and the gates, 0 but for a few, weigh them; "fast" computes
+    In the `form` "reference" all experts compute all tokens, weighted by gates that are mostly 0; "fast" computes only
     the pairs that are kept. Raises TypeError or ValueError, naming the argument, for `top_k` above `num_experts` and
     for sizes below 1.
     """
@@ -172,7 +173,7 @@ class MixtureOfExperts(nn.Module):
     def forward(
         self, x: Float[Tensor, "B N d"], *, return_routing: bool = False
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], Routing]:
-        """x (B, N, d) -> (B, N, d), or with its `Routing`, of which `balance_loss` is to be added to the loss."""
+        """x (B, N, d) -> (B, N, d), or (y, `Routing`), whose `balance_loss` is to be added to the loss."""
         _checks.sequence("x", x, self.weight_router)
         routing = self.route(x)
         gates = routing.probabilities.gather(-1, routing.experts)

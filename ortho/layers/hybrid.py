@@ -34,16 +34,15 @@ HEADS: dict[str, Callable[..., nn.Module]] = {
 
 
 class HybridAttention(nn.Module):
-    """Multi-head attention with heads of several kinds, each of which computes what it needs and nothing else.
+    """Multi-head attention with heads of several kinds; each kind computes only what it needs.
 
-    `heads` says how many there are of each kind, by a name of `HEADS` or by a class, or function, that makes a layer of
-    some heads: `{"learned": 1, "positional": 11}`, `[("learned", 1), (partial(PositionalHeads, patterns=...), 11)]`.
-    A layer of all heads is the sum of layers of some, because W_O is: each kind is one of `groups`, with its own rows
-    of W_V and columns of W_O, and its own q and k, if it has any. The weights of a kind begin as they would in a layer
-    that has no other.
+    `heads` gives the number of heads of each kind, which is a name of `HEADS` or a class or function that makes a
+    layer: `{"learned": 1, "positional": 11}`, `[("learned", 1), (partial(PositionalHeads, patterns=...), 11)]`.
+    The output is the sum of one layer for each kind (`groups`), with its own rows of W_V and columns of W_O, and its
+    own q and k, if it has any. The weights of a kind start as in a layer of that kind alone.
 
     Raises TypeError or ValueError, naming the argument, for unknown kinds, for d_model not divisible by num_heads, and
-    for kinds whose numbers are not together num_heads.
+    for numbers that do not sum to num_heads.
     """
 
     @checked(own=("heads",))
@@ -80,9 +79,9 @@ class HybridAttention(nn.Module):
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], tuple[State, ...]]:
         """x (B, N, d) -> (B, N, d).
 
-        `attn_mask` broadcasts to (B, H, N, N), True = may attend; heads that cannot tell apart what they have summed up
-        take masks of keys. `key_padding_mask` (B, N) is True = padding. `initial_state` and `return_state` cut a causal
-        sequence anywhere: a state holds each group's. A `cache` (`new_cache`) does so in place.
+        `attn_mask` broadcasts to (B, H, N, N), True = may attend; heads whose state sums up the keys take only
+        masks of keys. `key_padding_mask` (B, N) is True = padding. With `initial_state` and `return_state` a causal
+        sequence can be cut anywhere; a state holds each group's. A `cache` (`new_cache`) does so in place.
         """
         if cache is not None and (initial_state is not None or return_state):
             raise ValueError("cache: expected None beside initial_state or return_state")

@@ -175,16 +175,17 @@ class InductionProjection(Projection):
 
 
 class InductionHeads(nn.Module):
-    """Softmax attention whose keys are those of the token before, by the queries' own frozen projection.
+    """Softmax attention with one frozen projection for queries and keys, where each key is made from the token before.
 
-    `InductionProjection` says how q and k are made, and has the arguments `tokens`, `sharpness` and `draw`. They are
-    constants: values alone have a gradient (`softmax.value_gradient`), and q and k are made again for it. W_V
+    `InductionProjection` makes q and k and explains `tokens`, `sharpness` and `draw`. q and k are constants: only the
+    values have a gradient (`softmax.value_gradient`), for which q and k are computed again. W_V
     (`weight_v`, (H K, d)) and W_O (`weight_o`, (d, H K)) are trained; K is `head_dim`, by default d/H. The reference
     form materialises the weights.
 
     A state is the next token's key, the last `tokens` - 1 tokens, keys and values. A token that a mask of keys leaves
-    out is no predecessor; a mask of pairs leaves out none. Heads that copy what follows a match: Olsson et al. 2022
-    (arXiv:2209.11895).
+    out is not used as a predecessor; a mask of pairs leaves out no token.
+
+    Source: Olsson et al. 2022, arXiv:2209.11895, on heads that copy what follows a match.
 
     Raises TypeError or ValueError, naming the argument, for what `InductionProjection` refuses.
     """

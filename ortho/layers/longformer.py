@@ -20,12 +20,12 @@ __all__ = ["LongformerAttention"]
 
 
 class LongformerAttention(nn.Module):
-    """`GlobalLocal(width, tokens)` in which the first `tokens` are projected by weights of their own when they attend.
+    """Attention over `GlobalLocal(width, tokens)` with separate projections for its first `tokens`, the global ones.
 
-    Their queries, and the keys and values that these read of all tokens, come from `projection_global` and
-    `weight_v_global`; all other rows, and what they read of the global tokens, from `projection` and `weight_v`. The
-    former begin with the values of the latter, so that a new layer gives what a `MultiheadAttention` over that pattern
-    does. There are 7 d^2 weights. Calls are not causal, as an encoder's are.
+    `projection_global` and `weight_v_global` make the queries of the global tokens, and the keys and values that these
+    queries read. `projection` and `weight_v` make all other queries, and the keys and values that those read, also of
+    global tokens. The global weights start as copies of the others, so a new layer equals a `MultiheadAttention` over
+    that pattern. There are 7 d^2 weights. Calls are not causal, as in an encoder.
 
     Source: Beltagy et al. 2020, arXiv:2004.05150, section 3.1, "Linear Projections for Global Attention".
 

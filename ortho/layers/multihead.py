@@ -23,32 +23,30 @@ __all__ = ["MultiheadAttention"]
 class MultiheadAttention(nn.Module):
     r"""Multi-head attention, $Y = \mathrm{concat}_j\, A(q_j, k_j, v_j)\, W_O$.
 
-    `projection` names how q and k are made ('learned', 'frozen', 'stopped', ...: `ortho.PROJECTIONS`), or is a class of
-    projections, or such a module, which several layers may share; and `attention` names a mechanism of
-    `ortho.MECHANISMS`. The standard layer is learned x softmax (Vaswani et al. 2017, section 3.2.2), orthogonal random
-    attention is frozen x softmax. `form` chooses the mechanism's 'reference' or 'fast' form. Instead
-    of a name, `attention` may be a module with the mechanisms' signature, such as `RandomFeatureAttention`, whose form
-    is its own. W_V and W_O (`weight_v`, `weight_o`, stored as in `torch.nn.Linear`) are always trained, and with `bias`
-    what is added to their outputs.
+    `projection` makes q and k: a name of `ortho.PROJECTIONS` ('learned', 'frozen', 'stopped', ...), a class of
+    projections, or a module, which several layers may share. `attention` is a name of `ortho.MECHANISMS`, or a module
+    with the mechanisms' signature, such as `RandomFeatureAttention`. The standard layer is learned x softmax (Vaswani
+    et al. 2017, section 3.2.2), orthogonal random attention is frozen x softmax. `form` chooses the mechanism's
+    'reference' or 'fast' form; a module has its own. W_V and W_O (`weight_v`, `weight_o`, stored as in
+    `torch.nn.Linear`) are always trained, and so are their biases, which `bias` adds.
 
-    While training, a share `dropout` of the attention weights is left out (Srivastava et al. 2014), by PyTorch's global
-    generator, as `torch.nn.MultiheadAttention` does. The weights, N x M of each head, are then computed by the
-    mechanism's definition, whatever the form.
+    While training, a share `dropout` of the attention weights is set to 0 (Srivastava et al. 2014), by PyTorch's global
+    generator, as in `torch.nn.MultiheadAttention`. The mechanism's definition then computes the weights, N x M for each
+    head, whatever the form.
 
-    With `num_kv_heads` fewer heads of keys and values, a divisor of `num_heads`, as many heads of queries one after the
-    other share each (grouped queries, Ainslie et al. 2023, arXiv:2305.13245; 1: multi-query attention). With `head_dim`
-    there may be any number of heads, each of that width: W_V is (G K, d) and W_O (d, H K), and their entries begin with
-    the variance that they have in a layer whose heads are as wide as x.
+    `num_kv_heads`, a divisor of `num_heads`, is the number of heads of keys and values. Neighbouring heads of queries
+    share them (grouped queries, Ainslie et al. 2023, arXiv:2305.13245; 1: multi-query attention). With `head_dim` there
+    may be any number of heads, each of that width: W_V is (G K, d) and W_O (d, H K). Their entries start with the
+    variance of a layer whose heads together are as wide as x.
 
-    What a mechanism takes besides (`Mechanism.gates`) is made by gates, always trained, of the keys' tokens or of the
-    queries' (`Mechanism.query_gates`); `gates` puts others in their place: `{"beta": ReflectingWriteStrength}`. A
-    module may say of itself, by attributes, what a mechanism's entry does: `query_gates`, `one_sequence`,
-    `same_tokens`.
+    A mechanism's further operands (`Mechanism.gates`) are made by gates, which are always trained, from the keys'
+    tokens or the queries' (`Mechanism.query_gates`); `gates` replaces them: `{"beta": ReflectingWriteStrength}`. A
+    module can have as attributes what a mechanism's entry states: `query_gates`, `one_sequence`, `same_tokens`.
 
-    Raises TypeError or ValueError, naming the argument, for unknown names, for d_model not divisible by num_heads, for
-    a `form` beside a module, for sizes or a `bias` other than those of a projection that is a module, for a mechanism
-    with gates beside `head_dim`: gates are those of heads that share x, and for a `dropout` outside [0, 1), or beside
-    an attention that has no weights (`Mechanism.gives_weights`).
+    Raises TypeError or ValueError, naming the argument, for unknown names; for d_model not divisible by num_heads; for
+    a `form` with a module; for sizes or a `bias` other than those of a projection module; for a mechanism with gates
+    and `head_dim`, since gates are made for heads that divide x; for a `dropout` outside [0, 1), or with an attention
+    that has no weights (`Mechanism.gives_weights`).
     """
 
     @checked
@@ -109,19 +107,19 @@ class MultiheadAttention(nn.Module):
         """x (B, N, d) -> (B, N, d); queries come from x, keys and values from `context` (B, M, d), by default x.
 
         `attn_mask` broadcasts to (B, H, N, M), True = may attend; `key_padding_mask` is (B, M), as in
-        `torch.nn.MultiheadAttention` True = padding, to which nothing attends. `initial_state` and `return_state` cut a
-        causal sequence anywhere: the state that one call returns is what the next one starts from. A `cache`
-        (`new_cache`) does so in place, for x that follows on the tokens that it has read; nothing then has a gradient.
+        `torch.nn.MultiheadAttention` True = padding, to which nothing attends. With `initial_state` and `return_state`
+        a causal sequence can be cut anywhere: one call returns the state from which the next one starts. A `cache`
+        (`new_cache`) does so in place, for an x that follows the tokens it has read, without gradients.
 
-        With `need_weights` the result is (y, weights), the weights (B, H, N, M) by which each head's output is a sum of
-        values. They are what the mechanism's definition makes of the identity as values, after `dropout`; those of a
-        signed mechanism may be negative, and only a softmax's rows sum to 1.
+        With `need_weights` the result is (y, weights): each head's output is the sum of values with these weights
+        (B, H, N, M). The mechanism's definition computes them, with the identity as values, after `dropout`. A signed
+        mechanism can have negative weights, and only a softmax's rows sum to 1.
 
-        Raises TypeError or ValueError, naming the argument, for operands that do not fit together, for an `attn_mask`
-        (N, M) where B = N, or (H, N, M) where B = H, which may be meant in two ways, for a context beside an attention
-        in which each query is one of the keys' tokens (fox, path, position-delta), for another attention's cache,
-        beside a cache for a call that is not causal, and for a context, a mask or a state; and for weights, or dropout
-        in training, beside a state or a cache, or of an attention that has none (`Mechanism.gives_weights`).
+        Raises TypeError or ValueError, naming the argument, for operands that do not fit together; for an ambiguous
+        `attn_mask`, (N, M) where B = N, or (H, N, M) where B = H; for a context with an attention whose queries must be
+        the keys' tokens (fox, path, position-delta); for another attention's cache; for a cache with a context, a mask,
+        a state or a call that is not causal; and for weights, or dropout in training, with a state or a cache, or of an
+        attention that has no weights (`Mechanism.gives_weights`).
         """
         _checks.sequence("x", x, self.weight_v)
         if context is not None:
@@ -185,7 +183,7 @@ class MultiheadAttention(nn.Module):
         return linear(o.transpose(1, 2).flatten(2), self.weight_o, self.bias_o)
 
     def refuse_dropout(self, beside: str) -> None:
-        """ValueError where weights would be left out of a call that computes none."""
+        """Raise ValueError if `dropout` applies to a call that computes no weights."""
         if self.training and self.dropout:
             raise ValueError(f"dropout: expected 0 in training beside {beside}, got {self.dropout}: call eval() first")
 
@@ -199,8 +197,8 @@ class MultiheadAttention(nn.Module):
     def from_torch(cls, layer: nn.MultiheadAttention, **kwargs: Any) -> "MultiheadAttention":
         """A layer with the weights of PyTorch's own `nn.MultiheadAttention`, and by default with identical outputs.
 
-        `kwargs` are this class's other arguments: `projection` "frozen" keeps the queries' and keys' weights as they
-        are, and `attention` makes something else of them. Of masks the sense differs: True is "may attend" here.
+        `kwargs` are this class's other arguments: `projection` "frozen" freezes the weights of queries and keys, and
+        `attention` chooses another mechanism. Masks have the opposite sense: here True is "may attend".
 
         Raises TypeError for a layer of another class; and ValueError for one with `kdim`, `vdim`, `add_bias_kv` or
         `add_zero_attn`, and for a projection that is not by matrices.
@@ -228,8 +226,8 @@ class MultiheadAttention(nn.Module):
     def to_torch(self) -> nn.MultiheadAttention:
         """This layer as PyTorch's own `nn.MultiheadAttention` (batch first), with identical outputs.
 
-        Raises ValueError for what that layer does not know: an attention other than softmax, grouped queries, and heads
-        of another width than d/H; and TypeError for a projection of one's own, whose weights need not say what it does.
+        Raises ValueError for what that layer cannot express: an attention other than softmax, grouped queries, and
+        heads of another width than d/H; and TypeError for a custom projection, whose weights need not define it.
         """
         made = by_matrices(self.projection)
         if self.attention != "softmax":

@@ -32,16 +32,16 @@ DEFAULT = ("previous", "recent", "left")
 class PositionalHeads(nn.Module):
     """Attention whose heads have fixed patterns of positions, and neither queries nor keys.
 
-    `patterns` has a pattern, or its name in `PATTERNS`, for each head; by default they are shared out among `DEFAULT`.
-    Heads with equal patterns are computed together where they stand one after the other. `empty` says what rows without
-    any weight hold (`positional_attention`). W_V (`weight_v`, (H K, d)) and W_O (`weight_o`, (d, H K)) are trained; K
+    `patterns` has a pattern, or its name in `PATTERNS`, for each head; by default the heads are divided among
+    `DEFAULT`. Neighbouring heads with equal patterns are computed together. `empty` says what a row without any weight
+    gives (`positional_attention`). W_V (`weight_v`, (H K, d)) and W_O (`weight_o`, (d, H K)) are trained; K
     is `head_dim`, by default d/H.
 
     Seven such heads with the patterns `SEVEN` beside a learned one are the encoder's attention of Raganato, Scherrer &
     Tiedemann 2020 (arXiv:2002.10260): `HybridAttention` puts kinds of heads side by side.
 
     Raises TypeError or ValueError, naming the argument, for unknown names, for sizes below 1, for d_model not divisible
-    by num_heads, and for another number of patterns than heads.
+    by num_heads, and for a number of patterns other than num_heads.
     """
 
     @checked
@@ -84,9 +84,9 @@ class PositionalHeads(nn.Module):
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], State]:
         """x (B, N, d) -> (B, N, d).
 
-        `attn_mask` is a mask of keys that broadcasts to (B, H, 1, N), True = there, and `key_padding_mask` (B, N) one
-        with True = padding; rows of tokens that are not there are zeros. `words` (B, N) are the numbers of the tokens'
-        words. `initial_state`, `return_state` and `cache` are those of `MultiheadAttention`.
+        `attn_mask` is a mask of keys that broadcasts to (B, H, 1, N), True = present; `key_padding_mask` (B, N) is
+        True = padding. Rows of absent tokens are zeros. `words` (B, N) are the indices of the tokens' words.
+        `initial_state`, `return_state` and `cache` are those of `MultiheadAttention`.
         """
         _checks.sequence("x", x, self.weight_v)
         attn_mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], x.shape[1])

@@ -93,13 +93,12 @@ class _Convolution(Kernel):
 
 
 class ConvolvedAttention(nn.Module):
-    """A layer of attention, of any kinds of heads, that is given x after a short convolution.
+    """An attention layer, with heads of any kinds, on x after a short convolution.
 
-    `of` is the class of the layer, which is given `kwargs` and called as it is: `LanguageModel(..., layer=
-    ConvolvedAttention, of=HybridAttention, heads=...)`. `taps` (width, d) are trained and 0 at first. The convolution
-    looks back, and never ahead, in calls that are not causal too. A token that a mask of keys leaves out counts as
-    zeros, and so adds nothing to others; it keeps its place, so that tokens before a gap do not move up. A mask of
-    pairs leaves out no token.
+    `of` is the class of the layer, made with `kwargs`: `LanguageModel(..., layer=ConvolvedAttention,
+    of=HybridAttention, heads=...)`. `taps` (width, d) are trained and start at 0. The convolution never looks ahead,
+    even in calls that are not causal. A token that a mask of keys leaves out counts as zeros, so it adds nothing to
+    others; it keeps its place, so tokens before a gap do not move up. A mask of pairs leaves out no token.
 
     Raises TypeError or ValueError for sizes below 1.
     """

@@ -21,11 +21,11 @@ __all__ = ["StoppedAttention"]
 class StoppedAttention(MultiheadAttention):
     """`MultiheadAttention` with softmax attention and a projection that stops the gradient, by the exchanged pass.
 
-    Backward, the values' gradient is a forward pass with q and k exchanged (`softmax.value_gradient`). Between the
-    passes it keeps x, the merged heads, and one number a head and token: neither q, k nor v. Takes what that takes but
-    another attention; `projection` is 'structured-stopped', 'stopped', a class that stops the gradient, or such a
-    module. The reference form, and calls with a context, a state or a cache, with weights or their dropout, are that
-    layer's, with the same results.
+    In the backward pass, a forward pass with q and k exchanged gives the values' gradient (`softmax.value_gradient`).
+    Between the passes the layer keeps x, the merged heads, and one number for each head and token, but not q, k and v.
+    Its arguments are those of `MultiheadAttention` except `attention`; `projection` is 'structured-stopped', 'stopped',
+    a class that stops the gradient, or such a module. The reference form, and calls with a context, a state, a cache,
+    weights or dropout of weights, run as in `MultiheadAttention`, with the same results.
 
     Raises TypeError or ValueError, naming the argument, for what `MultiheadAttention` refuses, and for a projection
     through which a gradient passes.

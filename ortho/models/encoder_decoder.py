@@ -25,17 +25,17 @@ __all__ = ["EncoderDecoder"]
 class EncoderDecoder(nn.Module):
     """A model of pairs of texts (Vaswani et al. 2017, arXiv:1706.03762, section 3), with pre-norm blocks.
 
-    `num_layers` blocks read the source, as many write the target; a norm stands behind either stack. What is said of
-    layers goes to the encoder's attention (`encoder`), to the decoder's own (`decoder`) and to its attention to the
-    source (`cross`): arguments of `MultiheadAttention`, or of another `layer`, and `num_heads` where theirs is another:
+    Encoder and decoder have `num_layers` blocks each, with a norm after each stack. `encoder`, `decoder` and `cross`
+    hold arguments for the encoder's attention, the decoder's self-attention and its attention to the source. They are
+    those of `MultiheadAttention`, or of another `layer`, and `num_heads` if it differs:
     `encoder={"layer": HybridAttention, "heads": {"learned": 1, "positional": 7}}`. Each draws its own frozen matrices.
 
-    Both languages have one vocabulary. Its vectors are the source's, the target's and the read-out's, or, without
-    `shared_embeddings`, the last two's, and the source has others. Each of `max_length` places has an embedding of
-    either side, and `positions` are those of `LanguageModel`; with `max_length=None` there are none. `dropout` is that
-    of the embeddings and of what every part of a block adds.
+    Both languages have one vocabulary. Source, target and read-out share its vectors; without `shared_embeddings` the
+    source has its own. Source and target each have embeddings of `max_length` places, with the `positions` of
+    `LanguageModel`; with `max_length=None` they have none. `dropout` applies to the embeddings and to what every part
+    of a block adds.
 
-    Raises TypeError or ValueError, naming the argument, for what is no size, share or kind of positions, and for a
+    Raises TypeError or ValueError, naming the argument, for invalid sizes, shares or kinds of positions, and for a
     `cross` layer that `DecoderBlock` refuses.
     """
 
@@ -85,14 +85,15 @@ class EncoderDecoder(nn.Module):
         target: Int[Tensor, "B N"],
         source_mask: Bool[Tensor, "B M"] | None = None,
     ) -> Float[Tensor, "B N vocab"]:
-        """Source (B, M) and what is written of the target (B, N), token indices -> logits (B, N, vocab_size) of the
-        tokens that follow each.
+        """Token indices of the source (B, M) and of the target so far (B, N) -> logits (B, N, vocab_size) of the tokens
+        that follow each.
 
-        `source_mask` is True where the source has a token, and False where it is padded; padding behind the target
-        changes nothing before it.
+        `source_mask` is True where the source has a token, and False where it is padded. Padding after the target
+        does not change the logits before it.
 
-        Raises TypeError or ValueError, naming the argument, for tokens that are no indices into the vocabulary, for
-        more than `max_length` of them, for batches that differ, and for a mask that is not the source's.
+        Raises TypeError or ValueError, naming the argument, for tokens that are not indices into the vocabulary, for
+        more than `max_length` of them, for batches of different size, and for a mask of another shape than the
+        source.
         """
         return self.decode(target, self.encode(source, source_mask), source_mask)
 
@@ -114,7 +115,7 @@ class EncoderDecoder(nn.Module):
         memory: Float[Tensor, "B M d"],
         source_mask: Bool[Tensor, "B M"] | None = None,
     ) -> Float[Tensor, "B N vocab"]:
-        """The logits behind each token of the target, beside an encoded source, the `memory`."""
+        """The logits after each token of the target, given an encoded source, the `memory`."""
         x = self.dropout(self.embed_target("target", target))
         if len(memory) != len(target):
             raise ValueError(f"target: expected batch {len(memory)} like the source, got shape {tuple(target.shape)}")
@@ -138,14 +139,14 @@ class EncoderDecoder(nn.Module):
         top_p: float | None = None,
         generator: torch.Generator | None = None,
     ) -> Int[Tensor, "B n"]:
-        """The likeliest token, one after the other: (B, n), without `start`, and each row with its `stop`, which also
-        fills what is behind it. At a `temperature` above 0 tokens are drawn (`ortho.models.generation.next_token`).
+        """The likeliest tokens, one after the other: (B, n), without `start`, with `stop`, which also fills the
+        places after it. At a `temperature` above 0 tokens are drawn (`ortho.models.generation.next_token`).
 
-        A row ends after `max_length` tokens, by default and at most the model's, if no `stop` has come. Keys and values
-        of the source are made once.
+        A row without `stop` ends after `max_length` tokens, by default and at most the model's. Keys and values of the
+        source are computed once.
 
-        Raises TypeError or ValueError as `forward`, for a start or a stop that is not in the vocabulary, and for no or
-        too large a `max_length`.
+        Raises TypeError or ValueError as `forward`, for a start or a stop that is not in the vocabulary, and for a
+        missing or too large `max_length`.
         """
         check_sampling(temperature, top_p)
         how: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
@@ -178,9 +179,9 @@ class EncoderDecoder(nn.Module):
         max_length: int | None = None,
         length_penalty: float = 0.6,
     ) -> Int[Tensor, "B n"]:
-        """As `generate`, the best sequence that is found with so many `beams` (`ortho.models.generation`).
+        """As `generate`, the best sequence that a search with `beams` beams finds (`ortho.models.generation`).
 
-        Each step reads all that is written anew. Raises as `generate`, and for beams and penalties that are none.
+        Each step computes the whole target again. Raises as `generate`, and for invalid beams and penalties.
         """
         most = self._most(start, stop, max_length)
         memory = self.encode(source, source_mask)

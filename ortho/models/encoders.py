@@ -59,7 +59,7 @@ class TextEncoder(nn.Module):
         attn_mask: Bool[Tensor, "B N"] | None = None,
         key_padding_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B d"]:
-        """What stands for the whole input, (B, d): the first token's vector after a linear map and tanh.
+        """One vector for the whole input, (B, d): that of the first token after a linear map and tanh.
 
         The arguments, and what is raised for bad ones, are those of `encode`.
         """
@@ -77,12 +77,12 @@ class TextEncoder(nn.Module):
     ) -> Float[Tensor, "B N d"]:
         """A vector for each token: indices (B, N) -> (B, N, d).
 
-        `segments` says which of the segments a token belongs to, by default the first. `attn_mask` is True where there
-        is a token and False where there is padding, to which nothing attends; or `key_padding_mask` says the same as
-        in `torch.nn.MultiheadAttention`, True = padding.
+        `segments` gives each token's segment, by default the first. `attn_mask` is True where there is a token and
+        False where there is padding, to which nothing attends. Instead, `key_padding_mask` can say the same, True =
+        padding, as in `torch.nn.MultiheadAttention`.
 
-        Raises TypeError or ValueError, naming the argument, for indices that are none or are out of range, for more
-        than `max_length` tokens, for a mask that is not boolean and of the tokens' shape, and for two masks.
+        Raises TypeError or ValueError, naming the argument, for indices that are not integers or out of range, for
+        more than `max_length` tokens, for a mask that is not boolean or not of the tokens' shape, and for two masks.
         """
         token_indices("tokens", tokens, self.vocab_size)
         check_length("tokens", tokens.shape[1], 0, self.max_length)
@@ -107,9 +107,9 @@ class VisionTransformer(nn.Module):
     """ViT (Dosovitskiy et al. 2021, arXiv:2010.11929, section 3.1): patches as tokens, a class token before them,
     pre-norm blocks with biases, a norm, and a linear head on the class token.
 
-    Images have `channels` x `image_size` x `image_size` numbers, patches `channels` x `patch_size` x `patch_size`; the
-    map of a patch, `weight_patch` (d, channels * patch_size^2), is a convolution's of that stride with its last axes
-    flattened. `kwargs` go to every block. The norms' epsilon is PyTorch's.
+    Images have `channels` x `image_size` x `image_size` numbers, patches `channels` x `patch_size` x `patch_size`.
+    `weight_patch` (d, channels * patch_size^2) is the weight of a convolution with the patch as kernel and stride, its
+    last axes flattened. `kwargs` go to every block. The norms' epsilon is PyTorch's.
 
     Raises ValueError for a patch that does not divide the image.
     """

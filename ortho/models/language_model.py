@@ -28,11 +28,11 @@ __all__ = ["LanguageModel"]
 class LanguageModel(nn.Module):
     """A causal language model: token and position embeddings, `num_layers` pre-norm blocks, a norm, a tied read-out.
 
-    The architecture of GPT-2 (Radford et al. 2019), whose parameters it has with `bias`; its GELU is the exact one.
+    The architecture is GPT-2's (Radford et al. 2019), with the same parameters if `bias`, and with the exact GELU.
     `kwargs` go to every block (`projection`, `attention`, `num_kv_heads`, ...); each draws its own frozen matrices.
-    Each of `max_length` places has an embedding, a learned one or, with `positions` 'sinusoidal', a fixed one of the
-    same length as the tokens' are at first; with `max_length=None` there are no position embeddings, order is the
-    attention's own matter, and any length is served. `dropout` is that of the embeddings and of every block.
+    Each of `max_length` places has a learned embedding or, with `positions` 'sinusoidal', a fixed one that is as large
+    as the token embeddings are at first. With `max_length=None` there are no position embeddings: the attention has to
+    provide the order, and any length is allowed. `dropout` applies to the embeddings and to every block.
     """
 
     embed_positions: Tensor | None
@@ -81,15 +81,15 @@ class LanguageModel(nn.Module):
         """Token indices (B, N) -> logits (B, N, vocab_size), or (logits, state) with `return_state`.
 
         The state is the number of tokens seen and each block's own state; given as `initial_state`, the call continues
-        that sequence. `caches` (`new_caches`), one a block, do so in place; nothing then has a gradient.
+        that sequence. `caches` (`new_caches`), one for each block, do so in place, without gradients.
 
-        `key_padding_mask` (B, M), as in `torch.nn.MultiheadAttention` True = padding, spans the tokens of the state,
-        too. Nothing attends to padding, wherever it stands, and position embeddings count the other tokens alone; what
-        an attention says of positions itself counts it. The logits at padding have no meaning.
+        `key_padding_mask` (B, M) is True = padding, as in `torch.nn.MultiheadAttention`, and includes the tokens of the
+        state. Nothing attends to padding. Position embeddings skip padding; an attention's own positions count it. The
+        logits at padding have no meaning.
 
-        Raises TypeError or ValueError for tokens that are no indices into the vocabulary, for sequences longer than
-        `max_length`, for a padding mask of another shape or beside caches, and for caches beside a state, of another
-        number than the blocks, or of different lengths, as a call leaves them that fails in a later block.
+        Raises TypeError or ValueError for tokens that are not indices into the vocabulary; for sequences longer than
+        `max_length`; for a padding mask of another shape or together with caches; for caches together with a state,
+        not one for each block, or of different lengths (after a call that failed in a later block).
         """
         if caches is not None:
             if initial_state is not None or return_state or key_padding_mask is not None:
@@ -129,14 +129,14 @@ class LanguageModel(nn.Module):
     ) -> Int[Tensor, "B N_and_more"]:
         """The tokens (B, N), and up to `count` more that the model draws one after the other.
 
-        `temperature`, `top_k` and `top_p` are those of `ortho.models.generation.next_token`: likeliest at temperature
-        0. A row ends with the token `stop`, which also fills what is behind it; where all have ended, drawing does.
-        `key_padding_mask` (B, N) is True where a prompt is padded, on either side. Rows with as many tokens are then
-        drawn together, the shortest first, from these tokens alone: what is drawn does not depend on the padding, and
-        stands behind column N in all rows.
+        `temperature`, `top_k` and `top_p` are those of `ortho.models.generation.next_token`; temperature 0 takes the
+        likeliest token. A row ends with the token `stop`, which also fills the places after it; drawing ends when all
+        rows have. `key_padding_mask` (B, N) is True where a prompt is padded, on either side. Rows with equally many
+        tokens are then drawn together, the shortest first, from these tokens alone: what is drawn does not depend on
+        the padding, and stands after column N in all rows.
 
         Raises TypeError or ValueError for a wrong `count`, temperature, `top_k`, `top_p` or `stop`, for a row without a
-        token, and for more tokens than are read with `max_length`: all but the last.
+        token, and if more than `max_length` tokens would be read (the last one drawn is not).
         """
         check_sampling(temperature, top_p)
         token_indices("tokens", tokens, self.vocab_size)

@@ -1,4 +1,4 @@
-"""How x becomes queries and keys: one file a kind of projection, one line here."""
+"""How x becomes queries and keys: a file for each projection, a line here."""
 
 from collections.abc import Callable
 from functools import partial

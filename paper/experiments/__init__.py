@@ -25,6 +25,7 @@ from paper.experiments.learning.fine_tuning import FINE_TUNING
 from paper.experiments.learning.images import IMAGES
 from paper.experiments.learning.positional_heads import POSITIONAL_HEADS
 from paper.experiments.learning.pruning import PRUNING
+from paper.experiments.learning.retrieval import RETRIEVAL
 from paper.experiments.learning.studies import FLIP_FLOP, PARITY, PERMUTATIONS, RECALL
 from paper.experiments.speed.agreement import AGREEMENT
 from paper.experiments.speed.attention import ATTENTION_SPEED, FLASH_SPEED, MEMORY_SPEED, PATTERN_SPEED
@@ -63,6 +64,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         DEPTH,
         *language.EXPERIMENTS,
         *ladder.EXPERIMENTS,
+        RETRIEVAL,
         BYTES_SPEED,
         synthetic.SYNTHETIC,
         IMAGES,

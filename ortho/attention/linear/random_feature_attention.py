@@ -28,14 +28,14 @@ MAPS: dict[str, type[RandomFeatureMap]] = {
 
 
 class RandomFeatureAttention(nn.Module):
-    """`linear_attention` with m random features on rows that are a buffer: in the state dict, and moved with the rest.
+    """`linear_attention` with m random features, whose rows are a buffer of the module, saved in its state dict.
 
     The estimate of the kernel is unbiased over draws, not for one draw. A model trained on one draw adapts to it; to
-    train on the kernel itself, `redraw` now and then (the authors of Performer: every 1000 steps), and keep the rows
-    at evaluation. Nothing redraws by itself, and a state made before a redraw must not be used after it.
+    train on the kernel itself, call `redraw` regularly (the authors of Performer: every 1000 steps), and keep the rows
+    at evaluation. Rows are never redrawn automatically. Do not use a state made before a redraw after it.
 
     `map` is 'positive', 'hyperbolic', 'trigonometric' or 'dense', `draw` 'orthogonal', 'iid' or 'structured'; `options`
-    go to the map (such as `fit`; `parameters` stay as they are given, and out of the state dict). Hyperbolic and
+    go to the map (such as `fit`; `parameters` are kept as given, and not in the state dict). Hyperbolic and
     trigonometric maps make two features of a row. Raises TypeError or ValueError for unknown names and for sizes below
     1 or that do not fit.
     """
@@ -72,7 +72,7 @@ class RandomFeatureAttention(nn.Module):
     @checked
     @torch.no_grad()
     def redraw(self, generator: torch.Generator | None = None) -> None:
-        """New rows of the same law, in place."""
+        """Draw new rows from the same distribution, in place."""
         device = None if generator is None else generator.device
         count, d_head = self.features.shape
         rows = FEATURE_DRAWS[self.draw](count, d_head, generator=generator, dtype=torch.float64, device=device)

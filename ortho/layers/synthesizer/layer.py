@@ -34,12 +34,12 @@ class SynthesizerAttention(nn.Module):
     2021, section 3). They are the softmax of `mixing`, the same for all heads and equal at first: for two sources, the
     sigmoid of the authors' code.
 
-    With `head_dim` there may be any number of heads, each of that width: W_V is (H K, d) and W_O (d, H K), and their
-    entries begin with the variance that they have in a layer whose heads are as wide as x. Sources are then by position
-    alone ("random", "fixed-random", "factored-random"); one that is given has the heads' width H K for its d_model.
+    With `head_dim` there may be any number of heads, each of that width: W_V is (H K, d) and W_O (d, H K). Their
+    entries start with the variance of a layer whose heads together are as wide as x. Sources must then depend on
+    positions alone ("random", "fixed-random", "factored-random"); a source module has H K as its d_model.
 
     Raises TypeError or ValueError, naming the argument, for sizes below 1, for d_model not divisible by num_heads, for
-    unknown sources or sources of other sizes, and for one that looks at the tokens beside `head_dim`.
+    unknown sources or sources of other sizes, and for a source that looks at the tokens if `head_dim` is given.
     """
 
     @checked
