@@ -85,15 +85,17 @@ def test_cases(monkeypatch):
 
 
 def test_a_rate_is_chosen_for_the_climb(monkeypatch):
-    """The rate that the records of the shortest length choose is that of the runs that count."""
+    """The rate that the records of the shortest length choose is that of the runs that are made, and that count."""
     runs = [
         record(UNTRAINED, rates.TUNING, (share,), N=LENGTHS[0], rate=rate) for rate, share in ((3e-3, 0.5), (1e-2, 1.0))
     ]
     chosen = rates.choose(runs)
-    monkeypatch.setattr(rates, "table", lambda: {"retrieval": chosen})
+    monkeypatch.setattr(rates, "table", lambda: {"retrieval": chosen, "made-up": chosen})
     counted = [case for case in retrieval.cases("cpu") if case["seed"] != rates.TUNING]
     assert {(case["task"], case["arm"], case["rate"]) for case in counted} == {("mqar", UNTRAINED, 1e-2)}
     assert [case["seed"] for case in counted] == list(retrieval.SEEDS)
+    made = [record(UNTRAINED, 1, (1.0,), rate=rate) for rate in (3e-3, 1e-2)]
+    assert [retrieval_analysis.counts(one) for one in made] == [False, True]
 
 
 def record(arm, seed, shares, name="mqar", steps=100, rate=3e-3, **sizes):

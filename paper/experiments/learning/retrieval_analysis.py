@@ -50,10 +50,15 @@ class Climbs(NamedTuple):
         return max((N for N in LENGTHS if 2 * self.successes(N) > len(self.seeds)), default=0)
 
 
+def counts(record: Record) -> bool:
+    """Whether a run is a result: none that chooses a rate, and of the rate that was chosen, where one was."""
+    return rates.counts({**record, "configuration": {**record["configuration"], "N": LENGTHS[0]}})
+
+
 def climbs(records: Iterable[Record]) -> dict[Key, Climbs]:
     """The runs that count, of one device."""
     found: dict[Key, list[Record]] = {}
-    for record in sorted(filter(rates.counts, records), key=lambda record: int(record["configuration"]["seed"])):
+    for record in sorted(filter(counts, records), key=lambda record: int(record["configuration"]["seed"])):
         case = record["configuration"]
         found.setdefault((case["task"], case["arm"], case["convolution"], case["d"]), []).append(record)
     return {
