@@ -1,4 +1,9 @@
-"""Orthogonal random attention and its rivals: definitions, fast forms, exact costs."""
+"""Orthogonal random attention and its rivals: definitions, fast forms, exact costs.
+
+`MultiheadAttention` is the layer, `LanguageModel` a whole model; `freeze_qk` and `set_heads` convert models of other
+libraries. `MECHANISMS`, `PROJECTIONS` and `HEADS` map the names that a layer takes to what they stand for. `cost` has
+the costs of layers and models, and `choose` lists the mechanisms that fit a budget.
+"""
 
 from ortho import attention, cost, orthogonal, projections
 from ortho.adapters import freeze_qk, set_heads, standard_heads, to_standard, unfreeze_qk

@@ -71,7 +71,7 @@ WHOLE = (
     "attention.sparse.global_local", "attention.sparse.flex", "cost.layers", "cost.models", "cost.attention",
     "adapters.conversion", "adapters.pruning", "cost.budgets",
     "adapters.layouts", "training.recipe", "tasks.copying", "tasks.induction", "tasks.modular_addition",
-    "tasks.mqar", "tasks.needle",
+    "tasks.mqar", "tasks.needle", "tasks.ngrams",
 )  # fmt: skip
 
 

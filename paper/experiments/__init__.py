@@ -26,6 +26,7 @@ from paper.experiments.learning.images import IMAGES
 from paper.experiments.learning.ladder_tables import LADDER_TABLES
 from paper.experiments.learning.positional_heads import POSITIONAL_HEADS
 from paper.experiments.learning.pruning import PRUNING
+from paper.experiments.learning.retrieval import RETRIEVAL
 from paper.experiments.learning.studies import FLIP_FLOP, PARITY, PERMUTATIONS, RECALL
 from paper.experiments.speed.agreement import AGREEMENT
 from paper.experiments.speed.attention import ATTENTION_SPEED, FLASH_SPEED, MEMORY_SPEED, PATTERN_SPEED
@@ -67,6 +68,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         *language.EXPERIMENTS,
         *ladder.EXPERIMENTS,
         LADDER_TABLES,
+        RETRIEVAL,
         BYTES_SPEED,
         LADDER_SPEED,
         synthetic.SYNTHETIC,

@@ -43,6 +43,7 @@ STAGES = (
     Stage("ladder-large"),
     *(Stage(stage.experiment) for stage in FIRST if stage.first is not None),
     Stage("ladder"),
+    Stage("retrieval"),
 )
 
 

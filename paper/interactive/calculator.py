@@ -1,4 +1,4 @@
-"""Mechanisms by cost for sizes that a reader sets (`book/_static/calculator.js`), and a table that needs no script."""
+"""Mechanisms by cost for sizes that a reader sets, and a table that needs no script."""
 
 from functools import cache
 from typing import Any, NamedTuple

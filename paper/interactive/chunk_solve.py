@@ -42,7 +42,7 @@ def solved() -> System:
 
 
 def chunk_solve() -> str:
-    """The system, its solution, and each row's arithmetic; `chunk_solve.js` adds a control that goes row by row."""
+    """The system, its solution, and each row's arithmetic; a script adds a control that goes row by row."""
     system = solved()
     rows = "".join(
         f'<tr><th scope="row">{i + 1}</th>{cells("td", map(decimal, row))}<td class="error">{decimal(error)}</td>'

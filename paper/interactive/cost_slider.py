@@ -1,4 +1,4 @@
-"""The cost of layer and block over N/d, with a slider (`book/_static/cost-slider.js`), and a table that needs none."""
+"""The cost of layer and block over N/d, with a slider, and a table that needs none."""
 
 from fractions import Fraction
 

@@ -48,7 +48,7 @@ def steps() -> list[Step]:
 
 
 def delta_writes() -> str:
-    """The table of all steps; `delta_writes.js` adds a control that goes through it, and draws the answers as bars."""
+    """The table of all steps; a script adds a control that goes through it, and draws the answers as bars."""
     found = steps()
     rows = "".join(
         f'<tr><th scope="row">{i}</th><td>{escape(step.written)}</td><td>{_numbers(step.linear_memory)}</td>'

@@ -35,7 +35,7 @@ def shares(layers: list[int]) -> list[float]:
 
 
 def sparse_reach() -> str:
-    """A table of the shares, by pattern and number of layers; `sparse_reach.js` adds the tokens themselves."""
+    """A table of the shares, by pattern and number of layers; a script adds the tokens themselves."""
     found = {name: needed(pattern) for name, pattern in PATTERNS.items()}
     heads = "".join(f'<th scope="col">{layer}</th>' for layer in range(1, LAYERS + 1))
     rows = "".join(

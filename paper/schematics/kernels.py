@@ -1,5 +1,7 @@
 """Linear attention: the two orders of one product, and where random features come in."""
 
+from typing import NamedTuple
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -13,29 +15,58 @@ SIDE = 0.6  # of a cell
 TINTS = {BLUE: "#9CC3DF", ORANGE: "#F5D28A", GREEN: "#8FD0BC", VERMILION: "#EFB48A", PURPLE: "#E5BFD5"}
 
 
+class Order(NamedTuple):
+    """A row of the picture: where it stands and what it says, and what its first product stores."""
+
+    y: float
+    title: str
+    title_y: float
+    brackets: tuple[float, float]  # around the factors that are multiplied first
+    stored: tuple[int, int]  # rows and columns
+    name: str
+    growth: str
+    then: str  # the last factor
+
+
+ROWS = (
+    Order(
+        y=10.6,
+        title="weights first: $(\\phi(Q)\\, \\phi(K)^T)\\, V$",
+        title_y=13.8,
+        brackets=(2.5, 9.3),
+        stored=(TOKENS, TOKENS),
+        name="weights, $N \\times N$",
+        growth="grows with $N^2$",
+        then="times $V$",
+    ),
+    Order(
+        y=4.9,
+        title="state first: $\\phi(Q)\\, (\\phi(K)^T V)$",
+        title_y=7.9,
+        brackets=(4.9, 12.0),
+        stored=(FEATURES, VALUES),
+        name="state $S$, $m \\times V$",
+        growth="does not grow",
+        then="times $\\phi(Q)$",
+    ),
+)
+
+
 def orders() -> Figure:
     """Both orders of the product: first the N x N weights, or first the m x V state. Below, the rows Omega."""
     drawn, axes = canvas(23.6, 14.4)
-    top, bottom = 10.6, 4.9
-
-    label(axes, (0.1, top + 3.2), "weights first: $(\\phi(Q)\\, \\phi(K)^T)\\, V$", align="left", size=10)
-    _operands(axes, top, (2.5, 9.3))
-    _matrix(axes, (15.6, top), TOKENS, TOKENS, VERMILION, "weights, $N \\times N$")
-    label(axes, (15.6, top - 2.3), "grows with $N^2$")
-    _matrix(axes, (21.3, top), TOKENS, VALUES, GREEN, "$O$, $N \\times V$")
-    label(axes, (19.0, top + 0.6), "times $V$")
-
-    label(axes, (0.1, bottom + 3.0), "state first: $\\phi(Q)\\, (\\phi(K)^T V)$", align="left", size=10)
-    _operands(axes, bottom, (4.9, 12.0))
-    _matrix(axes, (15.6, bottom), FEATURES, VALUES, VERMILION, "state $S$, $m \\times V$")
-    label(axes, (15.6, bottom - 1.1), "does not grow")
-    _matrix(axes, (21.3, bottom), TOKENS, VALUES, GREEN, "$O$, $N \\times V$")
-    label(axes, (19.0, bottom + 0.6), "times $\\phi(Q)$")
+    for row in ROWS:
+        label(axes, (0.1, row.title_y), row.title, align="left", size=10)
+        _operands(axes, row.y, row.brackets)
+        _matrix(axes, (15.6, row.y), *row.stored, VERMILION, row.name)
+        label(axes, (15.6, row.y - row.stored[0] * SIDE / 2 - 0.5), row.growth)
+        _matrix(axes, (21.3, row.y), TOKENS, VALUES, GREEN, "$O$, $N \\times V$")
+        label(axes, (19.0, row.y + 0.6), row.then)
 
     text = "random features: $m$ random rows $\\Omega$, drawn once, make $\\phi$"
     box(axes, (8.6, 1.0), text, width=16.4, height=1.4, colour=PURPLE, dashed=True)
     for x, gap in ((3.4, 1.9), (7.1, 0.7)):
-        arrow(axes, (x, 1.75), (x, bottom - gap), colour=PURPLE, dashed=True)
+        arrow(axes, (x, 1.75), (x, ROWS[-1].y - gap), colour=PURPLE, dashed=True)
     return drawn
 
 

@@ -3,7 +3,7 @@
 Tasks on data, and those for other models than of one sequence, are made by functions in the other files.
 """
 
-from paper.tasks import copying, flip_flop, induction, modular_addition, mqar, needle, recall, state_tracking
+from paper.tasks import copying, flip_flop, induction, modular_addition, mqar, needle, ngrams, recall, state_tracking
 from paper.tasks.task import NONE, Batch, Draw, Task, check_answers
 
 TASKS: dict[str, Task] = {
@@ -17,6 +17,7 @@ TASKS: dict[str, Task] = {
         induction.task(),
         copying.task(),
         needle.task(),
+        ngrams.task(),
         modular_addition.task(),
     )
 }

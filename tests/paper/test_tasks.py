@@ -6,7 +6,7 @@ import pytest
 import torch
 from task_draws import drawn, generator
 
-from paper.tasks import NONE, TASKS, copying, flip_flop, induction, modular_addition, mqar, needle, recall
+from paper.tasks import NONE, TASKS, copying, flip_flop, induction, modular_addition, mqar, needle, ngrams, recall
 from paper.tasks import state_tracking as tracking
 from paper.tasks.task import Batch, any_of, first_of
 
@@ -22,6 +22,8 @@ OTHERS = (
     copying.task(length=7, shortest=1, symbols=4, backwards=True),
     needle.task(needles=1, length=5, symbols=1),
     needle.task(needles=5, length=17, symbols=5),
+    ngrams.task(order=1, length=3, symbols=1),
+    ngrams.task(order=3, length=40, symbols=2, likely=0.0),
     modular_addition.task(modulus=5),
     modular_addition.task(modulus=11, trained=0.9, split=1),
 )
@@ -100,6 +102,8 @@ BAD_SIZES = [
     (partial(copying.task, symbols=True), TypeError, "symbols: expected an integer of at least 1, got bool True"),
     (partial(needle.task, length=13), ValueError, r"length: expected at least 3 \* needles \+ 2 = 14, got 13"),
     (partial(needle.task, symbols=3), ValueError, "symbols: expected at least needles = 4, got 3"),
+    (partial(ngrams.task, length=3), ValueError, r"length: expected more than order \+ 1 = 3, got 3"),
+    (partial(ngrams.task, likely=1.0), ValueError, r"likely: expected a number in \[0, 1\), got 1.0"),
     (partial(modular_addition.task, modulus=0), ValueError, "modulus: expected an integer of at least 1, got 0"),
     (partial(modular_addition.task, trained=1.0), ValueError, r"trained: expected a number in \[0, 1\), got 1.0"),
     (partial(modular_addition.task, trained=0.0), ValueError, "trained: expected a share that leaves pairs for all"),

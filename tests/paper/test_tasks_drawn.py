@@ -9,7 +9,7 @@ import pytest
 import torch
 from task_draws import SIGMAS, assert_shares, drawn
 
-from paper.tasks import NONE, TASKS, copying, flip_flop, induction, modular_addition, mqar, needle, recall
+from paper.tasks import NONE, TASKS, copying, flip_flop, induction, modular_addition, mqar, needle, ngrams, recall
 from paper.tasks import state_tracking as tracking
 
 
@@ -174,6 +174,27 @@ def test_needles_lie_anywhere_and_noise_is_of_the_same_symbols():
     assert_shares(found, count)
     noise = tokens[:, 0] != needle.MARK
     assert_shares({"key without a mark": ((tokens[:, :1] == key)[noise].sum(), 1 / symbols)}, int(noise.sum()))
+
+
+def test_ngrams_follow_their_favourites_and_ask_for_the_leader():
+    """The first follower is the favourite or one of all symbols; the same context's second one is like it if both are
+    favourites, or by chance; a sequence by hand."""
+    count, symbols, likely = 6000, 5, 0.6
+    tokens, answers = drawn(ngrams.task(order=1, length=40, symbols=symbols, likely=likely).train, count)
+    again = tokens[:, :-1] == tokens[:, :1]  # where the first symbol comes again
+    again[:, 0] = False
+    place = again.long().argmax(-1, keepdim=True)
+    second, there = tokens.gather(1, place + 1)[:, 0], again.any(-1)
+    found = {
+        "follower": (torch.bincount(tokens[:, 1], minlength=symbols), 1 / symbols),
+        "first": (torch.bincount(tokens[:, 0], minlength=symbols), 1 / symbols),
+    }
+    assert_shares(found, count)
+    like = likely**2 + (1 - likely**2) / symbols
+    assert_shares({"like the first follower": ((second == tokens[:, 1])[there].sum(), like)}, int(there.sum()))
+    assert torch.equal(answers.gather(1, place)[there, 0], tokens[there, 1])  # of one follower that one leads
+    by_hand = ngrams.task(order=2, length=40, symbols=3)
+    assert by_hand.solve([0, 1, 2, 0, 1, 0, 1, 2, 0, 1]) == [*[NONE] * 4, 2, NONE, NONE, 0, 1, 2]
 
 
 def whole(draw):

@@ -1,0 +1,193 @@
+/* What a reader can set on a page: a function for each interactive, by the class of its element. It makes the controls
+   that the page does not have, and returns what shows the figures for their present values. All figures are Python's,
+   put into the page; without this script there are tables that say the same. */
+(() => {
+  "use strict";
+
+  const MOST = 12; // rows of the calculator
+  const SCOPES = ["layer", "block"];
+  const MEMORIES = { linear: "linear memory", delta: "delta rule" };
+
+  function made(tag, attributes, ...inside) {
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    element.append(...inside);
+    return element;
+  }
+
+  function tableRow(tag, texts) {
+    return made("tr", {}, ...texts.map((text) => made(tag, {}, text)));
+  }
+
+  /* A range under a label: both of them. */
+  function ranged(words, attributes) {
+    const input = made("input", { type: "range", ...attributes });
+    return [made("label", {}, words, input), input];
+  }
+
+  /* A range over the rows of a table, with its value beside it; `show` gets the value and the rows. */
+  function stepper(root, words, min, show) {
+    const rows = [...root.querySelectorAll("tbody tr")];
+    const [label, input] = ranged(words, { min, max: rows.length, value: rows.length });
+    const output = made("output", {});
+    label.append(output);
+    root.prepend(made("div", { class: "controls" }, label));
+    return () => {
+      const step = Number(input.value);
+      output.textContent = step;
+      rows.forEach((row, i) => row.classList.toggle("now", i === step - 1));
+      show(step, rows);
+    };
+  }
+
+  // Chapter 2: costs over N/d.
+
+  function costRows(at, variants) {
+    return at.flatMap((costs, scope) => {
+      const standard = costs[0][0] + costs[0][1];
+      return costs.map(([forward, backward], variant) => {
+        const total = forward + backward;
+        const saved = variant ? `${(100 * (1 - total / standard)).toFixed(1)} %` : "–";
+        const numbers = [forward, backward, total].map((value) => String(Number(value.toFixed(2))));
+        return tableRow("td", [variant ? "" : SCOPES[scope], variants[variant], ...numbers, saved]);
+      });
+    });
+  }
+
+  function costSlider(root) {
+    const { ratios, variants, costs } = JSON.parse(root.dataset.costs);
+    const [range, choice, shown] = ["input", "select", "output"].map((name) => root.querySelector(name));
+    const body = root.querySelector(".chosen tbody");
+    return () => {
+      const ratio = ratios[range.value];
+      shown.textContent = ratio;
+      range.setAttribute("aria-valuetext", `N/d = ${ratio}`);
+      body.replaceChildren(...costRows(costs[choice.value][range.value], variants));
+    };
+  }
+
+  // Chapter 11: writes, and bars of what each key is answered by then.
+
+  function number(value) {
+    return String(Number(value.toPrecision(4))).replace("-", "−");
+  }
+
+  function bars(keys, figures, widest) {
+    const rows = keys.flatMap((key, i) =>
+      Object.entries(MEMORIES).map(([memory, name]) => {
+        const value = figures[memory][i];
+        const bar = made("span", { class: "bar", style: `width: ${(12 * Math.abs(value)) / widest}rem` });
+        const wanted = figures.wanted[i] === null ? "none yet" : number(figures.wanted[i]);
+        const cells = [made("td", {}, bar, number(value)), made("td", {}, `last value: ${wanted}`)];
+        return made("tr", {}, made("th", { scope: "row" }, `${key}, ${name}`), ...cells);
+      }),
+    );
+    const caption = made("caption", {}, "What each key is answered, and its last value");
+    return made("table", { class: "bars" }, caption, ...rows);
+  }
+
+  function deltaWrites(root) {
+    const { keys, steps } = JSON.parse(root.dataset.figures);
+    const widest = Math.max(...steps.flatMap((step) => [...step.linear, ...step.delta].map(Math.abs)));
+    const place = made("div", {});
+    root.append(place);
+    return stepper(root, "Writes so far: ", 1, (step, rows) => {
+      rows.forEach((row, i) => row.classList.toggle("later", i >= step));
+      place.replaceChildren(bars(keys, steps[step - 1], widest));
+    });
+  }
+
+  // Chapter 12: a row of the system, the errors that it uses, what is still unknown.
+
+  function chunkSolve(root) {
+    return stepper(root, "Rows solved: ", 0, (solved, rows) => {
+      const now = rows[solved - 1]?.querySelectorAll("td");
+      rows.forEach((row, i) => {
+        row.querySelectorAll("td").forEach((cell, j) => {
+          cell.classList.toggle("used", i === solved - 1 && j < i && cell.textContent !== "0");
+        });
+        const error = row.querySelector(".error");
+        error.classList.toggle("known", i < solved - 1 && now[i].textContent !== "0");
+        for (const cell of [error, row.querySelector(".how")]) cell.classList.toggle("later", i >= solved);
+      });
+    });
+  }
+
+  // Chapter 15: which tokens reach the last one, through so many layers.
+
+  function reach(root) {
+    const needed = JSON.parse(root.dataset.layers);
+    const rows = [...root.querySelectorAll("tbody tr")];
+    const pattern = made("select", { name: "pattern" }, ...Object.keys(needed).map((name) => new Option(name, name)));
+    const [label, layers] = ranged("Layers ", { name: "layers", min: 1, max: rows[0].cells.length - 1, value: 2 });
+    const said = made("output", {});
+    const strip = made("div", { class: "reach-tokens", role: "img" });
+    const controls = [made("label", {}, "Pattern ", pattern), label, said];
+    root.prepend(made("div", { class: "reach-controls" }, ...controls), strip);
+    return () => {
+      const count = Number(layers.value);
+      const there = needed[pattern.value].map((layer) => layer >= 0 && layer <= count);
+      const last = there.length - 1;
+      const kind = (token) => (token === last ? "reached last" : "reached");
+      strip.replaceChildren(...there.map((reached, token) => made("span", reached ? { class: kind(token) } : {})));
+      const layer = `layer${count > 1 ? "s" : ""}`;
+      said.textContent = `${there.filter(Boolean).length} of ${there.length} tokens after ${count} ${layer}`;
+      strip.setAttribute("aria-label", `Tokens that reach the last one, on the right: ${said.textContent}`);
+      for (const { cells } of rows) {
+        const chosen = cells[0].textContent === pattern.value;
+        [...cells].forEach((cell, column) => cell.classList.toggle("chosen", chosen && column === count));
+      }
+    };
+  }
+
+  // The guide to choosing: mechanisms by what a layer costs.
+
+  function calculator(root) {
+    const { mechanisms, uses, costs } = JSON.parse(root.dataset.costs);
+    const form = root.querySelector("form");
+    const { N, d, use, causal, exact } = form.elements;
+    const [head, body] = ["thead", "tbody"].map((name) => root.querySelector(`.chosen ${name}`));
+    form.addEventListener("submit", (event) => event.preventDefault());
+    return () => {
+      causal.disabled = use.value === "decoding"; // one token at a time is causal
+      if (causal.disabled) causal.checked = true;
+      const all = costs[`${use.value} ${causal.checked} ${N.value} ${d.value}`];
+      const softmax = all.find(([name]) => name === "softmax");
+      const fitting = all.filter(([name]) => !exact.checked || mechanisms[name][1]);
+      const shown = fitting.slice(0, MOST);
+      if (!shown.includes(softmax)) shown.push(softmax);
+      head.replaceChildren(tableRow("th", ["mechanism", "family", ...uses[use.value], "of softmax", "exact"]));
+      body.replaceChildren(
+        ...shown.map(([name, work, memory]) => {
+          const [family, isExact] = mechanisms[name];
+          const share = `${Number(((100 * work) / softmax[1]).toPrecision(3))} %`;
+          const figures = [work, memory].map((figure) => figure.toLocaleString("en", { maximumSignificantDigits: 15 }));
+          return tableRow("td", [name, family, ...figures, share, isExact ? "yes" : "no"]);
+        }),
+      );
+      const place = fitting.indexOf(softmax) + 1;
+      root.querySelector("output").textContent =
+        `${fitting.length} mechanisms fit; softmax attention is number ${place} by work.`;
+    };
+  }
+
+  const INTERACTIVES = {
+    "cost-slider": costSlider,
+    "delta-writes": deltaWrites,
+    "chunk-solve": chunkSolve,
+    reach,
+    calculator,
+  };
+
+  document.addEventListener("DOMContentLoaded", () => {
+    for (const [name, start] of Object.entries(INTERACTIVES)) {
+      for (const root of document.querySelectorAll(`.${name}`)) {
+        const show = start(root);
+        root.addEventListener("input", show);
+        show();
+        root.querySelectorAll("[hidden]").forEach((part) => (part.hidden = false));
+        root.classList.add("live");
+      }
+    }
+  });
+})();

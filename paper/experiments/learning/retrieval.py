@@ -1,0 +1,173 @@
+"""Where content matters: how long may a sequence be in which one head finds what is asked for, learned or untrained?
+
+A run climbs. A small model is trained on a task at the shortest length until it is right in `ENOUGH` of the places that
+ask, at most for `steps`. A model that is right in `SUCCESS` of those of the test goes on at the next length with what
+it has learnt; else the run ends. So a run that ends at the shortest length did not find out how the task is done, and
+one that ends later knows how, but does not tell as many keys apart. The models are those of the ladder, of 256 tokens
+and four heads a layer. Runs are short, and begin anew after a kill.
+
+Of the rates `TRIED` an arm on a task takes the one with the lower loss at the shortest length, at the seed
+`rates.TUNING`.
+
+The rule, written before the runs that count. An arm's boundary on a task is the longest length that more than half of
+its seeds learn (`Climbs.boundary`). Of one untrained and one learned head, with the same positional heads beside it,
+one goes further where the exact rank test of the lengths that their seeds reach says so, at a level that holds for all
+of `PAIRS` and both directions together (`retrieval_analysis.judged`; Holm 1979). For an untrained head there is a
+prediction without a free number (`retrieval_analysis.predicted_boundary`): for tokens that are independent and uniform
+on a sphere, one exact match and a hard choice. A head falls short of it where embeddings, trained for other ends,
+become alike, and where its weights are soft.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ortho._checks import one_of
+from paper.experiments.engine.records import Case, Needs
+from paper.experiments.engine.runner import Experiment
+from paper.experiments.learning import fitting, rates, retrieval_analysis
+from paper.experiments.learning.ladder_arms import CONVOLUTION
+from paper.experiments.learning.rates import TUNING
+from paper.experiments.learning.retrieval_tasks import (
+    ARMS,
+    GROUPS,
+    LENGTHS,
+    ONE,
+    SETTINGS,
+    SUCCESS,
+    WIDE,
+    H,
+    is_learnt,
+    part,
+    task,
+)
+from paper.tasks.task import Task, check_answers
+from paper.training import Trainer
+
+SEEDS = (1, 2, 3, 4, 5, 6)
+SOME = SEEDS[:3]  # of the arms beside `ONE`
+TRIED = (3e-3, 1e-2)
+ENOUGH = 0.9  # at which training stops: well above what counts, so that chance does not decide
+EVERY, LOOKED = 50, 64  # steps between looks, and the sequences of a look
+SIZES = {"N": LENGTHS[-1], "d": WIDE, "H": H, "L": 2, "steps": 800, "tokens": 2048, "tested": 256}
+
+
+def case(
+    name: str,
+    arm: str,
+    *,
+    convolution: int = CONVOLUTION,
+    seed: int = TUNING,
+    rate: float | None = None,
+    device: str = "cpu",
+    **sizes: int,
+) -> Case:
+    """One run on the lengths up to N; `sizes` (N, d, L, steps, tokens, tested) are those of `SIZES` by default.
+
+    Raises TypeError or ValueError for unknown names, and for sizes below 1 or that are none.
+    """
+    size = fitting.sizes(SIZES, sizes)
+    if size["N"] not in LENGTHS:
+        raise ValueError(f"N: expected one of {', '.join(map(str, LENGTHS))}, got {size['N']}")
+    return {
+        "device": one_of("device", device, fitting.DEVICES),
+        "task": one_of("task", name, SETTINGS),
+        "arm": one_of("arm", arm, ARMS),
+        "convolution": fitting.not_negative("convolution", convolution),
+        "seed": fitting.not_negative("seed", seed),
+        "rate": rates.tried(TRIED, size["d"])[0] if rate is None else rate,
+        **size,
+        "d_ff": 4 * size["d"],
+        "success_fraction": SUCCESS,
+        "enough_fraction": ENOUGH,
+    }
+
+
+def cases(device: str) -> list[Case]:
+    """The runs that choose the rates, which do not climb; then those that count, seed by seed, of `ONE` more."""
+    options: list[dict[str, Any]] = [
+        {"name": name, "arm": arm, "convolution": width, "device": device, "d": d}
+        for width, d, names, arms in GROUPS
+        for arm in arms
+        for name in names
+    ]
+    tuning = [case(**one, N=LENGTHS[0], rate=rate) for one in options for rate in rates.tried(TRIED, one["d"])]
+    known = {repr(one): rates.chosen("retrieval", case(**one, N=LENGTHS[0])) for one in options}
+    counted = [
+        case(**one, seed=seed, rate=known[repr(one)])
+        for seed in SEEDS
+        for one in options
+        if known[repr(one)] is not None and (seed in SOME or one["arm"] in ONE)
+    ]
+    return [*tuning, *counted]
+
+
+def run(case: Case) -> dict[str, Any]:
+    """Train and test one model at one length after the other, until one is not learnt."""
+    seeds = seeds_of(case)
+    draws = fitting.generators(seeds)
+    model = ARMS[case["arm"]].build(case, draws["weights"]).to(case["device"])
+    found: dict[str, Any] = {}
+    looks: list[dict[str, Any]] = []
+    seconds = 0.0
+    for N in (N for N in LENGTHS if case["N"] >= N):
+        own = task(case["task"], N)
+        check_answers(own, draws["checks"])
+        trainer = _trained(model, own, {**case, "N": N}, draws, looks)
+        found[part(N)] = fitting.evaluate(model, own.validation, case, draws["tests"])
+        seconds += trainer.seconds
+        if not is_learnt(found[part(N)], case):
+            break
+    fitting.check_forms(model, own, draws["checks"])
+    learnt = {**fitting.facts(trainer), "validation": looks, "train_s": round(seconds, 3)}
+    return {"seeds": seeds, "repetitions": found, "facts": learnt}
+
+
+def seeds_of(case: Case) -> dict[str, int]:
+    """Seeds of a run: hashes of what is drawn and of all that tells runs apart, as they are independent samples."""
+    words = tuple(case[name] for name in ("task", "arm", "convolution", "d", "seed", "rate"))
+    return fitting.seeds_of(dict.fromkeys(("weights", "training", "tests", "checks"), ("retrieval", *words)))
+
+
+def _trained(
+    model: nn.Module, task: Task, case: Case, draws: dict[str, torch.Generator], looks: list[dict[str, Any]]
+) -> Trainer:
+    """Train at one length, and say at each look how many answers were right, of sequences that nothing has seen."""
+    recipe = fitting.recipe({**case, "B": max(1, case["tokens"] // case["N"])})
+    trainer = Trainer(model, task.train, recipe, draws["training"])
+    for step in range(EVERY, case["steps"] + EVERY, EVERY):
+        trainer.run(step)
+        seen = fitting.evaluate(model, task.validation, {**case, "tested": LOOKED}, draws["tests"])
+        looks.append({"N": case["N"], "step": trainer.step, **{name: values[0] for name, values in seen.items()}})
+        if looks[-1]["correct_fraction"] >= case["enough_fraction"]:
+            break
+    return trainer
+
+
+def work(case: Case) -> float:
+    """Seconds that a case takes, roughly."""
+    return 3.0 + case["steps"] * case["tokens"] * case["d"] * {"cpu": 3e-7, "cuda": 1e-7}[case["device"]]
+
+
+def label(case: Case) -> str:
+    """A case in a few words."""
+    convolved = " + convolution" if case["convolution"] else ""
+    return f"{case['task']}: {case['arm']}{convolved}, d={case['d']}, seed={case['seed']}, rate={case['rate']:g}"
+
+
+RETRIEVAL = Experiment(
+    name="retrieval",
+    title="how long sequences may be in which heads find what is asked for, learned or untrained",
+    cases=cases,
+    run=run,
+    work=work,
+    label=label,
+    line=retrieval_analysis.line,
+    show=retrieval_analysis.table,
+    needs=Needs(
+        configuration={key: type(value) for key, value in case("mqar", "learned").items()},
+        quantities=fitting.QUANTITIES,
+        facts=fitting.FACTS,
+    ),
+)

@@ -1,0 +1,147 @@
+"""What the records of `retrieval` say, by the rule that stands there."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from paper.experiments.engine.records import Record, by_device
+from paper.experiments.learning import rates
+from paper.experiments.learning.retrieval_tasks import (
+    GROUPS,
+    LENGTHS,
+    ONE,
+    SETTINGS,
+    SUCCESS,
+    UNTRAINED,
+    H,
+    is_learnt,
+    part,
+)
+from paper.experiments.statistics import Interval, better_by_chance, holm, success_interval
+
+LEVEL = 0.05  # of all pairs together
+PAIRS = tuple((name, width, d) for width, d, names, _ in GROUPS for name in names)  # in which the two arms `ONE` meet
+Key = tuple[str, str, int, int]  # a task, an arm, the width of its convolution, d
+
+
+class Climbs(NamedTuple):
+    """An arm's runs on a task, in the order of their seeds: of each the lengths that it learnt, and in how many steps
+    of its own."""
+
+    seeds: tuple[int, ...]
+    steps: tuple[Mapping[int, int], ...]
+
+    @property
+    def reached(self) -> tuple[int, ...]:
+        """The longest length that each run learnt; 0 for none."""
+        return tuple(max(steps, default=0) for steps in self.steps)
+
+    def successes(self, N: int) -> int:
+        """The runs that learnt a length."""
+        return sum(N in steps for steps in self.steps)
+
+    def rate(self, N: int) -> Interval:
+        """The exact interval of the rate of successes, at 95 %."""
+        return success_interval(self.successes(N), len(self.seeds))
+
+    @property
+    def boundary(self) -> int:
+        """The longest length that more than half of the runs learnt; 0 for none."""
+        return max((N for N in LENGTHS if 2 * self.successes(N) > len(self.seeds)), default=0)
+
+
+def counts(record: Record) -> bool:
+    """Whether a run is a result: none that chooses a rate, and of the rate that was chosen, where one was."""
+    return rates.counts({**record, "configuration": {**record["configuration"], "N": LENGTHS[0]}})
+
+
+def climbs(records: Iterable[Record]) -> dict[Key, Climbs]:
+    """The runs that count, of one device."""
+    found: dict[Key, list[Record]] = {}
+    for record in sorted(filter(counts, records), key=lambda record: int(record["configuration"]["seed"])):
+        case = record["configuration"]
+        found.setdefault((case["task"], case["arm"], case["convolution"], case["d"]), []).append(record)
+    return {
+        key: Climbs(tuple(int(one["configuration"]["seed"]) for one in group), tuple(map(_steps, group)))
+        for key, group in found.items()
+    }
+
+
+def _steps(record: Record) -> dict[int, int]:
+    """The lengths that a run learnt -> after how many steps of its own each was seen to be."""
+    case, found = record["configuration"], {}
+    for N in LENGTHS:
+        if (tested := record["repetitions"].get(part(N))) is not None and is_learnt(tested, case):
+            looks = [look for look in record["facts"]["validation"] if look["N"] == N]
+            seen = [look["step"] for look in looks if look["correct_fraction"] >= case["success_fraction"]]
+            found[N] = int(min(seen, default=looks[-1]["step"]))
+    return found
+
+
+def boundaries(records: Iterable[Record]) -> dict[Key, int]:
+    """The longest length that an arm learns, by the rule above: where one head that retrieves fails is what comes
+    after it, of the arms `ONE`."""
+    return {key: found.boundary for key, found in climbs(records).items()}
+
+
+def judged(records: Iterable[Record]) -> dict[tuple[str, str, int, int], tuple[float, bool]]:
+    """For each of `PAIRS`, and each of its arms `ONE`: the chance that of two like arms one goes as far beyond the
+    other as this one goes, or further; and whether that shows that it goes further. What was not measured counts among
+    the family with a chance of 1."""
+    found, chances = climbs(records), {}
+    for name, width, d in PAIRS:
+        for ours, theirs in (ONE, ONE[::-1]):
+            both = [found.get((name, arm, width, d)) for arm in (ours, theirs)]
+            reached = [one.reached for one in both if one is not None]
+            chances[name, ours, width, d] = better_by_chance(*reached) if len(reached) == 2 else 1.0
+    shown = holm(list(chances.values()), level=LEVEL)
+    return {key: (chance, held) for (key, chance), held in zip(chances.items(), shown, strict=True)}
+
+
+def predicted_chance(name: str, N: int, d: int) -> float | None:
+    """The chance that one untrained head finds the right token, by the law of its threshold; None for tasks in which
+    more than one token has to be matched."""
+    from ortho.theory.retrieval import found_chance  # needs SciPy
+
+    others = SETTINGS[name].others
+    return None if others is None else found_chance(others(N), d // H, d)
+
+
+def predicted_boundary(name: str, d: int) -> int | None:
+    """The longest length at which that chance reaches the share of right answers that counts as learnt; 0 for none, and
+    None where there is no such chance."""
+    if SETTINGS[name].others is None:
+        return None
+    return max((N for N in LENGTHS if (predicted_chance(name, N, d) or 0) >= SUCCESS), default=0)
+
+
+def line(record: Record) -> str:
+    """One run in a line."""
+    steps = _steps(record)
+    words = [
+        f"{name} {tested['correct_fraction'][0]:.3f}"
+        + (f" after {steps[N]} steps" if (N := int(name.split()[0])) in steps else " not learnt")
+        for name, tested in record["repetitions"].items()
+    ]
+    return f"{', '.join(words)}, {record['facts']['train_s']:.0f} s"
+
+
+def table(records: Sequence[Record]) -> str:
+    """The stored figures, a table per device: runs that learnt each length, with the exact interval at 95 % and the
+    median of their steps; the boundaries, found and predicted; the tests."""
+    texts = []
+    for device, group in by_device(records).items():
+        texts.append(f"\n{device} ({group[0]['provenance']['device_name']}): runs that learnt a length")
+        for (name, arm, width, d), found in sorted(climbs(group).items()):
+            texts.append(f"{name:8} {arm}{' + convolution' if width else ''}, d={d}: boundary {found.boundary}")
+            law = predicted_boundary(name, d) if arm == UNTRAINED else None
+            texts[-1] += "" if law is None else f", predicted {law}"
+            for N in LENGTHS:
+                low, high = found.rate(N)
+                steps = [each[N] for each in found.steps if N in each]
+                middle = f", median {median(steps):g} steps" if steps else ""
+                texts.append(f"  {N:5}: {found.successes(N)} of {len(found.seeds)} [{low:.2f}, {high:.2f}]{middle}")
+        for (name, arm, width, d), (chance, shown) in judged(group).items():
+            words = f"{name}{' + convolution' if width else ''}, d={d}: {arm} goes further than the other"
+            texts.append(f"{words}, chance {chance:.4f}: {'shown' if shown else 'not shown'}")
+    return "\n".join(texts)

@@ -1,0 +1,40 @@
+"""What makes the build quicker does so, and loads what the pages need."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from pybtex import plugin
+from pybtex.backends.plaintext import Backend
+
+from tools import quicker
+from tools.notebooks import ROOT
+
+
+@pytest.fixture
+def app():
+    connected = {}
+    return SimpleNamespace(connect=connected.__setitem__, connected=connected, parallel=1)
+
+
+def test_pages_are_written_by_all_cores_but_read_by_one(app):
+    quicker.setup(app)
+    assert app.parallel == 1
+    app.connected["env-check-consistency"](app, None)  # the first event after pages were read
+    assert app.parallel == os.cpu_count()
+
+
+def test_citations_need_no_look_at_the_installed_packages(app, monkeypatch):
+    monkeypatch.setattr(plugin, "_RUNTIME_PLUGINS", {})
+    monkeypatch.setattr(plugin, "entry_points", lambda **_: [])
+    with pytest.raises(plugin.PluginNotFound):
+        plugin.find_plugin("pybtex.backends", "plaintext")
+    quicker.setup(app)
+    assert plugin.find_plugin("pybtex.backends", "plaintext") is Backend
+
+
+def test_extensions_of_our_own_are_loaded():
+    """The list takes the place of all that Jupyter Book loads by itself."""
+    sphinx = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))["sphinx"]
+    assert set(sphinx["local_extensions"]) <= set(sphinx["config"]["extensions"])
