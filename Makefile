@@ -19,7 +19,7 @@ JOBS ?=
 LIMITS = $(if $(BUDGET),--budget $(BUDGET)) $(if $(JOBS),--jobs $(JOBS))
 
 .DEFAULT_GOAL := help
-.PHONY: help env exact book html pdf paper serve execute check test browser lint experiments clean
+.PHONY: help env exact book html pages pdf paper serve execute check test browser lint experiments clean
 .SUFFIXES:
 
 help: ## list what can be made
@@ -36,13 +36,18 @@ exact: ## install the files of requirements/, by their hashes, into the environm
 book: execute ## execute every notebook, then build the pages
 	@$(MAKE) --no-print-directory html
 
+html: $(READY) ## build the pages from the stored outputs, warnings as errors
+	@rm -rf $(HTML)
+	@$(MAKE) --no-print-directory -j 2 pages check $(HTML)/article.pdf
+	@$(PY) tools/pages.py $(HTML)
+
 # Pages are trees of many objects that stay: Python's collector, as it is set, takes a fifth of the time going through
 # them again and again.
-html: check ## build the pages from the stored outputs, warnings as errors
-	@rm -rf $(HTML)
+pages:
 	@$(PY) -c 'import gc; gc.set_threshold(50_000); from jupyter_book.cli.main import main; main()' build . -W -n --keep-going --all -q >/dev/null
-	@$(PY) tools/pages.py $(HTML)
-	@$(PY) -m tools.article $(HTML)/article.pdf >/dev/null
+
+$(HTML)/article.pdf:
+	@$(PY) -m tools.article $@ >/dev/null
 
 paper: $(READY) ## typeset the article on all of this, _build/article.pdf, from what the executed pages show
 	@$(PY) -m tools.article

@@ -106,21 +106,26 @@ def undominated(points: Mapping[str, tuple[float, float]]) -> list[str]:
     return sorted((name for name, point in points.items() if not beaten(*point)), key=points.__getitem__)
 
 
-def frontier(ax: Axes, arms: Mapping[str, tuple[float, Sequence[float]]]) -> list[str]:
-    """Every run a faint point at the cost of its arm, every arm one at the mean of its runs; less is better of both.
-    Those that no other arm dominates are joined, and named; they are returned."""
+def frontier(ax: Axes, arms: Mapping[str, tuple[float, Sequence[float]]], *, named: Sequence[str] = ()) -> list[str]:
+    """Every arm a point at its cost and the mean of its runs; less is better of both. Those that no other arm
+    dominates are joined, named in the legend, and shown with every run; they are returned. The others are grey, those
+    of `named` with their names beside them."""
     places = {name: (cost, fmean(values)) for name, (cost, values) in arms.items()}
     best = undominated(places)
-    for name, (cost, values) in arms.items():
-        hue = plots.SKY if name in best else "#AAAAAA"
-        ax.plot([cost] * len(values), values, ".", color=hue, markersize=4, alpha=0.7, markeredgewidth=0)
+    for name in best:
+        cost, values = arms[name]
+        ax.plot([cost] * len(values), values, ".", color=plots.SKY, markersize=4, alpha=0.7, markeredgewidth=0)
     others = [place for name, place in places.items() if name not in best]
     if others:
-        look: dict[str, Any] = {"color": "#777777", "markersize": 4, "markeredgewidth": 0, "label": "other arms"}
+        look: dict[str, Any] = {"color": "#999999", "markersize": 4, "markeredgewidth": 0, "label": "other arms"}
         ax.plot(*zip(*others, strict=True), "o", **look)
     ax.plot(*zip(*(places[name] for name in best), strict=True), drawstyle="steps-post", **_JOINED)
     for name, (colour, marker) in zip(best, cycle(_NAMED), strict=False):
         ax.plot(*places[name], marker, color=colour, markersize=7, label=name)
+    for name in named:
+        if name in places and name not in best:
+            ax.plot(*places[name], "o", color=plots.BLACK, markersize=4)
+            ax.annotate(name, places[name], (4, 3), textcoords="offset points", fontsize=8)
     return best
 
 

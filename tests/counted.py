@@ -4,6 +4,7 @@ from dataclasses import fields
 
 import sympy as sp
 import torch
+from extent import WHOLE
 from torch.utils._pytree import tree_leaves
 
 from ortho.cost import Cost
@@ -27,7 +28,7 @@ def assert_declared(declared, call, *inputs, leaving_out=(), **kwargs):
     assert all(type(figure) is int for figure in vars(declared).values())
 
 
-def assert_decodes(declared, layer, width, lengths=range(1, 6)):
+def assert_decodes(declared, layer, width, lengths=range(1, 6 if WHOLE else 4)):
     """A token more of two sequences: FLOPs and the state's bytes are those of `declared(2, length)`, at each length."""
     state = None
     for length in lengths:

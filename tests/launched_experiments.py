@@ -89,7 +89,7 @@ EXPERIMENTS = {
         experiment("plain", ["nothing", "nothing"]),
         experiment("meeting", []),
         experiment("lingering", ["nothing", "linger"]),
-        experiment("failing", ["die", "die", "fail", "nothing"]),
+        experiment("failing", ["die", "fail", "nothing"]),
         experiment("torn", ["reduce", {"does": "reduce", "failing": 1}, "reduce"]),
         experiment("resuming", ["resume"], resumes=True),
         experiment("quiet", ["nothing"], quiet=True),

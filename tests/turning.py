@@ -78,6 +78,9 @@ def judged_anew(claim_id: str, changes: Mapping[str, Change], monkeypatch: pytes
     home = _ledger()._evidence[claim_id][0].__module__
     anew = Ledger(catalogue())
     monkeypatch.setattr(sys.modules[Ledger.__module__], "_ledger", lambda: anew)
+    # Without the checks of annotations, for which each module would be compiled again.
+    plain = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("jaxtyping")]
+    monkeypatch.setattr(sys, "meta_path", plain)
     for name in [name for name in sys.modules if _EVIDENCE.fullmatch(name)]:
         monkeypatch.delitem(sys.modules, name)
         package, _, child = name.rpartition(".")

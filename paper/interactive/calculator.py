@@ -9,7 +9,7 @@ from ortho import MECHANISMS
 from ortho.cost import Cost, choose
 from ortho.cost.attention import decoded
 
-LENGTHS = (512, 2048, 8192, 32768)  # N, tokens; of decoding, those before the new one
+LENGTHS = tuple(2**k for k in range(9, 16))  # N, tokens; of decoding, those before the new one
 WIDTHS = (512, 1024, 4096)  # d
 HEAD = 64  # K, the width of a head
 USES = {"training": ("GFLOP a step", "MiB kept"), "decoding": ("GFLOP a token", "MiB of cache")}

@@ -52,11 +52,9 @@ def patterns() -> Figure:
 
 
 def _colours(name: str, mask: Tensor) -> list[list[str | None]]:
-    """Blue for what is near, vermilion for what is far, orange for what was chosen."""
+    """Of each query up to its own key: blue for what is near, vermilion for what is far, orange for what was chosen."""
     near = PICTURES[name][1] if name in PICTURES else None
     close = mask & near.mask(TOKENS, is_causal=True) if near else mask & False
     far = ORANGE if name == SELECTED else VERMILION
-    return [
-        [BLUE if is_close else far if kept else None for kept, is_close in zip(*pair, strict=True)]
-        for pair in zip(mask.tolist(), close.tolist(), strict=True)
-    ]
+    kept, blue = mask.tolist(), close.tolist()
+    return [[BLUE if blue[i][j] else far if kept[i][j] else None for j in range(i + 1)] for i in range(TOKENS)]

@@ -25,11 +25,15 @@ def test_chapters_are_read_in_the_order_of_their_names():
     assert chapters == sorted(chapters)
 
 
+def test_the_first_page_after_the_landing_page_says_how_to_read():
+    assert PAGES[1] == "book/how-to-read"
+
+
 def test_guides_stand_between_the_chapters_and_the_package():
     parts = {part["caption"]: [chapter["file"] for chapter in part["chapters"]] for part in TOC["parts"]}
     captions, numbered = list(parts), [part["caption"] for part in TOC["parts"] if part.get("numbered")]
     place = captions.index("Guides")
-    assert captions[:place] == numbered and captions[place + 1] == "The package"
+    assert captions[:place] == ["Before you begin", *numbered] and captions[place + 1] == "The package"
     found = {path.relative_to(ROOT).with_suffix("").as_posix() for path in (ROOT / "book" / "guides").glob("*.ipynb")}
     assert set(parts["Guides"]) == found
     assert {f"{page}.ipynb" for page in found} <= set(map(notebooks.title, notebooks.every_notebook()))

@@ -1,5 +1,6 @@
 """The READMEs say what their pages say, the code in them runs, and the pages name only what exists."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ import yaml
 
 from ortho.__main__ import main as ortho
 from paper.__main__ import main as paper
+from paper.findings import values
 from tools import readme
 
 ROOT = Path(__file__).parents[2]
@@ -164,3 +166,41 @@ def test_the_landing_page_leads_to_every_chapter():
     chapters = [chapter["file"] for part in toc["parts"] for chapter in part["chapters"] if part.get("numbered")]
     assert chapters
     assert [chapter for chapter in chapters if f"(../{chapter}.ipynb)" not in LANDING] == []
+
+
+def printed(page, cell):
+    return readme.cell(ROOT, page, cell, "text/markdown")[1]
+
+
+def numbers_by_row(table):
+    """First cell of each row of a table -> its whole numbers."""
+    rows = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    return {row[0]: [int(cell) for cell in row[1:] if cell.isdecimal()] for row in rows}
+
+
+def test_the_chinese_page_has_the_three_findings_of_the_english_one():
+    """By the chapters that they name. Its figures are values that all pages print."""
+    known = {number for value in values().values() for number in figures(value)}
+    english, chinese = (printed(page, "three").splitlines() for page in readme.READMES.values())
+    assert [re.findall(r"notebooks/(\d\d)", x) for x in english] == [
+        re.findall(r"notebooks/(\d\d)", x) for x in chinese
+    ]
+    assert all(figures(line) - {"1"} <= known for line in chinese)
+
+
+def test_the_chinese_page_counts_verdicts_and_severities_as_the_english_one_does():
+    english, chinese = readme.READMES.values()
+    wanted = list(numbers_by_row(printed(english, "verdicts")).values())
+    found = numbers_by_row(printed(chinese, "counts")).values()
+    assert [*found, *numbers_by_row(printed(chinese, "severities")).values()] == wanted
+
+
+def test_the_chinese_page_lists_what_is_refuted_in_substance():
+    stored = json.loads(read("book/verdicts.json"))
+    wanted = [i for i, one in stored.items() if (one["verdict"], one["severity"]) == ("refuted", "substance")]
+    listed = printed("book/zh.ipynb", "refuted")
+    assert re.findall(r"^\| \[(S[\w.]+)\]", listed, re.MULTILINE) == wanted
+    for line, claim in zip(listed.splitlines()[2:], wanted, strict=True):
+        counted = re.search(r"(\d+) 项不成立", line)
+        refuted = sum(verdict == "refuted" for _, verdict, *_ in stored[claim]["parts"])
+        assert (int(counted[1]) if counted else 0) == refuted

@@ -13,6 +13,8 @@ from paper.interactive import calculator
 
 pytestmark = pytest.mark.browser
 
+CHAPTERS = [name for name in WRITTEN if name.startswith("notebooks/")]
+
 
 def test_every_page_is_looked_at(book):
     built = {path.relative_to(BOOK).with_suffix("").as_posix() for path in BOOK.rglob("*.html")}
@@ -28,7 +30,7 @@ def test_the_address_of_the_book_leads_to_its_first_page(page, book, record_prop
 
 
 def test_every_page_leads_to_the_search(page, book):
-    page.goto(f"{book}{WRITTEN[1]}.html")
+    page.goto(f"{book}{CHAPTERS[0]}.html")
     page.keyboard.press("Control+k")
     page.locator("dialog[open] input[name=q]").fill("delta rule")
     page.keyboard.press("Enter")
@@ -57,7 +59,7 @@ def test_the_search_shows_chapters_before_names_of_the_package(page, book):
 
 
 def test_every_page_leads_to_the_index(page, book):
-    page.goto(f"{book}{WRITTEN[1]}.html")
+    page.goto(f"{book}{CHAPTERS[0]}.html")
     page.get_by_role("link", name="Index of terms and names").click()
     page.wait_for_url(f"{book}genindex.html")
 
@@ -76,18 +78,18 @@ def test_a_choice_of_colours_is_kept(page, book):
         return page.evaluate("(({ mode, theme }) => [mode, theme])(document.documentElement.dataset)")
 
     page.emulate_media(color_scheme="dark")
-    page.goto(f"{book}{WRITTEN[1]}.html")
+    page.goto(f"{book}{CHAPTERS[0]}.html")
     assert shown() == ["auto", "dark"]
     page.get_by_role("button", name="Color mode").click()
     chosen = shown()
     assert chosen[0] != "auto"
-    page.goto(f"{book}{WRITTEN[2]}.html")
+    page.goto(f"{book}{CHAPTERS[1]}.html")
     assert shown() == chosen
 
 
 def test_figures_are_dark_in_the_dark(page, book):
     page.emulate_media(color_scheme="dark")
-    page.goto(f"{book}{WRITTEN[1]}.html")
+    page.goto(f"{book}{CHAPTERS[0]}.html")
     figures = page.locator("div.cell_output img")
     assert figures.count() > 0
     for figure in figures.all():
@@ -95,7 +97,7 @@ def test_figures_are_dark_in_the_dark(page, book):
 
 
 def test_a_notebook_can_be_taken_along(page, book):
-    name = WRITTEN[1]
+    name = CHAPTERS[0]
     page.goto(f"{book}{name}.html")
     page.get_by_role("button", name="Download this page").click()
     with page.expect_download() as download:
@@ -297,3 +299,13 @@ def test_the_calculator_lists_what_fits(page, book):
     form.locator("[name=exact]").check()
     assert [row.locator("td").first.inner_text() for row in shown.all()] == [n for n in wanted if MECHANISMS[n].exact]
     assert not page.locator(".calculator .fixed").is_visible()
+
+
+# ------------------------------------------------------------------------------------------------------------------ map
+
+
+def test_the_map_leads_to_every_chapter(page, book):
+    page.goto(f"{book}book/how-to-read.html")
+    links = page.locator(".chapter-map a")
+    found = links.evaluate_all("links => links.map((link) => new URL(link.href.baseVal, document.baseURI).pathname)")
+    assert found == [f"/{name}.html" for name in CHAPTERS]

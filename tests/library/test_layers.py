@@ -217,16 +217,6 @@ BAD = [
         ValueError,
         "form: expected none beside an attention that is a module, got 'reference'",
     ),
-    (
-        lambda: layer("learned", attention="delta", gates={"log_decay": ReflectingWriteStrength}),
-        ValueError,
-        r"gates: expected a part of \['beta'\] with 'delta', got 'log_decay'",
-    ),
-    (
-        lambda: layer("learned", gates={"beta": ReflectingWriteStrength}),
-        ValueError,
-        r"gates: expected a part of \[\] with 'softmax', got 'beta'",
-    ),
     (lambda: MultiheadAttention(8, 4, projection=FrozenProjection(8, 2)), ValueError, "projection: expected"),
     (lambda: layer("learned")(draw(2, 5, 8).double()), TypeError, "x: expected torch.float32 like the weights"),
     (lambda: layer("learned")(draw(2, 5, 8), draw(1, 5, 8)), ValueError, "context: expected batch 2 like x"),

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from paper.claims import judge
+from turning import stored_verdicts
 
 FOLDER = Path(__file__).parents[2] / "paper" / "claims" / "evidence"
 EVIDENCE = sorted({*FOLDER.glob("*.py")} - {FOLDER / "common.py"})  # which has helpers, whose calls are looked at
@@ -63,8 +62,9 @@ SAME = {
 
 
 def verdict_of(claim_id: str, label: str) -> str:
-    """The verdict of one part of a claim."""
-    parts = {name: verdict for name, verdict, *_ in judge(claim_id).parts}
+    """The verdict of one part of a claim, as it is stored."""
+    entry, _ = stored_verdicts()[claim_id]
+    parts = {name: verdict for name, verdict, *_ in entry.parts}
     assert label in parts, f"{claim_id}: expected one of {list(parts)}, got {label!r}"
     return parts[label]
 

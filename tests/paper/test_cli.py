@@ -19,7 +19,7 @@ from ortho.cost.budgets import FIGURES
 from ortho.layers.synthesizer import SOURCES
 from paper import claims, experiments
 from paper.__main__ import main
-from paper.claims import LedgerError, judge, ledger
+from paper.claims import LedgerError, judge
 
 ROOT = Path(__file__).parents[2]
 PLACES = ("reference", "fast", "cost")
@@ -113,17 +113,18 @@ def test_version(capsys):
 
 
 def test_claims(capsys, monkeypatch):
-    monkeypatch.setattr(claims, "ledger", lambda document: ledger(document or "S3"))  # all evidence takes a minute
+    few = [judge(name) for name in ("S0.1.1a", "S3.1b", "S3.3f")]  # all evidence takes a minute
+    monkeypatch.setattr(claims, "ledger", lambda document: [one for one in few if document in (None, one.document)])
     assert main(["claims", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(row["id"], row["verdict"], row["chapter"], row["ours"]) for row in rows] == [
-        (entry.id, entry.verdict, entry.chapter, entry.ours) for entry in ledger("S3")
+        (entry.id, entry.verdict, entry.chapter, entry.ours) for entry in few
     ]
     assert main(["claims", "--document", "S3"]) == 0
     out = capsys.readouterr().out
     assert "S3.3f (property)" in out
     assert "S0.1.1a" not in out
-    assert out.splitlines()[-1].startswith(f"{len(rows)} claims: ")
+    assert out.splitlines()[-1].startswith("2 claims: ")
     assert main(["claims", "S3.1b", "S0.1.1a"]) == 0
     out = capsys.readouterr().out
     assert out == f"{judge('S3.1b')!r}\n\n{judge('S0.1.1a')!r}\n\n2 claims: 2 confirmed\n"

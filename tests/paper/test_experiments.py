@@ -175,7 +175,7 @@ def test_every_experiment_has_cases_that_differ():
     for experiment in experiments.EXPERIMENTS.values():
         for device in cli.DEVICES:
             cases = experiment.cases(device)
-            assert cases or (experiment.name == "agreement") == (device == "cpu")  # which tests show on a CPU
+            assert cases or (experiment.name in ("agreement", "ladder-large")) == (device == "cpu")  # for a GPU alone
             assert len({records.key(case) for case in cases}) == len(cases)
             assert all(experiment.work(case) > 0 and case["device"] == device for case in cases)
             if experiment.run is attention.run:

@@ -80,12 +80,13 @@ def test_undominated_are_the_points_that_nothing_beats():
     assert run_plots.undominated(points | {"all": (1.0, 1.0)}) == ["all"]
 
 
-def test_a_frontier_names_what_nothing_beats_and_shows_every_run(ax):
+def test_a_frontier_names_what_nothing_beats_and_shows_its_runs(ax):
     arms = {"fast": (1.0, (3.0, 3.0, 3.3)), "slow": (2.0, (1.0, 2.0, 3.0)), "beaten": (2.5, (2.5, 2.5, 2.5))}
-    assert run_plots.frontier(ax, arms) == ["fast", "slow"]
+    assert run_plots.frontier(ax, arms, named=("beaten", "slow", "absent")) == ["fast", "slow"]
     drawn = [(list(line.get_xdata()), list(line.get_ydata())) for line in ax.lines]
-    assert drawn[:3] == [([cost] * 3, list(values)) for cost, values in arms.values()]
-    others, joined, fast, slow = ax.lines[3:]
+    assert drawn[:2] == [([arms[name][0]] * 3, list(arms[name][1])) for name in ("fast", "slow")]
+    others, joined, fast, slow, beaten = ax.lines[2:]
+    assert [text.get_text() for text in ax.texts] == ["beaten"] and list(beaten.get_xdata()) == [2.5]
     assert others.get_label() == "other arms" and list(others.get_xdata()) == [2.5]
     assert list(joined.get_xdata()) == [1.0, 2.0] and list(joined.get_ydata()) == pytest.approx([3.1, 2.0])
     assert [line.get_label() for line in (fast, slow)] == ["fast", "slow"]

@@ -95,7 +95,7 @@ def tiny(tmp_path_factory):
             training_step,
             whole_models,
         ):
-            patch.setitem(module.BUDGETS, "cpu", dataclasses.replace(module.BUDGETS["cpu"], least=1))
+            patch.setitem(module.BUDGETS, "cpu", dataclasses.replace(module.BUDGETS["cpu"], least=1, warm_up=0))
         yield
 
 

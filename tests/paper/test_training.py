@@ -1,13 +1,8 @@
 """Training: the schedule, a run that is cut or killed goes on to the bit, processes that share a batch, bad input."""
 
 import os
-import signal
-import subprocess
-import sys
-import time
 from functools import partial
 from math import nan
-from pathlib import Path
 
 import pytest
 import torch
@@ -117,34 +112,6 @@ def test_a_run_that_is_cut_goes_on_to_the_bit(tmp_path, cut):
     unkept = make()
     unkept.run(8)
     assert all(torch.equal(a, b) for a, b in zip(bits(unkept)[:-1], bits(whole)[:-1], strict=True))  # the best
-
-
-def test_a_run_that_is_killed_goes_on_to_the_bit(tmp_path):
-    """Killed by the system while it trains; wherever that was, the rest makes it the run that was left in peace."""
-    file = tmp_path / "run.pt"
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import test_training as t\n"
-        "import torch; torch.set_num_threads(1)\n"
-        "from paper.training import trainer; trainer.EVERY_S = 0.0\n"
-        "run = t.make(t.Recipe(10**6, 1e-2, 6), checkpoint=t.Path(sys.argv[2]), identity='x'); run.run()"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code, str(Path(__file__).parent), str(file)])
-    try:
-        for _ in range(600):
-            stored = checkpoints.load(file, "x")
-            if stored is not None and stored["step"] > 3:
-                break
-            time.sleep(0.1)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    rest = make(Recipe(10**6, 1e-2, 6), checkpoint=file, identity="x")
-    assert rest.step > 3 and len(list(tmp_path.iterdir())) <= 2  # and what it was writing
-    rest.checkpoint = None
-    rest.run(rest.step + 3)
-    whole = make(Recipe(10**6, 1e-2, 6))
-    whole.run(rest.step)
-    assert equal(whole, rest)
 
 
 def test_another_runs_checkpoint_is_not_used(tmp_path):
