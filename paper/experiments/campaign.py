@@ -36,6 +36,7 @@ FIRST = (
     Stage("recomputation-speed"),
     Stage("projection-speed", 4),
     Stage("bytes-speed"),
+    Stage("ladder-speed"),
 )
 # Then larger models that learn, the rest of each, and what a CPU can do as well.
 STAGES = (

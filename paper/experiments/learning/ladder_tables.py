@@ -10,6 +10,7 @@ from typing import Any
 from ortho._checks import one_of, positive_int
 from paper.experiments.engine.records import Case, Needs, Record
 from paper.experiments.engine.runner import Experiment
+from paper.experiments.learning import fitting
 from paper.experiments.learning.ladder import BASE, LONGEST, SIZES, TEXTS
 from paper.tasks import counting, text
 
@@ -17,19 +18,20 @@ BYTES = 5  # before the next one, at the most
 BUDGETS = tuple(2**i for i in range(LONGEST.bit_length()))
 
 
-def case(name: str, budget: int) -> Case:
-    """Tables of a text, counted on as many windows as a run of that budget draws.
+def case(name: str, budget: int, *, device: str = "cpu") -> Case:
+    """Tables of a text, counted on as many windows as a run of that budget draws; the device has no part in it.
 
-    Raises TypeError or ValueError for an unknown text, and for a budget below 1.
+    Raises TypeError or ValueError for an unknown text or device, and for a budget below 1.
     """
     sizes = SIZES[one_of("name", name, TEXTS)]
     windows = positive_int("budget", budget) * BASE * sizes["B"]
-    return {"text": name, "budget": budget, "windows": windows, "bytes": BYTES, **sizes}
+    device = one_of("device", device, fitting.DEVICES)
+    return {"device": device, "text": name, "budget": budget, "windows": windows, "bytes": BYTES, **sizes}
 
 
 def cases(device: str) -> list[Case]:
-    """All budgets of both texts; on a GPU none, as counting is the same everywhere."""
-    return [case(name, budget) for budget in BUDGETS for name in TEXTS] if device == "cpu" else []
+    """All budgets of both texts."""
+    return [case(name, budget, device=device) for budget in BUDGETS for name in TEXTS]
 
 
 def run(case: Case) -> dict[str, Any]:
