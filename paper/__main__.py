@@ -57,7 +57,7 @@ def _claims(parser: argparse.ArgumentParser, as_json: bool, document: str | None
         print(json.dumps([asdict(entry) for entry in entries], indent=2))
         return status
     print(*map(repr, entries), sep="\n\n")
-    print(f"\n{len(entries)} claims: {counts_text(entries)}")
+    print(f"\n{len(entries)} claim{'s' if len(entries) != 1 else ''}: {counts_text(entries)}")
     return status
 
 

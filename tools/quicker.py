@@ -1,23 +1,22 @@
-"""A Sphinx extension: the book is built in less time, and its pages are as they would be without it.
-
-Pages are read by one process, as sphinx_proof cannot put together what several have read, but written by all cores.
-"""
+"""A Sphinx extension: the book is built in less time, and its pages are as they would be without it."""
 
 import os
 from typing import Any
 
 from pybtex.backends.plaintext import Backend
 from pybtex.plugin import register_plugin
+from sphinx_proof.domain import ProofDomain
 
 
-def write_by_all_cores(app: Any, _: Any) -> None:
-    """Set what `sphinx-build -j` sets, once the pages are read."""
-    app.parallel = os.cpu_count() or 1
+def merge_nothing(*_: Any) -> None:
+    """What to do with a domain's data that another process has read, where there are none."""
 
 
 def setup(app: Any) -> dict[str, bool]:
     """Called by Sphinx."""
-    app.connect("env-check-consistency", write_by_all_cores)
+    app.parallel = os.cpu_count() or 1  # as `sphinx-build -j` sets it; Jupyter Book has no such option
+    # This domain keeps what it knows of proofs in the environment, which sphinx_proof merges. Sphinx asks for its data.
+    ProofDomain.merge_domaindata = merge_nothing
     # Each citation asks for this plugin by name, and pybtex would look through all installed packages each time.
     register_plugin("pybtex.backends", "plaintext", Backend, force=True)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -70,14 +70,18 @@ def judged_here(*claim_ids: str) -> Shown:
 
 
 def ledger_table(entries: Sequence[Entry]) -> Shown:
-    """Some claims of the ledger: a row each, linked to the cell that derives it; the evidence is folded."""
+    """Some claims of the ledger: a row each, linked to the cell that derives it; the evidence is folded.
+
+    The source's words are marked `said`: a printed book leaves them to the cell.
+    """
 
     def row(entry: Entry) -> tuple[str, str]:
         name = f"[{entry.id}](#{entry.cell})" if entry.cell else entry.id
         severity = f"<br>*{entry.severity}*" if entry.severity else ""
-        told = [f"*{part}:* {value}" for part, value in _told(entry)]
+        told = {part: f"*{part}:* {value}" for part, value in _told(entry)}
+        told["said"] = f'<span class="said">{told["said"]}</span>'
         evidence = "<br>".join(f"*{part}:* {value}" for part, value in _evidence(entry))
-        return f"{name}<br>**{_status(entry, brief=True)}**{severity}", "<br>".join(told) + _folded(evidence)
+        return f"{name}<br>**{_status(entry, brief=True)}**{severity}", "<br>".join(told.values()) + _folded(evidence)
 
     text = "\n".join(f"{entry.id:9} {_status(entry)}" for entry in entries)
     return Shown(table(map(row, entries), ("claim", "what was found")).markdown, text)

@@ -1,4 +1,4 @@
-"""Two arms whose runs are paired by seed: their difference, and where their curves cross.
+"""Two arms whose runs are paired by seed: how much they differ in the mean.
 
 Nothing is drawn for up to `ENUMERATED` pairs: what a bootstrap would draw is enumerated, and weighted by how often it
 would be drawn.
@@ -6,7 +6,7 @@ would be drawn.
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import combinations, pairwise
+from itertools import combinations
 from math import factorial, inf, sqrt
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -30,27 +30,6 @@ class Difference(NamedTuple):
     interval: Interval
 
 
-class Place(NamedTuple):
-    """Two budgets between which one curve overtakes another, and the share of the resamples in which it does so."""
-
-    low: float
-    high: float
-    first_overtakes: bool
-    share: float
-
-
-class Crossing(NamedTuple):
-    """Where the mean curves of two arms cross, and how often a resample's first arm leads at one end and not the other.
-
-    `gains_lead`: the share of the resamples in which it is behind at the least budget and ahead at the largest;
-    `loses_lead`: ahead at the least, behind at the largest.
-    """
-
-    places: tuple[Place, ...]
-    gains_lead: float
-    loses_lead: float
-
-
 def paired_difference(
     a: Sequence[float], b: Sequence[float], *, confidence: float = 0.95, generator: torch.Generator | None = None
 ) -> Difference:
@@ -68,7 +47,7 @@ def paired_difference(
     infinite. Raises ValueError unless a and b hold as many finite values, two at least, and for a confidence outside
     (0, 1).
     """
-    differences = _differences(a, b, axes=1)
+    differences = _differences(a, b)
     counts, shares = resamples(len(differences), generator)
     tail = expanded_tail(len(differences), confidence)
     mean = float(differences.mean())
@@ -118,69 +97,19 @@ def _all_resamples(n: int) -> tuple[Array, Array]:
     return found
 
 
-def crossing(
-    x: Sequence[float],
-    a: Sequence[Sequence[float]],
-    b: Sequence[Sequence[float]],
-    *,
-    generator: torch.Generator | None = None,
-) -> Crossing:
-    """Where the mean curves of two arms cross, paired by seed: a and b are (seeds, budgets) at the rising budgets x.
-
-    The arm with the larger value is ahead. Budgets at which the means are equal up to rounding are passed over: a place
-    reaches from the last budget before to the first after at which they differ. Whole seeds are resampled, as in
-    `paired_difference`, so that what a seed adds at all budgets stays together. Raises ValueError for other shapes, for
-    fewer than two seeds or budgets, values that are not finite, and budgets that do not rise.
-    """
-    differences = _differences(a, b, axes=2)
-    if len(x) != differences.shape[1] or len(x) < 2 or any(low >= high for low, high in pairwise(x)):
-        raise ValueError(f"x: expected {differences.shape[1]} rising budgets, two at least, got {list(x)}")
-    counts, shares = resamples(len(differences), generator)
-    rounding = _rounding(a, b)
-
-    def ahead(sums: Array) -> Array:
-        return np.where(np.abs(sums) > rounding, np.sign(sums), 0.0)
-
-    found = ahead(differences.sum(axis=0))
-    resampled = ahead(counts @ differences)
-
-    def share(low: int, high: int, sign: float) -> float:
-        """Of the resamples in which the first arm's lead has one sign at a budget and the other at another."""
-        return float(shares[(resampled[:, low] == sign) & (resampled[:, high] == -sign)].sum())
-
-    differ = [int(i) for i in np.flatnonzero(found)]
-    places = tuple(
-        Place(x[i], x[j], bool(found[j] > 0), share(i, j, found[i]))
-        for i, j in pairwise(differ)
-        if found[i] != found[j]
-    )
-    return Crossing(places, gains_lead=share(0, -1, -1), loses_lead=share(0, -1, 1))
-
-
 def _several(n: int) -> None:
     if positive_int("n", n) < 2:
         raise ValueError(f"n: expected at least 2 values, got {n}")
 
 
-def _differences(a: Any, b: Any, *, axes: int) -> Array:
+def _differences(a: Any, b: Any) -> Array:
     one, other = (np.asarray(values, dtype=np.float64) for values in (a, b))
-    if one.ndim != axes or one.shape != other.shape or len(one) < 2 or 0 in one.shape:
-        shape = "(seeds,)" if axes == 1 else "(seeds, budgets)"
-        raise ValueError(f"a, b: expected the same shape {shape} of two seeds at least, got {one.shape}, {other.shape}")
+    if one.ndim != 1 or one.shape != other.shape or len(one) < 2:
+        shapes = f"{one.shape}, {other.shape}"
+        raise ValueError(f"a, b: expected the same shape (seeds,) of two seeds at least, got {shapes}")
     if not (np.isfinite(one).all() and np.isfinite(other).all()):
         raise ValueError("a, b: expected finite numbers, got NaN or infinite ones")
     return one - other
-
-
-def _rounding(a: Any, b: Any) -> Array:
-    """How far rounding at most moves a sum of n resampled differences, by budget.
-
-    In units of eps times the largest number: 2 for each of n differences, whose two numbers are rounded as they are
-    given and it as it is made, and n for each of n - 1 partial sums, which are at most 2 n times the largest number.
-    Together n^2 + n, at most 2 n^2; twice that, since two such sums are compared.
-    """
-    size: Array = np.abs([a, b]).max(axis=(0, 1))
-    return 4 * len(a) ** 2 * np.finfo(np.float64).eps * size
 
 
 def _quantile(values: Array, shares: Array, tail: float) -> float:

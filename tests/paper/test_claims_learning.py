@@ -539,23 +539,3 @@ def test_the_middle_budget_joins_where_an_arm_is_followed():
     assert {key: set(stage) for key, stage in found.items()} == expected
     assert list(found) == sorted(found)
     assert one_learned_head.along_budgets([], CPU, middle) == {}
-
-
-def test_an_early_lead_that_vanishes_is_a_crossing():
-    def stages(*more):
-        budgets = zip(((0.25, 150), (1.0, 600), (4.0, 2400)), more, strict=False)
-        return {multiple: by_arm({"learned": 0.0, "frozen": own}, steps=steps) for (multiple, steps), own in budgets}
-
-    def places(*more):
-        found = one_learned_head.crossed(stages(*more), "frozen", "learned")
-        return found, [(place.low, place.high, place.first_overtakes) for place in found.places]
-
-    lost, where = places(-0.3, -0.1, 0.2)
-    assert where == [(1.0, 4.0, False)] and lost.loses_lead == pytest.approx(1) and lost.gains_lead == 0
-    assert places(0.3, -0.1, -0.2)[1] == [(0.25, 1.0, True)]
-    assert places(-0.3, -0.2, -0.1)[1] == []
-    assert one_learned_head.crossed(stages(0, 0, 0), "tied", "learned") is None
-    assert one_learned_head.crossed(stages(0.1), "frozen", "learned") is None
-    apart = stages(-0.3, -0.1, 0.2)
-    apart[4.0] = by_arm({"learned": 0.0}, seeds=(4, 5)) | by_arm({"frozen": 0.0}, seeds=(3, 4))
-    assert one_learned_head.crossed(apart, "frozen", "learned") is None, "one seed in common"

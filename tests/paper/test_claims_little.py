@@ -142,28 +142,6 @@ def test_without_records_overfitting_is_not_judged(stored):
     assert gap_on_the_least().verdict == UNTESTABLE, "one seed in common"
 
 
-@pytest.mark.parametrize(
-    ("frozen", "dropped", "words"),
-    [
-        (2.5, 2.5, "Neither freezing nor dropout is better"),
-        (2.5, 2.2, "Dropout is better than learned heads alone, and freezing is not."),
-        (2.2, 2.5, "Freezing is better than learned heads alone, and dropout is not."),
-        (2.2, 2.1, "Both freezing and dropout are better"),
-    ],
-)
-def test_freezing_beside_dropout(frozen, dropped, words):
-    records = [*little("learned", 2.5), *little("frozen", frozen)]
-    assert evidence.beside_dropout(50_000, evidence.by_bytes(records, CPU)[50_000]) == ""
-    records += little("learned", dropped, dropout=0.1)
-    told = evidence.beside_dropout(50_000, evidence.by_bytes(records, CPU)[50_000])
-    assert told.startswith(words)
-    assert f"frozen {frozen - 2.5:+.3f}" in told and f"learned, dropout 0.1 {dropped - 2.5:+.3f}" in told
-    outcome = "worse" if frozen > dropped else "better" if frozen < dropped else "equivalent"
-    assert told.endswith(
-        f"has {frozen - dropped:+.3f} bits a byte more than the best with dropout (learned, dropout 0.1): {outcome}."
-    )
-
-
 def test_text_at_equal_parameters_is_left_out(stored):
     stored(bytes=[*text("learned", 2.0, seeds=(1,)), *text("learned", 2.0, seeds=(1,), matched="parameters")])
     assert [record["configuration"]["matched"] for record in evidence.text_records()] == ["flop"]

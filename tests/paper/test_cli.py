@@ -193,7 +193,7 @@ def test_claims_without_records_are_not_judged(tmp_path):
     command = [sys.executable, "-m", "paper", "claims"]
     done = subprocess.run([*command, "S0.1.1a", "S2.4.1a"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stdout.splitlines()[-1] == "1 claims: 1 confirmed"
+    assert done.stdout.splitlines()[-1] == "1 claim: 1 confirmed"
     assert done.stderr == (
         "python -m paper: error: claims that need records were not judged (S2.4.1a): results: expected a folder with "
         f"records of experiments, got {tmp_path / 'results'} without any\n"

@@ -138,6 +138,8 @@ def test_cases(monkeypatch):
         found = [repr(case) for case in cases("cpu")]
         assert len(found) == len(set(found))
         assert {case["budget"] for case in cases("cpu")} >= {ladder.TUNED, ladder.LONG}
+    shifted = [case["convolution"] for case in ladder.other_cases("cpu") if case["arm"] == "learned, KV shift"]
+    assert set(shifted) == {0}
     assert {(h.text, h.arm) for h in HYPOTHESES} <= {(c["text"], c["arm"]) for c in ladder.cases("cpu")}
 
 

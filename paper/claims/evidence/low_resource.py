@@ -166,33 +166,6 @@ def on_least_text() -> tuple[int, dict[str, Runs]]:
     return 0, {}
 
 
-def beside_dropout(size: int, arms: Mapping[str, Runs]) -> str:
-    """What freezing and what dropout gain on learned heads alone, on a text of so many bytes, in words; '' where one of
-    the three is missing."""
-    found = against_base(arms)
-    frozen = [name for name in FROZEN if name in found]
-    dropped = [name for name in found if name.startswith(f"{BASE}, dropout")]
-    if not frozen or not dropped:
-        return ""
-    by_freezing, by_dropout = (any(found[name].outcome == "better" for name in names) for names in (frozen, dropped))
-    sentence = {
-        (False, False): "Neither freezing nor dropout is better than learned heads alone.",
-        (False, True): "Dropout is better than learned heads alone, and freezing is not.",
-        (True, False): "Freezing is better than learned heads alone, and dropout is not.",
-        (True, True): "Both freezing and dropout are better than learned heads alone.",
-    }[by_freezing, by_dropout]
-    each = (f"{name} {found[name].difference.mean:+.3f} ({found[name].outcome})" for name in (*frozen, *dropped))
-    told = f"{sentence} Bits a byte more than these, with {size:,} bytes: {'; '.join(each)}."
-    one, other = (min(names, key=lambda name: arms[name].mean("bits")) for names in (frozen, dropped))
-    direct = analysis.judged(arms[one], arms[other], "bits")
-    if direct is None:
-        return told
-    return (
-        f"{told} The best of the frozen ({one}) has {direct.difference.mean:+.3f} bits a byte more than the best with "
-        f"dropout ({other}): {direct.outcome}."
-    )
-
-
 def larger_batch() -> Finding:
     found = {f"{name} ({by})": round(more_sequences(name, by), 3) for name in SCENARIOS for by in TRAINED_BY}
     return region((1, inf), found)

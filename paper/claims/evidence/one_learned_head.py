@@ -13,7 +13,6 @@ from paper.claims.verdicts import Finding
 from paper.experiments.engine.records import Record
 from paper.experiments.learning import ladder, ladder_analysis, language
 from paper.experiments.learning.analysis import Runs
-from paper.experiments.resampling import Crossing, crossing
 
 CHAPTER = "29-one-learned-head"
 
@@ -46,25 +45,6 @@ def along_budgets(records: Iterable[Record], device: str, middle: Found) -> dict
     for arm in followed & middle.keys():
         found.setdefault((middle[arm].configuration["d"], 1.0), {})[arm] = middle[arm]
     return dict(sorted(found.items()))
-
-
-def crossed(stages: Mapping[float, Found], arm: str, other: str) -> Crossing | None:
-    """Where an arm overtakes the other along rising budgets, or falls behind: fewer bits are ahead.
-
-    By the budgets and seeds that both have; None of fewer than two of either.
-    """
-    both = {x: (stage[arm], stage[other]) for x, stage in stages.items() if arm in stage and other in stage}
-    if len(both) < 2:
-        return None
-    seeds = set.intersection(*(set(one.seeds) for pair in both.values() for one in pair))
-    if len(seeds) < 2:
-        return None
-
-    def ahead(which: int) -> list[list[float]]:
-        values = [dict(zip(pair[which].seeds, pair[which].values["bits"], strict=True)) for pair in both.values()]
-        return [[-stage[seed] for stage in values] for seed in sorted(seeds)]
-
-    return crossing(list(both), ahead(0), ahead(1))
 
 
 @evidence("S2.4.1a", chapter=CHAPTER)

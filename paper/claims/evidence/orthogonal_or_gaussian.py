@@ -38,7 +38,6 @@ OTHER_MATRICES: dict[str, Pair] = {
 }
 LOW_RANK = {label: pair for label, pair in OTHER_MATRICES.items() if label.endswith(WAYS[0])}
 ORA_LOW_RANK = {label: pair for label, pair in LOW_RANK.items() if pair[1] == "frozen"}
-OTHER_SCALE = {label: pair for label, pair in OTHER_MATRICES.items() if label not in LOW_RANK}
 # The same as first weights of trained matrices.
 LEARNED: dict[str, Pair] = {f"learned {way}": ("bytes", "learned", f"learned {way}") for way in WAYS[:2]}
 # What the heads of one scale are held against to see whether they add anything: heads that see no other token.

@@ -147,8 +147,11 @@ def cases(device: str) -> list[Case]:
 
 
 def other_cases(device: str) -> list[Case]:
-    """The same of the other arms of so many heads, and of some without the convolution."""
-    others = [arm for arm, heads in ARMS.items() if heads.num_heads == MODEL["H"] and arm not in MAIN]
+    """The same of the other arms of so many heads, and of some without the convolution.
+
+    The KV shift, which hands on the last token as the convolution does, stands in its place.
+    """
+    others = [arm for arm, heads in ARMS.items() if heads.num_heads == MODEL["H"] and arm not in (*MAIN, *WITHOUT)]
     arms = [*((arm, CONVOLUTION) for arm in others), *((arm, 0) for arm in WITHOUT)]
     pairs = [(name, arm, width) for arm, width in arms for name in TEXTS]
     return [

@@ -78,7 +78,7 @@ def beside_alike(records: Iterable[Record], arms: str) -> list[Row]:
 
 
 # Of `cells`, in this order.
-HEADERS = ("device", "$N$", "", "time over softmax's (quartiles)", "FLOPs over its", "memory over fused softmax's")
+HEADERS = ("device", "$N$", "", "time over softmax's (quartiles)", "FLOPs over softmax's", "memory over fused one's")
 
 
 def cells(found: Iterable[Row]) -> list[tuple[Any, ...]]:
