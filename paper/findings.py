@@ -145,7 +145,7 @@ def measured_steps() -> dict[tuple[str, str], list[Any]]:
     """(device, 'layer' or 'block') -> the measured speed-ups of the frozen layer, by length."""
     kept = [record for record in experiments.load("training-step") if plain(record["configuration"])]
     return {
-        (records[0]["provenance"]["device_name"], scope): sorted(
+        (records[0]["provenance"]["device_name"].replace("(R)", ""), scope): sorted(
             (row for row in experiments.speedups(records) if (row["arm"], row["scope"]) == ("frozen", scope)),
             key=lambda row: row["N"],
         )
@@ -162,8 +162,8 @@ def measured() -> Values:
         lengths = sorted({row["N"] for rows in timed.values() for row in rows})
         found |= {"step_shortest": str(lengths[0]), "step_longest": f"{lengths[-1]:,}"}
         found["step_gains"] = "; ".join(
-            f"on {device} the frozen layer was {_gain(timed[device, 'layer'])} faster, "
-            f"the block {_gain(timed[device, 'block'])}"
+            f"the frozen layer was {_gain(timed[device, 'layer'])} faster, "
+            f"the block {_gain(timed[device, 'block'])} ({device})"
             for device in dict.fromkeys(device for device, _ in timed)
         )
         first = next(iter(timed))[0]
@@ -436,11 +436,11 @@ def _tables(text: Mapping[str, Runs], later: Mapping[str, Runs], steps: int, tim
 
 def _seconds(device: str, text: Mapping[str, Runs]) -> Values:
     """How long models of one learned head train, over those of four, at equal FLOPs."""
-    timed = [record for record in experiments.load("bytes-speed") if record["device"] == device]
-    if not timed:
+    timed = language_models.beside(device, experiments.load("bytes-speed"))
+    if timed is None:
         return {}
     own = {arm: runs.configuration["steps"] for arm, runs in text.items()}
-    step, whole = (speed.quartiles(language_models.relative(timed[0], steps)[MIXED])[1] for steps in (None, own))
+    step, whole = (speed.quartiles(language_models.relative(timed, steps)[MIXED])[1] for steps in (None, own))
     assert step < 1 < whole
     return {"mixed_training": f"{whole:.2f}"}
 

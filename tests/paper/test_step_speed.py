@@ -149,6 +149,13 @@ def test_models_are_of_the_published_size_and_keep_what_is_declared(monkeypatch,
         whole.build(case, "learned", known)
 
 
+def test_models_of_a_machine_without_timings_are_set_beside_those_of_another_of_its_kind():
+    records = [{"device": name, "configuration": {"device": name[:3]}} for name in ("cpu-b", "cpu-a", "gpu")]
+    found = [language_models.beside(device, records) for device in ("cpu-b", "cpu-c", "nvidia")]
+    assert [one["device"] for one in found] == ["cpu-b", "cpu-a", "gpu"]
+    assert language_models.beside("nvidia", records[:2]) is None
+
+
 def test_the_arms_and_sizes_of_bytes_speed_are_those_of_the_language_models():
     for device in fitting.DEVICES:
         (case,) = language_models.cases(device)

@@ -4,7 +4,7 @@ Seconds of whole runs say little where several ran beside each other. Here one p
 sizes and trains each for some steps in every repetition, in an order drawn anew.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -97,6 +97,13 @@ def relative(record: Record, steps: Mapping[str, int] | None = None) -> dict[str
             factor = 1.0 if steps is None else steps[arm] / steps[BASELINE]
             found[arm] = [factor * own / other for own, other in zip(seconds, times[BASELINE], strict=True)]
     return found
+
+
+def beside(device: str, records: Iterable[Record]) -> Record | None:
+    """The timings to set beside models that were trained on a device: its own, else those of another of its kind, as
+    the models make the same steps there; None where there are none."""
+    alike = [record for record in records if device.startswith("cpu") == (record["configuration"]["device"] == "cpu")]
+    return min(alike, key=lambda record: (record["device"] != device, record["device"]), default=None)
 
 
 def line(record: Record) -> str:
