@@ -16,7 +16,10 @@ from tools.notebooks import ROOT
 
 @pytest.fixture
 def app():
-    return SimpleNamespace(parallel=1)
+    connected = {}
+    silent = SimpleNamespace(parallel_read_safe=None)
+    extensions = {"sphinx_multitoc_numbering": silent}
+    return SimpleNamespace(connect=connected.__setitem__, connected=connected, extensions=extensions, parallel=1)
 
 
 def test_pages_are_read_and_written_by_all_cores(app, monkeypatch):
@@ -25,7 +28,8 @@ def test_pages_are_read_and_written_by_all_cores(app, monkeypatch):
         ProofDomain.merge_domaindata(None, [], {})
     assert ProofDomain.initial_data == {}, "nothing of it would be lost"
     quicker.setup(app)
-    assert app.parallel == os.cpu_count()
+    app.connected["builder-inited"](app)
+    assert app.parallel == os.cpu_count() and app.extensions["sphinx_multitoc_numbering"].parallel_read_safe
     ProofDomain.merge_domaindata(None, [], {})
 
 
