@@ -385,6 +385,7 @@ def longer_budgets() -> Values:
             for short, arm in arms.items()
         }
         if None not in found.values():
+            assert not any(shown for _, shown in ladder_analysis.judged(records).values())  # as the pages say
             return _compared(found, budget) | _step_of_induction(records[0]["device"])
     return {}
 
@@ -409,6 +410,7 @@ def _compared(found: Mapping[str, Any], budget: int) -> Values:
     }
     return told | {
         "ladder_bytes": f"{seen:,}",
+        "ladder_seeds": str(len(found["python_induction"].seeds)),
         "ladder_size": f"$d = {sizes['d']}$, {sizes['L']} blocks",
     }
 
