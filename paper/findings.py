@@ -386,13 +386,15 @@ def longer_budgets() -> Values:
         }
         if None not in found.values():
             assert not any(shown for _, shown in ladder_analysis.judged(records).values())  # as the pages say
-            return _compared(found, budget) | _step_of_induction(records[0]["device"])
+            return _compared(found, budget) | _step_of_induction()
     return {}
 
 
-def _step_of_induction(device: str) -> Values:
+def _step_of_induction() -> Values:
     """How long a step with two induction heads takes, over one with four learned ones."""
-    for record in experiments.load("ladder-speed"):
+    records = experiments.load("ladder-speed")
+    device = experiments.judged_device(records)
+    for record in records:
         if (record["device"], record["configuration"]["text"]) == (device, "python"):
             ratio = speed.quartiles(language_models.relative(record)["2 induction + 2 positional"])[1]
             return {"ladder_step": f"{ratio:.2f}"}

@@ -162,6 +162,8 @@ def record(arm, seed, bits, text="python", budget=16):
     looks = [{"budget": n, "step_s": 0.1 if arm == "learned" else 0.05} for n in (1, budget)]
     return {
         "experiment": "ladder",
+        "device": "cpu-x",
+        "provenance": {"device_name": "x"},
         "configuration": configuration,
         "repetitions": parts,
         "facts": {"validation": looks},
@@ -194,9 +196,7 @@ def test_equal_steps_flop_and_seconds():
 
 
 def test_the_table(outcome):
-    shown = {"device": "cpu-x", "provenance": {"device_name": "x"}, **record("learned", 1, 2.0)}
-    other = {**shown, **record("2 induction + 2 positional", 1, 1.9)}
-    said = ladder_analysis.table([shown, other])
+    said = ladder_analysis.table([record("learned", 1, 2.0), record("2 induction + 2 positional", 1, 1.9)])
     assert "16 x 1.9" in said and "against learned + convolution at 16 x: -0.100 at equal steps" in said
     assert ladder_analysis.line({"configuration": tiny(seed=1), **outcome}).startswith("test 1 x ")
 
@@ -215,10 +215,13 @@ def test_errors():
 
 
 def test_runs_that_count():
-    """Those that choose rates do not; of several devices the first CPU's do."""
+    """Those that choose rates do not; of all CPUs each case counts once; a GPU's do where there is no CPU."""
     runs = [
         {"device": device, "configuration": {"seed": seed}}
         for device in ("cuda-a", "cpu-b", "cpu-a")
-        for seed in (rates.TUNING, 1)
+        for seed in (rates.TUNING, 1, 2)
+        if (device, seed) != ("cpu-a", 2)
     ]
-    assert ladder_analysis.standing(runs) == [{"device": "cpu-a", "configuration": {"seed": 1}}]
+    found = [(run["device"], run["configuration"]["seed"]) for run in ladder_analysis.standing(runs)]
+    assert found == [("cpu-a", 1), ("cpu-b", 2)]
+    assert ladder_analysis.standing(runs[:3]) == runs[1:3] and ladder_analysis.standing([]) == []

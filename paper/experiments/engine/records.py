@@ -219,6 +219,24 @@ def judged_device(records: Iterable[Record]) -> str:
     return min(names, key=lambda name: (not name.startswith("cpu-"), name), default="")
 
 
+def pooled(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """Training runs by device, those of all CPUs together as 'cpu', which comes first: of each case the run of the
+    device whose name comes first.
+
+    Processors differ in how they round, which changes what a run learns as another seed does, and no more.
+    """
+    found: dict[str, dict[str, Record]] = {"cpu": {}}
+    for record in sorted(records, key=lambda record: str(record["device"])):
+        name = "cpu" if record["device"].startswith("cpu-") else record["device"]
+        found.setdefault(name, {}).setdefault(key(record["configuration"]), record)
+    return {name: list(group.values()) for name, group in found.items() if group}
+
+
+def devices(records: Iterable[Record]) -> str:
+    """The devices of some records in words, each with its own name."""
+    return ", ".join(sorted({f"{one['device']} ({one['provenance']['device_name']})" for one in records}))
+
+
 def latest(records: Sequence[Record]) -> dict[str, Record]:
     """The most recently measured record of each device."""
     return {

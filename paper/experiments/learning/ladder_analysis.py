@@ -18,7 +18,7 @@ import numpy as np
 from ortho.cost import Cost
 from ortho.cost import model as model_cost
 from ortho.cost.layers import added, convolved_layer, induction_heads, layer, positional_heads, shifted_layer
-from paper.experiments.engine.records import Record, by_device, judged_device
+from paper.experiments.engine.records import Record, devices, pooled
 from paper.experiments.learning import rates
 from paper.experiments.learning.ladder_arms import ALONE, ARMS, CONVOLUTION, ENDS, NEAR
 from paper.experiments.learning.rates import TUNING
@@ -76,10 +76,8 @@ def counts(record: Record) -> bool:
 
 
 def standing(records: Iterable[Record]) -> list[Record]:
-    """The runs that count, of the device by whose records claims are judged."""
-    found = [record for record in records if counts(record)]
-    device = judged_device(found)
-    return [record for record in found if record["device"] == device]
+    """The runs that count: those of all CPUs, or else of the first device."""
+    return next(iter(pooled(record for record in records if counts(record)).values()), [])
 
 
 def key(record: Record) -> Key:
@@ -165,7 +163,8 @@ def step_flop(case: Mapping[str, Any]) -> int:
 
 
 class Curve(NamedTuple):
-    """Bits a byte at the budgets that a run has passed, in the mean of its seeds; and what a step takes."""
+    """Bits a byte at the budgets that a run has passed, in the mean of its seeds; and what a step takes, on the device
+    that has most of the runs."""
 
     budgets: tuple[int, ...]
     bits: tuple[float, ...]
@@ -178,7 +177,7 @@ def curve(records: Iterable[Record], of: Key, part: str = "test") -> Curve | Non
     """An arm's curve: of the test part, of the runs that count; or of 'validation', of those that choose rates, at the
     best rate of each budget. None if there is none."""
     found: dict[int, dict[Any, float]] = {}
-    seconds: list[float] = []
+    seconds: dict[str, list[float]] = {}
     case: Mapping[str, Any] | None = None
     for record in records:
         if key(record) != of or counts(record) != (part == "test"):
@@ -188,13 +187,13 @@ def curve(records: Iterable[Record], of: Key, part: str = "test") -> Curve | Non
             bits = record["repetitions"][f"{look['budget']} x"][f"{part}_bits"]
             run = (case["seed"], case["rate"])
             found.setdefault(look["budget"], {})[run] = float(np.mean(bits))
-            seconds.append(look["step_s"])
+            seconds.setdefault(record["device"], []).append(look["step_s"])
     if case is None or not found:
         return None
     combine = np.mean if part == "test" else np.min
-    budgets = tuple(sorted(found))
+    budgets, most = tuple(sorted(found)), max(seconds.values(), key=len)
     bits = tuple(float(combine(list(found[budget].values()))) for budget in budgets)
-    return Curve(budgets, bits, case["base"], step_flop(case), float(np.median(seconds)))
+    return Curve(budgets, bits, case["base"], step_flop(case), float(np.median(most)))
 
 
 def at(curve: Curve, steps: float) -> float:
@@ -227,10 +226,11 @@ def line(record: Record) -> str:
 
 
 def table(records: Sequence[Record]) -> str:
-    """The stored figures, a table per device: curves, each arm at equal steps, FLOPs and seconds, the hypotheses."""
+    """The stored figures, a table for all CPUs and one for each other device: curves, each arm at equal steps, FLOPs and
+    seconds, the hypotheses."""
     texts = []
-    for device, group in by_device(records).items():
-        texts.append(f"\n{device} ({group[0]['provenance']['device_name']}): bits a byte")
+    for group in pooled(records).values():
+        texts.append(f"\n{devices(group)}: bits a byte")
         for part in ("validation", "test"):
             texts += _curves(group, part)
         for name, (found, shown) in judged(group).items():

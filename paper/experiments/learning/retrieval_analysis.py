@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from paper.experiments.engine.records import Record, by_device
+from paper.experiments.engine.records import Record, devices, pooled
 from paper.experiments.learning import rates
 from paper.experiments.learning.retrieval_tasks import (
     GROUPS,
@@ -56,7 +56,7 @@ def counts(record: Record) -> bool:
 
 
 def climbs(records: Iterable[Record]) -> dict[Key, Climbs]:
-    """The runs that count, of one device."""
+    """The runs that count, of all CPUs together or of one other device."""
     found: dict[Key, list[Record]] = {}
     for record in sorted(filter(counts, records), key=lambda record: int(record["configuration"]["seed"])):
         case = record["configuration"]
@@ -127,11 +127,11 @@ def line(record: Record) -> str:
 
 
 def table(records: Sequence[Record]) -> str:
-    """The stored figures, a table per device: runs that learnt each length, with the exact interval at 95 % and the
-    median of their steps; the boundaries, found and predicted; the tests."""
+    """The stored figures, a table for all CPUs and one for each other device: runs that learnt each length, with the
+    exact interval at 95 % and the median of their steps; the boundaries, found and predicted; the tests."""
     texts = []
-    for device, group in by_device(records).items():
-        texts.append(f"\n{device} ({group[0]['provenance']['device_name']}): runs that learnt a length")
+    for group in pooled(records).values():
+        texts.append(f"\n{devices(group)}: runs that learnt a length")
         for (name, arm, width, d), found in sorted(climbs(group).items()):
             texts.append(f"{name:8} {arm}{' + convolution' if width else ''}, d={d}: boundary {found.boundary}")
             law = predicted_boundary(name, d) if arm == UNTRAINED else None
