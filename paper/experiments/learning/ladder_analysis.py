@@ -226,8 +226,8 @@ def line(record: Record) -> str:
 
 
 def table(records: Sequence[Record]) -> str:
-    """The stored figures, a table for all CPUs and one for each other device: curves, each arm at equal steps, FLOPs and
-    seconds, the hypotheses."""
+    """The stored figures, a table for all CPUs and one for each other device: curves, each arm at equal steps, FLOPs
+    and seconds, the hypotheses."""
     texts = []
     for group in pooled(records).values():
         texts.append(f"\n{devices(group)}: bits a byte")
