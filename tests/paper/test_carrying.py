@@ -1,5 +1,7 @@
 """Records go over to a changed code only by proof: a sample that was run again gave the same bits."""
 
+import subprocess
+
 import pytest
 from experiment_fakes import fake, go, of_other_code, outcome, stored
 
@@ -91,3 +93,74 @@ def test_a_record_of_an_uncommitted_tree_is_missing_until_it_is_carried_over(tmp
     assert not any(map(records.is_clean, found))
     assert carrying.carry(experiment, "cpu", tmp_path, echo=str) == CASES - SAMPLE
     assert all(map(records.is_clean, records.read(stored(tmp_path))))
+
+
+PACKAGE = """
+class Fake:
+    def run(self, case):
+        return {{"seeds": {{"inputs": 0}}, "repetitions": {{"arm": {{"bits": [{bits}]}}}}, "facts": {{"train_s": {s}}}}}
+
+EXPERIMENTS = {{"fake": Fake()}}
+"""
+
+
+def committed(folder, bits, s):
+    """The commit of a repository whose experiment gives these bits, in so many seconds."""
+    home = folder / "paper" / "experiments"
+    home.mkdir(parents=True, exist_ok=True)
+    (home.parent / "__init__.py").touch()
+    (home / "__init__.py").write_text(PACKAGE.format(bits=bits, s=s))
+    identity = ("-c", "user.name=x", "-c", "user.email=x@y")
+    for command in (("init", "-q"), ("add", "-A"), (*identity, "commit", "-qm", "-", "--allow-empty")):
+        subprocess.run(["git", "-C", str(folder), *command], check=True)
+    said = subprocess.run(["git", "-C", str(folder), "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    return said.stdout.strip()
+
+
+@pytest.mark.parametrize(("before", "carried"), [(0.5, CASES), (0.25, 0)])
+def test_records_of_another_processor_are_carried_over_where_both_codes_agree_here(
+    tmp_path, monkeypatch, capsys, before, carried
+):
+    """What was stored need not be what is measured here, and stays; times may differ."""
+    results, tree = tmp_path / "results", tmp_path / "tree"
+    experiment = aged(results)
+    commit = committed(tree, before, 1.0)
+    committed(tree, 0.5, 2.0)
+    monkeypatch.setattr(carrying.code, "ROOT", tree)
+    found = records.read(stored(results))
+    elsewhere = results / "fake" / "cpu-elsewhere.json"
+    moved = [record | {"device": "cpu-elsewhere"} for record in found]
+    for record in moved:
+        record["provenance"] = record["provenance"] | {"commit": commit}
+    records.write(elsewhere, moved)
+    stored(results).unlink()
+    arguments = ["--carry", "--beside", "--results", str(results), "--device", "cpu"]
+    assert cli.main(arguments, {"fake": experiment}) == int(not carried)
+    said = capsys.readouterr()
+    now = records.read(elsewhere)
+    assert sum("carried" in record for record in now) == carried
+    assert [record["repetitions"] for record in now] == [record["repetitions"] for record in found]
+    assert sum(not provenance.changes(record, experiment.run) for record in now) == carried
+    if carried:
+        assert f"{CASES} records carried over" in said.out
+        assert carrying.carry_beside(experiment, results) == 0
+    else:
+        assert f"nothing of {commit[:7]} is carried over: {SAMPLE} of {SAMPLE} differ" in said.err
+
+
+def test_what_is_refused_beside(tmp_path, monkeypatch):
+    """A commit that is not there, and code that fails."""
+    experiment = aged(tmp_path / "results")
+    tree = tmp_path / "tree"
+    commit = committed(tree, "no_number", 1.0)
+    monkeypatch.setattr(carrying.code, "ROOT", tree)
+    with pytest.raises(RecordError, match=f"{'0' * 40}: expected a commit of this repository"):
+        carrying.carry_beside(experiment, tmp_path / "results", echo=str)
+    found = records.read(stored(tmp_path / "results"))
+    for record in found:
+        record["provenance"]["commit"] = commit
+    records.write(stored(tmp_path / "results"), found)
+    with pytest.raises(RecordError, match="a case failed in .*tree: NameError: name 'no_number'"):
+        carrying.carry_beside(experiment, tmp_path / "results", echo=str)
+    with pytest.raises(SystemExit):
+        cli.main(["--beside"], {"fake": experiment})

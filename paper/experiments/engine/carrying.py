@@ -1,24 +1,41 @@
 """Carry records over to the present code by proof: some cases drawn at random are run again, and give the same bits.
 
 What a run can reach may change without changing what it computes: a helper is split, a check is added. Then a sample of
-an experiment's records stands for all. Timings are never the same twice, and are measured anew.
+an experiment's records stands for all. `carry` runs it by the present code, where the records were made; `carry_beside`
+runs it by the records' own code, too, and so serves on any processor. Timings are never the same twice, and are
+measured anew.
 """
 
+import json
 import math
 import random
 import shutil
-from collections.abc import Callable, Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from paper.experiments.engine import provenance, records
+from paper.experiments.engine import code, provenance, records
 from paper.experiments.engine.records import Case, Record, RecordError
 from paper.experiments.engine.runner import Experiment, Launcher, run, state
 
 LEAST = 3  # cases of an experiment, however few it has
+# What runs the cases of a checkout, whose packages stand in the working directory; the experiments were once in ortho.
+_REPLAY = """
+import importlib, json, pathlib, sys
+import torch
+torch.set_num_threads(1)
+home = "paper" if pathlib.Path("paper").is_dir() else "ortho"
+experiment = importlib.import_module(home + ".experiments").EXPERIMENTS[sys.argv[1]]
+cases = json.loads(pathlib.Path(sys.argv[2]).read_text())
+pathlib.Path(sys.argv[3]).write_text(json.dumps([experiment.run(case) for case in cases]))
+"""
 
 
 def carry(
@@ -37,10 +54,7 @@ def carry(
     sample are stored in either case. Raises RecordError where a case fails or differs, for timings, and in a tree with
     changes that are not committed, which no record could name.
     """
-    if experiment.quiet:
-        raise RecordError(f"{experiment.name}: timings cannot be carried over; measure them anew")
-    if provenance.git_state()[1] is False:
-        raise RecordError("expected a tree without uncommitted changes: a record that is carried over names a commit")
+    _expect_carriable(experiment)
     file = records.path(results, experiment.name, provenance.device_slug(device))
     known = {records.key(record["configuration"]): record for record in records.read(file, experiment.needs)}
     fresh, *_ = state(experiment, device, list(known.values()))
@@ -62,9 +76,7 @@ def carry(
     known |= {records.key(record["configuration"]): record for record in made}
     rest = [case for case in stale if case not in sample]
     if not other:
-        origin = provenance.provenance(device, experiment.run)
-        proof = {name: origin[name] for name in ("commit", "clean", "code")}
-        proof |= {"date_utc": provenance.now(), "reproduced": len(sample), "of": len(stale)}
+        proof = _proof(experiment, len(sample), len(stale))
         known |= {records.key(case): known[records.key(case)] | {"carried": proof} for case in rest}
     with records.lock(results):
         for record in known.values():
@@ -78,6 +90,90 @@ def carry(
             + _other_instructions(before)
         )
     return len(rest)
+
+
+def carry_beside(
+    experiment: Experiment, results: Path, *, share: float = 0.05, echo: Callable[[str], None] = print
+) -> int:
+    """Carry over the stale records of every CPU whose own code gives the same bits as the present code, here and now.
+
+    The records of a commit are judged together: their sample is drawn as `carry` draws it, and run twice, by a checkout
+    of that commit and by this tree. Nothing that is measured is stored. Returns how many records were carried over.
+    Raises RecordError where a case fails or differs, for timings, for a commit that the repository does not have, and
+    in a tree with changes that are not committed.
+    """
+    _expect_carriable(experiment)
+    count = 0
+    for file in sorted((results / experiment.name).glob("cpu-*.json")):
+        known = {records.key(record["configuration"]): record for record in records.read(file, experiment.needs)}
+        commits: dict[str, list[Case]] = {}
+        for record in known.values():
+            if records.is_clean(record) and provenance.changes(record, experiment.run):
+                commits.setdefault(records.standing(record)["commit"], []).append(record["configuration"])
+        for commit, cases in commits.items():
+            sample = draw(experiment, cases, share)
+            echo(f"{experiment.name}: {len(sample)} of {len(cases)} cases of {commit[:7]} are run by both")
+            with _checkout(commit) as tree:
+                before, after = _replayed(experiment, sample, (tree, code.ROOT))
+            if other := [one for one, old, new in zip(sample, before, after, strict=True) if not same(old, new)]:
+                names = ", ".join(map(experiment.label, other))
+                raise RecordError(
+                    f"{experiment.name}: nothing of {commit[:7]} is carried over: {len(other)} of {len(sample)} "
+                    f"differ: {names}"
+                )
+            proof = _proof(experiment, len(sample), len(cases))
+            known |= {records.key(case): known[records.key(case)] | {"carried": proof} for case in cases}
+            with records.lock(results):
+                records.write(file, list(known.values()))
+            count += len(cases)
+    return count
+
+
+def _expect_carriable(experiment: Experiment) -> None:
+    if experiment.quiet:
+        raise RecordError(f"{experiment.name}: timings cannot be carried over; measure them anew")
+    if provenance.git_state()[1] is False:
+        raise RecordError("expected a tree without uncommitted changes: a record that is carried over names a commit")
+
+
+def _proof(experiment: Experiment, reproduced: int, of: int) -> dict[str, Any]:
+    """What a carried record says: the code that it holds for, too, and how many cases of how many have shown it."""
+    commit, clean = provenance.git_state()
+    found = {"commit": commit, "clean": clean, "code": provenance.code_of(experiment.run)}
+    return found | {"date_utc": provenance.now(), "reproduced": reproduced, "of": of}
+
+
+@contextmanager
+def _checkout(commit: str) -> Iterator[Path]:
+    """A folder with the files of a commit, for the block."""
+    with TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        git = ["git", "-C", str(code.ROOT), "worktree"]
+        added = subprocess.run([*git, "add", "--detach", str(tree), commit], capture_output=True, text=True)
+        if added.returncode:
+            raise RecordError(f"{commit}: expected a commit of this repository ({added.stderr.strip()})")
+        try:
+            yield tree
+        finally:
+            subprocess.run([*git, "remove", "--force", str(tree)], capture_output=True, check=True)
+
+
+def _replayed(experiment: Experiment, cases: Sequence[Case], trees: Sequence[Path]) -> list[list[dict[str, Any]]]:
+    """What the cases give by the code of each tree, all trees at once, each in a process of its own."""
+    with TemporaryDirectory() as folder:
+        given, made = Path(folder) / "cases.json", [Path(folder) / f"{i}.json" for i, _ in enumerate(trees)]
+        given.write_text(json.dumps(list(cases)))
+        command = [sys.executable, "-c", _REPLAY, experiment.name, str(given)]
+        running = [
+            subprocess.Popen([*command, str(file)], cwd=tree, stderr=subprocess.PIPE, text=True)
+            for file, tree in zip(made, trees, strict=True)
+        ]
+        errors = [process.communicate()[1] for process in running]
+        for process, tree, error in zip(running, trees, errors, strict=True):
+            if process.returncode:
+                last = (error.strip().splitlines() or [f"status {process.returncode}"])[-1]
+                raise RecordError(f"{experiment.name}: nothing is carried over, as a case failed in {tree}: {last}")
+        return [json.loads(file.read_text()) for file in made]
 
 
 def _other_instructions(before: list[str | None]) -> str:
@@ -96,7 +192,8 @@ def draw(experiment: Experiment, cases: list[Case], share: float) -> list[Case]:
 
 def same(one: Record, other: Record) -> bool:
     """Whether two records of a case have the same results, to the bit; times, whose names end in `_s`, aside."""
-    return all(_timeless(one[part]) == _timeless(other[part]) for part in ("seeds", "repetitions", "facts", "failures"))
+    parts = ("seeds", "repetitions", "facts", "failures")
+    return all(_timeless(one.get(part, {})) == _timeless(other.get(part, {})) for part in parts)
 
 
 def _timeless(value: Any) -> Any:

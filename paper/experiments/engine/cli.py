@@ -93,8 +93,15 @@ def _parse(argv: Sequence[str], experiments: Mapping[str, Experiment]) -> argpar
         action="store_true",
         help="run 5 %% of the stale cases again; where they give the same bits, the others hold for this code, too",
     )
+    parser.add_argument(
+        "--beside",
+        action="store_true",
+        help="with --carry: run these cases by the records' own code, too, for records of other processors",
+    )
     arguments = parser.parse_args(argv)
     try:
+        if arguments.beside and not arguments.carry:
+            raise ValueError("--beside: expected --carry with it")
         for name in arguments.names:
             find(name, experiments)
         if arguments.campaign and arguments.names:
@@ -213,7 +220,10 @@ def _carry(chosen: Sequence[Experiment], arguments: argparse.Namespace) -> int:
     with _launcher(arguments) as launcher:
         for experiment in chosen:
             try:
-                count = carrying.carry(experiment, arguments.device, arguments.results, launcher=launcher)
+                if arguments.beside:
+                    count = carrying.carry_beside(experiment, arguments.results)
+                else:
+                    count = carrying.carry(experiment, arguments.device, arguments.results, launcher=launcher)
                 print(f"{experiment.name}: {count} records carried over")
             except RecordError as error:
                 print(f"error: {error}", file=sys.stderr)
