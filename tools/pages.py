@@ -5,17 +5,15 @@
 Fails if a page or a style sheet names another host for anything to fetch: the book must read without a network. Links
 that a reader may follow are not meant, and what scripts do is not seen. Takes from the theme's style sheet a fifth of
 its bytes, the icons that no page shows, and from figures digits and spaces that nobody sees. Then prints the address of
-the first page and what each chapter and guide took when its outputs were made.
+the first page.
 """
 
-import json
 import re
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-RUN_TIMES = ROOT / "book" / "run-times.json"
 
 # Elements whose address a browser fetches by itself.
 FETCHED = {"audio", "embed", "iframe", "img", "input", "link", "object", "script", "source", "track", "video"}
@@ -95,16 +93,6 @@ def lighten_figures(folder: Path) -> None:
         figure.write_text(lighter(figure.read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def run_times() -> list[str]:
-    times: dict[str, float] = json.loads(RUN_TIMES.read_text(encoding="utf-8"))
-    rows = [f"{seconds:6.1f} s  {name}" for name, seconds in times.items()]
-    return [
-        "Processor time of the notebooks when their outputs were made:",
-        *rows,
-        f"{sum(times.values()):6.1f} s  in all",
-    ]
-
-
 def main(folder: Path) -> int:
     first = folder / "index.html"
     if not first.exists():
@@ -115,7 +103,7 @@ def main(folder: Path) -> int:
         return 1
     leave_out_icons(folder)
     lighten_figures(folder)
-    print("\n".join([*run_times(), f"The book: {first.resolve().as_uri()}"]))
+    print(f"The book: {first.resolve().as_uri()}")
     return 0
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from nbformat import v4
 
 from tools import notebooks, pages, stored, words
@@ -230,7 +230,7 @@ def test_a_failing_cell_is_named_and_the_file_stays_as_it_was(tmp_path, monkeypa
 
 def test_a_kernel_that_never_comes_up_is_said_in_a_few_lines(tmp_path, monkeypatch, capsys):
     argv = [sys.executable, "-c", "raise SystemExit('no such module')"]
-    monkeypatch.setattr(notebooks.ThisPython, "get_kernel_spec", lambda self, name: KernelSpec(argv=argv))
+    monkeypatch.setattr(KernelSpecManager, "get_kernel_spec", lambda self, name: KernelSpec(argv=argv))
     path = save(notebook("x = 2"), tmp_path / "chapter.ipynb")
     before = path.read_bytes()
     assert notebooks.main(["execute", str(path)]) == 1

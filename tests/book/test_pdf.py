@@ -104,15 +104,9 @@ def test_what_printing_needs_is_named(monkeypatch, tmp_path, capsys):
         pdf.chromium(None)
     monkeypatch.setattr(pdf, "joined", lambda _: "")
     monkeypatch.setitem(sys.modules, "playwright.sync_api", None)
-    assert pdf.main([str(tmp_path), str(tmp_path / "book.pdf")]) == 1
+    assert pdf.main(tmp_path, tmp_path / "book.pdf") == 1
     assert "printing needs the extra 'ortho[browser]'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.bad_input
-def test_more_arguments_than_two_are_refused(capsys):
-    assert pdf.main(["a", "b", "c"]) == 2
-    assert "python tools/pdf.py [FOLDER [PDF]]" in capsys.readouterr().err
 
 
 needs_browser = pytest.mark.skipif(
