@@ -76,15 +76,12 @@ def places(tree: ast.AST, mutant: Mutant) -> Sequence[ast.expr | ast.stmt]:
 
 def find(root: Path, mutant: Mutant) -> Path | None:
     """The file a mutant applies to: the one it names, or the only other one that has its function and expression."""
-    named = root / mutant["file"]
-    last = mutant["function"].split(".")[-1]
-    everywhere = [path for package in PACKAGES for path in (root / package).rglob("*.py")]
-    for files in ([named] if named.exists() else [], everywhere):
-        sources = [(file, file.read_text()) for file in files]
-        fits = [file for file, source in sources if f"def {last}(" in source and places(ast.parse(source), mutant)]
-        if fits:
-            return fits[0] if len(fits) == 1 else None
-    return None
+    named, defined = root / mutant["file"], f"def {mutant['function'].split('.')[-1]}("
+    sources = {file: file.read_text() for package in PACKAGES for file in (root / package).rglob("*.py")}
+    fits = [file for file, source in sources.items() if defined in source and places(ast.parse(source), mutant)]
+    if named in fits:
+        return named
+    return fits[0] if len(fits) == 1 else None
 
 
 def mutated(source: str, mutant: Mutant) -> str:

@@ -157,7 +157,7 @@ def chromium(playwright: Any) -> Any:
     path = shutil.which(name)
     if path is None:
         advice = "install it (Debian: apt install chromium), or name one: CHROMIUM=/path/to/chromium"
-        raise PdfError(f"There is no {name} to print with: {advice}")
+        raise PdfError(f"There is no {name}: {advice}")
     return playwright.chromium.launch(executable_path=path)
 
 

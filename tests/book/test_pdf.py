@@ -98,9 +98,7 @@ def test_a_link_that_leads_nowhere_and_a_page_that_is_missing_are_named(html):
 
 def test_what_printing_needs_is_named(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("CHROMIUM", "no-such-browser")
-    with pytest.raises(
-        pdf.PdfError, match=r"no no-such-browser to print with: install it \(Debian: apt install chromium\)"
-    ):
+    with pytest.raises(pdf.PdfError, match=r"no no-such-browser: install it \(Debian: apt install chromium\)"):
         pdf.chromium(None)
     monkeypatch.setattr(pdf, "joined", lambda _: "")
     monkeypatch.setitem(sys.modules, "playwright.sync_api", None)
