@@ -12,7 +12,6 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 LINE = "**Builds on** "
-NOTHING = "nothing before it."
 LINK = re.compile(r"\[chapter (\d+)\]\(([^)]+)\)")
 WIDTH, BOX, HEIGHT, STEP = 720, (104, 58), 94, 119  # of the picture, a chapter, a row of them, a column
 

@@ -6,7 +6,9 @@ import re
 import pytest
 
 from paper.interactive import chapter_map
-from paper.interactive.chapter_map import LINE, LINK, NOTHING, Chapter, chapters
+from paper.interactive.chapter_map import LINE, LINK, Chapter, chapters
+
+NOTHING = "nothing before it."
 
 
 @pytest.mark.parametrize("chapter", chapters(), ids=lambda chapter: chapter.name)
