@@ -36,41 +36,24 @@ SYMBOLS = {
     "left": "", "right": "", ",": " ", "lvert": "|", "rvert": "|", "gg": ">>", "ll": "<<", "ge": ">=", "le": "<=",
     "mathbb": "bb", "mathbf": "bold",
 }  # fmt: skip
-TOKEN = re.compile(r"\\([A-Za-z]+|.)|[{}]|[^\\{}]+")
+# What becomes of braces that hold none, the innermost first: those of fractions, names and powers, and others.
+BRACES = (
+    (r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"(\1) / (\2)"),
+    (r"\\operatorname\{([^{}]*)\}", r'op("\1")'),
+    (r"([\^_])\{([^{}]*)\}", r"\1(\2)"),
+    (r"(?<!\\frac)(?<!\})\{([^{}]*)\}", r" \1"),
+)
 
 
 def typst_math(tex: str) -> str:
     """A formula of TeX as Typst has it: fractions, powers, names, groups of digits."""
-    tokens = list(TOKEN.finditer(tex.replace("{,}", ",")))
-    return re.sub(r"(?<=[(^_]) | (?=\))", "", " ".join(_sequence(tokens).split()))
-
-
-def _sequence(tokens: list[re.Match[str]]) -> str:
-    """Tokens up to the end of a group, taken from the front of the list."""
-    found = ""
-    while tokens:
-        token = tokens.pop(0)
-        if token[0] == "}":
-            break
-        if token[0] == "{":
-            inner = _sequence(tokens)
-            found += f"({inner})" if found.endswith(("^", "_")) else inner
-        elif token[1] == "frac":
-            upper, lower = (_argument(tokens) for _ in range(2))
-            found += f"({upper}) / ({lower})"
-        elif token[1] == "operatorname":
-            found += f'op("{_argument(tokens)}")'
-        elif token[1]:
-            found += f" {SYMBOLS.get(token[1], token[1])} "
-        else:
-            found += token[0]
-    return found
-
-
-def _argument(tokens: list[re.Match[str]]) -> str:
-    """What stands between the next two braces."""
-    assert tokens.pop(0)[0] == "{"
-    return _sequence(tokens)
+    text, before = tex.replace("{,}", ","), ""
+    while text != before:
+        before = text
+        for braces, instead in BRACES:
+            text = re.sub(braces, instead, text)
+    text = re.sub(r"\\([A-Za-z]+|.)", lambda command: f" {SYMBOLS.get(command[1], command[1])} ", text)
+    return re.sub(r"(?<=[(^_]) | (?=\))", "", " ".join(text.split()))
 
 
 def pieces(text: str) -> list[list[str]]:

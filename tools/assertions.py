@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from IPython.core.inputtransformer2 import TransformerManager
 
 MUTABLE = (ast.List, ast.Dict, ast.Set)  # code may fill them
+UNKNOWN = ast.Call(ast.Name("unknown"), [], [])  # what a name is bound to, where no constant is seen
 STOPWATCHES = frozenset(("measure", "perf_counter", "perf_counter_ns", "process_time", "process_time_ns"))
 
 
@@ -46,56 +47,50 @@ def name_called(node: ast.AST) -> str:
 
 def constant(code: Iterable[ast.AST], fixed: set[str]) -> bool:
     """Whether code calls nothing and reads no names but these."""
-    for node in (node for tree in code for node in ast.walk(tree)):
-        if isinstance(node, ast.Call) or (isinstance(node, ast.Name) and node.id not in fixed):
-            return False
-    return True
+    nodes = [node for tree in code for node in ast.walk(tree)]
+    return not any(isinstance(n, ast.Call) or (isinstance(n, ast.Name) and n.id not in fixed) for n in nodes)
 
 
 def constants(trees: Iterable[ast.AST]) -> set[str]:
     """Names that are bound to constants wherever they are bound."""
     values: dict[str, list[ast.AST]] = defaultdict(list)
-    otherwise: set[str] = set()
-    for node in (node for tree in trees for node in ast.walk(tree)):
-        otherwise.update(bound_otherwise(node))
-        for target, value in bindings(node):
-            names = set(stored_names(target))
-            if any(isinstance(part, MUTABLE) for part in ast.walk(value)):
-                otherwise |= names
-            for name in names:
-                values[name].append(value)
-    fixed = values.keys() - otherwise
+    for name, value in (binding for tree in trees for node in ast.walk(tree) for binding in bindings(node)):
+        values[name].append(value)
+    fixed = set(values)
     while (kept := {name for name in fixed if constant(values[name], fixed)}) != fixed:
         fixed = kept
     return fixed
 
 
-def bindings(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
-    """Targets, each with what it, or each item for which it stands in turn, is bound to."""
+def bindings(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    """Names that a node binds, each with what it, or each item for which it stands in turn, is bound to.
+
+    What is not known, and what code may fill, counts as a call.
+    """
+
     match node:
         case ast.Assign(targets=targets, value=value):
-            yield from ((target, value) for target in targets)
-        case ast.AnnAssign(target=target, value=ast.AST() as value):
-            yield target, value
-        case ast.AugAssign(target=target, value=value) | ast.NamedExpr(target=target, value=value):
-            yield target, value
-        case ast.For(target=target, iter=value) | ast.comprehension(target=target, iter=value):
-            yield target, value
-
-
-def stored_names(target: ast.AST) -> Iterator[str]:
-    """The names that a target binds, as opposed to those whose parts it changes."""
-    for node in ast.walk(target):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-
-
-def bound_otherwise(node: ast.AST) -> Iterator[str]:
-    """Names of arguments, imports, definitions, errors and contexts."""
-    match node:
-        case ast.arg(arg=name) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-            yield name
-        case ast.ExceptHandler(name=str(name)) | ast.alias(asname=str(name)) | ast.alias(name=str(name)):
-            yield name.partition(".")[0]
+            pass
+        case (
+            ast.AnnAssign(target=target, value=ast.AST() as value)
+            | ast.AugAssign(target=target, value=value)
+            | ast.NamedExpr(target=target, value=value)
+            | ast.For(target=target, iter=value)
+            | ast.comprehension(target=target, iter=value)
+        ):
+            targets = [target]
         case ast.withitem(optional_vars=ast.AST() as target):
-            yield from stored_names(target)
+            targets, value = [target], UNKNOWN
+        case ast.arg(arg=name) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            yield name, UNKNOWN
+            return
+        case ast.ExceptHandler(name=str(name)) | ast.alias(asname=str(name)) | ast.alias(name=str(name)):
+            yield name.partition(".")[0], UNKNOWN
+            return
+        case _:
+            return
+    if any(isinstance(part, MUTABLE) for part in ast.walk(value)):
+        value = UNKNOWN
+    for part in (part for target in targets for part in ast.walk(target)):
+        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+            yield part.id, value

@@ -101,13 +101,8 @@ def _marked(found: re.Match[str]) -> str:
 
 def process(_app: Any, _what: str, _name: str, _thing: Any, _options: Any, lines: list[str]) -> None:
     """Put the translated lines of a docstring in place of its own, paragraph by paragraph."""
-    paragraphs: list[list[str]] = [[]]
-    for line in lines:
-        if line.strip():
-            paragraphs[-1].append(line)
-        else:
-            paragraphs.append([])
-    lines[:] = [line for paragraph in paragraphs for line in (*translated("\n".join(paragraph)).split("\n"), "")]
+    paragraphs = re.split(r"\n\s*\n", "\n".join(lines))
+    lines[:] = "\n\n".join(map(translated, paragraphs)).split("\n")
 
 
 def signature(_app: Any, _what: str, _name: str, _thing: Any, _options: Any, text: str | None, returned: Any) -> Any:

@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parent.parent
 EXACT = ROOT / "requirements" / "exact.txt"
 HEADER = (
-    "# Made by `python tools/lock.py` from constraints.txt: every package but PyTorch, with the hashes of its files.\n"
+    "# Made by `python tools/lock.py` from constraints.txt: every package but PyTorch, with the hashes of its files."
 )
 PYTHON = "3.11.5"  # the oldest that all pinned versions allow
 
@@ -28,18 +28,9 @@ def pinned(text: str) -> dict[str, str]:
 
 
 def main() -> int:
-    extras = re.search(r"^EXTRAS := (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    assert extras, "the Makefile names the extras"
     command = ["uv", "pip", "compile", "--quiet", "--no-config", "--universal", "--python-version", PYTHON]
-    command += [
-        "--generate-hashes",
-        "--no-annotate",
-        "--no-header",
-        "--constraints",
-        "constraints.txt",
-        "pyproject.toml",
-    ]
-    command += [f"--extra={extra}" for extra in extras[1].split(",")]
+    command += ["--generate-hashes", "--no-annotate", "--no-header", "--constraints", "constraints.txt"]
+    command += ["--all-extras", "pyproject.toml"]
     try:
         resolved = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
     except (FileNotFoundError, subprocess.CalledProcessError) as error:
@@ -47,7 +38,7 @@ def main() -> int:
         return 1
     wanted = pinned((ROOT / "constraints.txt").read_text(encoding="utf-8")).keys() - {"torch"}
     lines = [requirement for name, requirement in pinned(resolved).items() if name in wanted]
-    EXACT.write_text(HEADER + "\n".join(lines) + "\n", encoding="utf-8")
+    EXACT.write_text("\n".join([HEADER, *lines, ""]), encoding="utf-8")
     return 0
 
 

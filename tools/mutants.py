@@ -2,16 +2,14 @@
 
     python -m tools.mutants run                      # those of tools/mutants.json without a result yet
     python -m tools.mutants run --only cost-02f48a   # some, again
-    python -m tools.mutants run --before tools/mutants-baseline.json  # first by the test that noticed it then
     python -m tools.mutants show                     # the table and the share noticed
-    python -m tools.mutants draw                     # draw the list anew (tools/faults.py)
 
 A mutant is an expression of a function and what replaces it. Both are kept as normalised source (`ast.unparse`), and
 the function by its qualified name, so that a mutant still applies after code has moved, to other lines or to another
 file. One that no longer applies is reported as gone, not as noticed.
 
-In the list, "select" is the part of the tests of all mechanisms that a mutant is shown to (pytest's -k), and "rejected"
-are mutants that change no behaviour, each with the reason: `draw` passes over them.
+In the list, "select" is the part of the tests of all mechanisms that a mutant is shown to (pytest's -k), and "by" the
+test that noticed it at the first measurement, which runs first ("": none did).
 """
 
 import argparse
@@ -25,52 +23,65 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from threading import Lock
 from typing import Any
-
-from tools.faults import PACKAGES, REPLACED, Function, draw, functions, own, verdicts
 
 Mutant = dict[str, str]
 
 ROOT = Path(__file__).parent.parent
 LIST = Path(__file__).with_suffix(".json")
 RESULTS = ROOT / "_build" / "mutants.json"
+PACKAGES = ("ortho", "paper")
+REPLACED = ast.expr | ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return | ast.Expr
+# What holds no mutants: inner functions, which are functions of their own, and what only says something.
+APART = ast.FunctionDef | ast.ClassDef | ast.Raise | ast.Assert | ast.JoinedStr
 FILES = 5  # test files a mutant is shown to, the nearest first
 # These hold every mechanism: only what a mutant selects is run.
 SHARED = ("test_properties.py", "test_cost.py", "test_decoding.py")
 # Tests that start processes or read no code.
-NOT_RUN = re.compile(r"shapes|portability|test_gates|book|makefile|environment|pdf|readme|per_cent|docstrings|mutants")
+NOT_RUN = re.compile(r"shapes|portability|test_gates|book|makefile|environment|pdf|readme|docstrings|mutants")
+
+
+def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Every function of a module with its qualified name."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef):
+            yield prefix + node.name, node
+        yield from functions(
+            node, f"{prefix}{node.name}." if isinstance(node, ast.FunctionDef | ast.ClassDef) else prefix
+        )
+
+
+def own(node: ast.AST) -> Iterator[ast.expr | ast.stmt]:
+    """The expressions and statements of a function that a mutant can replace, without annotations."""
+    for field, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST) and not isinstance(child, APART) and field not in ("annotation", "returns"):
+                if isinstance(child, REPLACED):
+                    yield child
+                yield from own(child)
 
 
 def places(tree: ast.AST, mutant: Mutant) -> Sequence[ast.expr | ast.stmt]:
     """The nodes of a module that a mutant replaces, none if it does not apply."""
-    found: list[ast.expr | ast.stmt] = []
-    for name, function in functions(tree):
-        if name == mutant["function"]:
-            if mutant["kind"] == "constant verdict":
-                return verdicts(function)
-            nodes = [n for n, _ in own(function) if isinstance(n, REPLACED)]
-            found += [n for n in nodes if ast.unparse(n) == mutant["original"]]
+    nodes = [node for name, function in functions(tree) if name == mutant["function"] for node in own(function)]
+    if mutant["kind"] == "constant verdict":
+        return [n for n in nodes if isinstance(n, ast.Attribute) and ast.unparse(n).startswith("Verdict.")]
+    found = [n for n in nodes if ast.unparse(n) == mutant["original"]]
     return found if len(found) == 1 else []
 
 
 def find(root: Path, mutant: Mutant) -> Path | None:
     """The file a mutant applies to: the one it names, or the only other one that has its function and expression."""
-    named = root / mutant["file"]
-    last = mutant["function"].split(".")[-1]
-    for files in (
-        [named] if named.exists() else [],
-        sorted(path for package in PACKAGES for path in (root / package).rglob("*.py")),
-    ):
-        sources = [(file, file.read_text()) for file in files]
-        fits = [file for file, source in sources if f"def {last}(" in source and places(ast.parse(source), mutant)]
-        if fits:
-            return fits[0] if len(fits) == 1 else None
-    return None
+    named, defined = root / mutant["file"], f"def {mutant['function'].split('.')[-1]}("
+    sources = {file: file.read_text() for package in PACKAGES for file in (root / package).rglob("*.py")}
+    fits = [file for file, source in sources.items() if defined in source and places(ast.parse(source), mutant)]
+    if named in fits:
+        return named
+    return fits[0] if len(fits) == 1 else None
 
 
 def mutated(source: str, mutant: Mutant) -> str:
@@ -88,42 +99,21 @@ def mutated(source: str, mutant: Mutant) -> str:
     return data.decode()
 
 
-@cache
-def words(file: Path) -> frozenset[str]:
-    """What a file names: modules in full, what it imports from them, identifiers, and strings that are one word."""
-    found = set[str]()
-    for node in ast.walk(ast.parse(file.read_text())):
-        match node:
-            case ast.ImportFrom(module=str(module), names=names):
-                found |= {module, *(f"{module}.{name.name}" for name in names), *(name.name for name in names)}
-            case ast.Import():
-                found |= {alias.name for alias in node.names}
-            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                found.add(name)
-            case ast.Constant(value=str(name)) if len(name.split()) == 1:
-                found.add(name)
-    return frozenset(found)
-
-
 def concerned(tree: Path, file: Path, function: str) -> list[str]:
-    """The test files that concern a function, the nearest first: by name, by what they import, by names they use."""
-    module, stem = ".".join(file.relative_to(tree).with_suffix("").parts), file.stem
-    names = {n for n in function.split(".") if not n.startswith("__") and n not in ("forward", "backward", "cost")}
-    public = {n.name for n in ast.parse(file.read_text()).body if isinstance(n, Function | ast.ClassDef)} - names
-    files = (path for package in PACKAGES for path in (tree / package).rglob("*.py"))
-    users = {f.stem for f in files if module in words(f) and f.stem != "__init__"}
+    """The test files nearest to a function, the first of all first: by their names and by the names that they use."""
+    module = ".".join(file.relative_to(tree).with_suffix("").parts)
+    names = {name for name in function.split(".") if name not in ("forward", "backward", "cost", "__init__")}
+    public = set(re.findall(r"^(?:def|class) (\w{6,})", file.read_text(), re.MULTILINE)) - names
     ranked = []
     for test in sorted((tree / "tests").rglob("test_*.py")):
         if NOT_RUN.search(test.name) or test.name in SHARED:
             continue
-        said, topic = words(test), test.stem.removeprefix("test_")
-        helpers = [tree / "tests" / f"{name}.py" for name in said if name.isidentifier()]
-        said = said.union(*(words(helper) for helper in helpers if helper.exists()))
-        near = 8 * (topic == stem) + 4 * (f"_{stem}_" in f"_{topic}_") + 6 * (module in said) + 3 * len(names & said)
-        near += 2 * (f"_{file.parent.name}_" in f"_{topic}_") + len({*stem.split("_")} & {*topic.split("_")})
-        near += len({name for name in public & said if len(name) > 5}) + 3 * (topic in users) + bool(users & said)
+        text = test.read_text()
+        said = set(re.findall(r"\w+", text))
+        near = 8 * (f"_{file.stem}_" in f"_{test.stem}_") + 2 * (f"_{file.parent.name}_" in f"_{test.stem}_")
+        near += 6 * (module in text) + 2 * (file.stem in said) + 3 * len(names & said) + len(public & said)
         if near:
-            ranked.append((-near, test.stat().st_size, test.relative_to(tree).as_posix()))
+            ranked.append((-near, len(text), test.relative_to(tree).as_posix()))
     return [name for *_, name in sorted(ranked)[:FILES]]
 
 
@@ -155,16 +145,15 @@ def executed(tree: Path, arguments: list[str], limit: int) -> tuple[str, str]:
     return ("caught", failed[0]) if failed else ("broken", output[-300:])
 
 
-def tested(tree: Path, mutant: Mutant, limit: int, extra: list[str], before: str) -> dict[str, Any]:
-    """A mutant's result in a copy of the tree, which is afterwards as it was; by the test that noticed it `before`, if
-    there was one, and it still is there."""
+def tested(tree: Path, mutant: Mutant, limit: int, extra: list[str]) -> dict[str, Any]:
+    """A mutant's result in a copy of the tree, which is afterwards as it was."""
     file = find(tree, mutant)
     if file is None:
         return {"result": "gone"}
     near = concerned(tree, file, mutant["function"])
     shared = [path.relative_to(tree).as_posix() for name in SHARED for path in (tree / "tests").rglob(name)]
     passes = [[*shared, "-k", mutant["select"]] if "select" in mutant and shared else [], near]
-    test, _, function = before.partition("[")[0].partition("::")
+    test, _, function = mutant["by"].partition("[")[0].partition("::")
     for path in (tree / "tests").rglob(Path(test).name) if function else ():  # also where it was moved to
         passes.insert(0, [f"{path.relative_to(tree).as_posix()}::{function}"])
     kept, result, by = file.with_suffix(".kept"), "no tests", ""
@@ -196,26 +185,32 @@ def copied(root: Path) -> Path:
     return tree
 
 
-def run(
-    root: Path, mutants: list[Mutant], out: Path, limit: int, jobs: int, extra: list[str], before: dict[str, Any]
-) -> None:
-    """Test mutants and write each result at once; then let the tests that caught any run on the tree as it is."""
-    results: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    lock, free = Lock(), [copied(root) for _ in range(jobs)]
+def stored(out: Path) -> dict[str, Any]:
+    """The results so far, by mutant."""
+    return json.loads(out.read_text()) if out.exists() else {}
 
-    def one(mutant: Mutant) -> None:
+
+def run(root: Path, mutants: list[Mutant], out: Path, *, limit: int, jobs: int, extra: list[str]) -> None:
+    """Test mutants and write each result at once; then let the tests that caught any run on the tree as it is."""
+    results = stored(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    free = [copied(root) for _ in range(jobs)]
+
+    def one(mutant: Mutant) -> dict[str, Any]:
         tree = free.pop()
-        result = tested(tree, mutant, limit, extra, before.get(mutant["id"], {}).get("by", ""))
-        free.append(tree)
-        with lock:
-            results[mutant["id"]] = result
-            out.write_text(json.dumps(results, indent=1))
-            print(f"{mutant['id']}: {result['result']} {result.get('by', '')}", flush=True)
+        try:
+            return tested(tree, mutant, limit, extra)
+        finally:
+            free.append(tree)
 
     try:
         with ThreadPoolExecutor(jobs) as pool:
-            list(pool.map(one, mutants))
+            running = {pool.submit(one, mutant): mutant["id"] for mutant in mutants}
+            for future in as_completed(running):
+                name, result = running[future], future.result()
+                results[name] = result
+                out.write_text(json.dumps(results, indent=1))
+                print(f"{name}: {result['result']} {result.get('by', '')}", flush=True)
         by = {result["by"] for result in results.values() if result["result"] == "caught"}
         if by and (sound := executed(free[0], [*sorted(by), *extra], 10 * limit))[0] != "survived":
             print(f"Not by the mutant: {sound[1]} fails as the tree is")
@@ -226,44 +221,33 @@ def run(
 
 def show(mutants: list[Mutant], out: Path) -> None:
     """The table, and the share caught of those that still apply."""
-    results = json.loads(out.read_text()) if out.exists() else {}
-    count: dict[str, int] = {}
+    results = stored(out)
+    count: Counter[str] = Counter()
     for mutant in mutants:
         result = results.get(mutant["id"], {"result": "not run"})
-        count[result["result"]] = count.get(result["result"], 0) + 1
+        count[result["result"]] += 1
         where = f"{mutant['file']}: {mutant['function']}"
         print(f"{mutant['id']:18} {mutant['kind']:16} {where:60} {result['result']} {result.get('by', '')}")
     print(", ".join(f"{name} {n}" for name, n in sorted(count.items())))
-    noticed = count.get("caught", 0) + count.get("time", 0)
-    if judged := noticed + count.get("survived", 0) + count.get("no tests", 0):
+    noticed = count["caught"] + count["time"]
+    if judged := noticed + count["survived"] + count["no tests"]:
         print(f"noticed: {noticed} of {judged}, {noticed / judged:.0%}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure which small faults of the package the tests notice.")
-    parser.add_argument("what", choices=("run", "show", "draw"))
+    parser.add_argument("what", choices=("run", "show"))
     parser.add_argument("--only", nargs="+", metavar="ID", help="these mutants, also if they have a result")
-    parser.add_argument("--tree", type=Path, default=ROOT, help="the checkout whose package is mutated and tested")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where results are kept")
-    parser.add_argument("--before", type=Path, help="earlier results: tests that noticed a mutant then run first")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--limit", type=int, default=150, help="processor seconds for a run of tests")
     parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
     asked = parser.parse_args()
-    kept = json.loads(LIST.read_text()) if LIST.exists() else {"mutants": [], "rejected": {}}
-    mutants = [m for m in kept["mutants"] if not asked.only or m["id"] in asked.only]
-    if asked.what == "draw":
-        named = {m["id"]: {"select": m["select"]} for m in mutants if "select" in m}
-        lines = [json.dumps(m | named.get(m["id"], {}), ensure_ascii=False) for m in draw(asked.tree, kept["rejected"])]
-        reasons = json.dumps(kept["rejected"], indent=1, ensure_ascii=False)
-        LIST.write_text('{"mutants": [\n' + ",\n".join(lines) + f'\n],\n"rejected": {reasons}}}\n')
-        return
+    mutants = [m for m in json.loads(LIST.read_text()) if not asked.only or m["id"] in asked.only]
     if asked.what == "run":
-        done = json.loads(asked.out.read_text()) if asked.out.exists() else {}
+        done = stored(RESULTS)
         left = [m for m in mutants if asked.only or done.get(m["id"], {"result": "broken"})["result"] == "broken"]
-        before = json.loads(asked.before.read_text()) if asked.before else {}
-        run(asked.tree.resolve(), left, asked.out, asked.limit, asked.jobs, asked.pytest, before)
-    show(mutants, asked.out)
+        run(ROOT, left, RESULTS, limit=asked.limit, jobs=asked.jobs, extra=asked.pytest)
+    show(mutants, RESULTS)
 
 
 if __name__ == "__main__":

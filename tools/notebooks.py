@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import nbformat
-from ipykernel.kernelspec import get_kernel_dict
-from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
+from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
@@ -47,6 +46,8 @@ SHOW_VERDICTS = [ROOT / "book" / f"{name}.ipynb" for name in ("artifact", "index
 CELL_TIMEOUT = 600  # seconds
 
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+# Whatever kernels the user has installed, python3 is the interpreter that runs this file.
+THIS_PYTHON = KernelSpecManager(kernel_dirs=[])
 LANGUAGE = {
     "codemirror_mode": {"name": "ipython", "version": 3},
     "file_extension": ".py",
@@ -61,13 +62,6 @@ TRANSIENT = ("ExecuteTime", "collapsed", "execution", "jupyter", "scrolled", "vs
 
 class NotebookError(Exception):
     """A notebook that could not be executed, or may not be published; the message says why in a few lines."""
-
-
-class ThisPython(KernelSpecManager):
-    """Runs every kernel with the interpreter that runs this file, whatever kernels the user has installed."""
-
-    def get_kernel_spec(self, kernel_name: str) -> KernelSpec:  # noqa: ARG002
-        return KernelSpec(**get_kernel_dict())
 
 
 def every_notebook() -> list[Path]:
@@ -145,7 +139,7 @@ def run(nb: NotebookNode, path: Path) -> None:
         cell.outputs, cell.execution_count = [], None
     client = NotebookClient(
         nb,
-        km=AsyncKernelManager(kernel_name=KERNEL["name"], kernel_spec_manager=ThisPython()),
+        km=AsyncKernelManager(kernel_name=KERNEL["name"], kernel_spec_manager=THIS_PYTHON),
         resources={"metadata": {"path": str(path.resolve().parent)}},
         timeout=CELL_TIMEOUT,
         record_timing=False,

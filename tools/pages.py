@@ -5,17 +5,15 @@
 Fails if a page or a style sheet names another host for anything to fetch: the book must read without a network. Links
 that a reader may follow are not meant, and what scripts do is not seen. Takes from the theme's style sheet a fifth of
 its bytes, the icons that no page shows, and from figures digits and spaces that nobody sees. Then prints the address of
-the first page and what each chapter and guide took when its outputs were made.
+the first page.
 """
 
-import json
 import re
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-RUN_TIMES = ROOT / "book" / "run-times.json"
 
 # Elements whose address a browser fetches by itself.
 FETCHED = {"audio", "embed", "iframe", "img", "input", "link", "object", "script", "source", "track", "video"}
@@ -23,6 +21,7 @@ NOT_FETCHED = {"alternate", "author", "canonical", "license", "next", "prev", "s
 
 ELSEWHERE = ("http:", "https:", "//")
 STYLED = re.compile(r"""(?:url\(|@import)\s*["']?(?:https?:)?//[^\s"')]*""", re.IGNORECASE)
+STYLES = re.compile(r"<style\b.*?</style>", re.DOTALL | re.IGNORECASE)
 
 ICONS = re.compile(r"\bfa-[a-z0-9-]+")
 ICON_RULE = re.compile(r"((?:\.fa-[a-z0-9-]+:before,?)+)\{content:[^{}]*\}")
@@ -38,14 +37,12 @@ class Fetches(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.addresses: list[str] = []
-        self.styles = False  # within <style>
+        self.addresses = [address for style in STYLES.findall(text) for address in STYLED.findall(style)]
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = {name: value or "" for name, value in attrs}
-        self.styles = tag == "style"
-        self.addresses += [f"<{tag} style={address}>" for address in STYLED.findall(values.get("style", ""))]
+        self.addresses += STYLED.findall(values.get("style", ""))
         if tag not in FETCHED or (tag == "link" and values.get("rel") in NOT_FETCHED):
             return
         for name in ("src", "href", "data", "poster", "srcset"):
@@ -54,23 +51,15 @@ class Fetches(HTMLParser):
             if any(address.strip().startswith(ELSEWHERE) for address in several):
                 self.addresses.append(f"<{tag} {name}={value}>")
 
-    def handle_endtag(self, tag: str) -> None:  # noqa: ARG002
-        self.styles = False
-
-    def handle_data(self, data: str) -> None:
-        if self.styles:
-            self.addresses += [f"<style> {address}" for address in STYLED.findall(data)]
-
 
 def foreign(folder: Path) -> list[str]:
     """What pages and style sheets under `folder` fetch from other hosts, one line each with the file that does."""
-    kinds = (("html", lambda text: Fetches(text).addresses), ("css", STYLED.findall))
-    return [
-        f"{file.relative_to(folder)}: {address}"
-        for kind, addresses in kinds
-        for file in sorted(folder.rglob(f"*.{kind}"))
-        for address in addresses(file.read_text(encoding="utf-8"))
-    ]
+    found = []
+    for file in sorted(path for path in folder.rglob("*") if path.suffix in (".html", ".css")):
+        text = file.read_text(encoding="utf-8")
+        addresses = Fetches(text).addresses if file.suffix == ".html" else STYLED.findall(text)
+        found += [f"{file.relative_to(folder)}: {address}" for address in addresses]
+    return found
 
 
 def leave_out_icons(folder: Path) -> None:
@@ -95,16 +84,6 @@ def lighten_figures(folder: Path) -> None:
         figure.write_text(lighter(figure.read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def run_times() -> list[str]:
-    times: dict[str, float] = json.loads(RUN_TIMES.read_text(encoding="utf-8"))
-    rows = [f"{seconds:6.1f} s  {name}" for name, seconds in times.items()]
-    return [
-        "Processor time of the notebooks when their outputs were made:",
-        *rows,
-        f"{sum(times.values()):6.1f} s  in all",
-    ]
-
-
 def main(folder: Path) -> int:
     first = folder / "index.html"
     if not first.exists():
@@ -115,7 +94,7 @@ def main(folder: Path) -> int:
         return 1
     leave_out_icons(folder)
     lighten_figures(folder)
-    print("\n".join([*run_times(), f"The book: {first.resolve().as_uri()}"]))
+    print(f"The book: {first.resolve().as_uri()}")
     return 0
 
 

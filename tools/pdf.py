@@ -1,11 +1,11 @@
 """Print the built pages as one PDF with an outline, links and typeset mathematics.
 
-    python tools/pdf.py [FOLDER [PDF]]
+    python tools/pdf.py
 
-The pages that lie in FOLDER, `_build/html`, are joined in the order of `_toc.yml` into one document, whose look is
-`tools/pdf.css`; the reference of the package is left out. There each id carries the name of its page, so that equal
-ones do not meet, and links between pages lead to places of the document. Chromium, driven by Playwright, typesets and
-prints it. Folded code is left out; folded evidence is unfolded in the chapters and left out of the ledger.
+The pages in `_build/html` are joined in the order of `_toc.yml` into one document, whose look is `tools/pdf.css`; the
+reference of the package is left out. There each id carries the name of its page, so that equal ones do not meet, and
+links between pages lead to places of the document. Chromium, driven by Playwright, typesets and prints it. Folded code
+is left out; folded evidence is unfolded in the chapters and left out of the ledger.
 """
 
 import html
@@ -22,7 +22,8 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-DEFAULTS = (ROOT / "_build" / "html", ROOT / "_build" / "book.pdf")  # FOLDER and PDF
+PAGES = ROOT / "_build" / "html"
+PDF = ROOT / "_build" / "book.pdf"
 # What is looked up and not read: the part with the package's reference, and pages on the web pages' own making.
 PARTS_NOT_PRINTED = ("The package",)
 PAGES_NOT_PRINTED = ("book/status", "book/artifact")
@@ -111,14 +112,6 @@ def moved(text: str, page: str, pages: Collection[str]) -> str:
     return ATTRIBUTE.sub(attribute, text)
 
 
-def read(folder: Path, page: str, pages: Collection[str]) -> str:
-    """A page that was built, its attributes moved. PdfError where there is none."""
-    try:
-        return moved((folder / f"{page}.html").read_text(encoding="utf-8"), page, pages)
-    except OSError as error:
-        raise PdfError(f"{folder} has no page {page}.html: run make html") from error
-
-
 def joined(folder: Path, root: Path = ROOT) -> str:
     """All pages as one HTML document. PdfError where a page is missing, or a link within the book leads nowhere."""
     names = ("_toc.yml", "_config.yml", "CITATION.cff")
@@ -132,7 +125,10 @@ def joined(folder: Path, root: Path = ROOT) -> str:
             body += f'<h1 class="part">{html.escape(part)}</h1>'
         contents += "<ul>"
         for page in chapters:
-            text = read(folder, page, pages)
+            try:
+                text = moved((folder / f"{page}.html").read_text(encoding="utf-8"), page, pages)
+            except OSError as error:
+                raise PdfError(f"{folder} has no page {page}.html: run make html") from error
             look |= dict.fromkeys(LOOK.findall(text))
             unfolded = text if page in FOLDED_IN_PRINT else text.replace(FOLDED, f"{FOLDED} open")
             (article,) = ARTICLE.findall(unfolded)
@@ -161,7 +157,7 @@ def chromium(playwright: Any) -> Any:
     path = shutil.which(name)
     if path is None:
         advice = "install it (Debian: apt install chromium), or name one: CHROMIUM=/path/to/chromium"
-        raise PdfError(f"There is no {name} to print with: {advice}")
+        raise PdfError(f"There is no {name}: {advice}")
     return playwright.chromium.launch(executable_path=path)
 
 
@@ -189,12 +185,8 @@ def printed(document: Path, pdf: Path) -> None:
         page.pdf(path=pdf, outline=True, tagged=True, prefer_css_page_size=True)
 
 
-def main(arguments: list[str]) -> int:
+def main(folder: Path = PAGES, pdf: Path = PDF) -> int:
     """Print the book; returns the exit status."""
-    if len(arguments) > 2:
-        print(__doc__, file=sys.stderr)
-        return 2
-    folder, pdf = (*map(Path, arguments), *DEFAULTS[len(arguments) :])
     try:
         text = joined(folder)
         with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".html", encoding="utf-8") as document:
@@ -209,4 +201,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

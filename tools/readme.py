@@ -1,13 +1,12 @@
 """Keep picture and findings of the two READMEs as the first pages, in English and in Chinese, have them.
 
-    python tools/readme.py [--check]
+    python tools/readme.py
 
 The landing page's cell `headline` draws the picture, which is copied to `book/_static/headline.svg`, and the cell
 `findings` of either page prints the findings, which are copied between the two markers of its README, their links made
-relative to it. With `--check` nothing is written, and the exit status says whether all is current.
+relative to it. A test compares them.
 """
 
-import argparse
 import posixpath
 import re
 import sys
@@ -80,27 +79,21 @@ def wanted(root: Path = ROOT) -> dict[str, str]:
     return texts
 
 
-def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
-    parser = argparse.ArgumentParser(description="Copy picture and findings from the first pages to the READMEs.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if something is not current")
-    check = parser.parse_args(arguments).check
+def stale(root: Path = ROOT) -> dict[str, str]:
+    """Of the texts that are wanted those that are not there."""
+    return {name: text for name, text in wanted(root).items() if not (root / name).exists() or read(root, name) != text}
+
+
+def main(root: Path = ROOT) -> int:
     try:
-        texts = wanted(root)
+        texts = stale(root)
     except ReadmeError as error:
         print(error, file=sys.stderr)
         return 1
-    stale = [
-        name
-        for name, text in texts.items()
-        if not (root / name).exists() or (root / name).read_text(encoding="utf-8") != text
-    ]
-    for name in stale:
-        if check:
-            print(f"{name} is not what its page says: run python tools/readme.py", file=sys.stderr)
-        else:
-            (root / name).write_text(texts[name], encoding="utf-8")
-            print(f"{name} is current again")
-    return 1 if check and stale else 0
+    for name, text in texts.items():
+        (root / name).write_text(text, encoding="utf-8")
+        print(f"{name} is current again")
+    return 0
 
 
 if __name__ == "__main__":

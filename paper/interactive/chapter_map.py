@@ -12,19 +12,22 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 LINE = "**Builds on** "
-NOTHING = "nothing before it."
 LINK = re.compile(r"\[chapter (\d+)\]\(([^)]+)\)")
 WIDTH, BOX, HEIGHT, STEP = 720, (104, 58), 94, 119  # of the picture, a chapter, a row of them, a column
 
 
 class Chapter(NamedTuple):
-    """A chapter: number, file without ending, title, part, and the chapters it builds on (None: it has no line)."""
+    """A chapter: number, file without ending, title, part, and the line that says which chapters it builds on."""
 
     number: int
     name: str
     title: str
     part: str
-    builds_on: tuple[int, ...] | None
+    line: str
+
+    @property
+    def builds_on(self) -> tuple[int, ...]:
+        return tuple(int(number) for number, _ in LINK.findall(self.line))
 
 
 @cache
@@ -35,40 +38,23 @@ def chapters() -> list[Chapter]:
     return [_chapter(number, part, page) for number, (part, page) in enumerate(pages, 1)]
 
 
-def _lines(text: str) -> list[str]:
-    """The paragraphs of a text that say what a chapter builds on, each on one line."""
-    return [" ".join(part.split()) for part in text.split("\n\n") if part.lstrip().startswith(LINE)]
-
-
 def _chapter(number: int, part: str, page: str) -> Chapter:
     cells = json.loads((ROOT / f"{page}.ipynb").read_text(encoding="utf-8"))["cells"]
     texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
     title = next(line for line in texts[0].splitlines() if line.startswith("# "))[2:]
-    lines = _lines("\n\n".join(texts))
-    before = tuple(int(found[1]) for found in LINK.finditer(lines[0])) if lines else None
-    return Chapter(number, page.rpartition("/")[2], title, part, before)
-
-
-def faults(chapter: Chapter, text: str) -> list[str]:
-    """What is wrong with a chapter's line "**Builds on** ...": missing, later chapters, links that lead elsewhere."""
-    names = {one.number: one.name for one in chapters()}
-    lines = _lines(text)
+    paragraphs = "\n\n".join(texts).split("\n\n")
+    lines = [" ".join(paragraph.split()) for paragraph in paragraphs if paragraph.lstrip().startswith(LINE)]
     if len(lines) != 1:
-        return [f"expected one line that begins with {LINE.strip()}, found {len(lines)}"]
-    said, found = lines[0].removeprefix(LINE), LINK.findall(lines[0])
-    wrong = [f"chapter {number} is not before it" for number, _ in found if int(number) >= chapter.number]
-    wrong += [f"{link} is not chapter {n}" for n, link in found if link != f"{names.get(int(n))}.ipynb"]
-    if not found and said != NOTHING:
-        wrong.append(f"expected links to chapters or {NOTHING!r}, found {said!r}")
-    return wrong
+        raise ValueError(f"{page}: expected one line that begins with {LINE.strip()}, found {len(lines)}")
+    return Chapter(number, page.rpartition("/")[2], title, part, lines[0])
 
 
 def nearest(chapter: Chapter) -> list[int]:
     """Of the chapters it builds on those that none of the others builds on, itself or by way of more."""
     before = {one.number: set[int]() for one in chapters()}
     for one in chapters():
-        before[one.number].update(*({n} | before[n] for n in one.builds_on or ()))
-    named = chapter.builds_on or ()
+        before[one.number].update(*({n} | before[n] for n in one.builds_on))
+    named = chapter.builds_on
     return [number for number in named if not any(number in before[other] for other in named)]
 
 
@@ -112,7 +98,7 @@ def _box(chapter: Chapter, centre: tuple[float, float], address: str) -> str:
     lines = textwrap.wrap(
         f"{chapter.number} {chapter.title}", 18, max_lines=3, placeholder=" …", break_long_words=False
     )
-    before = ", ".join(map(str, chapter.builds_on or ()))
+    before = ", ".join(map(str, chapter.builds_on))
     lines += [f"\N{LEFTWARDS ARROW} {before}"] if before else []
     first = y - 6 * (len(lines) - 1) + 3.5
     words = "".join(f'<tspan x="{x}" y="{first + 12 * i}">{escape(line)}</tspan>' for i, line in enumerate(lines))

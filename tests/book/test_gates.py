@@ -9,7 +9,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from nbformat import v4
 
 from tools import notebooks, pages, stored, words
@@ -74,6 +74,10 @@ def shows(*outputs):
     return cell(0, outputs=list(outputs))
 
 
+def data(kind, content):
+    return v4.new_output("display_data", {kind: content})
+
+
 def tagged(tag):
     return cell(0, metadata={"tags": [tag]})
 
@@ -85,55 +89,29 @@ def swapped(nb):
 @pytest.mark.parametrize(
     ("alter", "reason"),
     [
-        (cell(1, execution_count=None), "code cell 1 (cell-1) is not executed"),
-        (swapped, "code cell 1 (cell-1) is out of order: executed as number 3, expected 2"),
-        (
-            shows(v4.new_output("error", ename="ValueError", evalue="no", traceback=[])),
-            "code cell 0 (cell-0) stores an error: ValueError: no",
-        ),
-        (
-            shows(printed("UserWarning: slow\n", "stderr")),
-            "code cell 0 (cell-0) stores a warning: UserWarning: slow",
-        ),
-        (cell(1, source="x  # changed"), "code cell 1 (cell-1) was edited, added or removed after execution"),
-        (
-            lambda nb: nb.cells.append(v4.new_code_cell("pass", id="cell-3", execution_count=4)),
-            "code cell 3 (cell-3) was edited, added or removed after execution",
-        ),
+        (cell(1, execution_count=None), "{1} is not executed"),
+        (swapped, "{1} is out of order: executed as number 3, expected 2"),
+        (shows(v4.new_output("error", ename="ValueError", evalue="no")), "{0} stores an error: ValueError: no"),
+        (shows(printed("UserWarning: slow\n", "stderr")), "{0} stores a warning: UserWarning: slow"),
+        (cell(1, source="x  # changed"), "{1} was edited, added or removed after execution"),
+        (lambda nb: nb.cells.append(v4.new_code_cell(id="cell-3")), "{3} was edited, added or removed after execution"),
         (lambda nb: nb.cells.pop(), "code cell 2 was edited, added or removed after execution"),
         (lambda nb: nb.metadata.pop("ortho"), "was never executed by tools/notebooks.py"),
-        (
-            shows(v4.new_output("display_data", {"image/png": "iVBORw0KGgo="})),  # another picture
-            "code cell 0 (cell-0) has outputs that were edited after execution",
-        ),
-        (tagged("nbval-skip"), "code cell 0 (cell-0) has tags other than "),
-        (
-            cell(0, source="# NBVAL_IGNORE_OUTPUT\nx = 2"),
-            "code cell 0 (cell-0) keeps itself from the comparison of outputs: # NBVAL_IGNORE_OUTPUT",
-        ),
-        (
-            tagged(notebooks.TIMING_TAG),
-            "code cell 0 (cell-0) has the tag nbval-ignore-output, and takes no time that could differ",
-        ),
-        (
-            shows(printed("saved to /home/someone/figure.png\n")),
-            "code cell 0 (cell-0) shows an absolute path: /home/someone/figure.png",
-        ),
-        (
-            shows(v4.new_output("execute_result", {"text/plain": f"'{ROOT}/results'"})),
-            "code cell 0 (cell-0) shows an absolute path",
-        ),
-        (
-            shows(v4.new_output("execute_result", {"text/plain": "<object at 0x7f3a5c0d12e0>"})),
-            "code cell 0 (cell-0) shows a memory address: at 0x7f3a5c0d12e0",
-        ),
+        (shows(data("image/png", "iVBORw0KGgo=")), "{0} has outputs that were edited after execution"),
+        (tagged("nbval-skip"), "{0} has tags other than "),
+        (cell(0, source="# NBVAL_SKIP\nx = 2"), "{0} keeps itself from the comparison of outputs: # NBVAL_SKIP"),
+        (tagged(notebooks.TIMING_TAG), "{0} has the tag nbval-ignore-output, and takes no time that could differ"),
+        (shows(printed("saved to /home/someone/figure.png\n")), "{0} shows an absolute path: /home/someone/figure.png"),
+        (shows(data("text/plain", f"'{ROOT}/results'")), "{0} shows an absolute path"),
+        (shows(data("text/plain", "<object at 0x7f3a5c0d12e0>")), "{0} shows a memory address: at 0x7f3a5c0d12e0"),
     ],
 )
 def test_check_names_the_reason(alter, reason):
     nb = notebook("x = sum([1, 1])", "x", "assert x == 2")
     assert stored.faults(nb) == []
     alter(nb)
-    assert any(fault.startswith(reason) for fault in stored.faults(nb)), stored.faults(nb)
+    said = reason.format(*(f"code cell {i} (cell-{i})" for i in range(4)))
+    assert any(fault.startswith(said) for fault in stored.faults(nb)), stored.faults(nb)
 
 
 def test_live_timings_may_differ():
@@ -252,7 +230,7 @@ def test_a_failing_cell_is_named_and_the_file_stays_as_it_was(tmp_path, monkeypa
 
 def test_a_kernel_that_never_comes_up_is_said_in_a_few_lines(tmp_path, monkeypatch, capsys):
     argv = [sys.executable, "-c", "raise SystemExit('no such module')"]
-    monkeypatch.setattr(notebooks.ThisPython, "get_kernel_spec", lambda self, name: KernelSpec(argv=argv))
+    monkeypatch.setattr(KernelSpecManager, "get_kernel_spec", lambda self, name: KernelSpec(argv=argv))
     path = save(notebook("x = 2"), tmp_path / "chapter.ipynb")
     before = path.read_bytes()
     assert notebooks.main(["execute", str(path)]) == 1
@@ -406,29 +384,7 @@ def test_typed_figures_are_found(text, found):
 
 def test_captions_in_code_are_read_and_other_strings_are_not():
     source = 'table(rows, "seconds, median of 25 runs")\nx = f"{y:.1f} % of the 800 tokens"\nname = "heads 64"'
-    assert sorted(words.typed([("code", source), ("output", "all 99 of them are computed")])) == ["25", "800"]
-
-
-def test_macros_and_environments_that_mathjax_does_not_know_are_found():
-    sound = r"\begin{smallmatrix} \frac{1}{2} \\ \lVert x \rVert \, \{\text{of } 2\% \ll\} \end{smallmatrix}"
-    assert words.split(f"Let ${sound}$ be.")[1] == [sound]
-    assert words.unknown(sound) == []
-    assert words.unknown(r"\fraction{1}{2} \begin{matrx} \lamda \qty{1}") == [
-        r"\fraction",
-        r"\begin{matrx}",
-        r"\lamda",
-        r"\qty",
-    ]
-    text = (
-        "$$a$$\n\n```{math}\n:label: one\nb\n```\n{math}`c`\n\n\\begin{align}d\\end{align}\n\n```{prf:proof}\n$e$\n```"
-    )
-    assert [formula.strip().removesuffix("\n") for formula in words.split(text)[1]] == [
-        "a",
-        ":label: one\nb",
-        "c",
-        r"\begin{align}d\end{align}",
-        "e",
-    ]
+    assert sorted(words.typed([("code", source)])) == ["25", "800"]
 
 
 def test_typed_figures_may_only_become_fewer(tmp_path, monkeypatch, capsys):
@@ -437,12 +393,9 @@ def test_typed_figures_may_only_become_fewer(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(words, "TYPED", listed)
     listed.write_text(json.dumps({page.as_posix(): "17, 64, 64"}))
 
-    page.write_text("Of 64 heads 64, and $\\lamda$, 17 and 18.")
+    page.write_text("Of 64 heads 64, 17 and 18.")
     assert words.main([]) == 1
-    assert capsys.readouterr().err.splitlines() == [
-        rf"{page} has a formula with \lamda, which MathJax does not know",
-        f"{page} has a typed figure: 18",
-    ]
+    assert capsys.readouterr().err.splitlines() == [f"{page} has a typed figure: 18"]
     page.write_text("Of 64 heads 17.")
     assert words.main([]) == 1
     assert capsys.readouterr().err.splitlines() == [f"{page} no longer has 64: python -m tools.words --mend"]
@@ -488,9 +441,9 @@ def test_pages_that_fetch_from_another_host_are_refused(tmp_path, capsys):
     ("text", "found"),
     [
         ('<img srcset="a.png 1x, https://e.org/b.png 2x">', "<img srcset=a.png 1x, https://e.org/b.png 2x>"),
-        ('<p style="background: url(https://e.org/b.png)">', "<p style=url(https://e.org/b.png>"),
-        ("<style>p {}\n@import url('https://e.org/b.css');</style>", "<style> url('https://e.org/b.css"),
-        ('<style>@import "//e.org/b.css";</style>', '<style> @import "//e.org/b.css'),
+        ('<p style="background: url(https://e.org/b.png)">', "url(https://e.org/b.png"),
+        ("<style>p {}\n@import url('https://e.org/b.css');</style>", "url('https://e.org/b.css"),
+        ('<style>@import "//e.org/b.css";</style>', '@import "//e.org/b.css'),
         ('<img srcset="a.png 1x, b.png 2x"><p style="background: url(b.png)">', ""),
         ("<style>p { background: url(data:image/svg,x) }</style><code>url(https://e.org)</code>", ""),
         ("<style></style>url(https://e.org)<script>const a = 'url(https://e.org)'</script>", ""),

@@ -98,21 +98,13 @@ def test_a_link_that_leads_nowhere_and_a_page_that_is_missing_are_named(html):
 
 def test_what_printing_needs_is_named(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("CHROMIUM", "no-such-browser")
-    with pytest.raises(
-        pdf.PdfError, match=r"no no-such-browser to print with: install it \(Debian: apt install chromium\)"
-    ):
+    with pytest.raises(pdf.PdfError, match=r"no no-such-browser: install it \(Debian: apt install chromium\)"):
         pdf.chromium(None)
     monkeypatch.setattr(pdf, "joined", lambda _: "")
     monkeypatch.setitem(sys.modules, "playwright.sync_api", None)
-    assert pdf.main([str(tmp_path), str(tmp_path / "book.pdf")]) == 1
+    assert pdf.main(tmp_path, tmp_path / "book.pdf") == 1
     assert "printing needs the extra 'ortho[browser]'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.bad_input
-def test_more_arguments_than_two_are_refused(capsys):
-    assert pdf.main(["a", "b", "c"]) == 2
-    assert "python tools/pdf.py [FOLDER [PDF]]" in capsys.readouterr().err
 
 
 needs_browser = pytest.mark.skipif(

@@ -54,21 +54,16 @@ OTHER_CLAIMS, DAMAGED = "expected the claims of the catalogue, ", "expected the 
         (lambda rows: rows["S0.1.1a"].pop("records"), DAMAGED + ".*'records'"),
         (lambda rows: rows["S0.1.1a"].update(more="1"), DAMAGED + ".*'more'"),
         (lambda rows: rows.update({"S0.1.1a": None}), DAMAGED),
+        *((text, DAMAGED) for text in (None, "[]", "{", "3")),  # of a whole file, or of none
     ],
 )
 def test_damaged_verdicts_are_refused(tmp_path, change, said):
-    rows = json.loads(VERDICTS.read_text(encoding="utf-8"))
-    change(rows)
     path = tmp_path / "verdicts.json"
-    path.write_text(json.dumps(rows), encoding="utf-8")
+    if callable(change):
+        rows = json.loads(VERDICTS.read_text(encoding="utf-8"))
+        change(rows)
+        change = json.dumps(rows)
+    if change is not None:
+        path.write_text(change, encoding="utf-8")
     with pytest.raises(LedgerError, match=f"verdicts.json: {said}"):
-        stored(path)
-
-
-@pytest.mark.parametrize("text", [None, "[]", "{", "3"])
-def test_files_without_verdicts_are_refused(tmp_path, text):
-    path = tmp_path / "verdicts.json"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(LedgerError, match=f"verdicts.json: {DAMAGED}"):
         stored(path)

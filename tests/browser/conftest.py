@@ -3,7 +3,9 @@
 from collections import defaultdict
 
 import pytest
-from visits import BOOK, chromium, missing, new_context, served
+from visits import BOOK, missing, new_context, served
+
+from tools import pdf
 
 
 @pytest.fixture(scope="session")
@@ -13,7 +15,10 @@ def browser():
     except ModuleNotFoundError:
         missing("Playwright is not installed: pip install -c constraints.txt -e '.[browser]'")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium())
+        try:
+            browser = pdf.chromium(playwright)
+        except pdf.PdfError as error:
+            missing(str(error))
         yield browser
         browser.close()
 

@@ -1,7 +1,7 @@
 """The checks of pages find what they look for, each on a page that has this one fault."""
 
 import pytest
-from visits import PHONE, ROOT, Visit, chromium, missing, new_context, served
+from visits import PHONE, ROOT, Visit, missing, new_context, served
 
 MATHJAX = ROOT / "book" / "_static" / "tex-svg-full.js"
 PAGE = """<!DOCTYPE html>
@@ -98,8 +98,5 @@ def test_bytes_are_counted_without_mathjax(visit, tmp_path):
 @pytest.mark.parametrize(("wanted", "outcome"), [("", pytest.skip.Exception), ("required", pytest.fail.Exception)])
 def test_what_is_missing_is_named(monkeypatch, wanted, outcome):
     monkeypatch.setenv("ORTHO_BROWSER", wanted)
-    monkeypatch.setenv("CHROMIUM", "no-such-browser")
-    with pytest.raises(outcome, match="There is no no-such-browser: install it"):
-        chromium()
     with pytest.raises(outcome, match="words"):
         missing("words")

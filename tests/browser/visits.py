@@ -5,7 +5,6 @@ browser` has it: then they fail.
 """
 
 import os
-import shutil
 import threading
 from contextlib import contextmanager
 from functools import partial
@@ -32,14 +31,6 @@ SOURCE = "a.btn-download-source-button"
 
 def missing(what):
     (pytest.fail if os.environ.get("ORTHO_BROWSER") == "required" else pytest.skip)(what)
-
-
-def chromium():
-    """The path of the browser: Debian's, or the one that CHROMIUM names."""
-    name = os.environ.get("CHROMIUM", "chromium")
-    return shutil.which(name) or missing(
-        f"There is no {name}: install it (Debian: apt install chromium), or name one: CHROMIUM=/path/to/chromium"
-    )
 
 
 class Handler(SimpleHTTPRequestHandler):

@@ -6,35 +6,28 @@ import re
 import pytest
 
 from paper.interactive import chapter_map
-from paper.interactive.chapter_map import Chapter, chapters, faults
+from paper.interactive.chapter_map import LINE, LINK, Chapter, chapters
 
-CHAPTER = Chapter(7, "07-linear-attention", "Linear attention", "II", ())
-
-
-@pytest.mark.parametrize(
-    ("line", "wrong"),
-    [
-        ("# Title\n\n**Builds on** nothing before it.", []),
-        ("**Builds on** [chapter 1](01-the-standard-layer.ipynb),\n[chapter 2](02-what-freezing-removes.ipynb).", []),
-        ("# Title", ["expected one line that begins with **Builds on**, found 0"]),
-        ("**Builds on** [chapter 8](08-favor-unbiased.ipynb).", ["chapter 8 is not before it"]),
-        (
-            "**Builds on** [chapter 1](02-what-freezing-removes.ipynb).",
-            ["02-what-freezing-removes.ipynb is not chapter 1"],
-        ),
-        ("**Builds on** much.", ["expected links to chapters or 'nothing before it.', found 'much.'"]),
-    ],
-)
-def test_faults_of_a_line(line, wrong):
-    assert faults(CHAPTER, line) == wrong
+NOTHING = "nothing before it."
 
 
 @pytest.mark.parametrize("chapter", chapters(), ids=lambda chapter: chapter.name)
 def test_every_chapter_says_what_it_builds_on(chapter):
-    cells = json.loads((chapter_map.ROOT / "notebooks" / f"{chapter.name}.ipynb").read_text(encoding="utf-8"))["cells"]
-    text = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
-    assert faults(chapter, text) == []
-    assert chapter.builds_on is not None
+    """On nothing, or on chapters before it, by links that lead there."""
+    links = LINK.findall(chapter.line)
+    assert links or chapter.line == LINE + NOTHING
+    assert all(number < chapter.number for number in chapter.builds_on)
+    assert [link for _, link in links] == [f"{chapters()[number - 1].name}.ipynb" for number in chapter.builds_on]
+
+
+@pytest.mark.parametrize("texts", [["# One"], ["# One", f"{LINE}{NOTHING}", f"{LINE}[chapter 1](01-a.ipynb)."]])
+def test_a_chapter_without_one_such_line_is_refused(tmp_path, monkeypatch, texts):
+    monkeypatch.setattr(chapter_map, "ROOT", tmp_path)
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": t} for t in texts]}))
+    with pytest.raises(
+        ValueError, match=rf"a: expected one line that begins with \*\*Builds on\*\*, found {len(texts) - 1}"
+    ):
+        chapter_map._chapter(1, "I", "a")
 
 
 def test_chapters_are_those_of_the_contents():
@@ -45,7 +38,8 @@ def test_chapters_are_those_of_the_contents():
 
 
 def test_a_curve_is_left_out_where_others_lead_the_same_way(monkeypatch):
-    row = [Chapter(n, f"{n}", f"{n}", "I", before) for n, before in ((1, ()), (2, (1,)), (3, (2,)), (4, (1, 3)))]
+    lines = ("", "[chapter 1](a)", "[chapter 2](b)", "[chapter 1](a), [chapter 3](c)")
+    row = [Chapter(n, f"{n}", f"{n}", "I", line) for n, line in enumerate(lines, 1)]
     monkeypatch.setattr(chapter_map, "chapters", lambda: row)
     assert list(map(chapter_map.nearest, row)) == [[], [1], [2], [3]]
 

@@ -1,0 +1,95 @@
+"""The pages' own Sphinx extension: numbers, per cent signs and buttons, and a build that loads what the pages need."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from docutils import nodes
+from docutils.utils import new_document
+from pybtex import plugin
+from pybtex.backends.plaintext import Backend
+from sphinx.domains import Domain
+from sphinx_proof.domain import ProofDomain
+
+from tools import extension
+from tools.notebooks import ROOT
+
+
+def test_pages_without_a_number_have_no_numbers_of_figures():
+    env = SimpleNamespace(
+        toc_secnumbers={"chapter": {"": (7,)}, "page": {}},
+        toc_fignumbers={"chapter": {"figure": {"a": (7, 1)}}, "page": {"figure": {"b": (1,)}, "theorem": {"c": (1,)}}},
+    )
+    extension.drop_numbers(None, env)
+    assert env.toc_fignumbers == {"chapter": {"figure": {"a": (7, 1)}}, "page": {"theorem": {"c": (1,)}}}
+
+
+def test_per_cent_signs_stay_with_their_numbers_and_code_is_as_it_was():
+    document = new_document("a page")
+    code = [nodes.literal("", "7 % 2"), nodes.math("", "7 % 2"), nodes.raw("", "7 % 2", format="html")]
+    document += nodes.paragraph("", "", nodes.Text("7 % and "), nodes.emphasis("", "8"), nodes.Text(" % of it"), *code)
+    document += nodes.literal_block("", "7 % 2")
+    document += nodes.paragraph("", "in % of all 12.5 %, x % y, 7%")
+    extension.KeepTogether(document).run()
+    found = [text.astext() for text in document.findall(nodes.Text)]
+    assert found == ["7\xa0% and ", "8", "\xa0% of it", *["7 % 2"] * 4, "in % of all 12.5\xa0%, x % y, 7%"]
+
+
+@pytest.mark.parametrize(
+    ("cited", "buttons"),
+    [
+        ({"title": "A book"}, set()),
+        ({"repository-code": "https://github.com/some/book"}, {"binderhub_url", "colab_url"}),
+        ({"repository-code": "https://gitlab.com/some/book"}, {"binderhub_url"}),
+    ],
+)
+def test_buttons_lead_to_the_repository_that_is_cited(tmp_path, monkeypatch, cited, buttons):
+    """None without one, and to Colab for an address that it knows."""
+    monkeypatch.setattr(extension, "CITED", tmp_path / "CITATION.cff")
+    extension.CITED.write_text(yaml.safe_dump(cited))
+    default = {"repository_url": "https://github.com/the/default"}
+    config = SimpleNamespace(html_theme_options=dict(default))
+    extension.add_buttons(None, config)
+    options = config.html_theme_options
+    assert options.get("launch_buttons", {}).keys() - {"notebook_interface"} == buttons
+    assert options["repository_url"] == cited.get("repository-code", default["repository_url"])
+
+
+@pytest.fixture
+def app():
+    connected = {}
+    extensions = {"sphinx_multitoc_numbering": SimpleNamespace(parallel_read_safe=None)}
+    return SimpleNamespace(
+        connect=connected.__setitem__,
+        connected=connected,
+        extensions=extensions,
+        parallel=1,
+        add_post_transform=lambda _: None,
+    )
+
+
+def test_pages_are_read_and_written_by_all_cores(app, monkeypatch):
+    monkeypatch.setattr(ProofDomain, "merge_domaindata", Domain.merge_domaindata)
+    with pytest.raises(NotImplementedError, match="to be able to do parallel builds"):
+        ProofDomain.merge_domaindata(None, [], {})
+    assert ProofDomain.initial_data == {}, "nothing of it would be lost"
+    extension.setup(app)
+    app.connected["builder-inited"](app)
+    assert app.parallel == os.cpu_count() and app.extensions["sphinx_multitoc_numbering"].parallel_read_safe
+    ProofDomain.merge_domaindata(None, [], {})
+
+
+def test_citations_need_no_look_at_the_installed_packages(app, monkeypatch):
+    monkeypatch.setattr(plugin, "_RUNTIME_PLUGINS", {})
+    monkeypatch.setattr(plugin, "entry_points", lambda **_: [])
+    with pytest.raises(plugin.PluginNotFound):
+        plugin.find_plugin("pybtex.backends", "plaintext")
+    extension.setup(app)
+    assert plugin.find_plugin("pybtex.backends", "plaintext") is Backend
+
+
+def test_extensions_of_our_own_are_loaded():
+    """The list takes the place of all that Jupyter Book loads by itself."""
+    sphinx = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))["sphinx"]
+    assert set(sphinx["local_extensions"]) <= set(sphinx["config"]["extensions"])
