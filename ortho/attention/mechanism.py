@@ -118,7 +118,7 @@ class AttentionFunction(Protocol):
     ) -> Any: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Mechanism:
     """An entry of `MECHANISMS`.
 
@@ -133,10 +133,10 @@ class Mechanism:
     source: str
     reference: AttentionFunction
     fast: AttentionFunction
-    causal: bool  # whether is_causal=True is served
-    bidirectional: bool = field(default=True, kw_only=True)  # whether is_causal=False is
-    exact: bool  # whether the result is softmax attention itself, not an approximation or another function
     cost: Callable[..., Cost]
+    causal: bool = True  # whether is_causal=True is served
+    bidirectional: bool = True  # whether is_causal=False is
+    exact: bool = False  # whether the result is softmax attention itself, not an approximation or another function
     positional: bool = False  # whether the result depends on where a token stands, not only on what it is
     signed: bool = False  # whether weights may be negative
     fitted: bool = False  # whether it fits constants to the sequence, through which autograd does not differentiate

@@ -96,6 +96,5 @@ MECHANISM = Mechanism(
     reference=efficient_attention_reference,
     fast=efficient_attention,
     causal=False,
-    exact=False,
     cost=efficient_cost,
 )

@@ -185,8 +185,6 @@ MECHANISM = Mechanism(
     source="after Shen et al. 2021, arXiv:1812.01243",
     reference=causal_efficient_attention_reference,
     fast=causal_efficient_attention,
-    causal=True,
     bidirectional=False,
-    exact=False,
     cost=causal_efficient_cost,
 )

@@ -377,7 +377,6 @@ def kernel_mechanism(name: str, feature_map: FeatureMap, source: str) -> Mechani
         reference=partial(linear_attention_reference, feature_map=feature_map),
         fast=partial(linear_attention, feature_map=feature_map),
         causal=feature_map.causal,
-        exact=False,
         cost=partial(linear_attention_cost, feature_map=feature_map),
         positional=feature_map.positional,
         fitted=not feature_map.causal,

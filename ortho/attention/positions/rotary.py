@@ -133,8 +133,6 @@ MECHANISM = Mechanism(
     source="Su et al. 2021, arXiv:2104.09864",
     reference=rotary_attention_reference,
     fast=rotary_attention,
-    causal=True,
-    exact=False,
     positional=True,
     cost=rotary_cost,
 )

@@ -316,6 +316,11 @@ class Decay(Gate):
     $e^A$ starts uniform in [1, 16] and softplus(b) log-uniform in [0.001, 0.1].
     """
 
+    # Add, softplus, multiply; backward two products, softplus, two sums over tokens; kept: what goes into the softplus
+    # and comes out. The rate's exp and sign; kept: it before and after its sign.
+    each, once = (3, 5, 2), (2, 2, 2)
+    trained = 2
+
     def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
         super()._make(generator, kind)
         self.log_rate = nn.Parameter(rate_logarithms(self.num_heads, generator, kind))
@@ -323,17 +328,6 @@ class Decay(Gate):
 
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
         return -self.log_rate.exp()[:, None] * softplus(self._numbers(x) + self.bias[:, None])
-
-    @classmethod
-    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
-        # forward: add, softplus, multiply; the rate's exp and sign. backward: two products, softplus, two sums over
-        # tokens. Kept: what goes into the softplus and comes out, and the rate before and after its sign.
-        return Cost(
-            elementwise_forward=3 * numbers + 2 * rows,
-            elementwise_backward=5 * numbers + 2 * rows,
-            saved_bytes=itemsize * (2 * numbers + 2 * rows),
-            trained=2 * rows,
-        )
 
 
 @closed_form
@@ -408,8 +402,6 @@ DELTA = Mechanism(
     source="Schlag et al. 2021, arXiv:2102.11174; Yang et al. 2024, arXiv:2406.06484",
     reference=delta_rule_reference,
     fast=delta_rule,
-    causal=True,
-    exact=False,
     cost=delta_cost,
     positional=True,
     signed=True,
@@ -421,8 +413,6 @@ GATED_DELTA = Mechanism(
     source="Yang et al. 2024, arXiv:2412.06464",
     reference=delta_rule_reference,
     fast=delta_rule,
-    causal=True,
-    exact=False,
     cost=partial(delta_cost, gated=True),
     positional=True,
     signed=True,

@@ -28,7 +28,7 @@ from ortho.attention.recurrent.recurrence import (
     recurrence,
     recurrence_cost,
 )
-from ortho.gates import Gate
+from ortho.gates import Gate, ReflectingWriteStrength
 
 
 def by_step(
@@ -192,6 +192,8 @@ class _Steps(Gate):
 class StepStrengths(_Steps):
     r"""$\beta = 2 \sigma(x W^T)$ in (0, 2), one for each of a token's steps: x (B, N, d) -> (B, H, N, steps)."""
 
+    each = ReflectingWriteStrength.each
+
     @classmethod
     def rows(cls, d: Size, H: Size) -> Size:
         return cls.steps * H
@@ -199,11 +201,6 @@ class StepStrengths(_Steps):
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N steps"]:
         # Copied before anything is made of it, so that autograd keeps one copy, laid out as it is read.
         return self._by_step(x, self.steps)[..., 0].contiguous().sigmoid() * 2
-
-    @classmethod
-    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
-        # sigmoid, product
-        return Cost(elementwise_forward=2 * numbers, elementwise_backward=2 * numbers, saved_bytes=itemsize * numbers)
 
 
 class LaterOperands(_Steps):
@@ -261,8 +258,6 @@ MECHANISM = Mechanism(
     source="Siems et al. 2025, arXiv:2502.10297",
     reference=delta_product_reference,
     fast=delta_product,
-    causal=True,
-    exact=False,
     cost=delta_product_cost,
     positional=True,
     signed=True,

@@ -141,22 +141,15 @@ class Step(Gate):
     r"""$\Delta = \mathrm{softplus}(x W^T + b)$, for how long a token holds; softplus(b) starts log-uniform in [0.001,
     0.1] (Dao & Gu 2024, arXiv:2405.21060)."""
 
+    each = (2, 2, 1)  # add, softplus; backward softplus and the sum of the bias's gradient
+    trained = 1
+
     def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
         super()._make(generator, kind)
         self.bias = nn.Parameter(step_biases(self.num_heads, generator, kind))
 
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
         return softplus(self._numbers(x) + self.bias[:, None])
-
-    @classmethod
-    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
-        # add, softplus; backward softplus and the sum of the bias's gradient
-        return Cost(
-            elementwise_forward=2 * numbers,
-            elementwise_backward=2 * numbers,
-            saved_bytes=itemsize * numbers,
-            trained=rows,
-        )
 
 
 class Rate(Gate):
@@ -172,9 +165,8 @@ class Rate(Gate):
     @classmethod
     def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> Cost:
         """The closed form; x has no part in it. What the mechanism keeps is a copy."""
-        return Cost(
-            elementwise_forward=H, elementwise_backward=H + B * N * H, saved_bytes=itemsize * H, trained=H
-        )  # exp; its product, the sum over tokens
+        # exp; its product, the sum over tokens
+        return Cost(elementwise_forward=H, elementwise_backward=H + B * N * H, saved_bytes=itemsize * H, trained=H)
 
 
 @closed_form
@@ -238,8 +230,6 @@ MECHANISM = Mechanism(
     source="Dao & Gu 2024, arXiv:2405.21060",
     reference=state_space_duality_reference,
     fast=state_space_duality,
-    causal=True,
-    exact=False,
     cost=ssd_cost,
     positional=True,
     signed=True,

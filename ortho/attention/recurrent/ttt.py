@@ -369,8 +369,6 @@ def _mechanism(name: str, loss: TokenLoss, source: str) -> Mechanism:
         source=source,
         reference=partial(ttt_attention_reference, loss=loss),
         fast=partial(ttt_attention, loss=loss),
-        causal=True,
-        exact=False,
         cost=partial(ttt_cost, loss=loss, batch=BATCH),
         positional=True,
         signed=True,

@@ -222,6 +222,7 @@ class BranchGates(Gate):
     """
 
     branches: ClassVar[int] = 3
+    each = (1, 1, 0)
 
     @classmethod
     def rows(cls, d: Size, H: Size) -> Size:
@@ -229,10 +230,6 @@ class BranchGates(Gate):
 
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N 3"]:
         return self._vectors(x).contiguous().sigmoid()
-
-    @classmethod
-    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
-        return Cost(elementwise_forward=numbers, elementwise_backward=numbers)
 
 
 def _branches(N: int, sizes: Sizes, last: bool = False) -> list[list[Work]]:
@@ -308,9 +305,7 @@ MECHANISM = Mechanism(
     source="Yuan et al. 2025, arXiv:2502.11089",
     reference=nsa_attention_reference,
     fast=nsa_attention,
-    causal=True,
     bidirectional=False,
-    exact=False,
     positional=True,
     cost=nsa_cost,
     gates={"gates": BranchGates},

@@ -338,8 +338,6 @@ MECHANISM = Mechanism(
     source="Roy et al. 2020, arXiv:2003.05997",
     reference=routing_attention_reference,
     fast=routing_attention,
-    causal=True,
-    exact=False,
     same_tokens=True,
     cost=routing_cost,
 )

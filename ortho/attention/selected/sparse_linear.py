@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.functional import pad
 
 from ortho._cost import Cost
-from ortho._typing import Float, Size, Tensor
+from ortho._typing import Float, Tensor
 from ortho.attention.chunking import CHUNK
 from ortho.attention.linear.feature_maps import EluPlusOne
 from ortho.attention.linear.linear_attention import FeatureMap
@@ -271,16 +271,14 @@ def _outside(
 class FarWeight(Gate):
     """x W^T + b, the logarithm of a far key's weight: x (B, N, d) -> (B, H, N); b starts at -log(d/H)."""
 
+    each, trained = (1, 1, 0), 1
+
     def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
         super()._make(generator, kind)
         self.bias = nn.Parameter(torch.full((self.num_heads,), -log(self.d_model / self.num_heads), **kind))
 
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
         return self._numbers(x) + self.bias[:, None]
-
-    @classmethod
-    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
-        return Cost(elementwise_forward=numbers, elementwise_backward=numbers, trained=rows)
 
 
 @partial(closed_form, symbols=False)
@@ -436,8 +434,6 @@ MECHANISM = Mechanism(
     source="after Chen et al. 2021, arXiv:2110.15343",
     reference=sparse_linear_attention_reference,
     fast=sparse_linear_attention,
-    causal=True,
-    exact=False,
     positional=True,
     cost=sparse_linear_cost,
     gates={"log_far": FarWeight},

@@ -195,7 +195,6 @@ MECHANISM = Mechanism(
     source="Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691",
     reference=softmax_attention_reference,
     fast=flash_attention,
-    causal=True,
     exact=True,
     cost=flash_cost,
 )

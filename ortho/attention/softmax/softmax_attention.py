@@ -143,7 +143,6 @@ MECHANISM = Mechanism(
     source="Vaswani et al. 2017, arXiv:1706.03762; fused: Dao et al. 2022, arXiv:2205.14135",
     reference=softmax_attention_reference,
     fast=softmax_attention,
-    causal=True,
     exact=True,
     cost=softmax_cost,
 )

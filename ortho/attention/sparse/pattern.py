@@ -144,8 +144,6 @@ def pattern_mechanism(name: str, pattern: Pattern, source: str) -> Mechanism:
         source=source,
         reference=partial(pattern_attention_reference, pattern=pattern),
         fast=partial(pattern_attention, pattern=pattern),
-        causal=True,
-        exact=False,
         positional=True,
         cost=partial(pattern_cost, pattern=pattern),
     )
