@@ -115,7 +115,7 @@ def _turned(
 @closed_form
 def rotary_cost(call: CostedCall) -> Cost:
     """Closed form of one self-attention call: that of softmax attention, and of turning q and k."""
-    (G, N, K, V), reach = call.sizes, int(call.qk_grad)
+    (G, N, K, V), reach = call.sizes, call.reach
     planes, rows = quotient(K, 2), G * N
     return call.by(softmax_cost) + Cost(
         # angles, cosines and sines; four products and two sums for q and k
