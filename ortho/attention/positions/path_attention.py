@@ -23,7 +23,7 @@ import torch
 from torch.nn.functional import pad
 
 from ortho import _checks
-from ortho._cost import Cost
+from ortho._cost import Cost, product
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import chunks, equal_chunks, pad_tokens
 from ortho.attention.mechanism import (
@@ -315,17 +315,17 @@ def reflections_cost(call: CostedCall, *, bias_width: int | None = None, block: 
 def _steps(call: CostedCall, D: Size, bias: int) -> Cost:
     (G, N, K, V), reach, item = call.sizes, call.reach, call.item
     rows, pairs, upto = G * N, G * N * N, G * causal_pairs(N)
-    before, grad = upto - rows, bias or reach  # (token, earlier key) pairs; whether the vectors need a gradient
-    return Cost(
-        forward=D * (4 * before + 2 * upto) + 2 * pairs * (V + K * bias),
-        backward=D * (8 * before + (4 if grad else 2) * upto) + 4 * pairs * (V + K * bias * reach),
+    before, grad = upto - rows, max(bias, reach)  # (token, earlier key) pairs; whether the vectors need a gradient
+    # What of a key is along each later w, and that times w; scores; values; the content
+    products = product(2 * before * D) + product(upto * D, 1 + grad)
+    products += product(pairs * V) + product(bias * pairs * K, 2 * reach)
+    return products + Cost(
         # b w, and what it takes from the keys; block, softmax, the content added
         elementwise_forward=D * (rows + before) + pairs * (1 + SOFTMAX_FORWARD + bias),
         # a sign and two sums of gradients for each key and step; products, sum over channels, w's two gradients added
         elementwise_backward=pairs * (1 + SOFTMAX_BACKWARD) + 3 * D * before + rows * D * (3 + int(D != 1)),
         # keys of all steps and what is along w; b, w, b w, and the queries; weights and values; the content's
-        saved_bytes=item
-        * (D * (upto if grad else before) + before + rows * (3 * D + 1 + V + 2 * K * bias * reach) + pairs)
+        saved_bytes=item * (D * (before + grad * rows) + before + rows * (3 * D + 1 + V + 2 * K * bias * reach) + pairs)
         + N * N,  # the blocked pairs, a byte each
     )
 
@@ -333,15 +333,15 @@ def _steps(call: CostedCall, D: Size, bias: int) -> Cost:
 def _blocks(call: CostedCall, D: Size, bias: int, block: int) -> Cost:
     """T blocks of C tokens, and the tiles of a block's queries and another's keys."""
     C, T = equal_chunks(call.N, block)
-    n, grad = call.sizes[0] * T, bias or call.reach
+    n, grad = call.sizes[0] * T, max(bias, call.reach)
     products = n * (16 * C * C * D + 5 * C**3 + 2 * C * D * D)  # C^3 of them the triangular system
     blocks = Cost(
         forward=products,
         # Twice each product, but for the system's, which takes another system and a product
-        backward=2 * products + n * C**3 - (0 if grad else 8 * n * C * C * D),
+        backward=2 * products + n * C**3 - (1 - grad) * 8 * n * C * C * D,
         elementwise_forward=n * (2 * C * C + 2 * C * D + D * D),  # the system, three differences and the identity's
         # What the system is made of, signs, and sums of gradients where a matrix is used again
-        elementwise_backward=n * (C * C * (8 + int(C != 1)) + 9 * C * D + D * D + C + (4 * C * D if grad else 0)),
+        elementwise_backward=n * (C * C * (8 + int(C != 1)) + 9 * C * D + D * D + C + grad * 4 * C * D),
         # Six C x C; q, k, w, and two more C x D; strengths
         saved_bytes=call.item * n * C * (6 * C + 5 * D + 1),
     )
