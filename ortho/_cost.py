@@ -5,7 +5,7 @@ from typing import Any
 
 from ortho._typing import Size
 
-__all__ = ["Cost", "head_width", "linear_map", "quotient"]
+__all__ = ["Cost", "head_width", "linear_map", "product", "quotient"]
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,17 @@ class Cost:
         return 2 * self.itemsize * self.trained
 
 
+def product(multiply_adds: Size, gradients: Size = 2) -> Cost:
+    """A matrix product, and one of the same size backward for each factor that needs a gradient."""
+    return Cost(forward=2 * multiply_adds, backward=2 * gradients * multiply_adds)
+
+
 def linear_map(
     B: Size, N: Size, inputs: Size, outputs: Size, *, bias: bool = False, input_grad: bool = True, itemsize: int = 4
 ) -> Cost:
     """A trained linear map of B N vectors. Its input is kept by the caller, which may need it for other maps, too."""
-    product = 2 * B * N * inputs * outputs
-    return Cost(
-        forward=product,
-        backward=(1 + input_grad) * product,
+    return replace(
+        product(B * N * inputs * outputs, 1 + input_grad),
         elementwise_backward=B * N * outputs if bias else 0,  # the bias' sum
         decode=2 * B * inputs * outputs,
         trained=inputs * outputs + (outputs if bias else 0),

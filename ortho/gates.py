@@ -24,10 +24,15 @@ __all__ = ["Gate", "LogSigmoidGate", "ReflectingWriteStrength", "WriteStrength"]
 class Gate(nn.Module, ABC):
     """x (B, N, d) -> (B, H, N), or (B, H, N, width): a product x W^T, and what the subclass makes of its numbers.
 
-    With a `rank` the product is x W_1^T W_2^T, through a bottleneck of so many numbers.
+    With a `rank` the product is x W_1^T W_2^T, through a bottleneck of so many numbers. What a subclass does is counted
+    as (scalar operations forward; backward; numbers kept): `each` for each of the product's numbers, `once` for each
+    number of one token, as of a parameter. For each of these so many parameters are `trained` beside the matrices.
     """
 
     rank: ClassVar[int | None] = None
+    each: ClassVar[tuple[int, int, int]] = (0, 0, 0)
+    once: ClassVar[tuple[int, int, int]] = (0, 0, 0)
+    trained: ClassVar[int] = 0
 
     @checked
     def __init__(
@@ -80,17 +85,17 @@ class Gate(nn.Module, ABC):
         mechanism, or not at all.
         """
         rows = cls.rows(d, H)
-        sum_of_gradients = Cost(elementwise_backward=B * N * d if input_grad else 0)
-        rest = cls._own_cost(B * N * rows, rows, itemsize) + sum_of_gradients
+        forward, backward, kept = (rows * (B * N * each + once) for each, once in zip(cls.each, cls.once, strict=True))
+        rest = Cost(
+            elementwise_forward=forward,
+            elementwise_backward=backward + (B * N * d if input_grad else 0),
+            saved_bytes=itemsize * kept,
+            trained=cls.trained * rows,
+        )
         if cls.rank is None:
             return linear_map(B, N, d, rows, input_grad=input_grad, itemsize=itemsize) + rest
         down = linear_map(B, N, d, cls.rank, input_grad=input_grad, itemsize=itemsize)
         return down + linear_map(B, N, cls.rank, rows) + Cost(saved_bytes=itemsize * B * N * cls.rank) + rest
-
-    @classmethod
-    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
-        """What is done with the numbers of the product, `rows` a token; the parameters beside the matrices."""
-        return Cost()
 
     def extra_repr(self) -> str:
         return f"d_model={self.d_model}, num_heads={self.num_heads}"
@@ -99,15 +104,8 @@ class Gate(nn.Module, ABC):
 class LogSigmoidGate(Gate):
     r"""A gate $\log \sigma(x W^T + b)$ or a multiple of it, at most 0, with a bias for each of its numbers."""
 
-    @classmethod
-    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
-        # add, sign, softplus, sign or factor; backward the last three and the sum of the bias's gradient
-        return Cost(
-            elementwise_forward=4 * numbers,
-            elementwise_backward=4 * numbers,
-            saved_bytes=itemsize * numbers,
-            trained=rows,
-        )
+    each = (4, 4, 1)  # add, sign, softplus, sign or factor; backward the last three, the sum of the bias's gradient
+    trained = 1
 
 
 class WriteStrength(Gate):
@@ -115,15 +113,11 @@ class WriteStrength(Gate):
     arXiv:2406.06484, section 3.1)."""
 
     maximum: ClassVar[float] = 1
+    each = (2, 2, 1)  # sigmoid, product
 
     @checked(values=False)
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
         return self._numbers(x).sigmoid() * self.maximum
-
-    @classmethod
-    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
-        # sigmoid, product
-        return Cost(elementwise_forward=2 * numbers, elementwise_backward=2 * numbers, saved_bytes=itemsize * numbers)
 
 
 class ReflectingWriteStrength(WriteStrength):

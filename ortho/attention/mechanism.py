@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ortho._checks import FORMS as FORMS
 from ortho._checks import checked, one_of
-from ortho._cost import Cost, quotient
+from ortho._cost import Cost, product, quotient
 from ortho._typing import Size, State
 
 # Scalar operations per element that a composite kernel is counted as, by its textbook definition.
@@ -48,9 +48,25 @@ class CostedCall(NamedTuple):
         return self.B * self.H, self.N, self.K, self.V
 
     @property
+    def reach(self) -> int:
+        """`qk_grad` as a number: 1 if gradients reach q and k, else 0."""
+        return int(self.qk_grad)
+
+    @property
     def item(self) -> int:
         """Bytes of a number in what is computed in float32 at least."""
         return max(self.itemsize, 4)
+
+    def attending(self, pairs: Size, width: Size = None) -> Cost:
+        """The products of so many pairs: scores of vectors of that width, by default K, and weights times values.
+        Backward the values' gradient, and if gradients reach q and k those of weights, queries and keys."""
+        scores = product(pairs * (self.K if width is None else width), 2 * self.reach)
+        return scores + product(pairs * self.V, 1 + self.reach)
+
+    def held_keys(self, keys: Size = None) -> Cost:
+        """A state of so many keys and values, by default N, all of which a new token reads by products."""
+        numbers = self.B * self.H * (self.N if keys is None else keys) * (self.K + self.V)
+        return Cost(decode=2 * numbers, state_bytes=self.itemsize * numbers)
 
     def by(self, form: Callable[..., Cost], **options: Any) -> Cost:
         """What the call costs by another closed form."""
@@ -118,7 +134,7 @@ class AttentionFunction(Protocol):
     ) -> Any: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Mechanism:
     """An entry of `MECHANISMS`.
 
@@ -133,10 +149,10 @@ class Mechanism:
     source: str
     reference: AttentionFunction
     fast: AttentionFunction
-    causal: bool  # whether is_causal=True is served
-    bidirectional: bool = field(default=True, kw_only=True)  # whether is_causal=False is
-    exact: bool  # whether the result is softmax attention itself, not an approximation or another function
     cost: Callable[..., Cost]
+    causal: bool = True  # whether is_causal=True is served
+    bidirectional: bool = True  # whether is_causal=False is
+    exact: bool = False  # whether the result is softmax attention itself, not an approximation or another function
     positional: bool = False  # whether the result depends on where a token stands, not only on what it is
     signed: bool = False  # whether weights may be negative
     fitted: bool = False  # whether it fits constants to the sequence, through which autograd does not differentiate

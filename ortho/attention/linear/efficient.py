@@ -6,8 +6,10 @@ softmax over positions looks at the whole sequence, so that the attention is not
 `efficient-causal` takes it over the positions so far; `linear-exp` has the same features and normalises rows instead.
 """
 
+from dataclasses import replace
+
 from ortho import _checks
-from ortho._cost import Cost
+from ortho._cost import Cost, product
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, CostedCall, Mechanism, closed_form
 from ortho.attention.operands import attention_form, masked_softmax, scaled
@@ -72,21 +74,20 @@ def _refuse_parts(**given: object) -> None:
 @closed_form
 def efficient_cost(call: CostedCall) -> Cost:
     """Closed form of one self-attention call, in either form; decoding keeps the keys and goes over all of them."""
-    (G, N, K, V), item, qk_grad = call.sizes, call.item, call.qk_grad
-    rows, fast = G * N, call.form == "fast"
-    pairs, memory = rows * N, G * K * V
-    forward = 4 * rows * K * V if fast else 2 * pairs * (K + V)
-    return Cost(
-        forward=forward,
-        backward=2 * forward if qk_grad else 2 * rows * K * V * 2 if fast else 2 * pairs * V,
+    (G, N, K, V), item, reach = call.sizes, call.item, call.reach
+    rows, held = G * N, call.held_keys()
+    if call.form == "fast":
+        memory = G * K * V
+        products, kept = product(2 * rows * K * V, 1 + reach), 2 * rows * K + reach * (rows * V + memory)
+        held = replace(held, decode=2 * (N + 1) * memory)
+    else:
+        products, kept = call.attending(rows * N), rows * N + reach * rows * (2 * K + V)
+    softmaxes = Cost(
         elementwise_forward=2 * SOFTMAX_FORWARD * rows * K,
-        elementwise_backward=2 * SOFTMAX_BACKWARD * rows * K if qk_grad else 0,
-        saved_bytes=item * (2 * rows * K + (rows * V + memory if qk_grad else 0))
-        if fast
-        else item * (pairs + (rows * (2 * K + V) if qk_grad else 0)),
-        decode=2 * G * K * V * (N + 1) if fast else 2 * rows * (K + V),
-        state_bytes=call.itemsize * rows * (K + V),
+        elementwise_backward=reach * 2 * SOFTMAX_BACKWARD * rows * K,
+        saved_bytes=item * kept,
     )
+    return products + held + softmaxes
 
 
 MECHANISM = Mechanism(
@@ -96,6 +97,5 @@ MECHANISM = Mechanism(
     reference=efficient_attention_reference,
     fast=efficient_attention,
     causal=False,
-    exact=False,
     cost=efficient_cost,
 )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ortho import _checks
-from ortho._cost import Cost
+from ortho._cost import Cost, product
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import CHUNK
 from ortho.attention.mechanism import (
@@ -24,7 +24,7 @@ from ortho.attention.mechanism import (
     closed_form,
 )
 from ortho.attention.operands import attention_form, blocked_pairs, carried, masked_softmax, scaled
-from ortho.attention.recurrent.gla import chunk_width, gated_linear_attention, gla_cost
+from ortho.attention.recurrent.gla import gated_linear_attention, gla_cost, power_chunks
 from ortho.attention.transforms import Kernel, once
 
 
@@ -133,8 +133,7 @@ def causal_efficient_cost(call: CostedCall, *, chunk: int = CHUNK) -> Cost:
     if call.form == "reference":
         return _materialised(call)
     (G, N, K, V), item = call.sizes, call.item
-    width = chunk_width(N if isinstance(N, int) else chunk, chunk)
-    number = -(-N // width) if isinstance(N, int) else N / width
+    width, number = power_chunks(N, chunk)
     core = call._replace(qk_grad=True).by(gla_cost, chunk=chunk)
     # The softmax of q, the running sums, what differs from them, exp
     ahead = G * K * ((SOFTMAX_FORWARD + 3) * N + LOG_SUM_FORWARD * (N + 1))
@@ -152,16 +151,14 @@ def causal_efficient_cost(call: CostedCall, *, chunk: int = CHUNK) -> Cost:
 
 
 def _materialised(call: CostedCall) -> Cost:
-    (G, N, K, V), item, qk_grad = call.sizes, call.item, int(call.qk_grad)
+    (G, N, K, V), item, reach = call.sizes, call.item, call.reach
     pairs, rows = G * N * N, G * N
     sums = 2 * int(N != 1)  # autograd leaves them out over axes of length 1
-    return Cost(
-        forward=2 * pairs * V,
-        backward=2 * (1 + qk_grad) * pairs * V,
+    return product(pairs * V, 1 + reach) + Cost(
         # Blocked before and after; times the shares of q, summed over the features
         elementwise_forward=pairs * K * (SOFTMAX_FORWARD + 4) + SOFTMAX_FORWARD * rows * K,
-        elementwise_backward=qk_grad * (pairs * K * (SOFTMAX_BACKWARD + 4 + sums) + SOFTMAX_BACKWARD * rows * K),
-        saved_bytes=item * pairs + qk_grad * (item * (2 * pairs * K + rows * (K + V)) + N * N),
+        elementwise_backward=reach * (pairs * K * (SOFTMAX_BACKWARD + 4 + sums) + SOFTMAX_BACKWARD * rows * K),
+        saved_bytes=item * pairs + reach * (item * (2 * pairs * K + rows * (K + V)) + N * N),
         decode=2 * rows * V,
         state_bytes=call.itemsize * rows * (K + V),
     )
@@ -185,8 +182,6 @@ MECHANISM = Mechanism(
     source="after Shen et al. 2021, arXiv:1812.01243",
     reference=causal_efficient_attention_reference,
     fast=causal_efficient_attention,
-    causal=True,
     bidirectional=False,
-    exact=False,
     cost=causal_efficient_cost,
 )

@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import pad
 
 from ortho import _checks
-from ortho._cost import Cost
+from ortho._cost import Cost, product
 from ortho._typing import Bool, Float, Int, Size, State, Tensor
 from ortho.attention.chunking import CHUNK, chunks, default_chunk, equal_chunks, pad_tokens
 from ortho.attention.linear.linear_kernels import AllAtOnce, Chunked, divisors
@@ -278,7 +278,7 @@ def linear_attention_cost(call: CostedCall, *, feature_map: FeatureMap, chunk: i
     multiple of `chunk`, and greater.
     """
     (G, N, K, V), item, fast = call.sizes, call.item, call.form == "fast"
-    scaled, reach = int(feature_map.scales_keys), int(call.qk_grad)
+    scaled, reach = int(feature_map.scales_keys), call.reach
     m, behind = feature_map.width(K) if m is None else m, 0
     if not fast:
         rest = _materialised(call, m, scaled)
@@ -309,49 +309,45 @@ def linear_attention_cost(call: CostedCall, *, feature_map: FeatureMap, chunk: i
 
 
 def _materialised(call: CostedCall, m: Size, scaled: int) -> Cost:
-    (G, N, _, V), causal, qk_grad, item = call.sizes, int(call.causal), call.qk_grad, call.item
+    (G, N, _, V), causal, reach, item = call.sizes, int(call.causal), call.reach, call.item
     rows, pairs = G * N, G * N * N
     scales = pairs if causal else rows  # exp(s_j - max): one for all rows, unless they see different keys
     # A gradient's sum over a broadcast axis is left out by autograd where that axis has length 1.
     division_backward = rows * (5 * V + 1) + (rows * V if V != 1 else 0)
-    return Cost(
-        forward=2 * pairs * (m + V),
-        backward=2 * pairs * (2 * (m + V) if qk_grad else V),
+    return call.attending(pairs, m) + Cost(
         elementwise_forward=pairs * (1 + causal)  # row sums; blocked entries
         + rows * (V + 3)  # divisors, quotients
         + scaled * (pairs + (3 + causal) * scales),  # the product with the scales; blocked, maximum, subtract, exp
-        elementwise_backward=pairs * (1 + causal + scaled) + division_backward if qk_grad else rows * V,
+        elementwise_backward=pairs * (1 + causal + scaled) + division_backward if reach else rows * V,
         saved_bytes=item * (pairs + rows)  # weights and totals; if gradients reach them, also all they come from
-        + (item * (rows * (2 * m + 2 * V) + scaled * scales) + rows + causal * N * N if qk_grad else 0),
+        + reach * (item * (rows * (2 * m + 2 * V) + scaled * scales) + rows + causal * N * N),
     )
 
 
 def _at_once(call: CostedCall, m: Size, scaled: int) -> Cost:
-    (G, N, _, V), qk_grad, item = call.sizes, call.qk_grad, call.item
+    (G, N, _, V), reach, item = call.sizes, call.reach, call.item
     rows, memory = G * N, G * m * (V + 1)
-    return Cost(
-        forward=4 * rows * m * V + 2 * rows * m * (1 + scaled),  # gather and read S; read z; with scales, gather it
-        backward=(8 if qk_grad else 4) * rows * m * V + 2 * rows * m,
+    # gather and read S; read z; with scales, gather it
+    products = product(2 * rows * m * V, 1 + reach) + product(rows * m, 1)
+    return products + Cost(
+        forward=2 * rows * m * scaled,
         elementwise_forward=(1 - scaled) * (rows + G) * m  # z
         + rows * (3 + V)  # divisors, quotients
         + scaled * (rows * (3 + V) + memory + 3 * G),  # maximum, subtract, exp; products with values and memory
-        elementwise_backward=rows * (3 * V + 4) + scaled * rows * V + ((2 * m + scaled * V) * rows if qk_grad else 0),
+        elementwise_backward=rows * (3 * V + 4) + scaled * rows * V + reach * (2 * m + scaled * V) * rows,
         saved_bytes=item * (rows * (2 * m + V + 1 + scaled) + memory),
         output_bytes=item * rows * V,
     )
 
 
 def _in_chunks(call: CostedCall, m: Size, width: Size, number: Size, scaled: int) -> Cost:
-    (G, N, _, V), qk_grad, item = call.sizes, call.qk_grad, call.item
+    (G, N, _, V), reach, item = call.sizes, call.reach, call.item
     rows, memory = G * number * width, G * number * m * (V + 1)  # with what is behind the end
     pairs = rows * width
-    return Cost(
-        # In the chunk: weights, outputs. Memories: gather and read S, read z; with scales, gather z by a product too.
-        forward=2 * pairs * (m + V) + 4 * rows * m * V + 2 * rows * m * (1 + scaled),
-        backward=2 * pairs * V
-        + 4 * rows * m * V
-        + 2 * rows * m
-        + (2 * pairs * (2 * m + V) + 4 * rows * m * V if qk_grad else 0),
+    # In the chunk: weights, outputs. Memories: gather and read S, read z; with scales, gather z by a product too.
+    products = call.attending(pairs, m) + product(2 * rows * m * V, 1 + reach) + product(rows * m, 1)
+    return products + Cost(
+        forward=2 * rows * m * scaled,
         elementwise_forward=(1 - scaled) * rows * m  # z
         + memory
         + pairs  # totals within the chunk
@@ -362,7 +358,7 @@ def _in_chunks(call: CostedCall, m: Size, width: Size, number: Size, scaled: int
         elementwise_backward=rows * (3 * V + 4)
         + memory
         + scaled * (memory + rows * (2 * V + 1))
-        + (2 * rows * m + scaled * (pairs + rows * (2 * V + 1)) if qk_grad else 0),
+        + reach * (2 * rows * m + scaled * (pairs + rows * (2 * V + 1))),
         saved_bytes=item * (rows * (2 * m + V + 1) + pairs + memory + scaled * (pairs + 2 * rows + G * number)),
         output_bytes=item * rows * V,
     )
@@ -377,7 +373,6 @@ def kernel_mechanism(name: str, feature_map: FeatureMap, source: str) -> Mechani
         reference=partial(linear_attention_reference, feature_map=feature_map),
         fast=partial(linear_attention, feature_map=feature_map),
         causal=feature_map.causal,
-        exact=False,
         cost=partial(linear_attention_cost, feature_map=feature_map),
         positional=feature_map.positional,
         fitted=not feature_map.causal,

@@ -77,8 +77,6 @@ MECHANISM = Mechanism(
     source="Press et al. 2022, arXiv:2108.12409",
     reference=alibi_attention_reference,
     fast=alibi_attention,
-    causal=True,
-    exact=False,
     positional=True,
     cost=partial(distance_cost, gated=False),
 )

@@ -8,7 +8,7 @@ in half precision none: here depths are float64, and are subtracted from each ot
 
 from math import sqrt
 
-from ortho._cost import Cost
+from ortho._cost import Cost, product
 from ortho._typing import Float, Tensor
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, CostedCall, closed_form
 from ortho.attention.operands import blocked_pairs, masked_softmax
@@ -73,15 +73,15 @@ def distance_cost(call: CostedCall, *, gated: bool, tile: int = TILE) -> Cost:
     `gated` says that depths are the sums of a gate's numbers, which need a gradient; else the batch has them in common.
     """
     (G, N, K, V), item, fast = call.sizes, call.item, call.form == "fast"
-    causal, qk_grad = call.causal, int(call.qk_grad)
+    causal, reach = call.causal, call.reach
     rows, sets = G * N, G if gated else call.H  # sets of depths
-    pairs_grad, far = int(qk_grad or gated), int(not causal)  # far: absolute values are taken
+    pairs_grad, far = int(reach or gated), int(not causal)  # far: absolute values are taken
     t = tile_sums(N, tile if fast else N, causal and fast)
     blocked = t.blocked if fast else int(causal)
     scaled = rows * K if fast else G * t.pairs
     # distances, and their absolute values; subtract, block, softmax
     once = t.pairs * (sets * (1 + far) + G * (1 + blocked + SOFTMAX_FORWARD))
-    backward = qk_grad * scaled
+    backward = reach * scaled
     if pairs_grad:
         backward += G * t.pairs * (SOFTMAX_BACKWARD + blocked)
     if gated:
@@ -89,18 +89,13 @@ def distance_cost(call: CostedCall, *, gated: bool, tile: int = TILE) -> Cost:
         # and over queries, but over one alone. The two parts added, and summed over tokens.
         backward += G * (t.pairs * (4 + 2 * far) - t.lone) + rows * (1 + int(N != 1))
     if fast:  # the forward pass again; each tile's gradients added to the others'
-        backward += once + G * t.keys * V + t.number * rows * 2 * (K * qk_grad + int(gated))
+        backward += once + G * t.keys * V + t.number * rows * 2 * (K * reach + int(gated))
         saved = item * rows * (2 * K + V) + 8 * sets * N
     else:
-        saved = item * (G * t.pairs + qk_grad * 2 * rows * K + pairs_grad * rows * V)
+        saved = item * (G * t.pairs + reach * 2 * rows * K + pairs_grad * rows * V)
         saved += (N * N if causal and pairs_grad else 0) + (8 * G * t.pairs if gated and far else 0)
-    return Cost(
-        forward=2 * G * t.pairs * (K + V),
-        # dV, dP, dQ and dK; the fast form's scores again
-        backward=2 * G * t.pairs * (V * (1 + pairs_grad) + K * (2 * qk_grad + int(fast))),
-        elementwise_forward=scaled + sets * N + once,
-        elementwise_backward=backward,
-        saved_bytes=saved,
-        decode=2 * rows * (K + V),
-        state_bytes=call.itemsize * rows * (K + V) + (item * rows if gated else 0),
-    )
+    # The fast form computes scores again.
+    products = product(G * t.pairs * V, 1 + pairs_grad) + product(G * t.pairs * K, 2 * reach + int(fast))
+    held = call.held_keys() + Cost(state_bytes=item * rows if gated else 0)
+    counted = Cost(elementwise_forward=scaled + sets * N + once, elementwise_backward=backward, saved_bytes=saved)
+    return products + held + counted

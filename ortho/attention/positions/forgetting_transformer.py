@@ -117,8 +117,6 @@ MECHANISM = Mechanism(
     source="Lin et al. 2025, arXiv:2503.02130",
     reference=forgetting_attention_reference,
     fast=forgetting_attention,
-    causal=True,
-    exact=False,
     positional=True,
     one_sequence=True,
     cost=partial(distance_cost, gated=True),

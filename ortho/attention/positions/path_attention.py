@@ -23,7 +23,7 @@ import torch
 from torch.nn.functional import pad
 
 from ortho import _checks
-from ortho._cost import Cost
+from ortho._cost import Cost, product
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import chunks, equal_chunks, pad_tokens
 from ortho.attention.mechanism import (
@@ -301,7 +301,7 @@ def reflections_cost(call: CostedCall, *, bias_width: int | None = None, block: 
     scaled = rows * (D + K * bias)  # queries: those of the bias, those of the content
     rest += Cost(
         elementwise_forward=scaled,
-        elementwise_backward=scaled if call.qk_grad else rows * D * bias,
+        elementwise_backward=scaled if call.reach else rows * D * bias,
         # the keys before are reflected, then all are scored; the content; the values
         decode=4 * G * (N - 1) * D + 2 * rows * (D + K * bias + V),
         state_bytes=item * rows * D + call.itemsize * rows * (V + K * bias),
@@ -313,19 +313,19 @@ def reflections_cost(call: CostedCall, *, bias_width: int | None = None, block: 
 
 
 def _steps(call: CostedCall, D: Size, bias: int) -> Cost:
-    (G, N, K, V), qk_grad, item = call.sizes, int(call.qk_grad), call.item
+    (G, N, K, V), reach, item = call.sizes, call.reach, call.item
     rows, pairs, upto = G * N, G * N * N, G * causal_pairs(N)
-    before, grad = upto - rows, bias or qk_grad  # (token, earlier key) pairs; whether the vectors need a gradient
-    return Cost(
-        forward=D * (4 * before + 2 * upto) + 2 * pairs * (V + K * bias),
-        backward=D * (8 * before + (4 if grad else 2) * upto) + 4 * pairs * (V + K * bias * qk_grad),
+    before, grad = upto - rows, max(bias, reach)  # (token, earlier key) pairs; whether the vectors need a gradient
+    # What of a key is along each later w, and that times w; scores; values; the content
+    products = product(2 * before * D) + product(upto * D, 1 + grad)
+    products += product(pairs * V) + product(bias * pairs * K, 2 * reach)
+    return products + Cost(
         # b w, and what it takes from the keys; block, softmax, the content added
         elementwise_forward=D * (rows + before) + pairs * (1 + SOFTMAX_FORWARD + bias),
         # a sign and two sums of gradients for each key and step; products, sum over channels, w's two gradients added
         elementwise_backward=pairs * (1 + SOFTMAX_BACKWARD) + 3 * D * before + rows * D * (3 + int(D != 1)),
         # keys of all steps and what is along w; b, w, b w, and the queries; weights and values; the content's
-        saved_bytes=item
-        * (D * (upto if grad else before) + before + rows * (3 * D + 1 + V + 2 * K * bias * qk_grad) + pairs)
+        saved_bytes=item * (D * (before + grad * rows) + before + rows * (3 * D + 1 + V + 2 * K * bias * reach) + pairs)
         + N * N,  # the blocked pairs, a byte each
     )
 
@@ -333,15 +333,15 @@ def _steps(call: CostedCall, D: Size, bias: int) -> Cost:
 def _blocks(call: CostedCall, D: Size, bias: int, block: int) -> Cost:
     """T blocks of C tokens, and the tiles of a block's queries and another's keys."""
     C, T = equal_chunks(call.N, block)
-    n, grad = call.sizes[0] * T, bias or call.qk_grad
+    n, grad = call.sizes[0] * T, max(bias, call.reach)
     products = n * (16 * C * C * D + 5 * C**3 + 2 * C * D * D)  # C^3 of them the triangular system
     blocks = Cost(
         forward=products,
         # Twice each product, but for the system's, which takes another system and a product
-        backward=2 * products + n * C**3 - (0 if grad else 8 * n * C * C * D),
+        backward=2 * products + n * C**3 - (1 - grad) * 8 * n * C * C * D,
         elementwise_forward=n * (2 * C * C + 2 * C * D + D * D),  # the system, three differences and the identity's
         # What the system is made of, signs, and sums of gradients where a matrix is used again
-        elementwise_backward=n * (C * C * (8 + int(C != 1)) + 9 * C * D + D * D + C + (4 * C * D if grad else 0)),
+        elementwise_backward=n * (C * C * (8 + int(C != 1)) + 9 * C * D + D * D + C + grad * 4 * C * D),
         # Six C x C; q, k, w, and two more C x D; strengths
         saved_bytes=call.item * n * C * (6 * C + 5 * D + 1),
     )
@@ -349,7 +349,7 @@ def _blocks(call: CostedCall, D: Size, bias: int, block: int) -> Cost:
 
 
 def _tiles(call: CostedCall, D: Size, bias: int, C: Size, T: Size) -> Cost:
-    (G, _, K, V), qk_grad = call.sizes, int(call.qk_grad)
+    (G, _, K, V), reach = call.sizes, call.reach
     t, rows = tile_sums(T * C, C, True), G * T * C
     pairs = G * t.pairs
     apart = (causal_pairs(T) - T) * G  # pairs of a tile and an earlier block; between the two others:
@@ -358,14 +358,14 @@ def _tiles(call: CostedCall, D: Size, bias: int, C: Size, T: Size) -> Cost:
     again = pairs * (1 + SOFTMAX_FORWARD + bias)  # block, softmax, the content added
     return Cost(
         forward=scores + 2 * pairs * V,
-        backward=3 * scores - 4 * pairs * K * bias * (1 - qk_grad) + 4 * pairs * V,  # scores again; dV and dP
+        backward=3 * scores - 4 * pairs * K * bias * (1 - reach) + 4 * pairs * V,  # scores again; dV and dP
         elementwise_forward=again,
         # Weights and values, queries that are used and moved; and its gradients added to the others'
         elementwise_backward=again
         + pairs * (1 + SOFTMAX_BACKWARD)
         + G * t.keys * V
         + crossed * C * D
-        + rows * (T * C + 2 * (T - 1) * D + 2 * T * K * bias * qk_grad)
+        + rows * (T * C + 2 * (T - 1) * D + 2 * T * K * bias * reach)
         + (T - 2 if T != 1 else 0) * G * T * D * D,
         # Values, scores, moved queries and keys, products, the content's
         saved_bytes=call.item * (rows * (V + C + 2 * D + 2 * K * bias) + G * T * D * D),
@@ -378,9 +378,7 @@ MECHANISM = Mechanism(
     source="Yang et al. 2025, arXiv:2505.16381",
     reference=path_attention_reference,
     fast=path_attention,
-    causal=True,
     bidirectional=False,
-    exact=False,
     positional=True,
     one_sequence=True,
     cost=reflections_cost,

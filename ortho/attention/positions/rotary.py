@@ -115,7 +115,7 @@ def _turned(
 @closed_form
 def rotary_cost(call: CostedCall) -> Cost:
     """Closed form of one self-attention call: that of softmax attention, and of turning q and k."""
-    (G, N, K, V), reach = call.sizes, int(call.qk_grad)
+    (G, N, K, V), reach = call.sizes, call.reach
     planes, rows = quotient(K, 2), G * N
     return call.by(softmax_cost) + Cost(
         # angles, cosines and sines; four products and two sums for q and k
@@ -133,8 +133,6 @@ MECHANISM = Mechanism(
     source="Su et al. 2021, arXiv:2104.09864",
     reference=rotary_attention_reference,
     fast=rotary_attention,
-    causal=True,
-    exact=False,
     positional=True,
     cost=rotary_cost,
 )

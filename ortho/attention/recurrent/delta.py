@@ -5,7 +5,6 @@ rate $\beta_t$ on $\tfrac12 |S^T k_t - v_t|^2$, behind a decay $a_t$. With $a_t 
 arXiv:2102.11174; in chunks: Yang et al. 2024, arXiv:2406.06484), else Gated DeltaNet (arXiv:2412.06464).
 """
 
-from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import Any, NamedTuple
@@ -14,18 +13,12 @@ import torch
 from torch import nn
 from torch.nn.functional import softplus
 
-from ortho._cost import Cost
+from ortho._cost import Cost, product
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import CHUNK, chunks, cut, default_chunk, equal_chunks, flat, tiles
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.operands import attention_form, unit_cost
-from ortho.attention.recurrent.recurrence import (
-    check_writes,
-    prepared,
-    read_at_end_cost,
-    recurrence,
-    recurrence_cost,
-)
+from ortho.attention.recurrent.recurrence import check_writes, memory_cost, prepared, read_at_end_cost, recurrence
 from ortho.attention.transforms import Kernel, once
 from ortho.gates import Gate, WriteStrength, rate_logarithms, step_biases
 
@@ -316,6 +309,11 @@ class Decay(Gate):
     $e^A$ starts uniform in [1, 16] and softplus(b) log-uniform in [0.001, 0.1].
     """
 
+    # Add, softplus, multiply; backward two products, softplus, two sums over tokens; kept: what goes into the softplus
+    # and comes out. The rate's exp and sign; kept: it before and after its sign.
+    each, once = (3, 5, 2), (2, 2, 2)
+    trained = 2
+
     def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
         super()._make(generator, kind)
         self.log_rate = nn.Parameter(rate_logarithms(self.num_heads, generator, kind))
@@ -324,17 +322,6 @@ class Decay(Gate):
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
         return -self.log_rate.exp()[:, None] * softplus(self._numbers(x) + self.bias[:, None])
 
-    @classmethod
-    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
-        # forward: add, softplus, multiply; the rate's exp and sign. backward: two products, softplus, two sums over
-        # tokens. Kept: what goes into the softplus and comes out, and the rate before and after its sign.
-        return Cost(
-            elementwise_forward=3 * numbers + 2 * rows,
-            elementwise_backward=5 * numbers + 2 * rows,
-            saved_bytes=itemsize * (2 * numbers + 2 * rows),
-            trained=2 * rows,
-        )
-
 
 @closed_form
 def delta_cost(call: CostedCall, *, gated: bool = False, chunk: int = CHUNK) -> Cost:
@@ -342,62 +329,52 @@ def delta_cost(call: CostedCall, *, gated: bool = False, chunk: int = CHUNK) -> 
 
     Half precision costs what float32 does. With symbols, N is a multiple of `chunk`, and no width is 1.
     """
-    (G, N, K, V), item, qk_grad = call.sizes, call.item, call.qk_grad
-    if call.form == "reference":
-        rest, decode = recurrence_cost(call, rates=int(gated)), 6 * G * K * V
-    else:
-        rest = _chunks_cost(call, *equal_chunks(N, chunk), int(gated))
-        decode = _chunks_cost(call._replace(N=1, causal=True), 1, 1, int(gated)).forward
-    total = rest + unit_cost(2 * G * N, K, 2 * G * N if qk_grad else 0, item)
-    return replace(total, decode=decode, state_bytes=item * G * K * V)
+    G, N, K, _ = call.sizes
+    in_chunks = partial(_chunks_cost, chunk=chunk, gated=int(gated))
+    return memory_cost(call, in_chunks, rates=int(gated)) + unit_cost(2 * G * N, K, 2 * G * N * call.reach, call.item)
 
 
 # Below a flag counts as 0 or 1.
 
 
-def write_cost(call: CostedCall, width: Size, number: Size, gated: int = 0, qk_grad: bool = True) -> Cost:
+def write_cost(call: CostedCall, width: Size, number: Size, gated: int = 0, reach: int = 1) -> Cost:
     """`Write` on so many chunks of that width, the last one's empty rows included."""
     G, _, K, V = call.sizes
     rows, states = G * number * width, G * number * K * V
     pairs = rows * width
-    products = qk_grad or gated  # those that a key's gradient, or a decay's, is made of
-    return Cost(
-        # Products of keys, their inverse system, two products with it; what is erased and written, chunk after chunk.
-        forward=pairs * (4 * K + 2 * V + width) + 4 * rows * K * V,
-        backward=4 * pairs * V
-        + 4 * rows * K * V
-        + (4 * rows * K * V if products else 0)
-        + (2 * pairs * K if qk_grad else 0),
+    further = max(reach, gated)  # products that a key's gradient, or a decay's, is made of
+    # Products of keys, their inverse system, two products with it; what is erased and written, chunk after chunk
+    products = product(pairs * V) + product(2 * rows * K * V, 1 + further)
+    return products + Cost(
+        forward=pairs * (4 * K + width),
+        backward=reach * 2 * pairs * K,
         elementwise_forward=pairs + rows * V + gated * (pairs + 2 * rows * K + states),
         elementwise_backward=3 * pairs
         + rows * (3 * V + 1)
         + states
-        + (pairs + rows * K if products else 0)
-        + (pairs + 2 * rows * K if qk_grad else 0)
+        + further * (pairs + rows * K)
+        + reach * (pairs + 2 * rows * K)
         + gated * (4 * pairs + rows * (7 * K + 5) + 3 * states + 3 * G * number),
         saved_bytes=call.item * (rows * (2 * K + 2 * V + 1) + 2 * pairs + states),
     )
 
 
-def _chunks_cost(call: CostedCall, width: Size, number: Size, gated: int) -> Cost:
-    (G, _, K, V), item, qk_grad = call.sizes, call.item, call.qk_grad
+def _chunks_cost(call: CostedCall, *, chunk: int, gated: int) -> Cost:
+    (G, N, K, V), item, reach = call.sizes, call.item, call.reach
+    width, number = equal_chunks(N, chunk)
     rows = G * number * width  # with what is behind the end
     pairs = rows * width
-    write = write_cost(call, width, number, gated, qk_grad) + Cost(  # and the decays
+    write = write_cost(call, width, number, gated, reach) + Cost(  # and the decays
         elementwise_forward=gated * (4 * pairs + 2 * rows), saved_bytes=item * gated * (pairs + rows)
     )
     if not call.causal:
         return write + read_at_end_cost(call)
-    products = qk_grad or gated  # those that a query's gradient, or a decay's, is made of
+    further = max(reach, gated)  # products that a query's gradient, or a decay's, is made of
+    write += product(pairs * K, 2 * reach) + product((pairs + rows * K) * V, 1 + further)
     return write + Cost(
-        forward=2 * pairs * (K + V) + 2 * rows * K * V,
-        backward=2 * pairs * V
-        + 2 * rows * K * V
-        + (2 * pairs * V + 2 * rows * K * V if products else 0)
-        + (4 * pairs * K if qk_grad else 0),
         elementwise_forward=gated * (pairs + rows * K),
         # and the sums of two gradients, of keys and of decays
-        elementwise_backward=(2 * rows * K if qk_grad else 0) + gated * (4 * pairs + rows * (4 * K + 4)),
+        elementwise_backward=reach * 2 * rows * K + gated * (4 * pairs + rows * (4 * K + 4)),
         saved_bytes=item * (rows * K + pairs),
     )
 
@@ -408,8 +385,6 @@ DELTA = Mechanism(
     source="Schlag et al. 2021, arXiv:2102.11174; Yang et al. 2024, arXiv:2406.06484",
     reference=delta_rule_reference,
     fast=delta_rule,
-    causal=True,
-    exact=False,
     cost=delta_cost,
     positional=True,
     signed=True,
@@ -421,8 +396,6 @@ GATED_DELTA = Mechanism(
     source="Yang et al. 2024, arXiv:2412.06464",
     reference=delta_rule_reference,
     fast=delta_rule,
-    causal=True,
-    exact=False,
     cost=partial(delta_cost, gated=True),
     positional=True,
     signed=True,

@@ -9,26 +9,20 @@ That is the delta rule on a sequence $n_h$ times as long, read after every $n_h$
 by a product of $n_h$ transitions: for $\beta$ up to 2, by any orthogonal matrix that $n_h$ reflections make.
 """
 
-from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 
 from ortho import _checks
-from ortho._cost import Cost
+from ortho._cost import Cost, product
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import CHUNK, chunks, cut, default_chunk, equal_chunks
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.operands import attention_form, gate, unit_cost
 from ortho.attention.recurrent.delta import Write, write_cost
-from ortho.attention.recurrent.recurrence import (
-    check_writes,
-    prepared,
-    read_at_end_cost,
-    recurrence,
-    recurrence_cost,
-)
-from ortho.gates import Gate
+from ortho.attention.recurrent.recurrence import check_writes, memory_cost, prepared, read_at_end_cost, recurrence
+from ortho.gates import Gate, ReflectingWriteStrength
 
 
 def by_step(
@@ -165,19 +159,29 @@ def _in_chunks(
     chunk: int,
 ) -> tuple[Tensor, Tensor]:
     """(o, the state after the last step)."""
-    *lead, N, _width = q.shape
-    width, behind = chunks(k.shape[-2] // steps, max(1, chunk // steps))  # of a chunk, in tokens
+    width = chunks(k.shape[-2] // steps, max(1, chunk // steps))[0]  # of a chunk, in tokens
     beta = torch.ones_like(k[..., 0]) if beta is None else beta
     k, v, strengths = (cut(x, width * steps) for x in (k, v, beta[..., None]))  # (G, n, C, ·)
     written, before, after = Write.apply(k, v, strengths, S.reshape(-1, *S.shape[-2:]), None)
     after = after.view(S.shape)
-    if not is_causal:
-        return q @ after, after
-    q = cut(q, width)
+    return (read_steps(q, k, written, before, width) if is_causal else q @ after), after
+
+
+def read_steps(
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "G n C K"],
+    written: Float[Tensor, "G n C V"],
+    before: Float[Tensor, "G n K V"],
+    width: int,
+) -> Float[Tensor, "*batch N V"]:
+    """What queries find in the state before their chunk, of `width` tokens, and in its steps up to their own token."""
+    *lead, N, _ = q.shape
+    steps = k.shape[-2] // width
     future = torch.ones(width, width, dtype=torch.bool, device=q.device).triu(1).repeat_interleave(steps, 1)
+    q = cut(q, width)
     weights = (q @ k.mT).masked_fill(future, 0)  # (G, n, tokens, steps) of a chunk
     o = q @ before + weights @ written
-    return o.reshape(*lead, N + behind, -1)[..., :N, :], after
+    return o.reshape(*lead, q.shape[1] * width, -1)[..., :N, :]
 
 
 class _Steps(Gate):
@@ -192,6 +196,8 @@ class _Steps(Gate):
 class StepStrengths(_Steps):
     r"""$\beta = 2 \sigma(x W^T)$ in (0, 2), one for each of a token's steps: x (B, N, d) -> (B, H, N, steps)."""
 
+    each = ReflectingWriteStrength.each
+
     @classmethod
     def rows(cls, d: Size, H: Size) -> Size:
         return cls.steps * H
@@ -199,11 +205,6 @@ class StepStrengths(_Steps):
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N steps"]:
         # Copied before anything is made of it, so that autograd keeps one copy, laid out as it is read.
         return self._by_step(x, self.steps)[..., 0].contiguous().sigmoid() * 2
-
-    @classmethod
-    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
-        # sigmoid, product
-        return Cost(elementwise_forward=2 * numbers, elementwise_backward=2 * numbers, saved_bytes=itemsize * numbers)
 
 
 class LaterOperands(_Steps):
@@ -224,32 +225,28 @@ def delta_product_cost(call: CostedCall, *, steps: Size = 2, chunk: int = CHUNK)
     Those of the later steps come from gates and need a gradient, whether or not the projected queries and keys do
     (`call.qk_grad`). With symbols, N is a multiple of the tokens in a chunk, and no width is 1.
     """
-    G, N, K, V = call.sizes
+    G, N, K, _ = call.sizes
     keys = G * N * steps
-    if call.form == "reference":
-        rest = recurrence_cost(call, steps=steps, k_grad=True)
-        decode = 2 * G * K * V * (2 * steps + 1)
-    else:
-        rest = _chunks_cost(call, steps, *equal_chunks(N, max(1, chunk // steps)))  # of so many tokens
-        decode = _chunks_cost(call._replace(N=1, causal=True), steps, 1, 1).forward
-    total = rest + unit_cost(keys + G * N, K, keys + (G * N if call.qk_grad else 0), call.item)
-    return replace(total, decode=decode, state_bytes=call.item * G * K * V)
+    normalised = unit_cost(keys + G * N, K, keys + call.reach * G * N, call.item)
+    return memory_cost(call, partial(_chunks_cost, steps=steps, chunk=chunk), steps=steps, k_grad=1) + normalised
 
 
-def _chunks_cost(call: CostedCall, steps: Size, width: Size, number: Size) -> Cost:
-    (G, _, K, V), qk_grad = call.sizes, call.qk_grad
-    tokens = G * number * width  # with what is behind the end
-    rows = tokens * steps
-    seen = rows * width  # pairs of a token and a key
+def _chunks_cost(call: CostedCall, *, steps: Size, chunk: int) -> Cost:
+    width, number = equal_chunks(call.N, max(1, chunk // steps))  # of so many tokens
     write = write_cost(call, width * steps, number)
-    if not call.causal:
-        return write + read_at_end_cost(call)
-    return write + Cost(
-        forward=2 * seen * (K + V) + 2 * tokens * K * V,
-        backward=2 * seen * (K + 2 * V) + 2 * tokens * K * V + (2 * seen * K + 2 * tokens * K * V if qk_grad else 0),
+    return write + (read_steps_cost(call, steps, width, number) if call.causal else read_at_end_cost(call))
+
+
+def read_steps_cost(call: CostedCall, steps: Size, width: Size, number: Size) -> Cost:
+    """`read_steps` in so many chunks of `width` tokens."""
+    (G, _, K, V), reach = call.sizes, call.reach
+    tokens = G * number * width  # with what is behind the end
+    seen = tokens * steps * width  # pairs of a token and a key
+    products = product(seen * K, 1 + reach) + product(seen * V) + product(tokens * K * V, 1 + reach)
+    return products + Cost(
         elementwise_forward=seen + tokens * V,
         # blocked; the sums of the gradients of keys and of queries
-        elementwise_backward=seen + rows * K + (tokens * K if qk_grad else 0),
+        elementwise_backward=seen + tokens * steps * K + reach * tokens * K,
         # and the steps that a token does not see, a byte each
         saved_bytes=call.item * (tokens * K + seen) + width**2 * steps,
     )
@@ -261,8 +258,6 @@ MECHANISM = Mechanism(
     source="Siems et al. 2025, arXiv:2502.10297",
     reference=delta_product_reference,
     fast=delta_product,
-    causal=True,
-    exact=False,
     cost=delta_product_cost,
     positional=True,
     signed=True,

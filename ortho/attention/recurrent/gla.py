@@ -6,7 +6,6 @@ $S_t = (I - \beta_t k_t k_t^T)\, \mathrm{Diag}(a_t)\, S_{t-1} + \beta_t k_t v_t^
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,13 +18,7 @@ from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import CHUNK, default_chunk, pad_tokens
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.operands import attention_form, unit_cost
-from ortho.attention.recurrent.recurrence import (
-    check_writes,
-    prepared,
-    read_at_end_cost,
-    recurrence,
-    recurrence_cost,
-)
+from ortho.attention.recurrent.recurrence import check_writes, memory_cost, prepared, read_at_end_cost, recurrence
 from ortho.gates import LogSigmoidGate, WriteStrength
 
 _ADDING = partial(check_writes, channels=True, erase=False)
@@ -191,6 +184,13 @@ def chunk_width(length: int, chunk: int) -> int:
     return 1 << min(chunk.bit_length() - 1, (length - 1).bit_length())
 
 
+def power_chunks(length: Size, chunk: int) -> tuple[int, Size]:
+    """(the width of these chunks, how many they are); a symbol stands for a multiple of `chunk`, a power of two."""
+    whole = isinstance(length, int)
+    width = chunk_width(length if whole else chunk, chunk)
+    return width, -(-length // width) if whole else length / width
+
+
 def tokens(decay: Tensor, k: Tensor, readers: Sequence[Tensor], early: Sequence[Tensor] = ()) -> Blocks:
     """Tokens (..., C, K) as C blocks of one. A reader finds its own token's key as it was written, and a state faded by
     its own token; an early one, which comes after the others, the state before that."""
@@ -284,20 +284,12 @@ def channel_cost(call: CostedCall, *, erase: int, before_fading: int = 0, chunk:
     What autograd keeps of `log_decay` itself is a matter of the gate that made it. Half precision costs what float32
     does. With symbols, N is a multiple of `chunk`, a power of two, and greater.
     """
-    (G, N, K, V), item, wanted = call.sizes, call.item, int(call.qk_grad)
-    if call.form == "reference":
-        rest = recurrence_cost(call, erase=erase, before_fading=before_fading, rates=K)
-        decode = 2 * (2 + erase) * G * K * V
-    else:
-        width = chunk_width(N if isinstance(N, int) else chunk, chunk)
-        number = -(-N // width) if isinstance(N, int) else N / width
-        rest = _chunks_cost(call, width, number, erase, before_fading)
-        decode = _chunks_cost(call._replace(N=1, causal=True), 1, 1, erase, before_fading).forward
+    (G, N, K, _), reach = call.sizes, call.reach
+    in_chunks = partial(_chunks_cost, chunk=chunk, erase=erase, early=before_fading)
+    memory = memory_cost(call, in_chunks, erase=erase, before_fading=before_fading, rates=K)
     if erase:
-        rest += unit_cost(2 * G * N, K, 2 * G * N * wanted, item)
-    else:  # queries are scaled
-        rest += Cost(elementwise_forward=G * N * K, elementwise_backward=wanted * G * N * K)
-    return replace(rest, decode=decode, state_bytes=item * G * K * V)
+        return memory + unit_cost(2 * G * N, K, 2 * G * N * reach, call.item)
+    return memory + Cost(elementwise_forward=G * N * K, elementwise_backward=reach * G * N * K)  # queries are scaled
 
 
 gla_cost, kda_cost = partial(channel_cost, erase=0), partial(channel_cost, erase=1)
@@ -311,7 +303,8 @@ def _sum(axis: Size, numbers: Size) -> Size:
     return 0 if axis == 1 else numbers
 
 
-def _chunks_cost(call: CostedCall, C: int, n: Size, erase: int, early: int) -> Cost:
+def _chunks_cost(call: CostedCall, *, chunk: int, erase: int, early: int) -> Cost:
+    C, n = power_chunks(call.N, chunk)
     cost = _merged(call, C, n, erase, early) + _passed_on(call, C, n, erase)
     if erase:
         cost += _solved(call, C, n)
@@ -320,7 +313,7 @@ def _chunks_cost(call: CostedCall, C: int, n: Size, erase: int, early: int) -> C
 
 def _merged(call: CostedCall, C: int, n: Size, erase: int, early: int) -> Cost:
     """From tokens to blocks of C. What a lone chunk leaves behind is not read in a causal call, and has no gradient."""
-    (G, _, K, _), causal, wanted = call.sizes, int(call.causal), int(call.qk_grad)
+    (G, _, K, _), causal, reach = call.sizes, int(call.causal), call.reach
     chunks, lone = G * n, int(n == 1)
     levels, rows, readers = C.bit_length() - 1, chunks * C * K, causal + erase
     # Each level multiplies half the keys and half of each reader by fades: numbers on one level, and on all. The fades
@@ -329,25 +322,25 @@ def _merged(call: CostedCall, C: int, n: Size, erase: int, early: int) -> Cost:
     unread = int(lone and causal)
     sums = readers - int(unread and C == 1)  # of the gradients of a decay, and of a key: one less than it has uses
     backward = (
-        rows * (1 + causal * (1 + 2 * wanted) + 3 * erase)  # exp; readers times decays, and their gradients' sums
-        + rows * (sums + wanted * (sums + erase))
+        rows * (1 + causal * (1 + 2 * reach) + 3 * erase)  # exp; readers times decays, and their gradients' sums
+        + rows * (sums + reach * (sums + erase))
         # Two products each, over the levels, whose fades' part is summed over the block but for blocks of one; sums.
         + readers * (4 * halves - half)
         + (3 + readers) * (halves + fades)
         - half
     )
-    if not wanted:  # keys of blocks of one
+    if not reach:  # keys of blocks of one
         backward -= (1 + readers) * half
     if unread and C > 1:  # the last level's keys and fades
-        backward -= (1 + int(C > 2) + 2 * int(wanted or C > 2)) * half + 4 * chunks * K
+        backward -= (1 + int(C > 2) + 2 * int(reach or C > 2)) * half + 4 * chunks * K
     # Decays, keys, what is to read; then keys from level to level, and queries and erasers with their first decay,
     # which an early one has not.
     kept = 2 + readers + levels + causal * (levels + 1 - lone) + erase * levels
-    kept -= early * int(C > 1 or not wanted)
+    kept -= early * int(C > 1 or not reach)
     return Cost(
         forward=readers * rows * (C + 1),  # each pair of a reader and a key up to its own once
-        backward=2 * rows * (2 * causal * wanted + erase * (1 + wanted))  # own keys
-        + readers * (2 * rows * (C - 1) - (0 if wanted or C == 1 else rows)),
+        backward=2 * rows * (2 * causal * reach + erase * (1 + reach))  # own keys
+        + readers * (2 * rows * (C - 1) - (0 if reach or C == 1 else rows)),
         elementwise_forward=rows * (1 + readers - early) + (1 + readers) * halves + fades,
         elementwise_backward=backward - 3 * early * rows,
         saved_bytes=call.item * (rows * kept + fades - (chunks * K if lone and C > 1 else 0) + causal * chunks * C * C),
@@ -356,8 +349,8 @@ def _merged(call: CostedCall, C: int, n: Size, erase: int, early: int) -> Cost:
 
 def _passed_on(call: CostedCall, C: int, n: Size, erase: int) -> Cost:
     """What chunks find in the state and write to it; in a causal call also what they answer."""
-    (G, _, K, V), causal, wanted = call.sizes, int(call.causal), int(call.qk_grad)
-    rows, state, products = G * n * C, G * K * V, int(wanted or C > 1)  # whether products with keys have a gradient
+    (G, _, K, V), causal, reach = call.sizes, int(call.causal), call.reach
+    rows, state, products = G * n * C, G * K * V, int(reach or C > 1)  # whether products with keys have a gradient
     # Chunks with another one behind them; whose state is read; that have one before and hand its state on.
     heirs = n - 1
     writers = heirs if causal else n
@@ -379,13 +372,13 @@ def _passed_on(call: CostedCall, C: int, n: Size, erase: int) -> Cost:
 
 def _solved(call: CostedCall, C: int, n: Size) -> Cost:
     """Keys and values times the strengths, which are kept, and the system of each chunk."""
-    (G, _, K, V), wanted = call.sizes, int(call.qk_grad)
+    (G, _, K, V), reach = call.sizes, call.reach
     rows = G * n * C
     return Cost(
         forward=rows * C * (K + V),
         backward=3 * rows * C * (K + V),
         elementwise_forward=rows * (K + V),
-        elementwise_backward=rows * (C + (1 + wanted) * K + 2 * V + 1) + _sum(K, rows * K) + _sum(V, rows * V),
+        elementwise_backward=rows * (C + (1 + reach) * K + 2 * V + 1) + _sum(K, rows * K) + _sum(V, rows * V),
         saved_bytes=call.item * rows * (C + K + 2 * V + 1),
     )
 
@@ -396,8 +389,6 @@ GLA = Mechanism(
     source="Yang et al. 2023, arXiv:2312.06635",
     reference=gated_linear_attention_reference,
     fast=gated_linear_attention,
-    causal=True,
-    exact=False,
     cost=gla_cost,
     positional=True,
     signed=True,
@@ -409,8 +400,6 @@ KDA = Mechanism(
     source="Kimi Team 2025, arXiv:2510.26692",
     reference=kimi_delta_attention_reference,
     fast=kimi_delta_attention,
-    causal=True,
-    exact=False,
     cost=kda_cost,
     positional=True,
     signed=True,

@@ -6,17 +6,17 @@ is erased, and nothing fades. With one column it is linear attention without fea
 (Lahoti et al. 2026, arXiv:2603.15569) fades besides, and is read by several queries.
 """
 
-from dataclasses import replace
+from functools import partial
 
 import torch
 
-from ortho._cost import Cost
+from ortho._cost import Cost, product
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import CHUNK, chunks, cut, default_chunk, equal_chunks
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.operands import attention_form
-from ortho.attention.recurrent.delta_product import LaterOperands, by_step, check_steps
-from ortho.attention.recurrent.recurrence import prepared, read_at_end_cost, recurrence, recurrence_cost
+from ortho.attention.recurrent.delta_product import LaterOperands, by_step, check_steps, read_steps, read_steps_cost
+from ortho.attention.recurrent.recurrence import memory_cost, prepared, read_at_end_cost, recurrence
 
 
 @attention_form(fixed_state=True, check=check_steps)
@@ -70,7 +70,7 @@ def low_rank(
     q, keys, values, _, _, S = prepared(
         q, keys, values, None, None, attn_mask, scale, initial_state, normalise=False, erase=False
     )
-    width, behind = chunks(k.shape[-2], max(1, (chunk or default_chunk(k)) // steps))  # of a chunk, in tokens
+    width, _ = chunks(k.shape[-2], max(1, (chunk or default_chunk(k)) // steps))  # of a chunk, in tokens
     keys, values = cut(keys, width * steps), cut(values, width * steps)  # (G, n, C, ·)
     added = keys.mT @ values  # (G, n, K, V)
     if not is_causal:
@@ -78,12 +78,7 @@ def low_rank(
         return q @ S, (S,)
     before = torch.cat([S.reshape(-1, 1, *S.shape[-2:]), added[:, :-1]], 1).cumsum(1)
     S = (before[:, -1] + added[:, -1]).view(S.shape)
-    *lead, N, _ = q.shape
-    q = cut(q, width)
-    future = torch.ones(width, width, dtype=torch.bool, device=q.device).triu(1).repeat_interleave(steps, 1)
-    weights = (q @ keys.mT).masked_fill(future, 0)  # (G, n, tokens, columns) of a chunk
-    o = q @ before + weights @ values
-    return o.reshape(*lead, N + behind, -1)[..., :N, :], (S,)
+    return read_steps(q, keys, values, before, width), (S,)
 
 
 @closed_form
@@ -93,37 +88,22 @@ def low_rank_cost(call: CostedCall, *, steps: Size = 2, chunk: int = CHUNK) -> C
     Those after the first come from gates and need a gradient, whether or not the projected queries and keys do
     (`call.qk_grad`). With symbols, N is a multiple of the tokens in a chunk.
     """
-    G, N, K, V = call.sizes
-    if call.form == "reference":
-        total = recurrence_cost(call, erase=0, steps=steps, k_grad=True)
-        decode = 2 * G * K * V * (steps + 1)
-    else:
-        total = _chunks_cost(call, steps, *equal_chunks(N, max(1, chunk // steps)))  # of so many tokens
-        decode = _chunks_cost(call._replace(N=1, causal=True), steps, 1, 1).forward
-    return replace(total, decode=decode, state_bytes=call.item * G * K * V)
+    in_chunks = partial(_chunks_cost, steps=steps, chunk=chunk)
+    return memory_cost(call, in_chunks, erase=0, steps=steps, k_grad=1)
 
 
-def _chunks_cost(call: CostedCall, steps: Size, width: Size, number: Size) -> Cost:
-    (G, _, K, V), qk_grad, item = call.sizes, call.qk_grad, call.item
-    tokens, states = G * number * width, G * number * K * V
-    rows = tokens * steps
-    seen = rows * width  # pairs of a token and a key
-    written = Cost(
-        forward=2 * rows * K * V,
-        backward=4 * rows * K * V,
-        elementwise_forward=states + G * K * V,
-        saved_bytes=item * rows * (K + V),
-    )
+def _chunks_cost(call: CostedCall, *, steps: Size, chunk: int) -> Cost:
+    (G, N, K, V), item = call.sizes, call.item
+    width, number = equal_chunks(N, max(1, chunk // steps))  # of so many tokens
+    rows, states = G * number * width * steps, G * number * K * V
+    written = product(rows * K * V) + Cost(elementwise_forward=states + G * K * V, saved_bytes=item * rows * (K + V))
     if not call.causal:
         return written + read_at_end_cost(call)
-    return written + Cost(
-        forward=2 * seen * (K + V) + 2 * tokens * K * V,
-        backward=2 * seen * (K + 2 * V) + 2 * tokens * K * V + (2 * seen * K + 2 * tokens * K * V if qk_grad else 0),
-        elementwise_forward=seen + tokens * V,
-        # blocked; the sums of states, unless there is one, and of the gradients of keys, of values and of queries
-        elementwise_backward=seen + (states if number != 1 else 0) + rows * (K + V) + (tokens * K if qk_grad else 0),
-        # and the columns that a token does not see, a byte each
-        saved_bytes=item * (tokens * K + seen + (states if qk_grad else 0)) + width**2 * steps,
+    products = written + read_steps_cost(call, steps, width, number)
+    return products + Cost(
+        # The sums of states, unless there is one, and of the gradients of values
+        elementwise_backward=(states if number != 1 else 0) + rows * V,
+        saved_bytes=item * call.reach * states,
     )
 
 
@@ -133,8 +113,6 @@ MECHANISM = Mechanism(
     source="Lahoti et al. 2026, arXiv:2603.15569, without decay, and with one query",
     reference=low_rank_reference,
     fast=low_rank,
-    causal=True,
-    exact=False,
     cost=low_rank_cost,
     positional=True,
     signed=True,

@@ -8,12 +8,14 @@ $$S_t = (I - \beta_t k_t k_t^T)\, \mathrm{Diag}(a_t)\, S_{t-1} + \beta_t k_t v_t
 In a call that is not causal every query reads the state after the last key. A masked key leaves the state as it is.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ortho import _checks
-from ortho._cost import Cost
+from ortho._cost import Cost, product
 from ortho._typing import Float, Size, State, Tensor
 from ortho.attention.mechanism import CostedCall
 from ortho.attention.operands import carried, check_growth, gate, unit
@@ -55,6 +57,18 @@ def recurrence(
     return torch.cat(rows, -2) if is_causal else q @ S, S
 
 
+def memory_cost(call: CostedCall, in_chunks: Callable[[CostedCall], Cost], **recurring: Any) -> Cost:
+    """The fast form's cost by `in_chunks`, the reference's by `recurrence_cost` with these arguments; with the state
+    (K, V), and a token more, which is a call of its own."""
+
+    def of(call: CostedCall) -> Cost:
+        return in_chunks(call) if call.form == "fast" else recurrence_cost(call, **recurring)
+
+    G, _, K, V = call.sizes
+    token = of(call._replace(N=1, causal=True))
+    return replace(of(call), decode=token.forward, state_bytes=call.item * G * K * V)
+
+
 def recurrence_cost(
     call: CostedCall,
     *,
@@ -63,14 +77,14 @@ def recurrence_cost(
     before_fading: int = 0,
     rates: Size = 0,
     steps: Size = 1,
-    k_grad: bool | None = None,
+    k_grad: int | None = None,
 ) -> Cost:
     """`recurrence` with `rates` decays a key: 0, 1 or K; and with write `strengths`, 0 or 1, by default if it erases.
     `before_fading`, 0 or 1, needs decays.
 
-    `k_grad` says whether keys need a gradient, by default as queries do.
+    `k_grad`, 0 or 1, says whether keys need a gradient, by default as queries do.
     """
-    (G, N, K, V), causal, q_grad = call.sizes, call.causal, call.qk_grad
+    (G, N, K, V), causal, q_grad = call.sizes, int(call.causal), call.reach
     k_grad = q_grad if k_grad is None else k_grad
     reads, rows, state, decays = G * N, G * N * steps, G * K * V, int(rates != 0)
     states, later = N * steps * state, (N * steps - 1) * state
@@ -78,12 +92,10 @@ def recurrence_cost(
     summed = V if rates == K else K * V  # of a decay's gradient; autograd leaves sums over axes of length 1 out
     strengths = erase if strengths is None else strengths
     errors, writes = erase * rows * V, strengths * rows * V
-    return Cost(
-        # What a key holds, what is written; what is read. No gradient reaches the first state, but its decay's does.
-        forward=2 * (1 + erase) * rows * K * V + 2 * reads * K * V,
-        backward=2 * (1 + erase) * (1 + k_grad) * rows * K * V
-        + 2 * (1 + q_grad) * reads * K * V
-        - 2 * erase * (1 - faded) * state,
+    # What a key holds, what is written; what is read
+    products = product((1 + erase) * rows * K * V, 1 + k_grad) + product(reads * K * V, 1 + q_grad)
+    return products + Cost(
+        backward=-2 * erase * (1 - faded) * state,  # no gradient reaches the first state, but its decay's does
         # Errors; strengths; sums; decays, exp and product
         elementwise_forward=errors + writes + states + rows * rates + decays * states,
         # Strengths' two products, signs of the errors, sums; keys are used twice, and so is each state but the last,
@@ -91,9 +103,9 @@ def recurrence_cost(
         elementwise_backward=errors
         + 2 * writes
         + (writes if V != 1 else 0)
-        + erase * ((rows * K if k_grad else 0) - (0 if k_grad or faded else G * V) + later + faded * state)
+        + erase * (k_grad * rows * K - (0 if k_grad or faded else G * V) + later + faded * state)
         + (rows * rates + states + later + (states if summed != 1 else 0) if decays else 0)
-        + ((N - 1) * state if causal else 0),
+        + causal * (N - 1) * state,
         # Queries, keys, decays; strengths, and what they are of; what is written; the states that are faded, held at a
         # key, and read
         saved_bytes=call.item
@@ -101,20 +113,18 @@ def recurrence_cost(
             (reads + rows) * K
             + rows * (strengths + rates)
             + writes
-            + (rows * V if k_grad else 0)
+            + k_grad * rows * V
             + (decays + erase * k_grad * (1 - before_fading)) * states
-            + (state if q_grad else 0)
-            + ((N - 1) * state * (1 - erase) * (1 - decays) if q_grad and causal else 0)
+            + q_grad * (state + causal * (N - 1) * state * (1 - erase) * (1 - decays))
         ),
     )
 
 
 def read_at_end_cost(call: CostedCall) -> Cost:
     """N queries that all read the last state."""
-    (G, N, K, V), qk_grad = call.sizes, call.qk_grad
-    product = 2 * G * N * K * V
-    kept = G * N * K + (G * K * V if qk_grad else 0)
-    return Cost(product, product * (1 + qk_grad), saved_bytes=call.item * kept)
+    G, N, K, V = call.sizes
+    read = product(G * N * K * V, 1 + call.reach)
+    return read + Cost(saved_bytes=call.item * (G * N * K + call.reach * G * K * V))
 
 
 def check_writes(

@@ -12,7 +12,7 @@ the recurrence from chunk to chunk (section 6).
 Left to the layer around it are the skip $D v_t$, the short convolution and the gate of the output.
 """
 
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,12 +20,12 @@ from torch import nn
 from torch.nn.functional import pad, softplus
 
 from ortho import _checks
-from ortho._cost import Cost
+from ortho._cost import Cost, product
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import CHUNK, chunks, cut, default_chunk, equal_chunks
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.operands import attention_form, gate
-from ortho.attention.recurrent.recurrence import prepared, read_at_end_cost, recurrence, recurrence_cost
+from ortho.attention.recurrent.recurrence import memory_cost, prepared, read_at_end_cost, recurrence
 from ortho.gates import Gate, rate_logarithms, step_biases
 
 
@@ -141,22 +141,15 @@ class Step(Gate):
     r"""$\Delta = \mathrm{softplus}(x W^T + b)$, for how long a token holds; softplus(b) starts log-uniform in [0.001,
     0.1] (Dao & Gu 2024, arXiv:2405.21060)."""
 
+    each = (2, 2, 1)  # add, softplus; backward softplus and the sum of the bias's gradient
+    trained = 1
+
     def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
         super()._make(generator, kind)
         self.bias = nn.Parameter(step_biases(self.num_heads, generator, kind))
 
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
         return softplus(self._numbers(x) + self.bias[:, None])
-
-    @classmethod
-    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
-        # add, softplus; backward softplus and the sum of the bias's gradient
-        return Cost(
-            elementwise_forward=2 * numbers,
-            elementwise_backward=2 * numbers,
-            saved_bytes=itemsize * numbers,
-            trained=rows,
-        )
 
 
 class Rate(Gate):
@@ -172,9 +165,8 @@ class Rate(Gate):
     @classmethod
     def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> Cost:
         """The closed form; x has no part in it. What the mechanism keeps is a copy."""
-        return Cost(
-            elementwise_forward=H, elementwise_backward=H + B * N * H, saved_bytes=itemsize * H, trained=H
-        )  # exp; its product, the sum over tokens
+        # exp; its product, the sum over tokens
+        return Cost(elementwise_forward=H, elementwise_backward=H + B * N * H, saved_bytes=itemsize * H, trained=H)
 
 
 @closed_form
@@ -183,51 +175,46 @@ def ssd_cost(call: CostedCall, *, chunk: int = CHUNK) -> Cost:
 
     Half precision costs what float32 does. With symbols, N is a multiple of `chunk` and greater, and no width is 1.
     """
-    (G, N, K, V), item = call.sizes, call.item
-    if call.form == "reference":
-        rest, decode = recurrence_cost(call, erase=0, strengths=1, rates=1), 4 * G * K * V
-    else:
-        rest = _chunks_cost(call, *equal_chunks(N, chunk))
-        decode = _chunks_cost(call._replace(N=1, causal=True), 1, 1).forward
     # The rate times the step, and the sign; backward these and the other factor's, and the sum of two of the step's.
-    made = Cost(elementwise_forward=2 * G * N, elementwise_backward=4 * G * N, saved_bytes=item * G * N)
-    return replace(rest + made, decode=decode, state_bytes=item * G * K * V)
+    tokens = call.B * call.H * call.N
+    made = Cost(elementwise_forward=2 * tokens, elementwise_backward=4 * tokens, saved_bytes=call.item * tokens)
+    return memory_cost(call, partial(_chunks_cost, chunk=chunk), erase=0, strengths=1, rates=1) + made
 
 
-def _chunks_cost(call: CostedCall, C: Size, n: Size) -> Cost:
+def _chunks_cost(call: CostedCall, *, chunk: int) -> Cost:
     """In n chunks of C tokens. Autograd leaves out sums over axes of length 1, of a gradient or of logarithms."""
-    (G, N, K, V), causal, wanted, item = call.sizes, call.causal, int(call.qk_grad), call.item
+    (G, N, K, V), causal, reach, item = call.sizes, call.causal, call.reach, call.item
+    C, n = equal_chunks(N, chunk)
     rows, state = G * n * C, G * K * V
     pairs = rows * C
     of_K, of_V, of_C, of_state = (int(width != 1) for width in (K, V, C, K * V))
     heirs = n - 1
     writers = heirs if causal else n  # chunks whose state is read
     writes = int(not causal or n != 1)  # whether there are any
-    written = Cost(
-        forward=2 * rows * K * V,
-        backward=writes * 4 * rows * K * V,
+    written = product(rows * K * V, 2 * writes) + Cost(
         # Values times steps; both sums of logarithms, and exp; keys times decays; states fade and add up
         elementwise_forward=G * N * V + 4 * rows + rows * K + 2 * n * state,
         elementwise_backward=G * N * V * (2 + of_V)
         + rows * (1 + of_C)
-        + writes * (rows * K * (1 + of_K + wanted) + rows * (2 + of_C))
+        + writes * (rows * K * (1 + of_K + reach) + rows * (2 + of_C))
         + writers * state * (1 + of_state)
         + (writers - writes) * state,
         saved_bytes=item * (G * N * (V + 1) + 2 * rows * K + rows * V + 2 * rows + n * state),
     )
     if not causal:
         return written + read_at_end_cost(call)
-    return written + Cost(
-        forward=2 * pairs * (K + V) + 2 * rows * K * V,
-        backward=4 * pairs * V + wanted * 4 * pairs * K + 2 * G * C * K * V * (n + heirs),
+    read = product(pairs * K, 2 * reach) + product(pairs * V) + product(rows * K * V, 0)
+    products = written + read
+    return products + Cost(
+        backward=2 * G * C * K * V * (n + heirs),
         # Queries times decays; sums of logarithms, exp, the product with the weights; both parts of the answers
         elementwise_forward=rows * K + 3 * pairs + rows * V,
-        elementwise_backward=rows * K * (1 + of_K + wanted)
-        + pairs * (2 + 2 * of_C + wanted)
+        elementwise_backward=rows * K * (1 + of_K + reach)
+        + pairs * (2 + 2 * of_C + reach)
         + rows
         # Sums of gradients: of queries; and, where a state is handed on, of keys, values, decays and states
-        + wanted * rows * K
-        + writes * (rows * (wanted * K + V + 1) + (heirs - 1) * state),
+        + reach * rows * K
+        + writes * (rows * (reach * K + V + 1) + (heirs - 1) * state),
         saved_bytes=item * (rows * K * (1 + writes) + 3 * pairs),
     )
 
@@ -238,8 +225,6 @@ MECHANISM = Mechanism(
     source="Dao & Gu 2024, arXiv:2405.21060",
     reference=state_space_duality_reference,
     fast=state_space_duality,
-    causal=True,
-    exact=False,
     cost=ssd_cost,
     positional=True,
     signed=True,

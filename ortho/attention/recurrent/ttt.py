@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from ortho import _checks
-from ortho._cost import Cost
+from ortho._cost import Cost, product
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.operands import attention_form, check_growth, gate, unit, unit_cost
@@ -278,11 +278,11 @@ def ttt_cost(call: CostedCall, *, loss: TokenLoss, batch: int) -> Cost:
 
     Half precision costs what float32 does. With symbols, N is a multiple of `batch`, and greater.
     """
-    (G, N, K, V), item, qk_grad, fast = call.sizes, call.item, call.qk_grad, call.form == "fast"
+    (G, N, K, V), item, reach, fast = call.sizes, call.item, call.reach, call.form == "fast"
     back = int(loss.looks_back)
     whole, rest = divmod(N, batch) if isinstance(N, int) else (N / batch, 0)
     s = _Sizes(N, K, V, batch, whole, rest)
-    core = (_by_mini_batches if fast else _by_tokens)(s, call.causal, qk_grad, item)
+    core = (_by_mini_batches if fast else _by_tokens)(s, int(call.causal), reach, item)
 
     def seen(tokens: Size) -> Size:
         """Values that a mini-batch's predictions see: each all of them; token after token, those up to its own."""
@@ -291,7 +291,7 @@ def ttt_cost(call: CostedCall, *, loss: TokenLoss, batch: int) -> Cost:
     pairs = whole * seen(batch) + seen(rest)
     psi = loss.cost(N, N if fast else pairs, pairs, V, item)
     # Without a gradient of k, the predictions of the first S, which is empty, need none.
-    unreached = 0 if qk_grad else loss.into_predictions(seen(N - s.later), V)
+    unreached = (1 - reach) * loss.into_predictions(seen(N - s.later), V)
     # A value that is handed to several tokens sums up the gradients from them.
     handed_on = 0 if fast else (pairs - N) * V
     values = (N if fast else pairs) * V
@@ -302,7 +302,7 @@ def ttt_cost(call: CostedCall, *, loss: TokenLoss, batch: int) -> Cost:
         decode=_decode(s, loss, fast),
         state_bytes=item * (K * V + s.last * (K + V)) + back * s.last * (item * V + 1),
     )
-    return (core + unit_cost(2 * N, K, 2 * N if qk_grad else 0, item) + psi + other) * G
+    return (core + unit_cost(2 * N, K, 2 * N * reach, item) + psi + other) * G
 
 
 def _decode(s: _Sizes, loss: TokenLoss, fast: bool) -> Size:
@@ -315,50 +315,46 @@ def _decode(s: _Sizes, loss: TokenLoss, fast: bool) -> Size:
     return 2 * begun * K * V + predict + 4 * K * V
 
 
-# Below: S has K V numbers, and a product with it 2 K V FLOPs. The first S is empty, and needs no gradient; q
-# and k need one if `qk`. A gradient's sum over a broadcast axis is left out where its length is 1.
+# Below: S has K V numbers, and a product with it 2 K V FLOPs. The first S is empty, and needs no gradient. A gradient's
+# sum over a broadcast axis is left out where its length is 1.
 
 
-def _by_mini_batches(s: _Sizes, causal: bool, qk: bool, item: int) -> Cost:
+def _by_mini_batches(s: _Sizes, causal: int, reach: int, item: int) -> Cost:
     N, K, V = s.N, s.K, s.V
     state, pairs = K * V, s.whole * s.batch**2 + s.rest**2
     folds, folded = (s.parts - 1, N - s.last) if causal else (s.parts, N)
     core = Cost(
         forward=2 * state * (2 * N + folded),  # predict, read, fold
         # Into states through predictions and readings, into steps through folds; into k by all three, and into q.
-        backward=2 * state * (s.later + (s.later if causal else N) + folded + (2 * N + folded if qk else 0)),
+        backward=2 * state * (s.later + (s.later if causal else N) + folded + reach * (2 * N + folded)),
         elementwise_forward=N * V + folds * state,  # steps, folds
         elementwise_backward=(2 + (V != 1)) * N * V  # steps
         + (folds + s.parts - 1) * state  # folds; states from predictions and folds
-        + (folded * K if qk else 0),
-        saved_bytes=item
-        * (N * (1 + V) + (2 * N * K if qk or folds else 0) + (N * V + (folds + 1) * state if qk else 0)),
+        + reach * folded * K,
+        saved_bytes=item * (N * (1 + V) + (2 * N * K if reach or folds else 0) + reach * (N * V + (folds + 1) * state)),
     )
     if not causal:
         return core
     # What the mini-batch itself adds to a reading: pairs of its tokens, and their product with the steps.
-    within = Cost(
-        forward=2 * pairs * (K + V),
-        backward=2 * pairs * (V + (2 * K + V if qk else 0)),
+    within = product(pairs * K, 2 * reach) + product(pairs * V, 1 + reach)
+    within += Cost(
         elementwise_forward=N * V,
-        elementwise_backward=(N + folded) * V + (0 if s.parts == 1 else s.parts - 2) * state + (2 * N * K if qk else 0),
+        elementwise_backward=(N + folded) * V + (0 if s.parts == 1 else s.parts - 2) * state + reach * 2 * N * K,
         saved_bytes=item * pairs,
     )
     return core + within
 
 
-def _by_tokens(s: _Sizes, causal: bool, qk: bool, item: int) -> Cost:
+def _by_tokens(s: _Sizes, causal: int, reach: int, item: int) -> Cost:
     N, K, V = s.N, s.K, s.V
     state = K * V
     return Cost(
         forward=6 * N * state,  # predict, write, read
-        backward=2 * state * (s.later + 2 * N + (3 * N if qk else 0)),
+        backward=2 * state * (s.later + (2 + 3 * reach) * N),
         elementwise_forward=N * (V + state),
         # Steps, writing, states from predictions, and from the next token and their reading
-        elementwise_backward=(2 + (V != 1)) * N * V
-        + state * (N + s.later + (N - 1 if causal else 0))
-        + (N * K if qk else 0),
-        saved_bytes=item * (N * (1 + V + 2 * K) + (N * V + ((N if causal else s.parts) + 1) * state if qk else 0)),
+        elementwise_backward=(2 + (V != 1)) * N * V + state * (N + s.later + causal * (N - 1)) + reach * N * K,
+        saved_bytes=item * (N * (1 + V + 2 * K) + reach * (N * V + ((N if causal else s.parts) + 1) * state)),
     )
 
 
@@ -369,8 +365,6 @@ def _mechanism(name: str, loss: TokenLoss, source: str) -> Mechanism:
         source=source,
         reference=partial(ttt_attention_reference, loss=loss),
         fast=partial(ttt_attention, loss=loss),
-        causal=True,
-        exact=False,
         cost=partial(ttt_cost, loss=loss, batch=BATCH),
         positional=True,
         signed=True,

@@ -79,8 +79,6 @@ MECHANISM = Mechanism(
     source="Peng et al. 2025, arXiv:2503.14456",
     reference=vector_gated_delta_reference,
     fast=vector_gated_delta,
-    causal=True,
-    exact=False,
     cost=partial(channel_cost, erase=1, before_fading=1),
     positional=True,
     signed=True,

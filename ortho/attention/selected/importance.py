@@ -219,7 +219,5 @@ MECHANISM = Mechanism(
     source="Efraimidis & Spirakis 2006",
     reference=importance_attention_reference,
     fast=importance_attention,
-    causal=True,
-    exact=False,
     cost=importance_cost,
 )

@@ -200,8 +200,6 @@ MECHANISM = Mechanism(
     source="Kitaev et al. 2020, arXiv:2001.04451",
     reference=lsh_attention_reference,
     fast=lsh_attention,
-    causal=True,
-    exact=False,
     positional=True,
     cost=lsh_cost,
 )

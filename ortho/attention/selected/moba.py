@@ -198,9 +198,7 @@ MECHANISM = Mechanism(
     source="Lu et al. 2025, arXiv:2502.13189",
     reference=moba_attention_reference,
     fast=moba_attention,
-    causal=True,
     bidirectional=False,
-    exact=False,
     positional=True,
     cost=moba_cost,
 )

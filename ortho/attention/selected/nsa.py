@@ -26,7 +26,8 @@ from ortho.attention.operands import masked_softmax
 from ortho.attention.selected.call import Call, mask_form, selecting_form
 from ortho.attention.selected.moba import block_tilings, block_work, blocks_mask, past_blocks, select_blocks
 from ortho.attention.selected.selection import attend_to_mask, attend_to_tilings, best_cost
-from ortho.attention.sparse.tiled_attention import masked_cost, tiled_cost
+from ortho.attention.softmax.softmax_attention import materialised_cost
+from ortho.attention.sparse.tiled_attention import tiled_cost
 from ortho.attention.sparse.tiling import ABSENT, TILE, Section, Tiling, Work, consecutive, window_band
 from ortho.gates import Gate
 
@@ -222,6 +223,7 @@ class BranchGates(Gate):
     """
 
     branches: ClassVar[int] = 3
+    each = (1, 1, 0)
 
     @classmethod
     def rows(cls, d: Size, H: Size) -> Size:
@@ -229,10 +231,6 @@ class BranchGates(Gate):
 
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N 3"]:
         return self._vectors(x).contiguous().sigmoid()
-
-    @classmethod
-    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
-        return Cost(elementwise_forward=numbers, elementwise_backward=numbers)
 
 
 def _branches(N: int, sizes: Sizes, last: bool = False) -> list[list[Work]]:
@@ -250,12 +248,12 @@ def _branches(N: int, sizes: Sizes, last: bool = False) -> list[list[Work]]:
 @partial(closed_form, symbols=False)
 def nsa_cost(call: CostedCall, *, sizes: Sizes = SIZES) -> Cost:
     """Closed form of one self-attention call with `gates`, in either form, for a number of tokens."""
-    (G, N, K, V), item, reach = call.sizes, call.item, int(call.qk_grad)
+    (G, N, K, V), item, reach = call.sizes, call.item, call.reach
     few, rows, work = sizes.compressed(N), G * N, _branches(N, sizes)
     n = len(work)
     operands = rows * (2 * K + V)
     if call.form == "reference":
-        each = [masked_cost(call, masks=G, keys=keys) for keys in ([few] if few else []) + [N, N]]
+        each = [materialised_cost(call, masks=G, fills=2, keys=keys) for keys in ([few] if few else []) + [N, N]]
         shared = operands + (n - 2) * rows * K  # by the branches
         saved = sum(cost.saved_bytes for cost in each) - reach * item * shared
     else:
@@ -308,9 +306,7 @@ MECHANISM = Mechanism(
     source="Yuan et al. 2025, arXiv:2502.11089",
     reference=nsa_attention_reference,
     fast=nsa_attention,
-    causal=True,
     bidirectional=False,
-    exact=False,
     positional=True,
     cost=nsa_cost,
     gates={"gates": BranchGates},

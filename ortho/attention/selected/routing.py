@@ -303,23 +303,21 @@ def _normalising(N: int, K: int) -> int:
 
 
 def _materialised(call: CostedCall, clusters: int) -> Cost:
-    (G, N, K, V), item, reach = call.sizes, call.item, int(call.qk_grad)
+    (G, N, K, V), item, reach = call.sizes, call.item, call.reach
     rows, pairs = G * N, G * N * N
-    return Cost(
-        forward=2 * pairs * (K + V),
-        backward=2 * pairs * (V + reach * (2 * K + V)),
+    products = call.attending(pairs) + call.held_keys()
+    return products + Cost(
         # scale; of each cluster block, softmax, block; their sum, and its share
         elementwise_forward=pairs * (1 + clusters * (2 + SOFTMAX_FORWARD) + clusters - 1 + 1),
         elementwise_backward=reach * pairs * (1 + clusters * (2 + SOFTMAX_BACKWARD) + clusters - 1 + 1),
         # the weights; those of each cluster, with a mask, a byte a pair; how many clusters a query is in
         saved_bytes=item * pairs + reach * (clusters * (item + 1) * pairs + item * rows * (2 * K + V) + 8 * rows),
-        decode=2 * rows * (K + V),
     )
 
 
 def _copied(call: CostedCall, clusters: int, w: int) -> Cost:
     """As attention of as many tokens as clusters hold, with the copies there and back."""
-    (G, N, K, V), reach = call.sizes, int(call.qk_grad)
+    (G, N, K, V), reach = call.sizes, call.reach
     work, last = ([Work(clusters, clusters, n, w)] for n in (w, 1))
     cost = tiled_cost(call._replace(N=clusters * w), work, last)
     copies = G * clusters * w
@@ -338,8 +336,6 @@ MECHANISM = Mechanism(
     source="Roy et al. 2020, arXiv:2003.05997",
     reference=routing_attention_reference,
     fast=routing_attention,
-    causal=True,
-    exact=False,
     same_tokens=True,
     cost=routing_cost,
 )

@@ -16,7 +16,8 @@ from ortho._typing import Bool, Float, Int, Size, Tensor
 from ortho.attention.mechanism import CostedCall, closed_form
 from ortho.attention.operands import masked_softmax
 from ortho.attention.selected.call import Call
-from ortho.attention.sparse.tiled_attention import masked_cost, tiled_attention, tiled_cost
+from ortho.attention.softmax.softmax_attention import materialised_cost
+from ortho.attention.sparse.tiled_attention import tiled_attention, tiled_cost
 from ortho.attention.sparse.tiling import ABSENT, Tiling, Work
 
 # ------------------------------------------------------------------------------------------- attending to what is kept
@@ -179,8 +180,10 @@ def selection_cost(selecting: Callable[..., Selecting]) -> Callable[..., Cost]:
     def cost(call: CostedCall, **options: Any) -> Cost:
         (G, N, K, V), itemsize = call.sizes, call.itemsize
         spent = selecting(N, K, form=call.form, causal=call.causal, **options)
-        fast = call.form == "fast"
-        attending = tiled_cost(call, spent.work, spent.last_work) if fast else masked_cost(call, masks=G)
+        if call.form == "fast":
+            attending = tiled_cost(call, spent.work, spent.last_work)
+        else:
+            attending = materialised_cost(call, masks=G, fills=2)
         held = itemsize * spent.keys * (K + V) + call.item * spent.numbers + 8 * spent.integers
         return replace(attending, state_bytes=G * held) + Cost(
             forward=G * spent.choosing,

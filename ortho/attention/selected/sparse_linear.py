@@ -22,8 +22,8 @@ import torch
 from torch import nn
 from torch.nn.functional import pad
 
-from ortho._cost import Cost
-from ortho._typing import Float, Size, Tensor
+from ortho._cost import Cost, product
+from ortho._typing import Float, Tensor
 from ortho.attention.chunking import CHUNK
 from ortho.attention.linear.feature_maps import EluPlusOne
 from ortho.attention.linear.linear_attention import FeatureMap
@@ -271,16 +271,14 @@ def _outside(
 class FarWeight(Gate):
     """x W^T + b, the logarithm of a far key's weight: x (B, N, d) -> (B, H, N); b starts at -log(d/H)."""
 
+    each, trained = (1, 1, 0), 1
+
     def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
         super()._make(generator, kind)
         self.bias = nn.Parameter(torch.full((self.num_heads,), -log(self.d_model / self.num_heads), **kind))
 
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
         return self._numbers(x) + self.bias[:, None]
-
-    @classmethod
-    def _own_cost(cls, numbers: Size, rows: Size, itemsize: int) -> Cost:
-        return Cost(elementwise_forward=numbers, elementwise_backward=numbers, trained=rows)
 
 
 @partial(closed_form, symbols=False)
@@ -289,7 +287,7 @@ def sparse_linear_cost(
 ) -> Cost:
     """Closed form of one self-attention call with `log_far`, in either form, for a number of tokens."""
     (G, N, K, V), item, itemsize = call.sizes, call.item, call.itemsize
-    form, m, reach = call.form, feature_map.width(K), int(call.qk_grad)
+    form, m, reach = call.form, feature_map.width(K), call.reach
     mapped = feature_map.cost(G, N, N, K, m)
     back = mapped if form == "reference" or N > 1 else feature_map.cost(G, 1, 0, K, m)  # a lone key is not far
     if form == "reference":
@@ -321,7 +319,7 @@ def sparse_linear_cost(
 
 
 def _reference_cost(call: CostedCall, m: int) -> Cost:
-    (G, N, K, V), item, reach = call.sizes, call.item, int(call.qk_grad)
+    (G, N, K, V), item, reach = call.sizes, call.item, call.reach
     rows, pairs, several = G * N, G * N * N, int(N != 1)
     return Cost(
         forward=2 * pairs * (K + m + V),
@@ -342,7 +340,7 @@ def _reference_cost(call: CostedCall, m: int) -> Cost:
 
 def _lone_cost(call: CostedCall, m: int) -> Cost:
     """Of one query and key."""
-    (G, _, K, V), item, reach = call.sizes, call.item, int(call.qk_grad)
+    (G, _, K, V), item, reach = call.sizes, call.item, call.reach
     return Cost(
         forward=2 * G * (K + V + m * (V + 1)),
         backward=2 * G * (V + reach * (V + 2 * K + m * (V + 1))),
@@ -362,13 +360,11 @@ def _chunked_cost(call: CostedCall, m: int, band: Band) -> Cost:
 
 def _near_cost(call: CostedCall, band: Band) -> Cost:
     """Of near keys: softmax attention over the band."""
-    (G, N, K, V), item, reach = call.sizes, call.item, int(call.qk_grad)
+    (G, N, K, V), item, reach = call.sizes, call.item, call.reach
     C, T, X = band.chunk, band.chunks, len(band.offsets) * band.chunk
     rows, pairs = G * T * C, G * T * C * X
     beside = G * C * _beside(T, band.offsets)  # places that gradients of neighbouring chunks are added up in
-    return Cost(
-        forward=2 * pairs * (K + V),
-        backward=2 * pairs * V + reach * 2 * pairs * (2 * K + V),
+    return call.attending(pairs) + Cost(
         elementwise_forward=G * N * K + 5 * pairs,  # scaled queries; block, maximum, subtract, exp, row sum
         # values; to reach q and k weights, neighbours' keys, and both used twice, the former scaled
         elementwise_backward=beside * V + reach * (3 * pairs + beside * K + 3 * G * N * K),
@@ -379,14 +375,13 @@ def _near_cost(call: CostedCall, band: Band) -> Cost:
 
 def _sums_cost(call: CostedCall, m: int, band: Band) -> Cost:
     """Of far chunks: a memory of their features that is gathered and read, in one direction or both."""
-    (G, _, _, V), item, reach = call.sizes, call.item, int(call.qk_grad)
+    (G, _, _, V), item, reach = call.sizes, call.item, call.reach
     T, ways = band.chunks, 1 if band.is_causal else 2
     rows, memory = G * T * band.chunk, G * m * (V + 1)
     added = (T + 1) * ways + T * (ways - 1)  # running sums; both ways added
     gradients = G * m * (T * ways + added)  # and what is gathered
-    return Cost(
-        forward=4 * rows * m * V + 2 * rows * m,
-        backward=4 * rows * m * V + reach * 4 * rows * m * (V + 1),
+    products = product(2 * rows * m * V, 1 + reach) + product(rows * m, 2 * reach)
+    return products + Cost(
         elementwise_forward=rows * m + memory * added,  # z of each chunk
         # values, which near keys have, too; to reach q and k z, and features, which are used twice
         elementwise_backward=gradients * V + rows * V + reach * (gradients + 2 * rows * m),
@@ -397,13 +392,11 @@ def _sums_cost(call: CostedCall, m: int, band: Band) -> Cost:
 
 def _mixed_cost(call: CostedCall, m: int, band: Band) -> Cost:
     """Of far keys in chunks that have near ones, too."""
-    (G, _, _, V), item, reach = call.sizes, call.item, int(call.qk_grad)
+    (G, _, _, V), item, reach = call.sizes, call.item, call.reach
     C, T, F = band.chunk, band.chunks, len(band.mixed) * band.chunk
     rows, pairs = int(F != 0) * G * T * C, G * T * C * F
     beside = G * C * _beside(T, band.mixed)
-    return Cost(
-        forward=2 * pairs * (m + V),
-        backward=2 * pairs * V + reach * 2 * pairs * (2 * m + V),
+    return call.attending(pairs, m) + Cost(
         elementwise_forward=2 * pairs + rows * (V + 1),  # block, sum; outputs and totals added to the memory's
         elementwise_backward=beside * V + rows * V + reach * (2 * pairs + beside * m + 2 * rows * m),
         # weights; to reach q and k the keys' features and values, and their mask
@@ -413,7 +406,7 @@ def _mixed_cost(call: CostedCall, m: int, band: Band) -> Cost:
 
 def _joined_cost(call: CostedCall, band: Band) -> Cost:
     """Of near and far outputs as one."""
-    (G, _, _, V), item, reach = call.sizes, call.item, int(call.qk_grad)
+    (G, _, _, V), item, reach = call.sizes, call.item, call.reach
     rows, sums = G * band.chunks * band.chunk, int(V != 1)
     return Cost(
         # What a row is relative to, 9; far totals and outputs times their factor, added; divisors, quotient
@@ -436,8 +429,6 @@ MECHANISM = Mechanism(
     source="after Chen et al. 2021, arXiv:2110.15343",
     reference=sparse_linear_attention_reference,
     fast=sparse_linear_attention,
-    causal=True,
-    exact=False,
     positional=True,
     cost=sparse_linear_cost,
     gates={"log_far": FarWeight},

@@ -80,7 +80,5 @@ MECHANISM = Mechanism(
     source="Gupta et al. 2021, arXiv:2106.06899",
     reference=top_k_attention_reference,
     fast=top_k_attention,
-    causal=True,
-    exact=False,
     cost=top_k_cost,
 )

@@ -166,7 +166,7 @@ def flash_cost(call: CostedCall, *, rows: int = ROWS, columns: int = COLUMNS) ->
     """Closed form of one self-attention call, in either form, for a number of tokens: sums over its tiles."""
     if call.form == "reference":
         return call.by(softmax_cost)
-    (G, N, K, V), item, reach = call.sizes, call.item, int(call.qk_grad)
+    (G, N, K, V), item, reach = call.sizes, call.item, call.reach
     sizes = [
         (queries.stop - queries.start, keys.stop - keys.start, diagonal)
         for queries, read in tiles(N, N, call.causal, (rows, columns))
@@ -174,17 +174,15 @@ def flash_cost(call: CostedCall, *, rows: int = ROWS, columns: int = COLUMNS) ->
     ]
     tokens, pairs = G * N, G * sum(n * m for n, m, _ in sizes)
     visits, blocked = G * sum(n for n, _, _ in sizes), G * sum(n * m for n, m, diagonal in sizes if diagonal)
-    return Cost(
-        forward=2 * pairs * (K + V),
-        backward=2 * pairs * (K + V + reach * (2 * K + V)),  # scores again, dV; dP, dQ, dK
+    products = call.attending(pairs) + call.held_keys()
+    return products + Cost(
+        backward=2 * pairs * K,  # scores again
         # Scaled queries; maximum, subtract, exp, sum; the diagonal. Each time a tile is read: a row's maximum, its
         # share, that of the sum, and of what was gathered. In the end the sum bounded, o, L.
         elementwise_forward=tokens * K + 4 * pairs + blocked + visits * (V + 5) + tokens * (V + 3),
         # Subtract, exp; the diagonal. To reach q and k: D; subtract, multiply; scale.
         elementwise_backward=2 * pairs + blocked + reach * (2 * tokens * V + 2 * pairs + tokens * K),
         saved_bytes=item * tokens * (2 * K + V + 1),
-        decode=2 * G * N * (K + V),
-        state_bytes=call.itemsize * tokens * (K + V),
         output_bytes=item * tokens * V,
     )
 
@@ -195,7 +193,6 @@ MECHANISM = Mechanism(
     source="Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691",
     reference=softmax_attention_reference,
     fast=flash_attention,
-    causal=True,
     exact=True,
     cost=flash_cost,
 )

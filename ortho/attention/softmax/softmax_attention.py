@@ -6,9 +6,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from ortho._checks import checked
 from ortho._cost import Cost
-from ortho._typing import Bool, Float, State, Tensor
+from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.mechanism import (
     FUSED_BACKWARD,
     SOFTMAX_BACKWARD,
@@ -104,7 +103,22 @@ def positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
     return (-q, -scale) if scale else (q * 0, 1.0)
 
 
-@checked
+def materialised_cost(call: CostedCall, *, masks: Size, fills: int, keys: Size = None) -> Cost:
+    """`softmax_attention_reference` with so many masks (N, keys), made by index arithmetic; `keys` are by default as
+    many as queries. `fills` says how often blocked entries are filled: never, before the softmax, or also after it."""
+    (G, N, K, V), reach = call.sizes, call.reach
+    M = N if keys is None else keys
+    pairs, operands = G * N * M, G * (N * K + M * (K + V))
+    products = call.attending(pairs) + call.held_keys(M)
+    return products + Cost(
+        # scale and softmax; blocked entries are filled, and their gradients zeroed
+        elementwise_forward=pairs * (1 + SOFTMAX_FORWARD + fills),
+        elementwise_backward=reach * pairs * (1 + SOFTMAX_BACKWARD + fills),
+        # weights, and these as they were before the second fill; masks, a byte a pair
+        saved_bytes=call.item * (pairs + reach * (pairs * (fills // 2) + operands)) + reach * masks * N * M,
+    )
+
+
 @closed_form
 def softmax_cost(call: CostedCall) -> Cost:
     """Closed form of one self-attention call, in either form.
@@ -113,22 +127,12 @@ def softmax_cost(call: CostedCall) -> Cost:
     of them. The fused kernel does the causal half alone, keeps q, k, v and one log-sum-exp a row, and recomputes the
     scores backward; it returns dq and dk whether or not they are asked for (Dao et al. 2022, algorithms 1 and 4).
     """
-    (G, N, K, V), causal, qk_grad = call.sizes, call.causal, call.qk_grad
-    rows = G * N
-    held = Cost(decode=2 * rows * (K + V), state_bytes=call.itemsize * rows * (K + V))
     if call.form == "reference":
-        pairs = rows * N
-        kept = pairs + (rows * (2 * K + V) if qk_grad else 0)
-        return held + Cost(
-            forward=2 * pairs * (K + V),
-            backward=2 * pairs * (2 * (K + V) if qk_grad else V),
-            # scale and softmax; a causal call fills the blocked entries, and zeroes their gradient
-            elementwise_forward=pairs * (1 + SOFTMAX_FORWARD + causal),
-            elementwise_backward=pairs * (1 + SOFTMAX_BACKWARD + causal) if qk_grad else 0,
-            saved_bytes=call.item * kept + (N * N if causal and qk_grad else 0),  # the blocked entries, a byte each
-        )
-    pairs = G * causal_pairs(N) if causal else rows * N
-    return held + Cost(
+        return materialised_cost(call, masks=int(call.causal), fills=int(call.causal))
+    G, N, K, V = call.sizes
+    rows = G * N
+    pairs = G * causal_pairs(N) if call.causal else rows * N
+    return call.held_keys() + Cost(
         forward=2 * pairs * (K + V),
         backward=2 * pairs * (3 * K + 2 * V),  # scores again, dP, dV, dQ, dK
         elementwise_forward=pairs * (1 + SOFTMAX_FORWARD),
@@ -143,7 +147,6 @@ MECHANISM = Mechanism(
     source="Vaswani et al. 2017, arXiv:1706.03762; fused: Dao et al. 2022, arXiv:2205.14135",
     reference=softmax_attention_reference,
     fast=softmax_attention,
-    causal=True,
     exact=True,
     cost=softmax_cost,
 )

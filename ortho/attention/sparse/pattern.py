@@ -17,7 +17,8 @@ from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.operands import attention_form, flat_mask, masked_softmax, past_length
-from ortho.attention.sparse.tiled_attention import masked_cost, tiled_attention, tiled_cost
+from ortho.attention.softmax.softmax_attention import materialised_cost
+from ortho.attention.sparse.tiled_attention import tiled_attention, tiled_cost
 from ortho.attention.sparse.tiling import Rule, Section, Tiling, Work
 from ortho.attention.transforms import uncompiled
 
@@ -144,8 +145,6 @@ def pattern_mechanism(name: str, pattern: Pattern, source: str) -> Mechanism:
         source=source,
         reference=partial(pattern_attention_reference, pattern=pattern),
         fast=partial(pattern_attention, pattern=pattern),
-        causal=True,
-        exact=False,
         positional=True,
         cost=partial(pattern_cost, pattern=pattern),
     )
@@ -166,5 +165,5 @@ def pattern_cost(call: CostedCall, *, pattern: Pattern) -> Cost:
     are not counted.
     """
     if call.form == "reference":
-        return masked_cost(call, masks=1)
+        return materialised_cost(call, masks=1, fills=2)
     return tiled_cost(call, *(pattern.work(call.N, is_causal=call.causal, last=last) for last in (False, True)))

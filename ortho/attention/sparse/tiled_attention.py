@@ -20,9 +20,8 @@ from torch import Tensor
 
 from ortho._autocast import no_autocast
 from ortho._cost import Cost
-from ortho._typing import Size
 from ortho.attention.indexing import indexing
-from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, CostedCall
+from ortho.attention.mechanism import CostedCall
 from ortho.attention.sparse.tiling import Tiling, Work, gather_rows
 from ortho.attention.transforms import Kernel, once
 
@@ -305,14 +304,13 @@ def _equal_steps(firsts: list[int], start: int, width: int) -> Iterator[_Run]:
 def tiled_cost(call: CostedCall, work: Sequence[Work], last: Sequence[Work]) -> Cost:
     """Cost of `tiled_attention` from the work of its tilings, and from that of the tilings for the `last` query alone.
     The keys are the state."""
-    (G, N, K, V), reach = call.sizes, int(call.qk_grad)
+    (G, N, K, V), reach = call.sizes, call.reach
     rows, further = G * N, len(work) - 1
     pairs = G * sum(w.pairs for w in work)
     places = G * sum(w.tiles * w.queries for w in work)
     read = G * sum(w.blocks * w.keys for w in work)
-    return Cost(
-        forward=2 * pairs * (K + V),
-        backward=2 * pairs * (K + V + reach * (2 * K + V)),  # scores again, dV; dP, dQ, dK
+    return call.attending(pairs) + Cost(
+        backward=2 * pairs * K,  # scores again
         # Scaled queries. A pair: score kept in range and hidden, maximum, subtract, exp2, sum. A row of a tile: maximum
         # and sum bounded, quotients, logarithm taken, added, bounded. A row of each further tiling: difference, sigmoid
         # in these units, outputs between the two, logarithms added.
@@ -327,25 +325,4 @@ def tiled_cost(call: CostedCall, work: Sequence[Work], last: Sequence[Work]) -> 
         decode=2 * G * (K + V) * sum(w.pairs for w in last),
         state_bytes=call.itemsize * rows * (K + V),
         output_bytes=call.item * rows * V,
-    )
-
-
-def masked_cost(call: CostedCall, *, masks: Size, keys: Size = None) -> Cost:
-    """Cost of `softmax_attention_reference` under so many `masks` (N, keys), made by index arithmetic.
-
-    `keys` are by default as many as queries. All pairs are computed; each is blocked before the softmax and again after
-    it.
-    """
-    (G, N, K, V), reach = call.sizes, int(call.qk_grad)
-    M = N if keys is None else keys
-    pairs, operands = G * N * M, G * (N * K + M * (K + V))
-    return Cost(
-        forward=2 * pairs * (K + V),
-        backward=2 * pairs * (V + reach * (2 * K + V)),
-        elementwise_forward=pairs * (3 + SOFTMAX_FORWARD),  # scale, and block twice
-        elementwise_backward=reach * pairs * (3 + SOFTMAX_BACKWARD),
-        # Weights, and again before they are blocked; masks, a byte a pair.
-        saved_bytes=call.item * (pairs + reach * (pairs + operands)) + reach * masks * N * M,
-        decode=2 * G * M * (K + V),
-        state_bytes=call.itemsize * G * M * (K + V),
     )
