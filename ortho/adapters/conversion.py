@@ -92,8 +92,7 @@ def freeze_qk(
         layer = found[index]
         _served(layer, stop_gradient)
         asking = layer.asking()
-        if not asking:
-            raise ValueError(f"layers: expected layers with queries and keys, got {index}, whose heads have none")
+        _checks.expect(asking, "layers", "layers with queries and keys", f"{index}, whose heads have none")
         of_layer = asking if chosen is None else indices("heads", chosen, asking)
         old = layer.read()
         new = _frozen(layer, old, of_layer, draw, stop_gradient, generator)
@@ -332,8 +331,7 @@ def resolved(names: Sequence[str], found: Sequence[AttentionLayer]) -> list[int]
             for i, layer in enumerate(found)
             if f".{layer.name}".endswith(f".{name}") or name.endswith(f".{layer.name}")
         ]
-        if len(fits) != 1:
-            raise ValueError(f"record: expected names of attention layers of this model, got {name!r}")
+        _checks.expect(len(fits) == 1, "record", "names of attention layers of this model", repr(name))
         places += fits
     return places
 

@@ -282,10 +282,8 @@ def indices(name: str, value: Any, allowed: Sequence[int]) -> list[int]:
     for index in value:
         if isinstance(index, bool) or not isinstance(index, int):
             raise TypeError(f"{name}: expected integers, got {_checks.describe(index)}")
-        if index not in allowed:
-            raise ValueError(f"{name}: expected a part of {list(allowed)}, got {index}")
-    if not value or len(set(value)) < len(value):
-        raise ValueError(f"{name}: expected at least one index, and none twice, got {list(value)}")
+        _checks.expect(index in allowed, name, f"a part of {list(allowed)}", index)
+    _checks.expect(value and len(set(value)) >= len(value), name, "at least one index, and none twice", list(value))
     return sorted(value)
 
 
@@ -294,6 +292,5 @@ def by_layer(name: str, value: Any, layers: Any, found: Sequence[AttentionLayer]
     every = range(len(found))
     if not isinstance(value, Mapping):
         return dict.fromkeys(every if layers is None else indices("layers", layers, every), value)
-    if layers is not None:
-        raise ValueError(f"layers: expected None beside a mapping of {name}, whose keys are layers, got {layers!r}")
+    _checks.expect(layers is None, "layers", f"None beside a mapping of {name}, whose keys are layers", repr(layers))
     return {index: value[index] for index in indices(name, list(value), every)}

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import _canonical_mask, dropout, scaled_dot_product_attention
 
+from ortho._checks import expect
 from ortho._typing import Float, Tensor
 from ortho.adapters.kinds import HeadKinds, Kind, as_booleans, asks, attend
 from ortho.adapters.rows import FrozenRows
@@ -126,8 +127,7 @@ class AdaptedAttention(nn.MultiheadAttention):
             return super().forward(
                 query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
             )
-        if is_causal and attn_mask is None:
-            raise ValueError("attn_mask: expected the mask that is_causal hints at, got None")
+        expect(not is_causal or attn_mask is not None, "attn_mask", "the mask that is_causal hints at", "None")
         if any(x.is_nested for x in (query, key, value)):
             raise ValueError(
                 "query: expected no nested tensors, which nn.TransformerEncoder(..., "

@@ -385,8 +385,7 @@ def synthesizer(
     expect(names, "source", "at least one", "none")
     L = N if max_length is None else max_length
     width = H * head_width(d, H, head_dim)  # of all heads together
-    if isinstance(N, int) and isinstance(L, int) and N > L:
-        raise ValueError(f"N: expected at most max_length = {L}, got {N}")
+    expect(not isinstance(N, int) or not isinstance(L, int) or N <= L, "N", f"at most max_length = {L}", N)
     call = Call(B, N, d, H, L, rank, k1, int(len(names) > 1), input_grad, itemsize)
     sources = [SOURCES[one_of("source", name, SOURCES)] for name in names]
     if head_dim is not None:

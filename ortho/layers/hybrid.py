@@ -111,8 +111,7 @@ class HybridAttention(nn.Module):
         if cache is not None:
             if not isinstance(cache, HybridCache):
                 raise TypeError(f"cache: expected a HybridCache, got {_checks.describe(cache)}")
-            if cache.attention is not self:
-                raise ValueError("cache: expected one of this layer, got another's")
+            _checks.expect(cache.attention is self, "cache", "one of this layer", "another's")
             return cache.parts
         if state is None:
             return [None] * len(self.groups)
@@ -144,8 +143,7 @@ class HybridCache(Cache):
     def length(self) -> int:
         """The number of tokens read. Raises ValueError where a call has failed in a later group."""
         lengths = {part.length for part in self.parts}
-        if len(lengths) > 1:
-            raise ValueError(f"cache: expected groups that have read as many tokens, got {sorted(lengths)}")
+        _checks.expect(len(lengths) <= 1, "cache", "groups that have read as many tokens", sorted(lengths))
         return lengths.pop()
 
     @length.setter
@@ -183,6 +181,5 @@ def split(
             raise ValueError(f"heads: expected numbers of at least 0, got {_checks.describe(count)}")
         found += [(make, count)] if count else []
     total = sum(count for _, count in found)
-    if total != num_heads:
-        raise ValueError(f"heads: expected numbers that are together num_heads = {num_heads}, got {total}")
+    _checks.expect(total == num_heads, "heads", f"numbers that are together num_heads = {num_heads}", total)
     return found

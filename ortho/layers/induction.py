@@ -98,8 +98,7 @@ class InductionProjection(Projection):
         super().__init__(d_model, num_heads, head_dim=head_dim)
         self.tokens, self.draw = tokens, _checks.one_of("draw", draw, (*DRAWS, STRUCTURED))
         self.sharpness = default_sharpness(self.head_dim) if sharpness is None else float(sharpness)
-        if self.sharpness <= 0:
-            raise ValueError(f"sharpness: expected a number above 0, got {sharpness}")
+        _checks.expect(self.sharpness > 0, "sharpness", "a number above 0", sharpness)
         kind: dict[str, Any] = {"dtype": dtype or torch.get_default_dtype(), "device": device}
         if draw == STRUCTURED:
             sizes: dict[str, Any] = {"head_dim": self.head_dim, "generator": generator}
@@ -263,8 +262,7 @@ class InductionHeads(nn.Module):
 
     @torch.no_grad()
     def _decoded(self, x: Tensor, cache: Any, is_causal: bool, *others: Any) -> Tensor:
-        if cache.attention is not self:
-            raise ValueError("cache: expected one of this layer, got another's")
+        _checks.expect(cache.attention is self, "cache", "one of this layer", "another's")
         if not is_causal or any(other is not None and other is not False for other in others):
             raise ValueError("cache: expected in a causal call without mask or state")
         q, k, after = self.projection.step(x, None, cache.after)

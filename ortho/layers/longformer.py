@@ -74,8 +74,7 @@ class LongformerAttention(nn.Module):
         """
         _checks.sequence("x", x, self.weight_v)
         for name, given in {"is_causal": is_causal, "return_state": return_state}.items():
-            if given:
-                raise ValueError(f"{name}: expected False, since global tokens see the whole sequence, got {given}")
+            _checks.expect(not given, name, "False, since global tokens see the whole sequence", given)
         if initial_state is not None:
             got = _checks.describe(initial_state)
             raise ValueError(f"initial_state: expected None, since global tokens see the whole sequence, got {got}")

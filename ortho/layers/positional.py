@@ -94,8 +94,7 @@ class PositionalHeads(nn.Module):
         if cache is not None:
             if not isinstance(cache, Cache):
                 raise TypeError(f"cache: expected a Cache, got {_checks.describe(cache)}")
-            if cache.attention is not self:
-                raise ValueError("cache: expected one of this layer, got another's")
+            _checks.expect(cache.attention is self, "cache", "one of this layer", "another's")
             if not is_causal or return_state or any(x is not None for x in (attn_mask, words, initial_state)):
                 raise ValueError("cache: expected in a causal call without mask, words or state")
             with torch.no_grad():
@@ -155,8 +154,7 @@ def sinusoidal_positions(
     Computed in float64. With an odd d the last sine has no cosine. Raises TypeError or ValueError for n or d below 1,
     for a negative start, and for a dtype that is not of floating-point numbers.
     """
-    if start < 0:
-        raise ValueError(f"start: expected an integer of at least 0, got {start}")
+    _checks.expect(start >= 0, "start", "an integer of at least 0", start)
     dtype = torch.get_default_dtype() if dtype is None else dtype
     p = torch.arange(start, start + n, dtype=torch.float64)[:, None]
     angles = p * torch.exp(torch.arange(0, d, 2, dtype=torch.float64) * (-log(10000) / d))  # (n, ceil(d / 2))

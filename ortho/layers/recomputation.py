@@ -41,11 +41,9 @@ class Recomputed(nn.Module):
                 raise TypeError(f"blocks: expected modules, got {_checks.describe(block)}")
         self.blocks = nn.ModuleList(blocks)
         count = len(self.blocks)
-        if not count:
-            raise ValueError("blocks: expected at least one, got none")
+        _checks.expect(count, "blocks", "at least one", "none")
         self.segments = count if segments is None else _checks.positive_int("segments", segments)
-        if self.segments > count:
-            raise ValueError(f"segments: expected at most the {count} blocks, got {segments}")
+        _checks.expect(self.segments <= count, "segments", f"at most the {count} blocks", segments)
 
     @checked(shapes=False)
     def forward(
@@ -87,8 +85,7 @@ class RecomputedAttention(nn.Module):
     def __init__(self, attention: str = "softmax", form: str = "reference") -> None:
         super().__init__()
         mechanism = MECHANISMS[_checks.one_of("attention", attention, MECHANISMS)]
-        if mechanism.gates:
-            raise ValueError(f"attention: expected a mechanism without gates, got {attention!r}")
+        _checks.expect(not mechanism.gates, "attention", "a mechanism without gates", repr(attention))
         self.attend, self.same_tokens = mechanism.form(form), mechanism.same_tokens
 
     @checked(shapes=False)

@@ -141,8 +141,7 @@ class ConvolvedAttention(nn.Module):
         kwargs |= {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
         tail, state = self._before(initial_state)
         if cache is not None:
-            if cache.attention is not self:
-                raise ValueError("cache: expected one of this layer, got another's")
+            _checks.expect(cache.attention is self, "cache", "one of this layer", "another's")
             kwargs["cache"], tail = cache.attention_cache, cache.tail
         there = tokens_there(mask, x.shape[1])
         x = x if there is None else x * there[..., None]

@@ -48,16 +48,14 @@ def token_indices(name: str, value: Any, count: int) -> Tensor:
     """`value` if it is a tensor (B, N) of integers from 0 to count - 1, else TypeError or ValueError."""
     if not isinstance(value, Tensor) or value.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{name}: expected int32 or int64 indices, got {_checks.describe(value)}")
-    if value.dim() != 2 or 0 in value.shape:
-        raise ValueError(f"{name}: expected shape (B, N) with B, N >= 1, got {tuple(value.shape)}")
+    _checks.expect(value.dim() == 2 and 0 not in value.shape, name, "shape (B, N) with B, N >= 1", tuple(value.shape))
     _checks.indices(name, value, count)
     return value
 
 
 def check_token(name: str, token: int, count: int) -> None:
     """ValueError for a number that is not that of a token."""
-    if not 0 <= token < count:
-        raise ValueError(f"{name}: expected an index in 0..{count - 1}, got {token}")
+    _checks.expect(0 <= token < count, name, f"an index in 0..{count - 1}", token)
 
 
 def check_length(name: str, length: int, past: int, max_length: int | None) -> None:

@@ -94,8 +94,7 @@ class TextEncoder(nn.Module):
         x = self.norm(x + self.embed_positions[: tokens.shape[1]])
         mask = mask_of_tokens("attn_mask", attn_mask, "tokens", tokens.shape)
         if key_padding_mask is not None:
-            if mask is not None:
-                raise ValueError("key_padding_mask: expected None beside an attn_mask of the tokens, got both")
+            _checks.expect(mask is None, "key_padding_mask", "None beside an attn_mask of the tokens", "both")
             padded = cast(Tensor, mask_of_tokens("key_padding_mask", key_padding_mask, "tokens", tokens.shape))
             mask = ~padded
         for block in self.blocks:
@@ -132,8 +131,7 @@ class VisionTransformer(nn.Module):
     ) -> None:
         super().__init__()
         kind: dict[str, Any] = {"dtype": dtype, "device": device}
-        if image_size % patch_size:
-            raise ValueError(f"patch_size: expected a divisor of image_size = {image_size}, got {patch_size}")
+        _checks.expect(not image_size % patch_size, "patch_size", f"a divisor of image_size = {image_size}", patch_size)
         self.image_shape = (channels, image_size, image_size)
         self.patch_size = patch_size
         self.blocks = _blocks(num_layers, d_model, num_heads, generator=generator, **kind, **kwargs)

@@ -97,8 +97,7 @@ class MergedProjection(Detached):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(d_model, num_heads)
-        if num_heads != 1:
-            raise ValueError(f"num_heads: expected 1, of which W_Q W_K^T is one matrix, got {num_heads}")
+        _checks.expect(num_heads == 1, "num_heads", "1, of which W_Q W_K^T is one matrix", num_heads)
         self.draw = _checks.one_of("draw", draw, DRAWS)
         self.stop_gradient = stop_gradient
         weight = DRAWS[draw](d_model, generator=generator, dtype=dtype, device=device)

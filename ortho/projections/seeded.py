@@ -41,8 +41,7 @@ class SeededProjection(Detached):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(d_model, num_heads, head_dim=head_dim, num_kv_heads=num_kv_heads)
-        if bias:
-            raise ValueError("bias: expected False of a projection that is a seed, got True")
+        _checks.expect(not bias, "bias", "False of a projection that is a seed", "True")
         self.stop_gradient = stop_gradient
         if seed is None:
             source = None if generator is None else generator.device
@@ -93,8 +92,7 @@ class SeededProjection(Detached):
 def _seed(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"seed: expected an integer from 0 to 2^63 - 1, got {_checks.describe(value)}")
-    if not 0 <= value < 2**63:
-        raise ValueError(f"seed: expected an integer from 0 to 2^63 - 1, got {value}")
+    _checks.expect(0 <= value < 2**63, "seed", "an integer from 0 to 2^63 - 1", value)
     return value
 
 

@@ -75,8 +75,7 @@ class SynthesizerAttention(nn.Module):
         if not isinstance(source, LogitSource):
             return SOURCES[_checks.one_of("source", source, SOURCES)](*sizes, **options)
         got = (source.d_model, source.num_heads, source.max_length)
-        if got != sizes:
-            raise ValueError(f"source: expected (d_model, num_heads, max_length) = {sizes}, got {got} ({source.name})")
+        _checks.expect(got == sizes, "source", f"(d_model, num_heads, max_length) = {sizes}", f"{got} ({source.name})")
         return source
 
     @checked(shapes=False)
@@ -179,14 +178,12 @@ class SynthesizerAttention(nn.Module):
 def by_position(sources: Iterable[type[LogitSource]]) -> None:
     """Raise ValueError for a source that looks at the tokens: it cuts what it makes of them into heads of width d/H."""
     for source in sources:
-        if source.by_token:
-            raise ValueError(f"source: expected sources by position beside head_dim, got {source.name!r}")
+        _checks.expect(not source.by_token, "source", "sources by position beside head_dim", repr(source.name))
 
 
 def _some(sources: Any) -> Sequence[Any]:
     """`sources` if they are a sequence of at least one."""
     if not isinstance(sources, list | tuple):
         raise TypeError(f"source: expected a name, a LogitSource, or several of them, got {_checks.describe(sources)}")
-    if not sources:
-        raise ValueError("source: expected at least one, got none")
+    _checks.expect(sources, "source", "at least one", "none")
     return sources
