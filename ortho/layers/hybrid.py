@@ -140,15 +140,11 @@ class HybridCache(Cache):
         self.parts: list[Cache] = [group.new_cache(capacity) for group in cast(Any, layer.groups)]
 
     @property
-    def length(self) -> int:
+    def length(self) -> int:  # type: ignore[override]
         """The number of tokens read. Raises ValueError where a call has failed in a later group."""
         lengths = {part.length for part in self.parts}
         _checks.expect(len(lengths) <= 1, "cache", "groups that have read as many tokens", sorted(lengths))
         return lengths.pop()
-
-    @length.setter
-    def length(self, value: int) -> None:
-        """That of the parts."""
 
     @property
     def nbytes(self) -> int:

@@ -47,12 +47,10 @@ def short_convolution(
 
     Takes and returns the same. It cannot be differentiated twice.
     """
+    line = x if tail is None else torch.cat([_tail(x, taps, tail), x], 1)
     with no_autocast(x):
-        y = _Convolution.apply(upcast(x), upcast(taps))
-        before = None if tail is None else _tail(x, taps, tail)
-        if before is not None and before.shape[1]:
-            y = _with_tail(y, before, taps)
-    return y.to(x.dtype)
+        y = _Convolution.apply(upcast(line), upcast(taps))
+    return y[:, line.shape[1] - x.shape[1] :].to(x.dtype)
 
 
 def _tail(x: Tensor, taps: Tensor, tail: Tensor | None) -> Tensor:
@@ -60,17 +58,8 @@ def _tail(x: Tensor, taps: Tensor, tail: Tensor | None) -> Tensor:
     return x.new_zeros(shape) if tail is None else carried("tail", tail, shape, x.dtype)
 
 
-def _with_tail(y: Tensor, tail: Tensor, taps: Tensor) -> Tensor:
-    """What earlier tokens add to the first of y."""
-    past, N = tail.shape[1], y.shape[1]
-    reached = min(past, N)
-    line = torch.cat([upcast(tail), y.new_zeros(len(y), reached, y.shape[2])], 1)
-    sums = (line.unfold(1, past + 1, 1) * upcast(taps).flip(0).mT).sum(-1)  # (B, reached, d)
-    return torch.cat([y[:, :reached] + sums, y[:, reached:]], 1)
-
-
 class _Convolution(Kernel):
-    """Without a tail. What autograd makes of the sums goes through the sequence twice as often."""
+    """What autograd makes of the sums goes through the sequence twice as often."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, taps: Tensor) -> Tensor:
@@ -186,13 +175,9 @@ class ConvolvedCache(Cache):
         self.tail: Tensor | None = None
 
     @property
-    def length(self) -> int:
+    def length(self) -> int:  # type: ignore[override]
         """The number of tokens read."""
         return self.attention_cache.length
-
-    @length.setter
-    def length(self, value: int) -> None:
-        """That of the attention's."""
 
     @property
     def nbytes(self) -> int:

@@ -17,9 +17,8 @@ from ortho._typing import Float, Tensor
 from ortho.attention.linear.dense_features import optimal_a
 from ortho.attention.linear.random_features import FEATURE_DRAWS
 from ortho.theory.estimates import Estimate, estimate
-from ortho.theory.variance import FITS, KINDS, dense_pair, moment, sample_data
+from ortho.theory.variance import FEATURES, features, moment, sample_data
 
-FEATURES = (*KINDS, *FITS)
 TWO_A_ROW = ("trigonometric", "hyperbolic")
 MOST = 2.0  # the error of two rows of weights that have no key in common
 TOKENS, DRAWS = 128, 8
@@ -34,9 +33,7 @@ def kernel_estimates(
 
     From the maps as they stand, which float64 holds for $|x|^2$ and $|y|^2$ up to some hundreds.
     """
-    if _checks.one_of("kind", kind, FEATURES) in KINDS:
-        return KINDS[kind](x, omega) @ KINDS[kind](y, omega).mT
-    phi_x, phi_y = dense_pair(x, y, omega, FITS[kind](x, y))
+    phi_x, phi_y = features(kind, x, y, omega)
     return phi_x @ phi_y.mT
 
 

@@ -15,6 +15,7 @@ z)\, e^{-|z|^2/2}$ for one row $\omega$; rows of the same law all have the same 
 """
 
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from math import erfc, exp, sqrt
 from typing import Any, NamedTuple
@@ -27,33 +28,21 @@ from scipy.special import hyp0f1, hyp1f1
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, Tensor
-from ortho.attention.linear import dense_features as dense
 from ortho.attention.linear import random_features as maps
 from ortho.attention.linear.favor import orthogonal_features
 from ortho.theory.estimates import SIGMAS, Estimate, estimate
-from ortho.theory.variance import FITS, KINDS, dense_pair, same_block_pairs
+from ortho.theory.variance import FEATURES, features, same_block_pairs
 
 # ------------------------------------------------------------------------------------------------------------- the test
 
 
-Products = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-def _plain(phi: Callable[[Tensor, Tensor], Tensor]) -> Products:
-    return lambda x, y, omega: (phi(x, omega) * phi(y, omega)).sum(-1)
-
-
-def _fitted(fit: Callable[[Tensor, Tensor], dense.DenseParameters]) -> Products:
-    def products(x: Tensor, y: Tensor, omega: Tensor) -> Tensor:
-        phi_x, phi_y = dense_pair(x, y, omega, fit(x, y))
-        return (phi_x * phi_y).sum(-1)
-
-    return products
+def _products(kind: str, x: Tensor, y: Tensor, omega: Tensor) -> Tensor:
+    phi_x, phi_y = features(kind, x, y, omega)
+    return (phi_x * phi_y).sum(-1)
 
 
 # phi(x_i) . phi(y_i) for x and y (N, K) and Omega (..., m, K): (..., N). The dense maps are fitted to all of x and y.
-MAPS: dict[str, Products] = {name: _plain(phi) for name, phi in KINDS.items()}
-MAPS |= {name: _fitted(fit) for name, fit in FITS.items()}
+MAPS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {kind: partial(_products, kind) for kind in FEATURES}
 
 
 @checked

@@ -203,14 +203,17 @@ def where_gain(log_factor: float, K: int) -> float:
 
 
 @checked
-def dense_pair(
+def features(
+    kind: str | dense.DenseParameters,
     x: Float[Tensor, "N K"],
     y: Float[Tensor, "M K"],
     omega: Float[Tensor, "*batch m K"],
-    parameters: dense.DenseParameters,
 ) -> tuple[Float[Tensor, "*batch N m"], Float[Tensor, "*batch M m"]]:
-    """Dense-exponential features of queries and of keys, the rows of omega taken in the parameters' axes."""
-    a, B_q, B_k, axes = parameters
+    """Features of queries and of keys: of a kind of `KINDS`; of `FITS`, fitted to x and y; or dense-exponential ones
+    with these parameters, the rows of omega taken in their axes."""
+    if isinstance(kind, str) and _checks.one_of("kind", kind, FEATURES) in KINDS:
+        return KINDS[kind](x, omega), KINDS[kind](y, omega)
+    a, B_q, B_k, axes = FITS[kind](x, y) if isinstance(kind, str) else kind
     rows = omega if axes is None else omega @ axes
     return dense.dense_features(x, rows, a, B_q), dense.dense_features(y, rows, a, B_k)
 
@@ -219,11 +222,8 @@ def dense_pair(
 def row_estimates(
     kind: str | dense.DenseParameters, x: Float[Tensor, "K"], y: Float[Tensor, "K"], omega: Float[Tensor, "m K"]
 ) -> Float[Tensor, "m"]:
-    """f of each row (m,): a kind of `KINDS`, or dense-exponential features with these parameters."""
-    if isinstance(kind, dense.DenseParameters):
-        phi_x, phi_y = dense_pair(x[None], y[None], omega, kind)
-    else:
-        phi_x, phi_y = (KINDS[_checks.one_of("kind", kind, KINDS)](each[None], omega) for each in (x, y))
+    """f of each row (m,), with `features` of that kind."""
+    phi_x, phi_y = features(kind, x[None], y[None], omega)
     m = len(omega)
     return (phi_x * phi_y).reshape(-1, m).sum(0) * (m / torch.exp(x @ y))
 
@@ -267,6 +267,7 @@ def _check(square: float) -> None:
 
 FITS: dict[str, Callable[[Tensor, Tensor], dense.DenseParameters]]
 FITS = {"gerf": dense.gerf, "saderf": dense.saderf, "aderf": dense.aderf, "sderf": dense.sderf}
+FEATURES = (*KINDS, *FITS)
 SPREAD_OF_SCALES = 1.2  # the scales below are exp(u), with u uniform between -1.2 and 1.2
 
 
