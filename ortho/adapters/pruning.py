@@ -26,10 +26,7 @@ BY_NUMBER = ("alibi",)  # mechanisms in which a head's outputs depend on its num
 
 @checked(own=("heads", "layers"))
 def prune_heads(
-    model: ModelT,
-    heads: Sequence[int] | Mapping[int, Sequence[int]],
-    *,
-    layers: Sequence[int] | None = None,
+    model: ModelT, heads: Sequence[int] | Mapping[int, Sequence[int]], *, layers: Sequence[int] | None = None
 ) -> ModelT:
     """Remove heads from attention layers of this package, in place: the model is returned.
 

@@ -335,9 +335,7 @@ def induction_heads(
 def _again(made: Cost, numbers: Size) -> Cost:
     """Queries and keys, so many numbers, that are made again backward and not kept."""
     return Cost(
-        backward=made.forward,
-        elementwise_backward=made.elementwise_forward,
-        saved_bytes=-made.itemsize * numbers,
+        backward=made.forward, elementwise_backward=made.elementwise_forward, saved_bytes=-made.itemsize * numbers
     )
 
 

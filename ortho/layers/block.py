@@ -159,11 +159,7 @@ class DecoderBlock(nn.Module):
 
     @torch.no_grad()
     def step(
-        self,
-        x: Float[Tensor, "B n d"],
-        cache: "DecoderCache",
-        *,
-        context_mask: Bool[Tensor, "..."] | None = None,
+        self, x: Float[Tensor, "B n d"], cache: "DecoderCache", *, context_mask: Bool[Tensor, "..."] | None = None
     ) -> Float[Tensor, "B n d"]:
         """`forward` of further tokens behind those that the cache has read; nothing then has a gradient."""
         layer = self.cross

@@ -141,12 +141,7 @@ def shared_out(num_heads: int) -> tuple[PositionalPattern, ...]:
 
 @checked
 def sinusoidal_positions(
-    n: int,
-    d: int,
-    *,
-    start: int = 0,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
+    n: int, d: int, *, start: int = 0, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> Float[Tensor, "n d"]:
     r"""Positions (n, d) to be added to tokens: $\sin(p / 10000^{2i/d})$ in channel 2i and the cosine of the same in
     channel 2i + 1 (Vaswani et al. 2017, arXiv:1706.03762, section 3.5), for p from `start` on.

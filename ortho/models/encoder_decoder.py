@@ -80,10 +80,7 @@ class EncoderDecoder(nn.Module):
 
     @checked(shapes=False)
     def forward(
-        self,
-        source: Int[Tensor, "B M"],
-        target: Int[Tensor, "B N"],
-        source_mask: Bool[Tensor, "B M"] | None = None,
+        self, source: Int[Tensor, "B M"], target: Int[Tensor, "B N"], source_mask: Bool[Tensor, "B M"] | None = None
     ) -> Float[Tensor, "B N vocab"]:
         """Token indices of the source (B, M) and of the target so far (B, N) -> logits (B, N, vocab_size) of the tokens
         that follow each.
@@ -110,10 +107,7 @@ class EncoderDecoder(nn.Module):
 
     @checked
     def decode(
-        self,
-        target: Int[Tensor, "B N"],
-        memory: Float[Tensor, "B M d"],
-        source_mask: Bool[Tensor, "B M"] | None = None,
+        self, target: Int[Tensor, "B N"], memory: Float[Tensor, "B M d"], source_mask: Bool[Tensor, "B M"] | None = None
     ) -> Float[Tensor, "B N vocab"]:
         """The logits after each token of the target, given an encoded source, the `memory`."""
         x = self.dropout(self.embed_target("target", target))

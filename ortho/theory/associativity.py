@@ -161,7 +161,4 @@ def flops(N: Size, K: Size, M: Size, V: Size) -> Flops:
 
     2NM(K + V) and 2KV(N + M): the right order takes fewer exactly if 1/N + 1/M < 1/K + 1/V.
     """
-    return Flops(
-        product_flops(N, K, M) + product_flops(N, M, V),
-        product_flops(K, M, V) + product_flops(N, K, V),
-    )
+    return Flops(product_flops(N, K, M) + product_flops(N, M, V), product_flops(K, M, V) + product_flops(N, K, V))

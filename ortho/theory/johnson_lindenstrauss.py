@@ -167,12 +167,7 @@ def distortion(points: Float[Tensor, "n d"], images: Float[Tensor, "n k"]) -> fl
 
 @checked
 def sample_distortions(
-    points: Float[Tensor, "n d"],
-    k: int,
-    count: int,
-    *,
-    draw: str = "haar",
-    generator: torch.Generator | None = None,
+    points: Float[Tensor, "n d"], k: int, count: int, *, draw: str = "haar", generator: torch.Generator | None = None
 ) -> Float[Tensor, "count"]:
     """The `distortion` (count,) of points (n, d) by each of `count` fresh draws, rescaled, float64."""
     law = _known(draw, d := points.shape[-1], k)

@@ -75,10 +75,7 @@ def positionalness(weights: Float[Tensor, "S N N"], *, by: str = "absolute", is_
 
 @checked
 def pattern_fits(
-    weights: Float[Tensor, "S N N"],
-    patterns: Sequence[PositionalPattern | str] = SEVEN,
-    *,
-    is_causal: bool = False,
+    weights: Float[Tensor, "S N N"], patterns: Sequence[PositionalPattern | str] = SEVEN, *, is_causal: bool = False
 ) -> list[PatternFit]:
     """How near one head comes to each pattern, whose empty rows stand for even attention.
 
@@ -105,10 +102,7 @@ def pattern_fits(
 
 @checked
 def nearest_pattern(
-    weights: Float[Tensor, "S N N"],
-    patterns: Sequence[PositionalPattern | str] = SEVEN,
-    *,
-    is_causal: bool = False,
+    weights: Float[Tensor, "S N N"], patterns: Sequence[PositionalPattern | str] = SEVEN, *, is_causal: bool = False
 ) -> PatternFit:
     """Of the patterns with positive weight, if there are any, the one that explains the greatest share.
 
