@@ -4,9 +4,10 @@ A check either raises or changes nothing. It raises TypeError or ValueError, `na
 """
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
-from inspect import Parameter, isclass, signature
+from inspect import Parameter, isclass, isfunction, signature
 from math import isfinite
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, overload
@@ -64,6 +65,15 @@ def checked(function: Any = None, *, shapes: bool = True, values: bool = True, o
         return one
 
     return held if function is None else held(function)
+
+
+def all_checked(module: str) -> None:
+    """Hold each public function of a module to its annotations, as `checked` does. Below all of them it is called, and
+    above tables that hold some."""
+    names = vars(sys.modules[module])
+    for name, value in list(names.items()):
+        if isfunction(value) and value.__module__ == module and not name.startswith("_"):
+            names[name] = checked(value)
 
 
 def _wrapped(function: Callable[..., Any], shapes: bool, values: bool, own: tuple[str, ...]) -> Callable[..., Any]:

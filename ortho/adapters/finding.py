@@ -63,11 +63,9 @@ class AttentionLayer(ABC):
 
     def rows(self, part: str, heads: Sequence[int], matrix: FrozenRows) -> Int[Tensor, "rows"]:
         """The rows of queries, "q", or keys, "k", of these heads, in their matrix."""
-        sizes = (self.num_heads, self.num_kv_heads, self.head_dim)
-        return self._rows(part, heads, sizes, matrix)
-
-    def _rows(self, part: str, heads: Sequence[int], sizes: Any, matrix: FrozenRows) -> Int[Tensor, "rows"]:
-        found = [self.layout.source(part).rows(part, head, sizes) for head in heads]
+        asking = self.asking()  # the others have lost their rows
+        sizes = (len(asking), len(asking) * self.num_kv_heads // self.num_heads, self.head_dim)
+        found = [self.layout.source(part).rows(part, asking.index(head), sizes) for head in heads]
         return torch.tensor([row for rows in found for row in rows], dtype=torch.int64, device=matrix.frozen.device)
 
     def matrix(self, part: str) -> str:
@@ -141,11 +139,6 @@ class OfTorch(AttentionLayer):
 
     def asking(self) -> tuple[int, ...]:
         return self.module.asking() if isinstance(self.module, AdaptedAttention) else super().asking()
-
-    def rows(self, part: str, heads: Sequence[int], matrix: FrozenRows) -> Int[Tensor, "rows"]:
-        asking = self.asking()  # the others have lost their rows
-        sizes = (len(asking), len(asking), self.head_dim)
-        return self._rows(part, [asking.index(head) for head in heads], sizes, matrix)
 
 
 class OfOrtho(AttentionLayer):

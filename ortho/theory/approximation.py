@@ -12,7 +12,7 @@ from math import ceil, erf, inf, log2, sqrt
 import torch
 
 from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import all_checked
 from ortho._typing import Float, Tensor
 from ortho.attention.linear.dense_features import optimal_a
 from ortho.attention.linear.random_features import FEATURE_DRAWS
@@ -25,7 +25,6 @@ TOKENS, DRAWS = 128, 8
 FEWEST, LIMIT = 4, 2**14  # features between which a crossing is looked for
 
 
-@checked
 def kernel_estimates(
     kind: str, x: Float[Tensor, "N K"], y: Float[Tensor, "M K"], omega: Float[Tensor, "rows K"]
 ) -> Float[Tensor, "N M"]:
@@ -37,19 +36,16 @@ def kernel_estimates(
     return phi_x @ phi_y.mT
 
 
-@checked
 def weights(kernel: Float[Tensor, "*batch N M"]) -> Float[Tensor, "*batch N M"]:
     """Rows divided by their sums."""
     return kernel / kernel.sum(-1, keepdim=True)
 
 
-@checked
 def row_errors(ours: Float[Tensor, "*batch N M"], exact: Float[Tensor, "*batch N M"]) -> Float[Tensor, "*batch N"]:
     """The sum of absolute differences of each row."""
     return (ours - exact).abs().sum(-1)
 
 
-@checked
 def drawn_errors(
     kind: str, draw: str, m: int, K: int, spread: float, *, tokens: int = TOKENS, draws: int = DRAWS, seed: int = 0
 ) -> Float[Tensor, "draws tokens"]:
@@ -68,7 +64,6 @@ def drawn_errors(
     return torch.stack(found)
 
 
-@checked
 def attention_errors(
     kind: str, draw: str, m: int, K: int, spread: float, *, tokens: int = TOKENS, draws: int = DRAWS, seed: int = 0
 ) -> Estimate:
@@ -77,13 +72,11 @@ def attention_errors(
     return estimate(errors.clamp(max=MOST).mean(-1))
 
 
-@checked
 def uniform_errors(K: int, spread: float, *, tokens: int = TOKENS, draws: int = DRAWS, seed: int = 0) -> Estimate:
     """The yardstick: the mean error of equal weights, which need no features, on the same data."""
     return estimate(_uniform(K, spread, tokens, draws, seed))
 
 
-@checked
 def uniform_error(spread: float) -> float:
     r"""The error of equal weights on many keys with scores $N(0, \sigma^2)$: $2 \operatorname{erf}(\sigma / \sqrt 8)$.
 
@@ -93,7 +86,6 @@ def uniform_error(spread: float) -> float:
     return 2 * erf(spread / sqrt(8))
 
 
-@checked
 def crossing(
     kind: str, draw: str, K: int, spread: float, *, tokens: int = TOKENS, draws: int = DRAWS, seed: int = 0
 ) -> Estimate | None:
@@ -117,7 +109,6 @@ def crossing(
     return estimate(found)
 
 
-@checked
 def typical_square(K: int, spread: float) -> float:
     r"""$|x + y|^2$ in the mean over pairs, each counted with its attention weight; queries and keys normal.
 
@@ -128,7 +119,6 @@ def typical_square(K: int, spread: float) -> float:
     return K * tau * ((1 + tau) ** 2 + 1)
 
 
-@checked
 def choose_m(error: float, K: int, spread: float, *, kind: str = "positive") -> int:
     r"""How many features 'positive' (FAVOR+), 'hyperbolic' or 'gerf' (FAVOR++) attention needs for an error of rows.
 
@@ -170,3 +160,6 @@ def _data(
 def _uniform(K: int, spread: float, tokens: int, draws: int, seed: int) -> Tensor:
     exact = torch.stack([torch.softmax(x @ y.mT, -1) for x, y, _ in _data(K, spread, tokens, draws, seed)])
     return row_errors(torch.full_like(exact, 1 / tokens), exact).mean(-1)
+
+
+all_checked(__name__)

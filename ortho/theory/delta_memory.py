@@ -44,7 +44,7 @@ import torch
 from scipy.special import ndtr
 
 from ortho import _checks
-from ortho._checks import checked, unchecked_values
+from ortho._checks import all_checked, unchecked_values
 from ortho._typing import Float, Int, Tensor
 from ortho.attention.recurrent.delta import delta_rule
 from ortho.attention.recurrent.recurrence import recurrence
@@ -70,7 +70,6 @@ class Answer(NamedTuple):
         return 1 - 2 * self.own + self.square
 
 
-@checked
 def expected_answer(memory: str, K: int, pairs: int, age: int, *, beta: float = 1.0, decay: float = 1.0) -> Answer:
     r"""What the key of the pair of that age, 0 for the last one written, is answered after M `pairs`.
 
@@ -93,7 +92,6 @@ def expected_answer(memory: str, K: int, pairs: int, age: int, *, beta: float = 
     return Answer(fresh * (1 - beta / K) ** age, fresh**2 * square + beta**2 / K * (later + earlier))
 
 
-@checked
 def mean_error(
     memory: str,
     K: int,
@@ -115,7 +113,6 @@ def mean_error(
     return 1 - mean.own**2 / mean.square if scaled else mean.error
 
 
-@checked
 def capacity(memory: str, K: int, error: float, *, beta: float = 1.0, decay: float = 1.0, scaled: bool = False) -> int:
     """The most pairs of which any number up to it has at most that `mean_error`, a number between 0 and 1.
 
@@ -126,7 +123,6 @@ def capacity(memory: str, K: int, error: float, *, beta: float = 1.0, decay: flo
     return next(M for M in count() if mean_error(memory, K, M + 1, **gates) > error)
 
 
-@checked
 def answers(
     memory: str,
     k: Float[Tensor, "*batch M K"],
@@ -146,7 +142,6 @@ def answers(
     return recurrence(k, k, v, strength, log_decay, empty, is_causal=False, erase=False)[0]
 
 
-@checked
 def sampled_errors(
     memory: str,
     K: int,
@@ -193,7 +188,6 @@ class Operands(NamedTuple):
     beta: Float[Tensor, "runs N"]
 
 
-@checked
 def operands(
     steps: int, K: int, strengths: tuple[tuple[float, float], ...], *, generator: torch.Generator | None = None
 ) -> Operands:
@@ -206,7 +200,6 @@ def operands(
     return Operands(k, torch.randn(runs, N, K, generator=generator), least + (most - least) * share)
 
 
-@checked
 def marks(steps: int, count: int = 13, *, chunk: int = CHUNK) -> list[int]:
     """About so many multiples of `chunk` up to `steps`, evenly spread on a logarithmic axis: where errors are taken."""
     last = steps // chunk
@@ -255,7 +248,6 @@ def chunked(x: Operands, at: list[int], state: torch.dtype) -> Float[Tensor, "ma
     return torch.stack(found)
 
 
-@checked
 def rounding_error(bits: int) -> float:
     """What rounding to so many significant bits changes in normal numbers: root mean squares of errors over numbers.
 
@@ -266,7 +258,6 @@ def rounding_error(bits: int) -> float:
     return (square / 3) ** 0.5 / 2**bits
 
 
-@checked
 def expected_error(strengths: tuple[float, float], K: int, steps: int, bits: int, *, every: int = 1) -> float:
     """The relative error of a memory that is rounded after `every` so many steps, from roundings of the memory alone.
 
@@ -282,7 +273,6 @@ def expected_error(strengths: tuple[float, float], K: int, steps: int, bits: int
     return rounding_error(bits) * carried**0.5
 
 
-@checked
 def relative_errors(found: Float[Tensor, "*any K V"], exact: Float[Tensor, "*#any K V"]) -> Float[Tensor, "*any"]:
     """Frobenius norms of the differences over those of the exact memories."""
     return (found.double() - exact).flatten(-2).norm(dim=-1) / exact.flatten(-2).norm(dim=-1)
@@ -291,7 +281,6 @@ def relative_errors(found: Float[Tensor, "*any K V"], exact: Float[Tensor, "*#an
 # ------------------------------------------------------------------------------------------------------- state tracking
 
 
-@checked
 def parity_operands(bits: Int[Tensor, "*batch N"]) -> dict[str, Any]:
     r"""q, k, v (..., N + 1, 1) and beta (..., N + 1) with which the delta rule answers $(-1)^{b_1 + \dots + b_t}$."""
     _checks.indices("bits", bits, 2)
@@ -301,7 +290,6 @@ def parity_operands(bits: Int[Tensor, "*batch N"]) -> dict[str, Any]:
     return {"q": ones, "k": ones, "v": start[..., None], "beta": torch.cat([start[..., :1], 2.0 * bits], -1)}
 
 
-@checked
 def counter_operands(numbers: Int[Tensor, "*batch N"], m: int) -> dict[str, Any]:
     r"""Operands of DeltaProduct, width 2, N + 1 tokens of two steps, that add up numbers modulo m.
 
@@ -324,14 +312,12 @@ def counter_operands(numbers: Int[Tensor, "*batch N"], m: int) -> dict[str, Any]
     }
 
 
-@checked
 def read_counts(o: Float[Tensor, "*batch N 2"], m: int) -> Int[Tensor, "*batch N"]:
     """The sums modulo m that the answers of `counter_operands` stand for."""
     turns = torch.atan2(-o[..., 1], o[..., 0]) / (2 * pi)
     return (turns * m).round().long() % m
 
 
-@checked
 def repeat(
     q: Float[Tensor, "K"],
     k: Float[Tensor, "K"],
@@ -348,22 +334,22 @@ def repeat(
     return settled + powers[:, None] * (held - settled)
 
 
-@checked
 def sign_changes(x: Float[Tensor, "T ..."]) -> Int[Tensor, "..."]:
     """How often a sequence, along its first axis, goes from positive to negative or back; zeros count as negative."""
     return (x > 0).diff(dim=0).sum(0)
 
 
-@checked
 def most_right(count: int) -> int:
     """Of so many alternating labels, the most that a sequence which changes sides at most once can have right."""
     return min(count, count // 2 + 1)
 
 
-@checked
 def lasts(beta: float, margin: float) -> float:
     """The steps after which what unit keys of strength `beta` keep turning has fallen to the share `margin`."""
     _checks.expect(0 <= beta <= 2, "beta", "a number in [0, 2]", beta)
     _checks.expect(0 < margin < 1, "margin", "a number in (0, 1)", margin)
     kept = abs(1 - beta)
     return inf if kept == 1 else 0.0 if kept == 0 else log(margin) / log(kept)
+
+
+all_checked(__name__)

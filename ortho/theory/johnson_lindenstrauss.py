@@ -18,7 +18,7 @@ import torch
 from torch.nn.functional import normalize
 
 from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import all_checked
 from ortho._typing import Float, Tensor
 from ortho.orthogonal import DRAWS, haar
 from ortho.theory.scores import score_moment
@@ -61,7 +61,6 @@ def _eps(eps: float) -> None:
     _checks.expect(0 < eps < 1, "eps", "a number between 0 and 1", eps)
 
 
-@checked
 def dimension(n: int, eps: float) -> int:
     r"""The k of Dasgupta & Gupta (2003), theorem 2.1: the least with $k \ge 4 \ln n / (\epsilon^2/2 - \epsilon^3/3)$.
 
@@ -72,7 +71,6 @@ def dimension(n: int, eps: float) -> int:
     return max(1, ceil(4 * log(n) / (eps**2 / 2 - eps**3 / 3)))
 
 
-@checked
 def share_law(draw: str, d: int, k: int) -> Any:
     r"""The law of $|W^T x|^2 / |x|^2$, as a frozen distribution of scipy.
 
@@ -91,14 +89,12 @@ def _law(draw: str, d: int, k: Any) -> Any:
     return stats.chi2(k, scale=1 / d) if draw == "gaussian" else stats.beta(k / 2, (d - k) / 2)
 
 
-@checked
 def share_moments(draw: str, d: int, k: int) -> Moments:
     r"""Mean k/d and variance of the share: $2k(d-k)/(d^2(d+2))$ for an orthogonal draw, $2k/d^2$ for the Gaussian."""
     _known(draw, d, k)
     return Moments(k / d, 2 * k / d**2 * (1.0 if draw == "gaussian" else (d - k) / (d + 2)))
 
 
-@checked
 def sample_shares(
     draw: str, d: int, k: int, count: int, *, generator: torch.Generator | None = None
 ) -> Float[Tensor, "count"]:
@@ -109,7 +105,6 @@ def sample_shares(
     return torch.stack(images).square().sum(-1)
 
 
-@checked
 def law_test(samples: Float[Tensor, "count"], law: Any, *, false_alarm: float = FALSE_ALARM) -> LawTest:
     """Kolmogorov and Smirnov's test of whether the samples (count,) follow a continuous law (of `share_law`)."""
     from scipy.stats import kstest
@@ -126,7 +121,6 @@ def _outside(draw: str, d: int, k: Any, eps: float) -> Any:
     return law.cdf((1 - eps) * k / d) + law.sf((1 + eps) * k / d)
 
 
-@checked
 def failure_bound(n: int, d: int, k: int, eps: float, *, draw: str = "haar") -> float:
     """An upper bound on the probability that one draw does not keep n points to eps, whatever the points.
 
@@ -140,7 +134,6 @@ def failure_bound(n: int, d: int, k: int, eps: float, *, draw: str = "haar") -> 
     return n * (n - 1) / 2 * float(_outside(draw, d, k, eps))
 
 
-@checked
 def least_dimension(n: int, d: int, eps: float, *, failure: float = 1.0, draw: str = "haar") -> int:
     """The least k from which on `failure_bound` stays below `failure`: a probability of one asks that some draw works.
 
@@ -154,7 +147,6 @@ def least_dimension(n: int, d: int, eps: float, *, failure: float = 1.0, draw: s
     return int(short.max(initial=0)) + 1
 
 
-@checked
 def distortion(points: Float[Tensor, "n d"], images: Float[Tensor, "n k"]) -> float:
     """By what share a squared distance of the images (n, k) differs from that of the points (n, d), at most.
 
@@ -165,7 +157,6 @@ def distortion(points: Float[Tensor, "n d"], images: Float[Tensor, "n k"]) -> fl
     return max(1 - low, high - 1)
 
 
-@checked
 def sample_distortions(
     points: Float[Tensor, "n d"], k: int, count: int, *, draw: str = "haar", generator: torch.Generator | None = None
 ) -> Float[Tensor, "count"]:
@@ -175,7 +166,6 @@ def sample_distortions(
     return torch.tensor([distortion(points, image * sqrt(d / k)) for image in images], dtype=torch.float64)
 
 
-@checked
 def measured_dimension(
     points: Float[Tensor, "n d"], eps: float, *, draw: str = "haar", generator: torch.Generator | None = None
 ) -> int:
@@ -220,7 +210,6 @@ def _pair(d: int, cosine: float) -> None:
     _checks.expect(-1 <= cosine <= 1, "cosine", "a number between -1 and 1", cosine)
 
 
-@checked
 def product_moments(draw: str, d: int, k: int, cosine: float, *, tied: bool) -> Moments:
     r"""Mean and variance over the draws, exact, for unit vectors of which c is the cosine.
 
@@ -239,7 +228,6 @@ def product_moments(draw: str, d: int, k: int, cosine: float, *, tied: bool) -> 
     return Moments(share.mean * cosine, cosine**2 * share.variance + (1 - cosine**2) * across)
 
 
-@checked
 def sample_products(
     draw: str, d: int, k: int, cosine: float, count: int, *, tied: bool, generator: torch.Generator | None = None
 ) -> Float[Tensor, "count"]:
@@ -254,3 +242,6 @@ def sample_products(
         w_k = w_q if tied else law(d, k, generator=generator, dtype=torch.float64)
         products.append((x @ w_q) @ (y @ w_k))
     return torch.stack(products)
+
+
+all_checked(__name__)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 
 from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import all_checked
 from ortho._typing import Float, Tensor
 from ortho.attention.linear.feature_maps import Exp
 from ortho.attention.linear.linear_attention import FeatureMap, kernel_weights
@@ -43,13 +43,11 @@ INDEFINITE: dict[str, Kernel] = {
 }
 
 
-@checked
 def gram(kernel: Kernel, points: Float[Tensor, "n K"]) -> Float[Tensor, "n n"]:
     """The kernel's matrix on the points, with ones on the diagonal; ValueError if a point has none to divide by."""
     return _ones_on_diagonal(kernel(points, points))
 
 
-@checked
 def map_gram(feature_map: FeatureMap, points: Float[Tensor, "n K"]) -> Float[Tensor, "n n"]:
     """The same of a feature map's kernel, the points serving as queries and as keys, each at its own position."""
     weights = kernel_weights(feature_map, points, points)
@@ -67,7 +65,6 @@ def _ones_on_diagonal(matrix: Tensor) -> Tensor:
     return root[:, None] * matrix * root
 
 
-@checked
 def rounding(n: int, m: int) -> float:
     r"""What rounding in float64 can do to an eigenvalue of the matrix of n points with m features (or K = m).
 
@@ -77,19 +74,16 @@ def rounding(n: int, m: int) -> float:
     return torch.finfo(torch.float64).eps * n * (3 * m + n + 10)
 
 
-@checked
 def least_eigenvalue(matrix: Float[Tensor, "n n"]) -> float:
     """The least eigenvalue of a symmetric matrix; ValueError if it is not symmetric."""
     return float(torch.linalg.eigvalsh(_symmetric(matrix))[0])
 
 
-@checked
 def rank(matrix: Float[Tensor, "n n"], m: int) -> int:
     """How many eigenvalues are above what rounding could make of 0, by the `rounding` of m features."""
     return int((torch.linalg.eigvalsh(_symmetric(matrix)) > rounding(len(matrix), m)).sum())
 
 
-@checked
 def features_of(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
     r"""Features (n, n), $\Phi = U \Lambda^{1/2}$, of which the matrix is $\Phi \Phi^T$, from $G = U \Lambda U^T$.
 
@@ -116,7 +110,6 @@ GROUPS = 4
 STEPS, RATE = 400, 0.3
 
 
-@checked
 def least_error(distance: int, features: int) -> float:
     """What `copy_error` is at least, for any queries, keys and features: 1 - K / (r + 1), or 0 where that is negative.
 
@@ -125,13 +118,11 @@ def least_error(distance: int, features: int) -> float:
     return max(0.0, 1 - features / (_checks.positive_int("distance", distance) + 1))
 
 
-@checked
 def tokens(distance: int, groups: int = GROUPS) -> int:
     """The length of a sequence with r tokens that have nothing to copy, and so many groups of r + 1 that have."""
     return _checks.positive_int("distance", distance) + groups * (distance + 1)
 
 
-@checked
 def copy_error(weights: Float[Tensor, "N N"], distance: int) -> Tensor:
     r"""The mean of $|A_t - e_{t-r}|^2$ over the rows $t \ge r$, of which there are whole groups of r + 1.
 
@@ -145,14 +136,12 @@ def copy_error(weights: Float[Tensor, "N N"], distance: int) -> Tensor:
     return (weights[distance:] - wanted_rows).square().sum(-1).mean()
 
 
-@checked
 def causal_weights(q: Float[Tensor, "N K"], k: Float[Tensor, "N K"]) -> Float[Tensor, "N N"]:
     """The weights of causal linear attention with the features exp(q) and exp(k): any positive ones."""
     weights = kernel_weights(Exp(), q, k, is_causal=True)
     return weights / weights.sum(-1, keepdim=True)
 
 
-@checked
 def copying(N: int, distance: int, features: int) -> tuple[Float[Tensor, "N K"], Float[Tensor, "N K"]]:
     """Queries and keys with which `causal_weights` copies from a distance below the number of features.
 
@@ -169,7 +158,6 @@ def copying(N: int, distance: int, features: int) -> tuple[Float[Tensor, "N K"],
     return q, k
 
 
-@checked
 def fitted_error(distance: int, features: int, *, generator: torch.Generator | None = None) -> float:
     """`copy_error` of `causal_weights` whose queries and keys, one each a position, gradient descent has fitted."""
     N = tokens(distance)
@@ -181,3 +169,6 @@ def fitted_error(distance: int, features: int, *, generator: torch.Generator | N
         copy_error(causal_weights(q, k), distance).backward()
         optimiser.step()
     return float(copy_error(causal_weights(q.detach(), k.detach()), distance))
+
+
+all_checked(__name__)

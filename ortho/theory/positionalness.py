@@ -21,9 +21,8 @@ from typing import NamedTuple
 import torch
 
 from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import all_checked
 from ortho._typing import Float, Tensor
-from ortho.attention import MECHANISMS
 from ortho.attention.untrained.positional_attention import SEVEN, PositionalPattern, named
 from ortho.layers.multihead import MultiheadAttention
 from ortho.theory.estimates import Estimate, estimate
@@ -43,7 +42,6 @@ class PatternFit(NamedTuple):
     share: Estimate
 
 
-@checked
 def positionalness(weights: Float[Tensor, "S N N"], *, by: str = "absolute", is_causal: bool = False) -> Estimate:
     """The share of one head's variation that is explained by position, and its standard error (jackknife).
 
@@ -73,7 +71,6 @@ def positionalness(weights: Float[Tensor, "S N N"], *, by: str = "absolute", is_
     return _share(sums @ torch.linalg.pinv(products, hermitian=True) @ sums.T, lengths)
 
 
-@checked
 def pattern_fits(
     weights: Float[Tensor, "S N N"], patterns: Sequence[PositionalPattern | str] = SEVEN, *, is_causal: bool = False
 ) -> list[PatternFit]:
@@ -100,7 +97,6 @@ def pattern_fits(
     return fits
 
 
-@checked
 def nearest_pattern(
     weights: Float[Tensor, "S N N"], patterns: Sequence[PositionalPattern | str] = SEVEN, *, is_causal: bool = False
 ) -> PatternFit:
@@ -114,23 +110,17 @@ def nearest_pattern(
     return max(fits, key=lambda fit: (fit.weight.value > 0, fit.share.value))
 
 
-@checked
 def head_weights(
     layer: MultiheadAttention, x: Float[Tensor, "S N d"], *, is_causal: bool = False
 ) -> Float[Tensor, "S H N N"]:
-    """The weights (S, H, N, N) of all heads of a layer on x (S, N, d): what it makes of values that are unit vectors.
+    """The weights (S, H, N, N) of all heads of a layer on x (S, N, d), without gradients (in training after dropout).
 
-    For mechanisms whose output is a mean of values; others' rows do not sum to 1 (`positionalness` refuses them).
-    Raises TypeError for an attention that is a module of its own.
+    Raises TypeError for an attention that is a module of its own, and ValueError for one that has no weights.
     """
     if not isinstance(layer, MultiheadAttention) or not isinstance(layer.attention, str):
         raise TypeError(f"layer: expected a MultiheadAttention with a mechanism's name, got {_checks.describe(layer)}")
-    _checks.sequence("x", x, layer.weight_v)
     with torch.no_grad():
-        q, k = layer.projection(x)
-        units = torch.eye(x.shape[1], dtype=x.dtype, device=x.device).expand(*k.shape[:2], -1, -1)
-        gates = {name: gate(x) for name, gate in layer.gates.items()}
-        weights: Tensor = MECHANISMS[layer.attention].reference(q, k, units, is_causal=is_causal, **gates)
+        weights: Tensor = layer(x, is_causal=is_causal, need_weights=True)[1]
     return weights
 
 
@@ -167,3 +157,6 @@ def _share(products: Float[Tensor, "S S"], lengths: Float[Tensor, "S"]) -> Estim
     without = ((of_one.sum() - 2 * of_one) / (S - 2) / (lengths.sum() - lengths)).nan_to_num(1.0)
     spread = (without - without.mean()).square().sum() * ((S - 1) / S)
     return Estimate(share, sqrt(float(spread)))
+
+
+all_checked(__name__)

@@ -19,7 +19,7 @@ import torch
 from torch.nn.functional import normalize
 
 from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import all_checked
 from ortho._typing import Bool, Float, Tensor
 from ortho.orthogonal import DRAWS
 
@@ -34,7 +34,6 @@ class Retrieved(NamedTuple):
     found: Bool[Tensor, "count"]
 
 
-@checked
 def threshold_law(K: int, d: int, *, draw: str = "haar") -> Any:
     r"""The law of $t^2$, as a frozen distribution of scipy: Beta(K/2, (d-K)/2) for orthonormal rows, Beta(K/2, (d-1)/2)
     for Gaussian entries.
@@ -48,7 +47,6 @@ def threshold_law(K: int, d: int, *, draw: str = "haar") -> Any:
     return beta(K / 2, (d - K if draw == "haar" else d - 1) / 2)
 
 
-@checked
 def found_chance(M: int, K: int, d: int, *, draw: str = "haar", cosine: float = 1.0) -> float:
     r"""The chance that the right one of M + 1 tokens has the largest logit, by quadrature over the exact law.
 
@@ -63,7 +61,6 @@ def found_chance(M: int, K: int, d: int, *, draw: str = "haar", cosine: float = 
     return _found(M, K, d, draw, cosine)
 
 
-@checked
 def capacity(K: int, d: int, *, draw: str = "haar", chance: float = 0.5, cosine: float = 1.0) -> float:
     """The number M of other tokens, not rounded, among which the right one is found with that chance.
 
@@ -77,7 +74,6 @@ def capacity(K: int, d: int, *, draw: str = "haar", chance: float = 0.5, cosine:
     return float(10 ** brentq(lambda e: _found(10**e, K, d, draw, cosine) - chance, 0, 300, xtol=1e-10))
 
 
-@checked
 def capacity_exponent(K: int, d: int, *, draw: str = "haar") -> float:
     r"""The logarithm of the capacity to leading order: $-\frac d2 \log(1 - K/d)$ for orthonormal rows and
     $\frac d2 \log(1 + K/d)$ for Gaussian entries. Both are K/2 where K is much smaller than d.
@@ -88,7 +84,6 @@ def capacity_exponent(K: int, d: int, *, draw: str = "haar") -> float:
     return d / 2 * log1p(K / d)
 
 
-@checked
 def weight_bound(M: int, K: int, d: int, c: float, *, draw: str = "haar") -> float:
     r"""A lower bound on the right token's expected weight, for equal tokens and orthonormal rows.
 
@@ -105,7 +100,6 @@ def weight_bound(M: int, K: int, d: int, c: float, *, draw: str = "haar") -> flo
     return float(weights @ (1 / (1 + np.exp(np.minimum(exponent, 700)))))  # beyond that it is 0
 
 
-@checked
 def sample_retrieval(
     M: int,
     K: int,
@@ -203,3 +197,6 @@ def _log_below(t: Any, d: int) -> Any:
     beyond = betainc((d - 1) / 2, 0.5, np.clip(1 - t**2, 0, 1)) / 2  # of |t|, on one side
     with np.errstate(divide="ignore"):
         return np.where(t >= 0, np.log1p(-beyond), np.log(beyond))
+
+
+all_checked(__name__)

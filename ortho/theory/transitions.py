@@ -56,7 +56,7 @@ from scipy.integrate import quad
 from torch.nn.functional import normalize
 
 from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import all_checked
 from ortho._typing import Float, Tensor
 
 # ------------------------------------------------------------------------------------------------------------- products
@@ -83,7 +83,6 @@ def unit_keys(
     return normalize(torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype), dim=-1)
 
 
-@checked
 def norm_bound(c: float, steps: int) -> float:
     r"""The largest spectral norm of a product of so many transitions with $\beta |k|^2 = c$: max(1, |1 - c|)^steps."""
     try:
@@ -92,13 +91,11 @@ def norm_bound(c: float, steps: int) -> float:
         return inf
 
 
-@checked
 def mean_square(c: float, K: int, steps: int) -> float:
     """E |P x|^2 / |x|^2 over independent keys of uniform direction: (1 - c (2 - c) / K)^steps."""
     return (1 - c * (2 - c) / K) ** steps
 
 
-@checked
 def growth(c: float, K: int) -> Growth:
     r"""The mean and the spread of $\frac12 \ln(1 - c (2 - c) u)$, by quadrature; K of at least 2.
 
@@ -120,7 +117,6 @@ def growth(c: float, K: int) -> Growth:
     return Growth(mean, sqrt(max(0.0, moment(2) / mass - mean**2)))
 
 
-@checked
 def sample_growth(
     c: float, K: int, steps: int, count: int, *, generator: torch.Generator | None = None
 ) -> Float[Tensor, "count"]:
@@ -136,14 +132,12 @@ def sample_growth(
     return total
 
 
-@checked
 def nearest_orthogonal(P: Float[Tensor, "K K"]) -> Float[Tensor, "K K"]:
     """The orthogonal matrix nearest to P in every unitarily invariant norm: the polar factor (Fan & Hoffman 1955)."""
     left, _, right = torch.linalg.svd(P)
     return left @ right
 
 
-@checked
 def product(k: Float[Tensor, "N K"], beta: float, *, orthogonalise_every: int | None = None) -> Float[Tensor, "K K"]:
     r"""$P = \prod_t (I - \beta k_t k_t^T)$, the last on the left, in the dtype of k.
 
@@ -157,7 +151,6 @@ def product(k: Float[Tensor, "N K"], beta: float, *, orthogonalise_every: int | 
     return P
 
 
-@checked
 def reflection_drift(
     steps: int,
     K: int,
@@ -177,7 +170,6 @@ def reflection_drift(
     return Drift(*(float(torch.linalg.matrix_norm(error, 2)) for error in errors))
 
 
-@checked
 def recall_errors(K: int, *, generator: torch.Generator | None = None) -> tuple[float, float]:
     r"""What a full memory answers, before and after it is replaced by the nearest orthogonal matrix.
 
@@ -198,7 +190,6 @@ KEYS = ("random", "near-parallel", "identical")
 NEARNESS = 0.1  # of near-parallel keys: the length of what each has besides the one direction that all share
 
 
-@checked
 def chunk_keys(kind: str, C: int, K: int, *, generator: torch.Generator | None = None) -> Float[Tensor, "C K"]:
     """Unit keys (C, K), float64: of uniform direction, all near one direction, or all the same."""
     _checks.one_of("kind", kind, KEYS)
@@ -210,19 +201,16 @@ def chunk_keys(kind: str, C: int, K: int, *, generator: torch.Generator | None =
     return normalize(shared + NEARNESS * unit_keys(C, K, generator=generator), dim=-1)
 
 
-@checked
 def chunk_system(k: Float[Tensor, "*batch C K"], beta: Float[Tensor, "*batch C"]) -> Float[Tensor, "*batch C C"]:
     """I + A, unit lower triangular."""
     return (beta[..., None] * (k @ k.mT)).tril(-1) + torch.eye(k.shape[-2], dtype=k.dtype)
 
 
-@checked
 def condition(k: Float[Tensor, "C K"], beta: Float[Tensor, "C"]) -> float:
     """The spectral condition number of I + A."""
     return float(torch.linalg.cond(chunk_system(k, beta), 2))
 
 
-@checked
 def condition_bound(C: int, beta: float) -> float:
     r"""No condition number of unit keys with write strengths up to `beta` $\le 2$ is above $C + \beta^2 C (C - 1) / 2$.
 
@@ -233,7 +221,6 @@ def condition_bound(C: int, beta: float) -> float:
     return C + beta**2 * C * (C - 1) / 2
 
 
-@checked
 def inverse_by_products(k: Float[Tensor, "C K"], beta: Float[Tensor, "C"]) -> Float[Tensor, "C C"]:
     """$(I + A)^{-1}$ by its formula with products of transitions."""
     C = len(k)
@@ -246,7 +233,6 @@ def inverse_by_products(k: Float[Tensor, "C K"], beta: Float[Tensor, "C"]) -> Fl
     return inverse
 
 
-@checked
 def solve_error(k: Float[Tensor, "C K"], beta: Float[Tensor, "C"], dtype: torch.dtype) -> float:
     r"""The relative error of $(I + A)^{-1} \mathrm{Diag}(b) K$ when the inverse is rounded to `dtype`.
 
@@ -267,7 +253,6 @@ def solve_error(k: Float[Tensor, "C K"], beta: Float[Tensor, "C"], dtype: torch.
 # ------------------------------------------------------------------------------------------------- several keys at once
 
 
-@checked
 def at_once(
     S: Float[Tensor, "*batch K V"],
     k: Float[Tensor, "*batch n K"],
@@ -278,7 +263,6 @@ def at_once(
     return S + k.mT @ (beta[..., None] * (v - k @ S))
 
 
-@checked
 def in_turn(
     S: Float[Tensor, "*batch K V"],
     k: Float[Tensor, "*batch n K"],
@@ -292,10 +276,6 @@ def in_turn(
     return S
 
 
-UPDATES = {"at once": at_once, "in turn": in_turn}
-
-
-@checked
 def transition(update: str, k: Float[Tensor, "n K"], beta: Float[Tensor, "n"]) -> Float[Tensor, "K K"]:
     """What an update, 'at once' or 'in turn', multiplies the memory by."""
     function = UPDATES[_checks.one_of("update", update, UPDATES)]
@@ -303,20 +283,17 @@ def transition(update: str, k: Float[Tensor, "n K"], beta: Float[Tensor, "n"]) -
     return function(torch.eye(K, dtype=k.dtype), k, k.new_zeros(len(k), K), beta)
 
 
-@checked
 def pair(cosine: float, *, dtype: torch.dtype = torch.float64) -> Float[Tensor, "2 2"]:
     """Two unit keys in the plane, (2, 2), with that cosine."""
     _checks.expect(-1 <= cosine <= 1, "cosine", "a number in [-1, 1]", cosine)
     return torch.tensor([[1, 0], [cosine, sqrt(1 - cosine**2)]], dtype=dtype)
 
 
-@checked
 def pair_norm(cosine: float, beta: float) -> float:
     """The spectral norm of `transition('at once')` for two keys of that cosine: max |1 - beta (1 +- c)|."""
     return max(abs(1 - beta * (1 + cosine)), abs(1 - beta * (1 - cosine)))
 
 
-@checked
 def repeated(
     update: str, k: Float[Tensor, "n K"], v: Float[Tensor, "n V"], beta: Float[Tensor, "n"], steps: int
 ) -> Float[Tensor, "steps"]:
@@ -351,7 +328,6 @@ def gated_step(S: Tensor, k: Tensor, v: Tensor, gamma: Tensor, eta: Tensor) -> F
     return kept * S + eta[..., None, None] * k[..., None] * error
 
 
-@checked
 def gated_recurrence(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch N K"],
@@ -372,7 +348,6 @@ def gated_recurrence(
     return torch.cat(rows, -2)
 
 
-@checked
 def as_erasing(
     v: Float[Tensor, "*batch N V"], gamma: Float[Tensor, "*batch N"], eta: Float[Tensor, "*batch N"]
 ) -> ErasingForm:
@@ -381,19 +356,16 @@ def as_erasing(
     return ErasingForm(gamma[..., None] * v, eta / gamma, gamma.log())
 
 
-@checked
 def contracts(gamma: float, eta: float, length: float = 1.0) -> bool:
     """Whether a step with these gates and a key of this length enlarges nothing that is in the memory."""
     return abs(gamma) <= 1 and abs(gamma - eta * length**2) <= 1
 
 
-@checked
 def maps(gamma: float, eta: float, length: float = 1.0) -> bool:
     """Whether `as_erasing` gives gates within Gated DeltaNet's ranges, for a key of this length."""
     return 0 < gamma <= 1 and 0 <= eta * length**2 <= 2 * gamma
 
 
-@checked
 def affinity_error(
     step: Callable[[Tensor], Tensor], one: Float[Tensor, "*shape"], other: Float[Tensor, "*shape"]
 ) -> float:
@@ -404,3 +376,8 @@ def affinity_error(
     """
     half, mean = step((one + other) / 2), (step(one) + step(other)) / 2
     return float((half - mean).norm() / mean.norm())
+
+
+all_checked(__name__)
+
+UPDATES = {"at once": at_once, "in turn": in_turn}

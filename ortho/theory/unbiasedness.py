@@ -26,7 +26,7 @@ from scipy.linalg import hadamard
 from scipy.special import hyp0f1, hyp1f1
 
 from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import all_checked
 from ortho._typing import Float, Tensor
 from ortho.attention.linear import random_features as maps
 from ortho.attention.linear.favor import orthogonal_features
@@ -45,7 +45,6 @@ def _products(kind: str, x: Tensor, y: Tensor, omega: Tensor) -> Tensor:
 MAPS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {kind: partial(_products, kind) for kind in FEATURES}
 
 
-@checked
 def pairs(
     N: int, K: int, square: float, *, generator: torch.Generator | None = None
 ) -> tuple[Float[Tensor, "N K"], Float[Tensor, "N K"]]:
@@ -61,7 +60,6 @@ def pairs(
     return x / size, y / size
 
 
-@checked
 def omegas(
     draw: Callable[..., Tensor], m: int, K: int, count: int, *, generator: torch.Generator | None = None
 ) -> Float[Tensor, "count m K"]:
@@ -69,7 +67,6 @@ def omegas(
     return torch.stack([draw(m, K, generator=generator, dtype=torch.float64) for _ in range(count)])
 
 
-@checked
 def ratios(
     name: str, omega: Float[Tensor, "count m K"], x: Float[Tensor, "N K"], y: Float[Tensor, "N K"]
 ) -> Float[Tensor, "count"]:
@@ -80,7 +77,6 @@ def ratios(
     return torch.cat([(products(x, y, some) / kernel).mean(-1) for some in omega.split(512)])
 
 
-@checked
 def unbiasedness(
     name: str,
     draw: Callable[..., Tensor],
@@ -95,13 +91,11 @@ def unbiasedness(
     return estimate(ratios(name, omegas(draw, m, x.shape[-1], count, generator=generator), x, y))
 
 
-@checked
 def rejects(found: Estimate, expected: float = 1.0) -> bool:
     """Whether the mean is more than SIGMAS standard errors off: by chance once in 100,000 times if it is right."""
     return abs(found.deviation(expected)) > SIGMAS
 
 
-@checked
 def p_value(found: Estimate, expected: float = 1.0) -> float:
     """The chance of a deviation as large as this one, on either side, if `expected` is the mean."""
     return erfc(abs(found.deviation(expected)) / sqrt(2))
@@ -122,7 +116,6 @@ class Calibration(NamedTuple):
     uniform: float
 
 
-@checked
 def calibration(samples: Float[Tensor, "repetitions count"], expected: float = 1.0) -> Calibration:
     """The test, repeated on each row of independent ratios."""
     from scipy.stats import kstest  # a second to import, which most users of this module do without
@@ -135,7 +128,6 @@ def calibration(samples: Float[Tensor, "repetitions count"], expected: float = 1
 # ---------------------------------------------------------------------------------------------------------- wrong draws
 
 
-@checked
 def unit_norm_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
     """Orthonormal rows: Gram-Schmidt and nothing after it, as source S2 prints it (section 3.3.2).
 
@@ -145,7 +137,6 @@ def unit_norm_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
     return rows / rows.norm(dim=-1, keepdim=True)
 
 
-@checked
 def root_norm_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
     r"""Orthogonal rows of length $\sqrt K$, the root mean square of the right ones.
 
@@ -155,7 +146,6 @@ def root_norm_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
     return sqrt(K) * unit_norm_rows(m, K, **options)
 
 
-@checked
 def sign_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
     r"""Rows of $\sqrt K H D$ with one diagonal of random signs, the cheapest of the structured blocks: entries +-1.
 
@@ -166,7 +156,6 @@ def sign_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
     return maps.structured_features(m, K, factors=1, **options).sign()
 
 
-@checked
 def raw_qr_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
     r"""Columns of a QR whose signs are left as LAPACK returns them, with lengths $\chi(K)$: not Haar.
 
@@ -178,18 +167,9 @@ def raw_qr_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
     return torch.cat(blocks)[:m] * torch.randn(m, K, **options).norm(dim=-1, keepdim=True)
 
 
-WRONG_DRAWS: dict[str, Callable[..., Tensor]] = {
-    "unit norm": unit_norm_rows,
-    "root norm": root_norm_rows,
-    "signs": sign_rows,
-    "raw QR": raw_qr_rows,
-}
-
-
 # ---------------------------------------------------------------------------------------------------------- their means
 
 
-@checked
 def fixed_length_mean(K: int, length: float, square: float) -> float:
     r"""For rows of one length r and uniform direction: ${}_0F_1(; K/2; r^2 |z|^2 / 4)\, e^{-|z|^2/2}$.
 
@@ -204,7 +184,6 @@ def _product_mean(K: int, length: float, square: float, squared: int) -> float:
     return float(hyp0f1(K / 2, squared * length**2 * square / 4))
 
 
-@checked
 def fixed_length_kernel(x: Float[Tensor, "N K"], y: Float[Tensor, "M K"], length: float) -> Float[Tensor, "N M"]:
     r"""The kernel that positive features with such rows estimate in place of $\exp(x_i^T y_j)$: (N, M), float64."""
     x, y = x.double(), y.double()
@@ -214,14 +193,12 @@ def fixed_length_kernel(x: Float[Tensor, "N K"], y: Float[Tensor, "M K"], length
     return torch.as_tensor(means) * (-halves).exp()
 
 
-@checked
 def fixed_length_correlation(K: int, length: float, square: float) -> float:
     r"""Of the estimates by two orthogonal rows of that length, whose sum has the length $\sqrt 2\, r$."""
     mean, both, same = (_product_mean(K, length, square, squared) for squared in (1, 2, 4))
     return (both - mean**2) / (same - mean**2)
 
 
-@checked
 def fixed_length_error(m: int, K: int, length: float, square: float) -> float:
     """The relative mean squared error of positive features with m such rows in blocks of K, the bias included.
 
@@ -233,13 +210,11 @@ def fixed_length_error(m: int, K: int, length: float, square: float) -> float:
     return second * exp(-square) - 2 * mean * exp(-square / 2) + 1
 
 
-@checked
 def sign_mean(z: Float[Tensor, "K"]) -> float:
     r"""For rows of independent signs (`sign_rows`): $\prod_j \cosh(z_j)\, e^{-|z|^2/2}$."""
     return float(z.double().cosh().prod()) * exp(-float(z.double().square().sum()) / 2)
 
 
-@checked
 def raw_qr_mean(z: Float[Tensor, "K"]) -> float:
     r"""For the first row of each block of `raw_qr_rows`: $2\, \Phi(-z_1)$.
 
@@ -253,7 +228,6 @@ def raw_qr_mean(z: Float[Tensor, "K"]) -> float:
 _ENUMERATED = 8
 
 
-@checked
 def structured_mean(z: Float[Tensor, "K"], factors: int = 3) -> float:
     r"""For `structured_features`, by enumeration of all signs: exact to rounding, for K up to 8.
 
@@ -284,7 +258,6 @@ def _sizes(width: int, signs: np.ndarray, factors: int) -> tuple[np.ndarray, np.
     return sizes, shares
 
 
-@checked
 def structured_fourth_moment(z: Float[Tensor, "K"]) -> float:
     r"""$E\,(\omega^T z)^4 - 3 |z|^4$ for a row of `structured_features`: 0 for $N(0, I)$, and here, exactly,
 
@@ -298,3 +271,13 @@ def structured_fourth_moment(z: Float[Tensor, "K"]) -> float:
     _checks.expect(not K & (K - 1), "z", "a power of two as its length", K)
     square = z.double().square()
     return float(24 * square.sum() ** 2 / K**3 - (8 / K**2 + 16 / K**3) * square.square().sum())
+
+
+all_checked(__name__)
+
+WRONG_DRAWS: dict[str, Callable[..., Tensor]] = {
+    "unit norm": unit_norm_rows,
+    "root norm": root_norm_rows,
+    "signs": sign_rows,
+    "raw QR": raw_qr_rows,
+}

@@ -18,7 +18,7 @@ from scipy.optimize import brentq, minimize_scalar
 from scipy.special import hyp1f1
 
 from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import all_checked
 from ortho._typing import Float, Tensor
 from ortho.attention.linear import dense_features as dense
 from ortho.attention.linear import random_features as maps
@@ -38,7 +38,6 @@ KINDS = {
 # --------------------------------------------------------------------------------------------------- independent rows
 
 
-@checked
 def log_moment(square: float, K: int, a: float = 0.0, order: int = 2) -> float:
     r"""$\ln E f^p$ for one row of positive features, p = `order`.
 
@@ -51,7 +50,6 @@ def log_moment(square: float, K: int, a: float = 0.0, order: int = 2) -> float:
     return K / 2 * (order * log(1 - 4 * a) - log(s)) + order * (order - 1) * square / (2 * s)
 
 
-@checked
 def moment(kind: str, square: float, order: int = 2, *, K: int = 1, a: float = 0.0) -> float:
     r"""$E f^p$ for one row, p = `order`; infinite beyond the range of a float. K matters only with an a.
 
@@ -69,7 +67,6 @@ def moment(kind: str, square: float, order: int = 2, *, K: int = 1, a: float = 0
         return inf
 
 
-@checked
 def log_moments(
     x: Float[Tensor, "*batch N K"], y: Float[Tensor, "*batch M K"], parameters: dense.DenseParameters, order: int = 2
 ) -> Float[Tensor, "*batch N M"]:
@@ -89,7 +86,6 @@ def log_moments(
     return squares + (order * (1 - 4 * a).log() - s.log()).sum(-1)[..., None] / 2
 
 
-@checked
 def log_variances(log_second_moments: Float[Tensor, "*sizes"]) -> Float[Tensor, "*sizes"]:
     """The logarithm of E f^2 - 1 from that of E f^2, without leaving the range of a float."""
     return log_second_moments + torch.log1p(-torch.exp(-log_second_moments))
@@ -98,7 +94,6 @@ def log_variances(log_second_moments: Float[Tensor, "*sizes"]) -> Float[Tensor, 
 # --------------------------------------------------------------------------------------------------- orthogonal rows
 
 
-@checked
 def orthogonal_covariance(kind: str, square: float, K: int) -> float:
     r"""The covariance of the f of two rows of one block, orthogonal, Haar and of lengths $\chi(K)$.
 
@@ -110,14 +105,12 @@ def orthogonal_covariance(kind: str, square: float, K: int) -> float:
     return float(exp(-t / 2) * hyp1f1(-K / 2, K / 2, -t / 2) - 1)  # Kummer: for t > 0, K even a sum without cancelling
 
 
-@checked
 def same_block_pairs(m: int, K: int) -> int:
     """Ordered pairs of different rows that share a block, of m rows in blocks of K."""
     blocks, rest = divmod(m, K)
     return blocks * K * (K - 1) + rest * (rest - 1)
 
 
-@checked
 def squared_error(kind: str, square: float, m: int, K: int, *, draw: str = "iid", a: float = 0.0) -> float:
     r"""The relative mean squared error of the estimate from m rows, 'iid' or 'orthogonal', exact.
 
@@ -129,7 +122,6 @@ def squared_error(kind: str, square: float, m: int, K: int, *, draw: str = "iid"
     return (moment(kind, square, K=K, a=a) - 1 + pairs / m * covariance) / m
 
 
-@checked
 def orthogonal_gain(kind: str, square: float, K: int, *, m: int | None = None, a: float = 0.0) -> float:
     """The share of the squared error that orthogonal rows take away: m of them, by default any number of whole blocks.
 
@@ -141,13 +133,11 @@ def orthogonal_gain(kind: str, square: float, K: int, *, m: int | None = None, a
     return 1 - squared_error(kind, square, m, K, draw="orthogonal", a=a) / independent
 
 
-@checked
 def gain_limit(square: float) -> float:
     r"""The limit of `orthogonal_gain` of positive features for wide K: $\frac12 t^2 / (e^t - 1)$ at $t = |x + y|^2$."""
     return square**2 / 2 / expm1(square)
 
 
-@checked
 def where_orthogonality_helps(share: float, K: int) -> float:
     """The $|x + y|^2$ up to which orthogonal rows of positive features take away that share of the error, or more.
 
@@ -159,7 +149,6 @@ def where_orthogonality_helps(share: float, K: int) -> float:
     return float(brentq(lambda t: orthogonal_gain("positive", t, K) - share, top, 100))
 
 
-@checked
 def squared_error_bound(square: float, m: int, K: int) -> float:
     r"""The bound on the error of m <= K orthogonal rows of positive features, from Choromanski et al. 2021, theorem 2.
 
@@ -173,14 +162,12 @@ def squared_error_bound(square: float, m: int, K: int) -> float:
 # --------------------------------------------------------------------------------------------- what GERF brings
 
 
-@checked
 def pair_optimum(square: float, K: int) -> float:
     r"""The a of GERF that has the least variance at one $|x + y|^2$."""
     _check(square)
     return float(dense.optimal_a(torch.tensor(square / K, dtype=torch.float64)))
 
 
-@checked
 def log_gain(square: float, K: int, a: float | None = None) -> float:
     r"""ln(variance of FAVOR+ / variance of GERF) at a $|x + y|^2$ above 0, with `pair_optimum` where no a is given."""
     moments = [log_moment(square, K, each) for each in (0.0, pair_optimum(square, K) if a is None else a)]
@@ -189,7 +176,6 @@ def log_gain(square: float, K: int, a: float | None = None) -> float:
     return plain - fitted
 
 
-@checked
 def where_gain(log_factor: float, K: int) -> float:
     r"""The $|x + y|^2$ at which GERF, fitted to it, lowers the variance by exp(`log_factor`) > 1, and from there on."""
     _checks.expect(log_factor > 0, "log_factor", "a positive number", log_factor)
@@ -202,13 +188,12 @@ def where_gain(log_factor: float, K: int) -> float:
 # ------------------------------------------------------------------------------------------------------- from draws
 
 
-@checked
 def features(
     kind: str | dense.DenseParameters,
     x: Float[Tensor, "N K"],
     y: Float[Tensor, "M K"],
     omega: Float[Tensor, "*batch m K"],
-) -> tuple[Float[Tensor, "*batch N m"], Float[Tensor, "*batch M m"]]:
+) -> tuple[Float[Tensor, "*batch N f"], Float[Tensor, "*batch M f"]]:
     """Features of queries and of keys: of a kind of `KINDS`; of `FITS`, fitted to x and y; or dense-exponential ones
     with these parameters, the rows of omega taken in their axes."""
     if isinstance(kind, str) and _checks.one_of("kind", kind, FEATURES) in KINDS:
@@ -218,7 +203,6 @@ def features(
     return dense.dense_features(x, rows, a, B_q), dense.dense_features(y, rows, a, B_k)
 
 
-@checked
 def row_estimates(
     kind: str | dense.DenseParameters, x: Float[Tensor, "K"], y: Float[Tensor, "K"], omega: Float[Tensor, "m K"]
 ) -> Float[Tensor, "m"]:
@@ -228,7 +212,6 @@ def row_estimates(
     return (phi_x * phi_y).reshape(-1, m).sum(0) * (m / torch.exp(x @ y))
 
 
-@checked
 def sampled_variance(f: Float[Tensor, "count"]) -> Estimate:
     """The variance of f, of the known mean 1, from independent values. Its standard error is itself from the sample.
 
@@ -237,7 +220,6 @@ def sampled_variance(f: Float[Tensor, "count"]) -> Estimate:
     return estimate((f - 1).square())
 
 
-@checked
 def variance_spread(kind: str, square: float, count: int, *, K: int = 1, a: float = 0.0) -> float:
     """The exact standard error of `sampled_variance` from `count` independent values."""
     second, third, fourth = (moment(kind, square, order, K=K, a=a) for order in (2, 3, 4))
@@ -245,7 +227,6 @@ def variance_spread(kind: str, square: float, count: int, *, K: int = 1, a: floa
     return sqrt((central - (second - 1) ** 2) / count)
 
 
-@checked
 def sampled_covariance(f: Float[Tensor, "blocks n"]) -> Estimate:
     """The covariance of two f of the same block, of the known mean 1, from independent blocks of n of them."""
     centred = f - 1
@@ -307,7 +288,6 @@ DATA: dict[str, Callable[[int, int, torch.Generator | None], Tensor]] = {
 }
 
 
-@checked
 def sample_data(
     name: str, tokens: int, K: int, spread: float, *, generator: torch.Generator | None = None
 ) -> tuple[Float[Tensor, "tokens K"], Float[Tensor, "tokens K"]]:
@@ -322,13 +302,11 @@ def sample_data(
     return x, y
 
 
-@checked
 def unfitted(K: int) -> dense.DenseParameters:
     """FAVOR+ as dense-exponential features: a = 0 and B = I, float64."""
     return dense.isotropic(torch.zeros((), dtype=torch.float64), K)
 
 
-@checked
 def mean_log_moment(
     x: Float[Tensor, "*batch N K"], y: Float[Tensor, "*batch M K"], parameters: dense.DenseParameters
 ) -> Float[Tensor, "*batch"]:
@@ -336,7 +314,6 @@ def mean_log_moment(
     return log_moments(x, y, parameters).mean((-2, -1))
 
 
-@checked
 def reductions(
     data: str, K: int, spread: float, *, tokens: int = 64, draws: int = 10, seed: int = 0
 ) -> dict[str, Estimate]:
@@ -352,3 +329,6 @@ def reductions(
         for name, fit in FITS.items():
             gains[name].append((plain - log_variances(log_moments(x, y, fit(x, y)))).mean())
     return {name: estimate(torch.stack(values)) for name, values in gains.items()}
+
+
+all_checked(__name__)
