@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import checked, expect, one_of
 from ortho.adapters import huggingface
 from ortho.adapters.finding import (
     AttentionLayer,
@@ -86,13 +85,13 @@ def freeze_qk(
     """
     found = attention_layers(model, strict=strict, layout=layout)
     if draw is not None:
-        _checks.one_of("draw", draw, DRAWS)
+        one_of("draw", draw, DRAWS)
     plans = []
     for index, chosen in by_layer("heads", heads, layers, found).items():
         layer = found[index]
         _served(layer, stop_gradient)
         asking = layer.asking()
-        _checks.expect(asking, "layers", "layers with queries and keys", f"{index}, whose heads have none")
+        expect(asking, "layers", "layers with queries and keys", f"{index}, whose heads have none")
         of_layer = asking if chosen is None else indices("heads", chosen, asking)
         old = layer.read()
         new = _frozen(layer, old, of_layer, draw, stop_gradient, generator)
@@ -331,7 +330,7 @@ def resolved(names: Sequence[str], found: Sequence[AttentionLayer]) -> list[int]
             for i, layer in enumerate(found)
             if f".{layer.name}".endswith(f".{name}") or name.endswith(f".{layer.name}")
         ]
-        _checks.expect(len(fits) == 1, "record", "names of attention layers of this model", repr(name))
+        expect(len(fits) == 1, "record", "names of attention layers of this model", repr(name))
         places += fits
     return places
 

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import checked, describe, expect
 from ortho._typing import Int, Tensor
 from ortho.adapters import huggingface
 from ortho.adapters.kinds import Kind
@@ -271,12 +270,12 @@ def _said(name: str, expected: str, got: nn.Module, more: str = "") -> str:
 def indices(name: str, value: Any, allowed: Sequence[int]) -> list[int]:
     """`value` in order, if they are distinct integers among `allowed`, else TypeError or ValueError."""
     if isinstance(value, str) or not isinstance(value, Sequence | range | set | frozenset):
-        raise TypeError(f"{name}: expected indices, got {_checks.describe(value)}")
+        raise TypeError(f"{name}: expected indices, got {describe(value)}")
     for index in value:
         if isinstance(index, bool) or not isinstance(index, int):
-            raise TypeError(f"{name}: expected integers, got {_checks.describe(index)}")
-        _checks.expect(index in allowed, name, f"a part of {list(allowed)}", index)
-    _checks.expect(value and len(set(value)) >= len(value), name, "at least one index, and none twice", list(value))
+            raise TypeError(f"{name}: expected integers, got {describe(index)}")
+        expect(index in allowed, name, f"a part of {list(allowed)}", index)
+    expect(value and len(set(value)) >= len(value), name, "at least one index, and none twice", list(value))
     return sorted(value)
 
 
@@ -285,5 +284,5 @@ def by_layer(name: str, value: Any, layers: Any, found: Sequence[AttentionLayer]
     every = range(len(found))
     if not isinstance(value, Mapping):
         return dict.fromkeys(every if layers is None else indices("layers", layers, every), value)
-    _checks.expect(layers is None, "layers", f"None beside a mapping of {name}, whose keys are layers", repr(layers))
+    expect(layers is None, "layers", f"None beside a mapping of {name}, whose keys are layers", repr(layers))
     return {index: value[index] for index in indices(name, list(value), every)}

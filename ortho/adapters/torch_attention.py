@@ -171,10 +171,7 @@ class AdaptedAttention(nn.MultiheadAttention):
         is_causal: bool,
     ) -> Float[Tensor, "B H N K"]:
         """The heads' outputs, each after its kind."""
-        if need_weights:
-            raise ValueError(
-                "need_weights: expected False, as heads of several kinds have no weights in common, got True"
-            )
+        expect(not need_weights, "need_weights", "False, as heads of several kinds have no weights in common", "True")
         if self.training and self.dropout:
             raise ValueError(f"dropout: expected 0 in training with heads of several kinds, got {self.dropout}")
         allowed = None if mask is None else as_booleans("attn_mask", mask)

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import checked, describe, expect, one_of, positive_int
 from ortho._typing import Float, State, Tensor
 from ortho.attention import MECHANISMS
 
@@ -36,12 +35,12 @@ class Recomputed(nn.Module):
         blocks = list(blocks)
         for block in blocks:
             if not isinstance(block, nn.Module):
-                raise TypeError(f"blocks: expected modules, got {_checks.describe(block)}")
+                raise TypeError(f"blocks: expected modules, got {describe(block)}")
         self.blocks = nn.ModuleList(blocks)
         count = len(self.blocks)
-        _checks.expect(count, "blocks", "at least one", "none")
-        self.segments = count if segments is None else _checks.positive_int("segments", segments)
-        _checks.expect(self.segments <= count, "segments", f"at most the {count} blocks", segments)
+        expect(count, "blocks", "at least one", "none")
+        self.segments = count if segments is None else positive_int("segments", segments)
+        expect(self.segments <= count, "segments", f"at most the {count} blocks", segments)
 
     @checked(shapes=False)
     def forward(
@@ -60,7 +59,7 @@ class Recomputed(nn.Module):
         states = [None] * len(self.blocks) if initial_state is None else initial_state
         if not isinstance(states, tuple | list) or len(states) != len(self.blocks):
             wanted = f"a tuple of {len(self.blocks)} states, one a block"
-            raise ValueError(f"initial_state: expected {wanted}, got {_checks.describe(initial_state)}")
+            raise ValueError(f"initial_state: expected {wanted}, got {describe(initial_state)}")
         new = []
         for block, state in zip(self.blocks, states, strict=True):
             x, after = block(x, initial_state=state, return_state=True, **kwargs)
@@ -81,8 +80,8 @@ class RecomputedAttention(nn.Module):
     @checked
     def __init__(self, attention: str = "softmax", form: str = "reference") -> None:
         super().__init__()
-        mechanism = MECHANISMS[_checks.one_of("attention", attention, MECHANISMS)]
-        _checks.expect(not mechanism.gates, "attention", "a mechanism without gates", repr(attention))
+        mechanism = MECHANISMS[one_of("attention", attention, MECHANISMS)]
+        expect(not mechanism.gates, "attention", "a mechanism without gates", repr(attention))
         self.attend, self.same_tokens = mechanism.form(form), mechanism.same_tokens
 
     @checked(shapes=False)

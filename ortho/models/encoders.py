@@ -6,8 +6,7 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding, linear
 
-from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import checked, expect, finite, float_tensor
 from ortho._typing import Bool, Float, Int, Tensor
 from ortho._weights import new_bias, new_weight
 from ortho.layers.block import TransformerBlock
@@ -94,7 +93,7 @@ class TextEncoder(nn.Module):
         x = self.norm(x + self.embed_positions[: tokens.shape[1]])
         mask = mask_of_tokens("attn_mask", attn_mask, "tokens", tokens.shape)
         if key_padding_mask is not None:
-            _checks.expect(mask is None, "key_padding_mask", "None beside an attn_mask of the tokens", "both")
+            expect(mask is None, "key_padding_mask", "None beside an attn_mask of the tokens", "both")
             padded = cast(Tensor, mask_of_tokens("key_padding_mask", key_padding_mask, "tokens", tokens.shape))
             mask = ~padded
         for block in self.blocks:
@@ -131,7 +130,7 @@ class VisionTransformer(nn.Module):
     ) -> None:
         super().__init__()
         kind: dict[str, Any] = {"dtype": dtype, "device": device}
-        _checks.expect(not image_size % patch_size, "patch_size", f"a divisor of image_size = {image_size}", patch_size)
+        expect(not image_size % patch_size, "patch_size", f"a divisor of image_size = {image_size}", patch_size)
         self.image_shape = (channels, image_size, image_size)
         self.patch_size = patch_size
         self.blocks = _blocks(num_layers, d_model, num_heads, generator=generator, **kind, **kwargs)
@@ -165,14 +164,14 @@ class VisionTransformer(nn.Module):
         return self.norm(x)
 
     def _check(self, images: Tensor) -> None:
-        _checks.float_tensor("images", images)
+        float_tensor("images", images)
         if images.dim() != 4 or images.shape[1:] != self.image_shape or not len(images):
             wanted = ", ".join(map(str, self.image_shape))
             raise ValueError(f"images: expected shape (B, {wanted}) with B >= 1, got {tuple(images.shape)}")
         weight = self.weight_patch
         if images.dtype != weight.dtype and not torch.is_autocast_enabled(images.device.type):
             raise TypeError(f"images: expected {weight.dtype} like the weights, got {images.dtype}")
-        _checks.finite("images", images)
+        finite("images", images)
 
 
 def _blocks(num_layers: int, d_model: int, num_heads: int, **kwargs: Any) -> nn.ModuleList:

@@ -11,8 +11,7 @@ from math import ceil, erf, inf, log2, sqrt
 
 import torch
 
-from ortho import _checks
-from ortho._checks import all_checked
+from ortho._checks import all_checked, expect, one_of
 from ortho._typing import Float, Tensor
 from ortho.attention.linear.dense_features import optimal_a
 from ortho.attention.linear.random_features import FEATURE_DRAWS
@@ -54,9 +53,9 @@ def drawn_errors(
     `spread` is the standard deviation of the scores. The data of draw i are the same for all features. Raises
     ValueError for an unknown kind or draw, and for an odd m where features come in pairs.
     """
-    per_row = 2 if _checks.one_of("kind", kind, FEATURES) in TWO_A_ROW else 1
-    _checks.expect(not m % per_row, "m", f"an even number of {kind} features", m)
-    rows = FEATURE_DRAWS[_checks.one_of("draw", draw, FEATURE_DRAWS)]
+    per_row = 2 if one_of("kind", kind, FEATURES) in TWO_A_ROW else 1
+    expect(not m % per_row, "m", f"an even number of {kind} features", m)
+    rows = FEATURE_DRAWS[one_of("draw", draw, FEATURE_DRAWS)]
     found = []
     for x, y, generator in _data(K, spread, tokens, draws, seed):
         omega = rows(m // per_row, K, generator=generator, dtype=x.dtype)
@@ -131,10 +130,10 @@ def choose_m(error: float, K: int, spread: float, *, kind: str = "positive") -> 
 
     Raises ValueError for another kind, for an error or spread that is not above 0, and for a spread out of range.
     """
-    _checks.expect(error > 0, "error", "a positive number", error)
-    _checks.expect(spread > 0, "spread", "a positive number", spread)
+    expect(error > 0, "error", "a positive number", error)
+    expect(spread > 0, "spread", "a positive number", spread)
     square = typical_square(K, spread)
-    if _checks.one_of("kind", kind, ("positive", "hyperbolic", "gerf")) == "hyperbolic":
+    if one_of("kind", kind, ("positive", "hyperbolic", "gerf")) == "hyperbolic":
         return 2 * _rows((moment("hyperbolic", square) - 1) / error**2, spread)
     # GERF is fitted to the plain mean over pairs.
     a = float(optimal_a(torch.tensor(2 * spread / sqrt(K), dtype=torch.float64))) if kind == "gerf" else 0.0
@@ -143,7 +142,7 @@ def choose_m(error: float, K: int, spread: float, *, kind: str = "positive") -> 
 
 def _rows(wanted: float, spread: float) -> int:
     got = f"a standard deviation of {spread}"
-    _checks.expect(wanted < inf, "spread", "scores whose variance a float can hold", got)
+    expect(wanted < inf, "spread", "scores whose variance a float can hold", got)
     return ceil(wanted)
 
 

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ortho import _checks
-from ortho._checks import all_checked
+from ortho._checks import all_checked, expect
 from ortho._typing import Float, Size, Tensor
 
 Matrix = tuple[tuple[Any, ...], ...]
@@ -110,7 +109,7 @@ def rounding_bound(a: Float[Tensor, "N K"], b: Float[Tensor, "K M"], c: Float[Te
     most. Underflow is left out.
     """
     n, u = sum(b.shape), torch.finfo(a.dtype).eps / 2
-    _checks.expect(n * u < 1, "a, b, c", f"lengths that sum to less than {1 / u:g} in {a.dtype}", n)
+    expect(n * u < 1, "a, b, c", f"lengths that sum to less than {1 / u:g} in {a.dtype}", n)
     a, b, c = (x.double().abs() for x in (a, b, c))
     # |a| |b| |c| is itself computed in floats; as all its terms are positive, its relative error is the same gamma.
     here = _gamma(n, torch.finfo(torch.float64).eps / 2)

@@ -43,8 +43,7 @@ from typing import Any, NamedTuple
 import torch
 from scipy.special import ndtr
 
-from ortho import _checks
-from ortho._checks import all_checked, unchecked_values
+from ortho._checks import all_checked, expect, indices, one_of, positive_int, unchecked_values
 from ortho._typing import Float, Int, Tensor
 from ortho.attention.recurrent.delta import delta_rule
 from ortho.attention.recurrent.recurrence import recurrence
@@ -77,7 +76,7 @@ def expected_answer(memory: str, K: int, pairs: int, age: int, *, beta: float = 
     $2 (1 - \rho^a) - \rho^M (1 - (\sigma / \rho)^a)$ with $\rho = 1 - 1/K$ and $\sigma = 1 - 2 (K + 1) / (K (K + 2))$.
     """
     _gates(memory, beta, decay)
-    _checks.expect(0 <= age < pairs, "age", f"0 to {pairs - 1} with {pairs} pairs", age)
+    expect(0 <= age < pairs, "age", f"0 to {pairs - 1} with {pairs} pairs", age)
     fresh = beta * decay**age
     if memory == "linear":
         others = _geometric(decay**2, pairs) - decay ** (2 * age)
@@ -106,8 +105,8 @@ def mean_error(
 
     `scaled`: after all answers were multiplied by the one number with which it is least, as a layer may learn to do.
     """
-    last = pairs if last is None else _checks.positive_int("last", last)
-    _checks.expect(last <= pairs, "last", f"at most the {pairs} pairs", last)
+    last = pairs if last is None else positive_int("last", last)
+    expect(last <= pairs, "last", f"at most the {pairs} pairs", last)
     found = [expected_answer(memory, K, pairs, age, beta=beta, decay=decay) for age in range(last)]
     mean = Answer(*(sum(values) / last for values in zip(*found, strict=True)))
     return 1 - mean.own**2 / mean.square if scaled else mean.error
@@ -118,7 +117,7 @@ def capacity(memory: str, K: int, error: float, *, beta: float = 1.0, decay: flo
 
     There is one: the error of old pairs tends to 1 or more.
     """
-    _checks.expect(0 < error < 1, "error", "a number between 0 and 1", error)
+    expect(0 < error < 1, "error", "a number between 0 and 1", error)
     gates: dict[str, Any] = {"beta": beta, "decay": decay, "scaled": scaled}
     return next(M for M in count() if mean_error(memory, K, M + 1, **gates) > error)
 
@@ -132,7 +131,7 @@ def answers(
     decay: float = 1.0,
 ) -> Float[Tensor, "*batch M V"]:
     """What each key is answered when all M pairs of unit keys and values have been written, in their order."""
-    _checks.one_of("memory", memory, MEMORIES)
+    one_of("memory", memory, MEMORIES)
     strength = torch.full_like(k[..., 0], beta)
     log_decay = None if decay == 1 else torch.full_like(strength, decay).log()
     if memory == "delta":
@@ -167,9 +166,9 @@ def _geometric(ratio: float, terms: int) -> float:
 
 def _gates(memory: str, beta: float, decay: float) -> None:
     """ValueError for an unknown memory, and for gates outside their range."""
-    _checks.one_of("memory", memory, MEMORIES)
+    one_of("memory", memory, MEMORIES)
     for name, value, most in (("beta", beta, 2), ("decay", decay, 1)):
-        _checks.expect(0 < value <= most, name, f"a number in (0, {most}]", value)
+        expect(0 < value <= most, name, f"a number in (0, {most}]", value)
 
 
 # -------------------------------------------------------------------------------------------------------- narrow states
@@ -192,7 +191,7 @@ def operands(
     steps: int, K: int, strengths: tuple[tuple[float, float], ...], *, generator: torch.Generator | None = None
 ) -> Operands:
     """Unit keys of uniform direction, normal values as wide, strengths uniform in [least, most]: a run a pair."""
-    _checks.expect(strengths, "strengths", "one pair at least", "none")
+    expect(strengths, "strengths", "one pair at least", "none")
     least, most = torch.tensor(strengths).mT[..., None]  # (runs, 1)
     runs, N = len(strengths), steps
     share = torch.rand(runs, N, generator=generator)
@@ -283,7 +282,7 @@ def relative_errors(found: Float[Tensor, "*any K V"], exact: Float[Tensor, "*#an
 
 def parity_operands(bits: Int[Tensor, "*batch N"]) -> dict[str, Any]:
     r"""q, k, v (..., N + 1, 1) and beta (..., N + 1) with which the delta rule answers $(-1)^{b_1 + \dots + b_t}$."""
-    _checks.indices("bits", bits, 2)
+    indices("bits", bits, 2)
     start = torch.zeros(*bits.shape[:-1], bits.shape[-1] + 1, dtype=torch.float64)
     start[..., 0] = 1
     ones = torch.ones_like(start)[..., None]
@@ -346,8 +345,8 @@ def most_right(count: int) -> int:
 
 def lasts(beta: float, margin: float) -> float:
     """The steps after which what unit keys of strength `beta` keep turning has fallen to the share `margin`."""
-    _checks.expect(0 <= beta <= 2, "beta", "a number in [0, 2]", beta)
-    _checks.expect(0 < margin < 1, "margin", "a number in (0, 1)", margin)
+    expect(0 <= beta <= 2, "beta", "a number in [0, 2]", beta)
+    expect(0 < margin < 1, "margin", "a number in (0, 1)", margin)
     kept = abs(1 - beta)
     return inf if kept == 1 else 0.0 if kept == 0 else log(margin) / log(kept)
 

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch.nn.functional import normalize
 
-from ortho import _checks
-from ortho._checks import all_checked
+from ortho._checks import all_checked, describe, expect, one_of
 from ortho._typing import Float, Tensor
 from ortho.orthogonal import DRAWS, haar
 from ortho.theory.scores import score_moment
@@ -53,12 +52,12 @@ class LawTest(NamedTuple):
 
 def _known(draw: str, d: int, k: int) -> Callable[..., Tensor]:
     """The draw of that name; ValueError for another name, and for a k above d."""
-    _checks.expect(k <= d, "k", f"at most d = {d}", k)
-    return DRAWS[_checks.one_of("draw", draw, DRAWS)]
+    expect(k <= d, "k", f"at most d = {d}", k)
+    return DRAWS[one_of("draw", draw, DRAWS)]
 
 
 def _eps(eps: float) -> None:
-    _checks.expect(0 < eps < 1, "eps", "a number between 0 and 1", eps)
+    expect(0 < eps < 1, "eps", "a number between 0 and 1", eps)
 
 
 def dimension(n: int, eps: float) -> int:
@@ -79,7 +78,7 @@ def share_law(draw: str, d: int, k: int) -> Any:
     """
     _known(draw, d, k)
     some = draw == "gaussian" or k < d
-    _checks.expect(some, "k", f"less than d = {d} (an orthogonal square matrix keeps all of a vector)", k)
+    expect(some, "k", f"less than d = {d} (an orthogonal square matrix keeps all of a vector)", k)
     return _law(draw, d, k)
 
 
@@ -110,7 +109,7 @@ def law_test(samples: Float[Tensor, "count"], law: Any, *, false_alarm: float = 
     from scipy.stats import kstest
 
     if not callable(getattr(law, "cdf", None)):
-        raise TypeError(f"law: expected a distribution of scipy, got {_checks.describe(law)}")
+        raise TypeError(f"law: expected a distribution of scipy, got {describe(law)}")
     found = kstest(samples.numpy(), law.cdf)
     return LawTest(float(found.statistic), float(found.pvalue), false_alarm)
 
@@ -139,9 +138,9 @@ def least_dimension(n: int, d: int, eps: float, *, failure: float = 1.0, draw: s
 
     At most d for an orthogonal draw, which keeps everything there; d + 1 if even d is too few for the Gaussian one.
     """
-    _checks.one_of("draw", draw, DRAWS)
+    one_of("draw", draw, DRAWS)
     _eps(eps)
-    _checks.expect(0 < failure <= 1, "failure", "a probability above 0", failure)
+    expect(0 < failure <= 1, "failure", "a probability above 0", failure)
     k = np.arange(1, d + 1 if draw == "gaussian" else d)
     short = k[n * (n - 1) / 2 * _outside(draw, d, k, eps) >= failure]
     return int(short.max(initial=0)) + 1
@@ -152,7 +151,7 @@ def distortion(points: Float[Tensor, "n d"], images: Float[Tensor, "n k"]) -> fl
 
     ValueError for fewer than two points, or equal ones.
     """
-    _checks.expect(len(points) >= 2, "points", "(n, d) with n of at least 2", tuple(points.shape))
+    expect(len(points) >= 2, "points", "(n, d) with n of at least 2", tuple(points.shape))
     low, high = _change(_squares(points), torch.pdist(images).square())
     return max(1 - low, high - 1)
 
@@ -173,7 +172,7 @@ def measured_dimension(
 
     The first k columns of such a draw follow the law of a (d, k) one. d + 1 if even all columns do not keep them.
     """
-    law = DRAWS[_checks.one_of("draw", draw, DRAWS)]
+    law = DRAWS[one_of("draw", draw, DRAWS)]
     _eps(eps)
     d = points.shape[-1]
     images = points @ law(d, generator=generator, dtype=points.dtype)
@@ -206,8 +205,8 @@ def _change(before: Tensor, after: Tensor) -> tuple[float, float]:
 
 
 def _pair(d: int, cosine: float) -> None:
-    _checks.expect(d >= 2, "d", "room for two directions, at least 2", d)
-    _checks.expect(-1 <= cosine <= 1, "cosine", "a number between -1 and 1", cosine)
+    expect(d >= 2, "d", "room for two directions, at least 2", d)
+    expect(-1 <= cosine <= 1, "cosine", "a number between -1 and 1", cosine)
 
 
 def product_moments(draw: str, d: int, k: int, cosine: float, *, tied: bool) -> Moments:
@@ -232,7 +231,7 @@ def sample_products(
     draw: str, d: int, k: int, cosine: float, count: int, *, tied: bool, generator: torch.Generator | None = None
 ) -> Float[Tensor, "count"]:
     """Products (count,) of one random pair of unit vectors with that cosine, each under fresh draws, float64."""
-    law = DRAWS[_checks.one_of("draw", draw, DRAWS)]
+    law = DRAWS[one_of("draw", draw, DRAWS)]
     _pair(d, cosine)
     x, z = haar(d, 2, generator=generator, dtype=torch.float64).T
     y = cosine * x + sqrt(1 - cosine**2) * z

@@ -17,8 +17,7 @@ from collections.abc import Callable
 
 import torch
 
-from ortho import _checks
-from ortho._checks import all_checked
+from ortho._checks import all_checked, expect, positive_int
 from ortho._typing import Float, Tensor
 from ortho.attention.linear.feature_maps import Exp
 from ortho.attention.linear.linear_attention import FeatureMap, kernel_weights
@@ -60,7 +59,7 @@ def map_gram(feature_map: FeatureMap, points: Float[Tensor, "n K"]) -> Float[Ten
 def _ones_on_diagonal(matrix: Tensor) -> Tensor:
     diagonal = matrix.diagonal()
     least = float(diagonal.min())
-    _checks.expect(least > 0, "points", "a kernel above 0 of each with itself", f"{least:.3g}")
+    expect(least > 0, "points", "a kernel above 0 of each with itself", f"{least:.3g}")
     root = diagonal.rsqrt()
     return root[:, None] * matrix * root
 
@@ -91,14 +90,14 @@ def features_of(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
     """
     values, vectors = torch.linalg.eigh(_symmetric(matrix))
     least = float(values[0])
-    _checks.expect(least >= -rounding(len(matrix), len(matrix)), "matrix", "no negative eigenvalue", f"{least:.3g}")
+    expect(least >= -rounding(len(matrix), len(matrix)), "matrix", "no negative eigenvalue", f"{least:.3g}")
     return vectors * values.clamp(min=0).sqrt()
 
 
 def _symmetric(matrix: Tensor) -> Tensor:
     off = float((matrix - matrix.mT).abs().max())
     most = rounding(len(matrix), len(matrix)) * max(1.0, float(matrix.abs().max()))
-    _checks.expect(off <= most, "matrix", "it symmetric", f"entries that differ by {off:.3g}")
+    expect(off <= most, "matrix", "it symmetric", f"entries that differ by {off:.3g}")
     return (matrix + matrix.mT) / 2
 
 
@@ -115,12 +114,12 @@ def least_error(distance: int, features: int) -> float:
 
     The nearest matrix of rank K misses r + 1 - K of the r + 1 singular values of the identity (Eckart and Young 1936).
     """
-    return max(0.0, 1 - features / (_checks.positive_int("distance", distance) + 1))
+    return max(0.0, 1 - features / (positive_int("distance", distance) + 1))
 
 
 def tokens(distance: int, groups: int = GROUPS) -> int:
     """The length of a sequence with r tokens that have nothing to copy, and so many groups of r + 1 that have."""
-    return _checks.positive_int("distance", distance) + groups * (distance + 1)
+    return positive_int("distance", distance) + groups * (distance + 1)
 
 
 def copy_error(weights: Float[Tensor, "N N"], distance: int) -> Tensor:
@@ -128,7 +127,7 @@ def copy_error(weights: Float[Tensor, "N N"], distance: int) -> Tensor:
 
     For values of independent random signs it is the expected square error, as a share of the target's square.
     """
-    rows = len(weights) - _checks.positive_int("distance", distance)
+    rows = len(weights) - positive_int("distance", distance)
     if rows < 1 or rows % (distance + 1):
         wanted = f"{distance} tokens and a multiple of {distance + 1}"
         raise ValueError(f"weights: expected {wanted}, got {len(weights)}")
@@ -148,7 +147,7 @@ def copying(N: int, distance: int, features: int) -> tuple[Float[Tensor, "N K"],
     Token j goes to slot j modulo K, louder than all before it, so that a query to the slot hears its last token. Of the
     tokens after the wanted one, at most K - 1, none is in its slot.
     """
-    _checks.expect(0 < distance < features, "distance", f"1 to {features - 1} with {features} features", distance)
+    expect(0 < distance < features, "distance", f"1 to {features - 1} with {features} features", distance)
     position = torch.arange(N, dtype=torch.float64)[:, None]
     slot = torch.arange(features)
     growth = SHARPNESS / features  # of the logarithm, a token

@@ -20,8 +20,7 @@ from typing import NamedTuple
 
 import torch
 
-from ortho import _checks
-from ortho._checks import all_checked
+from ortho._checks import all_checked, describe, expect, one_of, within
 from ortho._typing import Float, Tensor
 from ortho.attention.untrained.positional_attention import SEVEN, PositionalPattern, named
 from ortho.layers.multihead import MultiheadAttention
@@ -54,7 +53,7 @@ def positionalness(weights: Float[Tensor, "S N N"], *, by: str = "absolute", is_
     Raises TypeError or ValueError, naming the argument, for fewer than 3 inputs, rows that do not sum to 1, weights on
     later keys in causal calls, and an unknown `by`.
     """
-    _checks.one_of("by", by, BY)
+    one_of("by", by, BY)
     centred = _centred(weights, is_causal)
     lengths = centred.square().sum((1, 2))
     if by == "absolute":
@@ -84,7 +83,7 @@ def pattern_fits(
     N = centred.shape[-1]
     fits = []
     for pattern in named(patterns):
-        _checks.expect(pattern.normalised, "patterns", "rows that sum to 1", pattern)
+        expect(pattern.normalised, "patterns", "rows that sum to 1", pattern)
         matrix = pattern.weights(N, is_causal=is_causal).to(centred)
         direction = torch.where(matrix.sum(-1, keepdim=True) > 0, matrix - _even(N, is_causal, matrix.device), 0)
         square = float(direction.square().sum())
@@ -118,7 +117,7 @@ def head_weights(
     Raises TypeError for an attention that is a module of its own, and ValueError for one that has no weights.
     """
     if not isinstance(layer, MultiheadAttention) or not isinstance(layer.attention, str):
-        raise TypeError(f"layer: expected a MultiheadAttention with a mechanism's name, got {_checks.describe(layer)}")
+        raise TypeError(f"layer: expected a MultiheadAttention with a mechanism's name, got {describe(layer)}")
     with torch.no_grad():
         weights: Tensor = layer(x, is_causal=is_causal, need_weights=True)[1]
     return weights
@@ -133,14 +132,14 @@ def _even(N: int, is_causal: bool, device: torch.device) -> Float[Tensor, "N N"]
 
 def _centred(weights: Tensor, is_causal: bool) -> Float[Tensor, "S N N"]:
     """The weights, float64, less even attention."""
-    _checks.expect(len(weights) >= 3, "weights", "shape (S, N, N) with S of at least 3", tuple(weights.shape))
+    expect(len(weights) >= 3, "weights", "shape (S, N, N) with S of at least 3", tuple(weights.shape))
     # A row's sum and its quotient with each weight are rounded by eps/2 or less: together by eps, in relation to a
     # weight, and as much in a row's new sum.
     eps = torch.finfo(weights.dtype).eps
     weights, rounding = weights.detach().double(), max(ROUNDING, eps)
-    _checks.within("weights", "sums of rows, less 1,", weights.sum(-1) - 1, -rounding, rounding)
+    within("weights", "sums of rows, less 1,", weights.sum(-1) - 1, -rounding, rounding)
     if is_causal:
-        _checks.within("weights", "weights on later keys", weights.triu(1), 0, 0)
+        within("weights", "weights on later keys", weights.triu(1), 0, 0)
     even = _even(weights.shape[-1], is_causal, weights.device)
     centred = weights - even
     return centred.masked_fill(centred.abs() <= eps * even, 0)  # what is even but for its rounding

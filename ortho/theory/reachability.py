@@ -18,8 +18,7 @@ from itertools import count
 
 import torch
 
-from ortho import _checks
-from ortho._checks import all_checked
+from ortho._checks import all_checked, expect
 from ortho._typing import Bool, Int, Tensor
 
 
@@ -28,7 +27,7 @@ def reached(*masks: Bool[Tensor, "N N"], residual: bool = True) -> Bool[Tensor, 
 
     Without a residual connection a token keeps nothing that it does not read.
     """
-    _checks.expect(masks, "masks", "one or more", "none")
+    expect(masks, "masks", "one or more", "none")
     found = _itself(masks[0])
     for mask in masks:
         found = _after(mask, found, residual)

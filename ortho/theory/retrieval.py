@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from torch.nn.functional import normalize
 
-from ortho import _checks
-from ortho._checks import all_checked
+from ortho._checks import all_checked, expect, one_of
 from ortho._typing import Bool, Float, Tensor
 from ortho.orthogonal import DRAWS
 
@@ -43,7 +42,7 @@ def threshold_law(K: int, d: int, *, draw: str = "haar") -> Any:
     from scipy.stats import beta
 
     _widths(K, d, draw)
-    _checks.expect(d > K or draw != "haar", "K", f"a width below d = {d} for an orthogonal draw", K)
+    expect(d > K or draw != "haar", "K", f"a width below d = {d} for an orthogonal draw", K)
     return beta(K / 2, (d - K if draw == "haar" else d - 1) / 2)
 
 
@@ -56,8 +55,8 @@ def found_chance(M: int, K: int, d: int, *, draw: str = "haar", cosine: float = 
 
     Raises ValueError for a cosine outside [-1, 1], or below 1 for another draw.
     """
-    _checks.expect(-1 <= cosine <= 1, "cosine", "a number in [-1, 1]", cosine)
-    _checks.expect(cosine == 1 or draw == "haar", "cosine", f"1 for a {draw} draw", cosine)
+    expect(-1 <= cosine <= 1, "cosine", "a number in [-1, 1]", cosine)
+    expect(cosine == 1 or draw == "haar", "cosine", f"1 for a {draw} draw", cosine)
     return _found(M, K, d, draw, cosine)
 
 
@@ -68,7 +67,7 @@ def capacity(K: int, d: int, *, draw: str = "haar", chance: float = 0.5, cosine:
     """
     from scipy.optimize import brentq
 
-    _checks.expect(0 < chance < 1, "chance", "a number in (0, 1)", chance)
+    expect(0 < chance < 1, "chance", "a number in (0, 1)", chance)
     if found_chance(1, K, d, draw=draw, cosine=cosine) < chance:
         return 0.0
     return float(10 ** brentq(lambda e: _found(10**e, K, d, draw, cosine) - chance, 0, 300, xtol=1e-10))
@@ -92,8 +91,8 @@ def weight_bound(M: int, K: int, d: int, c: float, *, draw: str = "haar") -> flo
 
     Raises ValueError for another draw, and for a c that is not positive.
     """
-    _checks.expect(draw == "haar", "draw", "'haar'", f"{draw!r}")
-    _checks.expect(0 < c < inf, "c", "a positive number", c)
+    expect(draw == "haar", "draw", "'haar'", f"{draw!r}")
+    expect(0 < c < inf, "c", "a positive number", c)
     t, weights = _thresholds(K, d, draw)
     slope = c * d * t / K**0.5
     exponent = log(M) + _log_mean_exponential(slope, d) - slope * t
@@ -119,7 +118,7 @@ def sample_retrieval(
     Raises ValueError for a cosine outside [-1, 1] and sizes below 1.
     """
     _widths(K, d, draw)
-    _checks.expect(-1 <= cosine <= 1, "cosine", "a number in [-1, 1]", cosine)
+    expect(-1 <= cosine <= 1, "cosine", "a number in [-1, 1]", cosine)
     kind: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
     weights, found = [], []
     for _ in range(count):
@@ -138,8 +137,8 @@ def sample_retrieval(
 
 
 def _widths(K: int, d: int, draw: str) -> None:
-    _checks.one_of("draw", draw, KNOWN)
-    _checks.expect(d >= K, "K", f"at most d = {d}", K)
+    one_of("draw", draw, KNOWN)
+    expect(d >= K, "K", f"at most d = {d}", K)
 
 
 def _found(M: float, K: int, d: int, draw: str, cosine: float) -> float:

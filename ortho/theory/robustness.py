@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ortho import _checks
-from ortho._checks import all_checked
+from ortho._checks import all_checked, expect
 from ortho._typing import Float, State
 from ortho.attention.recurrent.ttt import state_now, ttt_attention
 from ortho.attention.recurrent.ttt_losses import TokenLoss
@@ -48,7 +47,7 @@ def stream(
     Generators of one seed give the same stream but for the outliers, whatever their share and size. ValueError for a
     share outside [0, 1].
     """
-    _checks.expect(0 <= share <= 1, "share", "a number within 0 and 1", share)
+    expect(0 <= share <= 1, "share", "a number within 0 and 1", share)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(draws, *shape, generator=generator, dtype=torch.float64)
@@ -73,7 +72,7 @@ def errors(loss: TokenLoss, eta: float, data: Stream, *, after: Sequence[int] = 
     r"""$|S_t - S_*| / |S_*|$ (Frobenius) of each draw after so many tokens, by default after all; token by token."""
     found, state, begun = [], None, 0
     for end in after or (data.k.shape[1],):
-        _checks.expect(begun < end <= data.k.shape[1], "after", f"rising numbers up to {data.k.shape[1]}", tuple(after))
+        expect(begun < end <= data.k.shape[1], "after", f"rising numbers up to {data.k.shape[1]}", tuple(after))
         state = _written(data.k[:, begun:end], data.v[:, begun:end], loss, eta, 1, state)
         found.append((state_now(state) - data.target).flatten(1).norm(dim=1) / data.target.flatten(1).norm(dim=1))
         begun = end
@@ -82,7 +81,7 @@ def errors(loss: TokenLoss, eta: float, data: Stream, *, after: Sequence[int] = 
 
 def best_rate(loss: TokenLoss, data: Stream, rates: Sequence[float] = RATES) -> float:
     """The rate with the least mean error after the last token."""
-    _checks.expect(rates, "rates", "one at least", "none")
+    expect(rates, "rates", "one at least", "none")
     return min(rates, key=lambda eta: float(errors(loss, eta, data).mean()))
 
 

@@ -14,8 +14,7 @@ from math import prod, sqrt
 import torch
 from torch.nn.functional import normalize
 
-from ortho import _checks
-from ortho._checks import all_checked, one_of
+from ortho._checks import all_checked, expect, one_of
 from ortho._typing import Float, Tensor
 from ortho.orthogonal import DRAWS
 
@@ -83,7 +82,7 @@ def drawn_missed(
 
     Raises TypeError or ValueError for sizes below 1, and for an unknown draw.
     """
-    law, d = DRAWS[_checks.one_of("draw", draw, DRAWS)], len(target)
+    law, d = DRAWS[one_of("draw", draw, DRAWS)], len(target)
     found = []
     for _ in range(count):
         q, k = (law(d, K, generator=generator, dtype=target.dtype) for _ in "qk")
@@ -112,7 +111,7 @@ def freedoms(d: int, K: int) -> tuple[int, int]:
     Of a layer's maps M of rank K, (2 d - K) K each; and of the d^2 entries of the one map P that all heads share, which
     for two heads or more is less. Raises TypeError or ValueError for sizes below 1, and unless K divides d and is less.
     """
-    _checks.expect(d > K and d % K == 0, "K", f"a divisor of d = {d} that is less", K)
+    expect(d > K and d % K == 0, "K", f"a divisor of d = {d} that is less", K)
     return (2 * d - K) * d, d * d
 
 

@@ -55,8 +55,7 @@ import torch
 from scipy.integrate import quad
 from torch.nn.functional import normalize
 
-from ortho import _checks
-from ortho._checks import all_checked
+from ortho._checks import all_checked, expect, one_of
 from ortho._typing import Float, Tensor
 
 # ------------------------------------------------------------------------------------------------------------- products
@@ -101,7 +100,7 @@ def growth(c: float, K: int) -> Growth:
 
     With u the square of the sine of an angle, whose density is in proportion to $\cos^{K-2}$.
     """
-    _checks.expect(K >= 2, "K", "at least 2", K)
+    expect(K >= 2, "K", "at least 2", K)
     shrink = c * (2 - c)
 
     def moment(power: int) -> float:
@@ -192,7 +191,7 @@ NEARNESS = 0.1  # of near-parallel keys: the length of what each has besides the
 
 def chunk_keys(kind: str, C: int, K: int, *, generator: torch.Generator | None = None) -> Float[Tensor, "C K"]:
     """Unit keys (C, K), float64: of uniform direction, all near one direction, or all the same."""
-    _checks.one_of("kind", kind, KEYS)
+    one_of("kind", kind, KEYS)
     if kind == "random":
         return unit_keys(C, K, generator=generator)
     shared = unit_keys(1, K, generator=generator)
@@ -217,7 +216,7 @@ def condition_bound(C: int, beta: float) -> float:
     I + A and its inverse both have ones on the diagonal and entries of at most `beta` below: neither's Frobenius norm,
     which is no less than the spectral norm, is above the root of that number.
     """
-    _checks.expect(0 <= beta <= 2, "beta", "a number in [0, 2]", beta)
+    expect(0 <= beta <= 2, "beta", "a number in [0, 2]", beta)
     return C + beta**2 * C * (C - 1) / 2
 
 
@@ -278,14 +277,14 @@ def in_turn(
 
 def transition(update: str, k: Float[Tensor, "n K"], beta: Float[Tensor, "n"]) -> Float[Tensor, "K K"]:
     """What an update, 'at once' or 'in turn', multiplies the memory by."""
-    function = UPDATES[_checks.one_of("update", update, UPDATES)]
+    function = UPDATES[one_of("update", update, UPDATES)]
     K = k.shape[-1]
     return function(torch.eye(K, dtype=k.dtype), k, k.new_zeros(len(k), K), beta)
 
 
 def pair(cosine: float, *, dtype: torch.dtype = torch.float64) -> Float[Tensor, "2 2"]:
     """Two unit keys in the plane, (2, 2), with that cosine."""
-    _checks.expect(-1 <= cosine <= 1, "cosine", "a number in [-1, 1]", cosine)
+    expect(-1 <= cosine <= 1, "cosine", "a number in [-1, 1]", cosine)
     return torch.tensor([[1, 0], [cosine, sqrt(1 - cosine**2)]], dtype=dtype)
 
 
@@ -301,7 +300,7 @@ def repeated(
 
     The token brings n keys and values; the memory is empty at first.
     """
-    function = UPDATES[_checks.one_of("update", update, UPDATES)]
+    function = UPDATES[one_of("update", update, UPDATES)]
     S = v.new_zeros(k.shape[-1], v.shape[-1])
     errors = []
     for _ in range(steps):
@@ -352,7 +351,7 @@ def as_erasing(
     v: Float[Tensor, "*batch N V"], gamma: Float[Tensor, "*batch N"], eta: Float[Tensor, "*batch N"]
 ) -> ErasingForm:
     """The operands with which Gated DeltaNet computes what the input form does; ValueError for a gamma not above 0."""
-    _checks.expect((gamma > 0).all(), "gamma", "numbers above 0", f"{float(gamma.min()):.3g}")
+    expect((gamma > 0).all(), "gamma", "numbers above 0", f"{float(gamma.min()):.3g}")
     return ErasingForm(gamma[..., None] * v, eta / gamma, gamma.log())
 
 

@@ -25,8 +25,7 @@ import torch
 from scipy.linalg import hadamard
 from scipy.special import hyp0f1, hyp1f1
 
-from ortho import _checks
-from ortho._checks import all_checked
+from ortho._checks import all_checked, expect, one_of
 from ortho._typing import Float, Tensor
 from ortho.attention.linear import random_features as maps
 from ortho.attention.linear.favor import orthogonal_features
@@ -71,7 +70,7 @@ def ratios(
     name: str, omega: Float[Tensor, "count m K"], x: Float[Tensor, "N K"], y: Float[Tensor, "N K"]
 ) -> Float[Tensor, "count"]:
     """For each Omega, the mean over the pairs of estimate / kernel: (count,). `name` is a key of `MAPS`."""
-    products = MAPS[_checks.one_of("name", name, MAPS)]
+    products = MAPS[one_of("name", name, MAPS)]
     kernel = (x * y).sum(-1).exp()
     # In portions, so that the features of many Omega stay in the cache.
     return torch.cat([(products(x, y, some) / kernel).mean(-1) for some in omega.split(512)])
@@ -152,7 +151,7 @@ def sign_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
     (Yu et al. 2016, arXiv:1610.09072, section 4, of a product with one factor.) Returns (m, K); raises ValueError
     unless K is a power of two.
     """
-    _checks.expect(not K & (K - 1), "K", "a power of two", K)
+    expect(not K & (K - 1), "K", "a power of two", K)
     return maps.structured_features(m, K, factors=1, **options).sign()
 
 
@@ -234,7 +233,7 @@ def structured_mean(z: Float[Tensor, "K"], factors: int = 3) -> float:
     A row $r\, v$ with the length $r \sim \chi(W)$, W the padded width, has the mean
     ${}_1F_1(W/2; 1/2; (v^T z)^2 / 2)$ over r and both signs of v. Raises ValueError for a wider z.
     """
-    _checks.expect(1 <= len(z) <= _ENUMERATED, "z", f"1 to {_ENUMERATED} entries", len(z))
+    expect(1 <= len(z) <= _ENUMERATED, "z", f"1 to {_ENUMERATED} entries", len(z))
     width = 1 << (len(z) - 1).bit_length()
     padded = np.zeros(width)
     padded[: len(z)] = z.double().numpy()
@@ -268,7 +267,7 @@ def structured_fourth_moment(z: Float[Tensor, "K"]) -> float:
     of two.
     """
     K = len(z)
-    _checks.expect(not K & (K - 1), "z", "a power of two as its length", K)
+    expect(not K & (K - 1), "z", "a power of two as its length", K)
     square = z.double().square()
     return float(24 * square.sum() ** 2 / K**3 - (8 / K**2 + 16 / K**3) * square.square().sum())
 

@@ -17,8 +17,7 @@ import torch
 from scipy.optimize import brentq, minimize_scalar
 from scipy.special import hyp1f1
 
-from ortho import _checks
-from ortho._checks import all_checked
+from ortho._checks import all_checked, expect, one_of
 from ortho._typing import Float, Tensor
 from ortho.attention.linear import dense_features as dense
 from ortho.attention.linear import random_features as maps
@@ -45,7 +44,7 @@ def log_moment(square: float, K: int, a: float = 0.0, order: int = 2) -> float:
     p = 2 and a = 0 that is lemma 2 of Choromanski et al. 2021, arXiv:2009.14794. ValueError unless s > 0.
     """
     _check(square)
-    _checks.expect(4 * order * a < 1, "a", f"a number below 1/{4 * order}", a)
+    expect(4 * order * a < 1, "a", f"a number below 1/{4 * order}", a)
     s = 1 - 4 * order * a
     return K / 2 * (order * log(1 - 4 * a) - log(s)) + order * (order - 1) * square / (2 * s)
 
@@ -56,8 +55,8 @@ def moment(kind: str, square: float, order: int = 2, *, K: int = 1, a: float = 0
     A hyperbolic f is $e^{-t/2} \cosh u$ with u normal of variance $t = |x + y|^2$, and a trigonometric one is the same
     at $t = -|x - y|^2$, for $\cosh iu = \cos u$. At p = 2 both are $\cosh t$.
     """
-    _checks.one_of("kind", kind, KINDS)
-    _checks.expect(a == 0 or kind == "positive", "a", f"0 for {kind} features", a)
+    one_of("kind", kind, KINDS)
+    expect(a == 0 or kind == "positive", "a", f"0 for {kind} features", a)
     try:
         if kind == "positive":
             return exp(log_moment(square, K, a, order))
@@ -77,7 +76,7 @@ def log_moments(
     """
     a = parameters.a[..., None, :]
     most = float(a.max())
-    _checks.expect(4 * order * most < 1, "parameters", f"each a below 1/{4 * order}", f"{most:.4g}")
+    expect(4 * order * most < 1, "parameters", f"each a below 1/{4 * order}", f"{most:.4g}")
     s = 1 - 4 * order * a
     z_q, z_k = ((each @ B.mT) / (1 - 4 * a).sqrt() for each, B in ((x, parameters.B_q), (y, parameters.B_k)))
     weight = order * (order - 1) / (2 * s)
@@ -117,7 +116,7 @@ def squared_error(kind: str, square: float, m: int, K: int, *, draw: str = "iid"
     $(\operatorname{Var} f + \frac nm \operatorname{Cov}) / m$ with n = `same_block_pairs`, and 0 for independent rows.
     Of trigonometric and hyperbolic features each row makes two.
     """
-    pairs = same_block_pairs(m, K) if _checks.one_of("draw", draw, ("iid", "orthogonal")) == "orthogonal" else 0
+    pairs = same_block_pairs(m, K) if one_of("draw", draw, ("iid", "orthogonal")) == "orthogonal" else 0
     covariance = orthogonal_covariance(kind, square, K) if pairs else 0.0
     return (moment(kind, square, K=K, a=a) - 1 + pairs / m * covariance) / m
 
@@ -129,7 +128,7 @@ def orthogonal_gain(kind: str, square: float, K: int, *, m: int | None = None, a
     """
     m = K if m is None else m
     independent = squared_error(kind, square, m, K, a=a)
-    _checks.expect(independent > 0, "square", "a number at which there is an error", square)
+    expect(independent > 0, "square", "a number at which there is an error", square)
     return 1 - squared_error(kind, square, m, K, draw="orthogonal", a=a) / independent
 
 
@@ -145,7 +144,7 @@ def where_orthogonality_helps(share: float, K: int) -> float:
     """
     top = minimize_scalar(lambda t: -orthogonal_gain("positive", t, K), bounds=(0.1, 10), method="bounded").x
     most = orthogonal_gain("positive", top, K)
-    _checks.expect(0 < share < most, "share", f"a number between 0 and {most:.4g}, the most at K = {K}", share)
+    expect(0 < share < most, "share", f"a number between 0 and {most:.4g}, the most at K = {K}", share)
     return float(brentq(lambda t: orthogonal_gain("positive", t, K) - share, top, 100))
 
 
@@ -155,7 +154,7 @@ def squared_error_bound(square: float, m: int, K: int) -> float:
     (arXiv:2009.14794.) That of independent ones less $\frac{2 (m - 1)}{m (K + 2)} (1 - e^{-t/2})^2$ at
     $t = |x + y|^2$. ValueError for m > K.
     """
-    _checks.expect(m <= K, "m", f"at most K = {K}", m)
+    expect(m <= K, "m", f"at most K = {K}", m)
     return squared_error("positive", square, m, K) - 2 * (m - 1) / (m * (K + 2)) * expm1(-square / 2) ** 2
 
 
@@ -171,14 +170,14 @@ def pair_optimum(square: float, K: int) -> float:
 def log_gain(square: float, K: int, a: float | None = None) -> float:
     r"""ln(variance of FAVOR+ / variance of GERF) at a $|x + y|^2$ above 0, with `pair_optimum` where no a is given."""
     moments = [log_moment(square, K, each) for each in (0.0, pair_optimum(square, K) if a is None else a)]
-    _checks.expect(square > 0, "square", "a positive number", square)
+    expect(square > 0, "square", "a positive number", square)
     plain, fitted = (each + log1p(-exp(-each)) for each in moments)
     return plain - fitted
 
 
 def where_gain(log_factor: float, K: int) -> float:
     r"""The $|x + y|^2$ at which GERF, fitted to it, lowers the variance by exp(`log_factor`) > 1, and from there on."""
-    _checks.expect(log_factor > 0, "log_factor", "a positive number", log_factor)
+    expect(log_factor > 0, "log_factor", "a positive number", log_factor)
     high = 1.0
     while log_gain(high, K) < log_factor:
         high *= 2
@@ -196,7 +195,7 @@ def features(
 ) -> tuple[Float[Tensor, "*batch N f"], Float[Tensor, "*batch M f"]]:
     """Features of queries and of keys: of a kind of `KINDS`; of `FITS`, fitted to x and y; or dense-exponential ones
     with these parameters, the rows of omega taken in their axes."""
-    if isinstance(kind, str) and _checks.one_of("kind", kind, FEATURES) in KINDS:
+    if isinstance(kind, str) and one_of("kind", kind, FEATURES) in KINDS:
         return KINDS[kind](x, omega), KINDS[kind](y, omega)
     a, B_q, B_k, axes = FITS[kind](x, y) if isinstance(kind, str) else kind
     rows = omega if axes is None else omega @ axes
@@ -236,11 +235,11 @@ def sampled_covariance(f: Float[Tensor, "blocks n"]) -> Estimate:
 
 def _signed(kind: str, square: float) -> float:
     _check(square)
-    return -square if _checks.one_of("kind", kind, KINDS) == "trigonometric" else square
+    return -square if one_of("kind", kind, KINDS) == "trigonometric" else square
 
 
 def _check(square: float) -> None:
-    _checks.expect(square >= 0, "square", "a number of at least 0", square)
+    expect(square >= 0, "square", "a number of at least 0", square)
 
 
 # ------------------------------------------------------------------------------------------------------ fitted features
@@ -296,8 +295,8 @@ def sample_data(
     (Of 'shifted', that is the standard deviation of what the means leave.) Raises ValueError for an unknown name or a
     spread that is not above 0.
     """
-    _checks.one_of("name", name, DATA)
-    _checks.expect(spread > 0, "spread", "a positive number", spread)
+    one_of("name", name, DATA)
+    expect(spread > 0, "spread", "a positive number", spread)
     x, y = DATA[name](tokens, K, generator) * sqrt(spread) * K**-0.25
     return x, y
 
