@@ -193,8 +193,8 @@ def layer_mask(
 ) -> Tensor | None:
     """What the two masks of a layer say together: None, or what broadcasts to (B, H, N, M), True = may attend.
 
-    Raises TypeError or ValueError for a padding mask that is not boolean and (B, M), M whatever it is where `keys` is
-    None; and ValueError for an `attn_mask` whose first axis may be meant in two ways.
+    Raises ValueError for a padding mask that is not (B, M), M whatever it is where `keys` is None; and for an
+    `attn_mask` whose first axis may be meant in two ways.
     """
     if isinstance(attn_mask, Tensor):
         shape = tuple(attn_mask.shape)
@@ -210,10 +210,6 @@ def layer_mask(
             )
     if key_padding_mask is None:
         return attn_mask
-    if not isinstance(key_padding_mask, Tensor) or key_padding_mask.dtype != torch.bool:
-        raise TypeError(
-            f"key_padding_mask: expected a boolean tensor (True = padding), got {describe(key_padding_mask)}"
-        )
     shape = tuple(key_padding_mask.shape)
     if len(shape) != 2 or shape[0] != batch or (keys is not None and shape[1] != keys):
         wanted = (batch, "M" if keys is None else keys)

@@ -10,7 +10,7 @@ from typing import Any
 from ortho._checks import checked, expect, one_of
 from ortho._cost import Cost, head_width, linear_map, quotient
 from ortho._typing import Size
-from ortho.attention import FORMS, MECHANISMS
+from ortho.attention import MECHANISMS
 from ortho.attention.mechanism import FUSED_BACKWARD, SOFTMAX_BACKWARD, SOFTMAX_FORWARD, CostedCall
 from ortho.attention.softmax.softmax_attention import softmax_cost
 from ortho.attention.softmax.value_gradient import value_gradient_cost
@@ -136,7 +136,6 @@ def layer(
     Without it, autograd leaves out the path through q and k of a frozen projection.
     """
     K, G = head_width(d, H, head_dim), shared_heads(H, num_kv_heads)
-    one_of("form", form, FORMS)
     mechanism = MECHANISMS[one_of("attention", attention, MECHANISMS)]
     maps: dict[str, Any] = {"bias": bias, "itemsize": itemsize}
     qk = projection_cost(projection, B, N, d, H, K, G, input_grad=input_grad, **maps)
@@ -212,7 +211,7 @@ def longformer_layer(
     maps: dict[str, Any] = {"bias": bias, "itemsize": itemsize}
     own = linear_map(B, N, d, 5 * d, input_grad=input_grad, **maps)  # of all tokens, but for global queries
     first = linear_map(B, tokens, d, d, input_grad=input_grad, **maps)
-    call = CostedCall(B, N, H, K, K, form=one_of("form", form, FORMS), itemsize=itemsize)
+    call = CostedCall(B, N, H, K, K, form=form, itemsize=itemsize)
     local = call.by(pattern_cost, pattern=GlobalKeys(width, tokens))
     numbers, rows = B * N * d, B * tokens * d
     whole = Cost(
@@ -318,7 +317,6 @@ def induction_heads(
 
     Queries are made, and keys are the same a token late: one product. The fast form makes them again backward.
     """
-    one_of("form", form, FORMS)
     K, n = head_width(d, H, head_dim), tokens
     passes: dict[str, Any] = {"input_grad": input_grad, "itemsize": itemsize}
     width = H * K

@@ -26,7 +26,7 @@ from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import new_weight, split_heads, tokens_there
-from ortho.attention import FORMS, MECHANISMS
+from ortho.attention import MECHANISMS
 from ortho.attention.cache import KeyValueCache
 from ortho.attention.operands import carried, upcast
 from ortho.attention.softmax.value_gradient import (
@@ -47,7 +47,7 @@ SHARPEST = 4.0  # of the default c
 @checked
 def default_sharpness(K: int) -> float:
     """c for heads of width K: the square root of K, but 4 at most."""
-    return min(sqrt(_checks.positive_int("K", K)), SHARPEST)
+    return min(sqrt(K), SHARPEST)
 
 
 class _Rotation(StructuredProjection):
@@ -209,7 +209,7 @@ class InductionHeads(nn.Module):
         own: dict[str, Any] = {"tokens": tokens, "sharpness": sharpness, "draw": draw}
         self.projection = InductionProjection(d_model, num_heads, head_dim=head_dim, **own, **kind)
         self.d_model, self.num_heads, self.head_dim = d_model, num_heads, self.projection.head_dim
-        self.form = _checks.one_of("form", form, FORMS)
+        self.form = form
         width, fans = self.projection.q_width, None if head_dim is None else 2 * d_model
         self.weight_v = new_weight(width, d_model, fans=fans, **kind)
         self.weight_o = new_weight(d_model, width, fans=fans, **kind)

@@ -11,7 +11,7 @@ from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import new_bias, new_weight, split_heads
-from ortho.attention import FORMS, MECHANISMS
+from ortho.attention import MECHANISMS
 from ortho.attention.sparse.global_local import GlobalKeys
 from ortho.attention.sparse.pattern import pattern_attention, pattern_attention_reference
 from ortho.projections import LearnedProjection
@@ -48,7 +48,7 @@ class LongformerAttention(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        self.form = _checks.one_of("form", form, FORMS)
+        self.form = form
         kind: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
         self.projection = LearnedProjection(d_model, num_heads, bias=bias, **kind)
         self.d_model, self.num_heads, self.pattern = d_model, num_heads, GlobalKeys(width, tokens)

@@ -12,7 +12,7 @@ from ortho import _checks
 from ortho._checks import checked, unknown
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import new_bias, new_weight, split_heads, spread_heads
-from ortho.attention import FORMS, MECHANISMS
+from ortho.attention import MECHANISMS
 from ortho.attention.cache import Cache, new_cache
 from ortho.gates import Gate
 from ortho.projections import PROJECTIONS, Projection, by_matrices
@@ -75,7 +75,7 @@ class MultiheadAttention(nn.Module):
         self.head_dim, self.num_kv_heads = self.projection.head_dim, self.projection.num_kv_heads
         self.attention, makers = _attention(attention, form, gates or {})
         _checks.expect(not makers or head_dim is None, "head_dim", "None beside an attention with gates", head_dim)
-        self.form = _checks.one_of("form", form, FORMS)
+        self.form = form
         fans = None if head_dim is None else 2 * d_model
         self.weight_v = new_weight(self.projection.kv_width, d_model, fans=fans, **kind)
         self.weight_o = new_weight(d_model, self.projection.q_width, fans=fans, **kind)
@@ -273,10 +273,8 @@ def _projection(made: Any, d_model: int, num_heads: int, **sizes: Any) -> Projec
     return made
 
 
-def _alone(cache: Any, attention: str | nn.Module, is_causal: bool, **others: Any) -> None:
+def _alone(cache: Cache, attention: str | nn.Module, is_causal: bool, **others: Any) -> None:
     """Raise unless a call with a cache of this attention is causal, and has nothing else that says what came before."""
-    if not isinstance(cache, Cache):
-        raise TypeError(f"cache: expected a Cache, got {_checks.describe(cache)}")
     if cache.attention != attention:
         raise ValueError(f"cache: expected one for {attention!r}, got one for {cache.attention!r}")
     _checks.expect(is_causal, "is_causal", "True beside a cache", "False")

@@ -12,7 +12,6 @@ from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho._weights import new_weight, split_heads
-from ortho.attention import FORMS
 from ortho.attention.cache import Cache, StateCache
 from ortho.attention.untrained.patterns import EMPTY
 from ortho.attention.untrained.positional_attention import (
@@ -63,7 +62,7 @@ class PositionalHeads(nn.Module):
         self.patterns = shared_out(num_heads) if patterns is None else named(patterns)
         if len(self.patterns) != num_heads:
             raise ValueError(f"patterns: expected one for each of {num_heads} heads, got {len(self.patterns)}")
-        self.form, self.empty = _checks.one_of("form", form, FORMS), _checks.one_of("empty", empty, EMPTY)
+        self.form, self.empty = form, _checks.one_of("empty", empty, EMPTY)
         width, fans = self.head_dim * num_heads, None if head_dim is None else 2 * d_model
         kind: dict[str, Any] = {"fans": fans, "generator": generator, "dtype": dtype, "device": device}
         self.weight_v = new_weight(width, d_model, **kind)
@@ -92,8 +91,6 @@ class PositionalHeads(nn.Module):
         attn_mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], x.shape[1])
         v = split_heads(linear(x, self.weight_v), self.num_heads)
         if cache is not None:
-            if not isinstance(cache, Cache):
-                raise TypeError(f"cache: expected a Cache, got {_checks.describe(cache)}")
             _checks.expect(cache.attention is self, "cache", "one of this layer", "another's")
             if not is_causal or return_state or any(x is not None for x in (attn_mask, words, initial_state)):
                 raise ValueError("cache: expected in a causal call without mask, words or state")

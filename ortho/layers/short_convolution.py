@@ -20,10 +20,9 @@ from ortho._autocast import no_autocast
 from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import tokens_there
-from ortho.attention import FORMS
-from ortho.attention.cache import Cache
 from ortho.attention.operands import carried, upcast
 from ortho.attention.transforms import Kernel, once
+from ortho.layers.hybrid import HybridCache
 from ortho.layers.multihead import MultiheadAttention
 
 __all__ = ["ConvolvedAttention", "ConvolvedCache", "short_convolution", "short_convolution_reference"]
@@ -106,7 +105,7 @@ class ConvolvedAttention(nn.Module):
         **kwargs: Any,
     ) -> None:
         super().__init__()
-        self.form = _checks.one_of("form", form, FORMS)
+        self.form = form
         self.d_model, self.num_heads, self.width = d_model, num_heads, width
         self.attention: Any = of(d_model, num_heads, form=form, dtype=dtype, device=device, **kwargs)
         self.taps = nn.Parameter(torch.zeros(width, d_model, dtype=dtype, device=device))
@@ -131,7 +130,7 @@ class ConvolvedAttention(nn.Module):
         tail, state = self._before(initial_state)
         if cache is not None:
             _checks.expect(cache.attention is self, "cache", "one of this layer", "another's")
-            kwargs["cache"], tail = cache.attention_cache, cache.tail
+            kwargs["cache"], tail = cache.parts[0], cache.tail
         there = tokens_there(mask, x.shape[1])
         x = x if there is None else x * there[..., None]
         if initial_state is not None:
@@ -145,7 +144,7 @@ class ConvolvedAttention(nn.Module):
     @checked
     def new_cache(self, capacity: int | None = None) -> "ConvolvedCache":
         """An empty cache for decoding with this layer: the layer's own, and the last tokens."""
-        return ConvolvedCache(self, capacity)
+        return ConvolvedCache(self, [self.attention], capacity)
 
     def _before(self, state: Any) -> tuple[Tensor | None, Any]:
         """The last tokens and the layer's own state."""
@@ -166,25 +165,11 @@ class ConvolvedAttention(nn.Module):
         return f"width={self.width}"
 
 
-class ConvolvedCache(Cache):
-    """The cache of a layer's attention, and the last tokens before it."""
+class ConvolvedCache(HybridCache):
+    """The cache of a layer's attention, its one part, and the last tokens before it."""
 
-    def __init__(self, layer: ConvolvedAttention, capacity: int | None) -> None:
-        super().__init__(layer, capacity)
-        self.attention_cache: Cache = layer.attention.new_cache(capacity)
-        self.tail: Tensor | None = None
-
-    @property
-    def length(self) -> int:  # type: ignore[override]
-        """The number of tokens read."""
-        return self.attention_cache.length
+    tail: Tensor | None = None  # replaced with each call, and never written to
 
     @property
     def nbytes(self) -> int:
-        return self.attention_cache.nbytes + (0 if self.tail is None else self.tail.nbytes)
-
-    def _own(self) -> None:
-        self.attention_cache = self.attention_cache.copy()  # the tail is replaced, and never written to
-
-    def _attend(self, *_: Any) -> Tensor:
-        raise TypeError("cache: expected to be read by a ConvolvedAttention, which convolves what it is given")
+        return super().nbytes + (0 if self.tail is None else self.tail.nbytes)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding, linear
 
-from ortho._checks import checked, expect, finite, float_tensor
+from ortho._checks import checked, expect, finite
 from ortho._typing import Bool, Float, Int, Tensor
 from ortho._weights import new_bias, new_weight
 from ortho.layers.block import TransformerBlock
@@ -164,7 +164,6 @@ class VisionTransformer(nn.Module):
         return self.norm(x)
 
     def _check(self, images: Tensor) -> None:
-        float_tensor("images", images)
         if images.dim() != 4 or images.shape[1:] != self.image_shape or not len(images):
             wanted = ", ".join(map(str, self.image_shape))
             raise ValueError(f"images: expected shape (B, {wanted}) with B >= 1, got {tuple(images.shape)}")

@@ -177,9 +177,6 @@ class LanguageModel(nn.Module):
     def _decoded(self, tokens: Tensor, caches: Sequence[Cache]) -> Tensor:
         if len(caches) != len(self.blocks):
             raise ValueError(f"caches: expected {len(self.blocks)}, one a block, got {len(caches)}")
-        for cache in caches:
-            if not isinstance(cache, Cache):
-                raise TypeError(f"caches: expected caches, got {_checks.describe(cache)}")
         lengths = [cache.length for cache in caches]
         _checks.expect(len(set(lengths)) <= 1, "caches", "caches that have read as many tokens", lengths)
         x = self._embed(tokens, lengths[0])

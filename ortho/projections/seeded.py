@@ -88,9 +88,7 @@ class SeededProjection(Detached):
         return f"{super().extra_repr()}, seed={self.seed}, stop_gradient={self.stop_gradient}"
 
 
-def _seed(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"seed: expected an integer from 0 to 2^63 - 1, got {describe(value)}")
+def _seed(value: int) -> int:
     expect(0 <= value < 2**63, "seed", "an integer from 0 to 2^63 - 1", value)
     return value
 

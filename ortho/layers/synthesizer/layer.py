@@ -60,7 +60,8 @@ class SynthesizerAttention(nn.Module):
         self.max_length = max_length
         options: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
         given = [source] if isinstance(source, str | LogitSource) else source
-        self.sources = nn.ModuleList(self._source(one, options) for one in _some(given))
+        _checks.expect(given, "source", "at least one", "none")
+        self.sources = nn.ModuleList(self._source(one, options) for one in given)
         mixed = len(self.sources) > 1
         self.mixing = nn.Parameter(torch.zeros(len(self.sources), dtype=dtype, device=device)) if mixed else None
         if head_dim is not None:
@@ -179,11 +180,3 @@ def by_position(sources: Iterable[type[LogitSource]]) -> None:
     """Raise ValueError for a source that looks at the tokens: it cuts what it makes of them into heads of width d/H."""
     for source in sources:
         _checks.expect(not source.by_token, "source", "sources by position beside head_dim", repr(source.name))
-
-
-def _some(sources: Any) -> Sequence[Any]:
-    """`sources` if they are a sequence of at least one."""
-    if not isinstance(sources, list | tuple):
-        raise TypeError(f"source: expected a name, a LogitSource, or several of them, got {_checks.describe(sources)}")
-    _checks.expect(sources, "source", "at least one", "none")
-    return sources

@@ -266,10 +266,9 @@ def _block_count(max_length: Size, k1: Size | None) -> Size:
     if hasattr(max_length, "free_symbols"):
         _checks.expect(k1 is not None, "k1", f"a size beside the symbol {max_length} for max_length", "None")
         return k1
-    _checks.positive_int("max_length", max_length)
     if k1 is None:
         return next(k for k in range(isqrt(max_length), 0, -1) if max_length % k == 0)
-    _checks.expect(not max_length % _checks.positive_int("k1", k1), "k1", f"a divisor of max_length = {max_length}", k1)
+    _checks.expect(not max_length % k1, "k1", f"a divisor of max_length = {max_length}", k1)
     return k1
 
 
