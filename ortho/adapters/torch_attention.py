@@ -15,6 +15,15 @@ from ortho.adapters.rows import FrozenRows
 _WEIGHTS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias")
 
 
+def _weight_of(name: str) -> property:
+    """The weight of that matrix, None where the layer has none by this name."""
+
+    def weight(layer: Any) -> Tensor | None:
+        return layer._modules[name].weight if name in layer._modules else None
+
+    return property(weight)
+
+
 class AdaptedAttention(nn.MultiheadAttention):
     """A `torch.nn.MultiheadAttention` whose queries and keys are made by `FrozenRows`; it is called as that is.
 
@@ -71,20 +80,9 @@ class AdaptedAttention(nn.MultiheadAttention):
         biases = [x.bias for x in read_attention(self).values() if x.bias is not None]
         return torch.cat(biases) if biases else None
 
-    @property
-    def q_proj_weight(self) -> Float[Tensor, "d d"] | None:  # type: ignore[override]
-        return self._separate("q_proj")
-
-    @property
-    def k_proj_weight(self) -> Float[Tensor, "d kdim"] | None:  # type: ignore[override]
-        return self._separate("k_proj")
-
-    @property
-    def v_proj_weight(self) -> Float[Tensor, "d vdim"] | None:  # type: ignore[override]
-        return self._separate("v_proj")
-
-    def _separate(self, name: str) -> Tensor | None:
-        return self._modules[name].weight if name in self._modules else None  # type: ignore[union-attr,return-value]
+    q_proj_weight: Any = _weight_of("q_proj")
+    k_proj_weight: Any = _weight_of("k_proj")
+    v_proj_weight: Any = _weight_of("v_proj")
 
     @property
     def kinds(self) -> tuple[Kind, ...] | None:

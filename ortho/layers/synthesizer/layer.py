@@ -16,7 +16,7 @@ from ortho._autocast import no_autocast
 from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import new_weight, split_heads
-from ortho.attention.operands import blocked_pairs, masked_softmax
+from ortho.attention.operands import blocked_pairs, carried, masked_softmax
 from ortho.layers.synthesizer.sources import SOURCES, LogitSource, Seen
 from ortho.projections import head_sizes
 
@@ -141,14 +141,9 @@ class SynthesizerAttention(nn.Module):
 
     def _past(self, state: State, v: Tensor) -> State:
         names = ["values", *(name for source in self._sources() for name in source.carries)]
-        state = _checks.state(state, *names)
-        for name, part in zip(names, state, strict=True):
-            fits = part.dim() == 4 and (*part.shape[:2], part.shape[3]) == (*v.shape[:2], v.shape[3])
-            if not fits or part.dtype != v.dtype or part.shape[2] != state[0].shape[2]:
-                length = "P" if part is state[0] else state[0].shape[2]
-                wanted = f"{v.dtype} {name} of shape ({v.shape[0]}, {v.shape[1]}, {length}, {v.shape[3]})"
-                raise ValueError(f"initial_state: expected {wanted}, got {_checks.describe(part)}")
-        return state
+        state = _checks.state(state, *names, axes=4)
+        shape = (*v.shape[:2], state[0].shape[2], v.shape[3])
+        return tuple(carried(name, part, shape, v.dtype) for name, part in zip(names, state, strict=True))
 
     def _weights(self, x: Tensor, state: State, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
         queries, keys = x.shape[1], state[0].shape[2]
