@@ -29,17 +29,6 @@ from ortho.adapters.layouts import Layout
 from ortho.adapters.torch_attention import AdaptedAttention
 from ortho.orthogonal import DRAWS
 
-__all__ = [
-    "freeze_qk",
-    "from_pretrained",
-    "heads_record",
-    "restore",
-    "set_heads",
-    "standard_heads",
-    "to_standard",
-    "unfreeze_qk",
-]
-
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 MARK = "ortho_heads"  # of a configuration
@@ -98,11 +87,7 @@ def freeze_qk(
         if any(new[name] is not old[name] for name in old):
             plans.append((layer, new))
     owned(model, [layer for layer, _ in plans])
-    for layer, matrices in plans:
-        layer.write(matrices)
-    if plans:
-        mark(model)
-    return model
+    return _written(model, plans)
 
 
 def unfreeze_qk(model: ModelT) -> ModelT:
@@ -118,10 +103,15 @@ def unfreeze_qk(model: ModelT) -> ModelT:
         matrices = layer.read()
         if any(matrix.freezes for matrix in matrices.values()):
             plans.append((layer, {name: matrix.unfrozen() for name, matrix in matrices.items()}))
+    return _written(model, plans)
+
+
+def _written(model: ModelT, plans: Sequence[tuple[AttentionLayer, Matrices]]) -> ModelT:
+    """The model, in whose layers these matrices now are."""
     for layer, matrices in plans:
         layer.write(matrices)
     if plans:
-        mark(model)
+        _mark(model)
     return model
 
 
@@ -216,7 +206,7 @@ def set_heads(
         huggingface.set_kinds(layer.module, own)
         layer.remember()
     _nesting(model)
-    mark(model)
+    _mark(model)
     return model
 
 
@@ -243,7 +233,7 @@ def standard_heads(model: ModelT) -> ModelT:
             huggingface.remove_kinds(layer.module)
     if changed:
         _nesting(model)
-        mark(model)
+        _mark(model)
     return model
 
 
@@ -305,7 +295,7 @@ def heads_record(model: nn.Module) -> dict[str, Any]:
     return record
 
 
-def mark(model: nn.Module) -> None:
+def _mark(model: nn.Module) -> None:
     """Write the record into the configurations of a model of transformers, which are then its own.
 
     Where heads are of several kinds it asks for the attention "ortho" when it is loaded, which nothing else knows.
@@ -320,7 +310,7 @@ def mark(model: nn.Module) -> None:
         _set(part.config, _ASKED, huggingface.NAME if mixed else None)
 
 
-def resolved(names: Sequence[str], found: Sequence[AttentionLayer]) -> list[int]:
+def _resolved(names: Sequence[str], found: Sequence[AttentionLayer]) -> list[int]:
     """Which layers have these names, or names that end so or so much of them: a model may be a part of the one that was
     saved, or it of this. Raises ValueError for a name that is not that of one layer."""
     places = []
@@ -362,7 +352,7 @@ def restore(
             )
         attention, record = mark["attention"], mark["layers"]
     places = dict(
-        zip(resolved(list(record), attention_layers(model, strict=False, layout=layout)), record, strict=True)
+        zip(_resolved(list(record), attention_layers(model, strict=False, layout=layout)), record, strict=True)
     )
     kinds = {i: from_description(record[name]["kinds"]) for i, name in places.items() if "kinds" in record[name]}
     if attention is not None:

@@ -17,8 +17,6 @@ from ortho.layers.hybrid import HybridAttention
 from ortho.layers.short_convolution import ConvolvedAttention
 from ortho.projections import Projection
 
-__all__ = ["head_importance", "prune_heads", "without_head"]
-
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 BY_NUMBER = ("alibi",)  # mechanisms in which a head's outputs depend on its number among the layer's

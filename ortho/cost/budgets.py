@@ -8,8 +8,6 @@ from ortho._cost import Cost
 from ortho.attention import MECHANISMS
 from ortho.cost.layers import layer
 
-__all__ = ["FIGURES", "Choice", "choose"]
-
 # What a budget may bound: figures of `ortho.cost.Cost`, FLOPs, bytes and numbers of parameters.
 FIGURES = ("forward", "backward", "step", "decode", "saved_bytes", "state_bytes", "optimiser_bytes", "trained")
 

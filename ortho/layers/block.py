@@ -16,8 +16,6 @@ from ortho.attention.cache import Cache
 from ortho.layers.feed_forward import FeedForward
 from ortho.layers.multihead import MultiheadAttention
 
-__all__ = ["DecoderBlock", "DecoderCache", "Settings", "TransformerBlock"]
-
 Settings = Mapping[str, Any]  # a layer's arguments, and by which class it is made (`layer`)
 
 

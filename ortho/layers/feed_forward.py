@@ -25,8 +25,6 @@ from ortho._typing import Bool, Float, Int, Tensor
 from ortho._weights import new_bias, new_weight
 from ortho.attention.indexing import indexing
 
-__all__ = ["FeedForward", "GatedFeedForward", "MixtureOfExperts", "Routing"]
-
 
 class FeedForward(nn.Module):
     r"""$\mathrm{GELU}(x W_1 + b_1)\, W_2 + b_2$ with hidden width `d_ff`, 4 d_model by default; b only with `bias`."""

@@ -38,8 +38,6 @@ from ortho.orthogonal import DRAWS
 from ortho.projections.projection import Projection
 from ortho.projections.structured import StructuredProjection
 
-__all__ = ["InductionCache", "InductionHeads", "InductionProjection", "default_sharpness"]
-
 STRUCTURED = "structured"
 SHARPEST = 4.0  # of the default c
 

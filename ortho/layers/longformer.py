@@ -16,8 +16,6 @@ from ortho.attention.sparse.global_local import GlobalKeys
 from ortho.attention.sparse.pattern import pattern_attention, pattern_attention_reference
 from ortho.projections import LearnedProjection
 
-__all__ = ["LongformerAttention"]
-
 
 class LongformerAttention(nn.Module):
     """Attention over `GlobalLocal(width, tokens)` with separate projections for its first `tokens`, the global ones.

@@ -17,8 +17,6 @@ from ortho.attention.cache import Cache, new_cache
 from ortho.gates import Gate
 from ortho.projections import PROJECTIONS, Projection, by_matrices
 
-__all__ = ["MultiheadAttention"]
-
 
 class MultiheadAttention(nn.Module):
     r"""Multi-head attention, $Y = \mathrm{concat}_j\, A(q_j, k_j, v_j)\, W_O$.
@@ -233,15 +231,8 @@ class MultiheadAttention(nn.Module):
             raise ValueError(f"num_kv_heads: expected num_heads = {self.num_heads}, got {self.num_kv_heads}")
         _checks.expect(self.head_dim * self.num_heads == self.d_model, "head_dim", "d_model / num_heads", self.head_dim)
         w, biases = self.weight_o, [b for b in (made.bias_q, made.bias_k, self.bias_v) if b is not None]
-        layer = nn.MultiheadAttention(
-            self.d_model,
-            self.num_heads,
-            self.dropout,
-            bias=bool(biases),
-            batch_first=True,
-            dtype=w.dtype,
-            device=w.device,
-        )
+        kind: dict[str, Any] = {"bias": bool(biases), "dtype": w.dtype, "device": w.device}
+        layer = nn.MultiheadAttention(self.d_model, self.num_heads, self.dropout, batch_first=True, **kind)
         with torch.no_grad():
             layer.in_proj_weight.copy_(torch.cat([made.weight_q, made.weight_k, self.weight_v]))
             layer.out_proj.weight.copy_(self.weight_o)

@@ -96,14 +96,8 @@ class PositionalHeads(nn.Module):
                 raise ValueError("cache: expected in a causal call without mask, words or state")
             with torch.no_grad():
                 return self._merge(cache.attend(v, v, v))
-        o = self._attend(
-            v,
-            attn_mask=attn_mask,
-            is_causal=is_causal,
-            words=words,
-            initial_state=initial_state,
-            return_state=return_state,
-        )
+        kept: dict[str, Any] = {"initial_state": initial_state, "return_state": return_state}
+        o = self._attend(v, attn_mask=attn_mask, is_causal=is_causal, words=words, **kept)
         return (self._merge(o[0]), o[1]) if return_state else self._merge(o)
 
     @checked

@@ -17,8 +17,6 @@ from ortho._checks import checked, describe, expect, one_of, positive_int
 from ortho._typing import Float, State, Tensor
 from ortho.attention import MECHANISMS
 
-__all__ = ["Recomputed", "RecomputedAttention"]
-
 
 class Recomputed(nn.Module):
     """Blocks one after the other, in `segments` whose lengths differ by one at most; by default each is one of its own.

@@ -25,8 +25,6 @@ from ortho.attention.transforms import Kernel, once
 from ortho.layers.hybrid import HybridCache
 from ortho.layers.multihead import MultiheadAttention
 
-__all__ = ["ConvolvedAttention", "ConvolvedCache", "short_convolution", "short_convolution_reference"]
-
 
 @checked(own=("tail",))
 def short_convolution_reference(

@@ -14,8 +14,6 @@ from ortho.layers.multihead import MultiheadAttention
 from ortho.projections import Projection
 from ortho.projections.projection import Detached
 
-__all__ = ["StoppedAttention"]
-
 
 class StoppedAttention(MultiheadAttention):
     """`MultiheadAttention` with softmax attention and a projection that stops the gradient, by the exchanged pass.

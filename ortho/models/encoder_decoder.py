@@ -19,8 +19,6 @@ from ortho.models.embeddings import (
 )
 from ortho.models.generation import beam_search, check_sampling, next_token
 
-__all__ = ["EncoderDecoder"]
-
 
 class EncoderDecoder(nn.Module):
     """A model of pairs of texts (Vaswani et al. 2017, arXiv:1706.03762, section 3), with pre-norm blocks.
@@ -186,16 +184,8 @@ class EncoderDecoder(nn.Module):
             logits = self.decode(written, memory, mask)[:, -1]
             return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
-        return beam_search(
-            following,
-            len(source),
-            beams=beams,
-            start=start,
-            stop=stop,
-            max_length=most,
-            length_penalty=length_penalty,
-            device=source.device,
-        ).tokens
+        ends: dict[str, Any] = {"start": start, "stop": stop, "max_length": most, "length_penalty": length_penalty}
+        return beam_search(following, len(source), beams=beams, device=source.device, **ends).tokens
 
     def _most(self, start: int, stop: int, max_length: int | None) -> int:
         """How many tokens are to be written at most; start and stop are looked at."""

@@ -12,8 +12,6 @@ from ortho._weights import new_bias, new_weight
 from ortho.layers.block import TransformerBlock
 from ortho.models.embeddings import check_length, mask_of_tokens, new_embeddings, token_indices
 
-__all__ = ["TextEncoder", "VisionTransformer"]
-
 
 class TextEncoder(nn.Module):
     """BERT (Devlin et al. 2019, arXiv:1810.04805, section 3): embeddings of tokens, segments and places, post-norm

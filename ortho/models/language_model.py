@@ -22,8 +22,6 @@ from ortho.models.embeddings import (
 )
 from ortho.models.generation import check_sampling, next_token
 
-__all__ = ["LanguageModel"]
-
 
 class LanguageModel(nn.Module):
     """A causal language model: token and position embeddings, `num_layers` pre-norm blocks, a norm, a tied read-out.

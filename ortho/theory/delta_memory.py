@@ -52,7 +52,6 @@ from ortho.theory.transitions import unit_keys
 
 # --------------------------------------------------------------------------------------------------------------- recall
 
-
 MEMORIES = ("linear", "delta")
 VALUES = 16  # numbers of a value in draws
 
@@ -233,15 +232,8 @@ def chunked(x: Operands, at: list[int], state: torch.dtype) -> Float[Tensor, "ma
             cuts = [start, stop] if state == wide else range(start, stop + 1, CHUNK)
             for first, last in pairwise(cuts):
                 tokens = slice(first, last)
-                _, (S,) = delta_rule(
-                    k[:, -1:],
-                    k[:, tokens],
-                    v[:, tokens],
-                    beta=beta[:, tokens],
-                    normalise=False,
-                    initial_state=(S,),
-                    return_state=True,
-                )
+                one: dict[str, Any] = {"beta": beta[:, tokens], "initial_state": (S,), "return_state": True}
+                _, (S,) = delta_rule(k[:, -1:], k[:, tokens], v[:, tokens], normalise=False, **one)
                 S = S.to(state).to(wide)
             found.append(S)
     return torch.stack(found)

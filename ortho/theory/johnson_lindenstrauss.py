@@ -24,7 +24,6 @@ from ortho.theory.scores import score_moment
 
 # ------------------------------------------------------------------------------------------------------------ distances
 
-
 FALSE_ALARM = 1e-5  # the chance that a test of a law rejects the right one
 
 

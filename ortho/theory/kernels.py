@@ -103,7 +103,6 @@ def _symmetric(matrix: Tensor) -> Tensor:
 
 # -------------------------------------------------------------------------------------------------------------- copying
 
-
 SHARPNESS = 12.0  # a token that is not wanted has at most about exp(-12) of the weight of the one that is
 GROUPS = 4
 STEPS, RATE = 400, 0.3

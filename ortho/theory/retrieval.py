@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from scipy.optimize import brentq
+from scipy.special import betainc, gammaln, logsumexp
 from torch.nn.functional import normalize
 
 from ortho._checks import all_checked, expect, one_of
@@ -65,8 +67,6 @@ def capacity(K: int, d: int, *, draw: str = "haar", chance: float = 0.5, cosine:
 
     Raises ValueError for a chance outside (0, 1).
     """
-    from scipy.optimize import brentq
-
     expect(0 < chance < 1, "chance", "a number in (0, 1)", chance)
     if found_chance(1, K, d, draw=draw, cosine=cosine) < chance:
         return 0.0
@@ -182,8 +182,6 @@ def _log_mean_exponential(slope: Any, d: int) -> Any:
     Its series is summed in logarithms, up to twice the largest term's place and more: the functions of SciPy that are
     nearest leave the range of the numbers.
     """
-    from scipy.special import gammaln, logsumexp
-
     k = np.arange(int(slope.max()) + 60)
     logs = 2 * k * np.log(slope[:, None] / 2) - gammaln(k + 1) - gammaln(d / 2 + k) + gammaln(d / 2)
     return logsumexp(logs, axis=-1)
@@ -191,8 +189,6 @@ def _log_mean_exponential(slope: Any, d: int) -> Any:
 
 def _log_below(t: Any, d: int) -> Any:
     """Logarithm of the chance that a coordinate of a uniform point of the unit sphere in d dimensions is below t."""
-    from scipy.special import betainc
-
     beyond = betainc((d - 1) / 2, 0.5, np.clip(1 - t**2, 0, 1)) / 2  # of |t|, on one side
     with np.errstate(divide="ignore"):
         return np.where(t >= 0, np.log1p(-beyond), np.log(beyond))

@@ -184,7 +184,6 @@ def recall_errors(K: int, *, generator: torch.Generator | None = None) -> tuple[
 
 # ----------------------------------------------------------------------------------------------------- a chunk's system
 
-
 KEYS = ("random", "near-parallel", "identical")
 NEARNESS = 0.1  # of near-parallel keys: the length of what each has besides the one direction that all share
 

@@ -24,9 +24,6 @@ from ortho.attention.linear import random_features as maps
 from ortho.orthogonal import haar
 from ortho.theory.estimates import Estimate, estimate
 
-# --------------------------------------------------------------------------------------------------------- closed forms
-
-
 KINDS = {
     "trigonometric": maps.trigonometric_features,
     "positive": maps.positive_features,
@@ -243,7 +240,6 @@ def _check(square: float) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ fitted features
-
 
 FITS: dict[str, Callable[[Tensor, Tensor], dense.DenseParameters]]
 FITS = {"gerf": dense.gerf, "saderf": dense.saderf, "aderf": dense.aderf, "sderf": dense.sderf}
