@@ -15,8 +15,6 @@ import torch
 from ortho._checks import checked
 from ortho._typing import Float, Tensor
 
-__all__ = ["DRAWS", "gaussian", "gram_schmidt", "haar", "householder", "orthonormalise", "svd"]
-
 
 def _normal(rows: int, cols: int, generator: torch.Generator | None, dtype: torch.dtype | None, device: Any) -> Tensor:
     """Standard normal entries, computed in float32 at least: factorisations do not exist below."""

@@ -198,7 +198,7 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     "theory.unbiasedness.unbiasedness": {"draw": iid_features, "name": "positive"},
     "theory.unbiasedness.ratios": {"name": "positive"},
     **{f"theory.unbiasedness.{name}": {"found": Estimate(1.0, 0.1)} for name in ("rejects", "p_value")},
-    "theory.variance.dense_pair": {"parameters": _PARAMETERS},
+    "theory.variance.features": {"kind": "positive"},
     "theory.variance.log_moments": {"parameters": _PARAMETERS},
     "theory.variance.row_estimates": {"kind": "positive"},
     "theory.variance.log_variances": {"log_second_moments": torch.rand(3, dtype=DOUBLE)},

@@ -1,5 +1,6 @@
 """Checks of what a caller hands in: every error names the argument, what came, and what was expected."""
 
+from ortho._checks.arguments import all_checked as all_checked
 from ortho._checks.arguments import checked as checked
 from ortho._checks.names import unknown as unknown
 from ortho._checks.values import FORMS as FORMS

@@ -49,8 +49,7 @@ def positive_int(name: str, value: Any) -> int:
     """`value` if it is an integer of at least 1, else TypeError or ValueError."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}: expected an integer of at least 1, got {describe(value)}")
-    if value < 1:
-        raise ValueError(f"{name}: expected an integer of at least 1, got {value}")
+    expect(value >= 1, name, "an integer of at least 1", value)
     return value
 
 
@@ -58,8 +57,7 @@ def share(name: str, value: Any) -> float:
     """`value` if it is a number in [0, 1), else TypeError or ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name}: expected a number in [0, 1), got {describe(value)}")
-    if not 0 <= value < 1:
-        raise ValueError(f"{name}: expected a number in [0, 1), got {value}")
+    expect(0 <= value < 1, name, "a number in [0, 1)", value)
     return float(value)
 
 
@@ -94,8 +92,7 @@ def indices(name: str, value: Tensor, count: int) -> None:
     """ValueError if an integer tensor holds a number outside 0..count-1; like `finite`, on the CPU only."""
     if reads_values(value):
         low, high = (int(x) for x in value.aminmax())
-        if low < 0 or high >= count:
-            raise ValueError(f"{name}: expected indices in 0..{count - 1}, got {low}..{high}")
+        expect(low >= 0 and high < count, name, f"indices in 0..{count - 1}", f"{low}..{high}")
 
 
 def finite(name: str, value: Tensor) -> None:
@@ -113,8 +110,7 @@ def within(name: str, what: str, value: Tensor, least: float | int, most: float 
     if not reads_values(value):
         return
     low, high = (float(x) for x in value.detach().aminmax())  # NaN propagates, and lies nowhere
-    if not (least <= low and high <= most):
-        raise ValueError(f"{name}: expected {what} within {least:.2g} and {most:.2g}, got {low:.2g} to {high:.2g}")
+    expect(least <= low and high <= most, name, f"{what} within {least:.2g} and {most:.2g}", f"{low:.2g} to {high:.2g}")
 
 
 def heads(d_model: Any, num_heads: Any) -> tuple[int, int]:
@@ -151,8 +147,7 @@ def scale_factor(value: Any) -> None:
     """TypeError or ValueError unless a `scale` is None or a finite number."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise TypeError(f"scale: expected a number, got {describe(value)}")
-    if value is not None and not isfinite(value):
-        raise ValueError(f"scale: expected a finite number, got {value}")
+    expect(value is None or isfinite(value), "scale", "a finite number", value)
 
 
 def qkv(q: Any, k: Any, v: Any, attn_mask: Any, is_causal: bool, past: int = 0) -> None:
@@ -198,8 +193,8 @@ def layer_mask(
 ) -> Tensor | None:
     """What the two masks of a layer say together: None, or what broadcasts to (B, H, N, M), True = may attend.
 
-    Raises TypeError or ValueError for a padding mask that is not boolean and (B, M), M whatever it is where `keys` is
-    None; and ValueError for an `attn_mask` whose first axis may be meant in two ways.
+    Raises ValueError for a padding mask that is not (B, M), M whatever it is where `keys` is None; and for an
+    `attn_mask` whose first axis may be meant in two ways.
     """
     if isinstance(attn_mask, Tensor):
         shape = tuple(attn_mask.shape)
@@ -215,10 +210,6 @@ def layer_mask(
             )
     if key_padding_mask is None:
         return attn_mask
-    if not isinstance(key_padding_mask, Tensor) or key_padding_mask.dtype != torch.bool:
-        raise TypeError(
-            f"key_padding_mask: expected a boolean tensor (True = padding), got {describe(key_padding_mask)}"
-        )
     shape = tuple(key_padding_mask.shape)
     if len(shape) != 2 or shape[0] != batch or (keys is not None and shape[1] != keys):
         wanted = (batch, "M" if keys is None else keys)

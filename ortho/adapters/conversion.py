@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import checked, expect, one_of
 from ortho.adapters import huggingface
 from ortho.adapters.finding import (
     AttentionLayer,
@@ -29,17 +28,6 @@ from ortho.adapters.kinds import SOFTMAX, Kind, asks, described, from_descriptio
 from ortho.adapters.layouts import Layout
 from ortho.adapters.torch_attention import AdaptedAttention
 from ortho.orthogonal import DRAWS
-
-__all__ = [
-    "freeze_qk",
-    "from_pretrained",
-    "heads_record",
-    "restore",
-    "set_heads",
-    "standard_heads",
-    "to_standard",
-    "unfreeze_qk",
-]
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
@@ -86,25 +74,20 @@ def freeze_qk(
     """
     found = attention_layers(model, strict=strict, layout=layout)
     if draw is not None:
-        _checks.one_of("draw", draw, DRAWS)
+        one_of("draw", draw, DRAWS)
     plans = []
     for index, chosen in by_layer("heads", heads, layers, found).items():
         layer = found[index]
         _served(layer, stop_gradient)
         asking = layer.asking()
-        if not asking:
-            raise ValueError(f"layers: expected layers with queries and keys, got {index}, whose heads have none")
+        expect(asking, "layers", "layers with queries and keys", f"{index}, whose heads have none")
         of_layer = asking if chosen is None else indices("heads", chosen, asking)
         old = layer.read()
         new = _frozen(layer, old, of_layer, draw, stop_gradient, generator)
         if any(new[name] is not old[name] for name in old):
             plans.append((layer, new))
     owned(model, [layer for layer, _ in plans])
-    for layer, matrices in plans:
-        layer.write(matrices)
-    if plans:
-        mark(model)
-    return model
+    return _written(model, plans)
 
 
 def unfreeze_qk(model: ModelT) -> ModelT:
@@ -120,10 +103,15 @@ def unfreeze_qk(model: ModelT) -> ModelT:
         matrices = layer.read()
         if any(matrix.freezes for matrix in matrices.values()):
             plans.append((layer, {name: matrix.unfrozen() for name, matrix in matrices.items()}))
+    return _written(model, plans)
+
+
+def _written(model: ModelT, plans: Sequence[tuple[AttentionLayer, Matrices]]) -> ModelT:
+    """The model, in whose layers these matrices now are."""
     for layer, matrices in plans:
         layer.write(matrices)
     if plans:
-        mark(model)
+        _mark(model)
     return model
 
 
@@ -218,7 +206,7 @@ def set_heads(
         huggingface.set_kinds(layer.module, own)
         layer.remember()
     _nesting(model)
-    mark(model)
+    _mark(model)
     return model
 
 
@@ -245,7 +233,7 @@ def standard_heads(model: ModelT) -> ModelT:
             huggingface.remove_kinds(layer.module)
     if changed:
         _nesting(model)
-        mark(model)
+        _mark(model)
     return model
 
 
@@ -307,7 +295,7 @@ def heads_record(model: nn.Module) -> dict[str, Any]:
     return record
 
 
-def mark(model: nn.Module) -> None:
+def _mark(model: nn.Module) -> None:
     """Write the record into the configurations of a model of transformers, which are then its own.
 
     Where heads are of several kinds it asks for the attention "ortho" when it is loaded, which nothing else knows.
@@ -322,7 +310,7 @@ def mark(model: nn.Module) -> None:
         _set(part.config, _ASKED, huggingface.NAME if mixed else None)
 
 
-def resolved(names: Sequence[str], found: Sequence[AttentionLayer]) -> list[int]:
+def _resolved(names: Sequence[str], found: Sequence[AttentionLayer]) -> list[int]:
     """Which layers have these names, or names that end so or so much of them: a model may be a part of the one that was
     saved, or it of this. Raises ValueError for a name that is not that of one layer."""
     places = []
@@ -332,8 +320,7 @@ def resolved(names: Sequence[str], found: Sequence[AttentionLayer]) -> list[int]
             for i, layer in enumerate(found)
             if f".{layer.name}".endswith(f".{name}") or name.endswith(f".{layer.name}")
         ]
-        if len(fits) != 1:
-            raise ValueError(f"record: expected names of attention layers of this model, got {name!r}")
+        expect(len(fits) == 1, "record", "names of attention layers of this model", repr(name))
         places += fits
     return places
 
@@ -365,7 +352,7 @@ def restore(
             )
         attention, record = mark["attention"], mark["layers"]
     places = dict(
-        zip(resolved(list(record), attention_layers(model, strict=False, layout=layout)), record, strict=True)
+        zip(_resolved(list(record), attention_layers(model, strict=False, layout=layout)), record, strict=True)
     )
     kinds = {i: from_description(record[name]["kinds"]) for i, name in places.items() if "kinds" in record[name]}
     if attention is not None:

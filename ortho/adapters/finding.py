@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import checked, describe, expect
 from ortho._typing import Int, Tensor
 from ortho.adapters import huggingface
 from ortho.adapters.kinds import Kind
@@ -63,11 +62,9 @@ class AttentionLayer(ABC):
 
     def rows(self, part: str, heads: Sequence[int], matrix: FrozenRows) -> Int[Tensor, "rows"]:
         """The rows of queries, "q", or keys, "k", of these heads, in their matrix."""
-        sizes = (self.num_heads, self.num_kv_heads, self.head_dim)
-        return self._rows(part, heads, sizes, matrix)
-
-    def _rows(self, part: str, heads: Sequence[int], sizes: Any, matrix: FrozenRows) -> Int[Tensor, "rows"]:
-        found = [self.layout.source(part).rows(part, head, sizes) for head in heads]
+        asking = self.asking()  # the others have lost their rows
+        sizes = (len(asking), len(asking) * self.num_kv_heads // self.num_heads, self.head_dim)
+        found = [self.layout.source(part).rows(part, asking.index(head), sizes) for head in heads]
         return torch.tensor([row for rows in found for row in rows], dtype=torch.int64, device=matrix.frozen.device)
 
     def matrix(self, part: str) -> str:
@@ -141,11 +138,6 @@ class OfTorch(AttentionLayer):
 
     def asking(self) -> tuple[int, ...]:
         return self.module.asking() if isinstance(self.module, AdaptedAttention) else super().asking()
-
-    def rows(self, part: str, heads: Sequence[int], matrix: FrozenRows) -> Int[Tensor, "rows"]:
-        asking = self.asking()  # the others have lost their rows
-        sizes = (len(asking), len(asking), self.head_dim)
-        return self._rows(part, [asking.index(head) for head in heads], sizes, matrix)
 
 
 class OfOrtho(AttentionLayer):
@@ -278,14 +270,12 @@ def _said(name: str, expected: str, got: nn.Module, more: str = "") -> str:
 def indices(name: str, value: Any, allowed: Sequence[int]) -> list[int]:
     """`value` in order, if they are distinct integers among `allowed`, else TypeError or ValueError."""
     if isinstance(value, str) or not isinstance(value, Sequence | range | set | frozenset):
-        raise TypeError(f"{name}: expected indices, got {_checks.describe(value)}")
+        raise TypeError(f"{name}: expected indices, got {describe(value)}")
     for index in value:
         if isinstance(index, bool) or not isinstance(index, int):
-            raise TypeError(f"{name}: expected integers, got {_checks.describe(index)}")
-        if index not in allowed:
-            raise ValueError(f"{name}: expected a part of {list(allowed)}, got {index}")
-    if not value or len(set(value)) < len(value):
-        raise ValueError(f"{name}: expected at least one index, and none twice, got {list(value)}")
+            raise TypeError(f"{name}: expected integers, got {describe(index)}")
+        expect(index in allowed, name, f"a part of {list(allowed)}", index)
+    expect(value and len(set(value)) >= len(value), name, "at least one index, and none twice", list(value))
     return sorted(value)
 
 
@@ -294,6 +284,5 @@ def by_layer(name: str, value: Any, layers: Any, found: Sequence[AttentionLayer]
     every = range(len(found))
     if not isinstance(value, Mapping):
         return dict.fromkeys(every if layers is None else indices("layers", layers, every), value)
-    if layers is not None:
-        raise ValueError(f"layers: expected None beside a mapping of {name}, whose keys are layers, got {layers!r}")
+    expect(layers is None, "layers", f"None beside a mapping of {name}, whose keys are layers", repr(layers))
     return {index: value[index] for index in indices(name, list(value), every)}

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ortho._checks import expect
 from ortho._weights import spread_heads
 from ortho.adapters.kinds import HeadKinds, Kind, as_booleans, asks, attend, placed
 
@@ -173,8 +174,7 @@ def ortho_attention(
             raise ValueError(f"{name}: expected none with heads of several kinds, got {type(kwargs[name]).__name__}")
     if kwargs.get("sliding_window") is not None and any(kind == "linear" or placed(kind) for kind in own):
         raise ValueError(f"sliding_window: expected None with such heads, got {kwargs['sliding_window']}")
-    if dropout:
-        raise ValueError(f"dropout: expected 0 in training with heads of several kinds, got {dropout}")
+    expect(not dropout, "dropout", "0 in training with heads of several kinds", dropout)
     N, M = query.shape[2], key.shape[2]
     attention_mask = _checked(attention_mask, len(own), N, M)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)

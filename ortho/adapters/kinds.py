@@ -32,8 +32,7 @@ def kinds_of(name: str, value: Any, heads: int) -> tuple[Kind, ...]:
     """The kinds of a layer's heads, with patterns for their names. Raises TypeError or ValueError for what is none."""
     if not isinstance(value, tuple | list):
         raise TypeError(f"{name}: expected a sequence of the kinds of {heads} heads, got {_checks.describe(value)}")
-    if len(value) != heads:
-        raise ValueError(f"{name}: expected a kind for each of {heads} heads, got {len(value)}")
+    _checks.expect(len(value) == heads, name, f"a kind for each of {heads} heads", len(value))
     found = []
     for kind in value:
         if not isinstance(kind, str | Pattern | PositionalPattern):

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 
-from ortho._checks import checked
+from ortho._checks import checked, expect
 from ortho._typing import Tensor
 from ortho.adapters.finding import AttentionLayer, Matrices, OfOrtho, OfTorch, attention_layers, by_layer, indices
 from ortho.adapters.rows import written_projection
@@ -17,8 +17,6 @@ from ortho.layers.hybrid import HybridAttention
 from ortho.layers.short_convolution import ConvolvedAttention
 from ortho.projections import Projection
 
-__all__ = ["head_importance", "prune_heads", "without_head"]
-
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 BY_NUMBER = ("alibi",)  # mechanisms in which a head's outputs depend on its number among the layer's
@@ -26,10 +24,7 @@ BY_NUMBER = ("alibi",)  # mechanisms in which a head's outputs depend on its num
 
 @checked(own=("heads", "layers"))
 def prune_heads(
-    model: ModelT,
-    heads: Sequence[int] | Mapping[int, Sequence[int]],
-    *,
-    layers: Sequence[int] | None = None,
+    model: ModelT, heads: Sequence[int] | Mapping[int, Sequence[int]], *, layers: Sequence[int] | None = None
 ) -> ModelT:
     """Remove heads from attention layers of this package, in place: the model is returned.
 
@@ -130,8 +125,7 @@ def _served(model: nn.Module, layer: AttentionLayer) -> None:
         wanted = "layers of ortho (MultiheadAttention.from_torch makes one of torch's)"
         raise ValueError(f"model: expected {wanted}, got {type(layer.module).__name__} at {layer.name or 'the top'}")
     module = layer.module
-    if module.gates:
-        raise ValueError(f"model: expected layers without gates, which are those of all heads, got {module.attention}")
+    expect(not module.gates, "model", "layers without gates, which are those of all heads", module.attention)
     known = isinstance(module.attention, str) and module.attention not in BY_NUMBER
     if not known and not isinstance(module.attention, RandomFeatureAttention):
         got = module.attention if isinstance(module.attention, str) else type(module.attention).__name__
@@ -145,8 +139,7 @@ def _served(model: nn.Module, layer: AttentionLayer) -> None:
 def _remaining(layer: AttentionLayer, removed: Sequence[int]) -> list[int]:
     """The heads that stay, if some do, and as many in each group that has any."""
     remaining = [head for head in range(layer.num_heads) if head not in removed]
-    if not remaining:
-        raise ValueError(f"heads: expected at least one that stays in each layer, got all {layer.num_heads}")
+    expect(remaining, "heads", "at least one that stays in each layer", f"all {layer.num_heads}")
     shared = layer.num_heads // layer.num_kv_heads
     if len(set(Counter(head // shared for head in remaining).values())) > 1:
         wanted = f"as many heads of each {shared} that share keys, or all of them"

@@ -7,11 +7,21 @@ import torch
 from torch import nn
 from torch.nn.functional import _canonical_mask, dropout, scaled_dot_product_attention
 
+from ortho._checks import expect
 from ortho._typing import Float, Tensor
 from ortho.adapters.kinds import HeadKinds, Kind, as_booleans, asks, attend
 from ortho.adapters.rows import FrozenRows
 
 _WEIGHTS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias")
+
+
+def _weight_of(name: str) -> property:
+    """The weight of that matrix, None where the layer has none by this name."""
+
+    def weight(layer: Any) -> Tensor | None:
+        return layer._modules[name].weight if name in layer._modules else None
+
+    return property(weight)
 
 
 class AdaptedAttention(nn.MultiheadAttention):
@@ -70,20 +80,9 @@ class AdaptedAttention(nn.MultiheadAttention):
         biases = [x.bias for x in read_attention(self).values() if x.bias is not None]
         return torch.cat(biases) if biases else None
 
-    @property
-    def q_proj_weight(self) -> Float[Tensor, "d d"] | None:  # type: ignore[override]
-        return self._separate("q_proj")
-
-    @property
-    def k_proj_weight(self) -> Float[Tensor, "d kdim"] | None:  # type: ignore[override]
-        return self._separate("k_proj")
-
-    @property
-    def v_proj_weight(self) -> Float[Tensor, "d vdim"] | None:  # type: ignore[override]
-        return self._separate("v_proj")
-
-    def _separate(self, name: str) -> Tensor | None:
-        return self._modules[name].weight if name in self._modules else None  # type: ignore[union-attr,return-value]
+    q_proj_weight: Any = _weight_of("q_proj")
+    k_proj_weight: Any = _weight_of("k_proj")
+    v_proj_weight: Any = _weight_of("v_proj")
 
     @property
     def kinds(self) -> tuple[Kind, ...] | None:
@@ -126,8 +125,7 @@ class AdaptedAttention(nn.MultiheadAttention):
             return super().forward(
                 query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
             )
-        if is_causal and attn_mask is None:
-            raise ValueError("attn_mask: expected the mask that is_causal hints at, got None")
+        expect(not is_causal or attn_mask is not None, "attn_mask", "the mask that is_causal hints at", "None")
         if any(x.is_nested for x in (query, key, value)):
             raise ValueError(
                 "query: expected no nested tensors, which nn.TransformerEncoder(..., "
@@ -171,10 +169,7 @@ class AdaptedAttention(nn.MultiheadAttention):
         is_causal: bool,
     ) -> Float[Tensor, "B H N K"]:
         """The heads' outputs, each after its kind."""
-        if need_weights:
-            raise ValueError(
-                "need_weights: expected False, as heads of several kinds have no weights in common, got True"
-            )
+        expect(not need_weights, "need_weights", "False, as heads of several kinds have no weights in common", "True")
         if self.training and self.dropout:
             raise ValueError(f"dropout: expected 0 in training with heads of several kinds, got {self.dropout}")
         allowed = None if mask is None else as_booleans("attn_mask", mask)

@@ -60,10 +60,11 @@ class Cache(ABC):
     `attention` is the mechanism's name, or the module, that it was made for; `length` is the number of tokens read.
     """
 
+    length: int = 0
+
     def __init__(self, attention: str | nn.Module, capacity: int | None) -> None:
         self.attention = attention
         self.capacity = None if capacity is None else _checks.positive_int("capacity", capacity)
-        self.length = 0
         self._before: tuple[Tensor, Tensor] | None = None  # keys and values of no tokens, like those read
         self._held: tuple[Tensor, ...] = ()
 

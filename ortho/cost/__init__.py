@@ -7,15 +7,7 @@ gives the formula. `ortho.cost.counting` takes the same figures from a run; the 
 from ortho._cost import Cost
 from ortho.cost.budgets import Choice, choose
 from ortho.cost.layers import hybrid, layer, synthesizer
-from ortho.cost.models import (
-    block,
-    encoder_decoder,
-    feed_forward,
-    model,
-    step_memory,
-    text_encoder,
-    vision_transformer,
-)
+from ortho.cost.models import block, encoder_decoder, feed_forward, model, step_memory, text_encoder, vision_transformer
 
 __all__ = [
     "Choice",

@@ -14,8 +14,6 @@ from ortho.cost import orders
 
 B, N, d, H, m = sp.symbols("B N d H m", positive=True)
 
-__all__ = ["B", "H", "N", "big_o", "constants", "d", "m", "order", "symbolic"]
-
 
 def symbolic(closed_form: Callable[..., Any], /, *sizes: sp.Symbol, **kwargs: Any) -> Any:
     """`closed_form(*sizes, **kwargs)`, called with symbols, by default those of this module for one sequence."""

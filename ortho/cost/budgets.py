@@ -3,12 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ortho._checks import checked, one_of
+from ortho._checks import checked, expect, one_of
 from ortho._cost import Cost
 from ortho.attention import MECHANISMS
 from ortho.cost.layers import layer
-
-__all__ = ["FIGURES", "Choice", "choose"]
 
 # What a budget may bound: figures of `ortho.cost.Cost`, FLOPs, bytes and numbers of parameters.
 FIGURES = ("forward", "backward", "step", "decode", "saved_bytes", "state_bytes", "optimiser_bytes", "trained")
@@ -50,12 +48,10 @@ def choose(
     an empty budget, and bounds below 0.
     """
     bounds = dict(budget) if isinstance(budget, Mapping) else {"forward": budget}
-    if not bounds:
-        raise ValueError(f"budget: expected a bound of at least one of {', '.join(FIGURES)}, got none")
+    expect(bounds, "budget", f"a bound of at least one of {', '.join(FIGURES)}", "none")
     for name, most in bounds.items():
         one_of("budget", name, FIGURES)
-        if most < 0:
-            raise ValueError(f"budget: expected a bound of at least 0 for {name}, got {most}")
+        expect(most >= 0, "budget", f"a bound of at least 0 for {name}", most)
     sizes: dict[str, Any] = {"projection": projection, "form": form, "causal": causal, "itemsize": itemsize}
     served = [m for m in MECHANISMS.values() if (m.causal if causal else m.bidirectional) and (m.exact or not exact)]
     found = [Choice(m.name, layer(batch, N, d, num_heads, attention=m.name, **sizes)) for m in served]

@@ -12,8 +12,6 @@ from ortho.cost import Cost, feed_forward, model, text_encoder, vision_transform
 from ortho.models.encoders import TextEncoder, VisionTransformer
 from ortho.models.language_model import LanguageModel
 
-__all__ = ["CONFIGURATIONS", "Configuration"]
-
 
 @dataclass(frozen=True)
 class Configuration:

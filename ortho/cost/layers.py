@@ -10,7 +10,7 @@ from typing import Any
 from ortho._checks import checked, expect, one_of
 from ortho._cost import Cost, head_width, linear_map, quotient
 from ortho._typing import Size
-from ortho.attention import FORMS, MECHANISMS
+from ortho.attention import MECHANISMS
 from ortho.attention.mechanism import FUSED_BACKWARD, SOFTMAX_BACKWARD, SOFTMAX_FORWARD, CostedCall
 from ortho.attention.softmax.softmax_attention import softmax_cost
 from ortho.attention.softmax.value_gradient import value_gradient_cost
@@ -64,26 +64,47 @@ def projection_cost(
     numbers for d, H, K and G.
     """
     one_of("projection", projection, PROJECTIONS)
-    numbers = K * (H + G)  # of a token's queries and keys
+    return _made(projection, B, N, d, K, H, G, bias=bias, input_grad=input_grad, itemsize=itemsize)
+
+
+def _made(
+    projection: str, B: Size, N: Size, d: Size, K: Size, *heads: Size, bias: bool, input_grad: bool, itemsize: int
+) -> Cost:
+    """What makes queries of so many heads, keys of so many, or both."""
+    numbers = K * sum(heads)  # of a token
     gradient = _passes_gradient(projection, input_grad)
-    if not projection.startswith("structured"):
-        made = linear_map(B, N, d, numbers, bias=bias, input_grad=input_grad, itemsize=itemsize)
-        if projection == "learned":
-            return made
-        into_x = made.forward if gradient else 0
-        return replace(made, backward=into_x, elementwise_backward=0, trained=0, frozen=made.trained)
-    (a, b), rounds, biases = factors(d, K), sufficient_rounds(d, K), int(bias) * numbers
-    last = sum(-(-heads * K // b) for heads in (H, G))  # rows of the tables that are read in the end
-    products = 2 * rounds * 2 * d * b + 2 * (rounds - 1) * 2 * d * a + 2 * last * a * b  # of a token
+    if projection.startswith("structured"):
+        biases = int(bias) * numbers
+        own = Cost(elementwise_forward=B * N * biases, frozen=biases, itemsize=itemsize)
+        return own + _structured(B, N, d, K, *heads, gradient=gradient, itemsize=itemsize)
+    made = linear_map(B, N, d, numbers, bias=bias, input_grad=input_grad, itemsize=itemsize)
+    if projection == "learned":
+        return made
+    into_x = made.forward if gradient else 0
+    return replace(made, backward=into_x, elementwise_backward=0, trained=0, frozen=made.trained)
+
+
+def _structured(B: Size, N: Size, d: int, K: int, *heads: int, gradient: bool, itemsize: int) -> Cost:
+    """Sign flips for so many heads each, and the small transforms that they share."""
+    (a, b), sets, rounds = factors(d, K), len(heads), sufficient_rounds(d, K)
+    last = sum(-(-count * K // b) for count in heads)  # rows of the tables that are read in the end
+    products = sets * rounds * 2 * d * b + sets * (rounds - 1) * 2 * d * a + 2 * last * a * b  # of a token
     return Cost(
         forward=B * N * products,
         backward=B * N * products if gradient else 0,
-        elementwise_forward=2 * rounds * 2 * d * b + B * N * biases,  # signs into the blocks
-        saved_bytes=itemsize * 2 * rounds * d * b if gradient else 0,  # the blocks
+        elementwise_forward=sets * rounds * 2 * d * b,  # signs into the blocks
+        saved_bytes=itemsize * sets * rounds * d * b if gradient else 0,  # the blocks
         decode=B * products,
-        frozen=2 * rounds * 2 * d + a * a + b * b + biases,
+        frozen=sets * rounds * 2 * d + a * a + b * b,
         itemsize=itemsize,
     )
+
+
+def _around(B: Size, N: Size, d: Size, width: Size, *, input_grad: bool, itemsize: int) -> Cost:
+    """W_V and W_O of heads that are together so wide; x and the merged heads, which are kept for them."""
+    values = linear_map(B, N, d, width, input_grad=input_grad, itemsize=itemsize)
+    merged = linear_map(B, N, width, d, itemsize=itemsize)
+    return values + merged + Cost(saved_bytes=itemsize * B * N * (d + width))
 
 
 @checked
@@ -115,7 +136,6 @@ def layer(
     Without it, autograd leaves out the path through q and k of a frozen projection.
     """
     K, G = head_width(d, H, head_dim), shared_heads(H, num_kv_heads)
-    one_of("form", form, FORMS)
     mechanism = MECHANISMS[one_of("attention", attention, MECHANISMS)]
     maps: dict[str, Any] = {"bias": bias, "itemsize": itemsize}
     qk = projection_cost(projection, B, N, d, H, K, G, input_grad=input_grad, **maps)
@@ -165,12 +185,7 @@ def stopped_layer(
     call: dict[str, Any] = {"causal": causal, "itemsize": itemsize}
     kernel = softmax_cost(B, N, H, K, K, qk_grad=False, **call)
     exchanged = value_gradient_cost(B, N, H, K, K, **call)
-    again = Cost(
-        backward=qk.forward,
-        elementwise_backward=qk.elementwise_forward,
-        saved_bytes=-itemsize * 2 * B * N * H * K,  # q and k, which are not kept
-    )
-    return plain - kernel + exchanged + again
+    return plain - kernel + exchanged + _again(qk, 2 * B * N * H * K)
 
 
 @checked
@@ -196,7 +211,7 @@ def longformer_layer(
     maps: dict[str, Any] = {"bias": bias, "itemsize": itemsize}
     own = linear_map(B, N, d, 5 * d, input_grad=input_grad, **maps)  # of all tokens, but for global queries
     first = linear_map(B, tokens, d, d, input_grad=input_grad, **maps)
-    call = CostedCall(B, N, H, K, K, form=one_of("form", form, FORMS), itemsize=itemsize)
+    call = CostedCall(B, N, H, K, K, form=form, itemsize=itemsize)
     local = call.by(pattern_cost, pattern=GlobalKeys(width, tokens))
     numbers, rows = B * N * d, B * tokens * d
     whole = Cost(
@@ -302,32 +317,23 @@ def induction_heads(
 
     Queries are made, and keys are the same a token late: one product. The fast form makes them again backward.
     """
-    one_of("form", form, FORMS)
     K, n = head_width(d, H, head_dim), tokens
+    passes: dict[str, Any] = {"input_grad": input_grad, "itemsize": itemsize}
     width = H * K
-    product = 2 * B * N * d * width  # with W_V, or W_O
-    made, drawn, frozen = n * product, 0, n * d * width
-    if one_of("draw", draw, (*DRAWS, STRUCTURED)) == STRUCTURED:
-        (a, b), rounds = factors(d, K), sufficient_rounds(d, K)
-        rows = -(-width // b)  # of the table, which are read in the end
-        made = n * B * N * (rounds * 2 * d * b + (rounds - 1) * 2 * d * a + 2 * rows * a * b)
-        drawn, frozen = n * rounds * 2 * d * b, n * (rounds * 2 * d + a * a + b * b)  # signs into the blocks
+    by_signs = one_of("draw", draw, (*DRAWS, STRUCTURED)) == STRUCTURED
+    made = _made("structured-stopped" if by_signs else "stopped", B, N, d, K, H, bias=False, **passes)
     # Squares, their sum, the product with the length; of a token its length. The sum over tokens.
-    elementwise = 3 * B * N * d + 3 * B * N + (n - 1) * B * N * width + drawn
+    elementwise = 3 * B * N * d + 3 * B * N + (n - 1) * B * N * width
+    made = made * n + Cost(elementwise_forward=elementwise, state_bytes=itemsize * B * (width + (n - 1) * d))
     core = value_gradient_cost(B, N, H, K, K, form=form, causal=causal, itemsize=itemsize)
-    again = form == "fast"
-    kept = 2 * itemsize * B * N * width if again else 0  # q and k, which are not kept
+    again = _again(made, 2 * B * N * width) if form == "fast" else Cost()
+    return added(_around(B, N, d, width, **passes), made, replace(core, output_bytes=0), again)
+
+
+def _again(made: Cost, numbers: Size) -> Cost:
+    """Queries and keys, so many numbers, that are made again backward and not kept."""
     return Cost(
-        forward=2 * product + made + core.forward,
-        backward=(3 + input_grad) * product + core.backward + (made if again else 0),
-        elementwise_forward=core.elementwise_forward + elementwise,
-        elementwise_backward=core.elementwise_backward + (elementwise if again else 0),
-        saved_bytes=itemsize * B * N * (d + width) + core.saved_bytes - kept,
-        decode=4 * B * d * width + quotient(made, N) + core.decode,
-        state_bytes=core.state_bytes + itemsize * B * (width + (n - 1) * d),
-        trained=2 * d * width,
-        frozen=frozen,
-        itemsize=itemsize,
+        backward=made.forward, elementwise_backward=made.elementwise_forward, saved_bytes=-made.itemsize * numbers
     )
 
 
@@ -353,10 +359,7 @@ def positional_heads(
     found = shared_out(H) if patterns is None else named(patterns)
     expect(len(found) == H, "patterns", f"one for each of {H} heads", len(found))
     attention = positional_attention(B, N, K, found, causal=causal, empty=empty, itemsize=itemsize)
-    values = linear_map(B, N, d, H * K, input_grad=input_grad, itemsize=itemsize)
-    merged = linear_map(B, N, H * K, d, itemsize=itemsize)
-    kept = Cost(saved_bytes=itemsize * B * N * (d + H * K))  # x, the merged heads
-    return values + merged + kept + attention
+    return _around(B, N, d, H * K, input_grad=input_grad, itemsize=itemsize) + attention
 
 
 @checked
@@ -385,8 +388,7 @@ def synthesizer(
     expect(names, "source", "at least one", "none")
     L = N if max_length is None else max_length
     width = H * head_width(d, H, head_dim)  # of all heads together
-    if isinstance(N, int) and isinstance(L, int) and N > L:
-        raise ValueError(f"N: expected at most max_length = {L}, got {N}")
+    expect(not isinstance(N, int) or not isinstance(L, int) or N <= L, "N", f"at most max_length = {L}", N)
     call = Call(B, N, d, H, L, rank, k1, int(len(names) > 1), input_grad, itemsize)
     sources = [SOURCES[one_of("source", name, SOURCES)] for name in names]
     if head_dim is not None:
@@ -394,21 +396,18 @@ def synthesizer(
     items = [B if source.by_token else 1 for source in sources]  # how often logits are there
     parts = [*(source.cost(call) for source in sources), _mixing(call, items)]
     trained = sum(part.trained for part in parts)
-    product, values, weights = 2 * B * N * d * width, 2 * B * N * N * width, _most(items) * H * N * N
+    values, weights = 2 * B * N * N * width, _most(items) * H * N * N
     own = Cost(
-        forward=2 * product + values,
-        backward=(3 + input_grad) * product + (1 + (trained != 0)) * values,
+        forward=values,
+        backward=(1 + (trained != 0)) * values,
         elementwise_forward=weights * (SOFTMAX_FORWARD + causal),
         elementwise_backward=weights * (SOFTMAX_BACKWARD + causal) if trained else 0,
-        # x, the merged heads, the weights; for the gradient of the logits v, and the blocked entries, a byte each
-        saved_bytes=itemsize * (B * N * (d + width) + weights)
-        + (itemsize * B * N * width + (N * N if causal else 0) if trained else 0),
-        decode=4 * B * d * width + 2 * B * N * width,
+        # The weights; for the gradient of the logits v, and the blocked entries, a byte each
+        saved_bytes=itemsize * weights + (itemsize * B * N * width + (N * N if causal else 0) if trained else 0),
+        decode=2 * B * N * width,
         state_bytes=itemsize * B * N * width,
-        trained=2 * d * width,
-        itemsize=itemsize,
     )
-    return added(own, *parts)
+    return added(_around(B, N, d, width, input_grad=input_grad, itemsize=itemsize), own, *parts)
 
 
 def _most(items: Sequence[Size]) -> Size:
@@ -499,17 +498,10 @@ def cross_layer(
     """
     one_of("attention", attention, ("softmax",))
     K, G = head_width(d, H, head_dim), shared_heads(H, num_kv_heads)
-    # Queries are half of what as many heads of queries and of keys cost at N tokens, keys half of it at M.
-    halves = [projection_cost(projection, B, n, d, h, K, h, bias=bias) for n, h in ((N, H), (M, G))]
-    qk = projection_cost(projection, B, N, d, H, K, G, bias=bias)
+    frozen = projection_cost(projection, B, N, d, H, K, G, bias=bias).frozen
+    made: dict[str, Any] = {"bias": bias, "input_grad": True, "itemsize": 4}
+    q, k = (_made(projection, B, n, d, K, heads, **made) for n, heads in ((N, H), (M, G)))
     values, merged = linear_map(B, M, d, K * G, bias=bias), linear_map(B, N, H * K, d, bias=bias)
     pair = softmax_cost(B, 1, H, K, K, form=form, qk_grad=_passes_gradient(projection))
-    figures = {
-        name: sum(getattr(half, name) for half in halves) // 2
-        + getattr(values, name)
-        + getattr(merged, name)
-        + N * M * getattr(pair, name)
-        for name in ("forward", "backward")
-    }
-    trained = qk.trained + values.trained + merged.trained
-    return Cost(**figures, trained=trained, frozen=qk.frozen, **NOT_DERIVED)
+    whole = added(q, k, values, merged, pair * (N * M))
+    return replace(whole, frozen=frozen, output_bytes=0, **NOT_DERIVED)

@@ -24,17 +24,9 @@ from ortho.models.embeddings import POSITIONS
 def feed_forward(B: Size, N: Size, d: Size, d_ff: Size = None, *, bias: bool = False, itemsize: int = 4) -> Cost:
     """Cost of `FeedForward(d, d_ff)` on x (B, N, d) that needs a gradient."""
     d_ff = 4 * d if d_ff is None else d_ff
-    product = 2 * B * N * d * d_ff
-    return Cost(
-        forward=2 * product,
-        backward=4 * product,
-        elementwise_forward=B * N * d_ff,
-        elementwise_backward=B * N * d_ff + (B * N * (d + d_ff) if bias else 0),  # GELU's; the biases' sums
-        saved_bytes=itemsize * B * N * (d + 2 * d_ff),  # x, and what goes into and comes out of the GELU
-        decode=4 * B * d * d_ff,
-        trained=2 * d * d_ff + (d + d_ff if bias else 0),
-        itemsize=itemsize,
-    )
+    up, down = (linear_map(B, N, *sizes, bias=bias, itemsize=itemsize) for sizes in ((d, d_ff), (d_ff, d)))
+    kept = itemsize * B * N * (d + 2 * d_ff)  # x, and what goes into and comes out of the GELU
+    return up + down + Cost(elementwise_forward=B * N * d_ff, elementwise_backward=B * N * d_ff, saved_bytes=kept)
 
 
 @checked
@@ -178,8 +170,8 @@ def text_encoder(
     **kwargs: Any,
 ) -> Cost:
     """Cost of `TextEncoder(vocab_size, d, H, L, max_length=max_length)` on tokens (B, N); `kwargs` are `block`'s."""
-    if isinstance(N, int) and isinstance(max_length, int) and max_length < N:
-        raise ValueError(f"N: expected at most max_length = {max_length}, got {N}")
+    numbers = isinstance(N, int) and isinstance(max_length, int)
+    expect(not numbers or max_length >= N, "N", f"at most max_length = {max_length}", N)
     norm = layer_norm(B, N, d, bias=True, itemsize=itemsize)
     embeddings = Cost(
         elementwise_forward=2 * B * N * d,  # tokens + segments + places

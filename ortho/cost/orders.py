@@ -15,6 +15,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from ortho._checks import expect
+
 Formula = Any  # sympy's Expr, or a string or number that becomes one; sympy is imported only where it is used
 # An exponent smaller than any difference of exponents that occurs: log x is treated as x to this power.
 _LOG = 1e-3
@@ -53,8 +55,7 @@ def monomials(formula: Formula, held: Collection[str] = ()) -> dict[Formula, Exp
         if constant:
             (positive if constant > 0 else negative)[rest] = _exponents(rest, held)
     for rest, exponents in negative.items():
-        if not bounded(exponents, positive.values()):
-            raise ValueError(f"formula: expected positive leading terms, got - {rest} in {formula}")
+        expect(bounded(exponents, positive.values()), "formula", "positive leading terms", f"- {rest} in {formula}")
     return positive
 
 

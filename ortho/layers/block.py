@@ -16,8 +16,6 @@ from ortho.attention.cache import Cache
 from ortho.layers.feed_forward import FeedForward
 from ortho.layers.multihead import MultiheadAttention
 
-__all__ = ["DecoderBlock", "DecoderCache", "Settings", "TransformerBlock"]
-
 Settings = Mapping[str, Any]  # a layer's arguments, and by which class it is made (`layer`)
 
 
@@ -159,11 +157,7 @@ class DecoderBlock(nn.Module):
 
     @torch.no_grad()
     def step(
-        self,
-        x: Float[Tensor, "B n d"],
-        cache: "DecoderCache",
-        *,
-        context_mask: Bool[Tensor, "..."] | None = None,
+        self, x: Float[Tensor, "B n d"], cache: "DecoderCache", *, context_mask: Bool[Tensor, "..."] | None = None
     ) -> Float[Tensor, "B n d"]:
         """`forward` of further tokens behind those that the cache has read; nothing then has a gradient."""
         layer = self.cross

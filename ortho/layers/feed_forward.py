@@ -25,8 +25,6 @@ from ortho._typing import Bool, Float, Int, Tensor
 from ortho._weights import new_bias, new_weight
 from ortho.attention.indexing import indexing
 
-__all__ = ["FeedForward", "GatedFeedForward", "MixtureOfExperts", "Routing"]
-
 
 class FeedForward(nn.Module):
     r"""$\mathrm{GELU}(x W_1 + b_1)\, W_2 + b_2$ with hidden width `d_ff`, 4 d_model by default; b only with `bias`."""
@@ -144,8 +142,7 @@ class MixtureOfExperts(nn.Module):
     ) -> None:
         super().__init__()
         d_ff = 4 * d_model if d_ff is None else d_ff
-        if top_k > num_experts:
-            raise ValueError(f"top_k: expected at most num_experts = {num_experts}, got {top_k}")
+        _checks.expect(top_k <= num_experts, "top_k", f"at most num_experts = {num_experts}", top_k)
         if capacity_factor is not None and capacity_factor <= 0:
             raise ValueError(f"capacity_factor: expected a positive number, got {capacity_factor}")
         self.d_model, self.num_experts, self.top_k = d_model, num_experts, top_k

@@ -1,8 +1,8 @@
 """Layers whose heads are of several kinds."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -86,7 +86,7 @@ class HybridAttention(nn.Module):
         if cache is not None and (initial_state is not None or return_state):
             raise ValueError("cache: expected None beside initial_state or return_state")
         parts = self._parts(initial_state, cache)
-        if _checks.float_tensor("x", x).dim() != 3:
+        if x.dim() != 3:
             raise ValueError(f"x: expected shape (B, N, {self.d_model}), got {tuple(x.shape)}")
         keys = None if initial_state is not None else x.shape[1]
         masks = self._masks(_checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], keys))
@@ -104,15 +104,12 @@ class HybridAttention(nn.Module):
     @checked
     def new_cache(self, capacity: int | None = None) -> "HybridCache":
         """An empty cache for decoding with this layer, with room for `capacity` tokens: one of each group's own."""
-        return HybridCache(self, capacity)
+        return HybridCache(self, self.groups, capacity)
 
     def _parts(self, state: Any, cache: Any) -> Sequence[Any]:
         """What each group is given of a state or a cache."""
         if cache is not None:
-            if not isinstance(cache, HybridCache):
-                raise TypeError(f"cache: expected a HybridCache, got {_checks.describe(cache)}")
-            if cache.attention is not self:
-                raise ValueError("cache: expected one of this layer, got another's")
+            _checks.expect(cache.attention is self, "cache", "one of this layer", "another's")
             return cache.parts
         if state is None:
             return [None] * len(self.groups)
@@ -134,23 +131,18 @@ class HybridAttention(nn.Module):
 
 
 class HybridCache(Cache):
-    """The caches of a layer's groups, which it reads itself."""
+    """The caches of a layer's parts, which it reads itself."""
 
-    def __init__(self, layer: HybridAttention, capacity: int | None) -> None:
+    def __init__(self, layer: nn.Module, parts: Iterable[Any], capacity: int | None) -> None:
         super().__init__(layer, capacity)
-        self.parts: list[Cache] = [group.new_cache(capacity) for group in cast(Any, layer.groups)]
+        self.parts: list[Cache] = [part.new_cache(capacity) for part in parts]
 
     @property
-    def length(self) -> int:
-        """The number of tokens read. Raises ValueError where a call has failed in a later group."""
+    def length(self) -> int:  # type: ignore[override]
+        """The number of tokens read. Raises ValueError where a call has failed in a later part."""
         lengths = {part.length for part in self.parts}
-        if len(lengths) > 1:
-            raise ValueError(f"cache: expected groups that have read as many tokens, got {sorted(lengths)}")
+        _checks.expect(len(lengths) <= 1, "cache", "groups that have read as many tokens", sorted(lengths))
         return lengths.pop()
-
-    @length.setter
-    def length(self, value: int) -> None:
-        """That of the parts."""
 
     @property
     def nbytes(self) -> int:
@@ -160,7 +152,8 @@ class HybridCache(Cache):
         self.parts = [part.copy() for part in self.parts]
 
     def _attend(self, *_: Any) -> Tensor:
-        raise TypeError("cache: expected to be read by a HybridAttention, whose groups have q, k and v of their own")
+        name = type(self.attention).__name__
+        raise TypeError(f"cache: expected to be read by a {name}, whose parts have q, k and v of their own")
 
 
 def split(
@@ -183,6 +176,5 @@ def split(
             raise ValueError(f"heads: expected numbers of at least 0, got {_checks.describe(count)}")
         found += [(make, count)] if count else []
     total = sum(count for _, count in found)
-    if total != num_heads:
-        raise ValueError(f"heads: expected numbers that are together num_heads = {num_heads}, got {total}")
+    _checks.expect(total == num_heads, "heads", f"numbers that are together num_heads = {num_heads}", total)
     return found

@@ -26,7 +26,7 @@ from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import new_weight, split_heads, tokens_there
-from ortho.attention import FORMS, MECHANISMS
+from ortho.attention import MECHANISMS
 from ortho.attention.cache import KeyValueCache
 from ortho.attention.operands import carried, upcast
 from ortho.attention.softmax.value_gradient import (
@@ -38,8 +38,6 @@ from ortho.orthogonal import DRAWS
 from ortho.projections.projection import Projection
 from ortho.projections.structured import StructuredProjection
 
-__all__ = ["InductionCache", "InductionHeads", "InductionProjection", "default_sharpness"]
-
 STRUCTURED = "structured"
 SHARPEST = 4.0  # of the default c
 
@@ -47,7 +45,7 @@ SHARPEST = 4.0  # of the default c
 @checked
 def default_sharpness(K: int) -> float:
     """c for heads of width K: the square root of K, but 4 at most."""
-    return min(sqrt(_checks.positive_int("K", K)), SHARPEST)
+    return min(sqrt(K), SHARPEST)
 
 
 class _Rotation(StructuredProjection):
@@ -98,8 +96,7 @@ class InductionProjection(Projection):
         super().__init__(d_model, num_heads, head_dim=head_dim)
         self.tokens, self.draw = tokens, _checks.one_of("draw", draw, (*DRAWS, STRUCTURED))
         self.sharpness = default_sharpness(self.head_dim) if sharpness is None else float(sharpness)
-        if self.sharpness <= 0:
-            raise ValueError(f"sharpness: expected a number above 0, got {sharpness}")
+        _checks.expect(self.sharpness > 0, "sharpness", "a number above 0", sharpness)
         kind: dict[str, Any] = {"dtype": dtype or torch.get_default_dtype(), "device": device}
         if draw == STRUCTURED:
             sizes: dict[str, Any] = {"head_dim": self.head_dim, "generator": generator}
@@ -210,7 +207,7 @@ class InductionHeads(nn.Module):
         own: dict[str, Any] = {"tokens": tokens, "sharpness": sharpness, "draw": draw}
         self.projection = InductionProjection(d_model, num_heads, head_dim=head_dim, **own, **kind)
         self.d_model, self.num_heads, self.head_dim = d_model, num_heads, self.projection.head_dim
-        self.form = _checks.one_of("form", form, FORMS)
+        self.form = form
         width, fans = self.projection.q_width, None if head_dim is None else 2 * d_model
         self.weight_v = new_weight(width, d_model, fans=fans, **kind)
         self.weight_o = new_weight(d_model, width, fans=fans, **kind)
@@ -263,8 +260,7 @@ class InductionHeads(nn.Module):
 
     @torch.no_grad()
     def _decoded(self, x: Tensor, cache: Any, is_causal: bool, *others: Any) -> Tensor:
-        if cache.attention is not self:
-            raise ValueError("cache: expected one of this layer, got another's")
+        _checks.expect(cache.attention is self, "cache", "one of this layer", "another's")
         if not is_causal or any(other is not None and other is not False for other in others):
             raise ValueError("cache: expected in a causal call without mask or state")
         q, k, after = self.projection.step(x, None, cache.after)

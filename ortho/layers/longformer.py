@@ -11,12 +11,10 @@ from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import new_bias, new_weight, split_heads
-from ortho.attention import FORMS, MECHANISMS
+from ortho.attention import MECHANISMS
 from ortho.attention.sparse.global_local import GlobalKeys
 from ortho.attention.sparse.pattern import pattern_attention, pattern_attention_reference
 from ortho.projections import LearnedProjection
-
-__all__ = ["LongformerAttention"]
 
 
 class LongformerAttention(nn.Module):
@@ -48,7 +46,7 @@ class LongformerAttention(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        self.form = _checks.one_of("form", form, FORMS)
+        self.form = form
         kind: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
         self.projection = LearnedProjection(d_model, num_heads, bias=bias, **kind)
         self.d_model, self.num_heads, self.pattern = d_model, num_heads, GlobalKeys(width, tokens)
@@ -74,8 +72,7 @@ class LongformerAttention(nn.Module):
         """
         _checks.sequence("x", x, self.weight_v)
         for name, given in {"is_causal": is_causal, "return_state": return_state}.items():
-            if given:
-                raise ValueError(f"{name}: expected False, since global tokens see the whole sequence, got {given}")
+            _checks.expect(not given, name, "False, since global tokens see the whole sequence", given)
         if initial_state is not None:
             got = _checks.describe(initial_state)
             raise ValueError(f"initial_state: expected None, since global tokens see the whole sequence, got {got}")

@@ -12,12 +12,10 @@ from ortho import _checks
 from ortho._checks import checked, unknown
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import new_bias, new_weight, split_heads, spread_heads
-from ortho.attention import FORMS, MECHANISMS
+from ortho.attention import MECHANISMS
 from ortho.attention.cache import Cache, new_cache
 from ortho.gates import Gate
 from ortho.projections import PROJECTIONS, Projection, by_matrices
-
-__all__ = ["MultiheadAttention"]
 
 
 class MultiheadAttention(nn.Module):
@@ -74,9 +72,8 @@ class MultiheadAttention(nn.Module):
         self.d_model, self.num_heads = d_model, num_heads
         self.head_dim, self.num_kv_heads = self.projection.head_dim, self.projection.num_kv_heads
         self.attention, makers = _attention(attention, form, gates or {})
-        if makers and head_dim is not None:
-            raise ValueError(f"head_dim: expected None beside an attention with gates, got {head_dim}")
-        self.form = _checks.one_of("form", form, FORMS)
+        _checks.expect(not makers or head_dim is None, "head_dim", "None beside an attention with gates", head_dim)
+        self.form = form
         fans = None if head_dim is None else 2 * d_model
         self.weight_v = new_weight(self.projection.kv_width, d_model, fans=fans, **kind)
         self.weight_o = new_weight(d_model, self.projection.q_width, fans=fans, **kind)
@@ -148,8 +145,7 @@ class MultiheadAttention(nn.Module):
             self._has_weights("need_weights", "False", True)
         if initial_state is not None or return_state:
             self.refuse_dropout("a state")
-            if need_weights:
-                raise ValueError("need_weights: expected False beside a state, got True")
+            _checks.expect(not need_weights, "need_weights", "False beside a state", "True")
         if need_weights or (self.training and self.dropout):
             identity = torch.eye(k.shape[2], dtype=v.dtype, device=v.device).expand(*k.shape[:2], -1, -1)
             weights = MECHANISMS[cast(str, self.attention)].reference(q, k, identity, **own)  # (B, H, N, M)
@@ -230,22 +226,13 @@ class MultiheadAttention(nn.Module):
         heads of another width than d/H; and TypeError for a custom projection, whose weights need not define it.
         """
         made = by_matrices(self.projection)
-        if self.attention != "softmax":
-            raise ValueError(f"attention: expected 'softmax', got {self.attention!r}")
+        _checks.expect(self.attention == "softmax", "attention", "'softmax'", repr(self.attention))
         if self.num_kv_heads != self.num_heads:
             raise ValueError(f"num_kv_heads: expected num_heads = {self.num_heads}, got {self.num_kv_heads}")
-        if self.head_dim * self.num_heads != self.d_model:
-            raise ValueError(f"head_dim: expected d_model / num_heads, got {self.head_dim}")
+        _checks.expect(self.head_dim * self.num_heads == self.d_model, "head_dim", "d_model / num_heads", self.head_dim)
         w, biases = self.weight_o, [b for b in (made.bias_q, made.bias_k, self.bias_v) if b is not None]
-        layer = nn.MultiheadAttention(
-            self.d_model,
-            self.num_heads,
-            self.dropout,
-            bias=bool(biases),
-            batch_first=True,
-            dtype=w.dtype,
-            device=w.device,
-        )
+        kind: dict[str, Any] = {"bias": bool(biases), "dtype": w.dtype, "device": w.device}
+        layer = nn.MultiheadAttention(self.d_model, self.num_heads, self.dropout, batch_first=True, **kind)
         with torch.no_grad():
             layer.in_proj_weight.copy_(torch.cat([made.weight_q, made.weight_k, self.weight_v]))
             layer.out_proj.weight.copy_(self.weight_o)
@@ -277,14 +264,11 @@ def _projection(made: Any, d_model: int, num_heads: int, **sizes: Any) -> Projec
     return made
 
 
-def _alone(cache: Any, attention: str | nn.Module, is_causal: bool, **others: Any) -> None:
+def _alone(cache: Cache, attention: str | nn.Module, is_causal: bool, **others: Any) -> None:
     """Raise unless a call with a cache of this attention is causal, and has nothing else that says what came before."""
-    if not isinstance(cache, Cache):
-        raise TypeError(f"cache: expected a Cache, got {_checks.describe(cache)}")
     if cache.attention != attention:
         raise ValueError(f"cache: expected one for {attention!r}, got one for {cache.attention!r}")
-    if not is_causal:
-        raise ValueError("is_causal: expected True beside a cache, got False")
+    _checks.expect(is_causal, "is_causal", "True beside a cache", "False")
     for name, value in others.items():
         if value is not None and value is not False:
             raise ValueError(f"{name}: expected none beside a cache, got {_checks.describe(value)}")
@@ -298,13 +282,11 @@ def _attention(
         if not (isinstance(make, type) and issubclass(make, Gate)):
             raise TypeError(f"gates: expected a class of gates for {name!r}, got {_checks.describe(make)}")
     if isinstance(attention, nn.Module):
-        if form != "fast":
-            raise ValueError(f"form: expected none beside an attention that is a module, got {form!r}")
+        _checks.expect(form == "fast", "form", "none beside an attention that is a module", repr(form))
         return attention, dict(gates)
     if not isinstance(attention, str) or attention not in MECHANISMS:
         raise ValueError(unknown("attention", attention, MECHANISMS, ", or an nn.Module"))
     makers = dict(MECHANISMS[attention].gates)
     for name in gates:
-        if name not in makers:
-            raise ValueError(f"gates: expected a part of {list(makers)} with {attention!r}, got {name!r}")
+        _checks.expect(name in makers, "gates", f"a part of {list(makers)} with {attention!r}", repr(name))
     return attention, makers | dict(gates)

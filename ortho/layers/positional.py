@@ -12,7 +12,6 @@ from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho._weights import new_weight, split_heads
-from ortho.attention import FORMS
 from ortho.attention.cache import Cache, StateCache
 from ortho.attention.untrained.patterns import EMPTY
 from ortho.attention.untrained.positional_attention import (
@@ -63,7 +62,7 @@ class PositionalHeads(nn.Module):
         self.patterns = shared_out(num_heads) if patterns is None else named(patterns)
         if len(self.patterns) != num_heads:
             raise ValueError(f"patterns: expected one for each of {num_heads} heads, got {len(self.patterns)}")
-        self.form, self.empty = _checks.one_of("form", form, FORMS), _checks.one_of("empty", empty, EMPTY)
+        self.form, self.empty = form, _checks.one_of("empty", empty, EMPTY)
         width, fans = self.head_dim * num_heads, None if head_dim is None else 2 * d_model
         kind: dict[str, Any] = {"fans": fans, "generator": generator, "dtype": dtype, "device": device}
         self.weight_v = new_weight(width, d_model, **kind)
@@ -92,22 +91,13 @@ class PositionalHeads(nn.Module):
         attn_mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], x.shape[1])
         v = split_heads(linear(x, self.weight_v), self.num_heads)
         if cache is not None:
-            if not isinstance(cache, Cache):
-                raise TypeError(f"cache: expected a Cache, got {_checks.describe(cache)}")
-            if cache.attention is not self:
-                raise ValueError("cache: expected one of this layer, got another's")
+            _checks.expect(cache.attention is self, "cache", "one of this layer", "another's")
             if not is_causal or return_state or any(x is not None for x in (attn_mask, words, initial_state)):
                 raise ValueError("cache: expected in a causal call without mask, words or state")
             with torch.no_grad():
                 return self._merge(cache.attend(v, v, v))
-        o = self._attend(
-            v,
-            attn_mask=attn_mask,
-            is_causal=is_causal,
-            words=words,
-            initial_state=initial_state,
-            return_state=return_state,
-        )
+        kept: dict[str, Any] = {"initial_state": initial_state, "return_state": return_state}
+        o = self._attend(v, attn_mask=attn_mask, is_causal=is_causal, words=words, **kept)
         return (self._merge(o[0]), o[1]) if return_state else self._merge(o)
 
     @checked
@@ -142,12 +132,7 @@ def shared_out(num_heads: int) -> tuple[PositionalPattern, ...]:
 
 @checked
 def sinusoidal_positions(
-    n: int,
-    d: int,
-    *,
-    start: int = 0,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
+    n: int, d: int, *, start: int = 0, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> Float[Tensor, "n d"]:
     r"""Positions (n, d) to be added to tokens: $\sin(p / 10000^{2i/d})$ in channel 2i and the cosine of the same in
     channel 2i + 1 (Vaswani et al. 2017, arXiv:1706.03762, section 3.5), for p from `start` on.
@@ -155,8 +140,7 @@ def sinusoidal_positions(
     Computed in float64. With an odd d the last sine has no cosine. Raises TypeError or ValueError for n or d below 1,
     for a negative start, and for a dtype that is not of floating-point numbers.
     """
-    if start < 0:
-        raise ValueError(f"start: expected an integer of at least 0, got {start}")
+    _checks.expect(start >= 0, "start", "an integer of at least 0", start)
     dtype = torch.get_default_dtype() if dtype is None else dtype
     p = torch.arange(start, start + n, dtype=torch.float64)[:, None]
     angles = p * torch.exp(torch.arange(0, d, 2, dtype=torch.float64) * (-log(10000) / d))  # (n, ceil(d / 2))

@@ -5,29 +5,24 @@ a time, L/k times the a bytes of a block: least at $k = \sqrt{L a / i}$, for one
 the paper's $\sqrt L$; a Transformer's block keeps many times its input, and a segment for each is best up to L = a / i.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import chain, islice
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import checked, describe, expect, one_of, positive_int
 from ortho._typing import Float, State, Tensor
 from ortho.attention import MECHANISMS
-
-__all__ = ["Recomputed", "RecomputedAttention"]
 
 
 class Recomputed(nn.Module):
     """Blocks one after the other, in `segments` whose lengths differ by one at most; by default each is one of its own.
 
     Takes what a block takes, and stands for one: `model.blocks = nn.ModuleList([Recomputed(model.blocks)])`. A call
-    with a state is one without a gradient, as a rule, and nothing is recomputed in it; its state is how many tensors
-    there are of each block's, and these.
+    with a state is one without a gradient, as a rule, and nothing is recomputed in it; its state holds each block's.
 
     Raises ValueError for no blocks, and for `segments` above their number.
     """
@@ -38,14 +33,12 @@ class Recomputed(nn.Module):
         blocks = list(blocks)
         for block in blocks:
             if not isinstance(block, nn.Module):
-                raise TypeError(f"blocks: expected modules, got {_checks.describe(block)}")
+                raise TypeError(f"blocks: expected modules, got {describe(block)}")
         self.blocks = nn.ModuleList(blocks)
         count = len(self.blocks)
-        if not count:
-            raise ValueError("blocks: expected at least one, got none")
-        self.segments = count if segments is None else _checks.positive_int("segments", segments)
-        if self.segments > count:
-            raise ValueError(f"segments: expected at most the {count} blocks, got {segments}")
+        expect(count, "blocks", "at least one", "none")
+        self.segments = count if segments is None else positive_int("segments", segments)
+        expect(self.segments <= count, "segments", f"at most the {count} blocks", segments)
 
     @checked(shapes=False)
     def forward(
@@ -61,20 +54,19 @@ class Recomputed(nn.Module):
             for segment in self._split():
                 x = checkpoint(partial(_run, segment, **kwargs), x, use_reentrant=False)
             return x
-        states = [None] * len(self.blocks) if initial_state is None else _apart(initial_state, len(self.blocks))
+        states = [None] * len(self.blocks) if initial_state is None else initial_state
+        if not isinstance(states, tuple | list) or len(states) != len(self.blocks):
+            wanted = f"a tuple of {len(self.blocks)} states, one a block"
+            raise ValueError(f"initial_state: expected {wanted}, got {describe(initial_state)}")
         new = []
         for block, state in zip(self.blocks, states, strict=True):
             x, after = block(x, initial_state=state, return_state=True, **kwargs)
             new.append(after)
-        return (x, _joined(new)) if return_state else x
+        return (x, tuple(new)) if return_state else x
 
-    def _split(self) -> Iterator[list[nn.Module]]:
-        blocks, each = list(self.blocks), divmod(len(self.blocks), self.segments)
-        start = 0
-        for number in range(self.segments):
-            stop = start + each[0] + (number < each[1])
-            yield blocks[start:stop]
-            start = stop
+    def _split(self) -> list[list[nn.Module]]:
+        places = torch.arange(len(self.blocks)).tensor_split(self.segments)
+        return [[self.blocks[place] for place in segment.tolist()] for segment in places]
 
 
 class RecomputedAttention(nn.Module):
@@ -86,9 +78,8 @@ class RecomputedAttention(nn.Module):
     @checked
     def __init__(self, attention: str = "softmax", form: str = "reference") -> None:
         super().__init__()
-        mechanism = MECHANISMS[_checks.one_of("attention", attention, MECHANISMS)]
-        if mechanism.gates:
-            raise ValueError(f"attention: expected a mechanism without gates, got {attention!r}")
+        mechanism = MECHANISMS[one_of("attention", attention, MECHANISMS)]
+        expect(not mechanism.gates, "attention", "a mechanism without gates", repr(attention))
         self.attend, self.same_tokens = mechanism.form(form), mechanism.same_tokens
 
     @checked(shapes=False)
@@ -96,21 +87,6 @@ class RecomputedAttention(nn.Module):
         if kwargs.get("initial_state") is not None or kwargs.get("return_state"):
             return self.attend(q, k, v, **kwargs)
         return checkpoint(partial(self.attend, **kwargs), q, k, v, use_reentrant=False)
-
-
-def _joined(states: Sequence[State]) -> State:
-    return torch.tensor([len(state) for state in states]), *chain.from_iterable(states)
-
-
-def _apart(state: State, count: int) -> list[State]:
-    wanted = "how many tensors there are of each block's state, and these"
-    first = state[0] if isinstance(state, tuple | list) and state else None
-    if not isinstance(first, Tensor) or first.dtype != torch.int64 or first.dim() != 1:
-        raise TypeError(f"initial_state: expected {wanted}, got {_checks.describe(state)}")
-    lengths, tensors = first.tolist(), iter(state[1:])
-    if sum(lengths) != len(state) - 1 or len(lengths) != count:
-        raise ValueError(f"initial_state: expected {wanted}, got {len(state) - 1} with the lengths {lengths}")
-    return [tuple(islice(tensors, length)) for length in lengths]
 
 
 def _run(blocks: Sequence[nn.Module], x: Tensor, **kwargs: Any) -> Tensor:

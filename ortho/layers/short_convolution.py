@@ -20,13 +20,10 @@ from ortho._autocast import no_autocast
 from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import tokens_there
-from ortho.attention import FORMS
-from ortho.attention.cache import Cache
 from ortho.attention.operands import carried, upcast
 from ortho.attention.transforms import Kernel, once
+from ortho.layers.hybrid import HybridCache
 from ortho.layers.multihead import MultiheadAttention
-
-__all__ = ["ConvolvedAttention", "ConvolvedCache", "short_convolution", "short_convolution_reference"]
 
 
 @checked(own=("tail",))
@@ -47,12 +44,10 @@ def short_convolution(
 
     Takes and returns the same. It cannot be differentiated twice.
     """
+    line = x if tail is None else torch.cat([_tail(x, taps, tail), x], 1)
     with no_autocast(x):
-        y = _Convolution.apply(upcast(x), upcast(taps))
-        before = None if tail is None else _tail(x, taps, tail)
-        if before is not None and before.shape[1]:
-            y = _with_tail(y, before, taps)
-    return y.to(x.dtype)
+        y = _Convolution.apply(upcast(line), upcast(taps))
+    return y[:, line.shape[1] - x.shape[1] :].to(x.dtype)
 
 
 def _tail(x: Tensor, taps: Tensor, tail: Tensor | None) -> Tensor:
@@ -60,17 +55,8 @@ def _tail(x: Tensor, taps: Tensor, tail: Tensor | None) -> Tensor:
     return x.new_zeros(shape) if tail is None else carried("tail", tail, shape, x.dtype)
 
 
-def _with_tail(y: Tensor, tail: Tensor, taps: Tensor) -> Tensor:
-    """What earlier tokens add to the first of y."""
-    past, N = tail.shape[1], y.shape[1]
-    reached = min(past, N)
-    line = torch.cat([upcast(tail), y.new_zeros(len(y), reached, y.shape[2])], 1)
-    sums = (line.unfold(1, past + 1, 1) * upcast(taps).flip(0).mT).sum(-1)  # (B, reached, d)
-    return torch.cat([y[:, :reached] + sums, y[:, reached:]], 1)
-
-
 class _Convolution(Kernel):
-    """Without a tail. What autograd makes of the sums goes through the sequence twice as often."""
+    """What autograd makes of the sums goes through the sequence twice as often."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, taps: Tensor) -> Tensor:
@@ -117,7 +103,7 @@ class ConvolvedAttention(nn.Module):
         **kwargs: Any,
     ) -> None:
         super().__init__()
-        self.form = _checks.one_of("form", form, FORMS)
+        self.form = form
         self.d_model, self.num_heads, self.width = d_model, num_heads, width
         self.attention: Any = of(d_model, num_heads, form=form, dtype=dtype, device=device, **kwargs)
         self.taps = nn.Parameter(torch.zeros(width, d_model, dtype=dtype, device=device))
@@ -141,9 +127,8 @@ class ConvolvedAttention(nn.Module):
         kwargs |= {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
         tail, state = self._before(initial_state)
         if cache is not None:
-            if cache.attention is not self:
-                raise ValueError("cache: expected one of this layer, got another's")
-            kwargs["cache"], tail = cache.attention_cache, cache.tail
+            _checks.expect(cache.attention is self, "cache", "one of this layer", "another's")
+            kwargs["cache"], tail = cache.parts[0], cache.tail
         there = tokens_there(mask, x.shape[1])
         x = x if there is None else x * there[..., None]
         if initial_state is not None:
@@ -157,7 +142,7 @@ class ConvolvedAttention(nn.Module):
     @checked
     def new_cache(self, capacity: int | None = None) -> "ConvolvedCache":
         """An empty cache for decoding with this layer: the layer's own, and the last tokens."""
-        return ConvolvedCache(self, capacity)
+        return ConvolvedCache(self, [self.attention], capacity)
 
     def _before(self, state: Any) -> tuple[Tensor | None, Any]:
         """The last tokens and the layer's own state."""
@@ -178,29 +163,11 @@ class ConvolvedAttention(nn.Module):
         return f"width={self.width}"
 
 
-class ConvolvedCache(Cache):
-    """The cache of a layer's attention, and the last tokens before it."""
+class ConvolvedCache(HybridCache):
+    """The cache of a layer's attention, its one part, and the last tokens before it."""
 
-    def __init__(self, layer: ConvolvedAttention, capacity: int | None) -> None:
-        super().__init__(layer, capacity)
-        self.attention_cache: Cache = layer.attention.new_cache(capacity)
-        self.tail: Tensor | None = None
-
-    @property
-    def length(self) -> int:
-        """The number of tokens read."""
-        return self.attention_cache.length
-
-    @length.setter
-    def length(self, value: int) -> None:
-        """That of the attention's."""
+    tail: Tensor | None = None  # replaced with each call, and never written to
 
     @property
     def nbytes(self) -> int:
-        return self.attention_cache.nbytes + (0 if self.tail is None else self.tail.nbytes)
-
-    def _own(self) -> None:
-        self.attention_cache = self.attention_cache.copy()  # the tail is replaced, and never written to
-
-    def _attend(self, *_: Any) -> Tensor:
-        raise TypeError("cache: expected to be read by a ConvolvedAttention, which convolves what it is given")
+        return super().nbytes + (0 if self.tail is None else self.tail.nbytes)

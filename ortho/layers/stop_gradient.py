@@ -7,15 +7,12 @@ from torch.nn.functional import linear
 
 from ortho import _checks
 from ortho._checks import checked
-from ortho._typing import Bool, Float, State, Tensor
+from ortho._typing import Bool, Float, Tensor
 from ortho._weights import split_heads, spread_heads
-from ortho.attention.cache import Cache
 from ortho.attention.softmax.value_gradient import recomputed_attention
 from ortho.layers.multihead import MultiheadAttention
 from ortho.projections import Projection
 from ortho.projections.projection import Detached
-
-__all__ = ["StoppedAttention"]
 
 
 class StoppedAttention(MultiheadAttention):
@@ -55,18 +52,13 @@ class StoppedAttention(MultiheadAttention):
         attn_mask: Bool[Tensor, "..."] | None = None,
         key_padding_mask: Bool[Tensor, "B M"] | None = None,
         is_causal: bool = False,
-        initial_state: State | None = None,
-        return_state: bool = False,
-        cache: Cache | None = None,
-        need_weights: bool = False,
+        **others: Any,
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], Any]:
         """x (B, N, d) -> (B, N, d); see `MultiheadAttention.forward`."""
-        kwargs: dict[str, Any] = {"initial_state": initial_state, "return_state": return_state, "cache": cache}
-        kwargs["need_weights"] = need_weights
-        others = [x for x in (context, *kwargs.values()) if x is not None and x is not False]
-        if self.form == "reference" or others or (self.training and self.dropout):
-            kwargs |= {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask, "is_causal": is_causal}
-            return super().forward(x, context, **kwargs)
+        plain = context is None and all(value is None or value is False for value in others.values())
+        if self.form == "reference" or not plain or (self.training and self.dropout):
+            others |= {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask, "is_causal": is_causal}
+            return super().forward(x, context, **others)
         _checks.sequence("x", x, self.weight_v)
         mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], x.shape[1])
         v = spread_heads(split_heads(linear(x, self.weight_v, self.bias_v), self.num_kv_heads), self.num_heads)

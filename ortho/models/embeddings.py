@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ortho import _checks
-from ortho._typing import Bool, Tensor
+from ortho._typing import Bool, Int, Tensor
 from ortho.layers.positional import sinusoidal_positions
 
 EMBEDDING_STD = 0.02  # as GPT-2, BERT and ViT begin
@@ -44,20 +44,15 @@ def add_positions(
         module.register_buffer(name, waves * (EMBEDDING_STD * sqrt(2)))
 
 
-def token_indices(name: str, value: Any, count: int) -> Tensor:
-    """`value` if it is a tensor (B, N) of integers from 0 to count - 1, else TypeError or ValueError."""
-    if not isinstance(value, Tensor) or value.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"{name}: expected int32 or int64 indices, got {_checks.describe(value)}")
-    if value.dim() != 2 or 0 in value.shape:
-        raise ValueError(f"{name}: expected shape (B, N) with B, N >= 1, got {tuple(value.shape)}")
+def token_indices(name: str, value: Int[Tensor, "B N"], count: int) -> None:
+    """ValueError unless these are tokens (B, N), numbers from 0 to count - 1."""
+    _checks.expect(value.dim() == 2 and 0 not in value.shape, name, "shape (B, N) with B, N >= 1", tuple(value.shape))
     _checks.indices(name, value, count)
-    return value
 
 
 def check_token(name: str, token: int, count: int) -> None:
     """ValueError for a number that is not that of a token."""
-    if not 0 <= token < count:
-        raise ValueError(f"{name}: expected an index in 0..{count - 1}, got {token}")
+    _checks.expect(0 <= token < count, name, f"an index in 0..{count - 1}", token)
 
 
 def check_length(name: str, length: int, past: int, max_length: int | None) -> None:

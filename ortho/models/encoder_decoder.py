@@ -19,8 +19,6 @@ from ortho.models.embeddings import (
 )
 from ortho.models.generation import beam_search, check_sampling, next_token
 
-__all__ = ["EncoderDecoder"]
-
 
 class EncoderDecoder(nn.Module):
     """A model of pairs of texts (Vaswani et al. 2017, arXiv:1706.03762, section 3), with pre-norm blocks.
@@ -80,10 +78,7 @@ class EncoderDecoder(nn.Module):
 
     @checked(shapes=False)
     def forward(
-        self,
-        source: Int[Tensor, "B M"],
-        target: Int[Tensor, "B N"],
-        source_mask: Bool[Tensor, "B M"] | None = None,
+        self, source: Int[Tensor, "B M"], target: Int[Tensor, "B N"], source_mask: Bool[Tensor, "B M"] | None = None
     ) -> Float[Tensor, "B N vocab"]:
         """Token indices of the source (B, M) and of the target so far (B, N) -> logits (B, N, vocab_size) of the tokens
         that follow each.
@@ -110,10 +105,7 @@ class EncoderDecoder(nn.Module):
 
     @checked
     def decode(
-        self,
-        target: Int[Tensor, "B N"],
-        memory: Float[Tensor, "B M d"],
-        source_mask: Bool[Tensor, "B M"] | None = None,
+        self, target: Int[Tensor, "B N"], memory: Float[Tensor, "B M d"], source_mask: Bool[Tensor, "B M"] | None = None
     ) -> Float[Tensor, "B N vocab"]:
         """The logits after each token of the target, given an encoded source, the `memory`."""
         x = self.dropout(self.embed_target("target", target))
@@ -192,16 +184,8 @@ class EncoderDecoder(nn.Module):
             logits = self.decode(written, memory, mask)[:, -1]
             return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
-        return beam_search(
-            following,
-            len(source),
-            beams=beams,
-            start=start,
-            stop=stop,
-            max_length=most,
-            length_penalty=length_penalty,
-            device=source.device,
-        ).tokens
+        ends: dict[str, Any] = {"start": start, "stop": stop, "max_length": most, "length_penalty": length_penalty}
+        return beam_search(following, len(source), beams=beams, device=source.device, **ends).tokens
 
     def _most(self, start: int, stop: int, max_length: int | None) -> int:
         """How many tokens are to be written at most; start and stop are looked at."""

@@ -6,14 +6,11 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding, linear
 
-from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import checked, expect, finite
 from ortho._typing import Bool, Float, Int, Tensor
 from ortho._weights import new_bias, new_weight
 from ortho.layers.block import TransformerBlock
 from ortho.models.embeddings import check_length, mask_of_tokens, new_embeddings, token_indices
-
-__all__ = ["TextEncoder", "VisionTransformer"]
 
 
 class TextEncoder(nn.Module):
@@ -94,8 +91,7 @@ class TextEncoder(nn.Module):
         x = self.norm(x + self.embed_positions[: tokens.shape[1]])
         mask = mask_of_tokens("attn_mask", attn_mask, "tokens", tokens.shape)
         if key_padding_mask is not None:
-            if mask is not None:
-                raise ValueError("key_padding_mask: expected None beside an attn_mask of the tokens, got both")
+            expect(mask is None, "key_padding_mask", "None beside an attn_mask of the tokens", "both")
             padded = cast(Tensor, mask_of_tokens("key_padding_mask", key_padding_mask, "tokens", tokens.shape))
             mask = ~padded
         for block in self.blocks:
@@ -132,8 +128,7 @@ class VisionTransformer(nn.Module):
     ) -> None:
         super().__init__()
         kind: dict[str, Any] = {"dtype": dtype, "device": device}
-        if image_size % patch_size:
-            raise ValueError(f"patch_size: expected a divisor of image_size = {image_size}, got {patch_size}")
+        expect(not image_size % patch_size, "patch_size", f"a divisor of image_size = {image_size}", patch_size)
         self.image_shape = (channels, image_size, image_size)
         self.patch_size = patch_size
         self.blocks = _blocks(num_layers, d_model, num_heads, generator=generator, **kind, **kwargs)
@@ -167,14 +162,13 @@ class VisionTransformer(nn.Module):
         return self.norm(x)
 
     def _check(self, images: Tensor) -> None:
-        _checks.float_tensor("images", images)
         if images.dim() != 4 or images.shape[1:] != self.image_shape or not len(images):
             wanted = ", ".join(map(str, self.image_shape))
             raise ValueError(f"images: expected shape (B, {wanted}) with B >= 1, got {tuple(images.shape)}")
         weight = self.weight_patch
         if images.dtype != weight.dtype and not torch.is_autocast_enabled(images.device.type):
             raise TypeError(f"images: expected {weight.dtype} like the weights, got {images.dtype}")
-        _checks.finite("images", images)
+        finite("images", images)
 
 
 def _blocks(num_layers: int, d_model: int, num_heads: int, **kwargs: Any) -> nn.ModuleList:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from ortho._checks import checked
+from ortho._checks import checked, expect
 from ortho._typing import Float, Int, Tensor
 
 __all__ = ["Found", "beam_search", "next_token", "penalty"]
@@ -54,10 +54,8 @@ class Found(NamedTuple):
 
 def check_sampling(temperature: float, top_p: float | None) -> None:
     """ValueError for a temperature below 0, or a `top_p` outside (0, 1]."""
-    if temperature < 0:
-        raise ValueError(f"temperature: expected a number of at least 0, got {temperature}")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p: expected a number in (0, 1], got {top_p}")
+    expect(temperature >= 0, "temperature", "a number of at least 0", temperature)
+    expect(top_p is None or 0 < top_p <= 1, "top_p", "a number in (0, 1]", top_p)
 
 
 @checked
@@ -88,8 +86,7 @@ def beam_search(
     Raises TypeError or ValueError, naming the argument, for sizes below 1 and for a penalty below 0.
     """
     alpha = length_penalty
-    if alpha < 0:
-        raise ValueError(f"length_penalty: expected a number of at least 0, got {alpha}")
+    expect(alpha >= 0, "length_penalty", "a number of at least 0", alpha)
     written = torch.full((count, beams, 1), start, device=device)
     total = torch.full((count, beams), -inf, dtype=torch.float64, device=device)  # -inf: no sequence
     total[:, 0] = 0

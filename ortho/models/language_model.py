@@ -22,8 +22,6 @@ from ortho.models.embeddings import (
 )
 from ortho.models.generation import check_sampling, next_token
 
-__all__ = ["LanguageModel"]
-
 
 class LanguageModel(nn.Module):
     """A causal language model: token and position embeddings, `num_layers` pre-norm blocks, a norm, a tied read-out.
@@ -147,8 +145,7 @@ class LanguageModel(nn.Module):
             return torch.cat([tokens, self._continued(tokens, count, stop, how)], 1)
         mask_of_tokens("key_padding_mask", key_padding_mask, "tokens", tokens.shape)
         lengths = (~key_padding_mask).sum(1)
-        if not lengths.all():
-            raise ValueError("key_padding_mask: expected a token in each row, got one of padding alone")
+        _checks.expect(lengths.all(), "key_padding_mask", "a token in each row", "one of padding alone")
         check_length("tokens", int(lengths.max()) + count - 1, 0, self.max_length)
         drawn = tokens.new_full((len(tokens), count), 0 if stop is None else stop)
         most = 0
@@ -178,12 +175,8 @@ class LanguageModel(nn.Module):
     def _decoded(self, tokens: Tensor, caches: Sequence[Cache]) -> Tensor:
         if len(caches) != len(self.blocks):
             raise ValueError(f"caches: expected {len(self.blocks)}, one a block, got {len(caches)}")
-        for cache in caches:
-            if not isinstance(cache, Cache):
-                raise TypeError(f"caches: expected caches, got {_checks.describe(cache)}")
         lengths = [cache.length for cache in caches]
-        if len(set(lengths)) > 1:
-            raise ValueError(f"caches: expected caches that have read as many tokens, got {lengths}")
+        _checks.expect(len(set(lengths)) <= 1, "caches", "caches that have read as many tokens", lengths)
         x = self._embed(tokens, lengths[0])
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block(x, is_causal=True, cache=cache)

@@ -4,8 +4,7 @@ from typing import Any
 
 import torch
 
-from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import checked, expect, one_of
 from ortho._typing import Float, Tensor
 from ortho._weights import new_bias, new_weight, split_heads
 from ortho.orthogonal import DRAWS
@@ -65,7 +64,7 @@ class FrozenProjection(Detached):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(d_model, num_heads, head_dim=head_dim, num_kv_heads=num_kv_heads)
-        self.draw = _checks.one_of("draw", draw, DRAWS)
+        self.draw = one_of("draw", draw, DRAWS)
         self.stop_gradient = stop_gradient
         for name, width in (("q", self.q_width), ("k", self.kv_width)):
             weight = DRAWS[draw](width, d_model, generator=generator, dtype=dtype, device=device)
@@ -97,9 +96,8 @@ class MergedProjection(Detached):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(d_model, num_heads)
-        if num_heads != 1:
-            raise ValueError(f"num_heads: expected 1, of which W_Q W_K^T is one matrix, got {num_heads}")
-        self.draw = _checks.one_of("draw", draw, DRAWS)
+        expect(num_heads == 1, "num_heads", "1, of which W_Q W_K^T is one matrix", num_heads)
+        self.draw = one_of("draw", draw, DRAWS)
         self.stop_gradient = stop_gradient
         weight = DRAWS[draw](d_model, generator=generator, dtype=dtype, device=device)
         self.register_buffer("weight_q", weight)

@@ -95,6 +95,5 @@ def kv_heads(num_heads: int, num_kv_heads: int | None) -> int:
     """
     if num_kv_heads is None:
         return num_heads
-    if num_heads % num_kv_heads:
-        raise ValueError(f"num_kv_heads: expected a divisor of num_heads = {num_heads}, got {num_kv_heads}")
+    _checks.expect(not num_heads % num_kv_heads, "num_kv_heads", f"a divisor of num_heads = {num_heads}", num_kv_heads)
     return num_kv_heads

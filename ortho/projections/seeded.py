@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import checked, describe, expect
 from ortho._typing import Float, Tensor
 from ortho.projections.projection import Detached
 
@@ -41,8 +40,7 @@ class SeededProjection(Detached):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(d_model, num_heads, head_dim=head_dim, num_kv_heads=num_kv_heads)
-        if bias:
-            raise ValueError("bias: expected False of a projection that is a seed, got True")
+        expect(not bias, "bias", "False of a projection that is a seed", "True")
         self.stop_gradient = stop_gradient
         if seed is None:
             source = None if generator is None else generator.device
@@ -73,7 +71,7 @@ class SeededProjection(Detached):
     def set_extra_state(self, state: Any) -> None:
         """Make the matrices of a stored seed."""
         if not isinstance(state, Tensor) or state.dtype != torch.uint8 or state.shape != (40,):
-            raise ValueError(f"seed: expected a seed and a digest in 40 bytes, got {_checks.describe(state)}")
+            raise ValueError(f"seed: expected a seed and a digest in 40 bytes, got {describe(state)}")
         stored = bytes(state.tolist())
         seed = _seed(int.from_bytes(stored[:8], "little"))
         made, digest = self._make(seed)
@@ -90,11 +88,8 @@ class SeededProjection(Detached):
         return f"{super().extra_repr()}, seed={self.seed}, stop_gradient={self.stop_gradient}"
 
 
-def _seed(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"seed: expected an integer from 0 to 2^63 - 1, got {_checks.describe(value)}")
-    if not 0 <= value < 2**63:
-        raise ValueError(f"seed: expected an integer from 0 to 2^63 - 1, got {value}")
+def _seed(value: int) -> int:
+    expect(0 <= value < 2**63, "seed", "an integer from 0 to 2^63 - 1", value)
     return value
 
 

@@ -22,7 +22,6 @@ from torch import Tensor
 from ortho._checks import checked
 from ortho._typing import Float
 from ortho._weights import split_heads
-from ortho.projections.matrices import FrozenProjection
 from ortho.projections.projection import Detached
 
 
@@ -72,7 +71,7 @@ class StructuredProjection(Detached):
 
     Only the signs are drawn, 4 rounds d of them; the transforms follow from d. With `stop_gradient` no gradient passes
     to x. Fewer heads, of queries or of keys, are the first of all. `weight_q` and `weight_k` are the matrices that it
-    stands for, made when they are asked for, and `to_frozen` is a `FrozenProjection` with them.
+    stands for, made when they are asked for.
 
     Raises TypeError or ValueError, naming the argument, for sizes below 1, heads that do not divide, and heads that are
     wider together than d.
@@ -155,22 +154,6 @@ class StructuredProjection(Detached):
     def _dense(self, signs: Tensor, heads: int) -> Tensor:
         eye = torch.eye(self.d_model, dtype=signs.dtype, device=signs.device)
         return self._rotated(eye[None], signs, heads)[0].transpose(1, 2).flatten(0, 1).contiguous()  # (h K, d)
-
-    def to_frozen(self) -> FrozenProjection:
-        """A `FrozenProjection` that does the same with matrices."""
-        frozen = FrozenProjection(
-            self.d_model,
-            self.num_heads,
-            head_dim=self.head_dim,
-            num_kv_heads=self.num_kv_heads,
-            stop_gradient=self.stop_gradient,
-            draw="gaussian",
-            device="meta",  # no draw: its weights are these
-        )
-        frozen.draw = "structured"
-        frozen.weight_q, frozen.weight_k = self.weight_q, self.weight_k
-        frozen.bias_q, frozen.bias_k = (None if b is None else b.clone() for b in (self.bias_q, self.bias_k))
-        return frozen
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, rounds={self.rounds}, stop_gradient={self.stop_gradient}"

@@ -11,22 +11,19 @@ from math import ceil, erf, inf, log2, sqrt
 
 import torch
 
-from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import all_checked, expect, one_of
 from ortho._typing import Float, Tensor
 from ortho.attention.linear.dense_features import optimal_a
 from ortho.attention.linear.random_features import FEATURE_DRAWS
 from ortho.theory.estimates import Estimate, estimate
-from ortho.theory.variance import FITS, KINDS, dense_pair, moment, sample_data
+from ortho.theory.variance import FEATURES, features, moment, sample_data
 
-FEATURES = (*KINDS, *FITS)
 TWO_A_ROW = ("trigonometric", "hyperbolic")
 MOST = 2.0  # the error of two rows of weights that have no key in common
 TOKENS, DRAWS = 128, 8
 FEWEST, LIMIT = 4, 2**14  # features between which a crossing is looked for
 
 
-@checked
 def kernel_estimates(
     kind: str, x: Float[Tensor, "N K"], y: Float[Tensor, "M K"], omega: Float[Tensor, "rows K"]
 ) -> Float[Tensor, "N M"]:
@@ -34,25 +31,20 @@ def kernel_estimates(
 
     From the maps as they stand, which float64 holds for $|x|^2$ and $|y|^2$ up to some hundreds.
     """
-    if _checks.one_of("kind", kind, FEATURES) in KINDS:
-        return KINDS[kind](x, omega) @ KINDS[kind](y, omega).mT
-    phi_x, phi_y = dense_pair(x, y, omega, FITS[kind](x, y))
+    phi_x, phi_y = features(kind, x, y, omega)
     return phi_x @ phi_y.mT
 
 
-@checked
 def weights(kernel: Float[Tensor, "*batch N M"]) -> Float[Tensor, "*batch N M"]:
     """Rows divided by their sums."""
     return kernel / kernel.sum(-1, keepdim=True)
 
 
-@checked
 def row_errors(ours: Float[Tensor, "*batch N M"], exact: Float[Tensor, "*batch N M"]) -> Float[Tensor, "*batch N"]:
     """The sum of absolute differences of each row."""
     return (ours - exact).abs().sum(-1)
 
 
-@checked
 def drawn_errors(
     kind: str, draw: str, m: int, K: int, spread: float, *, tokens: int = TOKENS, draws: int = DRAWS, seed: int = 0
 ) -> Float[Tensor, "draws tokens"]:
@@ -61,9 +53,9 @@ def drawn_errors(
     `spread` is the standard deviation of the scores. The data of draw i are the same for all features. Raises
     ValueError for an unknown kind or draw, and for an odd m where features come in pairs.
     """
-    per_row = 2 if _checks.one_of("kind", kind, FEATURES) in TWO_A_ROW else 1
-    _checks.expect(not m % per_row, "m", f"an even number of {kind} features", m)
-    rows = FEATURE_DRAWS[_checks.one_of("draw", draw, FEATURE_DRAWS)]
+    per_row = 2 if one_of("kind", kind, FEATURES) in TWO_A_ROW else 1
+    expect(not m % per_row, "m", f"an even number of {kind} features", m)
+    rows = FEATURE_DRAWS[one_of("draw", draw, FEATURE_DRAWS)]
     found = []
     for x, y, generator in _data(K, spread, tokens, draws, seed):
         omega = rows(m // per_row, K, generator=generator, dtype=x.dtype)
@@ -71,7 +63,6 @@ def drawn_errors(
     return torch.stack(found)
 
 
-@checked
 def attention_errors(
     kind: str, draw: str, m: int, K: int, spread: float, *, tokens: int = TOKENS, draws: int = DRAWS, seed: int = 0
 ) -> Estimate:
@@ -80,13 +71,11 @@ def attention_errors(
     return estimate(errors.clamp(max=MOST).mean(-1))
 
 
-@checked
 def uniform_errors(K: int, spread: float, *, tokens: int = TOKENS, draws: int = DRAWS, seed: int = 0) -> Estimate:
     """The yardstick: the mean error of equal weights, which need no features, on the same data."""
     return estimate(_uniform(K, spread, tokens, draws, seed))
 
 
-@checked
 def uniform_error(spread: float) -> float:
     r"""The error of equal weights on many keys with scores $N(0, \sigma^2)$: $2 \operatorname{erf}(\sigma / \sqrt 8)$.
 
@@ -96,7 +85,6 @@ def uniform_error(spread: float) -> float:
     return 2 * erf(spread / sqrt(8))
 
 
-@checked
 def crossing(
     kind: str, draw: str, K: int, spread: float, *, tokens: int = TOKENS, draws: int = DRAWS, seed: int = 0
 ) -> Estimate | None:
@@ -120,7 +108,6 @@ def crossing(
     return estimate(found)
 
 
-@checked
 def typical_square(K: int, spread: float) -> float:
     r"""$|x + y|^2$ in the mean over pairs, each counted with its attention weight; queries and keys normal.
 
@@ -131,7 +118,6 @@ def typical_square(K: int, spread: float) -> float:
     return K * tau * ((1 + tau) ** 2 + 1)
 
 
-@checked
 def choose_m(error: float, K: int, spread: float, *, kind: str = "positive") -> int:
     r"""How many features 'positive' (FAVOR+), 'hyperbolic' or 'gerf' (FAVOR++) attention needs for an error of rows.
 
@@ -144,10 +130,10 @@ def choose_m(error: float, K: int, spread: float, *, kind: str = "positive") -> 
 
     Raises ValueError for another kind, for an error or spread that is not above 0, and for a spread out of range.
     """
-    _checks.expect(error > 0, "error", "a positive number", error)
-    _checks.expect(spread > 0, "spread", "a positive number", spread)
+    expect(error > 0, "error", "a positive number", error)
+    expect(spread > 0, "spread", "a positive number", spread)
     square = typical_square(K, spread)
-    if _checks.one_of("kind", kind, ("positive", "hyperbolic", "gerf")) == "hyperbolic":
+    if one_of("kind", kind, ("positive", "hyperbolic", "gerf")) == "hyperbolic":
         return 2 * _rows((moment("hyperbolic", square) - 1) / error**2, spread)
     # GERF is fitted to the plain mean over pairs.
     a = float(optimal_a(torch.tensor(2 * spread / sqrt(K), dtype=torch.float64))) if kind == "gerf" else 0.0
@@ -156,7 +142,7 @@ def choose_m(error: float, K: int, spread: float, *, kind: str = "positive") -> 
 
 def _rows(wanted: float, spread: float) -> int:
     got = f"a standard deviation of {spread}"
-    _checks.expect(wanted < inf, "spread", "scores whose variance a float can hold", got)
+    expect(wanted < inf, "spread", "scores whose variance a float can hold", got)
     return ceil(wanted)
 
 
@@ -173,3 +159,6 @@ def _data(
 def _uniform(K: int, spread: float, tokens: int, draws: int, seed: int) -> Tensor:
     exact = torch.stack([torch.softmax(x @ y.mT, -1) for x, y, _ in _data(K, spread, tokens, draws, seed)])
     return row_errors(torch.full_like(exact, 1 / tokens), exact).mean(-1)
+
+
+all_checked(__name__)

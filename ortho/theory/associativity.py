@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import all_checked, expect
 from ortho._typing import Float, Size, Tensor
 
 Matrix = tuple[tuple[Any, ...], ...]
@@ -20,7 +19,6 @@ Matrix = tuple[tuple[Any, ...], ...]
 # -------------------------------------------------------------------------------------------------------------- exactly
 
 
-@checked
 def rational(rows: int, columns: int, *, generator: torch.Generator | None = None) -> Matrix:
     """Random fractions (rows, columns) with numerators -9..9 and denominators 1..9."""
     sizes = (rows, columns)
@@ -29,13 +27,11 @@ def rational(rows: int, columns: int, *, generator: torch.Generator | None = Non
     return tuple(tuple(Fraction(*entry) for entry in zip(*row, strict=True)) for row in zip(above, below, strict=True))
 
 
-@checked
 def transpose(a: Matrix) -> Matrix:
     """(n, k) -> (k, n)."""
     return tuple(zip(*a, strict=True))
 
 
-@checked
 def product(a: Matrix, b: Matrix) -> Matrix:
     """(n, k) and (k, m) -> (n, m)."""
     if not a or not b or len(a[0]) != len(b):
@@ -45,43 +41,36 @@ def product(a: Matrix, b: Matrix) -> Matrix:
     return tuple(tuple(sum(x * y for x, y in zip(row, column, strict=True)) for column in columns) for row in a)
 
 
-@checked
 def left_first(a: Matrix, b: Matrix, c: Matrix) -> Matrix:
     """(a b) c."""
     return product(product(a, b), c)
 
 
-@checked
 def right_first(a: Matrix, b: Matrix, c: Matrix) -> Matrix:
     """a (b c)."""
     return product(a, product(b, c))
 
 
-@checked
 def with_ones(v: Matrix) -> Matrix:
     """A column of ones behind v: what it becomes are the row sums that `divided` divides by."""
     return tuple((*row, 1) for row in v)
 
 
-@checked
 def divided(rows: Matrix) -> Matrix:
     """Each row without its last entry, divided by it; exact for fractions and symbols."""
     return tuple(tuple(entry / row[-1] for entry in row[:-1]) for row in rows)
 
 
-@checked
 def by_sums(q: Matrix, k: Matrix, v: Matrix) -> Matrix:
     r"""$o_t = \sum_{j \le t} (q_t \cdot k_j)\, v_j$ for each t: rows q (N, K), k (N, K), v (N, V) -> (N, V)."""
     return tuple(left_first((row,), transpose(k[: t + 1]), v[: t + 1])[0] for t, row in enumerate(q))
 
 
-@checked
 def by_states(q: Matrix, k: Matrix, v: Matrix) -> Matrix:
     r"""$S_t = S_{t-1} + k_t v_t^T$, $o_t = q_t S_t$: the same outputs as `by_sums`, from K x V numbers at any t."""
     return by_chunks(q, k, v, 1)
 
 
-@checked
 def by_chunks(q: Matrix, k: Matrix, v: Matrix, chunk: int) -> Matrix:
     """The same outputs: earlier chunks through their state, the own chunk by sums. With chunk = 1 a recurrence."""
     if not (q and len(q) == len(k) == len(v)):
@@ -111,7 +100,6 @@ class Reordering(NamedTuple):
     changed: float
 
 
-@checked
 def rounding_bound(a: Float[Tensor, "N K"], b: Float[Tensor, "K M"], c: Float[Tensor, "M V"]) -> Float[Tensor, "N V"]:
     r"""What $|(ab)c - a(bc)|$ can be at most, entry by entry, in the arithmetic of the operands, as float64.
 
@@ -121,7 +109,7 @@ def rounding_bound(a: Float[Tensor, "N K"], b: Float[Tensor, "K M"], c: Float[Te
     most. Underflow is left out.
     """
     n, u = sum(b.shape), torch.finfo(a.dtype).eps / 2
-    _checks.expect(n * u < 1, "a, b, c", f"lengths that sum to less than {1 / u:g} in {a.dtype}", n)
+    expect(n * u < 1, "a, b, c", f"lengths that sum to less than {1 / u:g} in {a.dtype}", n)
     a, b, c = (x.double().abs() for x in (a, b, c))
     # |a| |b| |c| is itself computed in floats; as all its terms are positive, its relative error is the same gamma.
     here = _gamma(n, torch.finfo(torch.float64).eps / 2)
@@ -132,7 +120,6 @@ def _gamma(n: int, u: float) -> float:
     return n * u / (1 - n * u)
 
 
-@checked
 def reorder(a: Float[Tensor, "N K"], b: Float[Tensor, "K M"], c: Float[Tensor, "M V"]) -> Reordering:
     """(ab)c beside a(bc) in the operands' dtype. Raises ValueError where `rounding_bound` says nothing."""
     one, other, most = (a @ b) @ c, a @ (b @ c), rounding_bound(a, b, c)
@@ -149,19 +136,17 @@ class Flops(NamedTuple):
     right: Size
 
 
-@checked
 def product_flops(rows: Size, inner: Size, columns: Size) -> Size:
     """FLOPs of a (rows, inner) times an (inner, columns) matrix, 2 a multiply-add."""
     return 2 * rows * inner * columns
 
 
-@checked
 def flops(N: Size, K: Size, M: Size, V: Size) -> Flops:
     """FLOPs of (ab)c and of a(bc) for a (N, K), b (K, M), c (M, V).
 
     2NM(K + V) and 2KV(N + M): the right order takes fewer exactly if 1/N + 1/M < 1/K + 1/V.
     """
-    return Flops(
-        product_flops(N, K, M) + product_flops(N, M, V),
-        product_flops(K, M, V) + product_flops(N, K, V),
-    )
+    return Flops(product_flops(N, K, M) + product_flops(N, M, V), product_flops(K, M, V) + product_flops(N, K, V))
+
+
+all_checked(__name__)

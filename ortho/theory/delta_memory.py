@@ -43,8 +43,7 @@ from typing import Any, NamedTuple
 import torch
 from scipy.special import ndtr
 
-from ortho import _checks
-from ortho._checks import checked, unchecked_values
+from ortho._checks import all_checked, expect, indices, one_of, positive_int, unchecked_values
 from ortho._typing import Float, Int, Tensor
 from ortho.attention.recurrent.delta import delta_rule
 from ortho.attention.recurrent.recurrence import recurrence
@@ -52,7 +51,6 @@ from ortho.theory.estimates import Estimate, estimate
 from ortho.theory.transitions import unit_keys
 
 # --------------------------------------------------------------------------------------------------------------- recall
-
 
 MEMORIES = ("linear", "delta")
 VALUES = 16  # numbers of a value in draws
@@ -70,7 +68,6 @@ class Answer(NamedTuple):
         return 1 - 2 * self.own + self.square
 
 
-@checked
 def expected_answer(memory: str, K: int, pairs: int, age: int, *, beta: float = 1.0, decay: float = 1.0) -> Answer:
     r"""What the key of the pair of that age, 0 for the last one written, is answered after M `pairs`.
 
@@ -78,7 +75,7 @@ def expected_answer(memory: str, K: int, pairs: int, age: int, *, beta: float = 
     $2 (1 - \rho^a) - \rho^M (1 - (\sigma / \rho)^a)$ with $\rho = 1 - 1/K$ and $\sigma = 1 - 2 (K + 1) / (K (K + 2))$.
     """
     _gates(memory, beta, decay)
-    _checks.expect(0 <= age < pairs, "age", f"0 to {pairs - 1} with {pairs} pairs", age)
+    expect(0 <= age < pairs, "age", f"0 to {pairs - 1} with {pairs} pairs", age)
     fresh = beta * decay**age
     if memory == "linear":
         others = _geometric(decay**2, pairs) - decay ** (2 * age)
@@ -93,7 +90,6 @@ def expected_answer(memory: str, K: int, pairs: int, age: int, *, beta: float = 
     return Answer(fresh * (1 - beta / K) ** age, fresh**2 * square + beta**2 / K * (later + earlier))
 
 
-@checked
 def mean_error(
     memory: str,
     K: int,
@@ -108,25 +104,23 @@ def mean_error(
 
     `scaled`: after all answers were multiplied by the one number with which it is least, as a layer may learn to do.
     """
-    last = pairs if last is None else _checks.positive_int("last", last)
-    _checks.expect(last <= pairs, "last", f"at most the {pairs} pairs", last)
+    last = pairs if last is None else positive_int("last", last)
+    expect(last <= pairs, "last", f"at most the {pairs} pairs", last)
     found = [expected_answer(memory, K, pairs, age, beta=beta, decay=decay) for age in range(last)]
     mean = Answer(*(sum(values) / last for values in zip(*found, strict=True)))
     return 1 - mean.own**2 / mean.square if scaled else mean.error
 
 
-@checked
 def capacity(memory: str, K: int, error: float, *, beta: float = 1.0, decay: float = 1.0, scaled: bool = False) -> int:
     """The most pairs of which any number up to it has at most that `mean_error`, a number between 0 and 1.
 
     There is one: the error of old pairs tends to 1 or more.
     """
-    _checks.expect(0 < error < 1, "error", "a number between 0 and 1", error)
+    expect(0 < error < 1, "error", "a number between 0 and 1", error)
     gates: dict[str, Any] = {"beta": beta, "decay": decay, "scaled": scaled}
     return next(M for M in count() if mean_error(memory, K, M + 1, **gates) > error)
 
 
-@checked
 def answers(
     memory: str,
     k: Float[Tensor, "*batch M K"],
@@ -136,7 +130,7 @@ def answers(
     decay: float = 1.0,
 ) -> Float[Tensor, "*batch M V"]:
     """What each key is answered when all M pairs of unit keys and values have been written, in their order."""
-    _checks.one_of("memory", memory, MEMORIES)
+    one_of("memory", memory, MEMORIES)
     strength = torch.full_like(k[..., 0], beta)
     log_decay = None if decay == 1 else torch.full_like(strength, decay).log()
     if memory == "delta":
@@ -146,7 +140,6 @@ def answers(
     return recurrence(k, k, v, strength, log_decay, empty, is_causal=False, erase=False)[0]
 
 
-@checked
 def sampled_errors(
     memory: str,
     K: int,
@@ -172,9 +165,9 @@ def _geometric(ratio: float, terms: int) -> float:
 
 def _gates(memory: str, beta: float, decay: float) -> None:
     """ValueError for an unknown memory, and for gates outside their range."""
-    _checks.one_of("memory", memory, MEMORIES)
+    one_of("memory", memory, MEMORIES)
     for name, value, most in (("beta", beta, 2), ("decay", decay, 1)):
-        _checks.expect(0 < value <= most, name, f"a number in (0, {most}]", value)
+        expect(0 < value <= most, name, f"a number in (0, {most}]", value)
 
 
 # -------------------------------------------------------------------------------------------------------- narrow states
@@ -193,12 +186,11 @@ class Operands(NamedTuple):
     beta: Float[Tensor, "runs N"]
 
 
-@checked
 def operands(
     steps: int, K: int, strengths: tuple[tuple[float, float], ...], *, generator: torch.Generator | None = None
 ) -> Operands:
     """Unit keys of uniform direction, normal values as wide, strengths uniform in [least, most]: a run a pair."""
-    _checks.expect(strengths, "strengths", "one pair at least", "none")
+    expect(strengths, "strengths", "one pair at least", "none")
     least, most = torch.tensor(strengths).mT[..., None]  # (runs, 1)
     runs, N = len(strengths), steps
     share = torch.rand(runs, N, generator=generator)
@@ -206,7 +198,6 @@ def operands(
     return Operands(k, torch.randn(runs, N, K, generator=generator), least + (most - least) * share)
 
 
-@checked
 def marks(steps: int, count: int = 13, *, chunk: int = CHUNK) -> list[int]:
     """About so many multiples of `chunk` up to `steps`, evenly spread on a logarithmic axis: where errors are taken."""
     last = steps // chunk
@@ -241,21 +232,13 @@ def chunked(x: Operands, at: list[int], state: torch.dtype) -> Float[Tensor, "ma
             cuts = [start, stop] if state == wide else range(start, stop + 1, CHUNK)
             for first, last in pairwise(cuts):
                 tokens = slice(first, last)
-                _, (S,) = delta_rule(
-                    k[:, -1:],
-                    k[:, tokens],
-                    v[:, tokens],
-                    beta=beta[:, tokens],
-                    normalise=False,
-                    initial_state=(S,),
-                    return_state=True,
-                )
+                one: dict[str, Any] = {"beta": beta[:, tokens], "initial_state": (S,), "return_state": True}
+                _, (S,) = delta_rule(k[:, -1:], k[:, tokens], v[:, tokens], normalise=False, **one)
                 S = S.to(state).to(wide)
             found.append(S)
     return torch.stack(found)
 
 
-@checked
 def rounding_error(bits: int) -> float:
     """What rounding to so many significant bits changes in normal numbers: root mean squares of errors over numbers.
 
@@ -266,7 +249,6 @@ def rounding_error(bits: int) -> float:
     return (square / 3) ** 0.5 / 2**bits
 
 
-@checked
 def expected_error(strengths: tuple[float, float], K: int, steps: int, bits: int, *, every: int = 1) -> float:
     """The relative error of a memory that is rounded after `every` so many steps, from roundings of the memory alone.
 
@@ -282,7 +264,6 @@ def expected_error(strengths: tuple[float, float], K: int, steps: int, bits: int
     return rounding_error(bits) * carried**0.5
 
 
-@checked
 def relative_errors(found: Float[Tensor, "*any K V"], exact: Float[Tensor, "*#any K V"]) -> Float[Tensor, "*any"]:
     """Frobenius norms of the differences over those of the exact memories."""
     return (found.double() - exact).flatten(-2).norm(dim=-1) / exact.flatten(-2).norm(dim=-1)
@@ -291,17 +272,15 @@ def relative_errors(found: Float[Tensor, "*any K V"], exact: Float[Tensor, "*#an
 # ------------------------------------------------------------------------------------------------------- state tracking
 
 
-@checked
 def parity_operands(bits: Int[Tensor, "*batch N"]) -> dict[str, Any]:
     r"""q, k, v (..., N + 1, 1) and beta (..., N + 1) with which the delta rule answers $(-1)^{b_1 + \dots + b_t}$."""
-    _checks.indices("bits", bits, 2)
+    indices("bits", bits, 2)
     start = torch.zeros(*bits.shape[:-1], bits.shape[-1] + 1, dtype=torch.float64)
     start[..., 0] = 1
     ones = torch.ones_like(start)[..., None]
     return {"q": ones, "k": ones, "v": start[..., None], "beta": torch.cat([start[..., :1], 2.0 * bits], -1)}
 
 
-@checked
 def counter_operands(numbers: Int[Tensor, "*batch N"], m: int) -> dict[str, Any]:
     r"""Operands of DeltaProduct, width 2, N + 1 tokens of two steps, that add up numbers modulo m.
 
@@ -324,14 +303,12 @@ def counter_operands(numbers: Int[Tensor, "*batch N"], m: int) -> dict[str, Any]
     }
 
 
-@checked
 def read_counts(o: Float[Tensor, "*batch N 2"], m: int) -> Int[Tensor, "*batch N"]:
     """The sums modulo m that the answers of `counter_operands` stand for."""
     turns = torch.atan2(-o[..., 1], o[..., 0]) / (2 * pi)
     return (turns * m).round().long() % m
 
 
-@checked
 def repeat(
     q: Float[Tensor, "K"],
     k: Float[Tensor, "K"],
@@ -348,22 +325,22 @@ def repeat(
     return settled + powers[:, None] * (held - settled)
 
 
-@checked
 def sign_changes(x: Float[Tensor, "T ..."]) -> Int[Tensor, "..."]:
     """How often a sequence, along its first axis, goes from positive to negative or back; zeros count as negative."""
     return (x > 0).diff(dim=0).sum(0)
 
 
-@checked
 def most_right(count: int) -> int:
     """Of so many alternating labels, the most that a sequence which changes sides at most once can have right."""
     return min(count, count // 2 + 1)
 
 
-@checked
 def lasts(beta: float, margin: float) -> float:
     """The steps after which what unit keys of strength `beta` keep turning has fallen to the share `margin`."""
-    _checks.expect(0 <= beta <= 2, "beta", "a number in [0, 2]", beta)
-    _checks.expect(0 < margin < 1, "margin", "a number in (0, 1)", margin)
+    expect(0 <= beta <= 2, "beta", "a number in [0, 2]", beta)
+    expect(0 < margin < 1, "margin", "a number in (0, 1)", margin)
     kept = abs(1 - beta)
     return inf if kept == 1 else 0.0 if kept == 0 else log(margin) / log(kept)
+
+
+all_checked(__name__)

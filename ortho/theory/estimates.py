@@ -3,8 +3,7 @@
 from math import copysign, inf, sqrt
 from typing import NamedTuple
 
-from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import all_checked, expect
 from ortho._typing import Float, Tensor
 
 SIGMAS = 4.42  # standard errors: a normal deviation is beyond them, on either side, with probability 1e-5
@@ -22,8 +21,10 @@ class Estimate(NamedTuple):
         return off / self.standard_error if self.standard_error else copysign(inf, off) if off else 0.0
 
 
-@checked
 def estimate(samples: Float[Tensor, "count"]) -> Estimate:
     """The mean of independent samples (count,), with its standard error; ValueError for fewer than two."""
-    _checks.expect(len(samples) >= 2, "samples", "shape (count,) with count of at least 2", tuple(samples.shape))
+    expect(len(samples) >= 2, "samples", "shape (count,) with count of at least 2", tuple(samples.shape))
     return Estimate(float(samples.double().mean()), float(samples.double().std()) / sqrt(len(samples)))
+
+
+all_checked(__name__)

@@ -17,14 +17,12 @@ import numpy as np
 import torch
 from torch.nn.functional import normalize
 
-from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import all_checked, describe, expect, one_of
 from ortho._typing import Float, Tensor
 from ortho.orthogonal import DRAWS, haar
 from ortho.theory.scores import score_moment
 
 # ------------------------------------------------------------------------------------------------------------ distances
-
 
 FALSE_ALARM = 1e-5  # the chance that a test of a law rejects the right one
 
@@ -53,15 +51,14 @@ class LawTest(NamedTuple):
 
 def _known(draw: str, d: int, k: int) -> Callable[..., Tensor]:
     """The draw of that name; ValueError for another name, and for a k above d."""
-    _checks.expect(k <= d, "k", f"at most d = {d}", k)
-    return DRAWS[_checks.one_of("draw", draw, DRAWS)]
+    expect(k <= d, "k", f"at most d = {d}", k)
+    return DRAWS[one_of("draw", draw, DRAWS)]
 
 
 def _eps(eps: float) -> None:
-    _checks.expect(0 < eps < 1, "eps", "a number between 0 and 1", eps)
+    expect(0 < eps < 1, "eps", "a number between 0 and 1", eps)
 
 
-@checked
 def dimension(n: int, eps: float) -> int:
     r"""The k of Dasgupta & Gupta (2003), theorem 2.1: the least with $k \ge 4 \ln n / (\epsilon^2/2 - \epsilon^3/3)$.
 
@@ -72,7 +69,6 @@ def dimension(n: int, eps: float) -> int:
     return max(1, ceil(4 * log(n) / (eps**2 / 2 - eps**3 / 3)))
 
 
-@checked
 def share_law(draw: str, d: int, k: int) -> Any:
     r"""The law of $|W^T x|^2 / |x|^2$, as a frozen distribution of scipy.
 
@@ -81,7 +77,7 @@ def share_law(draw: str, d: int, k: int) -> Any:
     """
     _known(draw, d, k)
     some = draw == "gaussian" or k < d
-    _checks.expect(some, "k", f"less than d = {d} (an orthogonal square matrix keeps all of a vector)", k)
+    expect(some, "k", f"less than d = {d} (an orthogonal square matrix keeps all of a vector)", k)
     return _law(draw, d, k)
 
 
@@ -91,14 +87,12 @@ def _law(draw: str, d: int, k: Any) -> Any:
     return stats.chi2(k, scale=1 / d) if draw == "gaussian" else stats.beta(k / 2, (d - k) / 2)
 
 
-@checked
 def share_moments(draw: str, d: int, k: int) -> Moments:
     r"""Mean k/d and variance of the share: $2k(d-k)/(d^2(d+2))$ for an orthogonal draw, $2k/d^2$ for the Gaussian."""
     _known(draw, d, k)
     return Moments(k / d, 2 * k / d**2 * (1.0 if draw == "gaussian" else (d - k) / (d + 2)))
 
 
-@checked
 def sample_shares(
     draw: str, d: int, k: int, count: int, *, generator: torch.Generator | None = None
 ) -> Float[Tensor, "count"]:
@@ -109,13 +103,12 @@ def sample_shares(
     return torch.stack(images).square().sum(-1)
 
 
-@checked
 def law_test(samples: Float[Tensor, "count"], law: Any, *, false_alarm: float = FALSE_ALARM) -> LawTest:
     """Kolmogorov and Smirnov's test of whether the samples (count,) follow a continuous law (of `share_law`)."""
     from scipy.stats import kstest
 
     if not callable(getattr(law, "cdf", None)):
-        raise TypeError(f"law: expected a distribution of scipy, got {_checks.describe(law)}")
+        raise TypeError(f"law: expected a distribution of scipy, got {describe(law)}")
     found = kstest(samples.numpy(), law.cdf)
     return LawTest(float(found.statistic), float(found.pvalue), false_alarm)
 
@@ -126,7 +119,6 @@ def _outside(draw: str, d: int, k: Any, eps: float) -> Any:
     return law.cdf((1 - eps) * k / d) + law.sf((1 + eps) * k / d)
 
 
-@checked
 def failure_bound(n: int, d: int, k: int, eps: float, *, draw: str = "haar") -> float:
     """An upper bound on the probability that one draw does not keep n points to eps, whatever the points.
 
@@ -140,39 +132,31 @@ def failure_bound(n: int, d: int, k: int, eps: float, *, draw: str = "haar") -> 
     return n * (n - 1) / 2 * float(_outside(draw, d, k, eps))
 
 
-@checked
 def least_dimension(n: int, d: int, eps: float, *, failure: float = 1.0, draw: str = "haar") -> int:
     """The least k from which on `failure_bound` stays below `failure`: a probability of one asks that some draw works.
 
     At most d for an orthogonal draw, which keeps everything there; d + 1 if even d is too few for the Gaussian one.
     """
-    _checks.one_of("draw", draw, DRAWS)
+    one_of("draw", draw, DRAWS)
     _eps(eps)
-    _checks.expect(0 < failure <= 1, "failure", "a probability above 0", failure)
+    expect(0 < failure <= 1, "failure", "a probability above 0", failure)
     k = np.arange(1, d + 1 if draw == "gaussian" else d)
     short = k[n * (n - 1) / 2 * _outside(draw, d, k, eps) >= failure]
     return int(short.max(initial=0)) + 1
 
 
-@checked
 def distortion(points: Float[Tensor, "n d"], images: Float[Tensor, "n k"]) -> float:
     """By what share a squared distance of the images (n, k) differs from that of the points (n, d), at most.
 
     ValueError for fewer than two points, or equal ones.
     """
-    _checks.expect(len(points) >= 2, "points", "(n, d) with n of at least 2", tuple(points.shape))
+    expect(len(points) >= 2, "points", "(n, d) with n of at least 2", tuple(points.shape))
     low, high = _change(_squares(points), torch.pdist(images).square())
     return max(1 - low, high - 1)
 
 
-@checked
 def sample_distortions(
-    points: Float[Tensor, "n d"],
-    k: int,
-    count: int,
-    *,
-    draw: str = "haar",
-    generator: torch.Generator | None = None,
+    points: Float[Tensor, "n d"], k: int, count: int, *, draw: str = "haar", generator: torch.Generator | None = None
 ) -> Float[Tensor, "count"]:
     """The `distortion` (count,) of points (n, d) by each of `count` fresh draws, rescaled, float64."""
     law = _known(draw, d := points.shape[-1], k)
@@ -180,7 +164,6 @@ def sample_distortions(
     return torch.tensor([distortion(points, image * sqrt(d / k)) for image in images], dtype=torch.float64)
 
 
-@checked
 def measured_dimension(
     points: Float[Tensor, "n d"], eps: float, *, draw: str = "haar", generator: torch.Generator | None = None
 ) -> int:
@@ -188,7 +171,7 @@ def measured_dimension(
 
     The first k columns of such a draw follow the law of a (d, k) one. d + 1 if even all columns do not keep them.
     """
-    law = DRAWS[_checks.one_of("draw", draw, DRAWS)]
+    law = DRAWS[one_of("draw", draw, DRAWS)]
     _eps(eps)
     d = points.shape[-1]
     images = points @ law(d, generator=generator, dtype=points.dtype)
@@ -221,11 +204,10 @@ def _change(before: Tensor, after: Tensor) -> tuple[float, float]:
 
 
 def _pair(d: int, cosine: float) -> None:
-    _checks.expect(d >= 2, "d", "room for two directions, at least 2", d)
-    _checks.expect(-1 <= cosine <= 1, "cosine", "a number between -1 and 1", cosine)
+    expect(d >= 2, "d", "room for two directions, at least 2", d)
+    expect(-1 <= cosine <= 1, "cosine", "a number between -1 and 1", cosine)
 
 
-@checked
 def product_moments(draw: str, d: int, k: int, cosine: float, *, tied: bool) -> Moments:
     r"""Mean and variance over the draws, exact, for unit vectors of which c is the cosine.
 
@@ -244,12 +226,11 @@ def product_moments(draw: str, d: int, k: int, cosine: float, *, tied: bool) -> 
     return Moments(share.mean * cosine, cosine**2 * share.variance + (1 - cosine**2) * across)
 
 
-@checked
 def sample_products(
     draw: str, d: int, k: int, cosine: float, count: int, *, tied: bool, generator: torch.Generator | None = None
 ) -> Float[Tensor, "count"]:
     """Products (count,) of one random pair of unit vectors with that cosine, each under fresh draws, float64."""
-    law = DRAWS[_checks.one_of("draw", draw, DRAWS)]
+    law = DRAWS[one_of("draw", draw, DRAWS)]
     _pair(d, cosine)
     x, z = haar(d, 2, generator=generator, dtype=torch.float64).T
     y = cosine * x + sqrt(1 - cosine**2) * z
@@ -259,3 +240,6 @@ def sample_products(
         w_k = w_q if tied else law(d, k, generator=generator, dtype=torch.float64)
         products.append((x @ w_q) @ (y @ w_k))
     return torch.stack(products)
+
+
+all_checked(__name__)

@@ -17,8 +17,7 @@ from collections.abc import Callable
 
 import torch
 
-from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import all_checked, expect, positive_int
 from ortho._typing import Float, Tensor
 from ortho.attention.linear.feature_maps import Exp
 from ortho.attention.linear.linear_attention import FeatureMap, kernel_weights
@@ -43,13 +42,11 @@ INDEFINITE: dict[str, Kernel] = {
 }
 
 
-@checked
 def gram(kernel: Kernel, points: Float[Tensor, "n K"]) -> Float[Tensor, "n n"]:
     """The kernel's matrix on the points, with ones on the diagonal; ValueError if a point has none to divide by."""
     return _ones_on_diagonal(kernel(points, points))
 
 
-@checked
 def map_gram(feature_map: FeatureMap, points: Float[Tensor, "n K"]) -> Float[Tensor, "n n"]:
     """The same of a feature map's kernel, the points serving as queries and as keys, each at its own position."""
     weights = kernel_weights(feature_map, points, points)
@@ -62,12 +59,11 @@ def map_gram(feature_map: FeatureMap, points: Float[Tensor, "n K"]) -> Float[Ten
 def _ones_on_diagonal(matrix: Tensor) -> Tensor:
     diagonal = matrix.diagonal()
     least = float(diagonal.min())
-    _checks.expect(least > 0, "points", "a kernel above 0 of each with itself", f"{least:.3g}")
+    expect(least > 0, "points", "a kernel above 0 of each with itself", f"{least:.3g}")
     root = diagonal.rsqrt()
     return root[:, None] * matrix * root
 
 
-@checked
 def rounding(n: int, m: int) -> float:
     r"""What rounding in float64 can do to an eigenvalue of the matrix of n points with m features (or K = m).
 
@@ -77,19 +73,16 @@ def rounding(n: int, m: int) -> float:
     return torch.finfo(torch.float64).eps * n * (3 * m + n + 10)
 
 
-@checked
 def least_eigenvalue(matrix: Float[Tensor, "n n"]) -> float:
     """The least eigenvalue of a symmetric matrix; ValueError if it is not symmetric."""
     return float(torch.linalg.eigvalsh(_symmetric(matrix))[0])
 
 
-@checked
 def rank(matrix: Float[Tensor, "n n"], m: int) -> int:
     """How many eigenvalues are above what rounding could make of 0, by the `rounding` of m features."""
     return int((torch.linalg.eigvalsh(_symmetric(matrix)) > rounding(len(matrix), m)).sum())
 
 
-@checked
 def features_of(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
     r"""Features (n, n), $\Phi = U \Lambda^{1/2}$, of which the matrix is $\Phi \Phi^T$, from $G = U \Lambda U^T$.
 
@@ -97,47 +90,43 @@ def features_of(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
     """
     values, vectors = torch.linalg.eigh(_symmetric(matrix))
     least = float(values[0])
-    _checks.expect(least >= -rounding(len(matrix), len(matrix)), "matrix", "no negative eigenvalue", f"{least:.3g}")
+    expect(least >= -rounding(len(matrix), len(matrix)), "matrix", "no negative eigenvalue", f"{least:.3g}")
     return vectors * values.clamp(min=0).sqrt()
 
 
 def _symmetric(matrix: Tensor) -> Tensor:
     off = float((matrix - matrix.mT).abs().max())
     most = rounding(len(matrix), len(matrix)) * max(1.0, float(matrix.abs().max()))
-    _checks.expect(off <= most, "matrix", "it symmetric", f"entries that differ by {off:.3g}")
+    expect(off <= most, "matrix", "it symmetric", f"entries that differ by {off:.3g}")
     return (matrix + matrix.mT) / 2
 
 
 # -------------------------------------------------------------------------------------------------------------- copying
-
 
 SHARPNESS = 12.0  # a token that is not wanted has at most about exp(-12) of the weight of the one that is
 GROUPS = 4
 STEPS, RATE = 400, 0.3
 
 
-@checked
 def least_error(distance: int, features: int) -> float:
     """What `copy_error` is at least, for any queries, keys and features: 1 - K / (r + 1), or 0 where that is negative.
 
     The nearest matrix of rank K misses r + 1 - K of the r + 1 singular values of the identity (Eckart and Young 1936).
     """
-    return max(0.0, 1 - features / (_checks.positive_int("distance", distance) + 1))
+    return max(0.0, 1 - features / (positive_int("distance", distance) + 1))
 
 
-@checked
 def tokens(distance: int, groups: int = GROUPS) -> int:
     """The length of a sequence with r tokens that have nothing to copy, and so many groups of r + 1 that have."""
-    return _checks.positive_int("distance", distance) + groups * (distance + 1)
+    return positive_int("distance", distance) + groups * (distance + 1)
 
 
-@checked
 def copy_error(weights: Float[Tensor, "N N"], distance: int) -> Tensor:
     r"""The mean of $|A_t - e_{t-r}|^2$ over the rows $t \ge r$, of which there are whole groups of r + 1.
 
     For values of independent random signs it is the expected square error, as a share of the target's square.
     """
-    rows = len(weights) - _checks.positive_int("distance", distance)
+    rows = len(weights) - positive_int("distance", distance)
     if rows < 1 or rows % (distance + 1):
         wanted = f"{distance} tokens and a multiple of {distance + 1}"
         raise ValueError(f"weights: expected {wanted}, got {len(weights)}")
@@ -145,21 +134,19 @@ def copy_error(weights: Float[Tensor, "N N"], distance: int) -> Tensor:
     return (weights[distance:] - wanted_rows).square().sum(-1).mean()
 
 
-@checked
 def causal_weights(q: Float[Tensor, "N K"], k: Float[Tensor, "N K"]) -> Float[Tensor, "N N"]:
     """The weights of causal linear attention with the features exp(q) and exp(k): any positive ones."""
     weights = kernel_weights(Exp(), q, k, is_causal=True)
     return weights / weights.sum(-1, keepdim=True)
 
 
-@checked
 def copying(N: int, distance: int, features: int) -> tuple[Float[Tensor, "N K"], Float[Tensor, "N K"]]:
     """Queries and keys with which `causal_weights` copies from a distance below the number of features.
 
     Token j goes to slot j modulo K, louder than all before it, so that a query to the slot hears its last token. Of the
     tokens after the wanted one, at most K - 1, none is in its slot.
     """
-    _checks.expect(0 < distance < features, "distance", f"1 to {features - 1} with {features} features", distance)
+    expect(0 < distance < features, "distance", f"1 to {features - 1} with {features} features", distance)
     position = torch.arange(N, dtype=torch.float64)[:, None]
     slot = torch.arange(features)
     growth = SHARPNESS / features  # of the logarithm, a token
@@ -169,7 +156,6 @@ def copying(N: int, distance: int, features: int) -> tuple[Float[Tensor, "N K"],
     return q, k
 
 
-@checked
 def fitted_error(distance: int, features: int, *, generator: torch.Generator | None = None) -> float:
     """`copy_error` of `causal_weights` whose queries and keys, one each a position, gradient descent has fitted."""
     N = tokens(distance)
@@ -181,3 +167,6 @@ def fitted_error(distance: int, features: int, *, generator: torch.Generator | N
         copy_error(causal_weights(q, k), distance).backward()
         optimiser.step()
     return float(copy_error(causal_weights(q.detach(), k.detach()), distance))
+
+
+all_checked(__name__)

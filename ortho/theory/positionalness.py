@@ -20,10 +20,8 @@ from typing import NamedTuple
 
 import torch
 
-from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import all_checked, describe, expect, one_of, within
 from ortho._typing import Float, Tensor
-from ortho.attention import MECHANISMS
 from ortho.attention.untrained.positional_attention import SEVEN, PositionalPattern, named
 from ortho.layers.multihead import MultiheadAttention
 from ortho.theory.estimates import Estimate, estimate
@@ -43,7 +41,6 @@ class PatternFit(NamedTuple):
     share: Estimate
 
 
-@checked
 def positionalness(weights: Float[Tensor, "S N N"], *, by: str = "absolute", is_causal: bool = False) -> Estimate:
     """The share of one head's variation that is explained by position, and its standard error (jackknife).
 
@@ -56,7 +53,7 @@ def positionalness(weights: Float[Tensor, "S N N"], *, by: str = "absolute", is_
     Raises TypeError or ValueError, naming the argument, for fewer than 3 inputs, rows that do not sum to 1, weights on
     later keys in causal calls, and an unknown `by`.
     """
-    _checks.one_of("by", by, BY)
+    one_of("by", by, BY)
     centred = _centred(weights, is_causal)
     lengths = centred.square().sum((1, 2))
     if by == "absolute":
@@ -73,12 +70,8 @@ def positionalness(weights: Float[Tensor, "S N N"], *, by: str = "absolute", is_
     return _share(sums @ torch.linalg.pinv(products, hermitian=True) @ sums.T, lengths)
 
 
-@checked
 def pattern_fits(
-    weights: Float[Tensor, "S N N"],
-    patterns: Sequence[PositionalPattern | str] = SEVEN,
-    *,
-    is_causal: bool = False,
+    weights: Float[Tensor, "S N N"], patterns: Sequence[PositionalPattern | str] = SEVEN, *, is_causal: bool = False
 ) -> list[PatternFit]:
     """How near one head comes to each pattern, whose empty rows stand for even attention.
 
@@ -90,7 +83,7 @@ def pattern_fits(
     N = centred.shape[-1]
     fits = []
     for pattern in named(patterns):
-        _checks.expect(pattern.normalised, "patterns", "rows that sum to 1", pattern)
+        expect(pattern.normalised, "patterns", "rows that sum to 1", pattern)
         matrix = pattern.weights(N, is_causal=is_causal).to(centred)
         direction = torch.where(matrix.sum(-1, keepdim=True) > 0, matrix - _even(N, is_causal, matrix.device), 0)
         square = float(direction.square().sum())
@@ -103,12 +96,8 @@ def pattern_fits(
     return fits
 
 
-@checked
 def nearest_pattern(
-    weights: Float[Tensor, "S N N"],
-    patterns: Sequence[PositionalPattern | str] = SEVEN,
-    *,
-    is_causal: bool = False,
+    weights: Float[Tensor, "S N N"], patterns: Sequence[PositionalPattern | str] = SEVEN, *, is_causal: bool = False
 ) -> PatternFit:
     """Of the patterns with positive weight, if there are any, the one that explains the greatest share.
 
@@ -120,23 +109,17 @@ def nearest_pattern(
     return max(fits, key=lambda fit: (fit.weight.value > 0, fit.share.value))
 
 
-@checked
 def head_weights(
     layer: MultiheadAttention, x: Float[Tensor, "S N d"], *, is_causal: bool = False
 ) -> Float[Tensor, "S H N N"]:
-    """The weights (S, H, N, N) of all heads of a layer on x (S, N, d): what it makes of values that are unit vectors.
+    """The weights (S, H, N, N) of all heads of a layer on x (S, N, d), without gradients (in training after dropout).
 
-    For mechanisms whose output is a mean of values; others' rows do not sum to 1 (`positionalness` refuses them).
-    Raises TypeError for an attention that is a module of its own.
+    Raises TypeError for an attention that is a module of its own, and ValueError for one that has no weights.
     """
     if not isinstance(layer, MultiheadAttention) or not isinstance(layer.attention, str):
-        raise TypeError(f"layer: expected a MultiheadAttention with a mechanism's name, got {_checks.describe(layer)}")
-    _checks.sequence("x", x, layer.weight_v)
+        raise TypeError(f"layer: expected a MultiheadAttention with a mechanism's name, got {describe(layer)}")
     with torch.no_grad():
-        q, k = layer.projection(x)
-        units = torch.eye(x.shape[1], dtype=x.dtype, device=x.device).expand(*k.shape[:2], -1, -1)
-        gates = {name: gate(x) for name, gate in layer.gates.items()}
-        weights: Tensor = MECHANISMS[layer.attention].reference(q, k, units, is_causal=is_causal, **gates)
+        weights: Tensor = layer(x, is_causal=is_causal, need_weights=True)[1]
     return weights
 
 
@@ -149,14 +132,14 @@ def _even(N: int, is_causal: bool, device: torch.device) -> Float[Tensor, "N N"]
 
 def _centred(weights: Tensor, is_causal: bool) -> Float[Tensor, "S N N"]:
     """The weights, float64, less even attention."""
-    _checks.expect(len(weights) >= 3, "weights", "shape (S, N, N) with S of at least 3", tuple(weights.shape))
+    expect(len(weights) >= 3, "weights", "shape (S, N, N) with S of at least 3", tuple(weights.shape))
     # A row's sum and its quotient with each weight are rounded by eps/2 or less: together by eps, in relation to a
     # weight, and as much in a row's new sum.
     eps = torch.finfo(weights.dtype).eps
     weights, rounding = weights.detach().double(), max(ROUNDING, eps)
-    _checks.within("weights", "sums of rows, less 1,", weights.sum(-1) - 1, -rounding, rounding)
+    within("weights", "sums of rows, less 1,", weights.sum(-1) - 1, -rounding, rounding)
     if is_causal:
-        _checks.within("weights", "weights on later keys", weights.triu(1), 0, 0)
+        within("weights", "weights on later keys", weights.triu(1), 0, 0)
     even = _even(weights.shape[-1], is_causal, weights.device)
     centred = weights - even
     return centred.masked_fill(centred.abs() <= eps * even, 0)  # what is even but for its rounding
@@ -173,3 +156,6 @@ def _share(products: Float[Tensor, "S S"], lengths: Float[Tensor, "S"]) -> Estim
     without = ((of_one.sum() - 2 * of_one) / (S - 2) / (lengths.sum() - lengths)).nan_to_num(1.0)
     spread = (without - without.mean()).square().sum() * ((S - 1) / S)
     return Estimate(share, sqrt(float(spread)))
+
+
+all_checked(__name__)

@@ -18,25 +18,22 @@ from itertools import count
 
 import torch
 
-from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import all_checked, expect
 from ortho._typing import Bool, Int, Tensor
 
 
-@checked
 def reached(*masks: Bool[Tensor, "N N"], residual: bool = True) -> Bool[Tensor, "N N"]:
     """True at (i, j) where token j reaches i through layers with these masks, the first first.
 
     Without a residual connection a token keeps nothing that it does not read.
     """
-    _checks.expect(masks, "masks", "one or more", "none")
+    expect(masks, "masks", "one or more", "none")
     found = _itself(masks[0])
     for mask in masks:
         found = _after(mask, found, residual)
     return found
 
 
-@checked
 def layers_between(mask: Bool[Tensor, "N N"]) -> Int[Tensor, "N N"]:
     """The fewest layers with this mask, and residual connections, through which j reaches i; -1 where none suffice."""
     found = _itself(mask)
@@ -50,7 +47,6 @@ def layers_between(mask: Bool[Tensor, "N N"]) -> Int[Tensor, "N N"]:
     return layers
 
 
-@checked
 def layers_to_reach(mask: Bool[Tensor, "N N"], *, is_causal: bool = True) -> int | None:
     """The fewest layers with this mask that connect all pairs, in a causal model those with j <= i; None if none do."""
     layers = layers_between(mask)
@@ -59,7 +55,6 @@ def layers_to_reach(mask: Bool[Tensor, "N N"], *, is_causal: bool = True) -> int
     return None if bool((layers < 0).any()) else int(layers.max())
 
 
-@checked
 def window_layers(n: int, width: int) -> int | None:
     """`layers_to_reach` of `Window(width)` for n tokens, causal or not; None for a window of one key."""
     back = width - 1
@@ -77,3 +72,6 @@ def _after(mask: Tensor, found: Tensor, residual: bool) -> Tensor:
 def _itself(mask: Tensor) -> Tensor:
     """What a token has before the first layer, (N, N)."""
     return torch.eye(len(mask), dtype=torch.bool, device=mask.device)
+
+
+all_checked(__name__)

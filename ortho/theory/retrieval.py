@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from scipy.optimize import brentq
+from scipy.special import betainc, gammaln, logsumexp
 from torch.nn.functional import normalize
 
-from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import all_checked, expect, one_of
 from ortho._typing import Bool, Float, Tensor
 from ortho.orthogonal import DRAWS
 
@@ -34,7 +35,6 @@ class Retrieved(NamedTuple):
     found: Bool[Tensor, "count"]
 
 
-@checked
 def threshold_law(K: int, d: int, *, draw: str = "haar") -> Any:
     r"""The law of $t^2$, as a frozen distribution of scipy: Beta(K/2, (d-K)/2) for orthonormal rows, Beta(K/2, (d-1)/2)
     for Gaussian entries.
@@ -44,11 +44,10 @@ def threshold_law(K: int, d: int, *, draw: str = "haar") -> Any:
     from scipy.stats import beta
 
     _widths(K, d, draw)
-    _checks.expect(d > K or draw != "haar", "K", f"a width below d = {d} for an orthogonal draw", K)
+    expect(d > K or draw != "haar", "K", f"a width below d = {d} for an orthogonal draw", K)
     return beta(K / 2, (d - K if draw == "haar" else d - 1) / 2)
 
 
-@checked
 def found_chance(M: int, K: int, d: int, *, draw: str = "haar", cosine: float = 1.0) -> float:
     r"""The chance that the right one of M + 1 tokens has the largest logit, by quadrature over the exact law.
 
@@ -58,26 +57,22 @@ def found_chance(M: int, K: int, d: int, *, draw: str = "haar", cosine: float = 
 
     Raises ValueError for a cosine outside [-1, 1], or below 1 for another draw.
     """
-    _checks.expect(-1 <= cosine <= 1, "cosine", "a number in [-1, 1]", cosine)
-    _checks.expect(cosine == 1 or draw == "haar", "cosine", f"1 for a {draw} draw", cosine)
+    expect(-1 <= cosine <= 1, "cosine", "a number in [-1, 1]", cosine)
+    expect(cosine == 1 or draw == "haar", "cosine", f"1 for a {draw} draw", cosine)
     return _found(M, K, d, draw, cosine)
 
 
-@checked
 def capacity(K: int, d: int, *, draw: str = "haar", chance: float = 0.5, cosine: float = 1.0) -> float:
     """The number M of other tokens, not rounded, among which the right one is found with that chance.
 
     Raises ValueError for a chance outside (0, 1).
     """
-    from scipy.optimize import brentq
-
-    _checks.expect(0 < chance < 1, "chance", "a number in (0, 1)", chance)
+    expect(0 < chance < 1, "chance", "a number in (0, 1)", chance)
     if found_chance(1, K, d, draw=draw, cosine=cosine) < chance:
         return 0.0
     return float(10 ** brentq(lambda e: _found(10**e, K, d, draw, cosine) - chance, 0, 300, xtol=1e-10))
 
 
-@checked
 def capacity_exponent(K: int, d: int, *, draw: str = "haar") -> float:
     r"""The logarithm of the capacity to leading order: $-\frac d2 \log(1 - K/d)$ for orthonormal rows and
     $\frac d2 \log(1 + K/d)$ for Gaussian entries. Both are K/2 where K is much smaller than d.
@@ -88,7 +83,6 @@ def capacity_exponent(K: int, d: int, *, draw: str = "haar") -> float:
     return d / 2 * log1p(K / d)
 
 
-@checked
 def weight_bound(M: int, K: int, d: int, c: float, *, draw: str = "haar") -> float:
     r"""A lower bound on the right token's expected weight, for equal tokens and orthonormal rows.
 
@@ -97,15 +91,14 @@ def weight_bound(M: int, K: int, d: int, c: float, *, draw: str = "haar") -> flo
 
     Raises ValueError for another draw, and for a c that is not positive.
     """
-    _checks.expect(draw == "haar", "draw", "'haar'", f"{draw!r}")
-    _checks.expect(0 < c < inf, "c", "a positive number", c)
+    expect(draw == "haar", "draw", "'haar'", f"{draw!r}")
+    expect(0 < c < inf, "c", "a positive number", c)
     t, weights = _thresholds(K, d, draw)
     slope = c * d * t / K**0.5
     exponent = log(M) + _log_mean_exponential(slope, d) - slope * t
     return float(weights @ (1 / (1 + np.exp(np.minimum(exponent, 700)))))  # beyond that it is 0
 
 
-@checked
 def sample_retrieval(
     M: int,
     K: int,
@@ -125,7 +118,7 @@ def sample_retrieval(
     Raises ValueError for a cosine outside [-1, 1] and sizes below 1.
     """
     _widths(K, d, draw)
-    _checks.expect(-1 <= cosine <= 1, "cosine", "a number in [-1, 1]", cosine)
+    expect(-1 <= cosine <= 1, "cosine", "a number in [-1, 1]", cosine)
     kind: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
     weights, found = [], []
     for _ in range(count):
@@ -144,8 +137,8 @@ def sample_retrieval(
 
 
 def _widths(K: int, d: int, draw: str) -> None:
-    _checks.one_of("draw", draw, KNOWN)
-    _checks.expect(d >= K, "K", f"at most d = {d}", K)
+    one_of("draw", draw, KNOWN)
+    expect(d >= K, "K", f"at most d = {d}", K)
 
 
 def _found(M: float, K: int, d: int, draw: str, cosine: float) -> float:
@@ -189,8 +182,6 @@ def _log_mean_exponential(slope: Any, d: int) -> Any:
     Its series is summed in logarithms, up to twice the largest term's place and more: the functions of SciPy that are
     nearest leave the range of the numbers.
     """
-    from scipy.special import gammaln, logsumexp
-
     k = np.arange(int(slope.max()) + 60)
     logs = 2 * k * np.log(slope[:, None] / 2) - gammaln(k + 1) - gammaln(d / 2 + k) + gammaln(d / 2)
     return logsumexp(logs, axis=-1)
@@ -198,8 +189,9 @@ def _log_mean_exponential(slope: Any, d: int) -> Any:
 
 def _log_below(t: Any, d: int) -> Any:
     """Logarithm of the chance that a coordinate of a uniform point of the unit sphere in d dimensions is below t."""
-    from scipy.special import betainc
-
     beyond = betainc((d - 1) / 2, 0.5, np.clip(1 - t**2, 0, 1)) / 2  # of |t|, on one side
     with np.errstate(divide="ignore"):
         return np.where(t >= 0, np.log1p(-beyond), np.log(beyond))
+
+
+all_checked(__name__)

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import all_checked, expect
 from ortho._typing import Float, State
 from ortho.attention.recurrent.ttt import state_now, ttt_attention
 from ortho.attention.recurrent.ttt_losses import TokenLoss
@@ -32,7 +31,6 @@ class Stream(NamedTuple):
     v: Float[Tensor, "R N V"]
 
 
-@checked
 def stream(
     share: float,
     size: float,
@@ -49,7 +47,7 @@ def stream(
     Generators of one seed give the same stream but for the outliers, whatever their share and size. ValueError for a
     share outside [0, 1].
     """
-    _checks.expect(0 <= share <= 1, "share", "a number within 0 and 1", share)
+    expect(0 <= share <= 1, "share", "a number within 0 and 1", share)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(draws, *shape, generator=generator, dtype=torch.float64)
@@ -70,26 +68,23 @@ def _written(k: Tensor, v: Tensor, loss: TokenLoss, eta: float, batch: int, stat
     return result[1]
 
 
-@checked
 def errors(loss: TokenLoss, eta: float, data: Stream, *, after: Sequence[int] = ()) -> Float[Tensor, "times R"]:
     r"""$|S_t - S_*| / |S_*|$ (Frobenius) of each draw after so many tokens, by default after all; token by token."""
     found, state, begun = [], None, 0
     for end in after or (data.k.shape[1],):
-        _checks.expect(begun < end <= data.k.shape[1], "after", f"rising numbers up to {data.k.shape[1]}", tuple(after))
+        expect(begun < end <= data.k.shape[1], "after", f"rising numbers up to {data.k.shape[1]}", tuple(after))
         state = _written(data.k[:, begun:end], data.v[:, begun:end], loss, eta, 1, state)
         found.append((state_now(state) - data.target).flatten(1).norm(dim=1) / data.target.flatten(1).norm(dim=1))
         begun = end
     return torch.stack(found)
 
 
-@checked
 def best_rate(loss: TokenLoss, data: Stream, rates: Sequence[float] = RATES) -> float:
     """The rate with the least mean error after the last token."""
-    _checks.expect(rates, "rates", "one at least", "none")
+    expect(rates, "rates", "one at least", "none")
     return min(rates, key=lambda eta: float(errors(loss, eta, data).mean()))
 
 
-@checked
 def moved(loss: TokenLoss, eta: float, sizes: Sequence[float], *, width: int = WIDTH) -> Float[Tensor, "sizes"]:
     """How far, in Frobenius norm, an empty memory is moved by one unit key with a value of each of these lengths, whose
     numbers are all equal."""
@@ -99,7 +94,6 @@ def moved(loss: TokenLoss, eta: float, sizes: Sequence[float], *, width: int = W
     return state_now(_written(k, v, loss, eta, 1)).flatten(1).norm(dim=1)
 
 
-@checked
 def pairs(count: int, width: int, *, generator: torch.Generator, draws: int = DRAWS) -> tuple[Tensor, Tensor]:
     """(keys, values), independent random unit vectors (draws, count, width), float64."""
     shape = (2, draws, count, width)
@@ -113,7 +107,6 @@ def _found(k: Tensor, v: Tensor, state: State) -> Tensor:
     return (nearest == torch.arange(k.shape[1])).double().mean(-1)
 
 
-@checked
 def retrieved(
     loss: TokenLoss,
     eta: float,
@@ -133,7 +126,6 @@ def retrieved(
     return _found(k, v, state)
 
 
-@checked
 def replaced(
     loss: TokenLoss, eta: float, k: Float[Tensor, "R P K"], old: Float[Tensor, "R P V"], new: Float[Tensor, "R P V"]
 ) -> Float[Tensor, "R"]:
@@ -141,3 +133,6 @@ def replaced(
     all old and new ones. Token by token."""
     state = _written(k, old, loss, eta, 1)
     return _found(k, torch.cat([new, old], 1), _written(k, new, loss, eta, 1, state))
+
+
+all_checked(__name__)

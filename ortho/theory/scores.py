@@ -14,15 +14,13 @@ from math import prod, sqrt
 import torch
 from torch.nn.functional import normalize
 
-from ortho import _checks
-from ortho._checks import checked, one_of
+from ortho._checks import all_checked, expect, one_of
 from ortho._typing import Float, Tensor
 from ortho.orthogonal import DRAWS
 
 # -------------------------------------------------------------------------------------------------------------- the law
 
 
-@checked
 def score_moment(draw: str, d: int, K: int, order: int) -> float:
     r"""The moment $E\,s^n$ of even or odd `order` n, exact.
 
@@ -36,7 +34,6 @@ def score_moment(draw: str, d: int, K: int, order: int) -> float:
     return prod((2 * i + 1) * (K + 2 * i) / (d if draw == "gaussian" else d + 2 * i) ** 2 for i in range(order // 2))
 
 
-@checked
 def sample_scores(
     draw: str, d: int, K: int, count: int, *, generator: torch.Generator | None = None
 ) -> Float[Tensor, "count"]:
@@ -47,7 +44,6 @@ def sample_scores(
     return ((x @ q) * (y @ k)).sum(-1)
 
 
-@checked
 def moment_deviation(samples: Float[Tensor, "count"], draw: str, d: int, K: int, order: int) -> float:
     """How many standard errors lie between the samples' moment and the exact one; N(0, 1) for many samples."""
     exact = score_moment(draw, d, K, order)
@@ -55,7 +51,6 @@ def moment_deviation(samples: Float[Tensor, "count"], draw: str, d: int, K: int,
     return float((samples.pow(order).mean() - exact) / spread)
 
 
-@checked
 def head_spectrum(draw: str, d: int, K: int, *, generator: torch.Generator | None = None) -> Float[Tensor, "K"]:
     """Singular values (K,), falling, of one head's d x d matrix W_Q W_K^T, float64."""
     law = DRAWS[one_of("draw", draw, DRAWS)]
@@ -66,14 +61,12 @@ def head_spectrum(draw: str, d: int, K: int, *, generator: torch.Generator | Non
 # ----------------------------------------------------------------------------------------------------- what can be made
 
 
-@checked
 def missed(target: Float[Tensor, "d d"], made: Float[Tensor, "d d"]) -> float:
     r"""The share of the target's squared norm that the best multiple of `made` misses: $1 - \cos^2$ of the two."""
     scale = float((target * target).sum() * (made * made).sum())
     return 1 - float((target * made).sum()) ** 2 / scale
 
 
-@checked
 def expected_missed(d: int) -> float:
     r"""The mean of `missed` over draws, of any target and width of a head: $1 - 1/d^2$.
 
@@ -82,7 +75,6 @@ def expected_missed(d: int) -> float:
     return 1 - 1 / d**2
 
 
-@checked
 def drawn_missed(
     target: Float[Tensor, "d d"], K: int, count: int, *, draw: str = "haar", generator: torch.Generator
 ) -> Float[Tensor, "count"]:
@@ -90,7 +82,7 @@ def drawn_missed(
 
     Raises TypeError or ValueError for sizes below 1, and for an unknown draw.
     """
-    law, d = DRAWS[_checks.one_of("draw", draw, DRAWS)], len(target)
+    law, d = DRAWS[one_of("draw", draw, DRAWS)], len(target)
     found = []
     for _ in range(count):
         q, k = (law(d, K, generator=generator, dtype=target.dtype) for _ in "qk")
@@ -98,7 +90,6 @@ def drawn_missed(
     return torch.tensor(found, dtype=torch.float64)
 
 
-@checked
 def carrying(
     q: Float[Tensor, "d K"], k: Float[Tensor, "d K"], wanted_q: Float[Tensor, "d K"], wanted_k: Float[Tensor, "d K"]
 ) -> Float[Tensor, "d d"]:
@@ -114,19 +105,20 @@ def carrying(
     return torch.linalg.pinv(drawn).T @ wanted.T
 
 
-@checked
 def freedoms(d: int, K: int) -> tuple[int, int]:
     """The dimensions of what d/K heads can make together: learned, and frozen behind a linear map of x.
 
     Of a layer's maps M of rank K, (2 d - K) K each; and of the d^2 entries of the one map P that all heads share, which
     for two heads or more is less. Raises TypeError or ValueError for sizes below 1, and unless K divides d and is less.
     """
-    _checks.expect(d > K and d % K == 0, "K", f"a divisor of d = {d} that is less", K)
+    expect(d > K and d % K == 0, "K", f"a divisor of d = {d} that is less", K)
     return (2 * d - K) * d, d * d
 
 
-@checked
 def rank_at(function: Callable[[Tensor], Tensor], point: Float[Tensor, "*shape"]) -> int:
     """The rank of a function's derivative: the dimension of what it reaches near there."""
     jacobian = torch.autograd.functional.jacobian(function, point)
     return int(torch.linalg.matrix_rank(jacobian.reshape(-1, point.numel())))
+
+
+all_checked(__name__)

@@ -55,8 +55,7 @@ import torch
 from scipy.integrate import quad
 from torch.nn.functional import normalize
 
-from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import all_checked, expect, one_of
 from ortho._typing import Float, Tensor
 
 # ------------------------------------------------------------------------------------------------------------- products
@@ -83,7 +82,6 @@ def unit_keys(
     return normalize(torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype), dim=-1)
 
 
-@checked
 def norm_bound(c: float, steps: int) -> float:
     r"""The largest spectral norm of a product of so many transitions with $\beta |k|^2 = c$: max(1, |1 - c|)^steps."""
     try:
@@ -92,19 +90,17 @@ def norm_bound(c: float, steps: int) -> float:
         return inf
 
 
-@checked
 def mean_square(c: float, K: int, steps: int) -> float:
     """E |P x|^2 / |x|^2 over independent keys of uniform direction: (1 - c (2 - c) / K)^steps."""
     return (1 - c * (2 - c) / K) ** steps
 
 
-@checked
 def growth(c: float, K: int) -> Growth:
     r"""The mean and the spread of $\frac12 \ln(1 - c (2 - c) u)$, by quadrature; K of at least 2.
 
     With u the square of the sine of an angle, whose density is in proportion to $\cos^{K-2}$.
     """
-    _checks.expect(K >= 2, "K", "at least 2", K)
+    expect(K >= 2, "K", "at least 2", K)
     shrink = c * (2 - c)
 
     def moment(power: int) -> float:
@@ -120,7 +116,6 @@ def growth(c: float, K: int) -> Growth:
     return Growth(mean, sqrt(max(0.0, moment(2) / mass - mean**2)))
 
 
-@checked
 def sample_growth(
     c: float, K: int, steps: int, count: int, *, generator: torch.Generator | None = None
 ) -> Float[Tensor, "count"]:
@@ -136,14 +131,12 @@ def sample_growth(
     return total
 
 
-@checked
 def nearest_orthogonal(P: Float[Tensor, "K K"]) -> Float[Tensor, "K K"]:
     """The orthogonal matrix nearest to P in every unitarily invariant norm: the polar factor (Fan & Hoffman 1955)."""
     left, _, right = torch.linalg.svd(P)
     return left @ right
 
 
-@checked
 def product(k: Float[Tensor, "N K"], beta: float, *, orthogonalise_every: int | None = None) -> Float[Tensor, "K K"]:
     r"""$P = \prod_t (I - \beta k_t k_t^T)$, the last on the left, in the dtype of k.
 
@@ -157,7 +150,6 @@ def product(k: Float[Tensor, "N K"], beta: float, *, orthogonalise_every: int | 
     return P
 
 
-@checked
 def reflection_drift(
     steps: int,
     K: int,
@@ -177,7 +169,6 @@ def reflection_drift(
     return Drift(*(float(torch.linalg.matrix_norm(error, 2)) for error in errors))
 
 
-@checked
 def recall_errors(K: int, *, generator: torch.Generator | None = None) -> tuple[float, float]:
     r"""What a full memory answers, before and after it is replaced by the nearest orthogonal matrix.
 
@@ -193,15 +184,13 @@ def recall_errors(K: int, *, generator: torch.Generator | None = None) -> tuple[
 
 # ----------------------------------------------------------------------------------------------------- a chunk's system
 
-
 KEYS = ("random", "near-parallel", "identical")
 NEARNESS = 0.1  # of near-parallel keys: the length of what each has besides the one direction that all share
 
 
-@checked
 def chunk_keys(kind: str, C: int, K: int, *, generator: torch.Generator | None = None) -> Float[Tensor, "C K"]:
     """Unit keys (C, K), float64: of uniform direction, all near one direction, or all the same."""
-    _checks.one_of("kind", kind, KEYS)
+    one_of("kind", kind, KEYS)
     if kind == "random":
         return unit_keys(C, K, generator=generator)
     shared = unit_keys(1, K, generator=generator)
@@ -210,30 +199,26 @@ def chunk_keys(kind: str, C: int, K: int, *, generator: torch.Generator | None =
     return normalize(shared + NEARNESS * unit_keys(C, K, generator=generator), dim=-1)
 
 
-@checked
 def chunk_system(k: Float[Tensor, "*batch C K"], beta: Float[Tensor, "*batch C"]) -> Float[Tensor, "*batch C C"]:
     """I + A, unit lower triangular."""
     return (beta[..., None] * (k @ k.mT)).tril(-1) + torch.eye(k.shape[-2], dtype=k.dtype)
 
 
-@checked
 def condition(k: Float[Tensor, "C K"], beta: Float[Tensor, "C"]) -> float:
     """The spectral condition number of I + A."""
     return float(torch.linalg.cond(chunk_system(k, beta), 2))
 
 
-@checked
 def condition_bound(C: int, beta: float) -> float:
     r"""No condition number of unit keys with write strengths up to `beta` $\le 2$ is above $C + \beta^2 C (C - 1) / 2$.
 
     I + A and its inverse both have ones on the diagonal and entries of at most `beta` below: neither's Frobenius norm,
     which is no less than the spectral norm, is above the root of that number.
     """
-    _checks.expect(0 <= beta <= 2, "beta", "a number in [0, 2]", beta)
+    expect(0 <= beta <= 2, "beta", "a number in [0, 2]", beta)
     return C + beta**2 * C * (C - 1) / 2
 
 
-@checked
 def inverse_by_products(k: Float[Tensor, "C K"], beta: Float[Tensor, "C"]) -> Float[Tensor, "C C"]:
     """$(I + A)^{-1}$ by its formula with products of transitions."""
     C = len(k)
@@ -246,7 +231,6 @@ def inverse_by_products(k: Float[Tensor, "C K"], beta: Float[Tensor, "C"]) -> Fl
     return inverse
 
 
-@checked
 def solve_error(k: Float[Tensor, "C K"], beta: Float[Tensor, "C"], dtype: torch.dtype) -> float:
     r"""The relative error of $(I + A)^{-1} \mathrm{Diag}(b) K$ when the inverse is rounded to `dtype`.
 
@@ -267,7 +251,6 @@ def solve_error(k: Float[Tensor, "C K"], beta: Float[Tensor, "C"], dtype: torch.
 # ------------------------------------------------------------------------------------------------- several keys at once
 
 
-@checked
 def at_once(
     S: Float[Tensor, "*batch K V"],
     k: Float[Tensor, "*batch n K"],
@@ -278,7 +261,6 @@ def at_once(
     return S + k.mT @ (beta[..., None] * (v - k @ S))
 
 
-@checked
 def in_turn(
     S: Float[Tensor, "*batch K V"],
     k: Float[Tensor, "*batch n K"],
@@ -292,31 +274,24 @@ def in_turn(
     return S
 
 
-UPDATES = {"at once": at_once, "in turn": in_turn}
-
-
-@checked
 def transition(update: str, k: Float[Tensor, "n K"], beta: Float[Tensor, "n"]) -> Float[Tensor, "K K"]:
     """What an update, 'at once' or 'in turn', multiplies the memory by."""
-    function = UPDATES[_checks.one_of("update", update, UPDATES)]
+    function = UPDATES[one_of("update", update, UPDATES)]
     K = k.shape[-1]
     return function(torch.eye(K, dtype=k.dtype), k, k.new_zeros(len(k), K), beta)
 
 
-@checked
 def pair(cosine: float, *, dtype: torch.dtype = torch.float64) -> Float[Tensor, "2 2"]:
     """Two unit keys in the plane, (2, 2), with that cosine."""
-    _checks.expect(-1 <= cosine <= 1, "cosine", "a number in [-1, 1]", cosine)
+    expect(-1 <= cosine <= 1, "cosine", "a number in [-1, 1]", cosine)
     return torch.tensor([[1, 0], [cosine, sqrt(1 - cosine**2)]], dtype=dtype)
 
 
-@checked
 def pair_norm(cosine: float, beta: float) -> float:
     """The spectral norm of `transition('at once')` for two keys of that cosine: max |1 - beta (1 +- c)|."""
     return max(abs(1 - beta * (1 + cosine)), abs(1 - beta * (1 - cosine)))
 
 
-@checked
 def repeated(
     update: str, k: Float[Tensor, "n K"], v: Float[Tensor, "n V"], beta: Float[Tensor, "n"], steps: int
 ) -> Float[Tensor, "steps"]:
@@ -324,7 +299,7 @@ def repeated(
 
     The token brings n keys and values; the memory is empty at first.
     """
-    function = UPDATES[_checks.one_of("update", update, UPDATES)]
+    function = UPDATES[one_of("update", update, UPDATES)]
     S = v.new_zeros(k.shape[-1], v.shape[-1])
     errors = []
     for _ in range(steps):
@@ -351,7 +326,6 @@ def gated_step(S: Tensor, k: Tensor, v: Tensor, gamma: Tensor, eta: Tensor) -> F
     return kept * S + eta[..., None, None] * k[..., None] * error
 
 
-@checked
 def gated_recurrence(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch N K"],
@@ -372,28 +346,24 @@ def gated_recurrence(
     return torch.cat(rows, -2)
 
 
-@checked
 def as_erasing(
     v: Float[Tensor, "*batch N V"], gamma: Float[Tensor, "*batch N"], eta: Float[Tensor, "*batch N"]
 ) -> ErasingForm:
     """The operands with which Gated DeltaNet computes what the input form does; ValueError for a gamma not above 0."""
-    _checks.expect((gamma > 0).all(), "gamma", "numbers above 0", f"{float(gamma.min()):.3g}")
+    expect((gamma > 0).all(), "gamma", "numbers above 0", f"{float(gamma.min()):.3g}")
     return ErasingForm(gamma[..., None] * v, eta / gamma, gamma.log())
 
 
-@checked
 def contracts(gamma: float, eta: float, length: float = 1.0) -> bool:
     """Whether a step with these gates and a key of this length enlarges nothing that is in the memory."""
     return abs(gamma) <= 1 and abs(gamma - eta * length**2) <= 1
 
 
-@checked
 def maps(gamma: float, eta: float, length: float = 1.0) -> bool:
     """Whether `as_erasing` gives gates within Gated DeltaNet's ranges, for a key of this length."""
     return 0 < gamma <= 1 and 0 <= eta * length**2 <= 2 * gamma
 
 
-@checked
 def affinity_error(
     step: Callable[[Tensor], Tensor], one: Float[Tensor, "*shape"], other: Float[Tensor, "*shape"]
 ) -> float:
@@ -404,3 +374,8 @@ def affinity_error(
     """
     half, mean = step((one + other) / 2), (step(one) + step(other)) / 2
     return float((half - mean).norm() / mean.norm())
+
+
+all_checked(__name__)
+
+UPDATES = {"at once": at_once, "in turn": in_turn}

@@ -15,6 +15,7 @@ z)\, e^{-|z|^2/2}$ for one row $\omega$; rows of the same law all have the same 
 """
 
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from math import erfc, exp, sqrt
 from typing import Any, NamedTuple
@@ -24,39 +25,25 @@ import torch
 from scipy.linalg import hadamard
 from scipy.special import hyp0f1, hyp1f1
 
-from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import all_checked, expect, one_of
 from ortho._typing import Float, Tensor
-from ortho.attention.linear import dense_features as dense
 from ortho.attention.linear import random_features as maps
 from ortho.attention.linear.favor import orthogonal_features
 from ortho.theory.estimates import SIGMAS, Estimate, estimate
-from ortho.theory.variance import FITS, KINDS, dense_pair, same_block_pairs
+from ortho.theory.variance import FEATURES, features, same_block_pairs
 
 # ------------------------------------------------------------------------------------------------------------- the test
 
 
-Products = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-def _plain(phi: Callable[[Tensor, Tensor], Tensor]) -> Products:
-    return lambda x, y, omega: (phi(x, omega) * phi(y, omega)).sum(-1)
-
-
-def _fitted(fit: Callable[[Tensor, Tensor], dense.DenseParameters]) -> Products:
-    def products(x: Tensor, y: Tensor, omega: Tensor) -> Tensor:
-        phi_x, phi_y = dense_pair(x, y, omega, fit(x, y))
-        return (phi_x * phi_y).sum(-1)
-
-    return products
+def _products(kind: str, x: Tensor, y: Tensor, omega: Tensor) -> Tensor:
+    phi_x, phi_y = features(kind, x, y, omega)
+    return (phi_x * phi_y).sum(-1)
 
 
 # phi(x_i) . phi(y_i) for x and y (N, K) and Omega (..., m, K): (..., N). The dense maps are fitted to all of x and y.
-MAPS: dict[str, Products] = {name: _plain(phi) for name, phi in KINDS.items()}
-MAPS |= {name: _fitted(fit) for name, fit in FITS.items()}
+MAPS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {kind: partial(_products, kind) for kind in FEATURES}
 
 
-@checked
 def pairs(
     N: int, K: int, square: float, *, generator: torch.Generator | None = None
 ) -> tuple[Float[Tensor, "N K"], Float[Tensor, "N K"]]:
@@ -72,7 +59,6 @@ def pairs(
     return x / size, y / size
 
 
-@checked
 def omegas(
     draw: Callable[..., Tensor], m: int, K: int, count: int, *, generator: torch.Generator | None = None
 ) -> Float[Tensor, "count m K"]:
@@ -80,18 +66,16 @@ def omegas(
     return torch.stack([draw(m, K, generator=generator, dtype=torch.float64) for _ in range(count)])
 
 
-@checked
 def ratios(
     name: str, omega: Float[Tensor, "count m K"], x: Float[Tensor, "N K"], y: Float[Tensor, "N K"]
 ) -> Float[Tensor, "count"]:
     """For each Omega, the mean over the pairs of estimate / kernel: (count,). `name` is a key of `MAPS`."""
-    products = MAPS[_checks.one_of("name", name, MAPS)]
+    products = MAPS[one_of("name", name, MAPS)]
     kernel = (x * y).sum(-1).exp()
     # In portions, so that the features of many Omega stay in the cache.
     return torch.cat([(products(x, y, some) / kernel).mean(-1) for some in omega.split(512)])
 
 
-@checked
 def unbiasedness(
     name: str,
     draw: Callable[..., Tensor],
@@ -106,13 +90,11 @@ def unbiasedness(
     return estimate(ratios(name, omegas(draw, m, x.shape[-1], count, generator=generator), x, y))
 
 
-@checked
 def rejects(found: Estimate, expected: float = 1.0) -> bool:
     """Whether the mean is more than SIGMAS standard errors off: by chance once in 100,000 times if it is right."""
     return abs(found.deviation(expected)) > SIGMAS
 
 
-@checked
 def p_value(found: Estimate, expected: float = 1.0) -> float:
     """The chance of a deviation as large as this one, on either side, if `expected` is the mean."""
     return erfc(abs(found.deviation(expected)) / sqrt(2))
@@ -133,7 +115,6 @@ class Calibration(NamedTuple):
     uniform: float
 
 
-@checked
 def calibration(samples: Float[Tensor, "repetitions count"], expected: float = 1.0) -> Calibration:
     """The test, repeated on each row of independent ratios."""
     from scipy.stats import kstest  # a second to import, which most users of this module do without
@@ -146,7 +127,6 @@ def calibration(samples: Float[Tensor, "repetitions count"], expected: float = 1
 # ---------------------------------------------------------------------------------------------------------- wrong draws
 
 
-@checked
 def unit_norm_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
     """Orthonormal rows: Gram-Schmidt and nothing after it, as source S2 prints it (section 3.3.2).
 
@@ -156,7 +136,6 @@ def unit_norm_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
     return rows / rows.norm(dim=-1, keepdim=True)
 
 
-@checked
 def root_norm_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
     r"""Orthogonal rows of length $\sqrt K$, the root mean square of the right ones.
 
@@ -166,18 +145,16 @@ def root_norm_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
     return sqrt(K) * unit_norm_rows(m, K, **options)
 
 
-@checked
 def sign_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
     r"""Rows of $\sqrt K H D$ with one diagonal of random signs, the cheapest of the structured blocks: entries +-1.
 
     (Yu et al. 2016, arXiv:1610.09072, section 4, of a product with one factor.) Returns (m, K); raises ValueError
     unless K is a power of two.
     """
-    _checks.expect(not K & (K - 1), "K", "a power of two", K)
+    expect(not K & (K - 1), "K", "a power of two", K)
     return maps.structured_features(m, K, factors=1, **options).sign()
 
 
-@checked
 def raw_qr_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
     r"""Columns of a QR whose signs are left as LAPACK returns them, with lengths $\chi(K)$: not Haar.
 
@@ -189,18 +166,9 @@ def raw_qr_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
     return torch.cat(blocks)[:m] * torch.randn(m, K, **options).norm(dim=-1, keepdim=True)
 
 
-WRONG_DRAWS: dict[str, Callable[..., Tensor]] = {
-    "unit norm": unit_norm_rows,
-    "root norm": root_norm_rows,
-    "signs": sign_rows,
-    "raw QR": raw_qr_rows,
-}
-
-
 # ---------------------------------------------------------------------------------------------------------- their means
 
 
-@checked
 def fixed_length_mean(K: int, length: float, square: float) -> float:
     r"""For rows of one length r and uniform direction: ${}_0F_1(; K/2; r^2 |z|^2 / 4)\, e^{-|z|^2/2}$.
 
@@ -215,7 +183,6 @@ def _product_mean(K: int, length: float, square: float, squared: int) -> float:
     return float(hyp0f1(K / 2, squared * length**2 * square / 4))
 
 
-@checked
 def fixed_length_kernel(x: Float[Tensor, "N K"], y: Float[Tensor, "M K"], length: float) -> Float[Tensor, "N M"]:
     r"""The kernel that positive features with such rows estimate in place of $\exp(x_i^T y_j)$: (N, M), float64."""
     x, y = x.double(), y.double()
@@ -225,14 +192,12 @@ def fixed_length_kernel(x: Float[Tensor, "N K"], y: Float[Tensor, "M K"], length
     return torch.as_tensor(means) * (-halves).exp()
 
 
-@checked
 def fixed_length_correlation(K: int, length: float, square: float) -> float:
     r"""Of the estimates by two orthogonal rows of that length, whose sum has the length $\sqrt 2\, r$."""
     mean, both, same = (_product_mean(K, length, square, squared) for squared in (1, 2, 4))
     return (both - mean**2) / (same - mean**2)
 
 
-@checked
 def fixed_length_error(m: int, K: int, length: float, square: float) -> float:
     """The relative mean squared error of positive features with m such rows in blocks of K, the bias included.
 
@@ -244,13 +209,11 @@ def fixed_length_error(m: int, K: int, length: float, square: float) -> float:
     return second * exp(-square) - 2 * mean * exp(-square / 2) + 1
 
 
-@checked
 def sign_mean(z: Float[Tensor, "K"]) -> float:
     r"""For rows of independent signs (`sign_rows`): $\prod_j \cosh(z_j)\, e^{-|z|^2/2}$."""
     return float(z.double().cosh().prod()) * exp(-float(z.double().square().sum()) / 2)
 
 
-@checked
 def raw_qr_mean(z: Float[Tensor, "K"]) -> float:
     r"""For the first row of each block of `raw_qr_rows`: $2\, \Phi(-z_1)$.
 
@@ -264,14 +227,13 @@ def raw_qr_mean(z: Float[Tensor, "K"]) -> float:
 _ENUMERATED = 8
 
 
-@checked
 def structured_mean(z: Float[Tensor, "K"], factors: int = 3) -> float:
     r"""For `structured_features`, by enumeration of all signs: exact to rounding, for K up to 8.
 
     A row $r\, v$ with the length $r \sim \chi(W)$, W the padded width, has the mean
     ${}_1F_1(W/2; 1/2; (v^T z)^2 / 2)$ over r and both signs of v. Raises ValueError for a wider z.
     """
-    _checks.expect(1 <= len(z) <= _ENUMERATED, "z", f"1 to {_ENUMERATED} entries", len(z))
+    expect(1 <= len(z) <= _ENUMERATED, "z", f"1 to {_ENUMERATED} entries", len(z))
     width = 1 << (len(z) - 1).bit_length()
     padded = np.zeros(width)
     padded[: len(z)] = z.double().numpy()
@@ -295,7 +257,6 @@ def _sizes(width: int, signs: np.ndarray, factors: int) -> tuple[np.ndarray, np.
     return sizes, shares
 
 
-@checked
 def structured_fourth_moment(z: Float[Tensor, "K"]) -> float:
     r"""$E\,(\omega^T z)^4 - 3 |z|^4$ for a row of `structured_features`: 0 for $N(0, I)$, and here, exactly,
 
@@ -306,6 +267,16 @@ def structured_fourth_moment(z: Float[Tensor, "K"]) -> float:
     of two.
     """
     K = len(z)
-    _checks.expect(not K & (K - 1), "z", "a power of two as its length", K)
+    expect(not K & (K - 1), "z", "a power of two as its length", K)
     square = z.double().square()
     return float(24 * square.sum() ** 2 / K**3 - (8 / K**2 + 16 / K**3) * square.square().sum())
+
+
+all_checked(__name__)
+
+WRONG_DRAWS: dict[str, Callable[..., Tensor]] = {
+    "unit norm": unit_norm_rows,
+    "root norm": root_norm_rows,
+    "signs": sign_rows,
+    "raw QR": raw_qr_rows,
+}

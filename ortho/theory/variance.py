@@ -17,16 +17,12 @@ import torch
 from scipy.optimize import brentq, minimize_scalar
 from scipy.special import hyp1f1
 
-from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import all_checked, expect, one_of
 from ortho._typing import Float, Tensor
 from ortho.attention.linear import dense_features as dense
 from ortho.attention.linear import random_features as maps
 from ortho.orthogonal import haar
 from ortho.theory.estimates import Estimate, estimate
-
-# --------------------------------------------------------------------------------------------------------- closed forms
-
 
 KINDS = {
     "trigonometric": maps.trigonometric_features,
@@ -38,7 +34,6 @@ KINDS = {
 # --------------------------------------------------------------------------------------------------- independent rows
 
 
-@checked
 def log_moment(square: float, K: int, a: float = 0.0, order: int = 2) -> float:
     r"""$\ln E f^p$ for one row of positive features, p = `order`.
 
@@ -46,20 +41,19 @@ def log_moment(square: float, K: int, a: float = 0.0, order: int = 2) -> float:
     p = 2 and a = 0 that is lemma 2 of Choromanski et al. 2021, arXiv:2009.14794. ValueError unless s > 0.
     """
     _check(square)
-    _checks.expect(4 * order * a < 1, "a", f"a number below 1/{4 * order}", a)
+    expect(4 * order * a < 1, "a", f"a number below 1/{4 * order}", a)
     s = 1 - 4 * order * a
     return K / 2 * (order * log(1 - 4 * a) - log(s)) + order * (order - 1) * square / (2 * s)
 
 
-@checked
 def moment(kind: str, square: float, order: int = 2, *, K: int = 1, a: float = 0.0) -> float:
     r"""$E f^p$ for one row, p = `order`; infinite beyond the range of a float. K matters only with an a.
 
     A hyperbolic f is $e^{-t/2} \cosh u$ with u normal of variance $t = |x + y|^2$, and a trigonometric one is the same
     at $t = -|x - y|^2$, for $\cosh iu = \cos u$. At p = 2 both are $\cosh t$.
     """
-    _checks.one_of("kind", kind, KINDS)
-    _checks.expect(a == 0 or kind == "positive", "a", f"0 for {kind} features", a)
+    one_of("kind", kind, KINDS)
+    expect(a == 0 or kind == "positive", "a", f"0 for {kind} features", a)
     try:
         if kind == "positive":
             return exp(log_moment(square, K, a, order))
@@ -69,7 +63,6 @@ def moment(kind: str, square: float, order: int = 2, *, K: int = 1, a: float = 0
         return inf
 
 
-@checked
 def log_moments(
     x: Float[Tensor, "*batch N K"], y: Float[Tensor, "*batch M K"], parameters: dense.DenseParameters, order: int = 2
 ) -> Float[Tensor, "*batch N M"]:
@@ -80,7 +73,7 @@ def log_moments(
     """
     a = parameters.a[..., None, :]
     most = float(a.max())
-    _checks.expect(4 * order * most < 1, "parameters", f"each a below 1/{4 * order}", f"{most:.4g}")
+    expect(4 * order * most < 1, "parameters", f"each a below 1/{4 * order}", f"{most:.4g}")
     s = 1 - 4 * order * a
     z_q, z_k = ((each @ B.mT) / (1 - 4 * a).sqrt() for each, B in ((x, parameters.B_q), (y, parameters.B_k)))
     weight = order * (order - 1) / (2 * s)
@@ -89,7 +82,6 @@ def log_moments(
     return squares + (order * (1 - 4 * a).log() - s.log()).sum(-1)[..., None] / 2
 
 
-@checked
 def log_variances(log_second_moments: Float[Tensor, "*sizes"]) -> Float[Tensor, "*sizes"]:
     """The logarithm of E f^2 - 1 from that of E f^2, without leaving the range of a float."""
     return log_second_moments + torch.log1p(-torch.exp(-log_second_moments))
@@ -98,7 +90,6 @@ def log_variances(log_second_moments: Float[Tensor, "*sizes"]) -> Float[Tensor, 
 # --------------------------------------------------------------------------------------------------- orthogonal rows
 
 
-@checked
 def orthogonal_covariance(kind: str, square: float, K: int) -> float:
     r"""The covariance of the f of two rows of one block, orthogonal, Haar and of lengths $\chi(K)$.
 
@@ -110,26 +101,23 @@ def orthogonal_covariance(kind: str, square: float, K: int) -> float:
     return float(exp(-t / 2) * hyp1f1(-K / 2, K / 2, -t / 2) - 1)  # Kummer: for t > 0, K even a sum without cancelling
 
 
-@checked
 def same_block_pairs(m: int, K: int) -> int:
     """Ordered pairs of different rows that share a block, of m rows in blocks of K."""
     blocks, rest = divmod(m, K)
     return blocks * K * (K - 1) + rest * (rest - 1)
 
 
-@checked
 def squared_error(kind: str, square: float, m: int, K: int, *, draw: str = "iid", a: float = 0.0) -> float:
     r"""The relative mean squared error of the estimate from m rows, 'iid' or 'orthogonal', exact.
 
     $(\operatorname{Var} f + \frac nm \operatorname{Cov}) / m$ with n = `same_block_pairs`, and 0 for independent rows.
     Of trigonometric and hyperbolic features each row makes two.
     """
-    pairs = same_block_pairs(m, K) if _checks.one_of("draw", draw, ("iid", "orthogonal")) == "orthogonal" else 0
+    pairs = same_block_pairs(m, K) if one_of("draw", draw, ("iid", "orthogonal")) == "orthogonal" else 0
     covariance = orthogonal_covariance(kind, square, K) if pairs else 0.0
     return (moment(kind, square, K=K, a=a) - 1 + pairs / m * covariance) / m
 
 
-@checked
 def orthogonal_gain(kind: str, square: float, K: int, *, m: int | None = None, a: float = 0.0) -> float:
     """The share of the squared error that orthogonal rows take away: m of them, by default any number of whole blocks.
 
@@ -137,17 +125,15 @@ def orthogonal_gain(kind: str, square: float, K: int, *, m: int | None = None, a
     """
     m = K if m is None else m
     independent = squared_error(kind, square, m, K, a=a)
-    _checks.expect(independent > 0, "square", "a number at which there is an error", square)
+    expect(independent > 0, "square", "a number at which there is an error", square)
     return 1 - squared_error(kind, square, m, K, draw="orthogonal", a=a) / independent
 
 
-@checked
 def gain_limit(square: float) -> float:
     r"""The limit of `orthogonal_gain` of positive features for wide K: $\frac12 t^2 / (e^t - 1)$ at $t = |x + y|^2$."""
     return square**2 / 2 / expm1(square)
 
 
-@checked
 def where_orthogonality_helps(share: float, K: int) -> float:
     """The $|x + y|^2$ up to which orthogonal rows of positive features take away that share of the error, or more.
 
@@ -155,44 +141,40 @@ def where_orthogonality_helps(share: float, K: int) -> float:
     """
     top = minimize_scalar(lambda t: -orthogonal_gain("positive", t, K), bounds=(0.1, 10), method="bounded").x
     most = orthogonal_gain("positive", top, K)
-    _checks.expect(0 < share < most, "share", f"a number between 0 and {most:.4g}, the most at K = {K}", share)
+    expect(0 < share < most, "share", f"a number between 0 and {most:.4g}, the most at K = {K}", share)
     return float(brentq(lambda t: orthogonal_gain("positive", t, K) - share, top, 100))
 
 
-@checked
 def squared_error_bound(square: float, m: int, K: int) -> float:
     r"""The bound on the error of m <= K orthogonal rows of positive features, from Choromanski et al. 2021, theorem 2.
 
     (arXiv:2009.14794.) That of independent ones less $\frac{2 (m - 1)}{m (K + 2)} (1 - e^{-t/2})^2$ at
     $t = |x + y|^2$. ValueError for m > K.
     """
-    _checks.expect(m <= K, "m", f"at most K = {K}", m)
+    expect(m <= K, "m", f"at most K = {K}", m)
     return squared_error("positive", square, m, K) - 2 * (m - 1) / (m * (K + 2)) * expm1(-square / 2) ** 2
 
 
 # --------------------------------------------------------------------------------------------- what GERF brings
 
 
-@checked
 def pair_optimum(square: float, K: int) -> float:
     r"""The a of GERF that has the least variance at one $|x + y|^2$."""
     _check(square)
     return float(dense.optimal_a(torch.tensor(square / K, dtype=torch.float64)))
 
 
-@checked
 def log_gain(square: float, K: int, a: float | None = None) -> float:
     r"""ln(variance of FAVOR+ / variance of GERF) at a $|x + y|^2$ above 0, with `pair_optimum` where no a is given."""
     moments = [log_moment(square, K, each) for each in (0.0, pair_optimum(square, K) if a is None else a)]
-    _checks.expect(square > 0, "square", "a positive number", square)
+    expect(square > 0, "square", "a positive number", square)
     plain, fitted = (each + log1p(-exp(-each)) for each in moments)
     return plain - fitted
 
 
-@checked
 def where_gain(log_factor: float, K: int) -> float:
     r"""The $|x + y|^2$ at which GERF, fitted to it, lowers the variance by exp(`log_factor`) > 1, and from there on."""
-    _checks.expect(log_factor > 0, "log_factor", "a positive number", log_factor)
+    expect(log_factor > 0, "log_factor", "a positive number", log_factor)
     high = 1.0
     while log_gain(high, K) < log_factor:
         high *= 2
@@ -202,33 +184,30 @@ def where_gain(log_factor: float, K: int) -> float:
 # ------------------------------------------------------------------------------------------------------- from draws
 
 
-@checked
-def dense_pair(
+def features(
+    kind: str | dense.DenseParameters,
     x: Float[Tensor, "N K"],
     y: Float[Tensor, "M K"],
     omega: Float[Tensor, "*batch m K"],
-    parameters: dense.DenseParameters,
-) -> tuple[Float[Tensor, "*batch N m"], Float[Tensor, "*batch M m"]]:
-    """Dense-exponential features of queries and of keys, the rows of omega taken in the parameters' axes."""
-    a, B_q, B_k, axes = parameters
+) -> tuple[Float[Tensor, "*batch N f"], Float[Tensor, "*batch M f"]]:
+    """Features of queries and of keys: of a kind of `KINDS`; of `FITS`, fitted to x and y; or dense-exponential ones
+    with these parameters, the rows of omega taken in their axes."""
+    if isinstance(kind, str) and one_of("kind", kind, FEATURES) in KINDS:
+        return KINDS[kind](x, omega), KINDS[kind](y, omega)
+    a, B_q, B_k, axes = FITS[kind](x, y) if isinstance(kind, str) else kind
     rows = omega if axes is None else omega @ axes
     return dense.dense_features(x, rows, a, B_q), dense.dense_features(y, rows, a, B_k)
 
 
-@checked
 def row_estimates(
     kind: str | dense.DenseParameters, x: Float[Tensor, "K"], y: Float[Tensor, "K"], omega: Float[Tensor, "m K"]
 ) -> Float[Tensor, "m"]:
-    """f of each row (m,): a kind of `KINDS`, or dense-exponential features with these parameters."""
-    if isinstance(kind, dense.DenseParameters):
-        phi_x, phi_y = dense_pair(x[None], y[None], omega, kind)
-    else:
-        phi_x, phi_y = (KINDS[_checks.one_of("kind", kind, KINDS)](each[None], omega) for each in (x, y))
+    """f of each row (m,), with `features` of that kind."""
+    phi_x, phi_y = features(kind, x[None], y[None], omega)
     m = len(omega)
     return (phi_x * phi_y).reshape(-1, m).sum(0) * (m / torch.exp(x @ y))
 
 
-@checked
 def sampled_variance(f: Float[Tensor, "count"]) -> Estimate:
     """The variance of f, of the known mean 1, from independent values. Its standard error is itself from the sample.
 
@@ -237,7 +216,6 @@ def sampled_variance(f: Float[Tensor, "count"]) -> Estimate:
     return estimate((f - 1).square())
 
 
-@checked
 def variance_spread(kind: str, square: float, count: int, *, K: int = 1, a: float = 0.0) -> float:
     """The exact standard error of `sampled_variance` from `count` independent values."""
     second, third, fourth = (moment(kind, square, order, K=K, a=a) for order in (2, 3, 4))
@@ -245,7 +223,6 @@ def variance_spread(kind: str, square: float, count: int, *, K: int = 1, a: floa
     return sqrt((central - (second - 1) ** 2) / count)
 
 
-@checked
 def sampled_covariance(f: Float[Tensor, "blocks n"]) -> Estimate:
     """The covariance of two f of the same block, of the known mean 1, from independent blocks of n of them."""
     centred = f - 1
@@ -255,18 +232,18 @@ def sampled_covariance(f: Float[Tensor, "blocks n"]) -> Estimate:
 
 def _signed(kind: str, square: float) -> float:
     _check(square)
-    return -square if _checks.one_of("kind", kind, KINDS) == "trigonometric" else square
+    return -square if one_of("kind", kind, KINDS) == "trigonometric" else square
 
 
 def _check(square: float) -> None:
-    _checks.expect(square >= 0, "square", "a number of at least 0", square)
+    expect(square >= 0, "square", "a number of at least 0", square)
 
 
 # ------------------------------------------------------------------------------------------------------ fitted features
 
-
 FITS: dict[str, Callable[[Tensor, Tensor], dense.DenseParameters]]
 FITS = {"gerf": dense.gerf, "saderf": dense.saderf, "aderf": dense.aderf, "sderf": dense.sderf}
+FEATURES = (*KINDS, *FITS)
 SPREAD_OF_SCALES = 1.2  # the scales below are exp(u), with u uniform between -1.2 and 1.2
 
 
@@ -306,7 +283,6 @@ DATA: dict[str, Callable[[int, int, torch.Generator | None], Tensor]] = {
 }
 
 
-@checked
 def sample_data(
     name: str, tokens: int, K: int, spread: float, *, generator: torch.Generator | None = None
 ) -> tuple[Float[Tensor, "tokens K"], Float[Tensor, "tokens K"]]:
@@ -315,19 +291,17 @@ def sample_data(
     (Of 'shifted', that is the standard deviation of what the means leave.) Raises ValueError for an unknown name or a
     spread that is not above 0.
     """
-    _checks.one_of("name", name, DATA)
-    _checks.expect(spread > 0, "spread", "a positive number", spread)
+    one_of("name", name, DATA)
+    expect(spread > 0, "spread", "a positive number", spread)
     x, y = DATA[name](tokens, K, generator) * sqrt(spread) * K**-0.25
     return x, y
 
 
-@checked
 def unfitted(K: int) -> dense.DenseParameters:
     """FAVOR+ as dense-exponential features: a = 0 and B = I, float64."""
     return dense.isotropic(torch.zeros((), dtype=torch.float64), K)
 
 
-@checked
 def mean_log_moment(
     x: Float[Tensor, "*batch N K"], y: Float[Tensor, "*batch M K"], parameters: dense.DenseParameters
 ) -> Float[Tensor, "*batch"]:
@@ -335,7 +309,6 @@ def mean_log_moment(
     return log_moments(x, y, parameters).mean((-2, -1))
 
 
-@checked
 def reductions(
     data: str, K: int, spread: float, *, tokens: int = 64, draws: int = 10, seed: int = 0
 ) -> dict[str, Estimate]:
@@ -351,3 +324,6 @@ def reductions(
         for name, fit in FITS.items():
             gains[name].append((plain - log_variances(log_moments(x, y, fit(x, y)))).mean())
     return {name: estimate(torch.stack(values)) for name, values in gains.items()}
+
+
+all_checked(__name__)

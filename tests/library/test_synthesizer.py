@@ -268,7 +268,7 @@ BAD = [
     (
         lambda m, x: m(x, initial_state=(x,)),
         ValueError,
-        r"initial_state: expected torch.float64 values of shape \(2, 3, P, 4\), got.*\(2, 6, 12\)",
+        r"initial_state: expected a tuple of tensors \(values\), got.*\(2, 6, 12\)",
     ),
     (
         lambda m, x: layer("three")(x, initial_state=m(x, return_state=True)[1]),
@@ -278,7 +278,7 @@ BAD = [
     (
         lambda m, x: layer("dot-product")(x, initial_state=(torch.zeros(2, 3, 6, 4).double(), draw(2, 3, 5, 4))),
         ValueError,
-        r"initial_state: expected torch.float64 keys of shape \(2, 3, 6, 4\), got.*\(2, 3, 5, 4\)",
+        r"initial_state: expected keys torch.float64 of shape \(2, 3, 6, 4\), got.*\(2, 3, 5, 4\)",
     ),
 ]
 

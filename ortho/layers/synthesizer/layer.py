@@ -16,7 +16,7 @@ from ortho._autocast import no_autocast
 from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import new_weight, split_heads
-from ortho.attention.operands import blocked_pairs, masked_softmax
+from ortho.attention.operands import blocked_pairs, carried, masked_softmax
 from ortho.layers.synthesizer.sources import SOURCES, LogitSource, Seen
 from ortho.projections import head_sizes
 
@@ -60,7 +60,8 @@ class SynthesizerAttention(nn.Module):
         self.max_length = max_length
         options: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
         given = [source] if isinstance(source, str | LogitSource) else source
-        self.sources = nn.ModuleList(self._source(one, options) for one in _some(given))
+        _checks.expect(given, "source", "at least one", "none")
+        self.sources = nn.ModuleList(self._source(one, options) for one in given)
         mixed = len(self.sources) > 1
         self.mixing = nn.Parameter(torch.zeros(len(self.sources), dtype=dtype, device=device)) if mixed else None
         if head_dim is not None:
@@ -75,8 +76,7 @@ class SynthesizerAttention(nn.Module):
         if not isinstance(source, LogitSource):
             return SOURCES[_checks.one_of("source", source, SOURCES)](*sizes, **options)
         got = (source.d_model, source.num_heads, source.max_length)
-        if got != sizes:
-            raise ValueError(f"source: expected (d_model, num_heads, max_length) = {sizes}, got {got} ({source.name})")
+        _checks.expect(got == sizes, "source", f"(d_model, num_heads, max_length) = {sizes}", f"{got} ({source.name})")
         return source
 
     @checked(shapes=False)
@@ -141,14 +141,9 @@ class SynthesizerAttention(nn.Module):
 
     def _past(self, state: State, v: Tensor) -> State:
         names = ["values", *(name for source in self._sources() for name in source.carries)]
-        state = _checks.state(state, *names)
-        for name, part in zip(names, state, strict=True):
-            fits = part.dim() == 4 and (*part.shape[:2], part.shape[3]) == (*v.shape[:2], v.shape[3])
-            if not fits or part.dtype != v.dtype or part.shape[2] != state[0].shape[2]:
-                length = "P" if part is state[0] else state[0].shape[2]
-                wanted = f"{v.dtype} {name} of shape ({v.shape[0]}, {v.shape[1]}, {length}, {v.shape[3]})"
-                raise ValueError(f"initial_state: expected {wanted}, got {_checks.describe(part)}")
-        return state
+        state = _checks.state(state, *names, axes=4)
+        shape = (*v.shape[:2], state[0].shape[2], v.shape[3])
+        return tuple(carried(name, part, shape, v.dtype) for name, part in zip(names, state, strict=True))
 
     def _weights(self, x: Tensor, state: State, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
         queries, keys = x.shape[1], state[0].shape[2]
@@ -179,14 +174,4 @@ class SynthesizerAttention(nn.Module):
 def by_position(sources: Iterable[type[LogitSource]]) -> None:
     """Raise ValueError for a source that looks at the tokens: it cuts what it makes of them into heads of width d/H."""
     for source in sources:
-        if source.by_token:
-            raise ValueError(f"source: expected sources by position beside head_dim, got {source.name!r}")
-
-
-def _some(sources: Any) -> Sequence[Any]:
-    """`sources` if they are a sequence of at least one."""
-    if not isinstance(sources, list | tuple):
-        raise TypeError(f"source: expected a name, a LogitSource, or several of them, got {_checks.describe(sources)}")
-    if not sources:
-        raise ValueError("source: expected at least one, got none")
-    return sources
+        _checks.expect(not source.by_token, "source", "sources by position beside head_dim", repr(source.name))

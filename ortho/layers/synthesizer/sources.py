@@ -264,14 +264,11 @@ class Dense(_Hidden):
 def _block_count(max_length: Size, k1: Size | None) -> Size:
     """k1, by default the divisor of `max_length` that is next to its root from below; symbols pass."""
     if hasattr(max_length, "free_symbols"):
-        if k1 is None:
-            raise ValueError(f"k1: expected a size beside the symbol {max_length} for max_length, got None")
+        _checks.expect(k1 is not None, "k1", f"a size beside the symbol {max_length} for max_length", "None")
         return k1
-    _checks.positive_int("max_length", max_length)
     if k1 is None:
         return next(k for k in range(isqrt(max_length), 0, -1) if max_length % k == 0)
-    if max_length % _checks.positive_int("k1", k1):
-        raise ValueError(f"k1: expected a divisor of max_length = {max_length}, got {k1}")
+    _checks.expect(not max_length % k1, "k1", f"a divisor of max_length = {max_length}", k1)
     return k1
 
 
