@@ -183,8 +183,8 @@ def some_heads_learned() -> Finding:
     trained = {f"{n} of {H} learned": spared("trained", LENGTHS[0], n, "frozen") for n in LEARNED}
     positional = [1 / over_learned("step", N, LEARNED[0], "positional") for N in LENGTHS]
     parts = {
-        "FLOPs of the training step that go": improves("fewer", {n: (x, x) for n, x in work.items()}, unit=" %"),
-        "trained numbers that go": improves("fewer", {n: (x, x) for n, x in trained.items()}, unit=" %"),
+        "FLOPs of the training step that go": improves("fewer", work, unit=" %"),
+        "trained numbers that go": improves("fewer", trained, unit=" %"),
         **learning(),
     }
     return all_of(parts).noting(

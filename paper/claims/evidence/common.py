@@ -61,7 +61,7 @@ def orders(rows: Mapping[str, Sequence[Any]], settings: Sequence[str] = CONFIGUR
 def saves(statement: str, costs: Mapping[str, tuple[Number, Number]]) -> Finding:
     """Whether the first cost is below the second, by setting: the share saved in per cent; equal costs save nothing."""
     shares = {label: 100 * (1 - Fraction(ours) / Fraction(theirs)) for label, (ours, theirs) in costs.items()}
-    return improves(statement, {label: (share, share) for label, share in shares.items()}, unit=" %")
+    return improves(statement, shares, unit=" %")
 
 
 def as_much_as(most: Number, best: Number, *, unit: str = "") -> Finding:

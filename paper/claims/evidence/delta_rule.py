@@ -115,9 +115,7 @@ def capacity() -> Finding:
     more = {f"{pairs} pairs": least_missed(pairs) for pairs in (WIDTH + 1, 2 * WIDTH, 8 * WIDTH)}
     parts = {
         "up to $d$ pairs": holds("answered without error, keys orthonormal", stored(WIDTH), EXACT_STEPS),
-        "a limit": improves(
-            "missed by any memory, of the values", {label: (share, share) for label, share in more.items()}, unit=" %"
-        ),
+        "a limit": improves("missed by any memory, of the values", more, unit=" %"),
     }
     return all_of(parts).noting(f"$d = {WIDTH}$, random pairs: a matrix has $d^2$ numbers, and $n$ values $n d$")
 

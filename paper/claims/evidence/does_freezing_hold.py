@@ -352,9 +352,7 @@ def generalisation() -> Finding:
     left_out = [label for label in every_setting(GENERAL) if label not in tested]
     finding = all_of(
         {
-            "trained weights that go": improves(
-                "fewer", {name: (share, share) for name, share in fewer.items()}, unit=" %"
-            ),
+            "trained weights that go": improves("fewer", fewer, unit=" %"),
             "better on the test": won(
                 "frozen heads do better on the test than learned ones", compared("frozen", "learned", tested)
             ),

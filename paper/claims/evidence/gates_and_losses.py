@@ -220,12 +220,12 @@ def more_right(statement: str, experiment: str, better: str, worse: str, tests: 
     return improves(statement, gains, unit=" %")
 
 
-def widened() -> dict[str, Interval]:
+def widened() -> dict[str, float]:
     """By how many per cent the memory of a layer has more numbers than that of one head with one key a token."""
     kinds = {"16 heads": (16, "delta"), "DeltaProduct, one head": (1, "delta-product")}
     one = layer(1, 1, 1024, 1, attention="delta").state_bytes
     found = {label: layer(1, 1, 1024, H, attention=name).state_bytes for label, (H, name) in kinds.items()}
-    return {label: (100 * (size / one - 1),) * 2 for label, size in found.items()}
+    return {label: 100 * (size / one - 1) for label, size in found.items()}
 
 
 def asymmetry() -> float:

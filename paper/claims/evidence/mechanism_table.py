@@ -80,7 +80,7 @@ def fewer_trained() -> Finding:
         "ORA": layer(1, N, d, H, projection="frozen").trained,
     }
     saved = {name: round(float(100 - 100 * sympy.simplify(ours / standard)), 1) for name, ours in trained.items()}
-    return improves("fewer than many", {name: (share, share) for name, share in saved.items()}, unit=" %")
+    return improves("fewer than many", saved, unit=" %")
 
 
 def one_of_eight() -> Cost:

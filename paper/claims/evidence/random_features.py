@@ -201,12 +201,11 @@ def steadied(square: float) -> tuple[Interval, Interval]:
 
 @evidence("S2.2.2b", chapter=CHAPTER)
 def orthogonal_rows() -> Finding:
-    gains = {n: float(f"{100 * orthogonal_gain('positive', n, WIDTH):.2g}") for n in (1, 2, 4, 8, 16)}
+    squares = (1, 2, 4, 8, 16)
+    gains = {f"$|x + y|^2 = {n}$": float(f"{100 * orthogonal_gain('positive', n, WIDTH):.2g}") for n in squares}
     steady = {f"$|x + y|^2 = {square}$ in the mean": steadied(square) for square in (1, 16)}
     parts = {
-        "variance taken away": improves(
-            "less variance", {f"$|x + y|^2 = {n}$": (gain, gain) for n, gain in gains.items()}, unit=" %"
-        ),
+        "variance taken away": improves("less variance", gains, unit=" %"),
         "spread of the attention weights taken away": improves(
             "steadier", {label: ours for label, (ours, _) in steady.items()}, unit=" %"
         ),
@@ -255,11 +254,11 @@ def gram_schmidt() -> Finding:
         ),
         "correlation of two estimates, below 0": improves(
             "less than of independent rows",
-            {f"$|x + y|^2 = {n}$": (-fixed_length_correlation(WIDTH, 1, n),) * 2 for n in squares},
+            {f"$|x + y|^2 = {n}$": -fixed_length_correlation(WIDTH, 1, n) for n in squares},
         ),
         "mean squared error taken away": improves(
             "less than of independent rows",
-            {f"$|x + y|^2 = {n}$": (round(100 - 100 * printed[n] / independent[n]),) * 2 for n in squares},
+            {f"$|x + y|^2 = {n}$": round(100 - 100 * printed[n] / independent[n]) for n in squares},
             unit=" %",
         ),
         "they estimate the kernel": holds(
