@@ -2,7 +2,6 @@
 
 from math import log
 
-from paper import experiments
 from paper.experiments.learning import images, language, synthetic, translating
 
 CPU, GPU = "cpu-abacus", "nvidia-h200"
@@ -85,14 +84,3 @@ def real(scores, number=1000, **kwargs):
 
 def made_up(scores, number=500, **kwargs):
     return [run for arm, score in scores.items() for run in pairs("transduction", arm, number, score, **kwargs)]
-
-
-def keep(monkeypatch):
-    """A function by which experiments have what it is given by name, and nothing of the others."""
-
-    def these(**found):
-        records = {name.strip("_").replace("_", "-"): rows for name, rows in found.items()}
-        monkeypatch.setattr(experiments, "load", lambda name: records.get(name, []))
-
-    these()
-    return these

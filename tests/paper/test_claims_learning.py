@@ -1,7 +1,7 @@
 """Evidence that reads trained models: other outcomes of the runs are other verdicts, and missing runs are none."""
 
 import pytest
-from learning_fakes import CPU, GPU, SEEDS, digits, keep, made_up, real, record, task, text
+from learning_fakes import CPU, GPU, SEEDS, digits, made_up, real, record, task, text
 
 from ortho.orthogonal import DRAWS
 from paper.claims import Verdict
@@ -15,12 +15,6 @@ from paper.experiments.statistics import Decision, success_interval
 
 CONFIRMED, CONDITIONAL = Verdict.CONFIRMED, Verdict.CONDITIONAL
 REFUTED, UNTESTABLE = Verdict.REFUTED, Verdict.UNTESTABLE
-
-
-@pytest.fixture
-def stored(monkeypatch):
-    """Puts records in the place of those that are stored."""
-    return keep(monkeypatch)
 
 
 def runs(make, levels, **kwargs):

@@ -9,7 +9,6 @@ import pytest
 import sympy
 import torch
 
-from ortho.attention.sparse.dilated import LocalDilated, NeitherFarNorMultiple
 from ortho.attention.sparse.window import Window
 from ortho.attention.untrained.positional_attention import PATTERNS
 from paper import experiments
@@ -105,13 +104,6 @@ def test_the_picture_by_sets(hubs_read):
     assert patterns.picture_share(n, stride, hubs_read=hubs_read) == count / n**2
 
 
-def test_the_printed_rule_looks_ahead():
-    """The pairs of each head beside its own token, and as many with j > i as with j < i."""
-    printed = patterns.printed_every(20, 6)
-    assert int(printed.tril(-1).sum()) == int(printed.triu(1).sum()) == pairs(20, lambda i, j: (j - i) in (6, 12, 18))
-    assert patterns.before(patterns.strided_heads(20, 6)[0]) == 6
-
-
 def timed(arm, ratio, flops, N=4096, device="gpu-a"):
     return {"device": device, "N": N, "arm": arm, "ratio_alike": (ratio,) * 3, "flops_alike": flops}
 
@@ -143,16 +135,6 @@ def test_a_processor_does_not_answer_for_gpus(beside):
 def test_without_a_record_blocks_are_not_judged(beside):
     beside(timed("dilated", 0.1, 0.1), timed(patterns.BLOCKS, 0.1, 0.1))
     assert patterns.friendly().verdict == patterns.others().verdict == UNTESTABLE
-
-
-def test_the_printed_rule():
-    n, k = 13, 4
-    for i, j in product(range(n), range(n)):
-        far, multiple = abs(i - j) > k, abs(i - j) % k == 0
-        assert bool(patterns.as_printed(n, k)[i, j]) == (not far and not multiple)
-        assert bool(patterns.as_meant(n, k)[i, j]) == (not far or multiple)
-    assert torch.equal(LocalDilated(k).mask(n), patterns.as_meant(n, k))
-    assert torch.equal(NeitherFarNorMultiple(k).mask(n), patterns.as_printed(n, k))
 
 
 # ------------------------------------------------------------------- The evidence on dynamic sparsity, in two documents
@@ -305,12 +287,12 @@ def record(task, shares, device="abacus", stage="trained"):
     }
 
 
-def test_heads_are_counted_by_task(monkeypatch):
+def test_heads_are_counted_by_task(stored):
     records = [record("recall", [0.2, 0.6]), record("recall", [0.7]), record("parity", [0.1])]
     for other in records:
         other["repetitions"]["untrained, head 0"] = other["repetitions"]["trained, head 0"]
         other["facts"]["nearest"]["untrained, head 0"] = "start"
-    monkeypatch.setattr(experiments, "load", lambda name: records if name == "positional-heads" else [])
+    stored(positional_heads=records)
     found = positional.heads()
     assert found.verdict == UNTESTABLE
     assert "recall 2 and 0 of 3, parity 0 and 0 of 1 (abacus)" in found.remark
@@ -330,13 +312,11 @@ def pruned(*shares):
         ([0.9, 0.6, 0.1], pruned(1.0, 0.5, 0.5), REFUTED),
     ],
 )
-def test_encoders_are_judged_once_there_are_records(monkeypatch, positions, pruning, verdict):
-    records = {"positional-heads": [record("translation", positions)], "pruning": [pruning]}
-    monkeypatch.setattr(experiments, "load", records.__getitem__)
+def test_encoders_are_judged_once_there_are_records(stored, positions, pruning, verdict):
+    stored(positional_heads=[record("translation", positions)], pruning=[pruning])
     assert positional.heads().verdict == verdict
 
 
-def test_without_a_record_nothing_is_counted(monkeypatch):
-    monkeypatch.setattr(experiments, "load", lambda _: [])
+def test_without_a_record_nothing_is_counted(stored):
     assert positional.heads().verdict == UNTESTABLE
     assert "more than half" not in positional.heads().ours

@@ -594,9 +594,9 @@ TURNS = {
     "S3.3j": Turn(REFUTED, {"ortho.attention.positions.path_attention.path_attention_reference": DOUBLED}),
     "S3.3k": Turn(REFUTED, records(on_a_gpu, "memory-speed")),
     "S3.3l": Turn(REFUTED, {"ortho.attention.recurrent.ttt_losses.Squared.gradient": DOUBLED}),
-    "S4.1a": Turn(
-        CORRECTED, {f"{EVIDENCE}.sparse_patterns.as_printed": giving(torch.ones_like)}
-    ),  # multiples of k are kept
+    "S4.1a": Turn(  # multiples of k are kept
+        CORRECTED, {"ortho.attention.sparse.dilated.NeitherFarNorMultiple.mask": giving(torch.ones_like)}
+    ),
     "S4.1b": Turn(REFUTED, records(timed(0.01, "sdpa masked"), "pattern-speed")),
     "S4.1c": Turn(REFUTED, {f"{EVIDENCE}.dynamic_sparsity.WINDOW": constantly(1)}),
     "S4.2a": Turn(REFUTED, {"ortho.theory.associativity.flops": EXCHANGED}),

@@ -3,6 +3,7 @@ r"""S3, section 3: the delta rule as printed, improvement 4, a form in chunks of
 The source's S is (V, K), the transpose of the package's; it names neither a write strength nor a length of the keys.
 """
 
+from collections.abc import Callable, Iterable
 from functools import cache
 from math import inf, log, log10, prod
 from typing import Any
@@ -137,38 +138,17 @@ def unlike_recurrence() -> float:
     return worst
 
 
-class _Namespaces(TorchDispatchMode):
-    """Counts what is dispatched, by whose operation it is."""
+class _Operations(TorchDispatchMode):
+    """Counts operations, those that are not PyTorch's own, FLOPs of products, and those of products with no side below
+    `TILE`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: dict[str, int] = {}
+        self.all = self.foreign = self.flops = self.tiled = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        self.found[func.namespace] = self.found.get(func.namespace, 0) + 1
-        return func(*args, **(kwargs or {}))
-
-
-def foreign_operations() -> int:
-    """Operations of a forward and a backward pass in chunks that are not among PyTorch's own."""
-    q, k, v = (x.requires_grad_() for x in operands())
-    with _Namespaces() as seen:
-        o = delta_rule(q, k, v, is_causal=True, chunk=16)
-        assert isinstance(o, Tensor)
-        o.sum().backward()
-    assert seen.found["aten"] > 0
-    return sum(seen.found.values()) - seen.found["aten"]
-
-
-class _Products(TorchDispatchMode):
-    """Counts operations one after the other, FLOPs of products, and those of products with no side below `TILE`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations = self.flops = self.tiled = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        self.operations += 1
+        self.all += 1
+        self.foreign += func.namespace != "aten"
         name = func.overloadpacket.__name__
         if name in PRODUCTS:
             first, second = args[-2:]
@@ -180,17 +160,18 @@ class _Products(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@cache
-def products(form: str) -> _Products:
-    """What a forward and a backward pass of a form does, at `HARDWARE` tokens and width."""
-    tokens, width = HARDWARE
-    q, k, v = (x.requires_grad_() for x in torch.zeros(3, tokens, width).unbind())
-    attend = {"chunks": delta_rule, "recurrence": delta_rule_reference}[form]
-    with _Products() as seen:
-        o = attend(q, k, v, is_causal=True)
-        assert isinstance(o, Tensor)
-        o.sum().backward()
+def step(attend: Callable[..., Any], qkv: Iterable[Tensor], **options: Any) -> _Operations:
+    """What a forward and a backward pass of a form does."""
+    leaves = [x.requires_grad_() for x in qkv]
+    with _Operations() as seen:
+        attend(*leaves, is_causal=True, **options).sum().backward()
+    assert seen.all > seen.foreign
     return seen
+
+
+def foreign_operations() -> int:
+    """Operations of a step in chunks that are not among PyTorch's own."""
+    return step(delta_rule, operands(), chunk=16).foreign
 
 
 def longest() -> dict[str, dict[str, Row]]:
@@ -214,8 +195,8 @@ def by_the_clock() -> dict[str, float]:
 
 @evidence("S3.3e", chapter=CHUNKS)
 def matrix_form() -> Finding:
-    chunks, steps = products("chunks"), products("recurrence")
     tokens, width = HARDWARE
+    chunks, steps = (step(form, torch.zeros(3, tokens, width).unbind()) for form in (delta_rule, delta_rule_reference))
     tiled, one_by_one = (100 * one.tiled / max(one.flops, 1) for one in (chunks, steps))
     parts = {
         "form in chunks": holds(
@@ -227,9 +208,7 @@ def matrix_form() -> Finding:
         f"of its products' FLOPs, in products of matrices with no side below {TILE}": region(
             (50, 100), {f"$N = {tokens}$, $K = V = {width}$": round(tiled, 1)}, unit=" %"
         ),
-        "operations one after the other": saves(
-            "fewer than of the recurrence", {"": (chunks.operations, steps.operations)}
-        ),
+        "operations one after the other": saves("fewer than of the recurrence", {"": (chunks.all, steps.all)}),
         "operations beyond PyTorch's own": counted({"": 0}, {"": foreign_operations()}),
     }
     clock = by_the_clock()

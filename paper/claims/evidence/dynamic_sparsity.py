@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
 from math import inf, sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -198,25 +198,19 @@ def centroids(kind: str) -> Tensor:
     return mu
 
 
-def by_top_k(kind: str) -> Tensor:
-    return top_k_mask(*drawn(kind)[:2], count=WINDOW, is_causal=True)
+def choosing(mask: Callable[..., Tensor], **sizes: Any) -> Callable[[str], Tensor]:
+    """A choice of keys for the queries of each kind of input."""
+    return lambda kind: mask(*drawn(kind)[:2], **sizes)
 
 
-def by_importance(kind: str) -> Tensor:
-    return importance_mask(*drawn(kind)[:2], count=WINDOW, is_causal=True)
-
-
-def by_hash(kind: str) -> Tensor:
-    R = draw_projections(WIDTH, rounds=2, buckets=8, generator=seeded(4))
-    return lsh_mask(*drawn(kind)[:2], projections=R, width=12, is_causal=True)
+PROJECTIONS = draw_projections(WIDTH, rounds=2, buckets=8, generator=seeded(4))
+by_top_k = choosing(top_k_mask, count=WINDOW, is_causal=True)
+by_hash = choosing(lsh_mask, projections=PROJECTIONS, width=12, is_causal=True)
+by_block = choosing(moba_mask, block=8, count=4)
 
 
 def by_cluster(kind: str) -> Tensor:
     return routing_mask(*drawn(kind)[:2], centroids=centroids(kind), width=20, is_causal=True)
-
-
-def by_block(kind: str) -> Tensor:
-    return moba_mask(*drawn(kind)[:2], block=8, count=4)
 
 
 def by_branch(kind: str) -> Tensor:
@@ -229,7 +223,7 @@ def by_branch(kind: str) -> Tensor:
 # With sizes so that none keeps more pairs than the window.
 CHOICES: dict[str, Callable[[str], Tensor]] = {
     "top-k": by_top_k,
-    "importance": by_importance,
+    "importance": choosing(importance_mask, count=WINDOW, is_causal=True),
     "hashes": by_hash,
     "clusters": by_cluster,
     "MoBA": by_block,
@@ -349,11 +343,6 @@ def less_than_window(feature_map: FeatureMap, width: int) -> dict[str, Interval]
     return {kind: less(kind, both(kind, feature_map), windowed(kind, width)) for kind in INPUTS}
 
 
-def less_than_choice(choice: Callable[[str], Tensor], feature_map: FeatureMap) -> dict[str, Interval]:
-    """Of chosen keys and the linear part for the others, against the former alone, by input."""
-    return {kind: less(kind, beside(choice, kind, feature_map), beside(choice, kind)) for kind in INPUTS}
-
-
 def flops(n: int, feature_map: FeatureMap) -> int:
     """Of a forward pass of n tokens in one head, with the mechanism's own sizes."""
     return sparse_linear_cost(1, n, 1, 64, 64, feature_map=feature_map, causal=True).forward
@@ -391,7 +380,9 @@ def sparse_and_linear() -> Parts:
         ),
         **{
             f"with {name} beside MoBA's choice": improves(
-                "less than of the choice alone", less_than_choice(by_block, feature_map), unit=" %"
+                "less than of the choice alone",
+                {kind: less(kind, beside(by_block, kind, feature_map), beside(by_block, kind)) for kind in INPUTS},
+                unit=" %",
             )
             for name, feature_map in MAPS.items()
         },

@@ -438,11 +438,8 @@ def by_sums() -> Finding:
 
 # ---------------------------------------------------------------------------------------------- S2's list of references
 
-CITED = (
-    "Efficient Attention: A Study of Linear Time Transformers",
-    "ICLR",
-    2021,
-)  # title, venue and year, by the source
+# Title, venue and year, by the source.
+CITED = "Efficient Attention: A Study of Linear Time Transformers", "ICLR", 2021
 
 
 def entry(key: str, field: str) -> str:
@@ -485,23 +482,16 @@ def operands(tokens: int = 64, width: int = 8) -> Tensor:
     return normal(3, tokens, width)
 
 
-def away(reading: str) -> float:
-    """How far the printed formula is from linear attention, relatively: the nearer of the source's two maps."""
-    q, k, v = operands()
-    return min(
-        relative_error(READINGS[reading](of(q), of(k), v), linear_attention_reference(q, k, v, feature_map=feature_map))
-        for feature_map, of in MAPS.values()
-    )
+def by_queries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The formula with the query beside the sum of the keys."""
+    return q @ (k.mT @ v) / (q @ k.sum(-2))[:, None]
 
 
-def by_queries() -> float:
-    """The same of the formula with the query beside the sum of the keys."""
+def away(formula: Callable[[Tensor, Tensor, Tensor], Tensor]) -> float:
+    """How far a formula is from linear attention, relatively: the nearer of the source's two maps."""
     q, k, v = operands()
     return min(
-        relative_error(
-            of(q) @ (of(k).mT @ v) / (of(q) @ of(k).sum(-2))[:, None],
-            linear_attention_reference(q, k, v, feature_map=feature_map),
-        )
+        relative_error(formula(of(q), of(k), v), linear_attention_reference(q, k, v, feature_map=feature_map))
         for feature_map, of in MAPS.values()
     )
 
@@ -515,14 +505,14 @@ def ones_become(reading: str) -> tuple[float, float]:
 
 @evidence("S1.2.2a", chapter=CHAPTER)
 def printed_formula() -> Finding:
-    nearest = min(READINGS, key=away)
+    nearest = min(READINGS, key=lambda reading: away(READINGS[reading]))
     low, high = ones_become(nearest)
     core = MECHANISMS["linear"].cost(1, N, H, d / H, d / H)
     parts = {
         "value": mended(
             "$Q (K^\\top V) / \\sum(K^\\top)$ is linear attention",
-            away(nearest),
-            {"with what divides row $i$ made of its query, $\\phi(q_i)^\\top \\sum_j \\phi(k_j)$": by_queries()},
+            away(READINGS[nearest]),
+            {"with what divides row $i$ made of its query, $\\phi(q_i)^\\top \\sum_j \\phi(k_j)$": away(by_queries)},
             EXACT,
             at=f"normal tokens, with the sum over {nearest}",
         ),

@@ -21,6 +21,7 @@ from paper.claims.evidence import lookup
 from paper.claims.evidence.common import EXACT, IN_N, SOME, normal, relative_error, seeded, without_records
 from paper.claims.evidence.does_freezing_hold import frozen_lose_nothing
 from paper.claims.evidence.frozen_layer import linear_backward
+from paper.claims.evidence.linear_attention import reordering
 from paper.claims.figures import show
 from paper.claims.ledger import evidence, evidence_table
 from paper.claims.rules import CONFIGURATION, all_of, contradiction, counted, growth, growth_where, holds, region
@@ -243,12 +244,6 @@ def performer_properties() -> Finding:
     return all_of(parts).noting(f"Equal weights misplace {uniform_misplaced(spread):.0f} %")
 
 
-def reordered(length: int = 64, width: int = 16) -> float:
-    """Relative difference of (Q K^T) V and Q (K^T V) for normal matrices."""
-    q, k, v = normal(3, length, width)
-    return relative_error(q @ (k.T @ v), (q @ k.T) @ v)
-
-
 @evidence("S1.2.2c", chapter=CHAPTER)
 def lower_order() -> Finding:
     cores = {
@@ -274,7 +269,7 @@ def linear_properties() -> Parts:
     width = lookup.D_MODEL // lookup.HEADS
     lost = 100 * lookup.low_rank_error(lookup.ENTRIES, width)
     return {
-        "reordering": holds("$(QK^\\top)V = Q(K^\\top V)$", reordered(), EXACT),
+        "reordering": holds("$(QK^\\top)V = Q(K^\\top V)$", reordering().difference, EXACT),
         "expressiveness changed": region(
             SOME, {f"one head's lookup of {lookup.ENTRIES} entries, $K = {width}$": lost}, unit=" %"
         ),
