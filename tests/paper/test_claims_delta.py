@@ -18,13 +18,6 @@ CONDITIONAL, UNTESTABLE, INCONSISTENT = Verdict.CONDITIONAL, Verdict.UNTESTABLE,
 # --------------------------------------------------------------------------------------- The evidence on the delta rule
 
 
-def test_the_printed_formula_by_hand():
-    """A key of length 1 written twice, and one of squared length 2 whose error changes its sign."""
-    k = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 1.0]]).double()
-    v = torch.tensor([[3.0], [5.0], [7.0]]).double()
-    assert delta.as_printed(k, k, v).flatten().tolist() == [3, 5, 9]  # 5 before the last write, and 2 (7 - 5) more
-
-
 @pytest.mark.parametrize("square", [0.25, 1.0, 1.75, 2.0, 2.5])
 def test_each_write_leaves_the_same_share(square):
     for writes in (1, 3, 10):

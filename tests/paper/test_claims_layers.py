@@ -68,18 +68,6 @@ def test_shares_by_hand():
     assert [saved_share(p).subs(r, 1) * 24 for p in ("frozen", "stopped")] == [4, 14]
 
 
-# ----------------------------------------- The evidence on layers with heads of several kinds fails where a cost is off
-
-
-def test_the_shares_by_hand():
-    """In units of N d^2 and with a fused kernel: 24 + 14 r learned, of which freezing takes 4 from the others."""
-    r = 512 / 768
-    for learned in cheaper.LEARNED:
-        expected = 1 - 4 * (1 - learned / 12) / (24 + 14 * r)
-        assert cheaper.over_learned("step", 512, learned) == pytest.approx(expected, rel=1e-12)
-        assert cheaper.over_learned("trained", 512, learned) == pytest.approx(0.5 + learned / 24)
-
-
 # --------------------------------------------------------------------------------------------- S2, sections 4.2 and 4.3
 
 

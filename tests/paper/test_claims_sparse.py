@@ -10,7 +10,6 @@ import sympy
 import torch
 
 from ortho.attention.sparse.window import Window
-from ortho.attention.untrained.positional_attention import PATTERNS
 from paper import experiments
 from paper.claims import Verdict
 from paper.claims.evidence import dynamic_sparsity as dynamic
@@ -192,28 +191,6 @@ def test_choices_have_no_more_pairs_than_the_window(kind):
         assert (dynamic.held(choice, kind) <= dynamic.held(dynamic.by_top_k, kind) + 1e-12).all()  # sums of 256 weights
 
 
-def test_the_window_by_hand():
-    q, k, v = dynamic.drawn("peaked")
-    i, low = 100, 101 - dynamic.WINDOW
-    expected = (q[2, i] @ k[2, low : i + 1].T / sqrt(dynamic.WIDTH)).softmax(-1) @ v[2, low : i + 1]
-    torch.testing.assert_close(dynamic.windowed("peaked", dynamic.WINDOW)[2, i], expected)
-
-
-@pytest.mark.parametrize("name", dynamic.MAPS)
-def test_both_by_hand(name):
-    q, k, v = dynamic.drawn("topics")
-    i = 200
-    t = q[2, i] @ k[2, : i + 1].T / sqrt(dynamic.WIDTH)
-    if name == "Taylor":
-        far = 1 + t + t**2 / 2
-    else:
-        f = [torch.where(x > 0, x + 1, x.exp()) for x in (q[2, i], k[2, : i + 1])]
-        far = f[0] @ f[1].T / dynamic.WIDTH
-    near = torch.arange(i + 1) > i - dynamic.WINDOW
-    w = torch.where(near, t.exp(), far)
-    torch.testing.assert_close(dynamic.both("topics", dynamic.MAPS[name])[2, i], w / w.sum() @ v[2, : i + 1])
-
-
 @pytest.mark.parametrize("kind", dynamic.INPUTS)
 def test_beside_the_window(kind):
     """With the window as its choice it is the mechanism of the package; without a map, the window alone."""
@@ -246,16 +223,6 @@ def test_intervals_cover():
 # ---------------------------------------------------------------------------------- The evidence on positional patterns
 
 
-@pytest.mark.parametrize("name", positional.NAMED)
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_the_weights_are_the_definitions(name, is_causal):
-    """Quotients of integers below 2^53, as `positional.ROUNDED` has it."""
-    expected = PATTERNS[name].weights(9, is_causal=is_causal)
-    torch.testing.assert_close(
-        positional.weights(name, 9, is_causal=is_causal), expected, rtol=0, atol=positional.ROUNDED
-    )
-
-
 def test_empty_rows_by_hand():
     assert positional.empty_rows(5) == {"previous": [0], "next": [4], "left": [0, 1], "right": [3, 4]}
     assert positional.empty_rows(1) == {name: [0] for name in ("previous", "next", "left", "right")}
@@ -268,13 +235,9 @@ def test_the_printed_cubes():
     assert [positional.printed_previous(2, j) for j in range(4)] == [0, 1, 0, 0]
 
 
-def test_printed_positions(monkeypatch):
+def test_printed_positions():
     assert positional.printed_position(3, 0, 8) == pytest.approx(math.sin(3), abs=1e-15)
     assert positional.printed_position(3, 5, 8) == pytest.approx(math.cos(3 / 10000**0.5), abs=1e-15)
-    assert positional.sinusoids().verdict == CONFIRMED
-    right = positional.sinusoidal_positions
-    monkeypatch.setattr(positional, "sinusoidal_positions", lambda *x, **o: right(*x, **o).flip(-1))
-    assert positional.sinusoids().verdict == REFUTED
 
 
 def record(task, shares, device="abacus", stage="trained"):

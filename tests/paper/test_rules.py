@@ -235,11 +235,6 @@ def test_a_finding_has_what_the_source_says(finding, source):
     assert finding.source == source
 
 
-def test_printed_margin_is_stated():
-    assert printed({"": "100"}, {"": 109}, margin=0.1).verdict == CORRECTED
-    assert printed({"": "100"}, {"": 112}, margin=0.1).verdict == REFUTED
-
-
 @pytest.mark.parametrize("text", ["", "fifteen", "1,23", "1.", "15 %", "1e3"])
 def test_printed_figures_must_be_figures(text):
     with pytest.raises(ValueError, match=f"expected a printed figure .* got {re.escape(repr(text))}"):

@@ -18,7 +18,16 @@ from ortho.layers.multihead import MultiheadAttention
 from ortho.layers.synthesizer import Random, SynthesizerAttention
 from paper import experiments
 from paper.claims.evidence import lookup
-from paper.claims.evidence.common import EXACT, IN_N, SOME, normal, relative_error, seeded, without_records
+from paper.claims.evidence.common import (
+    EXACT,
+    IN_N,
+    SOME,
+    normal,
+    numbers,
+    relative_error,
+    seeded,
+    without_records,
+)
 from paper.claims.evidence.does_freezing_hold import frozen_lose_nothing
 from paper.claims.evidence.frozen_layer import linear_backward
 from paper.claims.evidence.linear_attention import reordering
@@ -59,8 +68,8 @@ SOURCE = {
 
 
 def kept(name: str) -> Any:
-    """How many numbers a row's layer keeps from the forward to the backward pass; a byte is a quarter of one."""
-    return sympy.expand(COSTS[name].saved_bytes / COSTS[name].itemsize)
+    """How many numbers a row's layer keeps from the forward to the backward pass."""
+    return numbers(COSTS[name])
 
 
 def evaluate(formula: Any, length: int, d_model: int, heads: int, features: int = FEATURES) -> int:
@@ -117,24 +126,14 @@ def _performer() -> Finding:
     return _row("favor", **found)
 
 
-def linear_space() -> Finding:
-    """What linear attention keeps against O(N d): a statement that two sources make."""
-    return growth(SOURCE["linear"][1], kept("linear"), settings=IN_N)
-
-
-def _fused_space() -> str:
-    fused = layer(1, N, d, H)
-    return show(sympy.expand(fused.saved_bytes / fused.itemsize))
-
-
 evidence_table(
     CHAPTER,
     {
         "S0.3.1a": lambda: _row("learned"),
         "S0.3.1b": lambda: _row("synthesizer", trained=_synthesizer_trained()),
         "S0.3.1c": _performer,
-        "S0.3.1d": lambda: _row("linear", space=linear_space()).noting(
-            f"The standard layer with a fused kernel keeps {_fused_space()}"
+        "S0.3.1d": lambda: _row("linear", space=growth(SOURCE["linear"][1], kept("linear"), settings=IN_N)).noting(
+            f"The standard layer with a fused kernel keeps {show(numbers(layer(1, N, d, H)))}"
         ),
         "S0.3.1e": lambda: _row("frozen", backward=linear_backward()),
     },

@@ -14,7 +14,6 @@ from paper import experiments
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, counted, holds, region, untestable
 from paper.claims.verdicts import Finding
-from paper.experiments import Record
 from paper.experiments.learning import positional_heads, pruning
 
 CHAPTER = "17-positional-patterns"
@@ -102,8 +101,7 @@ def furthest(name: str, printed: Callable[[int, int], Fraction]) -> float:
 
 
 def row_sums(name: str) -> str:
-    sums = weights(name, TOKENS).sum(-1)
-    empty = ", ".join(map(str, (sums == 0).nonzero().flatten().tolist()))
+    empty = ", ".join(map(str, empty_rows(TOKENS)[name]))
     return f"Rows that sum to 0 as printed: {empty}. The formula does not say what they hold"
 
 
@@ -143,18 +141,14 @@ def pruned() -> Finding:
     records = experiments.load("pruning")
     device = experiments.judged_device(records)
     shares = {
-        f"run {record['configuration']['seed']}": round(100 * pruning.removable(record) / heads_of(record), 1)
+        f"run {case['seed']}": round(100 * pruning.removable(record) / (case["H"] * case["L"]), 1)
         for record in records
         if record["device"] == device
+        for case in (record["configuration"],)
     }
     if not shares:
         return untestable("many heads can be pruned", {"pruned encoders": None}, lack="there are no records of")
     return region(MANY, shares, unit=" %")
-
-
-def heads_of(record: Record) -> int:
-    """The heads of an encoder's layers together."""
-    return int(record["configuration"]["H"] * record["configuration"]["L"])
 
 
 def unnoticed(rows: Sequence[positional_heads.Row]) -> int:

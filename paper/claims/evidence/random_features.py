@@ -3,7 +3,7 @@ r"""Random features of the softmax kernel: FAVOR+ as printed, orthogonal rows, v
 S2, sections 2.2, 3.3, 4.2 and 4.3.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from math import inf, log, sqrt
 
@@ -227,13 +227,13 @@ def complexity() -> Finding:
     softmax = MECHANISMS["softmax"].cost(1, N, H, d / H, d / H, form="reference")
     from_length = sympy.expand(sympy.solve(softmax.forward - core.forward, N)[0])
     few = ("d", "H", "m")
-    return all_of(
-        orders({"time": ("N*m*d", core.forward)})
-        | orders({"space": ("N*m", kept)})
-        | orders(
-            {"time for $m \\ll N$": ("N", core.forward, *few), "space for $m \\ll N$": ("N", kept, *few)},
-        )
-    ).noting(
+    rows = {
+        "time": ("N*m*d", core.forward),
+        "space": ("N*m", kept),
+        "time for $m \\ll N$": ("N", core.forward, *few),
+        "space for $m \\ll N$": ("N", kept, *few),
+    }
+    return all_of(orders(rows)).noting(
         "The space is $O(N m)$ where both $N$ and $m$ grow at least in proportion to $d$. The products are fewer than "
         f"softmax attention's for $N$ above {show(from_length)}"
     )
@@ -353,11 +353,6 @@ def rows_off(kind: str, K: int, spread: float) -> float:
     return 100 * float((errors > MOST + 1e-9).double().mean())  # rounding aside
 
 
-def gerf_gains() -> Mapping[str, float]:
-    """ln(variance of FAVOR+ / of GERF fitted to the pair), closed form."""
-    return {f"({K}, {square:g})": round(log_gain(square, K), 2) for K in HEAD_WIDTHS for square in SQUARES}
-
-
 @cache
 def sharp_gains(data: str, K: int, spread: float) -> float:
     """ln(variance of FAVOR+ / of FAVOR#), the mean over pairs and draws; of SDERF and ADERF the better."""
@@ -372,7 +367,7 @@ def variances() -> Finding:
         kind: {f"({K}, {spread:g})": round(rows_off(kind, K, spread)) for K, spread in settings}
         for kind in ("trigonometric", "positive")
     }
-    gains = gerf_gains()
+    gains = {f"({K}, {square:g})": round(log_gain(square, K), 2) for K in HEAD_WIDTHS for square in SQUARES}
     sharp = {
         f"{data} ({K}, {spread:g})": round(sharp_gains(data, K, spread), 1)
         for data in DATA
