@@ -1,7 +1,6 @@
 """Frozen orthogonal queries and keys with other attention (S2, section 5.3), and linear attention elsewhere (S4)."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from ortho.cost import layer
 from paper import experiments
@@ -28,11 +27,7 @@ ON_DIGITS = ("linear",)  # kinds of which `images` has both arms
 DIGITS = Unit("% of the digits", 100, 1)
 
 
-class Comparison(NamedTuple):
-    """An arm that may lose something, and the other, which has it to lose."""
-
-    arm: str
-    other: str
+Comparison = tuple[Arms, str, str]  # the field, an arm that may lose something, and the other, which has it to lose
 
 
 def on_bytes() -> Arms:
@@ -47,7 +42,7 @@ def on_digits() -> Arms:
     return Arms(images.by_arm(records, experiments.judged_device(records)), "correct", DIGITS)
 
 
-def nothing_lost(comparisons: Sequence[tuple[Arms, Comparison]]) -> Finding:
+def nothing_lost(comparisons: Sequence[Comparison]) -> Finding:
     """Whether nothing is lost, wherever there is something to lose.
 
     There is where the other arm is shown to be better than heads that see no other token. Where it is not, that no
@@ -55,9 +50,9 @@ def nothing_lost(comparisons: Sequence[tuple[Arms, Comparison]]) -> Finding:
     kept. Where nothing is left, and where runs are missing, nothing can be said.
     """
     statement, missing, idle, have = "nothing is lost", [], [], {}
-    for field, one in comparisons:
-        label = f"{one.arm} against {one.other}, {field.unit.name}"
-        gain, found = field.reported(one.other, IDLE), field.reported(*one)
+    for field, arm, other in comparisons:
+        label = f"{arm} against {other}, {field.unit.name}"
+        gain, found = field.reported(other, IDLE), field.reported(arm, other)
         if gain is None or found is None:
             missing.append(label)
         elif gain[1] != "better" and found[1] not in SHOWN:
@@ -94,12 +89,12 @@ def saved(kind: str, N: int) -> float:
     return round(100 - 100 * step(kind, N, "frozen") / step(kind, N, "learned"), 1)
 
 
-def beside_what_is_combined() -> list[tuple[Arms, Comparison]]:
+def beside_what_is_combined() -> list[Comparison]:
     """Frozen queries and keys against learned ones in the same attention; and, with frozen ones, another attention
     against softmax on digits, where nothing else differs."""
     text, digits = on_bytes(), on_digits()
-    own = [(text, Comparison(f"frozen {kind}", kind)) for kind in KINDS]
-    return own + [(digits, Comparison(f"frozen {kind}", other)) for kind in ON_DIGITS for other in (kind, ORA)]
+    own = [(text, f"frozen {kind}", kind) for kind in KINDS]
+    return own + [(digits, f"frozen {kind}", other) for kind in ON_DIGITS for other in (kind, ORA)]
 
 
 def beside_ora_on_bytes() -> Mapping[str, Told]:

@@ -54,20 +54,6 @@ def as_printed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
-def unlike_printed() -> float:
-    """The relative difference of the package's definition and the printed formula."""
-    q, k, v = operands()
-    return relative_error(delta_rule_reference(q, k, v, normalise=False, is_causal=True), as_printed(q, k, v))
-
-
-def unlike_descent() -> float:
-    r"""The relative difference of a printed step and one against the gradient of $\frac12 |S k - v|^2$, of rate 1."""
-    _, k, v = operands()
-    S = normal(WIDTH, WIDTH, seed=1).requires_grad_()
-    (gradient,) = torch.autograd.grad((S @ k[0] - v[0]).square().sum() / 2, S)
-    return relative_error(-gradient, torch.outer(v[0] - S.detach() @ k[0], k[0]))
-
-
 def left_after(square: float, writes: int) -> float:
     """The share of the error that is left when one pair, with that |k|^2, is written so often to a random memory."""
     g = seeded(2)
@@ -84,12 +70,19 @@ def left_after(square: float, writes: int) -> float:
 def formula() -> Finding:
     squares = (1.0, 2.0, 2.5)
     left = ", ".join(f"{left_after(square, 20):.0f} for $|k|^2 = {square:g}$" for square in squares)
+    q, k, v = operands()
+    defined = delta_rule_reference(q, k, v, normalise=False, is_causal=True)
+    S = normal(WIDTH, WIDTH, seed=1).requires_grad_()
+    (gradient,) = torch.autograd.grad((S @ k[0] - v[0]).square().sum() / 2, S)
+    unlike_descent = relative_error(-gradient, torch.outer(v[0] - S.detach() @ k[0], k[0]))
     parts = {
-        "recurrence": holds("the package's, with $\\beta = 1$ and keys as they are", unlike_printed(), EXACT_STEPS),
-        "least mean squares": holds(
-            "each step is one of gradient descent on $\\frac12 |S k - v|^2$, of rate 1",
-            unlike_descent(),
+        "recurrence": holds(
+            "the package's, with $\\beta = 1$ and keys as they are",
+            relative_error(defined, as_printed(q, k, v)),
             EXACT_STEPS,
+        ),
+        "least mean squares": holds(
+            "each step is one of gradient descent on $\\frac12 |S k - v|^2$, of rate 1", unlike_descent, EXACT_STEPS
         ),
     }
     return all_of(parts).noting(
@@ -216,14 +209,6 @@ def matrix_form() -> Finding:
     return all_of(parts).noting(f"Of the recurrence's products {one_by_one:.0f} % are such{told if clock else ''}")
 
 
-def by_a_linear_system() -> float:
-    """The relative difference of one chunk's answers, from a triangular system for all of its errors at once, and the
-    recurrence's."""
-    q, k, v = operands()
-    errors = torch.linalg.solve_triangular(torch.eye(LENGTH) + (k @ k.T).tril(-1), v, upper=False)
-    return relative_error((q @ k.T).tril() @ errors, as_printed(q, k, v))
-
-
 def without_kernels() -> Finding:
     """Whether a form without kernels of its own is slower on a GPU than fused softmax attention."""
     statement = "without kernels in CUDA the form is slower than fused softmax attention"
@@ -235,8 +220,12 @@ def without_kernels() -> Finding:
 
 @evidence("S3.3k", chapter=CHUNKS)
 def kernels() -> Finding:
+    q, k, v = operands()
+    # One chunk, by a triangular system for all of its errors at once.
+    errors = torch.linalg.solve_triangular(torch.eye(LENGTH) + (k @ k.T).tril(-1), v, upper=False)
+    unlike_recurrence = relative_error((q @ k.T).tril() @ errors, as_printed(q, k, v))
     parts = {
-        "in parallel, by a linear system": holds("what the recurrence gives", by_a_linear_system(), EXACT_STEPS),
+        "in parallel, by a linear system": holds("what the recurrence gives", unlike_recurrence, EXACT_STEPS),
         "needs kernels in CUDA": without_kernels(),
     }
     clock = {label: show(ratio) for label, ratio in by_the_clock().items()}

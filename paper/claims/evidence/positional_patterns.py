@@ -128,12 +128,8 @@ def heads_of_encoders(found: Mapping[str, Sequence[positional_heads.Row]]) -> Fi
     if not encoders:
         maps = {"the attention maps of a trained encoder": None}
         return untestable("most heads are positional, and many alike", maps, lack="there are no records of")
-    return region(MOST, {task: share_of(rows, positional_heads.positional(rows)) for task, rows in encoders.items()})
-
-
-def share_of(rows: Sequence[positional_heads.Row], count: int) -> float:
-    """So many heads of these, in per cent."""
-    return round(100 * count / len(rows), 1)
+    shares = {task: 100 * positional_heads.positional(rows) / len(rows) for task, rows in encoders.items()}
+    return region(MOST, {task: round(share, 1) for task, share in shares.items()})
 
 
 def pruned() -> Finding:
@@ -151,11 +147,6 @@ def pruned() -> Finding:
     return region(MANY, shares, unit=" %")
 
 
-def unnoticed(rows: Sequence[positional_heads.Row]) -> int:
-    """Without how many of these heads, one at a time, the model answers as well, but for a hundredth."""
-    return sum(row["correct"] - row["correct_without"] <= 0.01 for row in rows)
-
-
 @evidence("S2.1.2a", chapter=CHAPTER)
 def heads() -> Finding:
     records = experiments.load("positional-heads")
@@ -167,8 +158,11 @@ def heads() -> Finding:
     }
     if not found:
         return all_of(parts)
+    unnoticed = {
+        task: sum(row["correct"] - row["correct_without"] <= 0.01 for row in rows) for task, rows in found.items()
+    }
     counts = (
-        f"{task} {positional_heads.positional(rows)} and {unnoticed(rows)} of {len(rows)}"
+        f"{task} {positional_heads.positional(rows)} and {unnoticed[task]} of {len(rows)}"
         for task, rows in found.items()
     )
     return all_of(parts).noting(
