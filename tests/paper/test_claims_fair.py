@@ -39,10 +39,7 @@ SAME = {
     ),
     "linear attention keeps O(N d)": (("S0.3.1d", "space"), ("S1.2.2a", "space")),
     "scores take N^2": (("S1.1.1b", "scores"), ("S2.3.1a", "similarity, space")),
-    "a window needs space for its pairs": (
-        ("S1.2.4a", "space, none stored"),
-        ("S1.4.2a", "space, none stored"),
-    ),
+    "a window needs space for its pairs": (("S1.2.4a", "space, none stored"), ("S1.4.2a", "space, none stored")),
     "sums over the past are products with a state": (
         ("S3.2a", "outputs that differ, in fractions"),
         ("S3.2b", "outputs that differ from the sums, in fractions"),

@@ -73,13 +73,6 @@ def differing(choose: Choice) -> int:
     return int((choose(*operands(2)) != choose(*operands(3))).sum())
 
 
-def strangers() -> int:
-    """Kept pairs of a query and a key of different clusters."""
-    q, k = operands(2)
-    mates = nearest(q, four_centroids())[:, None] == nearest(k, four_centroids())
-    return int((by_clusters(q, k) & ~mates).sum())
-
-
 def off_by() -> float:
     """How far the shares in which keys of four lengths are drawn first are from the lengths', at most, in standard
     errors."""
@@ -93,11 +86,13 @@ def off_by() -> float:
 
 @evidence("S1.2.3b", chapter=CHAPTER)
 def chosen_by_content() -> Finding:
+    q, k = operands(2)
+    mates = nearest(q, four_centroids())[:, None] == nearest(k, four_centroids())
     parts = {
         "kept pairs that differ between two inputs": region(
             (1, inf), {name: differing(choose) for name, choose in BY_CONTENT.items()}
         ),
-        "of clusters, kept pairs across them": counted({"": 0}, {"": strangers()}),
+        "of clusters, kept pairs across them": counted({"": 0}, {"": int((by_clusters(q, k) & ~mates).sum())}),
         "of a sample": holds("a key is drawn in proportion to its importance, in standard errors", off_by(), SIGMAS),
     }
     return all_of(parts).noting(

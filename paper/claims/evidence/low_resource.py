@@ -278,11 +278,6 @@ def both(arm: str, base: str) -> dict[str, Judged]:
     return {label: one for task in TASKS for label, one in gains(few_pairs(task), task, arm, base).items()}
 
 
-def level(comparisons: int) -> str:
-    """How often such comparisons err."""
-    return f"{comparisons} comparisons; each errs at most once in 20 in either direction"
-
-
 STANDARD = 2_900_000  # pairs of the source's standard scenario
 NEAR = 1  # point of BLEU, by which runs of the same size may differ from the printed figures
 PRINTED_ARMS = {LEARNED: LEARNED, "7 fixed (token) + 1": FIXED, SINGLE: SINGLE}
@@ -415,21 +410,16 @@ def causes() -> Finding:
         assert difference is not None  # they were judged
         gaps[f"{TASKS[task]}, {pairs:,} pairs"] = turned(difference.interval)
     shares = in_favour(gaining)
+    steady = [record for task in TASKS for record in experiments.load(task) if "gradients" in record["facts"]]
+    gradients = {"the gradients of translating models": steady or None}
     parts = {
         "of the gain, arms with as few parameters make at most": region((MOSTLY, inf), shares, unit=" %")
         if shares
         else without_records("fewer parameters", "other arms with no more of them"),
         "generalisation": improves("what unseen pairs take more than seen ones, in nats, is smaller", gaps),
-        "gradients": steadiness(),
+        "gradients": untestable("they are steadier", gradients, lack="there are no records of"),
     }
     return all_of(parts).noting(_measured())
-
-
-def steadiness() -> Finding:
-    """Whether gradients of fixed patterns are steadier, of which records of translation would have to tell."""
-    records = [record for task in TASKS for record in experiments.load(task) if "gradients" in record["facts"]]
-    needs = {"the gradients of translating models": records or None}
-    return untestable("they are steadier", needs, lack="there are no records of")
 
 
 def with_gap(one: Runs) -> Runs:
@@ -462,4 +452,6 @@ def advantage() -> Finding:
         found |= in_points(both(arm, LEARNED))
     if not found:
         return without_records(statement, "frozen and learned heads with little to learn from")
-    return outperforms(statement, found).noting(level(len(found)))
+    return outperforms(statement, found).noting(
+        f"{len(found)} comparisons; each errs at most once in 20 in either direction"
+    )

@@ -50,13 +50,6 @@ def off(name: str) -> int:
     return wrong
 
 
-def not_heaviest() -> int:
-    """How many rows of the patterns of both ends have their largest weight elsewhere."""
-    ends = [(weights("end", n).argmax(-1), n - 1) for n in range(1, TOKENS + 1)]
-    starts = [(weights("start", n).argmax(-1), 0) for n in range(1, TOKENS + 1)]
-    return sum(int((heaviest != place).sum()) for heaviest, place in (*ends, *starts))
-
-
 def trained(patterns: Sequence[str]) -> int:
     """The parameters of a layer of such heads, beside W_V and W_O."""
     layer = PositionalHeads(4 * len(patterns), len(patterns), patterns=patterns)
@@ -72,10 +65,13 @@ def empty_rows(n: int) -> dict[str, list[int]]:
 @evidence("S2.1.1a", chapter=CHAPTER)
 def seven() -> Finding:
     empty = "; ".join(f"{name}: {', '.join(map(str, rows))}" for name, rows in empty_rows(TOKENS).items())
+    lengths = range(1, TOKENS + 1)
+    ends = [("start", n, 0) for n in lengths] + [("end", n, n - 1) for n in lengths]
+    elsewhere = sum(int((weights(name, n).argmax(-1) != place).sum()) for name, n, place in ends)
     parts = {
         "patterns": counted({"": 7}, {"": len(SEVEN)}),
         f"pairs that differ from the named ones, lengths up to {TOKENS}": counted({"": 0}, {"": sum(map(off, NAMED))}),
-        "rows of the two ends that are heaviest elsewhere": counted({"": 0}, {"": not_heaviest()}),
+        "rows of the two ends that are heaviest elsewhere": counted({"": 0}, {"": elsewhere}),
         "trained parameters": counted({"": 0}, {"": trained(list(NAMED))}),
     }
     return all_of(parts).noting(f"The last token is $n - 1$. Rows without a key, of {TOKENS} tokens: {empty}")
@@ -151,7 +147,9 @@ def pruned() -> Finding:
 def heads() -> Finding:
     records = experiments.load("positional-heads")
     device = experiments.judged_device(records)
-    found = by_task(positional_heads.arms(records, device)) if device else {}
+    found: dict[str, list[positional_heads.Row]] = {}  # the trained heads of each task
+    for (task, _), stages in positional_heads.arms(records, device).items() if device else ():
+        found.setdefault(task, []).extend(stages["trained"])
     parts = {
         "positional and alike": heads_of_encoders(found),
         "heads of an encoder that go before a sentence in a hundred is lost": pruned(),
@@ -169,16 +167,6 @@ def heads() -> Finding:
         "Two counts of heads in causal models: those whose positions explain more than half of their variation, and "
         f"those whose removal alone loses at most 1 % of the answers: {', '.join(counts)} ({device})"
     )
-
-
-def by_task(
-    arms: dict[tuple[str, str], dict[str, list[positional_heads.Row]]],
-) -> dict[str, list[positional_heads.Row]]:
-    """The trained heads of each task."""
-    tasks = dict.fromkeys(task for task, _ in arms)
-    return {
-        task: [row for (of, _), stages in arms.items() if of == task for row in stages["trained"]] for task in tasks
-    }
 
 
 def printed_position(p: int, c: int, d: int) -> float:

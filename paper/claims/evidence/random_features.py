@@ -42,7 +42,7 @@ from ortho.theory.variance import (
 from paper.claims.evidence.common import EXACT, SOME, as_much_as, normal, orders, relative_error, seeded
 from paper.claims.evidence.methods import COSTS, FAVOR_WIDTH, favor_misplaced, misplaced, unlike_softmax
 from paper.claims.figures import Interval, outward, show, span
-from paper.claims.ledger import evidence
+from paper.claims.ledger import evidence, evidence_table
 from paper.claims.rules import all_of, counted, growth, holds, improves, mended, region
 from paper.claims.verdicts import Finding, Parts
 
@@ -63,13 +63,8 @@ def quadrature_error() -> float:
     return float(abs(mean / np.exp(x @ y) - 1))
 
 
-@evidence("S2.2.2a", chapter=CHAPTER)
-def expectation() -> Finding:
-    return holds(
-        r"$\mathbb{E}_\omega[e^{\omega^\top x - |x|^2/2}\, e^{\omega^\top y - |y|^2/2}] = e^{x^\top y}$",
-        quadrature_error(),
-        EXACT,
-    )
+EXPECTATION = r"$\mathbb{E}_\omega[e^{\omega^\top x - |x|^2/2}\, e^{\omega^\top y - |y|^2/2}] = e^{x^\top y}$"
+evidence_table(CHAPTER, {"S2.2.2a": lambda: holds(EXPECTATION, quadrature_error(), EXACT)})
 
 
 @cache
