@@ -117,8 +117,6 @@ def row(N, ratio, memory, device="cuda-a", arm="materialised"):
     ("found", "verdict"),
     [
         ([row(1024, 4.0, 3.3)], CONFIRMED),
-        ([row(1024, 4.0, 3.3), row(4096, 9.0, 3.3)], CONDITIONAL),
-        ([row(1024, 4.0, 3.3), row(4096, 4.0, 20.0)], CONDITIONAL),
         ([row(1024, 1.0, 20.0)], REFUTED),
         ([row(1024, 1.0, 3.3, "cpu-a"), row(4096, 4.0, 3.3)], CONDITIONAL),
         ([row(1024, 1.0, 3.3, "cpu-a")], UNTESTABLE),

@@ -223,9 +223,9 @@ def kernels() -> Finding:
     q, k, v = operands()
     # One chunk, by a triangular system for all of its errors at once.
     errors = torch.linalg.solve_triangular(torch.eye(LENGTH) + (k @ k.T).tril(-1), v, upper=False)
-    unlike_recurrence = relative_error((q @ k.T).tril() @ errors, as_printed(q, k, v))
+    apart = relative_error((q @ k.T).tril() @ errors, as_printed(q, k, v))
     parts = {
-        "in parallel, by a linear system": holds("what the recurrence gives", unlike_recurrence, EXACT_STEPS),
+        "in parallel, by a linear system": holds("what the recurrence gives", apart, EXACT_STEPS),
         "needs kernels in CUDA": without_kernels(),
     }
     clock = {label: show(ratio) for label, ratio in by_the_clock().items()}
