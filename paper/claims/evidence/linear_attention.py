@@ -461,6 +461,8 @@ READINGS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "positions, dividing the outputs' columns": lambda q, k, v: q @ (k.mT @ v) / k.sum(-2),
     "positions, dividing features": lambda q, k, v: q @ (k.mT @ v / k.sum(-2)[:, None]),
 }
+# With the query beside the sum of the keys.
+FORMULAS = READINGS | {"by queries": lambda q, k, v: q @ (k.mT @ v) / (q @ k.sum(-2))[:, None]}
 
 
 def operands(tokens: int = 64, width: int = 8) -> Tensor:
@@ -468,16 +470,11 @@ def operands(tokens: int = 64, width: int = 8) -> Tensor:
     return normal(3, tokens, width)
 
 
-def by_queries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The formula with the query beside the sum of the keys."""
-    return q @ (k.mT @ v) / (q @ k.sum(-2))[:, None]
-
-
-def away(formula: Callable[[Tensor, Tensor, Tensor], Tensor]) -> float:
-    """How far a formula is from linear attention, relatively: the nearer of the source's two maps."""
+def away(formula: str) -> float:
+    """How far one of `FORMULAS` is from linear attention, relatively: the nearer of the source's two maps."""
     q, k, v = operands()
     return min(
-        relative_error(formula(of(q), of(k), v), linear_attention_reference(q, k, v, feature_map=feature_map))
+        relative_error(FORMULAS[formula](of(q), of(k), v), linear_attention_reference(q, k, v, feature_map=feature_map))
         for feature_map, of in MAPS.values()
     )
 
@@ -491,14 +488,14 @@ def ones_become(reading: str) -> tuple[float, float]:
 
 @evidence("S1.2.2a", chapter=CHAPTER)
 def printed_formula() -> Finding:
-    nearest = min(READINGS, key=lambda reading: away(READINGS[reading]))
+    nearest = min(READINGS, key=away)
     low, high = ones_become(nearest)
     core = MECHANISMS["linear"].cost(1, N, H, d / H, d / H)
     parts = {
         "value": mended(
             "$Q (K^\\top V) / \\sum(K^\\top)$ is linear attention",
-            away(READINGS[nearest]),
-            {"with what divides row $i$ made of its query, $\\phi(q_i)^\\top \\sum_j \\phi(k_j)$": away(by_queries)},
+            away(nearest),
+            {"with what divides row $i$ made of its query, $\\phi(q_i)^\\top \\sum_j \\phi(k_j)$": away("by queries")},
             EXACT,
             at=f"normal tokens, with the sum over {nearest}",
         ),
