@@ -462,7 +462,10 @@ READINGS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "positions, dividing features": lambda q, k, v: q @ (k.mT @ v / k.sum(-2)[:, None]),
 }
 # With the query beside the sum of the keys.
-FORMULAS = READINGS | {"by queries": lambda q, k, v: q @ (k.mT @ v) / (q @ k.sum(-2))[:, None]}
+FORMULAS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    **READINGS,
+    "by queries": lambda q, k, v: q @ (k.mT @ v) / (q @ k.sum(-2))[:, None],
+}
 
 
 def operands(tokens: int = 64, width: int = 8) -> Tensor:
