@@ -343,7 +343,7 @@ def freezing_learnt() -> Values:
         return {}
     _expect(text, "learned", frozen="worse", stopped="worse", positional="better", **{MIXED: "better"})
     _expect(text, "identity", stopped="equivalent")
-    assert _judged(language.judged, text["frozen"], text["frozen Gaussian"]).outcome not in ("better", "worse")
+    assert _judged(text["frozen"], text["frozen Gaussian"]).outcome not in ("better", "worse")
     _expect(text, "frozen 4 x", frozen="better")
     _expect(text, "frozen 1/4 x", frozen="better")
     _expect(text, "stopped Gaussian", stopped="better")
@@ -420,8 +420,8 @@ def _compared(found: Mapping[str, Any], budget: int) -> Values:
 def _later(runs: Mapping[str, Runs], times: float, margin: float) -> Values:
     """The same models at the longest budget."""
     _expect(runs, "learned", frozen="worse")
-    assert _judged(language.judged, runs["positional"], runs["learned"]).outcome != "better"
-    difference = _judged(language.judged, runs[MIXED], runs["learned"]).difference
+    assert _judged(runs["positional"], runs["learned"]).outcome != "better"
+    difference = _judged(runs[MIXED], runs["learned"]).difference
     assert abs(difference.mean) < margin
     return _bits("later", runs) | {
         "later_times": f"{times:g}",
@@ -465,9 +465,9 @@ def _bits(name: str, runs: Mapping[str, Runs]) -> Values:
     return {f"{name}_{short}": f"{runs[arm].mean('bits'):.2f}" for short, arm in _ARMS.items() if arm in runs}
 
 
-def _judged(judge: Callable[[Runs, Runs], Judged | None], arm: Runs, other: Runs) -> Judged:
+def _judged(arm: Runs, other: Runs) -> Judged:
     """An arm against another; AssertionError where the runs are too few to be judged."""
-    found = judge(arm, other)
+    found = language.judged(arm, other)
     assert found is not None
     return found
 
@@ -475,13 +475,13 @@ def _judged(judge: Callable[[Runs, Runs], Judged | None], arm: Runs, other: Runs
 def _expect(runs: Mapping[str, Runs], other: str, **outcomes: str) -> None:
     """AssertionError unless the rule that was fixed before the runs says this of these arms against another."""
     for arm, outcome in outcomes.items():
-        said = _judged(language.judged, runs[arm], runs[other]).outcome
+        said = _judged(runs[arm], runs[other]).outcome
         assert said == outcome, f"{arm} against {other}: expected {outcome}, got {said}"
 
 
 def _difference(runs: Mapping[str, Runs], arm: str, other: str) -> str:
     """What an arm takes more than another, with its interval."""
-    mean, (low, high) = _judged(language.judged, runs[arm], runs[other]).difference
+    mean, (low, high) = _judged(runs[arm], runs[other]).difference
     return f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
 
 

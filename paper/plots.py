@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ortho._checks import one_of
 
-__all__ = ["COLOURS", "LABELS", "LOOKS", "MARKERS", "figure", "powers_of_two", "style", "use"]
+__all__ = ["COLOURS", "LABELS", "LOOKS", "figure", "powers_of_two", "style", "use"]
 
 # Okabe & Ito's palette (2008), told apart with any colour vision. A variant has one look everywhere; those that meet in
 # a figure differ in colour and in marker, so that it survives a grey printer too.
@@ -65,7 +65,6 @@ LOOKS = {
     "position-delta": Look(VERMILION, "^"),
 }
 COLOURS = {name: look.colour for name, look in LOOKS.items()}
-MARKERS = {name: look.marker for name, look in LOOKS.items()}
 LABELS = {name: look.label or name for name, look in LOOKS.items()}
 
 _STYLE: dict[Any, Any] = {

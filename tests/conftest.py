@@ -25,6 +25,19 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for item in items if not item.get_closest_marker("nightly")]
 
 
+@pytest.fixture
+def stored(monkeypatch):
+    """A function by which experiments have what it is given by name, and nothing of the others."""
+    from paper import experiments
+
+    def these(**found):
+        records = {name.replace("_", "-"): rows for name, rows in found.items()}
+        monkeypatch.setattr(experiments, "load", lambda name: records.get(name, []))
+
+    these()
+    return these
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
     annotation_checks.begin_test(checking=not any(map(item.get_closest_marker, UNCHECKED)))

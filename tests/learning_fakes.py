@@ -2,7 +2,6 @@
 
 from math import log
 
-from paper import experiments
 from paper.experiments.learning import images, language, synthetic, translating
 
 CPU, GPU = "cpu-abacus", "nvidia-h200"
@@ -22,12 +21,12 @@ def record(case, tests, device=CPU, **facts):
 
 
 def text(arm, bits, *, gap=0.5, seeds=SEEDS, device=CPU, **choice):
-    """Runs of a model of bytes that takes so many bits a byte of other text, `gap` less of its own: one number each,
-    or one a seed. The validation part's look before the last is lower by 0.1 nats."""
+    """Runs of a model of bytes that takes so many bits a byte of other text, and less of its own
+    by `gap`: one number, or one a seed. The validation part's look before the last is lower by 0.1 nats."""
     records = []
     for i, seed in enumerate(seeds):
-        own, less = (value[i] if isinstance(value, list) else value for value in (bits, gap))
-        nats = (own + LEVEL * (seed - 1)) * BIT
+        less = gap[i] if isinstance(gap, list) else gap
+        nats = (bits + LEVEL * (seed - 1)) * BIT
         looks = [{"step": 1, "loss_nats": nats - 0.1}, {"step": 2, "loss_nats": nats}]
         case = language.case(arm, seed, 0.01, **choice)
         size = {"train": {"bytes": case["limit"] or ALL}}
@@ -85,14 +84,3 @@ def real(scores, number=1000, **kwargs):
 
 def made_up(scores, number=500, **kwargs):
     return [run for arm, score in scores.items() for run in pairs("transduction", arm, number, score, **kwargs)]
-
-
-def keep(monkeypatch):
-    """A function by which experiments have what it is given by name, and nothing of the others."""
-
-    def these(**found):
-        records = {name.strip("_").replace("_", "-"): rows for name, rows in found.items()}
-        monkeypatch.setattr(experiments, "load", lambda name: records.get(name, []))
-
-    these()
-    return these

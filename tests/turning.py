@@ -8,7 +8,7 @@ know only the broken world. Evidence that returned the same finding whatever it 
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from pkgutil import resolve_name
@@ -34,12 +34,11 @@ class Turn:
     `changes` maps a dotted name, with a key in brackets for an entry of a dictionary
     ('ortho.attention.MECHANISMS[gla]'), to what makes the broken thing of the sound one. Names of the library are
     changed before the evidence is imported anew, so that evidence which imports them finds the broken ones; names in
-    evidence modules afterwards. `fails` is the reason why the verdict does not turn although it should.
+    evidence modules afterwards.
     """
 
     to: Verdict
     changes: Mapping[str, Change]
-    fails: str = ""
 
 
 def constantly(value: Any) -> Change:
@@ -55,6 +54,19 @@ def answering(value: Any) -> Change:
 def giving(change: Change) -> Change:
     """Replaces a function by one that changes what the sound one returns."""
     return lambda sound: lambda *args, **kwargs: change(sound(*args, **kwargs))
+
+
+def costing(**changes: Callable[..., Any]) -> Change:
+    """Replaces a closed form by one of other costs: each field is made of the sound cost and of the arguments."""
+
+    def broken(sound: Any) -> Any:
+        def cost(*sizes: Any, **options: Any) -> Any:
+            found = sound(*sizes, **options)
+            return replace(found, **{field: change(found, *sizes) for field, change in changes.items()})
+
+        return cost
+
+    return broken
 
 
 def check(claim_id: str, turn: Turn, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,8 +40,11 @@ __all__ = [
 ]
 
 
+MARGIN = 0.05  # relative: printed figures that are so near are off by a constant
+
+
 @rule
-def printed(source: Mapping[str, str], ours: Mapping[str, Number], *, unit: str = "", margin: Number = 0.05) -> Finding:
+def printed(source: Mapping[str, str], ours: Mapping[str, Number], *, unit: str = "") -> Finding:
     """Printed figures against recomputed ones, to the last printed digit.
 
     `source` holds the figures as they are printed ('2,359,296', '15.30'; '~80' says that trailing zeros are not
@@ -49,8 +52,8 @@ def printed(source: Mapping[str, str], ours: Mapping[str, Number], *, unit: str 
 
     confirmed: every one of ours, rounded to the last printed digit, gives the printed figure; or every one cut off
     there does. corrected, `constant`: they agree so after one common factor: a known slip of `unit` (`figures.SLIPS`:
-    MiB called MB, multiply-adds called FLOPs), or, for two or more different figures, any; or all are within the
-    relative `margin`. refuted: otherwise, as severe as those that differ are `apart`.
+    MiB called MB, multiply-adds called FLOPs), or, for two or more different figures, any; or all are within
+    `MARGIN`. refuted: otherwise, as severe as those that differ are `apart`.
     """
     figures.check(source, ours, "source", "ours")
     read = {label: figures.read(text) for label, text in source.items()}
@@ -67,7 +70,7 @@ def printed(source: Mapping[str, str], ours: Mapping[str, Number], *, unit: str 
         clause = f"{agree}, {how.replace('rounded', 'rounded to').replace('off', 'off at')} the last printed digit"
         return Finding(Verdict.CONFIRMED, said, f"{have} ({how})", clause)
     why = _slip(read, exact, unit)
-    if not why and off[worst] <= margin:
+    if not why and off[worst] <= MARGIN:
         why = f"off by at most {figures.percent(off[worst])}, at {worst}"
     if not why and (common := figures.common_factor(read, exact)) is not None:
         why = f"ours are {figures.show(common)} times the source's throughout"

@@ -81,14 +81,14 @@ def effect(
 
 
 @rule
-def improves(statement: str, gains: Mapping[str, Interval], *, unit: str = "") -> Finding:
+def improves(statement: str, gains: Mapping[str, Number | Interval], *, unit: str = "") -> Finding:
     """A gain whose size the source does not state, by measured intervals of it.
 
-    `gains` are confidence intervals of the gain itself, by setting, that hold all at once: with several settings the
-    caller makes each so much wider. A gain shows where its interval lies above 0; there is none where the interval
-    ends at 0 or below. confirmed: a gain shows everywhere. conditional: in some settings, which are named. refuted:
-    there is none anywhere. untestable: none shows, and somewhere the interval does not decide. How severe that is: as
-    `by_setting` has it.
+    `gains` are exact, or confidence intervals of the gain itself, by setting, that hold all at once: with several
+    settings the caller makes each so much wider. A gain shows where its interval lies above 0; there is none where the
+    interval ends at 0 or below. confirmed: a gain shows everywhere. conditional: in some settings, which are named.
+    refuted: there is none anywhere. untestable: none shows, and somewhere the interval does not decide. How severe that
+    is: as `by_setting` has it.
     """
     if not gains:
         raise ValueError("gains: expected at least one setting, got none")

@@ -18,13 +18,6 @@ CONDITIONAL, UNTESTABLE, INCONSISTENT = Verdict.CONDITIONAL, Verdict.UNTESTABLE,
 # --------------------------------------------------------------------------------------- The evidence on the delta rule
 
 
-def test_the_printed_formula_by_hand():
-    """A key of length 1 written twice, and one of squared length 2 whose error changes its sign."""
-    k = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 1.0]]).double()
-    v = torch.tensor([[3.0], [5.0], [7.0]]).double()
-    assert delta.as_printed(k, k, v).flatten().tolist() == [3, 5, 9]  # 5 before the last write, and 2 (7 - 5) more
-
-
 @pytest.mark.parametrize("square", [0.25, 1.0, 1.75, 2.0, 2.5])
 def test_each_write_leaves_the_same_share(square):
     for writes in (1, 3, 10):
@@ -74,7 +67,7 @@ def test_times_are_those_of_the_greatest_length_on_each_device(monkeypatch, rati
 
 def test_products_are_sorted_by_their_sides():
     """2 x 3 x 4, with a vector, and 20 x 16 x 17, twice."""
-    with delta._Products() as seen:
+    with delta._Operations() as seen:
         torch.zeros(2, 3) @ torch.zeros(3, 4)
         torch.zeros(5, 3) @ torch.zeros(3)
         torch.zeros(2, 20, 16) @ torch.zeros(2, 16, 17)
@@ -114,8 +107,8 @@ ARMS = ("permutations", "delta-product", "delta, beta to 2", forms.BEYOND)
         (HIGH[:4], LOW, UNTESTABLE),  # too few
     ],
 )
-def test_higher_rank_with_records(monkeypatch, product, one, verdict):
-    monkeypatch.setattr(forms.experiments, "load", lambda name: list(records(product, one)))
+def test_higher_rank_with_records(monkeypatch, stored, product, one, verdict):
+    stored(permutations=list(records(product, one)))
     finding = forms.higher_rank()
     assert finding.verdict == REFUTED  # by what the source says of heads
     monkeypatch.setattr(forms, "widened", lambda: {"made up": (1.0, 1.0)})
@@ -126,13 +119,13 @@ def test_higher_rank_with_records(monkeypatch, product, one, verdict):
     assert "tokens 1 to 16" not in finding.ours
 
 
-def test_the_interval_of_a_gain_by_hand(monkeypatch):
+def test_the_interval_of_a_gain_by_hand(stored):
     """Three tests: either end may leave out two of 25 differences, as 4 of 252 choices have less than three of them."""
-    monkeypatch.setattr(forms.experiments, "load", lambda name: list(records(HIGH, LOW)))
+    stored(permutations=list(records(HIGH, LOW)))
     gains = forms.gained(*ARMS)
     assert list(gains) == [f"{test} on cpu-x" for test in forms.BEYOND]
     assert set(gains.values()) == {(58.0, 66.0)}  # 56, 57, 58, ... 66, 67, 68
-    monkeypatch.setattr(forms.experiments, "load", lambda name: [*records(HIGH, LOW), *records(HIGH, LOW, "cuda-y")])
+    stored(permutations=[*records(HIGH, LOW), *records(HIGH, LOW, "cuda-y")])
     assert set(forms.gained(*ARMS).values()) == {(57.0, 67.0)}
 
 
@@ -153,8 +146,7 @@ def test_the_records_of_the_tests_beyond_training_are_there(name):
         assert any(label.startswith(f"{test} on ") for label in gains)
 
 
-def test_higher_rank_without_records(monkeypatch):
-    monkeypatch.setattr(forms.experiments, "load", lambda name: [])
+def test_higher_rank_without_records(monkeypatch, stored):
     finding = forms.higher_rank()
     assert forms.forgetting().verdict == UNTESTABLE
     assert "'permutations' has no records of 5 runs each of 'delta-product' and" in finding.ours

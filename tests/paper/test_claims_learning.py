@@ -1,7 +1,7 @@
 """Evidence that reads trained models: other outcomes of the runs are other verdicts, and missing runs are none."""
 
 import pytest
-from learning_fakes import CPU, GPU, SEEDS, digits, keep, made_up, real, record, task, text
+from learning_fakes import CPU, GPU, SEEDS, digits, made_up, real, record, task, text
 
 from ortho.orthogonal import DRAWS
 from paper.claims import Verdict
@@ -15,12 +15,6 @@ from paper.experiments.statistics import Decision, success_interval
 
 CONFIRMED, CONDITIONAL = Verdict.CONFIRMED, Verdict.CONDITIONAL
 REFUTED, UNTESTABLE = Verdict.REFUTED, Verdict.UNTESTABLE
-
-
-@pytest.fixture
-def stored(monkeypatch):
-    """Puts records in the place of those that are stored."""
-    return keep(monkeypatch)
 
 
 def runs(make, levels, **kwargs):
@@ -383,19 +377,11 @@ def judge(stored):
         ({"digits_more": 0.03}, REFUTED),  # another task than one that needs attention
         ({"Gaussian": 0.1, "frozen_low-rank": 0.0}, REFUTED),
         ({"Gaussian": 0.1, "1/4 x": 0.0, "4 x": 0.0}, CONFIRMED),  # another scale says nothing of other laws
-        ({"frozen_Gaussian": [0.3, -0.3, 0.3, -0.3, 0.3]}, UNTESTABLE),
     ],
 )
 def test_orthogonal_matrices_are_required_where_the_runs_say_so(judge, more, verdict):
-    if isinstance(more.get("frozen_Gaussian"), list):
-        noise, records = more["frozen_Gaussian"], drawn()
-        records["bytes"] = [r for r in records["bytes"] if r["configuration"]["arm"] != "frozen Gaussian"]
-        records["bytes"] += text("frozen Gaussian", [2 + one for one in noise])
-    else:
-        records = drawn(**more)
-    found = judge(records)
+    found = judge(drawn(**more))
     assert found.verdict == verdict and "make orthogonal matrices" in found.source
-    assert ("undecided at frozen on bytes" in found.ours) == (verdict == UNTESTABLE)
 
 
 def test_parts_say_what_the_other_matrices_are(judge):
@@ -451,12 +437,11 @@ AS_CLAIMED = {
     **{f"1 learned + 3 {kind}": -0.2 for kind in one_learned_head.FIXED},
     **{f"{kind} Gaussian": 0.3 for kind in one_learned_head.ORTHOGONAL},
 }
-BAD = {"frozen Gaussian": 0.8, "stopped Gaussian": 0.8}
 
 
 def beside(arm, more=0.0, **kwargs):
-    """Runs of an arm, by what they have more than 2 bits a byte: one number, or one a seed."""
-    return text(arm, [2 + one for one in more] if isinstance(more, list) else 2 + more, **kwargs)
+    """Runs of an arm, by what they have more than 2 bits a byte."""
+    return text(arm, 2 + more, **kwargs)
 
 
 def test_a_claim_that_holds_is_confirmed(stored):
@@ -472,8 +457,6 @@ def test_a_claim_that_holds_is_confirmed(stored):
     [
         # every fixed kind loses without a learned head
         (dict.fromkeys(one_learned_head.FIXED, 0.5), REFUTED, "frozen: 0.5 bits a byte (worse)"),
-        # and some do
-        ({**BAD, "frozen": 0.5, "stopped": 0.5}, CONDITIONAL, "holds at positional, static random, identity; not"),
         # one learned head is not enough, wherever the others
         ({arm: 0.1 for arm in AS_CLAIMED if "+" in arm}, REFUTED, "others frozen: 0.1 bits a byte (worse)"),
         # one learned head is no better than none
@@ -481,8 +464,6 @@ def test_a_claim_that_holds_is_confirmed(stored):
         # orthogonal matrices are as good as Gaussian ones
         ({"frozen Gaussian": 0.02, "stopped Gaussian": 0.02}, REFUTED, "no gain anywhere"),
         ({"frozen Gaussian": 0.02}, CONDITIONAL, "holds at stopped; not shown at frozen"),
-        # nobody can tell
-        ({arm: [0.4, -0.4, 0.3, -0.3, 0.0] for arm in BAD}, UNTESTABLE, "undecided"),
     ],
 )
 def test_other_runs_are_another_verdict(stored, changed, verdict, said):

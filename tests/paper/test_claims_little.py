@@ -1,7 +1,7 @@
 """Evidence where there is little to learn from: made-up records of every outcome, and the batch that memory allows."""
 
 import pytest
-from learning_fakes import ALL, CPU, GPU, SEEDS, keep, made_up, real, text
+from learning_fakes import ALL, CPU, GPU, SEEDS, made_up, real, text
 
 from ortho.cost.configurations import CONFIGURATIONS
 from paper.claims import Verdict
@@ -11,12 +11,6 @@ from paper.experiments.learning import rates
 
 CONFIRMED, REFUTED = Verdict.CONFIRMED, Verdict.REFUTED
 CONDITIONAL, UNTESTABLE = Verdict.CONDITIONAL, Verdict.UNTESTABLE
-
-
-@pytest.fixture
-def stored(monkeypatch):
-    """What experiments have is given by name; nothing of the others."""
-    return keep(monkeypatch)
 
 
 def little(arm, bits, **choice):

@@ -9,9 +9,7 @@ import pytest
 import sympy
 import torch
 
-from ortho.attention.sparse.dilated import LocalDilated, NeitherFarNorMultiple
 from ortho.attention.sparse.window import Window
-from ortho.attention.untrained.positional_attention import PATTERNS
 from paper import experiments
 from paper.claims import Verdict
 from paper.claims.evidence import dynamic_sparsity as dynamic
@@ -105,13 +103,6 @@ def test_the_picture_by_sets(hubs_read):
     assert patterns.picture_share(n, stride, hubs_read=hubs_read) == count / n**2
 
 
-def test_the_printed_rule_looks_ahead():
-    """The pairs of each head beside its own token, and as many with j > i as with j < i."""
-    printed = patterns.printed_every(20, 6)
-    assert int(printed.tril(-1).sum()) == int(printed.triu(1).sum()) == pairs(20, lambda i, j: (j - i) in (6, 12, 18))
-    assert patterns.before(patterns.strided_heads(20, 6)[0]) == 6
-
-
 def timed(arm, ratio, flops, N=4096, device="gpu-a"):
     return {"device": device, "N": N, "arm": arm, "ratio_alike": (ratio,) * 3, "flops_alike": flops}
 
@@ -143,16 +134,6 @@ def test_a_processor_does_not_answer_for_gpus(beside):
 def test_without_a_record_blocks_are_not_judged(beside):
     beside(timed("dilated", 0.1, 0.1), timed(patterns.BLOCKS, 0.1, 0.1))
     assert patterns.friendly().verdict == patterns.others().verdict == UNTESTABLE
-
-
-def test_the_printed_rule():
-    n, k = 13, 4
-    for i, j in product(range(n), range(n)):
-        far, multiple = abs(i - j) > k, abs(i - j) % k == 0
-        assert bool(patterns.as_printed(n, k)[i, j]) == (not far and not multiple)
-        assert bool(patterns.as_meant(n, k)[i, j]) == (not far or multiple)
-    assert torch.equal(LocalDilated(k).mask(n), patterns.as_meant(n, k))
-    assert torch.equal(NeitherFarNorMultiple(k).mask(n), patterns.as_printed(n, k))
 
 
 # ------------------------------------------------------------------- The evidence on dynamic sparsity, in two documents
@@ -210,28 +191,6 @@ def test_choices_have_no_more_pairs_than_the_window(kind):
         assert (dynamic.held(choice, kind) <= dynamic.held(dynamic.by_top_k, kind) + 1e-12).all()  # sums of 256 weights
 
 
-def test_the_window_by_hand():
-    q, k, v = dynamic.drawn("peaked")
-    i, low = 100, 101 - dynamic.WINDOW
-    expected = (q[2, i] @ k[2, low : i + 1].T / sqrt(dynamic.WIDTH)).softmax(-1) @ v[2, low : i + 1]
-    torch.testing.assert_close(dynamic.windowed("peaked", dynamic.WINDOW)[2, i], expected)
-
-
-@pytest.mark.parametrize("name", dynamic.MAPS)
-def test_both_by_hand(name):
-    q, k, v = dynamic.drawn("topics")
-    i = 200
-    t = q[2, i] @ k[2, : i + 1].T / sqrt(dynamic.WIDTH)
-    if name == "Taylor":
-        far = 1 + t + t**2 / 2
-    else:
-        f = [torch.where(x > 0, x + 1, x.exp()) for x in (q[2, i], k[2, : i + 1])]
-        far = f[0] @ f[1].T / dynamic.WIDTH
-    near = torch.arange(i + 1) > i - dynamic.WINDOW
-    w = torch.where(near, t.exp(), far)
-    torch.testing.assert_close(dynamic.both("topics", dynamic.MAPS[name])[2, i], w / w.sum() @ v[2, : i + 1])
-
-
 @pytest.mark.parametrize("kind", dynamic.INPUTS)
 def test_beside_the_window(kind):
     """With the window as its choice it is the mechanism of the package; without a map, the window alone."""
@@ -264,16 +223,6 @@ def test_intervals_cover():
 # ---------------------------------------------------------------------------------- The evidence on positional patterns
 
 
-@pytest.mark.parametrize("name", positional.NAMED)
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_the_weights_are_the_definitions(name, is_causal):
-    """Quotients of integers below 2^53, as `positional.ROUNDED` has it."""
-    expected = PATTERNS[name].weights(9, is_causal=is_causal)
-    torch.testing.assert_close(
-        positional.weights(name, 9, is_causal=is_causal), expected, rtol=0, atol=positional.ROUNDED
-    )
-
-
 def test_empty_rows_by_hand():
     assert positional.empty_rows(5) == {"previous": [0], "next": [4], "left": [0, 1], "right": [3, 4]}
     assert positional.empty_rows(1) == {name: [0] for name in ("previous", "next", "left", "right")}
@@ -286,13 +235,9 @@ def test_the_printed_cubes():
     assert [positional.printed_previous(2, j) for j in range(4)] == [0, 1, 0, 0]
 
 
-def test_printed_positions(monkeypatch):
+def test_printed_positions():
     assert positional.printed_position(3, 0, 8) == pytest.approx(math.sin(3), abs=1e-15)
     assert positional.printed_position(3, 5, 8) == pytest.approx(math.cos(3 / 10000**0.5), abs=1e-15)
-    assert positional.sinusoids().verdict == CONFIRMED
-    right = positional.sinusoidal_positions
-    monkeypatch.setattr(positional, "sinusoidal_positions", lambda *x, **o: right(*x, **o).flip(-1))
-    assert positional.sinusoids().verdict == REFUTED
 
 
 def record(task, shares, device="abacus", stage="trained"):
@@ -305,12 +250,12 @@ def record(task, shares, device="abacus", stage="trained"):
     }
 
 
-def test_heads_are_counted_by_task(monkeypatch):
+def test_heads_are_counted_by_task(stored):
     records = [record("recall", [0.2, 0.6]), record("recall", [0.7]), record("parity", [0.1])]
     for other in records:
         other["repetitions"]["untrained, head 0"] = other["repetitions"]["trained, head 0"]
         other["facts"]["nearest"]["untrained, head 0"] = "start"
-    monkeypatch.setattr(experiments, "load", lambda name: records if name == "positional-heads" else [])
+    stored(positional_heads=records)
     found = positional.heads()
     assert found.verdict == UNTESTABLE
     assert "recall 2 and 0 of 3, parity 0 and 0 of 1 (abacus)" in found.remark
@@ -330,13 +275,11 @@ def pruned(*shares):
         ([0.9, 0.6, 0.1], pruned(1.0, 0.5, 0.5), REFUTED),
     ],
 )
-def test_encoders_are_judged_once_there_are_records(monkeypatch, positions, pruning, verdict):
-    records = {"positional-heads": [record("translation", positions)], "pruning": [pruning]}
-    monkeypatch.setattr(experiments, "load", records.__getitem__)
+def test_encoders_are_judged_once_there_are_records(stored, positions, pruning, verdict):
+    stored(positional_heads=[record("translation", positions)], pruning=[pruning])
     assert positional.heads().verdict == verdict
 
 
-def test_without_a_record_nothing_is_counted(monkeypatch):
-    monkeypatch.setattr(experiments, "load", lambda _: [])
+def test_without_a_record_nothing_is_counted(stored):
     assert positional.heads().verdict == UNTESTABLE
     assert "more than half" not in positional.heads().ours

@@ -193,18 +193,17 @@ def test_curves_are_of_one_set_and_one_precision():
 
 
 @pytest.mark.parametrize(("slow", "verdict"), [(3.0, Verdict.CONFIRMED), (0.5, Verdict.REFUTED)])
-def test_evidence_of_a_recurrence_that_is_slower_somewhere(monkeypatch, slow, verdict):
+def test_evidence_of_a_recurrence_that_is_slower_somewhere(stored, slow, verdict):
     def at(N, seconds):
         arms = {"sdpa": 1.0, "sdpa causal": 1.0, "linear causal": 0.1, "linear recurrent": seconds}
         return record(N, {arm: [value] * 3 for arm, value in arms.items()}, arms="recurrent")
 
-    stored = [at(512, slow), at(1024, 0.5)]
-    monkeypatch.setattr(experiments, "load", lambda name: stored if name == "attention-speed" else [])
+    stored(attention_speed=[at(512, slow), at(1024, 0.5)])
     finding = evidence.without_matrix_products()
     assert finding.verdict == verdict
     assert f"$N = 512$ on cpu-a: {slow:g}" in finding.ours.replace("3.0", "3")
     assert f"{slow / 0.1:.0f} times as long on cpu-a" in finding.ours
-    stored.clear()
+    stored()
     assert evidence.without_matrix_products().verdict == Verdict.UNTESTABLE
 
 

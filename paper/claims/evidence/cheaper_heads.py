@@ -12,7 +12,7 @@ from ortho.cost.layers import hybrid
 from ortho.layers.block import TransformerBlock
 from ortho.layers.multihead import MultiheadAttention
 from ortho.models.language_model import LanguageModel
-from ortho.projections import FrozenProjection, Projection
+from ortho.projections import FrozenProjection
 from ortho.projections.structured import factors
 from paper import experiments
 from paper.claims.evidence import one_learned_head
@@ -89,16 +89,13 @@ def fast_products() -> Parts:
     }
 
 
-def _model(projection: Projection) -> LanguageModel:
-    sizes: dict[str, Any] = {"max_length": 8, "generator": seeded(1), "dtype": torch.float64}
-    return LanguageModel(11, NARROW, 2, LAYERS, projection=projection, **sizes)
-
-
 @cache
 def shared() -> tuple[int, float]:
     """(numbers of frozen matrices that a model holds whose blocks share one projection, the greatest difference of
     its logits and gradients from those of a model in which each block has a copy)."""
-    one = _model(FrozenProjection(NARROW, 2, generator=seeded(), dtype=torch.float64))
+    projection = FrozenProjection(NARROW, 2, generator=seeded(), dtype=torch.float64)
+    kind: dict[str, Any] = {"max_length": 8, "generator": seeded(1), "dtype": torch.float64}
+    one = LanguageModel(11, NARROW, 2, LAYERS, projection=projection, **kind)
     other = copy.deepcopy(one)
     for block in cast(Iterable[TransformerBlock], other.blocks):
         block.attention.projection = copy.deepcopy(block.attention.projection)
@@ -183,8 +180,8 @@ def some_heads_learned() -> Finding:
     trained = {f"{n} of {H} learned": spared("trained", LENGTHS[0], n, "frozen") for n in LEARNED}
     positional = [1 / over_learned("step", N, LEARNED[0], "positional") for N in LENGTHS]
     parts = {
-        "FLOPs of the training step that go": improves("fewer", {n: (x, x) for n, x in work.items()}, unit=" %"),
-        "trained numbers that go": improves("fewer", {n: (x, x) for n, x in trained.items()}, unit=" %"),
+        "FLOPs of the training step that go": improves("fewer", work, unit=" %"),
+        "trained numbers that go": improves("fewer", trained, unit=" %"),
         **learning(),
     }
     return all_of(parts).noting(

@@ -1,7 +1,6 @@
 """Frozen orthogonal queries and keys with other attention (S2, section 5.3), and linear attention elsewhere (S4)."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from ortho.cost import layer
 from paper import experiments
@@ -28,11 +27,7 @@ ON_DIGITS = ("linear",)  # kinds of which `images` has both arms
 DIGITS = Unit("% of the digits", 100, 1)
 
 
-class Comparison(NamedTuple):
-    """An arm that may lose something, and the other, which has it to lose."""
-
-    arm: str
-    other: str
+Comparison = tuple[Arms, str, str]  # the field, an arm that may lose something, and the other, which has it to lose
 
 
 def on_bytes() -> Arms:
@@ -47,26 +42,25 @@ def on_digits() -> Arms:
     return Arms(images.by_arm(records, experiments.judged_device(records)), "correct", DIGITS)
 
 
-def nothing_lost(comparisons: Sequence[tuple[Arms, Comparison]]) -> Finding:
+def nothing_lost(comparisons: Sequence[Comparison]) -> Finding:
     """Whether nothing is lost, wherever there is something to lose.
 
     There is where the other arm is shown to be better than heads that see no other token. Where it is not, that no
     difference shows says nothing, and the comparison is left out; a difference that shows ('better' or 'worse') is
     kept. Where nothing is left, and where runs are missing, nothing can be said.
     """
-    statement = "nothing is lost"
-    labels = [f"{one.arm} against {one.other}, {field.unit.name}" for field, one in comparisons]
-    gained = [field.reported(one.other, IDLE) for field, one in comparisons]
-    found = [field.reported(*one) for field, one in comparisons]
-    missing = [label for label, *both in zip(labels, gained, found, strict=True) if None in both]
+    statement, missing, idle, have = "nothing is lost", [], [], {}
+    for field, arm, other in comparisons:
+        label = f"{arm} against {other}, {field.unit.name}"
+        gain, found = field.reported(other, IDLE), field.reported(arm, other)
+        if gain is None or found is None:
+            missing.append(label)
+        elif gain[1] != "better" and found[1] not in SHOWN:
+            idle.append(label)
+        else:
+            have[label] = found
     if missing:
         return untestable(statement, dict.fromkeys(missing), lack="there are not yet two runs of the arms of")
-    idle = [
-        label
-        for label, gain, one in zip(labels, gained, found, strict=True)
-        if gain and gain[1] != "better" and one and one[1] not in SHOWN
-    ]
-    have = {label: one for label, one in zip(labels, found, strict=True) if one and label not in idle}
     if not have:
         needs = {"difference that shows, nor an arm shown to be better than heads that see no other token": None}
         return untestable(statement, needs, lack="there is no")
@@ -95,24 +89,18 @@ def saved(kind: str, N: int) -> float:
     return round(100 - 100 * step(kind, N, "frozen") / step(kind, N, "learned"), 1)
 
 
-def beside_its_own() -> list[tuple[Arms, Comparison]]:
-    """Frozen queries and keys against learned ones in the same attention."""
+def beside_what_is_combined() -> list[Comparison]:
+    """Frozen queries and keys against learned ones in the same attention; and, with frozen ones, another attention
+    against softmax on digits, where nothing else differs."""
     text, digits = on_bytes(), on_digits()
-    pairs = {kind: Comparison(f"frozen {kind}", kind) for kind in KINDS}
-    return [*((text, pair) for pair in pairs.values()), *((digits, pairs[kind]) for kind in ON_DIGITS)]
-
-
-def beside_ora() -> list[tuple[Arms, Comparison]]:
-    """Another attention against softmax, with frozen queries and keys, on digits: there nothing else differs."""
-    digits = on_digits()
-    return [(digits, Comparison(f"frozen {kind}", ORA)) for kind in ON_DIGITS]
+    own = [(text, f"frozen {kind}", kind) for kind in KINDS]
+    return own + [(digits, f"frozen {kind}", other) for kind in ON_DIGITS for other in (kind, ORA)]
 
 
 def beside_ora_on_bytes() -> Mapping[str, Told]:
     """The same on bytes, where positions differ as well: kind -> more bits a byte, as far as there are runs."""
     text = on_bytes()
-    found = {kind: text.reported(f"frozen {kind}", ORA) for kind in KINDS}
-    return {kind: outcome for kind, outcome in found.items() if outcome is not None}
+    return {kind: told for kind in KINDS if (told := text.reported(f"frozen {kind}", ORA)) is not None}
 
 
 @evidence("S2.5.3b", chapter=CHAPTER)
@@ -123,9 +111,9 @@ def with_other_attention() -> Finding:
                 dict.fromkeys(KINDS, 0), {kind: beyond_linear(kind) for kind in KINDS}
             ),
             "FLOPs of the layer's step that freezing spares": improves(
-                "fewer", {kind: (saved(kind, LENGTHS[-1]),) * 2 for kind in KINDS}, unit=" %"
+                "fewer", {kind: saved(kind, LENGTHS[-1]) for kind in KINDS}, unit=" %"
             ),
-            "beside what is combined": nothing_lost([*beside_its_own(), *beside_ora()]),
+            "beside what is combined": nothing_lost(beside_what_is_combined()),
         }
     )
     if more := beside_ora_on_bytes():
@@ -225,19 +213,16 @@ def idle_fields() -> str:
     )
 
 
-WINDOWED = "window", SOFTMAX
-
-
 @evidence("S4.3b", chapter=CHAPTER)
 def not_for_all() -> Finding:
     text, found = on_bytes(), {}
-    for kind, (arm, other) in {"sparse, a window": WINDOWED, "linear": PLACED}.items():
+    for kind, (arm, other) in {"sparse, a window": ("window", SOFTMAX), "linear": PLACED}.items():
         if (told := text.reported(other, arm)) is not None:
             found[f"{kind}, text, {text.unit.name}"] = told
     statement = "a task at which softmax heads are better"
-    return (
-        outperforms(statement, found) if len(found) == 2 else without_records(statement, "both kinds of heads on text")
-    )
+    if len(found) < 2:
+        return without_records(statement, "both kinds of heads on text")
+    return outperforms(statement, found)
 
 
 @evidence("S4.4b", chapter=CHAPTER)

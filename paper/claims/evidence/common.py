@@ -9,6 +9,7 @@ import sympy
 import torch
 from torch import Tensor
 
+from ortho.cost import Cost
 from ortho.theory.estimates import SIGMAS, estimate
 from paper.claims.figures import Interval, Number, outward
 from paper.claims.outcomes import Told, Unit
@@ -37,6 +38,11 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=seeded(seed), dtype=torch.float64)
 
 
+def numbers(cost: Cost) -> sympy.Expr:
+    """How many numbers are kept from the forward to the backward pass."""
+    return sympy.expand(cost.saved_bytes / cost.itemsize)
+
+
 def relative_error(found: Any, exact: Any) -> float:
     """The relative error of a tensor in the Frobenius norm."""
     return float((found - exact).norm() / exact.norm())
@@ -61,7 +67,7 @@ def orders(rows: Mapping[str, Sequence[Any]], settings: Sequence[str] = CONFIGUR
 def saves(statement: str, costs: Mapping[str, tuple[Number, Number]]) -> Finding:
     """Whether the first cost is below the second, by setting: the share saved in per cent; equal costs save nothing."""
     shares = {label: 100 * (1 - Fraction(ours) / Fraction(theirs)) for label, (ours, theirs) in costs.items()}
-    return improves(statement, {label: (share, share) for label, share in shares.items()}, unit=" %")
+    return improves(statement, shares, unit=" %")
 
 
 def as_much_as(most: Number, best: Number, *, unit: str = "") -> Finding:

@@ -86,8 +86,9 @@ def held_out(task: str = "repeat") -> Tensor:
     return sequences(task, 256, generator("held out"))
 
 
-def untrained(projection: str, seed: str = "weights") -> LanguageModel:
-    return LanguageModel(**SIZES, projection=projection, generator=generator(seed), dtype=torch.float64)
+def untrained(projection: str, seed: str = "weights", **sizes: int) -> LanguageModel:
+    """A model of `SIZES`, but for those that are named."""
+    return LanguageModel(**SIZES | sizes, projection=projection, generator=generator(seed), dtype=torch.float64)
 
 
 @cache
@@ -203,14 +204,9 @@ def backward_flops(
     return (L - blocks) * one.backward + blocks * passed + (1 if embeddings else 2) * read_out
 
 
-def _deeper(projection: str, layers: int) -> LanguageModel:
-    sizes = {**SIZES, "num_layers": layers}
-    return LanguageModel(**sizes, projection=projection, generator=generator("weights"), dtype=torch.float64)
-
-
 def backward_counted(projection: str, *, blocks: int = 0, embeddings: bool = False, layers: int = 4) -> tuple[int, int]:
     """(counted, declared) FLOPs of the backward pass of a small model, see `backward_flops`."""
-    model = freeze(_deeper(projection, layers), blocks, embeddings=embeddings)
+    model = freeze(untrained(projection, num_layers=layers), blocks, embeddings=embeddings)
     tokens = sequences("repeat", 1, generator("held out"))
     sizes = tokens.shape[1], SIZES["d_model"], SIZES["num_heads"], layers
     frozen: dict[str, Any] = {"projection": projection, "blocks": blocks, "embeddings": embeddings}
@@ -221,7 +217,7 @@ def freezable(layers: int = 4) -> int:
     """How many further blocks of an ORA model can be frozen so that a step trains exactly what is left."""
     possible = 0
     for blocks in range(1, layers + 1):
-        model = freeze(_deeper("frozen", layers), blocks)
+        model = freeze(untrained("frozen", num_layers=layers), blocks)
         before = {name: weight.clone() for name, weight in model.state_dict().items()}
         train(model, 1)
         moved = {name for name, weight in model.state_dict().items() if not torch.equal(weight, before[name])}

@@ -3,6 +3,7 @@ r"""S3, section 3: the delta rule as printed, improvement 4, a form in chunks of
 The source's S is (V, K), the transpose of the package's; it names neither a write strength nor a length of the keys.
 """
 
+from collections.abc import Callable, Iterable
 from functools import cache
 from math import inf, log, log10, prod
 from typing import Any
@@ -53,20 +54,6 @@ def as_printed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
-def unlike_printed() -> float:
-    """The relative difference of the package's definition and the printed formula."""
-    q, k, v = operands()
-    return relative_error(delta_rule_reference(q, k, v, normalise=False, is_causal=True), as_printed(q, k, v))
-
-
-def unlike_descent() -> float:
-    r"""The relative difference of a printed step and one against the gradient of $\frac12 |S k - v|^2$, of rate 1."""
-    _, k, v = operands()
-    S = normal(WIDTH, WIDTH, seed=1).requires_grad_()
-    (gradient,) = torch.autograd.grad((S @ k[0] - v[0]).square().sum() / 2, S)
-    return relative_error(-gradient, torch.outer(v[0] - S.detach() @ k[0], k[0]))
-
-
 def left_after(square: float, writes: int) -> float:
     """The share of the error that is left when one pair, with that |k|^2, is written so often to a random memory."""
     g = seeded(2)
@@ -83,12 +70,19 @@ def left_after(square: float, writes: int) -> float:
 def formula() -> Finding:
     squares = (1.0, 2.0, 2.5)
     left = ", ".join(f"{left_after(square, 20):.0f} for $|k|^2 = {square:g}$" for square in squares)
+    q, k, v = operands()
+    defined = delta_rule_reference(q, k, v, normalise=False, is_causal=True)
+    S = normal(WIDTH, WIDTH, seed=1).requires_grad_()
+    (gradient,) = torch.autograd.grad((S @ k[0] - v[0]).square().sum() / 2, S)
+    unlike_descent = relative_error(-gradient, torch.outer(v[0] - S.detach() @ k[0], k[0]))
     parts = {
-        "recurrence": holds("the package's, with $\\beta = 1$ and keys as they are", unlike_printed(), EXACT_STEPS),
-        "least mean squares": holds(
-            "each step is one of gradient descent on $\\frac12 |S k - v|^2$, of rate 1",
-            unlike_descent(),
+        "recurrence": holds(
+            "the package's, with $\\beta = 1$ and keys as they are",
+            relative_error(defined, as_printed(q, k, v)),
             EXACT_STEPS,
+        ),
+        "least mean squares": holds(
+            "each step is one of gradient descent on $\\frac12 |S k - v|^2$, of rate 1", unlike_descent, EXACT_STEPS
         ),
     }
     return all_of(parts).noting(
@@ -115,9 +109,7 @@ def capacity() -> Finding:
     more = {f"{pairs} pairs": least_missed(pairs) for pairs in (WIDTH + 1, 2 * WIDTH, 8 * WIDTH)}
     parts = {
         "up to $d$ pairs": holds("answered without error, keys orthonormal", stored(WIDTH), EXACT_STEPS),
-        "a limit": improves(
-            "missed by any memory, of the values", {label: (share, share) for label, share in more.items()}, unit=" %"
-        ),
+        "a limit": improves("missed by any memory, of the values", more, unit=" %"),
     }
     return all_of(parts).noting(f"$d = {WIDTH}$, random pairs: a matrix has $d^2$ numbers, and $n$ values $n d$")
 
@@ -139,38 +131,17 @@ def unlike_recurrence() -> float:
     return worst
 
 
-class _Namespaces(TorchDispatchMode):
-    """Counts what is dispatched, by whose operation it is."""
+class _Operations(TorchDispatchMode):
+    """Counts operations, those that are not PyTorch's own, FLOPs of products, and those of products with no side below
+    `TILE`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: dict[str, int] = {}
+        self.all = self.foreign = self.flops = self.tiled = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        self.found[func.namespace] = self.found.get(func.namespace, 0) + 1
-        return func(*args, **(kwargs or {}))
-
-
-def foreign_operations() -> int:
-    """Operations of a forward and a backward pass in chunks that are not among PyTorch's own."""
-    q, k, v = (x.requires_grad_() for x in operands())
-    with _Namespaces() as seen:
-        o = delta_rule(q, k, v, is_causal=True, chunk=16)
-        assert isinstance(o, Tensor)
-        o.sum().backward()
-    assert seen.found["aten"] > 0
-    return sum(seen.found.values()) - seen.found["aten"]
-
-
-class _Products(TorchDispatchMode):
-    """Counts operations one after the other, FLOPs of products, and those of products with no side below `TILE`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations = self.flops = self.tiled = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        self.operations += 1
+        self.all += 1
+        self.foreign += func.namespace != "aten"
         name = func.overloadpacket.__name__
         if name in PRODUCTS:
             first, second = args[-2:]
@@ -182,17 +153,18 @@ class _Products(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@cache
-def products(form: str) -> _Products:
-    """What a forward and a backward pass of a form does, at `HARDWARE` tokens and width."""
-    tokens, width = HARDWARE
-    q, k, v = (x.requires_grad_() for x in torch.zeros(3, tokens, width).unbind())
-    attend = {"chunks": delta_rule, "recurrence": delta_rule_reference}[form]
-    with _Products() as seen:
-        o = attend(q, k, v, is_causal=True)
-        assert isinstance(o, Tensor)
-        o.sum().backward()
+def step(attend: Callable[..., Any], qkv: Iterable[Tensor], **options: Any) -> _Operations:
+    """What a forward and a backward pass of a form does."""
+    leaves = [x.requires_grad_() for x in qkv]
+    with _Operations() as seen:
+        attend(*leaves, is_causal=True, **options).sum().backward()
+    assert seen.all > seen.foreign
     return seen
+
+
+def foreign_operations() -> int:
+    """Operations of a step in chunks that are not among PyTorch's own."""
+    return step(delta_rule, operands(), chunk=16).foreign
 
 
 def longest() -> dict[str, dict[str, Row]]:
@@ -216,8 +188,8 @@ def by_the_clock() -> dict[str, float]:
 
 @evidence("S3.3e", chapter=CHUNKS)
 def matrix_form() -> Finding:
-    chunks, steps = products("chunks"), products("recurrence")
     tokens, width = HARDWARE
+    chunks, steps = (step(form, torch.zeros(3, tokens, width).unbind()) for form in (delta_rule, delta_rule_reference))
     tiled, one_by_one = (100 * one.tiled / max(one.flops, 1) for one in (chunks, steps))
     parts = {
         "form in chunks": holds(
@@ -229,22 +201,12 @@ def matrix_form() -> Finding:
         f"of its products' FLOPs, in products of matrices with no side below {TILE}": region(
             (50, 100), {f"$N = {tokens}$, $K = V = {width}$": round(tiled, 1)}, unit=" %"
         ),
-        "operations one after the other": saves(
-            "fewer than of the recurrence", {"": (chunks.operations, steps.operations)}
-        ),
+        "operations one after the other": saves("fewer than of the recurrence", {"": (chunks.all, steps.all)}),
         "operations beyond PyTorch's own": counted({"": 0}, {"": foreign_operations()}),
     }
     clock = by_the_clock()
     told = f". Time over that of fused softmax attention: {listing({label: show(x) for label, x in clock.items()})}"
     return all_of(parts).noting(f"Of the recurrence's products {one_by_one:.0f} % are such{told if clock else ''}")
-
-
-def by_a_linear_system() -> float:
-    """The relative difference of one chunk's answers, from a triangular system for all of its errors at once, and the
-    recurrence's."""
-    q, k, v = operands()
-    errors = torch.linalg.solve_triangular(torch.eye(LENGTH) + (k @ k.T).tril(-1), v, upper=False)
-    return relative_error((q @ k.T).tril() @ errors, as_printed(q, k, v))
 
 
 def without_kernels() -> Finding:
@@ -258,8 +220,12 @@ def without_kernels() -> Finding:
 
 @evidence("S3.3k", chapter=CHUNKS)
 def kernels() -> Finding:
+    q, k, v = operands()
+    # One chunk, by a triangular system for all of its errors at once.
+    errors = torch.linalg.solve_triangular(torch.eye(LENGTH) + (k @ k.T).tril(-1), v, upper=False)
+    apart = relative_error((q @ k.T).tril() @ errors, as_printed(q, k, v))
     parts = {
-        "in parallel, by a linear system": holds("what the recurrence gives", by_a_linear_system(), EXACT_STEPS),
+        "in parallel, by a linear system": holds("what the recurrence gives", apart, EXACT_STEPS),
         "needs kernels in CUDA": without_kernels(),
     }
     clock = {label: show(ratio) for label, ratio in by_the_clock().items()}

@@ -6,7 +6,7 @@ has any, a CPU's first. What an arm has more than another is judged by the rule 
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from paper.claims.rules import all_of, holds, improves, region, untestable
 from paper.claims.verdicts import Finding
 from paper.experiments import Record
 from paper.experiments.learning import analysis, fine_tuning, images, language, synthetic, translating
-from paper.experiments.learning.analysis import Runs
+from paper.experiments.learning.analysis import Measures, Runs
 from paper.experiments.learning.images import DATA
 from paper.experiments.learning.synthetic import Learnt
 from paper.experiments.statistics import Decision, Interval, decide, success_interval
@@ -132,6 +132,15 @@ def compared(arm: str, other: str, found: Mapping[str, Setting]) -> dict[str, Co
     return {label: pair for label, pair in pairs.items() if pair is not None}
 
 
+def outcomes(arm: str, other: str, found: Mapping[str, Setting]) -> Counter[str]:
+    """How often the rule says what of the arm against the other one."""
+    return Counter(pair.outcome for pair in compared(arm, other, found).values())
+
+
+def in_words(counts: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{outcome} in {count}" for outcome, count in counts)
+
+
 def judged(pairs: Mapping[str, Compared]) -> dict[str, tuple[Interval, str]]:
     """The same for a rule of `paper.claims.outcomes`, in its unit, which stands at each label."""
     return {
@@ -167,15 +176,17 @@ def noting_missing(finding: Finding, names: Sequence[str] = NAMES) -> Finding:
     return finding.noting(f"No record yet of: {', '.join(lacking)}") if lacking else finding
 
 
-def _bytes(records: Sequence[Record], where: str) -> dict[str, Setting]:
-    arms = language.by_arm(records, where)
-    return {"bytes, the whole text": Setting(Arms(arms, "bits", BITS_A_BYTE))} if arms else {}
-
-
-def _little(records: Sequence[Record], where: str) -> dict[str, Setting]:
+def _bytes(
+    records: Sequence[Record], where: str, measure: str = "bits", measures: Measures = language.MEASURES
+) -> dict[str, Setting]:
+    """By text: all of it, or so many bytes."""
     limits = sorted({record["configuration"]["limit"] for record in records if record["device"] == where})
-    found = {limit: language.by_arm(records, where, limit=limit, dropout=0.0) for limit in limits}
-    return {f"bytes, {n:,} to train on": Setting(Arms(arms, "bits", BITS_A_BYTE)) for n, arms in found.items() if arms}
+    found = {limit: analysis.by_arm(records, where, measures, limit=limit, dropout=0.0) for limit in limits}
+    return {
+        f"bytes, {f'{limit:,} to train on' if limit else 'the whole text'}": Setting(Arms(arms, measure, BITS_A_BYTE))
+        for limit, arms in found.items()
+        if arms
+    }
 
 
 def _budgets(records: Sequence[Record], where: str) -> dict[str, Setting]:
@@ -220,7 +231,7 @@ def _synthetic(records: Sequence[Record], where: str) -> dict[str, Setting]:
 
 _READ: dict[str, Callable[[Sequence[Record], str], dict[str, Setting]]] = {
     "bytes": _bytes,
-    "bytes-little": _little,
+    "bytes-little": _bytes,
     "bytes-budgets": _budgets,
     "images": _images,
     "fine-tuning": _tuned,
@@ -243,10 +254,9 @@ def draws_lose_nothing() -> Finding:
 def frozen_lose_nothing() -> Finding:
     """Whether frozen heads lose nothing to learned ones, in all settings in which these have something to lose."""
     found = asking(NAMES)
-    outcomes = Counter(pair.outcome for pair in compared("frozen", "learned", found).values())
-    words = ", ".join(f"{outcome} in {count}" for outcome, count in outcomes.most_common())
+    counts = outcomes("frozen", "learned", found)
     told = lost("frozen heads lose nothing to learned ones", "frozen", "learned", found)
-    return told.noting(f"Of {outcomes.total()} settings {words}") if words else told
+    return told.noting(f"Of {counts.total()} settings {in_words(counts.most_common())}") if counts else told
 
 
 @evidence("S0.5.2c", chapter=CHAPTER)
@@ -310,19 +320,7 @@ def expressiveness() -> Finding:
 
 def gaps(records: list[Record]) -> dict[str, Setting]:
     """The settings of an experiment with bytes, measured by `gap`."""
-    where, found = experiments.judged_device(records), {}
-    for limit in sorted({record["configuration"]["limit"] for record in records if record["device"] == where}):
-        arms = analysis.by_arm(records, where, {"gap": gap}, limit=limit, dropout=0.0)
-        if arms:
-            label = f"bytes, {limit:,} to train on" if limit else "bytes, the whole text"
-            found[label] = Setting(Arms(arms, "gap", BITS_A_BYTE))
-    return found
-
-
-def every_gap() -> dict[str, Setting]:
-    """By text: the whole one and those of few bytes."""
-    names = ("bytes-little", "bytes")
-    return {label: one for name in names for label, one in gaps(experiments.load(name)).items()}
+    return _bytes(records, experiments.judged_device(records), "gap", {"gap": gap})
 
 
 def won(statement: str, found: dict[str, Compared]) -> Finding:
@@ -350,17 +348,16 @@ def generalisation() -> Finding:
     }
     tested = asking(GENERAL)
     left_out = [label for label in every_setting(GENERAL) if label not in tested]
+    every_gap = gaps(experiments.load("bytes-little")) | gaps(experiments.load("bytes"))
     finding = all_of(
         {
-            "trained weights that go": improves(
-                "fewer", {name: (share, share) for name, share in fewer.items()}, unit=" %"
-            ),
+            "trained weights that go": improves("fewer", fewer, unit=" %"),
             "better on the test": won(
                 "frozen heads do better on the test than learned ones", compared("frozen", "learned", tested)
             ),
             "less overfitting": won(
                 "frozen heads have a smaller gap between training and validation",
-                compared("frozen", "learned", every_gap()),
+                compared("frozen", "learned", every_gap),
             ),
         }
     ).noting(
@@ -378,47 +375,40 @@ def generalisation() -> Finding:
 # ------------------------------------------------------------------------------------------------------------ gradients
 
 
-@cache
-def scale_changed() -> float:
-    """The largest relative change of a token's length by the orthogonal W_Q and W_K, of random tokens."""
-    g = seeded(1)
-    x = torch.randn(1000, depth.D, generator=g, dtype=torch.float64)
-    made = (x @ haar(depth.D, depth.D, generator=g, dtype=torch.float64) for _ in "qk")
-    return max(float((y.norm(dim=1) / x.norm(dim=1) - 1).abs().max()) for y in made)
-
-
 def places() -> dict[str, tuple[bool, str]]:
     """A few words -> residual sums or none, and the stage of training."""
     ways = (("residual sums", True), ("no residual sums", False))
     return {f"{way}, {stage}": (residual, stage) for stage in depth.STAGES for way, residual in ways}
 
 
-def worst(arm: str, residual: bool, stage: str) -> float:
-    """The most decades of any seed."""
-    return max(depth.decades(arm, residual, stage, seed) for seed in depth.SEEDS)
-
-
 @evidence("S2.4.3b", chapter=CHAPTER)
 def stability() -> Finding:
     if not depth.measured():
         return untestable("frozen heads keep gradients stable", {"gradients of stacks": None}, lack="there are no")
-    kept = holds(
-        "$W_Q$ and $W_K$ keep the length of every token", scale_changed(), 8 * depth.D * torch.finfo(torch.float64).eps
-    )
+    g = seeded(1)
+    x = torch.randn(1000, depth.D, generator=g, dtype=torch.float64)
+    made = (x @ haar(depth.D, depth.D, generator=g, dtype=torch.float64) for _ in "qk")
+    changed = max(float((y.norm(dim=1) / x.norm(dim=1) - 1).abs().max()) for y in made)
+    tolerance = 8 * depth.D * torch.finfo(torch.float64).eps
     beside = {label: depth.compared("frozen", *place) for label, place in places().items()}
     told = {label: (DECADES.interval(interval), outcome) for label, ((_, interval), outcome) in beside.items()}
-    both = {
-        arm: figures.listing({label: f"{worst(arm, *place):.1f}" for label, place in places().items()})
+    most = {
+        arm: figures.listing(
+            {
+                label: f"{max(depth.decades(arm, *place, seed) for seed in depth.SEEDS):.1f}"
+                for label, place in places().items()
+            }
+        )
         for arm in ("frozen", "learned")
     }
     parts = {
-        "feature scale": kept,
+        "feature scale": holds("$W_Q$ and $W_K$ keep the length of every token", changed, tolerance),
         f"decades lost or gained by gradients in {depth.L} blocks, frozen minus learned": outperforms(
             "freezing avoids what learned heads suffer", told
         ),
     }
     return all_of(parts).noting(
-        f"The most decades of any seed, frozen: {both['frozen']}; learned: {both['learned']}. With the same matrices "
+        f"The most decades of any seed, frozen: {most['frozen']}; learned: {most['learned']}. With the same matrices "
         "both pass the same gradient on, to the bit: freezing changes nothing about it"
     )
 
@@ -433,15 +423,11 @@ OF_LANGUAGE = ("bytes", "bytes-little", "bytes-budgets", "fine-tuning", "transla
 @evidence("S2.5.3c", chapter=CHAPTER)
 def tasks() -> Finding:
     found = asking(OF_LANGUAGE)
-    finding = lost("frozen heads lose nothing to learned ones", "frozen", "learned", found)
-    said = []
-    for other in ("learned", "frozen", "static random"):
-        outcomes = Counter(pair.outcome for pair in compared("stopped", other, found).values())
-        words = ", ".join(f"{outcome} in {count}" for outcome, count in sorted(outcomes.items()))
-        said += [f"against {other} {words}"] if words else []
-    counts = Counter(pair.outcome for pair in compared("frozen", "learned", found).values())
-    words = ", ".join(f"{outcome} in {count}" for outcome, count in sorted(counts.items()))
-    if words:
-        words = f": {words} of {counts.total()} settings"
-    finding = finding.noting(f"An open question of the source's, answered by what was tried{words}")
-    return noting_missing(finding.noting(f"Stopped heads: {'; '.join(said)}") if said else finding, OF_LANGUAGE)
+    stopped = {other: outcomes("stopped", other, found) for other in ("learned", "frozen", "static random")}
+    said = "; ".join(f"against {other} {in_words(sorted(n.items()))}" for other, n in stopped.items() if n)
+    counts = outcomes("frozen", "learned", found)
+    words = f": {in_words(sorted(counts.items()))} of {counts.total()} settings" if counts else ""
+    finding = lost("frozen heads lose nothing to learned ones", "frozen", "learned", found).noting(
+        f"An open question of the source's, answered by what was tried{words}"
+    )
+    return noting_missing(finding.noting(f"Stopped heads: {said}") if said else finding, OF_LANGUAGE)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
 from math import inf, sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -73,13 +73,6 @@ def differing(choose: Choice) -> int:
     return int((choose(*operands(2)) != choose(*operands(3))).sum())
 
 
-def strangers() -> int:
-    """Kept pairs of a query and a key of different clusters."""
-    q, k = operands(2)
-    mates = nearest(q, four_centroids())[:, None] == nearest(k, four_centroids())
-    return int((by_clusters(q, k) & ~mates).sum())
-
-
 def off_by() -> float:
     """How far the shares in which keys of four lengths are drawn first are from the lengths', at most, in standard
     errors."""
@@ -93,11 +86,13 @@ def off_by() -> float:
 
 @evidence("S1.2.3b", chapter=CHAPTER)
 def chosen_by_content() -> Finding:
+    q, k = operands(2)
+    mates = nearest(q, four_centroids())[:, None] == nearest(k, four_centroids())
     parts = {
         "kept pairs that differ between two inputs": region(
             (1, inf), {name: differing(choose) for name, choose in BY_CONTENT.items()}
         ),
-        "of clusters, kept pairs across them": counted({"": 0}, {"": strangers()}),
+        "of clusters, kept pairs across them": counted({"": 0}, {"": int((by_clusters(q, k) & ~mates).sum())}),
         "of a sample": holds("a key is drawn in proportion to its importance, in standard errors", off_by(), SIGMAS),
     }
     return all_of(parts).noting(
@@ -198,25 +193,19 @@ def centroids(kind: str) -> Tensor:
     return mu
 
 
-def by_top_k(kind: str) -> Tensor:
-    return top_k_mask(*drawn(kind)[:2], count=WINDOW, is_causal=True)
+def choosing(mask: Callable[..., Tensor], **sizes: Any) -> Callable[[str], Tensor]:
+    """A choice of keys for the queries of each kind of input."""
+    return lambda kind: mask(*drawn(kind)[:2], **sizes)
 
 
-def by_importance(kind: str) -> Tensor:
-    return importance_mask(*drawn(kind)[:2], count=WINDOW, is_causal=True)
-
-
-def by_hash(kind: str) -> Tensor:
-    R = draw_projections(WIDTH, rounds=2, buckets=8, generator=seeded(4))
-    return lsh_mask(*drawn(kind)[:2], projections=R, width=12, is_causal=True)
+PROJECTIONS = draw_projections(WIDTH, rounds=2, buckets=8, generator=seeded(4))
+by_top_k = choosing(top_k_mask, count=WINDOW, is_causal=True)
+by_hash = choosing(lsh_mask, projections=PROJECTIONS, width=12, is_causal=True)
+by_block = choosing(moba_mask, block=8, count=4)
 
 
 def by_cluster(kind: str) -> Tensor:
     return routing_mask(*drawn(kind)[:2], centroids=centroids(kind), width=20, is_causal=True)
-
-
-def by_block(kind: str) -> Tensor:
-    return moba_mask(*drawn(kind)[:2], block=8, count=4)
 
 
 def by_branch(kind: str) -> Tensor:
@@ -229,7 +218,7 @@ def by_branch(kind: str) -> Tensor:
 # With sizes so that none keeps more pairs than the window.
 CHOICES: dict[str, Callable[[str], Tensor]] = {
     "top-k": by_top_k,
-    "importance": by_importance,
+    "importance": choosing(importance_mask, count=WINDOW, is_causal=True),
     "hashes": by_hash,
     "clusters": by_cluster,
     "MoBA": by_block,
@@ -349,11 +338,6 @@ def less_than_window(feature_map: FeatureMap, width: int) -> dict[str, Interval]
     return {kind: less(kind, both(kind, feature_map), windowed(kind, width)) for kind in INPUTS}
 
 
-def less_than_choice(choice: Callable[[str], Tensor], feature_map: FeatureMap) -> dict[str, Interval]:
-    """Of chosen keys and the linear part for the others, against the former alone, by input."""
-    return {kind: less(kind, beside(choice, kind, feature_map), beside(choice, kind)) for kind in INPUTS}
-
-
 def flops(n: int, feature_map: FeatureMap) -> int:
     """Of a forward pass of n tokens in one head, with the mechanism's own sizes."""
     return sparse_linear_cost(1, n, 1, 64, 64, feature_map=feature_map, causal=True).forward
@@ -391,7 +375,9 @@ def sparse_and_linear() -> Parts:
         ),
         **{
             f"with {name} beside MoBA's choice": improves(
-                "less than of the choice alone", less_than_choice(by_block, feature_map), unit=" %"
+                "less than of the choice alone",
+                {kind: less(kind, beside(by_block, kind, feature_map), beside(by_block, kind)) for kind in INPUTS},
+                unit=" %",
             )
             for name, feature_map in MAPS.items()
         },

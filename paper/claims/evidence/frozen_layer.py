@@ -198,13 +198,6 @@ def saved_share(projection: str, *, form: str = "reference", input_grad: bool = 
     return sympy.factor(1 - _ratio(projection, "backward", form=form, input_grad=input_grad))
 
 
-def weights_alone() -> dict[str, float]:
-    """Per cent of the products X^T dA, one for each trained matrix, that freezing two of the four removes."""
-    products = [backward_products(projection) for projection in ("learned", "frozen")]
-    full, less = (sum(p[f"dW_{name}"] == "used" for name in "QKVO") for p in products)
-    return {"the four weights' gradients alone": 100 * (1 - less / full)}
-
-
 def two_tokens(projection: str = "frozen") -> tuple[MultiheadAttention, Tensor, Tensor]:
     """(layer, x, dy): two tokens of width two and one head, with weights for which every gradient can be had by hand.
 
@@ -352,7 +345,10 @@ def half_the_gradients() -> Finding:
         f"the backward pass at $N = {length}$": float(100 * share.subs(r, sympy.Rational(ratio)))
         for length, ratio in lengths.items()
     }
-    return region((50, 50), {**weights_alone(), **backward}, unit=" %").noting(
+    products = [backward_products(projection) for projection in ("learned", "frozen")]
+    full, less = (sum(p[f"dW_{name}"] == "used" for name in "QKVO") for p in products)
+    weights = {"the four weights' gradients alone": 100 * (1 - less / full)}
+    return region((50, 50), weights | backward, unit=" %").noting(
         f"Of the backward pass it is {show(100 * sympy.limit(share, r, 0))} % at most"
     )
 

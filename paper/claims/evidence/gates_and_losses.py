@@ -122,14 +122,6 @@ def gated() -> Finding:
     )
 
 
-def kept_across() -> float:
-    """How much an ungated step changes what a memory answers across the key, relatively."""
-    x = gated_operands()
-    S, one = normal(WIDTH, WIDTH, seed=1), torch.tensor(1.0, dtype=torch.float64)
-    k, across = x["k"][0], torch.linalg.qr(x["k"][:1].T, mode="complete").Q[:, 1:].T
-    return relative_error(across @ transitions.gated_step(S, k, x["v"][0], one, one), across @ S)
-
-
 # Where answers may depend on what is to be forgotten, or on all that came before: experiment, the two arms, tests.
 FORGETTING = (
     ("flip-flop", "gated-delta", "delta", OVERWRITTEN),
@@ -147,9 +139,14 @@ def forgetting() -> Finding:
         for label, more in gained(experiment, fading, plain, tests, of=settings).items()
     }
     statement = "right beyond the lengths of training more often with a forget gate"
+    x, S, one = gated_operands(), normal(WIDTH, WIDTH, seed=1), torch.tensor(1.0, dtype=torch.float64)
+    after = transitions.gated_step(S, x["k"][0], x["v"][0], one, one)
+    across = torch.linalg.qr(x["k"][:1].T, mode="complete").Q[:, 1:].T
     return all_of(
         {
-            "no forget gate": holds("what is stored across a key stays as it is", kept_across(), EXACT_STEPS),
+            "no forget gate": holds(
+                "what is stored across a key stays as it is", relative_error(across @ after, across @ S), EXACT_STEPS
+            ),
             "an explicit one is often better": improves(statement, gains, unit=" %")
             if gains
             else without_records(statement, "delta rules with and without gates"),
@@ -220,12 +217,12 @@ def more_right(statement: str, experiment: str, better: str, worse: str, tests: 
     return improves(statement, gains, unit=" %")
 
 
-def widened() -> dict[str, Interval]:
+def widened() -> dict[str, float]:
     """By how many per cent the memory of a layer has more numbers than that of one head with one key a token."""
     kinds = {"16 heads": (16, "delta"), "DeltaProduct, one head": (1, "delta-product")}
     one = layer(1, 1, 1024, 1, attention="delta").state_bytes
     found = {label: layer(1, 1, 1024, H, attention=name).state_bytes for label, (H, name) in kinds.items()}
-    return {label: (100 * (size / one - 1),) * 2 for label, size in found.items()}
+    return {label: 100 * (size / one - 1) for label, size in found.items()}
 
 
 def asymmetry() -> float:
@@ -233,13 +230,6 @@ def asymmetry() -> float:
     beta = torch.full((2,), STRENGTH, dtype=torch.float64)
     A = transitions.transition("in turn", transitions.pair(0.5), beta)
     return relative_error(A.T, A)
-
-
-def replaced_value() -> float:
-    """The relative error of a memory's answer at a key that gets a second value, by sums of $U_t V_t^T$ made of each
-    token alone."""
-    k, values = unit_keys(1, WIDTH, generator=seeded()), normal(2, WIDTH, seed=1)
-    return relative_error(k @ (k.T @ values[:1] + k.T @ values[1:]), values[1:])
 
 
 @evidence("S3.3c", chapter=CHAPTER)
@@ -264,11 +254,13 @@ def higher_rank() -> Finding:
             BEYOND,
         ),
     }
+    k, values = unit_keys(1, WIDTH, generator=seeded()), normal(2, WIDTH, seed=1)
+    off = relative_error(k @ (k.T @ values[:1] + k.T @ values[1:]), values[1:])
     one, two = (layer(1, 4096, 1024, 16, attention=name, causal=True).forward for name in ("delta", "delta-product"))
     return all_of(parts).noting(
         f"A layer of 16 heads, $d = 1,024$, takes {two / one:.2f} times the FLOPs with two keys a token. If $U_t$ and "
         f"$V_t$ are made of the token alone nothing is erased: the answer at a key that gets a second value is off by "
-        f"{100 * replaced_value():.0f} %"
+        f"{100 * off:.0f} %"
     )
 
 
@@ -338,15 +330,6 @@ def excess(delta: float = 0.2, eta: float = 0.5) -> float:
     return float((lengths / (eta * delta) - 1).max())
 
 
-def unlike_normal_errors() -> float:
-    """The relative difference of the squared loss's derivative and that of the negative logarithm of a normal density
-    of variance 1 around the values."""
-    p, v = normal(2, COUNT, PAIR_WIDTH)
-    p.requires_grad_()
-    (wanted,) = torch.autograd.grad(-torch.distributions.Normal(v, 1.0).log_prob(p).sum(), p)
-    return relative_error(Squared().gradient(p.detach(), v), wanted)
-
-
 def with_outliers() -> dict[str, Interval]:
     """By how many per cent Huber's losses err less than the squared one, by loss and by outliers."""
     return {
@@ -358,9 +341,14 @@ def with_outliers() -> dict[str, Interval]:
 
 @evidence("S3.3l", chapter=CHAPTER)
 def normal_errors() -> Finding:
+    p, v = normal(2, COUNT, PAIR_WIDTH)
+    p.requires_grad_()
+    (wanted,) = torch.autograd.grad(-torch.distributions.Normal(v, 1.0).log_prob(p).sum(), p)
     parts = {
         "the squared loss": holds(
-            "that of the likeliest memory under normal errors", unlike_normal_errors(), EXACT_STEPS
+            "that of the likeliest memory under normal errors",
+            relative_error(Squared().gradient(p.detach(), v), wanted),
+            EXACT_STEPS,
         ),
         "others may be better": improves(
             "Huber's error is below its own, errors not normal", with_outliers(), unit=" %"

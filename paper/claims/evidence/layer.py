@@ -13,7 +13,7 @@ from ortho.attention import MECHANISMS
 from ortho.cost import Cost, block, feed_forward, layer
 from ortho.cost.big_o import H, N, d
 from ortho.layers.multihead import MultiheadAttention
-from paper.claims.evidence.common import orders
+from paper.claims.evidence.common import numbers, orders
 from paper.claims.evidence.printed_models import SCENARIOS
 from paper.claims.figures import show
 from paper.claims.ledger import evidence, evidence_table
@@ -44,11 +44,6 @@ def trained(d_model: int) -> int:
     return sum(weight.numel() for weight in MultiheadAttention(d_model, d_model // 64, device="meta").parameters())
 
 
-def fused_space() -> str:
-    fused = layer(1, N, d, H, form="fast")
-    return f"A fused kernel keeps {show(fused.saved_bytes / fused.itemsize)} numbers and no score matrix"
-
-
 MEGABYTES = {4096: "33.5", 8192: "134", 16384: "536"}
 
 evidence_table(
@@ -64,7 +59,7 @@ evidence_table(
         "S0.1.1c": lambda: {"total": growth("N^2*d + N*d^2", TIME), "$N \\gg d$": growth("N^2*d", TIME, held=("d",))},
         "S0.1.2a": lambda: all_of(
             {"total": growth("N^2 + N*d", KEPT), "$N \\gg d$": growth("N^2", KEPT, held=("d",))}
-        ).noting(fused_space()),
+        ).noting(f"A fused kernel keeps {show(numbers(layer(1, N, d, H, form='fast')))} numbers and no score matrix"),
         "S0.1.2b": lambda: {
             "one head's matrix": printed(
                 {f"$N = {length}$": text for length, text in MEGABYTES.items()},
@@ -88,11 +83,6 @@ L = sympy.Symbol("L", positive=True)
 EXAMPLE = (10000, 768)  # N and d, the source's
 HEAD = 64  # width of the models' heads
 SHORT, LONG = 64, 65536  # tokens, d = 768
-
-
-def numbers(cost: Cost) -> sympy.Expr:
-    """What is kept for the backward pass."""
-    return sympy.expand(cost.saved_bytes / cost.itemsize)
 
 
 def work(cost: Cost) -> sympy.Expr:

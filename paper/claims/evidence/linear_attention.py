@@ -127,7 +127,7 @@ def reordered() -> Finding:
             }
         ),
         "FLOPs saved where $d \\ll N$": improves(
-            "more efficient", {f"$N = {times} d$": (fewer(times),) * 2 for times in LONGER}, unit=" %"
+            "more efficient", {f"$N = {times} d$": fewer(times) for times in LONGER}, unit=" %"
         ),
     }
     return all_of(parts).noting(
@@ -224,17 +224,11 @@ def multiplied(scores: Tensor, mask: Tensor) -> Tensor:
     return scores * mask
 
 
-def left_on_hidden() -> float:
-    """The share of the weight, in the mean over queries, that lies on keys where a causal mask M of ones and zeros
-    has zeros."""
-    q, k, _ = normal(3, TOKENS, WIDTH) / WIDTH**0.25  # scores of standard deviation 1
-    mask = torch.ones(TOKENS, TOKENS, dtype=q.dtype).tril()
-    return float((multiplied(q @ k.mT, mask).softmax(-1) * (1 - mask)).sum(-1).mean())
-
-
 @evidence("S3.1e", chapter=CHAPTER)
 def multiplied_mask() -> Finding:
-    left = left_on_hidden()
+    q, k, _ = normal(3, TOKENS, WIDTH) / WIDTH**0.25  # scores of standard deviation 1
+    mask = torch.ones(TOKENS, TOKENS, dtype=q.dtype).tril()
+    left = float((multiplied(q @ k.mT, mask).softmax(-1) * (1 - mask)).sum(-1).mean())
     return holds("a key that the mask hides has no weight", left, EXACT, at=f"{TOKENS} normal tokens, causal").noting(
         f"A score of 0 is a score like others, with the weight $e^0 = 1$ before the division: {100 * left:.0f} % of "
         "all weight lies on hidden keys. A mask is added, as $-\\infty$"
@@ -332,11 +326,6 @@ def negative(feature_map: FeatureMap, size: float) -> float:
     return 100 * float((weights(feature_map, size) < 0).double().mean())
 
 
-def cosine_away() -> float:
-    """Relative difference of the weights of phi(x) = cos(x), divided by their row sums, to those of cosFormer."""
-    return relative_error(*(w / w.sum(-1, keepdim=True) for w in (weights(Cosine()), weights(CosFormer(TOKENS)))))
-
-
 # Queries and keys of two pairs, each with the score 1.
 SAME_SCORE = (torch.tensor([[1.0, 0.0], [0.5, 0.5]]), torch.tensor([[1.0, 0.0], [1.0, 1.0]]))
 
@@ -353,10 +342,14 @@ def feature_maps() -> Finding:
     elu = (EluPlusOne().function(x) - (torch.nn.functional.elu(x) + 1)).abs().max()
     outer, entrywise = of_same_score(Taylor(2)), of_same_score(Powers(2))
     below = negative(Cosine(), 2), negative(CosFormer(TOKENS), 2)
+    cosine, qin = (w / w.sum(-1, keepdim=True) for w in (weights(Cosine()), weights(CosFormer(TOKENS))))
     parts = {
         "elu": holds("$\\operatorname{elu}(x) + 1$ as it is defined", float(elu), EXACT),
         "cosine": holds(
-            "$\\cos(x)$ gives the weights of Qin et al. (2022)", cosine_away(), EXACT, at=f"{TOKENS} normal tokens"
+            "$\\cos(x)$ gives the weights of Qin et al. (2022)",
+            relative_error(cosine, qin),
+            EXACT,
+            at=f"{TOKENS} normal tokens",
         ),
         "powers": region(
             (0, EXACT),
@@ -377,24 +370,17 @@ def feature_maps() -> Finding:
 POINTS = 40
 
 
-def mercer_error(width: int = 4) -> float:
-    """The greatest difference of an entry of a kernel's matrix to the inner product of the features found for it."""
-    found = []
-    for kernel in kernels.KERNELS.values():
-        matrix = kernels.gram(kernel, normal(POINTS, width))
-        phi = kernels.features_of(matrix)
-        found.append(float((phi @ phi.T - matrix).abs().max()))
-    return max(found)
-
-
 @evidence("S2.3.2a", chapter=CHAPTER)
 def inner_products() -> Finding:
     points = normal(POINTS, 4)
+    matrices = [kernels.gram(kernel, points) for kernel in kernels.KERNELS.values()]
+    features = map(kernels.features_of, matrices)
+    off = max(float((phi @ phi.T - matrix).abs().max()) for phi, matrix in zip(features, matrices, strict=True))
     rank = kernels.rank(kernels.gram(kernels.KERNELS["softmax"], points), 4)
     without = kernels.least_eigenvalue(kernels.gram(kernels.INDEFINITE["ReLU"], points))
     return holds(
         "$\\kappa(x, y) = \\phi(x)^\\top \\phi(y)$",
-        mercer_error(),
+        off,
         kernels.rounding(POINTS, POINTS),
         at=f"{len(kernels.KERNELS)} kernels on {POINTS} points",
     ).noting(
@@ -438,11 +424,8 @@ def by_sums() -> Finding:
 
 # ---------------------------------------------------------------------------------------------- S2's list of references
 
-CITED = (
-    "Efficient Attention: A Study of Linear Time Transformers",
-    "ICLR",
-    2021,
-)  # title, venue and year, by the source
+# Title, venue and year, by the source.
+CITED = "Efficient Attention: A Study of Linear Time Transformers", "ICLR", 2021
 
 
 def entry(key: str, field: str) -> str:
@@ -478,6 +461,11 @@ READINGS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "positions, dividing the outputs' columns": lambda q, k, v: q @ (k.mT @ v) / k.sum(-2),
     "positions, dividing features": lambda q, k, v: q @ (k.mT @ v / k.sum(-2)[:, None]),
 }
+# With the query beside the sum of the keys.
+FORMULAS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    **READINGS,
+    "by queries": lambda q, k, v: q @ (k.mT @ v) / (q @ k.sum(-2))[:, None],
+}
 
 
 def operands(tokens: int = 64, width: int = 8) -> Tensor:
@@ -485,23 +473,11 @@ def operands(tokens: int = 64, width: int = 8) -> Tensor:
     return normal(3, tokens, width)
 
 
-def away(reading: str) -> float:
-    """How far the printed formula is from linear attention, relatively: the nearer of the source's two maps."""
+def away(formula: str) -> float:
+    """How far one of `FORMULAS` is from linear attention, relatively: the nearer of the source's two maps."""
     q, k, v = operands()
     return min(
-        relative_error(READINGS[reading](of(q), of(k), v), linear_attention_reference(q, k, v, feature_map=feature_map))
-        for feature_map, of in MAPS.values()
-    )
-
-
-def by_queries() -> float:
-    """The same of the formula with the query beside the sum of the keys."""
-    q, k, v = operands()
-    return min(
-        relative_error(
-            of(q) @ (of(k).mT @ v) / (of(q) @ of(k).sum(-2))[:, None],
-            linear_attention_reference(q, k, v, feature_map=feature_map),
-        )
+        relative_error(FORMULAS[formula](of(q), of(k), v), linear_attention_reference(q, k, v, feature_map=feature_map))
         for feature_map, of in MAPS.values()
     )
 
@@ -522,7 +498,7 @@ def printed_formula() -> Finding:
         "value": mended(
             "$Q (K^\\top V) / \\sum(K^\\top)$ is linear attention",
             away(nearest),
-            {"with what divides row $i$ made of its query, $\\phi(q_i)^\\top \\sum_j \\phi(k_j)$": by_queries()},
+            {"with what divides row $i$ made of its query, $\\phi(q_i)^\\top \\sum_j \\phi(k_j)$": away("by queries")},
             EXACT,
             at=f"normal tokens, with the sum over {nearest}",
         ),
@@ -538,17 +514,12 @@ FEATURES = lookup.D_MODEL // lookup.HEADS
 NEAR, FAR = FEATURES - 1, (15, 31, 63)  # tokens
 
 
-def near_error() -> float:
-    """How much of the target a head that is built for it misses when it copies from `NEAR` tokens back."""
-    q, k = kernels.copying(kernels.tokens(NEAR, 20), NEAR, FEATURES)
-    return float(kernels.copy_error(kernels.causal_weights(q, k), NEAR))
-
-
 @evidence("S1.2.2b", chapter=CHAPTER)
 def power_lost() -> Finding:
     looked_up = 100 * lookup.low_rank_error(lookup.ENTRIES, FEATURES)
     copied = {f"{r} tokens back": 100 * kernels.least_error(r, FEATURES) for r in FAR}
-    nothing = near_error() <= lookup.SOLVED
+    built = kernels.copying(kernels.tokens(NEAR, 20), NEAR, FEATURES)  # a head that copies from there
+    nothing = kernels.copy_error(kernels.causal_weights(*built), NEAR) <= lookup.SOLVED
     parts = {
         "modelling power": region(SOME, {f"a lookup among {lookup.ENTRIES} entries": looked_up}, unit=" %"),
         "long range": region(SOME, copied, unit=" %"),

@@ -128,16 +128,11 @@ def long_limits() -> dict[str, float]:
     return {name: float(sympy.limit(ratio, N, sympy.oo)) for name, ratio in ratios.items()}
 
 
-def forward_of(projection: str) -> int:
-    """FLOPs of a layer's forward pass, counted in a run with 48 tokens of width 64."""
-    module = MultiheadAttention(64, 4, projection=projection, form="reference")
-    return count_step(module, torch.zeros(1, 48, 64, requires_grad=True)).forward
-
-
 @evidence("S0.4.1b", chapter=CHAPTER)
 def parts_of_a_step() -> Finding:
     standard, frozen = (train_once(projection) for projection in ("learned", "frozen"))
-    forward_flops = {projection: forward_of(projection) for projection in ("learned", "frozen")}
+    made = (MultiheadAttention(64, 4, projection=one, form="reference") for one in ("learned", "frozen"))
+    flops = [count_step(module, torch.zeros(1, 48, 64, requires_grad=True)).forward for module in made]
     ours = main_setting(experiments.load("training-step"), "layer")
 
     def measured(phase: str, records: Iterable[Record]) -> list[float]:
@@ -147,7 +142,7 @@ def parts_of_a_step() -> Finding:
     backward = {f"limit of the FLOPs, {name}": limit for name, limit in long_limits().items()}
     backward |= dict(zip((f"{_place(r)}, measured" for r in long), measured("backward", long), strict=True))
     parts = {
-        "forward, FLOPs of a run": counted({"": forward_flops["learned"]}, {"": forward_flops["frozen"]}),
+        "forward, FLOPs of a run": counted({"": flops[0]}, {"": flops[1]}),
         "backward, $N \\gg d$": region(_near("backward"), backward),
         "weights that an update changes": counted(
             {"": sum(standard.moved.values()) // 2}, {"": sum(frozen.moved.values())}

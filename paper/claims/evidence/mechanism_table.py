@@ -64,12 +64,6 @@ def frozen(claim_id: str, pattern: str) -> tuple[str, int]:
     return f"orthogonal and frozen: {found[1]}", len(found[1].split("/"))
 
 
-def learned_weights() -> Finding:
-    """Whether a training step changes the attention weights of frozen queries and keys."""
-    moved = {"inputs that are trained": 100 - still_right(True), "inputs as they are": 100 - still_right(False)}
-    return region((100, 100), moved, unit=" % of queries and keys")
-
-
 def fewer_trained() -> Finding:
     """Which of the four layers train fewer numbers than the standard one, by how many per cent."""
     standard = layer(1, N, d, H).trained
@@ -80,7 +74,7 @@ def fewer_trained() -> Finding:
         "ORA": layer(1, N, d, H, projection="frozen").trained,
     }
     saved = {name: round(float(100 - 100 * sympy.simplify(ours / standard)), 1) for name, ours in trained.items()}
-    return improves("fewer than many", {name: (share, share) for name, share in saved.items()}, unit=" %")
+    return improves("fewer than many", saved, unit=" %")
 
 
 def one_of_eight() -> Cost:
@@ -100,8 +94,10 @@ def mechanisms() -> Finding:
             sympy.expand(layer(1, N, d, H, projection="frozen", form="reference").forward).coeff(N, 2) * N**2,
         ),
     }
+    # Queries and keys that a training step changes.
+    moved = {"inputs that are trained": 100 - still_right(True), "inputs as they are": 100 - still_right(False)}
     parts = {
-        "weights, ORA, learned": learned_weights(),
+        "weights, ORA, learned": region((100, 100), moved, unit=" % of queries and keys"),
         "projections, ORA": contradiction(
             frozen("S2.4.3d", r"作为(Q[/KV]*)投影矩阵"), frozen("S2.4.4a", r"(Q[/KV]*)投影.*\+冻结"), unit=" matrices"
         ),

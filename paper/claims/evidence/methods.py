@@ -18,9 +18,19 @@ from ortho.layers.multihead import MultiheadAttention
 from ortho.layers.synthesizer import Random, SynthesizerAttention
 from paper import experiments
 from paper.claims.evidence import lookup
-from paper.claims.evidence.common import EXACT, IN_N, SOME, normal, relative_error, seeded, without_records
+from paper.claims.evidence.common import (
+    EXACT,
+    IN_N,
+    SOME,
+    normal,
+    numbers,
+    relative_error,
+    seeded,
+    without_records,
+)
 from paper.claims.evidence.does_freezing_hold import frozen_lose_nothing
 from paper.claims.evidence.frozen_layer import linear_backward
+from paper.claims.evidence.linear_attention import reordering
 from paper.claims.figures import show
 from paper.claims.ledger import evidence, evidence_table
 from paper.claims.rules import CONFIGURATION, all_of, contradiction, counted, growth, growth_where, holds, region
@@ -39,6 +49,7 @@ COSTS = {
     "frozen": layer(1, N, d, H, projection="frozen", form="reference"),
     "stopped": layer(1, N, d, H, projection="stopped", form="reference"),
 }
+RANDOM = synthesizer(1, N, d, H, source="fixed-random")  # no projections of queries and keys, and no other weights
 NAMES = {
     "learned": "standard",
     "synthesizer": "Synthesizer",
@@ -58,8 +69,8 @@ SOURCE = {
 
 
 def kept(name: str) -> Any:
-    """How many numbers a row's layer keeps from the forward to the backward pass; a byte is a quarter of one."""
-    return sympy.expand(COSTS[name].saved_bytes / COSTS[name].itemsize)
+    """How many numbers a row's layer keeps from the forward to the backward pass."""
+    return numbers(COSTS[name])
 
 
 def evaluate(formula: Any, length: int, d_model: int, heads: int, features: int = FEATURES) -> int:
@@ -93,12 +104,6 @@ def _row(name: str, **instead: Finding) -> Finding:
     return all_of({**parts, **instead})
 
 
-def _synthesizer_trained() -> Finding:
-    random = synthesizer(1, N, d, H, source="fixed-random")
-    both = {"learned": COSTS["synthesizer"].trained, "random": random.trained}
-    return counted(dict.fromkeys(both, SOURCE["synthesizer"][2]), both)
-
-
 def _performer() -> Finding:
     """The row for a number of features that is chosen once, and for the one that its authors' theorem 4 asks for."""
     asked = d / H * sympy.log(d)  # the order K log K
@@ -116,24 +121,20 @@ def _performer() -> Finding:
     return _row("favor", **found)
 
 
-def linear_space() -> Finding:
-    """What linear attention keeps against O(N d): a statement that two sources make."""
-    return growth(SOURCE["linear"][1], kept("linear"), settings=IN_N)
-
-
-def _fused_space() -> str:
-    fused = layer(1, N, d, H)
-    return show(sympy.expand(fused.saved_bytes / fused.itemsize))
-
-
 evidence_table(
     CHAPTER,
     {
         "S0.3.1a": lambda: _row("learned"),
-        "S0.3.1b": lambda: _row("synthesizer", trained=_synthesizer_trained()),
+        "S0.3.1b": lambda: _row(
+            "synthesizer",
+            trained=counted(
+                dict.fromkeys(("learned", "random"), SOURCE["synthesizer"][2]),
+                {"learned": COSTS["synthesizer"].trained, "random": RANDOM.trained},
+            ),
+        ),
         "S0.3.1c": _performer,
-        "S0.3.1d": lambda: _row("linear", space=linear_space()).noting(
-            f"The standard layer with a fused kernel keeps {_fused_space()}"
+        "S0.3.1d": lambda: _row("linear", space=growth(SOURCE["linear"][1], kept("linear"), settings=IN_N)).noting(
+            f"The standard layer with a fused kernel keeps {show(numbers(layer(1, N, d, H)))}"
         ),
         "S0.3.1e": lambda: _row("frozen", backward=linear_backward()),
     },
@@ -176,9 +177,8 @@ def synthesizer_properties() -> Parts:
 
 @evidence("S0.3.2e", chapter=CHAPTER)
 def synthesizer_weights() -> Finding:
-    random = synthesizer(1, N, d, H, source="fixed-random")  # no projections of queries and keys, and no other weights
     return contradiction(
-        ("it trains $4d^2$", 4), ("it needs no projections of queries and keys", random.trained / d**2), unit=" $d^2$"
+        ("it trains $4d^2$", 4), ("it needs no projections of queries and keys", RANDOM.trained / d**2), unit=" $d^2$"
     ).noting(f"A matrix of weights that is learned comes on top: {show(COSTS['synthesizer'].trained)}")
 
 
@@ -243,12 +243,6 @@ def performer_properties() -> Finding:
     return all_of(parts).noting(f"Equal weights misplace {uniform_misplaced(spread):.0f} %")
 
 
-def reordered(length: int = 64, width: int = 16) -> float:
-    """Relative difference of (Q K^T) V and Q (K^T V) for normal matrices."""
-    q, k, v = normal(3, length, width)
-    return relative_error(q @ (k.T @ v), (q @ k.T) @ v)
-
-
 @evidence("S1.2.2c", chapter=CHAPTER)
 def lower_order() -> Finding:
     cores = {
@@ -274,7 +268,7 @@ def linear_properties() -> Parts:
     width = lookup.D_MODEL // lookup.HEADS
     lost = 100 * lookup.low_rank_error(lookup.ENTRIES, width)
     return {
-        "reordering": holds("$(QK^\\top)V = Q(K^\\top V)$", reordered(), EXACT),
+        "reordering": holds("$(QK^\\top)V = Q(K^\\top V)$", reordering().difference, EXACT),
         "expressiveness changed": region(
             SOME, {f"one head's lookup of {lookup.ENTRIES} entries, $K = {width}$": lost}, unit=" %"
         ),

@@ -14,7 +14,6 @@ from paper import experiments
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, counted, holds, region, untestable
 from paper.claims.verdicts import Finding
-from paper.experiments import Record
 from paper.experiments.learning import positional_heads, pruning
 
 CHAPTER = "17-positional-patterns"
@@ -51,13 +50,6 @@ def off(name: str) -> int:
     return wrong
 
 
-def not_heaviest() -> int:
-    """How many rows of the patterns of both ends have their largest weight elsewhere."""
-    ends = [(weights("end", n).argmax(-1), n - 1) for n in range(1, TOKENS + 1)]
-    starts = [(weights("start", n).argmax(-1), 0) for n in range(1, TOKENS + 1)]
-    return sum(int((heaviest != place).sum()) for heaviest, place in (*ends, *starts))
-
-
 def trained(patterns: Sequence[str]) -> int:
     """The parameters of a layer of such heads, beside W_V and W_O."""
     layer = PositionalHeads(4 * len(patterns), len(patterns), patterns=patterns)
@@ -73,10 +65,13 @@ def empty_rows(n: int) -> dict[str, list[int]]:
 @evidence("S2.1.1a", chapter=CHAPTER)
 def seven() -> Finding:
     empty = "; ".join(f"{name}: {', '.join(map(str, rows))}" for name, rows in empty_rows(TOKENS).items())
+    lengths = range(1, TOKENS + 1)
+    ends = [("start", n, 0) for n in lengths] + [("end", n, n - 1) for n in lengths]
+    elsewhere = sum(int((weights(name, n).argmax(-1) != place).sum()) for name, n, place in ends)
     parts = {
         "patterns": counted({"": 7}, {"": len(SEVEN)}),
         f"pairs that differ from the named ones, lengths up to {TOKENS}": counted({"": 0}, {"": sum(map(off, NAMED))}),
-        "rows of the two ends that are heaviest elsewhere": counted({"": 0}, {"": not_heaviest()}),
+        "rows of the two ends that are heaviest elsewhere": counted({"": 0}, {"": elsewhere}),
         "trained parameters": counted({"": 0}, {"": trained(list(NAMED))}),
     }
     return all_of(parts).noting(f"The last token is $n - 1$. Rows without a key, of {TOKENS} tokens: {empty}")
@@ -102,8 +97,7 @@ def furthest(name: str, printed: Callable[[int, int], Fraction]) -> float:
 
 
 def row_sums(name: str) -> str:
-    sums = weights(name, TOKENS).sum(-1)
-    empty = ", ".join(map(str, (sums == 0).nonzero().flatten().tolist()))
+    empty = ", ".join(map(str, empty_rows(TOKENS)[name]))
     return f"Rows that sum to 0 as printed: {empty}. The formula does not say what they hold"
 
 
@@ -130,12 +124,8 @@ def heads_of_encoders(found: Mapping[str, Sequence[positional_heads.Row]]) -> Fi
     if not encoders:
         maps = {"the attention maps of a trained encoder": None}
         return untestable("most heads are positional, and many alike", maps, lack="there are no records of")
-    return region(MOST, {task: share_of(rows, positional_heads.positional(rows)) for task, rows in encoders.items()})
-
-
-def share_of(rows: Sequence[positional_heads.Row], count: int) -> float:
-    """So many heads of these, in per cent."""
-    return round(100 * count / len(rows), 1)
+    shares = {task: 100 * positional_heads.positional(rows) / len(rows) for task, rows in encoders.items()}
+    return region(MOST, {task: round(share, 1) for task, share in shares.items()})
 
 
 def pruned() -> Finding:
@@ -143,54 +133,40 @@ def pruned() -> Finding:
     records = experiments.load("pruning")
     device = experiments.judged_device(records)
     shares = {
-        f"run {record['configuration']['seed']}": round(100 * pruning.removable(record) / heads_of(record), 1)
+        f"run {case['seed']}": round(100 * pruning.removable(record) / (case["H"] * case["L"]), 1)
         for record in records
         if record["device"] == device
+        for case in (record["configuration"],)
     }
     if not shares:
         return untestable("many heads can be pruned", {"pruned encoders": None}, lack="there are no records of")
     return region(MANY, shares, unit=" %")
 
 
-def heads_of(record: Record) -> int:
-    """The heads of an encoder's layers together."""
-    return int(record["configuration"]["H"] * record["configuration"]["L"])
-
-
-def unnoticed(rows: Sequence[positional_heads.Row]) -> int:
-    """Without how many of these heads, one at a time, the model answers as well, but for a hundredth."""
-    return sum(row["correct"] - row["correct_without"] <= 0.01 for row in rows)
-
-
 @evidence("S2.1.2a", chapter=CHAPTER)
 def heads() -> Finding:
     records = experiments.load("positional-heads")
     device = experiments.judged_device(records)
-    found = by_task(positional_heads.arms(records, device)) if device else {}
+    found: dict[str, list[positional_heads.Row]] = {}  # the trained heads of each task
+    for (task, _), stages in positional_heads.arms(records, device).items() if device else ():
+        found.setdefault(task, []).extend(stages["trained"])
     parts = {
         "positional and alike": heads_of_encoders(found),
         "heads of an encoder that go before a sentence in a hundred is lost": pruned(),
     }
     if not found:
         return all_of(parts)
+    unnoticed = {
+        task: sum(row["correct"] - row["correct_without"] <= 0.01 for row in rows) for task, rows in found.items()
+    }
     counts = (
-        f"{task} {positional_heads.positional(rows)} and {unnoticed(rows)} of {len(rows)}"
+        f"{task} {positional_heads.positional(rows)} and {unnoticed[task]} of {len(rows)}"
         for task, rows in found.items()
     )
     return all_of(parts).noting(
         "Two counts of heads in causal models: those whose positions explain more than half of their variation, and "
         f"those whose removal alone loses at most 1 % of the answers: {', '.join(counts)} ({device})"
     )
-
-
-def by_task(
-    arms: dict[tuple[str, str], dict[str, list[positional_heads.Row]]],
-) -> dict[str, list[positional_heads.Row]]:
-    """The trained heads of each task."""
-    tasks = dict.fromkeys(task for task, _ in arms)
-    return {
-        task: [row for (of, _), stages in arms.items() if of == task for row in stages["trained"]] for task in tasks
-    }
 
 
 def printed_position(p: int, c: int, d: int) -> float:

@@ -65,9 +65,7 @@ def unlike_delta_rule() -> float:
     w, beta = unit(made["directions"]), made["beta"]
     made["bias_keys"] = beta[:, None] * w
     memory = partial(delta_rule_reference, beta=beta, normalise=False)
-    scores = (q @ k.T + weights(memory, q=made["bias_queries"], k=w)) / sqrt(WIDTH)
-    future = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
-    expected = scores.masked_fill(future, -torch.inf).softmax(-1)
+    expected = of_the_past((q @ k.T + weights(memory, q=made["bias_queries"], k=w)) / sqrt(WIDTH))
     return relative_error(weights(position_delta_attention_reference, q=q, k=k, **made), expected)
 
 
@@ -91,9 +89,18 @@ def changed(of: str) -> float:
     places = normal(LENGTH, INPUT, seed=4)
     inputs = normal(2, LENGTH, INPUT, seed=5)
     made = {"tokens": inputs, "positions": places.expand_as(inputs), "sum": inputs + places}[of]
-    one, other = (bias(**gates(x)) for x in made)
+    return share_of_others(*(bias(**gates(x)) for x in made))
+
+
+def share_of_others(one: Tensor, other: Tensor) -> float:
+    """How many numbers of earlier tokens differ, in per cent."""
     below = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(-1)
     return round(100 * float(((one - other).abs() > EXACT)[below].double().mean()), 1)
+
+
+def of_the_past(scores: Tensor) -> Tensor:
+    """The softmax of the scores up to each token."""
+    return scores.masked_fill(torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1), -torch.inf).softmax(-1)
 
 
 def unlike_path() -> float:
@@ -112,9 +119,8 @@ def unlike_path() -> float:
         options: dict[str, Any] = {"beta": beta[behind], "normalise": False, "is_causal": True, "initial_state": held}
         read: Any = delta_rule_reference(q[behind], unit(w[behind]), empty, **options)
         scores[behind, j] = read[:, 0]
-    future = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
-    expected = (scores / sqrt(WIDTH)).masked_fill(future, -torch.inf).softmax(-1)
-    return relative_error(weights(path_attention_reference, q=q, k=k, directions=w, beta=beta), expected)
+    found = weights(path_attention_reference, q=q, k=k, directions=w, beta=beta)
+    return relative_error(found, of_the_past(scores / sqrt(WIDTH)))
 
 
 def moved_by_content() -> float:
@@ -122,11 +128,9 @@ def moved_by_content() -> float:
     cent."""
     q, k = normal(2, LENGTH, WIDTH, seed=3)
     made = (gates(x) for x in normal(2, LENGTH, INPUT, seed=5))
-    one, other = (
-        weights(path_attention_reference, q=q, k=k, **{name: x[name] for name in ("directions", "beta")}) for x in made
+    return share_of_others(
+        *(weights(path_attention_reference, q=q, k=k, directions=x["directions"], beta=x["beta"]) for x in made)
     )
-    below = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(-1)
-    return round(100 * float(((one - other).abs() > EXACT)[below].double().mean()), 1)
 
 
 @evidence("S3.3j", chapter=CHAPTER)

@@ -1,6 +1,6 @@
 """S0, sections 3.3 and 4.1: the printed operations and speed-ups, the rules that give them, and what counts allow."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from itertools import product
 from math import gcd, inf, log2
@@ -200,7 +200,8 @@ def against_limit(claimed: Mapping[tuple[int, int], float]) -> Finding:
 
     said = {_at(*at): gain for at, gain in claimed.items()}
     few = sum(said[label] <= most for label, most in limits(MANY).items())
-    needed = figures.span(figures.outward(_ends(100 * needed_share(gain, *at) for at, gain in claimed.items())), " %")
+    shares = [100 * needed_share(gain, *at) for at, gain in claimed.items()]
+    needed = figures.span(figures.outward((min(shares), max(shares))), " %")
     return bound(said, limits(1), unit=" %").noting(
         "The bound counts the layer's products and its optimiser, at the peaks of an H100, with an update after each "
         f"sequence; after {MANY} it allows {few} of {len(said)}. The optimiser would have to take {needed} of the step"
@@ -212,11 +213,6 @@ def against_table(quote: str, said: tuple[float, float], *at: tuple[int, int]) -
     rows = [float(SPEED_UPS[row]) for row in at]
     table = ", ".join(f"$N = {n}$, $d = {d}$: {SPEED_UPS[n, d]} %" for n, d in at)
     return contradiction((quote, said), (table, (min(rows), max(rows))), unit=" %")
-
-
-def _ends(values: Iterable[float]) -> tuple[float, float]:
-    found = sorted(values)
-    return found[0], found[-1]
 
 
 def _at(length: int, width: int) -> str:

@@ -3,7 +3,7 @@ r"""Random features of the softmax kernel: FAVOR+ as printed, orthogonal rows, v
 S2, sections 2.2, 3.3, 4.2 and 4.3.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from math import inf, log, sqrt
 
@@ -42,7 +42,7 @@ from ortho.theory.variance import (
 from paper.claims.evidence.common import EXACT, SOME, as_much_as, normal, orders, relative_error, seeded
 from paper.claims.evidence.methods import COSTS, FAVOR_WIDTH, favor_misplaced, misplaced, unlike_softmax
 from paper.claims.figures import Interval, outward, show, span
-from paper.claims.ledger import evidence
+from paper.claims.ledger import evidence, evidence_table
 from paper.claims.rules import all_of, counted, growth, holds, improves, mended, region
 from paper.claims.verdicts import Finding, Parts
 
@@ -63,13 +63,8 @@ def quadrature_error() -> float:
     return float(abs(mean / np.exp(x @ y) - 1))
 
 
-@evidence("S2.2.2a", chapter=CHAPTER)
-def expectation() -> Finding:
-    return holds(
-        r"$\mathbb{E}_\omega[e^{\omega^\top x - |x|^2/2}\, e^{\omega^\top y - |y|^2/2}] = e^{x^\top y}$",
-        quadrature_error(),
-        EXACT,
-    )
+EXPECTATION = r"$\mathbb{E}_\omega[e^{\omega^\top x - |x|^2/2}\, e^{\omega^\top y - |y|^2/2}] = e^{x^\top y}$"
+evidence_table(CHAPTER, {"S2.2.2a": lambda: holds(EXPECTATION, quadrature_error(), EXACT)})
 
 
 @cache
@@ -201,12 +196,11 @@ def steadied(square: float) -> tuple[Interval, Interval]:
 
 @evidence("S2.2.2b", chapter=CHAPTER)
 def orthogonal_rows() -> Finding:
-    gains = {n: float(f"{100 * orthogonal_gain('positive', n, WIDTH):.2g}") for n in (1, 2, 4, 8, 16)}
+    squares = (1, 2, 4, 8, 16)
+    gains = {f"$|x + y|^2 = {n}$": float(f"{100 * orthogonal_gain('positive', n, WIDTH):.2g}") for n in squares}
     steady = {f"$|x + y|^2 = {square}$ in the mean": steadied(square) for square in (1, 16)}
     parts = {
-        "variance taken away": improves(
-            "less variance", {f"$|x + y|^2 = {n}$": (gain, gain) for n, gain in gains.items()}, unit=" %"
-        ),
+        "variance taken away": improves("less variance", gains, unit=" %"),
         "spread of the attention weights taken away": improves(
             "steadier", {label: ours for label, (ours, _) in steady.items()}, unit=" %"
         ),
@@ -228,13 +222,13 @@ def complexity() -> Finding:
     softmax = MECHANISMS["softmax"].cost(1, N, H, d / H, d / H, form="reference")
     from_length = sympy.expand(sympy.solve(softmax.forward - core.forward, N)[0])
     few = ("d", "H", "m")
-    return all_of(
-        orders({"time": ("N*m*d", core.forward)})
-        | orders({"space": ("N*m", kept)})
-        | orders(
-            {"time for $m \\ll N$": ("N", core.forward, *few), "space for $m \\ll N$": ("N", kept, *few)},
-        )
-    ).noting(
+    rows = {
+        "time": ("N*m*d", core.forward),
+        "space": ("N*m", kept),
+        "time for $m \\ll N$": ("N", core.forward, *few),
+        "space for $m \\ll N$": ("N", kept, *few),
+    }
+    return all_of(orders(rows)).noting(
         "The space is $O(N m)$ where both $N$ and $m$ grow at least in proportion to $d$. The products are fewer than "
         f"softmax attention's for $N$ above {show(from_length)}"
     )
@@ -255,11 +249,11 @@ def gram_schmidt() -> Finding:
         ),
         "correlation of two estimates, below 0": improves(
             "less than of independent rows",
-            {f"$|x + y|^2 = {n}$": (-fixed_length_correlation(WIDTH, 1, n),) * 2 for n in squares},
+            {f"$|x + y|^2 = {n}$": -fixed_length_correlation(WIDTH, 1, n) for n in squares},
         ),
         "mean squared error taken away": improves(
             "less than of independent rows",
-            {f"$|x + y|^2 = {n}$": (round(100 - 100 * printed[n] / independent[n]),) * 2 for n in squares},
+            {f"$|x + y|^2 = {n}$": round(100 - 100 * printed[n] / independent[n]) for n in squares},
             unit=" %",
         ),
         "they estimate the kernel": holds(
@@ -354,11 +348,6 @@ def rows_off(kind: str, K: int, spread: float) -> float:
     return 100 * float((errors > MOST + 1e-9).double().mean())  # rounding aside
 
 
-def gerf_gains() -> Mapping[str, float]:
-    """ln(variance of FAVOR+ / of GERF fitted to the pair), closed form."""
-    return {f"({K}, {square:g})": round(log_gain(square, K), 2) for K in HEAD_WIDTHS for square in SQUARES}
-
-
 @cache
 def sharp_gains(data: str, K: int, spread: float) -> float:
     """ln(variance of FAVOR+ / of FAVOR#), the mean over pairs and draws; of SDERF and ADERF the better."""
@@ -373,7 +362,7 @@ def variances() -> Finding:
         kind: {f"({K}, {spread:g})": round(rows_off(kind, K, spread)) for K, spread in settings}
         for kind in ("trigonometric", "positive")
     }
-    gains = gerf_gains()
+    gains = {f"({K}, {square:g})": round(log_gain(square, K), 2) for K in HEAD_WIDTHS for square in SQUARES}
     sharp = {
         f"{data} ({K}, {spread:g})": round(sharp_gains(data, K, spread), 1)
         for data in DATA

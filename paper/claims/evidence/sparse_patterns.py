@@ -17,9 +17,10 @@ from torch import Tensor
 from ortho.attention import MECHANISMS
 from ortho.attention.selected.importance import importance_mask
 from ortho.attention.selected.top_k import top_k_mask
-from ortho.attention.sparse.dilated import Dilated, LocalDilated
+from ortho.attention.sparse.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
 from ortho.attention.sparse.global_local import GlobalLocal
 from ortho.attention.sparse.pattern import Pattern, pattern_attention, pattern_attention_reference, pattern_cost
+from ortho.attention.sparse.strided import Columns
 from ortho.attention.sparse.window import BlockedWindow, Window
 from ortho.cost import orders
 from ortho.cost.big_o import N, d
@@ -210,16 +211,6 @@ def picture_share(n: int, stride: int, *, hubs_read: bool) -> float:
     return int(reached(*to_the_hubs(n, stride, hubs_read=hubs_read)).sum()) / n**2
 
 
-def printed_every(n: int, stride: int) -> Tensor:
-    """The second head's mask by the letter of the formula, which names no order of i and j (n, n)."""
-    return (torch.arange(n)[:, None] - torch.arange(n)) % stride == 0
-
-
-def before(mask: Tensor) -> int:
-    """How many positions before its own the last token reads."""
-    return int(mask[-1, :-1].sum())
-
-
 @evidence("S2.2.3a", chapter=CHAPTER)
 def strided() -> Finding:
     l = sympy.Symbol("l", positive=True)
@@ -228,13 +219,14 @@ def strided() -> Finding:
     union = int((masks[0] | masks[1]).sum())
     at_root = sympy.expand(sum(map(sympy.sympify, (closed(NEAREST), closed(EVERY)))).subs(l, sympy.sqrt(N)))
     best = min(range(1, 4096), key=lambda stride: strided_pairs(4096, stride))
-    later = {n: int(printed_every(n, STRIDE).triu(1).sum()) for n in (TOKENS // 4, TOKENS)}
+    # The second head by the letter of the formula, which names no order of i and j.
+    later = {n: int(Columns(STRIDE).mask(n).triu(1).sum()) for n in (TOKENS // 4, TOKENS)}
     parts = {
         f"pairs with $j \\le i$, $N = {TOKENS}$, $l = {STRIDE}$": counted(
             {name: closed(form, N=TOKENS, l=STRIDE) for name, form in forms.items()},
             {name: int(mask.sum()) for name, mask in zip(forms, masks, strict=True)},
         ),
-        "earlier positions that the first head reads": counted({"": STRIDE}, {"": before(masks[0])}),
+        "earlier positions that the first head reads": counted({"": STRIDE}, {"": int(masks[0][-1, :-1].sum())}),
         "the second head, as printed": mended(
             "what a token reads is its own past",
             later[TOKENS],
@@ -358,24 +350,11 @@ CHOSEN: dict[str, Choice] = {
 LOCAL = "drifting"  # of the inputs of chapter 16, that in which tokens near in position are alike
 
 
-def _distance(n: int) -> Tensor:
-    return (torch.arange(n)[:, None] - torch.arange(n)).abs()
-
-
-def as_meant(n: int, k: int) -> Tensor:
-    """Local and dilated attention together: distances up to k, and the multiples of k (n, n)."""
-    return (_distance(n) <= k) | (_distance(n) % k == 0)
-
-
-def as_printed(n: int, k: int) -> Tensor:
-    """What is left if distances above k, and the multiples of k, are set to 0 (n, n)."""
-    return ~((_distance(n) > k) | (_distance(n) % k == 0))
-
-
 @evidence("S4.1a", chapter=CHAPTER)
 def printed_rule() -> Finding:
-    meant, printed = as_meant(TOKENS, FAR), as_printed(TOKENS, FAR)
-    multiples = _distance(TOKENS) % FAR == 0
+    """Local and dilated attention together, and what is left if distances above k, and the multiples of k, go."""
+    patterns = LocalDilated(FAR), NeitherFarNorMultiple(FAR), Columns(FAR)
+    meant, printed, multiples = (pattern.mask(TOKENS) for pattern in patterns)
     parts = {
         "self-attention": growth("N^2", MECHANISMS["softmax"].cost(1, N, 1, d, d).forward, settings=IN_N),
         "numbers of the matrix": counted({"": hardware.TOKENS**2}, {"": hardware.largest("reference")}),
@@ -391,14 +370,10 @@ def printed_rule() -> Finding:
     )
 
 
-def pattern_weights(pattern: Pattern) -> Choice:
+def support(q: Tensor, k: Tensor, *, pattern: Pattern) -> Tensor:
     """Where the weights of attention by a pattern are not 0."""
-
-    def support(q: Tensor, k: Tensor) -> Tensor:
-        weights: Any = pattern_attention(q, k, torch.eye(len(k), dtype=q.dtype), pattern=pattern)
-        return weights > 0
-
-    return support
+    weights: Any = pattern_attention(q, k, torch.eye(len(k), dtype=q.dtype), pattern=pattern)
+    return weights > 0
 
 
 def depends_on_input(choose: Choice, n: int = 128) -> int:
@@ -429,7 +404,7 @@ def timed() -> dict[str, tuple[float, float]]:
 
 @evidence("S4.1b", chapter=CHAPTER)
 def by_hand_and_made_for_it() -> Parts:
-    written = {name: depends_on_input(pattern_weights(pattern)) for name, pattern in PATTERNS.items()}
+    written = {name: depends_on_input(partial(support, pattern=pattern)) for name, pattern in PATTERNS.items()}
     chosen = {name: depends_on_input(choose) for name, choose in CHOSEN.items()}
     clock = timed()
     measured = {"less time in parts than by a mask": saves("less time", clock)} if clock else {}

@@ -1,0 +1,557 @@
+"""The rules: the verdict, the severity and the sentence of each finding, and what they refuse."""
+
+import re
+from math import inf, nan
+
+import pytest
+
+from paper.claims import PRECEDENCE, RULES, SEVERITIES, Severity, Verdict, all_of, loses_nothing, outperforms
+from paper.claims.figures import few, furthest, in_words, outward, read, share, words
+from paper.claims.outcomes import BITS_A_BYTE, Unit
+from paper.claims.rules import (
+    agrees,
+    bound,
+    contradiction,
+    counted,
+    effect,
+    growth,
+    growth_where,
+    holds,
+    improves,
+    mended,
+    printed,
+    region,
+    untestable,
+)
+from paper.claims.severity import apart, heaviest
+
+CONFIRMED, CORRECTED, REFUTED = Verdict.CONFIRMED, Verdict.CORRECTED, Verdict.REFUTED
+INCONSISTENT, CONDITIONAL, UNTESTABLE = Verdict.INCONSISTENT, Verdict.CONDITIONAL, Verdict.UNTESTABLE
+WORDING, CONSTANT, SUBSTANCE = Severity.WORDING, Severity.CONSTANT, Severity.SUBSTANCE
+
+
+def on(*values):
+    return dict(zip("abcdefgh", values, strict=False))
+
+
+def told(*outcomes):
+    """Differences of trained models with these outcomes, each with an interval of its own."""
+    return on(*(((i, i + 1), outcome) for i, outcome in enumerate(outcomes)))
+
+
+def test_rules_are_described():
+    assert set(RULES) == {
+        "printed", "counted", "growth", "bound", "holds", "contradiction", "region", "effect", "improves", "untestable",
+        "outperforms", "loses_nothing", "growth_where", "mended", "agrees",
+    }  # fmt: skip
+    assert all(line.endswith(".") for line in RULES.values())
+
+
+# ------------------------------------------------------------------------------------------- verdicts and severities
+
+
+@pytest.mark.parametrize(
+    ("finding", "verdict", "severity", "why"),
+    [
+        # half a unit of the last digit, from both sides; up to a whole one if all are cut off there
+        (printed(on("15.30"), on(15.304999)), CONFIRMED, None, "rounded"),
+        (printed(on("15.30"), on(15.305)), CONFIRMED, None, "rounded"),
+        (printed(on("15.30"), on(15.3051)), CONFIRMED, None, "cut off"),
+        (printed(on("15.30"), on(15.3099)), CONFIRMED, None, "cut off"),
+        (printed(on("15.30"), on(15.31)), CORRECTED, CONSTANT, "off by at most"),
+        (printed(on("-15.30"), on(-15.3099)), CONFIRMED, None, "cut off"),
+        (printed(on("33.5", "134", "536"), on(33.554, 134.2, 536.9)), CONFIRMED, None, "cut off"),
+        # one rounded, one cut
+        (printed(on("33.6", "134", "536"), on(33.554, 134.2, 536.9)), CORRECTED, CONSTANT, "off by at most"),
+        (printed(on("2,359,296"), on(2359296)), CONFIRMED, None, "rounded"),
+        (printed(on("2,359,296"), on(2359297)), CORRECTED, CONSTANT, "off by at most"),
+        (printed(on("80"), on(81.0)), CORRECTED, CONSTANT, "off by at most"),  # a plain 80 is exact to the unit
+        (printed(on("~80"), on(81.0)), CONFIRMED, None, "rounded"),  # an approximate one to the ten
+        (printed(on("~80"), on(84.9)), CONFIRMED, None, "rounded"),
+        (printed(on("~80"), on(89.9)), CONFIRMED, None, "cut off"),
+        (printed(on("~80"), on(90.1)), REFUTED, CONSTANT, "worst"),
+        (printed(on("4.50"), on(4.718592), unit=" MB"), CORRECTED, CONSTANT, "MiB, not MB"),
+        (printed(on("4.50"), on(4.718592), unit=" GB"), CORRECTED, CONSTANT, "off by at most"),  # no known slip
+        (printed(on("1.0"), on(2.0), unit=" FLOPs"), CORRECTED, CONSTANT, "multiply-adds"),
+        (printed(on("1.0"), on(2.0)), REFUTED, CONSTANT, "1 of 1 figures"),  # one figure shows no common factor
+        (printed(on("1.0", "1.0"), on(2.0, 2.0)), REFUTED, CONSTANT, "2 of 2 figures"),  # nor do equal ones
+        (printed(on("1.0", "3.0"), on(2.0, 6.0)), CORRECTED, CONSTANT, "2 times the source's throughout"),
+        (printed(on("1.0", "3.0"), on(2.0, 6.2)), CORRECTED, CONSTANT, "times the source's throughout"),
+        # A factor from 2 / 1.05 = 1.905 to 2 / 0.95 for the first, up to 5.63 / 2.95 = 1.908 or 5.61 / 2.95 = 1.902 for
+        # the second: half a unit of the last digit on either side.
+        (printed(on("1.0", "3.0"), on(2.0, 5.63)), CORRECTED, CONSTANT, "times the source's throughout"),
+        (printed(on("1.0", "3.0"), on(2.0, 5.61)), REFUTED, CONSTANT, "2 of 2"),
+        (printed(on("1.0", "3.0"), on(2.0, 6.5)), REFUTED, SUBSTANCE, "2 of 2"),
+        (printed(on("100", "200"), on(100.2, 209.9)), CORRECTED, CONSTANT, "off by at most 4.7 %, at b"),
+        (printed(on("100", "200"), on(100.2, 210.6)), REFUTED, CONSTANT, "1 of 2 figures differ; worst b: 200 printed"),
+        (printed(on("0.0"), on(0.0)), CONFIRMED, None, "rounded"),
+        (printed(on("0.5"), on(0.0)), REFUTED, SUBSTANCE, "worst a"),
+        (printed(on("1.0", "3.0"), on(20.0, 60.0)), CORRECTED, CONSTANT, ""),  # one factor, however large
+        (printed(on("1.0"), on(-1.0)), REFUTED, SUBSTANCE, ""),
+        (counted(on(7), on(7)), CONFIRMED, None, ""),
+        (counted(on(7), on(8)), REFUTED, CONSTANT, ""),
+        (counted(on(7), on(14)), REFUTED, CONSTANT, ""),  # one count shows no factor
+        (counted(on(7), on(14), unit=" FLOPs"), CORRECTED, CONSTANT, ""),
+        (counted(on(7, 9), on(14, 18)), CORRECTED, CONSTANT, ""),
+        (counted(on(7, 7), on(14, 14)), REFUTED, CONSTANT, ""),
+        (counted(on(7, 9), on(14, 19)), REFUTED, SUBSTANCE, ""),
+        (counted(on(7, 0), on(14, 0)), REFUTED, CONSTANT, ""),
+        (counted(on("4*d^2"), on("(2*d)^2")), CONFIRMED, None, ""),
+        (counted(on("4*d^2"), on("2*d^2")), CORRECTED, CONSTANT, ""),
+        (counted(on("4*d^2"), on("2*d^2 + H*N^2")), REFUTED, SUBSTANCE, ""),
+        (counted(on("4*d^2", 36), on("4*d^2", 36)), CONFIRMED, None, ""),
+        (counted(on("4*d^2", 36), on("4*d^2", 37)), REFUTED, CONSTANT, ""),
+        (counted(on(7), on(15)), REFUTED, SUBSTANCE, ""),
+        (counted(on("4*d^2", "d"), on("2*d^2", "d")), REFUTED, CONSTANT, ""),  # differs in one alone, by a constant
+        (counted(on("4*d^2"), on("4*d^2 + d")), REFUTED, CONSTANT, ""),
+        (counted(on("4*d^2"), on("4*d^2 + N*d")), REFUTED, SUBSTANCE, ""),
+        (counted(on("N^2"), on("H*N^2 + N")), REFUTED, CONSTANT, ""),  # a constant of the configuration
+        (counted(on("1/(1 + d/N)"), on("2*N/(3*N + d)")), REFUTED, CONSTANT, ""),
+        (counted(on("1/(1 + d/N)"), on("d/(N + 2*d)")), REFUTED, SUBSTANCE, ""),
+        (counted(on("N^2 + N"), on("N^2 - N^3")), REFUTED, SUBSTANCE, ""),  # of no order that can be compared
+        (growth("N^2*d + N*d^2", "8*N*d^2 + 4*N^2*d"), CONFIRMED, None, ""),
+        (growth("N^2*d + N*d^2", "4*N^2*d + 5*H*N^2"), CORRECTED, WORDING, "nothing grows like $N d^2$"),
+        (growth("N*d^2", "12*N*d^2 + 8*N^2*d"), REFUTED, SUBSTANCE, "drops $N^2 d$"),
+        (growth("N^2*d", "12*N*d^2 + 8*N^2*d"), REFUTED, SUBSTANCE, "drops $N d^2$"),
+        (growth("N^2*d", "12*N*d^2 + 8*N^2*d", held=("d",)), CONFIRMED, None, "for constant $d$"),
+        (growth("N^2", "12*N*d^2 + 8*N^2*d", held=("d",)), CONFIRMED, None, ""),
+        (growth("N^3", "N^2*d", held=("d",)), CORRECTED, WORDING, "nothing grows like $N^3$"),
+        (growth("N^2 + N*d", "H*N^2 + 5*N*d"), CORRECTED, CONSTANT, "leaves out $H$ in $H N^2$"),
+        (growth("N^2*d", "N^2*d + 5*H*N^2"), CONFIRMED, None, ""),  # heads divide the width
+        (growth("N^2*d", "N^2*d*H"), CORRECTED, CONSTANT, "leaves out $H$"),
+        (growth("N^2", "B*L*N^2 + N"), CORRECTED, CONSTANT, "leaves out $B, L$"),
+        (growth("N + H", "N"), CORRECTED, WORDING, "nothing grows like $H$"),
+        (growth("n^2 + d^2", "n^2 + 4*n*d + 4*d^2"), CONFIRMED, None, ""),  # the mean of two terms is within their sum
+        (growth("n^2 + d", "n^2 + n*d"), REFUTED, SUBSTANCE, "drops $d n$"),
+        (growth("N*d^2 + N*d*log(d)", "N*d^2"), CONFIRMED, None, ""),  # a logarithm is within any power
+        (growth("N*d", "N*d*log(d)"), REFUTED, SUBSTANCE, r"drops $N d \log"),
+        (growth("N*d*log(d)", "N*d"), CORRECTED, WORDING, "nothing grows like"),
+        (growth("N*sqrt(N)", "3*N^(3/2) - N"), CONFIRMED, None, ""),
+        (growth("N*d", "7*m*N*d"), REFUTED, SUBSTANCE, "drops"),  # another size is not a constant
+        (growth("1", "7"), CONFIRMED, None, ""),
+        (growth("1", "N"), REFUTED, SUBSTANCE, "drops $N$"),
+        (growth("N", "0"), CORRECTED, WORDING, "nothing grows like $N$"),
+        (growth("N^2 + N*d^2", "H*N^2 + N*d"), CORRECTED, CONSTANT, ""),  # not tight, and a constant left out
+        (growth_where("N*d^2", on("6*N*d^2", "N*d^2")), CONFIRMED, None, "a: $6 N d^2$"),
+        (growth_where("N*d^2", on("6*N*d^2", "H*N*d^2")), CORRECTED, CONSTANT, "leaves out $H$"),
+        (growth_where("N*d^2", on("6*N*d^2", "N*d")), CORRECTED, WORDING, "nothing grows like $N d^2$"),
+        (growth_where("N*d", on("N", "H*N*d")), CORRECTED, CONSTANT, ""),  # the heavier of two
+        (growth_where("N*d^2", on("N^2*d", "6*H*N*d^2")), CONDITIONAL, SUBSTANCE, "holds at b; not at a"),
+        (growth_where("N*d^2", on("N^2*d", "N^3")), REFUTED, SUBSTANCE, "nowhere"),
+        (mended("p", 0.0, {"with x": 0.5}, 0.1), CONFIRMED, None, "holds to"),
+        (mended("p", 0.5, {"with x": 0.5, "with y": 0.0}, 0.1), CORRECTED, WORDING, "tolerance 0.1; it holds with y"),
+        (mended("p", 0.5, {"with x": 0.4}, 0.1), REFUTED, SUBSTANCE, "off by 0.4 with x"),
+        (mended("p", 0.5, {}, 0.1), REFUTED, SUBSTANCE, "off by 0.5"),
+        # a claim that contains 0 can be confirmed
+        (agrees((0, 5), on((-1, 1), (4, 9)), unit=" %"), CONFIRMED, None, "a: -1 to 1 %, b: 4 to 9 %"),
+        (agrees((0, 5), on((-3, -0.1), (0, 0))), CONDITIONAL, SUBSTANCE, "holds at b; not at a: -3 to -0.1"),
+        (agrees((0, 5), on((-3, -1), (5.1, 6)), unit=" %"), REFUTED, SUBSTANCE, "nowhere"),
+        (agrees((2, 5), on((3, 4), (1, 1.5))), CONDITIONAL, CONSTANT, ""),
+        (agrees((2, 5), on((6, 9))), REFUTED, CONSTANT, ""),
+        (bound(on(0.1, 0.2), on(0.1, 0.2), unit=" %"), CONFIRMED, None, ""),
+        (bound(on(0.1, 0.2000001), on(0.1, 0.2), unit=" %"), CONDITIONAL, CONSTANT, "allowed at a"),
+        (bound(on(0.1000001, 0.2000001), on(0.1, 0.2), unit=" %"), REFUTED, CONSTANT, ""),
+        (bound(on(inf, 9), on(0.1, 0.2), unit=" %"), REFUTED, SUBSTANCE, ""),
+        (bound(on(0.1, 0.5), on(0.2, 0.2)), CONDITIONAL, SUBSTANCE, ""),
+        (bound({"": 0.1 + 0.2}, {"": 0.3}), CONFIRMED, None, ""),  # rounding in float64
+        (holds("p", 0.0, 1e-6, at="$N = 3$"), CONFIRMED, None, "holds to $1\\times 10^{-6}$ at $N = 3$"),
+        (holds("p", 1e-6, 1e-6, at="$N = 3$"), CONFIRMED, None, "holds to $1\\times 10^{-6}$ at $N = 3$"),
+        (holds("p", 1.01e-6, 1e-6, at="$N = 3$"), REFUTED, SUBSTANCE, "counter-example at $N = 3$"),
+        (holds("p", inf, 1e-6, at="$N = 3$"), REFUTED, SUBSTANCE, "counter-example at $N = 3$"),
+        (contradiction(("x", 0.5), ("y", 0.5), unit=" %"), CONFIRMED, None, ""),
+        (contradiction(("x", 0.5), ("y", 1.0), unit=" %"), INCONSISTENT, CONSTANT, ""),
+        (contradiction(("x", (25, 30)), ("y", (30, 40)), unit=" %"), CONFIRMED, None, ""),
+        (contradiction(("x", (25, 30)), ("y", (30.1, 40)), unit=" %"), INCONSISTENT, CONSTANT, ""),
+        (contradiction(("x", (25, 30)), ("y", 35.7), unit=" %"), INCONSISTENT, CONSTANT, ""),
+        (contradiction(("x", (25, 30)), ("y", 25), unit=" %"), CONFIRMED, None, ""),
+        (contradiction(("x", 61), ("y", (25, 30))), INCONSISTENT, SUBSTANCE, ""),
+        (contradiction(("x", 0), ("y", (25, 30))), INCONSISTENT, SUBSTANCE, ""),
+        (region((20, 35), on(20, 35), unit=" %"), CONFIRMED, None, ""),
+        (region((20, 35), on(19.9, 35), unit=" %"), CONDITIONAL, CONSTANT, ""),
+        (region((20, 35), on(20, 35.1), unit=" %"), CONDITIONAL, CONSTANT, "holds at a; not at b"),
+        (region((20, 35), on(19.9, 35.1), unit=" %"), REFUTED, CONSTANT, ""),
+        (region((1, 2), on(1, 4)), CONDITIONAL, CONSTANT, ""),
+        (region((1, 2), on(1, 0.4)), CONDITIONAL, SUBSTANCE, ""),
+        (region((1, 2), on(-1)), REFUTED, SUBSTANCE, ""),
+        (region(on((1, 2), (10, 20)), on(1, 9)), CONDITIONAL, CONSTANT, ""),
+        (effect((0, 5), on((1, 3)), on((-1, 0.9)), unit=" %"), CONFIRMED, None, "1 to 3 % (control -1 to 0.9 %)"),
+        (effect((0, 5), on((1, 3), (2, 4)), on((-1, 1), (0, 1))), CONDITIONAL, WORDING, "shows at b; not at a: 1 to 3"),
+        (effect((0, 5), on((-1, 2.4), (0, 1)), on((-1, 1), (0, 1))), REFUTED, SUBSTANCE, "no such gain shows anywhere"),
+        (effect((0, 5), on((-1, 2.4), (0, 2.5)), on((-1, 1), (0, 1))), UNTESTABLE, None, "noise at b could hide it"),
+        (effect((0, 5), on((-4, -2)), on((-1, 1))), REFUTED, SUBSTANCE, "no such gain"),  # it is slower
+        # more than was claimed is another claim
+        (effect((0, 5), on((5.1, 6), (7, 9)), on((-1, 1), (0, 1))), REFUTED, CONSTANT, "no such gain"),
+        (effect((0, 5), on((4.9, 6), (7, 9)), on((-1, 1), (0, 1))), CONDITIONAL, CONSTANT, "shows at a; not at b"),
+        (effect((0, 5), on((1, 3), (0, 1)), on((-1, 0.9), (-1, 1))), CONDITIONAL, SUBSTANCE, ""),
+        (effect((0, 5), on((11, 18)), on((-1, 1))), REFUTED, SUBSTANCE, ""),
+        (effect((4, 5), on((2, 3)), on((-1, 1))), REFUTED, CONSTANT, ""),  # less than claimed
+        (effect((0, 5), on((6, 8), (0, 1)), on((-1, 1), (-1, 1))), REFUTED, SUBSTANCE, ""),
+        (improves("better", on((0.1, 0.2), (30, 99)), unit=" %"), CONFIRMED, None, "b: 30 to 99 %"),  # however small
+        (improves("better", on((0, 9), (1, 2)), unit=" %"), CONDITIONAL, WORDING, "not at a: 0 to 9 %"),
+        (improves("better", on((1, 2), (-3, -1))), CONDITIONAL, SUBSTANCE, "shows at a; not at b: -3 to -1"),
+        (improves("better", on((-3, -1), (-2, 0))), REFUTED, SUBSTANCE, "a: -3 to -1, b: -2 to 0: no gain anywhere"),
+        (improves("better", on((0, 0)), unit=" %"), REFUTED, SUBSTANCE, "no gain anywhere"),
+        (improves("better", on((-3, -1), (-2, 0.1)), unit=" %"), UNTESTABLE, None, "undecided at b"),
+        (improves("better", on((-20, 90), (0, 9)), unit=" %"), UNTESTABLE, None, "undecided at a, b"),
+        (improves("better", on((-inf, inf)), unit=" %"), UNTESTABLE, None, "undecided at a"),
+        (outperforms("p", told("better", "better")), CONFIRMED, None, "(better)"),
+        (outperforms("p", told("better", "equivalent")), CONDITIONAL, SUBSTANCE, "not shown at"),
+        (outperforms("p", told("better", "undecided")), CONDITIONAL, WORDING, "not shown at"),
+        (outperforms("p", told("equivalent", "worse", "not better")), REFUTED, SUBSTANCE, "(not better)"),
+        (outperforms("p", told("equivalent", "undecided")), UNTESTABLE, None, "(equivalent)"),
+        (outperforms("p", told("not worse")), UNTESTABLE, None, "(not worse)"),
+        (loses_nothing("p", told("equivalent", "better", "not worse")), CONFIRMED, None, "(not worse)"),
+        (loses_nothing("p", told("not worse", "worse")), CONDITIONAL, SUBSTANCE, "not shown at"),
+        (loses_nothing("p", told("better", "not better")), CONDITIONAL, WORDING, "not shown at"),
+        (loses_nothing("p", told("worse", "worse")), REFUTED, SUBSTANCE, "(worse)"),
+        (loses_nothing("p", told("worse", "undecided")), UNTESTABLE, None, "(undecided)"),
+        (loses_nothing("p", told("not better")), UNTESTABLE, None, "(not better)"),
+        (untestable("p", {"x": "any", "y": None}), UNTESTABLE, None, "the source does not define y"),
+        (untestable("p", {"x": None, "y": 1}, lack="there are no"), UNTESTABLE, None, "there are no x"),
+    ],
+)  # fmt: skip
+def test_a_rule_gives_a_verdict_its_severity_and_the_reason(finding, verdict, severity, why):
+    assert (finding.verdict, finding.severity) == (verdict, severity), finding
+    assert why in finding.ours
+    assert finding.rule in RULES
+    assert (severity is None) == (verdict in (CONFIRMED, UNTESTABLE))
+
+
+@pytest.mark.parametrize(
+    ("finding", "source"),
+    [
+        (growth_where("N*d^2", on("N^2*d", "N^3")), "$O(N d^2)$"),
+        (mended("a formula", 0.5, {}, 0.1), "a formula"),
+        (agrees((0, 5), on((-1, 1)), unit=" %"), "0 to 5 %"),
+        (holds("outputs agree", 0.0, 1e-6), "outputs agree"),
+        (contradiction(("one side", 1), ("the other", 2)), '"one side" and "the other"'),
+        (region((20, 35), on(19), unit=" %"), "20 to 35 %"),
+        (effect((0, 5), on((1, 3)), on((-1, 0.9)), unit=" %"), "0 to 5 %"),
+        (improves("better", on((1, 2))), "better"),
+        (outperforms("a statement", told("better")), "a statement"),
+    ],
+)
+def test_a_finding_has_what_the_source_says(finding, source):
+    assert finding.source == source
+
+
+@pytest.mark.parametrize("text", ["", "fifteen", "1,23", "1.", "15 %", "1e3"])
+def test_printed_figures_must_be_figures(text):
+    with pytest.raises(ValueError, match=f"expected a printed figure .* got {re.escape(repr(text))}"):
+        read(text)
+
+
+@pytest.mark.parametrize(("rule", "value"), [(printed, "1"), (counted, 1), (bound, 1), (region, (0, 1))])
+@pytest.mark.parametrize(("source", "ours"), [("a", "b"), ("", ""), ("a", "ab"), ("ab", "a")])
+def test_labels_must_be_the_same(rule, value, source, ours):
+    with pytest.raises(ValueError, match="^(ours|limit|measured): expected (the labels of|at least one label)"):
+        rule(dict.fromkeys(source, value), dict.fromkeys(ours, 1))
+
+
+def test_growth_with_settings_of_the_method():
+    exact = "8*N*d^2 + 8*N*d*m"
+    assert growth("N*d^2", exact).verdict == REFUTED
+    finding = growth("N*d^2", exact, settings=("m",))
+    assert (finding.verdict, finding.ours.partition(": ")[2]) == (CORRECTED, "the claim leaves out $m$ in $N d m$")
+    assert growth("N*d", exact, settings=("m",)).verdict == REFUTED
+    assert growth("N*d^2", "H*N*d^2", settings=("m",)).verdict == REFUTED  # they stand in place of the usual ones
+
+
+def test_growth_tells_symbols_apart_by_name():
+    import sympy
+
+    N, d = sympy.symbols("N d", integer=True)
+    assert growth("N*d", 3 * N * d).verdict == CONFIRMED
+
+
+@pytest.mark.parametrize("formula", ["exp(N)", "N(N + 1)", "N^d", "N^2 - N^3", "1/(N + d)"])
+def test_growth_needs_sums_of_products(formula):
+    with pytest.raises(ValueError, match=r"formula: expected .* got"):
+        growth("N", formula)
+
+
+def test_growth_takes_no_other_functions():
+    import sympy
+
+    with pytest.raises(ValueError, match=r"formula: expected products of powers .* got the factor floor\(N\)"):
+        growth("N", sympy.floor(sympy.Symbol("N")))
+
+
+def test_holds_shows_no_rounding_noise():
+    assert holds("outputs agree", 1e-17, 1e-12) == holds("outputs agree", 3e-17, 1e-12)
+
+
+def test_settings_that_decide_are_listed_before_others():
+    many = dict.fromkeys("abcdefg", (-2, -1))
+    finding = improves("better", many | {"h": (-1, 3)})
+    assert finding.verdict == UNTESTABLE
+    assert finding.ours.startswith("h: -1 to 3, a: ") and finding.ours.endswith("and 2 more: undecided at h")
+    finding = effect((0, 5), many | {"h": (-1, 3)}, dict.fromkeys("abcdefgh", (0, 1)))
+    assert finding.verdict == UNTESTABLE
+    assert finding.ours.startswith("h: -1 to 3 (control 0 to 1), a: ")
+
+
+@pytest.mark.parametrize(("rule", "excluded"), [(outperforms, "equivalent"), (loses_nothing, "worse")])
+def test_what_is_undecided_is_listed_before_others(rule, excluded):
+    finding = rule("a statement", told(*[excluded] * 7, "undecided"))
+    assert finding.verdict == UNTESTABLE
+    assert finding.ours.startswith("h: 7 to 8 (undecided), a: ")
+    assert finding.ours.endswith("and 2 more: undecided at h")
+
+
+@pytest.mark.parametrize(
+    ("ends", "wider"),
+    [((0.04, 0.16), (0.0, 0.2)), ((-0.16, -0.04), (-0.2, 0.0)), ((1, 2.5), (1, 2.5)), ((-inf, inf), (-inf, inf)),
+     ((-1e-14, 1e-14), (0, 0)), ((100 * (0.3 - 0.1), 20), (20, 20))],
+)  # fmt: skip
+def test_intervals_are_rounded_outward(ends, wider):
+    assert outward(ends) == wider
+
+
+@pytest.mark.parametrize(
+    ("unit", "interval", "shown"),
+    [
+        (BITS_A_BYTE, (-inf, inf), ("-inf", "inf")),
+        (BITS_A_BYTE, (-0.00049, 0.0126), ("0.0", "0.013")),  # no negative zero
+        (Unit("% right", 100, 1), (-0.00049, 0.0126), ("0.0", "1.3")),
+    ],
+)
+def test_differences_are_reported_in_their_unit(unit, interval, shown):
+    assert tuple(map(str, unit.interval(interval))) == shown
+    assert (unit.signed(-0.0126), unit.signed(inf)) == (f"{-0.0126 * unit.scale:+.{unit.digits}f}", "+inf")
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (lambda: printed({"a": "1"}, {"a": nan}), "ours: expected a number at a"),
+        (lambda: printed({"a": "1"}, {"a": inf}), "ours: expected a finite figure at a"),
+        (lambda: holds("agree", nan, 1.0), "error: expected a residual"),
+        (lambda: holds("agree", -1.0, 1e-3), "error: expected a residual"),
+        (lambda: holds("agree", 0.0, 0.0), "tolerance: expected a positive number"),
+        (lambda: holds("agree", 0.0, nan), "tolerance: expected a positive number"),
+        (
+            lambda: contradiction(("one", (2, 1)), ("other", 1)),
+            r"first: expected \(low, high\) with low <= high, got \(2, 1\)",
+        ),
+        (lambda: contradiction(("one", 1), ("other", (2, 1))), "second: expected"),
+        (lambda: region((2, 1), {"a": 1}), "claimed: expected"),
+        (lambda: region((20, 35), {"a": nan}), "measured: expected a number at a, got nan"),
+        (
+            lambda: effect((0, 5), {"a": (0, 1)}, {"b": (0, 1)}),
+            r"control: expected the labels of measured, \['a'\], got \['b'\]",
+        ),
+        # without an upper end there is no middle that noise could reach
+        (
+            lambda: effect((2, inf), {"a": (-5, 100)}, {"a": (-1, 1)}),
+            r"claimed: expected finite ends, got \(2, inf\)",
+        ),
+        (lambda: effect((-inf, 2), {"a": (-5, 100)}, {"a": (-1, 1)}), "claimed: expected finite ends"),
+        (lambda: effect((2, 1), {"a": (0, 1)}, {"a": (0, 1)}), "claimed: expected"),
+        (lambda: effect((0, 5), {"a": (2, 1)}, {"a": (0, 1)}), "measured: expected"),
+        (lambda: effect((0, 5), {"a": (0, 1)}, {"a": (2, 1)}), "control: expected"),
+        (lambda: improves("better", {}), "gains: expected at least one setting"),
+        (lambda: improves("better", {"a": (2, 1)}), "gains: expected"),
+        (lambda: improves("better", {"a": (nan, 1)}), "gains: expected"),
+        (lambda: untestable("works", {"a task": "any"}), "expected a quantity that the source does not define"),
+        (lambda: growth_where("N", {}), "exact: expected at least one setting"),
+        (lambda: agrees((0, 5), {}), "measured: expected at least one setting"),
+        (lambda: agrees((0, 5), {"a": (2, 1)}), "measured: expected"),
+        (lambda: all_of({}), "expected at least one finding"),
+        (lambda: outperforms("p", {}), "found: expected at least one setting, got none"),
+        (lambda: outperforms("p", told("beter")), "outcome: expected one of 'equivalent', .*, got 'beter'"),
+        (lambda: loses_nothing("p", told(None)), "outcome: expected one of"),
+    ],
+)
+def test_what_rules_refuse(rule, message):
+    with pytest.raises(ValueError, match=message):
+        rule()
+
+
+# --------------------------------------------------------------------------------------------------- several parts
+
+FOUND = {
+    CONFIRMED: holds("p", 0, 1),
+    CORRECTED: growth("N^2", "N"),
+    REFUTED: holds("p", 2, 1),
+    INCONSISTENT: contradiction(("a", 1), ("b", 2)),
+    CONDITIONAL: region((0, 1), {"a": 0, "b": 2}),
+    UNTESTABLE: untestable("p", {"x": None}),
+}
+
+
+def test_each_verdict_can_be_reached():
+    assert {verdict: finding.verdict for verdict, finding in FOUND.items()} == {v: v for v in Verdict}
+    assert sorted(PRECEDENCE) == sorted(Verdict)
+
+
+@pytest.mark.parametrize("first", Verdict)
+@pytest.mark.parametrize("second", Verdict)
+def test_all_of_takes_the_first_in_precedence(first, second):
+    whole = all_of({"one": FOUND[first], "two": FOUND[second]})
+    assert whole.verdict == min(first, second, key=PRECEDENCE.index)
+    assert whole.source == f"one: {FOUND[first].source}; two: {FOUND[second].source}"
+    assert (f"({first})" in whole.ours) == (first != second)
+    assert set(whole.rule.split(", ")) == {FOUND[first].rule, FOUND[second].rule}
+
+
+def test_a_remark_leaves_the_verdict():
+    finding = FOUND[REFUTED].noting("Seen twice")
+    assert (finding.verdict, finding.ours) == (REFUTED, f"{FOUND[REFUTED].ours}. Seen twice")
+
+
+def test_each_severity_has_a_meaning():
+    assert list(SEVERITIES) == list(Severity) == [WORDING, CONSTANT, SUBSTANCE]
+
+
+@pytest.mark.parametrize(
+    ("severities", "found"),
+    [([], None), ([None, None], None), ([None, WORDING], WORDING), ([SUBSTANCE, CONSTANT, WORDING], SUBSTANCE),
+     ([WORDING, CONSTANT, None], CONSTANT)],
+)  # fmt: skip
+def test_the_heaviest_counts(severities, found):
+    assert heaviest(severities) == found
+
+
+@pytest.mark.parametrize(
+    ("pair", "severity"),
+    [((1, 2), CONSTANT), ((2, 1), CONSTANT), ((0.1 * 3, 0.6), CONSTANT), ((1, 2.001), SUBSTANCE),
+     ((-1, -2), CONSTANT), ((-1, 1), SUBSTANCE), ((0, 0.001), SUBSTANCE), ((1, inf), SUBSTANCE)],
+)  # fmt: skip
+def test_figures_within_a_factor_of_two_differ_by_a_constant(pair, severity):
+    assert apart([pair]) == severity
+    assert apart([(1, 1.5), pair]) == severity, "the heaviest pair counts"
+
+
+TIGHT, LOOSE = growth("N^2", "3*N^2"), growth("N^3", "N^2")
+HEADS, DROPS = growth("N^2", "H*N^2"), growth("N", "N^2")
+OPEN, PART = untestable("p", {"a task": None}), region((0, 1), on(1, 3))
+
+
+@pytest.mark.parametrize(
+    ("parts", "severity"),
+    [([TIGHT, TIGHT], None), ([TIGHT, LOOSE], WORDING), ([LOOSE, HEADS], CONSTANT), ([HEADS, DROPS, TIGHT], SUBSTANCE),
+     ([PART, HEADS], SUBSTANCE), ([OPEN, HEADS], None), ([OPEN, DROPS], SUBSTANCE)],
+)  # fmt: skip
+def test_the_heaviest_part_counts_unless_the_whole_is_untestable(parts, severity):
+    assert all_of(on(*parts)).severity == severity
+
+
+# --------------------------------------------------------------------------------------------------------- sentences
+
+
+@pytest.mark.parametrize(
+    ("finding", "sentence"),
+    [
+        (printed({"d": "15.30"}, {"d": 15.304}),
+         "Confirmed: 15.30 printed, 15.3 computed (d), rounded to the last printed digit."),
+        (printed(on("33.5", "134"), on(33.554, 134.2)),
+         "Confirmed: both printed figures are those computed, cut off at the last printed digit."),
+        (printed(on("4.50"), on(4.718592), unit=" MB"),
+         "Corrected: the source's are MiB, not MB: 4.50 MB printed, 4.719 MB computed."),
+        (printed(on("100", "200"), on(100.2, 209.9)),
+         "Corrected: off by at most 4.7 %, at b: 200 printed, 209.9 computed."),
+        (printed(on("1.0", "3.0"), on(2.0, 6.0)),
+         "Corrected: ours are 2 times the source's throughout: 1.0 printed, 2 computed."),
+        (printed(on("1.0", "3.0", "4"), on(1.0, 9.0, 8)),
+         "Refuted: two of three figures differ; the worst: 3.0 printed, 9 computed (b)."),
+        (printed({"": "1"}, {"": 9}), "Refuted: 1 printed, 9 computed."),
+        (counted(on(4, 2), on(4, 2)), "Confirmed: the counts are as claimed, 4 (a), 2 (b)."),
+        (counted({"": 4}, {"": 4}), "Confirmed: the count is as claimed, 4."),
+        (counted({"": "4*d^2"}, {"": "2*d^2"}),
+         "Corrected: ours are 0.5 times the source's: $4 d^2$ claimed, $2 d^2$ counted."),
+        (counted(on(4, 2, 1), on(4, 3, 1)), "Refuted: one of three counts differs: 2 claimed, 3 counted (b)."),
+        (growth("N*d^2", "6*N*d^2"), "Confirmed: $O(N d^2)$ is the order of the exact form, $6 N d^2$."),
+        (growth("N^2", "6*H*N^2"), "Corrected: $O(N^2)$ leaves out $H$ in $H N^2$; the exact form is $6 H N^2$."),
+        (growth("N^3", "N^2*d", held=("d",)),
+         "Corrected: $O(N^3)$ is not tight; nothing grows like $N^3$; the exact form is $N^2 d$ for constant $d$."),
+        (growth("N", "N^2"), "Refuted: $O(N)$ drops $N^2$; the exact form is $N^2$."),
+        (bound({"": 10}, {"": 20}, unit=" %"), "Confirmed: the limit allows it, 10 % claimed, at most 20 % possible."),
+        (bound(on(30, 10, 50), on(20, 20, 20)),
+         "Conditional: two of three gains exceed the limit; the worst: 50 claimed, at most 20 possible (c)."),
+        (holds("outputs agree", 0.0, 0.5, at="$N = 3$"), "Confirmed: outputs agree, to within 0.5 at $N = 3$."),
+        (holds("outputs agree", 2.0, 0.5, at="$N = 3$"),
+         "Refuted: a counter-example is off by 2 at $N = 3$; 0.5 is allowed."),
+        (contradiction(("half", 50), ("all", 100)), 'Inconsistent: "half" and "all" exclude each other.'),
+        (contradiction(("half", 50), ("some", (1, 100))), 'Confirmed: "half" and "some" agree.'),
+        (region((1, inf), {"": 4.68}), "Confirmed: what was found is in the claimed range, at least 1: 4.68."),
+        (region((1, 2), on(1, 5, 7)),
+         "Conditional: two of three figures are off; the furthest: 7 found, 1 to 2 claimed (c)."),
+        (region((1, 2), {"": 7}), "Refuted: 7 found, 1 to 2 claimed."),
+        (effect((0, 5), on((1, 3), (2, 3)), on((-1, 0.9), (0, 1))),
+         "Confirmed: a gain of 0 to 5 shows in both settings, even at a: 1 to 3 (control -1 to 0.9)."),
+        (improves("p", on((1, 3), (-2, -1), (-3, 0))),
+         "Conditional: the gain shows in one of three settings, not at c: -3 to 0, and one more."),
+        (improves("p", on((-1, 0), (-3, 0))), "Refuted: no gain anywhere, in two settings, as at b: -3 to 0."),
+        (improves("p", on((-1, 1), (-3, 0))), "Untestable: one of two settings leaves it open, at a: -1 to 1."),
+        (improves("p", {"": (-1, 1)}), "Untestable: -1 to 1 leaves it open."),
+        (loses_nothing("p", on(((-1, 1), "equivalent"), ((-3, -2), "worse"))),
+         "Conditional: nothing is lost in one of two settings, not at b: -3 to -2 (worse)."),
+        (loses_nothing("p", on(((-3, -2), "worse"))), "Refuted: a loss everywhere, a: -3 to -2 (worse)."),
+        (outperforms("p", on(((2, 3), "better"))), "Confirmed: a gain shows in the one setting, a: 2 to 3 (better)."),
+        (growth_where("N*d", on("N*d", "2*N*d")), "Confirmed: $O(N d)$ is the order in both settings, as at a: $N d$."),
+        (growth_where("N*d", on("N*d", "H*N*d")),
+         "Corrected: $O(N d)$ leaves out $H$ in $H N d$; the exact form is $H N d$ (b)."),
+        (growth_where("N*d", on("N*d", "N^2")),
+         "Conditional: $O(N d)$ is an upper bound in one of two settings, not at b: $N^2$: the claim drops $N^2$."),
+        (mended("p", 0.5, {"with x": 0.0}, 0.1), "Corrected: it holds with x; as printed it is off by 0.5."),
+        (mended("p", 1391.2, {"with x": 0.0}, 0.1), "Corrected: it holds with x; as printed it is off by 1,400."),
+        (mended("p", 0.5, {"with x": 0.4}, 0.1, at="y"),
+         "Refuted: a counter-example is off by 0.5 at y; 0.1 is allowed; off by 0.4 with x."),
+        (agrees((0, 5), on((-1, 1), (-3, -2), (7, 8))),
+         "Conditional: the claimed 0 to 5 is within the error in one of three settings, "
+         "not at b: -3 to -2, and one more."),
+        (untestable("p", {"a task": None}), "Untestable: the source does not define a task."),
+    ],
+)  # fmt: skip
+def test_a_rule_writes_a_sentence(finding, sentence):
+    assert finding.sentence == sentence
+
+
+COUNTED = counted({"": 4}, {"": 4})
+DROPPED = "$O(N)$ drops $N^2$; the exact form is $N^2$"
+EXACT = "$O(N^2)$ is the order of the exact form, $3 N^2$"
+
+
+@pytest.mark.parametrize(
+    ("parts", "sentence"),
+    [
+        ([TIGHT], f"Confirmed (a): {EXACT}."),
+        ([TIGHT, COUNTED], f"Confirmed in both parts (a and one more): {EXACT}."),
+        ([COUNTED, TIGHT, TIGHT], "Confirmed in all three parts (a and two more): the count is as claimed, 4."),
+        ([TIGHT, DROPS], f"Refuted in one of two parts (b): {DROPPED}; the other holds."),
+        ([TIGHT, COUNTED, OPEN],
+         "Untestable in one of three parts (c): the source does not define a task; the other two hold."),
+        ([LOOSE, HEADS, TIGHT],  # the heavier one
+         "Corrected in two of three parts (b and one more): $O(N^2)$ leaves out $H$ in $H N^2$; "
+         "the exact form is $H N^2$; the other holds."),
+        ([PART, DROPS, TIGHT, COUNTED, OPEN, HEADS],
+         f"Refuted in one of six parts (b): {DROPPED}; "
+         "of the others two hold, one is corrected, one holds in part and one is untestable."),
+    ],
+)  # fmt: skip
+def test_a_sentence_begins_with_the_heaviest_part(parts, sentence):
+    assert all_of(on(*parts)).sentence == sentence
+
+
+def test_a_long_sentence_is_silent_on_the_other_parts():
+    label = " ".join(["word"] * 25)
+    told = all_of({label: DROPS, "b": TIGHT}).sentence
+    assert told == f"Refuted in one of two parts ({label}): {DROPPED}."
+    assert words("$a + b$ is a formula") == 4
+
+
+@pytest.mark.parametrize(
+    ("shared", "text"),
+    [((1, 3), "one of three parts holds"), ((2, 3), "two of three parts hold"), ((0, 2), "none of two parts hold"),
+     ((2, 2), "both parts hold"), ((14, 14), "all 14 parts hold")],
+)  # fmt: skip
+def test_shares_are_told_in_words(shared, text):
+    assert share(*shared, "parts", "holds", "hold") == text
+
+
+def test_a_sentence_names_few_figures_and_counts_the_others():
+    assert in_words(12) == "twelve" and in_words(1300) == "1,300"
+    assert few({"a": "1", "(2, 3)": "2", "c": "3"}) == "1 (a); 2 (2, 3) and 1 more"
+    assert furthest({"a": 1.0, "b": 1.0 + 1e-12, "c": 0.5}) == "a", "rounding decides nothing"
