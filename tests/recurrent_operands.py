@@ -3,6 +3,7 @@
 from inspect import signature
 
 import torch
+from seeded import draw
 
 from ortho import MECHANISMS
 from ortho.attention.recurrent.gla import ChannelDecay
@@ -17,10 +18,6 @@ SCALES = {"gla": 0.5}  # by which queries of width 4 are multiplied, where that 
 # Sums of at most 130 rounded products, of which the largest are some 10, through systems whose inverses have entries of
 # at most 2: some 1e-13. A wrong term would show at 1e-2.
 TOLERANCE = {"atol": 1e-12, "rtol": 1e-12}
-
-
-def draw(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def arguments(name, *lead, length, keys=None, state=True, seed=0):

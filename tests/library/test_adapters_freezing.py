@@ -22,6 +22,7 @@ from adapted_models import (
     operands,
     rows,
 )
+from refusals import refuses
 from torch import nn
 
 from ortho import MultiheadAttention, TextEncoder, to_standard
@@ -144,8 +145,7 @@ def test_a_second_call():
     freeze_qk(model, heads=[0])
     assert not torch.equal(model.layer.in_proj_weight[rows([0])], first)
     before = described(model)
-    with pytest.raises(ValueError, match="stop_gradient: expected False"):
-        freeze_qk(model, heads=[1, 2], stop_gradient=True)
+    refuses("stop_gradient: expected False", freeze_qk, model, heads=[1, 2], stop_gradient=True)
     assert_same(described(model), before)
     freeze_qk(model, heads=[0, 2], draw=None, stop_gradient=True)
     assert model.layer.in_proj.stop_gradient
@@ -212,8 +212,7 @@ def test_state_dict(name, stop, tmp_path):
     with pytest.raises(RuntimeError, match="frozen"):  # unexpected, or missing
         make(name).load_state_dict(state)
     if "ortho" not in name:  # whose projections are frozen by their class, with the names of learned ones
-        with pytest.raises(RuntimeError, match="frozen"):
-            freeze_qk(make(name)).load_state_dict(make(name).state_dict())
+        refuses("frozen", freeze_qk(make(name)).load_state_dict, make(name).state_dict(), error=RuntimeError)
 
 
 def test_to_standard():
@@ -227,8 +226,7 @@ def test_to_standard():
     assert any(isinstance(module, FrozenRows) for module in model.modules())
     torch.testing.assert_close(standard[0](tokens), model[0](tokens), **TOLERANCE)
     torch.testing.assert_close(standard[1](x), model[1](x), **TOLERANCE)
-    with pytest.raises(TypeError, match="PartlyFrozenProjection"):
-        freeze_qk(MultiheadAttention(D, H), heads=[1]).to_torch()
+    refuses("PartlyFrozenProjection", freeze_qk(MultiheadAttention(D, H), heads=[1]).to_torch, error=TypeError)
 
 
 def test_the_bias_trains_if_it_did():
@@ -409,8 +407,7 @@ def test_errors_change_nothing(case):
     build, kwargs, error, match = ERRORS[case]
     model = build()
     before = described(model)
-    with pytest.raises(error, match=match):
-        freeze_qk(model, **kwargs)
+    refuses(match, freeze_qk, model, error=error, **kwargs)
     assert_same(described(model), before)
 
 
@@ -438,10 +435,8 @@ def test_parts_of_a_group_change_nothing():
     ],
 )
 def test_wrong_types(kwargs, match):
-    with pytest.raises(TypeError, match=match):
-        freeze_qk(**{"model": encoder()} | kwargs)
-    with pytest.raises(TypeError, match="model: expected an nn.Module"):
-        unfreeze_qk(3)
+    refuses(match, freeze_qk, error=TypeError, **{"model": encoder()} | kwargs)
+    refuses("model: expected an nn.Module", unfreeze_qk, 3, error=TypeError)
 
 
 def test_own_projections_are_refused():
@@ -451,6 +446,5 @@ def test_own_projections_are_refused():
     model = nn.ModuleList([MultiheadAttention(D, H), MultiheadAttention(D, H, projection=Own(D, H))])
     before = described(model)
     for convert in (freeze_qk, unfreeze_qk):
-        with pytest.raises(TypeError, match="projection: expected one of this package, got Own"):
-            convert(model)
+        refuses("projection: expected one of this package, got Own", convert, model, error=TypeError)
         assert_same(described(model), before)

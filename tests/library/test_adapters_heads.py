@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from refusals import refuses
 from torch import nn
 
 from ortho import MECHANISMS, MultiheadAttention, to_standard
@@ -210,10 +211,7 @@ def test_the_way_back():
     torch.testing.assert_close(standard(x), want, **TOLERANCE)
     set_heads(model, KINDS, layers=[2])
     for convert in (standard_heads, to_standard):
-        with pytest.raises(
-            ValueError, match="got Shift.* at head 1 of layers.2.self_attn, which no standard layer has"
-        ):
-            convert(model)
+        refuses("got Shift.* at head 1 of layers.2.self_attn, which no standard layer has", convert, model)
     assert attention_layers(model)[1].module.kinds is not None  # as it was
 
 
@@ -231,10 +229,8 @@ def test_again_and_state_dict(tmp_path):
     assert torch.equal(other(x, x, x, need_weights=False)[0], layer(x, x, x, need_weights=False)[0])
     set_heads(layer, [*KINDS[:3], "next", *KINDS[4:]])
     before = copy.deepcopy(layer.state_dict())
-    with pytest.raises(ValueError, match="kinds: expected positional ones of heads that have lost .*, got 'linear'"):
-        set_heads(layer, KINDS)
-    with pytest.raises(ValueError, match="heads: expected a part of .0, 2, 4., got 1"):
-        freeze_qk(layer, heads=[1])
+    refuses("kinds: expected positional ones of heads that have lost .*, got 'linear'", set_heads, layer, KINDS)
+    refuses("heads: expected a part of .0, 2, 4., got 1", freeze_qk, layer, heads=[1])
     assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
 
 
@@ -261,14 +257,12 @@ CALLS = {
 def test_refused_calls(case):
     kwargs, match = CALLS[case]
     layer, x = set_heads(make(), KINDS), tokens()
-    with pytest.raises(ValueError, match=match):
-        layer(x, x, x, **kwargs)
+    refuses(match, layer, x, x, x, **kwargs)
 
 
 def test_dropout_is_refused_in_training():
     layer, x = set_heads(make(dropout=0.1), KINDS), tokens()
-    with pytest.raises(ValueError, match="dropout: expected 0 in training with heads of several kinds, got 0.1"):
-        layer(x, x, x, need_weights=False)
+    refuses("dropout: expected 0 in training with heads of several kinds, got 0.1", layer, x, x, x, need_weights=False)
     layer.eval()(x, x, x, need_weights=False)
 
 
@@ -286,8 +280,7 @@ def test_errors_change_nothing(case):
     build, kinds, kwargs, match = ERRORS[case]
     model = build()
     before, types = copy.deepcopy(model.state_dict()), [type(module) for module in model.modules()]
-    with pytest.raises(ValueError, match=match):
-        set_heads(model, kinds, **kwargs)
+    refuses(match, set_heads, model, kinds, **kwargs)
     assert [type(module) for module in model.modules()] == types
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -298,10 +291,8 @@ def test_wrong_types():
         ("learned", "kinds: expected a sequence of the kinds"),
         ([3] * H, "kinds: expected names of kinds"),
     ):
-        with pytest.raises(TypeError, match=match):
-            set_heads(make(), kinds)
-    with pytest.raises(TypeError, match="model: expected an nn.Module"):
-        standard_heads("model")
+        refuses(match, set_heads, make(), kinds, error=TypeError)
+    refuses("model: expected an nn.Module", standard_heads, "model", error=TypeError)
 
 
 def test_transformers_is_asked_for(monkeypatch):

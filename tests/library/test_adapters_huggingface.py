@@ -7,6 +7,7 @@ import pytest
 import torch
 from adapter_cases import same, state_of
 from adapter_models import D, H, N, build, data, run, tf
+from refusals import refuses
 from torch import nn
 
 from ortho import MECHANISMS, to_standard
@@ -99,10 +100,7 @@ def test_decoding(name, side, cache):
     with torch.no_grad():
         got = decode([0, 3, 4, 5, 6, 7])
         torch.testing.assert_close(got[there.bool()], want[there.bool()], **TOLERANCES[name])
-        with pytest.raises(
-            ValueError, match="queries: expected 1, or as many as keys of the same sequence, .* got 2 and"
-        ):
-            decode([0, 3, 5])
+        refuses("queries: expected 1, or as many as keys of the same sequence, .* got 2 and", decode, [0, 3, 5])
         set_heads(model, ["learned", "stopped", Window(3), "previous"])
         want = run(model, whole)
         got = decode([0, 3, 5, 7])
@@ -127,8 +125,7 @@ def test_the_way_back(before):
     other = run(model, given)
     assert not torch.allclose(other, want, atol=1e-3)
     for convert in (standard_heads, to_standard):
-        with pytest.raises(ValueError, match="got Shift.* at head 1 of .*1.*, which no standard layer has"):
-            convert(model)
+        refuses("got Shift.* at head 1 of .*1.*, which no standard layer has", convert, model)
     assert torch.equal(run(model, given), other)
     assert torch.equal(run(copy.deepcopy(model), given), other)
 
@@ -190,8 +187,7 @@ def test_refused_calls():
     """What heads of several kinds do not know is said, and not left out."""
     given = data("llama")
     model = set_heads(build("llama"), KINDS[0])
-    with pytest.raises(ValueError, match="output_attentions: expected none with heads of several kinds"):
-        model(**given, output_attentions=True)
+    refuses("output_attentions: expected none with heads of several kinds", model, output_attentions=True, **given)
     with pytest.raises(ValueError, match="eager"):
         model.config.output_attentions = True
     mask = torch.full((3, 1, N, N), 0.5).double()
@@ -207,8 +203,7 @@ def test_refused_calls():
         model(**given, position_ids=torch.tensor([0, 1, 2, 0, 1, 2, 3]).expand(3, -1), use_cache=False)
     for layer in attention_layers(model):
         layer.module.attention_dropout = 0.1
-    with pytest.raises(ValueError, match="dropout: expected 0 in training with heads of several kinds, got 0.1"):
-        model(**given)
+    refuses("dropout: expected 0 in training with heads of several kinds, got 0.1", model, **given)
     model.eval()(**given)
     for name in ("position_bias", "softcap", "s_aux"):
         with pytest.raises(ValueError, match=f"{name}: expected none"):
@@ -226,7 +221,6 @@ class SelfAttention(nn.Module):
 def test_an_error_in_a_later_layer_changes_nothing():
     model = nn.ModuleList([build("bert"), SelfAttention()])
     before = state_of(model)
-    with pytest.raises(ValueError, match="1 that it chooses its attention by name .* got SelfAttention"):
-        set_heads(model, KINDS[0])
+    refuses("1 that it chooses its attention by name .* got SelfAttention", set_heads, model, KINDS[0])
     assert same(state_of(model), before)
     assert not any(hasattr(module, "ortho_heads") for module in model.modules())

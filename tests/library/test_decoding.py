@@ -6,6 +6,8 @@ import pytest
 import sympy as sp
 import torch
 from extent import some
+from refusals import refuses
+from seeded import draw
 
 from ortho import MECHANISMS, LanguageModel, MultiheadAttention, RandomFeatureAttention
 from ortho.attention.cache import PatternCache, StateCache, new_cache
@@ -44,10 +46,6 @@ CUTS = {"tokens": range(LENGTH + 1), "pieces": (0, 7, 8, 9, 21, 22, LENGTH), "wh
 # Sums of at most 1e3 rounded products in another order, magnified by exponentials of scores up to 20 (see
 # tests/library/test_properties.py); a wrong term would show at 1e-2.
 CLOSE = {"atol": 1e-10, "rtol": 1e-10}
-
-
-def draw(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def qkv(*, heads=4, shared=4, length=LENGTH, width=6, dtype=torch.float64):
@@ -291,8 +289,7 @@ def test_a_refused_token_leaves_the_cache_as_it_was(name, changed, error, messag
     for one in (cache, undisturbed):
         one.attend(*(x[..., :7, :] for x in (q, k, v)))
     last = [x[..., 7:, :] for x in (q, k, v)]
-    with pytest.raises(error, match=message):
-        cache.attend(*changed(*last))
+    refuses(message, cache.attend, *changed(*last), error=error)
     assert cache.length == 7
     assert torch.equal(cache.attend(*last), undisturbed.attend(*last))
 
@@ -305,8 +302,7 @@ def test_first_tokens_that_are_refused_leave_nothing(name):
     for piece in (slice(0, 1), slice(0, 5)):
         tokens = [x[..., piece, :] for x in (q, k, v[..., :4])]
         if name != "window" or piece.stop == 1:  # whose own form takes them
-            with pytest.raises(ValueError, match="v: expected width 6 like q, for the fused kernel"):
-                cache.attend(*tokens)
+            refuses("v: expected width 6 like q, for the fused kernel", cache.attend, *tokens)
     assert cache.length == 0
     q, k, v = (x.float() for x in (q, k, v))
     assert torch.equal(cache.attend(q, k, v), MECHANISMS[name].fast(q, k, v, is_causal=True))
@@ -323,8 +319,7 @@ def test_a_piece_that_fails_leaves_the_ring_as_it_was(pattern):
         raise RuntimeError("out of memory")
 
     cache._softmax = fails
-    with pytest.raises(RuntimeError, match="out of memory"):
-        cache.attend(*(x[..., 9:30, :] for x in (q, k, v)))
+    refuses("out of memory", cache.attend, *(x[..., 9:30, :] for x in (q, k, v)), error=RuntimeError)
     cache._softmax = softmax
     rest = [cache.attend(*(x[..., a:b, :] for x in (q, k, v))) for a, b in ((9, 20), (20, LENGTH))]
     torch.testing.assert_close(torch.cat(rest, -2), expected[..., 9:, :], **CLOSE)
@@ -381,18 +376,14 @@ def test_positions_stay_on_the_cpu():
 
 @pytest.mark.bad_input
 def test_errors():
-    with pytest.raises(ValueError, match="attention: expected one of .*, got 'sofmax'; did you mean 'softmax'"):
-        new_cache("sofmax", 4)
-    with pytest.raises(ValueError, match="attention: expected a causal mechanism, got 'efficient'"):
-        new_cache("efficient", 4)
+    refuses("attention: expected one of .*, got 'sofmax'; did you mean 'softmax'", new_cache, "sofmax", 4)
+    refuses("attention: expected a causal mechanism, got 'efficient'", new_cache, "efficient", 4)
     for name in ("softmax", "rotary", "strided"):
-        with pytest.raises(ValueError, match="capacity: expected a number of tokens, as .* got None"):
-            new_cache(name)
+        refuses("capacity: expected a number of tokens, as .* got None", new_cache, name)
     for name in ("softmax", "window"):
         with pytest.raises(TypeError, match="gates: expected none for this mechanism, got beta"):
             new_cache(name, 9).attend(*qkv(length=1), beta=torch.ones(2, 4, 1))
-    with pytest.raises(TypeError, match="scale: expected a number"):
-        new_cache("linear").attend(*qkv(length=1), scale="large")
+    refuses("scale: expected a number", new_cache("linear").attend, *qkv(length=1), scale="large", error=TypeError)
     with pytest.raises(ValueError, match="num_kv_heads: expected a divisor of num_heads = 4, got 3"):
         decoded("window", 1, 4, 4, 4, 4, num_kv_heads=3)
     with pytest.raises(TypeError, match="N: expected an integer, as the pairs of a pattern are counted"):
@@ -402,41 +393,32 @@ def test_errors():
 @pytest.mark.bad_input
 def test_errors_of_layers():
     layer, x = MultiheadAttention(8, 2), torch.zeros(1, 3, 8)
-    with pytest.raises(TypeError, match="cache: expected a Cache, got tuple of 0"):
-        layer(x, is_causal=True, cache=())
+    refuses("cache: expected a Cache, got tuple of 0", layer, x, is_causal=True, cache=(), error=TypeError)
     with pytest.raises(ValueError, match="cache: expected one for 'softmax', got one for 'window'"):
         layer(x, is_causal=True, cache=new_cache("window"))
-    with pytest.raises(ValueError, match="is_causal: expected True beside a cache"):
-        layer(x, cache=layer.new_cache(4))
+    refuses("is_causal: expected True beside a cache", layer, x, cache=layer.new_cache(4))
     mask, state = torch.ones(3, 3, dtype=torch.bool), (torch.zeros(1, 2, 1, 4),) * 2
     others = {"context": x, "attn_mask": mask, "initial_state": state, "return_state": True}
     for name, value in others.items():
         with pytest.raises(ValueError, match=f"{name}: expected none beside a cache"):
             layer(x, is_causal=True, cache=layer.new_cache(4), **{name: value})
     for kind in ({"num_kv_heads": 3}, {"num_kv_heads": 4}):
-        with pytest.raises(ValueError, match="num_kv_heads: expected a divisor of num_heads = 2"):
-            MultiheadAttention(8, 2, **kind)
+        refuses("num_kv_heads: expected a divisor of num_heads = 2", MultiheadAttention, 8, 2, **kind)
     with pytest.raises(ValueError, match="projection: expected d_model, num_heads, head_dim, num_kv_heads and bias"):
         MultiheadAttention(8, 2, num_kv_heads=1, projection=layer.projection)
-    with pytest.raises(ValueError, match="num_kv_heads: expected num_heads = 2, got 1"):
-        MultiheadAttention(8, 2, num_kv_heads=1).to_torch()
+    refuses("num_kv_heads: expected num_heads = 2, got 1", MultiheadAttention(8, 2, num_kv_heads=1).to_torch)
 
 
 @pytest.mark.bad_input
 def test_errors_of_models():
     one, tokens = model(), torch.zeros(1, 3, dtype=torch.long)
-    with pytest.raises(ValueError, match="caches: expected 2, one a block, got 1"):
-        one(tokens, caches=one.new_caches()[:1])
+    refuses("caches: expected 2, one a block, got 1", one, tokens, caches=one.new_caches()[:1])
     assert one.generate(tokens, 14).shape == (1, 17)  # the last one is not read
-    with pytest.raises(TypeError, match="count: expected an integer of at least 1"):
-        one.generate(tokens, 2.0)
+    refuses("count: expected an integer of at least 1", one.generate, tokens, 2.0, error=TypeError)
     caches = one.new_caches(4)
     one(tokens, caches=caches)
-    with pytest.raises(ValueError, match="k: expected at most 1 tokens more in a cache of capacity 4, got 2"):
-        one(tokens[:, :2], caches=caches)
+    refuses("k: expected at most 1 tokens more in a cache of capacity 4, got 2", one, tokens[:, :2], caches=caches)
     assert [cache.length for cache in caches] == [3, 3]
-    with pytest.raises(ValueError, match="caches: expected a sequence .of a Cache each., got list of 2"):
-        one(tokens, caches=[None, None])
+    refuses("caches: expected a sequence .of a Cache each., got list of 2", one, tokens, caches=[None, None])
     one.blocks[0].attention(torch.zeros(1, 1, 8, dtype=torch.float64), is_causal=True, cache=caches[0])
-    with pytest.raises(ValueError, match=r"caches: expected caches that have read as many tokens, got \[4, 3\]"):
-        one(tokens[:, :1], caches=caches)
+    refuses(r"caches: expected caches that have read as many tokens, got \[4, 3\]", one, tokens[:, :1], caches=caches)

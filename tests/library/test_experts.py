@@ -4,6 +4,8 @@ from math import ceil
 
 import pytest
 import torch
+from refusals import refuses
+from seeded import draw
 from torch.nn.functional import gelu, silu
 
 from ortho.cost.counting import count_step
@@ -13,10 +15,6 @@ from ortho.layers.feed_forward import FeedForward, GatedFeedForward, MixtureOfEx
 D, E = 6, 5
 # Sums of at most 24 float64 products of size 1, in another order.
 TOLERANCE = {"atol": 1e-12, "rtol": 1e-12}
-
-
-def draw(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def mixture(seed=1, **kwargs):
@@ -150,5 +148,4 @@ def test_half_precision_routes_in_float32():
     ],
 )
 def test_errors(kwargs, error, message):
-    with pytest.raises(error, match=message):
-        mixture(**kwargs)
+    refuses(message, mixture, error=error, **kwargs)

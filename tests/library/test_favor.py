@@ -7,7 +7,9 @@ from functools import partial
 
 import pytest
 import torch
+from refusals import refuses
 from scipy import stats
+from seeded import draw, generator
 
 from ortho import MultiheadAttention, TransformerBlock
 from ortho.attention import MECHANISMS
@@ -33,10 +35,6 @@ from ortho.cost.counting import count_forward
 FORMS = [linear_attention_reference, linear_attention]
 # A two-sided normal deviate is larger with probability 1e-5: the error rate of each statistical test below.
 SIGMAS = 4.42
-
-
-def draw(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def rows(m, K, seed=0, kind="orthogonal"):
@@ -227,8 +225,7 @@ def test_bad_rows(name):
         ({"features": draw(8, 4), "count": 8}, ValueError, "count: expected None beside features, got 8"),
         ({"count": 0}, ValueError, "count: expected an integer of at least 1, got 0"),
     ):
-        with pytest.raises(error, match=f"^{message}"):
-            make(**kwargs)
+        refuses(f"^{message}", make, error=error, **kwargs)
 
 
 @pytest.mark.bad_input
@@ -236,8 +233,7 @@ def test_bad_parameters():
     def parameters(width):
         return dense.saderf(draw(9, width), draw(9, width, seed=1))
 
-    with pytest.raises(ValueError, match="^fit: expected one of 'gerf', 'saderf', 'aderf', 'sderf', got 'derf'"):
-        DenseExponentialFeatures("derf")
+    refuses("^fit: expected one of 'gerf', 'saderf', 'aderf', 'sderf', got 'derf'", DenseExponentialFeatures, "derf")
     with pytest.raises(TypeError, match="^parameters: expected DenseParameters, got tuple of 3"):
         DenseExponentialFeatures(parameters=tuple(parameters(4)[:3]))
     with pytest.raises(ValueError, match="^parameters: expected a within -inf and 0.12, got 0.2 to 0.2"):
@@ -284,10 +280,6 @@ def test_parameters_of_each_sequence(name, attention):
 
 
 # ---------------------------------------------------------------------------------------------- the module
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def drawn_attention(**options):
@@ -349,28 +341,21 @@ def test_in_a_layer():
     block = TransformerBlock(12, 3, attention=drawn_attention(), **options)
     assert block(x, is_causal=True).shape == x.shape
     assert "RandomFeatureAttention(4, 16, map='positive', draw='orthogonal', form='fast')" in repr(layer)
-    with pytest.raises(ValueError, match="attention: expected 'softmax', got RandomFeatureAttention"):
-        layer.to_torch()
+    refuses("attention: expected 'softmax', got RandomFeatureAttention", layer.to_torch)
 
 
 @pytest.mark.bad_input
 def test_errors_of_the_module():
-    with pytest.raises(ValueError, match="m: expected an integer of at least 1, got 0"):
-        RandomFeatureAttention(4, 0)
+    refuses("m: expected an integer of at least 1, got 0", RandomFeatureAttention, 4, 0)
     with pytest.raises(
         ValueError, match="m: expected an even number of features, two for each row of 'hyperbolic', got 5"
     ):
         RandomFeatureAttention(4, 5, map="hyperbolic")
-    with pytest.raises(ValueError, match="d_head: expected an integer of at least 1, got 0"):
-        RandomFeatureAttention(0)
-    with pytest.raises(ValueError, match="map: expected one of 'positive', .* got 'cosine'"):
-        RandomFeatureAttention(4, map="cosine")
-    with pytest.raises(ValueError, match="draw: expected one of .* got 'qr'"):
-        RandomFeatureAttention(4, draw="qr")
-    with pytest.raises(ValueError, match="fit: expected one of .* got 'best'"):
-        RandomFeatureAttention(4, map="dense", fit="best")
+    refuses("d_head: expected an integer of at least 1, got 0", RandomFeatureAttention, 0)
+    refuses("map: expected one of 'positive', .* got 'cosine'", RandomFeatureAttention, 4, map="cosine")
+    refuses("draw: expected one of .* got 'qr'", RandomFeatureAttention, 4, draw="qr")
+    refuses("fit: expected one of .* got 'best'", RandomFeatureAttention, 4, map="dense", fit="best")
     layer = MultiheadAttention(12, 3, attention=RandomFeatureAttention(5))
-    with pytest.raises(ValueError, match=r"features: expected shape \(m, 4\), as wide as q, got \(256, 5\)"):
-        layer(torch.ones(1, 2, 12))
+    refuses(r"features: expected shape \(m, 4\), as wide as q, got \(256, 5\)", layer, torch.ones(1, 2, 12))
     with pytest.raises(ValueError, match="is_causal: expected a feature map that looks at one token at a time"):
         drawn_attention(map="dense")(*[draw(2, 9, 4, seed=s) for s in range(3)], is_causal=True)

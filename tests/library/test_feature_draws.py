@@ -4,7 +4,10 @@ from math import sqrt
 
 import pytest
 import torch
+from refusals import refuses
 from scipy import stats
+from seeded import draw as normal
+from seeded import generator
 
 from ortho.attention.linear import random_features as rf
 from ortho.attention.linear.favor import mirrored, orthogonal_features
@@ -12,14 +15,6 @@ from ortho.attention.linear.random_features import FEATURE_DRAWS, iid_features, 
 from ortho.theory.estimates import SIGMAS, estimate
 
 F64 = torch.float64
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=generator(seed), dtype=F64)
 
 
 @pytest.mark.parametrize("draw", FEATURE_DRAWS.values())
@@ -103,10 +98,8 @@ def test_bad_sizes(draw):
         (2.0, 4, TypeError, "m: expected an integer of at least 1, got float 2.0"),
         (4, True, TypeError, "K: expected an integer of at least 1, got bool True"),
     ):
-        with pytest.raises(error, match=message):
-            draw(m, K)
-    with pytest.raises(ValueError, match="factors: expected an integer of at least 1, got 0"):
-        structured_features(4, 4, factors=0)
+        refuses(message, draw, m, K, error=error)
+    refuses("factors: expected an integer of at least 1, got 0", structured_features, 4, 4, factors=0)
 
 
 def test_iid_rows_are_independent():

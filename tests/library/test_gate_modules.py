@@ -6,6 +6,8 @@ from itertools import product
 import pytest
 import torch
 from counted import assert_declared
+from refusals import refuses
+from seeded import draw
 from torch.nn.functional import logsigmoid, softplus
 
 from ortho import MECHANISMS, MultiheadAttention, cost
@@ -17,10 +19,6 @@ from ortho.gates import ReflectingWriteStrength, WriteStrength
 
 GATES = [WriteStrength, ReflectingWriteStrength, Decay, ForgetGate, ChannelDecay, Step]
 RANGES = {WriteStrength: (0, 1), ReflectingWriteStrength: (0, 2), Step: (0, torch.inf)}  # of the others: at most 0
-
-
-def draw(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def make(kind, d=12, H=3, seed=0, dtype=torch.float64):
@@ -211,11 +209,8 @@ def test_errors():
         MultiheadAttention(12, 3, gates={"beta": WriteStrength})
     # A gate of another shape than its argument's is found out by the function that takes it.
     wide = MultiheadAttention(12, 3, attention="kda", gates={"beta": ChannelDecay})
-    with pytest.raises(ValueError, match=r"^beta: expected shape \(1, 3, 2\) like the keys, got \(1, 3, 2, 4\)"):
-        wide(torch.ones(1, 2, 12))
+    refuses(r"^beta: expected shape \(1, 3, 2\) like the keys, got \(1, 3, 2, 4\)", wide, torch.ones(1, 2, 12))
     for kind in GATES:
-        with pytest.raises(ValueError, match="^num_heads: expected a divisor of d_model = 12, got 5"):
-            kind(12, 5)
-        with pytest.raises(TypeError, match="^d_model: expected an integer of at least 1, got float 12.0"):
-            kind(12.0, 3)
+        refuses("^num_heads: expected a divisor of d_model = 12, got 5", kind, 12, 5)
+        refuses("^d_model: expected an integer of at least 1, got float 12.0", kind, 12.0, 3, error=TypeError)
         assert "d_model=12, num_heads=3" in repr(kind(12, 3))

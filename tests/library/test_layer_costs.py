@@ -6,6 +6,7 @@ import pytest
 import torch
 from counted import FIGURES, SIZES, assert_declared, assert_decodes, assert_formula
 from extent import WHOLE
+from refusals import refuses
 
 from ortho import PROJECTIONS
 from ortho.cost.big_o import N, d
@@ -93,5 +94,4 @@ def test_formulas_equal_counts():
     ],
 )
 def test_errors(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+    refuses(message, call)

@@ -5,6 +5,8 @@ import math
 
 import pytest
 import torch
+from refusals import refuses
+from seeded import draw
 
 from ortho.attention import MECHANISMS, chunking
 from ortho.attention.linear.efficient import efficient_attention, efficient_attention_reference
@@ -14,10 +16,6 @@ from ortho.attention.linear.linear_attention import kernel_weights, linear_atten
 
 FORMS = [linear_attention_reference, linear_attention]
 TOLERANCE = {"atol": 1e-13, "rtol": 1e-13}  # sums of at most 30 rounded products, some 100 eps of float64
-
-
-def draw(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def elu(x):
@@ -188,10 +186,7 @@ def test_cosformer_ends_at_its_horizon(attention):
         lambda: attention(q[:, :3], k, v, feature_map=six),
         lambda: attention(*tail, feature_map=six, is_causal=True, initial_state=state),
     ):
-        with pytest.raises(
-            ValueError, match="^horizon: expected (at least 7 positions, got 6|positions within 0 and 5, got 4 to 6)"
-        ):
-            call()
+        refuses("^horizon: expected (at least 7 positions, got 6|positions within 0 and 5, got 4 to 6)", call)
 
 
 def test_cosformer_depends_on_distance():
@@ -249,8 +244,7 @@ def test_mechanisms():
     assert {name for name in expected if MECHANISMS[name].signed} == {"cosine"}
     assert repr(Powers(3)) == "Powers(order=3)"
     for make, name in ((CosFormer, "horizon"), (Taylor, "order"), (Powers, "order")):
-        with pytest.raises(ValueError, match=f"{name}: expected an integer of at least 1, got 0"):
-            make(0)
+        refuses(f"{name}: expected an integer of at least 1, got 0", make, 0)
 
 
 # ------------------------------------------------------------------------------------------------ efficient attention
@@ -335,10 +329,8 @@ def test_causal_efficient_at_its_limits(attention):
 @pytest.mark.parametrize("attention", CAUSAL_EFFICIENT)
 def test_causal_efficient_refuses(attention):
     q, k, v = (draw(5, 3, seed=s) for s in range(3))
-    with pytest.raises(ValueError, match="^is_causal: expected True .*got False"):
-        attention(q, k, v, is_causal=False)
-    with pytest.raises(ValueError, match="^causal: expected True, got False"):
-        MECHANISMS["efficient-causal"].cost(1, 5, 1, 3, 3, causal=False)
+    refuses("^is_causal: expected True .*got False", attention, q, k, v, is_causal=False)
+    refuses("^causal: expected True, got False", MECHANISMS["efficient-causal"].cost, 1, 5, 1, 3, 3, causal=False)
 
 
 def test_efficient_is_not_its_causal_counterpart():
@@ -372,5 +364,4 @@ def test_efficient_at_its_limits(attention):
         ({"attn_mask": torch.ones(20, 20) > 0}, r"attn_mask: expected a mask of keys, of shape \(..., 1, 20\), got"),
         ({"scale": -1.0}, "scale: expected a finite number of at least 0, got -1.0"),
     ):
-        with pytest.raises(ValueError, match=f"^{message}"):
-            attention(q, k, v, **kwargs)
+        refuses(f"^{message}", attention, q, k, v, **kwargs)

@@ -1,6 +1,7 @@
 """Names that are not known: the nearest known one is said, and many names are not listed whole."""
 
 import pytest
+from refusals import refuses
 
 from ortho import MECHANISMS, PROJECTIONS, LanguageModel, MultiheadAttention
 from ortho._checks import one_of
@@ -38,8 +39,7 @@ def test_each_alias_leads_to_a_known_name_and_is_none_itself():
 
 
 def test_many_names_are_listed_whole_only_if_none_is_near():
-    with pytest.raises(ValueError, match="^attention: expected one of") as near:
-        MultiheadAttention(8, 2, attention="rope")
+    refuses("^attention: expected one of", MultiheadAttention, 8, 2, attention="rope")
     wanted = f"one of {len(MECHANISMS)} names (all: list(ortho.MECHANISMS)), or an nn.Module, got 'rope'"
     assert str(near.value) == f"attention: expected {wanted}; did you mean 'rotary'?"
     with pytest.raises(
@@ -51,7 +51,6 @@ def test_many_names_are_listed_whole_only_if_none_is_near():
     ):
         one_of("form", "naive", ("reference", "fast"))
     assert len(EXPERIMENTS) > WHOLE
-    with pytest.raises(
-        ValueError, match=r"^experiment: expected one of \d+ names, got 'recal'; did you mean 'recall'\?$"
-    ):
-        find("recal", EXPERIMENTS)
+    refuses(
+        r"^experiment: expected one of \d+ names, got 'recal'; did you mean 'recall'\?$", find, "recal", EXPERIMENTS
+    )

@@ -4,7 +4,9 @@ from itertools import product
 
 import pytest
 import torch
-from drawn_tilings import Parity, counted, draw
+from drawn_tilings import Parity, counted
+from refusals import refuses
+from seeded import draw
 from static_patterns import IDS, LONGEST, RULES
 
 from ortho import MECHANISMS
@@ -294,23 +296,16 @@ def test_mechanisms(name, causal):
 def test_errors():
     """Beside what annotations refuse, of every function and pattern: see `test_fuzz.py`."""
     for pattern, function in product(("window", None, Window, torch.ones(6, 6, dtype=torch.bool)), FORMS.values()):
-        with pytest.raises(TypeError, match="pattern: expected a Pattern, got "):
-            function(*qkv(2, length=6), pattern=pattern)
-    with pytest.raises(TypeError, match="pattern: expected a Pattern, got int 5"):
-        pattern_mechanism("window", 5, "")
-    with pytest.raises(ValueError, match="hop: expected at most the width, 4, or tokens are left out, got 5"):
-        BlockedWindow(4, 5)
+        refuses("pattern: expected a Pattern, got ", function, *qkv(2, length=6), pattern=pattern, error=TypeError)
+    refuses("pattern: expected a Pattern, got int 5", pattern_mechanism, "window", 5, "", error=TypeError)
+    refuses("hop: expected at most the width, 4, or tokens are left out, got 5", BlockedWindow, 4, 5)
     for make in (Summaries, Fixed):
-        with pytest.raises(ValueError, match="summaries: expected at most the stride, 4, got 5"):
-            make(4, 5)
+        refuses("summaries: expected at most the stride, 4, got 5", make, 4, 5)
     for name, bad in product(("leading", "random", "seed"), (-1, 1.5, True)):
-        with pytest.raises(ValueError, match=f"{name}: expected an integer of at least 0, got"):
-            BigBird(4, **{name: bad})
+        refuses(f"{name}: expected an integer of at least 0, got", BigBird, 4, **{name: bad})
     for row in ((1, 1), (-1,), (0.5,)):
-        with pytest.raises(ValueError, match="blocks: expected numbers of blocks, each once, in row 1, got"):
-            BlockSparse(4, ((0,), row))
+        refuses("blocks: expected numbers of blocks, each once, in row 1, got", BlockSparse, 4, ((0,), row))
     short = BlockSparse(4, ((0,), (0, 1)))
     assert short.pairs(8) == 48
     for ask in (short.pairs, short.mask, lambda n: short.tilings(Section(0, n, n, True))):
-        with pytest.raises(ValueError, match="blocks: expected a row for each of the 3 blocks .* got 2 rows"):
-            ask(9)
+        refuses("blocks: expected a row for each of the 3 blocks .* got 2 rows", ask, 9)

@@ -7,6 +7,8 @@ import torch
 from extent import repeats
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refuses
+from seeded import draw
 
 from ortho.attention.untrained.patterns import Gaussian, Recent, Shift
 from ortho.attention.untrained.positional_attention import (
@@ -38,10 +40,6 @@ lengths = st.one_of(st.integers(1, 12), st.integers(60, 100))
 seeds = st.integers(0, 2**32 - 1)
 examples = settings(max_examples=repeats(6, 25), deadline=None, derandomize=True)
 both_forms = pytest.mark.parametrize("form", FORMS)
-
-
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def drawn_mask(kind, batch, length, seed):
@@ -285,8 +283,7 @@ BAD = [
 @pytest.mark.parametrize(("arguments", "error", "message"), BAD)
 @both_forms
 def test_errors(form, arguments, error, message):
-    with pytest.raises(error, match=message):
-        FORMS[form](**{"v": V, "patterns": TWO, **arguments})
+    refuses(message, FORMS[form], error=error, **{"v": V, "patterns": TWO, **arguments})
 
 
 @pytest.mark.bad_input
@@ -294,14 +291,12 @@ def test_errors(form, arguments, error, message):
 def test_errors_of_words(form):
     call = partial(FORMS[form], V, TWO)
     for numbers, message in (([0, 1, 0, 1], "steps .* got -1 to 1"), ([-1, 0, 1, 2], "numbers .* got -1 to 2")):
-        with pytest.raises(ValueError, match=f"words: expected {message}"):
-            call(words=torch.tensor([numbers] * 2))
+        refuses(f"words: expected {message}", call, words=torch.tensor([numbers] * 2))
     there = torch.tensor([True, True, False, True])  # what is masked may have any number
     call(words=torch.tensor([[0, 1, -7, 1]] * 2), attn_mask=there)
     words = torch.tensor([[4, 5, 5, 6]] * 2)
     _, state = call(words=words, is_causal=True, return_state=True)
-    with pytest.raises(ValueError, match="words: expected steps .* got -2 to 0"):
-        call(words=words, is_causal=True, initial_state=state)
+    refuses("words: expected steps .* got -2 to 0", call, words=words, is_causal=True, initial_state=state)
 
 
 @pytest.mark.bad_input

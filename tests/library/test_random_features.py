@@ -5,6 +5,7 @@ from math import exp, pi, sqrt
 import numpy as np
 import pytest
 import torch
+from seeded import draw as normal
 
 from ortho.attention.linear import dense_features as dense
 from ortho.attention.linear import random_features as rf
@@ -17,14 +18,6 @@ MAPS = {
     "hyperbolic": rf.hyperbolic_features,
     "trigonometric": rf.trigonometric_features,
 }
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(*shape, seed=0, dtype=F64):
-    return torch.randn(shape, generator=generator(seed), dtype=dtype)
 
 
 def queries_and_keys(N=30, M=40, K=6, dtype=F64, seed=0, batch=()):

@@ -13,14 +13,14 @@ from recurrent_operands import (
     arguments,
     call,
     close,
-    draw,
     fading,
     with_gradients,
 )
+from refusals import refuses
+from seeded import draw
 
 from ortho import MECHANISMS
-from ortho.attention.chunking import CHUNK
-from ortho.cost.counting import Allocations, saved_bytes
+from ortho.cost.counting import saved_bytes
 
 NAN, INF = float("nan"), float("inf")
 FADING = [name for name in NAMES if name != "delta"]
@@ -138,41 +138,6 @@ def test_backward_under_autocast(name):
     assert all(map(torch.equal, found, expected))
 
 
-@pytest.mark.parametrize(("name", "form"), list(product(NAMES, FORMS)))
-def test_views_with_gaps(name, form):
-    """What a caller hands in is not written to, in a backward pass neither."""
-
-    def strided(x):
-        """Its last two axes turned in memory, every other number of it."""
-        wide = torch.zeros(*x.shape[:-2], x.shape[-1], 2 * x.shape[-2], dtype=x.dtype)
-        wide[..., ::2] = x.mT
-        return wide[..., ::2].mT
-
-    given = arguments(name, 2, 1, 3, length=70)
-    leaves = {x: strided(y).requires_grad_() for x, y in given.items()}
-    assert not any(x.is_contiguous() for x in leaves.values())
-    versions = [x._version for x in leaves.values()]
-    o, S = call(FUNCTIONS[name, form], leaves, is_causal=True)
-    gradients = torch.autograd.grad([o, S], leaves.values(), [draw(*o.shape, seed=98), draw(*S.shape, seed=99)])
-    close([o, S, *gradients], with_gradients(FUNCTIONS[name, form], given, is_causal=True))
-    assert [x._version for x in leaves.values()] == versions
-    assert all(map(torch.equal, leaves.values(), given.values()))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_memory_is_linear(name):
-    """A step's peak, forward and backward, grows by the same from 4 chunks to 8 as from 8 to 12."""
-    peaks = []
-    for number in (4, 8, 12):
-        leaves = {x: y.requires_grad_() for x, y in arguments(name, 2, length=number * CHUNK, state=False).items()}
-        with Allocations() as memory:
-            o = FUNCTIONS[name, "fast"](**leaves, is_causal=True)
-            torch.autograd.grad(o.sum(), list(leaves.values()))
-        peaks.append(memory.peak)
-    slack = 0 if "delta" in name else 0.02 * peaks[0]
-    assert abs((peaks[2] - peaks[1]) - (peaks[1] - peaks[0])) <= slack < peaks[1] - peaks[0]
-
-
 def test_one_state_a_chunk_is_kept():
     """Of what autograd keeps for the delta rule nothing else is as large as K V."""
 
@@ -257,8 +222,7 @@ def test_errors(form, change, error, message):
                 change = {argument: KEYS if rates.dim() == 2 else ONES}
             elif isinstance(value, float):
                 change = {argument: torch.full_like(rates, value)}
-        with pytest.raises(error, match=f"^{message}"):
-            FUNCTIONS[name, form](**given | change)
+        refuses(f"^{message}", FUNCTIONS[name, form], error=error, **given | change)
 
 
 @pytest.mark.bad_input
@@ -277,20 +241,16 @@ def test_bad_steps_and_rates(form):
             "v: expected values times their steps within -3.4e.38 and 3.4e.38, got",
         ),
     ):
-        with pytest.raises(ValueError, match=f"^{message}"):
-            ssd(**{"q": q, "k": k, "v": v} | change)
+        refuses(f"^{message}", ssd, **{"q": q, "k": k, "v": v} | change)
     assert ssd(q, k, v, step=1e30 * single, rate=1e30 * single, is_causal=True).isfinite().all()
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("name", NAMES)
-def test_bad_chunks_and_long_keys(name):
+def test_long_keys(name):
     """Keys that are not normalised and too long a state that is erased from refuses; others take them of any length, or
     divide by it."""
     given = arguments(name, 2, length=5, state=False)
-    for chunk, error in ((0, ValueError), (-1, ValueError), (2.5, TypeError), (True, TypeError)):
-        with pytest.raises(error, match="^chunk: expected an integer of at least 1, got "):
-            FUNCTIONS[name, "fast"](**given, chunk=chunk)
     given["k"] = 2 * given["k"] / given["k"].norm(dim=-1, keepdim=True)
     if name not in NORMALISING:
         FUNCTIONS[name, "fast"](**given)

@@ -8,7 +8,9 @@ from itertools import product
 import pytest
 import test_properties as general
 import torch
-from selected_mechanisms import ALL, ENTRIES, FORMS, SMALL, TOLERANCE, draw, qkv, ways
+from refusals import refuses
+from seeded import draw
+from selected_mechanisms import ALL, ENTRIES, FORMS, SMALL, TOLERANCE, qkv, ways
 
 from ortho import MECHANISMS
 from ortho.attention import softmax_attention_reference
@@ -346,8 +348,7 @@ BAD = [
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("m", "given", "error", "message"), BAD, ids=lambda x: getattr(x, "name", None))
 def test_bad_options(m, given, error, message, form):
-    with pytest.raises(error, match="^" + re.escape(message)):
-        m.form(form)(Q, Q, Q, **{"is_causal": True, **given})
+    refuses("^" + re.escape(message), m.form(form), Q, Q, Q, error=error, **{"is_causal": True, **given})
 
 
 @pytest.mark.bad_input
@@ -359,35 +360,27 @@ def test_bad_calls(m, form):
     f = m.form(form)
     with pytest.raises(ValueError, match=r"attn_mask: expected a mask of keys, of shape \(..., 1, 9\)"):
         f(Q, Q, Q, is_causal=True, attn_mask=torch.ones(9, 9, dtype=torch.bool))
-    with pytest.raises(ValueError, match="k: expected finite numbers, got 72 NaN or infinite of 72"):
-        f(Q, Q / 0, Q, is_causal=True)
-    with pytest.raises(ValueError, match="^initial_state: expected"):
-        f(Q, Q, Q, is_causal=True, initial_state=(Q, Q, Q, Q, Q))
+    refuses("k: expected finite numbers, got 72 NaN or infinite of 72", f, Q, Q / 0, Q, is_causal=True)
+    refuses("^initial_state: expected", f, Q, Q, Q, is_causal=True, initial_state=(Q, Q, Q, Q, Q))
     call = {"is_causal": True, "initial_state": f(Q, Q, Q, is_causal=True, return_state=True)[1]}
     if m in (LSH, ROUTING, IMPORTANCE):
         *state, part = call["initial_state"]
         with pytest.raises(ValueError, match="^initial_state: expected (buckets|clusters|importance) "):
             f(Q, Q, Q, is_causal=True, initial_state=(*state, part[..., 1:]))
     if m is IMPORTANCE or (m is SPARSE_LINEAR and form == "fast"):
-        with pytest.raises(ValueError, match="^attn_mask: expected None beside a"):
-            f(Q, Q, Q, attn_mask=torch.ones(18, dtype=torch.bool), **call)
+        refuses("^attn_mask: expected None beside a", f, Q, Q, Q, attn_mask=torch.ones(18, dtype=torch.bool), **call)
 
 
 @pytest.mark.bad_input
 def test_bad_draws_and_sizes():
     with pytest.raises(ValueError, match="buckets: expected an even number, one for each row and its opposite, got 3"):
         draw_projections(4, buckets=3)
-    with pytest.raises(ValueError, match="decay: expected a number from 0 to 1, got float 1.5"):
-        update_centroids(draw_centroids(4), Q, Q, decay=1.5)
-    with pytest.raises(ValueError, match="k: expected q itself with shared_qk"):
-        LSH.fast(Q, Q[:, :5], Q[:, :5], shared_qk=True)
-    with pytest.raises(ValueError, match="attention: expected one of 'top-k', .* got 'window'"):
-        choosing("window", 10, 4, 4)
+    refuses("decay: expected a number from 0 to 1, got float 1.5", update_centroids, draw_centroids(4), Q, Q, decay=1.5)
+    refuses("k: expected q itself with shared_qk", LSH.fast, Q, Q[:, :5], Q[:, :5], shared_qk=True)
+    refuses("attention: expected one of 'top-k', .* got 'window'", choosing, "window", 10, 4, 4)
     for name in ("moba", "nsa"):
         with pytest.raises(ValueError, match=f"causal: expected True, since '{name}' chooses .* past, got False"):
             choosing(name, 10, 4, 4, causal=False)
     for name, size in (("length", 33), ("block", 8)):
-        with pytest.raises(ValueError, match=f"{name}: expected a multiple of stride = 16, got {size}"):
-            Sizes(**{name: size})
-    with pytest.raises(ValueError, match="count: expected at least 3, got 2"):
-        Sizes(count=2)
+        refuses(f"{name}: expected a multiple of stride = 16, got {size}", Sizes, **{name: size})
+    refuses("count: expected at least 3, got 2", Sizes, count=2)

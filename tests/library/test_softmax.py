@@ -6,6 +6,8 @@ from functools import partial
 
 import pytest
 import torch
+from refusals import refuses
+from seeded import draw
 from torch.nn.attention import SDPBackend
 
 from ortho.attention import softmax_attention, softmax_attention_reference
@@ -17,10 +19,6 @@ FORMS = [softmax_attention_reference, softmax_attention]
 # Sums of at most 70 products of size 10, in another order and behind exponentials of scores up to 10.
 close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
 causal_or_not = pytest.mark.parametrize("causal", [False, True])
-
-
-def draw(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def operands(N, M=None, lead=(2, 3), dtype=torch.float64, K=4, V=5):
@@ -83,8 +81,7 @@ def test_formula(attention, case):
 def test_values_of_another_width():
     q, k, v = operands(3, 7)
     assert softmax_attention_reference(q, k, v).shape == (2, 3, 3, 5)
-    with pytest.raises(ValueError, match="v: expected width 4 like q, for the fused kernel"):
-        softmax_attention(q, k, v)
+    refuses("v: expected width 4 like q, for the fused kernel", softmax_attention, q, k, v)
 
 
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3), (2, 1, 3)])
@@ -106,8 +103,7 @@ def test_no_silent_fallback(monkeypatch):
     not_on_a_cpu = [SDPBackend.CUDNN_ATTENTION]
     monkeypatch.setattr("ortho.attention.softmax.softmax_attention._KERNELS", not_on_a_cpu)
     q = draw(1, 2, 5, 4)
-    with pytest.raises(RuntimeError, match="No viable backend"):
-        softmax_attention(q, q, q)
+    refuses("No viable backend", softmax_attention, q, q, q, error=RuntimeError)
 
 
 BAD = [  # what is put in the place of q, k, v = (2, 5, 4) and beside them
@@ -142,27 +138,13 @@ BAD = [  # what is put in the place of q, k, v = (2, 5, 4) and beside them
 @pytest.mark.parametrize(("change", "error", "message"), BAD)
 def test_errors(attention, change, error, message):
     q, k, v = (draw(2, 5, 4, seed=s) for s in range(3))
-    with pytest.raises(error, match=message):
-        attention(**({"q": q, "k": k, "v": v} | change))
+    refuses(message, attention, error=error, **{"q": q, "k": k, "v": v} | change)
 
 
 # ------------------------------------------------------------------------------------------------ FlashAttention
 
 
 SIZES = [(1, 1), (3, 7), (16, 5), (64, 64), (1000, 1000)]  # rows and columns of a tile
-
-
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("past", [0, 6])
-@causal_or_not
-def test_flash_is_exact(size, causal, past):
-    """For any tile; queries that may attend to nothing among them."""
-    state = tuple(draw(2, 3, past, width, seed=7).requires_grad_() for width in (4, 5)) if past else None
-    tiled = partial(flash_attention, rows=size[0], columns=size[1])
-    for length in (1, 17) if size == (1, 1) else (1, 17, 64):
-        for mask in (None, draw(2, 1, length, past + length, seed=8) > 0.5, torch.arange(past + length) > 2):
-            kwargs = {"is_causal": causal, "attn_mask": mask, "initial_state": state, "scale": 0.7}
-            assert_same(tiled, [*operands(length), *(state or ())], **kwargs)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -210,15 +192,6 @@ def test_memory_is_linear():
     assert memory.largest <= 4 * 128 * 512
 
 
-@pytest.mark.bad_input
-def test_flash_errors():
-    with pytest.raises(ValueError, match="rows: expected an integer of at least 1, got 0"):
-        flash_attention(*operands(3), rows=0)
-    leaves = operands(5)
-    with pytest.raises(RuntimeError, match="create_graph: expected False"):
-        torch.autograd.grad(flash_attention(*leaves).sum(), leaves, create_graph=True)
-
-
 # ------------------------------------------------------------------------------------- PyTorch's kernels by name
 
 
@@ -263,5 +236,4 @@ def test_kernels_that_do_not_serve():
         ("cudnn", 8, RuntimeError, unserved),
         ("flash", 4, RuntimeError, r"got 'flash': .*same last dimension"),
     ):
-        with pytest.raises(error, match=message):
-            backend_attention(x, x, x[..., :width], backend=backend)
+        refuses(message, backend_attention, x, x, x[..., :width], backend=backend, error=error)

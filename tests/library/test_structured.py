@@ -6,6 +6,7 @@ from math import cosh, prod
 import pytest
 import torch
 from extent import some
+from refusals import refuses
 
 from ortho import MultiheadAttention, to_standard
 from ortho.cost.counting import count_step
@@ -153,5 +154,4 @@ def test_fewer_products_than_a_matrix():
 
 @pytest.mark.bad_input
 def test_errors():
-    with pytest.raises(ValueError, match="head_dim: expected heads of at most d_model = 8 together, got 12"):
-        StructuredProjection(8, 3, head_dim=4)
+    refuses("head_dim: expected heads of at most d_model = 8 together, got 12", StructuredProjection, 8, 3, head_dim=4)
