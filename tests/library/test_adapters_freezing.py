@@ -26,15 +26,7 @@ from refusals import refuses
 from torch import nn
 
 from ortho import MultiheadAttention, TextEncoder, to_standard
-from ortho.adapters import (
-    AdaptedAttention,
-    FrozenRows,
-    attention_layers,
-    freeze_qk,
-    heads_record,
-    restore,
-    unfreeze_qk,
-)
+from ortho.adapters import AdaptedAttention, FrozenRows, attention_layers, freeze_qk, heads_record, restore, unfreeze_qk
 from ortho.layers.stop_gradient import StoppedAttention
 from ortho.projections import FrozenProjection, LearnedProjection
 

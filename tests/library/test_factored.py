@@ -62,18 +62,6 @@ def tolerance(name):
     return SIGNED if ALL[name].signed else TOLERANCE
 
 
-def with_gradients(function, operands, **kwargs):
-    """The output and the gradients of q, k, v for one and the same gradient of the output."""
-    leaves = [x.clone().requires_grad_() for x in operands]
-    o = function(*leaves, **kwargs)
-    return [o, *torch.autograd.grad(o, leaves, draw(*o.shape, seed=99))]
-
-
-def assert_same(ours, theirs, name):
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, **tolerance(name))
-
-
 def test_what_is_tested():
     assert {"linear", "cosformer", "trigonometric", "favor"} < set(FACTORED) < set(MECHANISMS) - {"efficient", "delta"}
     assert set(FITTED) == {"favor++", "saderf", "aderf", "sderf"} == set(FACTORED) - set(CAUSAL)

@@ -41,11 +41,9 @@ def rows(m, K, seed=0, kind="orthogonal"):
     return FEATURE_DRAWS[kind](m, K, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-MAPS = {
-    "trigonometric": TrigonometricFeatures,
-    "positive": PositiveFeatures,
-    "hyperbolic": HyperbolicFeatures,
-} | {fit: partial(DenseExponentialFeatures, fit) for fit in FITS}
+MAPS = {"trigonometric": TrigonometricFeatures, "positive": PositiveFeatures, "hyperbolic": HyperbolicFeatures} | {
+    fit: partial(DenseExponentialFeatures, fit) for fit in FITS
+}
 
 
 def plain_weights(name, x, y, omega, keep_x=None, keep_y=None):

@@ -9,7 +9,7 @@ from torch import nn
 from ortho import MECHANISMS, LanguageModel, MultiheadAttention, TransformerBlock, to_standard
 from ortho.gates import ReflectingWriteStrength
 from ortho.orthogonal import DRAWS
-from ortho.projections import PROJECTIONS, FrozenProjection
+from ortho.projections import PROJECTIONS, FrozenProjection, SeededProjection
 
 FROZEN = ["frozen", "stopped"]
 
@@ -64,37 +64,42 @@ def test_conversion(projection, form):
     torch.testing.assert_close(theirs, ora(x, attn_mask=mask), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("projection", list(PROJECTIONS))
-@pytest.mark.parametrize("shared", [4, 2, 1])
-def test_shared_heads_by_the_definition(projection, shared):
-    """Each head of queries with the head of keys and values that its group has, with biases, and its gradients: those
-    of a layer whose keys and values are repeated beforehand."""
-    generator_ = generator()
-    kind = {"projection": projection, "bias": True, "dtype": torch.float64, "generator": generator_}
-    one = MultiheadAttention(16, 4, num_kv_heads=shared, **kind)
+@pytest.mark.parametrize("projection", [*PROJECTIONS, SeededProjection])
+@pytest.mark.parametrize(
+    ("heads", "width", "shared"), [(4, 4, 4), (4, 4, 2), (4, 4, 1), (3, 1, 1), (1, 6, None), (5, 7, None), (6, 8, 2)]
+)
+def test_heads_by_the_definition(projection, heads, width, shared):
+    """Of any number and width, each head of queries with the head of keys and values that its group has, with biases,
+    and its gradients: those of a layer whose keys and values are repeated beforehand."""
+    name = str(projection)
+    if name.startswith("structured") and heads * width > 16:
+        return  # a structured draw has no more columns than rows
+    generator_, biased = generator(), name in PROJECTIONS  # a seed has no biases
+    kind = {"projection": projection, "bias": biased, "dtype": torch.float64, "generator": generator_}
+    one = MultiheadAttention(16, heads, head_dim=width, num_kv_heads=shared, **kind)
     with torch.no_grad():
-        for name, bias in [*one.named_parameters(), *one.named_buffers()]:
-            if "bias" in name:
+        for part, bias in [*one.named_parameters(), *one.named_buffers()]:
+            if "bias" in part:
                 bias.normal_(generator=generator_)
     x, upstream = draw(2, 7, 16, dtype=torch.float64).requires_grad_(), draw(2, 7, 16, seed=2, dtype=torch.float64)
-    inner = x.detach() if projection.endswith("stopped") else x
-    of = one.projection
-    rows = []
-    for head in range(4):
-        own, group = slice(4 * head, 4 * head + 4), head // (4 // shared)
-        theirs = slice(4 * group, 4 * group + 4)
-        q = inner @ of.weight_q[own].T + of.bias_q[own]
-        k = inner @ of.weight_k[theirs].T + of.bias_k[theirs]
-        v = x @ one.weight_v[theirs].T + one.bias_v[theirs]
+    inner = x.detach() if name.endswith("stopped") else x
+    of, groups, rows = one.projection, shared or heads, []
+    assert (one.weight_v.shape, one.weight_o.shape) == ((groups * width, 16), (16, heads * width))
+    assert of.weight_q.shape == (heads * width, 16) and of.weight_k.shape == one.weight_v.shape
+    for head in range(heads):
+        own, theirs = (slice(i * width, (i + 1) * width) for i in (head, head * groups // heads))
+        made = ((inner, of.weight_q, of.bias_q, own), (inner, of.weight_k, of.bias_k, theirs))
+        parts = (*made, (x, one.weight_v, one.bias_v, theirs))
+        q, k, v = (y @ weight[rows_].T + (added[rows_] if biased else 0) for y, weight, added, rows_ in parts)
         rows.append(MECHANISMS["softmax"].reference(q, k, v, is_causal=True))
-    expected = torch.cat(rows, -1) @ one.weight_o.T + one.bias_o
+    expected = torch.cat(rows, -1) @ one.weight_o.T + (one.bias_o if biased else 0)
     leaves = [x, *one.parameters()]
     got = one(x, is_causal=True)
-    torch.testing.assert_close(got, expected, atol=1e-12, rtol=1e-12)  # sums of 16 products of size 1
+    torch.testing.assert_close(got, expected, atol=1e-11, rtol=1e-11)  # sums of up to 48 products of size 1
     for a, b in zip(*(torch.autograd.grad(y, leaves, upstream) for y in (got, expected)), strict=True):
         torch.testing.assert_close(a, b, atol=1e-11, rtol=1e-11)
     torch.testing.assert_close(to_standard(one)(x, is_causal=True), got, atol=1e-11, rtol=1e-11)
-    if shared == 4:
+    if (heads, width, shared) == (4, 4, 4):
         mask = torch.ones(7, 7, dtype=torch.bool).triu(1)
         theirs, _ = one.to_torch()(x, x, x, attn_mask=mask, need_weights=False)
         torch.testing.assert_close(theirs, got, atol=1e-12, rtol=1e-12)

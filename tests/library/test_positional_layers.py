@@ -10,10 +10,8 @@ from refusals import refusals
 from seeded import draw
 from torch.nn.functional import linear
 
-from ortho import MultiheadAttention
 from ortho.attention.untrained.patterns import Gaussian, Recent
 from ortho.attention.untrained.positional_attention import SEVEN
-from ortho.layers.hybrid import HybridAttention
 from ortho.layers.positional import PositionalHeads, sinusoidal_positions
 
 # Sums of at most 1e2 rounded products of size 1 in float64, in different orders.
@@ -30,14 +28,6 @@ def layer(patterns=SPLITS[1], **kwargs):
     """Heads of width 3 on x of width 12, however many."""
     g, kwargs = torch.Generator().manual_seed(1), {"head_dim": 3, **kwargs}
     return PositionalHeads(12, len(patterns), patterns=patterns, generator=g, dtype=torch.float64, **kwargs)
-
-
-def beside_learned(patterns, learned, *, width=12, **kwargs):
-    """The same beside `learned` other heads, which come last."""
-    heads = [(partial(PositionalHeads, patterns=patterns), len(patterns))] if patterns else []
-    heads += [(partial(MultiheadAttention, **kwargs), learned)] if learned else []
-    g = torch.Generator().manual_seed(1)
-    return HybridAttention(width, len(patterns) + learned, heads=heads, generator=g, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("patterns", SPLITS, ids=len)

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from refusals import refuses
+from refusals import refusals
 from seeded import draw
 
 from ortho.attention import softmax_attention_reference
@@ -155,32 +155,24 @@ def test_gates_at_their_limit_stay_finite(attention):
     assert gradient.isfinite().all()
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize("attention", FOX[:2])
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
+@refusals(
     [
-        ({"log_forget": gates(2, 4)}, ValueError, r"log_forget: expected shape \(2, 5\) like the keys, got \(2, 4\)"),
-        ({"log_forget": 1}, TypeError, "log_forget: expected a floating-point tensor, got int 1"),
-        ({"log_forget": -gates(2, 5)}, ValueError, "log_forget: expected logarithms of forget gates within"),
-        ({"log_forget": gates(2, 5) / 0}, ValueError, "log_forget: expected logarithms of forget gates within"),
-        (
-            {"log_forget": torch.full((2, 5), -1e308, dtype=torch.float64)},
-            ValueError,
-            "log_forget: expected logarithms",
-        ),
-        ({"q": draw(2, 3, 4)}, ValueError, "q: expected as many queries as keys, 5, got 3"),
-        ({"initial_state": (draw(2, 3, 4), draw(2, 3, 4))}, ValueError, "initial_state: .*keys, values, faded"),
+        ({"log_forget": gates(2, 4)}, r"log_forget: expected shape \(2, 5\) like the keys, got \(2, 4\)"),
+        ({"log_forget": 1}, "log_forget: expected a floating-point tensor, got int 1", TypeError),
+        ({"log_forget": -gates(2, 5)}, "log_forget: expected logarithms of forget gates within"),
+        ({"log_forget": gates(2, 5) / 0}, "log_forget: expected logarithms of forget gates within"),
+        ({"log_forget": torch.full((2, 5), -1e308, dtype=torch.float64)}, "log_forget: expected logarithms"),
+        ({"q": draw(2, 3, 4)}, "q: expected as many queries as keys, 5, got 3"),
+        ({"initial_state": (draw(2, 3, 4), draw(2, 3, 4))}, "initial_state: .*keys, values, faded"),
         (
             {"initial_state": (draw(2, 3, 4), draw(2, 3, 4), gates(2, 2))},
-            ValueError,
             r"initial_state: expected faded torch.float64 of shape \(2, 3\), got a float64 tensor of shape \(2, 2\)",
         ),
-    ],
+    ]
 )
-def test_fox_errors(attention, change, error, message):
-    operands = {name: draw(2, 5, 4, seed=s) for s, name in enumerate("qkv")} | change
-    refuses(message, attention, error=error, **operands)
+def test_fox_errors(attention, refused):
+    refused(attention, **{name: draw(2, 5, 4, seed=s) for s, name in enumerate("qkv")})
 
 
 def turned_by_loops(q, k, v, causal, base=10000.0):
@@ -238,17 +230,14 @@ def test_far_positions_in_float32(attention):
     torch.testing.assert_close(far, attention(q, k, v), atol=1e-5, rtol=0)  # some 100 eps
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize("attention", ROTARY)
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
+@refusals(
     [
-        ({"k": draw(2, 5, 3)}, ValueError, "k: expected width 4 like q"),
-        ({"base": 0.0}, ValueError, "base: expected a positive finite number, got float 0.0"),
-        ({"base": None}, TypeError, "base: expected a number, got NoneType None"),
-        ({"initial_state": 5}, TypeError, r"initial_state: expected a tuple of tensors \(keys, values\)"),
-    ],
+        ({"k": draw(2, 5, 3)}, "k: expected width 4 like q"),
+        ({"base": 0.0}, "base: expected a positive finite number, got float 0.0"),
+        ({"base": None}, "base: expected a number, got NoneType None", TypeError),
+        ({"initial_state": 5}, r"initial_state: expected a tuple of tensors \(keys, values\)", TypeError),
+    ]
 )
-def test_rotary_errors(attention, change, error, message):
-    operands = {name: draw(2, 5, 4, seed=s) for s, name in enumerate("qkv")} | change
-    refuses(message, attention, error=error, **operands)
+def test_rotary_errors(attention, refused):
+    refused(attention, **{name: draw(2, 5, 4, seed=s) for s, name in enumerate("qkv")})

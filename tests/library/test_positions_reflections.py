@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 import torch
-from refusals import refuses
+from refusals import refusals
 from seeded import draw
 
 from ortho.attention import softmax_attention_reference
@@ -166,24 +166,21 @@ def test_one_direction_in_float32(attention, beta):
     torch.testing.assert_close(o.double(), exact, atol=2e-4, rtol=0)
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize(("attention", "bias"), [*((f, None) for f in PATH[:2]), *((f, 2) for f in BIAS[:2])])
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
+@refusals(
     [
-        ({"is_causal": False}, ValueError, "is_causal: expected True, since tokens reflect the keys before them"),
-        ({"beta": strengths(2, 5) + 2}, ValueError, "beta: expected strengths of reflections within 0 and 2"),
-        ({"beta": strengths(2, 4)}, ValueError, r"beta: expected shape \(2, 5\) like the keys, got \(2, 4\)"),
-        ({"directions": None}, ValueError, "beta: expected None without directions, got a float64 tensor"),
-        ({"directions": draw(2, 5, 7)}, ValueError, r"directions: expected shape \(2, 5, [24]\) like the keys"),
-        ({"directions": "x"}, TypeError, "directions: expected a floating-point tensor, got str 'x'"),
-        ({"directions": draw(2, 5, 4)[..., :2] / 0}, ValueError, "directions: expected"),
-        ({"initial_state": (draw(2, 3, 4),)}, ValueError, r"initial_state: expected a tuple of tensors \(keys, values"),
-    ],
+        ({"is_causal": False}, "is_causal: expected True, since tokens reflect the keys before them"),
+        ({"beta": strengths(2, 5) + 2}, "beta: expected strengths of reflections within 0 and 2"),
+        ({"beta": strengths(2, 4)}, r"beta: expected shape \(2, 5\) like the keys, got \(2, 4\)"),
+        ({"directions": None}, "beta: expected None without directions, got a float64 tensor"),
+        ({"directions": draw(2, 5, 7)}, r"directions: expected shape \(2, 5, [24]\) like the keys"),
+        ({"directions": "x"}, "directions: expected a floating-point tensor, got str 'x'", TypeError),
+        ({"directions": draw(2, 5, 4)[..., :2] / 0}, "directions: expected"),
+        ({"initial_state": (draw(2, 3, 4),)}, r"initial_state: expected a tuple of tensors \(keys, values"),
+    ]
 )
-def test_errors(attention, bias, change, error, message):
-    given = {**operands(2, length=5, bias=bias), "is_causal": True} | change
-    refuses(message, attention, error=error, **given)
+def test_errors(attention, bias, refused):
+    refused(attention, **operands(2, length=5, bias=bias), is_causal=True)
 
 
 @pytest.mark.bad_input

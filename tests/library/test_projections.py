@@ -219,24 +219,6 @@ def test_one_module_for_all_blocks(projection):
     assert torch.equal(other(tokens), model(tokens))
 
 
-@pytest.mark.parametrize("projection", ["learned", "frozen", "stopped", SeededProjection])
-@pytest.mark.parametrize(("heads", "width", "shared"), [(5, 7, None), (1, 6, None), (6, 8, 2), (3, 1, 1)])
-def test_heads_of_any_width_and_number(projection, heads, width, shared):
-    """By the definition, head by head."""
-    kwargs = {"head_dim": width, "num_kv_heads": shared, "generator": generator(1), "dtype": torch.float64}
-    one, x = MultiheadAttention(24, heads, projection=projection, **kwargs), draw(2, 7, 24)
-    groups = shared or heads
-    assert (one.weight_v.shape, one.weight_o.shape) == ((groups * width, 24), (24, heads * width))
-    assert one.projection.weight_q.shape == (heads * width, 24) and one.projection.weight_k.shape == one.weight_v.shape
-    rows = []
-    for h in range(heads):
-        own, theirs = (slice(i * width, (i + 1) * width) for i in (h, h * groups // heads))
-        q, k, v = x @ one.projection.weight_q[own].T, x @ one.projection.weight_k[theirs].T, x @ one.weight_v[theirs].T
-        rows.append((q @ k.mT / width**0.5).softmax(-1) @ v)
-    close(one(x), torch.cat(rows, -1) @ one.weight_o.T)
-    close(to_standard(one)(x), one(x))
-
-
 BAD = [
     (lambda: SeededProjection(24, 4, seed=-1), r"seed: expected an integer from 0 to 2\^63 - 1, got -1"),
     (lambda: SeededProjection(24, 4, seed=2**63), "seed: expected an integer from 0"),

@@ -6,7 +6,6 @@ from itertools import product
 import pytest
 import torch
 from drawn_tilings import KINDS, SHUFFLED, G, M, N, V, band, counted, dilated, drawn_part, operands
-from refusals import refuses
 from seeded import draw
 
 from ortho.attention.sparse import tiled_attention as engine
@@ -187,12 +186,6 @@ def test_autocast_leaves_it_alone():
             found = torch.autograd.grad(again, leaves, d_o) if inside else None
         found = torch.autograd.grad(again, leaves, d_o) if found is None else found
         assert torch.equal(o, again) and all(map(torch.equal, plain, found))
-
-
-def test_no_second_derivative():
-    leaves = operands(keys=N)
-    o = tiled_attention(*leaves, [band(N, 6, 4, 4)], scale=1.0)
-    refuses("create_graph: expected False", torch.autograd.grad, o.sum(), leaves, create_graph=True, error=RuntimeError)
 
 
 def many_parts(length):

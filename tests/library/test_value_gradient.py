@@ -85,18 +85,6 @@ def test_as_the_definition(past, mask, causal):
             assert_same(*operands(9, lead), is_causal=causal, attn_mask=holes(9, 9, lead) if mask != "none" else None)
 
 
-def test_cut_anywhere():
-    """Of a causal sequence in two calls, the gradient of the first one's values by way of the state."""
-    q, k, v, do = operands(12)
-    whole = results(value_gradient_attention, q, k, v, do, is_causal=True)
-    for cut in (1, 5, 11):
-        head, state = value_gradient_attention(*(x[..., :cut, :] for x in (q, k, v)), is_causal=True, return_state=True)
-        tail = value_gradient_attention(*(x[..., cut:, :] for x in (q, k, v)), is_causal=True, initial_state=state)
-        o = torch.cat([head, tail], -2)
-        for a, b in zip((o, *grad(o, v, do)), whole, strict=True):
-            close(a, b)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("form", ["reference", "fast"])
 def test_costs(form, dtype):
