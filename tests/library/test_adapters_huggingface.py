@@ -11,7 +11,7 @@ from refusals import refuses
 from torch import nn
 
 from ortho import MECHANISMS, to_standard
-from ortho.adapters import FrozenRows, attention_layers, freeze_qk, set_heads, standard_heads
+from ortho.adapters import attention_layers, freeze_qk, set_heads, standard_heads
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference
 from ortho.attention.sparse.pattern import pattern_attention_reference
 from ortho.attention.sparse.window import Window
@@ -164,23 +164,6 @@ def test_stopped_gradient(name, by_kind):
             torch.testing.assert_close(parameter.grad, wanted[key].grad, **kind)
             compared += size > 0
     assert compared > 10
-
-
-@pytest.mark.parametrize("name", CAUSAL)
-def test_training_with_frozen_and_positional_heads(name):
-    """AdamW with weight decay changes what is trained, and no head that is frozen."""
-    model = freeze_qk(build(name), heads=[2, 3], stop_gradient=True)
-    set_heads(model, ["learned", "previous", "stopped", "stopped"])
-    matrices = [module for module in model.modules() if isinstance(module, FrozenRows)]
-    before = [matrix.weight.detach().clone() for matrix in matrices]
-    given = data(name)
-    loss = model(**given, labels=given["input_ids"]).loss
-    loss.backward()
-    assert all(p.grad is not None for p in model.parameters())
-    torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1).step()
-    assert model(**given, labels=given["input_ids"]).loss < loss
-    for matrix, old in zip(matrices, before, strict=True):
-        assert torch.equal((matrix.weight == old).all(1), matrix.frozen)
 
 
 def test_refused_calls():

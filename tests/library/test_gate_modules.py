@@ -10,7 +10,7 @@ from refusals import refuses
 from seeded import draw
 from torch.nn.functional import logsigmoid, softplus
 
-from ortho import MECHANISMS, MultiheadAttention, cost
+from ortho import MECHANISMS, PROJECTIONS, MultiheadAttention, cost, to_standard
 from ortho.attention.positions.forgetting_transformer import ForgetGate
 from ortho.attention.recurrent.delta import Decay
 from ortho.attention.recurrent.gla import ChannelDecay
@@ -175,14 +175,21 @@ def test_attention_to_a_context_of_equal_length(attention, form):
 
 
 def test_other_gates_and_none():
-    """A layer has the gates that it was told to have, and a mechanism without gates has none; those are drawn last, so
-    that what was there before is drawn as ever."""
+    """A layer has the gates that it was told to have: made of the keys' tokens, trained under every projection, and
+    kept by a conversion. A mechanism without gates has none; those are drawn last, so that what was there before is
+    drawn as ever."""
     own, told = layer(), layer(gates={"beta": ReflectingWriteStrength})
     assert type(own.gates["beta"]) is WriteStrength and type(told.gates["beta"]) is ReflectingWriteStrength
     assert type(told.gates["log_decay"]) is ChannelDecay
-    x = draw(2, 5, 12)
+    x, context = draw(2, 5, 12), draw(2, 7, 12, seed=1)
     assert not torch.equal(own(x), told(x))
-    torch.testing.assert_close(told(x), by_hand(told, x, x), atol=1e-12, rtol=1e-12)
+    for projection in PROJECTIONS:
+        one = layer("gated-delta", projection=projection, gates={"beta": ReflectingWriteStrength})
+        trained = {n for n, _ in one.named_parameters() if n.startswith("gates.")}
+        assert trained == {"gates.beta.weight"} | {f"gates.log_decay.{n}" for n in ("weight", "bias", "log_rate")}
+        assert one.gates["beta"](context).max() > 1  # more than the mechanism's own strengths reach
+        torch.testing.assert_close(one(x, context), by_hand(one, x, context), atol=1e-12, rtol=1e-12)
+        torch.testing.assert_close(to_standard(one)(x, context), one(x, context), atol=1e-12, rtol=1e-12)
     plain = layer("softmax")
     assert not len(plain.gates)
     for name, weight in plain.state_dict().items():

@@ -147,14 +147,6 @@ def test_padding_on_the_left_is_as_good_as_absent(tokens, causal, form):
             close(y[:, max(0, 4 - cut) :], expected[:, max(0, cut - 4) :])
 
 
-def test_queries_and_keys_pass_on_no_gradient():
-    """With the values' gradient cut none is left: of a layer whose W_V is constant x has that through v alone."""
-    layer, x = heads(), draw(B, N, WIDTH).requires_grad_()
-    q, k = layer.projection(x)
-    assert not q.requires_grad and not k.requires_grad
-    assert {name for name, _ in layer.named_parameters()} == {"weight_v", "weight_o"}
-
-
 def test_in_a_model():
     """With a short convolution before heads of two kinds: decoding gives what the whole gives, and cost is exact."""
     kind = {"layer": ConvolvedAttention, "of": HybridAttention, "heads": {"induction": 2, "positional": 2}}

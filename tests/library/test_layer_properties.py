@@ -16,6 +16,7 @@ from ortho import (
     InductionHeads,
     MultiheadAttention,
     PositionalHeads,
+    RandomFeatureAttention,
     StoppedAttention,
     SynthesizerAttention,
     TransformerBlock,
@@ -43,6 +44,11 @@ def shifted(width, heads, attention="softmax", form="fast", generator=None, dtyp
     return MultiheadAttention(width, heads, attention=shift, generator=generator, dtype=dtype)
 
 
+def random_features(width, heads, *, generator, dtype, **kwargs):
+    attention = RandomFeatureAttention(width // heads, 8, generator=generator, dtype=dtype, **kwargs)
+    return MultiheadAttention(width, heads, attention=attention, generator=generator, dtype=dtype)
+
+
 # Each takes (width, heads, *, form, generator, dtype).
 LAYERS = {str(heads): partial(HybridAttention, heads=heads) for heads in SPLITS}
 LAYERS |= {
@@ -50,6 +56,7 @@ LAYERS |= {
     "induction of three": partial(InductionHeads, tokens=3),
     "structured induction": partial(InductionHeads, tokens=2, draw="structured"),
     "patterns": partial(PositionalHeads, patterns=PATTERNS, empty="self"),
+    "random features": random_features,
     "convolved": ConvolvedAttention,
     "convolved patterns": partial(ConvolvedAttention, of=PositionalHeads),
     "convolved kinds": partial(ConvolvedAttention, of=HybridAttention, heads=SPLITS[0]),

@@ -33,19 +33,6 @@ def test_frozen_weights_are_buffers(projection):
     assert not torch.equal(ora.projection.weight_q, ora.projection.weight_k)
 
 
-def test_gradient_paths():
-    """Frozen passes the gradient through q and k to x, as learned does; stopped passes that of v alone."""
-    x = draw(1, 5, 8, dtype=torch.float64)
-    gradients = {}
-    for name in ("learned", "frozen", "stopped"):
-        one = layer(name, dtype=torch.float64)
-        one.load_state_dict(layer("frozen", dtype=torch.float64).state_dict())
-        leaf = x.clone().requires_grad_()
-        (gradients[name],) = torch.autograd.grad(one(leaf).square().sum(), leaf)
-    torch.testing.assert_close(gradients["frozen"], gradients["learned"], atol=1e-12, rtol=0)
-    assert (gradients["stopped"] - gradients["frozen"]).abs().max() > 1e-2
-
-
 @pytest.mark.parametrize("projection", list(PROJECTIONS))
 @pytest.mark.parametrize("form", ["reference", "fast"])
 def test_conversion(projection, form):
@@ -180,23 +167,6 @@ def test_dropout_leaves_out_a_share_while_training(norm_first):
 def test_a_model_hands_gates_to_every_block():
     model = LanguageModel(13, 8, 2, 2, max_length=None, attention="delta", gates={"beta": ReflectingWriteStrength})
     assert all(isinstance(block.attention.gates["beta"], ReflectingWriteStrength) for block in model.blocks)
-
-
-def test_gates_are_made_of_the_keys_tokens():
-    """By the mechanism's own, or by those that are put in their place; trained under every projection, and part of what
-    a conversion keeps."""
-    x, context = draw(2, 3, 8), draw(2, 7, 8, seed=2)
-    for projection in PROJECTIONS:
-        one = layer(projection, attention="gated-delta", gates={"beta": ReflectingWriteStrength})
-        trained = {n for n, _ in one.named_parameters() if n.startswith("gates.")}
-        assert trained == {"gates.beta.weight"} | {f"gates.log_decay.{n}" for n in ("weight", "bias", "log_rate")}
-        q, k = one.projection(x, context)
-        v = (context @ one.weight_v.T).view(2, 7, 2, 4).transpose(1, 2)
-        beta, log_decay = one.gates["beta"](context), one.gates["log_decay"](context)
-        assert beta.max() > 1  # more than the mechanism's own strengths reach
-        o = MECHANISMS["gated-delta"].fast(q, k, v, beta=beta, log_decay=log_decay)
-        torch.testing.assert_close(one(x, context), o.transpose(1, 2).flatten(2) @ one.weight_o.T)
-        torch.testing.assert_close(to_standard(one)(x, context), one(x, context), atol=1e-6, rtol=1e-6)
 
 
 def test_initialisation_scale():

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from by_loops import averaged
 from refusals import refuses
 from seeded import draw
 
@@ -76,17 +77,6 @@ KERNELS = {
 }
 
 
-def by_loops(q, k, v, kernel, allowed, scale):
-    """The formula, one scalar at a time."""
-    out = torch.zeros(len(q), v.shape[1], dtype=q.dtype)
-    for i, row in enumerate(q.tolist()):
-        weights = [kernel(row, key, scale, i, j) if allowed[i, j] else 0.0 for j, key in enumerate(k.tolist())]
-        for weight, value in zip(weights, v, strict=True):
-            if any(weights):
-                out[i] += weight / sum(weights) * value
-    return out
-
-
 @pytest.mark.parametrize("attention", FORMS)
 @pytest.mark.parametrize("case", ["plain", "causal", "mask", "pairs", "scale", "no scale", "cross"])
 @pytest.mark.parametrize("name", KERNELS)
@@ -109,7 +99,8 @@ def test_formula(name, attention, case):
         kwargs = {"attn_mask": allowed}
     if "scale" in case:  # a scale of 0 leaves a map nothing to tell tokens by, and ReLUs without a floor no weight
         kwargs = {"scale": 0.3 if case == "scale" else 0.0}
-    expected = by_loops(q, k, v, kernel, allowed, kwargs.get("scale"))
+    scale = kwargs.get("scale")
+    expected = averaged(lambda i, j: kernel(q[i].tolist(), k[j].tolist(), scale, i, j), v, allowed)
     o = attention(q, k, v, feature_map=feature_map, **kwargs)
     # Totals of weights of both signs cancel, here to a thirtieth at worst.
     loose = 100 if feature_map.weights == "signed" else 1

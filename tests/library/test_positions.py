@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from by_loops import averaged
 from refusals import refusals
 from seeded import draw
 
@@ -27,18 +28,10 @@ def gates(*shape, seed=9, dtype=torch.float64, size=1.0):
     return -size * torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def by_loops(q, k, v, bias, allowed):
-    """Softmax attention of one head with bias(i, j), one scalar at a time."""
-    out = torch.zeros(len(q), v.shape[1], dtype=q.dtype)
-    for i in range(len(q)):
-        weights = [
-            math.exp(float(q[i] @ k[j]) / math.sqrt(q.shape[1]) + bias(i, j)) if allowed[i, j] else 0.0
-            for j in range(len(k))
-        ]
-        for j, weight in enumerate(weights):
-            if sum(weights):
-                out[i] += weight / sum(weights) * v[j]
-    return out
+def biased(q, k, v, bias, allowed):
+    """Softmax attention of one head with bias(i, j)."""
+    score = lambda i, j: float(q[i] @ k[j]) / math.sqrt(q.shape[1]) + bias(i, j)  # noqa: E731
+    return averaged(lambda i, j: math.exp(score(i, j)), v, allowed)
 
 
 def test_slopes():
@@ -58,7 +51,7 @@ def test_alibi_formula(attention, causal):
     for item in range(2):
         for head, slope in enumerate(slopes(3)):
             here = (item, head)
-            expected = by_loops(q[here], k[here], v[here], lambda i, j, m=slope: -m * abs(i - j), allowed)
+            expected = biased(q[here], k[here], v[here], lambda i, j, m=slope: -m * abs(i - j), allowed)
             close(o[here], expected)
 
 
@@ -67,10 +60,10 @@ def test_alibi_with_keys_of_another_sequence(attention):
     """Queries and keys count from 0, whichever are more; behind a state both go on from its end."""
     for N, M in ((5, 7), (7, 5)):
         q, k, v = draw(N, 4), draw(M, 4, seed=1), draw(M, 4, seed=2)
-        close(attention(q, k, v), by_loops(q, k, v, lambda i, j: -(2**-8) * abs(i - j), torch.ones(N, M)))
+        close(attention(q, k, v), biased(q, k, v, lambda i, j: -(2**-8) * abs(i - j), torch.ones(N, M)))
         past = draw(3, 4, seed=3), draw(3, 4, seed=4)
         keys, values = (torch.cat(pair) for pair in zip(past, (k, v), strict=True))
-        expected = by_loops(q, keys, values, lambda i, j: -(2**-8) * abs(i + 3 - j), torch.ones(N, M + 3))
+        expected = biased(q, keys, values, lambda i, j: -(2**-8) * abs(i + 3 - j), torch.ones(N, M + 3))
         close(attention(q, k, v, initial_state=past), expected)
 
 
@@ -80,7 +73,7 @@ def test_forgetting_formula(attention, causal):
     """The bias is the sum of what stands after the one token and up to the other, on either side."""
     q, k, v, log_f = *(draw(7, 4, seed=s) for s in range(3)), gates(7)
     allowed = torch.ones(7, 7).tril() if causal else torch.ones(7, 7)
-    expected = by_loops(q, k, v, lambda i, j: float(log_f[min(i, j) + 1 : max(i, j) + 1].sum()), allowed)
+    expected = biased(q, k, v, lambda i, j: float(log_f[min(i, j) + 1 : max(i, j) + 1].sum()), allowed)
     close(attention(q, k, v, log_forget=log_f, is_causal=causal), expected)
 
 
@@ -175,22 +168,19 @@ def test_fox_errors(attention, refused):
     refused(attention, **{name: draw(2, 5, 4, seed=s) for s, name in enumerate("qkv")})
 
 
-def turned_by_loops(q, k, v, causal, base=10000.0):
+def turned(q, k, v, causal, base=10000.0):
     """Plane c of a vector is a complex number; a score is the real part of q conj(k) e^{i (i - j) theta}."""
-    K = q.shape[1]
-    planes = K // 2
-    out = torch.zeros(len(q), v.shape[1], dtype=q.dtype)
-    for i in range(len(q)):
-        weights = []
-        for j in range(len(k)):
-            score = float(q[i, -1] * k[j, -1]) if K % 2 else 0.0
-            for c in range(planes):
-                of_q, of_k = complex(q[i, c], q[i, c + planes]), complex(k[j, c], k[j, c + planes])
-                score += (of_q * of_k.conjugate() * cmath.exp(1j * (i - j) * base ** (-2 * c / (2 * planes)))).real
-            weights.append(math.exp(score / math.sqrt(K)) if j <= i or not causal else 0.0)
-        for j, weight in enumerate(weights):
-            out[i] += weight / sum(weights) * v[j]
-    return out
+    planes = q.shape[1] // 2
+
+    def weight(i, j):
+        score = float(q[i, -1] * k[j, -1]) if q.shape[1] % 2 else 0.0
+        for c in range(planes):
+            of_q, of_k = complex(q[i, c], q[i, c + planes]), complex(k[j, c], k[j, c + planes])
+            score += (of_q * of_k.conjugate() * cmath.exp(1j * (i - j) * base ** (-2 * c / (2 * planes)))).real
+        return math.exp(score / math.sqrt(q.shape[1]))
+
+    pairs = torch.ones(len(q), len(k))
+    return averaged(weight, v, pairs.tril() if causal else pairs)
 
 
 @pytest.mark.parametrize("attention", ROTARY)
@@ -198,7 +188,7 @@ def turned_by_loops(q, k, v, causal, base=10000.0):
 @pytest.mark.parametrize(("causal", "base"), [(False, 10000.0), (True, 10000.0), (False, 10.0)])
 def test_rotary_formula(attention, width, causal, base):
     q, k, v = (draw(7, width, seed=s) for s in range(3))
-    close(attention(q, k, v, is_causal=causal, base=base), turned_by_loops(q, k, v, causal, base))
+    close(attention(q, k, v, is_causal=causal, base=base), turned(q, k, v, causal, base))
 
 
 def test_scores_depend_on_the_distance_alone():

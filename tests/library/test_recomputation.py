@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from refusals import refuses
+from refusals import refusals, refuses
 from torch import nn
 
 from ortho import LanguageModel, MultiheadAttention, TransformerBlock, cost
@@ -71,17 +71,15 @@ def test_attention_alone(causal):
     assert 0 < recomputed.backward - plain.backward <= 4 * 40 * 40 * D
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("call", "message"),
+@refusals(
     [
         (lambda: Recomputed([]), "blocks: expected at least one, got none"),
         (lambda: Recomputed(blocks(2), 3), "segments: expected at most the 2 blocks, got 3"),
         (lambda: RecomputedAttention("delta"), "attention: expected a mechanism without gates, got 'delta'"),
-    ],
+    ]
 )
-def test_errors(call, message):
-    refuses(message, call)
+def test_errors(refused):
+    refused()
 
 
 @pytest.mark.parametrize(("count", "segments"), [(6, 1), (6, 2), (7, 3), (6, 6)])

@@ -156,7 +156,7 @@ ONES = torch.ones(2, 5, dtype=torch.float64)
 KEYS = torch.ones(2, 5, 4, dtype=torch.float64)
 STATE = torch.zeros(2, 4, 3, dtype=torch.float64)
 HIDDEN = torch.ones(5, dtype=torch.bool)
-BAD = [
+BAD = [  # beside what every mechanism refuses, which test_softmax.py has
     ({"beta": ONES[:, :4]}, r"beta: expected shape \(2, 5\) like the keys, got \(2, 4\)"),
     ({"beta": ONES[0]}, r"beta: expected shape \(2, 5\) like the keys, got \(5,\)"),
     ({"beta": ONES[..., None]}, r"beta: expected shape \(2, 5\) like the keys, got \(2, 5, 1\)"),
@@ -166,18 +166,9 @@ BAD = [
     ({"beta": 0.5}, "beta: expected a floating-point tensor, got float 0.5", TypeError),
     ({"beta": ONES.long()}, "beta: expected a floating-point tensor, got a int64", TypeError),
     ({"beta": ONES.to("meta")}, "beta: expected a tensor on cpu like the keys, got one on meta", TypeError),
-    ({"normalise": False}, r"k: expected beta \|k\|\^2 within 0 and 2, got 0.\d+ to \d"),
+    ({"normalise": False}, r"k: expected beta \|k\|\^2 within 0 and 2, got \d[\d.]* to \d"),
     ({"k": KEYS * 1e200}, "k: expected squared lengths within 0 and 1.8e.308, got inf"),
     ({"attn_mask": HIDDEN.expand(5, 5)}, r"attn_mask: expected a mask of keys, of shape"),
-    ({"attn_mask": HIDDEN[:4]}, "attn_mask: expected a shape that broadcasts to"),
-    ({"attn_mask": torch.ones(5)}, "attn_mask: expected a boolean tensor", TypeError),
-    ({"scale": "1"}, "scale: expected a number, got str '1'", TypeError),
-    ({"scale": INF}, "scale: expected a finite number, got inf"),
-    ({"is_causal": 1}, "is_causal: expected True or False, got int 1", TypeError),
-    ({"q": KEYS[:, :0]}, r"q: expected shape \(..., N, width\) without empty axes, got \(2, 0, 4"),
-    ({"q": KEYS[:, :4], "is_causal": True}, "is_causal: expected as many queries as keys, got 4"),
-    ({"v": STATE}, r"v: expected length 5 like k, got shape \(2, 4, 3\)"),
-    ({"v": KEYS * NAN}, "v: expected finite numbers, got 40 NaN or infinite of 40"),
     ({"initial_state": 5}, r"initial_state: expected a tuple of tensors \(S\), got int 5", TypeError),
     ({"initial_state": STATE}, r"initial_state: expected a tuple of tensors \(S\), got a", TypeError),
     ({"initial_state": ()}, r"initial_state: expected a tuple of tensors \(S\), got tuple of 0"),

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from by_loops import averaged
 from refusals import refusals, refuses
 from seeded import draw
 from torch.nn.attention import SDPBackend
@@ -41,20 +42,6 @@ def assert_same(call, leaves, **kwargs):
         close(one, other)
 
 
-def by_loops(q, k, v, allowed, scale):
-    """The formula, one scalar at a time."""
-    out = torch.zeros(q.shape[0], v.shape[1], dtype=q.dtype)
-    for i in range(q.shape[0]):
-        weights = [
-            math.exp(scale * sum(q[i, c] * k[j, c] for c in range(q.shape[1]))) if allowed[i, j] else 0.0
-            for j in range(k.shape[0])
-        ]
-        for j, weight in enumerate(weights):
-            if sum(weights) > 0:
-                out[i] += weight / sum(weights) * v[j]
-    return out
-
-
 CASES = {
     "plain": {},
     "causal": {"is_causal": True},
@@ -75,7 +62,8 @@ def test_formula(attention, case):
     q, k, v, kwargs = draw(4, 3), draw(4, 3, seed=1), draw(4, 3, seed=2), CASES[case]
     allowed = kwargs.get("attn_mask", torch.ones(4, 4, dtype=torch.bool))
     allowed = allowed.tril() if "is_causal" in kwargs else allowed
-    close(attention(q, k, v, **kwargs), by_loops(q, k, v, allowed, kwargs.get("scale", 1 / math.sqrt(3))))
+    scale = kwargs.get("scale", 1 / math.sqrt(3))
+    close(attention(q, k, v, **kwargs), averaged(lambda i, j: math.exp(scale * float(q[i] @ k[j])), v, allowed))
 
 
 def test_values_of_another_width():

@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 import torch
-from refusals import refuses
+from refusals import refusals
 from scipy import stats
 from seeded import draw as normal
 from seeded import generator
@@ -110,7 +110,6 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "message"), REFUSED)
-def test_what_is_refused(call, message):
-    refuses(message, call)
+@refusals(REFUSED)
+def test_what_is_refused(refused):
+    refused()
