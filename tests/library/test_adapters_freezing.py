@@ -358,48 +358,32 @@ def tied():
 
 
 ERRORS = {
-    "nothing": (lambda: nn.Linear(3, 3), {}, ValueError, "got Linear with none"),
+    "nothing": (lambda: nn.Linear(3, 3), {}, "got Linear with none"),
     "subclass": (
         lambda: nn.ModuleList([OfTorch(), Subclass(D, H)]),
         {},
-        ValueError,
         "of 1 nn.MultiheadAttention itself, got .*Subclass",
     ),
-    "quantised": (
-        lambda: with_child("k_proj", QuantisedLinear(D, D)),
-        {},
-        ValueError,
-        "k_proj .*got .*QuantisedLinear",
-    ),
-    "width": (
-        lambda: with_child("k_proj", nn.Linear(D, 7)),
-        {},
-        ValueError,
-        "fits 12 outputs of q_proj and 7 outputs of k_proj",
-    ),
-    "number": (lambda: with_child("num_heads", 6), {}, ValueError, "their number .* fits 12 outputs of q_proj"),
-    "tied": (tied, {}, ValueError, "of its own in 0"),
-    "layer": (encoder, {"layers": [1, 3]}, ValueError, "layers: expected a part of .0, 1, 2., got 3"),
-    "head": (encoder, {"heads": [4]}, ValueError, "heads: expected a part of .0, 1, 2, 3., got 4"),
-    "twice": (encoder, {"layers": [1, 1]}, ValueError, "layers: expected at least one index, and none twice"),
-    "layer of a mapping": (encoder, {"heads": {5: [1]}}, ValueError, "heads: expected a part of .0, 1, 2., got 5"),
-    "both": (encoder, {"heads": {0: [1]}, "layers": [0]}, ValueError, "layers: expected None beside a mapping"),
-    "draw": (encoder, {"draw": "uniform"}, ValueError, "draw: expected one of"),
-    "zero": (
-        lambda: OfTorch(add_zero_attn=True),
-        {"stop_gradient": True},
-        ValueError,
-        "expected False with add_bias_kv",
-    ),
+    "quantised": (lambda: with_child("k_proj", QuantisedLinear(D, D)), {}, "k_proj .*got .*QuantisedLinear"),
+    "width": (lambda: with_child("k_proj", nn.Linear(D, 7)), {}, "fits 12 outputs of q_proj and 7 outputs of k_proj"),
+    "number": (lambda: with_child("num_heads", 6), {}, "their number .* fits 12 outputs of q_proj"),
+    "tied": (tied, {}, "of its own in 0"),
+    "layer": (encoder, {"layers": [1, 3]}, "layers: expected a part of .0, 1, 2., got 3"),
+    "head": (encoder, {"heads": [4]}, "heads: expected a part of .0, 1, 2, 3., got 4"),
+    "twice": (encoder, {"layers": [1, 1]}, "layers: expected at least one index, and none twice"),
+    "layer of a mapping": (encoder, {"heads": {5: [1]}}, "heads: expected a part of .0, 1, 2., got 5"),
+    "both": (encoder, {"heads": {0: [1]}, "layers": [0]}, "layers: expected None beside a mapping"),
+    "draw": (encoder, {"draw": "uniform"}, "draw: expected one of"),
+    "zero": (lambda: OfTorch(add_zero_attn=True), {"stop_gradient": True}, "expected False with add_bias_kv"),
 }
 
 
 @pytest.mark.parametrize("case", ERRORS)
 def test_errors_change_nothing(case):
-    build, kwargs, error, match = ERRORS[case]
+    build, kwargs, match = ERRORS[case]
     model = build()
     before = described(model)
-    refuses(match, freeze_qk, model, error=error, **kwargs)
+    refuses(match, freeze_qk, model, **kwargs)
     assert_same(described(model), before)
 
 

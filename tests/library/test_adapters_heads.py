@@ -6,10 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from adapted_models import by_its_kind
 from refusals import refuses
 from torch import nn
 
-from ortho import MECHANISMS, MultiheadAttention, to_standard
+from ortho import MultiheadAttention, to_standard
 from ortho.adapters import (
     AdaptedAttention,
     attention_layers,
@@ -21,9 +22,7 @@ from ortho.adapters import (
     unfreeze_qk,
 )
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference
-from ortho.attention.sparse.pattern import pattern_attention_reference
 from ortho.attention.sparse.window import Window
-from ortho.attention.untrained.positional_attention import PATTERNS, positional_attention_reference
 
 D, H, N = 12, 6, 7
 KINDS = ["learned", "previous", Window(2), "linear", "stopped", "start"]
@@ -60,20 +59,7 @@ def by_kinds(layer, x, is_causal, there=None):
     q, k, v = (
         y.unflatten(-1, (H, -1)).transpose(1, 2) for y in (x @ layer.in_proj_weight.T + layer.in_proj_bias).chunk(3, -1)
     )
-    mask = None if there is None else there[:, None, :]
-    heads = []
-    for h, kind in enumerate(KINDS):
-        own, kwargs = (q[:, h], k[:, h], v[:, h]), {"is_causal": is_causal, "attn_mask": mask}
-        if kind in PATTERNS:
-            per_head = mask if mask is None else mask[:, None]
-            o = positional_attention_reference(v[:, h : h + 1], [kind], is_causal=is_causal, attn_mask=per_head)[:, 0]
-        elif isinstance(kind, Window):
-            o = pattern_attention_reference(*own, pattern=kind, **kwargs)
-        elif kind == "linear":
-            o = MECHANISMS["linear"].reference(*own, **kwargs)
-        else:
-            o = softmax_attention_reference(*own, **kwargs)
-        heads.append(o)
+    heads = [by_its_kind(kind, q[:, h], k[:, h], v[:, h], there, is_causal=is_causal) for h, kind in enumerate(KINDS)]
     return layer.out_proj(torch.cat(heads, -1))
 
 

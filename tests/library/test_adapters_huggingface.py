@@ -5,17 +5,15 @@ from itertools import pairwise
 
 import pytest
 import torch
+from adapted_models import by_its_kind
 from adapter_cases import same, state_of
 from adapter_models import D, H, N, build, data, run, tf
 from refusals import refuses
 from torch import nn
 
-from ortho import MECHANISMS, to_standard
+from ortho import to_standard
 from ortho.adapters import attention_layers, freeze_qk, set_heads, standard_heads
-from ortho.attention.softmax.softmax_attention import softmax_attention_reference
-from ortho.attention.sparse.pattern import pattern_attention_reference
 from ortho.attention.sparse.window import Window
-from ortho.attention.untrained.positional_attention import PATTERNS, positional_attention_reference
 
 pytest.importorskip("transformers")
 from ortho.adapters.huggingface import ortho_attention
@@ -57,22 +55,13 @@ def test_each_head_is_its_kind(name, padded):
     for (module, q, k, v, mask, kwargs), kinds in zip(calls, KINDS, strict=True):
         got = ortho_attention(module, q, k, v, mask, **kwargs)[0].transpose(1, 2)
         is_causal = name in CAUSAL
-        keys = there[:, None].bool() if padded and name != "vit" else None  # (B, 1, N)
+        present = there.bool()
         for h, kind in enumerate(kinds):
-            group = h * k.shape[1] // H
+            group, keys = h * k.shape[1] // H, present if padded and name != "vit" else None
             own = q[:, h], k[:, group], v[:, group]
-            masks = {"is_causal": is_causal, "attn_mask": keys}
-            if kind in PATTERNS:
-                masks["attn_mask"] = None if keys is None else keys[:, None]
-                want = positional_attention_reference(own[2][:, None], [kind], **masks)[:, 0]
-            elif kind == "linear":
-                want = MECHANISMS["linear"].reference(*own, **masks)
-            elif isinstance(kind, Window):
-                want = pattern_attention_reference(*own, pattern=kind, scale=kwargs["scaling"], **masks)
-            else:
-                want = softmax_attention_reference(*own, scale=kwargs["scaling"], **masks)
-            present = there.bool() if keys is not None else torch.ones(want.shape[:2], dtype=torch.bool)
-            torch.testing.assert_close(got[:, h][present], want[present], **TOLERANCES[name])
+            want = by_its_kind(kind, *own, keys, is_causal=is_causal, scale=kwargs["scaling"])
+            shown = present if keys is not None else torch.ones(want.shape[:2], dtype=torch.bool)
+            torch.testing.assert_close(got[:, h][shown], want[shown], **TOLERANCES[name])
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])

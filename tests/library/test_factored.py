@@ -9,14 +9,15 @@ import sympy as sp
 import torch
 from counted import CALLS, assert_declared, assert_formula
 from extent import WHOLE
+from piecewise import held
 from refusals import refuses
 from seeded import draw
 
 from ortho import _checks
 from ortho.attention import MECHANISMS
 from ortho.attention.chunking import CHUNK, chunks
-from ortho.attention.linear.dense_features import FITS, DenseExponentialFeatures
-from ortho.attention.linear.feature_maps import Cosine, Powers, Taylor
+from ortho.attention.linear.dense_features import FITS
+from ortho.attention.linear.feature_maps import HORIZON, Cosine, Powers, Taylor
 from ortho.attention.linear.linear_attention import (
     FeatureMap,
     Features,
@@ -30,23 +31,17 @@ from ortho.cost import big_o as sym
 # of signed weights cancel: the smallest of the rows here is some 1e-3 of what is summed, and its gradient squares that.
 TOLERANCE = {"atol": 1e-11, "rtol": 1e-11}
 SIGNED = {"atol": 1e-7, "rtol": 1e-7}
-WIDTH = 6
+WIDTH = 4  # as wide as what the held fits are fitted to
 
 
 def qkv(*lead, length, width=WIDTH, values=5, seed=0):
     return [draw(*lead, length, w, seed=3 * seed + i) for i, w in enumerate((width, width, values))]
 
 
-def held(fit):
-    """The map with what is fitted to other data: how it maps a token then depends on nothing else."""
-    x, y = (each * WIDTH**-0.25 for each in qkv(length=40, seed=7)[:2])
-    return DenseExponentialFeatures(fit, parameters=FITS[fit].function(x, y), count=20)
-
-
 FACTORED = {
     name: m for name, m in MECHANISMS.items() if isinstance(m.fast, partial) and "feature_map" in m.fast.keywords
 }
-HELD = {f"{fit}, held": kernel_mechanism(f"{fit}, held", held(fit), "") for fit in FITS}
+HELD = {f"{fit}, held": held(fit) for fit in FITS}
 ALL = FACTORED | HELD
 FITTED = [name for name in FACTORED if FACTORED[name].fitted]
 CAUSAL = [name for name in ALL if ALL[name].causal]
@@ -62,9 +57,32 @@ def tolerance(name):
     return SIGNED if ALL[name].signed else TOLERANCE
 
 
-def test_what_is_tested():
-    assert {"linear", "cosformer", "trigonometric", "favor"} < set(FACTORED) < set(MECHANISMS) - {"efficient", "delta"}
-    assert set(FITTED) == {"favor++", "saderf", "aderf", "sderf"} == set(FACTORED) - set(CAUSAL)
+MAPS = {
+    "linear": "EluPlusOne()",
+    "linear-relu": "Relu()",
+    "linear-exp": "Exp()",
+    "cosformer": f"CosFormer(horizon={HORIZON})",
+    "taylor": "Taylor(order=2)",
+    "cosine": "Cosine()",
+    "powers": "Powers(order=2)",
+    "trigonometric": "TrigonometricFeatures(count=128)",
+    "favor": "PositiveFeatures(count=256)",
+    "hyperbolic": "HyperbolicFeatures(count=128)",
+    "favor++": "DenseExponentialFeatures('gerf', count=256)",
+    "favor++-expected": "ExpectedExponentialFeatures(count=256)",
+    **{fit: f"DenseExponentialFeatures({fit!r}, count=256)" for fit in ("saderf", "aderf", "sderf")},
+}
+
+
+def test_maps_of_the_mechanisms():
+    """As they are shown, the same in both forms; what is said of them."""
+    assert {name: repr(feature_map(name)) for name in FACTORED} == MAPS
+    assert all(m.reference.keywords["feature_map"] is m.fast.keywords["feature_map"] for m in FACTORED.values())
+    said = {
+        what: {name for name, m in FACTORED.items() if getattr(m, what)} for what in ("positional", "signed", "fitted")
+    }
+    assert said["positional"] == {"cosformer"} and said["signed"] == {"cosine", "trigonometric"}
+    assert said["fitted"] == {"favor++", "saderf", "aderf", "sderf"} == set(FACTORED) - set(CAUSAL)
 
 
 def test_chunks():

@@ -194,21 +194,6 @@ def test_default_rows_are_what_maps_have(name):
     assert counted(q, k).q.shape[-1] == counted.width(4) == given.width(4)
 
 
-def test_mechanisms():
-    """Their maps by name, as they are shown."""
-    expected = {
-        "trigonometric": "TrigonometricFeatures(count=128)",
-        "favor": "PositiveFeatures(count=256)",
-        "hyperbolic": "HyperbolicFeatures(count=128)",
-        "favor++": "DenseExponentialFeatures('gerf', count=256)",
-        "favor++-expected": "ExpectedExponentialFeatures(count=256)",
-    } | {fit: f"DenseExponentialFeatures({fit!r}, count=256)" for fit in ("saderf", "aderf", "sderf")}
-    shown = {name: repr(MECHANISMS[name].fast.keywords["feature_map"]) for name in expected}
-    assert shown == expected
-    assert {name for name in expected if MECHANISMS[name].signed} == {"trigonometric"}
-    assert {name for name in expected if MECHANISMS[name].fitted} == {"favor++", "saderf", "aderf", "sderf"}
-
-
 @pytest.mark.bad_input
 @pytest.mark.parametrize("name", MAPS)
 def test_bad_rows(name):

@@ -13,26 +13,27 @@ from ortho.attention.linear import random_features as rf
 from ortho.attention.linear.favor import mirrored, orthogonal_features
 from ortho.attention.linear.random_features import FEATURE_DRAWS, iid_features, structured_features
 from ortho.theory.estimates import SIGMAS, estimate
+from ortho.theory.unbiasedness import WRONG_DRAWS
 
 F64 = torch.float64
 
 
-@pytest.mark.parametrize("draw", FEATURE_DRAWS.values())
+@pytest.mark.parametrize("draw", [*FEATURE_DRAWS.values(), *WRONG_DRAWS.values()])
 def test_draws_are_reproducible(draw):
     """From the generator alone, in the dtype and on the device asked for; the global one only where none is given."""
     options = {"dtype": F64, "device": "cpu"}
-    first = draw(10, 6, generator=generator(1), **options)
+    first = draw(10, 8, generator=generator(1), **options)
     state = torch.random.get_rng_state()
-    assert torch.equal(first, draw(10, 6, generator=generator(1), **options))
+    assert torch.equal(first, draw(10, 8, generator=generator(1), **options))
     assert torch.equal(state, torch.random.get_rng_state())
-    assert not torch.equal(first, draw(10, 6, generator=generator(2), **options))
-    assert first.shape == (10, 6) and first.dtype == F64
-    assert draw(10, 6, generator=generator(1)).dtype == torch.get_default_dtype()
+    assert not torch.equal(first, draw(10, 8, generator=generator(2), **options))
+    assert first.shape == (10, 8) and first.dtype == F64
+    assert draw(10, 8, generator=generator(1)).dtype == torch.get_default_dtype()
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        drawn = draw(10, 6)
+        drawn = draw(10, 8)
         torch.manual_seed(1)
-        assert torch.equal(drawn, draw(10, 6))
+        assert torch.equal(drawn, draw(10, 8))
 
 
 @pytest.mark.parametrize(("m", "K"), [(8, 8), (3, 8), (20, 8), (5, 1), (128, 64)])

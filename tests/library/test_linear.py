@@ -217,22 +217,7 @@ def test_taylor_is_near_exp():
 
 
 @pytest.mark.bad_input
-def test_mechanisms():
-    """By the order and the horizon that they have; of what is only printed the cosine has signed weights."""
-    expected = {
-        "linear": "EluPlusOne()",
-        "linear-relu": "Relu()",
-        "linear-exp": "Exp()",
-        "cosformer": f"CosFormer(horizon={HORIZON})",
-        "taylor": "Taylor(order=2)",
-        "cosine": "Cosine()",
-        "powers": "Powers(order=2)",
-    }
-    maps = {name: m.fast.keywords["feature_map"] for name, m in MECHANISMS.items() if name in expected}
-    assert {name: repr(each) for name, each in maps.items()} == expected
-    assert all(MECHANISMS[name].reference.keywords["feature_map"] is each for name, each in maps.items())
-    assert {name for name in expected if MECHANISMS[name].positional} == {"cosformer"}
-    assert {name for name in expected if MECHANISMS[name].signed} == {"cosine"}
+def test_bad_maps():
     assert repr(Powers(3)) == "Powers(order=3)"
     for make, name in ((CosFormer, "horizon"), (Taylor, "order"), (Powers, "order")):
         refuses(f"{name}: expected an integer of at least 1, got 0", make, 0)

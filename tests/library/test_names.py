@@ -39,7 +39,8 @@ def test_each_alias_leads_to_a_known_name_and_is_none_itself():
 
 
 def test_many_names_are_listed_whole_only_if_none_is_near():
-    refuses("^attention: expected one of", MultiheadAttention, 8, 2, attention="rope")
+    with pytest.raises(ValueError, match="^attention: expected one of") as near:
+        MultiheadAttention(8, 2, attention="rope")
     wanted = f"one of {len(MECHANISMS)} names (all: list(ortho.MECHANISMS)), or an nn.Module, got 'rope'"
     assert str(near.value) == f"attention: expected {wanted}; did you mean 'rotary'?"
     with pytest.raises(

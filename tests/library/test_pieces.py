@@ -9,7 +9,7 @@ from itertools import product
 
 import pytest
 import torch
-from extent import WHOLE
+from extent import WHOLE, some
 from piecewise import PIECEWISE, K, differentiated, operands, part, pieces, takes, with_gaps
 from refusals import refuses
 from seeded import draw
@@ -22,6 +22,7 @@ from ortho.cost.counting import Allocations
 EVERY = pytest.mark.parametrize("name", PIECEWISE)
 CAUSAL = pytest.mark.parametrize("name", [name for name, m in PIECEWISE.items() if m.causal])
 CUT = 5
+SIZES = [(1, 4), (8, 1), (13, 4), (33, 16), (130, CHUNK)]  # of a second call, and of a piece
 # Two float64 computations of sums of at most 1e3 products (2e-13), of which the largest are some 10, through systems
 # whose inverses have entries of at most 4; a wrong term would show at 1e-2. Totals of signed weights cancel: the
 # smallest is some 1e-3 of what is summed, and its gradient squares that; so do fits, with condition numbers of 1e6.
@@ -52,21 +53,20 @@ def growing(m, *lead, length):
     return given | {"k": given["k"] * torch.linspace(0.3, 2, length, dtype=torch.float64)[:, None]}
 
 
-@EVERY
-@pytest.mark.parametrize(("length", "size"), [(1, 4), (8, 1), (13, 4), (33, 16), (130, CHUNK)])
-def test_two_calls_are_the_whole(name, length, size, monkeypatch):
+@pytest.mark.parametrize(("name", "sizes"), some(product(PIECEWISE, SIZES), 2))
+def test_two_calls_are_the_whole(name, sizes, monkeypatch):
     """Outputs, the state, and all gradients, also those through the state. Operands that lie in memory with gaps, as a
     caller may hand them in, are not written to, in a backward pass neither."""
-    m = PIECEWISE[name]
+    m, (length, size) = PIECEWISE[name], sizes
     if m.fitted:
         return  # it has no state
     given = {x: with_gaps(y) for x, y in growing(m, 2, 3, length=CUT + length).items()}
     versions = {x: y._version for x, y in given.items()}
     for causal in ways(m):
         expected = None
-        for function, sizes, tile in functions(m, size):
+        for function, piece, tile in functions(m, size):
             monkeypatch.setattr(chunking, "TILE", tile)
-            attend, states = partial(function, is_causal=causal, return_state=True, **sizes), []
+            attend, states = partial(function, is_causal=causal, return_state=True, **piece), []
 
             def whole(attend=attend, states=states, **x):
                 o, state = attend(**x)
@@ -91,7 +91,7 @@ N = 11
 SHAPES = [(), (N,), (1, N), (3, 1, N), (2, 1, 1, N), (2, 3, 1, 1)]
 OF_PAIRS = [(N, N), (2, 1, N, N)]
 TAKES_PAIRS = {("flash", False), ("flash", True), ("alibi", False), ("alibi", True), ("fox", False)}  # name, is_causal
-KEEPS_KEYS = {"flash", "alibi", "fox", "path", "position-delta"}  # whose state masks reach into
+KEEPS_KEYS = ["flash", "alibi", "fox", "path", "position-delta"]  # whose state masks reach into
 
 
 @EVERY
@@ -201,8 +201,8 @@ def test_gradients_of_some(name):
         _, *gradients = differentiated(call, given)
         everything = dict(zip(given, gradients, strict=True))
         wanted = [[x] for x in given] + [[x for x in given if x not in left] for left in (["q", "k"], ["v"], ["beta"])]
-        for some_ in wanted:
-            same(differentiated(call, given, some_)[1:], [everything[x] for x in some_], m)
+        for part_ in wanted:
+            same(differentiated(call, given, part_)[1:], [everything[x] for x in part_], m)
 
 
 TWICE = "create_graph: expected False: the fast form cannot be differentiated twice"

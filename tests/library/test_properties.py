@@ -7,8 +7,9 @@ No other file need show these of a mechanism of the list, in the layer that call
 - masked keys are as good as absent, and a row that may attend to nothing gives zeros without NaN;
 - gradients agree with finite differences in both forms; float32 is near float64.
 
-Elsewhere for all: costs and the counted decode step in `test_cost.py`; decoding with a cache in `test_decoding.py`; odd
-arguments in `test_fuzz.py`; compiling and second derivatives in `test_compile.py`.
+Elsewhere for all: pieces, such as chunks and tiles, and second derivatives in `test_pieces.py`; costs and the counted
+decode step in `test_cost.py`; decoding with a cache in `test_decoding.py`; odd arguments in `test_fuzz.py`; compiling
+in `test_compile.py`.
 """
 
 from functools import partial
