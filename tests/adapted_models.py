@@ -4,7 +4,11 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from ortho import MultiheadAttention
+from ortho import MECHANISMS, MultiheadAttention
+from ortho.attention.softmax.softmax_attention import softmax_attention_reference
+from ortho.attention.sparse.pattern import pattern_attention_reference
+from ortho.attention.sparse.window import Window
+from ortho.attention.untrained.positional_attention import PATTERNS, positional_attention_reference
 
 D, H, N = 12, 4, 5
 # Products of float64 in another order: sums of fewer than 100 terms of size 1, each of error 1e-16, a few layers deep.
@@ -77,6 +81,19 @@ def operands(model, seed=1):
 
 def rows(heads, width=D // H):
     return [head * width + i for head in heads for i in range(width)]
+
+
+def by_its_kind(kind, q, k, v, there=None, *, is_causal, scale=None):
+    """A head (B, N, K) by the definition of its mechanism; `there` (B, N) is False where padding is."""
+    masks = {"is_causal": is_causal, "attn_mask": None if there is None else there[:, None]}
+    if kind in PATTERNS:
+        masks["attn_mask"] = None if there is None else there[:, None, None]
+        return positional_attention_reference(v[:, None], [kind], **masks)[:, 0]
+    if kind == "linear":
+        return MECHANISMS["linear"].reference(q, k, v, **masks)
+    if isinstance(kind, Window):
+        return pattern_attention_reference(q, k, v, pattern=kind, scale=scale, **masks)
+    return softmax_attention_reference(q, k, v, scale=scale, **masks)
 
 
 def described(model):

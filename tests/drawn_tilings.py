@@ -3,16 +3,13 @@
 from dataclasses import dataclass
 
 import torch
+from seeded import draw
 
 from ortho.attention.sparse.pattern import Pattern
 from ortho.attention.sparse.tiling import ABSENT, Tiling, TokenBlocks, consecutive
 
 G, N, M = 3, 23, 17
 K, V = 4, 5
-
-
-def draw(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def operands(*, length=N, keys=M, dtype=torch.float64, size=1.0, sequences=G):

@@ -29,7 +29,7 @@ _BY_TYPE = {
         Odd("half", torch.float16, False),
     ],
     torch.device: [
-        *(Odd("name", "no such device"), Odd("int", 7), Odd("absent", "cuda:77"), Odd("meta", "meta", False)),
+        *(Odd("name", "no such device"), Odd("int", 7), Odd("absent", "cuda:77"), Odd("meta", "meta", False))
     ],
 }
 

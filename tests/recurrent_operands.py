@@ -3,9 +3,10 @@
 from inspect import signature
 
 import torch
+from piecewise import K, V, operands
+from seeded import draw
 
 from ortho import MECHANISMS
-from ortho.attention.recurrent.gla import ChannelDecay
 
 GATES = {"beta", "log_decay", "step", "rate"}
 NAMES = [name for name, m in MECHANISMS.items() if m.family == "memory" and GATES.issuperset(m.gates)]
@@ -19,36 +20,12 @@ SCALES = {"gla": 0.5}  # by which queries of width 4 are multiplied, where that 
 TOLERANCE = {"atol": 1e-12, "rtol": 1e-12}
 
 
-def draw(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-
-
 def arguments(name, *lead, length, keys=None, state=True, seed=0):
-    """All that a call can be given, by name: keys 4 wide, values 3, as many queries as keys by default.
-
-    Write strengths, and steps, are from all of [0, 2], its ends included; those of vector gates from half of it. Half
-    of a token's decays are near 0, some below -1; of decays a channel some tokens have none, others lose all of two
-    channels. `initial_state` is a tensor.
-    """
-    M = length if keys is None else keys
-    seeds = iter(range(100 * seed, 100 * seed + 8))
-    given = {
-        "q": draw(*lead, length, 4, seed=next(seeds)),
-        "k": draw(*lead, M, 4, seed=next(seeds)),
-        "v": draw(*lead, M, 3, seed=next(seeds)),
-        "beta": (1 + 0.8 * draw(*lead, M, seed=next(seeds))).clamp(0, 2),
-        "log_decay": -draw(*lead, M, seed=next(seeds)).square() / 2,
-        "initial_state": draw(*lead, 4, 3, seed=next(seeds)),
-    }
-    given |= {"step": given["beta"], "rate": -given["log_decay"]}
-    if name == "vector-gated":
-        given["beta"] = given["beta"] / 2
-    if MECHANISMS[name].gates.get("log_decay") is ChannelDecay:
-        rates = -draw(*given["k"].shape, seed=next(seeds)).square() / 2
-        given["log_decay"] = rates * (draw(*lead, M, 1, seed=next(seeds)) > -1)
-        given["log_decay"][..., 2::9, 1:3] = -1e30
-    taken = {"q", "k", "v", *MECHANISMS[name].gates, *(["initial_state"] if state else [])}
-    return {argument: x for argument, x in given.items() if argument in taken}
+    """All that a call can be given, by name: as many queries as keys by default; `initial_state` is a tensor."""
+    given = operands(MECHANISMS[name], *lead, length=keys or length, seed=seed)
+    if keys is not None:
+        given["q"] = draw(*lead, length, K, seed=100 * seed + 30)
+    return given | ({"initial_state": draw(*lead, K, V, seed=100 * seed + 31)} if state else {})
 
 
 def fading(name, form):

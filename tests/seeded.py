@@ -7,9 +7,9 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def normal(*shape, seed=0):
-    """Standard normal numbers, float64."""
-    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+def draw(*shape, seed=0, dtype=torch.float64):
+    """Standard normal numbers."""
+    return torch.randn(shape, generator=generator(seed), dtype=dtype)
 
 
 def filled(size, value):

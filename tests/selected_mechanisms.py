@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import cache, partial
 
 import torch
+from seeded import draw
 
 from ortho.attention.linear.feature_maps import Taylor
 from ortho.attention.selected import importance, lsh, moba, nsa, routing, sparse_linear, top_k
@@ -15,10 +16,6 @@ ENTRIES = [m.MECHANISM for m in (top_k, importance, lsh, routing, moba, nsa, spa
 # Sums of at most 1e3 rounded products, of which the largest are some 10 (2e-13); a pair too many would show at 1e-2.
 TOLERANCE = {"atol": 1e-11, "rtol": 1e-11}
 FORMS = ["reference", "fast"]
-
-
-def draw(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def qkv(*lead, length, width=4, values=5, seed=0, keys=None):

@@ -19,10 +19,6 @@ CASES = {
 every_case = pytest.mark.parametrize("case", CASES)
 
 
-def draw(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-
-
 def layer(case="random", max_length=LENGTH, dtype=torch.float64):
     """A layer whose shares, if it has any, are not equal."""
     source = CASES.get(case, case)

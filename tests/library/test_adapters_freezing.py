@@ -22,18 +22,11 @@ from adapted_models import (
     operands,
     rows,
 )
+from refusals import refuses
 from torch import nn
 
 from ortho import MultiheadAttention, TextEncoder, to_standard
-from ortho.adapters import (
-    AdaptedAttention,
-    FrozenRows,
-    attention_layers,
-    freeze_qk,
-    heads_record,
-    restore,
-    unfreeze_qk,
-)
+from ortho.adapters import AdaptedAttention, FrozenRows, attention_layers, freeze_qk, heads_record, restore, unfreeze_qk
 from ortho.layers.stop_gradient import StoppedAttention
 from ortho.projections import FrozenProjection, LearnedProjection
 
@@ -144,8 +137,7 @@ def test_a_second_call():
     freeze_qk(model, heads=[0])
     assert not torch.equal(model.layer.in_proj_weight[rows([0])], first)
     before = described(model)
-    with pytest.raises(ValueError, match="stop_gradient: expected False"):
-        freeze_qk(model, heads=[1, 2], stop_gradient=True)
+    refuses("stop_gradient: expected False", freeze_qk, model, heads=[1, 2], stop_gradient=True)
     assert_same(described(model), before)
     freeze_qk(model, heads=[0, 2], draw=None, stop_gradient=True)
     assert model.layer.in_proj.stop_gradient
@@ -212,8 +204,7 @@ def test_state_dict(name, stop, tmp_path):
     with pytest.raises(RuntimeError, match="frozen"):  # unexpected, or missing
         make(name).load_state_dict(state)
     if "ortho" not in name:  # whose projections are frozen by their class, with the names of learned ones
-        with pytest.raises(RuntimeError, match="frozen"):
-            freeze_qk(make(name)).load_state_dict(make(name).state_dict())
+        refuses("frozen", freeze_qk(make(name)).load_state_dict, make(name).state_dict(), error=RuntimeError)
 
 
 def test_to_standard():
@@ -227,8 +218,7 @@ def test_to_standard():
     assert any(isinstance(module, FrozenRows) for module in model.modules())
     torch.testing.assert_close(standard[0](tokens), model[0](tokens), **TOLERANCE)
     torch.testing.assert_close(standard[1](x), model[1](x), **TOLERANCE)
-    with pytest.raises(TypeError, match="PartlyFrozenProjection"):
-        freeze_qk(MultiheadAttention(D, H), heads=[1]).to_torch()
+    refuses("PartlyFrozenProjection", freeze_qk(MultiheadAttention(D, H), heads=[1]).to_torch, error=TypeError)
 
 
 def test_the_bias_trains_if_it_did():
@@ -368,49 +358,32 @@ def tied():
 
 
 ERRORS = {
-    "nothing": (lambda: nn.Linear(3, 3), {}, ValueError, "got Linear with none"),
+    "nothing": (lambda: nn.Linear(3, 3), {}, "got Linear with none"),
     "subclass": (
         lambda: nn.ModuleList([OfTorch(), Subclass(D, H)]),
         {},
-        ValueError,
         "of 1 nn.MultiheadAttention itself, got .*Subclass",
     ),
-    "quantised": (
-        lambda: with_child("k_proj", QuantisedLinear(D, D)),
-        {},
-        ValueError,
-        "k_proj .*got .*QuantisedLinear",
-    ),
-    "width": (
-        lambda: with_child("k_proj", nn.Linear(D, 7)),
-        {},
-        ValueError,
-        "fits 12 outputs of q_proj and 7 outputs of k_proj",
-    ),
-    "number": (lambda: with_child("num_heads", 6), {}, ValueError, "their number .* fits 12 outputs of q_proj"),
-    "tied": (tied, {}, ValueError, "of its own in 0"),
-    "layer": (encoder, {"layers": [1, 3]}, ValueError, "layers: expected a part of .0, 1, 2., got 3"),
-    "head": (encoder, {"heads": [4]}, ValueError, "heads: expected a part of .0, 1, 2, 3., got 4"),
-    "twice": (encoder, {"layers": [1, 1]}, ValueError, "layers: expected at least one index, and none twice"),
-    "layer of a mapping": (encoder, {"heads": {5: [1]}}, ValueError, "heads: expected a part of .0, 1, 2., got 5"),
-    "both": (encoder, {"heads": {0: [1]}, "layers": [0]}, ValueError, "layers: expected None beside a mapping"),
-    "draw": (encoder, {"draw": "uniform"}, ValueError, "draw: expected one of"),
-    "zero": (
-        lambda: OfTorch(add_zero_attn=True),
-        {"stop_gradient": True},
-        ValueError,
-        "expected False with add_bias_kv",
-    ),
+    "quantised": (lambda: with_child("k_proj", QuantisedLinear(D, D)), {}, "k_proj .*got .*QuantisedLinear"),
+    "width": (lambda: with_child("k_proj", nn.Linear(D, 7)), {}, "fits 12 outputs of q_proj and 7 outputs of k_proj"),
+    "number": (lambda: with_child("num_heads", 6), {}, "their number .* fits 12 outputs of q_proj"),
+    "tied": (tied, {}, "of its own in 0"),
+    "layer": (encoder, {"layers": [1, 3]}, "layers: expected a part of .0, 1, 2., got 3"),
+    "head": (encoder, {"heads": [4]}, "heads: expected a part of .0, 1, 2, 3., got 4"),
+    "twice": (encoder, {"layers": [1, 1]}, "layers: expected at least one index, and none twice"),
+    "layer of a mapping": (encoder, {"heads": {5: [1]}}, "heads: expected a part of .0, 1, 2., got 5"),
+    "both": (encoder, {"heads": {0: [1]}, "layers": [0]}, "layers: expected None beside a mapping"),
+    "draw": (encoder, {"draw": "uniform"}, "draw: expected one of"),
+    "zero": (lambda: OfTorch(add_zero_attn=True), {"stop_gradient": True}, "expected False with add_bias_kv"),
 }
 
 
 @pytest.mark.parametrize("case", ERRORS)
 def test_errors_change_nothing(case):
-    build, kwargs, error, match = ERRORS[case]
+    build, kwargs, match = ERRORS[case]
     model = build()
     before = described(model)
-    with pytest.raises(error, match=match):
-        freeze_qk(model, **kwargs)
+    refuses(match, freeze_qk, model, **kwargs)
     assert_same(described(model), before)
 
 
@@ -438,10 +411,8 @@ def test_parts_of_a_group_change_nothing():
     ],
 )
 def test_wrong_types(kwargs, match):
-    with pytest.raises(TypeError, match=match):
-        freeze_qk(**{"model": encoder()} | kwargs)
-    with pytest.raises(TypeError, match="model: expected an nn.Module"):
-        unfreeze_qk(3)
+    refuses(match, freeze_qk, error=TypeError, **{"model": encoder()} | kwargs)
+    refuses("model: expected an nn.Module", unfreeze_qk, 3, error=TypeError)
 
 
 def test_own_projections_are_refused():
@@ -451,6 +422,5 @@ def test_own_projections_are_refused():
     model = nn.ModuleList([MultiheadAttention(D, H), MultiheadAttention(D, H, projection=Own(D, H))])
     before = described(model)
     for convert in (freeze_qk, unfreeze_qk):
-        with pytest.raises(TypeError, match="projection: expected one of this package, got Own"):
-            convert(model)
+        refuses("projection: expected one of this package, got Own", convert, model, error=TypeError)
         assert_same(described(model), before)

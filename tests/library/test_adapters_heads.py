@@ -6,9 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from adapted_models import by_its_kind
+from refusals import refuses
 from torch import nn
 
-from ortho import MECHANISMS, MultiheadAttention, to_standard
+from ortho import MultiheadAttention, to_standard
 from ortho.adapters import (
     AdaptedAttention,
     attention_layers,
@@ -20,9 +22,7 @@ from ortho.adapters import (
     unfreeze_qk,
 )
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference
-from ortho.attention.sparse.pattern import pattern_attention_reference
 from ortho.attention.sparse.window import Window
-from ortho.attention.untrained.positional_attention import PATTERNS, positional_attention_reference
 
 D, H, N = 12, 6, 7
 KINDS = ["learned", "previous", Window(2), "linear", "stopped", "start"]
@@ -59,20 +59,7 @@ def by_kinds(layer, x, is_causal, there=None):
     q, k, v = (
         y.unflatten(-1, (H, -1)).transpose(1, 2) for y in (x @ layer.in_proj_weight.T + layer.in_proj_bias).chunk(3, -1)
     )
-    mask = None if there is None else there[:, None, :]
-    heads = []
-    for h, kind in enumerate(KINDS):
-        own, kwargs = (q[:, h], k[:, h], v[:, h]), {"is_causal": is_causal, "attn_mask": mask}
-        if kind in PATTERNS:
-            per_head = mask if mask is None else mask[:, None]
-            o = positional_attention_reference(v[:, h : h + 1], [kind], is_causal=is_causal, attn_mask=per_head)[:, 0]
-        elif isinstance(kind, Window):
-            o = pattern_attention_reference(*own, pattern=kind, **kwargs)
-        elif kind == "linear":
-            o = MECHANISMS["linear"].reference(*own, **kwargs)
-        else:
-            o = softmax_attention_reference(*own, **kwargs)
-        heads.append(o)
+    heads = [by_its_kind(kind, q[:, h], k[:, h], v[:, h], there, is_causal=is_causal) for h, kind in enumerate(KINDS)]
     return layer.out_proj(torch.cat(heads, -1))
 
 
@@ -210,10 +197,7 @@ def test_the_way_back():
     torch.testing.assert_close(standard(x), want, **TOLERANCE)
     set_heads(model, KINDS, layers=[2])
     for convert in (standard_heads, to_standard):
-        with pytest.raises(
-            ValueError, match="got Shift.* at head 1 of layers.2.self_attn, which no standard layer has"
-        ):
-            convert(model)
+        refuses("got Shift.* at head 1 of layers.2.self_attn, which no standard layer has", convert, model)
     assert attention_layers(model)[1].module.kinds is not None  # as it was
 
 
@@ -231,10 +215,8 @@ def test_again_and_state_dict(tmp_path):
     assert torch.equal(other(x, x, x, need_weights=False)[0], layer(x, x, x, need_weights=False)[0])
     set_heads(layer, [*KINDS[:3], "next", *KINDS[4:]])
     before = copy.deepcopy(layer.state_dict())
-    with pytest.raises(ValueError, match="kinds: expected positional ones of heads that have lost .*, got 'linear'"):
-        set_heads(layer, KINDS)
-    with pytest.raises(ValueError, match="heads: expected a part of .0, 2, 4., got 1"):
-        freeze_qk(layer, heads=[1])
+    refuses("kinds: expected positional ones of heads that have lost .*, got 'linear'", set_heads, layer, KINDS)
+    refuses("heads: expected a part of .0, 2, 4., got 1", freeze_qk, layer, heads=[1])
     assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
 
 
@@ -261,14 +243,12 @@ CALLS = {
 def test_refused_calls(case):
     kwargs, match = CALLS[case]
     layer, x = set_heads(make(), KINDS), tokens()
-    with pytest.raises(ValueError, match=match):
-        layer(x, x, x, **kwargs)
+    refuses(match, layer, x, x, x, **kwargs)
 
 
 def test_dropout_is_refused_in_training():
     layer, x = set_heads(make(dropout=0.1), KINDS), tokens()
-    with pytest.raises(ValueError, match="dropout: expected 0 in training with heads of several kinds, got 0.1"):
-        layer(x, x, x, need_weights=False)
+    refuses("dropout: expected 0 in training with heads of several kinds, got 0.1", layer, x, x, x, need_weights=False)
     layer.eval()(x, x, x, need_weights=False)
 
 
@@ -286,8 +266,7 @@ def test_errors_change_nothing(case):
     build, kinds, kwargs, match = ERRORS[case]
     model = build()
     before, types = copy.deepcopy(model.state_dict()), [type(module) for module in model.modules()]
-    with pytest.raises(ValueError, match=match):
-        set_heads(model, kinds, **kwargs)
+    refuses(match, set_heads, model, kinds, **kwargs)
     assert [type(module) for module in model.modules()] == types
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -298,10 +277,8 @@ def test_wrong_types():
         ("learned", "kinds: expected a sequence of the kinds"),
         ([3] * H, "kinds: expected names of kinds"),
     ):
-        with pytest.raises(TypeError, match=match):
-            set_heads(make(), kinds)
-    with pytest.raises(TypeError, match="model: expected an nn.Module"):
-        standard_heads("model")
+        refuses(match, set_heads, make(), kinds, error=TypeError)
+    refuses("model: expected an nn.Module", standard_heads, "model", error=TypeError)
 
 
 def test_transformers_is_asked_for(monkeypatch):

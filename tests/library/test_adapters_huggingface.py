@@ -5,16 +5,15 @@ from itertools import pairwise
 
 import pytest
 import torch
+from adapted_models import by_its_kind
 from adapter_cases import same, state_of
 from adapter_models import D, H, N, build, data, run, tf
+from refusals import refuses
 from torch import nn
 
-from ortho import MECHANISMS, to_standard
+from ortho import to_standard
 from ortho.adapters import FrozenRows, attention_layers, freeze_qk, set_heads, standard_heads
-from ortho.attention.softmax.softmax_attention import softmax_attention_reference
-from ortho.attention.sparse.pattern import pattern_attention_reference
 from ortho.attention.sparse.window import Window
-from ortho.attention.untrained.positional_attention import PATTERNS, positional_attention_reference
 
 pytest.importorskip("transformers")
 from ortho.adapters.huggingface import ortho_attention
@@ -56,22 +55,13 @@ def test_each_head_is_its_kind(name, padded):
     for (module, q, k, v, mask, kwargs), kinds in zip(calls, KINDS, strict=True):
         got = ortho_attention(module, q, k, v, mask, **kwargs)[0].transpose(1, 2)
         is_causal = name in CAUSAL
-        keys = there[:, None].bool() if padded and name != "vit" else None  # (B, 1, N)
+        present = there.bool()
         for h, kind in enumerate(kinds):
-            group = h * k.shape[1] // H
+            group, keys = h * k.shape[1] // H, present if padded and name != "vit" else None
             own = q[:, h], k[:, group], v[:, group]
-            masks = {"is_causal": is_causal, "attn_mask": keys}
-            if kind in PATTERNS:
-                masks["attn_mask"] = None if keys is None else keys[:, None]
-                want = positional_attention_reference(own[2][:, None], [kind], **masks)[:, 0]
-            elif kind == "linear":
-                want = MECHANISMS["linear"].reference(*own, **masks)
-            elif isinstance(kind, Window):
-                want = pattern_attention_reference(*own, pattern=kind, scale=kwargs["scaling"], **masks)
-            else:
-                want = softmax_attention_reference(*own, scale=kwargs["scaling"], **masks)
-            present = there.bool() if keys is not None else torch.ones(want.shape[:2], dtype=torch.bool)
-            torch.testing.assert_close(got[:, h][present], want[present], **TOLERANCES[name])
+            want = by_its_kind(kind, *own, keys, is_causal=is_causal, scale=kwargs["scaling"])
+            shown = present if keys is not None else torch.ones(want.shape[:2], dtype=torch.bool)
+            torch.testing.assert_close(got[:, h][shown], want[shown], **TOLERANCES[name])
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -99,10 +89,7 @@ def test_decoding(name, side, cache):
     with torch.no_grad():
         got = decode([0, 3, 4, 5, 6, 7])
         torch.testing.assert_close(got[there.bool()], want[there.bool()], **TOLERANCES[name])
-        with pytest.raises(
-            ValueError, match="queries: expected 1, or as many as keys of the same sequence, .* got 2 and"
-        ):
-            decode([0, 3, 5])
+        refuses("queries: expected 1, or as many as keys of the same sequence, .* got 2 and", decode, [0, 3, 5])
         set_heads(model, ["learned", "stopped", Window(3), "previous"])
         want = run(model, whole)
         got = decode([0, 3, 5, 7])
@@ -127,8 +114,7 @@ def test_the_way_back(before):
     other = run(model, given)
     assert not torch.allclose(other, want, atol=1e-3)
     for convert in (standard_heads, to_standard):
-        with pytest.raises(ValueError, match="got Shift.* at head 1 of .*1.*, which no standard layer has"):
-            convert(model)
+        refuses("got Shift.* at head 1 of .*1.*, which no standard layer has", convert, model)
     assert torch.equal(run(model, given), other)
     assert torch.equal(run(copy.deepcopy(model), given), other)
 
@@ -190,8 +176,7 @@ def test_refused_calls():
     """What heads of several kinds do not know is said, and not left out."""
     given = data("llama")
     model = set_heads(build("llama"), KINDS[0])
-    with pytest.raises(ValueError, match="output_attentions: expected none with heads of several kinds"):
-        model(**given, output_attentions=True)
+    refuses("output_attentions: expected none with heads of several kinds", model, output_attentions=True, **given)
     with pytest.raises(ValueError, match="eager"):
         model.config.output_attentions = True
     mask = torch.full((3, 1, N, N), 0.5).double()
@@ -207,8 +192,7 @@ def test_refused_calls():
         model(**given, position_ids=torch.tensor([0, 1, 2, 0, 1, 2, 3]).expand(3, -1), use_cache=False)
     for layer in attention_layers(model):
         layer.module.attention_dropout = 0.1
-    with pytest.raises(ValueError, match="dropout: expected 0 in training with heads of several kinds, got 0.1"):
-        model(**given)
+    refuses("dropout: expected 0 in training with heads of several kinds, got 0.1", model, **given)
     model.eval()(**given)
     for name in ("position_bias", "softcap", "s_aux"):
         with pytest.raises(ValueError, match=f"{name}: expected none"):
@@ -226,7 +210,6 @@ class SelfAttention(nn.Module):
 def test_an_error_in_a_later_layer_changes_nothing():
     model = nn.ModuleList([build("bert"), SelfAttention()])
     before = state_of(model)
-    with pytest.raises(ValueError, match="1 that it chooses its attention by name .* got SelfAttention"):
-        set_heads(model, KINDS[0])
+    refuses("1 that it chooses its attention by name .* got SelfAttention", set_heads, model, KINDS[0])
     assert same(state_of(model), before)
     assert not any(hasattr(module, "ortho_heads") for module in model.modules())

@@ -10,6 +10,7 @@ import pytest
 import torch
 from adapter_cases import MIXED, saved, state_of
 from adapter_models import H, OwnAttention, build, close, data, padded, run, tf
+from refusals import refuses
 from torch import nn
 from torch.func import functional_call
 
@@ -61,13 +62,11 @@ def test_another_sequence_is_told_by_the_call():
     torch.testing.assert_close(layer(x, key_value_states=other)[0], want, **TOLERANCE)
     set_heads(model, {index: ["learned"] * 3 + ["linear"]})
     layer(x)
-    with pytest.raises(ValueError, match="as many as keys of the same sequence, in a causal call of a linear head"):
-        layer(x, key_value_states=other)
+    refuses("as many as keys of the same sequence, in a causal call of a linear head", layer, x, key_value_states=other)
     set_heads(model, {index: ["learned"] * 3 + ["previous"]})
     layer(x)
     for call in (lambda: layer(x, key_value_states=other), lambda: layer(x, other)):
-        with pytest.raises(ValueError, match="key: expected the same sequence as of the queries .*cross-attention"):
-            call()
+        refuses("key: expected the same sequence as of the queries .*cross-attention", call)
     standard_heads(set_heads(model, {index: ["learned"] * H}))
     torch.testing.assert_close(layer(x, key_value_states=other)[0], want, **TOLERANCE)
     assert not layer._forward_pre_hooks
@@ -77,13 +76,11 @@ def test_another_sequence_is_told_by_the_call():
 def test_sliding_windows():
     """Where a layer forgets keys, heads that need places are refused: also if it begins to slide later."""
     for kinds in (["previous"] * H, ["linear"] * H, [Window(2)] * H):
-        with pytest.raises(ValueError, match=r"model.layers.0.self_attn that all earlier keys are kept"):
-            set_heads(build("mistral"), kinds)
+        refuses(r"model.layers.0.self_attn that all earlier keys are kept", set_heads, build("mistral"), kinds)
     model = set_heads(build("mistral-full"), MIXED)
     for layer in attention_layers(model):
         layer.module.config.sliding_window = 4
-    with pytest.raises(ValueError, match="sliding_window: expected None with such heads, got 4"):
-        run(model, data("mistral-full"))
+    refuses("sliding_window: expected None with such heads, got 4", run, model, data("mistral-full"))
 
 
 @needs_transformers
@@ -133,8 +130,7 @@ def test_files_that_are_loaded_without_a_word(tmp_path):
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "mixed")], check=False).returncode == 0
     plain = tf.GPT2LMHeadModel.from_pretrained(tmp_path / "mixed", dtype=torch.float64).eval()
-    with pytest.raises(ValueError, match=r"needs ortho.adapters.restore\(model\) after it was loaded"):
-        run(plain, data("gpt2"))
+    refuses(r"needs ortho.adapters.restore\(model\) after it was loaded", run, plain, data("gpt2"))
     assert close(run(restore(plain), data("gpt2")), run(model, data("gpt2")))
     # A part of the model, from the whole's file; and once more, from the file of what was loaded.
     part = from_pretrained(tf.GPT2Model, tmp_path / "mixed", dtype=torch.float64).eval()
@@ -147,8 +143,7 @@ def test_files_that_are_loaded_without_a_word(tmp_path):
 def test_state_dicts_name_what_differs():
     """Into a plain model, one of other kinds, and one that is the same."""
     state = set_heads(build("gpt2"), MIXED).state_dict()
-    with pytest.raises(RuntimeError, match="Unexpected key.*ortho_heads.kinds"):
-        build("gpt2").load_state_dict(state)
+    refuses("Unexpected key.*ortho_heads.kinds", build("gpt2").load_state_dict, state, error=RuntimeError)
     with pytest.raises(RuntimeError, match=r"expected heads of the kinds .*end.*, got .*previous.*Window"):
         set_heads(build("gpt2"), ["end"] * H).load_state_dict(state)
     with pytest.raises(RuntimeError, match="Missing key.*ortho_heads.kinds"):
@@ -162,8 +157,7 @@ def test_a_layout_of_ones_own():
     model = nn.ModuleList([build("torch"), build("own names")])
     freeze_qk(model, heads=[1, 2], layout=layout)
     assert model[1].ask.frozen.nonzero()[:, 0].tolist() == list(range(6, 18))
-    with pytest.raises(ValueError, match="expected of 1 that it chooses its attention by name"):
-        set_heads(model, ["stopped"] * H, layout=layout)
+    refuses("expected of 1 that it chooses its attention by name", set_heads, model, ["stopped"] * H, layout=layout)
     record = json.loads(json.dumps(heads_record(model)))
     other = restore(nn.ModuleList([build("torch", 2), build("own names", 2)]), record, layout=layout)
     other.load_state_dict(model.state_dict())
@@ -193,8 +187,7 @@ class Fused(nn.Module):
 @pytest.mark.parametrize("name", ["qkv", "Wqkv", "c_attn", "qkv_proj", "query_key_value", "in_proj_qkvz", "to_qkv"])
 def test_unknown_fused_matrices_are_refused(name):
     cls = type("CausalAttention" if name == "c_attn" else "Mixer", (Fused,), {})
-    with pytest.raises(ValueError, match=rf"expected of 1 a known layout .* got .* of {name}"):
-        freeze_qk(nn.ModuleList([build("torch"), cls(name)]))
+    refuses(rf"expected of 1 a known layout .* got .* of {name}", freeze_qk, nn.ModuleList([build("torch"), cls(name)]))
 
 
 def test_linear_layers_that_do_more_are_refused():

@@ -10,26 +10,12 @@ from seeded import generator
 from ortho.attention import MECHANISMS
 from ortho.attention.linear.feature_maps import EluPlusOne
 from ortho.cost.counting import count_forward
-from ortho.theory.associativity import (
-    by_chunks,
-    by_states,
-    by_sums,
-    divided,
-    flops,
-    left_first,
-    product,
-    rational,
-    reorder,
-    right_first,
-    rounding_bound,
-    transpose,
-    with_ones,
-)
+from ortho.theory import associativity
 
 
 def fractions(*shapes, seed=0):
     g = generator(seed)
-    return [rational(*shape, generator=g) for shape in shapes]
+    return [associativity.rational(*shape, generator=g) for shape in shapes]
 
 
 def dense(matrix):
@@ -47,20 +33,20 @@ def normal(*shapes, seed=0, dtype=torch.float64):
 @pytest.mark.parametrize(("N", "K", "M", "V"), [(1, 1, 1, 1), (7, 3, 7, 3), (5, 2, 9, 4), (3, 8, 2, 6)])
 def test_the_orders_are_equal_over_the_rationals(N, K, M, V):
     a, b, c = fractions((N, K), (K, M), (M, V))
-    one, other = left_first(a, b, c), right_first(a, b, c)
+    one, other = associativity.left_first(a, b, c), associativity.right_first(a, b, c)
     assert one == other
     assert all(isinstance(entry, Fraction) for row in one for entry in row)
     a, b, c, one = map(dense, (a, b, c, one))
     # One order, half the bound; and four fractions became floats, u each: at most that much again, as K + M >= 2.
-    assert ((a @ (b @ c) - one).abs() <= 1.5 * rounding_bound(a, b, c)).all()
+    assert ((a @ (b @ c) - one).abs() <= 1.5 * associativity.rounding_bound(a, b, c)).all()
 
 
 def test_the_orders_are_equal_for_symbols():
     a, b, c, d, e, f = sympy.symbols("a:f")
     column, row, other = ((a,), (b,)), ((c, d),), ((e,), (f,))
-    inner, outer = right_first(column, row, other), left_first(column, row, other)
-    assert product(row, other) == ((c * e + d * f,),)
-    assert product(column, row) == ((a * c, a * d), (b * c, b * d))
+    inner, outer = associativity.right_first(column, row, other), associativity.left_first(column, row, other)
+    assert associativity.product(row, other) == ((c * e + d * f,),)
+    assert associativity.product(column, row) == ((a * c, a * d), (b * c, b * d))
     for (x,), (y,) in zip(inner, outer, strict=True):
         assert x != y  # as they are written
         assert sympy.expand(x - y) == 0
@@ -69,11 +55,11 @@ def test_the_orders_are_equal_for_symbols():
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 10])
 def test_causal_forms_are_equal_over_the_rationals(chunk):
     q, k, v = fractions((7, 3), (7, 3), (7, 2))
-    expected = by_sums(q, k, v)
-    assert by_chunks(q, k, v, chunk) == by_states(q, k, v) == expected
-    weights = product(q, transpose(k))
+    expected = associativity.by_sums(q, k, v)
+    assert associativity.by_chunks(q, k, v, chunk) == associativity.by_states(q, k, v) == expected
+    weights = associativity.product(q, associativity.transpose(k))
     masked = tuple(tuple(w if j <= t else 0 for j, w in enumerate(row)) for t, row in enumerate(weights))
-    assert product(masked, v) == expected
+    assert associativity.product(masked, v) == expected
 
 
 def test_a_division_by_row_sums():
@@ -83,8 +69,12 @@ def test_a_division_by_row_sums():
     (v,) = fractions((6, 2))
     plus = [tuple(tuple(x + 1 for x in row) for row in matrix) for matrix in (q, k)]
     for causal in (False, True):
-        whole = by_states(*plus, with_ones(v)) if causal else right_first(plus[0], transpose(plus[1]), with_ones(v))
-        expected, operands = dense(divided(whole)), [dense(x) for x in (q, k, v)]
+        whole = (
+            associativity.by_states(*plus, associativity.with_ones(v))
+            if causal
+            else associativity.right_first(plus[0], associativity.transpose(plus[1]), associativity.with_ones(v))
+        )
+        expected, operands = dense(associativity.divided(whole)), [dense(x) for x in (q, k, v)]
         for form in ("reference", "fast"):
             o = MECHANISMS["linear"].form(form)(*operands, is_causal=causal)
             torch.testing.assert_close(o, expected, atol=1e-13, rtol=1e-13)
@@ -97,10 +87,10 @@ def test_a_division_by_row_sums():
 @pytest.mark.parametrize(("N", "K", "M", "V"), [(64, 16, 64, 16), (33, 4, 200, 7), (5, 300, 6, 3)])
 def test_rounding_is_within_the_bound(dtype, N, K, M, V):
     a, b, c = normal((N, K), (K, M), (M, V), dtype=dtype)
-    found = reorder(a, b, c)
+    found = associativity.reorder(a, b, c)
     assert 0 < found.difference <= found.bound
     assert found.changed > 0.5  # not associative bit for bit
-    one, other, most = (a @ b) @ c, a @ (b @ c), rounding_bound(a, b, c)
+    one, other, most = (a @ b) @ c, a @ (b @ c), associativity.rounding_bound(a, b, c)
     assert ((one.double() - other.double()).abs() <= most).all()
     # Each order against the exact result, for which float64 stands in: half of the bound each.
     if dtype == torch.float32:
@@ -112,13 +102,13 @@ def test_the_bound_is_of_the_order_of_rounding():
     """A wrong product, off by one part in a thousand, is far outside."""
     a, b, c = normal((32, 8), (8, 32), (32, 8))
     wrong = 1.001 * a @ (b @ c)
-    assert ((wrong - (a @ b) @ c).abs() > rounding_bound(a, b, c)).double().mean() > 0.99
+    assert ((wrong - (a @ b) @ c).abs() > associativity.rounding_bound(a, b, c)).double().mean() > 0.99
 
 
 def test_whole_numbers_are_not_rounded():
     g = generator()
     a, b, c = (torch.randint(-9, 10, shape, generator=g).double() for shape in ((6, 4), (4, 6), (6, 5)))
-    assert reorder(a, b, c)[0::2] == (0, 0)
+    assert associativity.reorder(a, b, c)[0::2] == (0, 0)
 
 
 # -------------------------------------------------------------------------------------------------------- what it costs
@@ -127,7 +117,7 @@ def test_whole_numbers_are_not_rounded():
 @pytest.mark.parametrize(("N", "K", "M", "V"), [(48, 8, 48, 8), (10, 8, 40, 12), (6, 16, 9, 3)])
 def test_flops_are_counted(N, K, M, V):
     a, b, c = (torch.zeros(shape) for shape in ((N, K), (K, M), (M, V)))
-    left, right = flops(N, K, M, V)
+    left, right = associativity.flops(N, K, M, V)
     assert count_forward(lambda: (a @ b) @ c)[0] == left
     assert count_forward(lambda: a @ (b @ c))[0] == right
     assert (right < left) == (Fraction(1, N) + Fraction(1, M) < Fraction(1, K) + Fraction(1, V))
@@ -137,6 +127,6 @@ def test_the_mechanism_takes_these_products():
     """And one more a token, with a column of ones, for the normaliser."""
     N, K, V = 40, 8, 6
     cost = MECHANISMS["linear"].cost(1, N, 1, K, V)
-    assert cost.forward == flops(N, K, N, V).right + 2 * N * K
-    assert MECHANISMS["linear"].cost(1, N, 1, K, V, form="reference").forward == flops(N, K, N, V).left
+    assert cost.forward == associativity.flops(N, K, N, V).right + 2 * N * K
+    assert MECHANISMS["linear"].cost(1, N, 1, K, V, form="reference").forward == associativity.flops(N, K, N, V).left
     assert EluPlusOne().cost(1, N, N, K, K).forward == 0

@@ -4,6 +4,8 @@ from functools import partial
 
 import pytest
 import torch
+from refusals import refuses
+from seeded import generator
 from torch import nn
 
 from ortho import MECHANISMS, MultiheadAttention, RandomFeatureAttention, StoppedAttention, TransformerBlock
@@ -13,10 +15,6 @@ close = partial(torch.testing.assert_close, atol=1e-10, rtol=1e-10)
 B, N, D, H = 2, 9, 12, 3
 WITH = [name for name, m in MECHANISMS.items() if m.gives_weights]
 WITHOUT = [name for name in MECHANISMS if name not in WITH]
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def draw(*shape, seed=1):
@@ -70,10 +68,8 @@ def test_without_weights_the_outputs_are_not_linear_in_the_values(name):
     once, twice = (MECHANISMS[name].reference(q, k, values, **call, **gates) for values in (v, 2 * v))
     assert (twice - 2 * once).abs().max() > 1e-3
     wanted = f"expected False with the attention {name!r}, which has no weights, got True"
-    with pytest.raises(ValueError, match=f"need_weights: {wanted}"):
-        one(draw(B, N, D), is_causal=True, need_weights=True)
-    with pytest.raises(ValueError, match=f"dropout: expected 0 with the attention {name!r}, which has no weights, got"):
-        layer(name, dropout=0.1)
+    refuses(f"need_weights: {wanted}", one, draw(B, N, D), is_causal=True, need_weights=True)
+    refuses(f"dropout: expected 0 with the attention {name!r}, which has no weights, got", layer, name, dropout=0.1)
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -147,8 +143,7 @@ def test_errors():
     module = layer(RandomFeatureAttention(D // H, 8, dtype=torch.float64))
     plain = layer()
     of = MultiheadAttention.from_torch
-    with pytest.raises(TypeError, match="layer: expected an nn.MultiheadAttention itself, got Linear"):
-        of(nn.Linear(2, 2))
+    refuses("layer: expected an nn.MultiheadAttention itself, got Linear", of, nn.Linear(2, 2), error=TypeError)
     causal, unbiased = partial(plain, x, is_causal=True, need_weights=True), nn.MultiheadAttention(D, H, bias=False)
     for call, message in (
         (lambda: layer(dropout=1.0), r"dropout: expected a number in \[0, 1\), got 1.0"),
@@ -164,5 +159,4 @@ def test_errors():
         (lambda: of(nn.MultiheadAttention(D, H, add_bias_kv=True)), "layer: .* no add_bias_kv and no"),
         (lambda: of(unbiased, projection="structured"), "projection: expected one that has projection.weight_q"),
     ):
-        with pytest.raises(ValueError, match=message):
-            call()
+        refuses(message, call)

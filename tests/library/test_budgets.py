@@ -1,6 +1,7 @@
 """What fits a budget: the layers' declared costs, bounds on several figures, what is left out, order, errors."""
 
 import pytest
+from refusals import refuses
 
 from ortho import MECHANISMS, choose
 from ortho.cost import layer
@@ -56,5 +57,4 @@ def test_several_bounds_and_what_is_exact():
     ],
 )
 def test_errors(args, kwargs, error, message):
-    with pytest.raises(error, match=message):
-        choose(*args, **kwargs)
+    refuses(message, choose, *args, error=error, **kwargs)

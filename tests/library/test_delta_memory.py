@@ -7,29 +7,8 @@ import torch
 from seeded import generator
 
 from ortho import MECHANISMS
-from ortho.theory.delta_memory import (
-    CHUNK,
-    STATES,
-    answers,
-    capacity,
-    chunked,
-    counter_operands,
-    expected_answer,
-    expected_error,
-    lasts,
-    marks,
-    mean_error,
-    most_right,
-    operands,
-    parity_operands,
-    read_counts,
-    recurrent,
-    relative_errors,
-    repeat,
-    rounding_error,
-    sampled_errors,
-    sign_changes,
-)
+from ortho.theory import delta_memory
+from ortho.theory.delta_memory import operands
 from ortho.theory.estimates import SIGMAS, estimate
 from ortho.theory.transitions import unit_keys
 
@@ -37,7 +16,7 @@ from ortho.theory.transitions import unit_keys
 
 
 def error_of(*args, **gates):
-    return expected_answer(*args, **gates).error
+    return delta_memory.expected_answer(*args, **gates).error
 
 
 @pytest.mark.parametrize("memory", ["linear", "delta"])
@@ -48,7 +27,7 @@ def error_of(*args, **gates):
 def test_drawn_errors_have_the_expected_mean(memory, K, pairs, beta, decay):
     """100 means in all, each beyond SIGMAS with probability 1e-5: 1 false alarm in 1,000 seeds."""
     gates = {"beta": beta, "decay": decay}
-    found = sampled_errors(memory, K, pairs, draws=4000, generator=generator(), **gates)
+    found = delta_memory.sampled_errors(memory, K, pairs, draws=4000, generator=generator(), **gates)
     for age, error in enumerate(found):
         expected = error_of(memory, K, pairs, age, **gates)
         if age == 0 and beta == 1 and memory == "delta":
@@ -65,22 +44,22 @@ def test_the_product_with_the_own_value_has_the_expected_mean(memory):
     gates = {"beta": 0.8, "decay": 0.95}
     k = unit_keys(4000, 8, 4, generator=generator())
     v = torch.randn(4000, 8, 16, generator=generator(1), dtype=torch.float64)
-    products = (answers(memory, k, v, **gates) * v).mean(-1)
+    products = (delta_memory.answers(memory, k, v, **gates) * v).mean(-1)
     for age, column in enumerate(products.flip(-1).mT):
-        assert abs(estimate(column).deviation(expected_answer(memory, 4, 8, age, **gates).own)) < SIGMAS
+        assert abs(estimate(column).deviation(delta_memory.expected_answer(memory, 4, 8, age, **gates).own)) < SIGMAS
 
 
 @pytest.mark.parametrize("memory", ["linear", "delta"])
 def test_the_best_multiple_of_the_answers(memory):
     """No other has a smaller error, and the linear memory's is that of a Wiener filter."""
     K, pairs = 8, 12
-    found = [expected_answer(memory, K, pairs, age) for age in range(5)]
+    found = [delta_memory.expected_answer(memory, K, pairs, age) for age in range(5)]
     own, square = (sum(values) / 5 for values in zip(*found, strict=True))
-    least = mean_error(memory, K, pairs, last=5, scaled=True)
+    least = delta_memory.mean_error(memory, K, pairs, last=5, scaled=True)
     errors = [1 - 2 * c * own + c**2 * square for c in torch.linspace(0, 2, 1001).tolist()]
     assert least <= min(errors) < least + 1e-5
-    assert mean_error(memory, K, pairs, last=5) == pytest.approx(1 - 2 * own + square)
-    assert mean_error("linear", K, pairs, scaled=True) == pytest.approx((pairs - 1) / (K + pairs - 1))
+    assert delta_memory.mean_error(memory, K, pairs, last=5) == pytest.approx(1 - 2 * own + square)
+    assert delta_memory.mean_error("linear", K, pairs, scaled=True) == pytest.approx((pairs - 1) / (K + pairs - 1))
 
 
 def test_by_hand():
@@ -116,25 +95,25 @@ def test_orthonormal_keys_are_recalled_by_both():
     k = torch.linalg.qr(torch.randn(16, 16, generator=generator(), dtype=torch.float64))[0]
     v = torch.randn(16, 3, generator=generator(1), dtype=torch.float64)
     for memory in ("linear", "delta"):
-        assert (answers(memory, k, v) - v).abs().max() < 1e-13
+        assert (delta_memory.answers(memory, k, v) - v).abs().max() < 1e-13
     twice, later = torch.cat([k, k]), torch.cat([v, 2 * v])
-    assert (answers("linear", twice, later)[:16] - 3 * v).abs().max() < 1e-13
-    assert (answers("delta", twice, later)[:16] - 2 * v).abs().max() < 1e-13
+    assert (delta_memory.answers("linear", twice, later)[:16] - 3 * v).abs().max() < 1e-13
+    assert (delta_memory.answers("delta", twice, later)[:16] - 2 * v).abs().max() < 1e-13
 
 
 def test_decays_weigh_the_last_pair_with_beta_alone():
     k, v = unit_keys(1, 4, generator=generator()), torch.ones(1, 2, dtype=torch.float64)
     for memory in ("linear", "delta"):
-        torch.testing.assert_close(answers(memory, k, v, beta=0.5, decay=0.1), 0.5 * v)
+        torch.testing.assert_close(delta_memory.answers(memory, k, v, beta=0.5, decay=0.1), 0.5 * v)
 
 
 @pytest.mark.parametrize("memory", ["linear", "delta"])
 def test_capacity_is_the_last_number_below_the_error(memory):
     for K, error in ((8, 0.1), (16, 0.5)):
-        pairs = capacity(memory, K, error)
-        assert mean_error(memory, K, pairs) <= error < mean_error(memory, K, pairs + 1)
-    assert capacity("linear", 64, 0.5) == 33
-    assert capacity("linear", 64, 0.1, beta=0.5) == 0  # even one pair is answered with half of its value
+        pairs = delta_memory.capacity(memory, K, error)
+        assert delta_memory.mean_error(memory, K, pairs) <= error < delta_memory.mean_error(memory, K, pairs + 1)
+    assert delta_memory.capacity("linear", 64, 0.5) == 33
+    assert delta_memory.capacity("linear", 64, 0.1, beta=0.5) == 0  # even one pair is answered with half of its value
 
 
 # -------------------------------------------------------------------------------------------------------- narrow states
@@ -147,8 +126,8 @@ STEPS, WIDTH = 4096, 8
 @pytest.fixture(scope="module")
 def run():
     """(operands, marks, exact memories), of a length that takes a second."""
-    x, at = operands(STEPS, WIDTH, STRENGTHS, generator=torch.Generator().manual_seed(0)), marks(STEPS, 5)
-    return x, at, chunked(x, at, torch.float64)
+    x, at = operands(STEPS, WIDTH, STRENGTHS, generator=torch.Generator().manual_seed(0)), delta_memory.marks(STEPS, 5)
+    return x, at, delta_memory.chunked(x, at, torch.float64)
 
 
 def test_rounding_error():
@@ -157,7 +136,7 @@ def test_rounding_error():
     for dtype, bits in ((torch.bfloat16, 8), (torch.float16, 11), (torch.float32, 24)):
         y = x if dtype == torch.float32 else x.float().double()  # a second rounding, far below the first
         measured = float((y.to(dtype).double() - y).norm() / y.norm())
-        assert measured == pytest.approx(rounding_error(bits), rel=4e-3)
+        assert measured == pytest.approx(delta_memory.rounding_error(bits), rel=4e-3)
 
 
 def test_expected_error_is_its_recursion():
@@ -166,10 +145,12 @@ def test_expected_error_is_its_recursion():
         e = s = 0.0
         for _ in range(50):
             s = r * s + 1
-            e = r * e + rounding_error(8) ** 2 * s
-        assert expected_error(strengths, WIDTH, 50, 8) == pytest.approx((e / s) ** 0.5)
+            e = r * e + delta_memory.rounding_error(8) ** 2 * s
+        assert delta_memory.expected_error(strengths, WIDTH, 50, 8) == pytest.approx((e / s) ** 0.5)
     # Rounded once a chunk: as many roundings, with the chunk's decay between them.
-    assert expected_error((2.0, 2.0), WIDTH, 640, 8, every=64) == expected_error((2.0, 2.0), WIDTH, 10, 8)
+    assert delta_memory.expected_error((2.0, 2.0), WIDTH, 640, 8, every=64) == delta_memory.expected_error(
+        (2.0, 2.0), WIDTH, 10, 8
+    )
 
 
 def test_exact_memories_are_the_recurrence(run):
@@ -187,15 +168,20 @@ def test_errors_are_as_derived(run):
     many tokens, of alternating sign at beta = 2: above what is derived, by less than 30 times.
     """
     x, at, exact = run
-    single, narrow = (relative_errors(S, exact) for S in recurrent(x, at, tuple(STATES)))
-    in_chunks = relative_errors(chunked(x, at, torch.bfloat16), exact)
-    single_chunks = relative_errors(chunked(x, at, torch.float32), exact)
+    single, narrow = (
+        delta_memory.relative_errors(S, exact) for S in delta_memory.recurrent(x, at, tuple(delta_memory.STATES))
+    )
+    in_chunks = delta_memory.relative_errors(delta_memory.chunked(x, at, torch.bfloat16), exact)
+    single_chunks = delta_memory.relative_errors(delta_memory.chunked(x, at, torch.float32), exact)
     for i, steps in enumerate(at):
         for run_number, strengths in enumerate(STRENGTHS):
-            by_step, by_chunk = (expected_error(strengths, WIDTH, steps, 8, every=every) for every in (1, CHUNK))
+            by_step, by_chunk = (
+                delta_memory.expected_error(strengths, WIDTH, steps, 8, every=every)
+                for every in (1, delta_memory.CHUNK)
+            )
             assert 0.5 < narrow[i, run_number] / by_step < 2
             assert 0.5 < in_chunks[i, run_number] / by_chunk < 2
-            by_step = expected_error(strengths, WIDTH, steps, 24)
+            by_step = delta_memory.expected_error(strengths, WIDTH, steps, 24)
             assert 0.5 < single[i, run_number] / by_step < 2.5
             assert 0.5 < single_chunks[i, run_number] / by_step < 30
     assert narrow[-1, 0] < 2 * narrow[0, 0]  # errors die out
@@ -203,8 +189,8 @@ def test_errors_are_as_derived(run):
 
 
 def test_marks():
-    assert marks(STEPS, 5) == [64, 192, 512, 1472, 4096]
-    assert all(mark % CHUNK == 0 for mark in marks(100_000))
+    assert delta_memory.marks(STEPS, 5) == [64, 192, 512, 1472, 4096]
+    assert all(mark % delta_memory.CHUNK == 0 for mark in delta_memory.marks(100_000))
 
 
 # ------------------------------------------------------------------------------------------------------- state tracking
@@ -225,7 +211,7 @@ def tracked(name, form, operands):
 def test_parity_is_exact(form):
     """Products of 1 and -1 and sums with 0: no rounding."""
     bits = numbers(2)
-    o = tracked("delta", form, parity_operands(bits))[..., 0]
+    o = tracked("delta", form, delta_memory.parity_operands(bits))[..., 0]
     signs = 1 - 2 * (bits.cumsum(-1) % 2)
     assert torch.equal(o[..., 0], torch.ones(2, 3, dtype=o.dtype))
     assert torch.equal(o[..., 1:], signs.double())
@@ -236,10 +222,10 @@ def test_parity_is_exact(form):
 def test_counting_round_a_circle(form, m):
     """Each step is off by a few eps of the circle's radius; a count is misread at half a turn by m, pi/12 at least."""
     steps = numbers(m)
-    o = tracked("delta-product", form, counter_operands(steps, m))
+    o = tracked("delta-product", form, delta_memory.counter_operands(steps, m))
     sums = steps.cumsum(-1) % m
-    assert torch.equal(read_counts(o, m)[..., 1:], sums)
-    assert torch.equal(read_counts(o, m)[..., 0], torch.zeros_like(sums[..., 0]))
+    assert torch.equal(delta_memory.read_counts(o, m)[..., 1:], sums)
+    assert torch.equal(delta_memory.read_counts(o, m)[..., 0], torch.zeros_like(sums[..., 0]))
     torch.testing.assert_close(o.norm(dim=-1), torch.ones_like(o[..., 0]), rtol=0, atol=1e-12)
 
 
@@ -257,7 +243,7 @@ def test_a_repeated_token(beta):
         is_causal=True,
         initial_state=(S,),
     )
-    torch.testing.assert_close(repeat(q, k, v, beta, S, steps), torch.cat([(q @ S)[None], found]))
+    torch.testing.assert_close(delta_memory.repeat(q, k, v, beta, S, steps), torch.cat([(q @ S)[None], found]))
 
 
 def test_a_threshold_changes_sides_once_without_negative_eigenvalues():
@@ -268,13 +254,15 @@ def test_a_threshold_changes_sides_once_without_negative_eigenvalues():
         for _ in range(100):
             q, k, v = torch.randn(3, 4, generator=g, dtype=torch.float64)
             S = torch.randn(4, 4, generator=g, dtype=torch.float64)
-            o = repeat(q, k / k.norm(), v, beta, S, steps) @ torch.randn(4, 5, generator=g, dtype=torch.float64)
+            o = delta_memory.repeat(q, k / k.norm(), v, beta, S, steps) @ torch.randn(
+                4, 5, generator=g, dtype=torch.float64
+            )
             # Thresholds between two values that occur, so that no rounding decides.
             values = o.sort(0).values
             gap = torch.randint(steps, (5,), generator=g)
             threshold = (values[gap, range(5)] + values[gap + 1, range(5)]) / 2
             apart = values[gap + 1, range(5)] - values[gap, range(5)] > 1e-9
-            most[beta] = max([most[beta], *sign_changes(o - threshold)[apart].tolist()])
+            most[beta] = max([most[beta], *delta_memory.sign_changes(o - threshold)[apart].tolist()])
     assert most.pop(1.9) > 20
     assert set(most.values()) == {1}
 
@@ -288,17 +276,17 @@ def test_the_most_that_one_change_of_sides_gets_right():
             for side in (0, 1):
                 guesses = [side] * change + [1 - side] * (count - change)
                 best = max(best, sum(a == b for a, b in zip(guesses, labels, strict=True)))
-        assert most_right(count) == best
+        assert delta_memory.most_right(count) == best
 
 
 def test_sign_changes():
     x = torch.tensor([[1.0, -1, 2, 3, -1], [0, 0, 1, 1, 1]]).T
-    assert sign_changes(x).tolist() == [3, 1]
+    assert delta_memory.sign_changes(x).tolist() == [3, 1]
 
 
 def test_how_long_a_turn_lasts():
     """0.9^t falls below a half after ln 2 / ln (1 / 0.9) steps."""
-    assert 0.9 ** lasts(1.9, 0.5) == pytest.approx(0.5)
-    assert lasts(0.1, 0.5) == pytest.approx(lasts(1.9, 0.5))
-    assert lasts(2, 0.5) == lasts(0, 0.5) == inf
-    assert lasts(1, 0.5) == 0
+    assert 0.9 ** delta_memory.lasts(1.9, 0.5) == pytest.approx(0.5)
+    assert delta_memory.lasts(0.1, 0.5) == pytest.approx(delta_memory.lasts(1.9, 0.5))
+    assert delta_memory.lasts(2, 0.5) == delta_memory.lasts(0, 0.5) == inf
+    assert delta_memory.lasts(1, 0.5) == 0

@@ -5,6 +5,8 @@ from math import inf
 
 import pytest
 import torch
+from refusals import refuses
+from seeded import generator
 from torch import nn
 from torch.nn.functional import dropout as drop
 from torch.nn.functional import layer_norm
@@ -28,10 +30,6 @@ ARMS = {
     "one head": {"encoder": {"num_heads": 1, "head_dim": 2}, "decoder": {"attention": "rotary"}, "max_length": None},
 }
 EVERY_ARM = pytest.mark.parametrize("arm", ARMS)
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def model(**kwargs):
@@ -223,8 +221,7 @@ BAD_MODELS = [
 @pytest.mark.parametrize(("change", "error", "message"), BAD_MODELS)
 def test_bad_models(change, error, message):
     sizes = {"vocab_size": VOCAB, "d_model": 8, "num_heads": 4, "num_layers": 1, "max_length": 12}
-    with pytest.raises(error, match=message):
-        EncoderDecoder(**{**sizes, **change})
+    refuses(message, EncoderDecoder, error=error, **{**sizes, **change})
 
 
 @pytest.mark.bad_input
@@ -247,8 +244,7 @@ def test_bad_calls():
         (partial(ours.beam_search, source, beams=0, start=1, stop=2), ValueError, "beams: expected an integer of at"),
     ]
     for call, error, message in cases:
-        with pytest.raises(error, match=message):
-            call()
+        refuses(message, call, error=error)
     for alpha, error in ((-1, ValueError), (inf, ValueError), ("1", TypeError)):
         with pytest.raises(error, match="length_penalty: expected a .*number.*, got"):
             ours.beam_search(source, beams=2, start=1, stop=2, length_penalty=alpha)

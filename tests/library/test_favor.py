@@ -7,9 +7,11 @@ from functools import partial
 
 import pytest
 import torch
+from refusals import refuses
 from scipy import stats
+from seeded import draw, generator
 
-from ortho import MultiheadAttention, TransformerBlock
+from ortho import MultiheadAttention
 from ortho.attention import MECHANISMS
 from ortho.attention.linear import dense_features as dense
 from ortho.attention.linear import favor
@@ -35,19 +37,13 @@ FORMS = [linear_attention_reference, linear_attention]
 SIGMAS = 4.42
 
 
-def draw(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-
-
 def rows(m, K, seed=0, kind="orthogonal"):
     return FEATURE_DRAWS[kind](m, K, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-MAPS = {
-    "trigonometric": TrigonometricFeatures,
-    "positive": PositiveFeatures,
-    "hyperbolic": HyperbolicFeatures,
-} | {fit: partial(DenseExponentialFeatures, fit) for fit in FITS}
+MAPS = {"trigonometric": TrigonometricFeatures, "positive": PositiveFeatures, "hyperbolic": HyperbolicFeatures} | {
+    fit: partial(DenseExponentialFeatures, fit) for fit in FITS
+}
 
 
 def plain_weights(name, x, y, omega, keep_x=None, keep_y=None):
@@ -198,21 +194,6 @@ def test_default_rows_are_what_maps_have(name):
     assert counted(q, k).q.shape[-1] == counted.width(4) == given.width(4)
 
 
-def test_mechanisms():
-    """Their maps by name, as they are shown."""
-    expected = {
-        "trigonometric": "TrigonometricFeatures(count=128)",
-        "favor": "PositiveFeatures(count=256)",
-        "hyperbolic": "HyperbolicFeatures(count=128)",
-        "favor++": "DenseExponentialFeatures('gerf', count=256)",
-        "favor++-expected": "ExpectedExponentialFeatures(count=256)",
-    } | {fit: f"DenseExponentialFeatures({fit!r}, count=256)" for fit in ("saderf", "aderf", "sderf")}
-    shown = {name: repr(MECHANISMS[name].fast.keywords["feature_map"]) for name in expected}
-    assert shown == expected
-    assert {name for name in expected if MECHANISMS[name].signed} == {"trigonometric"}
-    assert {name for name in expected if MECHANISMS[name].fitted} == {"favor++", "saderf", "aderf", "sderf"}
-
-
 @pytest.mark.bad_input
 @pytest.mark.parametrize("name", MAPS)
 def test_bad_rows(name):
@@ -227,8 +208,7 @@ def test_bad_rows(name):
         ({"features": draw(8, 4), "count": 8}, ValueError, "count: expected None beside features, got 8"),
         ({"count": 0}, ValueError, "count: expected an integer of at least 1, got 0"),
     ):
-        with pytest.raises(error, match=f"^{message}"):
-            make(**kwargs)
+        refuses(f"^{message}", make, error=error, **kwargs)
 
 
 @pytest.mark.bad_input
@@ -236,8 +216,7 @@ def test_bad_parameters():
     def parameters(width):
         return dense.saderf(draw(9, width), draw(9, width, seed=1))
 
-    with pytest.raises(ValueError, match="^fit: expected one of 'gerf', 'saderf', 'aderf', 'sderf', got 'derf'"):
-        DenseExponentialFeatures("derf")
+    refuses("^fit: expected one of 'gerf', 'saderf', 'aderf', 'sderf', got 'derf'", DenseExponentialFeatures, "derf")
     with pytest.raises(TypeError, match="^parameters: expected DenseParameters, got tuple of 3"):
         DenseExponentialFeatures(parameters=tuple(parameters(4)[:3]))
     with pytest.raises(ValueError, match="^parameters: expected a within -inf and 0.12, got 0.2 to 0.2"):
@@ -286,10 +265,6 @@ def test_parameters_of_each_sequence(name, attention):
 # ---------------------------------------------------------------------------------------------- the module
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
 def drawn_attention(**options):
     return RandomFeatureAttention(4, 16, generator=generator(1), dtype=torch.float64, **options)
 
@@ -335,42 +310,30 @@ def test_state_dict():
 
 
 def test_in_a_layer():
-    """In place of a name; saved with the layer, and one sequence in parts as the whole."""
+    """In place of a name, and saved with the layer. (`test_layer_properties` has its properties.)"""
     options = {"generator": generator(4), "dtype": torch.float64}
     layer = MultiheadAttention(12, 3, attention=drawn_attention(), **options)
     assert "attention.features" in layer.state_dict()
-    x = torch.randn(2, 9, 12, generator=generator(6), dtype=torch.float64)
-    whole = layer(x, is_causal=True)
-    head, state = layer(x[:, :5], is_causal=True, return_state=True)
-    parts = torch.cat([head, layer(x[:, 5:], is_causal=True, initial_state=state)], 1)
-    torch.testing.assert_close(parts, whole, atol=1e-12, rtol=1e-12)
+    x = draw(2, 9, 12)
+    before = layer(x, is_causal=True)
     layer.attention.redraw(generator(8))
-    assert not torch.equal(layer(x, is_causal=True), whole)
-    block = TransformerBlock(12, 3, attention=drawn_attention(), **options)
-    assert block(x, is_causal=True).shape == x.shape
+    assert not torch.equal(layer(x, is_causal=True), before)
     assert "RandomFeatureAttention(4, 16, map='positive', draw='orthogonal', form='fast')" in repr(layer)
-    with pytest.raises(ValueError, match="attention: expected 'softmax', got RandomFeatureAttention"):
-        layer.to_torch()
+    refuses("attention: expected 'softmax', got RandomFeatureAttention", layer.to_torch)
 
 
 @pytest.mark.bad_input
 def test_errors_of_the_module():
-    with pytest.raises(ValueError, match="m: expected an integer of at least 1, got 0"):
-        RandomFeatureAttention(4, 0)
+    refuses("m: expected an integer of at least 1, got 0", RandomFeatureAttention, 4, 0)
     with pytest.raises(
         ValueError, match="m: expected an even number of features, two for each row of 'hyperbolic', got 5"
     ):
         RandomFeatureAttention(4, 5, map="hyperbolic")
-    with pytest.raises(ValueError, match="d_head: expected an integer of at least 1, got 0"):
-        RandomFeatureAttention(0)
-    with pytest.raises(ValueError, match="map: expected one of 'positive', .* got 'cosine'"):
-        RandomFeatureAttention(4, map="cosine")
-    with pytest.raises(ValueError, match="draw: expected one of .* got 'qr'"):
-        RandomFeatureAttention(4, draw="qr")
-    with pytest.raises(ValueError, match="fit: expected one of .* got 'best'"):
-        RandomFeatureAttention(4, map="dense", fit="best")
+    refuses("d_head: expected an integer of at least 1, got 0", RandomFeatureAttention, 0)
+    refuses("map: expected one of 'positive', .* got 'cosine'", RandomFeatureAttention, 4, map="cosine")
+    refuses("draw: expected one of .* got 'qr'", RandomFeatureAttention, 4, draw="qr")
+    refuses("fit: expected one of .* got 'best'", RandomFeatureAttention, 4, map="dense", fit="best")
     layer = MultiheadAttention(12, 3, attention=RandomFeatureAttention(5))
-    with pytest.raises(ValueError, match=r"features: expected shape \(m, 4\), as wide as q, got \(256, 5\)"):
-        layer(torch.ones(1, 2, 12))
+    refuses(r"features: expected shape \(m, 4\), as wide as q, got \(256, 5\)", layer, torch.ones(1, 2, 12))
     with pytest.raises(ValueError, match="is_causal: expected a feature map that looks at one token at a time"):
         drawn_attention(map="dense")(*[draw(2, 9, 4, seed=s) for s in range(3)], is_causal=True)

@@ -4,40 +4,36 @@ from math import sqrt
 
 import pytest
 import torch
+from refusals import refuses
 from scipy import stats
+from seeded import draw as normal
+from seeded import generator
 
 from ortho.attention.linear import random_features as rf
 from ortho.attention.linear.favor import mirrored, orthogonal_features
 from ortho.attention.linear.random_features import FEATURE_DRAWS, iid_features, structured_features
 from ortho.theory.estimates import SIGMAS, estimate
+from ortho.theory.unbiasedness import WRONG_DRAWS
 
 F64 = torch.float64
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=generator(seed), dtype=F64)
-
-
-@pytest.mark.parametrize("draw", FEATURE_DRAWS.values())
+@pytest.mark.parametrize("draw", [*FEATURE_DRAWS.values(), *WRONG_DRAWS.values()])
 def test_draws_are_reproducible(draw):
     """From the generator alone, in the dtype and on the device asked for; the global one only where none is given."""
     options = {"dtype": F64, "device": "cpu"}
-    first = draw(10, 6, generator=generator(1), **options)
+    first = draw(10, 8, generator=generator(1), **options)
     state = torch.random.get_rng_state()
-    assert torch.equal(first, draw(10, 6, generator=generator(1), **options))
+    assert torch.equal(first, draw(10, 8, generator=generator(1), **options))
     assert torch.equal(state, torch.random.get_rng_state())
-    assert not torch.equal(first, draw(10, 6, generator=generator(2), **options))
-    assert first.shape == (10, 6) and first.dtype == F64
-    assert draw(10, 6, generator=generator(1)).dtype == torch.get_default_dtype()
+    assert not torch.equal(first, draw(10, 8, generator=generator(2), **options))
+    assert first.shape == (10, 8) and first.dtype == F64
+    assert draw(10, 8, generator=generator(1)).dtype == torch.get_default_dtype()
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        drawn = draw(10, 6)
+        drawn = draw(10, 8)
         torch.manual_seed(1)
-        assert torch.equal(drawn, draw(10, 6))
+        assert torch.equal(drawn, draw(10, 8))
 
 
 @pytest.mark.parametrize(("m", "K"), [(8, 8), (3, 8), (20, 8), (5, 1), (128, 64)])
@@ -103,10 +99,8 @@ def test_bad_sizes(draw):
         (2.0, 4, TypeError, "m: expected an integer of at least 1, got float 2.0"),
         (4, True, TypeError, "K: expected an integer of at least 1, got bool True"),
     ):
-        with pytest.raises(error, match=message):
-            draw(m, K)
-    with pytest.raises(ValueError, match="factors: expected an integer of at least 1, got 0"):
-        structured_features(4, 4, factors=0)
+        refuses(message, draw, m, K, error=error)
+    refuses("factors: expected an integer of at least 1, got 0", structured_features, 4, 4, factors=0)
 
 
 def test_iid_rows_are_independent():

@@ -6,9 +6,11 @@ from itertools import product
 import pytest
 import torch
 from counted import assert_declared
+from refusals import refuses
+from seeded import draw
 from torch.nn.functional import logsigmoid, softplus
 
-from ortho import MECHANISMS, MultiheadAttention, cost
+from ortho import MECHANISMS, PROJECTIONS, MultiheadAttention, cost, to_standard
 from ortho.attention.positions.forgetting_transformer import ForgetGate
 from ortho.attention.recurrent.delta import Decay
 from ortho.attention.recurrent.gla import ChannelDecay
@@ -17,10 +19,6 @@ from ortho.gates import ReflectingWriteStrength, WriteStrength
 
 GATES = [WriteStrength, ReflectingWriteStrength, Decay, ForgetGate, ChannelDecay, Step]
 RANGES = {WriteStrength: (0, 1), ReflectingWriteStrength: (0, 2), Step: (0, torch.inf)}  # of the others: at most 0
-
-
-def draw(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def make(kind, d=12, H=3, seed=0, dtype=torch.float64):
@@ -177,14 +175,21 @@ def test_attention_to_a_context_of_equal_length(attention, form):
 
 
 def test_other_gates_and_none():
-    """A layer has the gates that it was told to have, and a mechanism without gates has none; those are drawn last, so
-    that what was there before is drawn as ever."""
+    """A layer has the gates that it was told to have: made of the keys' tokens, trained under every projection, and
+    kept by a conversion. A mechanism without gates has none; those are drawn last, so that what was there before is
+    drawn as ever."""
     own, told = layer(), layer(gates={"beta": ReflectingWriteStrength})
     assert type(own.gates["beta"]) is WriteStrength and type(told.gates["beta"]) is ReflectingWriteStrength
     assert type(told.gates["log_decay"]) is ChannelDecay
-    x = draw(2, 5, 12)
+    x, context = draw(2, 5, 12), draw(2, 7, 12, seed=1)
     assert not torch.equal(own(x), told(x))
-    torch.testing.assert_close(told(x), by_hand(told, x, x), atol=1e-12, rtol=1e-12)
+    for projection in PROJECTIONS:
+        one = layer("gated-delta", projection=projection, gates={"beta": ReflectingWriteStrength})
+        trained = {n for n, _ in one.named_parameters() if n.startswith("gates.")}
+        assert trained == {"gates.beta.weight"} | {f"gates.log_decay.{n}" for n in ("weight", "bias", "log_rate")}
+        assert one.gates["beta"](context).max() > 1  # more than the mechanism's own strengths reach
+        torch.testing.assert_close(one(x, context), by_hand(one, x, context), atol=1e-12, rtol=1e-12)
+        torch.testing.assert_close(to_standard(one)(x, context), one(x, context), atol=1e-12, rtol=1e-12)
     plain = layer("softmax")
     assert not len(plain.gates)
     for name, weight in plain.state_dict().items():
@@ -211,11 +216,8 @@ def test_errors():
         MultiheadAttention(12, 3, gates={"beta": WriteStrength})
     # A gate of another shape than its argument's is found out by the function that takes it.
     wide = MultiheadAttention(12, 3, attention="kda", gates={"beta": ChannelDecay})
-    with pytest.raises(ValueError, match=r"^beta: expected shape \(1, 3, 2\) like the keys, got \(1, 3, 2, 4\)"):
-        wide(torch.ones(1, 2, 12))
+    refuses(r"^beta: expected shape \(1, 3, 2\) like the keys, got \(1, 3, 2, 4\)", wide, torch.ones(1, 2, 12))
     for kind in GATES:
-        with pytest.raises(ValueError, match="^num_heads: expected a divisor of d_model = 12, got 5"):
-            kind(12, 5)
-        with pytest.raises(TypeError, match="^d_model: expected an integer of at least 1, got float 12.0"):
-            kind(12.0, 3)
+        refuses("^num_heads: expected a divisor of d_model = 12, got 5", kind, 12, 5)
+        refuses("^d_model: expected an integer of at least 1, got float 12.0", kind, 12.0, 3, error=TypeError)
         assert "d_model=12, num_heads=3" in repr(kind(12, 3))

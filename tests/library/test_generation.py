@@ -6,16 +6,14 @@ from math import inf
 
 import pytest
 import torch
+from refusals import refuses
+from seeded import generator
 
 from ortho import LanguageModel
 from ortho.models.encoder_decoder import EncoderDecoder
 from ortho.models.generation import beam_search, next_token, penalty
 
 START, STOP = 1, 2
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def scores(ours, source, mask, vocab, most, alpha):
@@ -264,5 +262,4 @@ def test_errors():
         (lambda: model(tokens, key_padding_mask=padded[:, :3]), r"key_padding_mask: expected shape \(2, 6\), got"),
         (beside, "caches: expected None beside initial_state, return_state or key_padding_mask"),
     ):
-        with pytest.raises(ValueError, match=message):
-            call()
+        refuses(message, call)

@@ -5,6 +5,8 @@ from itertools import pairwise
 
 import pytest
 import torch
+from refusals import refusals, refuses
+from seeded import draw
 
 from ortho import LanguageModel, MultiheadAttention, TransformerBlock
 from ortho.layers.hybrid import HEADS, HybridAttention
@@ -21,10 +23,6 @@ SPLITS = [
     {"linear": 1, "window": 1, "structured": 1, "positional": 1},
     {"induction": 3, "positional": 1},
 ]
-
-
-def draw(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def layer(heads=SPLIT, *, dtype=torch.float64, **kwargs):
@@ -112,8 +110,7 @@ def test_a_cache_that_failed_in_a_later_group_says_so():
     one, x = layer(), draw(2, 3, WIDTH)
     cache = one.new_cache(4)
     one(x, is_causal=True, cache=cache)
-    with pytest.raises(ValueError, match="k: expected at most 1 tokens more in a cache of capacity 4, got 3"):
-        one(x, is_causal=True, cache=cache)
+    refuses("k: expected at most 1 tokens more in a cache of capacity 4, got 3", one, x, is_causal=True, cache=cache)
     assert cache.length == 3
     one.groups[0](x[:, :1], is_causal=True, cache=cache.parts[0])
     with pytest.raises(ValueError, match=r"cache: expected groups that have read as many tokens, got \[3, 4\]"):
@@ -154,38 +151,32 @@ def test_autocast(heads):
 
 gated = partial(MultiheadAttention, attention="delta")
 BAD = [
-    (lambda m, x: layer("learned"), TypeError, "heads: expected numbers of heads by their kind, got str 'learned'"),
-    (lambda m, x: layer([("learned",)]), TypeError, "heads: expected numbers of heads by their kind, got list of 1"),
-    (lambda m, x: layer({"learned": 4.0}), ValueError, "heads: expected numbers of at least 0, got float 4.0"),
-    (lambda m, x: layer({"learned": True, "linear": 3}), ValueError, "heads: expected numbers of at least 0, got bool"),
-    (lambda m, x: layer({"learned": 5, "linear": -1}), ValueError, "heads: expected numbers of at least 0, got int -1"),
-    (lambda m, x: layer({"learned": 3}), ValueError, "heads: expected numbers that are together num_heads = 4, got 3"),
-    (lambda m, x: layer({}), ValueError, "heads: expected numbers that are together num_heads = 4, got 0"),
-    (lambda m, x: layer([(gated, 4)]), ValueError, "head_dim: expected None beside an attention with gates, got 6"),
-    (lambda m, x: m(x, attn_mask=torch.ones(6, 6).bool()), ValueError, "attn_mask: expected a mask of keys"),
+    (lambda m, x: layer("learned"), "heads: expected numbers of heads by their kind, got str 'learned'", TypeError),
+    (lambda m, x: layer([("learned",)]), "heads: expected numbers of heads by their kind, got list of 1", TypeError),
+    (lambda m, x: layer({"learned": 4.0}), "heads: expected numbers of at least 0, got float 4.0"),
+    (lambda m, x: layer({"learned": True, "linear": 3}), "heads: expected numbers of at least 0, got bool"),
+    (lambda m, x: layer({"learned": 5, "linear": -1}), "heads: expected numbers of at least 0, got int -1"),
+    (lambda m, x: layer({"learned": 3}), "heads: expected numbers that are together num_heads = 4, got 3"),
+    (lambda m, x: layer({}), "heads: expected numbers that are together num_heads = 4, got 0"),
+    (lambda m, x: layer([(gated, 4)]), "head_dim: expected None beside an attention with gates, got 6"),
+    (lambda m, x: m(x, attn_mask=torch.ones(6, 6).bool()), "attn_mask: expected a mask of keys"),
     (
         lambda m, x: m(x, is_causal=True, initial_state=x),
-        TypeError,
         "initial_state: expected a tuple.*, got a float64 tensor",
+        TypeError,
     ),
-    (lambda m, x: m(x, is_causal=True, initial_state=((),)), ValueError, "initial_state: expected a tuple of 3 states"),
-    (lambda m, x: m(x, is_causal=True, cache=layer().new_cache(9)), ValueError, "cache: expected one of this layer"),
-    (lambda m, x: m(x, cache=m.new_cache(9)), ValueError, "is_causal: expected True beside a cache, got False"),
-    (
-        lambda m, x: m(x, is_causal=True, return_state=True, cache=m.new_cache(9)),
-        ValueError,
-        "cache: expected None bes",
-    ),
-    (lambda m, x: m.new_cache(), ValueError, "capacity: expected a number of tokens, as keys and values of all are"),
-    (lambda m, x: m.new_cache(9).attend(x, x, x), TypeError, "cache: expected to be read by a HybridAttention"),
+    (lambda m, x: m(x, is_causal=True, initial_state=((),)), "initial_state: expected a tuple of 3 states"),
+    (lambda m, x: m(x, is_causal=True, cache=layer().new_cache(9)), "cache: expected one of this layer"),
+    (lambda m, x: m(x, cache=m.new_cache(9)), "is_causal: expected True beside a cache, got False"),
+    (lambda m, x: m(x, is_causal=True, return_state=True, cache=m.new_cache(9)), "cache: expected None bes"),
+    (lambda m, x: m.new_cache(), "capacity: expected a number of tokens, as keys and values of all are"),
+    (lambda m, x: m.new_cache(9).attend(x, x, x), "cache: expected to be read by a HybridAttention", TypeError),
 ]
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), BAD)
-def test_errors(call, error, message):
-    with pytest.raises(error, match=message):
-        call(layer(), draw(2, 6, WIDTH))
+@refusals(BAD)
+def test_errors(refused):
+    refused(layer(), draw(2, 6, WIDTH))
 
 
 def test_kinds_of_ones_own():

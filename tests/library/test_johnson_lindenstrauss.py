@@ -8,22 +8,8 @@ from scipy import stats
 from seeded import generator
 
 from ortho.orthogonal import DRAWS, haar
+from ortho.theory import johnson_lindenstrauss as jl
 from ortho.theory.estimates import SIGMAS, estimate
-from ortho.theory.johnson_lindenstrauss import (
-    FALSE_ALARM,
-    dimension,
-    distortion,
-    failure_bound,
-    law_test,
-    least_dimension,
-    measured_dimension,
-    product_moments,
-    sample_distortions,
-    sample_products,
-    sample_shares,
-    share_law,
-    share_moments,
-)
 
 ORTHOGONAL = [name for name in DRAWS if name != "gaussian"]
 D, K, COUNT = 16, 8, 1500
@@ -39,43 +25,43 @@ def points(n, d, seed=0):
 @pytest.mark.parametrize("draw", list(DRAWS))
 def test_law(draw):
     """Each draw follows its own law and, at half the dimensions, visibly not the other's."""
-    shares = sample_shares(draw, D, K, COUNT, generator=generator())
+    shares = jl.sample_shares(draw, D, K, COUNT, generator=generator())
     other = "haar" if draw == "gaussian" else "gaussian"
-    assert not law_test(shares, share_law(draw, D, K)).rejected
-    assert law_test(shares, share_law(other, D, K)).rejected
+    assert not jl.law_test(shares, jl.share_law(draw, D, K)).rejected
+    assert jl.law_test(shares, jl.share_law(other, D, K)).rejected
 
 
 @pytest.mark.parametrize("draw", list(DRAWS))
 def test_moments(draw):
     """Those of the law that the draws follow."""
-    law = share_law(draw, D, K)
-    assert share_moments(draw, D, K) == pytest.approx((law.mean(), law.var()))
+    law = jl.share_law(draw, D, K)
+    assert jl.share_moments(draw, D, K) == pytest.approx((law.mean(), law.var()))
 
 
 def test_moments_by_hand():
     """A line in the plane: the share is cos^2 of a uniform angle, of variance 1/8."""
-    assert share_moments("haar", 2, 1) == (1 / 2, 1 / 8)
-    assert share_moments("haar", 8, 8) == (1, 0)
-    assert share_moments("gaussian", 8, 8) == (1, 1 / 4)
+    assert jl.share_moments("haar", 2, 1) == (1 / 2, 1 / 8)
+    assert jl.share_moments("haar", 8, 8) == (1, 0)
+    assert jl.share_moments("gaussian", 8, 8) == (1, 1 / 4)
 
 
 def test_error_rate_of_the_law_test():
     """Of 1,000 tests of the right law at level 0.1, 100 reject on average; at half or twice the level 5 sigma away."""
-    law = share_law("haar", D, K)
+    law = jl.share_law("haar", D, K)
     uniform = torch.rand(1000, 100, generator=generator(), dtype=torch.float64)
     samples = torch.from_numpy(law.ppf(uniform.numpy()))
-    rejected = sum(law_test(sample, law, false_alarm=0.1).rejected for sample in samples)
-    assert stats.binomtest(rejected, 1000, 0.1).pvalue > FALSE_ALARM
+    rejected = sum(jl.law_test(sample, law, false_alarm=0.1).rejected for sample in samples)
+    assert stats.binomtest(rejected, 1000, 0.1).pvalue > jl.FALSE_ALARM
 
 
 # ------------------------------------------------------------------------------------------------- dimensions, bounds
 
 
 def test_dimension():
-    assert [dimension(1000, eps) for eps in (0.1, 0.2, 0.3, 0.5)] == [5921, 1595, 768, 332]
-    assert dimension(1, 0.5) == 1
+    assert [jl.dimension(1000, eps) for eps in (0.1, 0.2, 0.3, 0.5)] == [5921, 1595, 768, 332]
+    assert jl.dimension(1, 0.5) == 1
     for n in (2, 50, 10_000):
-        k, rate = dimension(n, 0.4), 0.4**2 / 2 - 0.4**3 / 3
+        k, rate = jl.dimension(n, 0.4), 0.4**2 / 2 - 0.4**3 / 3
         assert k * rate >= 4 * log(n) > (k - 1) * rate
 
 
@@ -83,9 +69,9 @@ def test_dimension_suffices():
     """At Dasgupta and Gupta's k the exact bound is within their 1 - 1/n; it is greatest for the Gaussian draw."""
     for n in (2, 3, 5, 10, 100, 1000, 10**6):
         for eps in (0.05, 0.1, 0.3, 0.5, 0.9):
-            k = dimension(n, eps)
-            bounds = [failure_bound(n, d, k, eps) for d in (k, k + 1, 2 * k, 10 * k)]
-            bounds.append(failure_bound(n, k, k, eps, draw="gaussian"))
+            k = jl.dimension(n, eps)
+            bounds = [jl.failure_bound(n, d, k, eps) for d in (k, k + 1, 2 * k, 10 * k)]
+            bounds.append(jl.failure_bound(n, k, k, eps, draw="gaussian"))
             assert bounds == sorted(bounds)
             assert bounds[0] == 0
             assert bounds[-1] <= 1 - 1 / n
@@ -95,34 +81,38 @@ def test_dimension_suffices():
 def test_failure_of_one_pair_is_exact(draw):
     """For two points the union bound is an equality: about half of the draws fail, as many as it says."""
     pair, eps, count = points(2, 24), 0.3, 2000
-    failed = int((sample_distortions(pair, 8, count, draw=draw, generator=generator()) > eps).sum())
-    exact = failure_bound(2, 24, 8, eps, draw=draw)
+    failed = int((jl.sample_distortions(pair, 8, count, draw=draw, generator=generator()) > eps).sum())
+    exact = jl.failure_bound(2, 24, 8, eps, draw=draw)
     assert 0.3 < exact < 0.7
-    assert stats.binomtest(failed, count, exact).pvalue > FALSE_ALARM
+    assert stats.binomtest(failed, count, exact).pvalue > jl.FALSE_ALARM
 
 
 def test_failure_of_many_pairs_is_bounded():
     """No more than the bound says; with so many pairs not much fewer, so that a bound of a third would be exceeded."""
     cloud, eps, count = points(15, 48), 0.5, 400
-    failed = int((sample_distortions(cloud, 26, count, generator=generator()) > eps).sum())
-    bound = failure_bound(15, 48, 26, eps)
+    failed = int((jl.sample_distortions(cloud, 26, count, generator=generator()) > eps).sum())
+    bound = jl.failure_bound(15, 48, 26, eps)
     assert 0.2 < bound < 0.8
-    assert stats.binomtest(failed, count, bound, alternative="greater").pvalue > FALSE_ALARM
-    assert stats.binomtest(failed, count, bound / 3, alternative="greater").pvalue < FALSE_ALARM
+    assert stats.binomtest(failed, count, bound, alternative="greater").pvalue > jl.FALSE_ALARM
+    assert stats.binomtest(failed, count, bound / 3, alternative="greater").pvalue < jl.FALSE_ALARM
 
 
 def test_least_dimension():
     """The factor 2.25 of looseness: 341 where Dasgupta and Gupta ask for 768."""
-    assert least_dimension(1000, 1024, 0.3) == 341
-    assert least_dimension(1000, 1024, 0.3, draw="gaussian") == 561
+    assert jl.least_dimension(1000, 1024, 0.3) == 341
+    assert jl.least_dimension(1000, 1024, 0.3, draw="gaussian") == 561
     for options in ({}, {"failure": 0.01}, {"draw": "gaussian"}):
-        k = least_dimension(200, 600, 0.4, **options)
+        k = jl.least_dimension(200, 600, 0.4, **options)
         limit = options.get("failure", 1.0)
         only_draw = {name: value for name, value in options.items() if name == "draw"}
-        assert failure_bound(200, 600, k, 0.4, **only_draw) < limit <= failure_bound(200, 600, k - 1, 0.4, **only_draw)
-    assert least_dimension(1000, 16, 0.01) == 16
-    assert least_dimension(1000, 16, 0.01, draw="gaussian") == 17
-    assert least_dimension(1, 16, 0.5) == 1
+        assert (
+            jl.failure_bound(200, 600, k, 0.4, **only_draw)
+            < limit
+            <= jl.failure_bound(200, 600, k - 1, 0.4, **only_draw)
+        )
+    assert jl.least_dimension(1000, 16, 0.01) == 16
+    assert jl.least_dimension(1000, 16, 0.01, draw="gaussian") == 17
+    assert jl.least_dimension(1, 16, 0.5) == 1
 
 
 # ------------------------------------------------------------------------------------------------------------- points
@@ -131,35 +121,35 @@ def test_least_dimension():
 def test_distortion_by_hand():
     """Squared distances 4, 16, 20 become 4, 4, 8: the worst is a quarter."""
     corners = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 4.0]]).double()
-    assert distortion(corners, corners / torch.tensor([1.0, 2.0])) == pytest.approx(0.75)
-    assert distortion(corners, 3 * corners) == pytest.approx(8)
+    assert jl.distortion(corners, corners / torch.tensor([1.0, 2.0])) == pytest.approx(0.75)
+    assert jl.distortion(corners, 3 * corners) == pytest.approx(8)
 
 
 @pytest.mark.parametrize("draw", ORTHOGONAL)
 def test_square_is_exact(draw):
     """All distances are kept to rounding: entries of W^T W are off by at most 4 d eps, and their sum over d, twice."""
     d = 32
-    worst = sample_distortions(points(40, d), d, 3, draw=draw, generator=generator())
+    worst = jl.sample_distortions(points(40, d), d, 3, draw=draw, generator=generator())
     assert worst.max() < 8 * d**2 * torch.finfo(torch.float64).eps
-    assert sample_distortions(points(40, d), d, 1, draw="gaussian", generator=generator()).item() > 0.5
+    assert jl.sample_distortions(points(40, d), d, 1, draw="gaussian", generator=generator()).item() > 0.5
 
 
 def test_without_the_factor():
     """A projection that is not rescaled shrinks squared distances to k/d = 1/4 of what they were, on average."""
     cloud, k = points(8, 128), 32
     w = haar(128, k, generator=generator(), dtype=torch.float64)
-    rescaled = distortion(cloud, cloud @ w * 2)
-    assert rescaled < 0.6 < 0.75 < distortion(cloud, cloud @ w)
-    assert rescaled == sample_distortions(cloud, k, 1, generator=generator()).item()
+    rescaled = jl.distortion(cloud, cloud @ w * 2)
+    assert rescaled < 0.6 < 0.75 < jl.distortion(cloud, cloud @ w)
+    assert rescaled == jl.sample_distortions(cloud, k, 1, generator=generator()).item()
 
 
 @pytest.mark.parametrize("draw", ["haar", "gaussian"])
 def test_measured_dimension(draw):
     """Against the definition: column by column, the last failure and one more."""
     cloud = points(12, 20)
-    found = measured_dimension(cloud, 0.4, draw=draw, generator=generator(1))
+    found = jl.measured_dimension(cloud, 0.4, draw=draw, generator=generator(1))
     w = DRAWS[draw](20, generator=generator(1), dtype=torch.float64)
-    failing = [k for k in range(1, 21) if distortion(cloud, cloud @ w[:, :k] * (20 / k) ** 0.5) > 0.4]
+    failing = [k for k in range(1, 21) if jl.distortion(cloud, cloud @ w[:, :k] * (20 / k) ** 0.5) > 0.4]
     assert found == max(failing) + 1
     assert (found <= 20) == (draw == "haar")
 
@@ -172,21 +162,21 @@ def test_measured_dimension(draw):
 @pytest.mark.parametrize("cosine", [-1.0, 0.0, 0.6])
 def test_products(draw, tied, cosine):
     """The mean of one map is k/d of the product and that of two is zero, far apart in standard errors."""
-    mean, variance = product_moments(draw, D, 4, cosine, tied=tied)
-    products = sample_products(draw, D, 4, cosine, COUNT, tied=tied, generator=generator())
+    mean, variance = jl.product_moments(draw, D, 4, cosine, tied=tied)
+    products = jl.sample_products(draw, D, 4, cosine, COUNT, tied=tied, generator=generator())
     assert abs(estimate(products).deviation(mean)) < SIGMAS
     assert abs(estimate((products - mean) ** 2).deviation(variance)) < SIGMAS
-    other = product_moments(draw, D, 4, cosine, tied=not tied).mean
+    other = jl.product_moments(draw, D, 4, cosine, tied=not tied).mean
     assert cosine == 0 or abs(estimate(products).deviation(other)) > SIGMAS
 
 
 def test_products_by_hand():
     """A line in the plane, at a right angle: sin(2 t) / 2 for a uniform angle t, of variance 1/8."""
-    assert product_moments("haar", 2, 1, 0.0, tied=True) == pytest.approx((0, 1 / 8))
-    assert product_moments("haar", 6, 6, 0.3, tied=True) == pytest.approx((0.3, 0))
+    assert jl.product_moments("haar", 2, 1, 0.0, tied=True) == pytest.approx((0, 1 / 8))
+    assert jl.product_moments("haar", 6, 6, 0.3, tied=True) == pytest.approx((0.3, 0))
     for draw in ("haar", "gaussian"):
-        assert product_moments(draw, 6, 2, 1.0, tied=True) == share_moments(draw, 6, 2)
-        assert {product_moments(draw, 6, 2, c, tied=False) for c in (-1.0, 0.0, 0.5)} == {(0, 2 / 36)}
+        assert jl.product_moments(draw, 6, 2, 1.0, tied=True) == jl.share_moments(draw, 6, 2)
+        assert {jl.product_moments(draw, 6, 2, c, tied=False) for c in (-1.0, 0.0, 0.5)} == {(0, 2 / 36)}
 
 
 # --------------------------------------------------------------------------------------------------------------- errors

@@ -6,6 +6,7 @@ import pytest
 import torch
 from counted import FIGURES, SIZES, assert_declared, assert_decodes, assert_formula
 from extent import WHOLE
+from refusals import refusals
 
 from ortho import PROJECTIONS
 from ortho.cost.big_o import N, d
@@ -82,16 +83,13 @@ def test_formulas_equal_counts():
         assert_formula(formula, numbers, {N: 48, d: 24}, [name for name in FIGURES if "elementwise" not in name])
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("call", "message"),
+@refusals(
     [
         (lambda: hybrid(1, 5, 8, 2, heads={"learned": 1, "positional": 2}), "heads: .* together H = 2, got 3"),
         (lambda: hybrid(1, 5, 8, 3, heads={"learned": 3}), "H: expected a divisor of d = 8, got 3"),
         (lambda: stopped_layer(1, 5, 8, 4, num_kv_heads=3), "num_kv_heads: .* divisor of num_heads = 4, got 3"),
         (lambda: stopped_layer(1, 5, 8, 4, projection="learned"), "projection: expected one of .*, got 'learned'"),
-    ],
+    ]
 )
-def test_errors(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+def test_errors(refused):
+    refused()

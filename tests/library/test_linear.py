@@ -5,6 +5,9 @@ import math
 
 import pytest
 import torch
+from by_loops import averaged
+from refusals import refuses
+from seeded import draw
 
 from ortho.attention import MECHANISMS, chunking
 from ortho.attention.linear.efficient import efficient_attention, efficient_attention_reference
@@ -14,10 +17,6 @@ from ortho.attention.linear.linear_attention import kernel_weights, linear_atten
 
 FORMS = [linear_attention_reference, linear_attention]
 TOLERANCE = {"atol": 1e-13, "rtol": 1e-13}  # sums of at most 30 rounded products, some 100 eps of float64
-
-
-def draw(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def elu(x):
@@ -78,17 +77,6 @@ KERNELS = {
 }
 
 
-def by_loops(q, k, v, kernel, allowed, scale):
-    """The formula, one scalar at a time."""
-    out = torch.zeros(len(q), v.shape[1], dtype=q.dtype)
-    for i, row in enumerate(q.tolist()):
-        weights = [kernel(row, key, scale, i, j) if allowed[i, j] else 0.0 for j, key in enumerate(k.tolist())]
-        for weight, value in zip(weights, v, strict=True):
-            if any(weights):
-                out[i] += weight / sum(weights) * value
-    return out
-
-
 @pytest.mark.parametrize("attention", FORMS)
 @pytest.mark.parametrize("case", ["plain", "causal", "mask", "pairs", "scale", "no scale", "cross"])
 @pytest.mark.parametrize("name", KERNELS)
@@ -111,7 +99,8 @@ def test_formula(name, attention, case):
         kwargs = {"attn_mask": allowed}
     if "scale" in case:  # a scale of 0 leaves a map nothing to tell tokens by, and ReLUs without a floor no weight
         kwargs = {"scale": 0.3 if case == "scale" else 0.0}
-    expected = by_loops(q, k, v, kernel, allowed, kwargs.get("scale"))
+    scale = kwargs.get("scale")
+    expected = averaged(lambda i, j: kernel(q[i].tolist(), k[j].tolist(), scale, i, j), v, allowed)
     o = attention(q, k, v, feature_map=feature_map, **kwargs)
     # Totals of weights of both signs cancel, here to a thirtieth at worst.
     loose = 100 if feature_map.weights == "signed" else 1
@@ -188,10 +177,7 @@ def test_cosformer_ends_at_its_horizon(attention):
         lambda: attention(q[:, :3], k, v, feature_map=six),
         lambda: attention(*tail, feature_map=six, is_causal=True, initial_state=state),
     ):
-        with pytest.raises(
-            ValueError, match="^horizon: expected (at least 7 positions, got 6|positions within 0 and 5, got 4 to 6)"
-        ):
-            call()
+        refuses("^horizon: expected (at least 7 positions, got 6|positions within 0 and 5, got 4 to 6)", call)
 
 
 def test_cosformer_depends_on_distance():
@@ -231,26 +217,10 @@ def test_taylor_is_near_exp():
 
 
 @pytest.mark.bad_input
-def test_mechanisms():
-    """By the order and the horizon that they have; of what is only printed the cosine has signed weights."""
-    expected = {
-        "linear": "EluPlusOne()",
-        "linear-relu": "Relu()",
-        "linear-exp": "Exp()",
-        "cosformer": f"CosFormer(horizon={HORIZON})",
-        "taylor": "Taylor(order=2)",
-        "cosine": "Cosine()",
-        "powers": "Powers(order=2)",
-    }
-    maps = {name: m.fast.keywords["feature_map"] for name, m in MECHANISMS.items() if name in expected}
-    assert {name: repr(each) for name, each in maps.items()} == expected
-    assert all(MECHANISMS[name].reference.keywords["feature_map"] is each for name, each in maps.items())
-    assert {name for name in expected if MECHANISMS[name].positional} == {"cosformer"}
-    assert {name for name in expected if MECHANISMS[name].signed} == {"cosine"}
+def test_bad_maps():
     assert repr(Powers(3)) == "Powers(order=3)"
     for make, name in ((CosFormer, "horizon"), (Taylor, "order"), (Powers, "order")):
-        with pytest.raises(ValueError, match=f"{name}: expected an integer of at least 1, got 0"):
-            make(0)
+        refuses(f"{name}: expected an integer of at least 1, got 0", make, 0)
 
 
 # ------------------------------------------------------------------------------------------------ efficient attention
@@ -335,10 +305,8 @@ def test_causal_efficient_at_its_limits(attention):
 @pytest.mark.parametrize("attention", CAUSAL_EFFICIENT)
 def test_causal_efficient_refuses(attention):
     q, k, v = (draw(5, 3, seed=s) for s in range(3))
-    with pytest.raises(ValueError, match="^is_causal: expected True .*got False"):
-        attention(q, k, v, is_causal=False)
-    with pytest.raises(ValueError, match="^causal: expected True, got False"):
-        MECHANISMS["efficient-causal"].cost(1, 5, 1, 3, 3, causal=False)
+    refuses("^is_causal: expected True .*got False", attention, q, k, v, is_causal=False)
+    refuses("^causal: expected True, got False", MECHANISMS["efficient-causal"].cost, 1, 5, 1, 3, 3, causal=False)
 
 
 def test_efficient_is_not_its_causal_counterpart():
@@ -372,5 +340,4 @@ def test_efficient_at_its_limits(attention):
         ({"attn_mask": torch.ones(20, 20) > 0}, r"attn_mask: expected a mask of keys, of shape \(..., 1, 20\), got"),
         ({"scale": -1.0}, "scale: expected a finite number of at least 0, got -1.0"),
     ):
-        with pytest.raises(ValueError, match=f"^{message}"):
-            attention(q, k, v, **kwargs)
+        refuses(f"^{message}", attention, q, k, v, **kwargs)

@@ -1,6 +1,7 @@
 """Names that are not known: the nearest known one is said, and many names are not listed whole."""
 
 import pytest
+from refusals import refuses
 
 from ortho import MECHANISMS, PROJECTIONS, LanguageModel, MultiheadAttention
 from ortho._checks import one_of
@@ -51,7 +52,6 @@ def test_many_names_are_listed_whole_only_if_none_is_near():
     ):
         one_of("form", "naive", ("reference", "fast"))
     assert len(EXPERIMENTS) > WHOLE
-    with pytest.raises(
-        ValueError, match=r"^experiment: expected one of \d+ names, got 'recal'; did you mean 'recall'\?$"
-    ):
-        find("recal", EXPERIMENTS)
+    refuses(
+        r"^experiment: expected one of \d+ names, got 'recal'; did you mean 'recall'\?$", find, "recal", EXPERIMENTS
+    )

@@ -6,12 +6,12 @@ from functools import partial
 
 import pytest
 import torch
+from refusals import refusals
+from seeded import draw
 from torch.nn.functional import linear
 
-from ortho import MultiheadAttention
 from ortho.attention.untrained.patterns import Gaussian, Recent
 from ortho.attention.untrained.positional_attention import SEVEN
-from ortho.layers.hybrid import HybridAttention
 from ortho.layers.positional import PositionalHeads, sinusoidal_positions
 
 # Sums of at most 1e2 rounded products of size 1 in float64, in different orders.
@@ -24,22 +24,10 @@ SPLITS = [
 ]
 
 
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def layer(patterns=SPLITS[1], **kwargs):
     """Heads of width 3 on x of width 12, however many."""
     g, kwargs = torch.Generator().manual_seed(1), {"head_dim": 3, **kwargs}
     return PositionalHeads(12, len(patterns), patterns=patterns, generator=g, dtype=torch.float64, **kwargs)
-
-
-def beside_learned(patterns, learned, *, width=12, **kwargs):
-    """The same beside `learned` other heads, which come last."""
-    heads = [(partial(PositionalHeads, patterns=patterns), len(patterns))] if patterns else []
-    heads += [(partial(MultiheadAttention, **kwargs), learned)] if learned else []
-    g = torch.Generator().manual_seed(1)
-    return HybridAttention(width, len(patterns) + learned, heads=heads, generator=g, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("patterns", SPLITS, ids=len)
@@ -90,35 +78,25 @@ def decoded(m, x, **kwargs):
 
 
 BAD = [
-    (
-        lambda m, x: PositionalHeads(12, 4, patterns=SEVEN),
-        ValueError,
-        "patterns: expected one for each of 4 heads, got 7",
-    ),
-    (lambda m, x: layer(("last",)), ValueError, "patterns: expected one of 'current'.*, got 'last'"),
-    (lambda m, x: m(x, words=torch.zeros(6).long()), ValueError, r"words: expected shape \(2, 6\), got \(6,\)"),
-    (lambda m, x: m(x, attn_mask=x > 0), ValueError, "attn_mask: expected a shape that broadcasts to"),
-    (lambda m, x: m(x, attn_mask=torch.ones(6, 6).bool()), ValueError, "attn_mask: expected a mask of keys"),
-    (lambda m, x: m(x, is_causal=True, initial_state=(x, x)), ValueError, "initial_state: expected a tuple of tensors"),
-    (lambda m, x: m(x, return_state=True), ValueError, "return_state: expected none in a call that is not causal"),
-    (
-        lambda m, x: m(x, is_causal=True, cache=layer().new_cache()),
-        ValueError,
-        "cache: expected one of this layer, got",
-    ),
-    (lambda m, x: m(x, cache=m.new_cache()), ValueError, "cache: expected in a causal call without mask, words or"),
-    (lambda m, x: decoded(m, x[:, :2], return_state=True), ValueError, "cache: expected in a causal call without mask"),
-    (lambda m, x: decoded(m, x[:, :2], attn_mask=x[0, 0, :2] > 0), ValueError, "cache: expected in a causal call with"),
-    (lambda m, x: decoded(m, x), ValueError, "expected at most 4 tokens more in a cache of capacity 4, got 6"),
-    (lambda m, x: sinusoidal_positions(4, 2, start=-1), ValueError, "start: expected an integer of at least 0, got -1"),
+    (lambda m, x: PositionalHeads(12, 4, patterns=SEVEN), "patterns: expected one for each of 4 heads, got 7"),
+    (lambda m, x: layer(("last",)), "patterns: expected one of 'current'.*, got 'last'"),
+    (lambda m, x: m(x, words=torch.zeros(6).long()), r"words: expected shape \(2, 6\), got \(6,\)"),
+    (lambda m, x: m(x, attn_mask=x > 0), "attn_mask: expected a shape that broadcasts to"),
+    (lambda m, x: m(x, attn_mask=torch.ones(6, 6).bool()), "attn_mask: expected a mask of keys"),
+    (lambda m, x: m(x, is_causal=True, initial_state=(x, x)), "initial_state: expected a tuple of tensors"),
+    (lambda m, x: m(x, return_state=True), "return_state: expected none in a call that is not causal"),
+    (lambda m, x: m(x, is_causal=True, cache=layer().new_cache()), "cache: expected one of this layer, got"),
+    (lambda m, x: m(x, cache=m.new_cache()), "cache: expected in a causal call without mask, words or"),
+    (lambda m, x: decoded(m, x[:, :2], return_state=True), "cache: expected in a causal call without mask"),
+    (lambda m, x: decoded(m, x[:, :2], attn_mask=x[0, 0, :2] > 0), "cache: expected in a causal call with"),
+    (lambda m, x: decoded(m, x), "expected at most 4 tokens more in a cache of capacity 4, got 6"),
+    (lambda m, x: sinusoidal_positions(4, 2, start=-1), "start: expected an integer of at least 0, got -1"),
 ]
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), BAD)
-def test_errors(call, error, message):
-    with pytest.raises(error, match=message):
-        call(layer(), draw(2, 6, 12))
+@refusals(BAD)
+def test_errors(refused):
+    refused(layer(), draw(2, 6, 12))
 
 
 @pytest.mark.parametrize("d", [1, 2, 7, 8])

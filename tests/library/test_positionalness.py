@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from refusals import refusals
 from seeded import generator
 
 from ortho import MECHANISMS, MultiheadAttention
@@ -205,23 +206,21 @@ def test_the_weights_of_heads(causal):
 
 
 BAD = [
-    (lambda w: positionalness(w.long()), TypeError, "weights: expected a floating-point tensor"),
-    (lambda w: positionalness(w[:2]), ValueError, r"weights: expected shape \(S, N, N\) with S of at least 3, got \(2"),
-    (lambda w: positionalness(w[:, :2]), ValueError, r"weights: expected shape .* got \(4, 2, 5\)"),
-    (lambda w: positionalness(2 * w), ValueError, "rows, less 1, within -0.001 and 0.001, got 1 to 1"),
-    (lambda w: positionalness(w * torch.nan), ValueError, "weights: expected finite numbers"),
-    (lambda w: positionalness(w, is_causal=True), ValueError, "weights: expected weights on later keys within 0 and 0"),
-    (lambda w: positionalness(w, by="key"), ValueError, "by: expected one of 'absolute', 'relative', got 'key'"),
-    (lambda w: nearest_pattern(w, []), ValueError, "patterns: expected at least one, got none"),
-    (lambda w: pattern_fits(w, ["gaussian 0"]), ValueError, "patterns: expected rows that sum to 1, got Gaussian"),
-    (lambda w: pattern_fits(w, ["last"]), ValueError, "patterns: expected one of 'current'"),
-    (lambda w: head_weights(w, w), TypeError, "layer: expected a MultiheadAttention.*, got a"),
-    (lambda w: head_weights(MultiheadAttention(4, 2), w), ValueError, r"x: expected shape \(B, N, 4\)"),
+    (lambda w: positionalness(w.long()), "weights: expected a floating-point tensor", TypeError),
+    (lambda w: positionalness(w[:2]), r"weights: expected shape \(S, N, N\) with S of at least 3, got \(2"),
+    (lambda w: positionalness(w[:, :2]), r"weights: expected shape .* got \(4, 2, 5\)"),
+    (lambda w: positionalness(2 * w), "rows, less 1, within -0.001 and 0.001, got 1 to 1"),
+    (lambda w: positionalness(w * torch.nan), "weights: expected finite numbers"),
+    (lambda w: positionalness(w, is_causal=True), "weights: expected weights on later keys within 0 and 0"),
+    (lambda w: positionalness(w, by="key"), "by: expected one of 'absolute', 'relative', got 'key'"),
+    (lambda w: nearest_pattern(w, []), "patterns: expected at least one, got none"),
+    (lambda w: pattern_fits(w, ["gaussian 0"]), "patterns: expected rows that sum to 1, got Gaussian"),
+    (lambda w: pattern_fits(w, ["last"]), "patterns: expected one of 'current'"),
+    (lambda w: head_weights(w, w), "layer: expected a MultiheadAttention.*, got a", TypeError),
+    (lambda w: head_weights(MultiheadAttention(4, 2), w), r"x: expected shape \(B, N, 4\)"),
 ]
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), BAD)
-def test_errors(call, error, message):
-    with pytest.raises(error, match=message):
-        call(softmax_of_noise(4, 5))
+@refusals(BAD)
+def test_errors(refused):
+    refused(softmax_of_noise(4, 5))

@@ -6,14 +6,15 @@ from functools import partial
 
 import pytest
 import torch
+from by_loops import averaged
+from refusals import refusals
+from seeded import draw
 
-from ortho import MECHANISMS
 from ortho.attention import softmax_attention_reference
 from ortho.attention.positions.alibi import alibi_attention, alibi_attention_reference, slopes
 from ortho.attention.positions.forgetting_transformer import forgetting_attention, forgetting_attention_reference
 from ortho.attention.positions.rotary import angles, rotary_attention, rotary_attention_reference, turn
 from ortho.attention.softmax.tiling import spans
-from ortho.cost.counting import Allocations
 
 ROTARY = [rotary_attention_reference, rotary_attention]
 ALIBI = [alibi_attention_reference, alibi_attention, partial(alibi_attention, tile=3)]
@@ -23,27 +24,14 @@ TOLERANCE = {"atol": 1e-13, "rtol": 1e-13}
 close = partial(torch.testing.assert_close, **TOLERANCE)
 
 
-def draw(*shape, seed=0, dtype=torch.float64):
-    g = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=g, dtype=dtype)
-
-
 def gates(*shape, seed=9, dtype=torch.float64, size=1.0):
     return -size * torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def by_loops(q, k, v, bias, allowed):
-    """Softmax attention of one head with bias(i, j), one scalar at a time."""
-    out = torch.zeros(len(q), v.shape[1], dtype=q.dtype)
-    for i in range(len(q)):
-        weights = [
-            math.exp(float(q[i] @ k[j]) / math.sqrt(q.shape[1]) + bias(i, j)) if allowed[i, j] else 0.0
-            for j in range(len(k))
-        ]
-        for j, weight in enumerate(weights):
-            if sum(weights):
-                out[i] += weight / sum(weights) * v[j]
-    return out
+def biased(q, k, v, bias, allowed):
+    """Softmax attention of one head with bias(i, j)."""
+    score = lambda i, j: float(q[i] @ k[j]) / math.sqrt(q.shape[1]) + bias(i, j)  # noqa: E731
+    return averaged(lambda i, j: math.exp(score(i, j)), v, allowed)
 
 
 def test_slopes():
@@ -63,7 +51,7 @@ def test_alibi_formula(attention, causal):
     for item in range(2):
         for head, slope in enumerate(slopes(3)):
             here = (item, head)
-            expected = by_loops(q[here], k[here], v[here], lambda i, j, m=slope: -m * abs(i - j), allowed)
+            expected = biased(q[here], k[here], v[here], lambda i, j, m=slope: -m * abs(i - j), allowed)
             close(o[here], expected)
 
 
@@ -72,10 +60,10 @@ def test_alibi_with_keys_of_another_sequence(attention):
     """Queries and keys count from 0, whichever are more; behind a state both go on from its end."""
     for N, M in ((5, 7), (7, 5)):
         q, k, v = draw(N, 4), draw(M, 4, seed=1), draw(M, 4, seed=2)
-        close(attention(q, k, v), by_loops(q, k, v, lambda i, j: -(2**-8) * abs(i - j), torch.ones(N, M)))
+        close(attention(q, k, v), biased(q, k, v, lambda i, j: -(2**-8) * abs(i - j), torch.ones(N, M)))
         past = draw(3, 4, seed=3), draw(3, 4, seed=4)
         keys, values = (torch.cat(pair) for pair in zip(past, (k, v), strict=True))
-        expected = by_loops(q, keys, values, lambda i, j: -(2**-8) * abs(i + 3 - j), torch.ones(N, M + 3))
+        expected = biased(q, keys, values, lambda i, j: -(2**-8) * abs(i + 3 - j), torch.ones(N, M + 3))
         close(attention(q, k, v, initial_state=past), expected)
 
 
@@ -85,7 +73,7 @@ def test_forgetting_formula(attention, causal):
     """The bias is the sum of what stands after the one token and up to the other, on either side."""
     q, k, v, log_f = *(draw(7, 4, seed=s) for s in range(3)), gates(7)
     allowed = torch.ones(7, 7).tril() if causal else torch.ones(7, 7)
-    expected = by_loops(q, k, v, lambda i, j: float(log_f[min(i, j) + 1 : max(i, j) + 1].sum()), allowed)
+    expected = biased(q, k, v, lambda i, j: float(log_f[min(i, j) + 1 : max(i, j) + 1].sum()), allowed)
     close(attention(q, k, v, log_forget=log_f, is_causal=causal), expected)
 
 
@@ -106,30 +94,6 @@ def test_without_a_gate_it_is_softmax_attention(attention, causal):
     close(attention(q, k, v, log_forget=torch.zeros(2, 9), is_causal=causal), expected)
 
 
-@pytest.mark.parametrize("forms", [ALIBI, FOX])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("tile", [1, 4, 5, 13, 50])
-def test_tiles_equal_the_whole(forms, causal, tile):
-    """Outputs and gradients over several tiles and with masks, of pairs where these are served, some rows of which
-    allow nothing."""
-    q, k, v = (draw(2, 3, 13, 4, seed=s).requires_grad_() for s in range(3))
-    gate = {"log_forget": gates(2, 3, 13).requires_grad_()} if forms is FOX else {}
-    mask = draw(2, 1, 13, 13, seed=5) > 0
-    mask[:, :, 4] = False
-    for attn_mask in (None, mask, mask[..., :1, :], mask[0, 0, 0]):
-        if causal and forms is FOX and attn_mask is mask:
-            continue
-        results = []
-        for attention in (forms[0], partial(forms[1].func if isinstance(forms[1], partial) else forms[1], tile=tile)):
-            o = attention(q, k, v, is_causal=causal, attn_mask=attn_mask, **gate)
-            wanted = [q, k, v, *gate.values()]
-            results.append([o, *torch.autograd.grad(o, wanted, draw(*o.shape, seed=7))])
-        for reference, fast in zip(*results, strict=True):
-            torch.testing.assert_close(fast, reference, atol=1e-12, rtol=1e-12)
-        if attn_mask is mask:
-            assert torch.equal(o[:, :, 4], torch.zeros_like(o[:, :, 4]))
-
-
 def test_spans():
     assert [tuple(s) for s in spans(5, 7, 2, True)] == [(0, 0, 2, 4), (1, 2, 4, 6), (2, 4, 5, 7)]
     assert [tuple(s) for s in spans(5, 7, 9, False)] == [(0, 0, 5, 7)]
@@ -137,12 +101,9 @@ def test_spans():
 
 @pytest.mark.parametrize("attention", FOX)
 def test_hidden_keys_forget_nothing(attention):
-    """A hole in a sequence is as good as absent; a key that some query sees is not hidden."""
+    """`test_pieces.py` shows that for masks of keys; a key that some query sees is not hidden."""
     q, k, v, log_f = *(draw(8, 4, seed=s) for s in range(3)), gates(8)
     there = torch.tensor([1, 1, 0, 1, 0, 0, 1, 1], dtype=torch.bool)
-    for causal in (False, True):
-        o = attention(q, k, v, log_forget=log_f, is_causal=causal, attn_mask=there)
-        close(o[there], attention(*(x[there] for x in (q, k, v)), log_forget=log_f[there], is_causal=causal))
     without = attention(q, k, v, log_forget=log_f, attn_mask=there)
     seen_once = there.expand(8, 8).clone()
     seen_once[7, 2] = True
@@ -187,76 +148,39 @@ def test_gates_at_their_limit_stay_finite(attention):
     assert gradient.isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["alibi", "fox", "path", "position-delta"])
-def test_memory_is_linear(name):
-    """Twice the tokens, twice the bytes that exist at once, forward and backward; some are independent of N."""
-    peaks, mechanism = [], MECHANISMS[name]
-    for length in (512, 1024):
-        x = draw(1, length, 8, dtype=torch.float32)
-        q, k, v = (draw(1, 2, length, 4, seed=s, dtype=torch.float32).requires_grad_() for s in range(3))
-        given = {gate: make(8, 2)(x) for gate, make in mechanism.gates.items()}
-        piece = {"tile" if name in ("alibi", "fox") else "block": 64}
-        with Allocations() as memory:
-            o = mechanism.fast(q, k, v, is_causal=True, **piece, **given)
-            torch.autograd.grad(o, [q, k, v, *given.values()], torch.ones_like(o))
-        peaks.append(memory.peak)
-    assert peaks[1] < 2.1 * peaks[0]
-
-
-@pytest.mark.parametrize("attention", [alibi_attention, forgetting_attention])
-def test_what_the_fast_form_refuses(attention):
-    q = draw(5, 4).requires_grad_()
-    with pytest.raises(RuntimeError, match="create_graph: expected False"):
-        torch.autograd.grad(attention(q, q, q).sum(), q, create_graph=True)
-    with pytest.raises(ValueError, match="tile: expected an integer of at least 1, got 0"):
-        attention(q, q, q, tile=0)
-
-
-@pytest.mark.bad_input
 @pytest.mark.parametrize("attention", FOX[:2])
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
+@refusals(
     [
-        ({"log_forget": gates(2, 4)}, ValueError, r"log_forget: expected shape \(2, 5\) like the keys, got \(2, 4\)"),
-        ({"log_forget": 1}, TypeError, "log_forget: expected a floating-point tensor, got int 1"),
-        ({"log_forget": -gates(2, 5)}, ValueError, "log_forget: expected logarithms of forget gates within"),
-        ({"log_forget": gates(2, 5) / 0}, ValueError, "log_forget: expected logarithms of forget gates within"),
-        (
-            {"log_forget": torch.full((2, 5), -1e308, dtype=torch.float64)},
-            ValueError,
-            "log_forget: expected logarithms",
-        ),
-        ({"q": draw(2, 3, 4)}, ValueError, "q: expected as many queries as keys, 5, got 3"),
-        ({"initial_state": (draw(2, 3, 4), draw(2, 3, 4))}, ValueError, "initial_state: .*keys, values, faded"),
+        ({"log_forget": gates(2, 4)}, r"log_forget: expected shape \(2, 5\) like the keys, got \(2, 4\)"),
+        ({"log_forget": 1}, "log_forget: expected a floating-point tensor, got int 1", TypeError),
+        ({"log_forget": -gates(2, 5)}, "log_forget: expected logarithms of forget gates within"),
+        ({"log_forget": gates(2, 5) / 0}, "log_forget: expected logarithms of forget gates within"),
+        ({"log_forget": torch.full((2, 5), -1e308, dtype=torch.float64)}, "log_forget: expected logarithms"),
+        ({"q": draw(2, 3, 4)}, "q: expected as many queries as keys, 5, got 3"),
+        ({"initial_state": (draw(2, 3, 4), draw(2, 3, 4))}, "initial_state: .*keys, values, faded"),
         (
             {"initial_state": (draw(2, 3, 4), draw(2, 3, 4), gates(2, 2))},
-            ValueError,
             r"initial_state: expected faded torch.float64 of shape \(2, 3\), got a float64 tensor of shape \(2, 2\)",
         ),
-    ],
+    ]
 )
-def test_fox_errors(attention, change, error, message):
-    operands = {name: draw(2, 5, 4, seed=s) for s, name in enumerate("qkv")} | change
-    with pytest.raises(error, match=message):
-        attention(**operands)
+def test_fox_errors(attention, refused):
+    refused(attention, **{name: draw(2, 5, 4, seed=s) for s, name in enumerate("qkv")})
 
 
-def turned_by_loops(q, k, v, causal, base=10000.0):
+def turned(q, k, v, causal, base=10000.0):
     """Plane c of a vector is a complex number; a score is the real part of q conj(k) e^{i (i - j) theta}."""
-    K = q.shape[1]
-    planes = K // 2
-    out = torch.zeros(len(q), v.shape[1], dtype=q.dtype)
-    for i in range(len(q)):
-        weights = []
-        for j in range(len(k)):
-            score = float(q[i, -1] * k[j, -1]) if K % 2 else 0.0
-            for c in range(planes):
-                of_q, of_k = complex(q[i, c], q[i, c + planes]), complex(k[j, c], k[j, c + planes])
-                score += (of_q * of_k.conjugate() * cmath.exp(1j * (i - j) * base ** (-2 * c / (2 * planes)))).real
-            weights.append(math.exp(score / math.sqrt(K)) if j <= i or not causal else 0.0)
-        for j, weight in enumerate(weights):
-            out[i] += weight / sum(weights) * v[j]
-    return out
+    planes = q.shape[1] // 2
+
+    def weight(i, j):
+        score = float(q[i, -1] * k[j, -1]) if q.shape[1] % 2 else 0.0
+        for c in range(planes):
+            of_q, of_k = complex(q[i, c], q[i, c + planes]), complex(k[j, c], k[j, c + planes])
+            score += (of_q * of_k.conjugate() * cmath.exp(1j * (i - j) * base ** (-2 * c / (2 * planes)))).real
+        return math.exp(score / math.sqrt(q.shape[1]))
+
+    pairs = torch.ones(len(q), len(k))
+    return averaged(weight, v, pairs.tril() if causal else pairs)
 
 
 @pytest.mark.parametrize("attention", ROTARY)
@@ -264,7 +188,7 @@ def turned_by_loops(q, k, v, causal, base=10000.0):
 @pytest.mark.parametrize(("causal", "base"), [(False, 10000.0), (True, 10000.0), (False, 10.0)])
 def test_rotary_formula(attention, width, causal, base):
     q, k, v = (draw(7, width, seed=s) for s in range(3))
-    close(attention(q, k, v, is_causal=causal, base=base), turned_by_loops(q, k, v, causal, base))
+    close(attention(q, k, v, is_causal=causal, base=base), turned(q, k, v, causal, base))
 
 
 def test_scores_depend_on_the_distance_alone():
@@ -296,18 +220,14 @@ def test_far_positions_in_float32(attention):
     torch.testing.assert_close(far, attention(q, k, v), atol=1e-5, rtol=0)  # some 100 eps
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize("attention", ROTARY)
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
+@refusals(
     [
-        ({"k": draw(2, 5, 3)}, ValueError, "k: expected width 4 like q"),
-        ({"base": 0.0}, ValueError, "base: expected a positive finite number, got float 0.0"),
-        ({"base": None}, TypeError, "base: expected a number, got NoneType None"),
-        ({"initial_state": 5}, TypeError, r"initial_state: expected a tuple of tensors \(keys, values\)"),
-    ],
+        ({"k": draw(2, 5, 3)}, "k: expected width 4 like q"),
+        ({"base": 0.0}, "base: expected a positive finite number, got float 0.0"),
+        ({"base": None}, "base: expected a number, got NoneType None", TypeError),
+        ({"initial_state": 5}, r"initial_state: expected a tuple of tensors \(keys, values\)", TypeError),
+    ]
 )
-def test_rotary_errors(attention, change, error, message):
-    operands = {name: draw(2, 5, 4, seed=s) for s, name in enumerate("qkv")} | change
-    with pytest.raises(error, match=message):
-        attention(**operands)
+def test_rotary_errors(attention, refused):
+    refused(attention, **{name: draw(2, 5, 4, seed=s) for s, name in enumerate("qkv")})

@@ -26,6 +26,10 @@ def drawn(dtype, *, length=40, factor=1.0):
     return [(x * f).to(dtype) for x, f in zip(operands, (factor, factor, 1.0), strict=True)]
 
 
+def gradients(operands, o):
+    return torch.autograd.grad(o.square().sum(), [x for x in operands if x.requires_grad])
+
+
 def causal(name):
     return name not in MECHANISMS or MECHANISMS[name].causal
 
@@ -40,14 +44,20 @@ def test_outputs_have_the_dtype_of_the_operands(name, form):
     f = FUNCTIONS[name, form]
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         operands = drawn(dtype)
-        exact = f(*(x.double() for x in operands), is_causal=causal(name))
-        o = f(*operands, is_causal=causal(name))
+        for x in operands[2 * (name == "value gradient") :]:
+            x.requires_grad_()
+        wide = [x.detach().double().requires_grad_(x.requires_grad) for x in operands]
+        exact, o = (f(*x, is_causal=causal(name)) for x in (wide, operands))
         with torch.autocast("cpu", dtype=torch.bfloat16):
             inside = f(*operands, is_causal=causal(name))
         assert o.dtype == inside.dtype == dtype
         torch.testing.assert_close(inside, o, atol=0, rtol=0)
         steps = 1e-4 if dtype == torch.float32 else 8 * torch.finfo(dtype).eps
         torch.testing.assert_close(o.double(), exact, atol=steps, rtol=steps)
+        for narrow, other in zip(*map(gradients, (operands, wide), (o, exact)), strict=True):
+            assert narrow.dtype == dtype
+            signed = name in MECHANISMS and MECHANISMS[name].signed  # of which sums cancel
+            assert signed or (narrow - other).norm() <= 10 * steps * (other.norm() + steps)
 
 
 @pytest.mark.parametrize(

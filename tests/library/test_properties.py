@@ -1,14 +1,15 @@
 """What must hold for every attention mechanism and for every projection, on random shapes (hypothesis).
 
 No other file need show these of a mechanism of the list, in the layer that calls it:
-- the fast form equals the definition: outputs, all gradients, with and without padded keys, however many of them;
+- the fast form equals the definition: outputs, all gradients, with and without padded keys, wherever they are;
 - new tokens leave the prefix as it was, bit for bit; a sequence cut anywhere gives what the whole gives, the state too;
 - items of a batch do not see each other; permuted tokens give permuted outputs where positions do not count;
 - masked keys are as good as absent, and a row that may attend to nothing gives zeros without NaN;
 - gradients agree with finite differences in both forms; float32 is near float64.
 
-Elsewhere for all: costs and the counted decode step in `test_cost.py`; decoding with a cache in `test_decoding.py`; odd
-arguments in `test_fuzz.py`; compiling and second derivatives in `test_compile.py`.
+Elsewhere for all: pieces, such as chunks and tiles, and second derivatives in `test_pieces.py`; costs and the counted
+decode step in `test_cost.py`; decoding with a cache in `test_decoding.py`; odd arguments in `test_fuzz.py`; compiling
+in `test_compile.py`.
 """
 
 from functools import partial
@@ -69,13 +70,13 @@ def inputs(shape, seed):
 @given(shape=shapes, seed=seeds, causal=st.booleans(), padded=st.booleans())
 @examples
 def test_fast_equals_reference(projection, attention, shape, seed, causal, padded):
-    """Outputs and every gradient; with padded keys too, up to a sequence that is padding altogether."""
+    """Outputs and every gradient; with padding too, anywhere, up to a sequence that is padding altogether."""
     x, width, heads, g = inputs(shape, seed)
     causal = causality(attention, causal)
     mask = None
     if padded:
-        lengths = torch.randint(0, shape[1] + 1, (shape[0],), generator=g)
-        mask = (torch.arange(shape[1]) < lengths[:, None])[:, None, None]  # (B, 1, 1, N)
+        share = torch.randint(0, 5, (shape[0], 1), generator=g) / 4  # none, some or all of a sequence
+        mask = (torch.rand(shape[0], shape[1], generator=g) < share)[:, None, None]  # (B, 1, 1, N)
     d_out = torch.randn(x.shape, generator=g, dtype=x.dtype)
     results = []
     for layer in pair(projection, attention, width, heads, seed):

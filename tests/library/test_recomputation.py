@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from refusals import refusals, refuses
 from torch import nn
 
 from ortho import LanguageModel, MultiheadAttention, TransformerBlock, cost
@@ -70,18 +71,15 @@ def test_attention_alone(causal):
     assert 0 < recomputed.backward - plain.backward <= 4 * 40 * 40 * D
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("call", "message"),
+@refusals(
     [
         (lambda: Recomputed([]), "blocks: expected at least one, got none"),
         (lambda: Recomputed(blocks(2), 3), "segments: expected at most the 2 blocks, got 3"),
         (lambda: RecomputedAttention("delta"), "attention: expected a mechanism without gates, got 'delta'"),
-    ],
+    ]
 )
-def test_errors(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+def test_errors(refused):
+    refused()
 
 
 @pytest.mark.parametrize(("count", "segments"), [(6, 1), (6, 2), (7, 3), (6, 6)])
@@ -113,5 +111,4 @@ def test_the_peak():
 
 
 def test_more_segments_than_blocks():
-    with pytest.raises(ValueError, match="segments: expected at most the 2 blocks, got 3"):
-        recomputed(1, 4, 4, 1, 2, 3)
+    refuses("segments: expected at most the 2 blocks, got 3", recomputed, 1, 4, 4, 1, 2, 3)

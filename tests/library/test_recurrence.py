@@ -3,9 +3,6 @@
 What holds for every mechanism, `test_properties.py` and `test_decoding.py` show, up to 40 tokens.
 """
 
-from functools import partial
-from itertools import product
-
 import pytest
 import torch
 from recurrent_operands import (
@@ -19,12 +16,10 @@ from recurrent_operands import (
     arguments,
     call,
     close,
-    draw,
     with_gradients,
 )
+from seeded import draw
 
-from ortho.attention import chunking
-from ortho.attention.chunking import CHUNK, TILE
 from ortho.attention.operands import TINY, unit
 from ortho.attention.recurrent.gla import chunk_width
 
@@ -79,128 +74,10 @@ def test_formula(name, form, causal, scale):
     close(with_gradients(function, given, **kwargs, normalise=False), expected(lambda x: 1))
 
 
-LENGTHS = [(1, 4), (2, 1), (7, 7), (12, 4), (13, 3), (33, 16), (63, 64), (65, 64), (5, 1000), (130, CHUNK)]
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("length", "chunk"), LENGTHS)
-def test_fast_equals_reference(name, causal, length, chunk, monkeypatch):
-    """Of the delta rule six sequences, all in one tile, several a tile, one, or a part of one. If not causal, of a few
-    queries."""
-    given = arguments(name, 2, 3, length=length if causal else 4, keys=length)
-    expected = with_gradients(FUNCTIONS[name, "reference"], given, is_causal=causal)
-    for tile in (TILE, 7, 5, 2) if "delta" in name else (TILE,):
-        monkeypatch.setattr(chunking, "TILE", tile)
-        close(with_gradients(FUNCTIONS[name, "fast"], given, is_causal=causal, chunk=chunk), expected)
-
-
 def test_chunk_width():
     """The largest power of two that is at most the chunk, and no larger than the sequence needs."""
     widths = {(1, 64): 1, (2, 64): 2, (3, 64): 4, (64, 64): 64, (65, 64): 64, (1000, 63): 32, (1000, 1): 1, (9, 4): 4}
     assert {sizes: chunk_width(*sizes) for sizes in widths} == widths
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("causal", [False, True])
-def test_gradients_of_a_part(name, causal):
-    """Whichever operands need a gradient: those are the same as where all do."""
-    given = arguments(name, 2, length=11)
-    found = with_gradients(FUNCTIONS[name, "reference"], given, is_causal=causal)[2:]
-    everything = dict(zip(given, found, strict=True))
-    parts = [[x] for x in given] + [[x for x in given if x not in part] for part in (["q", "k"], ["v"], ["beta"])]
-    for part in parts:
-        found = with_gradients(FUNCTIONS[name, "fast"], given, part, is_causal=causal, chunk=4)[2:]
-        close(found, [everything[x] for x in part])
-
-
-@pytest.mark.parametrize("name", ["delta", "gated-delta"])
-@pytest.mark.parametrize("causal", [False, True])
-def test_second_derivatives_are_refused(name, causal):
-    given = {x: y.requires_grad_() for x, y in arguments(name, length=4).items()}
-    o, _ = call(FUNCTIONS[name, "fast"], given, is_causal=causal)
-    for leaf in list(given.values())[
-        0 if causal else 1 :
-    ]:  # if not causal, a product with the state is all that q meets
-        with pytest.raises(RuntimeError, match=r"^create_graph: expected False: .* its reference form can"):
-            torch.autograd.grad(o.square().sum(), leaf, create_graph=True)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("tile", [TILE, 2])
-def test_the_future_leaves_the_prefix(name, tile, monkeypatch):
-    """Bit for bit, at cuts inside and between chunks, whatever comes."""
-    monkeypatch.setattr(chunking, "TILE", tile)
-    function = FUNCTIONS[name, "fast"]
-    given, other = (arguments(name, 2, length=150, state=False, seed=seed) for seed in (0, 1))
-    before, _ = call(function, given, is_causal=True)
-    for cut, size in product((1, 49, 50, 64, 65, 149), (0.0, 30.0)):
-        mixed = {x: torch.cat([y[:, :cut], other[x][:, cut:]], 1) for x, y in given.items()}
-        mixed["v"][:, cut:] *= size
-        assert torch.equal(call(function, mixed, is_causal=True)[0][:, :cut], before[:, :cut])
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kept", ["right", "left", "middle", "scattered", "none", "all"])
-def test_hidden_keys(name, form, kept):
-    """As if cut out of the sequence: rows of other tokens, the state, and all gradients; a hidden token has none but
-    that of its query, and reads what there was before it."""
-    given = arguments(name, 2, length=11, state=False)
-    index = torch.arange(11)
-    outside = (index < 4) | (index > 7)
-    masks = {"right": index < 7, "left": index > 4, "middle": outside, "scattered": index % 3 == 1}
-    mask = {**masks, "none": index < 0, "all": index >= 0}[kept]
-    mask = torch.stack([mask, mask.roll(1)])
-    kwargs = {"chunk": 4} if form == "fast" else {}
-    masked = partial(FUNCTIONS[name, form], attn_mask=mask[:, None], **kwargs)
-    found = with_gradients(masked, given, is_causal=True)
-
-    def cut_out(return_state, **leaves):
-        """Token by token, past those that are hidden."""
-        outputs, states = [], []
-        for b in range(2):
-            S = torch.zeros(4, 3, dtype=torch.float64)
-            for t in range(11):
-                if mask[b, t]:
-                    token = {x: y[b, t : t + 1] for x, y in leaves.items()}
-                    _, (S,) = FUNCTIONS[name, "reference"](**token, initial_state=(S,), return_state=True)
-                q = leaves["q"][b, t : t + 1]
-                outputs.append((unit(q) if name in ERASING else SCALES.get(name, 1) * q) @ S)
-            states.append(S)
-        # Where all is hidden nothing else leads to the operands.
-        nothing = 0 * sum(x.sum() for x in leaves.values())
-        return torch.cat(outputs).view(2, 11, 3) + nothing, (torch.stack(states),)
-
-    close(found, with_gradients(cut_out, given))
-    for gradient in found[3:]:  # all but that of q
-        assert not gradient[~mask].any()
-    # Whatever it holds, and wherever queries are read.
-    wild = {x: y.clone() for x, y in given.items()}
-    wild["k"][~mask] *= 1e6
-    wild["v"][~mask] *= -1e6
-    close(call(masked, wild, is_causal=True), found[:2])
-    close(call(masked, wild)[1:], found[1:2])
-    if name not in NORMALISING:
-        return
-    wild["k"] = torch.where(mask[..., None], unit(given["k"]), wild["k"])
-    wild["q"] = unit(given["q"])
-    for causal in (False, True):  # keys of any length, too
-        o, S = call(masked, wild, is_causal=causal, normalise=False)
-        close([o, S], [found[0] if causal else wild["q"] @ S, found[1]])
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("form", FORMS)
-def test_masks_that_hide_keys(name, form):
-    """Every shape that broadcasts over the queries."""
-    given = arguments(name, 2, 3, length=5, state=False)
-    for shape in ((), (5,), (1, 5), (3, 1, 5), (2, 1, 1, 5), (2, 3, 1, 1)):
-        mask = draw(*shape, seed=4) > -0.3
-        whole = mask.expand(2, 3, 1, 5)
-        for causal in (False, True):
-            expected = call(FUNCTIONS[name, form], given, is_causal=causal, attn_mask=whole)
-            close(call(FUNCTIONS[name, form], given, is_causal=causal, attn_mask=mask), expected)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from refusals import refuses
 from seeded import generator
 
 from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, HuberNorm, Squared
@@ -93,9 +94,7 @@ def test_retrieval_counts_the_right_pairs():
 
 @pytest.mark.bad_input
 def test_errors_are_clear():
-    with pytest.raises(ValueError, match="share: expected a number within 0 and 1, got 1.5"):
-        stream(1.5, 1.0, generator=generator())
+    refuses("share: expected a number within 0 and 1, got 1.5", stream, 1.5, 1.0, generator=generator())
     data = stream(0.0, 1.0, generator=generator(), draws=1, length=5)
     for after in ((3, 3), (6,), (0,)):
-        with pytest.raises(ValueError, match="after: expected rising numbers up to 5, got"):
-            errors(Squared(), 0.1, data, after=after)
+        refuses("after: expected rising numbers up to 5, got", errors, Squared(), 0.1, data, after=after)

@@ -3,22 +3,12 @@
 import pytest
 import torch
 from scipy import stats
-from seeded import generator, normal
+from seeded import draw as normal
+from seeded import generator
 
 from ortho.orthogonal import DRAWS, haar
+from ortho.theory import scores as laws
 from ortho.theory.estimates import SIGMAS, estimate
-from ortho.theory.scores import (
-    carrying,
-    drawn_missed,
-    expected_missed,
-    freedoms,
-    head_spectrum,
-    missed,
-    moment_deviation,
-    rank_at,
-    sample_scores,
-    score_moment,
-)
 
 FALSE_ALARM = 1e-4  # chance that the right law fails one comparison
 LIMIT = stats.norm.isf(FALSE_ALARM / 2)  # standard errors
@@ -26,35 +16,37 @@ LIMIT = stats.norm.isf(FALSE_ALARM / 2)  # standard errors
 
 @pytest.mark.parametrize("draw", list(DRAWS))
 def test_moments(draw):
-    scores = sample_scores(draw, 6, 3, 2000, generator=generator())
+    scores = laws.sample_scores(draw, 6, 3, 2000, generator=generator())
     for order in (1, 2, 3, 4):
-        assert abs(moment_deviation(scores, draw, 6, 3, order)) < LIMIT
+        assert abs(laws.moment_deviation(scores, draw, 6, 3, order)) < LIMIT
 
 
 def test_the_laws_are_told_apart():
     """At d = 4 the fourth moments differ by (1 + 2/d)^2 = 2.25, which the comparison above does not let pass."""
-    scores = sample_scores("haar", 4, 4, 4000, generator=generator())
-    assert abs(moment_deviation(scores, "gaussian", 4, 4, 4)) > LIMIT
+    scores = laws.sample_scores("haar", 4, 4, 4000, generator=generator())
+    assert abs(laws.moment_deviation(scores, "gaussian", 4, 4, 4)) > LIMIT
 
 
 def test_closed_forms():
-    assert score_moment("haar", 8, 2, 2) == score_moment("gaussian", 8, 2, 2) == 2 / 64
-    assert score_moment("gaussian", 8, 2, 4) == pytest.approx(score_moment("haar", 8, 2, 4) * (1 + 2 / 8) ** 2)
+    assert laws.score_moment("haar", 8, 2, 2) == laws.score_moment("gaussian", 8, 2, 2) == 2 / 64
+    assert laws.score_moment("gaussian", 8, 2, 4) == pytest.approx(
+        laws.score_moment("haar", 8, 2, 4) * (1 + 2 / 8) ** 2
+    )
     # One head: W_Q W_K^T is itself Haar, and s is a coordinate of a uniform unit vector, of fourth moment 3/(d(d+2)).
-    assert score_moment("haar", 8, 8, 4) == pytest.approx(3 / 8 / 10)
+    assert laws.score_moment("haar", 8, 8, 4) == pytest.approx(3 / 8 / 10)
 
 
 def test_spectrum():
-    torch.testing.assert_close(head_spectrum("haar", 12, 12, generator=generator()), torch.ones(12).double())
-    gaussian = head_spectrum("gaussian", 12, 4, generator=generator())
+    torch.testing.assert_close(laws.head_spectrum("haar", 12, 12, generator=generator()), torch.ones(12).double())
+    gaussian = laws.head_spectrum("gaussian", 12, 4, generator=generator())
     assert gaussian.shape == (4,) and gaussian.diff().le(0).all() and gaussian.std() > 0.1
 
 
 def test_what_a_multiple_misses_by_hand():
     target = torch.tensor([[3.0, 0.0], [0.0, 4.0]], dtype=torch.float64)
-    assert missed(target, -2 * target) == pytest.approx(0, abs=1e-15)
-    assert missed(target, torch.tensor([[1.0, 0.0], [0.0, 0.0]]).double()) == pytest.approx(16 / 25)
-    assert missed(target, torch.tensor([[0.0, 1.0], [5.0, 0.0]]).double()) == 1
+    assert laws.missed(target, -2 * target) == pytest.approx(0, abs=1e-15)
+    assert laws.missed(target, torch.tensor([[1.0, 0.0], [0.0, 0.0]]).double()) == pytest.approx(16 / 25)
+    assert laws.missed(target, torch.tensor([[0.0, 1.0], [5.0, 0.0]]).double()) == 1
 
 
 @pytest.mark.parametrize("draw", ["haar", "gaussian"])
@@ -63,8 +55,8 @@ def test_the_mean_is_that_of_the_draws(draw, d, K):
     """Wrong with probability 1e-5 each, of eight that are fixed by their seed; the target has rank 1."""
     target = torch.zeros(d, d, dtype=torch.float64)
     target[0, -1] = 5.0
-    found = estimate(drawn_missed(target, K, 400, draw=draw, generator=generator()))
-    assert abs(found.deviation(expected_missed(d))) < SIGMAS
+    found = estimate(laws.drawn_missed(target, K, 400, draw=draw, generator=generator()))
+    assert abs(found.deviation(laws.expected_missed(d))) < SIGMAS
     assert found.standard_error < 0.3 / d**2 + 0.01
 
 
@@ -72,7 +64,7 @@ def test_a_map_before_carries_the_scores():
     g = generator()
     q, k = (haar(12, 5, generator=g, dtype=torch.float64) for _ in "qk")
     wanted_q, wanted_k = normal(2, 12, 5, seed=1)
-    P = carrying(q, k, wanted_q, wanted_k)
+    P = laws.carrying(q, k, wanted_q, wanted_k)
     x, y = normal(2, 12, seed=2)
     expected = x @ wanted_q @ wanted_k.T @ y
     torch.testing.assert_close((P @ x) @ q @ k.T @ (P @ y), expected, rtol=1e-11, atol=1e-11)
@@ -87,6 +79,6 @@ def test_freedoms_are_those_that_are_counted(d, K):
     def maps(pair):
         return torch.stack([q @ k.T for q, k in zip(pair[0].split(K, 1), pair[1].split(K, 1), strict=True)])
 
-    learned = rank_at(maps, both)
-    carried = rank_at(lambda P: maps(torch.stack([P.T @ one for one in both])), normal(d, d, seed=1))
-    assert (learned, carried) == freedoms(d, K) == ((2 * d - K) * d, d * d)
+    learned = laws.rank_at(maps, both)
+    carried = laws.rank_at(lambda P: maps(torch.stack([P.T @ one for one in both])), normal(d, d, seed=1))
+    assert (learned, carried) == laws.freedoms(d, K) == ((2 * d - K) * d, d * d)

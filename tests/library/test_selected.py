@@ -8,7 +8,9 @@ from itertools import product
 import pytest
 import test_properties as general
 import torch
-from selected_mechanisms import ALL, ENTRIES, FORMS, SMALL, TOLERANCE, draw, qkv, ways
+from refusals import refuses
+from seeded import draw
+from selected_mechanisms import ALL, ENTRIES, FORMS, SMALL, TOLERANCE, qkv, ways
 
 from ortho import MECHANISMS
 from ortho.attention import softmax_attention_reference
@@ -256,21 +258,6 @@ def test_other_numbers_of_keys(name):
         compare(ALL[name], qkv(2, length=length, keys=keys))
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_masks_of_each_sequence(name):
-    """A query that is left nothing gets zeros; hidden keys get no gradient."""
-    m, (q, k, v) = ALL[name], qkv(3, length=30)
-    mask = (draw(3, 1, 30, seed=4) > 0.3).clone()
-    mask[0], mask[1, :, :7] = False, False
-    for causal in ways(m):
-        o = compare(m, (q, k, v), attn_mask=mask, is_causal=causal)
-        assert not o[0].any()
-        assert not causal or not o[1, :7].any()
-        value = v.clone().requires_grad_()
-        (d_v,) = torch.autograd.grad(m.fast(q, k, value, attn_mask=mask, is_causal=causal).sum(), value)
-        assert not d_v[~mask[:, 0]].any()
-
-
 @pytest.mark.parametrize("name", ["top-k, 3", "nsa, 4", "moba, 4"])
 def test_scales(name):
     """By a negative one the highest scores are those of the lowest products. By 0 all scores are equal: the first keys
@@ -346,8 +333,7 @@ BAD = [
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("m", "given", "error", "message"), BAD, ids=lambda x: getattr(x, "name", None))
 def test_bad_options(m, given, error, message, form):
-    with pytest.raises(error, match="^" + re.escape(message)):
-        m.form(form)(Q, Q, Q, **{"is_causal": True, **given})
+    refuses("^" + re.escape(message), m.form(form), Q, Q, Q, error=error, **{"is_causal": True, **given})
 
 
 @pytest.mark.bad_input
@@ -359,35 +345,27 @@ def test_bad_calls(m, form):
     f = m.form(form)
     with pytest.raises(ValueError, match=r"attn_mask: expected a mask of keys, of shape \(..., 1, 9\)"):
         f(Q, Q, Q, is_causal=True, attn_mask=torch.ones(9, 9, dtype=torch.bool))
-    with pytest.raises(ValueError, match="k: expected finite numbers, got 72 NaN or infinite of 72"):
-        f(Q, Q / 0, Q, is_causal=True)
-    with pytest.raises(ValueError, match="^initial_state: expected"):
-        f(Q, Q, Q, is_causal=True, initial_state=(Q, Q, Q, Q, Q))
+    refuses("k: expected finite numbers, got 72 NaN or infinite of 72", f, Q, Q / 0, Q, is_causal=True)
+    refuses("^initial_state: expected", f, Q, Q, Q, is_causal=True, initial_state=(Q, Q, Q, Q, Q))
     call = {"is_causal": True, "initial_state": f(Q, Q, Q, is_causal=True, return_state=True)[1]}
     if m in (LSH, ROUTING, IMPORTANCE):
         *state, part = call["initial_state"]
         with pytest.raises(ValueError, match="^initial_state: expected (buckets|clusters|importance) "):
             f(Q, Q, Q, is_causal=True, initial_state=(*state, part[..., 1:]))
     if m is IMPORTANCE or (m is SPARSE_LINEAR and form == "fast"):
-        with pytest.raises(ValueError, match="^attn_mask: expected None beside a"):
-            f(Q, Q, Q, attn_mask=torch.ones(18, dtype=torch.bool), **call)
+        refuses("^attn_mask: expected None beside a", f, Q, Q, Q, attn_mask=torch.ones(18, dtype=torch.bool), **call)
 
 
 @pytest.mark.bad_input
 def test_bad_draws_and_sizes():
     with pytest.raises(ValueError, match="buckets: expected an even number, one for each row and its opposite, got 3"):
         draw_projections(4, buckets=3)
-    with pytest.raises(ValueError, match="decay: expected a number from 0 to 1, got float 1.5"):
-        update_centroids(draw_centroids(4), Q, Q, decay=1.5)
-    with pytest.raises(ValueError, match="k: expected q itself with shared_qk"):
-        LSH.fast(Q, Q[:, :5], Q[:, :5], shared_qk=True)
-    with pytest.raises(ValueError, match="attention: expected one of 'top-k', .* got 'window'"):
-        choosing("window", 10, 4, 4)
+    refuses("decay: expected a number from 0 to 1, got float 1.5", update_centroids, draw_centroids(4), Q, Q, decay=1.5)
+    refuses("k: expected q itself with shared_qk", LSH.fast, Q, Q[:, :5], Q[:, :5], shared_qk=True)
+    refuses("attention: expected one of 'top-k', .* got 'window'", choosing, "window", 10, 4, 4)
     for name in ("moba", "nsa"):
         with pytest.raises(ValueError, match=f"causal: expected True, since '{name}' chooses .* past, got False"):
             choosing(name, 10, 4, 4, causal=False)
     for name, size in (("length", 33), ("block", 8)):
-        with pytest.raises(ValueError, match=f"{name}: expected a multiple of stride = 16, got {size}"):
-            Sizes(**{name: size})
-    with pytest.raises(ValueError, match="count: expected at least 3, got 2"):
-        Sizes(count=2)
+        refuses(f"{name}: expected a multiple of stride = 16, got {size}", Sizes, **{name: size})
+    refuses("count: expected at least 3, got 2", Sizes, count=2)

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from selected_mechanisms import TOLERANCE, draw, qkv
+from seeded import draw
+from selected_mechanisms import TOLERANCE, qkv
 
 from ortho.attention.selected import call
 from ortho.attention.selected.importance import (

@@ -6,6 +6,9 @@ from functools import partial
 
 import pytest
 import torch
+from by_loops import averaged
+from refusals import refusals, refuses
+from seeded import draw
 from torch.nn.attention import SDPBackend
 
 from ortho.attention import softmax_attention, softmax_attention_reference
@@ -17,10 +20,6 @@ FORMS = [softmax_attention_reference, softmax_attention]
 # Sums of at most 70 products of size 10, in another order and behind exponentials of scores up to 10.
 close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
 causal_or_not = pytest.mark.parametrize("causal", [False, True])
-
-
-def draw(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def operands(N, M=None, lead=(2, 3), dtype=torch.float64, K=4, V=5):
@@ -43,20 +42,6 @@ def assert_same(call, leaves, **kwargs):
         close(one, other)
 
 
-def by_loops(q, k, v, allowed, scale):
-    """The formula, one scalar at a time."""
-    out = torch.zeros(q.shape[0], v.shape[1], dtype=q.dtype)
-    for i in range(q.shape[0]):
-        weights = [
-            math.exp(scale * sum(q[i, c] * k[j, c] for c in range(q.shape[1]))) if allowed[i, j] else 0.0
-            for j in range(k.shape[0])
-        ]
-        for j, weight in enumerate(weights):
-            if sum(weights) > 0:
-                out[i] += weight / sum(weights) * v[j]
-    return out
-
-
 CASES = {
     "plain": {},
     "causal": {"is_causal": True},
@@ -77,14 +62,14 @@ def test_formula(attention, case):
     q, k, v, kwargs = draw(4, 3), draw(4, 3, seed=1), draw(4, 3, seed=2), CASES[case]
     allowed = kwargs.get("attn_mask", torch.ones(4, 4, dtype=torch.bool))
     allowed = allowed.tril() if "is_causal" in kwargs else allowed
-    close(attention(q, k, v, **kwargs), by_loops(q, k, v, allowed, kwargs.get("scale", 1 / math.sqrt(3))))
+    scale = kwargs.get("scale", 1 / math.sqrt(3))
+    close(attention(q, k, v, **kwargs), averaged(lambda i, j: math.exp(scale * float(q[i] @ k[j])), v, allowed))
 
 
 def test_values_of_another_width():
     q, k, v = operands(3, 7)
     assert softmax_attention_reference(q, k, v).shape == (2, 3, 3, 5)
-    with pytest.raises(ValueError, match="v: expected width 4 like q, for the fused kernel"):
-        softmax_attention(q, k, v)
+    refuses("v: expected width 4 like q, for the fused kernel", softmax_attention, q, k, v)
 
 
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3), (2, 1, 3)])
@@ -106,63 +91,45 @@ def test_no_silent_fallback(monkeypatch):
     not_on_a_cpu = [SDPBackend.CUDNN_ATTENTION]
     monkeypatch.setattr("ortho.attention.softmax.softmax_attention._KERNELS", not_on_a_cpu)
     q = draw(1, 2, 5, 4)
-    with pytest.raises(RuntimeError, match="No viable backend"):
-        softmax_attention(q, q, q)
+    refuses("No viable backend", softmax_attention, q, q, q, error=RuntimeError)
 
 
 BAD = [  # what is put in the place of q, k, v = (2, 5, 4) and beside them
-    ({"q": torch.ones(2, 5, 4).long()}, TypeError, "q: expected a floating-point tensor, got a int64 tensor"),
-    ({"k": torch.ones(2, 5, 4)}, TypeError, "k: expected torch.float64 on cpu like q, got torch.float32"),
-    ({"k": draw(2, 5, 3)}, ValueError, "k: expected width 4 like q"),
-    ({"v": draw(2, 4, 4)}, ValueError, "v: expected length 5 like k"),
-    ({"k": draw(1, 5, 4)}, ValueError, r"k: expected leading axes \(2,\) like q, got \(1, 5, 4\)"),
-    ({"q": draw(2, 0, 4)}, ValueError, r"q: expected shape \(..., N, width\) without empty axes"),
-    ({"q": draw(4)}, ValueError, "q: expected shape"),
-    ({"k": draw(2, 5, 4) / 0}, ValueError, "k: expected finite numbers, got 40 NaN or infinite of 40"),
-    ({"q": draw(2, 3, 4), "is_causal": True}, ValueError, "is_causal: expected as many queries as keys"),
-    ({"is_causal": torch.ones(2)}, TypeError, "is_causal: expected True or False"),
-    ({"attn_mask": torch.ones(5, 5)}, TypeError, "attn_mask: expected a boolean tensor"),
+    ({"q": torch.ones(2, 5, 4).long()}, "q: expected a floating-point tensor, got a int64 tensor", TypeError),
+    ({"k": torch.ones(2, 5, 4)}, "k: expected torch.float64 on cpu like q, got torch.float32", TypeError),
+    ({"k": draw(2, 5, 3)}, "k: expected width 4 like q"),
+    ({"v": draw(2, 4, 4)}, "v: expected length 5 like k"),
+    ({"k": draw(1, 5, 4)}, r"k: expected leading axes \(2,\) like q, got \(1, 5, 4\)"),
+    ({"q": draw(2, 0, 4)}, r"q: expected shape \(..., N, width\) without empty axes"),
+    ({"q": draw(4)}, "q: expected shape"),
+    ({"k": draw(2, 5, 4) / 0}, "k: expected finite numbers, got 40 NaN or infinite of 40"),
+    ({"q": draw(2, 3, 4), "is_causal": True}, "is_causal: expected as many queries as keys"),
+    ({"is_causal": torch.ones(2)}, "is_causal: expected True or False", TypeError),
+    ({"attn_mask": torch.ones(5, 5)}, "attn_mask: expected a boolean tensor", TypeError),
     (
         {"attn_mask": torch.ones(4, 5, dtype=torch.bool)},
-        ValueError,
         r"attn_mask: expected a shape that broadcasts to \(2, 5, 5\), got \(4, 5\)",
     ),
-    ({"scale": float("nan")}, ValueError, "scale: expected a finite number, got nan"),
-    ({"scale": "1"}, TypeError, "scale: expected a number, got str"),
-    ({"initial_state": (draw(2, 5, 4),)}, ValueError, r"initial_state: expected.*\(keys, values\)"),
-    ({"initial_state": 5}, TypeError, "initial_state: expected a tuple of tensors"),
-    ({"initial_state": (draw(4), draw(2, 5, 4))}, ValueError, "initial_state: expected a tuple of tensors"),
-    ({"initial_state": (draw(1, 5, 4), draw(2, 5, 4))}, ValueError, "initial_state: expected keys"),
-    ({"initial_state": (draw(2, 5, 4), draw(2, 3, 4))}, ValueError, "initial_state: expected values of length"),
+    ({"scale": float("nan")}, "scale: expected a finite number, got nan"),
+    ({"scale": "1"}, "scale: expected a number, got str", TypeError),
+    ({"initial_state": (draw(2, 5, 4),)}, r"initial_state: expected.*\(keys, values\)"),
+    ({"initial_state": 5}, "initial_state: expected a tuple of tensors", TypeError),
+    ({"initial_state": (draw(4), draw(2, 5, 4))}, "initial_state: expected a tuple of tensors"),
+    ({"initial_state": (draw(1, 5, 4), draw(2, 5, 4))}, "initial_state: expected keys"),
+    ({"initial_state": (draw(2, 5, 4), draw(2, 3, 4))}, "initial_state: expected values of length"),
 ]
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize("attention", FORMS)
-@pytest.mark.parametrize(("change", "error", "message"), BAD)
-def test_errors(attention, change, error, message):
-    q, k, v = (draw(2, 5, 4, seed=s) for s in range(3))
-    with pytest.raises(error, match=message):
-        attention(**({"q": q, "k": k, "v": v} | change))
+@refusals(BAD)
+def test_errors(attention, refused):
+    refused(attention, **{name: draw(2, 5, 4, seed=s) for s, name in enumerate("qkv")})
 
 
 # ------------------------------------------------------------------------------------------------ FlashAttention
 
 
 SIZES = [(1, 1), (3, 7), (16, 5), (64, 64), (1000, 1000)]  # rows and columns of a tile
-
-
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("past", [0, 6])
-@causal_or_not
-def test_flash_is_exact(size, causal, past):
-    """For any tile; queries that may attend to nothing among them."""
-    state = tuple(draw(2, 3, past, width, seed=7).requires_grad_() for width in (4, 5)) if past else None
-    tiled = partial(flash_attention, rows=size[0], columns=size[1])
-    for length in (1, 17) if size == (1, 1) else (1, 17, 64):
-        for mask in (None, draw(2, 1, length, past + length, seed=8) > 0.5, torch.arange(past + length) > 2):
-            kwargs = {"is_causal": causal, "attn_mask": mask, "initial_state": state, "scale": 0.7}
-            assert_same(tiled, [*operands(length), *(state or ())], **kwargs)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -210,15 +177,6 @@ def test_memory_is_linear():
     assert memory.largest <= 4 * 128 * 512
 
 
-@pytest.mark.bad_input
-def test_flash_errors():
-    with pytest.raises(ValueError, match="rows: expected an integer of at least 1, got 0"):
-        flash_attention(*operands(3), rows=0)
-    leaves = operands(5)
-    with pytest.raises(RuntimeError, match="create_graph: expected False"):
-        torch.autograd.grad(flash_attention(*leaves).sum(), leaves, create_graph=True)
-
-
 # ------------------------------------------------------------------------------------- PyTorch's kernels by name
 
 
@@ -263,5 +221,4 @@ def test_kernels_that_do_not_serve():
         ("cudnn", 8, RuntimeError, unserved),
         ("flash", 4, RuntimeError, r"got 'flash': .*same last dimension"),
     ):
-        with pytest.raises(error, match=message):
-            backend_attention(x, x, x[..., :width], backend=backend)
+        refuses(message, backend_attention, x, x, x[..., :width], backend=backend, error=error)

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from recurrent_operands import arguments, call, close, draw
+from recurrent_operands import arguments, call, close
+from seeded import draw
 
 from ortho.attention.operands import unit
 from ortho.attention.recurrent.delta import delta_rule, delta_rule_reference

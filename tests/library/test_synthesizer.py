@@ -5,7 +5,9 @@ from itertools import product
 
 import pytest
 import torch
-from synthesizer_layers import HEADS, LENGTH, TOLERANCE, D, K, draw, every_case, layer
+from refusals import refusals
+from seeded import draw
+from synthesizer_layers import HEADS, LENGTH, TOLERANCE, D, K, every_case, layer
 from torch.nn.functional import linear
 
 from ortho.layers.synthesizer import SOURCES, FactoredDense, FactoredRandom, Random, Seen, SynthesizerAttention
@@ -157,9 +159,6 @@ def test_a_layer_is_the_sum_of_layers_of_some_heads(source):
             ):
                 ours.copy_(theirs[own])
         y = y + part(x, is_causal=True)
-        head, state = part(x[:, :3], is_causal=True, return_state=True)
-        rest = part(x[:, 3:], is_causal=True, initial_state=state)
-        torch.testing.assert_close(torch.cat([head, rest], 1), part(x, is_causal=True), **TOLERANCE)
     torch.testing.assert_close(y, whole(x, is_causal=True), **TOLERANCE)
 
 
@@ -235,59 +234,49 @@ def of(source):
 
 
 BAD = [
-    (lambda m, x: of(["dense", 3]), ValueError, "source: expected a name .*, got list of 2: .*int 3"),
-    (lambda m, x: of([]), ValueError, "source: expected at least one, got none"),
+    (lambda m, x: of(["dense", 3]), "source: expected a name .*, got list of 2: .*int 3"),
+    (lambda m, x: of([]), "source: expected at least one, got none"),
     (
         lambda m, x: of([FactoredRandom(12, 3, 8), FactoredRandom(12, 3, 9)]),
-        ValueError,
         r"source: expected \(d_model, num_heads, max_length\) = \(12, 3, 8\), got \(12, 3, 9\) \(factored-random\)",
     ),
     (
         lambda m, x: SynthesizerAttention(12, 5, 9, head_dim=3, source=["random", "dense"]),
-        ValueError,
         "source: expected sources by position beside head_dim, got 'dense'",
     ),
     (
         lambda m, x: SynthesizerAttention(12, 5, 9, head_dim=3, source=FactoredRandom(12, 3, 9)),
-        ValueError,
         r"source: expected \(d_model, num_heads, max_length\) = \(15, 5, 9\), got \(12, 3, 9\) \(factored-random\)",
     ),
-    (lambda m, x: SOURCES["dense"](12, 5, 9), ValueError, "num_heads: expected a divisor of d_model = 12, got 5"),
-    (lambda m, x: FactoredDense(*OTHER, k1=2), ValueError, "k1: expected a divisor of max_length = 9, got 2"),
-    (lambda m, x: m(torch.cat([x, x, x], 1)), ValueError, "x: expected at most 12 tokens, got 18"),
+    (lambda m, x: SOURCES["dense"](12, 5, 9), "num_heads: expected a divisor of d_model = 12, got 5"),
+    (lambda m, x: FactoredDense(*OTHER, k1=2), "k1: expected a divisor of max_length = 9, got 2"),
+    (lambda m, x: m(torch.cat([x, x, x], 1)), "x: expected at most 12 tokens, got 18"),
     (
         lambda m, x: m(torch.cat([x, x], 1), initial_state=m(x, return_state=True)[1]),
-        ValueError,
         "x: expected at most 12 tokens, got 18",
     ),
     (
         lambda m, x: m(x, attn_mask=torch.ones(5, 6, dtype=torch.bool)),
-        ValueError,
         r"attn_mask: expected a shape that broadcasts to \(2, 3, 6, 6\), got \(5, 6\)",
     ),
     (
         lambda m, x: m(x, initial_state=(x,)),
-        ValueError,
         r"initial_state: expected a tuple of tensors \(values\), got.*\(2, 6, 12\)",
     ),
     (
         lambda m, x: layer("three")(x, initial_state=m(x, return_state=True)[1]),
-        ValueError,
         r"initial_state: expected a tuple of tensors \(values, keys\), got tuple of 1",
     ),
     (
         lambda m, x: layer("dot-product")(x, initial_state=(torch.zeros(2, 3, 6, 4).double(), draw(2, 3, 5, 4))),
-        ValueError,
         r"initial_state: expected keys torch.float64 of shape \(2, 3, 6, 4\), got.*\(2, 3, 5, 4\)",
     ),
 ]
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), BAD)
-def test_errors(call, error, message):
-    with pytest.raises(error, match=message):
-        call(layer(), draw(2, 6, D))
+@refusals(BAD)
+def test_errors(refused):
+    refused(layer(), draw(2, 6, D))
 
 
 @every_case

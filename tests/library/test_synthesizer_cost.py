@@ -7,6 +7,7 @@ import pytest
 import sympy as sp
 import torch
 from counted import assert_declared, assert_decodes, assert_formula
+from refusals import refuses
 
 from ortho import MultiheadAttention, cost
 from ortho.cost.big_o import H, N, d, symbolic
@@ -124,10 +125,8 @@ def test_the_dot_product_alone_is_the_standard_layer():
 
 @pytest.mark.bad_input
 def test_errors():
-    with pytest.raises(ValueError, match="source: expected at least one, got none"):
-        cost.synthesizer(1, 4, 8, 2, source=[])
-    with pytest.raises(ValueError, match="N: expected at most max_length = 4, got 5"):
-        cost.synthesizer(1, 5, 8, 2, max_length=4)
+    refuses("source: expected at least one, got none", cost.synthesizer, 1, 4, 8, 2, source=[])
+    refuses("N: expected at most max_length = 4, got 5", cost.synthesizer, 1, 5, 8, 2, max_length=4)
     with pytest.raises(ValueError, match="k1: expected a divisor of max_length = 5, got 2"):
         cost.synthesizer(1, 5, 8, 2, source="factored-dense", k1=2)
     with pytest.raises(ValueError, match="source: expected sources by position beside head_dim, got 'dense'"):

@@ -7,8 +7,10 @@ from math import inf
 
 import pytest
 import torch
+from refusals import refusals
 from scipy import stats
-from seeded import generator, normal
+from seeded import draw as normal
+from seeded import generator
 
 from ortho.attention.linear.feature_maps import CosFormer
 from ortho.orthogonal import haar
@@ -108,8 +110,6 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "message"), REFUSED)
-def test_what_is_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+@refusals(REFUSED)
+def test_what_is_refused(refused):
+    refused()

@@ -5,7 +5,8 @@ from itertools import product
 
 import pytest
 import torch
-from drawn_tilings import KINDS, SHUFFLED, G, M, N, V, band, counted, dilated, draw, drawn_part, operands
+from drawn_tilings import KINDS, SHUFFLED, G, M, N, V, band, counted, dilated, drawn_part, operands
+from seeded import draw
 
 from ortho.attention.sparse import tiled_attention as engine
 from ortho.attention.sparse.tiled_attention import tiled_attention
@@ -185,13 +186,6 @@ def test_autocast_leaves_it_alone():
             found = torch.autograd.grad(again, leaves, d_o) if inside else None
         found = torch.autograd.grad(again, leaves, d_o) if found is None else found
         assert torch.equal(o, again) and all(map(torch.equal, plain, found))
-
-
-def test_no_second_derivative():
-    leaves = operands(keys=N)
-    o = tiled_attention(*leaves, [band(N, 6, 4, 4)], scale=1.0)
-    with pytest.raises(RuntimeError, match="create_graph: expected False"):
-        torch.autograd.grad(o.sum(), leaves, create_graph=True)
 
 
 def many_parts(length):

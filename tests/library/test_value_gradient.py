@@ -8,6 +8,8 @@ from math import log
 import pytest
 import torch
 from counted import assert_declared
+from refusals import refuses
+from seeded import draw
 from torch.autograd import grad
 
 from ortho.attention.softmax import value_gradient
@@ -24,10 +26,6 @@ K = 8
 # Exponentials of scores up to 20, each off by some roundings of it, 20 x 8 x 1e-16 in all, and sums of at most 70.
 close = partial(torch.testing.assert_close, atol=1e-13, rtol=1e-13)
 causal_or_not = pytest.mark.parametrize("causal", [False, True])
-
-
-def draw(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def operands(N, lead=(2, 3), dtype=torch.float64, width=K):
@@ -85,18 +83,6 @@ def test_as_the_definition(past, mask, causal):
     for lead in ((), (3,), (2, 1, 3)):
         if mask in ("none", "pairs of heads") and not past:
             assert_same(*operands(9, lead), is_causal=causal, attn_mask=holes(9, 9, lead) if mask != "none" else None)
-
-
-def test_cut_anywhere():
-    """Of a causal sequence in two calls, the gradient of the first one's values by way of the state."""
-    q, k, v, do = operands(12)
-    whole = results(value_gradient_attention, q, k, v, do, is_causal=True)
-    for cut in (1, 5, 11):
-        head, state = value_gradient_attention(*(x[..., :cut, :] for x in (q, k, v)), is_causal=True, return_state=True)
-        tail = value_gradient_attention(*(x[..., cut:, :] for x in (q, k, v)), is_causal=True, initial_state=state)
-        o = torch.cat([head, tail], -2)
-        for a, b in zip((o, *grad(o, v, do)), whole, strict=True):
-            close(a, b)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
@@ -169,15 +155,13 @@ def test_errors():
         ({"k": k.clone().requires_grad_()}, ValueError, f"k: {constant}"),
     ):
         for form in (value_gradient_attention, value_gradient_attention_reference):
-            with pytest.raises(error, match=message):
-                form(**({"q": q, "k": k, "v": v} | change))
+            refuses(message, form, error=error, **{"q": q, "k": k, "v": v} | change)
     for change, error, message in (
         ({"is_causal": 1}, TypeError, "is_causal: expected True or False, got int 1"),
         ({"attn_mask": torch.ones(5, 5)}, TypeError, "attn_mask: expected a boolean tensor"),
         ({"attn_mask": torch.ones(5, 4) > 0}, ValueError, "attn_mask: expected a shape that broadcasts to"),
     ):
-        with pytest.raises(error, match=message):
-            recomputed_attention(draw(2, 5, 24), v, lambda x: (q, k), **change)
+        refuses(message, recomputed_attention, draw(2, 5, 24), v, lambda x: (q, k), error=error, **change)
     assert value_gradient_attention_reference(q, k, q[..., :3]).shape == (2, 3, 5, 3)
     with pytest.raises(ValueError, match=r"v: expected width 8 like q, for the fused kernel, got shape \(2, 3, 5, 3\)"):
         value_gradient_attention(q, k, q[..., :3])

@@ -1,0 +1,97 @@
+"""The mechanisms whose fast form takes tokens in pieces, and operands and gates for them."""
+
+from inspect import signature
+
+import torch
+from seeded import draw, generator
+
+from ortho import MECHANISMS
+from ortho.attention.linear.dense_features import FITS, DenseExponentialFeatures
+from ortho.attention.linear.linear_attention import kernel_mechanism
+from ortho.attention.recurrent.gla import ChannelDecay
+
+K, V = 4, 3  # widths of keys and values
+SIZES = ("chunk", "tile", "block", "rows", "columns", "batch")  # arguments that say how large a piece is
+
+
+def held(fit):
+    """The mechanism with what is fitted to other data: how it maps a token then depends on nothing else."""
+    x, y = (draw(40, K, seed=seed) / K**0.25 for seed in (21, 22))
+    name = f"{fit}, held"
+    return kernel_mechanism(name, DenseExponentialFeatures(fit, parameters=FITS[fit].function(x, y), count=20), "")
+
+
+def takes(function):
+    """Which of the arguments in `SIZES` it has."""
+    return [name for name in signature(function).parameters if name in SIZES]
+
+
+def pieces(function, size):
+    """That size of a piece for each of them; tiles are a little wider than they are high."""
+    return {name: size + 2 * (name == "columns") for name in takes(function)}
+
+
+CHOOSING = {"moba", "nsa"}  # whose blocks are what they choose
+PIECEWISE = {name: m for name, m in MECHANISMS.items() if takes(m.fast) and name not in CHOOSING}
+PIECEWISE |= {f"{fit}, held": held(fit) for fit in FITS}
+
+
+def operands(m, *lead, length, seed=0):
+    """All that a call of the mechanism can be given, by name.
+
+    Write strengths, and steps, are from all of [0, 2], its ends included; those of vector gates from half of it. Half
+    of a token's decays are near 0, some below -1; of decays a channel some tokens have none, others lose all of two
+    channels.
+    """
+    seeds = iter(range(100 * seed, 100 * seed + 20))
+
+    def normal(*shape):
+        return draw(*lead, length, *shape, seed=next(seeds))
+
+    def positive():
+        return torch.rand(*lead, length, generator=generator(next(seeds)), dtype=torch.float64)
+
+    several, wide = m.name == "delta-product", K if m.name == "path" else 2
+    decay = -normal().square() / 2
+    if m.gates.get("log_decay") is ChannelDecay:
+        decay = -normal(K).square() / 2 * (normal(1) > -1)
+        decay[..., 2::9, 1:3] = -1e30
+    strengths = (1 + 0.8 * normal(*[2] * several)).clamp(0, 2)
+    given = {
+        "beta": strengths / 2 if m.name == "vector-gated" else strengths,
+        "step": strengths,
+        "eta": 0.4 * positive(),
+        "log_decay": decay,
+        "rate": normal().square() / 2,
+        "log_forget": -positive(),
+        "directions": normal(wide),
+        "bias_queries": normal(2),
+        "bias_keys": normal(2),
+        "more_keys": normal(1, K),
+        "more_values": normal(1, V),
+        "log_far": normal(),
+    }
+    return {"q": normal(K), "k": normal(K), "v": normal(V)} | {name: given[name] for name in m.gates}
+
+
+def part(given, start, stop, axis):
+    """The tokens from `start` to `stop`, which lie along that axis."""
+    return {name: x.narrow(axis, start, stop - start) for name, x in given.items()}
+
+
+def with_gaps(x):
+    """The same numbers, every other one of a larger tensor, the last two axes turned in memory."""
+    if x.dim() < 2:
+        return x.clone()
+    wide = torch.zeros(*x.shape[:-2], x.shape[-1], 2 * x.shape[-2], dtype=x.dtype)
+    wide[..., ::2] = x.mT
+    return wide[..., ::2].mT
+
+
+def differentiated(call, given, wanted=None):
+    """An output, and its gradients in what is wanted (all), for one and the same gradient of the output."""
+    names = list(given) if wanted is None else wanted
+    leaves = {name: x.detach().requires_grad_(name in names) for name, x in given.items()}
+    o = call(**leaves)
+    wanted = [leaves[name] for name in names]
+    return [o, *torch.autograd.grad(o, wanted, draw(*o.shape, seed=900), materialize_grads=True)]
