@@ -70,6 +70,11 @@ class Needs:
     quantities: tuple[str, ...] = ()
     facts: Mapping[str, type] = field(default_factory=dict)
 
+    @classmethod
+    def like(cls, case: Case, **others: Any) -> "Needs":
+        """Cases with the names and types of this one; and the `others` as above."""
+        return cls({name: type(value) for name, value in case.items()}, **others)
+
 
 NOTHING = Needs()
 _ORIGINS = {"provenance", "carried"}

@@ -60,6 +60,20 @@ class Experiment:
     resumes: bool = False
 
 
+@runtime_checkable
+class Parts(Protocol):
+    """A module whose measurement is an experiment. It may have `cases`, `work`, `label`, `line` and `table`, too."""
+
+    @property
+    def run(self) -> Callable[..., dict[str, Any]]: ...
+
+
+def parts(module: Parts) -> dict[str, Any]:
+    """The fields of an `Experiment` that a module has; its `table` is what is shown."""
+    names = {name: name for name in ("cases", "run", "work", "label", "line")} | {"show": "table"}
+    return {field: getattr(module, name) for field, name in names.items() if hasattr(module, name)}
+
+
 @dataclass
 class Report:
     """What a run did: labels of the cases stored and of those left for want of time, and what went wrong."""

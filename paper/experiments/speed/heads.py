@@ -15,9 +15,7 @@ from ortho.cost.layers import hybrid
 from ortho.layers.block import TransformerBlock
 from ortho.layers.hybrid import HybridAttention
 from paper.experiments.engine import benchmark
-from paper.experiments.engine.benchmark import PHASES
 from paper.experiments.engine.records import Case, Record
-from paper.experiments.engine.runner import Experiment
 from paper.experiments.speed import training_step
 from paper.experiments.speed.analysis import Row
 from paper.experiments.speed.training_step import STANDARD
@@ -93,25 +91,12 @@ def speedups(records: Iterable[Record]) -> list[Row]:
     return [row | {"share": row["speedup"][1] / row["bound"]} for row in found]
 
 
-def _experiment(name: str, title: str, cases: Callable[[str], list[Case]], arms: tuple[str, ...]) -> Experiment:
-    return benchmark.experiment(
-        name,
-        title,
-        cases=cases,
-        run=partial(run, arms=arms),
-        work=partial(training_step.work, variants=arms, declared=declared),
-        label=training_step.label,
-        line=partial(training_step.line, declared=declared),
-        show=partial(training_step.table, declared=declared),
-        like=training_step.case(),
-        arms=arms,
-        quantities=PHASES,
-    )
-
-
-HEADS_SPEED = _experiment(
-    "heads-speed", "the training step of layers with stopped heads and with heads of several kinds", cases, ARMS
-)
-INDUCTION_SPEED = _experiment(
-    "induction-speed", "the training step of layers with heads that retrieve untrained", retrieving_cases, RETRIEVING
-)
+def timed(arms: Sequence[str]) -> dict[str, Any]:
+    """The parts of the experiment that times these arms."""
+    return {
+        "run": partial(run, arms=arms),
+        "work": partial(training_step.work, variants=arms, declared=declared),
+        "label": training_step.label,
+        "line": partial(training_step.line, declared=declared),
+        "show": partial(training_step.table, declared=declared),
+    }
