@@ -156,7 +156,7 @@ def put(results: Path, record: Record, needs: Needs = NOTHING, order: Sequence[C
     the file or the record is damaged.
     """
     file = path(results, record["experiment"], record["device"])
-    stored = {key(one["configuration"]): one for one in (*read(file, needs), record)}
+    stored = by_case([*read(file, needs), record])
     places = {key(case): place for place, case in enumerate(order)}
     write(file, [stored[case] for case in sorted(stored, key=lambda case: places.get(case, len(places)))])
 
@@ -208,6 +208,11 @@ def lock(results: Path) -> Iterator[Callable[[], None]]:
         yield held
     finally:
         os.close(folder)
+
+
+def by_case(records: Iterable[Record]) -> dict[str, Record]:
+    """Records by the keys of their cases."""
+    return {key(record["configuration"]): record for record in records}
 
 
 def by_device(records: Sequence[Record]) -> dict[str, list[Record]]:

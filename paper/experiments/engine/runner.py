@@ -88,7 +88,7 @@ def state(experiment: Experiment, device: str, stored: Sequence[Record]) -> tupl
 
     A record from a tree with changes that were not committed counts as missing: nobody can have its code again.
     """
-    known = {records.key(record["configuration"]): record for record in stored}
+    known = records.by_case(stored)
     fresh: list[Case] = []
     stale: list[Case] = []
     missing: list[Case] = []
@@ -314,11 +314,10 @@ class _Session:
             self.store.check(file)
             if experiment.resumes:  # this makes the folder, too
                 self.store.check(self._checkpoint(experiment, pending[0]))
-        stored = {records.key(record["configuration"]): record for record in found}
+        stored = records.by_case(found)
         # (work, seconds) of what was measured before, for the estimates; cases no longer in the list may have no work.
-        measured = [
-            (experiment.work(c), stored[records.key(c)]["elapsed_s"]) for c in cases if records.key(c) in stored
-        ]
+        there = [(case, stored.get(records.key(case))) for case in cases]
+        measured = [(experiment.work(case), record["elapsed_s"]) for case, record in there if record]
         waiting = deque(enumerate(pending, 1))
         running: dict[Job, tuple[int, Case]] = {}
         ended = 0

@@ -18,7 +18,7 @@ from paper.experiments.engine import benchmark
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.speed import training_step
 from paper.experiments.speed.analysis import Row
-from paper.experiments.speed.training_step import STANDARD
+from paper.experiments.speed.training_step import STANDARD, on_gpu
 
 SPLITS: dict[str, Callable[[int], dict[str, int]]] = {  # of H heads
     "stopped": lambda H: {"stopped": H},
@@ -40,9 +40,9 @@ def cases(device: str) -> list[Case]:
         return found + [case("block", N, causal=causal) for N in (512, 2048) for causal in ways]
 
     lengths, scopes = (4096, 1024, 16384, 32768), ("layer", "block")
-    found = [_on_gpu(scope, N, 768, causal) for N in lengths for causal in ways for scope in scopes]
-    rest = [("layer", N, d, causal) for d in (2048, 1024) for N in (1024, 4096, 32768) for causal in ways]
-    return found + [_on_gpu(*one) for one in rest]
+    sizes = [(scope, N, 768, causal) for N in lengths for causal in ways for scope in scopes]
+    sizes += [("layer", N, d, causal) for d in (2048, 1024) for N in (1024, 4096, 32768) for causal in ways]
+    return [on_gpu(scope, N, d, causal=causal, compiled=True) for scope, N, d, causal in sizes]
 
 
 def retrieving_cases(device: str) -> list[Case]:
@@ -50,12 +50,8 @@ def retrieving_cases(device: str) -> list[Case]:
     if device == "cpu":
         sizes = [("layer", N) for N in (2048, 512, 8192, 1024, 4096)] + [("block", 2048), ("block", 512)]
         return [training_step.case(scope, N, causal=True) for scope, N in sizes]
-    return [_on_gpu(scope, N, 768, True) for N in (4096, 1024, 16384, 32768) for scope in ("layer", "block")]
-
-
-def _on_gpu(scope: str, N: int, d: int, causal: bool) -> Case:
-    kind: dict[str, Any] = {"dtype": "bfloat16", "causal": causal, "compiled": True}
-    return training_step.case(scope, N, d, device="cuda", B=max(1, training_step.TOKENS // N), **kind)
+    sizes = [(scope, N) for N in (4096, 1024, 16384, 32768) for scope in ("layer", "block")]
+    return [on_gpu(scope, N, causal=True, compiled=True) for scope, N in sizes]
 
 
 def run(case: Case, seconds: float | None = None, *, arms: Sequence[str] = ARMS) -> dict[str, Any]:

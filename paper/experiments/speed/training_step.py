@@ -91,11 +91,13 @@ def _cpu_cases() -> list[Case]:
     return [*both, *first_layer, case("layer", 4096, 768)]
 
 
-def _cuda_cases() -> list[Case]:
-    def at(scope: str, N: int, d: int = 768, dtype: str = "bfloat16", **options: bool) -> Case:
-        return case(scope, N, d, device="cuda", B=max(1, TOKENS // N), dtype=dtype, **options)
+def on_gpu(scope: str, N: int, d: int = 768, *, dtype: str = "bfloat16", **options: bool) -> Case:
+    """One configuration whose tokens fill the device."""
+    return case(scope, N, d, device="cuda", B=max(1, TOKENS // N), dtype=dtype, **options)
 
-    scopes = ("layer", "block")
+
+def _cuda_cases() -> list[Case]:
+    at, scopes = on_gpu, ("layer", "block")
     grid = [at(s, N) for N in (512, 2048, 8192, 32768, 128, 1024, 4096, 16384, 256) for s in scopes]
     grid += [at(s, N, compiled=True) for N in (512, 4096) for s in scopes]
     grid += [at(s, N, causal=True) for N in (2048, 8192, 32768) for s in scopes]
