@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ortho._checks import expect
 from paper.experiments.engine.records import Record, by_device
 from paper.experiments.engine.tables import by_devices
 from paper.experiments.speed.analysis import Row, by_arm, failures, quartiles, ratio, row_of, spread
@@ -98,8 +99,8 @@ def exponent(points: Mapping[int, float]) -> float:
 
     Raises ValueError for fewer than two sizes, and for values that are not positive.
     """
-    if len(points) < 2 or min(points.values()) <= 0:
-        raise ValueError(f"points: expected positive values at two sizes or more, got {dict(points)}")
+    fits = len(points) > 1 and min(points.values()) > 0
+    expect(fits, "points", "positive values at two sizes or more", dict(points))
     slope: float = statistics.linear_regression(list(map(math.log, points)), list(map(math.log, points.values()))).slope
     return slope
 
@@ -131,8 +132,7 @@ def crossover(ratios: Mapping[int, float]) -> tuple[float, float]:
     crossing. Else (0, the shortest length) where all are below 1, and (the longest, infinity) where the last is not.
     Raises ValueError without ratios.
     """
-    if not ratios:
-        raise ValueError("ratios: expected at least one length, got none")
+    expect(ratios, "ratios", "at least one length", "none")
     lengths = sorted(ratios)
     slower = [N for N in lengths if ratios[N] >= 1]
     if not slower:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ortho._checks import expect
 from ortho.adapters.conversion import to_standard
 from paper.experiments.engine import benchmark
 from paper.experiments.engine.benchmark import Budget
@@ -75,8 +76,7 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
     k, outside = 0, 0.0
     while (outside := outside + 2 * comb(n, k) / 2**n) <= 1 - confidence and k < n // 2:
         k += 1
-    if k == 0:
-        raise ValueError(f"values: expected enough for a confidence of {confidence}, got {n}")
+    expect(k > 0, "values", f"enough for a confidence of {confidence}", n)
     return ordered[k - 1], (ordered[(n - 1) // 2] + ordered[n // 2]) / 2, ordered[n - k]
 
 
