@@ -38,8 +38,10 @@ class Decision:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise TypeError(f"{name}: expected a number, got {describe(value)}")
-        expect(0 <= self.margin < inf, "margin", "a finite number of at least 0", self.margin)
-        expect(0 < self.level < 0.5, "level", "a probability in (0, 1/2)", self.level)
+        if not 0 <= self.margin < inf:
+            raise ValueError(f"margin: expected a finite number of at least 0, got {self.margin}")
+        if not 0 < self.level < 0.5:
+            raise ValueError(f"level: expected a probability in (0, 1/2), got {self.level}")
         if not isinstance(self.higher_is_better, bool):
             raise TypeError(f"higher_is_better: expected True or False, got {describe(self.higher_is_better)}")
 

@@ -110,7 +110,10 @@ def case(
     Raises TypeError or ValueError for unknown names, for sizes below 1 or that are none, and for a budget that is no
     power of two, or for another H than the arm has heads.
     """
-    size = fitting.sizes({**SIZES[one_of("text", text, TEXTS)], **MODEL, "base": BASE}, sizes)
+    size = {**SIZES[one_of("text", text, TEXTS)], **MODEL, "base": BASE}
+    if unknown := set(sizes) - set(size):
+        raise TypeError(f"sizes: expected some of {', '.join(size)}, got {', '.join(sorted(unknown))}")
+    size = {key: positive_int(key, value) for key, value in {**size, **sizes}.items()}
     if positive_int("budget", budget) & (budget - 1):
         raise ValueError(f"budget: expected a power of two, got {budget}")
     if (heads := ARMS[one_of("arm", arm, ARMS)].num_heads) != size["H"]:

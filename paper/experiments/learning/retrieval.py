@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortho._checks import expect, one_of
+from ortho._checks import one_of
 from paper.experiments.engine.records import Case
 from paper.experiments.learning import fitting, rates, retrieval_analysis
 from paper.experiments.learning.ladder_arms import CONVOLUTION
@@ -67,7 +67,8 @@ def case(
     Raises TypeError or ValueError for unknown names, and for sizes below 1 or that are none.
     """
     size = fitting.sizes(SIZES, sizes)
-    expect(size["N"] in LENGTHS, "N", f"one of {', '.join(map(str, LENGTHS))}", size["N"])
+    if size["N"] not in LENGTHS:
+        raise ValueError(f"N: expected one of {', '.join(map(str, LENGTHS))}, got {size['N']}")
     return {
         "device": one_of("device", device, fitting.DEVICES),
         "task": one_of("task", name, SETTINGS),

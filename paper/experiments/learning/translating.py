@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ortho._checks import expect, one_of, positive_int
+from ortho._checks import one_of, positive_int
 from ortho.attention.untrained.positional_attention import SEVEN
 from ortho.cost.models import encoder_decoder
 from ortho.layers.hybrid import HybridAttention
@@ -130,7 +130,8 @@ def case(
     """
     known = SIZES[one_of("task", task, SIZES)][one_of("device", device, fitting.DEVICES)]
     steps = STEPS[task][device]
-    expect(pairs in steps, "pairs", f"one of {', '.join(map(str, steps))}", pairs)
+    if pairs not in steps:
+        raise ValueError(f"pairs: expected one of {', '.join(map(str, steps))}, got {pairs}")
     size = fitting.sizes({"steps": steps[pairs], **known}, sizes)
     return {
         "device": device,

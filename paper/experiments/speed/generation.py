@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ortho._checks import expect, one_of, positive_int
+from ortho._checks import one_of, positive_int
 from ortho.attention.cache import Cache
 from ortho.cost.configurations import CONFIGURATIONS, Configuration
 from ortho.models.language_model import LanguageModel
@@ -48,7 +48,8 @@ def case(B: int = 1, *, device: str = "cpu", dtype: str = "float32", N: int = CO
     Raises TypeError or ValueError for sizes below 1, unknown names, and a context that leaves no room.
     """
     most = CONFIGURATIONS[MODEL].N - STEPS
-    expect(positive_int("N", N) <= most, "N", f"at most {most} tokens", N)
+    if positive_int("N", N) > most:
+        raise ValueError(f"N: expected at most {most} tokens, got {N}")
     return {
         "device": one_of("device", device, RATES),
         "model": MODEL,

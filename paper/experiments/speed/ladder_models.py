@@ -26,7 +26,9 @@ def case(name: str, *, device: str = "cpu", **sizes: int) -> Case:
     Raises TypeError or ValueError for an unknown text or device, and for sizes below 1 or that are none.
     """
     known = {**ladder.SIZES[one_of("name", name, ladder.TEXTS)], **ladder.MODEL}
-    wanted = fitting.sizes({size: known[size] for size in SIZES}, sizes)
+    if unknown := sizes.keys() - set(SIZES):
+        raise TypeError(f"sizes: expected some of {', '.join(SIZES)}, got {', '.join(sorted(unknown))}")
+    wanted = benchmark.sizes(**{size: sizes.get(size, known[size]) for size in SIZES})
     return {"device": one_of("device", device, BUDGETS), "text": name, **wanted}
 
 

@@ -33,7 +33,10 @@ def case(*, device: str = "cpu", **sizes: int) -> Case:
     Raises TypeError or ValueError for an unknown device, and for sizes below 1 or that are none.
     """
     known = language.SIZES[one_of("device", device, language.SIZES)]
-    return {"device": device, **fitting.sizes({name: known[name] for name in "BNdHL"}, sizes)}
+    names = ("B", "N", "d", "H", "L")
+    if unknown := sizes.keys() - set(names):
+        raise TypeError(f"sizes: expected some of {', '.join(names)}, got {', '.join(sorted(unknown))}")
+    return {"device": device, **benchmark.sizes(**{name: sizes.get(name, known[name]) for name in names})}
 
 
 def cases(device: str) -> list[Case]:

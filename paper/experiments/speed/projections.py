@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ortho._checks import expect, one_of, positive_int
+from ortho._checks import one_of, positive_int
 from ortho._weights import split_heads
 from ortho.projections import FrozenProjection, MergedProjection, Projection, StructuredProjection
 from ortho.projections.structured import factors
@@ -47,7 +47,8 @@ def case(d: int = 768, *, device: str = "cpu", B: int = 1, N: int = 2048, dtype:
 
     Raises TypeError or ValueError for sizes below 1, unknown names, and a d that is no multiple of 64.
     """
-    expect(positive_int("d", d) % HEAD_DIM == 0, "d", f"a multiple of {HEAD_DIM}, the width of a head", d)
+    if positive_int("d", d) % HEAD_DIM:
+        raise ValueError(f"d: expected a multiple of {HEAD_DIM}, the width of a head, got {d}")
     return {
         "device": one_of("device", device, RATES),
         **benchmark.sizes(B=B, N=N, d=d),
