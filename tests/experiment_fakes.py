@@ -1,11 +1,13 @@
 """An experiment that measures nothing, for the tests of what is around experiments; and what a call runs."""
 
+import dataclasses
 import gc
 import sys
 from contextlib import contextmanager
 
-from paper.experiments import Experiment, run
+from paper.experiments import EXPERIMENTS, Experiment, run
 from paper.experiments.engine import code, provenance, records
+from paper.tasks import text
 
 SLUG = provenance.device_slug("cpu")
 
@@ -63,6 +65,29 @@ def fake(run=lambda _: outcome(), name="fake", works=(1, 1, 1), **kwargs):
 
 def stored(results, name="fake"):
     return records.path(results, name, SLUG)
+
+
+def only(name, *cases):
+    """The experiment of that name with these cases."""
+    return dataclasses.replace(EXPERIMENTS[name], cases=lambda _: list(cases))
+
+
+def stored_records(results, name):
+    """The records of an experiment on this device, with what their readers need."""
+    return records.read(stored(results, name), EXPERIMENTS[name].needs)
+
+
+def without_seconds(outcome):
+    """What a run gives again, to the bit."""
+    facts = {name: fact for name, fact in outcome["facts"].items() if name != "train_s"}
+    return {"seeds": outcome["seeds"], "repetitions": outcome["repetitions"], "facts": facts}
+
+
+def small_library(folder):
+    """A folder of sources in place of Python's own library."""
+    for i in range(200):
+        (folder / f"module_{i}.py").write_text(f"def power_{i}(x):\n    return x ** {i}\n" * 2)
+    return text.python_parts(folder)
 
 
 def of_other_code(record):

@@ -2,6 +2,8 @@
 
 import torch
 
+SIGMAS = 4.42  # standard deviations: a two-sided error rate of 1e-5
+
 
 def generator(seed=0):
     return torch.Generator().manual_seed(seed)

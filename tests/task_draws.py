@@ -1,12 +1,6 @@
 """What the tests of tasks draw, and how they count it."""
 
-import torch
-
-SIGMAS = 4.42  # two-sided error rate 1e-5
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+from seeded import SIGMAS, generator
 
 
 def drawn(draw, count, seed=0):

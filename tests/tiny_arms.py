@@ -1,5 +1,8 @@
-"""Every set of arms that is timed, on sequences so short that a test can go through all of them."""
+"""Every set of arms that is timed, and the models, so small that a test can go through all of them."""
 
+import dataclasses
+
+from ortho.cost.configurations import CONFIGURATIONS
 from paper.experiments.speed import attention as speed
 from paper.experiments.speed import attention_variants as arms
 
@@ -12,3 +15,17 @@ SERVED = {None, "math", "flash"}  # of the kernels by their names, on a CPU
 ALL = list(  # each arm once
     {arm: (case, arm) for case in SETS.values() for arm in arms.arms_of(case) if arms.by_name(arm) in SERVED}.values()
 )
+
+MODELS = {
+    "BERT-base": {"N": 24, "sizes": {"vocab_size": 19, "max_length": 24}},
+    "GPT-2 medium": {"N": 64, "sizes": {"vocab_size": 23, "max_length": 64, "bias": True}},
+    "ViT-Base": {"N": 10, "sizes": {"image_size": 12, "patch_size": 4, "num_classes": 5, "channels": 3}},
+}
+
+
+def shrink_models(patch):
+    """Give the published models sizes that a test can train."""
+    for name, sizes in MODELS.items():
+        made = dataclasses.replace(CONFIGURATIONS[name], d=16, H=4, L=3, parameters=0, **sizes)
+        count = sum(x.numel() for x in made.build(device="meta").parameters())
+        patch.setitem(CONFIGURATIONS, name, dataclasses.replace(made, parameters=count))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paper.experiments.campaign import staged
+from paper.experiments.catalogue import EXPERIMENTS
 from paper.experiments.engine import cli, records
 from paper.experiments.engine.provenance import changes, default_results
 from paper.experiments.engine.records import (
@@ -19,66 +20,8 @@ from paper.experiments.engine.records import (
     latest,
 )
 from paper.experiments.engine.runner import Experiment, Report, measure, run
-from paper.experiments.learning import ladder, language, synthetic, translating
-from paper.experiments.learning.depth import DEPTH
-from paper.experiments.learning.fine_tuning import FINE_TUNING
-from paper.experiments.learning.images import IMAGES
-from paper.experiments.learning.ladder_tables import LADDER_TABLES
-from paper.experiments.learning.positional_heads import POSITIONAL_HEADS
-from paper.experiments.learning.pruning import PRUNING
-from paper.experiments.learning.retrieval import RETRIEVAL
-from paper.experiments.learning.studies import FLIP_FLOP, PARITY, PERMUTATIONS, RECALL
-from paper.experiments.speed.agreement import AGREEMENT
-from paper.experiments.speed.attention import ATTENTION_SPEED, FLASH_SPEED, MEMORY_SPEED, PATTERN_SPEED
-from paper.experiments.speed.decoding import DECODE_SPEED
-from paper.experiments.speed.generation import GENERATION
-from paper.experiments.speed.heads import HEADS_SPEED, INDUCTION_SPEED
-from paper.experiments.speed.inference import INFERENCE, gains
-from paper.experiments.speed.ladder_models import LADDER_SPEED
-from paper.experiments.speed.language_models import BYTES_SPEED
-from paper.experiments.speed.projections import PROJECTION_SPEED
-from paper.experiments.speed.recomputation import RECOMPUTATION_SPEED
-from paper.experiments.speed.training_step import TRAINING_STEP, memory, speedups
-from paper.experiments.speed.value_gradient import EXCHANGED_SPEED
-from paper.experiments.speed.whole_models import WHOLE_MODELS
-
-EXPERIMENTS: dict[str, Experiment] = {
-    experiment.name: experiment
-    for experiment in (
-        TRAINING_STEP,
-        INFERENCE,
-        ATTENTION_SPEED,
-        MEMORY_SPEED,
-        PATTERN_SPEED,
-        FLASH_SPEED,
-        DECODE_SPEED,
-        WHOLE_MODELS,
-        GENERATION,
-        RECOMPUTATION_SPEED,
-        EXCHANGED_SPEED,
-        PROJECTION_SPEED,
-        HEADS_SPEED,
-        INDUCTION_SPEED,
-        RECALL,
-        PARITY,
-        PERMUTATIONS,
-        FLIP_FLOP,
-        POSITIONAL_HEADS,
-        DEPTH,
-        *language.EXPERIMENTS,
-        *ladder.EXPERIMENTS,
-        LADDER_TABLES,
-        RETRIEVAL,
-        BYTES_SPEED,
-        LADDER_SPEED,
-        synthetic.SYNTHETIC,
-        IMAGES,
-        FINE_TUNING,
-        *translating.EXPERIMENTS,
-        PRUNING,
-        AGREEMENT,
-    )
-}
+from paper.experiments.speed.inference import gains
+from paper.experiments.speed.training_step import memory, speedups
 
 __all__ = [
     "EXPERIMENTS",

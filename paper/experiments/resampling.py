@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ortho._checks import positive_int
-from paper.experiments.statistics import Interval, student
+from ortho._checks import expect, positive_int
+from paper.experiments.statistics import Interval, expect_probability, student
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -63,8 +63,7 @@ def expanded_tail(n: int, confidence: float) -> float:
     Raises TypeError or ValueError unless n is an integer of at least 2, and for a confidence outside (0, 1).
     """
     _several(n)
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence: expected a probability in (0, 1), got {confidence}")
+    expect_probability("confidence", confidence)
     return NormalDist().cdf(-sqrt(n / (n - 1)) * student(confidence, n - 1))
 
 
@@ -98,17 +97,14 @@ def _all_resamples(n: int) -> tuple[Array, Array]:
 
 
 def _several(n: int) -> None:
-    if positive_int("n", n) < 2:
-        raise ValueError(f"n: expected at least 2 values, got {n}")
+    expect(positive_int("n", n) > 1, "n", "at least 2 values", n)
 
 
 def _differences(a: Any, b: Any) -> Array:
     one, other = (np.asarray(values, dtype=np.float64) for values in (a, b))
-    if one.ndim != 1 or one.shape != other.shape or len(one) < 2:
-        shapes = f"{one.shape}, {other.shape}"
-        raise ValueError(f"a, b: expected the same shape (seeds,) of two seeds at least, got {shapes}")
-    if not (np.isfinite(one).all() and np.isfinite(other).all()):
-        raise ValueError("a, b: expected finite numbers, got NaN or infinite ones")
+    fits = one.ndim == 1 and one.shape == other.shape and len(one) > 1
+    expect(fits, "a, b", "the same shape (seeds,) of two seeds at least", f"{one.shape}, {other.shape}")
+    expect(np.isfinite([one, other]).all(), "a, b", "finite numbers", "NaN or infinite ones")
     return one - other
 
 

@@ -11,7 +11,7 @@ from itertools import combinations
 from math import comb, inf
 from typing import Any
 
-from ortho._checks import describe, positive_int
+from ortho._checks import describe, expect, positive_int
 
 Interval = tuple[float, float]
 
@@ -69,8 +69,7 @@ def decide(interval: Interval, decision: Decision) -> str:
     the interval misses the difference. Raises ValueError unless the ends are numbers in order.
     """
     low, high = interval
-    if not low <= high:
-        raise ValueError(f"interval: expected ends in order, got {interval}")
+    expect(low <= high, "interval", "ends in order", interval)
     if not decision.higher_is_better:
         low, high = -high, -low
     holds = (
@@ -91,8 +90,7 @@ def better_by_chance(better: Sequence[float], worse: Sequence[float]) -> float:
     choice of the better arm's runs among all is as likely. Equal values share their ranks. Raises ValueError if either
     is empty.
     """
-    if not better or not worse:
-        raise ValueError(f"better, worse: expected at least one value each, got {len(better)} and {len(worse)}")
+    _expect_values(better, worse)
     pooled = [*better, *worse]
     # Twice the midrank, an integer: the values below count twice, the equal ones once.
     ranks = [sum((other < value) * 2 + (other == value) for other in pooled) for value in pooled]
@@ -108,10 +106,8 @@ def gain(better: Sequence[float], worse: Sequence[float], chance: float) -> Inte
     of `better_by_chance` allows (Hodges & Lehmann 1963), and infinite where there are too few runs for any. Equal
     values make it wider. Raises ValueError if either is empty, or for a `chance` outside (0, 1/2).
     """
-    if not better or not worse:
-        raise ValueError(f"better, worse: expected at least one value each, got {len(better)} and {len(worse)}")
-    if not 0 < chance < 0.5:
-        raise ValueError(f"chance: expected a probability in (0, 1/2), got {chance}")
+    _expect_values(better, worse)
+    expect(0 < chance < 0.5, "chance", "a probability in (0, 1/2)", chance)
     n, m = len(better), len(worse)
     differences = sorted(one - other for one in better for other in worse)
     # Of like arms whose runs all differ: how many differences are negative, for each choice of the better arm's ranks.
@@ -135,9 +131,8 @@ def holm(p_values: Sequence[float], *, level: float = LEVEL) -> list[bool]:
     with the level shared among those that are left, until one is above. Raises ValueError for what is no probability,
     and for a level outside (0, 1).
     """
-    _probability("level", level)
-    if not all(0 <= p <= 1 for p in p_values):
-        raise ValueError(f"p_values: expected probabilities in [0, 1], got {list(p_values)}")
+    expect_probability("level", level)
+    expect(all(0 <= p <= 1 for p in p_values), "p_values", "probabilities in [0, 1]", list(p_values))
     rejected = [False] * len(p_values)
     for done, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         if p_values[i] > level / (len(p_values) - done):
@@ -153,7 +148,7 @@ def success_interval(successes: int, runs: int, *, confidence: float = 0.95) -> 
     for counts that are none, and for a confidence outside (0, 1).
     """
     _counted("successes", successes, "runs", runs)
-    _probability("confidence", confidence)
+    expect_probability("confidence", confidence)
     from scipy.special import betaincinv
 
     chance, failures = (1 - confidence) / 2, runs - successes
@@ -175,17 +170,20 @@ def fisher(successes_a: int, runs_a: int, successes_b: int, runs_b: int) -> floa
     return sum(each for each in ways if each <= ways[successes_a]) / comb(runs_a + runs_b, total)
 
 
-def _probability(name: str, value: float) -> None:
-    if not 0 < value < 1:
-        raise ValueError(f"{name}: expected a probability in (0, 1), got {value}")
+def _expect_values(better: Sequence[float], worse: Sequence[float]) -> None:
+    expect(better and worse, "better, worse", "at least one value each", f"{len(better)} and {len(worse)}")
+
+
+def expect_probability(name: str, value: float) -> None:
+    """ValueError unless the value is one, and neither 0 nor 1."""
+    expect(0 < value < 1, name, "a probability in (0, 1)", value)
 
 
 def _counted(successes_name: str, successes: Any, runs_name: str, runs: Any) -> None:
     positive_int(runs_name, runs)
     if isinstance(successes, bool) or not isinstance(successes, int):
         raise TypeError(f"{successes_name}: expected an integer, got {describe(successes)}")
-    if not 0 <= successes <= runs:
-        raise ValueError(f"{successes_name}: expected 0 to {runs_name} = {runs}, got {successes}")
+    expect(0 <= successes <= runs, successes_name, f"0 to {runs_name} = {runs}", successes)
 
 
 def student(probability: float, freedom: int) -> float:
@@ -196,7 +194,7 @@ def student(probability: float, freedom: int) -> float:
     """
     from scipy.special import stdtrit
 
-    _probability("probability", probability)
+    expect_probability("probability", probability)
     return float(stdtrit(positive_int("freedom", freedom), (1 + probability) / 2))
 
 

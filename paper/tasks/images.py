@@ -80,7 +80,7 @@ def split(images: Images, weights: Sequence[int]) -> list[Images]:
 
 
 def classification(
-    name: str, title: str, *, white: int, classes: int = CLASSES, train: Images, validation: Images, test: Images
+    name: str, title: str, train: Images, validation: Images, test: Images, *, white: int, classes: int = CLASSES
 ) -> Task:
     """The task to say an image's class: pixels (B, C, H, W), float32 from 0 to 1 (which `white` is), answers (B,).
 
@@ -119,15 +119,8 @@ def digits() -> Task:
     In each class the images' sha256 say which 60 % are to train on, which 20 % to validate and which to test with:
     the writers are not known, so each may be in all three.
     """
-    train, validation, test = split(digit_images(), DIGITS)
-    return classification(
-        "digits",
-        "handwritten digits, 8 x 8 pixels",
-        white=INK,
-        train=train,
-        validation=validation,
-        test=test,
-    )
+    parts = split(digit_images(), DIGITS)
+    return classification("digits", "handwritten digits, 8 x 8 pixels", *parts, white=INK)
 
 
 def cifar10(folder: str | os.PathLike[str] | None = None) -> Task:
@@ -164,15 +157,8 @@ def read(archive: Path) -> tuple[Images, Images]:
 @cache
 def _photographs(archive: Path) -> Task:
     rest, test = read(archive)
-    train, validation = split(rest, PHOTOGRAPHS)
-    return classification(
-        "cifar10",
-        "CIFAR-10, photographs of ten kinds of things",
-        white=WHITE,
-        train=train,
-        validation=validation,
-        test=split(test, (1,))[0],
-    )
+    parts = *split(rest, PHOTOGRAPHS), *split(test, (1,))
+    return classification("cifar10", "CIFAR-10, photographs of ten kinds of things", *parts, white=WHITE)
 
 
 def _read(content: bytes, named: str) -> Images:

@@ -89,10 +89,10 @@ def test_two_arms_compared(several):
 
 
 def test_the_table_has_medians_ranges_and_rates(several):
-    text = studies.PARITY.show(several)
+    text = analysis.table(several)
     assert "linear" in text and "0.520 [0.510, 0.530]  3 seeds, rate 0.003" in text
     assert "loss at the tuning seed: 0.4000 at 0.003, 0.3000 at 0.01" in text
-    assert "tokens 1 to 40 0.990" in studies.PARITY.line(several[0])
+    assert "tokens 1 to 40 0.990" in analysis.line(several[0])
 
 
 # --------------------------------------------------------------------------------------------------- runs in pairs
@@ -179,7 +179,7 @@ def test_only_seeds_that_both_have_are_compared():
 
 
 def test_the_table_of_bytes_has_means_ranges_and_settings_the_best_first(models):
-    lines = language.BYTES.show(models).splitlines()
+    lines = language.table(models).splitlines()
     assert [line.split()[0] for line in lines[2:4]] == ["learned", "frozen"]
     assert "2.2000 [2.0000, 2.4000]  5 seeds, matched steps, d=16, 2 steps" in lines[2]
     assert "2.7000 [2.5000, 2.9000]  5 seeds" in lines[3]
@@ -204,7 +204,7 @@ def test_arms_on_images():
     for arm, outcome, mean in (("linear", "equivalent", 0.004), ("frozen", "worse", -0.0998)):
         judged = images.judged(found[arm], found["learned"])
         assert (judged.pairs, judged.outcome) == (5, outcome) and judged.difference.mean == pytest.approx(mean)
-    lines = images.IMAGES.show(runs).splitlines()
+    lines = images.table(runs).splitlines()
     assert lines[1].startswith("digits on here") and lines[6].startswith("cifar10 on here")
     assert "0.9070 [0.9050, 0.9090]" in lines[2] and "against 'learned': equivalent" in lines[2]
     assert "against" not in lines[3] and lines[4].endswith("against 'learned': worse")
@@ -233,7 +233,7 @@ def test_bits_of_two_texts():
         ("QK frozen", "forgotten", "better"),
     ):
         assert analysis.judged(found[arm], one, measure).outcome == outcome
-    lines = fine_tuning.FINE_TUNING.show(runs).splitlines()
+    lines = fine_tuning.table(runs).splitlines()
     assert [line[:16].strip() for line in lines[2:5]] == list(found)
     assert "against" not in lines[2]
     assert lines[3].endswith("'all trained': equivalent") and lines[4].endswith("'all trained': worse")

@@ -8,7 +8,7 @@ from ortho.attention import MECHANISMS
 from ortho.attention.chunking import CHUNK
 from ortho.attention.linear.feature_maps import HORIZON
 from ortho.cost.counting import Allocations, OperationCounter
-from paper.experiments import measure
+from paper.experiments import EXPERIMENTS, measure
 from paper.experiments.speed import attention as speed
 from paper.experiments.speed import attention_analysis as rows
 from paper.experiments.speed import attention_variants as arms
@@ -101,7 +101,7 @@ def test_the_recurrence_takes_one_token_at_a_time():
 
 def test_a_kernel_that_does_not_serve_is_recorded_as_such():
     """On a CPU, of the kernels by their names, one materialises and one is fused."""
-    record = measure(speed.FLASH_SPEED, SETS["kernels"], "cpu", seconds=0.01)
+    record = measure(EXPERIMENTS["flash-speed"], SETS["kernels"], "cpu", seconds=0.01)
     served = {f"sdpa{kernel}{way}" for kernel in ("", " math", " flash") for way in ("", " causal")}
     assert set(record["repetitions"]) == served
     assert set(record["failures"]) == set(arms.SETS["kernels"]) - served
@@ -124,7 +124,7 @@ def _fails_at_full_size(monkeypatch, arm):
 
 def test_an_arm_that_does_not_fit_is_recorded_as_such(monkeypatch):
     _fails_at_full_size(monkeypatch, "favor causal")
-    record = measure(speed.ATTENTION_SPEED, SETS["main"], "cpu", seconds=0.01)
+    record = measure(EXPERIMENTS["attention-speed"], SETS["main"], "cpu", seconds=0.01)
     assert record["failures"] == {"favor causal": "OutOfMemoryError: CUDA out of memory. See x.md"}
     assert set(record["repetitions"]) == set(arms.SETS["main"]) - {"favor causal"}
     assert "favor causal failed: OutOfMemoryError" in rows.line(record)

@@ -55,13 +55,6 @@ def test_a_campaign_that_is_cut_off_goes_on_where_it_was(tmp_path, capsys):
     assert len(list(tmp_path.glob("*/*.json"))) == 2
 
 
-def test_names_beside_a_campaign_are_refused(capsys):
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["fake", "--campaign", "--device", "cpu"], {"fake": fake()})
-    assert caught.value.code == 2
-    assert "--campaign: expected no names with it, got fake" in capsys.readouterr().err
-
-
 def small(mechanism, causal=True):
     return agreement.case(mechanism, causal, device="cpu", N=32, d=32, H=2)
 

@@ -8,7 +8,7 @@ from paper.claims import Verdict
 from paper.claims.evidence import combinations, gradient_depth, one_learned_head
 from paper.claims.evidence import does_freezing_hold as freezing
 from paper.claims.evidence import orthogonal_or_gaussian as initialisation
-from paper.experiments import measure
+from paper.experiments import EXPERIMENTS, measure
 from paper.experiments.learning import fine_tuning, images, language, synthetic
 from paper.experiments.learning.synthetic import Learnt
 from paper.experiments.statistics import Decision, success_interval
@@ -23,7 +23,7 @@ def runs(make, levels, **kwargs):
 
 
 def test_made_up_records_have_what_is_read_of_real_ones():
-    real = measure(images.IMAGES, images.case("linear", 1, steps=2, B=2, d=16, L=1, tested=8), "cpu")
+    real = measure(EXPERIMENTS["images"], images.case("linear", 1, steps=2, B=2, d=16, L=1, tested=8), "cpu")
     made = digits("linear", 0.5)[0]
     assert made.keys() <= real.keys() and made["repetitions"].keys() == real["repetitions"].keys()
     assert made["configuration"].keys() == real["configuration"].keys()

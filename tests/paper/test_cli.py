@@ -131,34 +131,26 @@ def test_claims(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("argv", "message"),
+    ("command", "argv", "message"),
     [
-        (["claims", "--document", "S9"], "--document: expected one of S0, S1, S2, S3, S4, got 'S9'"),
-        (["claims", "S0.1.1a", "S0.1"], "ID: expected ids of the ledger, such as S0.1.1a, got 'S0.1'"),
-        (["claims", "S0.1.1a", "--document", "S0"], "not allowed with argument"),
-        (["claim"], "invalid choice: 'claim'"),
-        (["claims", "--yaml"], "unrecognized arguments: --yaml"),
-        ([], "required"),
+        (main, ["claims", "--document", "S9"], "--document: expected one of S0, S1, S2, S3, S4, got 'S9'"),
+        (main, ["claims", "S0.1.1a", "S0.1"], "ID: expected ids of the ledger, such as S0.1.1a, got 'S0.1'"),
+        (main, ["claims", "S0.1.1a", "--document", "S0"], "not allowed with argument"),
+        (main, ["claim"], "invalid choice: 'claim'"),
+        (main, ["claims", "--yaml"], "unrecognized arguments: --yaml"),
+        (main, [], "required"),
+        (library, ["mechanisms", "--yaml"], "unrecognized arguments: --yaml"),
+        (
+            library,
+            ["claims", "S0.1.1a"],
+            "expected a command of the library; in the source tree: python -m paper claims",
+        ),
+        (library, [], "required"),
     ],
 )
-def test_unknown_names_exit_with_2(argv, message, capsys):
+def test_bad_usage_exits_with_2(command, argv, message, capsys):
     with pytest.raises(SystemExit) as stopped:
-        main(argv)
-    assert stopped.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["mechanisms", "--yaml"], "unrecognized arguments: --yaml"),
-        (["claims", "S0.1.1a"], "expected a command of the library; in the source tree: python -m paper claims"),
-        ([], "required"),
-    ],
-)
-def test_what_the_library_has_no_command_for(argv, message, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        library(argv)
+        command(argv)
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
 

@@ -120,24 +120,6 @@ def test_a_cluster_that_cannot_be_used_is_refused(cluster, tmp_path, monkeypatch
     assert capsys.readouterr().err == "error: slurm: needs submitit; install the extra 'ortho[cluster]'\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--jobs", "0"], "--jobs: expected a positive number of cases, got '0'"),
-        (["--jobs", "1.5"], "--jobs: expected a positive number of cases, got '1.5'"),
-        (["--launcher", "slurm", "--slurm", "gpu"], "--slurm: expected KEY=VALUE, got 'gpu'"),
-        (["--slurm", "partition=gpu"], "--slurm: expected --launcher slurm with it, got --launcher local"),
-        (["--logs", "logs"], "--logs: expected --launcher slurm with it, got --launcher local"),
-    ],
-)
-@pytest.mark.bad_input
-def test_bad_options_exit_with_2(arguments, message, capsys):
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["plain", "--device", "cpu", *arguments], EXPERIMENTS)
-    assert caught.value.code == 2
-    assert message in capsys.readouterr().err
-
-
 def test_options_of_jobs_are_json_where_they_can_be():
     texts = ["nodes=1", "mem_gb=0.5", "exclusive=true", "time=01:00:00", "comment=a=b"]
     values = [("nodes", 1), ("mem_gb", 0.5), ("exclusive", True), ("time", "01:00:00"), ("comment", "a=b")]

@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 import torch
+from tiny_arms import shrink_models
 
 from ortho.attention.linear.feature_maps import HORIZON
-from ortho.cost.configurations import CONFIGURATIONS
 from ortho.models.language_model import LanguageModel
-from paper.experiments import measure
+from paper.experiments import EXPERIMENTS, measure
 from paper.experiments.speed import decoding as speed
 from paper.experiments.speed import generation
 
@@ -24,9 +24,7 @@ def at_once(monkeypatch):
 
 @pytest.fixture
 def small_model(monkeypatch):
-    name, sizes = generation.MODEL, {"vocab_size": 23, "max_length": 64, "bias": True}
-    made = dataclasses.replace(CONFIGURATIONS[name], N=64, d=16, H=4, L=3, sizes=sizes, parameters=0)
-    monkeypatch.setitem(CONFIGURATIONS, name, made)
+    shrink_models(monkeypatch)
 
 
 def test_what_a_cache_holds_is_what_is_declared():
@@ -67,7 +65,7 @@ def test_what_cannot_be_read_is_a_failure(monkeypatch):
     monkeypatch.setitem(speed.CONTEXTS, "cpu", (1024, 2 * HORIZON))
     monkeypatch.setitem(speed.READ_FLOPS, "cpu", 2e9)
     case = speed.case("recurrent", **TINY | {"N": 2 * HORIZON})
-    record = measure(speed.DECODE_SPEED, case, "cpu", seconds=0.01)
+    record = measure(EXPERIMENTS["decode-speed"], case, "cpu", seconds=0.01)
     assert list(record["failures"]) == [f"cosformer {2 * HORIZON}"]
     assert "horizon: expected positions within" in record["failures"][f"cosformer {2 * HORIZON}"]
     assert f"linear {2 * HORIZON}" in record["repetitions"]
@@ -91,7 +89,7 @@ def test_what_is_too_long_to_read_is_left_out():
 
 
 def test_what_a_model_holds(small_model):
-    record = measure(generation.GENERATION, generation.case(2, N=20), "cpu", seconds=0.0)
+    record = measure(EXPERIMENTS["generation"], generation.case(2, N=20), "cpu", seconds=0.0)
     found = {row["arm"]: row for row in generation.rows([record])}
     held = {arm: row["held_bytes"] for arm, row in found.items()}
     assert held["learned"] == held["frozen"] == 4 * held["multi-query"] == 3 * 2 * 2 * (20 + generation.STEPS) * 16 * 4

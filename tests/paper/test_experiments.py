@@ -152,22 +152,47 @@ def test_unknown_names_are_refused(tmp_path, capsys):
     assert experiments.load("training-step", tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        *((["--budget", budget], "expected a positive number of seconds") for budget in ("0", "nan", "inf", "soon")),
-        pytest.param(
-            ["--device", "cuda"],
-            "--device: expected cpu, got cuda",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
-        ),
-    ],
-)
-def test_bad_options_exit_with_2(arguments, message, capsys):
+BAD_USAGE = [
+    *((["--budget", budget], "expected a positive number of seconds") for budget in ("0", "nan", "inf", "soon")),
+    (["--jobs", "0"], "--jobs: expected a positive number of cases, got '0'"),
+    (["--jobs", "1.5"], "--jobs: expected a positive number of cases, got '1.5'"),
+    (["--launcher", "slurm", "--slurm", "gpu"], "--slurm: expected KEY=VALUE, got 'gpu'"),
+    (["--slurm", "partition=gpu"], "--slurm: expected --launcher slurm with it, got --launcher local"),
+    (["--logs", "logs"], "--logs: expected --launcher slurm with it, got --launcher local"),
+    (["fake", "--campaign"], "--campaign: expected no names with it, got fake"),
+    pytest.param(
+        ["--device", "cuda"],
+        "--device: expected cpu, got cuda",
+        marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+    ),
+]
+UNDER_TORCHRUN = [
+    (["fake", "--jobs", "2"], "torchrun: expected neither --jobs nor --launcher slurm"),
+    (["fake", "--launcher", "slurm"], "torchrun: expected neither --jobs nor --launcher slurm"),
+    (["--list"], "torchrun: expected cases to run"),
+    (["fake", "quiet"], "torchrun: expected no timings, which its processes would disturb, got quiet"),
+]
+
+
+def refused(arguments, message, capsys):
     with pytest.raises(SystemExit) as caught:
-        experiments.main(arguments)
+        cli.main(["--device", "cpu", *arguments], {"fake": fake(), "quiet": fake(quiet=True)})
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("arguments", "message"), BAD_USAGE)
+def test_bad_options_exit_with_2(arguments, message, capsys):
+    refused(arguments, message, capsys)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("arguments", "message"), UNDER_TORCHRUN)
+def test_what_does_not_go_with_torchrun_is_refused(arguments, message, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    refused(arguments, message, capsys)
 
 
 def test_every_experiment_has_cases_that_differ():

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from experiment_fakes import without_seconds
 
 from ortho.layers.multihead import MultiheadAttention
 from paper.experiments.learning import fine_tuning, fitting, language, rates
@@ -19,10 +20,6 @@ PRETRAINED = [arm for arm in fine_tuning.ARMS if arm != SCRATCH]
 
 def tiny(arm, seed=1, **more):
     return fine_tuning.case(arm, seed, **{**TINY, **more})
-
-
-def without_seconds(outcome):
-    return {**outcome, "facts": {name: fact for name, fact in outcome["facts"].items() if name != "train_s"}}
 
 
 def watch(patch):

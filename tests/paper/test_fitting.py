@@ -4,12 +4,11 @@ import dataclasses
 
 import pytest
 import torch
-from experiment_fakes import SLUG, go
+from experiment_fakes import only
+from seeded import generator
 
 from ortho.attention import MECHANISMS
-from paper import experiments
 from paper.experiments import measure
-from paper.experiments.engine import records
 from paper.experiments.learning import fitting, study
 from paper.experiments.learning.studies import PARITY_STUDY
 from paper.tasks import NONE, Batch, state_tracking
@@ -17,16 +16,8 @@ from paper.tasks import NONE, Batch, state_tracking
 TINY = {"steps": 2, "B": 2, "tested": 4}
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
 def tiny(arm="softmax", seed=1, **more):
     return study.case(PARITY_STUDY, arm, seed, **{**TINY, **more})
-
-
-def only(*cases):
-    return dataclasses.replace(experiments.EXPERIMENTS["parity"], cases=lambda _: list(cases))
 
 
 def with_task(**changes):
@@ -35,7 +26,7 @@ def with_task(**changes):
 
 
 def test_an_arm_names_its_gates_and_has_its_heads():
-    record = measure(only(), tiny("delta, beta to 2"), "cpu")
+    record = measure(only("parity"), tiny("delta, beta to 2"), "cpu")
     assert record["facts"]["arm"]["gates"] == {"beta": "ReflectingWriteStrength"}
     own = dataclasses.replace(PARITY_STUDY, arms={"wide": {"attention": "softmax", "max_length": None, "num_heads": 1}})
     assert (
@@ -135,30 +126,3 @@ def test_a_fast_form_that_is_off_by_a_millionth_is_found(monkeypatch):
     monkeypatch.setitem(MECHANISMS, "linear", off)
     with pytest.raises(AssertionError, match="fast form: expected a relative error of at most"):
         study.run(PARITY_STUDY, tiny("linear"))
-
-
-def test_after_an_interrupt_what_was_stored_is_not_measured_again(tmp_path, monkeypatch):
-    fit, started = fitting.fit, []
-
-    def interrupted(model, task, recipe, case, draws, **options):
-        started.append(case["seed"])
-        if len(started) == 3:
-            raise KeyboardInterrupt
-        return fit(model, task, recipe, case, draws, **options)
-
-    monkeypatch.setattr(fitting, "fit", interrupted)
-    experiment = only(*(tiny(seed=seed) for seed in (1, 2, 3, 4)))
-    with pytest.raises(KeyboardInterrupt):
-        go(experiment, tmp_path)
-    assert len(go(experiment, tmp_path).done) == 2
-    assert started == [1, 2, 3, 3, 4]
-
-
-def test_a_record_of_another_task_is_refused(tmp_path):
-    go(only(tiny()), tmp_path)
-    file = records.path(tmp_path, "parity", SLUG)
-    (record,) = records.read(file)
-    del record["repetitions"]["tokens 41 to 80"]
-    records.write(file, [record])
-    with pytest.raises(records.RecordError, match="repetitions.tokens 41 to 80: missing"):
-        experiments.load("parity", tmp_path)

@@ -1,12 +1,12 @@
 """The language models of bytes: what their cases match, which there are, and what a run shares with others."""
 
-import dataclasses
 from collections import Counter
 from math import log2
 from types import SimpleNamespace
 
 import pytest
 import torch
+from experiment_fakes import small_library
 
 from paper.experiments.learning import language
 from paper.experiments.learning.arms import arms
@@ -21,9 +21,7 @@ every_device = pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.fixture
 def library(tmp_path, monkeypatch):
     """A small library in place of Python's own."""
-    for i in range(200):
-        (tmp_path / f"module_{i}.py").write_text(f"def power_{i}(x):\n    return x ** {i}\n" * 2)
-    parts = text.python_parts(tmp_path)
+    parts = small_library(tmp_path)
     monkeypatch.setattr(text, "python_parts", lambda: parts)
     return parts
 
@@ -94,26 +92,6 @@ def test_budgets_are_the_multiples_of_the_steps_at_equal_flop():
                 assert language.budget(language.case(arm, 1, **{**TINY, "steps": steps, "d": d})) == multiple
     with pytest.raises(ValueError, match="steps: expected those of a budget .* for 'learned', got 151"):
         language.budget(language.case("learned", 1, **{**TINY, "steps": 151}))
-
-
-def test_the_arms_of_a_seed_share_batches(library, monkeypatch):
-    make, drawn = text.language_modelling, {}
-
-    def watched(*arguments):
-        task = make(*arguments)
-
-        def train(count, generator):
-            batch = task.train(count, generator)
-            drawn.setdefault(running, []).append(batch.inputs[0])
-            return batch
-
-        return dataclasses.replace(task, train=train)
-
-    monkeypatch.setattr(text, "language_modelling", watched)
-    for running in (("learned", 1), ("frozen", 1), ("frozen", 2)):
-        language.run(language.case(*running, matched="steps", **TINY))
-    ours, theirs, others = (torch.stack(batches) for batches in drawn.values())
-    assert torch.equal(ours, theirs) and not torch.equal(theirs, others)
 
 
 def test_dropout_is_for_training_alone_and_fewer_bytes_are_the_first(library):

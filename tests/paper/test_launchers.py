@@ -14,7 +14,7 @@ from launched_experiments import DEADLINE_S, ENVIRONMENT, EXPERIMENTS, lookup, m
 from torch import distributed
 
 from paper.experiments import run
-from paper.experiments.engine import cli, records, runner
+from paper.experiments.engine import records, runner
 from paper.experiments.engine.launchers import Processes, process_group
 from paper.experiments.engine.runner import Here
 
@@ -170,22 +170,3 @@ def test_processes_belong_together_under_torchrun_alone(monkeypatch):
     with process_group("cpu"):
         assert distributed.get_backend() == "gloo"
     assert not distributed.is_initialized()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["plain", "--jobs", "2"], "torchrun: expected neither --jobs nor --launcher slurm"),
-        (["plain", "--launcher", "slurm"], "torchrun: expected neither --jobs nor --launcher slurm"),
-        (["--list"], "torchrun: expected cases to run"),
-        (["plain", "quiet"], "torchrun: expected no timings, which its processes would disturb, got quiet"),
-    ],
-)
-@pytest.mark.bad_input
-def test_what_does_not_go_with_torchrun_is_refused(arguments, message, monkeypatch, capsys):
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    with pytest.raises(SystemExit) as caught:
-        cli.main([*arguments, "--device", "cpu"], EXPERIMENTS)
-    assert caught.value.code == 2
-    assert message in capsys.readouterr().err

@@ -1,12 +1,11 @@
 """What holds for every experiment with training: whole records, the same bits again, resumed, paired, rates first."""
 
-import dataclasses
 from collections import Counter
 from functools import partial
 
 import pytest
 import torch
-from experiment_fakes import SLUG, go, within
+from experiment_fakes import SLUG, go, only, small_library, stored_records, within, without_seconds
 
 from paper import experiments
 from paper.experiments import measure
@@ -75,10 +74,7 @@ BEST = {
 @pytest.fixture(autouse=True, scope="module")
 def library(tmp_path_factory):
     """A small library in place of Python's own."""
-    folder = tmp_path_factory.mktemp("library")
-    for i in range(200):
-        (folder / f"module_{i}.py").write_text(f"def power_{i}(x):\n    return x ** {i}\n" * 2)
-    parts = text.python_parts(folder)
+    parts = small_library(tmp_path_factory.mktemp("library"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text, "python_parts", lambda: parts)
         fine_tuning.tasks.cache_clear()
@@ -86,25 +82,11 @@ def library(tmp_path_factory):
     fine_tuning.tasks.cache_clear()
 
 
-def only(name, *cases):
-    """The experiment with these cases."""
-    return dataclasses.replace(experiments.EXPERIMENTS[name], cases=lambda _: list(cases))
-
-
-def stored(results, name):
-    return records.read(records.path(results, name, SLUG), experiments.EXPERIMENTS[name].needs)
-
-
-def without_seconds(outcome):
-    facts = {name: fact for name, fact in outcome["facts"].items() if name != "train_s"}
-    return {"seeds": outcome["seeds"], "repetitions": outcome["repetitions"], "facts": facts}
-
-
 @pytest.mark.parametrize(("name", "arm"), EVERY)
 def test_a_run_is_stored_whole_and_again_gives_the_same_by_the_code_that_its_record_names(name, arm, tmp_path):
     case, experiment = MAKE[name](arm, 1), experiments.EXPERIMENTS[name]
     assert not go(only(name, case), tmp_path).errors
-    (record,) = stored(tmp_path, name)
+    (record,) = stored_records(tmp_path, name)
     facts = record["facts"]
     if name != "positional-heads":
         for shares in record["repetitions"].values():
@@ -149,7 +131,7 @@ def test_a_fast_form_that_is_off_is_not_stored(name, tmp_path, monkeypatch):
     monkeypatch.setattr(*((heads, "check_weights") if name == "positional-heads" else (fitting, "check_forms")), off)
     report = go(only(name, MAKE[name](ARMS[name][0], 1)), tmp_path)
     assert len(report.errors) == 1 and "fast form: expected" in report.errors[0]
-    assert not stored(tmp_path, name)
+    assert not stored_records(tmp_path, name)
 
 
 @pytest.mark.parametrize("name", BEST)

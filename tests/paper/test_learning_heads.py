@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from seeded import SIGMAS
 
 from ortho import MultiheadAttention
 from ortho.attention.linear.random_feature_attention import RandomFeatureAttention
@@ -24,7 +25,6 @@ from paper.experiments.learning.kinds import kinds
 # Sums of at most 1e2 rounded products of size 1 to 10 in float64, in different orders.
 close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
 B, N, D, H, K = 2, 9, 24, 4, 6
-SIGMAS = 4.42  # two-sided 1e-5
 
 
 def draw(*shape, seed=0, dtype=torch.float64):

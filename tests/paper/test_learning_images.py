@@ -2,18 +2,14 @@
 
 import pytest
 import torch
+from seeded import SIGMAS, generator
 
-from paper.experiments import measure
+from paper.experiments import EXPERIMENTS, measure
 from paper.experiments.learning import images
 from paper.tasks.images import Images, classification, digits
 
 TINY = {"steps": 2, "B": 2, "d": 16, "L": 1, "tested": 8}
-SIGMAS = 4.42  # two-sided 1e-5
 every_arm = pytest.mark.parametrize("arm", images.ARMS)
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 @every_arm
@@ -83,7 +79,7 @@ def test_photographs_are_learnt_by_the_same_code(monkeypatch):
     task = classification("cifar10", "noise", classes=10, white=255, **parts)
     monkeypatch.setitem(images.DATA, "cifar10", images.DATA["cifar10"]._replace(task=lambda: task))
     for arm in images.ARMS:
-        record = measure(images.IMAGES, images.case(arm, 1, data="cifar10", **TINY), "cpu")
+        record = measure(EXPERIMENTS["images"], images.case(arm, 1, data="cifar10", **TINY), "cpu")
         assert record["configuration"]["N"] == 65
     sizes = images.case("learned", device="cuda", data="cifar10")
     assert sizes["d"] > images.case("learned", device="cuda")["d"] > images.case("learned")["d"]

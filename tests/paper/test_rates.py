@@ -5,7 +5,7 @@ import json
 import pytest
 from experiment_fakes import SLUG
 
-from paper.experiments import measure
+from paper.experiments import EXPERIMENTS, measure
 from paper.experiments.engine import records
 from paper.experiments.learning import rates, studies, study
 from tools import rates as tool
@@ -16,7 +16,7 @@ RATES = (0.01, 0.03)
 @pytest.fixture(scope="module")
 def measured():
     case = study.case(studies.PARITY_STUDY, "softmax", rates.TUNING, steps=2, B=2, tested=4)
-    return measure(studies.PARITY, case, "cpu")
+    return measure(EXPERIMENTS["parity"], case, "cpu")
 
 
 @pytest.fixture

@@ -8,16 +8,11 @@ import numpy as np
 import pytest
 import torch
 from scipy import optimize
+from seeded import SIGMAS, generator
 
 from paper.experiments import resampling
 from paper.experiments.resampling import expanded_tail, paired_difference, resamples
 from paper.experiments.statistics import student
-
-SIGMAS = 4.42  # two-sided 1e-5
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def drawn(kind, *sizes, seed=0):

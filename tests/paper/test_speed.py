@@ -5,10 +5,9 @@ from functools import partial
 
 import pytest
 import torch
-from experiment_fakes import within
-from tiny_arms import SETS
+from experiment_fakes import small_library, within
+from tiny_arms import MODELS, SETS, shrink_models
 
-from ortho.cost.configurations import CONFIGURATIONS
 from paper.experiments import EXPERIMENTS, measure
 from paper.experiments.engine import benchmark
 from paper.experiments.engine.benchmark import PASSES, PHASES, Arm, Budget
@@ -35,11 +34,6 @@ HEADS = {"N": 24, "d": 64, "H": 4}
 BYTES = {"B": 2, "N": 16, "d": 16, "H": 4, "L": 1}
 BYTES_ARMS = ("learned", "linear", "1 learned + 3 positional")  # test_learning.py trains one of every kind
 DECODED = {"H": 2, "K": 8, "N": 1024}
-MODELS = {
-    "BERT-base": {"N": 24, "sizes": {"vocab_size": 19, "max_length": 24}},
-    "GPT-2 medium": {"N": 64, "sizes": {"vocab_size": 23, "max_length": 64, "bias": True}},
-    "ViT-Base": {"N": 10, "sizes": {"image_size": 12, "patch_size": 4, "num_classes": 5, "channels": 3}},
-}
 
 
 def of_set(name, **kind):
@@ -72,18 +66,12 @@ IDS = [f"{name}-{index}" for name, cases in TINY.items() for index in range(len(
 @pytest.fixture(scope="module", autouse=True)
 def tiny(tmp_path_factory):
     """Models and texts that a test can train, and a moment's timings."""
-    folder = tmp_path_factory.mktemp("text")
-    for index in range(40):
-        (folder / f"{index}.py").write_text(f"def f{index}(x):\n    return x + {index}\n" * 9)
-    parts = text.python_parts(folder)
+    parts = small_library(tmp_path_factory.mktemp("text"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text, "python_parts", lambda: parts)
         arms = language_models.arms
         patch.setattr(language_models, "arms", lambda *sizes: {name: arms(*sizes)[name] for name in BYTES_ARMS})
-        for name, sizes in MODELS.items():
-            made = dataclasses.replace(CONFIGURATIONS[name], d=16, H=4, L=3, parameters=0, **sizes)
-            count = sum(x.numel() for x in made.build(device="meta").parameters())
-            patch.setitem(CONFIGURATIONS, name, dataclasses.replace(made, parameters=count))
+        shrink_models(patch)
         patch.setitem(whole_models.EDGE, "cpu", 32)
         patch.setattr(projections, "CALL_SECONDS", 1e-6)
         for module in (attention, decoding, generation, inference):

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from tiny_arms import shrink_models
 
 from ortho.cost.configurations import CONFIGURATIONS
 from ortho.cost.counting import count_forward
@@ -22,15 +23,8 @@ TINY = {"N": 24, "d": 64, "H": 4}
 
 @pytest.fixture
 def models(monkeypatch):
-    """Two of the architectures at a size that a test can train."""
-    small = {
-        "BERT-base": {"N": 24, "sizes": {"vocab_size": 19, "max_length": 24}},
-        "ViT-Base": {"N": 10, "sizes": {"image_size": 12, "patch_size": 4, "num_classes": 5, "channels": 3}},
-    }
-    for name, sizes in small.items():
-        made = dataclasses.replace(CONFIGURATIONS[name], d=16, H=4, L=3, parameters=0, **sizes)
-        count = sum(x.numel() for x in made.build(device="meta").parameters())
-        monkeypatch.setitem(CONFIGURATIONS, name, dataclasses.replace(made, parameters=count))
+    """The architectures at a size that a test can train."""
+    shrink_models(monkeypatch)
 
 
 # ------------------------------------------------------------------------------------------- layers and blocks
@@ -52,8 +46,8 @@ def test_what_is_compared_holds_no_graph():
 
 @pytest.mark.parametrize("scope", ["layer", "block"])
 def test_saved_bytes_are_those_of_the_closed_forms(scope):
-    measured = ((step.TRAINING_STEP, step), (heads.HEADS_SPEED, heads), (heads.INDUCTION_SPEED, heads))
-    for experiment, declared in ((experiment, module.declared) for experiment, module in measured):
+    measured = (("training-step", step), ("heads-speed", heads), ("induction-speed", heads))
+    for experiment, declared in ((experiments.EXPERIMENTS[name], module.declared) for name, module in measured):
         record = measure(experiment, step.case(scope, causal=True, **TINY), "cpu", seconds=0.0)
         rows = step.memory([record], declared)
         assert [row["variant"] for row in rows] == list(experiment.needs.arms)

@@ -4,7 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-from task_draws import drawn, generator
+from seeded import generator
+from task_draws import drawn
 
 from paper.tasks import NONE, TASKS, copying, flip_flop, induction, modular_addition, mqar, needle, ngrams, recall
 from paper.tasks import state_tracking as tracking

@@ -7,7 +7,8 @@ from math import comb
 
 import pytest
 import torch
-from task_draws import SIGMAS, assert_shares, drawn
+from seeded import SIGMAS
+from task_draws import assert_shares, drawn
 
 from paper.tasks import NONE, TASKS, copying, flip_flop, induction, modular_addition, mqar, needle, ngrams, recall
 from paper.tasks import state_tracking as tracking

@@ -7,13 +7,10 @@ import tarfile
 import numpy as np
 import pytest
 import torch
+from seeded import generator
 
 from paper.tasks import images
 from paper.tasks.download import RemoteFile
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def random_images(count, classes=10, shape=(3, 32, 32)):

@@ -8,18 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from seeded import SIGMAS, generator
 
 from paper.tasks import novels, text
 from paper.tasks.download import RemoteFile
 
-SIGMAS = 4.42  # two-sided error rate 1e-5
 # Random bytes: no window of 17 is in two parts, or twice in one.
 PARTS = text.Parts(*map(np.random.default_rng(0).bytes, (5000, 1000, 1000)))
 EXAMPLE = text.language_modelling("numbers", "counting", PARTS, 16)
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def windows(batch):

@@ -4,17 +4,13 @@ from functools import partial
 
 import pytest
 import torch
+from seeded import generator
+from task_draws import assert_shares
 
 from paper.tasks import transduction
 from paper.tasks.pairs import PAD, START, STOP, batch_of, exact_matches, until_stop
 from paper.tasks.task import NONE
 from paper.tasks.transduction import Clause, Language, Phrase
-
-SIGMAS = 4.42  # two-sided error rate 1e-5
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def test_a_batch_of_pairs():
@@ -136,8 +132,7 @@ def test_what_is_drawn_as_often_as_said():
         "the last noun": (sum("noun23" in words for words in subjects), 1 / 24),
         "the first verb": (sum("verb0" in words for words in sentences), 1 / 12),
     }
-    for what, (found, share) in shares.items():
-        assert abs(found / count - share) <= SIGMAS * (share * (1 - share) / count) ** 0.5, what
+    assert_shares({what: (torch.tensor(found), share) for what, (found, share) in shares.items()}, count)
     adjectives = [[w for w in words if w.startswith("adj")] for words in subjects]
     assert all(len(set(words)) == len(words) for words in adjectives)
 

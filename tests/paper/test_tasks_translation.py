@@ -8,16 +8,11 @@ from itertools import pairwise
 
 import pytest
 import torch
+from seeded import generator
 
 from paper.tasks import translation as texts
 from paper.tasks.pairs import PAD, SPECIAL, START, STOP, UNKNOWN
 from paper.tasks.translation import Corpus, Vocabulary, bleu, multi30k_corpus, translation
-
-SIGMAS = 4.42  # two-sided error rate 1e-5
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.fixture

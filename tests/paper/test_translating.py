@@ -5,12 +5,13 @@ import sys
 
 import pytest
 import torch
-from experiment_fakes import SLUG, go, within
+from experiment_fakes import go, only, stored_records, within
+from seeded import SIGMAS, generator
 
 from ortho.attention.untrained.positional_attention import SEVEN
 from ortho.cost.counting import count_step
 from ortho.layers.positional import PositionalHeads
-from paper.experiments.engine import records
+from paper.experiments import EXPERIMENTS
 from paper.experiments.learning import fitting, translating
 from paper.experiments.learning.translating import H, arms, build, training_flop
 from paper.tasks import transduction
@@ -20,29 +21,15 @@ from paper.tasks.task import NONE
 from paper.tasks.transduction import task as made_up
 from paper.training import Recipe, Trainer
 
-SIGMAS = 4.42  # two-sided error rate 1e-5
 TINY = {"steps": 2, "B": 2, "d": 16, "L": 1, "tested": 4, "looked": 2}
 PAIRS = 1000
 NAMES = list(arms(16))
-EXPERIMENTS = {one.name: one for one in translating.EXPERIMENTS}
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def tiny(task, arm="8 learned", seed=1, **changes):
     own = {"subwords": 80} if task == "translation" else {}
     pairs = PAIRS if task == "translation" else 0
     return translating.case(task, arm, seed, **{"pairs": pairs, **TINY, **own, **changes})
-
-
-def only(task, *cases):
-    return dataclasses.replace(EXPERIMENTS[task], cases=lambda _: list(cases))
-
-
-def stored(results, task):
-    return records.read(records.path(results, task, SLUG), EXPERIMENTS[task].needs)
 
 
 @pytest.fixture
@@ -143,7 +130,7 @@ def test_no_mistake_after_right_tokens_is_what_greedy_decoding_writes():
 def test_a_translation_is_stored_with_what_bleu_it_has(corpus, tmp_path):
     case = tiny("translation", "7 fixed + 1 learned")
     assert not go(only("translation", case), tmp_path).errors
-    (record,) = stored(tmp_path, "translation")
+    (record,) = stored_records(tmp_path, "translation")
     assert 0 <= record["repetitions"]["test"]["bleu_fraction"][0] <= 1
     facts = record["facts"]
     assert "tok:13a" in facts["bleu_signature"] and len(facts["vocabulary_sha256"]) == 64
@@ -194,7 +181,7 @@ def test_data_that_are_not_at_hand_are_reported(monkeypatch, tmp_path):
     monkeypatch.setenv("ORTHO_DATA", str(tmp_path))
     report = go(only("translation", tiny("translation")), tmp_path)
     assert len(report.errors) == 1 and "ORTHO_DATA: expected multi30k/train.de.gz in" in report.errors[0]
-    assert not stored(tmp_path, "translation")
+    assert not stored_records(tmp_path, "translation")
 
 
 def test_a_package_that_is_missing_is_named(corpus, monkeypatch, tmp_path):

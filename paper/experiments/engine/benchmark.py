@@ -11,7 +11,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from ortho._checks import positive_int
 from ortho.cost.counting import Allocations, saved_bytes
-from paper.experiments.engine.records import Case, Needs, Record
-from paper.experiments.engine.runner import Experiment
+from paper.experiments.engine.records import Case
 
 PHASES = ("forward", "backward", "optimiser")
 PASSES = PHASES[:2]
@@ -152,32 +151,6 @@ def compare(
             gc.enable()
     whole = {**(facts or {}), "order": orders}
     return {"seeds": dict(seeds), "repetitions": measured, "facts": whole, "failures": dict(failures or {})}
-
-
-def experiment(
-    name: str,
-    title: str,
-    *,
-    cases: Callable[[str], list[Case]],
-    run: Callable[..., dict[str, Any]],
-    work: Callable[[Case], float],
-    label: Callable[[Case], str],
-    line: Callable[[Record], str],
-    show: Callable[[Sequence[Record]], str],
-    like: Case,
-    arms: tuple[str, ...],
-    quantities: tuple[str, ...],
-) -> Experiment:
-    """An experiment of timings. Its records have a case with the names and types of `like`, and these variants, each
-    with seconds of these quantities."""
-    types = {key: type(value) for key, value in like.items()}
-    needs = Needs(types, arms, tuple(f"{quantity}_s" for quantity in quantities))
-    return Experiment(name, title, cases, run, work, label, line, show, needs, quiet=True)
-
-
-def another(like: Experiment, name: str, title: str, cases: Callable[[str], list[Case]], *arms: str) -> Experiment:
-    """The same measurement of other cases, whose records have these variants."""
-    return replace(like, name=name, title=title, cases=cases, needs=replace(like.needs, arms=arms))
 
 
 def sizes(**given: int) -> dict[str, int]:

@@ -56,7 +56,7 @@ def carry(
     """
     _expect_carriable(experiment)
     file = records.path(results, experiment.name, provenance.device_slug(device))
-    known = {records.key(record["configuration"]): record for record in records.read(file, experiment.needs)}
+    known = records.by_case(records.read(file, experiment.needs))
     fresh, *_ = state(experiment, device, list(known.values()))
     stale = [case for case in experiment.cases(device) if records.key(case) in known and case not in fresh]
     if not stale:
@@ -68,12 +68,10 @@ def carry(
     report = run([replace(experiment, cases=lambda _: sample)], device, again, launcher=launcher, echo=echo)
     if report.errors:
         raise RecordError(f"{experiment.name}: nothing is carried over, as cases failed: {'; '.join(report.errors)}")
-    made = records.read(records.path(again, experiment.name, file.stem), experiment.needs)
-    other = [
-        record["configuration"] for record in made if not same(record, known[records.key(record["configuration"])])
-    ]
-    before = [known[records.key(record["configuration"])]["provenance"].get("capability") for record in made]
-    known |= {records.key(record["configuration"]): record for record in made}
+    made = records.by_case(records.read(records.path(again, experiment.name, file.stem), experiment.needs))
+    other = [record["configuration"] for case, record in made.items() if not same(record, known[case])]
+    before = [known[case]["provenance"].get("capability") for case in made]
+    known |= made
     rest = [case for case in stale if case not in sample]
     if not other:
         proof = _proof(experiment, len(sample), len(stale))

@@ -135,22 +135,18 @@ def process_group(device: str) -> Iterator[None]:
     distributed.destroy_process_group()
 
 
-class Ranks:
+class Ranks(Here):
     """Every process that torchrun started measures each case, together: rank 0 says which, the others `follow`.
 
     Used as a context manager within `process_group`. A case that raises ends the run, as others may wait for the
     process that failed; what was stored stays.
     """
 
-    slots = 1
-
     def __init__(self) -> None:
+        super().__init__()
         self.rank = distributed.get_rank()
         self._control = distributed.new_group(backend="gloo", timeout=_PATIENCE)
         self._in_step = True  # none is within a case
-
-    def device_slug(self, device: str) -> str:
-        return device_slug(device)
 
     def submit(self, experiment: Experiment, case: Case, device: str, options: Options) -> Future[Outcome]:
         self._in_step = False
@@ -159,9 +155,6 @@ class Ranks:
         job.set_result(measure(experiment, case, device, **options))
         self._in_step = True
         return job
-
-    def wait(self, jobs: Collection[Any]) -> Collection[Any]:
-        return list(jobs)
 
     def follow(self, experiments: Mapping[str, Experiment]) -> None:
         """Measure the cases that rank 0 names, until it has no more."""

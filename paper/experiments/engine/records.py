@@ -70,6 +70,11 @@ class Needs:
     quantities: tuple[str, ...] = ()
     facts: Mapping[str, type] = field(default_factory=dict)
 
+    @classmethod
+    def like(cls, case: Case, **others: Any) -> "Needs":
+        """Cases with the names and types of this one; and the `others` as above."""
+        return cls({name: type(value) for name, value in case.items()}, **others)
+
 
 NOTHING = Needs()
 _ORIGINS = {"provenance", "carried"}
@@ -151,7 +156,7 @@ def put(results: Path, record: Record, needs: Needs = NOTHING, order: Sequence[C
     the file or the record is damaged.
     """
     file = path(results, record["experiment"], record["device"])
-    stored = {key(one["configuration"]): one for one in (*read(file, needs), record)}
+    stored = by_case([*read(file, needs), record])
     places = {key(case): place for place, case in enumerate(order)}
     write(file, [stored[case] for case in sorted(stored, key=lambda case: places.get(case, len(places)))])
 
@@ -205,6 +210,11 @@ def lock(results: Path) -> Iterator[Callable[[], None]]:
         os.close(folder)
 
 
+def by_case(records: Iterable[Record]) -> dict[str, Record]:
+    """Records by the keys of their cases."""
+    return {key(record["configuration"]): record for record in records}
+
+
 def by_device(records: Sequence[Record]) -> dict[str, list[Record]]:
     """Records grouped by device, in their order."""
     groups: dict[str, list[Record]] = {}
@@ -230,11 +240,6 @@ def pooled(records: Iterable[Record]) -> dict[str, list[Record]]:
         name = "cpu" if record["device"].startswith("cpu-") else record["device"]
         found.setdefault(name, {}).setdefault(key(record["configuration"]), record)
     return {name: list(group.values()) for name, group in found.items() if group}
-
-
-def devices(records: Iterable[Record]) -> str:
-    """The devices of some records in words, each with its own name."""
-    return ", ".join(sorted({f"{one['device']} ({one['provenance']['device_name']})" for one in records}))
 
 
 def latest(records: Sequence[Record]) -> dict[str, Record]:

@@ -60,6 +60,20 @@ class Experiment:
     resumes: bool = False
 
 
+@runtime_checkable
+class Parts(Protocol):
+    """A module whose measurement is an experiment. It may have `cases`, `work`, `label`, `line` and `table`, too."""
+
+    @property
+    def run(self) -> Callable[..., dict[str, Any]]: ...
+
+
+def parts(module: Parts) -> dict[str, Any]:
+    """The fields of an `Experiment` that a module has; its `table` is what is shown."""
+    names = {name: name for name in ("cases", "run", "work", "label", "line")} | {"show": "table"}
+    return {field: getattr(module, name) for field, name in names.items() if hasattr(module, name)}
+
+
 @dataclass
 class Report:
     """What a run did: labels of the cases stored and of those left for want of time, and what went wrong."""
@@ -74,7 +88,7 @@ def state(experiment: Experiment, device: str, stored: Sequence[Record]) -> tupl
 
     A record from a tree with changes that were not committed counts as missing: nobody can have its code again.
     """
-    known = {records.key(record["configuration"]): record for record in stored}
+    known = records.by_case(stored)
     fresh: list[Case] = []
     stale: list[Case] = []
     missing: list[Case] = []
@@ -300,11 +314,10 @@ class _Session:
             self.store.check(file)
             if experiment.resumes:  # this makes the folder, too
                 self.store.check(self._checkpoint(experiment, pending[0]))
-        stored = {records.key(record["configuration"]): record for record in found}
+        stored = records.by_case(found)
         # (work, seconds) of what was measured before, for the estimates; cases no longer in the list may have no work.
-        measured = [
-            (experiment.work(c), stored[records.key(c)]["elapsed_s"]) for c in cases if records.key(c) in stored
-        ]
+        there = [(case, stored.get(records.key(case))) for case in cases]
+        measured = [(experiment.work(case), record["elapsed_s"]) for case, record in there if record]
         waiting = deque(enumerate(pending, 1))
         running: dict[Job, tuple[int, Case]] = {}
         ended = 0

@@ -98,6 +98,6 @@ class Store:
         """The cases of a file, by their keys; none if it cannot be read."""
         try:
             self._held()
-            return {records.key(record["configuration"]) for record in records.read(file)}
+            return set(records.by_case(records.read(file)))
         except RecordError:
             return set()

@@ -9,7 +9,8 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from paper.experiments.engine.records import Record, by_device
+from paper.experiments.engine.records import Record
+from paper.experiments.engine.tables import by_devices
 from paper.experiments.learning import rates
 from paper.experiments.learning.rates import TUNING, loss
 from paper.experiments.resampling import Difference, paired_difference
@@ -20,34 +21,41 @@ Measures = Mapping[str, Callable[[Record], float]]
 Flop = Callable[[Record], int]
 
 
+def grouped(
+    records: Iterable[Record], key: Callable[[Record], Any], counts: Callable[[Record], bool] = rates.counts
+) -> dict[Any, list[Record]]:
+    """The runs that count, by a key, in the order of their seeds."""
+    groups: dict[Any, list[Record]] = {}
+    for record in filter(counts, records):
+        groups.setdefault(key(record), []).append(record)
+    return {key: sorted(group, key=seed) for key, group in groups.items()}
+
+
+def seed(record: Record) -> int:
+    """That of a run."""
+    return int(record["configuration"]["seed"])
+
+
 def rows(records: Iterable[Record]) -> list[Row]:
     """One row per device, arm and test, in the order of the records: `seeds`, `rate`, and of the right answers' share
     `correct`, one number a seed, with `low`, `median` and `high`; `faultless` the share of sequences without a mistake.
 
     Raises ValueError if an arm's runs differ in more than their seed.
     """
-    groups: dict[tuple[str, str, str], list[Record]] = {}
-    for record in records:
-        case = record["configuration"]
-        if rates.counts(record):
-            for test in record["repetitions"]:
-                groups.setdefault((record["device"], case["arm"], test), []).append(record)
     found = []
-    for (device, arm, test), group in groups.items():
-        group = sorted(group, key=lambda record: int(record["configuration"]["seed"]))
-        settings = [{k: v for k, v in record["configuration"].items() if k != "seed"} for record in group]
-        if any(other != settings[0] for other in settings):
+    for (device, arm), group in grouped(records, lambda one: (one["device"], one["configuration"]["arm"])).items():
+        settings = _shared(group[0]["configuration"])
+        if any(_shared(record["configuration"]) != settings for record in group):
             raise ValueError(f"records: expected runs of {arm!r} on {device} that differ in the seed alone")
-        shares = {
-            name: [float(record["repetitions"][test][f"{name}_fraction"][0]) for record in group]
-            for name in ("correct", "faultless")
-        }
-        correct = shares["correct"]
-        found.append(
-            {**settings[0], "device": device, "arm": arm, "test": test}
-            | {"seeds": [record["configuration"]["seed"] for record in group], **shares}
-            | {"low": min(correct), "median": statistics.median(correct), "high": max(correct)}
-        )
+        for test in group[0]["repetitions"]:
+            correct, faultless = (
+                [tested(record, test, f"{name}_fraction") for record in group] for name in ("correct", "faultless")
+            )
+            found.append(
+                {**settings, "device": device, "arm": arm, "test": test, "seeds": list(map(seed, group))}
+                | {"correct": correct, "faultless": faultless}
+                | {"low": min(correct), "median": statistics.median(correct), "high": max(correct)}
+            )
     return found
 
 
@@ -95,20 +103,19 @@ def line(record: Record) -> str:
     return ", ".join(f"{test} {share:.3f}" for test, share in shares.items())
 
 
-def table(records: Sequence[Record]) -> str:
+@by_devices(note=": right answers, median [lowest, highest]")
+def table(records: Sequence[Record]) -> list[str]:
     """The stored accuracies, a table per device: the median over seeds, and the range."""
     texts = []
-    for device, group in by_device(records).items():
-        texts.append(f"\n{device} ({group[0]['provenance']['device_name']}): right answers, median [lowest, highest]")
-        texts += [
-            f"{row['arm']:24}{row['test']:32}{row['median']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
-            f"  {len(row['seeds'])} seeds, rate {row['rate']:g}"
-            for row in rows(group)
-        ]
-        for arm, losses in tuning(group, device).items():
-            each = ", ".join(f"{loss:.4f} at {rate:g}" for rate, loss in sorted(losses.items()))
-            texts.append(f"{arm:24}loss at the tuning seed: {each}")
-    return "\n".join(texts)
+    texts += [
+        f"{row['arm']:24}{row['test']:32}{row['median']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+        f"  {len(row['seeds'])} seeds, rate {row['rate']:g}"
+        for row in rows(records)
+    ]
+    for arm, losses in tuning(records, records[0]["device"]).items():
+        each = ", ".join(f"{loss:.4f} at {rate:g}" for rate, loss in sorted(losses.items()))
+        texts.append(f"{arm:24}loss at the tuning seed: {each}")
+    return texts
 
 
 def tested(record: Record, test: str, quantity: str) -> float:
@@ -155,12 +162,10 @@ def runs(
 ) -> list[Runs]:
     """The runs of one device that count, put together where they differ in the seed alone, in the order of the records;
     of these only those whose configuration holds what is `wanted`. `flop` says what a run's training takes."""
-    found: dict[str, list[Record]] = {}
-    for record in records:
-        case = record["configuration"]
-        if record["device"] == device and rates.counts(record) and all(case[k] == v for k, v in wanted.items()):
-            found.setdefault(repr(_shared(case)), []).append(record)
-    return [_runs(group, measures, flop) for group in found.values()]
+    here = (record for record in records if record["device"] == device)
+    own = (record for record in here if all(record["configuration"][k] == v for k, v in wanted.items()))
+    groups = grouped(own, lambda one: repr(_shared(one["configuration"])))
+    return [_runs(group, measures, flop) for group in groups.values()]
 
 
 def by_arm(
@@ -219,11 +224,10 @@ def _shared(case: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _runs(group: Sequence[Record], measures: Measures, flop: Flop | None) -> Runs:
-    group = sorted(group, key=lambda record: int(record["configuration"]["seed"]))
     return Runs(
         arm=group[0]["configuration"]["arm"],
         configuration=_shared(group[0]["configuration"]),
-        seeds=tuple(int(record["configuration"]["seed"]) for record in group),
+        seeds=tuple(map(seed, group)),
         values={name: tuple(map(measure, group)) for name, measure in measures.items()},
         curves=tuple(
             tuple((int(look["step"]), float(look["loss_nats"])) for look in record["facts"]["validation"])

@@ -13,8 +13,7 @@ from torch.nn.functional import cross_entropy, embedding, linear
 from ortho._checks import one_of, unchecked_values
 from ortho.layers.block import TransformerBlock
 from ortho.projections import FrozenProjection
-from paper.experiments.engine.records import Case, Needs, Record
-from paper.experiments.engine.runner import Experiment
+from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import fitting
 from paper.tasks import induction
 from paper.tasks.task import NONE, Task
@@ -28,7 +27,6 @@ STAGES = ("at first", "trained")
 SEEDS = (1, 2, 3, 4, 5)
 D, H, L, B = 32, 4, 8, 4
 STEPS, RATE = 20, 5e-3
-SECONDS = 1.0  # a case
 
 
 @cache
@@ -127,20 +125,3 @@ def line(record: Record) -> str:
     """The gradient at the first block over that at the top, at first and after training."""
     ends = (record["repetitions"][stage]["first_over_last_fraction"][0] for stage in STAGES)
     return ", ".join(f"{stage} {end:.2g}" for stage, end in zip(STAGES, ends, strict=True))
-
-
-DEPTH = Experiment(
-    name="depth",
-    title="how large gradients are through the depth of a stack",
-    cases=cases,
-    run=run,
-    work=lambda _: SECONDS,
-    label=label,
-    line=line,
-    needs=Needs(
-        configuration={name: type(value) for name, value in case("learned", True, 1).items()},
-        arms=STAGES,
-        quantities=("first_over_last_fraction",),
-        facts={"gradients": dict},
-    ),
-)

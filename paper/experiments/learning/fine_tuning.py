@@ -21,7 +21,8 @@ from ortho._checks import one_of
 from ortho.adapters.conversion import freeze_qk
 from ortho.layers.multihead import MultiheadAttention
 from ortho.models.language_model import LanguageModel
-from paper.experiments.engine.records import Case, Record, by_device, key
+from paper.experiments.engine.records import Case, Record, key
+from paper.experiments.engine.tables import by_devices
 from paper.experiments.learning import analysis, fitting, rates
 from paper.experiments.learning.analysis import Measures
 from paper.experiments.learning.arms import baseline
@@ -40,6 +41,7 @@ SEEDS = (1, 2, 3, 4, 5)
 FIRST_RATE = 5e-3  # of the first stage, for d = 64: the better of those that `bytes` tries for this model
 TRIED = (3e-3, 1e-2)  # of the second; a model that is n times as wide has rates an n-th as high
 LOOKS = 8
+TESTS = ("old, before", "new, before", "old", "new")
 SCRATCH = "from scratch"  # the arm without a first stage
 DECISION = Decision(margin=0.05, level=0.05, higher_is_better=False)  # bits a byte, as of the models of bytes
 
@@ -189,6 +191,9 @@ def seeds_of(case: Case) -> dict[str, int]:
     return fitting.seeds_of(dict.fromkeys(names, ("fine-tuning", case["seed"])))
 
 
+label = fitting.label
+
+
 def work(case: Case) -> float:
     """Seconds that a case takes, roughly, with a share of the first stage."""
     rate, seconds = {"cpu": (3e10, 3e-3), "cuda": (1e14, 2e-3)}[case["device"]]
@@ -224,33 +229,17 @@ def line(record: Record) -> str:
     )
 
 
-def table(records: Sequence[Record]) -> str:
+@by_devices(note=": bits a byte of the new text, mean [lowest, highest], and of the old")
+def table(records: Sequence[Record]) -> list[str]:
     """The stored figures, a table per device: means over seeds, and what the rule says of each arm against the one of
     which all is trained."""
     texts = []
-    for device, group in by_device(records).items():
-        name = group[0]["provenance"]["device_name"]
-        texts.append(f"\n{device} ({name}): bits a byte of the new text, mean [lowest, highest], and of the old")
-        found = by_arm(group, device)
-        for one in sorted(found.values(), key=lambda one: one.mean("new")):
-            texts.append(
-                f"{one.arm:16}{one.span('new')}, old {one.mean('old'):.4f} "
-                f"({one.mean('forgotten'):+.4f}), {one.parameters:,} trained, "
-                f"rate {one.configuration['rate']:g}{analysis.against(one, found.get('all trained'), 'new')}"
-            )
-        texts.append(analysis.closing(group))
-    return "\n".join(texts)
-
-
-FINE_TUNING = fitting.experiment(
-    "fine-tuning",
-    "a model of one text goes on with another, parts of its attention frozen",
-    case("all trained"),
-    tests=("old, before", "new, before", "old", "new"),
-    cases=cases,
-    run=run,
-    work=work,
-    label=fitting.label,
-    line=line,
-    show=table,
-)
+    found = by_arm(records, records[0]["device"])
+    for one in sorted(found.values(), key=lambda one: one.mean("new")):
+        texts.append(
+            f"{one.arm:16}{one.span('new')}, old {one.mean('old'):.4f} "
+            f"({one.mean('forgotten'):+.4f}), {one.parameters:,} trained, "
+            f"rate {one.configuration['rate']:g}{analysis.against(one, found.get('all trained'), 'new')}"
+        )
+    texts.append(analysis.closing(records))
+    return texts

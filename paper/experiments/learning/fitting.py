@@ -67,9 +67,7 @@ def cases(
     return [*tuning, *rates.with_chosen(experiment, [case(**one, seed=seed) for seed in seeds for one in options])]
 
 
-def label(case: Case) -> str:
-    """A case in a few words."""
-    return f"{case['arm']} seed={case['seed']} rate={case['rate']:g}"
+label = "{arm} seed={seed} rate={rate:g}".format_map  # a case in a few words
 
 
 def seeds_of(parts: Mapping[str, tuple[Any, ...]]) -> dict[str, int]:
@@ -232,6 +230,5 @@ def experiment(
 ) -> Experiment:
     """An experiment whose cases are runs like `example`; a run that was killed goes on. `own` is what else an
     `Experiment` has; records need all of `tests` and `facts`."""
-    configuration = {key: type(value) for key, value in example.items()}
-    needs = Needs(configuration=configuration, arms=tests, quantities=QUANTITIES, facts=facts)
+    needs = Needs.like(example, arms=tests, quantities=QUANTITIES, facts=facts)
     return Experiment(name=name, title=title, needs=needs, resumes=True, **own)

@@ -206,6 +206,9 @@ def seeds_of(case: Case) -> dict[str, int]:
     return fitting.paired_seeds(case["arm"], "images", case["data"], case["seed"])
 
 
+label = "{data}: {arm} seed={seed} rate={rate:g}".format_map
+
+
 def work(case: Case) -> float:
     """Seconds that a case takes, roughly."""
     rate, seconds = {"cpu": (2e10, 2e-3), "cuda": (5e13, 2e-3)}[case["device"]]
@@ -251,17 +254,3 @@ def table(records: Sequence[Record]) -> str:
                 )
         texts.append(analysis.closing(group))
     return "\n".join(texts)
-
-
-IMAGES = fitting.experiment(
-    "images",
-    "vision transformers of small images, all kinds of heads",
-    case("learned"),
-    tests=("test",),
-    cases=cases,
-    run=run,
-    work=work,
-    label=lambda case: f"{case['data']}: {fitting.label(case)}",
-    line=line,
-    show=table,
-)

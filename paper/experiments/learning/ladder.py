@@ -18,7 +18,6 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from math import log
 from pathlib import Path
@@ -30,8 +29,7 @@ from torch.nn.functional import cross_entropy
 
 from ortho._checks import one_of, positive_int, share
 from paper.experiments.engine import records
-from paper.experiments.engine.records import Case, Needs
-from paper.experiments.engine.runner import Experiment
+from paper.experiments.engine.records import Case
 from paper.experiments.learning import fitting, ladder_analysis, rates
 from paper.experiments.learning.ladder_arms import ARMS, CONVOLUTION
 from paper.experiments.learning.rates import TUNING
@@ -337,25 +335,10 @@ def work(case: Case) -> float:
     return 5.0 + steps * products / {"cpu": 5e10, "cuda": 1e13}[case["device"]]
 
 
+line, table = ladder_analysis.line, ladder_analysis.table
+
+
 def label(case: Case) -> str:
     """A case in a few words."""
     convolved = " + convolution" if case["convolution"] else ""
     return f"{case['text']}, {case['arm']}{convolved}, {case['budget']} x, seed={case['seed']}, rate={case['rate']:g}"
-
-
-@cache
-def _needs() -> Needs:
-    configuration = {key: type(value) for key, value in case("python", "learned").items()}
-    return Needs(configuration=configuration, quantities=("validation_bits",), facts=fitting.FACTS)
-
-
-def _experiment(name: str, title: str, cases: Callable[[str], list[Case]]) -> Experiment:
-    rows: dict[str, Any] = {"line": ladder_analysis.line, "show": ladder_analysis.table, "needs": _needs()}
-    return Experiment(name=name, title=title, cases=cases, run=run, work=work, label=label, resumes=True, **rows)
-
-
-EXPERIMENTS = (
-    _experiment("ladder", "language models of bytes along budgets, with heads that retrieve untrained", cases),
-    _experiment("ladder-others", "language models of bytes along budgets: other arms", other_cases),
-    _experiment("ladder-large", "larger language models of bytes, on a GPU", large_cases),
-)

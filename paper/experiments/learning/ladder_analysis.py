@@ -18,7 +18,8 @@ import numpy as np
 from ortho.cost import Cost
 from ortho.cost import model as model_cost
 from ortho.cost.layers import added, convolved_layer, induction_heads, layer, positional_heads, shifted_layer
-from paper.experiments.engine.records import Record, devices, pooled
+from paper.experiments.engine.records import Record, pooled
+from paper.experiments.engine.tables import by_devices
 from paper.experiments.learning import rates
 from paper.experiments.learning.ladder_arms import ALONE, ARMS, CONVOLUTION, ENDS, NEAR
 from paper.experiments.learning.rates import TUNING
@@ -225,25 +226,24 @@ def line(record: Record) -> str:
     return f"{part} " + ", ".join(f"{name} {bits:.4f}" for name, bits in looks.items())
 
 
-def table(records: Sequence[Record]) -> str:
+@by_devices(note=": bits a byte", groups=pooled)
+def table(records: Sequence[Record]) -> list[str]:
     """The stored figures, a table for all CPUs and one for each other device: curves, each arm at equal steps, FLOPs
     and seconds, the hypotheses."""
     texts = []
-    for group in pooled(records).values():
-        texts.append(f"\n{devices(group)}: bits a byte")
-        for part in ("validation", "test"):
-            texts += _curves(group, part)
-        for name, (found, shown) in judged(group).items():
-            if found is not None:
-                low, high = found.interval
-                texts.append(
-                    f"{name}: {found.mean:+.4f} [{low:+.4f}, {high:+.4f}], bootstrap [{found.bootstrap[0]:+.4f}, "
-                    f"{found.bootstrap[1]:+.4f}], chance {found.chance:.4f}, {len(found.seeds)} seeds: "
-                    + ("shown" if shown else "not shown")
-                    + (", equivalent" if found.equivalent else "")
-                )
-        texts.append(f"rates chosen: {len(rates.choose(group))}")
-    return "\n".join(texts)
+    for part in ("validation", "test"):
+        texts += _curves(records, part)
+    for name, (found, shown) in judged(records).items():
+        if found is not None:
+            low, high = found.interval
+            texts.append(
+                f"{name}: {found.mean:+.4f} [{low:+.4f}, {high:+.4f}], bootstrap [{found.bootstrap[0]:+.4f}, "
+                f"{found.bootstrap[1]:+.4f}], chance {found.chance:.4f}, {len(found.seeds)} seeds: "
+                + ("shown" if shown else "not shown")
+                + (", equivalent" if found.equivalent else "")
+            )
+    texts.append(f"rates chosen: {len(rates.choose(records))}")
+    return texts
 
 
 def _curves(group: Sequence[Record], part: str) -> list[str]:

@@ -4,12 +4,10 @@ They are stored, as nobody who reads the pages has to have the novels.
 """
 
 from collections.abc import Iterable, Sequence
-from functools import cache
 from typing import Any
 
 from ortho._checks import one_of, positive_int
-from paper.experiments.engine.records import Case, Needs, Record
-from paper.experiments.engine.runner import Experiment
+from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import fitting
 from paper.experiments.learning.ladder import BASE, LONGEST, SIZES, TEXTS
 from paper.tasks import counting, text
@@ -56,23 +54,4 @@ def line(record: Record) -> str:
     return f"the last {found.index(min(found)) + 1} bytes: {min(found):.4f} bits a byte"
 
 
-def label(case: Case) -> str:
-    """A case in a few words."""
-    return f"{case['text']}, {case['budget']} x"
-
-
-@cache
-def _needs() -> Needs:
-    configuration = {key: type(value) for key, value in case("python", 1).items()}
-    return Needs(configuration=configuration, arms=("tables",), quantities=("test_bits",))
-
-
-LADDER_TABLES = Experiment(
-    "ladder-tables",
-    "tables of the last bytes, beside the language models of bytes along budgets",
-    cases,
-    run,
-    label=label,
-    line=line,
-    needs=_needs(),
-)
+label = "{text}, {budget} x".format_map

@@ -6,7 +6,7 @@ counts, for every arm: its weights are tested. Rates are chosen per arm, by the 
 arm has (`rates`).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from math import log
 from pathlib import Path
@@ -16,8 +16,8 @@ import torch
 
 from ortho._checks import one_of, share
 from ortho.models.language_model import LanguageModel
-from paper.experiments.engine.records import Case, Record, by_device
-from paper.experiments.engine.runner import Experiment
+from paper.experiments.engine.records import Case, Record
+from paper.experiments.engine.tables import by_devices
 from paper.experiments.learning import analysis, fitting, rates
 from paper.experiments.learning.analysis import Measures
 from paper.experiments.learning.arms import BESIDE, arms, baseline, matched_steps, matched_width, training_flop
@@ -212,34 +212,19 @@ def line(record: Record) -> str:
     return f"{bits(record):.4f} bits a byte, {record['facts']['train_s']:.0f} s"
 
 
-def table(records: Sequence[Record]) -> str:
+@by_devices(note=": bits a byte, mean [lowest, highest]")
+def table(records: Sequence[Record]) -> list[str]:
     """The stored figures, a table per device: mean and range over seeds, and the rates chosen."""
     texts = []
-    for device, group in by_device(records).items():
-        texts.append(f"\n{device} ({group[0]['provenance']['device_name']}): bits a byte, mean [lowest, highest]")
-        for one in sorted(runs(group, device), key=lambda one: one.mean("bits")):
-            told = one.configuration
-            texts.append(
-                f"{one.arm:28}{one.span('bits')}, "
-                f"matched {told['matched']}, d={told['d']}, {told['steps']} steps, d_ff={told['d_ff']}, "
-                f"limit={told['limit']}, dropout={told['dropout']:g}, rate {told['rate']:g}"
-            )
-        texts.append(analysis.closing(group))
-    return "\n".join(texts)
-
-
-def _experiment(name: str, title: str, cases: Callable[[str], list[Case]]) -> Experiment:
-    own: dict[str, Any] = {"cases": cases, "run": run, "work": work, "label": label, "line": line, "show": table}
-    return fitting.experiment(name, title, case("learned"), tests=("test",), **own)
-
-
-BYTES = _experiment("bytes", "language models of bytes, all arms at equal training FLOPs", of_equal_flop)
-BYTES_PARAMETERS = _experiment(
-    "bytes-parameters", "language models of bytes at equal trained parameters", of_equal_parameters
-)
-BYTES_BUDGETS = _experiment("bytes-budgets", "language models of bytes along budgets", of_budgets)
-BYTES_LITTLE = _experiment("bytes-little", "language models of few bytes", of_little_text)
-EXPERIMENTS = (BYTES, BYTES_PARAMETERS, BYTES_BUDGETS, BYTES_LITTLE)
+    for one in sorted(runs(records, records[0]["device"]), key=lambda one: one.mean("bits")):
+        told = one.configuration
+        texts.append(
+            f"{one.arm:28}{one.span('bits')}, "
+            f"matched {told['matched']}, d={told['d']}, {told['steps']} steps, d_ff={told['d_ff']}, "
+            f"limit={told['limit']}, dropout={told['dropout']:g}, rate {told['rate']:g}"
+        )
+    texts.append(analysis.closing(records))
+    return texts
 
 
 # Tables of the last bytes beside the models, counted on as much of their text as a model sees.

@@ -25,8 +25,8 @@ from ortho.layers.multihead import MultiheadAttention
 from ortho.models.language_model import LanguageModel
 from ortho.theory.positionalness import head_weights, nearest_pattern, positionalness
 from paper.experiments.engine.benchmark import assert_close
-from paper.experiments.engine.records import Case, Needs, Record, by_device
-from paper.experiments.engine.runner import Experiment
+from paper.experiments.engine.records import Case, Record
+from paper.experiments.engine.tables import by_devices
 from paper.experiments.learning import fitting, studies
 from paper.experiments.learning import study as learning
 from paper.experiments.learning.study import Study
@@ -34,6 +34,11 @@ from paper.tasks.task import Batch, check_answers
 
 INPUTS = 128  # sequences on which weights are measured; as many others are drawn as the task tests with
 STAGES = ("untrained", "trained")
+ESTIMATES = ("absolute", "relative", "weight", "share")  # each with its standard error
+FIGURES = (
+    *("correct", "correct_means", "correct_mean", "correct_without", "peak"),
+    *(f"{name}{error}" for error in ("", "_error") for name in ESTIMATES),
+)
 SECONDS_PER_WEIGHT = 2e-7
 Row = dict[str, Any]
 
@@ -197,6 +202,9 @@ def check_weights(layer: MultiheadAttention, x: Tensor, weights: Tensor) -> None
     assert_close("weights", layer(x, is_causal=True), want, 100 * torch.finfo(x.dtype).eps * x.shape[1] ** 0.5)
 
 
+label = "{task}: {arm} seed={seed} rate={rate:g}".format_map
+
+
 def work(case: Case) -> float:
     """Seconds that a case takes, roughly."""
     variants = len(STAGES) * (1 + (1 + 2 * case["H"]) * case["L"])
@@ -238,47 +246,15 @@ def line(record: Record) -> str:
     )
 
 
-def table(records: Sequence[Record]) -> str:
+@by_devices(note=": medians [lowest, highest] over heads")
+def table(records: Sequence[Record]) -> list[str]:
     """The stored figures, a table per device: medians over all heads of an arm's runs, and ranges."""
     texts = []
-    for device, group in by_device(records).items():
-        texts.append(f"\n{device} ({group[0]['provenance']['device_name']}): medians [lowest, highest] over heads")
-        for (task, arm), stages in arms(group, device).items():
-            for stage, found in stages.items():
-                spreads = []
-                for name in ("absolute", "relative", "peak"):
-                    values = [row[name] for row in found]
-                    spreads.append(f"{name} {statistics.median(values):.3f} [{min(values):.3f}, {max(values):.3f}]")
-                texts.append(f"{task:14}{arm:10}{stage:11}{len(found):3} heads  {', '.join(spreads)}")
-    return "\n".join(texts)
-
-
-_COMMON = (
-    "correct",
-    "correct_means",
-    "correct_mean",
-    "correct_without",
-    "peak",
-    "absolute",
-    "relative",
-    "weight",
-    "share",
-)
-_ERRORS = ("absolute", "relative", "weight", "share")
-
-POSITIONAL_HEADS = Experiment(
-    name="positional-heads",
-    title="how positional the heads of the trained models are",
-    cases=cases,
-    run=run,
-    work=work,
-    label=lambda case: f"{case['task']}: {fitting.label(case)}",
-    line=line,
-    show=table,
-    resumes=True,
-    needs=Needs(
-        configuration={name: type(value) for name, value in case("recall", "softmax", 1).items()},
-        arms=tuple(f"{stage}, layer 1, head 1" for stage in STAGES),
-        quantities=tuple(f"{name}_fraction" for name in (*_COMMON, *(f"{name}_error" for name in _ERRORS))),
-    ),
-)
+    for (task, arm), stages in arms(records, records[0]["device"]).items():
+        for stage, found in stages.items():
+            spreads = []
+            for name in ("absolute", "relative", "peak"):
+                values = [row[name] for row in found]
+                spreads.append(f"{name} {statistics.median(values):.3f} [{min(values):.3f}, {max(values):.3f}]")
+            texts.append(f"{task:14}{arm:10}{stage:11}{len(found):3} heads  {', '.join(spreads)}")
+    return texts

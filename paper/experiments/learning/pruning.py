@@ -17,8 +17,8 @@ import torch
 from ortho.adapters.finding import attention_layers
 from ortho.adapters.pruning import head_importance, prune_heads
 from ortho.models.encoder_decoder import EncoderDecoder
-from paper.experiments.engine.records import Case, Needs, Record, by_device
-from paper.experiments.engine.runner import Experiment
+from paper.experiments.engine.records import Case, Record
+from paper.experiments.engine.tables import by_devices
 from paper.experiments.learning import fitting, rates, translating
 
 TASK, ARM = "transduction", "8 learned"
@@ -120,6 +120,9 @@ def removable(record: Record, first: str = "least", lost: float = 0.01) -> int:
     return next((count - 1 for count, share in enumerate(shares) if share < shares[0] - lost), len(shares) - 1)
 
 
+work, label = translating.work, fitting.label
+
+
 def line(record: Record) -> str:
     """One run in a line."""
     share = curve(record, "least", "faultless_fraction")[0]
@@ -129,39 +132,17 @@ def line(record: Record) -> str:
     )
 
 
-def table(records: Sequence[Record]) -> str:
+@by_devices(note=": faultless sentences, mean [lowest, highest]")
+def table(records: Sequence[Record]) -> list[str]:
     """The stored figures, a table per device: faultless sentences by the number of heads removed, mean and range."""
     texts = []
-    for device, group in by_device(records).items():
-        texts.append(
-            f"\n{device} ({group[0]['provenance']['device_name']}): faultless sentences, mean [lowest, highest]"
-        )
-        for first in FIRST:
-            for count, shares in enumerate(together(group, first)):
-                mean, spread = sum(shares) / len(shares), f"[{min(shares):.3f}, {max(shares):.3f}]"
-                texts.append(f"{arm(first, count):32}{mean:.3f} {spread}")
-    return "\n".join(texts)
+    for first in FIRST:
+        for count, shares in enumerate(together(records, first)):
+            mean, spread = sum(shares) / len(shares), f"[{min(shares):.3f}, {max(shares):.3f}]"
+            texts.append(f"{arm(first, count):32}{mean:.3f} {spread}")
+    return texts
 
 
 def together(records: Iterable[Record], first: str, quantity: str = "faultless_fraction") -> list[tuple[float, ...]]:
     """By the number of heads removed, what the test says of each run."""
     return list(zip(*(curve(record, first, quantity) for record in records), strict=False))
-
-
-PRUNING = Experiment(
-    name="pruning",
-    title="how many heads of a trained encoder can be removed",
-    cases=cases,
-    run=run,
-    work=translating.work,
-    label=fitting.label,
-    line=line,
-    show=table,
-    resumes=True,
-    needs=Needs(
-        configuration={name: type(value) for name, value in case().items()},
-        arms=tuple(arm(first, count) for first in FIRST for count in (0, 1)),
-        quantities=QUANTITIES,
-        facts={**fitting.FACTS, "importance": dict},
-    ),
-)

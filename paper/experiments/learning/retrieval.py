@@ -24,8 +24,7 @@ import torch
 from torch import nn
 
 from ortho._checks import one_of
-from paper.experiments.engine.records import Case, Needs
-from paper.experiments.engine.runner import Experiment
+from paper.experiments.engine.records import Case
 from paper.experiments.learning import fitting, rates, retrieval_analysis
 from paper.experiments.learning.ladder_arms import CONVOLUTION
 from paper.experiments.learning.rates import TUNING
@@ -150,24 +149,10 @@ def work(case: Case) -> float:
     return 3.0 + case["steps"] * case["tokens"] * case["d"] * {"cpu": 3e-7, "cuda": 1e-7}[case["device"]]
 
 
+line, table = retrieval_analysis.line, retrieval_analysis.table
+
+
 def label(case: Case) -> str:
     """A case in a few words."""
     convolved = " + convolution" if case["convolution"] else ""
     return f"{case['task']}: {case['arm']}{convolved}, d={case['d']}, seed={case['seed']}, rate={case['rate']:g}"
-
-
-RETRIEVAL = Experiment(
-    name="retrieval",
-    title="how long sequences may be in which heads find what is asked for, learned or untrained",
-    cases=cases,
-    run=run,
-    work=work,
-    label=label,
-    line=retrieval_analysis.line,
-    show=retrieval_analysis.table,
-    needs=Needs(
-        configuration={key: type(value) for key, value in case("mqar", "learned").items()},
-        quantities=fitting.QUANTITIES,
-        facts=fitting.FACTS,
-    ),
-)

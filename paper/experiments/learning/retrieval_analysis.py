@@ -4,8 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from paper.experiments.engine.records import Record, devices, pooled
+from paper.experiments.engine.records import Record, pooled
+from paper.experiments.engine.tables import by_devices
 from paper.experiments.learning import rates
+from paper.experiments.learning.analysis import grouped, seed
 from paper.experiments.learning.retrieval_tasks import (
     GROUPS,
     LENGTHS,
@@ -57,14 +59,15 @@ def counts(record: Record) -> bool:
 
 def climbs(records: Iterable[Record]) -> dict[Key, Climbs]:
     """The runs that count, of all CPUs together or of one other device."""
-    found: dict[Key, list[Record]] = {}
-    for record in sorted(filter(counts, records), key=lambda record: int(record["configuration"]["seed"])):
-        case = record["configuration"]
-        found.setdefault((case["task"], case["arm"], case["convolution"], case["d"]), []).append(record)
     return {
-        key: Climbs(tuple(int(one["configuration"]["seed"]) for one in group), tuple(map(_steps, group)))
-        for key, group in found.items()
+        key: Climbs(tuple(map(seed, group)), tuple(map(_steps, group)))
+        for key, group in grouped(records, _key, counts).items()
     }
+
+
+def _key(record: Record) -> Key:
+    case = record["configuration"]
+    return case["task"], case["arm"], case["convolution"], case["d"]
 
 
 def _steps(record: Record) -> dict[int, int]:
@@ -126,22 +129,21 @@ def line(record: Record) -> str:
     return f"{', '.join(words)}, {record['facts']['train_s']:.0f} s"
 
 
-def table(records: Sequence[Record]) -> str:
+@by_devices(note=": runs that learnt a length", groups=pooled)
+def table(records: Sequence[Record]) -> list[str]:
     """The stored figures, a table for all CPUs and one for each other device: runs that learnt each length, with the
     exact interval at 95 % and the median of their steps; the boundaries, found and predicted; the tests."""
     texts = []
-    for group in pooled(records).values():
-        texts.append(f"\n{devices(group)}: runs that learnt a length")
-        for (name, arm, width, d), found in sorted(climbs(group).items()):
-            texts.append(f"{name:8} {arm}{' + convolution' if width else ''}, d={d}: boundary {found.boundary}")
-            law = predicted_boundary(name, d) if arm == UNTRAINED else None
-            texts[-1] += "" if law is None else f", predicted {law}"
-            for N in LENGTHS:
-                low, high = found.rate(N)
-                steps = [each[N] for each in found.steps if N in each]
-                middle = f", median {median(steps):g} steps" if steps else ""
-                texts.append(f"  {N:5}: {found.successes(N)} of {len(found.seeds)} [{low:.2f}, {high:.2f}]{middle}")
-        for (name, arm, width, d), (chance, shown) in judged(group).items():
-            words = f"{name}{' + convolution' if width else ''}, d={d}: {arm} goes further than the other"
-            texts.append(f"{words}, chance {chance:.4f}: {'shown' if shown else 'not shown'}")
-    return "\n".join(texts)
+    for (name, arm, width, d), found in sorted(climbs(records).items()):
+        texts.append(f"{name:8} {arm}{' + convolution' if width else ''}, d={d}: boundary {found.boundary}")
+        law = predicted_boundary(name, d) if arm == UNTRAINED else None
+        texts[-1] += "" if law is None else f", predicted {law}"
+        for N in LENGTHS:
+            low, high = found.rate(N)
+            steps = [each[N] for each in found.steps if N in each]
+            middle = f", median {median(steps):g} steps" if steps else ""
+            texts.append(f"  {N:5}: {found.successes(N)} of {len(found.seeds)} [{low:.2f}, {high:.2f}]{middle}")
+    for (name, arm, width, d), (chance, shown) in judged(records).items():
+        words = f"{name}{' + convolution' if width else ''}, d={d}: {arm} goes further than the other"
+        texts.append(f"{words}, chance {chance:.4f}: {'shown' if shown else 'not shown'}")
+    return texts

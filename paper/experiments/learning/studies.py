@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ortho.gates import ReflectingWriteStrength
-from paper.experiments.learning.study import SEEDS, Study, experiment
+from paper.experiments.learning.study import SEEDS, Study
 from paper.tasks import flip_flop, recall, state_tracking
 from paper.tasks.task import Task
 
@@ -52,8 +52,4 @@ PERMUTATIONS_STUDY = _study(
     {arm: STATE_ARMS[arm] for arm in _FOR_PERMUTATIONS},
     steps=1500,
     seeds=(*SEEDS, 6, 7, 8, 9),  # some runs do not learn this task at all
-)
-
-RECALL, FLIP_FLOP, PARITY, PERMUTATIONS = map(
-    experiment, (RECALL_STUDY, FLIP_FLOP_STUDY, PARITY_STUDY, PERMUTATIONS_STUDY)
 )

@@ -16,9 +16,10 @@ import torch
 
 from ortho._checks import one_of
 from ortho.models.language_model import LanguageModel
-from paper.experiments.engine.records import Case, Record, by_device
-from paper.experiments.learning import fitting, rates
-from paper.experiments.learning.analysis import tested
+from paper.experiments.engine.records import Case, Record
+from paper.experiments.engine.tables import by_devices
+from paper.experiments.learning import fitting
+from paper.experiments.learning.analysis import grouped, seed, tested
 from paper.experiments.learning.arms import arms
 from paper.experiments.learning.rates import TUNING
 from paper.experiments.statistics import Interval, success_interval
@@ -109,9 +110,7 @@ def work(case: Case) -> float:
     return 3.0 + case["steps"] * (products / rate + seconds * case["L"])
 
 
-def label(case: Case) -> str:
-    """A case in a few words."""
-    return f"{case['task']}: {case['arm']}, seed={case['seed']}, rate={case['rate']:g}"
+label = "{task}: {arm}, seed={seed}, rate={rate:g}".format_map
 
 
 class Learnt(NamedTuple):
@@ -140,21 +139,12 @@ class Learnt(NamedTuple):
 
 def learnt(records: Iterable[Record], device: str) -> dict[str, dict[str, Learnt]]:
     """Task -> arm -> its runs that count, of one device."""
-    groups: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
-        case = record["configuration"]
-        if record["device"] == device and rates.counts(record):
-            groups.setdefault((case["task"], case["arm"]), []).append(record)
+    own = (record for record in records if record["device"] == device)
+    groups = grouped(own, lambda record: (record["configuration"]["task"], record["configuration"]["arm"]))
     found: dict[str, dict[str, Learnt]] = {}
     for (task, arm), group in groups.items():
-        group.sort(key=lambda record: int(record["configuration"]["seed"]))
-        found.setdefault(task, {})[arm] = Learnt(
-            task,
-            arm,
-            tuple(int(record["configuration"]["seed"]) for record in group),
-            tuple(map(_correct, group)),
-            tuple(map(_steps, group)),
-        )
+        correct, steps = tuple(map(_correct, group)), tuple(map(_steps, group))
+        found.setdefault(task, {})[arm] = Learnt(task, arm, tuple(map(seed, group)), correct, steps)
     return found
 
 
@@ -179,30 +169,16 @@ def line(record: Record) -> str:
     return f"{_correct(record):.3f} of the answers right, {seen}, {record['facts']['train_s']:.0f} s"
 
 
-def table(records: Sequence[Record]) -> str:
+@by_devices(note=": runs that learnt a task, interval at 95 %")
+def table(records: Sequence[Record]) -> list[str]:
     """The stored figures, a table per device: successes with their exact interval, and right answers over seeds."""
     texts = []
-    for device, group in by_device(records).items():
-        texts.append(f"\n{device} ({group[0]['provenance']['device_name']}): runs that learnt a task, interval at 95 %")
-        for task, found in learnt(group, device).items():
-            for arm, runs in found.items():
-                low, high = runs.rate
-                middle = statistics.median(runs.correct)
-                texts.append(
-                    f"{task:18}{arm:26}{runs.successes:3} of {len(runs.seeds):2} [{low:.2f}, {high:.2f}]"
-                    f"  right answers: median {middle:.3f} [{min(runs.correct):.3f}, {max(runs.correct):.3f}]"
-                )
-    return "\n".join(texts)
-
-
-SYNTHETIC = fitting.experiment(
-    "synthetic",
-    "small models on synthetic tasks: which arms learn which",
-    case("induction", "learned"),
-    cases=cases,
-    run=run,
-    work=work,
-    label=label,
-    line=line,
-    show=table,
-)
+    for task, found in learnt(records, records[0]["device"]).items():
+        for arm, runs in found.items():
+            low, high = runs.rate
+            middle = statistics.median(runs.correct)
+            texts.append(
+                f"{task:18}{arm:26}{runs.successes:3} of {len(runs.seeds):2} [{low:.2f}, {high:.2f}]"
+                f"  right answers: median {middle:.3f} [{min(runs.correct):.3f}, {max(runs.correct):.3f}]"
+            )
+    return texts

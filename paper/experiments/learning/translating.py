@@ -28,7 +28,6 @@ from ortho.layers.positional import PositionalHeads
 from ortho.layers.stop_gradient import StoppedAttention
 from ortho.models.encoder_decoder import EncoderDecoder
 from paper.experiments.engine.records import Case, Record, by_device
-from paper.experiments.engine.runner import Experiment
 from paper.experiments.learning import analysis, fitting, rates
 from paper.experiments.learning.analysis import Measures, Runs
 from paper.experiments.learning.rates import TUNING
@@ -246,9 +245,7 @@ def work(case: Case) -> float:
     return 4.0 + case["steps"] * (flop / rate + seconds * case["L"])
 
 
-def label(case: Case) -> str:
-    """A case in a few words."""
-    return f"{case['arm']}, pairs={case['pairs']}, seed={case['seed']}, rate={case['rate']:g}"
+label = "{arm}, pairs={pairs}, seed={seed}, rate={rate:g}".format_map
 
 
 def _tested(record: Record, quantity: str) -> float:
@@ -315,23 +312,3 @@ def table(records: Sequence[Record]) -> str:
 
 def _named(record: Record) -> str:
     return str(record["configuration"]["decision_metric"]).removesuffix("_fraction")
-
-
-def _experiment(task: str, title: str) -> Experiment:
-    example = case(task, "8 learned", pairs=next(iter(STEPS[task]["cpu"])))
-    facts = {**fitting.FACTS, "source_tokens": float, "target_tokens": float, "vocab_size": int}
-    own: dict[str, Any] = {
-        "cases": partial(cases, task),
-        "run": run,
-        "work": work,
-        "label": label,
-        "line": line,
-        "show": table,
-    }
-    tests = (TESTS[task],)
-    return fitting.experiment(task, title, example, tests=tests, facts=facts, **own)
-
-
-TRANSLATION = _experiment("translation", "German to English by small encoder-decoders, from few and from more pairs")
-TRANSDUCTION = _experiment("transduction", "a made-up translation by small encoder-decoders")
-EXPERIMENTS = (TRANSLATION, TRANSDUCTION)

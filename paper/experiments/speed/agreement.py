@@ -16,8 +16,7 @@ from ortho._checks import one_of
 from ortho.attention import MECHANISMS
 from ortho.layers.multihead import MultiheadAttention
 from paper.experiments.engine import benchmark
-from paper.experiments.engine.records import Case, Needs, Record
-from paper.experiments.engine.runner import Experiment
+from paper.experiments.engine.records import Case, Record
 
 SEEDS = {"weights": 0, "inputs": 1}
 DTYPES = ("float32", "bfloat16", "float16")
@@ -102,16 +101,3 @@ def line(record: Record) -> str:
 def table(records: Sequence[Record]) -> str:
     """A line for each record."""
     return "\n".join(f"{label(record['configuration']):28}{line(record)}" for record in records)
-
-
-AGREEMENT = Experiment(
-    "agreement",
-    "fast forms beside their definitions on a GPU, in each precision",
-    cases,
-    run,
-    work,
-    label,
-    line,
-    table,
-    Needs({key: type(value) for key, value in case("softmax", True).items()}, (), ERRORS),
-)

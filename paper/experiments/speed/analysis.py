@@ -1,11 +1,11 @@
 """What the records of every benchmark are read by: times, ratios within repetitions, rows, and a table per device."""
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paper.experiments.engine.benchmark import PASSES, PHASES
-from paper.experiments.engine.records import Record, by_device
+from paper.experiments.engine.records import Record
 
 Row = dict[str, Any]
 Quartiles = tuple[float, float, float]
@@ -66,22 +66,3 @@ def spread(values: Quartiles | None, digits: int = 3) -> str:
 def failures(record: Record, label: str = "") -> list[str]:
     """A line for each arm that could not be measured, behind the label of the case."""
     return [f"{label}{arm} failed: {why}" for arm, why in record["failures"].items()]
-
-
-def tables(
-    records: Sequence[Record],
-    lines: Callable[[list[Record]], Iterable[str]],
-    *,
-    head: str = "",
-    note: str = "",
-    versions: bool = False,
-) -> str:
-    """A table per device: its name with a `note` or the `versions` that it ran with, a head, and the lines."""
-    texts = []
-    for device, group in by_device(records).items():
-        origin = group[0]["provenance"]
-        ran = f", threads {origin['threads']}, torch {origin['torch']}" if versions else ""
-        texts.append(f"\n{device} ({origin['device_name']}{ran}){note}")
-        texts += [head, "-" * len(head)] if head else []
-        texts += lines(group)
-    return "\n".join(texts)

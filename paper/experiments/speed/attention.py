@@ -187,42 +187,10 @@ def work(case: Case) -> float:
     return START_SECONDS[device] + compiling + BUDGETS[device].work(one_round, more=1)
 
 
+line, table = attention_analysis.line, attention_analysis.table
+
+
 def label(case: Case) -> str:
     """A case in a few words."""
     words = [case["arms"], f"N={case['N']}", case["dtype"]]
     return " ".join(words + (["compiled"] if case["compiled"] else []))
-
-
-ATTENTION_SPEED = benchmark.experiment(
-    "attention-speed",
-    "time and memory of attention alone, forward and backward, beside the fused softmax attention",
-    cases=cases,
-    run=run,
-    work=work,
-    label=label,
-    line=attention_analysis.line,
-    show=attention_analysis.table,
-    like=case(1),
-    arms=(YARDSTICK,),
-    quantities=PASSES,
-)
-MEMORY_SPEED = benchmark.another(
-    ATTENTION_SPEED,
-    "memory-speed",
-    "time and memory of memories that erase, forward and backward, beside the fused softmax attention",
-    memory_cases,
-    "delta causal",
-)
-PATTERN_SPEED = benchmark.another(
-    ATTENTION_SPEED,
-    "pattern-speed",
-    "time and memory of sparse attention, forward and backward, beside the fused softmax attention",
-    pattern_cases,
-)
-FLASH_SPEED = benchmark.another(
-    ATTENTION_SPEED,
-    "flash-speed",
-    "time and memory of softmax attention, materialised, in tiles and fused, forward and backward",
-    flash_cases,
-    YARDSTICK,
-)

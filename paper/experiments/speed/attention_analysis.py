@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ortho._checks import expect
 from paper.experiments.engine.records import Record, by_device
-from paper.experiments.speed.analysis import Row, by_arm, failures, quartiles, ratio, row_of, spread, tables
+from paper.experiments.engine.tables import by_devices
+from paper.experiments.speed.analysis import Row, by_arm, failures, quartiles, ratio, row_of, spread
 from paper.experiments.speed.attention_variants import YARDSTICK, alike, declared
 
 Series = tuple[str, str, str, bool, str]  # device, dtype, set of arms, whether compiled twins ran beside, arm
@@ -97,8 +99,8 @@ def exponent(points: Mapping[int, float]) -> float:
 
     Raises ValueError for fewer than two sizes, and for values that are not positive.
     """
-    if len(points) < 2 or min(points.values()) <= 0:
-        raise ValueError(f"points: expected positive values at two sizes or more, got {dict(points)}")
+    fits = len(points) > 1 and min(points.values()) > 0
+    expect(fits, "points", "positive values at two sizes or more", dict(points))
     slope: float = statistics.linear_regression(list(map(math.log, points)), list(map(math.log, points.values()))).slope
     return slope
 
@@ -130,8 +132,7 @@ def crossover(ratios: Mapping[int, float]) -> tuple[float, float]:
     crossing. Else (0, the shortest length) where all are below 1, and (the longest, infinity) where the last is not.
     Raises ValueError without ratios.
     """
-    if not ratios:
-        raise ValueError("ratios: expected at least one length, got none")
+    expect(ratios, "ratios", "at least one length", "none")
     lengths = sorted(ratios)
     slower = [N for N in lengths if ratios[N] >= 1]
     if not slower:
@@ -176,40 +177,39 @@ def line(record: Record) -> str:
     return "; ".join(parts + failures(record))
 
 
-def table(records: Sequence[Record]) -> str:
+_HEAD = (
+    f"{'arms':12}{'dtype':9}{'N':>7}  {'arm':24}{'n':>3}{'seconds':>11}"
+    f"  {'over sdpa [q1, q3]':24}{'by FLOPs':>9}{'MB':>9}"
+)
+
+
+@by_devices(head=_HEAD, versions=True)
+def table(records: Sequence[Record]) -> list[str]:
     """The stored ratios, growth and crossovers, tables per device."""
-
-    def lines(group: list[Record]) -> list[str]:
-        texts = [
-            f"{row['arms']:12}{row['dtype']:9}{row['N']:7}  {row['arm']:24}{row['repetitions']:3}"
-            f"{row['seconds'][1]:11.5f}  {spread(row['ratio'], 4):24}{row['flops_ratio']:9.4f}"
-            + ("" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:9.1f}")
-            for row in sorted(rows(group), key=lambda row: (row["arms"], row["dtype"], row["compiled"], row["N"]))
-        ]
+    texts = [
+        f"{row['arms']:12}{row['dtype']:9}{row['N']:7}  {row['arm']:24}{row['repetitions']:3}"
+        f"{row['seconds'][1]:11.5f}  {spread(row['ratio'], 4):24}{row['flops_ratio']:9.4f}"
+        + ("" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:9.1f}")
+        for row in sorted(rows(records), key=lambda row: (row["arms"], row["dtype"], row["compiled"], row["N"]))
+    ]
+    texts += [
+        f"{_title(row)}: N^{row['time']:.2f} in time"
+        + ("" if row["memory"] is None else f", N^{row['memory']:.2f} in memory")
+        + f", N = {row['lengths'][0]} to {row['lengths'][-1]}"
+        for row in growth(records)
+    ]
+    texts += [
+        f"{_title(row)}: faster than sdpa {in_words(row['yardstick'])}"
+        + ("" if row["alike"] in (None, row["yardstick"]) else f", than sdpa causal {in_words(row['alike'])}")
+        for row in crossovers(records)
+    ]
+    for record in records:
+        case = record["configuration"]
         texts += [
-            f"{_title(row)}: N^{row['time']:.2f} in time"
-            + ("" if row["memory"] is None else f", N^{row['memory']:.2f} in memory")
-            + f", N = {row['lengths'][0]} to {row['lengths'][-1]}"
-            for row in growth(group)
+            f"{_title(case | {'arm': arm})} N={case['N']} failed: {reason}"
+            for arm, reason in record["failures"].items()
         ]
-        texts += [
-            f"{_title(row)}: faster than sdpa {in_words(row['yardstick'])}"
-            + ("" if row["alike"] in (None, row["yardstick"]) else f", than sdpa causal {in_words(row['alike'])}")
-            for row in crossovers(group)
-        ]
-        for record in group:
-            case = record["configuration"]
-            texts += [
-                f"{_title(case | {'arm': arm})} N={case['N']} failed: {reason}"
-                for arm, reason in record["failures"].items()
-            ]
-        return texts
-
-    head = (
-        f"{'arms':12}{'dtype':9}{'N':>7}  {'arm':24}{'n':>3}{'seconds':>11}"
-        f"  {'over sdpa [q1, q3]':24}{'by FLOPs':>9}{'MB':>9}"
-    )
-    return tables(records, lines, head=head, versions=True)
+    return texts
 
 
 def in_words(crossing: tuple[float, float]) -> str:

@@ -24,8 +24,9 @@ from ortho.cost.attention import DecodeCost, decoded
 from paper.experiments.engine import benchmark
 from paper.experiments.engine.benchmark import Budget, Timing
 from paper.experiments.engine.records import Case, Record
+from paper.experiments.engine.tables import by_devices
 from paper.experiments.speed import attention_variants
-from paper.experiments.speed.analysis import Row, by_arm, quartiles, ratio, row_of, tables
+from paper.experiments.speed.analysis import Row, by_arm, quartiles, ratio, row_of
 from paper.experiments.speed.attention_analysis import exponent
 
 FAMILIES = {
@@ -213,9 +214,7 @@ def work(case: Case) -> float:
     return flops / rate + 1.5 * BUDGETS[case["device"]].seconds
 
 
-def label(case: Case) -> str:
-    """A case in a few words."""
-    return f"{case['family']} B={case['B']} {case['dtype']}"
+label = "{family} B={B} {dtype}".format_map
 
 
 # ---------------------------------------------------------------------------------------------- what the records say
@@ -263,35 +262,17 @@ def line(record: Record) -> str:
     return ", ".join(f"{row['name']} {row['time'][1]:+.2f}" for row in slopes([record]))
 
 
-def table(records: Sequence[Record]) -> str:
+@by_devices()
+def table(records: Sequence[Record]) -> list[str]:
     """The stored steps, a table per device and case."""
-
-    def lines(group: list[Record]) -> list[str]:
-        texts = []
-        for record in group:
-            found = rows([record])
-            contexts = sorted({row["context"] for row in found})
-            head = f"{label(record['configuration']):24}" + "".join(f"{context:>10}" for context in contexts)
-            head += "  microseconds a step"
-            texts += [head, "-" * len(head)]
-            for name in dict.fromkeys(row["name"] for row in found):
-                steps = {row["context"]: f"{1e6 * row['seconds'][1]:.0f}" for row in found if row["name"] == name}
-                texts.append(f"{name:24}" + "".join(f"{steps.get(context, ''):>10}" for context in contexts))
-        return texts
-
-    return tables(records, lines)
-
-
-DECODE_SPEED = benchmark.experiment(
-    "decode-speed",
-    "a decoded token behind contexts of many lengths: time, and what the cache holds",
-    cases=cases,
-    run=run,
-    work=work,
-    label=label,
-    line=line,
-    show=table,
-    like=case("softmax"),
-    arms=(YARDSTICK,),
-    quantities=("step",),
-)
+    texts = []
+    for record in records:
+        found = rows([record])
+        contexts = sorted({row["context"] for row in found})
+        head = f"{label(record['configuration']):24}" + "".join(f"{context:>10}" for context in contexts)
+        head += "  microseconds a step"
+        texts += [head, "-" * len(head)]
+        for name in dict.fromkeys(row["name"] for row in found):
+            steps = {row["context"]: f"{1e6 * row['seconds'][1]:.0f}" for row in found if row["name"] == name}
+            texts.append(f"{name:24}" + "".join(f"{steps.get(context, ''):>10}" for context in contexts))
+    return texts

@@ -18,7 +18,8 @@ from ortho.models.language_model import LanguageModel
 from paper.experiments.engine import benchmark
 from paper.experiments.engine.benchmark import Budget, assert_close
 from paper.experiments.engine.records import Case, Record
-from paper.experiments.speed.analysis import Row, by_arm, quartiles, ratio, row_of, tables
+from paper.experiments.engine.tables import by_devices
+from paper.experiments.speed.analysis import Row, by_arm, quartiles, ratio, row_of
 
 MODEL = "GPT-2 medium"
 STANDARD = "learned"
@@ -156,17 +157,14 @@ def line(record: Record) -> str:
     return ", ".join(f"{row['arm']} {row['tokens_per_s'][1]:.1f} tokens/s" for row in rows([record]))
 
 
-def table(records: Sequence[Record]) -> str:
+@by_devices(head=f"{'':14}{'B':>5}{'tokens/s':>12}{'over learned':>14}{'cache, MB':>12}")
+def table(records: Sequence[Record]) -> list[str]:
     """The stored rates, a table per device."""
-
-    def lines(group: list[Record]) -> list[str]:
-        return [
-            f"{row['arm']:14}{row['B']:5}{row['tokens_per_s'][1]:12.1f}{row['speedup'][1]:14.3f}"
-            f"{(row['held_bytes'] or 0) / 1e6:12.1f}"
-            for row in rows(group)
-        ]
-
-    return tables(records, lines, head=f"{'':14}{'B':>5}{'tokens/s':>12}{'over learned':>14}{'cache, MB':>12}")
+    return [
+        f"{row['arm']:14}{row['B']:5}{row['tokens_per_s'][1]:12.1f}{row['speedup'][1]:14.3f}"
+        f"{(row['held_bytes'] or 0) / 1e6:12.1f}"
+        for row in rows(records)
+    ]
 
 
 def work(case: Case) -> float:
@@ -176,21 +174,4 @@ def work(case: Case) -> float:
     return float(len(ARMS) * (10 + reading) + 1.5 * BUDGETS[device].seconds)
 
 
-def label(case: Case) -> str:
-    """A case in a few words."""
-    return f"{case['model']} B={case['B']} N={case['N']} {case['dtype']}"
-
-
-GENERATION = benchmark.experiment(
-    "generation",
-    "tokens a second that GPT-2 medium decodes, by its attention and cache",
-    cases=cases,
-    run=run,
-    work=work,
-    label=label,
-    line=line,
-    show=table,
-    like=case(),
-    arms=tuple(ARMS),
-    quantities=("step",),
-)
+label = "{model} B={B} N={N} {dtype}".format_map

@@ -15,12 +15,10 @@ from ortho.cost.layers import hybrid
 from ortho.layers.block import TransformerBlock
 from ortho.layers.hybrid import HybridAttention
 from paper.experiments.engine import benchmark
-from paper.experiments.engine.benchmark import PHASES
 from paper.experiments.engine.records import Case, Record
-from paper.experiments.engine.runner import Experiment
 from paper.experiments.speed import training_step
 from paper.experiments.speed.analysis import Row
-from paper.experiments.speed.training_step import STANDARD
+from paper.experiments.speed.training_step import STANDARD, on_gpu
 
 SPLITS: dict[str, Callable[[int], dict[str, int]]] = {  # of H heads
     "stopped": lambda H: {"stopped": H},
@@ -42,9 +40,9 @@ def cases(device: str) -> list[Case]:
         return found + [case("block", N, causal=causal) for N in (512, 2048) for causal in ways]
 
     lengths, scopes = (4096, 1024, 16384, 32768), ("layer", "block")
-    found = [_on_gpu(scope, N, 768, causal) for N in lengths for causal in ways for scope in scopes]
-    rest = [("layer", N, d, causal) for d in (2048, 1024) for N in (1024, 4096, 32768) for causal in ways]
-    return found + [_on_gpu(*one) for one in rest]
+    sizes = [(scope, N, 768, causal) for N in lengths for causal in ways for scope in scopes]
+    sizes += [("layer", N, d, causal) for d in (2048, 1024) for N in (1024, 4096, 32768) for causal in ways]
+    return [on_gpu(scope, N, d, causal=causal, compiled=True) for scope, N, d, causal in sizes]
 
 
 def retrieving_cases(device: str) -> list[Case]:
@@ -52,12 +50,8 @@ def retrieving_cases(device: str) -> list[Case]:
     if device == "cpu":
         sizes = [("layer", N) for N in (2048, 512, 8192, 1024, 4096)] + [("block", 2048), ("block", 512)]
         return [training_step.case(scope, N, causal=True) for scope, N in sizes]
-    return [_on_gpu(scope, N, 768, True) for N in (4096, 1024, 16384, 32768) for scope in ("layer", "block")]
-
-
-def _on_gpu(scope: str, N: int, d: int, causal: bool) -> Case:
-    kind: dict[str, Any] = {"dtype": "bfloat16", "causal": causal, "compiled": True}
-    return training_step.case(scope, N, d, device="cuda", B=max(1, training_step.TOKENS // N), **kind)
+    sizes = [(scope, N) for N in (4096, 1024, 16384, 32768) for scope in ("layer", "block")]
+    return [on_gpu(scope, N, causal=True, compiled=True) for scope, N in sizes]
 
 
 def run(case: Case, seconds: float | None = None, *, arms: Sequence[str] = ARMS) -> dict[str, Any]:
@@ -93,25 +87,12 @@ def speedups(records: Iterable[Record]) -> list[Row]:
     return [row | {"share": row["speedup"][1] / row["bound"]} for row in found]
 
 
-def _experiment(name: str, title: str, cases: Callable[[str], list[Case]], arms: tuple[str, ...]) -> Experiment:
-    return benchmark.experiment(
-        name,
-        title,
-        cases=cases,
-        run=partial(run, arms=arms),
-        work=partial(training_step.work, variants=arms, declared=declared),
-        label=training_step.label,
-        line=partial(training_step.line, declared=declared),
-        show=partial(training_step.table, declared=declared),
-        like=training_step.case(),
-        arms=arms,
-        quantities=PHASES,
-    )
-
-
-HEADS_SPEED = _experiment(
-    "heads-speed", "the training step of layers with stopped heads and with heads of several kinds", cases, ARMS
-)
-INDUCTION_SPEED = _experiment(
-    "induction-speed", "the training step of layers with heads that retrieve untrained", retrieving_cases, RETRIEVING
-)
+def timed(arms: Sequence[str]) -> dict[str, Any]:
+    """The parts of the experiment that times these arms."""
+    return {
+        "run": partial(run, arms=arms),
+        "work": partial(training_step.work, variants=arms, declared=declared),
+        "label": training_step.label,
+        "line": partial(training_step.line, declared=declared),
+        "show": partial(training_step.table, declared=declared),
+    }

@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ortho._checks import expect
 from ortho.adapters.conversion import to_standard
 from paper.experiments.engine import benchmark
 from paper.experiments.engine.benchmark import Budget
 from paper.experiments.engine.records import Case, Record
+from paper.experiments.engine.tables import by_devices
 from paper.experiments.speed import training_step
-from paper.experiments.speed.analysis import Quartiles, Row, by_arm, row_of, tables
+from paper.experiments.speed.analysis import Quartiles, Row, by_arm, row_of
 
 ARMS = STANDARD, FROZEN, CONTROL = "learned", "frozen", "learned-again"
 SEEDS = {"weights": training_step.SEEDS["weights"], "inputs": training_step.SEEDS["inputs"], "order": 3}
@@ -74,8 +76,7 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
     k, outside = 0, 0.0
     while (outside := outside + 2 * comb(n, k) / 2**n) <= 1 - confidence and k < n // 2:
         k += 1
-    if k == 0:
-        raise ValueError(f"values: expected enough for a confidence of {confidence}, got {n}")
+    expect(k > 0, "values", f"enough for a confidence of {confidence}", n)
     return ordered[k - 1], (ordered[(n - 1) // 2] + ordered[n // 2]) / 2, ordered[n - k]
 
 
@@ -95,6 +96,9 @@ def gains(records: Iterable[Record]) -> list[Row]:
     return rows
 
 
+label = training_step.label
+
+
 def work(case: Case) -> float:
     """Seconds that a case takes, roughly."""
     return BUDGETS[case["device"]].seconds + 5.0
@@ -106,35 +110,19 @@ def line(record: Record) -> str:
     return ", ".join(f"{name} {_interval(row[name])}" for name in ("frozen", "control"))
 
 
-def table(records: Sequence[Record]) -> str:
+_HEAD = f"{'N':>6}{'d':>6}{'B':>5}{'n':>4}  {'frozen [99 % interval]':30}{'control [99 % interval]':30}"
+
+
+@by_devices(head=_HEAD)
+def table(records: Sequence[Record]) -> list[str]:
     """The stored gains, a table per device."""
-
-    def lines(group: list[Record]) -> list[str]:
-        return [
-            f"{row['N']:6}{row['d']:6}{row['B']:5}{row['repetitions']:4}"
-            f"  {_interval(row['frozen']):30}{_interval(row['control']):30}"
-            for row in sorted(gains(group), key=lambda row: (row["d"], row["N"]))
-        ]
-
-    head = f"{'N':>6}{'d':>6}{'B':>5}{'n':>4}  {'frozen [99 % interval]':30}{'control [99 % interval]':30}"
-    return tables(records, lines, head=head)
+    return [
+        f"{row['N']:6}{row['d']:6}{row['B']:5}{row['repetitions']:4}"
+        f"  {_interval(row['frozen']):30}{_interval(row['control']):30}"
+        for row in sorted(gains(records), key=lambda row: (row["d"], row["N"]))
+    ]
 
 
 def _interval(values: Quartiles) -> str:
     low, middle, high = values
     return f"{middle:+.2f} % [{low:+.2f}, {high:+.2f}]"
-
-
-INFERENCE = benchmark.experiment(
-    "inference",
-    "forward passes without gradients, learned, frozen, and learned once more as a control",
-    cases=cases,
-    run=run,
-    work=work,
-    label=training_step.label,
-    line=line,
-    show=table,
-    like=training_step.case(),
-    arms=ARMS,
-    quantities=("forward",),
-)

@@ -13,7 +13,7 @@ from paper.experiments.engine.records import Case
 from paper.experiments.learning import fitting, ladder
 from paper.experiments.learning.ladder_arms import ARMS, CONVOLUTION
 from paper.experiments.speed import language_models
-from paper.experiments.speed.language_models import BASELINE, BUDGETS, CALLS, SEEDS, STEP_SECONDS
+from paper.experiments.speed.language_models import BUDGETS, CALLS, SEEDS, STEP_SECONDS
 from paper.tasks import text
 from paper.training import Trainer
 
@@ -70,21 +70,9 @@ def work(case: Case) -> float:
     return 0.5 * count + BUDGETS[case["device"]].work(count * CALLS[case["device"]] * STEP_SECONDS)
 
 
+line, table = language_models.line, language_models.table
+
+
 def label(case: Case) -> str:
     """A case in a few words."""
     return f"{case['text']}, {len(arms(case))} arms, " + " ".join(f"{name}={case[name]}" for name in SIZES)
-
-
-LADDER_SPEED = benchmark.experiment(
-    "ladder-speed",
-    "the training step of the ladder's models, all arms in turn",
-    cases=cases,
-    run=run,
-    work=work,
-    label=label,
-    line=language_models.line,
-    show=language_models.table,
-    like=case("python"),
-    arms=(BASELINE,),
-    quantities=("step",),
-)

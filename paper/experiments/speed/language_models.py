@@ -12,9 +12,10 @@ from ortho._checks import one_of
 from paper.experiments.engine import benchmark
 from paper.experiments.engine.benchmark import Budget
 from paper.experiments.engine.records import Case, Record
+from paper.experiments.engine.tables import by_devices
 from paper.experiments.learning import fitting, language
 from paper.experiments.learning.arms import arms
-from paper.experiments.speed.analysis import by_arm, quartiles, tables
+from paper.experiments.speed.analysis import by_arm, quartiles
 from paper.tasks import text
 from paper.tasks.task import Task
 from paper.training import Trainer
@@ -115,32 +116,14 @@ def line(record: Record) -> str:
     return f"{BASELINE} {1e3 * step:.1f} ms a step; {ends} as long"
 
 
-def table(records: Sequence[Record]) -> str:
+@by_devices(note=": a step over the baseline's, quartiles")
+def table(records: Sequence[Record]) -> list[str]:
     """The stored ratios, a table per device, the quickest arm first."""
-
-    def lines(group: list[Record]) -> list[str]:
-        texts = []
-        for record in group:
-            found = {arm: quartiles(ratios) for arm, ratios in relative(record).items()}
-            texts += [
-                f"{arm:28}{middle:6.2f} [{low:.2f}, {high:.2f}]"
-                for arm, (low, middle, high) in sorted(found.items(), key=lambda item: item[1][1])
-            ]
-        return texts
-
-    return tables(records, lines, note=": a step over the baseline's, quartiles")
-
-
-BYTES_SPEED = benchmark.experiment(
-    "bytes-speed",
-    "the training step of the language models of bytes, all arms in turn",
-    cases=cases,
-    run=run,
-    work=work,
-    label=label,
-    line=line,
-    show=table,
-    like=case(),
-    arms=(BASELINE,),
-    quantities=("step",),
-)
+    texts = []
+    for record in records:
+        found = {arm: quartiles(ratios) for arm, ratios in relative(record).items()}
+        texts += [
+            f"{arm:28}{middle:6.2f} [{low:.2f}, {high:.2f}]"
+            for arm, (low, middle, high) in sorted(found.items(), key=lambda item: item[1][1])
+        ]
+    return texts

@@ -21,7 +21,8 @@ from ortho.projections.structured import factors
 from paper.experiments.engine import benchmark
 from paper.experiments.engine.benchmark import Budget, Timing
 from paper.experiments.engine.records import Case, Record
-from paper.experiments.speed.analysis import Row, by_arm, ratio, row_of, spread, tables
+from paper.experiments.engine.tables import by_devices
+from paper.experiments.speed.analysis import Row, by_arm, ratio, row_of, spread
 
 DENSE, MERGED = "dense", "merged"
 ROUNDS = {"structured": 1, "structured, 2 rounds": 2, "structured, 3 rounds": 3}
@@ -204,18 +205,15 @@ def _figures(row: Row) -> str:
     return f"{row['arm']}: {', '.join(spreads)}, FLOPs {row['flops']:.2f}"
 
 
-def table(records: Sequence[Record]) -> str:
+@by_devices(note=", times as fast as dense matrices")
+def table(records: Sequence[Record]) -> list[str]:
     """The stored ratios, a table per device."""
-
-    def lines(group: list[Record]) -> list[str]:
-        found = sorted(rows(group), key=lambda row: (row["N"], row["d"], ARMS.index(row["arm"])))
-        texts = [f"B={row['B']:<3} N={row['N']:<6} d={row['d']:<5} {row['dtype']:9}{_figures(row)}" for row in found]
-        return texts + [
-            f"N={N}: structured ones, forward and backward, are faster from d = {d}"
-            for (_, N), d in crossover(group).items()
-        ]
-
-    return tables(records, lines, note=", times as fast as dense matrices")
+    found = sorted(rows(records), key=lambda row: (row["N"], row["d"], ARMS.index(row["arm"])))
+    texts = [f"B={row['B']:<3} N={row['N']:<6} d={row['d']:<5} {row['dtype']:9}{_figures(row)}" for row in found]
+    return texts + [
+        f"N={N}: structured ones, forward and backward, are faster from d = {d}"
+        for (_, N), d in crossover(records).items()
+    ]
 
 
 def work(case: Case) -> float:
@@ -224,21 +222,4 @@ def work(case: Case) -> float:
     return 2 + BUDGETS[case["device"]].work(one_round, more=1)
 
 
-def label(case: Case) -> str:
-    """A case in a few words."""
-    return f"d={case['d']} N={case['N']} B={case['B']} {case['dtype']}"
-
-
-PROJECTION_SPEED = benchmark.experiment(
-    "projection-speed",
-    "queries and keys by dense, structured and merged frozen matrices",
-    cases=cases,
-    run=run,
-    work=work,
-    label=label,
-    line=line,
-    show=table,
-    like=case(),
-    arms=(DENSE, "structured"),
-    quantities=PHASES,
-)
+label = "d={d} N={N} B={B} {dtype}".format_map

@@ -12,9 +12,10 @@ from ortho.cost.models import RecomputedCost, recomputed
 from ortho.layers.block import TransformerBlock
 from ortho.layers.recomputation import Recomputed, RecomputedAttention
 from paper.experiments.engine import benchmark
-from paper.experiments.engine.benchmark import PASSES, Budget, Timing
+from paper.experiments.engine.benchmark import Budget, Timing
 from paper.experiments.engine.records import Case, Record
-from paper.experiments.speed.analysis import Row, by_arm, ratio, row_of, tables
+from paper.experiments.engine.tables import by_devices
+from paper.experiments.speed.analysis import Row, by_arm, ratio, row_of
 
 KEPT, MATERIALISED, SELECTIVE = "kept", "materialised", "attention again"
 ALIKE = {SELECTIVE: MATERIALISED}  # what an arm must agree with, and is compared with; others with what is kept
@@ -134,17 +135,14 @@ def line(record: Record) -> str:
     return ", ".join(f"{row['arm']} x{row['time'][1]:.3f}" for row in rows([record]) if row["arm"] != row["like"])
 
 
-def table(records: Sequence[Record]) -> str:
+@by_devices(head=f"{'N':>6}{'L':>4}  {'':18}{'time':>8}{'FLOPs':>8}{'peak':>8}")
+def table(records: Sequence[Record]) -> list[str]:
     """The stored steps, a table per device."""
-
-    def lines(group: list[Record]) -> list[str]:
-        return [
-            f"{row['N']:6}{row['L']:4}  {row['arm']:18}{row['time'][1]:8.3f}{_ratio(row['flops']):>8}"
-            f"{_ratio(row['bytes']):>8}"
-            for row in rows(group)
-        ]
-
-    return tables(records, lines, head=f"{'N':>6}{'L':>4}  {'':18}{'time':>8}{'FLOPs':>8}{'peak':>8}")
+    return [
+        f"{row['N']:6}{row['L']:4}  {row['arm']:18}{row['time'][1]:8.3f}{_ratio(row['flops']):>8}"
+        f"{_ratio(row['bytes']):>8}"
+        for row in rows(records)
+    ]
 
 
 def _ratio(value: float | None) -> str:
@@ -159,21 +157,4 @@ def work(case: Case) -> float:
     return 2 + BUDGETS[case["device"]].work(one_round, more=2)
 
 
-def label(case: Case) -> str:
-    """A case in a few words."""
-    return f"B={case['B']} N={case['N']} L={case['L']} {case['dtype']}"
-
-
-RECOMPUTATION_SPEED = benchmark.experiment(
-    "recomputation-speed",
-    "a row of blocks, forward and backward, activations kept or computed again",
-    cases=cases,
-    run=run,
-    work=work,
-    label=label,
-    line=line,
-    show=table,
-    like=case(),
-    arms=(KEPT, MATERIALISED),
-    quantities=PASSES,
-)
+label = "B={B} N={N} L={L} {dtype}".format_map

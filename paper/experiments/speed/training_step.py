@@ -17,9 +17,10 @@ from ortho._checks import one_of
 from ortho.layers.block import TransformerBlock
 from ortho.layers.multihead import MultiheadAttention
 from paper.experiments.engine import benchmark
-from paper.experiments.engine.benchmark import PHASES, Arm, Budget, assert_all_close, trained
+from paper.experiments.engine.benchmark import Arm, Budget, assert_all_close, trained
 from paper.experiments.engine.records import Case, Record
-from paper.experiments.speed.analysis import Row, failures, ratio, row_of, spread, step_seconds, tables
+from paper.experiments.engine.tables import by_devices
+from paper.experiments.speed.analysis import Row, failures, ratio, row_of, spread, step_seconds
 
 STANDARD = "learned"
 VARIANTS = (STANDARD, "frozen", "stopped")
@@ -90,11 +91,13 @@ def _cpu_cases() -> list[Case]:
     return [*both, *first_layer, case("layer", 4096, 768)]
 
 
-def _cuda_cases() -> list[Case]:
-    def at(scope: str, N: int, d: int = 768, dtype: str = "bfloat16", **options: bool) -> Case:
-        return case(scope, N, d, device="cuda", B=max(1, TOKENS // N), dtype=dtype, **options)
+def on_gpu(scope: str, N: int, d: int = 768, *, dtype: str = "bfloat16", **options: bool) -> Case:
+    """One configuration whose tokens fill the device."""
+    return case(scope, N, d, device="cuda", B=max(1, TOKENS // N), dtype=dtype, **options)
 
-    scopes = ("layer", "block")
+
+def _cuda_cases() -> list[Case]:
+    at, scopes = on_gpu, ("layer", "block")
     grid = [at(s, N) for N in (512, 2048, 8192, 32768, 128, 1024, 4096, 16384, 256) for s in scopes]
     grid += [at(s, N, compiled=True) for N in (512, 4096) for s in scopes]
     grid += [at(s, N, causal=True) for N in (2048, 8192, 32768) for s in scopes]
@@ -273,26 +276,25 @@ def line(record: Record, declared: Declared = declared) -> str:
     return "; ".join(parts + failures(record))
 
 
-def table(records: Sequence[Record], declared: Declared = declared) -> str:
+_HEAD = (
+    f"{'scope':6}{'N':>6}{'d':>6}{'B':>5}  {'setting':27}{'variant':18}{'n':>3}"
+    f"  {'speed-up [q1, q3]':22}{'with optimiser':22}{'FLOP bound':>10}"
+)
+
+
+@by_devices(head=_HEAD, versions=True)
+def table(records: Sequence[Record], declared: Declared = declared) -> list[str]:
     """The stored speed-ups, a table per device."""
-
-    def lines(group: list[Record]) -> list[str]:
-        order = sorted(group, key=lambda r: (_setting(r["configuration"]), *_size(r["configuration"])))
-        texts = [
-            f"{row['scope']:6}{row['N']:6}{row['d']:6}{row['B']:5}  {_setting(row):27}{row['arm']:18}"
-            f"{row['repetitions']:3}  {spread(row['speedup']):22}{spread(row['speedup_with_optimiser']):22}"
-            f"{row['bound']:10.3f}"
-            for row in speedups(order, declared)
-        ]
-        for record in order:
-            texts += failures(record, f"{_setting(record['configuration'])} N={record['configuration']['N']}: ")
-        return texts
-
-    head = (
-        f"{'scope':6}{'N':>6}{'d':>6}{'B':>5}  {'setting':27}{'variant':18}{'n':>3}"
-        f"  {'speed-up [q1, q3]':22}{'with optimiser':22}{'FLOP bound':>10}"
-    )
-    return tables(records, lines, head=head, versions=True)
+    order = sorted(records, key=lambda r: (_setting(r["configuration"]), *_size(r["configuration"])))
+    texts = [
+        f"{row['scope']:6}{row['N']:6}{row['d']:6}{row['B']:5}  {_setting(row):27}{row['arm']:18}"
+        f"{row['repetitions']:3}  {spread(row['speedup']):22}{spread(row['speedup_with_optimiser']):22}"
+        f"{row['bound']:10.3f}"
+        for row in speedups(order, declared)
+    ]
+    for record in order:
+        texts += failures(record, f"{_setting(record['configuration'])} N={record['configuration']['N']}: ")
+    return texts
 
 
 def _size(case: Mapping[str, Any]) -> tuple[str, int, int]:
@@ -302,18 +304,3 @@ def _size(case: Mapping[str, Any]) -> tuple[str, int, int]:
 def _setting(case: Mapping[str, Any]) -> str:
     words = [case["dtype"], "causal" if case["causal"] else "", "" if case["input_grad"] else "x without gradient"]
     return " ".join(word for word in words if word)
-
-
-TRAINING_STEP = benchmark.experiment(
-    "training-step",
-    "forward, backward and optimiser of the layer and the block, learned, frozen and stopped q and k",
-    cases=cases,
-    run=run,
-    work=work,
-    label=label,
-    line=line,
-    show=table,
-    like=case(),
-    arms=VARIANTS,
-    quantities=PHASES,
-)

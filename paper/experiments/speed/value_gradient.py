@@ -11,10 +11,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference, softmax_cost
 from ortho.attention.softmax.value_gradient import value_gradient_attention, value_gradient_cost
 from paper.experiments.engine import benchmark
-from paper.experiments.engine.benchmark import PASSES
 from paper.experiments.engine.records import Case, Record
+from paper.experiments.engine.tables import by_devices
 from paper.experiments.speed import training_step
-from paper.experiments.speed.analysis import Row, by_arm, ratio, row_of, spread, tables
+from paper.experiments.speed.analysis import Row, by_arm, ratio, row_of, spread
 from paper.experiments.speed.training_step import BUDGETS, SEEDS
 
 SDPA, EXCHANGED = ARMS = ("sdpa", "exchanged")
@@ -120,17 +120,14 @@ def _figures(row: Row, name: str) -> str:
     return f"{name} {spread(row[name])}, FLOPs {row[f'{name}_bound']:.3f}"
 
 
-def table(records: Sequence[Record]) -> str:
+@by_devices(note=", over PyTorch's kernel")
+def table(records: Sequence[Record]) -> list[str]:
     """The stored speed-ups, a table per device."""
-
-    def lines(group: list[Record]) -> list[str]:
-        return [
-            f"N={row['N']:<6} d={row['d']:<5} {row['dtype']:9}{'causal' if row['causal'] else '':7} "
-            + "; ".join(_figures(row, name) for name in ("backward", "both"))
-            for row in sorted(rows(group), key=lambda row: (row["d"], row["causal"], row["N"]))
-        ]
-
-    return tables(records, lines, note=", over PyTorch's kernel")
+    return [
+        f"N={row['N']:<6} d={row['d']:<5} {row['dtype']:9}{'causal' if row['causal'] else '':7} "
+        + "; ".join(_figures(row, name) for name in ("backward", "both"))
+        for row in sorted(rows(records), key=lambda row: (row["d"], row["causal"], row["N"]))
+    ]
 
 
 def work(case: Case) -> float:
@@ -143,18 +140,3 @@ def label(case: Case) -> str:
     """A case in a few words."""
     words = [f"N={case['N']}", f"d={case['d']}", f"B={case['B']}", case["dtype"], "causal" if case["causal"] else ""]
     return " ".join(filter(None, words))
-
-
-EXCHANGED_SPEED = benchmark.experiment(
-    "exchanged-speed",
-    "the gradient of the values alone, by a forward pass with q and k exchanged",
-    cases=cases,
-    run=run,
-    work=work,
-    label=label,
-    line=line,
-    show=table,
-    like=case(),
-    arms=ARMS,
-    quantities=PASSES,
-)

@@ -19,9 +19,10 @@ from ortho.cost import Cost
 from ortho.cost.configurations import CONFIGURATIONS, Configuration
 from ortho.cost.models import step_memory
 from paper.experiments.engine import benchmark
-from paper.experiments.engine.benchmark import PHASES, Budget, Timing, assert_all_close
+from paper.experiments.engine.benchmark import Budget, Timing, assert_all_close
 from paper.experiments.engine.records import Case, Record
-from paper.experiments.speed.analysis import Row, clocked, quartiles, ratio, row_of, step_seconds, tables
+from paper.experiments.engine.tables import by_devices
+from paper.experiments.speed.analysis import Row, clocked, quartiles, ratio, row_of, step_seconds
 from paper.experiments.speed.training_step import STANDARD, VARIANTS
 
 MATMUL = "matmul"
@@ -156,9 +157,7 @@ def work(case: Case) -> float:
     return BUILD_SECONDS + BUDGETS[device].work(one_round)
 
 
-def label(case: Case) -> str:
-    """A case in a few words."""
-    return f"{case['model']} B={case['B']} {case['dtype']}"
+label = "{model} B={B} {dtype}".format_map
 
 
 # ---------------------------------------------------------------------------------------------- what the records say
@@ -222,30 +221,14 @@ def _percent(share: float | None) -> str:
     return "?" if share is None else f"{100 * share:.0f} %"
 
 
-def table(records: Sequence[Record]) -> str:
+_HEAD = f"{'model':14}{'B':>5}  {'variant':10}{'step, ms':>10}{'speed-up':>10}{'bound':>8}{'of matmul':>11}"
+
+
+@by_devices(head=_HEAD)
+def table(records: Sequence[Record]) -> list[str]:
     """The stored steps, a table per device."""
-
-    def lines(group: list[Record]) -> list[str]:
-        return [
-            f"{row['model']:14}{row['B']:5}  {row['variant']:10}{1e3 * row['seconds'][1]:10.1f}"
-            f"{row['speedup'][1]:10.3f}{row['bound']:8.3f}{_percent(row['of_matmul']):>11}"
-            for row in rows(group)
-        ]
-
-    head = f"{'model':14}{'B':>5}  {'variant':10}{'step, ms':>10}{'speed-up':>10}{'bound':>8}{'of matmul':>11}"
-    return tables(records, lines, head=head)
-
-
-WHOLE_MODELS = benchmark.experiment(
-    "whole-models",
-    "the training step of published models, learned, frozen and stopped q and k",
-    cases=cases,
-    run=run,
-    work=work,
-    label=label,
-    line=line,
-    show=table,
-    like=case("BERT-base"),
-    arms=VARIANTS,
-    quantities=PHASES,
-)
+    return [
+        f"{row['model']:14}{row['B']:5}  {row['variant']:10}{1e3 * row['seconds'][1]:10.1f}"
+        f"{row['speedup'][1]:10.3f}{row['bound']:8.3f}{_percent(row['of_matmul']):>11}"
+        for row in rows(records)
+    ]
