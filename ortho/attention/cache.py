@@ -19,8 +19,8 @@ from ortho._weights import spread_heads
 from ortho.attention import MECHANISMS
 from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import AttentionFunction
-from ortho.attention.operands import blocked_pairs
 from ortho.attention.positions import rotary
+from ortho.attention.scores import blocked_pairs
 from ortho.attention.sparse.pattern import Pattern, pattern_of
 
 __all__ = ["Cache", "KeyValueCache", "PatternCache", "RotaryCache", "StateCache", "new_cache"]

@@ -13,11 +13,10 @@ import torch
 from torch import nn
 
 from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import carried, checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import tokens_there
 from ortho.attention import MECHANISMS
-from ortho.attention.operands import carried
 
 __all__ = ["ShiftedKeysValues"]
 

@@ -19,8 +19,7 @@ from torch import nn
 from torch.nn.functional import gelu, linear, one_hot, silu
 
 from ortho import _checks
-from ortho._autocast import no_autocast
-from ortho._checks import checked
+from ortho._checks import checked, no_autocast
 from ortho._typing import Bool, Float, Int, Tensor
 from ortho._weights import new_bias, new_weight
 from ortho.attention.indexing import indexing

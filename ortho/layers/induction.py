@@ -23,12 +23,11 @@ from torch import nn
 from torch.nn.functional import linear
 
 from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import carried, checked, upcast
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import new_weight, split_heads, tokens_there
 from ortho.attention import MECHANISMS
 from ortho.attention.cache import KeyValueCache
-from ortho.attention.operands import carried, upcast
 from ortho.attention.softmax.value_gradient import (
     recomputed_attention,
     value_gradient_attention,

@@ -16,12 +16,9 @@ import torch
 from torch import nn
 
 from ortho import _checks
-from ortho._autocast import no_autocast
-from ortho._checks import checked
+from ortho._checks import Kernel, carried, checked, no_autocast, once, upcast
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import tokens_there
-from ortho.attention.operands import carried, upcast
-from ortho.attention.transforms import Kernel, once
 from ortho.layers.hybrid import HybridCache
 from ortho.layers.multihead import MultiheadAttention
 

@@ -20,8 +20,8 @@ from recurrent_operands import (
 )
 from seeded import draw
 
-from ortho.attention.operands import TINY, unit
 from ortho.attention.recurrent.gla import chunk_width
+from ortho.attention.scores import TINY, unit
 
 ERASING = [name for name in NAMES if name not in ADDING]
 

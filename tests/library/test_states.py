@@ -5,8 +5,8 @@ import torch
 from recurrent_operands import arguments, call, close
 from seeded import draw
 
-from ortho.attention.operands import unit
 from ortho.attention.recurrent.delta import delta_rule, delta_rule_reference
+from ortho.attention.scores import unit
 
 EITHER = pytest.mark.parametrize("attend", [delta_rule_reference, delta_rule])
 EPS = torch.finfo(torch.float64).eps

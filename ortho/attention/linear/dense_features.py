@@ -16,7 +16,7 @@ from ortho._checks import checked
 from ortho._typing import Bool, Float, Size, Tensor
 from ortho.attention.linear.favor import RandomFeatureMap, exponentials
 from ortho.attention.linear.linear_attention import Features, MapCost, kernel_mechanism
-from ortho.attention.operands import root_scale
+from ortho.attention.scores import root_scale
 
 Queries = Float[Tensor, "*batch N K"]  # scaled
 Keys = Float[Tensor, "*batch M K"]

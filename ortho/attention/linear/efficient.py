@@ -9,10 +9,11 @@ softmax over positions looks at the whole sequence, so that the attention is not
 from dataclasses import replace
 
 from ortho import _checks
+from ortho._checks import attention_form
 from ortho._cost import Cost, product
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, CostedCall, Mechanism, closed_form
-from ortho.attention.operands import attention_form, masked_softmax, scaled
+from ortho.attention.scores import masked_softmax, scaled
 
 
 @attention_form(fixed_state=True)

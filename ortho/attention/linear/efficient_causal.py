@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ortho import _checks
+from ortho._checks import Kernel, attention_form, carried, once
 from ortho._cost import Cost, product
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import CHUNK
@@ -23,9 +24,8 @@ from ortho.attention.mechanism import (
     Mechanism,
     closed_form,
 )
-from ortho.attention.operands import attention_form, blocked_pairs, carried, masked_softmax, scaled
 from ortho.attention.recurrent.gla import gated_linear_attention, gla_cost, power_chunks
-from ortho.attention.transforms import Kernel, once
+from ortho.attention.scores import blocked_pairs, masked_softmax, scaled
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, **_: object) -> None:

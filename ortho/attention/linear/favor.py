@@ -21,7 +21,7 @@ from ortho._checks import checked
 from ortho._cost import quotient
 from ortho._typing import Float, Size, Tensor
 from ortho.attention.linear.linear_attention import FeatureMap, Features, MapCost, kernel_mechanism
-from ortho.attention.operands import root_scale
+from ortho.attention.scores import root_scale
 from ortho.orthogonal import haar
 
 FEATURES = 256  # the default m, that of the authors' code; K ln K, the order of their theorem 4, is 266 at K = 64

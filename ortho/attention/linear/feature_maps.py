@@ -11,11 +11,10 @@ import torch
 from torch.autograd import Function
 
 from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import checked, transformed
 from ortho._typing import Size, Tensor
 from ortho.attention.linear.linear_attention import FeatureMap, Features, MapCost, kernel_mechanism
-from ortho.attention.operands import root_scale, scaled
-from ortho.attention.transforms import transformed
+from ortho.attention.scores import root_scale, scaled
 
 RELU_FLOOR = 1e-3  # what Choromanski et al. add to their ReLU features, so that no row is without weight
 HORIZON = 4096

@@ -16,12 +16,13 @@ import torch
 from torch.nn.functional import pad
 
 from ortho import _checks
+from ortho._checks import attention_form, carried, known_tokens, past_length
 from ortho._cost import Cost, product
 from ortho._typing import Bool, Float, Int, Size, State, Tensor
 from ortho.attention.chunking import CHUNK, chunks, default_chunk, equal_chunks, pad_tokens
 from ortho.attention.linear.linear_kernels import AllAtOnce, Chunked, divisors
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
-from ortho.attention.operands import attention_form, blocked_pairs, carried, known_tokens, past_length
+from ortho.attention.scores import blocked_pairs
 
 
 class Features(NamedTuple):

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ortho._checks import Kernel, once
 from ortho.attention.chunking import flat, sequences, tiles
-from ortho.attention.transforms import Kernel, once
 
 
 class AllAtOnce(Kernel):

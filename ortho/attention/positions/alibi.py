@@ -5,10 +5,9 @@ from functools import partial
 
 import torch
 
-from ortho._checks import checked
+from ortho._checks import attention_form, checked, past_length
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.operands import attention_form, past_length
 from ortho.attention.positions.distance import distance_attention, distance_attention_reference, distance_cost
 from ortho.attention.softmax.tiling import TILE
 

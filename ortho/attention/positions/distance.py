@@ -11,7 +11,7 @@ from math import sqrt
 from ortho._cost import Cost, product
 from ortho._typing import Float, Tensor
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, CostedCall, closed_form
-from ortho.attention.operands import blocked_pairs, masked_softmax
+from ortho.attention.scores import blocked_pairs, masked_softmax
 from ortho.attention.softmax.tiling import TILE, Span, tile_sums, tiled_attention
 
 

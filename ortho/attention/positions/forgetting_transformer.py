@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn.functional import softplus
 
 from ortho import _checks
+from ortho._checks import absent_keys, attention_form, carried, gate, past_length
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.operands import absent_keys, attention_form, carried, gate, past_length
 from ortho.attention.positions.distance import distance_attention, distance_attention_reference, distance_cost
 from ortho.attention.softmax.tiling import TILE
 from ortho.gates import LogSigmoidGate

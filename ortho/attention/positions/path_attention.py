@@ -23,6 +23,7 @@ import torch
 from torch.nn.functional import pad
 
 from ortho import _checks
+from ortho._checks import absent_keys, attention_form, gate
 from ortho._cost import Cost, product
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import chunks, equal_chunks, pad_tokens
@@ -34,7 +35,7 @@ from ortho.attention.mechanism import (
     causal_pairs,
     closed_form,
 )
-from ortho.attention.operands import absent_keys, attention_form, blocked_pairs, gate, masked_softmax, unit, unit_cost
+from ortho.attention.scores import blocked_pairs, masked_softmax, unit, unit_cost
 from ortho.attention.softmax.tiling import Span, tile_sums, tiled_attention
 from ortho.gates import Gate, ReflectingWriteStrength
 

@@ -12,9 +12,9 @@ from math import sqrt
 from typing import Any, ClassVar
 
 from ortho import _checks
+from ortho._checks import attention_form, carried, gate, past_length
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.operands import attention_form, carried, gate, past_length
 from ortho.attention.positions.path_attention import (
     BLOCK,
     Reflections,

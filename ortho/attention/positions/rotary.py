@@ -9,11 +9,10 @@ channel is not turned.
 import torch
 
 from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import checked, past_length, upcast
 from ortho._cost import Cost, quotient
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
-from ortho.attention.operands import past_length, upcast
 from ortho.attention.softmax.softmax_attention import softmax_attention, softmax_attention_reference, softmax_cost
 
 BASE = 10000.0

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 from torch.nn.functional import softplus
 
+from ortho._checks import Kernel, attention_form, once
 from ortho._cost import Cost, product
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import CHUNK, chunks, cut, default_chunk, equal_chunks, flat, tiles
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
-from ortho.attention.operands import attention_form, unit_cost
 from ortho.attention.recurrent.recurrence import check_writes, memory_cost, prepared, read_at_end_cost, recurrence
-from ortho.attention.transforms import Kernel, once
+from ortho.attention.scores import unit_cost
 from ortho.gates import Gate, WriteStrength, rate_logarithms, step_biases
 
 

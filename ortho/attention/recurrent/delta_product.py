@@ -15,13 +15,14 @@ from typing import Any, ClassVar
 import torch
 
 from ortho import _checks
+from ortho._checks import attention_form, gate
 from ortho._cost import Cost, product
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import CHUNK, chunks, cut, default_chunk, equal_chunks
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
-from ortho.attention.operands import attention_form, gate, unit_cost
 from ortho.attention.recurrent.delta import Write, write_cost
 from ortho.attention.recurrent.recurrence import check_writes, memory_cost, prepared, read_at_end_cost, recurrence
+from ortho.attention.scores import unit_cost
 from ortho.gates import Gate, ReflectingWriteStrength
 
 

@@ -13,12 +13,13 @@ import torch
 from torch import nn
 from torch.nn.functional import pad, softplus
 
+from ortho._checks import attention_form
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import CHUNK, default_chunk, pad_tokens
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
-from ortho.attention.operands import attention_form, unit_cost
 from ortho.attention.recurrent.recurrence import check_writes, memory_cost, prepared, read_at_end_cost, recurrence
+from ortho.attention.scores import unit_cost
 from ortho.gates import LogSigmoidGate, WriteStrength
 
 _ADDING = partial(check_writes, channels=True, erase=False)

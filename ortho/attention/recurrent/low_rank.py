@@ -10,11 +10,11 @@ from functools import partial
 
 import torch
 
+from ortho._checks import attention_form
 from ortho._cost import Cost, product
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import CHUNK, chunks, cut, default_chunk, equal_chunks
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
-from ortho.attention.operands import attention_form
 from ortho.attention.recurrent.delta_product import LaterOperands, by_step, check_steps, read_steps, read_steps_cost
 from ortho.attention.recurrent.recurrence import memory_cost, prepared, read_at_end_cost, recurrence
 

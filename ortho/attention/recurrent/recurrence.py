@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from ortho import _checks
+from ortho._checks import carried, check_growth, gate
 from ortho._cost import Cost, product
 from ortho._typing import Float, Size, State, Tensor
 from ortho.attention.mechanism import CostedCall
-from ortho.attention.operands import carried, check_growth, gate, unit
+from ortho.attention.scores import unit
 
 
 def recurrence(

@@ -20,11 +20,11 @@ from torch import nn
 from torch.nn.functional import pad, softplus
 
 from ortho import _checks
+from ortho._checks import attention_form, gate
 from ortho._cost import Cost, product
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import CHUNK, chunks, cut, default_chunk, equal_chunks
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
-from ortho.attention.operands import attention_form, gate
 from ortho.attention.recurrent.recurrence import memory_cost, prepared, read_at_end_cost, recurrence
 from ortho.gates import Gate, rate_logarithms, step_biases
 

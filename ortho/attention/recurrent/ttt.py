@@ -19,11 +19,12 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from ortho import _checks
+from ortho._checks import attention_form, check_growth, gate
 from ortho._cost import Cost, product
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
-from ortho.attention.operands import attention_form, check_growth, gate, unit, unit_cost
 from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, HuberNorm, Squared, TokenLoss
+from ortho.attention.scores import unit, unit_cost
 from ortho.gates import WriteStrength
 
 SQUARED = Squared()

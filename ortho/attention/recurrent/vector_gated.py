@@ -14,10 +14,10 @@ below $\min a - \beta$ or above $\max a$: with $\beta$ up to 1 it enlarges nothi
 
 from functools import partial
 
+from ortho._checks import attention_form
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.chunking import default_chunk
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.operands import attention_form
 from ortho.attention.recurrent.gla import ChannelDecay, by_chunks, channel_cost
 from ortho.attention.recurrent.recurrence import check_writes, prepared, recurrence
 from ortho.gates import WriteStrength

@@ -12,13 +12,21 @@ from typing import Any, NamedTuple
 import torch
 
 from ortho import _checks
-from ortho._autocast import no_autocast
-from ortho._checks import checked
+from ortho._checks import (
+    attention_form,
+    carried,
+    checked,
+    gate,
+    mask_of_keys,
+    no_autocast,
+    past_length,
+    prepend_state,
+    uncompiled,
+    upcast,
+)
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import with_options
-from ortho.attention.operands import attention_form, carried, gate, mask_of_keys, past_length, prepend_state, upcast
-from ortho.attention.transforms import uncompiled
 
 # Scores that are looked at together: as many as a few tiles of a fused kernel have, so that memory stays linear.
 SCORES = 2**22

@@ -15,11 +15,9 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from ortho._autocast import no_autocast
-from ortho._checks import checked
+from ortho._checks import checked, no_autocast, upcast
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.operands import upcast
 from ortho.attention.selected.call import Call, mask_form, selecting_form
 from ortho.attention.selected.selection import (
     Selecting,

@@ -17,11 +17,10 @@ if it finds nothing else. For that, hand q in as k, with `shared_qk`.
 import torch
 
 from ortho import _checks
-from ortho._autocast import no_autocast
-from ortho._checks import checked
+from ortho._checks import checked, no_autocast, upcast
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.operands import unit, upcast
+from ortho.attention.scores import unit
 from ortho.attention.selected.call import Call, mask_form, selecting_form
 from ortho.attention.selected.groups import chunk_round, group_mask, group_tilings, group_work
 from ortho.attention.selected.selection import Selecting, attend_joined, attend_to_mask, drawn_once, selection_cost

@@ -22,7 +22,7 @@ from ortho._checks import checked
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Int, Size, Tensor
 from ortho.attention.mechanism import SOFTMAX_FORWARD, CostedCall, Mechanism, closed_form
-from ortho.attention.operands import masked_softmax
+from ortho.attention.scores import masked_softmax
 from ortho.attention.selected.call import Call, mask_form, selecting_form
 from ortho.attention.selected.moba import block_tilings, block_work, blocks_mask, past_blocks, select_blocks
 from ortho.attention.selected.selection import attend_to_mask, attend_to_tilings, best_cost

@@ -22,12 +22,11 @@ import torch
 from torch.nn.functional import one_hot
 
 from ortho import _checks
-from ortho._autocast import no_autocast
-from ortho._checks import checked
+from ortho._checks import checked, known_tokens, no_autocast, upcast
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, CostedCall, Mechanism, closed_form
-from ortho.attention.operands import known_tokens, masked_softmax, upcast
+from ortho.attention.scores import masked_softmax
 from ortho.attention.selected.call import Call, mask_form, selecting_form
 from ortho.attention.selected.groups import chunk_round, group_mask, group_tilings, group_work
 from ortho.attention.selected.selection import (

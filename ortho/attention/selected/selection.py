@@ -14,7 +14,7 @@ import torch
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Int, Size, Tensor
 from ortho.attention.mechanism import CostedCall, closed_form
-from ortho.attention.operands import masked_softmax
+from ortho.attention.scores import masked_softmax
 from ortho.attention.selected.call import Call
 from ortho.attention.softmax.softmax_attention import materialised_cost
 from ortho.attention.sparse.tiled_attention import tiled_attention, tiled_cost

@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Bool, Float, Tensor
-from ortho.attention.operands import blocked_pairs, flat_mask
+from ortho.attention.scores import blocked_pairs, flat_mask
 
 BACKENDS = {
     "math": SDPBackend.MATH,  # the definition, materialised

@@ -21,13 +21,12 @@ import torch
 from torch import Tensor
 
 from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import Kernel, attention_form, checked, once, upcast
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, State
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
-from ortho.attention.operands import attention_form, flat_mask, upcast
+from ortho.attention.scores import flat_mask
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference, softmax_cost
-from ortho.attention.transforms import Kernel, once
 
 ROWS, COLUMNS = 128, 512  # of a tile: on a CPU, some such tiles of float32 stay in its cache
 

@@ -6,6 +6,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from ortho._checks import attention_form, no_forward_derivative
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.mechanism import (
@@ -17,8 +18,7 @@ from ortho.attention.mechanism import (
     causal_pairs,
     closed_form,
 )
-from ortho.attention.operands import attention_form, blocked_pairs, masked_softmax
-from ortho.attention.transforms import no_forward_derivative
+from ortho.attention.scores import blocked_pairs, masked_softmax
 
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
 

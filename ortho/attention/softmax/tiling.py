@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ortho._autocast import no_autocast
+from ortho._checks import Kernel, no_autocast, once, uncompiled
 from ortho._typing import Size
-from ortho.attention.operands import blocked_pairs, masked_softmax
-from ortho.attention.transforms import Kernel, once, uncompiled
+from ortho.attention.scores import blocked_pairs, masked_softmax
 
 # With heads of width 64 on a CPU tiles of 128 were the fastest at N = 1024 and N = 4096, and of 64 to 256 within 10 %.
 TILE = 128

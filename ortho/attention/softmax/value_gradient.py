@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 
 from ortho import _checks
+from ortho._checks import Kernel, attention_form, once
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, State
 from ortho.attention.mechanism import SOFTMAX_FORWARD, CostedCall, causal_pairs, closed_form
-from ortho.attention.operands import attention_form, blocked_pairs
+from ortho.attention.scores import blocked_pairs
 from ortho.attention.softmax.softmax_attention import positive_scale, softmax_attention_reference, softmax_cost
-from ortho.attention.transforms import Kernel, once
 
 aten = torch.ops.aten
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ortho import _checks
-from ortho._checks import checked
+from ortho._checks import checked, prepend_state
 from ortho._typing import Bool, Float, State, Tensor
-from ortho.attention.operands import prepend_state
 from ortho.attention.sparse.block_sparse import Blocks
 from ortho.attention.sparse.pattern import Pattern
 

@@ -11,16 +11,15 @@ from math import sqrt
 
 import torch
 
-from ortho._checks import checked
+from ortho._checks import attention_form, checked, past_length, uncompiled
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
-from ortho.attention.operands import attention_form, flat_mask, masked_softmax, past_length
+from ortho.attention.scores import flat_mask, masked_softmax
 from ortho.attention.softmax.softmax_attention import materialised_cost
 from ortho.attention.sparse.tiled_attention import tiled_attention, tiled_cost
 from ortho.attention.sparse.tiling import Rule, Section, Tiling, Work
-from ortho.attention.transforms import uncompiled
 
 
 @dataclass(frozen=True)

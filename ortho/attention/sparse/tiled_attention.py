@@ -18,12 +18,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ortho._autocast import no_autocast
+from ortho._checks import Kernel, no_autocast, once
 from ortho._cost import Cost
 from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import CostedCall
 from ortho.attention.sparse.tiling import Tiling, Work, gather_rows
-from ortho.attention.transforms import Kernel, once
 
 # Numbers, scores or those of gathered keys, that are computed together: on a CPU they stay in its cache, on a GPU they
 # fill it.

@@ -12,11 +12,9 @@ from itertools import product
 import torch
 
 from ortho import _checks
-from ortho._autocast import no_autocast
-from ortho._checks import checked
+from ortho._checks import carried, checked, key_mask, no_autocast
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.indexing import indexing
-from ortho.attention.operands import carried, key_mask
 from ortho.attention.untrained.patterns import EMPTY, PATTERNS, SEVEN, PositionalPattern, added, times
 from ortho.attention.untrained.places import NONE, Last, Places, places, word_starts
 

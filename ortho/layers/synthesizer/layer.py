@@ -12,11 +12,10 @@ from torch import nn
 from torch.nn.functional import linear
 
 from ortho import _checks
-from ortho._autocast import no_autocast
-from ortho._checks import checked
+from ortho._checks import carried, checked, no_autocast
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import new_weight, split_heads
-from ortho.attention.operands import blocked_pairs, carried, masked_softmax
+from ortho.attention.scores import blocked_pairs, masked_softmax
 from ortho.layers.synthesizer.sources import SOURCES, LogitSource, Seen
 from ortho.projections import head_sizes
 

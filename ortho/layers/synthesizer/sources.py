@@ -14,8 +14,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from ortho import _checks
-from ortho._autocast import no_autocast
-from ortho._checks import checked
+from ortho._checks import checked, no_autocast
 from ortho._cost import Cost, quotient
 from ortho._typing import Float, Size, State, Tensor
 from ortho._weights import new_weight, split_heads

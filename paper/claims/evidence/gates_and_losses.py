@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ortho.attention.operands import unit
 from ortho.attention.recurrent.delta import delta_rule, delta_rule_reference
 from ortho.attention.recurrent.delta_product import delta_product, delta_product_reference
 from ortho.attention.recurrent.ttt import BATCH
 from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, HuberNorm, Squared, TokenLoss
 from ortho.attention.recurrent.vector_gated import vector_gated_delta
+from ortho.attention.scores import unit
 from ortho.cost import layer
 from ortho.theory import robustness, transitions
 from ortho.theory.delta_memory import counter_operands, read_counts

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ortho.attention.operands import unit
 from ortho.attention.positions.alibi import alibi_attention_reference, slopes
 from ortho.attention.positions.path_attention import Reflections, path_attention_reference, reflected_scores
 from ortho.attention.positions.position_delta import position_delta_attention_reference
 from ortho.attention.recurrent.delta import delta_rule_reference
+from ortho.attention.scores import unit
 from paper.claims.evidence.common import normal, relative_error
 from paper.claims.evidence.gates_and_losses import OVERWRITTEN as BEYOND
 from paper.claims.evidence.gates_and_losses import more_right

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ortho import _checks
-from ortho._autocast import no_autocast
+from ortho._checks import no_autocast, upcast
 from ortho._weights import split_heads
 from ortho.attention.linear.random_feature_attention import RandomFeatureAttention
-from ortho.attention.operands import upcast
 from ortho.attention.positions.rotary import angles, turn
 from ortho.attention.sparse.pattern import pattern_attention
 from ortho.attention.sparse.window import Window

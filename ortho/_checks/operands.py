@@ -2,20 +2,16 @@
 
 from collections.abc import Callable
 from functools import wraps
-from math import inf, sqrt
 from typing import Any, TypeVar
 
 import torch
 
-from ortho import _checks
-from ortho._autocast import no_autocast
-from ortho._checks import checked
-from ortho._cost import Cost
-from ortho._typing import Bool, Float, Size, State, Tensor
+from ortho._checks import values as _checks
+from ortho._checks.arguments import checked
+from ortho._checks.autocast import no_autocast
+from ortho._typing import State, Tensor
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-TINY = 1e-6  # beside the squared length by which a vector is divided
 
 
 def attention_form(
@@ -173,27 +169,6 @@ def check_growth(name: str, strengths: Tensor | float | None, k: Tensor, attn_ma
     _checks.within("k", f"{name} |k|^2", shown, 0, most)
 
 
-def unit(x: Float[Tensor, "*batch N K"], name: str = "x") -> Float[Tensor, "*batch N K"]:
-    """Vectors of length 1, but for very short ones, which become at most `TINY` ** -0.5 times as long: zero stays zero.
-
-    Raises ValueError that names the argument, on the CPU, where a squared length is beyond the dtype's range: such a
-    vector would become 0.
-    """
-    squares = (x * x).sum(-1, keepdim=True)
-    _checks.within(name, "squared lengths", squares, 0, torch.finfo(x.dtype).max)
-    return x * squares.add(TINY).rsqrt()
-
-
-def unit_cost(vectors: Size, K: Size, differentiated: Size, itemsize: int) -> Cost:
-    """`unit` of so many vectors, and of those through which a gradient passes."""
-    return Cost(
-        elementwise_forward=vectors * (3 * K + 2),
-        # A gradient's sum over a broadcast axis is left out by autograd where that axis has length 1.
-        elementwise_backward=differentiated * (6 * K + 3 + (K if K != 1 else 0)),
-        saved_bytes=itemsize * differentiated * (K + 1),
-    )
-
-
 def _upcast_like(q: Tensor, value: Any) -> Any:
     """A floating-point tensor in the dtype of q, contiguous; anything else as it is."""
     is_float = isinstance(value, Tensor) and value.is_floating_point()
@@ -245,47 +220,3 @@ def carried(name: str, value: Tensor, shape: tuple[int, ...], dtype: torch.dtype
         wanted = f"{name} {dtype} of shape {tuple(shape)}"
         raise ValueError(f"initial_state: expected {wanted}, got {_checks.describe(value)}")
     return value
-
-
-def blocked_pairs(
-    queries: int, keys: int, is_causal: bool, attn_mask: Tensor | None, device: torch.device
-) -> Tensor | None:
-    """True where a query may not attend to a key, or None where all may. The last query stands at the last key."""
-    blocked = None if attn_mask is None else ~attn_mask
-    if is_causal:
-        future = torch.ones(queries, keys, dtype=torch.bool, device=device).triu(1 + keys - queries)
-        blocked = future if blocked is None else blocked | future
-    return blocked
-
-
-def root_scale(scale: float) -> float:
-    """The factor of q and of k that multiplies their products by `scale`; ValueError for a negative one."""
-    if not 0 <= scale < inf:
-        raise ValueError(f"scale: expected a finite number of at least 0, got {scale}")
-    return sqrt(scale)
-
-
-def scaled(scale: float | None, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """q and k whose products are multiplied by `scale`; as they are for None."""
-    if scale is None:
-        return q, k
-    root = root_scale(scale)
-    return q * root, k * root
-
-
-def flat_mask(mask: Bool[Tensor, "..."], lead: torch.Size) -> Bool[Tensor, "G N M"]:
-    """A mask that broadcasts to (*lead, N, M) with its leading axes in one, of size 1 where all sequences share it."""
-    mask = mask[(None,) * (2 - mask.dim())] if mask.dim() < 2 else mask
-    if mask.dim() == 2 or all(size == 1 for size in mask.shape[:-2]):
-        return mask.reshape(1, *mask.shape[-2:])
-    return mask.expand(*lead, *mask.shape[-2:]).reshape(-1, *mask.shape[-2:])
-
-
-def masked_softmax(scores: Tensor, blocked: Tensor | None, *, empty_rows: bool) -> Tensor:
-    """The softmax of each row's free entries; blocked ones are exactly 0, also, with `empty_rows`, where all are."""
-    if blocked is None:
-        return scores.softmax(-1)
-    # The lowest finite number in place of -inf: its weight is exactly 0 beside any other, and a row of nothing but
-    # blocked entries has no NaN in it or in its gradient.
-    weights = scores.masked_fill(blocked, torch.finfo(scores.dtype).min).softmax(-1)
-    return weights.masked_fill(blocked, 0) if empty_rows else weights

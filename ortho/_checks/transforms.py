@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-from ortho._autocast import no_autocast
+from ortho._checks.autocast import no_autocast
 
 REFUSAL = (
     "torch.func: expected a plain call, as the fast form has no transforms and no forward derivatives; its reference "
