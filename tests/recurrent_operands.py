@@ -9,7 +9,7 @@ from seeded import draw
 from ortho import MECHANISMS
 
 GATES = {"beta", "log_decay", "step", "rate"}
-NAMES = [name for name, m in MECHANISMS.items() if m.family == "memory" and GATES.issuperset(m.gates)]
+NAMES = [name for name, m in MECHANISMS.items() if m.family == "recurrent" and GATES.issuperset(m.gates)]
 ADDING = [name for name in NAMES if "beta" not in MECHANISMS[name].gates]  # they erase nothing
 NORMALISING = [name for name in NAMES if "normalise" in signature(MECHANISMS[name].reference).parameters]
 FORMS = ["reference", "fast"]

@@ -145,7 +145,7 @@ class Mechanism:
     """
 
     name: str
-    family: str
+    family: str  # the folder of `ortho.attention` that it is in
     source: str
     reference: AttentionFunction
     fast: AttentionFunction

@@ -22,7 +22,7 @@ from ortho.cost.attention import decoded, read_keys
 from ortho.cost.counting import count_forward
 
 CAUSAL = [name for name, m in MECHANISMS.items() if m.causal]
-RECURRENT = [name for name in CAUSAL if MECHANISMS[name].family in ("kernel", "memory")]
+RECURRENT = [name for name in CAUSAL if MECHANISMS[name].family in ("linear", "recurrent")]
 FORMS = ["reference", "fast"]
 PATTERNS = {
     "window": Window(5),
@@ -156,7 +156,7 @@ def test_kinds():
     """Softmax attention keeps keys and values, a pattern what may be read, anything else its state."""
     kinds = {name: type(new_cache(name, 64)).__name__ for name in CAUSAL}
     for name, kind in kinds.items():
-        family = {"pattern": "PatternCache", "softmax": "KeyValueCache"}.get(MECHANISMS[name].family, "StateCache")
+        family = {"sparse": "PatternCache", "softmax": "KeyValueCache"}.get(MECHANISMS[name].family, "StateCache")
         assert kind == ("RotaryCache" if name == "rotary" else family)
     assert isinstance(new_cache(RandomFeatureAttention(6), None), StateCache)
 

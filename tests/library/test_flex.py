@@ -25,7 +25,7 @@ PATTERNS = {
     "some rows empty": Parity(),
     "blocks": BlockSparse(30, ((1, 3), (), (0,), (3, 2), (6, 4), (1,), (5, 6))),
 }
-REGISTERED = {m.name: m.fast.keywords["pattern"] for m in MECHANISMS.values() if m.family == "pattern"}
+REGISTERED = {m.name: m.fast.keywords["pattern"] for m in MECHANISMS.values() if m.family == "sparse"}
 pytestmark = pytest.mark.unchecked  # FlexAttention looks into the functions that it is given
 # What PyTorch warns of while it compiles is not ours.
 compiles = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")

@@ -13,7 +13,7 @@ from ortho import MECHANISMS
 from ortho.attention import FORMS
 
 CUT, LENGTH = 5, 9
-MEMORIES = {name: m.gates for name, m in MECHANISMS.items() if m.family == "memory"}
+MEMORIES = {name: m.gates for name, m in MECHANISMS.items() if m.family == "recurrent"}
 ERASING = {name for name, gates in MEMORIES.items() if "beta" in gates}
 SUMMING = ERASING | {name for name in MEMORIES if name.startswith("ttt")}
 SUMMING |= {"rotary", "linear", "linear-relu", "cosformer", "taylor", "powers", "trigonometric", "favor", "hyperbolic"}
@@ -40,7 +40,7 @@ def test_the_future_overflows_alone(name, form):
     assert torch.equal(f(q, huge, v, is_causal=True)[..., :CUT, :], kept)
 
 
-HIDING = [(n, f) for n, m in MECHANISMS.items() for f in FORMS if m.family in ("softmax", "pattern")]
+HIDING = [(n, f) for n, m in MECHANISMS.items() for f in FORMS if m.family in ("softmax", "sparse")]
 
 
 @pytest.mark.parametrize(("name", "form"), [pair for pair in HIDING if pair != ("softmax", "fast")])
@@ -141,7 +141,7 @@ def test_extremes(name, form, dtype):
         if m.signed:
             continue
         v = operands[2]
-        empty = torch.tensor(mask is not None or name == "cosformer" or m.family in ("pattern", "dynamic"))
+        empty = torch.tensor(mask is not None or name == "cosformer" or m.family in ("sparse", "selected"))
         allowed = torch.ones(TOKENS, TOKENS, dtype=torch.bool) if mask is None else mask.expand(TOKENS, TOKENS)
         allowed = (allowed.tril() if causal else allowed)[..., None]  # (N, M, 1)
         low = v[:, None].masked_fill(~allowed, torch.inf).amin(-2)

@@ -250,7 +250,7 @@ def test_the_definition_is_softmax_attention_under_the_mask(pattern, causal):
     torch.testing.assert_close(FORMS["reference"](*leaves, pattern=pattern, is_causal=causal), expected, **TOLERANCE)
 
 
-@pytest.mark.parametrize("name", [name for name, m in MECHANISMS.items() if m.family == "pattern"])
+@pytest.mark.parametrize("name", [name for name, m in MECHANISMS.items() if m.family == "sparse"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_mechanisms(name, causal):
     """At the sizes that are registered, longer than they reach; float32 is near float64, and half precision near that.

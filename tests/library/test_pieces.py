@@ -36,7 +36,7 @@ def ways(m):
 
 
 def same(found, expected, m):
-    bound = OF_FEATURES if m.family in ("kernel", "dynamic") else TOLERANCE
+    bound = OF_FEATURES if m.family in ("linear", "selected") else TOLERANCE
     bound = LOOSE if m.signed or m.fitted else bound
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, atol=bound, rtol=bound)
@@ -165,7 +165,7 @@ def test_hidden_tokens(name, form, kept):
             expected = differentiated(lambda causal=causal, **x: function(**x, is_causal=causal), cut)
             rows = differentiated(lambda masked=masked, **x: masked(**x)[:, mask], given)
             same([rows[0], *(x[:, mask] for x in rows[1:])], expected, m)
-            if m.family == "memory":
+            if m.family == "recurrent":
                 states = [f(**x, is_causal=causal, return_state=True)[1] for f, x in ((masked, given), (function, cut))]
                 same(*states, m)
 
@@ -216,7 +216,7 @@ def test_second_derivatives(name):
     m = MECHANISMS[name]
     given = [draw(1, 4, width, seed=seed).requires_grad_() for seed, width in enumerate((K, K, K))]
     for causal in ways(m):
-        if not m.fitted and m.family != "dynamic":  # a fit's gradient is no derivative, and choices jump
+        if not m.fitted and m.family != "selected":  # a fit's gradient is no derivative, and choices jump
             reference = lambda *x, causal=causal: m.reference(*x, is_causal=causal)  # noqa: E731
             assert torch.autograd.gradgradcheck(reference, given, fast_mode=not WHOLE)
 

@@ -17,7 +17,7 @@ from ortho.cost import big_o as sym
 from ortho.cost.counting import count_forward
 
 FORMS = ["reference", "fast"]
-RECURRENT = [name for name, m in MECHANISMS.items() if m.family == "memory"]
+RECURRENT = [name for name, m in MECHANISMS.items() if m.family == "recurrent"]
 TTT = [name for name in RECURRENT if name.startswith("ttt")]
 POSITIONS = ["rotary", "alibi", "fox", "path", "position-delta"]
 NAMES = RECURRENT + POSITIONS

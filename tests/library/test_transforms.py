@@ -7,7 +7,7 @@ from torch.autograd import forward_ad
 from ortho import MECHANISMS, LanguageModel
 
 OURS = "^torch.func: expected a plain call, as the fast form has no transforms and no forward derivatives"
-CHOOSING = [name for name, m in MECHANISMS.items() if m.family == "dynamic" and name != "sparse-linear"]
+CHOOSING = [name for name, m in MECHANISMS.items() if m.family == "selected" and name != "sparse-linear"]
 UNEXPORTED = {"linear": "fast form under torch.no_grad", "window": "function that can be traced"}
 WHOLE = [name for name in MECHANISMS if name not in CHOOSING]
 

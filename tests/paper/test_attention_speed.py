@@ -28,7 +28,7 @@ def test_a_family_is_every_mechanism_of_it(name, family, left_out):
     found, others = arms.arms_of(SETS[name]), {arm.split()[0] for arm in left_out}
     for mechanism in MECHANISMS.values():
         if mechanism.family == family and mechanism.name not in others:
-            both = mechanism.bidirectional and family != "memory"
+            both = mechanism.bidirectional and family != "recurrent"
             assert (mechanism.name in found, f"{mechanism.name} causal" in found) == (both, mechanism.causal)
 
 

@@ -93,7 +93,7 @@ def efficient_cost(call: CostedCall) -> Cost:
 
 MECHANISM = Mechanism(
     name="efficient",
-    family="kernel",
+    family="linear",
     source="Shen et al. 2021, arXiv:1812.01243",
     reference=efficient_attention_reference,
     fast=efficient_attention,

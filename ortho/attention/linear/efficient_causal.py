@@ -178,7 +178,7 @@ def _of_values(core: Cost, call: CostedCall, C: Size, n: Size) -> Cost:
 
 MECHANISM = Mechanism(
     name="efficient-causal",
-    family="kernel",
+    family="linear",
     source="after Shen et al. 2021, arXiv:1812.01243",
     reference=causal_efficient_attention_reference,
     fast=causal_efficient_attention,

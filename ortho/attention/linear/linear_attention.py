@@ -369,7 +369,7 @@ def kernel_mechanism(name: str, feature_map: FeatureMap, source: str) -> Mechani
     """The entry of the attention with that map."""
     return Mechanism(
         name=name,
-        family="kernel",
+        family="linear",
         source=source,
         reference=partial(linear_attention_reference, feature_map=feature_map),
         fast=partial(linear_attention, feature_map=feature_map),

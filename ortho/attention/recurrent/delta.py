@@ -381,7 +381,7 @@ def _chunks_cost(call: CostedCall, *, chunk: int, gated: int) -> Cost:
 
 DELTA = Mechanism(
     name="delta",
-    family="memory",
+    family="recurrent",
     source="Schlag et al. 2021, arXiv:2102.11174; Yang et al. 2024, arXiv:2406.06484",
     reference=delta_rule_reference,
     fast=delta_rule,
@@ -392,7 +392,7 @@ DELTA = Mechanism(
 )
 GATED_DELTA = Mechanism(
     name="gated-delta",
-    family="memory",
+    family="recurrent",
     source="Yang et al. 2024, arXiv:2412.06464",
     reference=delta_rule_reference,
     fast=delta_rule,

@@ -255,7 +255,7 @@ def read_steps_cost(call: CostedCall, steps: Size, width: Size, number: Size) ->
 
 MECHANISM = Mechanism(
     name="delta-product",
-    family="memory",
+    family="recurrent",
     source="Siems et al. 2025, arXiv:2502.10297",
     reference=delta_product_reference,
     fast=delta_product,

@@ -386,7 +386,7 @@ def _solved(call: CostedCall, C: int, n: Size) -> Cost:
 
 GLA = Mechanism(
     name="gla",
-    family="memory",
+    family="recurrent",
     source="Yang et al. 2023, arXiv:2312.06635",
     reference=gated_linear_attention_reference,
     fast=gated_linear_attention,
@@ -397,7 +397,7 @@ GLA = Mechanism(
 )
 KDA = Mechanism(
     name="kda",
-    family="memory",
+    family="recurrent",
     source="Kimi Team 2025, arXiv:2510.26692",
     reference=kimi_delta_attention_reference,
     fast=kimi_delta_attention,

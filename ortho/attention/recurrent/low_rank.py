@@ -109,7 +109,7 @@ def _chunks_cost(call: CostedCall, *, steps: Size, chunk: int) -> Cost:
 
 MECHANISM = Mechanism(
     name="low-rank",
-    family="memory",
+    family="recurrent",
     source="Lahoti et al. 2026, arXiv:2603.15569, without decay, and with one query",
     reference=low_rank_reference,
     fast=low_rank,

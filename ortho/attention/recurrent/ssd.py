@@ -221,7 +221,7 @@ def _chunks_cost(call: CostedCall, *, chunk: int) -> Cost:
 
 MECHANISM = Mechanism(
     name="ssd",
-    family="memory",
+    family="recurrent",
     source="Dao & Gu 2024, arXiv:2405.21060",
     reference=state_space_duality_reference,
     fast=state_space_duality,

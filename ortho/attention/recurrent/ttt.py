@@ -362,7 +362,7 @@ def _by_tokens(s: _Sizes, causal: int, reach: int, item: int) -> Cost:
 def _mechanism(name: str, loss: TokenLoss, source: str) -> Mechanism:
     return Mechanism(
         name=name,
-        family="memory",
+        family="recurrent",
         source=source,
         reference=partial(ttt_attention_reference, loss=loss),
         fast=partial(ttt_attention, loss=loss),

@@ -75,7 +75,7 @@ def vector_gated_delta(
 
 MECHANISM = Mechanism(
     name="vector-gated",
-    family="memory",
+    family="recurrent",
     source="Peng et al. 2025, arXiv:2503.14456",
     reference=vector_gated_delta_reference,
     fast=vector_gated_delta,

@@ -213,7 +213,7 @@ def importance_cost(N: int, K: int, *, count: int = COUNT, form: str = "fast", c
 
 MECHANISM = Mechanism(
     name="importance",
-    family="dynamic",
+    family="selected",
     source="Efraimidis & Spirakis 2006",
     reference=importance_attention_reference,
     fast=importance_attention,

@@ -195,7 +195,7 @@ def lsh_cost(
 
 MECHANISM = Mechanism(
     name="lsh",
-    family="dynamic",
+    family="selected",
     source="Kitaev et al. 2020, arXiv:2001.04451",
     reference=lsh_attention_reference,
     fast=lsh_attention,

@@ -194,7 +194,7 @@ def moba_cost(
 
 MECHANISM = Mechanism(
     name="moba",
-    family="dynamic",
+    family="selected",
     source="Lu et al. 2025, arXiv:2502.13189",
     reference=moba_attention_reference,
     fast=moba_attention,

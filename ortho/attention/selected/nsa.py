@@ -302,7 +302,7 @@ def _comparing(N: int, few: int, sizes: Sizes) -> int:
 
 MECHANISM = Mechanism(
     name="nsa",
-    family="dynamic",
+    family="selected",
     source="Yuan et al. 2025, arXiv:2502.11089",
     reference=nsa_attention_reference,
     fast=nsa_attention,

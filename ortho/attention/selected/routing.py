@@ -331,7 +331,7 @@ def _copied(call: CostedCall, clusters: int, w: int) -> Cost:
 
 MECHANISM = Mechanism(
     name="routing",
-    family="dynamic",
+    family="selected",
     source="Roy et al. 2020, arXiv:2003.05997",
     reference=routing_attention_reference,
     fast=routing_attention,

@@ -425,7 +425,7 @@ def _beside(T: int, offsets: list[int]) -> int:
 
 MECHANISM = Mechanism(
     name="sparse-linear",
-    family="dynamic",
+    family="selected",
     source="after Chen et al. 2021, arXiv:2110.15343",
     reference=sparse_linear_attention_reference,
     fast=sparse_linear_attention,

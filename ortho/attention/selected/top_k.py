@@ -76,7 +76,7 @@ def top_k_cost(N: Size, K: Size, *, count: Size = COUNT, form: str = "fast", cau
 
 MECHANISM = Mechanism(
     name="top-k",
-    family="dynamic",
+    family="selected",
     source="Gupta et al. 2021, arXiv:2106.06899",
     reference=top_k_attention_reference,
     fast=top_k_attention,

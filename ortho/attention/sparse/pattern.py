@@ -140,7 +140,7 @@ def pattern_mechanism(name: str, pattern: Pattern, source: str) -> Mechanism:
     """Softmax attention over the pairs of a pattern, as an entry of `MECHANISMS`."""
     return Mechanism(
         name=name,
-        family="pattern",
+        family="sparse",
         source=source,
         reference=partial(pattern_attention_reference, pattern=pattern),
         fast=partial(pattern_attention, pattern=pattern),

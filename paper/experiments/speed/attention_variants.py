@@ -46,10 +46,10 @@ SETS = {
 # Sets that end with every other mechanism of a family, but for these arms: those that another set times, or one head
 # of two, timed with the other as 'strided' and 'fixed'.
 FAMILIES = {
-    "family": ("kernel", SETS["main"]),
-    "memories": ("memory", SETS["delta"]),
-    "patterns": ("pattern", ("columns", "summaries")),
-    "dynamic": ("dynamic", ()),
+    "family": ("linear", SETS["main"]),
+    "memories": ("recurrent", SETS["delta"]),
+    "patterns": ("sparse", ("columns", "summaries")),
+    "dynamic": ("selected", ()),
 }
 SAVED_BYTES = 2**29  # of the family, an arm that keeps more than this for its backward pass is left out
 
@@ -76,7 +76,7 @@ def arms_of(case: Case) -> tuple[str, ...]:
 
 def _ways(mechanism: Mechanism) -> list[str]:
     """The ways to call a mechanism that are measured: of a memory, whose queries would all read the last state, one."""
-    served = {"": mechanism.bidirectional and mechanism.family != "memory", " causal": mechanism.causal}
+    served = {"": mechanism.bidirectional and mechanism.family != "recurrent", " causal": mechanism.causal}
     return [way for way, is_served in served.items() if is_served]
 
 

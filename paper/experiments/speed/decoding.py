@@ -31,9 +31,9 @@ from paper.experiments.speed.attention_analysis import exponent
 
 FAMILIES = {
     "softmax": ("softmax", "positions"),
-    "recurrent": ("kernel", "memory"),
-    "patterns": ("pattern",),
-    "dynamic": ("dynamic",),
+    "recurrent": ("linear", "recurrent"),
+    "patterns": ("sparse",),
+    "dynamic": ("selected",),
 }
 SHARED = "multi-query"  # softmax attention whose heads of queries share one of keys
 LEFT_OUT = ("flash",)  # the same attention as softmax, for training
