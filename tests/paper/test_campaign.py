@@ -66,8 +66,9 @@ def test_the_first_stage_records_the_errors_of_each_precision(mechanism, monkeyp
     assert not found["failures"]
     assert found["repetitions"].keys() == set(agreement.DTYPES)
     for name, errors in found["repetitions"].items():
-        # Some dozens of roundings in a row, each of at most half the precision; gradients twice as many.
-        most = 100 * torch.finfo(getattr(torch, name)).eps
+        # Some dozens of roundings in a row, each of at most half the precision; gradients twice as many. In float32 the
+        # definition rounds as coarsely as the fast form, so that both err.
+        most = (200 if name == "float32" else 100) * torch.finfo(getattr(torch, name)).eps
         assert all(0 <= error[0] < most for error in errors.values()), (name, errors)
 
 

@@ -95,36 +95,37 @@ def carry_beside(
 ) -> int:
     """Carry over the stale records of every CPU whose own code gives the same bits as the present code, here and now.
 
-    The records of a commit are judged together: their sample is drawn as `carry` draws it, and run twice, by a checkout
-    of that commit and by this tree. Nothing that is measured is stored. Returns how many records were carried over.
-    Raises RecordError where a case fails or differs, for timings, for a commit that the repository does not have, and
-    in a tree with changes that are not committed.
+    Records of the same code are judged together: their sample is drawn as `carry` draws it, and run twice, by a
+    checkout of the commit of one of them and by this tree. Nothing that is measured is stored. Returns how many records
+    were carried over. Raises RecordError where a case fails or differs, for timings, for a commit that the repository
+    does not have, and in a tree with changes that are not committed.
     """
     _expect_carriable(experiment)
-    count = 0
-    for file in sorted((results / experiment.name).glob("cpu-*.json")):
-        known = {records.key(record["configuration"]): record for record in records.read(file, experiment.needs)}
-        commits: dict[str, list[Case]] = {}
-        for record in known.values():
-            if records.is_clean(record) and provenance.changes(record, experiment.run):
-                commits.setdefault(records.standing(record)["commit"], []).append(record["configuration"])
-        for commit, cases in commits.items():
-            sample = draw(experiment, cases, share)
-            echo(f"{experiment.name}: {len(sample)} of {len(cases)} cases of {commit[:7]} are run by both")
-            with _checkout(commit) as tree:
-                before, after = _replayed(experiment, sample, (tree, code.ROOT))
-            if other := [one for one, old, new in zip(sample, before, after, strict=True) if not same(old, new)]:
-                names = ", ".join(map(experiment.label, other))
-                raise RecordError(
-                    f"{experiment.name}: nothing of {commit[:7]} is carried over: {len(other)} of {len(sample)} "
-                    f"differ: {names}"
-                )
-            proof = _proof(experiment, len(sample), len(cases))
-            known |= {records.key(case): known[records.key(case)] | {"carried": proof} for case in cases}
-            with records.lock(results):
-                records.write(file, list(known.values()))
-            count += len(cases)
-    return count
+    files = {file: records.read(file, experiment.needs) for file in (results / experiment.name).glob("cpu-*.json")}
+    alike: dict[str, list[Record]] = {}  # those of the same code
+    for record in (record for file in sorted(files) for record in files[file]):
+        if records.is_clean(record) and provenance.changes(record, experiment.run):
+            alike.setdefault(records.key(records.standing(record)["code"]), []).append(record)
+    for group in alike.values():
+        commit = records.standing(group[0])["commit"]
+        cases = list({records.key(record["configuration"]): record["configuration"] for record in group}.values())
+        sample = draw(experiment, cases, share)
+        echo(f"{experiment.name}: {len(sample)} of {len(cases)} cases of {commit[:7]} are run by both")
+        with _checkout(commit) as tree:
+            before, after = _replayed(experiment, sample, (tree, code.ROOT))
+        if other := [one for one, old, new in zip(sample, before, after, strict=True) if not same(old, new)]:
+            names = ", ".join(map(experiment.label, other))
+            raise RecordError(
+                f"{experiment.name}: nothing of {commit[:7]} is carried over: {len(other)} of {len(sample)} "
+                f"differ: {names}"
+            )
+        proof = _proof(experiment, len(sample), len(cases))
+        for record in group:
+            record["carried"] = proof
+        with records.lock(results):
+            for file in {records.path(results, experiment.name, record["device"]) for record in group}:
+                records.write(file, files[file])
+    return sum(map(len, alike.values()))
 
 
 def _expect_carriable(experiment: Experiment) -> None:
