@@ -385,8 +385,9 @@ def longer_budgets() -> Values:
             for short, arm in arms.items()
         }
         if None not in found.values():
-            assert not any(shown for _, shown in ladder_analysis.judged(records).values())  # as the pages say
-            return _compared(found, budget) | _step_of_induction()
+            shown = [held for _, held in ladder_analysis.judged(records).values()]
+            counts = {"ladder_shown": str(sum(shown)), "ladder_hypotheses": str(len(shown))}
+            return _compared(found, budget) | counts | _step_of_induction()
     return {}
 
 
@@ -401,6 +402,12 @@ def _step_of_induction() -> Values:
     return {}
 
 
+def numbers(found: Iterable[int]) -> str:
+    """One number, or the least and the most of several."""
+    each = set(found)
+    return str(*each) if len(each) == 1 else f"{min(each)} to {max(each)}"
+
+
 def _compared(found: Mapping[str, Any], budget: int) -> Values:
     """The differences at a budget; AssertionError unless they have the signs that the pages give them in words."""
     assert found["python_induction"].interval[1] < 0 < found["novels_induction"].interval[1]
@@ -412,7 +419,7 @@ def _compared(found: Mapping[str, Any], budget: int) -> Values:
     }
     return told | {
         "ladder_bytes": f"{seen:,}",
-        "ladder_seeds": str(len(found["python_induction"].seeds)),
+        "ladder_seeds": numbers(len(one.seeds) for one in found.values()),
         "ladder_size": f"$d = {sizes['d']}$, {sizes['L']} blocks",
     }
 
