@@ -27,7 +27,7 @@ from paper.experiments.learning import analysis, ladder, ladder_analysis, langua
 from paper.experiments.learning.analysis import Judged, Runs
 from paper.experiments.speed import analysis as speed
 from paper.experiments.speed import attention_analysis, decoding, heads, language_models, value_gradient, whole_models
-from paper.experiments.statistics import Decision
+from paper.experiments.statistics import Decision, Interval
 
 WIDTH, HEADS, LENGTH = 768, 12, 4096
 K = sympy.Symbol("K", positive=True)
@@ -413,11 +413,7 @@ def _compared(found: Mapping[str, Any], budget: int) -> Values:
     assert found["python_induction"].interval[1] < 0 < found["novels_induction"].interval[1]
     sizes = ladder.case("python", ladder_analysis.RIVAL)
     seen = budget * sizes["base"] * sizes["B"] * sizes["N"]
-    told = {
-        f"ladder_{name}": f"{one.mean:+.3f} ({one.interval[0]:+.3f} to {one.interval[1]:+.3f})"
-        for name, one in found.items()
-    }
-    return told | {
+    return {f"ladder_{name}": _signed(one.mean, one.interval) for name, one in found.items()} | {
         "ladder_bytes": f"{seen:,}",
         "ladder_seeds": numbers(len(one.seeds) for one in found.values()),
         "ladder_size": f"$d = {sizes['d']}$, {sizes['L']} blocks",
@@ -488,7 +484,12 @@ def _expect(runs: Mapping[str, Runs], other: str, **outcomes: str) -> None:
 
 def _difference(runs: Mapping[str, Runs], arm: str, other: str) -> str:
     """What an arm takes more than another, with its interval."""
-    mean, (low, high) = _judged(runs[arm], runs[other]).difference
+    return _signed(*_judged(runs[arm], runs[other]).difference)
+
+
+def _signed(mean: float, interval: Interval) -> str:
+    """A difference with its interval."""
+    low, high = interval
     return f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
 
 

@@ -5,7 +5,7 @@ A check either raises or changes nothing. It raises TypeError or ValueError, `na
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from inspect import Parameter, isclass, isfunction, signature
 from math import isfinite
@@ -68,8 +68,8 @@ def checked(function: Any = None, *, shapes: bool = True, values: bool = True, o
 
 
 def all_checked(module: str) -> None:
-    """Hold each public function of a module to its annotations, as `checked` does. Below all of them it is called, and
-    above tables that hold some."""
+    """Hold each public function of a module to its annotations, as `checked` does. It is called after the functions and
+    before tables that hold some of them."""
     names = vars(sys.modules[module])
     for name, value in list(names.items()):
         if isfunction(value) and value.__module__ == module and not name.startswith("_"):
@@ -86,13 +86,22 @@ def _wrapped(function: Callable[..., Any], shapes: bool, values: bool, own: tupl
         if not made:
             made.append(_rules(function, shapes, values, own))
         rules = made[0]
-        given = [*zip(rules.positions, args, strict=False), *kwargs.items()]
-        given += [(rules.others, value) for value in args[len(rules.positions) :]]
-        rules.look_at(given)
+        allowed, together = rules.allowed, rules.shapes or rules.others
+        for name, value in zip(rules.positions, args, strict=False):
+            if name in allowed and not allowed[name](value):
+                _refuse(name, value, rules.kinds[name])
+        for name, value in kwargs.items():
+            if name in allowed and not allowed[name](value):
+                _refuse(name, value, rules.kinds[name])
+        if together:
+            rules.look_together(args, kwargs)
+        for name in rules.masks:
+            if kwargs.get(name) is not None:
+                rules.look_at_mask(name, kwargs[name], (*args, *kwargs.values()))
         try:
             return function(*args, **kwargs)
         except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
-            _explain(error, given)
+            _explain(error, [*rules.given(args), *kwargs.items()])
             raise
 
     return call
@@ -109,24 +118,31 @@ class Rules(NamedTuple):
     masks: tuple[str, ...]
     values: bool
 
-    def look_at(self, given: Sequence[tuple[str, Any]]) -> None:
-        """Raise TypeError or ValueError for what is not allowed, sizes that do not agree, masks on other devices."""
-        for name, value in given:
-            if name in self.allowed and not self.allowed[name](value):
-                _refuse(name, value, self.kinds[name])
-        sizes: dict[str, tuple[str, Any]] = {}
-        for name, value in given if self.shapes else ():
-            if name == "self" and hasattr(value, "d_model"):
-                sizes["d"] = ("d_model", value.d_model)
+    def given(self, args: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+        """Arguments by position with their names."""
+        yield from zip(self.positions, args, strict=False)
+        yield from ((self.others, value) for value in args[len(self.positions) :])
+
+    def look_at_mask(self, name: str, mask: Tensor, given: tuple[Any, ...]) -> None:
+        """Raise TypeError for a mask on another device than the operands."""
+        first = next((x for x in given if isinstance(x, Tensor) and x is not mask), None)
+        if first is not None and mask.device != first.device:
+            raise TypeError(f"{name}: expected a tensor on {first.device} like the others, got one on {mask.device}")
+
+    def look_together(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise TypeError or ValueError for sizes that do not agree, and for `*args`."""
+        for value in args[len(self.positions) :]:
+            if self.others in self.allowed and not self.allowed[self.others](value):
+                _refuse(self.others, value, self.kinds[self.others])
+        if not self.shapes:
+            return
+        width = getattr(args[0], "d_model", None) if self.positions[:1] == ("self",) else None
+        sizes: dict[str, tuple[str, Any]] = {} if width is None else {"d": ("d_model", width)}
+        for name, value in (*self.given(args), *kwargs.items()):
             if name in self.shapes and isinstance(value, Tensor):
                 _hold_shape(name, value, self.shapes[name].axes, sizes)
                 if self.values and value.is_floating_point():
                     _checks.finite(name, value)
-        for name, mask in given if self.masks else ():
-            others = [x for _, x in given if isinstance(x, Tensor) and x is not mask]
-            if name in self.masks and mask is not None and others and mask.device != others[0].device:
-                got = f"{others[0].device} like the others, got one on {mask.device}"
-                raise TypeError(f"{name}: expected a tensor on {got}")
 
 
 def _rules(function: Callable[..., Any], shapes: bool, values: bool, own: tuple[str, ...]) -> Rules:

@@ -92,7 +92,8 @@ def indices(name: str, value: Tensor, count: int) -> None:
     """ValueError if an integer tensor holds a number outside 0..count-1; like `finite`, on the CPU only."""
     if reads_values(value):
         low, high = (int(x) for x in value.aminmax())
-        expect(low >= 0 and high < count, name, f"indices in 0..{count - 1}", f"{low}..{high}")
+        if low < 0 or high >= count:
+            raise ValueError(f"{name}: expected indices in 0..{count - 1}, got {low}..{high}")
 
 
 def finite(name: str, value: Tensor) -> None:
@@ -110,7 +111,8 @@ def within(name: str, what: str, value: Tensor, least: float | int, most: float 
     if not reads_values(value):
         return
     low, high = (float(x) for x in value.detach().aminmax())  # NaN propagates, and lies nowhere
-    expect(least <= low and high <= most, name, f"{what} within {least:.2g} and {most:.2g}", f"{low:.2g} to {high:.2g}")
+    if not (least <= low and high <= most):
+        raise ValueError(f"{name}: expected {what} within {least:.2g} and {most:.2g}, got {low:.2g} to {high:.2g}")
 
 
 def heads(d_model: Any, num_heads: Any) -> tuple[int, int]:

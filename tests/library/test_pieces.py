@@ -23,10 +23,10 @@ EVERY = pytest.mark.parametrize("name", PIECEWISE)
 CAUSAL = pytest.mark.parametrize("name", [name for name, m in PIECEWISE.items() if m.causal])
 CUT = 5
 SIZES = [(1, 4), (8, 1), (13, 4), (33, 16), (130, CHUNK)]  # of a second call, and of a piece
-# Two float64 computations of sums of at most 150 products, of which the largest are some 10, through systems whose
-# inverses have entries of at most 4: some 1e-13; of kernels' features, up to 1e3 of them, 1e-12. A wrong term would
-# show at 1e-2. Totals of signed weights cancel: the smallest is some 1e-3 of what is summed, and its gradient squares
-# that; so do fits, with condition numbers of 1e6.
+# Both sides are float64. A sum has at most 150 products, each of at most some 10, and the systems that are solved have
+# inverses with entries of at most 4: errors are some 1e-13. Sums over kernels' features, up to 1e3, err by 1e-12. A
+# wrong term would show at 1e-2. Totals of signed weights cancel: the smallest is some 1e-3 of what is summed, and its
+# gradient squares that. Fits solve systems with condition numbers of 1e6.
 TOLERANCE, OF_FEATURES, LOOSE = 1e-12, 1e-11, 1e-7
 
 

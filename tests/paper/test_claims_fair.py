@@ -130,7 +130,7 @@ def typed(node: ast.expr, known: dict[str, ast.expr]) -> bool:
 
 
 def measured(call: ast.Call, name: str) -> ast.expr | None:
-    """What a rule is told to have been computed; None if it is not in its place."""
+    """The argument of a rule that holds our figure; None if it is not in its place."""
     if name != "orders":
         return call.args[1] if len(call.args) > 1 else None
     rows = call.args[0].values if isinstance(call.args[0], ast.Dict) else [call.args[0]]
@@ -170,13 +170,13 @@ def faults(source: str) -> Iterator[str]:
             continue
         found = measured(call, name)
         if found is None:
-            yield f"line {call.lineno}: {name} is told by keyword"
+            yield f"line {call.lineno}: {name} is passed by keyword"
         elif name in MISSING:
             within = [function for function in functions if any(node is call for node in ast.walk(function))]
             if typed(found, known) and all(always(function, call) for function in within):
                 yield f"line {call.lineno}: is untestable whatever there is"
         elif typed(found, known):
-            yield f"line {call.lineno}: {name} is told {ast.unparse(found)}, which nothing computes"
+            yield f"line {call.lineno}: {name} gets {ast.unparse(found)}, which nothing computes"
         elif name != "orders" and ast.dump(found) == ast.dump(call.args[0]):
             yield f"line {call.lineno}: {name} compares {ast.unparse(found)} with itself"
 

@@ -82,11 +82,7 @@ def carry(
         records.write(file, list(known.values()))
     shutil.rmtree(again / experiment.name)
     if other:
-        names = ", ".join(map(experiment.label, other))
-        raise RecordError(
-            f"{experiment.name}: nothing is carried over: {len(other)} of {len(sample)} differ: {names}"
-            + _other_instructions(before)
-        )
+        raise RecordError(_differing(experiment, other, sample) + _other_instructions(before))
     return len(rest)
 
 
@@ -108,17 +104,13 @@ def carry_beside(
             alike.setdefault(records.key(records.standing(record)["code"]), []).append(record)
     for group in alike.values():
         commit = records.standing(group[0])["commit"]
-        cases = list({records.key(record["configuration"]): record["configuration"] for record in group}.values())
+        cases = [record["configuration"] for record in records.by_case(group).values()]
         sample = draw(experiment, cases, share)
         echo(f"{experiment.name}: {len(sample)} of {len(cases)} cases of {commit[:7]} are run by both")
         with _checkout(commit) as tree:
             before, after = _replayed(experiment, sample, (tree, code.ROOT))
         if other := [one for one, old, new in zip(sample, before, after, strict=True) if not same(old, new)]:
-            names = ", ".join(map(experiment.label, other))
-            raise RecordError(
-                f"{experiment.name}: nothing of {commit[:7]} is carried over: {len(other)} of {len(sample)} "
-                f"differ: {names}"
-            )
+            raise RecordError(_differing(experiment, other, sample, f" of {commit[:7]}"))
         proof = _proof(experiment, len(sample), len(cases))
         for record in group:
             record["carried"] = proof
@@ -133,6 +125,12 @@ def _expect_carriable(experiment: Experiment) -> None:
         raise RecordError(f"{experiment.name}: timings cannot be carried over; measure them anew")
     if provenance.git_state()[1] is False:
         raise RecordError("expected a tree without uncommitted changes: a record that is carried over names a commit")
+
+
+def _differing(experiment: Experiment, other: Sequence[Case], sample: Sequence[Case], of: str = "") -> str:
+    """Why nothing, or nothing `of` a commit, is carried over."""
+    names = ", ".join(map(experiment.label, other))
+    return f"{experiment.name}: nothing{of} is carried over: {len(other)} of {len(sample)} differ: {names}"
 
 
 def _proof(experiment: Experiment, reproduced: int, of: int) -> dict[str, Any]:

@@ -242,6 +242,11 @@ def pooled(records: Iterable[Record]) -> dict[str, list[Record]]:
     return {name: list(group.values()) for name, group in found.items() if group}
 
 
+def of_judged_devices(records: Iterable[Record]) -> list[Record]:
+    """The training runs by which claims are judged: those of all CPUs, or else of the first device."""
+    return next(iter(pooled(records).values()), [])
+
+
 def latest(records: Sequence[Record]) -> dict[str, Record]:
     """The most recently measured record of each device."""
     return {

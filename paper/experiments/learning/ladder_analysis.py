@@ -18,7 +18,7 @@ import numpy as np
 from ortho.cost import Cost
 from ortho.cost import model as model_cost
 from ortho.cost.layers import added, convolved_layer, induction_heads, layer, positional_heads, shifted_layer
-from paper.experiments.engine.records import Record, pooled
+from paper.experiments.engine.records import Record, of_judged_devices, pooled
 from paper.experiments.engine.tables import by_devices
 from paper.experiments.learning import rates
 from paper.experiments.learning.ladder_arms import ALONE, ARMS, CONVOLUTION, ENDS, NEAR
@@ -77,8 +77,8 @@ def counts(record: Record) -> bool:
 
 
 def standing(records: Iterable[Record]) -> list[Record]:
-    """The runs that count: those of all CPUs, or else of the first device."""
-    return next(iter(pooled(record for record in records if counts(record)).values()), [])
+    """The runs that count, of those by which claims are judged."""
+    return of_judged_devices(filter(counts, records))
 
 
 def key(record: Record) -> Key:
