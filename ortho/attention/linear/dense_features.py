@@ -262,20 +262,20 @@ class DenseExponentialFeatures(RandomFeatureMap):
         of_tokens, square, linear, once = fit.elementwise
         return MapCost(
             # The rows, turned, for q, and for k; the bias.
-            mapped + (4 + 2 * fit.turned) * sets * m * K * K + 2 * sets * m * K + products,
-            mapped,
+            forward=mapped + (4 + 2 * fit.turned) * sets * m * K * K + 2 * sets * m * K + products,
+            backward=mapped,
             # x and y; B_q, B_k and R from their roots; the bias. Per feature of a query the bias, maximum, sum and exp,
             # of a key all but the bias; its quadratic form, its half, the lift and log_k
-            G * (N + M) * K
+            elementwise_forward=G * (N + M) * K
             + sets * K * (3 * K + 5)
             + m * (K * (sets if fit.turned else 1) + sets)
             + G * (4 * N + 3 * M) * m
             + G * M * (2 * K + 4)
             + of_tokens * G * (N + M) * K
             + G * (square * K * K + linear * K + once),
-            G * (N + M) * m + G * M * (m + 2 + 4 * K),
-            sets * K * K + G * M * K + 2 * sets * m * K,
-            True,
+            elementwise_backward=G * (N + M) * m + G * M * (m + 2 + 4 * K),
+            saved=sets * K * K + G * M * K + 2 * sets * m * K,
+            keeps_features=True,
         )
 
     def _parameters(self, x: Tensor, y: Tensor, hidden_x: Tensor | None, hidden_y: Tensor | None) -> DenseParameters:

@@ -24,7 +24,7 @@ from ortho.attention.linear.linear_attention import FeatureMap, Features, MapCos
 from ortho.attention.scores import root_scale
 from ortho.orthogonal import haar
 
-FEATURES = 256  # the default m, that of the authors' code; K ln K, the order of their theorem 4, is 266 at K = 64
+FEATURES = 256  # by default, as in the authors' code; K ln K, the order of their theorem 4, is 266 at K = 64
 # Of the default rows, the same in every call. A number that nobody seeds data with: rows drawn from the seed of q and k
 # would be aligned with them.
 SEED = 2009_14794
@@ -77,6 +77,8 @@ class RandomFeatureMap(FeatureMap):
     r"""A map on random rows: `features` (m, K), a draw of `random_features`, or by default the same rows in every call.
 
     To draw anew, make a new map, or call `RandomFeatureAttention.redraw`. `count` is the number of default rows.
+
+    Raises ValueError for a `count` beside `features`, and in a call for `features` of another width than q.
     """
 
     scales_keys = True
@@ -87,7 +89,8 @@ class RandomFeatureMap(FeatureMap):
         if features is not None and count is not None:
             raise ValueError(f"count: expected None beside features, got {count}")
         self.features = features
-        self.count = len(features) if features is not None else count or FEATURES // self.of_a_row
+        given = count if features is None else len(features)
+        self.count = given or FEATURES // self.of_a_row
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(count={self.count})"
@@ -101,6 +104,12 @@ class RandomFeatureMap(FeatureMap):
             raise ValueError(f"features: expected shape (m, {x.shape[-1]}), as wide as q, got {got}")
         return self.features.to(x)
 
+    def projected(self, q: Tensor, k: Tensor, scale: float | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The rows' products with x (..., N, m) and with y (..., M, m), and |y|^2 / 2 (..., M, 1)."""
+        square = 1 / sqrt(q.shape[-1]) if scale is None else scale
+        omega = self.rows(q) * root_scale(square)
+        return q @ omega.mT, k @ omega.mT, (k * k).sum(-1, keepdim=True) * (square / 2)
+
     def width(self, K: Size) -> Size:
         return self.of_a_row * self.count
 
@@ -109,27 +118,24 @@ class PositiveFeatures(RandomFeatureMap):
     r"""FAVOR+: $m^{-1/2} \exp(\Omega x - |x|^2/2)$ (Choromanski et al. 2021, arXiv:2009.14794, lemma 1)."""
 
     def __call__(self, q: Tensor, k: Tensor, *, scale: float | None = None, **_: Any) -> Features:
-        square = 1 / sqrt(q.shape[-1]) if scale is None else scale
-        omega = self.rows(q) * root_scale(square)
-        half = (k * k).sum(-1, keepdim=True) * (square / 2)  # |y|^2 / 2
-        return exponentials(q @ omega.mT, k @ omega.mT, half)
+        return exponentials(*self.projected(q, k, scale))
 
     def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> MapCost:
         products = 2 * G * (N + M) * K * m
         return MapCost(
-            products,
-            products,
+            forward=products,
+            backward=products,
             # the scaled rows; |k|^2 and its half; per feature the maximum, sum and exp; the lift and log_k
-            m * K + G * M * (2 * K + 1) + 3 * G * (N + M) * m + 3 * G * M,
+            elementwise_forward=m * K + G * M * (2 * K + 1) + 3 * G * (N + M) * m + 3 * G * M,
             # exp; the lift's sum, its sign, the half; two products with k and two sums of gradients
-            G * (N + M) * m + G * M * (m + 2 + 4 * K),
-            m * K + G * M * K,
-            True,
+            elementwise_backward=G * (N + M) * m + G * M * (m + 2 + 4 * K),
+            saved=m * K + G * M * K,
+            keeps_features=True,
         )
 
 
 def exponentials(q: Tensor, k: Tensor, half: Tensor) -> Features:
-    """exp(q) and exp(k - half) for projections q and k, each token's relative to its largest."""
+    """exp(q) and exp(k - half) for projections q and k, which they overwrite, each token's relative to its largest."""
     top_q, top_k = (x.detach().amax(-1, keepdim=True) for x in (q, k))
     lift = half.detach() - half - top_k  # its value is that of -top_k, its gradient that of -half
     return Features(q.sub_(top_q).exp_(), k.add_(lift).exp_(), (top_k - half.detach())[..., 0])
@@ -151,9 +157,8 @@ class HyperbolicFeatures(PositiveFeatures):
 
     def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> MapCost:
         cost = super().cost(G, N, M, K, m)
-        return cost._replace(
-            elementwise_forward=cost.elementwise_forward + quotient(m, 2) * K
-        )  # the mirrored rows' sign
+        # and the mirrored rows' sign
+        return cost._replace(elementwise_forward=cost.elementwise_forward + quotient(m, 2) * K)
 
 
 class TrigonometricFeatures(RandomFeatureMap):
@@ -163,10 +168,7 @@ class TrigonometricFeatures(RandomFeatureMap):
     of_a_row = 2
 
     def __call__(self, q: Tensor, k: Tensor, *, scale: float | None = None, **_: Any) -> Features:
-        square = 1 / sqrt(q.shape[-1]) if scale is None else scale
-        omega = self.rows(q) * root_scale(square)
-        half = (k * k).sum(-1, keepdim=True) * (square / 2)
-        q, k = q @ omega.mT, k @ omega.mT
+        q, k, half = self.projected(q, k, scale)
         lift = (half - half.detach()).exp()  # 1, with the derivatives that log_k does not carry
         waves_q, waves_k = (torch.cat([x.sin(), x.cos()], -1) for x in (q, k))
         return Features(waves_q, waves_k * lift, half.detach()[..., 0])
@@ -175,12 +177,13 @@ class TrigonometricFeatures(RandomFeatureMap):
         rows = quotient(m, 2)
         products = 2 * G * (N + M) * K * rows
         return MapCost(
-            products,
-            products,
-            rows * K + G * M * (2 * K + 3) + 2 * G * (N + M) * rows + 2 * G * M * rows,
-            6 * G * (N + M) * rows + G * M * (6 * rows + 2 + 4 * K),
-            rows * K + G * M * (K + 1) + G * (N + M) * rows + 2 * G * M * rows,
-            False,
+            forward=products,
+            backward=products,
+            # the scaled rows; |k|^2, its half and the lift; sine and cosine; the keys' waves times the lift
+            elementwise_forward=rows * K + G * M * (2 * K + 3) + 2 * G * (N + M) * rows + 2 * G * M * rows,
+            elementwise_backward=6 * G * (N + M) * rows + G * M * (6 * rows + 2 + 4 * K),
+            saved=rows * K + G * M * (K + 1) + G * (N + M) * rows + 2 * G * M * rows,
+            keeps_features=False,
         )
 
 

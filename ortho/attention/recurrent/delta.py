@@ -93,12 +93,12 @@ def _in_chunks(
     is_causal: bool,
     chunk: int,
 ) -> tuple[Tensor, Tensor]:
-    """(o, the state after the last key)."""
+    """o (..., N, V) and the state after the last key (..., K, V), of q and k (..., N, K), v (..., N, V), gates (..., N)
+    and the state before the first key."""
     *lead, N, _ = k.shape
     width, behind = chunks(N, chunk)
-    keys, values, strengths = (
-        cut(x, width) for x in (k, v, (torch.ones_like(k[..., 0]) if beta is None else beta)[..., None])
-    )
+    beta = torch.ones_like(k[..., 0]) if beta is None else beta
+    keys, values, strengths = (cut(x, width) for x in (k, v, beta[..., None]))
     rates = None if log_decay is None else cut(log_decay[..., None], width)[..., 0]
     fading = () if rates is None else decays(rates)
     written, before, after = Write.apply(keys, values, strengths, S.reshape(-1, *S.shape[-2:]), rates, *fading)
@@ -110,7 +110,7 @@ def _in_chunks(
 
 
 class Decays(NamedTuple):
-    """What decays do within each chunk. They are made of `log_decay`, and `through_decays` is the gradient of that."""
+    """What decays do within each chunk: made of `log_decay` by `decays`, whose gradient is `through_decays`."""
 
     within: Tensor  # Gamma, (G, n, C, C), 0 for the future
     from_start: Tensor  # exp(gamma), (G, n, C, 1)
@@ -157,14 +157,15 @@ class Write(Kernel):
 
     Operands are (G, n, C, ·): G sequences of n chunks of C tokens. `beta` is (G, n, C, 1); `log_decay` (G, n, C) and
     the `Decays` made of it may be None. The gradient of `log_decay` is all that needs that of the products, where no
-    query or key has one. Neither kernel can be differentiated twice.
+    query or key has one. Neither kernel can be differentiated twice. Names that end in `t` are of one tile, some chunks
+    of some sequences.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, k: Tensor, v: Tensor, beta: Tensor, S: Tensor, _log_decay: Tensor | None, *decays: Tensor
+        ctx: Any, k: Tensor, v: Tensor, beta: Tensor, S: Tensor, _log_decay: Tensor | None, *parts: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        fading = Decays(*decays) if decays else None
+        fading = Decays(*parts) if parts else None
         (G, n, C, K), V = k.shape, v.shape[-1]
         identity = torch.eye(C, dtype=k.dtype, device=k.device)
         products, inverse = k.new_empty(G, n, C, C), k.new_empty(G, n, C, C)
@@ -186,14 +187,14 @@ class Write(Kernel):
             errors[:, i].baddbmm_(erased[:, i], S, alpha=-1)
             written[:, i] = errors[:, i] * beta[:, i]
             S = torch.baddbmm(S * fading.fades[:, i] if fading else S, to_end[:, i].mT, written[:, i])
-        ctx.save_for_backward(k, beta, products, inverse, erased, errors, written, before, *decays)
+        ctx.save_for_backward(k, beta, products, inverse, erased, errors, written, before, *parts)
         return written, before, S
 
     @staticmethod
     @once
     def backward(ctx: Any, d_written: Tensor, d_before: Tensor, d_S: Tensor) -> tuple[Tensor | None, ...]:
-        k, beta, products, inverse, erased, errors, written, before, *decays = ctx.saved_tensors
-        fading = Decays(*decays) if decays else None
+        k, beta, products, inverse, erased, errors, written, before, *parts = ctx.saved_tensors
+        fading = Decays(*parts) if parts else None
         G, n, _, _ = k.shape
         to_end = k * fading.to_end if fading else k
         d_written, d_errors, d_after = d_written.clone(), torch.empty_like(errors), torch.empty_like(before)
@@ -233,7 +234,7 @@ class Write(Kernel):
                 (d_kt,) = flat(tile, d_k)
                 d_M.tril_(-1)
                 torch.bmm(d_M + d_M.mT, kt, out=d_kt).add_(by_erasing).add_(by_writing)
-        return d_k, d_v, d_beta, d_S, through_decays(d_gamma), *(None for _ in decays)
+        return d_k, d_v, d_beta, d_S, through_decays(d_gamma), *(None for _ in parts)
 
 
 class Read(Kernel):
@@ -241,9 +242,9 @@ class Read(Kernel):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, written: Tensor, before: Tensor, _log_decay: Tensor | None, *decays: Tensor
+        ctx: Any, q: Tensor, k: Tensor, written: Tensor, before: Tensor, _log_decay: Tensor | None, *parts: Tensor
     ) -> Tensor:
-        fading = Decays(*decays) if decays else None
+        fading = Decays(*parts) if parts else None
         G, n, C, _ = q.shape
         weights, o = q.new_empty(G, n, C, C), torch.empty_like(written)
         for tile in tiles(G, n, q.is_cuda):
@@ -256,14 +257,14 @@ class Read(Kernel):
             else:
                 wt.tril_()
             torch.bmm(qt, St, out=ot).baddbmm_(wt, ut)
-        ctx.save_for_backward(q, k, written, before, weights, *decays)
+        ctx.save_for_backward(q, k, written, before, weights, *parts)
         return o
 
     @staticmethod
     @once
     def backward(ctx: Any, d_o: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, written, before, weights, *decays = ctx.saved_tensors
-        fading = Decays(*decays) if decays else None
+        q, k, written, before, weights, *parts = ctx.saved_tensors
+        fading = Decays(*parts) if parts else None
         G, n, _, _ = q.shape
         d_o = d_o.contiguous()
         d_written, d_before = torch.empty_like(written), torch.empty_like(before)
@@ -293,7 +294,7 @@ class Read(Kernel):
                 d_qt, d_kt = flat(tile, d_q, d_k)
                 torch.bmm(d_w, kt, out=d_qt).add_(by_reading)
                 torch.bmm(d_w.mT, qt, out=d_kt)
-        return d_q, d_k, d_written, d_before, through_decays(d_gamma), *(None for _ in decays)
+        return d_q, d_k, d_written, d_before, through_decays(d_gamma), *(None for _ in parts)
 
 
 def _of_gamma(d_weights: Tensor, weights: Tensor) -> Tensor:
@@ -334,11 +335,8 @@ def delta_cost(call: CostedCall, *, gated: bool = False, chunk: int = CHUNK) -> 
     return memory_cost(call, in_chunks, rates=int(gated)) + unit_cost(2 * G * N, K, 2 * G * N * call.reach, call.item)
 
 
-# Below a flag counts as 0 or 1.
-
-
 def write_cost(call: CostedCall, width: Size, number: Size, gated: int = 0, reach: int = 1) -> Cost:
-    """`Write` on so many chunks of that width, the last one's empty rows included."""
+    """`Write` on so many chunks of that width, the last one's empty rows included. `gated` and `reach` are 0 or 1."""
     G, _, K, V = call.sizes
     rows, states = G * number * width, G * number * K * V
     pairs = rows * width
