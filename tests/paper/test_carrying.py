@@ -1,51 +1,23 @@
-"""Records go over to a changed code only by proof: a sample that was run again gave the same bits."""
+"""Records go over to a changed code only by proof: a short case of each kind gave the same bits by both codes."""
 
 import subprocess
 
 import pytest
-from experiment_fakes import fake, go, of_other_code, outcome, stored
+from experiment_fakes import fake, go, of_other_code, stored
 
-from paper.experiments import RecordError
+from paper.experiments import EXPERIMENTS, RecordError
 from paper.experiments.engine import carrying, cli, provenance, records
+from paper.experiments.engine.runner import state
 
 CASES = 40
-SAMPLE = 3  # the least; a twentieth of 40 cases would be 2
 
 
 def aged(results, **kwargs):
-    """An experiment whose stored records are all of an earlier code."""
-    experiment = fake(works=(1,) * CASES, **kwargs)
+    """An experiment whose stored records are all of an earlier code, and of two kinds."""
+    experiment = fake(works=(1,) * CASES, short=lambda case: {"index": case["index"] % 2, "work": 1}, **kwargs)
     go(experiment, results)
     records.write(stored(results), list(map(of_other_code, records.read(stored(results)))))
     return experiment
-
-
-def test_the_rest_is_carried_over_where_the_sample_agrees(tmp_path):
-    experiment = aged(tmp_path)
-    assert carrying.carry(experiment, "cpu", tmp_path, echo=str) == CASES - SAMPLE
-    found = records.read(stored(tmp_path))
-    assert not any(provenance.changes(record, experiment.run) for record in found)
-    carried = [record["carried"] for record in found if "carried" in record]
-    assert len(carried) == CASES - SAMPLE
-    assert all((one["reproduced"], one["of"]) == (SAMPLE, CASES) for one in carried)
-    assert go(experiment, tmp_path).done == [], "nothing is stale"
-    assert carrying.carry(experiment, "cpu", tmp_path, echo=str) == 0
-    assert not list(tmp_path.glob(".carrying/*"))
-
-
-def test_nothing_is_carried_over_where_one_differs(tmp_path, capsys):
-    experiment = aged(tmp_path)
-    found = records.read(stored(tmp_path))
-    chosen = carrying.draw(experiment, experiment.cases("cpu"), 0.05)[-1]
-    for record in found:
-        if record["configuration"] == chosen:
-            record["facts"] = {"loss": [0.5]}
-    records.write(stored(tmp_path), found)
-    assert cli.main(["--carry", "--results", str(tmp_path), "--device", "cpu"], {"fake": experiment}) == 1
-    assert f"1 of {SAMPLE} differ: index={chosen['index']} work=1" in capsys.readouterr().err
-    found = records.read(stored(tmp_path))
-    assert not any("carried" in record for record in found)
-    assert sum(not provenance.changes(record, experiment.run) for record in found) == SAMPLE, "these are measured anew"
 
 
 def test_times_may_differ():
@@ -56,43 +28,42 @@ def test_times_may_differ():
     assert not carrying.same(one, later | {"facts": {"train_s": 1.0, "loss": [0.1]}})
 
 
-def test_a_stopped_run_goes_on_with_the_same_sample(tmp_path):
-    ran, stop = [], []
-
-    def one(case):
-        if stop and len(ran) == CASES + 2:
-            stop.clear()
-            raise KeyboardInterrupt
-        ran.append(case["index"])
-        return outcome()
-
-    experiment = aged(tmp_path, run=one)
-    stop.append(True)
-    with pytest.raises(KeyboardInterrupt):
-        carrying.carry(experiment, "cpu", tmp_path, echo=str)
-    assert carrying.carry(experiment, "cpu", tmp_path, echo=str) == CASES - SAMPLE
-    assert len(ran) == CASES + SAMPLE == len(ran[:CASES]) + len(set(ran[CASES:]))
+def test_a_kind_is_all_of_a_short_case_but_its_seed_and_its_rate():
+    experiment = fake(short=lambda case: case | {"steps": min(case["steps"], 5)})
+    cases = [{"arm": arm, "seed": seed, "rate": seed / 8, "steps": 9} for arm in "ab" for seed in (1, 2)]
+    assert carrying.kinds(experiment, cases) == [{**cases[0], "steps": 5}, {**cases[2], "steps": 5}]
+    assert carrying.kinds(fake(), cases) == [cases[0], cases[2]]
 
 
-def test_what_is_refused(tmp_path, monkeypatch):
-    with pytest.raises(RecordError, match="fake: timings cannot be carried over"):
-        carrying.carry(fake(quiet=True), "cpu", tmp_path)
-    experiment = aged(tmp_path)
-    monkeypatch.setattr(provenance, "git_state", lambda: ("0" * 40, False))
-    with pytest.raises(RecordError, match="expected a tree without uncommitted changes"):
-        carrying.carry(experiment, "cpu", tmp_path)
+@pytest.mark.parametrize("name", [name for name, one in EXPERIMENTS.items() if one.short is not None])
+def test_short_cases_are_short(name):
+    """And are cases: those keys, with values of those types."""
+    experiment = EXPERIMENTS[name]
+    for device in ("cpu", "cuda"):
+        for case in carrying.kinds(experiment, experiment.cases(device)):
+            assert {key: type(value) for key, value in case.items()} == dict(experiment.needs.configuration)
+            assert case.get("steps", 0) <= 50 and case.get("budget", 1) == 1 and case.get("tested", 0) <= 64
 
 
-def test_a_record_of_an_uncommitted_tree_is_missing_until_it_is_carried_over(tmp_path):
+@pytest.mark.parametrize(("refused", "clean", "why"), [
+    ({"quiet": True}, True, "fake: timings cannot be carried over"),
+    ({}, False, "expected a tree without uncommitted changes"),
+])  # fmt: skip
+def test_what_is_refused(tmp_path, monkeypatch, refused, clean, why):
+    monkeypatch.setattr(provenance, "git_state", lambda: ("0" * 40, clean))
+    with pytest.raises(RecordError, match=why):
+        carrying.carry(fake(**refused), tmp_path)
+
+
+def test_a_record_of_an_uncommitted_code_is_missing(tmp_path):
     experiment = fake(works=(1,) * CASES)
     go(experiment, tmp_path)
     found = records.read(stored(tmp_path))
+    assert list(map(len, state(experiment, "cpu", found))) == [CASES, 0, 0]
     for record in found:
         record["provenance"]["clean"] = False
-    records.write(stored(tmp_path), found)
-    assert not any(map(records.is_clean, found))
-    assert carrying.carry(experiment, "cpu", tmp_path, echo=str) == CASES - SAMPLE
-    assert all(map(records.is_clean, records.read(stored(tmp_path))))
+    assert list(map(len, state(experiment, "cpu", found))) == [0, 0, CASES]
+    assert carrying.carry(experiment, tmp_path) == 0
 
 
 PACKAGE = """
@@ -134,18 +105,19 @@ def test_records_of_another_processor_are_carried_over_where_both_codes_agree_he
         record["provenance"] = record["provenance"] | {"commit": commit}
     records.write(elsewhere, moved)
     stored(results).unlink()
-    arguments = ["--carry", "--beside", "--results", str(results), "--device", "cpu"]
+    arguments = ["--carry", "--results", str(results), "--device", "cpu"]
     assert cli.main(arguments, {"fake": experiment}) == int(not carried)
     said = capsys.readouterr()
     now = records.read(elsewhere)
     assert sum("carried" in record for record in now) == carried
     assert [record["repetitions"] for record in now] == [record["repetitions"] for record in found]
     assert sum(not provenance.changes(record, experiment.run) for record in now) == carried
+    assert all((one["carried"]["reproduced"], one["carried"]["of"]) == (2, CASES) for one in now if "carried" in one)
     if carried:
         assert f"{CASES} records carried over" in said.out
-        assert carrying.carry_beside(experiment, results) == 0
+        assert carrying.carry(experiment, results) == 0
     else:
-        assert f"nothing of {commit[:7]} is carried over: {SAMPLE} of {SAMPLE} differ" in said.err
+        assert f"nothing of {commit[:7]} is carried over: 2 of 2 differ" in said.err
 
 
 def test_what_is_refused_beside(tmp_path, monkeypatch):
@@ -155,12 +127,10 @@ def test_what_is_refused_beside(tmp_path, monkeypatch):
     commit = committed(tree, "no_number", 1.0)
     monkeypatch.setattr(carrying.code, "ROOT", tree)
     with pytest.raises(RecordError, match=f"{'0' * 40}: expected a commit of this repository"):
-        carrying.carry_beside(experiment, tmp_path / "results", echo=str)
+        carrying.carry(experiment, tmp_path / "results", echo=str)
     found = records.read(stored(tmp_path / "results"))
     for record in found:
         record["provenance"]["commit"] = commit
     records.write(stored(tmp_path / "results"), found)
     with pytest.raises(RecordError, match="a case failed in .*tree: NameError: name 'no_number'"):
-        carrying.carry_beside(experiment, tmp_path / "results", echo=str)
-    with pytest.raises(SystemExit):
-        cli.main(["--beside"], {"fake": experiment})
+        carrying.carry(experiment, tmp_path / "results", echo=str)

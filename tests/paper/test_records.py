@@ -238,6 +238,19 @@ def test_the_commit_and_whether_the_code_is_as_committed(tmp_path, monkeypatch):
     assert provenance._git_state() == (head, True)
     code.write_text("x = 2\n")
     assert provenance._git_state() == (head, False)
+
+    def run():
+        pass
+
+    run.__module__, run.__qualname__ = "ortho.b", "run"
+    (tmp_path / "ortho" / "b.py").write_text("def run():\n    return 1\n")
+    head = _commit(tmp_path)
+    monkeypatch.setattr(provenance, "git_state", provenance._git_state)
+    for file, text, clean in (("a", "x = 3\n", True), ("b", "def run():\n    return 2\n", False)):
+        (tmp_path / "ortho" / f"{file}.py").write_text(text)
+        monkeypatch.setattr(provenance, "code_of", provenance.code.Tree(provenance.code.files(tmp_path)).reached)
+        assert provenance._git_state() == (head, False)
+        assert provenance.provenance("cpu", run)["clean"] is clean, "of what a run reaches"
     monkeypatch.setattr(provenance.code, "ROOT", tmp_path / "vendored")  # inside another's repository
     provenance.code.ROOT.mkdir()
     assert provenance._git_state() == (None, None)

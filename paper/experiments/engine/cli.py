@@ -91,17 +91,11 @@ def _parse(argv: Sequence[str], experiments: Mapping[str, Experiment]) -> argpar
     action.add_argument(
         "--carry",
         action="store_true",
-        help="run 5 %% of the stale cases again; where they give the same bits, the others hold for this code, too",
-    )
-    parser.add_argument(
-        "--beside",
-        action="store_true",
-        help="with --carry: run these cases by the records' own code, too, for records of other processors",
+        help="run a short case of each kind by the code of the stale records and by this one; if all bits are alike, "
+        "these records hold for this code, too",
     )
     arguments = parser.parse_args(argv)
     try:
-        if arguments.beside and not arguments.carry:
-            raise ValueError("--beside: expected --carry with it")
         for name in arguments.names:
             find(name, experiments)
         if arguments.campaign and arguments.names:
@@ -217,17 +211,13 @@ def _run(chosen: Sequence[Experiment], arguments: argparse.Namespace, experiment
 
 def _carry(chosen: Sequence[Experiment], arguments: argparse.Namespace) -> int:
     failed = 0
-    with _launcher(arguments) as launcher:
-        for experiment in chosen:
-            try:
-                if arguments.beside:
-                    count = carrying.carry_beside(experiment, arguments.results)
-                else:
-                    count = carrying.carry(experiment, arguments.device, arguments.results, launcher=launcher)
-                print(f"{experiment.name}: {count} records carried over")
-            except RecordError as error:
-                print(f"error: {error}", file=sys.stderr)
-                failed += 1
+    for experiment in chosen:
+        try:
+            count = carrying.carry(experiment, arguments.results)
+            print(f"{experiment.name}: {count} records carried over")
+        except RecordError as error:
+            print(f"error: {error}", file=sys.stderr)
+            failed += 1
     return 1 if failed else 0
 
 

@@ -5,9 +5,12 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy
@@ -16,7 +19,7 @@ from torch import distributed
 
 from paper.experiments.engine import code, records
 from paper.experiments.engine.code import Code
-from paper.experiments.engine.records import Record
+from paper.experiments.engine.records import Record, RecordError
 
 # Large allocations are otherwise mapped and unmapped on every step, and a CPU timing then measures page faults.
 CPU_ENVIRONMENT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000", "OMP_NUM_THREADS": "1"}
@@ -72,9 +75,13 @@ def device_slug(device: str) -> str:
 def provenance(device: str, run: Any) -> dict[str, Any]:
     """All that a record of this process on this device must say of its origin, save its date (see `now`).
 
-    `run` is the function of the experiment, from which its code is found.
+    `run` is the function of the experiment, from which its code is found. It is `clean` if that is the commit's code,
+    whatever else has changed since.
     """
     commit, clean = git_state()
+    if commit is not None and clean is False:
+        with checkout(commit) as tree:
+            clean = code.Tree(code.files(tree)).reached(run) == code_of(run)
     return {
         "device_name": device_name(device),
         "capability": torch.backends.cpu.get_cpu_capability(),
@@ -91,6 +98,22 @@ def provenance(device: str, run: Any) -> dict[str, Any]:
         "clean": clean,
         "code": code_of(run),
     }
+
+
+@contextmanager
+def checkout(commit: str) -> Iterator[Path]:
+    """A folder with the files of a commit, for the block. Raises RecordError for one that the repository lacks."""
+    with TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        try:
+            _git("worktree", "add", "--detach", str(tree), commit)
+        except subprocess.SubprocessError as error:
+            told = str(getattr(error, "stderr", error)).strip()
+            raise RecordError(f"{commit}: expected a commit of this repository ({told})") from error
+        try:
+            yield tree
+        finally:
+            _git("worktree", "remove", "--force", str(tree))
 
 
 def now() -> str:

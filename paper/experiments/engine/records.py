@@ -10,8 +10,8 @@ all of them the code that they were measured with. In the file each record has a
 - `facts`: what is not repeated (bytes, orders, sizes), any JSON, may be empty;
 - `failures`: arm -> why it could not be measured (a compiler that gave up); empty as a rule;
 - `elapsed_s`: what the whole case took; `provenance`: where, when and with what (see `provenance.py`);
-- `carried`, where there is one: that the record holds for later code, too, as other cases of its experiment gave the
-  same results with it, to the bit: how many were `reproduced` out of how many, with which code, and when.
+- `carried`, where there is one: that the record holds for later code, too, as short cases of its kind and others gave
+  the same results with both codes, to the bit: how many were `reproduced` for how many, with which code, and when.
 """
 
 import hashlib
@@ -262,7 +262,7 @@ def standing(record: Record) -> Mapping[str, Any]:
 
 
 def is_clean(record: Record) -> bool:
-    """Whether a record's code is that of a commit, as far as there was one; where nobody knows, its digest counts."""
+    """Whether a record's code is that of its commit; where nobody knows, for want of git, its digest counts."""
     return standing(record)["clean"] is not False
 
 

@@ -45,6 +45,7 @@ class Experiment:
     `quiet` marks timings: their cases run one at a time, and on a CPU in a process with `provenance.CPU_ENVIRONMENT`.
     `resumes` says that `run` takes the path of a `checkpoint` too, a file of its own for each case: it may keep there
     what it needs to go on after a kill. The file is removed when the record is stored.
+    `short(case)` is a case that goes through all that `case` does within seconds, by which two codes are compared.
     """
 
     name: str
@@ -58,11 +59,12 @@ class Experiment:
     needs: Needs = NOTHING
     quiet: bool = False
     resumes: bool = False
+    short: Callable[[Case], Case] | None = None
 
 
 @runtime_checkable
 class Parts(Protocol):
-    """A module whose measurement is an experiment. It may have `cases`, `work`, `label`, `line` and `table`, too."""
+    """A module whose measurement is an experiment, with `cases`, `short`, `work`, `label`, `line`, `table` at will."""
 
     @property
     def run(self) -> Callable[..., dict[str, Any]]: ...
@@ -70,7 +72,7 @@ class Parts(Protocol):
 
 def parts(module: Parts) -> dict[str, Any]:
     """The fields of an `Experiment` that a module has; its `table` is what is shown."""
-    names = {name: name for name in ("cases", "run", "work", "label", "line")} | {"show": "table"}
+    names = {name: name for name in ("cases", "run", "short", "work", "label", "line")} | {"show": "table"}
     return {field: getattr(module, name) for field, name in names.items() if hasattr(module, name)}
 
 

@@ -30,6 +30,8 @@ CHECKED_LENGTH = 192  # tokens of these: several chunks and tiles
 TOLERANCE = 1e6 * torch.finfo(torch.float64).eps
 TOKENS = 2**15  # of a test batch
 QUANTITIES = ("correct_fraction", "faultless_fraction", "loss_nats")
+# As short as a case can be in which each part still happens: training with its looks, and tests.
+SHORT = {"steps": 50, "first_steps": 50, "tested": 32, "looked": 16, "inputs": 8}
 Facts = Mapping[str, type]
 FACTS: Facts = {"loss": list, "validation": list, "parameters": int, "train_s": float}
 
@@ -65,6 +67,11 @@ def cases(
     options = list(options)
     tuning = [case(**one, seed=TUNING, rate=rate) for one in options for rate in tried(case(**one)["d"])]
     return [*tuning, *rates.with_chosen(experiment, [case(**one, seed=seed) for seed in seeds for one in options])]
+
+
+def short(case: Case) -> Case:
+    """The case with as few steps and examples as `SHORT` has, for runs that compare two codes."""
+    return case | {name: min(case[name], most) for name, most in SHORT.items() if name in case}
 
 
 label = "{arm} seed={seed} rate={rate:g}".format_map  # a case in a few words
@@ -231,4 +238,4 @@ def experiment(
     """An experiment whose cases are runs like `example`; a run that was killed goes on. `own` is what else an
     `Experiment` has; records need all of `tests` and `facts`."""
     needs = Needs.like(example, arms=tests, quantities=QUANTITIES, facts=facts)
-    return Experiment(name=name, title=title, needs=needs, resumes=True, **own)
+    return Experiment(**{"name": name, "title": title, "needs": needs, "resumes": True, "short": short, **own})

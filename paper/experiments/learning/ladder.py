@@ -133,6 +133,11 @@ def case(
     }
 
 
+def short(case: Case) -> Case:
+    """The case at the least budget, with as few windows as the test has parts, for runs that compare two codes."""
+    return case | {"budget": 1, "base": WARM_UP + 10, "tested": BLOCKS, "validated": ROWS}
+
+
 def cases(device: str) -> list[Case]:
     """The main arms' runs, in the order of what they tell: rates, and seed by seed those that count."""
     pairs = [(name, arm, CONVOLUTION) for arm in MAIN for name in TEXTS]

@@ -27,6 +27,11 @@ def case(name: str, budget: int, *, device: str = "cpu") -> Case:
     return {"device": device, "text": name, "budget": budget, "windows": windows, "bytes": BYTES, **sizes}
 
 
+def short(case: Case) -> Case:
+    """The case with few windows, for runs that compare two codes."""
+    return case | {"budget": 1, "windows": 64, "tested": 64}
+
+
 def cases(device: str) -> list[Case]:
     """All budgets of both texts."""
     return [case(name, budget, device=device) for budget in BUDGETS for name in TEXTS]

@@ -89,6 +89,9 @@ def cases(device: str) -> list[Case]:
     ]
 
 
+short = fitting.short
+
+
 def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     """Train one model as its experiment does, and measure its heads before and after.
 

@@ -45,6 +45,9 @@ def cases(device: str) -> list[Case]:
     return [case(seed, device=device) for seed in SEEDS] if rates.chosen(TASK, known) is not None else []
 
 
+short = fitting.short
+
+
 def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     """Train one model, and test it with fewer and fewer heads.
 

@@ -102,6 +102,9 @@ def cases(device: str) -> list[Case]:
     return [*tuning, *counted]
 
 
+short = fitting.short
+
+
 def run(case: Case) -> dict[str, Any]:
     """Train and test one model at one length after the other, until one is not learnt."""
     seeds = seeds_of(case)
