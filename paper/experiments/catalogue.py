@@ -22,6 +22,7 @@ from paper.experiments.learning import (
     study,
     synthetic,
     translating,
+    translation_budgets,
 )
 from paper.experiments.speed import (
     agreement,
@@ -73,6 +74,7 @@ TITLES = {
     "fine-tuning": "a model of one text goes on with another, parts of its attention frozen",
     "translation": "German to English by small encoder-decoders, from few and from more pairs",
     "transduction": "a made-up translation by small encoder-decoders",
+    "translation-budgets": "German to English by small encoder-decoders, until the validation loss no longer falls",
     "pruning": "how many heads of a trained encoder can be removed",
     "agreement": "fast forms beside their definitions on a GPU, in each precision",
 }
@@ -137,6 +139,10 @@ _PRUNING = Needs.like(
     quantities=fitting.QUANTITIES,
     facts={**fitting.FACTS, "importance": dict},
 )
+_TRANSLATION = Needs.like(
+    translation_budgets.case("8 learned", pairs=translation_budgets.TUNED_PAIRS, budget=translation_budgets.TUNED),
+    facts={**fitting.FACTS, "source_tokens": float, "target_tokens": float, "vocab_size": int},
+)
 _STUDIES = (studies.RECALL_STUDY, studies.PARITY_STUDY, studies.PERMUTATIONS_STUDY, studies.FLIP_FLOP_STUDY)
 _KEPT = (recomputation.KEPT, recomputation.MATERIALISED)
 
@@ -178,6 +184,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         ),
         _translation("translation"),
         _translation("transduction"),
+        _experiment("translation-budgets", translation_budgets, _TRANSLATION, resumes=True),
         _experiment("pruning", pruning, _PRUNING, resumes=True),
         _experiment("agreement", agreement, Needs.like(agreement.case("softmax", True), quantities=agreement.ERRORS)),
     )

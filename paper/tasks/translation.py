@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,11 +93,16 @@ def bleu(written: Sequence[str], references: Sequence[str]) -> Bleu:
 
     Raises ValueError unless there is a reference for each text, and one at least, and ImportError without `sacrebleu`.
     """
+    metric, score = _scored(written, references)
+    return Bleu(float(score.score), str(metric.get_signature()))
+
+
+def _scored(written: Sequence[str], references: Sequence[str]) -> tuple[Any, Any]:
+    """sacrebleu's metric and what it says of a corpus."""
     if not written or len(written) != len(references):
         raise ValueError(f"written: expected as many texts as references, {len(references)}, got {len(written)}")
     metric = _needed("sacrebleu.metrics", "BLEU").BLEU()
-    score = metric.corpus_score(list(written), [list(references)])
-    return Bleu(float(score.score), str(metric.get_signature()))
+    return metric, metric.corpus_score(list(written), [list(references)])
 
 
 def _needed(module: str, purpose: str) -> Any:
@@ -145,6 +151,20 @@ class Translation:
     def bleu(self, part: str, written: torch.Tensor) -> Bleu:
         """BLEU of what was written (B, n) for the first sources of a part, 'validation' or the name of a test."""
         return bleu(self.read(written), [text for _, text in self.texts[part][: len(written)]])
+
+    def counts(self, part: str, written: torch.Tensor, blocks: int) -> dict[str, list[int]]:
+        """What BLEU is made of, by so many equal parts of what was written, as they follow each other: for n from 1 to
+        4 `right_n_count`, the n-grams that the reference has, and `all_n_count`; `words_count` and `asked_count`."""
+        texts, references = self.read(written), [text for _, text in self.texts[part][: len(written)]]
+        edges = [len(texts) * i // blocks for i in range(blocks + 1)]
+        found = [_scored(texts[a:b], references[a:b])[1] for a, b in pairwise(edges)]
+        orders = range(len(found[0].counts))
+        return {
+            **{f"right_{n + 1}_count": [one.counts[n] for one in found] for n in orders},
+            **{f"all_{n + 1}_count": [one.totals[n] for one in found] for n in orders},
+            "words_count": [one.sys_len for one in found],
+            "asked_count": [one.ref_len for one in found],
+        }
 
 
 def multi30k_corpus(folder: str | os.PathLike[str] | None = None) -> Corpus:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ortho.cost.counting import count_step
-from paper.experiments.learning import ladder, ladder_analysis, rates
+from paper.experiments.learning import budgets, fitting, ladder, ladder_analysis, rates
 from paper.experiments.learning.ladder_analysis import HYPOTHESES, Curve, at, at_equal, judged
 from paper.experiments.learning.ladder_arms import ARMS, CONVOLUTION, MimeticProjection
 from paper.experiments.statistics import student_below
@@ -85,10 +85,10 @@ def test_a_run_that_chooses_a_rate_leaves_the_test_alone():
 
 def test_the_schedule():
     """Up, level, and down to the last step, which is not 0."""
-    stable, cooling = ladder._Stable(100, 0.1, 1), ladder._Cooling(4, 0.1, 1)
+    stable, cooling = budgets.Stable(100, 0.1, 1), budgets.Cooling(4, 0.1, 1)
     assert [stable.share_of_rate(s) for s in (0, 29, 59, 99)] == [1 / 60, 0.5, 1.0, 1.0]
     assert [cooling.share_of_rate(s) for s in range(4)] == [1.0, 0.75, 0.5, 0.25]
-    assert [ladder._steps({"base": 300}, n) for n in (1, 16)] == [(240, 60), (3840, 960)]
+    assert [budgets.steps({"base": 300}, n) for n in (1, 16)] == [(240, 60), (3840, 960)]
 
 
 class Planned(Recipe):
@@ -106,7 +106,7 @@ def test_a_budget_s_copy_is_a_run_of_that_length():
     seeds = found["seeds"]
     model = ARMS[case["arm"]].build(case, torch.Generator().manual_seed(seeds["weights"]))
     task = text.language_modelling("python", "", text.python_parts(), case["N"])
-    recipe = Planned(10, case["rate"], case["B"], weight_decay=ladder.WEIGHT_DECAY)
+    recipe = Planned(10, case["rate"], case["B"], weight_decay=fitting.WEIGHT_DECAY)
     Trainer(model, task.train, recipe, torch.Generator().manual_seed(seeds["training"])).run()
     assert ladder._examined(model, task, case)["blocks"]["test"] == found["repetitions"]["1 x"]["test_bits"]
 

@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 
+import numpy as np
 import pytest
 import torch
 from experiment_fakes import go, only, stored_records, within
@@ -12,7 +13,8 @@ from ortho.attention.untrained.positional_attention import SEVEN
 from ortho.cost.counting import count_step
 from ortho.layers.positional import PositionalHeads
 from paper.experiments import EXPERIMENTS
-from paper.experiments.learning import fitting, translating
+from paper.experiments.engine.carrying import same
+from paper.experiments.learning import fitting, rates, translating, translation_budgets
 from paper.experiments.learning.translating import H, arms, build, training_flop
 from paper.tasks import transduction
 from paper.tasks import translation as texts
@@ -188,3 +190,92 @@ def test_a_package_that_is_missing_is_named(corpus, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     report = go(only("translation", tiny("translation")), tmp_path)
     assert len(report.errors) == 1 and "pip install ortho[translation]" in report.errors[0]
+
+
+LONGER = {"base": 2, "budget": 2, "B": 2, "d": 16, "L": 2, "tested": 4, "looked": 8, "characters": 60, "subwords": 80}
+
+
+def longer(arm="8 learned", seed=1, **changes):
+    return translation_budgets.case(arm, seed, 0.01, **{"pairs": PAIRS, **LONGER, **changes})
+
+
+@pytest.fixture
+def in_two_parts(monkeypatch):
+    monkeypatch.setattr(translation_budgets, "BLOCKS", 2)
+
+
+def test_a_translation_is_tested_at_each_budget_by_the_code_that_its_record_names(corpus, in_two_parts, tmp_path):
+    case = longer()
+    assert not go(only("translation-budgets", case), tmp_path).errors
+    (record,) = stored_records(tmp_path, "translation-budgets")
+    looks = record["facts"]["validation"]
+    assert [(look["budget"], look["step"]) for look in looks] == [(1, 2), (2, 4)]
+    assert set(record["repetitions"]) == {"1 x", "2 x"}
+    assert all(len(numbers) == 2 for numbers in record["repetitions"]["2 x"].values())
+    assert translation_budgets.bleu([record], 2) == [pytest.approx(looks[1]["bleu_fraction"], abs=1e-6)]
+    for layer in looks[1]["heads"]:
+        assert len(layer) == H and all(head["absolute"] <= 1 for head in layer)
+    assert "BLEU" in translation_budgets.line(record)
+    with within(EXPERIMENTS["translation-budgets"]):
+        again = translation_budgets.run(case)
+    assert same(again, record)
+
+
+def test_a_run_that_chooses_a_rate_is_not_tested(corpus):
+    outcome = translation_budgets.run(longer(seed=rates.TUNING, budget=1))
+    assert set(outcome["repetitions"]["1 x"]) == {"loss_nats"}
+    assert "bleu_fraction" not in outcome["facts"]["validation"][0]
+
+
+def test_bleu_of_counts_is_that_of_the_texts(corpus, in_two_parts):
+    """Of parts whose counts are added up; and sacrebleu smooths only where no n-gram of an order is right."""
+    found, task = translating.subject(longer())
+    answers = task.tests["test"](4, generator()).answers
+    counts = found.counts("test", answers, 2)
+    table = np.array([counts[name] for name in translation_budgets.COUNTS], dtype=float)
+    assert translation_budgets.score(table.sum(1)) == 1.0
+    swapped = answers[[0, 1, 3, 2]]
+    counts = found.counts("test", swapped, 2)
+    table = np.array([counts[name] for name in translation_budgets.COUNTS], dtype=float)
+    assert 100 * translation_budgets.score(table.sum(1)) == pytest.approx(found.bleu("test", swapped).score)
+    table[6] = 0
+    assert translation_budgets.score(table.sum(1)) == 0
+
+
+def fake_run(arm, seed, losses, right):
+    """A run whose test has so many of 20 n-grams of each order right in each of two parts, at each budget."""
+    counts = {name: [20.0, 20.0] for name in translation_budgets.COUNTS}
+    told = [dict.fromkeys((name for name in counts if name.startswith("right")), [float(n)] * 2) for n in right]
+    looks = [{"budget": 2**i, "loss_nats": loss} for i, loss in enumerate(losses)]
+    return {
+        "device": "cpu-x",
+        "experiment": "translation-budgets",
+        "provenance": {"device_name": "X"},
+        "configuration": longer(arm, seed),
+        "repetitions": {f"{2**i} x": counts | one for i, one in enumerate(told)},
+        "facts": {"validation": looks},
+    }
+
+
+def test_arms_are_compared_at_their_best_budgets_and_said_to_have_converged_or_not():
+    ours = [fake_run("7 fixed + 1 learned", seed, (3.0, 2.0, 2.5), (5, 15, 1)) for seed in (1, 2)]
+    theirs = [fake_run("8 learned", seed, (4.0, 3.0, 2.98), (1, 5, 10)) for seed in (1, 2)]
+    assert translation_budgets.best(ours) == 2 and translation_budgets.best(theirs) == 4
+    found = translation_budgets.compared(ours, theirs)
+    assert found.mean == pytest.approx(0.25) and found.interval == pytest.approx((0.25, 0.25))
+    assert found.budgets == (2, 4) and found.converged and found.seeds == (1, 2)
+    assert translation_budgets.compared(ours, theirs, 4).mean == pytest.approx(-0.45)
+    falling = [fake_run("8 learned", seed, (4.0, 3.0, 2.96), (1, 5, 10)) for seed in (1, 2)]
+    assert not translation_budgets.compared(ours, falling).converged
+    assert translation_budgets.compared(ours[:1], theirs) is None
+    assert "+25.0 [+25.0, +25.0]" in translation_budgets.table([*theirs, *ours])
+    assert "not converged" in translation_budgets.table(falling)
+
+
+def test_longer_runs_begin_with_their_rates(monkeypatch):
+    assert {case["seed"] for case in translation_budgets.cases("cpu")} == {rates.TUNING}
+    monkeypatch.setattr(rates, "chosen", lambda experiment, case: 0.005)
+    counted = [case for case in translation_budgets.cases("cpu") if case["seed"] != rates.TUNING]
+    assert len(counted) == 3 * 3 * len(translation_budgets.ARMS)
+    with pytest.raises(ValueError, match="budget: expected a power of two, got 3"):
+        longer(budget=3)

@@ -2,8 +2,8 @@
 
 What a run can reach may change without changing what it computes: a helper is split, a check is added. Then one case of
 each kind, made short, is run twice on this machine, by the code that the records were measured with and by the present
-one. If all results are the same, the records hold for the present code. What is measured here is not stored, so that
-records of any processor can be carried over. Timings are never the same twice, and are measured anew.
+one. If both give the same, the records of that kind hold for the present code. What is measured here is not stored, so
+that records of any processor can be carried over. Timings are never the same twice, and are measured anew.
 """
 
 import json
@@ -31,11 +31,11 @@ pathlib.Path(sys.argv[3]).write_text(json.dumps([experiment.run(case) for case i
 
 
 def carry(experiment: Experiment, results: Path, *, echo: Callable[[str], None] = print) -> int:
-    """Carry over the stale records of every CPU whose own code gives the same bits as the present code, here and now.
+    """Carry over the stale records of every CPU, of each kind whose short case gives the same bits by both codes.
 
-    Records of the same code are judged together, by the `kinds` of their cases, run by a checkout of the commit of one
-    of them and by this tree. Returns how many records were carried over. Raises RecordError where a case fails or
-    differs, for timings, for a commit that the repository does not have, and in a tree with changes that are not
+    Records of the same code are run together, by a checkout of the commit of one of them and by this tree. Returns how
+    many records were carried over. Raises RecordError where a case fails, for kinds that differ, once all others are
+    carried over, for timings, for a commit that the repository does not have, and in a tree with changes that are not
     committed, which no record could name.
     """
     if experiment.quiet:
@@ -47,40 +47,46 @@ def carry(experiment: Experiment, results: Path, *, echo: Callable[[str], None] 
     for record in (record for file in sorted(files) for record in files[file]):
         if records.is_clean(record) and provenance.changes(record, experiment.run):
             alike.setdefault(records.key(records.standing(record)["code"]), []).append(record)
+    carried, differing = 0, []
     for group in alike.values():
         commit = records.standing(group[0])["commit"]
-        run = kinds(experiment, [record["configuration"] for record in group])
-        echo(f"{experiment.name}: {len(run)} kinds of {len(group)} cases of {commit[:7]} are run by both codes")
+        found = kinds(experiment, group)
+        cases = [case for case, _ in found]
+        echo(f"{experiment.name}: {len(cases)} kinds of {len(group)} cases of {commit[:7]} are run by both codes")
         with provenance.checkout(commit) as tree:
-            before, after = _replayed(experiment, run, (tree, code.ROOT))
-        if other := [one for one, old, new in zip(run, before, after, strict=True) if not same(old, new)]:
-            names = ", ".join(map(experiment.label, other))
-            told = f"nothing of {commit[:7]} is carried over: {len(other)} of {len(run)} differ: {names}"
-            raise RecordError(f"{experiment.name}: {told}")
-        proof = _proof(experiment, len(run), len(group))
-        for record in group:
+            before, after = _replayed(experiment, cases, (tree, code.ROOT))
+        agree = [same(*both) for both in zip(before, after, strict=True)]
+        differing += [experiment.label(case) for case, holds in zip(cases, agree, strict=True) if not holds]
+        proof = _proof(experiment, sum(agree), len(agree))
+        for record in (one for (_, own), holds in zip(found, agree, strict=True) if holds for one in own):
             record["carried"] = proof
+            carried += 1
         with records.lock(results):
             for file in {records.path(results, experiment.name, record["device"]) for record in group}:
                 records.write(file, files[file])
-    return sum(map(len, alike.values()))
+    if differing:
+        told = f"{carried} records carried over, but none of the {len(differing)} kinds that differ"
+        raise RecordError(f"{experiment.name}: {told}: {'; '.join(differing)}")
+    return carried
 
 
-def kinds(experiment: Experiment, cases: Iterable[Case]) -> list[Case]:
-    """One case of each kind, as short as its experiment makes it; seed and rate do not make a kind."""
-    found: dict[str, Case] = {}
-    for case in cases:
+def kinds(experiment: Experiment, found: Iterable[Record]) -> list[tuple[Case, list[Record]]]:
+    """A case of each kind, as short as its experiment makes it, and the records of that kind; seed and rate do not make
+    a kind."""
+    grouped: dict[str, tuple[Case, list[Record]]] = {}
+    for record in found:
+        case = record["configuration"]
         short = case if experiment.short is None else experiment.short(case)
         kind = {name: value for name, value in short.items() if name not in ("seed", "rate")}
-        found.setdefault(records.key(kind), short)
-    return list(found.values())
+        grouped.setdefault(records.key(kind), (short, []))[1].append(record)
+    return list(grouped.values())
 
 
-def _proof(experiment: Experiment, run: int, of: int) -> dict[str, Any]:
-    """What a carried record says: the code that it holds for, too, and how many cases have shown it for how many."""
+def _proof(experiment: Experiment, agreed: int, of: int) -> dict[str, Any]:
+    """What a carried record says: the code that it holds for, too, and how many kinds were the same of how many."""
     commit, clean = provenance.git_state()
     found = {"commit": commit, "clean": clean, "code": provenance.code_of(experiment.run)}
-    return found | {"date_utc": provenance.now(), "reproduced": run, "of": of}
+    return found | {"date_utc": provenance.now(), "reproduced": agreed, "of": of}
 
 
 def _replayed(experiment: Experiment, cases: Sequence[Case], trees: Sequence[Path]) -> list[list[dict[str, Any]]]:

@@ -10,8 +10,8 @@ all of them the code that they were measured with. In the file each record has a
 - `facts`: what is not repeated (bytes, orders, sizes), any JSON, may be empty;
 - `failures`: arm -> why it could not be measured (a compiler that gave up); empty as a rule;
 - `elapsed_s`: what the whole case took; `provenance`: where, when and with what (see `provenance.py`);
-- `carried`, where there is one: that the record holds for later code, too, as short cases of its kind and others gave
-  the same results with both codes, to the bit: how many were `reproduced` for how many, with which code, and when.
+- `carried`, where there is one: that the record holds for later code, too, as a short case of its kind gave the same
+  results with both codes, to the bit: how many kinds were `reproduced` of how many, with which code, and when.
 """
 
 import hashlib

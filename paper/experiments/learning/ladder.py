@@ -1,12 +1,8 @@
 """The ladder: small language models of bytes along budgets of 1 to 64 times the least, on a text that repeats itself
 and on one that does not; with heads that retrieve untrained, and against learned heads with a short convolution.
 
-One run serves all budgets up to its own. It is trained at a constant rate (after a warm-up), and at each budget, a
-power of two, a copy of it goes on for a last fifth of that budget's steps while the rate falls to 0: what is tested
-there is a model whose whole training was planned for that budget (warm-up, stable, decay: Hu et al. 2024,
-arXiv:2404.06395; as good as a cosine of that length: Hägele et al. 2024, arXiv:2405.18392). So all arms are compared at
-equal steps, FLOPs and seconds, of one run each: FLOPs by closed form, seconds as the processor's time of the copy's
-steps.
+One run serves all budgets up to its own (`budgets`). So all arms are compared at equal steps, FLOPs and seconds, of
+one run each: FLOPs by closed form, seconds as the processor's time of the copy's steps.
 
 The arms of a seed see the same batches, and are tested on the same windows, nearly all that the test part has. Rates
 are chosen by the validation part at `rates.TUNING`, a seed that does not count: of four a factor of two apart at
@@ -14,10 +10,7 @@ are chosen by the validation part at `rates.TUNING`, a seed that does not count:
 compared for is in 'ladder', what stands beside them in 'ladder-others', larger models in 'ladder-large'.
 """
 
-import copy
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import log
 from pathlib import Path
@@ -28,16 +21,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ortho._checks import one_of, positive_int, share
-from paper.experiments.engine import records
 from paper.experiments.engine.records import Case
-from paper.experiments.learning import fitting, ladder_analysis, rates
+from paper.experiments.learning import budgets, fitting, ladder_analysis, rates
+from paper.experiments.learning.budgets import COOLING, WARM_UP
 from paper.experiments.learning.ladder_arms import ARMS, CONVOLUTION
 from paper.experiments.learning.rates import TUNING
 from paper.tasks import novels, text
 from paper.tasks.counting import repeats
 from paper.tasks.task import Batch, Task
 from paper.tasks.text import Parts
-from paper.training import Recipe, Trainer
 
 TEXTS: Mapping[str, Callable[[], Parts]] = {"python": text.python_parts, "novels": novels.novels_parts}
 SIZES: Mapping[str, Mapping[str, int]] = {
@@ -50,9 +42,6 @@ BASE = 300  # steps, 307,200 bytes; 64 times as many are once the novels
 TUNED, LONG, LONGEST = 4, 16, 64  # budgets
 SEEDS = (1, 2, 3, 4, 5)
 TRIED = (6e-3, 3e-3, 1.2e-2, 1.5e-3)  # the likeliest first
-WARM_UP = 60  # steps
-COOLING = 0.2  # of a budget's steps
-WEIGHT_DECAY = 0.1
 BLOCKS = 40  # parts of the test that follow each other, each with a figure of its own
 VALIDATED = 200  # windows
 ROWS = 16  # windows of a test batch
@@ -76,22 +65,6 @@ LARGE_ARMS = (
 LARGE_SEEDS = (1, 2)
 
 Pairs = Sequence[tuple[str, str, int]]  # a text, an arm, the width of its convolution
-
-
-@dataclass(frozen=True)
-class _Stable(Recipe):
-    """A rate that rises for `WARM_UP` steps and stays."""
-
-    def share_of_rate(self, step: int) -> float:
-        return min(1.0, (step + 1) / WARM_UP)
-
-
-@dataclass(frozen=True)
-class _Cooling(Recipe):
-    """A rate that falls to 0 in a straight line."""
-
-    def share_of_rate(self, step: int) -> float:
-        return 1 - step / self.steps
 
 
 def case(
@@ -215,8 +188,6 @@ def _counted(
 def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     """Train one model up to its budget, and test it at each; a run that was killed goes on from its `checkpoint`.
 
-    What one budget's copy has done is lost with a kill, if it was not tested yet.
-
     Raises AssertionError if the trained model's fast form does not compute what its definition does.
     """
     seeds = fitting.paired_seeds(f"{case['arm']}, {case['convolution']}", "ladder", case["text"], case["seed"])
@@ -224,50 +195,17 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     parts = TEXTS[case["text"]]()
     task = text.language_modelling(case["text"], "the next byte", parts, case["N"])
     model = ARMS[case["arm"]].build(case, draws["weights"]).to(case["device"])
-    budgets = [2**i for i in range(case["budget"].bit_length())]
-    branches = {_steps(case, budget)[0]: budget for budget in budgets}
-    kind: dict[str, Any] = {"weight_decay": WEIGHT_DECAY, "precision": fitting.PRECISION[case["device"]]}
 
-    def watch(step: int) -> dict[str, Any]:
-        steps = _steps(case, branches[step])[1]
-        own = torch.Generator().manual_seed(0)
-        own.set_state(trunk.generator.get_state())  # the batches that come next
-        branch = Trainer(copy.deepcopy(model), task.train, _Cooling(steps, case["rate"], case["B"], **kind), own)
-        branch.optimiser.load_state_dict(trunk.optimiser.state_dict())
-        began = time.process_time()
-        branch.run()
-        seconds = (time.process_time() - began) / steps
-        found = {"budget": branches[step], "step": step + steps, "step_s": round(seconds, 6)}
-        if branches[step] == case["budget"]:
-            fitting.check_forms(branch.model, task, draws["checks"])
-        return found | _examined(branch.model, task, case)
+    def examined(copied: nn.Module) -> dict[str, Any]:
+        return _examined(copied, task, case)
 
-    last = max(branches)
-    trunk = Trainer(
-        model,
-        task.train,
-        _Stable(last, case["rate"], case["B"], **kind),
-        draws["training"],
-        at=list(branches),
-        watch=watch,
-        checkpoint=checkpoint,
-        identity=records.key(case),
-    )
-    trunk.run()
-    learnt = fitting.facts(trunk)
-    looks = trunk.watched
+    learnt = budgets.fit(model, task, case, draws, examined, checkpoint=checkpoint)
+    looks = learnt["validation"]
     repetitions = {
         f"{look['budget']} x": {f"{part}_bits": look["blocks"][part] for part in look["blocks"]} for look in looks
     }
     kept = [{name: value for name, value in look.items() if name != "blocks"} for look in looks]
     return {"seeds": seeds, "repetitions": repetitions, "facts": {**learnt, "validation": kept, "text": parts.facts()}}
-
-
-def _steps(case: Mapping[str, Any], budget: int) -> tuple[int, int]:
-    """After how many steps a budget's copy is taken, and how many it goes on for."""
-    whole = case["base"] * budget
-    cooling = max(1, round(COOLING * whole))
-    return whole - cooling, cooling
 
 
 @torch.no_grad()

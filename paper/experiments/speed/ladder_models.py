@@ -58,7 +58,7 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
         own = ladder.case(case["text"], arm, convolution=width, device=case["device"], **sizes)
         model = ARMS[arm].build(own, draws["weights"]).to(case["device"])
         fitting.check_forms(model, task, draws["checks"])
-        plan = fitting.recipe({**own, "steps": ladder.BASE}, weight_decay=ladder.WEIGHT_DECAY)
+        plan = fitting.recipe({**own, "steps": ladder.BASE})
         trainer = Trainer(model, task.train, plan, draws["training"])
         timings[name] = partial(language_models.timed, trainer, calls)
     return benchmark.compare(timings, BUDGETS[case["device"]], SEEDS, seconds, facts={"calls": calls})

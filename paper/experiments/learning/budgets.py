@@ -1,0 +1,103 @@
+"""One run that serves all budgets up to its own, each a power of two.
+
+A model is trained at a constant rate (after a warm-up), and at each budget a copy of it goes on for a last fifth of
+that budget's steps while the rate falls to 0: what is tested there is a model whose whole training was planned for that
+budget (warm-up, stable, decay: Hu et al. 2024, arXiv:2404.06395; as good as a cosine of that length: Hägele et al.
+2024, arXiv:2405.18392).
+"""
+
+import copy
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from paper.experiments.engine import records
+from paper.experiments.engine.records import Case
+from paper.experiments.learning import fitting
+from paper.tasks.task import Task
+from paper.training import Recipe, Trainer
+
+WARM_UP = 60  # steps
+COOLING = 0.2  # of a budget's steps
+
+
+@dataclass(frozen=True)
+class Stable(Recipe):
+    """A rate that rises for `WARM_UP` steps and stays."""
+
+    def share_of_rate(self, step: int) -> float:
+        return min(1.0, (step + 1) / WARM_UP)
+
+
+@dataclass(frozen=True)
+class Cooling(Recipe):
+    """A rate that falls to 0 in a straight line."""
+
+    def share_of_rate(self, step: int) -> float:
+        return 1 - step / self.steps
+
+
+def steps(case: Mapping[str, Any], budget: int) -> tuple[int, int]:
+    """After how many steps a budget's copy is taken, and how many it goes on for."""
+    whole = case["base"] * budget
+    cooling = max(1, round(COOLING * whole))
+    return whole - cooling, cooling
+
+
+def fit(
+    model: nn.Module,
+    task: Task,
+    case: Case,
+    draws: Mapping[str, torch.Generator],
+    examined: Callable[[nn.Module], dict[str, Any]],
+    *,
+    checkpoint: Path | None = None,
+) -> dict[str, Any]:
+    """Train a model up to the budget of its case: see `fitting.facts`, where a look is what `examined` says of the copy
+    at a budget, and its `budget`, its `step`s and the seconds of processor time of one, `step_s`.
+
+    A run that was killed goes on from its `checkpoint`; what one budget's copy has done is lost, if it was not tested
+    yet. Raises AssertionError if the last copy's fast form does not compute what its definition does.
+    """
+    branches = {steps(case, 2**i)[0]: 2**i for i in range(case["budget"].bit_length())}
+    kind: dict[str, Any] = {
+        "weight_decay": fitting.WEIGHT_DECAY,
+        "smoothing": case.get("smoothing", 0.0),
+        "precision": fitting.PRECISION[case["device"]],
+    }
+
+    def watch(step: int) -> dict[str, Any]:
+        budget = branches[step]
+        last = steps(case, budget)[1]
+        own = torch.Generator().manual_seed(0)
+        own.set_state(trunk.generator.get_state())  # the batches that come next
+        branch = Trainer(copy.deepcopy(model), task.train, Cooling(last, case["rate"], case["B"], **kind), own)
+        branch.optimiser.load_state_dict(trunk.optimiser.state_dict())
+        began = time.process_time()
+        branch.run()
+        seconds = (time.process_time() - began) / last
+        found = {"budget": budget, "step": step + last, "step_s": round(seconds, 6)}
+        if budget == case["budget"]:
+            fitting.check_forms(branch.model, task, draws["checks"])
+        return found | examined(branch.model)
+
+    device = next(model.parameters()).device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(draws["dropout"].initial_seed())
+        trunk = Trainer(
+            model,
+            task.train,
+            Stable(max(branches), case["rate"], case["B"], **kind),
+            draws["training"],
+            at=list(branches),
+            watch=watch,
+            checkpoint=checkpoint,
+            identity=records.key(case),
+        )
+        trunk.run()
+    return fitting.facts(trunk)

@@ -1,0 +1,300 @@
+"""Translation until the validation loss no longer falls: the encoder-decoders of `translating` on Multi30k, from few
+and from many pairs, along budgets.
+
+How much an arm gains depends on how long all are trained: fixed patterns need not be learnt, and so lead at first. One
+run serves all budgets up to its own (`budgets`). BLEU is kept by parts of the test, so that its error from the
+sentences that happen to be the test's is in the intervals beside that of the seeds.
+
+The rules, written before the runs. Of an arm's budgets the one with the lowest validation loss counts, in the mean of
+the seeds. An arm has converged on so many pairs if its loss at the longest budget is less than `FALLS` below that at
+half of it. Arms are compared in pairs of seeds; `compared` says how.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from math import exp
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ortho._checks import positive_int
+from ortho.layers.block import TransformerBlock
+from ortho.layers.multihead import MultiheadAttention
+from ortho.models.encoder_decoder import EncoderDecoder
+from ortho.theory.positionalness import head_weights, nearest_pattern, positionalness
+from paper.experiments.engine.records import Case, Record, pooled
+from paper.experiments.engine.tables import by_devices
+from paper.experiments.learning import budgets, fitting, rates, translating
+from paper.experiments.learning.rates import TUNING
+from paper.experiments.statistics import Interval
+from paper.tasks.task import Task
+from paper.tasks.translation import Translation
+
+TASK = "translation"
+ARMS = translating.FEW
+SIZES: dict[str, dict[str, int]] = {
+    "cpu": {"base": 100, "B": 64, "d": 64, "L": 2, "characters": 80, "subwords": 1000, "tested": 720, "looked": 400},
+    "cuda": {"base": 200, "B": 64, "d": 256, "L": 4, "characters": 999, "subwords": 4000, "tested": 999, "looked": 500},
+}
+# The longest budget by the number of pairs to train on, the most telling first.
+BUDGETS = {"cpu": {5000: 32, 20_000: 64, 1000: 16}, "cuda": {5000: 32, 29_000: 64, 1000: 16}}
+TUNED, TUNED_PAIRS = 8, 5000  # budget and pairs at which rates are chosen, for all numbers of pairs
+TRIED = (5e-3, 2.5e-3)
+SEEDS = (1, 2, 3)
+FALLS = 0.01  # of the loss
+BLOCKS = 36  # parts of the test
+INPUTS = 64  # sentences at most, on which heads are measured
+ORDERS = 4  # of n-grams
+DRAWN = 5000  # resamples
+LEVEL = 0.05
+# Of a part of the test: n-grams written that are in the reference, and all that are; words written, and asked for.
+COUNTS = (
+    *(f"{kind}_{n}_count" for n in range(1, ORDERS + 1) for kind in ("right", "all")),
+    "words_count",
+    "asked_count",
+)
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def case(
+    arm: str,
+    seed: int = TUNING,
+    rate: float | None = None,
+    *,
+    pairs: int,
+    budget: int,
+    device: str = "cpu",
+    **sizes: int,
+) -> Case:
+    """One run on so many pairs up to a budget, a power of two; `sizes` are those of `SIZES`, as there by default.
+
+    Raises TypeError or ValueError for unknown names, for sizes below 1 or that are none, and for another budget.
+    """
+    if positive_int("budget", budget) & (budget - 1):
+        raise ValueError(f"budget: expected a power of two, got {budget}")
+    size = fitting.sizes({**SIZES[device], "pairs": pairs, "budget": budget}, sizes)
+    known = translating.case(TASK, arm, seed, rate, pairs=next(iter(translating.STEPS[TASK][device])), device=device)
+    kept = {name: value for name, value in known.items() if name not in ("steps", *size)}
+    return {**kept, **size, "rate": rates.tried(TRIED, size["d"])[0] if rate is None else rate}
+
+
+def short(case: Case) -> Case:
+    """The case at the least budget, for runs that compare two codes."""
+    return case | {"budget": 1, "base": budgets.WARM_UP + 10, "tested": BLOCKS, "looked": 16}
+
+
+def cases(device: str) -> list[Case]:
+    """The runs that choose the rates; and of arms whose rate is chosen all numbers of pairs, seed by seed."""
+    tuned = partial(case, pairs=TUNED_PAIRS, budget=TUNED, device=device)
+    options = rates.tried(TRIED, SIZES[device]["d"])
+    chosen = {arm: rates.chosen("translation-budgets", tuned(arm)) for arm in ARMS}
+    counted = [
+        case(arm, seed, rate, pairs=pairs, budget=budget, device=device)
+        for seed in SEEDS
+        for pairs, budget in BUDGETS[device].items()
+        for arm, rate in chosen.items()
+        if rate is not None
+    ]
+    return [*(tuned(arm, rate=rate) for rate in options for arm in ARMS), *counted]
+
+
+def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
+    """Train one model up to its budget, and test it at each; a run that was killed goes on from its `checkpoint`.
+
+    Raises AssertionError if the trained model's fast form does not compute what its definition does, and what
+    `translating.run` raises of the texts.
+    """
+    seeds = translating.seeds_of(case)
+    draws = fitting.generators(seeds)
+    texts, task = translating.subject(case)
+    assert texts is not None  # of this task
+    own: dict[str, Any] = {"max_length": task.longest, "dropout": case["dropout"], "generator": draws["weights"]}
+    model = translating.build(case["arm"], task.vocab_size, case["d"], case["L"], **own).to(case["device"])
+    counted: list[dict[str, list[float]]] = []
+
+    def examined(copied: nn.Module) -> dict[str, Any]:
+        return _examined(copied, task, texts, case)
+
+    learnt = budgets.fit(model, task, case, draws, examined, checkpoint=checkpoint)
+    for look in learnt["validation"]:
+        counted.append(look.pop("counts"))
+    repetitions = {f"{look['budget']} x": one for look, one in zip(learnt["validation"], counted, strict=True)}
+    facts = {**learnt, **translating.shape(task, case["B"]), **texts.facts()}
+    return {"seeds": seeds, "repetitions": repetitions, "facts": facts}
+
+
+def _examined(model: nn.Module, task: Task, texts: Translation, case: Case) -> dict[str, Any]:
+    """Loss on the validation part; of a run that counts what BLEU is made of, and how positional the heads are."""
+    model.eval()
+    looked = {**case, "tested": case["looked"]}
+    found: dict[str, Any] = {
+        name: values[0]
+        for name, values in fitting.evaluate(model, task.validation, looked, torch.Generator().manual_seed(0)).items()
+    }
+    if case["seed"] == TUNING:
+        return found | {"counts": {"loss_nats": [found["loss_nats"]]}}
+    assert isinstance(model, EncoderDecoder)
+    counts = texts.counts("test", translating.written(model, task, case), BLOCKS)
+    bleu = score(np.array([counts[name] for name in COUNTS], dtype=np.float64).sum(1))
+    return found | {"counts": counts, "bleu_fraction": round(bleu, 6), "heads": heads(model, task, case)}
+
+
+@torch.no_grad()
+def heads(model: EncoderDecoder, task: Task, case: Case) -> list[list[dict[str, Any]]]:
+    """By layer of the encoder and learned head: the share of its weights' variation that positions explain, and the
+    nearest pattern with its share; [] for a layer whose heads are not all of one kind.
+
+    On sentences of one length, the most frequent one of the validation part.
+    """
+    (source, _, mask), _ = task.validation(case["looked"], torch.Generator().manual_seed(0))
+    lengths = mask.sum(1)
+    N = int(lengths.mode().values)
+    tokens = source[lengths == N][:INPUTS, :N].to(case["device"])
+    inputs: dict[nn.Module, Tensor] = {}
+    layers = [block.attention for block in model.encoder if isinstance(block, TransformerBlock)]
+    hooks = [layer.register_forward_pre_hook(lambda layer, given: inputs.update({layer: given[0]})) for layer in layers]
+    model.encode(tokens)
+    for hook in hooks:
+        hook.remove()
+    return [[_positional(own) for own in _weights(layer, inputs[layer])] for layer in layers]
+
+
+def _weights(layer: nn.Module, x: Tensor) -> Sequence[Tensor]:
+    """The weights of each head, (S, N, N)."""
+    return head_weights(layer, x).unbind(1) if isinstance(layer, MultiheadAttention) and len(x) > 2 else ()
+
+
+def _positional(weights: Tensor) -> dict[str, Any]:
+    fit = nearest_pattern(weights)
+    shares = {"absolute": positionalness(weights).value, "pattern_share": fit.share.value}
+    return {"pattern": fit.pattern.name, **{name: round(value, 5) for name, value in shares.items()}}
+
+
+def score(counts: Array) -> float:
+    """BLEU, from 0 to 1, of counts in the order of `COUNTS`, of one text or sums over several.
+
+    The geometric mean of the shares of n-grams that are right, times exp(1 - asked / words) if that is less than 1
+    (Papineni et al. 2002); 0 if no n-gram of an order is right, where sacrebleu smooths.
+    """
+    right, every = counts[: 2 * ORDERS : 2], counts[1 : 2 * ORDERS : 2]
+    words, asked = counts[-2:]
+    if not right.all():
+        return 0.0
+    return float(np.exp(np.log(right / every).mean()) * exp(min(0.0, 1 - asked / words)))
+
+
+class Compared(NamedTuple):
+    """BLEU of an arm less that of another, of 1; its interval, at `LEVEL` on both sides together; both arms' budgets
+    that count, whether both have converged, and the seeds."""
+
+    mean: float
+    interval: Interval
+    budgets: tuple[int, int]
+    converged: bool
+    seeds: tuple[int, ...]
+
+
+Runs = Mapping[int, Mapping[str, list[Record]]]
+
+
+def by_pairs(records: Iterable[Record]) -> dict[int, dict[str, list[Record]]]:
+    """Number of pairs -> arm -> the runs that count, by seed."""
+    found: dict[int, dict[str, list[Record]]] = {}
+    for record in sorted(filter(rates.counts, records), key=lambda one: int(one["configuration"]["seed"])):
+        told = record["configuration"]
+        found.setdefault(told["pairs"], {}).setdefault(told["arm"], []).append(record)
+    return dict(sorted(found.items()))
+
+
+def losses(runs: Sequence[Record]) -> dict[int, float]:
+    """Budget -> loss on the validation part, in nats a token, in the mean of the seeds."""
+    looks = [{look["budget"]: float(look["loss_nats"]) for look in run["facts"]["validation"]} for run in runs]
+    return {budget: float(np.mean([one[budget] for one in looks])) for budget in looks[0]}
+
+
+def best(runs: Sequence[Record]) -> int:
+    """The budget that counts."""
+    found = losses(runs)
+    return min(found, key=lambda budget: found[budget])
+
+
+def converged(runs: Sequence[Record]) -> bool:
+    """Whether the loss at the longest budget is less than `FALLS` below that at half of it."""
+    found = list(losses(runs).values())
+    return len(found) > 1 and found[-1] > (1 - FALLS) * found[-2]
+
+
+def bleu(runs: Sequence[Record], budget: int | None = None) -> list[float]:
+    """BLEU of each run, from 0 to 1, at a budget, by default the one that counts."""
+    at = best(runs) if budget is None else budget
+    return [score(_table(run, at).sum(0)) for run in runs]
+
+
+def compared(ours: Sequence[Record], theirs: Sequence[Record], budget: int | None = None) -> Compared | None:
+    """Two arms at a budget, by default each at its own that counts; None if they have fewer than two seeds in common.
+
+    The interval holds the seeds' error and that of the test: seeds and parts of the test are drawn anew, both with
+    replacement and the same for both arms.
+    """
+    sides = [{int(run["configuration"]["seed"]): run for run in runs} for runs in (ours, theirs)]
+    seeds = tuple(sorted(sides[0].keys() & sides[1].keys()))
+    if len(seeds) < 2:
+        return None
+    at = tuple(best(runs) if budget is None else budget for runs in (ours, theirs))
+    tables = [np.stack([_table(side[seed], n) for seed in seeds]) for side, n in zip(sides, at, strict=True)]
+    mean = float(np.mean([score(a.sum(0)) - score(b.sum(0)) for a, b in zip(*tables, strict=True)]))
+    generator = np.random.default_rng(0)
+    drawn = []
+    for _ in range(DRAWN):
+        rows = generator.integers(len(seeds), size=len(seeds))
+        parts = generator.integers(tables[0].shape[1], size=tables[0].shape[1])
+        a, b = (np.mean([score(table[row, parts].sum(0)) for row in rows]) for table in tables)
+        drawn.append(a - b)
+    low, high = (float(end) for end in np.quantile(drawn, (LEVEL / 2, 1 - LEVEL / 2)))
+    return Compared(mean, (low, high), (at[0], at[1]), converged(ours) and converged(theirs), seeds)
+
+
+def _table(run: Record, budget: int) -> Array:
+    """What the parts of the test count, (parts, len(COUNTS))."""
+    counts = run["repetitions"][f"{budget} x"]
+    return np.array([counts[name] for name in COUNTS], dtype=np.float64).T
+
+
+def work(case: Case) -> float:
+    """Seconds that a case takes, roughly."""
+    steps = case["base"] * case["budget"]
+    return translating.work({**case, "steps": round((1 + budgets.COOLING) * steps)})
+
+
+label = "{arm}, pairs={pairs}, {budget} x, seed={seed}, rate={rate:g}".format_map
+
+
+def line(record: Record) -> str:
+    """One run in a line: the loss at each budget, and BLEU of a run that counts."""
+    looks = record["facts"]["validation"]
+    texts = [f"{one['budget']} x {one['loss_nats']:.3f}" for one in looks]
+    scores = [f"{100 * one['bleu_fraction']:.1f}" for one in looks if "bleu_fraction" in one]
+    return f"nats {', '.join(texts)}" + (f"; BLEU {', '.join(scores)}" if scores else "")
+
+
+@by_devices(note=": BLEU at the budget with the lowest validation loss", groups=pooled)
+def table(records: Sequence[Record]) -> list[str]:
+    """The stored figures, a table for all CPUs and one for each other device."""
+    texts = []
+    for pairs, arms in by_pairs(records).items():
+        base = arms.get(translating.FEW[0], [])
+        for arm, runs in arms.items():
+            found, reached = 100 * np.mean(bleu(runs)), "" if converged(runs) else ", not converged"
+            told = compared(runs, base) if runs is not base else None
+            against = (
+                ""
+                if told is None
+                else f", {100 * told.mean:+.1f} [{100 * told.interval[0]:+.1f}, {100 * told.interval[1]:+.1f}]"
+            )
+            texts.append(
+                f"{pairs:6} pairs  {arm:22}{found:5.1f} at {best(runs)} x, {len(runs)} seeds{reached}{against}"
+            )
+    return texts
