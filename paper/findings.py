@@ -23,6 +23,7 @@ from paper.claims.evidence import frozen_layer, printed_models, printed_speed_up
 from paper.claims.evidence.one_learned_head import along_budgets
 from paper.claims.figures import read, show
 from paper.claims.outcomes import BITS_A_BYTE
+from paper.experiments.engine.records import Record
 from paper.experiments.learning import analysis, ladder, ladder_analysis, language
 from paper.experiments.learning.analysis import Judged, Runs
 from paper.experiments.speed import analysis as speed
@@ -374,21 +375,20 @@ def freezing_learnt() -> Values:
 
 
 def longer_budgets() -> Values:
-    """Heads that retrieve untrained, and one learned head, beside learned heads with the convolution, at the longest
-    budget at which all were compared on both texts."""
+    """Heads that retrieve untrained, and one learned head, beside learned heads with the convolution: at the longest
+    budget but one on both texts, and at the longest on program sources."""
     records = ladder_analysis.standing(experiments.load("ladder"))
     arms = {"induction": "2 induction + 2 positional", "one": MIXED}
-    for budget in (ladder.LONGEST, ladder.LONG):
-        found = {
-            f"{name}_{short}": ladder_analysis.compared(records, name, arm, budget)
-            for name in ladder.TEXTS
-            for short, arm in arms.items()
-        }
-        if None not in found.values():
-            shown = [held for _, held in ladder_analysis.judged(records).values()]
-            counts = {"ladder_shown": str(sum(shown)), "ladder_hypotheses": str(len(shown))}
-            return _compared(found, budget) | counts | _step_of_induction()
-    return {}
+    found = {
+        f"{name}_{short}": ladder_analysis.compared(records, name, arm, ladder.LONG)
+        for name in ladder.TEXTS
+        for short, arm in arms.items()
+    }
+    if None in found.values():
+        return {}
+    shown = [held for _, held in ladder_analysis.judged(records).values()]
+    counts = {"ladder_shown": str(sum(shown)), "ladder_hypotheses": str(len(shown))}
+    return _compared(found) | _at_last(records, arms) | counts | _step_of_induction()
 
 
 def _step_of_induction() -> Values:
@@ -408,16 +408,33 @@ def numbers(found: Iterable[int]) -> str:
     return str(*each) if len(each) == 1 else f"{min(each)} to {max(each)}"
 
 
-def _compared(found: Mapping[str, Any], budget: int) -> Values:
+def _compared(found: Mapping[str, Any]) -> Values:
     """The differences at a budget; AssertionError unless they have the signs that the pages give them in words."""
     assert found["python_induction"].interval[1] < 0 < found["novels_induction"].interval[1]
     sizes = ladder.case("python", ladder_analysis.RIVAL)
-    seen = budget * sizes["base"] * sizes["B"] * sizes["N"]
     return {f"ladder_{name}": _signed(one.mean, one.interval) for name, one in found.items()} | {
-        "ladder_bytes": f"{seen:,}",
+        "ladder_bytes": _bytes_seen(ladder.LONG),
         "ladder_seeds": numbers(len(one.seeds) for one in found.values()),
         "ladder_size": f"$d = {sizes['d']}$, {sizes['L']} blocks",
     }
+
+
+def _at_last(records: Sequence[Record], arms: Mapping[str, str]) -> Values:
+    """Differences on program sources at the longest budget; AssertionError if heads that retrieve untrained lead."""
+    found = {short: ladder_analysis.compared(records, "python", arm, ladder.LONGEST) for short, arm in arms.items()}
+    known = {short: one for short, one in found.items() if one is not None}
+    if not known:
+        return {}
+    assert known["induction"].interval[1] > 0
+    return {f"ladder_last_{short}": _signed(one.mean, one.interval) for short, one in known.items()} | {
+        "ladder_last_bytes": _bytes_seen(ladder.LONGEST),
+        "ladder_last_seeds": numbers(len(one.seeds) for one in known.values()),
+    }
+
+
+def _bytes_seen(budget: int) -> str:
+    sizes = ladder.case("python", ladder_analysis.RIVAL)
+    return f"{budget * sizes['base'] * sizes['B'] * sizes['N']:,}"
 
 
 def _later(runs: Mapping[str, Runs], times: float, margin: float) -> Values:

@@ -30,7 +30,7 @@ from paper.experiments.engine.tables import by_devices
 from paper.experiments.learning import budgets, fitting, rates, translating
 from paper.experiments.learning.rates import TUNING
 from paper.experiments.statistics import Interval
-from paper.tasks.task import Task
+from paper.tasks.task import Draw, Task
 from paper.tasks.translation import Translation
 
 TASK = "translation"
@@ -127,19 +127,22 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
 
 
 def _examined(model: nn.Module, task: Task, texts: Translation, case: Case) -> dict[str, Any]:
-    """Loss on the validation part; of a run that counts what BLEU is made of, and how positional the heads are."""
+    """Losses on the validation part and, of as many pairs, on what was trained on; of a run that counts the test's,
+    what its BLEU is made of, and how positional the heads are."""
     model.eval()
     looked = {**case, "tested": case["looked"]}
-    found: dict[str, Any] = {
-        name: values[0]
-        for name, values in fitting.evaluate(model, task.validation, looked, torch.Generator().manual_seed(0)).items()
-    }
+
+    def loss(draw: Draw, size: Case) -> float:
+        return fitting.evaluate(model, draw, size, torch.Generator().manual_seed(0))["loss_nats"][0]
+
+    found: dict[str, Any] = {"loss_nats": loss(task.validation, looked), "seen_nats": loss(texts.task.train, looked)}
     if case["seed"] == TUNING:
         return found | {"counts": {"loss_nats": [found["loss_nats"]]}}
     assert isinstance(model, EncoderDecoder)
     counts = texts.counts("test", translating.written(model, task, case), BLOCKS)
     bleu = score(np.array([counts[name] for name in COUNTS], dtype=np.float64).sum(1))
-    return found | {"counts": counts, "bleu_fraction": round(bleu, 6), "heads": heads(model, task, case)}
+    found |= {"test_nats": loss(task.tests["test"], case), "bleu_fraction": round(bleu, 6)}
+    return found | {"counts": counts, "heads": heads(model, task, case)}
 
 
 @torch.no_grad()
