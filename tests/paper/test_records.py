@@ -175,7 +175,7 @@ def test_a_record_without_what_its_readers_need_is_refused(tmp_path, name, kind,
     damage, message = UNREADABLE[kind]
     experiment = experiments.EXPERIMENTS[name]
     needs = experiment.needs
-    times = {arm: dict.fromkeys(needs.quantities, [1.0] * 31) for arm in needs.arms or ("sdpa",)}
+    times = {arm: dict.fromkeys(needs.quantities or ("run_s",), [1.0] * 31) for arm in needs.arms or ("sdpa",)}
     facts = {arm: {} for arm in times} | {"loss": [1.0], "validation": [], "parameters": 1, "train_s": 1.0}
     facts |= {"source_tokens": 2.0, "target_tokens": 2.0, "vocab_size": 2, "gradients": {}}
     facts |= {name: kind() for name, kind in needs.facts.items() if name not in facts}
