@@ -423,7 +423,7 @@ def _at_last(records: Sequence[Record], arms: Mapping[str, str]) -> Values:
     """Differences on program sources at the longest budget; AssertionError if heads that retrieve untrained lead."""
     found = {short: ladder_analysis.compared(records, "python", arm, ladder.LONGEST) for short, arm in arms.items()}
     known = {short: one for short, one in found.items() if one is not None}
-    if not known:
+    if known.keys() != found.keys():
         return {}
     assert known["induction"].interval[1] > 0
     return {f"ladder_last_{short}": _signed(one.mean, one.interval) for short, one in known.items()} | {
@@ -433,6 +433,7 @@ def _at_last(records: Sequence[Record], arms: Mapping[str, str]) -> Values:
 
 
 def _bytes_seen(budget: int) -> str:
+    """How many bytes the ladder's models have drawn at a budget."""
     sizes = ladder.case("python", ladder_analysis.RIVAL)
     return f"{budget * sizes['base'] * sizes['B'] * sizes['N']:,}"
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ortho._checks import positive_int
 from paper.experiments.engine import records
 from paper.experiments.engine.records import Case
 from paper.experiments.learning import fitting
@@ -40,6 +41,13 @@ class Cooling(Recipe):
 
     def share_of_rate(self, step: int) -> float:
         return 1 - step / self.steps
+
+
+def checked_budget(budget: int) -> int:
+    """The budget, if it is a power of two, else TypeError or ValueError."""
+    if positive_int("budget", budget) & (budget - 1):
+        raise ValueError(f"budget: expected a power of two, got {budget}")
+    return budget
 
 
 def steps(case: Mapping[str, Any], budget: int) -> tuple[int, int]:

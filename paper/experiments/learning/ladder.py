@@ -87,8 +87,6 @@ def case(
     if unknown := set(sizes) - set(size):
         raise TypeError(f"sizes: expected some of {', '.join(size)}, got {', '.join(sorted(unknown))}")
     size = {key: positive_int(key, value) for key, value in {**size, **sizes}.items()}
-    if positive_int("budget", budget) & (budget - 1):
-        raise ValueError(f"budget: expected a power of two, got {budget}")
     if (heads := ARMS[one_of("arm", arm, ARMS)].num_heads) != size["H"]:
         raise ValueError(f"H: expected {heads}, the heads of the arm {arm!r}, got {size['H']}")
     return {
@@ -96,7 +94,7 @@ def case(
         "text": text,
         "arm": arm,
         "convolution": fitting.not_negative("convolution", convolution),
-        "budget": budget,
+        "budget": budgets.checked_budget(budget),
         "seed": fitting.not_negative("seed", seed),
         "rate": rates.tried(TRIED, size["d"])[0] if rate is None else share("rate", rate),
         **size,

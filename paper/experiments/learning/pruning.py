@@ -56,8 +56,7 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     seeds = translating.seeds_of(case)
     draws = fitting.generators(seeds)
     _, task = translating.subject(case)
-    own: dict[str, Any] = {"max_length": task.longest, "dropout": case["dropout"], "generator": draws["weights"]}
-    model = translating.build(ARM, task.vocab_size, case["d"], case["L"], **own).to(case["device"])
+    model = translating.model_of(case, task, draws)
     looked, looks = {**case, "tested": case["looked"]}, translating.LOOKS
     recipe = fitting.recipe(case)
     learnt = fitting.fit(model, task, recipe, looked, draws, looks=looks, keep_best=True, checkpoint=checkpoint)

@@ -109,6 +109,12 @@ def build(
     return EncoderDecoder(vocab_size, d, H, L, max_length=max_length, positions="sinusoidal", **own)
 
 
+def model_of(case: Case, task: Task, draws: Mapping[str, torch.Generator]) -> EncoderDecoder:
+    """The untrained model of a case, on its device."""
+    own: dict[str, Any] = {"max_length": task.longest, "dropout": case["dropout"], "generator": draws["weights"]}
+    return build(case["arm"], task.vocab_size, case["d"], case["L"], **own).to(case["device"])
+
+
 def training_flop(arm: str, B: int, M: int, N: int, d: int, L: int, *, vocab_size: int) -> int:
     """FLOPs of the matrix products of a training step on sources (B, M) and targets (B, N), without the loss.
 
@@ -158,8 +164,7 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     seeds = seeds_of(case)
     draws = fitting.generators(seeds)
     texts, task = subject(case)
-    own: dict[str, Any] = {"max_length": task.longest, "dropout": case["dropout"], "generator": draws["weights"]}
-    model = build(case["arm"], task.vocab_size, case["d"], case["L"], **own).to(case["device"])
+    model = model_of(case, task, draws)
     recipe = fitting.recipe(case)
     looked = {**case, "tested": case["looked"]}
     learnt = fitting.fit(model, task, recipe, looked, draws, looks=LOOKS, keep_best=True, checkpoint=checkpoint)

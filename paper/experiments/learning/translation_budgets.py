@@ -20,14 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ortho._checks import positive_int
+from ortho._checks import one_of
 from ortho.layers.block import TransformerBlock
 from ortho.layers.multihead import MultiheadAttention
 from ortho.models.encoder_decoder import EncoderDecoder
 from ortho.theory.positionalness import head_weights, nearest_pattern, positionalness
 from paper.experiments.engine.records import Case, Record, pooled
 from paper.experiments.engine.tables import by_devices
-from paper.experiments.learning import budgets, fitting, rates, translating
+from paper.experiments.learning import analysis, budgets, fitting, rates, translating
 from paper.experiments.learning.rates import TUNING
 from paper.experiments.statistics import Interval
 from paper.tasks.task import Draw, Task
@@ -69,15 +69,15 @@ def case(
     device: str = "cpu",
     **sizes: int,
 ) -> Case:
-    """One run on so many pairs up to a budget, a power of two; `sizes` are those of `SIZES`, as there by default.
+    """One run on so many pairs up to a budget; `sizes` are those of `SIZES`, as there by default.
 
-    Raises TypeError or ValueError for unknown names, for sizes below 1 or that are none, and for another budget.
+    Raises ValueError for an unknown arm or device, for a size below 1, and for a budget that is no power of two;
+    TypeError for a size that is no integer or has another name.
     """
-    if positive_int("budget", budget) & (budget - 1):
-        raise ValueError(f"budget: expected a power of two, got {budget}")
-    size = fitting.sizes({**SIZES[device], "pairs": pairs, "budget": budget}, sizes)
-    known = translating.case(TASK, arm, seed, rate, pairs=next(iter(translating.STEPS[TASK][device])), device=device)
-    kept = {name: value for name, value in known.items() if name not in ("steps", *size)}
+    known = SIZES[one_of("device", device, SIZES)]
+    size = fitting.sizes({**known, "pairs": pairs, "budget": budgets.checked_budget(budget)}, sizes)
+    like = translating.case(TASK, arm, seed, rate, pairs=next(iter(translating.STEPS[TASK][device])), device=device)
+    kept = {name: value for name, value in like.items() if name not in ("steps", *size)}
     return {**kept, **size, "rate": rates.tried(TRIED, size["d"])[0] if rate is None else rate}
 
 
@@ -111,17 +111,13 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     draws = fitting.generators(seeds)
     texts, task = translating.subject(case)
     assert texts is not None  # of this task
-    own: dict[str, Any] = {"max_length": task.longest, "dropout": case["dropout"], "generator": draws["weights"]}
-    model = translating.build(case["arm"], task.vocab_size, case["d"], case["L"], **own).to(case["device"])
-    counted: list[dict[str, list[float]]] = []
+    model = translating.model_of(case, task, draws)
 
     def examined(copied: nn.Module) -> dict[str, Any]:
         return _examined(copied, task, texts, case)
 
     learnt = budgets.fit(model, task, case, draws, examined, checkpoint=checkpoint)
-    for look in learnt["validation"]:
-        counted.append(look.pop("counts"))
-    repetitions = {f"{look['budget']} x": one for look, one in zip(learnt["validation"], counted, strict=True)}
+    repetitions = {f"{look['budget']} x": look.pop("counts") for look in learnt["validation"]}
     facts = {**learnt, **translating.shape(task, case["B"]), **texts.facts()}
     return {"seeds": seeds, "repetitions": repetitions, "facts": facts}
 
@@ -140,7 +136,7 @@ def _examined(model: nn.Module, task: Task, texts: Translation, case: Case) -> d
         return found | {"counts": {"loss_nats": [found["loss_nats"]]}}
     assert isinstance(model, EncoderDecoder)
     counts = texts.counts("test", translating.written(model, task, case), BLOCKS)
-    bleu = score(np.array([counts[name] for name in COUNTS], dtype=np.float64).sum(1))
+    bleu = score(_table(counts).sum(0))
     found |= {"test_nats": loss(task.tests["test"], case), "bleu_fraction": round(bleu, 6)}
     return found | {"counts": counts, "heads": heads(model, task, case)}
 
@@ -200,15 +196,12 @@ class Compared(NamedTuple):
     seeds: tuple[int, ...]
 
 
-Runs = Mapping[int, Mapping[str, list[Record]]]
-
-
 def by_pairs(records: Iterable[Record]) -> dict[int, dict[str, list[Record]]]:
     """Number of pairs -> arm -> the runs that count, by seed."""
     found: dict[int, dict[str, list[Record]]] = {}
-    for record in sorted(filter(rates.counts, records), key=lambda one: int(one["configuration"]["seed"])):
-        told = record["configuration"]
-        found.setdefault(told["pairs"], {}).setdefault(told["arm"], []).append(record)
+    groups = analysis.grouped(records, lambda one: (one["configuration"]["pairs"], one["configuration"]["arm"]))
+    for (pairs, arm), runs in groups.items():
+        found.setdefault(pairs, {})[arm] = runs
     return dict(sorted(found.items()))
 
 
@@ -233,7 +226,7 @@ def converged(runs: Sequence[Record]) -> bool:
 def bleu(runs: Sequence[Record], budget: int | None = None) -> list[float]:
     """BLEU of each run, from 0 to 1, at a budget, by default the one that counts."""
     at = best(runs) if budget is None else budget
-    return [score(_table(run, at).sum(0)) for run in runs]
+    return [score(_at(run, at).sum(0)) for run in runs]
 
 
 def compared(ours: Sequence[Record], theirs: Sequence[Record], budget: int | None = None) -> Compared | None:
@@ -242,12 +235,12 @@ def compared(ours: Sequence[Record], theirs: Sequence[Record], budget: int | Non
     The interval holds the seeds' error and that of the test: seeds and parts of the test are drawn anew, both with
     replacement and the same for both arms.
     """
-    sides = [{int(run["configuration"]["seed"]): run for run in runs} for runs in (ours, theirs)]
+    sides = [{analysis.seed(run): run for run in runs} for runs in (ours, theirs)]
     seeds = tuple(sorted(sides[0].keys() & sides[1].keys()))
     if len(seeds) < 2:
         return None
     at = tuple(best(runs) if budget is None else budget for runs in (ours, theirs))
-    tables = [np.stack([_table(side[seed], n) for seed in seeds]) for side, n in zip(sides, at, strict=True)]
+    tables = [np.stack([_at(side[seed], n) for seed in seeds]) for side, n in zip(sides, at, strict=True)]
     mean = float(np.mean([score(a.sum(0)) - score(b.sum(0)) for a, b in zip(*tables, strict=True)]))
     generator = np.random.default_rng(0)
     drawn = []
@@ -260,9 +253,12 @@ def compared(ours: Sequence[Record], theirs: Sequence[Record], budget: int | Non
     return Compared(mean, (low, high), (at[0], at[1]), converged(ours) and converged(theirs), seeds)
 
 
-def _table(run: Record, budget: int) -> Array:
-    """What the parts of the test count, (parts, len(COUNTS))."""
-    counts = run["repetitions"][f"{budget} x"]
+def _at(run: Record, budget: int) -> Array:
+    """What the parts of the test count at a budget, (parts, len(COUNTS))."""
+    return _table(run["repetitions"][f"{budget} x"])
+
+
+def _table(counts: Mapping[str, Sequence[float]]) -> Array:
     return np.array([counts[name] for name in COUNTS], dtype=np.float64).T
 
 
@@ -290,14 +286,10 @@ def table(records: Sequence[Record]) -> list[str]:
     for pairs, arms in by_pairs(records).items():
         base = arms.get(translating.FEW[0], [])
         for arm, runs in arms.items():
-            found, reached = 100 * np.mean(bleu(runs)), "" if converged(runs) else ", not converged"
+            text = f"{pairs:6} pairs  {arm:22}{100 * np.mean(bleu(runs)):5.1f} at {best(runs)} x, {len(runs)} seeds"
+            text += "" if converged(runs) else ", not converged"
             told = compared(runs, base) if runs is not base else None
-            against = (
-                ""
-                if told is None
-                else f", {100 * told.mean:+.1f} [{100 * told.interval[0]:+.1f}, {100 * told.interval[1]:+.1f}]"
-            )
-            texts.append(
-                f"{pairs:6} pairs  {arm:22}{found:5.1f} at {best(runs)} x, {len(runs)} seeds{reached}{against}"
-            )
+            if told is not None:
+                text += ", {:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * one for one in (told.mean, *told.interval)))
+            texts.append(text)
     return texts
