@@ -306,18 +306,21 @@ def induction_heads(
     H: Size,
     *,
     head_dim: Size = None,
+    key_dim: Size = None,
     tokens: Size = 1,
+    sink: float | None = None,
     draw: str = "haar",
     form: str = "fast",
     causal: bool = False,
     input_grad: bool = True,
     itemsize: int = 4,
 ) -> Cost:
-    """`InductionHeads(d, H)` on x (B, N, d); structured draws need numbers for d, H and `head_dim`.
+    """`InductionHeads(d, H)` on x (B, N, d); structured draws need numbers for d, H and the widths.
 
     Queries are made, and keys are the same a token late: one product. The fast form makes them again backward.
     """
-    K, n = head_width(d, H, head_dim), tokens
+    V, n = head_width(d, H, head_dim), tokens
+    K = V if key_dim is None else key_dim
     passes: dict[str, Any] = {"input_grad": input_grad, "itemsize": itemsize}
     width = H * K
     by_signs = one_of("draw", draw, (*DRAWS, STRUCTURED)) == STRUCTURED
@@ -325,9 +328,9 @@ def induction_heads(
     # Squares, their sum, the product with the length; of a token its length. The sum over tokens.
     elementwise = 3 * B * N * d + 3 * B * N + (n - 1) * B * N * width
     made = made * n + Cost(elementwise_forward=elementwise, state_bytes=itemsize * B * (width + (n - 1) * d))
-    core = value_gradient_cost(B, N, H, K, K, form=form, causal=causal, itemsize=itemsize)
+    core = value_gradient_cost(B, N, H, K, V, sink=sink is not None, form=form, causal=causal, itemsize=itemsize)
     again = _again(made, 2 * B * N * width) if form == "fast" else Cost()
-    return added(_around(B, N, d, width, **passes), made, replace(core, output_bytes=0), again)
+    return added(_around(B, N, d, H * V, **passes), made, replace(core, output_bytes=0), again)
 
 
 def _again(made: Cost, numbers: Size) -> Cost:

@@ -13,8 +13,13 @@ Against M tokens that do not match the one that does has a share of the softmax 
 $1 / (1 + M e^{c^2 / 2 - c \sqrt K})$, the larger the nearer c is to $\sqrt K$: a head finds it where $K > 2 \ln M$.
 Tokens of a text are not independent. From c = 4 on near matches decide rather than the noise, and a larger c only makes
 them less heard: by default c is $\sqrt K$, but 4 at most.
+
+A softmax reads something even where nothing matches. With a *sink* each row has one more score, a share of $c \sqrt K$,
+of a key whose value is 0: then the head reads nothing where all scores are well below it. That needs room between a
+match and the largest of M scores of standard deviation c, about $c \sqrt{2 \ln M}$, and so wider keys than values have.
 """
 
+from functools import partial
 from math import sqrt
 from typing import Any
 
@@ -26,7 +31,6 @@ from ortho import _checks
 from ortho._checks import carried, checked, upcast
 from ortho._typing import Bool, Float, State, Tensor
 from ortho._weights import new_weight, split_heads, tokens_there
-from ortho.attention import MECHANISMS
 from ortho.attention.cache import KeyValueCache
 from ortho.attention.softmax.value_gradient import (
     recomputed_attention,
@@ -34,7 +38,7 @@ from ortho.attention.softmax.value_gradient import (
     value_gradient_attention_reference,
 )
 from ortho.orthogonal import DRAWS
-from ortho.projections.projection import Projection
+from ortho.projections.projection import Projection, head_sizes
 from ortho.projections.structured import StructuredProjection
 
 STRUCTURED = "structured"
@@ -63,9 +67,10 @@ class _Rotation(StructuredProjection):
 class InductionProjection(Projection):
     """x (B, N, d) -> q and k (B, H, N, K) as above, which no gradient reaches.
 
-    `tokens` is n, the number of last tokens that are compared, and `sharpness` c. `draw` names the law of R, one of
-    `ortho.orthogonal.DRAWS`, or 'structured': sign flips and small transforms (`StructuredProjection`), which serve
-    heads of at most d numbers together. As many heads as fit into d are drawn with orthogonal rows altogether.
+    `head_dim` is K, by default d/H, `tokens` is n, the number of last tokens that are compared, and `sharpness` c.
+    `draw` names the law of R, one of `ortho.orthogonal.DRAWS`, or 'structured': sign flips and small transforms
+    (`StructuredProjection`), which serve heads of at most d numbers together. As many heads as fit into d are drawn
+    with orthogonal rows altogether.
 
     The first token has no predecessor: its key is 0, the mean of the scores of what does not match, as is what lies
     before the sequence where several tokens are compared. The same holds behind a token that is not there.
@@ -173,17 +178,19 @@ class InductionProjection(Projection):
 class InductionHeads(nn.Module):
     """Softmax attention with one frozen projection for queries and keys, where each key is made from the token before.
 
-    `InductionProjection` makes q and k and explains `tokens`, `sharpness` and `draw`. q and k are constants: only the
-    values have a gradient (`softmax.value_gradient`), for which q and k are computed again. W_V
-    (`weight_v`, (H K, d)) and W_O (`weight_o`, (d, H K)) are trained; K is `head_dim`, by default d/H. The reference
-    form materialises the weights.
+    `InductionProjection` makes q and k, of width `key_dim`, and explains `tokens`, `sharpness` and `draw`. q and k are
+    constants: only the values have a gradient (`softmax.value_gradient`), for which q and k are computed again. `sink`
+    is the share of a match's score that the sink has, None for no sink. W_V (`weight_v`, (H V, d)) and W_O
+    (`weight_o`, (d, H V)) are trained; V is `head_dim`, by default d/H, and `key_dim` is V by default, or more. The
+    reference form materialises the weights.
 
     A state is the next token's key, the last `tokens` - 1 tokens, keys and values. A token that a mask of keys leaves
     out is not used as a predecessor; a mask of pairs leaves out no token.
 
     Source: Olsson et al. 2022, arXiv:2209.11895, on heads that copy what follows a match.
 
-    Raises TypeError or ValueError, naming the argument, for what `InductionProjection` refuses.
+    Raises TypeError or ValueError, naming the argument, for what `InductionProjection` refuses, for keys narrower than
+    values, and for a sink outside (0, 1).
     """
 
     @checked
@@ -193,8 +200,10 @@ class InductionHeads(nn.Module):
         num_heads: int,
         *,
         head_dim: int | None = None,
+        key_dim: int | None = None,
         tokens: int = 1,
         sharpness: float | int | None = None,
+        sink: float | None = None,
         draw: str = "haar",
         form: str = "fast",
         generator: torch.Generator | None = None,
@@ -204,10 +213,14 @@ class InductionHeads(nn.Module):
         super().__init__()
         kind: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
         own: dict[str, Any] = {"tokens": tokens, "sharpness": sharpness, "draw": draw}
-        self.projection = InductionProjection(d_model, num_heads, head_dim=head_dim, **own, **kind)
-        self.d_model, self.num_heads, self.head_dim = d_model, num_heads, self.projection.head_dim
-        self.form = form
-        width, fans = self.projection.q_width, None if head_dim is None else 2 * d_model
+        self.d_model, self.num_heads, self.head_dim = head_sizes(d_model, num_heads, head_dim)
+        self.key_dim = self.head_dim if key_dim is None else key_dim
+        wanted = f"at least the values' width {self.head_dim}"
+        _checks.expect(self.key_dim >= self.head_dim, "key_dim", wanted, key_dim)
+        _checks.expect(sink is None or 0 < sink < 1, "sink", "a number in (0, 1)", sink)
+        self.projection = InductionProjection(d_model, num_heads, head_dim=self.key_dim, **own, **kind)
+        self.form, self.sink = form, sink
+        width, fans = self.head_dim * num_heads, None if head_dim is None else 2 * d_model
         self.weight_v = new_weight(width, d_model, fans=fans, **kind)
         self.weight_o = new_weight(d_model, width, fans=fans, **kind)
 
@@ -230,14 +243,14 @@ class InductionHeads(nn.Module):
         keys = None if initial_state is not None else x.shape[1]
         mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], keys)
         v, there = self._values(x), tokens_there(mask, x.shape[1])
+        call: dict[str, Any] = {"attn_mask": mask, "is_causal": is_causal, "sink": self._sink_score}
         if self.form == "fast" and initial_state is None and not return_state:
             seen = x if there is None else x.detach() * there[..., None]
-            return self._merge(recomputed_attention(seen, v, self._constants, attn_mask=mask, is_causal=is_causal))
+            return self._merge(recomputed_attention(seen, v, self._constants, **call))
         before, past = self._before(initial_state)
         q, k, after = self.projection.step(x, there, before)
         attend = value_gradient_attention if self.form == "fast" else value_gradient_attention_reference
-        kept: dict[str, Any] = {"initial_state": past, "return_state": return_state}
-        o: Any = attend(q, k, v, is_causal=is_causal, attn_mask=mask, **kept)
+        o: Any = attend(q, k, v, **call, initial_state=past, return_state=return_state)
         return (self._merge(o[0]), (*after, *o[1])) if return_state else self._merge(o)
 
     @checked
@@ -250,10 +263,14 @@ class InductionHeads(nn.Module):
         q, k = self.projection(x)
         return q, k
 
-    def _values(self, x: Tensor) -> Float[Tensor, "B H N K"]:
+    @property
+    def _sink_score(self) -> float | None:
+        return None if self.sink is None else self.sink * self.projection.sharpness * sqrt(self.key_dim)
+
+    def _values(self, x: Tensor) -> Float[Tensor, "B H N V"]:
         return split_heads(linear(x, self.weight_v), self.num_heads)
 
-    def _merge(self, o: Float[Tensor, "B H N K"]) -> Float[Tensor, "B N d"]:
+    def _merge(self, o: Float[Tensor, "B H N V"]) -> Float[Tensor, "B N d"]:
         """Heads side by side, then W_O."""
         return linear(o.transpose(1, 2).flatten(2), self.weight_o)
 
@@ -275,14 +292,15 @@ class InductionHeads(nn.Module):
         return parts[:2], parts[2:]
 
     def extra_repr(self) -> str:
-        return f"form={self.form!r}"
+        return f"head_dim={self.head_dim}, sink={self.sink}, form={self.form!r}"
 
 
 class InductionCache(KeyValueCache):
     """Keys and values, the key of the next token, and the last tokens that it is made of."""
 
     def __init__(self, layer: InductionHeads, capacity: int | None) -> None:
-        super().__init__("softmax", MECHANISMS["softmax"].form(layer.form), capacity)
+        form = value_gradient_attention if layer.form == "fast" else value_gradient_attention_reference
+        super().__init__("softmax", partial(form, sink=layer._sink_score), capacity)
         self.attention = layer
         self.after: tuple[Tensor, Tensor] | None = None  # replaced with each call, and never written to
 

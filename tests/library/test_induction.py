@@ -1,7 +1,7 @@
 """Heads that find what followed: the formula, what they retrieve and why, what is there, states, costs, errors."""
 
 from functools import partial
-from math import sqrt
+from math import exp, sqrt
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def by_formula(layer, x, causal):
     """Pair by pair, as the formula reads; a gradient reaches the values alone."""
     p = layer.projection
     unit = (x / x.square().mean(-1, keepdim=True).sqrt()).detach()
-    R, c, n = matrices(p), p.sharpness, p.tokens
+    R, c, n, K = matrices(p), p.sharpness, p.tokens, p.head_dim
     u = torch.zeros(B, H, N, K, dtype=x.dtype)
     for t in range(N):
         for j in range(min(n, t + 1)):
@@ -49,16 +49,22 @@ def by_formula(layer, x, causal):
             scores[:, :, t, s] = (u[:, :, t] * u[:, :, s - 1]).sum(-1) / sqrt(K)
     if causal:
         scores = scores.masked_fill(torch.ones(N, N, dtype=torch.bool).triu(1), -torch.inf)
-    v = (x @ layer.weight_v.mT).unflatten(-1, (H, K)).transpose(1, 2)
-    return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2) @ layer.weight_o.mT
+    weights = scores.exp()
+    weights = weights / (weights.sum(-1, keepdim=True) + (0 if layer.sink is None else exp(layer.sink * c * sqrt(K))))
+    v = (x @ layer.weight_v.mT).unflatten(-1, (H, -1)).transpose(1, 2)
+    return (weights @ v).transpose(1, 2).flatten(2) @ layer.weight_o.mT
 
 
 @FORMS
 @pytest.mark.parametrize("draw_name", DRAWS)
-@pytest.mark.parametrize("tokens", [1, 2, 3])
-def test_as_the_formula_reads(tokens, draw_name, form):
+@pytest.mark.parametrize(
+    "own", [{"tokens": n} for n in (1, 2, 3)] + [{"sink": 0.6}, {"key_dim": 11, "sink": 0.1}], ids=str
+)
+def test_as_the_formula_reads(own, draw_name, form):
     """Outputs and all gradients, causal and not."""
-    layer = heads(form, tokens=tokens, draw=draw_name)
+    if draw_name == "structured" and own.get("key_dim", 0) * H > WIDTH:
+        own = own | {"key_dim": K}
+    layer = heads(form, draw=draw_name, **own)
     for causal in (False, True):
         x, d_y = draw(B, N, WIDTH).requires_grad_(), draw(B, N, WIDTH, seed=9)
         leaves = [x, *layer.parameters()]
@@ -80,6 +86,23 @@ def test_it_retrieves_what_followed():
     weights = (q @ k[:, :, :200].mT / sqrt(48)).softmax(-1)[0, 0]
     for place, token in ((200, 17), (201, 3), (202, 150)):
         assert weights[place, token + 1] > 1 - 1e-3
+
+
+def test_a_sink_leaves_what_does_not_match_unread():
+    """Tokens that occur once, then one of them again. With K = 64 and c = 4 a match has the score 32, the sink 24, 199
+    others 4 N(0, 1): a row without a match reads less than e^-4 where none of them exceeds 14, at 3.5 standard
+    deviations (one row in 20); the mean of such rows, of which the largest of all scores decides, less than a tenth."""
+    g = torch.Generator().manual_seed(0)
+    vocabulary = torch.randn(200, 256, generator=g, dtype=torch.float64)
+    tokens = torch.cat([torch.arange(200), torch.tensor([17])])
+    layer = heads(width=256, count=1, head_dim=8, key_dim=64, sink=0.75)
+    with torch.no_grad():
+        layer.weight_v.fill_(1.0)
+        layer.weight_o.fill_(1.0)
+    x = vocabulary[tokens][None]
+    read = layer(x, is_causal=True)[0, :, 0] / 8
+    close(read[200], x[0, 18].sum(), atol=1e-2, rtol=1e-2)  # what followed, but for e^-8 of the sink's and the others'
+    assert (read[:200].abs() / x[0, :200].sum(-1).std()).mean() < 0.1
 
 
 @pytest.mark.parametrize("draw_name", DRAWS)
@@ -176,6 +199,8 @@ def test_adapters_leave_them():
 
 BAD = [
     (lambda x: heads(sharpness=0.0), "sharpness: expected a number above 0, got 0.0"),
+    (lambda x: heads(key_dim=K - 1), "key_dim: expected at least the values' width 6, got 5"),
+    (lambda x: heads(sink=1.0), r"sink: expected a number in \(0, 1\), got 1.0"),
     (lambda x: heads(draw="structured", head_dim=8), "head_dim: expected heads of at most d_model = 24 tog"),
     (lambda x: heads().projection(x, x), "context: expected None with keys a token late, got a float64"),
     (lambda x: heads()(x, initial_state=(x, x)), r"initial_state: expected a tuple of tensors \(key, token"),

@@ -28,7 +28,10 @@ SPLITS = [
 ]
 FIXED = {"patterns": ("left", "end", "recent", "recent", "gaussian 0", "previous"), "head_dim": 5}
 SHARED = [{}, {"num_kv_heads": 1}, {"num_kv_heads": 1, "bias": True}, {"bias": True}, {"head_dim": 2}]
-DRAWN = [{}, {"tokens": 2}, {"draw": "structured"}, {"tokens": 3, "draw": "structured"}, {"head_dim": 2}]
+DRAWN = [
+    {}, {"tokens": 2}, {"draw": "structured"}, {"tokens": 3, "draw": "structured"}, {"head_dim": 2},
+    {"key_dim": 11, "sink": 0.8}, {"head_dim": 2, "key_dim": 3}, {"sink": 0.5, "tokens": 2},
+]  # fmt: skip
 LAYERS = [
     *((StoppedAttention, stopped_layer, {"projection": p, "form": form, **kind})
       for p in ("stopped", "structured-stopped") for form in FORMS for kind in SHARED),

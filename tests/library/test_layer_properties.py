@@ -54,6 +54,7 @@ LAYERS = {str(heads): partial(HybridAttention, heads=heads) for heads in SPLITS}
 LAYERS |= {
     "stopped, grouped": partial(StoppedAttention, projection="stopped", num_kv_heads=2, bias=True),
     "induction of three": partial(InductionHeads, tokens=3),
+    "induction with a sink": partial(InductionHeads, tokens=2, key_dim=9, sink=0.75),
     "structured induction": partial(InductionHeads, tokens=2, draw="structured"),
     "patterns": partial(PositionalHeads, patterns=PATTERNS, empty="self"),
     "random features": random_features,

@@ -3,7 +3,7 @@ extreme scales and scores, and in half precision, where terms carry the log-sum-
 
 from functools import partial
 from itertools import product
-from math import log
+from math import log, sqrt
 
 import pytest
 import torch
@@ -28,9 +28,10 @@ close = partial(torch.testing.assert_close, atol=1e-13, rtol=1e-13)
 causal_or_not = pytest.mark.parametrize("causal", [False, True])
 
 
-def operands(N, lead=(2, 3), dtype=torch.float64, width=K):
+def operands(N, lead=(2, 3), dtype=torch.float64, width=K, values=K):
     """q, k, v with a gradient, and the gradient of the output."""
-    q, k, v, do = (draw(*lead, N, width, seed=seed).to(dtype) for seed in range(4))
+    widths = (width, width, values, values)
+    q, k, v, do = (draw(*lead, N, size, seed=seed).to(dtype) for seed, size in enumerate(widths))
     return q, k, v.requires_grad_(), do
 
 
@@ -83,6 +84,30 @@ def test_as_the_definition(past, mask, causal):
     for lead in ((), (3,), (2, 1, 3)):
         if mask in ("none", "pairs of heads") and not past:
             assert_same(*operands(9, lead), is_causal=causal, attn_mask=holes(9, 9, lead) if mask != "none" else None)
+
+
+@causal_or_not
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("past", [0, 6])
+def test_with_a_sink(past, mask, causal):
+    """Both forms, of values as wide as keys and narrower; scores are between -7 and 7."""
+    for values, sink in ((K, 1.5), (3, -2), (1, 30.0)):
+        kwargs = {"is_causal": causal, "attn_mask": MASKS[mask](17, past + 17), "sink": sink}
+        if past:
+            kwargs["initial_state"] = draw(2, 3, past, K, seed=5), draw(2, 3, past, values, seed=6).requires_grad_()
+        assert_same(*operands(17, values=values), **kwargs)
+
+
+def test_a_sink_is_a_key_whose_value_is_0():
+    """One more channel of q and k makes its score; one of the first key's, and the whole of its value, is 0."""
+    (q, k, v, _), sink = operands(9), 0.7
+    with_one = torch.cat([q, torch.full_like(q[..., :1], sqrt(K) * sink)], -1)
+    keys = torch.nn.functional.pad(k, (0, 1, 1, 0))
+    keys[..., 0, K] = 1.0
+    expected = value_gradient_attention_reference(
+        with_one, keys, torch.nn.functional.pad(v, (0, 0, 1, 0)), scale=1 / sqrt(K)
+    )
+    close(value_gradient_attention(q, k, v, sink=sink), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
@@ -162,9 +187,12 @@ def test_errors():
         ({"attn_mask": torch.ones(5, 4) > 0}, ValueError, "attn_mask: expected a shape that broadcasts to"),
     ):
         refuses(message, recomputed_attention, draw(2, 5, 24), v, lambda x: (q, k), error=error, **change)
-    assert value_gradient_attention_reference(q, k, q[..., :3]).shape == (2, 3, 5, 3)
-    with pytest.raises(ValueError, match=r"v: expected width 8 like q, for the fused kernel, got shape \(2, 3, 5, 3\)"):
-        value_gradient_attention(q, k, q[..., :3])
+    narrow, wanted = q[..., :3], r"v: expected at most the width 3 of q, for the fused kernel, got shape \(2, 3, 5, 8\)"
+    assert value_gradient_attention_reference(narrow, narrow, v).shape == v.shape
+    with pytest.raises(ValueError, match=wanted):
+        value_gradient_attention(narrow, narrow, v)
+    for form in (value_gradient_attention, value_gradient_attention_reference):
+        refuses("sink: expected a finite number, got nan", form, q=q, k=k, v=v, sink=float("nan"))
 
 
 # ------------------------------------------------------------------------------------------------------- the limits

@@ -9,7 +9,7 @@ import torch
 
 from ortho.cost.counting import count_step
 from paper.experiments.learning import budgets, fitting, ladder, ladder_analysis, rates
-from paper.experiments.learning.ladder_analysis import HYPOTHESES, Curve, at, at_equal, judged
+from paper.experiments.learning.ladder_analysis import HYPOTHESES, SELECTIVE_HYPOTHESES, Curve, at, at_equal, judged
 from paper.experiments.learning.ladder_arms import ARMS, CONVOLUTION, MimeticProjection
 from paper.experiments.statistics import student_below
 from paper.tasks import text
@@ -131,16 +131,20 @@ def test_after_a_kill(tmp_path, monkeypatch, outcome):
 def test_cases(monkeypatch):
     """Rates first; with these chosen the longer ones; never a case twice."""
     monkeypatch.setattr(rates, "chosen", lambda experiment, case: None)
-    for cases in (ladder.cases, ladder.other_cases):
+    every = (ladder.cases, ladder.selective_cases, ladder.other_cases)
+    for cases in every:
         assert all(case["budget"] == ladder.TUNED and case["seed"] == rates.TUNING for case in cases("cpu"))
     monkeypatch.setattr(rates, "chosen", lambda experiment, case: 0.004)
-    for cases in (ladder.cases, ladder.other_cases):
+    for cases in every:
         found = [repr(case) for case in cases("cpu")]
         assert len(found) == len(set(found))
         assert {case["budget"] for case in cases("cpu")} >= {ladder.TUNED, ladder.LONG}
     shifted = [case["convolution"] for case in ladder.other_cases("cpu") if case["arm"] == "learned, KV shift"]
     assert set(shifted) == {0}
-    assert {(h.text, h.arm) for h in HYPOTHESES} <= {(c["text"], c["arm"]) for c in ladder.cases("cpu")}
+    for family, cases in ((HYPOTHESES, ladder.cases), (SELECTIVE_HYPOTHESES, ladder.selective_cases)):
+        assert {(h.text, h.arm, h.budget) for h in family if h.budget == ladder.LONGEST} <= {
+            (c["text"], c["arm"], c["budget"]) for c in cases("cpu")
+        }
 
 
 def test_a_difference():

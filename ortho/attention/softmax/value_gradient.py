@@ -13,42 +13,63 @@ The bias $-L_i$ rides in channels of its own, $q' = [q, -L \sqrt K / c]$ and $k'
 do. In half precision it is a sum of terms there, each the rounded rest of those before, whose products with c the
 kernel adds up in float32: three terms have the bits of one such number. c is a power of two, which brings the terms
 into the range of float16. In a causal call $k_j$ is asked by $q_i$ with $i \ge j$: both run backwards.
+
+A *sink* is one more score of each row, of a key whose value is 0: a query all of whose scores are far below it reads
+nothing. It is one more term of $L_i$, by which the output and, backward, the weights become smaller.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import floor, frexp, log2, sqrt
+from math import floor, frexp, isfinite, log2, sqrt
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ortho import _checks
 from ortho._checks import Kernel, attention_form, once
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, State
 from ortho.attention.mechanism import SOFTMAX_FORWARD, CostedCall, causal_pairs, closed_form
-from ortho.attention.scores import blocked_pairs
-from ortho.attention.softmax.softmax_attention import positive_scale, softmax_attention_reference, softmax_cost
+from ortho.attention.scores import blocked_pairs, masked_softmax
+from ortho.attention.softmax.softmax_attention import positive_scale, softmax_cost
 
 aten = torch.ops.aten
 
 
-def _constants(q: Tensor, k: Tensor, _: Tensor, **__: Any) -> None:
+def _constants(q: Tensor, k: Tensor, _: Tensor, *, sink: float | None = None, **__: Any) -> None:
+    _checks.expect(sink is None or isfinite(sink), "sink", "a finite number", sink)
     for name, x in (("q", q), ("k", k)):
         if isinstance(x, Tensor) and x.requires_grad:
             raise ValueError(f"{name}: expected a constant, which has no gradient, got a tensor that needs one")
 
 
+@attention_form(check=_constants)
 def value_gradient_attention_reference(
-    q: Float[Tensor, "*batch N K"], k: Float[Tensor, "*batch M K"], v: Float[Tensor, "*batch M V"], **options: Any
+    q: Float[Tensor, "*batch N K"],
+    k: Float[Tensor, "*batch M K"],
+    v: Float[Tensor, "*batch M V"],
+    *,
+    is_causal: bool = False,
+    attn_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    sink: float | int | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    """`softmax_attention_reference`, with its options, of queries and keys without gradients.
+    """Softmax attention as its formula reads, of queries and keys without gradients, and with a `sink` if one is given.
 
-    Raises what that raises, and ValueError for a q or k that needs a gradient: it would have none.
+    Takes and returns what `softmax_attention_reference` does. Raises what that raises, and ValueError for a q or k that
+    needs a gradient: it would have none.
     """
-    _constants(q, k, v)
-    return softmax_attention_reference(q, k, v, **options)
+    scores = q @ k.mT * (1 / sqrt(q.shape[-1]) if scale is None else scale)  # (..., N, M)
+    blocked = blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
+    if sink is None:
+        return masked_softmax(scores, blocked, empty_rows=attn_mask is not None) @ v
+    scores = pad(scores, (1, 0), value=sink)
+    blocked = None if blocked is None else pad(blocked, (1, 0), value=False)
+    return masked_softmax(scores, blocked, empty_rows=False)[..., 1:] @ v
 
 
 @attention_form(upcasts=False, check=_constants)
@@ -60,29 +81,34 @@ def value_gradient_attention(
     is_causal: bool = False,
     attn_mask: Bool[Tensor, "..."] | None = None,
     scale: float | None = None,
+    sink: float | int | None = None,
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
     """`value_gradient_attention_reference` by fused kernels, forward and backward; q, k and a number a row are kept.
 
-    Takes and returns the same, for values as wide as keys: V != K raises ValueError, and a device without a fused
-    kernel for the dtype PyTorch's RuntimeError. It cannot be differentiated twice.
+    Takes and returns the same, for values as wide as keys or narrower: the kernel reads them with zeros up to K. V > K
+    raises ValueError, and a device without a fused kernel for the dtype PyTorch's RuntimeError. It cannot be
+    differentiated twice.
     """
-    if v.shape[-1] != q.shape[-1]:
-        raise ValueError(f"v: expected width {q.shape[-1]} like q, for the fused kernel, got shape {tuple(v.shape)}")
+    if v.shape[-1] > q.shape[-1]:
+        wanted = f"at most the width {q.shape[-1]} of q, for the fused kernel"
+        raise ValueError(f"v: expected {wanted}, got shape {tuple(v.shape)}")
     mask, in_kernel = _mask(q.shape, k.shape[-2], is_causal, attn_mask, initial_state is not None, q.device)
     flat = [x if x.dim() == 4 else x.reshape(1, -1, *x.shape[-2:]) for x in (v, q, k)]
-    return _ValueGradient.apply(flat[0], mask, None, in_kernel, scale, *flat[1:]).reshape(q.shape)
+    o = _ValueGradient.apply(flat[0], mask, None, in_kernel, scale, sink, *flat[1:])
+    return o.reshape(*q.shape[:-1], v.shape[-1])
 
 
 def recomputed_attention(
     x: Float[Tensor, "B N d"],
-    v: Float[Tensor, "B H N K"],
+    v: Float[Tensor, "B H N V"],
     project: Callable[[Tensor], tuple[Tensor, Tensor]],
     *,
     is_causal: bool = False,
     attn_mask: Bool[Tensor, "..."] | None = None,
-) -> Float[Tensor, "B H N K"]:
+    sink: float | None = None,
+) -> Float[Tensor, "B H N V"]:
     """`value_gradient_attention(*project(x), v)` that keeps x and a number a row: backward, q and k are made again.
 
     `project` gives q and k (B, H, N, K) and must give the same both times; no gradient passes through it to x. The
@@ -95,7 +121,7 @@ def recomputed_attention(
     if attn_mask is not None:
         _checks.mask(attn_mask, (*v.shape[:-1], v.shape[-2]))
     mask, in_kernel = _mask(v.shape, v.shape[-2], is_causal, attn_mask, False, v.device)
-    return _ValueGradient.apply(v, mask, project, in_kernel, None, x)
+    return _ValueGradient.apply(v, mask, project, in_kernel, None, sink, x)
 
 
 def _mask(
@@ -122,11 +148,15 @@ class _ValueGradient(Kernel):
         project: Callable[[Tensor], tuple[Tensor, Tensor]] | None,
         is_causal: bool,
         scale: float | None,
+        sink: float | None,
         *kept: Tensor,
     ) -> Tensor:
         q, k = kept if project is None else project(*kept)
         ctx.scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
         o, L = attend(q, k, v, mask, is_causal, ctx.scale)
+        if sink is not None:
+            beside = torch.logaddexp(L, L.new_full((), sink))
+            o, L = (o * (L - beside).exp()[..., None]).to(o.dtype), beside
         ctx.save_for_backward(L, mask, *kept)
         ctx.project, ctx.is_causal, ctx.dtype = project, is_causal, q.dtype
         return o
@@ -227,7 +257,14 @@ def _channels(values: Float[Tensor, "B H N"], like: Tensor) -> Float[Tensor, "B 
 def _kernel(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """(o, L) of PyTorch's fused kernel, which `scaled_dot_product_attention` calls and keeps L to itself."""
+    """(o, L) of PyTorch's fused kernel, which `scaled_dot_product_attention` calls and keeps L to itself.
+
+    It takes values as wide as keys: narrower ones get zeros beside them.
+    """
+    width = v.shape[-1]
+    if width < q.shape[-1]:
+        o, L = _kernel(q, k, pad(v, (0, q.shape[-1] - width)), bias, is_causal, scale)
+        return o[..., :width], L
     if q.device.type == "cpu":
         kernel = aten._scaled_dot_product_flash_attention_for_cpu
         return kernel(q, k, v, 0.0, is_causal, attn_mask=bias, scale=scale)[:2]
@@ -242,18 +279,25 @@ def _kernel(
 
 
 @closed_form
-def value_gradient_cost(call: CostedCall) -> Cost:
-    """Closed form of one self-attention call, in either form; q and k have no gradient."""
-    forward = call._replace(qk_grad=False).by(softmax_cost)
-    if call.form == "reference":
-        return forward
+def value_gradient_cost(call: CostedCall, *, sink: bool = False) -> Cost:
+    """Closed form of one self-attention call, in either form, with a sink or without; q and k have no gradient.
+
+    V is at most K, and in the fast form the kernel reads values as wide as keys.
+    """
     (G, N, K, V), c = call.sizes, channels(call.itemsize)
     rows = G * N
+    if call.form == "reference":
+        score = Cost(elementwise_forward=rows * (SOFTMAX_FORWARD + int(call.causal)), saved_bytes=call.item * rows)
+        return call._replace(qk_grad=False).by(softmax_cost) + (score if sink else Cost())
+    forward = call._replace(V=K, qk_grad=False).by(softmax_cost)
     pairs = G * causal_pairs(N) if call.causal else rows * N
+    shares = rows * (3 + V) if sink else 0  # one more term of the log-sum-exp, what is left of the weights, the output
     return replace(
         forward,
-        backward=2 * pairs * (K + V + 2 * c),
+        elementwise_forward=forward.elementwise_forward + shares,
+        backward=2 * pairs * (2 * K + 2 * c),
         # The kernel's; the bias over the scale and its terms, the factors and their products.
         elementwise_backward=pairs * (1 + SOFTMAX_FORWARD) + rows * (1 + c + 1 + V),
         saved_bytes=call.itemsize * rows * 2 * K + call.item * rows,
+        state_bytes=call.by(softmax_cost).state_bytes,
     )

@@ -7,7 +7,8 @@ one run each: FLOPs by closed form, seconds as the processor's time of the copy'
 The arms of a seed see the same batches, and are tested on the same windows, nearly all that the test part has. Rates
 are chosen by the validation part at `rates.TUNING`, a seed that does not count: of four a factor of two apart at
 `TUNED`, and of the best and its half at `LONG`. The longest runs take the rate of these. What the main arms are
-compared for is in 'ladder', what stands beside them in 'ladder-others', larger models in 'ladder-large'.
+compared for is in 'ladder', heads that read nothing where nothing matches in 'ladder-selective', what stands beside
+them in 'ladder-others', larger models in 'ladder-large'.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,8 +49,13 @@ ROWS = 16  # windows of a test batch
 PLACES = (16, 64, 128, 256, 512)  # ends of the parts of a window
 MATCHED = 4  # bytes of a match from which on it counts as one
 
-# All with the convolution; and these without.
+# All with the convolution; the last without.
 MAIN = ("learned", "2 induction + 2 positional", "1 learned + 3 positional", "1 learned + 1 induction + 2 positional")
+SELECTIVE = (
+    "2 selective induction + 2 positional",
+    "2 n-gram + 2 positional",
+    "1 learned + 2 selective induction + 1 positional",
+)
 WITHOUT = ("learned", "learned, KV shift", "2 induction + 2 positional", "1 learned + 3 positional")
 
 # Larger models, for which a GPU is needed: 25 million parameters, 8 heads, windows of 1,024 bytes.
@@ -80,8 +86,8 @@ def case(
 ) -> Case:
     """One run up to a budget; `sizes` (B, N, tested, d, H, L, base) are those above where they are not given.
 
-    Raises TypeError or ValueError for unknown names, for sizes below 1 or that are none, and for a budget that is no
-    power of two, or for another H than the arm has heads.
+    Raises TypeError or ValueError for unknown names, for sizes that are no integers above 0, for an H other than the
+    number of the arm's heads, and for a budget that is no power of two.
     """
     size = {**SIZES[one_of("text", text, TEXTS)], **MODEL, "base": BASE}
     if unknown := set(sizes) - set(size):
@@ -120,12 +126,24 @@ def cases(device: str) -> list[Case]:
     ]
 
 
+def selective_cases(device: str) -> list[Case]:
+    """The same of induction heads with a sink, and of what is wired to the bytes: arm by arm, sources first."""
+    pairs = [(name, arm, CONVOLUTION) for name in TEXTS for arm in SELECTIVE]
+    return [
+        *_tuned(pairs, device),
+        *_tuned_long("ladder-selective", pairs, device),
+        *_counted("ladder-selective", pairs, SEEDS[:3], LONGEST, device),
+    ]
+
+
 def other_cases(device: str) -> list[Case]:
     """The same of the other arms of so many heads, and of some without the convolution.
 
     The KV shift, which hands on the last token as the convolution does, stands in its place.
     """
-    others = [arm for arm, heads in ARMS.items() if heads.num_heads == MODEL["H"] and arm not in (*MAIN, *WITHOUT)]
+    others = [
+        arm for arm, heads in ARMS.items() if heads.num_heads == MODEL["H"] and arm not in (*MAIN, *SELECTIVE, *WITHOUT)
+    ]
     arms = [*((arm, CONVOLUTION) for arm in others), *((arm, 0) for arm in WITHOUT)]
     pairs = [(name, arm, width) for arm, width in arms for name in TEXTS]
     return [

@@ -21,7 +21,8 @@ from ortho.cost.layers import added, convolved_layer, induction_heads, layer, po
 from paper.experiments.engine.records import Record, of_judged_devices, pooled
 from paper.experiments.engine.tables import by_devices
 from paper.experiments.learning import rates
-from paper.experiments.learning.ladder_arms import ALONE, ARMS, CONVOLUTION, ENDS, NEAR
+from paper.experiments.learning.ladder_arms import ALONE, ARMS, CONVOLUTION, ENDS, KEY_DIM, NEAR, SINK
+from paper.experiments.learning.ngram_heads import ngram_heads
 from paper.experiments.learning.rates import TUNING
 from paper.experiments.statistics import Interval, holm, student, student_below
 from paper.tasks.text import VOCAB_SIZE
@@ -38,7 +39,7 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """An arm takes less than `margin` bits a byte more than learned heads with the convolution, at one budget and equal
+    """An arm takes less than `margin` bits a byte more than another, learned heads by default, at one budget and equal
     steps; a negative margin says how many fewer it must take. Both have the convolution."""
 
     name: str
@@ -46,6 +47,7 @@ class Hypothesis:
     arm: str
     budget: int
     margin: float
+    against: str = RIVAL
 
 
 HYPOTHESES: tuple[Hypothesis, ...] = (
@@ -56,6 +58,19 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     ),
     *(Hypothesis(f"b: python, {n} x", "python", "2 induction + 2 positional", n, -BETTER) for n in (16, 64)),
     *(Hypothesis(f"b: novels, {n} x", "novels", "2 induction + 2 positional", n, NO_WORSE) for n in (16, 64)),
+)
+
+# Of heads that read nothing where nothing matches, a family of their own: held against learned heads, and against
+# matches that are wired to the bytes themselves.
+SELECTIVE, WIRED = "2 selective induction + 2 positional", "2 n-gram + 2 positional"
+SELECTIVE_HYPOTHESES: tuple[Hypothesis, ...] = (
+    *(Hypothesis(f"c: python, {n} x", "python", SELECTIVE, n, -BETTER) for n in (16, 64)),
+    *(Hypothesis(f"c: novels, {n} x", "novels", SELECTIVE, n, NO_WORSE) for n in (16, 64)),
+    *(
+        Hypothesis(f"d: {text}, {n} x", text, SELECTIVE, n, NO_WORSE, WIRED)
+        for text in ("python", "novels")
+        for n in (16, 64)
+    ),
 )
 
 
@@ -122,19 +137,36 @@ def tested(ours: Mapping[int, Array], theirs: Mapping[int, Array], margin: float
 
 
 def compared(
-    records: Sequence[Record], text: str, arm: str, budget: int, *, convolution: int = CONVOLUTION, margin: float = 0.0
+    records: Sequence[Record],
+    text: str,
+    arm: str,
+    budget: int,
+    *,
+    convolution: int = CONVOLUTION,
+    margin: float = 0.0,
+    against: str | None = None,
 ) -> Tested | None:
-    """An arm's bits on a text less those of learned heads with the convolution; None of fewer than two seeds."""
-    sides = ((text, arm, convolution), (text, RIVALS[ARMS[arm].num_heads], CONVOLUTION))
+    """An arm's bits on a text less those of another, by default learned heads, with the convolution; None of fewer than
+    two seeds."""
+    sides = ((text, arm, convolution), (text, against or RIVALS[ARMS[arm].num_heads], CONVOLUTION))
     ours, theirs = (blocks(records, of, budget) for of in sides)
     return tested(ours, theirs, margin)
 
 
-def judged(records: Sequence[Record]) -> dict[str, tuple[Tested | None, bool]]:
+def judged(
+    records: Sequence[Record], family: Sequence[Hypothesis] = HYPOTHESES
+) -> dict[str, tuple[Tested | None, bool]]:
     """Hypothesis -> what was found, and whether it is shown. Those that were not measured count among the family."""
-    found = {one.name: compared(records, one.text, one.arm, one.budget, margin=one.margin) for one in HYPOTHESES}
+    found = {
+        one.name: compared(records, one.text, one.arm, one.budget, margin=one.margin, against=one.against)
+        for one in family
+    }
     shown = holm([1.0 if each is None else each.chance for each in found.values()], level=LEVEL)
     return {name: (each, held) for (name, each), held in zip(found.items(), shown, strict=True)}
+
+
+def _selective_heads(B: int, N: int, d: int, H: int, *, tokens: int, **kwargs: Any) -> Cost:
+    return induction_heads(B, N, d, H, tokens=tokens, key_dim=min(d, KEY_DIM), sink=SINK, **kwargs)
 
 
 COSTS: Mapping[str, Callable[..., Cost]] = {
@@ -143,6 +175,10 @@ COSTS: Mapping[str, Callable[..., Cost]] = {
     "shifted": partial(shifted_layer, attention="rotary"),
     "frozen": partial(layer, attention="rotary", projection="frozen"),
     "induction": induction_heads,
+    "match of 2": partial(_selective_heads, tokens=2),
+    "match of 4": partial(_selective_heads, tokens=4),
+    "n-gram": ngram_heads,
+    "previous": partial(positional_heads, patterns=NEAR[:1]),
     "near": partial(positional_heads, patterns=NEAR),
     "ends": partial(positional_heads, patterns=ENDS),
     "alone": partial(positional_heads, patterns=ALONE),

@@ -17,6 +17,7 @@ from ortho.layers.positional import PositionalHeads
 from ortho.layers.short_convolution import ConvolvedAttention
 from ortho.models.language_model import LanguageModel
 from ortho.projections import LearnedProjection
+from paper.experiments.learning.ngram_heads import NgramHeads, NgramModel
 from paper.tasks.text import VOCAB_SIZE
 
 CONVOLUTION = 4  # taps
@@ -24,6 +25,7 @@ NEAR = ("previous", "recent", "left")  # right before a token, the mean of the l
 ENDS = ("previous", "left")
 ALONE = ("current", *NEAR)
 MIMETIC = 0.7  # of the identity and of noise in the product of W_Q and W_K
+KEY_DIM, SINK = 64, 0.9  # of selective induction heads; the sink was chosen at the seed and part that choose rates
 
 
 class MimeticProjection(LearnedProjection):
@@ -53,6 +55,11 @@ def _shifted(d_model: int, num_heads: int, *, form: str = "fast", **kwargs: Any)
     return MultiheadAttention(d_model, num_heads, attention=shift, **kwargs)
 
 
+def _selective(d_model: int, num_heads: int, *, tokens: int, **kwargs: Any) -> InductionHeads:
+    """Induction heads that read nothing unless the last tokens match: with wide keys and a sink."""
+    return InductionHeads(d_model, num_heads, tokens=tokens, key_dim=min(d_model, KEY_DIM), sink=SINK, **kwargs)
+
+
 def _patterns(names: tuple[str, ...]) -> Callable[..., nn.Module]:
     """A head for each of these positional patterns."""
     return partial(PositionalHeads, patterns=names)
@@ -65,6 +72,10 @@ KINDS: Mapping[str, Callable[..., nn.Module]] = {
     "shifted": _shifted,
     "frozen": partial(MultiheadAttention, attention="rotary", projection="frozen"),
     "induction": InductionHeads,
+    "match of 2": partial(_selective, tokens=2),
+    "match of 4": partial(_selective, tokens=4),
+    "n-gram": NgramHeads,
+    "previous": _patterns(NEAR[:1]),
     "near": _patterns(NEAR),
     "ends": _patterns(ENDS),
     "alone": _patterns(ALONE),
@@ -90,14 +101,19 @@ class Arm:
         if case["convolution"]:
             layer = {**layer, "layer": ConvolvedAttention, "of": layer["layer"], "width": case["convolution"]}
         sizes = (VOCAB_SIZE, case["d"], self.num_heads, case["L"])
-        return LanguageModel(*sizes, max_length=None, d_ff=case["d_ff"], generator=generator, **layer)
+        model = NgramModel if "n-gram" in dict(self.heads) else LanguageModel
+        return model(*sizes, max_length=None, d_ff=case["d_ff"], generator=generator, **layer)
 
 
+SELECTIVE = (("match of 2", 1), ("match of 4", 1))
 ARMS: Mapping[str, Arm] = {
     "learned": Arm((("learned", 4),)),
     "2 induction + 2 positional": Arm((("induction", 2), ("ends", 2))),
     "1 learned + 3 positional": Arm((("learned", 1), ("near", 3))),
     "1 learned + 1 induction + 2 positional": Arm((("learned", 1), ("induction", 1), ("ends", 2))),
+    "2 selective induction + 2 positional": Arm((*SELECTIVE, ("ends", 2))),
+    "2 n-gram + 2 positional": Arm((("n-gram", 2), ("ends", 2))),
+    "1 learned + 2 selective induction + 1 positional": Arm((("learned", 1), *SELECTIVE, ("previous", 1))),
     "1 induction + 3 positional": Arm((("induction", 1), ("near", 3))),
     "positional": Arm((("alone", 4),)),
     "learned, KV shift": Arm((("shifted", 4),)),
