@@ -29,10 +29,12 @@ NODES = 200  # of a Gauss-Legendre rule over the quantiles of a law
 
 
 class Retrieved(NamedTuple):
-    """What simulated heads did: the right token's weight, and whether it is the largest, (count,) each."""
+    """What simulated heads did: the right token's weight, whether it is the largest, and the weight of all tokens,
+    which is below 1 with a sink; (count,) each."""
 
     weight: Float[Tensor, "count"]
     found: Bool[Tensor, "count"]
+    read: Float[Tensor, "count"]
 
 
 def threshold_law(K: int, d: int, *, draw: str = "haar") -> Any:
@@ -83,20 +85,40 @@ def capacity_exponent(K: int, d: int, *, draw: str = "haar") -> float:
     return d / 2 * log1p(K / d)
 
 
-def weight_bound(M: int, K: int, d: int, c: float, *, draw: str = "haar") -> float:
+def weight_bound(M: int, K: int, d: int, c: float, *, sink: float | None = None, draw: str = "haar") -> float:
     r"""A lower bound on the right token's expected weight, for equal tokens and orthonormal rows.
 
     Given R and x the weight is $1/(1 + \Sigma)$, a convex function of the sum of the others' exponentials, whose mean
-    is $M\, {}_0F_1(d/2; \lambda^2/4)\, e^{-\lambda t}$ with $\lambda = c\, d\, t / \sqrt{K}$ (Jensen).
+    is $M\, {}_0F_1(d/2; \lambda^2/4)\, e^{-\lambda t}$ with $\lambda = c\, d\, t / \sqrt{K}$ (Jensen). A sink is one
+    more score, $s\, c \sqrt K$ for the share s; the right token's is $\lambda t$.
 
-    Raises ValueError for another draw, and for a c that is not positive.
+    Raises ValueError for another draw, and for a c or a sink that is not positive.
     """
+    t, weights, slope, others = _others(M, K, d, c, sink, draw)
+    exponent = others if sink is None else np.logaddexp(others, sink * c * K**0.5)
+    return float(weights @ (1 / (1 + np.exp(np.minimum(exponent - slope * t, 700)))))  # beyond that it is 0
+
+
+def unmatched_bound(M: int, K: int, d: int, c: float, *, sink: float, draw: str = "haar") -> float:
+    r"""An upper bound on the expected weight that M tokens have together where none is the right one, beside a sink.
+
+    Given R and x it is $\Sigma / (\Sigma + e^{s c \sqrt K})$, a concave function of the sum of their exponentials
+    (Jensen).
+
+    Raises ValueError for another draw than that of orthonormal rows, and for a c or a sink that is not positive.
+    """
+    _, weights, _, others = _others(M, K, d, c, sink, draw)
+    return float(weights @ (1 / (1 + np.exp(np.clip(sink * c * K**0.5 - others, -700, 700)))))
+
+
+def _others(M: int, K: int, d: int, c: float, sink: float | None, draw: str) -> tuple[Any, Any, Any, Any]:
+    """Values of t, their weights, lambda, and the logarithm of the mean sum of M tokens' exponentials."""
     expect(draw == "haar", "draw", "'haar'", f"{draw!r}")
-    expect(0 < c < inf, "c", "a positive number", c)
+    for name, number in (("c", c), ("sink", 1.0 if sink is None else sink)):
+        expect(0 < number < inf, name, "a positive number", number)
     t, weights = _thresholds(K, d, draw)
     slope = c * d * t / K**0.5
-    exponent = log(M) + _log_mean_exponential(slope, d) - slope * t
-    return float(weights @ (1 / (1 + np.exp(np.minimum(exponent, 700)))))  # beyond that it is 0
+    return t, weights, slope, log(M) + _log_mean_exponential(slope, d)
 
 
 def sample_retrieval(
@@ -108,19 +130,21 @@ def sample_retrieval(
     c: float,
     draw: str = "haar",
     cosine: float = 1.0,
+    sink: float | None = None,
     tied: bool = True,
     generator: torch.Generator | None = None,
 ) -> Retrieved:
-    """`count` heads with a matrix and M + 1 tokens of their own each, in float64: see `Retrieved`.
+    r"""`count` heads with a matrix and M + 1 tokens of their own each, in float64: see `Retrieved`.
 
-    With `tied` False queries have a matrix of their own, as the frozen W_Q and W_K of a layer do.
+    With `tied` False queries have a matrix of their own, as the frozen W_Q and W_K of a layer do. A `sink` is one more
+    score, this share of $c \sqrt K$, whose weight nothing has.
 
     Raises ValueError for a cosine outside [-1, 1] and sizes below 1.
     """
     _widths(K, d, draw)
     expect(-1 <= cosine <= 1, "cosine", "a number in [-1, 1]", cosine)
     kind: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
-    weights, found = [], []
+    weights, found, read = [], [], []
     for _ in range(count):
         R = DRAWS[draw](K, d, **kind)
         W = R if tied else DRAWS[draw](K, d, **kind)
@@ -131,9 +155,12 @@ def sample_retrieval(
             other = d**0.5 * normalize(other - (other @ asking) / d * asking, dim=0)
             asking = cosine * asking + (1 - cosine**2) ** 0.5 * other
         logits = (W @ asking) @ (R @ tokens.T) * (c / K**0.5)  # (M + 1,)
-        weights.append(logits.softmax(0)[0])
+        beside = logits.new_full((1,), -inf if sink is None else sink * c * K**0.5)
+        shares = torch.cat([logits, beside]).softmax(0)
+        weights.append(shares[0])
         found.append(logits.argmax() == 0)
-    return Retrieved(torch.stack(weights), torch.stack(found))
+        read.append(shares[:-1].sum())
+    return Retrieved(torch.stack(weights), torch.stack(found), torch.stack(read))
 
 
 def _widths(K: int, d: int, draw: str) -> None:

@@ -60,6 +60,26 @@ def test_the_bound_is_below_the_weight_and_near_it_for_small_c():
     assert retrieval.weight_bound(7, 3, 3, 2.0) == pytest.approx(1 / (1 + others), rel=1e-12)
 
 
+def test_with_a_sink_both_bounds_hold():
+    """The right token's weight is above its bound, and what is read where no token is the right one, with the one that
+    asks at a right angle to the first, below its own. Wide heads keep the two apart, narrow ones cannot."""
+    for K, sink in ((16, 0.7), (32, 0.7), (64, 0.7), (32, 0.9)):
+        own = {"M": 100, "K": K, "d": 64, "count": 300, "c": 4.0, "sink": sink}
+        right, none = (estimate(x) for x in (sample(**own).weight, sample(**own, cosine=0.0).read))
+        found = (
+            retrieval.weight_bound(100, K, 64, 4.0, sink=sink),
+            retrieval.unmatched_bound(101, K, 64, 4.0, sink=sink),
+        )
+        assert right.deviation(found[0]) > -SIGMAS and none.deviation(found[1]) < SIGMAS
+        if K == 64:
+            assert found[0] > 0.99 and found[1] < 0.01
+    # By hand, as above: t = 1 for K = d, and the sink's score is 0.5 * 2 * sqrt 3.
+    slope, beside = 2 * 3**0.5, exp(3**0.5)
+    others = 7 * np.sinh(slope) / slope
+    assert retrieval.weight_bound(7, 3, 3, 2.0, sink=0.5) == pytest.approx(1 / (1 + (others + beside) * exp(-slope)))
+    assert retrieval.unmatched_bound(7, 3, 3, 2.0, sink=0.5) == pytest.approx(others / (others + beside), rel=1e-12)
+
+
 def test_two_projections_find_nothing():
     """Queries and keys of independent matrices: all tokens are alike, so each has the mean weight 1/(M + 1)."""
     assert abs(estimate(sample(20, 16, 32, 1000, tied=False).weight).deviation(1 / 21)) < SIGMAS

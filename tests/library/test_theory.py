@@ -106,6 +106,7 @@ REFUSED = [
     (lambda: retrieval.capacity(4, 8, chance=1.0), r"chance: expected a number in \(0, 1\), got 1"),
     (lambda: retrieval.weight_bound(3, 4, 8, 0.0), "c: expected a positive number, got 0"),
     (lambda: retrieval.weight_bound(3, 4, 8, 1.0, draw="gaussian"), "draw: expected 'haar', got 'gaussian'"),
+    (lambda: retrieval.unmatched_bound(3, 4, 8, 1.0, sink=0.0), "sink: expected a positive number, got 0"),
     (lambda: retrieval.sample_retrieval(3, 4, 8, 2, c=1.0, cosine=2.0), "cosine: expected a number"),
 ]  # fmt: skip
 
