@@ -117,23 +117,12 @@ def short(case: Case) -> Case:
 
 def cases(device: str) -> list[Case]:
     """The main arms' runs, in the order of what they tell: rates, and seed by seed those that count."""
-    pairs = [(name, arm, CONVOLUTION) for arm in MAIN for name in TEXTS]
-    return [
-        *_tuned(pairs, device),
-        *_tuned_long("ladder", pairs, device),
-        *_counted("ladder", pairs, SEEDS[2:], LONG, device),
-        *_counted("ladder", pairs, SEEDS[:3], LONGEST, device),  # they pass the shorter budgets
-    ]
+    return _to_the_longest("ladder", MAIN, device)
 
 
 def selective_cases(device: str) -> list[Case]:
-    """The same of induction heads with a sink, and of what is wired to the bytes: arm by arm, sources first."""
-    pairs = [(name, arm, CONVOLUTION) for name in TEXTS for arm in SELECTIVE]
-    return [
-        *_tuned(pairs, device),
-        *_tuned_long("ladder-selective", pairs, device),
-        *_counted("ladder-selective", pairs, SEEDS[:3], LONGEST, device),
-    ]
+    """The same of induction heads with a sink, and of their rivals, which are wired to the bytes."""
+    return _to_the_longest("ladder-selective", SELECTIVE, device)
 
 
 def other_cases(device: str) -> list[Case]:
@@ -164,6 +153,16 @@ def large_cases(device: str) -> list[Case]:
     return [
         *_tuned(pairs, device, TRIED[:2], **LARGE),
         *_counted("ladder-large", pairs, LARGE_SEEDS, LONG, device, chosen_at=TUNED, **LARGE),
+    ]
+
+
+def _to_the_longest(experiment: str, arms: Sequence[str], device: str) -> list[Case]:
+    pairs = [(name, arm, CONVOLUTION) for arm in arms for name in TEXTS]
+    return [
+        *_tuned(pairs, device),
+        *_tuned_long(experiment, pairs, device),
+        *_counted(experiment, pairs, SEEDS[2:], LONG, device),
+        *_counted(experiment, pairs, SEEDS[:3], LONGEST, device),  # they pass the shorter budgets
     ]
 
 
