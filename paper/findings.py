@@ -388,7 +388,7 @@ def longer_budgets() -> Values:
         return {}
     shown = [held for _, held in ladder_analysis.judged(records).values()]
     counts = {"ladder_shown": str(sum(shown)), "ladder_hypotheses": str(len(shown))}
-    return _compared(found) | _at_last(records, arms) | counts | _step_of_induction()
+    return _compared(found) | _at_last(records, arms) | _selective(records) | counts | _step_of_induction()
 
 
 def _step_of_induction() -> Values:
@@ -429,6 +429,21 @@ def _at_last(records: Sequence[Record], arms: Mapping[str, str]) -> Values:
     return {f"ladder_last_{short}": _signed(one.mean, one.interval) for short, one in known.items()} | {
         "ladder_last_bytes": _bytes_seen(ladder.LONGEST),
         "ladder_last_seeds": numbers(len(one.seeds) for one in known.values()),
+    }
+
+
+def _selective(records: Sequence[Record]) -> Values:
+    """Heads that read nothing without a match, and heads wired to the bytes, on program sources at the longest budget
+    but one; AssertionError unless both lead."""
+    every = [*records, *ladder_analysis.standing(experiments.load("ladder-selective"))]
+    arms = {"selective": ladder_analysis.SELECTIVE, "wired": ladder_analysis.WIRED}
+    found = {short: ladder_analysis.compared(every, "python", arm, ladder.LONG) for short, arm in arms.items()}
+    known = {short: one for short, one in found.items() if one is not None}
+    if known.keys() != found.keys():
+        return {}
+    assert all(one.interval[1] < 0 for one in known.values())
+    return {f"ladder_{short}": _signed(one.mean, one.interval) for short, one in known.items()} | {
+        "ladder_selective_seeds": numbers(len(one.seeds) for one in known.values())
     }
 
 
