@@ -62,7 +62,6 @@ WITHOUT = ("learned", "learned, KV shift", "2 induction + 2 positional", "1 lear
 LARGE = {"d": 512, "H": 8, "L": 8, "B": 16, "N": 1024, "tested": 384, "base": 120}
 LARGE_ARMS = (
     ("8 learned", CONVOLUTION),
-    ("2 selective induction + 6 positional", CONVOLUTION),
     ("1 learned + 7 positional", CONVOLUTION),
     ("2 induction + 6 positional", CONVOLUTION),
     ("8 learned", 0),

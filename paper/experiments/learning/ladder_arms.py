@@ -122,7 +122,6 @@ ARMS: Mapping[str, Arm] = {
     # Of eight heads, for larger models.
     "8 learned": Arm((("learned", 8),)),
     "1 learned + 7 positional": Arm((("learned", 1), ("near", 3), ("alone", 4))),
-    "2 selective induction + 6 positional": Arm((*SELECTIVE, ("near", 3), ("near", 3))),
     "2 induction + 6 positional": Arm((("induction", 2), ("near", 3), ("near", 3))),
     "1 learned + 1 induction + 6 positional": Arm((("learned", 1), ("induction", 1), ("near", 3), ("near", 3))),
     "8 frozen": Arm((("frozen", 8),)),
