@@ -433,18 +433,28 @@ def _at_last(records: Sequence[Record], arms: Mapping[str, str]) -> Values:
 
 
 def _selective(records: Sequence[Record]) -> Values:
-    """Heads that read nothing without a match, and heads wired to the bytes, on program sources at the longest budget
-    but one; AssertionError unless both lead."""
+    """Heads that read nothing without a match, and heads wired to the bytes, on program sources; AssertionError unless
+    both lead, and by more than plain induction heads at the lesser budget."""
     every = [*records, *ladder_analysis.standing(experiments.load("ladder-selective"))]
-    arms = {"selective": ladder_analysis.SELECTIVE, "wired": ladder_analysis.WIRED}
-    found = {short: ladder_analysis.compared(every, "python", arm, ladder.LONG) for short, arm in arms.items()}
-    known = {short: one for short, one in found.items() if one is not None}
+    pairs = {"induction": "2 induction + 2 positional"}
+    pairs |= {"selective": ladder_analysis.SELECTIVE, "wired": ladder_analysis.WIRED}
+    found = {
+        (short, budget): ladder_analysis.compared(every, "python", arm, budget)
+        for short, arm in pairs.items()
+        for budget in (ladder.TUNED, ladder.LONG)
+    }
+    known = {key: one for key, one in found.items() if one is not None}
     if known.keys() != found.keys():
         return {}
     assert all(one.interval[1] < 0 for one in known.values())
-    return {f"ladder_{short}": _signed(one.mean, one.interval) for short, one in known.items()} | {
-        "ladder_selective_seeds": numbers(len(one.seeds) for one in known.values())
-    }
+    assert known["selective", ladder.TUNED].mean < known["induction", ladder.TUNED].mean
+    values = {"ladder_short_bytes": _bytes_seen(ladder.TUNED)}
+    values["ladder_selective_seeds"] = numbers(len(known[short, ladder.LONG].seeds) for short in ("selective", "wired"))
+    for (short, budget), one in known.items():
+        name = f"ladder_{short}" if budget == ladder.LONG else f"ladder_{short}_short"
+        if (short, budget) != ("induction", ladder.LONG):
+            values[name] = _signed(one.mean, one.interval)
+    return values
 
 
 def _bytes_seen(budget: int) -> str:
