@@ -436,25 +436,23 @@ def _selective(records: Sequence[Record]) -> Values:
     """Heads that read nothing without a match, and heads wired to the bytes, on program sources; AssertionError unless
     both lead, and by more than plain induction heads at the lesser budget."""
     every = [*records, *ladder_analysis.standing(experiments.load("ladder-selective"))]
-    pairs = {"induction": "2 induction + 2 positional"}
-    pairs |= {"selective": ladder_analysis.SELECTIVE, "wired": ladder_analysis.WIRED}
-    found = {
-        (short, budget): ladder_analysis.compared(every, "python", arm, budget)
-        for short, arm in pairs.items()
-        for budget in (ladder.TUNED, ladder.LONG)
+    wanted = {
+        "induction_short": ("2 induction + 2 positional", ladder.TUNED),
+        "selective_short": (ladder_analysis.SELECTIVE, ladder.TUNED),
+        "selective": (ladder_analysis.SELECTIVE, ladder.LONG),
+        "wired_short": (ladder_analysis.WIRED, ladder.TUNED),
+        "wired": (ladder_analysis.WIRED, ladder.LONG),
     }
-    known = {key: one for key, one in found.items() if one is not None}
+    found = {name: ladder_analysis.compared(every, "python", *pair) for name, pair in wanted.items()}
+    known = {name: one for name, one in found.items() if one is not None}
     if known.keys() != found.keys():
         return {}
     assert all(one.interval[1] < 0 for one in known.values())
-    assert known["selective", ladder.TUNED].mean < known["induction", ladder.TUNED].mean
-    values = {"ladder_short_bytes": _bytes_seen(ladder.TUNED)}
-    values["ladder_selective_seeds"] = numbers(len(known[short, ladder.LONG].seeds) for short in ("selective", "wired"))
-    for (short, budget), one in known.items():
-        name = f"ladder_{short}" if budget == ladder.LONG else f"ladder_{short}_short"
-        if (short, budget) != ("induction", ladder.LONG):
-            values[name] = _signed(one.mean, one.interval)
-    return values
+    assert known["selective_short"].mean < known["induction_short"].mean
+    return {f"ladder_{name}": _signed(one.mean, one.interval) for name, one in known.items()} | {
+        "ladder_short_bytes": _bytes_seen(ladder.TUNED),
+        "ladder_selective_seeds": numbers(len(known[name].seeds) for name in ("selective", "wired")),
+    }
 
 
 def _bytes_seen(budget: int) -> str:

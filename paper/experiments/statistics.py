@@ -145,7 +145,7 @@ def success_interval(successes: int, runs: int, *, confidence: float = 0.95) -> 
     """The exact interval of a success rate from so many successes in independent runs (Clopper & Pearson 1934).
 
     Each end is wrong at most with half of what the confidence lacks, whatever the rate. Raises TypeError or ValueError
-    for counts that are no integers from 0 on, and for a confidence outside (0, 1).
+    for counts that are not integers from 0 on, and for a confidence outside (0, 1).
     """
     _counted("successes", successes, "runs", runs)
     expect_probability("confidence", confidence)
@@ -161,7 +161,7 @@ def fisher(successes_a: int, runs_a: int, successes_b: int, runs_b: int) -> floa
 
     The exact test (Fisher 1934, Statistical Methods for Research Workers, section 21.02): given how many runs succeed
     in all, each choice of these is as likely; all tables count that are no likelier than the one at hand. Raises
-    TypeError or ValueError for counts that are no integers from 0 on.
+    TypeError or ValueError for counts that are not integers from 0 on.
     """
     _counted("successes_a", successes_a, "runs_a", runs_a)
     _counted("successes_b", successes_b, "runs_b", runs_b)

@@ -76,7 +76,7 @@ ARMS: Mapping[str, Callable[[nn.Module, torch.Generator], None]] = {
 def case(arm: str, seed: int = TUNING, rate: float | None = None, *, device: str = "cpu", **sizes: int) -> Case:
     """One second stage; `sizes` are by default those of `SIZES`, `first_steps` those of the first stage.
 
-    Raises TypeError or ValueError for unknown names, and for sizes that are no integers above 0.
+    Raises TypeError or ValueError for unknown names, and for sizes that are not integers above 0.
     """
     size = fitting.sizes(SIZES[one_of("device", device, SIZES)], sizes)
     return {

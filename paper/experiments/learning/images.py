@@ -163,7 +163,7 @@ def case(
 ) -> Case:
     """One run; `sizes` are by default those of `SIZES`, and on a CPU CIFAR-10 has the sizes of the digits.
 
-    Raises TypeError or ValueError for unknown names, and for sizes that are no integers above 0.
+    Raises TypeError or ValueError for unknown names, and for sizes that are not integers above 0.
     """
     known = SIZES.get((one_of("device", device, fitting.DEVICES), one_of("data", data, DATA)), SIZES["cpu", "digits"])
     size = fitting.sizes(known, sizes)

@@ -51,9 +51,9 @@ MATCHED = 4  # bytes of a match from which on it counts as one
 
 # All with the convolution; the last without.
 MAIN = ("learned", "2 induction + 2 positional", "1 learned + 3 positional", "1 learned + 1 induction + 2 positional")
-SELECTIVE = (
-    "2 selective induction + 2 positional",
-    "2 n-gram + 2 positional",
+READING_NOTHING = (  # where nothing matches
+    ladder_analysis.SELECTIVE,
+    ladder_analysis.WIRED,
     "1 learned + 2 selective induction + 1 positional",
 )
 WITHOUT = ("learned", "learned, KV shift", "2 induction + 2 positional", "1 learned + 3 positional")
@@ -86,7 +86,7 @@ def case(
 ) -> Case:
     """One run up to a budget; `sizes` (B, N, tested, d, H, L, base) are those above where they are not given.
 
-    Raises TypeError or ValueError for unknown names, for sizes that are no integers above 0, for an H other than the
+    Raises TypeError or ValueError for unknown names, for sizes that are not integers above 0, for an H other than the
     number of the arm's heads, and for a budget that is no power of two.
     """
     size = {**SIZES[one_of("text", text, TEXTS)], **MODEL, "base": BASE}
@@ -121,8 +121,9 @@ def cases(device: str) -> list[Case]:
 
 
 def selective_cases(device: str) -> list[Case]:
-    """The same of induction heads with a sink, and of their rivals, which are wired to the bytes."""
-    return _to_the_longest("ladder-selective", SELECTIVE, device)
+    """The same of heads that read nothing where nothing matches: induction heads with a sink, alone and beside a
+    learned head, and n-gram heads."""
+    return _to_the_longest("ladder-selective", READING_NOTHING, device)
 
 
 def other_cases(device: str) -> list[Case]:
@@ -130,9 +131,8 @@ def other_cases(device: str) -> list[Case]:
 
     The KV shift, which hands on the last token as the convolution does, stands in its place.
     """
-    others = [
-        arm for arm, heads in ARMS.items() if heads.num_heads == MODEL["H"] and arm not in (*MAIN, *SELECTIVE, *WITHOUT)
-    ]
+    elsewhere = {*MAIN, *READING_NOTHING, *WITHOUT}
+    others = [arm for arm, heads in ARMS.items() if heads.num_heads == MODEL["H"] and arm not in elsewhere]
     arms = [*((arm, CONVOLUTION) for arm in others), *((arm, 0) for arm in WITHOUT)]
     pairs = [(name, arm, width) for arm, width in arms for name in TEXTS]
     return [
@@ -157,6 +157,7 @@ def large_cases(device: str) -> list[Case]:
 
 
 def _to_the_longest(experiment: str, arms: Sequence[str], device: str) -> list[Case]:
+    """The runs of arms with the convolution: those that choose rates, then those that count, up to `LONGEST`."""
     pairs = [(name, arm, CONVOLUTION) for arm in arms for name in TEXTS]
     return [
         *_tuned(pairs, device),

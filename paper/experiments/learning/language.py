@@ -59,7 +59,7 @@ def case(
     training FLOPs, by more or fewer steps; trained parameters, by wider feed-forward networks; or steps. `limit` is
     the number of bytes to train on, 0 for all.
 
-    Raises TypeError or ValueError for unknown names, for sizes that are no integers above 0, for negative seeds and
+    Raises TypeError or ValueError for unknown names, for sizes that are not integers above 0, for negative seeds and
     limits, and for a rate or a dropout outside [0, 1).
     """
     B, N, d, H, L, steps, tested = fitting.sizes(SIZES[one_of("device", device, SIZES)], sizes).values()

@@ -64,7 +64,7 @@ def case(
 ) -> Case:
     """One run on the lengths up to N; `sizes` (N, d, L, steps, tokens, tested) are those of `SIZES` by default.
 
-    Raises TypeError or ValueError for unknown names, and for sizes that are no integers above 0.
+    Raises TypeError or ValueError for unknown names, and for sizes that are not integers above 0.
     """
     size = fitting.sizes(SIZES, sizes)
     if size["N"] not in LENGTHS:

@@ -63,7 +63,7 @@ def task(name: str) -> Task:
 def case(name: str, arm: str, seed: int = TUNING, rate: float = TRIED[0], *, device: str = "cpu", **sizes: int) -> Case:
     """One run; `sizes` (steps, B, d, H, L, tested) are the setting's where they are not given.
 
-    Raises TypeError or ValueError for unknown names, and for sizes that are no integers above 0.
+    Raises TypeError or ValueError for unknown names, and for sizes that are not integers above 0.
     """
     own, setting = SIZES[one_of("device", device, SIZES)], SETTINGS[one_of("task", name, SETTINGS)]
     size = fitting.sizes({"steps": setting.steps * LONGER[device], "B": setting.B, **own}, sizes)

@@ -131,7 +131,7 @@ def case(
 ) -> Case:
     """One run, on so many pairs; `sizes` are `steps` and those of `SIZES`, as they are there by default.
 
-    Raises TypeError or ValueError for unknown names, for sizes that are no integers above 0, and for pairs of which
+    Raises TypeError or ValueError for unknown names, for sizes that are not integers above 0, and for pairs of which
     `STEPS` says nothing.
     """
     known = SIZES[one_of("task", task, SIZES)][one_of("device", device, fitting.DEVICES)]

@@ -23,7 +23,7 @@ SIZES = ("B", "N", "d", "H", "L")
 def case(name: str, *, device: str = "cpu", **sizes: int) -> Case:
     """One text; `sizes` (B, N, d, H, L) are those of the ladder where they are not given.
 
-    Raises TypeError or ValueError for an unknown text or device, and for sizes that are no integers above 0.
+    Raises TypeError or ValueError for an unknown text or device, and for sizes that are not integers above 0.
     """
     known = {**ladder.SIZES[one_of("name", name, ladder.TEXTS)], **ladder.MODEL}
     if unknown := sizes.keys() - set(SIZES):

@@ -30,7 +30,7 @@ STEP_SECONDS = 0.03  # about
 def case(*, device: str = "cpu", **sizes: int) -> Case:
     """One configuration; `sizes` (B, N, d, H, L) are those of `language.SIZES` where they are not given.
 
-    Raises TypeError or ValueError for an unknown device, and for sizes that are no integers above 0.
+    Raises TypeError or ValueError for an unknown device, and for sizes that are not integers above 0.
     """
     known = language.SIZES[one_of("device", device, language.SIZES)]
     names = ("B", "N", "d", "H", "L")
