@@ -20,7 +20,7 @@ from ortho.attention.untrained.positional_attention import PositionalPattern, na
 from ortho.cost.attention import positional_attention, shared_heads
 from ortho.gates import Gate
 from ortho.layers.hybrid import HEADS
-from ortho.layers.induction import STRUCTURED
+from ortho.layers.induction import SINK, STRUCTURED, default_key_dim
 from ortho.layers.positional import shared_out
 from ortho.layers.synthesizer import SOURCES, Call
 from ortho.layers.synthesizer.layer import by_position
@@ -315,12 +315,13 @@ def induction_heads(
     input_grad: bool = True,
     itemsize: int = 4,
 ) -> Cost:
-    """`InductionHeads(d, H)` on x (B, N, d); structured draws need numbers for d, H and the widths.
+    """`InductionHeads(d, H)` on x (B, N, d); structured draws need numbers for d, H and the widths, a sink `key_dim` or
+    numbers.
 
     Queries are made, and keys are the same a token late: one product. The fast form makes them again backward.
     """
     V, n = head_width(d, H, head_dim), tokens
-    K = V if key_dim is None else key_dim
+    K = key_dim if key_dim is not None else V if sink is None else default_key_dim(d, V, sink, draw)
     passes: dict[str, Any] = {"input_grad": input_grad, "itemsize": itemsize}
     width = H * K
     by_signs = one_of("draw", draw, (*DRAWS, STRUCTURED)) == STRUCTURED
@@ -443,6 +444,7 @@ COSTS: dict[str, Callable[..., Cost]] = {
     "stopped": partial(stopped_layer, projection="stopped"),
     "structured-stopped": stopped_layer,
     "induction": induction_heads,
+    "selective-induction": partial(induction_heads, tokens=2, sink=SINK),
     "positional": positional_heads,
     "window": partial(layer, attention="window"),
     "linear": partial(layer, attention="linear"),

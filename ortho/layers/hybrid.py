@@ -11,7 +11,7 @@ from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.cache import Cache
-from ortho.layers.induction import InductionHeads
+from ortho.layers.induction import SINK, InductionHeads
 from ortho.layers.multihead import MultiheadAttention
 from ortho.layers.positional import PositionalHeads
 from ortho.layers.stop_gradient import StoppedAttention
@@ -27,6 +27,7 @@ HEADS: dict[str, Callable[..., nn.Module]] = {
     "stopped": partial(StoppedAttention, projection="stopped"),
     "structured-stopped": StoppedAttention,
     "induction": InductionHeads,
+    "selective-induction": partial(InductionHeads, tokens=2, sink=SINK),
     "positional": PositionalHeads,
     "window": partial(MultiheadAttention, attention="window"),
     "linear": partial(MultiheadAttention, attention="linear"),

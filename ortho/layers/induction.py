@@ -43,12 +43,23 @@ from ortho.projections.structured import StructuredProjection
 
 STRUCTURED = "structured"
 SHARPEST = 4.0  # of the default c
+SINK = 0.9  # of a head that reads nothing where nothing matches
+SELECTIVE_WIDTH = 64  # of its keys
 
 
 @checked
 def default_sharpness(K: int) -> float:
     """c for heads of width K: the square root of K, but 4 at most."""
     return min(sqrt(K), SHARPEST)
+
+
+@checked
+def default_key_dim(d: int, V: int, sink: float | None, draw: str) -> int:
+    """The width of keys for values of width V in a layer of width d: V, but with a sink 64 where d is so wide.
+
+    Structured draws, which have room for d numbers of all heads together, stay with V.
+    """
+    return V if sink is None or draw == STRUCTURED else max(V, min(d, SELECTIVE_WIDTH))
 
 
 class _Rotation(StructuredProjection):
@@ -181,8 +192,9 @@ class InductionHeads(nn.Module):
     `InductionProjection` makes q and k, of width `key_dim`, and explains `tokens`, `sharpness` and `draw`. q and k are
     constants: only the values have a gradient (`softmax.value_gradient`), for which q and k are computed again. `sink`
     is the share of a match's score that the sink has, None for no sink. W_V (`weight_v`, (H V, d)) and W_O
-    (`weight_o`, (d, H V)) are trained; V is `head_dim`, by default d/H, and `key_dim` is V by default, or more. The
-    reference form materialises the weights.
+    (`weight_o`, (d, H V)) are trained; V is `head_dim`, by default d/H. `key_dim` is V or more, by
+    default V; with a sink and a dense draw it is 64 where V is less and d is not. The reference form materialises the
+    weights.
 
     A state is the next token's key, the last `tokens` - 1 tokens, keys and values. A token that a mask of keys leaves
     out is not used as a predecessor; a mask of pairs leaves out no token.
@@ -214,7 +226,7 @@ class InductionHeads(nn.Module):
         kind: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
         own: dict[str, Any] = {"tokens": tokens, "sharpness": sharpness, "draw": draw}
         self.d_model, self.num_heads, self.head_dim = head_sizes(d_model, num_heads, head_dim)
-        self.key_dim = self.head_dim if key_dim is None else key_dim
+        self.key_dim = default_key_dim(d_model, self.head_dim, sink, draw) if key_dim is None else key_dim
         wanted = f"at least the values' width {self.head_dim}"
         _checks.expect(self.key_dim >= self.head_dim, "key_dim", wanted, key_dim)
         _checks.expect(sink is None or 0 < sink < 1, "sink", "a number in (0, 1)", sink)

@@ -13,6 +13,7 @@ from paper.experiments.learning import (
     fitting,
     images,
     ladder,
+    ladder_lengths,
     ladder_tables,
     language,
     positional_heads,
@@ -65,6 +66,7 @@ TITLES = {
     "ladder": "language models of bytes along budgets, with heads that retrieve untrained",
     "ladder-selective": "language models of bytes along budgets, whose untrained heads read nothing without a match",
     "ladder-others": "language models of bytes along budgets: other arms",
+    "ladder-lengths": "language models of bytes, whose windows are short or long",
     "ladder-large": "larger language models of bytes, on a GPU",
     "ladder-tables": "tables of the last bytes, beside the language models of bytes along budgets",
     "retrieval": "how long sequences may be in which heads find what is asked for, learned or untrained",
@@ -109,9 +111,9 @@ def _bytes(name: str, cases: Callable[[str], list[Case]]) -> Experiment:
     return _training(name, language, language.case("learned"), "test", cases=cases)
 
 
-def _ladder(name: str, cases: Callable[[str], list[Case]]) -> Experiment:
+def _ladder(name: str, module: Parts = ladder, **own: Any) -> Experiment:
     needs = Needs.like(ladder.case("python", "learned"), quantities=("validation_bits",), facts=fitting.FACTS)
-    return _experiment(name, ladder, needs, cases=cases, resumes=True)
+    return _experiment(name, module, needs, resumes=True, **own)
 
 
 def _translation(name: str) -> Experiment:
@@ -171,10 +173,11 @@ EXPERIMENTS: dict[str, Experiment] = {
         _bytes("bytes-parameters", language.of_equal_parameters),
         _bytes("bytes-budgets", language.of_budgets),
         _bytes("bytes-little", language.of_little_text),
-        _ladder("ladder", ladder.cases),
-        _ladder("ladder-selective", ladder.selective_cases),
-        _ladder("ladder-others", ladder.other_cases),
-        _ladder("ladder-large", ladder.large_cases),
+        _ladder("ladder"),
+        _ladder("ladder-selective", cases=ladder.selective_cases),
+        _ladder("ladder-others", cases=ladder.other_cases),
+        _ladder("ladder-lengths", ladder_lengths),
+        _ladder("ladder-large", cases=ladder.large_cases),
         _experiment("ladder-tables", ladder_tables, _TABLES),
         _experiment("retrieval", retrieval, _RETRIEVAL),
         _timing("bytes-speed", language_models, language_models.case(), ("learned",), "step"),

@@ -21,7 +21,7 @@ SPLITS = [
     SPLIT,
     {"rotary": 1, "frozen": 1, "structured-stopped": 2},
     {"linear": 1, "window": 1, "structured": 1, "positional": 1},
-    {"induction": 3, "positional": 1},
+    {"induction": 1, "selective-induction": 2, "positional": 1},
 ]
 
 

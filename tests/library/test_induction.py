@@ -105,6 +105,16 @@ def test_a_sink_leaves_what_does_not_match_unread():
     assert (read[:200].abs() / x[0, :200].sum(-1).std()).mean() < 0.1
 
 
+@pytest.mark.parametrize(
+    ("d", "own", "wanted"),
+    [(256, {}, 8), (256, {"sink": 0.9}, 64), (32, {"sink": 0.9}, 32), (512, {"head_dim": 96, "sink": 0.9}, 96),
+     (256, {"sink": 0.9, "draw": "structured"}, 8), (256, {"sink": 0.9, "key_dim": 9}, 9)],
+)  # fmt: skip
+def test_keys_are_wide_where_a_sink_asks_for_it(d, own, wanted):
+    """As wide as values, but with a sink 64 if the layer is, and nobody says otherwise."""
+    assert heads(width=d, count=1, **{"head_dim": 8} | own).key_dim == wanted
+
+
 @pytest.mark.parametrize("draw_name", DRAWS)
 def test_tied_and_untied_projections(draw_name):
     """Over draws the score of a match is c sqrt K in the mean and that of orthogonal tokens 0, of standard deviation c

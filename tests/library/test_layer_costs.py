@@ -24,6 +24,7 @@ SPLITS = [
     {"frozen": 1, "linear": 1, "window": 1, "structured": 1},
     {"structured-stopped": 4},
     {"induction": 2, "positional": 2},
+    {"selective-induction": 3, "learned": 1},
     *({"positional": fixed, projection: 4 - fixed} for projection in PROJECTIONS for fixed in (0, 1, 4)),
 ]
 FIXED = {"patterns": ("left", "end", "recent", "recent", "gaussian 0", "previous"), "head_dim": 5}

@@ -33,9 +33,10 @@ SPLITS = [
     {"linear": 2, "frozen": 1, "structured": 1},
     {"learned": 1, "frozen": 1, "stopped": 1, "linear": 1},
     {"positional": 4},
-    {"induction": 2, "positional": 1, "learned": 1},
+    {"induction": 1, "selective-induction": 1, "positional": 1, "learned": 1},
 ]
-CONSTANT = {"stopped", "structured-stopped", "induction"}  # whose queries and keys pass on no gradient
+# Whose queries and keys pass on no gradient.
+CONSTANT = {"stopped", "structured-stopped", "induction", "selective-induction"}
 PATTERNS = ("previous", "next", Gaussian("", 0.5, 2.0, True), "end")
 
 

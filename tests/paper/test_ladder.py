@@ -8,8 +8,16 @@ import pytest
 import torch
 
 from ortho.cost.counting import count_step
-from paper.experiments.learning import budgets, fitting, ladder, ladder_analysis, rates
-from paper.experiments.learning.ladder_analysis import HYPOTHESES, SELECTIVE_HYPOTHESES, Curve, at, at_equal, judged
+from paper.experiments.learning import budgets, fitting, ladder, ladder_analysis, ladder_lengths, rates
+from paper.experiments.learning.ladder_analysis import (
+    HYPOTHESES,
+    SELECTIVE,
+    SELECTIVE_HYPOTHESES,
+    Curve,
+    at,
+    at_equal,
+    judged,
+)
 from paper.experiments.learning.ladder_arms import ARMS, CONVOLUTION, MimeticProjection
 from paper.experiments.statistics import student_below
 from paper.tasks import text
@@ -160,8 +168,8 @@ def test_a_difference():
     assert ladder_analysis.tested(ours, {3: ours[3]}, 0.0) is None
 
 
-def record(arm, seed, bits, text="python", budget=16):
-    configuration = ladder.case(text, arm, seed=seed, budget=budget)
+def record(arm, seed, bits, text="python", budget=16, **sizes):
+    configuration = ladder.case(text, arm, seed=seed, budget=budget, **sizes)
     parts = {f"{n} x": {"test_bits": [bits + 0.001 * i for i in range(4)]} for n in (1, budget)}
     looks = [{"budget": n, "step_s": 0.1 if arm == "learned" else 0.05} for n in (1, budget)]
     return {
@@ -229,3 +237,25 @@ def test_runs_that_count():
     found = [(run["device"], run["configuration"]["seed"]) for run in ladder_analysis.standing(runs)]
     assert found == [("cpu-a", 1), ("cpu-b", 2)]
     assert ladder_analysis.standing(runs[:3]) == runs[1:3] and ladder_analysis.standing([]) == []
+
+
+def test_lengths(monkeypatch):
+    """Every step draws as many bytes and every test has nearly as many; each length is compared on its own."""
+    assert all(case["arm"] in ladder_lengths.ARMS for case in ladder_lengths.cases("cpu"))
+    monkeypatch.setattr(rates, "chosen", lambda experiment, case: 0.004)
+    found = ladder_lengths.cases("cpu")
+    assert {case["N"] for case in found} == set(ladder_lengths.LENGTHS)
+    assert {case["B"] * case["N"] for case in found} == {ladder_lengths.BYTES}
+    tested = [case["tested"] * case["N"] for case in found]
+    assert max(tested) - min(tested) < max(ladder_lengths.LENGTHS)
+    means = {(256, "learned"): 2.0, (512, "learned"): 1.9, (256, SELECTIVE): 1.8, (512, SELECTIVE): 1.85}
+    records = [
+        record(arm, seed, bits + (arm == SELECTIVE) * 0.001 * (seed - 4), budget=ladder_lengths.BUDGET, N=N, H=4)
+        for (N, arm), bits in means.items()
+        for seed in (3, 4, 5)
+    ]
+    for N, wanted in ((256, -0.2), (512, -0.05)):
+        assert ladder_lengths.compared(records, "python", N).mean == pytest.approx(wanted)
+    said = ladder_lengths.table(records)
+    assert "python   N = 256   -0.2000" in said and "N = 1024" not in said
+    assert ladder_lengths.label(found[0]).endswith("N=2048")

@@ -64,6 +64,7 @@ LARGE_ARMS = (
     ("8 learned", CONVOLUTION),
     ("1 learned + 7 positional", CONVOLUTION),
     ("2 induction + 6 positional", CONVOLUTION),
+    ("2 selective induction + 6 positional", CONVOLUTION),
     ("8 learned", 0),
     ("8 frozen", CONVOLUTION),
     ("1 learned + 1 induction + 6 positional", CONVOLUTION),

@@ -18,10 +18,11 @@ import numpy as np
 from ortho.cost import Cost
 from ortho.cost import model as model_cost
 from ortho.cost.layers import added, convolved_layer, induction_heads, layer, positional_heads, shifted_layer
+from ortho.layers.induction import SINK
 from paper.experiments.engine.records import Record, of_judged_devices, pooled
 from paper.experiments.engine.tables import by_devices
 from paper.experiments.learning import rates
-from paper.experiments.learning.ladder_arms import ALONE, ARMS, CONVOLUTION, ENDS, KEY_DIM, NEAR, SINK
+from paper.experiments.learning.ladder_arms import ALONE, ARMS, CONVOLUTION, ENDS, NEAR
 from paper.experiments.learning.ngram_heads import ngram_heads
 from paper.experiments.learning.rates import TUNING
 from paper.experiments.statistics import Interval, holm, student, student_below
@@ -165,18 +166,14 @@ def judged(
     return {name: (each, held) for (name, each), held in zip(found.items(), shown, strict=True)}
 
 
-def _selective_heads(B: int, N: int, d: int, H: int, *, tokens: int, **kwargs: Any) -> Cost:
-    return induction_heads(B, N, d, H, tokens=tokens, key_dim=min(d, KEY_DIM), sink=SINK, **kwargs)
-
-
 COSTS: Mapping[str, Callable[..., Cost]] = {
     "learned": partial(layer, attention="rotary"),
     "mimetic": partial(layer, attention="rotary"),
     "shifted": partial(shifted_layer, attention="rotary"),
     "frozen": partial(layer, attention="rotary", projection="frozen"),
     "induction": induction_heads,
-    "match of 2": partial(_selective_heads, tokens=2),
-    "match of 4": partial(_selective_heads, tokens=4),
+    "match of 2": partial(induction_heads, tokens=2, sink=SINK),
+    "match of 4": partial(induction_heads, tokens=4, sink=SINK),
     "n-gram": ngram_heads,
     "previous": partial(positional_heads, patterns=NEAR[:1]),
     "near": partial(positional_heads, patterns=NEAR),

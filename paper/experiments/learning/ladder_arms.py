@@ -11,7 +11,7 @@ from torch import nn
 
 from ortho.attention.shifted import ShiftedKeysValues
 from ortho.layers.hybrid import HybridAttention
-from ortho.layers.induction import InductionHeads
+from ortho.layers.induction import SINK, InductionHeads
 from ortho.layers.multihead import MultiheadAttention
 from ortho.layers.positional import PositionalHeads
 from ortho.layers.short_convolution import ConvolvedAttention
@@ -25,7 +25,6 @@ NEAR = ("previous", "recent", "left")  # right before a token, the mean of the l
 ENDS = ("previous", "left")
 ALONE = ("current", *NEAR)
 MIMETIC = 0.7  # of the identity and of noise in the product of W_Q and W_K
-KEY_DIM, SINK = 64, 0.9  # of selective induction heads; the sink was chosen at the seed and part that choose rates
 
 
 class MimeticProjection(LearnedProjection):
@@ -55,11 +54,6 @@ def _shifted(d_model: int, num_heads: int, *, form: str = "fast", **kwargs: Any)
     return MultiheadAttention(d_model, num_heads, attention=shift, **kwargs)
 
 
-def _selective(d_model: int, num_heads: int, *, tokens: int, **kwargs: Any) -> InductionHeads:
-    """Induction heads that read nothing unless the last tokens match: with wide keys and a sink."""
-    return InductionHeads(d_model, num_heads, tokens=tokens, key_dim=min(d_model, KEY_DIM), sink=SINK, **kwargs)
-
-
 def _patterns(names: tuple[str, ...]) -> Callable[..., nn.Module]:
     """A head for each of these positional patterns."""
     return partial(PositionalHeads, patterns=names)
@@ -72,8 +66,9 @@ KINDS: Mapping[str, Callable[..., nn.Module]] = {
     "shifted": _shifted,
     "frozen": partial(MultiheadAttention, attention="rotary", projection="frozen"),
     "induction": InductionHeads,
-    "match of 2": partial(_selective, tokens=2),
-    "match of 4": partial(_selective, tokens=4),
+    # The sink was chosen at the seed and part that choose rates.
+    "match of 2": partial(InductionHeads, tokens=2, sink=SINK),
+    "match of 4": partial(InductionHeads, tokens=4, sink=SINK),
     "n-gram": NgramHeads,
     "previous": _patterns(NEAR[:1]),
     "near": _patterns(NEAR),
@@ -124,5 +119,6 @@ ARMS: Mapping[str, Arm] = {
     "1 learned + 7 positional": Arm((("learned", 1), ("near", 3), ("alone", 4))),
     "2 induction + 6 positional": Arm((("induction", 2), ("near", 3), ("near", 3))),
     "1 learned + 1 induction + 6 positional": Arm((("learned", 1), ("induction", 1), ("near", 3), ("near", 3))),
+    "2 selective induction + 6 positional": Arm((*SELECTIVE, ("near", 3), ("near", 3))),
     "8 frozen": Arm((("frozen", 8),)),
 }
