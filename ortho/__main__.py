@@ -11,9 +11,9 @@ from typing import Any
 from ortho import __version__
 
 BUDGET = "the most of a figure, as forward=1e9 (FLOPs), decode, step, state_bytes, saved_bytes, trained; several may be"
-MOVED = ("claims", "experiments")  # commands of the paper, which is no part of an installed library
+MOVED = ("claims", "experiments")  # commands of the paper, which is not part of an installed library
 
-# Lists beside that of mechanisms, by their key in the JSON: what they hold, and the call that takes their names.
+# Lists beside the mechanisms, by their key in the JSON: what they hold, and the call that takes their names.
 BESIDE = {
     "projections": "Projections: MultiheadAttention(projection=NAME)",
     "heads": "Kinds of heads: HybridAttention(heads={NAME: COUNT})",
@@ -103,7 +103,7 @@ def _mechanisms(as_json: bool) -> None:
 
 
 def _beside() -> dict[str, list[tuple[str, str]]]:
-    """The lists beside that of mechanisms: the names of each, and what makes what they stand for."""
+    """The lists beside the mechanisms: in each, the names and the functions or classes that they stand for."""
     from ortho import HEADS, PROJECTIONS
     from ortho.attention.untrained.patterns import PATTERNS
     from ortho.layers.synthesizer import SOURCES
@@ -116,14 +116,14 @@ def _beside() -> dict[str, list[tuple[str, str]]]:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns as wide as what they hold."""
+    """Print rows in columns as wide as their widest entry."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     for row in (header, *rows):
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _place(made: Any) -> str:
-    """Module and name of a function or class; with what a partial one is bound to, or a pattern's fields."""
+    """Module and name of a function or class, with the arguments bound by a partial one, or a pattern's fields."""
     bound = getattr(made, "keywords", {})
     if is_dataclass(made) and not isinstance(made, type):
         bound = {field.name: getattr(made, field.name) for field in fields(made)[1:]}  # the first is its name
@@ -137,7 +137,7 @@ if __name__ == "__main__":
     try:
         status = main()
         sys.stdout.flush()
-    except OSError as error:  # of stdout as a rule, to which nothing is left to be flushed at exit
+    except OSError as error:  # usually of stdout, which must not be flushed again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0 if isinstance(error, BrokenPipeError) else 1  # the reader, such as `head`, has seen enough
         if status:

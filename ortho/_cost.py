@@ -1,4 +1,4 @@
-"""The record of what a call, a layer or a model costs. Records add up."""
+"""The record of what a call, a layer or a model costs. Records can be added."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -33,14 +33,14 @@ class Cost:
     itemsize: Any = 4
 
     def __add__(self, other: "Cost") -> "Cost":
-        """The costs of both."""
+        """The sum of both costs."""
         return replace(self, **{name: value + getattr(other, name) for name, value in self._figures()})
 
     def __sub__(self, other: "Cost") -> "Cost":
         return self + other * -1
 
     def __mul__(self, count: Any) -> "Cost":
-        """The cost of so many."""
+        """The cost of `count` such computations."""
         return replace(self, **{name: count * value for name, value in self._figures()})
 
     def _figures(self) -> list[tuple[str, Any]]:
@@ -81,12 +81,12 @@ def linear_map(
 
 
 def quotient(number: Size, divisor: Size) -> Size:
-    """number / divisor, an integer if both are; a fraction of these is left out."""
+    """number / divisor, rounded down to an integer if both are integers."""
     return number // divisor if isinstance(number, int) and isinstance(divisor, int) else number / divisor
 
 
 def head_width(d: Size, H: Size, head_dim: Size | None = None) -> Size:
-    """K: `head_dim`, by default d/H. ValueError for numbers of which H does not divide d."""
+    """K: `head_dim`, by default d/H. Raises ValueError for integers if H does not divide d."""
     if head_dim is not None:
         return head_dim
     if isinstance(d, int) and isinstance(H, int) and d % H:

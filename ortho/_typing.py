@@ -29,7 +29,7 @@ else:
 
 
 def shaped(annotation: Any) -> Shaped | None:
-    """What an annotation says of a tensor, if it is one of shape."""
+    """What an annotation says of a tensor; None if it is not a shape annotation."""
     for part in getattr(annotation, "__metadata__", ()):
         if isinstance(part, Shaped):
             return part
@@ -39,7 +39,7 @@ def shaped(annotation: Any) -> Shaped | None:
     return Shaped(kind, tuple(annotation.dim_str.split()))
 
 
-State = tuple[Any, ...]  # tensors; of a layer whose heads are in groups, the states of these
+State = tuple[Any, ...]  # tensors; for a layer with groups of heads, the groups' states
 Size = Annotated[Any, "size"]  # an integer, or a sympy symbol
 
 __all__ = ["Bool", "Float", "Int", "Size", "State", "Tensor"]

@@ -1,4 +1,4 @@
-"""What every layer does with its matrices, its heads and its masks."""
+"""What layers share: making weights, splitting and spreading heads, reading masks."""
 
 from math import sqrt
 from typing import Any
@@ -20,7 +20,7 @@ def new_weight(
 ) -> nn.Parameter:
     """A trained matrix (rows, columns) with Xavier's uniform initialisation (Glorot & Bengio 2010).
 
-    `fans` is the sum of the numbers of inputs and outputs by which it is scaled, where these are not the matrix's own.
+    `fans` is the sum of the numbers of inputs and outputs that sets the scale, if not the matrix's own.
     """
     weight = torch.empty(rows, columns, dtype=dtype, device=device)
     gain = 1.0 if fans is None else sqrt((rows + columns) / fans)
@@ -28,7 +28,7 @@ def new_weight(
 
 
 def new_bias(weight: Tensor) -> nn.Parameter:
-    """What is added to each of a matrix's outputs (rows,), trained and 0 at first."""
+    """A trained bias (rows,) for a matrix's outputs, 0 at first."""
     return nn.Parameter(weight.new_zeros(len(weight)))
 
 
@@ -38,19 +38,19 @@ def split_heads(x: Float[Tensor, "B N d"], num_heads: int) -> Float[Tensor, "B H
 
 
 def spread_heads(x: Float[Tensor, "*batch G n K"], heads: int) -> Float[Tensor, "*batch H n K"]:
-    """Each head of keys or values once for every head of queries that shares it: (..., G, n, K) -> (..., H, n, K)."""
+    """Each head of keys or values, once for every head of queries that shares it: (..., G, n, K) -> (..., H, n, K)."""
     if x.dim() < 3 or x.shape[-3] == heads:
         return x
     G, n, width = x.shape[-3:]
-    # Copied, even where one head is all there is: kernels and closed forms count on heads with memory of their own.
+    # Copied, even if there is only one head: kernels and closed forms count on heads with memory of their own.
     return x[..., None, :, :].expand(*x.shape[:-3], G, heads // G, n, width).contiguous().flatten(-4, -3)
 
 
 def tokens_there(mask: Any, length: int) -> Bool[Tensor, "b N"] | None:
-    """Which of the last `length` tokens the mask of a layer has, (B or 1, N); None where it has all.
+    """Which of the last `length` tokens the mask of a layer keeps, (B or 1, N); None if it keeps all.
 
-    `mask` is what `_checks.layer_mask` gives. A mask of keys leaves out a token to which no head may attend. One of
-    pairs says who may attend to whom, and of no token that it is not there. What is no mask the attention refuses.
+    `mask` is what `_checks.layer_mask` returns. A mask of keys leaves out a token to which no head may attend. A mask
+    of pairs leaves out no token. Anything that is not a mask gives None; the attention refuses it.
     """
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or not 0 < mask.dim() <= 4:
         return None

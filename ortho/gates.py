@@ -1,8 +1,8 @@
-r"""How a layer makes, from its input, what a mechanism takes beside q, k and v: a number a head and token, or several.
+r"""Gates make from a layer's input what a mechanism takes besides q, k and v: one number a head and token, or several.
 
 A gate is a module that maps x (B, N, d) to (B, H, N), or to (B, H, N, K). A mechanism says which of its arguments come
 from which gate (`Mechanism.gates`), mostly one of its own file, and `MultiheadAttention` makes and trains them. Gates
-see their own token alone: a gate that looked at the state would make it impossible to compute a sequence in parallel.
+see only their own token: a gate that looked at the state would make it impossible to compute a sequence in parallel.
 """
 
 from abc import ABC, abstractmethod
@@ -24,9 +24,9 @@ __all__ = ["Gate", "LogSigmoidGate", "ReflectingWriteStrength", "WriteStrength"]
 class Gate(nn.Module, ABC):
     """x (B, N, d) -> (B, H, N), or (B, H, N, width): a product x W^T, and what the subclass makes of its numbers.
 
-    With a `rank` the product is x W_1^T W_2^T, through a bottleneck of so many numbers. What a subclass does is counted
-    as (scalar operations forward; backward; numbers kept): `each` for each of the product's numbers, `once` for each
-    number of one token, as of a parameter. For each of these so many parameters are `trained` beside the matrices.
+    With a `rank` the product is x W_1^T W_2^T, through a bottleneck of that width. The work of a subclass is counted as
+    (scalar operations forward; backward; numbers kept): `each` for each of the product's numbers, `once` for each of
+    one token's numbers, as for a parameter. `trained` counts parameters beside the matrices, for each of the latter.
     """
 
     rank: ClassVar[int | None] = None
@@ -50,7 +50,7 @@ class Gate(nn.Module, ABC):
 
     @classmethod
     def rows(cls, d: Size, H: Size) -> Size:
-        """How many numbers are made for a token: by default one a head."""
+        """How many numbers are made for a token: by default one for each head."""
         return H
 
     def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
@@ -74,14 +74,14 @@ class Gate(nn.Module, ABC):
 
     def _numbers(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
         """The product by heads, one number each."""
-        # Copied to where it is read before anything is made of it, so that autograd keeps one copy.
+        # Copied into the layout that is read, before anything else, so that autograd keeps one copy.
         return self._product(x).mT.contiguous()
 
     @classmethod
     def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> Cost:
-        """The closed form, within a layer on x (B, N, d); `input_grad` says whether x needs a gradient.
+        """The cost in closed form, within a layer on x (B, N, d); `input_grad` says whether x needs a gradient.
 
-        The sum of x's gradient with those of the layer's other paths is included. What a gate makes is kept by the
+        The addition of x's gradient to those of the layer's other paths is included. A gate's output is kept by the
         mechanism, or not at all.
         """
         rows = cls.rows(d, H)
@@ -128,11 +128,11 @@ class ReflectingWriteStrength(WriteStrength):
 
 
 def rate_logarithms(H: int, generator: torch.Generator | None, kind: dict[str, Any]) -> Tensor:
-    """How fast heads fade, (H,), at first: logarithms of rates that are uniform in [1, 16]."""
+    """Initial logarithms of the heads' decay rates, (H,); the rates are uniform in [1, 16]."""
     return nn.init.uniform_(torch.empty(H, **kind), 1, 16, generator=generator).log_()
 
 
 def step_biases(H: int, generator: torch.Generator | None, kind: dict[str, Any]) -> Tensor:
-    """For how long tokens hold, (H,), at first: numbers whose softplus is log-uniform in [0.001, 0.1]."""
+    """Initial biases of the heads' step sizes, (H,); their softplus is log-uniform in [0.001, 0.1]."""
     step = nn.init.uniform_(torch.empty(H, **kind), log(1e-3), log(1e-1), generator=generator).exp_()
     return step + (-(-step).expm1()).log()

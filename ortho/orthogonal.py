@@ -17,7 +17,7 @@ from ortho._typing import Float, Tensor
 
 
 def _normal(rows: int, cols: int, generator: torch.Generator | None, dtype: torch.dtype | None, device: Any) -> Tensor:
-    """Standard normal entries, computed in float32 at least: factorisations do not exist below."""
+    """Standard normal entries, computed in float32 at least: no factorisations exist for narrower dtypes."""
     dtype = dtype or torch.get_default_dtype()
     working = dtype if dtype in (torch.float32, torch.float64) else torch.float32
     return torch.randn(rows, cols, generator=generator, dtype=working, device=device)
@@ -108,7 +108,7 @@ def gram_schmidt(gaussian: Tensor) -> Tensor:
 @checked
 @_tall
 def householder(gaussian: Tensor) -> Tensor:
-    r"""A product of random Householder reflections, one a column (Stewart 1980, section 3).
+    r"""A product of random Householder reflections, one for each column (Stewart 1980, section 3).
 
     Column j's first free axis is reflected onto a uniform direction of the remaining n - j dimensions, with a random
     sign: $Q = H_1 H_2 \cdots H_c$ restricted to the first c columns. It needs no factorisation, and r reflections apply

@@ -1,4 +1,4 @@
-"""The Transformer block, attention and a feed-forward network; and the decoder's, which attends to a context, too."""
+"""The Transformer block, attention and a feed-forward network; and the decoder's, which also attends to a context."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from ortho.attention.cache import Cache
 from ortho.layers.feed_forward import FeedForward
 from ortho.layers.multihead import MultiheadAttention
 
-Settings = Mapping[str, Any]  # a layer's arguments, and by which class it is made (`layer`)
+Settings = Mapping[str, Any]  # a layer's arguments, and its class (`layer`)
 
 
 class TransformerBlock(nn.Module):
@@ -24,7 +24,7 @@ class TransformerBlock(nn.Module):
 
     Pre-norm, x + attention(norm(x)), then x + feed-forward(norm(x)) (Xiong et al. 2020, arXiv:2002.04745); or, without
     `norm_first`, post-norm, norm(x + attention(x)), then norm(x + feed-forward(x)) (Vaswani et al. 2017, section 3.1).
-    `layer` is the class of the attention layer, made with `kwargs`: `MultiheadAttention`, or one that is called alike,
+    `layer` is the class of the attention layer, made with `kwargs`: `MultiheadAttention`, or one with the same call,
     such as `HybridAttention`. `bias` applies to all parts, norms included. While training, a share `dropout` of the
     output of each half is set to 0 (Srivastava et al. 2014), by PyTorch's global generator; `attention_dropout` is the
     layer's `dropout`, of attention weights.
@@ -94,14 +94,14 @@ class TransformerBlock(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Causal attention, attention to a context, and a feed-forward network, each of a norm and added to what it is
-    given (Vaswani et al. 2017, section 3.1, with the norms before the parts).
+    """Causal attention, attention to a context, and a feed-forward network, each after a norm and added to its input
+    (Vaswani et al. 2017, section 3.1, but with norms before the parts).
 
-    `attention` and `cross` are arguments of either layer, as `EncoderDecoder` takes them. The second is a
-    `MultiheadAttention`, whose mechanism answers each query by itself, wherever it stands: softmax attention, a kernel,
-    or a module of which the caller knows it.
+    `attention` and `cross` hold the arguments of the two attention layers, as in `EncoderDecoder`. The `cross` layer is
+    a `MultiheadAttention` whose mechanism answers each query independently of other queries and of its position:
+    softmax attention, a kernel, or a module that the caller knows to do so.
 
-    Raises TypeError or ValueError, naming the argument, for a `cross` layer that is not such a one.
+    Raises TypeError or ValueError, naming the argument, for any other `cross` layer.
     """
 
     attention: Any
@@ -140,7 +140,7 @@ class DecoderBlock(nn.Module):
         *,
         context_mask: Bool[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "B N d"]:
-        """x (B, N, d) beside a context (B, M, d) -> (B, N, d); the mask broadcasts to (B, H, N, M), True = there."""
+        """x (B, N, d) and a context (B, M, d) -> (B, N, d); the mask broadcasts to (B, H, N, M), True = there."""
         _checks.sequence("x", x, self.norm_attention.weight)
         x = x + self.dropout(self.attention(self.norm_attention(x), is_causal=True))
         x = x + self.dropout(self.cross(self.norm_cross(x), context, attn_mask=context_mask))
@@ -148,7 +148,7 @@ class DecoderBlock(nn.Module):
 
     @torch.no_grad()
     def new_cache(self, context: Float[Tensor, "B M d"], capacity: int) -> "DecoderCache":
-        """For decoding beside a context: room for `capacity` tokens, and the context's keys and values."""
+        """A cache for decoding beside a context: room for `capacity` tokens, and the context's keys and values."""
         layer = self.cross
         layer.refuse_dropout("a cache")
         _, k, v, gates = layer._operands(context, None)
@@ -159,7 +159,7 @@ class DecoderBlock(nn.Module):
     def step(
         self, x: Float[Tensor, "B n d"], cache: "DecoderCache", *, context_mask: Bool[Tensor, "..."] | None = None
     ) -> Float[Tensor, "B n d"]:
-        """`forward` of further tokens behind those that the cache has read; nothing then has a gradient."""
+        """`forward` for further tokens, after those that the cache has read; without gradients."""
         layer = self.cross
         x = x + self.dropout(self.attention(self.norm_attention(x), is_causal=True, cache=cache.attention))
         y = self.norm_cross(x)
@@ -175,9 +175,9 @@ class DecoderBlock(nn.Module):
 
 @dataclass(frozen=True)
 class DecoderCache:
-    """What a block keeps for decoding: of its own tokens; of the context all that attention to it needs, made once.
+    """What a block keeps for decoding: a cache of its own tokens; and what attention to the context needs, made once.
 
-    `first` (B, 1, d) is a token of the context: a projection makes queries beside keys, of which one is the fewest.
+    `first` (B, 1, d) is a token of the context: a projection makes queries only along with keys, of which one suffices.
     """
 
     attention: Cache

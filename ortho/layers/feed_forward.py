@@ -1,14 +1,14 @@
 r"""The feed-forward network of a Transformer block, and mixtures of experts.
 
-Of several feed-forward networks each token goes through the few that a router picks. With router weights $W_r$ a token
-x has the probabilities $p = \mathrm{softmax}(x W_r)$, and its output is
+In a mixture of experts a router sends each token through a few of several feed-forward networks. With router weights
+$W_r$ a token x has the probabilities $p = \mathrm{softmax}(x W_r)$, and its output is
 $\sum_{e \in T} g_e\, f_e(x)$ over the k most probable experts T (Shazeer et al. 2017, arXiv:1701.06538). For k = 1 the
-gate is $g_e = p_e$ (Fedus et al. 2021, arXiv:2101.03961, equation 2), for more they are divided by their sum (Jiang et
-al. 2024, arXiv:2401.04088).
+gate is $g_e = p_e$ (Fedus et al. 2021, arXiv:2101.03961, equation 2); for larger k the gates are the $p_e$ divided by
+their sum (Jiang et al. 2024, arXiv:2401.04088).
 
-An expert may have room for so many tokens of a sequence only. Here places are taken in the order of tokens, so that no
+An expert may have room for only some tokens of a sequence. Here places are taken in the order of tokens, so that no
 later token takes the place of an earlier one. (Lepikhin et al. 2020, arXiv:2006.16668, give the first choices of all
-tokens precedence over any second choice, by which a later token can displace an earlier one.)
+tokens precedence over any second choice, so a later token can displace an earlier one.)
 """
 
 from math import ceil
@@ -55,8 +55,8 @@ class FeedForward(nn.Module):
 class GatedFeedForward(nn.Module):
     r"""$(\mathrm{SiLU}(x W_g) \odot x W_1)\, W_2$ with hidden width `d_ff`, no biases (Shazeer 2020, arXiv:2002.05202).
 
-    It has three matrices where `FeedForward` has two. By default its hidden width is 2/3 of that layer's, for as many
-    parameters.
+    It has three matrices where `FeedForward` has two. By default its hidden width is 2/3 of that layer's, for the same
+    number of parameters.
     """
 
     @checked
@@ -92,19 +92,19 @@ class Routing(NamedTuple):
 
     @property
     def dropped(self) -> int:
-        """Pairs of a token and a picked expert that had no room for it."""
+        """The number of pairs of a token and a picked expert without room for it."""
         return int((~self.kept).sum())
 
     @property
     def load(self) -> Int[Tensor, "E"]:
-        """The tokens that each expert computes."""
+        """The number of tokens that each expert computes."""
         return torch.bincount(self.experts[self.kept], minlength=self.probabilities.shape[-1])
 
     @property
     def balance_loss(self) -> Float[Tensor, ""]:
-        r"""$E \sum_e f_e P_e$ of the share $f_e$ of the pairs that picked an expert, and its mean probability $P_e$.
+        r"""$E \sum_e f_e P_e$, with $f_e$ the share of pairs that picked expert e, and $P_e$ its mean probability.
 
-        It is 1 if either is even (Fedus et al. 2021, equation 4, here for any k). Gradients reach P alone.
+        It is 1 if either is uniform (Fedus et al. 2021, equation 4, here for any k). Gradients reach P only.
         """
         E = self.probabilities.shape[-1]
         picked = torch.bincount(self.experts.flatten(), minlength=E) / self.experts.numel()
@@ -116,8 +116,8 @@ class MixtureOfExperts(nn.Module):
 
     Each network is a `FeedForward`, or with `gated` a `GatedFeedForward`. With a `capacity_factor` c each expert has
     room for ceil(c top_k N / num_experts) of the N tokens of a sequence; a pair of token and expert without room adds
-    nothing. Without the factor no pair is dropped. The room depends on N, so what is dropped tells a causal model the
-    length of its sequence, and nothing else about later tokens.
+    nothing. Without the factor no pair is dropped. The room depends on N, so the dropped pairs reveal to a causal
+    model the length of its sequence, but nothing else about later tokens.
 
     In the `form` "reference" all experts compute all tokens, weighted by gates that are mostly 0; "fast" computes only
     the pairs that are kept. Raises TypeError or ValueError, naming the argument, for `top_k` above `num_experts` and
@@ -169,7 +169,7 @@ class MixtureOfExperts(nn.Module):
     def forward(
         self, x: Float[Tensor, "B N d"], *, return_routing: bool = False
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], Routing]:
-        """x (B, N, d) -> (B, N, d), or (y, `Routing`), whose `balance_loss` is to be added to the loss."""
+        """x (B, N, d) -> (B, N, d), or (y, `Routing`), whose `balance_loss` should be added to the loss."""
         _checks.sequence("x", x, self.weight_router)
         routing = self.route(x)
         gates = routing.probabilities.gather(-1, routing.experts)

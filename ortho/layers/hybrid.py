@@ -18,7 +18,7 @@ from ortho.layers.stop_gradient import StoppedAttention
 
 __all__ = ["HEADS", "HybridAttention", "HybridCache"]
 
-# Each takes (d_model, num_heads, *, head_dim, form, generator, dtype, device) and is called as a layer is.
+# Each takes (d_model, num_heads, *, head_dim, form, generator, dtype, device) and is called like a layer.
 HEADS: dict[str, Callable[..., nn.Module]] = {
     "learned": MultiheadAttention,
     "rotary": partial(MultiheadAttention, attention="rotary"),
@@ -37,7 +37,7 @@ HEADS: dict[str, Callable[..., nn.Module]] = {
 class HybridAttention(nn.Module):
     """Multi-head attention with heads of several kinds; each kind computes only what it needs.
 
-    `heads` gives the number of heads of each kind, which is a name of `HEADS` or a class or function that makes a
+    `heads` gives the number of heads of each kind. A kind is a name in `HEADS`, or a class or function that makes a
     layer: `{"learned": 1, "positional": 11}`, `[("learned", 1), (partial(PositionalHeads, patterns=...), 11)]`.
     The output is the sum of one layer for each kind (`groups`), with its own rows of W_V and columns of W_O, and its
     own q and k, if it has any. The weights of a kind start as in a layer of that kind alone.
@@ -82,7 +82,7 @@ class HybridAttention(nn.Module):
 
         `attn_mask` broadcasts to (B, H, N, N), True = may attend; heads whose state sums up the keys take only
         masks of keys. `key_padding_mask` (B, N) is True = padding. With `initial_state` and `return_state` a causal
-        sequence can be cut anywhere; a state holds each group's. A `cache` (`new_cache`) does so in place.
+        sequence can be cut anywhere; a state holds the groups' states. A `cache` (`new_cache`) does so in place.
         """
         if cache is not None and (initial_state is not None or return_state):
             raise ValueError("cache: expected None beside initial_state or return_state")
@@ -104,11 +104,11 @@ class HybridAttention(nn.Module):
 
     @checked
     def new_cache(self, capacity: int | None = None) -> "HybridCache":
-        """An empty cache for decoding with this layer, with room for `capacity` tokens: one of each group's own."""
+        """An empty cache for decoding with this layer, with room for `capacity` tokens: one for each group."""
         return HybridCache(self, self.groups, capacity)
 
     def _parts(self, state: Any, cache: Any) -> Sequence[Any]:
-        """What each group is given of a state or a cache."""
+        """Each group's part of a state or a cache."""
         if cache is not None:
             _checks.expect(cache.attention is self, "cache", "one of this layer", "another's")
             return cache.parts
@@ -120,8 +120,8 @@ class HybridAttention(nn.Module):
         return state
 
     def _masks(self, mask: Tensor | None) -> Sequence[Tensor | None]:
-        """A mask of all heads, or what each group has of one that tells heads apart; with all axes, of which none may
-        then be meant in two ways."""
+        """Each group's mask: its heads' part if the mask differs between heads, else the whole mask. It has all four
+        axes, so that none is ambiguous."""
         if not isinstance(mask, Tensor) or mask.dim() > 4:
             return [mask] * len(self.groups)
         mask = mask[(None,) * (4 - mask.dim())]
@@ -132,7 +132,7 @@ class HybridAttention(nn.Module):
 
 
 class HybridCache(Cache):
-    """The caches of a layer's parts, which it reads itself."""
+    """The caches of a layer's parts, read by a call of the layer."""
 
     def __init__(self, layer: nn.Module, parts: Iterable[Any], capacity: int | None) -> None:
         super().__init__(layer, capacity)
@@ -160,10 +160,10 @@ class HybridCache(Cache):
 def split(
     heads: Mapping[str, int] | Sequence[tuple[str | Callable[..., nn.Module], int]], num_heads: int
 ) -> list[tuple[Callable[..., nn.Module], int]]:
-    """What makes each kind, and how many heads it has; kinds without heads are left out.
+    """For each kind, what makes it and its number of heads; kinds without heads are left out.
 
-    Raises TypeError or ValueError, naming the argument, for unknown kinds, for what is no number of heads, and for
-    numbers that are not together num_heads.
+    Raises TypeError or ValueError, naming the argument, for unknown kinds, for numbers that are not integers of at
+    least 0, and for numbers that do not sum to num_heads.
     """
     pairs = list(heads.items()) if isinstance(heads, Mapping) else heads
     if not isinstance(pairs, list | tuple) or not all(isinstance(p, tuple | list) and len(p) == 2 for p in pairs):

@@ -1,22 +1,24 @@
-r"""Induction heads that nothing has to learn: they find where the present token stood before, and read what followed.
+r"""Induction heads without training: they find where the present token stood before, and read what followed.
 
-One frozen projection makes queries and keys, the keys' a token late. With $\hat x_t = \sqrt d\, x_t / |x_t|$ and a
-random orthogonal R (K x d) of a head, drawn once,
+One frozen projection makes queries and keys; the keys come one token late. With $\hat x_t = \sqrt d\, x_t / |x_t|$
+and a random orthogonal R (K x d) for each head, drawn once,
 
 $$u_t = \sqrt{c / n} \sum_{j=0}^{n-1} R_j\, \hat x_{t-j}, \qquad q_t = u_t, \qquad k_s = u_{s-1}.$$
 
-Scores are $q_t^T k_s / \sqrt K$. If the last n tokens before s are those up to t, the score is about $c \sqrt K$, and
-the value at s is what came next; of independent tokens it is about c times a standard normal number (Johnson and
-Lindenstrauss). Projections drawn apart, as orthogonal random attention has them, have $E[q^T k] = 0$ for every pair.
+Scores are $q_t^T k_s / \sqrt K$. If the n tokens before s equal the n tokens up to t, the score is about $c \sqrt K$,
+and the value at s is what came next. For independent tokens the score is about c times a standard normal number
+(Johnson and Lindenstrauss). If their projections are drawn independently, as in orthogonal random attention, q and k
+have $E[q^T k] = 0$ for every pair.
 
-Against M tokens that do not match the one that does has a share of the softmax of about
-$1 / (1 + M e^{c^2 / 2 - c \sqrt K})$, the larger the nearer c is to $\sqrt K$: a head finds it where $K > 2 \ln M$.
-Tokens of a text are not independent. From c = 4 on near matches decide rather than the noise, and a larger c only makes
-them less heard: by default c is $\sqrt K$, but 4 at most.
+Beside M tokens that do not match, the one that does gets a share of the softmax of about
+$1 / (1 + M e^{c^2 / 2 - c \sqrt K})$, which grows as c nears $\sqrt K$: a head finds it where $K > 2 \ln M$. But tokens
+of a text are not independent. From c = 4 on, near matches matter more than the noise, and a larger c only gives near
+matches less weight: by default c is $\sqrt K$, but at most 4.
 
-A softmax reads something even where nothing matches. With a *sink* each row has one more score, a share of $c \sqrt K$,
-of a key whose value is 0: then the head reads nothing where all scores are well below it. That needs room between a
-match and the largest of M scores of standard deviation c, about $c \sqrt{2 \ln M}$, and so wider keys than values have.
+A softmax reads something even where nothing matches. A *sink* adds one more score to each row, a share of $c \sqrt K$,
+for a key whose value is 0: then the head reads nothing where all scores are well below the sink's. This needs room
+between a match and the largest of M scores of standard deviation c, about $c \sqrt{2 \ln M}$, and so keys that are
+wider than values.
 """
 
 from functools import partial
@@ -42,49 +44,49 @@ from ortho.projections.projection import Projection, head_sizes
 from ortho.projections.structured import StructuredProjection
 
 STRUCTURED = "structured"
-SHARPEST = 4.0  # of the default c
-SINK = 0.9  # of a head that reads nothing where nothing matches
-SELECTIVE_WIDTH = 64  # of its keys
+SHARPEST = 4.0  # the largest default c
+SINK = 0.9  # for heads that read nothing where nothing matches
+SELECTIVE_WIDTH = 64  # of the keys of such heads
 
 
 @checked
 def default_sharpness(K: int) -> float:
-    """c for heads of width K: the square root of K, but 4 at most."""
+    """The default c for heads of width K: the square root of K, but at most 4."""
     return min(sqrt(K), SHARPEST)
 
 
 @checked
 def default_key_dim(d: int, V: int, sink: float | None, draw: str) -> int:
-    """The width of keys for values of width V in a layer of width d: V, but with a sink 64 where d is so wide.
+    """The default width of keys for values of width V in a layer of width d: V, but max(V, min(d, 64)) with a sink.
 
-    Structured draws, which have room for d numbers of all heads together, stay with V.
+    Structured draws keep V, since all their heads together have room for d numbers.
     """
     return V if sink is None or draw == STRUCTURED else max(V, min(d, SELECTIVE_WIDTH))
 
 
 class _Rotation(StructuredProjection):
-    """Sign flips and small transforms of which there is one set, in place of one for queries and one for keys."""
+    """Sign flips and small transforms: one set, in place of one for queries and one for keys."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.register_buffer("signs_k", None)
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Any:
-        """x (B, N, d) -> (B, H, N, K), laid out token by token, as matrices leave it."""
+        """x (B, N, d) -> (B, H, N, K), laid out in memory token by token, as a product with a matrix leaves it."""
         del context
         return self._rotated(x, self.signs_q, self.num_heads).transpose(1, 2).contiguous().transpose(1, 2)
 
 
 class InductionProjection(Projection):
-    """x (B, N, d) -> q and k (B, H, N, K) as above, which no gradient reaches.
+    """x (B, N, d) -> q and k (B, H, N, K) by the module's formulas, without gradients.
 
     `head_dim` is K, by default d/H, `tokens` is n, the number of last tokens that are compared, and `sharpness` c.
     `draw` names the law of R, one of `ortho.orthogonal.DRAWS`, or 'structured': sign flips and small transforms
-    (`StructuredProjection`), which serve heads of at most d numbers together. As many heads as fit into d are drawn
-    with orthogonal rows altogether.
+    (`StructuredProjection`), for heads of at most d numbers together. Heads are drawn in groups, as many as fit into d,
+    and the rows of a group are orthogonal.
 
-    The first token has no predecessor: its key is 0, the mean of the scores of what does not match, as is what lies
-    before the sequence where several tokens are compared. The same holds behind a token that is not there.
+    The first token has no predecessor: its key is 0, so its score is the mean score of tokens that do not match. Where
+    several tokens are compared, those before the sequence count as 0, too. So does a token that is not there.
 
     Raises TypeError or ValueError, naming the argument, for sizes below 1, for an unknown draw, for a sharpness that is
     not positive, and for structured heads that are too wide.
@@ -121,7 +123,7 @@ class InductionProjection(Projection):
             self.register_buffer("weight", torch.stack(drawn))  # (n, H K, d)
 
     def _draw(self, generator: torch.Generator | None, **kind: Any) -> Float[Tensor, "q d"]:
-        """Rows of unit length, of as many heads at once as there can be orthogonal ones."""
+        """Rows of unit length for all heads, in groups of heads that fit into d, each with orthogonal rows."""
         d, K, make = self.d_model, self.head_dim, DRAWS[self.draw]
         some = max(1, d // K) * K
         rows = [min(some, self.q_width - first) for first in range(0, self.q_width, some)]
@@ -131,8 +133,8 @@ class InductionProjection(Projection):
     def forward(
         self, x: Float[Tensor, "B N d"], context: Float[Tensor, "B M d"] | None = None
     ) -> tuple[Float[Tensor, "B H N K"], Float[Tensor, "B H N K"]]:
-        """x (B, N, d) -> q, k (B, H, N, K) of a sequence that begins there. ValueError for a context: a key is what
-        stands before a token of the same sequence."""
+        """x (B, N, d) -> q, k (B, H, N, K), for a sequence that begins with x. Raises ValueError for a context: a key
+        is made from the token before, in the same sequence."""
         if context is not None:
             raise ValueError(f"context: expected None with keys a token late, got {_checks.describe(context)}")
         q, k, _ = self.step(x)
@@ -142,7 +144,7 @@ class InductionProjection(Projection):
     def step(
         self, x: Float[Tensor, "B N d"], there: Bool[Tensor, "b N"] | None = None, before: State | None = None
     ) -> tuple[Float[Tensor, "B H N K"], Float[Tensor, "B H N K"], tuple[Tensor, Tensor]]:
-        """q and k of further tokens, and what later ones need of these: the next key (B, H, 1, K), and the last n - 1
+        """q and k of further tokens, and what later tokens need: the next key (B, H, 1, K), and the last n - 1
         normalised tokens (B, n - 1, d). Tokens that are not `there` (True = there) count as zeros."""
         n, (B, N, d) = self.tokens, x.shape
         x = self._normalised(x)
@@ -159,7 +161,7 @@ class InductionProjection(Projection):
         return u, k, (u[:, :, -1:].clone(), line[:, N:].clone())
 
     def _normalised(self, x: Tensor) -> Tensor:
-        """Each token at the length that gives its score with itself, computed in float32 at least."""
+        """Each token scaled to the length sqrt(d c / n), computed in float32 at least."""
         wide = upcast(x)
         mean_square = wide.square().mean(-1, keepdim=True) + torch.finfo(wide.dtype).tiny  # no division by 0
         return (wide * (mean_square.rsqrt() * sqrt(self.sharpness / self.tokens))).to(x.dtype)
@@ -178,7 +180,7 @@ class InductionProjection(Projection):
 
     @property
     def weight_k(self) -> Float[Tensor, "q d"]:  # type: ignore[override]
-        """The same."""
+        """The same as `weight_q`."""
         return self.weight_q
 
     def extra_repr(self) -> str:
@@ -191,10 +193,9 @@ class InductionHeads(nn.Module):
 
     `InductionProjection` makes q and k, of width `key_dim`, and explains `tokens`, `sharpness` and `draw`. q and k are
     constants: only the values have a gradient (`softmax.value_gradient`), for which q and k are computed again. `sink`
-    is the share of a match's score that the sink has, None for no sink. W_V (`weight_v`, (H V, d)) and W_O
-    (`weight_o`, (d, H V)) are trained; V is `head_dim`, by default d/H. `key_dim` is V or more, by
-    default V; with a sink and a dense draw it is 64 where V is less and d is not. The reference form materialises the
-    weights.
+    is the sink's score as a share of a match's, None for no sink. W_V (`weight_v`, (H V, d)) and W_O (`weight_o`,
+    (d, H V)) are trained; V is `head_dim`, by default d/H. `key_dim` is at least V and by default V; with a sink and a
+    dense draw its default is max(V, min(d, 64)). The reference form materialises the weights.
 
     A state is the next token's key, the last `tokens` - 1 tokens, keys and values. A token that a mask of keys leaves
     out is not used as a predecessor; a mask of pairs leaves out no token.
@@ -297,7 +298,7 @@ class InductionHeads(nn.Module):
         return o
 
     def _before(self, state: Any) -> tuple[State | None, State | None]:
-        """What the projection needs of earlier tokens, and their keys and values."""
+        """What the projection needs from earlier tokens, and their keys and values."""
         if state is None:
             return None, None
         parts = _checks.state(state, "key", "tokens", "keys", "values", axes=3)
@@ -308,7 +309,7 @@ class InductionHeads(nn.Module):
 
 
 class InductionCache(KeyValueCache):
-    """Keys and values, the key of the next token, and the last tokens that it is made of."""
+    """A cache of keys and values, of the next token's key, and of the last tokens, which later keys are made of."""
 
     def __init__(self, layer: InductionHeads, capacity: int | None) -> None:
         form = value_gradient_attention if layer.form == "fast" else value_gradient_attention_reference

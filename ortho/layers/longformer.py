@@ -1,4 +1,4 @@
-"""A window and global tokens, which have projections of their own (Longformer)."""
+"""Attention over a window and global tokens, with separate projections for the global ones (Longformer)."""
 
 import copy
 from typing import Any
@@ -66,9 +66,9 @@ class LongformerAttention(nn.Module):
         initial_state: State | None = None,
         return_state: bool = False,
     ) -> Float[Tensor, "B N d"]:
-        """x (B, N, d) -> (B, N, d). The masks, and what is raised for bad ones, are those of `MultiheadAttention`.
+        """x (B, N, d) -> (B, N, d). Masks, and the errors for bad ones, are those of `MultiheadAttention`.
 
-        Raises ValueError for a causal call and for a state: the first tokens would see none but each other.
+        Raises ValueError for a causal call and for a state: the first tokens would see only each other.
         """
         _checks.sequence("x", x, self.weight_v)
         for name, given in {"is_causal": is_causal, "return_state": return_state}.items():

@@ -39,7 +39,7 @@ class MultiheadAttention(nn.Module):
 
     A mechanism's further operands (`Mechanism.gates`) are made by gates, which are always trained, from the keys'
     tokens or the queries' (`Mechanism.query_gates`); `gates` replaces them: `{"beta": ReflectingWriteStrength}`. A
-    module can have as attributes what a mechanism's entry states: `query_gates`, `one_sequence`, `same_tokens`.
+    module can have these attributes of a mechanism's entry: `query_gates`, `one_sequence`, `same_tokens`.
 
     Raises TypeError or ValueError, naming the argument, for unknown names; for d_model not divisible by num_heads; for
     a `form` with a module; for sizes or a `bias` other than those of a projection module; for a mechanism with gates
@@ -184,7 +184,7 @@ class MultiheadAttention(nn.Module):
             raise ValueError(f"dropout: expected 0 in training beside {beside}, got {self.dropout}: call eval() first")
 
     def _has_weights(self, name: str, expected: str, got: Any) -> None:
-        """ValueError, naming the argument, unless outputs are weights, of queries and keys alone, times values."""
+        """Raise ValueError for argument `name` unless outputs are weights, of queries and keys alone, times values."""
         if not isinstance(self.attention, str) or not MECHANISMS[self.attention].gives_weights:
             kind = repr(self.attention) if isinstance(self.attention, str) else type(self.attention).__name__
             raise ValueError(f"{name}: expected {expected} with the attention {kind}, which has no weights, got {got}")
@@ -197,7 +197,7 @@ class MultiheadAttention(nn.Module):
         `attention` chooses another mechanism. Masks have the opposite sense: here True is "may attend".
 
         Raises TypeError for a layer of another class; and ValueError for one with `kdim`, `vdim`, `add_bias_kv` or
-        `add_zero_attn`, and for a projection that is not by matrices.
+        `add_zero_attn`, and for a projection that is not defined by matrices.
         """
         if type(layer) is not nn.MultiheadAttention:
             raise TypeError(f"layer: expected an nn.MultiheadAttention itself, got {type(layer).__name__}")
@@ -246,7 +246,7 @@ class MultiheadAttention(nn.Module):
 
 
 def _projection(made: Any, d_model: int, num_heads: int, **sizes: Any) -> Projection:
-    """The projection of a name or a class, or the one that is given, if it is of these sizes."""
+    """The projection that a name or a class makes, or a given one, after a check of its sizes."""
     if isinstance(made, str):
         made = PROJECTIONS[_checks.one_of("projection", made, PROJECTIONS)]
     if callable(made) and not isinstance(made, Projection):
@@ -265,7 +265,7 @@ def _projection(made: Any, d_model: int, num_heads: int, **sizes: Any) -> Projec
 
 
 def _alone(cache: Cache, attention: str | nn.Module, is_causal: bool, **others: Any) -> None:
-    """Raise unless a call with a cache of this attention is causal, and has nothing else that says what came before."""
+    """Raise ValueError unless the cache is of this attention, and the call is causal and has no other arguments."""
     if cache.attention != attention:
         raise ValueError(f"cache: expected one for {attention!r}, got one for {cache.attention!r}")
     _checks.expect(is_causal, "is_causal", "True beside a cache", "False")
@@ -277,7 +277,7 @@ def _alone(cache: Cache, attention: str | nn.Module, is_causal: bool, **others: 
 def _attention(
     attention: str | nn.Module, form: str, gates: Mapping[str, type[Gate]]
 ) -> tuple[str | nn.Module, dict[str, type[Gate]]]:
-    """The attention as it was given, and what makes its gates, by the argument that each is for."""
+    """The attention as given, and the class of each of its gates, by the argument that the gate is for."""
     for name, make in gates.items():
         if not (isinstance(make, type) and issubclass(make, Gate)):
             raise TypeError(f"gates: expected a class of gates for {name!r}, got {_checks.describe(make)}")

@@ -24,7 +24,7 @@ from ortho.projections import head_sizes
 
 __all__ = ["PositionalHeads", "sinusoidal_positions"]
 
-# Of three positional heads beside one that is learned: what is right before a token, about it, and far behind it.
+# For three positional heads beside a learned one: the token just before, the last few, and those further before.
 DEFAULT = ("previous", "recent", "left")
 
 
@@ -33,7 +33,7 @@ class PositionalHeads(nn.Module):
 
     `patterns` has a pattern, or its name in `PATTERNS`, for each head; by default the heads are divided among
     `DEFAULT`. Neighbouring heads with equal patterns are computed together. `empty` says what a row without any weight
-    gives (`positional_attention`). W_V (`weight_v`, (H K, d)) and W_O (`weight_o`, (d, H K)) are trained; K
+    returns (`positional_attention`). W_V (`weight_v`, (H K, d)) and W_O (`weight_o`, (d, H K)) are trained; K
     is `head_dim`, by default d/H.
 
     Seven such heads with the patterns `SEVEN` beside a learned one are the encoder's attention of Raganato, Scherrer &
@@ -102,10 +102,10 @@ class PositionalHeads(nn.Module):
 
     @checked
     def new_cache(self, capacity: int | None = None) -> Cache:
-        """An empty cache for decoding with this layer: what its patterns have summed up."""
+        """An empty cache for decoding with this layer; it holds the sums that the patterns need."""
 
         def attend(*qkv: Tensor, scale: float | None, **kwargs: Any) -> Any:
-            """As a mechanism is called, of which caches are made."""
+            """This layer's attention with a mechanism's signature, as caches call it."""
             assert scale is None
             return self._attend(qkv[2], **kwargs)
 
@@ -125,7 +125,7 @@ class PositionalHeads(nn.Module):
 
 
 def shared_out(num_heads: int) -> tuple[PositionalPattern, ...]:
-    """A pattern of `DEFAULT` for each head, equal ones one after the other, the first as often as any."""
+    """A pattern of `DEFAULT` for each head: equal ones adjoin, in shares as even as possible, the larger ones first."""
     shares = ((num_heads + len(DEFAULT) - 1 - i) // len(DEFAULT) for i in range(len(DEFAULT)))
     return named([name for name, share in zip(DEFAULT, shares, strict=True) for _ in range(share)])
 
@@ -138,7 +138,7 @@ def sinusoidal_positions(
     channel 2i + 1 (Vaswani et al. 2017, arXiv:1706.03762, section 3.5), for p from `start` on.
 
     Computed in float64. With an odd d the last sine has no cosine. Raises TypeError or ValueError for n or d below 1,
-    for a negative start, and for a dtype that is not of floating-point numbers.
+    for a negative start, and for a dtype that is not floating-point.
     """
     _checks.expect(start >= 0, "start", "an integer of at least 0", start)
     dtype = torch.get_default_dtype() if dtype is None else dtype

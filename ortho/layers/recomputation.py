@@ -1,8 +1,9 @@
-r"""Activations that are computed again for the gradient in place of being kept (Chen et al. 2016, arXiv:1604.06174).
+r"""Activations that are computed again for the gradient instead of being kept (Chen et al. 2016, arXiv:1604.06174).
 
-Of L blocks in k segments the k inputs are kept, i bytes each, and in the backward pass what lies inside one segment at
-a time, L/k times the a bytes of a block: least at $k = \sqrt{L a / i}$, for one more forward pass. With a = i that is
-the paper's $\sqrt L$; a Transformer's block keeps many times its input, and a segment for each is best up to L = a / i.
+L blocks in k segments keep the k inputs, i bytes each, and in the backward pass the inside of one segment at a time,
+L/k times the a bytes of a block. The sum is least at $k = \sqrt{L a / i}$, and the price is one more forward pass.
+With a = i this is the paper's $\sqrt L$. A Transformer's block keeps many times its input, so a segment for each block
+is best up to L = a / i.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,12 +20,12 @@ from ortho.attention import MECHANISMS
 
 
 class Recomputed(nn.Module):
-    """Blocks one after the other, in `segments` whose lengths differ by one at most; by default each is one of its own.
+    """A sequence of blocks, in `segments` whose lengths differ by at most one; by default each block is a segment.
 
-    Takes what a block takes, and stands for one: `model.blocks = nn.ModuleList([Recomputed(model.blocks)])`. A call
-    with a state is one without a gradient, as a rule, and nothing is recomputed in it; its state holds each block's.
+    Takes what a block takes, and replaces one: `model.blocks = nn.ModuleList([Recomputed(model.blocks)])`. A call with
+    a state usually needs no gradient, so it recomputes nothing; its state holds each block's state.
 
-    Raises ValueError for no blocks, and for `segments` above their number.
+    Raises ValueError for no blocks, and for `segments` above the number of blocks.
     """
 
     @checked
@@ -49,7 +50,7 @@ class Recomputed(nn.Module):
         return_state: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """x (B, N, d) -> (B, N, d), or with the blocks' states."""
+        """x (B, N, d) -> (B, N, d); with `return_state`, (y, the blocks' states)."""
         if initial_state is None and not return_state:
             for segment in self._split():
                 x = checkpoint(partial(_run, segment, **kwargs), x, use_reentrant=False)
@@ -70,9 +71,9 @@ class Recomputed(nn.Module):
 
 
 class RecomputedAttention(nn.Module):
-    """A mechanism of which q, k and v alone are kept, for `MultiheadAttention(attention=...)`, without gates.
+    """A mechanism without gates that keeps only q, k and v, for `MultiheadAttention(attention=...)`.
 
-    What is large and cheap is computed again (Korthikanti et al. 2022, arXiv:2205.05198, section 5).
+    What is large and cheap to compute is computed again (Korthikanti et al. 2022, arXiv:2205.05198, section 5).
     """
 
     @checked

@@ -1,12 +1,12 @@
-r"""A short convolution before attention: every channel of a token takes a little of the last few tokens' own.
+r"""A short convolution before attention: it mixes each channel of a token with that channel of the last few tokens.
 
 $$y_t = x_t + \sum_{i=0}^{w-1} a_i \odot x_{t-i}$$
 
-with w trained taps a channel, w = 4 as a rule, and nothing before the first token: causal, depthwise and residual, as
-the layers A of Canon (Allen-Zhu 2025, arXiv:2512.17351); Primer (So et al. 2021, arXiv:2109.08668) has it behind the
-projections, RWKV's token shift (Peng et al. 2023, arXiv:2305.13048) has w = 2. Queries, keys and values are made of y.
-The taps are 0 at first: a layer begins as it would without them, and keeps its initial scale. (Canon begins with random
-taps, Primer with ones that add up to 1.)
+with w trained taps for each channel, usually w = 4, and zeros before the first token. It is causal, depthwise and
+residual, like the layers A of Canon (Allen-Zhu 2025, arXiv:2512.17351). Primer (So et al. 2021, arXiv:2109.08668) has
+it after the projections; RWKV's token shift (Peng et al. 2023, arXiv:2305.13048) has w = 2. Queries, keys and values
+are made of y. The taps are 0 at first, so a layer begins as it would without them and keeps its initial scale. (Canon
+begins with random taps, Primer with taps that sum to 1.)
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from ortho.layers.multihead import MultiheadAttention
 def short_convolution_reference(
     x: Float[Tensor, "B N d"], taps: Float[Tensor, "w d"], tail: Float[Tensor, "B past d"] | None = None
 ) -> Float[Tensor, "B N d"]:
-    """x (B, N, d) -> (B, N, d) as the formula reads; `tail` (B, w - 1, d) are the tokens before, zeros by default."""
+    """x (B, N, d) -> (B, N, d) by the formula; `tail` (B, w - 1, d) holds the tokens before, zeros by default."""
     line = torch.cat([_tail(x, taps, tail), x], 1)
     windows = line.unfold(1, len(taps), 1)  # (B, N, d, w), the oldest token first
     return x + (windows * taps.flip(0).mT).sum(-1)
@@ -37,9 +37,9 @@ def short_convolution_reference(
 def short_convolution(
     x: Float[Tensor, "B N d"], taps: Float[Tensor, "w d"], tail: Float[Tensor, "B past d"] | None = None
 ) -> Float[Tensor, "B N d"]:
-    """`short_convolution_reference` by shifted sums, in float32 at least; x and the taps are kept.
+    """`short_convolution_reference` by shifted sums, in float32 at least; the backward pass keeps x and the taps.
 
-    Takes and returns the same. It cannot be differentiated twice.
+    It takes and returns the same, and cannot be differentiated twice.
     """
     line = x if tail is None else torch.cat([_tail(x, taps, tail), x], 1)
     with no_autocast(x):
@@ -53,7 +53,7 @@ def _tail(x: Tensor, taps: Tensor, tail: Tensor | None) -> Tensor:
 
 
 class _Convolution(Kernel):
-    """What autograd makes of the sums goes through the sequence twice as often."""
+    """The sums with a backward pass of their own: autograd's would pass over the sequence twice as often."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, taps: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ class ConvolvedAttention(nn.Module):
         cache: "ConvolvedCache | None" = None,
         **kwargs: Any,
     ) -> Any:
-        """x (B, N, d) -> (B, N, d); the arguments are the layer's. A state is the last width - 1 tokens and its own."""
+        """x (B, N, d) -> (B, N, d); takes the layer's arguments. A state is the last width - 1 tokens and its state."""
         _checks.sequence("x", x, self.taps)
         keys = None if initial_state is not None else x.shape[1]
         mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], keys)
@@ -138,7 +138,7 @@ class ConvolvedAttention(nn.Module):
 
     @checked
     def new_cache(self, capacity: int | None = None) -> "ConvolvedCache":
-        """An empty cache for decoding with this layer: the layer's own, and the last tokens."""
+        """An empty cache for decoding with this layer: the attention's own cache, and the last tokens."""
         return ConvolvedCache(self, [self.attention], capacity)
 
     def _before(self, state: Any) -> tuple[Tensor | None, Any]:
@@ -154,14 +154,14 @@ class ConvolvedAttention(nn.Module):
     def _after(self, x: Tensor, tail: Tensor | None) -> Tensor:
         """The last width - 1 tokens."""
         line = torch.cat([_tail(x, self.taps, tail), x], 1)
-        return line[:, x.shape[1] :].clone()  # not a view, which would hold all
+        return line[:, x.shape[1] :].clone()  # a view would keep all of them
 
     def extra_repr(self) -> str:
         return f"width={self.width}"
 
 
 class ConvolvedCache(HybridCache):
-    """The cache of a layer's attention, its one part, and the last tokens before it."""
+    """The cache of a layer's attention, its only part, and the last tokens before the convolution."""
 
     tail: Tensor | None = None  # replaced with each call, and never written to
 

@@ -16,13 +16,13 @@ from ortho.projections.projection import Detached
 
 
 class StoppedAttention(MultiheadAttention):
-    """`MultiheadAttention` with softmax attention and a projection that stops the gradient, by the exchanged pass.
+    """Softmax `MultiheadAttention` with a projection that stops the gradient, and a backward pass for values alone.
 
     In the backward pass, a forward pass with q and k exchanged gives the values' gradient (`softmax.value_gradient`).
     Between the passes the layer keeps x, the merged heads, and one number for each head and token, but not q, k and v.
     Its arguments are those of `MultiheadAttention` except `attention`; `projection` is 'structured-stopped', 'stopped',
-    a class that stops the gradient, or such a module. The reference form, and calls with a context, a state, a cache,
-    weights or dropout of weights, run as in `MultiheadAttention`, with the same results.
+    or a class or module of projections that stop the gradient. The reference form, and calls with a context, a state, a
+    cache, weights or dropout of weights, run as in `MultiheadAttention`, with the same results.
 
     Raises TypeError or ValueError, naming the argument, for what `MultiheadAttention` refuses, and for a projection
     through which a gradient passes.
@@ -65,6 +65,6 @@ class StoppedAttention(MultiheadAttention):
         return self._merge(recomputed_attention(x, v, self._constants, attn_mask=mask, is_causal=is_causal))
 
     def _constants(self, x: Float[Tensor, "B N d"]) -> tuple[Float[Tensor, "B H N K"], Float[Tensor, "B H N K"]]:
-        """Queries, and a head of keys for each of them."""
+        """Queries and keys, with a head of keys for each head of queries."""
         q, k = self.projection(x)
         return q, spread_heads(k, self.num_heads)

@@ -1,4 +1,4 @@
-"""What models that read tokens begin with: vectors of tokens and of places, and checks of indices and masks."""
+"""The input of models that read tokens: embeddings of tokens and positions, and checks of indices and masks."""
 
 from math import sqrt
 from typing import Any
@@ -10,7 +10,7 @@ from ortho import _checks
 from ortho._typing import Bool, Int, Tensor
 from ortho.layers.positional import sinusoidal_positions
 
-EMBEDDING_STD = 0.02  # as GPT-2, BERT and ViT begin
+EMBEDDING_STD = 0.02  # as in GPT-2, BERT and ViT
 POSITIONS = ("learned", "sinusoidal")
 
 
@@ -30,8 +30,8 @@ def new_embeddings(
 def add_positions(
     module: nn.Module, name: str, positions: str, max_length: int | None, d_model: int, **vectors: Any
 ) -> None:
-    """Give a module embeddings of `max_length` places (max_length, d) by that name: a parameter if they are learned; a
-    buffer if they are sinusoidal, which are as long as the tokens' are at first; None without a `max_length`.
+    """Give a module embeddings of `max_length` places (max_length, d) under `name`: a parameter if learned; a buffer if
+    sinusoidal, scaled to the initial length of token embeddings; None without a `max_length`.
 
     Raises ValueError for unknown positions, and for sinusoidal ones without a `max_length`.
     """
@@ -45,18 +45,18 @@ def add_positions(
 
 
 def token_indices(name: str, value: Int[Tensor, "B N"], count: int) -> None:
-    """ValueError unless these are tokens (B, N), numbers from 0 to count - 1."""
+    """Raise ValueError unless these are tokens (B, N), numbers from 0 to count - 1."""
     _checks.expect(value.dim() == 2 and 0 not in value.shape, name, "shape (B, N) with B, N >= 1", tuple(value.shape))
     _checks.indices(name, value, count)
 
 
 def check_token(name: str, token: int, count: int) -> None:
-    """ValueError for a number that is not that of a token."""
+    """Raise ValueError unless the token is a number from 0 to count - 1."""
     _checks.expect(0 <= token < count, name, f"an index in 0..{count - 1}", token)
 
 
 def check_length(name: str, length: int, past: int, max_length: int | None) -> None:
-    """ValueError for so many tokens after `past` others in a model of `max_length`."""
+    """Raise ValueError if `length` tokens after `past` others are more than `max_length`."""
     if max_length is not None and past + length > max_length:
         raise ValueError(f"{name}: expected at most {max_length - past} positions, got {length}")
 
@@ -64,7 +64,7 @@ def check_length(name: str, length: int, past: int, max_length: int | None) -> N
 def mask_of_tokens(
     name: str, mask: Bool[Tensor, "B N"] | None, like: str, shape: tuple[int, ...]
 ) -> Bool[Tensor, "B 1 1 N"] | None:
-    """A mask of tokens (B, N) as one of the keys of every head and query, (B, 1, 1, N)."""
+    """A mask of tokens (B, N) as a mask of keys, (B, 1, 1, N), for every head and query."""
     if mask is None:
         return None
     if mask.shape != shape:

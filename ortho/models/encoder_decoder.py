@@ -1,4 +1,4 @@
-"""The encoder-decoder: a text is read as a whole, another is written token by token beside it."""
+"""The encoder-decoder: it reads one text as a whole and writes another, token by token."""
 
 from typing import Any, cast
 
@@ -137,8 +137,8 @@ class EncoderDecoder(nn.Module):
         A row without `stop` ends after `max_length` tokens, by default and at most the model's. Keys and values of the
         source are computed once.
 
-        Raises TypeError or ValueError as `forward`, for a start or a stop that is not in the vocabulary, and for a
-        missing or too large `max_length`.
+        Raises TypeError or ValueError like `forward`, and for a start or a stop outside the vocabulary or a missing or
+        too large `max_length`.
         """
         check_sampling(temperature, top_p)
         how: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
@@ -171,9 +171,9 @@ class EncoderDecoder(nn.Module):
         max_length: int | None = None,
         length_penalty: float = 0.6,
     ) -> Int[Tensor, "B n"]:
-        """As `generate`, the best sequence that a search with `beams` beams finds (`ortho.models.generation`).
+        """Like `generate`, but the best sequence that a search with `beams` beams finds (`ortho.models.generation`).
 
-        Each step computes the whole target again. Raises as `generate`, and for invalid beams and penalties.
+        Each step computes the whole target again. Raises like `generate`, and for invalid beams and penalties.
         """
         most = self._most(start, stop, max_length)
         memory = self.encode(source, source_mask)
@@ -188,7 +188,7 @@ class EncoderDecoder(nn.Module):
         return beam_search(following, len(source), beams=beams, device=source.device, **ends).tokens
 
     def _most(self, start: int, stop: int, max_length: int | None) -> int:
-        """How many tokens are to be written at most; start and stop are looked at."""
+        """The largest number of tokens to write, after a check of all three arguments."""
         for name, token in (("start", start), ("stop", stop)):
             check_token(name, token, self.vocab_size)
         if max_length is None and self.max_length is None:
@@ -202,7 +202,7 @@ class EncoderDecoder(nn.Module):
 
 
 class _Embedding(nn.Module):
-    """The sum of a token's vector and its place's."""
+    """The sum of a token's vector and its position's."""
 
     places: Tensor | None
 
@@ -215,7 +215,7 @@ class _Embedding(nn.Module):
         add_positions(self, "places", positions, max_length, d_model, **vectors)
 
     def forward(self, name: str, tokens: Int[Tensor, "B N"], past: int = 0) -> Float[Tensor, "B N d"]:
-        """Token indices (B, N), the argument `name`, behind `past` others -> (B, N, d)."""
+        """Token indices (B, N), which errors call `name`, after `past` others -> (B, N, d)."""
         token_indices(name, tokens, len(self.tokens))
         check_length(name, tokens.shape[1], past, self.max_length)
         x = embedding(tokens, self.tokens)

@@ -1,4 +1,4 @@
-"""Whole encoders built from the blocks: of a text (BERT) and of an image (ViT). Each gives one vector for its input."""
+"""Whole encoders built from the blocks, for text (BERT) and images (ViT). Each gives one vector for its input."""
 
 from typing import Any, cast
 
@@ -56,9 +56,9 @@ class TextEncoder(nn.Module):
         attn_mask: Bool[Tensor, "B N"] | None = None,
         key_padding_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B d"]:
-        """One vector for the whole input, (B, d): that of the first token after a linear map and tanh.
+        """One vector for the whole input, (B, d): the first token's after a linear map and tanh.
 
-        The arguments, and what is raised for bad ones, are those of `encode`.
+        The arguments, and the errors for bad ones, are those of `encode`.
         """
         x = self.encode(tokens, segments, attn_mask=attn_mask, key_padding_mask=key_padding_mask)
         return linear(x[:, 0], self.weight_pool, self.bias_pool).tanh()
@@ -155,7 +155,7 @@ class VisionTransformer(nn.Module):
         p = self.patch_size
         patches = images.unflatten(-2, (-1, p)).unflatten(-1, (-1, p))  # (B, channels, rows, p, columns, p)
         patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # (B, rows * columns, channels * p * p)
-        x = linear(patches.contiguous(), self.weight_patch, self.bias_patch)  # patches of one pixel are not copied yet
+        x = linear(patches.contiguous(), self.weight_patch, self.bias_patch)  # patches of one pixel are still a view
         x = torch.cat([self.class_token.expand(len(x), 1, -1), x], 1) + self.embed_positions  # (B, N, d)
         for block in self.blocks:
             x = block(x)

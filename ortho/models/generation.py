@@ -1,4 +1,4 @@
-"""What comes next: drawing a token, and beam search, the likeliest sequences found by keeping a few at a time."""
+"""Choosing the next tokens: sampling, and beam search, which keeps the few likeliest sequences at each step."""
 
 from collections.abc import Callable
 from math import inf
@@ -21,18 +21,18 @@ def next_token(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, "B 1"]:
-    """A token for each row of logits (B, vocab), drawn by their softmax at a temperature; the likeliest at 0.
+    """A token for each row of logits (B, vocab), drawn from their softmax at a temperature; at 0, the likeliest token.
 
     `top_k` leaves the k likeliest tokens to choose from, and those that are as likely as the last of them (Fan et al.
     2018, arXiv:1805.04833). `top_p` then leaves the fewest of the likeliest tokens whose chances are together p or more
-    (Holtzman et al. 2020, arXiv:1904.09751). Both look at the chances at that temperature.
+    (Holtzman et al. 2020, arXiv:1904.09751). Both use the chances at that temperature.
 
     Raises TypeError or ValueError for a temperature below 0, a `top_k` below 1, and a `top_p` outside (0, 1].
     """
     check_sampling(temperature, top_p)
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
-    # In float64, below the largest: else a very low temperature leads out of the range of the dtype.
+    # In float64, relative to the largest: otherwise a very low temperature would leave the range of the dtype.
     scaled = (logits.double() - logits.amax(-1, keepdim=True)) / temperature
     if top_k is not None:
         least = scaled.topk(min(top_k, scaled.shape[-1])).values[:, -1:]
@@ -40,27 +40,27 @@ def next_token(
     chances = scaled.softmax(-1)
     if top_p is not None:
         ordered, tokens = chances.sort(-1, descending=True)
-        before = ordered.cumsum(-1) - ordered  # the chances of all that are likelier
+        before = ordered.cumsum(-1) - ordered  # the chances of all likelier tokens
         chances = chances.masked_fill((before >= top_p).gather(-1, tokens.argsort(-1)), 0)
     return torch.multinomial(chances.float(), 1, generator=generator)
 
 
 class Found(NamedTuple):
-    """The best sequence of each row (B, n), without the start, filled with the stop behind its end; its score (B,)."""
+    """The best sequence of each row (B, n), without the start, padded with the stop after its end; its score (B,)."""
 
     tokens: Tensor
     scores: Tensor
 
 
 def check_sampling(temperature: float, top_p: float | None) -> None:
-    """ValueError for a temperature below 0, or a `top_p` outside (0, 1]."""
+    """Raise ValueError for a temperature below 0, or a `top_p` outside (0, 1]."""
     expect(temperature >= 0, "temperature", "a number of at least 0", temperature)
     expect(top_p is None or 0 < top_p <= 1, "top_p", "a number in (0, 1]", top_p)
 
 
 @checked
 def penalty(length: int, alpha: float) -> float:
-    """By what the log-probability of so many tokens is divided (Wu et al. 2016, arXiv:1609.08144, equation 14)."""
+    """The divisor of the log-probability of `length` tokens (Wu et al. 2016, arXiv:1609.08144, equation 14)."""
     return ((5 + length) / 6) ** alpha
 
 
@@ -78,10 +78,10 @@ def beam_search(
 ) -> Found:
     """The best sequences of `count` rows, B, by log-probability over `penalty` of the length, the stop included.
 
-    `following` gives log-probabilities (B beams, vocab) of what comes after prefixes (B beams, n), which begin with
-    `start`, and of which `beams` after one another belong to one row. Of all their continuations the likeliest stay, as
-    many as there are beams, less one for each sequence that has ended with `stop`; those that have not at `max_length`
-    tokens count as they are. One beam is greedy decoding, and as many beams as there are prefixes search all.
+    `following` maps prefixes (B beams, n) to log-probabilities (B beams, vocab) of the next token. Prefixes begin with
+    `start`, and each row has `beams` consecutive ones. At each step a row keeps its likeliest continuations: `beams` of
+    them, less one for each sequence that has ended with `stop`. At `max_length` tokens unended sequences count as they
+    are. One beam is greedy decoding; as many beams as there are prefixes search all sequences.
 
     Raises TypeError or ValueError, naming the argument, for sizes below 1 and for a penalty below 0.
     """
@@ -105,7 +105,7 @@ def beam_search(
         counts = ended if length < max_length else total > -inf
         best = _better(best, written[..., 1:], total.masked_fill(~counts, -inf) / penalty(length, alpha), stop)
         total, places = total.masked_fill(ended, -inf), places - ended.sum(1, keepdim=True)
-        # A longer sequence is no likelier: where none can come to be the best, the row is done.
+        # A longer sequence is never likelier: a row is done when none of its sequences can become the best.
         hopeless = total.amax(1) / penalty(max_length, alpha) <= best.scores
         total = total.masked_fill(hopeless[:, None], -inf)
         if bool(hopeless.all()):

@@ -95,7 +95,7 @@ class LanguageModel(nn.Module):
             return self._decoded(tokens, caches)
         past, states = initial_state or (0, [None] * len(self.blocks))  # type: ignore[list-item]
         x = self._embed(tokens, past, key_padding_mask)  # (B, N, d)
-        masks = {} if key_padding_mask is None else {"key_padding_mask": key_padding_mask}  # if the layer knows of them
+        masks = {} if key_padding_mask is None else {"key_padding_mask": key_padding_mask}  # not every layer takes them
         new_states = []
         for block, state in zip(self.blocks, states, strict=True):
             x = block(x, is_causal=True, initial_state=state, return_state=return_state, **masks)
@@ -130,8 +130,8 @@ class LanguageModel(nn.Module):
         `temperature`, `top_k` and `top_p` are those of `ortho.models.generation.next_token`; temperature 0 takes the
         likeliest token. A row ends with the token `stop`, which also fills the places after it; drawing ends when all
         rows have. `key_padding_mask` (B, N) is True where a prompt is padded, on either side. Rows with equally many
-        tokens are then drawn together, the shortest first, from these tokens alone: what is drawn does not depend on
-        the padding, and stands after column N in all rows.
+        tokens are then continued together, the shortest first, from these tokens alone: the drawn tokens do not depend
+        on the padding, and stand after column N in all rows.
 
         Raises TypeError or ValueError for a wrong `count`, temperature, `top_k`, `top_p` or `stop`, for a row without a
         token, and if more than `max_length` tokens would be read (the last one drawn is not).
@@ -158,7 +158,7 @@ class LanguageModel(nn.Module):
         return torch.cat([tokens, drawn[:, :most]], 1)
 
     def _continued(self, tokens: Tensor, count: int, stop: int | None, how: dict[str, Any]) -> Int[Tensor, "B n"]:
-        """What is drawn behind tokens without padding: `count` columns, or as many as the longest row has."""
+        """The tokens drawn after prompts without padding: `count` columns, or fewer if all rows have ended."""
         check_length("tokens", tokens.shape[1] + count - 1, 0, self.max_length)  # the last one is not read
         caches, last = self.new_caches(tokens.shape[1] + count), tokens
         drawn: list[Tensor] = []

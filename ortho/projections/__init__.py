@@ -1,4 +1,4 @@
-"""How x becomes queries and keys: a file for each projection, a line here."""
+"""Projections, which make queries and keys from x: a file for each kind, and a line here for each name."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,9 +21,9 @@ _BY_MATRICES = (LearnedProjection, FrozenProjection, SeededProjection, MergedPro
 
 
 def by_matrices(projection: Projection) -> Projection:
-    """A projection that multiplies by its `weight_q` and `weight_k`, and does nothing else but to add its biases.
+    """The given projection, if all it does is to multiply by its `weight_q` and `weight_k` and to add its biases.
 
-    Raises TypeError for one of one's own, whose weights need not say what it does.
+    Raises TypeError for a custom projection, whose weights need not define it.
     """
     if type(projection) not in _BY_MATRICES:
         raise TypeError(f"projection: expected one of this package, got {type(projection).__name__}")

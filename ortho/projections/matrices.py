@@ -1,4 +1,4 @@
-"""Queries and keys by matrices: learned, frozen, or a single frozen one where a head stands alone."""
+"""Queries and keys by matrices: learned, frozen, or one frozen matrix for a single head."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ from ortho.projections.projection import Detached, Projection
 
 
 class LearnedProjection(Projection):
-    """The standard layer's W_Q and W_K, trained (Vaswani et al. 2017), and with `bias` what is added, 0 at first.
+    """The standard layer's W_Q and W_K, trained (Vaswani et al. 2017); with `bias` also biases, 0 at first.
 
-    Takes what `Projection` takes. With `head_dim` the entries begin with the variance that they have in a square W_Q,
-    1/d, however many heads there are.
+    Takes what `Projection` takes. With `head_dim` the entries begin with the variance of a square W_Q, 1/d, whatever
+    the number of heads.
     """
 
     @checked
@@ -44,8 +44,8 @@ class FrozenProjection(Detached):
     r"""Orthogonal random attention's W_Q and W_K: drawn once, never trained, kept as buffers in the state dict.
 
     `draw` names the law (`ortho.orthogonal.DRAWS`). Gradients still pass through q and k to x; with `stop_gradient`
-    they do not, and the scores become constants of the backward pass. Of a width other than d an orthogonal matrix has
-    orthonormal rows, or columns. With `bias` what is added is frozen, too, at what the standard layer begins with, 0.
+    they do not, and the scores become constants of the backward pass. If the width is not d, an orthogonal matrix has
+    orthonormal rows or columns. With `bias` the biases are frozen, too, at 0, the standard layer's initial value.
     """
 
     @checked
@@ -76,11 +76,11 @@ class FrozenProjection(Detached):
 
 
 class MergedProjection(Detached):
-    r"""Of a single head: q = x W^T and k = x, with one frozen matrix.
+    r"""The projection of a single head with one frozen matrix: q = x W^T and k = x.
 
-    Scores hold $W_Q W_K^T$ alone, which for two independent Haar matrices is one again: half the products, and the same
-    law. A head that is one of several has a product of rank K, which would cost d^2 in place of 2 d K: for more than
-    one head ValueError is raised.
+    Scores depend on $W_Q W_K^T$ alone, which for two independent Haar matrices is again Haar: half the products, and
+    the same law. With several heads each has a product of rank K, which would cost d^2 in place of 2 d K, so more than
+    one head raises ValueError.
     """
 
     @checked

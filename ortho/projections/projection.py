@@ -12,11 +12,11 @@ from ortho._weights import split_heads
 class Projection(nn.Module):
     """x (B, N, d) and a context (B, M, d), by default x itself -> q (B, H, N, K) and k (B, G, M, K).
 
-    K is `head_dim`, by default d/H: said, there may be any number of heads. With fewer heads of keys, G =
-    `num_kv_heads`, H/G heads of queries one after the other share one of them (Ainslie et al. 2023, arXiv:2305.13245;
-    G = 1: Shazeer 2019, arXiv:1911.02150). Weights (H K, d) and (G K, d), and what is added, if anything, are stored as
-    in `torch.nn.Linear`: q = x W^T, so that the sources' $W_Q$ is the transpose of `weight_q`. The subclasses say what
-    they are and whether they are trained.
+    K is `head_dim`, by default d/H; if it is given, there may be any number of heads. With fewer heads of keys, G =
+    `num_kv_heads`, H/G neighbouring heads of queries share one of them (Ainslie et al. 2023, arXiv:2305.13245; G = 1:
+    Shazeer 2019, arXiv:1911.02150). Weights (H K, d) and (G K, d), and biases, if any, are stored as in
+    `torch.nn.Linear`: q = x W^T, so that the sources' $W_Q$ is the transpose of `weight_q`. Subclasses define the
+    weights and whether they are trained.
 
     Raises TypeError or ValueError, naming the argument, for sizes below 1 and for heads that do not divide.
     """
@@ -36,12 +36,12 @@ class Projection(nn.Module):
 
     @property
     def q_width(self) -> int:
-        """The numbers of a token's queries, of all heads."""
+        """The width of a token's queries, all heads together."""
         return self.head_dim * self.num_heads
 
     @property
     def kv_width(self) -> int:
-        """The numbers of a token's keys, of all heads, and of its values."""
+        """The width of a token's keys, all heads together, and of its values."""
         return self.head_dim * self.num_kv_heads
 
     @checked(shapes=False)
@@ -60,7 +60,7 @@ class Projection(nn.Module):
 
 
 class Detached(Projection):
-    """One through which a gradient passes to x, or, with `stop_gradient`, not: q and k are then constants."""
+    """A projection that passes gradients to x, unless `stop_gradient` is set: q and k are then constants."""
 
     stop_gradient: bool
 
@@ -78,9 +78,9 @@ class Detached(Projection):
 
 
 def head_sizes(d_model: int, num_heads: int, head_dim: int | None) -> tuple[int, int, int]:
-    """(d_model, num_heads, head_dim), the last by default the share of d_model.
+    """(d_model, num_heads, head_dim), the last by default d_model / num_heads.
 
-    Raises TypeError or ValueError, naming the argument, for sizes below 1, and where heads have no share.
+    Raises TypeError or ValueError, naming the argument, for sizes below 1, and for a default that is not an integer.
     """
     if head_dim is None:
         d_model, num_heads = _checks.heads(d_model, num_heads)
@@ -89,9 +89,9 @@ def head_sizes(d_model: int, num_heads: int, head_dim: int | None) -> tuple[int,
 
 
 def kv_heads(num_heads: int, num_kv_heads: int | None) -> int:
-    """How many heads of keys and values there are beside `num_heads` of queries, by default as many.
+    """The number of heads of keys and values, by default `num_heads`, the number of heads of queries.
 
-    Raises TypeError or ValueError, naming the argument, unless they divide the heads of queries.
+    Raises TypeError or ValueError, naming the argument, unless it divides `num_heads`.
     """
     if num_kv_heads is None:
         return num_heads

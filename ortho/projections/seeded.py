@@ -1,4 +1,4 @@
-"""Frozen matrices from a seed, which is all there is to store."""
+"""Frozen matrices that are made from a seed, so that only the seed has to be stored."""
 
 import hashlib
 from math import pi
@@ -13,15 +13,15 @@ from ortho.projections.projection import Detached
 
 
 class SeededProjection(Detached):
-    """A frozen projection of which a state dict holds nothing but a seed, and a digest of what it stands for.
+    """A frozen projection whose state dict holds only a seed, and a digest of the matrices made from it.
 
-    The matrices follow the law of Haar. They are made on the CPU, from the bits of a counter-based generator (Philox:
+    The matrices follow the Haar law. They are made on the CPU, from the bits of a counter-based generator (Philox:
     Salmon et al. 2011, *Parallel random numbers*) in float64, and rounded to float32 once, so that every device and
-    every dtype has the same. What is left to the machine are the last digits of the factorisation: a state dict whose
-    matrices cannot be made again to the bit is refused. `seed`, from 0 to 2^63 - 1, is drawn where it is not said.
+    every dtype has the same. Only the last digits of the factorisation depend on the machine: a state dict whose
+    matrices cannot be made again bit by bit is refused. `seed`, from 0 to 2^63 - 1, is drawn if it is not given.
 
-    Raises TypeError or ValueError, naming the argument, for what is no seed and for what `Projection` refuses. Loading
-    raises ValueError, and changes nothing, for what is no seed and digest, and if the digest is another one.
+    Raises TypeError or ValueError, naming the argument, for an invalid seed and for what `Projection` refuses. Loading
+    raises ValueError, and changes nothing, unless the state is a seed and a digest, and the digest is the same.
     """
 
     @checked
@@ -65,7 +65,7 @@ class SeededProjection(Detached):
         return made, digest.digest()
 
     def get_extra_state(self) -> Tensor:
-        """Seed and digest as 40 bytes: a tensor, which every format of checkpoints holds and which is safe to load."""
+        """Seed and digest as 40 bytes: a tensor, which every checkpoint format can hold and which is safe to load."""
         return torch.frombuffer(bytearray(self.seed.to_bytes(8, "little") + self.digest), dtype=torch.uint8).clone()
 
     def set_extra_state(self, state: Any) -> None:
@@ -94,8 +94,8 @@ def _seed(value: int) -> int:
 
 
 def _normals(seed: int, key: int, size: tuple[int, int]) -> Float[Tensor, "rows cols"]:
-    """Independent normal numbers, float64, by Box and Muller's method; `key` tells the matrices of a seed apart."""
+    """Independent normal numbers, float64, by Box and Muller's method; `key` numbers the matrices of a seed."""
     count = size[0] * size[1]
-    bits = np.random.Philox(key=(key << 64) + seed).random_raw(2 * count) >> np.uint64(11)  # whose stream is stable
+    bits = np.random.Philox(key=(key << 64) + seed).random_raw(2 * count) >> np.uint64(11)  # Philox's stream is stable
     u, v = ((bits.astype(np.float64) + 0.5) * 2.0**-53).reshape(2, count)  # within (0, 1)
     return torch.from_numpy(np.sqrt(-2 * np.log(u)) * np.cos(2 * pi * v)).reshape(size)

@@ -1,17 +1,17 @@
 r"""Frozen projections without a matrix: sign flips and small orthogonal transforms, one after the other.
 
 With $d = a b$ a row of d numbers is an a x b table. A round flips signs, transforms the table's rows, flips signs
-again, and transforms its columns, $x\, D (I_a \otimes T_b)\, D' (T_a \otimes I_b)$: all parts are orthogonal, and so is
-any number of rounds, to rounding. The signs go into the small matrices, so that a round is two products, one of a
-blocks b x b and one with an a x a matrix, and takes $2 d (a + b)$ FLOPs in place of $2 d^2$. The transforms are
-Hadamard's for powers of two and Hartley's, $(\cos + \sin)(2 \pi j k / n) / \sqrt n$, for what is left of d; all
+again, and transforms its columns, $x\, D (I_a \otimes T_b)\, D' (T_a \otimes I_b)$. All parts are orthogonal, and so
+is any number of rounds, up to rounding. The signs go into the small matrices, so that a round is two products, one with
+a blocks b x b and one with an a x a matrix, and takes $2 d (a + b)$ FLOPs in place of $2 d^2$. The transforms are
+Hadamard's for powers of two and Hartley's, $(\cos + \sin)(2 \pi j k / n) / \sqrt n$, for the remaining factor; all
 randomness is in the signs (Ailon & Chazelle 2009, *The fast Johnson-Lindenstrauss transform*; Yu et al. 2016,
 arXiv:1610.09072).
 
-Where it costs little, the table is one of heads: a = d/K, b = K. A head's queries then lie as attention reads them, and
-nothing is moved. The flip between the two transforms is what makes one round enough: without it the last transform,
-common to q and k, would cancel in their products, of which each would see d/K numbers of x at a time. A head that
-spans several rows of the table, where the transform of the columns cancels in part, takes two rounds.
+Where it costs little, each row of the table is a head: a = d/K, b = K. A head's queries then lie in memory as attention
+reads them, and nothing is moved. The flip between the two transforms makes one round enough: without it the last
+transform, common to q and k, would cancel in their products, and each product would see d/K numbers of x at a time.
+If a head spans several rows of the table, the transform of the columns cancels in part, and two rounds are needed.
 """
 
 from math import isqrt, pi, sqrt
@@ -27,9 +27,9 @@ from ortho.projections.projection import Detached
 
 @checked
 def factors(d: int, K: int | None = None) -> tuple[int, int]:
-    """(a, b) with a b = d, a <= b and both as near to the root of d as can be; (1, d) for a prime.
+    """(a, b) with a b = d, a <= b and both as near to the square root of d as possible; (1, d) for a prime.
 
-    With a width K of heads, (d/K, K) if that is a table of at most twice the cost. Raises TypeError or ValueError for
+    With a width K of heads, (d/K, K) if that table costs at most twice as much. Raises TypeError or ValueError for
     numbers below 1.
     """
     a = next(a for a in range(isqrt(d), 0, -1) if d % a == 0)
@@ -40,8 +40,8 @@ def factors(d: int, K: int | None = None) -> tuple[int, int]:
 
 @checked
 def sufficient_rounds(d: int, K: int) -> int:
-    """How many rounds make products of q and k spread as those of random matrices, for heads of width K: 1 where a head
-    lies within a row of the table, else 2. Raises TypeError or ValueError for numbers below 1."""
+    """How many rounds heads of width K need for products of q and k that are spread like those of random matrices: 1 if
+    a head lies within a row of the table, else 2. Raises TypeError or ValueError for numbers below 1."""
     return 1 if factors(d, K)[1] % K == 0 else 2
 
 
@@ -49,7 +49,7 @@ def sufficient_rounds(d: int, K: int) -> int:
 def transform(
     n: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> Float[Tensor, "n n"]:
-    """A fixed symmetric orthogonal matrix (n, n) whose entries are all about as large, computed in float64.
+    """A fixed symmetric orthogonal matrix (n, n) whose entries are all about equally large, computed in float64.
 
     It is the Kronecker product of Hadamard's matrix for the power of two in n with Hartley's for the rest. Raises
     TypeError or ValueError for an n below 1.
@@ -66,15 +66,15 @@ def transform(
 
 
 class StructuredProjection(Detached):
-    """Orthogonal random attention's q and k by `rounds` of sign flips and small transforms, by default as many as it
-    takes (`sufficient_rounds`).
+    """Orthogonal random attention's q and k by `rounds` of sign flips and small transforms, by default as many as
+    needed (`sufficient_rounds`).
 
     Only the signs are drawn, 4 rounds d of them; the transforms follow from d. With `stop_gradient` no gradient passes
-    to x. Fewer heads, of queries or of keys, are the first of all. `weight_q` and `weight_k` are the matrices that it
-    stands for, made when they are asked for.
+    to x. If heads of queries or of keys do not fill d, they are the first of those that would. `weight_q` and
+    `weight_k` are the equivalent matrices, made when they are read.
 
-    Raises TypeError or ValueError, naming the argument, for sizes below 1, heads that do not divide, and heads that are
-    wider together than d.
+    Raises TypeError or ValueError, naming the argument, for sizes below 1, heads that do not divide, and heads that
+    together are wider than d.
     """
 
     transform_a: Tensor
@@ -117,7 +117,7 @@ class StructuredProjection(Detached):
         """x (B, N, d), context (B, M, d) or x -> q (B, H, N, K), k (B, G, M, K)."""
         x, context = self._sources(x, context)
         q = self._rotated(x, self.signs_q, self.num_heads)
-        # Token by token, as matrices leave them: kernels lay out their results like that, and merging heads is free.
+        # Laid out token by token, as after a matrix product: kernels lay out results alike, so merging heads is free.
         q = q.transpose(1, 2).contiguous().transpose(1, 2)
         k = self._rotated(context, self.signs_k, self.num_kv_heads)
         if self.bias_q is not None and self.bias_k is not None:
@@ -128,14 +128,14 @@ class StructuredProjection(Detached):
     def _rotated(
         self, x: Float[Tensor, "B N d"], signs: Float[Tensor, "rounds 2 d"], heads: int
     ) -> Float[Tensor, "B h N K"]:
-        """The first heads of x W^T."""
+        """The first `heads` heads of x W^T."""
         B, N, _ = x.shape
         a, b = len(self.transform_a), len(self.transform_b)
         width = heads * self.head_dim
         y = x.reshape(B * N, a, b).transpose(0, 1)  # (a, B N, b)
         for i, (first, second) in enumerate(signs.unflatten(-1, (a, b))):  # (a, b) each
             y = torch.bmm(y, first[..., None] * self.transform_b * second[:, None])
-            rows = -(-width // b) if i == self.rounds - 1 else a  # what of the table is read in the end
+            rows = -(-width // b) if i == self.rounds - 1 else a  # rows of the table that are read in the end
             y = (self.transform_a[:rows] @ y.flatten(1)).view(rows, B * N, b)
         if b == self.head_dim:
             return y.view(heads, B, N, b).transpose(0, 1)

@@ -1,8 +1,8 @@
 r"""FAVOR++ and FAVOR#: positive random features whose quadratic terms are fitted to the queries and keys.
 
 $\exp(x^T y) = E\, \phi(x)^T \phi(y)$ as for `favor`, by dense-exponential features with the parameters of
-`DenseParameters` (Likhosherstov et al. 2022, arXiv:2205.15317; 2023, arXiv:2302.00787). First the features as their
-formula reads, then the fits, then the map, which keeps them in range.
+`DenseParameters` (Likhosherstov et al. 2022, arXiv:2205.15317; 2023, arXiv:2302.00787). Below are the features as their
+formula reads, then the fits, then the map, which keeps the features in range.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from ortho.attention.scores import root_scale
 
 Queries = Float[Tensor, "*batch N K"]  # scaled
 Keys = Float[Tensor, "*batch M K"]
-KeptQueries = Bool[Tensor, "*batch N"] | None  # True for tokens that means are taken over
+KeptQueries = Bool[Tensor, "*batch N"] | None  # True for tokens that enter the means
 KeptKeys = Bool[Tensor, "*batch M"] | None
 
 
@@ -43,10 +43,10 @@ def dense_features(
 
 
 class DenseParameters(NamedTuple):
-    r"""What fits `dense_features` to data: the diagonal of A, and $B_q$, $B_k$ with $B_q^T (I - 4A)^{-1} B_k = I$.
+    r"""Parameters of `dense_features`: the diagonal of A, and $B_q$, $B_k$ with $B_q^T (I - 4A)^{-1} B_k = I$.
 
-    `axes` (columns) are the coordinates that A is diagonal in, None for those of x. Rows taken in these axes,
-    $\Omega$ times `axes`, have the same law, and give features that do not depend on the axes' signs.
+    The columns of `axes` are the axes in which A is diagonal; None means the axes of x. Rows taken in these axes,
+    $\Omega$ times `axes`, have the same law, and give features that do not depend on the signs of the axes.
     """
 
     a: Float[Tensor, "*batch K"]
@@ -60,7 +60,7 @@ def optimal_a(moment: Float[Tensor, "*sizes"]) -> Float[Tensor, "*sizes"]:
     r"""The a of $A = a I$, $B = \sqrt{1 - 4a}\, I$, that minimises the mean logarithm of the features' second moment.
 
     `moment` is the mean of $|x + y|^2 / K$ over pairs of K-wide x and y. (FAVOR++: Likhosherstov et al. 2022,
-    arXiv:2205.15317; in the form of 2023, arXiv:2302.00787, section 3.) From 0, for a moment of 0, downwards.
+    arXiv:2205.15317; in the form of 2023, arXiv:2302.00787, section 3.) a is 0 for a moment of 0 and falls from there.
     """
     return (1 - 2 * moment - ((2 * moment + 1).square() + 8 * moment).sqrt()) / 16
 
@@ -93,13 +93,13 @@ def gerf(x: Queries, y: Keys, *, keep_x: KeptQueries = None, keep_y: KeptKeys = 
 
 @checked
 def saderf(x: Queries, y: Keys, *, keep_x: KeptQueries = None, keep_y: KeptKeys = None) -> DenseParameters:
-    r"""FAVOR#, simplified asymmetric: GERF on $\Psi x$ and $\Psi^{-1} y$, with the diagonal $\Psi$ that equals moments.
+    r"""FAVOR#, simplified asymmetric: GERF on $\Psi x$ and $\Psi^{-1} y$, with a diagonal $\Psi$ that equates moments.
 
     (Likhosherstov et al. 2023, arXiv:2302.00787, section 3.) A coordinate that is 0 in all of x or y keeps its scale.
     """
     of_x, of_y = _mean(x.square(), keep_x), _mean(y.square(), keep_y)
     unusable = (of_x == 0) | (of_y == 0)
-    # Fourth roots apart: the quotient itself may leave the range of the dtype.
+    # Separate fourth roots, since the quotient itself may leave the range of the dtype.
     root_y, root_x = (of.masked_fill(unusable, 1).pow(0.25) for of in (of_y, of_x))
     psi = (root_y / root_x)[..., None, :]  # (..., 1, K)
     fitted = gerf(x * psi, y / psi, keep_x=keep_x, keep_y=keep_y)
@@ -111,9 +111,9 @@ def aderf(x: Queries, y: Keys, *, keep_x: KeptQueries = None, keep_y: KeptKeys =
     r"""FAVOR#, asymmetric: $A = a I$ and the best $B_q$ and $B_k$, which differ.
 
     (Likhosherstov et al. 2023, arXiv:2302.00787, section 3.) $R_q$ and $R_k = R_q^{-T}$ bring the second moments of
-    x and y to the same matrix; then it is GERF. Of all such pairs, which differ by a rotation, this is the symmetric
-    one: $R_q^2$ is the geometric mean of $M_x^{-1}$ and $M_y$, and continuous in the data, as a pair from a
-    decomposition, whose signs are arbitrary, would not be.
+    x and y to the same matrix; the rest is GERF. Such pairs differ by a rotation, and this is the symmetric one:
+    $R_q^2$ is the geometric mean of $M_x^{-1}$ and $M_y$. It is continuous in the data; a pair from a decomposition
+    would not be, because its signs are arbitrary.
     """
     K = x.shape[-1]
     of_x, of_y = (_moment(each, keep).double() for each, keep in ((x, keep_x), (y, keep_y)))
@@ -155,17 +155,17 @@ def _moment(x: Tensor, keep: Tensor | None) -> Tensor:
     return (x * keep[..., None]).mT @ x / keep.sum(-1).clamp(min=1)[..., None, None]
 
 
-# What a second moment is lifted by, relative to its mean eigenvalue: fewer tokens than dimensions leave it singular.
-# Any B_q and B_k that invert each other leave the estimate unbiased, so that this costs a little variance at most.
+# The amount added to a second moment, relative to its mean eigenvalue: fewer tokens than dimensions leave it singular.
+# Any B_q and B_k that invert each other leave the estimate unbiased, so this costs at most a little variance.
 RIDGE = 1e-4
-# And its least mean eigenvalue, relative to the other side's: balanced with less, queries of 0 would leave no digits of
-# the keys, and get a gradient of nothing but roundings.
+# The least mean eigenvalue of a second moment, relative to the other side's. With less, balancing queries of 0 would
+# leave no digits of the keys, and the queries' gradient would be rounding errors only.
 BALANCE = 1e-12
 
 
 def _lifted(moment: Tensor, other: Tensor) -> Tensor:
-    """A second moment made positive definite, beside that of the other side; both float64, for it is inverted, and
-    there are but K x K numbers of it."""
+    """A second moment made positive definite, given the other side's. Both are float64, since the result is inverted
+    and has only K x K numbers."""
     mean, beside = (each.diagonal(dim1=-2, dim2=-1).mean(-1) for each in (moment, other))
     mean = torch.maximum(mean, BALANCE * beside).clamp(min=torch.finfo(moment.dtype).tiny ** 0.25)
     return moment + RIDGE * mean[..., None, None] * torch.eye(moment.shape[-1]).to(moment)
@@ -179,10 +179,10 @@ def _roots(moment: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Fit(NamedTuple):
-    """How parameters are fitted to queries and keys, and what that costs a sequence.
+    """How parameters are fitted to queries and keys, and the cost of that per sequence.
 
-    products: FLOPs in K^2 for each query and key, and in K^3. elementwise: scalar operations in K for each
-    query and key, and in K^2, K and 1. turned: whether the rows are taken in axes of its own.
+    products: FLOPs, as multiples of K^2 for each query and key, and of K^3. elementwise: scalar operations, as
+    multiples of K for each query and key, and of K^2, K and 1. turned: whether the fit has its own axes for the rows.
     """
 
     function: Callable[..., DenseParameters]
@@ -202,12 +202,12 @@ FITS = {
 class DenseExponentialFeatures(RandomFeatureMap):
     r"""FAVOR++ and FAVOR#: `dense_features` with parameters fitted to the scaled queries and keys of each sequence.
 
-    `fit` is the name of one of `FITS`. A fit looks at the whole sequence: for causal use, and for a sequence in parts,
-    give `parameters`, fitted elsewhere, or take `ExpectedExponentialFeatures`; the estimate of the kernel is unbiased
-    with any that satisfy their constraint. To fit to the tokens so far, anew at each token, is causal too, but no state
-    of fixed size serves it: a new a changes the feature $\exp(c\, w^T k)$, $c = \sqrt{1 - 4a}$, of every earlier key.
-    As functions of c these exponentials are linearly independent, so that the sums over N keys that N values of c ask
-    for determine N numbers.
+    `fit` is a name in `FITS`. A fit looks at the whole sequence. For causal use, and for a sequence in parts, give
+    `parameters` fitted elsewhere, or use `ExpectedExponentialFeatures`; the estimate of the kernel is unbiased with any
+    parameters that satisfy their constraint. Refitting at each token to the tokens so far is causal too, but needs a
+    state that grows: a new a changes the feature $\exp(c\, w^T k)$, $c = \sqrt{1 - 4a}$, of every earlier key. As
+    functions of c these exponentials are linearly independent, so the sums over N keys for N values of c determine N
+    numbers.
     With `same_tokens` the queries at hidden keys' positions are left out of the fit as well. The parameters are
     constants to autograd.
     """
@@ -247,7 +247,7 @@ class DenseExponentialFeatures(RandomFeatureMap):
             a, B_q, B_k, axes = self._parameters(q * root, k * root, hidden_q, hidden)
             if axes is not None:
                 omega = omega @ axes  # (..., m, K)
-            bias = 2 * (omega.square() @ a[..., None]).mT  # (..., 1, m), of both features of a pair
+            bias = 2 * (omega.square() @ a[..., None]).mT  # (..., 1, m), for both features of a pair
             rows_q, rows_k = omega @ (B_q * root), omega @ (B_k * root)  # (..., m, K)
             R = B_k * (root / (1 - 4 * a).sqrt()[..., None])
         half = (k @ R.mT).square().sum(-1, keepdim=True) / 2
@@ -289,11 +289,12 @@ class DenseExponentialFeatures(RandomFeatureMap):
 
 
 class ExpectedExponentialFeatures(DenseExponentialFeatures):
-    r"""FAVOR++ for causal use: `isotropic` features, with the a that is best for queries and keys of the law N(0, I).
+    r"""FAVOR++ for causal use: `isotropic` features, with the best a for queries and keys of the law N(0, I).
 
-    With x and y those times the root of `scale`, the mean of $|x + y|^2 / K$ is 2 `scale`: no token is looked at, none
-    leaks, and a state of fixed size serves all later queries. The estimate is unbiased for any data; it has the least
-    variance, of those with $A = a I$, for data of that law, for which the four fits would all find these parameters.
+    If x and y are such queries and keys times the root of `scale`, the mean of $|x + y|^2 / K$ is 2 `scale`. So the fit
+    looks at no token, none leaks, and a state of fixed size serves all later queries. The estimate is unbiased for any
+    data. For data of that law it is the best of those with $A = a I$ by the measure of the fits, and all four fits
+    would find these parameters.
     """
 
     def __init__(self, features: Float[Tensor, "m K"] | None = None, *, count: int | None = None) -> None:

@@ -1,8 +1,8 @@
 r"""Efficient Attention: softmax over features for queries, over positions for keys (Shen et al. 2021).
 
-$O = \rho_q(Q)\, (\rho_k(K)^T V)$ (arXiv:1812.01243), in which row i of the implied weights is an average, by
-the softmax of $q_i$, of K distributions over positions, one for each feature. Rows sum to 1 without a division. The
-softmax over positions looks at the whole sequence, so that the attention is not causal, and no state is kept here.
+$O = \rho_q(Q)\, (\rho_k(K)^T V)$ (arXiv:1812.01243). Row i of the implied weights averages K distributions over
+positions, one for each feature, with the softmax of $q_i$ as weights. Rows sum to 1 without a division. The softmax
+over positions looks at the whole sequence, so the attention is not causal, and no state is kept here.
 `efficient-causal` takes it over the positions so far; `linear-exp` has the same features and normalises rows instead.
 """
 
@@ -30,9 +30,9 @@ def efficient_attention_reference(
 ) -> Float[Tensor, "*batch N V"]:
     r"""The N x M weights $\rho_q(Q) \rho_k(K)^T$, materialised, times v.
 
-    Arguments and errors as in `softmax_attention_reference`, but for `scale`: q and k are multiplied by its square root
-    before the softmax, and by default, as published, not at all. A mask must be one row for all queries. Raises
-    ValueError for a causal call and for a state.
+    Arguments and errors are as in `softmax_attention_reference`, except `scale`: q and k are multiplied by its square
+    root before the softmax; by default, as published, they are not scaled. A mask must be one row for all queries.
+    Raises ValueError for a causal call and for a state.
     """
     _refuse_parts(is_causal=is_causal, initial_state=initial_state, return_state=return_state)
     rho_q, rho_k = _shares(q, k, attn_mask, scale)
@@ -51,14 +51,14 @@ def efficient_attention(
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Float[Tensor, "*batch N V"]:
-    """`efficient_attention_reference` from the right: in time and memory linear in N."""
+    """`efficient_attention_reference`, multiplied from the right, in time and memory linear in N."""
     _refuse_parts(is_causal=is_causal, initial_state=initial_state, return_state=return_state)
     rho_q, rho_k = _shares(q, k, attn_mask, scale)
     return rho_q @ (rho_k.mT @ v)
 
 
 def _shares(q: Tensor, k: Tensor, attn_mask: Tensor | None, scale: float | None) -> tuple[Tensor, Tensor]:
-    """Softmax over features (..., N, K), and over positions (..., M, K), 0 for hidden keys."""
+    """The softmax of q over features (..., N, K), and of k over positions (..., M, K), 0 for hidden keys."""
     q, k = scaled(scale, q, k)
     blocked = None if attn_mask is None else ~attn_mask[..., None, :]
     return q.softmax(-1), masked_softmax(k.mT, blocked, empty_rows=True).mT
@@ -74,7 +74,7 @@ def _refuse_parts(**given: object) -> None:
 
 @closed_form
 def efficient_cost(call: CostedCall) -> Cost:
-    """Closed form of one self-attention call, in either form; decoding keeps the keys and goes over all of them."""
+    """Closed-form cost of one self-attention call, in either form; decoding keeps the keys and reads all of them."""
     (G, N, K, V), item, reach = call.sizes, call.item, call.reach
     rows, held = G * N, call.held_keys()
     if call.form == "fast":

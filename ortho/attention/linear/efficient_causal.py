@@ -1,9 +1,9 @@
 r"""Causal Efficient Attention: keys are normalised over the positions up to the query's own.
 
 $O_i = \sum_f \rho_q(q_i)_f \sum_{j \le i} e^{k_{jf} - L_{if}}\, v_j$ with $L_{if} = \log \sum_{j \le i} e^{k_{jf}}$:
-what `efficient` (Shen et al. 2021, arXiv:1812.01243) gives for the tokens up to i, at its last query. With one running
-normaliser for each feature this is a recurrence, and no other than gated linear attention (`gla`): token i writes the
-key $p_i = e^{k_i - L_i}$, the running softmax, and leaves $a_i = e^{L_{i-1} - L_i} = 1 - p_i$ of what there was.
+what `efficient` (Shen et al. 2021, arXiv:1812.01243) gives at its last query when it sees the tokens up to i. With one
+running normaliser for each feature this is a recurrence, namely gated linear attention (`gla`): token i writes the key
+$p_i = e^{k_i - L_i}$, the running softmax, and keeps a share $a_i = e^{L_{i-1} - L_i} = 1 - p_i$ of the earlier state.
 """
 
 from dataclasses import replace
@@ -45,11 +45,11 @@ def causal_efficient_attention_reference(
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    r"""The N x M weights, a softmax over the keys up to i for each query and feature, materialised, times v.
+    r"""The N x M weights, materialised, times v; each query i and feature has its own softmax over the keys up to i.
 
-    Arguments and state as in `softmax_attention_reference`, but for `scale`: q and k are multiplied by its square root
-    before the softmax, and by default, as published, not at all. A row that may attend to nothing gives 0. Raises
-    ValueError for a call that is not causal.
+    Arguments and state are as in `softmax_attention_reference`, except `scale`: q and k are multiplied by its square
+    root before the softmax; by default, as published, they are not scaled. A row that may attend to nothing gives 0.
+    Raises ValueError for a call that is not causal.
     """
     q, k = scaled(scale, q, k)
     blocked = blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
@@ -73,10 +73,10 @@ def causal_efficient_attention(
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
     """`causal_efficient_attention_reference` in time and memory linear in N, as gated linear attention in chunks.
 
-    The state is the averages of the values (S (..., K, V)), one for each feature, and the logarithms of the sums that
-    they are divided by (L (..., K)), in float32 at least. It cannot be differentiated twice; the reference can. Raises
-    ValueError for a call that is not causal, and for a mask that is not one row for all queries, or stands beside a
-    state.
+    The state is S (..., K, V), the average of the values for each feature, and L (..., K), the logarithms of the sums
+    that these averages are divided by, in float32 at least. The result cannot be differentiated twice; the reference's
+    can. Raises ValueError for a call that is not causal, and for a mask that is not one row for all queries or is given
+    with a state.
     """
     q, k = scaled(scale, q, k)
     hidden = None if attn_mask is None else ~attn_mask[..., None]  # (..., M, 1)
@@ -92,7 +92,7 @@ def causal_efficient_attention(
 
 
 class RunningLogSum(Kernel):
-    r"""$\log \sum_{j \le i} e^{x_j}$ along the tokens of x (..., N, K). PyTorch's own is NaN differentiated twice."""
+    r"""$\log \sum_{j \le i} e^{x_j}$ along the tokens of x (..., N, K). PyTorch's own has NaN second derivatives."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -104,17 +104,17 @@ class RunningLogSum(Kernel):
     @once
     def backward(ctx: Any, d_sums: Tensor) -> Tensor:
         x, sums = ctx.saved_tensors
-        # $e^{x_j} \sum_{i \ge j} d_i e^{-L_i}$, of positive and of negative d_i apart, of which there are logarithms
+        # $e^{x_j} \sum_{i \ge j} d_i e^{-L_i}$, separately for positive and negative d_i, so that logarithms exist
         parts = ((sign * d_sums).clamp(min=0).log().sub_(sums) for sign in (1, -1))
         plus, minus = ((part.flip(-2).logcumsumexp(-2).flip(-2) + x).exp() for part in parts)
         return plus - minus
 
 
 def _memory(state: State | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """(S, L) that the state holds; without one, averages of nothing."""
+    """(S, L) from the state; without a state, averages over no tokens."""
     shapes = {"S": (*k.shape[:-2], k.shape[-1], v.shape[-1]), "L": (*k.shape[:-2], k.shape[-1])}
     if state is None:
-        # Lower than any sum, and not so low that its difference to one is infinite.
+        # Lower than any sum, but not so low that its difference from a sum is infinite.
         return v.new_zeros(shapes["S"]), k.new_full(shapes["L"], torch.finfo(k.dtype).min / 2)
     given = zip(shapes, _checks.state(state, *shapes), strict=True)
     S, L = (carried(name, value, shapes[name], v.dtype) for name, value in given)
@@ -123,10 +123,10 @@ def _memory(state: State | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 @closed_form
 def causal_efficient_cost(call: CostedCall, *, chunk: int = CHUNK) -> Cost:
-    """Closed form of one self-attention call, in either form. Half precision costs what float32 does.
+    """Closed-form cost of one self-attention call, in either form. Half precision costs as much as float32.
 
-    With symbols, N is a multiple of `chunk`, a power of two, and greater. Raises ValueError for a call that is not
-    causal.
+    A symbolic N stands for a multiple of `chunk`, a power of two, greater than `chunk`. Raises ValueError for a call
+    that is not causal.
     """
     if not call.causal:
         raise ValueError("causal: expected True, got False")
@@ -135,13 +135,13 @@ def causal_efficient_cost(call: CostedCall, *, chunk: int = CHUNK) -> Cost:
     (G, N, K, V), item = call.sizes, call.item
     width, number = power_chunks(N, chunk)
     core = call._replace(qk_grad=True).by(gla_cost, chunk=chunk)
-    # The softmax of q, the running sums, what differs from them, exp
+    # The softmax of q, the running sums, differences from them, exp
     ahead = G * K * ((SOFTMAX_FORWARD + 3) * N + LOG_SUM_FORWARD * (N + 1))
     core = replace(core, elementwise_forward=core.elementwise_forward + ahead, state_bytes=item * G * K * (V + 1))
     if not call.qk_grad:
         return _of_values(core, call, width, number)
-    again = int(number * width != N)  # shares are kept once more, with what is behind the end
-    # Of the running sums, of the softmax of q; exp, signs, sums
+    again = int(number * width != N)  # shares are kept a second time, padded past the end
+    # Backward through the running sums and the softmax of q; exp, signs, sums
     back = G * K * ((13 + 2 * LOG_SUM_FORWARD) * (N + 1) + (SOFTMAX_BACKWARD + 6) * N + 2)
     return replace(
         core,
@@ -165,9 +165,9 @@ def _materialised(call: CostedCall) -> Cost:
 
 
 def _of_values(core: Cost, call: CostedCall, C: Size, n: Size) -> Cost:
-    """The fast form's backward pass through n chunks of C where a gradient reaches the values alone."""
+    """`core` with the fast form's backward pass, through n chunks of C, if a gradient reaches only the values."""
     G, _, K, V = call.sizes
-    later, several = n - 1, int(n != 1)  # chunks that read what others have written
+    later, several = n - 1, int(n != 1)  # chunks that read what earlier ones have written
     return replace(
         core,
         backward=2 * G * n * C * C * V + 4 * G * later * C * K * V,

@@ -1,13 +1,13 @@
 r"""Softmax attention with its kernel estimated by random features: Performer's FAVOR+, its kin and its successors.
 
 $\exp(x^T y) = E\, \phi(x)^T \phi(y)$ with $x = q K^{-1/4}$ and $y = k K^{-1/4}$ is the softmax kernel
-(`random_features` has the maps as their formulas stand, and other draws of the rows). The error of the estimate grows
+(`random_features` has the maps as in their formulas, and other draws of the rows). The error of the estimate grows
 fast with the norms: with standard normal q and k of width 16 or more, and 256 positive features, a plain average of the
 values is nearer to softmax attention than the estimate is (Choromanski et al. 2021, arXiv:2009.14794, lemma 2).
 
-Exponential features are divided, each token's by their largest, and trigonometric ones left without their factor
-exp(|x|^2/2): a query's divisor cancels in the attention, a key's goes into `log_k`. Neither looks at another token, so
-that nothing leaks from the future, and nothing is added that would not cancel. Since the result does not depend on the
+Each token's exponential features are divided by the largest of them, and trigonometric ones leave out their factor
+exp(|x|^2/2). A query's divisor cancels in the attention; a key's goes into `log_k`. Neither depends on other tokens,
+so nothing leaks from the future, and nothing is added that would not cancel. Since the result does not depend on the
 divisors, they are constants to autograd.
 """
 
@@ -24,9 +24,9 @@ from ortho.attention.linear.linear_attention import FeatureMap, Features, MapCos
 from ortho.attention.scores import root_scale
 from ortho.orthogonal import haar
 
-FEATURES = 256  # by default, as in the authors' code; K ln K, the order of their theorem 4, is 266 at K = 64
-# Of the default rows, the same in every call. A number that nobody seeds data with: rows drawn from the seed of q and k
-# would be aligned with them.
+FEATURES = 256  # the default, as in the authors' code; K ln K, the order in their theorem 4, is 266 at K = 64
+# The seed of the default rows, which are the same in every call. Nobody seeds data with this number: rows drawn from
+# the seed of q and k would be aligned with them.
 SEED = 2009_14794
 
 
@@ -41,8 +41,8 @@ def orthogonal_features(
 ) -> Float[Tensor, "m K"]:
     r"""m rows, each $N(0, I_K)$, orthogonal to each other within each block of K of them (Choromanski et al. 2021).
 
-    A block is Haar, and its rows are scaled by independent lengths of the law $\chi(K)$, a Gaussian vector's. Rows of a
-    fixed length, or of a QR whose signs are left as they come, make the estimate of the kernel biased.
+    A block is Haar, and its rows are scaled by independent lengths of law $\chi(K)$, like those of Gaussian vectors.
+    With rows of a fixed length, or from a QR whose signs are not corrected, the estimate of the kernel is biased.
 
     Returns (m, K); raises TypeError or ValueError for sizes below 1.
     """
@@ -56,10 +56,10 @@ _drawn: dict[tuple[int, int, torch.dtype, torch.device], Tensor] = {}
 
 @checked
 def default_rows(m: int, K: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The orthogonal rows (m, K) of a map that was given none, drawn once for each size, dtype and device.
+    """The orthogonal rows (m, K) for a map without rows of its own, drawn once for each size, dtype and device.
 
-    A thread of its own draws them: no mode of the caller (inference, a default device, operation counting) may reach
-    what outlives the call. `torch.compile` breaks its graph there, unless an earlier call has drawn them.
+    A separate thread draws them: they outlive the call, so no mode of the caller (inference, a default device,
+    operation counting) may affect them. `torch.compile` breaks its graph there, unless an earlier call has drawn them.
     """
     key = (m, K, dtype, device)
     if key not in _drawn:
@@ -74,15 +74,15 @@ def default_rows(m: int, K: int, dtype: torch.dtype, device: torch.device) -> Te
 
 
 class RandomFeatureMap(FeatureMap):
-    r"""A map on random rows: `features` (m, K), a draw of `random_features`, or by default the same rows in every call.
+    r"""A map on random rows: `features` (m, K), drawn by `random_features`, or by default the same rows in every call.
 
     To draw anew, make a new map, or call `RandomFeatureAttention.redraw`. `count` is the number of default rows.
 
-    Raises ValueError for a `count` beside `features`, and in a call for `features` of another width than q.
+    Raises ValueError if `count` and `features` are both given and, when called, if `features` are not as wide as q.
     """
 
     scales_keys = True
-    of_a_row = 1  # features a row
+    of_a_row = 1  # features per row
 
     @checked
     def __init__(self, features: Float[Tensor, "m K"] | None = None, *, count: int | None = None) -> None:
@@ -135,15 +135,15 @@ class PositiveFeatures(RandomFeatureMap):
 
 
 def exponentials(q: Tensor, k: Tensor, half: Tensor) -> Features:
-    """exp(q) and exp(k - half) for projections q and k, which they overwrite, each token's relative to its largest."""
+    """exp(q) and exp(k - half) for projections q and k, each token relative to its largest; overwrites q and k."""
     top_q, top_k = (x.detach().amax(-1, keepdim=True) for x in (q, k))
-    lift = half.detach() - half - top_k  # its value is that of -top_k, its gradient that of -half
+    lift = half.detach() - half - top_k  # has the value of -top_k and the gradient of -half
     return Features(q.sub_(top_q).exp_(), k.add_(lift).exp_(), (top_k - half.detach())[..., 0])
 
 
 @checked
 def mirrored(omega: Float[Tensor, "... m K"]) -> Float[Tensor, "... 2*m K"]:
-    """The rows and their opposites, below each other."""
+    """The rows, and below them their negatives."""
     return torch.cat([omega, -omega], -2)
 
 
@@ -157,7 +157,7 @@ class HyperbolicFeatures(PositiveFeatures):
 
     def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> MapCost:
         cost = super().cost(G, N, M, K, m)
-        # and the mirrored rows' sign
+        # plus the sign of the mirrored rows
         return cost._replace(elementwise_forward=cost.elementwise_forward + quotient(m, 2) * K)
 
 

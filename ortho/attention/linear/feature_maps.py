@@ -1,7 +1,7 @@
-r"""Feature maps that are functions of one query or key, and the mechanisms that they make.
+r"""Feature maps that are functions of one query or key, and the mechanisms made from them.
 
-Two maps are printed in texts on linear attention and do not do what they are meant to, `Cosine` and `Powers`: as the
-mechanisms 'cosine' and 'powers' they can be tried beside those that do, 'cosformer' and 'taylor'.
+Two of these maps, `Cosine` and `Powers`, are printed in texts on linear attention but do not do what they are meant to.
+As the mechanisms 'cosine' and 'powers' they can be compared with 'cosformer' and 'taylor', which do.
 """
 
 from math import pi, sqrt
@@ -21,9 +21,9 @@ HORIZON = 4096
 
 
 class _Elementwise(FeatureMap):
-    """A function of each number of a query or key, the same for both; `scale` acts before it, and by default is 1."""
+    """One function applied to each number of queries and keys, after scaling by `scale`, which is 1 by default."""
 
-    # Scalar operations a number, forward and backward, and numbers that autograd keeps of it besides the features.
+    # Per number: scalar operations forward and backward, and numbers that autograd keeps besides the features.
     operations = (0, 0, 0)
     keeps_features = False
 
@@ -45,17 +45,17 @@ class _Elementwise(FeatureMap):
 
 
 class _EluPlusOneFunction(Function):
-    """elu(x) + 1 from its two branches; its derivative is min(phi, 1), so that the result is all that is kept."""
+    """elu(x) + 1 from its two branches; its derivative is min(phi, 1), so only the result is kept."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        # With the digits of small results that subtracting and adding 1 would cost.
+        # This keeps the digits of small results, which subtracting and adding 1 would lose.
         phi = x.clamp(max=0).exp_().add_(x.clamp(min=0))
         ctx.save_for_backward(phi)
         return phi
 
     @staticmethod
-    def backward(ctx: Any, d_phi: Tensor) -> Tensor:  # of operations that autograd follows, for second derivatives
+    def backward(ctx: Any, d_phi: Tensor) -> Tensor:  # uses operations that autograd follows, for second derivatives
         (phi,) = ctx.saved_tensors
         return phi.clamp(max=1).mul_(d_phi)
 
@@ -82,11 +82,11 @@ class Relu(_Elementwise):
 
 
 class Exp(_Elementwise):
-    """exp(x), each token's relative to its largest.
+    """exp(x), for each token relative to its largest number.
 
     softmax(x) for queries gives the same attention: its divisor cancels. Efficient Attention (Shen et al. 2021,
-    arXiv:1812.01243) starts from these features and divides each by its own sum over positions, where this divides
-    each row by its total; which, unlike that, leaves it causal.
+    arXiv:1812.01243) starts from these features and divides each by its own sum over positions. Here each row is
+    divided by its total instead, so the attention can be causal.
     """
 
     operations = (3, 1, 0)  # maximum, subtract, exp; product
@@ -102,9 +102,9 @@ class Exp(_Elementwise):
 class CosFormer(FeatureMap):
     r"""ReLU(q)^T ReLU(k) cos(pi (i - j) / 2M) for positions i and j (Qin et al. 2022, arXiv:2202.08791, equation 10).
 
-    M is the `horizon`: positions below it have non-negative weights, and others raise ValueError. The
-    authors take the length of the sequence, which in causal use would make the past depend on the future, and padding
-    matter. Rows whose ReLUs have nothing in common with those of any key are 0.
+    M is the `horizon`: positions below it have non-negative weights, and others raise ValueError. The authors set M to
+    the length of the sequence; in causal use the past would then depend on the future, and padding would matter. A row
+    is 0 if its query's ReLU shares no positive channel with any key's.
     """
 
     weights = "non-negative"
@@ -131,7 +131,7 @@ class CosFormer(FeatureMap):
         return Features(self._map(q, q_start), self._map(k, k_start))
 
     def _map(self, x: Tensor, start: int | Tensor) -> Tensor:
-        if isinstance(start, int) and start + x.shape[-2] > self.horizon:  # where nothing need be read from a device
+        if isinstance(start, int) and start + x.shape[-2] > self.horizon:  # an int is not read from a device
             raise ValueError(f"horizon: expected at least {start + x.shape[-2]} positions, got {self.horizon}")
         positions = torch.arange(x.shape[-2], dtype=x.dtype, device=x.device)[:, None] + start  # (N, 1)
         _checks.within("horizon", "positions", positions, 0.0, float(self.horizon - 1))
@@ -151,8 +151,8 @@ class CosFormer(FeatureMap):
 class Taylor(FeatureMap):
     r"""$\sum_{n \le p} t^n / n!$ in $t = q^T k / \sqrt{K}$, from n-fold outer products of the queries and the keys.
 
-    Of order 2 the feature map of Based (Arora et al. 2024, arXiv:2402.18668, section 3): 1 + K + K^2 features, weights
-    of at least 1/2. Of odd orders weights may be negative.
+    Order 2 is the feature map of Based (Arora et al. 2024, arXiv:2402.18668, section 3), with 1 + K + K^2 features and
+    weights of at least 1/2. With odd orders weights may be negative.
     """
 
     @checked
@@ -179,9 +179,9 @@ class Taylor(FeatureMap):
     def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> MapCost:
         rows, outer = G * (N + M), range(2, self.order + 1)
         several = 0 if K == 1 else 1  # a gradient's sum over a broadcast axis is left out where its length is 1
-        # A product and a division an outer product; backward a division, two products, two sums.
+        # Per outer product a product and a division; backward a division, two products, two sums.
         forward = K + sum(2 * K**n for n in outer)
-        # Sums of the partial gradients: of x, one for each outer product and for what it is itself.
+        # Sums of the partial gradients: for x, one for each outer product and one for x as a feature itself.
         partial = sum(K**n for n in outer[:-1]) + self.order * K if outer else 0
         backward = K + sum((3 + 2 * several) * K**n for n in outer) + partial
         kept = K + sum(K**n for n in outer[:-1]) if outer else 0
@@ -189,7 +189,7 @@ class Taylor(FeatureMap):
 
 
 class Cosine(_Elementwise):
-    r"""$\cos(x)$, as which texts describe cosFormer. Its weights $\sum_l \cos q_l \cos k_l$ may be negative."""
+    r"""$\cos(x)$, which texts give as cosFormer. Its weights $\sum_l \cos q_l \cos k_l$ may be negative."""
 
     weights = "signed"
     operations = (1, 3, 1)  # cosine; sine, product, sign; x
@@ -199,16 +199,16 @@ class Cosine(_Elementwise):
 
 
 class Powers(_Elementwise):
-    r"""$[1, x, \dots, x^p]$ of each number, as which texts describe the polynomial kernel.
+    r"""$[1, x, \dots, x^p]$ of each number, which texts give as the polynomial kernel.
 
-    Its weights are $\sum_l \sum_{n \le p} (q_l k_l)^n$: of the products of coordinates, and no function of $q^T k$.
+    Its weights are $\sum_l \sum_{n \le p} (q_l k_l)^n$, a function of the products of coordinates, not of $q^T k$.
     """
 
     @checked
     def __init__(self, order: int = 2) -> None:
         self.order = order
         self.weights = "signed" if order % 2 else "positive"  # 1 + t + ... + t^p has no real zero for even p
-        # A power each; backward three products and a sum each but the constant's; x.
+        # A power each; backward three products and a sum each, except for the constant; x.
         self.operations = (order + 1, 4 * order, 1)
 
     def __repr__(self) -> str:

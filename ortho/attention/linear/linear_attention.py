@@ -1,10 +1,10 @@
-r"""Linear attention: a kernel that factorises, $\kappa(q, k) = \phi(q)^T \phi(k)$, in place of softmax's.
+r"""Linear attention: a kernel that factorises, $\kappa(q, k) = \phi(q)^T \phi(k)$, in place of the softmax kernel.
 
 $o_i = \sum_j \kappa(q_i, k_j)\, v_j / \sum_j \kappa(q_i, k_j)$. The sums over keys, $S = \sum_j \phi(k_j) v_j^T$ and
-$z = \sum_j \phi(k_j)$, are the same for every query, so that nothing need be N x M (Katharopoulos et al. 2020,
-arXiv:2006.16236, section 3.2; causal: section 3.3, here in chunks). The attention does not know its kernel: that is a
-`FeatureMap`, and a mechanism is these functions with a map of its own. `feature_maps` has maps that are functions of
-one query or key, `favor` and `dense_features` those on random rows.
+$z = \sum_j \phi(k_j)$, are the same for every query, so no N x M matrix is needed (Katharopoulos et al. 2020,
+arXiv:2006.16236, section 3.2; causal: section 3.3, here in chunks). The kernel is an argument, a `FeatureMap`, and each
+mechanism is these functions with one such map. `feature_maps` has maps that are functions of one query or key; `favor`
+and `dense_features` have maps on random rows.
 """
 
 from abc import ABC, abstractmethod
@@ -26,10 +26,10 @@ from ortho.attention.scores import blocked_pairs
 
 
 class Features(NamedTuple):
-    r"""A kernel in factors, $\kappa(q_i, k_j) = e^{s_j}\, \phi(q_i)^T \phi(k_j)$.
+    r"""A factorised kernel, $\kappa(q_i, k_j) = e^{s_j}\, \phi(q_i)^T \phi(k_j)$.
 
-    `log_k`, the $s_j$, keeps the features of large and small keys in range together; it must carry no gradient. Any
-    factor of the query alone cancels in the attention, so a map may scale each query's features as it likes.
+    `log_k`, the $s_j$, keeps the features of both large and small keys in range; it must carry no gradient. A factor
+    that depends on the query alone cancels in the attention, so a map may scale each query's features freely.
     """
 
     q: Float[Tensor, "*batch N m"]
@@ -56,13 +56,13 @@ class MapCost(NamedTuple):
 class FeatureMap(ABC):
     r"""`map(q, k)` gives the `Features` of q (..., N, K) and k (..., M, K), which may be mapped differently.
 
-    Both are float32 at least. `scale` multiplies their products; None stands for what is published. `q_start` and
+    Both are float32 at least. `scale` multiplies their products; None stands for the published scale. `q_start` and
     `k_start` are the positions of the first query and key. `hidden` is True for keys that no query sees, `hidden_q` for
-    padding among the queries; None where nothing is hidden. A map of the whole sequence leaves these out.
+    padding among the queries; None if nothing is hidden. A map of the whole sequence leaves hidden tokens out.
     """
 
-    # Weights are 'positive', 'non-negative' (all may be 0, and the row is) or 'signed': then a row's total is anything,
-    # and divides all the same.
+    # Weights are 'positive', 'non-negative' (if all of a row's are 0, the row is 0) or 'signed': then a row's total may
+    # be any number, and the row is still divided by it.
     weights: Literal["positive", "non-negative", "signed"] = "positive"
     positional = False  # whether positions matter; the state then ends with the number of tokens seen, int64 ()
     scales_keys = False  # whether there is a `log_k`
@@ -90,7 +90,7 @@ class FeatureMap(ABC):
 
     @abstractmethod
     def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> MapCost:
-        """What it costs to map N queries and M keys, K wide, of each of G sequences, to m features."""
+        """The cost of mapping the N queries and M keys, K wide, of each of G sequences to m features."""
 
 
 def kernel_weights(
@@ -104,10 +104,10 @@ def kernel_weights(
     q_start: int = 0,
     same_tokens: bool = False,
 ) -> Float[Tensor, "*batch N M"]:
-    r"""The weights $\kappa(q_i, k_j)$ of all pairs, not yet divided by their row sums; 0 where one may not attend.
+    r"""The weights $\kappa(q_i, k_j)$ of all pairs, not yet divided by their row sums; 0 where attention is blocked.
 
-    With a `log_k`, up to a factor of each row. `q_start` is the number of keys before the first query's own, and
-    `same_tokens` as in `linear_attention_reference`.
+    If the map has a `log_k`, each row is scaled by some factor. `q_start` is the number of keys before the first
+    query's own; `same_tokens` is as in `linear_attention_reference`.
     """
     blocked = blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
     hidden = None if attn_mask is None else ~attn_mask.expand(*q.shape[:-1], k.shape[-2]).any(-2)
@@ -139,12 +139,12 @@ def linear_attention_reference(
     return_state: bool = False,
     same_tokens: bool = False,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    """The N x M weights of the kernel, materialised: their product with v, divided by their row sums.
+    """Materialise the kernel's N x M weights, multiply them by v and divide the rows by their sums.
 
-    The arguments and errors are those of `softmax_attention_reference`, and so is the state: earlier keys and values.
-    `same_tokens` says that query i and key i are the same token: a map that looks at the whole sequence then leaves out
-    the queries at hidden keys' positions too. A row whose weights are all 0 gives 0. On the CPU, rows whose weights
-    leave the range of the dtype raise ValueError.
+    Arguments, errors and state (earlier keys and values) are as in `softmax_attention_reference`. `same_tokens` says
+    that query i and key i are the same token: a map that looks at the whole sequence then also leaves out the queries
+    at the positions of hidden keys. A row whose weights are all 0 gives 0. On the CPU, rows whose weights leave the
+    range of the dtype raise ValueError.
     """
     _refuse_parts(feature_map, is_causal, initial_state, return_state)
     weights = kernel_weights(
@@ -158,7 +158,7 @@ def linear_attention_reference(
         same_tokens=same_tokens,
     )
     total = weights.sum(-1, keepdim=True)
-    # A quotient, and not the product with 1 / total, whose gradient squares it and may overflow.
+    # A quotient rather than a product with 1 / total: the gradient of 1 / total squares it and may overflow.
     o = weights @ v / divisors(total)
     blocked = None
     if attn_mask is not None:
@@ -181,19 +181,19 @@ def linear_attention(
     same_tokens: bool = False,
     chunk: int | None = None,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    """`linear_attention_reference` in time and memory linear in N; a causal call goes in chunks of at most `chunk`.
+    """`linear_attention_reference` in time and memory linear in N; a causal call works in chunks of at most `chunk`.
 
-    By default these are of 64 tokens, on a GPU of so many that there are 128 of them at most. Nothing is computed in
-    less than float32, half precision included, which on a GPU leaves its fast products of half precision unused.
+    The default is 64 tokens; on a GPU it is larger for long sequences, so that there are at most 128 chunks. Everything
+    is computed in float32 at least, even half precision, so a GPU's fast half-precision products are not used.
 
-    The state is (S (..., m, V), z (..., m)); of a map that scales keys then the largest scale's logarithm (...), by
-    whose exponential S and z are divided; of a positional one then the number of tokens seen (). Half precision is
-    computed, and its state kept, in float32: sums over a long sequence overflow float16. It cannot be differentiated
-    twice; the reference can.
+    The state is (S (..., m, V), z (..., m)). A map that scales keys adds the logarithm (...) of the largest scale, by
+    which S and z are divided; a positional map then adds the number of tokens seen (). Half precision is computed, and
+    its state kept, in float32: sums over a long sequence overflow float16. The result cannot be differentiated twice;
+    the reference's can.
 
-    Raises ValueError for an `attn_mask` that is not one row for all queries, or that stands beside an initial state, in
-    which keys are no longer apart; and, on the CPU, for features so small or large that a row's weights leave the range
-    of the dtype (elsewhere, where to look would stall, such a row is NaN).
+    Raises ValueError for an `attn_mask` that is not one row for all queries, or that is given with an initial state,
+    whose keys are already summed; and, on the CPU, for features so small or large that a row's weights leave the range
+    of the dtype (elsewhere such a row is NaN, since checking would stall the device).
     """
     _refuse_parts(feature_map, is_causal, initial_state, return_state)
     length = q.shape[-2]
@@ -206,7 +206,7 @@ def linear_attention(
     phi_k, s = f.k, f.log_k
     if hidden is not None:
         phi_k = phi_k.masked_fill(hidden[..., None], 0)
-        # Below all others; not -inf, whose difference to itself is NaN.
+        # Below all others; not -inf, since -inf minus itself is NaN.
         s = None if s is None else s.masked_fill(hidden, torch.finfo(s.dtype).min)
     before, peak = peak, None if peak is None or s is None else torch.maximum(peak, s.amax(-1))
     if is_causal and length > 1:  # a lone query is the last: it has no future
@@ -230,7 +230,7 @@ def linear_attention(
 
 
 def _refuse_parts(feature_map: FeatureMap, is_causal: bool, initial_state: State | None, return_state: bool) -> None:
-    """ValueError if a sequence is to be seen in parts by a map that looks at all of it."""
+    """Raise ValueError if a map that looks at the whole sequence would see it in parts."""
     if not feature_map.causal and (is_causal or return_state or initial_state is not None):
         name = "is_causal" if is_causal else "return_state" if return_state else "initial_state"
         raise ValueError(
@@ -242,7 +242,7 @@ def _refuse_parts(feature_map: FeatureMap, is_causal: bool, initial_state: State
 def _memory(
     state: State | None, feature_map: FeatureMap, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None, int | Tensor]:
-    """(S, z, peak, start) that the state holds; without one, no key and no scale yet, at position 0."""
+    """(S, z, peak, start) from the state; without a state, sums of no keys, the lowest peak and position 0."""
     lead, m, V = tuple(k.shape[:-2]), feature_map.width(k.shape[-1]), v.shape[-1]
     parts = {"S": ((*lead, m, V), v.dtype), "z": ((*lead, m), v.dtype)}
     if state is None:
@@ -256,8 +256,8 @@ def _memory(
 
 
 def _in_range(o: Tensor, total: Tensor, feature_map: FeatureMap, blocked: Tensor | None) -> Tensor:
-    """The rows o (..., N, V) of totals (..., N, 1) within the range of the dtype, and not so small that it holds few
-    digits of them, but where all that a row could see is `blocked`. For others ValueError on the CPU, elsewhere NaN.
+    """The rows o (..., N, V), if their totals (..., N, 1) are within the range of the dtype and not so small that few
+    digits are left. Other rows raise ValueError on the CPU and are NaN elsewhere, unless they are wholly `blocked`.
     """
     shown = _checks.shows_values(total)
     if not (shown or _checks.reads_values(total)):
@@ -273,10 +273,10 @@ def _in_range(o: Tensor, total: Tensor, feature_map: FeatureMap, blocked: Tensor
 
 @closed_form
 def linear_attention_cost(call: CostedCall, *, feature_map: FeatureMap, chunk: int = CHUNK, m: Size = None) -> Cost:
-    """Closed form of one self-attention call, in either form; `m` is the number of features, by default the map's.
+    """Closed-form cost of one self-attention call, in either form; `m` is the number of features, by default the map's.
 
-    Half precision costs what float32 does. Drawing random features is left out: it is done once. With symbols, N is a
-    multiple of `chunk`, and greater.
+    Half precision costs as much as float32. Drawing random features is left out: it is done once. A symbolic N stands
+    for a multiple of `chunk` greater than `chunk`.
     """
     (G, N, K, V), item, fast = call.sizes, call.item, call.form == "fast"
     scaled, reach = int(feature_map.scales_keys), call.reach
@@ -289,7 +289,7 @@ def linear_attention_cost(call: CostedCall, *, feature_map: FeatureMap, chunk: i
         width, number = equal_chunks(N, chunk)
         rest, behind = _in_chunks(call, m, width, number, scaled), width * number - N
     mapped = feature_map.cost(G, N, N, K, m)
-    # The features are kept once, unless the kernel keeps a copy, with rows behind the end, and the map its own.
+    # The features are kept once, or twice if the kernel keeps a copy, padded past the end, and the map keeps its own.
     twice = 2 * G * N * m if behind and mapped.keeps_features else 0
     recurrent = fast and feature_map.causal  # else the keys are kept, and mapped anew for each query
     decoded = feature_map.cost(G, 1, 1 if recurrent else N, K, m).forward
@@ -306,14 +306,14 @@ def linear_attention_cost(call: CostedCall, *, feature_map: FeatureMap, chunk: i
     )
 
 
-# Below: m, the features; a flag counts as 0 or 1.
+# Below, m is the number of features, and flags are 0 or 1.
 
 
 def _materialised(call: CostedCall, m: Size, scaled: int) -> Cost:
     (G, N, _, V), causal, reach, item = call.sizes, int(call.causal), call.reach, call.item
     rows, pairs = G * N, G * N * N
     scales = pairs if causal else rows  # exp(s_j - max): one for all rows, unless they see different keys
-    # A gradient's sum over a broadcast axis is left out by autograd where that axis has length 1.
+    # Autograd leaves out a gradient's sum over a broadcast axis of length 1.
     division_backward = rows * (5 * V + 1) + (rows * V if V != 1 else 0)
     return call.attending(pairs, m) + Cost(
         elementwise_forward=pairs * (1 + causal)  # row sums; blocked entries
@@ -328,7 +328,7 @@ def _materialised(call: CostedCall, m: Size, scaled: int) -> Cost:
 def _at_once(call: CostedCall, m: Size, scaled: int) -> Cost:
     (G, N, _, V), reach, item = call.sizes, call.reach, call.item
     rows, memory = G * N, G * m * (V + 1)
-    # gather and read S; read z; with scales, gather it
+    # gather and read S; read z; with scales, gather z
     products = product(2 * rows * m * V, 1 + reach) + product(rows * m, 1)
     return products + Cost(
         forward=2 * rows * m * scaled,
@@ -343,7 +343,7 @@ def _at_once(call: CostedCall, m: Size, scaled: int) -> Cost:
 
 def _in_chunks(call: CostedCall, m: Size, width: Size, number: Size, scaled: int) -> Cost:
     (G, N, _, V), reach, item = call.sizes, call.reach, call.item
-    rows, memory = G * number * width, G * number * m * (V + 1)  # with what is behind the end
+    rows, memory = G * number * width, G * number * m * (V + 1)  # with the padding past the end
     pairs = rows * width
     # In the chunk: weights, outputs. Memories: gather and read S, read z; with scales, gather z by a product too.
     products = call.attending(pairs, m) + product(2 * rows * m * V, 1 + reach) + product(rows * m, 1)
@@ -352,7 +352,7 @@ def _in_chunks(call: CostedCall, m: Size, width: Size, number: Size, scaled: int
         elementwise_forward=(1 - scaled) * rows * m  # z
         + memory
         + pairs  # totals within the chunk
-        + rows * (V + 4)  # with those before it; divisors, quotients
+        + rows * (V + 4)  # plus those from earlier chunks; divisors, quotients
         # Running maximum; subtract and exp for three scales and the fades, blocked; products with the weights, the
         # values, the memories, and what is read; the peak
         + scaled * (G + rows + 4 * pairs + rows * (5 + 2 * V) + 2 * G * number + memory + G * N + G),
@@ -366,7 +366,7 @@ def _in_chunks(call: CostedCall, m: Size, width: Size, number: Size, scaled: int
 
 
 def kernel_mechanism(name: str, feature_map: FeatureMap, source: str) -> Mechanism:
-    """The entry of the attention with that map."""
+    """The `Mechanism` of linear attention with this feature map."""
     return Mechanism(
         name=name,
         family="linear",

@@ -1,11 +1,11 @@
 """Linear attention's two kernels, with their gradients written out: all keys at once, and causal in chunks.
 
-Autograd on the formulas gives the same gradients at twice the time: its sums of partial gradients, its slices and its
-products with a column of ones pass over the sequence a dozen times more. Neither kernel can be differentiated twice.
+Autograd on the formulas gives the same gradients in twice the time: its sums of partial gradients, its slices and its
+products with a column of ones make a dozen more passes over the sequence. Neither kernel can be differentiated twice.
 
-Both take features of queries q (..., N, m), of keys k (..., M, m), values v (..., M, V), and the sums over earlier
-keys, S (..., m, V) and z (..., m); both return o (..., N, V), the row totals (..., N, 1), which have no gradient of
-their own, and the sums after the last key. A row without weight is 0.
+Both take the features of queries q (..., N, m) and keys k (..., M, m), values v (..., M, V), and the sums over earlier
+keys, S (..., m, V) and z (..., m). Both return o (..., N, V), the row totals (..., N, 1), which have no gradient of
+their own, and the sums after the last key. A row without weight gives 0.
 """
 
 from math import inf
@@ -19,7 +19,7 @@ from ortho.attention.chunking import flat, sequences, tiles
 
 
 class AllAtOnce(Kernel):
-    r"""$o_i = q_i^T S / q_i^T z$ for the S and z that hold all keys, times their scales (..., M, 1) where given."""
+    r"""$o_i = q_i^T S / q_i^T z$, where S and z sum over all keys, times their scales (..., M, 1) if given."""
 
     @staticmethod
     def forward(
@@ -73,11 +73,11 @@ class AllAtOnce(Kernel):
 
 
 class Chunked(Kernel):
-    r"""Query i reads keys 0..i: in its own chunk by weights, in those before by their memory.
+    r"""Query i reads keys 0..i: those of its own chunk by weights, those of earlier chunks through the memory S and z.
 
-    `s`, the logarithms of the keys' scales (..., N), and `peak`, that of the memory (...), may be None. Every exponent
-    is relative to the largest s up to the row (or up to the end of the chunk, for what later chunks read), so that it
-    is at most 0 and nothing that a row reads depends on keys after it.
+    `s`, the logarithms of the keys' scales (..., N), and `peak`, the logarithm of the memory's scale (...), may be
+    None. Every exponent is relative to the largest s up to the row (or up to the end of the chunk, for what later
+    chunks read). So it is at most 0, and nothing that a row reads depends on later keys.
     """
 
     @staticmethod
@@ -107,7 +107,7 @@ class Chunked(Kernel):
             else:
                 torch.bmm(kt.mT, vt, out=St)
                 torch.sum(kt, -2, out=zt[..., 0])
-        # From here on, memory_S and memory_z are what each chunk's queries read: that of the chunks before.
+        # From here on, memory_S and memory_z are what each chunk's queries read: the memory of the chunks before it.
         S = _accumulate(S.reshape(G, m, V), memory_S, scales)
         z = _accumulate(z.reshape(G, m, 1), memory_z, scales)
         for tile in tiles(G, n, q.is_cuda):
@@ -178,21 +178,21 @@ class Chunked(Kernel):
 
 
 def divisors(totals: Tensor) -> Tensor:
-    """The totals, but infinity for those of rows without weight, which become 0; or with so little that a gradient
-    divided by it would leave the range of the dtype."""
+    """What to divide rows by: their totals, but infinity for rows without weight, which become 0, or with so little
+    that a gradient divided by it would leave the range of the dtype."""
     limits = torch.finfo(totals.dtype)
     return totals.masked_fill(totals.detach().abs() < limits.tiny / limits.eps, inf)
 
 
 def _through_division(d_o: Tensor, o: Tensor, totals: Tensor, out: tuple[Tensor, Tensor]) -> None:
-    """The gradients of numerators and totals, from that of their quotient o."""
+    """Write to `out` the gradients of numerators and totals, given the gradient of their quotient o."""
     torch.div(d_o, divisors(totals), out=out[0])
     torch.sum(out[0] * o, -1, keepdim=True, out=out[1]).neg_()
 
 
 class _Scales(NamedTuple):
-    """What multiplies the weights within a chunk, what a row reads from before it, what a key adds to the memory after
-    it, and the memory from chunk to chunk."""
+    """Factors of the weights within a chunk, of what a row reads from earlier chunks, of what a key adds to the memory
+    after its chunk, and of the memory from chunk to chunk."""
 
     within: Tensor  # (G, n, C, C), 0 for the future
     from_start: Tensor  # (G, n, C, 1)
@@ -211,10 +211,10 @@ def _scales(s: Tensor, peak: Tensor) -> _Scales:
 
 
 def _accumulate(memory: Tensor, chunks: Tensor, scales: _Scales | tuple[()], *, backward: bool = False) -> Tensor:
-    """The memory (G, ...) after all chunks; `chunks` (G, n, ...), what each adds, becomes what there is before each.
+    """The memory (G, ...) after all chunks; `chunks` (G, n, ...), what each adds, becomes the memory before each.
 
-    In a `backward` pass these are gradients: of the memory before all chunks, and of what each reads, which becomes
-    that of what each adds.
+    In a `backward` pass these are gradients: the result is the gradient of the memory before all chunks, and `chunks`,
+    the gradients of what each chunk reads, become the gradients of what each adds.
     """
     steps = range(chunks.shape[1])
     for i in reversed(steps) if backward else steps:

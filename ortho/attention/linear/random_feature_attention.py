@@ -1,4 +1,4 @@
-"""Random-feature attention with rows of its own, which can be drawn anew: a module, to be handed to a layer."""
+"""Random-feature attention as a module, to be passed to a layer, with its own rows, which can be redrawn."""
 
 from typing import Any
 
@@ -36,12 +36,12 @@ class RandomFeatureAttention(nn.Module):
 
     `map` is 'positive', 'hyperbolic', 'trigonometric' or 'dense', `draw` 'orthogonal', 'iid' or 'structured'; `options`
     go to the map (such as `fit`; `parameters` are kept as given, and not in the state dict). Hyperbolic and
-    trigonometric maps make two features of a row. Raises TypeError or ValueError for unknown names and for sizes below
-    1 or that do not fit.
+    trigonometric maps make two features from each row. Raises TypeError or ValueError for unknown names and for sizes
+    that are below 1 or do not fit.
     """
 
     features: Tensor
-    same_tokens = True  # as `Mechanism` has it
+    same_tokens = True  # as in `Mechanism`
 
     @checked
     def __init__(
@@ -66,7 +66,7 @@ class RandomFeatureAttention(nn.Module):
         if rest:
             raise ValueError(f"m: expected an even number of features, two for each row of {map!r}, got {m}")
         rows = FEATURE_DRAWS[draw](rows_of_m, d_head, generator=generator, dtype=dtype, device=device)
-        MAPS[map](features=rows, **options)  # wrong options show now
+        MAPS[map](features=rows, **options)  # wrong options raise here
         self.register_buffer("features", rows)
 
     @checked

@@ -1,1 +1,1 @@
-"""Attention that knows of order: rotary embeddings, ALiBi, FoX, PaTH, the positional delta rule."""
+"""Attention that depends on token order: rotary embeddings, ALiBi, FoX, PaTH, the positional delta rule."""

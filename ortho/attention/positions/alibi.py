@@ -24,11 +24,11 @@ def alibi_attention_reference(
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    """Softmax attention less the biases, with both N x M matrices materialised.
+    """Softmax attention minus the biases, with both N x M matrices materialised.
 
-    Arguments, errors and state as in `softmax_attention_reference`. The heads are the axis before N, of which 2-d
-    operands have one. Keys stand at positions 0, 1, ..., and queries too, behind those of the state; a masked key keeps
-    its position. The bias is the published one for causal calls, and its mirror image on the other side in others.
+    Arguments, errors and state are as in `softmax_attention_reference`. The heads are the axis before N; 2-d operands
+    have one head. Keys stand at positions 0, 1, ..., and so do queries, after the keys of the state; a masked key keeps
+    its position. In causal calls the bias is the published one; other calls mirror it for later keys.
     """
     depths = _depths(q, k, past_length(initial_state))
     return distance_attention_reference(q, k, v, *depths, is_causal=is_causal, attn_mask=attn_mask, scale=scale)
@@ -54,8 +54,8 @@ def alibi_attention(
 
 @checked
 def slopes(heads: int) -> list[float]:
-    r"""$2^{-8h/H}$ for the heads h = 1 to H, a power of 2. Of other numbers, as published, those of the power below,
-    and for the rest every second one of the power above."""
+    r"""The slopes $2^{-8h/H}$ for the heads h = 1 to H, a power of 2. For another H, as published, those of the power
+    below, and for the remaining heads every second slope of the power above."""
     power = 1 << (heads.bit_length() - 1)
     own = [2 ** (-8 * h / power) for h in range(1, power + 1)]
     return own if power == heads else own + slopes(2 * power)[::2][: heads - power]

@@ -1,9 +1,9 @@
 r"""Softmax attention with scores $s_{ij} - |c_i - c_j|$: what ALiBi and the Forgetting Transformer share.
 
-Each token stands at a depth c, which does not increase from token to token; the distance of two depths is subtracted
-from their score. In a causal call, where $c_i$ moves a whole row and the softmax does not see it, the keys' depths
-could be one more channel of a fused kernel. But at a depth of 4096 that leaves scores in float32 some four digits, and
-in half precision none: here depths are float64, and are subtracted from each other first.
+Each token stands at a depth c, which does not increase from token to token; the distance of two tokens' depths is
+subtracted from their score. In a causal call $c_i$ shifts a whole row, which does not change the softmax, so the keys'
+depths could be one more channel of a fused kernel. But at a depth of 4096 that leaves scores about four digits in
+float32, and none in half precision. So depths are float64 here, and are subtracted from each other first.
 """
 
 from math import sqrt
@@ -26,7 +26,7 @@ def distance_attention_reference(
     attn_mask: Tensor | None,
     scale: float | None,
 ) -> Float[Tensor, "*batch N V"]:
-    """The N x M scores, less the distances of the depths, materialised. A row that may attend to nothing gives 0."""
+    """Softmax attention with N x M scores minus distances of depths, materialised. A fully blocked row gives 0."""
     scores = q @ k.mT * _factor(q, scale) - _distance(q_depth, k_depth, is_causal).to(q.dtype)
     blocked = blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
     return masked_softmax(scores, blocked, empty_rows=attn_mask is not None) @ v
@@ -61,16 +61,16 @@ def _factor(q: Tensor, scale: float | None) -> float:
 
 
 def _distance(q_depth: Tensor, k_depth: Tensor, is_causal: bool) -> Float[Tensor, "... N M"]:
-    """|c_i - c_j|; in a causal call without the absolute value, since the keys behind a query are blocked."""
+    """|c_i - c_j|; in a causal call without the absolute value, since the keys after a query are blocked."""
     distance = k_depth[..., None, :] - q_depth[..., None]
     return distance if is_causal else distance.abs()
 
 
 @closed_form
 def distance_cost(call: CostedCall, *, gated: bool, tile: int = TILE) -> Cost:
-    """Closed form of one self-attention call, in either form; with symbols, N is a multiple of `tile`, and greater.
+    """Closed-form cost of one self-attention call, in either form; a symbolic N is a greater multiple of `tile`.
 
-    `gated` says that depths are the sums of a gate's numbers, which need a gradient; else the batch has them in common.
+    `gated` says that depths are the sums of a gate's numbers, which need a gradient; else the whole batch shares them.
     """
     (G, N, K, V), item, fast = call.sizes, call.item, call.form == "fast"
     causal, reach = call.causal, call.reach
@@ -86,7 +86,7 @@ def distance_cost(call: CostedCall, *, gated: bool, tile: int = TILE) -> Cost:
         backward += G * t.pairs * (SOFTMAX_BACKWARD + blocked)
     if gated:
         # Signs of the distance and of the queries' part, a sign and a product for the absolute value; sums over keys
-        # and over queries, but over one alone. The two parts added, and summed over tokens.
+        # and over queries, unless there is only one. The two parts added, and summed over tokens.
         backward += G * (t.pairs * (4 + 2 * far) - t.lone) + rows * (1 + int(N != 1))
     if fast:  # the forward pass again; each tile's gradients added to the others'
         backward += once + G * t.keys * V + t.number * rows * 2 * (K * reach + int(gated))

@@ -1,5 +1,5 @@
-r"""Forgetting attention: a score falls by what is forgotten on the way,
-$q_i^T k_j / \sqrt K + \sum_{l=j+1}^{i} \log f_l$, with a forget gate $f_t \in (0, 1]$ a head and token, made from the
+r"""Forgetting attention: the forget gates of the tokens after a key, up to the query, lower its score,
+$q_i^T k_j / \sqrt K + \sum_{l=j+1}^{i} \log f_l$. There is a gate $f_t \in (0, 1]$ per head and token, made from the
 input (Lin et al. 2025, arXiv:2503.02130, section 3).
 
 A constant gate $f = e^{-m}$ is ALiBi with the slope m. The bias is added to the scores after their scaling.
@@ -45,13 +45,13 @@ def forgetting_attention_reference(
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
     r"""Softmax attention with the biases added, both N x M matrices materialised.
 
-    Arguments as in `softmax_attention_reference`; `log_forget` is $\log f$, at most 0, by default 0, and that of a key
-    which no query may attend to counts as 0: in a causal call a mask must be one row for all queries. A call that is
-    not causal, for which the paper has no form, adds the sum between the two tokens on either side. The state is (keys,
+    Arguments are as in `softmax_attention_reference`; `log_forget` is $\log f$, at most 0, by default 0. It counts as 0
+    for a key that no query may attend to: in a causal call a mask must be one row for all queries. The paper has no
+    form for calls that are not causal; here they add the sum between the two tokens on either side. The state is (keys,
     values, what each key's score has lost so far).
 
     Raises TypeError or ValueError for operands that do not fit together; for a `log_forget` above 0 or so low that sums
-    leave the range of the dtype; and for another number of queries than of keys.
+    leave the range of the dtype; and for different numbers of queries and keys.
     """
     depths = _depths(k, log_forget, is_causal, attn_mask, initial_state)
     o = distance_attention_reference(q, k, v, *depths, is_causal=is_causal, attn_mask=attn_mask, scale=scale)
@@ -81,7 +81,7 @@ def forgetting_attention(
 def _depths(
     k: Tensor, log_forget: Tensor | None, is_causal: bool, attn_mask: Tensor | None, initial_state: State | None
 ) -> tuple[Tensor, Tensor]:
-    """The depths of queries and of all keys k, in float64, 0 before the first new one."""
+    """The depths of queries and of all keys k, in float64; the depth is 0 before the first new token."""
     past = past_length(initial_state)
     k = k[..., past:, :]  # the new ones
     log_forget = k.new_zeros(k.shape[:-1]) if log_forget is None else log_forget
@@ -96,7 +96,7 @@ def _depths(
 
 
 def _faded(k_depth: Tensor, k: Tensor) -> tuple[Float[Tensor, "*batch M"]]:
-    """What a query right behind the last token finds subtracted from each key's score, at most 0."""
+    """What is added to each key's score for a query right after the last token, at most 0."""
     return ((k_depth[..., -1:] - k_depth).clamp(min=torch.finfo(k.dtype).min).to(k.dtype),)
 
 

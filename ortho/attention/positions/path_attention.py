@@ -1,19 +1,19 @@
-r"""PaTH: between a key and a query stand the reflections of the tokens on the way,
+r"""PaTH: a key is reflected by every token after it, up to the query, before it is scored,
 $q_i^T H_i \cdots H_{j+1} k_j / \sqrt K$ with $H_t = I - \beta_t w_t w_t^T$ (Yang et al. 2025, arXiv:2505.16381).
 
-The same products carry a delta rule's state from token to token; here they carry the keys. $H_t$ shrinks, removes
-($\beta_t = 1$) or reverses ($\beta_t = 2$) what lies along the unit vector $w_t$, for every pair that has token t
-between them. As published, w comes out of a low-rank map and a convolution over three tokens; here without the
-convolution, so that a token's gates are its own.
+A delta rule carries its state from token to token by the same products; here they carry the keys. $H_t$ shrinks,
+removes ($\beta_t = 1$) or reverses ($\beta_t = 2$) the component along the unit vector $w_t$, for every pair that has
+token t between them. In the paper w comes from a low-rank map and a convolution over three tokens. Here the convolution
+is left out, so that a token's gates depend on that token alone.
 
-Over a block of C tokens the product is $H_1 \cdots H_C = I - W^T L^T W$ with the rows $w_t$ of W and the lower
+Over a block of C tokens the product is $H_1 \cdots H_C = I - W^T L^T W$, where W has the rows $w_t$ and L is the lower
 triangular
 
 $$L = (I + \mathrm{diag}(\beta)\, \mathrm{stril}(W W^T))^{-1}\, \mathrm{diag}(\beta),$$
 
-whose leading and trailing parts belong to the products from the first token on and up to the last one. So four small
-matrices say all of a block: the scores within it, its queries moved to its start, its keys moved to its end, and its
-whole product, by which the queries of later blocks move across it.
+whose leading parts belong to products that begin at the first token, trailing parts to ones that end at the last.
+So four small matrices describe a block: the scores within it, its queries moved to its start, its keys moved to its
+end, and its whole product, which moves the queries of later blocks across it.
 """
 
 from math import sqrt
@@ -39,7 +39,7 @@ from ortho.attention.scores import blocked_pairs, masked_softmax, unit, unit_cos
 from ortho.attention.softmax.tiling import Span, tile_sums, tiled_attention
 from ortho.gates import Gate, ReflectingWriteStrength
 
-# With heads of width 64 on a CPU blocks of 128 were the fastest from N = 2048 on, and of 64 at N = 512.
+# On a CPU with heads of width 64, blocks of 128 were fastest from N = 2048 on, and blocks of 64 at N = 512.
 BLOCK = 128
 
 
@@ -63,12 +63,12 @@ def path_attention_reference(
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    r"""Softmax attention with keys that every later token reflects, one token after the other; $O(N^2 K)$.
+    r"""Softmax attention with keys that every later token reflects, computed token by token in $O(N^2 K)$.
 
-    Arguments as in `softmax_attention_reference`, but for `is_causal`, which must be True. `directions` are divided by
-    their lengths; without them nothing is reflected. `beta`, in [0, 2], is 1 by default, and 0 for a token that no
-    query may attend to: a mask must be one row for all queries. The state is (keys as they are behind the last
-    reflection, in float32 at least; values).
+    Arguments are as in `softmax_attention_reference`, except `is_causal`, which must be True. `directions` are divided
+    by their lengths; without them nothing is reflected. `beta`, in [0, 2], is 1 by default, and 0 for a token that no
+    query may attend to: a mask must be one row for all queries. The state is (keys after the last reflection, in
+    float32 at least; values).
 
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together or leave their range.
     """
@@ -114,7 +114,7 @@ class Reflections(NamedTuple):
 
 def check_reflections(k: Tensor, width: int, directions: Tensor | None, beta: Tensor | None, is_causal: bool) -> None:
     """Raise TypeError or ValueError for a call that is not causal; for gates of other shapes than (..., M, width) and
-    (..., M) with k (..., M, K); for a `beta` without `directions`; and, on the CPU, for directions whose squared
+    (..., M), where k is (..., M, K); for a `beta` without `directions`; and, on the CPU, for directions whose squared
     lengths are beyond the dtype's range or a `beta` outside [0, 2]."""
     if not is_causal:
         raise ValueError("is_causal: expected True, since tokens reflect the keys before them, got False")
@@ -132,8 +132,8 @@ def check_reflections(k: Tensor, width: int, directions: Tensor | None, beta: Te
 def reflections(
     directions: Tensor | None, beta: Tensor | None, k: Tensor, width: int, attn_mask: Tensor | None, past: int
 ) -> Reflections:
-    """The reflections of checked gates, by default none, for keys k (..., M, K) behind `past` others; of tokens that no
-    query may attend to none."""
+    """The reflections given by checked gates, for keys k (..., M, K) after `past` others. Without `directions`, and for
+    tokens that no query may attend to, nothing is reflected."""
     absent = absent_keys(attn_mask, k, past, is_causal=True)
     if directions is None:
         return Reflections(k.new_zeros(*k.shape[:-1], width), k.new_zeros(k.shape[:-1]))
@@ -147,8 +147,8 @@ def reflected_scores(
     r: Reflections,
     past: Float[Tensor, "*batch P K"],
 ) -> tuple[Float[Tensor, "*batch N M"], Float[Tensor, "*batch M K"]]:
-    """(scores, all keys behind the last reflection) as the formula reads: token t reflects each key before it, `past`
-    ones first, and then scores them and its own. The scores of keys to come are 0."""
+    """(scores, all keys after the last reflection) as the formula reads: token t reflects each key before it, the
+    `past` ones included, and then scores these keys and its own. The scores of later keys are 0."""
     length, keys, rows = past.shape[-2] + k.shape[-2], past, []
     steps = (x[..., None, :].unbind(-3) for x in (q, k, r.w, r.b[..., None] * r.w))  # of (..., 1, K)
     for query, key, w, bw in zip(*steps, strict=True):
@@ -166,8 +166,8 @@ def reflected_attention_reference(
     attn_mask: Tensor | None,
     content: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Float[Tensor, "*batch N V"], Float[Tensor, "*batch M K"]]:
-    """(o, all keys behind the last reflection) of causal softmax attention with these scores, to which those of
-    `content`, queries (..., N, ·) and keys (..., M, ·), are added. One token after the other, in O(N^2 K)."""
+    """(o, all keys after the last reflection) of causal softmax attention with the `reflected_scores`, plus the scores
+    of `content`, queries (..., N, ·) and keys (..., M, ·), if given. Computed token by token, in O(N^2 K)."""
     scores, keys = reflected_scores(q, k, r, past)
     if content is not None:
         scores = scores + content[0] @ content[1].mT
@@ -178,21 +178,21 @@ def reflected_attention_reference(
 class Blocks(NamedTuple):
     """What n blocks of C tokens do to queries q and keys k of width K."""
 
-    scores: Float[Tensor, "*batch n C C"]  # within the block; above the diagonal anything
+    scores: Float[Tensor, "*batch n C C"]  # within the block; arbitrary above the diagonal
     q: Float[Tensor, "*batch n C K"]  # the queries, moved to the start of their block
     k: Float[Tensor, "*batch n C K"]  # the keys, moved to its end
-    across: Float[Tensor, "*batch n K K"]  # rows of queries times it are moved from its end to its start
+    across: Float[Tensor, "*batch n K K"]  # moves queries, as rows times it, from the block's end to its start
 
 
 def blocks(q: Tensor, k: Tensor, r: Reflections, width: int) -> Blocks:
-    """The closed forms for blocks of `width` tokens, which divides their number."""
+    """The `Blocks` in closed form, for blocks of `width` tokens; `width` divides the number of tokens."""
     q, k, w = (x.unflatten(-2, (-1, width)) for x in (q, k, r.w))  # (..., n, C, K)
     b = r.b.unflatten(-1, (-1, width))  # (..., n, C)
-    # L itself is safe to have: off the diagonal it is -b_s b_r w_s^T H_{s-1} ... H_{r+1} w_r, at most 4 in size.
+    # L itself can be formed safely: off the diagonal it is -b_s b_r w_s^T H_{s-1} ... H_{r+1} w_r, at most 4 in size.
     lower = torch.linalg.solve_triangular(
         b[..., None] * (w @ w.mT), torch.diag_embed(b), upper=False, unitriangular=True
     )
-    across_keys = (k @ w.mT).triu(1)  # k_j w_r for the reflections r behind j
+    across_keys = (k @ w.mT).triu(1)  # k_j w_r for the reflections r after j
     to_start = (q @ w.mT).tril() @ lower
     lower_w = lower @ w
     return Blocks(
@@ -204,7 +204,7 @@ def blocks(q: Tensor, k: Tensor, r: Reflections, width: int) -> Blocks:
 
 
 def tile_scores(s: Span, of: Blocks, past: Float[Tensor, "*batch P K"]) -> Float[Tensor, "*batch C end"]:
-    """The scores of block `s.number` with all keys up to its end, `past` ones first."""
+    """The scores of block `s.number` with all keys up to its end, the `past` keys first."""
     moved, scores = of.q.unbind(-3)[s.number], [of.scores.unbind(-3)[s.number]]
     keys, across = of.k.unbind(-3), of.across.unbind(-3)
     for i in reversed(range(s.number)):
@@ -217,7 +217,7 @@ def tile_scores(s: Span, of: Blocks, past: Float[Tensor, "*batch P K"]) -> Float
 
 
 def moved_keys(of: Blocks, past: Float[Tensor, "*batch P K"]) -> Float[Tensor, "*batch M K"]:
-    """All keys, moved behind the last block."""
+    """All keys, moved to the end of the last block."""
     keys = past
     for block, across in zip(of.k.unbind(-3), of.across.unbind(-3), strict=True):
         keys = torch.cat([keys @ across.mT, block], -2)
@@ -236,8 +236,9 @@ def reflected_attention(
     block: int = BLOCK,
     return_keys: bool,
 ) -> tuple[Float[Tensor, "*batch N V"], Float[Tensor, "*batch M K"] | None]:
-    """`reflected_attention_reference` in blocks of at most `block` tokens, whose queries move from block to block, in
-    memory linear in N; the keys are None unless they are asked for. A lone token is the reference's one step."""
+    """`reflected_attention_reference` in blocks of at most `block` tokens, in memory linear in N. Queries move from
+    block to block. The keys are None unless `return_keys`. A single token takes one step of the reference, which always
+    returns the keys."""
     length, keys = q.shape[-2], v.shape[-2]
     if length == 1:
         return reflected_attention_reference(q, k, v, r, past, attn_mask, content)
@@ -267,7 +268,7 @@ def reflected_attention(
 
 
 def _padded_mask(attn_mask: Tensor | None, keys: int, behind: int) -> Tensor | None:
-    """The mask of so many keys with the keys and queries, hidden, that the last block is filled up with."""
+    """The mask of `keys` keys, extended by the `behind` hidden keys and queries that pad the last block."""
     if attn_mask is None or not behind:
         return attn_mask
     attn_mask = attn_mask.expand(torch.broadcast_shapes(attn_mask.shape, (1, keys)))
@@ -275,8 +276,8 @@ def _padded_mask(attn_mask: Tensor | None, keys: int, behind: int) -> Tensor | N
 
 
 class Directions(Gate):
-    r"""$w = x W_1^T W_2^T$, one vector a head and token as wide as the keys, through a bottleneck of 32 numbers
-    (Yang et al. 2025, arXiv:2505.16381, without the convolution behind it)."""
+    r"""$w = x W_1^T W_2^T$, one vector per head and token, as wide as the keys, through a bottleneck of 32 numbers
+    (Yang et al. 2025, arXiv:2505.16381, without the convolution that follows)."""
 
     rank: ClassVar[int | None] = 32
 
@@ -290,10 +291,10 @@ class Directions(Gate):
 
 @closed_form
 def reflections_cost(call: CostedCall, *, bias_width: int | None = None, block: int = BLOCK) -> Cost:
-    """Closed form of one self-attention call, in either form, which is causal, whatever `call.causal` says.
+    """Closed-form cost of one self-attention call, in either form; it is causal, whatever `call.causal` says.
 
-    With a `bias_width` the reflected scores are those of vectors of that width, added to q^T k; without one they are
-    those of q and k. With symbols, N is a multiple of `block`, and greater.
+    With a `bias_width`, vectors of that width give the reflected scores, which are added to q^T k; without one, q and k
+    give them. A symbolic N stands for a multiple of `block` greater than `block`.
     """
     (G, N, K, V), item, bias = call.sizes, call.item, int(bias_width is not None)
     D = K if bias_width is None else bias_width
@@ -303,45 +304,45 @@ def reflections_cost(call: CostedCall, *, bias_width: int | None = None, block: 
     rest += Cost(
         elementwise_forward=scaled,
         elementwise_backward=scaled if call.reach else rows * D * bias,
-        # the keys before are reflected, then all are scored; the content; the values
+        # earlier keys are reflected, then all keys are scored; the content; the values
         decode=4 * G * (N - 1) * D + 2 * rows * (D + K * bias + V),
         state_bytes=item * rows * D + call.itemsize * rows * (V + K * bias),
     )
     return rest + unit_cost(rows, D, rows, item)
 
 
-# Below: D, the width of what is reflected; bias says that content is added; a flag counts as 0 or 1.
+# Below, D is the width of the reflected vectors, bias says that content is added, and flags are 0 or 1.
 
 
 def _steps(call: CostedCall, D: Size, bias: int) -> Cost:
     (G, N, K, V), reach, item = call.sizes, call.reach, call.item
     rows, pairs, upto = G * N, G * N * N, G * causal_pairs(N)
     before, grad = upto - rows, max(bias, reach)  # (token, earlier key) pairs; whether the vectors need a gradient
-    # What of a key is along each later w, and that times w; scores; values; the content
+    # A key's component along each later w, and that times w; scores; values; the content
     products = product(2 * before * D) + product(upto * D, 1 + grad)
     products += product(pairs * V) + product(bias * pairs * K, 2 * reach)
     return products + Cost(
-        # b w, and what it takes from the keys; block, softmax, the content added
+        # b w, and subtracting its multiples from the keys; block, softmax, the content added
         elementwise_forward=D * (rows + before) + pairs * (1 + SOFTMAX_FORWARD + bias),
         # a sign and two sums of gradients for each key and step; products, sum over channels, w's two gradients added
         elementwise_backward=pairs * (1 + SOFTMAX_BACKWARD) + 3 * D * before + rows * D * (3 + int(D != 1)),
-        # keys of all steps and what is along w; b, w, b w, and the queries; weights and values; the content's
+        # keys of all steps and their components along w; b, w, b w, and the queries; weights and values; the content's
         saved_bytes=item * (D * (before + grad * rows) + before + rows * (3 * D + 1 + V + 2 * K * bias * reach) + pairs)
         + N * N,  # the blocked pairs, a byte each
     )
 
 
 def _blocks(call: CostedCall, D: Size, bias: int, block: int) -> Cost:
-    """T blocks of C tokens, and the tiles of a block's queries and another's keys."""
+    """The cost of T blocks of C tokens, and of the tiles of one block's queries and another's keys."""
     C, T = equal_chunks(call.N, block)
     n, grad = call.sizes[0] * T, max(bias, call.reach)
-    products = n * (16 * C * C * D + 5 * C**3 + 2 * C * D * D)  # C^3 of them the triangular system
+    products = n * (16 * C * C * D + 5 * C**3 + 2 * C * D * D)  # C^3 of them for the triangular system
     blocks = Cost(
         forward=products,
-        # Twice each product, but for the system's, which takes another system and a product
+        # Twice each product, except the system, which takes another system and a product
         backward=2 * products + n * C**3 - (1 - grad) * 8 * n * C * C * D,
         elementwise_forward=n * (2 * C * C + 2 * C * D + D * D),  # the system, three differences and the identity's
-        # What the system is made of, signs, and sums of gradients where a matrix is used again
+        # The system's own entries, signs, and sums of gradients where a matrix is used again
         elementwise_backward=n * (C * C * (8 + int(C != 1)) + 9 * C * D + D * D + C + grad * 4 * C * D),
         # Six C x C; q, k, w, and two more C x D; strengths
         saved_bytes=call.item * n * C * (6 * C + 5 * D + 1),
@@ -353,7 +354,7 @@ def _tiles(call: CostedCall, D: Size, bias: int, C: Size, T: Size) -> Cost:
     (G, _, K, V), reach = call.sizes, call.reach
     t, rows = tile_sums(T * C, C, True), G * T * C
     pairs = G * t.pairs
-    apart = (causal_pairs(T) - T) * G  # pairs of a tile and an earlier block; between the two others:
+    apart = (causal_pairs(T) - T) * G  # pairs of a tile and an earlier block; blocks crossed in between:
     crossed = (causal_pairs(T - 1) - (T - 1)) * G
     scores = 2 * C * D * (C * apart + D * crossed) + 2 * pairs * K * bias
     again = pairs * (1 + SOFTMAX_FORWARD + bias)  # block, softmax, the content added
@@ -361,7 +362,7 @@ def _tiles(call: CostedCall, D: Size, bias: int, C: Size, T: Size) -> Cost:
         forward=scores + 2 * pairs * V,
         backward=3 * scores - 4 * pairs * K * bias * (1 - reach) + 4 * pairs * V,  # scores again; dV and dP
         elementwise_forward=again,
-        # Weights and values, queries that are used and moved; and its gradients added to the others'
+        # Weights and values; queries that are used and moved; each tile's gradients added to the others'
         elementwise_backward=again
         + pairs * (1 + SOFTMAX_BACKWARD)
         + G * t.keys * V

@@ -1,10 +1,10 @@
-r"""Softmax attention with a bias that a delta rule of its own makes: $q_i^T k_j / \sqrt K + u'^T_j H_{j+1} \cdots H_i\,
+r"""Softmax attention with a bias from a separate delta rule: $q_i^T k_j / \sqrt K + u'^T_j H_{j+1} \cdots H_i\,
 u_i / \sqrt D$ with $H_t = I - \beta_t w_t w_t^T$ and narrow u, u', w of width D.
 
-The source asks for a "position DeltaNet" beside the attention, whose state gives a dynamic bias for its scores. The
-state of a delta rule is $S_t = S_{t-1} H_t + \beta_t\, v_t w_t^T$; read at $u_i$, what a token j has written is seen
-through the later tokens' products, so that the bias is PaTH's score (Yang et al. 2025, arXiv:2505.16381, equation 3) of
-vectors made for it. It depends on the input where the gates do: made of positions alone it would be the same for all.
+The source asks for a "position DeltaNet" beside the attention, whose state gives a dynamic bias for the scores. The
+state of a delta rule is $S_t = S_{t-1} H_t + \beta_t\, v_t w_t^T$. When $u_i$ reads it, what token j wrote has been
+multiplied by the later tokens' $H_t$. So the bias is PaTH's score (Yang et al. 2025, arXiv:2505.16381, equation 3) of
+vectors made for it. It depends on the input if the gates do; made from positions alone it would be the same for all.
 """
 
 from functools import partial
@@ -39,7 +39,7 @@ def _check(
     beta: Tensor | None = None,
     **_: Any,
 ) -> None:
-    """Refuse bias vectors of another shape than (..., N, D), one part alone, and reflections that do not fit them."""
+    """Raise unless bias vectors are (..., N, D), both or neither are given, and the reflections fit them."""
     for name, one, other in (("bias_queries", bias_queries, bias_keys), ("bias_keys", bias_keys, bias_queries)):
         if one is None and other is not None:
             raise ValueError(f"{name}: expected a tensor beside the other part of the bias, got None")
@@ -69,13 +69,12 @@ def position_delta_attention_reference(
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    """Softmax attention with the bias added, whose vectors every later token reflects, one token after the other.
+    """Softmax attention plus a bias whose vectors every later token reflects, computed token by token.
 
-    Arguments as in `softmax_attention_reference`, but for `is_causal`, which must be True. `bias_queries` are the u and
-    `bias_keys` the u'; without both there is no bias. `directions` are divided by their lengths; without them nothing
-    is reflected. `beta`, in [0, 2], is 1 by default, and 0 for a token that no query may attend to: a mask must be one
-    row for all queries. The state is (keys, values, bias keys as they are behind the last reflection, in float32 at
-    least).
+    Arguments are as in `softmax_attention_reference`, except `is_causal`, which must be True. `bias_queries` are the u
+    and `bias_keys` the u'; without both there is no bias. `directions` are divided by their lengths; without them
+    nothing is reflected. `beta`, in [0, 2], is 1 by default, and 0 for a token that no query may attend to: a mask must
+    be one row for all queries. The state is (keys, values, bias keys after the last reflection, in float32 at least).
 
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together or leave their range.
     """
@@ -121,7 +120,7 @@ def _bias(
     attn_mask: Tensor | None,
     initial_state: State | None,
 ) -> tuple[Tensor, Tensor, Reflections, Tensor]:
-    """(u, scaled; u'; their reflections; the u' of past keys), by default of width 0, whose products are 0."""
+    """(u, scaled; u'; their reflections; the u' of past keys); by default the width is 0, and products are 0."""
     length = past_length(initial_state)
     k = k[..., length:, :]  # the new ones
     if bias_queries is None or bias_keys is None:
@@ -135,7 +134,7 @@ def _bias(
 
 
 class BiasVectors(Gate):
-    r"""$x W^T$, one vector of 8 numbers a head and token: the u, u' or w of `position_delta`."""
+    r"""$x W^T$, one vector of 8 numbers per head and token: the u, u' or w of `position_delta`."""
 
     width: ClassVar[int] = 8
 

@@ -1,9 +1,9 @@
-r"""Rotary positions: a query and a key are turned by their positions, so that scores know how far apart they are.
+r"""Rotary positions: queries and keys are turned by their positions, so that scores depend on their distance.
 
 Channels i and i + K/2 are the two coordinates of a point in a plane, which position p turns by the angle
 $p\, \theta_i$, $\theta_i = 10000^{-2i/K}$. Turning both leaves $q_i^T R_{j-i}\, k_j$, a function of j - i alone
-(Su et al. 2021, arXiv:2104.09864, section 3.2, with neighbouring channels paired instead). With an odd K the last
-channel is not turned.
+(Su et al. 2021, arXiv:2104.09864, section 3.2, who pair neighbouring channels instead). With an odd K the last channel
+is not turned.
 """
 
 import torch
@@ -31,8 +31,8 @@ def rotary_attention_reference(
     return_state: bool = False,
     base: float = BASE,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    """`softmax_attention_reference` of the turned queries and keys. Keys stand at positions 0, 1, ..., and queries
-    too, behind those of the state, which holds turned keys, and values. A masked key keeps its position."""
+    """`softmax_attention_reference` of the turned queries and keys. Keys stand at positions 0, 1, ..., and so do
+    queries, after the keys of the state. The state holds turned keys and values. A masked key keeps its position."""
     q, k = _turned(q, k, v, is_causal, initial_state, base)
     return softmax_attention_reference(
         q,
@@ -74,7 +74,7 @@ def rotary_attention(
 
 
 def angles(start: int, stop: int, width: int, base: float = BASE, *, device: torch.device | None = None) -> Tensor:
-    """The angle of the positions from start to stop, without the last, in each plane, (stop - start, width // 2).
+    """The angle of each position from `start` to `stop` - 1 in each plane, (stop - start, width // 2).
 
     In float64: at position 100,000 an angle in float32 is 0.004 off.
     """
@@ -92,7 +92,7 @@ def turn(x: Float[Tensor, "*batch N K"], cos: Float[Tensor, "N h"], sin: Float[T
 
 
 def turned(q: Tensor, k: Tensor, past: int, base: float = BASE) -> tuple[Tensor, Tensor]:
-    """q and k behind `past` other keys turned by their positions, computed in float32 at least."""
+    """q and k, which follow `past` other keys, turned by their positions; computed in float32 at least."""
     upto = max(q.shape[-2], k.shape[-2])
     table = angles(past, past + upto, q.shape[-1], base, device=q.device)
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -113,7 +113,7 @@ def _turned(
 
 @closed_form
 def rotary_cost(call: CostedCall) -> Cost:
-    """Closed form of one self-attention call: that of softmax attention, and of turning q and k."""
+    """Closed-form cost of one self-attention call: softmax attention, and turning q and k."""
     (G, N, K, V), reach = call.sizes, call.reach
     planes, rows = quotient(K, 2), G * N
     return call.by(softmax_cost) + Cost(
@@ -121,7 +121,7 @@ def rotary_cost(call: CostedCall) -> Cost:
         elementwise_forward=3 * N * planes + 2 * 6 * rows * planes,
         elementwise_backward=reach * 2 * 7 * rows * planes,  # the same and a sign
         saved_bytes=reach * 2 * call.item * N * planes,
-        # The kernel lays its output out like the turned queries, heads apart, and keeps it.
+        # The kernel lays out its output like the turned queries, with heads apart, and keeps it.
         output_bytes=call.itemsize * rows * V if call.form == "fast" else 0,
     )
 

@@ -1,6 +1,6 @@
-"""PyTorch's kernels for softmax attention, each by its name: one who asks for a kernel gets that one, or an error.
+"""PyTorch's kernels for softmax attention by name: a call runs the named kernel or raises an error.
 
-`scaled_dot_product_attention` chooses among them by device, dtype and shape, and says nothing of its choice.
+`scaled_dot_product_attention` chooses among them by device, dtype and shape, and does not report its choice.
 """
 
 import warnings
@@ -18,7 +18,7 @@ from ortho.attention.scores import blocked_pairs, flat_mask
 BACKENDS = {
     "math": SDPBackend.MATH,  # the definition, materialised
     "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,  # of xFormers
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,  # from xFormers
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
 
@@ -34,7 +34,7 @@ def backend_attention(
     attn_mask: Bool[Tensor, "..."] | None = None,
     scale: float | None = None,
 ) -> Float[Tensor, "*batch N V"]:
-    """`softmax_attention_reference` by one of `BACKENDS`; a row with nothing to attend to is the kernel's own matter.
+    """`softmax_attention_reference` by one of `BACKENDS`, which decides what a row with nothing to attend to gives.
 
     Raises ValueError for other names, and RuntimeError, with PyTorch's reasons, for a call that the kernel does not
     serve on this device.
@@ -63,7 +63,7 @@ def backend_attention(
 
 @checked(shapes=False)
 def serves(backend: str, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool = False, masked: bool = False) -> bool:
-    """Whether a backend takes such a call, forward: found out by making it."""
+    """Whether a backend can run such a call forward, found out by making it."""
     mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device) if masked else None
     try:
         backend_attention(q, k, v, backend=backend, is_causal=is_causal, attn_mask=mask)

@@ -1,15 +1,15 @@
-r"""FlashAttention as its papers print it: softmax attention by tiles, of which no weight is kept (Dao et al. 2022,
-arXiv:2205.14135, algorithms 1 and 4, in the order of loops of Dao 2023, arXiv:2307.08691).
+r"""FlashAttention as its papers print it: softmax attention in tiles, which keeps no weights (Dao et al. 2022,
+arXiv:2205.14135, algorithms 1 and 4, with the loop order of Dao 2023, arXiv:2307.08691).
 
-For a tile of queries, tiles of keys come one after the other. With the scores S of a tile, the largest score m so far,
-the sum l of exponentials relative to it, and what they have gathered of the values,
+Each tile of queries reads the tiles of keys one after the other. S are the scores of a tile, m is the largest score so
+far, l the sum of the exponentials relative to m, and a the sum of the values with these exponentials as weights:
 
 $$m' = \max(m, \max_j S_j), \quad l' = e^{m - m'} l + \sum_j e^{S_j - m'}, \quad a' = e^{m - m'} a + e^{S - m'} V,$$
 
-and in the end $o = a / l$ and $L = m + \ln l$. Backward the weights are $P = e^{S - L}$ again, and with
+and at the end $o = a / l$ and $L = m + \ln l$. The backward pass recomputes the weights as $P = e^{S - L}$; with
 $D = \sum_v do_v\, o_v$ the gradient of the scores is $dS = P (do\, V^T - D)$.
 
-This is the algorithm, to be read and counted. `softmax_attention` is what a device runs fastest.
+This form is for reading the algorithm and counting its cost. `softmax_attention` is the fastest form on a device.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.scores import flat_mask
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference, softmax_cost
 
-ROWS, COLUMNS = 128, 512  # of a tile: on a CPU, some such tiles of float32 stay in its cache
+ROWS, COLUMNS = 128, 512  # of a tile: a few such tiles of float32 fit in a CPU's cache
 
 
 @attention_form()
@@ -47,12 +47,12 @@ def flash_attention(
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
     """`softmax_attention_reference` in tiles of `rows` queries and `columns` keys, in float32 at least.
 
-    A causal call skips the tiles behind its queries. Kept for the backward pass are q, k, v, the output, and one number
-    a query; it cannot be differentiated twice.
+    A causal call skips the tiles of keys after its queries. The backward pass needs q, k, v, the output and one number
+    per query, which are kept. The result cannot be differentiated twice.
     """
     scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
     mask = None
-    if attn_mask is not None:  # shared by sequences, it is not spread over them
+    if attn_mask is not None:  # a mask that sequences share is not copied for each
         mask = flat_mask(attn_mask, q.shape[:-2]).expand(-1, q.shape[-2], k.shape[-2])
     operands = (x.reshape(-1, *x.shape[-2:]) for x in (q, k, v))
     o, _ = _Flash.apply(*operands, mask, scale, is_causal, (rows, columns))
@@ -67,7 +67,7 @@ def log_sum_exp(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Float[Tensor, "*batch N"]:
-    """L of each query, the logarithm of its weights' sum, by the same tiles; without gradients."""
+    """L of each query, the log-sum-exp of its scores, by the same tiles; without gradients."""
     _checks.qkv(q, k, k, None, is_causal)
     scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
     flat_q, flat_k = (upcast(x.detach()).reshape(-1, *x.shape[-2:]) for x in (q, k))
@@ -81,18 +81,18 @@ Keys = list[tuple[slice, bool]]  # tiles of keys, and whether the diagonal runs 
 def tiles(N: int, M: int, is_causal: bool, size: tuple[int, int]) -> Iterator[tuple[slice, Keys]]:
     """Each tile of queries with the tiles of keys that it reads.
 
-    In a causal call the last query stands at the last key, and keys up to the queries' own are apart from these.
+    In a causal call the last query stands at the last key, and the queries' own keys are a tile of their own.
     """
     rows, columns = size
     for start in range(0, N, rows):
         stop = min(N, start + rows)
-        own = M - N + start if is_causal else M  # the first key behind those that all queries of the tile may see
+        own = M - N + start if is_causal else M  # all queries of the tile may see the keys before this one
         keys = [(slice(j, min(own, j + columns)), False) for j in range(0, own, columns)]
         yield slice(start, stop), [*keys, (slice(own, M - N + stop), True)] if is_causal else keys
 
 
 def _scores(q: Tensor, k: Tensor, mask: Tensor | None, queries: slice, keys: slice, diagonal: bool) -> Tensor:
-    """Of one tile, (G, n, m); -inf where a query may not attend."""
+    """The scores of one tile, (G, n, m); -inf where a query may not attend."""
     scores = torch.bmm(q[:, queries], k[:, keys].mT)
     if diagonal:
         future = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).triu(1)
@@ -103,7 +103,7 @@ def _scores(q: Tensor, k: Tensor, mask: Tensor | None, queries: slice, keys: sli
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, size: tuple[int, int]
 ) -> tuple[Float[Tensor, "G N V"], Float[Tensor, "G N 1"]]:
-    """(o, L) for scaled queries. Of a query that may attend to nothing o is 0."""
+    """(o, L) for scaled queries; o is 0 for a query that may attend to nothing."""
     (G, N, _), M = q.shape, k.shape[1]
     lowest, tiny = torch.finfo(q.dtype).min / 4, torch.finfo(q.dtype).tiny
     o, L = q.new_zeros(G, N, v.shape[-1]), q.new_full((G, N, 1), lowest)
@@ -162,7 +162,7 @@ class _Flash(Kernel):
 
 @partial(closed_form, symbols=False)
 def flash_cost(call: CostedCall, *, rows: int = ROWS, columns: int = COLUMNS) -> Cost:
-    """Closed form of one self-attention call, in either form, for a number of tokens: sums over its tiles."""
+    """Closed-form cost of one self-attention call, in either form: sums over its tiles, so sizes must be numbers."""
     if call.form == "reference":
         return call.by(softmax_cost)
     (G, N, K, V), item, reach = call.sizes, call.item, call.reach
@@ -176,8 +176,8 @@ def flash_cost(call: CostedCall, *, rows: int = ROWS, columns: int = COLUMNS) ->
     products = call.attending(pairs) + call.held_keys()
     return products + Cost(
         backward=2 * pairs * K,  # scores again
-        # Scaled queries; maximum, subtract, exp, sum; the diagonal. Each time a tile is read: a row's maximum, its
-        # share, that of the sum, and of what was gathered. In the end the sum bounded, o, L.
+        # Scaled queries; maximum, subtract, exp, sum; the diagonal. For each row, each time a tile is read: maximum,
+        # share, and the sum and the gathered values times it. At the end the bounded sum, o, L.
         elementwise_forward=tokens * K + 4 * pairs + blocked + visits * (V + 5) + tokens * (V + 3),
         # Subtract, exp; the diagonal. To reach q and k: D; subtract, multiply; scale.
         elementwise_backward=2 * pairs + blocked + reach * (2 * tokens * V + 2 * pairs + tokens * K),

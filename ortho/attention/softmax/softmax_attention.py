@@ -62,10 +62,10 @@ def softmax_attention(
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
     """`softmax_attention_reference` through PyTorch's fused kernels; no N x M matrix is kept.
 
-    Takes and returns the same, in the dtype of q also under autocast; sums and the softmax are float32 at least. The
+    Takes and returns the same, in the dtype of q even under autocast; sums and the softmax are float32 at least. The
     fused kernels need values as wide as keys: V != K raises ValueError, and a device without a fused kernel for the
-    dtype (float64 on CUDA) raises PyTorch's RuntimeError rather than falling back. They add a mask to the scores: where
-    those of hidden keys leave the range of the dtype, rows are NaN.
+    dtype (float64 on CUDA) raises PyTorch's RuntimeError rather than falling back. The kernels add a mask to the
+    scores: if the scores of hidden keys leave the range of the dtype, rows are NaN.
     """
     if v.shape[-1] != q.shape[-1]:
         raise ValueError(f"v: expected width {q.shape[-1]} like q, for the fused kernel, got shape {tuple(v.shape)}")
@@ -79,7 +79,7 @@ def softmax_attention(
 def _fused(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
 ) -> Float[Tensor, "*batch N V"]:
-    """`scaled_dot_product_attention` on any number of leading axes, barred from its materialised fallback."""
+    """`scaled_dot_product_attention` on any number of leading axes, without its materialised fallback."""
     no_forward_derivative(q, k, v)
     lead = q.shape[:-2]
     if scale is not None:
@@ -89,7 +89,7 @@ def _fused(
         mask = mask if q.dim() == 4 else mask.reshape(1, -1, *mask.shape[-2:])
     if q.dim() != 4:
         q, k, v = (x.reshape(1, -1, *x.shape[-2:]) for x in (q, k, v))
-    # The kernels read rows as they lie, and nothing else.
+    # The kernels only read rows that are contiguous in memory.
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     with sdpa_kernel(_KERNELS):
         o = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale)
@@ -97,15 +97,15 @@ def _fused(
 
 
 def positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
-    """The same scores by a scale above 0: a kernel multiplies by it the -inf of what is blocked."""
+    """(q, scale) for the same scores, with a scale above 0: a kernel multiplies the -inf of blocked pairs by it."""
     if scale > 0:
         return q, scale
     return (-q, -scale) if scale else (q * 0, 1.0)
 
 
 def materialised_cost(call: CostedCall, *, masks: Size, fills: int, keys: Size = None) -> Cost:
-    """`softmax_attention_reference` with so many masks (N, keys), made by index arithmetic; `keys` are by default as
-    many as queries. `fills` says how often blocked entries are filled: never, before the softmax, or also after it."""
+    """The cost of `softmax_attention_reference` with `masks` masks (N, keys), made by index arithmetic; `keys` is N by
+    default. Blocked entries are filled `fills` times: 0 never, 1 before the softmax, 2 also after it."""
     (G, N, K, V), reach = call.sizes, call.reach
     M = N if keys is None else keys
     pairs, operands = G * N * M, G * (N * K + M * (K + V))
@@ -114,18 +114,18 @@ def materialised_cost(call: CostedCall, *, masks: Size, fills: int, keys: Size =
         # scale and softmax; blocked entries are filled, and their gradients zeroed
         elementwise_forward=pairs * (1 + SOFTMAX_FORWARD + fills),
         elementwise_backward=reach * pairs * (1 + SOFTMAX_BACKWARD + fills),
-        # weights, and these as they were before the second fill; masks, a byte a pair
+        # weights, also as they were before the second fill; masks, a byte per pair
         saved_bytes=call.item * (pairs + reach * (pairs * (fills // 2) + operands)) + reach * masks * N * M,
     )
 
 
 @closed_form
 def softmax_cost(call: CostedCall) -> Cost:
-    """Closed form of one self-attention call, in either form.
+    """Closed-form cost of one self-attention call, in either form.
 
-    The reference does every one of the N^2 scores and keeps them, in float32 at least; a causal call merely blocks half
-    of them. The fused kernel does the causal half alone, keeps q, k, v and one log-sum-exp a row, and recomputes the
-    scores backward; it returns dq and dk whether or not they are asked for (Dao et al. 2022, algorithms 1 and 4).
+    The reference computes all N^2 scores and keeps them, in float32 at least; a causal call merely blocks half of them.
+    The fused kernel computes only the causal half, keeps q, k, v and one log-sum-exp per row, and recomputes the scores
+    backward; it returns dq and dk whether or not they are needed (Dao et al. 2022, algorithms 1 and 4).
     """
     if call.form == "reference":
         return materialised_cost(call, masks=int(call.causal), fills=int(call.causal))

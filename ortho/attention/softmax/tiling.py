@@ -1,8 +1,8 @@
 r"""Softmax attention whose scores are any function of pairs, a tile of queries at a time.
 
-PyTorch's fused kernels know scores $q^T k$ and a bias that no gradient reaches. What follows takes the scores from a
-function instead. The weights of one tile exist at a time and are computed again for the gradient, so that no N x M
-matrix is kept, as in Dao et al. 2022 (arXiv:2205.14135); a causal call leaves out the keys behind a tile.
+PyTorch's fused kernels support only scores $q^T k$ and a bias that no gradient reaches. Here a function gives the
+scores instead. Only one tile's weights exist at a time, and they are recomputed for the gradient, so that no N x M
+matrix is kept, as in Dao et al. 2022 (arXiv:2205.14135). A causal call leaves out the keys after a tile.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,12 +15,12 @@ from ortho._checks import Kernel, no_autocast, once, uncompiled
 from ortho._typing import Size
 from ortho.attention.scores import blocked_pairs, masked_softmax
 
-# With heads of width 64 on a CPU tiles of 128 were the fastest at N = 1024 and N = 4096, and of 64 to 256 within 10 %.
+# On a CPU with heads of width 64, tiles of 128 were fastest at N = 1024 and N = 4096; those of 64 to 256 within 10 %.
 TILE = 128
 
 
 class Span(NamedTuple):
-    """The tile of that number: queries `start` to `stop` and keys 0 to `end`, each without the last."""
+    """Tile `number`: queries `start` to `stop` and keys 0 to `end`, `stop` and `end` excluded."""
 
     number: int
     start: int
@@ -32,15 +32,15 @@ Scores = Callable[..., Tensor]  # scores(span, *operands) -> (..., stop - start,
 
 
 def spans(queries: int, keys: int, tile: int, is_causal: bool) -> Iterator[Span]:
-    """The tiles of `queries`, of which a causal one ends at its last query's key."""
+    """The tiles of `queries` queries; in a causal call a tile's keys end at its last query's own key."""
     for number, start in enumerate(range(0, queries, tile)):
         stop = min(start + tile, queries)
         yield Span(number, start, stop, keys - queries + stop if is_causal else keys)
 
 
 class TileSums(NamedTuple):
-    """Over the tiles of a call on as many queries as keys: their number; their pairs; those of tiles with one query,
-    and of tiles with one key, added; their keys; whether a causal call blocks any pair."""
+    """Sums over the tiles of a call with N queries and N keys: `number` of tiles; their `pairs`; `lone`, the pairs in
+    tiles with one query plus those in tiles with one key; their `keys`; `blocked`, if a causal call blocks any pair."""
 
     number: Size
     pairs: Size
@@ -50,7 +50,7 @@ class TileSums(NamedTuple):
 
 
 def tile_sums(N: Size, tile: Size, is_causal: bool) -> TileSums:
-    """For N queries; a symbol stands for a multiple of `tile`, and more than one."""
+    """The sums for N queries; a symbolic N stands for a multiple of `tile` greater than `tile`."""
     if not isinstance(N, int):
         pairs = N * (N + tile) / 2 if is_causal else N * N
         return TileSums(N / tile, pairs, 0, pairs / tile, int(is_causal))
@@ -64,7 +64,7 @@ def tile_sums(N: Size, tile: Size, is_causal: bool) -> TileSums:
     )
 
 
-@uncompiled  # its gradient calls for that of `scores`
+@uncompiled  # its gradient needs the gradient of `scores`
 def tiled_attention(
     scores: Scores,
     operands: Sequence[Tensor],
@@ -75,9 +75,9 @@ def tiled_attention(
     is_causal: bool,
     attn_mask: Tensor | None,
 ) -> Tensor:
-    """softmax(scores) v, (..., N, V), for N `queries` and values v (..., M, V), of which the last N are the queries'
-    own where the call is causal. `scores(span, *operands)` is differentiated with respect to `operands`; it may use no
-    other tensor that needs a gradient. The result cannot be differentiated twice.
+    """softmax(scores) v, (..., N, V), for N `queries` and values v (..., M, V); in a causal call the last N values are
+    the queries' own. `scores(span, *operands)` is differentiated with respect to `operands`; it may use no other tensor
+    that needs a gradient. The result cannot be differentiated twice.
     """
     if attn_mask is not None:
         attn_mask = attn_mask.expand(torch.broadcast_shapes(attn_mask.shape, (queries, v.shape[-2])))

@@ -1,21 +1,21 @@
-r"""Softmax attention whose scores are constants: the gradient of the values by a forward pass with q and k exchanged.
+r"""Softmax attention with constant scores: a forward pass with q and k exchanged gives the gradient of the values.
 
-Where queries and keys have no gradient, v alone has one. With the scores $s_{ij} = q_i^T k_j / \sqrt K$ and the
+If queries and keys have no gradient, only v has one. With the scores $s_{ij} = q_i^T k_j / \sqrt K$ and the
 log-sum-exp of a row, $L_i = \ln \sum_j e^{s_{ij}}$,
 
 $$dv_j = \sum_i e^{s_{ij} - L_i}\, do_i = e^{M_j} \sum_i \frac{e^{s_{ij} - L_i}}{e^{M_j}}\, do_i, \qquad
   M_j = \ln \sum_i e^{s_{ij} - L_i}.$$
 
-The last sum is softmax attention in which $k_j$ asks, $q_i$ answers and $do_i$ is what is read; M is its own
+The last sum is softmax attention with $k_j$ as the query, $q_i$ as the key and $do_i$ as the value; M is its own
 log-sum-exp. So the backward pass is a call of the forward kernel. It needs neither v nor o, and makes no dP, dQ, dK.
 
-The bias $-L_i$ rides in channels of its own, $q' = [q, -L \sqrt K / c]$ and $k' = [k, c]$, so that any kernel will
-do. In half precision it is a sum of terms there, each the rounded rest of those before, whose products with c the
-kernel adds up in float32: three terms have the bits of one such number. c is a power of two, which brings the terms
-into the range of float16. In a causal call $k_j$ is asked by $q_i$ with $i \ge j$: both run backwards.
+The bias $-L_i$ has channels of its own, $q' = [q, -L \sqrt K / c]$ and $k' = [k, c]$, so any kernel will do. In half
+precision the bias is a sum of terms in these channels, each the rounded remainder of the terms before it. The kernel
+adds up their products with c in float32, and three terms have the bits of one float32 number. c is a power of two that
+brings the terms into the range of float16. In a causal call $k_j$ reads $q_i$ with $i \ge j$, so both are reversed.
 
-A *sink* is one more score of each row, of a key whose value is 0: a query all of whose scores are far below it reads
-nothing. It is one more term of $L_i$, by which the output and, backward, the weights become smaller.
+A *sink* is one more score in each row, for a key whose value is 0: a query whose scores are all far below it reads
+nothing. The sink adds a term to $L_i$, which makes the output and, in the backward pass, the weights smaller.
 """
 
 from collections.abc import Callable
@@ -58,10 +58,10 @@ def value_gradient_attention_reference(
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    """Softmax attention as its formula reads, of queries and keys without gradients, and with a `sink` if one is given.
+    """Softmax attention as its formula reads, for queries and keys without gradients, with a `sink` if one is given.
 
-    Takes and returns what `softmax_attention_reference` does. Raises what that raises, and ValueError for a q or k that
-    needs a gradient: it would have none.
+    Takes, returns and raises what `softmax_attention_reference` does. It also raises ValueError for a q or k that needs
+    a gradient, since it would get none.
     """
     scores = q @ k.mT * (1 / sqrt(q.shape[-1]) if scale is None else scale)  # (..., N, M)
     blocked = blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
@@ -85,11 +85,11 @@ def value_gradient_attention(
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    """`value_gradient_attention_reference` by fused kernels, forward and backward; q, k and a number a row are kept.
+    """`value_gradient_attention_reference` by fused kernels, forward and backward; keeps q, k and a number per row.
 
-    Takes and returns the same, for values as wide as keys or narrower: the kernel reads them with zeros up to K. V > K
-    raises ValueError, and a device without a fused kernel for the dtype PyTorch's RuntimeError. It cannot be
-    differentiated twice.
+    Takes and returns the same, for values at most as wide as keys; narrower ones are padded with zeros to K. V > K
+    raises ValueError, and a device without a fused kernel for the dtype raises PyTorch's RuntimeError. The result
+    cannot be differentiated twice.
     """
     if v.shape[-1] > q.shape[-1]:
         wanted = f"at most the width {q.shape[-1]} of q, for the fused kernel"
@@ -109,12 +109,13 @@ def recomputed_attention(
     attn_mask: Bool[Tensor, "..."] | None = None,
     sink: float | None = None,
 ) -> Float[Tensor, "B H N V"]:
-    """`value_gradient_attention(*project(x), v)` that keeps x and a number a row: backward, q and k are made again.
+    """`value_gradient_attention(*project(x), v)` that keeps x and a number per row and recomputes q and k backward.
 
     `project` gives q and k (B, H, N, K) and must give the same both times; no gradient passes through it to x. The
-    caller has checked the numbers. It cannot be differentiated twice.
+    caller has checked the numbers. The result cannot be differentiated twice.
 
-    Raises TypeError or ValueError, naming the argument, for what is no mask, or does not fit, and for no is_causal.
+    Raises TypeError or ValueError, naming the argument, if attn_mask is not a fitting boolean mask or is_causal is not
+    a bool.
     """
     if not isinstance(is_causal, bool):
         raise TypeError(f"is_causal: expected True or False, got {_checks.describe(is_causal)}")
@@ -127,7 +128,7 @@ def recomputed_attention(
 def _mask(
     shape: torch.Size, keys: int, is_causal: bool, attn_mask: Tensor | None, past: bool, device: torch.device
 ) -> tuple[Tensor | None, bool]:
-    """What may be attended to, four axes of which some may be 1, and whether the kernel is to see to causality."""
+    """The mask of allowed pairs, with four axes, some of which may be 1; and whether the kernel handles causality."""
     if attn_mask is None and (not is_causal or not past or shape[-2] == 1):
         return None, is_causal and shape[-2] > 1
     blocked = blocked_pairs(shape[-2], keys, is_causal, attn_mask, device)
@@ -138,7 +139,7 @@ def _mask(
 
 
 class _ValueGradient(Kernel):
-    """Attention to v whose q and k are `kept`, or are made of what is kept by `project`, forward and backward."""
+    """Attention to v; q and k are `kept`, or `project` makes them from what is kept, forward and backward."""
 
     @staticmethod
     def forward(
@@ -169,7 +170,7 @@ class _ValueGradient(Kernel):
             q, k = kept
         else:
             (x,) = kept
-            # The products are made as they were, in half precision where autocast made them so.
+            # The products are made as in the forward pass, in half precision if autocast made them so.
             with torch.autocast(x.device.type, ctx.dtype, enabled=ctx.dtype != x.dtype):
                 q, k = ctx.project(x)
         dv = gradient_of_values(q, k, L, do, mask, ctx.is_causal, ctx.scale)
@@ -184,7 +185,7 @@ def attend(
     is_causal: bool,
     scale: float,
 ) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
-    """(o, L) by the device's kernel. Of a query that may attend to nothing o and L are 0."""
+    """(o, L) by the device's kernel; both are 0 for a query that may attend to nothing."""
     q, scale = _scaled(q, scale)
     bias = None if mask is None else _bias(mask, q.dtype)
     o, L = _kernel(q, k, v, bias, is_causal, scale)
@@ -203,7 +204,7 @@ def gradient_of_values(
     is_causal: bool,
     scale: float,
 ) -> Float[Tensor, "B H M V"]:
-    """dv by the forward kernel, see above."""
+    """dv by the forward kernel, as explained at the top of this file."""
     q, scale = _scaled(q, scale)
     c = _factor(scale, q.dtype)
     terms = _channels(L / (-scale * c), q)
@@ -212,41 +213,41 @@ def gradient_of_values(
     asking, answering, read = (x.flip(2) for x in wide) if is_causal else wide
     bias = None if mask is None else _bias(mask.mT, q.dtype)
     o, M = _kernel(asking, answering, read, bias, is_causal, scale)
-    del wide, asking, answering, read  # their memory is the result's
+    del wide, asking, answering, read  # frees their memory for the result
     dv = (o[..., : do.shape[-1]] * M.exp()[..., None]).to(do.dtype)
     return dv.flip(2) if is_causal else dv
 
 
 def _scaled(q: Tensor, scale: float) -> tuple[Tensor, float]:
-    """The same scores by a scale that can be divided by: of one that is too small q takes a power of two."""
+    """(q, scale) for the same scores; if the scale is too small to divide by, a power of two moves from it to q."""
     q, scale = positive_scale(q, scale)
     small = 2.0 ** min(0, frexp(scale)[1] + 24)
     return (q, scale) if small == 1 else (q * small, scale / small)
 
 
 def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """The lowest finite number where nothing may be attended to: its weight is 0 beside any other, and alone no NaN."""
+    """0, or the lowest finite number for blocked pairs: its weight beside others is 0, and a row of it is not NaN."""
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
 
 
 def _beside(x: Float[Tensor, "B H N K"], channels: Float[Tensor, "B H N c"]) -> Float[Tensor, "B H N Kc"]:
-    """Further channels, laid out token by token, as kernels then lay out their results: merging heads is free."""
+    """x with further channels, laid out token by token. Kernels then lay out results so, and merging heads is free."""
     return torch.cat([x.transpose(1, 2), channels.transpose(1, 2)], -1).transpose(1, 2)
 
 
 def channels(itemsize: int) -> int:
-    """How many channels carry the log-sum-exp: 16 bytes, in which kernels like to read; more terms than it takes."""
+    """The number of channels for the log-sum-exp: 16 bytes, which suits kernels' reads, and more terms than needed."""
     return 16 // itemsize
 
 
 def _factor(scale: float, dtype: torch.dtype) -> float:
-    """A power of two, so that multiplying by it rounds nothing, with which a log-sum-exp L takes a term of at most
-    L / 64: float16 then reaches up to 2^22, in steps of 2^-17. (At scale 1, L itself may be too large for it.)"""
+    """c, a power of two, so that multiplying by it rounds nothing. With it the terms of a log-sum-exp L are at most
+    L / 64: float16 then reaches up to 2^22, in steps of 2^-17. (At scale 1, L itself may be too large for float16.)"""
     return 2.0 ** min(max(0, 6 - floor(log2(scale))), frexp(torch.finfo(dtype).max)[1] - 1)
 
 
 def _channels(values: Float[Tensor, "B H N"], like: Tensor) -> Float[Tensor, "B H N c"]:
-    """Numbers of `like`'s dtype whose sum is, to float32, the values; float32's with no more bits than TF32 keeps."""
+    """Numbers of `like`'s dtype that sum to the values, to float32 precision; those of float32 are exact in TF32."""
     terms, short = [], torch.bfloat16 if like.dtype == torch.float32 else like.dtype
     for _ in range(channels(like.dtype.itemsize)):
         terms.append(values.to(short).to(like.dtype))
@@ -257,9 +258,9 @@ def _channels(values: Float[Tensor, "B H N"], like: Tensor) -> Float[Tensor, "B 
 def _kernel(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """(o, L) of PyTorch's fused kernel, which `scaled_dot_product_attention` calls and keeps L to itself.
+    """(o, L) of PyTorch's fused kernel; `scaled_dot_product_attention` calls it too, but does not return L.
 
-    It takes values as wide as keys: narrower ones get zeros beside them.
+    The kernel takes values as wide as keys, so narrower ones are padded with zeros.
     """
     width = v.shape[-1]
     if width < q.shape[-1]:
@@ -275,12 +276,12 @@ def _kernel(
         bias = bias.expand(*q.shape[:-1], M)
         bias = torch.nn.functional.pad(bias, (0, -M % 8))[..., :M]
     o, L = aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, is_causal, scale=scale)[:2]
-    return o, L[..., : q.shape[-2]]  # made up to a multiple of 32
+    return o, L[..., : q.shape[-2]]  # the kernel pads L to a multiple of 32
 
 
 @closed_form
 def value_gradient_cost(call: CostedCall, *, sink: bool = False) -> Cost:
-    """Closed form of one self-attention call, in either form, with a sink or without; q and k have no gradient.
+    """Closed-form cost of one self-attention call, in either form, with or without a sink; q and k have no gradient.
 
     V is at most K, and in the fast form the kernel reads values as wide as keys.
     """
@@ -296,7 +297,7 @@ def value_gradient_cost(call: CostedCall, *, sink: bool = False) -> Cost:
         forward,
         elementwise_forward=forward.elementwise_forward + shares,
         backward=2 * pairs * (2 * K + 2 * c),
-        # The kernel's; the bias over the scale and its terms, the factors and their products.
+        # The kernel's; L over the scale and its terms; the factors exp(M) and their products.
         elementwise_backward=pairs * (1 + SOFTMAX_FORWARD) + rows * (1 + c + 1 + V),
         saved_bytes=call.itemsize * rows * 2 * K + call.item * rows,
         state_bytes=call.by(softmax_cost).state_bytes,

@@ -1,1 +1,1 @@
-"""Pairs that are kept by their positions: one file a pattern, and attention that computes those pairs alone."""
+"""Sparse attention whose pairs depend on positions alone: one file a pattern, and attention over these pairs only."""

@@ -15,18 +15,18 @@ from ortho.attention.sparse.tiling import ABSENT, Section, Tiling, TokenBlocks, 
 
 Rows = tuple[tuple[int, ...], ...]  # the blocks of keys that each block of queries attends to
 
-LONGER = 4  # times as many blocks as a table's rows have on average: longer rows get a table of their own
+LONGER = 4  # rows with more than this many times a table's average number of blocks get a table of their own
 
 
 @dataclass(frozen=True)
 class Blocks(Pattern):
-    """All pairs of the tokens of some pairs of blocks, of `width` tokens each."""
+    """All pairs of tokens in some pairs of blocks, of `width` tokens each."""
 
     width: int
 
     @abstractmethod
     def rows(self, queries: int, keys: int) -> Rows:
-        """Those of the first `queries` blocks of queries, among the first `keys` blocks of keys."""
+        """Which of the first `keys` blocks of keys each of the first `queries` blocks of queries attends to."""
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         queries, keys = int(i.max()) + 1, int(j.max()) + 1
@@ -37,7 +37,7 @@ class Blocks(Pattern):
         return self.known(queries, keys, i.device)(i, j)
 
     def known(self, queries: int, keys: int, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
-        """`allowed` for so many tokens, by a table that is made now, (blocks of queries, blocks of keys)."""
+        """`allowed` for these numbers of tokens, from a table (blocks of queries, blocks of keys) built now."""
         rows = self.rows(-(-queries // self.width), -(-keys // self.width))
         kept = torch.zeros(len(rows), -(-keys // self.width), dtype=torch.bool, device="cpu")
         for t, row in enumerate(rows):
@@ -47,7 +47,7 @@ class Blocks(Pattern):
 
     def tilings(self, section: Section) -> tuple[Tiling, ...]:
         first, stop, keys, is_causal, device = section
-        tile = self.width if stop - first > 1 else 1  # of a lone query, which is decoded, as many rows as it needs
+        tile = self.width if stop - first > 1 else 1  # a lone query, in decoding, needs one row
         queries, blocks = consecutive(first, stop, tile, device), consecutive(0, keys, self.width, device)
         owns = [t * tile // self.width for t in range(first // tile, -(-stop // tile))]
         rows = self.rows(owns[-1] + 1, len(blocks.positions))
@@ -59,10 +59,10 @@ class Blocks(Pattern):
 
 
 def _tilings(queries: TokenBlocks, keys: TokenBlocks, rows: list[list[int]]) -> tuple[Tiling, ...]:
-    """The pairs of each tile of queries with its row of blocks.
+    """Tilings that pair each tile of queries with its row of blocks.
 
-    One table would fill all rows up to the longest. So rows that are much longer than the others, as BigBird's leading
-    ones, go to further tilings, of their tiles alone. A table with at most an entry a token is never split.
+    One table would pad all rows to the longest. So rows that are much longer than the others, such as BigBird's leading
+    ones, go to further tilings of their tiles alone. A table with at most one entry a token is never split.
     """
     most = max(queries.positions.shape[-1], LONGER * sum(map(len, rows)) / len(rows))
     long = [t for t, row in enumerate(rows) if len(row) > most]
@@ -73,7 +73,7 @@ def _tilings(queries: TokenBlocks, keys: TokenBlocks, rows: list[list[int]]) -> 
 
 
 def _table(rows: list[list[int]], device: torch.device) -> Tensor:
-    """Rows of different lengths, filled up by `ABSENT`; sorted, since blocks that lie side by side need no copy."""
+    """A table of rows of different lengths, padded with `ABSENT`; sorted, since adjacent blocks need no copy."""
     width = max(map(len, rows))
     filled = [sorted(row) + [ABSENT] * (width - len(row)) for row in rows]
     return torch.tensor(filled, dtype=torch.long, device=device).view(len(rows), width)
@@ -82,9 +82,9 @@ def _table(rows: list[list[int]], device: torch.device) -> Tensor:
 @checked(own=("blocks",))
 @dataclass(frozen=True)
 class BlockSparse(Blocks):
-    """The pairs of blocks in a table: `blocks[t]` are those of keys that block t of queries attends to.
+    """The pairs of blocks in a table: `blocks[t]` are the blocks of keys that block t of queries attends to.
 
-    More queries than the table has blocks for raise ValueError.
+    Raises ValueError for more queries than the table has blocks for.
     """
 
     blocks: Rows
@@ -116,10 +116,11 @@ class BlockSparse(Blocks):
 @checked(own=("leading", "random", "seed"))
 @dataclass(frozen=True)
 class BigBird(Blocks):
-    """Blocks that are less than `reach` away; the first `leading` ones, which attend to all and all to them; and
-    `random` others before each block, drawn from a `seed`, of which a call that is not causal takes both directions.
+    """Blocks less than `reach` away, the first `leading` blocks, and `random` others before each block.
 
-    The draws for a block do not depend on how many follow it: a sequence can be continued.
+    Leading blocks attend to all blocks, and all blocks to them. The others are drawn from a `seed`; a call that is not
+    causal takes them in both directions. The draws for a block do not depend on how many blocks follow it, so a
+    sequence can be continued.
     """
 
     reach: int = 2
@@ -142,7 +143,7 @@ class BigBird(Blocks):
     def causal_pairs(self, n: int) -> int:
         whole, rest = divmod(n, self.width)
         most = self.reach + self.leading + self.random  # blocks that a block reads, itself included
-        short = min(whole, most)  # blocks that have fewer before them, or just as many
+        short = min(whole, most)  # the first blocks, which read all blocks before them
         others = short * (short - 1) // 2 + (whole - short) * (most - 1)
         last = rest * min(whole, most - 1)
         own = whole * self.width * (self.width + 1) // 2 + rest * (rest + 1) // 2
@@ -151,7 +152,7 @@ class BigBird(Blocks):
 
 @lru_cache
 def _both(queries: int, keys: int, reach: int, leading: int, random: int, seed: int) -> Rows:
-    """The first blocks of keys that each of the first blocks of queries attends to, or that attend to it."""
+    """For each of the first `queries` blocks: which of the first `keys` blocks it attends to or is attended by."""
     before = _drawn(max(queries, keys), reach, leading, random, seed)
     rows = [set(row) | {t} for t, row in enumerate(before)]
     for t, row in enumerate(before):
@@ -161,7 +162,7 @@ def _both(queries: int, keys: int, reach: int, leading: int, random: int, seed: 
 
 
 def _drawn(count: int, reach: int, leading: int, random: int, seed: int) -> Rows:
-    """The blocks before each of the first blocks that it attends to."""
+    """For each of the first `count` blocks: the blocks before it that it attends to."""
     rows, generator = _so_far(reach, leading, random, seed)
     for t in range(len(rows), count):
         near = max(0, t - reach + 1)
@@ -173,7 +174,7 @@ def _drawn(count: int, reach: int, leading: int, random: int, seed: int) -> Rows
 
 @lru_cache
 def _so_far(reach: int, leading: int, random: int, seed: int) -> tuple[list[tuple[int, ...]], torch.Generator]:
-    """The rows that have been drawn, and what draws the next: a sequence that grows draws none of them again."""
+    """The rows drawn so far, and the generator for the next: a sequence that grows draws no row again."""
     return [], torch.Generator().manual_seed(seed)
 
 

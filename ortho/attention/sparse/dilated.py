@@ -14,7 +14,7 @@ from ortho.attention.sparse.window import Window
 @checked
 @dataclass(frozen=True)
 class Dilated(Pattern):
-    """Of the keys a multiple of `dilation` positions away, those less than `width` multiples away."""
+    """The keys m times `dilation` positions away, for m from 0 to `width` - 1."""
 
     width: int
     dilation: int
@@ -39,7 +39,7 @@ class Dilated(Pattern):
 class LocalDilated(Pattern):
     """The keys at most `reach` positions away, and those a multiple of `reach` away.
 
-    A causal call keeps what `Strided` keeps in the paper's convention: the two are one pattern.
+    A causal call keeps the same pairs as `Strided` in its paper's convention: the two are one pattern.
     """
 
     reach: int
@@ -59,8 +59,8 @@ class LocalDilated(Pattern):
 class NeitherFarNorMultiple(Pattern):
     """The keys that are neither more than `reach` positions away nor a multiple of `reach`.
 
-    The rule of `LocalDilated`, inverted: it leaves the keys from 1 to reach - 1 positions away. The query's own key,
-    0 positions away, is not among them.
+    A mask that hides what is far or a multiple of `reach` leaves the keys from 1 to reach - 1 positions away. The
+    query's own key, 0 positions away, is not among them.
     """
 
     reach: int

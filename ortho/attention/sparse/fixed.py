@@ -24,7 +24,7 @@ from ortho.attention.sparse.window import BlockedWindow, tile_width
 @checked
 @dataclass(frozen=True)
 class Summaries(Pattern):
-    """The keys that are the last `summaries` of their block of `stride` tokens, whichever block that is."""
+    """The last `summaries` keys of every block of `stride` tokens."""
 
     stride: int
     summaries: int
@@ -37,7 +37,7 @@ class Summaries(Pattern):
         return (j % self.stride >= self.stride - self.summaries) & (i >= 0)
 
     def blocks(self, n: int) -> tuple[int, int, int]:
-        """How many whole blocks are in n tokens, how many tokens behind them, and how many summaries among these."""
+        """The numbers of whole blocks in n tokens, of tokens after these blocks, and of summaries among the latter."""
         whole, rest = divmod(n, self.stride)
         return whole, rest, max(0, rest - self.stride + self.summaries)
 
@@ -45,18 +45,18 @@ class Summaries(Pattern):
         l, c, (whole, rest, last) = self.stride, self.summaries, self.blocks(n)
         if not is_causal:
             return n * (whole * c + last)
-        own = whole * c * (c + 1) // 2 + last * (last + 1) // 2  # of summaries, in their own block
+        own = whole * c * (c + 1) // 2 + last * (last + 1) // 2  # pairs of summaries within one block
         return l * c * whole * (whole - 1) // 2 + rest * whole * c + own
 
     def tilings(self, section: Section) -> tuple[Tiling, ...]:
-        def high(i: Tensor) -> Tensor:  # of the blocks whose summaries have begun
+        def high(i: Tensor) -> Tensor:  # the last block whose summaries have begun
             return (i - self.stride + self.summaries) // self.stride
 
         last, rule = (high, causal) if section.is_causal else (None, None)
         return (self.read(section, last, rule),)
 
     def read(self, section: Section, high: Bound | None, rule: Rule | None) -> Tiling:
-        """The queries that read the summaries of the blocks up to high(i), or of all, a block of keys each."""
+        """The tiling in which queries read the summaries, one block of keys each, of blocks up to high(i) or of all."""
         first, stop, keys, _, device = section
         tile = tile_width(self.stride) if stop - first > 1 else 1
         whole, _, last = self.blocks(keys)
@@ -76,14 +76,14 @@ class Summaries(Pattern):
 class Fixed(Pattern):
     """`BlockedWindow` and `Summaries` in one head: the keys of the query's own block, and the summaries of the others.
 
-    In a causal call the summaries of a block are all that later ones read of it.
+    In a causal call the queries of later blocks read only the summaries of a block.
     """
 
     stride: int
     summaries: int
 
     def __post_init__(self) -> None:
-        Summaries(self.stride, self.summaries)  # refuses what does not fit together
+        Summaries(self.stride, self.summaries)  # raises for sizes that do not fit together
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return (i // self.stride == j // self.stride) | Summaries(self.stride, self.summaries).allowed(i, j)
@@ -104,7 +104,7 @@ class Fixed(Pattern):
         def high(i: Tensor) -> Tensor:
             return i // self.stride - 1
 
-        alone = is_causal and self.stride % tile_width(self.stride) == 0  # a tile lies in one block, and reads no more
+        alone = is_causal and self.stride % tile_width(self.stride) == 0  # tiles lie in one block: `high` is exact
         rule = None if alone else others
         tiling = Summaries(self.stride, self.summaries).read(section, high if is_causal else None, rule)
         return *BlockedWindow(self.stride).tilings(section), tiling._replace(relative=False)

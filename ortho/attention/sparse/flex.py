@@ -1,6 +1,6 @@
-"""Patterns through PyTorch's FlexAttention (Dong et al. 2024, arXiv:2412.05496), which skips the blocks without a pair.
+"""Patterns through PyTorch's FlexAttention (Dong et al. 2024, arXiv:2412.05496), which skips blocks without a pair.
 
-One who wants this kernel asks for it: it is no form of a mechanism, and what it cannot serve raises.
+This kernel is not a form of any mechanism: users call it explicitly, and calls that it cannot serve raise an error.
 """
 
 import warnings
@@ -15,14 +15,14 @@ from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.sparse.block_sparse import Blocks
 from ortho.attention.sparse.pattern import Pattern
 
-if TYPE_CHECKING:  # PyTorch's module brings the compiler along, and what that needs: not before somebody asks for it
+if TYPE_CHECKING:  # PyTorch's module imports the compiler and its dependencies: only once somebody calls it
     from torch.nn.attention.flex_attention import BlockMask
 else:
     BlockMask = Any
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # of the compiled kernels
-KERNELS = 64  # that a process may compile; PyTorch's own limit is 8
-WHOLE: Any = {"fullgraph": True, "dynamic": False}  # too many kernels raise; else they would fall back without a word
+KERNELS = 64  # the most that a process may compile; PyTorch's own limit is 8
+WHOLE: Any = {"fullgraph": True, "dynamic": False}  # too many kernels raise an error, not fall back silently
 
 
 @checked(shapes=False)
@@ -39,15 +39,16 @@ def flex_pattern_attention(
     return_state: bool = False,
     compiled: bool = True,
 ) -> Float[Tensor, "*batch N V"]:
-    """What `pattern_attention` computes, without masks and states, in the operands' precision.
+    """The result of `pattern_attention`, without masks and states, in the operands' precision.
 
-    Not `compiled` it is the definition that FlexAttention has itself, with all N x M scores, for comparison. The mask
-    of blocks is made once for a pattern and lengths, from all N x M pairs. Each pattern, shape and dtype is compiled
+    Unless `compiled`, it runs FlexAttention's own definition, with all N x M scores, for comparison. The mask of blocks
+    is made once for each pattern and pair of lengths, from all N x M pairs. Each pattern, shape and dtype is compiled
     anew, which takes seconds.
 
-    Raises ValueError, naming the argument, for a mask, for a state, and on a CPU for operands that need a gradient,
-    for which FlexAttention has no backward pass there; TypeError, compiled, for float64; RuntimeError if it cannot be
-    compiled, as without a compiler; torch.OutOfMemoryError as it is.
+    Raises ValueError, naming the argument, for a mask, for a state, and for operands that need a gradient on a CPU,
+    where FlexAttention has no backward pass; if `compiled`, TypeError for a dtype other than float32, float16 and
+    bfloat16, and RuntimeError if compilation fails, for example without a compiler. torch.OutOfMemoryError is passed
+    on.
     """
     for name, value in (("attn_mask", attn_mask), ("initial_state", initial_state), ("return_state", return_state)):
         if value is not None and value is not False:
@@ -69,9 +70,9 @@ def flex_pattern_attention(
 
 
 @lru_cache(maxsize=16)
-@torch.inference_mode(False)  # tensors of that mode, which are no use in training, would be kept for it
+@torch.inference_mode(False)  # the cache would keep inference tensors, useless in training
 def _block_mask(pattern: Pattern, is_causal: bool, queries: int, keys: int, device: torch.device) -> BlockMask:
-    # The rule is traced, and can read no number, such as how many blocks there are, from positions.
+    # The rule is traced, so it cannot read numbers, such as how many blocks there are, from positions.
     allowed = pattern.known(queries, keys, device) if isinstance(pattern, Blocks) else pattern.allowed
 
     def kept(_: Tensor, __: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -106,5 +107,5 @@ def _eager(q: Tensor, k: Tensor, v: Tensor, pairs: BlockMask, scale: float | Non
     from torch.nn.attention.flex_attention import flex_attention
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")  # it is meant
+        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")  # intended here
         return flex_attention(q, k, v, block_mask=pairs, scale=scale)

@@ -16,9 +16,9 @@ from ortho.attention.sparse.window import Window
 class GlobalLocal(Pattern):
     """The keys less than `width` positions away, and the pairs with one of the first `tokens`, which are global.
 
-    Global tokens attend to all tokens, and all to them. Of that a causal call leaves the latter alone: the first tokens
-    see none but each other, and can collect nothing of the sequence. The paper projects global tokens by weights of
-    their own (`ortho.layers.longformer`); here they share those of the others.
+    Global tokens attend to all tokens, and all tokens attend to them. A causal call keeps only the latter: the first
+    tokens see only each other, so they cannot collect anything from the sequence. The paper gives global tokens
+    projections of their own (`ortho.layers.longformer`); here they share those of the other tokens.
     """
 
     width: int
@@ -31,8 +31,8 @@ class GlobalLocal(Pattern):
         return self.tokens, self.width
 
     def causal_pairs(self, n: int) -> int:
-        beyond = max(0, n - self.width)  # tokens that have the first one outside their window
-        some = min(self.tokens, beyond)  # global tokens that are outside anyone's
+        beyond = max(0, n - self.width)  # tokens whose window does not reach the first token
+        some = min(self.tokens, beyond)  # global tokens outside some token's window
         return Window(self.width).causal_pairs(n) + some * beyond - some * (some - 1) // 2
 
     def tilings(self, section: Section) -> tuple[Tiling, ...]:
@@ -59,7 +59,7 @@ class GlobalLocal(Pattern):
 @checked
 @dataclass(frozen=True)
 class GlobalKeys(GlobalLocal):
-    """`GlobalLocal` without the rows of its global tokens, which attend to nothing: somebody else computes them."""
+    """`GlobalLocal` without the rows of its global tokens: they attend to nothing, and the caller computes them."""
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return super().allowed(i, j) & (i >= self.tokens)

@@ -1,7 +1,7 @@
 r"""Patterns: which keys a query may attend to, by their positions alone; and attention that computes those pairs only.
 
-A pattern is a class in one file of this folder. Its `allowed(i, j)` is the rule; `pairs` counts what the rule allows in
-closed form, and `tilings` says in which tiles the fast form computes it. Masks and costs follow from these.
+A pattern is a class in one file of this folder. Its `allowed(i, j)` is the rule, `pairs` counts the allowed pairs in
+closed form, and `tilings` gives the tiles in which the fast form computes them. Masks and costs follow from these.
 """
 
 from abc import ABC, abstractmethod
@@ -24,7 +24,7 @@ from ortho.attention.sparse.tiling import Rule, Section, Tiling, Work
 
 @dataclass(frozen=True)
 class Pattern(ABC):
-    """Pairs (i, j) of a query's and a key's position; a causal call keeps those with j <= i."""
+    """A set of allowed pairs (i, j) of a query's and a key's position; a causal call keeps those with j <= i."""
 
     @abstractmethod
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ class Pattern(ABC):
     def pairs(self, n: int, *, is_causal: bool = False) -> int:
         """The number of allowed pairs of n tokens, in closed form.
 
-        From `causal_pairs`, for a symmetric rule that allows every (i, i); another one counts them itself.
+        Computed from `causal_pairs` for a symmetric rule that allows every (i, i); other patterns override this.
         """
         causal = self.causal_pairs(n)
         return causal if is_causal else 2 * causal - n
@@ -48,19 +48,19 @@ class Pattern(ABC):
         """Disjoint tilings that together hold the allowed pairs of a section."""
 
     def remembered(self) -> tuple[int, int] | None:
-        """(first, last) if a causal query reads only the first so many tokens and the last so many, its own included;
+        """(first, last) if a causal query reads only the first `first` and the last `last` tokens, its own included;
         None if a later query may read any token."""
         return None
 
     def rule(self, is_causal: bool) -> Rule:
-        """`allowed`; in a causal call without the keys after the query."""
+        """The rule of a call: `allowed`, and in a causal call no key after the query."""
         return (lambda i, j: self.allowed(i, j) & (j <= i)) if is_causal else self.allowed
 
     def work(self, N: Size, *, is_causal: bool = False, last: bool = False) -> tuple[Work, ...]:
-        """What each tiling of a call on N tokens computes; or of a call on the `last` query alone, after the others'
+        """What each tiling computes in a call on N tokens; with `last`, in a call on the last query alone, with all N
         keys.
 
-        Here counted from the tilings, whose tables are made; a pattern with a closed form takes symbols too.
+        This default builds the tilings and counts from their tables; a pattern with a closed form takes symbols too.
         """
         if not isinstance(N, int):
             raise TypeError(f"N: expected an integer, as {self} has no closed form of its work, got {N!r}")
@@ -97,10 +97,10 @@ def pattern_attention_reference(
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    """Softmax attention under the pattern's mask: all scores are computed, and most of them are thrown away.
+    """Softmax attention under the pattern's mask: all scores are computed, and most are thrown away.
 
-    Keys stand at positions 0, 1, ..., and queries too, after the keys of the state. A query that may attend to nothing
-    gets zeros. The state is (keys, values).
+    Keys are at positions 0, 1, ...; queries are, too, but start after the keys of the state. A query that may attend to
+    nothing gets zeros. The state is (keys, values).
     """
     scale, first = 1 / sqrt(q.shape[-1]) if scale is None else scale, past_length(initial_state)
     mask = pattern.mask(first + q.shape[-2], k.shape[-2], first=first, is_causal=is_causal, device=q.device)
@@ -125,7 +125,7 @@ def pattern_attention(
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
     """`pattern_attention_reference` by the pattern's tilings, in float32 at least; it cannot be differentiated twice.
 
-    Kept for the backward pass are q, k, v, the output, and one number a query.
+    The backward pass keeps q, k, v, the output, and one number a query.
     """
     scale, first = 1 / sqrt(q.shape[-1]) if scale is None else scale, past_length(initial_state)
     tilings = pattern.tilings(Section(first, first + q.shape[-2], k.shape[-2], is_causal, q.device))
@@ -150,7 +150,7 @@ def pattern_mechanism(name: str, pattern: Pattern, source: str) -> Mechanism:
 
 
 def pattern_of(mechanism: Mechanism) -> Pattern | None:
-    """The pattern of a mechanism made by `pattern_mechanism`; None of others."""
+    """The pattern of a mechanism made by `pattern_mechanism`; None for other mechanisms."""
     keywords = mechanism.fast.keywords if isinstance(mechanism.fast, partial) else {}
     pattern = keywords.get("pattern")
     return pattern if isinstance(pattern, Pattern) else None
@@ -158,9 +158,9 @@ def pattern_of(mechanism: Mechanism) -> Pattern | None:
 
 @closed_form
 def pattern_cost(call: CostedCall, *, pattern: Pattern) -> Cost:
-    """Closed form of one self-attention call, in either form; with symbols if `pattern.work` takes them.
+    """The cost of one self-attention call in closed form, for either form; takes symbols if `pattern.work` does.
 
-    Half precision costs what float32 does. The positions and tables of the tilings, some integers a token and a block,
+    Half precision costs what float32 does. The positions and tables of the tilings, a few integers per token and block,
     are not counted.
     """
     if call.form == "reference":

@@ -11,13 +11,13 @@ from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
 from ortho.attention.sparse.tiling import ABSENT, BLOCK, TILE, Bound, Rule, Section, Tiling, TokenBlocks, block_ranges
 from ortho.attention.sparse.window import Window, evenly
 
-CAUSAL_TILE = 32  # of queries of a column: it has few, and half of what the last of its tiles read is not kept
+CAUSAL_TILE = 32  # queries in a tile of a column: a column has few, and hides half of what its last tiles read
 
 
 @checked
 @dataclass(frozen=True)
 class Columns(Pattern):
-    """The keys a multiple of `stride` positions away: with the sequence in rows of that many tokens, a column."""
+    """The keys a multiple of `stride` positions away: a column, if the sequence fills rows of `stride` tokens."""
 
     stride: int
 
@@ -59,14 +59,14 @@ class Strided(Pattern):
 
 
 def _multiples(n: int, stride: int, below: int) -> int:
-    """How many pairs of n tokens, the later first, are a multiple of `stride` apart, and less than `below`."""
+    """The number of pairs i >= j of n tokens whose distance is a multiple of `stride` and less than `below`."""
     last = min(below - 1, n - 1) // stride
     return (last + 1) * n - stride * last * (last + 1) // 2
 
 
 def _column(pattern: Pattern, section: Section, stride: int, beyond: int) -> Tiling:
-    """The pairs of a pattern that are a multiple of `stride` apart, and at least `beyond`."""
-    rows = min(-(-beyond // stride), section.keys)  # that lie nearer
+    """The tiling of a pattern's pairs whose distance is a multiple of `stride` and at least `beyond`."""
+    rows = min(-(-beyond // stride), section.keys)  # rows that lie nearer
     return residue_band(
         section,
         stride,
@@ -78,13 +78,13 @@ def _column(pattern: Pattern, section: Section, stride: int, beyond: int) -> Til
 
 
 def residue_band(section: Section, step: int, low: Bound, high: Bound, allowed: Rule, *, tile: int = TILE) -> Tiling:
-    """The queries of a section that read, of the keys at multiples of `step` from them, those from low(s) to high(s).
+    """The tiling in which each query reads keys at multiples of `step` from it, those from low(s) to high(s).
 
-    Tokens are sorted into classes, by their position modulo `step`, and s counts those of a class. Which pairs count
-    depends on i - j alone.
+    Tokens with the same position modulo `step` form a class, and s is a token's number within its class. Which pairs
+    count depends on i - j alone.
     """
     first, stop, keys, device = section.first, section.stop, section.keys, section.device
-    step = min(step, max(stop, keys))  # more classes than tokens would be empty
+    step = min(step, max(stop, keys))  # further classes would hold no token
     tile = evenly(-(-(stop - first) // step), tile)
     block = evenly(-(-keys // step), BLOCK if stop - first > 1 else 1)
     classes = torch.arange(step, device=device)

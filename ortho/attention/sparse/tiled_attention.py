@@ -24,7 +24,7 @@ from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import CostedCall
 from ortho.attention.sparse.tiling import Tiling, Work, gather_rows
 
-# Numbers, scores or those of gathered keys, that are computed together: on a CPU they stay in its cache, on a GPU they
+# How many numbers, of scores or of gathered keys, are computed together: on a CPU they stay in its cache, on a GPU they
 # fill it.
 NUMBERS = {"cpu": 2**19, "cuda": 2**27}
 
@@ -45,11 +45,11 @@ def tiled_attention(
     The first query stands at position `start`, the first key at 0. A mask (G or 1, N or 1, M or 1) hides more pairs. A
     query without a pair gets zeros. The result cannot be differentiated twice.
 
-    Scores of hidden pairs are computed with the others of their tile, and are hidden before anything else uses them:
-    the keys after a query may be so large that they leave the range of the dtype.
+    Scores of hidden pairs are computed with the others of their tile, and are hidden before anything else uses them.
+    So keys after a query may be so large that their scores leave the range of the dtype.
 
-    Gradients are those of weights 2^(s - L), whose logarithm L, in float32, distinguishes tied scores from a single one
-    as long as they are below 2^24.
+    Gradients use the weights 2^(s - L). In float32 the logarithm L distinguishes tied scores from a single one as long
+    as the scores are below 2^24.
     """
     with no_autocast(q):
         return _TiledAttention.apply(q, k, v, attn_mask, tuple(tilings), start, scale)
@@ -85,7 +85,7 @@ class _TiledAttention(Kernel):
     def backward(ctx: Any, d_o: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, mask, o, L = ctx.saved_tensors
         reach_qk = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        mean = (d_o * o).sum(-1, keepdim=True) if reach_qk else None  # of the weights' gradients, a row
+        mean = (d_o * o).sum(-1, keepdim=True) if reach_qk else None  # of each row's weight gradients
         totals: list[Tensor | None] = [None, None, None]
         for tiling in ctx.tilings:
             blocked = _Blocked(q, k, v, mask, tiling, ctx.start)
@@ -115,7 +115,7 @@ def _forward(blocked: "_Blocked") -> tuple[Tensor, Tensor]:
 def _backward(
     blocked: "_Blocked", L: Tensor, d_o: Tensor, mean: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor]:
-    """What a tiling adds to the gradients of q, k and v, to the former two only with `mean`."""
+    """What a tiling adds to the gradients of q, k and v; without `mean`, None for q and k."""
     L, d_o = blocked.gather_queries(L), blocked.gather_queries(d_o)
     mean = None if mean is None else blocked.gather_queries(mean)
     d_q, d_k, d_v = (x.new_zeros(x.shape) for x in (blocked.queries, blocked.keys, blocked.values))
@@ -135,12 +135,12 @@ def _backward(
 
 
 def _own_storage(x: Tensor) -> Tensor:
-    """x without the rows beside it in memory, which would be kept with it."""
+    """x in storage of its own: a view would keep the rows beside it in memory, too."""
     return x if x.untyped_storage().nbytes() == x.nbytes else x.clone(memory_format=torch.contiguous_format)
 
 
 def _lowest(x: Tensor) -> float:
-    """In place of the logarithm of 0: finite, and negligible beside any other logarithm."""
+    """The number used for the logarithm of 0: finite, and negligible beside any other logarithm."""
     return torch.finfo(x.dtype).min / 4
 
 
@@ -151,7 +151,7 @@ class _Blocked:
         self.tiling, self.mask, self.start = tiling, mask, start
         self.N, self.M, self.G = q.shape[1], k.shape[1], len(q)
         self.queries, self.keys, self.values = self.gather_queries(q), tiling.keys.gather(k), tiling.keys.gather(v)
-        self._limits = q.new_tensor([-torch.inf, torch.inf])  # of scores of pairs that are not allowed, and of others
+        self._limits = q.new_tensor([-torch.inf, torch.inf])  # of scores: of hidden pairs, of allowed pairs
         self._last: tuple[slice, Tensor] | None = None  # the last tiles, and the limits of their scores
 
     def gather_queries(self, x: Tensor) -> Tensor:
@@ -167,13 +167,13 @@ class _Blocked:
         return _tiles(self.tiling, self.G, self.keys.shape[-1])
 
     def zeros(self, width: int) -> Tensor:
-        """A row for each place of a query."""
+        """Zeros with a row for each place of a query, (G, T, B, width)."""
         return self.queries.new_zeros((*self.queries.shape[:3], width))
 
     def scores(self, tiles: "_Tiles") -> Tensor:
-        """(g c, B, w B), times log2(e); -inf for pairs that are not allowed."""
+        """The scores, (g c, B, w B), times log2(e); -inf for pairs that are not allowed."""
         scores = torch.bmm(tiles.queries(self.queries), tiles.keys(self.keys).mT)
-        # A product that leaves the range is infinite or NaN: made finite or +inf here, so that the limit can hide it.
+        # A product that leaves the range is infinite or NaN: NaN becomes +inf here, so that the limit can hide it.
         scores = scores.nan_to_num_(torch.inf, torch.inf, -torch.inf)
         tiles.split(scores).clamp_(max=self._limit(tiles))
         return scores
@@ -200,10 +200,10 @@ class _Tiles(NamedTuple):
     G: slice  # of the sequences
     T: slice  # of the tiles of queries
     blocks: Tensor  # (c, w), none absent; or (g, c, w)
-    run: tuple[int, int] | None  # (first, step): each tile reads w contiguous blocks, `step` after those of the last
+    run: tuple[int, int] | None  # (first, step): each tile reads w contiguous blocks, `step` after the tile before
 
     def queries(self, x: Tensor) -> Tensor:
-        """The tiles' queries of x (G, T, B, ·), (g c, B, ·)."""
+        """The rows of x (G, T, B, ·) for these tiles' queries, (g c, B, ·)."""
         return x[self.G, self.T].flatten(0, 1)
 
     def set_queries(self, x: Tensor, rows: Tensor) -> None:
@@ -227,7 +227,7 @@ class _Tiles(NamedTuple):
                 for some in rows.unbind(1):
                     self._view(x, first, 0, self.blocks.shape[-1])[:, 0].add_(some)
                 return
-            for number, some in enumerate(rows.split(step * B, 2)):  # pieces of so many blocks do not overlap
+            for number, some in enumerate(rows.split(step * B, 2)):  # pieces of `step` blocks do not overlap
                 self._view(x, first + number * step, step, some.shape[2] // B).add_(some)
             return
         x = x[self.G].flatten(2)
@@ -239,8 +239,8 @@ class _Tiles(NamedTuple):
         return rows.unflatten(0, (-1, self.T.stop - self.T.start))
 
     def _view(self, x: Tensor, first: int, step: int, width: int) -> Tensor:
-        """A view (g, c, w B, ·) of x (G, S, B, ·): `width` blocks for each tile, which begin at `first`, and `step`
-        further on for each next tile."""
+        """A view (g, c, w B, ·) of x (G, S, B, ·): `width` blocks for each tile. Those of the first tile
+        begin at `first`, those of each next tile `step` further on."""
         x = x[self.G]
         size = (len(x), self.T.stop - self.T.start, width * x.shape[2], x.shape[3])
         stride = (x.stride(0), step * x.stride(1), x.stride(2), x.stride(3))
@@ -250,12 +250,12 @@ class _Tiles(NamedTuple):
 def _tiles(tiling: Tiling, G: int, K: int) -> Iterator[_Tiles]:
     """All tiles of a tiling, for G sequences with keys of K numbers.
 
-    Tiles that are computed together read equally many blocks, none of them absent if all sequences have one table: so
-    results do not depend on how many are computed together.
+    Tiles that are computed together read equally many blocks. If all sequences share one table, none of these blocks is
+    absent, so results do not depend on how many tiles are computed together.
     """
     B, C = tiling.queries.positions.shape[-1], tiling.keys.positions.shape[-1]
     for start, stop, width, run in _runs(tiling.table.cpu()):
-        numbers = width * C * (B if run else max(B, K))  # of a tile
+        numbers = width * C * (B if run else max(B, K))  # in a tile
         together = max(1, NUMBERS["cuda" if tiling.table.is_cuda else "cpu"] // numbers)
         tiles = min(stop - start, together)
         sequences = together // tiles
@@ -272,8 +272,8 @@ _Run = tuple[int, int, int, tuple[int, int] | None]  # of tiles: start, stop, wi
 
 
 def _runs(table: Tensor) -> Iterator[_Run]:
-    """Runs of rows of a table that hold equally many blocks, at least one; and, unless that cuts them into short
-    pieces, whose blocks are contiguous and begin at equal distances."""
+    """Runs of a table's rows that hold equally many blocks, at least one. Unless that makes short pieces, runs are cut
+    further, so that their blocks are contiguous and begin at equal distances."""
     if table.dim() == 3:
         if table.shape[2]:
             yield 0, table.shape[1], table.shape[2], None
@@ -290,7 +290,7 @@ def _runs(table: Tensor) -> Iterator[_Run]:
 
 
 def _equal_steps(firsts: list[int], start: int, width: int) -> Iterator[_Run]:
-    """Runs of tiles from number `start` on, whose first blocks are `firsts`, at equal distances."""
+    """Runs of tiles whose first blocks are at equal distances; the tiles from `start` on begin at blocks `firsts`."""
     steps = [b - a for a, b in pairwise(firsts)]
     t = 0
     while t < len(firsts):
@@ -301,8 +301,8 @@ def _equal_steps(firsts: list[int], start: int, width: int) -> Iterator[_Run]:
 
 
 def tiled_cost(call: CostedCall, work: Sequence[Work], last: Sequence[Work]) -> Cost:
-    """Cost of `tiled_attention` from the work of its tilings, and from that of the tilings for the `last` query alone.
-    The keys are the state."""
+    """The cost of `tiled_attention`, from the `work` of its tilings and from that of the tilings for the last query
+    alone, `last`. The state is the keys and values."""
     (G, N, K, V), reach = call.sizes, call.reach
     rows, further = G * N, len(work) - 1
     pairs = G * sum(w.pairs for w in work)
@@ -310,11 +310,11 @@ def tiled_cost(call: CostedCall, work: Sequence[Work], last: Sequence[Work]) -> 
     read = G * sum(w.blocks * w.keys for w in work)
     return call.attending(pairs) + Cost(
         backward=2 * pairs * K,  # scores again
-        # Scaled queries. A pair: score kept in range and hidden, maximum, subtract, exp2, sum. A row of a tile: maximum
-        # and sum bounded, quotients, logarithm taken, added, bounded. A row of each further tiling: difference, sigmoid
-        # in these units, outputs between the two, logarithms added.
+        # Queries are scaled. Per pair: score kept in range and hidden, maximum, subtract, exp2, sum. Per row of a tile:
+        # maximum and sum bounded, quotients, logarithm taken, added, bounded. Per row of each further tiling:
+        # difference, sigmoid in these units, outputs between the two, logarithms added.
         elementwise_forward=rows * K + 6 * pairs + places * (V + 5) + further * rows * (V + 4),
-        # A pair: score kept in range and hidden, subtract, exp2. What each tile adds to dV, and each further tiling.
+        # Per pair: score kept in range and hidden, subtract, exp2. What each tile adds to dV, and each further tiling.
         # To reach q and k: the row's term, sum_v do o; subtract and multiply; what is added to dK and dQ; factors.
         elementwise_backward=4 * pairs
         + read * V

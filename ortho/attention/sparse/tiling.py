@@ -1,7 +1,7 @@
 """Tilings of a pattern: queries in tiles, keys in blocks, and a table of the blocks that each tile reads.
 
-A pattern says by tilings which pairs are computed. `band` makes the tiling of consecutive keys; others put
-`TokenBlocks` and a table together by themselves.
+The tilings of a pattern say which pairs are computed. `band` makes the tiling of consecutive keys; other patterns
+build their `TokenBlocks` and table themselves.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from ortho._typing import Size
 
-Bound = Callable[[Tensor], Tensor]  # of queries' positions: the first or the last key that each may attend to
+Bound = Callable[[Tensor], Tensor]  # from queries' positions to the first or the last key that each may attend to
 Rule = Callable[[Tensor, Tensor], Tensor]  # (i, j), positions that broadcast: whether the query may attend to the key
 
 ABSENT = -1  # in place of a position, or of a block
@@ -24,15 +24,15 @@ BLOCK = 16  # keys in a block: contiguous blocks are read without a copy, so sma
 class TokenBlocks(NamedTuple):
     """Tokens in blocks of B: their positions (S, B), or (G, S, B) where each sequence has its own; no token twice.
 
-    A place without a token is `ABSENT`. `span` (first, stop) says that the tokens are those of these positions in
-    their order, in blocks that begin at multiples of B: then no row has to be gathered.
+    A place without a token is `ABSENT`. `span` (first, stop) says that the tokens are those from first to stop,
+    exclusive, in order, in blocks that begin at multiples of B: then no row has to be gathered.
     """
 
     positions: Tensor
     span: tuple[int, int] | None = None
 
     def gather(self, x: Tensor, start: int = 0) -> Tensor:
-        """The rows of x (G, n, ·), whose first is at position `start`, in blocks (G, S, B, ·).
+        """The rows of x (G, n, ·) in blocks (G, S, B, ·); the first row of x is at position `start`.
 
         A place without a token holds zeros or another token's row.
         """
@@ -66,7 +66,7 @@ def consecutive(first: int, stop: int, block: int, device: torch.device | None =
 
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
-    """The rows of x (G, n, ·) with these numbers, (m,) or (G, m): (G, m, ·)."""
+    """The rows of x (G, n, ·) whose numbers `index` holds, (m,) or (G, m): (G, m, ·)."""
     if index.dim() == 1:
         return x.index_select(1, index)
     offsets = x.shape[1] * torch.arange(len(x), device=x.device)[:, None]
@@ -74,17 +74,17 @@ def gather_rows(x: Tensor, index: Tensor) -> Tensor:
 
 
 def _pad(x: Tensor, before: int, after: int, fill: float = 0.0) -> Tensor:
-    """x (G, n, ·) with more rows; not copied if there are none."""
+    """x (G, n, ·) with rows of `fill` before and after; not copied if there are none."""
     return pad(x, (0, 0, before, after), value=fill) if before or after else x
 
 
 def causal(i: Tensor, j: Tensor) -> Tensor:
-    """The rule of a causal call, where a tiling needs no other."""
+    """The rule of a causal call if a tiling needs no other: no key after the query."""
     return j <= i
 
 
 class Section(NamedTuple):
-    """The pairs that a call computes: of queries at `first` to `stop`, exclusive, with the first `keys` keys."""
+    """The pairs that a call computes: queries from `first` to `stop`, exclusive, with the first `keys` keys."""
 
     first: int
     stop: int
@@ -93,13 +93,13 @@ class Section(NamedTuple):
     device: torch.device = torch.device("cpu")
 
     def rule(self, allowed: Rule | None) -> Rule | None:
-        """`allowed`, in a causal call without the keys after the query."""
+        """The rule of a call: `allowed`, and in a causal call no key after the query."""
         if not self.is_causal or allowed is None:
             return causal if self.is_causal else allowed
         return lambda i, j: allowed(i, j) & causal(i, j)
 
     def last_keys(self, high: Tensor, i: Tensor) -> Tensor:
-        """The last key that each query at i reads: `high`, in a causal call none after the query."""
+        """The last key that each query at i reads: `high`, but in a causal call no key after the query."""
         return torch.minimum(high, i) if self.is_causal else high
 
     def tile_starts(self, tile: int) -> Tensor:
@@ -108,8 +108,11 @@ class Section(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a tiling computes for one sequence: the tiles that read anything, of so many `queries`; the blocks that they
-    read, of so many `keys`, counted once for each tile that reads them. Places without a token are computed too."""
+    """What a tiling computes for one sequence: the number of `tiles` that read anything, of `queries` queries each; and
+    of the `blocks` that they read, of `keys` keys each, counted once for each tile that reads them.
+
+    Places without a token are computed too.
+    """
 
     tiles: Size
     blocks: Size
@@ -118,16 +121,16 @@ class Work(NamedTuple):
 
     @property
     def pairs(self) -> Size:
-        """The scores that are computed, of allowed pairs and of others."""
+        """The number of scores computed, for allowed pairs and for others."""
         return self.blocks * self.queries * self.keys
 
 
 class Tiling(NamedTuple):
     """Pairs that are computed together. A call may have several tilings, but no pair twice.
 
-    `table` (T, W) names the blocks of keys that each tile of queries reads, each but once, before any `ABSENT`; or it
-    is (G, T, W). `allowed(i, j)` says of positions that broadcast which pairs count; None allows all. `relative` says
-    that this depends on i - j alone.
+    `table` (T, W), or (G, T, W), lists the blocks of keys that each tile of queries reads, each at most once, before
+    any `ABSENT`. `allowed(i, j)` says which pairs count, for positions that broadcast; None allows all. `relative` says
+    that the rule depends on i - j alone.
     """
 
     queries: TokenBlocks
@@ -143,7 +146,7 @@ class Tiling(NamedTuple):
 
     @property
     def work(self) -> Work:
-        """Counted from the table. If each sequence has a table of its own, absent blocks are computed too."""
+        """The work, counted from the table. If each sequence has a table of its own, absent blocks are computed too."""
         queries, keys = self.queries.positions.shape[-1], self.keys.positions.shape[-1]
         if self.table.dim() == 3:
             _, T, W = self.table.shape
@@ -152,10 +155,10 @@ class Tiling(NamedTuple):
         return Work(int(there.any(1).sum()), int(there.sum()), queries, keys)
 
     def allowed_pairs(self, G: slice, T: slice, blocks: Tensor, mask: Tensor | None, start: int) -> Tensor:
-        """Which pairs count, of these sequences' tiles T and the blocks (c, w), or (g, c, w), that they read:
-        (1 or g, c, B, w B), or (1, 1, B, w B) if the tiles are alike.
+        """Which pairs count, for tiles T of sequences G with the `blocks` (c, w), or (g, c, w), that they read.
 
-        A mask (1 or g, N or 1, M or 1) is that of these sequences; the first query stands at `start`.
+        Returns (1 or g, c, B, w B), or (1, 1, B, w B) if the tiles are alike. `mask` (1 or g, N or 1, M or 1) is the
+        mask of these sequences; the first query is at position `start`.
         """
         i, j = self._positions(G, T, blocks)
         if self.relative and mask is None and _alike(i, j):
@@ -171,7 +174,7 @@ class Tiling(NamedTuple):
         return pairs
 
     def _positions(self, G: slice, T: slice, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the queries, (c, B) or (g, c, B), and of the keys that they read, (c, w B) or (g, c, w B)."""
+        """The positions of queries, (c, B) or (g, c, B), and of the keys that they read, (c, w B) or (g, c, w B)."""
         i, places = self.queries.positions, self.keys.positions
         i = i[G, T] if i.dim() == 3 else i[T]
         if places.dim() == 2 and blocks.dim() == 2:
@@ -193,7 +196,7 @@ def _alike(i: Tensor, j: Tensor) -> bool:
 
 
 def _entries(mask: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """The entries (i, j) of a mask (G or 1, N or 1, M or 1), (G or 1, c, B, w B)."""
+    """The entries (G or 1, c, B, w B) at (i, j) of a mask (G or 1, N or 1, M or 1)."""
     i, j = i * int(mask.shape[1] > 1), j * int(mask.shape[2] > 1)
     index = (i * mask.shape[2] + j).flatten(-3)
     flat = mask.flatten(1)
@@ -211,12 +214,12 @@ def band(
     tile: int = TILE,
     relative: bool = False,
 ) -> Tiling:
-    """The queries of a section that read the keys from low(i) to high(i), which never fall; in a causal call up to i.
+    """The tiling in which each query of a section reads the keys from low(i) to high(i); in a causal call up to i.
 
-    `keys` (first, stop) are by default all of the section's.
+    The two bounds never fall. `keys` (first, stop) limits the keys, by default to all of the section's.
     """
     first, stop, start, end = section.first, section.stop, *(keys or (0, section.keys))
-    tile, block = (tile, BLOCK) if stop - first > 1 else (1, 1)  # a lone query, in decoding, reads no more
+    tile, block = (tile, BLOCK) if stop - first > 1 else (1, 1)  # a lone query, in decoding, reads just its keys
     i = section.tile_starts(tile)
     lowest = low(i.clamp(min=first)).clamp(min=start) // block
     last = (i + tile - 1).clamp(max=stop - 1)
@@ -227,12 +230,12 @@ def band(
 
 
 def window_tile(width: int) -> int:
-    """Queries in a tile of a window: fewer for a narrow one, since they share few of the keys."""
+    """The number of queries in a window's tile: fewer for a narrow window, whose queries share few keys."""
     return TILE if width > TILE else TILE // 2
 
 
 def window_band(section: Section, width: int) -> Tiling:
-    """The queries of a section with the keys less than `width` positions away."""
+    """The tiling of a section's queries with the keys less than `width` positions away."""
     reach = min(width, max(section.stop, section.keys)) - 1
 
     def near(i: Tensor, j: Tensor) -> Tensor:

@@ -13,9 +13,9 @@ from ortho.attention.sparse.tiling import BLOCK, TILE, Section, Tiling, Work, ba
 @checked
 @dataclass(frozen=True)
 class Window(Pattern):
-    """The keys less than `width` positions away: causal `width` of them, else 2 width - 1.
+    """The keys less than `width` positions away: `width` of them in a causal call, else 2 width - 1.
 
-    A window of w keys to each side, beside the query's own, is `Window(w + 1)`.
+    A window of w keys on each side, besides the query's own, is `Window(w + 1)`.
     """
 
     width: int
@@ -34,17 +34,17 @@ class Window(Pattern):
         return (window_band(section, self.width),)
 
     def work(self, N: Size, *, is_causal: bool = False, last: bool = False) -> tuple[Work, ...]:
-        """Also for symbols: N is then a multiple of `TILE`, and longer than the window reaches."""
+        """Takes symbols, too: N is then a multiple of `TILE`, and longer than the window reaches."""
         if isinstance(N, int):
             return super().work(N, is_causal=is_causal, last=last)
         if last:
             return (Work(1, self.width, 1, 1),)
         tile, reach = window_tile(self.width), -(-(self.width - 1) // BLOCK)  # in blocks
-        one_side = N / tile * reach - sum(range(reach, 0, -tile // BLOCK))  # the first tiles find fewer
+        one_side = N / tile * reach - sum(range(reach, 0, -tile // BLOCK))  # fewer blocks before the first tiles
         return (Work(N / tile, N / BLOCK + (one_side if is_causal else 2 * one_side), tile, BLOCK),)
 
 
-WHOLE = 256  # the most queries in a tile all of whose pairs are allowed
+WHOLE = 256  # the most queries in a tile whose pairs are all allowed
 
 
 @checked
@@ -67,7 +67,7 @@ class BlockedWindow(Pattern):
         return self.width if self.hop is None else self.hop
 
     def _end(self, i: Tensor) -> Tensor:
-        """Where the last block ends that the token at i is in."""
+        """The end of the last block that holds the token at i."""
         return i // self._hop * self._hop + self.width
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class BlockedWindow(Pattern):
         return whole * (hop * self.width - hop * (hop - 1) // 2) + rest * (rest + 1) // 2
 
     def tilings(self, section: Section) -> tuple[Tiling, ...]:
-        def low(i: Tensor) -> Tensor:  # where the first block that holds i begins
+        def low(i: Tensor) -> Tensor:  # the start of the first block that holds i
             return ((i - self.width) // self._hop + 1) * self._hop
 
         tile = tile_width(self._hop, TILE if section.is_causal else max(TILE, min(self._hop, WHOLE)))
@@ -91,7 +91,7 @@ class BlockedWindow(Pattern):
 
 
 def evenly(length: int, most: int) -> int:
-    """The width of the fewest equal pieces of at most `most` that cover `length`."""
+    """The width of equal pieces, at most `most`, of which as few as possible cover `length`."""
     return -(-length // -(-length // most))
 
 

@@ -1,1 +1,1 @@
-"""Weights that are made of positions alone, applied by shifts and running sums."""
+"""Attention weights made from positions alone, applied by shifts and running sums."""

@@ -2,16 +2,17 @@ r"""Positional patterns: attention weights that are a function of the positions 
 
 A pattern gives the key at j a weight $w(i, j, n)$ in the row of the query at i, where n is how many tokens the row
 sees, and the row is divided by its sum. In a causal call a row sees the tokens up to its own: it is the last row of the
-same pattern on i + 1 tokens. So the weights of later keys are removed and the others renormalised, and what counts from
-the end of the sequence counts from the query.
+same pattern on i + 1 tokens. So the weights of later keys are removed and the others renormalised, and a pattern that
+counts from the end of the sequence counts from the query.
 
-The fast forms add up what lies behind a position and its own term; in a call that is not causal also what lies ahead,
-which is what lies behind in the mirrored pattern on the mirrored sequence. Positions are their last axis.
+The fast forms add a row's sum over the positions before its own (`behind`) and its own term. A call that is not causal
+adds the sum over the positions ahead: the sum `behind` of the mirrored pattern on the mirrored sequence. Positions are
+the last axis.
 
 The patterns are the seven of Raganato, Scherrer & Tiedemann 2020 (arXiv:2002.10260), the mean of the last tokens, and
 the Gaussians of You, Sun & Iyyer 2020 (arXiv:2005.00742). The former paper puts its patterns into encoders, seven heads
 beside a learned one. It prints weights of tokens 0 to n - 1 that grow with the cube of the place, $(j + 1)^3$, and does
-not say what the rows hold that have nothing to attend to.
+not say what a row with nothing to attend to holds.
 """
 
 from abc import ABC, abstractmethod
@@ -35,8 +36,8 @@ EMPTY = ("zero", "self")
 class PositionalPattern(ABC):
     """What a head with fixed weights attends to.
 
-    In the fast forms u (..., V, P) are the values at positions r, integers (P,) or (..., 1, P) which follow each other,
-    and `after`, of the same shape, is how many positions a row sees behind its own: n - 1 - r, or 0 in a causal call.
+    In the fast forms u (..., V, P) are the values at consecutive positions r, integers (P,) or (..., 1, P), and
+    `after`, of the shape of r, is how many positions a row sees after its own: n - 1 - r, or 0 in a causal call.
     """
 
     name: str
@@ -48,7 +49,7 @@ class PositionalPattern(ABC):
 
     @abstractmethod
     def mirrored(self) -> "PositionalPattern":
-        """The pattern in which start and end have changed places."""
+        """The pattern with start and end of the sequence exchanged."""
 
     @property
     def normalised(self) -> bool:
@@ -58,19 +59,19 @@ class PositionalPattern(ABC):
     @property
     @abstractmethod
     def vectors(self) -> int:
-        """How many vectors a row needs of the positions behind it; 0 if it does not look there."""
+        """How many vectors a row needs from the positions before its own; 0 if it does not look there."""
 
     @abstractmethod
     def behind(self, u: Tensor, before: Tensor, r: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The rows' sums over the positions behind their own, (..., V, P); and the vectors that each row needs for it,
-        `vectors` times (..., V, P), of which `before` (..., V, vectors) are the first row's."""
+        """The rows' sums over the positions before their own, (..., V, P), and the vectors that each row needs for its
+        sum, `vectors` times (..., V, P); `before` (..., V, vectors) are the first row's vectors."""
 
     @abstractmethod
     def own(self, r: Tensor) -> Tensor | float:
-        """The weight of a row's own position, beside what is `behind` it."""
+        """The weight of a row's own position, on the scale of the sum `behind` it."""
 
     def total(self, r: Tensor, after: Tensor) -> Tensor | None:
-        """What the rows' sums are to be divided by, positive for empty rows too; None if by nothing."""
+        """The divisors of the rows' sums, positive for empty rows too; None if rows are not divided."""
         return None
 
     def empty(self, r: Tensor, after: Tensor) -> Tensor | None:
@@ -88,11 +89,11 @@ class PositionalPattern(ABC):
         return added(u, behind, times(self.own(r), u), ahead)
 
     def weights(self, n: int, *, is_causal: bool = False, empty: str = "zero") -> Float[Tensor, "n n"]:
-        """The definition: the n x n matrix of weights, float64. Rows sum to 1, but for empty ones and for Gaussians
+        """The definition: the n x n matrix of weights, float64. Rows sum to 1, except empty ones and those of Gaussians
         that are not normalised.
 
         Empty rows are rows of zeros; with `empty="self"` their weight is on the token itself. Raises TypeError or
-        ValueError for n below 1 and for another policy.
+        ValueError for n below 1 and for any other `empty`.
         """
         _checks.positive_int("n", n)
         _checks.one_of("empty", empty, EMPTY)
@@ -107,25 +108,26 @@ class PositionalPattern(ABC):
 
 
 def windows(u: Tensor, before: Tensor) -> list[Tensor]:
-    """The values so many places behind each position as there are in `before`, and of fewer, down to one."""
+    """The values R places before each position, R - 1 places before it, ..., and one place before it, if `before`
+    holds R values."""
     line = torch.cat([before.to(u.dtype), u], -1)
     return [line[..., start : start + u.shape[-1]] for start in range(before.shape[-1])]
 
 
 def running(first: Tensor, steps: Tensor) -> Tensor:
-    """`first` (..., V, 1), and it with more and more of the steps (..., V, P - 1) added: (..., V, P)."""
+    """Running sums (..., V, P): `first` (..., V, 1), then with one more of the steps (..., V, P - 1) each time."""
     return torch.cat([first, steps], -1).cumsum(-1)
 
 
 def times(weight: Tensor | float, x: Tensor) -> Tensor | None:
-    """The product, without multiplying by 1; None for 0."""
+    """weight * x, without multiplying if the weight is 1; None if it is 0."""
     if isinstance(weight, float):
         return None if weight == 0 else x if weight == 1 else weight * x
     return weight * x
 
 
 def added(like: Tensor, *terms: Tensor | None) -> Tensor:
-    """The sum of what there is of the terms; zeros if there is nothing."""
+    """The sum of the terms that are not None; zeros if all are None."""
     there = [term for term in terms if term is not None]
     return sum(there[1:], start=there[0]) if there else 0 * like
 
@@ -135,7 +137,7 @@ def added(like: Tensor, *terms: Tensor | None) -> Tensor:
 class Shift(PositionalPattern):
     r"""All weight on the token `offset` places further on, $\delta_{j, i + o}$: current, previous or next token.
 
-    The fast form takes as long as for |offset| tokens more. Raises TypeError for an offset that is not an integer.
+    The fast form takes as long as one with |offset| more tokens. Raises TypeError for an offset that is not an integer.
     """
 
     offset: int
@@ -164,7 +166,7 @@ class Shift(PositionalPattern):
 @checked
 @dataclass(frozen=True)
 class Context(PositionalPattern):
-    r"""What lies two places or more to the left, $(j + 1)^3$ for $j \le i - 2$; or, mirrored, to the right."""
+    r"""All tokens two or more places to the left, by $(j + 1)^3$ for $j \le i - 2$; or, mirrored, to the right."""
 
     left: bool
     wide: ClassVar[bool] = True
@@ -216,8 +218,8 @@ class Border(PositionalPattern):
         if self.end:
             sums = running(before, (cubes(r + 1) * u)[..., :-1])
             return sums, [sums]
-        # Of the values x = r - j places back, sums with weights 1, x, x (x + 1) / 2 and x (x + 1) (x + 2) / 6. No terms
-        # of (x + 1)^3 = 6 x (x + 1) (x + 2) / 6 + x + 1 are negative, so that nothing cancels.
+        # Sums of the values x = r - j places back, with weights 1, x, x (x + 1) / 2 and x (x + 1) (x + 2) / 6. No term
+        # of (x + 1)^3 = 6 x (x + 1) (x + 2) / 6 + x + 1 is negative, so nothing cancels.
         orders = [running(before[..., :1], u[..., :-1])]
         for order in range(1, 4):
             orders.append(running(before[..., order : order + 1], orders[-1][..., 1:]))
@@ -236,7 +238,7 @@ class Border(PositionalPattern):
 @checked
 @dataclass(frozen=True)
 class Recent(PositionalPattern):
-    """The mean of a token and of the `width` - 1 before it; or, `ahead`, of those behind it.
+    """The mean of a token and of the `width` - 1 tokens before it or, with `ahead`, after it.
 
     Raises TypeError or ValueError for a width below 1.
     """
@@ -277,10 +279,10 @@ def sum_of_cubes(m: Tensor) -> Tensor:
     return (m * (m + 1) // 2).double() ** 2
 
 
-# Standard deviations at which the weights are cut off. What lies further out, on one side, sums to less than the
-# integral, erfc(9 / sqrt 2) / 2 = 1.2e-19, the thousandth part of what rounding a row's sum to float64 may change.
+# Standard deviations at which the weights are cut off. The weights further out on one side sum to less than the
+# integral, erfc(9 / sqrt 2) / 2 = 1.1e-19, a thousandth of what rounding a row's sum to float64 may change.
 REACH = 9
-FURTHEST = 8  # standard deviations from a token to the centre, where rows are divided by their sums
+FURTHEST = 8  # most standard deviations from a token to the centre if rows are divided by their sums
 
 
 @checked
@@ -289,14 +291,14 @@ class Gaussian(PositionalPattern):
     r"""The density $e^{-(j - i - o)^2 / 2 \sigma^2} / (\sigma \sqrt{2 \pi})$ of a normal law about the token `offset`
     places further on.
 
-    As published rows are not divided by their sums: they lose what lies beyond the ends of the sequence and, in causal
-    calls, in the future. `normalise` divides them. The paper's encoder has heads with offsets -1 and 1, its decoder
-    with -1 and 0.
+    As published, rows are not divided by their sums: they lose the weight beyond the ends of the sequence and, in
+    causal calls, in the future. `normalise` divides them. The paper's encoder has heads with offsets -1 and 1, its
+    decoder with -1 and 0.
 
-    The fast form leaves out keys further than `REACH` sigma from the centre, or from the token where that lies further
-    out; up to there it reads zeros where there are no keys. Raises TypeError or ValueError for an offset that is not
-    finite and for sigma not above 0; with `normalise` also for a centre more than `FURTHEST` sigma from the token,
-    since rows near an end would then divide by next to 0.
+    The fast form leaves out keys more than `REACH` sigma beyond the centre or the token, whichever is further out; up
+    to there it reads zeros where there are no keys. Raises TypeError or ValueError for an offset that is not finite and
+    for sigma not above 0; with `normalise` also for a centre more than `FURTHEST` sigma from the token, since rows near
+    an end would then be divided by almost 0.
     """
 
     offset: float | int = 0.0
@@ -336,7 +338,7 @@ class Gaussian(PositionalPattern):
         return (sums.flatten(-2)[..., :P] if number > 1 else sums), windows(u, before)
 
     def _band(self, width: int) -> Tensor:
-        """(R + width, width): the weight that row q of a chunk gives to place s, q - s + R places behind it."""
+        """(R + width, width): the weight that row q of a chunk gives to place s, q - s + R places before it."""
         line = [0.0] * width + [self._density(-x) for x in range(1, self.vectors + 1)] + [0.0] * (width - 1)
         return torch.tensor(line, dtype=torch.float64).unfold(0, width, 1).flip(0)
 
@@ -350,7 +352,7 @@ class Gaussian(PositionalPattern):
         return self._density(0) + self._sums(r) + self.mirrored()._sums(after) if self.normalise else None
 
     def _sums(self, count: Tensor) -> Tensor:
-        """The sum of the weights of so many positions behind a row."""
+        """The sum of the weights of the `count` positions before a row's own."""
         taps = torch.tensor([0.0, *(self._density(-x) for x in range(1, self.vectors + 1))], dtype=torch.float64)
         return embedding(count.clamp(0, self.vectors), taps.cumsum(0)[:, None].to(count.device))[..., 0]
 

@@ -1,7 +1,8 @@
-"""Where tokens stand for a positional pattern: at the rank of their word among the words that are there.
+"""The positions of tokens in a positional pattern: the rank of a token's word among the words that are there.
 
-A position holds a word, whose value is the mean of its tokens'; without `words` each token is one. A masked token is at
-no position. A causal call starts at the position of the last word before it, which its first tokens may belong to.
+A position holds a word, whose value is the mean of its tokens' values; without `words` each token is a word. A masked
+token has no position. A causal call starts at the position of the last word before the call, since its first tokens may
+belong to that word.
 """
 
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ NONE = -1  # the number of the position, and of the word, before the first
 
 
 class Last(NamedTuple):
-    """Of the last token of a call: its position, how many tokens its word has so far, and the number of the word."""
+    """The last token of a call: its position, how many tokens its word has so far, and the number of the word."""
 
     position: Int[Tensor, "*lead h"]
     started: Int[Tensor, "*lead h"]
@@ -26,11 +27,11 @@ class Last(NamedTuple):
 
 @dataclass(frozen=True)
 class Places:
-    """N tokens, each at a position of its own; in a causal call behind a first position, that of the word before.
+    """N tokens, each at a position of its own; in a causal call these follow a first position, that of the word before.
 
-    first: the number of the first position. seen: how many positions the rows know, None in a causal call: those up to
-    their own. P, below, is the number of positions, N or N + 1. Tensors have the axes of the batch, and before `head`
-    one of heads, or of one for all, behind them.
+    first: the number of the first position. seen: how many positions the rows see; None in a causal call, where rows
+    see those up to their own. P, below, is the number of positions, N or N + 1. Tensors have the axes of the batch,
+    followed, until `head` selects one, by an axis of heads, of size 1 if all heads are alike.
     """
 
     tokens: int
@@ -39,7 +40,7 @@ class Places:
     seen: Int[Tensor, "..."] | int | None
 
     def head(self, number: int, axis: int) -> "Places":
-        """Those of one head, given which axis the heads are."""
+        """The places of head `number`, where `axis` is the axis of heads."""
 
         def of(x: Any) -> Any:
             return x.select(axis, min(number, x.shape[axis] - 1)) if isinstance(x, Tensor) else x
@@ -53,14 +54,14 @@ class Places:
         return r + (self.first if isinstance(self.first, int) else self.first[..., None, None])
 
     def after(self, r: Tensor) -> Tensor:
-        """How many positions each row sees behind its own."""
+        """How many positions each row sees after its own."""
         if self.seen is None:
             return torch.zeros_like(r)
         return (self.seen if isinstance(self.seen, int) else self.seen[..., None, None]) - 1 - r
 
     def pool(self, x: Tensor, before: Tensor | None) -> Tensor:
-        """The positions' values (..., V, P) of the tokens' (..., V, N). `before` (..., V), in a causal call: what the
-        first position has from before it."""
+        """The positions' values (..., V, P) from the tokens' values (..., V, N). In a causal call `before` (..., V) is
+        the first position's value from before the call."""
         return x if before is None else torch.cat([before[..., None], x], -1)
 
     def so_far(self, x: Tensor, before: Tensor) -> Tensor:
@@ -68,19 +69,19 @@ class Places:
         return x
 
     def kept(self, o: Tensor) -> Tensor:
-        """(..., V, N) with zeros for masked tokens."""
+        """o (..., V, N) with zeros for masked tokens."""
         return o
 
     def spread(self, s: Tensor) -> Tensor:
-        """To the tokens, (..., V, N), what stands at their positions, (..., V, P) or (P,)."""
+        """For each token, (..., V, N), the entry of s, (..., V, P) or (P,), at its position."""
         return s[..., -self.tokens :]
 
     def at_last(self, s: Tensor) -> Tensor:
-        """What stands at the last token's position, (..., V), of (..., V, P)."""
+        """The entry, (..., V), of s, (..., V, P), at the last token's position."""
         return s[..., -1]
 
     def mirror(self, s: Tensor) -> Tensor:
-        """(..., V, P) with the positions in reverse order."""
+        """s (..., V, P) with the positions in reverse order."""
         return s.flip(-1)
 
     @property
@@ -91,11 +92,11 @@ class Places:
 
 @dataclass(frozen=True)
 class Ranked(Places):
-    """N tokens of which some are masked, or share a position.
+    """N tokens, some of which are masked or share a position.
 
     index (..., N): which of the positions a token stands at; there (..., N): whether it is not masked; counts (..., P):
-    how many stand at a position, at the first also `started` (...) from before the call; word (...): the number of the
-    last word, None if tokens are words.
+    how many tokens stand at a position, including, at the first, the `started` (...) ones from before the call; word
+    (...): the number of the last word, None if each token is a word.
     """
 
     index: Int[Tensor, "... N"]
@@ -117,7 +118,7 @@ class Ranked(Places):
             return x
         index, there = self.index[..., None, :], self.there[..., None, :]
         sums, counts = x.masked_fill(~there, 0), there.to(x.dtype)
-        step = 1  # sums go over so many tokens up to each, or to the start of its word if that is nearer
+        step = 1  # each sum covers `step` tokens up to its own, or fewer if the word starts later
         while step < self.tokens and bool((same := index[..., step:] == index[..., :-step]).any()):
             sums, counts = (
                 torch.cat([s[..., :step], s[..., step:] + s[..., :-step] * same], -1) for s in (sums, counts)
@@ -139,7 +140,7 @@ class Ranked(Places):
     def mirror(self, s: Tensor) -> Tensor:
         assert isinstance(self.seen, Tensor)
         source = self.seen[..., None, None] - 1 - torch.arange(self.tokens, device=self.device)
-        return s.gather(-1, source.clamp(min=0).expand(s.shape))  # behind the last position anything: nothing reads it
+        return s.gather(-1, source.clamp(min=0).expand(s.shape))  # arbitrary past the last position: nothing reads it
 
     @property
     def last(self) -> Last:
@@ -159,8 +160,8 @@ def places(
     words: Int[Tensor, "..."] | None,
     before: Last | None,
 ) -> Places:
-    """The positions of N tokens in the batch `lead`, given which are present (*lead, h, N), the numbers of their words
-    (*lead, N), and the last token of the call before. Raises ValueError as `word_starts`."""
+    """The places of N tokens in the batch `lead`, given which are present (*lead, h, N), the numbers of their words
+    (*lead, N), and the last token of the previous call. Raises ValueError as `word_starts` does."""
     first: Tensor | int = (NONE if is_causal else 0) if before is None else before.position
     if present is None and words is None:
         return Places(tokens, device, first, None if is_causal else tokens)
@@ -181,9 +182,9 @@ def places(
 def word_starts(
     words: Int[Tensor, "*lead N"], there: Bool[Tensor, "*lead h N"], before: Int[Tensor, "*lead h"] | None
 ) -> tuple[Bool[Tensor, "*lead h N"], Int[Tensor, "*lead h"]]:
-    """At which tokens a word starts, and the number of the last word; `before` is that of the word before.
+    """At which tokens a word starts, and the number of the last word; `before` is the number of the word before.
 
-    Raises ValueError, on the CPU, for numbers below 0 and numbers that fall, of tokens that are there.
+    Raises ValueError, on the CPU, if the numbers of tokens that are there are below 0 or fall.
     """
     numbers = torch.where(there, words.long()[..., None, :], NONE)
     _checks.within("words", "numbers of words", numbers.masked_fill(~there, 0), 0, inf)

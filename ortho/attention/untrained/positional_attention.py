@@ -1,8 +1,8 @@
-r"""Attention by position: each head has a fixed pattern of weights, and neither queries nor keys.
+r"""Attention by position: each head has a fixed pattern of weights, without queries and keys.
 
 Raganato, Scherrer & Tiedemann 2020 (arXiv:2002.10260) and You, Sun & Iyyer 2020 (arXiv:2005.00742) multiply by N x N
-matrices; the fast form is made of shifts, running sums and short bands, in time and memory linear in N. Sums of cubes
-reach 2.5e19 at N = 1e5: they are taken in float64, and each row is divided by its own.
+matrices; the fast form uses shifts, running sums and short bands, in time and memory linear in N. Sums of cubes reach
+2.5e19 at N = 1e5, so they are taken in float64, and each row is divided by its own sum.
 """
 
 from collections.abc import Sequence
@@ -36,19 +36,19 @@ def positional_attention_reference(
     """v (..., H, N, V) -> (..., H, N, V): the N x N matrix of each head's pattern, materialised, times its values.
 
     `patterns` has a pattern for each head, or its name in `PATTERNS`. `attn_mask` is a mask of keys, True = there, that
-    broadcasts to (..., H, 1, N). A token that is not there has a row of zeros and no position; the others stand at
-    their rank among those that are, so that padding, wherever it is, is as good as cut out. `empty` says what rows
-    without any weight hold: "zero" or "self", the token's own value.
+    broadcasts to (..., H, 1, N). A token that is not there has a row of zeros and no position. The others stand at
+    their rank among those that are there, so padding, wherever it is, acts as if cut out. `empty` is what rows without
+    any weight hold: "zero" or "self", the token's own value.
 
-    `words` (..., N) gives each token the number of its word, at least 0 and not falling. As in the paper's word variant
-    the sub-words of a word share its pattern: positions are those of words. A word's weight is shared evenly by its
-    tokens, so that rows keep their sums; that is a choice made here. In a causal call these are the tokens up to the
-    row's own.
+    `words` (..., N) gives each token the number of its word, at least 0 and not falling. As in the paper's word
+    variant, the sub-words of a word share its pattern: positions are those of words. A word's weight is divided evenly
+    among its tokens (in a causal call, those up to the row's own), so that rows keep their sums; that is a choice made
+    here.
 
-    A causal call can be cut anywhere, within a word too. The state here is (values, positions, word): all values so far
-    (..., H, M, V), at which positions (..., h, M), h = 1 or H, and the number of the last word (..., h). Raises
-    TypeError or ValueError, naming the argument, for what does not fit together; for a state in a call that is not
-    causal; and for a mask beside an `initial_state`, whose keys the fast form has summed up.
+    A causal call can be cut anywhere, even within a word. The state here is (values, positions, word): all values so
+    far (..., H, M, V), their positions (..., h, M), h = 1 or H, and the number of the last word (..., h). Raises
+    TypeError or ValueError, naming the argument, for arguments that do not fit together; for a state in a call that is
+    not causal; and for a mask with an `initial_state`, whose keys the fast form has already summed.
     """
     there = _operands(v, patterns, is_causal, attn_mask, empty, words, initial_state, return_state)
     patterns = named(patterns)
@@ -80,7 +80,7 @@ def positional_attention_reference(
 
 
 def _ranks(there: list[bool], words: list[int] | None, position: int, word: int) -> tuple[Tensor, int]:
-    """The tokens' positions (N,), behind one that a word stands at, and the number of the last word."""
+    """The tokens' positions (N,), after `position`, where `word` stands, and the number of the last word."""
     positions = []
     for t, present in enumerate(there):
         if present:
@@ -93,7 +93,7 @@ def _ranks(there: list[bool], words: list[int] | None, position: int, word: int)
 def _matrix(
     pattern: PositionalPattern, position: Int[Tensor, "M"], N: int, is_causal: bool, empty: str
 ) -> Float[Tensor, "N M"]:
-    """The rows of the last N tokens. A position's weight is shared by its tokens, of those that the row sees."""
+    """The rows of the last N tokens. A position's weight is divided among those of its tokens that the row sees."""
     position = position.cpu()
     there = position != NONE
     if not there.any():
@@ -121,12 +121,12 @@ def positional_attention(
 ) -> Float[Tensor, "*batch H N V"] | tuple[Float[Tensor, "*batch H N V"], State]:
     """`positional_attention_reference` without an N x N matrix, in time and memory O(N d) for given patterns.
 
-    In them a `Shift` takes O((N + |offset|) d), and a `Gaussian`, which reaches R = `vectors` places, time O(N R d) and
+    A `Shift` takes O((N + |offset|) d). A `Gaussian`, which reaches R = `vectors` places, takes time O(N R d) and
     memory O((N + R) d + R^2). Causal calls with words of up to L tokens take time O(N d log L).
 
-    Takes the same. The state is (values, sums, places), whose size does not depend on how much is behind it: the mean
-    of the last word so far (..., H, V) and what the patterns have summed up before that, (..., V, vectors), both
-    float64; and its position, its number of tokens and its own number (..., h, 3).
+    Takes the same. The state is (values, sums, places), whose size does not depend on how many tokens came before:
+    the mean of the last word so far (..., H, V) and the patterns' sums over what is before it, (..., V, vectors), both
+    float64; and the word's position, its count of tokens and its number (..., h, 3).
     """
     there = _operands(v, patterns, is_causal, attn_mask, empty, words, initial_state, return_state)
     patterns = named(patterns)
@@ -136,7 +136,7 @@ def positional_attention(
     # Heads with masks of their own, now or in an earlier call.
     apart = (there is not None and there.shape[-2] > 1) or (before is not None and before.position.shape[-1] > 1)
     heads, means, vectors = [], [], [sums[..., :0]]
-    counting = nullcontext() if torch.compiler.is_compiling() else indexing()  # the compiler does not know the latter
+    counting = nullcontext() if torch.compiler.is_compiling() else indexing()  # the compiler does not know `indexing`
     with no_autocast(v), counting:
         where = places(N, lead, v.device, is_causal=is_causal, present=there, words=words, before=before)
         runs = _runs(patterns, apart)
@@ -166,7 +166,7 @@ def positional_attention(
 
 
 def _runs(patterns: Sequence[PositionalPattern], apart: bool) -> list[tuple[int, PositionalPattern, int]]:
-    """Heads of equal patterns that follow each other: the first, the pattern, and how many there are."""
+    """Runs of adjacent heads with equal patterns: the first head, the pattern, and the number of heads."""
     runs: list[tuple[int, PositionalPattern, int]] = []
     for head, pattern in enumerate(patterns):
         if runs and not apart and pattern == runs[-1][1]:
@@ -189,8 +189,8 @@ def _whole(pattern: PositionalPattern, x: Tensor, at: Places, empty: str) -> Ten
 def _causal(
     pattern: PositionalPattern, x: Tensor, at: Places, mean: Tensor, sums: Tensor, empty: str
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """One head's rows (..., V, N), which see the positions up to theirs, from x (..., V, N); and of the last token's
-    position its mean so far and what lies before it, each (..., V)."""
+    """One head's rows (..., V, N), which see the positions up to their own, from x (..., V, N); and at the last token's
+    position, its mean so far and the vectors for what lies before it, each (..., V)."""
     r = at.r
     after, u, x = at.after(r), at.pool(x, mean), at.so_far(x, mean)
     own, total = pattern.own(r), pattern.total(r, after)
@@ -207,7 +207,7 @@ def _causal(
 
 
 def _before(v: Tensor, vectors: int, initial_state: State | None) -> tuple[Tensor, Tensor, Last | None]:
-    """The state's parts, or those of a sequence that starts."""
+    """The state's parts, or their values at the start of a sequence."""
     lead, (H, _, V) = v.shape[:-3], v.shape[-3:]
     shapes = (*lead, H, V), (*lead, V, vectors)
     if initial_state is None:
@@ -230,7 +230,7 @@ def _operands(
     initial_state: State | None,
     return_state: bool,
 ) -> Tensor | None:
-    """Raise unless the arguments fit together; which tokens are there, (..., 1 or H, N), None if all are."""
+    """Raise unless the arguments fit together; return which tokens are there, (..., 1 or H, N), None if all are."""
     if v.dim() < 3 or 0 in v.shape:
         raise ValueError(f"v: expected shape (..., H, N, V) without empty axes, got {tuple(v.shape)}")
     _checks.finite("v", v)
@@ -251,5 +251,5 @@ def _operands(
 
 
 def named(patterns: Sequence[PositionalPattern | str]) -> tuple[PositionalPattern, ...]:
-    """The patterns, with those of `PATTERNS` in place of names. Raises ValueError for a name that is not known."""
+    """The patterns, with names replaced by those of `PATTERNS`. Raises ValueError for an unknown name."""
     return tuple(PATTERNS[_checks.one_of("patterns", p, PATTERNS)] if isinstance(p, str) else p for p in patterns)

@@ -1,6 +1,6 @@
 r"""The Synthesizer layer, $Y = \mathrm{concat}_j\, \mathrm{softmax}(S_j)\, V_j\, W_O$, with logits S from any source.
 
-Tay et al. 2021, arXiv:2005.00743. It takes no queries and keys, so it stands beside the projections and mechanisms.
+Tay et al. 2021, arXiv:2005.00743. It takes no queries and keys, so it is separate from projections and mechanisms.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,8 +30,8 @@ class SynthesizerAttention(nn.Module):
     are always trained.
 
     Several sources are mixed, $\sum_i \alpha_i S_i$, with a trained share for each; the shares sum to 1 (Tay et al.
-    2021, section 3). They are the softmax of `mixing`, the same for all heads and equal at first: for two sources, the
-    sigmoid of the authors' code.
+    2021, section 3). They are the softmax of `mixing`, the same for all heads and equal at first; for two sources this
+    is the sigmoid of the authors' code.
 
     With `head_dim` there may be any number of heads, each of that width: W_V is (H K, d) and W_O (d, H K). Their
     entries start with the variance of a layer whose heads together are as wide as x. Sources must then depend on
@@ -109,7 +109,7 @@ class SynthesizerAttention(nn.Module):
     @staticmethod
     def _read(weights: Float[Tensor, "b H N M"], v: Float[Tensor, "B H M K"]) -> Float[Tensor, "B N d"]:
         """The heads' outputs side by side."""
-        if len(weights) == 1:  # one matrix a head for the whole batch, whose items are columns of one product
+        if len(weights) == 1:  # one matrix a head for the batch, whose items are columns of one product
             columns = v.permute(1, 2, 0, 3)  # (H, M, B, K)
             o = (weights[0] @ columns.flatten(2)).unflatten(2, columns.shape[2:]).permute(2, 1, 0, 3)  # (B, N, H, K)
         else:
@@ -125,7 +125,7 @@ class SynthesizerAttention(nn.Module):
         return self._weights(x, self._state(x, None), attn_mask, is_causal)
 
     def _state(self, x: Tensor, past: State | None) -> State:
-        """The values, and what the sources carry, of these tokens behind those of the past: (B, H, M, K) each."""
+        """The values, and what the sources carry, for these tokens after those of the past: (B, H, M, K) each."""
         _checks.sequence("x", x, self.weight_v)
         new = [split_heads(linear(x, self.weight_v), self.num_heads)]  # (B, H, N, K)
         for source in self._sources():
@@ -171,6 +171,6 @@ class SynthesizerAttention(nn.Module):
 
 
 def by_position(sources: Iterable[type[LogitSource]]) -> None:
-    """Raise ValueError for a source that looks at the tokens: it cuts what it makes of them into heads of width d/H."""
+    """Raise ValueError for a source that looks at the tokens: it splits its results into heads of width d/H."""
     for source in sources:
         _checks.expect(not source.by_token, "source", "sources by position beside head_dim", repr(source.name))

@@ -1,8 +1,8 @@
-r"""Sources of a Synthesizer's logits: what a source is, those by position, those by token, and the list of all.
+r"""Sources of a Synthesizer's logits: the base class, sources by position and by token, and a list of all.
 
 A source maps tokens x (B, N, d) to logits (B, H, N, M) for the last N of M positions, or to (1, H, N, M) if it does
-not look at x. Most are products of factors that are smaller than they are. In a mixture $\sum_i \alpha_i S_i$ a
-source's share $\alpha_i$ multiplies such a factor, not the logits: those would have to be kept for its gradient.
+not look at x. Most logits are products of smaller factors. In a mixture $\sum_i \alpha_i S_i$ a source's share
+$\alpha_i$ multiplies such a factor, not the logits, which would have to be kept for the gradient of $\alpha_i$.
 """
 
 from abc import ABC, abstractmethod
@@ -28,7 +28,7 @@ class Seen(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The call that a closed form is of: x (B, N, d) without a past, in a layer of H heads and max_length positions.
+    """The call that a cost describes: x (B, N, d) without a past, in a layer of H heads and max_length positions.
 
     `shared` is 1 within a mixture, else 0. `rank` is `FactoredRandom`'s, `k1` `FactoredDense`'s.
     """
@@ -50,7 +50,7 @@ class LogitSource(nn.Module, ABC):
 
     A subclass draws its parameters in `_make`, such that the logits of independent standard normal tokens have a
     variance of 1 or little more. `by_token` says whether logits depend on the tokens, not on positions alone. `carries`
-    names what later queries need of earlier tokens, which `state` makes of them.
+    names what later queries need from earlier tokens; `state` computes it.
     """
 
     name: ClassVar[str]
@@ -83,14 +83,14 @@ class LogitSource(nn.Module, ABC):
 
     @abstractmethod
     def logits(self, x: Float[Tensor, "B N d"], seen: Seen, share: Tensor | None = None) -> Float[Tensor, "b H N M"]:
-        """The logits of x, the last of the tokens that it sees, times `share`."""
+        """The logits of x, the last of the tokens in `seen`, times `share`."""
 
     @classmethod
     @abstractmethod
     def cost(cls, call: Call) -> Cost:
-        """The closed form of the logits of a call, with the sum of x's gradient and those of the layer's other paths.
+        """The cost of a call's logits in closed form, with the addition of x's gradient to the layer's other paths.
 
-        Bytes are those kept beside x, the weights and what the layer keeps of v.
+        Bytes are those kept besides x, the weights and what the layer keeps of v.
         """
 
     def extra_repr(self) -> str:
@@ -105,8 +105,8 @@ def shared(factor: Tensor, share: Tensor | None) -> Tensor:
 def product(
     left: Float[Tensor, "b H N r"], right: Float[Tensor, "b H M r"] | Float[Tensor, "H M r"]
 ) -> Float[Tensor, "b H N M"]:
-    """left right^T in float32 at least; a right factor without the batch's axis is the same for all items, and not
-    copied for them."""
+    """left right^T in float32 at least; a right factor without a batch axis is the same for all items, and is not
+    copied."""
     with no_autocast(left):
         left, right = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (left, right))
         if right.dim() == left.dim():
@@ -157,7 +157,7 @@ class FixedRandom(Random):
 class FactoredRandom(LogitSource):
     """The factorised random Synthesizer: R = R1 R2^T with `left` R1 and `right` R2 (H, max_length, rank).
 
-    Of R only the rows and columns of a call are computed, and none is kept; the softmax, as large, is. Raises
+    A call computes only its own rows and columns of R and keeps none; it keeps the softmax, which is as large. Raises
     TypeError or ValueError for a rank below 1, besides `LogitSource`'s errors. The paper's rank is 8.
     """
 
@@ -196,7 +196,7 @@ class FactoredRandom(LogitSource):
 
 
 class _Hidden(LogitSource):
-    r"""$\mathrm{ReLU}(x W_1)$, of which each head has d/H units of its own, and what maps them to logits."""
+    r"""$\mathrm{ReLU}(x W_1)$, with d/H hidden units for each head, and what maps these to logits."""
 
     weight_1: Tensor
 
@@ -204,7 +204,7 @@ class _Hidden(LogitSource):
         self.weight_1 = new_weight(self.d_model, self.d_model, **options)
 
     def _second(self, columns: int, options: dict[str, Any]) -> nn.Parameter:
-        """(H, columns, K), of variance 2/K: a unit's mean square is 1/2 behind the ReLU (He et al. 2015)."""
+        """Weights (H, columns, K) of variance 2/K: after the ReLU a unit's mean square is 1/2 (He et al. 2015)."""
         width = self.d_model // self.num_heads
         return nn.Parameter(torch.randn(self.num_heads, columns, width, **options) * (2 / width) ** 0.5)
 
@@ -214,7 +214,7 @@ class _Hidden(LogitSource):
 
     @classmethod
     def _cost(cls, call: Call, **second: Size) -> Cost:
-        """Of the hidden units, and of the `second` map, which makes logits of them."""
+        """The cost of the hidden units, and of the `second` map, which makes logits of them."""
         tokens = call.B * call.N * call.d
         product = 2 * tokens * call.d
         own = Cost(
@@ -232,8 +232,8 @@ class _Hidden(LogitSource):
 class Dense(_Hidden):
     r"""The dense Synthesizer: $\mathrm{ReLU}(x W_1) W_2$, one logit a position (Tay et al. 2021, section 3).
 
-    `weight_1` (d, d) gives each head K = d/H hidden units, `weight_2` (H, max_length, K) is the heads' own: d^2 + d N
-    parameters, as the paper's table has it. No biases.
+    `weight_1` (d, d) gives each head K = d/H hidden units; `weight_2` (H, max_length, K) is separate for each head.
+    There are d^2 + d N parameters, as in the paper's table, and no biases.
     """
 
     name = "dense"
@@ -261,7 +261,7 @@ class Dense(_Hidden):
 
 
 def _block_count(max_length: Size, k1: Size | None) -> Size:
-    """k1, by default the divisor of `max_length` that is next to its root from below; symbols pass."""
+    """k1, by default the largest divisor of `max_length` up to its square root; symbols pass."""
     if hasattr(max_length, "free_symbols"):
         _checks.expect(k1 is not None, "k1", f"a size beside the symbol {max_length} for max_length", "None")
         return k1
@@ -274,13 +274,13 @@ def _block_count(max_length: Size, k1: Size | None) -> Size:
 class FactoredDense(_Hidden):
     r"""The factorised dense Synthesizer: logit j is $A_{\lfloor j / k_2 \rfloor} B_{j \bmod k_2}$.
 
-    A (k1 numbers) and B (k2), with k1 k2 = max_length, are the query's: the hidden units of `Dense` times `weight_a`
-    (H, k1, K) and `weight_b` (H, k2, K). Number by number A is repeated, and B as a whole: if both were repeated as a
-    whole, which the paper's words allow, they would give but lcm(k1, k2) different logits. Of A only as many numbers
-    are computed as a call has blocks of k2 keys.
+    A (k1 numbers) and B (k2), with k1 k2 = max_length, belong to the query: the hidden units of `Dense` times
+    `weight_a` (H, k1, K) and `weight_b` (H, k2, K). A is repeated number by number, and B as a whole: if both were
+    repeated as a whole, which the paper's words allow, they would give only lcm(k1, k2) different logits. A call
+    computes one number of A for each of its blocks of k2 keys.
 
-    `k1` is by default the divisor of max_length that is next to its root from below; TypeError or ValueError if it
-    is none, besides `LogitSource`'s errors.
+    `k1` is by default the largest divisor of max_length up to its square root. Raises TypeError or ValueError if it is
+    not a divisor, besides `LogitSource`'s errors.
     """
 
     name = "factored-dense"
@@ -361,7 +361,7 @@ class DotProduct(LogitSource):
         )
 
 
-# Each takes (d_model, num_heads, max_length, *, generator, dtype, device), and what is its own.
+# Each takes (d_model, num_heads, max_length, *, generator, dtype, device), and its own options.
 SOURCES: dict[str, type[LogitSource]] = {
     source.name: source for source in (Random, FixedRandom, FactoredRandom, Dense, FactoredDense, DotProduct)
 }
