@@ -1,4 +1,4 @@
-"""How queries, keys and values become outputs: a file for each mechanism, a line here."""
+"""The attention mechanisms: each has a file of its own, and an entry in `MECHANISMS` here."""
 
 from ortho.attention.linear import dense_features, efficient, efficient_causal, favor, feature_maps
 from ortho.attention.linear.random_feature_attention import RandomFeatureAttention

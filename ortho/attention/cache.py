@@ -1,7 +1,7 @@
-"""Decoding: what a mechanism keeps of a sequence that is read token by token, with one interface for all.
+"""Caches for decoding: what a mechanism keeps of a sequence that is read token by token, with one interface for all.
 
-`new_cache("softmax", 4096).attend(q, k, v)` reads further tokens and gives their outputs. Softmax attention keeps keys
-and values, a pattern those that a later token may read, and any other mechanism the state that its functions carry.
+`new_cache("softmax", 4096).attend(q, k, v)` reads further tokens and returns their outputs. Softmax attention keeps
+keys and values, a pattern keeps those that a later token may read, and any other mechanism keeps its functions' state.
 """
 
 import copy
@@ -32,8 +32,8 @@ CacheT = TypeVar("CacheT", bound="Cache")
 def new_cache(attention: str | nn.Module, capacity: int | None = None, *, form: str = "fast") -> "Cache":
     """An empty cache for a mechanism by its name, or for a module with a mechanism's signature.
 
-    `capacity` is the number of tokens that it can read in all. A cache that allocates its memory at once needs it; for
-    others None means no limit. In the fast form values are as wide as keys, as the fused kernels need them.
+    `capacity` is the total number of tokens that the cache can read. A cache that allocates its memory at once needs
+    it; for others None means no limit. In the fast form values must be as wide as keys if the fused kernels are used.
 
     Raises TypeError or ValueError, naming the argument, for a mechanism that is not causal, for a capacity below 1, and
     for a missing capacity where one is needed.
@@ -55,9 +55,9 @@ def new_cache(attention: str | nn.Module, capacity: int | None = None, *, form: 
 
 
 class Cache(ABC):
-    """What a causal mechanism keeps of the tokens read so far, in order to decode further ones. It has no gradients.
+    """What a causal mechanism keeps of the tokens read so far, to decode further ones. No gradient flows through it.
 
-    `attention` is the mechanism's name, or the module, that it was made for; `length` is the number of tokens read.
+    `attention` names the mechanism, or is the module, that the cache is for; `length` is the number of tokens read.
     """
 
     length: int = 0
@@ -65,7 +65,7 @@ class Cache(ABC):
     def __init__(self, attention: str | nn.Module, capacity: int | None) -> None:
         self.attention = attention
         self.capacity = None if capacity is None else _checks.positive_int("capacity", capacity)
-        self._before: tuple[Tensor, Tensor] | None = None  # keys and values of no tokens, like those read
+        self._before: tuple[Tensor, Tensor] | None = None  # empty keys and values, shaped like those read
         self._held: tuple[Tensor, ...] = ()
 
     @checked(shapes=False)
@@ -85,7 +85,7 @@ class Cache(ABC):
         queries share a head of keys and values. `gates` are the mechanism's further operands for these tokens.
 
         Raises TypeError or ValueError, naming the argument, if shapes, dtypes or devices do not fit together or do not
-        fit the earlier tokens, and for more tokens than there is room for. The cache is then unchanged.
+        fit the earlier tokens, or if there is no room for the tokens. The cache then stays unchanged.
         """
         self._check(q, k, v)
         o = self._attend(q, k, v, scale, gates)
@@ -96,11 +96,11 @@ class Cache(ABC):
 
     @abstractmethod
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:
-        """`attend`, of checked operands, after `length` tokens."""
+        """`attend` for operands that are already checked, after `length` tokens."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are held; none before the first token."""
+        """Bytes held; 0 before the first token."""
         return sum(x.nbytes for x in self._held)
 
     def copy(self: CacheT) -> CacheT:
@@ -110,11 +110,11 @@ class Cache(ABC):
         return other
 
     def _own(self) -> None:
-        """Copy all that changes."""
+        """Replace everything that later calls change by a copy."""
         self._held = tuple(x.clone() for x in self._held)
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
-        for name, x in (("k", k), ("q", q), ("v", v)):  # k, with which the others are compared, first
+        for name, x in (("k", k), ("q", q), ("v", v)):  # k first: the others are compared with it
             if x.dim() < 2 or 0 in x.shape:
                 raise ValueError(f"{name}: expected shape (..., n, width) without empty axes, got {tuple(x.shape)}")
             if x.dtype != k.dtype or x.device != k.device:
@@ -145,10 +145,10 @@ def _heads(x: Tensor) -> int:
 
 
 class StateCache(Cache):
-    """For any mechanism: the state that it returns, handed back to it with the next tokens.
+    """For any mechanism: keeps the state that it returns, and hands it back with the next tokens.
 
-    A recurrent mechanism's is as large as ever. A mechanism that keeps the keys of all tokens copies them with each
-    token, into new memory. Heads of keys that queries share are spread first, and take memory each.
+    A recurrent mechanism's state does not grow. A mechanism that keeps the keys of all tokens copies them into new
+    memory with each token. Key heads that queries share are first repeated for each query head, which takes memory.
     """
 
     def __init__(self, attention: str | nn.Module, function: Callable[..., Any], capacity: int | None = None) -> None:
@@ -162,13 +162,13 @@ class StateCache(Cache):
             q, *spread, is_causal=True, scale=scale, initial_state=past, return_state=True, **gates
         )
         given = {x.untyped_storage().data_ptr() for x in (*spread, *gates.values())}
-        # The first call's state may be the operands themselves, which are the caller's to change.
+        # The first call's state may be the operands themselves, which the caller may change later.
         self._held = tuple(x.clone() if x.untyped_storage().data_ptr() in given else x for x in state)
         return o
 
 
 class Slots(Cache):
-    """A cache of keys and values with a slot for each of so many tokens; all memory is taken with the first token."""
+    """A cache of keys and values with `slots` slots, one per token; all memory is allocated with the first token."""
 
     def __init__(self, attention: str | nn.Module, slots: int, capacity: int | None) -> None:
         super().__init__(attention, capacity)
@@ -176,15 +176,15 @@ class Slots(Cache):
 
     def _keys_values(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and the values in their slots."""
-        if self._before is None:  # also where the first tokens were refused
-            with torch.inference_mode(False):  # tensors of that mode could not be written to outside of it
+        if self._before is None:  # also after the first tokens were refused
+            with torch.inference_mode(False):  # inference tensors cannot be written to outside that mode
                 self._held = tuple(x.new_empty(*x.shape[:-2], self.slots, x.shape[-1]) for x in (k, v))
         keys, values = self._held
         return keys, values
 
 
 class KeyValueCache(Slots):
-    """All keys and values of at most `capacity` tokens, for softmax attention in one of its forms."""
+    """Keeps all keys and values of at most `capacity` tokens, for softmax attention in one of its forms."""
 
     def __init__(self, attention: str, softmax: AttentionFunction, capacity: int | None) -> None:
         if capacity is None:
@@ -206,7 +206,7 @@ class KeyValueCache(Slots):
 
 
 class RotaryCache(KeyValueCache):
-    """Turned keys, and values: `KeyValueCache` with rotary positions."""
+    """`KeyValueCache` with rotary positions: it keeps rotated keys, and values."""
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:
         q, k = rotary.turned(q, k, self.length)
@@ -214,11 +214,11 @@ class RotaryCache(KeyValueCache):
 
 
 class PatternCache(Slots):
-    """The keys and values that a pattern's later queries may read: all, or the first few and a ring of the last.
+    """Keeps the keys and values that a pattern's later queries may read: all, or the first few and a ring of the last.
 
-    `Pattern.remembered` says which; in the ring the newest token takes the place of the oldest. A query takes part in
-    products with the keys that its pattern allows, and no others. `softmax` is softmax attention and `whole` the
-    pattern's, in the same form. With a ring `capacity` may be None.
+    `Pattern.remembered` says which; in the ring the newest token replaces the oldest. A query is multiplied with the
+    keys that its pattern allows, and with no others. `softmax` is softmax attention, and `whole` is the pattern's own
+    attention in the same form. With a ring, `capacity` may be None.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class PatternCache(Slots):
         super().__init__(attention, slots if capacity is None else min(slots, capacity), capacity)
         self._first, self._ring = remembered
         self._pattern, self._softmax, self._whole = pattern, softmax, whole
-        self._positions = torch.full((self.slots,), -1, device="cpu")  # of each slot's token; on the CPU, like indices
+        self._positions = torch.full((self.slots,), -1, device="cpu")  # the token in each slot; on the CPU, as indices
 
     def _own(self) -> None:
         super()._own()
@@ -248,7 +248,7 @@ class PatternCache(Slots):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:
         _no_gates(gates)
         held, n = self._keys_values(k, v), k.shape[-2]
-        if n == 1:  # it takes a slot first: the token whose place it takes is out of its reach
+        if n == 1:  # it is stored first: the token that it replaces is out of its reach
             slot = self._slot(self.length)
             for slots, x in zip(held, (k, v), strict=True):
                 slots[..., slot, :] = x[..., 0, :]
@@ -260,7 +260,7 @@ class PatternCache(Slots):
             o = self._read(q, keys, values, torch.cat([self._positions, new]), scale)
         else:
             o = self._whole(q, spread_heads(k, _heads(q)), spread_heads(v, _heads(q)), is_causal=True, scale=scale)
-        if self._ring:  # of those that share a slot the last stays
+        if self._ring:  # of tokens that share a slot, the last one stays
             new = new[(new < self._first) | (new > int(new[-1]) - self._ring)]
         places = torch.tensor([self._slot(position) for position in new.tolist()], device="cpu")
         self._positions[places] = new
@@ -270,11 +270,11 @@ class PatternCache(Slots):
         return o
 
     def _slot(self, position: int) -> int:
-        """Where the token at a position is kept."""
+        """The slot of the token at this position."""
         return position if position < self._first else self._first + (position - self._first) % self._ring
 
     def _read(self, q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, scale: float | None) -> Tensor:
-        """The outputs of the newest tokens' queries, over keys that stand at these positions, or nowhere (-1)."""
+        """The outputs of the newest tokens' queries, over keys at these positions; -1 marks an empty slot."""
         n = q.shape[-2]
         i = torch.arange(self.length, self.length + n, device="cpu")[:, None]
         kept = self._pattern.rule(True)(i, positions) & (positions >= 0)  # (n, keys)
@@ -296,20 +296,20 @@ def _shared_attention(
     mask: Bool[Tensor, "n M"] | None,
     scale: float | None,
 ) -> Float[Tensor, "*heads n V"]:
-    """Softmax attention of queries to keys that several heads share: no key is read once for each of them.
+    """Softmax attention to keys that several query heads share: each key is read once for all of them.
 
-    The heads of queries that share keys are rows of one product, (..., H, n, K) -> (..., G, H/G n, K).
+    The query heads that share keys become rows of one product, (..., H, n, K) -> (..., G, H/G n, K).
     """
     n, several = q.shape[-2], q.dim() > 2
     rows = q.unflatten(-3, (_heads(keys), -1)).flatten(-3, -2) if several else q
     if mask is not None:
         mask = mask.repeat(rows.shape[-2] // n, 1)
-    with _checks.unchecked_values():  # each number was looked at when it came
+    with _checks.unchecked_values():  # each number was checked when it came in
         o = softmax(rows, keys, values, attn_mask=mask, scale=scale)
     return o.unflatten(-2, (-1, n)).flatten(-4, -3) if several else o
 
 
 def _no_gates(gates: dict[str, Tensor]) -> None:
-    """TypeError, as of an unknown argument, for gates of a mechanism that takes none."""
+    """Raise TypeError, as for an unknown argument, if there are gates for a mechanism that takes none."""
     if gates:
         raise TypeError(f"gates: expected none for this mechanism, got {', '.join(gates)}")

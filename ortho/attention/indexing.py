@@ -1,4 +1,4 @@
-"""Index arithmetic, as opposed to work on a sequence's numbers."""
+"""A context that marks index arithmetic, as opposed to work on a sequence's numbers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,11 +9,11 @@ _indexing: ContextVar[bool] = ContextVar("indexing", default=False)
 
 @contextmanager
 def indexing() -> Iterator[None]:
-    """Say that integers and booleans, in here, are positions, tables and masks: they tell what is read and what is left
-    out, and are made once for all numbers that stand there.
+    """Mark the integers and booleans in this context as positions, tables and masks: they say what is read and what is
+    left out, and are made once for all numbers at those places.
 
-    `ortho.cost.counting` does not count operations on these alone, in here; elsewhere it does, since they may be made
-    of numbers by comparison, as Huber's loss makes them. Also a decorator of functions.
+    Inside, `ortho.cost.counting` does not count operations on these alone. Elsewhere it does, since they may come from
+    comparing numbers, as in Huber's loss. Also works as a decorator.
     """
     token = _indexing.set(True)
     try:
@@ -23,5 +23,5 @@ def indexing() -> Iterator[None]:
 
 
 def is_indexing() -> bool:
-    """Whether this is inside `indexing`."""
+    """Whether the caller runs inside `indexing`."""
     return _indexing.get()

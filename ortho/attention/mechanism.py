@@ -16,8 +16,8 @@ from ortho._typing import Size, State
 # Scalar operations per element that a composite kernel is counted as, by its textbook definition.
 SOFTMAX_FORWARD = 5  # maximum, subtract, exp, sum, divide
 SOFTMAX_BACKWARD = 4  # multiply by the weights, sum, subtract, multiply
-LOG_SUM_FORWARD = 5  # of a running logarithm of sums: maximum, subtract, exp, log1p, add
-# A fused backward kernel, a score: scale, subtract the log-sum-exp, exp; subtract the row's term, multiply, scale.
+LOG_SUM_FORWARD = 5  # for a running log-sum-exp: maximum, subtract, exp, log1p, add
+# A fused backward kernel, per score: scale, subtract the log-sum-exp, exp; subtract the row's term, multiply, scale.
 FUSED_BACKWARD = 6
 
 
@@ -27,7 +27,7 @@ def causal_pairs(N: Any) -> Any:
 
 
 class CostedCall(NamedTuple):
-    """What a closed form is of: self-attention of queries and keys (B, H, N, K) and values (B, H, N, V).
+    """The call whose cost is computed: self-attention of queries and keys (B, H, N, K) and values (B, H, N, V).
 
     `qk_grad` says whether autograd must reach q and k, or v alone.
     """
@@ -54,31 +54,32 @@ class CostedCall(NamedTuple):
 
     @property
     def item(self) -> int:
-        """Bytes of a number in what is computed in float32 at least."""
+        """Bytes of a number where computation is in float32 at least."""
         return max(self.itemsize, 4)
 
     def attending(self, pairs: Size, width: Size = None) -> Cost:
-        """The products of so many pairs: scores of vectors of that width, by default K, and weights times values.
-        Backward the values' gradient, and if gradients reach q and k those of weights, queries and keys."""
+        """The products for `pairs` pairs: scores of vectors of this width, by default K, and weights times values.
+        Backward: the values' gradient and, if gradients reach q and k, those of weights, queries and keys."""
         scores = product(pairs * (self.K if width is None else width), 2 * self.reach)
         return scores + product(pairs * self.V, 1 + self.reach)
 
     def held_keys(self, keys: Size = None) -> Cost:
-        """A state of so many keys and values, by default N, all of which a new token reads by products."""
+        """A state of `keys` keys and values, by default N; a new token is multiplied with all of them."""
         numbers = self.B * self.H * (self.N if keys is None else keys) * (self.K + self.V)
         return Cost(decode=2 * numbers, state_bytes=self.itemsize * numbers)
 
     def by(self, form: Callable[..., Cost], **options: Any) -> Cost:
-        """What the call costs by another closed form."""
+        """The cost of the same call by another closed form."""
         return form(*self[:5], **dict(zip(self._fields[5:], self[5:], strict=True)), **options)
 
 
 def closed_form(
     of: Callable[..., Cost], *, symbols: bool = True, like: Callable[..., Any] | None = None
 ) -> Callable[..., Cost]:
-    """`of(call, **options)`, of a `CostedCall`, as a `Mechanism.cost`; without `symbols` sizes must be numbers.
+    """A `Mechanism.cost` made from `of(call, **options)`, where `call` is a `CostedCall`.
 
-    Options, and sizes of those names, are what they are for `like`, by default for `of`.
+    Without `symbols` sizes must be numbers. Options, and sizes that `like` has too, are declared as in `like`, by
+    default as in `of`.
     """
 
     def cost(
@@ -102,7 +103,7 @@ def closed_form(
 
 
 def with_options(function: Callable[..., Any], form: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with the name of the form, and the form's options in place of `**options`."""
+    """`function` with the name of `form`, and with the options of `form` in its signature in place of `**options`."""
     given, own = signature(function).parameters, signature(form).parameters
     options = [p for p in own.values() if p.kind is Parameter.KEYWORD_ONLY and p.name not in given]
     kept = [
@@ -139,9 +140,9 @@ class Mechanism:
     """An entry of `MECHANISMS`.
 
     `cost(B, N, H, K, V, *, form, causal, qk_grad, itemsize)` is the closed form of one call on (B, H, N, ·) operands,
-    as `closed_form` makes it. What the functions take besides has a default that works; `gates` has the classes (of
-    `ortho.gates.Gate`) by which a layer makes it, by the argument's name: from the keys' tokens, and for the names in
-    `query_gates` from the queries'. The closed form is that of a call with gates, which need a gradient.
+    as `closed_form` makes it. Further arguments of the functions have defaults that work. `gates` maps the names of
+    those that a layer computes to their classes (of `ortho.gates.Gate`): they are made from the keys' tokens or, for
+    names in `query_gates`, from the queries'. The closed form is for a call with gates, which need a gradient.
     """
 
     name: str
@@ -150,17 +151,17 @@ class Mechanism:
     reference: AttentionFunction
     fast: AttentionFunction
     cost: Callable[..., Cost]
-    causal: bool = True  # whether is_causal=True is served
-    bidirectional: bool = True  # whether is_causal=False is
+    causal: bool = True  # whether is_causal=True is supported
+    bidirectional: bool = True  # whether is_causal=False is supported
     exact: bool = False  # whether the result is softmax attention itself, not an approximation or another function
     positional: bool = False  # whether the result depends on where a token stands, not only on what it is
     signed: bool = False  # whether weights may be negative
-    fitted: bool = False  # whether it fits constants to the sequence, through which autograd does not differentiate
+    fitted: bool = False  # whether it fits constants to the sequence; no gradient flows through them
     gates: Mapping[str, type[Any]] = field(default_factory=dict)
     query_gates: frozenset[str] = frozenset()
     one_sequence: bool = False  # whether each query must be one of the keys' tokens
-    gives_weights: bool = True  # whether the result is weights, of queries, keys and gates, times the values
-    same_tokens: bool = False  # whether the functions take `same_tokens`, which says that it is
+    gives_weights: bool = True  # whether the result is weights, made of queries, keys and gates, times the values
+    same_tokens: bool = False  # whether the functions take `same_tokens`: query i and key i are one token
 
     def form(self, name: str) -> AttentionFunction:
         """The function of that form, 'reference' or 'fast'."""

@@ -1,4 +1,4 @@
-"""What formulas of several mechanisms share: pairs that are blocked, a softmax that heeds them, unit vectors."""
+"""Shared by the formulas of several mechanisms: blocked pairs, a softmax that leaves them out, unit vectors."""
 
 from math import inf, sqrt
 
@@ -8,13 +8,13 @@ from ortho import _checks
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, Tensor
 
-TINY = 1e-6  # beside the squared length by which a vector is divided
+TINY = 1e-6  # added to the squared length of a vector that is normalised
 
 
 def blocked_pairs(
     queries: int, keys: int, is_causal: bool, attn_mask: Tensor | None, device: torch.device
 ) -> Tensor | None:
-    """True where a query may not attend to a key, or None where all may. The last query stands at the last key."""
+    """True where a query may not attend to a key; None if all may. The last query is at the last key's position."""
     blocked = None if attn_mask is None else ~attn_mask
     if is_causal:
         future = torch.ones(queries, keys, dtype=torch.bool, device=device).triu(1 + keys - queries)
@@ -23,14 +23,14 @@ def blocked_pairs(
 
 
 def root_scale(scale: float) -> float:
-    """The factor of q and of k that multiplies their products by `scale`; ValueError for a negative one."""
+    """The factor for both q and k that multiplies their products by `scale`; ValueError for a negative scale."""
     if not 0 <= scale < inf:
         raise ValueError(f"scale: expected a finite number of at least 0, got {scale}")
     return sqrt(scale)
 
 
 def scaled(scale: float | None, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """q and k whose products are multiplied by `scale`; as they are for None."""
+    """q and k, scaled so that their products are multiplied by `scale`; unchanged if it is None."""
     if scale is None:
         return q, k
     root = root_scale(scale)
@@ -38,7 +38,7 @@ def scaled(scale: float | None, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def flat_mask(mask: Bool[Tensor, "..."], lead: torch.Size) -> Bool[Tensor, "G N M"]:
-    """A mask that broadcasts to (*lead, N, M) with its leading axes in one, of size 1 where all sequences share it."""
+    """A mask that broadcasts to (*lead, N, M), its leading axes as one, of size 1 if all sequences share it."""
     mask = mask[(None,) * (2 - mask.dim())] if mask.dim() < 2 else mask
     if mask.dim() == 2 or all(size == 1 for size in mask.shape[:-2]):
         return mask.reshape(1, *mask.shape[-2:])
@@ -46,20 +46,20 @@ def flat_mask(mask: Bool[Tensor, "..."], lead: torch.Size) -> Bool[Tensor, "G N 
 
 
 def masked_softmax(scores: Tensor, blocked: Tensor | None, *, empty_rows: bool) -> Tensor:
-    """The softmax of each row's free entries; blocked ones are exactly 0, also, with `empty_rows`, where all are."""
+    """The softmax of each row's free entries. Blocked ones are exactly 0, with `empty_rows` also if all are."""
     if blocked is None:
         return scores.softmax(-1)
-    # The lowest finite number in place of -inf: its weight is exactly 0 beside any other, and a row of nothing but
-    # blocked entries has no NaN in it or in its gradient.
+    # The lowest finite number in place of -inf: its weight is exactly 0 if the row has a free entry, and a fully
+    # blocked row has no NaN in it or in its gradient.
     weights = scores.masked_fill(blocked, torch.finfo(scores.dtype).min).softmax(-1)
     return weights.masked_fill(blocked, 0) if empty_rows else weights
 
 
 def unit(x: Float[Tensor, "*batch N K"], name: str = "x") -> Float[Tensor, "*batch N K"]:
-    """Vectors of length 1, but for very short ones, which become at most `TINY` ** -0.5 times as long: zero stays zero.
+    """x with vectors of length 1, except very short ones: they grow at most `TINY` ** -0.5 times, and zero stays zero.
 
-    Raises ValueError that names the argument, on the CPU, where a squared length is beyond the dtype's range: such a
-    vector would become 0.
+    Raises ValueError that names the argument, on the CPU, if a squared length exceeds the dtype's range: such a vector
+    would become 0.
     """
     squares = (x * x).sum(-1, keepdim=True)
     _checks.within(name, "squared lengths", squares, 0, torch.finfo(x.dtype).max)
@@ -67,10 +67,10 @@ def unit(x: Float[Tensor, "*batch N K"], name: str = "x") -> Float[Tensor, "*bat
 
 
 def unit_cost(vectors: Size, K: Size, differentiated: Size, itemsize: int) -> Cost:
-    """`unit` of so many vectors, and of those through which a gradient passes."""
+    """The cost of `unit` for `vectors` vectors, `differentiated` of which pass a gradient on."""
     return Cost(
         elementwise_forward=vectors * (3 * K + 2),
-        # A gradient's sum over a broadcast axis is left out by autograd where that axis has length 1.
+        # Autograd leaves out a gradient's sum over a broadcast axis of length 1.
         elementwise_backward=differentiated * (6 * K + 3 + (K if K != 1 else 0)),
         saved_bytes=itemsize * differentiated * (K + 1),
     )

@@ -1,10 +1,10 @@
-r"""KV shift: each head mixes a key with the one before it, and a value with the one before it, by learned numbers.
+r"""KV shift: each head mixes every key, and every value, with the previous token's, by learned weights.
 
 $$\hat k_t = \alpha_1 k_t + \alpha_2 k_{t-1}, \qquad \hat v_t = \beta_1 v_t + \beta_2 v_{t-1}$$
 
-Xu et al. 2025 (arXiv:2411.19574, equation 5): four numbers a head, and zeros before the first token. With
-$\alpha = (0, 1)$ and $\beta = (1, 0)$ one layer can be an induction head. As in the paper $\alpha_1$ and $\beta_1$
-begin uniform on [0, 1], and $\alpha_2 = 1 - \alpha_1$, $\beta_2 = 1 - \beta_1$.
+Xu et al. 2025 (arXiv:2411.19574, equation 5): four numbers per head, and zeros before the first token. With
+$\alpha = (0, 1)$ and $\beta = (1, 0)$ one layer can be an induction head. As in the paper, $\alpha_1$ and $\beta_1$
+start uniform on [0, 1], with $\alpha_2 = 1 - \alpha_1$ and $\beta_2 = 1 - \beta_1$.
 """
 
 from typing import Any
@@ -25,13 +25,13 @@ class ShiftedKeysValues(nn.Module):
     """A mechanism whose keys and values are mixed with the previous token's, for `MultiheadAttention(attention=...)`.
 
     `attention` names a mechanism without gates, and `form` its form; with 'rotary', keys are rotated after they are
-    mixed. Shared heads of keys are mixed for each head of queries. `keys` and `values` (num_heads, 2) hold the weights
-    of the present token and of the one before.
+    mixed. Key heads that query heads share are mixed separately for each query head. `keys` and `values`
+    (num_heads, 2) hold the weights of the current token and of the previous one.
 
-    A key that a mask of keys leaves out adds nothing to the next one. A state is the last key and value before mixing,
-    and the mechanism's own state.
+    A masked key adds nothing to the next one. The state is the last key and value before mixing, and the mechanism's
+    own state.
 
-    Raises TypeError or ValueError, naming the argument, for an unknown mechanism or form and for one with gates.
+    Raises TypeError or ValueError, naming the argument, for an unknown mechanism or form, or a mechanism with gates.
     """
 
     @checked
@@ -49,7 +49,7 @@ class ShiftedKeysValues(nn.Module):
         mechanism = MECHANISMS[_checks.one_of("attention", attention, MECHANISMS)]
         if mechanism.gates:
             raise ValueError(f"attention: expected a mechanism without gates, got {attention!r}")
-        mechanism.form(form)  # looks at the name
+        mechanism.form(form)  # checks the name
         self.name, self.form = attention, form
         drawn = torch.rand(2, num_heads, generator=generator, dtype=dtype, device=device)
         self.keys, self.values = (nn.Parameter(torch.stack([now, 1 - now], 1)) for now in drawn)
@@ -67,7 +67,7 @@ class ShiftedKeysValues(nn.Module):
         initial_state: State | None = None,
         return_state: bool = False,
     ) -> Any:
-        """q (B, H, N, K), k (B, H, M, K), v (B, H, M, V) -> (B, H, N, V), as the mechanism's functions."""
+        """q (B, H, N, K), k (B, H, M, K), v (B, H, M, V) -> (B, H, N, V), with the mechanism's arguments."""
         _checks.qkv(q, k, v, None, is_causal)
         last_k = last_v = state = None
         if initial_state is not None:
@@ -90,7 +90,7 @@ class ShiftedKeysValues(nn.Module):
         return (o[0], (k[..., -1:, :], v[..., -1:, :], *o[1])) if return_state else o
 
     def _names(self, state: Any) -> list[str]:
-        """What the mechanism's own parts of a state are called, of which it knows itself how many there are."""
+        """Names for the mechanism's own parts of a state; the mechanism itself checks how many there are."""
         return ["part"] * max(0, len(state) - 2) if isinstance(state, tuple | list) else []
 
     def extra_repr(self) -> str:
@@ -98,7 +98,7 @@ class ShiftedKeysValues(nn.Module):
 
 
 def _mixed(name: str, x: Tensor, weights: Tensor, last: Tensor | None) -> Tensor:
-    """Each token's vector with the one before it, (B, H, M, K); `last` (B, H, 1, K) is that before the first."""
+    """Each token's vector mixed with the previous one, (B, H, M, K); `last` (B, H, 1, K) precedes the first."""
     shape = (*x.shape[:2], 1, x.shape[3])
     before = x.new_zeros(shape) if last is None else carried(name, last, shape, x.dtype)
     now, then = weights.to(x.dtype)[..., None, None].unbind(1)  # (H, 1, 1) each

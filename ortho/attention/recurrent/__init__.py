@@ -1,1 +1,1 @@
-"""Memories that are written to, erased from and read: the delta rule, gated linear attention, test-time training."""
+"""States that are written to, erased from and read: the delta rule, gated linear attention, test-time training."""

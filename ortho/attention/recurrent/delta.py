@@ -1,8 +1,8 @@
 r"""The delta rule, plain and gated: a linear state that corrects what it holds instead of adding to it.
 
-$S_t = a_t S_{t-1} + \beta_t k_t (v_t - a_t S_{t-1}^T k_t)^T$, $o_t = S_t^T q_t$: one step of gradient descent with the
-rate $\beta_t$ on $\tfrac12 |S^T k_t - v_t|^2$, behind a decay $a_t$. With $a_t = 1$ it is DeltaNet (Schlag et al. 2021,
-arXiv:2102.11174; in chunks: Yang et al. 2024, arXiv:2406.06484), else Gated DeltaNet (arXiv:2412.06464).
+$S_t = a_t S_{t-1} + \beta_t k_t (v_t - a_t S_{t-1}^T k_t)^T$, $o_t = S_t^T q_t$: a decay $a_t$, and then one step of
+gradient descent with rate $\beta_t$ on $\tfrac12 |S^T k_t - v_t|^2$. With $a_t = 1$ it is DeltaNet (Schlag et al. 2021,
+arXiv:2102.11174; in chunks: Yang et al. 2024, arXiv:2406.06484), otherwise Gated DeltaNet (arXiv:2412.06464).
 """
 
 from functools import partial
@@ -38,17 +38,17 @@ def delta_rule_reference(
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    r"""The recurrence, one token after the other.
+    r"""The delta rule by its recurrence, token by token.
 
-    `beta` in [0, 2] is 1 by default; `log_decay`, $\log a_t \le 0$, is 0. Queries and keys are divided by their lengths
-    unless `normalise` is False; `scale` multiplies the queries then, by default not. A call that is not causal reads
-    the state after the last key, for every query. A masked key leaves the state as it is; a mask must be one row for
-    all queries, and stand beside no state. The state is (S (..., K, V),), in float32 at least, as is all that is
-    computed.
+    `beta`, in [0, 2], is 1 by default; `log_decay`, $\log a_t \le 0$, is 0 by default. Queries and keys are divided by
+    their lengths unless `normalise` is False. `scale`, if given, then multiplies the queries. In a call that is not
+    causal every query reads the state after the last key. A masked key leaves the state unchanged; the mask must be the
+    same for all queries, and cannot be combined with an `initial_state`. The state is (S (..., K, V),); it and all
+    computation are in float32 at least.
 
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together; on the CPU also for
-    gates outside their range, and for keys that are not normalised and have $\beta |k|^2 > 2$: the state along them
-    would grow with every write.
+    gates outside their range, and for keys that are not normalised and have $\beta |k|^2 > 2$: every write would
+    enlarge the state along them.
     """
     x = prepared(q, k, v, beta, log_decay, attn_mask, scale, initial_state, normalise=normalise)
     o, S = recurrence(*x, is_causal=is_causal)
@@ -73,9 +73,9 @@ def delta_rule(
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
     """`delta_rule_reference` by matrix products over chunks of at most `chunk` tokens; time and memory linear in N.
 
-    By default chunks are of 64 tokens, on a GPU of so many that there are 128 of them at most. Kept for the backward
-    pass are one state a chunk and some vectors of widths K, V and `chunk` a token. It cannot be differentiated twice;
-    the reference can.
+    Chunks have 64 tokens by default; on a GPU they are longer where there would be more than 128 of them. Kept for the
+    backward pass are one state per chunk and, per token, some vectors of widths K, V and `chunk`. This form cannot be
+    differentiated twice; the reference can.
     """
     x = prepared(q, k, v, beta, log_decay, attn_mask, scale, initial_state, normalise=normalise)
     o, S = _in_chunks(*x, is_causal=is_causal, chunk=chunk or default_chunk(k))
@@ -93,8 +93,8 @@ def _in_chunks(
     is_causal: bool,
     chunk: int,
 ) -> tuple[Tensor, Tensor]:
-    """o (..., N, V) and the state after the last key (..., K, V), of q and k (..., N, K), v (..., N, V), gates (..., N)
-    and the state before the first key."""
+    """o (..., N, V) and the state after the last key (..., K, V), from q and k (..., N, K), v (..., N, V), gates
+    (..., N) and the state before the first key."""
     *lead, N, _ = k.shape
     width, behind = chunks(N, chunk)
     beta = torch.ones_like(k[..., 0]) if beta is None else beta
@@ -110,7 +110,7 @@ def _in_chunks(
 
 
 class Decays(NamedTuple):
-    """What decays do within each chunk: made of `log_decay` by `decays`, whose gradient is `through_decays`."""
+    """The decays within each chunk, made of `log_decay` by `decays`; `through_decays` is the backward pass."""
 
     within: Tensor  # Gamma, (G, n, C, C), 0 for the future
     from_start: Tensor  # exp(gamma), (G, n, C, 1)
@@ -118,14 +118,14 @@ class Decays(NamedTuple):
 
     @property
     def fades(self) -> Tensor:
-        """From chunk to chunk, (G, n, 1, 1)."""
+        """The decay over a whole chunk, (G, n, 1, 1)."""
         return self.from_start[..., -1:, :]
 
 
 @torch.no_grad()
 def decays(log_decay: Tensor) -> Decays:
-    """The decays of chunks (G, n, C), from sums of the terms between two tokens alone: differences of two sums from the
-    chunk's start would lose, behind a very strong decay, all digits of those after it."""
+    """The decays of chunks (G, n, C), from sums of only the terms between two tokens: after a very strong decay,
+    differences of two sums from the chunk's start would lose all digits of the later terms."""
     C = log_decay.shape[-1]
     ones = torch.ones(C, C, dtype=torch.bool, device=log_decay.device)
     between = log_decay[..., :, None].expand(*log_decay.shape, C).masked_fill(ones.triu(), 0)  # x_s where s > j
@@ -135,30 +135,30 @@ def decays(log_decay: Tensor) -> Decays:
 
 
 def through_decays(d_gamma: Tensor | None) -> Tensor | None:
-    """The gradient of `log_decay` (G, n, C) from that of its sums from the chunk's start (G, n, C, 1)."""
+    """The gradient of `log_decay` (G, n, C) from the gradient of its sums from the chunk's start (G, n, C, 1)."""
     return None if d_gamma is None else d_gamma[..., 0].flip(-1).cumsum(-1).flip(-1)
 
 
 class Write(Kernel):
-    r"""In chunks (U, the state before each of them (G, n, K, V), the state S after the last (G, K, V)).
+    r"""What is written, chunk by chunk: (U, the states before each chunk (G, n, K, V), the last state S (G, K, V)).
 
-    Within a chunk, with $\gamma_i$ the sum of the logarithms of the decays up to token i, $\Gamma_{ij} = e^{\gamma_i -
-    \gamma_j}$ for $j \le i$ and S the state before it, the errors $e_i = v_i - a_i S_{i-1}^T k_i$ solve a triangular
+    Let S be the state before a chunk, $\gamma_i$ the sum of the logarithms of its decays up to token i, and
+    $\Gamma_{ij} = e^{\gamma_i - \gamma_j}$ for $j \le i$. The errors $e_i = v_i - a_i S_{i-1}^T k_i$ solve a triangular
     system
 
     $$(I + M\,\mathrm{diag}(\beta)) E = V - \mathrm{diag}(e^\gamma) K S,
-    \quad M = \mathrm{tril}(K K^T, -1) \circ \Gamma,$$
+    \quad M = \mathrm{tril}(K K^T, -1) \circ \Gamma .$$
 
-    so that with its inverse T (the UT transform of Yang et al. 2024, arXiv:2406.06484, section 3.2; with decays
-    arXiv:2412.06464, section 3.3) $E = T V - T\,\mathrm{diag}(e^\gamma) K S$, of which all but the products with S is
-    the work of all chunks at once. What is written is $U = \mathrm{diag}(\beta) E$, and then
-    $S \leftarrow e^{\gamma_C} S + K^T \mathrm{diag}(e^{\gamma_C - \gamma})\, U$ and
-    $O = \mathrm{diag}(e^\gamma) Q S + (\mathrm{tril}(Q K^T) \circ \Gamma)\, U$, by `Read`.
+    With the inverse T of the left matrix (the UT transform of Yang et al. 2024, arXiv:2406.06484, section 3.2; with
+    decays arXiv:2412.06464, section 3.3) $E = T V - T\,\mathrm{diag}(e^\gamma) K S$. All of this but the products with
+    S is computed for all chunks at once. What is written is $U = \mathrm{diag}(\beta) E$, and then
+    $S \leftarrow e^{\gamma_C} S + K^T \mathrm{diag}(e^{\gamma_C - \gamma})\, U$. `Read` computes
+    $O = \mathrm{diag}(e^\gamma) Q S + (\mathrm{tril}(Q K^T) \circ \Gamma)\, U$.
 
     Operands are (G, n, C, ·): G sequences of n chunks of C tokens. `beta` is (G, n, C, 1); `log_decay` (G, n, C) and
-    the `Decays` made of it may be None. The gradient of `log_decay` is all that needs that of the products, where no
-    query or key has one. Neither kernel can be differentiated twice. Names that end in `t` are of one tile, some chunks
-    of some sequences.
+    the `Decays` made of it may be None. If queries and keys need no gradient, only that of `log_decay` needs the
+    gradient of the products. Neither kernel can be differentiated twice. Names that end in `t` belong to one tile: some
+    chunks of some sequences.
     """
 
     @staticmethod
@@ -212,7 +212,7 @@ class Write(Kernel):
                 tile, beta, products, inverse, errors, written, d_written, d_errors, d_v, d_beta
             )
             torch.bmm(Tt.mT, d_et, out=d_vt)
-            d_M = torch.bmm(d_vt, et.mT).neg_()  # so far of M diag(beta)
+            d_M = torch.bmm(d_vt, et.mT).neg_()  # so far the gradient of M diag(beta)
             torch.sum(d_ut * et, -1, keepdim=True, out=d_bt).add_((d_M * Mt).sum(-2)[..., None])
             if d_k is None and d_gamma is None:
                 continue
@@ -238,7 +238,7 @@ class Write(Kernel):
 
 
 class Read(Kernel):
-    """The answers O (G, n, C, V) to the queries, from what `Write` has written and the state before each chunk."""
+    """The outputs O (G, n, C, V) of the queries, from what `Write` has written and the state before each chunk."""
 
     @staticmethod
     def forward(
@@ -298,20 +298,20 @@ class Read(Kernel):
 
 
 def _of_gamma(d_weights: Tensor, weights: Tensor) -> Tensor:
-    """The gradient of gamma (G, C, 1) from that of weights with the factor exp(gamma_i - gamma_j)."""
+    """The gradient of gamma (G, C, 1) from the gradient of weights that have the factor exp(gamma_i - gamma_j)."""
     by_exponent = d_weights * weights
     return by_exponent.sum(-1)[..., None] - by_exponent.sum(-2)[..., None]
 
 
 class Decay(Gate):
-    r"""$\log a = -e^A\, \mathrm{softplus}(x W^T + b)$, at most 0: one decay a head and token (Dao & Gu 2024,
+    r"""$\log a = -e^A\, \mathrm{softplus}(x W^T + b)$, at most 0: one decay per head and token (Dao & Gu 2024,
     arXiv:2405.21060; Yang et al. 2024, arXiv:2412.06464).
 
     $e^A$ starts uniform in [1, 16] and softplus(b) log-uniform in [0.001, 0.1].
     """
 
-    # Add, softplus, multiply; backward two products, softplus, two sums over tokens; kept: what goes into the softplus
-    # and comes out. The rate's exp and sign; kept: it before and after its sign.
+    # Per token: add, softplus, multiply; backward two products, softplus, two sums over tokens; kept: input and output
+    # of the softplus. Once: the rate's exp and sign; kept: the rate before and after its sign.
     each, once = (3, 5, 2), (2, 2, 2)
     trained = 2
 
@@ -328,7 +328,7 @@ class Decay(Gate):
 def delta_cost(call: CostedCall, *, gated: bool = False, chunk: int = CHUNK) -> Cost:
     """Closed form of one self-attention call with `beta` given, and if `gated` with `log_decay`, in either form.
 
-    Half precision costs what float32 does. With symbols, N is a multiple of `chunk`, and no width is 1.
+    Half precision costs the same as float32. With symbols, N is a multiple of `chunk`, and no width is 1.
     """
     G, N, K, _ = call.sizes
     in_chunks = partial(_chunks_cost, chunk=chunk, gated=int(gated))
@@ -336,12 +336,12 @@ def delta_cost(call: CostedCall, *, gated: bool = False, chunk: int = CHUNK) -> 
 
 
 def write_cost(call: CostedCall, width: Size, number: Size, gated: int = 0, reach: int = 1) -> Cost:
-    """`Write` on so many chunks of that width, the last one's empty rows included. `gated` and `reach` are 0 or 1."""
+    """The cost of `Write` on `number` chunks of this width, empty rows included. `gated` and `reach` are 0 or 1."""
     G, _, K, V = call.sizes
     rows, states = G * number * width, G * number * K * V
     pairs = rows * width
-    further = max(reach, gated)  # products that a key's gradient, or a decay's, is made of
-    # Products of keys, their inverse system, two products with it; what is erased and written, chunk after chunk
+    further = max(reach, gated)  # whether a gradient of keys or decays needs products
+    # Products of keys, the inverse of their system, two products with it; erasing and writing, chunk after chunk
     products = product(pairs * V) + product(2 * rows * K * V, 1 + further)
     return products + Cost(
         forward=pairs * (4 * K + width),
@@ -360,18 +360,18 @@ def write_cost(call: CostedCall, width: Size, number: Size, gated: int = 0, reac
 def _chunks_cost(call: CostedCall, *, chunk: int, gated: int) -> Cost:
     (G, N, K, V), item, reach = call.sizes, call.item, call.reach
     width, number = equal_chunks(N, chunk)
-    rows = G * number * width  # with what is behind the end
+    rows = G * number * width  # with the padding at the end
     pairs = rows * width
     write = write_cost(call, width, number, gated, reach) + Cost(  # and the decays
         elementwise_forward=gated * (4 * pairs + 2 * rows), saved_bytes=item * gated * (pairs + rows)
     )
     if not call.causal:
         return write + read_at_end_cost(call)
-    further = max(reach, gated)  # products that a query's gradient, or a decay's, is made of
+    further = max(reach, gated)  # whether a gradient of queries or decays needs products
     write += product(pairs * K, 2 * reach) + product((pairs + rows * K) * V, 1 + further)
     return write + Cost(
         elementwise_forward=gated * (pairs + rows * K),
-        # and the sums of two gradients, of keys and of decays
+        # and the sums of two gradients each, for keys and for decays
         elementwise_backward=reach * 2 * rows * K + gated * (4 * pairs + rows * (4 * K + 4)),
         saved_bytes=item * (rows * K + pairs),
     )

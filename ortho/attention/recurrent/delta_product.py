@@ -1,12 +1,12 @@
-r"""DeltaProduct: several steps of the delta rule a token (Siems et al. 2025, arXiv:2502.10297, equation 5).
+r"""DeltaProduct: several steps of the delta rule per token (Siems et al. 2025, arXiv:2502.10297, equation 5).
 
-With $n_h$ keys $k_{t,j}$, values $v_{t,j}$ and write strengths $\beta_{t,j}$ a token,
+With $n_h$ keys $k_{t,j}$, values $v_{t,j}$ and write strengths $\beta_{t,j}$ per token,
 
 $$S_{t,j} = (I - \beta_{t,j} k_{t,j} k_{t,j}^T) S_{t,j-1} + \beta_{t,j} k_{t,j} v_{t,j}^T, \qquad S_{t,0} = S_{t-1,n_h},
 \qquad o_t = S_{t,n_h}^T q_t .$$
 
-That is the delta rule on a sequence $n_h$ times as long, read after every $n_h$-th key. A token multiplies the state
-by a product of $n_h$ transitions: for $\beta$ up to 2, by any orthogonal matrix that $n_h$ reflections make.
+This is the delta rule on a sequence $n_h$ times as long, read after every $n_h$-th key. A token multiplies the state
+by a product of $n_h$ transitions. With $\beta$ up to 2, this can be any orthogonal matrix made of $n_h$ reflections.
 """
 
 from functools import partial
@@ -34,7 +34,7 @@ def by_step(
     more_values: Tensor | None,
     attn_mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """(keys, values, strengths, mask of keys) with a row a step."""
+    """(keys, values, strengths, mask of keys) with one row per step."""
     steps = 1
     if more_keys is not None and more_values is not None:
         steps += more_keys.shape[-2]
@@ -58,7 +58,7 @@ def check_steps(
     normalise: bool = True,
     **_: Any,
 ) -> None:
-    """Refuse what has not the same number of steps for each token, and what `check_writes` refuses."""
+    """Refuse operands that differ in their number of steps per token, and what `check_writes` refuses."""
     if (more_keys is None) != (more_values is None):
         given, missing = ("more_values", "more_keys") if more_keys is None else ("more_keys", "more_values")
         raise ValueError(f"{missing}: expected beside {given}, got None")
@@ -75,7 +75,7 @@ def check_steps(
 
 
 def _later(name: str, value: Tensor, first: Tensor) -> int:
-    """How many operands a token has behind its first; TypeError or ValueError unless they are like that."""
+    """The number of operands per token after the first one; TypeError or ValueError unless they are like the first."""
     _checks.float_tensor(name, value)
     more = value.shape[-2] if value.dim() > 1 else 0
     if not more:
@@ -101,10 +101,10 @@ def delta_product_reference(
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    r"""The recurrence, one step after the other.
+    r"""DeltaProduct by its recurrence, step by step.
 
-    A token's steps are (k, v) and those of `more_keys` and `more_values`, which come together; without them it has one,
-    and this is the delta rule. `beta` in [0, 2] has one number a step, and is 1 by default. All else is as in
+    A token's first step is (k, v). `more_keys` and `more_values`, given together, are the later ones; without them this
+    is the delta rule. `beta`, in [0, 2], has one number per step, and is 1 by default. All else is as in
     `delta_rule_reference`: keys are divided by their lengths unless `normalise` is False, and the state is
     (S (..., K, V),) in float32 at least.
 
@@ -135,9 +135,9 @@ def delta_product(
     return_state: bool = False,
     chunk: int | None = None,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    """`delta_product_reference` by matrix products over chunks of at most `chunk` steps, though of no part of a token.
+    """`delta_product_reference` by matrix products over chunks of whole tokens, at most `chunk` steps or one token.
 
-    What is written is the delta rule's, on the longer sequence; queries are answered for each token alone. It cannot be
+    Writing is as in the delta rule, on the longer sequence; reading is done once per token. This form cannot be
     differentiated twice; the reference can.
     """
     keys, values, beta, attn_mask = by_step(k, v, beta, more_keys, more_values, attn_mask)
@@ -175,7 +175,7 @@ def read_steps(
     before: Float[Tensor, "G n K V"],
     width: int,
 ) -> Float[Tensor, "*batch N V"]:
-    """What queries find in the state before their chunk, of `width` tokens, and in its steps up to their own token."""
+    """What queries read from the state before their chunk (`width` tokens), and from its steps up to their token."""
     *lead, N, _ = q.shape
     steps = k.shape[-2] // width
     future = torch.ones(width, width, dtype=torch.bool, device=q.device).triu(1).repeat_interleave(steps, 1)
@@ -186,7 +186,7 @@ def read_steps(
 
 
 class _Steps(Gate):
-    """A number, or a vector of d/H, for each of a token's `steps`. For more steps: a subclass with another number."""
+    """A number, or a vector of width d/H, for each of a token's `steps`; a subclass sets another number of steps."""
 
     steps: ClassVar[int] = 2
 
@@ -204,7 +204,7 @@ class StepStrengths(_Steps):
         return cls.steps * H
 
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N steps"]:
-        # Copied before anything is made of it, so that autograd keeps one copy, laid out as it is read.
+        # Copied first, so that autograd keeps a single copy, with the layout in which it is read.
         return self._by_step(x, self.steps)[..., 0].contiguous().sigmoid() * 2
 
 
@@ -221,7 +221,7 @@ class LaterOperands(_Steps):
 
 @closed_form
 def delta_product_cost(call: CostedCall, *, steps: Size = 2, chunk: int = CHUNK) -> Cost:
-    """Closed form of one self-attention call with `beta`, and with the keys and values of so many `steps` a token.
+    """Closed form of one self-attention call with `beta`, and with keys and values for `steps` steps per token.
 
     Those of the later steps come from gates and need a gradient, whether or not the projected queries and keys do
     (`call.qk_grad`). With symbols, N is a multiple of the tokens in a chunk, and no width is 1.
@@ -233,22 +233,22 @@ def delta_product_cost(call: CostedCall, *, steps: Size = 2, chunk: int = CHUNK)
 
 
 def _chunks_cost(call: CostedCall, *, steps: Size, chunk: int) -> Cost:
-    width, number = equal_chunks(call.N, max(1, chunk // steps))  # of so many tokens
+    width, number = equal_chunks(call.N, max(1, chunk // steps))  # in tokens
     write = write_cost(call, width * steps, number)
     return write + (read_steps_cost(call, steps, width, number) if call.causal else read_at_end_cost(call))
 
 
 def read_steps_cost(call: CostedCall, steps: Size, width: Size, number: Size) -> Cost:
-    """`read_steps` in so many chunks of `width` tokens."""
+    """The cost of `read_steps` in `number` chunks of `width` tokens."""
     (G, _, K, V), reach = call.sizes, call.reach
-    tokens = G * number * width  # with what is behind the end
+    tokens = G * number * width  # with the padding at the end
     seen = tokens * steps * width  # pairs of a token and a key
     products = product(seen * K, 1 + reach) + product(seen * V) + product(tokens * K * V, 1 + reach)
     return products + Cost(
         elementwise_forward=seen + tokens * V,
         # blocked; the sums of the gradients of keys and of queries
         elementwise_backward=seen + tokens * steps * K + reach * tokens * K,
-        # and the steps that a token does not see, a byte each
+        # and a mask of the steps that a token does not see, a byte each
         saved_bytes=call.item * (tokens * K + seen) + width**2 * steps,
     )
 

@@ -1,8 +1,8 @@
-r"""States in which each channel of the keys fades at a rate of its own.
+r"""States in which each channel of the keys fades at its own rate.
 
 Gated Linear Attention (Yang et al. 2023, arXiv:2312.06635, section 4) adds to what is left,
 $S_t = \mathrm{Diag}(a_t)\, S_{t-1} + k_t v_t^T$. Kimi Delta Attention (arXiv:2510.26692, section 3) corrects it,
-$S_t = (I - \beta_t k_t k_t^T)\, \mathrm{Diag}(a_t)\, S_{t-1} + \beta_t k_t v_t^T$. Answers are $o_t = S_t^T q_t$.
+$S_t = (I - \beta_t k_t k_t^T)\, \mathrm{Diag}(a_t)\, S_{t-1} + \beta_t k_t v_t^T$. Outputs are $o_t = S_t^T q_t$.
 """
 
 from collections.abc import Sequence
@@ -39,12 +39,12 @@ def gated_linear_attention_reference(
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    r"""The recurrence without erasing, one token after the other.
+    r"""Gated linear attention by its recurrence, which does not erase, token by token.
 
-    `log_decay`, $\log a_t \le 0$, is 0 by default. Queries and keys are taken as they are; `scale`, by default
-    1/sqrt(K), multiplies the queries. A call that is not causal reads the state after the last key, for every query. A
-    masked key leaves the state as it is; a mask must be one row for all queries, and stand beside no state. The state
-    is (S (..., K, V),), in float32 at least, as is all that is computed.
+    `log_decay`, $\log a_t \le 0$, is 0 by default. Queries and keys are not normalised; `scale`, by default 1/sqrt(K),
+    multiplies the queries. In a call that is not causal every query reads the state after the last key. A masked key
+    leaves the state unchanged; the mask must be the same for all queries, and cannot be combined with an
+    `initial_state`. The state is (S (..., K, V),); it and all computation are in float32 at least.
 
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together; on the CPU also for a
     `log_decay` above 0 or not finite.
@@ -69,7 +69,7 @@ def gated_linear_attention(
     return_state: bool = False,
     chunk: int | None = None,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    """`gated_linear_attention_reference` by matrix products over chunks, as `kimi_delta_attention` goes over them."""
+    """`gated_linear_attention_reference` by matrix products over chunks like those of `kimi_delta_attention`."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     x = prepared(q, k, v, None, log_decay, attn_mask, scale, initial_state, normalise=False, erase=False)
     o, S = by_chunks(*x, is_causal=is_causal, chunk=chunk or default_chunk(k), erase=False)
@@ -91,9 +91,9 @@ def kimi_delta_attention_reference(
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    """The recurrence, one token after the other.
+    """Kimi Delta Attention by its recurrence, token by token.
 
-    Arguments, state and errors are those of `delta_rule_reference`, but for one decay a channel of the keys.
+    Arguments, state and errors are as in `delta_rule_reference`, except for one decay per channel of the keys.
     """
     x = prepared(q, k, v, beta, log_decay, attn_mask, scale, initial_state, normalise=normalise)
     o, S = recurrence(*x, is_causal=is_causal)
@@ -118,8 +118,8 @@ def kimi_delta_attention(
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
     """`kimi_delta_attention_reference` by matrix products over chunks, in time and memory linear in N.
 
-    A chunk has the largest power of two tokens that is at most `chunk`: by default 64, on a GPU more beyond 8192
-    tokens. Kept for the backward pass are one state a chunk and, for each token, a few vectors for each time that a
+    The length of a chunk is the largest power of two that is at most `chunk`: by default 64, on a GPU more beyond 8192
+    tokens. Kept for the backward pass are one state per chunk and, for each token, a few vectors for each time that a
     chunk can be halved.
     """
     x = prepared(q, k, v, beta, log_decay, attn_mask, scale, initial_state, normalise=normalise)
@@ -161,47 +161,47 @@ def by_chunks(
 
 # Within a chunk, and from chunk to chunk.
 #
-# What reader i finds of the key of token j fades by $\prod_{s=j+1}^{i} a_s$, one factor for each channel of the keys.
-# As a quotient of products from the chunk's start it would be a matrix product of $q_i b_i$ and $k_j / b_j$, but the
-# latter overflows. Yang et al. (2023, arXiv:2312.06635, section 4.3) divide by the product at the start of the
-# reader's sub-block instead, and leave pairs within a sub-block to sums over channels. Here a chunk is merged out of
+# Until reader i finds it, the key of token j fades by $\prod_{s=j+1}^{i} a_s$, one factor for each channel of the keys.
+# Written as a quotient of products from the chunk's start, this is a matrix product of $q_i b_i$ and $k_j / b_j$, but
+# the latter overflows. Yang et al. (2023, arXiv:2312.06635, section 4.3) divide by the product at the start of the
+# reader's sub-block instead, and compute pairs within a sub-block by sums over channels. Here a chunk is merged from
 # single tokens: of two neighbouring blocks, the readers of the second meet the keys of the first at the boundary
-# between them. Each factor is so the product of decays that all lie between a key and its reader: none exceeds 1,
-# nothing is divided, a decay of 0 takes no digit from those beside it, and each pair of tokens is part of one matrix
-# product.
+# between them. So each factor is a product of decays that all lie between a key and its reader: none exceeds 1,
+# nothing is divided, a decay of 0 costs the decays beside it no precision, and each pair of tokens is part of one
+# matrix product.
 
 
 class Blocks(NamedTuple):
-    """Tokens in b blocks of h each, along two axes. A reader is a vector that a state or a key is multiplied with."""
+    """Tokens in b blocks of h each, along two axes. A reader is a vector that multiplies a state or a key."""
 
     fade: Tensor  # (..., b, 1, K), what is left of an earlier state at the end of the block
-    keys: Tensor  # (..., b, h, K), times what is left of each at the end of the block
-    readers: tuple[Tensor, ...]  # (..., b, h, K) each, times what is left for it of a state before the block
+    keys: Tensor  # (..., b, h, K), each times what is left of it at the end of the block
+    readers: tuple[Tensor, ...]  # (..., b, h, K) each, times what is left of an earlier state when it reads
     weights: tuple[Tensor, ...]  # (..., b, h, h) each, what a reader finds of the keys of its block up to its own
 
 
 def chunk_width(length: int, chunk: int) -> int:
-    """The largest power of two that is at most `chunk`, or the least one that holds a shorter sequence."""
+    """The largest power of two that is at most `chunk`, or the smallest that holds the sequence if this is shorter."""
     return 1 << min(chunk.bit_length() - 1, (length - 1).bit_length())
 
 
 def power_chunks(length: Size, chunk: int) -> tuple[int, Size]:
-    """(the width of these chunks, how many they are); a symbol stands for a multiple of `chunk`, a power of two."""
+    """(the width of these chunks, their number); a symbol stands for a multiple of `chunk`, a power of two."""
     whole = isinstance(length, int)
     width = chunk_width(length if whole else chunk, chunk)
     return width, -(-length // width) if whole else length / width
 
 
 def tokens(decay: Tensor, k: Tensor, readers: Sequence[Tensor], early: Sequence[Tensor] = ()) -> Blocks:
-    """Tokens (..., C, K) as C blocks of one. A reader finds its own token's key as it was written, and a state faded by
-    its own token; an early one, which comes after the others, the state before that."""
+    """Tokens (..., C, K) as C blocks of one. A reader finds its own token's key as it was written, and the state after
+    its own token has faded it. `early` readers, listed after the others, find the state before that fading."""
     decay, k, *rows = (x[..., None, :] for x in (decay, k, *readers, *early))
     faded = tuple(x * decay if i < len(readers) else x for i, x in enumerate(rows))
     return Blocks(decay, k, faded, tuple(x @ k.mT for x in rows))
 
 
 def merged(x: Blocks) -> Blocks:
-    """Each two neighbouring blocks as one."""
+    """Each pair of neighbouring blocks, merged into one."""
     (fade_1, fade_2), (keys_1, keys_2) = _pairs(x.fade), _pairs(x.keys)
     readers, weights = [], []
     for reader, weight in zip(x.readers, x.weights, strict=True):
@@ -214,7 +214,7 @@ def merged(x: Blocks) -> Blocks:
 
 
 def _pairs(x: Tensor) -> tuple[Tensor, ...]:
-    """The first and the second of each two blocks: (..., b, h, ·) -> two of (..., b/2, h, ·)."""
+    """The first and the second of each pair of blocks: (..., b, h, ·) -> two of (..., b/2, h, ·)."""
     return x.unflatten(-3, (-1, 2)).unbind(-3)
 
 
@@ -232,9 +232,9 @@ def in_chunks(
 
     Operands are (..., n, C, ·): n chunks of C tokens, a power of two; the state S before them is (..., K, V). With
     `beta` (..., n, C, 1) keys erase what they find: what is written at key i is $u_i = \beta_i (v_i - S_{i-1}^T
-    \mathrm{Diag}(a_i) k_i)$. With $\beta_i k_i$ as a reader, faded R and with the weights L below the diagonal, this is
-    the system $(I + L)\, U = \mathrm{diag}(\beta) V - R S$, whose two right sides are solved for all chunks at once.
-    `before_fading` says that $\mathrm{Diag}(a_i)$ is left out.
+    \mathrm{Diag}(a_i) k_i)$. Let the $\beta_i k_i$ be readers, R after fading, with the weights L below the diagonal.
+    Then $(I + L)\, U = \mathrm{diag}(\beta) V - R S$, which is solved for V and R in all chunks at once.
+    `before_fading` leaves out $\mathrm{Diag}(a_i)$.
     """
     queries, erasers = ([] if q is None else [q]), ([] if beta is None else [k * beta])
     x = tokens(decay, k, queries, erasers) if before_fading else tokens(decay, k, queries + erasers)
@@ -260,7 +260,7 @@ def in_chunks(
 
 
 class ChannelDecay(LogSigmoidGate):
-    r"""$\log a = \log \sigma(x W_1^T W_2^T + b) / 16$, at most 0: one decay a channel of the keys, through a
+    r"""$\log a = \log \sigma(x W_1^T W_2^T + b) / 16$, at most 0: one decay per channel of the keys, through a
     bottleneck of 16 numbers (Yang et al. 2023, arXiv:2312.06635, section 4.4)."""
 
     rank: ClassVar[int | None] = 16
@@ -282,8 +282,8 @@ class ChannelDecay(LogSigmoidGate):
 def channel_cost(call: CostedCall, *, erase: int, before_fading: int = 0, chunk: int = CHUNK) -> Cost:
     """Closed form of one self-attention call with its gates given, in either form.
 
-    What autograd keeps of `log_decay` itself is a matter of the gate that made it. Half precision costs what float32
-    does. With symbols, N is a multiple of `chunk`, a power of two, and greater.
+    What autograd keeps of `log_decay` itself is counted with the gate that made it. Half precision costs the same as
+    float32. With symbols, `chunk` is a power of two, and N a larger multiple of it.
     """
     (G, N, K, _), reach = call.sizes, call.reach
     in_chunks = partial(_chunks_cost, chunk=chunk, erase=erase, early=before_fading)
@@ -296,11 +296,11 @@ def channel_cost(call: CostedCall, *, erase: int, before_fading: int = 0, chunk:
 gla_cost, kda_cost = partial(channel_cost, erase=0), partial(channel_cost, erase=1)
 
 
-# Below a flag counts as 0 or 1. Autograd leaves out a gradient's sum over a broadcast axis of length 1.
+# Below, flags are numbers, 0 or 1. Autograd leaves out a gradient's sum over a broadcast axis of length 1.
 
 
 def _sum(axis: Size, numbers: Size) -> Size:
-    """The scalar operations of summing so many numbers over an axis."""
+    """The scalar operations of summing `numbers` numbers over an axis of this length."""
     return 0 if axis == 1 else numbers
 
 
@@ -313,7 +313,8 @@ def _chunks_cost(call: CostedCall, *, chunk: int, erase: int, early: int) -> Cos
 
 
 def _merged(call: CostedCall, C: int, n: Size, erase: int, early: int) -> Cost:
-    """From tokens to blocks of C. What a lone chunk leaves behind is not read in a causal call, and has no gradient."""
+    """The cost of merging tokens into blocks of C. In a causal call nothing reads the state that a lone chunk leaves,
+    and it has no gradient."""
     (G, _, K, _), causal, reach = call.sizes, int(call.causal), call.reach
     chunks, lone = G * n, int(n == 1)
     levels, rows, readers = C.bit_length() - 1, chunks * C * K, causal + erase
@@ -321,11 +322,11 @@ def _merged(call: CostedCall, C: int, n: Size, erase: int, early: int) -> Cost:
     # themselves halve from level to level.
     half, halves, fades = chunks * (C // 2) * K, chunks * (levels * C // 2) * K, chunks * (C - 1) * K
     unread = int(lone and causal)
-    sums = readers - int(unread and C == 1)  # of the gradients of a decay, and of a key: one less than it has uses
+    sums = readers - int(unread and C == 1)  # of the gradients of a decay, and of a key: one fewer than its uses
     backward = (
         rows * (1 + causal * (1 + 2 * reach) + 3 * erase)  # exp; readers times decays, and their gradients' sums
         + rows * (sums + reach * (sums + erase))
-        # Two products each, over the levels, whose fades' part is summed over the block but for blocks of one; sums.
+        # Two products each on every level; the fades' part is summed over the block, except in blocks of one; sums.
         + readers * (4 * halves - half)
         + (3 + readers) * (halves + fades)
         - half
@@ -334,12 +335,12 @@ def _merged(call: CostedCall, C: int, n: Size, erase: int, early: int) -> Cost:
         backward -= (1 + readers) * half
     if unread and C > 1:  # the last level's keys and fades
         backward -= (1 + int(C > 2) + 2 * int(reach or C > 2)) * half + 4 * chunks * K
-    # Decays, keys, what is to read; then keys from level to level, and queries and erasers with their first decay,
-    # which an early one has not.
+    # Decays, keys, readers; then keys from level to level, and queries and erasers with their first decay, which early
+    # readers do not have.
     kept = 2 + readers + levels + causal * (levels + 1 - lone) + erase * levels
     kept -= early * int(C > 1 or not reach)
     return Cost(
-        forward=readers * rows * (C + 1),  # each pair of a reader and a key up to its own once
+        forward=readers * rows * (C + 1),  # each pair of a reader and a key up to its own, once
         backward=2 * rows * (2 * causal * reach + erase * (1 + reach))  # own keys
         + readers * (2 * rows * (C - 1) - (0 if reach or C == 1 else rows)),
         elementwise_forward=rows * (1 + readers - early) + (1 + readers) * halves + fades,
@@ -349,10 +350,10 @@ def _merged(call: CostedCall, C: int, n: Size, erase: int, early: int) -> Cost:
 
 
 def _passed_on(call: CostedCall, C: int, n: Size, erase: int) -> Cost:
-    """What chunks find in the state and write to it; in a causal call also what they answer."""
+    """The cost of what chunks find in the state and write to it; in a causal call also of what they answer."""
     (G, _, K, V), causal, reach = call.sizes, int(call.causal), call.reach
     rows, state, products = G * n * C, G * K * V, int(reach or C > 1)  # whether products with keys have a gradient
-    # Chunks with another one behind them; whose state is read; that have one before and hand its state on.
+    # Chunks with another one after them; chunks whose state is read; chunks that pass an earlier one's state on.
     heirs = n - 1
     writers = heirs if causal else n
     between = heirs if not causal or n == 1 else heirs - 1
@@ -372,7 +373,7 @@ def _passed_on(call: CostedCall, C: int, n: Size, erase: int) -> Cost:
 
 
 def _solved(call: CostedCall, C: int, n: Size) -> Cost:
-    """Keys and values times the strengths, which are kept, and the system of each chunk."""
+    """The cost of keys and values times the strengths, which are kept, and of solving the system of each chunk."""
     (G, _, K, V), reach = call.sizes, call.reach
     rows = G * n * C
     return Cost(

@@ -1,9 +1,9 @@
-r"""A state that takes up several outer products a token, $S_t = S_{t-1} + U_t V_t^T$, $o_t = S_t^T q_t$.
+r"""A state to which each token adds several outer products, $S_t = S_{t-1} + U_t V_t^T$, $o_t = S_t^T q_t$.
 
-The columns of $U_t$ (K, n) are a token's keys, those of $V_t$ (V, n) its values, all made of its input alone: nothing
-is erased, and nothing fades. With one column it is linear attention without feature map or divisor. DeltaProduct
-(`delta_product.py`) has the errors of its memory in place of the values; the memory of Mamba-3 with several inputs
-(Lahoti et al. 2026, arXiv:2603.15569) fades besides, and is read by several queries.
+The columns of $U_t$ (K, n) are a token's keys and those of $V_t$ (V, n) its values, all made of its input alone:
+nothing is erased, and nothing fades. With one column this is linear attention without feature map or divisor.
+DeltaProduct (`delta_product.py`) writes the errors of its state in place of the values. The state of Mamba-3 with
+several inputs (Lahoti et al. 2026, arXiv:2603.15569) also fades, and is read by several queries.
 """
 
 from functools import partial
@@ -33,13 +33,13 @@ def low_rank_reference(
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    """The sum, one column after the other.
+    """Low-rank writes by their sum, column by column.
 
-    A token's columns are (k, v) and those of `more_keys` and `more_values`, which come together; without them it has
-    one. Queries and keys are taken as they are; `scale` multiplies the queries, by default not. A call that is not
-    causal reads the state after the last key, for every query. A masked key leaves the state as it is; a mask must be
-    one row for all queries, and stand beside no state. The state is (S (..., K, V),), in float32 at least, as is all
-    that is computed.
+    A token's first column is (k, v). `more_keys` and `more_values`, given together, are further ones, if any. Queries
+    and keys are not normalised; `scale`, if given, multiplies the queries. In a call that is not causal every query
+    reads the state after the last key. A masked key leaves the state unchanged; the mask must be the same for all
+    queries, and cannot be combined with an `initial_state`. The state is (S (..., K, V),); it and all computation are
+    in float32 at least.
 
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together.
     """
@@ -64,7 +64,7 @@ def low_rank(
     return_state: bool = False,
     chunk: int | None = None,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    """`low_rank_reference` by matrix products over chunks of at most `chunk` columns, though of no part of a token."""
+    """`low_rank_reference` by matrix products over chunks of whole tokens, at most `chunk` columns or one token."""
     keys, values, _, attn_mask = by_step(k, v, None, more_keys, more_values, attn_mask)
     steps = keys.shape[-2] // k.shape[-2]
     q, keys, values, _, _, S = prepared(
@@ -83,7 +83,7 @@ def low_rank(
 
 @closed_form
 def low_rank_cost(call: CostedCall, *, steps: Size = 2, chunk: int = CHUNK) -> Cost:
-    """Closed form of one self-attention call with the keys and values of so many `steps` a token, in either form.
+    """Closed form of one self-attention call with keys and values for `steps` steps per token, in either form.
 
     Those after the first come from gates and need a gradient, whether or not the projected queries and keys do
     (`call.qk_grad`). With symbols, N is a multiple of the tokens in a chunk.
@@ -94,14 +94,14 @@ def low_rank_cost(call: CostedCall, *, steps: Size = 2, chunk: int = CHUNK) -> C
 
 def _chunks_cost(call: CostedCall, *, steps: Size, chunk: int) -> Cost:
     (G, N, K, V), item = call.sizes, call.item
-    width, number = equal_chunks(N, max(1, chunk // steps))  # of so many tokens
+    width, number = equal_chunks(N, max(1, chunk // steps))  # in tokens
     rows, states = G * number * width * steps, G * number * K * V
     written = product(rows * K * V) + Cost(elementwise_forward=states + G * K * V, saved_bytes=item * rows * (K + V))
     if not call.causal:
         return written + read_at_end_cost(call)
     products = written + read_steps_cost(call, steps, width, number)
     return products + Cost(
-        # The sums of states, unless there is one, and of the gradients of values
+        # The sums of states, unless there is one chunk only, and of the gradients of values
         elementwise_backward=(states if number != 1 else 0) + rows * V,
         saved_bytes=item * call.reach * states,
     )

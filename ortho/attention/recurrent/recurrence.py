@@ -1,11 +1,11 @@
-r"""States that are written to, erased from and read, one token after the other: what all of them share.
+r"""Shared by all states that are written to, erased from and read, token by token.
 
-A state is a matrix S (K, V) that answers a query with $o = S^T q$. Token t fades it, by one factor $a_t$ or by one for
-each channel of the keys, replaces a share $\beta_t$ of what it holds at the key $k_t$, and then answers $q_t$:
+A state is a matrix S (K, V) that answers a query with $o = S^T q$. Token t lets it fade, by one factor $a_t$ or by one
+for each channel of the keys, replaces a share $\beta_t$ of what it holds at the key $k_t$, and then reads it by $q_t$:
 
 $$S_t = (I - \beta_t k_t k_t^T)\, \mathrm{Diag}(a_t)\, S_{t-1} + \beta_t k_t v_t^T, \qquad o_t = S_t^T q_t .$$
 
-In a call that is not causal every query reads the state after the last key. A masked key leaves the state as it is.
+In a call that is not causal every query reads the state after the last key. A masked key leaves the state unchanged.
 """
 
 from collections.abc import Callable
@@ -35,9 +35,9 @@ def recurrence(
     before_fading: bool = False,
     steps: int = 1,
 ) -> tuple[Float[Tensor, "*batch N V"], Float[Tensor, "*batch K V"]]:
-    """(o, the state after the last key) as the formula reads, with a query behind each `steps` keys; without `erase`, a
-    key adds to what the state holds. `before_fading` says that it replaces what the state held then."""
-    # Unbound at once: to take each token by its index would make the backward pass quadratic.
+    """(o, the state after the last key) by the formula, with one query after every `steps` keys. Without `erase` a key
+    only adds to the state. With `before_fading` it replaces what the state held before it faded."""
+    # Unbound at once: indexing each token would make the backward pass quadratic.
     rows = []
     queries = q[..., None, :].unbind(-3) if is_causal else ()
     strengths = None if beta is None else beta[..., None, None].unbind(-3)
@@ -59,8 +59,8 @@ def recurrence(
 
 
 def memory_cost(call: CostedCall, in_chunks: Callable[[CostedCall], Cost], **recurring: Any) -> Cost:
-    """The fast form's cost by `in_chunks`, the reference's by `recurrence_cost` with these arguments; with the state
-    (K, V), and a token more, which is a call of its own."""
+    """The fast form's cost by `in_chunks`, the reference's by `recurrence_cost` with these arguments. Includes the
+    state (K, V), and decoding one more token, which is a call on that token."""
 
     def of(call: CostedCall) -> Cost:
         return in_chunks(call) if call.form == "fast" else recurrence_cost(call, **recurring)
@@ -80,8 +80,8 @@ def recurrence_cost(
     steps: Size = 1,
     k_grad: int | None = None,
 ) -> Cost:
-    """`recurrence` with `rates` decays a key: 0, 1 or K; and with write `strengths`, 0 or 1, by default if it erases.
-    `before_fading`, 0 or 1, needs decays.
+    """The cost of `recurrence` with `rates` decays per key (0, 1 or K), and with or without write `strengths` (1 or 0,
+    by default as `erase`). `before_fading`, 0 or 1, needs decays.
 
     `k_grad`, 0 or 1, says whether keys need a gradient, by default as queries do.
     """
@@ -89,26 +89,26 @@ def recurrence_cost(
     k_grad = q_grad if k_grad is None else k_grad
     reads, rows, state, decays = G * N, G * N * steps, G * K * V, int(rates != 0)
     states, later = N * steps * state, (N * steps - 1) * state
-    faded = decays * (1 - before_fading)  # whether what a key finds is
-    summed = V if rates == K else K * V  # of a decay's gradient; autograd leaves sums over axes of length 1 out
+    faded = decays * (1 - before_fading)  # whether what a key finds has faded
+    summed = V if rates == K else K * V  # in a decay's gradient; autograd leaves out sums over axes of length 1
     strengths = erase if strengths is None else strengths
     errors, writes = erase * rows * V, strengths * rows * V
-    # What a key holds, what is written; what is read
+    # What the state holds at a key, what is written; what is read
     products = product((1 + erase) * rows * K * V, 1 + k_grad) + product(reads * K * V, 1 + q_grad)
     return products + Cost(
-        backward=-2 * erase * (1 - faded) * state,  # no gradient reaches the first state, but its decay's does
+        backward=-2 * erase * (1 - faded) * state,  # the first state needs no gradient, but its decay does
         # Errors; strengths; sums; decays, exp and product
         elementwise_forward=errors + writes + states + rows * rates + decays * states,
-        # Strengths' two products, signs of the errors, sums; keys are used twice, and so is each state but the last,
-        # three times where it is read. With decays exp and two products; none reaches the first state's.
+        # Strengths' two products, signs of the errors, sums. Keys are used twice, as is each state but the last, or
+        # three times if it is read. With decays exp and two products, but no gradient of the first state.
         elementwise_backward=errors
         + 2 * writes
         + (writes if V != 1 else 0)
         + erase * (k_grad * rows * K - (0 if k_grad or faded else G * V) + later + faded * state)
         + (rows * rates + states + later + (states if summed != 1 else 0) if decays else 0)
         + causal * (N - 1) * state,
-        # Queries, keys, decays; strengths, and what they are of; what is written; the states that are faded, held at a
-        # key, and read
+        # Queries, keys, decays; strengths, and what they multiply; what is written; the states that fade, that are held
+        # at a key, and that are read
         saved_bytes=call.item
         * (
             (reads + rows) * K
@@ -122,7 +122,7 @@ def recurrence_cost(
 
 
 def read_at_end_cost(call: CostedCall) -> Cost:
-    """N queries that all read the last state."""
+    """The cost of N queries that all read the last state."""
     G, N, K, V = call.sizes
     read = product(G * N * K * V, 1 + call.reach)
     return read + Cost(saved_bytes=call.item * (G * N * K + call.reach * G * K * V))
@@ -144,8 +144,8 @@ def check_writes(
 ) -> None:
     """Refuse gates that do not fit the keys, or are out of range; `channels` says that decays are (..., M, K).
 
-    Raises TypeError or ValueError, naming the argument; on the CPU also for a `beta` outside [0, most], a `log_decay`
-    above 0 or not finite, and, in a state that is erased from, as `check_growth` does where keys are not normalised.
+    Raises TypeError or ValueError, naming the argument; on the CPU also for a `beta` outside [0, most], for a
+    `log_decay` above 0 or not finite, and, with `erase` but without `normalise`, for keys that `check_growth` refuses.
     """
     gate("beta", beta, k, k.shape[:-1])
     gate("log_decay", log_decay, k, k.shape if channels else k.shape[:-1])
@@ -170,11 +170,11 @@ def prepared(
     normalise: bool,
     erase: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor]:
-    """(q, k, v, beta, log_decay, S) as the recurrence takes them; keys that the mask (..., M) hides neither write nor
-    fade.
+    """(q, k, v, beta, log_decay, S) as the recurrence takes them. Keys that the mask (..., M) hides neither write to
+    the state nor let it fade.
 
-    A state that one does not `erase` from takes keys of any length. Raises ValueError for an `initial_state` that does
-    not fit; on the CPU, of a state that is erased from, also for values whose sum may leave the range of the dtype.
+    Without `erase` keys may have any length. Raises ValueError for an `initial_state` that does not fit; on the CPU,
+    with `erase`, also for values whose sum may leave the range of the dtype.
     """
     if attn_mask is not None:
         hidden = ~attn_mask
@@ -186,8 +186,8 @@ def prepared(
         if log_decay is not None:
             log_decay = log_decay.masked_fill(hidden[..., None] if log_decay.dim() == k.dim() else hidden, 0)
     if erase:
-        # No write enlarges what is held, so that a state holds 2 |v| of each token at most, and is corrected by as
-        # much. Were this infinite, products with weights of 0 would make it NaN in the rows of earlier tokens.
+        # No write enlarges what is held, so a state holds at most 2 |v| of each token, and is corrected by at most as
+        # much. If that were infinite, products with weights of 0 would put NaN into the rows of earlier tokens.
         most = torch.finfo(v.dtype).max / (4 * v.shape[-2])
         _checks.within("v", f"values of {v.shape[-2]} tokens", v, -most, most)
     if normalise:

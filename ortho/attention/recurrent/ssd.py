@@ -1,15 +1,15 @@
-r"""State-space duality, the memory of Mamba-2 (Dao & Gu 2024, arXiv:2405.21060): a state-space model, one rate a head.
+r"""State-space duality, the core of Mamba-2 (Dao & Gu 2024, arXiv:2405.21060): a state-space model, one rate per head.
 
 The state fades by $\dot S = -\alpha S$ for the time $\Delta_t$ that a token chooses, and takes up
 $\Delta_t k_t v_t^T$:
 
 $$S_t = e^{-\Delta_t \alpha} S_{t-1} + \Delta_t k_t v_t^T, \qquad o_t = S_t^T q_t ,$$
 
-with C, B, x in the paper for q, k, v. The same answers are $(L \circ Q K^T)\, \mathrm{diag}(\Delta)\, V$ with $L_{ij} =
-a_{j+1} \cdots a_i$ for $j \le i$, the products of the decays (section 5): the fast form takes these within chunks, and
+with C, B, x in the paper for q, k, v. The same outputs are $(L \circ Q K^T)\, \mathrm{diag}(\Delta)\, V$ with $L_{ij} =
+a_{j+1} \cdots a_i$ for $j \le i$, the products of the decays (section 5). The fast form uses this within chunks, and
 the recurrence from chunk to chunk (section 6).
 
-Left to the layer around it are the skip $D v_t$, the short convolution and the gate of the output.
+The skip $D v_t$, the short convolution and the output gate are left to the layer around it.
 """
 
 from functools import partial
@@ -39,7 +39,7 @@ def _check(
         if value is not None:
             _checks.within(name, what, value, 0, most)
     if step is not None and _checks.reads_values(v):
-        # An infinite one would make earlier rows NaN, in which its weight is 0.
+        # An infinite product would make earlier rows NaN, although its weight there is 0.
         _checks.within("v", "values times their steps", v.detach().double() * step.detach()[..., None], -most, most)
 
 
@@ -57,15 +57,16 @@ def state_space_duality_reference(
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    r"""The recurrence, one token after the other.
+    r"""State-space duality by its recurrence, token by token.
 
-    `step`, $\Delta_t \ge 0$, is 1 by default; `rate`, $\alpha \ge 0$, is 0, so that nothing fades. Queries and keys are
-    taken as they are; `scale` multiplies the queries, by default not. A call that is not causal reads the state after
-    the last key, for every query. A masked key leaves the state as it is; a mask must be one row for all queries, and
-    stand beside no state. The state is (S (..., K, V),), in float32 at least, as is all that is computed.
+    `step`, $\Delta_t \ge 0$, is 1 by default; `rate`, $\alpha \ge 0$, is 0 by default, so that nothing fades. Queries
+    and keys are not normalised; `scale`, if given, multiplies the queries. In a call that is not causal every query
+    reads the state after the last key. A masked key leaves the state unchanged; the mask must be the same for all
+    queries, and cannot be combined with an `initial_state`. The state is (S (..., K, V),); it and all computation are
+    in float32 at least.
 
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together; on the CPU also for
-    steps or rates below 0 or not finite, and for values that times their steps leave the dtype's range.
+    steps or rates below 0 or not finite, and for values whose products with their steps leave the dtype's range.
     """
     x = prepared(q, k, v, step, _log_decay(step, rate), attn_mask, scale, initial_state, normalise=False, erase=False)
     o, S = recurrence(*x, is_causal=is_causal, erase=False)
@@ -89,8 +90,8 @@ def state_space_duality(
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
     """`state_space_duality_reference` by matrix products over chunks of at most `chunk` tokens; linear in N.
 
-    By default chunks are of 64 tokens, on a GPU of so many that there are 128 of them at most. Kept for the backward
-    pass are one state a chunk and some vectors of widths K, V and `chunk` a token.
+    Chunks have 64 tokens by default; on a GPU they are longer where there would be more than 128 of them. Kept for the
+    backward pass are one state per chunk and, per token, some vectors of widths K, V and `chunk`.
     """
     q, k, v, step, log_decay, S = prepared(
         q, k, v, step, _log_decay(step, rate), attn_mask, scale, initial_state, normalise=False, erase=False
@@ -110,7 +111,7 @@ def _log_decay(step: Tensor | None, rate: Tensor | None) -> Tensor | None:
 def _in_chunks(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, S: Tensor, *, is_causal: bool, chunk: int
 ) -> tuple[Tensor, Tensor]:
-    """(o, the state after the last key), of values times their steps."""
+    """(o, the state after the last key); v is already multiplied by the steps."""
     *lead, N, _ = k.shape
     width, behind = chunks(N, chunk)
     log_decay = torch.zeros_like(k[..., 0]) if log_decay is None else log_decay
@@ -129,8 +130,8 @@ def _in_chunks(
     S = state.view(S.shape)
     if not is_causal:
         return q @ S, S
-    # Sums of the terms between two tokens alone: differences of sums from the start would lose, behind a very strong
-    # decay, all digits of those after it. Of pairs with the future `tril` takes whatever it is, also infinity.
+    # Sums of only the terms between two tokens: after a very strong decay, differences of sums from the start would
+    # lose all digits of the later terms. `tril` removes pairs with the future whatever they hold, also infinity.
     between = log_decay.expand(*log_decay.shape[:-1], width).tril(-1).cumsum(-2).exp()
     weights = ((q @ k.mT) * between).tril()
     o = torch.stack(read, 1) + weights @ v
@@ -138,8 +139,8 @@ def _in_chunks(
 
 
 class Step(Gate):
-    r"""$\Delta = \mathrm{softplus}(x W^T + b)$, for how long a token holds; softplus(b) starts log-uniform in [0.001,
-    0.1] (Dao & Gu 2024, arXiv:2405.21060)."""
+    r"""$\Delta = \mathrm{softplus}(x W^T + b)$, the duration of a token; softplus(b) starts log-uniform in [0.001, 0.1]
+    (Dao & Gu 2024, arXiv:2405.21060)."""
 
     each = (2, 2, 1)  # add, softplus; backward softplus and the sum of the bias's gradient
     trained = 1
@@ -164,8 +165,8 @@ class Rate(Gate):
 
     @classmethod
     def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> Cost:
-        """The closed form; x has no part in it. What the mechanism keeps is a copy."""
-        # exp; its product, the sum over tokens
+        """The closed form; x is not used. The mechanism keeps a copy of its own."""
+        # exp; backward its product, the sum over tokens
         return Cost(elementwise_forward=H, elementwise_backward=H + B * N * H, saved_bytes=itemsize * H, trained=H)
 
 
@@ -173,16 +174,16 @@ class Rate(Gate):
 def ssd_cost(call: CostedCall, *, chunk: int = CHUNK) -> Cost:
     """Closed form of one self-attention call with `step` and `rate` given, in either form.
 
-    Half precision costs what float32 does. With symbols, N is a multiple of `chunk` and greater, and no width is 1.
+    Half precision costs the same as float32. With symbols, N is a multiple of `chunk` and larger, and no width is 1.
     """
-    # The rate times the step, and the sign; backward these and the other factor's, and the sum of two of the step's.
+    # The rate times the step, and the sign; backward the sign, the products for both, and the sum of the step's two.
     tokens = call.B * call.H * call.N
     made = Cost(elementwise_forward=2 * tokens, elementwise_backward=4 * tokens, saved_bytes=call.item * tokens)
     return memory_cost(call, partial(_chunks_cost, chunk=chunk), erase=0, strengths=1, rates=1) + made
 
 
 def _chunks_cost(call: CostedCall, *, chunk: int) -> Cost:
-    """In n chunks of C tokens. Autograd leaves out sums over axes of length 1, of a gradient or of logarithms."""
+    """The cost in n chunks of C tokens. Autograd leaves out sums, of gradients or logarithms, over axes of length 1."""
     (G, N, K, V), causal, reach, item = call.sizes, call.causal, call.reach, call.item
     C, n = equal_chunks(N, chunk)
     rows, state = G * n * C, G * K * V
@@ -212,7 +213,7 @@ def _chunks_cost(call: CostedCall, *, chunk: int) -> Cost:
         elementwise_backward=rows * K * (1 + of_K + reach)
         + pairs * (2 + 2 * of_C + reach)
         + rows
-        # Sums of gradients: of queries; and, where a state is handed on, of keys, values, decays and states
+        # Sums of gradients: of queries; and, if a state is passed on, of keys, values, decays and states
         + reach * rows * K
         + writes * (rows * (reach * K + V + 1) + (heirs - 1) * state),
         saved_bytes=item * (rows * K * (1 + writes) + 3 * pairs),

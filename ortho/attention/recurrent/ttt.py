@@ -1,15 +1,15 @@
 r"""A state that learns while it reads, by gradient descent on a loss of its predictions, in mini-batches of tokens.
 
 The state S (K, V) predicts the value of a key, $p = S^T k$, and each token moves it against the gradient $k \psi^T$
-of a loss of that prediction (`ttt_losses`). The gradients of a mini-batch are all taken at the state $S_0$ from
+of a loss of that prediction (`ttt_losses`). The gradients of a mini-batch are all taken at the state $S_0$
 before it (Sun et al. 2024, arXiv:2407.04620, sections 2.1 and 2.4):
 
 $$S_t = S_{t-1} - \eta_t k_t \psi_t^T, \qquad \psi_t = \psi(S_0^T k_t, v_t), \qquad o_t = S_t^T q_t .$$
 
 So they do not depend on each other, and $o_t = S_0^T q_t - \sum_{i \le t} \eta_i (k_i^T q_t)\, \psi_i$ over the
 mini-batch. Mini-batches are counted from the start of the sequence, and their size changes the result. With the squared
-loss and mini-batches of one token this is the delta rule. Steps that are all taken from $S_0$ may overshoot together:
-with the squared loss or Huber's a mini-batch moves two states no further apart if its $\eta_i |k_i|^2$ sum to at
+loss and mini-batches of one token this is the delta rule. Steps that are all taken from $S_0$ may overshoot together.
+With the squared loss or Huber's, a mini-batch cannot move two states further apart if its $\eta_i |k_i|^2$ sum to at
 most 2; beyond that it can.
 """
 
@@ -38,7 +38,7 @@ class StepSize(WriteStrength):
 
 
 class _State(NamedTuple):
-    """S before a mini-batch, and its p tokens so far: full, it waits for the next token."""
+    """S before a mini-batch, and the p tokens in it so far; a full one is folded into S when the next token comes."""
 
     S: Float[Tensor, "*batch K V"]
     k: Float[Tensor, "*batch p K"]
@@ -52,8 +52,8 @@ class _State(NamedTuple):
         return self.S - self.k.mT @ self.steps if self.k.shape[-2] else self.S
 
     def parts(self, loss: TokenLoss) -> State:
-        """What a call returns."""
-        # Copies: the last tokens' keys and values are views, and would hold on to those of the whole sequence.
+        """The state as a call returns it."""
+        # Copies: the last tokens' keys and values are views, which would keep the whole sequence's in memory.
         return tuple(x.clone() for x in self[: 5 if loss.looks_back else 3])
 
 
@@ -69,7 +69,7 @@ def _check(
     normalise: bool = True,
     **_: Any,
 ) -> None:
-    """Refuse steps that do not fit the keys, or are out of range, and those that overshoot."""
+    """Refuse steps that do not fit the keys, are out of range, or overshoot."""
     gate("eta", eta, k, k.shape[:-1])
     if eta is not None:
         _checks.within("eta", "steps", eta, 0.0, 2.0)
@@ -94,20 +94,20 @@ def ttt_attention_reference(
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    """Token after token: predict with the state from before the mini-batch, write, read.
+    """Token by token: predict with the state before the mini-batch, write, read.
 
-    `eta` are the steps, 1 / batch by default: the mean of the mini-batch's gradients. Queries and keys are made vectors
-    of length 1 unless `normalise` is False. `scale`, 1 by default, multiplies the outputs. A call that is not causal
-    lets every query read the state after the last key. A masked key keeps its place in its mini-batch, writes nothing,
-    and is no candidate of the contrastive loss.
+    `eta` are the step sizes, by default 1 / batch, which takes the mean of the mini-batch's gradients. Queries and keys
+    are scaled to length 1 unless `normalise` is False. `scale`, 1 by default, multiplies the outputs. In a call that is
+    not causal every query reads the state after the last key. A masked key keeps its place in its mini-batch, but
+    writes nothing and is not a candidate of the contrastive loss.
 
-    The state is (S (..., K, V) from before the mini-batch, its keys so far (..., p, K), its steps so far eta psi
-    (..., p, V)), in float32 at least, 1 <= p <= batch; of a loss that looks back at earlier values also these
+    The state is (S (..., K, V) before the mini-batch, its keys so far (..., p, K), its steps so far eta psi
+    (..., p, V)), in float32 at least, 1 <= p <= batch; with a loss that looks back at earlier values also these
     (..., p, V), and which of them are masked (..., p). S after the last token is S - keys^T steps.
 
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together, an `attn_mask` that is
     not one row for all queries, and a `batch` below 1; on the CPU also for an `eta` outside [0, 2], and, where keys are
-    not normalised, for a step that overshoots by more than it corrects, eta |k|^2 > 2 (of losses whose curvature does
+    not normalised, for a step that overshoots by more than it corrects, eta |k|^2 > 2 (for losses whose curvature does
     not depend on the values).
     """
     q, k, v, rates, hidden, state = _prepared(q, k, v, loss, eta, batch, normalise, attn_mask, scale, initial_state)
@@ -173,7 +173,7 @@ def state_now(state: State) -> Float[Tensor, "*batch K V"]:
 def _extended(
     state: _State, k: Tensor, v: Tensor, rates: Tensor, hidden: Tensor, loss: TokenLoss, batch: int
 ) -> _State:
-    """The state with n more tokens in its mini-batch; if that is full, in the next one."""
+    """The state with n more tokens in its mini-batch, or in the next one if that is full."""
     begun = state.k.shape[-2] % batch > 0
     before = state.S if begun else state.now
     if begun and loss.looks_back:
@@ -185,15 +185,15 @@ def _extended(
 
 
 def _steps(rates: Tensor, psi: Tensor) -> Tensor:
-    """What is written. ValueError, on the CPU, unless it is finite: products with weights of 0 would make it NaN in the
-    rows of earlier tokens."""
+    """What is written. ValueError, on the CPU, if it is not finite: its products with weights of 0 would put NaN into
+    the rows of earlier tokens."""
     steps, most = rates * psi, torch.finfo(psi.dtype).max
     _checks.within("v", "values whose steps are", steps, -most, most)
     return steps
 
 
 def _sizes(begun: int, length: int, batch: int) -> list[int]:
-    """How many tokens go into each mini-batch, the first of which has `begun` already."""
+    """The number of tokens that go into each mini-batch; the first one has `begun` tokens already."""
     first = min(length, batch - begun % batch)
     whole, rest = divmod(length - first, batch)
     return [first, *[batch] * whole, *([rest] if rest else [])]
@@ -227,7 +227,7 @@ def _prepared(
 
 
 def _first(state: State | None, k: Tensor, v: Tensor, hidden: Tensor, loss: TokenLoss, batch: int) -> _State:
-    """What an `initial_state` holds; without one an empty state."""
+    """The state that an `initial_state` holds; an empty state without one."""
     lead, K, V = k.shape[:-2], k.shape[-1], v.shape[-1]
     if state is None:
         return _State(v.new_zeros(*lead, K, V), k[..., :0, :], v[..., :0, :], v[..., :0, :], hidden[..., :0])
@@ -249,7 +249,7 @@ def _first(state: State | None, k: Tensor, v: Tensor, hidden: Tensor, loss: Toke
 
 
 class _Sizes(NamedTuple):
-    """N tokens in `parts` mini-batches: `whole` ones of `batch` tokens, and one of `rest` where that is not 0."""
+    """N tokens in `parts` mini-batches: `whole` ones of `batch` tokens, and one of `rest` if that is not 0."""
 
     N: Size
     K: Size
@@ -277,7 +277,7 @@ class _Sizes(NamedTuple):
 def ttt_cost(call: CostedCall, *, loss: TokenLoss, batch: int) -> Cost:
     """Closed form of one self-attention call with `eta` given, in either form.
 
-    Half precision costs what float32 does. With symbols, N is a multiple of `batch`, and greater.
+    Half precision costs the same as float32. With symbols, N is a multiple of `batch` and larger.
     """
     (G, N, K, V), item, reach, fast = call.sizes, call.item, call.reach, call.form == "fast"
     back = int(loss.looks_back)
@@ -286,14 +286,14 @@ def ttt_cost(call: CostedCall, *, loss: TokenLoss, batch: int) -> Cost:
     core = (_by_mini_batches if fast else _by_tokens)(s, int(call.causal), reach, item)
 
     def seen(tokens: Size) -> Size:
-        """Values that a mini-batch's predictions see: each all of them; token after token, those up to its own."""
+        """Pairs of a prediction and a value that it sees: all in a mini-batch; token by token, those up to its own."""
         return tokens**2 if fast else tokens * (tokens + 1) // 2
 
     pairs = whole * seen(batch) + seen(rest)
     psi = loss.cost(N, N if fast else pairs, pairs, V, item)
-    # Without a gradient of k, the predictions of the first S, which is empty, need none.
+    # If k needs no gradient, predictions from the first S, which is empty, need none.
     unreached = (1 - reach) * loss.into_predictions(seen(N - s.later), V)
-    # A value that is handed to several tokens sums up the gradients from them.
+    # The gradient of a value that several tokens see is a sum over them.
     handed_on = 0 if fast else (pairs - N) * V
     values = (N if fast else pairs) * V
     other = Cost(
@@ -317,7 +317,7 @@ def _decode(s: _Sizes, loss: TokenLoss, fast: bool) -> Size:
 
 
 # Below: S has K V numbers, and a product with it 2 K V FLOPs. The first S is empty, and needs no gradient. A gradient's
-# sum over a broadcast axis is left out where its length is 1.
+# sum over a broadcast axis of length 1 is left out.
 
 
 def _by_mini_batches(s: _Sizes, causal: int, reach: int, item: int) -> Cost:
@@ -336,7 +336,7 @@ def _by_mini_batches(s: _Sizes, causal: int, reach: int, item: int) -> Cost:
     )
     if not causal:
         return core
-    # What the mini-batch itself adds to a reading: pairs of its tokens, and their product with the steps.
+    # What the mini-batch itself adds to what is read: pairs of its tokens, and their product with the steps.
     within = product(pairs * K, 2 * reach) + product(pairs * V, 1 + reach)
     within += Cost(
         elementwise_forward=N * V,

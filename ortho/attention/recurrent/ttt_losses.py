@@ -1,6 +1,6 @@
-r"""What a state that learns while it reads minimises: the loss of a prediction $p = S^T k$ of the value v.
+r"""Losses that a state minimises as it learns while it reads: of a prediction $p = S^T k$ of the value v.
 
-Each loss gives its values and its derivative $\psi = \partial \ell / \partial p$; the gradient in S is $k \psi^T$.
+Each loss has its values and its derivative $\psi = \partial \ell / \partial p$; the gradient in S is $k \psi^T$.
 """
 
 from abc import ABC, abstractmethod
@@ -21,10 +21,10 @@ __all__ = ["Contrastive", "Huber", "HuberNorm", "Squared", "TokenLoss"]
 
 
 class TokenLoss(ABC):
-    """A loss of predictions p (..., n, V) of the last n of the values v (..., m, V), one number a prediction (..., n).
+    """A loss of predictions p (..., n, V) of the last n values of v (..., m, V), one number per prediction (..., n).
 
-    The values before them, of which there may be none, are the rest of the mini-batch so far; a loss may look at these,
-    and never at those after. `hidden` (..., m) is True for values that count as absent.
+    Any values before these are the rest of the mini-batch so far. The loss of a prediction may depend on values before
+    its own, but never on later ones. `hidden` (..., m) is True for values that count as absent.
     """
 
     # The largest eigenvalue of the loss's second derivative in p, None where it depends on the values. A step of size
@@ -51,10 +51,10 @@ class TokenLoss(ABC):
 
     @abstractmethod
     def cost(self, rows: Size, seen: Size, pairs: Size, V: Size, itemsize: int) -> Cost:
-        """The closed form of calls of `gradient`, by the sums of n, m and n m; autograd keeps v and psi besides."""
+        """The closed form of calls of `gradient`, by their sums of n, m and n m. Autograd also keeps v and psi."""
 
     def into_predictions(self, pairs: Size, V: Size) -> Size:
-        """What of `cost`'s backward FLOPs is done only where predictions need a gradient."""
+        """The part of `cost`'s backward FLOPs that is done only if predictions need a gradient."""
         return 0
 
 
@@ -64,15 +64,15 @@ class _OfResidual(TokenLoss):
     @staticmethod
     @abstractmethod
     def operations(V: Size) -> tuple[Size, Size, Size]:
-        """Of `influence`, a prediction: scalar operations, forward and backward, and the numbers kept besides psi."""
+        """Of `influence`, per prediction: scalar operations forward and backward, and the numbers kept besides psi."""
 
     @abstractmethod
     def of(self, r: Tensor) -> Tensor:
-        """(..., n, V) -> (..., n)."""
+        """The loss of residuals, (..., n, V) -> (..., n)."""
 
     @abstractmethod
     def influence(self, r: Tensor) -> Tensor:
-        """The derivative of `of`, of the shape of r."""
+        """The derivative of `of`, with the shape of r."""
 
     def __call__(self, p: Tensor, v: Tensor, hidden: Tensor | None = None) -> Tensor:
         return self.of(p - v[..., -p.shape[-2] :, :])
@@ -109,7 +109,7 @@ class Squared(_OfResidual):
 @dataclass(frozen=True)
 class Huber(_OfResidual):
     r"""Huber's loss of each number: r^2 / 2 up to `delta`, delta (|r| - delta / 2) beyond (Huber 1964); its derivative
-    is r cut off at $\pm$ delta. In a memory: Yaad (Behrouz et al. 2025, arXiv:2504.13173). ValueError for delta <= 0.
+    is r clipped to $\pm$ delta. In a memory: Yaad (Behrouz et al. 2025, arXiv:2504.13173). ValueError for delta <= 0.
     """
 
     delta: float = 1.0
@@ -131,9 +131,9 @@ class Huber(_OfResidual):
 
 @dataclass(frozen=True)
 class HuberNorm(_OfResidual):
-    """Huber's loss of the residual's norm: its derivative is r, made no longer than `delta`. ValueError for delta <= 0.
+    """Huber's loss of the residual's norm: its derivative is r, at most `delta` long. ValueError for delta <= 0.
 
-    Of all directions none is preferred, where `Huber` leaves residuals along the axes the least.
+    It treats all directions alike, whereas `Huber` keeps the least of residuals along the axes.
     """
 
     delta: float = 1.0
@@ -143,20 +143,20 @@ class HuberNorm(_OfResidual):
 
     def of(self, r: Tensor) -> Tensor:
         square = r.square().sum(-1)
-        # The clamp under the root: at r = 0 its derivative is 0 and not infinite.
+        # Clamped under the root, so that the derivative at r = 0 is 0, not infinite.
         beyond = self.delta * (square.clamp(min=self.delta**2).sqrt() - self.delta / 2)
         return torch.where(square <= self.delta**2, square / 2, beyond)
 
     def influence(self, r: Tensor) -> Tensor:
         square = (r * r).sum(-1, keepdim=True)
-        # Beyond the range the root's inverse would be 0, and so would what is written.
+        # If it overflowed, the inverse of the root would be 0, and nothing would be written.
         _checks.within("v", "squared residuals", square, 0, torch.finfo(r.dtype).max)
         return r * (square.clamp(min=self.delta**2).rsqrt() * self.delta)
 
     @staticmethod
     def operations(V: Size) -> tuple[Size, Size, Size]:
         # Squares, their sum, clamp, root, product, product with r. Backward two products and a sum, which is left out
-        # where there is one number to be summed, product, root (3), comparison, choice, two products and two sums.
+        # for a single number, product, root (3), comparison, choice, two products and two sums.
         return 3 * V + 3, (6 + (V != 1)) * V + 6, V + 3  # r, |r|^2, the root, the factor
 
 
@@ -165,10 +165,10 @@ class Contrastive(TokenLoss):
     r"""$-\log \mathrm{softmax}_i(v_j^T p / \tau)$ over candidates j: InfoNCE (van den Oord et al. 2018,
     arXiv:1807.03748, equation 4) between a prediction and the values, with `temperature` $\tau$.
 
-    A token's candidates are the values of its mini-batch up to its own, and the zero vector, whose score is 0: without
-    it the first of a mini-batch would have nothing to be told from, and write nothing. With mini-batches of one token
-    the loss is $\log(1 + e^{-v^T p / \tau})$. psi is the candidates' mean under the softmax less the own value, over
-    tau. It says how the prediction should be directed and not how long it is to be. ValueError for temperature <= 0.
+    A token's candidates are the values of its mini-batch up to its own, and the zero vector, whose score is 0. Without
+    it, the first token of a mini-batch would have no other candidate, and write nothing. With mini-batches of one token
+    the loss is $\log(1 + e^{-v^T p / \tau})$. psi is the candidates' mean under the softmax minus the token's own
+    value, over tau. It sets the direction of the prediction, not its length. ValueError for temperature <= 0.
     """
 
     temperature: float = 1.0
@@ -183,7 +183,7 @@ class Contrastive(TokenLoss):
         n, m = p.shape[-2], v.shape[-2]
         later = torch.ones(n, m, dtype=torch.bool, device=p.device).triu(1 + m - n)
         absent = later if hidden is None else later | hidden[..., None, :]
-        # The lowest finite number in place of -inf, and exactly 0 as a weight: the zero vector's score is finite.
+        # The lowest finite number in place of -inf; its weight is exactly 0, as the zero vector's score is finite.
         scores = (p @ v.mT / self.temperature).masked_fill(absent, torch.finfo(p.dtype).min)
         return pad(scores, (1, 0))
 
@@ -196,7 +196,7 @@ class Contrastive(TokenLoss):
         return (weights @ v - v[..., -p.shape[-2] :, :]) / self.temperature
 
     def cost(self, rows: Size, seen: Size, pairs: Size, V: Size, itemsize: int) -> Cost:
-        weights = pairs + rows  # with those of the zero vector
+        weights = pairs + rows  # including those of the zero vector
         return Cost(
             forward=4 * pairs * V,
             backward=8 * pairs * V,

@@ -1,10 +1,10 @@
-r"""The delta rule with a vector for its forgetting gate: what was held at a key is replaced while all of it fades.
+r"""The delta rule with a vector as its forgetting gate: what a key finds is replaced while the whole state fades.
 
 $$S_t = \mathrm{Diag}(a_t)\, S_{t-1} + \beta_t k_t (v_t - S_{t-1}^T k_t)^T, \qquad o_t = S_t^T q_t .$$
 
-The error is that of the state before it fades, where Kimi Delta Attention (`gla.py`) takes it afterwards; with a decay
-for each channel neither is the other with other gates. It is the recurrence of RWKV-7 (Peng et al. 2025,
-arXiv:2503.14456),
+The error is taken before the state fades; Kimi Delta Attention (`gla.py`) takes it afterwards. With one decay per
+channel, neither can be written as the other with different gates. The formula is the recurrence of RWKV-7 (Peng et al.
+2025, arXiv:2503.14456),
 $S_t = (\mathrm{Diag}(w_t) - (\alpha_t \circ \kappa_t) \kappa_t^T)\, S_{t-1} + \tilde k_t v_t^T$, with one number for
 $\alpha_t$ and $\tilde k_t = \alpha_t \kappa_t$.
 
@@ -39,10 +39,10 @@ def vector_gated_delta_reference(
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    """The recurrence, one token after the other.
+    """The vector-gated delta rule by its recurrence, token by token.
 
-    `beta` in [0, 1] is 1 by default; `log_decay`, log a, is 0 and at most that. Queries and keys are divided by their
-    lengths. All else is as in `delta_rule_reference`; the state is (S (..., K, V),) in float32 at least.
+    `beta`, in [0, 1], is 1 by default; `log_decay`, log a, at most 0, is 0 by default. Queries and keys are divided by
+    their lengths. All else is as in `delta_rule_reference`; the state is (S (..., K, V),) in float32 at least.
 
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together; on the CPU also for
     gates outside their range.
@@ -67,7 +67,7 @@ def vector_gated_delta(
     return_state: bool = False,
     chunk: int | None = None,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    """`vector_gated_delta_reference` by matrix products over chunks, as `kimi_delta_attention` goes over them."""
+    """`vector_gated_delta_reference` by matrix products over chunks like those of `kimi_delta_attention`."""
     x = prepared(q, k, v, beta, log_decay, attn_mask, scale, initial_state, normalise=True)
     o, S = by_chunks(*x, is_causal=is_causal, chunk=chunk or default_chunk(k), erase=True, before_fading=True)
     return o, (S,)

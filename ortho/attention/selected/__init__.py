@@ -1,1 +1,1 @@
-"""Pairs that are selected by what queries and keys hold: one file a mechanism."""
+"""Mechanisms that select pairs by the contents of queries and keys: one file for each."""

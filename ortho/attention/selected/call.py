@@ -1,8 +1,8 @@
-"""What surrounds the mechanisms of this folder, once for all: users hand in q, k, v and options, a mechanism a `Call`.
+"""Shared wrappers of the mechanisms in this folder: users pass q, k, v and options, a mechanism receives a `Call`.
 
-A mechanism is a function of a `Call` and of options of its own. `selecting_form` and `mask_form` make of it what users
-call: sequences come with one leading axis, and results get back the caller's. The rest is done by `attention_form`, as
-for all mechanisms.
+A mechanism is a function of a `Call` and of its own options. `selecting_form` and `mask_form` turn it into what users
+call: the mechanism sees sequences along one leading axis, and its results get the caller's axes back. `attention_form`
+does the rest, as for all mechanisms.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import with_options
 
-# Scores that are looked at together: as many as a few tiles of a fused kernel have, so that memory stays linear.
+# Scores processed together: as many as in a few tiles of a fused kernel, so that memory stays linear.
 SCORES = 2**22
 ALL = slice(None)
 
@@ -37,16 +37,16 @@ class Call(NamedTuple):
     """The operands of a call: G sequences, in float32 at least."""
 
     q: Float[Tensor, "G N K"]
-    k: Float[Tensor, "G M K"]  # after those of a state
+    k: Float[Tensor, "G M K"]  # the new keys, after those of a state
     v: Float[Tensor, "G M V"]
-    visible: Bool[Tensor, "G M"] | None  # the keys that a mask leaves; None for all
+    visible: Bool[Tensor, "G M"] | None  # the keys that are not masked; None for all
     first: int  # position of the first query; the first key's is 0
     is_causal: bool
     scale: float
     given_scale: float | None
     new: int  # keys that are not from a state
-    leading: tuple[int, ...]  # the caller's axes, of which G is the product
-    past: State  # what an `initial_state` holds beside keys and values
+    leading: tuple[int, ...]  # the caller's leading axes; G is their product
+    past: State  # what an `initial_state` holds besides keys and values
     return_state: bool
 
     @property
@@ -60,19 +60,19 @@ class Call(NamedTuple):
         return torch.arange(self.first, self.first + self.q.shape[1], device=self.q.device)
 
     def reachable(self, queries: slice = ALL) -> Bool[Tensor, "G n M"]:
-        """Whether queries could attend to each key."""
+        """Whether each query could attend to each key."""
         i, j = self.places[queries, None], torch.arange(self.k.shape[1], device=self.k.device)
         free = (j <= i if self.is_causal else torch.ones_like(i + j, dtype=torch.bool))[None]
         return (free if self.visible is None else free & self.visible[:, None]).expand(len(self.k), -1, -1)
 
     def products(self, queries: slice, keys: Float[Tensor, "G m K"]) -> Float[Tensor, "G n m"]:
-        """Of queries with keys, times the sign of the scale: the highest are those of the highest scores. No gradient
-        goes through a selection."""
+        """Products of queries with keys, times the sign of the scale: the highest have the highest scores. No gradient
+        flows through a selection."""
         q, sign = self.q.detach()[:, queries], (self.scale > 0) - (self.scale < 0)
         return (q if sign == 1 else sign * q) @ keys.detach().mT
 
     def steps(self, width: int) -> Iterator[slice]:
-        """All queries, in tiles of about `SCORES` numbers each, `width` a query."""
+        """All queries, in tiles of about `SCORES` numbers each, `width` numbers per query."""
         N = self.q.shape[1]
         step = max(1, SCORES // (len(self.q) * width))
         for start in range(0, N, step):
@@ -83,15 +83,15 @@ class Call(NamedTuple):
         return x.reshape(*self.leading, *x.shape[1:])
 
     def flat(self, name: str, value: Tensor, *each: int, rows: int | None = None) -> Tensor:
-        """A tensor with a number for each new key, or of `rows`, or as many as `each` says, as (G, rows, *each); in the
-        dtype of q. ValueError unless it has that shape and its numbers are finite."""
+        """A tensor with the caller's leading axes, as (G, rows, *each), in the dtype of q; `rows` is by default the
+        number of new keys. ValueError unless it has that shape and its numbers are finite."""
         shape = (*self.leading, self.new if rows is None else rows, *each)
         gate(name, value, self.k, shape)
         _checks.finite(name, value)
         return value.to(self.q.dtype).reshape(len(self.q), *shape[len(self.leading) :])
 
     def continued(self, name: str, numbers: Tensor) -> Tensor:
-        """Numbers of the new keys (G, ..., new) after those of the state's keys, the only other part of it."""
+        """Numbers of the new keys (G, ..., new) after those of earlier keys, the only other part of the state."""
         if not self.past:
             return numbers
         shape = (*self.lead(numbers).shape[:-1], self.k.shape[1] - self.new)
@@ -102,10 +102,10 @@ class Call(NamedTuple):
 def selecting_form(
     *beside: str, only_causal: bool = False, trims: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The attention function that a function of a `Call` and of options is; see `attention_form`.
+    """A decorator that turns a function of a `Call` and of options into an attention function; see `attention_form`.
 
-    The function returns o (G, N, V); or (o, parts), where the state has parts `beside` keys and values; or, where it
-    `trims` the state, (o, (keys, values, *parts)).
+    The function returns o (G, N, V); or (o, parts), if the state has parts `beside` keys and values; or, if it `trims`
+    the state, (o, (keys, values, *parts)).
     """
 
     def decorated(form: Callable[..., Any]) -> Callable[..., Any]:
@@ -133,8 +133,8 @@ def selecting_form(
 
 
 def mask_form(*, only_causal: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The function of q and k that gives a function's numbers of all pairs (G, N, M), or several such. The last query
-    of a causal call stands at the last key."""
+    """A decorator that turns a function of a `Call`, which returns one or several tensors (G, N, M) of all pairs, into
+    a function of q and k. In a causal call the last query is at the last key's position."""
 
     def decorated(form: Callable[..., Any]) -> Callable[..., Any]:
         def pairs(

@@ -1,13 +1,13 @@
-r"""Attention within groups of tokens, of each query to the latest keys of its group: what hashing and clustering share.
+r"""Attention of each query to the latest keys of its group of tokens: shared by hashing and clustering.
 
-The keys of a group, in their order, are cut into chunks of `width`. A query's own chunk is that of the last key of its
-group up to its own position, and it may attend to that chunk and the one before: in a causal call to the last `width` +
-1 to 2 `width` keys of its group, or to all if there are fewer. Tokens behind a query change neither its chunk nor
-anything in the chunks before: nothing leaks. (Kitaev et al. 2020 sort all tokens by group and cut the result, so that
-where a chunk begins depends on how many tokens, later ones too, are in other groups.)
+The keys of a group, in their order, are cut into chunks of `width`. A query's own chunk is the one with the last key
+of its group up to the query's position. It may attend to that chunk and the one before: in a causal call to the last
+`width` + 1 to 2 `width` keys of its group, or to all if there are fewer. Tokens after a query change neither its chunk
+nor anything in the chunks before: nothing leaks. (Kitaev et al. 2020 sort all tokens by group and cut the result. There
+the start of a chunk depends on how many tokens, including later ones, are in other groups.)
 
-In the fast form a chunk is a block of keys, and queries of one chunk make up tiles; how many there are of both has a
-bound that does not depend on the groups, and so many are computed.
+In the fast form a chunk is a block of keys, and queries of one chunk form tiles. The number of either has a bound that
+does not depend on the groups, and that many are computed.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,11 +24,11 @@ from ortho.attention.sparse.tiling import ABSENT, Tiling, TokenBlocks, Work
 def group_mask(
     of_queries: Int[Tensor, "G N"], of_keys: Int[Tensor, "G M"], call: Call, width: int
 ) -> Bool[Tensor, "G N M"]:
-    """The pairs that are kept, from their definition; of each token the number of its group, or `ABSENT`."""
+    """The pairs that are kept, by definition. Each token is given by the number of its group, or `ABSENT`."""
     i, j = call.places[:, None], torch.arange(of_keys.shape[1], device=of_keys.device)
     of_keys = of_keys if call.visible is None else of_keys.masked_fill(~call.visible, ABSENT)
     mates = (of_queries[:, :, None] == of_keys[:, None]) & (of_keys >= 0)[:, None]
-    rank = ((of_keys[:, :, None] == of_keys[:, None]) & (j < j[:, None])).sum(-1)  # in its group
+    rank = ((of_keys[:, :, None] == of_keys[:, None]) & (j < j[:, None])).sum(-1)  # of each key in its group
     place = (mates & (j <= i)).sum(-1)
     gap = (place - 1).clamp(min=0)[..., None] // width - rank[:, None] // width
     kept = mates & (gap >= 0) & (gap <= 1)
@@ -43,7 +43,7 @@ class Round(NamedTuple):
     continues: Bool[Tensor, "G S"]
     of_keys: Int[Tensor, "G M"]
     own: Int[Tensor, "G N"]
-    found: Int[Tensor, "G N"]  # keys that a query finds, of which one is sure to be if there are any
+    found: Int[Tensor, "G N"]  # how many keys a query finds, at least 1 if there are any
 
 
 def chunk_round(
@@ -53,7 +53,7 @@ def chunk_round(
     of_keys = of_keys if call.visible is None else of_keys.masked_fill(~call.visible, ABSENT)
     M = of_keys.shape[1]
     tiles = tiles_by_label(of_keys, count, width)
-    # Keys of a query's group up to its position: by bisection among all keys, sorted by group and position.
+    # The number of keys in a query's group up to its position, by bisection in all keys, sorted by group and position.
     key = of_keys.masked_fill(of_keys < 0, count) * (M + 1) + torch.arange(M, device=of_keys.device)
     group, i = of_queries.clamp(min=0), call.places.clamp(max=M - 1)
     place = torch.searchsorted(key.sort(1).values, group * (M + 1) + i, right=True) - tiles.starts.gather(1, group)
@@ -70,10 +70,10 @@ def chunk_round(
 
 
 def group_tilings(rounds: Sequence[Round], call: Call, *, skip_self: bool = False) -> list[Tiling]:
-    """Tilings, for `attend_joined`, of the pairs that any round finds, each in the first one.
+    """Tilings, for `attend_joined`, of the pairs that any round finds; each pair belongs to the first such round.
 
-    With `skip_self` no query attends to its own token, but for one that finds nothing else; as many queries as keys are
-    then expected, behind those of a state.
+    With `skip_self` a query attends to its own token only if it finds nothing else. As many queries as keys are then
+    expected, after those of a state.
     """
     N, M, causal, first = call.q.shape[1], call.k.shape[1], call.is_causal, call.first
     tilings: list[Tiling] = []
@@ -83,7 +83,7 @@ def group_tilings(rounds: Sequence[Round], call: Call, *, skip_self: bool = Fals
         tiles = tiles_by_label(each.own, S, _tile(width, N))
         before = (tiles.labels - 1).masked_fill(~each.continues.gather(1, tiles.labels.clamp(min=0)), ABSENT)
         table = joined(torch.stack([tiles.labels, before], -1), S).flatten(0, 1)
-        # All tiles read two chunks: in place of one that is absent, a chunk of nothing.
+        # All tiles read two chunks: an empty chunk takes the place of an absent one.
         keys = torch.cat([joined(each.keys, M).flatten(0, 1), each.keys.new_full((1, width), ABSENT)])
         table = table.masked_fill(table < 0, len(keys) - 1)
         queries = joined(tiles.positions, N).flatten(0, 1)
@@ -99,7 +99,7 @@ def group_tilings(rounds: Sequence[Round], call: Call, *, skip_self: bool = Fals
 def _allowed(
     N: int, M: int, first: int, causal: bool, skip_self: bool, earlier: Sequence[tuple[Tensor, ...]]
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Which pairs of two chunks are kept, by the tokens' numbers in all sequences: none that an earlier round found."""
+    """Which pairs of two chunks are kept, by the tokens' numbers in all sequences: not those of an earlier round."""
 
     def allowed(i: Tensor, j: Tensor) -> Tensor:
         i, j = i.clamp(min=0), j.clamp(min=0)
@@ -115,11 +115,11 @@ def _allowed(
 
 
 def _alone(rounds: Sequence[Round], call: Call) -> Tiling:
-    """Each query that finds no other key in any round, with its own token's."""
+    """Each query that finds no other key in any round, with its own token's key."""
     (G, N), M = call.q.shape[:2], call.k.shape[1]
     number = torch.arange(N, device=call.q.device)
     itself = call.first + number
-    # A key of its own is found in its own chunk, if its group is the query's.
+    # A query finds its own token's key, in its own chunk, if that key is in the query's group.
     nothing = [each.found <= ((each.of_keys[:, itself] == each.own) & (each.own >= 0)) for each in rounds]
     alone = torch.stack(nothing).all(0)
     if call.visible is not None:
@@ -133,7 +133,7 @@ def _alone(rounds: Sequence[Round], call: Call) -> Tiling:
 
 
 def group_work(N: int, M: int, *, rounds: int, count: int, width: int) -> list[Work]:
-    """What the tilings of N queries and M keys compute for a sequence, in groups with labels below `count`."""
+    """The work per sequence of the tilings of N queries and M keys, in groups with labels below `count`."""
     width = min(width, M)
     size = _tile(width, N)
     T = tile_count(N, tile_count(M, count, width), size)
@@ -141,5 +141,5 @@ def group_work(N: int, M: int, *, rounds: int, count: int, width: int) -> list[W
 
 
 def _tile(width: int, N: int) -> int:
-    """Queries of a chunk that are computed together: fewer than its keys, since a tile of each chunk is not full."""
+    """Queries of a chunk that are computed together: fewer than its keys, as one tile of each chunk is not full."""
     return max(1, min(width // 4, N))

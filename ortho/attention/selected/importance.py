@@ -1,13 +1,13 @@
-r"""Attention to the most important keys, the same for all queries: those with the largest norms, or a sample by them.
+r"""Attention to the most important keys, the same for all queries: the largest by norm, or a sample weighted by norm.
 
-A key's importance is one number, made of itself alone. In a causal call a query attends to the `count` most important
-of the keys up to its own, so that a key which has once been pushed out never comes back, and `count` keys are all that
-has to be carried on. Choosing costs comparisons and no products; a key that only one query needs is not found. Of keys
-of equal importance the first are kept.
+A key's importance is one number, made of that key alone. In a causal call a query attends to the `count` most
+important keys up to its own. A key that has been pushed out never comes back, so only `count` keys have to be carried
+on. Selecting costs comparisons and no products; a key that only one query needs is not found. Among keys of equal
+importance the first are kept.
 
-The keys of `sampled_importance` are a random sample without replacement, in which a key is drawn in proportion to its
-norm; of a causal call it is such a sample at every length (Efraimidis & Spirakis 2006, Inf. Proc. Lett. 97, 181-185;
-here with logarithms, after Gumbel).
+`sampled_importance` selects a random sample without replacement, in which a key is drawn in proportion to its norm. In
+a causal call it is such a sample at every length (Efraimidis & Spirakis 2006, Inf. Proc. Lett. 97, 181-185; here with
+logarithms, after Gumbel).
 """
 
 from typing import NamedTuple
@@ -36,7 +36,7 @@ COUNT = 64
 
 
 def _selected(call: Call, numbers: Float[Tensor, "G M"], count: int) -> Bool[Tensor, "G N M"]:
-    """The most important of all keys, or of those up to each query."""
+    """The most important keys: of all, or in a causal call of those up to each query."""
     if not call.is_causal:
         return best(numbers, count)[:, None].expand(-1, call.q.shape[1], -1)
     return best(numbers[:, None].masked_fill(~call.reachable(), -torch.inf), count)
@@ -46,7 +46,7 @@ def _selected(call: Call, numbers: Float[Tensor, "G M"], count: int) -> Bool[Ten
 def importance_mask(
     call: Call, *, count: int = COUNT, importance: Float[Tensor, "*batch M"] | None = None
 ) -> Bool[Tensor, "G N M"]:
-    """The pairs that are kept. The last query of a causal call stands at the last key."""
+    """The pairs that are kept. In a causal call the last query is at the last key's position."""
     return _selected(call, _importance(call, importance), count)
 
 
@@ -54,11 +54,11 @@ def importance_mask(
 def importance_attention_reference(
     call: Call, *, count: int = COUNT, importance: Float[Tensor, "*batch M"] | None = None
 ) -> tuple[Float[Tensor, "G N V"], State]:
-    """Softmax attention under `importance_mask`. All keys are kept where there are no more than `count`.
+    """Softmax attention under `importance_mask`. All keys are kept if there are no more than `count`.
 
     `importance`, by default the squared lengths of the keys, gets no gradient. The state is (keys, values, importance).
 
-    Raises ValueError for a mask that is not the same for all queries, or that stands beside a state.
+    Raises ValueError for a mask that is not the same for all queries, or that comes with an `initial_state`.
     """
     numbers = _importance(call, importance)
     return attend_to_mask(call, _selected(call, numbers, count)), (numbers,)
@@ -73,7 +73,7 @@ def importance_attention(
     The state holds the keys that later queries may attend to, at most `count`.
     """
     numbers, count = _importance(call, importance), min(count, call.k.shape[1])
-    call = call._replace(visible=None)  # hidden keys have no importance
+    call = call._replace(visible=None)  # hidden keys have importance -inf
     if call.is_causal:
         held = _held(call, numbers, count)
         tilings, last = _causal_tilings(call, held), held.last
@@ -99,7 +99,7 @@ def key_norms(k: Float[Tensor, "*batch M K"]) -> Float[Tensor, "*batch M"]:
 def sampled_importance(
     k: Float[Tensor, "*batch M K"], *, generator: torch.Generator | None = None
 ) -> Float[Tensor, "*batch M"]:
-    """An importance whose highest are a sample without replacement, each key in proportion to its length."""
+    """An importance whose highest values are a sample of keys without replacement, in proportion to their lengths."""
     norms = key_norms(k)
     uniform = torch.rand(norms.shape, generator=generator, dtype=norms.dtype, device=norms.device)
     tiny = torch.finfo(norms.dtype).tiny
@@ -107,7 +107,7 @@ def sampled_importance(
 
 
 def _importance(call: Call, importance: Tensor | None) -> Float[Tensor, "G M"]:
-    """Of all keys, of hidden ones -inf; by default their squared lengths."""
+    """The importance of all keys, by default their squared lengths; -inf for hidden ones."""
     if call.past and call.visible is not None:
         raise ValueError("attn_mask: expected None beside an initial_state, of which some keys are no longer there")
     numbers = key_norms(call.new_k) if importance is None else call.flat("importance", importance.detach())
@@ -120,18 +120,18 @@ def _importance(call: Call, importance: Tensor | None) -> Float[Tensor, "G M"]:
 
 
 class _Held(NamedTuple):
-    """What the queries keep in a causal call."""
+    """The keys that queries keep in a causal call."""
 
-    tile: int  # queries for which it is found out together
+    tile: int  # queries processed per tile
     before: Int[Tensor, "T G count"]  # positions of the keys kept before each tile, `ABSENT` where there are fewer
-    until: Int[Tensor, "G M"]  # number of the first query that no longer keeps a key
-    last: Int[Tensor, "G count"]  # positions of the keys kept in the end
+    until: Int[Tensor, "G M"]  # number of the first query that no longer keeps this key
+    last: Int[Tensor, "G count"]  # positions of the keys kept at the end
 
 
 def _held(call: Call, numbers: Float[Tensor, "G M"], count: int) -> _Held:
     (G, M), N = numbers.shape, call.q.shape[1]
     tile, position = min(TILE, N), torch.arange(M, device=numbers.device)
-    until = numbers.new_zeros(G, M + 1, dtype=torch.long)  # and one for what is absent
+    until = numbers.new_zeros(G, M + 1, dtype=torch.long)  # and one entry for absent keys
     held = best_positions(numbers[:, : call.first], count)
     held = pad(held, (0, count - held.shape[1]), value=ABSENT)
     before = []
@@ -140,7 +140,7 @@ def _held(call: Call, numbers: Float[Tensor, "G M"], count: int) -> _Held:
         own = position[call.first + start : call.first + min(N, start + tile)]
         candidates = torch.cat([held, own.expand(G, -1)], 1)
         theirs = numbers.gather(1, candidates.clamp(min=0)).masked_fill(candidates < 0, -torch.inf)
-        # (G, n, count + n): of each query
+        # what each query keeps, (G, n, count + n)
         kept = best(theirs[:, None].masked_fill(candidates[:, None] > own[:, None], -torch.inf), count)
         behind = (own[:, None] - call.first + 1) * kept
         until.scatter_reduce_(1, torch.where(candidates < 0, M, candidates), behind.amax(1), "amax")
@@ -150,7 +150,7 @@ def _held(call: Call, numbers: Float[Tensor, "G M"], count: int) -> _Held:
 
 
 def _causal_tilings(call: Call, held: _Held) -> list[Tiling]:
-    """The keys kept before each tile, one by one; and the tile's own."""
+    """Tilings of the tile's own keys, and of the keys kept before each tile, one by one."""
     (G, N), M, first, until = call.q.shape[:2], call.k.shape[1], call.first, held.until.flatten()
     T = len(held.before)
 
@@ -162,7 +162,7 @@ def _causal_tilings(call: Call, held: _Held) -> list[Tiling]:
     own = (number + first).masked_fill(number < 0, ABSENT).expand(G, -1, -1)
     keys = TokenBlocks(joined(own, M).transpose(0, 1).flatten(0, 1))
     tilings = [Tiling(queries, keys, torch.arange(T * G, device=until.device)[:, None], kept)]
-    # So many keys at most: in place of one that is hidden, a key of nothing, which is the last.
+    # At most this many keys: an empty key, the last one, takes the place of a hidden one.
     most = (first + held.tile * torch.arange(T, device=until.device)).clamp(max=held.last.shape[1])
     if not int(most[-1]):
         return tilings
@@ -174,14 +174,14 @@ def _causal_tilings(call: Call, held: _Held) -> list[Tiling]:
 
 
 def _same_keys(call: Call, selected: Int[Tensor, "G count"]) -> Tiling:
-    """The same keys for all queries of a sequence."""
+    """The tiling with the same keys for all queries of a sequence."""
     queries, number = _queries(call, min(TILE, call.q.shape[1]))
     own = torch.arange(len(selected), device=selected.device).repeat(len(number))[:, None]
     return Tiling(queries, TokenBlocks(joined(selected, call.k.shape[1])), own)
 
 
 def _queries(call: Call, tile: int) -> tuple[TokenBlocks, Int[Tensor, "T tile"]]:
-    """The queries in tiles: the first of each sequence, the second of each, and so on; and their numbers."""
+    """The queries in tiles (the first of each sequence, then the second of each, and so on), and their numbers."""
     G, N = call.q.shape[:2]
     number = consecutive(0, N, tile, call.q.device).positions
     return TokenBlocks(joined(number.expand(G, -1, -1), N).transpose(0, 1).flatten(0, 1)), number
@@ -192,7 +192,7 @@ def _queries(call: Call, tile: int) -> tuple[TokenBlocks, Int[Tensor, "T tile"]]
 
 @selection_cost
 def importance_cost(N: int, K: int, *, count: int = COUNT, form: str = "fast", causal: bool = False) -> Selecting:
-    """Closed form of one self-attention call, in either form, for a number of tokens."""
+    """Closed form of one self-attention call, in either form; N must be a number, not a symbol."""
     kept, tile = min(count, N), min(TILE, N)
     sizes = [min(TILE, N - start) for start in range(0, N, TILE)]  # of the tiles
     T = len(sizes)
@@ -205,7 +205,7 @@ def importance_cost(N: int, K: int, *, count: int = COUNT, form: str = "fast", c
         compared = best_cost(N, count)
     elif form == "reference":
         compared = N * (N + best_cost(N, count))
-    else:  # of a tile those kept before it and its own, which are blocked for the queries before them
+    else:  # in a tile those kept before it and its own, which are blocked for earlier queries
         compared = sum(kept + n + n * (kept + n + best_cost(kept + n, kept)) for n in sizes)
     held = kept if form == "fast" else N
     return Selecting(0, 2 * N * K + compared, 0, work, last, keys=held, numbers=held)

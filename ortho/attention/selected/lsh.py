@@ -1,17 +1,17 @@
-r"""Attention within hash buckets: tokens whose random projections peak at the same place see each other (Reformer:
+r"""Attention within hash buckets: tokens whose random projections peak at the same index see each other (Reformer:
 Kitaev, Kaiser & Levskaya 2020, arXiv:2001.04451, section 2).
 
 $h(x) = \mathrm{argmax}\,[xR;\, -xR]$ with R (K, buckets/2) drawn once: vectors at a small angle are likely to have the
-same h. Several rounds, each with an R of its own, find more of them; a pair that is found more than once counts once,
-which is what the paper's correction by the number of rounds (its appendix A) comes to.
+same h. Several rounds, each with its own R, find more of them. A pair that is found more than once counts once, which
+is equivalent to the paper's correction by the number of rounds (its appendix A).
 
-As published, tokens are sorted by bucket, the whole order is cut into chunks, and a token sees those of its bucket in
-its own and the previous chunk. Where the cuts fall depends on the sizes of other buckets, and so on the future
-(`sorted_chunks_mask` shows it). Here each bucket is cut by itself, which leaks nothing: see
+In the paper, tokens are sorted by bucket, the whole order is cut into chunks, and a token sees those of its bucket in
+its own and the previous chunk. The cuts depend on the sizes of other buckets, and so on the future
+(`sorted_chunks_mask` shows it). Here each bucket is cut separately, which leaks nothing: see
 `ortho.attention.selected.groups`.
 
-As published, too, queries are keys: keys are the queries divided by their lengths, and a token attends to itself only
-if it finds nothing else. For that, hand q in as k, with `shared_qk`.
+Also in the paper, keys are the queries divided by their lengths, and a token attends to itself only if it finds nothing
+else. For that, pass q as k, with `shared_qk`.
 """
 
 import torch
@@ -33,7 +33,7 @@ SEED = 2001_04451  # of the default projections, the same in every call; a numbe
 def hashed(
     x: Float[Tensor, "*batch N K"], projections: Float[Tensor, "rounds K half"]
 ) -> Int[Tensor, "*batch rounds N"]:
-    """The bucket of each row in each round, below 2 half."""
+    """The bucket of each row in each round, from 0 to 2 half - 1."""
     with torch.no_grad(), no_autocast(x):
         x = upcast(x)
         turned = x[..., None, :, :] @ projections.to(x)
@@ -48,7 +48,7 @@ def lsh_mask(
     width: int = WIDTH,
     shared_qk: bool = False,
 ) -> Bool[Tensor, "G N M"]:
-    """The pairs that are kept. The last query of a causal call stands at the last key."""
+    """The pairs that are kept. In a causal call the last query is at the last key's position."""
     R = _projections(projections, call)
     return _selected(call, hashed(call.q, R), hashed(call.k, R), width, shared_qk)
 
@@ -103,7 +103,7 @@ def _selected(
 
 
 def _unless_alone(found: Bool[Tensor, "*batch N M"], first: int) -> Bool[Tensor, "*batch N M"]:
-    """Without each token's pair with itself, but for tokens that find no other."""
+    """`found` without each token's pair with itself, except for tokens that find no other."""
     N, M = found.shape[-2:]
     itself = torch.arange(M, device=found.device) == torch.arange(first, first + N, device=found.device)[:, None]
     found = found & ~itself
@@ -111,7 +111,7 @@ def _unless_alone(found: Bool[Tensor, "*batch N M"], first: int) -> Bool[Tensor,
 
 
 def _divided(call: Call) -> Call:
-    """With keys of length 1."""
+    """The call with keys of length 1."""
     return call._replace(k=unit(call.k, "k"))
 
 
@@ -127,7 +127,7 @@ def _buckets(
 
 
 def _projections(projections: Tensor | None, call: Call) -> Float[Tensor, "rounds K half"]:
-    """Checked, or the default ones."""
+    """The projections, checked; the default ones for None."""
     if projections is None:
         return drawn_once("lsh", draw_projections, SEED, call.q)
     K = call.q.shape[-1]
@@ -141,7 +141,7 @@ def _projections(projections: Tensor | None, call: Call) -> Float[Tensor, "round
 def draw_projections(
     K: int, *, rounds: int = ROUNDS, buckets: int = BUCKETS, generator: torch.Generator | None = None
 ) -> Float[Tensor, "rounds K half"]:
-    """R of each round, standard normal, for an even number of buckets; ValueError for an odd one."""
+    """R of each round, standard normal; ValueError for an odd number of buckets."""
     if buckets % 2:
         raise ValueError(f"buckets: expected an even number, one for each row and its opposite, got {buckets}")
     return torch.randn((rounds, K, buckets // 2), generator=generator, dtype=torch.float64)
@@ -151,8 +151,8 @@ def draw_projections(
 def sorted_chunks_mask(
     buckets: Int[Tensor, "*batch rounds N"], *, width: int = WIDTH, is_causal: bool = False
 ) -> Bool[Tensor, "*batch N N"]:
-    """The pairs that are kept as published, of tokens with these buckets: the whole order, by bucket and position, is
-    cut into chunks of `width`. Which pairs of the past these are depends on the future."""
+    """The pairs of tokens with these buckets that are kept in the paper: the whole order, by bucket and position, is
+    cut into chunks of `width`. Which pairs of past tokens are kept depends on the future."""
     N = buckets.shape[-1]
     number = torch.arange(N, device=buckets.device)
     order = (buckets * N + number).argsort(-1)
@@ -176,10 +176,10 @@ def lsh_cost(
     form: str = "fast",
     causal: bool = False,
 ) -> Selecting:
-    """Closed form of one self-attention call without `shared_qk`, in either form, for a number of tokens.
+    """Closed form of one self-attention call without `shared_qk`, in either form; N must be a number, not a symbol.
 
-    Choosing takes products with one of each two opposite rows, of queries and of keys. A causal call computes what any
-    other does, chunks that are full in the worst case, and blocks the keys after a query.
+    Choosing multiplies queries and keys with one of each two opposite rows. A causal call computes the same as any
+    other, chunks that are full in the worst case, and blocks the keys after a query.
     """
     work, last = (group_work(n, N, rounds=rounds, count=buckets, width=width) for n in (N, 1))
     return Selecting(

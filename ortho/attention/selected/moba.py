@@ -1,13 +1,13 @@
-r"""Attention to selected blocks of keys: a query reads its own block up to itself, and the past blocks that suit it
-best.
+r"""Attention to selected blocks of keys: a query reads its own block up to itself, and the past blocks with the highest
+scores.
 
-MoBA (Lu et al. 2025, arXiv:2502.13189): keys are cut into blocks of `block`, and a query attends to `count` of them,
-its own among them; the others are those whose mean key has the highest score. Past blocks are whole, so that nothing
-leaks: which are selected depends on the past alone. Published for causal attention, and for nothing else. Of blocks
-with equal scores the first are taken.
+MoBA (Lu et al. 2025, arXiv:2502.13189): keys are cut into blocks of `block`, and a query attends to `count` of them:
+its own, and those whose mean keys have the highest scores. Past blocks are complete, so the selection depends on the
+past alone, and nothing leaks. The method is published for causal attention only. Among blocks with equal scores the
+first are taken.
 
-In the fast form the queries that selected the same block as their r-th make up tiles, for each r. How many tiles that
-takes has a bound that does not depend on the selection, and so many are computed.
+In the fast form, for each r, a tile holds queries whose r-th selected block is the same. The number of tiles has a
+bound that does not depend on the selection, and that many are computed.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ BLOCK, COUNT = 64, 3
 
 
 def _selected(call: Call, block: int, count: int) -> Int[Tensor, "G N selected"]:
-    """The past blocks of each query with the highest products of it and their mean key."""
+    """For each query, the past blocks whose mean keys have the highest products with it."""
     P = past_blocks(call.k.shape[1], block)
     if not min(count - 1, P):
         return none_selected(call)
@@ -49,7 +49,7 @@ def _selected(call: Call, block: int, count: int) -> Int[Tensor, "G N selected"]
 
 @mask_form(only_causal=True)
 def moba_mask(call: Call, *, block: int = BLOCK, count: int = COUNT) -> Bool[Tensor, "G N M"]:
-    """The pairs that are kept. The last query stands at the last key."""
+    """The pairs that are kept. The last query is at the last key's position."""
     return blocks_mask(call, _selected(call, block, count), block)
 
 
@@ -57,8 +57,8 @@ def moba_mask(call: Call, *, block: int = BLOCK, count: int = COUNT) -> Bool[Ten
 def moba_attention_reference(call: Call, *, block: int = BLOCK, count: int = COUNT) -> Float[Tensor, "G N V"]:
     """Softmax attention under `moba_mask`; `is_causal` must be True.
 
-    `count` blocks of `block` keys are read by each query, its own included, or all that there are. (The paper has
-    blocks of 512 to 4096, and 3 to 12 of them.) A block's mean is taken over the keys that a mask leaves. The state is
+    Each query reads `count` blocks of `block` keys, its own included, or all if there are fewer. (The paper has blocks
+    of 512 to 4096 keys, and 3 to 12 of them.) A block's mean is taken over the keys that are not masked. The state is
     (keys, values).
 
     Raises ValueError for a mask that is not the same for all queries.
@@ -72,11 +72,11 @@ def moba_attention(call: Call, *, block: int = BLOCK, count: int = COUNT) -> Flo
     return attend_to_tilings(call, block_tilings(call, _selected(call, block, count), block))
 
 
-# --------------------------------------------------------------------------------------------- blocks, selected somehow
+# --------------------------------------------------------------------------------------------- blocks, however selected
 
 
 def past_blocks(keys: int, block: int) -> int:
-    """How many blocks of so many keys are before the last one."""
+    """The number of blocks of `block` keys before the last one."""
     return (keys - 1) // block
 
 
@@ -88,9 +88,9 @@ def none_selected(call: Call) -> Int[Tensor, "G N 0"]:
 def select_blocks(
     call: Call, block: int, count: int, scores_of: Callable[[slice], Tensor], width: int = 1
 ) -> Int[Tensor, "G N selected"]:
-    """The numbers of at most `count` past blocks of each query, those of the highest scores; `ABSENT` for no more.
+    """The numbers of the past blocks with each query's `count` highest scores; `ABSENT` where there are fewer.
 
-    `scores_of` gives those of a tile of queries, (G, n, past blocks), and holds `width` numbers a query meanwhile.
+    `scores_of` returns the scores of a tile of queries, (G, n, past blocks), and uses `width` numbers per query for it.
     """
     G, P = len(call.q), past_blocks(call.k.shape[1], block)
     if not min(count, P):
@@ -134,17 +134,17 @@ def block_tilings(call: Call, selected: Int[Tensor, "G N selected"], block: int)
 
 
 def _own_tile(block: int) -> int:
-    """Of a query's own block so much is computed together: less than all, of which nearly half is behind a query."""
+    """Tokens of a query's own block in one tile: fewer than all, of which nearly half come after the query."""
     return block if block % TILE else TILE
 
 
 def _selected_tile(block: int) -> int:
-    """Queries of one selected block that are computed together: fewer than keys, since a tile of each is not full."""
+    """Queries of one selected block computed together: fewer than its keys, as one tile of each is not full."""
     return max(1, min(TILE, block // 4))
 
 
 def block_work(N: int, *, block: int, count: int, last: bool = False) -> list[Work]:
-    """What the tilings compute of N tokens, with `count` past blocks a query; or of the `last` query alone."""
+    """The work of the tilings for N tokens, with `count` past blocks per query; or for the `last` query alone."""
     P, width = past_blocks(N, block), _own_tile(block)
     selected, queries = min(count, P), 1 if last else N
     if last:
@@ -164,8 +164,8 @@ def block_work(N: int, *, block: int, count: int, last: bool = False) -> list[Wo
 
 @checked
 def moba_pairs(n: int, *, block: int = BLOCK, count: int = COUNT) -> int:
-    """How many pairs of n tokens are kept, in closed form: sums over blocks of their own triangle and of what each of
-    their queries reads of the past."""
+    """The number of pairs of n tokens that are kept, in closed form: the sum over blocks of their own triangle and of
+    what each of their queries reads of the past."""
     whole, rest = divmod(n, block)
     own = whole * block * (block + 1) // 2 + rest * (rest + 1) // 2
     full = min(count - 1, whole)  # blocks with fewer blocks before them than a query could choose
@@ -177,9 +177,9 @@ def moba_pairs(n: int, *, block: int = BLOCK, count: int = COUNT) -> int:
 def moba_cost(
     N: int, K: int, *, block: int = BLOCK, count: int = COUNT, form: str = "fast", causal: bool = True
 ) -> Selecting:
-    """Closed form of one self-attention call, in either form, for a number of tokens.
+    """Closed form of one self-attention call, in either form; N must be a number, not a symbol.
 
-    Choosing takes products of each query with the mean of each past block, where there is a choice.
+    Choosing multiplies each query with the mean of each past block, if there is a choice.
     """
     P = past_blocks(N, block) if count > 1 else 0
     return Selecting(

@@ -1,15 +1,15 @@
-r"""Three views of the past, weighed by gates: compressed, selected and near (Native Sparse Attention: Yuan et al. 2025,
-arXiv:2502.11089, section 3).
+r"""Three views of the past, weighted by gates: compressed, selected and near (Native Sparse Attention: Yuan et al.
+2025, arXiv:2502.11089, section 3).
 
-- compressed: every `stride` tokens the mean key and value of the last `length`, once these are all in the past;
-- selected: `count` blocks of `block` keys, the first, the query's own up to itself and the one before it among them; of
-  the others those to which the compressed weights give most (equations 8 and 9);
+- compressed: every `stride` tokens, the mean key and value of the last `length`, once these are all in the past;
+- selected: `count` blocks of `block` keys: the first, the query's own up to itself, the one before it, and of the
+  others those to which the compressed weights give most (equations 8 and 9);
 - window: the last `window` keys.
 
-Each is a softmax attention of its own, $o = \sum_b g_b o_b$. The paper compresses by a small network with positions of
-their own for the tokens of a block, where this takes means; has keys and values of their own for each branch; and lets
-the heads of a group select together, where here each head selects for itself. Blocks are selected from the past, and
-compressed tokens end in it: nothing leaks. Of blocks with equal weight the first are taken.
+Each is a separate softmax attention, $o = \sum_b g_b o_b$. The paper compresses by a small network, with
+positions for the tokens of a block, where this takes means. It also has separate keys and values for each branch, and
+lets the heads of a group select together, where here each head selects for itself. Blocks are selected from the past,
+and compressed tokens end in it: nothing leaks. Among blocks with equal weight the first are taken.
 """
 
 from dataclasses import dataclass, replace
@@ -37,10 +37,10 @@ ALWAYS = 3  # blocks that each query reads: the first, its own, and the one befo
 @checked
 @dataclass(frozen=True)
 class Sizes:
-    """In tokens, but for `count`, in blocks; the defaults are the paper's.
+    """Sizes in tokens, except `count`, which is in blocks; the defaults are the paper's.
 
-    Raises TypeError or ValueError for sizes below 1. `length` and `block` are multiples of `stride`, and there are at
-    least 3 blocks, which every query reads.
+    `length` and `block` must be multiples of `stride`, and `count` at least 3, the blocks that every query reads.
+    Raises TypeError or ValueError otherwise, and for sizes below 1.
     """
 
     length: int = 32
@@ -57,15 +57,15 @@ class Sizes:
             raise ValueError(f"count: expected at least {ALWAYS}, got {self.count}")
 
     def compressed(self, t: int) -> int:
-        """Compressed tokens of t tokens."""
+        """The number of compressed tokens of t tokens."""
         return max(0, (t - self.length) // self.stride + 1)
 
     def keys(self, t: int) -> int:
-        """Keys that a query behind t - 1 others reads, as the paper counts them: with whole blocks and windows."""
+        """Keys that a query after t - 1 others reads, as the paper counts them: with whole blocks and windows."""
         return self.compressed(t) + self.count * self.block + self.window
 
     def kept(self, t: int) -> int:
-        """Pairs of the t-th query: its own block up to itself, and no more past than there is."""
+        """Pairs of the t-th query: of its own block only up to itself, and no more of the past than there is."""
         past = min(self.count - 1, (t - 1) // self.block)
         return self.compressed(t) + past * self.block + (t - 1) % self.block + 1 + min(self.window, t)
 
@@ -74,7 +74,7 @@ SIZES = Sizes()
 
 
 class Masks(NamedTuple):
-    """The pairs that are kept by each branch; the compressed tokens are (M - length) // stride + 1, or none."""
+    """The pairs that are kept by each branch; there are (M - length) // stride + 1 compressed tokens, or none."""
 
     compressed: Bool[Tensor, "*batch N compressed"]
     selected: Bool[Tensor, "*batch N M"]
@@ -83,7 +83,7 @@ class Masks(NamedTuple):
 
 @mask_form(only_causal=True)
 def nsa_masks(call: Call, *, sizes: Sizes = SIZES) -> Masks:
-    """The pairs that are kept. The last query stands at the last key."""
+    """The pairs that are kept. The last query is at the last key's position."""
     return _masks(call, _compressed(call, sizes), sizes)
 
 
@@ -91,11 +91,11 @@ def nsa_masks(call: Call, *, sizes: Sizes = SIZES) -> Masks:
 def nsa_attention_reference(
     call: Call, *, gates: Float[Tensor, "*batch N 3"] | None = None, sizes: Sizes = SIZES
 ) -> Float[Tensor, "G N V"]:
-    """Softmax attention under each of `nsa_masks`, weighed; `is_causal` must be True.
+    """Softmax attention under each of `nsa_masks`, weighted; `is_causal` must be True.
 
-    `gates` are those of the compressed, the selected and the window's branch, by default a third each, and before the
-    first compressed token a half for the other two. A branch in which a mask leaves a query nothing adds nothing. Means
-    are over the keys that a mask leaves. The state is (keys, values).
+    `gates` weight the compressed, the selected and the window branch: by default a third each or, before the first
+    compressed token, a half for each of the other two. A branch in which all keys of a query are masked adds nothing.
+    Means are over the keys that are not masked. The state is (keys, values).
 
     Raises ValueError for a mask that is not the same for all queries.
     """
@@ -110,9 +110,9 @@ def nsa_attention_reference(
 def nsa_attention(
     call: Call, *, gates: Float[Tensor, "*batch N 3"] | None = None, sizes: Sizes = SIZES
 ) -> Float[Tensor, "G N V"]:
-    """`nsa_attention_reference` from what each branch keeps, in float32 at least; not differentiable twice.
+    """`nsa_attention_reference` from the keys that each branch keeps, in float32 at least; not differentiable twice.
 
-    The compressed branch reads one token in `stride`, and so grows with N^2, as does what it selects by.
+    The compressed branch reads one token in `stride`, so its cost, and that of selecting by it, grows with N^2.
     """
     pooled, stop, M = _compressed(call, sizes), call.first + call.q.shape[1], call.k.shape[1]
     selected = block_tilings(call, _selected(call, pooled, sizes), sizes.block)
@@ -125,9 +125,9 @@ def nsa_attention(
 def _weighed(
     branches: list[Float[Tensor, "G N V"]], gates: Tensor | None, call: Call, sizes: Sizes
 ) -> Float[Tensor, "G N V"]:
-    """The sum of the branches, of which the first is left out where there are two, times their gates."""
+    """The sum of the branches times their gates; two branches are those without the compressed one."""
     if gates is None:
-        reached = 2 + (call.places >= sizes.length - 1).to(branches[0])  # branches, without a mask
+        reached = 2 + (call.places >= sizes.length - 1).to(branches[0])  # branches that the query reads, without a mask
         return sum(branches[1:], branches[0]) / reached[:, None]
     weights = call.flat("gates", gates, 3)[..., -len(branches) :].unbind(-1)
     weighed = [branch * weight[..., None] for branch, weight in zip(branches, weights, strict=True)]
@@ -138,7 +138,7 @@ def _weighed(
 
 
 def _units(x: Float[Tensor, "G M n"], sizes: Sizes) -> Float[Tensor, "G compressed n"]:
-    """The sums of the rows of each compressed token."""
+    """The sums of the rows that make up each compressed token."""
     count = sizes.compressed(x.shape[1])
     if not count:
         return x[:, :0]
@@ -178,7 +178,7 @@ def _masks(call: Call, pooled: Call, sizes: Sizes) -> Masks:
 
 
 def _selected(call: Call, pooled: Call, sizes: Sizes) -> Int[Tensor, "G N selected"]:
-    """Past blocks: the first, the one before the own, and those with the highest weight of compressed tokens."""
+    """Past blocks: the first, the one before the query's own, and those with the highest compressed weights."""
     P = past_blocks(call.k.shape[1], sizes.block)
     number = torch.arange(P, device=call.q.device)
 
@@ -189,7 +189,7 @@ def _selected(call: Call, pooled: Call, sizes: Sizes) -> Int[Tensor, "G N select
             return always.to(call.q).expand(len(call.q), -1, -1)
         scores = call.products(tile, pooled.k) * abs(call.scale)
         given = masked_softmax(scores, ~_compressed_mask(pooled, i, sizes), empty_rows=True)
-        # A compressed token's weight goes to each of its strides, and a block's is that of its strides.
+        # A compressed token's weight goes to each of its strides, and a block's weight is the sum over its strides.
         strides = given.new_zeros(*given.shape[:2], (P + 1) * sizes.block // sizes.stride)
         for step in range(sizes.length // sizes.stride):
             strides[..., step : step + given.shape[-1]] += given
@@ -200,7 +200,7 @@ def _selected(call: Call, pooled: Call, sizes: Sizes) -> Int[Tensor, "G N select
 
 
 def _compressed_tiling(pooled: Call, sizes: Sizes) -> Tiling:
-    """All compressed tokens that end in the past, for tiles of queries, in tiles of as many."""
+    """The tiling of queries with all compressed tokens that end in their past, in tiles of as many."""
     N, count, first, device = pooled.q.shape[1], pooled.k.shape[1], pooled.first, pooled.q.device
     tile = TILE if N > 1 else 1
     start = torch.arange(first // tile, -(-(first + N) // tile), device=device)[:, None] * tile
@@ -216,9 +216,9 @@ def _compressed_tiling(pooled: Call, sizes: Sizes) -> Tiling:
 
 
 class BranchGates(Gate):
-    r"""$\sigma(x W^T)$, three numbers in (0, 1) a head and token: x (B, N, d) -> (B, H, N, 3).
+    r"""$\sigma(x W^T)$, three numbers in (0, 1) per head and token: x (B, N, d) -> (B, H, N, 3).
 
-    Each stands for itself, and they need not add up to 1 (Yuan et al. 2025, arXiv:2502.11089, section 3.2, where a
+    They are independent, and need not add up to 1 (Yuan et al. 2025, arXiv:2502.11089, section 3.2, where a
     two-layer network makes them).
     """
 
@@ -234,7 +234,7 @@ class BranchGates(Gate):
 
 
 def _branches(N: int, sizes: Sizes, last: bool = False) -> list[list[Work]]:
-    """What the tilings of each branch compute, without a first one that has nothing to read."""
+    """The work of each branch's tilings, without the compressed branch if it has nothing to read."""
     window = window_band(Section(N - 1 if last else 0, N, N, True), sizes.window).work
     branches = [block_work(N, block=sizes.block, count=sizes.count - 1, last=last), [window]]
     if not sizes.compressed(N):
@@ -247,7 +247,7 @@ def _branches(N: int, sizes: Sizes, last: bool = False) -> list[list[Work]]:
 
 @partial(closed_form, symbols=False)
 def nsa_cost(call: CostedCall, *, sizes: Sizes = SIZES) -> Cost:
-    """Closed form of one self-attention call with `gates`, in either form, for a number of tokens."""
+    """Closed form of one self-attention call with `gates`, in either form; sizes must be numbers, not symbols."""
     (G, N, K, V), item, reach = call.sizes, call.item, call.reach
     few, rows, work = sizes.compressed(N), G * N, _branches(N, sizes)
     n = len(work)
@@ -259,9 +259,9 @@ def nsa_cost(call: CostedCall, *, sizes: Sizes = SIZES) -> Cost:
     else:
         both = zip(work, _branches(N, sizes, last=True), strict=True)
         each = [tiled_cost(call, w, last) for w, last in both]
-        # Beside keys and values the scaled queries and a logarithm of each branch; and the compressed tokens
+        # Keys and values; each branch's scaled queries and logarithms; the compressed tokens
         saved = item * (operands + (n - 1) * rows * K + n * rows + G * few * (K + V))
-    # Of compressed tokens there are fewer than of others, and so of their gradients.
+    # There are fewer compressed tokens than others, and so fewer of their gradients.
     fewer = reach * (rows - G * few) * K if few and call.form == "fast" else 0
     choosing = 2 * few * G * K if past_blocks(N, sizes.block) else 0  # FLOPs for a query
     pooled, pooled_backward = _pooling(few, sizes)
@@ -281,7 +281,7 @@ def nsa_cost(call: CostedCall, *, sizes: Sizes = SIZES) -> Cost:
 
 
 def _pooling(few: int, sizes: Sizes) -> tuple[int, int]:
-    """Scalar operations a channel to compress: sums of strides, these added up, divided; and backward."""
+    """Scalar operations per channel to compress: strides summed, these sums added, divided; and those backward."""
     if not few:
         return 0, 0
     steps = sizes.length // sizes.stride
@@ -290,8 +290,8 @@ def _pooling(few: int, sizes: Sizes) -> tuple[int, int]:
 
 
 def _comparing(N: int, few: int, sizes: Sizes) -> int:
-    """Scalar operations of choosing: scale, block, softmax, block; strides, and their sums; what is always read and
-    what is not past, and the highest."""
+    """Scalar operations of choosing: scale, block, softmax, block; strides, and their sums; blocks always read,
+    blocks not past, and the highest."""
     P = past_blocks(N, sizes.block)
     if not P:
         return 0

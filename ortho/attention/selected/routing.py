@@ -1,18 +1,18 @@
-r"""Routing attention: tokens see those that are near the same centroid (Roy et al. 2020, arXiv:2003.05997, section 4).
+r"""Routing attention: tokens see the tokens near the same centroid (Roy et al. 2020, arXiv:2003.05997, section 4).
 
 Queries and keys are normalised, $(x - \mathrm{mean}(x)) / \mathrm{std}(x)$, and compared with centroids $\mu$ by
-$\mu^T x$. There are two ways to make clusters of that:
+$\mu^T x$. There are two ways to make clusters from these products:
 
-- balanced, as published: each centroid takes the `width` queries and keys with the highest products. Softmax attention
-  is computed within each cluster, and a query's output is the mean over the clusters that took it and in which it sees
-  a key. A query that none took gets zeros. In a causal call the selection leaks: a later token can push out an earlier
-  one.
-- nearest: each token is in the cluster of its highest product, from which a query sees the latest keys
+- balanced, as in the paper: each centroid takes the `width` queries and keys with the highest products. Softmax
+  attention is computed within each cluster, and a query's output is the mean over the clusters that took it and in
+  which it sees a key. A query that no cluster took gets zeros. In a causal call the selection leaks: a later token can
+  push out an earlier one.
+- nearest: each token is in the cluster of its highest product, and a query sees the latest keys of its cluster
   (`ortho.attention.selected.groups`). Nothing leaks. A query gets zeros if its cluster has no key up to it, or at all.
 
-Unless said otherwise a causal call takes the nearest clusters and any other the balanced ones. As published, causal
-attention has keys equal to its queries, so that a token always sees itself; hand in q as k for that. Half of the heads
-there attend to a window instead.
+By default a causal call takes the nearest clusters and any other the balanced ones. In the paper, causal attention has
+keys equal to its queries, so that a token always sees itself; pass q as k for that. Half of the heads there attend to a
+window instead.
 """
 
 from dataclasses import replace
@@ -45,18 +45,18 @@ from ortho.attention.sparse.tiling import ABSENT, Tiling, TokenBlocks, Work
 CLUSTERS, WIDTH = 16, 64
 SEED = 2003_05997  # of the default centroids, the same in every call; a number that nobody seeds data with
 DECAY = 0.999
-TINY = 1e-6  # beside a variance
+TINY = 1e-6  # added to a variance
 
 
 @checked(shapes=False)
 def normalised(x: Float[Tensor, "*batch N K"]) -> Float[Tensor, "*batch N K"]:
-    """Layer normalisation without a trained part; a row whose numbers are equal becomes 0."""
+    """Layer normalisation without trained parameters; a row of equal numbers becomes 0."""
     x = x - x.mean(-1, keepdim=True)
     return x * (x.square().mean(-1, keepdim=True) + TINY).rsqrt()
 
 
 def _products(x: Float[Tensor, "*batch N K"], centroids: Float[Tensor, "... c K"]) -> Float[Tensor, "*batch N c"]:
-    """Of each normalised row with each centroid."""
+    """The products of each normalised row with each centroid."""
     with torch.no_grad(), no_autocast(x):
         x = normalised(upcast(x))
         return x @ centroids.to(x).mT
@@ -77,8 +77,8 @@ def routing_mask(
     balanced: bool | None = None,
     same_tokens: bool = False,
 ) -> Bool[Tensor, "G N M"]:
-    """The pairs that are kept, of balanced clusters in any of them. The last query of a causal call stands at the last
-    key."""
+    """The pairs that are kept, with balanced clusters by any of them. In a causal call the last query is at the last
+    key's position."""
     mu = _centroids(call, centroids, same_tokens)
     if _is_balanced(balanced, call.is_causal):
         return _clusters_mask(call, *members_of(call, mu, width, same_tokens)).any(1)
@@ -94,14 +94,15 @@ def routing_attention_reference(
     balanced: bool | None = None,
     same_tokens: bool = False,
 ) -> tuple[Float[Tensor, "G N V"], State]:
-    """The weights of all pairs, materialised: those of `routing_mask`, or the mean over balanced clusters.
+    """Attention with materialised weights of all pairs: under `routing_mask`, or the mean over balanced clusters.
 
-    `centroids`, (clusters, K) or with leading axes that broadcast to those of q, are by default 16 that are the same in
-    every call; no gradient reaches them, `update_centroids` moves them. `width` is the size of a balanced cluster, or
-    of a chunk of a nearest one. With `same_tokens`, query i and key i being the same token, the queries at hidden keys'
-    positions are left out of balanced clusters. The state of nearest clusters is (keys, values, clusters of the keys).
+    `centroids` are (clusters, K), or have leading axes that broadcast to those of q; the default are 16, the same in
+    every call. No gradient reaches them; `update_centroids` moves them. `width` is the size of a balanced cluster, or
+    of a chunk of a nearest one. `same_tokens` says that query i and key i are the same token: the queries at hidden
+    keys' positions are then left out of balanced clusters. With nearest clusters the state is (keys, values, clusters
+    of the keys).
 
-    Raises ValueError for a mask that is not the same for all queries, and for a state beside balanced clusters, which
+    Raises ValueError for a mask that is not the same for all queries, and for a state with balanced clusters, which
     look at the whole sequence.
     """
     mu = _centroids(call, centroids, same_tokens)
@@ -111,7 +112,7 @@ def routing_attention_reference(
     masks = _clusters_mask(call, *members_of(call, mu, width, same_tokens))  # (G, clusters, N, M)
     scores = call.q @ call.k.mT * call.scale
     weights = [masked_softmax(scores, ~mask, empty_rows=True) for mask in masks.unbind(1)]
-    clusters = masks.any(-1).sum(1).clamp(min=1)[..., None]  # in which a query sees a key
+    clusters = masks.any(-1).sum(1).clamp(min=1)[..., None]  # number in which a query sees a key
     return sum(weights[1:], weights[0]) / clusters @ call.v, ()
 
 
@@ -140,7 +141,7 @@ Members = tuple[Int[Tensor, "G clusters n"], Int[Tensor, "G clusters m"]]  # pos
 
 
 def _is_balanced(balanced: bool | None, is_causal: bool) -> bool:
-    """By default in calls that are not causal."""
+    """Whether clusters are balanced: by default in calls that are not causal."""
     return not is_causal if balanced is None else balanced
 
 
@@ -167,10 +168,10 @@ def _clusters_mask(call: Call, queries: Int[Tensor, "G c n"], keys: Int[Tensor, 
 
 
 def _within_clusters(call: Call, of_queries: Int[Tensor, "G c n"], of_keys: Int[Tensor, "G c m"]) -> Tensor:
-    """Each cluster's queries and keys are copied next to each other, and the outputs added up where they belong."""
+    """Attention on copies of each cluster's queries and keys, side by side; outputs are added up where they belong."""
     (G, N), M = call.q.shape[:2], call.k.shape[1]
     rows, columns = (joined(of, n).flatten().clamp(min=0) for of, n in ((of_queries, N), (of_keys, M)))
-    last = of_queries + call.first if call.is_causal else of_queries.new_full((), M)  # key that a query may see
+    last = of_queries + call.first if call.is_causal else of_queries.new_full((), M)  # last key that a query may see
     i, j = last.flatten(), of_keys.flatten()
 
     def allowed(a: Tensor, b: Tensor) -> Tensor:
@@ -183,7 +184,7 @@ def _within_clusters(call: Call, of_queries: Int[Tensor, "G c n"], of_keys: Int[
         for x, index in ((call.q, rows), (call.k, columns), (call.v, columns))
     )
     o = tiled_attention(own, theirs, values, [tiling], scale=call.scale)[0]
-    # The first key of a cluster says whether a query sees any.
+    # A query sees a key of its cluster if it sees the first one.
     least = of_keys.masked_fill(of_keys < 0, M).amin(-1, keepdim=True)
     share = ((of_queries >= 0) & (least < M) & (least <= last)).flatten().to(o)
     clusters = share.new_zeros(G * N).index_add_(0, rows, share).clamp_(min=1)
@@ -192,7 +193,7 @@ def _within_clusters(call: Call, of_queries: Int[Tensor, "G c n"], of_keys: Int[
 
 
 def _copies(members: Int[Tensor, "G clusters w"]) -> TokenBlocks:
-    """The copied tokens, a cluster a block."""
+    """The copied tokens, with one block per cluster."""
     return TokenBlocks(_numbers(members).masked_fill(members < 0, ABSENT).flatten(0, 1))
 
 
@@ -205,7 +206,7 @@ def _numbers(x: Tensor) -> Tensor:
 
 
 def _centroids(call: Call, centroids: Tensor | None, same_tokens: bool) -> Tensor:
-    """The centroids (clusters, K), or those of each sequence (G, clusters, K), for tokens that may be the same."""
+    """The centroids (clusters, K), or those of each sequence (G, clusters, K); `same_tokens` is checked as well."""
     known_tokens(same_tokens, call.q, call.new_k)
     mu = _given_centroids(centroids, call.lead(call.q))
     return mu if mu.dim() == 2 else mu.expand(*call.leading, -1, -1).flatten(0, -3)
@@ -240,11 +241,11 @@ def update_centroids(
     *,
     decay: float = DECAY,
 ) -> Float[Tensor, "... clusters K"]:
-    r"""$\lambda \mu + (1 - \lambda)\, m$ with m the mean of the normalised queries and keys nearest to a centroid.
+    r"""$\lambda \mu + (1 - \lambda)\, m$, where m is the mean of the normalised queries and keys nearest to a centroid.
 
-    Centroids (clusters, K) are shared by all sequences; (H, clusters, K) are those of each head of (B, H, N, K). One
-    that is nearest to nothing stays as it is. (The paper adds (1 - lambda)/2 times the *sums* of queries and keys, so
-    that centroids would grow with the batch; its code divides by their number, as this does.)
+    Centroids (clusters, K) are shared by all sequences; (H, clusters, K) are those of each head of (B, H, N, K). A
+    centroid to which no token is nearest stays unchanged. (The paper adds (1 - lambda)/2 times the *sums* of queries
+    and keys, so that centroids would grow with the batch; its code divides by their number, as this does.)
     """
     if not isinstance(decay, int | float) or not 0 <= decay <= 1:
         raise ValueError(f"decay: expected a number from 0 to 1, got {_checks.describe(decay)}")
@@ -266,7 +267,7 @@ def update_centroids(
 def routing_cost(
     call: CostedCall, *, clusters: int = CLUSTERS, width: int = WIDTH, balanced: bool | None = None
 ) -> Cost:
-    """Closed form of one self-attention call, in either form, for a number of tokens."""
+    """Closed form of one self-attention call, in either form; sizes must be numbers, not symbols."""
     if not _is_balanced(balanced, call.causal):
         return call.by(_nearest_cost, clusters=clusters, width=width)
     G, N, K, V = call.sizes
@@ -281,8 +282,8 @@ def routing_cost(
 
 @selection_cost
 def _nearest_cost(N: int, K: int, *, clusters: int, width: int, form: str = "fast", causal: bool = False) -> Selecting:
-    """Of nearest clusters: products of normalised queries and keys with each centroid, and chunks that are full in the
-    worst case."""
+    """The cost with nearest clusters: products of normalised queries and keys with each centroid, and chunks that are
+    full in the worst case."""
     work, last = (group_work(n, N, rounds=1, count=clusters, width=width) for n in (N, 1))
     return Selecting(
         choosing=4 * N * K * clusters,
@@ -296,8 +297,8 @@ def _nearest_cost(N: int, K: int, *, clusters: int, width: int, form: str = "fas
 
 
 def _normalising(N: int, K: int) -> int:
-    """Scalar operations, of queries and keys: mean, difference, square, mean, product; a row's sum with a constant, and
-    its root."""
+    """Scalar operations for queries and keys: mean, difference, square, mean, product; per row, the sum with a constant
+    and the root."""
     return 2 * N * (5 * K + 2)
 
 
@@ -306,7 +307,7 @@ def _materialised(call: CostedCall, clusters: int) -> Cost:
     rows, pairs = G * N, G * N * N
     products = call.attending(pairs) + call.held_keys()
     return products + Cost(
-        # scale; of each cluster block, softmax, block; their sum, and its share
+        # scale; for each cluster block, softmax, block; their sum, and its share
         elementwise_forward=pairs * (1 + clusters * (2 + SOFTMAX_FORWARD) + clusters - 1 + 1),
         elementwise_backward=reach * pairs * (1 + clusters * (2 + SOFTMAX_BACKWARD) + clusters - 1 + 1),
         # the weights; those of each cluster, with a mask, a byte a pair; how many clusters a query is in
@@ -315,7 +316,7 @@ def _materialised(call: CostedCall, clusters: int) -> Cost:
 
 
 def _copied(call: CostedCall, clusters: int, w: int) -> Cost:
-    """As attention of as many tokens as clusters hold, with the copies there and back."""
+    """The cost of attention on all tokens that clusters hold, and of copying there and back."""
     (G, N, K, V), reach = call.sizes, call.reach
     work, last = ([Work(clusters, clusters, n, w)] for n in (w, 1))
     cost = tiled_cost(call._replace(N=clusters * w), work, last)
@@ -324,7 +325,7 @@ def _copied(call: CostedCall, clusters: int, w: int) -> Cost:
         # how many clusters a query is in, at least 1, a copy's share; outputs times their shares, added up
         elementwise_forward=2 * copies + G * N + 2 * copies * V,
         elementwise_backward=copies * (2 * V + 2 * reach * K),
-        # outputs before and after their shares, these, the numbers of the rows that were copied, of queries and of keys
+        # outputs before and after their shares, the shares, the numbers of the rows copied, for queries and for keys
         saved_bytes=cost.output_bytes + call.item * copies * (V + 1) + 16 * copies,
     )
 

@@ -1,7 +1,7 @@
-"""Selecting pairs by what queries and keys hold: what the mechanisms that do so share.
+"""Shared by the mechanisms that select pairs by the contents of queries and keys.
 
-A selection is made once and is not differentiated: gradients reach the scores and values of the selected pairs alone.
-Both forms of a mechanism make it by the same function, in float32 at least, so that they cannot differ by a rounding.
+A selection is made once and is not differentiated: gradients reach only the scores and values of the selected pairs.
+Both forms of a mechanism select with the same function, in float32 at least, so that rounding cannot make them differ.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,26 +24,26 @@ from ortho.attention.sparse.tiling import ABSENT, Tiling, Work
 
 
 def attend_to_mask(call: Call, kept: Bool[Tensor, "G N M"]) -> Float[Tensor, "G N V"]:
-    """Softmax attention over the kept pairs, as its formula reads; zeros for a query that has none."""
+    """Softmax attention over the kept pairs, by its formula; zeros for a query without any."""
     scores = call.q @ call.k.mT * call.scale
     return masked_softmax(scores, ~kept, empty_rows=True) @ call.v
 
 
 def attend_to_tilings(call: Call, tilings: Sequence[Tiling]) -> Float[Tensor, "G N V"]:
-    """The same over the pairs of tilings, of which each sequence has its own."""
+    """Softmax attention over the pairs of the tilings; each sequence has its own."""
     mask = None if call.visible is None else call.visible[:, None]
     return tiled_attention(call.q, call.k, call.v, tilings, scale=call.scale, start=call.first, attn_mask=mask)
 
 
 def attend_joined(call: Call, tilings: Sequence[Tiling]) -> Float[Tensor, "G N V"]:
-    """The same with all sequences as one: query i of sequence g stands at g N + i, key j at g M + j. So what a tiling
-    allows can look up numbers that each token has of its own."""
+    """`attend_to_tilings` with all sequences as one: query i of sequence g is at g N + i, key j at g M + j. So a
+    tiling's rule can look up numbers that belong to single tokens."""
     q, k, v = (x.reshape(1, -1, x.shape[-1]) for x in (call.q, call.k, call.v))
     return tiled_attention(q, k, v, tilings, scale=call.scale).reshape(*call.q.shape[:2], -1)
 
 
 def joined(numbers: Int[Tensor, "G *rest"], size: int) -> Int[Tensor, "G *rest"]:
-    """Numbers below `size`, of a sequence each, as numbers of all sequences in one; `ABSENT` stays."""
+    """Each sequence's token numbers, below `size`, as numbers in all sequences as one; `ABSENT` stays."""
     offsets = size * torch.arange(len(numbers), device=numbers.device)
     return torch.where(numbers < 0, numbers, numbers + offsets.view(-1, *(1,) * (numbers.dim() - 1)))
 
@@ -52,7 +52,7 @@ def joined(numbers: Int[Tensor, "G *rest"], size: int) -> Int[Tensor, "G *rest"]
 
 
 def best(scores: Float[Tensor, "... M"], count: int) -> Bool[Tensor, "... M"]:
-    """True for the `count` highest of each row, of equal ones the first; never for -inf."""
+    """True for the `count` highest of each row, the first of equal ones; never for -inf."""
     there = scores > -torch.inf
     if count >= scores.shape[-1]:
         return there
@@ -64,7 +64,7 @@ def best(scores: Float[Tensor, "... M"], count: int) -> Bool[Tensor, "... M"]:
 
 
 def positions_of(kept: Bool[Tensor, "... M"], count: int) -> Int[Tensor, "... count"]:
-    """The positions of at most `count` True in each row, from the first, and then `ABSENT`."""
+    """The positions of the first `count` True in each row, filled up with `ABSENT`."""
     M = kept.shape[-1]
     number = torch.arange(M, dtype=torch.int32, device=kept.device)
     found = torch.where(kept, number, M).topk(min(count, M), largest=False, sorted=True).values.long()
@@ -88,7 +88,7 @@ _drawn: dict[tuple[str, int, torch.dtype, torch.device], Tensor] = {}
 def drawn_once(name: str, draw: Callable[..., Tensor], seed: int, x: Float[Tensor, "*batch N K"]) -> Tensor:
     """draw(K, generator=...), in float32 at least, on the device of x: drawn once for each width, dtype and device.
 
-    A thread of its own draws, as in `favor.default_rows`: no mode of the caller may reach what outlives the call.
+    A separate thread draws, as in `favor.default_rows`, so that no mode of the caller affects what outlives the call.
     """
     key = (name, x.shape[-1], torch.promote_types(x.dtype, torch.float32), x.device)
     if key not in _drawn:
@@ -99,14 +99,14 @@ def drawn_once(name: str, draw: Callable[..., Tensor], seed: int, x: Float[Tenso
 
 
 def leaked_pairs(select: Callable[[Tensor, Tensor], Tensor], q: Tensor, k: Tensor, cut: int) -> int:
-    """How many pairs of the first `cut` tokens are selected with the later ones there and not without them, or the
-    other way round, by a mask `select(q, k)` (..., N, M) of the queries and keys of the same tokens."""
+    """The number of pairs of the first `cut` tokens that are selected only with, or only without, the later tokens. The
+    mask is `select(q, k)` (..., N, M), of queries and keys of the same tokens."""
     whole, alone = select(q, k), select(q[..., :cut, :], k[..., :cut, :])
     return int((whole[..., :cut, :cut] != alone).sum())
 
 
 def left_out(kept: Bool[Tensor, "*batch N M"]) -> int:
-    """How many queries may attend to nothing."""
+    """The number of queries that may not attend to any key."""
     return int((~kept.any(-1)).sum())
 
 
@@ -114,18 +114,18 @@ def left_out(kept: Bool[Tensor, "*batch N M"]) -> int:
 
 
 class Tiles(NamedTuple):
-    """Tokens in tiles of B of the same label, in their order."""
+    """Tokens in tiles of B with the same label, in their order."""
 
     positions: Int[Tensor, "G T B"]
-    labels: Int[Tensor, "G T"]  # of the tiles; `ABSENT` for one that is not needed
+    labels: Int[Tensor, "G T"]  # of the tiles; `ABSENT` for a tile that is not needed
     of: Int[Tensor, "G n"]  # the tile of each token
-    first: Int[Tensor, "G L"]  # tile of each label
-    starts: Int[Tensor, "G L"]  # tokens of lower labels
+    first: Int[Tensor, "G L"]  # first tile of each label
+    starts: Int[Tensor, "G L"]  # number of tokens with lower labels
     sizes: Int[Tensor, "G L"]
 
 
 def tile_count(tokens: int, labels: int, size: int) -> int:
-    """So many tiles of `size` hold tokens with labels below `labels`, each tile of one label, whatever these are."""
+    """A number of tiles of `size`, with one label each, that is enough for any tokens with labels below `labels`."""
     return (tokens + min(labels, tokens) * (size - 1)) // size
 
 
@@ -140,7 +140,7 @@ def tiles_by_label(labels: Int[Tensor, "G n"], count: int, size: int) -> Tiles:
     first = tiles.cumsum(1) - tiles
     order = label.argsort(dim=1, stable=True)
     rank = torch.empty_like(label).scatter_(1, order, number) - starts.gather(1, label)
-    tile = (first.gather(1, label) + rank // size).masked_fill(absent, T)  # the last one, which is left out below
+    tile = (first.gather(1, label) + rank // size).masked_fill(absent, T)  # the last tile, which is left out below
     positions = labels.new_full((G, (T + 1) * size), ABSENT)
     positions.scatter_(1, tile * size + (rank % size).masked_fill(absent, 0), number)
     of_tiles = labels.new_full((G, T + 1), ABSENT).scatter_(1, tile, labels)
@@ -158,8 +158,8 @@ def tiles_by_label(labels: Int[Tensor, "G n"], count: int, size: int) -> Tiles:
 
 
 class Selecting(NamedTuple):
-    """What a call on one sequence costs: choosing pairs, and the work of attending to them. The positions and tables
-    that say what was selected are not counted."""
+    """The cost of a call on one sequence: choosing pairs, and attending to them. The positions and tables that say what
+    was selected are not counted."""
 
     choosing: Size  # FLOPs
     comparing: Size  # scalar operations of choosing
@@ -167,14 +167,14 @@ class Selecting(NamedTuple):
     work: Sequence[Work]
     last_work: Sequence[Work]
     keys: Size  # of the state
-    numbers: Size = 0  # of the state beside them, in float32 at least
+    numbers: Size = 0  # of the state besides keys and values, in float32 at least
     integers: Size = 0
 
 
 def selection_cost(selecting: Callable[..., Selecting]) -> Callable[..., Cost]:
-    """The closed form of one self-attention call, in either form, from a function of N and K that gives one sequence's.
+    """The closed form of one self-attention call, in either form, made from a function of N and K for one sequence.
 
-    The reference form computes all pairs, the fast one the work of the tilings.
+    The reference form computes all pairs, the fast one only the work of the tilings.
     """
 
     def cost(call: CostedCall, **options: Any) -> Cost:
@@ -195,6 +195,6 @@ def selection_cost(selecting: Callable[..., Selecting]) -> Callable[..., Cost]:
 
 
 def best_cost(M: Size, count: Size) -> Size:
-    """Scalar operations of `best`, a row of M: each compared with minus infinity; the highest found, and all compared
-    twice with the least of them, and these once. A symbol M stands for more than `count`."""
+    """Scalar operations of `best` per row of M: all are compared with minus infinity; the `count` highest are found;
+    all are compared twice, and the highest once, with the least of these. A symbol M stands for more than `count`."""
     return M if isinstance(M, int) and count >= M else 4 * M + count

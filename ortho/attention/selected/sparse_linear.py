@@ -1,17 +1,17 @@
-r"""Softmax attention to what is near and linear attention to what is far, in one normalisation.
+r"""Softmax attention to near keys and linear attention to far ones, in one normalisation.
 
 $$o_i = \frac{\sum_{|i-j|<w} e^{s_{ij}}\, v_j + e^{b_i} \sum_{|i-j| \ge w} \phi(q_i)^T \phi(k_j)\, v_j}
 {\sum_{|i-j|<w} e^{s_{ij}} + e^{b_i} \sum_{|i-j| \ge w} \phi(q_i)^T \phi(k_j)}, \qquad s_{ij} = q_i^T k_j / \sqrt{K}$$
 
-Every pair has a positive weight, of which a far one below the range of the dtype counts as 0, and a row's weights sum
-to 1. (A sum of two attentions, each with its own normalisation, gives both sides fixed shares instead.) What a far key
-weighs beside a near one is set by $b_i$ alone: a number a query, made by a gate, or the same for all. As b falls, only
-the window is left. With `Taylor` features, which expand the exponential, b = 0 approximates softmax attention; others
-have scales of their own, and by default $b = -\log m$, which takes the mean of the m features' products, as large as
-the weight of an average score.
+Every pair has a positive weight, and a row's weights sum to 1. (A far weight below the range of the dtype counts as 0.
+A sum of two attentions, each with its own normalisation, gives both sides fixed shares instead.) Only $b_i$ sets the
+weight of a far key relative to a near one: one number per query, made by a gate, or the same for all. As b falls, only
+the window is left. With `Taylor` features, which expand the exponential, b = 0 approximates softmax attention. Other
+features have other scales. The default, $b = -\log m$, takes the mean of the m features' products, which is as large
+as the weight of an average score.
 
-Local exact attention beside a kernel for the rest is that of Scatterbrain (Chen et al. 2021, arXiv:2110.15343), where
-the kernel estimates the softmax, and of Based (Arora et al. 2024, arXiv:2402.18668), in layers of their own.
+Local exact attention with a kernel for the rest is also found in Scatterbrain (Chen et al. 2021, arXiv:2110.15343),
+where the kernel estimates the softmax, and in Based (Arora et al. 2024, arXiv:2402.18668), in separate layers.
 """
 
 from functools import partial
@@ -38,7 +38,7 @@ FEATURES = EluPlusOne()
 
 
 def _weights(call: Call, window: int, log_far: Tensor | None, feature_map: FeatureMap) -> Float[Tensor, "G N M"]:
-    """The weights as the formula reads, but that a row's are taken relative to a common factor, which cancels."""
+    """The weights by the formula, except that those of a row are taken relative to a common factor, which cancels."""
     b = _log_far(call, log_far, feature_map)
     distance = (call.places[:, None] - torch.arange(call.k.shape[1], device=call.k.device)).abs()
     reach, near = call.reachable(), distance < window
@@ -58,8 +58,8 @@ def sparse_linear_weights(
     log_far: Float[Tensor, "*batch N"] | None = None,
     feature_map: FeatureMap = FEATURES,
 ) -> Float[Tensor, "G N M"]:
-    """The weights of all pairs; rows sum to 1, or to 0 where nothing is visible. The last query of a causal call stands
-    at the last key."""
+    """The weights of all pairs; rows sum to 1, or to 0 where nothing is visible. In a causal call the last query is at
+    the last key's position."""
     return _weights(call, window, log_far, feature_map)
 
 
@@ -71,14 +71,14 @@ def sparse_linear_attention_reference(
     log_far: Float[Tensor, "*batch N"] | None = None,
     feature_map: FeatureMap = FEATURES,
 ) -> Float[Tensor, "G N V"]:
-    r"""The N x M weights, materialised, times v; `sparse_linear_weights` has them.
+    r"""The N x M weights of `sparse_linear_weights`, materialised, times v.
 
-    Near are the `window` - 1 keys on either side and the query's own, in a causal call only those before it. `log_far`
-    is b. The `feature_map` must map one token at a time to features that are not negative, and neither scale keys nor
-    know positions: `EluPlusOne`, `Relu`, `Taylor`. The state is (keys, values).
+    The query's own key and the `window` - 1 keys on either side are near, in a causal call only those before it.
+    `log_far` is b. The `feature_map` must map one token at a time to features that are not negative, and must not scale
+    keys or use positions: `EluPlusOne`, `Relu`, `Taylor`. The state is (keys, values).
 
     Raises ValueError for another map, for a mask that is not the same for all queries, and for a negative scale, which
-    features cannot be given.
+    feature maps cannot apply.
     """
     return _weights(call, window, log_far, feature_map) @ call.v
 
@@ -94,9 +94,9 @@ def sparse_linear_attention(
 ) -> tuple[Float[Tensor, "G N V"], tuple[Tensor, ...]]:
     """`sparse_linear_attention_reference` in time and memory linear in N, in float32 at least.
 
-    Chunks of queries read the chunks of keys that may be near by their weights, and the others by their sums. The state
-    is (the last `window` - 1 keys, their values, S (..., m, V) and z (..., m) of those before); a mask beside a state,
-    given or wanted, raises ValueError.
+    A chunk of queries reads chunks of keys that may be near by their weights, and all others by their sums. The state
+    is (the last `window` - 1 keys, their values, S (..., m, V) and z (..., m) of the keys before). A mask together with
+    a state, given or asked for, raises ValueError.
     """
     if call.visible is not None and (call.past or call.return_state):
         raise ValueError("attn_mask: expected None beside a state, in which keys are summed and cannot be masked")
@@ -115,7 +115,7 @@ def sparse_linear_attention(
 
 
 def _log_far(call: Call, log_far: Tensor | None, feature_map: FeatureMap) -> Tensor:
-    """b as (G, N, 1) or (1, 1, 1), for a map that can be used."""
+    """b as (G, N, 1) or (1, 1, 1); ValueError for a map that cannot be used."""
     usable = feature_map.weights != "signed" and feature_map.causal
     if not usable or feature_map.scales_keys or feature_map.positional:
         raise ValueError(
@@ -129,27 +129,27 @@ def _log_far(call: Call, log_far: Tensor | None, feature_map: FeatureMap) -> Ten
 
 
 def _relative(scores: Tensor, log_far: Tensor, far: Tensor) -> tuple[Tensor, Tensor]:
-    r"""What near exponents of a row are taken relative to, (..., 1), the greater of the near and the far part; and the
-    factor $e^b$ of its far weights, of which `far` is the sum, relative to the same; 0 where nothing is far.
+    r"""(peak, factor) of each row. The peak (..., 1), the greater of the near and the far part, is subtracted from near
+    exponents. The factor of far weights is $e^b$ relative to the peak, 0 where nothing is far; `far` is their sum.
 
-    The former cancels, and is a constant to autograd.
+    The peak cancels, and is a constant to autograd.
     """
     far, limits = far.detach(), torch.finfo(far.dtype)
     log_far = log_far.masked_fill(far == 0, -torch.inf)
-    level = log_far.detach() + far.log().clamp(min=log(limits.tiny / limits.eps))  # gradients take the factor
+    level = log_far.detach() + far.log().clamp(min=log(limits.tiny / limits.eps))  # gradients go through the factor
     peak = torch.maximum(scores.detach().amax(-1, keepdim=True), level).clamp(min=limits.min)
     return peak, (log_far - peak).exp()
 
 
 class _FarSums(NamedTuple):
-    """The sums of far keys."""
+    """The sums over far keys."""
 
     S: Float[Tensor, "G m V"]
     z: Float[Tensor, "G m 1"]
 
 
 class _Near(NamedTuple):
-    """Operands and features, those of hidden keys 0."""
+    """Operands and features; the features of hidden keys are 0."""
 
     q: Float[Tensor, "G N K"]  # scaled
     q_features: Float[Tensor, "G N m"]
@@ -159,7 +159,7 @@ class _Near(NamedTuple):
 
 
 def _far_sums(call: Call, m: int) -> _FarSums:
-    """Those of the state, or of no keys."""
+    """The sums of the state; zeros without one."""
     G, V = len(call.q), call.v.shape[-1]
     if not call.past:
         return _FarSums(call.v.new_zeros(G, m, V), call.v.new_zeros(G, m, 1))
@@ -169,10 +169,10 @@ def _far_sums(call: Call, m: int) -> _FarSums:
 
 
 class Band:
-    """Of keys that may be near a chunk of C queries: their chunks, by offset from the queries'.
+    """The chunks of keys that may be near a chunk of C queries, by their offset from the queries' chunk.
 
-    `chunks` is how many there are, of queries and of keys: none is further off than the last from the first. Of the
-    chunks at the `mixed` offsets some queries find some keys far.
+    `chunks` is the number of chunks, of queries and of keys: no offset is larger than from the first to the last. In
+    chunks at the `mixed` offsets, some keys are far from some queries.
     """
 
     def __init__(self, window: int, chunk: int, is_causal: bool, chunks: int) -> None:
@@ -182,7 +182,7 @@ class Band:
         self.mixed = [o for o in self.offsets if (abs(o) + 1) * chunk > window]
 
     def distance(self, offsets: list[int], device: torch.device) -> Tensor:
-        """i - j, (C, C times the offsets); no less than 0 for pairs that are allowed in a causal call."""
+        """i - j, (C, C times the number of offsets); at least 0 for pairs that are allowed in a causal call."""
         place = torch.arange(self.chunk, device=device)
         return torch.cat([place[:, None] - place - o * self.chunk for o in offsets], 1)
 
@@ -197,7 +197,7 @@ class Band:
 
 
 def _lone(x: _Near, call: Call, log_far: Tensor, window: int, earlier: _FarSums, _: int) -> Float[Tensor, "G 1 V"]:
-    """The output of one query, with the keys in the window as they are and the sums of the others."""
+    """The output of a single query, from the keys in its window and from the sums of the others."""
     low = max(0, call.first - window + 1)
     high = x.k.shape[1] if call.is_causal else min(x.k.shape[1], call.first + window)
     S, z = earlier
@@ -216,7 +216,7 @@ def _lone(x: _Near, call: Call, log_far: Tensor, window: int, earlier: _FarSums,
 
 def _chunked(x: _Near, call: Call, log_far: Tensor, window: int, earlier: _FarSums, C: int) -> Float[Tensor, "G N V"]:
     N, M, device = x.q.shape[1], x.k.shape[1], x.q.device
-    shift = -call.first % C  # rows before the first key, so that queries begin with a chunk
+    shift = -call.first % C  # rows added before the first key, so that queries start at a chunk
     T, S = -(-N // C), -(-(M + shift) // C)
     first = (call.first + shift) // C  # chunk of the first query
     band = Band(window, C, call.is_causal, max(first + T, S))
@@ -248,13 +248,13 @@ def _chunked(x: _Near, call: Call, log_far: Tensor, window: int, earlier: _FarSu
     weights = (scores - peak).exp()
     o, total = weights @ beside(v, band.offsets) + factor * far_o, weights.sum(-1, keepdim=True) + factor * far
     o = (o / divisors(total)).flatten(1, 2)
-    return o if T * C == N else o[:, :N].clone()  # of which nothing else is kept
+    return o if T * C == N else o[:, :N].clone()  # a copy, so that the padding is not kept
 
 
 def _outside(
     chunks: Float[Tensor, "G S m n"], earlier: Float[Tensor, "G m n"], first: int, T: int, band: Band
 ) -> Float[Tensor, "G T m n"]:
-    """The sums over the chunks before each query's band, and in a call that is not causal over those behind it."""
+    """The sums over the chunks before each query's band, and in a call that is not causal also over those after it."""
     S = chunks.shape[1]
     number = torch.arange(first, first + T, device=chunks.device)
     before = torch.cat([earlier[:, None], chunks], 1).cumsum(1)
@@ -285,7 +285,7 @@ class FarWeight(Gate):
 def sparse_linear_cost(
     call: CostedCall, *, window: int = WINDOW, feature_map: FeatureMap = FEATURES, chunk: int = CHUNK
 ) -> Cost:
-    """Closed form of one self-attention call with `log_far`, in either form, for a number of tokens."""
+    """Closed form of one self-attention call with `log_far`, in either form; sizes must be numbers, not symbols."""
     (G, N, K, V), item, itemsize = call.sizes, call.item, call.itemsize
     form, m, reach = call.form, feature_map.width(K), call.reach
     mapped = feature_map.cost(G, N, N, K, m)
@@ -299,7 +299,7 @@ def sparse_linear_cost(
             rest = _lone_cost(call, m)
         else:
             rest = _chunked_cost(call, m, Band(window, chunk, call.causal, -(-N // chunk)))
-        if mapped.keeps_features and (N % chunk or N == 1):  # the map's own
+        if mapped.keeps_features and (N % chunk or N == 1):  # those that the map keeps
             rest += Cost(saved_bytes=2 * reach * item * G * m * N)
         decode = feature_map.cost(G, 1, near, K, m).forward + 2 * G * (near * (K + V) + m * (V + 1))
         state = G * (itemsize * min(N, window - 1) * (K + V) + item * m * (V + 1))
@@ -314,8 +314,8 @@ def sparse_linear_cost(
     )
 
 
-# Below, without the feature map: m, the features; `reach`, whether gradients reach q and k, as 0 or 1. A gradient's sum
-# over a broadcast axis of length 1 is left out by autograd.
+# Below, without the feature map: m is the number of features; `reach` is 1 if gradients reach q and k, else 0. Autograd
+# leaves out a gradient's sum over a broadcast axis of length 1.
 
 
 def _reference_cost(call: CostedCall, m: int) -> Cost:
@@ -325,7 +325,7 @@ def _reference_cost(call: CostedCall, m: int) -> Cost:
         forward=2 * pairs * (K + m + V),
         backward=2 * pairs * (2 * V + reach * 2 * (K + m)),
         # Scale, block, maximum, subtract, exp; far weights blocked, their sum, times their factor; sum of both, row
-        # sum, quotient. What a row is relative to, 9; divisors.
+        # sum, quotient. Peak and factor, 9; divisors.
         elementwise_forward=11 * pairs + 12 * rows,
         # Quotient, five, and one more for its sum; the factor's product and sum, exp and block. For q and k: factor,
         # exp, block, scale; far weights blocked; and each is used twice.
@@ -339,7 +339,7 @@ def _reference_cost(call: CostedCall, m: int) -> Cost:
 
 
 def _lone_cost(call: CostedCall, m: int) -> Cost:
-    """Of one query and key."""
+    """The cost of one query and one key."""
     (G, _, K, V), item, reach = call.sizes, call.item, call.reach
     return Cost(
         forward=2 * G * (K + V + m * (V + 1)),
@@ -359,11 +359,11 @@ def _chunked_cost(call: CostedCall, m: int, band: Band) -> Cost:
 
 
 def _near_cost(call: CostedCall, band: Band) -> Cost:
-    """Of near keys: softmax attention over the band."""
+    """The cost of near keys: softmax attention over the band."""
     (G, N, K, V), item, reach = call.sizes, call.item, call.reach
     C, T, X = band.chunk, band.chunks, len(band.offsets) * band.chunk
     rows, pairs = G * T * C, G * T * C * X
-    beside = G * C * _beside(T, band.offsets)  # places that gradients of neighbouring chunks are added up in
+    beside = G * C * _beside(T, band.offsets)  # places where gradients of neighbouring chunks are added up
     return call.attending(pairs) + Cost(
         elementwise_forward=G * N * K + 5 * pairs,  # scaled queries; block, maximum, subtract, exp, row sum
         # values; to reach q and k weights, neighbours' keys, and both used twice, the former scaled
@@ -374,7 +374,7 @@ def _near_cost(call: CostedCall, band: Band) -> Cost:
 
 
 def _sums_cost(call: CostedCall, m: int, band: Band) -> Cost:
-    """Of far chunks: a memory of their features that is gathered and read, in one direction or both."""
+    """The cost of far chunks: a memory of their features is gathered and read, in one direction or both."""
     (G, _, _, V), item, reach = call.sizes, call.item, call.reach
     T, ways = band.chunks, 1 if band.is_causal else 2
     rows, memory = G * T * band.chunk, G * m * (V + 1)
@@ -391,7 +391,7 @@ def _sums_cost(call: CostedCall, m: int, band: Band) -> Cost:
 
 
 def _mixed_cost(call: CostedCall, m: int, band: Band) -> Cost:
-    """Of far keys in chunks that have near ones, too."""
+    """The cost of far keys in chunks that also have near ones."""
     (G, _, _, V), item, reach = call.sizes, call.item, call.reach
     C, T, F = band.chunk, band.chunks, len(band.mixed) * band.chunk
     rows, pairs = int(F != 0) * G * T * C, G * T * C * F
@@ -405,11 +405,11 @@ def _mixed_cost(call: CostedCall, m: int, band: Band) -> Cost:
 
 
 def _joined_cost(call: CostedCall, band: Band) -> Cost:
-    """Of near and far outputs as one."""
+    """The cost of joining near and far outputs."""
     (G, _, _, V), item, reach = call.sizes, call.item, call.reach
     rows, sums = G * band.chunks * band.chunk, int(V != 1)
     return Cost(
-        # What a row is relative to, 9; far totals and outputs times their factor, added; divisors, quotient
+        # Peak and factor, 9; far totals and outputs times their factor, added; divisors, quotient
         elementwise_forward=rows * (14 + 3 * V),
         # Quotient; the factor's products and their sums, added, exp, block; to reach q and k the far totals
         elementwise_backward=rows * ((5 + sums) * V + 1 + (2 + sums) * V + 4 + reach),
@@ -419,7 +419,7 @@ def _joined_cost(call: CostedCall, band: Band) -> Cost:
 
 
 def _beside(T: int, offsets: list[int]) -> int:
-    """Chunks in which the gradients of those at these offsets are added up, for each but the first."""
+    """The number of chunks where gradients from these offsets are added up, for each offset but the first."""
     return (len(offsets) - 1) * (T + max(0, -offsets[0]) + max(0, offsets[-1])) if offsets else 0
 
 

@@ -1,9 +1,9 @@
-r"""Top-k attention: each query attends to the `count` keys of its highest scores (Gupta et al. 2021,
+r"""Top-k attention: each query attends to the `count` keys with its highest scores (Gupta et al. 2021,
 arXiv:2106.06899).
 
-To know which, every score is computed, 2 N M K operations as in softmax attention. What is saved is the product with
-the values, and the memory: of each query `count` positions are kept instead of N weights. Of keys with equal scores the
-first are taken. A key more or less changes a query's selection, but in a causal call only that of later queries.
+To find these, every score is computed, 2 N M K operations as in softmax attention. Only the product with the values and
+the memory become cheaper: `count` positions per query are kept instead of N weights. Among keys with equal scores the
+first are taken. Adding or removing a key changes a query's selection, but in a causal call only that of later queries.
 """
 
 import torch
@@ -26,7 +26,7 @@ COUNT = 64
 
 
 def _selected(call: Call, count: int) -> Int[Tensor, "G N count"]:
-    """The positions of the keys of each query's highest scores, `ABSENT` where there are fewer keys."""
+    """The positions of the keys with each query's highest scores, `ABSENT` where there are fewer keys."""
     found = []
     for tile in call.steps(call.k.shape[1]):
         scores = call.products(tile, call.k).masked_fill_(~call.reachable(tile), -torch.inf)  # (G, n, M)
@@ -36,13 +36,13 @@ def _selected(call: Call, count: int) -> Int[Tensor, "G N count"]:
 
 @mask_form()
 def top_k_mask(call: Call, *, count: int = COUNT) -> Bool[Tensor, "G N M"]:
-    """The pairs that are kept. The last query of a causal call stands at the last key."""
+    """The pairs that are kept. In a causal call the last query is at the last key's position."""
     return mask_of(_selected(call, count), call.k.shape[1])
 
 
 @selecting_form()
 def top_k_attention_reference(call: Call, *, count: int = COUNT) -> Float[Tensor, "G N V"]:
-    """Softmax attention under `top_k_mask`. All keys are kept where there are no more than `count`.
+    """Softmax attention under `top_k_mask`. All keys are kept if there are no more than `count`.
 
     The state is (keys, values). Raises ValueError for a mask that is not the same for all queries.
     """
@@ -66,7 +66,7 @@ def top_k_cost(N: Size, K: Size, *, count: Size = COUNT, form: str = "fast", cau
     kept = min(count, N) if isinstance(N, int) else count
     return Selecting(
         choosing=2 * N * N * K,
-        comparing=N * (N + best_cost(N, count)),  # what cannot be attended to is blocked before
+        comparing=N * (N + best_cost(N, count)),  # after blocking what cannot be attended to
         last_choosing=2 * N * K,
         work=[Work(N, N * kept, 1, 1)],
         last_work=[Work(1, kept, 1, 1)],
