@@ -11,9 +11,9 @@ from dataclasses import asdict
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status.
 
-    That is 0; 1 for a damaged ledger or record, claims whose records are not there, a failed case, records that could
-    not be stored, an impossible launch or a missing extra; 130 for Ctrl-C and 143 for SIGTERM while experiments run.
-    Bad usage, as by a name that is not known, raises SystemExit with 2.
+    It is 0 for success; 1 for a damaged ledger or record, claims whose records are missing, a failed case, records that
+    could not be stored, an impossible launch or a missing extra; 130 for Ctrl-C and 143 for SIGTERM while experiments
+    run. Bad usage, such as an unknown name, raises SystemExit with 2.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv[:1] == ["experiments"]:  # its options are its own
@@ -65,7 +65,7 @@ if __name__ == "__main__":
     try:
         status = main()
         sys.stdout.flush()
-    except OSError as error:  # of stdout as a rule, to which nothing is left to be flushed at exit
+    except OSError as error:  # usually from stdout: it then goes to null, so that nothing is left to flush at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0 if isinstance(error, BrokenPipeError) else 1  # the reader, such as `head`, has seen enough
         if status:

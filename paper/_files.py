@@ -11,9 +11,9 @@ from typing import BinaryIO
 
 @contextmanager
 def written_whole(file: Path) -> Iterator[BinaryIO]:
-    """A stream whose content replaces a file when the block ends: a kill at any moment leaves the old file or the new
-    one, and an error the old one. Of several writers at once, the last to end replaces the others' whole files.
-    Folders are made where they are missing."""
+    """Yield a stream whose content replaces a file when the block ends. A kill at any moment leaves the old file or the
+    new one; an error leaves the old one. If several writers run at once, the last to end replaces the others' whole
+    files. Missing folders are made."""
     with _part(file) as (part, stream):
         yield stream
         stream.flush()
@@ -27,7 +27,7 @@ def written_whole(file: Path) -> Iterator[BinaryIO]:
 
 
 def probe(file: Path, size: int) -> None:
-    """Raise OSError unless as many bytes can be written where `written_whole` would write the file."""
+    """Raise OSError unless `size` bytes can be written where `written_whole` would write the file."""
     with _part(file) as (_, stream):
         stream.write(bytes(size))
         stream.flush()
@@ -35,25 +35,25 @@ def probe(file: Path, size: int) -> None:
 
 
 def remove(file: Path) -> None:
-    """Remove a file, if it is there, and what dead writers left of it."""
+    """Remove a file, if it exists, and the partial files that dead writers left of it."""
     file.unlink(missing_ok=True)
     _remove_leftovers(file)
 
 
 @contextmanager
 def _part(file: Path) -> Iterator[tuple[Path, BinaryIO]]:
-    """A new file beside another, by a name of its own; removed at the end, unless it was moved.
+    """Yield a new file beside another, under its own name, with its stream; it is removed at the end unless moved.
 
-    It is locked while its writer lives: those that are not are of dead writers, and are removed first.
+    It is locked while its writer lives. Unlocked ones belong to dead writers, and are removed first.
     """
-    import fcntl  # not on every system; what only reads needs none
+    import fcntl  # not on every system; code that only reads does not need it
 
     file.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(file)
     while True:
         part = file.with_name(f"{file.name}.{secrets.token_hex(8)}.part")  # beside it: a move cannot cross file systems
         with part.open("xb") as stream:
-            with suppress(OSError):  # a file system without locks, where no writer can tell, and none removes
+            with suppress(OSError):  # a file system without locks: dead files are not recognised, nor removed
                 fcntl.flock(stream, fcntl.LOCK_EX)
             if not part.exists():  # another writer removed it before it was locked
                 continue
@@ -69,5 +69,5 @@ def _remove_leftovers(file: Path) -> None:
 
     for part in file.parent.glob(f"{glob.escape(file.name)}.*.part"):
         with suppress(OSError), part.open("r+b") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises where its writer lives
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if its writer lives
             part.unlink()

@@ -1,4 +1,4 @@
-"""Code of the package as pages show it."""
+"""Listings of the package's code for the pages."""
 
 import ast
 import inspect
@@ -12,14 +12,14 @@ from IPython.display import Markdown
 __all__ = ["listing"]
 
 ROOT = Path(__file__).resolve().parent.parent
-WIDTH = 84  # characters, which fit a page
+WIDTH = 84  # characters that fit a page
 
 
 def listing(*functions: Callable[..., Any]) -> Markdown:
-    """The code of functions, each behind the name of its file, and of a method's class, without docstrings, decorators
+    """The code of functions, each under the name of its file (and of a method's class), without docstrings, decorators
     and annotations.
 
-    A page that shows it shows what runs: its stored output no longer fits as soon as the code is another.
+    So a page shows the code that runs: its stored output no longer fits once the code has changed.
     """
     return Markdown("```python\n" + "\n\n".join(map(_code, functions)) + "\n```")
 
@@ -40,7 +40,7 @@ def _code(function: Callable[..., Any]) -> str:
 
 
 def _signature(defined: ast.FunctionDef) -> list[str]:
-    """Its name and the names and defaults of its parameters, on as many lines as it takes."""
+    """The function's name and the names and defaults of its parameters, on as many lines as needed."""
     for node in ast.walk(defined.args):
         if isinstance(node, ast.arg):
             node.annotation = None

@@ -1,4 +1,4 @@
-"""Runs of trained models as the pages show them: every run a point, differences with their intervals, tables."""
+"""Plots and tables of trained models' runs: each run is a point, each difference has its interval."""
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
@@ -13,7 +13,7 @@ from paper.experiments.statistics import Decision
 
 __all__ = ["curves", "differences", "frontier", "points", "table_rows", "undominated"]
 
-# What a rule says of a difference, told apart by colour and by marker.
+# The outcomes that a rule gives a difference, each with its colour and marker.
 OUTCOMES = {
     "better": (plots.GREEN, "o"),
     "worse": (plots.VERMILION, "s"),
@@ -23,7 +23,7 @@ OUTCOMES = {
     "undecided": (plots.BLACK, "x"),
 }
 
-# Arms that are named in a figure of many, in turn.
+# The looks, in turn, of the arms that a figure of many names.
 _NAMED = (
     (plots.VERMILION, "o"),
     (plots.BLUE, "s"),
@@ -37,8 +37,8 @@ _JOINED: dict[str, Any] = {"color": plots.BLACK, "linewidth": 0.8, "linestyle": 
 
 
 def points(ax: Axes, arms: Mapping[str, Sequence[float]], *, beside: str | None = None) -> None:
-    """A row an arm, the first on top: every run a point, the mean a bar. With `beside` a line goes through the mean of
-    that arm."""
+    """Draw a row for each arm, the first on top: each run is a point, the mean a bar. With `beside`, a line goes
+    through the mean of that arm."""
     for place, values in enumerate(arms.values()):
         ax.plot(values, [place] * len(values), "o", color=plots.BLUE, markersize=3.5, alpha=0.6, markeredgewidth=0)
         ax.plot([fmean(values)], [place], "|", color=plots.BLACK, markersize=11, markeredgewidth=1.6)
@@ -48,9 +48,9 @@ def points(ax: Axes, arms: Mapping[str, Sequence[float]], *, beside: str | None 
 
 
 def differences(ax: Axes, found: Mapping[str, Judged], rule: Decision, *, arms: Sequence[str] = ()) -> None:
-    """A row an arm, the first on top: the mean difference and its interval, marked by what the rule says of it; the
-    band is that of differences which the rule holds too small to matter. `arms` are the rows, where a figure beside
-    this one has more of them."""
+    """Draw a row for each arm, the first on top: the mean difference and its interval, marked by the rule's outcome.
+    The band shows the differences that the rule holds too small to matter. `arms` are the rows, if a figure beside this
+    one has more of them."""
     arms = arms or list(found)
     ax.axvspan(-rule.margin, rule.margin, color="#DDDDDD", linewidth=0)
     ax.axvline(0, color=plots.BLACK, linewidth=0.8)
@@ -67,7 +67,7 @@ def differences(ax: Axes, found: Mapping[str, Judged], rule: Decision, *, arms: 
 
 
 def curves(ax: Axes, name: str, x: Sequence[float], values: Sequence[Sequence[float]], *, label: str = "") -> None:
-    """One arm along budgets: every run a point, a line through the means, in the look of the variant `name`.
+    """Draw one arm over budgets, in the look of the variant `name`: each run is a point, a line joins the means.
 
     Raises ValueError for a name that has no look.
     """
@@ -80,8 +80,8 @@ def curves(ax: Axes, name: str, x: Sequence[float], values: Sequence[Sequence[fl
 def table_rows(
     arms: Sequence[Runs], other: Runs, measure: str, *, digits: int = 3, scale: float = 1.0
 ) -> list[tuple[str, ...]]:
-    """A row an arm: its name, mean with lowest and highest run, difference from the `other` arm with its interval, and
-    what the rule says of that. Numbers are multiplied by `scale`."""
+    """A row for each arm: its name, its mean with the lowest and highest run, its difference from the `other` arm with
+    an interval, and the rule's outcome. Numbers are multiplied by `scale`."""
     rows: list[tuple[str, ...]] = []
     for one in arms:
         values = [scale * value for value in one.values[measure]]
@@ -107,9 +107,9 @@ def undominated(points: Mapping[str, tuple[float, float]]) -> list[str]:
 
 
 def frontier(ax: Axes, arms: Mapping[str, tuple[float, Sequence[float]]], *, named: Sequence[str] = ()) -> list[str]:
-    """Every arm a point at its cost and the mean of its runs; less is better of both. Those that no other arm
-    dominates are joined, named in the legend, and shown with every run; they are returned. The others are grey, those
-    of `named` with their names beside them."""
+    """Plot each arm at its cost and the mean of its runs; less is better for both. Returns the names of the arms that
+    no other arm dominates. Those are joined, named in the legend, and shown with every run. The others are grey; those
+    in `named` have their names beside them."""
     places = {name: (cost, fmean(values)) for name, (cost, values) in arms.items()}
     best = undominated(places)
     for name in best:

@@ -2,8 +2,8 @@
 
     python -m tools.article [PDF]
 
-Its numbers are those of the landing page and the counts of the ledger, its figures are outputs of pages. Formulas,
-which are TeX there, are written as Typst has them.
+Its numbers come from the landing page and the counts of the ledger, its figures from the outputs of pages. TeX formulas
+are translated to Typst.
 """
 
 import base64
@@ -28,15 +28,15 @@ SUFFIXES = {"image/svg+xml": "svg", "image/png": "png"}
 
 
 class ArticleError(Exception):
-    """The article asks for what is not there; the message names it."""
+    """The article asks for something that does not exist; the message names it."""
 
 
-# What Typst calls otherwise; what it has under the same name loses its backslash alone.
+# Commands that have another name in Typst; all others only lose their backslash.
 SYMBOLS = {
     "left": "", "right": "", ",": " ", "lvert": "|", "rvert": "|", "gg": ">>", "ll": "<<", "ge": ">=", "le": "<=",
     "mathbb": "bb", "mathbf": "bold",
 }  # fmt: skip
-# What becomes of braces that hold none, the innermost first: those of fractions, names and powers, and others.
+# Replacements for innermost braces (those that hold no others): of fractions, names and powers, and the rest.
 BRACES = (
     (r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"(\1) / (\2)"),
     (r"\\operatorname\{([^{}]*)\}", r'op("\1")'),
@@ -57,14 +57,14 @@ def typst_math(tex: str) -> str:
 
 
 def pieces(text: str) -> list[list[str]]:
-    """A text with formulas between dollars as pieces, each with what it is: ["text", ...] or ["math", ...]."""
+    """A text with formulas between dollars, as pieces with their kinds: ["text", ...] or ["math", ...]."""
     parts = text.replace("`", "").split("$")
     kinds = [("text", words)] + [("math", typst_math), ("text", words)] * (len(parts) // 2)
     return [[kind, made(part)] for (kind, made), part in zip(kinds, parts, strict=True) if part]
 
 
 def words(text: str) -> str:
-    """A value of several words without the marks of Markdown."""
+    """A value's text without Markdown's marks."""
     return text.replace("`", "").replace("{,}", ",")
 
 
@@ -74,7 +74,7 @@ def judged() -> list[Entry]:
 
 
 def ledger_table(entries: list[Entry]) -> list[list[str]]:
-    """A row of titles, one for each verdict, and the sums: claims by document, and by severity."""
+    """Counts of claims by document and by severity: a row of titles, one for each verdict, and one of sums."""
     documents = list(dict.fromkeys(entry.document for entry in entries))
 
     def row(name: str, chosen: list[Entry]) -> list[str]:
@@ -96,7 +96,7 @@ def refuted_table(entries: list[Entry]) -> list[list[Any]]:
 def picture(name: str) -> tuple[str, bytes]:
     """The suffix and the bytes of a figure: NN-CELL is the image of that cell of chapter NN.
 
-    Raises ArticleError where no executed page has it.
+    Raises ArticleError if no executed page has it.
     """
     chapter, _, cell = name.partition("-")
     for path in sorted((ROOT / "notebooks").glob(f"{chapter}-*.ipynb")):

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from IPython.core.inputtransformer2 import TransformerManager
 
 MUTABLE = (ast.List, ast.Dict, ast.Set)  # code may fill them
-UNKNOWN = ast.Call(ast.Name("unknown"), [], [])  # what a name is bound to, where no constant is seen
+UNKNOWN = ast.Call(ast.Name("unknown"), [], [])  # stands for a value that is not known to be constant
 STOPWATCHES = frozenset(("measure", "perf_counter", "perf_counter_ns", "process_time", "process_time_ns"))
 
 
 def parsed(source: str) -> ast.Module:
-    """The syntax tree of a cell, its magics replaced by calls; an empty one for what is not Python."""
+    """The syntax tree of a cell, its magics replaced by calls; empty if the cell is not Python."""
     try:
         return ast.parse(TransformerManager().transform_cell(source))
     except SyntaxError:
@@ -20,7 +20,7 @@ def parsed(source: str) -> ast.Module:
 
 
 def takes_time(source: str) -> bool:
-    """Whether a cell reads a clock, or has an experiment measured."""
+    """Whether a cell reads a clock, or measures an experiment."""
     return any(name_called(node) in STOPWATCHES for node in ast.walk(parsed(source)))
 
 
@@ -41,12 +41,12 @@ def assertions(sources: Sequence[str]) -> Iterator[tuple[int, str, bool]]:
 
 
 def name_called(node: ast.AST) -> str:
-    """The last name of the function that a call names; empty where there is none."""
+    """The last part of the name of the function that is called; empty if the node is not such a call."""
     return getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
 
 
 def constant(code: Iterable[ast.AST], fixed: set[str]) -> bool:
-    """Whether code calls nothing and reads no names but these."""
+    """Whether code calls nothing and reads no names except those in `fixed`."""
     nodes = [node for tree in code for node in ast.walk(tree)]
     return not any(isinstance(n, ast.Call) or (isinstance(n, ast.Name) and n.id not in fixed) for n in nodes)
 
@@ -63,9 +63,9 @@ def constants(trees: Iterable[ast.AST]) -> set[str]:
 
 
 def bindings(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    """Names that a node binds, each with what it, or each item for which it stands in turn, is bound to.
+    """The names that a node binds, each with its value; for a loop variable, with what it runs through.
 
-    What is not known, and what code may fill, counts as a call.
+    An unknown value, or one that code may fill, counts as a call.
     """
 
     match node:

@@ -1,10 +1,10 @@
-r"""A Sphinx extension for the pages about the package: what its docstrings say, module by module.
+r"""A Sphinx extension for the pages about the package: its docstrings, module by module.
 
-The directive `modules` takes patterns, one a line, and describes each module that one of them names; the name of a
-package stands for its own file. In a docstring `name` is code, $x$ a formula, $$x$$ one that is a paragraph,
-arXiv:2009.14794 a paper, and no other character is markup; that becomes the reStructuredText that autodoc reads. What
-a class has from Python or PyTorch alone, and the fields of named tuples, which their class describes, are left out.
-Functions and classes that are defaults are named.
+The directive `modules` takes patterns, one a line, and describes each module that matches one; the name of a package
+stands for its `__init__.py`. In a docstring `name` is code, $x$ a formula, $$x$$ a formula that is a paragraph,
+arXiv:2009.14794 a paper, and no other character is markup. This is translated to the reStructuredText that autodoc
+reads. Members that a class only inherits from Python or PyTorch are left out, and so are the fields of named tuples,
+which their class describes. Default values that are functions or classes are shown by name.
 """
 
 import re
@@ -28,13 +28,13 @@ MODULE = """## {name}
 ```
 """
 
-# In the order in which they are looked for: a formula may hold a backtick no more than code holds a formula.
+# In the order in which they are tried. A formula cannot hold a backtick, and code cannot hold a formula.
 MARKUP = re.compile(r"`(?P<code>[^`]+)`|\$(?P<formula>[^$]+)\$|(?P<paper>arXiv:\d{4}\.\d{4,5})")
 DISPLAYED = re.compile(r"\s*\$\$([^$]+)\$\$\s*")
 SPECIAL = re.compile(r"[\\*|_`]")
 LISTED = re.compile(r"^(\s*)\* ", re.MULTILINE)
 GENERATED = re.compile(r"Alias for field number \d+$")
-# Values that Python shows in no readable form: <function softmax>, <class 'torch.nn.Linear'>; <factory> of a dataclass.
+# Values whose repr is not Python code: <function softmax>, <class 'torch.nn.Linear'>; <factory> of a dataclass.
 UNREADABLE = re.compile(r"<(?:(?:built-in )?function |class ')?(?:\w+\.)*(\w+)'?(?: at 0x[0-9a-f]+)?>")
 
 
@@ -46,7 +46,7 @@ def public_modules() -> list[str]:
 
 
 def chosen(patterns: Iterable[str]) -> list[str]:
-    """The public modules that patterns name, pattern by pattern. Raises ValueError for one that names none."""
+    """The public modules that match the patterns, pattern by pattern. ValueError for a pattern that matches none."""
     found: dict[str, None] = {}
     for pattern in patterns:
         names = [name for name in public_modules() if fnmatchcase(name, pattern)]
@@ -77,7 +77,7 @@ def translated(text: str) -> str:
     """A paragraph's text as reStructuredText."""
     if displayed := DISPLAYED.fullmatch(text):
         return ".. math:: " + " ".join(displayed[1].split())
-    text = LISTED.sub(r"\1- ", text)  # a list's marker, the other one of the two that mean the same
+    text = LISTED.sub(r"\1- ", text)  # list items may begin with either mark
     parts, end = [], 0
     for found in MARKUP.finditer(text):
         parts += [_plain(text[end : found.start()]), _marked(found)]
@@ -95,7 +95,7 @@ def _marked(found: re.Match[str]) -> str:
         marked = f"`{inner} <https://arxiv.org/abs/{inner.removeprefix('arXiv:')}>`__"
     else:
         marked = f"``{inner}``" if found["code"] else f":math:`{inner}`"
-    # An escaped space ends the markup where a letter or a hyphen stands beside it, and is not shown.
+    # Escaped spaces, which are not shown, delimit the markup even if a letter or a hyphen stands beside it.
     return rf"\ {marked}\ "
 
 
@@ -106,14 +106,14 @@ def process(_app: Any, _what: str, _name: str, _thing: Any, _options: Any, lines
 
 
 def signature(_app: Any, _what: str, _name: str, _thing: Any, _options: Any, text: str | None, returned: Any) -> Any:
-    """Name what a default shows and Sphinx cannot read: it would print the signature as it stands, on one line."""
+    """Replace defaults that Sphinx cannot parse by their names: else it would print the raw signature on one line."""
     if text is None:
         return None
     return UNREADABLE.sub(lambda shown: "..." if shown[1] == "factory" else shown[1], text), returned
 
 
 def skip(_app: Any, _what: str, _name: str, thing: Any, _skipped: bool, _options: Any) -> bool | None:
-    """Leave out what no docstring of the package describes; None leaves the choice to autodoc."""
+    """Leave out members that no docstring of the package describes; None leaves the choice to autodoc."""
     text = getattr(thing, "__doc__", None) or ""
     foreign = str(getattr(thing, "__module__", "ortho") or "ortho").split(".")[0] not in (PACKAGE, "builtins")
     return True if foreign or GENERATED.match(text) else None

@@ -1,11 +1,11 @@
 """A Sphinx extension for all pages: numbers of figures, per cent signs, buttons, and a quicker build.
 
-* Figures are numbered by chapter ("Fig. 7.1"). On pages without a number they have none either.
+* Figures are numbered by chapter ("Fig. 7.1"). On pages without a number they are not numbered.
 * A number and the per cent sign after it stay on one line, in prose and tables, not in code.
 * Buttons open a page's notebook on Binder and in Colab. Both fetch it from a public repository, whose address is
-  `repository-code` in CITATION.cff: there are no buttons before it stands there. Binder installs what `binder/` says;
-  Colab, which knows repositories on GitHub only, installs nothing.
-* The book is built by all cores, and its pages are as they would be without that.
+  `repository-code` in CITATION.cff; without that entry there are no buttons. Binder installs what `binder/` says.
+  Colab, which only supports repositories on GitHub, installs nothing.
+* The book is built on all cores; its pages are the same as on one.
 """
 
 import os
@@ -21,18 +21,18 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx_proof.domain import ProofDomain
 
 CITED = Path(__file__).resolve().parent.parent / "CITATION.cff"
-APART = re.compile(r"(?:(?<=\d)|^) (?=%)")  # at the beginning, after a number that a page has put there
+APART = re.compile(r"(?:(?<=\d)|^) (?=%)")  # `^`: after a number that the page has inserted
 
 
 def drop_numbers(_: Any, env: Any) -> None:
-    """Take the numbers of figures from pages that have none themselves: Sphinx counts them on from page to page."""
+    """Remove figure numbers from pages that have no number themselves: Sphinx would count on from page to page."""
     for page, kinds in env.toc_fignumbers.items():
         if not env.toc_secnumbers.get(page):
             kinds.pop("figure", None)
 
 
 class KeepTogether(SphinxPostTransform):
-    """Spaces before per cent signs become such as no line ends at: last of all, when every number has its place."""
+    """Make spaces before per cent signs non-breaking; runs last, when every number has been inserted."""
 
     default_priority = 900
 
@@ -45,7 +45,7 @@ class KeepTogether(SphinxPostTransform):
 
 
 def add_buttons(_: Any, config: Any) -> None:
-    """Give the theme its options for the repository that CITATION.cff names, if it does."""
+    """Give the theme its options for the repository that CITATION.cff names, if it names one."""
     address = yaml.safe_load(CITED.read_text(encoding="utf-8")).get("repository-code")
     if address:
         buttons = {"notebook_interface": "jupyterlab", "binderhub_url": "https://mybinder.org"}
@@ -56,23 +56,23 @@ def add_buttons(_: Any, config: Any) -> None:
 
 
 def declare(app: Any) -> None:
-    """Declare what this extension of Jupyter Book's does not: that it does nothing while pages are read."""
+    """Declare for a Jupyter Book extension, which does not say so itself, that it does nothing while pages are read."""
     app.extensions["sphinx_multitoc_numbering"].parallel_read_safe = True
 
 
 def merge_nothing(*_: Any) -> None:
-    """What to do with a domain's data that another process has read, where there are none."""
+    """Merge a domain's data that another process has read: nothing to do, as there are none."""
 
 
 def setup(app: Any) -> dict[str, bool]:
     """Called by Sphinx."""
-    app.connect("env-check-consistency", drop_numbers)  # the first event after numbers were given
+    app.connect("env-check-consistency", drop_numbers)  # the first event after numbers are assigned
     app.add_post_transform(KeepTogether)
     app.connect("config-inited", add_buttons)
     app.connect("builder-inited", declare)
     app.parallel = os.cpu_count() or 1  # as `sphinx-build -j` sets it; Jupyter Book has no such option
-    # This domain keeps what it knows of proofs in the environment, which sphinx_proof merges. Sphinx asks for its data.
+    # This domain keeps its proofs in the environment, which sphinx_proof merges. Sphinx also asks for its data.
     ProofDomain.merge_domaindata = merge_nothing
-    # Each citation asks for this plugin by name, and pybtex would look through all installed packages each time.
+    # Each citation asks for this plugin by name; pybtex would search all installed packages each time.
     register_plugin("pybtex.backends", "plaintext", Backend, force=True)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -2,8 +2,8 @@
 
     python tools/lock.py
 
-It asks the public index by uv, which has to be installed. PyTorch is left out: `requirements/torch.txt` has its hashes,
-which are taken from its own index by hand; and so are the CUDA libraries that another build of it would need.
+It asks the public index with uv, which has to be installed. PyTorch is left out: its hashes, taken by hand from its own
+index, are in `requirements/torch.txt`. The CUDA libraries that another build of it would need are left out, too.
 """
 
 import re

@@ -8,8 +8,8 @@ A mutant is an expression of a function and what replaces it. Both are kept as n
 the function by its qualified name, so that a mutant still applies after code has moved, to other lines or to another
 file. One that no longer applies is reported as gone, not as noticed.
 
-In the list, "select" is the part of the tests of all mechanisms that a mutant is shown to (pytest's -k), and "by" the
-test that noticed it at the first measurement, which runs first ("": none did).
+In the list, "select" names the tests, of those for all mechanisms, that are run on a mutant (pytest's -k). "by" is the
+test that noticed it at the first measurement; it runs first ("": none did).
 """
 
 import argparse
@@ -36,10 +36,10 @@ LIST = Path(__file__).with_suffix(".json")
 RESULTS = ROOT / "_build" / "mutants.json"
 PACKAGES = ("ortho", "paper")
 REPLACED = ast.expr | ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return | ast.Expr
-# What holds no mutants: inner functions, which are functions of their own, and what only says something.
+# Code without mutants: inner functions, which are functions of their own, and what only checks or reports.
 APART = ast.FunctionDef | ast.ClassDef | ast.Raise | ast.Assert | ast.JoinedStr
-FILES = 5  # test files a mutant is shown to, the nearest first
-# These hold every mechanism: only what a mutant selects is run.
+FILES = 5  # test files that are run on a mutant, the nearest first
+# These test every mechanism: only the tests that a mutant selects are run.
 SHARED = ("test_properties.py", "test_cost.py", "test_decoding.py")
 # Tests that start processes or read no code.
 NOT_RUN = re.compile(r"shapes|portability|test_gates|book|makefile|environment|pdf|readme|docstrings|mutants")
@@ -90,7 +90,7 @@ def mutated(source: str, mutant: Mutant) -> str:
     starts = [0]
     for line in data.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    for node in reversed(places(ast.parse(source), mutant)):  # from the end, so that places before it stay
+    for node in reversed(places(ast.parse(source), mutant)):  # from the end, so that earlier places stay valid
         new = mutant["replacement"] if isinstance(node, ast.stmt) else f"({mutant['replacement']})"
         begin = starts[node.lineno - 1] + node.col_offset
         end = starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
@@ -100,7 +100,7 @@ def mutated(source: str, mutant: Mutant) -> str:
 
 
 def concerned(tree: Path, file: Path, function: str) -> list[str]:
-    """The test files nearest to a function, the first of all first: by their names and by the names that they use."""
+    """The test files nearest to a function, by their names and by the names that they use; the nearest first."""
     module = ".".join(file.relative_to(tree).with_suffix("").parts)
     names = {name for name in function.split(".") if name not in ("forward", "backward", "cost", "__init__")}
     public = set(re.findall(r"^(?:def|class) (\w{6,})", file.read_text(), re.MULTILINE)) - names
@@ -118,9 +118,9 @@ def concerned(tree: Path, file: Path, function: str) -> list[str]:
 
 
 def executed(tree: Path, arguments: list[str], limit: int) -> tuple[str, str]:
-    """How a run of tests ends ("caught", "survived", "time" or "broken"), and by which test or with which words."""
+    """How a run of tests ends ("caught", "survived", "time" or "broken"), with the failing test or the last output."""
     tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-rfE", "--tb=no", "--no-header", *arguments]
-    # The limit is of processor time: on a busy machine a run takes longer, and is not slower for it.
+    # The limit is on processor time, which a busy machine does not lengthen.
     command = f"ulimit -St {limit}; exec nice -n 10 {shlex.join([sys.executable, *tests])}"
     process = subprocess.Popen(
         ["bash", "-c", command],
@@ -146,7 +146,7 @@ def executed(tree: Path, arguments: list[str], limit: int) -> tuple[str, str]:
 
 
 def tested(tree: Path, mutant: Mutant, limit: int, extra: list[str]) -> dict[str, Any]:
-    """A mutant's result in a copy of the tree, which is afterwards as it was."""
+    """A mutant's result, found in a copy of the tree that is restored afterwards."""
     file = find(tree, mutant)
     if file is None:
         return {"result": "gone"}
@@ -157,7 +157,7 @@ def tested(tree: Path, mutant: Mutant, limit: int, extra: list[str]) -> dict[str
     for path in (tree / "tests").rglob(Path(test).name) if function else ():  # also where it was moved to
         passes.insert(0, [f"{path.relative_to(tree).as_posix()}::{function}"])
     kept, result, by = file.with_suffix(".kept"), "no tests", ""
-    shutil.copy2(file, kept)  # with its time of change, by which Python knows what it has compiled
+    shutil.copy2(file, kept)  # with its modification time, by which Python recognises compiled code
     for arguments in ([*each, *extra] for each in passes if each):
         try:
             file.write_text(mutated(file.read_text(), mutant))
@@ -165,7 +165,7 @@ def tested(tree: Path, mutant: Mutant, limit: int, extra: list[str]) -> dict[str
         finally:
             shutil.copy2(kept, file)
         if result == "time" and executed(tree, arguments, limit)[0] == "time":
-            result = "survived"  # the tests take as long without it
+            result = "survived"  # the tests take as long without the mutant
         if result not in ("survived", "broken"):
             break
     kept.unlink()
@@ -178,7 +178,7 @@ def copied(root: Path) -> Path:
     for name in (*PACKAGES, "tests", "tools"):
         shutil.copytree(root / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     for path in root.iterdir():
-        if path.is_file() and path.name != ".git":  # what a worktree has there leads to the repository itself
+        if path.is_file() and path.name != ".git":  # a worktree's .git leads to the repository itself
             shutil.copy2(path, tree)
         elif path.name in ("results", "notebooks", "book"):
             (tree / path.name).symlink_to(path)
@@ -191,7 +191,7 @@ def stored(out: Path) -> dict[str, Any]:
 
 
 def run(root: Path, mutants: list[Mutant], out: Path, *, limit: int, jobs: int, extra: list[str]) -> None:
-    """Test mutants and write each result at once; then let the tests that caught any run on the tree as it is."""
+    """Test mutants and write each result at once; then run the tests that caught any on the unchanged tree."""
     results = stored(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     free = [copied(root) for _ in range(jobs)]

@@ -7,9 +7,9 @@ Without names, all notebooks of the book are meant (`FOLDERS`). Executing an unc
 they were: no times are recorded, metadata are the same on every Python 3, and cells tagged `nbval-ignore-output` (live
 timings) keep their outputs as long as their code and all code before it are unchanged; `--fresh` takes new ones.
 Notebooks run side by side, each with one thread unless OMP_NUM_THREADS says otherwise, but one that shows live timings
-runs alone. What a chapter or a guide took when its outputs were made is kept in `book/run-times.json`; the pages that
-show these times run last, and follow a change of one. Those that show all verdicts read `book/verdicts.json`, which is
-written before one of them runs.
+runs alone. The time that a chapter or a guide took when its outputs were made is kept in `book/run-times.json`. The
+pages that show these times run last, and run again when one changes. Those that show all verdicts read
+`book/verdicts.json`, which is written before any of them runs.
 """
 
 import argparse
@@ -56,7 +56,7 @@ LANGUAGE = {
     "nbconvert_exporter": "python",
     "pygments_lexer": "ipython3",
 }
-# What editors and kernels leave behind in a cell and what would make equal runs differ.
+# Metadata that editors and kernels leave in a cell, and that would make equal runs differ.
 TRANSIENT = ("ExecuteTime", "collapsed", "execution", "jupyter", "scrolled", "vscode")
 
 
@@ -70,7 +70,7 @@ def every_notebook() -> list[Path]:
 
 
 def title(path: Path) -> str:
-    """The path as shown to people: relative to the repository where it lies inside."""
+    """The path as shown to people: relative to the repository if it lies inside."""
     path = path.resolve()
     return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.as_posix()
 
@@ -78,9 +78,9 @@ def title(path: Path) -> str:
 def environment(path: Path) -> dict[str, str]:
     """Environment variables of a notebook's kernel: one thread, and imports from the checkout the notebook lies in.
 
-    A package installed for editing belongs to one checkout, and without this a notebook of another would import that
-    one and read its results. A notebook outside every checkout imports this one. Where the user has no home folder, the
-    kernel, which would not start, gets one for as long as this process lives.
+    A package installed for editing belongs to one checkout; without this, a notebook of another checkout would import
+    it and read its results. A notebook outside every checkout imports this one. If the user has no home folder, the
+    kernel would not start; it gets one for as long as this process lives.
     """
     checkout = next((parent for parent in path.resolve().parents if (parent / "ortho" / "__init__.py").is_file()), ROOT)
     others = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry != str(checkout)]
@@ -88,7 +88,7 @@ def environment(path: Path) -> dict[str, str]:
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(checkout), *others]))
     try:
         Path.home()
-    except RuntimeError:  # as in a container that runs under a number without a name
+    except RuntimeError:  # as in a container that runs under a user number without a name
         variables["HOME"] = passing_home().name
     return variables
 
@@ -104,15 +104,15 @@ def passing_home() -> tempfile.TemporaryDirectory[str]:
 def execute(path: Path, *, fresh: bool = False) -> tuple[float, bool]:
     """Execute one notebook in place and return its seconds of processor time, and whether that changed the file.
 
-    The file is replaced only when all cells succeeded and something changed. Raises `NotebookError` where a cell fails
-    or the kernel does.
+    The file is replaced only when all cells succeeded and something changed. Raises `NotebookError` if a cell or the
+    kernel fails.
     """
     before = path.read_text(encoding="utf-8")
     nb = nbformat.reads(before, as_version=4)
     old_outputs = [cell.outputs for cell in code_cells(nb)]
     old_digests = stored_digests(nb, "sources")
 
-    start = sum(os.times()[2:4])  # of processes that have ended, user and system: other load does not lengthen it
+    start = sum(os.times()[2:4])  # user and system time of ended child processes: other load does not lengthen it
     run(nb, path)
     seconds = sum(os.times()[2:4]) - start
 
@@ -145,7 +145,7 @@ def run(nb: NotebookNode, path: Path) -> None:
         record_timing=False,
         coalesce_streams=True,
         on_cell_start=on_cell_start,
-        shutdown_kernel="immediate",  # as nbval does: to leave in order takes a kernel more than a second
+        shutdown_kernel="immediate",  # as nbval does: an orderly shutdown takes a kernel more than a second
     )
     with tempfile.TemporaryFile() as log:  # what the kernel itself says: of interest only if it dies
         try:
@@ -196,7 +196,7 @@ def replace(path: Path, text: str) -> None:
 
 
 def record_time(path: Path, seconds: float, *, changed: bool) -> bool:
-    """Keep the time of a chapter or guide whose outputs are new, or that has none; returns whether it was kept."""
+    """Store the time of a chapter or guide if its outputs are new or it has no time; returns whether it was stored."""
     times = json.loads(RUN_TIMES.read_text(encoding="utf-8"))
     if not title(path).startswith(FOLDERS[:-1]) or (title(path) in times and not changed):
         return False
@@ -209,27 +209,27 @@ def record_time(path: Path, seconds: float, *, changed: bool) -> bool:
 
 
 def check(path: Path) -> bool:
-    """True for a notebook that may be published; raises `NotebookError` for another."""
+    """True for a notebook that may be published; raises `NotebookError` otherwise."""
     if found := faults(nbformat.read(path, as_version=4)):
         raise NotebookError("\n    ".join([f"{title(path)} may not be published:", *found]))
     return True
 
 
 def attempt(path: Path, work: Callable[[], T]) -> T | None:
-    """What the work on a notebook returns; None if it fails, for the reason that is printed."""
+    """The result of work on a notebook; None if it fails, after printing the reason."""
     try:
         return work()
     except NotebookError as failure:
         print(failure, file=sys.stderr)
     except (OSError, ValueError, nbformat.ValidationError) as error:
         print(f"{title(path)} cannot be read as a notebook: {str(error).splitlines()[0]}", file=sys.stderr)
-    except RuntimeError as error:  # as where the process that ran it was killed
+    except RuntimeError as error:  # for example, the process that ran it was killed
         print(f"{title(path)} could not be executed: {error}", file=sys.stderr)
     return None
 
 
 def executions(paths: Sequence[Path], *, fresh: bool) -> Iterator[tuple[Path, Callable[[], tuple[float, bool]]]]:
-    """The notebooks as they end, each with what returns, or raises, what `execute` does of it."""
+    """The notebooks as they finish, each with a function that returns or raises what `execute` did for it."""
     together = {path for path in paths if path.is_file() and TIMING_TAG.encode() not in path.read_bytes()}
     alone = [path for path in paths if path not in together or len(together) == 1]
     if len(together) > 1:
@@ -242,11 +242,11 @@ def executions(paths: Sequence[Path], *, fresh: bool) -> Iterator[tuple[Path, Ca
 
 
 def execute_all(paths: Sequence[Path], *, fresh: bool) -> list[bool]:
-    """Execute notebooks, those that show run times last, and say of each whether it could be executed."""
+    """Execute notebooks, those that show run times last; returns for each whether it could be executed."""
     done = []
 
     def execute_some(some: Sequence[Path]) -> bool:
-        """Whether one of them has a new time."""
+        """Execute these; returns whether one of them has a new time."""
         kept = False
         for path, work in executions(some, fresh=fresh):
             result = attempt(path, work)
@@ -265,7 +265,7 @@ def execute_all(paths: Sequence[Path], *, fresh: bool) -> list[bool]:
 
 
 def write_verdicts() -> None:
-    """`tools.verdicts` in a process of its own, with a kernel's environment."""
+    """Run `tools.verdicts` in a process of its own, with a kernel's environment."""
     command = [sys.executable, "-m", "tools.verdicts"]
     if subprocess.run(command, cwd=ROOT, env=environment(VERDICTS), check=False).returncode:
         raise NotebookError(f"{title(VERDICTS)} could not be written, for the reason above")

@@ -1,11 +1,11 @@
-"""Look over the built pages, and say where the book is.
+"""Check and lighten the built pages, and say where the book is.
 
     python tools/pages.py [FOLDER]
 
-Fails if a page or a style sheet names another host for anything to fetch: the book must read without a network. Links
-that a reader may follow are not meant, and what scripts do is not seen. Takes from the theme's style sheet a fifth of
-its bytes, the icons that no page shows, and from figures digits and spaces that nobody sees. Then prints the address of
-the first page.
+Fails if a page or a style sheet fetches anything from another host: the book must be readable without a network. Links
+that a reader may follow are allowed; what scripts fetch is not checked. Removes from the theme's style sheet the icons
+that no page shows, a fifth of its bytes, and from figures the digits and spaces that nobody sees. Then prints the
+address of the first page.
 """
 
 import re
@@ -26,7 +26,7 @@ STYLES = re.compile(r"<style\b.*?</style>", re.DOTALL | re.IGNORECASE)
 ICONS = re.compile(r"\bfa-[a-z0-9-]+")
 ICON_RULE = re.compile(r"((?:\.fa-[a-z0-9-]+:before,?)+)\{content:[^{}]*\}")
 
-# Where something stands in a figure, in points or in units of a letter's outline, both far below what a page shows.
+# Coordinates in a figure, in points or in units of a letter's outline; hundredths of either are too small to be seen.
 PLACES = re.compile(r'\b(?:d|x|y)="[^"]*"|translate\([^)]*\)')
 DIGITS = re.compile(r"(\.\d\d)\d+")
 UNSEEN = re.compile(r"<!--.*?-->|<metadata>.*?</metadata>|(?<=>)\s+(?=<)", re.DOTALL)
@@ -74,7 +74,7 @@ def leave_out_icons(folder: Path) -> None:
 
 
 def lighter(figure: str) -> str:
-    """An SVG of matplotlib's with places to hundredths, and without what is between its elements and about them."""
+    """A matplotlib SVG with coordinates cut to hundredths, without comments, metadata and space between elements."""
     return PLACES.sub(lambda place: " ".join(DIGITS.sub(r"\1", place[0]).split()), UNSEEN.sub("", figure))
 
 

@@ -2,9 +2,9 @@
 
     python tools/pdf.py
 
-The pages in `_build/html` are joined in the order of `_toc.yml` into one document, whose look is `tools/pdf.css`; the
-reference of the package is left out. There each id carries the name of its page, so that equal ones do not meet, and
-links between pages lead to places of the document. Chromium, driven by Playwright, typesets and prints it. Folded code
+The pages in `_build/html` are joined in the order of `_toc.yml` into one document, styled by `tools/pdf.css`; the
+reference of the package is left out. In it each id carries the name of its page, so that equal ids do not collide, and
+links between pages lead to places in the document. Chromium, driven by Playwright, typesets and prints it. Folded code
 is left out; folded evidence is unfolded in the chapters and left out of the ledger.
 """
 
@@ -24,7 +24,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "_build" / "html"
 PDF = ROOT / "_build" / "book.pdf"
-# What is looked up and not read: the part with the package's reference, and pages on the web pages' own making.
+# Parts to look up, not to read: the package's reference, and the pages on how the web pages are made.
 PARTS_NOT_PRINTED = ("The package",)
 PAGES_NOT_PRINTED = ("book/status", "book/artifact")
 FOLDED_IN_PRINT = ("book/ledger",)  # each claim's evidence is unfolded in its chapter
@@ -61,8 +61,8 @@ DOCUMENT = """<!DOCTYPE html>
 </html>
 """
 
-# Makes what is wider than its column as much smaller, and keeps short tables whole. All is measured before anything is
-# changed, as each change has the whole document laid out anew.
+# Shrinks what is wider than its column until it fits, and keeps short tables whole. Everything is measured before
+# anything is changed, because each change makes the browser lay out the whole document again.
 FIT = """() => {
   const measured = [...document.querySelectorAll("mjx-container, table")].map((it) => {
     const column = it.parentElement.closest("td, th, li, dd, p, div, section");
@@ -93,7 +93,7 @@ def parts(toc: dict[str, Any]) -> dict[str, list[str]]:
 def moved(text: str, page: str, pages: Collection[str]) -> str:
     """A page's HTML with its ids, links and pictures as they are in the document of all `pages`.
 
-    Of a link to a file that is none of the pages the words stay.
+    A link to a file that is not among the pages keeps only its words.
     """
 
     def attribute(match: re.Match[str]) -> str:
@@ -113,7 +113,7 @@ def moved(text: str, page: str, pages: Collection[str]) -> str:
 
 
 def joined(folder: Path, root: Path = ROOT) -> str:
-    """All pages as one HTML document. PdfError where a page is missing, or a link within the book leads nowhere."""
+    """All pages as one HTML document. PdfError if a page is missing, or a link within the book leads nowhere."""
     names = ("_toc.yml", "_config.yml", "CITATION.cff")
     toc, config, cited = (yaml.safe_load((root / name).read_text(encoding="utf-8")) for name in names)
     pages = {page for chapters in parts(toc).values() for page in chapters}
@@ -152,7 +152,7 @@ def joined(folder: Path, root: Path = ROOT) -> str:
 
 
 def chromium(playwright: Any) -> Any:
-    """The browser that CHROMIUM names in the environment, by default the system's. PdfError where there is none."""
+    """The browser that CHROMIUM names in the environment, by default the system's. PdfError if there is none."""
     name = os.environ.get("CHROMIUM", "chromium")
     path = shutil.which(name)
     if path is None:
@@ -162,7 +162,7 @@ def chromium(playwright: Any) -> Any:
 
 
 def printed(document: Path, pdf: Path) -> None:
-    """Print an HTML file. PdfError without Playwright or Chromium, and where a picture or a script is missing."""
+    """Print an HTML file. PdfError without Playwright or Chromium, and if a picture or a script is missing."""
     try:
         from playwright.sync_api import sync_playwright
     except ModuleNotFoundError as error:
@@ -178,7 +178,7 @@ def printed(document: Path, pdf: Path) -> None:
         page.emulate_media(media="print", color_scheme="light")
         page.on("requestfailed", lambda request: missing.append(request.url))
         page.goto(document.resolve().as_uri(), timeout=0)
-        refuse_what_is_missing()  # before waiting for a script that is
+        refuse_what_is_missing()  # before waiting for a script that is missing
         page.evaluate("async () => { await window.MathJax?.startup?.promise; await document.fonts.ready }")
         page.evaluate(FIT)
         refuse_what_is_missing()

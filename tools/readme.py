@@ -1,10 +1,10 @@
-"""Keep picture and findings of the two READMEs as the first pages, in English and in Chinese, have them.
+"""Keep the picture and the findings of the two READMEs equal to those of the first pages, in English and in Chinese.
 
     python tools/readme.py
 
-The landing page's cell `headline` draws the picture, which is copied to `book/_static/headline.svg`, and the cell
-`findings` of either page prints the findings, which are copied between the two markers of its README, their links made
-relative to it. A test compares them.
+The landing page's cell `headline` draws the picture, which is copied to `book/_static/headline.svg`. The cell
+`findings` of each page prints the findings, which are copied between the two markers of its README, with links relative
+to it. A test compares them.
 """
 
 import posixpath
@@ -27,7 +27,7 @@ class ReadmeError(Exception):
 
 
 def cell(root: Path, page: str, name: str, kind: str) -> tuple[dict[str, Any], Any]:
-    """A cell's metadata and its output of one MIME type. Raises ReadmeError where there is no such cell or output."""
+    """A cell's metadata and its output of one MIME type. Raises ReadmeError if there is no such cell or output."""
     for found in nbformat.reads(read(root, page), as_version=4).cells:
         if found.get("id") == name:
             for output in found.get("outputs", []):
@@ -47,7 +47,7 @@ def moved(text: str) -> str:
 
 
 def read(root: Path, name: str) -> str:
-    """The text of a file. Raises ReadmeError where there is none."""
+    """The text of a file. Raises ReadmeError if it cannot be read."""
     try:
         return (root / name).read_text(encoding="utf-8")
     except OSError as error:
@@ -55,7 +55,7 @@ def read(root: Path, name: str) -> str:
 
 
 def described(metadata: dict[str, Any]) -> str:
-    """What the picture's cell says of it in words. Raises ReadmeError where it says nothing."""
+    """The picture's description in words, from its cell's metadata. Raises ReadmeError if there is none."""
     try:
         return str(metadata["mystnb"]["image"]["alt"])
     except KeyError as error:
@@ -65,7 +65,7 @@ def described(metadata: dict[str, Any]) -> str:
 
 
 def wanted(root: Path = ROOT) -> dict[str, str]:
-    """The texts of the picture and of the READMEs as they should be, by path. ReadmeError for what is missing."""
+    """The texts that the picture and the READMEs should have, by path. ReadmeError if something is missing."""
     metadata, picture = cell(root, PAGE, "headline", "image/svg+xml")
     texts = {PICTURE: picture.strip() + "\n"}
     for name, page in READMES.items():
@@ -80,7 +80,7 @@ def wanted(root: Path = ROOT) -> dict[str, str]:
 
 
 def stale(root: Path = ROOT) -> dict[str, str]:
-    """Of the texts that are wanted those that are not there."""
+    """The wanted texts, by path, of files that are missing or differ."""
     return {name: text for name, text in wanted(root).items() if not (root / name).exists() or read(root, name) != text}
 
 

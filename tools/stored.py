@@ -18,7 +18,7 @@ TOP_FOLDERS = "home|mnt|opt|private|root|srv|tmp|usr|var|Users|Volumes"
 ABSOLUTE_PATH = re.compile(rf"(?<![\w.-])(?:/(?:{TOP_FOLDERS})/|[A-Z]:\\)[^\s'\"<]*")
 TIMING_TAG = "nbval-ignore-output"
 TAGS = {TIMING_TAG, "hide-cell", "hide-input", "hide-output", "ledger", "remove-cell", "remove-input"}
-# By comments as well, nbval leaves cells, their outputs or their errors out of the comparison.
+# Comments, too, make nbval leave cells, their outputs or their errors out of the comparison.
 MARKER = re.compile(r"^\s*#[#\s]*((?:NBVAL|PYTEST_VALIDATE)_\w+)", re.MULTILINE)
 ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]{6,}")
 
@@ -38,13 +38,13 @@ def digests(nb: NotebookNode) -> list[str]:
 
 
 def output_digests(nb: NotebookNode) -> list[str]:
-    """One digest for each code cell, of its outputs: pictures too, which no comparison of runs looks at."""
+    """One digest for each code cell, of its outputs, including pictures, which no comparison of runs looks at."""
     outputs = (json.dumps(cell.outputs, sort_keys=True) for cell in code_cells(nb))
     return [hashlib.sha256(text.encode()).hexdigest()[:12] for text in outputs]
 
 
 def stored_digests(nb: NotebookNode, what: str) -> list[str]:
-    """What was stored at execution: `sources`, the digests of the code that ran, or `outputs`, of what it gave.
+    """What was stored at execution: `sources`, the digests of the code that ran, or `outputs`, those of its outputs.
 
     Empty for a notebook that was never executed here.
     """
@@ -69,12 +69,12 @@ def faults(nb: NotebookNode) -> list[str]:
 
 
 def first_difference(stored: list[str], now: list[str]) -> int | None:
-    """The first place at which two lists differ, as by their lengths; None for equal ones."""
+    """The first place at which two lists differ, in an item or in length; None if they are equal."""
     return next((i for i, (old, new) in enumerate(zip_longest(stored, now)) if old != new), None)
 
 
 def named(cells: list[NotebookNode], position: int) -> str:
-    """A code cell by its place among these, and by its id; by its place alone where it is no longer there."""
+    """A code cell's name: its place among these and its id, or its place alone if the cell is no longer there."""
     return f"code cell {position}" + (f" ({cells[position].get('id', 'no id')})" if position < len(cells) else "")
 
 

@@ -15,12 +15,12 @@ from unittest import mock
 
 from tools.notebooks import VERDICTS, replace, title
 
-# What the catalogue has is left to it: a word changed there is no other verdict.
+# Fields that stay in the catalogue: a changed word there does not change a verdict.
 IN_THE_CATALOGUE = {"id", "document", "kind", "claim", "where", "quote", "note"}
 
 
 def gathered() -> dict[str, dict[str, Any]]:
-    """Claim -> its entry and the experiments that its evidence read; right in a process that has judged nothing yet."""
+    """Claim -> its entry and the experiments its evidence read. Only right in a process that has judged nothing yet."""
     from paper import experiments
     from paper.claims import catalogue, judge
 
@@ -35,7 +35,7 @@ def gathered() -> dict[str, dict[str, Any]]:
 
 
 def text() -> str:
-    """What the file is to hold."""
+    """The content that the file should have."""
     return json.dumps(gathered(), indent=1, ensure_ascii=False) + "\n"
 
 

@@ -3,7 +3,8 @@
     python -m tools.words [--mend]
 
 A figure that code can compute is glued into the text or printed. Figures that were typed before this was checked are
-listed in `typed_figures.json`, page by page; the list may only shrink, and `--mend` takes off what is no longer there.
+listed in `typed_figures.json`, page by page; the list may only shrink, and `--mend` removes figures that are no longer
+there.
 """
 
 import argparse
@@ -27,9 +28,9 @@ from tools.notebooks import ROOT, every_notebook, replace, title
 
 TYPED = ROOT / "tools" / "typed_figures.json"
 
-# Numbers in digits. One that is part of a name (GPT-2, S0.1.3a, 1-norm) is none.
+# Numbers in digits. One that is part of a name (GPT-2, S0.1.3a, 1-norm) does not count.
 FIGURE = re.compile(r"(?<![\w.,–-])\d(?:[\d,]*\d)?(?:\.\d+)?(?![\w-])(?: ?%)?")
-# Whole numbers up to twelve are words, whether spelled out or not. A share never is.
+# Whole numbers up to twelve count as words, spelled out or not; percentages never do.
 WORD = re.compile(r"\d|1[0-2]")
 # Numbers that no code could compute: what a source says, in quotation marks; papers; years; places; versions.
 EXEMPT = re.compile(
@@ -61,7 +62,8 @@ def paragraphs(text: str) -> list[str]:
 
 
 def words(tokens: list[Token]) -> str:
-    """The words of a paragraph. What is left out leaves a mark; a link whose text is a number names a chapter."""
+    """The words of a paragraph. A mark stands for what is left out, also for a link whose text is a number: it names a
+    chapter."""
     text, begun = "", 0
     for token in tokens:
         if token.type == "link_open":

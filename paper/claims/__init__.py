@@ -1,10 +1,10 @@
-"""The ledger of the sources' claims: what each says, what ours is, and the verdict a rule gives.
+"""The ledger of the sources' claims: what each says, what was found here, and the verdict a rule gives.
 
     from paper.claims import judge, ledger
     judge("S0.1.2b").verdict
 
-`verdicts` and `severity` say what can come out, `rules`, `settings` and `outcomes` hold the criteria, `parts` puts the
-parts of a claim together, `evidence` decides each claim, by topic, `report` makes the boxes and tables of the book.
+`verdicts` and `severity` define the possible results; `rules`, `settings` and `outcomes` hold the criteria; `parts`
+combines the parts of a claim; `evidence` decides each claim, by topic; `report` makes the boxes and tables of the book.
 """
 
 from paper.claims.catalogue import Catalogue, Claim, LedgerError

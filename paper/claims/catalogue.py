@@ -1,4 +1,4 @@
-"""The sources' claims, read from `claims.toml` and checked on the way in."""
+"""The sources' claims, read from `claims.toml` and checked when read."""
 
 import re
 import tomllib
@@ -15,7 +15,7 @@ _ID = re.compile(r"(S\d+)(\.\d+)+[a-z]")
 
 
 class LedgerError(ValueError):
-    """The ledger is damaged, or is asked for what it does not hold; the message names the place."""
+    """The ledger is damaged, or is asked for something it does not hold; the message names the place."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Catalogue:
 def load(path: Path | None = None) -> Catalogue:
     """The catalogue in `path`, by default the one that comes with the package.
 
-    Raises LedgerError, naming file, entry, what came and what was expected, for a file that is missing, is not
-    TOML, or has an entry with a missing, unknown or ill-typed field, an unknown kind, document or part, or a
+    Raises LedgerError, naming the file, the entry, what was found and what was expected, for a file that is missing, is
+    not TOML, or has an entry with a missing, unknown or ill-typed field, an unknown kind, document or part, or a
     repeated id.
     """
     source = files(__package__) / "claims.toml" if path is None else path
@@ -64,7 +64,7 @@ def load(path: Path | None = None) -> Catalogue:
 
 
 def read_toml(source: Traversable) -> dict[str, Any]:
-    """What a file in TOML holds; LedgerError, naming the file, if it is missing or is not TOML."""
+    """The content of a TOML file; LedgerError, naming the file, if it is missing or is not TOML."""
     try:
         return tomllib.loads(source.read_text(encoding="utf-8"))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""How much of each source is judged: the sections of `coverage.toml`, checked against the claims on the way in."""
+"""How much of each source is judged: the sections of `coverage.toml`, checked against the claims when read."""
 
 import re
 from collections.abc import Iterable
@@ -51,8 +51,8 @@ def load_coverage(catalogue: Catalogue, path: Path | None = None) -> tuple[Secti
 
     Raises LedgerError, naming the file and the section, for a file that is missing or is not TOML; an entry with a
     missing, unknown or ill-typed field; sections of a document that leave out or repeat a line; a section that judges
-    more statements than it has, or fewer than it has claims; and a claim one of whose lines is in no section that
-    names it. A document without any section is left out.
+    more statements than it has, or fewer than it has claims; and a claim with a line that is in no section that names
+    it. A document without any section is left out.
     """
     source = files(__package__) / "coverage.toml" if path is None else path
     raw = read_toml(source)
@@ -114,7 +114,7 @@ def _section(number: int, entry: Any, catalogue: Catalogue) -> Section:
 
 
 def _expect_whole(catalogue: Catalogue, sections: list[Section]) -> None:
-    """The sections of a document have each of its lines once, in order, and each of its claims where it stands."""
+    """Check that a document's sections have each line once, in order, and each of its claims where it stands."""
     document, end = sections[0].document, 0
     for section in sections:
         if section.lines.start != end + 1:

@@ -10,7 +10,7 @@ from typing import Any
 Number = int | float | Fraction
 Interval = tuple[Number, Number]
 
-# Units that are often taken for another: what is meant, and how many of the unit one of those is.
+# Units that are often confused with another: the unit that is meant, and how many of the named unit it is.
 SLIPS: dict[str, tuple[str, Fraction]] = {
     "kB": ("KiB, not kB", Fraction(2**10, 10**3)),
     "MB": ("MiB, not MB", Fraction(2**20, 10**6)),
@@ -21,10 +21,10 @@ SLIPS: dict[str, tuple[str, Fraction]] = {
 _PRINTED = re.compile(r"(~?)(-?)((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.(\d+))?)")
 _NOISE = Fraction(1, 10**9)  # of a unit of the last digit: what rounding in float64 can do to an exact tie
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-_ROUNDING = 1e-9  # what is smaller is the rounding of a computation, or a bound on it
+_ROUNDING = 1e-9  # anything smaller is the rounding of a computation, or a bound on it
 _SHOWN = 6  # figures listed in full; of a longer list the first are shown
 _WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
-_FEW = 2  # those that a sentence names
+_FEW = 2  # figures that a sentence names
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def exact(label: str, value: Number) -> Fraction:
 
 
 def check(one: Mapping[str, Any], other: Mapping[str, Any], first: str, second: str) -> None:
-    """Both sides, arguments of these names, have the same labels, and no figure is NaN."""
+    """ValueError, naming the argument, unless both sides have the same labels and no figure is NaN."""
     if not other:
         raise ValueError(f"{second}: expected at least one label, got none")
     if one.keys() != other.keys():
@@ -68,7 +68,7 @@ def check(one: Mapping[str, Any], other: Mapping[str, Any], first: str, second: 
 
 
 def above(value: Number, limit: Number) -> bool:
-    """Beyond what rounding in float64 can do to two equal figures."""
+    """Whether the value is above the limit by more than rounding in float64 can part two equal figures."""
     return value > limit and not isclose(value, limit, rel_tol=1e-9, abs_tol=1e-12)
 
 
@@ -87,16 +87,16 @@ def agreement(source: Mapping[str, Printed], ours: Mapping[str, Fraction]) -> st
 
 
 def deviation(source: Fraction, ours: Fraction) -> float:
-    """Relative to ours; infinite where ours is zero and the source's is not."""
+    """The difference relative to ours; infinite if ours is zero and the source's is not."""
     if source == ours:
         return 0.0
     return float(abs(source - ours) / abs(ours)) if ours else inf
 
 
 def common_factor(source: Mapping[str, Printed], ours: Mapping[str, Fraction]) -> float | None:
-    """The factor from printed figures to ours that agrees with every printed digit, or None; the roundest such factor.
+    """The roundest factor from printed figures to ours that agrees with every printed digit; None if there is none.
 
-    One figure fits any factor, and so do equal ones: at least two different figures are asked for.
+    A factor always fits one figure, or equal ones: at least two different figures are needed.
     """
     if len({figure.value for figure in source.values()}) < 2:
         return None
@@ -115,8 +115,8 @@ def common_factor(source: Mapping[str, Printed], ours: Mapping[str, Fraction]) -
 
 
 def interval(value: Number | Interval, name: str, *, finite: bool = False) -> Interval:
-    """(low, high) of a range or of a single figure; ValueError, naming the argument, unless low <= high, or, where
-    finite ends are asked for, for infinite ones."""
+    """(low, high) of a range or of a single figure. ValueError, naming the argument, unless low <= high and, if
+    `finite`, both ends are finite."""
     low, high = value if isinstance(value, tuple) else (value, value)
     if not low <= high:
         raise ValueError(f"{name}: expected (low, high) with low <= high, got {value}")
@@ -126,13 +126,13 @@ def interval(value: Number | Interval, name: str, *, finite: bool = False) -> In
 
 
 def outward(ends: Interval) -> Interval:
-    """The ends to one decimal, rounded so that the interval grows, beyond what is rounding in float64."""
+    """The ends rounded outwards to one decimal; rounding errors of float64 do not count."""
     low, high = (end if isinf(end) else round(10 * float(end), 6) for end in ends)
     return low if isinf(low) else floor(low) / 10, high if isinf(high) else ceil(high) / 10
 
 
 def show(value: Any, unit: str = "") -> str:
-    """An integer in full, another number to four digits, one of `_ROUNDING` to one, a formula as mathematics; then the
+    """An integer in full, another number to four digits (to one below `_ROUNDING`), a formula as mathematics; then the
     unit. ValueError for NaN."""
     if isinstance(value, str) or hasattr(value, "free_symbols"):
         from ortho.cost import orders
@@ -160,7 +160,7 @@ def latex(formula: Any) -> str:
 
 
 def in_formula(text: str) -> str:
-    """A formula's text whose thousands TeX sets without a gap: '4,096' -> '4{,}096'."""
+    """A formula's text in which TeX sets thousands without a gap: '4,096' -> '4{,}096'."""
     return _THOUSANDS.sub("{,}", text)
 
 
@@ -179,7 +179,7 @@ def span(ends: Interval, unit: str = "") -> str:
 
 
 def furthest(values: Mapping[str, Number]) -> str:
-    """The label of the greatest value, the first of those that are equal but for rounding in float64."""
+    """The label of the greatest value; the first, if several are equal except for rounding in float64."""
     return max(values, key=lambda label: float(f"{float(values[label]):.6g}"))
 
 
@@ -220,19 +220,19 @@ def bracketed(label: str) -> str:
 
 
 def few(texts: Mapping[str, str]) -> str:
-    """'text (label)' in a row, the first of many, as a sentence has it."""
+    """'text (label)' in a row, for a sentence; of many only the first `_FEW`."""
     return some([f"{text}{bracketed(label)}" for label, text in texts.items()], _FEW)
 
 
 def some(labels: Collection[str], most: int = _SHOWN) -> str:
-    """Labels in a row, the first of many; parted by semicolons if one of them has a comma."""
+    """Labels in a row, of many only the first `most`; separated by semicolons if one of them has a comma."""
     first = list(labels)[:most]
     mark = "; " if any(", " in label for label in first) else ", "
     return mark.join(first) + (f" and {len(labels) - len(first)} more" if len(labels) > len(first) else "")
 
 
 def listing(texts: Mapping[str, str], first: Collection[str] = ()) -> str:
-    """'label: text' in a row, the first of many, before them those at the labels `first`; a single unlabelled entry
-    (label '') alone."""
+    """'label: text' in a row, beginning with the labels `first`; of many only the first `_SHOWN`. An unlabelled entry
+    (label '') is its text alone."""
     ordered = {label: texts[label] for label in first} | dict(texts)
     return some([f"{label}: {text}" if label else text for label, text in ordered.items()])

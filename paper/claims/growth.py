@@ -54,9 +54,9 @@ def growth_where(
 ) -> Finding:
     """A big-O claim against the exact closed forms of several settings, each compared as by `growth`.
 
-    confirmed: `growth` confirms it in every setting. corrected: it refutes it in none; as severe as the heaviest.
-    conditional: the claim is an upper bound, but for constants of the configuration, in some settings, which are named.
-    refuted: in none. Both are of `substance`.
+    confirmed: `growth` confirms it in every setting. corrected: `growth` refutes it in none; the heaviest severity
+    counts. conditional: up to constants of the configuration, the claim is an upper bound in some settings, which are
+    named. refuted: in none. The last two are of `substance`.
     """
     if not exact:
         raise ValueError("exact: expected at least one setting, got none")

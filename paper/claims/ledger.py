@@ -1,8 +1,8 @@
 """The ledger: every claim of the sources with the verdict that its evidence gives.
 
-Evidence is a function of no arguments that returns a `Finding`, or the findings of the claim's parts by label, of which
-`all_of` makes one. It is entered under the claim's id and the chapter that derives it. The functions live in one module
-a topic (`paper/claims/evidence/`), imported when first asked for.
+Evidence is a function without arguments. It returns a `Finding`, or the findings of the claim's parts by label, which
+`all_of` combines. It is entered under the claim's id and the chapter that derives it. The functions live in one module
+per topic (`paper/claims/evidence/`), imported when first needed.
 """
 
 import json
@@ -23,7 +23,7 @@ from paper.experiments.engine.records import NoRecordsError
 AWAITING = "awaiting"
 
 Evidence = Callable[[], Finding]
-Written = Callable[[], Finding | Parts]  # as evidence is written down
+Written = Callable[[], Finding | Parts]  # evidence as it is written
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Entry:
 
     `chapter` is the notebook's name without suffix, `cell` the anchor in it; both are empty while awaiting, as are
     the finding in a sentence, its severity, the source's figure, ours, and the rules that compared them. `severity` is
-    empty, too, for a claim that is confirmed or untestable. `parts` has label, verdict, the source's figure and ours of
-    each part of a claim of several; `remark` stands after our figure.
+    also empty for a claim that is confirmed or untestable. If a claim has several parts, `parts` has the label, the
+    verdict, the source's figure and ours of each. `remark` stands after our figure.
     """
 
     id: str
@@ -67,7 +67,7 @@ class Entry:
 
 
 class UnjudgedError(LedgerError):
-    """Claims that were not judged, as the records that they need are not there; `entries` are the others."""
+    """Claims that were not judged, because records that they need are missing; `entries` are those of the others."""
 
     def __init__(self, claims: list[str], entries: tuple[Entry, ...], reason: NoRecordsError) -> None:
         super().__init__(f"claims that need records were not judged ({', '.join(claims)}): {reason}")
@@ -77,7 +77,7 @@ class UnjudgedError(LedgerError):
 class Ledger:
     """Claims, and evidence entered under their ids.
 
-    `package` is where the evidence modules are; without it there are none to import.
+    `package` holds the evidence modules; without it, none are imported.
     """
 
     def __init__(self, catalogue: Catalogue, package: str = "") -> None:
@@ -90,7 +90,8 @@ class Ledger:
     def evidence(self, claim_id: str, *, chapter: str) -> Callable[[Written], Evidence]:
         """Decorator that enters a function as the evidence for a claim, derived in a chapter ('01-the-layer').
 
-        Raises LedgerError for an unknown id, an id that has evidence already, or a chapter that is no such name.
+        Raises LedgerError for an unknown id, an id that has evidence already, or a chapter that is not a notebook's
+        name.
         """
         self._claim(claim_id)
         if not re.fullmatch(r"\d\d-[a-z0-9]+(-[a-z0-9]+)*", chapter):
@@ -140,7 +141,7 @@ class Ledger:
         )
 
     def entries(self, document: str | None = None) -> tuple[Entry, ...]:
-        """All entries in the order of the catalogue, or one document's; errors as of `judge_all`, and LedgerError for
+        """All entries in the order of the catalogue, or one document's; raises as `judge_all` does, and LedgerError for
         an unknown document."""
         if document is not None and document not in self.catalogue.documents:
             known = ", ".join(self.catalogue.documents)
@@ -149,8 +150,8 @@ class Ledger:
         return self.judge_all(claim.id for claim in chosen if document in (None, claim.document))
 
     def judge_all(self, claim_ids: Iterable[str]) -> tuple[Entry, ...]:
-        """The entries of some claims. UnjudgedError if some need records and there are none at all: without them a
-        verdict would say that a claim is untestable, and not that nobody has looked."""
+        """The entries of some claims. UnjudgedError if some need records and there are none at all: the verdict would
+        be "untestable", although nobody has looked."""
         entries, lost = [], {}
         for claim_id in claim_ids:
             try:
@@ -201,7 +202,7 @@ def evidence(claim_id: str, *, chapter: str) -> Callable[[Written], Evidence]:
 
 
 def evidence_table(chapter: str, rows: Mapping[str, Written]) -> None:
-    """`evidence` for several claims of a chapter, each a row: what compares a few formulas needs no name."""
+    """Enter evidence for several claims of a chapter, one per row: comparisons of a few formulas need no names."""
     for claim_id, function in rows.items():
         _ledger().evidence(claim_id, chapter=chapter)(function)
 
@@ -224,8 +225,8 @@ def ledger(document: str | None = None) -> tuple[Entry, ...]:
 def stored(path: Path) -> dict[str, tuple[Entry, tuple[str, ...]]]:
     """Claim -> its entry, and the experiments whose records its evidence read, from a file: no evidence is run.
 
-    `tools/verdicts.py` writes the file. Raises LedgerError for one that is missing or damaged, or that has other claims
-    than the catalogue.
+    `tools/verdicts.py` writes the file. Raises LedgerError if it is missing or damaged, or if its claims are not those
+    of the catalogue.
     """
     claims = catalogue().claims
     try:

@@ -1,4 +1,4 @@
-"""Rules for differences of trained models, which a decision that was fixed before the runs has judged.
+"""Rules for differences between trained models, judged by a decision that was fixed before the runs.
 
 An outcome is what `paper.experiments.statistics.decide` says of an interval. Mappings go from a setting to the interval
 of the difference, first arm minus second, and its outcome.
@@ -18,7 +18,7 @@ Told = tuple[Interval, str]
 
 
 class Unit(NamedTuple):
-    """The unit a measure is reported in: its name, how many of it are a stored 1, and the digits after the point."""
+    """The unit a measure is reported in: its name, the factor from stored numbers, and the digits after the point."""
 
     name: str
     scale: int = 1
@@ -40,7 +40,7 @@ class Unit(NamedTuple):
 
 BITS_A_BYTE = Unit("bits a byte")
 
-# What each outcome says of a gain that matters, and of a loss that does: it shows, it is excluded, or neither.
+# What each outcome says of a gain (or loss) that matters: it shows (True), is excluded (False), or neither (missing).
 _GAIN = {"better": True, "equivalent": False, "worse": False, "not better": False}
 _LOSS = {"worse": True, "equivalent": False, "better": False, "not worse": False}
 
@@ -51,7 +51,7 @@ def outperforms(statement: str, found: Mapping[str, Told], *, unit: str = "") ->
 
     confirmed: 'better' in every setting. conditional: in some, which are named. refuted: in none, and in each a gain as
     large as the decision's margin is excluded ('equivalent', 'worse', 'not better'). untestable: in none, and somewhere
-    the runs do not decide. How severe that is: as `by_setting` has it.
+    the runs do not decide. The severity is that of `by_setting`.
     """
     return _judge(statement, found, unit, _GAIN, wanted=True, what="a gain shows", nowhere="no gain anywhere")
 
@@ -62,7 +62,7 @@ def loses_nothing(statement: str, found: Mapping[str, Told], *, unit: str = "") 
 
     confirmed: in every setting a loss as large as the decision's margin is excluded ('equivalent', 'better', 'not
     worse'). conditional: in some, which are named. refuted: in none, and it is 'worse' in each. untestable: in none,
-    and somewhere the runs do not decide. How severe that is: as `by_setting` has it.
+    and somewhere the runs do not decide. The severity is that of `by_setting`.
     """
     return _judge(statement, found, unit, _LOSS, wanted=False, what="nothing is lost", nowhere="a loss everywhere")
 

@@ -1,4 +1,4 @@
-"""Claims of several parts: one finding of those of the parts."""
+"""Claims of several parts: one finding, made from those of the parts."""
 
 from collections import Counter
 
@@ -6,7 +6,7 @@ from paper.claims.figures import in_words, share, words
 from paper.claims.severity import heaviest
 from paper.claims.verdicts import PRECEDENCE, Finding, Parts, Verdict
 
-# What is said of the parts that have another verdict than the whole, of one and of several; never refuted, which comes
+# The words for parts with another verdict than the whole: for one part, and for several. Never refuted, which comes
 # first in the precedence.
 _OTHERS = {
     Verdict.CONFIRMED: ("holds", "hold"),
@@ -16,14 +16,14 @@ _OTHERS = {
     Verdict.INCONSISTENT: ("is inconsistent", "are inconsistent"),
 }
 
-_ROOM = 30  # a sentence with more words than these says nothing of the other parts; its scope counts them
+_ROOM = 30  # a sentence with more words than this leaves out the other parts; its scope counts them
 
 
 def all_of(parts: Parts) -> Finding:
-    """A claim of several parts, by label.
+    """The finding of a claim of several parts, given by label.
 
-    The verdict is the first in `PRECEDENCE` that a part has, the severity the heaviest that a part has; there is none
-    where the whole is untestable. A reader is told first of the heaviest part with that verdict.
+    The verdict is the first in `PRECEDENCE` that any part has; the severity is the heaviest that any part has, or None
+    if the whole is untestable. The clause describes the heaviest part with that verdict first.
     """
     if not parts:
         raise ValueError("parts: expected at least one finding, got none")
@@ -40,7 +40,7 @@ def all_of(parts: Parts) -> Finding:
 
 
 def _in_short(parts: Parts, verdict: Verdict) -> tuple[str, str]:
-    """In which of the parts the verdict is found, and what is found in the heaviest of them and in the others."""
+    """The scope, which names the parts with the verdict, and the clause: the heaviest of them, then the other parts."""
     deciding = {label: finding for label, finding in parts.items() if finding.verdict == verdict}
     heavy = heaviest(finding.severity for finding in deciding.values())
     label, first = next((label, finding) for label, finding in deciding.items() if finding.severity == heavy)

@@ -13,14 +13,14 @@ from paper.claims.severity import SEVERITIES
 from paper.claims.verdicts import MEANINGS, RULES
 
 _WIDTH = 100
-_SPECIAL = re.compile(r"([\\`*_\[\]<>$~^{}])")  # what Markdown reads as more than itself
-_NUMBER = re.compile(r"([+\-]?\d[\d,]*(\.\d+)?( ?%)?)?")  # as a string, or nothing
+_SPECIAL = re.compile(r"([\\`*_\[\]<>$~^{}])")  # characters that are markup in Markdown
+_NUMBER = re.compile(r"([+\-]?\d[\d,]*(\.\d+)?( ?%)?)?")  # a number as a string, or an empty string
 _FORMULA = re.compile(r"(?<!\\)\$[^$]+\$")
 
 
 @dataclass(frozen=True, repr=False)
 class Shown:
-    """Something to look at, as IPython asks for it."""
+    """Something to look at, in the forms that IPython asks for."""
 
     markdown: str
     text: str
@@ -36,9 +36,9 @@ def table(rows: Iterable[Sequence[Any]], headers: Sequence[str], *, shared: str 
     """A table. Cells are strings (Markdown, as they are), numbers, formulas (set as mathematics) or None (a dash).
 
     Integers are written in full, other numbers to four digits: format what needs another precision. Columns of numbers,
-    formatted or not, are set flush right. A column with the header `shared` is left out if all rows have the same in
-    it; the first header then names that. Raises ValueError for a row that is not as long as the headers, and for a
-    `shared` that is none of them, and for NaN.
+    formatted or not, are set flush right. A column with the header `shared` is left out if all its cells are the same;
+    the first header then names their value. Raises ValueError for a row that is not as long as the headers, for a
+    `shared` that is not among them, and for NaN.
     """
     rows = list(rows)
     for number, row in enumerate(rows):
@@ -72,7 +72,7 @@ def judged_here(*claim_ids: str) -> Shown:
 def ledger_table(entries: Sequence[Entry]) -> Shown:
     """Some claims of the ledger: a row each, linked to the cell that derives it; the evidence is folded.
 
-    The source's words are marked `said`: a printed book leaves them to the cell.
+    The source's words have the class `said`: in print, only the cell shows them.
     """
 
     def row(entry: Entry) -> tuple[str, str]:
@@ -88,7 +88,7 @@ def ledger_table(entries: Sequence[Entry]) -> Shown:
 
 
 def counts_table(entries: Sequence[Entry]) -> Shown:
-    """How many claims of each document have which verdict, and how many are how severe (in italics)."""
+    """Counts of claims for each document: by verdict, in all, and by severity (in italics)."""
     documents = catalogue().documents
 
     def row(name: str, chosen: Sequence[Entry]) -> Sequence[Any]:
@@ -138,7 +138,7 @@ def entry_text(entry: Entry) -> str:
 
 
 def escape(text: str) -> str:
-    """Plain words as Markdown that shows them as they are, but for the commonest exponents, which are raised."""
+    """Plain words as Markdown that shows them unchanged, except that the commonest exponents are raised."""
     text = re.sub(r"\^([23T])\b", lambda match: "²³ᵀ"["23T".index(match[1])], text)
     return _SPECIAL.sub(r"\\\1", text)
 
@@ -155,7 +155,7 @@ def _without_shared(rows: list[Sequence[Any]], headers: Sequence[str], shared: s
 
 
 def _told(entry: Entry) -> list[tuple[str, str]]:
-    """What a reader is told of a claim, with the names of the parts: the sentence of the finding and what it is on."""
+    """The rows of a claim's box, by name: the claim, the finding in a sentence, the quotation, and a note, if any."""
     told = {
         "claim": escape(entry.claim),
         "found": entry.sentence,
@@ -166,7 +166,7 @@ def _told(entry: Entry) -> list[tuple[str, str]]:
 
 
 def _quotation(entry: Entry) -> str:
-    """Where a claim stands in its source, and its words there, letter by letter but for marks of bold type."""
+    """Where a claim stands in its source, and its words there, letter by letter except for marks of bold type."""
     lines = _SPECIAL.sub(r"\\\1", _plain(entry.quote)).splitlines()
     words = "<br>".join(re.sub(r"^ +", lambda indent: "\u00a0" * len(indent[0]), line) for line in lines)
     return f'{escape(entry.where)}:<br><q lang="zh">{words}</q>'
@@ -191,7 +191,7 @@ def _folded(evidence: str) -> str:
 
 
 def _status(entry: Entry, *, brief: bool = False) -> str:
-    """The verdict and how severe it is, or what it awaits; with the part's title and the severity unless brief."""
+    """The verdict and its severity, or the part that it awaits; if brief, without the severity or the part's title."""
     if entry.awaits:
         return f"{entry.verdict} part {entry.awaits}" + ("" if brief else f", {catalogue().parts[entry.awaits]}")
     return f"{entry.verdict}, {entry.severity}" if entry.severity and not brief else entry.verdict

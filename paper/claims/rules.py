@@ -1,8 +1,8 @@
 r"""The rules that turn evidence into a verdict.
 
-A verdict comes out of a rule and from nowhere else: evidence functions hand over what the source says and what was
-computed, and the rule decides, by the criterion in its docstring. It also says how severe the verdict is, and
-writes the clause that a reader sees first. Strings are Markdown, with formulas between dollars.
+Every verdict comes from a rule: evidence functions hand over what the source says and what was computed, and the rule
+decides, by the criterion in its docstring. It also sets the severity, and writes the clause that a reader sees first.
+Strings are Markdown, with formulas between dollars.
 
 Mappings go from a label (a setting, a part of the claim) to a figure; source and ours must have the same labels.
 """
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 
-MARGIN = 0.05  # relative: printed figures that are so near are off by a constant
+MARGIN = 0.05  # relative: printed figures this near are off by a constant
 
 
 @rule
@@ -50,10 +50,10 @@ def printed(source: Mapping[str, str], ours: Mapping[str, Number], *, unit: str 
     `source` holds the figures as they are printed ('2,359,296', '15.30'; '~80' says that trailing zeros are not
     digits), `ours` the exact ones in `unit`.
 
-    confirmed: every one of ours, rounded to the last printed digit, gives the printed figure; or every one cut off
-    there does. corrected, `constant`: they agree so after one common factor: a known slip of `unit` (`figures.SLIPS`:
-    MiB called MB, multiply-adds called FLOPs), or, for two or more different figures, any; or all are within
-    `MARGIN`. refuted: otherwise, as severe as those that differ are `apart`.
+    confirmed: all of ours give the printed figures when rounded to the last printed digit, or all do when cut off
+    there. corrected, `constant`: they agree in this way after one common factor (a known slip of `unit`, see
+    `figures.SLIPS`: MiB called MB, multiply-adds called FLOPs; or any factor, if two or more figures are different); or
+    all are within `MARGIN`. refuted: otherwise; the severity is how far `apart` those that differ are.
     """
     figures.check(source, ours, "source", "ours")
     read = {label: figures.read(text) for label, text in source.items()}
@@ -90,9 +90,9 @@ def counted(source: Mapping[str, Any], ours: Mapping[str, Any], *, unit: str = "
     """Exact counts or closed forms, compared for equality.
 
     Values are integers or formulas (sympy's, or strings as in `orders.parse`). confirmed: all equal. corrected,
-    `constant`: one constant factor makes all equal, and it is that of a known slip of `unit`, or there are at least two
-    different counts or a formula to show it. refuted: otherwise; `constant` if those that differ are of one order of
-    growth (numbers: not `apart`), else `substance`.
+    `constant`: one constant factor makes all equal, and it is that of a known slip of `unit`, or at least two different
+    counts or a formula show it. refuted: otherwise; `constant` if those that differ have the same order of growth
+    (numbers: by `apart`), else `substance`.
     """
     import sympy
 
@@ -118,7 +118,7 @@ def bound(claimed: Mapping[str, Number], limit: Mapping[str, Number], *, unit: s
     """Claimed gains against a proven upper limit.
 
     confirmed: none is above its limit, so that the limit allows the claim. refuted: all are above. conditional: some
-    are; the settings that are allowed are named. Both are as severe as gain and limit are `apart`.
+    are; the settings that are allowed are named. The severity of the last two is how far `apart` gain and limit are.
     """
     figures.check(claimed, limit, "claimed", "limit")
     said = figures.listing({label: figures.show(value, unit) for label, value in claimed.items()})
@@ -169,8 +169,8 @@ def holds(statement: str, error: Number, tolerance: Number, *, at: str = "") -> 
 def mended(statement: str, printed: Number, right: Mapping[str, Number], tolerance: Number, *, at: str = "") -> Finding:
     """A printed formula, by its residual as it is printed, and with one term put right.
 
-    `right` is the residual with a term added or replaced, by what that is. confirmed: the printed formula's residual is
-    within the tolerance. corrected, `wording`: one of `right` is. refuted, `substance`: none is.
+    `right` maps a change, a term added or replaced, to the residual with it. confirmed: the printed formula's residual
+    is within the tolerance. corrected, `wording`: one of `right` is. refuted, `substance`: none is.
     """
     as_it_is = holds(statement, printed, tolerance, at=at)
     if as_it_is.verdict == Verdict.CONFIRMED:
@@ -193,8 +193,8 @@ def contradiction(
 ) -> Finding:
     """Two statements of one source about the same quantity, each a quotation with its value or (low, high).
 
-    confirmed: the two have a value in common. inconsistent: they have none, as severe as their nearest ends are
-    `apart`.
+    confirmed: the two have a value in common. inconsistent: they have none; the severity is how far `apart` their
+    nearest ends are.
     """
     quotes = f'"{first[0]}" and "{second[0]}"'
     one, other = figures.interval(first[1], "first"), figures.interval(second[1], "second")
@@ -213,8 +213,8 @@ def region(claimed: Interval | Mapping[str, Interval], measured: Mapping[str, Nu
     """A range that is claimed, against what was computed or measured on a grid of settings.
 
     `claimed` is (low, high), ends included, for the whole grid or for each setting. confirmed: inside everywhere.
-    refuted: nowhere. conditional: in part; both regions are named. Both are as severe as figures outside and the
-    nearest ends of their ranges are `apart`.
+    refuted: nowhere. conditional: in part; both regions are named. The severity of the last two is how far `apart` the
+    figures outside and the nearest ends of their ranges are.
     """
     ranges = claimed if isinstance(claimed, Mapping) else dict.fromkeys(measured, claimed)
     figures.check(ranges, measured, "claimed", "measured")
@@ -248,8 +248,8 @@ def region(claimed: Interval | Mapping[str, Interval], measured: Mapping[str, Nu
 def untestable(statement: str, needs: Mapping[str, Any], *, lack: str = "the source does not define") -> Finding:
     """A statement whose test needs what is not there: as a rule, quantities that the source does not define.
 
-    `needs` maps each thing that the test needs to what there is of it, None where there is nothing; `lack` says how it
-    is missing. If none is, there is something to test, and ValueError is raised.
+    `needs` maps each thing that the test needs to its value, or to None if it is missing; `lack` says in what way it is
+    missing. Raises ValueError if nothing is missing, as there is then something to test.
     """
     missing = [name for name, defined in needs.items() if defined is None]
     if not missing:
@@ -262,7 +262,7 @@ def _short(residual: Number) -> str:
 
 
 def _slip(read: Mapping[str, Printed], exact: Mapping[str, Fraction], unit: str) -> str:
-    """What is meant, if the figures agree once the unit is taken for another."""
+    """The unit that is meant, in words, if the figures agree once the unit is taken for another; else ''."""
     if unit.strip() not in figures.SLIPS:
         return ""
     meant, factor = figures.SLIPS[unit.strip()]
@@ -271,8 +271,8 @@ def _slip(read: Mapping[str, Printed], exact: Mapping[str, Fraction], unit: str)
 
 
 def _factor(pairs: list[tuple[Formula, Formula]], unit: str) -> str:
-    """What the second of each pair is of the first, if one factor makes all equal: a known slip of the unit, or any
-    that two different counts or a formula show."""
+    """The factor from the first to the second of each pair, in words, if one factor makes all equal: a known slip of
+    the unit, or any factor that two different counts or a formula show; else ''."""
     import sympy
 
     ratios = {sympy.simplify(b / a) if a != 0 else sympy.nan for a, b in pairs}
@@ -287,8 +287,8 @@ def _factor(pairs: list[tuple[Formula, Formula]], unit: str) -> str:
 
 
 def _counts_apart(claimed: Formula, found: Formula) -> Severity:
-    """How severe it is that two formulas differ: `constant` if they are of one order of growth but for constants of the
-    configuration, numbers if they are not `apart`; else `substance`."""
+    """How severe it is that two formulas differ: `constant` if they have one order of growth, up to constants of the
+    configuration, else `substance`; numbers by `apart`."""
     import sympy
 
     if not (claimed.free_symbols | found.free_symbols):
@@ -296,7 +296,7 @@ def _counts_apart(claimed: Formula, found: Formula) -> Severity:
     try:
         over, under = sympy.fraction(sympy.together(claimed / found))
         same = compare(over, under, CONFIGURATION) == ([], [])
-    except ValueError:  # no sum of products: there is no order to compare
+    except ValueError:  # not a sum of products: there is no order to compare
         same = False
     return Severity.CONSTANT if same else Severity.SUBSTANCE
 

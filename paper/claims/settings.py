@@ -13,7 +13,7 @@ def agrees(claimed: Interval, measured: Mapping[str, Interval], *, unit: str = "
     """A range that is claimed, which may contain 0, against measured confidence intervals.
 
     confirmed: each interval has a value in common with the range. conditional: some have; the settings are named.
-    refuted: none has. Both are as severe as the nearest ends of range and interval are `apart`.
+    refuted: none has. The severity of the last two is how far `apart` the nearest ends of range and interval are.
     """
     if not measured:
         raise ValueError("measured: expected at least one setting, got none")
@@ -45,11 +45,10 @@ def effect(
 
     `claimed` is the range of the gain, with finite ends; `measured` and `control` are confidence intervals by setting.
     A gain shows where its interval lies wholly above the control's. It is excluded where none shows and the interval
-    lies below the middle of the claimed range, so that most of what is claimed would have shown. confirmed: a gain
-    within the claimed range shows everywhere. conditional: in some settings, which are named. refuted: in none, and
-    everywhere it is excluded or outside the range. untestable: in none, and somewhere the noise could hide it. How
-    severe that is: as `by_setting` has it; but gains that show everywhere, outside the range, as far as they are
-    `apart` from it.
+    lies below the middle of the claimed range: most of the claimed gain would have shown. confirmed: a gain within the
+    claimed range shows everywhere. conditional: in some settings, which are named. refuted: in none, and everywhere it
+    is excluded or outside the range. untestable: in none, and somewhere the noise could hide it. The severity is that
+    of `by_setting`; for gains that show everywhere, but outside the range, it is how far `apart` from it they are.
     """
     figures.check(measured, control, "measured", "control")
     least, most = figures.interval(claimed, "claimed", finite=True)
@@ -84,11 +83,11 @@ def effect(
 def improves(statement: str, gains: Mapping[str, Number | Interval], *, unit: str = "") -> Finding:
     """A gain whose size the source does not state, by measured intervals of it.
 
-    `gains` are exact, or confidence intervals of the gain itself, by setting, that hold all at once: with several
-    settings the caller makes each so much wider. A gain shows where its interval lies above 0; there is none where the
-    interval ends at 0 or below. confirmed: a gain shows everywhere. conditional: in some settings, which are named.
-    refuted: there is none anywhere. untestable: none shows, and somewhere the interval does not decide. How severe that
-    is: as `by_setting` has it.
+    `gains` are exact, or confidence intervals of the gain itself, by setting. The intervals hold all at once: with
+    several settings, the caller widens each accordingly. A gain shows where its interval lies above 0; there is none
+    where the interval ends at 0 or below. confirmed: a gain shows everywhere. conditional: in some settings, which are
+    named. refuted: there is none anywhere. untestable: none shows, and somewhere the interval does not decide. The
+    severity is that of `by_setting`.
     """
     if not gains:
         raise ValueError("gains: expected at least one setting, got none")
@@ -115,13 +114,13 @@ def by_setting(
     against: Mapping[str, Number] | None = None,
     excluded: Severity = Severity.SUBSTANCE,
 ) -> Finding:
-    """What rules say that look for something in each setting: `shown` everywhere, in some, or in none; and if in none,
-    whether it is `undecided` somewhere, or nowhere. `have` is what was found, in words; `what` and `nowhere` say what
-    it means where it shows, and where it shows nowhere. `against` says how far each setting speaks against the claim:
-    a reader is told first of the one that does most, without it of the first.
+    """The finding of a rule that looks for something in each setting: `shown` everywhere, in some, or in none; if in
+    none, whether it is `undecided` somewhere. `have` is what was found, in words; `what` and `nowhere` say what it
+    means if it shows, and if it shows nowhere. `against` says how far each setting speaks against the claim: the clause
+    names the one that does so most; without `against`, the first.
 
-    Where the claim does not hold in every setting it is of `substance`, or as severe as `excluded`, if a setting
-    excludes what is claimed, and of `wording` if the others merely leave it open.
+    If the claim does not hold in every setting, its severity is `excluded`, by default `substance`, if a setting
+    excludes what is claimed; it is `wording` if the other settings merely leave it open.
     """
     listed = figures.listing(have, undecided)
     rest = [label for label in have if label not in shown]

@@ -7,14 +7,14 @@ from paper.claims.figures import Number, above
 
 
 class Severity(StrEnum):
-    """The lightest first."""
+    """The severities, the lightest first."""
 
     WORDING = "wording"
     CONSTANT = "constant"
     SUBSTANCE = "substance"
 
 
-FACTOR = 2  # figures of one sign that are at most so many times each other differ by a constant
+FACTOR = 2  # figures of one sign within this factor of each other differ by a constant
 
 SEVERITIES = {
     Severity.WORDING: "what is meant is not wrong: a term of a printed formula to be put right, a bound that is not "

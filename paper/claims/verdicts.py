@@ -40,11 +40,11 @@ RULES: dict[str, str] = {}
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule found: its verdict, the source's figure, ours, the same in short, and the rule's name.
+    """What a rule found: its verdict, the source's figure, ours, a short clause, and the rule's name.
 
-    `clause` is what a reader is told first, after the verdict: one clause, without a full stop. `scope` says of how
-    many parts of the claim the verdict is. `severity` is None for a claim that is confirmed or untestable. `parts` are
-    the findings of which it is made, by label; `remark` stands after our figure.
+    `clause` is what a reader sees first, after the verdict: one clause, without a full stop. `scope` says how many
+    parts of the claim have the verdict. `severity` is None for a claim that is confirmed or untestable. `parts` are the
+    findings that it is made of, by label; `remark` stands after our figure.
     """
 
     verdict: Verdict
@@ -72,7 +72,7 @@ Parts = Mapping[str, Finding]  # of a claim, by label
 
 
 def rule(judge: Callable[P, Finding]) -> Callable[P, Finding]:
-    """Enter a function that makes a finding into `RULES`, with its docstring's first line; findings get its name."""
+    """Decorator: enters a rule into `RULES` with the first line of its docstring, and gives its findings its name."""
     RULES[judge.__name__] = (judge.__doc__ or "").partition("\n")[0]
 
     @wraps(judge)

@@ -10,7 +10,7 @@ from paper.claims.evidence.frozen_layer import PRODUCTS, VALUES_LAST, backward_c
 
 Formula = Any  # sympy's
 
-# What a row of the picture is about, from the output back, and its products.
+# The rows of the picture, from the output back, and the products in each.
 ROWS = {
     "output": ("dW_O", "dO"),
     "values": ("dV", "dW_V", "dX_V"),
@@ -27,10 +27,11 @@ VARIANTS = {
 
 
 def backward_switch() -> str:
-    """The products of a layer's backward pass, and a switch that strikes out those that a variant does without.
+    """The products of a layer's backward pass, and a switch that strikes out those that a variant does not compute.
 
-    Which they are is read off autograd's graph of small layers (`backward_products`), what they cost is theirs. The
-    order (P X) W_V, where the input needs no gradient, is held to what was counted.
+    Which products a variant computes is read off autograd's graph of small layers (`backward_products`); their costs
+    are those of `PRODUCTS`. For the order (P X) W_V without a gradient for the input, the total is checked against a
+    count.
     """
     used = {variant: _used(variant) for variant in VARIANTS}
     assert sympy.expand(_total(used["last"]) - backward_counted(VALUES_LAST, input_grad=False)) == 0

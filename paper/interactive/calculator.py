@@ -1,4 +1,4 @@
-"""Mechanisms by cost for sizes that a reader sets, and a table that needs no script."""
+"""A calculator that ranks mechanisms by cost for sizes that the reader sets, and a table that needs no script."""
 
 from functools import cache
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from ortho.cost import Cost, choose
 from ortho.cost.attention import decoded
 from paper.interactive.markup import attribute, cells
 
-LENGTHS = tuple(2**k for k in range(9, 16))  # N, tokens; of decoding, those before the new one
+LENGTHS = tuple(2**k for k in range(9, 16))  # N, tokens; in decoding, those before the new one
 WIDTHS = (512, 1024, 4096)  # d
 HEAD = 64  # K, the width of a head
 USES = {"training": ("GFLOP a step", "MiB kept"), "decoding": ("GFLOP a token", "MiB of cache")}
@@ -30,7 +30,7 @@ class Row(NamedTuple):
 
 @cache
 def rows(use: str, causal: bool, N: int, d: int) -> list[Row]:
-    """All mechanisms that serve a layer for one sequence, heads of width `HEAD`, the one with the least work first."""
+    """Every mechanism that fits a layer, with its cost for one sequence and heads of width `HEAD`; least work first."""
     heads = d // HEAD
     work = "step" if use == "training" else "decode"
     found = choose(N, d, {work: 1e300}, num_heads=heads, causal=causal)
@@ -72,7 +72,7 @@ def calculator() -> str:
 
 
 def _typical() -> str:
-    """For each setting the cheapest mechanism of each family."""
+    """A table of the cheapest mechanism of each family, for each typical setting."""
     body = ""
     for use, causal, N, d, words in TYPICAL:
         found = rows(use, causal, N, d)
@@ -89,7 +89,7 @@ def _typical() -> str:
 
 
 def _cheapest_of_families(found: list[Row]) -> list[Row]:
-    """In the order of their work; of softmax attention the fused form."""
+    """The cheapest mechanism of each family, by rising work; softmax attention in its fused form."""
     first: dict[str, Row] = {}
     for row in found:
         if row.name != "flash":
@@ -98,7 +98,7 @@ def _cheapest_of_families(found: list[Row]) -> list[Row]:
 
 
 def _short(figure: float) -> float:
-    """Three digits, whole from 100 on."""
+    """A figure rounded to three digits; from 100 on, to a whole number."""
     return round(figure) if figure >= 100 else float(f"{figure:.3g}")
 
 

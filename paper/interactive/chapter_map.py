@@ -1,4 +1,4 @@
-"""A map of the chapters: which builds on which, as the chapters' own lines say, each a link to its page."""
+"""A map of the chapters, each a link to its page: which builds on which, read from the chapters' own lines."""
 
 import json
 import re
@@ -13,7 +13,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 LINE = "**Builds on** "
 LINK = re.compile(r"\[chapter (\d+)\]\(([^)]+)\)")
-WIDTH, BOX, HEIGHT, STEP = 720, (104, 58), 94, 119  # of the picture, a chapter, a row of them, a column
+WIDTH, BOX, HEIGHT, STEP = 720, (104, 58), 94, 119  # sizes of the picture, of a chapter's box, of a row, of a column
 
 
 class Chapter(NamedTuple):
@@ -50,7 +50,7 @@ def _chapter(number: int, part: str, page: str) -> Chapter:
 
 
 def nearest(chapter: Chapter) -> list[int]:
-    """Of the chapters it builds on those that none of the others builds on, itself or by way of more."""
+    """The chapters it builds on, without those that another of them builds on, directly or through further chapters."""
     before = {one.number: set[int]() for one in chapters()}
     for one in chapters():
         before[one.number].update(*({n} | before[n] for n in one.builds_on))
@@ -85,7 +85,7 @@ def _left(row: int) -> float:
 
 
 def _edge(start: tuple[float, float], end: tuple[float, float]) -> str:
-    """A curve from the lower edge of a box to the upper edge of one below, or over the boxes between two of a row."""
+    """A curve from a box's lower edge to the upper edge of a box below; within a row, over the boxes between two."""
     (x, y), (u, v), half = start, end, BOX[1] / 2
     if y == v:
         bend = f"C {x} {y - half - 14}, {u} {v - half - 14}, {u} {v - half}"

@@ -7,7 +7,7 @@ from paper.interactive.markup import cells, decimal
 
 __all__ = ["BETA", "KEYS", "START", "VALUES", "System", "chunk_solve", "solved"]
 
-# Four tokens with unit keys of width 2 and values of one number; the memory before them.
+# Four tokens with unit keys of width 2 and values of one number; START is the memory before them.
 KEYS = (
     (Fraction(1), Fraction(0)),
     (Fraction(3, 5), Fraction(4, 5)),
@@ -59,12 +59,12 @@ def chunk_solve() -> str:
 
 
 def _product(one: "list[Fraction] | tuple[Fraction, ...]", other: "list[Fraction] | tuple[Fraction, ...]") -> Fraction:
-    """Of as many pairs of numbers as the shorter has."""
+    """The inner product, over the length of the shorter one."""
     return sum((a * b for a, b in zip(one, other, strict=False)), Fraction(0))
 
 
 def _how(system: System, i: int) -> str:
-    """7.6 = 8.6 - 0.6 · 1, for row i, without the terms that are 0."""
+    """The arithmetic of row i, such as 7.6 = 8.6 - 0.6 · 1, without the terms that are 0."""
     known = zip(system.matrix[i][:i], system.errors, strict=False)
     terms = [f" − {decimal(a)} · {decimal(e) if e >= 0 else f'({decimal(e)})'}" for a, e in known if a]
     return f"{decimal(system.right[i])}{''.join(terms)} = {decimal(system.errors[i])}"

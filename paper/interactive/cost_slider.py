@@ -9,7 +9,7 @@ VARIANTS = {"learned": "learned", "frozen": "frozen", "stopped": "frozen, gradie
 SCOPES = {"layer": cost.layer, "block": cost.block}
 FORMS = {"reference": "weights kept", "fast": "fused kernel"}
 RATIOS = [Fraction(2) ** power for power in range(-4, 7)]  # N/d
-SHOWN = (0, 2, 4, 6, 8)  # of these, in the table without a slider
+SHOWN = (0, 2, 4, 6, 8)  # places in RATIOS of those in the table without a slider
 START = 4  # N = d
 D_MODEL, HEADS = 1024, 16  # no figure here depends on them: all are in units of N d^2
 
@@ -53,7 +53,7 @@ def cost_slider() -> str:
 
 
 def _savings() -> str:
-    """What freezing, and stopping besides, save at a few ratios."""
+    """A table of what freezing saves at a few ratios, alone and with the gradient stopped as well."""
     columns = [
         ("layer", "frozen", "reference"), ("layer", "stopped", "reference"), ("layer", "stopped", "fast"),
         ("block", "frozen", "reference"), ("block", "stopped", "reference"), ("block", "stopped", "fast"),

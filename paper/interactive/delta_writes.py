@@ -15,7 +15,7 @@ WRITES = (("k", 3.0), ("k′", 10.0), ("k", 5.0), ("k′", 10.0), ("k", 5.0), ("
 
 
 class Step(NamedTuple):
-    """A write, and each memory after it: linear and delta are what the keys are answered, in the order of `KEYS`."""
+    """A write, and each memory after it. `linear` and `delta` are their answers to the keys, in the order of `KEYS`."""
 
     written: str
     linear_memory: list[float]

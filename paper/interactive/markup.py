@@ -19,5 +19,5 @@ def attribute(data: Any) -> str:
 
 
 def decimal(number: SupportsFloat) -> str:
-    """A decimal with up to four digits, with a minus sign that is one; no zero is negative."""
+    """A decimal with up to four digits and a typographic minus sign; zero is never negative."""
     return f"{float(number) + 0.0:.4g}".replace("-", "\N{MINUS SIGN}")

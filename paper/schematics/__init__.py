@@ -1,1 +1,1 @@
-"""Schematic pictures, one module a family of mechanisms: what goes where, before any formula."""
+"""Schematic pictures, one module per family of mechanisms: what goes where, before any formula."""

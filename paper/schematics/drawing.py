@@ -1,4 +1,4 @@
-"""Boxes, arrows and cells, of which the schematics are made. Lengths are in the units of the axes."""
+"""The boxes, arrows and cells that the schematics are made of. Lengths are in the units of the axes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ Tint = str | tuple[str, float]  # a colour, or a colour and how opaque it is, fr
 
 
 def canvas(width: float, height: float, *, inches: float = 7.0) -> tuple[Figure, Axes]:
-    """A figure of so many inches across with axes that show nothing themselves, from (0, 0) to (width, height)."""
+    """A figure `inches` wide with invisible axes, from (0, 0) to (width, height)."""
     drawn, axes = plt.subplots(figsize=(inches, inches * height / width))
     axes.set(xlim=(0, width), ylim=(0, height), aspect="equal")
     axes.axis("off")

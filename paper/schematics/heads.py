@@ -19,7 +19,7 @@ ROWS = {  # kind: its height, its colour, where its weights come from, whether t
 
 
 def induction_pairs(tokens: Sequence[str]) -> list[tuple[int, int]]:
-    """(query, key) for each key at or before a query whose token before it equals the query's."""
+    """(query, key) for each key, at or before the query, that follows a token equal to the query's."""
     return [(i, j) for i in range(len(tokens)) for j in range(1, i + 1) if tokens[j - 1] == tokens[i]]
 
 

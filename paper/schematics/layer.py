@@ -43,8 +43,8 @@ EDGES = {
 def attention_layer() -> Figure:
     """The layer with its forward arrows, and beside each the gradient, coloured by the variants that compute it.
 
-    Which variants do is read off autograd's graph (`backward_products`). A gradient that ends in a matrix is that
-    matrix's own.
+    Which variants compute it is read off autograd's graph (`backward_products`). A gradient that ends in a matrix is
+    the gradient of that matrix.
     """
     drawn, axes = canvas(16.2, 7.9)
     for (start, end), product in EDGES.items():
@@ -76,7 +76,7 @@ def _both_ways(axes: Axes, start: str, end: str, colour: str) -> None:
 
 
 def _border(name: str, towards: str) -> Point:
-    """Where a line from a box's middle to another's leaves it."""
+    """Where the line from a box's middle to that of another leaves the first box."""
     (x, y), _, width = BOXES[name]
     dx, dy = BOXES[towards][0][0] - x, BOXES[towards][0][1] - y
     share = min(width / 2 / abs(dx) if dx else 9.0, 0.5 / abs(dy) if dy else 9.0)

@@ -14,9 +14,9 @@ from paper.plots import BLUE, ORANGE, VERMILION
 from paper.schematics.drawing import canvas, cells, label
 
 TOKENS, COLUMNS = 16, 4
-WIDE, HIGH = 19, 22.5  # of a picture with what stands around it, in cells
+WIDE, HIGH = 19, 22.5  # of a picture with its labels, in cells
 
-# Of each picture the whole pattern, and the part of it that is near: a window or a block.
+# For each picture, the whole pattern and its near part: a window or a block.
 PICTURES: dict[str, tuple[Pattern, Pattern | None]] = {
     "window of 4": (Window(4), Window(4)),
     "dilated, 4 keys by 3": (Dilated(4, 3), Window(1)),
@@ -31,7 +31,7 @@ CHOSEN = 4
 
 
 def masks() -> dict[str, Tensor]:
-    """The causal mask of each picture, (N, N); of the last one for queries and keys that are drawn."""
+    """The causal mask (N, N) of each picture; that of the last picture is for random queries and keys."""
     found = {name: whole.mask(TOKENS, is_causal=True) for name, (whole, _) in PICTURES.items()}
     q, k = randn(2, TOKENS, TOKENS, generator=Generator().manual_seed(0))
     return found | {SELECTED: top_k_mask(q, k, count=CHOSEN, is_causal=True)}

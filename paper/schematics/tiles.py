@@ -9,7 +9,7 @@ from paper.schematics.drawing import arrow, box, canvas, cells, label
 __all__ = ["attention_by_tiles", "tile_states"]
 
 COUNT = 5  # tiles of queries, and of keys
-NOW = (3, 2)  # the tile in work: of queries, of keys
+NOW = (3, 2)  # the tile in progress: its row (queries) and its column (keys)
 TINTS = {"done": (BLUE, 0.45), "now": (ORANGE, 0.9), "to come": (BLUE, 0.12), "never": None}
 
 KEPT = (
@@ -18,7 +18,7 @@ KEPT = (
 
 
 def tile_states(count: int, now: tuple[int, int]) -> list[list[str]]:
-    """Of each tile of a causal call, queries by keys, whether it is done, in work, to come, or never computed."""
+    """The state of each tile of a causal call, queries by keys: 'done', 'now', 'to come', or 'never' (not computed)."""
     order = [(queries.start, keys.start) for queries, read in tiles(count, count, True, (1, 1)) for keys, _ in read]
     where = {tile: place for place, tile in enumerate(order)}
     states = [["never"] * count for _ in range(count)]

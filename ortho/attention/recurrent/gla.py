@@ -118,7 +118,7 @@ def kimi_delta_attention(
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
     """`kimi_delta_attention_reference` by matrix products over chunks, in time and memory linear in N.
 
-    The length of a chunk is the largest power of two that is at most `chunk`: by default 64, on a GPU more beyond 8192
+    The length of a chunk is the largest power of two that is at most `chunk`: by default 64, on a GPU more from 16,257
     tokens. Kept for the backward pass are one state per chunk and, for each token, a few vectors for each time that a
     chunk can be halved.
     """

@@ -1,1 +1,1 @@
-"""What decides each claim: one module a topic, as the chapters are; a claim's id is found by a search for it."""
+"""The evidence that decides each claim: one module per topic, like the chapters. Search for a claim's id to find it."""

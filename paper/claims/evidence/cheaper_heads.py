@@ -37,8 +37,8 @@ SAME = 2**-40  # the same operations, in the same order, on numbers below 1000
 
 
 def general(d: int) -> float:
-    """Multiplications that almost every orthogonal matrix takes, at least, in per cent of the d^2 that it has entries:
-    d (d - 1) / 2, the dimension of their group."""
+    """Multiplications that almost every orthogonal matrix needs at least, d (d - 1) / 2 (the dimension of their group),
+    in per cent of its d^2 entries."""
     return 50 * (d - 1) / d
 
 
@@ -48,14 +48,13 @@ def structured(d: int, K: int | None = HEAD_DIM) -> float:
 
 
 def merged(heads: int) -> float:
-    """Per cent of the products of W_Q and W_K that one matrix W_Q W_K^T a head, d x d, does without."""
+    """Per cent of the products with W_Q and W_K that a d x d matrix W_Q W_K^T for each head saves."""
     return 100 * (1 - heads / 2)
 
 
 @cache
 def still_right(trained: bool) -> float:
-    """Per cent of the numbers of q and k, computed in advance from embeddings, that a training step leaves as they
-    are."""
+    """Per cent of the numbers of q and k, computed in advance from embeddings, that a training step does not change."""
     kind: dict[str, Any] = {"generator": seeded(), "dtype": torch.float64}
     layer = MultiheadAttention(NARROW, 2, projection="frozen", **kind)
     embeddings = torch.randn(1, 8, NARROW, **kind).requires_grad_(trained)
@@ -91,8 +90,8 @@ def fast_products() -> Parts:
 
 @cache
 def shared() -> tuple[int, float]:
-    """(numbers of frozen matrices that a model holds whose blocks share one projection, the greatest difference of
-    its logits and gradients from those of a model in which each block has a copy)."""
+    """(numbers of frozen matrices in a model whose blocks share one projection, the greatest difference of its logits
+    and gradients from those of a model in which each block has a copy)."""
     projection = FrozenProjection(NARROW, 2, generator=seeded(), dtype=torch.float64)
     kind: dict[str, Any] = {"max_length": 8, "generator": seeded(1), "dtype": torch.float64}
     one = LanguageModel(11, NARROW, 2, LAYERS, projection=projection, **kind)
@@ -135,20 +134,20 @@ LEARNED = (1, 3, 6, 11)  # heads of the twelve
 
 
 def mixed(N: int, learned: int, rest: str, *, causal: bool = False) -> Cost:
-    """A layer with so many learned heads, whose others are of another kind."""
+    """A layer with this many learned heads, whose other heads are of another kind."""
     return hybrid(1, N, D, H, heads={"learned": learned, rest: H - learned}, causal=causal)
 
 
 def over_learned(quantity: str, N: int, learned: int, rest: str = "frozen") -> float:
-    """What such a layer costs, over what one with learned heads alone does."""
+    """The cost of such a layer over that of a layer with learned heads alone."""
     return float(getattr(mixed(N, learned, rest), quantity) / getattr(layer(1, N, D, H), quantity))
 
 
-KIND = {"frozen": "frozen", "stopped": "structured-stopped"}  # heads of orthogonal random attention: here, in `hybrid`
+KIND = {"frozen": "frozen", "stopped": "structured-stopped"}  # orthogonal random heads: name here, name in `hybrid`
 
 
 def spared(quantity: str, N: int, learned: int, kind: str) -> float:
-    """How many per cent of what learned heads alone take such a layer does without."""
+    """How many per cent of the cost of learned heads alone such a layer saves."""
     return round(100 - 100 * over_learned(quantity, N, learned, KIND[kind]), 1)
 
 

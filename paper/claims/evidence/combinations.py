@@ -23,11 +23,11 @@ KINDS = {"linear": "linear", "FAVOR+": "favor", "delta": "delta", "window": "win
 ORA = "frozen"  # with softmax
 IDLE = "identity"  # heads that see no other token
 SHOWN = ("better", "worse")  # outcomes of a difference that shows
-ON_DIGITS = ("linear",)  # kinds of which `images` has both arms
+ON_DIGITS = ("linear",)  # kinds for which `images` has both arms
 DIGITS = Unit("% of the digits", 100, 1)
 
 
-Comparison = tuple[Arms, str, str]  # the field, an arm that may lose something, and the other, which has it to lose
+Comparison = tuple[Arms, str, str]  # the field, an arm that may lose something, and the arm it may lose to
 
 
 def on_bytes() -> Arms:
@@ -45,9 +45,9 @@ def on_digits() -> Arms:
 def nothing_lost(comparisons: Sequence[Comparison]) -> Finding:
     """Whether nothing is lost, wherever there is something to lose.
 
-    There is where the other arm is shown to be better than heads that see no other token. Where it is not, that no
-    difference shows says nothing, and the comparison is left out; a difference that shows ('better' or 'worse') is
-    kept. Where nothing is left, and where runs are missing, nothing can be said.
+    There is something to lose if the other arm is shown to be better than heads that see no other token. If it is not,
+    the absence of a difference says nothing, and the comparison is left out; a difference that shows ('better' or
+    'worse') is kept. If nothing is left, or if runs are missing, the finding is untestable.
     """
     statement, missing, idle, have = "nothing is lost", [], [], {}
     for field, arm, other in comparisons:
@@ -85,7 +85,7 @@ def beyond_linear(kind: str) -> int:
 
 
 def saved(kind: str, N: int) -> float:
-    """How many per cent of the FLOPs of a step with learned queries and keys freezing them spares."""
+    """How many per cent of a step's FLOPs with learned queries and keys are saved by freezing them."""
     return round(100 - 100 * step(kind, N, "frozen") / step(kind, N, "learned"), 1)
 
 
@@ -98,7 +98,7 @@ def beside_what_is_combined() -> list[Comparison]:
 
 
 def beside_ora_on_bytes() -> Mapping[str, Told]:
-    """The same on bytes, where positions differ as well: kind -> more bits a byte, as far as there are runs."""
+    """The same against softmax on bytes, where positions differ too: kind -> more bits a byte, if there are runs."""
     text = on_bytes()
     return {kind: told for kind in KINDS if (told := text.reported(f"frozen {kind}", ORA)) is not None}
 
@@ -130,7 +130,7 @@ def with_other_attention() -> Finding:
 LINEAR, SOFTMAX = "linear", "learned"
 KERNELS = (LINEAR, "FAVOR+")  # linear arms that see images
 PLACED = "linear + embeddings", "learned + embeddings"  # the two that know positions in the same way
-HALF = 0.5  # a task is learnt by an arm of which more than half of the runs learn it
+HALF = 0.5  # an arm learns a task if more than half of its runs learn it
 Tasks = Mapping[str, Mapping[str, Learnt]]
 
 
@@ -141,7 +141,7 @@ def tasks() -> dict[str, dict[str, Learnt]]:
 
 
 def rate(runs: Learnt, comparisons: int) -> Interval:
-    """The exact interval of the rate of successes; of so many, all ends are right but for `LEVEL`."""
+    """The exact interval of the success rate; with this many, all ends hold at once except with probability `LEVEL`."""
     rule = Decision(margin=0, level=LEVEL, higher_is_better=True)
     return success_interval(runs.successes, len(runs.seeds), confidence=rule.confidence(comparisons))
 
@@ -152,7 +152,7 @@ def softmax_learns(found: Tasks) -> list[str]:
 
 
 def learns(found: Tasks) -> dict[str, Interval]:
-    """Of those tasks, by how many per cent more than half of the runs linear attention learns each."""
+    """For each of those tasks, the per cent of runs, beyond half of them, in which linear attention learns it."""
     known = [task for task in softmax_learns(found) if LINEAR in found[task]]
     ends = {task: rate(found[task][LINEAR], len(known)) for task in known}
     return {task: (round(100 * (low - HALF), 1), round(100 * (high - HALF), 1)) for task, (low, high) in ends.items()}
@@ -178,7 +178,7 @@ def counts(found: Tasks) -> str:
 
 
 def beside_softmax() -> Finding:
-    """Whether linear heads lose nothing to softmax heads, in the fields where those need what other tokens say.
+    """Whether linear heads lose nothing to softmax heads, in the fields where softmax heads need other tokens.
 
     They do where they are better than heads that see no other token.
     """
@@ -202,7 +202,7 @@ def needed(arms: Arms) -> bool:
 
 
 def idle_fields() -> str:
-    """What is said of digits where they decide nothing."""
+    """A remark on digits, if they decide nothing; else ''."""
     digits = on_digits()
     gain = digits.reported(SOFTMAX, IDLE)
     if gain is None or needed(digits):

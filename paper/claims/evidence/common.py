@@ -1,4 +1,4 @@
-"""What evidence of several topics is made with: draws, distances, intervals, orders of growth, and trained arms."""
+"""Tools that evidence of several topics shares: draws, distances, intervals, orders of growth, and trained arms."""
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -19,13 +19,13 @@ from paper.experiments.learning import analysis
 from paper.experiments.learning.analysis import Judged, Runs
 
 SOME = (1, 100)  # per cent: where a source says that there is a loss or a gain, but not how large it is
-# Two float64 computations of sums of some 1e3 terms in different orders, magnified by the exponentials of scores.
+# For two float64 computations that sum some 1e3 terms in different orders, magnified by the exponentials of scores.
 EXACT = 1e-10
 # A hundred float64 steps that enlarge no error, with sums of eight terms each, round to about 1e-14, relatively.
 EXACT_STEPS = 1e-12
 
-# What a claim holds constant is chosen once: nothing but what its source does ("when N >> d"). A constant of a layer
-# that a claim leaves out makes it `corrected`: H, B, L and m. So does d where the claim is on growth with N alone.
+# One rule says what a claim holds constant: only what its source does ("when N >> d"). A claim that leaves out a
+# constant of a layer (H, B, L or m) is `corrected`. So is one that leaves out d, if it is about growth with N alone.
 IN_N = (*CONFIGURATION, "m", "d")
 
 
@@ -50,14 +50,14 @@ def relative_error(found: Any, exact: Any) -> float:
 
 def mean_interval(samples: Tensor) -> Interval:
     """An interval for the mean of independent draws, to one decimal. It misses the true mean with probability 1e-5 if
-    the standard error is known; with one from 16 normal draws it is 5e-4, from 32 it is 1e-4."""
+    the standard error is known; if that is estimated from 16 normal draws, with 5e-4; from 32, with 1e-4."""
     found = estimate(samples)
     reach = SIGMAS * found.standard_error
     return outward((found.value - reach, found.value + reach))
 
 
 def orders(rows: Mapping[str, Sequence[Any]], settings: Sequence[str] = CONFIGURATION) -> dict[str, Finding]:
-    """Rows of a claimed order, the closed form, and the sizes that are constants, if any: one finding each."""
+    """One finding for each row: the claimed order, the closed form, and the sizes that are held constant, if any."""
     return {
         label: growth(claimed, sympy.expand(ours), held=held, settings=settings)
         for label, (claimed, ours, *held) in rows.items()
@@ -71,7 +71,7 @@ def saves(statement: str, costs: Mapping[str, tuple[Number, Number]]) -> Finding
 
 
 def as_much_as(most: Number, best: Number, *, unit: str = "") -> Finding:
-    """A gain of 'up to' so much, against the best that was found in any setting: it is reached, and it is the most."""
+    """A gain of 'up to' `most`, against the best found in any setting: it must be reached, and not exceeded."""
     ranges = {"reached somewhere": (most, inf), "passed nowhere": (-inf, most)}
     return region(ranges, dict.fromkeys(ranges, best), unit=unit)
 
@@ -89,7 +89,7 @@ class Arms(NamedTuple):
     unit: Unit
 
     def judged(self, arm: str, other: str) -> Judged | None:
-        """What an arm has more than the other, by the rule of their records; None without two seeds of both."""
+        """An arm minus the other, judged by the rule of their records; None without two seeds of both."""
         if arm not in self.runs or other not in self.runs:
             return None
         return analysis.judged(self.runs[arm], self.runs[other], self.measure)
@@ -101,5 +101,5 @@ class Arms(NamedTuple):
 
 
 def without_records(statement: str, what: str) -> Finding:
-    """Untestable, as there are no records of what is named."""
+    """An untestable finding: there are no records of `what`."""
     return untestable(statement, {what: None}, lack="there are no records of")

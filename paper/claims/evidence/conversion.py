@@ -1,7 +1,7 @@
 r"""S0, sections 5.1 and 5.2: conversion to the standard form, fine-tuning, freezing further.
 
 What is trained here is small on purpose: a two-block language model that learns to repeat eight random tokens, in
-float64, so that the figures that are printed are the same on every machine.
+float64, so that the printed figures are the same on every machine.
 """
 
 import copy
@@ -87,7 +87,7 @@ def held_out(task: str = "repeat") -> Tensor:
 
 
 def untrained(projection: str, seed: str = "weights", **sizes: int) -> LanguageModel:
-    """A model of `SIZES`, but for those that are named."""
+    """A model of `SIZES`, except for the sizes that are given."""
     return LanguageModel(**SIZES | sizes, projection=projection, generator=generator(seed), dtype=torch.float64)
 
 
@@ -192,7 +192,7 @@ def freeze(model: LanguageModel, blocks: int, *, embeddings: bool = True) -> Lan
 def backward_flops(
     N: int, d: int, H: int, L: int, *, vocab_size: int, projection: str, blocks: int = 0, embeddings: bool = False
 ) -> int:
-    """FLOPs of a model's backward pass, one sequence, with the lowest `blocks` blocks frozen, and the `embeddings`.
+    """FLOPs of a model's backward pass, one sequence, with the lowest `blocks` blocks (and the `embeddings`) frozen.
 
     A frozen matrix saves its weight gradient, 2 FLOPs a token and entry. A frozen block saves the whole of its
     backward pass if nothing below it is trained.
@@ -225,7 +225,7 @@ def freezable(layers: int = 4) -> int:
     return possible
 
 
-# What a second stage with frozen W_Q and W_K takes more bits a byte than one that trains all.
+# Second stages with frozen W_Q and W_K, compared in bits a byte with one that trains everything.
 TUNED = {"frozen as they were trained": "QK frozen", "drawn anew, orthogonal": "QK redrawn"}
 
 
@@ -245,7 +245,7 @@ def tuned() -> Finding:
 
 @torch.no_grad()
 def pretrained_losses() -> dict[str, tuple[float, float]]:
-    """Held-out loss before and after the ways to make ORA of a trained model, before any further training."""
+    """Held-out loss before and after each way to turn a trained model into ORA, before any further training."""
     standard, ora, tokens = trained("learned"), trained("frozen"), held_out()
     weights = checkpoint(standard)
     ways = {

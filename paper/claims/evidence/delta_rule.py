@@ -1,6 +1,7 @@
 r"""S3, section 3: the delta rule as printed, improvement 4, a form in chunks of matrix products, and its stability.
 
-The source's S is (V, K), the transpose of the package's; it names neither a write strength nor a length of the keys.
+The source's S is (V, K), the transpose of the package's; the source names neither a write strength nor the keys'
+length.
 """
 
 from collections.abc import Callable, Iterable
@@ -55,7 +56,7 @@ def as_printed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def left_after(square: float, writes: int) -> float:
-    """The share of the error that is left when one pair, with that |k|^2, is written so often to a random memory."""
+    """The share of the error left after writing one pair, with this |k|^2, `writes` times to a random memory."""
     g = seeded(2)
     S = torch.randn(WIDTH, WIDTH, generator=g, dtype=torch.float64)
     k, v = torch.randn(2, WIDTH, generator=g, dtype=torch.float64)
@@ -92,14 +93,14 @@ def formula() -> Finding:
 
 
 def stored(pairs: int) -> float:
-    """The relative error of the answers of a delta rule that has written so many pairs with orthonormal keys."""
+    """The relative error of the answers of a delta rule that has written this many pairs with orthonormal keys."""
     keys, values = torch.linalg.qr(normal(WIDTH, WIDTH)).Q[:pairs], normal(pairs, WIDTH, seed=1)
     _, (S,) = delta_rule_reference(keys, keys, values, is_causal=True, normalise=False, return_state=True)
     return relative_error(keys @ S, values)
 
 
 def least_missed(pairs: int) -> float:
-    """What any memory of this width misses at least of so many random pairs, in per cent of the values."""
+    """The least that any memory of this width misses of this many random pairs, in per cent of the values."""
     keys, values = normal(pairs, WIDTH), normal(pairs, WIDTH, seed=1)
     return 100 * relative_error(keys @ torch.linalg.lstsq(keys, values).solution, values)
 
@@ -118,7 +119,7 @@ def capacity() -> Finding:
 
 
 def unlike_recurrence() -> float:
-    """The largest relative difference of the form in chunks and the recurrence, with write strengths and decays."""
+    """The largest relative difference between the chunked form and the recurrence, with write strengths and decays."""
     worst = 0.0
     for length in (63, LENGTH):
         q, k, v = operands(length)
@@ -132,8 +133,8 @@ def unlike_recurrence() -> float:
 
 
 class _Operations(TorchDispatchMode):
-    """Counts operations, those that are not PyTorch's own, FLOPs of products, and those of products with no side below
-    `TILE`."""
+    """Counts all operations, those that are not PyTorch's own, the FLOPs of products, and the FLOPs of products with no
+    side below `TILE`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +155,7 @@ class _Operations(TorchDispatchMode):
 
 
 def step(attend: Callable[..., Any], qkv: Iterable[Tensor], **options: Any) -> _Operations:
-    """What a forward and a backward pass of a form does."""
+    """The operations of a forward and a backward pass of a form."""
     leaves = [x.requires_grad_() for x in qkv]
     with _Operations() as seen:
         attend(*leaves, is_causal=True, **options).sum().backward()
@@ -178,7 +179,7 @@ def longest() -> dict[str, dict[str, Row]]:
 
 
 def by_the_clock() -> dict[str, float]:
-    """The time over that of fused softmax attention, causal as well, at the greatest length of each device."""
+    """The time over that of fused softmax attention, also causal, at the greatest length of each device."""
     return {
         f"{arm.split()[0]}, $N = {row['N']:,}$ on {device}": round(row["ratio_alike"][1], 2)
         for device, rows in longest().items()
@@ -242,10 +243,10 @@ LENGTHS = (1.0, 1.4, 1.5, 2.0)  # of keys
 ROUNDED = (64, 8192)  # steps, after which errors of a bfloat16 memory are compared
 STRENGTHS = {"$\\beta = 1$": (1.0, 1.0), "$\\beta$ in (0, 2)": (0.0, 2.0), "$\\beta = 2$": (2.0, 2.0)}
 BITS = delta_memory.STATES[torch.bfloat16]
-# Errors that nothing damps add up like the root of the steps, damped ones settle at a factor of 1: growth is what lies,
-# on a logarithmic scale, nearer to the first.
+# Undamped errors add up like the square root of the steps; damped ones settle, at a factor of 1. A factor counts as
+# growth if it is nearer to the first on a logarithmic scale.
 GROWS = round((ROUNDED[1] / ROUNDED[0]) ** 0.25, 1)
-# 256 numbers a memory, whose errors are not independent: measured ones lie within a third of what is derived.
+# The errors of a memory's 256 numbers are not independent: measured errors lie within a third of the derived ones.
 FACTOR = 2.0
 TOO_LONG = 1.5  # a length of keys for which memories grow
 REFLECTIONS, EVERY = 4096, 64
@@ -258,9 +259,10 @@ def left(length: float) -> float:
 
 
 def growing(strengths: tuple[float, float]) -> float:
-    """How many times larger the relative error of a rounded memory becomes, as derived.
+    """The factor by which the relative error of a rounded memory grows, as derived.
 
-    Measured factors differ from one processor to another; `unlike_derived` holds the errors to these.
+    Measured factors differ from one processor to another; `unlike_derived` checks the measured errors against derived
+    ones.
     """
     few, many = (delta_memory.expected_error(strengths, MEMORY, steps, BITS) for steps in ROUNDED)
     return round(many / few, 1)
@@ -268,7 +270,7 @@ def growing(strengths: tuple[float, float]) -> float:
 
 @cache
 def unlike_derived() -> float:
-    """The largest logarithm, in size, of measured errors of a bfloat16 memory over derived ones; 0 if they agree."""
+    """The largest absolute logarithm of a bfloat16 memory's measured errors over derived ones; 0 if they agree."""
     at, strengths = list(ROUNDED), tuple(STRENGTHS.values())
     x = delta_memory.operands(at[-1], MEMORY, strengths, generator=seeded())
     exact = delta_memory.chunked(x, at, torch.float64)
@@ -279,7 +281,7 @@ def unlike_derived() -> float:
 
 @cache
 def nearer() -> dict[str, int]:
-    """By how many powers of ten 4,096 reflections in float32 are nearer to what they should be, orthogonalised."""
+    """By how many powers of ten orthogonalising brings 4,096 reflections in float32 nearer to what they should be."""
     which = f"{REFLECTIONS:,} reflections, orthogonalised every {EVERY}"
     plain, mended = (
         reflection_drift(REFLECTIONS, MEMORY, orthogonalise_every=every, generator=seeded()) for every in (None, EVERY)
@@ -314,7 +316,7 @@ def grown(start: str) -> tuple[float, float]:
 
 
 def smaller() -> dict[str, int]:
-    """By how many powers of ten such a memory and its rounding error are smaller than those of one that starts at 0."""
+    """By how many powers of ten such a memory, and its rounding error, are smaller than if it starts at 0."""
     return {
         f"{what} of a memory with $\\lvert k \\rvert = {TOO_LONG:g}$ from {name}, not 0": round(log10(zero / other))
         for start, name in (("identity", "the identity"), ("normal", "normal numbers"))

@@ -1,8 +1,8 @@
-"""Whether frozen queries and keys hold: over tasks, over what they are drawn from, in expressiveness and in gradients.
+"""Whether frozen queries and keys hold up: over tasks, over what they are drawn from, in expressiveness, in gradients.
 
 S0, section 5.2; S2, sections 4.2, 4.3 and 5.3. Read from the records of the learning experiments: of every device that
-has any, a CPU's first. What an arm has more than another is judged by the rule that the records themselves hold
-(a `Decision`); of tasks that a run learns or does not, by exact intervals of the rates at which it does.
+has any, a CPU's first. Differences between arms are judged by the rule that the records themselves hold (a `Decision`);
+on tasks that a run either learns or does not, by exact intervals of the success rates.
 """
 
 from collections import Counter
@@ -66,9 +66,9 @@ class Compared(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A task at a size: its arms, by the names that they have among the bytes.
+    """A task at a size: its arms, under the names that they have in `bytes`.
 
-    `arms` are compared by a mean; of `learnt`, each run has learnt the task or not, and `rule` compares the rates.
+    `arms` are compared by a mean. Each run in `learnt` has learnt the task or not, and `rule` compares the rates.
     """
 
     arms: Arms
@@ -87,8 +87,8 @@ class Setting(NamedTuple):
         return None if found is None else Compared(*found.difference, found.outcome, found.pairs, self.arms.unit)
 
     def at_stake(self, arm: str) -> bool:
-        """Whether the arm has anything to lose: more than heads that see no other token, where those have run, else a
-        share or a rate of successes above the margin of its rule."""
+        """Whether the arm has anything to lose: it is better than heads that see no other token, if those have run;
+        else its share or rate of successes is above the margin of its rule."""
         if self.rule is not None and arm in self.learnt:
             one = self.learnt[arm]
             return one.successes / len(one.seeds) > self.rule.margin
@@ -100,9 +100,9 @@ class Setting(NamedTuple):
 
 
 def rate_difference(ours: Learnt, theirs: Learnt, rule: Decision) -> Interval:
-    """What our rate of successes has more than theirs; each end is wrong at most with the rule's level.
+    """The interval of our rate of successes minus theirs; each end is wrong with at most the rule's level.
 
-    The ends of the two exact intervals that lie furthest apart: either is wrong at most with half of the level.
+    It uses the ends of the two exact intervals that lie furthest apart; either is wrong with at most half the level.
     """
     (low, high), (other_low, other_high) = (
         success_interval(one.successes, len(one.seeds), confidence=1 - rule.level) for one in (ours, theirs)
@@ -111,7 +111,7 @@ def rate_difference(ours: Learnt, theirs: Learnt, rule: Decision) -> Interval:
 
 
 def settings(name: str, records: Sequence[Record]) -> dict[str, Setting]:
-    """An experiment's settings by a few words, those of one device; none where nothing was measured."""
+    """An experiment's settings on one device, by a few words; none if nothing was measured."""
     where = experiments.judged_device(records)
     return _READ[name](records, where) if where else {}
 
@@ -122,7 +122,7 @@ def every_setting(names: Sequence[str] = NAMES) -> dict[str, Setting]:
 
 
 def missing(names: Sequence[str] = NAMES) -> list[str]:
-    """The experiments of these that have no runs which count."""
+    """Those of the experiments that have no runs that count."""
     return [name for name in names if not settings(name, experiments.load(name))]
 
 
@@ -133,7 +133,7 @@ def compared(arm: str, other: str, found: Mapping[str, Setting]) -> dict[str, Co
 
 
 def outcomes(arm: str, other: str, found: Mapping[str, Setting]) -> Counter[str]:
-    """How often the rule says what of the arm against the other one."""
+    """How often the rule gives each outcome for the arm against the other one."""
     return Counter(pair.outcome for pair in compared(arm, other, found).values())
 
 
@@ -142,7 +142,7 @@ def in_words(counts: Iterable[tuple[str, int]]) -> str:
 
 
 def judged(pairs: Mapping[str, Compared]) -> dict[str, tuple[Interval, str]]:
-    """The same for a rule of `paper.claims.outcomes`, in its unit, which stands at each label."""
+    """The comparisons as a rule of `paper.claims.outcomes` takes them, in their units, which the labels show."""
     return {
         f"{label} ({one.unit.name})": (one.unit.interval(one.interval), one.outcome) for label, one in pairs.items()
     }
@@ -165,13 +165,13 @@ def lost(statement: str, arm: str, other: str, found: Mapping[str, Setting]) -> 
 
 
 def idle(pairs: Mapping[str, Compared], other: str, found: Mapping[str, Setting]) -> list[str]:
-    """The settings in which no difference shows, and could not well, as the other arm has nothing to lose."""
+    """The settings in which no difference shows, and hardly could, as the other arm has nothing to lose."""
     unseen = [label for label, pair in pairs.items() if pair.outcome not in ("better", "worse")]
     return [label for label in unseen if not found[label].at_stake(other)]
 
 
 def noting_missing(finding: Finding, names: Sequence[str] = NAMES) -> Finding:
-    """The finding with a remark on the experiments of these that have no runs which count, if there are any."""
+    """The finding, with a remark on those of the experiments that have no runs that count, if there are any."""
     lacking = missing(names)
     return finding.noting(f"No record yet of: {', '.join(lacking)}") if lacking else finding
 
@@ -179,7 +179,7 @@ def noting_missing(finding: Finding, names: Sequence[str] = NAMES) -> Finding:
 def _bytes(
     records: Sequence[Record], where: str, measure: str = "bits", measures: Measures = language.MEASURES
 ) -> dict[str, Setting]:
-    """By text: all of it, or so many bytes."""
+    """The settings by text: all of it, or a number of bytes."""
     limits = sorted({record["configuration"]["limit"] for record in records if record["device"] == where})
     found = {limit: analysis.by_arm(records, where, measures, limit=limit, dropout=0.0) for limit in limits}
     return {
@@ -190,7 +190,7 @@ def _bytes(
 
 
 def _budgets(records: Sequence[Record], where: str) -> dict[str, Setting]:
-    """In the order of widths, then of steps."""
+    """The settings in the order of widths, then of steps."""
     found: dict[tuple[int, float], dict[str, Runs]] = {}
     for run in language.runs(records, where):
         case = run.configuration
@@ -242,7 +242,7 @@ _READ: dict[str, Callable[[Sequence[Record], str], dict[str, Setting]]] = {
 
 
 def draws_lose_nothing() -> Finding:
-    """Whether other matrices than orthogonal ones, frozen, lose nothing to them, on the whole text."""
+    """Whether other frozen matrices lose nothing to frozen orthogonal ones, on the whole text."""
     statement = "other frozen matrices lose nothing to orthogonal ones"
     found = settings("bytes", experiments.load("bytes"))
     pairs = {draw: pair for draw in DRAWS for pair in compared(draw, "frozen", found).values()}
@@ -252,7 +252,7 @@ def draws_lose_nothing() -> Finding:
 
 
 def frozen_lose_nothing() -> Finding:
-    """Whether frozen heads lose nothing to learned ones, in all settings in which these have something to lose."""
+    """Whether frozen heads lose nothing to learned ones, in all settings where learned ones have something to lose."""
     found = asking(NAMES)
     counts = outcomes("frozen", "learned", found)
     told = lost("frozen heads lose nothing to learned ones", "frozen", "learned", found)
@@ -281,7 +281,7 @@ GENERAL = ("bytes", "bytes-little", "images")
 
 @cache
 def unreached() -> tuple[float, float]:
-    """How far off the scores of one head behind the map P are from wanted ones, at worst, and what rounding allows.
+    """How far the scores of one head after the map P are from wanted ones, at worst, and what rounding allows.
 
     Products of matrices with norm c, the condition of the drawn columns, in d roundings each: 8 d eps c^2.
     """
@@ -416,7 +416,7 @@ def stability() -> Finding:
 # ---------------------------------------------------------------------------------------------------------------- tasks
 
 
-# Language: text, and sentences of two languages. Images, synthetic tasks and a made-up language are none.
+# Language: text, and sentences of two languages. Images, synthetic tasks and a made-up language do not count.
 OF_LANGUAGE = ("bytes", "bytes-little", "bytes-budgets", "fine-tuning", "translation")
 
 

@@ -1,12 +1,12 @@
-r"""Sparse attention that chooses positions by what is there; and sparse beside linear attention.
+r"""Sparse attention that chooses positions by content; and sparse beside linear attention.
 
-S1, section 2.3: by clusters or by importance. "Importance sampling" is read as it says, drawing keys by their
-importance. (In statistics the word also stands for a division by the probability of what was drawn, of which the source
-says nothing.)
+S1, section 2.3: by clusters or by importance. "Importance sampling" is read literally: drawing keys by their
+importance. (In statistics the term also stands for a division by the probability of what was drawn; the source says
+nothing of that.)
 
-S4, on what is open: of equally many keys, do chosen ones hold more of the softmax's weight than those of a window? Is
-softmax attention within a window and linear attention behind it nearer to softmax attention over all than the window
-alone? Both are asked of five kinds of input, `DRAWS` sequences each, causal.
+S4, on what is open: do chosen keys hold more of the softmax's weight than equally many keys of a window? Is softmax
+attention within a window plus linear attention beyond it nearer to full softmax attention than the window alone? Both
+are tested on five kinds of input, `DRAWS` causal sequences each.
 """
 
 from collections.abc import Callable
@@ -74,8 +74,8 @@ def differing(choose: Choice) -> int:
 
 
 def off_by() -> float:
-    """How far the shares in which keys of four lengths are drawn first are from the lengths', at most, in standard
-    errors."""
+    """How often keys of four lengths are drawn first, against their shares of the total length: the largest difference,
+    in standard errors."""
     lengths = torch.tensor(KEY_LENGTHS, dtype=torch.float64)
     k = lengths[:, None].expand(SAMPLES, -1, 1)
     assert torch.equal(key_norms(k[0]), lengths.square())
@@ -130,7 +130,7 @@ def peaked(generator: torch.Generator) -> Operands:
 
 
 def drifting(generator: torch.Generator) -> Operands:
-    """What is near in position is alike: queries and keys follow a path with a correlation of 0.95 a step."""
+    """Tokens near in position are alike: queries and keys follow a path with a correlation of 0.95 a step."""
     steps = _normal(generator)
     path = [steps[:, 0]]
     for step in steps[:, 1:].unbind(1):
@@ -173,7 +173,7 @@ def drawn(kind: str, seed: int = 1) -> Operands:
 
 @cache
 def weights(kind: str) -> Tensor:
-    """Of causal softmax attention (DRAWS, N, N)."""
+    """The weights of causal softmax attention (DRAWS, N, N)."""
     q, k, _ = drawn(kind)
     scores = q @ k.mT / sqrt(WIDTH)
     return scores.masked_fill(torch.ones(TOKENS, TOKENS).triu(1).bool(), -inf).softmax(-1)
@@ -186,7 +186,7 @@ WINDOW = 32  # keys of a query
 
 @cache
 def centroids(kind: str) -> Tensor:
-    """Moved towards the queries and keys of other sequences of the kind."""
+    """Centroids moved towards the queries and keys of other sequences of the kind."""
     mu, (q, k, _) = draw_centroids(WIDTH, count=TOPICS, generator=seeded(2)), drawn(kind, seed=3)
     for _ in range(20):
         mu = update_centroids(mu, q, k, decay=0.5)
@@ -215,7 +215,7 @@ def by_branch(kind: str) -> Tensor:
     return masks.selected | masks.window
 
 
-# With sizes so that none keeps more pairs than the window.
+# Sizes are such that none keeps more pairs than the window.
 CHOICES: dict[str, Callable[[str], Tensor]] = {
     "top-k": by_top_k,
     "importance": choosing(importance_mask, count=WINDOW, is_causal=True),
@@ -240,8 +240,7 @@ def by_window(_: str) -> Tensor:
 
 @cache
 def held(choice: Callable[[str], Tensor], kind: str) -> Tensor:
-    """The share of the softmax's weight that the kept keys have, mean over the queries that have more keys than a
-    window has (DRAWS,)."""
+    """The share of the softmax's weight on kept keys (DRAWS,): the mean over queries with more keys than a window."""
     return (weights(kind) * choice(kind))[:, WINDOW:].sum(-1).mean(-1)
 
 
@@ -250,7 +249,7 @@ def percent_interval(samples: Tensor) -> Interval:
 
 
 def gains(choice: Callable[[str], Tensor]) -> dict[str, Interval]:
-    """Per cent of all weight that the chosen keys have more than those of the window, by input."""
+    """How much more weight the chosen keys have than those of the window, in per cent of all weight, by input."""
     return {kind: percent_interval(held(choice, kind) - held(by_window, kind)) for kind in INPUTS}
 
 
@@ -261,8 +260,8 @@ def depends_on_input(choice: Callable[[str], Tensor]) -> int:
 
 
 def fixed(choice: Callable[[str], Tensor]) -> tuple[int, int]:
-    """How many pairs are kept in all sequences of a kind, by a choice and by a window; of queries that have more keys
-    than the window has."""
+    """How many pairs a choice and a window keep in all sequences of a kind, for queries with more keys than a
+    window."""
     always = [mask("peaked").expand(DRAWS, -1, -1)[:, WINDOW:].all(0) for mask in (choice, by_window)]
     ours, window = (int(pairs.sum()) for pairs in always)
     return ours, window
@@ -302,8 +301,8 @@ def windowed(kind: str, width: int) -> Tensor:
 
 @cache
 def both(kind: str, feature_map: FeatureMap) -> Tensor:
-    """The output with linear attention to what is behind the window: Taylor features as they are, others by the mean of
-    their products."""
+    """The output with linear attention to the keys beyond the window: Taylor features as they are, others by the mean
+    of their products."""
     q, k, v = drawn(kind)
     b = q.new_zeros(q.shape[:-1]) if isinstance(feature_map, Taylor) else None
     return sparse_linear_weights(q, k, window=WINDOW, log_far=b, feature_map=feature_map, is_causal=True) @ v
@@ -311,7 +310,7 @@ def both(kind: str, feature_map: FeatureMap) -> Tensor:
 
 @cache
 def beside(choice: Callable[[str], Tensor], kind: str, feature_map: FeatureMap | None = None) -> Tensor:
-    """The same with chosen keys in place of the window's; without a map, the output over these alone, or zeros."""
+    """The same with chosen keys in place of the window's; without a map, the output over the chosen alone, or zeros."""
     q, k, v = drawn(kind)
     chosen = choice(kind)
     w = (q @ k.mT / sqrt(WIDTH)).exp() * chosen
@@ -334,12 +333,12 @@ def less(kind: str, ours: Tensor, other: Tensor) -> Interval:
 
 
 def less_than_window(feature_map: FeatureMap, width: int) -> dict[str, Interval]:
-    """Of both parts, against a window of this width alone, by input."""
+    """How much less both parts err than a window of this width alone, in per cent, by input."""
     return {kind: less(kind, both(kind, feature_map), windowed(kind, width)) for kind in INPUTS}
 
 
 def flops(n: int, feature_map: FeatureMap) -> int:
-    """Of a forward pass of n tokens in one head, with the mechanism's own sizes."""
+    """FLOPs of a forward pass of n tokens in one head, with the mechanism's own sizes."""
     return sparse_linear_cost(1, n, 1, 64, 64, feature_map=feature_map, causal=True).forward
 
 

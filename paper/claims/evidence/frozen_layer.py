@@ -27,8 +27,8 @@ CHAPTER = "02-what-freezing-removes"
 # The gradients of the two operands of each product of the forward pass.
 _WEIGHTED = {"weight_o": ("dO", "dW_O"), **{f"weight_{x}": (f"dX_{x.upper()}", f"dW_{x.upper()}") for x in "vqk"}}
 _WITHIN = [("dP", "dV"), ("dQ", "dK")]  # P V, then Q K^T: from the output back
-# What each is, and its FLOPs for one sequence. dX_Q is the part of dX that comes through Q. S is no gradient; a fused
-# kernel computes it a second time.
+# What each is, and its FLOPs for one sequence. dX_Q is the part of dX that comes through Q. S is not a gradient; a
+# fused kernel computes it a second time.
 PRODUCTS = {
     "dW_O": (r"O^\top\,\mathrm{d}Y", 2 * N * d**2),
     "dO": (r"\mathrm{d}Y\,W_O^\top", 2 * N * d**2),
@@ -47,7 +47,7 @@ PRODUCTS = {
 
 
 def graph(y: Tensor) -> list[Any]:
-    """The nodes of autograd's graph behind y, in the order in which a backward pass may reach them."""
+    """The nodes of autograd's graph of y, in the order in which a backward pass may reach them."""
     nodes, front = [], [y.grad_fn]
     while front:
         node = front.pop(0)
@@ -103,7 +103,7 @@ def backward_products(projection: str, *, form: str = "reference", input_grad: b
 
 
 def _weight(node: Any, module: MultiheadAttention) -> str:
-    """Which of the layer's matrices the product of a node has as its right operand."""
+    """The name of the layer's matrix that is the right operand of a node's product."""
     below = node.next_functions[1][0]
     weight = below.next_functions[0][0].variable if below else node._saved_mat2  # trained: a leaf below the transpose
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -135,7 +135,7 @@ class ValuesLast(nn.Module):
         return o.transpose(1, 2).flatten(2) @ made.weight_o.mT
 
 
-# Work is a sum of these; counts of runs with three sizes (N, d, H) give the three factors, one with others checks them.
+# Work is a sum of these; counts at three sizes (N, d, H) give the three factors, and a count at a fourth checks them.
 _TERMS = (N * d**2, N**2 * d, H * N**2 * d)
 _RUNS, _HELD_OUT = ((3, 4, 1), (5, 4, 2), (4, 8, 2)), (7, 8, 4)
 
@@ -194,12 +194,12 @@ def speed_up(projection: str, *, form: str = "reference", input_grad: bool = Tru
 
 
 def saved_share(projection: str, *, form: str = "reference", input_grad: bool = True) -> Any:
-    """The share of a standard layer's backward FLOPs that a variant does without, as a function of r = N/d."""
+    """The share of a standard layer's backward FLOPs that a variant saves, as a function of r = N/d."""
     return sympy.factor(1 - _ratio(projection, "backward", form=form, input_grad=input_grad))
 
 
 def two_tokens(projection: str = "frozen") -> tuple[MultiheadAttention, Tensor, Tensor]:
-    """(layer, x, dy): two tokens of width two and one head, with weights for which every gradient can be had by hand.
+    """(layer, x, dy): two tokens of width two, one head, and weights for which every gradient can be computed by hand.
 
     As the formulas write them (x W): W_Q and W_O are the identity, W_K a quarter turn, W_V = [[1, 1], [0, 1]].
     """
@@ -282,7 +282,7 @@ def weight_gradients() -> Finding:
     products = backward_products("frozen")
     computed = sum(products[name] != "absent" for name in ("dW_Q", "dW_K"))
     to_o = sum(PRODUCTS[name][1] for name in ("dW_O", "dO"))
-    # Without a gradient for X, what is left of the backward pass makes dW_V of dO.
+    # Without a gradient for X, all that is left of the backward pass computes dW_V from dO.
     values = {f"${order}$": backward_counted(order, input_grad=False) - to_o for order in (VALUES_FIRST, VALUES_LAST)}
     parts = {
         "value": holds(

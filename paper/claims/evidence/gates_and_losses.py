@@ -1,8 +1,8 @@
 """S3, section 3, improvements 1, 2 and 5: gates, heads, updates of higher rank; and losses beyond least squares.
 
-Of losses the source names Huber's and a contrastive one, and neither their constants nor a task. Here delta is twice
-the length of the noise on the values in the norm form, and about three standard deviations of one of its numbers in the
-other. Steps and temperatures are those that do best on other draws, which have no outliers.
+The source names Huber's loss and a contrastive one, but neither their constants nor a task. Here delta is twice the
+length of the noise on the values in the norm form, and about three standard deviations of one of its numbers in the
+other. Steps and temperatures are those that do best on other draws, without outliers.
 """
 
 from collections.abc import Callable, Collection
@@ -61,7 +61,7 @@ def gated_operands(channels: int | None = None) -> dict[str, Any]:
 
 
 def unlike_gated_delta_net(attend: Callable[..., Any]) -> float:
-    """The relative difference of a form of Gated DeltaNet, with mapped operands, and the source's recurrence."""
+    """The relative difference between a form of Gated DeltaNet, with mapped operands, and the source's recurrence."""
     x = gated_operands()
     mapped = transitions.as_erasing(x["v"], x["gamma"], x["eta"])._asdict()
     found = attend(x["q"], x["k"], is_causal=True, normalise=False, **mapped)
@@ -69,7 +69,7 @@ def unlike_gated_delta_net(attend: Callable[..., Any]) -> float:
 
 
 def unlike_vector_gates(attend: Callable[..., Any]) -> float:
-    """The relative difference of a form with a forgetting gate for each channel, and the source's recurrence with that.
+    """The relative difference between a form with a forgetting gate per channel and the source's recurrence with it.
 
     Keys are divided by their lengths, and eta is 1 at most.
     """
@@ -80,8 +80,8 @@ def unlike_vector_gates(attend: Callable[..., Any]) -> float:
 
 
 def bend(*, channels: int | None = None, gate: Callable[[Tensor], Tensor] | None = None) -> float:
-    """How far a step of the source's form is from affine in the memory; with a gate for each channel, or with one that
-    is made of the memory's mean."""
+    """How far a step of the source's form is from affine in the memory: with one gate, with a gate for each channel, or
+    with one that is made from the memory's mean."""
     x = gated_operands(channels)
     k, v, gamma, eta = (x[name][0] for name in ("k", "v", "gamma", "eta"))
 
@@ -155,7 +155,7 @@ def forgetting() -> Finding:
 
 
 def surplus_rank(keys: int = 2) -> float:
-    """Of what one token of DeltaProduct changes in a memory, the singular value after the n-th, over the largest."""
+    """Of the change that a DeltaProduct token of n keys makes to a memory: singular value n + 1 over the largest."""
     g = seeded()
     S = torch.randn(WIDTH, WIDTH, generator=g, dtype=torch.float64)
     k, v = torch.randn(2, keys, WIDTH, generator=g, dtype=torch.float64)
@@ -167,7 +167,7 @@ def surplus_rank(keys: int = 2) -> float:
 
 
 def norms() -> dict[str, float]:
-    """The spectral norm of what a token with two unit keys multiplies the memory by, at the strength 1.5."""
+    """The spectral norm of the matrix by which a token with two unit keys multiplies the memory, at strength 1.5."""
     beta = torch.full((2,), STRENGTH, dtype=torch.float64)
     return {
         f"{how}, keys with the cosine {cosine:g}": round(
@@ -189,9 +189,9 @@ def miscounted() -> int:
 def gained(experiment: str, better: str, worse: str, tests: Collection[str], *, of: int = 0) -> dict[str, Interval]:
     """By test and device: how many more answers in a hundred are right in an arm's runs than in the other's.
 
-    The intervals, of the exact rank test, hold all at once but for a probability `LEVEL` at either end, which five
-    seeds can reach in up to 12 settings: all of these `of` settings, by default those that are found. Arms with fewer
-    runs than `learning.SEEDS` are left out.
+    The intervals are those of the exact rank test. For all `of` settings (by default, those that are found) they hold
+    at once, except with probability `LEVEL` at either end, which five seeds can reach in up to 12 settings. Arms with
+    fewer runs than `learning.SEEDS` are left out.
     """
     records = experiments.load(experiment)
     pairs: dict[str, tuple[Row, Row]] = {}
@@ -218,7 +218,7 @@ def more_right(statement: str, experiment: str, better: str, worse: str, tests: 
 
 
 def widened() -> dict[str, float]:
-    """By how many per cent the memory of a layer has more numbers than that of one head with one key a token."""
+    """How many per cent more numbers the memory of a layer has than that of one head with one key a token."""
     kinds = {"16 heads": (16, "delta"), "DeltaProduct, one head": (1, "delta-product")}
     one = layer(1, 1, 1024, 1, attention="delta").state_bytes
     found = {label: layer(1, 1, 1024, H, attention=name).state_bytes for label, (H, name) in kinds.items()}
@@ -267,7 +267,7 @@ def higher_rank() -> Finding:
 # --------------------------------------------------------------------------------------------------------------- losses
 
 ROBUST: dict[str, TokenLoss] = {"Huber, each number": Huber(0.1), "Huber, norm": HuberNorm(0.2)}
-OUTLIERS = ((0.02, 1.0), (0.1, 10.0))  # their share and their length; that of other values is 1
+OUTLIERS = ((0.02, 1.0), (0.1, 10.0))  # their share and their length; other values have length 1
 COUNT, PAIR_WIDTH = 32, 16  # pairs to be retrieved, twice as many as a linear map can fit
 PASSES = (1, 10)
 STEPS = (0.0625, 0.125, 0.25, 0.5, 1.0)
@@ -310,7 +310,7 @@ def tuned(passes: int) -> tuple[tuple[TokenLoss, float], tuple[TokenLoss, float]
 
 
 def more_found(passes: int) -> Interval:
-    """How many more pairs in a hundred the contrastive loss finds than the squared one, which has them in another
+    """How many more pairs in a hundred the contrastive loss finds than the squared one, which sees them in another
     order."""
     squared, contrastive = tuned(passes)
     return mean_interval(retrieval(*contrastive, passes, 4, 6) - retrieval(*squared, passes, 4, 5))

@@ -9,7 +9,7 @@ from paper.experiments.resampling import paired_difference
 from paper.experiments.statistics import Decision, Interval, decide
 
 __all__ = ["DECISION", "SEEDS", "STAGES", "D", "L", "compared", "decades", "measured", "sizes"]
-# Fixed before anything was run: the gradient's size changes by less than twofold more, or less, through the stack.
+# Fixed before any run: changes of the gradient's size through the stack that differ by less than twofold are alike.
 DECISION = Decision(margin=log10(2), level=0.05, higher_is_better=False)
 
 
@@ -27,7 +27,7 @@ def measured() -> dict[tuple[str, bool, str, int], list[float]]:
 
 
 def sizes(arm: str, residual: bool, stage: str, seed: int) -> list[float]:
-    """The gradient's length at what each block is given, and at what the last one makes; KeyError if not measured."""
+    """The gradient's length at the input of each block, and at the output of the last; KeyError if not measured."""
     return measured()[arm, residual, stage, seed]
 
 

@@ -30,7 +30,7 @@ FLASH, SERVING, RECOMPUTATION, MIXTURES = "19-flash-attention", "20-serving", "2
 
 TOKENS, WIDTH = 1000, 8  # no multiple of a tile
 FASTER, LESS, NEAR = (3, 5), 70, 10  # times, per cent, and how far from "about" a figure may be
-MARKED = 0.8  # of a constant: what is more is not "markedly smaller"
+MARKED = 0.8  # the largest ratio of constants that is "markedly smaller"
 FORMS = {"reference": softmax_attention_reference, "tiles": flash_attention}
 
 
@@ -52,7 +52,7 @@ def largest(form: str) -> int:
 
 
 def largest_tensor(attend: Callable[..., Any]) -> int:
-    """The same of any attention."""
+    """The same for any attention."""
     q, k, v = torch.zeros(3, 1, TOKENS, WIDTH).unbind()
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     with Allocations() as memory:
@@ -104,7 +104,7 @@ def rows() -> list[Row]:
 
 @evidence("S1.2.1c", chapter=FLASH)
 def faster_and_leaner() -> Finding:
-    """Times are judged where a GPU is among the devices, for which the algorithm was made."""
+    """Times are judged only if a GPU is among the devices: the algorithm was made for GPUs."""
     found, both = rows(), {"the materialised and the fused form": None}
     if not found:
         return untestable(f"3 to 5 times faster, {LESS} % less memory", both, lack="no record times")
@@ -150,8 +150,8 @@ def step() -> Finding:
 
 @cache
 def decoded_rows() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A sequence's outputs: of the whole pass, of a cache read token by token, and as printed, of the keys before each
-    token alone, without a scale.
+    """A sequence's outputs: from the whole pass, from a cache read token by token, and as printed, from only the keys
+    before each token, without a scale.
 
     Each is (DECODED - 1, WIDTH): the first token has none before it.
     """
@@ -189,13 +189,13 @@ def found(segments: int, form: str = "fast") -> RecomputedCost:
 
 
 def more(segments: int, form: str = "fast") -> int:
-    """Per cent of a step's FLOPs without recomputation that come on top."""
+    """The FLOPs that recomputation adds, in per cent of a step without it."""
     again, whole = found(segments, form).again, found(0, form).step
     return round(100 * again / whole)
 
 
 def less(segments: int, form: str = "fast") -> int:
-    """Per cent of the activations at the peak that are saved."""
+    """Per cent of the activations at the peak that recomputation saves."""
     return round(100 - 100 * found(segments, form).peak_bytes / found(0, form).peak_bytes)
 
 
@@ -247,7 +247,7 @@ def expert_orders() -> Finding:
 
 @evidence("S1.4.1c", chapter=MIXTURES)
 def less_work() -> Finding:
-    """The work a token of some experts' networks and of one network with as many weights."""
+    """The work per token of some experts' networks, against that of one network with as many weights."""
     dense = mixture_of_experts(1, N, d, 1, 1, 4 * d * EXPERTS)
     picked = {n: mixture_of_experts(1, N, d, EXPERTS, n, 4 * d) for n in (1, PICKED, EXPERTS // 2)}
     at = {N: 1, d: 768}
@@ -261,7 +261,7 @@ def less_work() -> Finding:
 
 @evidence("S1.4.1b", chapter=MIXTURES)
 def routing() -> Finding:
-    fast, every = (  # of the same draws; the second weighs all experts by gates of which all but k are 0
+    fast, every = (  # of the same draws; the second weighs all experts by gates, all but k of them 0
         MixtureOfExperts(EXPERT_WIDTH, EXPERTS, top_k=PICKED, form=form, generator=seeded(), dtype=torch.float64)
         for form in ("fast", "reference")
     )

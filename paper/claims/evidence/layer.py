@@ -34,13 +34,13 @@ def product(*widths: sympy.Expr | int) -> sympy.Expr:
 
 
 def megabytes(length: int) -> float:
-    """Of one head's score matrix in FP16."""
+    """The size of one head's score matrix in FP16."""
     q = k = torch.empty(length, 64, dtype=torch.float16, device="meta")
     return (q @ k.mT).nbytes / 1e6
 
 
 def trained(d_model: int) -> int:
-    """The numbers that a layer trains."""
+    """How many numbers a layer trains."""
     return sum(weight.numel() for weight in MultiheadAttention(d_model, d_model // 64, device="meta").parameters())
 
 
@@ -95,7 +95,7 @@ def quadratic(cost: sympy.Expr) -> sympy.Expr:
 
 
 def share(cost: sympy.Expr, length: int, width: int) -> float:
-    """Of the terms of N^2, in per cent."""
+    """The share of the terms of N^2, in per cent."""
     at = {N: length, d: width, H: width // HEAD}
     return round(float(100 * quadratic(cost).subs(at) / cost.subs(at)), 1)
 
@@ -153,7 +153,7 @@ def dominant() -> Finding:
 
 
 def given_out(length: int, width: int, heads: int) -> dict[str, int]:
-    """How many numbers each step of a layer's forward pass gives out, read off its tensors."""
+    """How many numbers each step of a layer's forward pass puts out, read off its tensors."""
     made = MultiheadAttention(width, heads, device="meta")
     x = torch.empty(1, length, width, device="meta")
     q, k = made.projection(x)
@@ -166,7 +166,7 @@ def given_out(length: int, width: int, heads: int) -> dict[str, int]:
 
 
 def space_of_steps() -> dict[str, sympy.Expr]:
-    """The same in N, d and H: multiples of N d and of H N^2, which two sizes give and a third one checks."""
+    """The same in N, d and H: multiples of N d and of H N^2, solved from two sizes and checked at a third."""
     terms, sizes, other = (N * d, H * N**2), ((3, 4, 2), (5, 8, 4)), (7, 16, 2)
     at = {run: [term.subs(dict(zip((N, d, H), run, strict=True))) for term in terms] for run in (*sizes, other)}
     found = {}

@@ -65,7 +65,7 @@ def reordering(features: Callable[[Tensor], Tensor] = lambda x: x) -> associativ
 
 
 def doubling(cost: Any) -> Any:
-    """What a closed form in N becomes with twice the length, as a multiple of what it is."""
+    """The factor by which a closed form in N grows if the length doubles."""
     return sympy.factor(sympy.cancel(cost.subs(N, 2 * N) / cost))
 
 
@@ -104,7 +104,7 @@ LONGER = (4, 16, 64)  # times the width: where the source has d << N
 
 
 def fewer(times: int) -> float:
-    """Per cent of the FLOPs of (phi(Q) phi(K)^T) V that phi(Q) (phi(K)^T V) does without, for N = `times` d, H = 1."""
+    """Per cent of the FLOPs of (phi(Q) phi(K)^T) V that phi(Q) (phi(K)^T V) saves, for N = `times` d, H = 1."""
     return round(float(100 * (1 - PRODUCTS.right / PRODUCTS.left).subs(N, times * d)), 1)
 
 
@@ -317,12 +317,12 @@ def fewer_steps() -> Parts:
 
 
 def weights(feature_map: FeatureMap, size: float = 1.0) -> Tensor:
-    """A map's weights of all pairs of tokens (N, N), with normal entries of that standard deviation; not divided."""
+    """A map's weights for all pairs of tokens (N, N), not divided; tokens are normal with standard deviation `size`."""
     return kernel_weights(feature_map, *(size * normal(2, TOKENS, WIDTH)))
 
 
 def negative(feature_map: FeatureMap, size: float) -> float:
-    """Which share of these weights is below 0, in per cent."""
+    """The share of these weights that is below 0, in per cent."""
     return 100 * float((weights(feature_map, size) < 0).double().mean())
 
 
@@ -474,7 +474,7 @@ def operands(tokens: int = 64, width: int = 8) -> Tensor:
 
 
 def away(formula: str) -> float:
-    """How far one of `FORMULAS` is from linear attention, relatively: the nearer of the source's two maps."""
+    """How far one of `FORMULAS` is from linear attention, relatively, with the better of the source's two maps."""
     q, k, v = operands()
     return min(
         relative_error(FORMULAS[formula](of(q), of(k), v), linear_attention_reference(q, k, v, feature_map=feature_map))
@@ -552,8 +552,9 @@ def printed_code(q: Tensor, k: Tensor, v: Tensor, kv_mask: Tensor | None = None,
 
 
 class Printed(NamedTuple):
-    """What the printed code does: whether it runs with a mask; how far row sums are from 1, and how many weights are
-    negative, without one; how far a mask is from leaving the keys out, as printed and with the missing softmax."""
+    """What the printed code does: whether it runs with a mask; without one, how far row sums are from 1, and how many
+    weights are negative; with one, how far masking is from leaving the keys out, as printed and with the missing
+    softmax."""
 
     runs: bool
     sums_off: float
@@ -600,7 +601,7 @@ def without_softmax() -> Parts:
 
 
 def _difference(one: Any, other: Any) -> float:
-    """Relative, and infinite if it is no number."""
+    """The relative difference; infinite if it is not a number."""
     found = relative_error(one, other)
     return found if found < inf else inf
 
@@ -640,8 +641,8 @@ def on_images() -> Finding:
 
 # ---------------------------------------------------------------------------- S4: without matrix products, by the clock
 
-# Linear attention is taken as its recurrence reads, a step a token, in the same library as the standard attention,
-# which is fused and sees the same keys. "Can be slower" asks for one setting where it is: of each device, the slowest.
+# Linear attention is run as its recurrence, one step per token, in the same library as the standard attention, which is
+# fused and sees the same keys. "Can be slower" needs one setting where it is: the slowest on each device.
 SLOW, IN_CHUNKS = "linear recurrent", "linear causal"
 
 

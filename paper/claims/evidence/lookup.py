@@ -1,7 +1,7 @@
-r"""A task that tells the methods apart by what their weights can see: looking up an entry of a dictionary.
+r"""A task that distinguishes the methods by what their weights can see: looking up an entry of a dictionary.
 
 A sequence holds p entries, each a key and a value, in random order. The token with key $a$ has to return the value that
-stands beside key $a + 1$ (modulo p): where that is, the content alone says. Everything is float64.
+stands beside key $a + 1$ (modulo p); only the content says where that is. Everything is float64.
 """
 
 from functools import cache
@@ -19,14 +19,14 @@ ENTRIES, VALUES, D_MODEL, HEADS = 16, 8, 64, 8
 SOLVED = 1e-6  # an error that counts as none
 GAP = 12.0  # between the score of the wanted key and the others': 4 (p - 1)^2 exp(-2 GAP) is below SOLVED
 DRAWS = 20  # of frozen matrices
-TOKENS = 9_600  # to fit: with some 200 unknowns a number, what fits by chance is some 2 %
+TOKENS = 9_600  # to fit: with some 200 unknowns per number, some 2 % fits by chance
 
 
 class Embedding(NamedTuple):
-    """What stands for a key and for a value in a token, which is their sum."""
+    """The vectors that stand for keys and for values; a token is the sum of one of each."""
 
     keys: Tensor  # (p, d)
-    values: Tensor  # (c, d), what a value's c numbers are multiplied with
+    values: Tensor  # (c, d), multiplies a value's c numbers
 
 
 class Sequences(NamedTuple):
@@ -98,8 +98,8 @@ def standard_solution(embedding: Embedding) -> MultiheadAttention:
 def linear_solution(embedding: Embedding) -> MultiheadAttention:
     """A layer of linear attention that solves the task as well, though one of its heads cannot.
 
-    Each head looks up as many keys as it has features but one. That one is every token's: the queries that look for
-    none of the head's keys get the mean of all values from it. One head more takes these means away again.
+    Each head looks up one key fewer than it has features. All tokens share the remaining feature: queries that look for
+    none of the head's keys get the mean of all values from it. One more head subtracts these means again.
     """
     layer = attention_layer("learned", attention="linear")
     p, K = len(embedding.keys), D_MODEL // HEADS
@@ -125,11 +125,11 @@ def linear_solution(embedding: Embedding) -> MultiheadAttention:
 
 @torch.no_grad()
 def frozen_solution(draw: int = 0, *, norm: float | None = None, entries: int = ENTRIES) -> tuple[Embedding, Tensor]:
-    """For a frozen layer, an embedding with which it solves the task; and its outputs on `sequences` in it.
+    """An embedding with which a frozen layer solves the task, and the layer's outputs on `sequences` in it.
 
     W_Q and W_K stay as drawn. The keys' embedding is chosen so that the first head's queries and keys are those of
-    `standard_solution`, the values' so that this head does not see them. `norm` sets every key's to norm times sqrt(d),
-    for what it may do to the scores; by default they are as long as it takes.
+    `standard_solution`; the values' embedding, so that this head does not see them. `norm` sets the length of every key
+    to norm times sqrt(d), to see what that does to the scores; by default keys are as long as needed.
     """
     layer = attention_layer("frozen", draw=draw)
     K = D_MODEL // HEADS
@@ -173,7 +173,7 @@ def _frozen_error(entries: int, heads: int, draw: int, scale: float) -> float:
 
 
 def frozen_errors(entries: int = ENTRIES, *, heads: int = HEADS, draws: int = DRAWS, scale: float = 1.0) -> list[float]:
-    """`least_error` of that many draws of a frozen layer, for tokens `scale` times as long, in rising order."""
+    """`least_error` for each of `draws` draws of a frozen layer, for tokens `scale` times as long, in rising order."""
     return sorted(_frozen_error(entries, heads, draw, scale) for draw in range(draws))
 
 

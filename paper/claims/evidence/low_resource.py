@@ -1,10 +1,10 @@
-"""Where there is little to learn from: a larger batch, the risk of overfitting, fixed and frozen heads.
+"""Learning from little data: a larger batch, the risk of overfitting, fixed and frozen heads.
 
-S0, section 5.1: what overfits is read from the records of language models that had little text to train on: of each run
-the loss on the text that it was trained on, in the last twentieth of its steps, beside that on the validation part
-after the last step. S2, sections 1.3 and 5.2: read from the records of small models: translation of German to English
-and of a made-up language from few pairs, and text of which there are few bytes. Differences are judged by the rule that
-each record holds. They are given as gains: bits a byte that are saved, points of BLEU, of sentences without a mistake.
+S0, section 5.1: overfitting is read from the records of language models that had little text to train on. For each run,
+the loss on its training text in the last twentieth of the steps is compared with that on the validation part after the
+last step. S2, sections 1.3 and 5.2: read from the records of small models that translate German to English and a
+made-up language from few pairs, or learn from few bytes of text. Differences are judged by the rule that each record
+holds. They are given as gains: bits a byte saved, points of BLEU, or points of sentences without a mistake.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -40,7 +40,7 @@ TRAINED_BY = ("FP32", "mixed")  # precisions, of `PRECISIONS`
 
 
 def one_sequence(name: str, precision: str) -> int:
-    """Bytes that a published model keeps of one sequence, of its longest, for the backward pass, by fused kernels.
+    """Bytes that a published model keeps of one sequence of full length for the backward pass, with fused kernels.
 
     They are the same with frozen matrices. What does not depend on the batch is left out.
     """
@@ -50,7 +50,7 @@ def one_sequence(name: str, precision: str) -> int:
 
 
 def freed(name: str, precision: str) -> int:
-    """Bytes of gradients and optimiser state that freezing W_Q and W_K spares a published model."""
+    """Bytes of gradients and optimiser state that freezing W_Q and W_K saves in a published model."""
     at, size = CONFIGURATIONS[SCENARIOS[name].published], PRECISIONS[precision]
     standard, ours = (at.cost(1, projection=projection).trained for projection in ("learned", "frozen"))
     return int((size.gradient + size.optimiser) * (standard - ours))
@@ -63,12 +63,12 @@ def held(name: str, precision: str) -> int:
 
 
 def more_sequences(name: str, precision: str) -> float:
-    """How many sequences take what freezing saves. In every memory at least that many more fit, cut off."""
+    """How many sequences fit in what freezing saves. In any memory, at least that many more fit, rounded down."""
     return freed(name, precision) / one_sequence(name, precision)
 
 
 def batch(name: str, precision: str, memory: float, *, frozen: bool = False) -> int:
-    """The most sequences whose training step fits in so many bytes; 0 where the model alone does not fit."""
+    """The most sequences whose training step fits in `memory` bytes; 0 if the model alone does not fit."""
     spared = freed(name, precision) if frozen else 0
     return max(0, int((memory - held(name, precision) + spared) // one_sequence(name, precision)))
 
@@ -100,9 +100,10 @@ MEASURES: Measures = {**language.MEASURES, "seen": seen, "unseen": unseen, "gap"
 
 
 def by_bytes(records: Iterable[Record], device: str) -> dict[int, dict[str, Runs]]:
-    """Bytes to train on -> arm -> the runs that count, of one device, in rising order.
+    """Bytes to train on -> arm -> the runs that count on one device, in rising order.
 
-    Of `bytes-little`, and of `bytes`, whose limit is none: all that there are. Arms with dropout are named by it.
+    For `bytes-little`, and for `bytes`, which has no limit and trains on all bytes. Arms with dropout have it in their
+    names.
     """
     groups: dict[tuple[int, float], list[Record]] = {}
     for record in records:
@@ -118,18 +119,18 @@ def by_bytes(records: Iterable[Record], device: str) -> dict[int, dict[str, Runs
 
 
 def is_little(arms: Mapping[str, Runs]) -> bool:
-    """Whether the runs on a text had only a part of what there is."""
+    """Whether the runs had only a part of the text to train on."""
     return any(one.configuration["limit"] for one in arms.values())
 
 
 def passes(one: Runs, size: int) -> float:
-    """How often a run's steps go through a text of so many bytes."""
+    """How often a run's steps go through a text of `size` bytes."""
     told = one.configuration
     return float(told["steps"] * told["B"] * told["N"] / size)
 
 
 def against_base(arms: Mapping[str, Runs], base: str = BASE, measure: str = "bits") -> dict[str, Judged]:
-    """Each arm against the base, by the rule of the records, where they have two seeds in common at least."""
+    """Each arm against the base, by the rule of the records, if they have at least two seeds in common."""
     if base not in arms:
         return {}
     found = {name: analysis.judged(one, arms[base], measure) for name, one in arms.items() if name != base}
@@ -137,8 +138,8 @@ def against_base(arms: Mapping[str, Runs], base: str = BASE, measure: str = "bit
 
 
 def more_than(one: Runs, base: Runs, measure: str, comparisons: int = 1) -> Difference | None:
-    """The difference to the base at the seeds of both, with an interval for so many comparisons at once; None for fewer
-    than two seeds. For measures that the records' rule does not cover."""
+    """The difference from the base at the seeds of both, with an interval for this many comparisons at once; None for
+    fewer than two seeds. For measures that the records' rule does not cover."""
     return analysis.paired(one, base, measure, Decision.of(one.configuration).confidence(comparisons))
 
 
@@ -148,7 +149,7 @@ def turned(ends: Interval) -> Interval:
 
 
 def text_records() -> list[Record]:
-    """Of language models, on little text and on all."""
+    """The records of language models, on little text and on all."""
     return [
         *experiments.load("bytes-little"),
         *(record for record in experiments.load("bytes") if record["configuration"]["matched"] == "flop"),
@@ -158,7 +159,7 @@ def text_records() -> list[Record]:
 def on_least_text() -> tuple[int, dict[str, Runs]]:
     """The least number of bytes that the baseline and frozen arms were trained on, and the runs there; 0 without any.
 
-    Where text is least, it is gone through most often, and there is the most to overfit."""
+    The least text is gone through most often, and is the easiest to overfit."""
     records = text_records()
     for size, arms in by_bytes(records, judged_device(records)).items():
         if is_little(arms) and BASE in arms and any(name in arms for name in FROZEN):
@@ -171,7 +172,7 @@ def larger_batch() -> Finding:
     return region((1, inf), found)
 
 
-# Heads that train half of the attention's weights: the source's, and a control that are not frozen at random.
+# Heads that train half of the attention's weights: the source's, and a control that is not random.
 FEWER = ("frozen", "positional")
 
 
@@ -224,8 +225,8 @@ UNITS = {"translation": "BLEU", "transduction": "points"}
 POINTS = 100  # in a share of 1
 SCORE = Unit("points", POINTS, 1)
 RANGE = (5_000, 165_000)  # the source's numbers of pairs
-MOSTLY = 50  # per cent of a gain: what makes less of it is not its cause
-MOST = 3  # points of BLEU that the source says are gained with so many, at most
+MOSTLY = 50  # per cent of a gain: what accounts for less is not its cause
+MOST = 3  # the most points of BLEU that the source says are gained with so many pairs
 PRINTED = {
     LEARNED: (40.5, 38.2),
     "7 fixed (token) + 1": (40.4, 38.1),
@@ -242,12 +243,12 @@ def by_pairs(task: str) -> Pairs:
 
 
 def few_pairs(task: str) -> Pairs:
-    """The same where there is a number of pairs, the fewest first."""
+    """The same without the pairs drawn anew, the fewest pairs first."""
     return {pairs: arms for pairs, arms in sorted(by_pairs(task).items()) if pairs}
 
 
 def gains(found: Mapping[int, Mapping[str, Runs]], task: str, arm: str, base: str = LEARNED) -> dict[str, Judged]:
-    """By setting, in words: an arm against another; nothing where there are no two seeds of both."""
+    """By setting, in words: an arm against another; nothing without two seeds of both."""
     told = {}
     for pairs, arms in found.items():
         one = against_base(arms, base, "score").get(arm)
@@ -257,7 +258,7 @@ def gains(found: Mapping[int, Mapping[str, Runs]], task: str, arm: str, base: st
 
 
 def in_points(found: Mapping[str, Judged]) -> dict[str, Told]:
-    """As the rules want it, shares in points."""
+    """The comparisons as the rules take them, with shares in points."""
     return {label: reported(one, SCORE) for label, one in found.items()}
 
 
@@ -326,7 +327,7 @@ def parity() -> Finding:
 
 
 def in_range() -> Pairs:
-    """Translation with numbers of pairs of which the source speaks."""
+    """Translation with the numbers of pairs that the source speaks of."""
     return {pairs: arms for pairs, arms in few_pairs("translation").items() if RANGE[0] <= pairs <= RANGE[1]}
 
 
@@ -378,7 +379,7 @@ def from_few_pairs() -> Finding:
 
 
 def in_favour(gaining: Mapping[tuple[str, int], Mapping[str, Runs]]) -> dict[str, float]:
-    """Of the gain of fixed patterns, what other arms make that train no more weights: at most, in per cent."""
+    """The part of the fixed patterns' gain that other arms reach with no more trained weights: at most, in per cent."""
     shares: dict[str, float] = {}
     for (task, pairs), arms in gaining.items():
         ours = against_base(arms, LEARNED, "score")
@@ -423,7 +424,7 @@ def causes() -> Finding:
 
 
 def with_gap(one: Runs) -> Runs:
-    """With the measure 'gap': nats a token that pairs of the test take more than pairs that were trained on."""
+    """The runs with the measure 'gap' as well: nats a token on pairs of the test minus those on training pairs."""
     more = zip(one.values["loss"], one.values["seen"], strict=True)
     values = {**one.values, "gap": tuple(unseen - seen for unseen, seen in more)}
     return Runs(**{**one._asdict(), "values": values})

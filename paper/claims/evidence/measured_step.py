@@ -1,7 +1,7 @@
 """S0, sections 4.1 and 4.3, measured: the parts of a training step, and inference; read from `results/`.
 
-What counts as near is fixed before any record is read: the source prints 0.5, so that half a unit of the last digit,
-0.05, is what "about 0.5" and "unchanged" leave open; the tests of inference are those of the rule `effect`.
+What counts as near is fixed before any record is read. The source prints 0.5, so "about 0.5" and "unchanged" leave open
+half a unit of the last digit, 0.05. The tests of inference are those of the rule `effect`.
 """
 
 from collections import Counter
@@ -35,9 +35,9 @@ GAIN = (0.0, 5.0)  # the source's, inference, per cent
 
 
 def main_setting(records: Iterable[Record], scope: str, d_model: int = 768) -> list[Record]:
-    """Of each device the records of one width, eager, with full attention and a gradient for x, by length.
+    """Each device's records of one width, eager, with full attention and a gradient for x, by length.
 
-    In one precision, the one in which most of the device's records are.
+    Only those in the precision that most of the device's records have.
     """
     chosen = []
     for group in experiments.by_device(list(records)).values():
@@ -55,7 +55,7 @@ def phase_ratio(record: Record, variant: str, phase: str) -> tuple[float, float,
 
 
 def phase_flops(record: Record, variant: str, phase: str) -> float | None:
-    """What the products' FLOPs allow of a phase's time over the standard's; None for the optimiser, which has none."""
+    """A phase's time over the standard's, as its products' FLOPs allow; None for the optimiser, which has none."""
     if phase == "optimiser":
         return None
     ours, standard = (declared(record["configuration"], p) for p in (variant, "learned"))
@@ -63,7 +63,7 @@ def phase_flops(record: Record, variant: str, phase: str) -> float | None:
 
 
 def saved_time(record: Record, variant: str = "frozen") -> dict[str, float]:
-    """What a variant saves in the backward pass, beside the standard's: FLOPs, seconds, and the share of each.
+    """What a variant saves of the standard layer's backward pass: FLOPs, seconds, and the share of each.
 
     Seconds are medians over the repetitions, of the standard's pass and of the difference within a repetition.
     """
@@ -111,9 +111,9 @@ def _place(record: Record) -> str:
 
 
 def long_limits() -> dict[str, float]:
-    """What becomes of the backward FLOPs over the standard's as N grows and d stays, by variant.
+    """The limit of the backward FLOPs over the standard's as N grows and d is fixed, by variant.
 
-    The last is a kernel that PyTorch does not have: the scores once more, and then dV alone.
+    The last variant is a kernel that PyTorch does not have: it computes the scores once more, and then dV alone.
     """
     fused, kept = (
         {p: layer(1, N, d, H, projection=p, form=form) for p in ("learned", "frozen", "stopped")}

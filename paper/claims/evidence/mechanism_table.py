@@ -23,7 +23,7 @@ DRAWS = 4  # of frozen matrices
 
 
 def near() -> Finding:
-    """Linear attention and the Performer, of which the source says that they come near the baseline."""
+    """Whether linear attention and the Performer come near the baseline, as the source says."""
     statement, found = "near the baseline with little data", of_text(("linear", "FAVOR+"))
     if not found:
         return without_records(statement, "linear attention and FAVOR+ on little text")
@@ -31,7 +31,7 @@ def near() -> Finding:
 
 
 def expressive() -> dict[str, Finding]:
-    """By a lookup, which weights that depend on content solve: the least share of the target that a head misses."""
+    """By a lookup, which content-dependent weights can solve: the least share of the target that a head misses."""
     width = lookup.D_MODEL // lookup.HEADS
     data = lookup.sequences(embedding := lookup.apart())
     standard = lookup.error(lookup.standard_solution(embedding)(data.x), data.target)
@@ -58,7 +58,7 @@ def expressive() -> dict[str, Finding]:
 
 
 def frozen(claim_id: str, pattern: str) -> tuple[str, int]:
-    """Which projections the source says to be orthogonal, in the words of a claim, and how many matrices they are."""
+    """The projections that the source calls orthogonal, in the words of a claim, and how many matrices they are."""
     found = re.search(pattern, catalogue().claims[claim_id].quote)
     assert found, f"{claim_id}: no words like {pattern!r}"
     return f"orthogonal and frozen: {found[1]}", len(found[1].split("/"))

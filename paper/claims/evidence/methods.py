@@ -74,7 +74,7 @@ def kept(name: str) -> Any:
 
 
 def evaluate(formula: Any, length: int, d_model: int, heads: int, features: int = FEATURES) -> int:
-    """A closed form at these sizes, exactly. ValueError if it is no integer there."""
+    """A closed form at these sizes, exactly. ValueError if it is not an integer there."""
     sizes = {N: length, d: d_model, H: heads, m: features}
     value = sympy.sympify(formula).subs(sizes)
     if not value.is_integer:
@@ -105,7 +105,7 @@ def _row(name: str, **instead: Finding) -> Finding:
 
 
 def _performer() -> Finding:
-    """The row for a number of features that is chosen once, and for the one that its authors' theorem 4 asks for."""
+    """The row for a constant number of features, and for the number that its authors' theorem 4 asks for."""
     asked = d / H * sympy.log(d)  # the order K log K
     cost = COSTS["favor"]
     time, space, _, backward = SOURCE["favor"]
@@ -155,7 +155,7 @@ def moved_logits(length: int = 8, d_model: int = 16, heads: int = 2) -> tuple[in
 
 
 def standard_error() -> float:
-    """What a standard layer that is made for the lookup misses of it."""
+    """The error of a standard layer that is built for the lookup."""
     embedding = lookup.apart()
     data = lookup.sequences(embedding)
     return lookup.error(lookup.standard_solution(embedding)(data.x), data.target)
@@ -200,21 +200,21 @@ def misplaced(weights: Tensor, exact: Tensor) -> float:
 
 
 def uniform_misplaced(spread: float) -> float:
-    """`misplaced` of equal weights, which ask nothing of q and k."""
+    """`misplaced` of equal weights, which do not depend on q and k."""
     exact = _scores(spread)[2]
     return misplaced(torch.full_like(exact, 1 / exact.shape[-1]), exact)
 
 
 @cache
 def _favor_rows(count: int) -> tuple[Tensor, ...]:
-    """Some draws of that many rows; not from the generator of q and k, to which the rows would be parallel."""
+    """Some draws of `count` rows; not from the generator of q and k, as the rows would then be parallel to these."""
     generators = (seeded(1000 + draw) for draw in range(FAVOR_DRAWS))
     return tuple(orthogonal_features(count, FAVOR_WIDTH, generator=g, dtype=torch.float64) for g in generators)
 
 
 @cache
 def favor_misplaced(spread: float, count: int) -> Sequence[float]:
-    """`misplaced` of FAVOR+ with that many features, for some draws of them, in rising order."""
+    """`misplaced` of FAVOR+ with `count` features, for some draws of them, in rising order."""
     q, k, exact = _scores(spread)
     values = torch.eye(FAVOR_LENGTH, dtype=torch.float64)  # so that the outputs are the weights
     found = []
@@ -277,7 +277,8 @@ def linear_properties() -> Parts:
 
 
 def plain_initialisation() -> Finding:
-    """Whether linear attention needs another than Xavier's, by tasks that softmax heads with it learn in every run."""
+    """Whether linear attention needs an initialisation other than Xavier's, by tasks that softmax heads learn with it
+    in every run."""
     records = experiments.load("synthetic")
     found = synthetic.learnt(records, experiments.judged_device(records)) if records else {}
     shares = {
@@ -328,8 +329,8 @@ def ora_properties() -> Finding:
 @cache
 @torch.no_grad()
 def combined(attention: str, length: int = 150, cut: int = 70) -> tuple[float, float, int]:
-    """ORA with that attention, over several chunks: the relative differences of its fast form and its definition, and
-    of a sequence in two parts and whole; and how many outputs before the cut change with what comes after it."""
+    """ORA with that attention, over several chunks: the relative difference between fast form and definition, and
+    between a sequence in two parts and whole; and how many outputs before the cut change with what comes after it."""
     fast, definition = (
         MultiheadAttention(
             32, 4, projection="frozen", attention=attention, form=form, generator=seeded(2), dtype=torch.float64

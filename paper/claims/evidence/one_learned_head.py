@@ -18,25 +18,25 @@ CHAPTER = "29-one-learned-head"
 
 # Kinds of heads whose queries and keys are not trained, or that have none.
 FIXED = ("frozen", "stopped", "positional", "static random", "identity")
-ORTHOGONAL = ("frozen", "stopped")  # of which there are Gaussian ones, too
+ORTHOGONAL = ("frozen", "stopped")  # kinds that also exist as Gaussian ones
 BASELINE = "learned"
 LACK = "there is no"
 Found = Mapping[str, Runs]
 
 
 def name(learned: int, kind: str, H: int) -> str:
-    """The arm with so many learned heads, whose others are of a kind."""
+    """The name of the arm with this many learned heads, whose other heads are of one kind."""
     return f"{learned} learned + {H - learned} {kind}" if learned else kind
 
 
 def whole(found: Found) -> dict[str, Runs]:
-    """The arms of which all seeds have run."""
+    """The arms for which all seeds have run."""
     return {arm: one for arm, one in found.items() if one.seeds == language.SEEDS}
 
 
 def along_budgets(records: Iterable[Record], device: str, middle: Found) -> dict[tuple[int, float], dict[str, Runs]]:
-    """(width, budget) -> the arms there, in rising order; `middle` are arms of the experiment `bytes`, of which those
-    that are followed join at their own width."""
+    """(width, budget) -> the arms there, in rising order; `middle` are arms of the experiment `bytes`; those that are
+    followed here join at their own width."""
     found: dict[tuple[int, float], dict[str, Runs]] = {}
     for one in language.runs(records, device):
         c = one.configuration
@@ -85,7 +85,7 @@ def learned_heads() -> Finding:
 
 
 def part(rule: Callable[..., Finding], statement: str, found: Found, pairs: Mapping[str, tuple[str, str]]) -> Finding:
-    """What a rule says of pairs of arms, the first against the second; untestable until all seeds of all have run."""
+    """A rule's finding on pairs of arms, the first against the second; untestable until all seeds of all have run."""
     missing = dict.fromkeys(arm for pair in pairs.values() for arm in pair if arm not in found)
     if missing:
         return untestable(statement, missing, lack=f"{LACK} run of every seed of")
@@ -126,7 +126,7 @@ def convolved(H: int) -> Iterator[str]:
 
 
 def beside(found: Found, H: int) -> str:
-    """The arms that are followed against learned heads, in words."""
+    """The followed arms compared with learned heads, in words."""
     arms = Arms(found, "bits", BITS_A_BYTE)
     told = {arm: arms.reported(arm, BASELINE) for arm in language.few(H)[1:]}
     return ", ".join(f"{arm} {figures.span(one[0])} ({one[1]})" for arm, one in told.items() if one is not None)

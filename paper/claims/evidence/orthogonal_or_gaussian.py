@@ -18,7 +18,7 @@ from paper.experiments.learning.analysis import Judged, Runs
 
 CHAPTER = "31-orthogonal-or-gaussian"
 
-Pair = tuple[str, str, str]  # the experiment, an arm of it, and the one that it is held against
+Pair = tuple[str, str, str]  # the experiment, an arm of it, and the arm it is compared with
 SEEDS = {"bytes": language.SEEDS, "images": images.SEEDS}
 MEASURES = {"bytes": "bits", "images": "correct"}
 # Matrices of one scale, orthogonal against Gaussian: where the claim says that the former are required.
@@ -27,20 +27,20 @@ SAME_SCALE: dict[str, Pair] = {
     "stopped on bytes": ("bytes", "stopped", "stopped Gaussian"),
     "frozen on digits": ("images", "frozen", "frozen Gaussian"),
 }
-# Of these the layer that the source defines, on a task that needs attention: of digits, heads that see no other token
-# get as many right.
+# Of these, the layer that the source defines, on a task that needs attention. (On digits, heads that see no other token
+# get as many right.)
 ORA = {"frozen on bytes": SAME_SCALE["frozen on bytes"]}
 WAYS = ("low-rank", "4 x", "1/4 x")
-# Orthogonal matrices of that scale against matrices of a low rank, or of another scale. The latter are orthogonal but
-# for a factor: they show what the scale does, and nothing of other laws.
+# Orthogonal matrices of that scale against matrices of a low rank, or of another scale. The latter are orthogonal up to
+# a factor: they show what the scale does, and say nothing of other laws.
 OTHER_MATRICES: dict[str, Pair] = {
     f"{kind} {way}": ("bytes", kind, f"{kind} {way}") for kind in ("frozen", "stopped") for way in WAYS
 }
 LOW_RANK = {label: pair for label, pair in OTHER_MATRICES.items() if label.endswith(WAYS[0])}
 ORA_LOW_RANK = {label: pair for label, pair in LOW_RANK.items() if pair[1] == "frozen"}
-# The same as first weights of trained matrices.
+# The same matrices as the initial weights of trained ones.
 LEARNED: dict[str, Pair] = {f"learned {way}": ("bytes", "learned", f"learned {way}") for way in WAYS[:2]}
-# What the heads of one scale are held against to see whether they add anything: heads that see no other token.
+# To see whether heads of one scale add anything, they are compared with heads that see no other token.
 ADDED: dict[str, Pair] = {
     arm: (name, arm, "identity") for name, *both in SAME_SCALE.values() if name == "bytes" for arm in both
 }
@@ -66,7 +66,7 @@ def trained(name: str, device: str | None = None) -> dict[str, Runs]:
 
 
 def compared(pairs: Mapping[str, Pair], *, every_seed: bool = True, device: str | None = None) -> dict[str, Judged]:
-    """What an arm has more than the other, for each pair that has run: all seeds of both, or two at least."""
+    """The first arm minus the other, for each pair that has run: all seeds of both, or two at least."""
     runs = {name: trained(name, device) for name in dict.fromkeys(name for name, _, _ in pairs.values())}
     found = {}
     for label, (name, arm, other) in pairs.items():
@@ -109,7 +109,7 @@ def orthogonal_is_required() -> Finding:
 
 
 def remarks() -> str:
-    """The units, what holds of trained matrices that begin so, and what the heads of one scale add at all."""
+    """The units, the results for trained matrices that begin so, and what heads of one scale add at all."""
     learned, added = in_words(LEARNED), in_words(ADDED)
     learned = f". Of trained matrices, Xavier's against others at the start: {learned}" if learned else ""
     added = f". More bits a byte than heads that see no other token: {added}" if added else ""

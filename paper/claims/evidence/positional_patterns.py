@@ -31,17 +31,17 @@ NAMED = {
 TOKENS = 24  # up to which all lengths are tried
 ROUNDED = 2**-50  # a weight of at most 1 is a quotient of integers below 2^53, a few roundings of 2^-53 each
 WIDTH, FURTHEST = 64, 4095  # of positions
-# sin and cos at 50 digits. An angle's frequency is exp of up to ln 10^4 = 9.2, rounded to 2^-53, and then some.
+# Against sin and cos at 50 digits: an angle's frequency is exp of up to ln 10^4 = 9.2, rounded to 2^-53, and then some.
 ANGLE = FURTHEST * 13 * 2**-52
 
 
 def weights(name: str, n: int, *, is_causal: bool = False) -> Tensor:
-    """The weights of a pattern (n, n): what the fast form makes of values that are unit vectors."""
+    """The weights of a pattern (n, n): the fast form's output for unit vectors as values."""
     return positional_attention(torch.eye(n, dtype=torch.float64)[None], [name], is_causal=is_causal)[0]
 
 
 def off(name: str) -> int:
-    """How many pairs have weight and are not named, or are named and have none, in all lengths up to `TOKENS`."""
+    """How many pairs have weight without being named, or are named without weight, over all lengths up to `TOKENS`."""
     first, last = NAMED[name]
     wrong = 0
     for n in range(1, TOKENS + 1):
@@ -57,7 +57,7 @@ def trained(patterns: Sequence[str]) -> int:
 
 
 def empty_rows(n: int) -> dict[str, list[int]]:
-    """Which rows of each pattern have no weight, of n tokens."""
+    """The rows of each pattern that have no weight, for n tokens."""
     sums = {name: weights(name, n).sum(-1) for name in NAMED}
     return {name: (total == 0).nonzero().flatten().tolist() for name, total in sums.items() if (total == 0).any()}
 

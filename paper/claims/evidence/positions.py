@@ -1,7 +1,7 @@
 r"""S3, section 3, improvement 3: a delta rule beside the attention that makes a bias for its scores.
 
-The source's module is given "some form of position id embedding" and its bias is to be dynamic, as ALiBi's is not. It
-says nothing of how a state becomes a bias for a pair; `ortho.attention.positions.position_delta` is one answer.
+The source's module is given "some form of position id embedding", and its bias is to be dynamic, unlike ALiBi's. The
+source does not say how a state becomes a bias for a pair; `ortho.attention.positions.position_delta` is one answer.
 """
 
 from collections.abc import Callable
@@ -28,8 +28,8 @@ CHAPTER = "14-positions"
 
 RIVALS = {"softmax": "no bias", "alibi": "ALiBi"}
 LENGTH, WIDTH, INPUT = 40, 4, 16
-# Relative, in float64: forty steps that enlarge no error, with sums of four terms each, behind exponentials of scores
-# up to 10.
+# Relative, in float64: forty steps that enlarge no error, with sums of four terms each, after exponentials of scores up
+# to 10.
 EXACT = 1e-11
 SHARES = (1, 100)  # per cent: the source says that the bias is dynamic, but not how much of it
 
@@ -42,20 +42,20 @@ def gates(x: Tensor) -> dict[str, Tensor]:
 
 
 def weights(attend: Callable[..., Any], **operands: Tensor) -> Tensor:
-    """The weights (N, N): what a form of attention gives where the values are the unit vectors."""
+    """The weights (N, N): the output of a form of attention if the values are the unit vectors."""
     found: Tensor = attend(v=torch.eye(operands["q"].shape[0], dtype=torch.float64), is_causal=True, **operands)
     return found
 
 
 def bias(*, bias_queries: Tensor, bias_keys: Tensor, directions: Tensor, beta: Tensor) -> Tensor:
-    """What gates (N, D), and beta (N,), add to the scores, (N, N); 0 above the diagonal."""
+    """The bias (N, N) that gates (N, D), and beta (N,), add to the scores; 0 above the diagonal."""
     reflections = Reflections(unit(directions), beta)
     found, _ = reflected_scores(bias_queries, bias_keys, reflections, bias_keys[:0])
     return found / sqrt(bias_queries.shape[-1])
 
 
 def unlike_delta_rule() -> float:
-    r"""The relative difference of the weights and those of a bias that a delta rule gives, for $u' = \beta w$.
+    r"""The relative difference between the weights and those with a bias from a delta rule, for $u' = \beta w$.
 
     Its keys are the w, its queries the u, and its values the unit vectors, one a token, so that its output for a token
     is a number for each token before: a row of the bias.
@@ -77,15 +77,15 @@ def alibi_vectors(length: int, slope: float) -> dict[str, Tensor]:
 
 
 def unlike_alibi() -> float:
-    """The relative difference of ALiBi's weights and those with the bias of `alibi_vectors`, without reflections."""
+    """The relative difference between ALiBi's weights and those with `alibi_vectors`' bias, without reflections."""
     q, k = normal(2, LENGTH, WIDTH, seed=3)
     found = weights(position_delta_attention_reference, q=q, k=k, **alibi_vectors(LENGTH, *slopes(1)))
     return relative_error(found, weights(alibi_attention_reference, q=q, k=k))
 
 
 def changed(of: str) -> float:
-    """How many of the biases of earlier tokens are another for another input, in per cent, if gates are made of the
-    'tokens' alone, of 'positions' alone, or of their 'sum'."""
+    """Per cent of the biases on earlier tokens that change with the input, if gates are made of the 'tokens' alone, of
+    'positions' alone, or of their 'sum'."""
     places = normal(LENGTH, INPUT, seed=4)
     inputs = normal(2, LENGTH, INPUT, seed=5)
     made = {"tokens": inputs, "positions": places.expand_as(inputs), "sum": inputs + places}[of]
@@ -93,7 +93,7 @@ def changed(of: str) -> float:
 
 
 def share_of_others(one: Tensor, other: Tensor) -> float:
-    """How many numbers of earlier tokens differ, in per cent."""
+    """Per cent of the entries for earlier tokens that differ."""
     below = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(-1)
     return round(100 * float(((one - other).abs() > EXACT)[below].double().mean()), 1)
 
@@ -104,7 +104,7 @@ def of_the_past(scores: Tensor) -> Tensor:
 
 
 def unlike_path() -> float:
-    """The relative difference of PaTH's weights and those of scores that a delta rule gives.
+    """The relative difference between PaTH's weights and those of scores that a delta rule gives.
 
     The score of token i at key j is what its query reads from a memory that holds key j alone, after the tokens between
     have erased by their directions and written nothing.
@@ -124,8 +124,7 @@ def unlike_path() -> float:
 
 
 def moved_by_content() -> float:
-    """How many of PaTH's weights on earlier tokens are others if only its directions are made of another input, in per
-    cent."""
+    """Per cent of PaTH's weights on earlier tokens that change if only its directions are made of another input."""
     q, k = normal(2, LENGTH, WIDTH, seed=3)
     made = (gates(x) for x in normal(2, LENGTH, INPUT, seed=5))
     return share_of_others(

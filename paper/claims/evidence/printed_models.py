@@ -30,7 +30,7 @@ SIDES = {"standard": "learned", "ORA": "frozen"}
 
 @dataclass(frozen=True)
 class Precision:
-    """Bytes for each parameter: its weight and activations; its gradient; what the optimiser keeps of it."""
+    """Bytes for each weight or activation, for each gradient, and for what the optimiser keeps of each parameter."""
 
     weight: int
     gradient: int
@@ -225,9 +225,9 @@ def millions(name: str, projection: str = "learned", *, whole: bool = False) -> 
 
 
 def saved_megabytes(name: str) -> float:
-    """10^6 bytes that freezing saves in a published model, all of them numbers of FP16.
+    """10^6 bytes that freezing saves in a published model, with all numbers in FP16.
 
-    What is kept for the backward pass is the same for both, and falls out.
+    What is kept for the backward pass is the same for both, and cancels.
     """
     at = CONFIGURATIONS[SCENARIOS[name].published]
     costs = (at.cost(1, projection=projection, itemsize=2) for projection in SIDES.values())
@@ -236,10 +236,10 @@ def saved_megabytes(name: str) -> float:
 
 
 def whole_limit(name: str, projection: str = "frozen") -> float:
-    """What the products of a whole published model allow it to gain, in per cent, by the form of attention that allows
+    """The gain, in per cent, that the products of a whole published model allow, by the form of attention allowing
     more.
 
-    A causal model's fused form computes half of the scores, so that what is frozen is a larger share of it.
+    A causal model's fused form computes half of the scores, so that the frozen part is a larger share of it.
     """
     scenario, at = SCENARIOS[name], CONFIGURATIONS[SCENARIOS[name].published]
 

@@ -37,14 +37,14 @@ def unit_operations(length: int, width: int = 768, *, log: Callable[[float], flo
 
 
 def sides(of: Callable[..., Cost], length: Size, width: Size, projection: str, form: str) -> tuple[Cost, Cost]:
-    """The cost of a standard layer, or of what else `of` makes, and of the same with another projection."""
+    """The costs of a standard layer, or of whatever `of` makes, and of the same with another projection."""
     heads = width // HEAD_WIDTH if isinstance(width, int) else 1
     standard, other = (of(1, length, width, heads, projection=name, form=form) for name in ("learned", projection))
     return standard, other
 
 
 def true_operations(length: int, width: int = 768) -> tuple[float, ...]:
-    """10^9 FLOPs, by `COLUMNS`; of the Performer its four projections alone, whatever its features cost.
+    """10^9 FLOPs, by `COLUMNS`; for the Performer only its four projections, without its features.
 
     The materialised form is the favourable one: a fused backward pass computes the scores a second time.
     """
@@ -93,7 +93,7 @@ _HALF_DIGIT = 0.05 + 1e-9  # per cent: half of the last printed digit
 
 
 def table_rule(length: Size, width: Size) -> Any:
-    """What gives all of `SPEED_UPS`, in per cent: (9 + r)/(14 (1 + r)), r = N/d."""
+    """The formula that gives all of `SPEED_UPS`, in per cent: (9 + r)/(14 (1 + r)), r = N/d."""
     return 100 * (9 * width + length) / (14 * (width + length))
 
 
@@ -121,7 +121,7 @@ def step_gain(
     """What ORA gains, in per cent, if steps are weighed in units of one forward pass F = N^2 d + N d^2.
 
     The standard step is 1 + `backward` + `optimiser`. ORA leaves `dropped` times `part` ('N d^2' or 'N^2 d') out of
-    the backward pass and, as the source says, half of the optimiser. `reading` tells what the figure is: the share of
+    the backward pass and, as the source says, half of the optimiser. `reading` says what the figure is: the share of
     the time that is 'saved', or the 'speed-up' T/T' - 1 (infinite if nothing is left).
     """
     total = 1 + backward + optimiser
@@ -162,7 +162,7 @@ def limit(
 ) -> Any:
     """The speed-up, in per cent, that the count of a step's matrix products allows; `of` is `layer` or `block`.
 
-    `optimiser` is the share of the standard step that its update takes beside the products; it takes a time in
+    `optimiser` is the share of the standard step that its update takes, beside the products; the update's time is in
     proportion to the trained weights. The input needs a gradient, as everywhere but at the bottom of a network.
     """
     standard, other = sides(of, length, width, projection, form)
@@ -186,7 +186,7 @@ MANY = 64  # sequences an update
 
 
 def update_share(length: int, width: int, *, sequences: int = 1) -> float:
-    """The share of the standard layer's step that its update then takes, with an update after so many sequences."""
+    """The share of the standard layer's step that its update then takes, with one update for this many sequences."""
     cost = layer(sequences, length, width, width // HEAD_WIDTH, form="reference")
     update, products = UPDATE_BYTES * cost.trained / BYTES_A_SECOND, cost.step / PRODUCTS_A_SECOND
     return update / (update + products)
@@ -209,7 +209,7 @@ def against_limit(claimed: Mapping[tuple[int, int], float]) -> Finding:
 
 
 def against_table(quote: str, said: tuple[float, float], *at: tuple[int, int]) -> Finding:
-    """A speed-up said elsewhere in the source, in per cent from low to high, against the figures of its own table."""
+    """A speed-up stated elsewhere in the source, in per cent from low to high, against the figures of its own table."""
     rows = [float(SPEED_UPS[row]) for row in at]
     table = ", ".join(f"$N = {n}$, $d = {d}$: {SPEED_UPS[n, d]} %" for n, d in at)
     return contradiction((quote, said), (table, (min(rows), max(rows))), unit=" %")
@@ -228,7 +228,7 @@ evidence_table(
                 {_at(*at): table_rule(*at) for at in SPEED_UPS},
                 unit=" %",
             ),
-            # The text's recipe comes to this much at least, for it leaves the optimiser open; at most to all.
+            # The text's recipe gives at least this much, as it leaves the optimiser open; at most, it saves everything.
             "by the text's recipe": against_table(
                 "backward pass and optimiser halved when $N \\gg d$",
                 (step_gain(0, BACKWARD, 0, BACKWARD / 2), 100.0),
@@ -236,7 +236,7 @@ evidence_table(
             ),
             "by count": against_limit({at: float(text) for at, text in SPEED_UPS.items()}),
         },
-        # By count each range's lower end, at the shortest length that the source gives as an example of it.
+        # By count: each range's lower end, at the shortest length that the source gives as an example.
         "S0.4.1d": lambda: {
             "$N \\ll d$ in the table": against_table("40-50 %", RANGES["N << d"], (128, 768)),
             "$N \\approx d$ in the table": against_table("25-30 %", RANGES["N ~ d"], (512, 512)),

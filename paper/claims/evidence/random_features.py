@@ -134,7 +134,7 @@ def an_equality() -> Finding:
     drawn = {m: iid_features(m, NARROW, generator=seeded(1), dtype=torch.float64) for m in (16, 256, 4096)}
     products = {m: positive_features(x, omega) @ positive_features(y, omega).mT for m, omega in drawn.items()}
     off = {m: f"{relative_error(product, exact):.2f} for $m = {m:,}$" for m, product in products.items()}
-    m = 256  # `positive_features` have the factor m^-1/2, the printed ones have not
+    m = 256  # `positive_features` have the factor m^-1/2, the printed ones do not
     return mended(
         "$e^{q^\\top k} = \\phi(q)^\\top \\phi(k)$ with $m$ random features",
         relative_error(m * products[m], exact),
@@ -159,13 +159,13 @@ def scaled(spread: float, length: int = 128, width: int = WIDTH) -> tuple[Tensor
 
 
 REPETITIONS, DRAWN = 24, 250  # of the comparison, and draws in each
-T = 2.81  # standard errors of a mean of 24, beyond which it is by chance once in a hundred times (Student's t)
+T = 2.81  # a mean of 24 is off by more than this many standard errors once in a hundred times (Student's t)
 
 
 def weights_spread(omega: Tensor, square: float) -> float:
-    """The standard deviation, over draws of Omega (count, m, K), of attention's weights, in the root mean square.
+    """The standard deviation of attention's weights over draws of Omega (count, m, K), as a root mean square.
 
-    Of 32 tokens with |x + y|^2 = `square` in the mean.
+    For 32 tokens with |x + y|^2 = `square` in the mean.
     """
     x, y, _ = scaled(square / (2 * sqrt(NARROW)), 32, NARROW)
     weights = positive_features(x, omega) @ positive_features(y, omega).mT
@@ -183,7 +183,7 @@ def _draws() -> list[list[Tensor]]:
 def steadied(square: float) -> tuple[Interval, Interval]:
     """By how many per cent `weights_spread` is lower than with independent rows: for orthogonal ones, and the control.
 
-    Intervals that hold the mean 99 times of a hundred, in tenths of a per cent, rounded outwards.
+    These are 99 % intervals of the mean, rounded outwards to tenths of a per cent.
     """
     spreads = torch.tensor([[weights_spread(omega, square) for omega in draws] for draws in _draws()])
     gains = 100 * (1 - spreads[:, [0, 2]] / spreads[:, [1]])
@@ -328,7 +328,7 @@ def algorithm() -> Finding:
 
 HEAD_WIDTHS = (8, 16, 64)  # K
 SQUARES = (2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0)  # |x + y|^2
-LENGTH = 2.0  # |x|^2 = |y|^2 of the pairs that tell trigonometric from positive features
+LENGTH = 2.0  # |x|^2 = |y|^2 of the pairs that separate trigonometric from positive features
 SCORES = (-1.0, -0.5, 0.0, 0.5, 1.0)
 SPREADS = (0.25, 1.0)  # standard deviations of the scores
 FEATURES = 256
@@ -336,21 +336,21 @@ FITTED_TOKENS, FITTED_DRAWS = 128, 5
 
 
 def trigonometric_over_positive(score: float) -> float:
-    """ln(variance of trigonometric features / of positive ones), as many of each, for x and y of that product."""
+    """ln(variance of trigonometric features / of positive ones), equally many of each, for x^T y = `score`."""
     trigonometric = 2 * (moment("trigonometric", 2 * LENGTH - 2 * score) - 1)  # two features a row
     return log(trigonometric / (moment("positive", 2 * LENGTH + 2 * score) - 1))
 
 
 @cache
 def rows_off(kind: str, K: int, spread: float) -> float:
-    """Per cent of rows further from softmax's than any two rows of weights are from each other."""
+    """Per cent of rows further from softmax's than any two rows of weights can be from each other."""
     errors = drawn_errors(kind, "orthogonal", FEATURES, K, spread)
     return 100 * float((errors > MOST + 1e-9).double().mean())  # rounding aside
 
 
 @cache
 def sharp_gains(data: str, K: int, spread: float) -> float:
-    """ln(variance of FAVOR+ / of FAVOR#), the mean over pairs and draws; of SDERF and ADERF the better."""
+    """ln(variance of FAVOR+ / of FAVOR#), the mean over pairs and draws; the better of SDERF and ADERF."""
     found = reductions(data, K, spread, tokens=FITTED_TOKENS, draws=FITTED_DRAWS)
     return max(found["sderf"].value, found["aderf"].value)
 
@@ -398,7 +398,7 @@ def variances() -> Finding:
 # ------------------------------------- what random orthogonal projections keep of distances, and how they are used
 
 POINTS, EPS = 100, 0.5
-SPACES = (222, 256, 512, 2048)  # of the space; the first is the k that the source's section 4.3 asks for
+SPACES = (222, 256, 512, 2048)  # widths of the space; the first is the k that the source's section 4.3 asks for
 SIZES = ((5, 0.1), (1000, 0.5), (1000, 0.3), (1000, 0.1), (10**6, 0.1))  # n, eps
 # "With high probability": the source gives no figure. Any up to 0.89 would decide the same.
 LIKELY = (0.8, 1)
@@ -406,7 +406,7 @@ LIKELY = (0.8, 1)
 
 @cache
 def distortions(width: int) -> tuple[float, float]:
-    """How far off squared distances are after a projection to the k of section 4.3: as it is, and rescaled."""
+    """How far off squared distances are after a projection to the k of section 4.3: as it is, and if rescaled."""
     k = dimension(POINTS, EPS)
     g = seeded()
     points = torch.randn(POINTS, width, generator=g, dtype=torch.float64)
@@ -415,7 +415,7 @@ def distortions(width: int) -> tuple[float, float]:
 
 
 def alike(width: int) -> tuple[float, float]:
-    """The correlation of x^T y with the score that x and y have after projections: one for both, and one for each.
+    """The correlation of x^T y with the score of x and y after projection: by one matrix for both, and by one for each.
 
     Over pairs of normal points; both projections go to the k of section 4.3.
     """
@@ -452,9 +452,9 @@ def distances_kept() -> Finding:
 
 
 def unlikely(n: int, eps: float) -> float:
-    """How likely it is, at most, that a random projection to the k of section 4.3 does not keep n points."""
+    """An upper bound on the probability that a random projection to the k of section 4.3 does not keep n points."""
     k = dimension(n, eps)
-    return failure_bound(n, k, k, eps, draw="gaussian")  # what orthogonal draws' bound grows to with d
+    return failure_bound(n, k, k, eps, draw="gaussian")  # the limit, for large d, of the bound for orthogonal draws
 
 
 @evidence("S2.4.3a", chapter=PROJECTIONS)
@@ -480,7 +480,7 @@ def lemma() -> Finding:
 @evidence("S2.4.3d", chapter=PROJECTIONS)
 def two_uses() -> Parts:
     standard, favor, ora = (COSTS[name] for name in ("learned", "favor", "frozen"))
-    others = {"FAVOR+": favor.trained - 4 * d**2, "ORA": ora.trained - 2 * d**2}  # than the weights that both train
+    others = {"FAVOR+": favor.trained - 4 * d**2, "ORA": ora.trained - 2 * d**2}  # beyond the weights that both train
     return {
         "trained entries of the orthogonal matrices": counted(dict.fromkeys(others, 0), others),
         "FAVOR+, in time": growth("N", sympy.expand(favor.forward), held=("d", "H", "m")),

@@ -1,7 +1,7 @@
 r"""Windows, dilated, strided and fixed patterns, global tokens: what they keep, cost and connect.
 
-S1, sections 2.3, 2.4 and 4.2; S2, section 2.3; S4, on sparse attention. Orders of growth are those of sequences that
-are longer, by m tokens, than what a query reaches.
+S1, sections 2.3, 2.4 and 4.2; S2, section 2.3; S4, on sparse attention. Orders of growth are for sequences m tokens
+longer than a query's reach.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ from paper.claims.verdicts import Finding, Parts
 from paper.experiments.speed import attention_analysis as attention_rows
 
 CHAPTER = "15-sparse-patterns"
-# Pairs that are kept of N tokens, in closed form.
+# Pairs that are kept for N tokens, in closed form.
 LATEST = "k*N - k*(k - 1)/2"  # each with the k latest keys
 DILATED = "k*N - D*k*(k - 1)/2"  # each with k keys, every D-th
 EITHER_SIDE = "(2*w + 1)*N - w*(w + 1)"
@@ -66,12 +66,13 @@ def space(claimed: str, pairs: str, than: str) -> Finding:
 
 
 def saved() -> Any:
-    """Numbers that the form in parts keeps for the backward pass, which stores no weights."""
+    """Numbers that the form in parts, which stores no weights, keeps for the backward pass."""
     return sympy.expand(pattern_cost(1, N, 1, d, d, pattern=Window(REACH), causal=True).saved_bytes / 4)
 
 
 def either_space(claimed: str, pairs: str, than: str) -> dict[str, Finding]:
-    """Where the source does not say whose space: of weights, which a form may store, and of a form that stores none."""
+    """Both, as the source does not say whose space: of weights, if a form stores them, and of a form that stores
+    none."""
     return {
         "space, weights stored": space(claimed, pairs, than),
         "space, none stored": growth(claimed, saved(), settings=IN_N),
@@ -79,7 +80,7 @@ def either_space(claimed: str, pairs: str, than: str) -> dict[str, Finding]:
 
 
 def kept(pattern: Pattern, *, is_causal: bool = True) -> int:
-    """How many pairs its mask has."""
+    """How many pairs the pattern's mask has."""
     return int(pattern.mask(TOKENS, is_causal=is_causal).sum())
 
 
@@ -99,7 +100,7 @@ def local_and_dilated() -> Finding:
 
 
 def later_keys(*, is_causal: bool) -> int:
-    """The most keys behind itself that a query attends to, global tokens apart."""
+    """The most later keys that a query attends to, apart from global tokens."""
     mask = GlobalLocal(REACH + 1, FIRST).mask(TOKENS, is_causal=is_causal)
     return int(mask[FIRST:].triu(FIRST + 1).sum(1).max())
 
@@ -130,7 +131,7 @@ def local_and_global() -> Finding:
 
 
 def shared_keys(pattern: Pattern) -> int:
-    """How many keys two neighbours have in common at least, away from the ends of the sequence."""
+    """The fewest keys that two neighbours have in common, away from the ends of the sequence."""
     mask = pattern.mask(TOKENS)[REACH:-REACH]
     return int((mask[1:] & mask[:-1]).sum(1).min())
 
@@ -163,11 +164,11 @@ def sliding_window() -> Parts:
 
 # -------------------------------------------------------------------------------- S2: strided and fixed, and the others
 
-# Pairs of the two heads of N tokens with a stride that divides N.
+# Pairs of the two heads for N tokens and a stride that divides N.
 NEAREST, EVERY = "(l + 1)*N - l*(l + 1)/2", "N^2/(2*l) + N/2"
 STRIDE = 16
-# Of what the records time: the pattern of blocks, and patterns that read keys one by one.
-BELOW = 0.99  # of a ratio to two digits that shows a saving
+# Among the patterns that the records time: the one made of blocks, and those that read keys one by one.
+BELOW = 0.99  # the largest ratio, to two digits, that shows a saving
 BLOCKS, OTHERS = "block-sparse", ("dilated", "strided", "fixed")
 # What the source's picture may mean by a token's link to its hub.
 PICTURES = ("tokens read their hub", "hubs read their tokens")
@@ -175,7 +176,7 @@ EXHAUSTED = 40  # tokens up to which every length and every stride is tried
 
 
 def strided_pairs(n: int, stride: int) -> int:
-    """Of both heads of n tokens, for any stride."""
+    """The pairs of both heads for n tokens and any stride."""
     near, q = min(stride, n - 1), (n - 1) // stride
     return (near + 1) * n - near * (near + 1) // 2 + (q + 1) * n - stride * q * (q + 1) // 2
 
@@ -199,7 +200,7 @@ def missed(first: Tensor, second: Tensor) -> int:
 
 def to_the_hubs(n: int, stride: int, *, hubs_read: bool) -> tuple[Tensor, Tensor]:
     """The masks of the source's picture (n, n): each token reads its hub, or with `hubs_read` is read by it; then the
-    hubs read each other. A hub is every `stride`-th token, and the hub of those up to the next one."""
+    hubs read each other. Every `stride`-th token is a hub: that of itself and the tokens up to the next hub."""
     i, j = torch.arange(n)[:, None], torch.arange(n)
     own, hub = i == j, (i % stride == 0) & (j % stride == 0)
     nearest = i // stride * stride == j
@@ -219,7 +220,7 @@ def strided() -> Finding:
     union = int((masks[0] | masks[1]).sum())
     at_root = sympy.expand(sum(map(sympy.sympify, (closed(NEAREST), closed(EVERY)))).subs(l, sympy.sqrt(N)))
     best = min(range(1, 4096), key=lambda stride: strided_pairs(4096, stride))
-    # The second head by the letter of the formula, which names no order of i and j.
+    # The second head exactly as the formula has it, which gives no order of i and j.
     later = {n: int(Columns(STRIDE).mask(n).triu(1).sum()) for n in (TOKENS // 4, TOKENS)}
     parts = {
         f"pairs with $j \\le i$, $N = {TOKENS}$, $l = {STRIDE}$": counted(
@@ -244,7 +245,7 @@ def strided() -> Finding:
 
 
 def always_missed(*, is_causal: bool) -> int:
-    """Pairs that two strided layers in either order miss, of all lengths up to `EXHAUSTED` and all strides."""
+    """Pairs that two strided layers in either order miss, over all lengths up to `EXHAUSTED` and all strides."""
     total = 0
     for n in range(1, EXHAUSTED + 1):
         for stride in range(1, n + 1):
@@ -292,8 +293,8 @@ def two_layers() -> Finding:
 
 
 def time_a_flop() -> dict[str, dict[str, float]]:
-    """By device and setting, the time of a FLOP of block-sparse attention over the least of patterns that are not made
-    of blocks, by the records."""
+    """By device and setting, from the records: the time of a FLOP of block-sparse attention over the least time of
+    patterns that are not made of blocks."""
     per_flop: dict[tuple[str, int, str], dict[str, float]] = {}
     for row in attention_rows.beside_alike(experiments.load("pattern-speed"), "patterns"):
         name, *way = row["arm"].split()
@@ -310,7 +311,7 @@ def time_a_flop() -> dict[str, dict[str, float]]:
 
 
 def friendly() -> Finding:
-    """Whether a FLOP in blocks takes less time than one of other patterns on GPUs, of which the source speaks."""
+    """Whether a FLOP in blocks takes less time than one of other patterns, on GPUs, as the source says."""
     ratios = time_a_flop()
     on_gpus = {
         setting: ratio for device, at in ratios.items() if not device.startswith("cpu") for setting, ratio in at.items()
@@ -347,7 +348,7 @@ CHOSEN: dict[str, Choice] = {
     "top-k": partial(top_k_mask, count=16, is_causal=True),
     "by importance of keys": partial(importance_mask, count=16, is_causal=True),
 }
-LOCAL = "drifting"  # of the inputs of chapter 16, that in which tokens near in position are alike
+LOCAL = "drifting"  # the input of chapter 16 in which tokens near in position are alike
 
 
 @evidence("S4.1a", chapter=CHAPTER)
