@@ -1,6 +1,6 @@
-"""What surrounds the formulas: checks of what a caller hands in, operands that come clean, what compilers may do.
+"""What surrounds the formulas: checks of a caller's arguments, clean operands, and what compilers may do.
 
-Every error names the argument, what came, and what was expected.
+Every error names the argument, what was passed, and what was expected.
 """
 
 from ortho._checks.arguments import all_checked as all_checked

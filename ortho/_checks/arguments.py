@@ -1,4 +1,4 @@
-"""Arguments held to their annotations: `@checked` refuses what they do not allow, in one wording for all functions.
+"""Check arguments against their annotations: `@checked` refuses what they do not allow, with one wording everywhere.
 
 A check either raises or changes nothing. It raises TypeError or ValueError, `name: expected ..., got ...`.
 """
@@ -27,8 +27,8 @@ LEAST: dict[str, int | None] = {
     "age": 0, "ahead": 0, "distance": 0, "erase": 0, "first": 0, "last": 0, "offset": None, "past": 0,
     "q_start": 0, "seed": None, "segments": 0, "split": None, "start": None, "stop": None,
 }  # fmt: skip
-MEANT = {"key_padding_mask": " (True = padding)"}  # what a value of this argument says
-WIDTHS = ("K", "V")  # of closed forms, which may be 0: a product alone is then counted
+MEANT = {"key_padding_mask": " (True = padding)"}  # what a value of this argument means
+WIDTHS = ("K", "V")  # of closed forms; they may be 0, so that one product alone is counted
 
 
 def _all_fit(_: Any) -> bool:
@@ -36,7 +36,7 @@ def _all_fit(_: Any) -> bool:
 
 
 class Kind(NamedTuple):
-    """One of the things that an annotation allows: of that type, and within the range of its values."""
+    """One alternative that an annotation allows: a type, and a range of its values."""
 
     wanted: str
     accepts: Callable[[Any], bool]
@@ -48,13 +48,13 @@ def checked(function: F) -> F: ...
 @overload
 def checked(*, shapes: bool = True, values: bool = True, own: tuple[str, ...] = ()) -> Callable[[F], F]: ...
 def checked(function: Any = None, *, shapes: bool = True, values: bool = True, own: tuple[str, ...] = ()) -> Any:
-    """`function`, which refuses arguments that their annotations do not allow.
+    """`function`, made to refuse arguments that their annotations do not allow.
 
     Integers are at least 1, or what `LEAST` says, and other numbers are finite. Tensors have the kind of dtype that the
-    annotation says, and with `shapes` its axes, of one size where they have one name, d being a module's `d_model`;
-    with `values` besides they hold finite numbers. What of this is left out the function looks at itself, as it does at
-    all of the arguments that are its `own`. Numbers that cannot be computed with, and tensors of the device meta whose
-    values are needed, are refused too. Defaults are not looked at, and nothing is while compiling.
+    annotation says. With `shapes` they also have its axes; axes of one name have one size, and d is a module's
+    `d_model`. With `values` as well, they hold finite numbers. The function itself checks what is left out of this, and
+    all arguments in `own`. Numbers that cannot be computed with, and tensors on the device meta whose values are
+    needed, are refused too. Defaults are not checked, and nothing is checked while compiling.
     """
 
     def held(one: Any) -> Any:
@@ -68,8 +68,8 @@ def checked(function: Any = None, *, shapes: bool = True, values: bool = True, o
 
 
 def all_checked(module: str) -> None:
-    """Hold each public function of a module to its annotations, as `checked` does. It is called after the functions and
-    before tables that hold some of them."""
+    """Apply `checked` to each public function of a module. Call it after the functions and before tables that hold some
+    of them."""
     names = vars(sys.modules[module])
     for name, value in list(names.items()):
         if isfunction(value) and value.__module__ == module and not name.startswith("_"):
@@ -108,7 +108,7 @@ def _wrapped(function: Callable[..., Any], shapes: bool, values: bool, own: tupl
 
 
 class Rules(NamedTuple):
-    """What a function's arguments are held to: by name, those by position first, and those of `*args`."""
+    """The rules for a function's arguments: by name, positional ones first, and those of `*args`."""
 
     positions: tuple[str, ...]
     others: str
@@ -119,7 +119,7 @@ class Rules(NamedTuple):
     values: bool
 
     def given(self, args: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
-        """Arguments by position with their names."""
+        """Positional arguments with their names."""
         yield from zip(self.positions, args, strict=False)
         yield from ((self.others, value) for value in args[len(self.positions) :])
 
@@ -130,7 +130,7 @@ class Rules(NamedTuple):
             raise TypeError(f"{name}: expected a tensor on {first.device} like the others, got one on {mask.device}")
 
     def look_together(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise TypeError or ValueError for sizes that do not agree, and for `*args`."""
+        """Raise TypeError or ValueError for sizes that do not agree, and for `*args` that are not allowed."""
         for value in args[len(self.positions) :]:
             if self.others in self.allowed and not self.allowed[self.others](value):
                 _refuse(self.others, value, self.kinds[self.others])
@@ -168,7 +168,7 @@ def _rules(function: Callable[..., Any], shapes: bool, values: bool, own: tuple[
 
 
 def _allowed(kinds: tuple[Kind, ...]) -> Callable[[Any], bool]:
-    """Whether a value is one of the kinds, by as few calls as may be: this is done in every call of every function."""
+    """Test whether a value is one of the kinds, with as few calls as possible: it runs in every call of a function."""
     empty = any(kind.wanted == "None" for kind in kinds)
     if len(kinds) > 1 + empty or kinds[0].wanted == "None":
         return lambda value: any(kind.accepts(value) and kind.fits(value) for kind in kinds)
@@ -179,7 +179,7 @@ def _allowed(kinds: tuple[Kind, ...]) -> Callable[[Any], bool]:
 
 
 def _parts(annotation: Any) -> tuple[Any, ...]:
-    """The types of a union, or the one that there is; names that are not yet defined as text."""
+    """The types of a union, or the single type; names that are not yet defined stay text."""
     if isinstance(annotation, str):
         return tuple(None if part == "None" else part for part in annotation.split(" | "))
     return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
@@ -204,7 +204,7 @@ def _kind(name: str, part: Any, least: int | None) -> Kind | None:
             wanted, lambda x: _is_integer(x) or hasattr(x, "free_symbols"), lambda x: not _is_integer(x) or x >= least
         )
     if part is State:
-        return None  # what is in one is for the function to say
+        return None  # the function itself checks what is in a state
     if part is bool:
         return Kind("True or False", lambda x: isinstance(x, bool))
     if part is int and least is None:
@@ -228,7 +228,7 @@ def _kind(name: str, part: Any, least: int | None) -> Kind | None:
 
 
 def _container(name: str, part: Any) -> Kind | None:
-    """Of a function, a sequence, a mapping, a class."""
+    """What an annotation of a function, a sequence, a mapping or a class allows; None if anything."""
     if isinstance(part, str):
         return (
             Kind(f"a {part}", lambda x: part in [one.__name__ for one in type(x).__mro__])
@@ -268,7 +268,7 @@ def _of(origin: Any) -> Callable[[Any], bool]:
 
 
 def _elements(value: Any, origin: Any, inner: tuple[tuple[Kind, ...], ...], endless: bool) -> bool:
-    """Whether what a container holds is allowed; an iterator is not gone through."""
+    """Whether what a container holds is allowed; an iterator is not consumed."""
     if origin is Iterable or not all(inner):
         return True
     if origin is Mapping:
@@ -305,7 +305,7 @@ def _refuse(name: str, value: Any, kinds: tuple[Kind, ...]) -> None:
 
 def _wanted(kinds: tuple[Kind, ...]) -> str:
     wanted = list(dict.fromkeys(kind.wanted for kind in kinds if kind.wanted != "None"))
-    if any(one.endswith(" number") for one in wanted):  # which integers are
+    if any(one.endswith(" number") for one in wanted):  # which include integers
         wanted = [one for one in wanted if not one.startswith("an integer")]
     return "True, False or None" if wanted == ["True or False"] and len(kinds) > 1 else " or ".join(wanted) or "None"
 
@@ -318,7 +318,7 @@ def _hold_shape(name: str, value: Tensor, axes: tuple[str, ...], sizes: dict[str
     if 0 in shape or rank < len(fixed) or (len(fixed) == len(axes) and rank != len(fixed)):
         raise ValueError(f"{name}: expected shape {wanted} without empty axes, got {shape}")
     if axes[len(axes) - len(fixed) :] != tuple(fixed):
-        return  # what varies stands between
+        return  # axes of varying number are in between
     found: list[tuple[str, Any]] = list(zip(fixed, shape[rank - len(fixed) :], strict=True))
     if len(axes) == len(fixed) + 1:
         found.append((axes[0].lstrip("*"), shape[: rank - len(fixed)]))
@@ -333,7 +333,7 @@ _SHAPES = "cannot be multiplied|must match|must be equal|dimension|1-?D|both arg
 
 
 def _explain(error: Exception, given: list[tuple[str, Any]]) -> None:
-    """Raise TypeError or ValueError that names the arguments, for an error of others that their values explain."""
+    """Raise TypeError or ValueError that names the arguments, if their values explain an error from elsewhere."""
     text = str(error)
     if re.match(r"[\w, .]*\w: expected ", text):  # one of ours
         return

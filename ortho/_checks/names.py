@@ -1,12 +1,12 @@
-"""What is said of a name that is not known: which known one is near. Imported where a name is refused."""
+"""The message for a name that is not known: which known one is near. Imported where a name is refused."""
 
 from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 from typing import Any
 
-WHOLE = 12  # of so many names all are listed, whatever is near
+WHOLE = 12  # up to this many names are all listed, whatever is near
 
-# Other names that the field has for ours, or those of neighbours; of several the first that is known is meant.
+# Other names that the field has for ours or for related methods. If there are several, the first known one is meant.
 ALIASES: dict[str, tuple[str, ...]] = {
     # mechanisms
     "bigbird": ("big-bird",), "block-local": ("blocked-window",), "deltanet": ("delta",), "dot-product": ("softmax",),
@@ -34,14 +34,14 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "exponential": ("positive",), "gaussian": ("iid",),
 }  # fmt: skip
 
-# Where all names stand, of the arguments that have many.
+# Where to find all names, for the arguments that have many.
 LISTS = {"attention": "ortho.MECHANISMS", "projection": "ortho.PROJECTIONS"}
 
 
 def unknown(name: str, value: Any, known: Collection[str], beside: str = "") -> str:
-    """The message for a value that is none of the known names, nor what is said `beside` them.
+    """The message for a value that is not among the known names, nor what `beside` adds to them.
 
-    Names are listed whole where they are few, or none is near.
+    All names are listed if they are few, or if none is near.
     """
     near = nearest(value, known)
     names = ", ".join(map(repr, known))
@@ -51,7 +51,7 @@ def unknown(name: str, value: Any, known: Collection[str], beside: str = "") -> 
 
 
 def nearest(value: Any, known: Collection[str]) -> str | None:
-    """The known name that is likeliest meant, if any is near."""
+    """The known name that is most likely meant, if any is near."""
     return next(_near(value, known), None) if isinstance(value, str) else None
 
 

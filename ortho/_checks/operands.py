@@ -1,4 +1,4 @@
-"""What is done once around every mechanism: its operands are checked, upcast and joined to the state."""
+"""What is done around every mechanism alike: its operands are checked, upcast and joined to the state."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -23,24 +23,24 @@ def attention_form(
     upcasts: bool = True,
     check: Callable[..., None] | None = None,
 ) -> Callable[[F], F]:
-    """A definition or a fast form, whose body reads like the formula because its operands come checked and clean.
+    """Decorate a definition or a fast form; its body reads like the formula, as its operands come checked and clean.
 
     The body gets q, k, v and all other floating-point tensors in float32 at least, contiguous, with autocast off. It
     returns o, or (o, state). The caller gets o in the dtype of q, and the state if `return_state` asks for it.
 
     By default the state is (keys, values), in the caller's dtype: k and v begin with those of `initial_state`, and the
     mask spans them. `beside` names further parts of the state; the body reads them in `initial_state`, which has one
-    part for each name, and returns (o, these parts). One that `trims` the state, by keys that no later query reads,
-    returns (o, (keys, values, these parts)) if `return_state` asks for it. With `moves_keys` tokens change the keys
-    before them: the state has these in float32 at least, the body gets the new keys alone, and returns (o, (all
+    part for each name, and returns (o, these parts). A body that `trims` the state, dropping keys that no later query
+    reads, returns (o, (keys, values, these parts)) if `return_state` asks for it. With `moves_keys` tokens change the
+    keys before them: the state holds keys in float32 at least, and the body gets only the new keys and returns (o, (all
     keys,)). With `fixed_state` keys are summed up in a state of fixed size: the body reads `initial_state` as it came
-    and returns (o, the whole new state). The mask must be the same for all queries then, and stand beside no state; the
-    body gets it as (..., M).
+    and returns (o, the whole new state). The mask must then be the same for all queries, and there may be no state with
+    it; the body gets it as (..., M).
 
-    Before anything else types and finite numbers are checked, by the annotations, and the shapes of q, k, v and the
-    mask. `check` may refuse more: it is called with q, k, v as they came, and by name with `is_causal`, with the mask
-    that the body gets and with the mechanism's own arguments, if they were given. With `upcasts=False` operands keep
-    their dtype and layout, for kernels that choose them.
+    First the types, finite numbers, and the shapes of q, k, v and the mask are checked, by the annotations. `check` may
+    refuse more: it is called with q, k, v as they came, and by name with `is_causal`, the mask that the body gets, and
+    those of the mechanism's own arguments that were given. With `upcasts=False` operands keep their dtype and layout,
+    for kernels that choose them.
     """
 
     def adapted(body: F) -> F:
@@ -105,9 +105,9 @@ def prepend_state(
     beside: tuple[str, ...] = (),
     moves_keys: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The checked keys and values, after those that the state holds, which has further parts of the names `beside`.
+    """The checked keys and values, put after those of the state; `beside` names further parts of the state.
 
-    With `moves_keys` the state's keys are in float32 at least, and not put before the others.
+    With `moves_keys` the state's keys are in float32 at least, and are not put before the new ones.
     """
     if initial_state is None:
         _checks.qkv(q, k, v, attn_mask, is_causal)
@@ -133,7 +133,7 @@ def past_length(initial_state: State | None) -> int:
 
 
 def upcast(x: Tensor) -> Tensor:
-    """float32 at least; and contiguous, which a layer's heads are not: else each product would copy its operands."""
+    """x in float32 at least, and contiguous: a layer's heads are not, and each product would copy them."""
     return x.to(_at_least_float32(x.dtype)).contiguous()
 
 
@@ -144,7 +144,7 @@ def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
 def gate(name: str, value: Tensor | None, k: Tensor, shape: tuple[int, ...]) -> None:
     """TypeError or ValueError unless a gate is None or a tensor of that shape, on the device of k.
 
-    Its dtype is its own: autocast makes gates in float32 beside keys in half precision.
+    Its dtype may differ: autocast makes gates in float32 beside keys in half precision.
     """
     if value is None:
         return
@@ -201,7 +201,7 @@ def known_tokens(same_tokens: bool, q: Tensor, k: Tensor) -> None:
 
 
 def absent_keys(attn_mask: Tensor | None, k: Tensor, past: int, is_causal: bool) -> Tensor | None:
-    """True where no query may attend to a key by the mask, (..., M), for keys k (..., M, K) after `past` others.
+    """True where the mask lets no query attend to a key, (..., M), for keys k (..., M, K) after `past` others.
 
     ValueError for a mask in a causal call that is not the same for all queries: whether a later query may attend to a
     key would change the rows before it.

@@ -19,10 +19,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def uncompiled(function: F) -> F:
-    """`function` as Python runs it: `torch.compile` breaks its graph before and behind it, and traces nothing of it.
+    """`function` as Python runs it: `torch.compile` breaks its graph before and after it, and traces nothing of it.
 
-    For what depends on numbers, such as which keys are chosen, and on sizes as integers. The compiler is not imported
-    before somebody else has, since that takes seconds.
+    For functions that depend on values, such as which keys are chosen, or on sizes as integers. The compiler, which
+    takes seconds to import, is only used if something else has imported it.
     """
     plain: list[Callable[..., Any]] = []
 
@@ -36,7 +36,7 @@ def uncompiled(function: F) -> F:
             plain.append(torch.compiler.disable(function))
         return plain[0](*args, **kwargs)
 
-    # By which the compiler knows what to leave alone, as `torch.compiler.disable` marks it.
+    # The marks of `torch.compiler.disable`, by which the compiler knows what to leave alone.
     call._torchdynamo_disable = True  # type: ignore[attr-defined]
     call._torchdynamo_disable_msg = "tables are made of sizes and numbers"  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]
@@ -50,7 +50,7 @@ def transformed() -> bool:
 
 
 class Kernel(Function):
-    """A function whose gradient is written out, backward and once: no transform knows how to differentiate it."""
+    """A function with a hand-written backward pass, for first derivatives only: no transform can differentiate it."""
 
     @classmethod
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
@@ -73,7 +73,7 @@ def _exportable(operands: list[Tensor]) -> None:
 
 
 def no_forward_derivative(*operands: Any) -> None:
-    """RuntimeError for numbers that carry a forward derivative, which a fused kernel has not."""
+    """RuntimeError for numbers that carry a forward derivative, which a fused kernel does not have."""
     if transformed() and forward_ad._current_level >= 0 and any(map(_is_dual, operands)):
         raise RuntimeError(REFUSAL)
 
@@ -91,7 +91,7 @@ def _refuse_twice(asked: bool) -> None:
 
 @torch.library.custom_op("ortho::once", mutates_args=())
 def _once(gradient: torch.Tensor) -> None:
-    _refuse_twice(torch.is_grad_enabled() or gradient.requires_grad)  # an operator of numbers that need one has it off
+    _refuse_twice(torch.is_grad_enabled() or gradient.requires_grad)  # grad mode is off where operands need gradients
 
 
 @_once.register_fake
@@ -99,16 +99,16 @@ def _(gradient: torch.Tensor) -> None: ...
 
 
 def once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """A backward pass that refuses to be differentiated. (`once_differentiable` marks its results, and a second pass
-    that reaches the operands by another way as well never meets the mark, and leaves a part out.)"""
+    """A backward pass that refuses to be differentiated. (`once_differentiable` only marks the results: a second pass
+    that also reaches the operands in another way never meets the mark, and leaves a part out.)"""
 
     @wraps(backward)
     def guarded(ctx: Any, *gradients: Tensor) -> Any:
         if torch.compiler.is_compiling():
-            torch.ops.ortho.once(gradients[0])  # looks when the graph runs
+            torch.ops.ortho.once(gradients[0])  # checks when the graph runs
         else:
             _refuse_twice(torch.is_grad_enabled())
-        with no_autocast(gradients[0]):  # the caller's may be on
+        with no_autocast(gradients[0]):  # the caller's autocast may be on
             return backward(ctx, *gradients)
 
     return guarded

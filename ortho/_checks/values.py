@@ -31,7 +31,7 @@ def unchecked_values() -> Iterator[None]:
 
 
 def describe(value: Any) -> str:
-    """How a value is named in an error: a tensor by its dtype and shape, anything else by its type and itself."""
+    """How a value is named in an error: a tensor by its dtype and shape, anything else by its type and repr."""
     if isinstance(value, tuple | list):
         return f"{type(value).__name__} of {len(value)}: {', '.join(map(describe, value))}"
     if isinstance(value, Tensor):
@@ -84,7 +84,7 @@ def reads_values(value: Tensor) -> bool:
 
 
 def shows_values(value: Tensor) -> bool:
-    """Whether numbers out of range can be shown by the result alone, as NaN: on an accelerator, and while compiling."""
+    """Whether only the result can show numbers out of range, as NaN: on an accelerator, and while compiling."""
     return torch.compiler.is_compiling() or value.device.type != "cpu"
 
 
@@ -136,7 +136,8 @@ def sequence(name: str, value: Any, weight: Tensor) -> Tensor:
 
 
 def state(value: Any, *names: str, axes: int = 0) -> tuple[Tensor, ...]:
-    """An `initial_state` as the tuple of tensors, of `axes` or more, that it should be; `names` say what they are."""
+    """An `initial_state` as a tuple of tensors with `axes` axes or more, one for each of `names`, else TypeError or
+    ValueError."""
     wanted = f"initial_state: expected a tuple of tensors ({', '.join(names)}), got {describe(value)}"
     if not isinstance(value, tuple | list) or not all(map(torch.is_tensor, value)):
         raise TypeError(wanted)
@@ -193,10 +194,10 @@ def mask(value: Any, shape: tuple[int, ...]) -> None:
 def layer_mask(
     attn_mask: Any, key_padding_mask: Any, batch: int, heads: int, queries: int, keys: int | None
 ) -> Tensor | None:
-    """What the two masks of a layer say together: None, or what broadcasts to (B, H, N, M), True = may attend.
+    """The two masks of a layer combined: None, or a mask that broadcasts to (B, H, N, M), True = may attend.
 
-    Raises ValueError for a padding mask that is not (B, M), M whatever it is where `keys` is None; and for an
-    `attn_mask` whose first axis may be meant in two ways.
+    Raises ValueError for a padding mask that is not (B, M), with any M if `keys` is None; and for an `attn_mask` whose
+    first axis is ambiguous.
     """
     if isinstance(attn_mask, Tensor):
         shape = tuple(attn_mask.shape)

@@ -1,4 +1,4 @@
-"""Frozen heads, heads of several kinds, and heads removed, in models of torch, of Hugging Face, and of this package."""
+"""Freeze heads, change their kinds or remove them, in models of torch, of Hugging Face, and of this package."""
 
 from ortho.adapters.conversion import (
     freeze_qk,

@@ -1,7 +1,7 @@
-"""What is done to other people's models, in place, and the way back: frozen queries and keys, heads of several kinds.
+"""Convert other people's models in place, and back: freeze queries and keys, or set heads of several kinds.
 
-Both are recorded, as JSON knows it, in the configuration of a model of transformers, and done again to a model that was
-loaded (`restore`).
+Both changes are recorded as JSON in the configuration of a transformers model; `restore` repeats them on a loaded
+model.
 """
 
 import copy
@@ -31,8 +31,8 @@ from ortho.orthogonal import DRAWS
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
-MARK = "ortho_heads"  # of a configuration
-_ASKED = "attn_implementation"  # likewise: the attention that whoever loads it has to have
+MARK = "ortho_heads"  # the attribute of a configuration that holds the record
+_ASKED = "attn_implementation"  # and the one that names the attention that a loader must know
 
 
 @checked(own=("layers", "heads"))
@@ -51,10 +51,10 @@ def freeze_qk(
 
     `layers` are indices into `attention_layers(model)`; `heads` are indices of heads, by default all, or a mapping from
     layers to their heads. With a `draw` (`ortho.orthogonal.DRAWS`) the chosen heads of a layer get a new W_Q and W_K,
-    orthogonal together: their rows are orthonormal, or their columns if there are more rows than columns; their biases
-    are 0. With `draw=None`, for pretrained models, they keep their weights. With `stop_gradient` no gradient passes
-    through these heads' queries and keys to the layer's input. What a model applies after these matrices, such as
-    norms, stays trained.
+    each drawn for all of these heads together: its rows are orthonormal, or its columns if it has more rows than
+    columns; biases are 0. With `draw=None`, for pretrained models, they keep their weights. With `stop_gradient` no
+    gradient passes through these heads' queries and keys to the layer's input. What a model applies after these
+    matrices, such as norms, stays trained.
 
     Known layers are `ortho.MultiheadAttention`, `torch.nn.MultiheadAttention`, also in `nn.TransformerEncoderLayer`,
     and layers made of linear layers with the names in `ortho.adapters.LAYOUTS`, as in Hugging Face's models. `layout`
@@ -69,8 +69,8 @@ def freeze_qk(
 
     Raises TypeError or ValueError, naming the argument, for a model without such layers or with unknown ones; for
     layers and heads that do not exist; for only some of the heads that share keys; for weights that are shared with
-    something else; for an unknown draw; and for a `stop_gradient` other than that of frozen heads of the layer that are
-    not chosen. The model is then unchanged.
+    something else; for an unknown draw; and if frozen heads of the layer that are not chosen have another
+    `stop_gradient`. The model is then unchanged.
     """
     found = attention_layers(model, strict=strict, layout=layout)
     if draw is not None:
@@ -94,7 +94,7 @@ def unfreeze_qk(model: ModelT) -> ModelT:
     """Undo `freeze_qk`, in place: all weights of queries and keys are trained again, in layers of the original kind.
 
     The outputs are the same, and the state dict is that of the original model. All frozen projections of
-    `ortho.MultiheadAttention` become learned ones. Kinds of heads do not change (`standard_heads`). A model with
+    `ortho.MultiheadAttention` become learned ones. Kinds of heads stay (`standard_heads` undoes them). A model with
     nothing frozen is left as it is. Raises TypeError unless `model` is a module, and for a custom projection, whose
     weights need not define it; the model is then unchanged.
     """
@@ -107,7 +107,7 @@ def unfreeze_qk(model: ModelT) -> ModelT:
 
 
 def _written(model: ModelT, plans: Sequence[tuple[AttentionLayer, Matrices]]) -> ModelT:
-    """The model, in whose layers these matrices now are."""
+    """Write these matrices into the layers; returns the model."""
     for layer, matrices in plans:
         layer.write(matrices)
     if plans:
@@ -123,7 +123,7 @@ def _frozen(
     stop_gradient: bool,
     generator: torch.Generator | None,
 ) -> Matrices:
-    """The layer's matrices with the rows of these heads frozen; those of which nothing changes are the same."""
+    """The layer's matrices with the rows of these heads frozen; unchanged matrices are the same objects."""
     shared = layer.num_heads // layer.num_kv_heads
     kv_heads = layer.kv_heads(heads)
     if len(heads) < shared * len(kv_heads):
@@ -141,7 +141,7 @@ def _frozen(
 
 
 def _served(layer: AttentionLayer, stop_gradient: bool) -> None:
-    """ValueError for a layer of torch's whose way to compute would not be known here."""
+    """Raise ValueError for `stop_gradient` in a torch layer with add_bias_kv or add_zero_attn: not supported here."""
     extra = isinstance(layer, OfTorch) and (layer.module.bias_k is not None or layer.module.add_zero_attn)
     if extra and stop_gradient:
         raise ValueError(
@@ -161,21 +161,22 @@ def set_heads(
 
     `kinds` has a kind for each head: "learned", the layer's softmax attention; "stopped", the same with constant
     queries and keys; "linear"; a pattern, such as `Window(64)`; or a positional pattern, or its name. All chosen
-    `layers` (indices into `attention_layers(model)`) get the same kinds, unless a mapping has those of each. "stopped"
-    only stops the gradient; use `freeze_qk` to keep such weights from weight decay, too. `layout` and `strict` are
-    those of `freeze_qk`.
+    `layers` (indices into `attention_layers(model)`) get the same kinds, unless a mapping gives each layer its own.
+    "stopped" only stops the gradient; use `freeze_qk` to keep such weights from weight decay, too. `layout` and
+    `strict` are those of `freeze_qk`.
 
     A `torch.nn.MultiheadAttention` must then be called with need_weights=False; its positional heads lose their rows of
     W_Q and W_K. Layers of Hugging Face's models keep all weights; they can be converted if they choose their attention
     by name (transformers' `AttentionInterface`). The state dicts of both contain the kinds and load into layers with
     the same kinds; `save_pretrained` writes them into the configuration (`ortho.adapters.restore`). If a head is
-    positional or linear, masks must be of keys, causal or not. A call refuses dropout of attention weights in training.
+    positional or linear, a mask must be a mask of keys, causal or not. Calls in training refuse dropout of attention
+    weights.
 
     Raises TypeError or ValueError, naming the argument, for a model without such layers or with unknown ones; for
-    layers of this package, which has `HybridAttention`; for layers whose attention cannot be chosen or adds biases to
-    its scores; for patterns and positional heads in cross-attention; for these, and linear heads, in layers with a
-    sliding window; for unknown kinds, or too few or many; and for a kind with queries for a head that has lost its own.
-    The model is then unchanged.
+    layers of this package (use `HybridAttention`); for layers whose attention cannot be chosen or adds biases to its
+    scores; for patterns and positional heads in cross-attention; for these, and linear heads, in layers with a sliding
+    window; for unknown kinds, or too few or many; and for a kind with queries for a head that has lost its own. The
+    model is then unchanged.
     """
     found = attention_layers(model, strict=strict, layout=layout)
     of_layers = by_layer("kinds", kinds, layers, found)
@@ -238,7 +239,7 @@ def standard_heads(model: ModelT) -> ModelT:
 
 
 def _matrices(layer: OfTorch, kinds: Sequence[Kind]) -> Matrices:
-    """The layer's matrices, of queries and keys with the rows of the heads that ask."""
+    """The layer's matrices; those of queries and keys keep only the rows of heads that have them."""
     module = layer.module
     if module.bias_k is not None or module.add_zero_attn:
         raise ValueError(f"model: expected no add_bias_kv and no add_zero_attn, got one at {layer.name}")
@@ -250,14 +251,14 @@ def _matrices(layer: OfTorch, kinds: Sequence[Kind]) -> Matrices:
         )
     matrices = layer.read()
     rows = layer.by_matrix(matrices, asking, asking)
-    if "in_proj" in matrices:  # whose last rows are those of the values
+    if "in_proj" in matrices:  # its last rows are those of the values
         first = matrices["in_proj"].out_features - module.embed_dim
         rows["in_proj"].append(torch.arange(first, first + module.embed_dim, device=rows["in_proj"][0].device))
     return {name: matrices[name].select(torch.cat(own)) for name, own in rows.items()}
 
 
 def _nesting(model: nn.Module) -> None:
-    """Bar `nn.TransformerEncoder` from nested tensors, which torch's fast path alone can read, while it has to be."""
+    """Keep `nn.TransformerEncoder` from nested tensors, which only torch's fast path reads, while heads have kinds."""
     for encoder in (m for m in model.modules() if isinstance(m, nn.TransformerEncoder)):
         own: dict[str, Any] = encoder.__dict__
         mixed = any(isinstance(m, AdaptedAttention) and m.kinds is not None for m in encoder.modules())
@@ -279,10 +280,10 @@ def to_standard(module: ModelT) -> ModelT:
 
 
 def heads_record(model: nn.Module) -> dict[str, Any]:
-    """What `freeze_qk` and `set_heads` have made of a model: names, numbers and lists, to be saved beside its weights.
+    """A record of what `freeze_qk` and `set_heads` changed in a model: names, numbers and lists to save with it.
 
-    Of each layer that is not as it was, by its name: "frozen", the heads that are frozen; "stop_gradient"; "kinds", if
-    it was told any. `restore` does it again.
+    For each changed layer, by its name: "frozen", the heads that are frozen; "stop_gradient"; and "kinds", if any were
+    set. `restore` repeats the changes.
     """
     record: dict[str, Any] = {}
     for layer in attention_layers(model, strict=False):
@@ -296,9 +297,9 @@ def heads_record(model: nn.Module) -> dict[str, Any]:
 
 
 def _mark(model: nn.Module) -> None:
-    """Write the record into the configurations of a model of transformers, which are then its own.
+    """Write the record into the configurations of a transformers model, after giving it copies of its own.
 
-    Where heads are of several kinds it asks for the attention "ortho" when it is loaded, which nothing else knows.
+    If heads are of several kinds, the configuration asks a loader for the attention "ortho", which nothing else knows.
     """
     if not huggingface.configured(model):
         return
@@ -311,8 +312,8 @@ def _mark(model: nn.Module) -> None:
 
 
 def _resolved(names: Sequence[str], found: Sequence[AttentionLayer]) -> list[int]:
-    """Which layers have these names, or names that end so or so much of them: a model may be a part of the one that was
-    saved, or it of this. Raises ValueError for a name that is not that of one layer."""
+    """The indices of the layers with these names. One name may be the end of the other, as the model may be a part of
+    the saved one, or contain it. Raises ValueError for a name that fits no layer, or several."""
     places = []
     for name in names:
         fits = [i for i, layer in enumerate(found) if layer.name == name] or [
@@ -336,12 +337,12 @@ def _set(config: Any, name: str, value: Any) -> None:
 def restore(
     model: ModelT, record: Mapping[str, Mapping[str, Any]] | None = None, *, layout: Layout | Sequence[Layout] = ()
 ) -> ModelT:
-    """Do to a model what a record says (`heads_record`), in place: heads are frozen as they are, and told their kinds.
+    """Apply a record (`heads_record`) to a model, in place: freeze heads as they are, and set their kinds.
 
-    Without a record it is that of the model's configuration, which `save_pretrained` has written and `from_pretrained`
-    read. A state dict is loaded after this, weights of `from_pretrained` are there before. Layouts that are not known
-    here are given as they were to `freeze_qk`. Raises TypeError or ValueError if the record is not one of this model,
-    which is then as it was.
+    Without a `record`, the one in the model's configuration is used, which `save_pretrained` wrote and
+    `from_pretrained` read. Load a state dict after this call; `from_pretrained` has loaded its weights before it. Give
+    layouts that are not known here as to `freeze_qk`. Raises TypeError or ValueError if the record does not fit this
+    model, which is then unchanged.
     """
     attention = None
     if record is None:
@@ -369,8 +370,8 @@ def restore(
 
 
 def from_pretrained(cls: Any, *args: Any, layout: Layout | Sequence[Layout] = (), **kwargs: Any) -> Any:
-    """`cls.from_pretrained(*args, **kwargs)` of transformers, and `restore`, if the model was converted before it was
-    saved."""
+    """Load a model with `cls.from_pretrained(*args, **kwargs)` of transformers, and `restore` it if it was converted
+    before it was saved."""
     huggingface.register()
     model = cls.from_pretrained(*args, **kwargs)
     return restore(model, layout=layout) if getattr(model.config, MARK, None) else model

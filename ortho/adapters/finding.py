@@ -1,7 +1,8 @@
-"""Where a model has attention layers, and what makes their queries and keys.
+"""Find a model's attention layers, and the weights that make their queries and keys.
 
 Layers are recognised by what they are made of: torch's and this package's by class, those of other libraries by the
-names of their linear layers (`ortho.adapters.layouts`). What looks like attention and is not recognised is refused.
+names of their linear layers (`ortho.adapters.layouts`). A module that looks like attention but is not recognised is
+refused.
 """
 
 import re
@@ -28,14 +29,14 @@ Matrices = dict[str, FrozenRows]
 
 _OWN = "ortho_layout"  # attribute of a layer whose layout a caller gave
 _ATTENTION = re.compile("attention|attn", re.IGNORECASE)  # in names of classes
-_ASKS = re.compile(r"qkv|query|(^|_)w?qk?(_|$)", re.IGNORECASE)  # and of linear layers: of queries,
+_ASKS = re.compile(r"qkv|query|(^|_)w?qk?(_|$)", re.IGNORECASE)  # in names of linear layers: of queries,
 _ANSWERS = re.compile(r"qkv|key|(^|_)w?q?kv?(_|$)", re.IGNORECASE)  # and of keys
-_SHOWN = 3  # of the layers that an error names
+_SHOWN = 3  # how many layers an error describes at most
 
 
 @dataclass
 class AttentionLayer(ABC):
-    """An attention layer of a model: its name there, itself, its sizes, and where its queries and keys come from."""
+    """An attention layer of a model: its name there, the module, its sizes, and the source of its queries and keys."""
 
     name: str
     module: Any
@@ -46,11 +47,11 @@ class AttentionLayer(ABC):
 
     @abstractmethod
     def read(self) -> Matrices:
-        """What makes its queries and keys."""
+        """The matrices that make its queries and keys, by name."""
 
     @abstractmethod
     def write(self, matrices: Matrices) -> None:
-        """Put others of the same sizes in their place: plain layers where nothing is frozen."""
+        """Replace them by these, of the same sizes; where nothing is frozen, by plain layers."""
 
     @abstractmethod
     def weights(self) -> list[Any]:
@@ -72,7 +73,7 @@ class AttentionLayer(ABC):
         return self.layout.source(part).name
 
     def by_matrix(self, matrices: Matrices, q_heads: Sequence[int], k_heads: Sequence[int]) -> dict[str, list[Tensor]]:
-        """By the names of the matrices their rows of these heads of queries, and of these of keys."""
+        """For each matrix, by its name, the rows of these heads of queries and of these heads of keys."""
         rows: dict[str, list[Tensor]] = {}
         for part, heads in (("q", q_heads), ("k", k_heads)):
             name = self.matrix(part)
@@ -80,7 +81,7 @@ class AttentionLayer(ABC):
         return rows
 
     def kinds(self) -> tuple[Kind, ...] | None:
-        """The kinds of its heads, if it was told any."""
+        """The kinds of its heads; None if none were set."""
         return None
 
     def kv_heads(self, heads: Sequence[int]) -> list[int]:
@@ -110,7 +111,7 @@ class ByNames(AttentionLayer):
         return huggingface.kinds(self.module)
 
     def remember(self) -> None:
-        """Keep a layout that a caller gave, by which the layer is found again."""
+        """Keep a layout that a caller gave, so that the layer is found again."""
         if self.layout not in LAYOUTS:
             setattr(self.module, _OWN, self.layout)
 
@@ -120,7 +121,7 @@ class ByNames(AttentionLayer):
 
 
 class OfTorch(AttentionLayer):
-    """A `torch.nn.MultiheadAttention`, as it was or adapted."""
+    """A `torch.nn.MultiheadAttention`, original or adapted."""
 
     def read(self) -> Matrices:
         matrices = read_attention(self.module)
@@ -149,7 +150,7 @@ class OfOrtho(AttentionLayer):
     def write(self, matrices: Matrices) -> None:
         self.module.projection = new = written_projection(self.module.projection, matrices)
         if isinstance(self.module, StoppedAttention) and not getattr(new, "stop_gradient", False):
-            # It takes queries and keys for constants.
+            # StoppedAttention treats queries and keys as constants.
             self.module.__class__ = MultiheadAttention  # type: ignore[assignment]
 
     def weights(self) -> list[Any]:
@@ -167,9 +168,10 @@ def attention_layers(
 ) -> list[AttentionLayer]:
     """The attention layers of any model that have projections of queries and keys, in the order of its modules.
 
-    `layout` has layouts that are not known here, which come before those that are. Raises TypeError if `model` is not a
-    module or `layout` is not one; and ValueError, if `strict`, for a model without such layers, and for one in which
-    something looks like attention and is of an unknown kind, which it names. With `strict=False` that is left out.
+    `layout` gives layouts that are not known here; they are tried before the known ones. Raises TypeError if `model` is
+    not a module or `layout` is not a layout. If `strict`, raises ValueError for a model without such layers, and for
+    modules that look like attention but are of an unknown kind, which the error names. With `strict=False` such modules
+    are left out.
     """
     given = (layout,) if isinstance(layout, Layout) else layout
     found: dict[str, AttentionLayer] = {}
@@ -180,7 +182,7 @@ def attention_layers(
             found[name] = layer
         elif layer is not None:
             unknown[name] = layer
-    # What holds attention layers, or is a part of one, may be called attention, too.
+    # A module that contains attention layers, or is a part of one, may be called attention, too.
     apart = {name: said for name, said in unknown.items() if not any(_nested(name, own) for own in found)}
     if strict and apart:
         more = f"; and {len(apart) - _SHOWN} more such layers" if len(apart) > _SHOWN else ""
@@ -198,7 +200,7 @@ def attention_layers(
 
 
 def owned(model: nn.Module, layers: Sequence[AttentionLayer]) -> None:
-    """ValueError if weights of these layers' queries and keys are also those of something else in the model."""
+    """Raise ValueError if something else in the model shares the weights of these layers' queries and keys."""
     owners = Counter(
         id(part)
         for module in model.modules()
@@ -211,12 +213,12 @@ def owned(model: nn.Module, layers: Sequence[AttentionLayer]) -> None:
 
 
 def _nested(one: str, other: str) -> bool:
-    """Whether one of these names is that of a part of the other."""
+    """Whether one of the modules with these names is a part of the other."""
     return not one or not other or f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
 def _recognised(name: str, module: nn.Module, layouts: Sequence[Layout]) -> AttentionLayer | str | None:
-    """The layer; or words that say what is not known about it; or None if it does not look like attention."""
+    """The layer; or a message that says what is unknown about it; or None if it does not look like attention."""
     if isinstance(module, MultiheadAttention):
         return OfOrtho(name, module, module.num_heads, module.num_kv_heads, module.head_dim, _ORTHO)
     if isinstance(module, nn.MultiheadAttention):
@@ -230,7 +232,7 @@ def _recognised(name: str, module: nn.Module, layouts: Sequence[Layout]) -> Atte
         if (not layout.classes or type(module).__name__ in layout.classes) and children.keys() >= set(layout.names()):
             return _by_names(name, module, layout, children)
     if type(module).__module__.partition(".")[0] == "ortho" or isinstance(module, FrozenRows):
-        return None  # what has no projection of queries and keys here has none
+        return None  # other modules of this package have no projections of queries and keys
     asks, answers = (any(pattern.search(child) for child in children) for pattern in (_ASKS, _ANSWERS))
     if (asks and answers) or _ATTENTION.search(type(module).__name__):
         return _said(name, "a known layout of queries and keys", module, f" of {', '.join(children) or 'no layers'}")
@@ -268,7 +270,7 @@ def _said(name: str, expected: str, got: nn.Module, more: str = "") -> str:
 
 
 def indices(name: str, value: Any, allowed: Sequence[int]) -> list[int]:
-    """`value` in order, if they are distinct integers among `allowed`, else TypeError or ValueError."""
+    """`value` sorted, if it holds distinct integers among `allowed`, else TypeError or ValueError."""
     if isinstance(value, str) or not isinstance(value, Sequence | range | set | frozenset):
         raise TypeError(f"{name}: expected indices, got {describe(value)}")
     for index in value:
@@ -280,7 +282,7 @@ def indices(name: str, value: Any, allowed: Sequence[int]) -> list[int]:
 
 
 def by_layer(name: str, value: Any, layers: Any, found: Sequence[AttentionLayer]) -> dict[int, Any]:
-    """A value for each chosen layer, by its index: all have the same one, or those of a mapping their own."""
+    """A value for each chosen layer, by its index: the same for all, or its own from a mapping."""
     every = range(len(found))
     if not isinstance(value, Mapping):
         return dict.fromkeys(every if layers is None else indices("layers", layers, every), value)

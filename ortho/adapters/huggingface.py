@@ -1,11 +1,11 @@
 """Heads of several kinds in Hugging Face's models, through the interface by which layers choose their attention.
 
-A layer looks its attention up by the name that its configuration has. One whose heads are of several kinds gets a copy
-of its configuration with the name "ortho"; the model, its masks and all other layers keep what they have. The masks are
-those of "sdpa" or "eager".
+A layer looks up its attention by the name in its configuration. A layer with heads of several kinds gets a copy of its
+configuration with the name "ortho"; the model, its masks and all other layers keep what they have. The masks are those
+of "sdpa" or "eager".
 
 transformers is imported when a model is given its first kinds. "ortho" is then registered as an attention of whole
-models, too: that is what the configuration of a saved model asks for, so that nothing else loads it in silence.
+models, too. The configuration of a saved model asks for it, so that no other code loads the model silently.
 """
 
 import ast
@@ -27,10 +27,10 @@ NAME = "ortho"
 _CHILD = "ortho_heads"  # of a layer: its `HeadKinds`
 _HANDLE = "ortho_hook"
 _IMPLEMENTATION = (
-    "_attn_implementation_internal"  # of a configuration, which sets it for parts, too, without "internal"
+    "_attn_implementation_internal"  # of a configuration; the name without "internal" sets it for parts, too
 )
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
-# What layers hand to their attention, of which ours knows what it means, or that it means nothing.
+# Arguments that layers hand to their attention, and that ours uses or may ignore.
 _KNOWN = {
     "dropout",
     "scaling",
@@ -41,13 +41,13 @@ _KNOWN = {
     "output_attentions",
     "deterministic",
 }
-_REFUSED = ("position_bias", "softcap", "s_aux", "cache", "output_attentions")  # changes of weights, or asking for them
-_OTHER_SEQUENCE = ("key_value_states", "encoder_hidden_states")  # what a call has that is cross-attention
+_REFUSED = ("position_bias", "softcap", "s_aux", "cache", "output_attentions")  # they change weights, or ask for them
+_OTHER_SEQUENCE = ("key_value_states", "encoder_hidden_states")  # arguments that make a call cross-attention
 _CROSS = re.compile(r"cross|enc_?dec|encoder_attn", re.IGNORECASE)
 
 
 def kinds(layer: nn.Module) -> tuple[Kind, ...] | None:
-    """The kinds of a layer's heads, if it was told any."""
+    """The kinds of a layer's heads; None if none were set."""
     own = getattr(layer, _CHILD, None)
     return own.kinds if isinstance(own, HeadKinds) else None
 
@@ -82,7 +82,7 @@ def served(name: str, layer: nn.Module, own: Sequence[Kind]) -> None:
 
 
 def slides(layer: Any) -> bool:
-    """Whether a layer attends to keys near the query alone, so that its cache forgets the others."""
+    """Whether a layer attends only to keys near the query, so that its cache forgets the others."""
     if hasattr(layer, "sliding_window"):
         return layer.sliding_window is not None
     types, index = getattr(layer.config, "layer_types", None), getattr(layer, "layer_idx", None)
@@ -92,7 +92,7 @@ def slides(layer: Any) -> bool:
 
 
 def crosses(name: str, layer: nn.Module) -> bool:
-    """Whether a layer attends from one sequence to another, by what it and its part of the model are called."""
+    """Whether a layer attends from one sequence to another, judged by its names in the model and its arguments."""
     words = (type(layer).__name__, *name.split(".")[-2:])
     own = getattr(layer, "is_cross_attention", None)
     takes = inspect.signature(layer.forward).parameters
@@ -100,7 +100,7 @@ def crosses(name: str, layer: nn.Module) -> bool:
 
 
 def set_kinds(layer: Any, own: tuple[Kind, ...]) -> None:
-    """Give a layer these kinds of heads, for which it is `served`."""
+    """Give a layer these kinds of heads. `served` has checked that it can have them."""
     remove_kinds(layer)
     if any(kind != "learned" for kind in own):
         layer.add_module(_CHILD, HeadKinds(own, layer.config))
@@ -110,7 +110,7 @@ def set_kinds(layer: Any, own: tuple[Kind, ...]) -> None:
 
 
 def remove_kinds(layer: Any) -> None:
-    """Take a layer's kinds of heads back: it has the attention that it had."""
+    """Remove a layer's kinds of heads: it has its original attention again."""
     if kinds(layer) is not None:
         layer.config = getattr(layer, _CHILD).before
         delattr(layer, _CHILD)
@@ -119,7 +119,7 @@ def remove_kinds(layer: Any) -> None:
 
 
 def own_configurations(model: nn.Module) -> None:
-    """Give a model configurations of its own: one that another model shares is not to change with it."""
+    """Give a model copies of its configurations, so that another model that shares one does not change with it."""
     copies: dict[int, Any] = {}
     for module in model.modules():
         for name, value in module.__dict__.items():
@@ -128,7 +128,7 @@ def own_configurations(model: nn.Module) -> None:
 
 
 def configured(model: nn.Module) -> list[Any]:
-    """The parts of a model that can be saved as models of transformers, of each configuration the first."""
+    """The parts of a model that can be saved as transformers models: the first one for each configuration."""
     found: dict[int, Any] = {}
     for module in model.modules():
         if hasattr(module, "save_pretrained") and hasattr(getattr(module, "config", None), _IMPLEMENTATION):
@@ -160,8 +160,8 @@ def ortho_attention(
 ) -> tuple[Tensor, None]:
     """The attention of transformers' interface: query (B, H, N, K), key, value (B, G, M, K) -> ((B, N, H, K), None).
 
-    Raises ValueError for what heads of several kinds do not know: dropout, biases of scores, other masks than "sdpa"
-    and "eager" have, weights that are asked for; and for a layer that was told no kinds of its heads.
+    Raises ValueError for what heads of several kinds do not support: dropout, biases of scores, masks other than those
+    of "sdpa" and "eager", and a request for weights; and for a layer whose heads were given no kinds.
     """
     own = kinds(module)
     if own is None:
@@ -192,7 +192,7 @@ def ortho_attention(
 
 
 def _checked(mask: Any, heads: int, queries: int, keys: int) -> Tensor | None:
-    """A mask as booleans. Raises ValueError for one of another form than "sdpa" and "eager" have."""
+    """A mask as booleans. Raises ValueError unless it has the form of those of "sdpa" or "eager"."""
     if mask is None:
         return None
     fits = isinstance(mask, Tensor) and mask.dim() == 4 and mask.shape[1] in (1, heads)
@@ -206,7 +206,7 @@ def _checked(mask: Any, heads: int, queries: int, keys: int) -> Tensor | None:
 
 
 def _notice(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Whether a call is of another sequence's keys: a layer does not tell its attention."""
+    """Note whether a call attends to another sequence's keys, which a layer does not pass on to its attention."""
     others = [kwargs.get(name) for name in _OTHER_SEQUENCE]
     if len(args) > 1:
         places = list(inspect.signature(module.forward).parameters)

@@ -24,12 +24,12 @@ from ortho.attention.untrained.positional_attention import PATTERNS, PositionalP
 
 Kind = str | Pattern | PositionalPattern
 
-SOFTMAX = ("learned", "stopped")  # whose outputs are those of the layer as it was
+SOFTMAX = ("learned", "stopped")  # kinds with the outputs of the original layer
 _NAMES = (*SOFTMAX, "linear")
 
 
 def kinds_of(name: str, value: Any, heads: int) -> tuple[Kind, ...]:
-    """The kinds of a layer's heads, with patterns for their names. Raises TypeError or ValueError for what is none."""
+    """The kinds of a layer's heads, patterns in place of names. Raises TypeError or ValueError for other values."""
     if not isinstance(value, tuple | list):
         raise TypeError(f"{name}: expected a sequence of the kinds of {heads} heads, got {_checks.describe(value)}")
     _checks.expect(len(value) == heads, name, f"a kind for each of {heads} heads", len(value))
@@ -49,12 +49,12 @@ def asks(kind: Kind) -> bool:
 
 
 def placed(kind: Kind) -> bool:
-    """Whether such a head asks where queries stand among the keys, as those of one sequence do."""
+    """Whether such a head needs queries to have places among the keys, as they have within one sequence."""
     return isinstance(kind, Pattern | PositionalPattern)
 
 
 def described(kinds: Sequence[Kind]) -> list[Any]:
-    """Kinds as JSON knows them: names, and for patterns without one their class and its fields."""
+    """Kinds as JSON values: names, and for patterns without a name their class and its fields."""
     names: dict[Any, str] = {pattern: name for name, pattern in PATTERNS.items()}
     return [
         kind if isinstance(kind, str) else names.get(kind) or {"class": type(kind).__name__, **asdict(kind)}
@@ -75,16 +75,16 @@ def from_description(value: Sequence[Any]) -> list[Kind]:
 
 
 def _tuples(value: Any) -> Any:
-    """Lists, of which JSON makes tuples, as tuples again."""
+    """Turn the lists that JSON made of tuples into tuples again."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 class HeadKinds(nn.Module):
-    """What a layer is told of its heads. It has no weights, but the state dict says which kinds there are: it loads
-    where they are the same, and nowhere else.
+    """The kinds of a layer's heads. It has no weights, but its state dict records the kinds, and loads only where they
+    are the same.
 
-    Of a layer of transformers it also has the configuration that the layer had before, and whether the call under way
-    attends to another sequence.
+    For a layer of transformers it also holds the layer's original configuration, and whether the current call attends
+    to another sequence.
     """
 
     def __init__(self, kinds: tuple[Kind, ...], before: Any = None) -> None:
@@ -116,8 +116,8 @@ class HeadKinds(nn.Module):
 
 
 def as_booleans(name: str, mask: Tensor) -> Bool[Tensor, "..."]:
-    """Which pairs a mask allows that is 0 for these and as low as can be, or -inf, for others. ValueError for other
-    numbers, which would be biases of the scores."""
+    """The pairs that an additive mask allows: it is 0 there, and the lowest number or -inf elsewhere. Raises ValueError
+    for other numbers, which would be biases of the scores."""
     allowed = mask == 0
     known = (allowed | (mask <= torch.finfo(mask.dtype).min)).all()
     wanted = f"{name}: expected booleans, or 0 and -inf, with heads of several kinds, got others"
@@ -140,7 +140,7 @@ class _Call:
     scale: float | None
 
     def of(self, heads: Sequence[int]) -> "_Call":
-        """The call of these heads."""
+        """The same call, for these heads only."""
         mask = self.mask if self.mask is None or self.mask.shape[1] == 1 else self.mask[:, list(heads)]
         return _Call(self.queries, self.keys, self.itself, mask, self.is_causal, self.scale)
 
@@ -155,21 +155,21 @@ class _Call:
         return self.mask is None and self.is_causal and self.queries > 1
 
     def slots(self, device: torch.device) -> Int[Tensor, "B h N 1"]:
-        """The place of each query among the keys: that of the last key it sees, where some keys are older ones."""
+        """The index of each query among the keys: with older keys and a mask, that of the last key it sees."""
         if self.whole or self.mask is None:
             return torch.arange(self.keys - self.queries, self.keys, device=device)[None, None, :, None]
         return (self.keys - 1 - self.mask.flip(-1).int().argmax(-1))[..., None]
 
     @property
     def from_the_first(self) -> bool:
-        """Whether no key that is there comes after one that is not, so that places are positions."""
+        """Whether no present key comes after an absent one, so that indices are positions."""
         if self.mask is None:
             return True
         there = self.mask.any(-2)
         return bool((there[..., 1:] <= there[..., :-1]).all())
 
     def positions(self, device: torch.device) -> tuple[Int[Tensor, "B h N 1"], Int[Tensor, "B h 1 M"]]:
-        """Those of queries and of keys, of which absent ones do not count."""
+        """The positions of queries and of keys; absent keys are not counted."""
         slots, at = self.slots(device), torch.arange(self.keys, device=device)[None, None, None]
         if self.mask is None:
             return slots, at
@@ -177,19 +177,19 @@ class _Call:
         return at.mT.take_along_dim(slots.expand(*at.shape[:2], -1, -1), -2), at
 
     def by_keys(self, device: torch.device) -> tuple[bool, Bool[Tensor, "B h 1 M"] | None]:
-        """Whether the call is causal, and which keys are there, if that is all that its mask says; else ValueError."""
+        """Whether the call is causal, and which keys are present. Raises ValueError if the mask says more than that."""
         if self.mask is None:
             return self.is_causal, None
         there = self.mask.any(-2, keepdim=True)
         at, slots = torch.arange(self.keys, device=device), self.slots(device)
-        rows = there.mT if self.whole else self.mask.any(-1, keepdim=True)  # what is not there may see anything
+        rows = there.mT if self.whole else self.mask.any(-1, keepdim=True)  # rows of absent tokens do not matter
         wanted = (
             "attention_mask: expected a mask of keys, causal or not, beside positional and linear heads, got another"
         )
         for causal in (self.is_causal, not self.is_causal):
             expected = there & (at <= slots) if causal else there
             other = ((self.mask != expected) & rows).any()
-            if torch.compiler.is_compiling():  # nothing can be chosen by a value, but an error can be raised
+            if torch.compiler.is_compiling():  # no branch can depend on a value, but an error can be raised
                 torch._assert_async(~other, wanted)
                 return causal, there
             if (not causal or self.is_causal or self.whole) and not other:
@@ -209,12 +209,12 @@ def attend(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Float[Tensor, "B H N K"]:
-    """The outputs of H heads, each after its kind; q and k are those of the A heads that ask, in order.
+    """The outputs of H heads, each by its kind; q and k are those of the A heads that have queries and keys, in order.
 
-    `itself` says whether queries and keys are of one sequence: lengths do not tell. `mask` (B or 1, H or 1, N, M), True
-    = may attend, says of a causal call all, and `is_causal` then only what to expect. Of fewer queries than keys, a
-    causal call's are those of the last tokens. Raises ValueError for another sequence's keys where a head has places,
-    and for masks and lengths that a kind does not know.
+    `itself` says whether queries and keys are of one sequence, which their lengths do not show. `mask` (B or 1, H or 1,
+    N, M), True = may attend, includes the causal mask; `is_causal` then only says what to expect. In a causal call with
+    fewer queries than keys, the queries are those of the last tokens. Raises ValueError for another sequence's keys if
+    a head needs places among them, and for masks and lengths that a kind does not support.
     """
     if not itself and any(placed(kind) for kind in kinds):
         raise ValueError(
@@ -257,7 +257,7 @@ def _asking(kind: Kind, q: Tensor, k: Tensor, v: Tensor, call: _Call) -> Tensor:
     mask = call.mask
     if isinstance(kind, Pattern):
         causal = mask is None and call.is_causal
-        if call.whole and not torch.compiler.is_compiling() and call.from_the_first:  # the compiler knows no parts
+        if call.whole and not torch.compiler.is_compiling() and call.from_the_first:  # tiles are not compiled
             o = pattern_attention(q, k, v, pattern=kind, attn_mask=mask, is_causal=causal, scale=call.scale)
             return o
         if not call.whole:
@@ -268,9 +268,9 @@ def _asking(kind: Kind, q: Tensor, k: Tensor, v: Tensor, call: _Call) -> Tensor:
 
 
 def _linear(q: Tensor, k: Tensor, v: Tensor, call: _Call) -> Tensor:
-    """Linear attention of all keys, or of those up to the query's own; its feature map knows no scale."""
+    """Linear attention to all keys, or to those up to the query's own; its feature map uses no scale."""
     is_causal, there = call.by_keys(q.device)
-    if is_causal and call.queries == 1:  # it sees all that is there
+    if is_causal and call.queries == 1:  # it sees all keys that are present
         is_causal = False
     if is_causal and not call.whole:
         raise ValueError(
@@ -282,7 +282,7 @@ def _linear(q: Tensor, k: Tensor, v: Tensor, call: _Call) -> Tensor:
 
 
 def _positional(patterns: Sequence[Any], v: Tensor, call: _Call) -> Tensor:
-    """Heads whose weights are functions of the places: of all that is there, and then the queries' rows."""
+    """Heads whose weights are functions of position: computed for all tokens; the queries' rows are returned."""
     if not call.whole:
         _places(call, "a positional head")
     is_causal, there = call.by_keys(v.device)
@@ -293,7 +293,7 @@ def _positional(patterns: Sequence[Any], v: Tensor, call: _Call) -> Tensor:
 
 
 def _places(call: _Call, what: str) -> None:
-    """ValueError unless the queries have places among the keys."""
+    """Raise ValueError unless the queries have known places among the keys."""
     if not call.is_causal:
         raise ValueError(
             f"queries: expected as many as keys in a call that is not causal, which {what} can place, "

@@ -1,4 +1,4 @@
-"""Which rows of which linear layers make the queries and keys of a head: the table of layouts that are known."""
+"""Which rows of which linear layers make the queries and keys of a head: the table of known layouts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from ortho._checks import checked
 
 WIDTHS = ("head_dim", "attention_head_size", "key_value_proj_dim", "head_size")  # what layers call K
 COUNTS = ("num_attention_heads", "num_heads", "n_heads", "n_head")  # H
-KV_COUNTS = ("num_key_value_heads", "num_kv_heads")  # and G, where they or their configurations say it
+KV_COUNTS = ("num_key_value_heads", "num_kv_heads")  # and G, where layers or their configurations give it
 
 Sizes = tuple[int, int, int]  # (H, G, K)
 
@@ -20,8 +20,8 @@ Sizes = tuple[int, int, int]  # (H, G, K)
 class Source:
     """The linear layer `name`, and what its outputs are: `holds` has "q", "k", "v" in their order.
 
-    Each of these parts has its heads side by side; with `by_head` each head of keys has its parts side by side: its
-    queries, H/G heads of them, its keys and its values.
+    Each of these parts has its heads side by side. With `by_head`, the parts of each head of keys are side by side
+    instead: its H/G heads of queries, its keys and its values.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Source:
             raise ValueError(f'holds: expected some of "q", "k" and "v", each once, got {self.holds!r}')
 
     def rows(self, part: str, head: int, sizes: Sizes) -> range:
-        """The outputs that are this head of queries, "q", or keys, "k"."""
+        """The outputs that make this head of queries, "q", or of keys, "k"."""
         H, G, K = sizes
         shares = {name: H // G if name == "q" else 1 for name in self.holds}  # heads of a part for each head of keys
         before = sum(shares[name] for name in self.holds[: self.holds.index(part)])
@@ -45,7 +45,7 @@ class Source:
         return range(first * K, (first + 1) * K)
 
     def heads(self, H: int, G: int) -> int:
-        """How many heads its outputs are, queries, keys and values together."""
+        """The number of heads in its outputs: queries, keys and values together."""
         return sum(H if part == "q" else G for part in self.holds)
 
 
@@ -54,9 +54,9 @@ class Source:
 class Layout:
     """Where a layer's queries and keys come from: one linear layer, if `k` is None, or two.
 
-    The sizes are those that the layer or its configuration says, unless they are given. `classes` are the names of the
-    classes that have this layout, by default any: a fused matrix does not show in which order it holds its parts.
-    `beside` are other projections of queries or keys, which stay as they are.
+    Sizes that are not given are read from the layer or its configuration. `classes` are the names of the classes that
+    have this layout, by default any: a fused matrix does not show the order of its parts. `beside` are the names of
+    other projections of queries or keys, which stay as they are.
     """
 
     q: Source
@@ -75,7 +75,7 @@ class Layout:
         return list(dict.fromkeys(self.source(part).name for part in "qk"))
 
     def sizes(self, module: nn.Module, outputs: dict[str, int]) -> Sizes | None:
-        """(H, G, K) of a layer whose linear layers have so many outputs; None if they do not fit what it says."""
+        """(H, G, K) of a layer with these numbers of outputs; None if they do not fit the sizes that it states."""
         owners = module, getattr(module, "config", None)
         said = [next((n for owner in owners for n in _integers(owner, names)), None) for names in (COUNTS, KV_COUNTS)]
         H, G = self.num_heads or said[0], self.num_kv_heads or said[1]
@@ -95,7 +95,7 @@ class Layout:
 
 
 def _integers(owner: Any, names: Sequence[str]) -> Iterator[int]:
-    """What the owner has by these names, where that is a number."""
+    """The owner's attributes of these names that are positive integers."""
     return (size for name in names if isinstance(size := getattr(owner, name, None), int) and size > 0)
 
 
@@ -107,13 +107,13 @@ def _apart(q: str, k: str, **kwargs: Any) -> Layout:
     return Layout(Source(q, "q"), Source(k, "k"), **kwargs)
 
 
-LAYOUTS = (  # the first that fits a layer holds
+LAYOUTS = (  # the first that fits a layer is used
     _apart("q_proj", "k_proj"),  # Llama and its kin, OPT, BART, CLIP, ViT
     _apart("query", "key"),  # BERT, RoBERTa
     _apart("q_lin", "k_lin"),  # DistilBERT
     _apart("q", "k"),  # T5
     _apart("query_proj", "key_proj", classes=("DisentangledSelfAttention",), beside=("pos_query_proj", "pos_key_proj")),
-    Layout(Source("q_attn", "q"), Source("c_attn", "kv"), classes=("GPT2Attention",)),  # to an encoder
+    Layout(Source("q_attn", "q"), Source("c_attn", "kv"), classes=("GPT2Attention",)),  # cross-attention to an encoder
     _fused("c_attn", "GPT2Attention", "DecisionTransformerGPT2Attention"),
     _fused("qkv", "Attention", "WindowAttention"),  # timm
     _fused("qkv", "BlipAttention", "SamVisionAttention", "SamVisionSdpaAttention", "VisionAttention"),

@@ -1,4 +1,4 @@
-"""Heads that are removed from trained layers, and what each of them is worth."""
+"""Remove heads from trained layers, and measure what each head is worth."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,29 +19,31 @@ from ortho.projections import Projection
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
-BY_NUMBER = ("alibi",)  # mechanisms in which a head's outputs depend on its number among the layer's
+BY_NUMBER = ("alibi",)  # mechanisms in which a head's outputs depend on its index in the layer
 
 
 @checked(own=("heads", "layers"))
 def prune_heads(
     model: ModelT, heads: Sequence[int] | Mapping[int, Sequence[int]], *, layers: Sequence[int] | None = None
 ) -> ModelT:
-    """Remove heads from attention layers of this package, in place: the model is returned.
+    """Remove heads from attention layers of this package, in place; returns the model.
 
-    `layers` are indices into `ortho.adapters.attention_layers(model)`, by default all, and `heads` those of the heads
-    that each of them loses; a mapping has those of each layer. A layer is a model of one layer. The outputs are those
-    of the model in which the outputs of these heads are zeros (`without_head`). A head takes its K rows of W_Q, W_K and
-    W_V and its K columns of W_O with it; the closed form is that of a layer with as many heads of `head_dim` K.
+    `layers` are indices into `ortho.adapters.attention_layers(model)`, by default all. `heads` are indices of the heads
+    that each of them loses, or a mapping from layers to their heads. `model` may also be a single layer. The outputs
+    are those of the model with the outputs of these heads set to zero (`without_head`). A head takes its K rows of W_Q,
+    W_K and W_V and its K columns of W_O with it; the cost is the closed form of a layer with the remaining heads of
+    `head_dim` K.
 
-    Heads that share keys and values lose as many in each group, or a group goes as a whole. What was frozen stays
-    frozen; structured and seeded projections become frozen matrices with the same values. The weights are new
-    parameters: make the optimiser afterwards. The pruned model's state dict loads where the same heads are gone.
+    If heads share keys and values, all groups must lose the same number of heads; a group may also go as a whole. What
+    was frozen stays frozen; structured and seeded projections become frozen matrices with the same values. The weights
+    are new parameters: make the optimiser afterwards. The pruned model's state dict loads into a model without the same
+    heads.
 
-    Raises TypeError or ValueError, naming the argument, for layers of torch and of Hugging Face, which know no heads
-    narrower than their share of d (`MultiheadAttention.from_torch` makes a layer of this package), for layers with
-    gates, for attention that tells heads apart by their number (ALiBi) or is a module of one's own, for layers and
-    heads that there are not, all heads of a layer, a part of the heads that share keys, a projection of one's own, and
-    weights that are shared with something else. The model is then as it was.
+    Raises TypeError or ValueError, naming the argument, for layers of torch and of Hugging Face, whose heads cannot be
+    narrower than their share of d (`MultiheadAttention.from_torch` makes a layer of this package); for layers with
+    gates; for attention that depends on a head's index (ALiBi) or is a custom module; for layers and heads that do not
+    exist; for all heads of a layer; for unequal numbers of heads that share keys; for a custom projection; and for
+    weights that are shared with something else. The model is then unchanged.
 
     Source: Voita et al. 2019 (arXiv:1905.09418) and Michel et al. 2019 (arXiv:1905.10650), who mask heads.
     """
@@ -54,7 +56,7 @@ def prune_heads(
         plans.append((layer, _remaining(layer, removed), layer.read()))
     for layer, remaining, matrices in plans:
         _prune(layer, remaining, matrices)
-    for module in reversed(list(model.modules())):  # what a layer is a part of comes after it
+    for module in reversed(list(model.modules())):  # a module that contains a layer comes after it
         if isinstance(module, HybridAttention):
             module.counts = [cast(Any, group).num_heads for group in module.groups]
             module.num_heads = sum(module.counts)
@@ -68,13 +70,13 @@ def prune_heads(
 def head_importance(
     model: ModelT, loss: Callable[[ModelT], Tensor | float], *, layers: Sequence[int] | None = None
 ) -> dict[int, list[float]]:
-    """How much `loss(model)` rises without each head alone, by the layer's index: the larger, the more it is needed.
+    """How much `loss(model)` rises when each head alone is removed, by the layer's index: larger is more needed.
 
-    `layers` are indices into `ortho.adapters.attention_layers(model)`, by default all, of this package and of torch.
-    `loss` is called once with the whole model, and once for each head; call `model.eval()` first, and let it take the
-    same data each time. Without gradients.
+    `layers` are indices into `ortho.adapters.attention_layers(model)`, by default all; they may be of this package and
+    of torch. `loss` is called without gradients, once with the whole model and once for each head; call `model.eval()`
+    first, and use the same data each time.
 
-    Raises TypeError or ValueError as `prune_heads` does for layers, and for those of Hugging Face.
+    Raises TypeError or ValueError for `layers` as `prune_heads` does, and for layers of Hugging Face.
 
     Source: Michel et al. 2019 (arXiv:1905.10650), section 3.2: ablation of one head at a time.
     """
@@ -94,9 +96,10 @@ def head_importance(
 
 @contextmanager
 def without_head(layer: AttentionLayer, head: int) -> Iterator[None]:
-    """A layer of `ortho.adapters.attention_layers` in which one head's outputs are zeros: its columns of W_O are.
+    """A context in which a head's columns of W_O, and so its outputs, are zero, in one of
+    `ortho.adapters.attention_layers`.
 
-    Raises ValueError for a head that there is not, and for a layer of Hugging Face.
+    Raises ValueError for a head that does not exist, and for a layer of Hugging Face.
     """
     (head,) = indices("head", [head], range(layer.num_heads))
     columns = _output(layer).data[:, head * layer.head_dim : (head + 1) * layer.head_dim]
@@ -120,7 +123,7 @@ def _output(layer: AttentionLayer) -> Tensor:
 
 
 def _served(model: nn.Module, layer: AttentionLayer) -> None:
-    """ValueError for a layer that would not compute the same with fewer heads."""
+    """Raise ValueError for a layer that would not compute the same with fewer heads."""
     if not isinstance(layer, OfOrtho):
         wanted = "layers of ortho (MultiheadAttention.from_torch makes one of torch's)"
         raise ValueError(f"model: expected {wanted}, got {type(layer.module).__name__} at {layer.name or 'the top'}")
@@ -137,7 +140,7 @@ def _served(model: nn.Module, layer: AttentionLayer) -> None:
 
 
 def _remaining(layer: AttentionLayer, removed: Sequence[int]) -> list[int]:
-    """The heads that stay, if some do, and as many in each group that has any."""
+    """The heads that stay. Raises ValueError if none does, or if groups that stay keep different numbers of them."""
     remaining = [head for head in range(layer.num_heads) if head not in removed]
     expect(remaining, "heads", "at least one that stays in each layer", f"all {layer.num_heads}")
     shared = layer.num_heads // layer.num_kv_heads
@@ -149,7 +152,7 @@ def _remaining(layer: AttentionLayer, removed: Sequence[int]) -> list[int]:
 
 @torch.no_grad()
 def _prune(layer: AttentionLayer, remaining: Sequence[int], matrices: Matrices) -> None:
-    """Leave a layer these heads."""
+    """Reduce a layer to these heads."""
     module, of_keys = layer.module, layer.kv_heads(remaining)
     rows = {"q": layer.rows("q", remaining, matrices["q"]), "k": layer.rows("k", of_keys, matrices["k"])}
     sizes: dict[str, Any] = {"head_dim": layer.head_dim, "num_kv_heads": len(of_keys)}
@@ -162,5 +165,5 @@ def _prune(layer: AttentionLayer, remaining: Sequence[int], matrices: Matrices) 
 
 
 def _part(weight: nn.Parameter, chosen: Tensor, axis: int) -> nn.Parameter:
-    """A parameter of these rows or columns, trained if the whole was."""
+    """A parameter with these rows or columns, trained if the whole was."""
     return nn.Parameter(weight.detach().index_select(axis, chosen).contiguous(), weight.requires_grad)

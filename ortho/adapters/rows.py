@@ -1,4 +1,4 @@
-"""A linear map of which some rows are frozen, and the projections of this package's layers as such maps, and back."""
+"""A linear map with some rows frozen; and the projections of this package's layers converted to such maps, and back."""
 
 from collections.abc import Callable, Sequence
 from itertools import groupby
@@ -17,23 +17,23 @@ Draw = Callable[[int, int], Tensor]  # (rows, columns) -> a matrix of that shape
 
 _WHOLE = {"weight": "whole_weight", "bias": "whole_bias"}
 
-# Linear layers of transformers beside torch's, and whether they store the transpose and are made of (out, in).
+# Linear layers of transformers besides torch's: whether they store the transpose and are constructed with (out, in).
 _OTHERS = {"transformers.pytorch_utils.Conv1D": True, "transformers.models.falcon.modeling_falcon.FalconLinear": False}
 
 
 class FrozenRows(nn.Module):
     r"""$x W^T + b$ in place of a linear layer: some rows of W and b are trained, the others are frozen.
 
-    `frozen` (out,) says which. With `stop_gradient` no gradient passes through them to x. `kind` is the class of the
-    layer in whose place this stands.
+    `frozen` (out,) says which. With `stop_gradient` no gradient passes through the frozen rows to x. `kind` is the
+    class of the layer that this replaces.
 
-    W and b are whole in memory, each a buffer, and the trained parameters are views of them: one for each run of rows
-    that are trained. So nothing is put together where no gradient is asked for, and whoever writes to a parameter
-    writes to the whole. Where that does not hold any longer (some wrappers give parameters another memory) they are put
-    together at each call, as they are for a gradient.
+    W and b are each stored whole, in a buffer, and the trained parameters are views of them, one for each run of
+    trained rows. So a call without gradients concatenates nothing, and writing to a parameter writes to the whole. If
+    the parameters are no longer views (some wrappers give them other memory), rows are concatenated at each call, as
+    they are when a gradient is needed.
 
     The state dict has the names and shapes of the linear layer, and `frozen`: for each row 0, or 1 if it is frozen, or
-    2 if gradients stop there as well. It loads where the same rows are frozen, and nowhere else.
+    2 if gradients stop there as well. It loads only where the same rows are frozen.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class FrozenRows(nn.Module):
         self.stop_gradient, self.kind = stop_gradient, kind
         runs = [(key, len(list(rows))) for key, rows in groupby(frozen.tolist())]
         ends = torch.tensor([0, *(length for _, length in runs)]).cumsum(0).tolist()
-        # Of each run of rows the first, the end, and whether it is frozen.
+        # For each run of rows: the first row, the end, and whether it is frozen.
         self._runs = [(first, stop, key) for (key, _), first, stop in zip(runs, ends, ends[1:], strict=False)]
         self._trained: dict[
             str, list[tuple[str, int, int]]
@@ -60,7 +60,7 @@ class FrozenRows(nn.Module):
             self._set(name, None if value is None else value.detach().clone(), needs)
 
     def _set(self, name: str, whole: Tensor | None, needs: bool) -> None:
-        """Give it a whole matrix, or bias, and parameters that are views of it."""
+        """Store a whole matrix, or bias, and make parameters that are views of it."""
         self.register_buffer(f"whole_{name}", whole, persistent=False)
         runs = () if whole is None else self._runs
         self._trained[name] = [(f"trained_{name}_{first}", first, stop) for first, stop, frozen in runs if not frozen]
@@ -70,7 +70,7 @@ class FrozenRows(nn.Module):
 
     @staticmethod
     def problem(layer: nn.Module) -> str | None:
-        """What should be otherwise of a layer for this to stand in its place."""
+        """What was expected of a layer so that this could replace it; None if it can."""
         if isinstance(layer, FrozenRows):
             return None
         kind = type(layer)
@@ -91,7 +91,7 @@ class FrozenRows(nn.Module):
 
     @classmethod
     def of(cls, layer: nn.Module) -> "FrozenRows":
-        """What a linear layer does, with no frozen rows; a `FrozenRows` as it is."""
+        """A linear layer as a `FrozenRows` without frozen rows; a `FrozenRows` is returned as it is."""
         if isinstance(layer, FrozenRows):
             return layer
         weight, bias = layer.weight, layer.bias
@@ -101,7 +101,7 @@ class FrozenRows(nn.Module):
 
     @classmethod
     def trainable(cls, weight: Tensor, bias: Tensor | None, kind: type[nn.Module] = nn.Linear) -> "FrozenRows":
-        """The weights of a layer of that kind, with no frozen rows."""
+        """A `FrozenRows` with these weights of a layer of that kind, and no frozen rows."""
         trains = weight.requires_grad, bias is None or bias.requires_grad
         weight = weight.T if _transposed(kind) else weight
         frozen = torch.zeros(len(weight), dtype=torch.bool, device=weight.device)
@@ -126,13 +126,13 @@ class FrozenRows(nn.Module):
         return self._code().to(torch.bool).to(whole.device)
 
     def _code(self) -> Tensor:  # (out,), uint8
-        """Which they are, as the state dict has it."""
+        """Which rows are frozen, as the state dict codes it."""
         code = 1 + self.stop_gradient
         return torch.tensor([code * frozen for first, stop, frozen in self._runs for _ in range(first, stop)]).byte()
 
     @property
     def freezes(self) -> bool:
-        """Whether there is a row that is frozen."""
+        """Whether any row is frozen."""
         return any(frozen for *_, frozen in self._runs)
 
     def _together(self, name: str) -> Tensor | None:
@@ -152,7 +152,7 @@ class FrozenRows(nn.Module):
         return torch.is_grad_enabled() and any(getattr(self, key).requires_grad for key, *_ in self._trained[name])
 
     def _tied(self, name: str, whole: Tensor) -> bool:
-        """Whether the parameters are still views of the whole. At each call: it has to be fast."""
+        """Whether the parameters are still views of the whole. It runs at each call, so it has to be fast."""
         trained = self._trained[name]
         if not trained or torch.compiler.is_compiling():
             return not trained
@@ -167,7 +167,7 @@ class FrozenRows(nn.Module):
         return True
 
     def _tie(self) -> None:
-        """Make the parameters views of the whole again, with what they have."""
+        """Make the parameters views of the whole again, keeping their values."""
         for name in ("weight", "bias"):
             whole = self._buffers[f"whole_{name}"]
             if whole is None or self._tied(name, whole):
@@ -187,7 +187,7 @@ class FrozenRows(nn.Module):
         self._tie()
 
     def forward(self, x: Float[Tensor, "*batch in"], first: int = 0, stop: int | None = None) -> Tensor:
-        """x (..., in) -> (..., out), or of the outputs those from `first` on and before `stop`."""
+        """x (..., in) -> (..., out), or only the outputs from `first` on and before `stop`."""
         stops = self.stop_gradient and torch.is_grad_enabled() and self.freezes
         stop = self.out_features if stop is None else stop
         if not stops:
@@ -206,9 +206,9 @@ class FrozenRows(nn.Module):
         return torch.cat(outputs, -1) if outputs else linear(x, self.weight[:0])
 
     def freeze(self, parts: Sequence[Int[Tensor, "_"]], draw: Draw | None, stop_gradient: bool) -> "FrozenRows":
-        """Another one with these rows frozen, too: as they are, or with each part a matrix that `draw` gives and no
-        bias; itself if that is what it is. The rows that are frozen already stay so; ValueError if these pass gradients
-        on and those shall not, or the other way about.
+        """A map with these rows frozen, too: as they are, or each part replaced by a matrix from `draw`, with bias 0.
+        Itself if nothing changes. Rows that are already frozen stay so; ValueError if those that are not chosen have
+        another `stop_gradient`.
         """
         frozen = self.frozen
         chosen = torch.zeros_like(frozen)
@@ -230,7 +230,7 @@ class FrozenRows(nn.Module):
 
     @property
     def needs(self) -> tuple[bool, bool]:
-        """Whether trained rows of the weight and of the bias ask for gradients."""
+        """Whether trained rows of the weight and of the bias require gradients."""
         weight, bias = (
             all(p.requires_grad for key, p in self.named_parameters() if key.startswith(f"trained_{name}"))
             for name in ("weight", "bias")
@@ -248,10 +248,10 @@ class FrozenRows(nn.Module):
         return FrozenRows(self.weight[rows], bias, self.frozen[rows], **kwargs)
 
     def plain(self) -> nn.Module:
-        """This map as a layer of its `kind`, or itself if there is a row that is frozen."""
+        """This map as a layer of its `kind`, or itself if any row is frozen."""
         if self.freezes:
             return self
-        with torch.device("meta"):  # no draw: its weights are these
+        with torch.device("meta"):  # no initial draw: the weights are set below
             args = (self.out_features, self.in_features)
             layer = self.kind(*args) if _transposed(self.kind) else self.kind(*args[::-1], bias=self.bias is not None)
         for name, needs in zip(("weight", "bias"), self.needs, strict=True):
@@ -264,7 +264,7 @@ class FrozenRows(nn.Module):
         return f"{self.in_features}, {self.out_features}, frozen={frozen}, stop_gradient={self.stop_gradient}"
 
     def _stored(self, name: str) -> Tensor | None:
-        """The matrix, or bias, as the layer in whose place this stands has it."""
+        """The matrix, or bias, as the layer that this replaces stores it."""
         with torch.no_grad():
             value = self._together(name)
             return value.T.contiguous() if value is not None and name == "weight" and _transposed(self.kind) else value
@@ -321,7 +321,7 @@ def _transposed(kind: type[nn.Module]) -> bool:
 
 
 class PartlyFrozenProjection(Projection):
-    """W_Q and W_K of which some heads are frozen, and the others trained."""
+    """W_Q and W_K with some heads frozen and the others trained."""
 
     def __init__(self, q: FrozenRows, k: FrozenRows, *, num_heads: int, head_dim: int) -> None:
         super().__init__(q.in_features, num_heads, head_dim=head_dim, num_kv_heads=k.out_features // head_dim)
@@ -352,7 +352,7 @@ class PartlyFrozenProjection(Projection):
 
 
 def read_projection(projection: Projection) -> dict[str, FrozenRows]:
-    """Its matrices. Raises TypeError for a projection of one's own, whose weights need not say what it does."""
+    """The matrices of a projection. Raises TypeError for a custom projection, whose weights need not define it."""
     if isinstance(projection, PartlyFrozenProjection):
         return {"q": projection.rows_q, "k": projection.rows_k}
     old = by_matrices(projection)
@@ -367,7 +367,7 @@ def read_projection(projection: Projection) -> dict[str, FrozenRows]:
 
 
 def written_projection(old: Projection, matrices: dict[str, FrozenRows]) -> Projection:
-    """A projection of the old one's sizes with these matrices: learned, frozen, or in part both."""
+    """A projection of the old one's sizes with these matrices: learned, frozen, or partly frozen."""
     q, k = matrices["q"], matrices["k"]
     frozen = torch.cat([q.frozen, k.frozen])
     if frozen.any() and not frozen.all():
@@ -384,6 +384,6 @@ def written_projection(old: Projection, matrices: dict[str, FrozenRows]) -> Proj
     for name, matrix in matrices.items():
         for part, value, needs in zip(("weight", "bias"), (matrix.weight, matrix.bias), matrix.needs, strict=True):
             if value is not None:
-                kept = value.detach().clone()  # the matrix may be the old one's own
+                kept = value.detach().clone()  # the matrix may belong to the old projection
                 setattr(new, f"{part}_{name}", kept if frozen.any() else nn.Parameter(kept, needs))
     return new.train(old.training)

@@ -16,7 +16,7 @@ _WEIGHTS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight",
 
 
 def _weight_of(name: str) -> property:
-    """The weight of that matrix, None where the layer has none by this name."""
+    """A property: the weight of that matrix, or None if the layer has no matrix of this name."""
 
     def weight(layer: Any) -> Tensor | None:
         return layer._modules[name].weight if name in layer._modules else None
@@ -25,14 +25,14 @@ def _weight_of(name: str) -> property:
 
 
 class AdaptedAttention(nn.MultiheadAttention):
-    """A `torch.nn.MultiheadAttention` whose queries and keys are made by `FrozenRows`; it is called as that is.
+    """A `torch.nn.MultiheadAttention` whose queries and keys are made by `FrozenRows`; it is called in the same way.
 
-    Such a layer is made of one that there is, in place (`adapt`), and becomes that again where nothing of it is frozen.
-    Its matrices are one, `in_proj`, or three, `q_proj`, `k_proj` and `v_proj`, as before; of them torch's own code, its
-    fast path for inference included, reads what it has always read. With `kinds`, one a head, a head is what its kind
-    says: those that do not ask have no rows of queries and keys. torch's fast path is then barred.
+    `adapt` turns an existing layer into such a layer, in place, and turns it back once nothing is frozen and it has no
+    `kinds`. As before there is one matrix, `in_proj`, or three, `q_proj`, `k_proj` and `v_proj`; torch's own code, its
+    fast path for inference included, still reads the weights that it expects. With `kinds`, one for each head, each
+    head works by its kind, and heads without queries and keys have no rows of them. torch's fast path is then disabled.
 
-    The state dict has torch's names where the matrices are one.
+    If there is one matrix, the state dict has torch's names.
     """
 
     in_proj: FrozenRows
@@ -54,7 +54,7 @@ class AdaptedAttention(nn.MultiheadAttention):
             for name, matrix in matrices.items():
                 setattr(layer, name, matrix.train(layer.training))
             layer.heads = None if kinds is None else HeadKinds(kinds)
-            layer._qkv_same_embed_dim = packed and kinds is None  # which is what the fast paths ask for
+            layer._qkv_same_embed_dim = packed and kinds is None  # the fast paths check this
         elif isinstance(layer, AdaptedAttention):
             for name in (*matrices, "heads"):
                 delattr(layer, name)
@@ -86,7 +86,7 @@ class AdaptedAttention(nn.MultiheadAttention):
 
     @property
     def kinds(self) -> tuple[Kind, ...] | None:
-        """The kinds of its heads, if it was told any."""
+        """The kinds of its heads; None if none were set."""
         return None if self.heads is None else self.heads.kinds
 
     def asking(self) -> tuple[int, ...]:
@@ -94,7 +94,7 @@ class AdaptedAttention(nn.MultiheadAttention):
         return tuple(h for h in range(self.num_heads) if self.kinds is None or asks(self.kinds[h]))
 
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> list[Float[Tensor, "B h N K"]]:
-        """Queries and keys of the heads that ask, and all values."""
+        """Queries and keys of the heads that have them, and all values."""
         A = len(self.asking()) * self.head_dim
         if "in_proj" in self._modules:
             ends = (0, A, 2 * A, 2 * A + self.embed_dim)
@@ -117,8 +117,8 @@ class AdaptedAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """What `torch.nn.MultiheadAttention` takes and returns. With `kinds` there are no weights to return and no
-        dropout in training, and masks say which keys may be attended to and nothing else: ValueError.
+        """Takes and returns what `torch.nn.MultiheadAttention` does. With `kinds`, raises ValueError if weights are
+        asked for, for dropout in training, and for masks that say more than which keys may be attended to.
         """
         stopped = torch.is_grad_enabled() and any(x.stop_gradient for x in read_attention(self).values())
         if self.kinds is None and not stopped:
@@ -168,7 +168,7 @@ class AdaptedAttention(nn.MultiheadAttention):
         need_weights: bool,
         is_causal: bool,
     ) -> Float[Tensor, "B H N K"]:
-        """The heads' outputs, each after its kind."""
+        """The heads' outputs, each by its kind."""
         expect(not need_weights, "need_weights", "False, as heads of several kinds have no weights in common", "True")
         if self.training and self.dropout:
             raise ValueError(f"dropout: expected 0 in training with heads of several kinds, got {self.dropout}")
@@ -178,7 +178,7 @@ class AdaptedAttention(nn.MultiheadAttention):
     def _mask(
         self, attn_mask: Tensor | None, padding: Tensor | None, sizes: tuple[int, int, int], dtype: torch.dtype
     ) -> Float[Tensor, "B h N M"] | None:
-        """Both masks in one that is added to the scores. Raises ValueError for shapes that torch does not take."""
+        """Both masks as one that is added to the scores. Raises ValueError for shapes that torch does not take."""
         B, N, M = sizes
         kind: dict[str, Any] = {"other_type": None, "other_name": "", "target_type": dtype, "check_other": False}
         attn_mask = _canonical_mask(attn_mask, "attn_mask", **kind)
@@ -198,7 +198,7 @@ class AdaptedAttention(nn.MultiheadAttention):
         return padding if attn_mask is None else attn_mask + padding
 
     def state_dict(self, *args: Any, prefix: str = "", **kwargs: Any) -> Any:
-        """torch's, with its names."""
+        """torch's state dict, with its names."""
         state = super().state_dict(*args, prefix=prefix, **kwargs)
         for name in [name for name in state if name.startswith(f"{prefix}in_proj.")]:
             state[_flat(name, prefix)] = state.pop(name)
@@ -218,7 +218,7 @@ def _flat(name: str, prefix: str) -> str:
 
 
 def read_attention(layer: nn.MultiheadAttention) -> dict[str, FrozenRows]:
-    """What makes a layer's queries, keys and values: one matrix, or three."""
+    """The matrices that make a layer's queries, keys and values, by name: one, or three."""
     if isinstance(layer, AdaptedAttention):
         return {name: child for name, child in layer.named_children() if isinstance(child, FrozenRows)}
     if layer._qkv_same_embed_dim:

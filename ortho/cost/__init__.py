@@ -1,7 +1,8 @@
 """What a layer, a block and a model cost: closed forms, and the same figures counted from running code.
 
 A closed form is a plain function of sizes. Called with integers it gives an exact count; called with sympy symbols it
-gives the formula. `ortho.cost.counting` takes the same figures from a run; the tests hold the two equal, exactly.
+gives the formula. `ortho.cost.counting` takes the same figures from a run; the tests require that the two are exactly
+equal.
 """
 
 from ortho._cost import Cost

@@ -1,5 +1,5 @@
-"""What calls of attention cost beside their mechanisms' closed forms: by position, decoded with a cache, in choosing
-pairs, and in numbers that move between two memories.
+"""Costs of attention beyond the mechanisms' closed forms: attention by position, decoding with a cache, choosing pairs,
+and traffic between two memories.
 """
 
 from collections.abc import Sequence
@@ -36,10 +36,11 @@ def positional_attention(
     empty: str = "zero",
     itemsize: int = 4,
 ) -> Cost:
-    """`ortho.attention.untrained.positional_attention` on v (B, H, N, V), a pattern a head, without masks or words.
+    """Cost of `ortho.attention.untrained.positional_attention` on v (B, H, N, V), one pattern for each head, without
+    masks or words.
 
-    The fast form; v needs a gradient. With symbols, N stands for more than one token, and a Gaussian's rows, of which
-    a causal call has one more than tokens, fill chunks.
+    The fast form; v needs a gradient. With symbols, N stands for more than one token, and a Gaussian's rows (a causal
+    call has one more than tokens) fill whole chunks.
     """
     one_of("empty", empty, EMPTY)
     item, found = max(itemsize, 4), named(patterns)
@@ -47,7 +48,7 @@ def positional_attention(
     runs = [(pattern, len(list(equal))) for pattern, equal in groupby(found)]
     heads = [_head(pattern, B, N, count * V, causal, empty == "self", item) for pattern, count in runs]
     decoded = Cost(
-        # A Gaussian's row of the last token before, and of the new one
+        # A Gaussian's row of the previous token, and of the new one
         decode=sum(4 * B * V * (2 + pattern.vectors) for pattern in found if isinstance(pattern, Gaussian)),
         state_bytes=_WIDE * B * (V * sum(1 + pattern.vectors for pattern in found) + 3),
     )
@@ -55,15 +56,15 @@ def positional_attention(
 
 
 def _head(p: PositionalPattern, B: Size, N: Size, V: Size, causal: bool, to_itself: bool, item: int) -> Cost:
-    """One head. A causal call has a position more than tokens: that of the last token before it."""
+    """The cost of one head. A causal call has one more position than tokens: the last token before it."""
     P = N + int(causal)
     x, u = B * N * V, B * P * V  # numbers at the tokens, and at the positions
-    sums = 0 if P == 1 else u  # the gradient of a sum of one is no sum
+    sums = 0 if P == 1 else u  # a sum of one term needs no sum in its gradient
     if isinstance(p, Gaussian):
         part = _gaussian(p, B, V, x, P, causal, item)
     elif isinstance(p, Recent):
         part = _recent(p, B, V, x, u, P, causal, item)
-    elif causal and not p.vectors:  # zeros, but for the current token; a context has its divisors all the same
+    elif causal and not p.vectors:  # zeros, except at the current token; a context still has its divisors
         zeros = 0 if isinstance(p, Shift) and p.offset == 0 else x
         part = Cost(0, 0, zeros + (P if isinstance(p, Context) else 0), zeros, 0)
     elif isinstance(p, Shift):
@@ -72,7 +73,7 @@ def _head(p: PositionalPattern, B: Size, N: Size, V: Size, causal: bool, to_itse
         # Cubes, a product with them, sums, squares, a division by them. Kept: cubes and squares.
         part = Cost(0, 0, 3 * u + 2 * P, 2 * u + sums, 2 * _WIDE * P)
     elif isinstance(p, Border) and p.end:
-        # As before; cubes of the row's own, over squares too, times the token's value, a sum
+        # As above; and the row's own cubes, also divided by squares, times the token's value, and a sum
         part = Cost(0, 0, 3 * u + 2 * x + 4 * P, 3 * u + 2 * x, 3 * _WIDE * P)
     elif isinstance(p, Border):
         # Four sums, a product and two sums of them, a division; own weights of 1 over squares, a product, a sum.
@@ -108,8 +109,8 @@ def _gaussian(p: Gaussian, B: Size, V: Size, x: Size, P: Size, causal: bool, ite
 
 
 def _recent(p: Recent, B: Size, V: Size, x: Size, u: Size, P: Size, causal: bool, item: int) -> Cost:
-    """Sums of the places behind, over how many there are, and the token's own; backward the gradients of the places,
-    each as long as all of them, are added up."""
+    """Cost of sums over the other places of the window, divided by their number, and the token's own term; backward,
+    the gradients of the places, each as long as all of them, are added up."""
     w = p.vectors + 1 if causal else p.width
     several, places = int(w > 1), max(0, w - 2) * B * V * (P + w - 1)
     if causal:  # the divisors of the own weight and of the others; the own weight, and a product with it
@@ -123,7 +124,7 @@ def _recent(p: Recent, B: Size, V: Size, x: Size, u: Size, P: Size, causal: bool
 
 @checked
 def shared_heads(H: Size, num_kv_heads: Size | None) -> Size:
-    """The heads of keys that H heads of queries share, by default as many; numbers are checked, symbols pass."""
+    """The number of heads of keys that H heads of queries share, by default H; numbers are checked, symbols are not."""
     if num_kv_heads is None or hasattr(num_kv_heads, "free_symbols"):
         return H if num_kv_heads is None else num_kv_heads
     return num_kv_heads if hasattr(H, "free_symbols") else kv_heads(H, num_kv_heads)
@@ -131,7 +132,7 @@ def shared_heads(H: Size, num_kv_heads: Size | None) -> Size:
 
 @dataclass(frozen=True)
 class DecodeCost:
-    """forward: FLOPs of matrix products, 2 a multiply-add. nbytes: of a cache with room for the token and no more."""
+    """forward: FLOPs of matrix products, 2 a multiply-add. nbytes: bytes of a cache that the token just fills."""
 
     forward: Any
     nbytes: Any
@@ -141,9 +142,9 @@ class DecodeCost:
 def decoded(
     attention: str, B: Size, N: Size, H: Size, K: Size, V: Size, *, num_kv_heads: Size = None, itemsize: int = 4
 ) -> DecodeCost:
-    """The N-th token of B sequences in H heads, read by `new_cache(attention, N)` in its fast form.
+    """The cost of the N-th token of B sequences in H heads, read by `new_cache(attention, N)` in its fast form.
 
-    Queries share `num_kv_heads` heads of keys, by default H. Of a pattern N is an integer; elsewhere a symbol will do.
+    Queries share `num_kv_heads` heads of keys, by default H. For a pattern N is an integer; otherwise a symbol will do.
     Raises TypeError or ValueError, naming the argument, for a mechanism that has no cache and for sizes below 1.
     """
     G = shared_heads(H, num_kv_heads)
@@ -156,7 +157,7 @@ def decoded(
         return DecodeCost(2 * B * H * read_keys(pattern, N) * (K + V), itemsize * B * G * cache.slots * (K + V))
     if isinstance(cache, KeyValueCache):
         return DecodeCost(2 * B * H * N * (K + V), itemsize * B * G * N * (K + V))
-    core = mechanism.cost(B, N, H, K, V, causal=True, itemsize=itemsize)  # heads are spread before
+    core = mechanism.cost(B, N, H, K, V, causal=True, itemsize=itemsize)  # heads of keys are copied before
     return DecodeCost(core.decode, core.state_bytes)
 
 
@@ -170,7 +171,7 @@ def read_keys(pattern: Pattern, N: int) -> int:
 # ------------------------------------------------------------------------------------------------------- choosing pairs
 
 
-# Not of a sparse + linear hybrid, in which near keys are so by their positions.
+# Without the sparse + linear hybrid, which finds near keys by position.
 CHOOSING = ("top-k", "importance", "lsh", "routing", "moba", "nsa")
 
 
@@ -182,23 +183,23 @@ class Flops(NamedTuple):
 
     @property
     def share(self) -> Size:
-        """Of choosing, in both."""
+        """The share of choosing in the sum of both."""
         return self.choosing / (self.choosing + self.attending)
 
 
 @checked
 def choosing(attention: str, N: int, K: int, V: int, *, causal: bool = True, **sizes: Any) -> Flops:
-    """What the fast form spends on choosing pairs and on attending to them, for a sequence of N tokens, in FLOPs of
-    matrix products; its `share` is that of choosing. `sizes` are those of the mechanism's closed form.
+    """FLOPs of matrix products that the fast form spends on choosing pairs and on attending to them, for a sequence of
+    N tokens; `share` is the share of choosing. `sizes` go to the mechanism's closed form.
 
-    Comparisons are not in it, which is all that "importance" chooses by. Raises ValueError for a mechanism that does
-    not choose, and for a call that it does not serve.
+    Comparisons are not counted, and "importance" chooses by them alone. Raises ValueError for a mechanism that does not
+    choose, and for a call that it does not support.
     """
     mechanism = MECHANISMS[one_of("attention", attention, CHOOSING)]
     if not causal and not mechanism.bidirectional:
         raise ValueError(f"causal: expected True, since {attention!r} chooses from a query's past, got {causal}")
     whole, one_more = (mechanism.cost(1, N, 1, K, width, causal=causal, **sizes).forward for width in (V, V + 1))
-    attending = (K + V) * (one_more - whole)  # values of one number more: so much does a pair take for a number
+    attending = (K + V) * (one_more - whole)  # one_more - whole: the cost of one number in each pair
     return Flops(whole - attending, attending)
 
 
@@ -208,8 +209,8 @@ def choosing(attention: str, N: int, K: int, V: int, *, causal: bool = True, **s
 # Numbers that attention moves between a large, slow memory and a small, fast one of M numbers: one head of width d, no
 # mask, forward (Dao et al. 2022, arXiv:2205.14135, section 3.2).
 #
-# Products of the fast memory's contents cost nothing here; what is counted is each number that is read from the slow
-# memory or written to it.
+# Arithmetic in the fast memory costs nothing here. What counts is each number that is read from the slow memory or
+# written to it.
 
 
 class Traffic(NamedTuple):
@@ -232,8 +233,8 @@ class Tile(NamedTuple):
 
 @checked
 def materialised(N: int, d: int) -> Traffic:
-    """Scores, their softmax and its product with the values, one after the other through the slow memory (algorithm 0):
-    4 N^2 + 4 N d."""
+    """The traffic if scores, their softmax and its product with the values go through the slow memory, one after the
+    other (algorithm 0): 4 N^2 + 4 N d."""
     return Traffic(reads=2 * N * d + N * N + (N * N + N * d), writes=2 * N * N + N * d)
 
 
@@ -247,8 +248,8 @@ def columns_first_tile(d: int, M: int) -> Tile:
 
 @checked
 def columns_first(N: int, d: int, M: int) -> Traffic:
-    """Algorithm 1: for each block of keys and values, all queries pass by, with their outputs, maxima and sums, which
-    are read and written each time. About 12 N^2 d^2 / M."""
+    """The traffic of algorithm 1: for each block of keys and values, all queries pass by, with their outputs, maxima
+    and sums, which are read and written each time. About 12 N^2 d^2 / M."""
     passes = -(-N // columns_first_tile(d, M).columns)
     state = N * (d + 2)
     return Traffic(reads=2 * N * d + passes * (N * d + state), writes=(1 + passes) * state)
@@ -256,8 +257,8 @@ def columns_first(N: int, d: int, M: int) -> Traffic:
 
 @checked
 def rows_first_tile(d: int, M: int) -> Tile:
-    """The tile with the most queries when keys come one by one: of a query its row, output, maximum, sum and score are
-    in the fast memory, of a key its row and value. ValueError for an M without room for one of each."""
+    """The tile with the most queries when keys come one by one. The fast memory holds a query's row, output, maximum,
+    sum and score, and a key's row and value. ValueError if M has no room for one query and one key."""
     rows = (M - 2 * d) // (2 * d + 3)
     _checks.expect(rows >= 1, "M", f"room for a query and a key of {d} numbers, at least {4 * d + 3}", M)
     return Tile(rows, 1)
@@ -265,7 +266,7 @@ def rows_first_tile(d: int, M: int) -> Tile:
 
 @checked
 def rows_first(N: int, d: int, M: int) -> Traffic:
-    """The order of Dao 2023 (arXiv:2307.08691, algorithm 1): for each block of queries all keys and values pass by, and
-    its output and logarithms of sums are written once. About 4 N^2 d^2 / M."""
+    """The traffic in the order of Dao 2023 (arXiv:2307.08691, algorithm 1): for each block of queries all keys and
+    values pass by, and its output and logarithms of sums are written once. About 4 N^2 d^2 / M."""
     passes = -(-N // rows_first_tile(d, M).rows)
     return Traffic(reads=N * d + passes * 2 * N * d, writes=N * (d + 1))

@@ -33,7 +33,7 @@ def constants(expression: Any, *symbols: sp.Symbol) -> dict[sp.Expr, sp.Expr]:
 def order(expression: Any, *symbols: sp.Symbol) -> frozenset[sp.Expr]:
     """The monomials in `symbols` (default N and d) that are not within the order of the others together.
 
-    Other symbols are taken as constants; how monomials are compared is said in `ortho.cost.orders`.
+    Other symbols are taken as constants; `ortho.cost.orders` says how monomials are compared.
     """
     terms = orders.monomials(sum(constants(expression, *symbols)))
     return frozenset(one for one in terms if not orders.bounded(terms[one], [terms[o] for o in terms if o != one]))

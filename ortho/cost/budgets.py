@@ -39,7 +39,7 @@ def choose(
     backward pass, of both (`step`), and of one more token (`decode`); bytes kept for the gradient, carried from token
     to token, and held by the optimiser; trained parameters. A single number bounds the FLOPs of the forward pass.
     `exact` keeps only mechanisms that compute softmax attention itself. The cheapest by the first figure come first.
-    Costs do not tell quality, or time, which also depends on memory traffic and kernels.
+    Costs say nothing about quality, nor about time, which also depends on memory traffic and kernels.
 
     Mechanisms that cannot serve such calls, causal or not, are left out. A listed one can still restrict the sizes:
     rotary positions need heads of an even width.

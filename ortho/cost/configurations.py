@@ -18,8 +18,8 @@ class Configuration:
     """A model of L blocks of width d with H heads that reads N tokens, and the number of parameters it was published
     with.
 
-    `sizes` is what the model's class, `module`, and its closed form, `declared`, take besides; `draw` makes the inputs.
-    `read_out` says how many tokens the last linear map reads, and how many numbers it makes of each.
+    `sizes` are further arguments of the model's class, `module`, and of its closed form, `declared`; `draw` makes the
+    inputs. `read_out` says how many tokens the last linear map reads, and how many numbers it makes of each.
     """
 
     name: str
@@ -95,7 +95,7 @@ def _images(of: Configuration, B: int, **kind: Any) -> Tensor:
 
 
 def _of_images(**sizes: Any) -> Cost:
-    del sizes["N"]  # it follows from those of images and patches
+    del sizes["N"]  # N follows from the sizes of images and patches
     return vision_transformer(**sizes)
 
 

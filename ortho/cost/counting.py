@@ -1,5 +1,5 @@
-"""Costs counted from running code: every operation that PyTorch dispatches, every byte that autograd keeps or a
-call takes.
+"""Costs counted from running code: every operation that PyTorch dispatches, every byte that autograd keeps or a call
+allocates.
 
 PyTorch's own FlopCounterMode counts nothing for the fused attention kernel of the CPU and nothing outside matrix
 products. Counts here depend on the shapes and on what autograd executes, not on the machine or its speed.
@@ -56,9 +56,9 @@ _COMPOSITE = {
     aten.logcumsumexp: LOG_SUM_FORWARD,
     aten.topk: 1,  # one comparison a number, however many are wanted
 }
-# They add numbers to those at some places; by the name of the argument that holds the numbers.
+# Operators that add numbers at some places, with the name of the argument that holds the numbers.
 _ADDING = {aten.index_add: "source", aten.scatter_add: "src"}
-# They move, allocate or look up, and compute nothing (some are tagged pointwise by PyTorch).
+# Operators that move, allocate or look up, and compute nothing (PyTorch tags some as pointwise).
 _FREE = {
     aten.clone,
     aten.copy,
@@ -101,7 +101,7 @@ def _fused_attention(func: Any, args: tuple, kwargs: dict) -> tuple[int, int]:
     """(FLOPs, scalar operations) of a fused softmax attention kernel, forward or backward.
 
     Forward: two products a score (scores, output). Backward: five (scores again, dP, dV, dQ, dK); the kernel has no
-    form that leaves out dQ and dK. The scores it computes are the causal half, where it knows that the call is causal.
+    form that leaves out dQ and dK. It computes only the causal half of the scores if it knows that the call is causal.
     """
     q, k, v = (_argument(func, args, kwargs, name) for name in ("query", "key", "value"))
     rows, width, values = prod(q.shape[:-1]), q.shape[-1], v.shape[-1]
@@ -119,14 +119,14 @@ def _adds_bias(packet: Any, args: tuple) -> bool:
 
 
 def _functional(func: Any) -> Any:
-    """The operator that computes the same as an in-place one, into memory of its own; others as they are."""
+    """For an in-place operator, the one that computes the same into new memory; other operators as they are."""
     name = func.overloadpacket.__name__
     packet = getattr(aten, name[:-1], None) if name.endswith("_") and not name.endswith("__") else None
     return func if packet is None else getattr(packet, func._overloadname, func)
 
 
 def _holds_numbers(x: Tensor) -> bool:
-    """Rather than integers or booleans."""
+    """Whether a tensor holds real or complex numbers, rather than integers or booleans."""
     return x.is_floating_point() or x.is_complex()
 
 
@@ -139,8 +139,8 @@ class OperationCounter(TorchDispatchMode):
     """Counts what runs inside `with OperationCounter() as counter:`, forward or backward.
 
     `flops` and `elementwise` are counters by operator name; their sums are the totals. Index arithmetic, where it is
-    declared as such (`ortho.attention.indexing`), is not counted. An operator that it has no rule for raises
-    RuntimeError: a silent zero would look like a saving.
+    declared as such (`ortho.attention.indexing`), is not counted. An operator without a rule raises RuntimeError: a
+    silent zero would look like a saving.
     """
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ class OperationCounter(TorchDispatchMode):
             pass
         elif packet in _MATMUL:
             self.flops[name] += _MATMUL[packet](*args)
-            if abs(kwargs.get("alpha", 1)) != 1:  # what is added to is in the product's count, a factor is not
+            if abs(kwargs.get("alpha", 1)) != 1:  # the product's count includes the addition, but not a factor
                 self.elementwise[name] += out.numel()
         elif packet is aten._linalg_eigh:
             self.flops[name] += EIGEN * args[0].numel() * args[0].shape[-1]
@@ -269,9 +269,9 @@ def optimiser_bytes(optimiser: torch.optim.Optimizer) -> int:
 class Allocations(TorchDispatchMode):
     """Counts the bytes of the tensors that are made inside `with Allocations() as memory:`, forward or backward.
 
-    `live`: of those that still exist, each storage once and whole, however many views there are of it. `peak`: the
-    most that there were at once. `largest`: of the largest. Tensors made before do not count, wherever they come in;
-    nor does what a kernel takes and gives back inside: on a CPU about 3 MB of PyTorch's fused softmax attention.
+    `live`: bytes of those that still exist; each storage counts once and whole, however many views it has. `peak`: the
+    most bytes at once. `largest`: bytes of the largest. Tensors made before do not count, wherever they are used; nor
+    does memory that a kernel allocates and frees internally: about 3 MB for PyTorch's fused softmax attention on a CPU.
     """
 
     def __init__(self) -> None:
@@ -281,7 +281,7 @@ class Allocations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        self._meet((args, kwargs), made=False)  # first, or a view of them would pass for new
+        self._meet((args, kwargs), made=False)  # first, or a view of an argument would count as new
         out = func(*args, **kwargs)
         self._meet(out, made=True)
         return out

@@ -28,14 +28,14 @@ from ortho.orthogonal import DRAWS
 from ortho.projections import PROJECTIONS
 from ortho.projections.structured import factors, sufficient_rounds
 
-# Figures that a closed form does not give. Sums with them are not a number either.
+# Figures that a closed form does not give: NaN, and so are sums with them.
 NOT_DERIVED: dict[str, Any] = dict.fromkeys(
     ("elementwise_forward", "elementwise_backward", "saved_bytes", "decode", "state_bytes"), nan
 )
 
 
 def added(*costs: Cost) -> Cost:
-    """The costs one after the other."""
+    """The sum of the costs."""
     return reduce(add, costs)
 
 
@@ -58,9 +58,9 @@ def projection_cost(
     input_grad: bool = True,
     itemsize: int = 4,
 ) -> Cost:
-    """`PROJECTIONS[projection]` on x (B, N, d): queries of H heads of width K, and keys of G heads that they share.
+    """Cost of `PROJECTIONS[projection]` on x (B, N, d): queries of H heads of width K, keys of G heads that they share.
 
-    The sum of x's gradients is the layer's; x, which the layer keeps, does not count. Structured projections need
+    Summing x's gradients and keeping x are costs of the layer, and do not count here. Structured projections need
     numbers for d, H, K and G.
     """
     one_of("projection", projection, PROJECTIONS)
@@ -70,7 +70,7 @@ def projection_cost(
 def _made(
     projection: str, B: Size, N: Size, d: Size, K: Size, *heads: Size, bias: bool, input_grad: bool, itemsize: int
 ) -> Cost:
-    """What makes queries of so many heads, keys of so many, or both."""
+    """Cost of making queries, keys, or both, with these numbers of heads."""
     numbers = K * sum(heads)  # of a token
     gradient = _passes_gradient(projection, input_grad)
     if projection.startswith("structured"):
@@ -85,7 +85,7 @@ def _made(
 
 
 def _structured(B: Size, N: Size, d: int, K: int, *heads: int, gradient: bool, itemsize: int) -> Cost:
-    """Sign flips for so many heads each, and the small transforms that they share."""
+    """Cost of sign flips, a set for each of these numbers of heads, and of the small transforms that sets share."""
     (a, b), sets, rounds = factors(d, K), len(heads), sufficient_rounds(d, K)
     last = sum(-(-count * K // b) for count in heads)  # rows of the tables that are read in the end
     products = sets * rounds * 2 * d * b + sets * (rounds - 1) * 2 * d * a + 2 * last * a * b  # of a token
@@ -101,7 +101,7 @@ def _structured(B: Size, N: Size, d: int, K: int, *heads: int, gradient: bool, i
 
 
 def _around(B: Size, N: Size, d: Size, width: Size, *, input_grad: bool, itemsize: int) -> Cost:
-    """W_V and W_O of heads that are together so wide; x and the merged heads, which are kept for them."""
+    """Cost of W_V and W_O for heads of this total width, with x and the merged heads, which are kept for them."""
     values = linear_map(B, N, d, width, input_grad=input_grad, itemsize=itemsize)
     merged = linear_map(B, N, width, d, itemsize=itemsize)
     return values + merged + Cost(saved_bytes=itemsize * B * N * (d + width))
@@ -146,7 +146,7 @@ def layer(
     sums = 2 * B * N * d if input_grad and qk_grad else 0  # of x's gradients
     if G != H:  # k's and v's gradients over the heads that share them
         sums += B * N * H * K * (1 + qk_grad)
-    kept_twice = 0 if 1 in (H, N) else core.output_bytes  # heads, or tokens, lie side by side as they are
+    kept_twice = 0 if 1 in (H, N) else core.output_bytes  # with one head, or one token, no copy is made
     own = Cost(
         elementwise_backward=sums,
         saved_bytes=itemsize * B * N * (d + H * K) + kept_twice,  # x, the merged heads
@@ -173,7 +173,7 @@ def stopped_layer(
     input_grad: bool = True,
     itemsize: int = 4,
 ) -> Cost:
-    """`StoppedAttention(d, H)` on x (B, N, d): backward it makes q and k again, and calls the forward kernel."""
+    """Cost of `StoppedAttention(d, H)` on x (B, N, d): backward it recomputes q and k, and calls the forward kernel."""
     one_of("projection", projection, [name for name in PROJECTIONS if name.endswith("stopped")])
     sizes: dict[str, Any] = {"head_dim": head_dim, "num_kv_heads": num_kv_heads, "bias": bias}
     passes: dict[str, Any] = {"causal": causal, "input_grad": input_grad, "itemsize": itemsize}
@@ -202,14 +202,14 @@ def longformer_layer(
     input_grad: bool = True,
     itemsize: int = 4,
 ) -> Cost:
-    """`LongformerAttention(d, H)` on x (B, N, d), N > tokens, which does not decode.
+    """Cost of `LongformerAttention(d, H)` on x (B, N, d), N > tokens; it does not decode.
 
-    Raises ValueError for N of at most `tokens`, of which none is local.
+    Raises ValueError if N is at most `tokens`: then no token is local.
     """
     expect(tokens < N, "N", f"more than tokens = {tokens}", N)
     K = head_width(d, H)
     maps: dict[str, Any] = {"bias": bias, "itemsize": itemsize}
-    own = linear_map(B, N, d, 5 * d, input_grad=input_grad, **maps)  # of all tokens, but for global queries
+    own = linear_map(B, N, d, 5 * d, input_grad=input_grad, **maps)  # all maps of all tokens, except the global queries
     first = linear_map(B, tokens, d, d, input_grad=input_grad, **maps)
     call = CostedCall(B, N, H, K, K, form=form, itemsize=itemsize)
     local = call.by(pattern_cost, pattern=GlobalKeys(width, tokens))
@@ -226,7 +226,7 @@ def longformer_layer(
 
 
 def _global_rows(call: CostedCall, tokens: int) -> Cost:
-    """Softmax attention of the first tokens to all, beside their queries, and the keys and values of all."""
+    """Cost of softmax attention from the first tokens to all, without making their queries and all keys and values."""
     G, N, K, V = call.sizes
     pairs, rows, fast = G * tokens * N, G * tokens, call.form == "fast"
     return Cost(
@@ -252,7 +252,7 @@ def shifted_layer(
     input_grad: bool = True,
     itemsize: int = 4,
 ) -> Cost:
-    """`MultiheadAttention(d, H, attention=ShiftedKeysValues(H, attention))` on x (B, N, d), in its fast form."""
+    """Cost of `MultiheadAttention(d, H, attention=ShiftedKeysValues(H, attention))` on x (B, N, d), the fast form."""
     options: dict[str, Any] = {"head_dim": head_dim, "causal": causal, "input_grad": input_grad, "itemsize": itemsize}
     bare = layer(B, N, d, H, attention=attention, **options)
     K = head_width(d, H, head_dim)
@@ -280,14 +280,14 @@ def convolved_layer(
     itemsize: int = 4,
     **kwargs: Any,
 ) -> Cost:
-    """`ConvolvedAttention(d, H)` on x (B, N, d) that needs a gradient; `of` is the closed form of its layer, and
-    `kwargs` are its.
+    """Cost of `ConvolvedAttention(d, H)` on x (B, N, d) that needs a gradient; `of` is the closed form of its layer,
+    which takes `kwargs`.
 
-    The convolution has no products of matrices. Symbols stand for sequences that are longer than `width`.
+    The convolution has no matrix products. Symbols stand for sequences that are longer than `width`.
     """
     bare = of(B, N, d, H, itemsize=itemsize, **kwargs)
     reached = min(width, N) if isinstance(width, int) and isinstance(N, int) else width  # taps within the sequence
-    before = quotient(reached * (reached - 1), 2)  # tokens that would stand before the first
+    before = quotient(reached * (reached - 1), 2)  # taps that would read before the first token
     sums = B * d * (reached * N - before)
     return bare + Cost(
         elementwise_forward=sums,
@@ -315,10 +315,11 @@ def induction_heads(
     input_grad: bool = True,
     itemsize: int = 4,
 ) -> Cost:
-    """`InductionHeads(d, H)` on x (B, N, d); structured draws need numbers for d, H and the widths, a sink `key_dim` or
-    numbers.
+    """Cost of `InductionHeads(d, H)` on x (B, N, d); structured draws need numbers for d, H and the widths; a sink
+    needs `key_dim` or numbers.
 
-    Queries are made, and keys are the same a token late: one product. The fast form makes them again backward.
+    Keys are the queries of the token before, so one product makes both. The fast form recomputes them in the backward
+    pass.
     """
     V, n = head_width(d, H, head_dim), tokens
     K = key_dim if key_dim is not None else V if sink is None else default_key_dim(d, V, sink, draw)
@@ -335,7 +336,7 @@ def induction_heads(
 
 
 def _again(made: Cost, numbers: Size) -> Cost:
-    """Queries and keys, so many numbers, that are made again backward and not kept."""
+    """The difference if queries and keys, `numbers` in all, are recomputed in the backward pass and not kept."""
     return Cost(
         backward=made.forward, elementwise_backward=made.elementwise_forward, saved_bytes=-made.itemsize * numbers
     )
@@ -355,7 +356,7 @@ def positional_heads(
     input_grad: bool = True,
     itemsize: int = 4,
 ) -> Cost:
-    """`PositionalHeads(d, H)` in its fast form on x (B, N, d), without masks or words; H is a number.
+    """Cost of `PositionalHeads(d, H)` in its fast form on x (B, N, d), without masks or words; H is a number.
 
     Symbols stand for more than one token. Raises TypeError or ValueError as the layer does.
     """
@@ -384,9 +385,9 @@ def synthesizer(
 ) -> Cost:
     """Cost of `SynthesizerAttention(d, H, max_length, source=source)` on x (B, N, d); `max_length` is N by default.
 
-    `rank` is that of "factored-random". `k1` is "factored-dense"'s, by default as there; a `max_length` that is a
-    symbol needs one. Weights that do not depend on x are the same for the whole batch: their softmax is taken, and
-    kept, once. With `head_dim` heads are of that width, and weights by position alone.
+    `rank` belongs to "factored-random". `k1` belongs to "factored-dense", with its default there; it must be given if
+    `max_length` is a symbol. Weights that do not depend on x are the same for the whole batch: their softmax is taken,
+    and kept, once. With `head_dim`, heads have that width, and weights must depend on position alone.
     """
     names = [source] if isinstance(source, str) else source
     expect(names, "source", "at least one", "none")
@@ -397,7 +398,7 @@ def synthesizer(
     sources = [SOURCES[one_of("source", name, SOURCES)] for name in names]
     if head_dim is not None:
         by_position(sources)
-    items = [B if source.by_token else 1 for source in sources]  # how often logits are there
+    items = [B if source.by_token else 1 for source in sources]  # how many copies of the logits there are
     parts = [*(source.cost(call) for source in sources), _mixing(call, items)]
     trained = sum(part.trained for part in parts)
     values, weights = 2 * B * N * N * width, _most(items) * H * N * N
@@ -406,7 +407,7 @@ def synthesizer(
         backward=(1 + (trained != 0)) * values,
         elementwise_forward=weights * (SOFTMAX_FORWARD + causal),
         elementwise_backward=weights * (SOFTMAX_BACKWARD + causal) if trained else 0,
-        # The weights; for the gradient of the logits v, and the blocked entries, a byte each
+        # The weights; for the gradient of the logits, v and a byte for each entry of the causal mask
         saved_bytes=itemsize * weights + (itemsize * B * N * width + (N * N if causal else 0) if trained else 0),
         decode=2 * B * N * width,
         state_bytes=itemsize * B * N * width,
@@ -415,18 +416,18 @@ def synthesizer(
 
 
 def _most(items: Sequence[Size]) -> Size:
-    """The first axis of a sum of logits of (B or 1, H, N, N)."""
+    """The size of the first axis of a sum of logits, each (B or 1, H, N, N)."""
     return next((one for one in items if one != 1), 1)
 
 
 def _mixing(call: Call, items: Sequence[Size]) -> Cost:
-    """Of the sum of logits of (B or 1, H, N, N), and of the shares."""
+    """Cost of summing logits, each (B or 1, H, N, N), and of the shares."""
     entries, shares = call.H * call.N**2, len(items) if call.shared else 0
     forward = backward = 0
     for i, one in enumerate(items[1:], 1):
         before, both = _most(items[:i]), _most(items[: i + 1])
         forward += both * entries
-        backward += both * entries * ((before != both) + (one != both))  # summed over the batch for who has no batch
+        backward += both * entries * ((before != both) + (one != both))  # summed over the batch for logits without one
     return Cost(
         elementwise_forward=forward + SOFTMAX_FORWARD * shares,
         elementwise_backward=backward + SOFTMAX_BACKWARD * shares,
@@ -495,10 +496,10 @@ def cross_layer(
     attention: str = "softmax",
     form: str = "fast",
 ) -> Cost:
-    """`MultiheadAttention(d, H)` of x (B, N, d) to a context (B, M, d), which both need a gradient: FLOPs of matrix
-    products, and parameters. The other figures are not derived.
+    """Cost of `MultiheadAttention(d, H)` from x (B, N, d) to a context (B, M, d), which both need a gradient: FLOPs of
+    matrix products, and parameters. The other figures are not derived.
 
-    `StoppedAttention` costs as much, whose exchanged pass is that of self-attention alone. Raises TypeError or
+    `StoppedAttention` costs the same here: it exchanges its backward pass only in self-attention. Raises TypeError or
     ValueError as the layer does, and for an attention other than softmax.
     """
     one_of("attention", attention, ("softmax",))

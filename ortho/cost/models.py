@@ -1,7 +1,7 @@
 """Closed forms of blocks and whole models, and what a step of training holds in memory.
 
-The loss is not included: counts and `saved_bytes` end at what `forward` returns. An encoder reads its input as a whole;
-its costs of decoding are 0.
+The loss is not included: counts and `saved_bytes` end at what `forward` returns. An encoder reads its input as a whole,
+so its decoding costs are 0.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ def feed_forward(B: Size, N: Size, d: Size, d_ff: Size = None, *, bias: bool = F
 
 @checked
 def gated_feed_forward(B: Size, N: Size, d: Size, d_ff: Size) -> Cost:
-    """`GatedFeedForward(d, d_ff)` on x (B, N, d) that needs a gradient: three products, and two backward for each.
+    """Cost of `GatedFeedForward(d, d_ff)` on x (B, N, d) that needs a gradient: three products, two backward for each.
 
     FLOPs of matrix products and parameters; the other figures are not derived.
     """
@@ -44,10 +44,10 @@ def gated_feed_forward(B: Size, N: Size, d: Size, d_ff: Size) -> Cost:
 def mixture_of_experts(
     B: Size, N: Size, d: Size, E: Size, k: Size, d_ff: Size, *, gated: bool = False, form: str = "fast"
 ) -> Cost:
-    """`MixtureOfExperts(d, E, top_k=k, d_ff=d_ff)`, none of whose tokens is dropped: the router's product, and those of
-    k experts a token; of all E in the form "reference".
+    """Cost of `MixtureOfExperts(d, E, top_k=k, d_ff=d_ff)` that drops no tokens: the router's product, and those of k
+    experts for each token, or of all E in the form "reference".
 
-    FLOPs of matrix products on x that needs a gradient, and parameters; the other figures are not derived.
+    FLOPs of matrix products and parameters, on x that needs a gradient; the other figures are not derived.
     """
     matrices = 3 if gated else 2
     expert, run = matrices * d * d_ff, E if form == "reference" else k
@@ -58,7 +58,7 @@ def mixture_of_experts(
 
 @checked
 def layer_norm(B: Size, N: Size, d: Size, *, bias: bool = False, itemsize: int = 4) -> Cost:
-    """`torch.nn.LayerNorm(d)` on x (B, N, d) that needs a gradient."""
+    """Cost of `torch.nn.LayerNorm(d)` on x (B, N, d) that needs a gradient."""
     size = B * N * d
     return Cost(
         elementwise_forward=(LAYER_NORM_FORWARD + bias) * size,
@@ -91,7 +91,7 @@ def block(
     if "input_grad" in kwargs:
         raise TypeError("input_grad: expected in ortho.cost.layer alone; a block's attention always needs the gradient")
     kind: dict[str, Any] = {"bias": bias, "itemsize": itemsize}
-    own = kind if bias else {"itemsize": itemsize}  # not every layer knows of biases
+    own = kind if bias else {"itemsize": itemsize}  # not every layer takes `bias`
     norm = layer_norm(B, N, d, **kind)
     sums = 2 * B * N * d  # two residual sums forward; backward, the two gradients of each branch point are added
     residuals = Cost(elementwise_forward=sums, elementwise_backward=sums)
@@ -99,8 +99,8 @@ def block(
 
 
 class RecomputedCost(NamedTuple):
-    """FLOPs of a step's matrix products, those of them that are computed again, and bytes of activations: kept from
-    the forward pass, and at the peak, when a segment's are there again."""
+    """FLOPs of a step's matrix products, and of those that are recomputed; bytes of activations that the forward pass
+    keeps, and at the peak, when one segment's have been recomputed."""
 
     step: Any
     again: Any
@@ -112,8 +112,8 @@ class RecomputedCost(NamedTuple):
 def recomputed(
     B: Size, N: Size, d: Size, H: Size, L: int, segments: int, *, itemsize: int = 4, **kwargs: Any
 ) -> RecomputedCost:
-    """`ortho.layers.recomputation.Recomputed` of L blocks, of whose last products in each segment PyTorch knows that
-    nothing needs them; `kwargs` are `block`'s. With 0 segments nothing is recomputed, and all is kept."""
+    """Cost of `ortho.layers.recomputation.Recomputed` with L blocks; `kwargs` are `block`'s. PyTorch does not recompute
+    the last product of each segment, which nothing needs. With 0 segments nothing is recomputed, and all is kept."""
     one = block(B, N, d, H, itemsize=itemsize, **kwargs)
     whole = L * one.step
     if not segments:
@@ -144,7 +144,7 @@ def model(
     """Cost of `LanguageModel(vocab_size, d, H, L, max_length=max_length)` on tokens (B, N); `kwargs` are `block`'s."""
     places, sums = (0, 0) if max_length is None else (max_length, B * N * d)  # token + position
     one = block(B, N, d, H, bias=bias, itemsize=itemsize, **{"causal": True, **kwargs})
-    read_out = linear_map(B, N, d, vocab_size, itemsize=itemsize)  # the tied matrix, which has the tokens' vectors
+    read_out = linear_map(B, N, d, vocab_size, itemsize=itemsize)  # the tied matrix, the tokens' vectors
     ends = Cost(
         elementwise_forward=sums,
         # positions' gradient summed over the batch, tokens' scattered; the tied matrix's two gradients added
@@ -222,12 +222,12 @@ def vision_transformer(
 
 
 def _encoder(L: Size, *sizes: Size, **kwargs: Any) -> Cost:
-    """L blocks with biases; where their norms stand makes no difference to what they cost."""
+    """Cost of L blocks with biases; the place of their norms makes no difference."""
     return replace(block(*sizes, bias=True, **kwargs) * L, decode=0, state_bytes=0)
 
 
 def _of_first(B: Size, N: Size, d: Size, outputs: Size, itemsize: int) -> Cost:
-    """A linear map of the first of N tokens. It keeps all of them: autograd holds on to the memory that it looks at."""
+    """Cost of a linear map of the first of N tokens. All of them are kept, as autograd keeps a view's whole storage."""
     made = linear_map(B, 1, d, outputs, bias=True, itemsize=itemsize)
     return replace(made, decode=0, saved_bytes=itemsize * B * N * d)
 
@@ -238,7 +238,7 @@ COSTS: Mapping[Any, Callable[..., Cost]] = {
     HybridAttention: hybrid,
     PositionalHeads: positional_heads,
 }
-_CROSS = {MultiheadAttention: "learned", StoppedAttention: "structured-stopped"}  # and the projection by default
+_CROSS = {MultiheadAttention: "learned", StoppedAttention: "structured-stopped"}  # with their default projections
 
 
 @checked
@@ -276,7 +276,7 @@ def encoder_decoder(
     beside = cross_layer(B, N, M, d, cross.pop("num_heads"), **{"projection": _CROSS[made], "bias": bias, **cross})
     places = 0 if max_length is None else 2 * max_length * d
     fixed = one_of("positions", positions, POSITIONS) == "sinusoidal"
-    norms = (L + 2) * (1 + int(bias)) * d  # a decoder's block has one more, and either stack one behind it
+    norms = (L + 2) * (1 + int(bias)) * d  # a decoder's block has one more, and each stack ends with one
     vectors = (1 if shared_embeddings else 2) * vocab_size * d
     logits = 2 * B * N * d * vocab_size
     ends = Cost(

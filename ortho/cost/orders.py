@@ -1,11 +1,11 @@
 r"""Orders of growth of closed forms in several independent sizes.
 
-What $O(N^2 d + N d^2)$ says of a formula with more than one size is made precise here. A formula is reduced to the
+This module makes precise what $O(N^2 d + N d^2)$ says of a formula with more than one size. A formula is reduced to the
 exponents of its monomials, $N^2 d \mapsto (2, 1)$. A monomial $t$ is bounded by a multiple of the sum of monomials
-$c_1, \dots, c_n$, whatever way the sizes grow, exactly if its exponents lie below a weighted mean of theirs: with
-sizes $x_i = e^{y_i}$ the question is whether $t \cdot y \le \max_i c_i \cdot y$ for all $y \ge 0$, and linear
-programming duality turns that into $t \le \sum_i \lambda_i c_i$ for some weights $\lambda$. ($N d$ is thus within
-$O(N^2 + d^2)$: it is the mean of the two.)
+$c_1, \dots, c_n$, however the sizes grow, exactly if its exponents lie below a weighted mean of theirs: writing sizes
+as $x_i = e^{y_i}$, the question is whether $t \cdot y \le \max_i c_i \cdot y$ for all $y \ge 0$, and linear programming
+duality turns that into $t \le \sum_i \lambda_i c_i$ for some weights $\lambda$. ($N d$ is thus within $O(N^2 + d^2)$:
+it is the mean of the two.)
 
 Two relations between sizes are built in: heads divide the width, so $H \le d$; and a logarithm grows, but slower than
 any power.
@@ -25,7 +25,7 @@ Exponents = dict[str, float]
 
 
 def parse(formula: Formula) -> Formula:
-    """A formula with positive symbols that are told apart by their names alone: 'N^2*d + N*d*log(d)' or sympy's.
+    """A formula, 'N^2*d + N*d*log(d)' or sympy's, with positive symbols that differ by their names alone.
 
     ValueError for a string with other functions than log and sqrt.
     """

@@ -1,1 +1,1 @@
-"""What can be proved or tested of the draws and the mechanisms: each function returns figures with their error."""
+"""What can be proved or tested about the draws and the mechanisms: each function returns figures with their error."""

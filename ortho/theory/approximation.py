@@ -1,9 +1,9 @@
-r"""How far attention weights from random features are from softmax's, and how many features an error takes.
+r"""How far attention weights from random features are from softmax's, and how many features a given error takes.
 
-The error of a row of weights is the sum of absolute differences to the exact row: at most 2 for weights that are not
-negative, twice the share of them that is misplaced. Trigonometric rows are divided by sums that may be near 0 or below
-it, can be off by any amount, and have no mean error: beyond 2 a row counts as 2. m is the number of features, of which
-a row of $\Omega$ makes two where they are trigonometric or hyperbolic.
+The error of a row of weights is the sum of absolute differences to the exact row. For weights that are not negative it
+is at most 2, twice the share of weight that is misplaced. Trigonometric rows are divided by sums that may be near 0 or
+below it; they can be off by any amount, and have no mean error, so an error beyond 2 counts as 2. m is the number of
+features; a row of $\Omega$ makes two trigonometric or hyperbolic features, and one of any other kind.
 """
 
 from collections.abc import Iterator
@@ -21,15 +21,15 @@ from ortho.theory.variance import FEATURES, features, moment, sample_data
 TWO_A_ROW = ("trigonometric", "hyperbolic")
 MOST = 2.0  # the error of two rows of weights that have no key in common
 TOKENS, DRAWS = 128, 8
-FEWEST, LIMIT = 4, 2**14  # features between which a crossing is looked for
+FEWEST, LIMIT = 4, 2**14  # numbers of features between which a crossing is sought
 
 
 def kernel_estimates(
     kind: str, x: Float[Tensor, "N K"], y: Float[Tensor, "M K"], omega: Float[Tensor, "rows K"]
 ) -> Float[Tensor, "N M"]:
-    r"""Estimates of $\exp(x_i^T y_j)$ with features of a kind of `FEATURES`; what is fitted is fitted to x and y.
+    r"""Estimates of $\exp(x_i^T y_j)$ with features of a kind of `FEATURES`; fitted kinds are fitted to x and y.
 
-    From the maps as they stand, which float64 holds for $|x|^2$ and $|y|^2$ up to some hundreds.
+    They come from the plain maps, which float64 can hold for $|x|^2$ and $|y|^2$ up to some hundreds.
     """
     phi_x, phi_y = features(kind, x, y, omega)
     return phi_x @ phi_y.mT
@@ -48,7 +48,7 @@ def row_errors(ours: Float[Tensor, "*batch N M"], exact: Float[Tensor, "*batch N
 def drawn_errors(
     kind: str, draw: str, m: int, K: int, spread: float, *, tokens: int = TOKENS, draws: int = DRAWS, seed: int = 0
 ) -> Float[Tensor, "draws tokens"]:
-    """The errors of all rows, as they are, for some draws of normal queries and keys and of features.
+    """The errors of all rows, not limited to 2, for some draws of normal queries and keys and of features.
 
     `spread` is the standard deviation of the scores. The data of draw i are the same for all features. Raises
     ValueError for an unknown kind or draw, and for an odd m where features come in pairs.
@@ -88,10 +88,11 @@ def uniform_error(spread: float) -> float:
 def crossing(
     kind: str, draw: str, K: int, spread: float, *, tokens: int = TOKENS, draws: int = DRAWS, seed: int = 0
 ) -> Estimate | None:
-    """log2 of the m from which the features are nearer to softmax's weights than equal weights are.
+    """log2 of the least m at which the features are nearer to softmax's weights than equal weights are.
 
-    Where the error of each draw, between powers of two a straight line in logarithms, comes to that of equal weights;
-    with its standard error over draws. None if a draw of them does not get there with 2^14 features.
+    For each draw, the m at which its error falls to that of equal weights, interpolated between powers of two by a
+    straight line in logarithms; their mean, with its standard error over draws. None if a draw does not get there with
+    2^14 features.
     """
     level = _uniform(K, spread, tokens, draws, seed).log2()
     found: Tensor = torch.full_like(level, torch.nan)
@@ -109,24 +110,24 @@ def crossing(
 
 
 def typical_square(K: int, spread: float) -> float:
-    r"""$|x + y|^2$ in the mean over pairs, each counted with its attention weight; queries and keys normal.
+    r"""The mean of $|x + y|^2$ over pairs, each counted with its attention weight, for normal queries and keys.
 
     A query's weights turn the law of the keys, $N(0, \tau I)$ with $\tau = \sigma / \sqrt K$, into $N(\tau x, \tau I)$:
-    it is $K \tau ((1 + \tau)^2 + 1)$, a little above the plain mean $2 K \tau = 2 \sigma \sqrt K$.
+    the mean is $K \tau ((1 + \tau)^2 + 1)$, a little above the plain mean $2 K \tau = 2 \sigma \sqrt K$.
     """
     tau = spread / sqrt(K)
     return K * tau * ((1 + tau) ** 2 + 1)
 
 
 def choose_m(error: float, K: int, spread: float, *, kind: str = "positive") -> int:
-    r"""How many features 'positive' (FAVOR+), 'hyperbolic' or 'gerf' (FAVOR++) attention needs for an error of rows.
+    r"""How many features 'positive' (FAVOR+), 'hyperbolic' or 'gerf' (FAVOR++) attention needs for an `error` of rows.
 
-    So many that one weight, before its row is normalised, has that relative standard deviation at `typical_square`,
-    where the closed form gives the variance. It assumes independent normal queries and keys, with scores of the
-    standard deviation `spread`, and independent rows of $\Omega$. Not a bound, but sufficient wherever it was measured:
-    the mean error is 0.25 to 1 of what was asked for, since a row's sum takes up the part of the error that its keys
-    have in common, and the mean absolute value of what is left is below its standard deviation. Not for trigonometric
-    features, whose sums may vanish.
+    With this many, one weight, before its row is normalised, has the relative standard deviation `error` at
+    `typical_square`, where the closed form gives the variance. It assumes independent normal queries and keys, with
+    scores of the standard deviation `spread`, and independent rows of $\Omega$. It is not a bound, but sufficed
+    wherever it was measured: the mean error was 0.25 to 1 of what was asked for, since dividing by a row's sum removes
+    the part of the error that its keys have in common, and the mean absolute value of the rest is below its standard
+    deviation. It does not hold for trigonometric features, whose sums may vanish.
 
     Raises ValueError for another kind, for an error or spread that is not above 0, and for a spread out of range.
     """
@@ -149,7 +150,7 @@ def _rows(wanted: float, spread: float) -> int:
 def _data(
     K: int, spread: float, tokens: int, draws: int, seed: int
 ) -> Iterator[tuple[Tensor, Tensor, torch.Generator]]:
-    """For each draw x and y, and the generator that they come from, to go on with."""
+    """For each draw: x, y, and the generator that they come from, for further draws."""
     for i in range(draws):
         generator = torch.Generator().manual_seed(seed + i)
         x, y = sample_data("isotropic", tokens, K, spread, generator=generator)

@@ -52,7 +52,7 @@ def right_first(a: Matrix, b: Matrix, c: Matrix) -> Matrix:
 
 
 def with_ones(v: Matrix) -> Matrix:
-    """A column of ones behind v: what it becomes are the row sums that `divided` divides by."""
+    """v with a last column of ones, which becomes the row sums that `divided` divides by."""
     return tuple((*row, 1) for row in v)
 
 
@@ -67,12 +67,12 @@ def by_sums(q: Matrix, k: Matrix, v: Matrix) -> Matrix:
 
 
 def by_states(q: Matrix, k: Matrix, v: Matrix) -> Matrix:
-    r"""$S_t = S_{t-1} + k_t v_t^T$, $o_t = q_t S_t$: the same outputs as `by_sums`, from K x V numbers at any t."""
+    r"""$S_t = S_{t-1} + k_t v_t^T$, $o_t = q_t S_t$: the same outputs as `by_sums`, from a state of K x V numbers."""
     return by_chunks(q, k, v, 1)
 
 
 def by_chunks(q: Matrix, k: Matrix, v: Matrix, chunk: int) -> Matrix:
-    """The same outputs: earlier chunks through their state, the own chunk by sums. With chunk = 1 a recurrence."""
+    """The same outputs: earlier chunks through their state, a token's own chunk by sums. chunk = 1 is a recurrence."""
     if not (q and len(q) == len(k) == len(v)):
         raise ValueError(f"q, k, v: expected as many rows, at least one, got {len(q)}, {len(k)} and {len(v)}")
     state: Matrix = tuple((0,) * len(v[0]) for _ in k[0])  # (K, V)
@@ -93,7 +93,7 @@ def _added(a: Matrix, b: Matrix) -> Matrix:
 
 class Reordering(NamedTuple):
     """How far apart the two orders are in floats, relative to the left one (Frobenius norms); `changed`: the share of
-    entries that are not the same number."""
+    entries that differ."""
 
     difference: float
     bound: float
@@ -101,12 +101,12 @@ class Reordering(NamedTuple):
 
 
 def rounding_bound(a: Float[Tensor, "N K"], b: Float[Tensor, "K M"], c: Float[Tensor, "M V"]) -> Float[Tensor, "N V"]:
-    r"""What $|(ab)c - a(bc)|$ can be at most, entry by entry, in the arithmetic of the operands, as float64.
+    r"""An upper bound on $|(ab)c - a(bc)|$, entry by entry, in the arithmetic of the operands; a float64 tensor.
 
     A product of length n, summed in any order, is off by at most $\gamma_n |a| |b|$ with $\gamma_n = n u / (1 - n u)$,
     where u is half the spacing of floats at 1 (Higham 2002, section 3.5). Two in a row, of lengths K and M, are off by
-    at most $\gamma_{K+M} |a| |b| |c|$ (his lemma 3.3), whichever comes first, and the orders differ by twice that at
-    most. Underflow is left out.
+    at most $\gamma_{K+M} |a| |b| |c|$ (his lemma 3.3), whichever comes first, so the two orders differ by at most twice
+    that. Underflow is left out.
     """
     n, u = sum(b.shape), torch.finfo(a.dtype).eps / 2
     expect(n * u < 1, "a, b, c", f"lengths that sum to less than {1 / u:g} in {a.dtype}", n)
@@ -121,7 +121,7 @@ def _gamma(n: int, u: float) -> float:
 
 
 def reorder(a: Float[Tensor, "N K"], b: Float[Tensor, "K M"], c: Float[Tensor, "M V"]) -> Reordering:
-    """(ab)c beside a(bc) in the operands' dtype. Raises ValueError where `rounding_bound` says nothing."""
+    """(ab)c beside a(bc) in the operands' dtype. Raises ValueError where `rounding_bound` does."""
     one, other, most = (a @ b) @ c, a @ (b @ c), rounding_bound(a, b, c)
     size = one.double().norm()
     difference = (one.double() - other.double()).norm() / size

@@ -1,38 +1,38 @@
-r"""What memories recall, what rounding makes of their states, and what they can keep track of.
+r"""What memories recall, what rounding changes in their states, and which states they can track.
 
-*Recall.* What a memory answers after it was told M pairs: exact expected errors, linear and by the delta rule. Keys are
-independent unit vectors of uniform direction in $R^K$, values independent with mean 0 and one mean square, of which
-errors are shares: a memory that answers 0 has the error 1. The age a of a pair counts those written after it. A write
-fades the memory by `decay`, $\alpha$, and enters its pair with the strength `beta`; linear, it adds to what is there,
-$S \leftarrow \alpha S + \beta k v^T$, and by the delta rule it erases first, $S \leftarrow (I - \beta k k^T)\, \alpha S
-+ \beta k v^T$.
+*Recall.* What a memory answers after M pairs were written: exact expected errors of the linear memory and of the delta
+rule. Keys are independent unit vectors of uniform direction in $R^K$; values are independent, with mean 0 and equal
+mean squares. Errors are shares of this mean square: a memory that answers 0 has the error 1. The age a of a pair is the
+number of pairs written after it. A write fades the memory by `decay`, $\alpha$, and enters its pair with the strength
+`beta`. The linear memory adds to what is there, $S \leftarrow \alpha S + \beta k v^T$, and the delta rule erases first,
+$S \leftarrow (I - \beta k k^T)\, \alpha S + \beta k v^T$.
 
 The answer to the key $k_j$ is $\sum_i w_i v_i$, $w_i = \beta \alpha^{M-i} k_i^T x_i$, where $x_i$ is $k_j$ in the
 linear memory, and by the delta rule $x_M = k_j$, $x_{i-1} = (I - \beta k_i k_i^T) x_i$. With
 $E\, k k^T X k k^T = (2 X + \mathrm{tr}(X) I) / (K (K + 2))$ for symmetric X, all $E w_i^2$ are sums of powers.
 
-*Narrow states.* What rounding makes of a delta rule's memory over a long sequence, against float64. Each step, or each
-chunk, rounds the memory that it leaves behind. A rounding adds a relative error u (`rounding_error`), and each step
-multiplies the errors there are by $I - \beta k k^T$. For independent unit keys of uniform direction that leaves, on
-average, $\rho = 1 - \beta (2 - \beta) / K$ of a mean square, of the errors as of the memory, to which a write adds
-$\beta^2 |v|^2$ (`expected_error`). For $\beta$ between 0 and 2 errors die out as fast as memories do, and stay about $u
-/ \sqrt{1 - \rho}$ however long the sequence is. At $\beta = 2$ nothing dies out: the memory grows like $\sqrt{t}$, and
-the relative error like $u \sqrt{t / 2}$.
+*Narrow states.* How rounding changes a delta rule's memory over a long sequence, compared with float64. Each step, or
+each chunk, rounds the memory that it returns. A rounding adds a relative error u (`rounding_error`), and each step
+multiplies the errors so far by $I - \beta k k^T$. For independent unit keys of uniform direction this keeps, on
+average, the share $\rho = 1 - \beta (2 - \beta) / K$ of the mean square of the errors, and of the memory, to which a
+write adds $\beta^2 |v|^2$ (`expected_error`). For $\beta$ between 0 and 2 errors die out as fast as memories do, and
+stay about $u / \sqrt{1 - \rho}$ however long the sequence is. At $\beta = 2$ nothing dies out: the memory grows like
+$\sqrt{t}$, and the relative error like $u \sqrt{t / 2}$.
 
-*State tracking.* Parity, and counting round a circle, need eigenvalues below 0. Constructions in exact numbers, with
-unit keys. A first token writes the start; a symbol then turns the memory.
+*State tracking.* Parity, and counting around a circle, need eigenvalues below 0. The constructions are exact in real
+numbers and use unit keys. A first token writes the start; each symbol then turns the memory.
 
-* Parity, one channel: $1 - \beta k^2 = -1$ for $\beta = 2$ turns the sign at each one; $\beta = 0$ leaves it at a zero.
+* Parity, one channel: $1 - \beta k^2 = -1$ for $\beta = 2$ flips the sign at each 1; $\beta = 0$ keeps it at each 0.
 * Counting modulo m, two channels: two reflections whose keys are an angle $\pi s / m$ apart turn the plane by
   $2 \pi s / m$. That takes two steps a token (DeltaProduct; Siems et al. 2025, arXiv:2502.10297): the eigenvalues of
   one step are real.
 
 Without negative eigenvalues there is no parity (after Grazzi et al. 2024, arXiv:2411.12537, theorem 1). Let a token,
-with key k, value v and strength $\beta$, be repeated from any memory. Along k the memory goes to v by the factor
-$\lambda = 1 - \beta |k|^2$ a step, and elsewhere it stays. So the answer after t of them is
+with key k, value v and strength $\beta$, be repeated from any memory. Along k the memory approaches v by the factor
+$\lambda = 1 - \beta |k|^2$ at each step; elsewhere it stays. So the answer after t of them is
 $o_t = o_\infty + \lambda^t (o_0 - o_\infty)$, with the answer $o_\infty$ of the memory that holds v at k (`repeat`).
-For $0 \le \lambda \le 1$ each linear function of $o_t$ moves one way only: a threshold on it changes sides at most
-once, and the parity of t changes at every step. Nor does another way to read help at a finite precision: $o_t$
+For $0 \le \lambda \le 1$ each linear function of $o_t$ moves in one direction only: it crosses a threshold at most
+once, but the parity of t changes at every step. Reading $o_t$ in another way does not help at finite precision: $o_t$
 converges, and is the same for all but finitely many t.
 """
 
@@ -69,7 +69,7 @@ class Answer(NamedTuple):
 
 
 def expected_answer(memory: str, K: int, pairs: int, age: int, *, beta: float = 1.0, decay: float = 1.0) -> Answer:
-    r"""What the key of the pair of that age, 0 for the last one written, is answered after M `pairs`.
+    r"""The expected answer to the key of the pair of that `age`, 0 for the last one written, after M `pairs`.
 
     For beta = decay = 1 the error is $(M - 1) / K$ in the linear memory, and by the delta rule
     $2 (1 - \rho^a) - \rho^M (1 - (\sigma / \rho)^a)$ with $\rho = 1 - 1/K$ and $\sigma = 1 - 2 (K + 1) / (K (K + 2))$.
@@ -81,8 +81,8 @@ def expected_answer(memory: str, K: int, pairs: int, age: int, *, beta: float = 
         others = _geometric(decay**2, pairs) - decay ** (2 * age)
         return Answer(fresh, fresh**2 + beta**2 / K * others)
     erased = beta * (2 - beta)
-    kept = 1 - erased / K  # by one write, of the mean square of x
-    along = 1 - 2 * beta / K + 2 * beta**2 / (K * (K + 2))  # of that of x along k_j, but for what comes from across
+    kept = 1 - erased / K  # the share of the mean square of x that one write keeps
+    along = 1 - 2 * beta / K + 2 * beta**2 / (K * (K + 2))  # the same along k_j, without what enters from elsewhere
     square = ((K - 1) * along**age + kept**age) / K  # E (k_j^T x_j)^2
     fading = decay**2 * kept
     later = _geometric(fading, age)
@@ -100,9 +100,9 @@ def mean_error(
     decay: float = 1.0,
     scaled: bool = False,
 ) -> float:
-    """The expected error, the mean over the `last` pairs that were written, by default all.
+    """The mean expected error of the `last` pairs that were written, by default all.
 
-    `scaled`: after all answers were multiplied by the one number with which it is least, as a layer may learn to do.
+    `scaled`: with all answers multiplied by the one number that makes the error least, as a layer may learn to do.
     """
     last = pairs if last is None else positive_int("last", last)
     expect(last <= pairs, "last", f"at most the {pairs} pairs", last)
@@ -112,9 +112,9 @@ def mean_error(
 
 
 def capacity(memory: str, K: int, error: float, *, beta: float = 1.0, decay: float = 1.0, scaled: bool = False) -> int:
-    """The most pairs of which any number up to it has at most that `mean_error`, a number between 0 and 1.
+    """The largest number of pairs up to which `mean_error` stays at most `error`, a number between 0 and 1.
 
-    There is one: the error of old pairs tends to 1 or more.
+    It exists, because the error of old pairs tends to 1 or more.
     """
     expect(0 < error < 1, "error", "a number between 0 and 1", error)
     gates: dict[str, Any] = {"beta": beta, "decay": decay, "scaled": scaled}
@@ -129,7 +129,7 @@ def answers(
     beta: float = 1.0,
     decay: float = 1.0,
 ) -> Float[Tensor, "*batch M V"]:
-    """What each key is answered when all M pairs of unit keys and values have been written, in their order."""
+    """The answer to each key after all M pairs of unit keys and values were written in their order."""
     one_of("memory", memory, MEMORIES)
     strength = torch.full_like(k[..., 0], beta)
     log_decay = None if decay == 1 else torch.full_like(strength, decay).log()
@@ -150,7 +150,7 @@ def sampled_errors(
     decay: float = 1.0,
     generator: torch.Generator | None = None,
 ) -> list[Estimate]:
-    """The errors of drawn keys and normal values, float64, by age; each is the mean of so many draws."""
+    """The errors for random keys and normal values, float64, by age; each is the mean of that many `draws`."""
     _gates(memory, beta, decay)
     k = unit_keys(draws, pairs, K, generator=generator)
     v = torch.randn(draws, pairs, VALUES, generator=generator, dtype=torch.float64)
@@ -159,7 +159,7 @@ def sampled_errors(
 
 
 def _geometric(ratio: float, terms: int) -> float:
-    """1 + ratio + ratio^2 + ..., so many terms."""
+    """The sum 1 + ratio + ratio^2 + ... of `terms` terms."""
     return terms if ratio == 1 else (1 - ratio**terms) / (1 - ratio)
 
 
@@ -173,13 +173,13 @@ def _gates(memory: str, beta: float, decay: float) -> None:
 # -------------------------------------------------------------------------------------------------------- narrow states
 
 
-# What the memory is rounded to, and the significant bits of that. The arithmetic is float32's.
+# The dtypes that the memory is rounded to, and their significant bits. The arithmetic is float32's.
 STATES = {torch.float32: 24, torch.bfloat16: 8}
 CHUNK = 64
 
 
 class Operands(NamedTuple):
-    """Keys, values and write strengths of some runs, in float32: all states are made of the same numbers."""
+    """Keys, values and write strengths of some runs, in float32: all states are computed from the same numbers."""
 
     k: Float[Tensor, "runs N K"]
     v: Float[Tensor, "runs N K"]
@@ -189,7 +189,8 @@ class Operands(NamedTuple):
 def operands(
     steps: int, K: int, strengths: tuple[tuple[float, float], ...], *, generator: torch.Generator | None = None
 ) -> Operands:
-    """Unit keys of uniform direction, normal values as wide, strengths uniform in [least, most]: a run a pair."""
+    """Unit keys of uniform direction, normal values as wide as keys, strengths uniform in [least, most]: one run a
+    pair."""
     expect(strengths, "strengths", "one pair at least", "none")
     least, most = torch.tensor(strengths).mT[..., None]  # (runs, 1)
     runs, N = len(strengths), steps
@@ -199,13 +200,13 @@ def operands(
 
 
 def marks(steps: int, count: int = 13, *, chunk: int = CHUNK) -> list[int]:
-    """About so many multiples of `chunk` up to `steps`, evenly spread on a logarithmic axis: where errors are taken."""
+    """About `count` multiples of `chunk` up to `steps`, evenly spread on a logarithmic axis: where errors are taken."""
     last = steps // chunk
     return sorted({round(last ** (i / (count - 1))) * chunk for i in range(count)})
 
 
 def recurrent(x: Operands, at: list[int], states: tuple[torch.dtype, ...]) -> Float[Tensor, "states marks runs K V"]:
-    """The memories after so many steps, one step after the other in float32, rounded after each to every state."""
+    """The memories after the step counts in `at`, step by step in float32, rounded after each step to every state."""
     k = x.k[..., None].unbind(1)  # (runs, K, 1)
     written, v = (x.beta[..., None] * x.k)[..., None].unbind(1), x.v[:, :, None].unbind(1)
     S = x.v.new_zeros(len(states), *x.k.shape[::2], x.v.shape[-1])
@@ -221,8 +222,8 @@ def recurrent(x: Operands, at: list[int], states: tuple[torch.dtype, ...]) -> Fl
 
 
 def chunked(x: Operands, at: list[int], state: torch.dtype) -> Float[Tensor, "marks runs K V"]:
-    """The memories after so many steps by the chunked delta rule, rounded after each chunk to `state`; what is computed
-    for float64 is computed in float64, all else in float32."""
+    """The memories after the step counts in `at` by the chunked delta rule, rounded after each chunk to `state`;
+    computed in float64 if `state` is float64, otherwise in float32."""
     wide = torch.float64 if state == torch.float64 else torch.float32
     k, v, beta = (operand.to(wide) for operand in x)
     S = v.new_zeros(*k.shape[::2], v.shape[-1])
@@ -240,7 +241,7 @@ def chunked(x: Operands, at: list[int], state: torch.dtype) -> Float[Tensor, "ma
 
 
 def rounding_error(bits: int) -> float:
-    """What rounding to so many significant bits changes in normal numbers: root mean squares of errors over numbers.
+    """The error of rounding normal numbers to `bits` significant bits: root mean square of errors over that of numbers.
 
     The error of a number in [2^e, 2^(e+1)) is uniform within 2^(e - bits) on either side.
     """
@@ -250,11 +251,11 @@ def rounding_error(bits: int) -> float:
 
 
 def expected_error(strengths: tuple[float, float], K: int, steps: int, bits: int, *, every: int = 1) -> float:
-    """The relative error of a memory that is rounded after `every` so many steps, from roundings of the memory alone.
+    """The relative error of a memory that is rounded once in `every` steps, from roundings of the memory alone.
 
-    Root of the ratio of mean squares, for independent unit keys of uniform direction and strengths uniform in [least,
-    most]: with $r = \\rho^{every}$ and n roundings, $u^2 (1 / (1 - r) - n r^n / (1 - r^n))$, or $u^2 (n + 1) / 2$
-    for r = 1.
+    It is the root of the ratio of mean squares, for independent unit keys of uniform direction and strengths uniform in
+    [least, most]: with $r = \\rho^{every}$ and n roundings, $u^2 (1 / (1 - r) - n r^n / (1 - r^n))$, or
+    $u^2 (n + 1) / 2$ for r = 1.
     """
     least, most = strengths
     mean, square = (least + most) / 2, (least**2 + least * most + most**2) / 3
@@ -284,7 +285,7 @@ def parity_operands(bits: Int[Tensor, "*batch N"]) -> dict[str, Any]:
 def counter_operands(numbers: Int[Tensor, "*batch N"], m: int) -> dict[str, Any]:
     r"""Operands of DeltaProduct, width 2, N + 1 tokens of two steps, that add up numbers modulo m.
 
-    The memory is a rotation by $2 \pi s / m$ for the sum s, of which the answers are the first row (`read_counts`).
+    The memory is a rotation by $2 \pi s / m$ for the sum s; the answers are its first row (`read_counts`).
     """
     shape = (*numbers.shape[:-1], numbers.shape[-1] + 1)
     axes = torch.eye(2, dtype=torch.float64)
@@ -317,7 +318,7 @@ def repeat(
     S: Float[Tensor, "K V"],
     steps: int,
 ) -> Float[Tensor, "T V"]:
-    """The answers o_0 to o_steps to q while one token is repeated, by their closed form; S is the memory at first."""
+    """The answers o_0 to o_steps to q while one token is repeated, by their closed form; S is the initial memory."""
     square = k @ k
     powers = (1 - beta * square) ** torch.arange(steps + 1, dtype=k.dtype)
     held = q @ S
@@ -331,12 +332,12 @@ def sign_changes(x: Float[Tensor, "T ..."]) -> Int[Tensor, "..."]:
 
 
 def most_right(count: int) -> int:
-    """Of so many alternating labels, the most that a sequence which changes sides at most once can have right."""
+    """How many of `count` alternating labels a sequence that changes sides at most once can have right."""
     return min(count, count // 2 + 1)
 
 
 def lasts(beta: float, margin: float) -> float:
-    """The steps after which what unit keys of strength `beta` keep turning has fallen to the share `margin`."""
+    """The steps after which the share `margin` is left of what unit keys of strength `beta` keep turning."""
     expect(0 <= beta <= 2, "beta", "a number in [0, 2]", beta)
     expect(0 < margin < 1, "margin", "a number in (0, 1)", margin)
     kept = abs(1 - beta)

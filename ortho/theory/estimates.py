@@ -6,7 +6,7 @@ from typing import NamedTuple
 from ortho._checks import all_checked, expect
 from ortho._typing import Float, Tensor
 
-SIGMAS = 4.42  # standard errors: a normal deviation is beyond them, on either side, with probability 1e-5
+SIGMAS = 4.42  # standard errors: a normal deviation exceeds them, on either side, with probability 1e-5
 
 
 class Estimate(NamedTuple):

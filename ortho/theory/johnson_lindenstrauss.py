@@ -1,4 +1,4 @@
-r"""How well a random projection keeps the distances between points: laws, bounds, and what points show.
+r"""How well a random projection keeps the distances between points: laws, bounds and measurements.
 
 W is a (d, k) draw of `ortho.orthogonal`, k <= d, whose entries have variance 1/d. A vector x keeps the share
 $|W^T x|^2 / |x|^2$ of its squared length, k/d on average; *rescaled* means times d/k, so that the average is one.
@@ -62,8 +62,8 @@ def _eps(eps: float) -> None:
 def dimension(n: int, eps: float) -> int:
     r"""The k of Dasgupta & Gupta (2003), theorem 2.1: the least with $k \ge 4 \ln n / (\epsilon^2/2 - \epsilon^3/3)$.
 
-    For any n points some rescaled projection to k dimensions keeps them to eps. Whole spaces are kept, so k may be
-    above d.
+    For any n points some rescaled projection to k dimensions keeps them to eps. k may be above d, where the whole space
+    keeps all distances.
     """
     _eps(eps)
     return max(1, ceil(4 * log(n) / (eps**2 / 2 - eps**3 / 3)))
@@ -82,7 +82,7 @@ def share_law(draw: str, d: int, k: int) -> Any:
 
 
 def _law(draw: str, d: int, k: Any) -> Any:
-    from scipy import stats  # a second to import, which most users of this module do without
+    from scipy import stats  # takes a second to import, and most users of this module do not need it
 
     return stats.chi2(k, scale=1 / d) if draw == "gaussian" else stats.beta(k / 2, (d - k) / 2)
 
@@ -122,8 +122,8 @@ def _outside(draw: str, d: int, k: Any, eps: float) -> Any:
 def failure_bound(n: int, d: int, k: int, eps: float, *, draw: str = "haar") -> float:
     """An upper bound on the probability that one draw does not keep n points to eps, whatever the points.
 
-    The union bound: n (n - 1) / 2 times the exact probability for one pair; above one it says nothing. The Gaussian
-    draw's does not depend on d, and is the limit of the orthogonal draws' for large d.
+    The union bound: n (n - 1) / 2 times the exact probability for one pair; above one it says nothing. For the Gaussian
+    draw it does not depend on d, and is the limit for orthogonal draws as d grows.
     """
     _known(draw, d, k)
     _eps(eps)
@@ -133,9 +133,9 @@ def failure_bound(n: int, d: int, k: int, eps: float, *, draw: str = "haar") -> 
 
 
 def least_dimension(n: int, d: int, eps: float, *, failure: float = 1.0, draw: str = "haar") -> int:
-    """The least k from which on `failure_bound` stays below `failure`: a probability of one asks that some draw works.
+    """The least k from which on `failure_bound` stays below `failure`: 1 only asks that some draw works.
 
-    At most d for an orthogonal draw, which keeps everything there; d + 1 if even d is too few for the Gaussian one.
+    At most d for an orthogonal draw, which keeps everything at k = d; d + 1 if even d is too few for the Gaussian one.
     """
     one_of("draw", draw, DRAWS)
     _eps(eps)
@@ -146,7 +146,7 @@ def least_dimension(n: int, d: int, eps: float, *, failure: float = 1.0, draw: s
 
 
 def distortion(points: Float[Tensor, "n d"], images: Float[Tensor, "n k"]) -> float:
-    """By what share a squared distance of the images (n, k) differs from that of the points (n, d), at most.
+    """The largest share by which a squared distance of the images (n, k) differs from that of the points (n, d).
 
     ValueError for fewer than two points, or equal ones.
     """
@@ -209,7 +209,7 @@ def _pair(d: int, cosine: float) -> None:
 
 
 def product_moments(draw: str, d: int, k: int, cosine: float, *, tied: bool) -> Moments:
-    r"""Mean and variance over the draws, exact, for unit vectors of which c is the cosine.
+    r"""The exact mean and variance over the draws, for unit vectors with the cosine c.
 
     Tied: mean $kc/d$; variance $\frac{k(d-k)}{d(d+2)} (\frac{2c^2}{d} + \frac{1-c^2}{d-1})$ for an orthogonal draw and
     $k(1 + c^2)/d^2$ for the Gaussian one. Independent: mean 0 and variance $k/d^2$, whatever c.

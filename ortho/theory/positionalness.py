@@ -1,14 +1,14 @@
 r"""How positional a trained head is: the share of its weights' variation that the positions explain.
 
-Let $A_s$ be a head's N x N weights on input s and $C_s = A_s - u$ what they differ by from even attention, $u_{ij} =
-1/n_i$ over the $n_i$ keys that row i may attend to. If the pattern is fixed all $C_s$ are the same; if the weights
-depend on what tokens hold, and not on where they stand, the mean of $C_s$ over inputs is 0. The share
+Let $A_s$ be a head's N x N weights on input s and $C_s = A_s - u$ their difference from even attention,
+$u_{ij} = 1/n_i$ over the $n_i$ keys that row i may attend to. If the pattern is fixed all $C_s$ are the same; if the
+weights depend on what tokens hold, and not on where they stand, the mean of $C_s$ over inputs is 0. The share
 
 $$\frac{|E\,C_s|^2}{E\,|C_s|^2} = \frac{E\, C_s \cdot C_t}{E\,|C_s|^2} \qquad (s, t \text{ independent})$$
 
-is 1 and 0 in these cases, and never outside them: the part of the squared length that is the mean's, or how alike the
+is 1 and 0 in these cases, and otherwise between them. It is the mean's part of the squared length, or how alike the
 weights on two inputs are. Both expectations on the right are estimated without bias, so that an estimate of a share
-near 0 can fall below it.
+near 0 can fall below 0.
 
 For a family of patterns $C_s$ is projected on its span first: on all functions $f(j - i)$, each less its mean over a
 row's keys; or on one pattern, less even attention.
@@ -27,11 +27,11 @@ from ortho.layers.multihead import MultiheadAttention
 from ortho.theory.estimates import Estimate, estimate
 
 BY = ("absolute", "relative")
-ROUNDING = 1e-3  # by which a row's sum may miss 1 in any precision: half's eps, in which the weights may have been made
+ROUNDING = 1e-3  # how far a row's sum may be from 1 in any precision: half's eps, as weights may have been made in half
 
 
 class PatternFit(NamedTuple):
-    """A pattern, its weight in a mean with even attention that comes nearest to the head, and the share explained.
+    """A pattern, its weight in the mixture with even attention that comes nearest to the head, and the share explained.
 
     The weight is that of least squares: negative where the head avoids what the pattern attends to.
     """
@@ -44,8 +44,8 @@ class PatternFit(NamedTuple):
 def positionalness(weights: Float[Tensor, "S N N"], *, by: str = "absolute", is_causal: bool = False) -> Estimate:
     """The share of one head's variation that is explained by position, and its standard error (jackknife).
 
-    weights (S, N, N): the head's on S independent inputs of N tokens, whose rows sum to 1; causal ones are 0 above the
-    diagonal. `by` says of what the pattern may be a function: "absolute", of the query's and the key's position, or
+    weights (S, N, N): the head's weights on S independent inputs of N tokens. Rows sum to 1; causal weights are 0 above
+    the diagonal. `by` says what the pattern may be a function of: "absolute", of the query's and the key's position, or
     "relative", of their difference. Even attention on all inputs, to the rounding of the dtype, is a fixed pattern:
     share 1. At a share of 0 the standard error is on the safe side: the jackknife's variance is up to twice the true
     one there.
@@ -75,9 +75,9 @@ def pattern_fits(
 ) -> list[PatternFit]:
     """How near one head comes to each pattern, whose empty rows stand for even attention.
 
-    Arguments and errors as in `positionalness`; besides, ValueError for a pattern whose rows do not sum to 1. A pattern
-    with nothing but empty rows, as `next` in causal calls, has weight and share 0; beside even attention on all inputs
-    the others have weight 0 and share 1.
+    Arguments and errors as in `positionalness`; also ValueError for a pattern whose rows do not sum to 1. A pattern
+    with only empty rows, such as `next` in causal calls, has weight and share 0. If the head has even attention on all
+    inputs, the others have weight 0 and share 1.
     """
     centred = _centred(weights, is_causal)
     N = centred.shape[-1]
@@ -99,7 +99,7 @@ def pattern_fits(
 def nearest_pattern(
     weights: Float[Tensor, "S N N"], patterns: Sequence[PositionalPattern | str] = SEVEN, *, is_causal: bool = False
 ) -> PatternFit:
-    """Of the patterns with positive weight, if there are any, the one that explains the greatest share.
+    """The pattern that explains the greatest share, among those with positive weight if there are any.
 
     Arguments and errors as in `pattern_fits`; ValueError for no patterns.
     """
@@ -114,7 +114,7 @@ def head_weights(
 ) -> Float[Tensor, "S H N N"]:
     """The weights (S, H, N, N) of all heads of a layer on x (S, N, d), without gradients (in training after dropout).
 
-    Raises TypeError for an attention that is a module of its own, and ValueError for one that has no weights.
+    Raises TypeError for an attention that is a custom module, and ValueError for one that has no weights.
     """
     if not isinstance(layer, MultiheadAttention) or not isinstance(layer.attention, str):
         raise TypeError(f"layer: expected a MultiheadAttention with a mechanism's name, got {describe(layer)}")
@@ -142,11 +142,11 @@ def _centred(weights: Tensor, is_causal: bool) -> Float[Tensor, "S N N"]:
         within("weights", "weights on later keys", weights.triu(1), 0, 0)
     even = _even(weights.shape[-1], is_causal, weights.device)
     centred = weights - even
-    return centred.masked_fill(centred.abs() <= eps * even, 0)  # what is even but for its rounding
+    return centred.masked_fill(centred.abs() <= eps * even, 0)  # weights that are even up to rounding
 
 
 def _share(products: Float[Tensor, "S S"], lengths: Float[Tensor, "S"]) -> Estimate:
-    """E C_s C_t / E C_s^2 from the scalar products of what is projected and the squared lengths of what is not."""
+    """E C_s C_t / E C_s^2 from the scalar products of projected and the squared lengths of unprojected differences."""
     S, total = len(lengths), float(lengths.sum())
     if total == 0:
         return Estimate(1.0, 0.0)

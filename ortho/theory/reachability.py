@@ -1,17 +1,18 @@
-r"""Through how many layers of sparse attention a token is reached from another: products of masks, in truth values.
+r"""How many layers of sparse attention one token needs to reach another: products of masks, in truth values.
 
-A layer's mask says which token each reads. With residual connections a token also keeps what it has. So the tokens that
-have reached i through layers $A_1, \dots, A_L$, the first first, are row i of $(A_L \lor I) \cdots (A_1 \lor I)$, where
-sums and products are "or" and "and". Let a causal model have n tokens, $j \le i$, and a stride l.
+A layer's mask says which tokens each token reads. With residual connections a token also keeps what it has. So the
+tokens that have reached i through layers $A_1, \dots, A_L$, in this order, are row i of
+$(A_L \lor I) \cdots (A_1 \lor I)$, where sums and products are "or" and "and". Let a causal model have n tokens,
+$j \le i$, and a stride l.
 
 * A window of w keys goes w - 1 back in a layer: $\lceil (n-1)/(w-1) \rceil$ layers reach all, and fewer do not.
-* Strided: one of the l positions from j on is a multiple of l before i, or i itself. The window takes j there, the
-  column from there to i; or the column takes j to the last of its multiples before i, and the window from there to i.
-* Fixed: the last token of j's block, if i is in a later one, has read j, and is a summary, which i reads. In one block,
-  i reads j at once, and keeps it through the layer of summaries if that is the second. If it is the first, a token that
-  is no summary has not left its block, and a later block never sees it.
+* Strided: one of the l positions from j on is i, or lies a multiple of l before i. The window takes j there, the column
+  from there to i; or the column takes j to the last of its multiples before i, and the window from there to i.
+* Fixed: if i is in a later block than j, the last token of j's block has read j; it is a summary, and i reads it. If
+  both are in one block, i reads j directly, and keeps it through the layer of summaries if that is the second. If that
+  layer is the first, a token that is not a summary has not left its block, and a later block never sees it.
 
-In all of them nothing comes from later tokens: each product of lower triangular masks is lower triangular.
+In all of these patterns nothing comes from later tokens: each product of lower triangular masks is lower triangular.
 """
 
 from itertools import count
@@ -23,7 +24,7 @@ from ortho._typing import Bool, Int, Tensor
 
 
 def reached(*masks: Bool[Tensor, "N N"], residual: bool = True) -> Bool[Tensor, "N N"]:
-    """True at (i, j) where token j reaches i through layers with these masks, the first first.
+    """True at (i, j) where token j reaches i through layers with these masks, in this order.
 
     Without a residual connection a token keeps nothing that it does not read.
     """
@@ -64,13 +65,13 @@ def window_layers(n: int, width: int) -> int | None:
 
 
 def _after(mask: Tensor, found: Tensor, residual: bool) -> Tensor:
-    """What is found, through one more layer. float32 holds counts up to 2^24."""
+    """What is reached through one more layer. float32 counts exactly up to 2^24."""
     through = (mask.float() @ found.float()) > 0
     return through | found if residual else through
 
 
 def _itself(mask: Tensor) -> Tensor:
-    """What a token has before the first layer, (N, N)."""
+    """What a token has before the first layer, itself: (N, N)."""
     return torch.eye(len(mask), dtype=torch.bool, device=mask.device)
 
 

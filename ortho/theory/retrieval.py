@@ -1,6 +1,6 @@
 r"""Retrieval by one random projection: does a head find a token again among M others, and how wide must it be?
 
-Query and key are made by the *same* random matrix R (K, d) that nothing trains: $q = R x$, $k_j = R x_j$, logits
+Query and key are made by the *same* random matrix R (K, d), which is not trained: $q = R x$, $k_j = R x_j$, logits
 $c\, q^T k_j / \sqrt{K}$. Tokens have length $\sqrt{d}$, as after a layer norm; R is a draw of `ortho.orthogonal`, with
 orthonormal rows ('haar') or independent entries of variance 1/d ('gaussian'), so that $q^T k$ of equal tokens is K on
 average. The other tokens are independent and uniform on their sphere.
@@ -53,9 +53,9 @@ def threshold_law(K: int, d: int, *, draw: str = "haar") -> Any:
 def found_chance(M: int, K: int, d: int, *, draw: str = "haar", cosine: float = 1.0) -> float:
     r"""The chance that the right one of M + 1 tokens has the largest logit, by quadrature over the exact law.
 
-    `cosine` is that of the angle between the token that asks and the one that is stored: 1 if they are equal. The
-    threshold of an orthogonal draw is then $t \cos + \sqrt{1 - \cos^2} \sqrt{1 - t^2}\, w$ with w a coordinate of a
-    uniform point of a sphere in d - 1 dimensions; a cosine other than 1 is served for that draw alone.
+    `cosine` is that of the angle between the asking and the stored token: 1 if they are equal. The threshold of an
+    orthogonal draw is then $t \cos + \sqrt{1 - \cos^2} \sqrt{1 - t^2}\, w$ with w a coordinate of a uniform point of a
+    sphere in d - 1 dimensions; a cosine other than 1 is supported for that draw only.
 
     Raises ValueError for a cosine outside [-1, 1], or below 1 for another draw.
     """
@@ -88,9 +88,9 @@ def capacity_exponent(K: int, d: int, *, draw: str = "haar") -> float:
 def weight_bound(M: int, K: int, d: int, c: float, *, sink: float | None = None, draw: str = "haar") -> float:
     r"""A lower bound on the right token's expected weight, for equal tokens and orthonormal rows.
 
-    Given R and x the weight is $1/(1 + \Sigma)$, a convex function of the sum of the others' exponentials, whose mean
-    is $M\, {}_0F_1(d/2; \lambda^2/4)\, e^{-\lambda t}$ with $\lambda = c\, d\, t / \sqrt{K}$ (Jensen). A sink is one
-    more score, $s\, c \sqrt K$ for the share s; the right token's is $\lambda t$.
+    Given R and x the weight is $1/(1 + \Sigma)$, a convex function of the sum of the others' exponentials; the mean of
+    that sum is $M\, {}_0F_1(d/2; \lambda^2/4)\, e^{-\lambda t}$ with $\lambda = c\, d\, t / \sqrt{K}$ (Jensen). A sink
+    is one more score, $s\, c \sqrt K$ for the share s; the right token's is $\lambda t$.
 
     Raises ValueError for another draw, and for a c or a sink that is not positive.
     """
@@ -100,12 +100,12 @@ def weight_bound(M: int, K: int, d: int, c: float, *, sink: float | None = None,
 
 
 def unmatched_bound(M: int, K: int, d: int, c: float, *, sink: float, draw: str = "haar") -> float:
-    r"""An upper bound on the expected weight that M tokens have together where none is the right one, beside a sink.
+    r"""An upper bound on the expected weight that M tokens have together if none is the right one and there is a sink.
 
     Given R and x it is $\Sigma / (\Sigma + e^{s c \sqrt K})$, a concave function of the sum of their exponentials
     (Jensen).
 
-    Raises ValueError for another draw than that of orthonormal rows, and for a c or a sink that is not positive.
+    Raises ValueError for a draw without orthonormal rows, and for a c or a sink that is not positive.
     """
     _, weights, _, others = _others(M, K, d, c, sink, draw)
     return float(weights @ (1 / (1 + np.exp(np.clip(sink * c * K**0.5 - others, -700, 700)))))
@@ -134,10 +134,10 @@ def sample_retrieval(
     tied: bool = True,
     generator: torch.Generator | None = None,
 ) -> Retrieved:
-    r"""`count` heads with a matrix and M + 1 tokens of their own each, in float64: see `Retrieved`.
+    r"""Simulate `count` heads, each with its own matrix and M + 1 tokens, in float64: see `Retrieved`.
 
-    With `tied` False queries have a matrix of their own, as the frozen W_Q and W_K of a layer do. A `sink` is one more
-    score, this share of $c \sqrt K$, whose weight nothing has.
+    With `tied` False, queries have a matrix of their own, as with the frozen W_Q and W_K of a layer. A `sink` is one
+    more score, this share of $c \sqrt K$, whose weight goes to no token.
 
     Raises ValueError for a cosine outside [-1, 1] and sizes below 1.
     """
@@ -206,8 +206,8 @@ def _coordinates(n: int) -> tuple[Any, Any]:
 def _log_mean_exponential(slope: Any, d: int) -> Any:
     r"""$\log \mathbb{E}\, e^{s u} = \log {}_0F_1(d/2; s^2/4)$, for a coordinate u as in `_log_below`.
 
-    Its series is summed in logarithms, up to twice the largest term's place and more: the functions of SciPy that are
-    nearest leave the range of the numbers.
+    Its series is summed in logarithms, to more than twice the index of its largest term, since the nearest functions of
+    SciPy leave the range of floats.
     """
     k = np.arange(int(slope.max()) + 60)
     logs = 2 * k * np.log(slope[:, None] / 2) - gammaln(k + 1) - gammaln(d / 2 + k) + gammaln(d / 2)

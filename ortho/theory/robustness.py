@@ -1,10 +1,10 @@
-r"""What a loss does to what a memory learns with it: with outliers among the values, and where values are to be told
-apart or replaced.
+r"""How a loss shapes what a memory learns: with outliers among values, and where values must be told apart or replaced.
 
 *Regression*: a stream of unit keys and values $v = S_*^T k$ + noise, of which a share is replaced by vectors of random
-direction and a given length; how far the memory is from $S_*$ at the end. *Retrieval*: pairs of random unit keys and
-values are written once or several times; whether a key's prediction scores its own value highest among all of them.
-Everything is computed for several independent draws at once, and memories are those of `ortho.attention.recurrent.ttt`.
+direction and a given length. The result is how far the memory is from $S_*$ at the end. *Retrieval*: pairs of random
+unit keys and values are written once or several times. The result is whether a key's prediction scores its own value
+highest among all of them. Everything is computed for several independent draws at once, and memories are those of
+`ortho.attention.recurrent.ttt`.
 """
 
 from collections.abc import Sequence
@@ -44,8 +44,8 @@ def stream(
     """`draws` streams with K = V = `width`, float64, in which each value is an outlier with probability `share`.
 
     A value without noise has a root mean square length of 1, the noise one of `noise`; an outlier has length `size`.
-    Generators of one seed give the same stream but for the outliers, whatever their share and size. ValueError for a
-    share outside [0, 1].
+    Generators with the same seed give the same stream except for the outliers, whatever their share and size.
+    ValueError for a share outside [0, 1].
     """
     expect(0 <= share <= 1, "share", "a number within 0 and 1", share)
 
@@ -69,7 +69,8 @@ def _written(k: Tensor, v: Tensor, loss: TokenLoss, eta: float, batch: int, stat
 
 
 def errors(loss: TokenLoss, eta: float, data: Stream, *, after: Sequence[int] = ()) -> Float[Tensor, "times R"]:
-    r"""$|S_t - S_*| / |S_*|$ (Frobenius) of each draw after so many tokens, by default after all; token by token."""
+    r"""$|S_t - S_*| / |S_*|$ (Frobenius) of each draw after each number of tokens in `after`, by default after all;
+    token by token."""
     found, state, begun = [], None, 0
     for end in after or (data.k.shape[1],):
         expect(begun < end <= data.k.shape[1], "after", f"rising numbers up to {data.k.shape[1]}", tuple(after))
@@ -86,8 +87,8 @@ def best_rate(loss: TokenLoss, data: Stream, rates: Sequence[float] = RATES) -> 
 
 
 def moved(loss: TokenLoss, eta: float, sizes: Sequence[float], *, width: int = WIDTH) -> Float[Tensor, "sizes"]:
-    """How far, in Frobenius norm, an empty memory is moved by one unit key with a value of each of these lengths, whose
-    numbers are all equal."""
+    """How far, in Frobenius norm, one pair moves an empty memory: a unit key, and a value of each of these lengths with
+    equal entries."""
     k, v = torch.eye(width, dtype=torch.float64)[:1], torch.full((1, width), width**-0.5, dtype=torch.float64)
     k, v = (x.expand(len(sizes), 1, width) for x in (k, v))
     v = torch.tensor(sizes, dtype=torch.float64)[:, None, None] * v
@@ -117,7 +118,7 @@ def retrieved(
     passes: int,
     generator: torch.Generator,
 ) -> Float[Tensor, "R"]:
-    """The share of P pairs that is found again after `passes` over all of them, each in an order of its own."""
+    """The share of P pairs that is found again after `passes` over all of them, each in its own random order."""
     state = None
     for _ in range(passes):
         order = torch.randperm(k.shape[1], generator=generator)
@@ -129,8 +130,8 @@ def retrieved(
 def replaced(
     loss: TokenLoss, eta: float, k: Float[Tensor, "R P K"], old: Float[Tensor, "R P V"], new: Float[Tensor, "R P V"]
 ) -> Float[Tensor, "R"]:
-    """The share of P keys at which, after a pass with the old and one with the new values, the new one is found among
-    all old and new ones. Token by token."""
+    """The share of P keys that find their new value among all old and new ones, after a pass with the old values and
+    one with the new. Token by token."""
     state = _written(k, old, loss, eta, 1)
     return _found(k, torch.cat([new, old], 1), _written(k, new, loss, eta, 1, state))
 

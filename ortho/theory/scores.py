@@ -68,9 +68,9 @@ def missed(target: Float[Tensor, "d d"], made: Float[Tensor, "d d"]) -> float:
 
 
 def expected_missed(d: int) -> float:
-    r"""The mean of `missed` over draws, of any target and width of a head: $1 - 1/d^2$.
+    r"""The mean of `missed` over draws, for any target and any width of a head: $1 - 1/d^2$.
 
-    For every law of M that turning x, or y, leaves as it is: orthogonal and Gaussian matrices alike.
+    It holds for every law of M that a rotation of x, or of y, leaves unchanged: orthogonal and Gaussian matrices alike.
     """
     return 1 - 1 / d**2
 
@@ -78,7 +78,7 @@ def expected_missed(d: int) -> float:
 def drawn_missed(
     target: Float[Tensor, "d d"], K: int, count: int, *, draw: str = "haar", generator: torch.Generator
 ) -> Float[Tensor, "count"]:
-    """`missed` by the map of a head of width K, for so many draws of its two matrices.
+    """`missed` by the map of a head of width K, for `count` draws of its two matrices.
 
     Raises TypeError or ValueError for sizes below 1, and for an unknown draw.
     """
@@ -106,10 +106,11 @@ def carrying(
 
 
 def freedoms(d: int, K: int) -> tuple[int, int]:
-    """The dimensions of what d/K heads can make together: learned, and frozen behind a linear map of x.
+    """The dimensions of what d/K heads can make together: learned, and frozen after a linear map of x.
 
-    Of a layer's maps M of rank K, (2 d - K) K each; and of the d^2 entries of the one map P that all heads share, which
-    for two heads or more is less. Raises TypeError or ValueError for sizes below 1, and unless K divides d and is less.
+    Learned heads have a map M of rank K each, with (2 d - K) K dimensions. Frozen heads share one map P with d^2
+    entries, which is less for two heads or more. Raises TypeError or ValueError for sizes below 1, and unless K is a
+    divisor of d below d.
     """
     expect(d > K and d % K == 0, "K", f"a divisor of d = {d} that is less", K)
     return (2 * d - K) * d, d * d

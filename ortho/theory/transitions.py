@@ -1,13 +1,13 @@
 r"""Steps of the delta rule as products of transitions: what they enlarge, and what chunks, keys and gates add.
 
-*Products* of the delta rule's transitions $I - \beta k k^T$: when they contract, what orthogonalising changes. Along k
-a transition multiplies by $1 - c$, $c = \beta |k|^2$, and leaves the rest as it is. It is symmetric, so its spectral
-norm is $\max(1, |1 - c|)$: for $0 \le c \le 2$ no product of such transitions enlarges anything, whatever the keys, and
-for other c a key that is written again and again multiplies by $|1 - c| > 1$ each time.
+*Products* of the delta rule's transitions $I - \beta k k^T$: when they contract, and what orthogonalising changes.
+Along k a transition multiplies by $1 - c$, $c = \beta |k|^2$, and leaves the rest as it is. It is symmetric, so its
+spectral norm is $\max(1, |1 - c|)$: for $0 \le c \le 2$ no product of such transitions enlarges anything, whatever the
+keys, and for other c a key that is written again and again multiplies by $|1 - c| > 1$ each time.
 
 For independent keys of uniform direction and one c, $|P_t x|^2 = |x|^2 \prod_s (1 - c (2 - c) u_s)$ with independent
 $u_s \sim \mathrm{Beta}(1/2, (K - 1)/2)$, the square of one coordinate of a unit vector. So the logarithm of the length
-is a random walk, and falls exactly where $c (2 - c) > 0$: the same bound, without the worst case.
+is a random walk, and falls exactly where $c (2 - c) > 0$: the same range of c, without assuming the worst case.
 
 *A chunk's system* is triangular: its condition, and how large its inverse is. In a chunk with keys K (C, K) and write
 strengths b, what is written at each key is the solution of $(I + A) X = Y$ with $A = \mathrm{tril}(\mathrm{Diag}(b) K
@@ -17,34 +17,34 @@ $$(I + A)^{-1}_{ij} = -b_i k_i^T H_{i-1} \cdots H_{j+1} k_j, \quad i > j, \qquad
 
 so that for unit keys and $0 \le b \le 2$, where these contract, no entry below the diagonal exceeds its $b_i$.
 
-*Several keys at once*: all errors taken from the old memory, or each from what the one before it left. One step of the
-delta rule for n keys could be $S + \sum_j \beta_j k_j (v_j - S^T k_j)^T$, a sum of n outer products made of the old
-memory alone: `at_once`. Or the keys are written one after the other, which DeltaProduct does (Siems et al. 2025,
-arXiv:2502.10297): `in_turn`. Both add $U^T D$ with the keys as rows of U (n, K) and some errors D (n, V). For one key
-they are the same. What was in the memory is multiplied by
+*Several keys at once*: all errors are taken from the old memory, or each from the memory that the key before it left.
+One step of the delta rule for n keys could be $S + \sum_j \beta_j k_j (v_j - S^T k_j)^T$, a sum of n outer products
+made of the old memory alone: `at_once`. Or the keys are written one after the other, which DeltaProduct does (Siems et
+al. 2025, arXiv:2502.10297): `in_turn`. Both add $U^T D$ with the keys as rows of U (n, K) and some errors D (n, V). For
+one key they are the same. What was in the memory is multiplied by
 
 $$I - \sum_j \beta_j k_j k_j^T \qquad \text{and} \qquad (I - \beta_n k_n k_n^T) \cdots (I - \beta_1 k_1 k_1^T).$$
 
 The second is a product of contractions for unit keys and $0 \le \beta_j \le 2$. The first is one exactly if
 $\sum_j \beta_j k_j k_j^T$ has no eigenvalue above 2. That is so for orthogonal keys, and for $\sum_j \beta_j \le 2$.
-For two keys with the cosine c and the same strength $\beta$ the eigenvalues are $\beta (1 \pm c)$, and it is not so if
-$\beta (1 + |c|) > 2$: what lies along nearly parallel keys is then turned round and enlarged by each token.
+For two keys with the cosine c and the same strength $\beta$ the eigenvalues are $\beta (1 \pm c)$, so the condition
+fails if $\beta (1 + |c|) > 2$: each token then flips and enlarges what lies along nearly parallel keys.
 
 *Gated forms*: two ways to write a delta rule that forgets, and the exact map from one to the other. The `input` form
-gates the old memory and the error apart (stored here as (K, V), with answers $S^T q$):
+gates the old memory and the error separately (stored here as (K, V), with answers $S^T q$):
 
 $$S_t = \gamma_t S_{t-1} + \eta_t k_t (v_t - S_{t-1}^T k_t)^T .$$
 
 The `erasing` form is Gated DeltaNet's (Yang et al. 2024, arXiv:2412.06464): the memory fades first, and the error is
-that of what is left, $S_t = (I - \beta_t k_t k_t^T)\, a_t S_{t-1} + \beta_t k_t v_t^T$. The first is the second with
-$a = \gamma$, $\beta = \eta / \gamma$ and the values $\gamma v$. It multiplies the memory by $\gamma - \eta |k|^2$
-along k and by $\gamma$ elsewhere, so that it contracts exactly where $|\gamma| \le 1$ and
-$|\gamma - \eta |k|^2| \le 1$. Gated DeltaNet's ranges, $0 < a \le 1$ and $0 \le \beta |k|^2 \le 2$, cover of that the
-part $0 < \gamma \le 1$, $0 \le \eta |k|^2 \le 2 \gamma$.
+taken from what is left, $S_t = (I - \beta_t k_t k_t^T)\, a_t S_{t-1} + \beta_t k_t v_t^T$. The input form is the
+erasing form with $a = \gamma$, $\beta = \eta / \gamma$ and the values $\gamma v$. It multiplies the memory by
+$\gamma - \eta |k|^2$ along k and by $\gamma$ elsewhere, so that it contracts exactly where $|\gamma| \le 1$ and
+$|\gamma - \eta |k|^2| \le 1$. Gated DeltaNet's ranges, $0 < a \le 1$ and $0 \le \beta |k|^2 \le 2$, cover this part of
+it: $0 < \gamma \le 1$, $0 \le \eta |k|^2 \le 2 \gamma$.
 
-With one gate a channel, $\mathrm{Diag}(\gamma_t) S_{t-1}$, there is no such map: $\mathrm{Diag}(\gamma) - \eta k k^T$
-is $(I - \eta k l^T) \mathrm{Diag}(\gamma)$ with $l = k / \gamma$, which is not parallel to k.
-The mechanism 'vector-gated' is this form.
+With one gate for each channel, $\mathrm{Diag}(\gamma_t) S_{t-1}$, there is no such map:
+$\mathrm{Diag}(\gamma) - \eta k k^T$ is $(I - \eta k l^T) \mathrm{Diag}(\gamma)$ with $l = k / \gamma$, which is not
+parallel to k. The mechanism 'vector-gated' is this form.
 """
 
 from collections.abc import Callable
@@ -83,7 +83,7 @@ def unit_keys(
 
 
 def norm_bound(c: float, steps: int) -> float:
-    r"""The largest spectral norm of a product of so many transitions with $\beta |k|^2 = c$: max(1, |1 - c|)^steps."""
+    r"""The largest spectral norm of a product of `steps` transitions with $\beta |k|^2 = c$: max(1, |1 - c|)^steps."""
     try:
         return max(1.0, abs(1 - c)) ** steps
     except OverflowError:
@@ -98,7 +98,7 @@ def mean_square(c: float, K: int, steps: int) -> float:
 def growth(c: float, K: int) -> Growth:
     r"""The mean and the spread of $\frac12 \ln(1 - c (2 - c) u)$, by quadrature; K of at least 2.
 
-    With u the square of the sine of an angle, whose density is in proportion to $\cos^{K-2}$.
+    u is the square of the sine of an angle whose density is proportional to $\cos^{K-2}$.
     """
     expect(K >= 2, "K", "at least 2", K)
     shrink = c * (2 - c)
@@ -119,7 +119,7 @@ def growth(c: float, K: int) -> Growth:
 def sample_growth(
     c: float, K: int, steps: int, count: int, *, generator: torch.Generator | None = None
 ) -> Float[Tensor, "count"]:
-    """The logarithms of |P x| / |x| after so many transitions with independent keys, (count,), float64."""
+    """The logarithms of |P x| / |x| after `steps` transitions with independent keys, (count,), float64."""
     x = unit_keys(count, K, generator=generator)
     total = x.new_zeros(count)
     for _ in range(steps):
@@ -140,7 +140,7 @@ def nearest_orthogonal(P: Float[Tensor, "K K"]) -> Float[Tensor, "K K"]:
 def product(k: Float[Tensor, "N K"], beta: float, *, orthogonalise_every: int | None = None) -> Float[Tensor, "K K"]:
     r"""$P = \prod_t (I - \beta k_t k_t^T)$, the last on the left, in the dtype of k.
 
-    With `orthogonalise_every` the product so far is replaced by the nearest orthogonal matrix after each so many steps.
+    With `orthogonalise_every`, the nearest orthogonal matrix replaces the product each time that many steps are done.
     """
     P = torch.eye(k.shape[-1], dtype=k.dtype)
     for t, key in enumerate(k[:, None].unbind(), 1):  # (1, K)
@@ -158,9 +158,9 @@ def reflection_drift(
     dtype: torch.dtype = torch.float32,
     generator: torch.Generator | None = None,
 ) -> Drift:
-    r"""A product of reflections, $\beta = 2$, computed in `dtype`: how far it is from what it should be.
+    r"""How far a product of reflections, $\beta = 2$, computed in `dtype`, is from orthogonal and from exact.
 
-    The exact product is that of the same keys in float64, of the length 1 that they have but for rounding.
+    The exact product takes the same keys in float64, scaled to length 1 again, from which rounding moved them.
     """
     k = unit_keys(steps, K, generator=generator, dtype=dtype)
     P = product(k, 2.0, orthogonalise_every=orthogonalise_every).double()
@@ -170,10 +170,10 @@ def reflection_drift(
 
 
 def recall_errors(K: int, *, generator: torch.Generator | None = None) -> tuple[float, float]:
-    r"""What a full memory answers, before and after it is replaced by the nearest orthogonal matrix.
+    r"""The errors of a full memory's answers, before and after the nearest orthogonal matrix replaces it.
 
-    K orthonormal keys hold K normal values, $S = \sum_j k_j v_j^T$, so that $S^T k_j = v_j$. Relative errors
-    (Frobenius norm) over all of them.
+    K orthonormal keys hold K normal values, $S = \sum_j k_j v_j^T$, so that $S^T k_j = v_j$. The errors are relative
+    (Frobenius norm), over all keys.
     """
     keys = nearest_orthogonal(torch.randn(K, K, generator=generator, dtype=torch.float64))
     values = torch.randn(K, K, generator=generator, dtype=torch.float64)
@@ -185,7 +185,7 @@ def recall_errors(K: int, *, generator: torch.Generator | None = None) -> tuple[
 # ----------------------------------------------------------------------------------------------------- a chunk's system
 
 KEYS = ("random", "near-parallel", "identical")
-NEARNESS = 0.1  # of near-parallel keys: the length of what each has besides the one direction that all share
+NEARNESS = 0.1  # of near-parallel keys: the length of each key's part beside the one direction that all share
 
 
 def chunk_keys(kind: str, C: int, K: int, *, generator: torch.Generator | None = None) -> Float[Tensor, "C K"]:
@@ -210,7 +210,7 @@ def condition(k: Float[Tensor, "C K"], beta: Float[Tensor, "C"]) -> float:
 
 
 def condition_bound(C: int, beta: float) -> float:
-    r"""No condition number of unit keys with write strengths up to `beta` $\le 2$ is above $C + \beta^2 C (C - 1) / 2$.
+    r"""The bound $C + \beta^2 C (C - 1) / 2$ on condition numbers of unit keys with strengths up to `beta` $\le 2$.
 
     I + A and its inverse both have ones on the diagonal and entries of at most `beta` below: neither's Frobenius norm,
     which is no less than the spectral norm, is above the root of that number.
@@ -367,10 +367,11 @@ def maps(gamma: float, eta: float, length: float = 1.0) -> bool:
 def affinity_error(
     step: Callable[[Tensor], Tensor], one: Float[Tensor, "*shape"], other: Float[Tensor, "*shape"]
 ) -> float:
-    """How far a step is from affine, between two memories: the relative distance of its value half way from the mean.
+    """How far a step is from affine, between two memories: the relative distance of its value at the midpoint from the
+    mean of its values.
 
-    Steps $S \\to A_t S + B_t$ with $A_t$ and $B_t$ made of the input alone can be composed before S is known, which is
-    what computing a sequence in parallel rests on; for such a step this is 0.
+    Steps $S \\to A_t S + B_t$ with $A_t$ and $B_t$ made of the input alone can be composed before S is known, which
+    computing a sequence in parallel relies on; for such a step this is 0.
     """
     half, mean = step((one + other) / 2), (step(one) + step(other)) / 2
     return float((half - mean).norm() / mean.norm())

@@ -1,11 +1,11 @@
 r"""Is $E\, \phi(x)^T \phi(y) = \exp(x^T y)$? A test for every feature map under every draw, with its rate of errors.
 
-What is averaged are *ratios*: estimates of the kernel, one for each of many independent $\Omega$, divided by the
-kernel, so that the right mean is 1. Their distribution has tails that grow fast with $|x + y|^2$. Up to 3 the mean of
-some hundred of them is near enough to normal for the stated rates (`calibration` shows that); far above, no affordable
-number is.
+The test averages *ratios*: estimates of the kernel, one for each of many independent $\Omega$, divided by the kernel,
+so that the right mean is 1. Their distribution has tails that grow fast with $|x + y|^2$. Up to 3 the mean of some
+hundred of them is near enough to normal for the stated rates (`calibration` shows that); far above 3, no affordable
+number is enough.
 
-*Wrong draws* of orthogonal rows estimate another kernel than the softmax kernel; each is in use somewhere. All take the
+*Wrong draws* of orthogonal rows estimate a kernel other than the softmax kernel; each is in use somewhere. All take the
 arguments of `ortho.attention.linear.random_features`, whose draws are the right ones; `options` are `generator`,
 `dtype` and `device`.
 
@@ -104,7 +104,7 @@ LEVELS = (0.1, 0.05, 0.01)
 
 
 class Calibration(NamedTuple):
-    """How often the test rejects at each of `LEVELS`, and how likely p-values less uniform would be by chance.
+    """How often the test rejects at each of `LEVELS`, and how likely p-values this far from uniform are by chance.
 
     `rates` have the standard errors sqrt(level (1 - level) / repetitions) if the test is right. `uniform` is the
     p-value of a Kolmogorov-Smirnov test of the p-values.
@@ -159,7 +159,7 @@ def raw_qr_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
     r"""Columns of a QR whose signs are left as LAPACK returns them, with lengths $\chi(K)$: not Haar.
 
     The lengths are right, the directions are not: Householder's reflections leave the first entry of the first column
-    negative, always. So does the code of Choromanski et al. 2021 in JAX, and by default that of several ports of it
+    negative, always. The JAX code of Choromanski et al. 2021 draws like this, and so do several ports of it by default
     (`qr_uniform_q=False`). Returns (m, K), in blocks of K rows; errors as in `unit_norm_rows`.
     """
     blocks = [torch.linalg.qr(torch.randn(K, K, **options)).Q.mT for _ in range(-(-m // K))]
@@ -170,7 +170,7 @@ def raw_qr_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
 
 
 def fixed_length_mean(K: int, length: float, square: float) -> float:
-    r"""For rows of one length r and uniform direction: ${}_0F_1(; K/2; r^2 |z|^2 / 4)\, e^{-|z|^2/2}$.
+    r"""The mean for rows of one length r and uniform direction: ${}_0F_1(; K/2; r^2 |z|^2 / 4)\, e^{-|z|^2/2}$.
 
     `square` is $|x + y|^2$ for positive and hyperbolic features, and $-|x - y|^2$ for trigonometric ones. (A Bessel
     function: the mean of $e^{r u^T z}$ over the sphere has the even moments $(1/2)_n / (K/2)_n$ of a coordinate.)
@@ -179,7 +179,7 @@ def fixed_length_mean(K: int, length: float, square: float) -> float:
 
 
 def _product_mean(K: int, length: float, square: float, squared: int) -> float:
-    """The mean of exp(w.z) for a w of uniform direction and the squared length `squared` length^2."""
+    """The mean of exp(w.z) for a w of uniform direction and squared length `squared` times length^2."""
     return float(hyp0f1(K / 2, squared * length**2 * square / 4))
 
 
@@ -193,7 +193,7 @@ def fixed_length_kernel(x: Float[Tensor, "N K"], y: Float[Tensor, "M K"], length
 
 
 def fixed_length_correlation(K: int, length: float, square: float) -> float:
-    r"""Of the estimates by two orthogonal rows of that length, whose sum has the length $\sqrt 2\, r$."""
+    r"""The correlation of estimates from two orthogonal rows of length r, whose sum has the length $\sqrt 2\, r$."""
     mean, both, same = (_product_mean(K, length, square, squared) for squared in (1, 2, 4))
     return (both - mean**2) / (same - mean**2)
 
@@ -201,7 +201,7 @@ def fixed_length_correlation(K: int, length: float, square: float) -> float:
 def fixed_length_error(m: int, K: int, length: float, square: float) -> float:
     """The relative mean squared error of positive features with m such rows in blocks of K, the bias included.
 
-    The right draws have theirs in `ortho.theory.variance.squared_error`.
+    For the right draws it is `ortho.theory.variance.squared_error`.
     """
     mean, both, same = (_product_mean(K, length, square, squared) for squared in (1, 2, 4))
     pairs = same_block_pairs(m, K)
@@ -210,15 +210,15 @@ def fixed_length_error(m: int, K: int, length: float, square: float) -> float:
 
 
 def sign_mean(z: Float[Tensor, "K"]) -> float:
-    r"""For rows of independent signs (`sign_rows`): $\prod_j \cosh(z_j)\, e^{-|z|^2/2}$."""
+    r"""The mean for rows of independent signs (`sign_rows`): $\prod_j \cosh(z_j)\, e^{-|z|^2/2}$."""
     return float(z.double().cosh().prod()) * exp(-float(z.double().square().sum()) / 2)
 
 
 def raw_qr_mean(z: Float[Tensor, "K"]) -> float:
-    r"""For the first row of each block of `raw_qr_rows`: $2\, \Phi(-z_1)$.
+    r"""The mean for the first row of each block of `raw_qr_rows`: $2\, \Phi(-z_1)$.
 
     The row is $N(0, I)$ given that its first entry is negative. Later rows have no such simple law. Trigonometric and
-    hyperbolic features are even in $\omega$, and with them every row's mean is 1.
+    hyperbolic features are even in $\omega$, so for them every row's mean is 1.
     """
     return erfc(float(z[0]) / sqrt(2))
 
@@ -228,7 +228,7 @@ _ENUMERATED = 8
 
 
 def structured_mean(z: Float[Tensor, "K"], factors: int = 3) -> float:
-    r"""For `structured_features`, by enumeration of all signs: exact to rounding, for K up to 8.
+    r"""The mean for `structured_features`, by enumeration of all signs: exact to rounding, for K up to 8.
 
     A row $r\, v$ with the length $r \sim \chi(W)$, W the padded width, has the mean
     ${}_1F_1(W/2; 1/2; (v^T z)^2 / 2)$ over r and both signs of v. Raises ValueError for a wider z.

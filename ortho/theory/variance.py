@@ -1,13 +1,13 @@
 r"""Variance of random features in closed form, and the same from draws.
 
 Everything is relative: a row of $\Omega$ gives an estimate of $\exp(x^T y)$, and f is that estimate divided by
-$\exp(x^T y)$, of mean 1. Of x and y the formulas need one number, `square`: $|x - y|^2$ for trigonometric features and
-$|x + y|^2$ for the others. Positive features with `a` are generalised exponential ones (GERF), $A = a I$ and
+$\exp(x^T y)$, of mean 1. The formulas need one number from x and y, `square`: $|x - y|^2$ for trigonometric features
+and $|x + y|^2$ for the others. Positive features with `a` are generalised exponential ones (GERF), $A = a I$ and
 $B = \sqrt{1 - 4a}\, I$; a = 0 is FAVOR+.
 
 *Fitted features* (FAVOR++, FAVOR#; Likhosherstov et al. 2022, arXiv:2205.15317, and 2023, arXiv:2302.00787): what they
-gain, by the distribution of the queries and keys. There x and y are the scaled queries and
-keys, $q K^{-1/4}$ and $k K^{-1/4}$, whose products are the scores.
+gain for each distribution of queries and keys. There x and y are the scaled queries and keys, $q K^{-1/4}$ and
+$k K^{-1/4}$, whose products are the scores.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def log_moment(square: float, K: int, a: float = 0.0, order: int = 2) -> float:
 
 
 def moment(kind: str, square: float, order: int = 2, *, K: int = 1, a: float = 0.0) -> float:
-    r"""$E f^p$ for one row, p = `order`; infinite beyond the range of a float. K matters only with an a.
+    r"""$E f^p$ for one row, p = `order`; infinite beyond the range of a float. K matters only if a is not 0.
 
     A hyperbolic f is $e^{-t/2} \cosh u$ with u normal of variance $t = |x + y|^2$, and a trigonometric one is the same
     at $t = -|x - y|^2$, for $\cosh iu = \cos u$. At p = 2 both are $\cosh t$.
@@ -68,8 +68,9 @@ def log_moments(
 ) -> Float[Tensor, "*batch N M"]:
     r"""$\ln E f^p$ of dense-exponential features, for every pair of rows of x and y.
 
-    `log_moment` coordinate by coordinate: the a of each, and $z = (I - 4A)^{-1/2} (B_q x + B_k y)$ for x + y. For
-    p = 2 in Likhosherstov et al. 2023, arXiv:2302.00787, section 3. ValueError unless a < 1/(4p) throughout.
+    The sum of `log_moment` over coordinates, with the a of each, and $z = (I - 4A)^{-1/2} (B_q x + B_k y)$ in place of
+    x + y. For p = 2 it is in Likhosherstov et al. 2023, arXiv:2302.00787, section 3. ValueError unless a < 1/(4p)
+    throughout.
     """
     a = parameters.a[..., None, :]
     most = float(a.max())
@@ -91,14 +92,14 @@ def log_variances(log_second_moments: Float[Tensor, "*sizes"]) -> Float[Tensor, 
 
 
 def orthogonal_covariance(kind: str, square: float, K: int) -> float:
-    r"""The covariance of the f of two rows of one block, orthogonal, Haar and of lengths $\chi(K)$.
+    r"""The covariance of f between two rows of one block, which is orthogonal, Haar, with lengths $\chi(K)$.
 
     $e^{-t}\, {}_1F_1(K; K/2; t/2) - 1$ at $t = |x + y|^2$ for positive features, whatever their a, and for hyperbolic
     ones; at $t = -|x - y|^2$ for trigonometric ones. (The sum of two such rows has a uniform direction and the squared
     length $\chi^2_{2K}$.) Negative for t > 0.
     """
     t = _signed(kind, square)
-    return float(exp(-t / 2) * hyp1f1(-K / 2, K / 2, -t / 2) - 1)  # Kummer: for t > 0, K even a sum without cancelling
+    return float(exp(-t / 2) * hyp1f1(-K / 2, K / 2, -t / 2) - 1)  # Kummer: for t > 0, even K, no cancellation
 
 
 def same_block_pairs(m: int, K: int) -> int:
@@ -111,7 +112,7 @@ def squared_error(kind: str, square: float, m: int, K: int, *, draw: str = "iid"
     r"""The relative mean squared error of the estimate from m rows, 'iid' or 'orthogonal', exact.
 
     $(\operatorname{Var} f + \frac nm \operatorname{Cov}) / m$ with n = `same_block_pairs`, and 0 for independent rows.
-    Of trigonometric and hyperbolic features each row makes two.
+    Each row makes two trigonometric or hyperbolic features.
     """
     pairs = same_block_pairs(m, K) if one_of("draw", draw, ("iid", "orthogonal")) == "orthogonal" else 0
     covariance = orthogonal_covariance(kind, square, K) if pairs else 0.0
@@ -119,9 +120,9 @@ def squared_error(kind: str, square: float, m: int, K: int, *, draw: str = "iid"
 
 
 def orthogonal_gain(kind: str, square: float, K: int, *, m: int | None = None, a: float = 0.0) -> float:
-    """The share of the squared error that orthogonal rows take away: m of them, by default any number of whole blocks.
+    """The share of the squared error that m orthogonal rows remove; m is by default any number of whole blocks.
 
-    ValueError at `square` = 0, where there is none.
+    ValueError at `square` = 0, where there is no error.
     """
     m = K if m is None else m
     independent = squared_error(kind, square, m, K, a=a)
@@ -135,9 +136,10 @@ def gain_limit(square: float) -> float:
 
 
 def where_orthogonality_helps(share: float, K: int) -> float:
-    """The $|x + y|^2$ up to which orthogonal rows of positive features take away that share of the error, or more.
+    """The $|x + y|^2$ up to which orthogonal rows of positive features remove that share of the error, or more.
 
-    The gain rises from 0 to a maximum and falls again: it is the larger of two. ValueError for a share not below it.
+    The gain rises from 0 to a maximum and falls again: the result is the larger of two solutions. ValueError for a
+    share not below the maximum.
     """
     top = minimize_scalar(lambda t: -orthogonal_gain("positive", t, K), bounds=(0.1, 10), method="bounded").x
     most = orthogonal_gain("positive", top, K)
@@ -148,7 +150,7 @@ def where_orthogonality_helps(share: float, K: int) -> float:
 def squared_error_bound(square: float, m: int, K: int) -> float:
     r"""The bound on the error of m <= K orthogonal rows of positive features, from Choromanski et al. 2021, theorem 2.
 
-    (arXiv:2009.14794.) That of independent ones less $\frac{2 (m - 1)}{m (K + 2)} (1 - e^{-t/2})^2$ at
+    (arXiv:2009.14794.) It is the error of independent rows less $\frac{2 (m - 1)}{m (K + 2)} (1 - e^{-t/2})^2$ at
     $t = |x + y|^2$. ValueError for m > K.
     """
     expect(m <= K, "m", f"at most K = {K}", m)
@@ -173,7 +175,7 @@ def log_gain(square: float, K: int, a: float | None = None) -> float:
 
 
 def where_gain(log_factor: float, K: int) -> float:
-    r"""The $|x + y|^2$ at which GERF, fitted to it, lowers the variance by exp(`log_factor`) > 1, and from there on."""
+    r"""The $|x + y|^2$ from which on GERF, fitted to it, lowers the variance by exp(`log_factor`) > 1 or more."""
     expect(log_factor > 0, "log_factor", "a positive number", log_factor)
     high = 1.0
     while log_gain(high, K) < log_factor:
@@ -209,7 +211,7 @@ def row_estimates(
 
 
 def sampled_variance(f: Float[Tensor, "count"]) -> Estimate:
-    """The variance of f, of the known mean 1, from independent values. Its standard error is itself from the sample.
+    """The variance of f around the known mean 1, from independent values. Its standard error is itself from the sample.
 
     That is far too small where the fourth moment rests on values too rare to be in the sample: see `variance_spread`.
     """
@@ -224,7 +226,7 @@ def variance_spread(kind: str, square: float, count: int, *, K: int = 1, a: floa
 
 
 def sampled_covariance(f: Float[Tensor, "blocks n"]) -> Estimate:
-    """The covariance of two f of the same block, of the known mean 1, from independent blocks of n of them."""
+    """The covariance of two f of the same block around the known mean 1, from independent blocks of n values each."""
     centred = f - 1
     n = f.shape[-1]
     return estimate((centred.sum(-1).square() - centred.square().sum(-1)) / (n * (n - 1)))
@@ -277,7 +279,7 @@ def _shifted(tokens: int, K: int, g: torch.Generator | None) -> Tensor:
 
 DATA: dict[str, Callable[[int, int, torch.Generator | None], Tensor]] = {
     "isotropic": _isotropic,  # independent standard normal coordinates
-    "scaled": _scaled,  # those of queries times some factors, those of keys divided by the same ones
+    "scaled": _scaled,  # the queries' times some factors, the keys' divided by the same factors
     "correlated": _correlated,  # queries and keys wider along the same random axes
     "shifted": _shifted,  # queries and keys with a common mean, as long as what varies
 }
@@ -286,10 +288,10 @@ DATA: dict[str, Callable[[int, int, torch.Generator | None], Tensor]] = {
 def sample_data(
     name: str, tokens: int, K: int, spread: float, *, generator: torch.Generator | None = None
 ) -> tuple[Float[Tensor, "tokens K"], Float[Tensor, "tokens K"]]:
-    """Scaled queries and keys of a distribution of `DATA`, float64; of scores with the standard deviation `spread`.
+    """Scaled queries and keys of a distribution of `DATA`, float64; their scores have the standard deviation `spread`.
 
-    (Of 'shifted', that is the standard deviation of what the means leave.) Raises ValueError for an unknown name or a
-    spread that is not above 0.
+    (For 'shifted', that is the standard deviation without the means.) Raises ValueError for an unknown name or a spread
+    that is not above 0.
     """
     one_of("name", name, DATA)
     expect(spread > 0, "spread", "a positive number", spread)
@@ -305,14 +307,14 @@ def unfitted(K: int) -> dense.DenseParameters:
 def mean_log_moment(
     x: Float[Tensor, "*batch N K"], y: Float[Tensor, "*batch M K"], parameters: dense.DenseParameters
 ) -> Float[Tensor, "*batch"]:
-    """What all of `FITS` minimise, each within its family: the mean of ln E f^2 over all pairs."""
+    """The mean of ln E f^2 over all pairs, which all of `FITS` minimise, each within its family."""
     return log_moments(x, y, parameters).mean((-2, -1))
 
 
 def reductions(
     data: str, K: int, spread: float, *, tokens: int = 64, draws: int = 10, seed: int = 0
 ) -> dict[str, Estimate]:
-    """ln(variance of FAVOR+ / variance) for each of `FITS`, the mean over pairs; with its error over draws of the data.
+    """ln(variance of FAVOR+ / variance) for each of `FITS`, the mean over pairs, with its error over draws of the data.
 
     Each draw's features are fitted to its own tokens. Arguments and errors as in `sample_data`; needs two draws.
     """
